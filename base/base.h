@@ -1,0 +1,19 @@
+/* The public header of base/: what every other room stands on. It depends on libc, OpenSSL
+ * (SHA-256) and jansson, and on no other room. */
+#ifndef MLO_BASE_H
+#define MLO_BASE_H
+
+#include "base/arena.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/fs.h"
+#include "base/hash.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/macros.h"
+#include "base/process.h"
+#include "base/str.h"
+#include "base/suggest.h"
+#include "base/threads.h"
+
+#endif

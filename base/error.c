@@ -1,0 +1,143 @@
+#include "base/error.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct mlo_status_info STATUS_TABLE[MLO_STATUS_COUNT] = {
+    {MLO_OK, "ok", "ok", 200, 0, false},
+    {MLO_EINVAL, "invalid-value", "invalid value", 422, 1, false},
+    {MLO_EUSAGE, "usage", "wrong usage", 400, 2, false},
+    {MLO_EFORMAT, "bad-format", "malformed input", 422, 1, false},
+    {MLO_EUNSUPPORTED, "unsupported", "not supported", 422, 1, false},
+    {MLO_ENOTFOUND, "not-found", "not found", 404, 3, false},
+    {MLO_EEXISTS, "already-exists", "already exists", 409, 5, false},
+    {MLO_ECONFLICT, "conflict", "conflict", 409, 5, false},
+    {MLO_EPRECONDITION, "precondition-failed", "changed meanwhile", 412, 5, false},
+    {MLO_EPRECONDITION_REQUIRED, "precondition-required", "If-Match required", 428, 5, false},
+    {MLO_EAUTH, "unauthorized", "not signed in", 401, 4, false},
+    {MLO_EFORBIDDEN, "forbidden", "not allowed", 403, 4, false},
+    {MLO_EGATE, "gate-refused", "refused by a gate", 409, 5, false},
+    {MLO_EEXPECT, "expectation-failed", "an expectation does not hold", 409, 6, false},
+    {MLO_EDIGEST, "digest-mismatch", "digest mismatch", 422, 1, false},
+    {MLO_ETOOBIG, "too-large", "too large", 413, 1, false},
+    {MLO_ENOMEM, "out-of-memory", "out of memory", 503, 1, true},
+    {MLO_ENOSPC, "no-space", "no space left", 507, 1, true},
+    {MLO_EIO, "io-error", "input/output error", 500, 1, true},
+    {MLO_EUNAVAILABLE, "unavailable", "not available", 503, 1, true},
+    {MLO_ETIMEOUT, "timeout", "timed out", 504, 7, true},
+    {MLO_ECANCELLED, "cancelled", "cancelled", 409, 6, false},
+    {MLO_ELEASE, "lease-lost", "lease lost", 409, 6, false},
+    {MLO_EJOB, "job-failed", "job failed", 409, 6, false},
+    {MLO_EINTERNAL, "internal", "internal error", 500, 1, false},
+};
+
+const struct mlo_status_info *mlo_status_info(enum mlo_status status)
+{
+    if ((unsigned)status >= MLO_STATUS_COUNT)
+        status = MLO_EINTERNAL;
+    return &STATUS_TABLE[status];
+}
+
+enum mlo_status mlo_status_from_code(const char *code)
+{
+    for (int i = 0; i < MLO_STATUS_COUNT; i++)
+        if (code && strcmp(STATUS_TABLE[i].code, code) == 0)
+            return STATUS_TABLE[i].status;
+    return MLO_EINTERNAL;
+}
+
+enum mlo_status mlo_error_set(struct mlo_error *err, enum mlo_status status, const char *fmt, ...)
+{
+    if (err) {
+        va_list args;
+        va_start(args, fmt);
+        err->status = status;
+        err->where[0] = err->hint[0] = '\0';
+        vsnprintf(err->message, sizeof err->message, fmt, args);
+        va_end(args);
+    }
+    return status;
+}
+
+static enum mlo_status status_of_errno(int e)
+{
+    switch (e) {
+    case ENOSPC:
+    case EDQUOT:
+        return MLO_ENOSPC;
+    case ENOENT:
+        return MLO_ENOTFOUND;
+    case ENOMEM:
+        return MLO_ENOMEM;
+    case EEXIST:
+        return MLO_EEXISTS;
+    case EACCES:
+    case EPERM:
+    case EROFS:
+        return MLO_EFORBIDDEN;
+    case EFBIG:
+        return MLO_ETOOBIG;
+    default:
+        return MLO_EIO;
+    }
+}
+
+enum mlo_status mlo_error_errno(struct mlo_error *err, int errno_value, const char *fmt, ...)
+{
+    enum mlo_status status = status_of_errno(errno_value);
+    if (err) {
+        char what[sizeof err->message];
+        va_list args;
+        va_start(args, fmt);
+        vsnprintf(what, sizeof what, fmt, args);
+        va_end(args);
+        mlo_error_set(err, status, "%.300s: %s", what, strerror(errno_value));
+    }
+    return status;
+}
+
+static void add_once(char *field, size_t size, const char *fmt, va_list args)
+{
+    if (field[0] == '\0')
+        vsnprintf(field, size, fmt, args);
+}
+
+void mlo_error_where(struct mlo_error *err, const char *fmt, ...)
+{
+    if (!err)
+        return;
+    va_list args;
+    va_start(args, fmt);
+    add_once(err->where, sizeof err->where, fmt, args);
+    va_end(args);
+}
+
+void mlo_error_hint(struct mlo_error *err, const char *fmt, ...)
+{
+    if (!err)
+        return;
+    va_list args;
+    va_start(args, fmt);
+    add_once(err->hint, sizeof err->hint, fmt, args);
+    va_end(args);
+}
+
+void mlo_error_prefix(struct mlo_error *err, const char *fmt, ...)
+{
+    if (!err)
+        return;
+    char old[sizeof err->message], prefix[192];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(prefix, sizeof prefix, fmt, args);
+    va_end(args);
+    memcpy(old, err->message, sizeof old);
+    snprintf(err->message, sizeof err->message, "%s: %.300s", prefix, old);
+}
+
+enum mlo_status mlo_error_nomem(struct mlo_error *err)
+{
+    return mlo_error_set(err, MLO_ENOMEM, "out of memory");
+}

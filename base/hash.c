@@ -1,0 +1,167 @@
+#include "base/hash.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+
+#include "base/str.h"
+
+struct mlo_hasher {
+    EVP_MD_CTX *ctx;
+};
+
+struct mlo_hasher *mlo_hasher_new(void)
+{
+    struct mlo_hasher *h = calloc(1, sizeof *h);
+    if (!h)
+        return NULL;
+    h->ctx = EVP_MD_CTX_new();
+    if (!h->ctx || !EVP_DigestInit_ex(h->ctx, EVP_sha256(), NULL)) {
+        mlo_hasher_free(h);
+        return NULL;
+    }
+    return h;
+}
+
+void mlo_hasher_free(struct mlo_hasher *hasher)
+{
+    if (!hasher)
+        return;
+    EVP_MD_CTX_free(hasher->ctx);
+    free(hasher);
+}
+
+void mlo_hasher_update(struct mlo_hasher *hasher, const void *bytes, size_t size)
+{
+    EVP_DigestUpdate(hasher->ctx, bytes, size);
+}
+
+void mlo_hasher_final(struct mlo_hasher *hasher, struct mlo_digest *out)
+{
+    EVP_DigestFinal_ex(hasher->ctx, out->bytes, NULL);
+    EVP_DigestInit_ex(hasher->ctx, EVP_sha256(), NULL);
+}
+
+void mlo_digest_of(const void *bytes, size_t size, struct mlo_digest *out)
+{
+    EVP_Digest(bytes, size, out->bytes, NULL, EVP_sha256(), NULL);
+}
+
+enum mlo_status mlo_digest_of_file(const char *path, struct mlo_digest *out, uint64_t *size_bytes,
+                                   struct mlo_error *err)
+{
+    enum { PIECE = 1 << 18 };
+    enum mlo_status status = MLO_OK;
+    uint64_t total = 0;
+    struct mlo_hasher *hasher = mlo_hasher_new();
+    unsigned char *piece = malloc(PIECE);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        status = mlo_error_errno(err, errno, "cannot open %s", path);
+        goto out;
+    }
+    if (!hasher || !piece) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    for (;;) {
+        ssize_t n = read(fd, piece, PIECE);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0) {
+            status = mlo_error_errno(err, errno, "cannot read %s", path);
+            goto out;
+        }
+        if (n == 0)
+            break;
+        mlo_hasher_update(hasher, piece, (size_t)n);
+        total += (uint64_t)n;
+    }
+    mlo_hasher_final(hasher, out);
+    if (size_bytes)
+        *size_bytes = total;
+out:
+    if (fd >= 0)
+        close(fd);
+    free(piece);
+    mlo_hasher_free(hasher);
+    return status;
+}
+
+void mlo_hex(const void *bytes, size_t size, char *out)
+{
+    static const char DIGITS[] = "0123456789abcdef";
+    const unsigned char *p = bytes;
+    for (size_t i = 0; i < size; i++) {
+        out[2 * i] = DIGITS[p[i] >> 4];
+        out[2 * i + 1] = DIGITS[p[i] & 15];
+    }
+    out[2 * size] = '\0';
+}
+
+char *mlo_digest_hex(const struct mlo_digest *digest, char out[MLO_DIGEST_TEXT_SIZE])
+{
+    mlo_hex(digest->bytes, MLO_DIGEST_SIZE, out);
+    return out;
+}
+
+char *mlo_digest_text(const struct mlo_digest *digest, char out[MLO_DIGEST_TEXT_SIZE])
+{
+    memcpy(out, "sha256:", 7);
+    mlo_hex(digest->bytes, MLO_DIGEST_SIZE, out + 7);
+    return out;
+}
+
+static int nibble(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    if (c >= 'a' && c <= 'f')
+        return c - 'a' + 10;
+    return -1;
+}
+
+bool mlo_digest_parse(const char *text, struct mlo_digest *out)
+{
+    if (mlo_str_starts(text, "sha256:"))
+        text += 7;
+    if (strlen(text) != 2 * MLO_DIGEST_SIZE)
+        return false;
+    for (int i = 0; i < MLO_DIGEST_SIZE; i++) {
+        int hi = nibble(text[2 * i]), lo = nibble(text[2 * i + 1]);
+        if (hi < 0 || lo < 0)
+            return false;
+        out->bytes[i] = (uint8_t)(hi << 4 | lo);
+    }
+    return true;
+}
+
+bool mlo_digest_eq(const struct mlo_digest *a, const struct mlo_digest *b)
+{
+    return memcmp(a->bytes, b->bytes, MLO_DIGEST_SIZE) == 0;
+}
+
+void mlo_random_bytes(void *out, size_t size)
+{
+    unsigned char *p = out;
+    while (size) {
+        ssize_t n = getrandom(p, size, 0);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            abort(); /* a kernel without randomness must not produce guessable tokens */
+        p += n;
+        size -= (size_t)n;
+    }
+}
+
+bool mlo_equal_constant_time(const void *a, const void *b, size_t size)
+{
+    return CRYPTO_memcmp(a, b, size) == 0;
+}

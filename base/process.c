@@ -1,0 +1,255 @@
+#include "base/process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fs.h"
+
+extern char **environ;
+
+/* Builds the environment before fork: the child of a threaded process may only call
+ * async-signal-safe functions. */
+static char **merged_env(const char *const *extra)
+{
+    size_t have = 0, more = 0, n = 0;
+    while (environ[have])
+        have++;
+    while (extra && extra[more])
+        more++;
+    char **env = calloc(have + more + 1, sizeof *env);
+    if (!env)
+        return NULL;
+    for (size_t i = 0; i < have; i++) {
+        bool replaced = false;
+        for (size_t j = 0; j < more && !replaced; j++) {
+            size_t name = strcspn(extra[j], "=");
+            replaced = strncmp(environ[i], extra[j], name) == 0 && environ[i][name] == '=';
+        }
+        if (!replaced)
+            env[n++] = environ[i];
+    }
+    for (size_t j = 0; j < more; j++)
+        if (strchr(extra[j], '='))
+            env[n++] = (char *)extra[j];
+    return env;
+}
+
+static bool set_limit(int what, uint64_t value)
+{
+    struct rlimit limit = {value, value};
+    return value == 0 || setrlimit(what, &limit) == 0;
+}
+
+static bool redirect(int fd, int target, bool null_when_absent)
+{
+    if (fd < 0) {
+        if (!null_when_absent)
+            return true;
+        fd = open("/dev/null", O_RDONLY);
+        if (fd < 0)
+            return false;
+    }
+    if (fd == target)
+        return fcntl(fd, F_SETFD, 0) == 0;
+    return dup2(fd, target) >= 0;
+}
+
+/* In the child. Only async-signal-safe calls. */
+static void child_exec(const struct mlo_process_options *o, char **env, int report_fd, pid_t parent)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    bool ok = sigprocmask(SIG_SETMASK, &none, NULL) == 0;
+    signal(SIGPIPE, SIG_DFL);
+    if (ok && o->own_group)
+        ok = setpgid(0, 0) == 0;
+    /* keep the report pipe clear of the standard descriptors */
+    int report = fcntl(report_fd, F_DUPFD_CLOEXEC, 3);
+    ok = ok && report >= 0;
+    /* sources may sit on each other's targets (fd 1 as stderr): move them up first */
+    int in = o->stdin_fd < 0 ? -1 : fcntl(o->stdin_fd, F_DUPFD_CLOEXEC, 3);
+    int out = o->stdout_fd < 0 ? -1 : fcntl(o->stdout_fd, F_DUPFD_CLOEXEC, 3);
+    int er = o->stderr_fd < 0 ? -1 : fcntl(o->stderr_fd, F_DUPFD_CLOEXEC, 3);
+    ok = ok && redirect(in, 0, true) && redirect(out, 1, false) && redirect(er, 2, false);
+    if (ok && report != 3) {
+        if (dup3(report, 3, O_CLOEXEC) >= 0)
+            report = 3;
+    }
+    if (ok)
+        syscall(SYS_close_range, 4u, ~0u, 0u);
+    ok = ok && set_limit(RLIMIT_AS, o->max_memory_bytes) && set_limit(RLIMIT_CPU, o->max_cpu_s);
+    if (ok && o->run_as_uid) {
+        gid_t gid = o->run_as_gid;
+        ok = setgroups(1, &gid) == 0 && setresgid(gid, gid, gid) == 0 &&
+             setresuid(o->run_as_uid, o->run_as_uid, o->run_as_uid) == 0;
+    }
+    if (ok && o->die_with_parent) { /* after setuid, which clears it */
+        ok = prctl(PR_SET_PDEATHSIG, SIGTERM) == 0;
+        if (ok && getppid() != parent)
+            _exit(127); /* it died before we could ask to be told */
+    }
+    if (ok && o->cwd)
+        ok = chdir(o->cwd) == 0;
+    if (ok)
+        execve(o->argv[0], (char *const *)o->argv, env);
+    int e = errno;
+    if (write(report, &e, sizeof e) < 0) {
+        /* the exit status says it too */
+    }
+    _exit(127);
+}
+
+enum mlo_status mlo_process_start(const struct mlo_process_options *options, pid_t *pid, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    int report[2];
+    char **env = merged_env(options->env);
+    if (!env)
+        return mlo_error_nomem(err);
+    if (pipe2(report, O_CLOEXEC) < 0) {
+        free(env);
+        return mlo_error_errno(err, errno, "cannot start %s", options->argv[0]);
+    }
+    pid_t parent = getpid();
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* no handler of ours may run in the child */
+    pid_t child = fork();
+    if (child == 0) {
+        child_exec(options, env, report[1], parent);
+        _exit(127);
+    }
+    int fork_errno = errno;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    close(report[1]);
+    if (child < 0) {
+        status = mlo_error_errno(err, fork_errno, "cannot start %s", options->argv[0]);
+    } else {
+        int e = 0;
+        size_t got = 0;
+        if (mlo_fs_read_full(report[0], &e, sizeof e, &got) && got == sizeof e) {
+            while (waitpid(child, NULL, 0) < 0 && errno == EINTR) {
+            }
+            status = mlo_error_errno(err, e, "cannot start %s", options->argv[0]);
+        } else {
+            *pid = child;
+        }
+    }
+    close(report[0]);
+    free(env);
+    return status;
+}
+
+/* Reads until end of file or the deadline; false at the deadline. */
+static bool collect(int fd, uint64_t deadline_ns, size_t max_bytes, struct mlo_buf *output, bool *overflow)
+{
+    char piece[16384];
+    for (;;) {
+        int wait_ms = -1;
+        if (deadline_ns) {
+            uint64_t now = mlo_clock_ns();
+            if (now >= deadline_ns)
+                return false;
+            wait_ms = (int)MLO_MIN((deadline_ns - now) / 1000000 + 1, (uint64_t)INT_MAX);
+        }
+        struct pollfd p = {fd, POLLIN, 0};
+        int n = poll(&p, 1, wait_ms);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n == 0)
+            continue;
+        ssize_t got = read(fd, piece, sizeof piece);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return true;
+        if (output->len + (size_t)got > max_bytes) {
+            *overflow = true;
+            return true;
+        }
+        mlo_buf_append(output, piece, (size_t)got);
+    }
+}
+
+static bool wait_until(pid_t pid, uint64_t deadline_ns, int *wait_status)
+{
+    uint32_t pause_ms = 1;
+    for (;;) {
+        pid_t got = waitpid(pid, wait_status, deadline_ns ? WNOHANG : 0);
+        if (got == pid || (got < 0 && errno != EINTR))
+            return true;
+        if (deadline_ns && mlo_clock_ns() >= deadline_ns)
+            return false;
+        if (deadline_ns) {
+            mlo_clock_sleep_ms(pause_ms);
+            pause_ms = MLO_MIN(pause_ms * 2, 20u);
+        }
+    }
+}
+
+enum mlo_status mlo_process_run(const struct mlo_process_options *options, uint64_t timeout_ms, size_t max_bytes,
+                                struct mlo_buf *output, int *exit_code, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_process_options o = *options;
+    uint64_t deadline_ns = timeout_ms ? mlo_clock_ns() + timeout_ms * 1000000 : 0;
+    int pipe_fd[2] = {-1, -1};
+    pid_t pid;
+    if (output) {
+        if (pipe2(pipe_fd, O_CLOEXEC) < 0)
+            return mlo_error_errno(err, errno, "cannot start %s", o.argv[0]);
+        o.stdout_fd = pipe_fd[1];
+    }
+    o.own_group = true;
+    status = mlo_process_start(&o, &pid, err);
+    if (pipe_fd[1] >= 0)
+        close(pipe_fd[1]);
+    if (status != MLO_OK) {
+        if (pipe_fd[0] >= 0)
+            close(pipe_fd[0]);
+        return status;
+    }
+    bool overflow = false, in_time = true;
+    int wait_status = 0;
+    if (output)
+        in_time = collect(pipe_fd[0], deadline_ns, max_bytes, output, &overflow);
+    if (in_time && !overflow)
+        in_time = wait_until(pid, deadline_ns, &wait_status);
+    if (!in_time || overflow) {
+        kill(-pid, SIGKILL);
+        wait_until(pid, 0, &wait_status);
+    }
+    if (pipe_fd[0] >= 0)
+        close(pipe_fd[0]);
+    *exit_code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
+    if (overflow)
+        return mlo_error_set(err, MLO_ETOOBIG, "%s printed more than %zu bytes", o.argv[0], max_bytes);
+    if (!in_time)
+        return mlo_error_set(err, MLO_ETIMEOUT, "%s did not end within %llu ms", o.argv[0],
+                             (unsigned long long)timeout_ms);
+    if (output && !mlo_buf_ok(output))
+        return mlo_error_nomem(err);
+    return MLO_OK;
+}
+
+char *mlo_process_self(void)
+{
+    char path[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (n <= 0)
+        return NULL;
+    path[n] = '\0';
+    return strdup(path);
+}
