@@ -1,0 +1,86 @@
+/* The public header of engines/: graph -> running program, behind one vtable. Depends on base/ and graph/;
+ * never rewrites the graph it was given. */
+#ifndef MLO_ENGINES_H
+#define MLO_ENGINES_H
+
+#include "graph/graph.h"
+
+/* Which sums are allowed. */
+enum mlo_numerics {
+    MLO_NUMERICS_FAST,      /* whatever is fastest within the ops' tolerances */
+    MLO_NUMERICS_INVARIANT, /* bit-identical on any AVX2 or AVX-512 machine, thread count and batch */
+};
+
+/* Instruction sets, ordered: each includes the ones before. */
+enum mlo_isa { MLO_ISA_GENERIC, MLO_ISA_AVX2, MLO_ISA_AVX512, MLO_ISA_AVX512_VNNI };
+/* The best this machine has, lowered by the environment variable MLOPT_ISA (generic, avx2, avx512,
+ * avx512-vnni) when that is set. */
+enum mlo_isa mlo_isa_current(void);
+const char *mlo_isa_name(enum mlo_isa isa);
+
+struct mlo_compile_options {
+    int64_t batch; /* bound to symbolic first dims; 0: the graph's inputs must be static */
+    enum mlo_numerics numerics;
+    unsigned threads; /* 0: 1 */
+    /* Values whose contents mlo_engine observe must deliver: they are kept from being fused away. */
+    const char *const *observe;
+    size_t observe_count;
+};
+
+struct mlo_plan;    /* engine-private: schedule, packed weights, memory plan; immutable, shareable */
+struct mlo_program; /* engine-private: a loaded plan with its own buffers and threads; one caller at a time */
+
+/* Called for each observed value after each run: float32, batch-major. */
+typedef enum mlo_status mlo_observe_fn(void *arg, const char *name, const struct mlo_tensor *value,
+                                       struct mlo_error *err);
+
+struct mlo_engine {
+    const char *name; /* "reference", "cpu" */
+    /* Version of the engine and its libraries, for evidence and plan keys: "cpu 1 (oneDNN 2.6.3)". */
+    const char *(*version)(void);
+    /* MLO_OK when it can run here; else MLO_EUNAVAILABLE and one clear line. */
+    enum mlo_status (*probe)(struct mlo_error *err);
+    /* Makes a plan from a model (which is only read). *plan is yours (free_plan). */
+    enum mlo_status (*compile)(const struct mlo_model *model, const struct mlo_compile_options *options,
+                               struct mlo_plan **plan, struct mlo_error *err);
+    /* Makes a program that runs the plan; the plan must outlive it. */
+    enum mlo_status (*load)(struct mlo_plan *plan, struct mlo_program **program, struct mlo_error *err);
+    /* Runs once. inputs: one per graph input that is no initializer, in order, of the plan's shapes (the
+     * caller's memory). outputs: zeroed structs, one per graph output, made owned by the engine (clear them),
+     * or reused when they already are of the right type and shape. */
+    enum mlo_status (*run)(struct mlo_program *program, const struct mlo_tensor *inputs,
+                           struct mlo_tensor *outputs, struct mlo_error *err);
+    /* Like run, and hands every observed value to fn. */
+    enum mlo_status (*observe)(struct mlo_program *program, const struct mlo_tensor *inputs,
+                               struct mlo_tensor *outputs, mlo_observe_fn *fn, void *arg, struct mlo_error *err);
+    /* The plan for people and tests: {"engine","version","isa","numerics","nodes":[{"node","op","impl",
+     * "precision":"int8"|"f32"|…,"fused":[…]}],"int8_nodes":n,"arena_bytes":n}. *out is yours. */
+    enum mlo_status (*describe)(const struct mlo_plan *plan, json_t **out, struct mlo_error *err);
+    void (*unload)(struct mlo_program *program); /* NULL is fine */
+    void (*free_plan)(struct mlo_plan *plan);    /* NULL is fine */
+};
+
+/* All engines built in, and one by name (MLO_ENOTFOUND lists the names). Each is checked complete once. */
+const struct mlo_engine *const *mlo_engine_table(size_t *count);
+MLO_MUST_USE enum mlo_status mlo_engine_find(const char *name, const struct mlo_engine **out,
+                                             struct mlo_error *err);
+
+/* The machine class that evidence belongs to: {"cpu","isa","cores","os"…} and its short name
+ * ("amd-epyc-9b45/avx512-vnni"). *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_machine_describe(json_t **out, struct mlo_error *err);
+/* The short name of the class; written into the caller's buffer, which is returned. */
+char *mlo_machine_class(char *out, size_t size);
+/* Whether this machine satisfies a target ("any", "cpu:avx2", "cpu:avx512-vnni", …). */
+bool mlo_machine_satisfies(const char *target);
+
+/* Observes a model over samples on the invariant numerics: feeds `stats` with every wanted value, sample by
+ * sample, so the result does not depend on batch, threads or ISA. `next` fills `inputs` (program-shaped) with up
+ * to `batch` samples and sets *got (0: end). */
+typedef enum mlo_status mlo_feed_fn(void *arg, int64_t batch, struct mlo_tensor *inputs, int64_t *got,
+                                    struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_engine_observe_stats(const struct mlo_model *model, const char *const *names,
+                                                      size_t name_count, int64_t batch, unsigned threads,
+                                                      mlo_feed_fn *next, void *arg, struct mlo_stats *stats,
+                                                      struct mlo_error *err);
+
+#endif

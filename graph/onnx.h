@@ -1,0 +1,25 @@
+/* ONNX files in and out. Before unpacking, a scan bounds depth and size, so that hostile files cannot make
+ * the reader recurse or expand without limit. */
+#ifndef MLO_GRAPH_ONNX_H
+#define MLO_GRAPH_ONNX_H
+
+#include "graph/model.h"
+
+/* Reads a model. `path` may be any file: a truncated or foreign one is MLO_EFORMAT with what was found;
+ * PyTorch, TensorFlow, Keras and safetensors files are recognised and the hint holds the export command.
+ * Types and shapes are inferred when every op is known (check with mlo_graph_check_supported).
+ * Initializers stay in the file mapping where alignment allows. External data is read from beside the file;
+ * a location outside its folder is refused. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_onnx_load(const char *path, struct mlo_model **out, struct mlo_error *err);
+/* The same from memory; `name` stands for the path in errors. The bytes are copied as needed. */
+MLO_MUST_USE enum mlo_status mlo_onnx_parse(const void *bytes, size_t size, const char *name,
+                                            struct mlo_model **out, struct mlo_error *err);
+
+/* Serialises: deterministic bytes for equal models. Appends to out. */
+MLO_MUST_USE enum mlo_status mlo_onnx_serialize(const struct mlo_model *model, struct mlo_buf *out,
+                                                struct mlo_error *err);
+/* Serialises to a file, atomically. */
+MLO_MUST_USE enum mlo_status mlo_onnx_save(const struct mlo_model *model, const char *path,
+                                           struct mlo_error *err);
+
+#endif

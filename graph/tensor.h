@@ -1,0 +1,92 @@
+/* Element types and dense, row-major tensors. */
+#ifndef MLO_GRAPH_TENSOR_H
+#define MLO_GRAPH_TENSOR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/base.h"
+
+/* The numbers are those of onnx.TensorProto.DataType. */
+enum mlo_dtype {
+    MLO_DTYPE_NONE = 0,
+    MLO_FLOAT32 = 1,
+    MLO_UINT8 = 2,
+    MLO_INT8 = 3,
+    MLO_UINT16 = 4,
+    MLO_INT16 = 5,
+    MLO_INT32 = 6,
+    MLO_INT64 = 7,
+    MLO_STRING = 8,
+    MLO_BOOL = 9,
+    MLO_FLOAT16 = 10,
+    MLO_FLOAT64 = 11,
+    MLO_UINT32 = 12,
+    MLO_UINT64 = 13,
+    MLO_COMPLEX64 = 14,
+    MLO_COMPLEX128 = 15,
+    MLO_BFLOAT16 = 16,
+    MLO_FLOAT8E4M3FN = 17,
+    MLO_FLOAT8E4M3FNUZ = 18,
+    MLO_FLOAT8E5M2 = 19,
+    MLO_FLOAT8E5M2FNUZ = 20,
+    MLO_UINT4 = 21,
+    MLO_INT4 = 22,
+    MLO_DTYPE_COUNT
+};
+
+enum { MLO_MAX_RANK = 8 };
+
+struct mlo_dtype_info {
+    enum mlo_dtype dtype;
+    const char *name; /* "float32": numpy's names where numpy has one */
+    unsigned bits;    /* per element; 0 for strings */
+    bool is_float, is_signed, is_integer;
+};
+/* The row of the type table; NULL for a value outside of it or MLO_DTYPE_NONE. */
+const struct mlo_dtype_info *mlo_dtype_info(enum mlo_dtype dtype);
+/* "float32", or "unknown". Never NULL. */
+const char *mlo_dtype_name(enum mlo_dtype dtype);
+enum mlo_dtype mlo_dtype_parse(const char *name); /* MLO_DTYPE_NONE when unknown */
+
+/* A dense row-major tensor. `data` is aligned to 64 bytes when made by mlo_tensor_init; sub-byte types
+ * are packed low nibble first. Plain data: whoever made it owns it, as the maker's comment says. */
+struct mlo_tensor {
+    enum mlo_dtype dtype;
+    int rank;                   /* 0: a scalar */
+    int64_t dims[MLO_MAX_RANK]; /* >= 0 */
+    void *data;
+    size_t size_bytes;
+    bool owned; /* mlo_tensor_clear frees data */
+};
+
+/* Number of elements, and bytes for them; false on overflow, a negative dim, or a type without size. */
+MLO_MUST_USE bool mlo_shape_count(int rank, const int64_t *dims, size_t *count);
+MLO_MUST_USE bool mlo_shape_bytes(enum mlo_dtype dtype, int rank, const int64_t *dims, size_t *bytes);
+
+/* Makes *tensor own zeroed memory for that type and shape (64-byte aligned). */
+MLO_MUST_USE enum mlo_status mlo_tensor_init(struct mlo_tensor *tensor, enum mlo_dtype dtype, int rank,
+                                             const int64_t *dims, struct mlo_error *err);
+/* Frees what it owns and zeroes the struct. A zeroed or borrowed tensor is fine. */
+void mlo_tensor_clear(struct mlo_tensor *tensor);
+/* A deep copy into *out, which owns it. */
+MLO_MUST_USE enum mlo_status mlo_tensor_copy(const struct mlo_tensor *from, struct mlo_tensor *out,
+                                             struct mlo_error *err);
+size_t mlo_tensor_count(const struct mlo_tensor *tensor); /* elements */
+bool mlo_tensor_same_shape(const struct mlo_tensor *a, const struct mlo_tensor *b);
+/* Element i as double or int64, from any numeric type (conversion by value; saturating for integers). */
+double mlo_tensor_get_f64(const struct mlo_tensor *tensor, size_t i);
+int64_t mlo_tensor_get_i64(const struct mlo_tensor *tensor, size_t i);
+/* Stores with the type's conversion (round half to even for integers, saturating). */
+void mlo_tensor_set_f64(struct mlo_tensor *tensor, size_t i, double value);
+/* "float32[1,3,32,32]" into the caller's buffer, which is returned. */
+char *mlo_tensor_describe(const struct mlo_tensor *tensor, char *out, size_t size);
+
+/* IEEE half and bfloat16, round to nearest even. */
+float mlo_f16_to_f32(uint16_t h);
+uint16_t mlo_f32_to_f16(float f);
+float mlo_bf16_to_f32(uint16_t h);
+uint16_t mlo_f32_to_bf16(float f);
+
+#endif
