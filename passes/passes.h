@@ -14,7 +14,8 @@ enum mlo_graph_property {
     MLO_PROP_QUANTIZED = 16, /* carries Q/DQ made by the quantize pass */
 };
 
-enum mlo_option_type { MLO_OPT_BOOL, MLO_OPT_INT, MLO_OPT_FLOAT, MLO_OPT_STRING, MLO_OPT_STRINGS };
+/* Lists (STRINGS, INTS) accept a single value too and resolve to an array; their default is comma-separated text. */
+enum mlo_option_type { MLO_OPT_BOOL, MLO_OPT_INT, MLO_OPT_FLOAT, MLO_OPT_STRING, MLO_OPT_STRINGS, MLO_OPT_INTS };
 
 /* One option of a pass or a step: what recipes may set. The defaults are text as it would stand in a recipe. */
 struct mlo_option_spec {
@@ -83,6 +84,9 @@ MLO_MUST_USE enum mlo_status mlo_passes_run(struct mlo_model *model, const struc
 
 /* The passes that `optimize` stands for, in order (names of the table). */
 const char *const *mlo_passes_optimize(size_t *count);
+
+/* The option specs of the quantize pass, for steps that offer the same options. */
+extern const struct mlo_option_spec mlo_quantize_options[];
 
 /* What the quantize pass with these (resolved) options wants observed: names of float values, yours through
  * `arena`. */
