@@ -6,6 +6,7 @@
 #include "base/arena.h"
 #include "base/clock.h"
 #include "base/condition.h"
+#include "base/embed.h"
 #include "base/error.h"
 #include "base/fs.h"
 #include "base/hash.h"
