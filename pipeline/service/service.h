@@ -1,0 +1,119 @@
+/* The public header of pipeline/service: the planner (recipe + version -> run with jobs), the queue in
+ * PostgreSQL, and the workers that run steps as jobs. Stands on registry and pipeline/steps.
+ *
+ * At-least-once execution, exactly-once effect: a claim gives an attempt a token, every later change that the
+ * attempt makes names it, and one whose job has gone to another attempt is refused with MLO_ELEASE. No
+ * transaction is open while work runs. All JSON results are new references, yours. Times are ISO 8601 UTC. */
+#ifndef MLO_SERVICE_H
+#define MLO_SERVICE_H
+
+#include <signal.h>
+
+#include "pipeline/steps/steps.h"
+#include "registry/registry.h"
+
+/* --- runs (server side) ------------------------------------------------------------------------------- */
+
+struct mlo_run_request {
+    int64_t project;             /* registry id */
+    int64_t version;             /* registry id of the model's version */
+    const struct mlo_recipe *recipe; /* parsed, with every --set applied */
+    int priority;                /* higher first; 0 */
+    const char *created_by;      /* who: for the audit row */
+    const char *idempotency_key; /* or NULL: the same key in a project gives the same run */
+};
+
+/* Plans the DAG and inserts it in one transaction. The recipe's dataset names are resolved to versions ("NAME"
+ * is the latest, "NAME@V" that one) that the project may read. MLO_ENOTFOUND names the missing dataset and
+ * where the recipe names it. The same idempotency key with another version or recipe is MLO_ECONFLICT.
+ * *created (may be NULL) is false when an earlier run is returned. */
+MLO_MUST_USE enum mlo_status mlo_run_submit(struct mlo_db *db, const struct mlo_run_request *request,
+                                            int64_t *run, bool *created, struct mlo_error *err);
+
+/* What mlo_run_submit would do, without doing it: {"variant","target","datasets":{role: {"name","version",
+ * "digest"}},"jobs":[{"position","name","step","kind","target","needs":[position…],"derivation"?,"cached"}]}.
+ * "derivation" and "cached" are known where the inputs are (the whole chain, when it is cached). */
+MLO_MUST_USE enum mlo_status mlo_run_plan(struct mlo_db *db, const struct mlo_run_request *request, json_t **out,
+                                          struct mlo_error *err);
+
+/* Cancels a run and its open jobs; running steps are stopped by their workers within seconds. A run that is over
+ * already is MLO_ECONFLICT. */
+MLO_MUST_USE enum mlo_status mlo_run_cancel(struct mlo_db *db, int64_t run, const char *by,
+                                            struct mlo_error *err);
+
+/* A run:
+ *   {"id","project","model","version","recipe":{"name","canonical"},"target","variant","state","progress",
+ *    "datasets",…,"expectations":[{"condition","reason"}] (those that do not hold),"error":{…}|null,
+ *    "event_seq","created_by","created_at","started_at","finished_at",
+ *    "jobs":[{"id","position","name","step","kind","state","progress","message","attempts","max_attempts",
+ *             "worker","derivation","input","output","report","error","created_at","started_at","finished_at",
+ *             "seconds","needs":[position…],"attempts_made":[{"number","worker","started_at","ended_at",
+ *             "outcome","error"}]}]}
+ * states: run queued|running|succeeded|failed|cancelled; job waiting|ready|running|succeeded|failed|cancelled|reused.
+ * MLO_ENOTFOUND when the project (0: any) has no such run. */
+MLO_MUST_USE enum mlo_status mlo_run_get(struct mlo_db *db, int64_t project, int64_t run, json_t **out,
+                                         struct mlo_error *err);
+
+struct mlo_run_filter {
+    int64_t project;   /* 0: all */
+    int64_t version;   /* 0: all */
+    int64_t model;     /* 0: all */
+    const char *state; /* NULL: all */
+    int64_t before;    /* keyset: only ids below it; 0: from the newest */
+    int limit;         /* 0: 50 */
+};
+/* {"runs":[run without "jobs" and "recipe.canonical", with "jobs_total" and "jobs_done"],"next_before": id|null},
+ * newest first. */
+MLO_MUST_USE enum mlo_status mlo_run_list(struct mlo_db *db, const struct mlo_run_filter *filter, json_t **out,
+                                          struct mlo_error *err);
+
+/* The run's events after `after` (0: all), oldest first, at most `limit` (0: 200):
+ *   {"events":[{"seq","at","kind":"run"|"job","data":{…"state"…}}],"last_seq"}
+ * Changes of state only; progress lives in the job. Sequence numbers of a run have no gaps. */
+MLO_MUST_USE enum mlo_status mlo_run_events(struct mlo_db *db, int64_t run, int64_t after, int limit,
+                                            json_t **out, struct mlo_error *err);
+
+/* {"jobs":{"waiting":n,"ready":n,"running":n,"expired":n},"oldest_ready_s","targets":[{"target","ready",
+ *  "workers"}],"workers_active"}: what is queued, and whether anybody can take it. */
+MLO_MUST_USE enum mlo_status mlo_queue_overview(struct mlo_db *db, json_t **out, struct mlo_error *err);
+
+/* {"workers":[{"id","host","pid","machine_class","targets":[…],"slots","state":"active"|"draining"|"stopped"|
+ *  "lost","started_at","last_seen_at","running":[{"job","run","name","step"}]}]}, newest first, those of the
+ * last day. */
+MLO_MUST_USE enum mlo_status mlo_worker_list(struct mlo_db *db, json_t **out, struct mlo_error *err);
+
+/* --- workers -------------------------------------------------------------------------------------------- */
+
+struct mlo_worker_options {
+    struct mlo_db *db;          /* pool; a worker uses up to slots + 2 connections */
+    struct mlo_blob_store *blobs;
+    const char *work_dir;       /* scratch folders and the machine's benchmark lock live here; made if absent */
+    const char *exe;            /* program with the hidden verb `step-exec`; NULL: this one */
+    const char *const *targets; /* NULL-terminated extra targets it offers; "any", "cpu" and what the machine
+                                   satisfies are always there */
+    unsigned slots;             /* jobs at a time; 0: 1 */
+    unsigned threads;           /* per job; 0: 1 */
+    uint32_t lease_ms;          /* 0: 15,000 */
+    uint32_t poll_ms;           /* fallback to the notification; 0: 1,000 */
+    uint32_t drain_ms;          /* how long running jobs may go on after the stop flag; then they are handed back */
+    uint32_t backoff_ms;        /* before the second attempt, doubled for each further one; 0: 1,000 */
+    uint64_t max_memory_bytes;  /* of a job's child (address space); 0: no limit */
+    uint32_t max_job_s;         /* wall time of an attempt; 0: no limit */
+    bool exit_when_idle;        /* return when nothing is ready or running */
+};
+
+/* Claims and runs jobs until *stop is not 0 (set it from a signal handler or another thread; it is looked at
+ * at least every 100 ms). Logs through mlo_log. A database that goes away is waited for. Running attempts are
+ * finished within drain_ms or handed back (ready at once, the attempt not counted), scratch folders are
+ * removed, and the worker's row says stopped. */
+MLO_MUST_USE enum mlo_status mlo_worker_run(const struct mlo_worker_options *options,
+                                            const volatile sig_atomic_t *stop, struct mlo_error *err);
+
+/* The hidden verb: `PROGRAM step-exec DIR` calls mlo_step_child(DIR, 1, err) — progress goes to stdout — and
+ * exits 0 when result.json was written, else 1 after printing the error on stderr. */
+#define MLO_STEP_EXEC_VERB "step-exec"
+
+/* The channel of LISTEN/NOTIFY: at most one notification per transaction that makes jobs ready. */
+#define MLO_QUEUE_CHANNEL "mlopt_queue"
+
+#endif
