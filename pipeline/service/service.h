@@ -41,45 +41,43 @@ MLO_MUST_USE enum mlo_status mlo_run_plan(struct mlo_db *db, const struct mlo_ru
 MLO_MUST_USE enum mlo_status mlo_run_cancel(struct mlo_db *db, int64_t run, const char *by,
                                             struct mlo_error *err);
 
-/* A run:
- *   {"id","project","model","version","recipe":{"name","canonical"},"target","variant","state","progress",
- *    "datasets",…,"expectations":[{"condition","reason"}] (those that do not hold),"error":{…}|null,
- *    "event_seq","created_by","created_at","started_at","finished_at",
- *    "jobs":[{"id","position","name","step","kind","state","progress","message","attempts","max_attempts",
- *             "worker","derivation","input","output","report","error","created_at","started_at","finished_at",
- *             "seconds","needs":[position…],"attempts_made":[{"number","worker","started_at","ended_at",
- *             "outcome","error"}]}]}
- * states: run queued|running|succeeded|failed|cancelled; job waiting|ready|running|succeeded|failed|cancelled|reused.
+/* JSON below is what docs/api.md shows for the same thing, so that handlers pass it on, with these additions.
+ *
+ * A run, "Runs" there. In "jobs", state is blocked (needs others) | queued | running | succeeded | failed |
+ * cancelled, with "reused": true on one whose derivation was known; more members: "position", "name", "target",
+ * "max_attempts", "seconds", "needs":[position…], "derivation", "input", "output" (digests or null), "report"
+ * (the step's), "attempts":[{"number","worker","started","ended","outcome","error"}]. The run has "datasets"
+ * {role: {"name","version","digest"}}, "event_seq" (its ETag), "jobs_total", "jobs_done" and "recipe_text" (canonical).
  * MLO_ENOTFOUND when the project (0: any) has no such run. */
 MLO_MUST_USE enum mlo_status mlo_run_get(struct mlo_db *db, int64_t project, int64_t run, json_t **out,
                                          struct mlo_error *err);
 
 struct mlo_run_filter {
     int64_t project;   /* 0: all */
-    int64_t version;   /* 0: all */
-    int64_t model;     /* 0: all */
+    int64_t model;     /* 0: all; registry id */
+    int64_t version;   /* 0: all; registry id */
     const char *state; /* NULL: all */
     int64_t before;    /* keyset: only ids below it; 0: from the newest */
     int limit;         /* 0: 50 */
 };
-/* {"runs":[run without "jobs" and "recipe.canonical", with "jobs_total" and "jobs_done"],"next_before": id|null},
- * newest first. */
+/* {"items":[run without "jobs" and "recipe_text"],"next": "<id to give as before>" | null}, newest first. */
 MLO_MUST_USE enum mlo_status mlo_run_list(struct mlo_db *db, const struct mlo_run_filter *filter, json_t **out,
                                           struct mlo_error *err);
 
-/* The run's events after `after` (0: all), oldest first, at most `limit` (0: 200):
- *   {"events":[{"seq","at","kind":"run"|"job","data":{…"state"…}}],"last_seq"}
- * Changes of state only; progress lives in the job. Sequence numbers of a run have no gaps. */
+/* The run's events after `after` (0: all), oldest first, at most `limit` (0: 200), without waiting:
+ *   {"items":[{"seq","time","kind":"run"|"job"|"progress","job","step","state","progress","message"}],
+ *    "next": seq, "state": of the run, "done": bool}
+ * Sequence numbers of a run have no gaps and appear in order. */
 MLO_MUST_USE enum mlo_status mlo_run_events(struct mlo_db *db, int64_t run, int64_t after, int limit,
                                             json_t **out, struct mlo_error *err);
 
-/* {"jobs":{"waiting":n,"ready":n,"running":n,"expired":n},"oldest_ready_s","targets":[{"target","ready",
- *  "workers"}],"workers_active"}: what is queued, and whether anybody can take it. */
+/* {"queued","running","blocked","failed","oldest_queued_s", "expired" (leases), "workers" (active),
+ *  "targets":[{"target","queued","workers"}]}: what is queued, and whether anybody can take it. */
 MLO_MUST_USE enum mlo_status mlo_queue_overview(struct mlo_db *db, json_t **out, struct mlo_error *err);
 
-/* {"workers":[{"id","host","pid","machine_class","targets":[…],"slots","state":"active"|"draining"|"stopped"|
- *  "lost","started_at","last_seen_at","running":[{"job","run","name","step"}]}]}, newest first, those of the
- * last day. */
+/* {"items":[{"name" (id, one per process start),"host","pid","state":"active"|"draining"|"stopped"|"lost",
+ *  "machine_class","capabilities":[targets],"slots","started","last_seen","job": id|null,
+ *  "jobs":[{"id","run","step"}]}],"next":null}: those of the last day, newest first. */
 MLO_MUST_USE enum mlo_status mlo_worker_list(struct mlo_db *db, json_t **out, struct mlo_error *err);
 
 /* --- workers -------------------------------------------------------------------------------------------- */
