@@ -83,6 +83,7 @@ struct mlo_step {
      * {"pass": revision} (new reference). */
     enum mlo_status (*passes)(const json_t *options, json_t **out, struct mlo_error *err);
     const char *description;
+    bool exclusive; /* wants the machine to itself while it runs (benchmark) */
 };
 const struct mlo_step *mlo_step_table(size_t *count);
 const struct mlo_step *mlo_step_find(const char *name); /* NULL when unknown */
