@@ -5,6 +5,7 @@
 #include <grp.h>
 #include <limits.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,6 +90,8 @@ static void child_exec(const struct mlo_process_options *o, char **env, int repo
     }
     if (ok)
         syscall(SYS_close_range, 4u, ~0u, 0u);
+    if (ok && o->no_network && unshare(CLONE_NEWNET) < 0)
+        unshare(CLONE_NEWUSER | CLONE_NEWNET); /* hardening: where even this is refused it runs as it is */
     ok = ok && set_limit(RLIMIT_AS, o->max_memory_bytes) && set_limit(RLIMIT_CPU, o->max_cpu_s);
     if (ok && o->run_as_uid) {
         gid_t gid = o->run_as_gid;
@@ -111,7 +114,8 @@ static void child_exec(const struct mlo_process_options *o, char **env, int repo
     _exit(127);
 }
 
-enum mlo_status mlo_process_start(const struct mlo_process_options *options, pid_t *pid, struct mlo_error *err)
+enum mlo_status mlo_process_start(const struct mlo_process_options *options, pid_t *pid,
+                                  struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     int report[2];
@@ -199,8 +203,9 @@ static bool wait_until(pid_t pid, uint64_t deadline_ns, int *wait_status)
     }
 }
 
-enum mlo_status mlo_process_run(const struct mlo_process_options *options, uint64_t timeout_ms, size_t max_bytes,
-                                struct mlo_buf *output, int *exit_code, struct mlo_error *err)
+enum mlo_status mlo_process_run(const struct mlo_process_options *options, uint64_t timeout_ms,
+                                size_t max_bytes, struct mlo_buf *output, int *exit_code,
+                                struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_process_options o = *options;
