@@ -1,0 +1,274 @@
+#include "pipeline/service/child_impl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { WATCH_MS = 100, WATCH_MS_WITHOUT_PIDFD = 10, LINE_MAX_BYTES = 4096, STDERR_TAIL = 240 };
+enum { RESULT_MAX_BYTES = 64 << 20 };
+
+/* --- the machine's lock -------------------------------------------------------------------------------- */
+
+static enum mlo_status lock_file(const char *dir, const char *name, int how, mlo_child_watch_fn *watch, void *arg,
+                                 int *fd, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    char *path = mlo_fs_join(dir, name, NULL);
+    if (!path)
+        return mlo_error_nomem(err);
+    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (*fd < 0)
+        status = mlo_error_errno(err, errno, "cannot open the lock %s", path);
+    while (status == MLO_OK && flock(*fd, how | LOCK_NB) < 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR) {
+            status = mlo_error_errno(err, errno, "cannot lock %s", path);
+            break;
+        }
+        status = watch(arg, err);
+        mlo_clock_sleep_ms(10);
+    }
+    free(path);
+    return status;
+}
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+enum mlo_status mlo_machine_lock(const char *dir, bool exclusive, mlo_child_watch_fn *watch, void *arg,
+                                 struct mlo_machine_lock *lock, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    lock->turnstile_fd = lock->machine_fd = -1;
+    MLO_TRY(lock_file(dir, "turnstile.lock", LOCK_EX, watch, arg, &lock->turnstile_fd, err));
+    MLO_TRY(lock_file(dir, "machine.lock", exclusive ? LOCK_EX : LOCK_SH, watch, arg, &lock->machine_fd, err));
+out:
+    close_fd(&lock->turnstile_fd);
+    if (status != MLO_OK)
+        mlo_machine_unlock(lock);
+    return status;
+}
+
+void mlo_machine_unlock(struct mlo_machine_lock *lock)
+{
+    close_fd(&lock->turnstile_fd);
+    close_fd(&lock->machine_fd);
+}
+
+/* --- progress lines ------------------------------------------------------------------------------------- */
+
+struct lines {
+    char text[LINE_MAX_BYTES];
+    size_t len;
+    bool overlong; /* the rest of this line is dropped */
+};
+
+static void progress_line(const struct mlo_child *child, const char *text, size_t size)
+{
+    json_t *value = NULL;
+    if (mlo_json_parse(text, size, "progress", &value, NULL) != MLO_OK)
+        return; /* a library that prints is no reason to fail */
+    if (json_is_object(value) && child->progress) {
+        double fraction = mlo_json_f64(value, "fraction", 0.0);
+        child->progress(child->arg, MLO_MAX(0.0, MLO_MIN(1.0, fraction)), mlo_json_str(value, "message", ""));
+    }
+    json_decref(value);
+}
+
+static void take_bytes(const struct mlo_child *child, struct lines *lines, const char *bytes, size_t size)
+{
+    for (size_t i = 0; i < size; i++) {
+        if (bytes[i] == '\n') {
+            if (!lines->overlong && lines->len)
+                progress_line(child, lines->text, lines->len);
+            lines->len = 0;
+            lines->overlong = false;
+        } else if (lines->len < sizeof lines->text) {
+            lines->text[lines->len++] = bytes[i];
+        } else {
+            lines->overlong = true;
+        }
+    }
+}
+
+/* Reads what is there without waiting; false at the end of the pipe. */
+static bool drain(const struct mlo_child *child, int fd, struct lines *lines)
+{
+    char piece[4096];
+    for (;;) {
+        ssize_t got = read(fd, piece, sizeof piece);
+        if (got > 0)
+            take_bytes(child, lines, piece, (size_t)got);
+        else if (got == 0)
+            return false;
+        else if (errno != EINTR)
+            return errno == EAGAIN;
+    }
+}
+
+/* --- the process ------------------------------------------------------------------------------------------ */
+
+static bool has_ended(pid_t pid)
+{
+    siginfo_t info = {0};
+    /* WNOWAIT: the leader stays a zombie, so its group's number cannot be reused before the group is killed */
+    return waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
+}
+
+static int end_group(pid_t pid)
+{
+    int wait_status = 0;
+    kill(-pid, SIGKILL);
+    while (waitpid(pid, &wait_status, 0) < 0 && errno == EINTR) {
+    }
+    return wait_status;
+}
+
+static enum mlo_status supervise(const struct mlo_child *child, pid_t pid, int fd, int *wait_status,
+                                 struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct lines lines = {.len = 0};
+    uint64_t deadline_ns = child->max_s ? mlo_clock_ns() + child->max_s * 1000000000ull : 0;
+    int pid_fd = (int)syscall(SYS_pidfd_open, pid, 0u);
+    int wait_ms = pid_fd >= 0 ? WATCH_MS : WATCH_MS_WITHOUT_PIDFD;
+    bool open = true;
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    while (status == MLO_OK && !has_ended(pid)) {
+        struct pollfd waits[2] = {{open ? fd : -1, POLLIN, 0}, {pid_fd, POLLIN, 0}};
+        poll(waits, 2, wait_ms);
+        if (open)
+            open = drain(child, fd, &lines);
+        status = child->watch(child->arg, err);
+        if (status == MLO_OK && deadline_ns && mlo_clock_ns() > deadline_ns)
+            status = mlo_error_set(err, MLO_ETIMEOUT, "the step did not end within %u s", child->max_s);
+    }
+    *wait_status = end_group(pid);
+    if (open)
+        drain(child, fd, &lines);
+    if (pid_fd >= 0)
+        close(pid_fd);
+    return status;
+}
+
+/* The last line or two that the child wrote on stderr, for the message of a crash. */
+static void stderr_tail(const char *path, struct mlo_error *err)
+{
+    char tail[STDERR_TAIL + 1];
+    size_t got = 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    off_t size = lseek(fd, 0, SEEK_END);
+    if (size > STDERR_TAIL)
+        lseek(fd, size - STDERR_TAIL, SEEK_SET);
+    else
+        lseek(fd, 0, SEEK_SET);
+    if (!mlo_fs_read_full(fd, tail, STDERR_TAIL, &got))
+        got = 0;
+    close(fd);
+    while (got && (tail[got - 1] == '\n' || tail[got - 1] == ' '))
+        got--;
+    tail[got] = '\0';
+    for (size_t i = 0; i < got; i++)
+        if ((unsigned char)tail[i] < ' ' || (unsigned char)tail[i] > '~')
+            tail[i] = ' '; /* what an untrusted step prints goes into a JSON row */
+    if (got)
+        mlo_error_hint(err, "it last printed: %s", tail);
+}
+
+static enum mlo_status crashed(int wait_status, const char *stderr_path, struct mlo_error *err)
+{
+    if (WIFSIGNALED(wait_status)) {
+        int sig = WTERMSIG(wait_status);
+        const char *name = sigabbrev_np(sig);
+        mlo_error_set(err, MLO_EJOB, "the step's process was killed by signal %d (SIG%s)%s", sig,
+                      name ? name : "?", sig == SIGKILL ? ": the machine may be out of memory" : "");
+    } else {
+        mlo_error_set(err, MLO_EJOB, "the step's process ended with exit status %d and no result",
+                      WEXITSTATUS(wait_status));
+    }
+    stderr_tail(stderr_path, err);
+    return MLO_EJOB;
+}
+
+static enum mlo_status step_error(const json_t *result, struct mlo_error *err)
+{
+    enum mlo_status status = mlo_status_from_code(mlo_json_str(result, "status", ""));
+    if (status == MLO_OK)
+        status = MLO_EINTERNAL;
+    mlo_error_set(err, status, "%s", mlo_json_str(result, "message", "the step failed without a message"));
+    const char *where = mlo_json_str(result, "where", ""), *hint = mlo_json_str(result, "hint", "");
+    if (*where)
+        mlo_error_where(err, "%s", where);
+    if (*hint)
+        mlo_error_hint(err, "%s", hint);
+    return status;
+}
+
+enum mlo_status mlo_child_run(const struct mlo_child *child, json_t **result, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    int pipe_fd[2] = {-1, -1}, stderr_fd = -1, wait_status = 0;
+    pid_t pid = -1;
+    json_t *value = NULL;
+    char *result_path = mlo_fs_join(child->dir, "result.json", NULL);
+    char *stderr_path = mlo_fs_join(child->dir, "stderr.log", NULL);
+    if (!result_path || !stderr_path) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    stderr_fd = open(stderr_path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
+    if (stderr_fd < 0 || pipe2(pipe_fd, O_CLOEXEC) < 0) {
+        status = mlo_error_errno(err, errno, "cannot prepare the step's process");
+        goto out;
+    }
+    const char *const argv[] = {child->exe, "step-exec", child->dir, NULL};
+    struct mlo_process_options options = MLO_PROCESS_OPTIONS_INIT;
+    options.argv = argv;
+    options.cwd = child->dir;
+    options.stdout_fd = pipe_fd[1];
+    options.stderr_fd = stderr_fd;
+    options.own_group = true;
+    options.die_with_parent = true;
+    options.no_network = true;
+    options.max_memory_bytes = child->max_memory_bytes;
+    MLO_TRY(mlo_process_start(&options, &pid, err));
+    close(pipe_fd[1]);
+    pipe_fd[1] = -1;
+    MLO_TRY(supervise(child, pid, pipe_fd[0], &wait_status, err));
+    if (mlo_fs_size(result_path) > RESULT_MAX_BYTES) {
+        status = mlo_error_set(err, MLO_ETOOBIG, "the step's result is larger than %d MiB", RESULT_MAX_BYTES >> 20);
+        goto out;
+    }
+    if (!mlo_fs_exists(result_path) || mlo_json_load_file(result_path, &value, err) != MLO_OK ||
+        !json_is_object(value)) {
+        status = crashed(wait_status, stderr_path, err);
+        goto out;
+    }
+    if (!mlo_str_eq(mlo_json_str(value, "status", NULL), "ok")) {
+        status = step_error(value, err);
+        goto out;
+    }
+    *result = json_incref(value);
+out:
+    json_decref(value);
+    if (stderr_fd >= 0)
+        close(stderr_fd);
+    for (int i = 0; i < 2; i++)
+        if (pipe_fd[i] >= 0)
+            close(pipe_fd[i]);
+    free(result_path);
+    free(stderr_path);
+    return status;
+}
