@@ -1,0 +1,77 @@
+/* Inside api/http. */
+#ifndef MLO_HTTP_IMPL_H
+#define MLO_HTTP_IMPL_H
+
+#include <microhttpd.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "api/http/http.h"
+
+#define MLO_LOGIN_CODES 16
+
+/* A connection, as the reaper sees it. The socket is only ever shut down here, never closed. */
+struct mlo_connection {
+    int fd;
+    struct mlo_connection *next, *previous;
+    _Atomic uint64_t headers_due_ns; /* 0: the headers of a request are in */
+    _Atomic bool receiving;          /* a body is expected and our own code is not holding it up */
+    _Atomic uint64_t received;
+    uint64_t checked_ns, checked_received; /* the reaper's own */
+    _Atomic bool busy;                     /* a request is being served */
+};
+
+struct mlo_login_code {
+    struct mlo_digest digest; /* of the code: the code itself is not kept */
+    char *token;
+};
+
+struct mlo_http {
+    struct mlo_http_options options;
+    struct mlo_http_module *modules; /* the API first, then the options' */
+    size_t module_count;
+    struct MHD_Daemon *daemon;
+    uint16_t port;
+    _Atomic bool stopping;
+    pthread_mutex_t lock; /* connections, codes */
+    struct mlo_connection *connections;
+    struct mlo_login_code codes[MLO_LOGIN_CODES];
+    size_t next_code;
+    pthread_t reaper;
+    bool reaper_started;
+};
+
+struct mlo_request_state {
+    bool refused;      /* an answer was made before the body: what still arrives is dropped */
+    bool upload_begun;
+    bool queued;
+    uint64_t started_ns, body_size, sent_size;
+    json_t *json;      /* the parsed body */
+    bool json_parsed;
+    bool form_parsed;
+    char *form;        /* decoded fields: name NUL value NUL … */
+    size_t form_size;
+};
+
+/* request.c: the callbacks of the daemon */
+enum MHD_Result mlo_request_callback(void *cls, struct MHD_Connection *connection, const char *url,
+                                     const char *method, const char *version, const char *upload_data,
+                                     size_t *upload_data_size, void **con_cls);
+void mlo_request_completed(void *cls, struct MHD_Connection *connection, void **con_cls,
+                           enum MHD_RequestTerminationCode code);
+struct mlo_connection *mlo_connection_of(struct MHD_Connection *connection);
+
+/* match.c: the row for a request, its parameters. NULL when none; then *allow lists the methods that the path has
+ * (an arena string, "" for none). */
+const struct mlo_route *mlo_route_match(const struct mlo_http *http, struct mlo_request *req, const char **allow);
+
+/* auth.c: who it is, and whether the row allows it. */
+MLO_MUST_USE enum mlo_status mlo_request_authorize(struct mlo_request *req, struct mlo_error *err);
+
+/* reply.c: an error that only HTTP knows (405, 415, 416), as a problem. */
+void mlo_reply_http_problem(struct mlo_request *req, int status, const char *code, const char *title,
+                            const char *detail);
+/* Forgets an answer that was begun. */
+void mlo_reply_reset(struct mlo_request *req);
+
+#endif

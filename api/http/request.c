@@ -1,0 +1,333 @@
+/* The daemon's callbacks: a request from its headers to its answer.
+ *
+ * A normal answer is never queued in the first callback: the daemon would close the connection. An early refusal of a
+ * request with a large body is the exception, so that the body is not read. */
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "api/http/http_impl.h"
+
+/* A refused request whose body is at most this is read to its end, so that the connection can go on. */
+#define DRAIN_AT_MOST 65536
+
+struct header_facts {
+    int lengths, encodings, hosts, authorizations, cookies;
+    bool bad;
+    uint64_t length;
+};
+
+static enum MHD_Result look_at_header(void *cls, enum MHD_ValueKind kind, const char *name, const char *value)
+{
+    struct header_facts *facts = cls;
+    MLO_UNUSED(kind);
+    value = value ? value : "";
+    if (strcasecmp(name, "Content-Length") == 0) {
+        int64_t length;
+        facts->lengths++;
+        if (!mlo_str_to_i64(value, &length) || length < 0)
+            facts->bad = true;
+        else
+            facts->length = (uint64_t)length;
+    } else if (strcasecmp(name, "Transfer-Encoding") == 0) {
+        facts->encodings++;
+        if (strcasecmp(value, "chunked") != 0)
+            facts->bad = true;
+    } else if (strcasecmp(name, "Host") == 0) {
+        facts->hosts++;
+    } else if (strcasecmp(name, "Authorization") == 0) {
+        facts->authorizations++;
+    } else if (strcasecmp(name, "Cookie") == 0) {
+        facts->cookies++;
+    }
+    if (strpbrk(name, " \t\r\n"))
+        facts->bad = true;
+    return MHD_YES;
+}
+
+static const char *new_id(struct mlo_request *req)
+{
+    const char *given = mlo_request_header(req, "X-Request-Id");
+    static const char *allowed = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+    if (given && given[0] && strlen(given) <= 64 && given[strspn(given, allowed)] == '\0')
+        return mlo_arena_strdup(req->arena, given);
+    uint8_t random[10];
+    char hex[sizeof random * 2 + 1];
+    mlo_random_bytes(random, sizeof random);
+    mlo_hex(random, sizeof random, hex);
+    return mlo_arena_strdup(req->arena, hex);
+}
+
+static const char *peer_address(struct mlo_request *req)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(req->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    char text[INET6_ADDRSTRLEN] = "";
+    if (info && info->client_addr->sa_family == AF_INET)
+        inet_ntop(AF_INET, &((struct sockaddr_in *)info->client_addr)->sin_addr, text, sizeof text);
+    else if (info && info->client_addr->sa_family == AF_INET6)
+        inet_ntop(AF_INET6, &((struct sockaddr_in6 *)info->client_addr)->sin6_addr, text, sizeof text);
+    return mlo_arena_strdup(req->arena, text);
+}
+
+static struct mlo_request *request_new(struct mlo_http *http, struct MHD_Connection *connection,
+                                       const char *url, const char *method)
+{
+    struct mlo_arena *arena = mlo_arena_new();
+    struct mlo_request *req = arena ? mlo_arena_alloc(arena, sizeof *req) : NULL;
+    if (!req || !(req->state = mlo_arena_alloc(arena, sizeof *req->state))) {
+        mlo_arena_free(arena);
+        return NULL;
+    }
+    req->http = http;
+    req->connection = connection;
+    req->arena = arena;
+    req->module = &http->modules[0];
+    req->file = -1;
+    req->state->started_ns = mlo_clock_ns();
+    req->method = mlo_arena_strdup(arena, method);
+    req->path = mlo_arena_strdup(arena, url);
+    req->id = new_id(req);
+    req->address = peer_address(req);
+    if (!req->method || !req->path || !req->id || !req->address) {
+        mlo_arena_free(arena);
+        return NULL;
+    }
+    return req;
+}
+
+static void fail(struct mlo_request *req, const struct mlo_error *err)
+{
+    mlo_reply_reset(req);
+    if (req->module->failed && req->route)
+        req->module->failed(req, err, mlo_status_info(err->status)->http);
+    else
+        mlo_reply_problem(req, err);
+    if (err->status == MLO_EINTERNAL)
+        mlo_log_error(MLO_LOG_ERROR, "request failed", err);
+}
+
+/* What headers alone can decide. On refusal the answer is ready and state->refused set. */
+static void admit(struct mlo_request *req, const struct header_facts *facts)
+{
+    struct mlo_error err = {0};
+    const char *allow = "";
+    if (facts->bad || facts->lengths > 1 || facts->encodings > 1 || (facts->lengths && facts->encodings) ||
+        facts->hosts != 1 || facts->authorizations > 1 || facts->cookies > 1) {
+        mlo_error_set(&err, MLO_EUSAGE, "the request's headers are ambiguous");
+        mlo_error_where(&err, "headers");
+        mlo_error_hint(&err, "send one Host and either one Content-Length or Transfer-Encoding: chunked");
+        mlo_reply_header(req, "Connection", "close");
+        goto refuse;
+    }
+    if (!mlo_route_match(req->http, req, &allow)) {
+        if (allow && allow[0]) {
+            mlo_reply_http_problem(req, 405, "method-not-allowed", "method not allowed",
+                                   "this address does not take that method");
+            mlo_reply_header(req, "Allow", "%s", allow);
+            req->state->refused = true;
+            return;
+        }
+        mlo_error_set(&err, MLO_ENOTFOUND, "there is nothing at %.300s", req->path);
+        mlo_error_hint(&err, "the addresses are listed in docs/api.md");
+        goto refuse;
+    }
+    if (mlo_request_authorize(req, &err) != MLO_OK)
+        goto refuse;
+    if (req->status) { /* a page without a session: sent to the sign-in page */
+        req->state->refused = true;
+        return;
+    }
+    uint64_t most = req->route->max_body;
+    if (most == MLO_BODY_BLOB_MAX)
+        most = req->http->options.max_blob_bytes;
+    if (facts->length > most) {
+        mlo_error_set(&err, MLO_ETOOBIG, "the body has %llu bytes, at most %llu are taken here",
+                      (unsigned long long)facts->length, (unsigned long long)most);
+        goto refuse;
+    }
+    if (req->route->upload) {
+        req->state->upload_begun = true;
+        if (req->route->upload->begin(req, &err) != MLO_OK)
+            goto refuse;
+    }
+    return;
+refuse:
+    fail(req, &err);
+    req->state->refused = true;
+}
+
+static enum MHD_Result send_answer(struct mlo_request *req)
+{
+    struct MHD_Response *response;
+    if (req->file >= 0) {
+        response = MHD_create_response_from_fd_at_offset64(req->file_size, req->file, req->file_offset);
+        req->state->sent_size = req->file_size;
+        if (response)
+            req->file = -1; /* the response closes it */
+    } else {
+        size_t size = req->out.len;
+        req->state->sent_size = size;
+        if (!mlo_buf_ok(&req->out))
+            return MHD_NO;
+        char *text = size ? mlo_buf_take(&req->out) : NULL;
+        response = MHD_create_response_from_buffer(size, text, text ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
+        if (!response)
+            free(text);
+    }
+    if (!response)
+        return MHD_NO;
+    MHD_add_response_header(response, "X-Request-Id", req->id);
+    if (req->content_type)
+        MHD_add_response_header(response, "Content-Type", req->content_type);
+    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    for (struct mlo_header *header = req->headers; header; header = header->next)
+        MHD_add_response_header(response, header->name, header->value);
+    if (atomic_load(&req->http->stopping))
+        MHD_add_response_header(response, "Connection", "close");
+    enum MHD_Result result = MHD_queue_response(req->connection, (unsigned)req->status, response);
+    MHD_destroy_response(response);
+    req->state->queued = true;
+    return result;
+}
+
+static enum MHD_Result first_call(struct mlo_http *http, struct MHD_Connection *connection, const char *url,
+                                  const char *method, void **con_cls)
+{
+    struct mlo_connection *entry = mlo_connection_of(connection);
+    struct header_facts facts = {0};
+    struct mlo_request *req = request_new(http, connection, url, method);
+    if (!req)
+        return MHD_NO;
+    *con_cls = req;
+    if (entry) {
+        atomic_store(&entry->headers_due_ns, 0);
+        atomic_store(&entry->busy, true);
+    }
+    MHD_get_connection_values(connection, MHD_HEADER_KIND, look_at_header, &facts);
+    admit(req, &facts);
+    bool unclear = facts.bad || facts.lengths + facts.encodings > 1;
+    if (req->state->refused && (unclear || facts.encodings || facts.length > DRAIN_AT_MOST)) {
+        mlo_reply_header(req, "Connection", "close");
+        return send_answer(req);
+    }
+    if (entry && (facts.encodings || facts.length)) {
+        atomic_store(&entry->received, 0);
+        atomic_store(&entry->receiving, true);
+    }
+    return MHD_YES;
+}
+
+static void take_body(struct mlo_request *req, const char *bytes, size_t size)
+{
+    struct mlo_error err = {0};
+    enum mlo_status status = MLO_OK;
+    struct mlo_connection *entry = mlo_connection_of(req->connection);
+    req->state->body_size += size;
+    if (entry) {
+        atomic_fetch_add(&entry->received, size);
+        atomic_store(&entry->receiving, false); /* what we take to store it is not the client's slowness */
+    }
+    if (!req->state->refused) {
+        uint64_t most = req->route->max_body;
+        if (most == MLO_BODY_BLOB_MAX)
+            most = req->http->options.max_blob_bytes;
+        if (req->state->body_size > most) {
+            status = mlo_error_set(&err, MLO_ETOOBIG, "the body has more than the %llu bytes that are taken here",
+                                   (unsigned long long)most);
+        } else if (req->route->upload) {
+            status = req->route->upload->data(req, bytes, size, &err);
+        } else {
+            mlo_buf_append(&req->body, bytes, size);
+            if (!mlo_buf_ok(&req->body))
+                status = mlo_error_nomem(&err);
+        }
+        if (status != MLO_OK) {
+            err.status = status;
+            fail(req, &err);
+            mlo_reply_header(req, "Connection", "close");
+            req->state->refused = true;
+        }
+    }
+    if (entry)
+        atomic_store(&entry->receiving, true);
+}
+
+static void serve(struct mlo_request *req)
+{
+    struct mlo_error err = {0};
+    enum mlo_status status = req->route->handler(req, &err);
+    if (status == MLO_OK && req->status == 0)
+        status = mlo_error_set(&err, MLO_EINTERNAL, "%s %s gave no answer", req->route->method, req->route->path);
+    if (status != MLO_OK) {
+        err.status = status;
+        fail(req, &err);
+    }
+}
+
+enum MHD_Result mlo_request_callback(void *cls, struct MHD_Connection *connection, const char *url,
+                                     const char *method, const char *version, const char *upload_data,
+                                     size_t *upload_data_size, void **con_cls)
+{
+    struct mlo_request *req = *con_cls;
+    MLO_UNUSED(version);
+    if (!req)
+        return first_call(cls, connection, url, method, con_cls);
+    if (*upload_data_size) {
+        bool refused = req->state->refused;
+        take_body(req, upload_data, *upload_data_size);
+        *upload_data_size = 0;
+        /* a client that sends more and more to a refused upload is cut off */
+        if (refused && req->state->body_size > req->http->options.max_blob_bytes)
+            return MHD_NO;
+        return MHD_YES;
+    }
+    if (req->state->queued)
+        return MHD_YES;
+    struct mlo_connection *entry = mlo_connection_of(connection);
+    if (entry)
+        atomic_store(&entry->receiving, false);
+    if (!req->state->refused)
+        serve(req);
+    return send_answer(req);
+}
+
+static void log_access(const struct mlo_request *req, enum MHD_RequestTerminationCode code)
+{
+    char status[16], took_ms[32], received[32], sent[32];
+    if (req->http->options.quiet)
+        return;
+    snprintf(status, sizeof status, "%d", req->status);
+    snprintf(took_ms, sizeof took_ms, "%.1f", (double)(mlo_clock_ns() - req->state->started_ns) / 1e6);
+    snprintf(received, sizeof received, "%llu", (unsigned long long)req->state->body_size);
+    snprintf(sent, sizeof sent, "%llu", (unsigned long long)req->state->sent_size);
+    /* the path without its query: that may hold a sign-in code */
+    mlo_log(MLO_LOG_INFO, code == MHD_REQUEST_TERMINATED_COMPLETED_OK ? "request" : "request cut off", "id", req->id,
+            "method", req->method, "path", req->path, "status", status, "ms", took_ms, "in", received, "out", sent,
+            "who", req->token ? req->who.name : NULL, "from", req->address, NULL);
+}
+
+void mlo_request_completed(void *cls, struct MHD_Connection *connection, void **con_cls,
+                           enum MHD_RequestTerminationCode code)
+{
+    struct mlo_http *http = cls;
+    struct mlo_request *req = *con_cls;
+    struct mlo_connection *entry = mlo_connection_of(connection);
+    *con_cls = NULL;
+    if (entry) {
+        atomic_store(&entry->receiving, false);
+        atomic_store(&entry->headers_due_ns, mlo_clock_ns() + (uint64_t)http->options.idle_timeout_s * 1000000000 +
+                                                 (uint64_t)http->options.header_timeout_ms * 1000000);
+        atomic_store(&entry->busy, false);
+    }
+    if (!req)
+        return;
+    if (req->state->upload_begun)
+        req->route->upload->end(req);
+    log_access(req, code);
+    mlo_reply_reset(req);
+    mlo_buf_clear(&req->body);
+    json_decref(req->state->json);
+    mlo_arena_free(req->arena);
+}

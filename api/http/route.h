@@ -1,0 +1,150 @@
+/* Routes: the row that describes one, and what a handler works with. Included by the rooms that add routes (the
+ * API's own in routes.c, the pages of api/web).
+ *
+ * A handler reads the request, calls the registry or the service, and answers with one mlo_reply_* call; or it
+ * returns a failure, which becomes an RFC 9457 problem (on pages: an error page). Everything that it allocates from
+ * req->arena lives as long as the request. */
+#ifndef MLO_HTTP_ROUTE_H
+#define MLO_HTTP_ROUTE_H
+
+#include "base/base.h"
+#include "registry/registry.h"
+
+#define MLO_ROUTE_PARAMS 6
+#define MLO_BODY_JSON_MAX ((uint64_t)1 << 20)
+#define MLO_BODY_BLOB_MAX ((uint64_t)8 << 30)
+#define MLO_BODY_FORM_MAX ((uint64_t)64 << 10)
+
+struct MHD_Connection;
+struct mlo_http;
+struct mlo_request;
+struct mlo_route;
+
+typedef enum mlo_status mlo_handler_fn(struct mlo_request *req, struct mlo_error *err);
+
+/* How a body that is too large for memory is taken in while it arrives. All run on the connection's thread. */
+struct mlo_upload {
+    mlo_handler_fn *begin; /* before the first byte: refuses early; sets req->upload */
+    enum mlo_status (*data)(struct mlo_request *req, const void *bytes, size_t size, struct mlo_error *err);
+    void (*end)(struct mlo_request *req); /* always, also when the connection broke: frees req->upload */
+};
+
+enum mlo_route_kind {
+    MLO_ROUTE_API,  /* bearer token; failures are problem+json */
+    MLO_ROUTE_PAGE, /* session cookie; failures are pages; without a session a GET goes to the sign-in page */
+};
+
+/* One row. Paths have literal and {named} segments. */
+struct mlo_route {
+    const char *method, *path;
+    mlo_handler_fn *handler;
+    bool open;          /* no sign-in needed */
+    enum mlo_role role; /* the least role, when not open */
+    uint64_t max_body;  /* bytes; 0: the request has no body */
+    const char *docs;   /* one sentence, for people */
+    const struct mlo_upload *upload; /* or NULL: the body is collected in req->body */
+    enum mlo_route_kind kind;
+};
+
+/* Routes that another room brings, and how its failures look. */
+struct mlo_http_module {
+    const struct mlo_route *routes;
+    size_t count;
+    /* Answers with a page for `err`; `http_status` is what the status table says. NULL: problem+json. */
+    void (*failed)(struct mlo_request *req, const struct mlo_error *err, int http_status);
+};
+
+/* An extra header of the answer. */
+struct mlo_header {
+    const char *name, *value;
+    struct mlo_header *next;
+};
+
+struct mlo_request {
+    struct mlo_http *http;
+    struct MHD_Connection *connection;
+    const struct mlo_http_module *module;
+    const struct mlo_route *route;
+    struct mlo_arena *arena;
+    const char *method, *path;
+    const char *id;                      /* X-Request-Id */
+    const char *address;                 /* of the peer, as text */
+    const char *param[MLO_ROUTE_PARAMS]; /* the {named} segments, in order */
+    struct mlo_principal who;            /* valid when the route is not open */
+    const char *token;                   /* the text it signed in with; NULL on open routes */
+    struct mlo_buf body;
+    void *upload; /* of route->upload */
+
+    /* the answer, filled by mlo_reply_* */
+    int status;
+    struct mlo_buf out;
+    const char *content_type;
+    struct mlo_header *headers;
+    int file; /* a descriptor to send from, or -1 */
+    uint64_t file_offset, file_size;
+
+    struct mlo_request_state *state; /* the server's */
+};
+
+/* --- reading ------------------------------------------------------------------------------------------------ */
+
+/* A header's or query argument's value; NULL when absent. */
+const char *mlo_request_header(const struct mlo_request *req, const char *name);
+const char *mlo_request_query(const struct mlo_request *req, const char *name);
+/* A whole number in the query, `fallback` when absent; MLO_EINVAL names the argument. */
+MLO_MUST_USE enum mlo_status mlo_request_query_i64(const struct mlo_request *req, const char *name, int64_t fallback,
+                                                   int64_t low, int64_t high, int64_t *out, struct mlo_error *err);
+/* The path's segment `{name}`. Never NULL for a name that the route's path has. */
+const char *mlo_request_param(const struct mlo_request *req, const char *name);
+/* The body as a JSON object; borrowed, lives as long as the request. */
+MLO_MUST_USE enum mlo_status mlo_request_json(struct mlo_request *req, json_t **out, struct mlo_error *err);
+/* A field of a form body (urlencoded, decoded); NULL when absent. */
+const char *mlo_request_form(struct mlo_request *req, const char *name);
+/* A cookie's value; NULL when absent. */
+const char *mlo_request_cookie(const struct mlo_request *req, const char *name);
+/* The generation in If-Match: `"3"`, or `*` as -1. MLO_EPRECONDITION_REQUIRED when absent. */
+MLO_MUST_USE enum mlo_status mlo_request_if_match(const struct mlo_request *req, int64_t *out,
+                                                  struct mlo_error *err);
+
+/* --- answering ---------------------------------------------------------------------------------------------- */
+
+/* Adds a header (value printf-like). */
+void mlo_reply_header(struct mlo_request *req, const char *name, const char *fmt, ...) MLO_PRINTF(3, 4);
+/* A JSON answer; takes over `value` (NULL: out of memory, becomes a failure). */
+MLO_MUST_USE enum mlo_status mlo_reply_json(struct mlo_request *req, int status, json_t *value,
+                                            struct mlo_error *err);
+/* An answer of what was appended to req->out. */
+MLO_MUST_USE enum mlo_status mlo_reply_out(struct mlo_request *req, int status, const char *content_type,
+                                           struct mlo_error *err);
+/* No body: 204, 304. */
+MLO_MUST_USE enum mlo_status mlo_reply_empty(struct mlo_request *req, int status);
+/* 303 to a path of this server. */
+MLO_MUST_USE enum mlo_status mlo_reply_redirect(struct mlo_request *req, const char *fmt, ...) MLO_PRINTF(2, 3);
+/* The content of a file, `size` bytes; takes over the descriptor, also on failure. Honours Range and
+ * If-None-Match against `etag` (without quotes). */
+MLO_MUST_USE enum mlo_status mlo_reply_file(struct mlo_request *req, int fd, uint64_t size, const char *etag,
+                                            const char *content_type, struct mlo_error *err);
+/* A problem: err by the status table. What the core does with a handler's failure on API routes. */
+void mlo_reply_problem(struct mlo_request *req, const struct mlo_error *err);
+
+/* --- the server --------------------------------------------------------------------------------------------- */
+
+/* The registry and the rest that the program started the server with. */
+const struct mlo_http_options *mlo_http_options(const struct mlo_http *http);
+/* True once a stop was asked for: whoever waits for something must come to an end. */
+bool mlo_http_stopping(const struct mlo_http *http);
+/* Exchanges a one-time sign-in code for the token it stands for (a copy in the request's arena); NULL when the code
+ * is unknown or used. */
+const char *mlo_http_redeem(struct mlo_request *req, const char *code);
+/* Checks a token; fills `who`. For the sign-in page. */
+MLO_MUST_USE enum mlo_status mlo_http_identify(struct mlo_request *req, const char *token, struct mlo_principal *who,
+                                               struct mlo_error *err);
+
+/* Checks a table: rows complete, paths well-formed, no two rows for the same requests. */
+MLO_MUST_USE enum mlo_status mlo_route_table_check(const struct mlo_http_module *modules, size_t count,
+                                                   struct mlo_error *err);
+
+/* The cookie that holds a page session. */
+#define MLO_SESSION_COOKIE "mlopt_session"
+
+#endif

@@ -1,0 +1,252 @@
+/* The daemon: start, stop, and the reaper that cuts connections that are too slow. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "api/http/http_impl.h"
+
+#define REAP_EVERY_MS 250
+#define RATE_WINDOW_NS 5000000000ULL
+
+static void connection_changed(void *cls, struct MHD_Connection *connection, void **socket_context,
+                               enum MHD_ConnectionNotificationCode code)
+{
+    struct mlo_http *http = cls;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *info =
+            MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+        struct mlo_connection *entry = calloc(1, sizeof *entry);
+        if (!entry || !info) {
+            free(entry);
+            return;
+        }
+        entry->fd = info->connect_fd;
+        atomic_store(&entry->headers_due_ns,
+                     mlo_clock_ns() + (uint64_t)http->options.header_timeout_ms * 1000000);
+        pthread_mutex_lock(&http->lock);
+        entry->next = http->connections;
+        if (entry->next)
+            entry->next->previous = entry;
+        http->connections = entry;
+        pthread_mutex_unlock(&http->lock);
+        *socket_context = entry;
+        return;
+    }
+    struct mlo_connection *entry = *socket_context;
+    if (!entry)
+        return;
+    pthread_mutex_lock(&http->lock);
+    if (entry->previous)
+        entry->previous->next = entry->next;
+    else
+        http->connections = entry->next;
+    if (entry->next)
+        entry->next->previous = entry->previous;
+    pthread_mutex_unlock(&http->lock);
+    free(entry);
+    *socket_context = NULL;
+}
+
+struct mlo_connection *mlo_connection_of(struct MHD_Connection *connection)
+{
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info ? info->socket_context : NULL;
+}
+
+static bool too_slow(struct mlo_http *http, struct mlo_connection *entry, uint64_t now)
+{
+    uint64_t due = atomic_load(&entry->headers_due_ns);
+    if (due && now > due)
+        return true;
+    if (!atomic_load(&entry->receiving)) {
+        entry->checked_ns = 0;
+        return false;
+    }
+    uint64_t received = atomic_load(&entry->received);
+    if (!entry->checked_ns) {
+        entry->checked_ns = now;
+        entry->checked_received = received;
+    } else if (now - entry->checked_ns >= RATE_WINDOW_NS) {
+        uint64_t least = http->options.min_body_rate * ((now - entry->checked_ns) / 1000000) / 1000;
+        if (received - entry->checked_received < least)
+            return true;
+        entry->checked_ns = now;
+        entry->checked_received = received;
+    }
+    return false;
+}
+
+static void *reap(void *arg)
+{
+    struct mlo_http *http = arg;
+    while (!atomic_load(&http->stopping)) {
+        mlo_clock_sleep_ms(REAP_EVERY_MS);
+        uint64_t now = mlo_clock_ns();
+        pthread_mutex_lock(&http->lock);
+        for (struct mlo_connection *entry = http->connections; entry; entry = entry->next)
+            if (too_slow(http, entry, now))
+                shutdown(entry->fd, SHUT_RDWR);
+        pthread_mutex_unlock(&http->lock);
+    }
+    return NULL;
+}
+
+static enum mlo_status parse_address(const struct mlo_http_options *options, struct sockaddr_storage *out,
+                                     struct mlo_error *err)
+{
+    struct sockaddr_in *v4 = (struct sockaddr_in *)out;
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)out;
+    memset(out, 0, sizeof *out);
+    if (inet_pton(AF_INET, options->address, &v4->sin_addr) == 1) {
+        v4->sin_family = AF_INET;
+        v4->sin_port = htons(options->port);
+    } else if (inet_pton(AF_INET6, options->address, &v6->sin6_addr) == 1) {
+        v6->sin6_family = AF_INET6;
+        v6->sin6_port = htons(options->port);
+    } else {
+        mlo_error_set(err, MLO_EINVAL, "'%s' is not an IP address to listen on", options->address);
+        mlo_error_hint(err, "use 127.0.0.1 for this machine only, 0.0.0.0 for all interfaces");
+        return MLO_EINVAL;
+    }
+    return MLO_OK;
+}
+
+static enum mlo_status take_modules(struct mlo_http *http, struct mlo_error *err)
+{
+    const struct mlo_http_options *options = &http->options;
+    http->module_count = options->module_count + 1;
+    http->modules = calloc(http->module_count, sizeof *http->modules);
+    if (!http->modules)
+        return mlo_error_nomem(err);
+    http->modules[0].routes = mlo_http_api_routes(&http->modules[0].count);
+    for (size_t i = 0; i < options->module_count; i++)
+        http->modules[i + 1] = options->modules[i];
+    return mlo_route_table_check(http->modules, http->module_count, err);
+}
+
+static enum mlo_status listen_on(struct mlo_http *http, struct mlo_error *err)
+{
+    struct sockaddr_storage address;
+    enum mlo_status status = parse_address(&http->options, &address, err);
+    if (status != MLO_OK)
+        return status;
+    unsigned flags = MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL | MHD_USE_ITC;
+    if (address.ss_family == AF_INET6)
+        flags |= MHD_USE_IPv6;
+#ifdef MLOPT_SANITIZED
+    size_t stack_size = (size_t)2 << 20; /* red zones make frames several times larger */
+#else
+    size_t stack_size = (size_t)512 << 10;
+#endif
+    errno = 0;
+    http->daemon = MHD_start_daemon(
+        flags, http->options.port, NULL, NULL, mlo_request_callback, http, MHD_OPTION_SOCK_ADDR,
+        (struct sockaddr *)&address, MHD_OPTION_NOTIFY_COMPLETED, mlo_request_completed, http,
+        MHD_OPTION_NOTIFY_CONNECTION, connection_changed, http, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)http->options.idle_timeout_s, MHD_OPTION_CONNECTION_LIMIT, http->options.max_connections,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)32 << 10, MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u,
+        MHD_OPTION_THREAD_STACK_SIZE, stack_size, MHD_OPTION_END);
+    if (!http->daemon) {
+        mlo_error_set(err, MLO_EUNAVAILABLE, "cannot listen on %s port %u: %s", http->options.address,
+                      http->options.port, errno ? strerror(errno) : "unknown reason");
+        mlo_error_hint(err, "choose another port, or stop the program that uses it");
+        return MLO_EUNAVAILABLE;
+    }
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(http->daemon, MHD_DAEMON_INFO_BIND_PORT);
+    http->port = info ? info->port : http->options.port;
+    return MLO_OK;
+}
+
+enum mlo_status mlo_http_start(const struct mlo_http_options *options, struct mlo_http **out,
+                               struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_http *http = calloc(1, sizeof *http);
+    *out = NULL;
+    if (!http)
+        return mlo_error_nomem(err);
+    http->options = *options;
+    pthread_mutex_init(&http->lock, NULL);
+    struct mlo_http_options *own = &http->options;
+    own->address = options->address ? options->address : "127.0.0.1";
+    own->max_connections = options->max_connections ? options->max_connections : 1024;
+    own->header_timeout_ms = options->header_timeout_ms ? options->header_timeout_ms : 5000;
+    own->idle_timeout_s = options->idle_timeout_s ? options->idle_timeout_s : 30;
+    own->min_body_rate = options->min_body_rate ? options->min_body_rate : 1024;
+    own->max_blob_bytes = options->max_blob_bytes ? options->max_blob_bytes : MLO_BODY_BLOB_MAX;
+    MLO_TRY(take_modules(http, err));
+    if (pthread_create(&http->reaper, NULL, reap, http) != 0) {
+        status = mlo_error_set(err, MLO_EUNAVAILABLE, "cannot start a thread");
+        goto out;
+    }
+    http->reaper_started = true;
+    MLO_TRY(listen_on(http, err));
+    own->address = NULL; /* the caller's; not needed any more */
+    *out = http;
+    http = NULL;
+out:
+    mlo_http_stop(http, 0);
+    return status;
+}
+
+static unsigned connections_now(struct mlo_http *http)
+{
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(http->daemon, MHD_DAEMON_INFO_CURRENT_CONNECTIONS);
+    return info ? info->num_connections : 0;
+}
+
+static void close_idle(struct mlo_http *http)
+{
+    pthread_mutex_lock(&http->lock);
+    for (struct mlo_connection *entry = http->connections; entry; entry = entry->next)
+        if (!atomic_load(&entry->busy))
+            shutdown(entry->fd, SHUT_RDWR);
+    pthread_mutex_unlock(&http->lock);
+}
+
+void mlo_http_stop(struct mlo_http *http, uint32_t drain_ms)
+{
+    if (!http)
+        return;
+    atomic_store(&http->stopping, true);
+    if (http->daemon) {
+        MHD_socket listener = MHD_quiesce_daemon(http->daemon);
+        if (listener != MHD_INVALID_SOCKET)
+            close(listener);
+        uint64_t until = mlo_clock_ns() + (uint64_t)drain_ms * 1000000;
+        do {
+            close_idle(http);
+            if (!connections_now(http))
+                break;
+            mlo_clock_sleep_ms(5);
+        } while (mlo_clock_ns() < until);
+        MHD_stop_daemon(http->daemon);
+    }
+    if (http->reaper_started)
+        pthread_join(http->reaper, NULL);
+    for (size_t i = 0; i < MLO_LOGIN_CODES; i++)
+        free(http->codes[i].token);
+    pthread_mutex_destroy(&http->lock);
+    free(http->modules);
+    free(http);
+}
+
+uint16_t mlo_http_port(const struct mlo_http *http)
+{
+    return http->port;
+}
+
+const struct mlo_http_options *mlo_http_options(const struct mlo_http *http)
+{
+    return &http->options;
+}
+
+bool mlo_http_stopping(const struct mlo_http *http)
+{
+    return atomic_load(&http->stopping);
+}
