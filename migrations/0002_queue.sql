@@ -3,14 +3,15 @@
 -- A job's row is its whole state; who may change it is decided by the attempt token (fencing): every change
 -- that a worker makes names the token it was given at the claim. Lock order: jobs by id, then the run.
 
-create table mlopt.run (
+create table run (
     id              bigint generated always as identity primary key,
-    project         bigint not null references mlopt.project,
-    version         bigint not null references mlopt.version,
+    project         bigint not null references project,
+    version         bigint not null references version,
     recipe_name     text not null,
     recipe          text not null,               -- canonical text, every option resolved
     target          text not null,
-    datasets        text not null,               -- JSON: role -> {"name","version","digest"}
+    source          digest not null references blob, -- the version's model file
+    datasets        text not null,               -- JSON: role -> {"id","name","version","digest"}
     priority        integer not null default 0,
     state           text not null default 'queued'
                     check (state in ('queued', 'running', 'succeeded', 'failed', 'cancelled')),
@@ -25,14 +26,14 @@ create table mlopt.run (
     finished_at     timestamptz,
     check ((state in ('succeeded', 'failed', 'cancelled')) = (finished_at is not null))
 );
-create unique index run_idempotency on mlopt.run (project, idempotency_key) where idempotency_key is not null;
-create index run_by_project on mlopt.run (project, id desc);
-create index run_by_version on mlopt.run (version, id desc);
+create unique index run_idempotency on run (project, idempotency_key) where idempotency_key is not null;
+create index run_by_project on run (project, id desc);
+create index run_by_version on run (version, id desc);
 
-create table mlopt.job (
+create table job (
     id            bigint generated always as identity primary key,
-    run           bigint not null references mlopt.run,
-    project       bigint not null references mlopt.project,
+    run           bigint not null references run,
+    project       bigint not null references project,
     position      integer not null,
     name          text not null,
     step          text not null,
@@ -43,9 +44,9 @@ create table mlopt.job (
                   check (state in ('waiting', 'ready', 'running', 'succeeded', 'failed', 'cancelled', 'reused')),
     priority      integer not null default 0,
     spec          text not null,                 -- JSON: {"options":…}
-    input         bytea check (length(input) = 32),      -- digest of the model it works on, once known
-    derivation    bytea check (length(derivation) = 32), -- key, once its input is known; null: never cached
-    output        bytea check (length(output) = 32),     -- digest of the model that the next step gets
+    input         digest, -- digest of the model it works on, once known
+    derivation    digest, -- key, once its input is known; null: never cached
+    output        digest, -- digest of the model that the next step gets
     result        text,                          -- JSON: the step's report
     progress      double precision not null default 0,
     message       text not null default '',
@@ -65,21 +66,21 @@ create table mlopt.job (
     check ((state = 'running') = (token is not null)),
     check ((state = 'running') = (lease_until is not null))
 );
-create index job_ready on mlopt.job (priority desc, id) where state = 'ready';
-create index job_lease on mlopt.job (lease_until) where state = 'running';
+create index job_ready on job (priority desc, id) where state = 'ready';
+create index job_lease on job (lease_until) where state = 'running';
 -- One derivation never runs twice at once: whoever claims second meets this index, and waits.
-create unique index job_derivation_in_flight on mlopt.job (derivation)
+create unique index job_derivation_in_flight on job (derivation)
     where state = 'running' and derivation is not null;
 
-create table mlopt.job_dep (
-    job   bigint not null references mlopt.job,
-    needs bigint not null references mlopt.job,
+create table job_dep (
+    job   bigint not null references job,
+    needs bigint not null references job,
     primary key (job, needs)
 );
-create index job_dep_needs on mlopt.job_dep (needs);
+create index job_dep_needs on job_dep (needs);
 
-create table mlopt.attempt (
-    job        bigint not null references mlopt.job,
+create table attempt (
+    job        bigint not null references job,
     number     integer not null,
     token      uuid not null,
     worker     text not null,
@@ -90,8 +91,8 @@ create table mlopt.attempt (
     primary key (job, number)
 );
 
-create table mlopt.run_event (
-    run  bigint not null references mlopt.run,
+create table run_event (
+    run  bigint not null references run,
     seq  bigint not null,
     at   timestamptz not null default now(),
     kind text not null,                          -- 'run' or 'job'
@@ -99,7 +100,7 @@ create table mlopt.run_event (
     primary key (run, seq)
 );
 
-create table mlopt.worker (
+create table worker (
     id            text primary key,              -- one per process start
     host          text not null,
     pid           integer not null,
@@ -112,18 +113,18 @@ create table mlopt.worker (
 );
 
 -- The server submits and cancels; it makes no attempt.
-grant select on mlopt.run, mlopt.job, mlopt.job_dep, mlopt.attempt, mlopt.run_event, mlopt.worker to mlopt_server;
-grant insert on mlopt.run, mlopt.job, mlopt.job_dep, mlopt.run_event to mlopt_server;
-grant update (state, error, event_seq, finished_at) on mlopt.run to mlopt_server;
-grant update (state, token, lease_until, error, finished_at, priority) on mlopt.job to mlopt_server;
-grant update (ended_at, outcome) on mlopt.attempt to mlopt_server;
+grant select on run, job, job_dep, attempt, run_event, worker to mlopt_server;
+grant insert on run, job, job_dep, run_event to mlopt_server;
+grant update (state, error, event_seq, finished_at) on run to mlopt_server;
+grant update (state, token, lease_until, error, finished_at, priority) on job to mlopt_server;
+grant update (ended_at, outcome) on attempt to mlopt_server;
 
 -- The worker claims, beats and completes; it cannot submit, nor change what a job is.
-grant select on mlopt.run, mlopt.job, mlopt.job_dep, mlopt.attempt, mlopt.run_event, mlopt.worker to mlopt_worker;
-grant update (state, variant, results, error, event_seq, started_at, finished_at) on mlopt.run to mlopt_worker;
+grant select on run, job, job_dep, attempt, run_event, worker to mlopt_worker;
+grant update (state, variant, results, error, event_seq, started_at, finished_at) on run to mlopt_worker;
 grant update (state, input, derivation, output, result, progress, message, attempts, claims, token, lease_until,
-              not_before, worker, error, ready_at, started_at, finished_at) on mlopt.job to mlopt_worker;
-grant insert on mlopt.attempt, mlopt.run_event to mlopt_worker;
-grant update (ended_at, outcome, error) on mlopt.attempt to mlopt_worker;
-grant insert, delete on mlopt.worker to mlopt_worker;
-grant update (state, last_seen_at) on mlopt.worker to mlopt_worker;
+              not_before, worker, error, ready_at, started_at, finished_at) on job to mlopt_worker;
+grant insert on attempt, run_event to mlopt_worker;
+grant update (ended_at, outcome, error) on attempt to mlopt_worker;
+grant insert, delete on worker to mlopt_worker;
+grant update (state, last_seen_at) on worker to mlopt_worker;

@@ -19,8 +19,9 @@ struct mlo_child {
     void *arg;
 };
 
-/* Runs `exe step-exec dir` to its end and reads result.json: *result is yours when MLO_OK is returned. The step's
- * own error is returned as it stands. A process that crashed, was killed or left no result is MLO_EJOB. */
+/* Runs `exe step-exec dir` to its end and reads result.json: *result is yours when MLO_OK is returned. The
+ * step's own error is returned as it stands. A process that crashed, was killed or left no result is
+ * MLO_EJOB. */
 MLO_MUST_USE enum mlo_status mlo_child_run(const struct mlo_child *child, json_t **result,
                                            struct mlo_error *err);
 
@@ -29,10 +30,14 @@ MLO_MUST_USE enum mlo_status mlo_child_run(const struct mlo_child *child, json_t
 struct mlo_machine_lock {
     int turnstile_fd, machine_fd;
 };
-#define MLO_MACHINE_LOCK_INIT {-1, -1}
+#define MLO_MACHINE_LOCK_INIT                                                                                \
+    {                                                                                                        \
+        -1, -1                                                                                               \
+    }
 /* Waits; `watch` as above can end the waiting. */
 MLO_MUST_USE enum mlo_status mlo_machine_lock(const char *dir, bool exclusive, mlo_child_watch_fn *watch,
-                                              void *arg, struct mlo_machine_lock *lock, struct mlo_error *err);
+                                              void *arg, struct mlo_machine_lock *lock,
+                                              struct mlo_error *err);
 void mlo_machine_unlock(struct mlo_machine_lock *lock);
 
 #endif

@@ -3,7 +3,8 @@
  *
  * At-least-once execution, exactly-once effect: a claim gives an attempt a token, every later change that the
  * attempt makes names it, and one whose job has gone to another attempt is refused with MLO_ELEASE. No
- * transaction is open while work runs. All JSON results are new references, yours. Times are ISO 8601 UTC. */
+ * transaction is open while work runs. All JSON results are new references, yours. Times are RFC 3339
+ * UTC. Functions that take a connection make one transaction of their own, or part of the caller's. */
 #ifndef MLO_SERVICE_H
 #define MLO_SERVICE_H
 
@@ -15,41 +16,41 @@
 /* --- runs (server side) ------------------------------------------------------------------------------- */
 
 struct mlo_run_request {
-    int64_t project;             /* registry id */
-    int64_t version;             /* registry id of the model's version */
+    int64_t project;                 /* registry id */
+    int64_t version;                 /* registry id of the model's version */
     const struct mlo_recipe *recipe; /* parsed, with every --set applied */
-    int priority;                /* higher first; 0 */
-    const char *created_by;      /* who: for the audit row */
-    const char *idempotency_key; /* or NULL: the same key in a project gives the same run */
+    int priority;                    /* higher first; 0 */
+    const struct mlo_actor *actor;   /* who; needs the role submitter in the project */
+    const char *idempotency_key;     /* or NULL: the same key in a project gives the same run */
 };
 
-/* Plans the DAG and inserts it in one transaction. The recipe's dataset names are resolved to versions ("NAME"
- * is the latest, "NAME@V" that one) that the project may read. MLO_ENOTFOUND names the missing dataset and
- * where the recipe names it. The same idempotency key with another version or recipe is MLO_ECONFLICT.
- * *created (may be NULL) is false when an earlier run is returned. */
-MLO_MUST_USE enum mlo_status mlo_run_submit(struct mlo_db *db, const struct mlo_run_request *request,
+/* Plans the DAG and inserts it in one transaction. The recipe's dataset names are resolved to versions
+ * ("NAME" is the latest, "NAME@V" that one) that the project may read. MLO_ENOTFOUND names the missing
+ * dataset and where the recipe names it. The same idempotency key with another version or recipe is
+ * MLO_ECONFLICT. *created (may be NULL) is false when an earlier run is returned. */
+MLO_MUST_USE enum mlo_status mlo_run_submit(struct mlo_db_conn *conn, const struct mlo_run_request *request,
                                             int64_t *run, bool *created, struct mlo_error *err);
 
 /* What mlo_run_submit would do, without doing it: {"variant","target","datasets":{role: {"name","version",
  * "digest"}},"jobs":[{"position","name","step","kind","target","needs":[position…],"derivation"?,"cached"}]}.
  * "derivation" and "cached" are known where the inputs are (the whole chain, when it is cached). */
-MLO_MUST_USE enum mlo_status mlo_run_plan(struct mlo_db *db, const struct mlo_run_request *request, json_t **out,
-                                          struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_run_plan(struct mlo_db_conn *conn, const struct mlo_run_request *request,
+                                          json_t **out, struct mlo_error *err);
 
-/* Cancels a run and its open jobs; running steps are stopped by their workers within seconds. A run that is over
- * already is MLO_ECONFLICT. */
-MLO_MUST_USE enum mlo_status mlo_run_cancel(struct mlo_db *db, int64_t run, const char *by,
-                                            struct mlo_error *err);
+/* Cancels a run and its open jobs; running steps are stopped by their workers within seconds. A run that is
+ * over already is MLO_ECONFLICT. `reason` may be NULL. */
+MLO_MUST_USE enum mlo_status mlo_run_cancel(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                            int64_t run, const char *reason, struct mlo_error *err);
 
 /* JSON below is what docs/api.md shows for the same thing, so that handlers pass it on, with these additions.
  *
  * A run, "Runs" there. In "jobs", state is blocked (needs others) | queued | running | succeeded | failed |
- * cancelled, with "reused": true on one whose derivation was known; more members: "position", "name", "target",
- * "max_attempts", "seconds", "needs":[position…], "derivation", "input", "output" (digests or null), "report"
- * (the step's), "attempts":[{"number","worker","started","ended","outcome","error"}]. The run has "datasets"
- * {role: {"name","version","digest"}}, "event_seq" (its ETag), "jobs_total", "jobs_done" and "recipe_text" (canonical).
- * MLO_ENOTFOUND when the project (0: any) has no such run. */
-MLO_MUST_USE enum mlo_status mlo_run_get(struct mlo_db *db, int64_t project, int64_t run, json_t **out,
+ * cancelled, with "reused": true on one whose derivation was known; more members: "position", "name",
+ * "target", "max_attempts", "seconds", "needs":[position…], "derivation", "input", "output" (digests or
+ * null), "report" (the step's), "attempts":[{"number","worker","started","ended","outcome","error"}]. The run
+ * has "datasets" {role: {"name","version","digest"}}, "event_seq" (its ETag), "jobs_total", "jobs_done" and
+ * "recipe_text" (canonical). MLO_ENOTFOUND when the project (0: any) has no such run. */
+MLO_MUST_USE enum mlo_status mlo_run_get(struct mlo_db_conn *conn, int64_t project, int64_t run, json_t **out,
                                          struct mlo_error *err);
 
 struct mlo_run_filter {
@@ -61,43 +62,44 @@ struct mlo_run_filter {
     int limit;         /* 0: 50 */
 };
 /* {"items":[run without "jobs" and "recipe_text"],"next": "<id to give as before>" | null}, newest first. */
-MLO_MUST_USE enum mlo_status mlo_run_list(struct mlo_db *db, const struct mlo_run_filter *filter, json_t **out,
-                                          struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_run_list(struct mlo_db_conn *conn, const struct mlo_run_filter *filter,
+                                          json_t **out, struct mlo_error *err);
 
 /* The run's events after `after` (0: all), oldest first, at most `limit` (0: 200), without waiting:
  *   {"items":[{"seq","time","kind":"run"|"job"|"progress","job","step","state","progress","message"}],
  *    "next": seq, "state": of the run, "done": bool}
  * Sequence numbers of a run have no gaps and appear in order. */
-MLO_MUST_USE enum mlo_status mlo_run_events(struct mlo_db *db, int64_t run, int64_t after, int limit,
+MLO_MUST_USE enum mlo_status mlo_run_events(struct mlo_db_conn *conn, int64_t run, int64_t after, int limit,
                                             json_t **out, struct mlo_error *err);
 
 /* {"queued","running","blocked","failed","oldest_queued_s", "expired" (leases), "workers" (active),
  *  "targets":[{"target","queued","workers"}]}: what is queued, and whether anybody can take it. */
-MLO_MUST_USE enum mlo_status mlo_queue_overview(struct mlo_db *db, json_t **out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_queue_overview(struct mlo_db_conn *conn, json_t **out,
+                                                struct mlo_error *err);
 
 /* {"items":[{"name" (id, one per process start),"host","pid","state":"active"|"draining"|"stopped"|"lost",
  *  "machine_class","capabilities":[targets],"slots","started","last_seen","job": id|null,
  *  "jobs":[{"id","run","step"}]}],"next":null}: those of the last day, newest first. */
-MLO_MUST_USE enum mlo_status mlo_worker_list(struct mlo_db *db, json_t **out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_worker_list(struct mlo_db_conn *conn, json_t **out, struct mlo_error *err);
 
 /* --- workers -------------------------------------------------------------------------------------------- */
 
 struct mlo_worker_options {
-    struct mlo_db *db;          /* pool; a worker uses up to slots + 2 connections */
+    struct mlo_db *db; /* pool; a worker uses up to slots + 2 connections */
     struct mlo_blob_store *blobs;
-    const char *work_dir;       /* scratch folders and the machine's benchmark lock live here; made if absent */
-    const char *exe;            /* program with the hidden verb `step-exec`; NULL: this one */
+    const char *work_dir; /* scratch folders and the machine's benchmark lock live here; made if absent */
+    const char *exe;      /* program with the hidden verb `step-exec`; NULL: this one */
     const char *const *targets; /* NULL-terminated extra targets it offers; "any", "cpu" and what the machine
                                    satisfies are always there */
     unsigned slots;             /* jobs at a time; 0: 1 */
     unsigned threads;           /* per job; 0: 1 */
     uint32_t lease_ms;          /* 0: 15,000 */
     uint32_t poll_ms;           /* fallback to the notification; 0: 1,000 */
-    uint32_t drain_ms;          /* how long running jobs may go on after the stop flag; then they are handed back */
-    uint32_t backoff_ms;        /* before the second attempt, doubled for each further one; 0: 1,000 */
-    uint64_t max_memory_bytes;  /* of a job's child (address space); 0: no limit */
-    uint32_t max_job_s;         /* wall time of an attempt; 0: no limit */
-    bool exit_when_idle;        /* return when nothing is ready or running */
+    uint32_t drain_ms;   /* how long running jobs may go on after the stop flag; then they are handed back */
+    uint32_t backoff_ms; /* before the second attempt, doubled for each further one; 0: 1,000 */
+    uint64_t max_memory_bytes; /* of a job's child (address space); 0: no limit */
+    uint32_t max_job_s;        /* wall time of an attempt; 0: no limit */
+    bool exit_when_idle;       /* return when nothing is ready or running */
 };
 
 /* Claims and runs jobs until *stop is not 0 (set it from a signal handler or another thread; it is looked at

@@ -1,0 +1,107 @@
+/* Changes of state that several operations share. All of them happen inside the caller's transaction. */
+#include "pipeline/service/service_impl.h"
+
+enum { S_LOCK_JOBS, S_TOKEN, S_EVENT, S_JOB_EVENT, S_NOTIFY, S_CLOSE_JOBS, S_CLOSE_ATTEMPTS, S_END_RUN, S_RUN };
+
+const struct mlo_sql MLO_RUNS_SQL[] = {
+    [S_LOCK_JOBS] = {"runs_lock_jobs",
+                     "select id, run from job where run = (select run from job where id = $1) "
+                     "order by id for update",
+                     1},
+    [S_TOKEN] = {"runs_token", "select state, token::text from job where id = $1", 1},
+    /* the run's row is locked by the increment, so numbers appear in the order in which they are given */
+    [S_EVENT] = {"runs_event",
+                 "with s as (update run set event_seq = event_seq + 1 where id = $1 returning event_seq) "
+                 "insert into run_event (run, seq, at, kind, data) "
+                 "select $1, event_seq, clock_timestamp(), $2, $3 from s",
+                 3},
+    [S_JOB_EVENT] = {"runs_job_event",
+                     "with s as (update run set event_seq = event_seq + 1 "
+                     "  where id = (select run from job where id = $1) returning id, event_seq) "
+                     "insert into run_event (run, seq, at, kind, data) "
+                     "select s.id, s.event_seq, clock_timestamp(), $2, json_build_object('job', j.id, 'step', j.step, "
+                     "  'name', j.name, 'state', j.state, 'progress', j.progress, 'message', j.message)::text "
+                     "from s, job j where j.id = $1",
+                     2},
+    [S_NOTIFY] = {"runs_notify", "select pg_notify('" MLO_QUEUE_CHANNEL "', '')", 0},
+    [S_CLOSE_JOBS] = {"runs_close_jobs",
+                      "update job set state = 'cancelled', token = null, lease_until = null, "
+                      "finished_at = clock_timestamp() "
+                      "where run = $1 and state in ('waiting', 'ready', 'running') returning id",
+                      1},
+    [S_CLOSE_ATTEMPTS] = {"runs_close_attempts",
+                          "update attempt a set ended_at = clock_timestamp(), outcome = 'cancelled' "
+                          "from job j where j.run = $1 and a.job = j.id and a.ended_at is null",
+                          1},
+    [S_END_RUN] = {"runs_end",
+                   "update run set state = $2, error = $3, finished_at = clock_timestamp() where id = $1", 3},
+    [S_RUN] = {"runs_describe",
+               "select r.project, p.name || '/' || m.name || '@' || v.number, r.recipe_name from run r "
+               "join version v on v.id = r.version join model m on m.id = v.model_id "
+               "join project p on p.id = r.project where r.id = $1",
+               1},
+};
+const size_t MLO_RUNS_SQL_COUNT = MLO_COUNT(MLO_RUNS_SQL);
+
+enum mlo_status mlo_lock_jobs_of(struct mlo_db_conn *conn, int64_t job, int64_t *run, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, job);
+    MLO_TRY(mlo_db_exec(conn, &MLO_RUNS_SQL[S_LOCK_JOBS], &p, &rows, err));
+    if (mlo_rows_count(&rows) == 0)
+        status = mlo_error_set(err, MLO_ENOTFOUND, "there is no job %lld", (long long)job);
+    else if (run)
+        *run = mlo_rows_i64(&rows, 0, 1);
+out:
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_check_token(struct mlo_db_conn *conn, int64_t job, const char *token, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, job);
+    MLO_TRY(mlo_db_exec(conn, &MLO_RUNS_SQL[S_TOKEN], &p, &rows, err));
+    if (mlo_rows_count(&rows) == 1 && mlo_str_eq(mlo_rows_text(&rows, 0, 1), token))
+        goto out;
+    if (mlo_rows_count(&rows) == 1 && mlo_str_eq(mlo_rows_text(&rows, 0, 0), "cancelled"))
+        status = mlo_error_set(err, MLO_ECANCELLED, "job %lld was cancelled", (long long)job);
+    else
+        status = mlo_error_set(err, MLO_ELEASE, "the lease on job %lld is lost: another attempt owns it",
+                               (long long)job);
+out:
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_run_event(struct mlo_db_conn *conn, int64_t run, const char *kind, const json_t *data,
+                              struct mlo_error *err)
+{
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_json_canonical(data, &text);
+    mlo_param_i64(&p, run);
+    mlo_param_text(&p, kind);
+    mlo_param_text(&p, mlo_buf_str(&text));
+    enum mlo_status status = mlo_buf_ok(&text) ? mlo_db_exec(conn, &MLO_RUNS_SQL[S_EVENT], &p, NULL, err)
+                                               : mlo_error_nomem(err);
+    mlo_buf_clear(&text);
+    return status;
+}
+
+enum mlo_status mlo_job_event(struct mlo_db_conn *conn, int64_t job, const char *kind, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, job);
+    mlo_param_text(&p, kind);
+    return mlo_db_exec(conn, &MLO_RUNS_SQL[S_JOB_EVENT], &p, NULL, err);
+}
+
+enum mlo_status mlo_queue_notify(struct mlo_db_conn *conn, struct mlo_error *err)
+{
+    return mlo_db_exec(conn, &MLO_RUNS_SQL[S_NOTIFY], NULL, NULL, err);
+}

@@ -1,0 +1,135 @@
+/* What the files of this room share: the claimed job, and the changes of state of queue and runs. */
+#ifndef MLO_SERVICE_IMPL_H
+#define MLO_SERVICE_IMPL_H
+
+#include "pipeline/service/service.h"
+
+/* Statement tables, for the test that prepares every one. */
+extern const struct mlo_sql MLO_QUEUE_SQL[], MLO_COMPLETION_SQL[], MLO_PLANNER_SQL[], MLO_READS_SQL[],
+    MLO_RUNS_SQL[], MLO_WORKER_SQL[];
+extern const size_t MLO_QUEUE_SQL_COUNT, MLO_COMPLETION_SQL_COUNT, MLO_PLANNER_SQL_COUNT, MLO_READS_SQL_COUNT,
+    MLO_RUNS_SQL_COUNT, MLO_WORKER_SQL_COUNT;
+
+/* --- transactions (tx.c) ---------------------------------------------------------------------------------
+ */
+
+typedef enum mlo_status mlo_tx_fn(struct mlo_db_conn *conn, void *arg, struct mlo_error *err);
+/* Runs fn in a transaction; again, a few times, after a deadlock. Within the caller's transaction it runs
+ * once. */
+MLO_MUST_USE enum mlo_status mlo_service_tx(struct mlo_db_conn *conn, mlo_tx_fn *fn, void *arg,
+                                            struct mlo_error *err);
+/* The same on a connection leased from the pool. */
+MLO_MUST_USE enum mlo_status mlo_service_pool_tx(struct mlo_db *db, mlo_tx_fn *fn, void *arg,
+                                                 struct mlo_error *err);
+/* {"code","message","where","hint"}, with "job" unless 0, as text; yours (free), NULL when out of memory. */
+char *mlo_error_json(const struct mlo_error *error, int64_t job);
+
+/* --- a claimed job
+ * ------------------------------------------------------------------------------------------ */
+
+struct mlo_job {
+    int64_t id, run, project, version;
+    int position, number, attempts, max_attempts;
+    char token[40]; /* of this attempt */
+    char *name, *step, *created_by;
+    char *variant; /* the name its artifact gets: the run's last derive step; else NULL */
+    bool derive, exclusive;
+    bool from_source; /* works on the upload; else on the artifact `input` */
+    json_t *options, *datasets;
+    struct mlo_digest
+        input; /* what the step before made; for a derive step on the upload what stands for it */
+    struct mlo_digest source;
+    bool has_key;
+    struct mlo_digest key;   /* of the derivation */
+    char *derivation;        /* its canonical text */
+    struct mlo_error broken; /* set when it cannot run at all: the attempt fails with it */
+};
+void mlo_job_clear(struct mlo_job *job);
+
+/* The derivation of a derive step on this input. A step that this program does not know is MLO_EUNSUPPORTED.
+ * *text is yours (free). */
+MLO_MUST_USE enum mlo_status mlo_job_derivation(const char *step, const json_t *options,
+                                                const struct mlo_digest *input, const json_t *datasets,
+                                                char **text, struct mlo_digest *key, struct mlo_error *err);
+
+/* --- the queue (queue.c)
+ * ------------------------------------------------------------------------------------- */
+
+struct mlo_claimer {
+    const char *worker;
+    const char *targets; /* PostgreSQL array literal: {any,cpu} */
+    uint32_t lease_ms;
+};
+/* Takes the first ready job that the claimer can do; *found is false when there is none. */
+MLO_MUST_USE enum mlo_status mlo_queue_claim(struct mlo_db *db, const struct mlo_claimer *claimer,
+                                             struct mlo_job *job, bool *found, struct mlo_error *err);
+/* Prolongs the lease. MLO_ELEASE: the job is not this attempt's any more; MLO_ECANCELLED: nobody's. */
+MLO_MUST_USE enum mlo_status mlo_queue_beat(struct mlo_db *db, const struct mlo_job *job, uint32_t lease_ms,
+                                            struct mlo_error *err);
+/* Writes progress, and an event of it. As mlo_queue_beat. */
+MLO_MUST_USE enum mlo_status mlo_queue_progress(struct mlo_db *db, const struct mlo_job *job, double fraction,
+                                                const char *message, struct mlo_error *err);
+
+enum mlo_attempt_end {
+    MLO_ATTEMPT_FAILED,   /* error says why; retried when that can help and attempts are left */
+    MLO_ATTEMPT_LOST,     /* the lease ran out */
+    MLO_ATTEMPT_RETURNED, /* handed back: ready at once, not counted */
+};
+struct mlo_attempt_failure {
+    int64_t job;
+    const char *token;
+    enum mlo_attempt_end end;
+    const struct mlo_error *error; /* NULL when returned */
+    bool retry;                    /* trying again can help */
+    uint32_t backoff_ms;           /* before the second attempt, doubled for each further one */
+};
+/* Ends an attempt that made nothing. MLO_ELEASE (or MLO_ECANCELLED) when the token is not the job's. */
+MLO_MUST_USE enum mlo_status mlo_queue_fail(struct mlo_db *db, const struct mlo_attempt_failure *failure,
+                                            struct mlo_error *err);
+/* Ends the attempts whose lease ran out. */
+MLO_MUST_USE enum mlo_status mlo_queue_reap(struct mlo_db *db, uint32_t backoff_ms, int *count,
+                                            struct mlo_error *err);
+/* The artifact that this derivation is known to give; *found false when it was never made. */
+MLO_MUST_USE enum mlo_status mlo_queue_known(struct mlo_db *db, const struct mlo_digest *key,
+                                             struct mlo_digest *artifact, bool *found, struct mlo_error *err);
+
+/* --- completion (completion.c)
+ * -------------------------------------------------------------------------------- */
+
+struct mlo_completion {
+    bool reused; /* the derivation was known: no work was done */
+    bool has_artifact;
+    struct mlo_digest artifact; /* in the blob store already */
+    uint64_t size_bytes;
+    const json_t *report;       /* object or NULL */
+    const json_t *observations; /* array or NULL; "samples" are digests here */
+};
+/* The effect of a job, in one transaction fenced by the token: derivation, lineage, variant, evidence,
+ * states, dependents, and the run's end when it was the last job. */
+MLO_MUST_USE enum mlo_status mlo_queue_complete(struct mlo_db *db, const struct mlo_job *job,
+                                                const struct mlo_completion *completion,
+                                                struct mlo_error *err);
+
+/* --- changes of state inside a transaction (runs.c)
+ * -------------------------------------------------------------- */
+
+/* Locks the jobs of a job's run, lowest id first: the order that every change of several jobs keeps. */
+MLO_MUST_USE enum mlo_status mlo_lock_jobs_of(struct mlo_db_conn *conn, int64_t job, int64_t *run,
+                                              struct mlo_error *err);
+/* Whether the token is the running attempt's: MLO_OK, MLO_ELEASE or MLO_ECANCELLED. */
+MLO_MUST_USE enum mlo_status mlo_check_token(struct mlo_db_conn *conn, int64_t job, const char *token,
+                                             struct mlo_error *err);
+/* Appends to the run's events. */
+MLO_MUST_USE enum mlo_status mlo_run_event(struct mlo_db_conn *conn, int64_t run, const char *kind,
+                                           const json_t *data, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_job_event(struct mlo_db_conn *conn, int64_t job, const char *kind,
+                                           struct mlo_error *err);
+/* Wakes the workers when the transaction commits. */
+MLO_MUST_USE enum mlo_status mlo_queue_notify(struct mlo_db_conn *conn, struct mlo_error *err);
+/* Ends a run whose jobs are locked: open jobs are cancelled, their attempts ended. `error` is JSON
+ * text or NULL; `actor` is for the audit row. */
+MLO_MUST_USE enum mlo_status mlo_run_end(struct mlo_db_conn *conn, int64_t run, const char *state,
+                                         const char *error, const struct mlo_actor *actor,
+                                         struct mlo_error *err);
+
+#endif
