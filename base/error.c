@@ -48,6 +48,38 @@ enum mlo_status mlo_status_from_code(const char *code)
     return MLO_EINTERNAL;
 }
 
+/* Length of the valid UTF-8 sequence at p that is no control character; 0 when there is none. */
+static size_t printable(const unsigned char *p)
+{
+    if (p[0] >= 0x20 && p[0] < 0x7f)
+        return 1;
+    size_t n = p[0] >= 0xc2 && p[0] <= 0xdf   ? 2
+               : (p[0] & 0xf0) == 0xe0        ? 3
+               : p[0] >= 0xf0 && p[0] <= 0xf4 ? 4
+                                              : 0;
+    for (size_t i = 1; i < n; i++)
+        if ((p[i] & 0xc0) != 0x80)
+            return 0;
+    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf0 && p[1] < 0x90) ||
+        (p[0] == 0xf4 && p[1] > 0x8f) || (p[0] == 0xc2 && p[1] < 0xa0))
+        return 0;
+    return n;
+}
+
+/* Errors quote names out of files: keep escape sequences and broken UTF-8 out of terminals and JSON. */
+static void make_printable(char *text)
+{
+    unsigned char *p = (unsigned char *)text;
+    while (*p) {
+        size_t n = printable(p);
+        if (n == 0) {
+            *p = '?';
+            n = 1;
+        }
+        p += n;
+    }
+}
+
 enum mlo_status mlo_error_set(struct mlo_error *err, enum mlo_status status, const char *fmt, ...)
 {
     if (err) {
@@ -57,6 +89,7 @@ enum mlo_status mlo_error_set(struct mlo_error *err, enum mlo_status status, con
         err->where[0] = err->hint[0] = '\0';
         vsnprintf(err->message, sizeof err->message, fmt, args);
         va_end(args);
+        make_printable(err->message);
     }
     return status;
 }
@@ -100,8 +133,10 @@ enum mlo_status mlo_error_errno(struct mlo_error *err, int errno_value, const ch
 
 static void add_once(char *field, size_t size, const char *fmt, va_list args)
 {
-    if (field[0] == '\0')
+    if (field[0] == '\0') {
         vsnprintf(field, size, fmt, args);
+        make_printable(field);
+    }
 }
 
 void mlo_error_where(struct mlo_error *err, const char *fmt, ...)
@@ -135,6 +170,7 @@ void mlo_error_prefix(struct mlo_error *err, const char *fmt, ...)
     va_end(args);
     memcpy(old, err->message, sizeof old);
     snprintf(err->message, sizeof err->message, "%s: %.300s", prefix, old);
+    make_printable(err->message);
 }
 
 enum mlo_status mlo_error_nomem(struct mlo_error *err)

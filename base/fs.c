@@ -229,7 +229,8 @@ enum mlo_status mlo_fs_tempdir(const char *parent, const char *prefix, char **pa
     if (!text)
         return mlo_error_nomem(err);
     if (!mkdtemp(text)) {
-        enum mlo_status status = mlo_error_errno(err, errno, "cannot create a temporary folder in %s", parent);
+        enum mlo_status status =
+            mlo_error_errno(err, errno, "cannot create a temporary folder in %s", parent);
         free(text);
         return status;
     }

@@ -20,7 +20,8 @@ MLO_MUST_USE enum mlo_status mlo_fs_write_atomic(const char *path, const void *b
 MLO_MUST_USE enum mlo_status mlo_fs_copy(const char *from, const char *to, struct mlo_error *err);
 /* mkdir -p. */
 MLO_MUST_USE enum mlo_status mlo_fs_mkdirs(const char *path, struct mlo_error *err);
-/* A new private folder "<parent>/<prefix>XXXXXX"; parent NULL means $TMPDIR or /tmp. *path is yours (free). */
+/* A new private folder "<parent>/<prefix>XXXXXX"; parent NULL means $TMPDIR or /tmp. *path is yours (free).
+ */
 MLO_MUST_USE enum mlo_status mlo_fs_tempdir(const char *parent, const char *prefix, char **path,
                                             struct mlo_error *err);
 /* rm -rf, does not follow links out of the tree; best effort, an absent path is fine. */

@@ -183,8 +183,8 @@ static enum mlo_status mistyped(const char *key, const char *want, struct mlo_er
     return status;
 }
 
-enum mlo_status mlo_json_get_str(const json_t *object, const char *key, const char *fallback, const char **out,
-                                 struct mlo_error *err)
+enum mlo_status mlo_json_get_str(const json_t *object, const char *key, const char *fallback,
+                                 const char **out, struct mlo_error *err)
 {
     const json_t *v = json_object_get(object, key);
     *out = fallback;

@@ -26,7 +26,8 @@ MLO_MUST_USE enum mlo_status mlo_json_save_file(const json_t *value, const char 
 /* Appends the canonical text of `value`. NaN and infinities cannot occur (jansson refuses them). */
 void mlo_json_canonical(const json_t *value, struct mlo_buf *out);
 /* SHA-256 of the canonical text. */
-MLO_MUST_USE enum mlo_status mlo_json_digest(const json_t *value, struct mlo_digest *out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_json_digest(const json_t *value, struct mlo_digest *out,
+                                             struct mlo_error *err);
 
 /* Getters: the member `key` of `object`. With a NULL `fallback` pointer (or required = true) an absent
  * member is an error; a member of another type is always one. Returned strings are borrowed. */

@@ -17,7 +17,10 @@ struct mlo_buf {
     bool failed;
 };
 
-#define MLO_BUF_INIT {0}
+#define MLO_BUF_INIT                                                                                         \
+    {                                                                                                        \
+        0                                                                                                    \
+    }
 
 void mlo_buf_clear(struct mlo_buf *buf); /* frees, and makes it empty again */
 void mlo_buf_reset(struct mlo_buf *buf); /* empties, keeps the memory */

@@ -3,14 +3,19 @@
 #ifndef MLO_STEPS_H
 #define MLO_STEPS_H
 
+#include "passes/passes.h"
 #include "pipeline/measure/measure.h"
 
-/* --- recipes ---------------------------------------------------------------------------------------------- */
+/* Names the numerics that may enter an artifact's bytes; part of every derivation. */
+#define MLO_NUMERICS_ID "invariant-1"
+
+/* --- recipes ----------------------------------------------------------------------------------------------
+ */
 
 struct mlo_recipe_step {
-    const char *name;   /* of the step table */
-    json_t *options;    /* resolved: every option present */
-    int line;           /* in the recipe's text */
+    const char *name; /* of the step table */
+    json_t *options;  /* resolved: every option present */
+    int line;         /* in the recipe's text */
 };
 
 /* A parsed, checked recipe; all memory in its arena. */
@@ -22,11 +27,11 @@ struct mlo_recipe {
     size_t step_count;
     struct mlo_condition *expect; /* base/condition.h */
     size_t expect_count;
-    json_t *canonical;            /* the whole, resolved: its canonical text is the recipe's identity */
+    json_t *canonical; /* the whole, resolved: its canonical text is the recipe's identity */
 };
 
-/* Parses YAML text. `name` stands for the file in errors ("int8-cpu.yaml:7: …"); unknown keys, steps and options
- * are errors with line and nearest known word. *out is yours. */
+/* Parses YAML text. `name` stands for the file in errors ("int8-cpu.yaml:7: …"); unknown keys, steps and
+ * options are errors with line and nearest known word. *out is yours. */
 MLO_MUST_USE enum mlo_status mlo_recipe_parse(const char *text, size_t size, const char *name,
                                               struct mlo_recipe **out, struct mlo_error *err);
 void mlo_recipe_free(struct mlo_recipe *recipe);
@@ -37,7 +42,8 @@ MLO_MUST_USE enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const cha
 const char *mlo_recipe_builtin(const char *name, size_t *size);
 const char *const *mlo_recipe_builtin_names(size_t *count);
 
-/* --- steps --------------------------------------------------------------------------------------------------- */
+/* --- steps
+ * --------------------------------------------------------------------------------------------------- */
 
 enum mlo_step_kind {
     MLO_STEP_DERIVE,  /* pure: makes an artifact; cached by derivation key */
@@ -46,15 +52,15 @@ enum mlo_step_kind {
 
 /* What a step works on; paths are of local files that it may only read, except out_dir. */
 struct mlo_step_context {
-    const json_t *options;       /* resolved */
-    const char *model_path;      /* the artifact that the steps before made (or the source) */
-    const char *source_path;     /* the version's upload */
+    const json_t *options;   /* resolved */
+    const char *model_path;  /* the artifact that the steps before made (or the source) */
+    const char *source_path; /* the version's upload */
     const char *calibrate_path, *select_path, *evaluate_path; /* datasets; NULL when the step needs none */
-    const char *out_dir;         /* scratch: outputs are made here */
+    const char *out_dir;                                      /* scratch: outputs are made here */
     unsigned threads;
-    int64_t batch;               /* for running data through; never changes a derived byte */
-    const char *exe;             /* for benchmark children; NULL: this program */
-    mlo_progress_fn *progress;   /* or NULL */
+    int64_t batch;             /* for running data through; never changes a derived byte */
+    const char *exe;           /* for benchmark children; NULL: this program */
+    mlo_progress_fn *progress; /* or NULL */
     void *progress_arg;
 };
 
@@ -66,35 +72,38 @@ struct mlo_step_result {
         {"subject":"variant"|"source", "metric":"top1", "params":{"batch":1,"threads":1}, "unit":"fraction",
          "value":…,"low":…,"high":…,"n":…, "protocol":"eval-1","engine":"cpu 1 (…)","machine_class":"…",
          "machine":{…}, "data_role":"evaluate" | null,
-         "against":{"subject":"source","difference":{"value","low","high"} | "ratio":{"value","low","high"}} | absent,
-         "samples": path of a JSON file in out_dir with what was measured, or absent}
-        Evaluations compare by difference, benchmarks by ratio (variant / source). */
+         "against":{"subject":"source","difference":{"value","low","high"} | "ratio":{"value","low","high"}} |
+        absent, "samples": path of a JSON file in out_dir with what was measured, or absent} Evaluations
+        compare by difference, benchmarks by ratio (variant / source). */
 };
 void mlo_step_result_clear(struct mlo_step_result *result);
 
 struct mlo_step {
     const char *name;
     enum mlo_step_kind kind;
-    int revision;                   /* part of the derivation key */
+    int revision; /* part of the derivation key */
     bool needs_calibrate, needs_select, needs_evaluate;
     const struct mlo_option_spec *options;
-    enum mlo_status (*run)(const struct mlo_step_context *ctx, struct mlo_step_result *out, struct mlo_error *err);
+    enum mlo_status (*run)(const struct mlo_step_context *ctx, struct mlo_step_result *out,
+                           struct mlo_error *err);
     /* Names of the passes it may run with these options: their revisions enter the key. Writes an object
      * {"pass": revision} (new reference). */
     enum mlo_status (*passes)(const json_t *options, json_t **out, struct mlo_error *err);
     const char *description;
     bool exclusive; /* wants the machine to itself while it runs (benchmark) */
 };
-const struct mlo_step *mlo_step_table(size_t *count);
+const struct mlo_step *const *mlo_step_table(size_t *count);
 const struct mlo_step *mlo_step_find(const char *name); /* NULL when unknown */
 MLO_MUST_USE enum mlo_status mlo_step_table_check(struct mlo_error *err);
 
 /* The derivation of a DERIVE step: canonical JSON of everything that determines the artifact's bytes:
  *   {"step","revision","options","inputs":{"model":digest},"datasets":{"calibrate":digest},"passes":{…},
  *    "numerics":"invariant-1","decisions":[digest…]}
- * dataset digests are those of manifests. *out is yours; its canonical text's SHA-256 is the derivation key. */
+ * dataset digests are those of manifests. *out is yours; its canonical text's SHA-256 is the derivation key.
+ */
 MLO_MUST_USE enum mlo_status mlo_step_derivation(const struct mlo_step *step, const json_t *options,
-                                                 const struct mlo_digest *model, const struct mlo_digest *calibrate,
+                                                 const struct mlo_digest *model,
+                                                 const struct mlo_digest *calibrate,
                                                  const struct mlo_digest *select, const json_t *decisions,
                                                  json_t **out, struct mlo_error *err);
 
@@ -106,9 +115,10 @@ MLO_MUST_USE enum mlo_status mlo_step_derivation(const struct mlo_step *step, co
  * Progress goes to progress_fd as JSON lines {"fraction":0.4,"message":"…"}; -1: nowhere. */
 MLO_MUST_USE enum mlo_status mlo_step_child(const char *dir, int progress_fd, struct mlo_error *err);
 
-/* Whether the expectations hold for a run's observations (all of them, over all steps): *failed is an array of
- * {"condition","reason"} (yours); MLO_EEXPECT when not empty. Each comparison reads the bound of the interval
- * that is against the claim. */
+/* Whether the expectations hold for a run's observations (all of them, over all steps). *results is an array,
+ * one
+ * {"condition","holds","reason"} each (yours); MLO_EEXPECT with the first reason when one does not hold. Each
+ * comparison reads the bound of the interval that is against the claim. */
 MLO_MUST_USE enum mlo_status mlo_recipe_expect(const struct mlo_recipe *recipe, const json_t *observations,
                                                json_t **results, struct mlo_error *err);
 

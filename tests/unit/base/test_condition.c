@@ -1,12 +1,4 @@
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include "base/base.h"
+#include "tests/cm.h"
 
 static struct mlo_condition parse(const char *text)
 {

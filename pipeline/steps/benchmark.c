@@ -1,0 +1,204 @@
+/* benchmark: latency of the variant beside the source, in alternating processes (DESIGN.md section 9). */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "pipeline/steps/step_impl.h"
+
+static const struct mlo_option_spec OPTIONS[] = {
+    {.name = "batch",
+     .type = MLO_OPT_INTS,
+     .fallback = "1",
+     .min = 1,
+     .max = 4096,
+     .description = "batch sizes to measure"},
+    {.name = "threads",
+     .type = MLO_OPT_INT,
+     .fallback = "1",
+     .min = 1,
+     .max = 1024,
+     .description = "threads of the engine"},
+    {.name = "compare_to",
+     .type = MLO_OPT_STRING,
+     .fallback = "none",
+     .choices = mlo_step_compare_choices,
+     .description = "measure the source in alternating processes and report the ratio"},
+    {.name = "engine",
+     .type = MLO_OPT_STRING,
+     .fallback = "cpu",
+     .choices = mlo_step_engine_choices,
+     .description = "the engine that runs the model"},
+    {.name = "seconds",
+     .type = MLO_OPT_FLOAT,
+     .fallback = "1.5",
+     .min = 0.05,
+     .max = 3600,
+     .description = "measuring time per model and batch size"},
+    {.name = "rounds",
+     .type = MLO_OPT_INT,
+     .fallback = "6",
+     .min = 2,
+     .max = 1000,
+     .description = "processes per model and batch size"},
+    {NULL},
+};
+
+struct part {
+    const struct mlo_step_context *ctx;
+    double from, share;
+};
+
+static void part_progress(void *arg, double fraction, const char *message)
+{
+    const struct part *p = arg;
+    mlo_step_progress(p->ctx, p->from + p->share * fraction, message);
+}
+
+static enum mlo_status add(json_t *observations, json_t *observation, struct mlo_error *err)
+{
+    return json_array_append_new(observations, observation) ? mlo_error_nomem(err) : MLO_OK;
+}
+
+/* The raw microseconds of one side, as a file of the result. */
+static enum mlo_status save_samples(const struct mlo_step_context *ctx, const char *subject, int64_t batch,
+                                    const struct mlo_bench_side *side, const json_t *machine, char **path,
+                                    struct mlo_error *err)
+{
+    char file[96];
+    snprintf(file, sizeof file, "latency-%s-batch%lld.json", subject, (long long)batch);
+    *path = mlo_fs_join(ctx->out_dir, file, NULL);
+    json_t *whole = json_pack("{s:s,s:I,s:O,s:O}", "subject", subject, "batch", (json_int_t)batch, "machine",
+                              machine, "microseconds", side->samples);
+    struct mlo_buf text = MLO_BUF_INIT;
+    enum mlo_status status;
+    if (!*path || !whole) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    mlo_json_canonical(whole, &text);
+    MLO_TRY(mlo_fs_write_atomic(*path, mlo_buf_str(&text), text.len, err));
+out:
+    mlo_buf_clear(&text);
+    json_decref(whole);
+    return status;
+}
+
+static enum mlo_status observe_side(const struct mlo_step_context *ctx, const struct mlo_engine *engine,
+                                    const char *subject, const struct mlo_bench_side *side, json_t *params,
+                                    int64_t batch, const json_t *machine,
+                                    const struct mlo_estimate *ratio_p50,
+                                    const struct mlo_estimate *ratio_p99, json_t *observations,
+                                    struct mlo_error *err)
+{
+    enum mlo_status status;
+    char *samples = NULL;
+    const struct {
+        const char *metric, *unit;
+        struct mlo_estimate estimate;
+        const struct mlo_estimate *ratio;
+    } rows[] = {
+        {"latency.p50", "us", side->p50_us, ratio_p50},
+        {"latency.p90", "us", side->p90_us, NULL},
+        {"latency.p99", "us", side->p99_us, ratio_p99},
+        {"throughput",
+         "samples/s",
+         {side->throughput, side->throughput, side->throughput, side->p50_us.n},
+         NULL},
+        {"memory.peak",
+         "bytes",
+         {(double)side->peak_rss_bytes, (double)side->peak_rss_bytes, (double)side->peak_rss_bytes, 1},
+         NULL},
+    };
+    MLO_TRY(save_samples(ctx, subject, batch, side, machine, &samples, err));
+    for (size_t i = 0; i < MLO_COUNT(rows); i++) {
+        json_t *o = mlo_step_observation(subject, rows[i].metric, params, rows[i].unit, &rows[i].estimate,
+                                         MLO_BENCH_PROTOCOL, engine);
+        if (!o || json_object_set(o, "machine", (json_t *)machine) ||
+            (i == 0 && json_object_set_new(o, "samples", json_string(samples))) ||
+            (rows[i].ratio && !mlo_step_compare(o, "ratio", rows[i].ratio))) {
+            json_decref(o);
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+        MLO_TRY(add(observations, o, err));
+    }
+out:
+    free(samples);
+    return status;
+}
+
+static enum mlo_status observe_size(const struct mlo_step_context *ctx, const struct mlo_engine *engine,
+                                    bool compares, json_t *observations, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    double source = (double)mlo_fs_size(ctx->source_path), variant = (double)mlo_fs_size(ctx->model_path);
+    json_t *params = json_object();
+    const struct mlo_estimate size = {variant, variant, variant, 1};
+    json_t *o = mlo_step_observation("variant", "size", params, "bytes", &size, MLO_BENCH_PROTOCOL, engine);
+    const struct mlo_estimate ratio = {variant / source, variant / source, variant / source, 1};
+    if (!o || (compares && source > 0 && !mlo_step_compare(o, "ratio", &ratio))) {
+        json_decref(o);
+        status = mlo_error_nomem(err);
+    } else {
+        status = add(observations, o, err);
+    }
+    json_decref(params);
+    return status;
+}
+
+static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_result *out,
+                           struct mlo_error *err)
+{
+    enum mlo_status status;
+    bool compares = mlo_step_compares(ctx);
+    const json_t *batches = json_object_get(ctx->options, "batch");
+    size_t count = json_array_size(batches);
+    struct mlo_bench_result result = {0};
+    struct mlo_bench_options bench = {
+        .threads = (unsigned)mlo_json_i64(ctx->options, "threads", 1),
+        .seconds = mlo_json_f64(ctx->options, "seconds", 1.5),
+        .rounds = (int)mlo_json_i64(ctx->options, "rounds", 6),
+        .exe = ctx->exe,
+    };
+    json_t *params = NULL;
+    out->observations = json_array();
+    out->report = json_object();
+    MLO_TRY(mlo_step_engine(ctx, &bench.engine, err));
+    MLO_TRY(observe_size(ctx, bench.engine, compares, out->observations, err));
+    for (size_t i = 0; i < count; i++) {
+        struct part part = {ctx, (double)i / (double)count, 1.0 / (double)count};
+        const char *first = compares ? ctx->source_path : ctx->model_path;
+        bench.batch = json_integer_value(json_array_get(batches, i));
+        MLO_TRY(
+            mlo_bench(first, compares ? ctx->model_path : NULL, &bench, &result, part_progress, &part, err));
+        params = json_pack("{s:I,s:i}", "batch", (json_int_t)bench.batch, "threads", (int)bench.threads);
+        if (!params) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+        if (compares) {
+            MLO_TRY(observe_side(ctx, bench.engine, "source", &result.a, params, bench.batch, result.machine,
+                                 NULL, NULL, out->observations, err));
+            MLO_TRY(observe_side(ctx, bench.engine, "variant", &result.b, params, bench.batch, result.machine,
+                                 &result.ratio_p50, &result.ratio_p99, out->observations, err));
+        } else {
+            MLO_TRY(observe_side(ctx, bench.engine, "variant", &result.a, params, bench.batch, result.machine,
+                                 NULL, NULL, out->observations, err));
+        }
+        json_decref(params);
+        params = NULL;
+        mlo_bench_result_clear(&result);
+    }
+out:
+    json_decref(params);
+    mlo_bench_result_clear(&result);
+    return status;
+}
+
+const struct mlo_step mlo_step_benchmark = {
+    .name = "benchmark",
+    .kind = MLO_STEP_OBSERVE,
+    .revision = 1,
+    .options = OPTIONS,
+    .run = run,
+    .description = "measures latency, throughput and memory beside the source, in alternating processes",
+};

@@ -1,0 +1,108 @@
+/* The child's side of a job: one folder in, one folder out, no database, no network. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pipeline/steps/step_impl.h"
+
+struct reporter {
+    int fd;
+    double last;
+    uint64_t last_ns;
+};
+
+/* At most ten lines a second, and each change of one percent at most once. */
+static void report_progress(void *arg, double fraction, const char *message)
+{
+    struct reporter *r = arg;
+    uint64_t now = mlo_clock_ns();
+    if (r->fd < 0 || (fraction < 1 && (now - r->last_ns < 100000000 || fraction - r->last < 0.01)))
+        return;
+    r->last = fraction;
+    r->last_ns = now;
+    json_t *line = json_pack("{s:f,s:s}", "fraction", fraction, "message", message ? message : "");
+    struct mlo_buf text = MLO_BUF_INIT;
+    if (line) {
+        mlo_json_canonical(line, &text);
+        mlo_buf_putc(&text, '\n');
+        if (mlo_buf_ok(&text) && !mlo_fs_write_full(r->fd, mlo_buf_str(&text), text.len))
+            r->fd = -1; /* nobody listens any more; the step itself goes on */
+    }
+    mlo_buf_clear(&text);
+    json_decref(line);
+}
+
+static enum mlo_status run_job(const char *dir, const json_t *job, struct reporter *reporter,
+                               struct mlo_step_result *result, struct mlo_error *err)
+{
+    const char *name;
+    enum mlo_status status = mlo_json_get_str(job, "step", NULL, &name, err);
+    if (status != MLO_OK)
+        return status;
+    const struct mlo_step *step = mlo_step_find(name);
+    if (!step)
+        return mlo_error_set(err, MLO_EUNSUPPORTED, "this program has no step '%s'", name);
+    struct mlo_step_context ctx = {
+        .options = json_object_get(job, "options"),
+        .model_path = mlo_json_str(job, "model", NULL),
+        .source_path = mlo_json_str(job, "source", NULL),
+        .calibrate_path = mlo_json_str(job, "calibrate", NULL),
+        .select_path = mlo_json_str(job, "select", NULL),
+        .evaluate_path = mlo_json_str(job, "evaluate", NULL),
+        .out_dir = dir,
+        .threads = (unsigned)mlo_json_i64(job, "threads", 1),
+        .batch = mlo_json_i64(job, "batch", 0),
+        .progress = report_progress,
+        .progress_arg = reporter,
+    };
+    if (!ctx.model_path || !ctx.source_path || !json_is_object(ctx.options) ||
+        (step->needs_calibrate && !ctx.calibrate_path) || (step->needs_select && !ctx.select_path) ||
+        (step->needs_evaluate && !ctx.evaluate_path))
+        return mlo_error_set(err, MLO_EINTERNAL, "the job for the step '%s' lacks an input", name);
+    return step->run(&ctx, result, err);
+}
+
+static json_t *result_json(enum mlo_status status, const struct mlo_step_result *result,
+                           const struct mlo_error *error)
+{
+    if (status != MLO_OK)
+        return json_pack("{s:s,s:s,s:s,s:s}", "status", mlo_status_info(status)->code, "message",
+                         error->message, "where", error->where, "hint", error->hint);
+    json_t *empty = json_array();
+    json_t *out =
+        json_pack("{s:s,s:s?,s:O?,s:O}", "status", "ok", "artifact", result->artifact_path, "report",
+                  result->report, "observations", result->observations ? result->observations : empty);
+    json_decref(empty);
+    return out;
+}
+
+enum mlo_status mlo_step_child(const char *dir, int progress_fd, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_step_result result = {0};
+    struct reporter reporter = {.fd = progress_fd};
+    struct mlo_error job_error = {0};
+    json_t *job = NULL, *answer = NULL;
+    char *in = mlo_fs_join(dir, "job.json", NULL), *out = mlo_fs_join(dir, "result.json", NULL);
+    if (!in || !out) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_json_load_file(in, &job, err));
+    enum mlo_status outcome = run_job(dir, job, &reporter, &result, &job_error);
+    if (outcome == MLO_OK)
+        report_progress(&reporter, 1, "done");
+    answer = result_json(outcome, &result, &job_error);
+    if (!answer) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_json_save_file(answer, out, err));
+out:
+    mlo_step_result_clear(&result);
+    json_decref(job);
+    json_decref(answer);
+    free(in);
+    free(out);
+    return status;
+}

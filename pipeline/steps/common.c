@@ -1,0 +1,93 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "pipeline/steps/step_impl.h"
+
+const char *const mlo_step_compare_choices[] = {"none", "source", NULL};
+const char *const mlo_step_engine_choices[] = {"cpu", "reference", NULL};
+
+void mlo_step_result_clear(struct mlo_step_result *result)
+{
+    free(result->artifact_path);
+    json_decref(result->report);
+    json_decref(result->observations);
+    *result = (struct mlo_step_result){0};
+}
+
+void mlo_step_progress(const struct mlo_step_context *ctx, double fraction, const char *message)
+{
+    if (ctx->progress)
+        ctx->progress(ctx->progress_arg, fraction, message);
+}
+
+json_t *mlo_step_pass_revisions(const char *const *names, size_t count)
+{
+    json_t *out = json_object();
+    for (size_t i = 0; i < count && out; i++) {
+        const struct mlo_pass *pass = mlo_pass_find(names[i]);
+        if (json_object_set_new(out, names[i], json_integer(pass ? pass->revision : 0))) {
+            json_decref(out);
+            return NULL;
+        }
+    }
+    return out;
+}
+
+enum mlo_status mlo_step_run_passes(const struct mlo_step_context *ctx, struct mlo_model *model,
+                                    const struct mlo_pass_request *requests, size_t count,
+                                    const struct mlo_stats *stats, struct mlo_step_result *out,
+                                    struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_pass_driver driver = {.stats = stats};
+    MLO_TRY(mlo_passes_run(model, requests, count, &driver, err));
+    out->artifact_path = mlo_fs_join(ctx->out_dir, "model.onnx", NULL);
+    out->report = json_pack("{s:O}", "passes", driver.report);
+    if (!out->artifact_path || !out->report) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_onnx_save(model, out->artifact_path, err));
+out:
+    json_decref(driver.report);
+    return status;
+}
+
+static json_t *estimate_json(const struct mlo_estimate *e)
+{
+    return json_pack("{s:f,s:f,s:f}", "value", e->value, "low", e->low, "high", e->high);
+}
+
+json_t *mlo_step_observation(const char *subject, const char *metric, json_t *params, const char *unit,
+                             const struct mlo_estimate *estimate, const char *protocol,
+                             const struct mlo_engine *engine)
+{
+    char machine_class[128];
+    json_t *machine = NULL;
+    if (mlo_machine_describe(&machine, NULL) != MLO_OK)
+        return NULL;
+    return json_pack("{s:s,s:s,s:O,s:s,s:f,s:f,s:f,s:I,s:s,s:s,s:s,s:o}", "subject", subject, "metric",
+                     metric, "params", params, "unit", unit, "value", estimate->value, "low", estimate->low,
+                     "high", estimate->high, "n", (json_int_t)estimate->n, "protocol", protocol, "engine",
+                     engine->version(), "machine_class",
+                     mlo_machine_class(machine_class, sizeof machine_class), "machine", machine);
+}
+
+bool mlo_step_compare(json_t *observation, const char *kind, const struct mlo_estimate *estimate)
+{
+    json_t *against = json_pack("{s:s,s:o}", "subject", "source", kind, estimate_json(estimate));
+    return json_object_set_new(observation, "against", against) == 0;
+}
+
+enum mlo_status mlo_step_engine(const struct mlo_step_context *ctx, const struct mlo_engine **out,
+                                struct mlo_error *err)
+{
+    enum mlo_status status = mlo_engine_find(mlo_json_str(ctx->options, "engine", "cpu"), out, err);
+    return status == MLO_OK ? (*out)->probe(err) : status;
+}
+
+bool mlo_step_compares(const struct mlo_step_context *ctx)
+{
+    return strcmp(mlo_json_str(ctx->options, "compare_to", "none"), "source") == 0 &&
+           strcmp(ctx->model_path, ctx->source_path) != 0;
+}

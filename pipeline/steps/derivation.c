@@ -1,0 +1,41 @@
+#include "pipeline/steps/steps.h"
+
+static bool set_digest(json_t *object, const char *key, const struct mlo_digest *digest)
+{
+    char text[MLO_DIGEST_TEXT_SIZE];
+    return !digest || json_object_set_new(object, key, json_string(mlo_digest_text(digest, text))) == 0;
+}
+
+enum mlo_status mlo_step_derivation(const struct mlo_step *step, const json_t *options,
+                                    const struct mlo_digest *model, const struct mlo_digest *calibrate,
+                                    const struct mlo_digest *select, const json_t *decisions, json_t **out,
+                                    struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    json_t *inputs = json_object(), *datasets = json_object(), *passes = NULL;
+    *out = NULL;
+    if (step->kind != MLO_STEP_DERIVE) {
+        status = mlo_error_set(err, MLO_EINTERNAL, "the step %s measures; it has no derivation", step->name);
+        goto out;
+    }
+    MLO_TRY(step->passes(options, &passes, err));
+    /* a step's datasets enter its key only where the step reads them */
+    if (!inputs || !datasets || !set_digest(inputs, "model", model) ||
+        !set_digest(datasets, "calibrate", step->needs_calibrate ? calibrate : NULL) ||
+        !set_digest(datasets, "select", step->needs_select ? select : NULL)) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    json_t *none = decisions ? NULL : json_array();
+    *out = json_pack("{s:s,s:i,s:O,s:O,s:O,s:O,s:s,s:O}", "step", step->name, "revision", step->revision,
+                     "options", options, "inputs", inputs, "datasets", datasets, "passes", passes, "numerics",
+                     MLO_NUMERICS_ID, "decisions", decisions ? decisions : none);
+    json_decref(none);
+    if (!*out)
+        status = mlo_error_nomem(err);
+out:
+    json_decref(inputs);
+    json_decref(datasets);
+    json_decref(passes);
+    return status;
+}

@@ -1,0 +1,406 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "pipeline/steps/steps.h"
+#include "pipeline/steps/yaml_impl.h"
+
+static const char *const TOP_KEYS[] = {"name", "target", "data", "steps", "expect", "description"};
+static const char *const DATA_KEYS[] = {"calibrate", "select", "evaluate"};
+static const char *const TARGETS[] = {"any", "cpu", "cpu:avx2", "cpu:avx512", "cpu:avx512-vnni"};
+
+enum { MAX_STEPS = 64, MAX_EXPECT = 64, MAX_TEXT = 1 << 18 };
+
+struct reader {
+    struct mlo_recipe *recipe;
+    const char *name; /* of the file, for errors */
+    struct mlo_error *err;
+};
+
+static enum mlo_status bad(struct reader *r, int line, const char *fmt, ...) MLO_PRINTF(3, 4);
+static enum mlo_status bad(struct reader *r, int line, const char *fmt, ...)
+{
+    char what[400];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(what, sizeof what, fmt, args);
+    va_end(args);
+    enum mlo_status status = mlo_error_set(r->err, MLO_EINVAL, "%.80s:%d: %s", r->name, line, what);
+    mlo_error_where(r->err, "%s:%d", r->name, line);
+    return status;
+}
+
+/* Puts file and line in front of an error that an inner function made. */
+static enum mlo_status at_line(struct reader *r, enum mlo_status status, int line)
+{
+    if (status != MLO_OK && r->err) {
+        mlo_error_prefix(r->err, "%.80s:%d", r->name, line);
+        snprintf(r->err->where, sizeof r->err->where, "%.200s:%d", r->name, line);
+    }
+    return status;
+}
+
+static enum mlo_status unknown(struct reader *r, int line, const char *kind, const char *word,
+                               const char *const *known, size_t count)
+{
+    enum mlo_status status = bad(r, line, "unknown %s '%.60s'", kind, word);
+    const char *near = mlo_suggest(word, known, count);
+    if (near) {
+        mlo_error_hint(r->err, "did you mean '%s'?", near);
+    } else {
+        struct mlo_buf list = MLO_BUF_INIT;
+        for (size_t i = 0; i < count; i++)
+            mlo_buf_printf(&list, "%s%s", i ? ", " : "", known[i]);
+        mlo_error_hint(r->err, "known are: %s", mlo_buf_str(&list));
+        mlo_buf_clear(&list);
+    }
+    return status;
+}
+
+static bool among(const char *word, const char *const *list, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(word, list[i]) == 0)
+            return true;
+    return false;
+}
+
+static enum mlo_status check_keys(struct reader *r, const struct mlo_yaml *map, const char *const *known,
+                                  size_t count)
+{
+    for (const struct mlo_yaml *m = map->first; m; m = m->next)
+        if (!among(m->key, known, count))
+            return unknown(r, m->key_line, "key", m->key, known, count);
+    return MLO_OK;
+}
+
+static enum mlo_status read_text(struct reader *r, const struct mlo_yaml *node, const char **out)
+{
+    if (node->kind != MLO_YAML_SCALAR || node->text[0] == '\0')
+        return bad(r, node->line, "'%s' must be a text", node->key);
+    *out = node->text;
+    return MLO_OK;
+}
+
+/* A name that becomes a variant's name, a path segment and a file name. */
+static bool valid_name(const char *name)
+{
+    size_t n = strlen(name);
+    return n > 0 && n <= 64 && name[0] != '-' && name[0] != '.' &&
+           strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789-_.") == n;
+}
+
+static enum mlo_status read_header(struct reader *r, const struct mlo_yaml *root)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_yaml *node = mlo_yaml_get(root, "name");
+    if (!node) {
+        status = bad(r, root->line, "the key 'name' is missing");
+        mlo_error_hint(r->err, "begin the recipe with a line such as \"name: int8-cpu\"");
+        goto out;
+    }
+    MLO_TRY(read_text(r, node, &r->recipe->name));
+    if (!valid_name(r->recipe->name) || strcmp(r->recipe->name, "source") == 0) {
+        status = bad(
+            r, node->line,
+            "'%.64s' cannot be the name of a recipe: up to 64 lowercase letters, digits, '-', '_' or '.', "
+            "and not 'source'",
+            r->recipe->name);
+        goto out;
+    }
+    r->recipe->target = "any";
+    if ((node = mlo_yaml_get(root, "target"))) {
+        MLO_TRY(read_text(r, node, &r->recipe->target));
+        if (!among(r->recipe->target, TARGETS, MLO_COUNT(TARGETS))) {
+            status = unknown(r, node->line, "target", r->recipe->target, TARGETS, MLO_COUNT(TARGETS));
+            goto out;
+        }
+    }
+    const struct mlo_yaml *data = mlo_yaml_get(root, "data");
+    if (data) {
+        if (data->kind != MLO_YAML_MAP) {
+            status = bad(r, data->line,
+                         "'data' must map roles to datasets, such as {calibrate: fashion/calibration}");
+            goto out;
+        }
+        MLO_TRY(check_keys(r, data, DATA_KEYS, MLO_COUNT(DATA_KEYS)));
+        const char **slots[] = {&r->recipe->calibrate, &r->recipe->select, &r->recipe->evaluate};
+        for (size_t i = 0; i < MLO_COUNT(DATA_KEYS); i++)
+            if ((node = mlo_yaml_get(data, DATA_KEYS[i])))
+                MLO_TRY(read_text(r, node, slots[i]));
+    }
+out:
+    return status;
+}
+
+static enum mlo_status unknown_step(struct reader *r, int line, const char *word)
+{
+    size_t count;
+    const struct mlo_step *const *table = mlo_step_table(&count);
+    const char *names[MAX_STEPS];
+    count = MLO_MIN(count, (size_t)MAX_STEPS);
+    for (size_t i = 0; i < count; i++)
+        names[i] = table[i]->name;
+    return unknown(r, line, "step", word, names, count);
+}
+
+/* The line of the option that an error's place names ("option 'calibrator'"); else the step's. */
+static int option_line(const struct mlo_yaml *options, const struct mlo_error *err, int fallback)
+{
+    if (!err || !options || options->kind != MLO_YAML_MAP)
+        return fallback;
+    for (const struct mlo_yaml *m = options->first; m; m = m->next) {
+        char quoted[128];
+        snprintf(quoted, sizeof quoted, "'%.100s'", m->key);
+        if (strstr(err->where, quoted))
+            return m->key_line;
+    }
+    return fallback;
+}
+
+static enum mlo_status needs_data(struct reader *r, const struct mlo_step *step, int line)
+{
+    const struct {
+        bool needed;
+        const char *dataset, *role;
+    } rows[] = {
+        {step->needs_calibrate, r->recipe->calibrate, "calibrate"},
+        {step->needs_select, r->recipe->select, "select"},
+        {step->needs_evaluate, r->recipe->evaluate, "evaluate"},
+    };
+    for (size_t i = 0; i < MLO_COUNT(rows); i++) {
+        if (rows[i].needed && !rows[i].dataset) {
+            enum mlo_status status =
+                bad(r, line, "the step '%s' needs a dataset for the role '%s', and the recipe names none",
+                    step->name, rows[i].role);
+            mlo_error_hint(r->err, "add to the recipe: data: {%s: PROJECT/DATASET}", rows[i].role);
+            return status;
+        }
+    }
+    return MLO_OK;
+}
+
+static enum mlo_status read_step(struct reader *r, const struct mlo_yaml *item)
+{
+    enum mlo_status status = MLO_OK;
+    const char *name;
+    const struct mlo_yaml *options = NULL;
+    json_t *given = NULL;
+    if (item->kind == MLO_YAML_SCALAR) {
+        name = item->text;
+    } else if (item->kind == MLO_YAML_MAP && item->count == 1) {
+        options = item->first;
+        name = options->key;
+    } else {
+        return bad(r, item->line, "a step is written \"- name: {options}\"");
+    }
+    const struct mlo_step *step = mlo_step_find(name);
+    if (!step)
+        return unknown_step(r, item->line, name);
+    if (options) {
+        given = mlo_yaml_to_json(options);
+        if (!given)
+            return mlo_error_nomem(r->err);
+        if (json_is_null(given)) {
+            json_decref(given);
+            given = NULL;
+        } else if (!json_is_object(given)) {
+            status = bad(r, options->line, "the options of '%s' are written {option: value, …}", name);
+            goto out;
+        }
+    }
+    struct mlo_recipe_step *slot = &r->recipe->steps[r->recipe->step_count];
+    status = mlo_options_resolve(step->options, given, &slot->options, r->err);
+    if (status != MLO_OK) {
+        at_line(r, status, option_line(options, r->err, item->line));
+        goto out;
+    }
+    slot->name = step->name;
+    slot->line = item->line;
+    r->recipe->step_count++;
+    MLO_TRY(needs_data(r, step, item->line));
+out:
+    json_decref(given);
+    return status;
+}
+
+static enum mlo_status read_steps(struct reader *r, const struct mlo_yaml *root)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_yaml *steps = mlo_yaml_get(root, "steps");
+    if (!steps || steps->kind != MLO_YAML_LIST || steps->count == 0) {
+        status = bad(r, steps ? steps->line : root->line, "'steps' must list at least one step");
+        mlo_error_hint(r->err, "write for example \"steps: [{optimize: {}}]\"");
+        return status;
+    }
+    if (steps->count > MAX_STEPS)
+        return bad(r, steps->line, "at most %d steps", MAX_STEPS);
+    r->recipe->steps = mlo_arena_calloc(r->recipe->arena, steps->count, sizeof *r->recipe->steps);
+    if (!r->recipe->steps)
+        return mlo_error_nomem(r->err);
+    bool observed = false;
+    for (const struct mlo_yaml *item = steps->first; item; item = item->next) {
+        MLO_TRY(read_step(r, item));
+        const struct mlo_recipe_step *last = &r->recipe->steps[r->recipe->step_count - 1];
+        bool observes = mlo_step_find(last->name)->kind == MLO_STEP_OBSERVE;
+        if (observed && !observes) {
+            status = bad(r, item->line, "the step '%s' makes an artifact and stands after one that measures",
+                         last->name);
+            mlo_error_hint(r->err, "put the steps that make the variant first, then those that measure it");
+            goto out;
+        }
+        observed = observes;
+    }
+out:
+    return status;
+}
+
+static enum mlo_status read_expectations(struct reader *r, const struct mlo_yaml *root)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_yaml *list = mlo_yaml_get(root, "expect");
+    if (!list)
+        return MLO_OK;
+    if (list->kind != MLO_YAML_LIST || list->count > MAX_EXPECT)
+        return bad(r, list->line, "'expect' must be a list of at most %d conditions", MAX_EXPECT);
+    r->recipe->expect = mlo_arena_calloc(r->recipe->arena, list->count, sizeof *r->recipe->expect);
+    if (!r->recipe->expect)
+        return mlo_error_nomem(r->err);
+    for (const struct mlo_yaml *item = list->first; item; item = item->next) {
+        if (item->kind != MLO_YAML_SCALAR)
+            return bad(r, item->line, "a condition is a text, such as \"top1 >= source - 0.5pt\"");
+        struct mlo_condition *c = &r->recipe->expect[r->recipe->expect_count];
+        status = at_line(r, mlo_condition_parse(item->text, c, r->err), item->line);
+        if (status != MLO_OK)
+            goto out;
+        if (c->base[0] && strcmp(c->base, "source") != 0) {
+            status =
+                bad(r, item->line,
+                    "an expectation compares with 'source'; '%s' belongs into a promotion gate", c->base);
+            goto out;
+        }
+        r->recipe->expect_count++;
+    }
+out:
+    return status;
+}
+
+static enum mlo_status make_canonical(struct mlo_recipe *recipe, struct mlo_error *err)
+{
+    json_t *data = json_object(), *steps = json_array(), *expect = json_array();
+    const char *const datasets[] = {recipe->calibrate, recipe->select, recipe->evaluate};
+    for (size_t i = 0; i < MLO_COUNT(DATA_KEYS); i++)
+        if (datasets[i])
+            json_object_set_new(data, DATA_KEYS[i], json_string(datasets[i]));
+    for (size_t i = 0; i < recipe->step_count; i++)
+        json_array_append_new(steps, json_pack("{s:O}", recipe->steps[i].name, recipe->steps[i].options));
+    for (size_t i = 0; i < recipe->expect_count; i++)
+        json_array_append_new(expect, json_string(recipe->expect[i].text));
+    json_t *canonical = json_pack("{s:s,s:s,s:o,s:o,s:o}", "name", recipe->name, "target", recipe->target,
+                                  "data", data, "steps", steps, "expect", expect);
+    if (!canonical)
+        return mlo_error_nomem(err);
+    json_decref(recipe->canonical);
+    recipe->canonical = canonical;
+    return MLO_OK;
+}
+
+enum mlo_status mlo_recipe_parse(const char *text, size_t size, const char *name, struct mlo_recipe **out,
+                                 struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_yaml *root;
+    struct mlo_recipe *recipe = NULL;
+    struct mlo_arena *arena = mlo_arena_new();
+    *out = NULL;
+    if (!arena || !(recipe = mlo_arena_alloc(arena, sizeof *recipe))) {
+        mlo_arena_free(arena);
+        return mlo_error_nomem(err);
+    }
+    recipe->arena = arena;
+    struct reader r = {recipe, mlo_arena_strdup(arena, name), err};
+    if (size > MAX_TEXT) {
+        status =
+            mlo_error_set(err, MLO_ETOOBIG, "%s has %zu bytes; a recipe may have %d", name, size, MAX_TEXT);
+        goto out;
+    }
+    MLO_TRY(mlo_yaml_parse(arena, text, size, r.name, &root, err));
+    if (root->kind != MLO_YAML_MAP) {
+        status =
+            bad(&r, root->line, "a recipe is a map of keys such as name, target, data, steps and expect");
+        goto out;
+    }
+    MLO_TRY(check_keys(&r, root, TOP_KEYS, MLO_COUNT(TOP_KEYS)));
+    MLO_TRY(read_header(&r, root));
+    MLO_TRY(read_steps(&r, root));
+    MLO_TRY(read_expectations(&r, root));
+    MLO_TRY(make_canonical(recipe, err));
+    *out = recipe;
+    recipe = NULL;
+out:
+    mlo_recipe_free(recipe);
+    return status;
+}
+
+void mlo_recipe_free(struct mlo_recipe *recipe)
+{
+    if (!recipe)
+        return;
+    for (size_t i = 0; i < recipe->step_count; i++)
+        json_decref(recipe->steps[i].options);
+    json_decref(recipe->canonical);
+    mlo_arena_free(recipe->arena);
+}
+
+enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    json_t *value = NULL, *options = NULL;
+    struct mlo_arena *arena = mlo_arena_new();
+    const char *dot = strchr(assignment, '.'), *equals = strchr(assignment, '=');
+    char step[64], key[64];
+    bool found = false;
+    if (!arena)
+        return mlo_error_nomem(err);
+    if (!dot || !equals || dot > equals || (size_t)(dot - assignment) >= sizeof step ||
+        (size_t)(equals - dot) > sizeof key) {
+        status = mlo_error_set(err, MLO_EINVAL, "'%s' is no setting", assignment);
+        mlo_error_hint(err, "write STEP.OPTION=VALUE, such as quantize.calibrator=percentile");
+        goto out;
+    }
+    snprintf(step, sizeof step, "%.*s", (int)(dot - assignment), assignment);
+    snprintf(key, sizeof key, "%.*s", (int)(equals - dot - 1), dot + 1);
+    struct mlo_yaml *node;
+    MLO_TRY(mlo_yaml_parse(arena, equals + 1, strlen(equals + 1), assignment, &node, err));
+    value = mlo_yaml_to_json(node);
+    for (size_t i = 0; i < recipe->step_count; i++) {
+        if (strcmp(recipe->steps[i].name, step) != 0)
+            continue;
+        found = true;
+        json_decref(options);
+        options = json_copy(recipe->steps[i].options);
+        if (!options || json_object_set(options, key, value)) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+        json_t *resolved;
+        MLO_TRY(mlo_options_resolve(mlo_step_find(step)->options, options, &resolved, err));
+        json_decref(recipe->steps[i].options);
+        recipe->steps[i].options = resolved;
+    }
+    if (!found) {
+        const char *names[MAX_STEPS];
+        for (size_t i = 0; i < recipe->step_count; i++)
+            names[i] = recipe->steps[i].name;
+        const char *near = mlo_suggest(step, names, recipe->step_count);
+        status = mlo_error_set(err, MLO_EINVAL, "the recipe '%s' has no step '%s'", recipe->name, step);
+        if (near)
+            mlo_error_hint(err, "did you mean '%s'?", near);
+        goto out;
+    }
+    MLO_TRY(make_canonical(recipe, err));
+out:
+    json_decref(value);
+    json_decref(options);
+    mlo_arena_free(arena);
+    return status;
+}

@@ -1,0 +1,328 @@
+#include "tests/cm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void test_error__table_has_one_row_per_status(void **state)
+{
+    MLO_UNUSED(state);
+    for (int i = 0; i < MLO_STATUS_COUNT; i++) {
+        const struct mlo_status_info *info = mlo_status_info((enum mlo_status)i);
+        assert_int_equal(info->status, i);
+        assert_int_equal(mlo_status_from_code(info->code), i);
+        assert_true(info->http >= 200 && info->http < 600);
+    }
+    assert_int_equal(mlo_status_info((enum mlo_status)999)->status, MLO_EINTERNAL);
+}
+
+static void test_error__keeps_the_innermost_place_and_adds_context(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    assert_int_equal(mlo_error_set(&err, MLO_EINVAL, "axis is %d", 9), MLO_EINVAL);
+    mlo_error_where(&err, "node '%s'", "a");
+    mlo_error_where(&err, "file");
+    mlo_error_prefix(&err, "loading");
+    assert_string_equal(err.where, "node 'a'");
+    assert_string_equal(err.message, "loading: axis is 9");
+    assert_int_equal(mlo_error_errno(&err, ENOSPC, "writing x"), MLO_ENOSPC);
+    assert_int_equal(mlo_error_set(NULL, MLO_EIO, "dropped"), MLO_EIO);
+}
+
+static void test_error__makes_hostile_names_printable(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    mlo_error_set(&err, MLO_EFORMAT, "name %s", "a\x1b[31m\xff\xc3(\xe2\x82\xac\xc3\xa9\n");
+    assert_string_equal(err.message, "name a?[31m?" "?(\xe2\x82\xac\xc3\xa9?");
+    json_t *s = json_string(err.message);
+    assert_non_null(s);
+    json_decref(s);
+}
+
+static void count_up(void *arg)
+{
+    ++*(int *)arg;
+}
+
+static void test_arena__aligns_zeroes_and_runs_cleanups(void **state)
+{
+    MLO_UNUSED(state);
+    int freed = 0;
+    struct mlo_arena *a = mlo_arena_new();
+    for (size_t size = 0; size < 70000; size = size * 3 + 1) {
+        unsigned char *p = mlo_arena_aligned(a, 64, size);
+        assert_int_equal((uintptr_t)p % 64, 0);
+        for (size_t i = 0; i < size; i++)
+            assert_int_equal(p[i], 0);
+        memset(p, 0xff, size);
+    }
+    assert_null(mlo_arena_calloc(a, SIZE_MAX / 2, 3));
+    assert_string_equal(mlo_arena_strndup(a, "abcdef", 3), "abc");
+    assert_string_equal(mlo_arena_printf(a, "%s-%d", "x", 7), "x-7");
+    assert_int_equal(mlo_arena_on_free(a, count_up, &freed), 0);
+    mlo_arena_free(a);
+    assert_int_equal(freed, 1);
+    mlo_arena_free(NULL);
+}
+
+static void test_str__numbers_are_whole_or_nothing(void **state)
+{
+    MLO_UNUSED(state);
+    int64_t i;
+    double d;
+    assert_true(mlo_str_to_i64("-42", &i));
+    assert_int_equal(i, -42);
+    assert_false(mlo_str_to_i64("42x", &i));
+    assert_false(mlo_str_to_i64("", &i));
+    assert_false(mlo_str_to_i64(" 1", &i));
+    assert_false(mlo_str_to_i64("99999999999999999999", &i));
+    assert_true(mlo_str_to_f64("1e-3", &d));
+    assert_float_equal(d, 1e-3, 0);
+    assert_false(mlo_str_to_f64("nan", &d));
+    assert_false(mlo_str_to_f64("1,5", &d));
+    char text[32];
+    assert_string_equal(mlo_str_size(999, text), "999 B");
+    assert_string_equal(mlo_str_size(1200557, text), "1.20 MB");
+}
+
+static void test_hash__matches_the_standard_vectors(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_digest d, parsed;
+    char text[MLO_DIGEST_TEXT_SIZE];
+    mlo_digest_of("abc", 3, &d); /* FIPS 180-4, example 1 */
+    assert_string_equal(mlo_digest_text(&d, text),
+                        "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    assert_true(mlo_digest_parse(text, &parsed));
+    assert_true(mlo_digest_eq(&d, &parsed));
+    text[10] = 'G';
+    assert_false(mlo_digest_parse(text, &parsed));
+    struct mlo_hasher *h = mlo_hasher_new();
+    mlo_hasher_update(h, "a", 1);
+    mlo_hasher_update(h, "bc", 2);
+    mlo_hasher_final(h, &parsed);
+    mlo_hasher_free(h);
+    assert_true(mlo_digest_eq(&d, &parsed));
+}
+
+static void test_json__canonical_text_is_sorted_and_shortest(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    json_t *v;
+    static const char TEXT[] =
+        "{\"b\": [1, 0.1, -0.0, 1e300, true, null], \"a\": \"x\\u0001\\\"\\n\", \"A\": {}}";
+    assert_ok(mlo_json_parse(TEXT, strlen(TEXT), "test", &v, &err));
+    struct mlo_buf out = MLO_BUF_INIT;
+    mlo_json_canonical(v, &out);
+    assert_string_equal(mlo_buf_str(&out),
+                        "{\"A\":{},\"a\":\"x\\u0001\\\"\\n\",\"b\":[1,0.1,0,1e+300,true,null]}");
+    mlo_buf_clear(&out);
+    json_decref(v);
+    assert_int_equal(mlo_json_parse("{\"a\":1,\"a\":2}", 13, "test", &v, &err), MLO_EFORMAT);
+    assert_contains(err.where, "test:1");
+}
+
+static void test_json__getters_name_the_field(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    int64_t i, fallback = 5;
+    json_t *o = json_pack("{s:i,s:s}", "n", 3, "s", "x");
+    assert_ok(mlo_json_get_i64(o, "n", NULL, &i, &err));
+    assert_int_equal(i, 3);
+    assert_ok(mlo_json_get_i64(o, "none", &fallback, &i, &err));
+    assert_int_equal(i, 5);
+    assert_int_equal(mlo_json_get_i64(o, "s", &fallback, &i, &err), MLO_EINVAL);
+    assert_string_equal(err.where, "field 's'");
+    const char *s;
+    assert_int_equal(mlo_json_get_str(o, "none", NULL, &s, &err), MLO_EINVAL);
+    json_decref(o);
+}
+
+static void test_fs__bounds_reads_and_writes_atomically(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    char *dir;
+    assert_ok(mlo_fs_tempdir(NULL, "mlopt-test-", &dir, &err));
+    char *file = mlo_fs_join(dir, "a", "b", "file", NULL), *folder = mlo_fs_join(dir, "a", "b", NULL);
+    assert_ok(mlo_fs_mkdirs(folder, &err));
+    assert_ok(mlo_fs_write_atomic(file, "hello", 5, &err));
+    assert_int_equal(mlo_fs_size(file), 5);
+    struct mlo_buf text = MLO_BUF_INIT;
+    assert_int_equal(mlo_fs_read(file, 4, &text, &err), MLO_ETOOBIG);
+    mlo_buf_clear(&text);
+    assert_ok(mlo_fs_read(file, 5, &text, &err));
+    assert_string_equal(mlo_buf_str(&text), "hello");
+    mlo_buf_clear(&text);
+    assert_int_equal(mlo_fs_read("/dev/zero", 1000, &text, &err), MLO_ETOOBIG);
+    mlo_buf_clear(&text);
+    assert_int_equal(mlo_fs_read(folder, 1000, &text, &err), MLO_EINVAL);
+    assert_int_equal(mlo_fs_read("/nonexistent/x", 1000, &text, &err), MLO_ENOTFOUND);
+    char *copy = mlo_fs_join(dir, "copy", NULL);
+    assert_ok(mlo_fs_copy(file, copy, &err));
+    struct mlo_mapping m;
+    assert_ok(mlo_fs_map(copy, &m, &err));
+    assert_memory_equal(m.data, "hello", 5);
+    mlo_fs_unmap(&m);
+    assert_int_not_equal(mlo_fs_write_atomic("/proc/nothing/here", "x", 1, &err), MLO_OK);
+    mlo_fs_remove_tree(dir);
+    assert_false(mlo_fs_exists(dir));
+    free(copy);
+    free(file);
+    free(folder);
+    free(dir);
+}
+
+static enum mlo_status run_sh(const char *script, uint64_t timeout_ms, struct mlo_buf *out, int *code,
+                              struct mlo_error *err)
+{
+    const char *argv[] = {"/bin/sh", "-c", script, NULL};
+    struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
+    o.argv = argv;
+    return mlo_process_run(&o, timeout_ms, 1000, out, code, err);
+}
+
+static void test_process__collects_output_and_exit_codes(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_buf out = MLO_BUF_INIT;
+    int code;
+    assert_ok(run_sh("printf hi; exit 3", 5000, &out, &code, &err));
+    assert_int_equal(code, 3);
+    assert_string_equal(mlo_buf_str(&out), "hi");
+    mlo_buf_reset(&out);
+    assert_ok(run_sh("kill -9 $$", 5000, &out, &code, &err));
+    assert_int_equal(code, 128 + SIGKILL);
+    assert_int_equal(run_sh("sleep 30 & sleep 30", 100, &out, &code, &err), MLO_ETIMEOUT);
+    assert_int_equal(run_sh("yes", 5000, &out, &code, &err), MLO_ETOOBIG);
+    mlo_buf_clear(&out);
+    const char *argv[] = {"/nonexistent/program", NULL};
+    struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
+    o.argv = argv;
+    pid_t pid;
+    assert_int_equal(mlo_process_start(&o, &pid, &err), MLO_ENOTFOUND);
+    assert_contains(err.message, "/nonexistent/program");
+}
+
+static void test_process__sets_and_unsets_environment(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_buf out = MLO_BUF_INIT;
+    int code;
+    setenv("MLO_TEST_A", "old", 1);
+    setenv("MLO_TEST_B", "old", 1);
+    const char *argv[] = {
+        "/bin/sh", "-c",
+        "printf \"%s,%s,%s\" \"$MLO_TEST_A\" \"${MLO_TEST_B-unset}\" \"$(ls /proc/self/fd | wc -l)\"", NULL};
+    const char *env[] = {"MLO_TEST_A=new", "MLO_TEST_B", NULL};
+    struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
+    o.argv = argv;
+    o.env = env;
+    int leak = open("/dev/null", O_RDONLY); /* not close-on-exec: must not reach the child all the same */
+    assert_ok(mlo_process_run(&o, 5000, 1000, &out, &code, &err));
+    close(leak);
+    assert_string_equal(mlo_buf_str(&out), "new,unset,4"); /* 0, 1, 2 and ls's own folder */
+    mlo_buf_clear(&out);
+}
+
+static void add_index(void *arg, size_t begin, size_t end, unsigned worker)
+{
+    MLO_UNUSED(worker);
+    int *seen = arg;
+    for (size_t i = begin; i < end; i++)
+        __atomic_fetch_add(&seen[i], 1, __ATOMIC_RELAXED);
+}
+
+static void test_pool__visits_each_index_once(void **state)
+{
+    MLO_UNUSED(state);
+    enum { N = 1001 };
+    for (unsigned threads = 1; threads <= 4; threads++) {
+        struct mlo_pool *pool = mlo_pool_new(threads);
+        assert_non_null(pool);
+        for (int round = 0; round < 50; round++) {
+            int seen[N] = {0};
+            mlo_pool_run(pool, N, round % 3 ? 1 : 400, add_index, seen);
+            for (int i = 0; i < N; i++)
+                assert_int_equal(seen[i], 1);
+        }
+        mlo_pool_free(pool);
+    }
+}
+
+static void test_suggest__finds_the_nearest_word(void **state)
+{
+    MLO_UNUSED(state);
+    static const char *const WORDS[] = {"calibrator", "per_channel", "scheme", "form"};
+    assert_string_equal(mlo_suggest("calibratr", WORDS, 4), "calibrator");
+    assert_string_equal(mlo_suggest("perchannel", WORDS, 4), "per_channel");
+    assert_string_equal(mlo_suggest("shceme", WORDS, 4), "scheme");
+    assert_null(mlo_suggest("zzzzzzzz", WORDS, 4));
+}
+
+static void test_clock__formats_utc(void **state)
+{
+    MLO_UNUSED(state);
+    char text[32];
+    assert_string_equal(mlo_clock_format(0, text), "1970-01-01T00:00:00.000Z");
+    assert_string_equal(mlo_clock_format(1769862896789123, text), "2026-01-31T12:34:56.789Z");
+}
+
+static void test_log__writes_one_line_as_text_or_json(void **state)
+{
+    MLO_UNUSED(state);
+    int fds[2];
+    char line[512];
+    assert_int_equal(pipe(fds), 0);
+    mlo_log_setup(MLO_LOG_INFO, MLO_LOG_JSON, fds[1], "test");
+    mlo_log(MLO_LOG_DEBUG, "hidden", NULL);
+    mlo_log(MLO_LOG_WARN, "job claimed", "job", "7", "why", "a \"b\"", NULL);
+    ssize_t n = read(fds[0], line, sizeof line - 1);
+    assert_true(n > 0);
+    line[n] = '\0';
+    json_t *v = json_loads(line, 0, NULL);
+    assert_non_null(v);
+    assert_string_equal(mlo_json_str(v, "event", ""), "job claimed");
+    assert_string_equal(mlo_json_str(v, "why", ""), "a \"b\"");
+    json_decref(v);
+    mlo_log_setup(MLO_LOG_INFO, MLO_LOG_TEXT, fds[1], "test");
+    mlo_log(MLO_LOG_INFO, "started", "port", "80", "none", NULL, NULL);
+    n = read(fds[0], line, sizeof line - 1);
+    line[n] = '\0';
+    assert_contains(line, "test: started port=80 none=-");
+    mlo_log_setup(MLO_LOG_INFO, MLO_LOG_TEXT, 2, "mlopt");
+    close(fds[0]);
+    close(fds[1]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_error__table_has_one_row_per_status),
+        cmocka_unit_test(test_error__keeps_the_innermost_place_and_adds_context),
+        cmocka_unit_test(test_error__makes_hostile_names_printable),
+        cmocka_unit_test(test_arena__aligns_zeroes_and_runs_cleanups),
+        cmocka_unit_test(test_str__numbers_are_whole_or_nothing),
+        cmocka_unit_test(test_hash__matches_the_standard_vectors),
+        cmocka_unit_test(test_json__canonical_text_is_sorted_and_shortest),
+        cmocka_unit_test(test_json__getters_name_the_field),
+        cmocka_unit_test(test_fs__bounds_reads_and_writes_atomically),
+        cmocka_unit_test(test_process__collects_output_and_exit_codes),
+        cmocka_unit_test(test_process__sets_and_unsets_environment),
+        cmocka_unit_test(test_pool__visits_each_index_once),
+        cmocka_unit_test(test_suggest__finds_the_nearest_word),
+        cmocka_unit_test(test_clock__formats_utc),
+        cmocka_unit_test(test_log__writes_one_line_as_text_or_json),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
