@@ -198,6 +198,7 @@ const struct mlo_step mlo_step_benchmark = {
     .name = "benchmark",
     .kind = MLO_STEP_OBSERVE,
     .revision = 1,
+    .exclusive = true,
     .options = OPTIONS,
     .run = run,
     .description = "measures latency, throughput and memory beside the source, in alternating processes",
