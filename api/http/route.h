@@ -102,7 +102,7 @@ MLO_MUST_USE enum mlo_status mlo_request_json(struct mlo_request *req, json_t **
 const char *mlo_request_form(struct mlo_request *req, const char *name);
 /* A cookie's value; NULL when absent. */
 const char *mlo_request_cookie(const struct mlo_request *req, const char *name);
-/* The generation in If-Match: `"3"`, or `*` as -1. MLO_EPRECONDITION_REQUIRED when absent. */
+/* The generation in If-Match, as in `"3"`. MLO_EPRECONDITION_REQUIRED when absent. */
 MLO_MUST_USE enum mlo_status mlo_request_if_match(const struct mlo_request *req, int64_t *out,
                                                   struct mlo_error *err);
 
