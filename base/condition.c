@@ -188,9 +188,9 @@ static bool holds(enum mlo_condition_op op, double low, double high, double righ
     case MLO_LE:
         return high <= right;
     case MLO_LT:
-        return high < right;
+        break;
     }
-    return false;
+    return high < right;
 }
 
 static enum mlo_status verdict(const struct mlo_condition *c, const char *what, double value, double low,

@@ -1,0 +1,246 @@
+#include "tests/cm.h"
+
+#include "pipeline/steps/steps.h"
+
+static struct mlo_recipe *parse(const char *text)
+{
+    struct mlo_recipe *recipe;
+    struct mlo_error err = {0};
+    assert_ok(mlo_recipe_parse(text, strlen(text), "r.yaml", &recipe, &err));
+    return recipe;
+}
+
+static void refused(const char *text, const char *message, const char *hint)
+{
+    struct mlo_recipe *recipe;
+    struct mlo_error err = {0};
+    if (mlo_recipe_parse(text, strlen(text), "r.yaml", &recipe, &err) == MLO_OK)
+        fail_msg("accepted: %s", text);
+    assert_null(recipe);
+    assert_contains(err.message, message);
+    assert_contains(err.hint, hint);
+}
+
+static void test_recipe__builtin_ones_parse(void **state)
+{
+    MLO_UNUSED(state);
+    size_t count, size;
+    const char *const *names = mlo_recipe_builtin_names(&count);
+    assert_true(count >= 1);
+    for (size_t i = 0; i < count; i++) {
+        struct mlo_error err = {0};
+        struct mlo_recipe *recipe;
+        const char *text = mlo_recipe_builtin(names[i], &size);
+        assert_non_null(text);
+        assert_ok(mlo_recipe_parse(text, size, names[i], &recipe, &err));
+        assert_string_equal(recipe->name, names[i]);
+        mlo_recipe_free(recipe);
+    }
+    assert_null(mlo_recipe_builtin("no-such", &size));
+}
+
+static void test_recipe__resolves_every_option(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_recipe *r =
+        parse("name: a\ndata: {evaluate: p/d}\nsteps:\n  - optimize\n  - evaluate: {metrics: [top1, top5]}\n"
+              "  - benchmark: {batch: 8}\nexpect: [\"top1 >= source - 0.5pt\"]\n");
+    assert_string_equal(r->target, "any");
+    assert_string_equal(r->evaluate, "p/d");
+    assert_null(r->calibrate);
+    assert_int_equal(r->step_count, 3);
+    assert_string_equal(mlo_json_str(r->steps[1].options, "compare_to", ""), "none");
+    assert_int_equal(json_array_size(json_object_get(r->steps[1].options, "metrics")), 2);
+    assert_int_equal(json_integer_value(json_array_get(json_object_get(r->steps[2].options, "batch"), 0)), 8);
+    assert_int_equal(mlo_json_i64(r->steps[2].options, "threads", 0), 1);
+    assert_int_equal(r->expect_count, 1);
+    mlo_recipe_free(r);
+}
+
+static void test_recipe__written_differently_is_the_same_recipe(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_digest a, b, c;
+    struct mlo_recipe *r = parse("name: a\nsteps: [{benchmark: {batch: [1], threads: 1}}]\n");
+    assert_ok(mlo_json_digest(r->canonical, &a, &err));
+    mlo_recipe_free(r);
+    r = parse("# a comment\nsteps:\n  - benchmark: {}\nname: \"a\"\n");
+    assert_ok(mlo_json_digest(r->canonical, &b, &err));
+    assert_true(mlo_digest_eq(&a, &b));
+    assert_ok(mlo_recipe_set(r, "benchmark.batch=[1, 2]", &err));
+    assert_ok(mlo_json_digest(r->canonical, &c, &err));
+    assert_false(mlo_digest_eq(&a, &c));
+    mlo_recipe_free(r);
+}
+
+static void test_recipe__mistakes_name_line_and_nearest_word(void **state)
+{
+    MLO_UNUSED(state);
+    refused("name: a\nstepz: []\n", "r.yaml:2: unknown key 'stepz'", "did you mean 'steps'?");
+    refused("name: a\ndata: {calibarte: x}\nsteps: [optimize]\n", "r.yaml:2: unknown key 'calibarte'",
+            "did you mean 'calibrate'?");
+    refused("name: a\nsteps:\n  - optimise: {}\n", "r.yaml:3: unknown step 'optimise'",
+            "did you mean 'optimize'?");
+    refused("name: a\ndata: {calibrate: p/d}\nsteps:\n  - quantize:\n      scheme: int8\n      calibratr: "
+            "minmax\n",
+            "r.yaml:6: ", "calibrator");
+    refused("name: a\nsteps:\n  - benchmark: {batch: [0]}\n", "r.yaml:3: ", "");
+    refused("name: a\nsteps: [quantize]\n", "r.yaml:2: the step 'quantize' needs a dataset",
+            "data: {calibrate:");
+    refused("name: a\ntarget: cpu:avx513\nsteps: [optimize]\n", "r.yaml:2: unknown target",
+            "did you mean 'cpu:avx512'?");
+    refused("name: a\nsteps: [optimize]\nexpect: [\"top1 > \"]\n", "r.yaml:3: the condition", "");
+    refused("name: a\nsteps: [optimize]\nexpect: [\"top1 > production\"]\n", "gate", "");
+    refused("name: a\nname: b\nsteps: [optimize]\n", "r.yaml:2: the key 'name' stands twice", "");
+    refused("name: Big Name\nsteps: [optimize]\n", "cannot be the name", "");
+    refused("name: source\nsteps: [optimize]\n", "not 'source'", "");
+    refused("steps: [optimize]\n", "'name' is missing", "name: int8-cpu");
+    refused("name: a\nsteps: []\n", "at least one step", "");
+    refused("name: a\ndata: {evaluate: p/d}\nsteps: [evaluate, optimize]\n", "stands after one that measures",
+            "");
+    refused("", "empty", "");
+    refused("- a\n", "a recipe is a map", "");
+    refused("name: [unclosed\n", "r.yaml:", "");
+    refused("name: &x a\nsteps: [*x]\n", "anchors", "");
+    refused("? [a]\n: b\n", "a key must be plain text", "");
+}
+
+static void test_recipe__bounds_nesting_and_size(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_recipe *recipe;
+    char deep[4000];
+    memset(deep, '[', sizeof deep);
+    assert_int_equal(mlo_recipe_parse(deep, sizeof deep, "r.yaml", &recipe, &err), MLO_EFORMAT);
+    static char big[(1 << 18) + 2];
+    memset(big, '#', sizeof big);
+    assert_int_equal(mlo_recipe_parse(big, sizeof big, "r.yaml", &recipe, &err), MLO_ETOOBIG);
+    for (size_t n = 0; n < 200; n++) { /* any prefix of a good recipe is refused or accepted, never a crash */
+        size_t size;
+        const char *text = mlo_recipe_builtin("int8-cpu", &size);
+        if (mlo_recipe_parse(text, MLO_MIN(n * 3, size), "r.yaml", &recipe, &err) == MLO_OK)
+            mlo_recipe_free(recipe);
+    }
+}
+
+static void test_recipe__set_changes_one_option(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    size_t size;
+    const char *text = mlo_recipe_builtin("int8-cpu", &size);
+    struct mlo_recipe *r;
+    assert_ok(mlo_recipe_parse(text, size, "int8-cpu", &r, &err));
+    assert_ok(mlo_recipe_set(r, "quantize.calibrator=percentile", &err));
+    assert_string_equal(mlo_json_str(r->steps[1].options, "calibrator", ""), "percentile");
+    assert_int_equal(mlo_recipe_set(r, "quantise.calibrator=minmax", &err), MLO_EINVAL);
+    assert_string_equal(err.hint, "did you mean 'quantize'?");
+    assert_int_equal(mlo_recipe_set(r, "quantize.calibrator=minimax", &err), MLO_EINVAL);
+    assert_int_equal(mlo_recipe_set(r, "nonsense", &err), MLO_EINVAL);
+    mlo_recipe_free(r);
+}
+
+static void test_recipe__expectations_read_the_variants_bounds(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    json_t *results;
+    struct mlo_recipe *r =
+        parse("name: a\ndata: {evaluate: p/d}\nsteps: [evaluate, benchmark]\n"
+              "expect: [\"top1 >= source - 0.5pt\", \"latency.p50[batch=1,threads=1] <= source\"]\n");
+    static const char TEXT[] =
+        "[{\"subject\":\"source\",\"metric\":\"top1\",\"params\":{},\"value\":0.1,\"low\":0.1,\"high\":0.1},"
+        "{\"subject\":\"variant\",\"metric\":\"top1\",\"params\":{},\"value\":0.9,\"low\":0.89,\"high\":0.91,"
+        " \"against\":{\"subject\":\"source\",\"difference\":{\"value\":-0.001,\"low\":-0.003,\"high\":0.001}"
+        "}},"
+        "{\"subject\":\"variant\",\"metric\":\"latency.p50\",\"params\":{\"batch\":8,\"threads\":1},"
+        "\"value\":9,\"low\":9,"
+        "\"high\":9,\"against\":{\"subject\":\"source\",\"ratio\":{\"value\":0.1,\"low\":0.1,\"high\":0.1}}},"
+        "{\"subject\":\"variant\",\"metric\":\"latency.p50\",\"params\":{\"batch\":1,\"threads\":1},"
+        "\"value\":9,\"low\":9,"
+        "\"high\":9,\"against\":{\"subject\":\"source\",\"ratio\":{\"value\":0.98,\"low\":0.9,\"high\":1.02}}"
+        "}]";
+    json_t *o;
+    assert_ok(mlo_json_parse(TEXT, strlen(TEXT), "test", &o, &err));
+    assert_int_equal(mlo_recipe_expect(r, o, &results, &err), MLO_EEXPECT);
+    assert_true(json_is_true(json_object_get(json_array_get(results, 0), "holds")));
+    assert_true(json_is_false(json_object_get(json_array_get(results, 1), "holds")));
+    assert_contains(mlo_json_str(json_array_get(results, 1), "reason", ""), "1.02");
+    json_decref(results);
+    json_t *ratio = json_object_get(json_object_get(json_array_get(o, 3), "against"), "ratio");
+    json_object_set_new(ratio, "high", json_real(0.99));
+    assert_ok(mlo_recipe_expect(r, o, &results, &err));
+    json_decref(results);
+    json_decref(o);
+    mlo_recipe_free(r);
+}
+
+static void test_steps__table_is_complete(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    assert_ok(mlo_step_table_check(&err));
+}
+
+static void test_steps__derivation_names_all_that_determines_the_bytes(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_digest model, data, key[4];
+    json_t *d, *options;
+    const struct mlo_step *q = mlo_step_find("quantize");
+    mlo_digest_of("model", 5, &model);
+    mlo_digest_of("data", 4, &data);
+    assert_ok(mlo_options_resolve(q->options, NULL, &options, &err));
+    assert_ok(mlo_step_derivation(q, options, &model, &data, NULL, NULL, &d, &err));
+    assert_ok(mlo_json_digest(d, &key[0], &err));
+    assert_string_equal(mlo_json_str(d, "numerics", ""), MLO_NUMERICS_ID);
+    assert_true(mlo_json_i64(json_object_get(d, "passes"), "quantize", 0) >= 1);
+    json_decref(d);
+    assert_ok(mlo_step_derivation(q, options, &data, &data, NULL, NULL, &d, &err));
+    assert_ok(mlo_json_digest(d, &key[1], &err));
+    json_decref(d);
+    assert_ok(mlo_step_derivation(q, options, &model, &model, NULL, NULL, &d, &err));
+    assert_ok(mlo_json_digest(d, &key[2], &err));
+    json_decref(d);
+    json_object_set_new(options, "calibrator", json_string("percentile"));
+    assert_ok(mlo_step_derivation(q, options, &model, &data, NULL, NULL, &d, &err));
+    assert_ok(mlo_json_digest(d, &key[3], &err));
+    json_decref(d);
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < i; j++)
+            assert_false(mlo_digest_eq(&key[i], &key[j]));
+    assert_int_equal(
+        mlo_step_derivation(mlo_step_find("evaluate"), options, &model, NULL, NULL, NULL, &d, &err),
+        MLO_EINTERNAL);
+    json_decref(options);
+    /* optimize reads no data: its key does not depend on any */
+    const struct mlo_step *o = mlo_step_find("optimize");
+    assert_ok(mlo_options_resolve(o->options, NULL, &options, &err));
+    assert_ok(mlo_step_derivation(o, options, &model, &data, NULL, NULL, &d, &err));
+    assert_ok(mlo_json_digest(d, &key[0], &err));
+    json_decref(d);
+    assert_ok(mlo_step_derivation(o, options, &model, NULL, NULL, NULL, &d, &err));
+    assert_ok(mlo_json_digest(d, &key[1], &err));
+    json_decref(d);
+    assert_true(mlo_digest_eq(&key[0], &key[1]));
+    json_decref(options);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_recipe__builtin_ones_parse),
+        cmocka_unit_test(test_recipe__resolves_every_option),
+        cmocka_unit_test(test_recipe__written_differently_is_the_same_recipe),
+        cmocka_unit_test(test_recipe__mistakes_name_line_and_nearest_word),
+        cmocka_unit_test(test_recipe__bounds_nesting_and_size),
+        cmocka_unit_test(test_recipe__set_changes_one_option),
+        cmocka_unit_test(test_recipe__expectations_read_the_variants_bounds),
+        cmocka_unit_test(test_steps__table_is_complete),
+        cmocka_unit_test(test_steps__derivation_names_all_that_determines_the_bytes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
