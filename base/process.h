@@ -18,14 +18,17 @@ struct mlo_process_options {
     int stderr_fd;           /* -1: inherit */
     bool own_group;          /* its own process group, so that it and its children can be ended together */
     bool die_with_parent;    /* SIGTERM when the thread that started it ends (PR_SET_PDEATHSIG) */
-    bool no_network;           /* its own, empty network namespace, where the kernel and our rights allow it */
+    bool no_network;         /* its own, empty network namespace, where the kernel and our rights allow it */
     uint64_t max_memory_bytes; /* RLIMIT_AS; 0: no limit */
     uint32_t max_cpu_s;        /* RLIMIT_CPU; 0: no limit */
     uid_t run_as_uid;          /* 0: stay who we are; else setgid/setuid to these before exec */
     gid_t run_as_gid;
 };
 
-#define MLO_PROCESS_OPTIONS_INIT {.stdin_fd = -1, .stdout_fd = -1, .stderr_fd = -1}
+#define MLO_PROCESS_OPTIONS_INIT                                                                             \
+    {                                                                                                        \
+        .stdin_fd = -1, .stdout_fd = -1, .stderr_fd = -1                                                     \
+    }
 
 /* Starts it; descriptors other than 0-2 are closed in the child. A program that cannot be executed is
  * reported here. */

@@ -39,7 +39,8 @@ static void test_error__makes_hostile_names_printable(void **state)
     MLO_UNUSED(state);
     struct mlo_error err = {0};
     mlo_error_set(&err, MLO_EFORMAT, "name %s", "a\x1b[31m\xff\xc3(\xe2\x82\xac\xc3\xa9\n");
-    assert_string_equal(err.message, "name a?[31m?" "?(\xe2\x82\xac\xc3\xa9?");
+    assert_string_equal(err.message, "name a?[31m?"
+                                     "?(\xe2\x82\xac\xc3\xa9?");
     json_t *s = json_string(err.message);
     assert_non_null(s);
     json_decref(s);
