@@ -1,0 +1,66 @@
+# Sourced by the other scripts: which Debian packages are needed, and installing those that are missing.
+
+PACKAGES_BUILD="build-essential cmake ninja-build pkg-config libpq-dev libcurl4-openssl-dev libgit2-dev libjansson-dev
+ libyaml-dev libprotobuf-c-dev protobuf-c-compiler libssl-dev libmicrohttpd-dev libdnnl-dev libzip-dev zlib1g-dev"
+PACKAGES_RUN="postgresql-15 dataset-fashion-mnist"
+PACKAGES_TEST="libcmocka-dev libonnx-testdata valgrind clang-format curl jq procps python3 python3-numpy
+ chromium chromium-driver python3-selenium fonts-dejavu-core"
+
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# Other systems get one clear line instead of a build that fails somewhere.
+require_debian12() {
+    local id="" version=""
+    if [ -r /etc/os-release ]; then
+        id=$(. /etc/os-release && printf '%s' "${ID:-}")
+        version=$(. /etc/os-release && printf '%s' "${VERSION_ID:-}")
+    fi
+    [ "$id" = debian ] && [ "$version" = 12 ] ||
+        die "this script installs packages of Debian 12 (bookworm), and this is ${id:-an unknown system} ${version}; see docs/building.md for other systems"
+    [ "$(uname -m)" = x86_64 ] || die "mlopt runs on x86-64 processors; this is $(uname -m)"
+    grep -qw avx2 /proc/cpuinfo && grep -qw fma /proc/cpuinfo ||
+        die "mlopt needs a processor with AVX2 and FMA (any x86-64 since about 2013); this one has not"
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        die "installing packages needs root: run this as root, or install sudo"
+    fi
+}
+
+# install_missing PACKAGE…: one dpkg-query when nothing is missing; apt only for the rest.
+install_missing() {
+    local missing=() p
+    for p in "$@"; do
+        [ "$(dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null)" = installed ] || missing+=("$p")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    printf 'installing %d Debian packages: %s\n' ${#missing[@]} "${missing[*]}"
+    # The postgresql-15 package makes a system cluster when it is installed first. mlopt runs a private
+    # server of its own, so the package is told not to, for the time of this installation only.
+    local drop=/etc/postgresql-common/createcluster.d/mlopt-install.conf
+    case " ${missing[*]} " in
+    *" postgresql-15 "*)
+        as_root mkdir -p "${drop%/*}"
+        printf "create_main_cluster = false\n" | as_root tee "$drop" >/dev/null
+        ;;
+    esac
+    local log status=0
+    log=$(mktemp)
+    { as_root apt-get update -q &&
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 || status=$?
+    [ ! -e "$drop" ] || as_root rm -f "$drop"
+    if [ $status != 0 ]; then
+        tail -15 "$log" >&2
+        rm -f "$log"
+        die "apt could not install the packages (its last lines are above); check the network and /etc/apt/sources.list"
+    fi
+    rm -f "$log"
+}
