@@ -99,7 +99,7 @@ static void child_exec(const struct mlo_process_options *o, char **env, int repo
              setresuid(o->run_as_uid, o->run_as_uid, o->run_as_uid) == 0;
     }
     if (ok && o->die_with_parent) { /* after setuid, which clears it */
-        ok = prctl(PR_SET_PDEATHSIG, SIGTERM) == 0;
+        ok = prctl(PR_SET_PDEATHSIG, o->death_signal ? o->death_signal : SIGTERM) == 0;
         if (ok && getppid() != parent)
             _exit(127); /* it died before we could ask to be told */
     }

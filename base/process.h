@@ -17,7 +17,8 @@ struct mlo_process_options {
     int stdout_fd;           /* -1: inherit */
     int stderr_fd;           /* -1: inherit */
     bool own_group;          /* its own process group, so that it and its children can be ended together */
-    bool die_with_parent;    /* SIGTERM when the thread that started it ends (PR_SET_PDEATHSIG) */
+    bool die_with_parent;    /* a signal when the thread that started it ends (PR_SET_PDEATHSIG) */
+    int death_signal;        /* which; 0: SIGTERM */
     bool no_network;         /* its own, empty network namespace, where the kernel and our rights allow it */
     uint64_t max_memory_bytes; /* RLIMIT_AS; 0: no limit */
     uint32_t max_cpu_s;        /* RLIMIT_CPU; 0: no limit */

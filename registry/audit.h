@@ -1,0 +1,59 @@
+/* The audit log: one hash chain per project (project 0: the installation's own), appended to in the
+ * transaction of the change it records. hash = SHA-256(prev_hash || seq as 8 bytes big-endian || body); the
+ * body is the exact bytes of canonical JSON {action, address, after, at, before, object, reason, request_id,
+ * via, who}. */
+#ifndef MLO_REGISTRY_AUDIT_H
+#define MLO_REGISTRY_AUDIT_H
+
+#include "registry/actor.h"
+#include "registry/page.h"
+
+struct mlo_audit_event {
+    const char *action;   /* "model.create", "stage.promote"… */
+    const char *object;   /* "fashion/cnn@3", "token 7"… */
+    const json_t *before; /* NULL: null; borrowed */
+    const json_t *after;
+    const char *reason; /* NULL: none */
+};
+
+/* Appends an entry; *seq may be NULL. Waits for other transactions that appended to this chain. */
+MLO_MUST_USE enum mlo_status mlo_audit_append(struct mlo_db_conn *conn, int64_t project_id,
+                                              const struct mlo_actor *actor,
+                                              const struct mlo_audit_event *event, int64_t *seq,
+                                              struct mlo_error *err);
+
+struct mlo_audit_filter {
+    const char *action;        /* exact, or a prefix when it ends in '.'; NULL: all */
+    const char *who;           /* exact; NULL: all */
+    const char *object;        /* prefix; NULL: all */
+    const char *since, *until; /* time stamps, as in the body's `at`; NULL: all */
+};
+/* Newest first: {"items":[{seq, hash, prev_hash, action, who, via, …the body's members}], "next"}. `filter`
+ * may be NULL. */
+MLO_MUST_USE enum mlo_status mlo_audit_list(struct mlo_db_conn *conn, int64_t project_id,
+                                            const struct mlo_audit_filter *filter,
+                                            const struct mlo_page *page, json_t **out, struct mlo_error *err);
+
+struct mlo_audit_head {
+    int64_t seq;
+    struct mlo_digest hash;
+};
+MLO_MUST_USE enum mlo_status mlo_audit_head(struct mlo_db_conn *conn, int64_t project_id,
+                                            struct mlo_audit_head *out, struct mlo_error *err);
+
+struct mlo_audit_result {
+    bool intact;
+    int64_t entries;            /* checked */
+    struct mlo_audit_head head; /* of the last good entry */
+    int64_t bad_seq;            /* the first bad entry; 0 when intact */
+    char problem[256];          /* what is wrong with it: "" when intact */
+};
+/* Reads the whole chain in order, in bounded memory, within one snapshot, and names the first bad entry: a
+ * changed body, a broken link, a gap, a cut tail. `remembered` (may be NULL) is a head seen earlier, by
+ * anybody: a history that was rewritten as a whole since then is found too. MLO_OK when the check could be
+ * made; look at `intact`. */
+MLO_MUST_USE enum mlo_status mlo_audit_verify(struct mlo_db_conn *conn, int64_t project_id,
+                                              const struct mlo_audit_head *remembered,
+                                              struct mlo_audit_result *out, struct mlo_error *err);
+
+#endif

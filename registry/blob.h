@@ -1,0 +1,59 @@
+/* The blob store: bytes named by their SHA-256. A vtable stands behind it; the URL's scheme picks the backend
+ * ("file:/path"). The store knows no projects: who may see a blob is in the database (mlo_blob_record,
+ * mlo_blob_linked). Order of writes: blob first, row second. Safe from several threads; a writer belongs to
+ * one. */
+#ifndef MLO_REGISTRY_BLOB_H
+#define MLO_REGISTRY_BLOB_H
+
+#include "base/base.h"
+
+struct mlo_blob_store;
+struct mlo_blob_writer;
+
+/* Opens (and makes, when absent) the store. An unknown scheme is MLO_EINVAL. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_blob_store_open(const char *url, struct mlo_blob_store **out,
+                                                 struct mlo_error *err);
+void mlo_blob_store_close(struct mlo_blob_store *store);
+
+/* Streaming write, in constant memory; the digest is computed on the way. */
+MLO_MUST_USE enum mlo_status mlo_blob_writer_open(struct mlo_blob_store *store, struct mlo_blob_writer **out,
+                                                  struct mlo_error *err);
+/* MLO_ENOSPC when the disk is full. After a failure only mlo_blob_writer_free is allowed. */
+MLO_MUST_USE enum mlo_status mlo_blob_writer_write(struct mlo_blob_writer *writer, const void *bytes,
+                                                   size_t size, struct mlo_error *err);
+/* Bytes so far. */
+uint64_t mlo_blob_writer_size(const struct mlo_blob_writer *writer);
+/* Makes it durable and visible under its digest. With `expected`, other bytes are MLO_EDIGEST and nothing is
+ * kept. `digest` and `size_bytes` may be NULL. The writer is then spent: free it. */
+MLO_MUST_USE enum mlo_status mlo_blob_writer_commit(struct mlo_blob_writer *writer,
+                                                    const struct mlo_digest *expected,
+                                                    struct mlo_digest *digest, uint64_t *size_bytes,
+                                                    struct mlo_error *err);
+/* Frees; what was not committed leaves nothing behind. NULL is allowed. */
+void mlo_blob_writer_free(struct mlo_blob_writer *writer);
+
+/* The whole of a file, or of a block of memory. `size_bytes` may be NULL. */
+MLO_MUST_USE enum mlo_status mlo_blob_put_file(struct mlo_blob_store *store, const char *path,
+                                               struct mlo_digest *digest, uint64_t *size_bytes,
+                                               struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_blob_put_bytes(struct mlo_blob_store *store, const void *bytes, size_t size,
+                                                struct mlo_digest *digest, struct mlo_error *err);
+
+/* MLO_ENOTFOUND when it is not there. `size_bytes` may be NULL. */
+MLO_MUST_USE enum mlo_status mlo_blob_size(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                                           uint64_t *size_bytes, struct mlo_error *err);
+bool mlo_blob_exists(struct mlo_blob_store *store, const struct mlo_digest *digest);
+/* A descriptor open for reading (yours: close), positioned at the start, and the size (may be NULL). */
+MLO_MUST_USE enum mlo_status mlo_blob_open_fd(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                                              int *fd, uint64_t *size_bytes, struct mlo_error *err);
+/* A path to read the bytes from: the store's own file where it has one, else a copy in `scratch_dir`. The
+ * bytes are checked against the digest when `verify` is set (MLO_EDIGEST). *path is yours (free); never write
+ * to it. */
+MLO_MUST_USE enum mlo_status mlo_blob_path(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                                           const char *scratch_dir, bool verify, char **path,
+                                           struct mlo_error *err);
+/* Appends the bytes, checked against the digest; MLO_ETOOBIG above max_bytes. */
+MLO_MUST_USE enum mlo_status mlo_blob_read(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                                           size_t max_bytes, struct mlo_buf *out, struct mlo_error *err);
+
+#endif

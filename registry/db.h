@@ -1,0 +1,144 @@
+/* PostgreSQL: a bounded pool of connections, named prepared statements, transactions, and the map from
+ * SQLSTATE to mlo_status. Safe from several threads; a leased connection belongs to one thread at a time. */
+#ifndef MLO_REGISTRY_DB_H
+#define MLO_REGISTRY_DB_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <libpq-fe.h>
+
+#include "base/base.h"
+
+struct mlo_db;
+struct mlo_db_conn;
+
+struct mlo_db_options {
+    const char *conninfo;          /* libpq keyword string or URI */
+    const char *user;              /* the database role, over the one in conninfo; NULL: as in conninfo */
+    const char *application;       /* application_name; NULL: "mlopt" */
+    unsigned max_connections;      /* 0: 8 */
+    uint32_t wait_ms;              /* how long an acquire waits for a free one; 0: 10,000 */
+    uint32_t statement_timeout_ms; /* 0: 30,000 */
+};
+
+/* The roles that the schema knows. */
+#define MLO_ROLE_OWNER "mlopt_owner"
+#define MLO_ROLE_SERVER "mlopt_server"
+#define MLO_ROLE_WORKER "mlopt_worker"
+
+/* Makes the pool; connects at the first acquire. *out is yours (mlo_db_close). */
+MLO_MUST_USE enum mlo_status mlo_db_open(const struct mlo_db_options *options, struct mlo_db **out,
+                                         struct mlo_error *err);
+/* Closes all idle connections; every leased one must have been released. NULL is allowed. */
+void mlo_db_close(struct mlo_db *db);
+
+/* Leases a connection (search_path mlopt, time zone UTC). A connection that the server closed in the meantime
+ * is replaced. MLO_EUNAVAILABLE when PostgreSQL is not reachable, MLO_ETIMEOUT when all stay in use. */
+MLO_MUST_USE enum mlo_status mlo_db_acquire(struct mlo_db *db, struct mlo_db_conn **out,
+                                            struct mlo_error *err);
+/* Gives it back; an open transaction is rolled back, a broken connection closed. NULL is allowed. */
+void mlo_db_release(struct mlo_db_conn *conn);
+/* One round trip: for health checks. */
+MLO_MUST_USE enum mlo_status mlo_db_ping(struct mlo_db *db, struct mlo_error *err);
+/* The libpq handle, for LISTEN/NOTIFY and COPY. Borrowed. */
+PGconn *mlo_db_pg(struct mlo_db_conn *conn);
+/* SQLSTATE of the last failed statement on it, "" when none. Borrowed. */
+const char *mlo_db_sqlstate(const struct mlo_db_conn *conn);
+/* Whether the last failure was a deadlock or a serialisation failure: running the transaction again helps. */
+bool mlo_db_retryable(const struct mlo_db_conn *conn);
+
+/* --- statements ------------------------------------------------------------------------------------------
+ */
+
+/* A row of a module's statement table: prepared on a connection at its first use there. The text uses $1…;
+ * names are unique over the whole program. */
+struct mlo_sql {
+    const char *name;
+    const char *text;
+    int params;
+};
+
+#define MLO_PARAMS_MAX 32
+
+/* Parameters in order. Values are borrowed until the statement ran, except numbers (copied). */
+struct mlo_params {
+    int count;
+    const char *values[MLO_PARAMS_MAX];
+    int sizes[MLO_PARAMS_MAX];
+    int formats[MLO_PARAMS_MAX];
+    char numbers[MLO_PARAMS_MAX][32];
+};
+#define MLO_PARAMS_INIT                                                                                      \
+    {                                                                                                        \
+        .count = 0                                                                                           \
+    }
+
+void mlo_param_text(struct mlo_params *params, const char *text); /* NULL: SQL NULL */
+void mlo_param_i64(struct mlo_params *params, int64_t value);
+void mlo_param_id(struct mlo_params *params, int64_t value); /* 0: SQL NULL */
+void mlo_param_f64(struct mlo_params *params, double value); /* NaN: SQL NULL */
+void mlo_param_bool(struct mlo_params *params, bool value);
+void mlo_param_null(struct mlo_params *params);
+void mlo_param_bytes(struct mlo_params *params, const void *bytes, size_t size);   /* bytea */
+void mlo_param_digest(struct mlo_params *params, const struct mlo_digest *digest); /* NULL: SQL NULL */
+
+/* Rows of an answer. Zero-initialise; clear when done. */
+struct mlo_rows {
+    PGresult *result;
+};
+void mlo_rows_clear(struct mlo_rows *rows);
+int mlo_rows_count(const struct mlo_rows *rows);
+/* Rows that an INSERT, UPDATE or DELETE touched. */
+int64_t mlo_rows_affected(const struct mlo_rows *rows);
+bool mlo_rows_null(const struct mlo_rows *rows, int row, int column);
+const char *mlo_rows_text(const struct mlo_rows *rows, int row, int column); /* NULL for SQL NULL; borrowed */
+int64_t mlo_rows_i64(const struct mlo_rows *rows, int row, int column);      /* 0 for NULL */
+double mlo_rows_f64(const struct mlo_rows *rows, int row, int column);       /* NaN for NULL */
+bool mlo_rows_bool(const struct mlo_rows *rows, int row, int column);
+bool mlo_rows_digest(const struct mlo_rows *rows, int row, int column,
+                     struct mlo_digest *out); /* false: NULL */
+/* Appends the bytes of a bytea. */
+void mlo_rows_bytes(const struct mlo_rows *rows, int row, int column, struct mlo_buf *out);
+/* The row as an object: a member per column, by its name; numbers, booleans and json as such, bytea of 32
+ * bytes as "sha256:…", time stamps as "2026-01-31T12:34:56.789Z", NULL as null. New reference; NULL: out of
+ * memory. */
+json_t *mlo_rows_json(const struct mlo_rows *rows, int row);
+/* All rows as an array. New reference; NULL: out of memory. */
+json_t *mlo_rows_json_all(const struct mlo_rows *rows);
+
+/* Runs a prepared statement. `params` may be NULL (none), `rows` may be NULL (the answer is dropped;
+ * otherwise it is cleared and filled). Unique violation: MLO_EEXISTS; foreign key: MLO_ENOTFOUND; check:
+ * MLO_EINVAL; privilege: MLO_EFORBIDDEN; deadlock and serialisation: MLO_ECONFLICT (see mlo_db_retryable);
+ * statement timeout: MLO_ETIMEOUT; disk full: MLO_ENOSPC; connection: MLO_EUNAVAILABLE. */
+MLO_MUST_USE enum mlo_status mlo_db_exec(struct mlo_db_conn *conn, const struct mlo_sql *sql,
+                                         const struct mlo_params *params, struct mlo_rows *rows,
+                                         struct mlo_error *err);
+/* Runs plain SQL, several statements allowed: migrations, LISTEN, tests. Never with values pasted in. */
+MLO_MUST_USE enum mlo_status mlo_db_exec_text(struct mlo_db_conn *conn, const char *text,
+                                              struct mlo_error *err);
+/* Prepares every statement of a table and checks its number of parameters: the test of a module's SQL. */
+MLO_MUST_USE enum mlo_status mlo_db_prepare_all(struct mlo_db_conn *conn, const struct mlo_sql *table,
+                                                size_t count, struct mlo_error *err);
+
+/* --- transactions -----------------------------------------------------------------------------------------
+ */
+
+/* Begins a transaction (read committed). Inside one it only counts, so that functions which need a
+ * transaction compose: the outermost end decides, and a failure of an inner one makes it roll back. */
+MLO_MUST_USE enum mlo_status mlo_db_begin(struct mlo_db_conn *conn, struct mlo_error *err);
+/* Ends it: commits when `status` is MLO_OK, else rolls back and returns `status` (err untouched). */
+MLO_MUST_USE enum mlo_status mlo_db_end(struct mlo_db_conn *conn, enum mlo_status status,
+                                        struct mlo_error *err);
+bool mlo_db_in_transaction(const struct mlo_db_conn *conn);
+
+/* --- setting up
+ * ----------------------------------------------------------------------------------------------- */
+
+/* As a superuser or a role with CREATEROLE and CREATEDB: makes the three roles (LOGIN, no password) and the
+ * database, owned by mlopt_owner, where they do not exist. `admin_conninfo` names another database to connect
+ * to. */
+MLO_MUST_USE enum mlo_status mlo_db_bootstrap(const char *admin_conninfo, const char *database,
+                                              struct mlo_error *err);
+
+#endif

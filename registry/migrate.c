@@ -1,0 +1,123 @@
+#include "registry/migrate.h"
+
+#include <string.h>
+
+/* One migration at a time, whoever starts it. */
+#define LOCK_KEY "7021733"
+
+enum { MIGRATION_LIST, MIGRATION_ADD };
+
+static const struct mlo_sql sql[] = {
+    [MIGRATION_LIST] = {"migration_list",
+                        "SELECT number, name, digest FROM mlopt.schema_migration ORDER BY number", 0},
+    [MIGRATION_ADD] = {"migration_add",
+                       "INSERT INTO mlopt.schema_migration (number, name, digest) VALUES ($1, $2, $3)", 3},
+};
+
+static void digest_of(const struct mlo_migration *m, struct mlo_digest *out)
+{
+    mlo_digest_of(m->text, m->size, out);
+}
+
+/* Compares what ran with what we have; *done is how many of the set ran. */
+static enum mlo_status compare(struct mlo_db_conn *conn, const struct mlo_migration *set, size_t count,
+                               size_t *done, struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    enum mlo_status status = mlo_db_exec(conn, &sql[MIGRATION_LIST], NULL, &rows, err);
+    for (int r = 0; status == MLO_OK && r < mlo_rows_count(&rows); r++) {
+        int64_t number = mlo_rows_i64(&rows, r, 0);
+        const char *name = mlo_rows_text(&rows, r, 1);
+        struct mlo_digest ran, ours;
+        if ((size_t)r >= count) {
+            status = mlo_error_set(err, MLO_ECONFLICT,
+                                   "the database has migration %04lld (%s), this program knows %04d at most",
+                                   (long long)number, name, count ? set[count - 1].number : 0);
+            mlo_error_hint(err, "it was made by a newer mlopt: use that one, or a newer one");
+            break;
+        }
+        digest_of(&set[r], &ours);
+        if (number != set[r].number || !mlo_rows_digest(&rows, r, 2, &ran) || !mlo_digest_eq(&ran, &ours)) {
+            status =
+                mlo_error_set(err, MLO_ECONFLICT,
+                              "migration %04lld (%s) of the database is not the one in this program (%s)",
+                              (long long)number, name, set[r].name);
+            mlo_error_hint(
+                err, "a migration that ran must never be edited: add a new one, or use the program that "
+                     "made this database");
+        }
+    }
+    *done = status == MLO_OK ? (size_t)mlo_rows_count(&rows) : 0;
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+static enum mlo_status apply(struct mlo_db_conn *conn, const struct mlo_migration *m, struct mlo_error *err)
+{
+    struct mlo_digest digest;
+    enum mlo_status status = mlo_db_begin(conn, err);
+    if (status != MLO_OK)
+        return status;
+    status = mlo_db_exec_text(conn, m->text, err);
+    if (status == MLO_OK) {
+        struct mlo_params p = MLO_PARAMS_INIT;
+        digest_of(m, &digest);
+        mlo_param_i64(&p, m->number);
+        mlo_param_text(&p, m->name);
+        mlo_param_digest(&p, &digest);
+        status = mlo_db_exec(conn, &sql[MIGRATION_ADD], &p, NULL, err);
+    }
+    status = mlo_db_end(conn, status, err);
+    if (status != MLO_OK)
+        mlo_error_prefix(err, "migration %s", m->name);
+    return status;
+}
+
+enum mlo_status mlo_migrate_set(struct mlo_db_conn *owner, const struct mlo_migration *set, size_t count,
+                                int *applied, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    size_t done = 0;
+    if (applied)
+        *applied = 0;
+    MLO_TRY(mlo_db_exec_text(owner, "SET statement_timeout = 0; SELECT pg_advisory_lock(" LOCK_KEY ")", err));
+    MLO_TRY(mlo_db_exec_text(owner,
+                             "CREATE SCHEMA IF NOT EXISTS mlopt;"
+                             "CREATE TABLE IF NOT EXISTS mlopt.schema_migration ("
+                             "  number integer PRIMARY KEY, name text NOT NULL,"
+                             "  digest bytea NOT NULL CHECK (octet_length(digest) = 32),"
+                             "  applied_at timestamptz NOT NULL DEFAULT now())",
+                             err));
+    MLO_TRY(compare(owner, set, count, &done, err));
+    for (size_t i = done; i < count; i++) {
+        MLO_TRY(apply(owner, &set[i], err));
+        if (applied)
+            (*applied)++;
+    }
+out:;
+    struct mlo_error ignored = {0};
+    enum mlo_status unlocked =
+        mlo_db_exec_text(owner, "SELECT pg_advisory_unlock(" LOCK_KEY "); RESET statement_timeout", &ignored);
+    MLO_UNUSED(unlocked); /* a connection that is gone has let go of it */
+    return status;
+}
+
+enum mlo_status mlo_migrate(struct mlo_db_conn *owner, int *applied, struct mlo_error *err)
+{
+    size_t count;
+    const struct mlo_migration *set = mlo_migrations(&count);
+    return mlo_migrate_set(owner, set, count, applied, err);
+}
+
+enum mlo_status mlo_migrate_check(struct mlo_db_conn *conn, struct mlo_error *err)
+{
+    size_t count, done = 0;
+    const struct mlo_migration *set = mlo_migrations(&count);
+    enum mlo_status status = compare(conn, set, count, &done, err);
+    if (status == MLO_OK && done < count) {
+        status = mlo_error_set(err, MLO_ECONFLICT, "the database has %zu of this program's %zu migrations",
+                               done, count);
+        mlo_error_hint(err, "run `mlopt migrate`");
+    }
+    return status;
+}

@@ -1,0 +1,164 @@
+/* Projects, the blobs they may see, models, versions, variants, datasets.
+ *
+ * Reads give JSON ready for the API; what logic needs is typed. All functions work on a leased connection; a
+ * mutation is one transaction with its audit entry, or part of the caller's. */
+#ifndef MLO_REGISTRY_MODELS_H
+#define MLO_REGISTRY_MODELS_H
+
+#include "registry/audit.h"
+#include "registry/ref.h"
+
+/* --- projects
+ * ----------------------------------------------------------------------------------------------- */
+
+/* MLO_EEXISTS when the name is taken. `id` may be NULL. Needs an admin of all projects. */
+MLO_MUST_USE enum mlo_status mlo_project_create(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                                const char *name, const char *description, int64_t *id,
+                                                struct mlo_error *err);
+/* Finds it, or makes it when the actor may. */
+MLO_MUST_USE enum mlo_status mlo_project_ensure(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                                const char *name, int64_t *id, struct mlo_error *err);
+/* Finds it for an actor who must have `role` there. A project outside the actor's scope is MLO_ENOTFOUND,
+ * like one that does not exist. */
+MLO_MUST_USE enum mlo_status mlo_project_find(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                              const char *name, enum mlo_role role, int64_t *id,
+                                              struct mlo_error *err);
+/* {id, name, description, created_at, created_by, models, datasets} by name, of those in the actor's scope.
+ */
+MLO_MUST_USE enum mlo_status mlo_project_list(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                              const struct mlo_page *page, json_t **out,
+                                              struct mlo_error *err);
+
+/* --- blobs of a project
+ * --------------------------------------------------------------------------------------- */
+
+/* Records bytes that are in the store, and that this project really uploaded or derived. Idempotent. */
+MLO_MUST_USE enum mlo_status mlo_blob_record(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                             int64_t project_id, const struct mlo_digest *digest,
+                                             uint64_t size_bytes, struct mlo_error *err);
+/* MLO_ENOTFOUND unless the project has a link to it: knowing a digest grants nothing. `size_bytes` may be
+ * NULL. */
+MLO_MUST_USE enum mlo_status mlo_blob_linked(struct mlo_db_conn *conn, int64_t project_id,
+                                             const struct mlo_digest *digest, uint64_t *size_bytes,
+                                             struct mlo_error *err);
+
+/* A blob within a manifest. */
+struct mlo_manifest_blob {
+    const char
+        *role; /* versions: "model" exactly once, else "data", "document"…; datasets: "data", "images"… */
+    const char *name; /* file name, unique in the manifest; no path */
+    struct mlo_digest digest;
+    const char *media_type; /* NULL: "application/octet-stream" */
+    uint64_t size_bytes;    /* filled in from the project's blobs */
+};
+
+/* --- models and versions
+ * ------------------------------------------------------------------------------------------- */
+
+MLO_MUST_USE enum mlo_status mlo_model_create(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                              int64_t project_id, const char *name, const char *description,
+                                              int64_t *id, struct mlo_error *err);
+/* Finds it or makes it. */
+MLO_MUST_USE enum mlo_status mlo_model_ensure(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                              int64_t project_id, const char *name, int64_t *id,
+                                              struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_model_find(struct mlo_db_conn *conn, int64_t project_id, const char *name,
+                                            int64_t *id, struct mlo_error *err);
+/* {id, project, name, description, created_at, created_by, versions, stages:{staging:{…}|null, production}}.
+ */
+MLO_MUST_USE enum mlo_status mlo_model_get(struct mlo_db_conn *conn, int64_t model_id, json_t **out,
+                                           struct mlo_error *err);
+/* Models of a project (0: of all in the actor's scope) by project and name: {id, project, name, description,
+ * created_at, latest_version, staging, production} - the stages as {release, version, generation} or null. */
+MLO_MUST_USE enum mlo_status mlo_model_list(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                            int64_t project_id, const struct mlo_page *page, json_t **out,
+                                            struct mlo_error *err);
+
+struct mlo_version_info {
+    int64_t id, number, model_id, project_id;
+    struct mlo_digest manifest,
+        artifact; /* artifact: the blob in the role "model", i.e. the variant `source` */
+    uint64_t artifact_size;
+};
+
+/* Adds a version: the next number of the model's counter, a manifest of these blobs (each must be linked to
+ * the project, and is filled with its size), and its variant `source`. */
+MLO_MUST_USE enum mlo_status mlo_version_create(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                                int64_t model_id, const char *description,
+                                                struct mlo_manifest_blob *blobs, size_t count,
+                                                struct mlo_version_info *out, struct mlo_error *err);
+/* `number` 0: the latest. */
+MLO_MUST_USE enum mlo_status mlo_version_find(struct mlo_db_conn *conn, int64_t model_id, int64_t number,
+                                              struct mlo_version_info *out, struct mlo_error *err);
+/* {id, project, model, version, manifest_digest, description, created_at, created_by,
+ *  blobs:[{role, name, digest, size, media_type}]}. */
+MLO_MUST_USE enum mlo_status mlo_version_get(struct mlo_db_conn *conn, int64_t version_id, json_t **out,
+                                             struct mlo_error *err);
+/* Newest first; the same without blobs, with `variants` (a count). */
+MLO_MUST_USE enum mlo_status mlo_version_list(struct mlo_db_conn *conn, int64_t model_id,
+                                              const struct mlo_page *page, json_t **out,
+                                              struct mlo_error *err);
+
+/* --- variants
+ * ------------------------------------------------------------------------------------------------------ */
+
+#define MLO_VARIANT_SOURCE "source"
+
+struct mlo_variant_info {
+    int64_t id, version_id, run_id;
+    char name[104];
+    struct mlo_digest artifact, derivation;
+    uint64_t size_bytes;
+    bool has_derivation;
+};
+
+/* Points the name at an artifact (linked to the project, its derivation recorded). Naming what it already
+ * names changes nothing and is not audited; *changed may be NULL. `source` cannot be named. `run_id` 0: none.
+ */
+MLO_MUST_USE enum mlo_status mlo_variant_name(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                              int64_t version_id, const char *name,
+                                              const struct mlo_digest *artifact,
+                                              const struct mlo_digest *derivation, int64_t run_id,
+                                              bool *changed, struct mlo_error *err);
+/* What the name points at now. */
+MLO_MUST_USE enum mlo_status mlo_variant_find(struct mlo_db_conn *conn, int64_t version_id, const char *name,
+                                              struct mlo_variant_info *out, struct mlo_error *err);
+/* Array, `source` first: {variant, artifact, size, derivation, step, report, run_id, named_at, named_by,
+ * evidence:[latest of each artifact, dataset, metric, params, machine class, engine: as in
+ * mlo_evidence_list]}. */
+MLO_MUST_USE enum mlo_status mlo_variant_list(struct mlo_db_conn *conn, int64_t version_id, json_t **out,
+                                              struct mlo_error *err);
+/* All that the name ever pointed at, newest first: {artifact, size, derivation, run_id, named_at, named_by}.
+ */
+MLO_MUST_USE enum mlo_status mlo_variant_history(struct mlo_db_conn *conn, int64_t version_id,
+                                                 const char *name, json_t **out, struct mlo_error *err);
+
+/* --- datasets
+ * ------------------------------------------------------------------------------------------------------ */
+
+struct mlo_dataset_info {
+    int64_t dataset_id, version_id, number, project_id;
+    struct mlo_digest manifest; /* the dataset's digest */
+};
+
+/* Adds a version (and the dataset, when absent). `metadata` is an object (normalize, …; NULL: {}); it is part
+ * of the manifest, hence of the digest. */
+MLO_MUST_USE enum mlo_status mlo_dataset_version_create(struct mlo_db_conn *conn,
+                                                        const struct mlo_actor *actor, int64_t project_id,
+                                                        const char *name, const char *description,
+                                                        const json_t *metadata,
+                                                        struct mlo_manifest_blob *blobs, size_t count,
+                                                        struct mlo_dataset_info *out, struct mlo_error *err);
+/* `number` 0: the latest. */
+MLO_MUST_USE enum mlo_status mlo_dataset_find(struct mlo_db_conn *conn, int64_t project_id, const char *name,
+                                              int64_t number, struct mlo_dataset_info *out,
+                                              struct mlo_error *err);
+/* {project, dataset, version, digest, metadata, description, created_at, created_by, blobs:[…]}. */
+MLO_MUST_USE enum mlo_status mlo_dataset_get(struct mlo_db_conn *conn, int64_t dataset_version_id,
+                                             json_t **out, struct mlo_error *err);
+/* Datasets of a project (0: of all in scope) by name, each with its latest version. */
+MLO_MUST_USE enum mlo_status mlo_dataset_list(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                              int64_t project_id, const struct mlo_page *page, json_t **out,
+                                              struct mlo_error *err);
+
+#endif

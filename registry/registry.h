@@ -1,0 +1,27 @@
+/* The public header of registry/: facts in PostgreSQL, bytes in a blob store. Stands on base and migrations
+ * only; it does not know what ONNX is. */
+#ifndef MLO_REGISTRY_H
+#define MLO_REGISTRY_H
+
+#include "registry/actor.h"
+#include "registry/audit.h"
+#include "registry/blob.h"
+#include "registry/db.h"
+#include "registry/embedded.h"
+#include "registry/evidence.h"
+#include "registry/migrate.h"
+#include "registry/models.h"
+#include "registry/page.h"
+#include "registry/ref.h"
+#include "registry/stages.h"
+#include "registry/target.h"
+
+/* A module's statements, for the test that prepares every one. */
+struct mlo_sql_table {
+    const char *module;
+    const struct mlo_sql *statements;
+    size_t count;
+};
+const struct mlo_sql_table *mlo_registry_sql(size_t *count);
+
+#endif

@@ -1,0 +1,89 @@
+/* Releases and stages: promotion, rollback, history, resolving.
+ *
+ * A stage is a pointer to a release; a move locks the pointer, compares the caller's If-Match with its
+ * generation, creates the release, moves the pointer, and writes the promotion log and the audit log: one
+ * transaction. A release moves whole. */
+#ifndef MLO_REGISTRY_STAGES_H
+#define MLO_REGISTRY_STAGES_H
+
+#include "registry/models.h"
+
+struct mlo_release_choice {
+    const char *target;  /* NULL: "any" */
+    const char *variant; /* a variant of the version */
+};
+
+struct mlo_promotion {
+    int64_t model_id;
+    int64_t version; /* its number; 0: the latest */
+    const struct mlo_release_choice *choices;
+    size_t choice_count;     /* at least one, one per target */
+    const char *stage;       /* "staging" or "production" */
+    const char *reason;      /* NULL or "": none given */
+    const int64_t *if_match; /* the generation that the caller saw (0: empty stage); NULL: not sent */
+};
+
+struct mlo_move {
+    int64_t id, generation, audit_seq;
+    int64_t from_release, to_release; /* numbers within the model; from 0: the stage was empty */
+};
+
+/* Needs a promoter. MLO_EPRECONDITION_REQUIRED without if_match, MLO_EPRECONDITION when the pointer was moved
+ * since, MLO_ENOTFOUND for an unknown version or variant, MLO_ECONFLICT when the stage already holds exactly
+ * this. */
+MLO_MUST_USE enum mlo_status mlo_stage_promote(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                               const struct mlo_promotion *promotion, struct mlo_move *out,
+                                               struct mlo_error *err);
+
+struct mlo_rollback {
+    int64_t model_id;
+    const char *stage;
+    int64_t to_release;      /* its number: one that was in this stage; 0: what the current one replaced */
+    const char *reason;      /* required: MLO_EINVAL without */
+    const int64_t *if_match; /* as above */
+};
+/* Needs a promoter. Rolled back twice goes two back: from C over B to A. MLO_ECONFLICT when nothing was there
+ * before. */
+MLO_MUST_USE enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                                const struct mlo_rollback *rollback, struct mlo_move *out,
+                                                struct mlo_error *err);
+
+/* {stage, generation, moved_at, release: {release, version, created_at, created_by,
+ *  variants:[{target, variant, artifact, size}]} | null, previous: the release that a rollback would restore
+ * | null}. `generation` is the ETag. */
+MLO_MUST_USE enum mlo_status mlo_stage_get(struct mlo_db_conn *conn, int64_t model_id, const char *stage,
+                                           json_t **out, struct mlo_error *err);
+/* Both stages of a model, as an array of the above. */
+MLO_MUST_USE enum mlo_status mlo_stage_list(struct mlo_db_conn *conn, int64_t model_id, json_t **out,
+                                            struct mlo_error *err);
+
+struct mlo_history_filter {
+    int64_t project_id; /* 0: all in the actor's scope */
+    int64_t model_id;   /* 0: all of the project */
+    const char *stage;  /* NULL: all */
+};
+/* The promotion log, newest first: {id, project, model, stage, generation, kind, from:{release, version,
+ * variants}|null, to:{…}, actor, via, reason, request_id, at, audit_seq}. */
+MLO_MUST_USE enum mlo_status mlo_stage_history(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                               const struct mlo_history_filter *filter,
+                                               const struct mlo_page *page, json_t **out,
+                                               struct mlo_error *err);
+/* What was in the stage at a time ("2026-01-31T12:00:00Z"), and the move that put it there: an item of the
+ * history, or JSON null when it was empty. MLO_EINVAL when it is no time. */
+MLO_MUST_USE enum mlo_status mlo_stage_at(struct mlo_db_conn *conn, int64_t model_id, const char *stage,
+                                          const char *time, json_t **out, struct mlo_error *err);
+
+struct mlo_resolution {
+    int64_t release, version; /* numbers */
+    char target[64], variant[104];
+    struct mlo_digest artifact;
+    uint64_t size_bytes;
+    int64_t generation;
+};
+/* What a consumer with these features (see registry/target.h; NULL: "any") gets from the stage: the most
+ * specific variant that it satisfies. MLO_ENOTFOUND when the stage is empty, or holds nothing for it. */
+MLO_MUST_USE enum mlo_status mlo_stage_resolve(struct mlo_db_conn *conn, int64_t model_id, const char *stage,
+                                               const char *consumer, struct mlo_resolution *out,
+                                               struct mlo_error *err);
+
+#endif

@@ -1,0 +1,302 @@
+/* The pool, statements, transactions, migrations and roles. */
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/pg_fixture.h"
+
+static const struct mlo_sql sql[] = {
+    {"t_echo",
+     "SELECT $1::text AS t, $2::bigint AS i, $3::double precision AS f, $4::boolean AS b, $5::bytea AS d, "
+     "NULL::text AS n, '{\"a\":1}'::json AS j, '2026-01-31 12:34:56.789012+00'::timestamptz AS at",
+     5},
+    {"t_wrong", "SELECT $1::int", 2},
+    {"t_divide", "SELECT 1 / $1::int", 1},
+};
+
+static void test_db__values_pass_through(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    struct mlo_digest digest;
+    char text[MLO_DIGEST_TEXT_SIZE];
+    mlo_digest_of("x", 1, &digest);
+    mlo_param_text(&p, "it's; DROP TABLE x");
+    mlo_param_i64(&p, INT64_MIN);
+    mlo_param_f64(&p, 0.1);
+    mlo_param_bool(&p, true);
+    mlo_param_digest(&p, &digest);
+    assert_mlo_ok(mlo_db_exec(f->conn, &sql[0], &p, &rows, &f->err), &f->err);
+    json_t *row = mlo_rows_json(&rows, 0);
+    assert_string_equal(mlo_json_str(row, "t", ""), "it's; DROP TABLE x");
+    assert_true(mlo_json_i64(row, "i", 0) == INT64_MIN);
+    assert_true(mlo_json_f64(row, "f", 0) == 0.1);
+    assert_true(mlo_json_bool(row, "b", false));
+    assert_string_equal(mlo_json_str(row, "d", ""), mlo_digest_text(&digest, text));
+    assert_true(json_is_null(json_object_get(row, "n")));
+    assert_int_equal(mlo_json_i64(json_object_get(row, "j"), "a", 0), 1);
+    assert_string_equal(mlo_json_str(row, "at", ""), "2026-01-31T12:34:56.789Z");
+    json_decref(row);
+    mlo_rows_clear(&rows);
+}
+
+static void test_db__wrong_parameter_count_is_found(void **state)
+{
+    struct pg_fixture *f = *state;
+    assert_mlo_status(mlo_db_prepare_all(f->conn, &sql[1], 1, &f->err), MLO_EINTERNAL, &f->err);
+    assert_non_null(strstr(f->err.message, "t_wrong"));
+}
+
+static void test_db__failed_inner_transaction_undoes_the_outer(void **state)
+{
+    struct pg_fixture *f = *state;
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    assert_mlo_ok(
+        mlo_db_exec_text(f->conn, "INSERT INTO project (name, created_by) VALUES ('p', 'x')", &f->err),
+        &f->err);
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    assert_int_equal(mlo_db_end(f->conn, MLO_EINVAL, NULL), MLO_EINVAL);
+    assert_mlo_status(mlo_db_end(f->conn, MLO_OK, &f->err), MLO_EINTERNAL, &f->err);
+    assert_false(mlo_db_in_transaction(f->conn));
+    assert_mlo_ok(
+        mlo_db_exec_text(f->conn, "INSERT INTO project (name, created_by) VALUES ('p', 'x')", &f->err),
+        &f->err);
+}
+
+static void test_db__pool_is_bounded(void **state)
+{
+    struct pg_fixture *f = *state;
+    char *conninfo = mlo_embedded_conninfo(f->pg, MLO_ROLE_SERVER, f->database);
+    struct mlo_db_options options = {.conninfo = conninfo, .max_connections = 1, .wait_ms = 50};
+    struct mlo_db *db;
+    struct mlo_db_conn *one, *two;
+    assert_mlo_ok(mlo_db_open(&options, &db, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_acquire(db, &one, &f->err), &f->err);
+    assert_mlo_status(mlo_db_acquire(db, &two, &f->err), MLO_ETIMEOUT, &f->err);
+    mlo_db_release(one);
+    assert_mlo_ok(mlo_db_acquire(db, &two, &f->err), &f->err);
+    mlo_db_release(two);
+    mlo_db_close(db);
+    free(conninfo);
+}
+
+static void test_db__broken_connection_heals(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_db *db = pg_fixture_pool(f, MLO_ROLE_SERVER, 1);
+    struct mlo_db_conn *conn;
+    char text[80];
+    assert_mlo_ok(mlo_db_acquire(db, &conn, &f->err), &f->err);
+    int backend = PQbackendPID(mlo_db_pg(conn));
+    snprintf(text, sizeof text, "SELECT pg_terminate_backend(%d, 5000)", backend);
+    mlo_db_release(conn);
+    struct mlo_db *other = pg_fixture_pool(f, MLO_ROLE_SERVER, 1);
+    assert_mlo_ok(mlo_db_acquire(other, &conn, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(conn, text, &f->err), &f->err);
+    mlo_db_release(conn);
+    assert_mlo_ok(mlo_db_acquire(db, &conn, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(conn, "SELECT 1", &f->err), &f->err);
+    /* and one that breaks while it is leased says so */
+    backend = PQbackendPID(mlo_db_pg(conn));
+    snprintf(text, sizeof text, "SELECT pg_terminate_backend(%d)", backend);
+    assert_mlo_status(mlo_db_exec_text(conn, text, &f->err), MLO_EUNAVAILABLE, &f->err);
+    mlo_db_release(conn);
+    assert_mlo_ok(mlo_db_ping(db, &f->err), &f->err);
+    mlo_db_close(other);
+    mlo_db_close(db);
+}
+
+static void test_db__absent_server_is_unavailable(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_db *db;
+    struct mlo_db_options options = {.conninfo =
+                                         "host=/tmp/mlopt-no-such-place dbname=mlopt password=hunter2"};
+    assert_mlo_ok(mlo_db_open(&options, &db, &err), &err);
+    assert_mlo_status(mlo_db_ping(db, &err), MLO_EUNAVAILABLE, &err);
+    assert_non_null(strstr(err.message, "/tmp/mlopt-no-such-place"));
+    assert_null(strstr(err.message, "hunter2"));
+    assert_true(err.hint[0] != '\0');
+    mlo_db_close(db);
+}
+
+static void test_db__error_of_a_statement_names_it(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, 0);
+    assert_mlo_status(mlo_db_exec(f->conn, &sql[2], &p, NULL, &f->err), MLO_EINVAL, &f->err);
+    assert_non_null(strstr(f->err.message, "t_divide"));
+    assert_string_equal(mlo_db_sqlstate(f->conn), "22012");
+}
+
+/* --- migrations
+ * ---------------------------------------------------------------------------------------------- */
+
+static void test_migrate__twice_is_once(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_db_conn *owner;
+    int applied;
+    size_t count;
+    mlo_migrations(&count);
+    assert_mlo_ok(mlo_db_acquire(f->owner, &owner, &f->err), &f->err);
+    assert_mlo_ok(mlo_migrate(owner, &applied, &f->err), &f->err);
+    assert_int_equal(applied, (int)count);
+    assert_mlo_ok(mlo_migrate(owner, &applied, &f->err), &f->err);
+    assert_int_equal(applied, 0);
+    assert_mlo_ok(mlo_migrate_check(owner, &f->err), &f->err);
+    mlo_db_release(owner);
+}
+
+static const struct mlo_migration one = {1, "0001_a", "CREATE TABLE a (i int)", 22};
+static const struct mlo_migration one_edited = {1, "0001_a", "CREATE TABLE b (i int)", 22};
+static const struct mlo_migration two = {2, "0002_b", "CREATE TABLE c (i int); SELECT nonsense", 39};
+
+static void test_migrate__newer_and_edited_are_refused(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_db_conn *owner;
+    int applied;
+    assert_mlo_ok(mlo_db_acquire(f->owner, &owner, &f->err), &f->err);
+    assert_mlo_ok(mlo_migrate_set(owner, &one, 1, &applied, &f->err), &f->err);
+    assert_mlo_status(mlo_migrate_set(owner, &one_edited, 1, &applied, &f->err), MLO_ECONFLICT, &f->err);
+    assert_non_null(strstr(f->err.message, "0001_a"));
+    assert_mlo_status(mlo_migrate_set(owner, NULL, 0, &applied, &f->err), MLO_ECONFLICT, &f->err);
+    assert_non_null(strstr(f->err.hint, "newer"));
+    mlo_db_release(owner);
+}
+
+static void test_migrate__failing_script_leaves_nothing(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_db_conn *owner;
+    struct mlo_migration set[] = {one, two};
+    int applied;
+    assert_mlo_ok(mlo_db_acquire(f->owner, &owner, &f->err), &f->err);
+    assert_true(mlo_migrate_set(owner, set, 2, &applied, &f->err) != MLO_OK);
+    assert_non_null(strstr(f->err.message, "0002_b"));
+    assert_int_equal(applied, 1);
+    assert_true(mlo_db_exec_text(owner, "SELECT * FROM c", &f->err) != MLO_OK);
+    mlo_db_release(owner);
+}
+
+static void *migrate_in_thread(void *arg)
+{
+    struct pg_fixture *f = arg;
+    struct mlo_db_conn *owner;
+    struct mlo_error err = {0};
+    if (mlo_db_acquire(f->owner, &owner, &err) != MLO_OK)
+        return "no connection";
+    enum mlo_status status = mlo_migrate(owner, NULL, &err);
+    mlo_db_release(owner);
+    return status == MLO_OK ? NULL : "a concurrent migration failed";
+}
+
+static void test_migrate__several_at_once(void **state)
+{
+    struct pg_fixture *f = *state;
+    pthread_t threads[3];
+    for (size_t i = 0; i < MLO_COUNT(threads); i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, migrate_in_thread, f), 0);
+    for (size_t i = 0; i < MLO_COUNT(threads); i++) {
+        void *problem;
+        pthread_join(threads[i], &problem);
+        assert_null(problem);
+    }
+}
+
+/* --- roles
+ * ---------------------------------------------------------------------------------------------------- */
+
+static void test_roles__history_cannot_be_changed(void **state)
+{
+    struct pg_fixture *f = *state;
+    static const char *const tables[] = {"audit",   "stage_move",   "release",         "release_variant",
+                                         "version", "version_blob", "dataset_version", "dataset_blob",
+                                         "variant", "derivation",   "lineage_edge",    "evidence"};
+    struct mlo_db *pools[] = {f->server, f->worker};
+    for (size_t d = 0; d < MLO_COUNT(pools); d++) {
+        struct mlo_db_conn *conn;
+        assert_mlo_ok(mlo_db_acquire(pools[d], &conn, &f->err), &f->err);
+        for (size_t i = 0; i < MLO_COUNT(tables); i++) {
+            const char *column = strcmp(tables[i], "audit") == 0 ? "body" : NULL;
+            char text[200];
+            snprintf(text, sizeof text, "DELETE FROM %s", tables[i]);
+            assert_mlo_status(mlo_db_exec_text(conn, text, &f->err), MLO_EFORBIDDEN, &f->err);
+            assert_string_equal(mlo_db_sqlstate(conn), "42501");
+            snprintf(text, sizeof text, "TRUNCATE %s CASCADE", tables[i]);
+            assert_mlo_status(mlo_db_exec_text(conn, text, &f->err), MLO_EFORBIDDEN, &f->err);
+            if (column) {
+                snprintf(text, sizeof text, "UPDATE %s SET %s = %s", tables[i], column, column);
+                assert_mlo_status(mlo_db_exec_text(conn, text, &f->err), MLO_EFORBIDDEN, &f->err);
+                assert_string_equal(mlo_db_sqlstate(conn), "42501");
+            }
+        }
+        static const char *const refused[] = {"UPDATE audit_head SET seq = 0",
+                                              "INSERT INTO audit VALUES (0, 1, '', '', '')",
+                                              "DROP TABLE audit",
+                                              "ALTER TABLE audit DISABLE TRIGGER ALL",
+                                              "UPDATE stage_move SET reason = ''",
+                                              "UPDATE evidence SET value = 0",
+                                              "UPDATE version SET manifest = ''",
+                                              "UPDATE variant SET name = 'a'"};
+        for (size_t i = 0; i < MLO_COUNT(refused); i++)
+            assert_mlo_status(mlo_db_exec_text(conn, refused[i], &f->err), MLO_EFORBIDDEN, &f->err);
+        mlo_db_release(conn);
+    }
+}
+
+static void test_roles__triggers_refuse_even_with_too_many_grants(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_db_conn *owner;
+    assert_mlo_ok(mlo_db_acquire(f->owner, &owner, &f->err), &f->err);
+    assert_mlo_ok(
+        mlo_db_exec_text(owner, "SELECT audit_append(0, '{}'); GRANT ALL ON audit TO mlopt_server", &f->err),
+        &f->err);
+    static const char *const refused[] = {"UPDATE audit SET body = 'x'", "DELETE FROM audit",
+                                          "TRUNCATE audit"};
+    for (size_t i = 0; i < MLO_COUNT(refused); i++) {
+        assert_mlo_status(mlo_db_exec_text(f->conn, refused[i], &f->err), MLO_EFORBIDDEN, &f->err);
+        assert_non_null(strstr(f->err.message, "history"));
+    }
+    mlo_db_release(owner);
+}
+
+static void test_roles__worker_sees_no_tokens(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_db_conn *worker;
+    assert_mlo_ok(mlo_db_acquire(f->worker, &worker, &f->err), &f->err);
+    assert_mlo_status(mlo_db_exec_text(worker, "SELECT * FROM token", &f->err), MLO_EFORBIDDEN, &f->err);
+    assert_mlo_status(mlo_db_exec_text(worker, "UPDATE stage SET generation = 1", &f->err), MLO_EFORBIDDEN,
+                      &f->err);
+    mlo_db_release(worker);
+}
+
+#define WITH_DB(test) cmocka_unit_test_setup_teardown(test, pg_fixture_setup, pg_fixture_teardown)
+#define WITH_EMPTY_DB(test) cmocka_unit_test_setup_teardown(test, pg_fixture_setup_empty, pg_fixture_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        WITH_DB(test_db__values_pass_through),
+        WITH_DB(test_db__wrong_parameter_count_is_found),
+        WITH_DB(test_db__failed_inner_transaction_undoes_the_outer),
+        WITH_DB(test_db__pool_is_bounded),
+        WITH_DB(test_db__broken_connection_heals),
+        cmocka_unit_test(test_db__absent_server_is_unavailable),
+        WITH_DB(test_db__error_of_a_statement_names_it),
+        WITH_EMPTY_DB(test_migrate__twice_is_once),
+        WITH_EMPTY_DB(test_migrate__newer_and_edited_are_refused),
+        WITH_EMPTY_DB(test_migrate__failing_script_leaves_nothing),
+        WITH_EMPTY_DB(test_migrate__several_at_once),
+        WITH_DB(test_roles__history_cannot_be_changed),
+        WITH_DB(test_roles__triggers_refuse_even_with_too_many_grants),
+        WITH_DB(test_roles__worker_sees_no_tokens),
+    };
+    return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
+}

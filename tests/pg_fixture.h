@@ -1,0 +1,139 @@
+/* A private PostgreSQL per test program, a fresh migrated database per test.
+ *
+ *     int main(void) {
+ *         const struct CMUnitTest tests[] = {
+ *             cmocka_unit_test_setup_teardown(test_thing__works, pg_fixture_setup, pg_fixture_teardown)};
+ *         return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
+ *     }
+ *
+ * A test's *state is then its struct pg_fixture. */
+#ifndef MLO_TESTS_PG_FIXTURE_H
+#define MLO_TESTS_PG_FIXTURE_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+#include "registry/registry.h"
+
+/* Fails the test with the error's own words. */
+#define assert_mlo_ok(expr, err)                                                                             \
+    do {                                                                                                     \
+        enum mlo_status status_ = (expr);                                                                    \
+        if (status_ != MLO_OK)                                                                               \
+            fail_msg("%s: %s: %s [%s]", #expr, mlo_status_info(status_)->code, (err)->message,               \
+                     (err)->where);                                                                          \
+    } while (0)
+
+#define assert_mlo_status(expr, wanted, err)                                                                 \
+    do {                                                                                                     \
+        enum mlo_status status_ = (expr);                                                                    \
+        if (status_ != (wanted))                                                                             \
+            fail_msg("%s: %s instead of %s: %s", #expr, mlo_status_info(status_)->code,                      \
+                     mlo_status_info(wanted)->code, status_ == MLO_OK ? "" : (err)->message);                \
+    } while (0)
+
+struct pg_fixture {
+    struct mlo_embedded *pg; /* shared by the program's tests */
+    char database[32];
+    struct mlo_db *owner, *server, *worker;
+    struct mlo_db_conn *conn; /* a leased connection of the server's role */
+    struct mlo_error err;
+};
+
+static struct mlo_embedded *pg_fixture_server;
+static char *pg_fixture_dir;
+
+/* Group setup: starts the server in a folder under /tmp. */
+static inline int pg_fixture_start(void **state)
+{
+    struct mlo_error err = {0};
+    MLO_UNUSED(state);
+    if (mlo_fs_tempdir("/tmp", "mlopt-pg-", &pg_fixture_dir, &err) != MLO_OK ||
+        chmod(pg_fixture_dir, 0755) != 0) {
+        print_error("no folder for PostgreSQL: %s\n", err.message);
+        return -1;
+    }
+    char *dir = mlo_fs_join(pg_fixture_dir, "pg", NULL);
+    struct mlo_embedded_options options = {.dir = dir, .no_fsync = true};
+    enum mlo_status status = mlo_embedded_start(&options, &pg_fixture_server, &err);
+    free(dir);
+    if (status != MLO_OK) {
+        print_error("PostgreSQL does not start: %s (%s)\n", err.message, err.where);
+        return -1;
+    }
+    return 0;
+}
+
+/* Group teardown. */
+static inline int pg_fixture_stop(void **state)
+{
+    MLO_UNUSED(state);
+    mlo_embedded_stop(pg_fixture_server);
+    mlo_fs_remove_tree(pg_fixture_dir);
+    free(pg_fixture_dir);
+    pg_fixture_server = NULL;
+    pg_fixture_dir = NULL;
+    return 0;
+}
+
+/* A pool for this role (MLO_ROLE_SERVER …) on this test's database. Yours (mlo_db_close). */
+static inline struct mlo_db *pg_fixture_pool(const struct pg_fixture *f, const char *role,
+                                             unsigned max_connections)
+{
+    struct mlo_error err = {0};
+    struct mlo_db *db = NULL;
+    char *conninfo = mlo_embedded_conninfo(f->pg, role, f->database);
+    struct mlo_db_options options = {.conninfo = conninfo, .max_connections = max_connections};
+    assert_mlo_ok(mlo_db_open(&options, &db, &err), &err);
+    free(conninfo);
+    return db;
+}
+
+/* Test setup with an empty, not migrated database: for tests of migrations. */
+static inline int pg_fixture_setup_empty(void **state)
+{
+    static int number;
+    struct pg_fixture *f = calloc(1, sizeof *f);
+    f->pg = pg_fixture_server;
+    snprintf(f->database, sizeof f->database, "test_%d", ++number);
+    char *admin = mlo_embedded_conninfo(f->pg, NULL, "postgres");
+    assert_mlo_ok(mlo_db_bootstrap(admin, f->database, &f->err), &f->err);
+    free(admin);
+    f->owner = pg_fixture_pool(f, MLO_ROLE_OWNER, 4);
+    f->server = pg_fixture_pool(f, MLO_ROLE_SERVER, 32);
+    f->worker = pg_fixture_pool(f, MLO_ROLE_WORKER, 8);
+    *state = f;
+    return 0;
+}
+
+/* Test setup: the migrated schema, and f->conn as the server. */
+static inline int pg_fixture_setup(void **state)
+{
+    struct mlo_db_conn *owner;
+    pg_fixture_setup_empty(state);
+    struct pg_fixture *f = *state;
+    assert_mlo_ok(mlo_db_acquire(f->owner, &owner, &f->err), &f->err);
+    assert_mlo_ok(mlo_migrate(owner, NULL, &f->err), &f->err);
+    mlo_db_release(owner);
+    assert_mlo_ok(mlo_db_acquire(f->server, &f->conn, &f->err), &f->err);
+    return 0;
+}
+
+static inline int pg_fixture_teardown(void **state)
+{
+    struct pg_fixture *f = *state;
+    mlo_db_release(f->conn);
+    mlo_db_close(f->owner);
+    mlo_db_close(f->server);
+    mlo_db_close(f->worker);
+    free(f);
+    return 0;
+}
+
+#endif
