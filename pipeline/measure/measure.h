@@ -7,8 +7,9 @@
 
 /* --- datasets (dataset.h's part) ------------------------------------------------------------------- */
 
-/* How uint8 data becomes model input: (x * scale - mean[c]) / std[c]. count 0 of mean/std: none; 1: for all
- * channels; else one per channel (axis 1). */
+/* How uint8 data becomes float model input: (x * scale - mean[c]) / std[c], each of the three steps rounded
+ * to float32, with scale, mean and std rounded to float32 first: the same bits on every machine. count 0 of
+ * mean/std: none; 1: for all channels; else one per channel (axis 1). Other types are converted by value. */
 struct mlo_normalize {
     double scale;
     double mean[16], std[16];
@@ -19,17 +20,19 @@ MLO_MUST_USE enum mlo_status mlo_normalize_parse(const char *text, struct mlo_no
                                                  struct mlo_error *err);
 
 struct mlo_dataset_options {
-    const char *normalize;      /* text form, overrides the manifest's; NULL: the manifest's, or none */
-    const char *const *map;     /* "INPUT=ARRAY" pairs, map_count of them */
+    const char *normalize;  /* text form, overrides the manifest's; NULL: the manifest's, or none */
+    const char *const *map; /* "INPUT=ARRAY" pairs, map_count of them */
     size_t map_count;
-    int64_t limit;              /* first so many samples; 0: all */
+    int64_t limit; /* first so many samples; 0: all */
 };
 
 struct mlo_dataset; /* an opened dataset: arrays, labels, groups; reads in pieces, bounded memory */
 
 /* Opens a dataset: `path` is an .npz, or a folder or .json manifest naming files (npz, or an IDX pair).
- * Two IDX .gz files (images, labels) are given as "images.gz,labels.gz". Sizes declared inside archives are
- * checked against what is really there before memory is taken (zip bombs are MLO_ETOOBIG). */
+ * Two IDX files (images, labels; gzipped or not) are given as "images.gz,labels.gz", and are arrays x and y.
+ * README.md beside this header describes dataset.json. Sizes declared inside archives are checked against
+ * what is really there before memory is taken (zip bombs are MLO_ETOOBIG). A dataset is used by one thread at
+ * a time. */
 MLO_MUST_USE enum mlo_status mlo_dataset_open(const char *path, const struct mlo_dataset_options *options,
                                               struct mlo_dataset **out, struct mlo_error *err);
 void mlo_dataset_close(struct mlo_dataset *dataset);
@@ -37,19 +40,31 @@ int64_t mlo_dataset_count(const struct mlo_dataset *dataset);
 /* Labels as int64 (NULL without), length count; borrowed. */
 const int64_t *mlo_dataset_labels(const struct mlo_dataset *dataset);
 const int64_t *mlo_dataset_groups(const struct mlo_dataset *dataset);
-/* Checks that it feeds the model: an array per input, shapes per sample, types. Errors name both sides. */
-MLO_MUST_USE enum mlo_status mlo_dataset_check(const struct mlo_dataset *dataset, const struct mlo_model *model,
-                                               struct mlo_error *err);
+/* The names of the classes that the manifest gives, an array of strings; NULL without. Borrowed. */
+const json_t *mlo_dataset_classes(const struct mlo_dataset *dataset);
+/* Checks that it feeds the model: an array per input, shapes per sample, types, and labels within the classes
+ * of a model with one output [batch, classes]. Errors name both sides.
+ *
+ * An input is fed by the array that `map` names for it; else by the one of its own name; else, in a model
+ * with one input (or for the input that the manifest names), by `x`, or by the only array besides y and
+ * group. Shapes per sample must be equal but for axes of size 1 ([28,28] feeds [1,28,28]) or one side flat.
+ */
+MLO_MUST_USE enum mlo_status mlo_dataset_check(const struct mlo_dataset *dataset,
+                                               const struct mlo_model *model, struct mlo_error *err);
 /* Fills tensors (initialised here, one per model input, batch of `count`) with samples [begin, begin+count),
- * normalised and converted to the input's type. */
+ * normalised and converted to the input's type. A NaN, or an integer that the input's type cannot hold, is an
+ * error that names the sample. On failure nothing is left to clear. */
 MLO_MUST_USE enum mlo_status mlo_dataset_read(struct mlo_dataset *dataset, const struct mlo_model *model,
                                               int64_t begin, int64_t count, struct mlo_tensor *inputs,
                                               struct mlo_error *err);
-/* SHA-256 of sample i (raw stored bytes of all arrays): what gates compare between data roles. */
+/* SHA-256 of sample i: type and raw stored bytes of every data array, in the order of their names. Labels and
+ * groups are left out, and so are names: a sample is the same sample when it is labelled anew, or comes from
+ * an IDX file instead of an .npz. What gates compare between data roles. */
 MLO_MUST_USE enum mlo_status mlo_dataset_sample_digest(struct mlo_dataset *dataset, int64_t i,
                                                        struct mlo_digest *out, struct mlo_error *err);
 
-/* Writes arrays as an .npz (stored or deflated); each a name and a tensor. */
+/* Writes arrays as an .npz, uncompressed, atomically; equal arrays give equal bytes. bfloat16 is widened to
+ * float32; types that numpy lacks are MLO_EUNSUPPORTED. */
 struct mlo_npz_array {
     const char *name;
     const struct mlo_tensor *tensor;
@@ -62,17 +77,19 @@ MLO_MUST_USE enum mlo_status mlo_npz_write(const char *path, const struct mlo_np
 struct mlo_run_options {
     const struct mlo_engine *engine; /* NULL: cpu */
     unsigned threads;                /* 0: 1 */
-    int64_t batch;                   /* 0: chosen */
+    int64_t batch;                   /* 0: chosen; a model with a fixed batch is run with that */
     enum mlo_numerics numerics;
 };
 typedef void mlo_progress_fn(void *arg, double fraction, const char *message);
 
 /* Runs all samples and returns the outputs, concatenated over the batch, owned by the caller's array of
- * `output_count` tensors (zeroed before). */
+ * `output_count` tensors (zeroed here). The rest of a dynamic batch gets a plan of its own; a fixed batch is
+ * filled up with copies, whose outputs are dropped. Checks the dataset first. On failure nothing is left to
+ * clear. */
 MLO_MUST_USE enum mlo_status mlo_run_dataset(const struct mlo_model *model, struct mlo_dataset *dataset,
-                                             const struct mlo_run_options *options, struct mlo_tensor *outputs,
-                                             mlo_progress_fn *progress, void *progress_arg,
-                                             struct mlo_error *err);
+                                             const struct mlo_run_options *options,
+                                             struct mlo_tensor *outputs, mlo_progress_fn *progress,
+                                             void *progress_arg, struct mlo_error *err);
 
 /* --- metrics ------------------------------------------------------------------------------------------- */
 
@@ -83,11 +100,12 @@ struct mlo_estimate {
 
 /* A metric row: per-sample scores whose mean (or `finish` of the mean) is the metric. */
 struct mlo_metric {
-    const char *name;   /* "top1" */
-    const char *unit;   /* "fraction", "1" */
+    const char *name; /* "top1" */
+    const char *unit; /* "fraction", "1" */
     bool higher_is_better;
     bool needs_labels, needs_reference; /* reference: the outputs of the baseline model (mse, cosine) */
-    /* Writes one score per sample into scores[count]. */
+    /* Writes one score per sample into scores[output->dims[0]]. A label out of range, a NaN or outputs of a
+     * shape that the metric has no meaning for are MLO_EINVAL. */
     enum mlo_status (*scores)(const struct mlo_tensor *output, const int64_t *labels,
                               const struct mlo_tensor *reference, double *scores, struct mlo_error *err);
     const char *description;
@@ -97,44 +115,64 @@ const struct mlo_metric *mlo_metric_table(size_t *count);
 MLO_MUST_USE enum mlo_status mlo_metric_find(const char *name, const struct mlo_metric **out,
                                              struct mlo_error *err);
 
-/* Mean with 95% interval: Wilson for 0/1 scores, else percentile bootstrap (2,000 resamples, seeded). */
+/* Mean with 95% interval: Wilson for 0/1 scores, else percentile bootstrap (2,000 resamples, seeded). All
+ * zero for n = 0. */
 void mlo_estimate_mean(const double *scores, int64_t n, struct mlo_estimate *out);
-/* Mean paired difference a-b with a 95% bootstrap interval over the same samples. */
+/* Mean paired difference a-b over the same samples, with a 95% interval: percentile bootstrap, but for 0/1
+ * scores that of Agresti and Min (2005), since a bootstrap of pairs that never disagree would claim
+ * certainty. */
 void mlo_estimate_paired(const double *a, const double *b, int64_t n, struct mlo_estimate *out);
 /* Exact McNemar p-value (two-sided binomial) for 0/1 scores. */
 double mlo_mcnemar(const double *a, const double *b, int64_t n);
 
-/* --- benchmark ------------------------------------------------------------------------------------------- */
+/* --- benchmark -------------------------------------------------------------------------------------------
+ */
 
 struct mlo_bench_options {
-    const struct mlo_engine *engine;
-    int64_t batch;
-    unsigned threads;
-    double seconds;   /* measuring time per side over all rounds */
-    int rounds;       /* alternating processes per side; 0: 5 */
-    const char *exe;  /* program whose hidden verb `bench-child` measures one side; NULL: this one */
+    const struct mlo_engine *engine; /* NULL: cpu */
+    int64_t batch;                   /* 0: 1. A model whose batch is fixed at another size is MLO_EINVAL */
+    unsigned threads;                /* 0: 1 */
+    double seconds;                  /* measuring time per side over all rounds; 0: 1 */
+    int rounds;                      /* alternating processes per side, 2 to 100; 0: 5 */
+    const char *exe; /* program whose hidden verb `bench-child` measures one side; NULL: this one */
 };
 struct mlo_bench_side {
-    const char *path;
-    struct mlo_estimate p50_us, p90_us, p99_us; /* latency per call, intervals resampled by process */
-    double throughput;                          /* samples per second at p50 */
+    const char *path; /* borrowed from the caller */
+    /* Latency per call: the median over processes of each process's percentile; the interval is a bootstrap
+     * over processes; n counts calls. */
+    struct mlo_estimate p50_us, p90_us, p99_us;
+    double throughput; /* samples per second at p50 */
     uint64_t peak_rss_bytes;
-    json_t *samples;                            /* array (rounds) of arrays of microseconds; owned */
+    json_t *samples; /* array (rounds) of arrays of microseconds; owned */
 };
 struct mlo_bench_result {
-    struct mlo_bench_side a, b;      /* b unused when one path was given */
-    struct mlo_estimate ratio_p50;   /* b / a, interval by bootstrap over processes */
+    struct mlo_bench_side a, b; /* b unused when one path was given */
+    /* b / a: the median over rounds of the ratio within a round, whose two processes ran one after the other;
+     * bootstrap over rounds; n counts rounds. */
+    struct mlo_estimate ratio_p50;
     struct mlo_estimate ratio_p99;
-    json_t *machine;                 /* what it ran on, with load average; owned */
+    /* What it ran on: mlo_machine_describe's members, and protocol, engine, threads, rounds, pinned_cpus,
+     * load_average_before and load_average_after; owned. */
+    json_t *machine;
 };
-/* Measures one or two models in alternating processes (A B B A …). path_b may be NULL. */
+/* Measures one or two models in alternating processes (A B B A …), all pinned to the same `threads` CPUs,
+ * those that were least busy at the start. path_b may be NULL. On failure *out is cleared; an error inside a
+ * child is reported as if it had happened here. Each side's process is <exe> bench-child MODEL --engine NAME
+ * --batch N --threads N --seconds S */
 MLO_MUST_USE enum mlo_status mlo_bench(const char *path_a, const char *path_b,
                                        const struct mlo_bench_options *options, struct mlo_bench_result *out,
                                        mlo_progress_fn *progress, void *progress_arg, struct mlo_error *err);
 void mlo_bench_result_clear(struct mlo_bench_result *result);
-/* The child's side: loads, warms up, times calls for `seconds`, prints one JSON object on stdout_fd. */
+/* The child's side: pins itself to `threads` CPUs (unless it was started on so few), loads, warms up (a tenth
+ * of the time, at least 3 calls), times calls for `seconds` (at least 10, at most 100,000) on random inputs
+ * of a fixed seed, and prints one JSON object on stdout_fd:
+ *   {"protocol","engine","batch","threads","peak_rss_bytes","samples":[microseconds…]}
+ * or {"error":{"code","message","where","hint"}}, which is also returned. */
 MLO_MUST_USE enum mlo_status mlo_bench_child(const char *path, const struct mlo_bench_options *options,
                                              int stdout_fd, struct mlo_error *err);
+/* The same for the hidden verb's arguments: argv[0] is MODEL, then options as above, each optional. */
+MLO_MUST_USE enum mlo_status mlo_bench_child_args(int argc, char *const *argv, int stdout_fd,
+                                                  struct mlo_error *err);
 
 /* The protocol revision that evidence names; bumped when what a number means changes. */
 #define MLO_BENCH_PROTOCOL "bench-1"
