@@ -16,8 +16,8 @@ enum { RESULT_MAX_BYTES = 64 << 20 };
 
 /* --- the machine's lock -------------------------------------------------------------------------------- */
 
-static enum mlo_status lock_file(const char *dir, const char *name, int how, mlo_child_watch_fn *watch, void *arg,
-                                 int *fd, struct mlo_error *err)
+static enum mlo_status lock_file(const char *dir, const char *name, int how, mlo_child_watch_fn *watch,
+                                 void *arg, int *fd, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     char *path = mlo_fs_join(dir, name, NULL);
@@ -51,7 +51,8 @@ enum mlo_status mlo_machine_lock(const char *dir, bool exclusive, mlo_child_watc
     enum mlo_status status = MLO_OK;
     lock->turnstile_fd = lock->machine_fd = -1;
     MLO_TRY(lock_file(dir, "turnstile.lock", LOCK_EX, watch, arg, &lock->turnstile_fd, err));
-    MLO_TRY(lock_file(dir, "machine.lock", exclusive ? LOCK_EX : LOCK_SH, watch, arg, &lock->machine_fd, err));
+    MLO_TRY(
+        lock_file(dir, "machine.lock", exclusive ? LOCK_EX : LOCK_SH, watch, arg, &lock->machine_fd, err));
 out:
     close_fd(&lock->turnstile_fd);
     if (status != MLO_OK)
@@ -116,12 +117,14 @@ static bool drain(const struct mlo_child *child, int fd, struct lines *lines)
     }
 }
 
-/* --- the process ------------------------------------------------------------------------------------------ */
+/* --- the process ------------------------------------------------------------------------------------------
+ */
 
 static bool has_ended(pid_t pid)
 {
     siginfo_t info = {0};
-    /* WNOWAIT: the leader stays a zombie, so its group's number cannot be reused before the group is killed */
+    /* WNOWAIT: the leader stays a zombie, so its group's number cannot be reused before the group is killed
+     */
     return waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
 }
 
@@ -248,7 +251,8 @@ enum mlo_status mlo_child_run(const struct mlo_child *child, json_t **result, st
     pipe_fd[1] = -1;
     MLO_TRY(supervise(child, pid, pipe_fd[0], &wait_status, err));
     if (mlo_fs_size(result_path) > RESULT_MAX_BYTES) {
-        status = mlo_error_set(err, MLO_ETOOBIG, "the step's result is larger than %d MiB", RESULT_MAX_BYTES >> 20);
+        status = mlo_error_set(err, MLO_ETOOBIG, "the step's result is larger than %d MiB",
+                               RESULT_MAX_BYTES >> 20);
         goto out;
     }
     if (!mlo_fs_exists(result_path) || mlo_json_load_file(result_path, &value, err) != MLO_OK ||

@@ -1,7 +1,20 @@
 /* Changes of state that several operations share. All of them happen inside the caller's transaction. */
+#include <stdio.h>
+#include <string.h>
+
 #include "pipeline/service/service_impl.h"
 
-enum { S_LOCK_JOBS, S_TOKEN, S_EVENT, S_JOB_EVENT, S_NOTIFY, S_CLOSE_JOBS, S_CLOSE_ATTEMPTS, S_END_RUN, S_RUN };
+enum {
+    S_LOCK_JOBS,
+    S_TOKEN,
+    S_EVENT,
+    S_JOB_EVENT,
+    S_NOTIFY,
+    S_CLOSE_JOBS,
+    S_CLOSE_ATTEMPTS,
+    S_END_RUN,
+    S_RUN
+};
 
 const struct mlo_sql MLO_RUNS_SQL[] = {
     [S_LOCK_JOBS] = {"runs_lock_jobs",
@@ -15,14 +28,15 @@ const struct mlo_sql MLO_RUNS_SQL[] = {
                  "insert into run_event (run, seq, at, kind, data) "
                  "select $1, event_seq, clock_timestamp(), $2, $3 from s",
                  3},
-    [S_JOB_EVENT] = {"runs_job_event",
-                     "with s as (update run set event_seq = event_seq + 1 "
-                     "  where id = (select run from job where id = $1) returning id, event_seq) "
-                     "insert into run_event (run, seq, at, kind, data) "
-                     "select s.id, s.event_seq, clock_timestamp(), $2, json_build_object('job', j.id, 'step', j.step, "
-                     "  'name', j.name, 'state', j.state, 'progress', j.progress, 'message', j.message)::text "
-                     "from s, job j where j.id = $1",
-                     2},
+    [S_JOB_EVENT] =
+        {"runs_job_event",
+         "with s as (update run set event_seq = event_seq + 1 "
+         "  where id = (select run from job where id = $1) returning id, event_seq) "
+         "insert into run_event (run, seq, at, kind, data) "
+         "select s.id, s.event_seq, clock_timestamp(), $2, json_build_object('job', j.id, 'step', j.step, "
+         "  'name', j.name, 'state', j.state, 'progress', j.progress, 'message', j.message)::text "
+         "from s, job j where j.id = $1",
+         2},
     [S_NOTIFY] = {"runs_notify", "select pg_notify('" MLO_QUEUE_CHANNEL "', '')", 0},
     [S_CLOSE_JOBS] = {"runs_close_jobs",
                       "update job set state = 'cancelled', token = null, lease_until = null, "
@@ -59,7 +73,8 @@ out:
     return status;
 }
 
-enum mlo_status mlo_check_token(struct mlo_db_conn *conn, int64_t job, const char *token, struct mlo_error *err)
+enum mlo_status mlo_check_token(struct mlo_db_conn *conn, int64_t job, const char *token,
+                                struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_rows rows = {0};
@@ -87,8 +102,8 @@ enum mlo_status mlo_run_event(struct mlo_db_conn *conn, int64_t run, const char 
     mlo_param_i64(&p, run);
     mlo_param_text(&p, kind);
     mlo_param_text(&p, mlo_buf_str(&text));
-    enum mlo_status status = mlo_buf_ok(&text) ? mlo_db_exec(conn, &MLO_RUNS_SQL[S_EVENT], &p, NULL, err)
-                                               : mlo_error_nomem(err);
+    enum mlo_status status =
+        mlo_buf_ok(&text) ? mlo_db_exec(conn, &MLO_RUNS_SQL[S_EVENT], &p, NULL, err) : mlo_error_nomem(err);
     mlo_buf_clear(&text);
     return status;
 }
@@ -104,4 +119,65 @@ enum mlo_status mlo_job_event(struct mlo_db_conn *conn, int64_t job, const char 
 enum mlo_status mlo_queue_notify(struct mlo_db_conn *conn, struct mlo_error *err)
 {
     return mlo_db_exec(conn, &MLO_RUNS_SQL[S_NOTIFY], NULL, NULL, err);
+}
+
+/* State changes of a run in the project's audit chain: "run.submitted", "run.finished". */
+static enum mlo_status audit_end(struct mlo_db_conn *conn, int64_t run, const char *state, const char *error,
+                                 const struct mlo_actor *actor, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_rows rows = {0};
+    json_t *after = NULL, *why = NULL;
+    char object[64];
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, run);
+    MLO_TRY(mlo_db_exec(conn, &MLO_RUNS_SQL[S_RUN], &p, &rows, err));
+    if (mlo_rows_count(&rows) != 1) {
+        status = mlo_error_set(err, MLO_ENOTFOUND, "there is no run %lld", (long long)run);
+        goto out;
+    }
+    snprintf(object, sizeof object, "run %lld", (long long)run);
+    if (error && mlo_json_parse(error, strlen(error), "error", &why, NULL) != MLO_OK)
+        why = NULL;
+    after = json_pack("{s:s, s:s, s:s, s:O?}", "state", state, "on", mlo_rows_text(&rows, 0, 1), "recipe",
+                      mlo_rows_text(&rows, 0, 2), "error", why);
+    struct mlo_audit_event event = {
+        .action = strcmp(state, "cancelled") == 0 ? "run.cancel" : "run.finish",
+        .object = object,
+        .after = after,
+    };
+    status = after ? mlo_audit_append(conn, mlo_rows_i64(&rows, 0, 0), actor, &event, NULL, err)
+                   : mlo_error_nomem(err);
+out:
+    json_decref(after);
+    json_decref(why);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_run_end(struct mlo_db_conn *conn, int64_t run, const char *state, const char *error,
+                            const struct mlo_actor *actor, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_rows closed = {0};
+    json_t *data = json_pack("{s:s}", "state", state);
+    if (!data)
+        return mlo_error_nomem(err);
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, run);
+    MLO_TRY(mlo_db_exec(conn, &MLO_RUNS_SQL[S_CLOSE_ATTEMPTS], &p, NULL, err));
+    MLO_TRY(mlo_db_exec(conn, &MLO_RUNS_SQL[S_CLOSE_JOBS], &p, &closed, err));
+    for (int i = 0; i < mlo_rows_count(&closed); i++)
+        MLO_TRY(mlo_job_event(conn, mlo_rows_i64(&closed, i, 0), "job", err));
+    mlo_param_text(&p, state);
+    mlo_param_text(&p, error);
+    MLO_TRY(mlo_db_exec(conn, &MLO_RUNS_SQL[S_END_RUN], &p, NULL, err));
+    MLO_TRY(mlo_run_event(conn, run, "run", data, err));
+    /* also wakes workers whose attempts were taken away, and jobs that waited for a derivation in flight */
+    MLO_TRY(mlo_queue_notify(conn, err));
+    MLO_TRY(audit_end(conn, run, state, error, actor, err));
+out:
+    mlo_rows_clear(&closed);
+    json_decref(data);
+    return status;
 }

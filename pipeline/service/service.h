@@ -47,9 +47,9 @@ MLO_MUST_USE enum mlo_status mlo_run_cancel(struct mlo_db_conn *conn, const stru
  * A run, "Runs" there. In "jobs", state is blocked (needs others) | queued | running | succeeded | failed |
  * cancelled, with "reused": true on one whose derivation was known; more members: "position", "name",
  * "target", "max_attempts", "seconds", "needs":[position…], "derivation", "input", "output" (digests or
- * null), "report" (the step's), "attempts":[{"number","worker","started","ended","outcome","error"}]. The run
- * has "datasets" {role: {"name","version","digest"}}, "event_seq" (its ETag), "jobs_total", "jobs_done" and
- * "recipe_text" (canonical). MLO_ENOTFOUND when the project (0: any) has no such run. */
+ * null), "report" (the step's), "attempts":[{"number","worker","started_at","ended_at","outcome","error"}].
+ * The run has "datasets" {role: {"name","version","digest"}}, "event_seq" (its ETag), "jobs_total",
+ * "jobs_done" and "recipe_text" (canonical). MLO_ENOTFOUND when the project (0: any) has no such run. */
 MLO_MUST_USE enum mlo_status mlo_run_get(struct mlo_db_conn *conn, int64_t project, int64_t run, json_t **out,
                                          struct mlo_error *err);
 
@@ -66,7 +66,7 @@ MLO_MUST_USE enum mlo_status mlo_run_list(struct mlo_db_conn *conn, const struct
                                           json_t **out, struct mlo_error *err);
 
 /* The run's events after `after` (0: all), oldest first, at most `limit` (0: 200), without waiting:
- *   {"items":[{"seq","time","kind":"run"|"job"|"progress","job","step","state","progress","message"}],
+ *   {"items":[{"seq","at","kind":"run"|"job"|"progress","job","step","state","progress","message"}],
  *    "next": seq, "state": of the run, "done": bool}
  * Sequence numbers of a run have no gaps and appear in order. */
 MLO_MUST_USE enum mlo_status mlo_run_events(struct mlo_db_conn *conn, int64_t run, int64_t after, int limit,
@@ -78,7 +78,7 @@ MLO_MUST_USE enum mlo_status mlo_queue_overview(struct mlo_db_conn *conn, json_t
                                                 struct mlo_error *err);
 
 /* {"items":[{"name" (id, one per process start),"host","pid","state":"active"|"draining"|"stopped"|"lost",
- *  "machine_class","capabilities":[targets],"slots","started","last_seen","job": id|null,
+ *  "machine_class","capabilities":[targets],"slots","started_at","last_seen_at","job": id|null,
  *  "jobs":[{"id","run","step"}]}],"next":null}: those of the last day, newest first. */
 MLO_MUST_USE enum mlo_status mlo_worker_list(struct mlo_db_conn *conn, json_t **out, struct mlo_error *err);
 

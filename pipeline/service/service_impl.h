@@ -89,10 +89,6 @@ MLO_MUST_USE enum mlo_status mlo_queue_fail(struct mlo_db *db, const struct mlo_
 /* Ends the attempts whose lease ran out. */
 MLO_MUST_USE enum mlo_status mlo_queue_reap(struct mlo_db *db, uint32_t backoff_ms, int *count,
                                             struct mlo_error *err);
-/* The artifact that this derivation is known to give; *found false when it was never made. */
-MLO_MUST_USE enum mlo_status mlo_queue_known(struct mlo_db *db, const struct mlo_digest *key,
-                                             struct mlo_digest *artifact, bool *found, struct mlo_error *err);
-
 /* --- completion (completion.c)
  * -------------------------------------------------------------------------------- */
 

@@ -1,0 +1,313 @@
+/* The effect of a finished job: one transaction, fenced by the attempt's token. The bytes are in the blob
+ * store before it begins, so that no row ever points at nothing. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pipeline/service/service_impl.h"
+
+enum { S_DONE, S_END_ATTEMPT, S_READY, S_OPEN, S_RESULTS, S_RUN, S_SET_RESULTS };
+
+const struct mlo_sql MLO_COMPLETION_SQL[] = {
+    [S_DONE] = {"completion_done",
+                "update job set state = $2, output = $3, result = $4, token = null, lease_until = null, "
+                "  error = null, progress = 1, message = '', finished_at = clock_timestamp() where id = $1",
+                4},
+    [S_END_ATTEMPT] = {"completion_end_attempt",
+                       "update attempt set ended_at = clock_timestamp(), outcome = 'succeeded' "
+                       "where job = $1 and token = $2::uuid",
+                       2},
+    /* A job works on what the last derive step before it made, else on the upload. */
+    [S_READY] =
+        {"completion_ready",
+         "update job j set state = 'ready', ready_at = clock_timestamp(), not_before = clock_timestamp(), "
+         "  input = coalesce((select d.output from job d where d.run = j.run and d.kind = 'derive' "
+         "    and d.position < j.position order by d.position desc limit 1), r.source) "
+         "from run r where r.id = $1 and j.run = $1 and j.state = 'waiting' and not exists ("
+         "  select from job_dep d join job n on n.id = d.needs "
+         "  where d.job = j.id and n.state not in ('succeeded', 'reused')) "
+         "returning j.id",
+         1},
+    [S_OPEN] = {"completion_open",
+                "select count(*) from job where run = $1 and state not in ('succeeded', 'reused')", 1},
+    [S_RESULTS] = {"completion_results",
+                   "select result from job where run = $1 and result is not null order by position", 1},
+    [S_RUN] = {"completion_run", "select recipe from run where id = $1", 1},
+    [S_SET_RESULTS] = {"completion_set_results", "update run set results = $2 where id = $1", 2},
+};
+const size_t MLO_COMPLETION_SQL_COUNT = MLO_COUNT(MLO_COMPLETION_SQL);
+
+struct complete {
+    const struct mlo_job *job;
+    const struct mlo_completion *what;
+    struct mlo_actor actor;
+};
+
+/* --- what a derive step made -------------------------------------------------------------------------------
+ */
+
+static enum mlo_status data_edge(struct mlo_db_conn *conn, const struct complete *c, const char *role,
+                                 const char *kind, struct mlo_error *err)
+{
+    struct mlo_digest dataset;
+    const char *text = mlo_json_str(json_object_get(c->job->datasets, role), "digest", NULL);
+    if (!text || !mlo_digest_parse(text, &dataset))
+        return MLO_OK;
+    return mlo_lineage_add(conn, c->job->project, &c->what->artifact, &dataset, kind, &c->job->key,
+                           c->job->run, err);
+}
+
+static enum mlo_status record_artifact(struct mlo_db_conn *conn, const struct complete *c,
+                                       struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_job *job = c->job;
+    const struct mlo_step *step = mlo_step_find(job->step);
+    const struct mlo_digest *parent = job->from_source ? &job->source : &job->input;
+    json_t *derivation = NULL;
+    MLO_TRY(mlo_blob_record(conn, &c->actor, job->project, &c->what->artifact, c->what->size_bytes, err));
+    MLO_TRY(mlo_json_parse(job->derivation, strlen(job->derivation), "the derivation", &derivation, err));
+    if (!c->what->reused)
+        MLO_TRY(mlo_derivation_record(conn, derivation, job->step, &c->what->artifact, c->what->size_bytes,
+                                      c->what->report, NULL, err));
+    if (!mlo_digest_eq(parent, &c->what->artifact))
+        MLO_TRY(mlo_lineage_add(conn, job->project, &c->what->artifact, parent, MLO_LINEAGE_DERIVED_FROM,
+                                &job->key, job->run, err));
+    if (step && step->needs_calibrate)
+        MLO_TRY(data_edge(conn, c, "calibrate", MLO_LINEAGE_CALIBRATED_WITH, err));
+    if (step && step->needs_select)
+        MLO_TRY(data_edge(conn, c, "select", MLO_LINEAGE_SELECTED_WITH, err));
+    if (job->variant)
+        MLO_TRY(mlo_variant_name(conn, &c->actor, job->version, job->variant, &c->what->artifact, &job->key,
+                                 job->run, NULL, err));
+out:
+    json_decref(derivation);
+    return status;
+}
+
+/* --- what an observe step saw ------------------------------------------------------------------------------
+ */
+
+static double number(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+static struct mlo_interval interval(const json_t *object)
+{
+    return (struct mlo_interval){number(object, "value"), number(object, "low"), number(object, "high")};
+}
+
+static const struct mlo_digest *subject(const struct mlo_job *job, const json_t *object)
+{
+    bool source = mlo_str_eq(mlo_json_str(object, "subject", ""), "source");
+    return source || job->from_source ? &job->source : &job->input;
+}
+
+static enum mlo_status record_observation(struct mlo_db_conn *conn, const struct complete *c,
+                                          const json_t *seen, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_job *job = c->job;
+    const json_t *against = json_object_get(seen, "against");
+    const char *role = mlo_json_str(seen, "data_role", NULL);
+    const char *dataset_text =
+        role ? mlo_json_str(json_object_get(job->datasets, role), "digest", NULL) : NULL;
+    const char *samples_text = mlo_json_str(seen, "samples", NULL);
+    struct mlo_digest dataset, samples;
+    struct mlo_evidence evidence = {
+        .project_id = job->project,
+        .artifact = *subject(job, seen),
+        .metric = mlo_json_str(seen, "metric", ""),
+        .unit = mlo_json_str(seen, "unit", ""),
+        .params = json_object_get(seen, "params"),
+        .observed = interval(seen),
+        .n = mlo_json_i64(seen, "n", 0),
+        .protocol = mlo_json_str(seen, "protocol", ""),
+        .engine = mlo_json_str(seen, "engine", ""),
+        .machine_class = mlo_json_str(seen, "machine_class", ""),
+        .machine = json_object_get(seen, "machine"),
+        .data_role = role,
+        .run_id = job->run,
+        .job_id = job->id,
+    };
+    if (!*evidence.metric || !isfinite(evidence.observed.value))
+        return mlo_error_set(err, MLO_EFORMAT,
+                             "the step '%s' returned an observation without metric or value", job->step);
+    if (dataset_text && mlo_digest_parse(dataset_text, &dataset))
+        evidence.dataset = &dataset;
+    if (json_is_object(against)) {
+        const json_t *difference = json_object_get(against, "difference");
+        evidence.baseline = subject(job, against);
+        evidence.comparison = difference ? "difference" : "ratio";
+        evidence.compared = interval(difference ? difference : json_object_get(against, "ratio"));
+    }
+    if (samples_text && mlo_digest_parse(samples_text, &samples)) {
+        evidence.samples = &samples;
+        MLO_TRY(mlo_blob_record(conn, &c->actor, job->project, &samples,
+                                (uint64_t)mlo_json_i64(seen, "samples_bytes", 0), err));
+    }
+    MLO_TRY(mlo_evidence_add(conn, &evidence, NULL, err));
+    if (evidence.dataset)
+        MLO_TRY(mlo_lineage_add(conn, job->project, &evidence.artifact, evidence.dataset,
+                                MLO_LINEAGE_EVALUATED_ON, NULL, job->run, err));
+out:
+    return status;
+}
+
+/* --- the run -----------------------------------------------------------------------------------------------
+ */
+
+/* All observations of the run, over its jobs in order; yours. */
+static enum mlo_status run_observations(struct mlo_db_conn *conn, int64_t run, json_t **out,
+                                        struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_rows rows = {0};
+    json_t *all = json_array(), *result = NULL;
+    if (!all)
+        return mlo_error_nomem(err);
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, run);
+    MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_RESULTS], &p, &rows, err));
+    for (int i = 0; i < mlo_rows_count(&rows); i++) {
+        const char *text = mlo_rows_text(&rows, i, 0);
+        MLO_TRY(mlo_json_parse(text, strlen(text), "a job's result", &result, err));
+        json_t *seen = json_object_get(result, "observations");
+        if (json_is_array(seen) && json_array_extend(all, seen) < 0) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+        json_decref(result);
+        result = NULL;
+    }
+    *out = json_incref(all);
+out:
+    json_decref(result);
+    json_decref(all);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+/* Judges the expectations and ends the run. */
+static enum mlo_status finish_run(struct mlo_db_conn *conn, const struct complete *c, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK, held;
+    struct mlo_rows rows = {0};
+    struct mlo_recipe *recipe = NULL;
+    struct mlo_error why = {0};
+    struct mlo_buf text = MLO_BUF_INIT;
+    json_t *observations = NULL, *results = NULL;
+    char *error = NULL;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, c->job->run);
+    MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_RUN], &p, &rows, err));
+    MLO_TRY(run_observations(conn, c->job->run, &observations, err));
+    const char *recipe_text = mlo_rows_text(&rows, 0, 0);
+    MLO_TRY(mlo_recipe_parse(recipe_text, strlen(recipe_text), "the run's recipe", &recipe, err));
+    held = mlo_recipe_expect(recipe, observations, &results, &why);
+    if (held != MLO_OK && held != MLO_EEXPECT) {
+        if (err)
+            *err = why;
+        status = held;
+        goto out;
+    }
+    if (results) {
+        mlo_json_canonical(results, &text);
+        mlo_param_text(&p, mlo_buf_str(&text));
+        MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_SET_RESULTS], &p, NULL, err));
+    }
+    if (held == MLO_EEXPECT && !(error = mlo_error_json(&why, 0))) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_run_end(conn, c->job->run, held == MLO_OK ? "succeeded" : "failed", error, &c->actor, err));
+out:
+    free(error);
+    mlo_buf_clear(&text);
+    json_decref(observations);
+    json_decref(results);
+    mlo_recipe_free(recipe);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+/* --- all of it
+ * ------------------------------------------------------------------------------------------------ */
+
+static enum mlo_status close_job(struct mlo_db_conn *conn, const struct complete *c, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_buf text = MLO_BUF_INIT;
+    json_t *result =
+        json_pack("{s:O?, s:O?}", "report", c->what->report, "observations", c->what->observations);
+    if (!result)
+        return mlo_error_nomem(err);
+    mlo_json_canonical(result, &text);
+    if (!mlo_buf_ok(&text)) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, c->job->id);
+    mlo_param_text(&p, c->what->reused ? "reused" : "succeeded");
+    mlo_param_digest(&p, c->what->has_artifact ? &c->what->artifact : NULL);
+    mlo_param_text(&p, mlo_buf_str(&text));
+    MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_DONE], &p, NULL, err));
+    p = (struct mlo_params)MLO_PARAMS_INIT;
+    mlo_param_i64(&p, c->job->id);
+    mlo_param_text(&p, c->job->token);
+    MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_END_ATTEMPT], &p, NULL, err));
+    MLO_TRY(mlo_job_event(conn, c->job->id, "job", err));
+out:
+    mlo_buf_clear(&text);
+    json_decref(result);
+    return status;
+}
+
+static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct complete *c = arg;
+    struct mlo_rows rows = {0};
+    MLO_TRY(mlo_lock_jobs_of(conn, c->job->id, NULL, err));
+    MLO_TRY(mlo_check_token(conn, c->job->id, c->job->token, err));
+    if (c->what->has_artifact)
+        MLO_TRY(record_artifact(conn, c, err));
+    for (size_t i = 0; i < json_array_size(c->what->observations); i++)
+        MLO_TRY(record_observation(conn, c, json_array_get(c->what->observations, i), err));
+    MLO_TRY(close_job(conn, c, err));
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, c->job->run);
+    MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_READY], &p, &rows, err));
+    for (int i = 0; i < mlo_rows_count(&rows); i++)
+        MLO_TRY(mlo_job_event(conn, mlo_rows_i64(&rows, i, 0), "job", err));
+    /* also for the jobs of other runs that waited for this derivation */
+    if (mlo_rows_count(&rows) > 0 || c->job->has_key)
+        MLO_TRY(mlo_queue_notify(conn, err));
+    MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_OPEN], &p, &rows, err));
+    if (mlo_rows_i64(&rows, 0, 0) == 0)
+        MLO_TRY(finish_run(conn, c, err));
+out:
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_queue_complete(struct mlo_db *db, const struct mlo_job *job,
+                                   const struct mlo_completion *completion, struct mlo_error *err)
+{
+    struct complete c = {
+        .job = job,
+        .what = completion,
+        .actor = {.name = job->created_by,
+                  .role = MLO_SUBMITTER,
+                  .project_id = job->project,
+                  .via = "worker"},
+    };
+    if (job->derive != completion->has_artifact)
+        return mlo_error_set(err, MLO_EINTERNAL, "the step '%s' %s an artifact", job->step,
+                             job->derive ? "returned no path of" : "observes, and yet returned");
+    return mlo_service_pool_tx(db, complete_tx, &c, err);
+}

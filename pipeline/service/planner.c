@@ -1,0 +1,478 @@
+/* The planner: a recipe and a version become a run with jobs. Derive steps form a chain, in the recipe's
+ * order; the observe steps follow on what the chain made, one after another, so that they do not disturb each
+ * other. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pipeline/service/service_impl.h"
+
+enum { S_VERSION, S_EXISTING, S_INSERT_RUN, S_INSERT_JOB, S_INSERT_DEP, S_CANCEL_RUN, S_CANCEL_JOBS };
+
+const struct mlo_sql MLO_PLANNER_SQL[] = {
+    [S_VERSION] = {"planner_version",
+                   "select p.id, p.name, m.name, v.number, v.manifest_digest, b.digest, "
+                   "  exists (select from version_blob d where d.version_id = v.id "
+                   "          and d.role in ('data', 'external-data')) "
+                   "from version v join model m on m.id = v.model_id join project p on p.id = m.project_id "
+                   "join version_blob b on b.version_id = v.id and b.role = 'model' where v.id = $1",
+                   1},
+    [S_EXISTING] = {"planner_existing",
+                    "select id, version, recipe from run where project = $1 and idempotency_key = $2", 2},
+    [S_INSERT_RUN] =
+        {"planner_insert_run",
+         "insert into run (project, version, recipe_name, recipe, target, source, datasets, priority, "
+         "  variant, idempotency_key, created_by) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) "
+         "on conflict (project, idempotency_key) where idempotency_key is not null do nothing "
+         "returning id",
+         11},
+    [S_INSERT_JOB] =
+        {"planner_insert_job",
+         "insert into job (run, project, position, name, step, kind, target, exclusive, state, priority, "
+         "  spec, input, ready_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, "
+         "  case when $9 = 'ready' then clock_timestamp() end) returning id",
+         12},
+    [S_INSERT_DEP] = {"planner_insert_dep", "insert into job_dep (job, needs) values ($1, $2)", 2},
+    [S_CANCEL_RUN] = {"planner_cancel_run", "select state, project from run where id = $1", 1},
+    [S_CANCEL_JOBS] = {"planner_cancel_jobs", "select id from job where run = $1 order by id for update", 1},
+};
+const size_t MLO_PLANNER_SQL_COUNT = MLO_COUNT(MLO_PLANNER_SQL);
+
+enum { MAX_JOBS = 64 };
+
+struct planned_job {
+    const struct mlo_recipe_step *recipe_step;
+    const struct mlo_step *step;
+    char name[96];
+    const char *target;
+    int needs; /* position of the job before; -1: none */
+};
+
+struct plan {
+    int64_t project, version;
+    char project_name[104], object[256]; /* "fashion/cnn@2" */
+    struct mlo_digest source;            /* the model file */
+    struct mlo_digest source_input;      /* what stands for the upload in a derivation */
+    json_t *datasets;
+    struct planned_job jobs[MAX_JOBS];
+    int job_count;
+    const char *variant; /* NULL: nothing is derived */
+};
+
+/* --- planning ---------------------------------------------------------------------------------------------
+ */
+
+static enum mlo_status resolve_version(struct mlo_db_conn *conn, const struct mlo_run_request *request,
+                                       struct plan *plan, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, request->version);
+    MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_VERSION], &p, &rows, err));
+    if (mlo_rows_count(&rows) != 1 || mlo_rows_i64(&rows, 0, 0) != request->project) {
+        status = mlo_error_set(err, MLO_ENOTFOUND, "there is no such version in this project");
+        goto out;
+    }
+    plan->project = request->project;
+    plan->version = request->version;
+    snprintf(plan->project_name, sizeof plan->project_name, "%s", mlo_rows_text(&rows, 0, 1));
+    snprintf(plan->object, sizeof plan->object, "%s/%s@%s", mlo_rows_text(&rows, 0, 1),
+             mlo_rows_text(&rows, 0, 2), mlo_rows_text(&rows, 0, 3));
+    mlo_rows_digest(&rows, 0, 5, &plan->source);
+    /* weights in files of their own are part of what a derivation reads: then the manifest stands for all */
+    mlo_rows_digest(&rows, 0, mlo_rows_bool(&rows, 0, 6) ? 4 : 5, &plan->source_input);
+out:
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+static enum mlo_status resolve_dataset(struct mlo_db_conn *conn, struct plan *plan, const char *role,
+                                       const char *text, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_ref ref = {0};
+    struct mlo_dataset_info info;
+    char full[256], name[256], digest[MLO_DIGEST_TEXT_SIZE];
+    if (!text)
+        return MLO_OK;
+    snprintf(full, sizeof full, "%s%s%s", strchr(text, '/') ? "" : plan->project_name,
+             strchr(text, '/') ? "" : "/", text);
+    MLO_TRY(mlo_ref_parse(full, &ref, err));
+    if (strcmp(ref.project, plan->project_name) != 0)
+        status = mlo_error_set(err, MLO_ENOTFOUND, "the project '%s' may read no dataset '%s'",
+                               plan->project_name, text);
+    else
+        status = mlo_dataset_find(conn, plan->project, ref.name, ref.version, &info, err);
+    if (status == MLO_ENOTFOUND && err) {
+        if (strcmp(ref.project, plan->project_name) == 0)
+            mlo_error_set(err, MLO_ENOTFOUND, "there is no dataset '%s'", text);
+        mlo_error_hint(err, "push it with `mlopt data push %s FILE…`, or name another one in the recipe",
+                       text);
+    }
+    MLO_TRY(status);
+    snprintf(name, sizeof name, "%s/%s", ref.project, ref.name);
+    json_t *entry =
+        json_pack("{s:I, s:s, s:I, s:s}", "id", (json_int_t)info.version_id, "name", name, "version",
+                  (json_int_t)info.number, "digest", mlo_digest_text(&info.manifest, digest));
+    if (!entry || json_object_set_new(plan->datasets, role, entry) < 0)
+        status = mlo_error_nomem(err);
+out:
+    if (status != MLO_OK)
+        mlo_error_where(err, "recipe, data.%s", role);
+    return status;
+}
+
+/* What a worker must offer. A derived artifact is the same wherever it is made; a measurement is made on the
+ * kind of device that the target names, and says the machine's class. */
+static const char *needed_target(const struct mlo_step *step, const char *target)
+{
+    if (step->kind == MLO_STEP_DERIVE || strcmp(target, "any") == 0)
+        return "any";
+    return mlo_str_starts(target, "cpu") ? "cpu" : target;
+}
+
+static enum mlo_status plan_jobs(const struct mlo_recipe *recipe, struct plan *plan, struct mlo_error *err)
+{
+    if (recipe->step_count > MAX_JOBS)
+        return mlo_error_set(err, MLO_ETOOBIG, "the recipe has %zu steps; at most %d are planned",
+                             recipe->step_count, MAX_JOBS);
+    const enum mlo_step_kind order[] = {MLO_STEP_DERIVE, MLO_STEP_OBSERVE};
+    for (size_t k = 0; k < MLO_COUNT(order); k++) {
+        for (size_t i = 0; i < recipe->step_count; i++) {
+            const struct mlo_step *step = mlo_step_find(recipe->steps[i].name);
+            if (!step)
+                return mlo_error_set(err, MLO_EUNSUPPORTED, "this program has no step '%s'",
+                                     recipe->steps[i].name);
+            if (step->kind != order[k])
+                continue;
+            struct planned_job *job = &plan->jobs[plan->job_count];
+            job->recipe_step = &recipe->steps[i];
+            job->step = step;
+            job->target = needed_target(step, recipe->target);
+            job->needs = plan->job_count - 1;
+            if (step->kind == MLO_STEP_DERIVE)
+                plan->variant = recipe->name;
+            snprintf(job->name, sizeof job->name, "%s%s%.60s", step->name,
+                     step->kind == MLO_STEP_OBSERVE ? " " : "",
+                     step->kind == MLO_STEP_DERIVE ? ""
+                     : plan->variant               ? plan->variant
+                                                   : MLO_VARIANT_SOURCE);
+            plan->job_count++;
+        }
+    }
+    return MLO_OK;
+}
+
+static enum mlo_status make_plan(struct mlo_db_conn *conn, const struct mlo_run_request *request,
+                                 struct plan *plan, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_recipe *recipe = request->recipe;
+    MLO_TRY(mlo_actor_require(request->actor, request->project, MLO_SUBMITTER, err));
+    plan->datasets = json_object();
+    if (!plan->datasets) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(resolve_version(conn, request, plan, err));
+    MLO_TRY(resolve_dataset(conn, plan, "calibrate", recipe->calibrate, err));
+    MLO_TRY(resolve_dataset(conn, plan, "select", recipe->select, err));
+    MLO_TRY(resolve_dataset(conn, plan, "evaluate", recipe->evaluate, err));
+    MLO_TRY(plan_jobs(recipe, plan, err));
+    if (plan->job_count == 0)
+        status = mlo_error_set(err, MLO_EINVAL, "the recipe '%s' has no steps", recipe->name);
+out:
+    return status;
+}
+
+/* --- showing
+ * --------------------------------------------------------------------------------------------------- */
+
+static json_t *job_json(const struct planned_job *job, int position)
+{
+    json_t *needs = json_array();
+    if (job->needs >= 0)
+        json_array_append_new(needs, json_integer(job->needs));
+    return json_pack("{s:i, s:s, s:s, s:s, s:s, s:O, s:o, s:b}", "position", position, "name", job->name,
+                     "step", job->step->name, "kind",
+                     job->step->kind == MLO_STEP_DERIVE ? "derive" : "observe", "target", job->target,
+                     "options", job->recipe_step->options, "needs", needs, "cached", 0);
+}
+
+static enum mlo_status show_plan(struct mlo_db_conn *conn, const struct plan *plan, json_t *jobs,
+                                 struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_digest input = plan->source_input, key;
+    bool known = true; /* the input of this job */
+    char *canonical = NULL, text[MLO_DIGEST_TEXT_SIZE];
+    for (int i = 0; i < plan->job_count; i++) {
+        const struct planned_job *job = &plan->jobs[i];
+        json_t *row = job_json(job, i);
+        if (!row || json_array_append_new(jobs, row) < 0) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+        if (!known || job->step->kind != MLO_STEP_DERIVE)
+            continue;
+        free(canonical);
+        canonical = NULL;
+        MLO_TRY(mlo_job_derivation(job->step->name, job->recipe_step->options, &input, plan->datasets,
+                                   &canonical, &key, err));
+        json_object_set_new(row, "derivation", json_string(mlo_digest_text(&key, text)));
+        enum mlo_status found = mlo_derivation_find(conn, &key, &input, NULL, NULL, err);
+        if (found != MLO_OK && found != MLO_ENOTFOUND) {
+            status = found;
+            goto out;
+        }
+        known = found == MLO_OK;
+        json_object_set_new(row, "cached", json_boolean(known));
+    }
+out:
+    free(canonical);
+    return status;
+}
+
+enum mlo_status mlo_run_plan(struct mlo_db_conn *conn, const struct mlo_run_request *request, json_t **out,
+                             struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct plan plan = {.project = 0};
+    json_t *jobs = json_array();
+    MLO_TRY(make_plan(conn, request, &plan, err));
+    MLO_TRY(show_plan(conn, &plan, jobs, err));
+    *out = json_pack("{s:s?, s:s, s:s, s:O, s:O}", "variant", plan.variant, "on", plan.object, "target",
+                     request->recipe->target, "datasets", plan.datasets, "jobs", jobs);
+    if (!*out)
+        status = mlo_error_nomem(err);
+out:
+    json_decref(plan.datasets);
+    json_decref(jobs);
+    return status;
+}
+
+/* --- submitting
+ * --------------------------------------------------------------------------------------------------- */
+
+struct submit {
+    const struct mlo_run_request *request;
+    struct mlo_buf recipe; /* canonical */
+    int64_t run;
+    bool created;
+};
+
+static enum mlo_status find_existing(struct mlo_db_conn *conn, struct submit *submit, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, submit->request->project);
+    mlo_param_text(&p, submit->request->idempotency_key);
+    MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_EXISTING], &p, &rows, err));
+    if (mlo_rows_count(&rows) == 0)
+        goto out;
+    submit->run = mlo_rows_i64(&rows, 0, 0);
+    if (mlo_rows_i64(&rows, 0, 1) != submit->request->version ||
+        !mlo_str_eq(mlo_rows_text(&rows, 0, 2), mlo_buf_str(&submit->recipe))) {
+        status = mlo_error_set(err, MLO_ECONFLICT,
+                               "this idempotency key was used for run %lld, which is another one",
+                               (long long)submit->run);
+        mlo_error_hint(err, "use a new key for a new run");
+    }
+out:
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+static enum mlo_status insert_run(struct mlo_db_conn *conn, struct submit *submit, const struct plan *plan,
+                                  struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_run_request *r = submit->request;
+    struct mlo_rows rows = {0};
+    struct mlo_buf datasets = MLO_BUF_INIT;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_json_canonical(plan->datasets, &datasets);
+    mlo_param_i64(&p, r->project);
+    mlo_param_i64(&p, r->version);
+    mlo_param_text(&p, r->recipe->name);
+    mlo_param_text(&p, mlo_buf_str(&submit->recipe));
+    mlo_param_text(&p, r->recipe->target);
+    mlo_param_digest(&p, &plan->source);
+    mlo_param_text(&p, mlo_buf_str(&datasets));
+    mlo_param_i64(&p, r->priority);
+    mlo_param_text(&p, plan->variant);
+    mlo_param_text(&p, r->idempotency_key);
+    mlo_param_text(&p, r->actor->name);
+    MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_INSERT_RUN], &p, &rows, err));
+    submit->created = mlo_rows_count(&rows) == 1;
+    if (submit->created)
+        submit->run = mlo_rows_i64(&rows, 0, 0);
+out:
+    mlo_buf_clear(&datasets);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+static enum mlo_status insert_job(struct mlo_db_conn *conn, const struct submit *submit,
+                                  const struct plan *plan, int position, int64_t *ids, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct planned_job *job = &plan->jobs[position];
+    bool derive = job->step->kind == MLO_STEP_DERIVE;
+    struct mlo_rows rows = {0};
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    json_t *spec = json_pack("{s:O}", "options", job->recipe_step->options);
+    if (spec)
+        mlo_json_canonical(spec, &text);
+    if (!spec || !mlo_buf_ok(&text)) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    mlo_param_i64(&p, submit->run);
+    mlo_param_i64(&p, plan->project);
+    mlo_param_i64(&p, position);
+    mlo_param_text(&p, job->name);
+    mlo_param_text(&p, job->step->name);
+    mlo_param_text(&p, derive ? "derive" : "observe");
+    mlo_param_text(&p, job->target);
+    mlo_param_bool(&p, job->step->exclusive);
+    mlo_param_text(&p, job->needs < 0 ? "ready" : "waiting");
+    mlo_param_i64(&p, submit->request->priority);
+    mlo_param_text(&p, mlo_buf_str(&text));
+    mlo_param_digest(&p, job->needs >= 0 ? NULL : derive ? &plan->source_input : &plan->source);
+    MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_INSERT_JOB], &p, &rows, err));
+    ids[position] = mlo_rows_i64(&rows, 0, 0);
+    if (job->needs >= 0) {
+        p = (struct mlo_params)MLO_PARAMS_INIT;
+        mlo_param_i64(&p, ids[position]);
+        mlo_param_i64(&p, ids[job->needs]);
+        MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_INSERT_DEP], &p, NULL, err));
+    }
+out:
+    json_decref(spec);
+    mlo_buf_clear(&text);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+static enum mlo_status announce(struct mlo_db_conn *conn, const struct submit *submit,
+                                const struct plan *plan, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    char object[64];
+    json_t *data = json_pack("{s:s}", "state", "queued");
+    json_t *after =
+        json_pack("{s:s, s:s, s:s, s:O}", "on", plan->object, "recipe", submit->request->recipe->name,
+                  "target", submit->request->recipe->target, "datasets", plan->datasets);
+    if (!data || !after) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    snprintf(object, sizeof object, "run %lld", (long long)submit->run);
+    struct mlo_audit_event event = {.action = "run.submit", .object = object, .after = after};
+    MLO_TRY(mlo_run_event(conn, submit->run, "run", data, err));
+    MLO_TRY(mlo_queue_notify(conn, err));
+    MLO_TRY(mlo_audit_append(conn, plan->project, submit->request->actor, &event, NULL, err));
+out:
+    json_decref(data);
+    json_decref(after);
+    return status;
+}
+
+static enum mlo_status submit_tx(struct mlo_db_conn *conn, void *arg, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct submit *submit = arg;
+    struct plan plan = {.project = 0};
+    int64_t ids[MAX_JOBS];
+    submit->run = 0;
+    submit->created = false;
+    MLO_TRY(mlo_actor_require(submit->request->actor, submit->request->project, MLO_SUBMITTER, err));
+    if (submit->request->idempotency_key)
+        MLO_TRY(find_existing(conn, submit, err));
+    if (submit->run)
+        goto out;
+    MLO_TRY(make_plan(conn, submit->request, &plan, err));
+    MLO_TRY(insert_run(conn, submit, &plan, err));
+    if (!submit->created) { /* somebody with the same key was faster */
+        MLO_TRY(find_existing(conn, submit, err));
+        goto out;
+    }
+    for (int i = 0; i < plan.job_count; i++)
+        MLO_TRY(insert_job(conn, submit, &plan, i, ids, err));
+    MLO_TRY(announce(conn, submit, &plan, err));
+out:
+    json_decref(plan.datasets);
+    return status;
+}
+
+enum mlo_status mlo_run_submit(struct mlo_db_conn *conn, const struct mlo_run_request *request, int64_t *run,
+                               bool *created, struct mlo_error *err)
+{
+    struct submit submit = {.request = request, .recipe = MLO_BUF_INIT};
+    mlo_json_canonical(request->recipe->canonical, &submit.recipe);
+    enum mlo_status status =
+        mlo_buf_ok(&submit.recipe) ? mlo_service_tx(conn, submit_tx, &submit, err) : mlo_error_nomem(err);
+    if (status == MLO_OK) {
+        *run = submit.run;
+        if (created)
+            *created = submit.created;
+    }
+    mlo_buf_clear(&submit.recipe);
+    return status;
+}
+
+/* --- cancelling
+ * --------------------------------------------------------------------------------------------------- */
+
+struct cancel {
+    const struct mlo_actor *actor;
+    int64_t run;
+    const char *reason;
+};
+
+static enum mlo_status cancel_tx(struct mlo_db_conn *conn, void *arg, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct cancel *cancel = arg;
+    struct mlo_rows rows = {0};
+    struct mlo_error why = {0};
+    char *error = NULL;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, cancel->run);
+    MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_CANCEL_JOBS], &p, NULL, err));
+    MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_CANCEL_RUN], &p, &rows, err));
+    if (mlo_rows_count(&rows) == 0) {
+        status = mlo_error_set(err, MLO_ENOTFOUND, "there is no run %lld", (long long)cancel->run);
+        goto out;
+    }
+    MLO_TRY(mlo_actor_require(cancel->actor, mlo_rows_i64(&rows, 0, 1), MLO_SUBMITTER, err));
+    const char *state = mlo_rows_text(&rows, 0, 0);
+    if (strcmp(state, "queued") != 0 && strcmp(state, "running") != 0) {
+        status = mlo_error_set(err, MLO_ECONFLICT, "run %lld has %s already", (long long)cancel->run,
+                               strcmp(state, "cancelled") == 0 ? "been cancelled" : state);
+        goto out;
+    }
+    const char *reason = cancel->reason && *cancel->reason ? cancel->reason : NULL;
+    mlo_error_set(&why, MLO_ECANCELLED, "cancelled by %s%s%s", cancel->actor->name, reason ? ": " : "",
+                  reason ? reason : "");
+    if (!(error = mlo_error_json(&why, 0))) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_run_end(conn, cancel->run, "cancelled", error, cancel->actor, err));
+out:
+    free(error);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_run_cancel(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t run,
+                               const char *reason, struct mlo_error *err)
+{
+    struct cancel cancel = {actor, run, reason};
+    return mlo_service_tx(conn, cancel_tx, &cancel, err);
+}

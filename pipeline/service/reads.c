@@ -1,0 +1,232 @@
+/* What the API and the pages read: runs, events, the queue, the workers. Columns carry the names of
+ * docs/api.md. */
+#include <stdio.h>
+#include <string.h>
+
+#include "pipeline/service/service_impl.h"
+
+enum { S_RUN, S_JOBS, S_LIST, S_EVENTS, S_RUN_STATE, S_QUEUE, S_TARGETS, S_WORKERS };
+
+#define UTC(column) "to_char(" column " at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"')"
+
+#define RUN_COLUMNS                                                                                          \
+    "r.id, p.name as project, m.name as model, v.number as version, r.recipe_name as recipe, r.target, "     \
+    "r.state, "                                                                                              \
+    "r.created_at, r.started_at, r.finished_at, r.created_by, r.variant, "                                   \
+    "r.priority, r.error::json as error, coalesce(r.results, '[]')::json as expectations, "                  \
+    "r.datasets::json as datasets, r.event_seq, s.total as jobs_total, s.done as jobs_done, s.progress "     \
+    "from run r join version v on v.id = r.version join model m on m.id = v.model_id "                       \
+    "join project p on p.id = r.project "                                                                    \
+    "cross join lateral (select count(*) as total, count(*) filter (where state in ('succeeded', "           \
+    "'reused')) "                                                                                            \
+    "  as done, coalesce(avg(case when state in ('succeeded', 'reused') then 1 else progress end), 0) as "   \
+    "progress "                                                                                              \
+    "  from job j where j.run = r.id) s "
+
+/* seen within this time: alive */
+#define ALIVE "w.last_seen_at > now() - interval '30 seconds'"
+
+const struct mlo_sql MLO_READS_SQL[] = {
+    [S_RUN] = {"reads_run",
+               "select r.recipe as recipe_text, " RUN_COLUMNS
+               "where r.id = $1 and ($2::bigint = 0 or r.project = $2)",
+               2},
+    [S_JOBS] =
+        {"reads_jobs",
+         "select j.id, j.position, j.name, j.step, j.kind, j.target, "
+         "  case j.state when 'waiting' then 'blocked' when 'ready' then 'queued' when 'reused' then "
+         "'succeeded' "
+         "    else j.state end as state, "
+         "  j.state = 'reused' as reused, j.attempts as attempt, j.max_attempts, j.progress, j.message, "
+         "j.worker, "
+         "  j.created_at, j.started_at, j.finished_at, "
+         "  extract(epoch from j.finished_at - j.started_at)::float8 as seconds, j.error::json as error, "
+         "  j.derivation, j.input, j.output, j.result::json->'report' as report, "
+         "  (select coalesce(json_agg(n.position order by n.position), '[]') from job_dep d "
+         "    join job n on n.id = d.needs where d.job = j.id) as needs, "
+         "  (select coalesce(json_agg(json_build_object('number', a.number, 'worker', a.worker, "
+         "'started_at', " UTC("a.started_at") ", 'ended_at', " UTC(
+             "a.ended_at") ", 'outcome', a.outcome, 'error', a.error::json) "
+                           "    order by a.number), '[]') from attempt a where a.job = j.id) as attempts "
+                           "from job j where j.run = $1 order by j.position",
+         1},
+    [S_LIST] = {"reads_list",
+                "select " RUN_COLUMNS
+                "where ($1::bigint = 0 or r.project = $1) and ($2::bigint = 0 or m.id = $2) "
+                "and ($3::bigint = 0 or r.version = $3) and ($4::text is null or r.state = $4) "
+                "and ($5::bigint = 0 or r.id < $5) order by r.id desc limit $6",
+                6},
+    [S_EVENTS] = {"reads_events",
+                  "select seq, at, kind, data::json as data from run_event where run = $1 and seq > $2 "
+                  "order by seq limit $3",
+                  3},
+    [S_RUN_STATE] = {"reads_run_state", "select state, event_seq from run where id = $1", 1},
+    [S_QUEUE] = {"reads_queue",
+                 "select count(*) filter (where state = 'ready') as queued, "
+                 "  count(*) filter (where state = 'running') as running, "
+                 "  count(*) filter (where state = 'waiting') as blocked, "
+                 "  count(*) filter (where state = 'failed') as failed, "
+                 "  count(*) filter (where state = 'running' and lease_until < now()) as expired, "
+                 "  extract(epoch from now() - min(ready_at) filter (where state = 'ready'))::float8 "
+                 "    as oldest_queued_s, "
+                 "  (select count(*) from worker w where w.state = 'active' and " ALIVE ") as workers "
+                 "from job",
+                 0},
+    [S_TARGETS] = {"reads_targets",
+                   "select j.target, count(*) as queued, (select count(*) from worker w "
+                   "  where w.state = 'active' and " ALIVE " and j.target = any(w.targets)) as workers "
+                   "from job j where j.state = 'ready' group by j.target order by j.target",
+                   0},
+    [S_WORKERS] =
+        {"reads_workers",
+         "select w.id as name, w.host, w.pid, "
+         "  case when w.state <> 'stopped' and not (" ALIVE ") then 'lost' else w.state end as state, "
+         "  w.machine_class, to_json(w.targets) as capabilities, w.slots, w.started_at, "
+         "  w.last_seen_at, "
+         "  (select min(j.id) from job j where j.state = 'running' and j.worker = w.id) as job, "
+         "  (select coalesce(json_agg(json_build_object('id', j.id, 'run', j.run, 'step', j.step) "
+         "    order by j.id), '[]') from job j where j.state = 'running' and j.worker = w.id) as jobs "
+         "from worker w where w.last_seen_at > now() - interval '1 day' order by w.started_at desc, w.id",
+         0},
+};
+const size_t MLO_READS_SQL_COUNT = MLO_COUNT(MLO_READS_SQL);
+
+static enum mlo_status read_all(struct mlo_db_conn *conn, int statement, const struct mlo_params *params,
+                                json_t **out, struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    enum mlo_status status = mlo_db_exec(conn, &MLO_READS_SQL[statement], params, &rows, err);
+    if (status == MLO_OK && !(*out = mlo_rows_json_all(&rows)))
+        status = mlo_error_nomem(err);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+static enum mlo_status no_run(int64_t run, struct mlo_error *err)
+{
+    return mlo_error_set(err, MLO_ENOTFOUND, "there is no run %lld", (long long)run);
+}
+
+enum mlo_status mlo_run_get(struct mlo_db_conn *conn, int64_t project, int64_t run, json_t **out,
+                            struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    json_t *runs = NULL, *jobs = NULL;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, run);
+    mlo_param_i64(&p, project);
+    MLO_TRY(read_all(conn, S_RUN, &p, &runs, err));
+    if (json_array_size(runs) == 0) {
+        status = no_run(run, err);
+        goto out;
+    }
+    p = (struct mlo_params)MLO_PARAMS_INIT;
+    mlo_param_i64(&p, run);
+    MLO_TRY(read_all(conn, S_JOBS, &p, &jobs, err));
+    json_t *value = json_array_get(runs, 0);
+    if (json_object_set(value, "jobs", jobs) < 0)
+        status = mlo_error_nomem(err);
+    else
+        *out = json_incref(value);
+out:
+    json_decref(runs);
+    json_decref(jobs);
+    return status;
+}
+
+enum mlo_status mlo_run_list(struct mlo_db_conn *conn, const struct mlo_run_filter *filter, json_t **out,
+                             struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    int limit = filter->limit > 0 ? MLO_MIN(filter->limit, MLO_PAGE_MAX) : MLO_PAGE_DEFAULT;
+    json_t *runs = NULL, *next = NULL;
+    char text[24];
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, filter->project);
+    mlo_param_i64(&p, filter->model);
+    mlo_param_i64(&p, filter->version);
+    mlo_param_text(&p, filter->state);
+    mlo_param_i64(&p, filter->before);
+    mlo_param_i64(&p, limit + 1); /* one more tells whether there is a next page */
+    MLO_TRY(read_all(conn, S_LIST, &p, &runs, err));
+    if (json_array_size(runs) > (size_t)limit) {
+        json_array_remove(runs, (size_t)limit);
+        json_t *last = json_array_get(runs, (size_t)limit - 1);
+        snprintf(text, sizeof text, "%lld", (long long)mlo_json_i64(last, "id", 0));
+        next = json_string(text);
+    }
+    *out = json_pack("{s:O, s:O?}", "items", runs, "next", next);
+    if (!*out)
+        status = mlo_error_nomem(err);
+out:
+    json_decref(runs);
+    json_decref(next);
+    return status;
+}
+
+enum mlo_status mlo_run_events(struct mlo_db_conn *conn, int64_t run, int64_t after, int limit, json_t **out,
+                               struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_rows rows = {0};
+    json_t *events = NULL, *event;
+    size_t i;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, run);
+    mlo_param_i64(&p, after);
+    mlo_param_i64(&p, limit > 0 ? MLO_MIN(limit, MLO_PAGE_MAX) : 200);
+    MLO_TRY(read_all(conn, S_EVENTS, &p, &events, err));
+    json_array_foreach(events, i, event)
+    {
+        json_t *data = json_incref(json_object_get(event, "data"));
+        json_object_del(event, "data");
+        if (data && json_object_update_missing(event, data) < 0)
+            status = mlo_error_nomem(err);
+        json_decref(data);
+        after = mlo_json_i64(event, "seq", after);
+    }
+    MLO_TRY(status);
+    p = (struct mlo_params)MLO_PARAMS_INIT;
+    mlo_param_i64(&p, run);
+    MLO_TRY(mlo_db_exec(conn, &MLO_READS_SQL[S_RUN_STATE], &p, &rows, err));
+    if (mlo_rows_count(&rows) == 0) {
+        status = no_run(run, err);
+        goto out;
+    }
+    const char *state = mlo_rows_text(&rows, 0, 0);
+    bool over = strcmp(state, "queued") != 0 && strcmp(state, "running") != 0;
+    *out = json_pack("{s:O, s:I, s:s, s:b}", "items", events, "next", (json_int_t)after, "state", state,
+                     "done", over && mlo_rows_i64(&rows, 0, 1) <= after);
+    if (!*out)
+        status = mlo_error_nomem(err);
+out:
+    mlo_rows_clear(&rows);
+    json_decref(events);
+    return status;
+}
+
+enum mlo_status mlo_queue_overview(struct mlo_db_conn *conn, json_t **out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    json_t *rows = NULL, *targets = NULL;
+    MLO_TRY(read_all(conn, S_QUEUE, NULL, &rows, err));
+    MLO_TRY(read_all(conn, S_TARGETS, NULL, &targets, err));
+    if (json_object_set(json_array_get(rows, 0), "targets", targets) < 0)
+        status = mlo_error_nomem(err);
+    else
+        *out = json_incref(json_array_get(rows, 0));
+out:
+    json_decref(rows);
+    json_decref(targets);
+    return status;
+}
+
+enum mlo_status mlo_worker_list(struct mlo_db_conn *conn, json_t **out, struct mlo_error *err)
+{
+    json_t *workers = NULL;
+    enum mlo_status status = read_all(conn, S_WORKERS, NULL, &workers, err);
+    if (status == MLO_OK && !(*out = json_pack("{s:O, s:n}", "items", workers, "next")))
+        status = mlo_error_nomem(err);
+    json_decref(workers);
+    return status;
+}
