@@ -258,6 +258,7 @@ static void serve(struct mlo_request *req)
 {
     struct mlo_error err = {0};
     enum mlo_status status = req->route->handler(req, &err);
+    mlo_request_db_release(req);
     if (status == MLO_OK && req->status == 0)
         status = mlo_error_set(&err, MLO_EINTERNAL, "%s %s gave no answer", req->route->method, req->route->path);
     if (status != MLO_OK) {
@@ -325,6 +326,7 @@ void mlo_request_completed(void *cls, struct MHD_Connection *connection, void **
         return;
     if (req->state->upload_begun)
         req->route->upload->end(req);
+    mlo_request_db_release(req);
     log_access(req, code);
     mlo_reply_reset(req);
     mlo_buf_clear(&req->body);

@@ -83,6 +83,7 @@ struct mlo_request {
     int file; /* a descriptor to send from, or -1 */
     uint64_t file_offset, file_size;
 
+    struct mlo_db_conn *conn;        /* see mlo_request_db */
     struct mlo_request_state *state; /* the server's */
 };
 
@@ -105,6 +106,23 @@ const char *mlo_request_cookie(const struct mlo_request *req, const char *name);
 /* The generation in If-Match, as in `"3"`. MLO_EPRECONDITION_REQUIRED when absent. */
 MLO_MUST_USE enum mlo_status mlo_request_if_match(const struct mlo_request *req, int64_t *out,
                                                   struct mlo_error *err);
+
+/* A connection to the database, leased at the first call and given back when the handler returns. */
+MLO_MUST_USE enum mlo_status mlo_request_db(struct mlo_request *req, struct mlo_db_conn **out,
+                                            struct mlo_error *err);
+/* Gives it back early: before waiting, and before calling what leases its own. */
+void mlo_request_db_release(struct mlo_request *req);
+/* Who asks, for the registry; texts live as long as the request. */
+struct mlo_actor mlo_request_actor(const struct mlo_request *req);
+/* ?cursor= and ?limit=. */
+MLO_MUST_USE enum mlo_status mlo_request_page(const struct mlo_request *req, struct mlo_page *out,
+                                              struct mlo_error *err);
+/* What the segments {p}, {m} and {v} name, for an actor with the route's role there. {v} is a number or `latest`. */
+MLO_MUST_USE enum mlo_status mlo_request_project(struct mlo_request *req, int64_t *out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_request_model(struct mlo_request *req, int64_t *project, int64_t *out,
+                                               struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_request_version(struct mlo_request *req, struct mlo_version_info *out,
+                                                 struct mlo_error *err);
 
 /* --- answering ---------------------------------------------------------------------------------------------- */
 

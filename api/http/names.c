@@ -1,0 +1,49 @@
+/* From the segments of a path to what they name. */
+#include <string.h>
+
+#include "api/http/http_impl.h"
+
+enum mlo_status mlo_request_page(const struct mlo_request *req, struct mlo_page *out, struct mlo_error *err)
+{
+    out->cursor = mlo_request_query(req, "cursor");
+    return mlo_request_query_i64(req, "limit", MLO_PAGE_DEFAULT, 1, MLO_PAGE_MAX, &out->limit, err);
+}
+
+enum mlo_status mlo_request_project(struct mlo_request *req, int64_t *out, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_db_conn *conn;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_db(req, &conn, err));
+    MLO_TRY(mlo_project_find(conn, &actor, mlo_request_param(req, "p"), req->route->role, out, err));
+out:
+    return status;
+}
+
+enum mlo_status mlo_request_model(struct mlo_request *req, int64_t *project, int64_t *out, struct mlo_error *err)
+{
+    int64_t project_id;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_project(req, &project_id, err));
+    MLO_TRY(mlo_model_find(req->conn, project_id, mlo_request_param(req, "m"), out, err));
+    if (project)
+        *project = project_id;
+out:
+    return status;
+}
+
+enum mlo_status mlo_request_version(struct mlo_request *req, struct mlo_version_info *out, struct mlo_error *err)
+{
+    const char *text = mlo_request_param(req, "v");
+    int64_t model, number = 0;
+    enum mlo_status status;
+    if (strcmp(text, "latest") != 0 && (!mlo_str_to_i64(text, &number) || number < 1)) {
+        mlo_error_set(err, MLO_ENOTFOUND, "'%.60s' is no version", text);
+        mlo_error_hint(err, "a version is a number, or latest");
+        return MLO_ENOTFOUND;
+    }
+    MLO_TRY(mlo_request_model(req, NULL, &model, err));
+    MLO_TRY(mlo_version_find(req->conn, model, number, out, err));
+out:
+    return status;
+}
