@@ -1,0 +1,64 @@
+/* The audit log and its check. The project "-" is the installation's own chain. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/http/handlers_impl.h"
+
+static enum mlo_status chain_param(struct mlo_request *req, int64_t *project, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_db_conn *conn;
+    enum mlo_status status;
+    if (strcmp(mlo_request_param(req, "p"), "-") != 0)
+        return mlo_request_project(req, project, err);
+    *project = 0;
+    MLO_TRY(mlo_actor_require(&actor, 0, MLO_ADMIN, err));
+    MLO_TRY(mlo_request_db(req, &conn, err));
+out:
+    return status;
+}
+
+static const char *query_or_null(const struct mlo_request *req, const char *name)
+{
+    const char *text = mlo_request_query(req, name);
+    return text && text[0] ? text : NULL;
+}
+
+enum mlo_status h_audit(struct mlo_request *req, struct mlo_error *err)
+{
+    const struct mlo_audit_filter filter = {.action = query_or_null(req, "action"),
+                                            .who = query_or_null(req, "who"),
+                                            .object = query_or_null(req, "object"),
+                                            .since = query_or_null(req, "since"),
+                                            .until = query_or_null(req, "until")};
+    struct mlo_page page;
+    json_t *value = NULL;
+    int64_t project;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_page(req, &page, err));
+    MLO_TRY(chain_param(req, &project, err));
+    MLO_TRY(mlo_audit_list(req->conn, project, &filter, &page, &value, err));
+    MLO_TRY(mlo_reply_json(req, 200, value, err));
+out:
+    return status;
+}
+
+enum mlo_status h_audit_verify(struct mlo_request *req, struct mlo_error *err)
+{
+    const char *head = query_or_null(req, "head");
+    struct mlo_audit_head remembered = {0};
+    json_t *value = NULL;
+    int64_t project;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_query_i64(req, "head_seq", 0, 0, INT64_MAX, &remembered.seq, err));
+    if (!head != !remembered.seq || (head && !mlo_digest_parse(head, &remembered.hash))) {
+        status = mlo_error_set(err, MLO_EINVAL, "a remembered head is head_seq and head, a digest");
+        mlo_error_where(err, "query argument 'head'");
+        goto out;
+    }
+    MLO_TRY(chain_param(req, &project, err));
+    MLO_TRY(mlo_view_audit_verify(req->conn, project, head ? &remembered : NULL, &value, err));
+    MLO_TRY(mlo_reply_json(req, 200, value, err));
+out:
+    return status;
+}

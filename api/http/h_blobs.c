@@ -1,0 +1,144 @@
+/* Blobs: bytes by digest, streamed into the store while they are hashed. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "api/http/handlers_impl.h"
+
+struct blob_upload {
+    struct mlo_blob_writer *writer; /* NULL: the project has it already, the bytes are only read */
+    struct mlo_digest expected;
+    struct mlo_hasher *hasher;      /* when it is there already: what is sent must still be what it says */
+    int64_t project;
+    uint64_t size;
+};
+
+static enum mlo_status digest_param(const struct mlo_request *req, struct mlo_digest *out, struct mlo_error *err)
+{
+    const char *text = mlo_request_param(req, "digest");
+    if (mlo_str_starts(text, "sha256:") && mlo_digest_parse(text, out))
+        return MLO_OK;
+    mlo_error_set(err, MLO_EINVAL, "'%.80s' is no digest", text);
+    mlo_error_where(err, "path");
+    mlo_error_hint(err, "a digest is sha256: and 64 lowercase hex digits");
+    return MLO_EINVAL;
+}
+
+static enum mlo_status put_begin(struct mlo_request *req, struct mlo_error *err)
+{
+    struct blob_upload *upload = calloc(1, sizeof *upload);
+    enum mlo_status status;
+    req->upload = upload;
+    if (!upload)
+        return mlo_error_nomem(err);
+    MLO_TRY(digest_param(req, &upload->expected, err));
+    MLO_TRY(mlo_request_project(req, &upload->project, err));
+    status = mlo_blob_linked(req->conn, upload->project, &upload->expected, NULL, err);
+    if (status == MLO_OK) {
+        upload->hasher = mlo_hasher_new();
+        status = upload->hasher ? MLO_OK : mlo_error_nomem(err);
+    } else if (status == MLO_ENOTFOUND) {
+        /* also when another project has the bytes: only who really has them may link them */
+        status = mlo_blob_writer_open(req->http->options.blobs, &upload->writer, err);
+    }
+out:
+    mlo_request_db_release(req); /* an upload may take long */
+    return status;
+}
+
+static enum mlo_status put_data(struct mlo_request *req, const void *bytes, size_t size, struct mlo_error *err)
+{
+    struct blob_upload *upload = req->upload;
+    upload->size += size;
+    if (upload->writer)
+        return mlo_blob_writer_write(upload->writer, bytes, size, err);
+    mlo_hasher_update(upload->hasher, bytes, size);
+    return MLO_OK;
+}
+
+static void put_end(struct mlo_request *req)
+{
+    struct blob_upload *upload = req->upload;
+    if (!upload)
+        return;
+    mlo_blob_writer_free(upload->writer);
+    mlo_hasher_free(upload->hasher);
+    free(upload);
+    req->upload = NULL;
+}
+
+const struct mlo_upload mlo_blob_upload = {put_begin, put_data, put_end};
+
+enum mlo_status h_blob_put(struct mlo_request *req, struct mlo_error *err)
+{
+    struct blob_upload *upload = req->upload;
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_db_conn *conn;
+    char text[MLO_DIGEST_TEXT_SIZE];
+    enum mlo_status status = MLO_OK;
+    if (upload->writer) {
+        MLO_TRY(mlo_blob_writer_commit(upload->writer, &upload->expected, NULL, &upload->size, err));
+        MLO_TRY(mlo_request_db(req, &conn, err));
+        MLO_TRY(mlo_blob_record(conn, &actor, upload->project, &upload->expected, upload->size, err));
+    } else {
+        struct mlo_digest sent;
+        mlo_hasher_final(upload->hasher, &sent);
+        if (!mlo_digest_eq(&sent, &upload->expected)) {
+            status = mlo_error_set(err, MLO_EDIGEST, "the bytes have the digest %s", mlo_digest_text(&sent, text));
+            mlo_error_where(err, "%s", mlo_request_param(req, "digest"));
+            goto out;
+        }
+    }
+    MLO_TRY(mlo_reply_json(req, upload->writer ? 201 : 200,
+                           json_pack("{s:s, s:I}", "digest", mlo_digest_text(&upload->expected, text), "size",
+                                     (json_int_t)upload->size),
+                           err));
+out:
+    if (status == MLO_EDIGEST)
+        mlo_error_hint(err, "the file changed or was damaged on the way: compute its SHA-256 again and repeat");
+    return status;
+}
+
+static enum mlo_status open_linked(struct mlo_request *req, struct mlo_digest *digest, int *fd, uint64_t *size,
+                                   struct mlo_error *err)
+{
+    int64_t project;
+    enum mlo_status status;
+    MLO_TRY(digest_param(req, digest, err));
+    MLO_TRY(mlo_request_project(req, &project, err));
+    MLO_TRY(mlo_blob_linked(req->conn, project, digest, NULL, err));
+    mlo_request_db_release(req);
+    MLO_TRY(mlo_blob_open_fd(req->http->options.blobs, digest, fd, size, err));
+out:
+    return status;
+}
+
+enum mlo_status h_blob_get(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_digest digest;
+    char text[MLO_DIGEST_TEXT_SIZE];
+    uint64_t size;
+    int fd;
+    enum mlo_status status;
+    MLO_TRY(open_linked(req, &digest, &fd, &size, err));
+    MLO_TRY(mlo_reply_file(req, fd, size, mlo_digest_text(&digest, text), "application/octet-stream", err));
+out:
+    return status;
+}
+
+enum mlo_status mlo_reply_artifact(struct mlo_request *req, const struct mlo_digest *digest, const char *file_name,
+                                   struct mlo_error *err)
+{
+    char text[MLO_DIGEST_TEXT_SIZE];
+    uint64_t size;
+    int fd;
+    enum mlo_status status;
+    mlo_request_db_release(req);
+    MLO_TRY(mlo_blob_open_fd(req->http->options.blobs, digest, &fd, &size, err));
+    mlo_digest_text(digest, text);
+    mlo_reply_header(req, "X-Mlopt-Digest", "%s", text);
+    mlo_reply_header(req, "Content-Disposition", "attachment; filename=\"%s\"", file_name);
+    MLO_TRY(mlo_reply_file(req, fd, size, text, "application/octet-stream", err));
+out:
+    return status;
+}

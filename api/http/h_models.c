@@ -1,0 +1,286 @@
+/* Models, versions, variants. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/http/handlers_impl.h"
+
+#define METADATA_FILE "metadata.json"
+#define METADATA_ROLE "metadata"
+#define METADATA_MAX ((size_t)256 << 10)
+
+json_t *mlo_list_of(json_t *items)
+{
+    return json_pack("{s:o, s:n}", "items", items, "next");
+}
+
+void mlo_json_rename(json_t *object, const char *from, const char *to)
+{
+    json_t *value = json_incref(json_object_get(object, from));
+    if (!value)
+        return;
+    json_object_del(object, from);
+    json_object_set_new(object, to, value);
+}
+
+enum mlo_status mlo_files_read(const json_t *body, struct mlo_files *out, struct mlo_error *err)
+{
+    const json_t *files = json_object_get(body, "files");
+    json_t *item;
+    size_t i = 0;
+    enum mlo_status status = MLO_OK;
+    out->count = 0;
+    if (!json_is_array(files) || json_array_size(files) == 0 || json_array_size(files) > MLO_FILES_MAX - 1) {
+        status = mlo_error_set(err, MLO_EINVAL, "'files' must be an array of 1 to %d files", MLO_FILES_MAX - 1);
+        mlo_error_where(err, "field 'files'");
+        return status;
+    }
+    json_array_foreach((json_t *)files, i, item)
+    {
+        struct mlo_manifest_blob *blob = &out->blobs[out->count++];
+        const char *digest;
+        memset(blob, 0, sizeof *blob);
+        MLO_TRY(mlo_json_get_str(item, "role", NULL, &blob->role, err));
+        MLO_TRY(mlo_json_get_str(item, "name", NULL, &blob->name, err));
+        MLO_TRY(mlo_json_get_str(item, "media_type", "application/octet-stream", &blob->media_type, err));
+        MLO_TRY(mlo_json_get_str(item, "digest", NULL, &digest, err));
+        if (!mlo_str_starts(digest, "sha256:") || !mlo_digest_parse(digest, &blob->digest)) {
+            status = mlo_error_set(err, MLO_EINVAL, "'%.80s' is no digest", digest);
+            mlo_error_hint(err, "a digest is sha256: and 64 lowercase hex digits");
+            goto out;
+        }
+    }
+out:
+    if (status != MLO_OK)
+        mlo_error_where(err, "files[%zu]", i);
+    return status;
+}
+
+static const json_t *blob_named(const json_t *blobs, const char *name)
+{
+    size_t i;
+    json_t *item;
+    json_array_foreach((json_t *)blobs, i, item)
+        if (strcmp(mlo_json_str(item, "name", ""), name) == 0)
+            return item;
+    return NULL;
+}
+
+bool mlo_files_same(const struct mlo_files *files, const json_t *blobs)
+{
+    char text[MLO_DIGEST_TEXT_SIZE];
+    if (json_array_size(blobs) != files->count)
+        return false;
+    for (size_t i = 0; i < files->count; i++) {
+        const json_t *other = blob_named(blobs, files->blobs[i].name);
+        if (!other || strcmp(mlo_json_str(other, "role", ""), files->blobs[i].role) != 0 ||
+            strcmp(mlo_json_str(other, "media_type", ""), files->blobs[i].media_type) != 0 ||
+            strcmp(mlo_json_str(other, "digest", ""), mlo_digest_text(&files->blobs[i].digest, text)) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* Keeps only the models of a page whose name or description has the text, in any case of letters. */
+static void keep_matching(json_t *list, const char *q)
+{
+    json_t *items = json_object_get(list, "items");
+    for (size_t i = json_array_size(items); i-- > 0;) {
+        const json_t *item = json_array_get(items, i);
+        if (!strcasestr(mlo_json_str(item, "name", ""), q) && !strcasestr(mlo_json_str(item, "description", ""), q))
+            json_array_remove(items, i);
+    }
+}
+
+enum mlo_status h_models(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    const char *q = mlo_request_query(req, "q");
+    json_t *value = NULL;
+    struct mlo_page page;
+    int64_t project;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_page(req, &page, err));
+    MLO_TRY(mlo_request_project(req, &project, err));
+    for (;;) {
+        MLO_TRY(mlo_model_list(req->conn, &actor, project, &page, &value, err));
+        if (!q || !q[0])
+            break;
+        keep_matching(value, q);
+        const char *next = mlo_json_str(value, "next", NULL);
+        if (!next || json_array_size(json_object_get(value, "items")))
+            break;
+        page.cursor = mlo_arena_strdup(req->arena, next);
+        json_decref(value);
+        value = NULL;
+        if (!page.cursor) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+    }
+    status = mlo_reply_json(req, 200, value, err);
+    value = NULL;
+out:
+    json_decref(value);
+    return status;
+}
+
+enum mlo_status h_model(struct mlo_request *req, struct mlo_error *err)
+{
+    json_t *value = NULL;
+    int64_t model;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_model(req, NULL, &model, err));
+    MLO_TRY(mlo_model_get(req->conn, model, &value, err));
+    MLO_TRY(mlo_reply_json(req, 200, value, err));
+out:
+    return status;
+}
+
+/* Stores the metadata as one more file of the manifest. `text` must outlive the blob. */
+static enum mlo_status add_metadata(struct mlo_request *req, int64_t project, const json_t *metadata,
+                                    struct mlo_files *files, struct mlo_error *err)
+{
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_manifest_blob *blob = &files->blobs[files->count];
+    enum mlo_status status;
+    mlo_json_canonical(metadata, &text);
+    if (!mlo_buf_ok(&text) || text.len > METADATA_MAX) {
+        status = mlo_error_set(err, MLO_ETOOBIG, "the metadata has more than %zu bytes", METADATA_MAX);
+        goto out;
+    }
+    *blob = (struct mlo_manifest_blob){.role = METADATA_ROLE, .name = METADATA_FILE, .media_type = "application/json"};
+    MLO_TRY(mlo_blob_put_bytes(req->http->options.blobs, text.data, text.len, &blob->digest, err));
+    MLO_TRY(mlo_blob_record(req->conn, &actor, project, &blob->digest, text.len, err));
+    files->count++;
+out:
+    mlo_buf_clear(&text);
+    return status;
+}
+
+/* A version as the API shows it: files, and the metadata inside. */
+static enum mlo_status view_version(struct mlo_request *req, int64_t version_id, json_t **out, struct mlo_error *err)
+{
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_digest digest;
+    json_t *metadata = NULL;
+    enum mlo_status status;
+    MLO_TRY(mlo_version_get(req->conn, version_id, out, err));
+    mlo_json_rename(*out, "blobs", "files");
+    const json_t *blob = blob_named(json_object_get(*out, "files"), METADATA_FILE);
+    if (blob && strcmp(mlo_json_str(blob, "role", ""), METADATA_ROLE) == 0 &&
+        mlo_digest_parse(mlo_json_str(blob, "digest", ""), &digest)) {
+        MLO_TRY(mlo_blob_read(req->http->options.blobs, &digest, METADATA_MAX, &text, err));
+        MLO_TRY(mlo_json_parse(mlo_buf_str(&text), text.len, METADATA_FILE, &metadata, err));
+    }
+    json_object_set_new(*out, "metadata", metadata ? metadata : json_object());
+out:
+    mlo_buf_clear(&text);
+    return status;
+}
+
+static enum mlo_status reply_version(struct mlo_request *req, int http_status, int64_t version_id,
+                                     struct mlo_error *err)
+{
+    json_t *value = NULL;
+    enum mlo_status status;
+    MLO_TRY(view_version(req, version_id, &value, err));
+    if (http_status == 201)
+        mlo_reply_header(req, "Location", "/v1/projects/%s/models/%s/versions/%lld", mlo_request_param(req, "p"),
+                         mlo_request_param(req, "m"), (long long)mlo_json_i64(value, "version", 0));
+    status = mlo_reply_json(req, http_status, value, err);
+    value = NULL;
+out:
+    json_decref(value);
+    return status;
+}
+
+/* The latest version when it is made of exactly these files; else 0. */
+static enum mlo_status same_as_latest(struct mlo_request *req, int64_t model, const struct mlo_files *files,
+                                      int64_t *version_id, struct mlo_error *err)
+{
+    struct mlo_version_info latest;
+    json_t *value = NULL;
+    *version_id = 0;
+    enum mlo_status status = mlo_version_find(req->conn, model, 0, &latest, err);
+    if (status == MLO_ENOTFOUND)
+        return MLO_OK;
+    if (status == MLO_OK)
+        status = mlo_version_get(req->conn, latest.id, &value, err);
+    if (status == MLO_OK && mlo_files_same(files, json_object_get(value, "blobs")))
+        *version_id = latest.id;
+    json_decref(value);
+    return status;
+}
+
+enum mlo_status h_version_create(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_files *files = mlo_arena_alloc(req->arena, sizeof *files);
+    struct mlo_version_info info;
+    const char *description;
+    json_t *body;
+    int64_t project, model, same = 0;
+    enum mlo_status status;
+    if (!files)
+        return mlo_error_nomem(err);
+    MLO_TRY(mlo_request_json(req, &body, err));
+    MLO_TRY(mlo_json_get_str(body, "description", "", &description, err));
+    MLO_TRY(mlo_files_read(body, files, err));
+    const json_t *metadata = json_object_get(body, "metadata");
+    if (metadata && !json_is_object(metadata) && !json_is_null(metadata)) {
+        status = mlo_error_set(err, MLO_EINVAL, "'metadata' must be an object");
+        mlo_error_where(err, "field 'metadata'");
+        goto out;
+    }
+    MLO_TRY(mlo_request_project(req, &project, err));
+    if (json_object_size(metadata))
+        MLO_TRY(add_metadata(req, project, metadata, files, err));
+    /* one transaction: a refused version leaves no empty model */
+    MLO_TRY(mlo_db_begin(req->conn, err));
+    status = mlo_model_ensure(req->conn, &actor, project, mlo_request_param(req, "m"), &model, err);
+    if (status == MLO_OK)
+        status = same_as_latest(req, model, files, &same, err);
+    if (status == MLO_OK && !same)
+        status = mlo_version_create(req->conn, &actor, model, description, files->blobs, files->count, &info, err);
+    MLO_TRY(mlo_db_end(req->conn, status, err));
+    MLO_TRY(reply_version(req, same ? 200 : 201, same ? same : info.id, err));
+out:
+    return status;
+}
+
+enum mlo_status h_versions(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_page page;
+    json_t *value = NULL;
+    int64_t model;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_page(req, &page, err));
+    MLO_TRY(mlo_request_model(req, NULL, &model, err));
+    MLO_TRY(mlo_version_list(req->conn, model, &page, &value, err));
+    MLO_TRY(mlo_reply_json(req, 200, value, err));
+out:
+    return status;
+}
+
+enum mlo_status h_version(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_version_info info;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_version(req, &info, err));
+    MLO_TRY(reply_version(req, 200, info.id, err));
+out:
+    return status;
+}
+
+enum mlo_status h_variants(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_version_info info;
+    json_t *items = NULL;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_version(req, &info, err));
+    MLO_TRY(mlo_view_variants(req->conn, info.id, &items, err));
+    MLO_TRY(mlo_reply_json(req, 200, mlo_list_of(items), err));
+out:
+    return status;
+}

@@ -1,0 +1,214 @@
+/* Runs: submit, look, follow, cancel. */
+#include <string.h>
+
+#include "api/http/handlers_impl.h"
+
+#define POLL_MS 150
+#define WAIT_MAX_MS 30000
+#define KEY_MAX 128
+
+/* The recipe that the body names or holds. *out is the caller's. */
+static enum mlo_status read_recipe(const json_t *body, struct mlo_recipe **out, struct mlo_error *err)
+{
+    const char *text, *name, *file;
+    json_t *assignment;
+    size_t size = 0, i;
+    enum mlo_status status;
+    MLO_TRY(mlo_json_get_str(body, "recipe", "", &text, err));
+    MLO_TRY(mlo_json_get_str(body, "recipe_name", "", &name, err));
+    MLO_TRY(mlo_json_get_str(body, "recipe_file", "recipe", &file, err));
+    if (!text[0] == !name[0]) {
+        status = mlo_error_set(err, MLO_EINVAL, "give either 'recipe' (YAML text) or 'recipe_name'");
+        mlo_error_where(err, "request body");
+        goto out;
+    }
+    if (name[0]) {
+        text = mlo_recipe_builtin(name, &size);
+        file = name;
+        if (!text) {
+            size_t count;
+            const char *const *names = mlo_recipe_builtin_names(&count);
+            const char *near = mlo_suggest(name, names, count);
+            status = mlo_error_set(err, MLO_ENOTFOUND, "there is no built-in recipe '%.60s'", name);
+            mlo_error_where(err, "field 'recipe_name'");
+            if (near)
+                mlo_error_hint(err, "did you mean '%s'?", near);
+            goto out;
+        }
+    } else {
+        size = strlen(text);
+    }
+    MLO_TRY(mlo_recipe_parse(text, size, file, out, err));
+    json_t *set = json_object_get(body, "set");
+    json_array_foreach(set, i, assignment)
+        MLO_TRY(mlo_recipe_set(*out, json_is_string(assignment) ? json_string_value(assignment) : "", err));
+out:
+    return status;
+}
+
+static enum mlo_status check_key(const struct mlo_request *req, const char **key, struct mlo_error *err)
+{
+    *key = mlo_request_header(req, "Idempotency-Key");
+    if (*key && (!**key || strlen(*key) > KEY_MAX)) {
+        mlo_error_set(err, MLO_EINVAL, "an Idempotency-Key has 1 to %d characters", KEY_MAX);
+        mlo_error_where(err, "header Idempotency-Key");
+        return MLO_EINVAL;
+    }
+    return MLO_OK;
+}
+
+enum mlo_status h_run_create(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_recipe *recipe = NULL;
+    struct mlo_version_info version;
+    const char *model_name, *key;
+    json_t *body, *value = NULL;
+    int64_t project, model, number, latest = 0, run, priority, normal = 0;
+    bool created;
+    enum mlo_status status;
+    MLO_TRY(check_key(req, &key, err));
+    MLO_TRY(mlo_request_json(req, &body, err));
+    MLO_TRY(mlo_json_get_str(body, "model", NULL, &model_name, err));
+    MLO_TRY(mlo_json_get_i64(body, "version", &latest, &number, err));
+    MLO_TRY(mlo_json_get_i64(body, "priority", &normal, &priority, err));
+    if (priority < -100 || priority > 100) {
+        status = mlo_error_set(err, MLO_EINVAL, "priority is %lld, not -100 to 100", (long long)priority);
+        mlo_error_where(err, "field 'priority'");
+        goto out;
+    }
+    MLO_TRY(read_recipe(body, &recipe, err));
+    MLO_TRY(mlo_request_project(req, &project, err));
+    MLO_TRY(mlo_model_find(req->conn, project, model_name, &model, err));
+    MLO_TRY(mlo_version_find(req->conn, model, number, &version, err));
+    const struct mlo_run_request request = {.project = project,
+                                            .version = version.id,
+                                            .recipe = recipe,
+                                            .priority = (int)priority,
+                                            .actor = &actor,
+                                            .idempotency_key = key};
+    MLO_TRY(mlo_run_submit(req->conn, &request, &run, &created, err));
+    MLO_TRY(mlo_view_run(req->conn, project, run, &value, err));
+    if (created)
+        mlo_reply_header(req, "Location", "/v1/projects/%s/runs/%lld", mlo_request_param(req, "p"), (long long)run);
+    status = mlo_reply_json(req, created ? 201 : 200, value, err);
+    value = NULL;
+out:
+    json_decref(value);
+    mlo_recipe_free(recipe);
+    return status;
+}
+
+enum mlo_status h_runs(struct mlo_request *req, struct mlo_error *err)
+{
+    static const char *const states[] = {"queued", "running", "succeeded", "failed", "cancelled"};
+    const char *model = mlo_request_query(req, "model"), *cursor;
+    struct mlo_run_filter filter = {.state = mlo_request_query(req, "state")};
+    struct mlo_page page;
+    json_t *value = NULL;
+    bool known = !filter.state;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_page(req, &page, err));
+    cursor = page.cursor;
+    for (size_t i = 0; i < MLO_COUNT(states) && !known; i++)
+        known = strcmp(filter.state, states[i]) == 0;
+    if (!known || (cursor && cursor[0] && !mlo_str_to_i64(cursor, &filter.before))) {
+        status = mlo_error_set(err, MLO_EINVAL, "%s", known ? "the cursor is not one that this list gave"
+                                                            : "there is no such state of a run");
+        mlo_error_where(err, "query argument '%s'", known ? "cursor" : "state");
+        mlo_error_hint(err, known ? "begin again without a cursor"
+                                  : "one of queued, running, succeeded, failed, cancelled");
+        goto out;
+    }
+    filter.limit = (int)page.limit;
+    MLO_TRY(mlo_request_project(req, &filter.project, err));
+    if (model && model[0])
+        MLO_TRY(mlo_model_find(req->conn, filter.project, model, &filter.model, err));
+    MLO_TRY(mlo_view_runs(req->conn, &filter, &value, err));
+    MLO_TRY(mlo_reply_json(req, 200, value, err));
+out:
+    return status;
+}
+
+/* The run that {id} names, when the project has it. */
+static enum mlo_status run_param(struct mlo_request *req, int64_t *project, int64_t *run, struct mlo_error *err)
+{
+    enum mlo_status status;
+    if (!mlo_str_to_i64(mlo_request_param(req, "id"), run) || *run < 1)
+        return mlo_error_set(err, MLO_ENOTFOUND, "there is no run '%.60s'", mlo_request_param(req, "id"));
+    MLO_TRY(mlo_request_project(req, project, err));
+out:
+    return status;
+}
+
+static enum mlo_status reply_run(struct mlo_request *req, int64_t project, int64_t run, struct mlo_error *err)
+{
+    json_t *value = NULL;
+    enum mlo_status status = mlo_view_run(req->conn, project, run, &value, err);
+    if (status == MLO_OK)
+        mlo_reply_header(req, "ETag", "\"%lld\"", (long long)mlo_json_i64(value, "event_seq", 0));
+    return status == MLO_OK ? mlo_reply_json(req, 200, value, err) : status;
+}
+
+enum mlo_status h_run(struct mlo_request *req, struct mlo_error *err)
+{
+    int64_t project, run;
+    enum mlo_status status;
+    MLO_TRY(run_param(req, &project, &run, err));
+    MLO_TRY(reply_run(req, project, run, err));
+out:
+    return status;
+}
+
+enum mlo_status h_run_cancel(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    const char *reason = NULL;
+    json_t *body, *value = NULL;
+    int64_t project, run;
+    enum mlo_status status;
+    if (req->body.len) {
+        MLO_TRY(mlo_request_json(req, &body, err));
+        MLO_TRY(mlo_json_get_str(body, "reason", "", &reason, err));
+    }
+    MLO_TRY(run_param(req, &project, &run, err));
+    MLO_TRY(mlo_run_get(req->conn, project, run, &value, err)); /* it is this project's */
+    MLO_TRY(mlo_run_cancel(req->conn, &actor, run, reason && reason[0] ? reason : NULL, err));
+    MLO_TRY(reply_run(req, project, run, err));
+out:
+    json_decref(value);
+    return status;
+}
+
+enum mlo_status h_run_events(struct mlo_request *req, struct mlo_error *err)
+{
+    int64_t project, run, after, wait_ms, limit;
+    json_t *value = NULL, *event;
+    size_t i;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_query_i64(req, "after", 0, 0, INT64_MAX, &after, err));
+    MLO_TRY(mlo_request_query_i64(req, "wait_ms", 0, 0, WAIT_MAX_MS, &wait_ms, err));
+    MLO_TRY(mlo_request_query_i64(req, "limit", 200, 1, 1000, &limit, err));
+    MLO_TRY(run_param(req, &project, &run, err));
+    MLO_TRY(mlo_run_get(req->conn, project, run, &value, err)); /* it is this project's */
+    uint64_t until = mlo_clock_ns() + (uint64_t)wait_ms * 1000000;
+    for (;;) {
+        struct mlo_db_conn *conn;
+        json_decref(value);
+        value = NULL;
+        MLO_TRY(mlo_request_db(req, &conn, err));
+        MLO_TRY(mlo_run_events(conn, run, after, (int)limit, &value, err));
+        if (json_array_size(json_object_get(value, "items")) || mlo_json_bool(value, "done", false) ||
+            mlo_clock_ns() >= until || mlo_http_stopping(req->http))
+            break;
+        mlo_request_db_release(req); /* nothing is held while waiting */
+        mlo_clock_sleep_ms(POLL_MS);
+    }
+    json_array_foreach(json_object_get(value, "items"), i, event)
+        mlo_json_rename(event, "time", "at");
+    status = mlo_reply_json(req, 200, value, err);
+    value = NULL;
+out:
+    json_decref(value);
+    return status;
+}

@@ -1,0 +1,67 @@
+/* Health, who am I, queue and workers. */
+#include "api/http/handlers_impl.h"
+
+enum mlo_status h_healthz(struct mlo_request *req, struct mlo_error *err)
+{
+    return mlo_reply_json(req, 200, json_pack("{s:s, s:s}", "status", "ok", "version", MLO_VERSION_TEXT), err);
+}
+
+enum mlo_status h_readyz(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_db_conn *conn;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_db(req, &conn, err));
+    status = mlo_migrate_check(conn, err);
+    if (status == MLO_ECONFLICT) { /* a wrong schema: not ready, and not the caller's conflict */
+        err->status = status = MLO_EUNAVAILABLE;
+        goto out;
+    }
+    MLO_TRY(status);
+    MLO_TRY(mlo_reply_json(req, 200, json_pack("{s:s}", "status", "ready"), err));
+out:
+    return status;
+}
+
+enum mlo_status h_me(struct mlo_request *req, struct mlo_error *err)
+{
+    const struct mlo_principal *who = &req->who;
+    return mlo_reply_json(req, 200,
+                          json_pack("{s:s, s:s, s:o, s:I, s:s}", "name", who->name, "role", mlo_role_name(who->role),
+                                    "project_id", who->project_id ? json_integer(who->project_id) : json_null(),
+                                    "token_id", (json_int_t)who->token_id, "version", MLO_VERSION_TEXT),
+                          err);
+}
+
+enum mlo_status h_queue(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_db_conn *conn;
+    json_t *value = NULL;
+    enum mlo_status status;
+    MLO_TRY(mlo_actor_require(&actor, 0, MLO_VIEWER, err));
+    MLO_TRY(mlo_request_db(req, &conn, err));
+    MLO_TRY(mlo_queue_overview(conn, &value, err));
+    MLO_TRY(mlo_reply_json(req, 200, value, err));
+out:
+    return status;
+}
+
+enum mlo_status h_workers(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_db_conn *conn;
+    json_t *value = NULL, *item;
+    size_t i;
+    enum mlo_status status;
+    MLO_TRY(mlo_actor_require(&actor, 0, MLO_VIEWER, err));
+    MLO_TRY(mlo_request_db(req, &conn, err));
+    MLO_TRY(mlo_worker_list(conn, &value, err));
+    json_array_foreach(json_object_get(value, "items"), i, item)
+    {
+        mlo_json_rename(item, "started", "started_at");
+        mlo_json_rename(item, "last_seen", "last_seen_at");
+    }
+    MLO_TRY(mlo_reply_json(req, 200, value, err));
+out:
+    return status;
+}

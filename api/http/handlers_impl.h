@@ -1,0 +1,42 @@
+/* The API's handlers, one file a topic (h_*.c), and what they share. */
+#ifndef MLO_HTTP_HANDLERS_IMPL_H
+#define MLO_HTTP_HANDLERS_IMPL_H
+
+#include "api/http/http_impl.h"
+#include "api/http/views.h"
+
+#define MLO_VERSION_TEXT "0.1.0"
+
+extern const struct mlo_upload mlo_blob_upload; /* h_blobs.c */
+
+mlo_handler_fn h_healthz, h_readyz, h_me, h_queue, h_workers;                             /* h_service.c */
+mlo_handler_fn h_projects, h_project_create, h_tokens, h_token_create, h_token_revoke;    /* h_projects.c */
+mlo_handler_fn h_blob_get, h_blob_put;                                       /* h_blobs.c */
+mlo_handler_fn h_models, h_model, h_version_create, h_versions, h_version, h_variants;    /* h_models.c */
+mlo_handler_fn h_evidence, h_lineage, h_variant_artifact;                                 /* h_evidence.c */
+mlo_handler_fn h_dataset_create, h_datasets, h_dataset, h_dataset_version;                /* h_datasets.c */
+mlo_handler_fn h_run_create, h_runs, h_run, h_run_events, h_run_cancel;                   /* h_runs.c */
+mlo_handler_fn h_stages, h_stage, h_promote, h_rollback, h_history, h_stage_artifact;     /* h_stages.c */
+mlo_handler_fn h_project_history;
+mlo_handler_fn h_audit, h_audit_verify;                                                   /* h_audit.c */
+
+/* {"items": array, "next": null}; takes over the array. */
+json_t *mlo_list_of(json_t *items);
+
+/* The blobs of a manifest, read from "files"; texts are borrowed from the body. */
+#define MLO_FILES_MAX 64
+struct mlo_files {
+    struct mlo_manifest_blob blobs[MLO_FILES_MAX];
+    size_t count;
+};
+MLO_MUST_USE enum mlo_status mlo_files_read(const json_t *body, struct mlo_files *out, struct mlo_error *err);
+/* Whether a version's or dataset's blobs (as the registry shows them) are exactly these. */
+bool mlo_files_same(const struct mlo_files *files, const json_t *blobs);
+/* Renames the member `from` of an object to `to`, when it is there. */
+void mlo_json_rename(json_t *object, const char *from, const char *to);
+
+/* The bytes of an artifact with its headers. */
+MLO_MUST_USE enum mlo_status mlo_reply_artifact(struct mlo_request *req, const struct mlo_digest *digest,
+                                                const char *file_name, struct mlo_error *err);
+
+#endif

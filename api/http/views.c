@@ -1,0 +1,231 @@
+/* Summaries of evidence, runs, audit checks, moves: see views.h. */
+#include "api/http/views.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "api/http/handlers_impl.h"
+
+/* Metrics that say how right a model is, the one shown first first. */
+static const char *const ACCURACY_METRICS[] = {"top1", "top5", "cosine", "mse"};
+
+static json_t *interval(const json_t *evidence, const char *value, const char *low, const char *high)
+{
+    const json_t *v = json_object_get(evidence, value);
+    if (!json_is_number(v))
+        return json_null();
+    json_t *l = json_object_get(evidence, low), *h = json_object_get(evidence, high);
+    return json_pack("{s:O, s:O, s:O}", "value", v, "low", l ? l : json_null(), "high", h ? h : json_null());
+}
+
+static json_t *accuracy_of(const json_t *evidence)
+{
+    for (size_t m = 0; m < MLO_COUNT(ACCURACY_METRICS); m++) {
+        const json_t *best = NULL;
+        json_t *item;
+        size_t i;
+        json_array_foreach((json_t *)evidence, i, item)
+            if (strcmp(mlo_json_str(item, "metric", ""), ACCURACY_METRICS[m]) == 0 &&
+                (!best || mlo_json_i64(item, "id", 0) > mlo_json_i64(best, "id", 0)))
+                best = item;
+        if (!best)
+            continue;
+        json_t *out = interval(best, "value", "low", "high");
+        json_object_set_new(out, "metric", json_string(ACCURACY_METRICS[m]));
+        json_object_set(out, "n", json_object_get(best, "n"));
+        json_object_set(out, "dataset", json_object_get(best, "dataset_name"));
+        if (strcmp(mlo_json_str(best, "comparison", ""), "difference") == 0)
+            json_object_set_new(out, "difference",
+                                interval(best, "comparison_value", "comparison_low", "comparison_high"));
+        return out;
+    }
+    return json_null();
+}
+
+/* The row of this load, made when it is not there. A load is what was run where: batch, threads, machine class. */
+static json_t *latency_row(json_t *rows, const json_t *evidence)
+{
+    const json_t *params = json_object_get(evidence, "params");
+    int64_t batch = mlo_json_i64(params, "batch", 1), threads = mlo_json_i64(params, "threads", 1);
+    const char *machine = mlo_json_str(evidence, "machine_class", "");
+    size_t i;
+    json_t *row;
+    json_array_foreach(rows, i, row)
+        if (mlo_json_i64(row, "batch", 0) == batch && mlo_json_i64(row, "threads", 0) == threads &&
+            strcmp(mlo_json_str(row, "machine_class", ""), machine) == 0)
+            return row;
+    row = json_pack("{s:I, s:I, s:s, s:n, s:n, s:n}", "batch", (json_int_t)batch, "threads", (json_int_t)threads,
+                    "machine_class", machine, "p50_us", "p99_us", "ratio");
+    for (i = 0; i < json_array_size(rows); i++)
+        if (mlo_json_i64(json_array_get(rows, i), "batch", 0) > batch)
+            break;
+    json_array_insert_new(rows, i, row);
+    return row;
+}
+
+/* Fills a member from evidence unless newer evidence did. */
+static void fill(json_t *row, const char *key, const json_t *evidence, json_t *value)
+{
+    char newest_key[40];
+    snprintf(newest_key, sizeof newest_key, ".%s", key);
+    int64_t id = mlo_json_i64(evidence, "id", 0);
+    if (id < mlo_json_i64(row, newest_key, -1)) {
+        json_decref(value);
+        return;
+    }
+    json_object_set_new(row, newest_key, json_integer(id));
+    json_object_set_new(row, key, value);
+}
+
+static json_t *latency_of(const json_t *evidence)
+{
+    json_t *rows = json_array(), *item, *row;
+    size_t i;
+    json_array_foreach((json_t *)evidence, i, item)
+    {
+        const char *metric = mlo_json_str(item, "metric", "");
+        bool p50 = strcmp(metric, "latency.p50") == 0;
+        if (!p50 && strcmp(metric, "latency.p99") != 0)
+            continue;
+        row = latency_row(rows, item);
+        fill(row, p50 ? "p50_us" : "p99_us", item, interval(item, "value", "low", "high"));
+        if (p50 && strcmp(mlo_json_str(item, "comparison", ""), "ratio") == 0)
+            fill(row, "ratio", item, interval(item, "comparison_value", "comparison_low", "comparison_high"));
+    }
+    json_array_foreach(rows, i, row)
+    {
+        json_object_del(row, ".p50_us");
+        json_object_del(row, ".p99_us");
+        json_object_del(row, ".ratio");
+    }
+    return rows;
+}
+
+enum mlo_status mlo_view_variants(struct mlo_db_conn *conn, int64_t version_id, json_t **out, struct mlo_error *err)
+{
+    enum mlo_status status = mlo_variant_list(conn, version_id, out, err);
+    double source_size = 0;
+    json_t *item;
+    size_t i;
+    if (status != MLO_OK)
+        return status;
+    json_array_foreach(*out, i, item)
+    {
+        const json_t *evidence = json_object_get(item, "evidence");
+        double size = (double)mlo_json_i64(item, "size", 0);
+        if (i == 0)
+            source_size = size;
+        json_object_set_new(item, "size_ratio", source_size > 0 ? json_real(size / source_size) : json_null());
+        json_object_set_new(item, "accuracy", accuracy_of(evidence));
+        json_object_set_new(item, "latency", latency_of(evidence));
+    }
+    return MLO_OK;
+}
+
+/* --- runs ----------------------------------------------------------------------------------------------------- */
+
+static void times_end_in_at(json_t *object)
+{
+    static const char *const names[][2] = {{"created", "created_at"}, {"started", "started_at"},
+                                           {"finished", "finished_at"}, {"ended", "ended_at"}};
+    for (size_t i = 0; i < MLO_COUNT(names); i++)
+        mlo_json_rename(object, names[i][0], names[i][1]);
+}
+
+enum mlo_status mlo_view_run(struct mlo_db_conn *conn, int64_t project, int64_t run, json_t **out,
+                             struct mlo_error *err)
+{
+    json_t *job, *attempt;
+    size_t i, j;
+    enum mlo_status status = mlo_run_get(conn, project, run, out, err);
+    if (status != MLO_OK)
+        return status;
+    times_end_in_at(*out);
+    json_array_foreach(json_object_get(*out, "jobs"), i, job)
+    {
+        times_end_in_at(job);
+        json_array_foreach(json_object_get(job, "attempts"), j, attempt)
+            times_end_in_at(attempt);
+    }
+    return MLO_OK;
+}
+
+enum mlo_status mlo_view_runs(struct mlo_db_conn *conn, const struct mlo_run_filter *filter, json_t **out,
+                              struct mlo_error *err)
+{
+    json_t *item;
+    size_t i;
+    enum mlo_status status = mlo_run_list(conn, filter, out, err);
+    if (status != MLO_OK)
+        return status;
+    json_array_foreach(json_object_get(*out, "items"), i, item)
+        times_end_in_at(item);
+    return MLO_OK;
+}
+
+/* --- audit ---------------------------------------------------------------------------------------------------- */
+
+enum mlo_status mlo_view_audit_verify(struct mlo_db_conn *conn, int64_t project,
+                                      const struct mlo_audit_head *remembered, json_t **out, struct mlo_error *err)
+{
+    struct mlo_audit_result result = {0};
+    char text[MLO_DIGEST_TEXT_SIZE];
+    enum mlo_status status = mlo_audit_verify(conn, project, remembered, &result, err);
+    if (status != MLO_OK)
+        return status;
+    *out = json_pack("{s:b, s:I, s:I, s:s, s:o, s:s?}", "ok", result.intact, "entries", (json_int_t)result.entries,
+                     "head_seq", (json_int_t)result.head.seq, "head", mlo_digest_text(&result.head.hash, text),
+                     "bad_seq", result.intact ? json_null() : json_integer(result.bad_seq), "problem",
+                     result.intact ? NULL : result.problem);
+    return *out ? MLO_OK : mlo_error_nomem(err);
+}
+
+/* --- moves ---------------------------------------------------------------------------------------------------- */
+
+static enum mlo_status move_in_history(struct mlo_request *req, const struct mlo_actor *actor, int64_t project,
+                                       int64_t model, const char *stage, json_t **out, struct mlo_error *err)
+{
+    const struct mlo_history_filter filter = {.project_id = project, .model_id = model, .stage = stage};
+    const struct mlo_page page = {.limit = 1};
+    json_t *list = NULL;
+    enum mlo_status status = mlo_stage_history(req->conn, actor, &filter, &page, &list, err);
+    if (status == MLO_OK)
+        *out = json_incref(json_array_get(json_object_get(list, "items"), 0));
+    json_decref(list);
+    return status == MLO_OK && !*out ? mlo_error_set(err, MLO_EINTERNAL, "the move is not in the history") : status;
+}
+
+enum mlo_status mlo_view_move(struct mlo_request *req, int64_t project, const struct mlo_move_request *move,
+                              json_t **out, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    const char *reason = move->rollback ? move->back.reason : move->promotion.reason;
+    const char *stage = move->rollback ? move->back.stage : move->promotion.stage;
+    struct mlo_move made;
+    enum mlo_status status;
+    *out = NULL;
+    if (!reason || !reason[strspn(reason, " \t\r\n")]) {
+        mlo_error_set(err, MLO_EINVAL, "a %s needs a reason", move->rollback ? "rollback" : "promotion");
+        mlo_error_where(err, "field 'reason'");
+        mlo_error_hint(err, "say in a sentence why: it is kept in the promotion log");
+        return MLO_EINVAL;
+    }
+    MLO_TRY(mlo_db_begin(req->conn, err));
+    status = move->rollback ? mlo_stage_rollback(req->conn, &actor, &move->back, &made, err)
+                            : mlo_stage_promote(req->conn, &actor, &move->promotion, &made, err);
+    if (status == MLO_OK)
+        status = move_in_history(req, &actor, project,
+                                 move->rollback ? move->back.model_id : move->promotion.model_id, stage, out, err);
+    if (status == MLO_OK && move->dry_run) {
+        status = mlo_db_end(req->conn, MLO_ECANCELLED, err); /* that is: roll it back */
+        status = status == MLO_ECANCELLED ? MLO_OK : status;
+    } else {
+        status = mlo_db_end(req->conn, status, err);
+    }
+out:
+    if (status != MLO_OK) {
+        json_decref(*out);
+        *out = NULL;
+    }
+    return status;
+}
