@@ -12,12 +12,13 @@ struct mlo_binding {
     const char *name; /* of a symbolic dim */
     int64_t value;
 };
-/* Replaces named dims of the graph's inputs by numbers (unnamed unknown dims of inputs: by `default_dim`, or an
- * error when it is negative), clears inferred types and infers again. */
+/* Replaces named dims of the graph's inputs by numbers (unnamed unknown dims of inputs: by `default_dim`, or
+ * an error when it is negative), clears inferred types and infers again. */
 MLO_MUST_USE enum mlo_status mlo_graph_bind(struct mlo_graph *graph, const struct mlo_binding *bindings,
                                             size_t count, int64_t default_dim, struct mlo_error *err);
 /* Binds the batch: the first dim of every (non-initializer) input when it is symbolic or unknown. */
-MLO_MUST_USE enum mlo_status mlo_graph_bind_batch(struct mlo_graph *graph, int64_t batch, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_graph_bind_batch(struct mlo_graph *graph, int64_t batch,
+                                                  struct mlo_error *err);
 /* Whether the first dim of every input is symbolic, that is, any batch can be run. */
 bool mlo_graph_dynamic_batch(const struct mlo_graph *graph);
 

@@ -37,24 +37,25 @@ struct mlo_value {
     struct mlo_node *producer; /* NULL for inputs and initializers */
     int producer_index;
     struct mlo_tensor *constant; /* initializer's data (arena or file mapping); else NULL */
-    bool is_input, is_output;    /* of the graph. An initializer may be a (default-valued) input too. */
+    struct mlo_tensor *known; /* content that the last inference derived (of shape computations), or NULL */
+    bool is_input, is_output; /* of the graph. An initializer may be a (default-valued) input too. */
     struct mlo_use *uses;
     int use_count, use_cap;
     struct mlo_graph *graph;
-    int index;    /* position in graph->values */
+    int index; /* position in graph->values */
 };
 
 enum mlo_attr_type { /* numbers of onnx.AttributeProto.AttributeType */
-    MLO_ATTR_FLOAT = 1,
-    MLO_ATTR_INT = 2,
-    MLO_ATTR_STRING = 3,
-    MLO_ATTR_TENSOR = 4,
-    MLO_ATTR_GRAPH = 5,
-    MLO_ATTR_FLOATS = 6,
-    MLO_ATTR_INTS = 7,
-    MLO_ATTR_STRINGS = 8,
-    MLO_ATTR_TENSORS = 9,
-    MLO_ATTR_GRAPHS = 10,
+                     MLO_ATTR_FLOAT = 1,
+                     MLO_ATTR_INT = 2,
+                     MLO_ATTR_STRING = 3,
+                     MLO_ATTR_TENSOR = 4,
+                     MLO_ATTR_GRAPH = 5,
+                     MLO_ATTR_FLOATS = 6,
+                     MLO_ATTR_INTS = 7,
+                     MLO_ATTR_STRINGS = 8,
+                     MLO_ATTR_TENSORS = 9,
+                     MLO_ATTR_GRAPHS = 10,
 };
 
 struct mlo_attr {
@@ -92,8 +93,8 @@ struct mlo_node {
     const char *name;   /* may be "" in a file; import gives every node a unique name */
     const char *domain; /* "" is ai.onnx */
     const char *op_type;
-    int64_t version;          /* opset version of its domain in the model */
-    const struct mlo_op *op;  /* its row in the op table; NULL when the table has none */
+    int64_t version;           /* opset version of its domain in the model */
+    const struct mlo_op *op;   /* its row in the op table; NULL when the table has none */
     struct mlo_value **inputs; /* NULL for an omitted optional input */
     int input_count;
     struct mlo_value **outputs; /* NULL for an omitted optional output */
@@ -101,13 +102,16 @@ struct mlo_node {
     struct mlo_attr *attrs;
     int attr_count;
     struct mlo_graph *graph;
+    int index; /* position in graph->nodes */
     const char *doc;
 };
 
 struct mlo_graph {
     const char *name;
     struct mlo_model *model;
+    const char *doc;
     struct mlo_graph *parent; /* of a subgraph: values are looked up outwards */
+    struct mlo_node *owner;   /* of a subgraph: the node whose attribute it is */
     struct mlo_value **values;
     int value_count, value_cap;
     struct mlo_node **nodes; /* topological order */
@@ -116,7 +120,7 @@ struct mlo_graph {
     int input_count, input_cap;
     struct mlo_value **outputs;
     int output_count, output_cap;
-    void *names; /* private: name -> value index */
+    struct mlo_names *names; /* private: name -> value, and node names in use */
 };
 
 struct mlo_opset {
@@ -138,7 +142,8 @@ struct mlo_model {
     int64_t model_version;
     struct mlo_meta *metadata;
     int metadata_count;
-    struct mlo_mapping mapping; /* the file that initializers may point into; may be empty */
+    struct mlo_mapping mapping;        /* the file that initializers may point into; may be empty */
+    struct mlo_shared_mapping *shared; /* private: counts the models that use the mapping */
 };
 
 /* --- models ------------------------------------------------------------------------------------- */

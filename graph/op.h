@@ -1,9 +1,9 @@
 /* The op table: one row per operator and the opset version where that row begins.
  *
  * Rows are sorted by domain, name, since; mlo_op_table_check asserts it at start. A node's row is the one
- * with the greatest `since` that is not above the model's opset. `eval` is the plain, correct reference kernel:
- * sequential, in the order the specification writes, without contraction, so its bits do not depend on the
- * machine. */
+ * with the greatest `since` that is not above the model's opset. `eval` is the plain, correct reference
+ * kernel: sequential, in the order the specification writes, without contraction, so its bits do not depend
+ * on the machine. */
 #ifndef MLO_GRAPH_OP_H
 #define MLO_GRAPH_OP_H
 
@@ -11,7 +11,8 @@
 
 /* Infers the types of node's outputs from its inputs' types (and constants) into out[0 … output_count), which
  * come in as unknown. An input's type may be unknown: infer what can be inferred. */
-typedef enum mlo_status mlo_op_infer_fn(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err);
+typedef enum mlo_status mlo_op_infer_fn(const struct mlo_node *node, struct mlo_type *out,
+                                        struct mlo_error *err);
 
 /* Computes the outputs. in[i] is NULL for an omitted input. out[i] comes in zeroed (NULL where the output is
  * omitted); the kernel calls mlo_tensor_init on it and fills it; on error the caller clears. */
@@ -33,7 +34,7 @@ struct mlo_op {
     mlo_op_infer_fn *infer;
     mlo_op_eval_fn *eval;
     unsigned flags;
-    int min_inputs, max_inputs;   /* max < 0: any number */
+    int min_inputs, max_inputs; /* max < 0: any number */
     int min_outputs, max_outputs;
 };
 
@@ -50,6 +51,11 @@ MLO_MUST_USE enum mlo_status mlo_op_table_check(struct mlo_error *err);
  * suggests the nearest known op. */
 MLO_MUST_USE enum mlo_status mlo_graph_check_supported(const struct mlo_graph *graph, struct mlo_error *err);
 
+/* Checks counts and runs the row's infer; out[0 … output_count) is set, to unknown where nothing can be told.
+ * Errors get the node as place. */
+MLO_MUST_USE enum mlo_status mlo_node_infer(const struct mlo_node *node, struct mlo_type *out,
+                                            struct mlo_error *err);
+
 /* Evaluates one node by its row; checks input counts. Errors get "node 'name' (Op)" as place. */
 MLO_MUST_USE enum mlo_status mlo_node_eval(const struct mlo_node *node, const struct mlo_tensor *const *in,
                                            struct mlo_tensor *const *out, struct mlo_error *err);
@@ -62,7 +68,8 @@ struct mlo_window {
     int spatial; /* 1, 2 or 3 dims */
     int64_t kernel[3], stride[3], dilation[3], pad_begin[3], pad_end[3], in[3], out[3];
 };
-/* From the node's attributes and the input's spatial dims (and the kernel's, where there is no kernel_shape). */
+/* From the node's attributes and the input's spatial dims (and the kernel's, where there is no kernel_shape).
+ */
 MLO_MUST_USE enum mlo_status mlo_window_init(struct mlo_window *w, const struct mlo_node *node, int spatial,
                                              const int64_t *in_dims, const int64_t *kernel_dims,
                                              struct mlo_error *err);

@@ -1,0 +1,213 @@
+/* Shape inference over a whole graph. */
+#include "graph/infer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph/ops/ops_impl.h"
+
+enum { KNOWN_MAX = 64 }; /* elements of content that is worth following: shapes, not data */
+
+/* What a file states and what was inferred, in one; false when they contradict each other. */
+static bool unify(const struct mlo_type *stated, const struct mlo_type *found, struct mlo_type *out)
+{
+    *out = *found;
+    if (stated->dtype != MLO_DTYPE_NONE) {
+        if (found->dtype != MLO_DTYPE_NONE && found->dtype != stated->dtype)
+            return false;
+        out->dtype = stated->dtype;
+    }
+    if (stated->rank < 0)
+        return true;
+    if (found->rank < 0) {
+        out->rank = stated->rank;
+        memcpy(out->dims, stated->dims, sizeof out->dims);
+        return true;
+    }
+    if (stated->rank != found->rank)
+        return false;
+    for (int i = 0; i < found->rank; i++) {
+        const struct mlo_dim *s = &stated->dims[i], *f = &found->dims[i];
+        if (s->value >= 0 && f->value >= 0 && s->value != f->value)
+            return false;
+        if (f->value < 0 && (s->value >= 0 || s->name)) /* the file's own names survive */
+            out->dims[i] = *s;
+    }
+    return true;
+}
+
+static enum mlo_status set_types(struct mlo_node *node, const struct mlo_type *types, struct mlo_error *err)
+{
+    for (int i = 0; i < node->output_count; i++) {
+        struct mlo_value *value = node->outputs[i];
+        struct mlo_type both;
+        if (!value)
+            continue;
+        if (!unify(&value->type, &types[i], &both)) {
+            char stated[200], found[200];
+            enum mlo_status status =
+                mlo_error_set(err, MLO_EFORMAT, "output '%.100s' is stated to be %.120s, but %s gives %.120s",
+                              value->name, mlo_type_describe(&value->type, stated, sizeof stated),
+                              node->op_type, mlo_type_describe(&types[i], found, sizeof found));
+            mlo_error_where(err, "node '%.160s' (%.60s)", node->name, node->op_type);
+            return status;
+        }
+        value->type = both;
+    }
+    return MLO_OK;
+}
+
+static bool small_integer(const struct mlo_type *type)
+{
+    int64_t dims[MLO_MAX_RANK];
+    size_t count;
+    return (type->dtype == MLO_INT64 || type->dtype == MLO_INT32) && mlo_type_static(type, dims) &&
+           mlo_shape_count(type->rank, dims, &count) && count <= KNOWN_MAX;
+}
+
+/* A node whose output is a small list of integers and whose inputs are all known is a shape computation: its
+ * result lets the shape of what reads it be told. (Shape itself needs its input's type only.) */
+static enum mlo_status derive(struct mlo_node *node, struct mlo_error *err)
+{
+    struct mlo_value *value = node->outputs[0];
+    if (node->output_count != 1 || !value || !small_integer(&value->type) || node->input_count > KNOWN_MAX ||
+        !(node->op->flags & MLO_OP_PURE))
+        return MLO_OK;
+    bool reads_type = mlo_node_is(node, "Shape") || mlo_node_is(node, "Size");
+    const struct mlo_tensor *in[KNOWN_MAX] = {0};
+    struct mlo_tensor typed = {0}, result = {0}, *out = &result;
+    for (int i = 0; i < node->input_count; i++) {
+        if (!node->inputs[i])
+            continue;
+        in[i] = mlo_op_content(node, i);
+        if (reads_type) {
+            const struct mlo_type *type = mlo_op_in(node, i);
+            if (!mlo_type_static(type, typed.dims))
+                return MLO_OK;
+            typed.dtype = type->dtype;
+            typed.rank = type->rank;
+            in[i] = &typed;
+        }
+        if (!in[i] || (!reads_type && mlo_tensor_count(in[i]) > KNOWN_MAX))
+            return MLO_OK;
+    }
+    enum mlo_status status = mlo_node_eval(node, in, &out, err);
+    if (status != MLO_OK)
+        return status;
+    value->known = mlo_model_tensor_take(node->graph->model, &result);
+    return value->known ? MLO_OK : mlo_error_nomem(err);
+}
+
+enum mlo_status mlo_graph_infer(struct mlo_graph *graph, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_type *types = NULL;
+    for (int i = 0; i < graph->value_count; i++)
+        graph->values[i]->known = NULL;
+    for (int n = 0; n < graph->node_count; n++) {
+        struct mlo_node *node = graph->nodes[n];
+        struct mlo_type *room = realloc(types, ((size_t)node->output_count + 1) * sizeof *types);
+        if (!room) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+        types = room;
+        if (!node->op)
+            continue; /* what it gives keeps the type that the file states */
+        MLO_TRY(mlo_node_infer(node, types, err));
+        MLO_TRY(set_types(node, types, err));
+        MLO_TRY(derive(node, err));
+    }
+out:
+    free(types);
+    return status;
+}
+
+static void forget_inferred(struct mlo_graph *graph)
+{
+    for (int i = 0; i < graph->value_count; i++) {
+        struct mlo_value *value = graph->values[i];
+        if (value->producer && value->producer->op)
+            value->type = (struct mlo_type){.rank = -1};
+    }
+}
+
+static bool binding_of(const struct mlo_binding *bindings, size_t count, const char *name, int64_t *value)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(bindings[i].name, name) == 0) {
+            *value = bindings[i].value;
+            return true;
+        }
+    return false;
+}
+
+enum mlo_status mlo_graph_bind(struct mlo_graph *graph, const struct mlo_binding *bindings, size_t count,
+                               int64_t default_dim, struct mlo_error *err)
+{
+    for (int i = 0; i < graph->input_count; i++) {
+        struct mlo_value *input = graph->inputs[i];
+        for (int d = 0; d < input->type.rank; d++) {
+            struct mlo_dim *dim = &input->type.dims[d];
+            int64_t value = default_dim;
+            if (dim->value >= 0)
+                continue;
+            bool bound = dim->name && binding_of(bindings, count, dim->name, &value);
+            if (dim->name && !bound)
+                continue; /* another name's turn may come later */
+            if (value < 0) {
+                enum mlo_status status =
+                    mlo_error_set(err, MLO_EINVAL,
+                                  bound ? "input '%.120s': dim %d is bound to a negative number"
+                                        : "input '%.120s': dim %d is unknown and no value is given for it",
+                                  input->name, d);
+                mlo_error_where(err, "input '%.200s'", input->name);
+                return status;
+            }
+            *dim = mlo_dim_fixed(value);
+        }
+    }
+    forget_inferred(graph);
+    return mlo_graph_infer(graph, err);
+}
+
+static void bind_name(struct mlo_graph *graph, const char *name, int64_t value)
+{
+    for (int i = 0; i < graph->input_count; i++)
+        for (int d = 0; d < graph->inputs[i]->type.rank; d++) {
+            struct mlo_dim *dim = &graph->inputs[i]->type.dims[d];
+            if (dim->value < 0 && dim->name && strcmp(dim->name, name) == 0)
+                *dim = mlo_dim_fixed(value);
+        }
+}
+
+enum mlo_status mlo_graph_bind_batch(struct mlo_graph *graph, int64_t batch, struct mlo_error *err)
+{
+    if (batch < 0)
+        return mlo_error_set(err, MLO_EINVAL, "a batch of %lld", (long long)batch);
+    for (int i = 0; i < graph->input_count; i++) {
+        struct mlo_value *input = graph->inputs[i];
+        if (input->constant || input->type.rank < 1 || input->type.dims[0].value >= 0)
+            continue;
+        if (input->type.dims[0].name)
+            bind_name(graph, input->type.dims[0].name, batch);
+        else
+            input->type.dims[0] = mlo_dim_fixed(batch);
+    }
+    forget_inferred(graph);
+    return mlo_graph_infer(graph, err);
+}
+
+bool mlo_graph_dynamic_batch(const struct mlo_graph *graph)
+{
+    int fed = 0;
+    for (int i = 0; i < graph->input_count; i++) {
+        const struct mlo_value *input = graph->inputs[i];
+        if (input->constant)
+            continue;
+        if (input->type.rank < 1 || input->type.dims[0].value >= 0)
+            return false;
+        fed++;
+    }
+    return fed > 0;
+}

@@ -1,0 +1,61 @@
+/* Shared by the ONNX reader and writer only. */
+#ifndef MLO_GRAPH_ONNX_IMPL_H
+#define MLO_GRAPH_ONNX_IMPL_H
+
+#include "graph/model_impl.h"
+#include "graph/onnx.h"
+#include "graph/onnx.pb-c.h"
+
+struct mlo_span {
+    const uint8_t *bytes;
+    size_t size;
+};
+
+/* A file taken apart without unpacking: initializers, which are most of it, stay where they are. */
+struct mlo_onnx_parts {
+    struct mlo_buf model; /* the ModelProto without its graph */
+    struct mlo_buf graph; /* the GraphProto without its initializers */
+    struct mlo_span *initializers;
+    size_t initializer_count, initializer_cap;
+    bool has_graph;
+};
+void mlo_onnx_parts_clear(struct mlo_onnx_parts *parts);
+
+/* Walks the wire format of a message without recursion: bounds nesting, checks lengths, and bounds what
+ * unpacking would allocate. */
+MLO_MUST_USE enum mlo_status mlo_onnx_scan(const void *bytes, size_t size,
+                                           const ProtobufCMessageDescriptor *message, struct mlo_error *err);
+/* After a scan: takes a model apart. */
+MLO_MUST_USE enum mlo_status mlo_onnx_split(const void *bytes, size_t size, struct mlo_onnx_parts *parts,
+                                            struct mlo_error *err);
+/* A TensorProto without its raw_data, and where that lies. */
+MLO_MUST_USE enum mlo_status mlo_onnx_split_tensor(struct mlo_span whole, struct mlo_buf *rest,
+                                                   struct mlo_span *raw, struct mlo_error *err);
+
+/* Says what a file that is no ONNX model is, when it can be told; MLO_OK when it cannot. */
+MLO_MUST_USE enum mlo_status mlo_onnx_check_foreign(const void *bytes, size_t size, const char *name,
+                                                    struct mlo_error *err);
+
+struct mlo_onnx_reader {
+    struct mlo_model *model;
+    const char *folder; /* for external data; NULL: there is none */
+    bool borrow;        /* raw bytes may be pointed into: they live as long as the model */
+};
+/* Makes *out from a message; `raw` overrides raw_data (its bytes NULL: use the message's own, which are
+ * copied). */
+MLO_MUST_USE enum mlo_status mlo_onnx_read_tensor(const struct mlo_onnx_reader *reader,
+                                                  const Onnx__TensorProto *proto, struct mlo_span raw,
+                                                  struct mlo_tensor *out, struct mlo_error *err);
+/* Reads the bytes of a tensor that lie in another file. */
+MLO_MUST_USE enum mlo_status mlo_onnx_read_external(const char *folder, const Onnx__TensorProto *proto,
+                                                    size_t expected, struct mlo_buf *out,
+                                                    struct mlo_error *err);
+/* Fills an attribute from its message. Subgraphs are made by `graph_fn`. */
+typedef enum mlo_status mlo_onnx_graph_fn(const struct mlo_onnx_reader *reader, const Onnx__GraphProto *proto,
+                                          struct mlo_node *owner, struct mlo_graph **out,
+                                          struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_onnx_read_attr(const struct mlo_onnx_reader *reader,
+                                                const Onnx__AttributeProto *proto, struct mlo_node *node,
+                                                mlo_onnx_graph_fn *graph_fn, struct mlo_error *err);
+
+#endif

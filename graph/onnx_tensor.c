@@ -1,0 +1,271 @@
+/* TensorProto -> tensor. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "graph/onnx_impl.h"
+
+static const char *entry(const Onnx__TensorProto *p, const char *key)
+{
+    for (size_t i = 0; i < p->n_external_data; i++) {
+        const Onnx__StringStringEntryProto *e = p->external_data[i];
+        if (e->key && e->value && strcmp(e->key, key) == 0)
+            return e->value;
+    }
+    return NULL;
+}
+
+/* A location must stay inside the model's folder: relative, without "..", and no link that leads out. */
+static enum mlo_status resolve(const char *folder, const char *location, char **out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    char *root = NULL, *joined = NULL, *real = NULL;
+    *out = NULL;
+    if (!*location || location[0] == '/') {
+        status = mlo_error_set(err, MLO_EFORMAT, "external data at '%.200s': the location must be relative",
+                               location);
+        goto out;
+    }
+    joined = mlo_fs_join(folder, location, NULL);
+    root = realpath(folder, NULL);
+    if (!joined) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    real = realpath(joined, NULL);
+    if (!root || !real) {
+        status = mlo_error_errno(err, errno, "external data file '%.200s'", location);
+        mlo_error_hint(err, "the file must lie beside the model; upload both");
+        goto out;
+    }
+    size_t n = strlen(root);
+    if (strncmp(root, real, n) != 0 || (real[n] != '/' && n > 1)) {
+        status = mlo_error_set(err, MLO_EFORMAT, "external data at '%.200s' is outside of the model's folder",
+                               location);
+        goto out;
+    }
+    *out = real;
+    real = NULL;
+out:
+    free(root);
+    free(joined);
+    free(real);
+    return status;
+}
+
+enum mlo_status mlo_onnx_read_external(const char *folder, const Onnx__TensorProto *p, size_t expected,
+                                       struct mlo_buf *out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const char *location = entry(p, "location"), *text;
+    int64_t offset = 0, length = (int64_t)expected;
+    char *path = NULL;
+    int fd = -1;
+    if (!folder || !location) {
+        status =
+            mlo_error_set(err, MLO_EFORMAT, "its data is in another file%s",
+                          folder ? ", which is not named" : ", and the model was not read from a folder");
+        goto out;
+    }
+    if (((text = entry(p, "offset")) && (!mlo_str_to_i64(text, &offset) || offset < 0)) ||
+        ((text = entry(p, "length")) && (!mlo_str_to_i64(text, &length) || length < 0))) {
+        status = mlo_error_set(err, MLO_EFORMAT, "external data has a bad offset or length: '%.60s'", text);
+        goto out;
+    }
+    if ((size_t)length != expected) {
+        status = mlo_error_set(err, MLO_EFORMAT, "external data holds %lld bytes, but its shape needs %zu",
+                               (long long)length, expected);
+        goto out;
+    }
+    MLO_TRY(resolve(folder, location, &path, err));
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat st;
+    if (fd < 0 || fstat(fd, &st) != 0) {
+        status = mlo_error_errno(err, errno, "external data file '%.200s'", location);
+        goto out;
+    }
+    if (!S_ISREG(st.st_mode) || offset > st.st_size || length > st.st_size - offset) {
+        status = mlo_error_set(err, MLO_EFORMAT,
+                               "external data file '%.100s' has %lld bytes, but %lld at offset %lld are used",
+                               location, (long long)st.st_size, (long long)length, (long long)offset);
+        goto out;
+    }
+    size_t got = 0;
+    if (!mlo_buf_reserve(out, expected)) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    if (lseek(fd, (off_t)offset, SEEK_SET) < 0 || !mlo_fs_read_full(fd, out->data, expected, &got) ||
+        got != expected) {
+        status = mlo_error_errno(err, errno ? errno : EIO, "reading external data file '%.200s'", location);
+        goto out;
+    }
+    out->len = expected;
+out:
+    if (fd >= 0)
+        close(fd);
+    free(path);
+    return status;
+}
+
+/* The typed field that holds the elements of a type, with its length. */
+enum list { LIST_FLOAT, LIST_INT32, LIST_INT64, LIST_DOUBLE, LIST_UINT64 };
+
+static enum list list_of(enum mlo_dtype dtype)
+{
+    switch (dtype) {
+    case MLO_FLOAT32:
+    case MLO_COMPLEX64:
+        return LIST_FLOAT;
+    case MLO_INT64:
+        return LIST_INT64;
+    case MLO_FLOAT64:
+    case MLO_COMPLEX128:
+        return LIST_DOUBLE;
+    case MLO_UINT32:
+    case MLO_UINT64:
+        return LIST_UINT64;
+    default:
+        return LIST_INT32;
+    }
+}
+
+static size_t list_length(const Onnx__TensorProto *p, enum list list)
+{
+    const size_t lengths[] = {p->n_float_data, p->n_int32_data, p->n_int64_data, p->n_double_data,
+                              p->n_uint64_data};
+    return lengths[list];
+}
+
+static void copy_list(const Onnx__TensorProto *p, enum list list, size_t n, struct mlo_tensor *out)
+{
+    size_t width = n ? out->size_bytes / n : 0;
+    switch (list) {
+    case LIST_FLOAT:
+        memcpy(out->data, p->float_data, n * sizeof(float));
+        return;
+    case LIST_INT64:
+        memcpy(out->data, p->int64_data, n * sizeof(int64_t));
+        return;
+    case LIST_DOUBLE:
+        memcpy(out->data, p->double_data, n * sizeof(double));
+        return;
+    default: /* each element stands in a wider one: its low bytes, on a little-endian machine */
+        for (size_t i = 0; i < n; i++) {
+            uint64_t v = list == LIST_INT32 ? (uint64_t)(int64_t)p->int32_data[i] : p->uint64_data[i];
+            memcpy((uint8_t *)out->data + i * width, &v, width);
+        }
+    }
+}
+
+static enum mlo_status fill_from_list(const Onnx__TensorProto *p, struct mlo_tensor *out,
+                                      struct mlo_error *err)
+{
+    size_t want = mlo_tensor_count(out);
+    bool complex_pairs = out->dtype == MLO_COMPLEX64 || out->dtype == MLO_COMPLEX128;
+    /* 4-bit elements come as bytes, two in each */
+    size_t units = mlo_dtype_info(out->dtype)->bits == 4 ? out->size_bytes : complex_pairs ? 2 * want : want;
+    enum list list = list_of(out->dtype);
+    if (list_length(p, list) != units)
+        return mlo_error_set(err, MLO_EFORMAT, "%zu elements, but the shape needs %zu", list_length(p, list),
+                             want);
+    if (units)
+        copy_list(p, list, units, out);
+    return MLO_OK;
+}
+
+static enum mlo_status fill_raw(const struct mlo_onnx_reader *reader, struct mlo_span raw, bool borrowable,
+                                size_t bytes, struct mlo_tensor *out, struct mlo_error *err)
+{
+    if (raw.size != bytes)
+        return mlo_error_set(err, MLO_EFORMAT, "raw_data has %zu bytes, but the shape needs %zu", raw.size,
+                             bytes);
+    size_t align = MLO_MAX(mlo_dtype_info(out->dtype)->bits / 8, 1u);
+    if (borrowable && reader->borrow && bytes && (uintptr_t)raw.bytes % MLO_MIN(align, 8) == 0) {
+        out->data = (void *)raw.bytes; /* read-only: constants are never written in place */
+        out->size_bytes = bytes;
+        return MLO_OK;
+    }
+    struct mlo_tensor fresh;
+    enum mlo_status status = mlo_tensor_init(&fresh, out->dtype, out->rank, out->dims, err);
+    if (status != MLO_OK)
+        return status;
+    if (bytes)
+        memcpy(fresh.data, raw.bytes, bytes);
+    *out = fresh;
+    return MLO_OK;
+}
+
+static enum mlo_status read_shape(const Onnx__TensorProto *p, struct mlo_tensor *out, size_t *bytes,
+                                  struct mlo_error *err)
+{
+    out->dtype = (enum mlo_dtype)p->data_type;
+    const struct mlo_dtype_info *info = mlo_dtype_info(out->dtype);
+    if (!info)
+        return mlo_error_set(err, p->data_type > 0 ? MLO_EUNSUPPORTED : MLO_EFORMAT,
+                             "data_type %d is not known", p->data_type);
+    if (!info->bits)
+        return mlo_error_set(err, MLO_EUNSUPPORTED, "tensors of strings are not supported");
+    if (p->segment)
+        return mlo_error_set(err, MLO_EUNSUPPORTED, "tensors in segments are not supported");
+    if (p->n_dims > MLO_MAX_RANK)
+        return mlo_error_set(err, MLO_EUNSUPPORTED, "%zu dims; at most %d are supported", p->n_dims,
+                             MLO_MAX_RANK);
+    out->rank = (int)p->n_dims;
+    for (int i = 0; i < out->rank; i++) {
+        if (p->dims[i] < 0)
+            return mlo_error_set(err, MLO_EFORMAT, "dims[%d] is %lld", i, (long long)p->dims[i]);
+        out->dims[i] = p->dims[i];
+    }
+    if (!mlo_shape_bytes(out->dtype, out->rank, out->dims, bytes))
+        return mlo_error_set(err, MLO_EFORMAT, "its dims multiply to more than any memory holds");
+    return MLO_OK;
+}
+
+static enum mlo_status read_external(const struct mlo_onnx_reader *reader, const Onnx__TensorProto *p,
+                                     size_t bytes, struct mlo_tensor *out, struct mlo_error *err)
+{
+    struct mlo_buf content = MLO_BUF_INIT;
+    enum mlo_status status = mlo_onnx_read_external(reader->folder, p, bytes, &content, err);
+    if (status == MLO_OK)
+        status =
+            fill_raw(reader, (struct mlo_span){(uint8_t *)content.data, content.len}, false, bytes, out, err);
+    mlo_buf_clear(&content);
+    return status;
+}
+
+enum mlo_status mlo_onnx_read_tensor(const struct mlo_onnx_reader *reader, const Onnx__TensorProto *p,
+                                     struct mlo_span raw, struct mlo_tensor *out, struct mlo_error *err)
+{
+    size_t bytes;
+    *out = (struct mlo_tensor){0};
+    enum mlo_status status = read_shape(p, out, &bytes, err);
+    if (status != MLO_OK)
+        goto out;
+    if (p->data_location == 1) {
+        status = read_external(reader, p, bytes, out, err);
+    } else if (raw.bytes || p->has_raw_data) {
+        bool own = !raw.bytes;
+        struct mlo_span span = own ? (struct mlo_span){p->raw_data.data, p->raw_data.len} : raw;
+        status = fill_raw(reader, span, !own, bytes, out, err);
+    } else {
+        struct mlo_tensor fresh;
+        /* the list's length is checked first: a shape alone must not make us allocate */
+        size_t n = mlo_tensor_count(out), have = list_length(p, list_of(out->dtype));
+        if (have < (n + 1) / 2) {
+            status = mlo_error_set(err, MLO_EFORMAT, "%zu elements, but the shape needs %zu", have, n);
+        } else if ((status = mlo_tensor_init(&fresh, out->dtype, out->rank, out->dims, err)) == MLO_OK) {
+            *out = fresh;
+            status = fill_from_list(p, out, err);
+        }
+    }
+    if (status != MLO_OK)
+        mlo_tensor_clear(out);
+out:
+    if (status != MLO_OK)
+        mlo_error_prefix(err, "tensor '%.80s'", p->name ? p->name : "");
+    return status;
+}

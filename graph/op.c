@@ -1,0 +1,160 @@
+/* Nodes and their rows: support checks, evaluation, cost. */
+#include "graph/op.h"
+
+#include <stdlib.h>
+
+#include "graph/ops/ops_impl.h"
+
+static enum mlo_status unsupported(const struct mlo_node *node, struct mlo_error *err)
+{
+    const char *domain = *node->domain ? node->domain : "ai.onnx";
+    enum mlo_status status;
+    if (mlo_op_known(node->domain, node->op_type)) {
+        status = mlo_error_set(err, MLO_EUNSUPPORTED,
+                               "node '%.80s': op %.60s of domain %.60s is known, but not in opset %lld",
+                               node->name, node->op_type, domain, (long long)node->version);
+        mlo_error_hint(err, "export the model again with opset 13 or newer");
+    } else {
+        size_t count;
+        const struct mlo_op *rows = mlo_op_table(&count);
+        const char **names = calloc(count + 1, sizeof *names);
+        for (size_t i = 0; names && i < count; i++)
+            names[i] = rows[i].name;
+        const char *near = names ? mlo_suggest(node->op_type, names, count) : NULL;
+        status =
+            mlo_error_set(err, MLO_EUNSUPPORTED, "node '%.80s': unknown op %.60s of domain %.60s, opset %lld",
+                          node->name, node->op_type, domain, (long long)node->version);
+        if (near && strcmp(near, node->op_type) != 0)
+            mlo_error_hint(err, "did you mean %s?", near);
+        else
+            mlo_error_hint(err, "the op is not in the op table; export the model with standard ONNX ops");
+        free(names);
+    }
+    mlo_error_where(err, "node '%.200s'", node->name);
+    return status;
+}
+
+enum mlo_status mlo_graph_check_supported(const struct mlo_graph *graph, struct mlo_error *err)
+{
+    for (int n = 0; n < graph->node_count; n++)
+        if (!graph->nodes[n]->op)
+            return unsupported(graph->nodes[n], err);
+    return MLO_OK;
+}
+
+static enum mlo_status check_counts(const struct mlo_node *node, struct mlo_error *err)
+{
+    const struct mlo_op *op = node->op;
+    if (node->input_count < op->min_inputs || (op->max_inputs >= 0 && node->input_count > op->max_inputs))
+        return mlo_error_set(err, MLO_EFORMAT, "%d inputs, but %s takes %d to %d", node->input_count,
+                             op->name, op->min_inputs, op->max_inputs);
+    if (node->output_count < op->min_outputs ||
+        (op->max_outputs >= 0 && node->output_count > op->max_outputs))
+        return mlo_error_set(err, MLO_EFORMAT, "%d outputs, but %s gives %d to %d", node->output_count,
+                             op->name, op->min_outputs, op->max_outputs);
+    for (int i = 0; i < op->min_inputs; i++)
+        if (!node->inputs[i])
+            return mlo_error_set(err, MLO_EFORMAT, "input %d is omitted, but %s needs it", i, op->name);
+    return MLO_OK;
+}
+
+enum mlo_status mlo_node_infer(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
+{
+    enum mlo_status status = node->op ? check_counts(node, err) : unsupported(node, err);
+    for (int i = 0; i < node->output_count; i++)
+        out[i] = (struct mlo_type){.rank = -1};
+    if (status == MLO_OK)
+        status = node->op->infer(node, out, err);
+    if (status != MLO_OK)
+        mlo_error_where(err, "node '%.160s' (%.60s)", node->name, node->op_type);
+    return status;
+}
+
+/* Infer reads types and constants through a node's values: stand-ins carry those of the tensors at hand. */
+enum mlo_status mlo_op_alloc(const struct mlo_node *node, const struct mlo_tensor *const *in,
+                             struct mlo_tensor *const *out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    size_t ins = (size_t)node->input_count, outs = (size_t)node->output_count;
+    struct mlo_value *values = calloc(ins + 1, sizeof *values);
+    struct mlo_value **inputs = calloc(ins + 1, sizeof *inputs);
+    struct mlo_type *types = calloc(outs + 1, sizeof *types);
+    struct mlo_node stand_in = *node;
+    if (!values || !inputs || !types) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    for (size_t i = 0; i < ins; i++) {
+        if (!in[i])
+            continue;
+        values[i].name = node->inputs[i] ? node->inputs[i]->name : "";
+        values[i].type = mlo_type_of(in[i]);
+        values[i].constant = (struct mlo_tensor *)in[i];
+        inputs[i] = &values[i];
+    }
+    stand_in.inputs = inputs;
+    MLO_TRY(mlo_node_infer(&stand_in, types, err));
+    for (size_t i = 0; i < outs; i++) {
+        int64_t dims[MLO_MAX_RANK];
+        if (!out[i])
+            continue;
+        if (!mlo_type_static(&types[i], dims)) {
+            status = mlo_error_set(err, MLO_EINTERNAL, "the shape of output %zu cannot be told", i);
+            goto out;
+        }
+        MLO_TRY(mlo_tensor_init(out[i], types[i].dtype, types[i].rank, dims, err));
+    }
+out:
+    free(values);
+    free(inputs);
+    free(types);
+    return status;
+}
+
+enum mlo_status mlo_node_eval(const struct mlo_node *node, const struct mlo_tensor *const *in,
+                              struct mlo_tensor *const *out, struct mlo_error *err)
+{
+    enum mlo_status status = node->op ? check_counts(node, err) : unsupported(node, err);
+    for (int i = 0; status == MLO_OK && i < node->op->min_inputs; i++)
+        if (!in[i])
+            status = mlo_error_set(err, MLO_EINVAL, "input %d is not given", i);
+    if (status == MLO_OK)
+        status = node->op->eval(node, in, out, err);
+    if (status != MLO_OK) {
+        for (int i = 0; i < node->output_count; i++)
+            if (out[i])
+                mlo_tensor_clear(out[i]);
+        mlo_error_where(err, "node '%.160s' (%.60s)", node->name, node->op_type);
+    }
+    return status;
+}
+
+/* Elements of a fixed shape, from one dim on; 0 when it is not fixed or overflows. */
+static uint64_t count_from(const struct mlo_type *type, int first)
+{
+    int64_t dims[MLO_MAX_RANK];
+    size_t count;
+    if (!mlo_type_static(type, dims) || first > type->rank ||
+        !mlo_shape_count(type->rank - first, dims + first, &count))
+        return 0;
+    return count;
+}
+
+uint64_t mlo_node_macs(const struct mlo_node *node)
+{
+    if (!node->op || !(node->op->flags & MLO_OP_FLOPS_MAC) || !node->outputs[0])
+        return 0;
+    /* multiply-adds per output element: of the kernel for convolutions, of the reduced dim for products */
+    int weight_at = strncmp(node->op_type, "QLinear", 7) == 0 ? 3 : 1;
+    const struct mlo_value *weight = mlo_node_input(node, weight_at), *x = mlo_node_input(node, 0);
+    uint64_t outputs = count_from(&node->outputs[0]->type, 0), each = 0, total;
+    if (!weight || !x || x->type.rank < 1)
+        return 0;
+    if (strstr(node->op_type, "Conv"))
+        each = count_from(&weight->type, 1);
+    else if (mlo_node_is(node, "Gemm") && mlo_node_attr_i(node, "transA", 0))
+        each = x->type.dims[0].value > 0 ? (uint64_t)x->type.dims[0].value : 0;
+    else if (x->type.dims[x->type.rank - 1].value > 0)
+        each = (uint64_t)x->type.dims[x->type.rank - 1].value;
+    return __builtin_mul_overflow(outputs, each, &total) ? UINT64_MAX : total;
+}

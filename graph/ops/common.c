@@ -1,0 +1,143 @@
+/* Helpers of infer and eval functions. */
+#include "graph/ops/ops_impl.h"
+
+enum mlo_status mlo_op_bad_dtype(enum mlo_dtype dtype, struct mlo_error *err)
+{
+    return mlo_error_set(err, MLO_EUNSUPPORTED, "not supported for element type %s", mlo_dtype_name(dtype));
+}
+
+const struct mlo_type *mlo_op_in(const struct mlo_node *node, int i)
+{
+    const struct mlo_value *value = mlo_node_input(node, i);
+    return value ? &value->type : NULL;
+}
+
+bool mlo_op_ranked(const struct mlo_node *node, int i)
+{
+    const struct mlo_type *type = mlo_op_in(node, i);
+    return type && type->rank >= 0;
+}
+
+const struct mlo_tensor *mlo_op_content(const struct mlo_node *node, int i)
+{
+    const struct mlo_value *value = mlo_node_input(node, i);
+    return !value ? NULL : value->constant ? value->constant : value->known;
+}
+
+enum mlo_status mlo_op_want_rank(const struct mlo_node *node, int i, int rank, struct mlo_error *err)
+{
+    if (!mlo_op_ranked(node, i) || mlo_op_in(node, i)->rank == rank)
+        return MLO_OK;
+    return mlo_error_set(err, MLO_EINVAL, "input %d ('%.100s') has rank %d, not %d", i, node->inputs[i]->name,
+                         mlo_op_in(node, i)->rank, rank);
+}
+
+enum mlo_status mlo_op_axis(int64_t axis, int count, int *out, struct mlo_error *err)
+{
+    if (axis < -count || axis >= count)
+        return mlo_error_set(err, MLO_EINVAL, "axis %lld is outside of [%d, %d]", (long long)axis, -count,
+                             count - 1);
+    *out = (int)(axis < 0 ? axis + count : axis);
+    return MLO_OK;
+}
+
+enum mlo_status mlo_op_read_ints(const struct mlo_tensor *t, int64_t *out, int max, int *count,
+                                 struct mlo_error *err)
+{
+    size_t n = mlo_tensor_count(t);
+    const struct mlo_dtype_info *info = mlo_dtype_info(t->dtype);
+    if (t->rank > 1 || !info || !info->is_integer)
+        return mlo_error_set(err, MLO_EINVAL, "a list of integers is wanted, not %s of rank %d",
+                             mlo_dtype_name(t->dtype), t->rank);
+    if (n > (size_t)max)
+        return mlo_error_set(err, MLO_EUNSUPPORTED, "a list of %zu integers; at most %d are supported", n,
+                             max);
+    for (size_t i = 0; i < n; i++)
+        out[i] = mlo_tensor_get_i64(t, i);
+    *count = (int)n;
+    return MLO_OK;
+}
+
+struct mlo_dim mlo_dim_fixed(int64_t value)
+{
+    return (struct mlo_dim){value, NULL};
+}
+
+struct mlo_dim mlo_dim_unknown(void)
+{
+    return (struct mlo_dim){-1, NULL};
+}
+
+enum mlo_status mlo_op_broadcast(const struct mlo_type *a, const struct mlo_type *b, struct mlo_type *out,
+                                 struct mlo_error *err)
+{
+    if (a->rank < 0 || b->rank < 0) {
+        out->rank = -1;
+        return MLO_OK;
+    }
+    struct mlo_type result = {.dtype = out->dtype, .rank = MLO_MAX(a->rank, b->rank)};
+    for (int i = 0; i < result.rank; i++) {
+        int ia = i - (result.rank - a->rank), ib = i - (result.rank - b->rank);
+        struct mlo_dim one = {1, NULL}, x = ia < 0 ? one : a->dims[ia], y = ib < 0 ? one : b->dims[ib];
+        if (x.value == 1)
+            result.dims[i] = y;
+        else if (y.value == 1 || (x.value >= 0 && x.value == y.value))
+            result.dims[i] = x;
+        else if (x.value >= 0 && y.value >= 0)
+            return mlo_error_set(err, MLO_EINVAL, "dims %lld and %lld do not broadcast", (long long)x.value,
+                                 (long long)y.value);
+        else if (x.value > 1 || y.value > 1) /* the unknown one is 1 or the same */
+            result.dims[i] = x.value > 1 ? x : y;
+        else
+            result.dims[i] = mlo_str_eq(x.name, y.name) ? x : mlo_dim_unknown();
+    }
+    *out = result;
+    return MLO_OK;
+}
+
+enum mlo_status mlo_op_infer_same(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
+{
+    MLO_UNUSED(err);
+    out[0] = *mlo_op_in(node, 0);
+    return MLO_OK;
+}
+
+static void operand_steps(const struct mlo_tensor *out, const struct mlo_tensor *t, int64_t *step)
+{
+    int64_t stride = 1;
+    for (int i = out->rank - 1; i >= 0; i--) {
+        int k = i - (out->rank - t->rank);
+        step[i] = k >= 0 && t->dims[k] != 1 ? stride : 0;
+        if (k >= 0)
+            stride *= t->dims[k];
+    }
+}
+
+void mlo_strides_init(struct mlo_strides *s, const struct mlo_tensor *out, const struct mlo_tensor *a,
+                      const struct mlo_tensor *b)
+{
+    *s = (struct mlo_strides){.rank = out->rank};
+    for (int i = 0; i < out->rank; i++)
+        s->dims[i] = out->dims[i];
+    operand_steps(out, a, s->step[0]);
+    operand_steps(out, b, s->step[1]);
+}
+
+void mlo_strides_next(struct mlo_strides *s)
+{
+    for (int i = s->rank - 1; i >= 0; i--) {
+        s->offset[0] += (size_t)s->step[0][i];
+        s->offset[1] += (size_t)s->step[1][i];
+        if (++s->at[i] < s->dims[i])
+            return;
+        s->offset[0] -= (size_t)(s->step[0][i] * s->dims[i]);
+        s->offset[1] -= (size_t)(s->step[1][i] * s->dims[i]);
+        s->at[i] = 0;
+    }
+}
+
+size_t mlo_dtype_bytes(enum mlo_dtype dtype)
+{
+    const struct mlo_dtype_info *info = mlo_dtype_info(dtype);
+    return info ? info->bits / 8 : 0;
+}

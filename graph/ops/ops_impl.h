@@ -1,0 +1,78 @@
+/* What the files of graph/ops/ share. A family of ops is one file: rows, their infer and their eval
+ * functions.
+ *
+ * All checks of ranks, types and attributes are infer's: an eval function begins with mlo_op_alloc, which
+ * runs infer on the actual tensors and makes the outputs; after it, shapes are consistent and only element
+ * types are left to check. */
+#ifndef MLO_GRAPH_OPS_IMPL_H
+#define MLO_GRAPH_OPS_IMPL_H
+
+#include <string.h>
+
+#include "graph/dtype_impl.h"
+#include "graph/model_impl.h"
+#include "graph/op.h"
+
+struct mlo_op_family {
+    const struct mlo_op *rows;
+    size_t count;
+};
+extern const struct mlo_op_family mlo_ops_unary, mlo_ops_binary, mlo_ops_compare, mlo_ops_variadic,
+    mlo_ops_conv, mlo_ops_pool, mlo_ops_matmul, mlo_ops_norm, mlo_ops_softmax, mlo_ops_reduce, mlo_ops_shape,
+    mlo_ops_view, mlo_ops_move, mlo_ops_slice, mlo_ops_gather, mlo_ops_constant, mlo_ops_cast,
+    mlo_ops_quantize, mlo_ops_qlinear, mlo_ops_resize;
+
+enum { ANY_COUNT = -1 };
+
+/* Runs infer on the tensors as they are, and makes the outputs. */
+MLO_MUST_USE enum mlo_status mlo_op_alloc(const struct mlo_node *node, const struct mlo_tensor *const *in,
+                                          struct mlo_tensor *const *out, struct mlo_error *err);
+/* "not defined for element type X". */
+enum mlo_status mlo_op_bad_dtype(enum mlo_dtype dtype, struct mlo_error *err);
+
+/* The type of input i; NULL when it is omitted. */
+const struct mlo_type *mlo_op_in(const struct mlo_node *node, int i);
+/* Whether input i is there and of known rank. */
+bool mlo_op_ranked(const struct mlo_node *node, int i);
+/* Input i's content, when it is a constant or was derived; else NULL. */
+const struct mlo_tensor *mlo_op_content(const struct mlo_node *node, int i);
+/* MLO_EINVAL unless input i, when ranked, has that rank. */
+MLO_MUST_USE enum mlo_status mlo_op_want_rank(const struct mlo_node *node, int i, int rank,
+                                              struct mlo_error *err);
+/* Adds rank to a negative axis and checks it; `count` is the number of valid positions. */
+MLO_MUST_USE enum mlo_status mlo_op_axis(int64_t axis, int count, int *out, struct mlo_error *err);
+/* Reads a 1-D (or scalar) integer tensor of at most `max` elements. */
+MLO_MUST_USE enum mlo_status mlo_op_read_ints(const struct mlo_tensor *t, int64_t *out, int max, int *count,
+                                              struct mlo_error *err);
+/* Combines the dims of two broadcast operands (numpy's rule). */
+MLO_MUST_USE enum mlo_status mlo_op_broadcast(const struct mlo_type *a, const struct mlo_type *b,
+                                              struct mlo_type *out, struct mlo_error *err);
+/* out[0] is like input 0. */
+mlo_op_infer_fn mlo_op_infer_same;
+struct mlo_dim mlo_dim_fixed(int64_t value);
+struct mlo_dim mlo_dim_unknown(void);
+
+/* Walks a broadcast operand: element offsets for each output element, in row-major order. */
+struct mlo_strides {
+    int rank;
+    int64_t dims[MLO_MAX_RANK], step[2][MLO_MAX_RANK];
+    int64_t at[MLO_MAX_RANK];
+    size_t offset[2];
+};
+void mlo_strides_init(struct mlo_strides *s, const struct mlo_tensor *out, const struct mlo_tensor *a,
+                      const struct mlo_tensor *b);
+void mlo_strides_next(struct mlo_strides *s);
+
+/* Element sizes in bytes; 0 for types that have no whole bytes. */
+size_t mlo_dtype_bytes(enum mlo_dtype dtype);
+
+/* Elementary functions in double, from additions, multiplications and divisions only, so that their bits
+ * depend on no machine and no C library (whose own are chosen by the CPU at run time). Relative error below
+ * 1e-13. */
+double mlo_math_exp(double x);
+double mlo_math_log(double x);
+double mlo_math_tanh(double x);
+double mlo_math_erf(double x);
+double mlo_math_pow(double x, double y);
+
+#endif

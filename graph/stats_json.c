@@ -1,0 +1,144 @@
+/* Statistics as JSON: bins as a list of [first bin, counts…] runs of nonzero bins. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph/stats.h"
+
+static json_t *runs_of(const uint64_t *bins)
+{
+    json_t *runs = json_array();
+    for (int b = 0; b < MLO_HIST_BINS;) {
+        if (!bins[b]) {
+            b++;
+            continue;
+        }
+        json_t *run = json_array();
+        if (!run || json_array_append_new(run, json_integer(b)) != 0)
+            goto failed;
+        for (; b < MLO_HIST_BINS && bins[b]; b++)
+            if (json_array_append_new(run, json_integer((json_int_t)bins[b])) != 0)
+                goto failed;
+        if (json_array_append_new(runs, run) != 0)
+            goto failed_runs;
+        continue;
+    failed:
+        json_decref(run);
+    failed_runs:
+        json_decref(runs);
+        return NULL;
+    }
+    return runs;
+}
+
+static json_t *tensor_to_json(const struct mlo_tensor_stats *t)
+{
+    return json_pack("{s:s, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:i, s:o}", "name", t->name, "count",
+                     (json_int_t)t->count, "nan", (json_int_t)t->nan_count, "inf", (json_int_t)t->inf_count,
+                     "min", (double)t->min, "max", (double)t->max, "sum", t->sum, "sum_sq", t->sum_sq,
+                     "samples", (json_int_t)t->samples, "log2_width", t->log2_width, "bins",
+                     runs_of(t->bins));
+}
+
+enum mlo_status mlo_stats_to_json(const struct mlo_stats *stats, json_t **out, struct mlo_error *err)
+{
+    /* in order of names, whatever order they were first seen in */
+    struct mlo_stats sorted = {calloc(stats->count + 1, sizeof *sorted.tensors), stats->count, stats->count};
+    json_t *list = json_array();
+    *out = NULL;
+    bool ok = sorted.tensors && list;
+    if (ok && stats->count)
+        memcpy(sorted.tensors, stats->tensors, stats->count * sizeof *sorted.tensors);
+    if (ok)
+        mlo_stats_sort(&sorted);
+    for (size_t i = 0; ok && i < sorted.count; i++)
+        ok = json_array_append_new(list, tensor_to_json(&sorted.tensors[i])) == 0;
+    free(sorted.tensors);
+    if (ok)
+        *out = json_pack("{s:i, s:o}", "version", 1, "tensors", list);
+    else
+        json_decref(list);
+    return *out ? MLO_OK : mlo_error_nomem(err);
+}
+
+static enum mlo_status read_bins(const json_t *runs, struct mlo_tensor_stats *t, struct mlo_error *err)
+{
+    uint64_t total = 0;
+    for (size_t r = 0; r < json_array_size(runs); r++) {
+        const json_t *run = json_array_get(runs, r);
+        json_int_t first = json_integer_value(json_array_get(run, 0));
+        size_t length = json_array_size(run);
+        if (length < 2 || first < 0 || (size_t)first + length - 1 > MLO_HIST_BINS)
+            return mlo_error_set(err, MLO_EFORMAT, "statistics of '%.120s': run %zu of bins is out of range",
+                                 t->name, r);
+        for (size_t i = 1; i < length; i++) {
+            json_int_t count = json_integer_value(json_array_get(run, i));
+            if (count < 0)
+                return mlo_error_set(err, MLO_EFORMAT, "statistics of '%.120s': a bin's count is negative",
+                                     t->name);
+            t->bins[first + (json_int_t)i - 1] = (uint64_t)count;
+            total += (uint64_t)count;
+        }
+    }
+    if (total != t->count)
+        return mlo_error_set(err, MLO_EFORMAT, "statistics of '%.120s': bins hold %llu elements, not %llu",
+                             t->name, (unsigned long long)total, (unsigned long long)t->count);
+    return MLO_OK;
+}
+
+static enum mlo_status read_tensor(const json_t *json, struct mlo_stats *stats, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const char *name;
+    int64_t count, nan_count, inf_count, samples, width;
+    double low, high;
+    MLO_TRY(mlo_json_get_str(json, "name", NULL, &name, err));
+    if (mlo_stats_find(stats, name)) {
+        status = mlo_error_set(err, MLO_EFORMAT, "statistics of '%.120s' are there twice", name);
+        goto out;
+    }
+    struct mlo_tensor_stats *t = mlo_stats_get(stats, name);
+    if (!t) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_json_get_i64(json, "count", NULL, &count, err));
+    MLO_TRY(mlo_json_get_i64(json, "nan", NULL, &nan_count, err));
+    MLO_TRY(mlo_json_get_i64(json, "inf", NULL, &inf_count, err));
+    MLO_TRY(mlo_json_get_i64(json, "samples", NULL, &samples, err));
+    MLO_TRY(mlo_json_get_i64(json, "log2_width", NULL, &width, err));
+    MLO_TRY(mlo_json_get_f64(json, "min", NULL, &low, err));
+    MLO_TRY(mlo_json_get_f64(json, "max", NULL, &high, err));
+    MLO_TRY(mlo_json_get_f64(json, "sum", NULL, &t->sum, err));
+    MLO_TRY(mlo_json_get_f64(json, "sum_sq", NULL, &t->sum_sq, err));
+    if (count < 0 || nan_count < 0 || inf_count < 0 || samples < 0 || width < -160 || width > 128 ||
+        !(low <= high)) {
+        status = mlo_error_set(err, MLO_EFORMAT, "statistics of '%.120s' hold an impossible number", name);
+        goto out;
+    }
+    t->count = (uint64_t)count;
+    t->nan_count = (uint64_t)nan_count;
+    t->inf_count = (uint64_t)inf_count;
+    t->samples = (uint64_t)samples;
+    t->log2_width = (int)width;
+    t->min = (float)low;
+    t->max = (float)high;
+    MLO_TRY(read_bins(json_object_get(json, "bins"), t, err));
+out:
+    return status;
+}
+
+enum mlo_status mlo_stats_from_json(const json_t *json, struct mlo_stats *out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const json_t *tensors = json_object_get(json, "tensors");
+    mlo_stats_init(out);
+    if (!json_is_array(tensors) || mlo_json_i64(json, "version", 0) != 1)
+        return mlo_error_set(err, MLO_EFORMAT,
+                             "no statistics of version 1: 'tensors' or 'version' is missing");
+    for (size_t i = 0; i < json_array_size(tensors) && status == MLO_OK; i++)
+        status = read_tensor(json_array_get(tensors, i), out, err);
+    if (status != MLO_OK)
+        mlo_stats_clear(out);
+    return status;
+}
