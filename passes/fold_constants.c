@@ -1,0 +1,236 @@
+/* Constant folding: nodes whose inputs are constants are evaluated by the op table's kernels, in their plain,
+ * sequential order, so the bytes do not depend on the machine. Bounded, so that a small file cannot become a big
+ * one. DequantizeLinear stays: folding it would undo a quantized model. */
+#include <limits.h>
+#include <string.h>
+
+#include "passes/passes_impl.h"
+
+const struct mlo_option_spec mlo_fold_constants_options[] = {
+    {.name = "max_bytes",
+     .type = MLO_OPT_INT,
+     .fallback = "1048576",
+     .min = 0,
+     .max = 1e12,
+     .description = "A result above this size is folded only when it is no larger than the constants it replaces"},
+    {NULL},
+};
+
+static bool visible_outputs(const struct mlo_node *node)
+{
+    for (int i = 0; i < node->output_count; i++)
+        if (node->outputs[i] && node->outputs[i]->is_output)
+            return true;
+    return false;
+}
+
+static bool has_subgraph(const struct mlo_node *node)
+{
+    for (int i = 0; i < node->attr_count; i++)
+        if (node->attrs[i].type == MLO_ATTR_GRAPH || node->attrs[i].type == MLO_ATTR_GRAPHS)
+            return true;
+    return false;
+}
+
+static bool all_fixed(const struct mlo_node *node)
+{
+    for (int i = 0; i < node->input_count; i++)
+        if (node->inputs[i] && !mlo_value_is_fixed(node->inputs[i]))
+            return false;
+    return true;
+}
+
+/* Whether the results, of known shape, are small enough; *known is false when the shape cannot be told. */
+static bool size_allowed(const struct mlo_node *node, size_t max_bytes, bool *known)
+{
+    size_t total = 0, dying = 0;
+    *known = true;
+    for (int i = 0; i < node->output_count; i++) {
+        int64_t dims[MLO_MAX_RANK];
+        size_t bytes;
+        if (!node->outputs[i])
+            continue;
+        const struct mlo_type *type = &node->outputs[i]->type;
+        if (type->rank < 0 || !mlo_type_static(type, dims) || !mlo_shape_bytes(type->dtype, type->rank, dims, &bytes)) {
+            *known = false;
+            return false;
+        }
+        if (bytes > SIZE_MAX - total)
+            return false;
+        total += bytes;
+    }
+    for (int i = 0; i < node->input_count; i++) {
+        const struct mlo_value *value = node->inputs[i];
+        if (value && value->constant && value->use_count == 1 && !value->is_output)
+            dying += value->constant->size_bytes;
+    }
+    return total <= MLO_MAX(max_bytes, dying);
+}
+
+/* A pure node with constant inputs only, that folding may touch at all. */
+static bool is_candidate(const struct mlo_node *node)
+{
+    return node->op && node->op->eval && (node->op->flags & MLO_OP_PURE) && node->output_count > 0 &&
+           !mlo_node_is(node, "DequantizeLinear") && !has_subgraph(node) && !visible_outputs(node) &&
+           all_fixed(node);
+}
+
+/* --- what is known of a shape ----------------------------------------------------------------------------- */
+
+/* The dims that Shape (with `start` and `end`, opset 15) reports. */
+static bool shape_range(const struct mlo_node *shape, int *begin, int *end)
+{
+    const struct mlo_value *x = mlo_node_input(shape, 0);
+    if (!x || x->type.rank < 0)
+        return false;
+    int64_t rank = x->type.rank, from = mlo_node_attr_i(shape, "start", 0), to = mlo_node_attr_i(shape, "end", rank);
+    from += from < 0 ? rank : 0;
+    to += to < 0 ? rank : 0;
+    *begin = (int)MLO_MIN(MLO_MAX(from, 0), rank);
+    *end = (int)MLO_MIN(MLO_MAX(to, 0), rank);
+    return true;
+}
+
+/* Shape, Size, or a Gather that picks from a Shape: the result as int64 when the dims it needs are numbers. */
+static enum mlo_status fold_shape(const struct mlo_node *node, struct mlo_tensor *out, bool *done,
+                                  struct mlo_error *err)
+{
+    int begin, end;
+    int64_t dims[MLO_MAX_RANK];
+    enum mlo_status status;
+    *done = false;
+    const struct mlo_node *shape = mlo_node_is(node, "Gather") ? mlo_node_producer(node, 0) : node;
+    if (!shape || !(mlo_node_is(shape, "Shape") || (shape == node && mlo_node_is(node, "Size"))) ||
+        !shape_range(shape, &begin, &end))
+        return MLO_OK;
+    const struct mlo_type *type = &shape->inputs[0]->type;
+    if (mlo_node_is(node, "Size")) {
+        size_t count;
+        if (!mlo_type_static(type, dims) || !mlo_shape_count(type->rank, dims, &count))
+            return MLO_OK;
+        MLO_TRY(mlo_tensor_init(out, MLO_INT64, 0, NULL, err));
+        ((int64_t *)out->data)[0] = (int64_t)count;
+    } else if (shape == node) {
+        if (!mlo_type_static(type, dims))
+            return MLO_OK;
+        int64_t length = MLO_MAX(end - begin, 0);
+        MLO_TRY(mlo_tensor_init(out, MLO_INT64, 1, &length, err));
+        memcpy(out->data, dims + begin, (size_t)length * sizeof *dims);
+    } else {
+        const struct mlo_tensor *index = mlo_node_fixed(node, 1);
+        if (!index || mlo_node_attr_i(node, "axis", 0) != 0 || index->rank > 1)
+            return MLO_OK;
+        size_t count = mlo_tensor_count(index);
+        for (size_t i = 0; i < count; i++) {
+            int64_t at = mlo_tensor_get_i64(index, i);
+            at += at < 0 ? end - begin : 0;
+            if (at < 0 || at >= end - begin || i >= MLO_MAX_RANK || type->dims[begin + at].value < 0)
+                return MLO_OK;
+            dims[i] = type->dims[begin + at].value;
+        }
+        MLO_TRY(mlo_tensor_init(out, MLO_INT64, index->rank, index->dims, err));
+        memcpy(out->data, dims, count * sizeof *dims);
+    }
+    *done = true;
+out:
+    return status;
+}
+
+static enum mlo_status replace_by(struct mlo_node *node, struct mlo_tensor *results, struct mlo_error *err)
+{
+    for (int i = 0; i < node->output_count; i++) {
+        if (!node->outputs[i])
+            continue;
+        enum mlo_status status = mlo_value_make_constant_take(node->outputs[i], &results[i], err);
+        if (status != MLO_OK)
+            return status;
+    }
+    mlo_graph_remove_node(node);
+    return MLO_OK;
+}
+
+enum { MAX_OUTPUTS = 64 };
+
+static enum mlo_status evaluate(struct mlo_node *node, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_tensor results[MAX_OUTPUTS] = {0};
+    struct mlo_tensor *out[MAX_OUTPUTS];
+    const struct mlo_tensor *in[MAX_OUTPUTS];
+    for (int i = 0; i < node->input_count; i++)
+        in[i] = node->inputs[i] ? node->inputs[i]->constant : NULL;
+    for (int i = 0; i < node->output_count; i++)
+        out[i] = node->outputs[i] ? &results[i] : NULL;
+    MLO_TRY(mlo_node_eval(node, in, out, err));
+    MLO_TRY(replace_by(node, results, err));
+out:
+    for (int i = 0; i < MAX_OUTPUTS; i++)
+        mlo_tensor_clear(&results[i]);
+    return status;
+}
+
+static enum mlo_status fold_node(struct mlo_node *node, size_t max_bytes, bool *done, struct mlo_error *err)
+{
+    bool known;
+    struct mlo_tensor result = {0};
+    *done = false;
+    if (is_candidate(node)) {
+        if (node->input_count > MAX_OUTPUTS || node->output_count > MAX_OUTPUTS ||
+            !size_allowed(node, max_bytes, &known))
+            return MLO_OK;
+        *done = true;
+        return evaluate(node, err);
+    }
+    if (node->output_count != 1 || !node->outputs[0] || visible_outputs(node))
+        return MLO_OK;
+    enum mlo_status status = fold_shape(node, &result, done, err);
+    if (status == MLO_OK && *done)
+        status = replace_by(node, &result, err);
+    mlo_tensor_clear(&result);
+    return status;
+}
+
+bool mlo_graph_is_folded(const struct mlo_graph *graph)
+{
+    bool known;
+    for (int n = 0; n < graph->node_count; n++)
+        if (is_candidate(graph->nodes[n]) && size_allowed(graph->nodes[n], 0, &known))
+            return false;
+    return true;
+}
+
+enum mlo_status mlo_pass_fold_constants(struct mlo_model *model, struct mlo_pass_context *ctx,
+                                        struct mlo_error *err)
+{
+    struct mlo_graph *graph = model->graph;
+    size_t max_bytes = (size_t)mlo_json_i64(ctx->options, "max_bytes", 0);
+    /* A shape that becomes constant makes types known behind it, and those may make more constant. */
+    for (bool again = true; again;) {
+        again = false;
+        for (int n = 0; n < graph->node_count; n++) {
+            bool done;
+            enum mlo_status status = fold_node(graph->nodes[n], max_bytes, &done, err);
+            if (status != MLO_OK)
+                return status;
+            if (done) {
+                ctx->changes++;
+                again = true;
+                n--;
+            }
+        }
+        if (again) {
+            enum mlo_status status = mlo_graph_infer(graph, err);
+            if (status != MLO_OK)
+                return status;
+        }
+    }
+    for (int n = 0; n < graph->node_count; n++) {
+        const struct mlo_node *node = graph->nodes[n];
+        bool known;
+        if (is_candidate(node) && !size_allowed(node, max_bytes, &known))
+            mlo_pass_note(ctx, node->name, "left: %s",
+                          known ? "its result is larger than max_bytes" : "the size of its result is not known");
+    }
+    mlo_graph_remove_unused_values(graph);
+    return MLO_OK;
+}

@@ -1,0 +1,41 @@
+/* Dead code: nodes that no graph output depends on. */
+#include "passes/passes_impl.h"
+
+static bool is_dead(const struct mlo_node *node)
+{
+    for (int i = 0; i < node->output_count; i++) {
+        const struct mlo_value *value = node->outputs[i];
+        if (value && (value->use_count > 0 || value->is_output))
+            return false;
+    }
+    return true;
+}
+
+bool mlo_graph_has_no_dead(const struct mlo_graph *graph)
+{
+    for (int n = 0; n < graph->node_count; n++)
+        if (is_dead(graph->nodes[n]))
+            return false;
+    for (int v = 0; v < graph->value_count; v++) {
+        const struct mlo_value *value = graph->values[v];
+        if (value->constant && value->use_count == 0 && !value->is_input && !value->is_output)
+            return false;
+    }
+    return true;
+}
+
+enum mlo_status mlo_pass_remove_dead(struct mlo_model *model, struct mlo_pass_context *ctx, struct mlo_error *err)
+{
+    struct mlo_graph *graph = model->graph;
+    MLO_UNUSED(err);
+    /* From the end: users come after producers, so one sweep finds whole dead chains. */
+    for (int n = graph->node_count - 1; n >= 0; n--)
+        if (is_dead(graph->nodes[n])) {
+            mlo_graph_remove_node(graph->nodes[n]);
+            ctx->changes++;
+        }
+    int before = graph->value_count;
+    mlo_graph_remove_unused_values(graph);
+    ctx->changes += before - graph->value_count;
+    return MLO_OK;
+}

@@ -1,0 +1,214 @@
+/* Helpers that several passes share. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "passes/passes_impl.h"
+
+void mlo_pass_note(struct mlo_pass_context *ctx, const char *node, const char *fmt, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    json_t *note = json_pack("{s:s, s:s}", "node", node, "note", text);
+    if (note)
+        json_array_append_new(ctx->notes, note);
+}
+
+bool mlo_value_is_fixed(const struct mlo_value *value)
+{
+    return value && value->constant && !(value->is_input && value->graph->model->ir_version >= 4);
+}
+
+const struct mlo_tensor *mlo_node_fixed(const struct mlo_node *node, int i)
+{
+    const struct mlo_value *value = mlo_node_input(node, i);
+    return mlo_value_is_fixed(value) ? value->constant : NULL;
+}
+
+struct mlo_node *mlo_node_producer(const struct mlo_node *node, int i)
+{
+    struct mlo_value *value = mlo_node_input(node, i);
+    return value ? value->producer : NULL;
+}
+
+bool mlo_node_only_first_output(const struct mlo_node *node)
+{
+    for (int i = 1; i < node->output_count; i++) {
+        const struct mlo_value *value = node->outputs[i];
+        if (value && (value->use_count > 0 || value->is_output))
+            return false;
+    }
+    return node->output_count > 0 && node->outputs[0];
+}
+
+bool mlo_dim_same(const struct mlo_dim *a, const struct mlo_dim *b)
+{
+    if (a->value >= 0 || b->value >= 0)
+        return a->value == b->value;
+    return a->name && b->name && strcmp(a->name, b->name) == 0;
+}
+
+bool mlo_type_same(const struct mlo_type *a, const struct mlo_type *b)
+{
+    if (a->dtype == MLO_DTYPE_NONE || a->dtype != b->dtype || a->rank < 0 || a->rank != b->rank)
+        return false;
+    for (int i = 0; i < a->rank; i++)
+        if (!mlo_dim_same(&a->dims[i], &b->dims[i]))
+            return false;
+    return true;
+}
+
+enum mlo_status mlo_pass_bypass(struct mlo_node *node, struct mlo_value *value, bool *done, struct mlo_error *err)
+{
+    struct mlo_value *out = node->outputs[0];
+    *done = false;
+    if (out->is_output) {
+        /* The graph output's name stays: `value` takes it, if it has no name of its own to keep. */
+        if (!value->producer || value->is_input || value->is_output || value->graph != out->graph)
+            return MLO_OK;
+        if (!mlo_value_swap_name(out, value))
+            return mlo_error_nomem(err);
+    }
+    if (!mlo_value_replace_uses(out, value))
+        return mlo_error_nomem(err);
+    mlo_graph_remove_node(node);
+    *done = true;
+    return MLO_OK;
+}
+
+enum mlo_status mlo_pass_set_const_take(struct mlo_node *node, int i, const char *name, struct mlo_tensor *tensor,
+                                        struct mlo_error *err)
+{
+    struct mlo_value *old = mlo_node_input(node, i);
+    if (mlo_value_is_fixed(old) && old->use_count == 1 && !old->is_input && !old->is_output)
+        return mlo_value_set_constant_take(old, tensor, err);
+    struct mlo_value *fresh = mlo_graph_add_constant_take(node->graph, old ? old->name : name, tensor);
+    if (!fresh) {
+        mlo_tensor_clear(tensor);
+        return mlo_error_nomem(err);
+    }
+    return mlo_node_set_input(node, i, fresh) ? MLO_OK : mlo_error_nomem(err);
+}
+
+/* --- scaling output channels --------------------------------------------------------------------------- */
+
+/* How weights lie in memory: channel of element e. */
+struct weight_layout {
+    int64_t channels;
+    int64_t group, per_group; /* ConvTranspose: outputs per group */
+    int64_t inner;            /* elements behind the channel axis */
+    int64_t inputs_per_group; /* ConvTranspose: rows of W per group */
+    bool transposed;
+};
+
+static bool layout_of(const struct mlo_node *node, struct weight_layout *out)
+{
+    const struct mlo_tensor *w = mlo_node_fixed(node, 1);
+    *out = (struct weight_layout){.group = 1};
+    if (!w)
+        return false;
+    if (mlo_node_is(node, "Gemm") && w->rank == 2) {
+        bool transposed = mlo_node_attr_i(node, "transB", 0) != 0;
+        out->channels = w->dims[transposed ? 0 : 1];
+        out->inner = transposed ? w->dims[1] : 1;
+        return true;
+    }
+    bool conv = mlo_node_is(node, "Conv");
+    if ((!conv && !mlo_node_is(node, "ConvTranspose")) || w->rank < 3)
+        return false;
+    out->inner = 1;
+    for (int d = conv ? 1 : 2; d < w->rank; d++)
+        out->inner *= w->dims[d];
+    out->channels = w->dims[0];
+    if (!conv) {
+        out->group = mlo_node_attr_i(node, "group", 1);
+        if (out->group < 1 || w->dims[0] % out->group != 0)
+            return false;
+        out->transposed = true;
+        out->per_group = w->dims[1];
+        out->inputs_per_group = w->dims[0] / out->group;
+        out->channels = out->group * out->per_group;
+    }
+    return true;
+}
+
+static int64_t channel_of(const struct weight_layout *layout, size_t e)
+{
+    int64_t unit = (int64_t)e / layout->inner;
+    if (!layout->transposed)
+        return unit % layout->channels;
+    int64_t row = unit / layout->per_group, column = unit % layout->per_group;
+    return row / layout->inputs_per_group * layout->per_group + column;
+}
+
+int64_t mlo_node_channels(const struct mlo_node *node)
+{
+    struct weight_layout layout;
+    return layout_of(node, &layout) ? layout.channels : 0;
+}
+
+/* The bias must be absent, or one number, or one number per channel in the last dim. */
+static bool bias_fits(const struct mlo_node *node, int64_t channels)
+{
+    if (!mlo_node_input(node, 2))
+        return true;
+    const struct mlo_tensor *bias = mlo_node_fixed(node, 2);
+    if (!bias || bias->dtype != MLO_FLOAT32)
+        return false;
+    int64_t count = (int64_t)mlo_tensor_count(bias);
+    return count == 1 || (count == channels && bias->dims[bias->rank - 1] == channels);
+}
+
+bool mlo_node_can_scale(const struct mlo_node *node, const char **why)
+{
+    struct weight_layout layout;
+    if (!layout_of(node, &layout))
+        *why = "its weights are not constant";
+    else if (mlo_node_fixed(node, 1)->dtype != MLO_FLOAT32)
+        *why = "its weights are not float32";
+    else if (!bias_fits(node, layout.channels))
+        *why = "its bias is not a constant per channel";
+    else
+        return true;
+    return false;
+}
+
+enum mlo_status mlo_pass_scale_channels(struct mlo_node *node, const double *scale, const double *shift,
+                                        struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_tensor weights = {0}, bias = {0};
+    struct weight_layout layout;
+    char name[256];
+    if (!layout_of(node, &layout))
+        return mlo_error_set(err, MLO_EINTERNAL, "node '%s' has no constant weights", node->name);
+
+    MLO_TRY(mlo_tensor_copy(mlo_node_fixed(node, 1), &weights, err));
+    float *w = weights.data;
+    size_t count = mlo_tensor_count(&weights);
+    for (size_t e = 0; e < count; e++)
+        w[e] = (float)((double)w[e] * scale[channel_of(&layout, e)]);
+
+    const struct mlo_tensor *old = mlo_node_fixed(node, 2);
+    const float *old_bias = old ? old->data : NULL;
+    size_t step = old && mlo_tensor_count(old) > 1 ? 1 : 0;
+    double beta = mlo_node_is(node, "Gemm") ? (double)mlo_node_attr_f(node, "beta", 1.0f) : 1.0;
+    MLO_TRY(mlo_tensor_init(&bias, MLO_FLOAT32, 1, &layout.channels, err));
+    float *b = bias.data;
+    for (int64_t c = 0; c < layout.channels; c++) {
+        double before = old_bias ? beta * (double)old_bias[(size_t)c * step] : 0.0;
+        b[c] = (float)(before * scale[c] + shift[c]);
+    }
+    MLO_TRY(mlo_pass_set_const_take(node, 1, "weight", &weights, err));
+    snprintf(name, sizeof name, "%.240s_bias", node->name);
+    MLO_TRY(mlo_pass_set_const_take(node, 2, name, &bias, err));
+    if (mlo_node_attr(node, "beta") && !mlo_node_set_f(node, "beta", 1.0f))
+        status = mlo_error_nomem(err);
+out:
+    mlo_tensor_clear(&weights);
+    mlo_tensor_clear(&bias);
+    return status;
+}

@@ -1,0 +1,120 @@
+#include <string.h>
+
+#include "passes/passes_impl.h"
+
+/* Sorted by name. To add a pass: one file with its mlo_pass_fn, its line in passes_impl.h, one row here. */
+static const struct mlo_pass table[] = {
+    {
+        .name = "fold-affine",
+        .run = mlo_pass_fold_affine,
+        .requires = MLO_PROP_TYPED,
+        .revision = 1,
+        .description = "Multiplications and additions by a constant per channel move into the Conv or Gemm before",
+    },
+    {
+        .name = "fold-batchnorm",
+        .run = mlo_pass_fold_batchnorm,
+        .requires = MLO_PROP_TYPED,
+        .establishes = MLO_PROP_BN_FOLDED,
+        .revision = 1,
+        .description = "BatchNormalization moves into the weights of the Conv or Gemm before it",
+    },
+    {
+        .name = "fold-constants",
+        .run = mlo_pass_fold_constants,
+        .requires = MLO_PROP_TYPED,
+        .establishes = MLO_PROP_FOLDED,
+        .options = mlo_fold_constants_options,
+        .revision = 1,
+        .description = "Nodes whose inputs are constants become constants",
+    },
+    {
+        .name = "fuse-matmul-add",
+        .run = mlo_pass_fuse_matmul_add,
+        .requires = MLO_PROP_TYPED,
+        .revision = 1,
+        .description = "MatMul by a constant matrix and Add of a constant vector become Gemm",
+    },
+    {
+        .name = "fuse-pad",
+        .run = mlo_pass_fuse_pad,
+        .requires = MLO_PROP_TYPED,
+        .revision = 1,
+        .description = "Padding by zeros moves into the Conv behind it",
+    },
+    {
+        .name = "quantize",
+        .run = mlo_pass_quantize,
+        .requires = MLO_PROP_TYPED,
+        .establishes = MLO_PROP_QUANTIZED | MLO_PROP_NO_DEAD,
+        .needs_stats = true,
+        .options = mlo_quantize_options,
+        .revision = 1,
+        .description = "Static int8: QuantizeLinear and DequantizeLinear pairs, integer weights and biases",
+    },
+    {
+        .name = "remove-dead",
+        .run = mlo_pass_remove_dead,
+        .establishes = MLO_PROP_NO_DEAD,
+        .revision = 1,
+        .description = "Nodes and constants that no output depends on go",
+    },
+    {
+        .name = "remove-identity",
+        .run = mlo_pass_remove_identity,
+        .requires = MLO_PROP_TYPED,
+        .revision = 1,
+        .description = "Nodes that provably change nothing go: Identity, Dropout, Reshape to the same shape, …",
+    },
+};
+
+/* Constants first, so that what follows sees them; identities before folding, so that a Dropout does not stand
+ * between a Conv and its BatchNormalization. */
+static const char *const optimize[] = {
+    "fold-constants", "remove-identity", "fold-batchnorm", "fold-affine",
+    "fuse-matmul-add", "fuse-pad",        "remove-dead",
+};
+
+const struct mlo_pass *mlo_pass_table(size_t *count)
+{
+    *count = MLO_COUNT(table);
+    return table;
+}
+
+const struct mlo_pass *mlo_pass_find(const char *name)
+{
+    for (size_t i = 0; i < MLO_COUNT(table); i++)
+        if (strcmp(table[i].name, name) == 0)
+            return &table[i];
+    return NULL;
+}
+
+const char *const *mlo_passes_optimize(size_t *count)
+{
+    *count = MLO_COUNT(optimize);
+    return optimize;
+}
+
+enum mlo_status mlo_pass_table_check(struct mlo_error *err)
+{
+    for (size_t i = 0; i < MLO_COUNT(table); i++) {
+        const struct mlo_pass *pass = &table[i];
+        if (!pass->name || !pass->run || !pass->description || pass->revision < 1)
+            return mlo_error_set(err, MLO_EINTERNAL, "row %zu of the pass table is incomplete", i);
+        if (i > 0 && strcmp(table[i - 1].name, pass->name) >= 0)
+            return mlo_error_set(err, MLO_EINTERNAL, "pass '%s' is out of order in the table", pass->name);
+        if (pass->establishes & pass->destroys)
+            return mlo_error_set(err, MLO_EINTERNAL, "pass '%s' both makes and breaks a property", pass->name);
+        json_t *defaults = NULL;
+        enum mlo_status status = mlo_options_resolve(pass->options, NULL, &defaults, err);
+        json_decref(defaults);
+        if (status != MLO_OK) {
+            mlo_error_prefix(err, "defaults of pass '%s'", pass->name);
+            return status;
+        }
+    }
+    for (size_t i = 0; i < MLO_COUNT(optimize); i++)
+        if (!mlo_pass_find(optimize[i]))
+            return mlo_error_set(err, MLO_EINTERNAL, "'optimize' names an unknown pass '%s'", optimize[i]);
+    return MLO_OK;
+}
