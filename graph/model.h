@@ -208,6 +208,8 @@ bool mlo_node_set_i(struct mlo_node *node, const char *name, int64_t value);
 bool mlo_node_set_f(struct mlo_node *node, const char *name, float value);
 bool mlo_node_set_s(struct mlo_node *node, const char *name, const char *value);
 bool mlo_node_set_ints(struct mlo_node *node, const char *name, const int64_t *values, size_t count);
+/* Removes an attribute; false: it was not there. */
+bool mlo_node_unset(struct mlo_node *node, const char *name);
 /* Replaces or appends input i (missing ones between become omitted). false: out of memory. */
 bool mlo_node_set_input(struct mlo_node *node, int i, struct mlo_value *value);
 /* Makes every user of `from` (graph outputs excepted) use `to`. */
@@ -219,6 +221,10 @@ bool mlo_value_swap_name(struct mlo_value *value, struct mlo_value *taker);
 void mlo_graph_remove_node(struct mlo_node *node);
 /* Unlinks values that nobody produces, uses, or sees from outside. */
 void mlo_graph_remove_unused_values(struct mlo_graph *graph);
+/* Takes a value off the graph's inputs (for an initializer that was listed there as a default). */
+void mlo_graph_unlist_input(struct mlo_graph *graph, struct mlo_value *value);
+/* Sets the version of ai.onnx and looks every node's row up again. The nodes must have that version's form. */
+void mlo_model_set_opset(struct mlo_model *model, int64_t version);
 /* Restores the topological order (stable: Kahn by original position); MLO_EFORMAT names a node on a cycle. */
 MLO_MUST_USE enum mlo_status mlo_graph_sort(struct mlo_graph *graph, struct mlo_error *err);
 /* Checks every invariant of this page: order, uses, producers, unique names, types of constants. */

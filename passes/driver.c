@@ -112,7 +112,8 @@ static enum mlo_status run_one(struct mlo_model *model, const struct mlo_pass_re
     }
     MLO_TRY(mlo_options_resolve(pass->options, request->options, &options, err));
     if (pass->needs_stats && !driver->stats) {
-        status = mlo_error_set(err, MLO_EINVAL, "it needs statistics of observed values, and none were given");
+        status =
+            mlo_error_set(err, MLO_EINVAL, "it needs statistics of observed values, and none were given");
         mlo_error_hint(err, "observe the model on calibration data first");
         goto out;
     }

@@ -1,4 +1,5 @@
-/* Mul, Div, Add and Sub by a constant per channel, behind a Conv, ConvTranspose or Gemm, move into its weights. */
+/* Mul, Div, Add and Sub by a constant per channel, behind a Conv, ConvTranspose or Gemm, move into its
+ * weights. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +9,7 @@
 /* result = value * (scale) + (shift), from the constant k. */
 struct affine_op {
     const char *op_type;
-    bool constant_first_too; /* constant may be input 0 (commutes) */
+    bool constant_first_too;  /* constant may be input 0 (commutes) */
     bool multiplies, inverts; /* by k or 1/k; else adds k or -k */
 };
 static const struct affine_op affine_ops[] = {
@@ -47,7 +48,8 @@ static bool per_channel(const struct mlo_tensor *k, int64_t channels, int rank)
 }
 
 static enum mlo_status fold(struct mlo_node *node, struct mlo_node *producer, const struct affine_op *op,
-                            const struct mlo_tensor *k, struct mlo_value *value, bool *done, struct mlo_error *err)
+                            const struct mlo_tensor *k, struct mlo_value *value, bool *done,
+                            struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     size_t channels = (size_t)mlo_node_channels(producer), step = mlo_tensor_count(k) > 1 ? 1 : 0;
@@ -90,7 +92,8 @@ static enum mlo_status try_node(struct mlo_node *node, bool *done, struct mlo_er
     return fold(node, producer, op, k, value, done, err);
 }
 
-enum mlo_status mlo_pass_fold_affine(struct mlo_model *model, struct mlo_pass_context *ctx, struct mlo_error *err)
+enum mlo_status mlo_pass_fold_affine(struct mlo_model *model, struct mlo_pass_context *ctx,
+                                     struct mlo_error *err)
 {
     struct mlo_graph *graph = model->graph;
     for (int n = 0; n < graph->node_count; n++) {

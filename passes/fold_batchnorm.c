@@ -10,7 +10,8 @@ static struct mlo_node *producer_of(const struct mlo_node *bn)
     if (!mlo_node_is(bn, "BatchNormalization"))
         return NULL;
     struct mlo_node *node = mlo_node_producer(bn, 0);
-    if (!node || (!mlo_node_is(node, "Conv") && !mlo_node_is(node, "ConvTranspose") && !mlo_node_is(node, "Gemm")))
+    if (!node ||
+        (!mlo_node_is(node, "Conv") && !mlo_node_is(node, "ConvTranspose") && !mlo_node_is(node, "Gemm")))
         return NULL;
     return node;
 }
@@ -52,8 +53,10 @@ static enum mlo_status fold(struct mlo_node *bn, struct mlo_node *node, bool *do
     if (!scale)
         return mlo_error_nomem(err);
     for (size_t c = 0; c < channels; c++) {
-        double gain = mlo_tensor_get_f64(mlo_node_fixed(bn, 1), c), offset = mlo_tensor_get_f64(mlo_node_fixed(bn, 2), c);
-        double mean = mlo_tensor_get_f64(mlo_node_fixed(bn, 3), c), var = mlo_tensor_get_f64(mlo_node_fixed(bn, 4), c);
+        double gain = mlo_tensor_get_f64(mlo_node_fixed(bn, 1), c),
+               offset = mlo_tensor_get_f64(mlo_node_fixed(bn, 2), c);
+        double mean = mlo_tensor_get_f64(mlo_node_fixed(bn, 3), c),
+               var = mlo_tensor_get_f64(mlo_node_fixed(bn, 4), c);
         scale[c] = gain / sqrt(var + epsilon);
         shift[c] = offset - mean * scale[c];
         if (!isfinite(scale[c]) || !isfinite(shift[c])) {

@@ -1,6 +1,6 @@
 /* Constant folding: nodes whose inputs are constants are evaluated by the op table's kernels, in their plain,
- * sequential order, so the bytes do not depend on the machine. Bounded, so that a small file cannot become a big
- * one. DequantizeLinear stays: folding it would undo a quantized model. */
+ * sequential order, so the bytes do not depend on the machine. Bounded, so that a small file cannot become a
+ * big one. DequantizeLinear stays: folding it would undo a quantized model. */
 #include <limits.h>
 #include <string.h>
 
@@ -12,7 +12,8 @@ const struct mlo_option_spec mlo_fold_constants_options[] = {
      .fallback = "1048576",
      .min = 0,
      .max = 1e12,
-     .description = "A result above this size is folded only when it is no larger than the constants it replaces"},
+     .description =
+         "A result above this size is folded only when it is no larger than the constants it replaces"},
     {NULL},
 };
 
@@ -51,7 +52,8 @@ static bool size_allowed(const struct mlo_node *node, size_t max_bytes, bool *kn
         if (!node->outputs[i])
             continue;
         const struct mlo_type *type = &node->outputs[i]->type;
-        if (type->rank < 0 || !mlo_type_static(type, dims) || !mlo_shape_bytes(type->dtype, type->rank, dims, &bytes)) {
+        if (type->rank < 0 || !mlo_type_static(type, dims) ||
+            !mlo_shape_bytes(type->dtype, type->rank, dims, &bytes)) {
             *known = false;
             return false;
         }
@@ -75,7 +77,8 @@ static bool is_candidate(const struct mlo_node *node)
            all_fixed(node);
 }
 
-/* --- what is known of a shape ----------------------------------------------------------------------------- */
+/* --- what is known of a shape -----------------------------------------------------------------------------
+ */
 
 /* The dims that Shape (with `start` and `end`, opset 15) reports. */
 static bool shape_range(const struct mlo_node *shape, int *begin, int *end)
@@ -83,7 +86,8 @@ static bool shape_range(const struct mlo_node *shape, int *begin, int *end)
     const struct mlo_value *x = mlo_node_input(shape, 0);
     if (!x || x->type.rank < 0)
         return false;
-    int64_t rank = x->type.rank, from = mlo_node_attr_i(shape, "start", 0), to = mlo_node_attr_i(shape, "end", rank);
+    int64_t rank = x->type.rank, from = mlo_node_attr_i(shape, "start", 0),
+            to = mlo_node_attr_i(shape, "end", rank);
     from += from < 0 ? rank : 0;
     to += to < 0 ? rank : 0;
     *begin = (int)MLO_MIN(MLO_MAX(from, 0), rank);
@@ -91,7 +95,8 @@ static bool shape_range(const struct mlo_node *shape, int *begin, int *end)
     return true;
 }
 
-/* Shape, Size, or a Gather that picks from a Shape: the result as int64 when the dims it needs are numbers. */
+/* Shape, Size, or a Gather that picks from a Shape: the result as int64 when the dims it needs are numbers.
+ */
 static enum mlo_status fold_shape(const struct mlo_node *node, struct mlo_tensor *out, bool *done,
                                   struct mlo_error *err)
 {
@@ -229,7 +234,8 @@ enum mlo_status mlo_pass_fold_constants(struct mlo_model *model, struct mlo_pass
         bool known;
         if (is_candidate(node) && !size_allowed(node, max_bytes, &known))
             mlo_pass_note(ctx, node->name, "left: %s",
-                          known ? "its result is larger than max_bytes" : "the size of its result is not known");
+                          known ? "its result is larger than max_bytes"
+                                : "the size of its result is not known");
     }
     mlo_graph_remove_unused_values(graph);
     return MLO_OK;

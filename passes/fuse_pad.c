@@ -53,7 +53,8 @@ static bool sum_pads(const struct mlo_node *conv, const struct mlo_node *pad, in
     return true;
 }
 
-enum mlo_status mlo_pass_fuse_pad(struct mlo_model *model, struct mlo_pass_context *ctx, struct mlo_error *err)
+enum mlo_status mlo_pass_fuse_pad(struct mlo_model *model, struct mlo_pass_context *ctx,
+                                  struct mlo_error *err)
 {
     struct mlo_graph *graph = model->graph;
     for (int n = 0; n < graph->node_count; n++) {

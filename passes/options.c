@@ -7,9 +7,9 @@
 static const char *type_name(enum mlo_option_type type)
 {
     static const char *const names[] = {
-        [MLO_OPT_BOOL] = "true or false",   [MLO_OPT_INT] = "a whole number",
-        [MLO_OPT_FLOAT] = "a number",       [MLO_OPT_STRING] = "text",
-        [MLO_OPT_STRINGS] = "a list of texts",
+        [MLO_OPT_BOOL] = "true or false",      [MLO_OPT_INT] = "a whole number",
+        [MLO_OPT_FLOAT] = "a number",          [MLO_OPT_STRING] = "text",
+        [MLO_OPT_STRINGS] = "a list of texts", [MLO_OPT_INTS] = "a list of whole numbers",
     };
     return names[type];
 }
@@ -22,7 +22,8 @@ static const struct mlo_option_spec *spec_find(const struct mlo_option_spec *spe
     return NULL;
 }
 
-static enum mlo_status unknown_option(const struct mlo_option_spec *specs, const char *name, struct mlo_error *err)
+static enum mlo_status unknown_option(const struct mlo_option_spec *specs, const char *name,
+                                      struct mlo_error *err)
 {
     const char *names[64];
     size_t count = 0;
@@ -44,8 +45,10 @@ static enum mlo_status unknown_option(const struct mlo_option_spec *specs, const
     return MLO_EINVAL;
 }
 
-/* "a, b" or "[a, b]": the text form of a list. */
-static json_t *strings_from_text(const char *text)
+static json_t *list_normalise(const struct mlo_option_spec *spec, const json_t *value);
+
+/* "a, b" or "[a, b]": the text form of a list, as texts. */
+static json_t *split_text(const char *text)
 {
     json_t *list = json_array();
     size_t size = strlen(text);
@@ -76,6 +79,7 @@ static json_t *from_text(const struct mlo_option_spec *spec, const char *text)
 {
     int64_t i;
     double f;
+    json_t *texts, *list;
     switch (spec->type) {
     case MLO_OPT_BOOL:
         if (strcmp(text, "true") == 0)
@@ -88,21 +92,35 @@ static json_t *from_text(const struct mlo_option_spec *spec, const char *text)
     case MLO_OPT_STRING:
         return json_string(text);
     case MLO_OPT_STRINGS:
-        return strings_from_text(text);
+    case MLO_OPT_INTS:
+        texts = split_text(text);
+        list = texts ? list_normalise(spec, texts) : NULL;
+        json_decref(texts);
+        return list;
     }
     return NULL;
 }
 
-static json_t *strings_copy(const json_t *value)
+static json_t *list_normalise(const struct mlo_option_spec *spec, const json_t *value)
 {
     size_t i;
-    json_t *item;
+    json_t *item, *list = json_array();
     json_array_foreach((json_t *)value, i, item)
     {
-        if (!json_is_string(item))
+        int64_t number;
+        json_t *entry = NULL;
+        if (spec->type == MLO_OPT_STRINGS)
+            entry = json_is_string(item) ? json_string(json_string_value(item)) : NULL;
+        else if (json_is_integer(item))
+            entry = json_integer(json_integer_value(item));
+        else if (json_is_string(item) && mlo_str_to_i64(json_string_value(item), &number))
+            entry = json_integer(number);
+        if (json_array_append_new(list, entry) != 0) {
+            json_decref(list);
             return NULL;
+        }
     }
-    return json_deep_copy(value);
+    return list;
 }
 
 /* The value in the one form that resolved options have (numbers of a float option are reals, so that 100 and
@@ -118,15 +136,20 @@ static json_t *normalise(const struct mlo_option_spec *spec, const json_t *value
         return json_is_integer(value) ? json_integer(json_integer_value(value)) : NULL;
     case MLO_OPT_FLOAT:
         return json_is_number(value) ? json_real(json_number_value(value)) : NULL;
+    case MLO_OPT_INTS:
+        if (json_is_integer(value))
+            return json_pack("[I]", json_integer_value(value));
+        return json_is_array(value) ? list_normalise(spec, value) : NULL;
     case MLO_OPT_STRINGS:
-        return json_is_array(value) ? strings_copy(value) : NULL;
+        return json_is_array(value) ? list_normalise(spec, value) : NULL;
     case MLO_OPT_STRING:
         break;
     }
     return NULL;
 }
 
-static enum mlo_status check_choice(const struct mlo_option_spec *spec, const char *text, struct mlo_error *err)
+static enum mlo_status check_choice(const struct mlo_option_spec *spec, const char *text,
+                                    struct mlo_error *err)
 {
     size_t count = 0;
     for (; spec->choices[count]; count++)
@@ -145,29 +168,37 @@ static enum mlo_status check_choice(const struct mlo_option_spec *spec, const ch
     return MLO_EINVAL;
 }
 
-static enum mlo_status check_value(const struct mlo_option_spec *spec, const json_t *value, struct mlo_error *err)
+/* One number or text against the range or the choices. */
+static enum mlo_status check_item(const struct mlo_option_spec *spec, const json_t *value,
+                                  struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
-    if (json_is_number(value) && spec->min < spec->max) {
-        double v = json_number_value(value);
-        if (!(v >= spec->min && v <= spec->max)) {
-            status = mlo_error_set(err, MLO_EINVAL, "option '%s' is %.15g; it must lie in %.15g to %.15g",
-                                   spec->name, v, spec->min, spec->max);
-            mlo_error_where(err, "option '%s'", spec->name);
-        }
-    } else if (spec->choices && json_is_string(value)) {
-        status = check_choice(spec, json_string_value(value), err);
-    } else if (spec->choices && json_is_array(value)) {
-        size_t i;
-        json_t *item;
-        json_array_foreach((json_t *)value, i, item)
-        {
-            status = check_choice(spec, json_string_value(item), err);
-            if (status != MLO_OK)
-                break;
-        }
+    if (spec->choices && json_is_string(value))
+        return check_choice(spec, json_string_value(value), err);
+    if (!json_is_number(value) || spec->min >= spec->max)
+        return MLO_OK;
+    double v = json_number_value(value);
+    if (v >= spec->min && v <= spec->max)
+        return MLO_OK;
+    mlo_error_set(err, MLO_EINVAL, "option '%s' is %.15g; it must lie in %.15g to %.15g", spec->name, v,
+                  spec->min, spec->max);
+    mlo_error_where(err, "option '%s'", spec->name);
+    return MLO_EINVAL;
+}
+
+static enum mlo_status check_value(const struct mlo_option_spec *spec, const json_t *value,
+                                   struct mlo_error *err)
+{
+    size_t i;
+    json_t *item;
+    if (!json_is_array(value))
+        return check_item(spec, value, err);
+    json_array_foreach((json_t *)value, i, item)
+    {
+        enum mlo_status status = check_item(spec, item, err);
+        if (status != MLO_OK)
+            return status;
     }
-    return status;
+    return MLO_OK;
 }
 
 static enum mlo_status resolve_one(const struct mlo_option_spec *spec, const json_t *given, json_t *into,
@@ -184,8 +215,11 @@ static enum mlo_status resolve_one(const struct mlo_option_spec *spec, const jso
     value = given ? normalise(spec, given) : from_text(spec, spec->fallback);
     if (!value) {
         char *text = given ? json_dumps(given, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
-        mlo_error_set(err, MLO_EINVAL, "option '%s' must be %s, not %.100s", spec->name, type_name(spec->type),
-                      text ? text : spec->fallback ? spec->fallback : "that");
+        mlo_error_set(err, MLO_EINVAL, "option '%s' must be %s, not %.100s", spec->name,
+                      type_name(spec->type),
+                      text             ? text
+                      : spec->fallback ? spec->fallback
+                                       : "that");
         mlo_error_where(err, "option '%s'", spec->name);
         free(text);
         return MLO_EINVAL;
@@ -200,8 +234,8 @@ static enum mlo_status resolve_one(const struct mlo_option_spec *spec, const jso
     return MLO_OK;
 }
 
-enum mlo_status mlo_options_resolve(const struct mlo_option_spec *specs, const json_t *options, json_t **resolved,
-                                    struct mlo_error *err)
+enum mlo_status mlo_options_resolve(const struct mlo_option_spec *specs, const json_t *options,
+                                    json_t **resolved, struct mlo_error *err)
 {
     static const struct mlo_option_spec none[] = {{NULL}};
     enum mlo_status status = MLO_OK;

@@ -62,12 +62,6 @@ struct mlo_pass_request {
     const char *name;
     const json_t *options; /* NULL: defaults */
 };
-struct mlo_pass_report {
-    const char *name; /* borrowed from the table */
-    int changes;
-    uint64_t time_ns;
-    json_t *notes; /* owned by the report list's arena; see mlo_passes_run */
-};
 typedef void mlo_pass_dump_fn(void *arg, const char *pass, const struct mlo_model *model);
 
 struct mlo_pass_driver {

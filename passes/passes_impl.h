@@ -16,9 +16,9 @@ mlo_pass_fn mlo_pass_remove_dead;
 mlo_pass_fn mlo_pass_remove_identity;
 
 extern const struct mlo_option_spec mlo_fold_constants_options[];
-extern const struct mlo_option_spec mlo_quantize_options[];
 
-/* --- properties ------------------------------------------------------------------------------------------ */
+/* --- properties ------------------------------------------------------------------------------------------
+ */
 
 struct mlo_property {
     enum mlo_graph_property bit;
@@ -36,7 +36,8 @@ bool mlo_graph_has_no_dead(const struct mlo_graph *graph);
 bool mlo_graph_is_bn_folded(const struct mlo_graph *graph);
 bool mlo_graph_is_quantized(const struct mlo_graph *graph);
 
-/* --- helpers ----------------------------------------------------------------------------------------------- */
+/* --- helpers -----------------------------------------------------------------------------------------------
+ */
 
 /* Adds {"node", "note"} to ctx->notes. */
 void mlo_pass_note(struct mlo_pass_context *ctx, const char *node, const char *fmt, ...) MLO_PRINTF(3, 4);
@@ -56,14 +57,15 @@ bool mlo_dim_same(const struct mlo_dim *a, const struct mlo_dim *b);
 /* Whether two types are known to be equal in type and every dim. */
 bool mlo_type_same(const struct mlo_type *a, const struct mlo_type *b);
 
-/* Removes `node`, whose first output equals `value`: users of the output read `value` instead. When the output
- * is a graph output, `value` takes its name. *done is false, and nothing changed, when the names of the graph's
- * inputs and outputs do not allow it. */
+/* Removes `node`, whose first output equals `value`: users of the output read `value` instead. When the
+ * output is a graph output, `value` takes its name. *done is false, and nothing changed, when the names of
+ * the graph's inputs and outputs do not allow it. */
 MLO_MUST_USE enum mlo_status mlo_pass_bypass(struct mlo_node *node, struct mlo_value *value, bool *done,
                                              struct mlo_error *err);
 
 /* Makes input i of `node` the given constant: in place when nobody else uses what was there, else by a new
- * initializer (`name` says what to call it when there was none). Takes over the tensor's data, also on failure. */
+ * initializer (`name` says what to call it when there was none). Takes over the tensor's data, also on
+ * failure. */
 MLO_MUST_USE enum mlo_status mlo_pass_set_const_take(struct mlo_node *node, int i, const char *name,
                                                      struct mlo_tensor *tensor, struct mlo_error *err);
 
@@ -71,13 +73,15 @@ MLO_MUST_USE enum mlo_status mlo_pass_set_const_take(struct mlo_node *node, int 
 int64_t mlo_node_channels(const struct mlo_node *node);
 /* Whether mlo_pass_scale_channels can be applied; else *why says why not. */
 bool mlo_node_can_scale(const struct mlo_node *node, const char **why);
-/* Rewrites weights and bias so that the node's output becomes scale[c] * output + shift[c]; computed in double,
- * then rounded. Weights that other nodes use are copied. `scale` and `shift` hold mlo_node_channels numbers. */
+/* Rewrites weights and bias so that the node's output becomes scale[c] * output + shift[c]; computed in
+ * double, then rounded. Weights that other nodes use are copied. `scale` and `shift` hold mlo_node_channels
+ * numbers. */
 MLO_MUST_USE enum mlo_status mlo_pass_scale_channels(struct mlo_node *node, const double *scale,
                                                      const double *shift, struct mlo_error *err);
 
-/* Raises the model's opset to `version` (13): converts the nodes whose form changed in between, or refuses with
- * MLO_EUNSUPPORTED naming the op. Notes say what was converted. Nothing happens when it is high enough. */
+/* Raises the model's opset to `version` (13): converts the nodes whose form changed in between, or refuses
+ * with MLO_EUNSUPPORTED naming the op. Notes say what was converted. Nothing happens when it is high enough.
+ */
 MLO_MUST_USE enum mlo_status mlo_pass_raise_opset(struct mlo_model *model, int64_t version,
                                                   struct mlo_pass_context *ctx, struct mlo_error *err);
 

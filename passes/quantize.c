@@ -10,21 +10,44 @@ static const char *const calibrators[] = {"minmax", "percentile", NULL};
 static const char *const activation_types[] = {"uint8", "int8", NULL};
 
 const struct mlo_option_spec mlo_quantize_options[] = {
-    {.name = "scheme", .type = MLO_OPT_STRING, .fallback = "int8", .choices = schemes,
+    {.name = "scheme",
+     .type = MLO_OPT_STRING,
+     .fallback = "int8",
+     .choices = schemes,
      .description = "int8: weights and activations of Conv, Gemm and MatMul in 8 bits"},
-    {.name = "form", .type = MLO_OPT_STRING, .fallback = "qdq", .choices = forms,
+    {.name = "form",
+     .type = MLO_OPT_STRING,
+     .fallback = "qdq",
+     .choices = forms,
      .description = "qdq: QuantizeLinear and DequantizeLinear pairs around float operators"},
-    {.name = "calibrator", .type = MLO_OPT_STRING, .fallback = "minmax", .choices = calibrators,
+    {.name = "calibrator",
+     .type = MLO_OPT_STRING,
+     .fallback = "minmax",
+     .choices = calibrators,
      .description = "How observed values become a range"},
-    {.name = "percentile", .type = MLO_OPT_FLOAT, .fallback = "99.99", .min = 50, .max = 100,
+    {.name = "percentile",
+     .type = MLO_OPT_FLOAT,
+     .fallback = "99.99",
+     .min = 50,
+     .max = 100,
      .description = "The central share of values, in percent, that the percentile calibrator keeps"},
-    {.name = "per_channel", .type = MLO_OPT_BOOL, .fallback = "true",
+    {.name = "per_channel",
+     .type = MLO_OPT_BOOL,
+     .fallback = "true",
      .description = "One weight scale per output channel instead of per tensor"},
-    {.name = "activations", .type = MLO_OPT_STRING, .fallback = "uint8", .choices = activation_types,
+    {.name = "activations",
+     .type = MLO_OPT_STRING,
+     .fallback = "uint8",
+     .choices = activation_types,
      .description = "uint8: asymmetric; int8: symmetric, zero point 0"},
-    {.name = "reduce_range", .type = MLO_OPT_BOOL, .fallback = "false",
-     .description = "Weights within 64 instead of 127, for CPUs without VNNI, whose sums saturate at 16 bits"},
-    {.name = "exclude", .type = MLO_OPT_STRINGS, .fallback = "",
+    {.name = "reduce_range",
+     .type = MLO_OPT_BOOL,
+     .fallback = "false",
+     .description =
+         "Weights within 64 instead of 127, for CPUs without VNNI, whose sums saturate at 16 bits"},
+    {.name = "exclude",
+     .type = MLO_OPT_STRINGS,
+     .fallback = "",
      .description = "Names of nodes to leave in float"},
     {NULL},
 };
@@ -38,7 +61,8 @@ void mlo_quantize_settings_read(const json_t *options, struct mlo_quantize_setti
         .reduce_range = mlo_json_bool(options, "reduce_range", false),
         .exclude = json_object_get(options, "exclude"),
     };
-    out->activations = strcmp(mlo_json_str(options, "activations", "uint8"), "int8") == 0 ? MLO_INT8 : MLO_UINT8;
+    out->activations =
+        strcmp(mlo_json_str(options, "activations", "uint8"), "int8") == 0 ? MLO_INT8 : MLO_UINT8;
     out->weight_max = out->reduce_range ? 64 : 127;
 }
 
@@ -150,7 +174,8 @@ static enum mlo_status insert_pairs(struct mlo_graph *graph, const struct mlo_qu
 }
 
 static enum mlo_status rewrite(struct mlo_model *model, const struct mlo_quantize_settings *settings,
-                               struct mlo_pass_context *ctx, struct mlo_quantize_plan *plan, struct mlo_error *err)
+                               struct mlo_pass_context *ctx, struct mlo_quantize_plan *plan,
+                               struct mlo_error *err)
 {
     enum mlo_status status;
     struct mlo_graph *graph = model->graph;
@@ -163,7 +188,8 @@ static enum mlo_status rewrite(struct mlo_model *model, const struct mlo_quantiz
         struct mlo_node *node = plan->weighted[i];
         /* Input 0 comes from the pair's DequantizeLinear now, whose scale is its input 1. */
         const struct mlo_tensor *scale = mlo_node_const(node->inputs[0]->producer, 1);
-        MLO_TRY(mlo_quantize_node(node, *(const float *)scale->data, settings, plan->arena, &cache, ctx, err));
+        MLO_TRY(
+            mlo_quantize_node(node, *(const float *)scale->data, settings, plan->arena, &cache, ctx, err));
         ctx->changes++;
     }
     mlo_graph_remove_unused_values(graph);
@@ -171,7 +197,8 @@ out:
     return status;
 }
 
-enum mlo_status mlo_pass_quantize(struct mlo_model *model, struct mlo_pass_context *ctx, struct mlo_error *err)
+enum mlo_status mlo_pass_quantize(struct mlo_model *model, struct mlo_pass_context *ctx,
+                                  struct mlo_error *err)
 {
     enum mlo_status status;
     struct mlo_quantize_settings settings;
@@ -192,8 +219,9 @@ out:
     return status;
 }
 
-enum mlo_status mlo_quantize_wanted(const struct mlo_model *model, const json_t *options, struct mlo_arena *arena,
-                                    const char ***names, size_t *count, struct mlo_error *err)
+enum mlo_status mlo_quantize_wanted(const struct mlo_model *model, const json_t *options,
+                                    struct mlo_arena *arena, const char ***names, size_t *count,
+                                    struct mlo_error *err)
 {
     enum mlo_status status;
     struct mlo_quantize_settings settings;

@@ -34,7 +34,8 @@ struct mlo_quantize_plan {
     int weighted_count;
 };
 
-/* What of the graph becomes integer. Notes (ctx may be NULL) say which weighted nodes stay in float, and why. */
+/* What of the graph becomes integer. Notes (ctx may be NULL) say which weighted nodes stay in float, and why.
+ */
 MLO_MUST_USE enum mlo_status mlo_quantize_plan_make(const struct mlo_graph *graph,
                                                     const struct mlo_quantize_settings *settings,
                                                     struct mlo_arena *arena, struct mlo_pass_context *ctx,
@@ -64,8 +65,8 @@ struct mlo_quantize_cache {
     int count, cap;
 };
 
-/* Makes weights and bias of a planned node integer, behind DequantizeLinear; `input_scale` is the scale of its
- * input 0. */
+/* Makes weights and bias of a planned node integer, behind DequantizeLinear; `input_scale` is the scale of
+ * its input 0. */
 MLO_MUST_USE enum mlo_status mlo_quantize_node(struct mlo_node *node, float input_scale,
                                                const struct mlo_quantize_settings *settings,
                                                struct mlo_arena *arena, struct mlo_quantize_cache *cache,

@@ -1,9 +1,9 @@
 /* Which nodes run in integers and which values therefore get a QuantizeLinear/DequantizeLinear pair.
  *
- * It starts from the weighted nodes (Conv, Gemm, MatMul) whose weights are constant: their input 0 is wanted in
- * integers. From there it goes against the data flow: what makes a wanted value, and can itself run in integers
- * (a residual Add, pooling, anything that only moves values), wants its own inputs in integers too. An activation
- * that fuses into the node before it is passed over: the pair stands behind the activation. */
+ * It starts from the weighted nodes (Conv, Gemm, MatMul) whose weights are constant: their input 0 is wanted
+ * in integers. From there it goes against the data flow: what makes a wanted value, and can itself run in
+ * integers (a residual Add, pooling, anything that only moves values), wants its own inputs in integers too.
+ * An activation that fuses into the node before it is passed over: the pair stands behind the activation. */
 #include <stdio.h>
 #include <string.h>
 
@@ -31,7 +31,8 @@ static bool is_activation_value(const struct mlo_value *value)
     return value && !value->constant && value->type.dtype == MLO_FLOAT32;
 }
 
-/* --- weighted nodes ------------------------------------------------------------------------------------------ */
+/* --- weighted nodes
+ * ------------------------------------------------------------------------------------------ */
 
 int mlo_quantize_weight_axis(const struct mlo_node *node)
 {
@@ -105,8 +106,9 @@ static bool is_excluded(const struct mlo_quantize_settings *settings, const stru
     return false;
 }
 
-static enum mlo_status check_excluded(const struct mlo_graph *graph, const struct mlo_quantize_settings *settings,
-                                      struct mlo_arena *arena, struct mlo_error *err)
+static enum mlo_status check_excluded(const struct mlo_graph *graph,
+                                      const struct mlo_quantize_settings *settings, struct mlo_arena *arena,
+                                      struct mlo_error *err)
 {
     size_t i;
     json_t *item;
@@ -133,7 +135,8 @@ static enum mlo_status check_excluded(const struct mlo_graph *graph, const struc
     return MLO_OK;
 }
 
-/* --- going back from wanted values --------------------------------------------------------------------------- */
+/* --- going back from wanted values
+ * --------------------------------------------------------------------------- */
 
 enum rule_kind {
     RULE_OWN,       /* all float inputs in integers, each with its own parameters */
@@ -144,8 +147,9 @@ static const struct {
     const char *op_type;
     enum rule_kind kind;
 } rules[] = {
-    {"Add", RULE_OWN},      {"AveragePool", RULE_OWN}, {"Clip", RULE_ACTIVATION}, {"Concat", RULE_UNITED},
-    {"GlobalAveragePool", RULE_OWN}, {"ReduceMean", RULE_OWN}, {"Relu", RULE_ACTIVATION},
+    {"Add", RULE_OWN},         {"AveragePool", RULE_OWN},       {"Clip", RULE_ACTIVATION},
+    {"Concat", RULE_UNITED},   {"GlobalAveragePool", RULE_OWN}, {"ReduceMean", RULE_OWN},
+    {"Relu", RULE_ACTIVATION},
 };
 
 /* Whether an activation disappears into the node that makes its input. */
@@ -157,8 +161,8 @@ static bool fuses(const struct mlo_node *activation)
             mlo_node_is(before, "Add"));
 }
 
-/* The inputs of `node` whose values are moved or combined: true when they want to be integer because the output
- * is. *united: with its parameters. */
+/* The inputs of `node` whose values are moved or combined: true when they want to be integer because the
+ * output is. *united: with its parameters. */
 static bool wants_inputs(const struct mlo_node *node, bool *united)
 {
     *united = false;
@@ -219,9 +223,10 @@ static void spread(const struct mlo_graph *graph, struct mlo_quantize_plan *plan
     }
 }
 
-enum mlo_status mlo_quantize_plan_make(const struct mlo_graph *graph, const struct mlo_quantize_settings *settings,
-                                       struct mlo_arena *arena, struct mlo_pass_context *ctx,
-                                       struct mlo_quantize_plan *plan, struct mlo_error *err)
+enum mlo_status mlo_quantize_plan_make(const struct mlo_graph *graph,
+                                       const struct mlo_quantize_settings *settings, struct mlo_arena *arena,
+                                       struct mlo_pass_context *ctx, struct mlo_quantize_plan *plan,
+                                       struct mlo_error *err)
 {
     size_t count = (size_t)graph->value_count + 1;
     *plan = (struct mlo_quantize_plan){.arena = arena, .value_count = graph->value_count};

@@ -17,8 +17,10 @@ static enum mlo_status bad_stats(const struct mlo_value *value, struct mlo_error
     return MLO_EINVAL;
 }
 
-static enum mlo_status value_range(const struct mlo_value *value, const struct mlo_quantize_settings *settings,
-                                   const struct mlo_stats *stats, float *low, float *high, struct mlo_error *err)
+static enum mlo_status value_range(const struct mlo_value *value,
+                                   const struct mlo_quantize_settings *settings,
+                                   const struct mlo_stats *stats, float *low, float *high,
+                                   struct mlo_error *err)
 {
     if (value->producer && mlo_node_is(value->producer, "Softmax")) {
         *low = 0.0f;
@@ -30,14 +32,17 @@ static enum mlo_status value_range(const struct mlo_value *value, const struct m
         return bad_stats(value, err, "there are no statistics for value",
                          "observe the same model that is quantized, with all values it asks for");
     if (t->nan_count > 0 || t->inf_count > 0) {
-        mlo_error_set(err, MLO_EINVAL, "value '%s' was NaN %llu times and infinite %llu times on calibration data",
+        mlo_error_set(err, MLO_EINVAL,
+                      "value '%s' was NaN %llu times and infinite %llu times on calibration data",
                       value->name, (unsigned long long)t->nan_count, (unsigned long long)t->inf_count);
         mlo_error_where(err, "value '%s'", value->name);
-        mlo_error_hint(err, "check the calibration data and its normalisation; the float model itself fails on it");
+        mlo_error_hint(
+            err, "check the calibration data and its normalisation; the float model itself fails on it");
         return MLO_EINVAL;
     }
     if (t->count == 0)
-        return bad_stats(value, err, "no sample was observed for value", "the calibration set must not be empty");
+        return bad_stats(value, err, "no sample was observed for value",
+                         "the calibration set must not be empty");
     if (settings->percentile_calibrator) {
         mlo_tensor_stats_percentile(t, settings->percentile, low, high);
     } else {
@@ -60,7 +65,8 @@ static void params_from_range(const struct mlo_quantize_settings *settings, stru
     v->zero_point = (int)fminf(fmaxf(zero, 0.0f), 255.0f);
 }
 
-enum mlo_status mlo_quantize_ranges(const struct mlo_graph *graph, const struct mlo_quantize_settings *settings,
+enum mlo_status mlo_quantize_ranges(const struct mlo_graph *graph,
+                                    const struct mlo_quantize_settings *settings,
                                     struct mlo_pass_context *ctx, struct mlo_quantize_plan *plan,
                                     struct mlo_error *err)
 {

@@ -56,8 +56,8 @@ static enum mlo_status work_init(struct work *work, const struct mlo_node *node,
     return work->scales ? MLO_OK : mlo_error_nomem(err);
 }
 
-/* Scales from the weights' extremes. A channel of zeros takes the scale of the largest one: its weights do not
- * need any, its bias does. */
+/* Scales from the weights' extremes. A channel of zeros takes the scale of the largest one: its weights do
+ * not need any, its bias does. */
 static void weight_scales(const struct work *work, int weight_max)
 {
     size_t count = mlo_tensor_count(work->w);
@@ -71,8 +71,8 @@ static void weight_scales(const struct work *work, int weight_max)
     if (largest == 0.0f)
         largest = 1.0f;
     for (size_t i = 0; i < work->scale_count; i++)
-        work->scales[i] = fmaxf((work->scales[i] > 0.0f ? work->scales[i] : largest) / (float)weight_max,
-                                smallest_scale);
+        work->scales[i] =
+            fmaxf((work->scales[i] > 0.0f ? work->scales[i] : largest) / (float)weight_max, smallest_scale);
 }
 
 /* Raises scales whose bias would not fit; returns how many. */
@@ -92,7 +92,8 @@ static int guard_bias(const struct work *work, float input_scale)
     return raised;
 }
 
-/* Adds the node DequantizeLinear(quantized, scales[, zero points]) in front of `node`; NULL: out of memory. */
+/* Adds the node DequantizeLinear(quantized, scales[, zero points]) in front of `node`; NULL: out of memory.
+ */
 static struct mlo_value *add_dequantize(struct mlo_node *node, const char *name, struct mlo_value *quantized,
                                         struct mlo_value *scale, struct mlo_value *zero, int axis)
 {
@@ -121,8 +122,8 @@ static struct mlo_value *add_constant(struct mlo_graph *graph, const char *name,
 }
 
 /* A tensor of one number, or of one per channel. */
-static enum mlo_status make_vector(struct mlo_tensor *out, enum mlo_dtype dtype, size_t count, bool per_channel,
-                                   struct mlo_error *err)
+static enum mlo_status make_vector(struct mlo_tensor *out, enum mlo_dtype dtype, size_t count,
+                                   bool per_channel, struct mlo_error *err)
 {
     int64_t dim = (int64_t)count;
     return mlo_tensor_init(out, dtype, per_channel ? 1 : 0, &dim, err);
@@ -206,19 +207,20 @@ enum mlo_status mlo_quantize_node(struct mlo_node *node, float input_scale,
     weight_scales(&work, settings->weight_max);
     int raised = guard_bias(&work, input_scale);
     if (raised)
-        mlo_pass_note(ctx, node->name, "weight scale raised for %d bias value%s that would overflow int32", raised,
-                      raised == 1 ? "" : "s");
+        mlo_pass_note(ctx, node->name, "weight scale raised for %d bias value%s that would overflow int32",
+                      raised, raised == 1 ? "" : "s");
 
     /* alpha is part of the weights: with another one they are other weights, and never shared. */
     struct mlo_value *source = node->inputs[1];
     struct mlo_value *dequantized = work.alpha == 1.0f ? cache_find(cache, source, &work) : NULL;
     if (!dequantized) {
-        status = quantize_weights(node, &work, settings->per_channel, settings->weight_max, &dequantized, err);
+        status =
+            quantize_weights(node, &work, settings->per_channel, settings->weight_max, &dequantized, err);
         if (status != MLO_OK)
             return status;
         if (work.alpha == 1.0f && cache->count < cache->cap)
-            cache->entries[cache->count++] = (struct mlo_quantize_weights){
-                source, work.axis, work.scales, work.scale_count, dequantized};
+            cache->entries[cache->count++] =
+                (struct mlo_quantize_weights){source, work.axis, work.scales, work.scale_count, dequantized};
     }
     if (work.bias) {
         status = quantize_bias(node, &work, settings->per_channel, input_scale, err);

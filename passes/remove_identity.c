@@ -39,7 +39,8 @@ static int dropout(const struct mlo_node *node)
 
 static int same_dtype(const struct mlo_node *node)
 {
-    return in_type(node)->dtype != MLO_DTYPE_NONE && (int64_t)in_type(node)->dtype == mlo_node_attr_i(node, "to", -1)
+    return in_type(node)->dtype != MLO_DTYPE_NONE &&
+                   (int64_t)in_type(node)->dtype == mlo_node_attr_i(node, "to", -1)
                ? 0
                : -1;
 }
@@ -151,11 +152,11 @@ static const struct {
     const char *op_type;
     identity_fn *find;
 } rules[] = {
-    {"Add", add_zero},     {"Cast", same_dtype},     {"Concat", single_input}, {"Div", div_one},
-    {"Dropout", dropout},  {"Expand", same_type},    {"Flatten", same_shape},  {"Identity", always},
-    {"Max", single_input}, {"Mean", single_input},   {"Min", single_input},    {"Mul", mul_one},
-    {"Pad", pad},          {"Pow", div_one},         {"Reshape", same_shape},  {"Squeeze", same_shape},
-    {"Sub", sub_zero},     {"Sum", single_input},    {"Transpose", transpose}, {"Unsqueeze", same_shape},
+    {"Add", add_zero},     {"Cast", same_dtype},   {"Concat", single_input}, {"Div", div_one},
+    {"Dropout", dropout},  {"Expand", same_type},  {"Flatten", same_shape},  {"Identity", always},
+    {"Max", single_input}, {"Mean", single_input}, {"Min", single_input},    {"Mul", mul_one},
+    {"Pad", pad},          {"Pow", div_one},       {"Reshape", same_shape},  {"Squeeze", same_shape},
+    {"Sub", sub_zero},     {"Sum", single_input},  {"Transpose", transpose}, {"Unsqueeze", same_shape},
 };
 
 static int find_identity(const struct mlo_node *node)

@@ -61,7 +61,8 @@ bool mlo_type_same(const struct mlo_type *a, const struct mlo_type *b)
     return true;
 }
 
-enum mlo_status mlo_pass_bypass(struct mlo_node *node, struct mlo_value *value, bool *done, struct mlo_error *err)
+enum mlo_status mlo_pass_bypass(struct mlo_node *node, struct mlo_value *value, bool *done,
+                                struct mlo_error *err)
 {
     struct mlo_value *out = node->outputs[0];
     *done = false;
@@ -79,8 +80,8 @@ enum mlo_status mlo_pass_bypass(struct mlo_node *node, struct mlo_value *value, 
     return MLO_OK;
 }
 
-enum mlo_status mlo_pass_set_const_take(struct mlo_node *node, int i, const char *name, struct mlo_tensor *tensor,
-                                        struct mlo_error *err)
+enum mlo_status mlo_pass_set_const_take(struct mlo_node *node, int i, const char *name,
+                                        struct mlo_tensor *tensor, struct mlo_error *err)
 {
     struct mlo_value *old = mlo_node_input(node, i);
     if (mlo_value_is_fixed(old) && old->use_count == 1 && !old->is_input && !old->is_output)

@@ -9,7 +9,8 @@ static const struct mlo_pass table[] = {
         .run = mlo_pass_fold_affine,
         .requires = MLO_PROP_TYPED,
         .revision = 1,
-        .description = "Multiplications and additions by a constant per channel move into the Conv or Gemm before",
+        .description =
+            "Multiplications and additions by a constant per channel move into the Conv or Gemm before",
     },
     {
         .name = "fold-batchnorm",
@@ -64,14 +65,15 @@ static const struct mlo_pass table[] = {
         .run = mlo_pass_remove_identity,
         .requires = MLO_PROP_TYPED,
         .revision = 1,
-        .description = "Nodes that provably change nothing go: Identity, Dropout, Reshape to the same shape, …",
+        .description =
+            "Nodes that provably change nothing go: Identity, Dropout, Reshape to the same shape, …",
     },
 };
 
-/* Constants first, so that what follows sees them; identities before folding, so that a Dropout does not stand
- * between a Conv and its BatchNormalization. */
+/* Constants first, so that what follows sees them; identities before folding, so that a Dropout does not
+ * stand between a Conv and its BatchNormalization. */
 static const char *const optimize[] = {
-    "fold-constants", "remove-identity", "fold-batchnorm", "fold-affine",
+    "fold-constants",  "remove-identity", "fold-batchnorm", "fold-affine",
     "fuse-matmul-add", "fuse-pad",        "remove-dead",
 };
 
@@ -104,7 +106,8 @@ enum mlo_status mlo_pass_table_check(struct mlo_error *err)
         if (i > 0 && strcmp(table[i - 1].name, pass->name) >= 0)
             return mlo_error_set(err, MLO_EINTERNAL, "pass '%s' is out of order in the table", pass->name);
         if (pass->establishes & pass->destroys)
-            return mlo_error_set(err, MLO_EINTERNAL, "pass '%s' both makes and breaks a property", pass->name);
+            return mlo_error_set(err, MLO_EINTERNAL, "pass '%s' both makes and breaks a property",
+                                 pass->name);
         json_t *defaults = NULL;
         enum mlo_status status = mlo_options_resolve(pass->options, NULL, &defaults, err);
         json_decref(defaults);

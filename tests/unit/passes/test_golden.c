@@ -1,0 +1,275 @@
+/* Golden pairs: what each pass makes of a small model, as text, and that the model still computes the same.
+ * MLOPT_UPDATE_GOLDEN=1 writes the files of tests/golden/passes anew. */
+#include "tests/unit/passes/passes_helpers.h"
+
+/* --- models: one per case --------------------------------------------------------------------------------
+ */
+
+static void build_conv_bn(struct mlo_model *m)
+{
+    struct mlo_value *x = input(m, "x", -1, 2, 4, 4);
+    struct mlo_value *c =
+        op(m, "Conv", "c", x, ramp(m, "w", 0.1f, 3, 2, 3, 3), floats(m, "b", LIST(1, -1, 0), 3));
+    struct mlo_value *bn = op(m, "BatchNormalization", "y", c, floats(m, "gain", LIST(2, 0.5, 1), 3),
+                              floats(m, "offset", LIST(0.25, 0, -3), 3),
+                              floats(m, "mean", LIST(0.5, 1, 0), 3), floats(m, "var", LIST(4, 0.25, 1), 3));
+    finish(m, bn); /* the BatchNormalization names the graph output, which must keep its name */
+}
+
+/* Two Convs share their weights; only one is followed by a BatchNormalization. */
+static void build_shared_weights(struct mlo_model *m)
+{
+    struct mlo_value *x = input(m, "x", -1, 2, 4, 4), *w = ramp(m, "w", 0.1f, 2, 2, 1, 1);
+    struct mlo_value *a = op(m, "Conv", "a", x, w);
+    struct mlo_value *n = op(m, "BatchNormalization", "n", a, floats(m, "gain", LIST(3, 5), 2),
+                             floats(m, "offset", LIST(1, 2), 2), floats(m, "mean", LIST(0, 0), 2),
+                             floats(m, "var", LIST(1, 1), 2));
+    finish(m, op(m, "Add", "y", n, op(m, "Conv", "b", x, w)));
+}
+
+static void build_gemm_bn(struct mlo_model *m)
+{
+    struct mlo_value *x = input(m, "x", -1, 4);
+    struct mlo_value *g = op(m, "Gemm", "g", x, ramp(m, "w", 0.1f, 4, 2), floats(m, "b", LIST(1, 2), 2));
+    assert_true(mlo_node_set_f(g->producer, "beta", 0.5f));
+    struct mlo_value *n = op(m, "BatchNormalization", "n", g, floats(m, "gain", LIST(3, 5), 2),
+                             floats(m, "offset", LIST(1, 2), 2), floats(m, "mean", LIST(0.5, -1), 2),
+                             floats(m, "var", LIST(1, 2), 2));
+    finish(m, op(m, "Relu", "y", n));
+}
+
+/* The Conv's output is used twice: folding would change the other user. */
+static void build_bn_refused(struct mlo_model *m)
+{
+    struct mlo_value *x = input(m, "x", -1, 1, 2, 2);
+    struct mlo_value *c = op(m, "Conv", "c", x, ramp(m, "w", 0.1f, 1, 1, 1, 1));
+    struct mlo_value *n =
+        op(m, "BatchNormalization", "n", c, floats(m, "gain", LIST(3), 1), floats(m, "offset", LIST(1), 1),
+           floats(m, "mean", LIST(0), 1), floats(m, "var", LIST(1), 1));
+    finish(m, op(m, "Add", "y", n, c));
+}
+
+static void build_affine(struct mlo_model *m)
+{
+    struct mlo_value *x = input(m, "x", -1, 2, 4, 4);
+    struct mlo_value *c = op(m, "Conv", "c", x, ramp(m, "w", 0.1f, 3, 2, 1, 1));
+    struct mlo_value *s = op(m, "Mul", "s", floats(m, "gain", LIST(2, 3, 4), 3, 1, 1), c);
+    struct mlo_value *t = op(m, "Add", "t", s, floats(m, "offset", LIST(1, 2, 3), 1, 3, 1, 1));
+    struct mlo_value *u = op(m, "Sub", "u", t, scalar(m, "half", 0.5f));
+    /* per column, not per channel: stays */
+    finish(m, op(m, "Add", "y", u, floats(m, "columns", LIST(1, 2, 3, 4), 4)));
+}
+
+static void build_matmul_add(struct mlo_model *m)
+{
+    struct mlo_value *x = input(m, "x", -1, 3);
+    struct mlo_value *p = op(m, "MatMul", "p", x, ramp(m, "w", 0.1f, 3, 2));
+    finish(m, op(m, "Add", "y", floats(m, "b", LIST(1, 2), 2), p));
+}
+
+static void build_pad_conv(struct mlo_model *m)
+{
+    struct mlo_value *x = input(m, "x", -1, 1, 4, 4);
+    struct mlo_value *p = op(m, "Pad", "p", x, ints(m, "pads", 0, 0, 1, 0, 0, 0, 2, 1));
+    struct mlo_value *y = op(m, "Conv", "y", p, ramp(m, "w", 0.1f, 1, 1, 3, 3));
+    set_ints(y, "pads", 1, 1, 0, 0);
+    finish(m, y);
+}
+
+static void build_identities(struct mlo_model *m)
+{
+    struct mlo_value *x = input(m, "x", -1, 2, 3);
+    struct mlo_value *v = op(m, "Identity", "v1", x);
+    v = op(m, "Dropout", "v2", v);
+    v = op(m, "Reshape", "v3", v, ints(m, "shape", 0, 2, 3));
+    v = op(m, "Transpose", "v4", v);
+    set_ints(v, "perm", 0, 1, 2);
+    v = op(m, "Add", "v5", v, floats(m, "zero", LIST(0, 0, 0), 3));
+    v = op(m, "Mul", "v6", scalar(m, "one", 1), v);
+    v = op(m, "Concat", "v7", v);
+    assert_true(mlo_node_set_i(v->producer, "axis", 1));
+    v = op(m, "Cast", "v8", v);
+    assert_true(mlo_node_set_i(v->producer, "to", MLO_FLOAT32));
+    v = op(m, "Relu", "v9", v);
+    /* not identities: they change shape, order or numbers */
+    v = op(m, "Transpose", "v10", v);
+    set_ints(v, "perm", 0, 2, 1);
+    v = op(m, "Add", "v11", v, floats(m, "grows", LIST(0, 0), 2, 1, 1, 1));
+    finish(m, op(m, "Identity", "y", v));
+}
+
+/* What exporters write to flatten: Shape, Gather, Unsqueeze, Concat around the static dims. */
+static void build_constants(struct mlo_model *m)
+{
+    struct mlo_value *x = input(m, "x", -1, 2, 3);
+    struct mlo_value *shape = op(m, "Shape", "shape", x);
+    struct mlo_value *d1 = op(m, "Gather", "d1", shape, ints(m, "at1", 1));
+    struct mlo_value *d2 = op(m, "Gather", "d2", shape, ints(m, "at2", 2));
+    struct mlo_value *size = op(m, "Mul", "size", d1, d2);
+    struct mlo_value *target = op(m, "Concat", "target", ints(m, "minus_one", -1), size);
+    assert_true(mlo_node_set_i(target->producer, "axis", 0));
+    struct mlo_value *flat = op(m, "Reshape", "flat", x, target);
+    struct mlo_value *k =
+        op(m, "Add", "k", floats(m, "p", LIST(1, 2), 2, 1), floats(m, "q", LIST(3, 4, 5), 3));
+    struct mlo_value *vector = op(m, "Reshape", "vector", k, ints(m, "six", 6));
+    finish(m, op(m, "Add", "y", flat, vector));
+}
+
+static void build_dead(struct mlo_model *m)
+{
+    struct mlo_value *x = input(m, "x", -1, 2);
+    struct mlo_value *dead = op(m, "Add", "dead1", x, floats(m, "used_by_dead", LIST(1, 2), 2));
+    op(m, "Relu", "dead2", dead);
+    ramp(m, "used_by_none", 1, 3);
+    finish(m, op(m, "Relu", "y", x));
+}
+
+static const struct {
+    const char *name;
+    void (*build)(struct mlo_model *model);
+    const char *pass;
+    double tolerance;
+    int changes;
+} CASES[] = {
+    {"conv-bn", build_conv_bn, "fold-batchnorm", 1e-5, 1},
+    {"shared-weights", build_shared_weights, "fold-batchnorm", 1e-5, 1},
+    {"gemm-bn", build_gemm_bn, "fold-batchnorm", 1e-5, 1},
+    {"bn-refused", build_bn_refused, "fold-batchnorm", 0, 0},
+    {"affine", build_affine, "fold-affine", 1e-5, 3},
+    {"matmul-add", build_matmul_add, "fuse-matmul-add", 1e-6, 1},
+    {"pad-conv", build_pad_conv, "fuse-pad", 1e-6, 1},
+    {"identities", build_identities, "remove-identity", 0, 9},
+    {"constants", build_constants, "fold-constants", 0, 6},
+    {"dead", build_dead, "remove-dead", 0, 4},
+};
+
+/* --- comparing ---------------------------------------------------------------------------------------------
+ */
+
+static void compare_golden(const char *name, const char *suffix, const struct mlo_model *model)
+{
+    struct mlo_error err = {0};
+    struct mlo_buf got = MLO_BUF_INIT, wanted = MLO_BUF_INIT;
+    char path[512];
+    snprintf(path, sizeof path, "%s/tests/golden/passes/%s.%s", MLOPT_SOURCE_DIR, name, suffix);
+    mlo_graph_dump(model->graph, &got);
+    assert_true(mlo_buf_ok(&got));
+    if (getenv("MLOPT_UPDATE_GOLDEN"))
+        assert_ok(mlo_fs_write_atomic(path, mlo_buf_str(&got), got.len, &err));
+    assert_ok(mlo_fs_read(path, 1 << 20, &wanted, &err));
+    if (strcmp(mlo_buf_str(&got), mlo_buf_str(&wanted)) != 0)
+        fail_msg("%s differs; now it is:\n%s", path, mlo_buf_str(&got));
+    mlo_buf_clear(&got);
+    mlo_buf_clear(&wanted);
+}
+
+static void test_passes__golden_pairs_and_equal_outputs(void **state)
+{
+    MLO_UNUSED(state);
+    for (size_t i = 0; i < MLO_COUNT(CASES); i++) {
+        struct mlo_error err = {0};
+        json_t *report = NULL;
+        struct mlo_model *before = new_model(13), *after = new_model(13);
+        CASES[i].build(before);
+        CASES[i].build(after);
+        compare_golden(CASES[i].name, "before", before);
+        assert_ok(run_pass(after, CASES[i].pass, NULL, NULL, &report, &err));
+        compare_golden(CASES[i].name, "after", after);
+        if (json_integer_value(json_object_get(json_array_get(report, 0), "changes")) != CASES[i].changes)
+            fail_msg("%s: %lld changes", CASES[i].name,
+                     (long long)json_integer_value(json_object_get(json_array_get(report, 0), "changes")));
+        double worst = deviation(before, after);
+        if (worst > CASES[i].tolerance)
+            fail_msg("%s: outputs differ by %g", CASES[i].name, worst);
+        assert_string_equal(after->graph->outputs[0]->name, before->graph->outputs[0]->name);
+        json_decref(report);
+        mlo_model_free(before);
+        mlo_model_free(after);
+    }
+}
+
+/* A second run finds nothing: passes reach their fixed point. */
+static void test_passes__are_idempotent(void **state)
+{
+    MLO_UNUSED(state);
+    for (size_t i = 0; i < MLO_COUNT(CASES); i++) {
+        struct mlo_error err = {0};
+        json_t *report = NULL;
+        struct mlo_model *model = new_model(13);
+        CASES[i].build(model);
+        assert_ok(run_pass(model, CASES[i].pass, NULL, NULL, NULL, &err));
+        assert_ok(run_pass(model, CASES[i].pass, NULL, NULL, &report, &err));
+        assert_int_equal(json_integer_value(json_object_get(json_array_get(report, 0), "changes")), 0);
+        json_decref(report);
+        mlo_model_free(model);
+    }
+}
+
+static void test_fold_batchnorm__says_why_it_left_one(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    json_t *report = NULL;
+    struct mlo_model *model = new_model(13);
+    build_bn_refused(model);
+    assert_ok(run_pass(model, "fold-batchnorm", NULL, NULL, &report, &err));
+    assert_true(has_note(report, "n_node", "its input has other users"));
+    json_decref(report);
+    mlo_model_free(model);
+}
+
+static void test_fold_batchnorm__transposed_conv_scales_outputs_by_group(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_model *models[2];
+    if (!mlo_op_known("", "ConvTranspose"))
+        skip();
+    for (int i = 0; i < 2; i++) {
+        struct mlo_model *m = models[i] = new_model(13);
+        struct mlo_value *x = input(m, "x", 1, 4, 3, 3);
+        struct mlo_value *c = op(m, "ConvTranspose", "c", x, ramp(m, "w", 0.1f, 4, 3, 2, 2));
+        assert_true(mlo_node_set_i(c->producer, "group", 2));
+        finish(m,
+               op(m, "BatchNormalization", "y", c, floats(m, "gain", LIST(1, 2, 3, 4, 5, 6), 6),
+                  floats(m, "offset", LIST(1, 2, 3, 4, 5, 6), 6),
+                  floats(m, "mean", LIST(1, 0, 1, 0, 1, 0), 6), floats(m, "var", LIST(1, 2, 1, 2, 1, 2), 6)));
+    }
+    assert_ok(run_pass(models[1], "fold-batchnorm", NULL, NULL, NULL, &err));
+    assert_int_equal(count_ops(models[1], "BatchNormalization"), 0);
+    assert_true(deviation(models[0], models[1]) < 1e-5);
+    mlo_model_free(models[0]);
+    mlo_model_free(models[1]);
+}
+
+/* Six bytes of shape must not become megabytes of zeros. */
+static void test_fold_constants__never_blows_a_model_up(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    json_t *report = NULL;
+    struct mlo_model *m = new_model(13);
+    struct mlo_value *x = input(m, "x", 1, 1);
+    struct mlo_value *big =
+        op(m, "Expand", "big", floats(m, "one", LIST(1), 1, 1), ints(m, "shape", 1024, 1024));
+    finish(m, op(m, "Add", "y", x, big));
+    assert_ok(run_pass(m, "fold-constants", NULL, NULL, &report, &err));
+    assert_int_equal(count_ops(m, "Expand"), 1);
+    assert_true(has_note(report, "big_node", "larger than max_bytes"));
+    json_decref(report);
+    assert_ok(run_pass(m, "fold-constants", "{\"max_bytes\": 4194304}", NULL, NULL, &err));
+    assert_int_equal(count_ops(m, "Expand"), 0);
+    mlo_model_free(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_passes__golden_pairs_and_equal_outputs),
+        cmocka_unit_test(test_passes__are_idempotent),
+        cmocka_unit_test(test_fold_batchnorm__says_why_it_left_one),
+        cmocka_unit_test(test_fold_batchnorm__transposed_conv_scales_outputs_by_group),
+        cmocka_unit_test(test_fold_constants__never_blows_a_model_up),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
