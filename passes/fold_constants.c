@@ -69,10 +69,13 @@ static bool size_allowed(const struct mlo_node *node, size_t max_bytes, bool *kn
     return total <= MLO_MAX(max_bytes, dying);
 }
 
+enum { MAX_OPERANDS = 64 };
+
 /* A pure node with constant inputs only, that folding may touch at all. */
 static bool is_candidate(const struct mlo_node *node)
 {
     return node->op && node->op->eval && (node->op->flags & MLO_OP_PURE) && node->output_count > 0 &&
+           node->input_count <= MAX_OPERANDS && node->output_count <= MAX_OPERANDS &&
            !mlo_node_is(node, "DequantizeLinear") && !has_subgraph(node) && !visible_outputs(node) &&
            all_fixed(node);
 }
@@ -154,14 +157,12 @@ static enum mlo_status replace_by(struct mlo_node *node, struct mlo_tensor *resu
     return MLO_OK;
 }
 
-enum { MAX_OUTPUTS = 64 };
-
 static enum mlo_status evaluate(struct mlo_node *node, struct mlo_error *err)
 {
     enum mlo_status status;
-    struct mlo_tensor results[MAX_OUTPUTS] = {0};
-    struct mlo_tensor *out[MAX_OUTPUTS];
-    const struct mlo_tensor *in[MAX_OUTPUTS];
+    struct mlo_tensor results[MAX_OPERANDS] = {0};
+    struct mlo_tensor *out[MAX_OPERANDS];
+    const struct mlo_tensor *in[MAX_OPERANDS];
     for (int i = 0; i < node->input_count; i++)
         in[i] = node->inputs[i] ? node->inputs[i]->constant : NULL;
     for (int i = 0; i < node->output_count; i++)
@@ -169,7 +170,7 @@ static enum mlo_status evaluate(struct mlo_node *node, struct mlo_error *err)
     MLO_TRY(mlo_node_eval(node, in, out, err));
     MLO_TRY(replace_by(node, results, err));
 out:
-    for (int i = 0; i < MAX_OUTPUTS; i++)
+    for (int i = 0; i < MAX_OPERANDS; i++)
         mlo_tensor_clear(&results[i]);
     return status;
 }
@@ -180,8 +181,7 @@ static enum mlo_status fold_node(struct mlo_node *node, size_t max_bytes, bool *
     struct mlo_tensor result = {0};
     *done = false;
     if (is_candidate(node)) {
-        if (node->input_count > MAX_OUTPUTS || node->output_count > MAX_OUTPUTS ||
-            !size_allowed(node, max_bytes, &known))
+        if (!size_allowed(node, max_bytes, &known))
             return MLO_OK;
         *done = true;
         return evaluate(node, err);

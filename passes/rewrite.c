@@ -61,6 +61,14 @@ bool mlo_type_same(const struct mlo_type *a, const struct mlo_type *b)
     return true;
 }
 
+/* What is known of the type of `from`, which `to` replaces, is known of `to`. */
+static void keep_known_dims(const struct mlo_type *from, struct mlo_type *to)
+{
+    for (int i = 0; from->rank == to->rank && i < to->rank; i++)
+        if (to->dims[i].value < 0 && !to->dims[i].name)
+            to->dims[i] = from->dims[i];
+}
+
 enum mlo_status mlo_pass_bypass(struct mlo_node *node, struct mlo_value *value, bool *done,
                                 struct mlo_error *err)
 {
@@ -72,6 +80,7 @@ enum mlo_status mlo_pass_bypass(struct mlo_node *node, struct mlo_value *value, 
             return MLO_OK;
         if (!mlo_value_swap_name(out, value))
             return mlo_error_nomem(err);
+        keep_known_dims(&out->type, &value->type);
     }
     if (!mlo_value_replace_uses(out, value))
         return mlo_error_nomem(err);
