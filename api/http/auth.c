@@ -42,7 +42,8 @@ static const char *bearer(const struct mlo_request *req)
 static enum mlo_status to_sign_in(struct mlo_request *req)
 {
     /* only a plain path of this server comes back as ?next= */
-    if (strspn(req->path, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/") == strlen(req->path) &&
+    if (strspn(req->path, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/") ==
+            strlen(req->path) &&
         strlen(req->path) > 1)
         return mlo_reply_redirect(req, "/login?next=%s", req->path);
     return mlo_reply_redirect(req, "/login");
@@ -58,7 +59,8 @@ enum mlo_status mlo_request_authorize(struct mlo_request *req, struct mlo_error 
         if (page && strcmp(req->route->method, "GET") == 0)
             return to_sign_in(req);
         mlo_error_set(err, MLO_EAUTH, "this needs a token");
-        mlo_error_hint(err, page ? "sign in at /login" : "send the header Authorization: Bearer mlopt_…, or set MLOPT_TOKEN");
+        mlo_error_hint(err, page ? "sign in at /login"
+                                 : "send the header Authorization: Bearer mlopt_…, or set MLOPT_TOKEN");
         return MLO_EAUTH;
     }
     enum mlo_status status = mlo_http_identify(req, token, &req->who, err);
@@ -81,7 +83,7 @@ enum mlo_status mlo_request_authorize(struct mlo_request *req, struct mlo_error 
 struct mlo_actor mlo_request_actor(const struct mlo_request *req)
 {
     const char *agent = mlo_request_header(req, "User-Agent");
-    const char *via = req->route->kind == MLO_ROUTE_PAGE       ? "web"
+    const char *via = req->route->kind == MLO_ROUTE_PAGE        ? "web"
                       : agent && mlo_str_starts(agent, "mlopt") ? "cli"
                                                                 : "api";
     return (struct mlo_actor){.token_id = req->who.token_id,
@@ -93,9 +95,11 @@ struct mlo_actor mlo_request_actor(const struct mlo_request *req)
                               .request_id = req->id};
 }
 
-/* --- one-time codes ----------------------------------------------------------------------------------------- */
+/* --- one-time codes
+ * ----------------------------------------------------------------------------------------- */
 
-enum mlo_status mlo_http_login_code(struct mlo_http *http, const char *token, char code[48], struct mlo_error *err)
+enum mlo_status mlo_http_login_code(struct mlo_http *http, const char *token, char code[48],
+                                    struct mlo_error *err)
 {
     uint8_t random[16];
     char *copy = strdup(token);

@@ -8,12 +8,13 @@
 struct blob_upload {
     struct mlo_blob_writer *writer; /* NULL: the project has it already, the bytes are only read */
     struct mlo_digest expected;
-    struct mlo_hasher *hasher;      /* when it is there already: what is sent must still be what it says */
+    struct mlo_hasher *hasher; /* when it is there already: what is sent must still be what it says */
     int64_t project;
     uint64_t size;
 };
 
-static enum mlo_status digest_param(const struct mlo_request *req, struct mlo_digest *out, struct mlo_error *err)
+static enum mlo_status digest_param(const struct mlo_request *req, struct mlo_digest *out,
+                                    struct mlo_error *err)
 {
     const char *text = mlo_request_param(req, "digest");
     if (mlo_str_starts(text, "sha256:") && mlo_digest_parse(text, out))
@@ -46,7 +47,8 @@ out:
     return status;
 }
 
-static enum mlo_status put_data(struct mlo_request *req, const void *bytes, size_t size, struct mlo_error *err)
+static enum mlo_status put_data(struct mlo_request *req, const void *bytes, size_t size,
+                                struct mlo_error *err)
 {
     struct blob_upload *upload = req->upload;
     upload->size += size;
@@ -84,7 +86,8 @@ enum mlo_status h_blob_put(struct mlo_request *req, struct mlo_error *err)
         struct mlo_digest sent;
         mlo_hasher_final(upload->hasher, &sent);
         if (!mlo_digest_eq(&sent, &upload->expected)) {
-            status = mlo_error_set(err, MLO_EDIGEST, "the bytes have the digest %s", mlo_digest_text(&sent, text));
+            status =
+                mlo_error_set(err, MLO_EDIGEST, "the bytes have the digest %s", mlo_digest_text(&sent, text));
             mlo_error_where(err, "%s", mlo_request_param(req, "digest"));
             goto out;
         }
@@ -95,12 +98,13 @@ enum mlo_status h_blob_put(struct mlo_request *req, struct mlo_error *err)
                            err));
 out:
     if (status == MLO_EDIGEST)
-        mlo_error_hint(err, "the file changed or was damaged on the way: compute its SHA-256 again and repeat");
+        mlo_error_hint(err,
+                       "the file changed or was damaged on the way: compute its SHA-256 again and repeat");
     return status;
 }
 
-static enum mlo_status open_linked(struct mlo_request *req, struct mlo_digest *digest, int *fd, uint64_t *size,
-                                   struct mlo_error *err)
+static enum mlo_status open_linked(struct mlo_request *req, struct mlo_digest *digest, int *fd,
+                                   uint64_t *size, struct mlo_error *err)
 {
     int64_t project;
     enum mlo_status status;
@@ -126,8 +130,8 @@ out:
     return status;
 }
 
-enum mlo_status mlo_reply_artifact(struct mlo_request *req, const struct mlo_digest *digest, const char *file_name,
-                                   struct mlo_error *err)
+enum mlo_status mlo_reply_artifact(struct mlo_request *req, const struct mlo_digest *digest,
+                                   const char *file_name, struct mlo_error *err)
 {
     char text[MLO_DIGEST_TEXT_SIZE];
     uint64_t size;

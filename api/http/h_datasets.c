@@ -3,7 +3,8 @@
 
 #include "api/http/handlers_impl.h"
 
-static enum mlo_status view_dataset(struct mlo_request *req, int64_t version_id, json_t **out, struct mlo_error *err)
+static enum mlo_status view_dataset(struct mlo_request *req, int64_t version_id, json_t **out,
+                                    struct mlo_error *err)
 {
     enum mlo_status status = mlo_dataset_get(req->conn, version_id, out, err);
     if (status == MLO_OK)
@@ -18,8 +19,9 @@ static enum mlo_status reply_dataset(struct mlo_request *req, int http_status, i
     enum mlo_status status;
     MLO_TRY(view_dataset(req, version_id, &value, err));
     if (http_status == 201)
-        mlo_reply_header(req, "Location", "/v1/projects/%s/datasets/%s/versions/%lld", mlo_request_param(req, "p"),
-                         mlo_request_param(req, "d"), (long long)mlo_json_i64(value, "version", 0));
+        mlo_reply_header(req, "Location", "/v1/projects/%s/datasets/%s/versions/%lld",
+                         mlo_request_param(req, "p"), mlo_request_param(req, "d"),
+                         (long long)mlo_json_i64(value, "version", 0));
     MLO_TRY(mlo_reply_json(req, http_status, value, err));
 out:
     return status;
@@ -73,8 +75,8 @@ enum mlo_status h_dataset_create(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_db_begin(req->conn, err));
     status = same_as_latest(req, project, files, metadata, &same, err);
     if (status == MLO_OK && !same)
-        status = mlo_dataset_version_create(req->conn, &actor, project, mlo_request_param(req, "d"), description,
-                                            metadata, files->blobs, files->count, &info, err);
+        status = mlo_dataset_version_create(req->conn, &actor, project, mlo_request_param(req, "d"),
+                                            description, metadata, files->blobs, files->count, &info, err);
     MLO_TRY(mlo_db_end(req->conn, status, err));
     MLO_TRY(reply_dataset(req, same ? 200 : 201, same ? same : info.version_id, err));
 out:

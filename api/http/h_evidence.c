@@ -4,21 +4,21 @@
 #include "api/http/handlers_impl.h"
 
 /* The newest of each kind for all variants, out of the list of variants. */
-static enum mlo_status evidence_of_all(struct mlo_request *req, int64_t version_id, const char *metric, json_t **out,
-                                       struct mlo_error *err)
+static enum mlo_status evidence_of_all(struct mlo_request *req, int64_t version_id, const char *metric,
+                                       json_t **out, struct mlo_error *err)
 {
     json_t *variants = NULL, *variant, *item;
     size_t i, j;
     *out = json_array();
-    enum mlo_status status = *out ? mlo_variant_list(req->conn, version_id, &variants, err) : mlo_error_nomem(err);
-    json_array_foreach(variants, i, variant)
-        json_array_foreach(json_object_get(variant, "evidence"), j, item)
-        {
-            if (metric && strcmp(mlo_json_str(item, "metric", ""), metric) != 0)
-                continue;
-            json_object_set(item, "variant", json_object_get(variant, "variant"));
-            json_array_append(*out, item);
-        }
+    enum mlo_status status =
+        *out ? mlo_variant_list(req->conn, version_id, &variants, err) : mlo_error_nomem(err);
+    json_array_foreach(variants, i, variant) json_array_foreach(json_object_get(variant, "evidence"), j, item)
+    {
+        if (metric && strcmp(mlo_json_str(item, "metric", ""), metric) != 0)
+            continue;
+        json_object_set(item, "variant", json_object_get(variant, "variant"));
+        json_array_append(*out, item);
+    }
     json_decref(variants);
     return status;
 }
@@ -66,7 +66,7 @@ out:
     return status;
 }
 
-enum mlo_status h_variant_artifact(struct mlo_request *req, struct mlo_error *err)
+enum mlo_status mlo_view_artifact(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_version_info info;
     struct mlo_variant_info variant;
@@ -75,9 +75,14 @@ enum mlo_status h_variant_artifact(struct mlo_request *req, struct mlo_error *er
     MLO_TRY(mlo_variant_find(req->conn, info.id, mlo_request_param(req, "name"), &variant, err));
     mlo_reply_header(req, "X-Mlopt-Variant", "%s", variant.name);
     mlo_reply_header(req, "X-Mlopt-Version", "%lld", (long long)info.number);
-    char *file = mlo_arena_printf(req->arena, "%s-%lld-%s.onnx", mlo_request_param(req, "m"), (long long)info.number,
-                                  variant.name);
+    char *file = mlo_arena_printf(req->arena, "%s-%lld-%s.onnx", mlo_request_param(req, "m"),
+                                  (long long)info.number, variant.name);
     MLO_TRY(file ? mlo_reply_artifact(req, &variant.artifact, file, err) : mlo_error_nomem(err));
 out:
     return status;
+}
+
+enum mlo_status h_variant_artifact(struct mlo_request *req, struct mlo_error *err)
+{
+    return mlo_view_artifact(req, err);
 }

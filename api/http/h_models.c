@@ -30,7 +30,8 @@ enum mlo_status mlo_files_read(const json_t *body, struct mlo_files *out, struct
     enum mlo_status status = MLO_OK;
     out->count = 0;
     if (!json_is_array(files) || json_array_size(files) == 0 || json_array_size(files) > MLO_FILES_MAX - 1) {
-        status = mlo_error_set(err, MLO_EINVAL, "'files' must be an array of 1 to %d files", MLO_FILES_MAX - 1);
+        status =
+            mlo_error_set(err, MLO_EINVAL, "'files' must be an array of 1 to %d files", MLO_FILES_MAX - 1);
         mlo_error_where(err, "field 'files'");
         return status;
     }
@@ -59,9 +60,8 @@ static const json_t *blob_named(const json_t *blobs, const char *name)
 {
     size_t i;
     json_t *item;
-    json_array_foreach((json_t *)blobs, i, item)
-        if (strcmp(mlo_json_str(item, "name", ""), name) == 0)
-            return item;
+    json_array_foreach((json_t *)blobs, i,
+                       item) if (strcmp(mlo_json_str(item, "name", ""), name) == 0) return item;
     return NULL;
 }
 
@@ -86,7 +86,8 @@ static void keep_matching(json_t *list, const char *q)
     json_t *items = json_object_get(list, "items");
     for (size_t i = json_array_size(items); i-- > 0;) {
         const json_t *item = json_array_get(items, i);
-        if (!strcasestr(mlo_json_str(item, "name", ""), q) && !strcasestr(mlo_json_str(item, "description", ""), q))
+        if (!strcasestr(mlo_json_str(item, "name", ""), q) &&
+            !strcasestr(mlo_json_str(item, "description", ""), q))
             json_array_remove(items, i);
     }
 }
@@ -149,7 +150,8 @@ static enum mlo_status add_metadata(struct mlo_request *req, int64_t project, co
         status = mlo_error_set(err, MLO_ETOOBIG, "the metadata has more than %zu bytes", METADATA_MAX);
         goto out;
     }
-    *blob = (struct mlo_manifest_blob){.role = METADATA_ROLE, .name = METADATA_FILE, .media_type = "application/json"};
+    *blob = (struct mlo_manifest_blob){
+        .role = METADATA_ROLE, .name = METADATA_FILE, .media_type = "application/json"};
     MLO_TRY(mlo_blob_put_bytes(req->http->options.blobs, text.data, text.len, &blob->digest, err));
     MLO_TRY(mlo_blob_record(req->conn, &actor, project, &blob->digest, text.len, err));
     files->count++;
@@ -159,7 +161,8 @@ out:
 }
 
 /* A version as the API shows it: files, and the metadata inside. */
-static enum mlo_status view_version(struct mlo_request *req, int64_t version_id, json_t **out, struct mlo_error *err)
+static enum mlo_status view_version(struct mlo_request *req, int64_t version_id, json_t **out,
+                                    struct mlo_error *err)
 {
     struct mlo_buf text = MLO_BUF_INIT;
     struct mlo_digest digest;
@@ -186,8 +189,9 @@ static enum mlo_status reply_version(struct mlo_request *req, int http_status, i
     enum mlo_status status;
     MLO_TRY(view_version(req, version_id, &value, err));
     if (http_status == 201)
-        mlo_reply_header(req, "Location", "/v1/projects/%s/models/%s/versions/%lld", mlo_request_param(req, "p"),
-                         mlo_request_param(req, "m"), (long long)mlo_json_i64(value, "version", 0));
+        mlo_reply_header(req, "Location", "/v1/projects/%s/models/%s/versions/%lld",
+                         mlo_request_param(req, "p"), mlo_request_param(req, "m"),
+                         (long long)mlo_json_i64(value, "version", 0));
     status = mlo_reply_json(req, http_status, value, err);
     value = NULL;
 out:
@@ -242,7 +246,8 @@ enum mlo_status h_version_create(struct mlo_request *req, struct mlo_error *err)
     if (status == MLO_OK)
         status = same_as_latest(req, model, files, &same, err);
     if (status == MLO_OK && !same)
-        status = mlo_version_create(req->conn, &actor, model, description, files->blobs, files->count, &info, err);
+        status =
+            mlo_version_create(req->conn, &actor, model, description, files->blobs, files->count, &info, err);
     MLO_TRY(mlo_db_end(req->conn, status, err));
     MLO_TRY(reply_version(req, same ? 200 : 201, same ? same : info.id, err));
 out:

@@ -90,7 +90,8 @@ enum mlo_status h_run_create(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_run_submit(req->conn, &request, &run, &created, err));
     MLO_TRY(mlo_view_run(req->conn, project, run, &value, err));
     if (created)
-        mlo_reply_header(req, "Location", "/v1/projects/%s/runs/%lld", mlo_request_param(req, "p"), (long long)run);
+        mlo_reply_header(req, "Location", "/v1/projects/%s/runs/%lld", mlo_request_param(req, "p"),
+                         (long long)run);
     status = mlo_reply_json(req, created ? 201 : 200, value, err);
     value = NULL;
 out:
@@ -113,8 +114,9 @@ enum mlo_status h_runs(struct mlo_request *req, struct mlo_error *err)
     for (size_t i = 0; i < MLO_COUNT(states) && !known; i++)
         known = strcmp(filter.state, states[i]) == 0;
     if (!known || (cursor && cursor[0] && !mlo_str_to_i64(cursor, &filter.before))) {
-        status = mlo_error_set(err, MLO_EINVAL, "%s", known ? "the cursor is not one that this list gave"
-                                                            : "there is no such state of a run");
+        status = mlo_error_set(err, MLO_EINVAL, "%s",
+                               known ? "the cursor is not one that this list gave"
+                                     : "there is no such state of a run");
         mlo_error_where(err, "query argument '%s'", known ? "cursor" : "state");
         mlo_error_hint(err, known ? "begin again without a cursor"
                                   : "one of queued, running, succeeded, failed, cancelled");
@@ -131,7 +133,8 @@ out:
 }
 
 /* The run that {id} names, when the project has it. */
-static enum mlo_status run_param(struct mlo_request *req, int64_t *project, int64_t *run, struct mlo_error *err)
+static enum mlo_status run_param(struct mlo_request *req, int64_t *project, int64_t *run,
+                                 struct mlo_error *err)
 {
     enum mlo_status status;
     if (!mlo_str_to_i64(mlo_request_param(req, "id"), run) || *run < 1)
@@ -204,8 +207,7 @@ enum mlo_status h_run_events(struct mlo_request *req, struct mlo_error *err)
         mlo_request_db_release(req); /* nothing is held while waiting */
         mlo_clock_sleep_ms(POLL_MS);
     }
-    json_array_foreach(json_object_get(value, "items"), i, event)
-        mlo_json_rename(event, "time", "at");
+    json_array_foreach(json_object_get(value, "items"), i, event) mlo_json_rename(event, "time", "at");
     status = mlo_reply_json(req, 200, value, err);
     value = NULL;
 out:

@@ -3,7 +3,8 @@
 
 enum mlo_status h_healthz(struct mlo_request *req, struct mlo_error *err)
 {
-    return mlo_reply_json(req, 200, json_pack("{s:s, s:s}", "status", "ok", "version", MLO_VERSION_TEXT), err);
+    return mlo_reply_json(req, 200, json_pack("{s:s, s:s}", "status", "ok", "version", MLO_VERSION_TEXT),
+                          err);
 }
 
 enum mlo_status h_readyz(struct mlo_request *req, struct mlo_error *err)
@@ -26,9 +27,10 @@ enum mlo_status h_me(struct mlo_request *req, struct mlo_error *err)
 {
     const struct mlo_principal *who = &req->who;
     return mlo_reply_json(req, 200,
-                          json_pack("{s:s, s:s, s:o, s:I, s:s}", "name", who->name, "role", mlo_role_name(who->role),
-                                    "project_id", who->project_id ? json_integer(who->project_id) : json_null(),
-                                    "token_id", (json_int_t)who->token_id, "version", MLO_VERSION_TEXT),
+                          json_pack("{s:s, s:s, s:o, s:I, s:s}", "name", who->name, "role",
+                                    mlo_role_name(who->role), "project_id",
+                                    who->project_id ? json_integer(who->project_id) : json_null(), "token_id",
+                                    (json_int_t)who->token_id, "version", MLO_VERSION_TEXT),
                           err);
 }
 

@@ -50,24 +50,27 @@ static enum mlo_status read_choices(const json_t *body, struct mlo_release_choic
     const char *target;
     json_t *variant;
     *count = 0;
-    if (!json_is_object(variants) || json_object_size(variants) == 0 || json_object_size(variants) > CHOICES_MAX)
+    if (!json_is_object(variants) || json_object_size(variants) == 0 ||
+        json_object_size(variants) > CHOICES_MAX)
         goto bad;
     json_object_foreach((json_t *)variants, target, variant)
     {
         if (!json_is_string(variant))
             goto bad;
-        choices[(*count)++] = (struct mlo_release_choice){.target = target, .variant = json_string_value(variant)};
+        choices[(*count)++] =
+            (struct mlo_release_choice){.target = target, .variant = json_string_value(variant)};
     }
     return MLO_OK;
 bad:
-    mlo_error_set(err, MLO_EINVAL, "'variants' must be an object of 1 to %d members, target to variant", CHOICES_MAX);
+    mlo_error_set(err, MLO_EINVAL, "'variants' must be an object of 1 to %d members, target to variant",
+                  CHOICES_MAX);
     mlo_error_where(err, "field 'variants'");
     mlo_error_hint(err, "for example {\"any\": \"source\"}");
     return MLO_EINVAL;
 }
 
-static enum mlo_status reply_move(struct mlo_request *req, int64_t project, const struct mlo_move_request *move,
-                                  struct mlo_error *err)
+static enum mlo_status reply_move(struct mlo_request *req, int64_t project,
+                                  const struct mlo_move_request *move, struct mlo_error *err)
 {
     json_t *value = NULL;
     enum mlo_status status = mlo_view_move(req, project, move, &value, err);
@@ -139,7 +142,8 @@ enum mlo_status h_history(struct mlo_request *req, struct mlo_error *err)
         MLO_TRY(stage_known(stage, "query argument 'stage'", MLO_EINVAL, err));
     MLO_TRY(mlo_request_model(req, &filter.project_id, &filter.model_id, err));
     if (at && at[0]) {
-        MLO_TRY(mlo_stage_at(req->conn, filter.model_id, filter.stage ? filter.stage : "production", at, &value, err));
+        MLO_TRY(mlo_stage_at(req->conn, filter.model_id, filter.stage ? filter.stage : "production", at,
+                             &value, err));
         json_t *items = json_array();
         if (!json_is_null(value))
             json_array_append(items, value);

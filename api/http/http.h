@@ -1,5 +1,5 @@
-/* The public header of api/http: the server of the REST API and of whatever pages it is given. Threads: one per
- * connection, each handler may block; start and stop from one thread.
+/* The public header of api/http: the server of the REST API and of whatever pages it is given. Threads: one
+ * per connection, each handler may block; start and stop from one thread.
  *
  * The contract is docs/api.md; routes are rows (routes.c); adding one is described in README.md here. */
 #ifndef MLO_HTTP_H
@@ -9,30 +9,30 @@
 #include "pipeline/service/service.h"
 
 struct mlo_http_options {
-    const char *address;            /* to listen on: "127.0.0.1" (default), "::1", "0.0.0.0"… */
-    uint16_t port;                  /* 0: any free one */
-    struct mlo_db *db;              /* pool; borrowed, outlives the server */
-    struct mlo_blob_store *blobs;   /* borrowed */
-    const char *tmp_dir;            /* where a downloaded blob may lie for a moment; NULL: $TMPDIR or /tmp */
+    const char *address;          /* to listen on: "127.0.0.1" (default), "::1", "0.0.0.0"… */
+    uint16_t port;                /* 0: any free one */
+    struct mlo_db *db;            /* pool; borrowed, outlives the server */
+    struct mlo_blob_store *blobs; /* borrowed */
+    const char *tmp_dir;          /* where a downloaded blob may lie for a moment; NULL: $TMPDIR or /tmp */
     const struct mlo_http_module *modules; /* more routes: the pages; borrowed */
     size_t module_count;
-    unsigned max_connections;       /* 0: 1,024 */
-    uint32_t header_timeout_ms;     /* for the whole of a request's headers; 0: 5,000 */
-    uint32_t idle_timeout_s;        /* 0: 30 */
-    uint32_t min_body_rate;         /* bytes per second below which an upload is cut; 0: 1,024 */
-    uint64_t max_blob_bytes;        /* 0: 8 GiB */
-    bool quiet;                     /* no access log */
-    bool secure_cookie;             /* pages are reached over TLS (a proxy in front) */
+    unsigned max_connections;   /* 0: 1,024 */
+    uint32_t header_timeout_ms; /* for the whole of a request's headers; 0: 5,000 */
+    uint32_t idle_timeout_s;    /* 0: 30 */
+    uint32_t min_body_rate;     /* bytes per second below which an upload is cut; 0: 1,024 */
+    uint64_t max_blob_bytes;    /* 0: 8 GiB */
+    bool quiet;                 /* no access log */
+    bool secure_cookie;         /* pages are reached over TLS (a proxy in front) */
 };
 
-/* Checks the tables, binds and serves. *out is yours: mlo_http_stop. MLO_EUNAVAILABLE when the address cannot be
- * bound. */
+/* Checks the tables, binds and serves. *out is yours: mlo_http_stop. MLO_EUNAVAILABLE when the address cannot
+ * be bound. */
 MLO_MUST_USE enum mlo_status mlo_http_start(const struct mlo_http_options *options, struct mlo_http **out,
                                             struct mlo_error *err);
 /* The port it listens on. */
 uint16_t mlo_http_port(const struct mlo_http *http);
-/* Makes a one-time code that signs a browser in as the bearer of `token`: GET /login?token=CODE. Codes live in
- * this process until used (16 at most: the oldest goes first). */
+/* Makes a one-time code that signs a browser in as the bearer of `token`: GET /login?token=CODE. Codes live
+ * in this process until used (16 at most: the oldest goes first). */
 MLO_MUST_USE enum mlo_status mlo_http_login_code(struct mlo_http *http, const char *token, char code[48],
                                                  struct mlo_error *err);
 /* No new connections; requests in flight get up to `drain_ms` to end; then all is freed. NULL is allowed. */

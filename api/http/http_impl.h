@@ -42,14 +42,14 @@ struct mlo_http {
 };
 
 struct mlo_request_state {
-    bool refused;      /* an answer was made before the body: what still arrives is dropped */
+    bool refused; /* an answer was made before the body: what still arrives is dropped */
     bool upload_begun;
     bool queued;
     uint64_t started_ns, body_size, sent_size;
-    json_t *json;      /* the parsed body */
+    json_t *json; /* the parsed body */
     bool json_parsed;
     bool form_parsed;
-    char *form;        /* decoded fields: name NUL value NUL … */
+    char *form; /* decoded fields: name NUL value NUL … */
     size_t form_size;
 };
 
@@ -61,9 +61,10 @@ void mlo_request_completed(void *cls, struct MHD_Connection *connection, void **
                            enum MHD_RequestTerminationCode code);
 struct mlo_connection *mlo_connection_of(struct MHD_Connection *connection);
 
-/* match.c: the row for a request, its parameters. NULL when none; then *allow lists the methods that the path has
- * (an arena string, "" for none). */
-const struct mlo_route *mlo_route_match(const struct mlo_http *http, struct mlo_request *req, const char **allow);
+/* match.c: the row for a request, its parameters. NULL when none; then *allow lists the methods that the path
+ * has (an arena string, "" for none). */
+const struct mlo_route *mlo_route_match(const struct mlo_http *http, struct mlo_request *req,
+                                        const char **allow);
 
 /* auth.c: who it is, and whether the row allows it. */
 MLO_MUST_USE enum mlo_status mlo_request_authorize(struct mlo_request *req, struct mlo_error *err);

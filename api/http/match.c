@@ -10,7 +10,8 @@ static size_t segment_length(const char *text)
     return strcspn(text, "/");
 }
 
-/* Whether `path` has the shape of `pattern`; *literals counts equal literal segments (the more, the better). */
+/* Whether `path` has the shape of `pattern`; *literals counts equal literal segments (the more, the better).
+ */
 static bool path_fits(const char *pattern, const char *path, int *literals)
 {
     *literals = 0;
@@ -59,7 +60,8 @@ static bool method_serves(const struct mlo_route *route, const char *method)
            (strcmp(method, "HEAD") == 0 && strcmp(route->method, "GET") == 0);
 }
 
-const struct mlo_route *mlo_route_match(const struct mlo_http *http, struct mlo_request *req, const char **allow)
+const struct mlo_route *mlo_route_match(const struct mlo_http *http, struct mlo_request *req,
+                                        const char **allow)
 {
     int best = -1;
     char methods[128] = "";
@@ -108,7 +110,8 @@ static enum mlo_status check_row(const struct mlo_route *route, struct mlo_error
         return mlo_error_set(err, MLO_EINTERNAL, "route %s is incomplete", route->path ? route->path : "?");
     for (const char *at = strchr(route->path, '{'); at; at = strchr(at + 1, '{'), params++)
         if (at[-1] != '/' || !strchr(at, '}'))
-            return mlo_error_set(err, MLO_EINTERNAL, "route %s: a parameter must be a whole segment", route->path);
+            return mlo_error_set(err, MLO_EINTERNAL, "route %s: a parameter must be a whole segment",
+                                 route->path);
     if (route->path[0] != '/' || params > MLO_ROUTE_PARAMS)
         return mlo_error_set(err, MLO_EINTERNAL, "route %s: bad path", route->path);
     if (route->upload && (!route->upload->begin || !route->upload->data || !route->upload->end))
@@ -130,7 +133,8 @@ static bool same_shape(const char *a, const char *b)
     return *a == *b;
 }
 
-enum mlo_status mlo_route_table_check(const struct mlo_http_module *modules, size_t count, struct mlo_error *err)
+enum mlo_status mlo_route_table_check(const struct mlo_http_module *modules, size_t count,
+                                      struct mlo_error *err)
 {
     for (size_t m = 0; m < count; m++)
         for (size_t i = 0; i < modules[m].count; i++) {

@@ -20,7 +20,8 @@ out:
     return status;
 }
 
-enum mlo_status mlo_request_model(struct mlo_request *req, int64_t *project, int64_t *out, struct mlo_error *err)
+enum mlo_status mlo_request_model(struct mlo_request *req, int64_t *project, int64_t *out,
+                                  struct mlo_error *err)
 {
     int64_t project_id;
     enum mlo_status status;
@@ -32,7 +33,8 @@ out:
     return status;
 }
 
-enum mlo_status mlo_request_version(struct mlo_request *req, struct mlo_version_info *out, struct mlo_error *err)
+enum mlo_status mlo_request_version(struct mlo_request *req, struct mlo_version_info *out,
+                                    struct mlo_error *err)
 {
     const char *text = mlo_request_param(req, "v");
     int64_t model, number = 0;

@@ -37,7 +37,8 @@ enum mlo_status mlo_request_json(struct mlo_request *req, json_t **out, struct m
     *out = state->json;
     if (state->json_parsed)
         return MLO_OK;
-    enum mlo_status status = mlo_json_parse(mlo_buf_str(&req->body), req->body.len, "request body", &state->json, err);
+    enum mlo_status status =
+        mlo_json_parse(mlo_buf_str(&req->body), req->body.len, "request body", &state->json, err);
     if (status != MLO_OK)
         return status;
     if (!json_is_object(state->json)) {
@@ -52,7 +53,9 @@ enum mlo_status mlo_request_json(struct mlo_request *req, json_t **out, struct m
 
 static int hex_value(char c)
 {
-    return isdigit((unsigned char)c) ? c - '0' : isxdigit((unsigned char)c) ? tolower((unsigned char)c) - 'a' + 10 : -1;
+    return isdigit((unsigned char)c)    ? c - '0'
+           : isxdigit((unsigned char)c) ? tolower((unsigned char)c) - 'a' + 10
+                                        : -1;
 }
 
 /* Decodes the whole form once into "name\0value\0…"; a %00 ends nothing early, it becomes U+FFFD's '?'. */
@@ -117,7 +120,8 @@ enum mlo_status mlo_request_if_match(const struct mlo_request *req, int64_t *out
     const char *text = mlo_request_header(req, "If-Match");
     char number[24];
     if (!text || !text[0]) {
-        mlo_error_set(err, MLO_EPRECONDITION_REQUIRED, "a stage is only moved from a state that you have seen");
+        mlo_error_set(err, MLO_EPRECONDITION_REQUIRED,
+                      "a stage is only moved from a state that you have seen");
         mlo_error_where(err, "header If-Match");
         mlo_error_hint(err, "read the stage and send its ETag as If-Match");
         return MLO_EPRECONDITION_REQUIRED;

@@ -69,7 +69,11 @@ enum mlo_status mlo_reply_out(struct mlo_request *req, int status, const char *c
         return mlo_error_nomem(err);
     req->status = status;
     req->content_type = content_type;
-    mlo_reply_header(req, "Cache-Control", "no-store");
+    bool cached = false; /* whether the handler said how */
+    for (const struct mlo_header *header = req->headers; header; header = header->next)
+        cached = cached || strcmp(header->name, "Cache-Control") == 0;
+    if (!cached)
+        mlo_reply_header(req, "Cache-Control", "no-store");
     return MLO_OK;
 }
 
@@ -101,7 +105,8 @@ static void problem(struct mlo_request *req, int status, const char *code, const
     /* a message may quote bytes that are not UTF-8: what jansson refuses is left out */
     const struct {
         const char *key, *text;
-    } members[] = {{"detail", err->message}, {"where", err->where}, {"hint", err->hint}, {"request_id", req->id}};
+    } members[] = {
+        {"detail", err->message}, {"where", err->where}, {"hint", err->hint}, {"request_id", req->id}};
     for (size_t i = 0; i < MLO_COUNT(members); i++)
         if (members[i].text[0])
             json_object_set_new(value, members[i].key, json_string(members[i].text));
@@ -132,8 +137,8 @@ void mlo_reply_http_problem(struct mlo_request *req, int status, const char *cod
     problem(req, status, code, title, false, &err);
 }
 
-/* One range of "bytes=a-b", "bytes=a-", "bytes=-n". 0: none or not understood (send all), 1: *first and *count
- * hold it, -1: outside the file. */
+/* One range of "bytes=a-b", "bytes=a-", "bytes=-n". 0: none or not understood (send all), 1: *first and
+ * *count hold it, -1: outside the file. */
 static int parse_range(const char *text, uint64_t size, uint64_t *first, uint64_t *count)
 {
     char *end;
@@ -208,8 +213,8 @@ enum mlo_status mlo_reply_file(struct mlo_request *req, int fd, uint64_t size, c
         return MLO_OK;
     }
     if (range > 0)
-        mlo_reply_header(req, "Content-Range", "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, first, first + count - 1,
-                         size);
+        mlo_reply_header(req, "Content-Range", "bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64, first,
+                         first + count - 1, size);
     else
         first = 0, count = size;
     req->file = fd;

@@ -1,7 +1,7 @@
 /* The daemon's callbacks: a request from its headers to its answer.
  *
- * A normal answer is never queued in the first callback: the daemon would close the connection. An early refusal of a
- * request with a large body is the exception, so that the body is not read. */
+ * A normal answer is never queued in the first callback: the daemon would close the connection. An early
+ * refusal of a request with a large body is the exception, so that the body is not read. */
 #include <arpa/inet.h>
 #include <stdlib.h>
 #include <string.h>
@@ -172,7 +172,8 @@ static enum MHD_Result send_answer(struct mlo_request *req)
         if (!mlo_buf_ok(&req->out))
             return MHD_NO;
         char *text = size ? mlo_buf_take(&req->out) : NULL;
-        response = MHD_create_response_from_buffer(size, text, text ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
+        response = MHD_create_response_from_buffer(size, text,
+                                                   text ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
         if (!response)
             free(text);
     }
@@ -234,8 +235,9 @@ static void take_body(struct mlo_request *req, const char *bytes, size_t size)
         if (most == MLO_BODY_BLOB_MAX)
             most = req->http->options.max_blob_bytes;
         if (req->state->body_size > most) {
-            status = mlo_error_set(&err, MLO_ETOOBIG, "the body has more than the %llu bytes that are taken here",
-                                   (unsigned long long)most);
+            status =
+                mlo_error_set(&err, MLO_ETOOBIG, "the body has more than the %llu bytes that are taken here",
+                              (unsigned long long)most);
         } else if (req->route->upload) {
             status = req->route->upload->data(req, bytes, size, &err);
         } else {
@@ -260,7 +262,8 @@ static void serve(struct mlo_request *req)
     enum mlo_status status = req->route->handler(req, &err);
     mlo_request_db_release(req);
     if (status == MLO_OK && req->status == 0)
-        status = mlo_error_set(&err, MLO_EINTERNAL, "%s %s gave no answer", req->route->method, req->route->path);
+        status =
+            mlo_error_set(&err, MLO_EINTERNAL, "%s %s gave no answer", req->route->method, req->route->path);
     if (status != MLO_OK) {
         err.status = status;
         fail(req, &err);
@@ -304,9 +307,9 @@ static void log_access(const struct mlo_request *req, enum MHD_RequestTerminatio
     snprintf(received, sizeof received, "%llu", (unsigned long long)req->state->body_size);
     snprintf(sent, sizeof sent, "%llu", (unsigned long long)req->state->sent_size);
     /* the path without its query: that may hold a sign-in code */
-    mlo_log(MLO_LOG_INFO, code == MHD_REQUEST_TERMINATED_COMPLETED_OK ? "request" : "request cut off", "id", req->id,
-            "method", req->method, "path", req->path, "status", status, "ms", took_ms, "in", received, "out", sent,
-            "who", req->token ? req->who.name : NULL, "from", req->address, NULL);
+    mlo_log(MLO_LOG_INFO, code == MHD_REQUEST_TERMINATED_COMPLETED_OK ? "request" : "request cut off", "id",
+            req->id, "method", req->method, "path", req->path, "status", status, "ms", took_ms, "in",
+            received, "out", sent, "who", req->token ? req->who.name : NULL, "from", req->address, NULL);
 }
 
 void mlo_request_completed(void *cls, struct MHD_Connection *connection, void **con_cls,
@@ -318,7 +321,8 @@ void mlo_request_completed(void *cls, struct MHD_Connection *connection, void **
     *con_cls = NULL;
     if (entry) {
         atomic_store(&entry->receiving, false);
-        atomic_store(&entry->headers_due_ns, mlo_clock_ns() + (uint64_t)http->options.idle_timeout_s * 1000000000 +
+        atomic_store(&entry->headers_due_ns, mlo_clock_ns() +
+                                                 (uint64_t)http->options.idle_timeout_s * 1000000000 +
                                                  (uint64_t)http->options.header_timeout_ms * 1000000);
         atomic_store(&entry->busy, false);
     }

@@ -1,9 +1,9 @@
-/* Routes: the row that describes one, and what a handler works with. Included by the rooms that add routes (the
- * API's own in routes.c, the pages of api/web).
+/* Routes: the row that describes one, and what a handler works with. Included by the rooms that add routes
+ * (the API's own in routes.c, the pages of api/web).
  *
- * A handler reads the request, calls the registry or the service, and answers with one mlo_reply_* call; or it
- * returns a failure, which becomes an RFC 9457 problem (on pages: an error page). Everything that it allocates from
- * req->arena lives as long as the request. */
+ * A handler reads the request, calls the registry or the service, and answers with one mlo_reply_* call; or
+ * it returns a failure, which becomes an RFC 9457 problem (on pages: an error page). Everything that it
+ * allocates from req->arena lives as long as the request. */
 #ifndef MLO_HTTP_ROUTE_H
 #define MLO_HTTP_ROUTE_H
 
@@ -22,7 +22,8 @@ struct mlo_route;
 
 typedef enum mlo_status mlo_handler_fn(struct mlo_request *req, struct mlo_error *err);
 
-/* How a body that is too large for memory is taken in while it arrives. All run on the connection's thread. */
+/* How a body that is too large for memory is taken in while it arrives. All run on the connection's thread.
+ */
 struct mlo_upload {
     mlo_handler_fn *begin; /* before the first byte: refuses early; sets req->upload */
     enum mlo_status (*data)(struct mlo_request *req, const void *bytes, size_t size, struct mlo_error *err);
@@ -38,10 +39,10 @@ enum mlo_route_kind {
 struct mlo_route {
     const char *method, *path;
     mlo_handler_fn *handler;
-    bool open;          /* no sign-in needed */
-    enum mlo_role role; /* the least role, when not open */
-    uint64_t max_body;  /* bytes; 0: the request has no body */
-    const char *docs;   /* one sentence, for people */
+    bool open;                       /* no sign-in needed */
+    enum mlo_role role;              /* the least role, when not open */
+    uint64_t max_body;               /* bytes; 0: the request has no body */
+    const char *docs;                /* one sentence, for people */
     const struct mlo_upload *upload; /* or NULL: the body is collected in req->body */
     enum mlo_route_kind kind;
 };
@@ -87,14 +88,16 @@ struct mlo_request {
     struct mlo_request_state *state; /* the server's */
 };
 
-/* --- reading ------------------------------------------------------------------------------------------------ */
+/* --- reading
+ * ------------------------------------------------------------------------------------------------ */
 
 /* A header's or query argument's value; NULL when absent. */
 const char *mlo_request_header(const struct mlo_request *req, const char *name);
 const char *mlo_request_query(const struct mlo_request *req, const char *name);
 /* A whole number in the query, `fallback` when absent; MLO_EINVAL names the argument. */
-MLO_MUST_USE enum mlo_status mlo_request_query_i64(const struct mlo_request *req, const char *name, int64_t fallback,
-                                                   int64_t low, int64_t high, int64_t *out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_request_query_i64(const struct mlo_request *req, const char *name,
+                                                   int64_t fallback, int64_t low, int64_t high, int64_t *out,
+                                                   struct mlo_error *err);
 /* The path's segment `{name}`. Never NULL for a name that the route's path has. */
 const char *mlo_request_param(const struct mlo_request *req, const char *name);
 /* The body as a JSON object; borrowed, lives as long as the request. */
@@ -117,14 +120,17 @@ struct mlo_actor mlo_request_actor(const struct mlo_request *req);
 /* ?cursor= and ?limit=. */
 MLO_MUST_USE enum mlo_status mlo_request_page(const struct mlo_request *req, struct mlo_page *out,
                                               struct mlo_error *err);
-/* What the segments {p}, {m} and {v} name, for an actor with the route's role there. {v} is a number or `latest`. */
-MLO_MUST_USE enum mlo_status mlo_request_project(struct mlo_request *req, int64_t *out, struct mlo_error *err);
+/* What the segments {p}, {m} and {v} name, for an actor with the route's role there. {v} is a number or
+ * `latest`. */
+MLO_MUST_USE enum mlo_status mlo_request_project(struct mlo_request *req, int64_t *out,
+                                                 struct mlo_error *err);
 MLO_MUST_USE enum mlo_status mlo_request_model(struct mlo_request *req, int64_t *project, int64_t *out,
                                                struct mlo_error *err);
 MLO_MUST_USE enum mlo_status mlo_request_version(struct mlo_request *req, struct mlo_version_info *out,
                                                  struct mlo_error *err);
 
-/* --- answering ---------------------------------------------------------------------------------------------- */
+/* --- answering
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Adds a header (value printf-like). */
 void mlo_reply_header(struct mlo_request *req, const char *name, const char *fmt, ...) MLO_PRINTF(3, 4);
@@ -137,7 +143,8 @@ MLO_MUST_USE enum mlo_status mlo_reply_out(struct mlo_request *req, int status, 
 /* No body: 204, 304. */
 MLO_MUST_USE enum mlo_status mlo_reply_empty(struct mlo_request *req, int status);
 /* 303 to a path of this server. */
-MLO_MUST_USE enum mlo_status mlo_reply_redirect(struct mlo_request *req, const char *fmt, ...) MLO_PRINTF(2, 3);
+MLO_MUST_USE enum mlo_status mlo_reply_redirect(struct mlo_request *req, const char *fmt, ...)
+    MLO_PRINTF(2, 3);
 /* The content of a file, `size` bytes; takes over the descriptor, also on failure. Honours Range and
  * If-None-Match against `etag` (without quotes). */
 MLO_MUST_USE enum mlo_status mlo_reply_file(struct mlo_request *req, int fd, uint64_t size, const char *etag,
@@ -145,18 +152,19 @@ MLO_MUST_USE enum mlo_status mlo_reply_file(struct mlo_request *req, int fd, uin
 /* A problem: err by the status table. What the core does with a handler's failure on API routes. */
 void mlo_reply_problem(struct mlo_request *req, const struct mlo_error *err);
 
-/* --- the server --------------------------------------------------------------------------------------------- */
+/* --- the server
+ * --------------------------------------------------------------------------------------------- */
 
 /* The registry and the rest that the program started the server with. */
 const struct mlo_http_options *mlo_http_options(const struct mlo_http *http);
 /* True once a stop was asked for: whoever waits for something must come to an end. */
 bool mlo_http_stopping(const struct mlo_http *http);
-/* Exchanges a one-time sign-in code for the token it stands for (a copy in the request's arena); NULL when the code
- * is unknown or used. */
+/* Exchanges a one-time sign-in code for the token it stands for (a copy in the request's arena); NULL when
+ * the code is unknown or used. */
 const char *mlo_http_redeem(struct mlo_request *req, const char *code);
 /* Checks a token; fills `who`. For the sign-in page. */
-MLO_MUST_USE enum mlo_status mlo_http_identify(struct mlo_request *req, const char *token, struct mlo_principal *who,
-                                               struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_http_identify(struct mlo_request *req, const char *token,
+                                               struct mlo_principal *who, struct mlo_error *err);
 
 /* Checks a table: rows complete, paths well-formed, no two rows for the same requests. */
 MLO_MUST_USE enum mlo_status mlo_route_table_check(const struct mlo_http_module *modules, size_t count,

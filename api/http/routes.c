@@ -6,33 +6,57 @@
 #define V M "/versions/{v}"
 #define D P "/datasets/{d}"
 
-#define READ(path_, handler_, docs_) {.method = "GET", .path = path_, .handler = handler_, .role = MLO_VIEWER, .docs = docs_}
-#define POST(path_, role_, handler_, docs_)                                                                      \
-    {.method = "POST", .path = path_, .handler = handler_, .role = role_, .max_body = MLO_BODY_JSON_MAX, .docs = docs_}
+#define READ(path_, handler_, docs_)                                                                         \
+    {                                                                                                        \
+        .method = "GET", .path = path_, .handler = handler_, .role = MLO_VIEWER, .docs = docs_               \
+    }
+#define POST(path_, role_, handler_, docs_)                                                                  \
+    {                                                                                                        \
+        .method = "POST", .path = path_, .handler = handler_, .role = role_, .max_body = MLO_BODY_JSON_MAX,  \
+        .docs = docs_                                                                                        \
+    }
 
 static const struct mlo_route ROUTES[] = {
     {.method = "GET", .path = "/healthz", .handler = h_healthz, .open = true, .docs = "The process lives."},
-    {.method = "GET", .path = "/readyz", .handler = h_readyz, .open = true,
+    {.method = "GET",
+     .path = "/readyz",
+     .handler = h_readyz,
+     .open = true,
      .docs = "PostgreSQL is there, with the schema that this program expects."},
 
     READ("/v1/me", h_me, "Who the token stands for."),
     READ("/v1/queue", h_queue, "What is queued, and whether anybody can take it."),
     READ("/v1/workers", h_workers, "The workers of the last day."),
-    {.method = "GET", .path = "/v1/tokens", .handler = h_tokens, .role = MLO_ADMIN, .docs = "All tokens, without their texts."},
+    {.method = "GET",
+     .path = "/v1/tokens",
+     .handler = h_tokens,
+     .role = MLO_ADMIN,
+     .docs = "All tokens, without their texts."},
     POST("/v1/tokens", MLO_ADMIN, h_token_create, "Makes a token; its text is shown this once."),
-    {.method = "DELETE", .path = "/v1/tokens/{id}", .handler = h_token_revoke, .role = MLO_ADMIN, .docs = "Revokes a token."},
+    {.method = "DELETE",
+     .path = "/v1/tokens/{id}",
+     .handler = h_token_revoke,
+     .role = MLO_ADMIN,
+     .docs = "Revokes a token."},
 
     READ("/v1/projects", h_projects, "The projects that the token may see."),
     POST("/v1/projects", MLO_ADMIN, h_project_create, "Makes a project."),
 
-    READ(P "/blobs/{digest}", h_blob_get, "The bytes of a blob of this project; HEAD tells whether it is there."),
-    {.method = "PUT", .path = P "/blobs/{digest}", .handler = h_blob_put, .role = MLO_SUBMITTER,
-     .max_body = MLO_BODY_BLOB_MAX, .upload = &mlo_blob_upload, .docs = "Uploads bytes by their digest, streaming."},
+    READ(P "/blobs/{digest}", h_blob_get,
+         "The bytes of a blob of this project; HEAD tells whether it is there."),
+    {.method = "PUT",
+     .path = P "/blobs/{digest}",
+     .handler = h_blob_put,
+     .role = MLO_SUBMITTER,
+     .max_body = MLO_BODY_BLOB_MAX,
+     .upload = &mlo_blob_upload,
+     .docs = "Uploads bytes by their digest, streaming."},
 
     READ(P "/models", h_models, "The models of a project; q searches."),
     READ(M, h_model, "A model."),
     READ(M "/versions", h_versions, "The versions of a model, newest first."),
-    POST(M "/versions", MLO_SUBMITTER, h_version_create, "Adds a version out of uploaded blobs; makes the model when absent."),
+    POST(M "/versions", MLO_SUBMITTER, h_version_create,
+         "Adds a version out of uploaded blobs; makes the model when absent."),
     READ(V, h_version, "A version with its files."),
     READ(V "/variants", h_variants, "The variants of a version with size, accuracy and latency as measured."),
     READ(V "/evidence", h_evidence, "What was measured."),
@@ -41,20 +65,23 @@ static const struct mlo_route ROUTES[] = {
 
     READ(P "/datasets", h_datasets, "The datasets of a project."),
     READ(D, h_dataset, "A dataset's latest version."),
-    POST(D "/versions", MLO_SUBMITTER, h_dataset_create, "Adds a version of a dataset out of uploaded blobs."),
+    POST(D "/versions", MLO_SUBMITTER, h_dataset_create,
+         "Adds a version of a dataset out of uploaded blobs."),
     READ(D "/versions/{v}", h_dataset_version, "A version of a dataset."),
 
     READ(P "/runs", h_runs, "The runs of a project, newest first."),
     POST(P "/runs", MLO_SUBMITTER, h_run_create, "Submits a recipe on a version."),
     READ(P "/runs/{id}", h_run, "A run with its jobs and their progress."),
-    READ(P "/runs/{id}/events", h_run_events, "What happened in a run after a number, waiting for it if asked to."),
+    READ(P "/runs/{id}/events", h_run_events,
+         "What happened in a run after a number, waiting for it if asked to."),
     POST(P "/runs/{id}/cancel", MLO_SUBMITTER, h_run_cancel, "Cancels a run."),
 
     READ(M "/stages", h_stages, "Staging and production of a model."),
     READ(M "/stages/{s}", h_stage, "A stage; its ETag is what a move must send as If-Match."),
     READ(M "/stages/{s}/artifact", h_stage_artifact, "The bytes of what the stage holds for a target."),
     POST(M "/promotions", MLO_PROMOTER, h_promote, "Puts a release in a stage; needs If-Match and a reason."),
-    POST(M "/rollbacks", MLO_PROMOTER, h_rollback, "Brings back the release before, or another; needs If-Match and a reason."),
+    POST(M "/rollbacks", MLO_PROMOTER, h_rollback,
+         "Brings back the release before, or another; needs If-Match and a reason."),
     READ(M "/history", h_history, "The promotion log of a model; with at, what was in force at a time."),
     READ(P "/history", h_project_history, "The promotion log of a project."),
 

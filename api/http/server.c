@@ -135,7 +135,8 @@ static enum mlo_status listen_on(struct mlo_http *http, struct mlo_error *err)
     enum mlo_status status = parse_address(&http->options, &address, err);
     if (status != MLO_OK)
         return status;
-    unsigned flags = MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL | MHD_USE_ITC;
+    unsigned flags =
+        MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL | MHD_USE_ITC;
     if (address.ss_family == AF_INET6)
         flags |= MHD_USE_IPv6;
 #ifdef MLOPT_SANITIZED

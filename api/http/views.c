@@ -24,10 +24,10 @@ static json_t *accuracy_of(const json_t *evidence)
         const json_t *best = NULL;
         json_t *item;
         size_t i;
-        json_array_foreach((json_t *)evidence, i, item)
-            if (strcmp(mlo_json_str(item, "metric", ""), ACCURACY_METRICS[m]) == 0 &&
-                (!best || mlo_json_i64(item, "id", 0) > mlo_json_i64(best, "id", 0)))
-                best = item;
+        json_array_foreach((json_t *)evidence, i,
+                           item) if (strcmp(mlo_json_str(item, "metric", ""), ACCURACY_METRICS[m]) == 0 &&
+                                     (!best || mlo_json_i64(item, "id", 0) > mlo_json_i64(best, "id", 0)))
+            best = item;
         if (!best)
             continue;
         json_t *out = interval(best, "value", "low", "high");
@@ -42,7 +42,8 @@ static json_t *accuracy_of(const json_t *evidence)
     return json_null();
 }
 
-/* The row of this load, made when it is not there. A load is what was run where: batch, threads, machine class. */
+/* The row of this load, made when it is not there. A load is what was run where: batch, threads, machine
+ * class. */
 static json_t *latency_row(json_t *rows, const json_t *evidence)
 {
     const json_t *params = json_object_get(evidence, "params");
@@ -50,12 +51,12 @@ static json_t *latency_row(json_t *rows, const json_t *evidence)
     const char *machine = mlo_json_str(evidence, "machine_class", "");
     size_t i;
     json_t *row;
-    json_array_foreach(rows, i, row)
-        if (mlo_json_i64(row, "batch", 0) == batch && mlo_json_i64(row, "threads", 0) == threads &&
-            strcmp(mlo_json_str(row, "machine_class", ""), machine) == 0)
-            return row;
-    row = json_pack("{s:I, s:I, s:s, s:n, s:n, s:n}", "batch", (json_int_t)batch, "threads", (json_int_t)threads,
-                    "machine_class", machine, "p50_us", "p99_us", "ratio");
+    json_array_foreach(rows, i,
+                       row) if (mlo_json_i64(row, "batch", 0) == batch &&
+                                mlo_json_i64(row, "threads", 0) == threads &&
+                                strcmp(mlo_json_str(row, "machine_class", ""), machine) == 0) return row;
+    row = json_pack("{s:I, s:I, s:s, s:n, s:n, s:n}", "batch", (json_int_t)batch, "threads",
+                    (json_int_t)threads, "machine_class", machine, "p50_us", "p99_us", "ratio");
     for (i = 0; i < json_array_size(rows); i++)
         if (mlo_json_i64(json_array_get(rows, i), "batch", 0) > batch)
             break;
@@ -101,7 +102,8 @@ static json_t *latency_of(const json_t *evidence)
     return rows;
 }
 
-enum mlo_status mlo_view_variants(struct mlo_db_conn *conn, int64_t version_id, json_t **out, struct mlo_error *err)
+enum mlo_status mlo_view_variants(struct mlo_db_conn *conn, int64_t version_id, json_t **out,
+                                  struct mlo_error *err)
 {
     enum mlo_status status = mlo_variant_list(conn, version_id, out, err);
     double source_size = 0;
@@ -115,19 +117,23 @@ enum mlo_status mlo_view_variants(struct mlo_db_conn *conn, int64_t version_id, 
         double size = (double)mlo_json_i64(item, "size", 0);
         if (i == 0)
             source_size = size;
-        json_object_set_new(item, "size_ratio", source_size > 0 ? json_real(size / source_size) : json_null());
+        json_object_set_new(item, "size_ratio",
+                            source_size > 0 ? json_real(size / source_size) : json_null());
         json_object_set_new(item, "accuracy", accuracy_of(evidence));
         json_object_set_new(item, "latency", latency_of(evidence));
     }
     return MLO_OK;
 }
 
-/* --- runs ----------------------------------------------------------------------------------------------------- */
+/* --- runs
+ * ----------------------------------------------------------------------------------------------------- */
 
 static void times_end_in_at(json_t *object)
 {
-    static const char *const names[][2] = {{"created", "created_at"}, {"started", "started_at"},
-                                           {"finished", "finished_at"}, {"ended", "ended_at"}};
+    static const char *const names[][2] = {{"created", "created_at"},
+                                           {"started", "started_at"},
+                                           {"finished", "finished_at"},
+                                           {"ended", "ended_at"}};
     for (size_t i = 0; i < MLO_COUNT(names); i++)
         mlo_json_rename(object, names[i][0], names[i][1]);
 }
@@ -144,8 +150,7 @@ enum mlo_status mlo_view_run(struct mlo_db_conn *conn, int64_t project, int64_t 
     json_array_foreach(json_object_get(*out, "jobs"), i, job)
     {
         times_end_in_at(job);
-        json_array_foreach(json_object_get(job, "attempts"), j, attempt)
-            times_end_in_at(attempt);
+        json_array_foreach(json_object_get(job, "attempts"), j, attempt) times_end_in_at(attempt);
     }
     return MLO_OK;
 }
@@ -158,32 +163,36 @@ enum mlo_status mlo_view_runs(struct mlo_db_conn *conn, const struct mlo_run_fil
     enum mlo_status status = mlo_run_list(conn, filter, out, err);
     if (status != MLO_OK)
         return status;
-    json_array_foreach(json_object_get(*out, "items"), i, item)
-        times_end_in_at(item);
+    json_array_foreach(json_object_get(*out, "items"), i, item) times_end_in_at(item);
     return MLO_OK;
 }
 
-/* --- audit ---------------------------------------------------------------------------------------------------- */
+/* --- audit
+ * ---------------------------------------------------------------------------------------------------- */
 
 enum mlo_status mlo_view_audit_verify(struct mlo_db_conn *conn, int64_t project,
-                                      const struct mlo_audit_head *remembered, json_t **out, struct mlo_error *err)
+                                      const struct mlo_audit_head *remembered, json_t **out,
+                                      struct mlo_error *err)
 {
     struct mlo_audit_result result = {0};
     char text[MLO_DIGEST_TEXT_SIZE];
     enum mlo_status status = mlo_audit_verify(conn, project, remembered, &result, err);
     if (status != MLO_OK)
         return status;
-    *out = json_pack("{s:b, s:I, s:I, s:s, s:o, s:s?}", "ok", result.intact, "entries", (json_int_t)result.entries,
-                     "head_seq", (json_int_t)result.head.seq, "head", mlo_digest_text(&result.head.hash, text),
-                     "bad_seq", result.intact ? json_null() : json_integer(result.bad_seq), "problem",
+    *out = json_pack("{s:b, s:I, s:I, s:s, s:o, s:s?}", "ok", result.intact, "entries",
+                     (json_int_t)result.entries, "head_seq", (json_int_t)result.head.seq, "head",
+                     mlo_digest_text(&result.head.hash, text), "bad_seq",
+                     result.intact ? json_null() : json_integer(result.bad_seq), "problem",
                      result.intact ? NULL : result.problem);
     return *out ? MLO_OK : mlo_error_nomem(err);
 }
 
-/* --- moves ---------------------------------------------------------------------------------------------------- */
+/* --- moves
+ * ---------------------------------------------------------------------------------------------------- */
 
-static enum mlo_status move_in_history(struct mlo_request *req, const struct mlo_actor *actor, int64_t project,
-                                       int64_t model, const char *stage, json_t **out, struct mlo_error *err)
+static enum mlo_status move_in_history(struct mlo_request *req, const struct mlo_actor *actor,
+                                       int64_t project, int64_t model, const char *stage, json_t **out,
+                                       struct mlo_error *err)
 {
     const struct mlo_history_filter filter = {.project_id = project, .model_id = model, .stage = stage};
     const struct mlo_page page = {.limit = 1};
@@ -192,7 +201,8 @@ static enum mlo_status move_in_history(struct mlo_request *req, const struct mlo
     if (status == MLO_OK)
         *out = json_incref(json_array_get(json_object_get(list, "items"), 0));
     json_decref(list);
-    return status == MLO_OK && !*out ? mlo_error_set(err, MLO_EINTERNAL, "the move is not in the history") : status;
+    return status == MLO_OK && !*out ? mlo_error_set(err, MLO_EINTERNAL, "the move is not in the history")
+                                     : status;
 }
 
 enum mlo_status mlo_view_move(struct mlo_request *req, int64_t project, const struct mlo_move_request *move,
@@ -214,8 +224,9 @@ enum mlo_status mlo_view_move(struct mlo_request *req, int64_t project, const st
     status = move->rollback ? mlo_stage_rollback(req->conn, &actor, &move->back, &made, err)
                             : mlo_stage_promote(req->conn, &actor, &move->promotion, &made, err);
     if (status == MLO_OK)
-        status = move_in_history(req, &actor, project,
-                                 move->rollback ? move->back.model_id : move->promotion.model_id, stage, out, err);
+        status =
+            move_in_history(req, &actor, project,
+                            move->rollback ? move->back.model_id : move->promotion.model_id, stage, out, err);
     if (status == MLO_OK && move->dry_run) {
         status = mlo_db_end(req->conn, MLO_ECANCELLED, err); /* that is: roll it back */
         status = status == MLO_ECANCELLED ? MLO_OK : status;

@@ -1,17 +1,18 @@
-/* What the registry and the queue tell, as the API shows it; the pages read the same. Times end in _at, lists have
- * items and next. All results are new references. */
+/* What the registry and the queue tell, as the API shows it; the pages read the same. Times end in _at, lists
+ * have items and next. All results are new references. */
 #ifndef MLO_HTTP_VIEWS_H
 #define MLO_HTTP_VIEWS_H
 
 #include "api/http/route.h"
 #include "pipeline/service/service.h"
 
-/* The variants of a version, each with accuracy, latency, size_ratio summed up from its evidence (docs/api.md). */
+/* The variants of a version, each with accuracy, latency, size_ratio summed up from its evidence
+ * (docs/api.md). */
 MLO_MUST_USE enum mlo_status mlo_view_variants(struct mlo_db_conn *conn, int64_t version_id, json_t **out,
                                                struct mlo_error *err);
 /* A run with its jobs; a list of runs. */
-MLO_MUST_USE enum mlo_status mlo_view_run(struct mlo_db_conn *conn, int64_t project, int64_t run, json_t **out,
-                                          struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_view_run(struct mlo_db_conn *conn, int64_t project, int64_t run,
+                                          json_t **out, struct mlo_error *err);
 MLO_MUST_USE enum mlo_status mlo_view_runs(struct mlo_db_conn *conn, const struct mlo_run_filter *filter,
                                            json_t **out, struct mlo_error *err);
 /* The result of checking an audit chain. */
@@ -30,5 +31,8 @@ struct mlo_move_request {
 MLO_MUST_USE enum mlo_status mlo_view_move(struct mlo_request *req, int64_t project,
                                            const struct mlo_move_request *move, json_t **out,
                                            struct mlo_error *err);
+
+/* Answers with the bytes of the variant that {p}, {m}, {v} and {name} name. */
+MLO_MUST_USE enum mlo_status mlo_view_artifact(struct mlo_request *req, struct mlo_error *err);
 
 #endif

@@ -1,0 +1,158 @@
+/* The audit log: filters, before and after, and whether the chain is intact. */
+#include <string.h>
+
+#include "api/web/web_impl.h"
+
+/* A chain up to this long is checked whenever the page is shown; a longer one on demand. */
+#define CHECK_AT_ONCE 20000
+
+enum mlo_status page_audit_index(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    const struct mlo_page page = {.limit = MLO_PAGE_MAX};
+    struct mlo_buf *out = &req->out;
+    struct mlo_db_conn *conn;
+    json_t *projects = NULL, *item;
+    size_t i;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_db(req, &conn, err));
+    MLO_TRY(mlo_project_list(conn, &actor, &page, &projects, err));
+    const json_t *items = json_object_get(projects, "items");
+    mlo_page_begin(req, "Audit", "audit");
+    HTML(out, "<h1>Audit log</h1><section class=\"panel\"><p>Each project has a chain of its own.</p><ul>");
+    json_array_foreach((json_t *)items, i, item)
+        HTML(out, "<li><a href=\"/audit/%s\">%s</a></li>", mlo_text(item, "name"), mlo_text(item, "name"));
+    if (req->who.role == MLO_ADMIN && !req->who.project_id)
+        HTML(out, "<li><a href=\"/audit/-\">this installation</a> <small>projects, tokens</small></li>");
+    HTML(out, "</ul></section>");
+    MLO_TRY(mlo_page_end(req, 200, err));
+out:
+    json_decref(projects);
+    return status;
+}
+
+static enum mlo_status verify_badge(struct mlo_request *req, int64_t project, struct mlo_error *err)
+{
+    struct mlo_buf *out = &req->out;
+    struct mlo_audit_head head;
+    json_t *result = NULL;
+    enum mlo_status status;
+    MLO_TRY(mlo_audit_head(req->conn, project, &head, err));
+    if (head.seq > CHECK_AT_ONCE && !mlo_request_query(req, "verify")) {
+        HTML(out,
+             "<form class=\"verify\" method=\"get\"><input type=\"hidden\" name=\"verify\" value=\"1\">"
+             "<button>Verify all %lld entries</button></form>",
+             (long long)head.seq);
+        goto out;
+    }
+    MLO_TRY(mlo_view_audit_verify(req->conn, project, NULL, &result, err));
+    if (mlo_json_bool(result, "ok", false)) {
+        HTML(out,
+             "<p class=\"verify\" id=\"verify\"><span class=\"badge good\">verified</span> %lld entries, "
+             "head ",
+             (long long)mlo_json_i64(result, "entries", 0));
+        mlo_piece_digest(out, mlo_text(result, "head"));
+        HTML(out, "</p>");
+    } else {
+        HTML(out,
+             "<p class=\"alert\" id=\"verify\" role=\"alert\"><b>The chain is broken</b> at entry %lld: "
+             "%s</p>",
+             (long long)mlo_json_i64(result, "bad_seq", 0), mlo_text(result, "problem"));
+    }
+out:
+    json_decref(result);
+    return status;
+}
+
+static void change(struct mlo_buf *out, const json_t *entry)
+{
+    const json_t *before = json_object_get(entry, "before"), *after = json_object_get(entry, "after");
+    bool any = (before && !json_is_null(before)) || (after && !json_is_null(after));
+    if (!any) {
+        HTML(out, "<span class=\"muted\">–</span>");
+        return;
+    }
+    HTML(out, "<details><summary>before / after</summary><div class=\"change\"><div><small>before</small>");
+    mlo_piece_json(out, before);
+    HTML(out, "</div><div><small>after</small>");
+    mlo_piece_json(out, after);
+    HTML(out, "</div></div></details>");
+}
+
+static void rows(struct mlo_buf *out, const json_t *items)
+{
+    const json_t *item;
+    size_t i;
+    json_array_foreach((json_t *)items, i, item)
+    {
+        HTML(out, "<tr><td class=\"n\">%lld</td><td>", (long long)mlo_json_i64(item, "seq", 0));
+        mlo_piece_time(out, mlo_json_str(item, "at", NULL));
+        HTML(out,
+             "</td><td>%s<br><small>via %s%s%s</small></td><td><code>%s</code></td><td>%s</td><td "
+             "class=\"reason\">%s</td><td>",
+             mlo_text(item, "who"), mlo_text(item, "via"), mlo_text(item, "address")[0] ? ", " : "",
+             mlo_text(item, "address"), mlo_text(item, "action"), mlo_text(item, "object"),
+             mlo_text(item, "reason"));
+        change(out, item);
+        HTML(out, "</td><td>");
+        mlo_piece_digest(out, mlo_text(item, "hash"));
+        HTML(out, "</td></tr>");
+    }
+}
+
+static const char *filter_text(const struct mlo_request *req, const char *name)
+{
+    const char *text = mlo_request_query(req, name);
+    return text && text[0] ? text : NULL;
+}
+
+enum mlo_status page_audit(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    const struct mlo_audit_filter filter = {.who = filter_text(req, "who"),
+                                            .action = filter_text(req, "action"),
+                                            .object = filter_text(req, "object")};
+    const char *name = mlo_request_param(req, "p");
+    bool installation = strcmp(name, "-") == 0;
+    struct mlo_buf *out = &req->out;
+    struct mlo_db_conn *conn;
+    struct mlo_page page;
+    json_t *entries = NULL;
+    int64_t project = 0;
+    char title[160];
+    enum mlo_status status;
+    MLO_TRY(mlo_request_page(req, &page, err));
+    MLO_TRY(mlo_request_db(req, &conn, err));
+    if (installation)
+        MLO_TRY(mlo_actor_require(&actor, 0, MLO_ADMIN, err));
+    else
+        MLO_TRY(mlo_request_project(req, &project, err));
+    MLO_TRY(mlo_audit_list(conn, project, &filter, &page, &entries, err));
+    snprintf(title, sizeof title, "Audit log of %s", installation ? "this installation" : name);
+    mlo_page_begin(req, title, "audit");
+    HTML(out, "<p class=\"eyebrow\"><a href=\"/audit\">Audit</a> / %s</p><h1>%s</h1>", name, title);
+    MLO_TRY(verify_badge(req, project, err));
+    HTML(out,
+         "<form class=\"filters\" method=\"get\"><label>Who<input name=\"who\" value=\"%s\"></label>"
+         "<label>Action<input name=\"action\" value=\"%s\" placeholder=\"stage.\"></label>"
+         "<label>Object begins with<input name=\"object\" value=\"%s\"></label><button>Show</button></form>"
+         "<section class=\"panel\">",
+         filter.who ? filter.who : "", filter.action ? filter.action : "",
+         filter.object ? filter.object : "");
+    if (json_array_size(json_object_get(entries, "items"))) {
+        HTML(out,
+             "<div class=\"scroll\"><table id=\"audit\"><thead><tr><th "
+             "class=\"n\">Nr</th><th>Time</th><th>Who</th>"
+             "<th>Action</th><th>Object</th><th>Reason</th><th>Change</th><th>Hash</th></tr></thead><tbody>");
+        rows(out, json_object_get(entries, "items"));
+        HTML(out, "</tbody></table></div>");
+        mlo_piece_next(req, entries);
+    } else {
+        HTML(out, "<p class=\"empty\">No such entry.</p>");
+    }
+    HTML(out, "</section>");
+    MLO_TRY(mlo_page_end(req, 200, err));
+out:
+    json_decref(entries);
+    return status;
+}

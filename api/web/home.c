@@ -1,0 +1,84 @@
+/* The first page: models, recent runs, last moves. */
+#include <string.h>
+
+#include "api/web/web_impl.h"
+
+static void stage_cell(struct mlo_buf *out, const json_t *stage)
+{
+    if (!json_is_object(stage))
+        HTML(out, "<td class=\"muted\">–</td>");
+    else
+        HTML(out, "<td><span class=\"badge plain\">v%lld</span></td>",
+             (long long)mlo_json_i64(stage, "version", 0));
+}
+
+static void model_rows(struct mlo_buf *out, const json_t *items)
+{
+    const json_t *item;
+    size_t i;
+    json_array_foreach((json_t *)items, i, item)
+    {
+        HTML(out, "<tr><td>");
+        mlo_piece_model(out, mlo_text(item, "project"), mlo_text(item, "name"));
+        if (mlo_text(item, "description")[0])
+            HTML(out, "<br><small>%s</small>", mlo_text(item, "description"));
+        HTML(out, "</td><td class=\"n\">%lld</td>", (long long)mlo_json_i64(item, "latest_version", 0));
+        stage_cell(out, json_object_get(item, "staging"));
+        stage_cell(out, json_object_get(item, "production"));
+        HTML(out, "<td class=\"n\">");
+        mlo_piece_time(out, mlo_json_str(item, "created_at", NULL));
+        HTML(out, "</td><td class=\"n\"><a href=\"/promotions/%s/%s\">Promotion log</a></td></tr>",
+             mlo_text(item, "project"), mlo_text(item, "name"));
+    }
+}
+
+enum mlo_status page_home(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_buf *out = &req->out;
+    struct mlo_db_conn *conn;
+    struct mlo_page page;
+    const struct mlo_page few = {.limit = 8};
+    const struct mlo_run_filter recent = {.project = req->who.project_id, .limit = 8};
+    const struct mlo_history_filter all = {.project_id = req->who.project_id};
+    json_t *models = NULL, *runs = NULL, *moves = NULL;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_page(req, &page, err));
+    MLO_TRY(mlo_request_db(req, &conn, err));
+    MLO_TRY(mlo_model_list(conn, &actor, req->who.project_id, &page, &models, err));
+    MLO_TRY(mlo_view_runs(conn, &recent, &runs, err));
+    MLO_TRY(mlo_stage_history(conn, &actor, &all, &few, &moves, err));
+
+    mlo_page_begin(req, "Models", "models");
+    HTML(out, "<h1>Models</h1><section class=\"panel\">");
+    if (json_array_size(json_object_get(models, "items"))) {
+        HTML(
+            out,
+            "<div class=\"scroll\"><table id=\"models\"><thead><tr><th>Model</th><th class=\"n\">Version</th>"
+            "<th>Staging</th><th>Production</th><th class=\"n\">Since</th><th></th></tr></thead><tbody>");
+        model_rows(out, json_object_get(models, "items"));
+        HTML(out, "</tbody></table></div>");
+        mlo_piece_next(req, models);
+    } else {
+        HTML(out,
+             "<p class=\"empty\">No model yet. Upload one:</p><pre>mlopt push fashion/cnn model.onnx</pre>");
+    }
+    HTML(out, "</section><h2>Recent runs</h2><section class=\"panel\">");
+    if (json_array_size(json_object_get(runs, "items")))
+        mlo_piece_runs(out, json_object_get(runs, "items"));
+    else
+        HTML(out, "<p class=\"empty\">No run yet. Submit one:</p><pre>mlopt submit fashion/cnn --recipe "
+                  "int8-cpu --wait</pre>");
+    HTML(out, "</section><h2>Last moves</h2><section class=\"panel\">");
+    if (json_array_size(json_object_get(moves, "items")))
+        mlo_piece_moves(out, json_object_get(moves, "items"), true);
+    else
+        HTML(out, "<p class=\"empty\">Nothing was promoted yet.</p>");
+    HTML(out, "</section>");
+    MLO_TRY(mlo_page_end(req, 200, err));
+out:
+    json_decref(models);
+    json_decref(runs);
+    json_decref(moves);
+    return status;
+}

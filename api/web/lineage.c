@@ -1,0 +1,189 @@
+/* Lineage as an SVG: what an artifact came from on its left, what came from it on its right. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/web/web_impl.h"
+
+#define NODES_MAX 80
+#define BOX_W 190
+#define BOX_H 48
+#define GAP_X 120
+#define GAP_Y 22
+#define PAD 12
+
+struct node {
+    const json_t *json;
+    const char *digest;
+    bool dataset;
+    int column, row;
+};
+
+struct graph {
+    struct node nodes[NODES_MAX];
+    size_t count;
+    int columns, rows;
+};
+
+static struct node *find(struct graph *graph, const char *digest)
+{
+    for (size_t i = 0; i < graph->count; i++)
+        if (strcmp(graph->nodes[i].digest, digest) == 0)
+            return &graph->nodes[i];
+    return NULL;
+}
+
+/* Columns: an artifact stands right of what it was derived from; a dataset left of the first that used it. */
+static void place(struct graph *graph, const json_t *edges)
+{
+    const json_t *edge;
+    size_t i;
+    for (size_t round = 0; round < graph->count; round++) /* bounded: also for a graph that has a cycle */
+        json_array_foreach((json_t *)edges, i, edge)
+        {
+            struct node *child = find(graph, mlo_text(edge, "child")),
+                        *parent = find(graph, mlo_text(edge, "parent"));
+            if (child && parent && !parent->dataset && child->column <= parent->column &&
+                parent->column + 1 < (int)graph->count)
+                child->column = parent->column + 1;
+        }
+    for (size_t n = 0; n < graph->count; n++) {
+        struct node *set = &graph->nodes[n];
+        int nearest = (int)graph->count;
+        if (!set->dataset)
+            continue;
+        json_array_foreach((json_t *)edges, i, edge)
+        {
+            struct node *child = find(graph, mlo_text(edge, "child"));
+            if (child && strcmp(mlo_text(edge, "parent"), set->digest) == 0)
+                nearest = MLO_MIN(nearest, child->column);
+        }
+        set->column = nearest == (int)graph->count || nearest < 1 ? 0 : nearest - 1;
+    }
+    int used[NODES_MAX] = {0};
+    for (int pass = 0; pass < 2; pass++) /* artifacts above, datasets below */
+        for (size_t n = 0; n < graph->count; n++) {
+            struct node *node = &graph->nodes[n];
+            if (node->dataset != (pass == 1))
+                continue;
+            node->row = used[node->column]++;
+            graph->columns = MLO_MAX(graph->columns, node->column + 1);
+            graph->rows = MLO_MAX(graph->rows, node->row + 1);
+        }
+}
+
+static int left_of(const struct node *node)
+{
+    return PAD + node->column * (BOX_W + GAP_X);
+}
+
+static int top_of(const struct node *node)
+{
+    return PAD + node->row * (BOX_H + GAP_Y);
+}
+
+static void draw_edge(struct mlo_buf *out, const struct node *from, const struct node *to, const json_t *edge)
+{
+    const char *kind = mlo_text(edge, "kind"), *step = mlo_text(edge, "step");
+    bool derived = strcmp(kind, "derived-from") == 0;
+    int x1 = left_of(from) + BOX_W, y1 = top_of(from) + BOX_H / 2, x2 = left_of(to),
+        y2 = top_of(to) + BOX_H / 2;
+    if (to->column <= from->column) { /* beside or behind: from bottom to top */
+        x1 = left_of(from) + BOX_W / 2;
+        x2 = left_of(to) + BOX_W / 2;
+        y1 = top_of(from) + (y2 > y1 ? BOX_H : 0);
+        y2 = top_of(to) + (y2 > top_of(from) ? 0 : BOX_H);
+        HTML(out, "<path class=\"edge%s\" d=\"M%d %dL%d %d\"/>", derived ? "" : " used", x1, y1, x2, y2);
+    } else {
+        int bend = (x2 - x1) / 2;
+        HTML(out, "<path class=\"edge%s\" d=\"M%d %dC%d %d %d %d %d %d\" marker-end=\"url(#tip)\"/>",
+             derived ? "" : " used", x1, y1, x1 + bend, y1, x2 - bend, y2, x2 - 2, y2);
+    }
+    const char *label = derived                              ? (step[0] ? step : "derived")
+                        : mlo_str_starts(kind, "calibrated") ? "calibrates"
+                        : mlo_str_starts(kind, "selected")   ? "selects"
+                                                             : "evaluates";
+    HTML(out, "<text class=\"label\" x=\"%d\" y=\"%d\">%s</text>", (x1 + x2) / 2, (y1 + y2) / 2 - 6, label);
+}
+
+/* "cnn@1/int8-cpu" of "fashion/cnn@1/int8-cpu"; a digest where there is no name. Cut to what fits in a box.
+ */
+static void node_title(const struct node *node, char out[32])
+{
+    const char *name = json_string_value(json_array_get(json_object_get(node->json, "names"), 0));
+    const char *slash = name ? strchr(name, '/') : NULL;
+    const char *text = slash ? slash + 1 : name;
+    char hex[16];
+    if (!text) {
+        snprintf(hex, sizeof hex, "%s", node->digest + (mlo_str_starts(node->digest, "sha256:") ? 7 : 0));
+        text = hex;
+    }
+    if (strlen(text) > 24)
+        snprintf(out, 32, "%.23s…", text);
+    else
+        snprintf(out, 32, "%s", text);
+}
+
+static void draw_node(struct mlo_buf *out, const struct node *node, const char *root)
+{
+    char title[32], size[32] = "";
+    const json_t *names = json_object_get(node->json, "names"), *bytes = json_object_get(node->json, "size");
+    const char *type = mlo_text(node->json, "type");
+    int x = left_of(node), y = top_of(node);
+    node_title(node, title);
+    if (json_is_integer(bytes))
+        mlo_str_size((uint64_t)json_integer_value(bytes), size);
+    HTML(out, "<g class=\"node %s%s\"><title>%s", type,
+         root && strcmp(root, node->digest) == 0 ? " root" : "", node->digest);
+    for (size_t i = 0; i < json_array_size(names); i++)
+        HTML(out, "\n%s", json_string_value(json_array_get(names, i)));
+    HTML(out, "</title><rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" rx=\"%d\"/>", x, y, BOX_W, BOX_H,
+         node->dataset ? BOX_H / 2 : 6);
+    HTML(out, "<text class=\"name\" x=\"%d\" y=\"%d\">%s</text>", x + BOX_W / 2, y + 21, title);
+    HTML(out, "<text class=\"kind\" x=\"%d\" y=\"%d\">%s%s%s</text></g>", x + BOX_W / 2, y + 37, type,
+         size[0] ? " · " : "", size);
+}
+
+void mlo_piece_lineage(struct mlo_buf *out, const json_t *lineage)
+{
+    const json_t *nodes = json_object_get(lineage, "nodes"), *edges = json_object_get(lineage, "edges"),
+                 *item;
+    struct graph *graph = calloc(1, sizeof *graph);
+    size_t i;
+    if (!graph)
+        return;
+    json_array_foreach((json_t *)nodes, i, item)
+    {
+        if (graph->count == NODES_MAX)
+            break;
+        graph->nodes[graph->count++] =
+            (struct node){.json = item,
+                          .digest = mlo_text(item, "digest"),
+                          .dataset = strcmp(mlo_text(item, "type"), "dataset") == 0};
+    }
+    place(graph, edges);
+    int width = 2 * PAD + graph->columns * (BOX_W + GAP_X) - GAP_X,
+        height = 2 * PAD + graph->rows * (BOX_H + GAP_Y) - GAP_Y;
+    if (graph->count)
+        HTML(out,
+             "<div class=\"scroll\"><svg class=\"lineage\" role=\"img\" aria-label=\"Lineage\" width=\"%d\" "
+             "height=\"%d\" "
+             "viewBox=\"0 0 %d %d\"><defs><marker id=\"tip\" viewBox=\"0 0 8 8\" refX=\"7\" refY=\"4\" "
+             "markerWidth=\"7\" "
+             "markerHeight=\"7\" orient=\"auto\"><path d=\"M0 0L8 4L0 8z\"/></marker></defs>",
+             width, height, width, height);
+    json_array_foreach((json_t *)edges, i, item)
+    {
+        const struct node *child = find(graph, mlo_text(item, "child")),
+                          *parent = find(graph, mlo_text(item, "parent"));
+        if (child && parent)
+            draw_edge(out, parent, child, item);
+    }
+    for (size_t n = 0; n < graph->count; n++)
+        draw_node(out, &graph->nodes[n], mlo_json_str(lineage, "root", NULL));
+    if (graph->count)
+        HTML(out, "</svg></div>");
+    if (json_array_size(nodes) > NODES_MAX)
+        HTML(out, "<p class=\"muted\">%zu more are not drawn; the API lists all.</p>",
+             json_array_size(nodes) - NODES_MAX);
+    free(graph);
+}

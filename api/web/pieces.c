@@ -1,0 +1,149 @@
+/* The small things that pages are made of. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/web/web_impl.h"
+
+#define DASH "<span class=\"muted\">–</span>"
+
+void mlo_piece_time(struct mlo_buf *out, const char *time)
+{
+    if (!time || strlen(time) < 19) {
+        HTML(out, DASH);
+        return;
+    }
+    char day[11], clock[9];
+    snprintf(day, sizeof day, "%.10s", time);
+    snprintf(clock, sizeof clock, "%.8s", time + 11);
+    HTML(out, "<time datetime=\"%s\">%s <span>%s</span></time>", time, day, clock);
+}
+
+void mlo_piece_digest(struct mlo_buf *out, const char *digest)
+{
+    const char *hex = digest && mlo_str_starts(digest, "sha256:") ? digest + 7 : digest;
+    char head[13];
+    if (!hex || !hex[0]) {
+        HTML(out, DASH);
+        return;
+    }
+    snprintf(head, sizeof head, "%s", hex);
+    HTML(out, "<code title=\"%s\">%s</code>", digest, head);
+}
+
+void mlo_piece_state(struct mlo_buf *out, const char *state)
+{
+    static const struct {
+        const char *state, *look;
+    } looks[] = {{"succeeded", "good"}, {"production", "good"}, {"active", "good"},   {"running", "busy"},
+                 {"staging", "warn"},   {"failed", "bad"},      {"lost", "bad"},      {"rollback", "warn"},
+                 {"reused", "good"},    {"promotion", "good"},  {"cancelled", "off"}, {"blocked", "off"}};
+    const char *look = "plain";
+    for (size_t i = 0; i < MLO_COUNT(looks); i++)
+        if (strcmp(looks[i].state, state) == 0)
+            look = looks[i].look;
+    HTML(out, "<span class=\"badge %s\">%s</span>", look, state);
+}
+
+void mlo_piece_size(struct mlo_buf *out, const json_t *bytes)
+{
+    char text[32];
+    if (json_is_integer(bytes))
+        HTML(out, "%s", mlo_str_size((uint64_t)json_integer_value(bytes), text));
+    else
+        HTML(out, DASH);
+}
+
+void mlo_piece_us(struct mlo_buf *out, double us)
+{
+    if (!(us >= 0))
+        HTML(out, DASH);
+    else if (us < 1000)
+        HTML(out, "%.0f&nbsp;µs", us);
+    else if (us < 1e6)
+        HTML(out, "%.2f&nbsp;ms", us / 1e3);
+    else
+        HTML(out, "%.2f&nbsp;s", us / 1e6);
+}
+
+void mlo_piece_accuracy(struct mlo_buf *out, const json_t *accuracy)
+{
+    if (!json_is_object(accuracy)) {
+        HTML(out, DASH);
+        return;
+    }
+    const char *metric = mlo_text(accuracy, "metric");
+    bool share = mlo_str_starts(metric, "top");
+    double value = mlo_json_f64(accuracy, "value", NAN), low = mlo_json_f64(accuracy, "low", NAN),
+           high = mlo_json_f64(accuracy, "high", NAN);
+    if (share)
+        HTML(out, "%.2f&nbsp;%%", value * 100);
+    else
+        HTML(out, "%s %.5g", metric, value);
+    if (isnan(low) || isnan(high))
+        return;
+    if (share)
+        HTML(out, " <small>%.2f–%.2f</small>", low * 100, high * 100);
+    else
+        HTML(out, " <small>%.5g–%.5g</small>", low, high);
+}
+
+void mlo_piece_model(struct mlo_buf *out, const char *project, const char *model)
+{
+    HTML(out, "<a href=\"/models/%s/%s\">%s/<b>%s</b></a>", project, model, project, model);
+}
+
+void mlo_piece_variants(struct mlo_buf *out, const json_t *variants, bool digests)
+{
+    const json_t *item;
+    size_t i;
+    HTML(out, "<span class=\"pairs\">");
+    json_array_foreach((json_t *)variants, i, item)
+    {
+        HTML(out, "<span><span class=\"target\">%s</span> %s", mlo_text(item, "target"),
+             mlo_text(item, "variant"));
+        if (digests) {
+            HTML(out, " ");
+            mlo_piece_digest(out, mlo_text(item, "artifact"));
+        }
+        HTML(out, "</span>");
+    }
+    HTML(out, "</span>");
+}
+
+void mlo_piece_progress(struct mlo_buf *out, double fraction)
+{
+    double percent = fraction >= 0 ? fmin(fraction, 1) * 100 : 0;
+    HTML(out, "<span class=\"progress\"><progress max=\"100\" value=\"%.0f\"></progress> %.0f&nbsp;%%</span>",
+         percent, percent);
+}
+
+void mlo_piece_json(struct mlo_buf *out, const json_t *value)
+{
+    if (!value || json_is_null(value) || (json_is_object(value) && json_object_size(value) == 0)) {
+        HTML(out, DASH);
+        return;
+    }
+    char *text = json_dumps(value, JSON_INDENT(1) | JSON_ENCODE_ANY | JSON_SORT_KEYS);
+    if (text)
+        HTML(out, "<pre>%s</pre>", text);
+    free(text);
+}
+
+void mlo_piece_next(struct mlo_request *req, const json_t *list)
+{
+    static const char *const kept[] = {"stage", "state", "who", "action", "object"};
+    const char *next = mlo_json_str(list, "next", NULL);
+    if (!next)
+        return;
+    HTML(&req->out,
+         "<form class=\"more\" method=\"get\" action=\"%s\"><input type=\"hidden\" name=\"cursor\" "
+         "value=\"%s\">",
+         req->path, next);
+    for (size_t i = 0; i < MLO_COUNT(kept); i++) {
+        const char *value = mlo_request_query(req, kept[i]);
+        if (value && value[0])
+            HTML(&req->out, "<input type=\"hidden\" name=\"%s\" value=\"%s\">", kept[i], value);
+    }
+    HTML(&req->out, "<button>Older</button></form>");
+}

@@ -1,0 +1,49 @@
+/* The pages' routes. */
+#include "api/web/web_impl.h"
+
+#define PAGE(path_, handler_, docs_)                                                                         \
+    {                                                                                                        \
+        .method = "GET", .path = path_, .handler = handler_, .role = MLO_VIEWER, .kind = MLO_ROUTE_PAGE,     \
+        .docs = docs_                                                                                        \
+    }
+#define OPEN(path_, handler_, docs_)                                                                         \
+    {                                                                                                        \
+        .method = "GET", .path = path_, .handler = handler_, .open = true, .kind = MLO_ROUTE_PAGE,           \
+        .docs = docs_                                                                                        \
+    }
+#define FORM(path_, role_, handler_, docs_)                                                                  \
+    {                                                                                                        \
+        .method = "POST", .path = path_, .handler = handler_, .role = role_, .max_body = MLO_BODY_FORM_MAX,  \
+        .kind = MLO_ROUTE_PAGE, .docs = docs_                                                                \
+    }
+
+static const struct mlo_route ROUTES[] = {
+    OPEN("/assets/{name}", page_asset, "Style sheet, script, icon."),
+    OPEN("/login", page_login, "The sign-in form; with token, a one-time link signs in."),
+    {.method = "POST",
+     .path = "/login",
+     .handler = page_login_post,
+     .open = true,
+     .max_body = MLO_BODY_FORM_MAX,
+     .kind = MLO_ROUTE_PAGE,
+     .docs = "Signs in with a token."},
+    FORM("/logout", MLO_VIEWER, page_logout, "Signs out."),
+    PAGE("/", page_home, "Models, recent runs, last moves."),
+    PAGE("/models/{p}/{m}", page_model, "A model: stages, variants, lineage, versions."),
+    PAGE("/artifact/{p}/{m}/{v}/{name}", page_artifact, "Downloads a variant."),
+    FORM("/models/{p}/{m}/promote", MLO_PROMOTER, page_promote, "Promotes, by the rules of the API."),
+    FORM("/models/{p}/{m}/rollback", MLO_PROMOTER, page_rollback, "Rolls back, by the rules of the API."),
+    PAGE("/promotions/{p}/{m}", page_promotions, "The promotion log of a model."),
+    PAGE("/runs", page_runs, "Runs of all projects."),
+    PAGE("/runs/{p}/{id}", page_run, "A run with its jobs."),
+    FORM("/runs/{p}/{id}/cancel", MLO_SUBMITTER, page_run_cancel, "Cancels a run."),
+    PAGE("/audit", page_audit_index, "The audit logs there are."),
+    PAGE("/audit/{p}", page_audit, "The audit log of a project."),
+};
+
+const struct mlo_http_module *mlo_web_module(void)
+{
+    static const struct mlo_http_module module = {
+        .routes = ROUTES, .count = MLO_COUNT(ROUTES), .failed = mlo_page_failed};
+    return &module;
+}

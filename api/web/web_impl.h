@@ -1,0 +1,73 @@
+/* Inside api/web. */
+#ifndef MLO_WEB_IMPL_H
+#define MLO_WEB_IMPL_H
+
+#include "api/http/views.h"
+#include "api/web/html.h"
+#include "api/web/web.h"
+#include "base/embed.h"
+
+extern const struct mlo_embedded_file mlo_web_assets[];
+extern const size_t mlo_web_assets_count;
+
+/* --- the frame of a page (layout.c)
+ * ------------------------------------------------------------------------- */
+
+/* Everything up to <main>; `section` is the entry of the navigation that is lit ("models", "runs", "audit",
+ * ""). */
+void mlo_page_begin(struct mlo_request *req, const char *title, const char *section);
+/* The rest, and the answer. */
+MLO_MUST_USE enum mlo_status mlo_page_end(struct mlo_request *req, int http_status, struct mlo_error *err);
+/* The module's `failed`: a page that says what went wrong and what to do. */
+void mlo_page_failed(struct mlo_request *req, const struct mlo_error *err, int http_status);
+
+/* The hidden field that a form of this session must carry, and its check (MLO_EFORBIDDEN). */
+void mlo_page_csrf_field(struct mlo_request *req);
+MLO_MUST_USE enum mlo_status mlo_page_csrf_check(struct mlo_request *req, struct mlo_error *err);
+
+/* --- pieces (pieces.c); all append to req->out
+ * ----------------------------------------------------------------- */
+
+/* "2026-01-31 12:34:56" in a <time>; "–" for NULL. Times on pages are UTC. */
+void mlo_piece_time(struct mlo_buf *out, const char *time);
+/* The first digits of a digest, whole in its title. */
+void mlo_piece_digest(struct mlo_buf *out, const char *digest);
+/* A coloured word for a state or a stage. */
+void mlo_piece_state(struct mlo_buf *out, const char *state);
+void mlo_piece_size(struct mlo_buf *out, const json_t *bytes);
+/* Microseconds as "812 µs" or "1.23 ms". */
+void mlo_piece_us(struct mlo_buf *out, double us);
+/* "91.30 %" and its interval below. */
+void mlo_piece_accuracy(struct mlo_buf *out, const json_t *accuracy);
+/* "fashion/cnn" linked. */
+void mlo_piece_model(struct mlo_buf *out, const char *project, const char *model);
+/* target and variant, one a line, of a release's or move's "variants" (array of {target, variant, artifact}).
+ */
+void mlo_piece_variants(struct mlo_buf *out, const json_t *variants, bool digests);
+/* The bar and number of a progress from 0 to 1. */
+void mlo_piece_progress(struct mlo_buf *out, double fraction);
+/* A JSON value, readable; at most some lines are shown at once. */
+void mlo_piece_json(struct mlo_buf *out, const json_t *value);
+/* "Older" when the list has more: a link to the same page with the cursor. */
+void mlo_piece_next(struct mlo_request *req, const json_t *list);
+/* The lineage graph as an SVG (lineage.c). */
+void mlo_piece_lineage(struct mlo_buf *out, const json_t *lineage);
+/* Rows of the promotion log (promotions.c); with `models`, a column that names the model. */
+void mlo_piece_moves(struct mlo_buf *out, const json_t *items, bool models);
+/* Rows of a list of runs (runs.c). */
+void mlo_piece_runs(struct mlo_buf *out, const json_t *items);
+
+/* --- pages
+ * ------------------------------------------------------------------------------------------------------- */
+
+mlo_handler_fn page_home, page_login, page_login_post, page_logout, page_asset, page_artifact;
+mlo_handler_fn page_model, page_promote, page_rollback, page_promotions;
+mlo_handler_fn page_runs, page_run, page_run_cancel, page_audit_index, page_audit;
+
+/* A text of a JSON object for a page: "" when absent. */
+static inline const char *mlo_text(const json_t *object, const char *key)
+{
+    return mlo_json_str(object, key, "");
+}
+
+#endif
