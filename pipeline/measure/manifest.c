@@ -126,7 +126,11 @@ enum mlo_status mlo_manifest_load(const char *path, struct mlo_manifest *m, stru
     MLO_TRY(read_rest(root, m, err));
 out:
     json_decref(root);
-    if (status != MLO_OK)
-        mlo_error_where(err, "%s", path);
+    if (status != MLO_OK && err) { /* a place inside the file ("normalize: scale") follows its name */
+        char inner[sizeof err->where];
+        memcpy(inner, err->where, sizeof inner);
+        err->where[0] = '\0';
+        mlo_error_where(err, "%s%s%s", path, *inner ? ": " : "", inner);
+    }
     return status;
 }

@@ -258,7 +258,9 @@ enum mlo_status mlo_npz_write(const char *path, const struct mlo_npz_array *arra
     enum mlo_status status = MLO_OK;
     int code = 0;
     struct zip *archive = NULL;
-    struct pending *pending = calloc(count ? count : 1, sizeof *pending);
+    if (!count)
+        return mlo_error_set(err, MLO_EINVAL, "%s would hold no array", path);
+    struct pending *pending = calloc(count, sizeof *pending);
     if (!pending)
         return mlo_error_nomem(err);
     archive = zip_open(path, ZIP_CREATE | ZIP_TRUNCATE, &code);

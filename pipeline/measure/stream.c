@@ -116,8 +116,9 @@ static enum mlo_status read_some(struct mlo_stream *stream, void *bytes, size_t 
         int n = gzread(stream->gz, bytes, (unsigned)MLO_MIN(size, (size_t)1 << 30));
         int code = Z_OK;
         const char *text = gzerror(stream->gz, &code);
-        /* zlib tells a file cut off in the middle by Z_BUF_ERROR beside the bytes it could still give */
-        if (n < 0 || code == Z_BUF_ERROR) {
+        /* zlib tells a file cut off in the middle by Z_BUF_ERROR, from the last bytes it could still give on
+         */
+        if (n < 0 || (n == 0 && code == Z_BUF_ERROR)) {
             if (code == Z_ERRNO)
                 return mlo_error_errno(err, errno, "cannot read %s", stream->name);
             return damaged(stream, code == Z_BUF_ERROR ? "it is truncated" : text, err);
