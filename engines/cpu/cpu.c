@@ -1,0 +1,273 @@
+/* The cpu engine: compile, load and run plans of steps; which steps is up to the two numerics. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engines/cpu/cpu_impl.h"
+
+static const char *version(void)
+{
+    return cpu_fast_version();
+}
+
+static enum mlo_status probe(struct mlo_error *err)
+{
+    if (mlo_isa_current() >= MLO_ISA_AVX2)
+        return MLO_OK;
+    mlo_error_set(err, MLO_EUNAVAILABLE, "the cpu engine needs AVX2 and FMA, which this machine lacks");
+    mlo_error_hint(err, "unset MLOPT_ISA, or use the engine 'reference'");
+    return MLO_EUNAVAILABLE;
+}
+
+static void free_plan(struct mlo_plan *plan)
+{
+    if (!plan)
+        return;
+    for (int i = 0; i < plan->step_count; i++)
+        if (plan->steps[i].cls->free_data)
+            plan->steps[i].cls->free_data(plan->steps[i].data);
+    for (int i = 0; i < plan->slot_count; i++)
+        if (plan->slots[i].owned)
+            free((void *)(uintptr_t)plan->slots[i].data);
+    mlo_model_free(plan->model);
+    mlo_arena_free(plan->arena);
+    free(plan);
+}
+
+static enum mlo_status init_values(struct mlo_plan *plan, struct mlo_error *err)
+{
+    const struct mlo_graph *g = plan->model->graph;
+    memset(plan->values, 0xff, (size_t)g->value_count * sizeof *plan->values);
+    for (int i = 0; i < g->value_count; i++) {
+        const struct mlo_tensor *c = g->values[i]->constant;
+        if (!c)
+            continue;
+        int s = cpu_slot_const(plan, c->data, c->size_bytes);
+        if (s < 0)
+            return mlo_error_nomem(err);
+        plan->values[i].slot[CPU_PLAIN] = s;
+    }
+    for (int i = 0; i < plan->input_count; i++) {
+        size_t bytes = 0;
+        cpu_value_bytes(plan->inputs[i], &bytes);
+        int s = cpu_slot_new(plan, CPU_SLOT_INPUT, bytes);
+        if (s < 0)
+            return mlo_error_nomem(err);
+        plan->slots[s].input = i;
+        plan->values[plan->inputs[i]->index].slot[CPU_PLAIN] = s;
+    }
+    return MLO_OK;
+}
+
+static enum mlo_status compile(const struct mlo_model *model, const struct mlo_compile_options *options,
+                               struct mlo_plan **out, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_plan *plan = calloc(1, sizeof *plan);
+    if (!plan)
+        return mlo_error_nomem(err);
+    plan->numerics = options->numerics;
+    plan->isa = mlo_isa_current();
+    plan->threads = options->threads ? options->threads : 1;
+    plan->batch = options->batch;
+    plan->arena = mlo_arena_new();
+    if (!plan->arena) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_engine_bind(model, options, &plan->model, err));
+    const struct mlo_graph *g = plan->model->graph;
+    plan->inputs = mlo_arena_calloc(plan->arena, (size_t)g->input_count + 1, sizeof(struct mlo_value *));
+    plan->observed = mlo_arena_calloc(plan->arena, options->observe_count + 1, sizeof(struct mlo_value *));
+    plan->values = mlo_arena_calloc(plan->arena, (size_t)g->value_count + 1, sizeof *plan->values);
+    plan->done = mlo_arena_calloc(plan->arena, (size_t)g->node_count + 1, sizeof *plan->done);
+    plan->output_slots = mlo_arena_calloc(plan->arena, (size_t)g->output_count + 1, sizeof(int));
+    plan->observed_slots = mlo_arena_calloc(plan->arena, options->observe_count + 1, sizeof(int));
+    if (!plan->inputs || !plan->observed || !plan->values || !plan->done || !plan->output_slots ||
+        !plan->observed_slots) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    plan->input_count = mlo_engine_inputs(g, plan->inputs);
+    plan->observed_count = options->observe_count;
+    MLO_TRY(mlo_engine_observed(g, options, plan->observed, err));
+    MLO_TRY(init_values(plan, err));
+    MLO_TRY(plan->numerics == MLO_NUMERICS_FAST ? cpu_fast_lower(plan, err) : cpu_invariant_lower(plan, err));
+    cpu_plan_memory(plan);
+    *out = plan;
+    plan = NULL;
+out:
+    free_plan(plan);
+    return status;
+}
+
+static void unload(struct mlo_program *program)
+{
+    if (!program)
+        return;
+    const struct mlo_plan *plan = program->plan;
+    for (int i = 0; program->states && i < plan->step_count; i++)
+        if (plan->steps[i].cls->unload)
+            plan->steps[i].cls->unload(program->states[i]);
+    for (int i = 0; program->tensors && i < plan->slot_count; i++)
+        mlo_tensor_clear(&program->tensors[i]);
+    cpu_fast_unload(program);
+    mlo_pool_free(program->pool);
+    free(program->states);
+    free(program->tensors);
+    free(program->at);
+    free(program->arena);
+    free(program->scratch);
+    free(program);
+}
+
+static enum mlo_status load(struct mlo_plan *plan, struct mlo_program **out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_program *program = calloc(1, sizeof *program);
+    if (!program)
+        return mlo_error_nomem(err);
+    program->plan = plan;
+    program->arena = cpu_aligned(plan->arena_bytes);
+    program->scratch = cpu_aligned(plan->scratch_bytes);
+    program->at = calloc((size_t)plan->slot_count + 1, sizeof(void *));
+    program->tensors = calloc((size_t)plan->slot_count + 1, sizeof *program->tensors);
+    program->states = calloc((size_t)plan->step_count + 1, sizeof(void *));
+    program->pool = mlo_pool_new(plan->threads);
+    if (!program->arena || !program->scratch || !program->at || !program->tensors || !program->states ||
+        !program->pool) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    for (int i = 0; i < plan->slot_count; i++) {
+        const struct cpu_slot *slot = &plan->slots[i];
+        if (slot->kind == CPU_SLOT_CONST)
+            program->at[i] = (void *)(uintptr_t)slot->data;
+        else if (slot->kind == CPU_SLOT_ARENA && slot->offset != SIZE_MAX)
+            program->at[i] = program->arena + slot->offset;
+    }
+    if (plan->numerics == MLO_NUMERICS_FAST)
+        MLO_TRY(cpu_fast_load(program, err));
+    for (int i = 0; i < plan->step_count; i++)
+        if (plan->steps[i].cls->load)
+            MLO_TRY(plan->steps[i].cls->load(program, &plan->steps[i], &program->states[i], err));
+    *out = program;
+    program = NULL;
+out:
+    unload(program);
+    return status;
+}
+
+static enum mlo_status run_steps(struct mlo_program *program, struct mlo_error *err)
+{
+    const struct mlo_plan *plan = program->plan;
+    for (int i = 0; i < plan->step_count; i++) {
+        const struct cpu_step *step = &plan->steps[i];
+        if (step->begins_as >= 0 && program->at[step->begins_as] != program->at[step->out[0]])
+            memcpy(program->at[step->out[0]], program->at[step->begins_as],
+                   plan->slots[step->out[0]].size_bytes);
+        enum mlo_status status = step->cls->run(program, step, program->states[i], err);
+        if (status != MLO_OK) {
+            mlo_error_where(err, "node '%s' (%s)", step->node ? step->node->name : "",
+                            step->node ? step->node->op_type : step->impl);
+            return status;
+        }
+        for (int k = 0; k < step->in_count; k++)
+            if (step->in[k] >= 0 && plan->slots[step->in[k]].kind == CPU_SLOT_TENSOR &&
+                plan->slots[step->in[k]].last == i)
+                mlo_tensor_clear(&program->tensors[step->in[k]]);
+    }
+    return MLO_OK;
+}
+
+/* The value in row-major order, as a tensor that borrows the program's memory. */
+static void view(const struct mlo_program *program, const struct mlo_value *value, int slot,
+                 struct mlo_tensor *out)
+{
+    if (value->constant) {
+        *out = *value->constant;
+    } else if (program->plan->slots[slot].kind == CPU_SLOT_TENSOR &&
+               !cpu_value_bytes(value, &out->size_bytes)) {
+        *out = program->tensors[slot];
+    } else {
+        *out = (struct mlo_tensor){
+            .dtype = value->type.dtype, .rank = value->type.rank, .data = program->at[slot]};
+        cpu_value_dims(value, out->dims, NULL);
+        cpu_value_bytes(value, &out->size_bytes);
+    }
+    out->owned = false;
+}
+
+static enum mlo_status observe(struct mlo_program *program, const struct mlo_tensor *inputs,
+                               struct mlo_tensor *outputs, mlo_observe_fn *fn, void *arg,
+                               struct mlo_error *err)
+{
+    enum mlo_status status;
+    const struct mlo_plan *plan = program->plan;
+    const struct mlo_graph *g = plan->model->graph;
+    struct mlo_tensor t = {0};
+    for (int i = 0; i < plan->input_count; i++) {
+        status = mlo_engine_check_input(plan->inputs[i], &inputs[i], err);
+        if (status != MLO_OK)
+            return status;
+        program->at[plan->values[plan->inputs[i]->index].slot[CPU_PLAIN]] = inputs[i].data;
+    }
+    bool fast = plan->numerics == MLO_NUMERICS_FAST;
+    int token = fast ? cpu_fast_enter(plan) : 0;
+    status = run_steps(program, err);
+    if (fast)
+        cpu_fast_leave(token);
+    if (status != MLO_OK)
+        return status;
+    for (int i = 0; i < g->output_count; i++) {
+        view(program, g->outputs[i], plan->output_slots[i], &t);
+        MLO_TRY(mlo_engine_deliver(&t, &outputs[i], err));
+    }
+    for (size_t i = 0; fn && i < plan->observed_count; i++) {
+        view(program, plan->observed[i], plan->observed_slots[i], &t);
+        MLO_TRY(mlo_engine_show(plan->observed[i]->name, &t, fn, arg, err));
+    }
+out:
+    return status;
+}
+
+static enum mlo_status run(struct mlo_program *program, const struct mlo_tensor *inputs,
+                           struct mlo_tensor *outputs, struct mlo_error *err)
+{
+    return observe(program, inputs, outputs, NULL, NULL, err);
+}
+
+static enum mlo_status describe(const struct mlo_plan *plan, json_t **out, struct mlo_error *err)
+{
+    int int8_nodes = 0;
+    json_t *nodes = json_array();
+    for (int i = 0; nodes && i < plan->step_count; i++) {
+        const struct cpu_step *step = &plan->steps[i];
+        json_t *fused = json_array();
+        for (int k = 0; k < step->fused_count; k++)
+            json_array_append_new(fused, json_string(step->fused[k]));
+        int8_nodes += strcmp(step->precision, "int8") == 0;
+        json_array_append_new(nodes, json_pack("{s:s, s:s, s:s, s:s, s:o}", "node",
+                                               step->node ? step->node->name : "", "op",
+                                               step->node ? step->node->op_type : "Reorder", "impl",
+                                               step->impl, "precision", step->precision, "fused", fused));
+    }
+    *out = json_pack("{s:s, s:s, s:s, s:s, s:i, s:I, s:o, s:i, s:I}", "engine", "cpu", "version", version(),
+                     "isa", mlo_isa_name(plan->isa), "numerics",
+                     plan->numerics == MLO_NUMERICS_FAST ? "fast" : "invariant", "threads",
+                     (int)plan->threads, "batch", (json_int_t)plan->batch, "nodes", nodes, "int8_nodes",
+                     int8_nodes, "arena_bytes", (json_int_t)plan->arena_bytes);
+    return *out ? MLO_OK : mlo_error_nomem(err);
+}
+
+const struct mlo_engine mlo_engine_cpu = {
+    .name = "cpu",
+    .version = version,
+    .probe = probe,
+    .compile = compile,
+    .load = load,
+    .run = run,
+    .observe = observe,
+    .describe = describe,
+    .unload = unload,
+    .free_plan = free_plan,
+};

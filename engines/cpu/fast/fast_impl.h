@@ -1,0 +1,154 @@
+/* Private to the fast numerics: oneDNN primitives on channels-last values, int8 where the graph's Q/DQ nodes
+ * say so, own kernels between them, and the op table for the rest. */
+#ifndef MLO_ENGINES_CPU_FAST_IMPL_H
+#define MLO_ENGINES_CPU_FAST_IMPL_H
+
+#include <dnnl.h>
+
+#include "engines/cpu/cpu_impl.h"
+
+/* --- dnnl.c: primitives as steps -------------------------------------------------------------------- */
+
+dnnl_engine_t fast_engine(void); /* NULL: oneDNN did not start */
+/* The error of a oneDNN call that should not fail. */
+enum mlo_status fast_failed(dnnl_status_t code, const char *what, struct mlo_error *err);
+bool fast_md(dnnl_memory_desc_t *md, int rank, const int64_t *dims, dnnl_data_type_t type,
+             enum cpu_layout layout);
+dnnl_data_type_t fast_dtype(enum mlo_dtype dtype); /* dnnl_data_type_undef when oneDNN has none */
+/* Attributes with a scratchpad of ours; NULL: out of memory. */
+dnnl_primitive_attr_t fast_attr(void);
+/* A primitive descriptor, or false where oneDNN has no optimised implementation ("ref…"). */
+bool fast_pd(const_dnnl_op_desc_t desc, dnnl_primitive_attr_t attr, dnnl_primitive_desc_t *pd);
+/* The step that runs pd (which is destroyed in any case). */
+MLO_MUST_USE enum mlo_status fast_step(struct mlo_plan *plan, const struct mlo_node *node,
+                                       dnnl_primitive_desc_t pd, struct cpu_step **step,
+                                       struct mlo_error *err);
+/* Binds an argument of the primitive to a slot: what the step reads, or the one that it writes. */
+void fast_reads(struct cpu_step *step, int arg, int slot, const dnnl_memory_desc_t *md);
+void fast_writes(struct cpu_step *step, int arg, int slot, const dnnl_memory_desc_t *md);
+/* Converts constant data into the layout `to` at compile time: a new slot, negative on failure. */
+int fast_const_reordered(struct mlo_plan *plan, const void *data, const dnnl_memory_desc_t *from,
+                         const dnnl_memory_desc_t *to);
+int fast_const_floats(struct mlo_plan *plan, const float *data, size_t count);
+
+/* --- values.c: where values are --------------------------------------------------------------------- */
+
+struct fast_shape {
+    int rank;
+    int64_t dims[MLO_MAX_RANK];
+    size_t count;
+};
+bool fast_shape(const struct mlo_value *value, struct fast_shape *out); /* false: not static */
+/* The slot with the value in that layout; emits what is needed (reorder, dequantize, folding of constants).
+ */
+MLO_MUST_USE enum mlo_status fast_value(struct mlo_plan *plan, const struct mlo_value *value,
+                                        enum cpu_layout layout, int *slot, struct mlo_error *err);
+/* The same for the quantized bytes that stand for a float value (fast_is_quantized must hold). */
+MLO_MUST_USE enum mlo_status fast_qvalue(struct mlo_plan *plan, const struct mlo_value *value,
+                                         enum cpu_layout layout, int *slot, struct mlo_error *err);
+bool fast_is_quantized(const struct mlo_plan *plan, const struct mlo_value *value);
+bool fast_is_available(const struct mlo_plan *plan, const struct mlo_value *value);
+/* The layout in which the value is already (its bytes when quantized is set); channels last when both. */
+enum cpu_layout fast_layout(const struct mlo_plan *plan, const struct mlo_value *value, bool quantized);
+/* A new arena slot for the value's static type, or for as many bytes when it is quantized. Negative: no
+ * memory. */
+int fast_new_slot(struct mlo_plan *plan, const struct mlo_value *value, bool quantized);
+void fast_set(struct mlo_plan *plan, const struct mlo_value *value, enum cpu_layout layout, int slot);
+void fast_set_q(struct mlo_plan *plan, const struct mlo_value *value, enum cpu_layout layout, int slot,
+                const struct cpu_qparams *q);
+/* Per-tensor parameters of a QuantizeLinear or DequantizeLinear node on 8 bits; false when it is another
+ * kind. */
+bool fast_qparams(const struct mlo_node *node, struct cpu_qparams *out);
+bool fast_same_q(const struct cpu_qparams *a, const struct cpu_qparams *b);
+/* Constant floats behind a value: an initializer, or DequantizeLinear of one (computed once, kept in the
+ * plan). *out is NULL when it is no such constant. */
+MLO_MUST_USE enum mlo_status fast_const_f32(struct mlo_plan *plan, const struct mlo_value *value,
+                                            const struct mlo_tensor **out, struct mlo_error *err);
+/* int8 weights behind a value: DequantizeLinear of an int8 initializer with zero points 0, scales along
+ * `axis` or one for all. */
+struct fast_weights {
+    const struct mlo_tensor *q;
+    const float *scales;
+    size_t scale_count; /* 1 or the axis' length */
+};
+bool fast_int8_weights(const struct mlo_value *value, int axis, struct fast_weights *out);
+/* False where int8 dot products of this machine would saturate at 16 bits with these weights: rows of `depth`
+ * elements, `row_stride` and `k_stride` apart. */
+bool fast_int8_exact(const struct mlo_plan *plan, const int8_t *w, size_t rows, size_t depth,
+                     size_t row_stride, size_t k_stride);
+
+/* --- chain.c: what follows a node and can be computed with it ---------------------------------------- */
+
+enum { FAST_CHAIN_MAX = 6 };
+
+struct fast_post {
+    bool sum; /* adds the residual; else an activation */
+    dnnl_alg_kind_t alg;
+    float alpha, beta;
+};
+
+struct fast_chain {
+    const struct mlo_node *nodes[FAST_CHAIN_MAX];
+    int node_count;
+    struct fast_post posts[FAST_CHAIN_MAX];
+    int post_count;
+    struct mlo_value *end; /* what the fused step produces */
+    struct mlo_value *residual;
+    bool quantized; /* a QuantizeLinear ends it; its parameters: */
+    struct cpu_qparams q;
+};
+
+/* The only reader of a value that nobody else needs to see; or NULL. */
+struct mlo_node *fast_reader(const struct mlo_plan *plan, const struct mlo_value *value);
+/* Walks from `start` over activations, one residual Add whose other operand is there already, and a final
+ * QuantizeLinear. `homogeneous`: only activations that commute with a positive scale, as int8 needs. */
+void fast_chain_follow(const struct mlo_plan *plan, struct mlo_value *start, bool may_sum, bool homogeneous,
+                       bool may_quantize, struct fast_chain *out);
+/* Marks its nodes done and lists them in the step. */
+MLO_MUST_USE enum mlo_status fast_chain_take(struct mlo_plan *plan, const struct fast_chain *chain,
+                                             struct cpu_step *step, struct mlo_error *err);
+/* Adds the chain to attr as post-ops. int8 steps compute in units of the output's scale. */
+bool fast_chain_attr(const struct fast_chain *chain, dnnl_primitive_attr_t attr,
+                     const struct cpu_qparams *residual, bool add_zero_point);
+void fast_mark_done(struct mlo_plan *plan, const struct mlo_node *node);
+/* oneDNN's elementwise algorithm for a node with constant parameters; false when it has none. */
+bool fast_eltwise(const struct mlo_node *node, struct fast_post *out, bool *homogeneous);
+
+/* --- lowerings: each handles a node and sets *done, or leaves it alone -------------------------------- */
+
+typedef enum mlo_status fast_lower_fn(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
+                                      struct mlo_error *err);
+fast_lower_fn fast_lower_conv, fast_lower_gemm, fast_lower_pool, fast_lower_global_pool, fast_lower_binary,
+    fast_lower_eltwise, fast_lower_softmax, fast_lower_view, fast_lower_quantize, fast_lower_dequantize;
+
+/* --- qsteps.c and qkernels.c: own kernels on 8-bit values ---------------------------------------------- */
+
+MLO_MUST_USE enum mlo_status fast_emit_quantize(struct mlo_plan *plan, const struct mlo_node *node, int from,
+                                                int to, size_t count, const struct cpu_qparams *q,
+                                                struct mlo_error *err);
+MLO_MUST_USE enum mlo_status fast_emit_dequantize(struct mlo_plan *plan, const struct mlo_node *node,
+                                                  int from, int to, size_t count, const struct cpu_qparams *q,
+                                                  struct mlo_error *err);
+/* q(dq(a) + dq(b)), with Relu between when asked. */
+MLO_MUST_USE enum mlo_status fast_emit_qadd(struct mlo_plan *plan, const struct mlo_node *node,
+                                            const int from[2], const struct cpu_qparams *qa,
+                                            const struct cpu_qparams *qb, int to, const struct cpu_qparams *q,
+                                            bool relu, size_t count, struct cpu_step **step,
+                                            struct mlo_error *err);
+/* Mean over the pixels of channels-last bytes; q NULL: float32 out. */
+MLO_MUST_USE enum mlo_status fast_emit_qmean(struct mlo_plan *plan, const struct mlo_node *node, int from,
+                                             const struct cpu_qparams *qx, int64_t n, int64_t pixels,
+                                             int64_t channels, int to, const struct cpu_qparams *q,
+                                             struct cpu_step **step, struct mlo_error *err);
+
+struct fast_kernels {
+    void (*quantize)(const float *x, size_t count, const struct cpu_qparams *q, void *y);
+    void (*dequantize)(const void *x, size_t count, const struct cpu_qparams *q, float *y);
+    void (*add)(const void *a, const struct cpu_qparams *qa, const void *b, const struct cpu_qparams *qb,
+                size_t count, bool relu, const struct cpu_qparams *q, void *y);
+    void (*sum_rows)(const void *x, bool is_signed, size_t rows, size_t columns,
+                     int32_t *sums); /* adds to sums */
+};
+const struct fast_kernels *fast_kernels_for(enum mlo_isa isa);
+
+#endif

@@ -1,0 +1,27 @@
+/* The chains in plain C: fmaf is exact on every machine. */
+#include <math.h>
+
+#include "engines/cpu/invariant/invariant_impl.h"
+
+enum { MR = 4, NR = 8 };
+
+static void tile(size_t depth, const float *a, const float *b, float *c)
+{
+    for (size_t k = 0; k < depth; k++)
+        for (int i = 0; i < MR; i++)
+            for (int j = 0; j < NR; j++)
+                c[i * NR + j] = fmaf(a[k * MR + i], b[k * NR + j], c[i * NR + j]);
+}
+
+static void axpy(size_t count, float w, const float *x, float *acc)
+{
+    for (size_t i = 0; i < count; i++)
+        acc[i] = fmaf(w, x[i], acc[i]);
+}
+
+const struct inv_kernels inv_generic = {.mr = MR, .nr = NR, .tile = tile, .axpy = axpy};
+
+const struct inv_kernels *inv_kernels_for(enum mlo_isa isa)
+{
+    return isa >= MLO_ISA_AVX512 ? &inv_avx512 : isa >= MLO_ISA_AVX2 ? &inv_avx2 : &inv_generic;
+}

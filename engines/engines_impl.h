@@ -1,0 +1,35 @@
+/* Private to engines/: what all engines share. */
+#ifndef MLO_ENGINES_IMPL_H
+#define MLO_ENGINES_IMPL_H
+
+#include "engines/engines.h"
+
+extern const struct mlo_engine mlo_engine_reference, mlo_engine_cpu;
+
+/* Makes mlo_isa_current answer `isa` (never more than the machine has) until the next call; negative: ends
+ * that. For tests of the invariant numerics; oneDNN keeps what it was first used with. */
+void mlo_isa_override(int isa);
+
+/* A private copy of the model with the batch bound and every type inferred; checks that all ops are known and
+ * that the inputs are static. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_engine_bind(const struct mlo_model *model,
+                                             const struct mlo_compile_options *o, struct mlo_model **out,
+                                             struct mlo_error *err);
+/* The graph inputs that a caller feeds (no initializer behind them), in order. `out` holds
+ * graph->input_count. */
+int mlo_engine_inputs(const struct mlo_graph *graph, struct mlo_value **out);
+/* The tensor must be of the value's type and shape: the error names both. */
+MLO_MUST_USE enum mlo_status mlo_engine_check_input(const struct mlo_value *value,
+                                                    const struct mlo_tensor *tensor, struct mlo_error *err);
+/* Looks the observed names up; values[i] is that of observe[i]. */
+MLO_MUST_USE enum mlo_status mlo_engine_observed(const struct mlo_graph *graph,
+                                                 const struct mlo_compile_options *o,
+                                                 struct mlo_value **values, struct mlo_error *err);
+/* Copies `from` into *to, which is reused when it already owns or borrows memory of that type and shape. */
+MLO_MUST_USE enum mlo_status mlo_engine_deliver(const struct mlo_tensor *from, struct mlo_tensor *to,
+                                                struct mlo_error *err);
+/* Hands a value to an observer as float32. */
+MLO_MUST_USE enum mlo_status mlo_engine_show(const char *name, const struct mlo_tensor *value,
+                                             mlo_observe_fn *fn, void *arg, struct mlo_error *err);
+
+#endif

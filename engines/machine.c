@@ -1,0 +1,160 @@
+/* The machine: instruction sets, CPU model, and the class that evidence belongs to. */
+#include <ctype.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+
+#include "engines/engines_impl.h"
+
+static const char *const isa_names[] = {"generic", "avx2", "avx512", "avx512-vnni"};
+
+/* -1: none. Set by tests only, while no plan is being compiled. */
+static atomic_int override_isa = -1;
+
+void mlo_isa_override(int isa)
+{
+    atomic_store(&override_isa, isa);
+}
+
+const char *mlo_isa_name(enum mlo_isa isa)
+{
+    return (size_t)isa < MLO_COUNT(isa_names) ? isa_names[isa] : "unknown";
+}
+
+static enum mlo_isa machine_isa(void)
+{
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+        return MLO_ISA_GENERIC;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
+        return MLO_ISA_AVX2;
+    return __builtin_cpu_supports("avx512vnni") ? MLO_ISA_AVX512_VNNI : MLO_ISA_AVX512;
+}
+
+enum mlo_isa mlo_isa_current(void)
+{
+    enum mlo_isa have = machine_isa();
+    int forced = atomic_load(&override_isa);
+    if (forced >= 0)
+        return MLO_MIN((enum mlo_isa)forced, have);
+    const char *env = getenv("MLOPT_ISA");
+    for (size_t i = 0; env && i < MLO_COUNT(isa_names); i++)
+        if (strcmp(env, isa_names[i]) == 0)
+            return MLO_MIN((enum mlo_isa)i, have);
+    return have;
+}
+
+/* The text behind "key : " in /proc/cpuinfo's first processor. */
+static void cpuinfo_field(const char *text, const char *key, char *out, size_t size)
+{
+    size_t key_len = strlen(key);
+    out[0] = 0;
+    for (const char *line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+        if (strncmp(line, key, key_len) != 0 || !strchr("\t :", line[key_len]))
+            continue;
+        const char *colon = strchr(line, ':');
+        if (!colon)
+            return;
+        colon += 1 + strspn(colon + 1, " \t");
+        snprintf(out, size, "%.*s", (int)strcspn(colon, "\n"), colon);
+        return;
+    }
+}
+
+static void cpu_model(char *out, size_t size)
+{
+    struct mlo_buf text = MLO_BUF_INIT;
+    out[0] = 0;
+    if (mlo_fs_read("/proc/cpuinfo", (size_t)16 << 20, &text, NULL) == MLO_OK)
+        cpuinfo_field(mlo_buf_str(&text), "model name", out, size);
+    mlo_buf_clear(&text);
+    if (!out[0])
+        snprintf(out, size, "unknown cpu");
+}
+
+/* "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz" -> "intel-xeon-platinum-8481c": words that do not tell
+ * machines apart are dropped. */
+static void slug(const char *model, char *out, size_t size)
+{
+    static const char *const noise[] = {"cpu", "processor", "r", "tm"};
+    size_t len = 0;
+    const char *p = model;
+    while (*p && *p != '@') {
+        char word[64];
+        size_t n = 0;
+        while (*p && *p != '@' && !isalnum((unsigned char)*p))
+            p++;
+        while (isalnum((unsigned char)*p)) {
+            if (n + 1 < sizeof word)
+                word[n++] = (char)tolower((unsigned char)*p);
+            p++;
+        }
+        word[n] = 0;
+        bool drop = n == 0;
+        for (size_t i = 0; i < MLO_COUNT(noise); i++)
+            drop |= strcmp(word, noise[i]) == 0;
+        if (!drop && len < size)
+            len += (size_t)snprintf(out + len, size - len, "%s%s", len ? "-" : "", word);
+    }
+    if (!len)
+        snprintf(out, size, "unknown-cpu");
+}
+
+char *mlo_machine_class(char *out, size_t size)
+{
+    char model[256], name[128];
+    cpu_model(model, sizeof model);
+    slug(model, name, sizeof name);
+    snprintf(out, size, "%s/%s", name, mlo_isa_name(mlo_isa_current()));
+    return out;
+}
+
+static const struct {
+    const char *name;
+    enum mlo_isa isa;
+    bool fp16;
+} targets[] = {
+    {"any", MLO_ISA_GENERIC, false},
+    {"cpu", MLO_ISA_GENERIC, false},
+    {"cpu:avx2", MLO_ISA_AVX2, false},
+    {"cpu:avx512", MLO_ISA_AVX512, false},
+    {"cpu:avx512-vnni", MLO_ISA_AVX512_VNNI, false},
+    {"cpu:avx512-fp16", MLO_ISA_AVX512, true},
+};
+
+static bool has_fp16(void)
+{
+    unsigned eax = 7, ebx, ecx = 0, edx;
+    if (!__builtin_cpu_supports("avx512f"))
+        return false;
+    __asm__ volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
+    return edx >> 23 & 1;
+}
+
+bool mlo_machine_satisfies(const char *target)
+{
+    for (size_t i = 0; i < MLO_COUNT(targets); i++)
+        if (strcmp(target, targets[i].name) == 0)
+            return mlo_isa_current() >= targets[i].isa && (!targets[i].fp16 || has_fp16());
+    return false;
+}
+
+enum mlo_status mlo_machine_describe(json_t **out, struct mlo_error *err)
+{
+    char model[256], class_name[256];
+    struct utsname os = {0};
+    cpu_model(model, sizeof model);
+    mlo_machine_class(class_name, sizeof class_name);
+    uname(&os);
+    json_t *fits = json_array();
+    for (size_t i = 0; fits && i < MLO_COUNT(targets); i++)
+        if (mlo_machine_satisfies(targets[i].name))
+            json_array_append_new(fits, json_string(targets[i].name));
+    *out = json_pack("{s:s, s:s, s:s, s:s, s:i, s:s, s:s, s:o}", "class", class_name, "cpu", model, "isa",
+                     mlo_isa_name(mlo_isa_current()), "machine_isa", mlo_isa_name(machine_isa()), "cores",
+                     (int)mlo_cpu_count(), "os", os.sysname, "kernel", os.release, "targets", fits);
+    return *out ? MLO_OK : mlo_error_nomem(err);
+}

@@ -1,0 +1,121 @@
+/* Observing a model over samples: statistics on the invariant numerics, fed sample by sample. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engines/engines_impl.h"
+
+struct sink {
+    struct mlo_stats *stats;
+    int64_t batch, got;
+};
+
+static enum mlo_status take(void *arg, const char *name, const struct mlo_tensor *value,
+                            struct mlo_error *err)
+{
+    const struct sink *sink = arg;
+    size_t count = mlo_tensor_count(value);
+    if (count % (size_t)sink->batch != 0) {
+        mlo_error_set(err, MLO_EUNSUPPORTED,
+                      "value '%s' has %zu elements, which do not split into %lld samples", name, count,
+                      (long long)sink->batch);
+        mlo_error_hint(err, "observe with batch 1");
+        return MLO_EUNSUPPORTED;
+    }
+    struct mlo_tensor_stats *t = mlo_stats_get(sink->stats, name);
+    if (!t)
+        return mlo_error_nomem(err);
+    size_t per = count / (size_t)sink->batch;
+    for (int64_t s = 0; s < sink->got; s++) {
+        enum mlo_status status =
+            mlo_tensor_stats_add(t, (const float *)value->data + (size_t)s * per, per, err);
+        if (status != MLO_OK)
+            return status;
+    }
+    return MLO_OK;
+}
+
+/* Zeroed tensors of the bound inputs' types. */
+static enum mlo_status make_inputs(const struct mlo_model *bound, struct mlo_tensor **out, int *count,
+                                   struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    size_t slots = (size_t)bound->graph->input_count + 1;
+    struct mlo_value **values = calloc(slots, sizeof(struct mlo_value *));
+    struct mlo_tensor *tensors = calloc(slots, sizeof *tensors);
+    if (!values || !tensors) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    *count = mlo_engine_inputs(bound->graph, values);
+    for (int i = 0; i < *count; i++) {
+        int64_t dims[MLO_MAX_RANK];
+        mlo_type_static(&values[i]->type, dims);
+        MLO_TRY(mlo_tensor_init(&tensors[i], values[i]->type.dtype, values[i]->type.rank, dims, err));
+    }
+out:
+    free(values);
+    *out = tensors;
+    return status;
+}
+
+enum mlo_status mlo_engine_observe_stats(const struct mlo_model *model, const char *const *names,
+                                         size_t name_count, int64_t batch, unsigned threads,
+                                         mlo_feed_fn *next, void *arg, struct mlo_stats *stats,
+                                         struct mlo_error *err)
+{
+    enum mlo_status status;
+    const struct mlo_engine *engine = &mlo_engine_cpu;
+    struct mlo_compile_options options = {.batch = batch,
+                                          .numerics = MLO_NUMERICS_INVARIANT,
+                                          .threads = threads,
+                                          .observe = names,
+                                          .observe_count = name_count};
+    struct mlo_model *bound = NULL;
+    struct mlo_plan *plan = NULL;
+    struct mlo_program *program = NULL;
+    struct mlo_tensor *inputs = NULL, *outputs = NULL;
+    int input_count = 0;
+    if (batch < 1)
+        return mlo_error_set(err, MLO_EINVAL, "the batch is %lld; it must be positive", (long long)batch);
+    MLO_TRY(mlo_engine_bind(model, &options, &bound, err));
+    MLO_TRY(make_inputs(bound, &inputs, &input_count, err));
+    for (int i = 0; i < input_count; i++)
+        if (inputs[i].rank < 1 || inputs[i].dims[0] != batch) {
+            char shape[256];
+            status = mlo_error_set(err, MLO_EINVAL, "input %d is %s: it does not take a batch of %lld", i,
+                                   mlo_tensor_describe(&inputs[i], shape, sizeof shape), (long long)batch);
+            mlo_error_hint(err, "use the batch that the model was exported with");
+            goto out;
+        }
+    outputs = calloc((size_t)bound->graph->output_count + 1, sizeof *outputs);
+    if (!outputs) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(engine->compile(model, &options, &plan, err));
+    MLO_TRY(engine->load(plan, &program, err));
+    for (;;) {
+        struct sink sink = {.stats = stats, .batch = batch};
+        MLO_TRY(next(arg, batch, inputs, &sink.got, err));
+        if (sink.got <= 0)
+            break;
+        if (sink.got > batch) {
+            status = mlo_error_set(err, MLO_EINTERNAL, "the feed gave %lld samples for a batch of %lld",
+                                   (long long)sink.got, (long long)batch);
+            goto out;
+        }
+        MLO_TRY(engine->observe(program, inputs, outputs, take, &sink, err));
+    }
+    mlo_stats_sort(stats);
+out:
+    engine->unload(program);
+    engine->free_plan(plan);
+    for (int i = 0; inputs && i < input_count; i++)
+        mlo_tensor_clear(&inputs[i]);
+    for (int i = 0; outputs && i < bound->graph->output_count; i++)
+        mlo_tensor_clear(&outputs[i]);
+    free(inputs);
+    free(outputs);
+    mlo_model_free(bound);
+    return status;
+}

@@ -1,0 +1,262 @@
+/* QDQ graphs on the cpu engine against their float evaluation by the reference engine: at most one quantum
+ * off, and rarely; and the plan says what really runs in int8. */
+#include "helpers.h"
+
+/* Q then DQ with per-tensor parameters; the quantized value's type is uint8 or int8. */
+static struct mlo_value *qdq(struct net *n, struct mlo_value *x, float scale, int zp, enum mlo_dtype dtype)
+{
+    struct mlo_value *s = net_scalar(n, MLO_FLOAT32, (double)scale), *z = net_scalar(n, dtype, zp);
+    return net_op(n, "DequantizeLinear", net_op(n, "QuantizeLinear", x, s, z), s, z);
+}
+
+/* int8 weights [rows, …] with a scale a row; *scales is borrowed from the graph. */
+static struct mlo_value *weights(struct net *n, int rank, const int64_t *dims, float amplitude,
+                                 const float **scales)
+{
+    struct mlo_tensor q = {0}, s = {0}, z = {0};
+    MUST(mlo_tensor_init(&q, MLO_INT8, rank, dims, err));
+    MUST(mlo_tensor_init(&s, MLO_FLOAT32, 1, dims, err));
+    MUST(mlo_tensor_init(&z, MLO_INT8, 1, dims, err));
+    for (size_t i = 0; i < mlo_tensor_count(&q); i++)
+        ((int8_t *)q.data)[i] = (int8_t)(127.0f * net_random(&n->seed));
+    for (int64_t i = 0; i < dims[0]; i++)
+        ((float *)s.data)[i] = amplitude * (1.0f + 0.5f * net_random(&n->seed)) / 127.0f;
+    struct mlo_value *sv = net_take(n, "ws", &s);
+    *scales = sv->constant->data;
+    struct mlo_node *dq = net_node(n, "DequantizeLinear", net_take(n, "wq", &q), sv, net_take(n, "wz", &z));
+    assert_true(mlo_node_set_i(dq, "axis", 0));
+    return dq->outputs[0];
+}
+
+static struct mlo_value *bias(struct net *n, int64_t count, float x_scale, const float *w_scales)
+{
+    struct mlo_tensor q = {0}, s = {0};
+    MUST(mlo_tensor_init(&q, MLO_INT32, 1, &count, err));
+    MUST(mlo_tensor_init(&s, MLO_FLOAT32, 1, &count, err));
+    for (int64_t i = 0; i < count; i++) {
+        ((float *)s.data)[i] = x_scale * w_scales[i];
+        ((int32_t *)q.data)[i] = (int32_t)(0.5f * net_random(&n->seed) / ((float *)s.data)[i]);
+    }
+    struct mlo_node *dq = net_node(n, "DequantizeLinear", net_take(n, "bq", &q), net_take(n, "bs", &s), NULL);
+    assert_true(mlo_node_set_i(dq, "axis", 0));
+    return dq->outputs[0];
+}
+
+static struct mlo_value *qconv(struct net *n, struct mlo_value *x, float x_scale, const struct conv_spec *s)
+{
+    const float *w_scales;
+    int64_t w[] = {s->oc, s->ic / s->groups, s->kernel, s->kernel};
+    struct mlo_value *wv = weights(n, 4, w, 2.0f * sqrtf(1.0f / (float)(w[1] * w[2] * w[3])), &w_scales);
+    struct mlo_node *c = net_node(n, "Conv", x, wv, s->bias ? bias(n, s->oc, x_scale, w_scales) : NULL);
+    net_conv_attrs(c, s);
+    return c->outputs[0];
+}
+
+static int int8_ops(const json_t *d, const char *op)
+{
+    size_t i;
+    json_t *node;
+    int count = 0;
+    json_array_foreach(json_object_get(d, "nodes"), i, node) count +=
+        strcmp(json_string_value(json_object_get(node, "op")), op) == 0 &&
+        strcmp(json_string_value(json_object_get(node, "precision")), "int8") == 0;
+    return count;
+}
+
+/* Differences in units of `quantum`: none above one and a bit, hardly any at all. */
+static void check(const struct net *n, const struct mlo_tensor *in, int64_t batch, float quantum,
+                  const char *what, json_t **description)
+{
+    struct mlo_compile_options o = {.batch = batch, .threads = 1};
+    struct mlo_tensor want = run_model("reference", n->model, &o, in, NULL);
+    struct mlo_tensor got = run_model("cpu", n->model, &o, in, description);
+    size_t off = 0, count = mlo_tensor_count(&got);
+    double lowest = INFINITY, highest = -INFINITY;
+    assert_true(mlo_tensor_same_shape(&got, &want));
+    for (size_t i = 0; i < count; i++) {
+        double a = mlo_tensor_get_f64(&got, i), b = mlo_tensor_get_f64(&want, i);
+        double quanta = fabs(a - b) / (double)quantum;
+        lowest = fmin(lowest, b);
+        highest = fmax(highest, b);
+        if (quanta > 1.01)
+            fail_msg("%s: element %zu is %g, the reference has %g: %g quanta", what, i, a, b, quanta);
+        off += quanta > 0.01;
+    }
+    if ((double)off > 0.002 * (double)count + 1.0)
+        fail_msg("%s: %zu of %zu elements are off", what, off, count);
+    assert_true(highest - lowest > 10.0 * (double)quantum); /* the test would see something */
+    mlo_tensor_clear(&got);
+    mlo_tensor_clear(&want);
+}
+
+static void test_conv__runs_in_int8_and_agrees(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        struct conv_spec conv;
+        int x_zp, y_zp;
+        enum mlo_dtype x_type, y_type;
+        const char *act;
+    } cases[] = {
+        {{16, 32, 3, 1, 1, 1, 1, 10, true}, 0, 0, MLO_UINT8, MLO_UINT8, "Relu"},
+        {{16, 32, 3, 1, 1, 1, 1, 10, true}, 0, 131, MLO_UINT8, MLO_UINT8, NULL},
+        {{16, 32, 3, 1, 1, 1, 1, 10, true}, 121, 7, MLO_UINT8, MLO_UINT8, NULL},
+        {{16, 32, 3, 2, 1, 1, 1, 11, false}, 121, 0, MLO_UINT8, MLO_UINT8, "Relu"},
+        {{16, 24, 1, 1, 0, 1, 1, 9, false}, 113, 99, MLO_UINT8, MLO_UINT8, NULL},
+        {{16, 24, 1, 2, 0, 1, 1, 9, true}, 0, 128, MLO_UINT8, MLO_UINT8, NULL},
+        {{3, 16, 3, 1, 1, 1, 1, 16, true}, 116, 0, MLO_UINT8, MLO_UINT8, "Relu"},
+        {{1, 16, 3, 1, 1, 1, 1, 28, true}, 90, 0, MLO_UINT8, MLO_UINT8, "Relu"},
+        {{1, 16, 3, 1, 1, 1, 1, 28, true}, 0, 0, MLO_UINT8, MLO_UINT8, "Relu"},
+        {{16, 16, 3, 1, 1, 1, 16, 12, true}, 0, 0, MLO_UINT8, MLO_UINT8, "Relu"},
+        {{16, 16, 3, 1, 1, 1, 16, 12, true}, 128, 100, MLO_UINT8, MLO_UINT8, NULL},
+        {{16, 32, 3, 1, 1, 1, 1, 10, true}, 0, 0, MLO_INT8, MLO_INT8, NULL},
+        {{16, 32, 3, 1, 1, 1, 1, 10, true}, -5, 3, MLO_INT8, MLO_INT8, NULL},
+        {{17, 19, 3, 1, 1, 1, 1, 7, true}, 0, 0, MLO_UINT8, MLO_UINT8, "Relu"},
+        {{8, 8, 3, 1, 2, 2, 1, 9, true}, 111, 0, MLO_UINT8, MLO_UINT8, "Relu"},
+        {{16, 16, 5, 2, 2, 1, 4, 9, true}, 0, 0, MLO_UINT8, MLO_UINT8, "Clip"},
+    };
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        char what[32];
+        snprintf(what, sizeof what, "conv %zu", i);
+        struct net n = net_new((uint32_t)i + 1);
+        const struct conv_spec *s = &cases[i].conv;
+        int64_t dims[] = {-1, s->ic, s->size, s->size};
+        struct mlo_value *x = qdq(&n, net_input(&n, "x", 4, dims), 0.008f, cases[i].x_zp, cases[i].x_type);
+        struct mlo_value *y = qconv(&n, x, 0.008f, s);
+        if (cases[i].act && strcmp(cases[i].act, "Clip") == 0)
+            y = net_op(&n, "Clip", y, net_scalar(&n, MLO_FLOAT32, 0.0), net_scalar(&n, MLO_FLOAT32, 1.5));
+        else if (cases[i].act)
+            y = net_op(&n, cases[i].act, y, NULL, NULL);
+        net_finish(&n, qdq(&n, y, 0.02f, cases[i].y_zp, cases[i].y_type));
+        dims[0] = 2;
+        struct mlo_tensor in = random_tensor(4, dims, 3);
+        json_t *d = NULL;
+        check(&n, &in, 2, 0.02f, what, &d);
+        if (mlo_isa_current() >= MLO_ISA_AVX512_VNNI && int8_ops(d, "Conv") != 1) {
+            char *text = json_dumps(d, JSON_INDENT(1));
+            fail_msg("%s did not run in int8: %s", what, text);
+        }
+        json_decref(d);
+        mlo_tensor_clear(&in);
+        mlo_model_free(n.model);
+    }
+}
+
+/* Blocks as the quantize pass writes them: Q/DQ behind every Conv(+Relu), Add, pool; a float Gemm at the end.
+ */
+static struct net quantized_net(bool fused_residual)
+{
+    struct net n = net_new(77);
+    struct conv_spec stem = {3, 16, 3, 1, 1, 1, 1, 0, true}, same = {16, 16, 3, 1, 1, 1, 1, 0, true};
+    struct conv_spec down = {16, 32, 3, 2, 1, 1, 1, 0, true}, skip = {16, 32, 1, 2, 0, 1, 1, 0, true};
+    struct conv_spec more = {32, 32, 3, 1, 1, 1, 1, 0, true};
+    struct mlo_value *x = qdq(&n, net_input(&n, "x", 4, (int64_t[]){-1, 3, 16, 16}), 0.008f, 125, MLO_UINT8);
+    x = qdq(&n, net_op(&n, "Relu", qconv(&n, x, 0.008f, &stem), NULL, NULL), 0.015f, 0, MLO_UINT8);
+    struct mlo_value *y = qconv(&n, x, 0.015f, &same);
+    y = qdq(&n, net_op(&n, "Relu", y, NULL, NULL), 0.02f, 0, MLO_UINT8);
+    y = qconv(&n, y, 0.02f, &same);
+    if (!fused_residual)
+        y = qdq(&n, y, 0.04f, 130, MLO_UINT8);
+    y = qdq(&n, net_op(&n, "Relu", net_op(&n, "Add", y, x, NULL), NULL, NULL), 0.03f, 0, MLO_UINT8);
+    struct mlo_value *z =
+        qdq(&n, net_op(&n, "Relu", qconv(&n, y, 0.03f, &down), NULL, NULL), 0.03f, 0, MLO_UINT8);
+    struct mlo_value *s = qdq(&n, qconv(&n, y, 0.03f, &skip), 0.05f, 120, MLO_UINT8);
+    z = qconv(&n, z, 0.03f, &more);
+    if (!fused_residual)
+        z = qdq(&n, z, 0.05f, 127, MLO_UINT8);
+    z = qdq(&n, net_op(&n, "Add", z, s, NULL), 0.06f, 126, MLO_UINT8);
+    struct mlo_node *pool = net_node(&n, "MaxPool", z, NULL, NULL);
+    assert_true(mlo_node_set_ints(pool, "kernel_shape", (int64_t[]){2, 2}, 2));
+    assert_true(mlo_node_set_ints(pool, "strides", (int64_t[]){2, 2}, 2));
+    z = qdq(&n, pool->outputs[0], 0.06f, 126, MLO_UINT8);
+    z = qdq(&n, net_op(&n, "GlobalAveragePool", z, NULL, NULL), 0.03f, 110, MLO_UINT8);
+    z = qdq(&n, net_op(&n, "Flatten", z, NULL, NULL), 0.03f, 110, MLO_UINT8);
+    const float *w_scales;
+    struct mlo_value *w = weights(&n, 2, (int64_t[]){10, 32}, 0.5f, &w_scales);
+    struct mlo_node *g = net_node(&n, "Gemm", z, w, bias(&n, 10, 0.03f, w_scales));
+    assert_true(mlo_node_set_i(g, "transB", 1));
+    net_finish(&n, g->outputs[0]);
+    return n;
+}
+
+static void test_net__runs_in_int8_throughout(void **state)
+{
+    MLO_UNUSED(state);
+    for (int fused = 0; fused < 2; fused++) {
+        struct net n = quantized_net(fused != 0);
+        for (int64_t batch = 1; batch <= 3; batch += 2) {
+            struct mlo_compile_options o = {.batch = batch, .threads = 1};
+            struct mlo_tensor in = random_tensor(4, (int64_t[]){batch, 3, 16, 16}, 3);
+            json_t *d = NULL;
+            struct mlo_tensor want = run_model("reference", n.model, &o, &in, NULL);
+            struct mlo_tensor got = run_model("cpu", n.model, &o, &in, &d);
+            /* single quanta inside the net move the logits a little */
+            assert_close(&got, &want, 0.02f, "quantized net");
+            if (mlo_isa_current() >= MLO_ISA_AVX512_VNNI) {
+                assert_int_equal(int8_ops(d, "Conv"), 6);
+                assert_int_equal(int8_ops(d, "Gemm"), 1);
+                assert_int_equal(int8_ops(d, "Add"), fused ? 0 : 2);
+                assert_int_equal(int8_ops(d, "MaxPool"), 1);
+                assert_int_equal(int8_ops(d, "GlobalAveragePool"), 1);
+                assert_int_equal(json_integer_value(json_object_get(d, "int8_nodes")), fused ? 9 : 11);
+            }
+            json_decref(d);
+            mlo_tensor_clear(&got);
+            mlo_tensor_clear(&want);
+            mlo_tensor_clear(&in);
+        }
+        mlo_model_free(n.model);
+    }
+}
+
+static void test_gemm__runs_in_int8_and_agrees(void **state)
+{
+    MLO_UNUSED(state);
+    for (int zp = 0; zp <= 120; zp += 120) {
+        struct net n = net_new(8);
+        const float *w_scales;
+        struct mlo_value *x = qdq(&n, net_input(&n, "x", 2, (int64_t[]){-1, 50}), 0.008f, zp, MLO_UINT8);
+        struct mlo_value *w = weights(&n, 2, (int64_t[]){12, 50}, 0.3f, &w_scales);
+        struct mlo_node *g = net_node(&n, "Gemm", x, w, bias(&n, 12, 0.008f, w_scales));
+        assert_true(mlo_node_set_i(g, "transB", 1));
+        net_finish(&n, qdq(&n, g->outputs[0], 0.01f, 128, MLO_UINT8));
+        struct mlo_tensor in = random_tensor(2, (int64_t[]){40, 50}, 3);
+        json_t *d = NULL;
+        check(&n, &in, 40, 0.01f, "gemm", &d);
+        if (mlo_isa_current() >= MLO_ISA_AVX512_VNNI)
+            assert_int_equal(int8_ops(d, "Gemm"), 1);
+        json_decref(d);
+        mlo_tensor_clear(&in);
+        mlo_model_free(n.model);
+    }
+}
+
+static void test_observed__float_values_inside_a_quantized_net(void **state)
+{
+    MLO_UNUSED(state);
+    struct net n = quantized_net(true);
+    const char *names[1] = {NULL};
+    for (int i = 0; i < n.graph->node_count && !names[0]; i++)
+        if (mlo_node_is(n.graph->nodes[i], "Relu"))
+            names[0] = n.graph->nodes[i]->outputs[0]->name;
+    struct mlo_compile_options o = {.batch = 1, .threads = 1, .observe = names, .observe_count = 1};
+    struct mlo_tensor in = random_tensor(4, (int64_t[]){1, 3, 16, 16}, 3);
+    struct mlo_tensor want = run_model("reference", n.model, &o, &in, NULL);
+    struct mlo_tensor got = run_model("cpu", n.model, &o, &in, NULL);
+    assert_close(&got, &want, 0.02f, "observed quantized net");
+    mlo_tensor_clear(&got);
+    mlo_tensor_clear(&want);
+    mlo_tensor_clear(&in);
+    mlo_model_free(n.model);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_conv__runs_in_int8_and_agrees),
+        cmocka_unit_test(test_net__runs_in_int8_throughout),
+        cmocka_unit_test(test_gemm__runs_in_int8_and_agrees),
+        cmocka_unit_test(test_observed__float_values_inside_a_quantized_net),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
