@@ -255,12 +255,12 @@ static void test_observe__refuses_unknown_names(void **state)
     const char *names[] = {"nowhere"};
     struct mlo_compile_options o = {.batch = 1, .observe = names, .observe_count = 1};
     struct mlo_plan *plan = NULL;
-    struct mlo_error err = {0};
+    struct mlo_error problem = {0};
     size_t count;
     const struct mlo_engine *const *table = mlo_engine_table(&count);
     for (size_t i = 0; i < count; i++) {
-        assert_int_equal(table[i]->compile(n.model, &o, &plan, &err), MLO_ENOTFOUND);
-        assert_non_null(strstr(err.message, "nowhere"));
+        assert_int_equal(table[i]->compile(n.model, &o, &plan, &problem), MLO_ENOTFOUND);
+        assert_non_null(strstr(problem.message, "nowhere"));
     }
     mlo_model_free(n.model);
 }
@@ -278,13 +278,13 @@ static void test_run__names_the_input_of_wrong_shape(void **state)
         struct mlo_plan *plan;
         struct mlo_program *program;
         struct mlo_tensor out = {0};
-        struct mlo_error err = {0};
+        struct mlo_error problem = {0};
         MUST(table[i]->compile(n.model, &o, &plan, err));
         MUST(table[i]->load(plan, &program, err));
-        assert_int_equal(table[i]->run(program, &in, &out, &err), MLO_EINVAL);
-        assert_non_null(strstr(err.message, "float32[2,3,16,16]"));
-        assert_non_null(strstr(err.message, "float32[1,3,16,16]"));
-        assert_non_null(strstr(err.where, "'x'"));
+        assert_int_equal(table[i]->run(program, &in, &out, &problem), MLO_EINVAL);
+        assert_non_null(strstr(problem.message, "float32[2,3,16,16]"));
+        assert_non_null(strstr(problem.message, "float32[1,3,16,16]"));
+        assert_non_null(strstr(problem.where, "'x'"));
         table[i]->unload(program);
         table[i]->free_plan(plan);
     }
@@ -299,11 +299,11 @@ static void test_compile__wants_a_batch_for_symbolic_inputs(void **state)
     struct net n = residual_net(&inner);
     struct mlo_compile_options o = {.batch = 0};
     struct mlo_plan *plan = NULL;
-    struct mlo_error err = {0};
+    struct mlo_error problem = {0};
     const struct mlo_engine *e;
     MUST(mlo_engine_find("cpu", &e, err));
-    assert_int_equal(e->compile(n.model, &o, &plan, &err), MLO_EINVAL);
-    assert_non_null(strstr(err.message, "input 'x'"));
+    assert_int_equal(e->compile(n.model, &o, &plan, &problem), MLO_EINVAL);
+    assert_non_null(strstr(problem.message, "input 'x'"));
     mlo_model_free(n.model);
 }
 
@@ -318,9 +318,9 @@ static void test_compile__refuses_unknown_ops(void **state)
     for (size_t i = 0; i < count; i++) {
         struct mlo_compile_options o = {.batch = 1};
         struct mlo_plan *plan = NULL;
-        struct mlo_error err = {0};
-        assert_int_equal(table[i]->compile(n.model, &o, &plan, &err), MLO_EUNSUPPORTED);
-        assert_non_null(strstr(err.message, "Reluu"));
+        struct mlo_error problem = {0};
+        assert_int_equal(table[i]->compile(n.model, &o, &plan, &problem), MLO_EUNSUPPORTED);
+        assert_non_null(strstr(problem.message, "Reluu"));
     }
     mlo_model_free(n.model);
 }
