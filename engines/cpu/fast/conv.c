@@ -43,7 +43,7 @@ static bool geometry(const struct conv *c, dnnl_dims_t strides, dnnl_dims_t dila
 
 static bool weights_md(const struct conv *c, dnnl_data_type_t type, bool any, dnnl_memory_desc_t *md)
 {
-    int64_t dims[MLO_MAX_RANK];
+    dnnl_dims_t dims;
     int rank = 0;
     if (c->groups > 1) {
         dims[rank++] = c->groups;

@@ -74,9 +74,12 @@ bool fast_md(dnnl_memory_desc_t *md, int rank, const int64_t *dims, dnnl_data_ty
         dnnl_format_tag_undef, dnnl_a, dnnl_ab, dnnl_abc, dnnl_abcd, dnnl_abcde, dnnl_abcdef};
     static const dnnl_format_tag_t last[] = {
         dnnl_format_tag_undef, dnnl_a, dnnl_ab, dnnl_acb, dnnl_acdb, dnnl_acdeb, dnnl_abcdef};
+    dnnl_dims_t copy = {0};
     if (rank < 1 || rank > 6)
         return false;
-    return dnnl_memory_desc_init_by_tag(md, rank, dims, type,
+    for (int i = 0; i < rank; i++)
+        copy[i] = dims[i];
+    return dnnl_memory_desc_init_by_tag(md, rank, copy, type,
                                         layout == CPU_LAST ? last[rank] : plain[rank]) == dnnl_success;
 }
 

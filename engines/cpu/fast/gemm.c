@@ -58,8 +58,8 @@ static enum mlo_status emit(struct mlo_plan *plan, const struct gemm *g, const s
     dnnl_memory_desc_t x, w, w_plain, b, y;
     dnnl_inner_product_desc_t desc;
     dnnl_primitive_desc_t pd = NULL;
-    int64_t xd[] = {g->m, g->k}, wd[] = {g->n, g->k}, yd[] = {g->m, g->n};
-    dnnl_dims_t strides = {g->transposed ? g->k : 1, g->transposed ? 1 : g->n};
+    int64_t xd[] = {g->m, g->k}, yd[] = {g->m, g->n};
+    dnnl_dims_t wd = {g->n, g->k}, strides = {g->transposed ? g->k : 1, g->transposed ? 1 : g->n};
     dnnl_primitive_attr_t attr = fast_attr();
     if (!attr || !fast_md(&x, 2, xd, r->x_type, CPU_PLAIN) || !fast_md(&y, 2, yd, r->y_type, CPU_PLAIN) ||
         !fast_md(&b, 1, &g->n, dnnl_f32, CPU_PLAIN) ||
