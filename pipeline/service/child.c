@@ -219,12 +219,14 @@ static enum mlo_status step_error(const json_t *result, struct mlo_error *err)
     return status;
 }
 
-enum mlo_status mlo_child_run(const struct mlo_child *child, json_t **result, struct mlo_error *err)
+enum mlo_status mlo_child_run(const struct mlo_child *child, json_t **result, bool *was_crash,
+                              struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     int pipe_fd[2] = {-1, -1}, stderr_fd = -1, wait_status = 0;
     pid_t pid = -1;
     json_t *value = NULL;
+    *was_crash = false;
     char *result_path = mlo_fs_join(child->dir, "result.json", NULL);
     char *stderr_path = mlo_fs_join(child->dir, "stderr.log", NULL);
     if (!result_path || !stderr_path) {
@@ -258,6 +260,7 @@ enum mlo_status mlo_child_run(const struct mlo_child *child, json_t **result, st
     if (!mlo_fs_exists(result_path) || mlo_json_load_file(result_path, &value, err) != MLO_OK ||
         !json_is_object(value)) {
         status = crashed(wait_status, stderr_path, err);
+        *was_crash = true;
         goto out;
     }
     if (!mlo_str_eq(mlo_json_str(value, "status", NULL), "ok")) {

@@ -22,7 +22,7 @@ struct mlo_child {
 /* Runs `exe step-exec dir` to its end and reads result.json: *result is yours when MLO_OK is returned. The
  * step's own error is returned as it stands. A process that crashed, was killed or left no result is
  * MLO_EJOB. */
-MLO_MUST_USE enum mlo_status mlo_child_run(const struct mlo_child *child, json_t **result,
+MLO_MUST_USE enum mlo_status mlo_child_run(const struct mlo_child *child, json_t **result, bool *crashed,
                                            struct mlo_error *err);
 
 /* The machine's lock: a benchmark has the machine to itself, all else shares it. Whoever waits keeps

@@ -6,9 +6,9 @@
 
 /* Statement tables, for the test that prepares every one. */
 extern const struct mlo_sql MLO_QUEUE_SQL[], MLO_COMPLETION_SQL[], MLO_PLANNER_SQL[], MLO_READS_SQL[],
-    MLO_RUNS_SQL[], MLO_WORKER_SQL[];
+    MLO_RUNS_SQL[], MLO_WORKER_SQL[], MLO_INPUTS_SQL[];
 extern const size_t MLO_QUEUE_SQL_COUNT, MLO_COMPLETION_SQL_COUNT, MLO_PLANNER_SQL_COUNT, MLO_READS_SQL_COUNT,
-    MLO_RUNS_SQL_COUNT, MLO_WORKER_SQL_COUNT;
+    MLO_RUNS_SQL_COUNT, MLO_WORKER_SQL_COUNT, MLO_INPUTS_SQL_COUNT;
 
 /* --- transactions (tx.c) ---------------------------------------------------------------------------------
  */

@@ -1,0 +1,284 @@
+/* One attempt at a job: inputs, child, blobs, completion. The token fences its effect; what it costs to be
+ * wrong about the lease is work done twice, never an effect twice. */
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "pipeline/service/child_impl.h"
+#include "pipeline/service/worker_impl.h"
+
+enum { PROGRESS_EVERY_MS = 500 };
+
+/* --- while the child runs
+ * ------------------------------------------------------------------------------------ */
+
+static void take_away(struct mlo_slot *slot, enum mlo_status status)
+{
+    pthread_mutex_lock(&slot->lock);
+    slot->taken = status;
+    pthread_mutex_unlock(&slot->lock);
+}
+
+static void send_progress(struct mlo_slot *slot)
+{
+    struct mlo_error error = {0};
+    uint64_t now = mlo_clock_ns();
+    if (slot->fraction <= slot->sent_fraction || now - slot->sent_ns < PROGRESS_EVERY_MS * 1000000ull)
+        return;
+    slot->sent_ns = now;
+    slot->sent_fraction = slot->fraction;
+    enum mlo_status status =
+        mlo_queue_progress(slot->worker->o.db, &slot->job, slot->fraction, slot->message, &error);
+    if (status == MLO_ELEASE || status == MLO_ECANCELLED)
+        take_away(slot, status); /* anything else: the next one may get through */
+}
+
+static void on_progress(void *arg, double fraction, const char *message)
+{
+    struct mlo_slot *slot = arg;
+    slot->fraction = fraction;
+    snprintf(slot->message, sizeof slot->message, "%s", message);
+    /* a cut in the middle of a character would not be UTF-8 any more */
+    json_t *text = json_string(slot->message);
+    if (!text)
+        slot->message[0] = '\0';
+    json_decref(text);
+}
+
+static enum mlo_status watch_lease(void *arg, struct mlo_error *err)
+{
+    struct mlo_slot *slot = arg;
+    pthread_mutex_lock(&slot->lock);
+    enum mlo_status taken = slot->taken;
+    bool late = mlo_clock_ns() > slot->lease_end_ns;
+    pthread_mutex_unlock(&slot->lock);
+    if (taken == MLO_ECANCELLED)
+        return mlo_error_set(err, MLO_ECANCELLED, "the job was cancelled");
+    if (taken != MLO_OK || late)
+        return mlo_error_set(err, MLO_ELEASE, "the lease on the job is lost");
+    return MLO_OK;
+}
+
+static enum mlo_status watch(void *arg, struct mlo_error *err)
+{
+    struct mlo_slot *slot = arg;
+    enum mlo_status status = watch_lease(slot, err);
+    if (status == MLO_OK && atomic_load(&slot->worker->hand_back))
+        status = mlo_error_set(err, MLO_ECANCELLED, "the worker stops");
+    if (status == MLO_OK)
+        send_progress(slot);
+    return status;
+}
+
+/* --- what the child left
+ * -------------------------------------------------------------------------------------- */
+
+/* Puts a file of the scratch folder into the blob store. The child ran an untrusted model: a path that leads
+ * out of its folder is refused. */
+static enum mlo_status store_file(struct mlo_worker *worker, const char *dir, const char *file,
+                                  struct mlo_digest *digest, uint64_t *size_bytes, struct mlo_error *err)
+{
+    char root[PATH_MAX], path[PATH_MAX];
+    char *joined = file[0] == '/' ? strdup(file) : mlo_fs_join(dir, file, NULL);
+    struct stat st;
+    if (!joined)
+        return mlo_error_nomem(err);
+    bool inside = realpath(dir, root) && realpath(joined, path) && mlo_str_starts(path, root) &&
+                  path[strlen(root)] == '/' && stat(path, &st) == 0 && S_ISREG(st.st_mode);
+    free(joined);
+    if (!inside)
+        return mlo_error_set(err, MLO_EINTERNAL, "the step names a result that is no file in its folder");
+    return mlo_blob_put_file(worker->o.blobs, path, digest, size_bytes, err);
+}
+
+static enum mlo_status store_samples(struct mlo_worker *worker, const char *dir, json_t *observations,
+                                     struct mlo_error *err)
+{
+    json_t *seen;
+    size_t i;
+    json_array_foreach(observations, i, seen)
+    {
+        const char *file = mlo_json_str(seen, "samples", NULL);
+        struct mlo_digest digest;
+        uint64_t size_bytes;
+        char text[MLO_DIGEST_TEXT_SIZE];
+        if (!file)
+            continue;
+        enum mlo_status status = store_file(worker, dir, file, &digest, &size_bytes, err);
+        if (status != MLO_OK)
+            return status;
+        if (json_object_set_new(seen, "samples", json_string(mlo_digest_text(&digest, text))) < 0 ||
+            json_object_set_new(seen, "samples_bytes", json_integer((json_int_t)size_bytes)) < 0)
+            return mlo_error_nomem(err);
+    }
+    return MLO_OK;
+}
+
+/* Completes, again as long as the lease lasts when the database is away. A commit whose answer got lost is
+ * seen as a lost lease the second time: its effect is there once. */
+static enum mlo_status complete(struct mlo_slot *slot, const struct mlo_completion *completion,
+                                struct mlo_error *err)
+{
+    for (;;) {
+        enum mlo_status status = mlo_queue_complete(slot->worker->o.db, &slot->job, completion, err);
+        struct mlo_error lease = {0};
+        if (status == MLO_OK || !mlo_status_info(status)->retry || watch_lease(slot, &lease) != MLO_OK)
+            return status;
+        mlo_clock_sleep_ms(200);
+    }
+}
+
+static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *result, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const char *artifact = mlo_json_str(result, "artifact", NULL);
+    json_t *report = json_object_get(result, "report"),
+           *observations = json_object_get(result, "observations");
+    struct mlo_completion completion = {
+        .has_artifact = artifact != NULL,
+        .report = json_is_object(report) ? report : NULL,
+        .observations = json_is_array(observations) ? observations : NULL,
+    };
+    if (artifact)
+        MLO_TRY(store_file(slot->worker, dir, artifact, &completion.artifact, &completion.size_bytes, err));
+    MLO_TRY(store_samples(slot->worker, dir, observations, err));
+    MLO_TRY(complete(slot, &completion, err));
+out:
+    return status;
+}
+
+/* --- the attempt
+ * ------------------------------------------------------------------------------------------------ */
+
+/* Completes the job without work when its derivation is known and its bytes are there. */
+static enum mlo_status try_reuse(struct mlo_slot *slot, bool *done, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_db_conn *conn;
+    struct mlo_completion known = {.reused = true, .has_artifact = true};
+    json_t *report = NULL;
+    *done = false;
+    if (!slot->job.has_key)
+        return MLO_OK;
+    status = mlo_db_acquire(slot->worker->o.db, &conn, err);
+    if (status != MLO_OK)
+        return status;
+    status = mlo_derivation_find(conn, &slot->job.key, &known.artifact, &known.size_bytes, &report, err);
+    mlo_db_release(conn);
+    if (status == MLO_OK && mlo_blob_exists(slot->worker->o.blobs, &known.artifact)) {
+        known.report = report;
+        status = complete(slot, &known, err);
+        *done = status == MLO_OK;
+    } else if (status == MLO_ENOTFOUND) {
+        status = MLO_OK;
+    }
+    json_decref(report);
+    return status;
+}
+
+static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashed, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_worker *worker = slot->worker;
+    struct mlo_machine_lock lock = MLO_MACHINE_LOCK_INIT;
+    struct mlo_child child = {
+        .exe = worker->exe,
+        .dir = dir,
+        .max_memory_bytes = worker->o.max_memory_bytes,
+        .max_s = worker->o.max_job_s,
+        .watch = watch,
+        .progress = on_progress,
+        .arg = slot,
+    };
+    json_t *result = NULL;
+    MLO_TRY(mlo_attempt_inputs(worker, &slot->job, dir, err));
+    MLO_TRY(mlo_machine_lock(worker->o.work_dir, slot->job.exclusive, watch, slot, &lock, err));
+    status = mlo_child_run(&child, &result, crashed, err);
+    mlo_machine_unlock(&lock);
+    MLO_TRY(status);
+    MLO_TRY(deliver(slot, dir, result, err));
+out:
+    json_decref(result);
+    return status;
+}
+
+static void log_end(const struct mlo_slot *slot, enum mlo_log_level level, const char *event,
+                    const struct mlo_error *error)
+{
+    char job[24], attempt[24];
+    snprintf(job, sizeof job, "%lld", (long long)slot->job.id);
+    snprintf(attempt, sizeof attempt, "%d", slot->job.number);
+    mlo_log(level, event, "job", job, "step", slot->job.step, "attempt", attempt, "error",
+            error ? error->message : NULL, "where", error && error->where[0] ? error->where : NULL, NULL);
+}
+
+/* Tells the queue; when the database stays away, the end of the lease says the same. */
+static void report_failure(struct mlo_slot *slot, struct mlo_error *error, enum mlo_attempt_end end,
+                           bool retry)
+{
+    struct mlo_attempt_failure failure = {
+        .job = slot->job.id,
+        .token = slot->job.token,
+        .end = end,
+        .error = end == MLO_ATTEMPT_RETURNED ? NULL : error,
+        .retry = retry,
+        .backoff_ms = slot->worker->o.backoff_ms,
+    };
+    struct mlo_error refused = {0}, lease = {0};
+    enum mlo_status status;
+    while ((status = mlo_queue_fail(slot->worker->o.db, &failure, &refused)) != MLO_OK &&
+           mlo_status_info(status)->retry && watch_lease(slot, &lease) == MLO_OK)
+        mlo_clock_sleep_ms(200);
+    if (status != MLO_OK)
+        log_end(slot, MLO_LOG_WARN, "job's failure not recorded", &refused);
+}
+
+static void conclude(struct mlo_slot *slot, enum mlo_status status, bool crashed, struct mlo_error *error)
+{
+    struct mlo_error lease = {0};
+    if (status == MLO_OK) {
+        log_end(slot, MLO_LOG_INFO, "job done", NULL);
+        return;
+    }
+    enum mlo_status ours = watch_lease(slot, &lease);
+    if (status == MLO_ELEASE || ours != MLO_OK) {
+        log_end(slot, ours == MLO_ECANCELLED ? MLO_LOG_INFO : MLO_LOG_WARN,
+                ours == MLO_ECANCELLED ? "job cancelled" : "lease lost", error);
+    } else if (status == MLO_ECANCELLED && atomic_load(&slot->worker->hand_back)) {
+        log_end(slot, MLO_LOG_INFO, "job handed back", NULL);
+        report_failure(slot, error, MLO_ATTEMPT_RETURNED, true);
+    } else {
+        log_end(slot, MLO_LOG_WARN, "job failed", error);
+        mlo_error_where(error, "step '%s'", slot->job.step);
+        report_failure(slot, error, MLO_ATTEMPT_FAILED, crashed || mlo_status_info(status)->retry);
+    }
+}
+
+void mlo_attempt_run(struct mlo_slot *slot)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_error error = {0};
+    char *dir = NULL;
+    bool crashed = false, reused = false;
+    slot->fraction = slot->sent_fraction = 0;
+    slot->sent_ns = 0;
+    slot->message[0] = '\0';
+    log_end(slot, MLO_LOG_INFO, "job claimed", NULL);
+    if (slot->job.broken.status != MLO_OK) {
+        error = slot->job.broken;
+        status = error.status;
+        goto out;
+    }
+    MLO_TRY(try_reuse(slot, &reused, &error));
+    if (reused)
+        goto out;
+    MLO_TRY(mlo_fs_tempdir(slot->worker->scratch_dir, "job-", &dir, &error));
+    status = work(slot, dir, &crashed, &error);
+out:
+    conclude(slot, status, crashed, &error);
+    if (dir)
+        mlo_fs_remove_tree(dir);
+    free(dir);
+}

@@ -1,0 +1,205 @@
+/* What a step reads, put where it can read it: links into the blob store under the names that people gave. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "pipeline/service/worker_impl.h"
+
+enum { S_VERSION_FILES, S_DATASET_FILES };
+
+const struct mlo_sql MLO_INPUTS_SQL[] = {
+    [S_VERSION_FILES] = {"inputs_version",
+                         "select name, digest, role, null from version_blob where version_id = $1 "
+                         "and role in ('model', 'data', 'external-data') order by name",
+                         1},
+    [S_DATASET_FILES] = {"inputs_dataset",
+                         "select b.name, b.digest, b.role, v.metadata from dataset_blob b "
+                         "join dataset_version v on v.id = b.dataset_version_id "
+                         "where b.dataset_version_id = $1 order by b.name",
+                         1},
+};
+const size_t MLO_INPUTS_SQL_COUNT = MLO_COUNT(MLO_INPUTS_SQL);
+
+static enum mlo_status read_files(struct mlo_worker *worker, int statement, int64_t id, struct mlo_rows *rows,
+                                  struct mlo_error *err)
+{
+    struct mlo_db_conn *conn;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, id);
+    enum mlo_status status = mlo_db_acquire(worker->o.db, &conn, err);
+    if (status != MLO_OK)
+        return status;
+    status = mlo_db_exec(conn, &MLO_INPUTS_SQL[statement], &p, rows, err);
+    mlo_db_release(conn);
+    return status;
+}
+
+/* <dir>/<name> with the blob's bytes. */
+static enum mlo_status place(struct mlo_worker *worker, const struct mlo_digest *digest, const char *dir,
+                             const char *name, struct mlo_error *err)
+{
+    char *bytes = NULL, *path = mlo_fs_join(dir, name, NULL);
+    if (!path)
+        return mlo_error_nomem(err);
+    enum mlo_status status = mlo_blob_path(worker->o.blobs, digest, worker->scratch_dir, true, &bytes, err);
+    /* a hard link where it can be: external data must lie inside the model's folder, links followed */
+    if (status == MLO_OK && link(bytes, path) != 0 && symlink(bytes, path) != 0)
+        status = mlo_error_errno(err, errno, "cannot place '%s' in the scratch folder", name);
+    free(bytes);
+    free(path);
+    return status;
+}
+
+/* The files of the upload; *model is the path of the one in the role "model", yours. */
+static enum mlo_status place_version(struct mlo_worker *worker, int64_t version, const char *dir,
+                                     char **model, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_rows rows = {0};
+    struct mlo_digest digest;
+    MLO_TRY(mlo_fs_mkdirs(dir, err));
+    MLO_TRY(read_files(worker, S_VERSION_FILES, version, &rows, err));
+    for (int i = 0; i < mlo_rows_count(&rows); i++) {
+        const char *name = mlo_rows_text(&rows, i, 0);
+        mlo_rows_digest(&rows, i, 1, &digest);
+        MLO_TRY(place(worker, &digest, dir, name, err));
+        if (strcmp(mlo_rows_text(&rows, i, 2), "model") == 0 && !*model)
+            *model = mlo_fs_join(dir, name, NULL);
+    }
+    if (!*model)
+        status = mlo_error_set(err, MLO_EINTERNAL, "version %lld has no model file", (long long)version);
+out:
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+/* The dataset.json of a dataset's folder, from the roles of its files and its metadata. */
+static enum mlo_status describe_dataset(const struct mlo_rows *rows, const char *dir, struct mlo_error *err)
+{
+    static const char *const passed_on[] = {"normalize", "input", "first", "count", "classes"};
+    enum mlo_status status = MLO_OK;
+    json_t *metadata = NULL, *files = json_object(), *manifest = NULL;
+    char *path = mlo_fs_join(dir, "dataset.json", NULL);
+    const char *text = mlo_rows_text(rows, 0, 3);
+    bool idx = false;
+    for (int i = 0; i < mlo_rows_count(rows); i++) {
+        char name[256];
+        snprintf(name, sizeof name, "files/%s", mlo_rows_text(rows, i, 0));
+        const char *role = mlo_rows_text(rows, i, 2);
+        idx |= strcmp(role, "images") == 0;
+        json_object_set_new(files, role, json_string(name));
+    }
+    manifest = json_pack("{s:s, s:O}", "format", idx ? "idx" : "npz", "files", files);
+    if (!path || !manifest) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_json_parse(text, strlen(text), "the dataset's metadata", &metadata, err));
+    for (size_t i = 0; i < MLO_COUNT(passed_on); i++) {
+        json_t *value = json_object_get(metadata, passed_on[i]);
+        if (value && !json_is_null(value))
+            json_object_set(manifest, passed_on[i], value);
+    }
+    MLO_TRY(mlo_json_save_file(manifest, path, err));
+out:
+    free(path);
+    json_decref(metadata);
+    json_decref(files);
+    json_decref(manifest);
+    return status;
+}
+
+static enum mlo_status place_dataset(struct mlo_worker *worker, int64_t dataset_version, const char *dir,
+                                     struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_rows rows = {0};
+    struct mlo_digest digest;
+    char *files = mlo_fs_join(dir, "files", NULL);
+    if (!files)
+        return mlo_error_nomem(err);
+    MLO_TRY(mlo_fs_mkdirs(files, err));
+    MLO_TRY(read_files(worker, S_DATASET_FILES, dataset_version, &rows, err));
+    if (mlo_rows_count(&rows) == 0) {
+        status = mlo_error_set(err, MLO_ENOTFOUND, "the dataset has no files");
+        goto out;
+    }
+    for (int i = 0; i < mlo_rows_count(&rows); i++) {
+        mlo_rows_digest(&rows, i, 1, &digest);
+        MLO_TRY(place(worker, &digest, files, mlo_rows_text(&rows, i, 0), err));
+    }
+    MLO_TRY(describe_dataset(&rows, dir, err));
+out:
+    mlo_rows_clear(&rows);
+    free(files);
+    return status;
+}
+
+/* Adds the role's path to job.json when the step reads it. */
+static enum mlo_status add_dataset(struct mlo_worker *worker, const struct mlo_job *job, const char *in,
+                                   const char *role, bool needed, json_t *out, struct mlo_error *err)
+{
+    const json_t *dataset = json_object_get(job->datasets, role);
+    if (!needed || !dataset)
+        return json_object_set_new(out, role, json_null()) == 0 ? MLO_OK : mlo_error_nomem(err);
+    char *dir = mlo_fs_join(in, role, NULL);
+    if (!dir)
+        return mlo_error_nomem(err);
+    enum mlo_status status = place_dataset(worker, mlo_json_i64(dataset, "id", 0), dir, err);
+    if (status == MLO_OK && json_object_set_new(out, role, json_string(dir)) < 0)
+        status = mlo_error_nomem(err);
+    if (status != MLO_OK)
+        mlo_error_where(err, "dataset %s", mlo_json_str(dataset, "name", role));
+    free(dir);
+    return status;
+}
+
+enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_job *job, const char *dir,
+                                   struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_step *step = mlo_step_find(job->step);
+    char *in = mlo_fs_join(dir, "in", NULL), *source_dir = mlo_fs_join(dir, "in", "source", NULL);
+    char *variant_dir = mlo_fs_join(dir, "in", "variant", NULL),
+         *json_path = mlo_fs_join(dir, "job.json", NULL);
+    char *source = NULL, *model = NULL;
+    json_t *out = NULL;
+    if (!step) {
+        status = mlo_error_set(err, MLO_EUNSUPPORTED, "this program has no step '%s'", job->step);
+        goto out;
+    }
+    if (!in || !source_dir || !variant_dir || !json_path) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(place_version(worker, job->version, source_dir, &source, err));
+    if (!job->from_source) {
+        MLO_TRY(mlo_fs_mkdirs(variant_dir, err));
+        MLO_TRY(place(worker, &job->input, variant_dir, "model.onnx", err));
+        if (!(model = mlo_fs_join(variant_dir, "model.onnx", NULL))) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+    }
+    out = json_pack("{s:s, s:O, s:s, s:s, s:i, s:i}", "step", job->step, "options", job->options, "model",
+                    model ? model : source, "source", source, "threads", (int)worker->o.threads, "batch", 0);
+    if (!out) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(add_dataset(worker, job, in, "calibrate", step->needs_calibrate, out, err));
+    MLO_TRY(add_dataset(worker, job, in, "select", step->needs_select, out, err));
+    MLO_TRY(add_dataset(worker, job, in, "evaluate", step->needs_evaluate, out, err));
+    MLO_TRY(mlo_json_save_file(out, json_path, err));
+out:
+    json_decref(out);
+    free(in);
+    free(source_dir);
+    free(variant_dir);
+    free(json_path);
+    free(source);
+    free(model);
+    return status;
+}

@@ -1,0 +1,420 @@
+/* The worker: slots that claim and run jobs, and one thread that listens, beats for all of them and reaps. */
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "pipeline/service/worker_impl.h"
+
+enum { S_REGISTER, S_TOUCH, S_FORGET, S_IDLE };
+
+const struct mlo_sql MLO_WORKER_SQL[] = {
+    [S_REGISTER] = {"worker_register",
+                    "insert into worker (id, host, pid, machine_class, targets, slots, state) "
+                    "values ($1, $2, $3, $4, $5::text[], $6, 'active')",
+                    6},
+    [S_TOUCH] = {"worker_touch",
+                 "update worker set state = $2, last_seen_at = clock_timestamp() where id = $1", 2},
+    [S_FORGET] = {"worker_forget", "delete from worker where last_seen_at < now() - interval '7 days'", 0},
+    [S_IDLE] = {"worker_idle", "select not exists (select from job where state in ('ready', 'running'))", 0},
+};
+const size_t MLO_WORKER_SQL_COUNT = MLO_COUNT(MLO_WORKER_SQL);
+
+enum { WATCH_STOP_MS = 100, SWEEP_EVERY_MS = 1000, TOUCH_EVERY_MS = 5000 };
+
+#define MS_NS 1000000ull
+
+/* --- slots
+ * ---------------------------------------------------------------------------------------------------- */
+
+static uint64_t generation(struct mlo_worker *worker)
+{
+    pthread_mutex_lock(&worker->lock);
+    uint64_t now = worker->generation;
+    pthread_mutex_unlock(&worker->lock);
+    return now;
+}
+
+static void wake_all(struct mlo_worker *worker)
+{
+    pthread_mutex_lock(&worker->lock);
+    worker->generation++;
+    pthread_cond_broadcast(&worker->wake);
+    pthread_mutex_unlock(&worker->lock);
+}
+
+/* Sleeps until something happened since `seen`, or for the polling interval. */
+static void wait_for_work(struct mlo_worker *worker, uint64_t seen)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    uint64_t ns = (uint64_t)until.tv_nsec + worker->o.poll_ms * MS_NS;
+    until.tv_sec += (time_t)(ns / 1000000000ull);
+    until.tv_nsec = (long)(ns % 1000000000ull);
+    pthread_mutex_lock(&worker->lock);
+    while (worker->generation == seen && !atomic_load(&worker->stopping))
+        if (pthread_cond_timedwait(&worker->wake, &worker->lock, &until) != 0)
+            break;
+    pthread_mutex_unlock(&worker->lock);
+}
+
+static void begin_lease(struct mlo_slot *slot, uint64_t claimed_ns)
+{
+    pthread_mutex_lock(&slot->lock);
+    slot->busy = true;
+    slot->taken = MLO_OK;
+    /* from before the claim: our idea of its end is never later than the database's */
+    slot->lease_end_ns = claimed_ns + slot->worker->o.lease_ms * MS_NS;
+    slot->next_beat_ns = claimed_ns + slot->worker->o.lease_ms * MS_NS / 3;
+    pthread_mutex_unlock(&slot->lock);
+}
+
+static void end_lease(struct mlo_slot *slot)
+{
+    pthread_mutex_lock(&slot->lock);
+    slot->busy = false;
+    mlo_job_clear(&slot->job);
+    pthread_mutex_unlock(&slot->lock);
+}
+
+static void *slot_main(void *arg)
+{
+    struct mlo_slot *slot = arg;
+    struct mlo_worker *worker = slot->worker;
+    struct mlo_claimer claimer = {worker->id, mlo_buf_str(&worker->targets), worker->o.lease_ms};
+    bool complained = false;
+    while (!atomic_load(&worker->stopping)) {
+        struct mlo_error error = {0};
+        bool found = false;
+        uint64_t seen = generation(worker), now = mlo_clock_ns();
+        enum mlo_status status = mlo_queue_claim(worker->o.db, &claimer, &slot->job, &found, &error);
+        if (status != MLO_OK && !complained)
+            mlo_log_error(MLO_LOG_WARN, "cannot claim jobs", &error);
+        complained = status != MLO_OK;
+        if (found) {
+            begin_lease(slot, now);
+            mlo_attempt_run(slot);
+            end_lease(slot);
+        } else {
+            wait_for_work(worker, seen);
+        }
+    }
+    return NULL;
+}
+
+/* --- the main thread: lease, notifications, sweep
+ * ---------------------------------------------------------------- */
+
+static void beat(struct mlo_slot *slot)
+{
+    struct mlo_worker *worker = slot->worker;
+    struct mlo_job mine = {.id = 0};
+    struct mlo_error error = {0};
+    uint64_t now = mlo_clock_ns();
+    pthread_mutex_lock(&slot->lock);
+    bool due = slot->busy && slot->taken == MLO_OK && now >= slot->next_beat_ns;
+    if (due) {
+        mine.id = slot->job.id;
+        snprintf(mine.token, sizeof mine.token, "%s", slot->job.token);
+        slot->next_beat_ns = now + worker->o.lease_ms * MS_NS / 3;
+    }
+    pthread_mutex_unlock(&slot->lock);
+    if (!due)
+        return;
+    enum mlo_status status = mlo_queue_beat(worker->o.db, &mine, worker->o.lease_ms, &error);
+    pthread_mutex_lock(&slot->lock);
+    if (slot->busy && strcmp(slot->job.token, mine.token) == 0) {
+        if (status == MLO_OK)
+            slot->lease_end_ns = now + worker->o.lease_ms * MS_NS;
+        else if (status == MLO_ELEASE || status == MLO_ECANCELLED)
+            slot->taken = status;
+        else
+            slot->next_beat_ns =
+                now + MLO_MIN(worker->o.lease_ms / 6, 1000u) * MS_NS; /* database away: sooner */
+    }
+    pthread_mutex_unlock(&slot->lock);
+}
+
+/* Makes the next beat of every slot due: a cancellation comes with a notification. */
+static void beat_soon(struct mlo_worker *worker)
+{
+    for (unsigned i = 0; i < worker->o.slots; i++) {
+        pthread_mutex_lock(&worker->slots[i].lock);
+        worker->slots[i].next_beat_ns = MLO_MIN(worker->slots[i].next_beat_ns, mlo_clock_ns() + 500 * MS_NS);
+        pthread_mutex_unlock(&worker->slots[i].lock);
+    }
+}
+
+static bool all_idle(struct mlo_worker *worker)
+{
+    bool idle = true;
+    for (unsigned i = 0; i < worker->o.slots; i++) {
+        pthread_mutex_lock(&worker->slots[i].lock);
+        idle = idle && !worker->slots[i].busy;
+        pthread_mutex_unlock(&worker->slots[i].lock);
+    }
+    return idle;
+}
+
+/* A connection that listens; NULL while the database is away. */
+static struct mlo_db_conn *listen_conn(struct mlo_worker *worker)
+{
+    struct mlo_db_conn *conn = NULL;
+    struct mlo_error error = {0};
+    if (mlo_db_acquire(worker->o.db, &conn, &error) != MLO_OK)
+        return NULL;
+    if (mlo_db_exec_text(conn, "listen " MLO_QUEUE_CHANNEL, &error) != MLO_OK) {
+        mlo_db_release(conn);
+        return NULL;
+    }
+    wake_all(worker); /* what was notified while nobody listened */
+    return conn;
+}
+
+/* Waits for a notification, at most WATCH_STOP_MS. */
+static void listen_once(struct mlo_worker *worker, struct mlo_db_conn **conn)
+{
+    if (!*conn && !(*conn = listen_conn(worker))) {
+        mlo_clock_sleep_ms(WATCH_STOP_MS);
+        return;
+    }
+    PGconn *pg = mlo_db_pg(*conn);
+    struct pollfd wait = {PQsocket(pg), POLLIN, 0};
+    int ready = poll(&wait, 1, WATCH_STOP_MS);
+    bool notified = false;
+    if (ready > 0 && !PQconsumeInput(pg)) {
+        mlo_db_release(*conn); /* a broken one is closed there */
+        *conn = NULL;
+        return;
+    }
+    for (PGnotify *note; (note = PQnotifies(pg)); PQfreemem(note))
+        notified = true;
+    if (notified) {
+        wake_all(worker);
+        beat_soon(worker);
+    }
+}
+
+static enum mlo_status on_conn(struct mlo_worker *worker, int statement, const struct mlo_params *params,
+                               struct mlo_rows *rows, struct mlo_error *err)
+{
+    struct mlo_db_conn *conn;
+    enum mlo_status status = mlo_db_acquire(worker->o.db, &conn, err);
+    if (status != MLO_OK)
+        return status;
+    status = mlo_db_exec(conn, &MLO_WORKER_SQL[statement], params, rows, err);
+    mlo_db_release(conn);
+    return status;
+}
+
+static void touch(struct mlo_worker *worker, const char *state)
+{
+    struct mlo_error error = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_text(&p, worker->id);
+    mlo_param_text(&p, state);
+    if (on_conn(worker, S_TOUCH, &p, NULL, &error) != MLO_OK)
+        mlo_log_error(MLO_LOG_WARN, "cannot write the worker's state", &error);
+}
+
+static bool queue_is_idle(struct mlo_worker *worker)
+{
+    struct mlo_error error = {0};
+    struct mlo_rows rows = {0};
+    bool idle = all_idle(worker) && on_conn(worker, S_IDLE, NULL, &rows, &error) == MLO_OK &&
+                mlo_rows_bool(&rows, 0, 0) && all_idle(worker);
+    mlo_rows_clear(&rows);
+    return idle;
+}
+
+static void sweep(struct mlo_worker *worker)
+{
+    struct mlo_error error = {0};
+    char text[16];
+    int count = 0;
+    enum mlo_status status = mlo_queue_reap(worker->o.db, worker->o.backoff_ms, &count, &error);
+    if (status != MLO_OK && !mlo_status_info(status)->retry)
+        mlo_log_error(MLO_LOG_WARN, "cannot look for lost leases", &error);
+    if (count > 0) {
+        snprintf(text, sizeof text, "%d", count);
+        mlo_log(MLO_LOG_WARN, "leases had run out", "jobs", text, NULL);
+    }
+}
+
+static void serve(struct mlo_worker *worker, const volatile sig_atomic_t *stop)
+{
+    struct mlo_db_conn *conn = NULL;
+    struct mlo_error error = {0};
+    uint64_t next_sweep = 0, next_touch = 0, stop_ns = 0;
+    while (!stop_ns || !all_idle(worker)) {
+        listen_once(worker, &conn);
+        for (unsigned i = 0; i < worker->o.slots; i++)
+            beat(&worker->slots[i]);
+        uint64_t now = mlo_clock_ns();
+        if (now >= next_sweep) {
+            sweep(worker);
+            next_sweep = mlo_clock_ns() + SWEEP_EVERY_MS * MS_NS;
+            if (!stop_ns && worker->o.exit_when_idle && queue_is_idle(worker)) {
+                stop_ns = now;
+                atomic_store(&worker->stopping, true);
+                wake_all(worker);
+            }
+        }
+        if (now >= next_touch) {
+            touch(worker, stop_ns ? "draining" : "active");
+            next_touch = now + TOUCH_EVERY_MS * MS_NS;
+        }
+        if (*stop && !stop_ns) {
+            stop_ns = now;
+            next_touch = 0;
+            atomic_store(&worker->stopping, true);
+            wake_all(worker);
+        }
+        if (stop_ns && mlo_clock_ns() >= stop_ns + worker->o.drain_ms * MS_NS)
+            atomic_store(&worker->hand_back, true);
+    }
+    if (conn && mlo_db_exec_text(conn, "unlisten *", &error) != MLO_OK)
+        mlo_log_error(MLO_LOG_DEBUG, "cannot stop listening", &error);
+    mlo_db_release(conn);
+}
+
+/* --- start and end
+ * ------------------------------------------------------------------------------------------------ */
+
+static void add_target(struct mlo_buf *targets, const char *target)
+{
+    mlo_buf_printf(targets, "%s\"%s\"", targets->len > 1 ? "," : "", target);
+}
+
+/* "any", "cpu", what this machine satisfies, and what the caller adds. */
+static enum mlo_status find_targets(struct mlo_worker *worker, struct mlo_error *err)
+{
+    static const char *const known[] = {"cpu:avx2", "cpu:avx512", "cpu:avx512-vnni", "cpu:avx512-fp16"};
+    mlo_buf_putc(&worker->targets, '{');
+    add_target(&worker->targets, "any");
+    add_target(&worker->targets, "cpu");
+    for (size_t i = 0; i < MLO_COUNT(known); i++)
+        if (mlo_machine_satisfies(known[i]))
+            add_target(&worker->targets, known[i]);
+    for (const char *const *extra = worker->o.targets; extra && *extra; extra++) {
+        if (strpbrk(*extra, "\"\\"))
+            return mlo_error_set(err, MLO_EINVAL, "'%s' is no target", *extra);
+        add_target(&worker->targets, *extra);
+    }
+    mlo_buf_putc(&worker->targets, '}');
+    return mlo_buf_ok(&worker->targets) ? MLO_OK : mlo_error_nomem(err);
+}
+
+static enum mlo_status register_worker(struct mlo_worker *worker, const volatile sig_atomic_t *stop,
+                                       struct mlo_error *err)
+{
+    char class_name[256] = "";
+    struct mlo_params p = MLO_PARAMS_INIT;
+    enum mlo_status status;
+    mlo_machine_class(class_name, sizeof class_name);
+    mlo_param_text(&p, worker->id);
+    mlo_param_text(&p, worker->host);
+    mlo_param_i64(&p, getpid());
+    mlo_param_text(&p, class_name);
+    mlo_param_text(&p, mlo_buf_str(&worker->targets));
+    mlo_param_i64(&p, worker->o.slots);
+    for (bool told = false;; told = true) {
+        status = on_conn(worker, S_REGISTER, &p, NULL, err);
+        if (status == MLO_OK || !mlo_status_info(status)->retry || *stop)
+            break;
+        if (!told)
+            mlo_log_error(MLO_LOG_WARN, "waiting for the database", err);
+        mlo_clock_sleep_ms(WATCH_STOP_MS);
+    }
+    if (status == MLO_OK)
+        status = on_conn(worker, S_FORGET, NULL, NULL, err);
+    return *stop ? MLO_OK : status;
+}
+
+static enum mlo_status start_slots(struct mlo_worker *worker, struct mlo_error *err)
+{
+    for (unsigned i = 0; i < worker->o.slots; i++) {
+        struct mlo_slot *slot = &worker->slots[i];
+        int failed = pthread_create(&slot->thread, NULL, slot_main, slot);
+        if (failed)
+            return mlo_error_errno(err, failed, "cannot start a thread");
+        slot->started = true;
+    }
+    return MLO_OK;
+}
+
+static void fill_defaults(struct mlo_worker_options *o)
+{
+    o->slots = o->slots ? o->slots : 1;
+    o->threads = o->threads ? o->threads : 1;
+    o->lease_ms = o->lease_ms ? o->lease_ms : 15000;
+    o->poll_ms = o->poll_ms ? o->poll_ms : 1000;
+    o->backoff_ms = o->backoff_ms ? o->backoff_ms : 1000;
+}
+
+static enum mlo_status worker_init(struct mlo_worker *worker, const struct mlo_worker_options *options,
+                                   struct mlo_error *err)
+{
+    uint32_t random;
+    pthread_condattr_t attr;
+    worker->o = *options;
+    fill_defaults(&worker->o);
+    pthread_mutex_init(&worker->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&worker->wake, &attr);
+    pthread_condattr_destroy(&attr);
+    mlo_random_bytes(&random, sizeof random);
+    if (gethostname(worker->host, sizeof worker->host - 1) != 0)
+        snprintf(worker->host, sizeof worker->host, "unknown");
+    snprintf(worker->id, sizeof worker->id, "%s-%d-%08x", worker->host, (int)getpid(), random);
+    worker->exe = options->exe ? strdup(options->exe) : mlo_process_self();
+    worker->slots = calloc(worker->o.slots, sizeof *worker->slots);
+    if (!worker->exe || !worker->slots)
+        return mlo_error_nomem(err);
+    for (unsigned i = 0; i < worker->o.slots; i++) {
+        worker->slots[i].worker = worker;
+        pthread_mutex_init(&worker->slots[i].lock, NULL);
+    }
+    return find_targets(worker, err);
+}
+
+static void worker_clear(struct mlo_worker *worker)
+{
+    for (unsigned i = 0; worker->slots && i < worker->o.slots; i++)
+        pthread_mutex_destroy(&worker->slots[i].lock);
+    free(worker->slots);
+    free(worker->exe);
+    mlo_buf_clear(&worker->targets);
+    mlo_scratch_close(worker);
+    pthread_cond_destroy(&worker->wake);
+    pthread_mutex_destroy(&worker->lock);
+}
+
+enum mlo_status mlo_worker_run(const struct mlo_worker_options *options, const volatile sig_atomic_t *stop,
+                               struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_worker worker = {.scratch_fd = -1, .targets = MLO_BUF_INIT};
+    MLO_TRY(worker_init(&worker, options, err));
+    MLO_TRY(mlo_fs_mkdirs(worker.o.work_dir, err));
+    MLO_TRY(mlo_scratch_open(&worker, err));
+    MLO_TRY(register_worker(&worker, stop, err));
+    mlo_log(MLO_LOG_INFO, "worker started", "worker", worker.id, "targets", mlo_buf_str(&worker.targets),
+            NULL);
+    status = start_slots(&worker, err);
+    if (status == MLO_OK)
+        serve(&worker, stop);
+    atomic_store(&worker.stopping, true);
+    atomic_store(&worker.hand_back, true);
+    wake_all(&worker);
+    for (unsigned i = 0; i < worker.o.slots; i++)
+        if (worker.slots[i].started)
+            pthread_join(worker.slots[i].thread, NULL);
+    touch(&worker, "stopped");
+    mlo_log(MLO_LOG_INFO, "worker stopped", "worker", worker.id, NULL);
+out:
+    worker_clear(&worker);
+    return status;
+}

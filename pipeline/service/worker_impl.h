@@ -1,0 +1,52 @@
+/* A worker's slots, and the attempt that each of them runs. */
+#ifndef MLO_SERVICE_WORKER_IMPL_H
+#define MLO_SERVICE_WORKER_IMPL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "pipeline/service/service_impl.h"
+
+struct mlo_worker {
+    struct mlo_worker_options o; /* with the defaults filled in */
+    char id[160];                /* host-pid-random: one per process start */
+    char host[128];
+    char *exe, *scratch_dir; /* scratch_dir: of this worker */
+    int scratch_fd;          /* its lock: held as long as we live */
+    struct mlo_buf targets;  /* array literal */
+    atomic_bool stopping;    /* no new jobs */
+    atomic_bool hand_back;   /* running ones are given up */
+    pthread_mutex_t lock;    /* of wake and the generation */
+    pthread_cond_t wake;
+    uint64_t generation; /* notifications so far */
+    struct mlo_slot *slots;
+};
+
+struct mlo_slot {
+    struct mlo_worker *worker;
+    pthread_t thread;
+    bool started;
+    pthread_mutex_t lock; /* of what follows: the heartbeat comes from the main thread */
+    bool busy;
+    struct mlo_job job;
+    enum mlo_status taken; /* MLO_ELEASE or MLO_ECANCELLED once the job is not ours any more */
+    uint64_t lease_end_ns; /* by our own clock: past it we no longer know */
+    uint64_t next_beat_ns;
+    /* of the slot's own thread */
+    double fraction, sent_fraction;
+    char message[200];
+    uint64_t sent_ns;
+};
+
+/* Runs the slot's claimed job to its end, whatever that is: completed, failed, handed back or lost. */
+void mlo_attempt_run(struct mlo_slot *slot);
+
+/* Fills <dir>/in with the job's inputs and writes <dir>/job.json. */
+MLO_MUST_USE enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_job *job,
+                                                const char *dir, struct mlo_error *err);
+
+/* Makes this worker's scratch folder, and removes those that dead workers left (scratch.c). */
+MLO_MUST_USE enum mlo_status mlo_scratch_open(struct mlo_worker *worker, struct mlo_error *err);
+void mlo_scratch_close(struct mlo_worker *worker);
+
+#endif
