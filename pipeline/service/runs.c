@@ -34,7 +34,9 @@ const struct mlo_sql MLO_RUNS_SQL[] = {
          "  where id = (select run from job where id = $1) returning id, event_seq) "
          "insert into run_event (run, seq, at, kind, data) "
          "select s.id, s.event_seq, clock_timestamp(), $2, json_build_object('job', j.id, 'step', j.step, "
-         "  'name', j.name, 'state', j.state, 'progress', j.progress, 'message', j.message)::text "
+         "  'name', j.name, 'state', case j.state when 'waiting' then 'blocked' when 'ready' then 'queued' "
+         "  when 'reused' then 'succeeded' else j.state end, 'progress', j.progress, 'message', "
+         "j.message)::text "
          "from s, job j where j.id = $1",
          2},
     [S_NOTIFY] = {"runs_notify", "select pg_notify('" MLO_QUEUE_CHANNEL "', '')", 0},

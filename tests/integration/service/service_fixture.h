@@ -1,0 +1,471 @@
+/* Tests of the service: a project with a model version and datasets, and a micro step.
+ *
+ * The test program is its own `exe`: called as `PROGRAM step-exec DIR` it speaks the protocol of the real
+ * steps, and does what the model file says in lines such as "optimize.sleep_ms=300". Called as `PROGRAM
+ * worker CONNINFO DIR` it is a worker process that can be killed. */
+#ifndef MLO_TESTS_SERVICE_FIXTURE_H
+#define MLO_TESTS_SERVICE_FIXTURE_H
+
+#include "tests/pg_fixture.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "pipeline/service/service_impl.h"
+
+#define RECIPE_TINY                                                                                          \
+    "name: tiny\ntarget: any\ndata: {calibrate: p/cal, evaluate: p/test}\nsteps:\n"                          \
+    "  - optimize: {}\n  - quantize: {}\n  - evaluate: {metrics: [top1], compare_to: source}\n"              \
+    "  - benchmark: {batch: [1], threads: 1, compare_to: source}\nexpect: [\"top1 >= source - 0.5pt\"]\n"
+#define RECIPE_DERIVE "name: derived\ntarget: any\nsteps:\n  - optimize: {}\n"
+#define RECIPE_OBSERVE                                                                                       \
+    "name: observed\ntarget: any\ndata: {evaluate: p/test}\nsteps:\n  - evaluate: {metrics: [top1]}\n"
+
+struct service_fixture {
+    struct pg_fixture *pg;
+    struct mlo_db *worker; /* the worker's role, room for many threads */
+    struct mlo_blob_store *blobs;
+    char *dir;   /* blobs, work, state */
+    char *state; /* where the micro step logs */
+    char *work, *blob_url;
+    int64_t project, version;
+    struct mlo_error err;
+};
+
+static const struct mlo_actor SYSTEM = MLO_ACTOR_SYSTEM;
+
+/* --- the micro step
+ * -------------------------------------------------------------------------------------------- */
+
+/* The value of "<step>.<key>=" in the model's text, or NULL; yours. */
+static inline char *micro_value(const char *model, const char *step, const char *key)
+{
+    char name[96];
+    snprintf(name, sizeof name, "\n%s.%s=", step, key);
+    const char *at = strstr(model, name);
+    return at ? strndup(at + strlen(name), strcspn(at + strlen(name), "\n")) : NULL;
+}
+
+static inline int64_t micro_number(const char *model, const char *step, const char *key, int64_t fallback)
+{
+    int64_t n = fallback;
+    char *text = micro_value(model, step, key);
+    if (text)
+        mlo_str_to_i64(text, &n);
+    free(text);
+    return n;
+}
+
+static inline void micro_log(const char *model, const char *step, const char *what)
+{
+    char line[160];
+    char *state = micro_value(model, "all", "state");
+    char *path = state ? mlo_fs_join(state, "log", NULL) : NULL;
+    int fd = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
+    int n = snprintf(line, sizeof line, "%s %s %llu\n", what, step, (unsigned long long)mlo_clock_ns());
+    if (fd >= 0) {
+        if (!mlo_fs_write_full(fd, line, (size_t)n))
+            abort();
+        close(fd);
+    }
+    free(path);
+    free(state);
+}
+
+/* How often this step was started, from the log. */
+static inline int micro_count(const char *state, const char *prefix)
+{
+    struct mlo_buf text = MLO_BUF_INIT;
+    char *path = mlo_fs_join(state, "log", NULL), needle[96];
+    int count = 0;
+    if (mlo_fs_exists(path) && mlo_fs_read(path, 1 << 24, &text, NULL) == MLO_OK) {
+        snprintf(needle, sizeof needle, "%s ", prefix);
+        for (const char *at = mlo_buf_str(&text); (at = strstr(at, needle)); at += strlen(needle))
+            count += at == mlo_buf_str(&text) || at[-1] == '\n';
+    }
+    mlo_buf_clear(&text);
+    free(path);
+    return count;
+}
+
+static inline json_t *micro_observation(const char *subject, const char *metric, double value, bool ratio)
+{
+    json_t *seen = json_pack("{s:s, s:s, s:{s:i, s:i}, s:s, s:f, s:f, s:f, s:i, s:s, s:s, s:s, s:{}, s:s?}",
+                             "subject", subject, "metric", metric, "params", "batch", 1, "threads", 1, "unit",
+                             ratio ? "us" : "fraction", "value", value, "low", value * 0.99, "high",
+                             value * 1.01, "n", 100, "protocol", "micro-1", "engine", "micro",
+                             "machine_class", "test", "machine", "data_role", ratio ? NULL : "evaluate");
+    if (strcmp(subject, "variant") == 0)
+        json_object_set_new(seen, "against",
+                            ratio ? json_pack("{s:s, s:{s:f, s:f, s:f}}", "subject", "source", "ratio",
+                                              "value", 0.5, "low", 0.4, "high", 0.6)
+                                  : json_pack("{s:s, s:{s:f, s:f, s:f}}", "subject", "source", "difference",
+                                              "value", value - 0.9, "low", value - 0.9, "high", value - 0.9));
+    return seen;
+}
+
+static inline json_t *micro_result(const char *dir, const char *step, const char *model)
+{
+    char *fail = micro_value(model, step, "fail");
+    if (fail) {
+        json_t *out = json_pack("{s:s, s:s, s:s, s:s}", "status", fail, "message", "told to fail", "where",
+                                "line 1", "hint", "tell it something else");
+        free(fail);
+        return out;
+    }
+    if (strcmp(step, "optimize") == 0 || strcmp(step, "quantize") == 0) {
+        struct mlo_buf text = MLO_BUF_INIT;
+        char *path = mlo_fs_join(dir, "out.onnx", NULL);
+        mlo_buf_printf(&text, "%s# %s\n", model, step);
+        if (mlo_fs_write_atomic(path, text.data, text.len, NULL) != MLO_OK)
+            abort();
+        json_t *out = json_pack("{s:s, s:s, s:{s:s}, s:[]}", "status", "ok", "artifact", path, "report",
+                                "did", step, "observations");
+        mlo_buf_clear(&text);
+        free(path);
+        return out;
+    }
+    bool ratio = strcmp(step, "benchmark") == 0;
+    double drop = (double)micro_number(model, step, "drop_percent", 0) / 100;
+    json_t *out =
+        json_pack("{s:s, s:n, s:{}, s:[o, o]}", "status", "ok", "artifact", "report", "observations",
+                  micro_observation("source", ratio ? "latency.p50" : "top1", 0.9, ratio),
+                  micro_observation("variant", ratio ? "latency.p50" : "top1", 0.9 - drop, ratio));
+    if (ratio) {
+        char *path = mlo_fs_join(dir, "samples.json", NULL);
+        if (mlo_fs_write_atomic(path, "[[1,2,3]]", 9, NULL) != MLO_OK)
+            abort();
+        json_object_set_new(json_array_get(json_object_get(out, "observations"), 1), "samples",
+                            json_string(path));
+        free(path);
+    }
+    return out;
+}
+
+static inline int micro_step(const char *dir)
+{
+    json_t *job = NULL;
+    struct mlo_error err = {0};
+    struct mlo_buf model = MLO_BUF_INIT;
+    char *in = mlo_fs_join(dir, "job.json", NULL), *out = mlo_fs_join(dir, "result.json", NULL);
+    if (mlo_json_load_file(in, &job, &err) != MLO_OK ||
+        mlo_fs_read(mlo_json_str(job, "model", ""), 1 << 20, &model, &err) != MLO_OK) {
+        fprintf(stderr, "%s\n", err.message);
+        return 1;
+    }
+    const char *step = mlo_json_str(job, "step", ""), *text = mlo_buf_str(&model);
+    char *state = micro_value(text, "all", "state"), crashed[32];
+    micro_log(text, step, "start");
+    snprintf(crashed, sizeof crashed, "crash %s", step);
+    if (micro_number(text, step, "crashes", 0) > micro_count(state, crashed)) {
+        micro_log(text, step, "crash");
+        fprintf(stderr, "about to crash\n");
+        kill(getpid(), SIGKILL);
+    }
+    int64_t sleep_ms = micro_number(text, step, "sleep_ms", 0);
+    for (int64_t ms = 0; ms < sleep_ms; ms += 50) {
+        printf("{\"fraction\":%.3f,\"message\":\"working\"}\n", (double)ms / (double)sleep_ms);
+        fflush(stdout);
+        usleep(50000);
+    }
+    json_t *result = micro_result(dir, step, text);
+    enum mlo_status status = mlo_json_save_file(result, out, &err);
+    micro_log(text, step, "end");
+    json_decref(result);
+    json_decref(job);
+    mlo_buf_clear(&model);
+    free(state);
+    free(in);
+    free(out);
+    return status == MLO_OK ? 0 : 1;
+}
+
+/* --- the worker process
+ * ----------------------------------------------------------------------------------------- */
+
+static volatile sig_atomic_t worker_stop;
+
+static inline void worker_on_signal(int sig)
+{
+    MLO_UNUSED(sig);
+    worker_stop = 1;
+}
+
+static inline int worker_process(const char *conninfo, const char *dir)
+{
+    struct mlo_error err = {0};
+    struct mlo_db *db = NULL;
+    struct mlo_blob_store *blobs = NULL;
+    struct mlo_db_options db_options = {.conninfo = conninfo};
+    struct mlo_buf url = MLO_BUF_INIT, work = MLO_BUF_INIT;
+    mlo_buf_printf(&url, "file:%s/blobs", dir);
+    mlo_buf_printf(&work, "%s/work", dir);
+    mlo_log_setup(MLO_LOG_ERROR, MLO_LOG_TEXT, 2, "worker");
+    signal(SIGTERM, worker_on_signal);
+    enum mlo_status status = mlo_db_open(&db_options, &db, &err);
+    if (status == MLO_OK)
+        status = mlo_blob_store_open(mlo_buf_str(&url), &blobs, &err);
+    struct mlo_worker_options options = {
+        .db = db,
+        .blobs = blobs,
+        .work_dir = mlo_buf_str(&work),
+        .lease_ms = 1000,
+        .poll_ms = 200,
+        .backoff_ms = 50,
+    };
+    if (status == MLO_OK)
+        status = mlo_worker_run(&options, &worker_stop, &err);
+    if (status != MLO_OK)
+        fprintf(stderr, "worker: %s\n", err.message);
+    mlo_blob_store_close(blobs);
+    mlo_db_close(db);
+    mlo_buf_clear(&url);
+    mlo_buf_clear(&work);
+    return status == MLO_OK ? 0 : 1;
+}
+
+/* Handles the program's two other roles: returns their exit status, or -1 for the tests themselves. */
+static inline int service_main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], MLO_STEP_EXEC_VERB) == 0)
+        return micro_step(argv[2]);
+    if (argc == 4 && strcmp(argv[1], "worker") == 0)
+        return worker_process(argv[2], argv[3]);
+    mlo_log_setup(MLO_LOG_ERROR, MLO_LOG_TEXT, 2, "test");
+    return -1;
+}
+
+static inline pid_t start_worker_process(struct service_fixture *f)
+{
+    struct mlo_process_options options = MLO_PROCESS_OPTIONS_INIT;
+    char *self = mlo_process_self(),
+         *conninfo = mlo_embedded_conninfo(f->pg->pg, MLO_ROLE_WORKER, f->pg->database);
+    const char *const argv[] = {self, "worker", conninfo, f->dir, NULL};
+    pid_t pid = -1;
+    options.argv = argv;
+    options.die_with_parent = true;
+    assert_mlo_ok(mlo_process_start(&options, &pid, &f->err), &f->err);
+    free(self);
+    free(conninfo);
+    return pid;
+}
+
+/* --- project, versions, datasets
+ * ----------------------------------------------------------------------------------- */
+
+static inline void put_blob(struct service_fixture *f, const char *text, struct mlo_digest *digest)
+{
+    assert_mlo_ok(mlo_blob_put_bytes(f->blobs, text, strlen(text), digest, &f->err), &f->err);
+    assert_mlo_ok(mlo_blob_record(f->pg->conn, &SYSTEM, f->project, digest, strlen(text), &f->err), &f->err);
+}
+
+/* A version of the model `name` whose file tells the micro step what to do: lines "step.key=value". */
+static inline int64_t add_version(struct service_fixture *f, const char *name, const char *orders)
+{
+    struct mlo_manifest_blob blob = {.role = "model", .name = "model.onnx"};
+    struct mlo_version_info info;
+    struct mlo_buf text = MLO_BUF_INIT;
+    int64_t model;
+    mlo_buf_printf(&text, "micro\nall.state=%s\n%s\n", f->state, orders);
+    put_blob(f, mlo_buf_str(&text), &blob.digest);
+    assert_mlo_ok(mlo_model_ensure(f->pg->conn, &SYSTEM, f->project, name, &model, &f->err), &f->err);
+    assert_mlo_ok(mlo_version_create(f->pg->conn, &SYSTEM, model, "", &blob, 1, &info, &f->err), &f->err);
+    mlo_buf_clear(&text);
+    return info.id;
+}
+
+static inline void add_dataset(struct service_fixture *f, const char *name)
+{
+    struct mlo_manifest_blob blob = {.role = "data", .name = "data.npz"};
+    struct mlo_dataset_info info;
+    put_blob(f, name, &blob.digest);
+    assert_mlo_ok(mlo_dataset_version_create(f->pg->conn, &SYSTEM, f->project, name, "", NULL, &blob, 1,
+                                             &info, &f->err),
+                  &f->err);
+}
+
+static inline int service_setup(void **state)
+{
+    struct service_fixture *f = calloc(1, sizeof *f);
+    pg_fixture_setup(state);
+    f->pg = *state;
+    f->worker = pg_fixture_pool(f->pg, MLO_ROLE_WORKER, 24);
+    assert_mlo_ok(mlo_fs_tempdir("/tmp", "mlopt-service-", &f->dir, &f->err), &f->err);
+    f->state = mlo_fs_join(f->dir, "state", NULL);
+    f->work = mlo_fs_join(f->dir, "work", NULL);
+    char *blobs = mlo_fs_join(f->dir, "blobs", NULL);
+    struct mlo_buf url = MLO_BUF_INIT;
+    mlo_buf_printf(&url, "file:%s", blobs);
+    f->blob_url = mlo_buf_take(&url);
+    assert_mlo_ok(mlo_fs_mkdirs(f->state, &f->err), &f->err);
+    assert_mlo_ok(mlo_blob_store_open(f->blob_url, &f->blobs, &f->err), &f->err);
+    assert_mlo_ok(mlo_project_create(f->pg->conn, &SYSTEM, "p", "", &f->project, &f->err), &f->err);
+    add_dataset(f, "cal");
+    add_dataset(f, "test");
+    f->version = add_version(f, "m", "");
+    free(blobs);
+    *state = f;
+    return 0;
+}
+
+static inline int service_teardown(void **state)
+{
+    struct service_fixture *f = *state;
+    void *pg = f->pg;
+    mlo_db_close(f->worker);
+    mlo_blob_store_close(f->blobs);
+    mlo_fs_remove_tree(f->dir);
+    free(f->dir);
+    free(f->state);
+    free(f->work);
+    free(f->blob_url);
+    free(f);
+    return pg_fixture_teardown(&pg);
+}
+
+/* --- runs
+ * ------------------------------------------------------------------------------------------------------------
+ */
+
+static inline struct mlo_recipe *recipe(const char *text)
+{
+    struct mlo_error err = {0};
+    struct mlo_recipe *out = NULL;
+    assert_mlo_ok(mlo_recipe_parse(text, strlen(text), "test.yaml", &out, &err), &err);
+    return out;
+}
+
+static inline int64_t submit(struct service_fixture *f, int64_t version, const char *text, int priority)
+{
+    struct mlo_recipe *r = recipe(text);
+    struct mlo_run_request request = {
+        .project = f->project, .version = version, .recipe = r, .priority = priority, .actor = &SYSTEM};
+    int64_t run = 0;
+    assert_mlo_ok(mlo_run_submit(f->pg->conn, &request, &run, NULL, &f->err), &f->err);
+    mlo_recipe_free(r);
+    return run;
+}
+
+static inline json_t *get_run(struct service_fixture *f, int64_t run)
+{
+    json_t *out = NULL;
+    assert_mlo_ok(mlo_run_get(f->pg->conn, 0, run, &out, &f->err), &f->err);
+    return out;
+}
+
+/* Asserts a member of the run, or with job >= 0 of one of its jobs. */
+static inline void assert_run(struct service_fixture *f, int64_t run, int job, const char *key,
+                              const char *wanted)
+{
+    json_t *value = get_run(f, run);
+    json_t *object = job < 0 ? value : json_array_get(json_object_get(value, "jobs"), (size_t)job);
+    const char *have = mlo_json_str(object, key, "(none)");
+    if (strcmp(have, wanted) != 0) {
+        char *all = json_dumps(value, JSON_INDENT(1));
+        print_error("%s\n", all);
+        free(all);
+        fail_msg("run %lld job %d: %s is '%s' instead of '%s'", (long long)run, job, key, have, wanted);
+    }
+    json_decref(value);
+}
+
+static inline int64_t job_i64(struct service_fixture *f, int64_t run, int job, const char *key)
+{
+    json_t *value = get_run(f, run);
+    int64_t n = mlo_json_i64(json_array_get(json_object_get(value, "jobs"), (size_t)job), key, -1);
+    json_decref(value);
+    return n;
+}
+
+/* Waits until the run is over; its state is then in *state. */
+static inline void wait_run(struct service_fixture *f, int64_t run, int seconds)
+{
+    uint64_t until = mlo_clock_ns() + (uint64_t)seconds * 1000000000ull;
+    for (;;) {
+        json_t *value = get_run(f, run);
+        bool over = !json_is_null(json_object_get(value, "finished_at"));
+        char *all = !over && mlo_clock_ns() > until ? json_dumps(value, JSON_INDENT(1)) : NULL;
+        json_decref(value);
+        if (over)
+            return;
+        if (all) {
+            print_error("%s\n", all);
+            free(all);
+            fail_msg("run %lld is not over after %d s", (long long)run, seconds);
+        }
+        mlo_clock_sleep_ms(20);
+    }
+}
+
+/* A number from the database, as its owner. */
+static inline int64_t count_rows(struct service_fixture *f, const char *sql)
+{
+    struct mlo_db_conn *conn;
+    assert_mlo_ok(mlo_db_acquire(f->pg->owner, &conn, &f->err), &f->err);
+    PGresult *result = PQexec(mlo_db_pg(conn), sql);
+    if (PQresultStatus(result) != PGRES_TUPLES_OK)
+        fail_msg("%s: %s", sql, PQerrorMessage(mlo_db_pg(conn)));
+    int64_t n = strtoll(PQgetvalue(result, 0, 0), NULL, 10);
+    PQclear(result);
+    mlo_db_release(conn);
+    return n;
+}
+
+/* --- a worker in a thread of the test
+ * --------------------------------------------------------------------------------- */
+
+struct test_worker {
+    struct mlo_worker_options options;
+    volatile sig_atomic_t stop;
+    pthread_t thread;
+    enum mlo_status status;
+    struct mlo_error err;
+};
+
+static inline void *test_worker_main(void *arg)
+{
+    struct test_worker *w = arg;
+    w->status = mlo_worker_run(&w->options, &w->stop, &w->err);
+    return NULL;
+}
+
+static inline void start_worker(struct service_fixture *f, struct test_worker *w, unsigned slots)
+{
+    *w = (struct test_worker){.options = {.db = f->worker,
+                                          .blobs = f->blobs,
+                                          .work_dir = f->work,
+                                          .slots = slots,
+                                          .lease_ms = 1500,
+                                          .poll_ms = 300,
+                                          .backoff_ms = 50}};
+    assert_int_equal(pthread_create(&w->thread, NULL, test_worker_main, w), 0);
+}
+
+static inline void stop_worker(struct test_worker *w)
+{
+    w->stop = 1;
+    pthread_join(w->thread, NULL);
+    assert_mlo_ok(w->status, &w->err);
+}
+
+/* Files and folders under <work>/scratch, but for its lock. */
+static inline int scratch_left(struct service_fixture *f)
+{
+    int n = 0;
+    char *path = mlo_fs_join(f->work, "scratch", NULL);
+    DIR *dir = opendir(path);
+    for (struct dirent *entry; dir && (entry = readdir(dir));)
+        n += entry->d_name[0] != '.' && strcmp(entry->d_name, "lock") != 0;
+    if (dir)
+        closedir(dir);
+    free(path);
+    return n;
+}
+
+#endif
