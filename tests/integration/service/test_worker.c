@@ -1,0 +1,371 @@
+/* Workers with the micro step: the real protocol, real processes, real blobs. */
+#include "tests/integration/service/service_fixture.h"
+
+static void assert_count(struct service_fixture *f, const char *sql, int64_t wanted)
+{
+    int64_t have = count_rows(f, sql);
+    if (have != wanted)
+        fail_msg("%s: %lld instead of %lld", sql, (long long)have, (long long)wanted);
+}
+
+/* Nothing is left behind: leases, scratch, attempts without an end. */
+static void assert_clean(struct service_fixture *f)
+{
+    assert_count(f, "select count(*) from mlopt.job where token is not null or lease_until is not null", 0);
+    assert_count(f, "select count(*) from mlopt.attempt where ended_at is null", 0);
+    assert_int_equal(scratch_left(f), 0);
+}
+
+static void wait_for_log(struct service_fixture *f, const char *line, int count)
+{
+    for (int i = 0; i < 500 && micro_count(f->state, line) < count; i++)
+        mlo_clock_sleep_ms(10);
+    if (micro_count(f->state, line) < count)
+        fail_msg("no '%s' within 5 s", line);
+}
+
+static void test_worker__completes_a_run(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    int64_t run = submit(f, f->version, RECIPE_TINY, 0);
+    start_worker(f, &w, 1);
+    wait_run(f, run, 20);
+    stop_worker(&w);
+    assert_run(f, run, -1, "state", "succeeded");
+    for (int i = 0; i < 4; i++)
+        assert_run(f, run, i, "state", "succeeded");
+    assert_count(f, "select count(*) from mlopt.derivation", 2);
+    assert_count(f, "select count(*) from mlopt.variant where name = 'tiny' and run_id is not null", 1);
+    assert_count(
+        f, "select count(*) from mlopt.evidence where data_role = 'evaluate' and dataset is not null", 2);
+    assert_count(
+        f, "select count(*) from mlopt.evidence where comparison = 'difference' and baseline is not null", 1);
+    assert_count(f, "select count(*) from mlopt.evidence where comparison = 'ratio' and samples is not null",
+                 1);
+    assert_count(f, "select count(*) from mlopt.lineage_edge where kind = 'derived-from'", 2);
+    assert_count(f, "select count(*) from mlopt.lineage_edge where kind = 'calibrated-with'", 1);
+    assert_count(f, "select count(*) from mlopt.lineage_edge where kind = 'evaluated-on'", 2);
+    assert_count(f, "select count(*) from mlopt.worker where state = 'stopped'", 1);
+    /* the variant is what the second step made of what the first one made */
+    struct mlo_variant_info variant;
+    struct mlo_buf text = MLO_BUF_INIT;
+    assert_mlo_ok(mlo_variant_find(f->pg->conn, f->version, "tiny", &variant, &f->err), &f->err);
+    assert_mlo_ok(mlo_blob_read(f->blobs, &variant.artifact, 1 << 20, &text, &f->err), &f->err);
+    assert_non_null(strstr(mlo_buf_str(&text), "# optimize\n# quantize\n"));
+    mlo_buf_clear(&text);
+    json_t *value = get_run(f, run), *report;
+    report = json_object_get(json_array_get(json_object_get(value, "jobs"), 1), "report");
+    assert_string_equal(mlo_json_str(report, "did", ""), "quantize");
+    json_decref(value);
+    assert_clean(f);
+}
+
+static void test_worker__reuses_derivations_and_measures_afresh(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    start_worker(f, &w, 1);
+    int64_t first = submit(f, f->version, RECIPE_TINY, 0);
+    wait_run(f, first, 20);
+    int64_t second = submit(f, f->version, RECIPE_TINY, 0);
+    wait_run(f, second, 20);
+    stop_worker(&w);
+    assert_run(f, second, -1, "state", "succeeded");
+    assert_int_equal(micro_count(f->state, "start optimize"), 1);
+    assert_int_equal(micro_count(f->state, "start quantize"), 1);
+    assert_int_equal(micro_count(f->state, "start evaluate"), 2);
+    assert_int_equal(micro_count(f->state, "start benchmark"), 2);
+    assert_count(f, "select count(*) from mlopt.job where state = 'reused'", 2);
+    assert_count(f, "select count(*) from mlopt.evidence", 8);
+    json_t *value = get_run(f, second), *job = json_array_get(json_object_get(value, "jobs"), 0);
+    assert_true(mlo_json_bool(job, "reused", false));
+    assert_string_equal(mlo_json_str(job, "state", ""), "succeeded");
+    json_decref(value);
+    assert_clean(f);
+}
+
+static void test_worker__two_runs_share_a_derivation_in_flight(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker a, b;
+    int64_t version = add_version(f, "slow", "optimize.sleep_ms=600");
+    int64_t runs[3];
+    for (int i = 0; i < 3; i++)
+        runs[i] = submit(f, version, RECIPE_TINY, 0);
+    start_worker(f, &a, 2);
+    start_worker(f, &b, 2);
+    for (int i = 0; i < 3; i++)
+        wait_run(f, runs[i], 30);
+    stop_worker(&a);
+    stop_worker(&b);
+    for (int i = 0; i < 3; i++)
+        assert_run(f, runs[i], -1, "state", "succeeded");
+    assert_int_equal(micro_count(f->state, "start optimize"), 1);
+    assert_int_equal(micro_count(f->state, "start quantize"), 1);
+    assert_count(f, "select count(*) from mlopt.job where state = 'reused'", 4);
+    assert_clean(f);
+}
+
+static void test_worker__a_crashed_child_is_tried_again(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    int64_t run = submit(f, add_version(f, "crash", "quantize.crashes=1"), RECIPE_TINY, 0);
+    start_worker(f, &w, 1);
+    wait_run(f, run, 20);
+    stop_worker(&w);
+    assert_run(f, run, -1, "state", "succeeded");
+    assert_int_equal(job_i64(f, run, 1, "attempt"), 2);
+    json_t *value = get_run(f, run);
+    json_t *attempts = json_object_get(json_array_get(json_object_get(value, "jobs"), 1), "attempts");
+    json_t *error = json_object_get(json_array_get(attempts, 0), "error");
+    assert_string_equal(mlo_json_str(json_array_get(attempts, 0), "outcome", ""), "retried");
+    assert_non_null(strstr(mlo_json_str(error, "message", ""), "signal 9"));
+    assert_non_null(strstr(mlo_json_str(error, "hint", ""), "about to crash"));
+    json_decref(value);
+    assert_clean(f);
+}
+
+static void test_worker__a_bad_model_fails_once(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    int64_t run = submit(f, add_version(f, "bad", "optimize.fail=bad-format"), RECIPE_TINY, 0);
+    start_worker(f, &w, 1);
+    wait_run(f, run, 20);
+    stop_worker(&w);
+    assert_run(f, run, -1, "state", "failed");
+    assert_int_equal(micro_count(f->state, "start optimize"), 1);
+    json_t *value = get_run(f, run), *error = json_object_get(value, "error");
+    assert_string_equal(mlo_json_str(error, "code", ""), "bad-format");
+    assert_string_equal(mlo_json_str(error, "message", ""), "told to fail");
+    assert_string_equal(mlo_json_str(error, "where", ""), "line 1");
+    json_decref(value);
+    assert_clean(f);
+}
+
+static void test_worker__a_failed_expectation_fails_the_run(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    int64_t run = submit(f, add_version(f, "worse", "evaluate.drop_percent=3"), RECIPE_TINY, 0);
+    start_worker(f, &w, 1);
+    wait_run(f, run, 20);
+    stop_worker(&w);
+    assert_run(f, run, -1, "state", "failed");
+    assert_run(f, run, 3, "state", "succeeded");
+    assert_count(f, "select count(*) from mlopt.evidence", 4);
+    assert_clean(f);
+}
+
+static void test_worker__cancellation_stops_a_running_step(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    int64_t run = submit(f, add_version(f, "slow", "optimize.sleep_ms=20000"), RECIPE_TINY, 0);
+    start_worker(f, &w, 1);
+    wait_for_log(f, "start optimize", 1);
+    uint64_t begin = mlo_clock_ns();
+    assert_mlo_ok(mlo_run_cancel(f->pg->conn, &SYSTEM, run, NULL, &f->err), &f->err);
+    int64_t next = submit(f, f->version, RECIPE_DERIVE, 0);
+    wait_run(f, next, 5); /* the slot is free again */
+    assert_true(mlo_clock_ns() - begin < 4000000000ull);
+    stop_worker(&w);
+    assert_run(f, run, -1, "state", "cancelled");
+    assert_int_equal(micro_count(f->state, "end optimize"), 1); /* that of `next` */
+    assert_clean(f);
+}
+
+static void test_worker__stopping_hands_the_job_back(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    int64_t run = submit(f, add_version(f, "slow", "optimize.sleep_ms=1500"), RECIPE_TINY, 0);
+    start_worker(f, &w, 1);
+    wait_for_log(f, "start optimize", 1);
+    uint64_t begin = mlo_clock_ns();
+    stop_worker(&w);
+    assert_true(mlo_clock_ns() - begin < 1200000000ull);
+    assert_run(f, run, 0, "state", "queued");
+    assert_int_equal(job_i64(f, run, 0, "attempt"), 0);
+    assert_clean(f);
+    start_worker(f, &w, 1);
+    wait_run(f, run, 20);
+    stop_worker(&w);
+    assert_run(f, run, -1, "state", "succeeded");
+    assert_int_equal(job_i64(f, run, 0, "attempt"), 1);
+    assert_clean(f);
+}
+
+static void test_worker__holds_no_transaction_while_working(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    int64_t run = submit(f, add_version(f, "slow", "optimize.sleep_ms=1000"), RECIPE_DERIVE, 0);
+    start_worker(f, &w, 1);
+    wait_for_log(f, "start optimize", 1);
+    int seen = 0, open = 0;
+    for (int i = 0; i < 15; i++) {
+        /* a progress update in passing is fine; one that lasts is not */
+        open += (int)count_rows(f, "select count(*) from pg_stat_activity where usename = 'mlopt_worker' "
+                                   "and xact_start < clock_timestamp() - interval '100 milliseconds'");
+        seen +=
+            (int)count_rows(f, "select count(*) from pg_stat_activity where usename = 'mlopt_worker'") > 0;
+        mlo_clock_sleep_ms(40);
+    }
+    wait_run(f, run, 20);
+    stop_worker(&w);
+    assert_int_equal(open, 0);
+    assert_int_equal(seen, 15);
+    assert_count(f, "select count(*) from mlopt.run_event where kind = 'progress'", 2);
+}
+
+/* Start and end times of a step in the micro step's log, the n-th of each. */
+static uint64_t log_time(struct service_fixture *f, const char *prefix)
+{
+    struct mlo_buf text = MLO_BUF_INIT;
+    char *path = mlo_fs_join(f->state, "log", NULL);
+    assert_mlo_ok(mlo_fs_read(path, 1 << 20, &text, &f->err), &f->err);
+    const char *at = strstr(mlo_buf_str(&text), prefix);
+    assert_non_null(at);
+    uint64_t time = strtoull(at + strlen(prefix), NULL, 10);
+    mlo_buf_clear(&text);
+    free(path);
+    return time;
+}
+
+static void test_worker__a_benchmark_has_the_machine_to_itself(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker a, b;
+    static const char recipe_bench[] = "name: b\ntarget: any\nsteps:\n  - benchmark: {batch: [1]}\n";
+    int64_t other = submit(f, add_version(f, "slow", "evaluate.sleep_ms=500"), RECIPE_OBSERVE, 0);
+    int64_t bench = submit(f, add_version(f, "bench", "benchmark.sleep_ms=300"), recipe_bench, 0);
+    start_worker(f, &a, 1);
+    start_worker(f, &b, 1);
+    wait_run(f, other, 20);
+    wait_run(f, bench, 20);
+    stop_worker(&a);
+    stop_worker(&b);
+    uint64_t eval_start = log_time(f, "start evaluate "), eval_end = log_time(f, "end evaluate ");
+    uint64_t bench_start = log_time(f, "start benchmark "), bench_end = log_time(f, "end benchmark ");
+    assert_true(bench_start > eval_end || eval_start > bench_end);
+    assert_clean(f);
+}
+
+static void test_worker__exits_when_idle(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    int64_t run = submit(f, f->version, RECIPE_TINY, 0);
+    w = (struct test_worker){
+        .options = {
+            .db = f->worker, .blobs = f->blobs, .work_dir = f->work, .poll_ms = 100, .exit_when_idle = true}};
+    assert_int_equal(pthread_create(&w.thread, NULL, test_worker_main, &w), 0);
+    pthread_join(w.thread, NULL);
+    assert_mlo_ok(w.status, &w.err);
+    assert_run(f, run, -1, "state", "succeeded");
+}
+
+static bool any_child_alive(struct service_fixture *f)
+{
+    char *path = mlo_fs_join(f->work, NULL);
+    bool alive = false;
+    DIR *dir = opendir("/proc");
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+        char name[300];
+        struct mlo_buf text = MLO_BUF_INIT;
+        snprintf(name, sizeof name, "/proc/%s/cmdline", entry->d_name);
+        if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' &&
+            mlo_fs_read(name, 1 << 16, &text, NULL) == MLO_OK)
+            for (size_t i = 0; i < text.len; i += strlen(text.data + i) + 1)
+                alive |= mlo_str_starts(text.data + i, path);
+        mlo_buf_clear(&text);
+    }
+    if (dir)
+        closedir(dir);
+    free(path);
+    return alive;
+}
+
+static void test_worker__killed_in_mid_job_loses_nothing(void **state)
+{
+    struct service_fixture *f = *state;
+    int wait_status;
+    int64_t run = submit(f, add_version(f, "slow", "quantize.sleep_ms=1500"), RECIPE_TINY, 0);
+    pid_t worker = start_worker_process(f);
+    wait_for_log(f, "start quantize", 1);
+    kill(worker, SIGKILL);
+    waitpid(worker, &wait_status, 0);
+    for (int i = 0; i < 100 && any_child_alive(f); i++)
+        mlo_clock_sleep_ms(20);
+    assert_false(any_child_alive(f));
+    assert_true(scratch_left(f) > 0); /* what the next one removes */
+    assert_run(f, run, 1, "state", "running");
+    worker = start_worker_process(f);
+    wait_run(f, run, 20);
+    assert_int_equal(scratch_left(f), 1);
+    kill(worker, SIGTERM);
+    waitpid(worker, &wait_status, 0);
+    assert_true(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0);
+    assert_run(f, run, -1, "state", "succeeded");
+    assert_int_equal(micro_count(f->state, "start optimize"), 1);
+    assert_int_equal(micro_count(f->state, "start quantize"), 2);
+    assert_int_equal(micro_count(f->state, "end quantize"), 1);
+    assert_int_equal(job_i64(f, run, 1, "attempt"), 2);
+    assert_count(f, "select count(*) from mlopt.derivation", 2);
+    assert_count(f, "select count(*) from mlopt.variant where name = 'tiny'", 1);
+    assert_count(f, "select count(*) from mlopt.evidence", 4);
+    assert_clean(f);
+}
+
+static void test_worker__stopped_past_its_lease_has_no_effect(void **state)
+{
+    struct service_fixture *f = *state;
+    int wait_status;
+    int64_t run = submit(f, add_version(f, "slow", "optimize.sleep_ms=400"), RECIPE_DERIVE, 0);
+    pid_t sleeper = start_worker_process(f);
+    wait_for_log(f, "start optimize", 1);
+    kill(sleeper, SIGSTOP);
+    mlo_clock_sleep_ms(1200); /* its lease is 1 s */
+    pid_t other = start_worker_process(f);
+    wait_run(f, run, 20);
+    kill(sleeper, SIGCONT);
+    mlo_clock_sleep_ms(700);
+    kill(sleeper, SIGTERM);
+    kill(other, SIGTERM);
+    waitpid(sleeper, &wait_status, 0);
+    waitpid(other, &wait_status, 0);
+    assert_run(f, run, -1, "state", "succeeded");
+    assert_int_equal(job_i64(f, run, 0, "attempt"), 2);
+    assert_count(f, "select count(*) from mlopt.attempt where outcome = 'succeeded'", 1);
+    assert_count(f, "select count(*) from mlopt.attempt where outcome = 'lost'", 1);
+    assert_count(f, "select count(*) from mlopt.variant where name = 'derived'", 1);
+    assert_clean(f);
+}
+
+#define WITH_DATABASE(test) cmocka_unit_test_setup_teardown(test, service_setup, service_teardown)
+
+int main(int argc, char **argv)
+{
+    int other = service_main(argc, argv);
+    if (other >= 0)
+        return other;
+    const struct CMUnitTest tests[] = {
+        WITH_DATABASE(test_worker__completes_a_run),
+        WITH_DATABASE(test_worker__reuses_derivations_and_measures_afresh),
+        WITH_DATABASE(test_worker__two_runs_share_a_derivation_in_flight),
+        WITH_DATABASE(test_worker__a_crashed_child_is_tried_again),
+        WITH_DATABASE(test_worker__a_bad_model_fails_once),
+        WITH_DATABASE(test_worker__a_failed_expectation_fails_the_run),
+        WITH_DATABASE(test_worker__cancellation_stops_a_running_step),
+        WITH_DATABASE(test_worker__stopping_hands_the_job_back),
+        WITH_DATABASE(test_worker__holds_no_transaction_while_working),
+        WITH_DATABASE(test_worker__a_benchmark_has_the_machine_to_itself),
+        WITH_DATABASE(test_worker__exits_when_idle),
+        WITH_DATABASE(test_worker__killed_in_mid_job_loses_nothing),
+        WITH_DATABASE(test_worker__stopped_past_its_lease_has_no_effect),
+    };
+    return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
+}
