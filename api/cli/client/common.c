@@ -1,0 +1,127 @@
+#include <string.h>
+
+#include "api/cli/client/client.h"
+
+enum mlo_status mlo_client_get(struct mlo_client *client, const char *path, json_t **out, struct mlo_error *err)
+{
+    struct mlo_response response;
+    *out = NULL;
+    enum mlo_status status = mlo_client_call(client, "GET", path, NULL, NULL, &response, err);
+    if (status == MLO_OK && !response.json)
+        status = mlo_error_set(err, MLO_EFORMAT, "%s sent no JSON: is it an mlopt server?", mlo_client_url(client));
+    if (status == MLO_OK)
+        *out = json_incref(response.json);
+    mlo_response_clear(&response);
+    return status;
+}
+
+enum mlo_status mlo_client_list(struct mlo_client *client, const char *path, size_t max, json_t **items,
+                                struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    json_t *all = json_array(), *page = NULL;
+    struct mlo_buf next = MLO_BUF_INIT;
+    mlo_buf_printf(&next, "%s%climit=%zu", path, strchr(path, '?') ? '&' : '?', max && max < 200 ? max : 200);
+    size_t base = next.len;
+    for (;;) {
+        MLO_TRY(mlo_client_get(client, mlo_buf_str(&next), &page, err));
+        json_array_extend(all, json_object_get(page, "items"));
+        const char *cursor = mlo_json_str(page, "next", NULL);
+        if (!cursor || (max && json_array_size(all) >= max))
+            break;
+        next.len = base;
+        mlo_client_path(&next, "&cursor=%s", cursor);
+        json_decref(page);
+        page = NULL;
+    }
+    while (max && json_array_size(all) > max)
+        json_array_remove(all, json_array_size(all) - 1);
+    *items = json_incref(all);
+out:
+    json_decref(all);
+    json_decref(page);
+    mlo_buf_clear(&next);
+    return status;
+}
+
+enum mlo_status mlo_client_ensure_project(struct mlo_client *client, const char *project, struct mlo_error *err)
+{
+    struct mlo_buf path = MLO_BUF_INIT;
+    struct mlo_response response = {0};
+    json_t *body = NULL;
+    mlo_client_path(&path, "/v1/projects/%s/models?limit=1", project);
+    enum mlo_status status = mlo_client_call(client, "GET", mlo_buf_str(&path), NULL, NULL, &response, err);
+    mlo_response_clear(&response);
+    if (status == MLO_ENOTFOUND) {
+        struct mlo_error missing = *err;
+        body = json_pack("{s:s}", "name", project);
+        memset(err, 0, sizeof *err);
+        status = mlo_client_call(client, "POST", "/v1/projects", NULL, body, &response, err);
+        mlo_response_clear(&response);
+        if (status == MLO_EEXISTS) /* somebody was quicker, or it is one that we may not see */
+            status = MLO_OK;
+        if (status == MLO_EFORBIDDEN) {
+            *err = missing;
+            mlo_error_hint(err, "ask an admin to make the project '%s', and a token for it", project);
+            status = MLO_ENOTFOUND;
+        }
+    }
+    json_decref(body);
+    mlo_buf_clear(&path);
+    return status;
+}
+
+enum mlo_status mlo_client_projects(struct mlo_client *client, const char *only, json_t **out,
+                                    struct mlo_error *err)
+{
+    json_t *items = NULL, *row;
+    size_t i;
+    *out = json_array();
+    if (only) {
+        json_array_append_new(*out, json_string(only));
+        return MLO_OK;
+    }
+    enum mlo_status status = mlo_client_list(client, "/v1/projects", 0, &items, err);
+    json_array_foreach (items, i, row)
+        json_array_append_new(*out, json_string(mlo_json_str(row, "name", "")));
+    json_decref(items);
+    if (status != MLO_OK) {
+        json_decref(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+enum mlo_status mlo_client_upload(struct mlo_client *client, const char *project, const char *file,
+                                  const char *role, const char *media_type, json_t *files, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_buf path = MLO_BUF_INIT;
+    struct mlo_digest digest;
+    uint64_t size = 0;
+    char text[MLO_DIGEST_TEXT_SIZE];
+    bool there = false;
+    MLO_TRY(mlo_digest_of_file(file, &digest, &size, err));
+    mlo_client_path(&path, "/v1/projects/%s/blobs/%s", project, mlo_digest_text(&digest, text));
+    MLO_TRY(mlo_client_head(client, mlo_buf_str(&path), &there, err));
+    if (!there)
+        MLO_TRY(mlo_client_put_file(client, mlo_buf_str(&path), file, mlo_fs_basename(file), err));
+    json_array_append_new(files, json_pack("{s:s,s:s,s:s,s:I,s:s}", "role", role, "name", mlo_fs_basename(file),
+                                           "digest", text, "size", (json_int_t)size, "media_type", media_type));
+out:
+    mlo_buf_clear(&path);
+    return status;
+}
+
+char *mlo_client_time(const json_t *object, const char *key, char out[32])
+{
+    const char *text = mlo_json_str(object, key, NULL);
+    if (!text) {
+        snprintf(out, 32, "-");
+        return out;
+    }
+    snprintf(out, 32, "%.19s", text);
+    if (strlen(out) > 10 && out[10] == 'T')
+        out[10] = ' ';
+    return out;
+}

@@ -1,0 +1,526 @@
+#include <curl/curl.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "api/cli/client/client.h"
+
+#ifndef MLOPT_VERSION
+#define MLOPT_VERSION "0"
+#endif
+
+enum { MAX_JSON_BYTES = 64 << 20 };
+
+struct mlo_client {
+    struct mlo_cli *cli;
+    CURL *curl;
+    struct mlo_config config;
+    struct mlo_buf auth; /* the header line */
+    char error[CURL_ERROR_SIZE];
+};
+
+/* What one transfer collects. */
+struct transfer {
+    struct mlo_client *client;
+    struct mlo_response *response;
+    struct mlo_buf body; /* of JSON answers and of errors */
+    bool too_big;
+    int out_fd; /* >= 0: a successful body goes there, hashed */
+    struct mlo_hasher *hasher;
+    int write_errno;
+    struct mlo_cli_progress *progress;
+    double total;
+    uint64_t began_ns;
+};
+
+void mlo_response_clear(struct mlo_response *response)
+{
+    json_decref(response->json);
+    memset(response, 0, sizeof *response);
+}
+
+const char *mlo_client_url(const struct mlo_client *client)
+{
+    return client->config.url;
+}
+
+bool mlo_client_has_token(const struct mlo_client *client)
+{
+    return client->config.token != NULL;
+}
+
+enum mlo_status mlo_client_open(struct mlo_cli *cli, struct mlo_client **out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_client *c = calloc(1, sizeof *c);
+    if (!c)
+        return mlo_error_nomem(err);
+    c->cli = cli;
+    MLO_TRY(mlo_config_load(mlo_cli_opt(cli, "url"), &c->config, err));
+    if (curl_global_init(CURL_GLOBAL_DEFAULT) != 0 || !(c->curl = curl_easy_init())) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    if (c->config.token) {
+        if (strpbrk(c->config.token, "\r\n")) {
+            status = mlo_error_set(err, MLO_EAUTH, "the token in %s holds a line break", c->config.token_from);
+            goto out;
+        }
+        mlo_buf_printf(&c->auth, "Authorization: Bearer %s", c->config.token);
+        if (!mlo_buf_ok(&c->auth)) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+    }
+    *out = c;
+    c = NULL;
+out:
+    mlo_client_close(c);
+    return status;
+}
+
+void mlo_client_close(struct mlo_client *c)
+{
+    if (!c)
+        return;
+    if (c->curl)
+        curl_easy_cleanup(c->curl);
+    mlo_config_clear(&c->config);
+    mlo_buf_clear(&c->auth);
+    free(c);
+    curl_global_cleanup();
+}
+
+void mlo_client_path(struct mlo_buf *out, const char *fmt, ...)
+{
+    static const char hex[] = "0123456789ABCDEF";
+    va_list args;
+    va_start(args, fmt);
+    for (; *fmt; fmt++) {
+        if (*fmt != '%') {
+            mlo_buf_putc(out, *fmt);
+            continue;
+        }
+        fmt++;
+        if (*fmt == 'd') {
+            mlo_buf_printf(out, "%lld", va_arg(args, long long));
+            continue;
+        }
+        for (const unsigned char *p = (const unsigned char *)va_arg(args, const char *); *p; p++) {
+            bool plain = (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || (*p >= '0' && *p <= '9') ||
+                         strchr("-._~:", *p);
+            if (plain) {
+                mlo_buf_putc(out, (char)*p);
+            } else {
+                mlo_buf_putc(out, '%');
+                mlo_buf_putc(out, hex[*p >> 4]);
+                mlo_buf_putc(out, hex[*p & 15]);
+            }
+        }
+    }
+    va_end(args);
+}
+
+/* --- callbacks ------------------------------------------------------------------------------------------------ */
+
+static bool header_is(const char *line, size_t n, const char *name, const char **value, size_t *value_len)
+{
+    size_t k = strlen(name);
+    if (n <= k || strncasecmp(line, name, k) != 0 || line[k] != ':')
+        return false;
+    const char *p = line + k + 1, *end = line + n;
+    while (p < end && (*p == ' ' || *p == '\t'))
+        p++;
+    while (end > p && strchr(" \t\r\n", end[-1]))
+        end--;
+    *value = p;
+    *value_len = (size_t)(end - p);
+    return true;
+}
+
+static void copy_text(char *out, size_t size, const char *text, size_t n)
+{
+    snprintf(out, size, "%.*s", (int)MLO_MIN(n, size - 1), text);
+}
+
+static void take_filename(struct mlo_response *r, const char *value, size_t n)
+{
+    static const char key[] = "filename=\"";
+    const char *p = memmem(value, n, key, sizeof key - 1);
+    if (!p)
+        return;
+    p += sizeof key - 1;
+    const char *end = memchr(p, '"', (size_t)(value + n - p));
+    if (!end)
+        return;
+    for (const char *q = p; q < end; q++)
+        if (*q == '/' || *q == '\\')
+            p = q + 1;
+    copy_text(r->filename, sizeof r->filename, p, (size_t)(end - p));
+    if (strcmp(r->filename, "..") == 0 || strcmp(r->filename, ".") == 0)
+        r->filename[0] = '\0';
+}
+
+static size_t on_header(char *line, size_t one, size_t n, void *arg)
+{
+    struct transfer *t = arg;
+    struct mlo_response *r = t->response;
+    const char *v;
+    size_t len;
+    if (header_is(line, n * one, "ETag", &v, &len)) {
+        if (len >= 2 && v[0] == '"' && v[len - 1] == '"')
+            v++, len -= 2;
+        copy_text(r->etag, sizeof r->etag, v, len);
+        struct mlo_digest digest;
+        if (!*r->digest && mlo_digest_parse(r->etag, &digest))
+            mlo_digest_text(&digest, r->digest);
+    } else if (header_is(line, n * one, "X-Mlopt-Digest", &v, &len)) {
+        copy_text(r->digest, sizeof r->digest, v, len);
+    } else if (header_is(line, n * one, "X-Mlopt-Variant", &v, &len)) {
+        copy_text(r->variant, sizeof r->variant, v, len);
+    } else if (header_is(line, n * one, "X-Mlopt-Version", &v, &len)) {
+        copy_text(r->version, sizeof r->version, v, len);
+    } else if (header_is(line, n * one, "X-Request-Id", &v, &len)) {
+        copy_text(t->client->cli->request_id, sizeof t->client->cli->request_id, v, len);
+    } else if (header_is(line, n * one, "Content-Disposition", &v, &len)) {
+        take_filename(r, v, len);
+    }
+    return n * one;
+}
+
+static size_t on_body(char *bytes, size_t one, size_t n, void *arg)
+{
+    struct transfer *t = arg;
+    long http = 0;
+    n *= one;
+    curl_easy_getinfo(t->client->curl, CURLINFO_RESPONSE_CODE, &http);
+    if (t->out_fd >= 0 && http < 300) {
+        if (!mlo_fs_write_full(t->out_fd, bytes, n)) {
+            t->write_errno = errno;
+            return 0;
+        }
+        mlo_hasher_update(t->hasher, bytes, n);
+        return n;
+    }
+    if (t->body.len + n > MAX_JSON_BYTES) {
+        t->too_big = true;
+        return 0;
+    }
+    mlo_buf_append(&t->body, bytes, n);
+    return mlo_buf_ok(&t->body) ? n : 0;
+}
+
+static int on_progress(void *arg, curl_off_t down_total, curl_off_t down, curl_off_t up_total, curl_off_t up)
+{
+    struct transfer *t = arg;
+    double total = (double)(up_total > 0 ? up_total : down_total), now = (double)(up_total > 0 ? up : down);
+    if (!t->progress || total < 1 << 16)
+        return 0;
+    double seconds = (double)(mlo_clock_ns() - t->began_ns) * 1e-9;
+    char done[32], all[32], rate[32], text[128];
+    snprintf(text, sizeof text, "%s of %s, %s/s", mlo_str_size((uint64_t)now, done),
+             mlo_str_size((uint64_t)total, all), mlo_str_size((uint64_t)(seconds > 0 ? now / seconds : 0), rate));
+    mlo_cli_progress(t->progress, now / total, text);
+    return 0;
+}
+
+/* --- from answers to errors ------------------------------------------------------------------------------------- */
+
+static enum mlo_status status_of_http(long http)
+{
+    for (int s = MLO_OK + 1; s < MLO_STATUS_COUNT; s++)
+        if (mlo_status_info((enum mlo_status)s)->http == http)
+            return (enum mlo_status)s;
+    return http >= 500 ? MLO_EUNAVAILABLE : MLO_EINVAL;
+}
+
+static enum mlo_status problem(struct mlo_client *c, long http, const json_t *body, struct mlo_error *err)
+{
+    const char *code = mlo_json_str(body, "code", NULL);
+    enum mlo_status status = code ? mlo_status_from_code(code) : status_of_http(http);
+    const char *detail = mlo_json_str(body, "detail", NULL), *title = mlo_json_str(body, "title", NULL);
+    if (detail || title)
+        mlo_error_set(err, status, "%s", detail ? detail : title);
+    else
+        mlo_error_set(err, status, "%s answered %ld", c->config.url, http);
+    if (detail && title)
+        snprintf(c->cli->cause, sizeof c->cli->cause, "%s", title);
+    if (mlo_json_str(body, "where", NULL))
+        mlo_error_where(err, "%s", mlo_json_str(body, "where", ""));
+    if (status == MLO_EAUTH && !c->config.token)
+        mlo_error_hint(err, "export MLOPT_TOKEN=… (`mlopt up` keeps its own in DIR/token)");
+    if (mlo_json_str(body, "hint", NULL))
+        mlo_error_hint(err, "%s", mlo_json_str(body, "hint", ""));
+    return status;
+}
+
+static enum mlo_status curl_failed(struct mlo_client *c, const struct transfer *t, CURLcode code,
+                                   struct mlo_error *err)
+{
+    const char *url = c->config.url;
+    if (t->write_errno)
+        return mlo_error_errno(err, t->write_errno, "cannot write the download");
+    if (t->too_big)
+        return mlo_error_set(err, MLO_ETOOBIG, "%s sent an answer that is too long", url);
+    if (code == CURLE_COULDNT_CONNECT || code == CURLE_COULDNT_RESOLVE_HOST) {
+        mlo_error_set(err, MLO_EUNAVAILABLE, "no server answers at %s: %s", url, c->error);
+        mlo_error_where(err, "address from %s", c->config.url_from);
+        mlo_error_hint(err, "start one with `mlopt up --data DIR`, or set MLOPT_URL");
+        return MLO_EUNAVAILABLE;
+    }
+    if (code == CURLE_OPERATION_TIMEDOUT)
+        return mlo_error_set(err, MLO_ETIMEOUT, "%s did not answer in time", url);
+    if (code == CURLE_OUT_OF_MEMORY)
+        return mlo_error_nomem(err);
+    return mlo_error_set(err, MLO_EUNAVAILABLE, "the connection to %s broke: %s", url,
+                         *c->error ? c->error : curl_easy_strerror(code));
+}
+
+/* --- transfers ---------------------------------------------------------------------------------------------------- */
+
+static CURLcode set_up(struct transfer *t, const char *method, const char *url, struct curl_slist *headers)
+{
+    CURL *curl = t->client->curl;
+    curl_easy_reset(curl);
+    t->client->error[0] = '\0';
+    t->client->cli->request_id[0] = '\0';
+    t->began_ns = mlo_clock_ns();
+    curl_easy_setopt(curl, CURLOPT_URL, url);
+    curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, method);
+    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
+    curl_easy_setopt(curl, CURLOPT_USERAGENT, "mlopt/" MLOPT_VERSION);
+    curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, t->client->error);
+    curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(curl, CURLOPT_FOLLOWLOCATION, 0L); /* the token goes nowhere else */
+    curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, 10000L);
+    curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L); /* a peer that went silent */
+    curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, 120L);
+    curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, on_header);
+    curl_easy_setopt(curl, CURLOPT_HEADERDATA, t);
+    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, on_body);
+    curl_easy_setopt(curl, CURLOPT_WRITEDATA, t);
+    curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, on_progress);
+    curl_easy_setopt(curl, CURLOPT_XFERINFODATA, t);
+    curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
+    if (mlo_str_starts(url, "http://127.") || mlo_str_starts(url, "http://localhost"))
+        curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
+    return CURLE_OK;
+}
+
+static bool add_header(struct curl_slist **list, const char *line)
+{
+    struct curl_slist *more = line && *line ? curl_slist_append(*list, line) : *list;
+    if (line && *line && !more)
+        return false;
+    *list = more;
+    return true;
+}
+
+/* Performs the request; a body of JSON is parsed, an answer of 400 and above becomes an error. */
+static enum mlo_status perform(struct transfer *t, struct mlo_error *err)
+{
+    struct mlo_client *c = t->client;
+    CURLcode code = curl_easy_perform(c->curl);
+    curl_easy_getinfo(c->curl, CURLINFO_RESPONSE_CODE, &t->response->http);
+    /* A server that refuses early stops reading: its answer counts more than our broken write. */
+    if (code != CURLE_OK && !(t->response->http >= 400 && t->body.len))
+        return curl_failed(c, t, code, err);
+    char *type = NULL;
+    curl_easy_getinfo(c->curl, CURLINFO_CONTENT_TYPE, &type);
+    if (t->body.len && type && strstr(type, "json")) {
+        struct mlo_error parse = {0};
+        enum mlo_status status =
+            mlo_json_parse(t->body.data, t->body.len, "the server's answer", &t->response->json, &parse);
+        if (status != MLO_OK && t->response->http < 400) {
+            *err = parse;
+            return status;
+        }
+    }
+    if (t->response->http >= 400)
+        return problem(c, t->response->http, t->response->json, err);
+    if (t->response->http >= 300 && t->response->http != 304)
+        return mlo_error_set(err, MLO_EUNAVAILABLE, "%s answered %ld: it is no mlopt server, or stands behind "
+                                                    "another address", c->config.url, t->response->http);
+    return MLO_OK;
+}
+
+enum mlo_status mlo_client_call(struct mlo_client *client, const char *method, const char *path, const char *header,
+                                const json_t *body, struct mlo_response *out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct transfer t = {.client = client, .response = out, .out_fd = -1};
+    struct curl_slist *headers = NULL;
+    struct mlo_buf url = MLO_BUF_INIT;
+    char *text = NULL;
+    memset(out, 0, sizeof *out);
+    mlo_buf_printf(&url, "%s%s", client->config.url, path);
+    if (body)
+        text = json_dumps(body, JSON_COMPACT);
+    if (!mlo_buf_ok(&url) || (body && !text) || !add_header(&headers, mlo_buf_str(&client->auth)) ||
+        !add_header(&headers, header) || !add_header(&headers, body ? "Content-Type: application/json" : NULL) ||
+        !add_header(&headers, "Accept: application/json, application/problem+json")) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    set_up(&t, method, mlo_buf_str(&url), headers);
+    if (body) {
+        curl_easy_setopt(client->curl, CURLOPT_POSTFIELDS, text);
+        curl_easy_setopt(client->curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(text));
+    } else if (strcmp(method, "HEAD") == 0) {
+        curl_easy_setopt(client->curl, CURLOPT_NOBODY, 1L);
+    } else if (strcmp(method, "GET") != 0) {
+        curl_easy_setopt(client->curl, CURLOPT_POSTFIELDSIZE, 0L);
+        curl_easy_setopt(client->curl, CURLOPT_POSTFIELDS, "");
+    }
+    MLO_TRY(perform(&t, err));
+out:
+    curl_slist_free_all(headers);
+    mlo_buf_clear(&t.body);
+    mlo_buf_clear(&url);
+    free(text);
+    return status;
+}
+
+enum mlo_status mlo_client_head(struct mlo_client *client, const char *path, bool *there, struct mlo_error *err)
+{
+    struct mlo_response response;
+    struct mlo_error own = {0};
+    enum mlo_status status = mlo_client_call(client, "HEAD", path, NULL, NULL, &response, &own);
+    *there = status == MLO_OK;
+    if (status != MLO_OK && response.http == 404)
+        status = MLO_OK;
+    else if (status != MLO_OK && err)
+        *err = own;
+    mlo_response_clear(&response);
+    return status;
+}
+
+static size_t on_read(char *out, size_t one, size_t n, void *arg)
+{
+    ssize_t got;
+    do
+        got = read(*(int *)arg, out, one * n);
+    while (got < 0 && errno == EINTR);
+    return got < 0 ? CURL_READFUNC_ABORT : (size_t)got;
+}
+
+enum mlo_status mlo_client_put_file(struct mlo_client *client, const char *path, const char *file,
+                                    const char *label, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_response response = {0};
+    struct mlo_cli_progress progress;
+    struct transfer t = {.client = client, .response = &response, .out_fd = -1, .progress = &progress};
+    struct curl_slist *headers = NULL;
+    struct mlo_buf url = MLO_BUF_INIT;
+    struct stat st;
+    mlo_cli_progress_start(&progress, client->cli, label);
+    int fd = open(file, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) != 0) {
+        status = mlo_error_errno(err, errno, "cannot read %s", file);
+        goto out;
+    }
+    mlo_buf_printf(&url, "%s%s", client->config.url, path);
+    if (!mlo_buf_ok(&url) || !add_header(&headers, mlo_buf_str(&client->auth)) ||
+        !add_header(&headers, "Content-Type: application/octet-stream") ||
+        /* a refusal comes before the bytes are sent */
+        !add_header(&headers, "Expect: 100-continue")) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    set_up(&t, "PUT", mlo_buf_str(&url), headers);
+    curl_easy_setopt(client->curl, CURLOPT_UPLOAD, 1L);
+    curl_easy_setopt(client->curl, CURLOPT_UPLOAD_BUFFERSIZE, 1L << 20);
+    curl_easy_setopt(client->curl, CURLOPT_READFUNCTION, on_read);
+    curl_easy_setopt(client->curl, CURLOPT_READDATA, &fd);
+    curl_easy_setopt(client->curl, CURLOPT_INFILESIZE_LARGE, (curl_off_t)st.st_size);
+    status = perform(&t, err);
+    mlo_cli_progress_end(&progress);
+out:
+    if (fd >= 0)
+        close(fd);
+    curl_slist_free_all(headers);
+    mlo_buf_clear(&t.body);
+    mlo_buf_clear(&url);
+    mlo_response_clear(&response);
+    return status;
+}
+
+/* Puts the finished temporary file in its place, when its bytes are what they should be. */
+static enum mlo_status finish_download(struct transfer *t, const char *temp, const char *dir, const char *name,
+                                       const char *fallback, const char *expected, char **written,
+                                       struct mlo_error *err)
+{
+    struct mlo_digest got, want;
+    char text[MLO_DIGEST_TEXT_SIZE];
+    const struct mlo_response *r = t->response;
+    mlo_hasher_final(t->hasher, &got);
+    const char *claimed = expected ? expected : r->digest;
+    if (!mlo_digest_parse(claimed, &want))
+        return mlo_error_set(err, MLO_EDIGEST, "the server does not say which digest the bytes have");
+    if (!mlo_digest_eq(&got, &want))
+        return mlo_error_set(err, MLO_EDIGEST, "the bytes received hash to %s, not to %s; nothing was kept",
+                             mlo_digest_text(&got, text), claimed);
+    if (fsync(t->out_fd) != 0)
+        return mlo_error_errno(err, errno, "cannot write %s to disk", temp);
+    if (!name)
+        name = *r->filename ? r->filename : fallback;
+    char *path = mlo_fs_join(dir, mlo_fs_basename(name), NULL);
+    if (!path)
+        return mlo_error_nomem(err);
+    if (rename(temp, path) != 0) {
+        enum mlo_status status = mlo_error_errno(err, errno, "cannot put %s in its place", path);
+        free(path);
+        return status;
+    }
+    *written = path;
+    return MLO_OK;
+}
+
+enum mlo_status mlo_client_download(struct mlo_client *client, const char *path, const char *dir, const char *name,
+                                    const char *fallback, const char *expected, char **written,
+                                    struct mlo_response *out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_cli_progress progress;
+    struct transfer t = {.client = client, .response = out, .out_fd = -1, .progress = &progress};
+    struct curl_slist *headers = NULL;
+    struct mlo_buf url = MLO_BUF_INIT;
+    const char *scratch = NULL;
+    char *temp = NULL;
+    *written = NULL;
+    memset(out, 0, sizeof *out);
+    mlo_cli_progress_start(&progress, client->cli, fallback);
+    mlo_buf_printf(&url, "%s%s", client->config.url, path);
+    t.hasher = mlo_hasher_new();
+    if (!t.hasher || !mlo_buf_ok(&url) || !add_header(&headers, mlo_buf_str(&client->auth))) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_fs_mkdirs(dir, err));
+    MLO_TRY(mlo_cli_scratch(dir, &scratch, err)); /* beside its place, so that the rename is one */
+    temp = mlo_fs_join(scratch, "download", NULL);
+    if (!temp || (t.out_fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)) < 0) {
+        status = mlo_error_errno(err, temp ? errno : ENOMEM, "cannot write in %s", dir);
+        goto out;
+    }
+    set_up(&t, "GET", mlo_buf_str(&url), headers);
+    status = perform(&t, err);
+    mlo_cli_progress_end(&progress);
+    if (status == MLO_OK)
+        status = finish_download(&t, temp, dir, name, fallback, expected, written, err);
+out:
+    if (t.out_fd >= 0)
+        close(t.out_fd);
+    mlo_cli_scratch_remove();
+    free(temp);
+    mlo_hasher_free(t.hasher);
+    curl_slist_free_all(headers);
+    mlo_buf_clear(&t.body);
+    mlo_buf_clear(&url);
+    return status;
+}

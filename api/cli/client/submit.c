@@ -1,0 +1,315 @@
+#include <string.h>
+#include <unistd.h>
+
+#include "api/cli/client/client.h"
+
+enum { MAX_JOBS = 64, POLL_MS = 10000, PATIENCE_MS = 60000 };
+
+/* What is shown of the jobs while the run goes on. */
+struct watch {
+    struct mlo_cli *cli;
+    json_t *jobs;  /* as in the run, kept up to date from events */
+    bool live;     /* bars that are drawn again, on a terminal */
+    int drawn;     /* lines on the screen */
+};
+
+static void draw(struct watch *w)
+{
+    enum { WIDTH = 20 };
+    size_t i;
+    json_t *job;
+    if (w->drawn)
+        fprintf(stderr, "\033[%dA", w->drawn);
+    w->drawn = 0;
+    json_array_foreach (w->jobs, i, job) {
+        const char *state = mlo_json_str(job, "state", "");
+        bool done = strcmp(state, "succeeded") == 0;
+        double fraction = done ? 1 : mlo_json_f64(job, "progress", 0);
+        char bar[WIDTH + 1];
+        for (int b = 0; b < WIDTH; b++)
+            bar[b] = b < (int)(fraction * WIDTH + 0.5) ? '#' : '.';
+        bar[WIDTH] = '\0';
+        fprintf(stderr, "\r\033[K%-12.12s [%s] %3.0f%%  %-9s %.40s\n", mlo_json_str(job, "step", ""), bar,
+                100 * fraction, state,
+                done ? (mlo_json_bool(job, "reused", false) ? "(reused)" : "") : mlo_json_str(job, "message", ""));
+        w->drawn++;
+    }
+    fflush(stderr);
+}
+
+static void line(struct watch *w, const json_t *job)
+{
+    if (w->cli->progress_mode == MLO_PROGRESS_JSON) {
+        json_t *o = json_pack("{s:s,s:s,s:f,s:s}", "step", mlo_json_str(job, "step", ""), "state",
+                              mlo_json_str(job, "state", ""), "fraction", mlo_json_f64(job, "progress", 0), "message",
+                              mlo_json_str(job, "message", ""));
+        char *text = json_dumps(o, JSON_COMPACT);
+        if (text)
+            fprintf(stderr, "%s\n", text);
+        free(text);
+        json_decref(o);
+        return;
+    }
+    fprintf(stderr, "%-12s %s%s%s\n", mlo_json_str(job, "step", ""), mlo_json_str(job, "state", ""),
+            mlo_json_bool(job, "reused", false) ? " (reused)" : "",
+            strcmp(mlo_json_str(job, "state", ""), "failed") == 0 ? mlo_json_str(job, "message", "") : "");
+}
+
+static bool shows(const struct watch *w)
+{
+    return !w->cli->quiet && w->cli->progress_mode != MLO_PROGRESS_NONE;
+}
+
+static void apply_event(struct watch *w, const json_t *event)
+{
+    size_t i;
+    json_t *job;
+    int64_t id = mlo_json_i64(event, "job", 0);
+    static const char *const copied[] = {"state", "progress", "message", "reused"};
+    json_array_foreach (w->jobs, i, job) {
+        if (!id || mlo_json_i64(job, "id", -1) != id)
+            continue;
+        char before[32];
+        snprintf(before, sizeof before, "%s", mlo_json_str(job, "state", ""));
+        for (size_t k = 0; k < MLO_COUNT(copied); k++) {
+            json_t *value = json_object_get(event, copied[k]);
+            if (value && !json_is_null(value))
+                json_object_set(job, copied[k], value);
+        }
+        bool news = strcmp(before, mlo_json_str(job, "state", "")) != 0;
+        if (shows(w) && !w->live && (news || w->cli->progress_mode == MLO_PROGRESS_JSON))
+            line(w, job);
+    }
+}
+
+/* How a finished run ends the program. */
+static enum mlo_status outcome(const json_t *run, struct mlo_error *err)
+{
+    const char *state = mlo_json_str(run, "state", "");
+    size_t i;
+    json_t *row;
+    if (strcmp(state, "succeeded") == 0)
+        return MLO_OK;
+    const json_t *error = json_object_get(run, "error");
+    long long id = (long long)mlo_json_i64(run, "id", 0);
+    if (strcmp(state, "cancelled") == 0)
+        return mlo_error_set(err, MLO_ECANCELLED, "run %lld was cancelled", id);
+    mlo_error_set(err, MLO_EJOB, "run %lld failed: %s", id, mlo_json_str(error, "message", "no reason is recorded"));
+    json_array_foreach (json_object_get(run, "expectations"), i, row)
+        if (!mlo_json_bool(row, "holds", true))
+            mlo_error_where(err, "expectation '%s': %s", mlo_json_str(row, "condition", ""),
+                            mlo_json_str(row, "reason", ""));
+    if (mlo_json_str(error, "where", NULL) && *mlo_json_str(error, "where", ""))
+        mlo_error_where(err, "%s", mlo_json_str(error, "where", ""));
+    if (mlo_json_str(error, "hint", NULL) && *mlo_json_str(error, "hint", ""))
+        mlo_error_hint(err, "%s", mlo_json_str(error, "hint", ""));
+    mlo_error_hint(err, "mlopt runs %lld", id);
+    return MLO_EJOB;
+}
+
+/* One round of waiting: events after *after, applied. A server that is away for a while is waited for. */
+static enum mlo_status poll_events(struct mlo_client *client, struct watch *w, const char *project, int64_t id,
+                                   int64_t wait_ms, int64_t *after, bool *done, struct mlo_error *err)
+{
+    struct mlo_buf path = MLO_BUF_INIT;
+    json_t *page = NULL, *event;
+    size_t i;
+    mlo_client_path(&path, "/v1/projects/%s/runs/%d/events?after=%d&wait_ms=%d", project, (long long)id,
+                    (long long)*after, (long long)wait_ms);
+    enum mlo_status status = mlo_client_get(client, mlo_buf_str(&path), &page, err);
+    if (status == MLO_OK) {
+        json_array_foreach (json_object_get(page, "items"), i, event)
+            apply_event(w, event);
+        if (json_array_size(json_object_get(page, "items")) && shows(w) && w->live)
+            draw(w);
+        *after = mlo_json_i64(page, "next", *after);
+        *done = mlo_json_bool(page, "done", false);
+    }
+    json_decref(page);
+    mlo_buf_clear(&path);
+    return status;
+}
+
+static enum mlo_status wait_for(struct mlo_client *client, struct mlo_cli *cli, const char *project, int64_t id,
+                                int64_t timeout_s, json_t **run, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct watch w = {.cli = cli, .live = cli->progress_mode == MLO_PROGRESS_AUTO && isatty(STDERR_FILENO)};
+    struct mlo_buf path = MLO_BUF_INIT;
+    char note[128];
+    int64_t after = 0;
+    bool done = false;
+    uint64_t begin = mlo_clock_ns(), last_answer = begin;
+    snprintf(note, sizeof note, "the run goes on: mlopt runs %lld", (long long)id);
+    mlo_cli_on_interrupt(note);
+    mlo_client_path(&path, "/v1/projects/%s/runs/%d", project, (long long)id);
+    MLO_TRY(mlo_client_get(client, mlo_buf_str(&path), run, err));
+    w.jobs = json_deep_copy(json_object_get(*run, "jobs"));
+    if (shows(&w) && w.live)
+        draw(&w);
+    while (!done) {
+        int64_t left_ms = timeout_s * 1000 - (int64_t)((mlo_clock_ns() - begin) / 1000000u);
+        if (timeout_s && left_ms <= 0) {
+            status = mlo_error_set(err, MLO_ETIMEOUT, "run %lld is not done after %lld s; it goes on", (long long)id,
+                                   (long long)timeout_s);
+            mlo_error_hint(err, "mlopt runs %lld", (long long)id);
+            goto out;
+        }
+        int64_t wait = timeout_s && left_ms < POLL_MS ? left_ms : POLL_MS;
+        struct mlo_error trouble = {0};
+        status = poll_events(client, &w, project, id, wait, &after, &done, &trouble);
+        if (status == MLO_OK) {
+            last_answer = mlo_clock_ns();
+        } else if (!mlo_status_info(status)->retry ||
+                   mlo_clock_ns() - last_answer > (uint64_t)PATIENCE_MS * 1000000u) {
+            *err = trouble;
+            mlo_error_hint(err, "mlopt runs %lld", (long long)id);
+            goto out;
+        } else {
+            mlo_clock_sleep_ms(500);
+        }
+    }
+    json_decref(*run);
+    *run = NULL;
+    MLO_TRY(mlo_client_get(client, mlo_buf_str(&path), run, err));
+out:
+    mlo_cli_on_interrupt(NULL);
+    json_decref(w.jobs);
+    mlo_buf_clear(&path);
+    return status;
+}
+
+static enum mlo_status request_body(struct mlo_cli *cli, const struct mlo_client_ref *ref, json_t **out,
+                                    struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_buf text = MLO_BUF_INIT;
+    const char *recipe = NULL;
+    json_t *body = json_pack("{s:s}", "model", ref->name);
+    MLO_TRY(mlo_cli_required(cli, "recipe", &recipe, err));
+    if (*ref->at && strcmp(ref->at, "latest") != 0) {
+        int64_t version = 0;
+        if (!mlo_str_to_i64(ref->at, &version)) {
+            status = mlo_error_set(err, MLO_EUSAGE, "'@%s' is no version", ref->at);
+            goto out;
+        }
+        json_object_set_new(body, "version", json_integer(version));
+    }
+    bool is_file = strchr(recipe, '/') || mlo_str_ends(recipe, ".yaml") || mlo_str_ends(recipe, ".yml");
+    if (is_file || mlo_fs_exists(recipe)) {
+        MLO_TRY(mlo_fs_read(recipe, 1 << 20, &text, err));
+        json_t *yaml = json_stringn(mlo_buf_str(&text), text.len);
+        if (!yaml) {
+            status = mlo_error_set(err, MLO_EFORMAT, "%s is not UTF-8 text", recipe);
+            goto out;
+        }
+        json_object_set_new(body, "recipe", yaml);
+        json_object_set_new(body, "recipe_file", json_string(mlo_fs_basename(recipe)));
+    } else {
+        json_object_set_new(body, "recipe_name", json_string(recipe));
+    }
+    *out = json_incref(body);
+out:
+    json_decref(body);
+    mlo_buf_clear(&text);
+    return status;
+}
+
+/* A key of our own makes it safe to send the request again when the answer was lost. */
+static enum mlo_status post_run(struct mlo_client *client, const struct mlo_client_ref *ref, const char *key,
+                                const json_t *body, struct mlo_response *response, struct mlo_error *err)
+{
+    char header[192], random[33];
+    uint8_t bytes[16];
+    struct mlo_buf path = MLO_BUF_INIT;
+    mlo_random_bytes(bytes, sizeof bytes);
+    mlo_hex(bytes, sizeof bytes, random);
+    snprintf(header, sizeof header, "Idempotency-Key: %.128s", key ? key : random);
+    mlo_client_path(&path, "/v1/projects/%s/runs", ref->project);
+    enum mlo_status status = MLO_OK;
+    for (int attempt = 0; attempt < 3; attempt++) {
+        if (attempt) {
+            mlo_response_clear(response);
+            mlo_clock_sleep_ms(500);
+        }
+        status = mlo_client_call(client, "POST", mlo_buf_str(&path), header, body, response, err);
+        if (status != MLO_EUNAVAILABLE || response->http)
+            break;
+    }
+    mlo_buf_clear(&path);
+    return status;
+}
+
+static enum mlo_status print_end(struct mlo_client *client, struct mlo_cli *cli, const json_t *run,
+                                 struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_buf path = MLO_BUF_INIT;
+    json_t *items = NULL, *all = NULL;
+    mlo_client_path(&path, "/v1/projects/%s/models/%s/versions/%d/variants", mlo_json_str(run, "project", ""),
+                    mlo_json_str(run, "model", ""), (long long)mlo_json_i64(run, "version", 0));
+    MLO_TRY(mlo_client_list(client, mlo_buf_str(&path), 0, &items, err));
+    if (cli->json) {
+        all = json_pack("{s:O,s:O}", "run", run, "variants", items);
+        MLO_TRY(mlo_cli_print_json(all, err));
+    } else {
+        MLO_TRY(mlo_client_print_variants(items, err));
+    }
+out:
+    json_decref(all);
+    json_decref(items);
+    mlo_buf_clear(&path);
+    return status;
+}
+
+static enum mlo_status submit_run(struct mlo_cli *cli, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_client *client = NULL;
+    struct mlo_client_ref ref;
+    struct mlo_response response = {0};
+    const char *version;
+    json_t *body = NULL, *run = NULL;
+    int64_t timeout;
+    MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
+    MLO_TRY(mlo_client_ref_plain(&ref, true, false, err));
+    MLO_TRY(mlo_client_ref_version(&ref, &version, err));
+    MLO_TRY(mlo_cli_int(cli, "timeout", 0, 1, 1 << 30, &timeout, err));
+    MLO_TRY(request_body(cli, &ref, &body, err));
+    MLO_TRY(mlo_client_open(cli, &client, err));
+    MLO_TRY(post_run(client, &ref, mlo_cli_opt(cli, "idempotency-key"), body, &response, err));
+    int64_t id = mlo_json_i64(response.json, "id", 0);
+    if (!mlo_cli_has(cli, "wait")) {
+        MLO_TRY(cli->json ? mlo_cli_print_json(response.json, err)
+                          : mlo_cli_print(err, "run %lld  %s/%s@%lld  %s  %s\n", (long long)id, ref.project, ref.name,
+                                          (long long)mlo_json_i64(response.json, "version", 0),
+                                          mlo_json_str(response.json, "recipe", ""),
+                                          mlo_json_str(response.json, "state", "")));
+        goto out;
+    }
+    mlo_cli_note(cli, "run %lld: %s on %s/%s@%lld", (long long)id, mlo_json_str(response.json, "recipe", ""),
+                 ref.project, ref.name, (long long)mlo_json_i64(response.json, "version", 0));
+    MLO_TRY(wait_for(client, cli, ref.project, id, timeout, &run, err));
+    MLO_TRY(print_end(client, cli, run, err));
+    MLO_TRY(outcome(run, err));
+out:
+    json_decref(body);
+    json_decref(run);
+    mlo_response_clear(&response);
+    mlo_client_close(client);
+    return status;
+}
+
+static const struct mlo_cli_option options[] = {
+    {"recipe", 0, "FILE|NAME", "a recipe file, or one that is built in (int8-cpu)"},
+    {"wait", 0, NULL, "follow the run to its end; exit code 6 when it fails"},
+    {"timeout", 0, "S", "with --wait: exit code 7 after S seconds; the run goes on"},
+    {"idempotency-key", 0, "KEY", "the same key gives the same run"},
+    MLO_OPTION_URL,
+    {NULL},
+};
+const struct mlo_cli_verb mlo_verb_submit = {
+    .name = "submit", .group = "Runs", .run = submit_run, .options = options,
+    .positional = "PROJECT/MODEL[@V] --recipe FILE|NAME", .min_args = 1, .max_args = 1,
+    .help = "run a recipe on a version",
+};

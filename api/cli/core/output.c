@@ -1,0 +1,274 @@
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "api/cli/core/cli.h"
+
+bool mlo_cli_colour(FILE *stream)
+{
+    const char *no = getenv("NO_COLOR");
+    const char *term = getenv("TERM");
+    return (!no || !*no) && term && strcmp(term, "dumb") != 0 && isatty(fileno(stream));
+}
+
+static enum mlo_status flush_stdout(struct mlo_error *err)
+{
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return MLO_OK;
+    return mlo_error_errno(err, errno ? errno : EIO, "cannot write to standard output");
+}
+
+enum mlo_status mlo_cli_print(struct mlo_error *err, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    vfprintf(stdout, fmt, args);
+    va_end(args);
+    return flush_stdout(err);
+}
+
+enum mlo_status mlo_cli_print_json(const json_t *value, struct mlo_error *err)
+{
+    if (!value)
+        return mlo_error_nomem(err);
+    char *text = json_dumps(value, JSON_INDENT(2) | JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+    if (!text)
+        return mlo_error_nomem(err);
+    enum mlo_status status = mlo_cli_print(err, "%s\n", text);
+    free(text);
+    return status;
+}
+
+void mlo_cli_note(const struct mlo_cli *cli, const char *fmt, ...)
+{
+    if (cli->quiet)
+        return;
+    va_list args;
+    va_start(args, fmt);
+    vfprintf(stderr, fmt, args);
+    va_end(args);
+    fputc('\n', stderr);
+}
+
+char *mlo_cli_duration(double us, char out[32])
+{
+    if (us < 1000)
+        snprintf(out, 32, us < 100 ? "%.1f us" : "%.0f us", us);
+    else if (us < 1e6)
+        snprintf(out, 32, us < 1e4 ? "%.2f ms" : "%.1f ms", us / 1e3);
+    else
+        snprintf(out, 32, "%.2f s", us / 1e6);
+    return out;
+}
+
+/* --- tables ----------------------------------------------------------------------------------------------- */
+
+enum { MAX_COLUMNS = 16 };
+
+/* Columns on a terminal: bytes that do not continue a UTF-8 sequence. */
+static size_t width_of(const char *text)
+{
+    size_t n = 0;
+    for (; *text; text++)
+        n += ((unsigned char)*text & 0xc0) != 0x80;
+    return n;
+}
+
+/* Room for one more row. */
+static void make_room(struct mlo_table *t)
+{
+    size_t used = t->rows * t->columns;
+    if (t->failed)
+        return;
+    if (used + t->columns > t->cap) {
+        size_t cap = t->cap ? 2 * t->cap : 64;
+        const char **cells = mlo_arena_calloc(t->arena, cap, sizeof *cells);
+        if (!cells) {
+            t->failed = true;
+            return;
+        }
+        if (t->cells)
+            memcpy(cells, t->cells, t->cap * sizeof *cells);
+        t->cells = cells;
+        t->cap = cap;
+    }
+}
+
+static char *clean(struct mlo_table *t, const char *text)
+{
+    char *copy = mlo_arena_strdup(t->arena, text && *text ? text : "-");
+    if (!copy)
+        t->failed = true;
+    for (char *p = copy; p && *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7f) /* no escape codes from a server's texts */
+            *p = ' ';
+    return copy;
+}
+
+void mlo_table_init(struct mlo_table *t, const char *header)
+{
+    memset(t, 0, sizeof *t);
+    t->arena = mlo_arena_new();
+    t->failed = !t->arena;
+    if (t->failed)
+        return;
+    t->columns = 1;
+    for (const char *p = header; *p; p++)
+        t->columns += *p == '|';
+    make_room(t);
+    const char *p = header;
+    for (size_t c = 0; c < t->columns && !t->failed; c++) {
+        size_t n = strcspn(p, "|");
+        bool right = n > 0 && p[n - 1] == '>';
+        t->cells[c] = mlo_arena_strndup(t->arena, p, n - right);
+        t->failed = !t->cells[c];
+        t->right |= right ? 1u << c : 0;
+        p += n + (p[n] == '|');
+    }
+    t->rows = 1;
+}
+
+void mlo_table_row(struct mlo_table *t, ...)
+{
+    va_list args;
+    va_start(args, t);
+    make_room(t);
+    for (size_t c = 0; c < t->columns && !t->failed; c++)
+        t->cells[t->rows * t->columns + c] = clean(t, va_arg(args, const char *));
+    va_end(args);
+    if (!t->failed)
+        t->rows++;
+}
+
+void mlo_table_render(const struct mlo_table *t, bool colour, struct mlo_buf *out)
+{
+    size_t widths[MAX_COLUMNS] = {0};
+    if (t->failed || t->columns > MAX_COLUMNS)
+        return;
+    for (size_t r = 0; r < t->rows; r++)
+        for (size_t c = 0; c < t->columns; c++)
+            widths[c] = MLO_MAX(widths[c], width_of(t->cells[r * t->columns + c]));
+    for (size_t r = 0; r < t->rows; r++) {
+        if (colour && r == 0)
+            mlo_buf_puts(out, "\033[1m");
+        for (size_t c = 0; c < t->columns; c++) {
+            const char *cell = t->cells[r * t->columns + c];
+            size_t pad = widths[c] - width_of(cell);
+            bool last = c + 1 == t->columns;
+            if (t->right >> c & 1)
+                mlo_buf_printf(out, "%*s%s", (int)pad, "", cell);
+            else
+                mlo_buf_printf(out, "%s%*s", cell, last ? 0 : (int)pad, "");
+            if (!last)
+                mlo_buf_puts(out, "  ");
+        }
+        if (colour && r == 0)
+            mlo_buf_puts(out, "\033[0m");
+        mlo_buf_putc(out, '\n');
+    }
+}
+
+void mlo_table_clear(struct mlo_table *t)
+{
+    mlo_arena_free(t->arena);
+    memset(t, 0, sizeof *t);
+}
+
+enum mlo_status mlo_table_print_take(struct mlo_table *t, struct mlo_error *err)
+{
+    struct mlo_buf text = MLO_BUF_INIT;
+    mlo_table_render(t, mlo_cli_colour(stdout), &text);
+    enum mlo_status status =
+        t->failed || !mlo_buf_ok(&text) ? mlo_error_nomem(err) : mlo_cli_print(err, "%s", mlo_buf_str(&text));
+    mlo_buf_clear(&text);
+    mlo_table_clear(t);
+    return status;
+}
+
+/* --- progress and questions --------------------------------------------------------------------------------- */
+
+void mlo_cli_progress_start(struct mlo_cli_progress *p, const struct mlo_cli *cli, const char *what)
+{
+    memset(p, 0, sizeof *p);
+    p->cli = cli;
+    p->what = what;
+    p->last_fraction = -1;
+}
+
+static void draw_bar(struct mlo_cli_progress *p, double fraction, const char *message)
+{
+    enum { WIDTH = 24 };
+    char bar[WIDTH + 1];
+    int full = (int)(fraction * WIDTH + 0.5);
+    for (int i = 0; i < WIDTH; i++)
+        bar[i] = i < full ? '#' : '.';
+    bar[WIDTH] = '\0';
+    fprintf(stderr, "\r\033[K%s [%s] %3.0f%%  %.60s", p->what, bar, 100 * fraction, message);
+    fflush(stderr);
+    p->drawn = true;
+}
+
+void mlo_cli_progress(void *arg, double fraction, const char *message)
+{
+    struct mlo_cli_progress *p = arg;
+    enum mlo_cli_progress_mode mode = p->cli->progress_mode;
+    if (p->cli->quiet || mode == MLO_PROGRESS_NONE)
+        return;
+    message = message ? message : "";
+    fraction = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction;
+    uint64_t now = mlo_clock_ns();
+    bool news = strcmp(p->last, message) != 0;
+    bool bar = mode == MLO_PROGRESS_AUTO && isatty(STDERR_FILENO);
+    uint64_t gap_ns = bar ? 50000000u : 500000000u;
+    if (p->last_ns && now - p->last_ns < gap_ns && (bar || !news) && fraction < 1)
+        return;
+    if (!bar && mode != MLO_PROGRESS_JSON && !news && fraction - p->last_fraction < 0.1 && fraction < 1)
+        return;
+    if (fraction <= p->last_fraction && !news)
+        return;
+    p->last_ns = now;
+    p->last_fraction = fraction;
+    snprintf(p->last, sizeof p->last, "%s", message);
+    if (bar) {
+        draw_bar(p, fraction, message);
+    } else if (mode == MLO_PROGRESS_JSON) {
+        json_t *line = json_pack("{s:s,s:f,s:s}", "what", p->what, "fraction", fraction, "message", message);
+        char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+        if (text)
+            fprintf(stderr, "%s\n", text);
+        free(text);
+        json_decref(line);
+    } else if (mode == MLO_PROGRESS_PLAIN) {
+        fprintf(stderr, "%s: %3.0f%% %s\n", p->what, 100 * fraction, message);
+    }
+}
+
+void mlo_cli_progress_end(struct mlo_cli_progress *p)
+{
+    if (p->drawn)
+        fputs("\r\033[K", stderr);
+    p->drawn = false;
+}
+
+enum mlo_status mlo_cli_confirm(const struct mlo_cli *cli, struct mlo_error *err, const char *fmt, ...)
+{
+    char question[256];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(question, sizeof question, fmt, args);
+    va_end(args);
+    if (cli->no_input || !isatty(STDIN_FILENO) || !isatty(STDERR_FILENO)) {
+        enum mlo_status status =
+            mlo_error_set(err, MLO_EUSAGE, "%s This needs an answer, and there is no terminal to ask on", question);
+        mlo_error_hint(err, "add --yes");
+        return status;
+    }
+    fprintf(stderr, "%s [y/N] ", question);
+    fflush(stderr);
+    char answer[16] = "";
+    if (fgets(answer, sizeof answer, stdin) && (answer[0] == 'y' || answer[0] == 'Y'))
+        return MLO_OK;
+    return mlo_error_set(err, MLO_EINVAL, "not confirmed; nothing was changed");
+}

@@ -1,0 +1,47 @@
+/* What the local verbs share: options, opening models and datasets. */
+#ifndef MLO_CLI_LOCAL_IMPL_H
+#define MLO_CLI_LOCAL_IMPL_H
+
+#include "api/cli/core/cli.h"
+#include "pipeline/steps/steps.h"
+
+extern const struct mlo_cli_verb mlo_verb_inspect, mlo_verb_run, mlo_verb_optimize, mlo_verb_quantize,
+    mlo_verb_eval, mlo_verb_bench, mlo_verb_engines, mlo_verb_step_exec, mlo_verb_bench_child;
+
+/* Rows of option tables that several verbs have. */
+#define MLO_OPTION_ENGINE {"engine", 0, "NAME", "reference or cpu (cpu)"}
+#define MLO_OPTION_THREADS {"threads", 0, "N", "threads of the engine (1)"}
+#define MLO_OPTION_DATA {"data", 0, "FILE", "npz, dataset.json, or IDX pair images.gz,labels.gz"}
+#define MLO_OPTION_LIMIT {"limit", 0, "N", "only the first N samples"}
+#define MLO_OPTION_MAP {"map", 0, "INPUT=ARRAY", "which array feeds which input", NULL, true}
+#define MLO_OPTION_NORMALIZE                                                                                 \
+    {"normalize", 0, "SPEC", "of uint8 data: scale=1/255,mean=0.49:0.48:0.45,std=0.25:0.24:0.26"}
+#define MLO_OPTION_OUT {"out", 0, "FILE", "where the result is written"}
+
+/* Loads a model all of whose ops are known. */
+MLO_MUST_USE enum mlo_status mlo_local_model(const char *path, struct mlo_model **out, struct mlo_error *err);
+/* Opens --data with --normalize, --map and --limit, and checks that it feeds the model. */
+MLO_MUST_USE enum mlo_status mlo_local_dataset(const struct mlo_cli *cli, const struct mlo_model *model,
+                                               struct mlo_dataset **out, struct mlo_error *err);
+/* --engine (its probe passed) and --threads. */
+MLO_MUST_USE enum mlo_status mlo_local_engine(const struct mlo_cli *cli, struct mlo_run_options *out,
+                                              struct mlo_error *err);
+/* The recipe named by an option's value: a file's path, or one that is built in. */
+MLO_MUST_USE enum mlo_status mlo_local_recipe_text(const char *name, struct mlo_buf *text, bool *builtin,
+                                                   struct mlo_error *err);
+/* {"value","low","high","n"} (new reference). */
+json_t *mlo_local_estimate_json(const struct mlo_estimate *estimate);
+/* {"path","digest","size"} of a file (new reference in *out). */
+MLO_MUST_USE enum mlo_status mlo_local_file_json(const char *path, json_t **out, struct mlo_error *err);
+
+/* How far the outputs of two models are apart on seeded random input. */
+struct mlo_deviation {
+    double max_abs, max_rel, cosine; /* over all outputs and samples; rel: of the largest |output| of a */
+    int samples;
+    bool finite; /* false: an output of b holds a NaN or infinity where a does not */
+};
+MLO_MUST_USE enum mlo_status mlo_local_deviation(const struct mlo_model *a, const struct mlo_model *b,
+                                                 const struct mlo_run_options *options, int samples,
+                                                 struct mlo_deviation *out, struct mlo_error *err);
+
+#endif

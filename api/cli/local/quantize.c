@@ -1,0 +1,225 @@
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/cli/local/local_impl.h"
+
+/* The dataset as a manifest in the scratch folder, when the command line says more than a path can. */
+static enum mlo_status dataset_path(const struct mlo_cli *cli, const char *scratch, char **out,
+                                    struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const char *data = NULL;
+    char *path = NULL;
+    json_t *manifest = NULL;
+    int64_t limit = 0;
+    *out = NULL;
+    MLO_TRY(mlo_cli_required(cli, "data", &data, err));
+    MLO_TRY(mlo_cli_int(cli, "limit", 0, 1, INT64_MAX, &limit, err));
+    if (!mlo_cli_has(cli, "normalize") && !mlo_cli_has(cli, "map") && !limit) {
+        *out = strdup(data);
+        status = *out ? MLO_OK : mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_local_manifest(cli, data, limit, &manifest, err));
+    path = mlo_fs_join(scratch, "dataset.json", NULL);
+    if (!path) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_json_save_file(manifest, path, err));
+    *out = path;
+    path = NULL;
+out:
+    free(path);
+    json_decref(manifest);
+    return status;
+}
+
+static enum mlo_status load_recipe(const struct mlo_cli *cli, struct mlo_recipe **out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_recipe *recipe = NULL;
+    const char *name = NULL, *assignment;
+    char label[160];
+    bool builtin;
+    MLO_TRY(mlo_cli_required(cli, "recipe", &name, err));
+    MLO_TRY(mlo_local_recipe_text(name, &text, &builtin, err));
+    snprintf(label, sizeof label, "%s%s", name, builtin ? ".yaml" : "");
+    MLO_TRY(mlo_recipe_parse(mlo_buf_str(&text), text.len, label, &recipe, err));
+    for (size_t i = 0; (assignment = mlo_cli_opt_at(cli, "set", i)); i++)
+        MLO_TRY(mlo_recipe_set(recipe, assignment, err));
+    *out = recipe;
+    recipe = NULL;
+out:
+    mlo_recipe_free(recipe);
+    mlo_buf_clear(&text);
+    return status;
+}
+
+struct job {
+    const struct mlo_cli *cli;
+    const struct mlo_recipe *recipe;
+    const char *scratch, *source, *data;
+    unsigned threads;
+    char *artifact; /* of the last step; owned; NULL before the first */
+    json_t *steps;  /* array of {"step","options","report","seconds"} */
+};
+
+static enum mlo_status run_step(struct job *job, size_t index, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_recipe_step *row = &job->recipe->steps[index];
+    const struct mlo_step *step = mlo_step_find(row->name);
+    struct mlo_step_result result = {0};
+    struct mlo_cli_progress progress;
+    char number[24];
+    char *dir = NULL;
+    if (!step)
+        return mlo_error_set(err, MLO_EINTERNAL, "the recipe names a step '%s' that is not there", row->name);
+    if (step->kind != MLO_STEP_DERIVE)
+        return MLO_OK; /* measuring is what `eval` and `bench` are for */
+    snprintf(number, sizeof number, "step-%zu", index);
+    dir = mlo_fs_join(job->scratch, number, NULL);
+    if (!dir)
+        return mlo_error_nomem(err);
+    MLO_TRY(mlo_fs_mkdirs(dir, err));
+    mlo_cli_progress_start(&progress, job->cli, row->name);
+    const struct mlo_step_context ctx = {
+        .options = row->options,
+        .model_path = job->artifact ? job->artifact : job->source,
+        .source_path = job->source,
+        .calibrate_path = step->needs_calibrate ? job->data : NULL,
+        .select_path = step->needs_select ? job->data : NULL,
+        .out_dir = dir,
+        .threads = job->threads,
+        .progress = mlo_cli_progress,
+        .progress_arg = &progress,
+    };
+    uint64_t begin = mlo_clock_ns();
+    status = step->run(&ctx, &result, err);
+    mlo_cli_progress_end(&progress);
+    if (status != MLO_OK) {
+        mlo_error_prefix(err, "step %s", row->name);
+        goto out;
+    }
+    if (!result.artifact_path) {
+        status = mlo_error_set(err, MLO_EINTERNAL, "step %s made no model", row->name);
+        goto out;
+    }
+    free(job->artifact);
+    job->artifact = result.artifact_path;
+    result.artifact_path = NULL;
+    json_array_append_new(job->steps,
+                          json_pack("{s:s,s:O,s:O?,s:f}", "step", row->name, "options", row->options, "report",
+                                    result.report, "seconds", (double)(mlo_clock_ns() - begin) * 1e-9));
+out:
+    mlo_step_result_clear(&result);
+    free(dir);
+    return status;
+}
+
+static enum mlo_status print_result(const struct job *job, const json_t *before, const json_t *after,
+                                    struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    if (job->cli->json) {
+        json_t *all = json_pack("{s:s,s:O,s:O,s:O}", "recipe", job->recipe->name, "source", before, "result", after,
+                                "steps", job->steps);
+        status = mlo_cli_print_json(all, err);
+        json_decref(all);
+        return status;
+    }
+    struct mlo_table table;
+    size_t i;
+    json_t *row;
+    mlo_table_init(&table, "step|time>|report");
+    json_array_foreach (job->steps, i, row) {
+        char time[32];
+        struct mlo_buf notes = MLO_BUF_INIT;
+        const char *key;
+        json_t *value;
+        json_object_foreach (json_object_get(row, "report"), key, value)
+            if (json_is_integer(value))
+                mlo_buf_printf(&notes, "%s%s %lld", notes.len ? ", " : "", key, (long long)json_integer_value(value));
+            else if (json_is_string(value) && strlen(json_string_value(value)) < 40)
+                mlo_buf_printf(&notes, "%s%s %s", notes.len ? ", " : "", key, json_string_value(value));
+        mlo_table_row(&table, mlo_json_str(row, "step", ""),
+                      mlo_cli_duration(mlo_json_f64(row, "seconds", 0) * 1e6, time), mlo_buf_str(&notes));
+        mlo_buf_clear(&notes);
+    }
+    MLO_TRY(mlo_table_print_take(&table, err));
+    char from[32], to[32];
+    double size_before = (double)mlo_json_i64(before, "size", 1), size_after = (double)mlo_json_i64(after, "size", 0);
+    MLO_TRY(mlo_cli_print(err, "size %s -> %s (%.2f)\n%s  %s\n", mlo_str_size((uint64_t)size_before, from),
+                          mlo_str_size((uint64_t)size_after, to), size_after / size_before,
+                          mlo_json_str(after, "path", ""), mlo_json_str(after, "digest", "")));
+out:
+    return status;
+}
+
+static enum mlo_status quantize_run(struct mlo_cli *cli, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct job job = {.cli = cli, .source = cli->args[0], .steps = json_array()};
+    struct mlo_recipe *recipe = NULL;
+    struct mlo_model *model = NULL;
+    struct mlo_dataset *dataset = NULL;
+    json_t *before = NULL, *after = NULL;
+    char *data = NULL;
+    const char *out = NULL;
+    int64_t threads;
+    MLO_TRY(mlo_cli_required(cli, "out", &out, err));
+    MLO_TRY(mlo_cli_check_output(out, err));
+    MLO_TRY(mlo_cli_int(cli, "threads", mlo_cpu_count(), 1, 1024, &threads, err));
+    MLO_TRY(load_recipe(cli, &recipe, err));
+    MLO_TRY(mlo_local_file_json(job.source, &before, err));
+    MLO_TRY(mlo_local_model(job.source, &model, err));
+    MLO_TRY(mlo_local_dataset(cli, model, &dataset, err)); /* say what is wrong with it before any work */
+    mlo_dataset_close(dataset);
+    dataset = NULL;
+    MLO_TRY(mlo_cli_scratch(NULL, &job.scratch, err));
+    MLO_TRY(dataset_path(cli, job.scratch, &data, err));
+    job.recipe = recipe;
+    job.data = data;
+    job.threads = (unsigned)threads;
+    for (size_t i = 0; i < recipe->step_count; i++)
+        MLO_TRY(run_step(&job, i, err));
+    if (!job.artifact) {
+        status = mlo_error_set(err, MLO_EINVAL, "recipe %s has no step that makes a model", recipe->name);
+        goto out;
+    }
+    MLO_TRY(mlo_cli_install(job.artifact, out, err));
+    MLO_TRY(mlo_local_file_json(out, &after, err));
+    MLO_TRY(print_result(&job, before, after, err));
+out:
+    mlo_cli_scratch_remove();
+    free(job.artifact);
+    free(data);
+    json_decref(job.steps);
+    json_decref(before);
+    json_decref(after);
+    mlo_model_free(model);
+    mlo_recipe_free(recipe);
+    return status;
+}
+
+static const struct mlo_cli_option options_table[] = {
+    {"data", 0, "FILE", "calibration data: npz, dataset.json, or IDX pair images.gz,labels.gz"},
+    {"recipe", 0, "FILE|NAME", "a recipe file, or one that is built in (int8-cpu)"},
+    {"set", 0, "STEP.OPTION=VALUE", "changes an option of the recipe", NULL, true},
+    {"out", 0, "Q.onnx", "where the quantized model is written"},
+    MLO_OPTION_LIMIT,
+    MLO_OPTION_NORMALIZE,
+    MLO_OPTION_MAP,
+    {"threads", 0, "N", "threads (all); they do not change the result"},
+    {NULL},
+};
+const struct mlo_cli_verb mlo_verb_quantize = {
+    .name = "quantize", .group = "Local (no server needed)", .run = quantize_run, .options = options_table,
+    .positional = "MODEL.onnx --data CALIB.npz --recipe int8-cpu --out Q.onnx", .min_args = 1, .max_args = 1,
+    .help = "run a recipe's deriving steps on a model",
+    .detail = "  mlopt quantize m.onnx --data calib.npz --recipe int8-cpu \\\n"
+              "      --set quantize.calibrator=percentile --out m-int8.onnx\n",
+};
