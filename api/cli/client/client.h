@@ -15,9 +15,9 @@ extern const struct mlo_cli_verb mlo_verb_push, mlo_verb_data_push, mlo_verb_dat
 
 /* PROJECT/MODEL[@AT][/VARIANT]; AT is a version's number, "latest" or a stage. */
 struct mlo_client_ref {
-    char project[64], name[64];
-    char at[64];      /* "" when absent */
-    char variant[64]; /* "" when absent */
+    char project[104], name[104];
+    char at[104];      /* "" when absent */
+    char variant[104]; /* "" when absent */
 };
 /* MLO_EUSAGE shows the expected form. */
 MLO_MUST_USE enum mlo_status mlo_client_ref_parse(const char *text, struct mlo_client_ref *out, struct mlo_error *err);
@@ -45,7 +45,7 @@ struct mlo_response {
     json_t *json;  /* the body, when it was JSON; owned */
     char etag[96]; /* without quotes */
     char digest[MLO_DIGEST_TEXT_SIZE]; /* X-Mlopt-Digest, or an ETag that is one */
-    char variant[64], version[24];
+    char variant[104], version[24];
     char filename[128]; /* of Content-Disposition, its last path component; "" when absent */
 };
 void mlo_response_clear(struct mlo_response *response);

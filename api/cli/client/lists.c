@@ -4,10 +4,10 @@
 
 static const char *stage_text(const json_t *model, const char *stage, char out[24])
 {
-    json_t *v = json_object_get(json_object_get(model, "stages"), stage);
-    if (!json_is_integer(v))
+    const json_t *release = json_object_get(model, stage);
+    if (!json_is_object(release))
         return "";
-    snprintf(out, 24, "@%lld", (long long)json_integer_value(v));
+    snprintf(out, 24, "@%lld", (long long)mlo_json_i64(release, "version", 0));
     return out;
 }
 
@@ -54,9 +54,9 @@ static enum mlo_status list_run(struct mlo_cli *cli, struct mlo_error *err)
     mlo_table_init(&table, models ? "model|latest>|staging>|production>|created" : "dataset|latest>|created");
     json_array_foreach (all, i, row) {
         char name[160], latest[24], created[32], staging[24], production[24];
-        snprintf(name, sizeof name, "%s/%s", mlo_json_str(row, "project", ""), mlo_json_str(row, "name", ""));
-        snprintf(latest, sizeof latest, "@%lld", (long long)mlo_json_i64(row, "latest", 0));
-        mlo_client_time(row, "created", created);
+        snprintf(name, sizeof name, "%s/%s", mlo_json_str(row, "project", ""), mlo_json_str(row, models ? "name" : "dataset", ""));
+        snprintf(latest, sizeof latest, "@%lld", (long long)mlo_json_i64(row, models ? "latest_version" : "version", 0));
+        mlo_client_time(row, "created_at", created);
         if (models)
             mlo_table_row(&table, name, latest, stage_text(row, "staging", staging),
                           stage_text(row, "production", production), created);
@@ -95,7 +95,8 @@ static enum mlo_status status_run(struct mlo_cli *cli, struct mlo_error *err)
                               readiness == MLO_OK ? "ready" : not_ready.message));
         if (me)
             MLO_TRY(mlo_cli_print(err, "signed in as %s, %s of %s\n", mlo_json_str(me, "name", "?"),
-                                  mlo_json_str(me, "role", "?"), mlo_json_str(me, "project", "all projects")));
+                                  mlo_json_str(me, "role", "?"),
+                                  json_is_integer(json_object_get(me, "project_id")) ? "one project" : "all projects"));
         if (queue)
             MLO_TRY(mlo_cli_print(err, "jobs: %lld queued, %lld running, %lld blocked\n",
                                   (long long)mlo_json_i64(queue, "queued", 0), (long long)mlo_json_i64(queue, "running", 0),

@@ -8,8 +8,8 @@ static const char *role_of(const char *file)
     static const char *const external[] = {".data", ".bin", ".weight", ".weights"};
     for (size_t i = 0; i < MLO_COUNT(external); i++)
         if (mlo_str_ends(file, external[i]))
-            return "external-data";
-    return "attachment";
+            return "data"; /* of tensors, beside the model */
+    return "document";
 }
 
 /* Which file is the model: the only .onnx, or the only file. */
@@ -29,7 +29,7 @@ static enum mlo_status find_model(char **files, int count, int *model, struct ml
     if (*model >= 0)
         return MLO_OK;
     mlo_error_set(err, MLO_EUSAGE, "none of the %d files is a .onnx file", count);
-    mlo_error_hint(err, "the model comes as ONNX; other files are its external data or attachments");
+    mlo_error_hint(err, "the model comes as ONNX; other files are its external data or documents");
     return MLO_EUSAGE;
 }
 
@@ -114,6 +114,6 @@ const struct mlo_cli_verb mlo_verb_push = {
     .name = "push", .group = "Models and data", .run = push_run, .options = options,
     .positional = "PROJECT/MODEL FILE…", .min_args = 2, .max_args = -1,
     .help = "upload a model as a new version",
-    .detail = "The .onnx file is the model; others are its external data, or attachments. The model is read here\n"
+    .detail = "The .onnx file is the model; others are its external data, or documents. The model is read here\n"
               "first, so that a broken file, or one with an op that mlopt does not know, is refused at once.\n",
 };

@@ -12,15 +12,16 @@ static enum mlo_status bad(const char *text, const char *why, struct mlo_error *
 static bool good_name(const char *text)
 {
     size_t n = strlen(text);
-    return n > 0 && n <= 63 && strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789._-") == n && *text != '.' &&
-           *text != '_' && *text != '-';
+    return n > 0 && n <= 100 &&
+           strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == n &&
+           *text != '.' && *text != '_' && *text != '-';
 }
 
 /* Copies [p, end) when it is a good name. */
-static bool take(const char *p, const char *end, char out[64])
+static bool take(const char *p, const char *end, char out[104])
 {
     size_t n = (size_t)(end - p);
-    if (n >= 64)
+    if (n > 100)
         return false;
     memcpy(out, p, n);
     out[n] = '\0';
@@ -35,11 +36,11 @@ enum mlo_status mlo_client_ref_parse(const char *text, struct mlo_client_ref *ou
     if (!slash)
         return bad(text, "the project is missing (PROJECT/NAME)", err);
     if (!take(text, slash, out->project))
-        return bad(text, "the project may hold a-z, 0-9, '.', '_' and '-', and begins with a letter or digit", err);
+        return bad(text, "the project may hold letters, digits, '.', '_' and '-', and begins with a letter or digit", err);
     const char *name = slash + 1;
     const char *stop = name + strcspn(name, "@/");
     if (!take(name, stop, out->name))
-        return bad(text, "the name may hold a-z, 0-9, '.', '_' and '-', and begins with a letter or digit", err);
+        return bad(text, "the name may hold letters, digits, '.', '_' and '-', and begins with a letter or digit", err);
     if (*stop == '@') {
         const char *at = stop + 1;
         stop = at + strcspn(at, "/");

@@ -44,7 +44,7 @@ static enum mlo_status show_run(const struct mlo_cli *cli, const json_t *run, st
     MLO_TRY(mlo_cli_print(err, "run %lld  %s/%s@%lld  %s  %s  %s by %s\n", (long long)mlo_json_i64(run, "id", 0),
                           mlo_json_str(run, "project", ""), mlo_json_str(run, "model", ""),
                           (long long)mlo_json_i64(run, "version", 0), mlo_json_str(run, "recipe", ""),
-                          mlo_json_str(run, "state", ""), mlo_client_time(run, "created", created),
+                          mlo_json_str(run, "state", ""), mlo_client_time(run, "created_at", created),
                           mlo_json_str(run, "created_by", "?")));
     mlo_table_init(&table, "job>|step|state|progress>|attempt>|worker|message");
     json_array_foreach (json_object_get(run, "jobs"), i, row) {
@@ -105,7 +105,7 @@ static enum mlo_status list_runs(struct mlo_client *client, struct mlo_cli *cli,
                  (long long)mlo_json_i64(row, "version", 0));
         snprintf(progress, sizeof progress, "%.0f%%", 100 * mlo_json_f64(row, "progress", 0));
         mlo_table_row(&table, id, subject, mlo_json_str(row, "recipe", ""), mlo_json_str(row, "state", ""), progress,
-                      mlo_client_time(row, "created", created), mlo_json_str(row, "created_by", ""));
+                      mlo_client_time(row, "created_at", created), mlo_json_str(row, "created_by", ""));
     }
     MLO_TRY(mlo_table_print_take(&table, err));
 out:

@@ -15,25 +15,26 @@ static enum mlo_status read_stage(struct mlo_client *client, const struct mlo_cl
     return status;
 }
 
-/* "2/int8-cpu" or "2 (any=source, cpu:avx2=x)" of one side of a move, or of a release. */
+/* "#5 @2/int8-cpu" (release 5), or "#5 @2 any=source cpu:avx2=x", of one side of a move or of a release. */
 static void release_text(const json_t *release, char *out, size_t size)
 {
-    const char *target;
     json_t *v;
+    size_t i;
     struct mlo_buf text = MLO_BUF_INIT;
     const json_t *variants = json_object_get(release, "variants");
     if (!json_is_object(release)) {
         snprintf(out, size, "-");
         return;
     }
-    mlo_buf_printf(&text, "@%lld", (long long)mlo_json_i64(release, "version", 0));
-    bool one = json_object_size(variants) == 1;
-    json_object_foreach ((json_t *)variants, target, v) {
-        const char *name = json_is_string(v) ? json_string_value(v) : mlo_json_str(v, "variant", "?");
+    mlo_buf_printf(&text, "#%lld @%lld", (long long)mlo_json_i64(release, "release", 0),
+                   (long long)mlo_json_i64(release, "version", 0));
+    bool one = json_array_size(variants) == 1;
+    json_array_foreach (variants, i, v) {
+        const char *name = mlo_json_str(v, "variant", "?");
         if (one)
             mlo_buf_printf(&text, "/%s", name);
         else
-            mlo_buf_printf(&text, " %s=%s", target, name);
+            mlo_buf_printf(&text, " %s=%s", mlo_json_str(v, "target", "any"), name);
     }
     snprintf(out, size, "%s", mlo_buf_str(&text));
     mlo_buf_clear(&text);
@@ -74,6 +75,26 @@ static enum mlo_status confirm_production(struct mlo_cli *cli, const struct mlo_
 
 /* --- promote ------------------------------------------------------------------------------------------------------ */
 
+/* The target that a variant was made for: that of the run that made it; the source is for any. */
+static enum mlo_status target_of(struct mlo_client *client, const struct mlo_client_ref *ref, const json_t *variant,
+                                 char target[64], struct mlo_error *err)
+{
+    int64_t run = mlo_json_i64(variant, "run_id", 0);
+    struct mlo_buf path = MLO_BUF_INIT;
+    json_t *row = NULL;
+    enum mlo_status status = MLO_OK;
+    snprintf(target, 64, "any");
+    if (!run)
+        return MLO_OK;
+    mlo_client_path(&path, "/v1/projects/%s/runs/%d", ref->project, (long long)run);
+    status = mlo_client_get(client, mlo_buf_str(&path), &row, err);
+    if (status == MLO_OK)
+        snprintf(target, 64, "%s", mlo_json_str(row, "target", "any"));
+    json_decref(row);
+    mlo_buf_clear(&path);
+    return status;
+}
+
 /* {target: variant} from --variant [TARGET=]NAME; without a target, the variant's own. */
 static enum mlo_status chosen_variants(struct mlo_cli *cli, struct mlo_client *client,
                                        const struct mlo_client_ref *ref, const char *version, json_t **out,
@@ -95,8 +116,8 @@ static enum mlo_status chosen_variants(struct mlo_cli *cli, struct mlo_client *c
         const json_t *found = NULL;
         json_array_foreach (items, i, row) {
             if (count < MLO_COUNT(names))
-                names[count++] = mlo_json_str(row, "name", "");
-            if (strcmp(mlo_json_str(row, "name", ""), name) == 0)
+                names[count++] = mlo_json_str(row, "variant", "");
+            if (strcmp(mlo_json_str(row, "variant", ""), name) == 0)
                 found = row;
         }
         if (!found) {
@@ -108,12 +129,14 @@ static enum mlo_status chosen_variants(struct mlo_cli *cli, struct mlo_client *c
             mlo_error_hint(err, "mlopt variants %s/%s@%s", ref->project, ref->name, version);
             goto out;
         }
-        const char *key = *target ? target : mlo_json_str(found, "target", "any");
-        if (json_object_get(chosen, key)) {
-            status = mlo_error_set(err, MLO_EUSAGE, "two variants for target %s: a release holds one for each", key);
+        if (!*target)
+            MLO_TRY(target_of(client, ref, found, target, err));
+        if (json_object_get(chosen, target)) {
+            status = mlo_error_set(err, MLO_EUSAGE, "two variants for target %s: a release holds one for each",
+                                   target);
             goto out;
         }
-        json_object_set_new(chosen, key, json_string(name));
+        json_object_set_new(chosen, target, json_string(name));
     }
     if (json_object_size(chosen) == 0) {
         status = mlo_error_set(err, MLO_EUSAGE, "--variant [TARGET=]NAME is required");
@@ -264,8 +287,8 @@ static enum mlo_status history_run(struct mlo_cli *cli, struct mlo_error *err)
         release_text(json_object_get(row, "from"), from, sizeof from);
         release_text(json_object_get(row, "to"), to, sizeof to);
         snprintf(generation, sizeof generation, "%lld", (long long)mlo_json_i64(row, "generation", 0));
-        mlo_table_row(&table, mlo_client_time(row, "time", time), mlo_json_str(row, "stage", ""), generation,
-                      mlo_json_str(row, "kind", ""), from, to, mlo_json_str(row, "who", ""), mlo_json_str(row, "reason", ""));
+        mlo_table_row(&table, mlo_client_time(row, "at", time), mlo_json_str(row, "stage", ""), generation,
+                      mlo_json_str(row, "kind", ""), from, to, mlo_json_str(row, "actor", ""), mlo_json_str(row, "reason", ""));
     }
     MLO_TRY(mlo_table_print_take(&table, err));
 out:
@@ -292,7 +315,7 @@ const struct mlo_cli_verb mlo_verb_promote = {
 static const struct mlo_cli_option rollback_options[] = {
     {"stage", 0, "STAGE", "staging or production"},
     {"reason", 0, "TEXT", "why; the log keeps it"},
-    {"to", 0, "GENERATION", "to what this generation put there (the one before the present)"},
+    {"to", 0, "RELEASE", "to this release (default: the one that the present one replaced)"},
     {"yes", 'y', NULL, "do not ask before production"},
     MLO_OPTION_URL,
     {NULL},

@@ -20,7 +20,7 @@ enum mlo_status mlo_client_print_variants(const json_t *items, struct mlo_error 
     json_t *row;
     size_t i;
     bool other = false;
-    mlo_table_init(&table, "variant|target|size>|accuracy (95%)|p50>|p99>|latency / source (95%)|size / source>");
+    mlo_table_init(&table, "variant|size>|accuracy (95%)|p50>|p99>|latency / source (95%)|size / source>");
     json_array_foreach (items, i, row) {
         char size[32], accuracy[96] = "", p50[32] = "", p99[32] = "", ratio[64] = "", size_ratio[16] = "";
         const json_t *a = json_object_get(row, "accuracy"), *l = main_latency(row), *r;
@@ -38,7 +38,7 @@ enum mlo_status mlo_client_print_variants(const json_t *items, struct mlo_error 
         }
         if (json_is_number(json_object_get(row, "size_ratio")))
             snprintf(size_ratio, sizeof size_ratio, "%.2f", mlo_json_f64(row, "size_ratio", 0));
-        mlo_table_row(&table, mlo_json_str(row, "name", ""), mlo_json_str(row, "target", ""),
+        mlo_table_row(&table, mlo_json_str(row, "variant", ""),
                       mlo_str_size((uint64_t)mlo_json_i64(row, "size", 0), size), accuracy, p50, p99, ratio, size_ratio);
     }
     enum mlo_status status = mlo_table_print_take(&table, err);
@@ -69,6 +69,19 @@ out:
     return status;
 }
 
+/* A node by its first name, or by the start of its digest. */
+static void node_label(const json_t *graph, const char *digest, char out[160])
+{
+    json_t *node;
+    size_t i;
+    snprintf(out, 160, "%.19s", digest);
+    json_array_foreach (json_object_get(graph, "nodes"), i, node) {
+        const json_t *name = json_array_get(json_object_get(node, "names"), 0);
+        if (strcmp(mlo_json_str(node, "digest", ""), digest) == 0 && json_is_string(name))
+            snprintf(out, 160, "%s", json_string_value(name));
+    }
+}
+
 static enum mlo_status lineage_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -76,8 +89,8 @@ static enum mlo_status lineage_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_client_ref ref;
     struct mlo_buf path = MLO_BUF_INIT;
     const char *version;
-    json_t *graph = NULL, *row, *node;
-    size_t i, k;
+    json_t *graph = NULL, *row;
+    size_t i;
     MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
     MLO_TRY(mlo_client_ref_version(&ref, &version, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
@@ -90,21 +103,13 @@ static enum mlo_status lineage_run(struct mlo_cli *cli, struct mlo_error *err)
         goto out;
     }
     struct mlo_table table;
-    mlo_table_init(&table, "from|step|to|run>|derivation");
+    mlo_table_init(&table, "what|kind|from|step|derivation");
     json_array_foreach (json_object_get(graph, "edges"), i, row) {
-        const char *from = mlo_json_str(row, "from", ""), *to = mlo_json_str(row, "to", "");
-        const char *labels[2] = {from, to};
-        json_array_foreach (json_object_get(graph, "nodes"), k, node) {
-            const char *id = mlo_json_str(node, "id", "");
-            if (strcmp(id, from) == 0)
-                labels[0] = mlo_json_str(node, "label", from);
-            if (strcmp(id, to) == 0)
-                labels[1] = mlo_json_str(node, "label", to);
-        }
-        char run[24], derivation[32];
-        snprintf(run, sizeof run, "%lld", (long long)mlo_json_i64(row, "run", 0));
+        char child[160], parent[160], derivation[32];
+        node_label(graph, mlo_json_str(row, "child", ""), child);
+        node_label(graph, mlo_json_str(row, "parent", ""), parent);
         snprintf(derivation, sizeof derivation, "%.19s", mlo_json_str(row, "derivation", ""));
-        mlo_table_row(&table, labels[0], mlo_json_str(row, "step", ""), labels[1], run, derivation);
+        mlo_table_row(&table, child, mlo_json_str(row, "kind", ""), parent, mlo_json_str(row, "step", ""), derivation);
     }
     MLO_TRY(mlo_table_print_take(&table, err));
 out:

@@ -31,7 +31,7 @@ static enum mlo_status bench_options(const struct mlo_cli *cli, struct mlo_bench
     memset(out, 0, sizeof *out);
     MLO_TRY(mlo_local_engine(cli, &run, err));
     MLO_TRY(mlo_cli_int(cli, "batch", 1, 1, 65536, &out->batch, err));
-    MLO_TRY(mlo_cli_int(cli, "rounds", 5, 1, 1000, &rounds, err));
+    MLO_TRY(mlo_cli_int(cli, "rounds", 5, 2, 100, &rounds, err));
     MLO_TRY(mlo_cli_float(cli, "seconds", 5, 0.01, 86400, &out->seconds, err));
     out->engine = run.engine;
     out->threads = run.threads;

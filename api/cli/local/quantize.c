@@ -1,38 +1,53 @@
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "api/cli/local/local_impl.h"
 
-/* The dataset as a manifest in the scratch folder, when the command line says more than a path can. */
-static enum mlo_status dataset_path(const struct mlo_cli *cli, const char *scratch, char **out,
+/* What the recipe reads: --data itself, or, where the command line says more than a path can (--normalize,
+ * --map, --limit), an npz with what the model is fed, in the scratch folder. */
+static enum mlo_status dataset_path(const struct mlo_cli *cli, const struct mlo_model *model,
+                                    struct mlo_dataset *dataset, const char *scratch, char **out,
                                     struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    const char *data = NULL;
+    struct mlo_tensor inputs[32] = {0}, labels = {0};
+    struct mlo_npz_array arrays[33];
+    int count = 0;
+    int64_t samples = mlo_dataset_count(dataset);
     char *path = NULL;
-    json_t *manifest = NULL;
-    int64_t limit = 0;
     *out = NULL;
-    MLO_TRY(mlo_cli_required(cli, "data", &data, err));
-    MLO_TRY(mlo_cli_int(cli, "limit", 0, 1, INT64_MAX, &limit, err));
-    if (!mlo_cli_has(cli, "normalize") && !mlo_cli_has(cli, "map") && !limit) {
-        *out = strdup(data);
-        status = *out ? MLO_OK : mlo_error_nomem(err);
-        goto out;
+    if (!mlo_cli_has(cli, "normalize") && !mlo_cli_has(cli, "map") && !mlo_cli_has(cli, "limit")) {
+        *out = strdup(mlo_cli_opt(cli, "data"));
+        return *out ? MLO_OK : mlo_error_nomem(err);
     }
-    MLO_TRY(mlo_local_manifest(cli, data, limit, &manifest, err));
-    path = mlo_fs_join(scratch, "dataset.json", NULL);
+    for (int i = 0; i < model->graph->input_count; i++) {
+        if (model->graph->inputs[i]->constant)
+            continue;
+        if (count == (int)MLO_COUNT(inputs))
+            return mlo_error_set(err, MLO_EUNSUPPORTED, "the model has more than %zu inputs", MLO_COUNT(inputs));
+        arrays[count] = (struct mlo_npz_array){model->graph->inputs[i]->name, &inputs[count]};
+        count++;
+    }
+    int array_count = count;
+    MLO_TRY(mlo_dataset_read(dataset, model, 0, samples, inputs, err));
+    if (mlo_dataset_labels(dataset)) {
+        MLO_TRY(mlo_tensor_init(&labels, MLO_INT64, 1, &samples, err));
+        memcpy(labels.data, mlo_dataset_labels(dataset), labels.size_bytes);
+        arrays[array_count++] = (struct mlo_npz_array){"y", &labels};
+    }
+    path = mlo_fs_join(scratch, "data.npz", NULL);
     if (!path) {
         status = mlo_error_nomem(err);
         goto out;
     }
-    MLO_TRY(mlo_json_save_file(manifest, path, err));
+    MLO_TRY(mlo_npz_write(path, arrays, (size_t)array_count, err));
     *out = path;
     path = NULL;
 out:
+    for (int i = 0; i < count; i++)
+        mlo_tensor_clear(&inputs[i]);
+    mlo_tensor_clear(&labels);
     free(path);
-    json_decref(manifest);
     return status;
 }
 
@@ -177,10 +192,10 @@ static enum mlo_status quantize_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_local_file_json(job.source, &before, err));
     MLO_TRY(mlo_local_model(job.source, &model, err));
     MLO_TRY(mlo_local_dataset(cli, model, &dataset, err)); /* say what is wrong with it before any work */
+    MLO_TRY(mlo_cli_scratch(NULL, &job.scratch, err));
+    MLO_TRY(dataset_path(cli, model, dataset, job.scratch, &data, err));
     mlo_dataset_close(dataset);
     dataset = NULL;
-    MLO_TRY(mlo_cli_scratch(NULL, &job.scratch, err));
-    MLO_TRY(dataset_path(cli, job.scratch, &data, err));
     job.recipe = recipe;
     job.data = data;
     job.threads = (unsigned)threads;
@@ -200,6 +215,7 @@ out:
     json_decref(job.steps);
     json_decref(before);
     json_decref(after);
+    mlo_dataset_close(dataset);
     mlo_model_free(model);
     mlo_recipe_free(recipe);
     return status;

@@ -1,0 +1,130 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/cli/client/client.h"
+#include "engines/engines.h"
+
+/* Everything that this machine satisfies, as a list with commas: the server picks the most specific. */
+static void machine_targets(struct mlo_buf *out)
+{
+    static const char *const targets[] = {"cpu:avx512-vnni", "cpu:avx512", "cpu:avx2"};
+    for (size_t i = 0; i < MLO_COUNT(targets); i++)
+        if (mlo_machine_satisfies(targets[i]))
+            mlo_buf_printf(out, "%s%s", out->len ? "," : "", targets[i]);
+    if (!out->len)
+        mlo_buf_puts(out, "any");
+}
+
+struct pull {
+    struct mlo_cli *cli;
+    struct mlo_client *client;
+    const struct mlo_client_ref *ref;
+    const char *dir;
+    json_t *files; /* array of {"path","digest"} */
+};
+
+static enum mlo_status fetch(struct pull *p, const char *path, const char *name, const char *digest,
+                             struct mlo_error *err)
+{
+    struct mlo_response response;
+    struct mlo_digest got;
+    char fallback[112], text[MLO_DIGEST_TEXT_SIZE], *written = NULL;
+    snprintf(fallback, sizeof fallback, "%s.onnx", p->ref->name);
+    enum mlo_status status =
+        mlo_client_download(p->client, path, p->dir, name, fallback, digest, &written, &response, err);
+    if (status == MLO_OK)
+        status = mlo_digest_of_file(written, &got, NULL, err); /* what stands on the disk now */
+    if (status == MLO_OK) {
+        mlo_digest_text(&got, text);
+        json_array_append_new(p->files, json_pack("{s:s,s:s,s:s,s:s}", "path", written, "digest", text, "variant",
+                                                  response.variant, "version", response.version));
+        if (!p->cli->json)
+            status = mlo_cli_print(err, "%s  %s%s%s\n", written, text, *response.variant ? "  " : "", response.variant);
+    }
+    free(written);
+    mlo_response_clear(&response);
+    return status;
+}
+
+/* The upload itself: the model file and its external data. */
+static enum mlo_status pull_source(struct pull *p, const char *version, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_buf path = MLO_BUF_INIT;
+    json_t *row = NULL, *file;
+    size_t i;
+    mlo_client_path(&path, "/v1/projects/%s/models/%s/versions/%s", p->ref->project, p->ref->name, version);
+    MLO_TRY(mlo_client_get(p->client, mlo_buf_str(&path), &row, err));
+    json_array_foreach (json_object_get(row, "files"), i, file) {
+        const char *role = mlo_json_str(file, "role", ""), *digest = mlo_json_str(file, "digest", "");
+        if (strcmp(role, "model") != 0 && strcmp(role, "data") != 0)
+            continue;
+        mlo_buf_reset(&path);
+        mlo_client_path(&path, "/v1/projects/%s/blobs/%s", p->ref->project, digest);
+        MLO_TRY(fetch(p, mlo_buf_str(&path), mlo_json_str(file, "name", NULL), digest, err));
+    }
+out:
+    json_decref(row);
+    mlo_buf_clear(&path);
+    return status;
+}
+
+static enum mlo_status pull_run(struct mlo_cli *cli, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_client_ref ref;
+    struct pull p = {.cli = cli, .ref = &ref, .files = json_array()};
+    struct mlo_buf path = MLO_BUF_INIT, targets = MLO_BUF_INIT;
+    const char *version, *target = mlo_cli_opt(cli, "target");
+    MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
+    MLO_TRY(mlo_cli_required(cli, "out", &p.dir, err));
+    bool from_stage = !mlo_client_ref_is_version(&ref);
+    if (target && !from_stage) {
+        status = mlo_error_set(err, MLO_EUSAGE, "--target chooses from a stage: %s/%s@production", ref.project, ref.name);
+        goto out;
+    }
+    if (from_stage && *ref.variant) {
+        status = mlo_error_set(err, MLO_EUSAGE, "a stage chooses the variant by target: leave '/%s' out", ref.variant);
+        goto out;
+    }
+    MLO_TRY(mlo_client_open(cli, &p.client, err));
+    if (from_stage) {
+        if (!target)
+            machine_targets(&targets);
+        mlo_client_path(&path, "/v1/projects/%s/models/%s/stages/%s/artifact?target=%s", ref.project, ref.name, ref.at,
+                        target ? target : mlo_buf_str(&targets));
+        MLO_TRY(fetch(&p, mlo_buf_str(&path), NULL, NULL, err));
+    } else {
+        MLO_TRY(mlo_client_ref_version(&ref, &version, err));
+        if (!*ref.variant || strcmp(ref.variant, "source") == 0) {
+            MLO_TRY(pull_source(&p, version, err));
+        } else {
+            mlo_client_path(&path, "/v1/projects/%s/models/%s/versions/%s/variants/%s/artifact", ref.project, ref.name,
+                            version, ref.variant);
+            MLO_TRY(fetch(&p, mlo_buf_str(&path), NULL, NULL, err));
+        }
+    }
+    if (cli->json)
+        MLO_TRY(mlo_cli_print_json(p.files, err));
+out:
+    json_decref(p.files);
+    mlo_buf_clear(&path);
+    mlo_buf_clear(&targets);
+    mlo_client_close(p.client);
+    return status;
+}
+
+static const struct mlo_cli_option options[] = {
+    {"target", 0, "T", "from a stage: for these features (what this machine satisfies)"},
+    {"out", 0, "DIR", "the folder to write to"},
+    MLO_OPTION_URL,
+    {NULL},
+};
+const struct mlo_cli_verb mlo_verb_pull = {
+    .name = "pull", .group = "Models and data", .run = pull_run, .options = options,
+    .positional = "PROJECT/MODEL[@V|@STAGE][/VARIANT] --out DIR", .min_args = 1, .max_args = 1,
+    .help = "download a model, digest checked",
+    .detail = "  mlopt pull fashion/cnn@production --out .     what is in production, for this machine\n"
+              "  mlopt pull fashion/cnn@2/int8-cpu --out .     a variant of a version\n"
+              "  mlopt pull fashion/cnn --out .                the latest upload\n",
+};
