@@ -1,0 +1,156 @@
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "api/cli/serve/serve.h"
+#include "api/web/web.h"
+
+const char *const mlo_serve_log_formats[] = {"text", "json", NULL};
+
+enum mlo_status mlo_listen_parse(const char *text, struct mlo_listen *out, struct mlo_error *err)
+{
+    memset(out, 0, sizeof *out);
+    const char *colon = strrchr(text, ':'), *port = colon ? colon + 1 : text;
+    size_t n = colon ? (size_t)(colon - text) : 0;
+    const char *address = text;
+    int64_t number;
+    if (n >= 2 && *text == '[' && text[n - 1] == ']') {
+        address++;
+        n -= 2;
+    }
+    unsigned char ignored[16];
+    snprintf(out->address, sizeof out->address, "%.*s", (int)MLO_MIN(n, sizeof out->address - 1), address);
+    if (!*out->address || strcmp(out->address, "localhost") == 0)
+        snprintf(out->address, sizeof out->address, "127.0.0.1");
+    if (!mlo_str_to_i64(port, &number) || number < 0 || number > 65535 ||
+        (inet_pton(AF_INET, out->address, ignored) != 1 && inet_pton(AF_INET6, out->address, ignored) != 1)) {
+        enum mlo_status status = mlo_error_set(err, MLO_EUSAGE, "cannot listen on '%s'", text);
+        mlo_error_hint(err, "--listen takes ADDRESS:PORT, as in --listen " MLO_DEFAULT_LISTEN);
+        return status;
+    }
+    out->port = (uint16_t)number;
+    return MLO_OK;
+}
+
+char *mlo_listen_url(const struct mlo_listen *listen, uint16_t port, char *out, size_t size)
+{
+    const char *host = listen->address;
+    if (strcmp(host, "0.0.0.0") == 0)
+        host = "127.0.0.1";
+    else if (strcmp(host, "::") == 0)
+        host = "::1";
+    snprintf(out, size, strchr(host, ':') ? "http://[%s]:%u" : "http://%s:%u", host, port);
+    return out;
+}
+
+enum mlo_status mlo_serve_log(const struct mlo_cli *cli, const char *component, struct mlo_error *err)
+{
+    const char *level_text = mlo_cli_opt(cli, "log-level"), *format = mlo_cli_opt(cli, "log-format");
+    int level = mlo_log_level_parse(level_text ? level_text : "info");
+    if (level < 0)
+        return mlo_error_set(err, MLO_EUSAGE, "--log-level cannot be '%s': debug, info, warn or error", level_text);
+    mlo_log_setup((enum mlo_log_level)level, format && strcmp(format, "json") == 0 ? MLO_LOG_JSON : MLO_LOG_TEXT,
+                  STDERR_FILENO, component);
+    return MLO_OK;
+}
+
+enum mlo_status mlo_serve_database(const struct mlo_cli *cli, const char **out, struct mlo_error *err)
+{
+    *out = mlo_cli_opt(cli, "database");
+    if (!*out)
+        *out = getenv("MLOPT_DATABASE");
+    if (*out && **out)
+        return MLO_OK;
+    mlo_error_set(err, MLO_EUSAGE, "which database? give --database URL, or set MLOPT_DATABASE");
+    mlo_error_hint(err, "for everything on this machine: mlopt up --data DIR");
+    return MLO_EUSAGE;
+}
+
+static void wanted_signals(sigset_t *set)
+{
+    sigemptyset(set);
+    sigaddset(set, SIGINT);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGCHLD);
+}
+
+void mlo_serve_block_signals(void)
+{
+    sigset_t set;
+    wanted_signals(&set);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+}
+
+int mlo_serve_wait_signal(uint32_t timeout_ms)
+{
+    sigset_t set;
+    struct timespec timeout = {timeout_ms / 1000, (long)(timeout_ms % 1000) * 1000000};
+    wanted_signals(&set);
+    int number = sigtimedwait(&set, NULL, &timeout);
+    return number > 0 ? number : 0;
+}
+
+enum mlo_status mlo_serve_http(const struct mlo_listen *listen, struct mlo_db *db, struct mlo_blob_store *blobs,
+                               bool access_log, struct mlo_http **out, struct mlo_error *err)
+{
+    const struct mlo_http_options options = {
+        .address = listen->address,
+        .port = listen->port,
+        .db = db,
+        .blobs = blobs,
+        .modules = mlo_web_module(),
+        .module_count = 1,
+        .quiet = !access_log,
+    };
+    enum mlo_status status = mlo_http_start(&options, out, err);
+    if (status == MLO_EUNAVAILABLE)
+        mlo_error_hint(err, "--listen %s:0 takes any free port", listen->address);
+    return status;
+}
+
+static enum mlo_status write_secret(const char *path, const char *text, struct mlo_error *err)
+{
+    mode_t old = umask(077); /* the temporary file that takes its place is made with this */
+    struct mlo_buf line = MLO_BUF_INIT;
+    mlo_buf_printf(&line, "%s\n", text);
+    enum mlo_status status = mlo_fs_write_atomic(path, line.data, line.len, err);
+    umask(old);
+    if (status == MLO_OK && chmod(path, 0600) != 0)
+        status = mlo_error_set(err, MLO_EIO, "cannot protect %s", path);
+    mlo_buf_clear(&line);
+    return status;
+}
+
+enum mlo_status mlo_serve_admin_token(struct mlo_db *db, const char *path, bool *made, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_actor actor = MLO_ACTOR_SYSTEM;
+    struct mlo_db_conn *conn = NULL;
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_principal principal;
+    char token[MLO_TOKEN_TEXT_SIZE];
+    *made = false;
+    MLO_TRY(mlo_db_acquire(db, &conn, err));
+    if (mlo_fs_exists(path)) {
+        struct mlo_error refused = {0};
+        MLO_TRY(mlo_fs_read(path, 4096, &text, err));
+        text.data[strcspn(mlo_buf_str(&text), "\r\n")] = '\0';
+        enum mlo_status known = mlo_token_check(conn, mlo_buf_str(&text), &principal, &refused);
+        if (known != MLO_EAUTH) {
+            status = known;
+            *err = refused;
+            goto out;
+        }
+    }
+    MLO_TRY(mlo_token_create(conn, &actor, "admin", MLO_ADMIN, 0, 0, token, NULL, err));
+    MLO_TRY(write_secret(path, token, err));
+    *made = true;
+out:
+    mlo_buf_clear(&text);
+    mlo_db_release(conn);
+    return status;
+}

@@ -1,0 +1,198 @@
+/* `mlopt server`, `mlopt worker`, `mlopt migrate`: the parts of `up`, each on its own. */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "api/cli/serve/serve.h"
+
+enum { DRAIN_MS = 10000 };
+
+static enum mlo_status open_database(const struct mlo_cli *cli, const char *application, unsigned connections,
+                                     struct mlo_db **out, struct mlo_error *err)
+{
+    const char *url = NULL;
+    enum mlo_status status = mlo_serve_database(cli, &url, err);
+    const struct mlo_db_options options = {
+        .conninfo = url, .application = application, .max_connections = connections};
+    return status == MLO_OK ? mlo_db_open(&options, out, err) : status;
+}
+
+static enum mlo_status check_schema(struct mlo_db *db, struct mlo_error *err)
+{
+    struct mlo_db_conn *conn = NULL;
+    enum mlo_status status = mlo_db_acquire(db, &conn, err);
+    if (status == MLO_OK)
+        status = mlo_migrate_check(conn, err);
+    mlo_db_release(conn);
+    return status;
+}
+
+static enum mlo_status open_blobs(const struct mlo_cli *cli, struct mlo_blob_store **out, struct mlo_error *err)
+{
+    const char *url = NULL;
+    enum mlo_status status = mlo_cli_required(cli, "blobs", &url, err);
+    return status == MLO_OK ? mlo_blob_store_open(url, out, err) : status;
+}
+
+/* --- server ------------------------------------------------------------------------------------------------------ */
+
+static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_db *db = NULL;
+    struct mlo_blob_store *blobs = NULL;
+    struct mlo_http *http = NULL;
+    struct mlo_listen listen;
+    const char *text = mlo_cli_opt(cli, "listen");
+    char url[96];
+    int number;
+    mlo_serve_block_signals();
+    MLO_TRY(mlo_serve_log(cli, "server", err));
+    MLO_TRY(mlo_listen_parse(text ? text : MLO_DEFAULT_LISTEN, &listen, err));
+    MLO_TRY(open_database(cli, "mlopt server", 16, &db, err));
+    MLO_TRY(open_blobs(cli, &blobs, err));
+    MLO_TRY(check_schema(db, err));
+    MLO_TRY(mlo_serve_http(&listen, db, blobs, true, &http, err));
+    MLO_TRY(mlo_cli_print(err, "ready: %s\n", mlo_listen_url(&listen, mlo_http_port(http), url, sizeof url)));
+    do
+        number = mlo_serve_wait_signal(3600 * 1000);
+    while (number != SIGINT && number != SIGTERM);
+    mlo_log(MLO_LOG_INFO, "stopping", NULL);
+out:
+    mlo_http_stop(http, DRAIN_MS);
+    mlo_blob_store_close(blobs);
+    mlo_db_close(db);
+    return status;
+}
+
+/* --- worker ------------------------------------------------------------------------------------------------------- */
+
+static volatile sig_atomic_t stop_flag;
+
+static void on_stop(int number)
+{
+    MLO_UNUSED(number);
+    stop_flag = 1;
+}
+
+static enum mlo_status worker_run(struct mlo_cli *cli, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_db *db = NULL;
+    struct mlo_blob_store *blobs = NULL;
+    const char *targets[16] = {NULL}, *work_dir = NULL;
+    int64_t slots, threads, drain_s, memory_mb, job_s;
+    struct sigaction action = {.sa_handler = on_stop};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    MLO_TRY(mlo_serve_log(cli, "worker", err));
+    MLO_TRY(mlo_cli_required(cli, "work-dir", &work_dir, err));
+    MLO_TRY(mlo_cli_int(cli, "slots", 1, 1, 64, &slots, err));
+    MLO_TRY(mlo_cli_int(cli, "threads", mlo_cpu_count(), 1, 1024, &threads, err));
+    MLO_TRY(mlo_cli_int(cli, "drain", 10, 0, 86400, &drain_s, err));
+    MLO_TRY(mlo_cli_int(cli, "max-memory", 0, 1, 1 << 30, &memory_mb, err));
+    MLO_TRY(mlo_cli_int(cli, "max-job-time", 0, 1, 1 << 30, &job_s, err));
+    for (size_t i = 0; i + 1 < MLO_COUNT(targets); i++)
+        targets[i] = mlo_cli_opt_at(cli, "target", i);
+    MLO_TRY(open_database(cli, "mlopt worker", (unsigned)slots + 2, &db, err));
+    MLO_TRY(open_blobs(cli, &blobs, err));
+    MLO_TRY(check_schema(db, err));
+    const struct mlo_worker_options options = {
+        .db = db,
+        .blobs = blobs,
+        .work_dir = work_dir,
+        .targets = targets,
+        .slots = (unsigned)slots,
+        .threads = (unsigned)threads,
+        .drain_ms = (uint32_t)drain_s * 1000u,
+        .max_memory_bytes = (uint64_t)memory_mb << 20,
+        .max_job_s = (uint32_t)job_s,
+        .exit_when_idle = mlo_cli_has(cli, "exit-when-idle"),
+    };
+    MLO_TRY(mlo_worker_run(&options, &stop_flag, err));
+out:
+    mlo_blob_store_close(blobs);
+    mlo_db_close(db);
+    return status;
+}
+
+/* --- migrate -------------------------------------------------------------------------------------------------------- */
+
+static enum mlo_status migrate_run(struct mlo_cli *cli, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_db *db = NULL;
+    struct mlo_db_conn *conn = NULL;
+    const char *bootstrap = mlo_cli_opt(cli, "bootstrap"), *token = mlo_cli_opt(cli, "admin-token");
+    const char *name = mlo_cli_opt(cli, "name");
+    int applied = 0;
+    bool made = false;
+    if (bootstrap)
+        MLO_TRY(mlo_db_bootstrap(bootstrap, name ? name : "mlopt", err));
+    MLO_TRY(open_database(cli, "mlopt migrate", 2, &db, err));
+    MLO_TRY(mlo_db_acquire(db, &conn, err));
+    MLO_TRY(mlo_migrate(conn, &applied, err));
+    mlo_db_release(conn);
+    conn = NULL;
+    if (token)
+        MLO_TRY(mlo_serve_admin_token(db, token, &made, err));
+    if (cli->json) {
+        json_t *all = json_pack("{s:i,s:b}", "applied", applied, "token_made", made);
+        status = mlo_cli_print_json(all, err);
+        json_decref(all);
+    } else {
+        status = mlo_cli_print(err, "%d migration%s applied%s%s\n", applied, applied == 1 ? "" : "s",
+                               made ? "; admin token in " : "", made ? token : "");
+    }
+out:
+    mlo_db_release(conn);
+    mlo_db_close(db);
+    return status;
+}
+
+#define OPTION_DATABASE {"database", 0, "URL", "PostgreSQL; rather in MLOPT_DATABASE, where nobody reads a password"}
+#define OPTION_BLOBS {"blobs", 0, "URL", "the blob store: file:/path"}
+
+static const struct mlo_cli_option server_options[] = {
+    OPTION_DATABASE,
+    OPTION_BLOBS,
+    {"listen", 0, "ADDRESS:PORT", "where it listens (" MLO_DEFAULT_LISTEN ")"},
+    MLO_OPTION_LOG,
+    {NULL},
+};
+const struct mlo_cli_verb mlo_verb_server = {
+    .name = "server", .group = "Service", .run = server_run, .options = server_options,
+    .positional = "--database URL --blobs URL", .help = "the REST API and the pages alone",
+    .flags = MLO_CLI_OWN_SIGNALS,
+};
+static const struct mlo_cli_option worker_options[] = {
+    OPTION_DATABASE,
+    OPTION_BLOBS,
+    {"work-dir", 0, "DIR", "for scratch folders"},
+    {"slots", 0, "N", "jobs at a time (1)"},
+    {"threads", 0, "N", "threads of a job (all CPUs)"},
+    {"target", 0, "T", "a further target that it offers", NULL, true},
+    {"drain", 0, "S", "when stopped, running jobs may go on so long (10)"},
+    {"max-memory", 0, "MB", "address space of a job (no limit)"},
+    {"max-job-time", 0, "S", "of one attempt (no limit)"},
+    {"exit-when-idle", 0, NULL, "end when no job is ready or running"},
+    MLO_OPTION_LOG,
+    {NULL},
+};
+const struct mlo_cli_verb mlo_verb_worker = {
+    .name = "worker", .group = "Service", .run = worker_run, .options = worker_options,
+    .positional = "--database URL --blobs URL --work-dir DIR", .help = "runs jobs from the queue",
+    .flags = MLO_CLI_OWN_SIGNALS,
+};
+static const struct mlo_cli_option migrate_options[] = {
+    OPTION_DATABASE,
+    {"bootstrap", 0, "URL", "first make roles and database, as this administrator of PostgreSQL"},
+    {"name", 0, "DATABASE", "with --bootstrap: the database to make (mlopt)"},
+    {"admin-token", 0, "FILE", "write a first admin token there (0600), unless it holds a good one"},
+    {NULL},
+};
+const struct mlo_cli_verb mlo_verb_migrate = {
+    .name = "migrate", .group = "Service", .run = migrate_run, .options = migrate_options,
+    .positional = "--database URL", .help = "bring the database to this program's schema, as its owner",
+};
