@@ -184,6 +184,6 @@ MLO_MUST_USE enum mlo_status mlo_config_parse(const char *text, const char *name
 /* "$XDG_STATE_HOME/mlopt/<name>" (or ~/.local/state), its folder made; yours (free). */
 MLO_MUST_USE enum mlo_status mlo_config_state_path(const char *name, char **out, struct mlo_error *err);
 
-#define MLO_DEFAULT_URL "http://127.0.0.1:8765"
+#define MLO_DEFAULT_URL "http://127.0.0.1:8640"
 
 #endif

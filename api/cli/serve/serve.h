@@ -7,7 +7,7 @@
 
 extern const struct mlo_cli_verb mlo_verb_up, mlo_verb_server, mlo_verb_worker, mlo_verb_migrate;
 
-#define MLO_DEFAULT_LISTEN "127.0.0.1:8765"
+#define MLO_DEFAULT_LISTEN "127.0.0.1:8640"
 
 /* "ADDRESS:PORT", ":PORT", "PORT" or "[::1]:PORT"; an empty address is 127.0.0.1. */
 struct mlo_listen {
