@@ -14,10 +14,10 @@
 enum {
     WARM_UP_CALLS = 3,  /* at least, */
     MIN_CALLS = 10,     /* however long one takes */
-    MAX_CALLS = 100000, /* enough for a p99; keeps the report small */
+    KEPT_CALLS = 20000, /* samples in the report */
 };
 static const double WARM_UP_SHARE = 0.1; /* of the measuring time */
-static const uint64_t INPUT_SEED = 20260101;
+static const uint64_t INPUT_SEED = 20260101, RESERVOIR_SEED = 20260102;
 
 static double now_us(void)
 {
@@ -90,30 +90,42 @@ struct timed {
     struct mlo_tensor *outputs;
 };
 
-static enum mlo_status time_calls(const struct timed *t, double seconds, json_t *samples,
+/* Every call is timed; of more than KEPT_CALLS a uniform random choice is kept (reservoir sampling, Vitter's
+ * algorithm R), so that a fast model is watched for the whole time and its report stays small. */
+static enum mlo_status time_calls(const struct timed *t, double seconds, json_t *report,
                                   struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    double begin = now_us(), end = begin + seconds * WARM_UP_SHARE * 1e6;
+    json_t *samples = json_object_get(report, "samples");
+    struct mlo_rng rng;
+    uint64_t calls = 0;
+    double *us = malloc(KEPT_CALLS * sizeof *us);
+    double end = now_us() + seconds * WARM_UP_SHARE * 1e6;
+    if (!us)
+        return mlo_error_nomem(err);
+    mlo_rng_seed(&rng, RESERVOIR_SEED);
     for (int i = 0; i < WARM_UP_CALLS || now_us() < end; i++)
         MLO_TRY(t->engine->run(t->program, t->inputs, t->outputs, err));
     end = now_us() + seconds * 1e6;
-    double *us = malloc(MAX_CALLS * sizeof *us);
-    int calls = 0;
-    if (!us)
-        return mlo_error_nomem(err);
-    while (calls < MAX_CALLS && (calls < MIN_CALLS || now_us() < end)) {
+    while (calls < MIN_CALLS || now_us() < end) {
         uint64_t start_ns = mlo_clock_ns();
         status = t->engine->run(t->program, t->inputs, t->outputs, err);
-        us[calls++] = (double)(mlo_clock_ns() - start_ns) / 1000;
+        double took_us = (double)(mlo_clock_ns() - start_ns) / 1000;
         if (status != MLO_OK)
-            break;
+            goto out;
+        uint64_t slot = calls < KEPT_CALLS ? calls : mlo_rng_below(&rng, calls + 1);
+        if (slot < KEPT_CALLS)
+            us[slot] = took_us;
+        calls++;
     }
-    for (int i = 0; i < calls && status == MLO_OK; i++)
-        if (json_array_append_new(samples, json_real(us[i])) != 0)
+    for (uint64_t i = 0; i < MLO_MIN(calls, (uint64_t)KEPT_CALLS); i++)
+        if (json_array_append_new(samples, json_real(us[i])) != 0) {
             status = mlo_error_nomem(err);
-    free(us);
+            goto out;
+        }
+    json_object_set_new(report, "calls", json_integer((json_int_t)calls));
 out:
+    free(us);
     return status;
 }
 
@@ -159,7 +171,7 @@ static enum mlo_status measure(const char *path, const struct mlo_bench_options 
     struct mlo_compile_options compile = {.batch = batch, .numerics = MLO_NUMERICS_FAST, .threads = threads};
     MLO_TRY(t.engine->compile(model, &compile, &plan, err));
     MLO_TRY(t.engine->load(plan, &t.program, err));
-    MLO_TRY(time_calls(&t, o->seconds > 0 ? o->seconds : 1, samples, err));
+    MLO_TRY(time_calls(&t, o->seconds > 0 ? o->seconds : 1, report, err));
     json_object_set_new(report, "protocol", json_string(MLO_BENCH_PROTOCOL));
     json_object_set_new(report, "engine", json_string(t.engine->version()));
     json_object_set_new(report, "batch", json_integer(batch));

@@ -139,7 +139,7 @@ struct mlo_bench_options {
 struct mlo_bench_side {
     const char *path; /* borrowed from the caller */
     /* Latency per call: the median over processes of each process's percentile; the interval is a bootstrap
-     * over processes; n counts calls. */
+     * over processes; n counts samples. */
     struct mlo_estimate p50_us, p90_us, p99_us;
     double throughput; /* samples per second at p50 */
     uint64_t peak_rss_bytes;
@@ -164,9 +164,10 @@ MLO_MUST_USE enum mlo_status mlo_bench(const char *path_a, const char *path_b,
                                        mlo_progress_fn *progress, void *progress_arg, struct mlo_error *err);
 void mlo_bench_result_clear(struct mlo_bench_result *result);
 /* The child's side: pins itself to `threads` CPUs (unless it was started on so few), loads, warms up (a tenth
- * of the time, at least 3 calls), times calls for `seconds` (at least 10, at most 100,000) on random inputs
- * of a fixed seed, and prints one JSON object on stdout_fd:
- *   {"protocol","engine","batch","threads","peak_rss_bytes","samples":[microseconds…]}
+ * of the time, at least 3 calls), times each call for `seconds` (at least 10 calls) on random inputs of a
+ * fixed seed, and prints one JSON object on stdout_fd:
+ *   {"protocol","engine","batch","threads","peak_rss_bytes","calls","samples":[microseconds…]}
+ * whose samples are all calls, or a uniform random choice of 20,000 of them,
  * or {"error":{"code","message","where","hint"}}, which is also returned. */
 MLO_MUST_USE enum mlo_status mlo_bench_child(const char *path, const struct mlo_bench_options *options,
                                              int stdout_fd, struct mlo_error *err);
