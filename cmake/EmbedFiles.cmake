@@ -1,9 +1,10 @@
 # Turns text files into a C array {name, text, size}: no tool but CMake.
-#   cmake -DOUT=file.c -DSYMBOL=name -DHEADER=header.h -DFILES=a;b -P EmbedFiles.cmake
+#   cmake -DOUT=file.c -DSYMBOL=name -DHEADER=header.h "-DFILES=a|b" -P EmbedFiles.cmake
 # The generated file includes HEADER, which includes base/embed.h and declares
 
 #   extern const struct mlo_embedded_file SYMBOL[]; extern const size_t SYMBOL_count;
 if(CMAKE_SCRIPT_MODE_FILE STREQUAL CMAKE_CURRENT_LIST_FILE)
+  string(REPLACE "|" ";" FILES "${FILES}")
   set(body "")
   set(rows "")
   set(n 0)
@@ -24,7 +25,7 @@ endif()
 
 # mlopt_embed(<out .c> <symbol> <header> <files…>): the rule that makes it; again when a file changes.
 function(mlopt_embed out symbol header)
-  string(REPLACE ";" "\\;" files "${ARGN}")
+  string(REPLACE ";" "|" files "${ARGN}") # a list would be split on its way through the shell
   add_custom_command(
     OUTPUT ${out}
     COMMAND ${CMAKE_COMMAND} -DOUT=${out} -DSYMBOL=${symbol} -DHEADER=${header} "-DFILES=${files}"
