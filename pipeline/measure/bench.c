@@ -11,7 +11,7 @@
 #include "pipeline/measure/cpus_impl.h"
 #include "pipeline/measure/estimate_impl.h"
 
-enum { DEFAULT_ROUNDS = 5, MAX_ROUNDS = 100, REPORT_BYTES_MAX = 32 << 20, STDERR_SHOWN = 200 };
+enum { DEFAULT_ROUNDS = 5, MAX_ROUNDS = 1000, REPORT_BYTES_MAX = 32 << 20, STDERR_SHOWN = 200 };
 
 /* What one process measured. */
 struct round {

@@ -133,7 +133,7 @@ struct mlo_bench_options {
     int64_t batch;                   /* 0: 1. A model whose batch is fixed at another size is MLO_EINVAL */
     unsigned threads;                /* 0: 1 */
     double seconds;                  /* measuring time per side over all rounds; 0: 1 */
-    int rounds;                      /* alternating processes per side, 2 to 100; 0: 5 */
+    int rounds;                      /* alternating processes per side, 2 to 1000; 0: 5 */
     const char *exe; /* program whose hidden verb `bench-child` measures one side; NULL: this one */
 };
 struct mlo_bench_side {
