@@ -181,9 +181,11 @@ static enum mlo_status describe(const struct mlo_plan *plan, json_t **out, struc
     for (int n = 0; nodes && n < g->node_count; n++) {
         const struct mlo_node *node = g->nodes[n];
         const struct mlo_value *v = node->output_count ? node->outputs[0] : NULL;
-        json_array_append_new(nodes, json_pack("{s:s, s:s, s:s, s:s, s:[]}", "node", node->name, "op",
-                                               node->op_type, "impl", "reference", "precision",
-                                               v ? mlo_dtype_name(v->type.dtype) : "none", "fused"));
+        json_array_append_new(
+            nodes,
+            json_pack("{s:s, s:s, s:s, s:s, s:[]}", "node", node->name, "op", node->op_type, "impl",
+                      "reference", "precision",
+                      !v || v->type.dtype == MLO_FLOAT32 ? "f32" : mlo_dtype_name(v->type.dtype), "fused"));
     }
     *out =
         json_pack("{s:s, s:s, s:s, s:s, s:o, s:i, s:i}", "engine", "reference", "version", version(), "isa",

@@ -1,4 +1,5 @@
 /* What follows a node and can be computed in its step: activations, a residual Add, a QuantizeLinear. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -43,8 +44,8 @@ bool fast_eltwise(const struct mlo_node *node, struct fast_post *out, bool *homo
         return false;
     if (mlo_node_is(node, "Clip")) {
         out->alg = dnnl_eltwise_clip;
-        return clip_bound(node, 1, "min", -3.4e38f, &out->alpha) &&
-               clip_bound(node, 2, "max", 3.4e38f, &out->beta) && isfinite(out->alpha) &&
+        return clip_bound(node, 1, "min", -FLT_MAX, &out->alpha) &&
+               clip_bound(node, 2, "max", FLT_MAX, &out->beta) && isfinite(out->alpha) &&
                isfinite(out->beta) && out->alpha <= out->beta;
     }
     for (size_t i = 0; i < MLO_COUNT(eltwises); i++) {
@@ -154,7 +155,7 @@ bool fast_chain_attr(const struct fast_chain *chain, dnnl_primitive_attr_t attr,
             ok = dnnl_post_ops_append_sum(posts, 1.0f) == dnnl_success;
         } else if (!relu_is_implied(chain, i)) {
             if (p.alg == dnnl_eltwise_clip)
-                p.alpha *= unit, p.beta *= unit;
+                p.alpha = fmaxf(p.alpha * unit, -FLT_MAX), p.beta = fminf(p.beta * unit, FLT_MAX);
             ok = dnnl_post_ops_append_eltwise(posts, 1.0f, p.alg, p.alpha, p.beta) == dnnl_success;
         }
     }

@@ -190,7 +190,7 @@ static void test_net__fuses_norms_activations_and_sums(void **state)
         assert_true(strcmp(op, "Relu") != 0 && strcmp(op, "Add") != 0 &&
                     strcmp(op, "BatchNormalization") != 0);
     }
-    assert_int_equal(fused, 8);
+    assert_int_equal(fused, 9); /* 2 norms, 5 activations, 2 sums */
     assert_int_equal(json_integer_value(json_object_get(d, "int8_nodes")), 0);
     assert_true(json_integer_value(json_object_get(d, "arena_bytes")) > 0);
     json_decref(d);
