@@ -227,7 +227,7 @@ static const struct mlo_node *find_norm(const struct mlo_plan *plan, const struc
         if (n->outputs[i])
             return NULL;
     for (int i = 1; i < 5; i++) {
-        const struct mlo_tensor *t = mlo_node_const(n, i);
+        const struct mlo_tensor *t = fast_initializer(n->inputs[i]);
         if (!t || t->dtype != MLO_FLOAT32)
             return NULL;
     }
@@ -257,8 +257,10 @@ static enum mlo_status lower_f32(struct mlo_plan *plan, struct conv *c, bool *do
         memcpy(bias, b->data, channels * sizeof *bias);
     c->norm = find_norm(plan, c->y);
     if (c->norm) {
-        const float *gamma = mlo_node_const(c->norm, 1)->data, *beta = mlo_node_const(c->norm, 2)->data;
-        const float *mean = mlo_node_const(c->norm, 3)->data, *var = mlo_node_const(c->norm, 4)->data;
+        const float *gamma = fast_initializer(c->norm->inputs[1])->data,
+                    *beta = fast_initializer(c->norm->inputs[2])->data;
+        const float *mean = fast_initializer(c->norm->inputs[3])->data,
+                    *var = fast_initializer(c->norm->inputs[4])->data;
         double epsilon = (double)mlo_node_attr_f(c->norm, "epsilon", 1e-5f);
         weights = malloc(c->ws.count * sizeof *weights);
         if (!weights) {

@@ -60,6 +60,8 @@ void fast_set_q(struct mlo_plan *plan, const struct mlo_value *value, enum cpu_l
  * kind. */
 bool fast_qparams(const struct mlo_node *node, struct cpu_qparams *out);
 bool fast_same_q(const struct cpu_qparams *a, const struct cpu_qparams *b);
+/* The initializer behind a value, through Identity nodes (exporters share equal ones that way); or NULL. */
+const struct mlo_tensor *fast_initializer(const struct mlo_value *value);
 /* Constant floats behind a value: an initializer, or DequantizeLinear of one (computed once, kept in the
  * plan). *out is NULL when it is no such constant. */
 MLO_MUST_USE enum mlo_status fast_const_f32(struct mlo_plan *plan, const struct mlo_value *value,

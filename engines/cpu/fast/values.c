@@ -180,14 +180,20 @@ bool fast_same_q(const struct cpu_qparams *a, const struct cpu_qparams *b)
     return a->scale == b->scale && a->zero_point == b->zero_point && a->dtype == b->dtype;
 }
 
+const struct mlo_tensor *fast_initializer(const struct mlo_value *value)
+{
+    while (value && !value->constant && value->producer && mlo_node_is(value->producer, "Identity"))
+        value = value->producer->inputs[0];
+    return value ? value->constant : NULL;
+}
+
 enum mlo_status fast_const_f32(struct mlo_plan *plan, const struct mlo_value *value,
                                const struct mlo_tensor **out, struct mlo_error *err)
 {
-    *out = NULL;
-    if (value->constant) {
-        *out = value->constant->dtype == MLO_FLOAT32 ? value->constant : NULL;
+    const struct mlo_tensor *initializer = fast_initializer(value);
+    *out = initializer && initializer->dtype == MLO_FLOAT32 ? initializer : NULL;
+    if (initializer)
         return MLO_OK;
-    }
     const struct mlo_node *dq = value->producer;
     if (!dq || !mlo_node_is(dq, "DequantizeLinear"))
         return MLO_OK;
