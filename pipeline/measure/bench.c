@@ -13,6 +13,8 @@
 
 enum { DEFAULT_ROUNDS = 5, MAX_ROUNDS = 1000, REPORT_BYTES_MAX = 32 << 20, STDERR_SHOWN = 200 };
 
+static const double MIN_CHILD_SECONDS = 0.01; /* less than a scheduler's slice says nothing */
+
 /* What one process measured. */
 struct round {
     double p50, p90, p99;
@@ -227,7 +229,7 @@ enum mlo_status mlo_bench(const char *path_a, const char *path_b, const struct m
                           MAX_ROUNDS, s.rounds);
         goto out;
     }
-    s.child_seconds = (options->seconds > 0 ? options->seconds : 1) / s.rounds;
+    s.child_seconds = MLO_MAX((options->seconds > 0 ? options->seconds : 1) / s.rounds, MIN_CHILD_SECONDS);
     if (!s.exe && !(s.exe = self = mlo_process_self())) {
         status = mlo_error_set(err, MLO_EINTERNAL, "the path of this program cannot be told");
         goto out;
