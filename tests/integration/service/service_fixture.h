@@ -9,6 +9,7 @@
 #include "tests/pg_fixture.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -466,6 +467,28 @@ static inline int scratch_left(struct service_fixture *f)
         closedir(dir);
     free(path);
     return n;
+}
+
+/* Whether a step's process of this test is still there. */
+static inline bool any_child_alive(struct service_fixture *f)
+{
+    char *path = mlo_fs_join(f->work, NULL);
+    bool alive = false;
+    DIR *dir = opendir("/proc");
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+        char name[300];
+        struct mlo_buf text = MLO_BUF_INIT;
+        snprintf(name, sizeof name, "/proc/%s/cmdline", entry->d_name);
+        if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' &&
+            mlo_fs_read(name, 1 << 16, &text, NULL) == MLO_OK)
+            for (size_t i = 0; i < text.len; i += strlen(text.data + i) + 1)
+                alive |= mlo_str_starts(text.data + i, path);
+        mlo_buf_clear(&text);
+    }
+    if (dir)
+        closedir(dir);
+    free(path);
+    return alive;
 }
 
 #endif

@@ -268,27 +268,6 @@ static void test_worker__exits_when_idle(void **state)
     assert_run(f, run, -1, "state", "succeeded");
 }
 
-static bool any_child_alive(struct service_fixture *f)
-{
-    char *path = mlo_fs_join(f->work, NULL);
-    bool alive = false;
-    DIR *dir = opendir("/proc");
-    for (struct dirent *entry; dir && (entry = readdir(dir));) {
-        char name[300];
-        struct mlo_buf text = MLO_BUF_INIT;
-        snprintf(name, sizeof name, "/proc/%s/cmdline", entry->d_name);
-        if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' &&
-            mlo_fs_read(name, 1 << 16, &text, NULL) == MLO_OK)
-            for (size_t i = 0; i < text.len; i += strlen(text.data + i) + 1)
-                alive |= mlo_str_starts(text.data + i, path);
-        mlo_buf_clear(&text);
-    }
-    if (dir)
-        closedir(dir);
-    free(path);
-    return alive;
-}
-
 static void test_worker__killed_in_mid_job_loses_nothing(void **state)
 {
     struct service_fixture *f = *state;
