@@ -1,0 +1,190 @@
+/* Pooling. Averages are summed in double, in order of the window, and rounded once. */
+#include <math.h>
+
+#include "graph/ops/ops_impl.h"
+
+static enum mlo_status infer_pool(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
+{
+    const struct mlo_type *x = mlo_op_in(node, 0);
+    struct mlo_window w;
+    int64_t in[MLO_MAX_RANK];
+    out[0].dtype = x->dtype;
+    if (node->output_count > 1)
+        out[1].dtype = MLO_INT64;
+    if (x->rank < 0)
+        return MLO_OK;
+    if (x->rank < 3)
+        return mlo_error_set(err, MLO_EINVAL, "pooling needs rank 3 to 5, not %d", x->rank);
+    for (int i = 2; i < x->rank; i++)
+        in[i - 2] = x->dims[i].value;
+    enum mlo_status status = mlo_window_init(&w, node, x->rank - 2, in, NULL, err);
+    if (status != MLO_OK)
+        return status;
+    out[0] = *x;
+    for (int i = 2; i < x->rank; i++)
+        out[0].dims[i] = mlo_dim_fixed(w.out[i - 2]);
+    if (node->output_count > 1) {
+        out[1] = out[0];
+        out[1].dtype = MLO_INT64;
+    }
+    return MLO_OK;
+}
+
+static enum mlo_status infer_global(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
+{
+    out[0] = *mlo_op_in(node, 0);
+    if (out[0].rank >= 0 && out[0].rank < 2)
+        return mlo_error_set(err, MLO_EINVAL, "global pooling needs rank 2 or more, not %d", out[0].rank);
+    for (int i = 2; i < out[0].rank; i++)
+        out[0].dims[i] = mlo_dim_fixed(1);
+    return MLO_OK;
+}
+
+/* The window over one image, brought to three dims. */
+struct pool {
+    int64_t kernel[3], stride[3], dilation[3], pad[3], pad_end[3], in[3], out[3];
+    bool maximum, count_pad, column_major;
+};
+
+static void widen(struct pool *p, const struct mlo_window *w)
+{
+    for (int i = 0; i < 3; i++) {
+        int from = i - (3 - w->spatial);
+        p->kernel[i] = from < 0 ? 1 : w->kernel[from];
+        p->stride[i] = from < 0 ? 1 : w->stride[from];
+        p->dilation[i] = from < 0 ? 1 : w->dilation[from];
+        p->pad[i] = from < 0 ? 0 : w->pad_begin[from];
+        p->pad_end[i] = from < 0 ? 0 : w->pad_end[from];
+        p->in[i] = from < 0 ? 1 : w->in[from];
+        p->out[i] = from < 0 ? 1 : w->out[from];
+    }
+}
+
+struct best {
+    double value, sum;
+    int64_t at[3], inside, counted;
+};
+
+/* Visits the window whose output position is o. */
+static void visit(const struct pool *p, const struct mlo_tensor *x, size_t base, const int64_t *o,
+                  struct best *b)
+{
+    int64_t k[3], at[3];
+    *b = (struct best){.value = -INFINITY, .at = {-1, -1, -1}};
+    for (k[0] = 0; k[0] < p->kernel[0]; k[0]++)
+        for (k[1] = 0; k[1] < p->kernel[1]; k[1]++)
+            for (k[2] = 0; k[2] < p->kernel[2]; k[2]++) {
+                bool inside = true, padded = true;
+                for (int i = 0; i < 3; i++) {
+                    at[i] = o[i] * p->stride[i] - p->pad[i] + k[i] * p->dilation[i];
+                    inside = inside && at[i] >= 0 && at[i] < p->in[i];
+                    padded = padded && at[i] < p->in[i] + p->pad_end[i];
+                }
+                b->counted += padded; /* a window of ceil_mode may leave the padding too */
+                if (!inside)
+                    continue;
+                size_t index = base + (size_t)((at[0] * p->in[1] + at[1]) * p->in[2] + at[2]);
+                double v = mlo_tensor_get_f64(x, index);
+                b->inside++;
+                b->sum += v;
+                if (v > b->value || isnan(v) || b->at[0] < 0) {
+                    b->value = v;
+                    memcpy(b->at, at, sizeof at);
+                }
+            }
+}
+
+static int64_t flat_index(const struct pool *p, const int64_t *at)
+{
+    if (p->column_major) /* of two dims: the leading one is of size 1 */
+        return at[2] * p->in[1] + at[1];
+    return (at[0] * p->in[1] + at[1]) * p->in[2] + at[2];
+}
+
+static void run(const struct pool *p, const struct mlo_tensor *x, struct mlo_tensor *y, int64_t *indices)
+{
+    size_t in_size = (size_t)(p->in[0] * p->in[1] * p->in[2]), to = 0;
+    size_t images = (size_t)(x->dims[0] * x->dims[1]);
+    int64_t o[3];
+    struct best b;
+    for (size_t n = 0; n < images; n++)
+        for (o[0] = 0; o[0] < p->out[0]; o[0]++)
+            for (o[1] = 0; o[1] < p->out[1]; o[1]++)
+                for (o[2] = 0; o[2] < p->out[2]; o[2]++, to++) {
+                    visit(p, x, n * in_size, o, &b);
+                    int64_t divisor = p->count_pad ? b.counted : b.inside;
+                    mlo_tensor_set_f64(y, to, p->maximum ? b.value : divisor ? b.sum / (double)divisor : 0);
+                    if (indices)
+                        indices[to] = b.inside ? (int64_t)(n * in_size) + flat_index(p, b.at) : -1;
+                }
+}
+
+static bool poolable(enum mlo_dtype dtype, bool maximum)
+{
+    return mlo_dtype_info(dtype)->is_float || (maximum && (dtype == MLO_INT8 || dtype == MLO_UINT8));
+}
+
+static enum mlo_status eval_pool(const struct mlo_node *node, const struct mlo_tensor *const *in,
+                                 struct mlo_tensor *const *out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_window w;
+    struct pool p = {.maximum = mlo_node_is(node, "MaxPool"),
+                     .count_pad = mlo_node_attr_i(node, "count_include_pad", 0) != 0};
+    MLO_TRY(mlo_op_alloc(node, in, out, err));
+    MLO_TRY(mlo_window_init(&w, node, in[0]->rank - 2, in[0]->dims + 2, NULL, err));
+    if (!poolable(in[0]->dtype, p.maximum)) {
+        status = mlo_op_bad_dtype(in[0]->dtype, err);
+        goto out;
+    }
+    widen(&p, &w);
+    p.column_major = mlo_node_attr_i(node, "storage_order", 0) != 0;
+    if (p.column_major && w.spatial != 2) {
+        status =
+            mlo_error_set(err, MLO_EUNSUPPORTED, "storage_order 1 is supported for two spatial dims only");
+        goto out;
+    }
+    run(&p, in[0], out[0], node->output_count > 1 && out[1] ? out[1]->data : NULL);
+out:
+    return status;
+}
+
+static enum mlo_status eval_global(const struct mlo_node *node, const struct mlo_tensor *const *in,
+                                   struct mlo_tensor *const *out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    bool maximum = mlo_node_is(node, "GlobalMaxPool");
+    MLO_TRY(mlo_op_alloc(node, in, out, err));
+    if (!mlo_dtype_info(in[0]->dtype)->is_float) {
+        status = mlo_op_bad_dtype(in[0]->dtype, err);
+        goto out;
+    }
+    size_t images = mlo_tensor_count(out[0]), size = images ? mlo_tensor_count(in[0]) / images : 0;
+    for (size_t n = 0; n < images; n++) {
+        double best = -INFINITY, sum = 0;
+        for (size_t i = 0; i < size; i++) {
+            double v = mlo_tensor_get_f64(in[0], n * size + i);
+            sum += v;
+            best = v > best || isnan(v) ? v : best;
+        }
+        mlo_tensor_set_f64(out[0], n, maximum ? best : sum / (double)size);
+    }
+out:
+    return status;
+}
+
+enum { KEEP = MLO_OP_PURE | MLO_OP_RANGE_KEEP };
+static const struct mlo_op rows[] = {
+    {"", "AveragePool", 7, infer_pool, eval_pool, MLO_OP_PURE, 1, 1, 1, 1},
+    {"", "AveragePool", 10, infer_pool, eval_pool, MLO_OP_PURE, 1, 1, 1, 1},
+    {"", "AveragePool", 11, infer_pool, eval_pool, MLO_OP_PURE, 1, 1, 1, 1},
+    {"", "AveragePool", 19, infer_pool, eval_pool, MLO_OP_PURE, 1, 1, 1, 1},
+    {"", "GlobalAveragePool", 1, infer_global, eval_global, MLO_OP_PURE, 1, 1, 1, 1},
+    {"", "GlobalMaxPool", 1, infer_global, eval_global, KEEP, 1, 1, 1, 1},
+    {"", "MaxPool", 1, infer_pool, eval_pool, KEEP, 1, 1, 1, 1},
+    {"", "MaxPool", 8, infer_pool, eval_pool, KEEP, 1, 1, 1, 2},
+    {"", "MaxPool", 10, infer_pool, eval_pool, KEEP, 1, 1, 1, 2},
+    {"", "MaxPool", 11, infer_pool, eval_pool, KEEP, 1, 1, 1, 2},
+    {"", "MaxPool", 12, infer_pool, eval_pool, KEEP, 1, 1, 1, 2},
+};
+const struct mlo_op_family mlo_ops_pool = {rows, MLO_COUNT(rows)};
