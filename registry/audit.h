@@ -28,8 +28,9 @@ struct mlo_audit_filter {
     const char *object;        /* prefix; NULL: all */
     const char *since, *until; /* time stamps, as in the body's `at`; NULL: all */
 };
-/* Newest first: {"items":[{seq, hash, prev_hash, action, who, via, …the body's members}], "next"}. `filter`
- * may be NULL. */
+/* Newest first: {"items":[{seq, hash, prev_hash, body, action, who, via, …the members of body}], "next"};
+ * `body` is the exact text that was hashed. `filter` may be NULL; with one, an answer may hold fewer items
+ * than the limit although "next" goes on. */
 MLO_MUST_USE enum mlo_status mlo_audit_list(struct mlo_db_conn *conn, int64_t project_id,
                                             const struct mlo_audit_filter *filter,
                                             const struct mlo_page *page, json_t **out, struct mlo_error *err);

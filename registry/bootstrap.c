@@ -3,19 +3,22 @@
 
 #include <string.h>
 
+#include "registry/sql_impl.h"
+
 enum { BOOT_ROLES, BOOT_DATABASES };
 
-static const struct mlo_sql sql[] = {
+const struct mlo_sql mlo_sql_bootstrap[] = {
     [BOOT_ROLES] = {"boot_roles", "SELECT rolname FROM pg_catalog.pg_roles WHERE rolname LIKE 'mlopt\\_%'",
                     0},
     [BOOT_DATABASES] = {"boot_databases", "SELECT 1 FROM pg_catalog.pg_database WHERE datname = $1", 1},
 };
+const size_t mlo_sql_bootstrap_count = MLO_COUNT(mlo_sql_bootstrap);
 
 static enum mlo_status make_roles(struct mlo_db_conn *conn, struct mlo_error *err)
 {
     static const char *const roles[] = {MLO_ROLE_OWNER, MLO_ROLE_SERVER, MLO_ROLE_WORKER};
     struct mlo_rows rows = {0};
-    enum mlo_status status = mlo_db_exec(conn, &sql[BOOT_ROLES], NULL, &rows, err);
+    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_bootstrap[BOOT_ROLES], NULL, &rows, err);
     for (size_t i = 0; status == MLO_OK && i < MLO_COUNT(roles); i++) {
         bool there = false;
         for (int r = 0; r < mlo_rows_count(&rows); r++)
@@ -39,7 +42,7 @@ static enum mlo_status make_database(struct mlo_db_conn *conn, const char *datab
     char *quoted = NULL;
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_text(&p, database);
-    MLO_TRY(mlo_db_exec(conn, &sql[BOOT_DATABASES], &p, &rows, err));
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_bootstrap[BOOT_DATABASES], &p, &rows, err));
     if (mlo_rows_count(&rows) > 0)
         goto out;
     quoted = PQescapeIdentifier(conn->pg, database, strlen(database));

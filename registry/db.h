@@ -77,7 +77,7 @@ struct mlo_params {
 void mlo_param_text(struct mlo_params *params, const char *text); /* NULL: SQL NULL */
 void mlo_param_i64(struct mlo_params *params, int64_t value);
 void mlo_param_id(struct mlo_params *params, int64_t value); /* 0: SQL NULL */
-void mlo_param_f64(struct mlo_params *params, double value); /* NaN: SQL NULL */
+void mlo_param_f64(struct mlo_params *params, double value); /* not finite: SQL NULL */
 void mlo_param_bool(struct mlo_params *params, bool value);
 void mlo_param_null(struct mlo_params *params);
 void mlo_param_bytes(struct mlo_params *params, const void *bytes, size_t size);   /* bytea */

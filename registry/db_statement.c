@@ -42,7 +42,7 @@ void mlo_param_id(struct mlo_params *params, int64_t value)
 void mlo_param_f64(struct mlo_params *params, double value)
 {
     int i = slot(params, NULL, 0, 0);
-    if (isnan(value))
+    if (!isfinite(value))
         return;
     snprintf(params->numbers[i], sizeof params->numbers[i], "%.17g", value);
     params->values[i] = params->numbers[i];

@@ -2,17 +2,20 @@
 
 #include <string.h>
 
+#include "registry/sql_impl.h"
+
 /* One migration at a time, whoever starts it. */
 #define LOCK_KEY "7021733"
 
 enum { MIGRATION_LIST, MIGRATION_ADD };
 
-static const struct mlo_sql sql[] = {
+const struct mlo_sql mlo_sql_migrate[] = {
     [MIGRATION_LIST] = {"migration_list",
                         "SELECT number, name, digest FROM mlopt.schema_migration ORDER BY number", 0},
     [MIGRATION_ADD] = {"migration_add",
                        "INSERT INTO mlopt.schema_migration (number, name, digest) VALUES ($1, $2, $3)", 3},
 };
+const size_t mlo_sql_migrate_count = MLO_COUNT(mlo_sql_migrate);
 
 static void digest_of(const struct mlo_migration *m, struct mlo_digest *out)
 {
@@ -24,7 +27,7 @@ static enum mlo_status compare(struct mlo_db_conn *conn, const struct mlo_migrat
                                size_t *done, struct mlo_error *err)
 {
     struct mlo_rows rows = {0};
-    enum mlo_status status = mlo_db_exec(conn, &sql[MIGRATION_LIST], NULL, &rows, err);
+    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_migrate[MIGRATION_LIST], NULL, &rows, err);
     for (int r = 0; status == MLO_OK && r < mlo_rows_count(&rows); r++) {
         int64_t number = mlo_rows_i64(&rows, r, 0);
         const char *name = mlo_rows_text(&rows, r, 1);
@@ -65,7 +68,7 @@ static enum mlo_status apply(struct mlo_db_conn *conn, const struct mlo_migratio
         mlo_param_i64(&p, m->number);
         mlo_param_text(&p, m->name);
         mlo_param_digest(&p, &digest);
-        status = mlo_db_exec(conn, &sql[MIGRATION_ADD], &p, NULL, err);
+        status = mlo_db_exec(conn, &mlo_sql_migrate[MIGRATION_ADD], &p, NULL, err);
     }
     status = mlo_db_end(conn, status, err);
     if (status != MLO_OK)

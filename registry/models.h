@@ -68,21 +68,24 @@ MLO_MUST_USE enum mlo_status mlo_model_find(struct mlo_db_conn *conn, int64_t pr
  */
 MLO_MUST_USE enum mlo_status mlo_model_get(struct mlo_db_conn *conn, int64_t model_id, json_t **out,
                                            struct mlo_error *err);
-/* Models of a project (0: of all in the actor's scope) by project and name: {id, project, name, description,
- * created_at, latest_version, staging, production} - the stages as {release, version, generation} or null. */
+/* Models of a project (0: of all in the actor's scope) by project and name, those with `text` in name or
+ * description (NULL: all): {id, project, name, description, created_at, latest_version, staging, production}
+ * - the stages as {release, version, generation} or null. */
 MLO_MUST_USE enum mlo_status mlo_model_list(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                                            int64_t project_id, const struct mlo_page *page, json_t **out,
-                                            struct mlo_error *err);
+                                            int64_t project_id, const char *text, const struct mlo_page *page,
+                                            json_t **out, struct mlo_error *err);
 
 struct mlo_version_info {
+    bool created; /* by mlo_version_create: false when the latest version has exactly these files already */
     int64_t id, number, model_id, project_id;
     struct mlo_digest manifest,
         artifact; /* artifact: the blob in the role "model", i.e. the variant `source` */
     uint64_t artifact_size;
 };
 
-/* Adds a version: the next number of the model's counter, a manifest of these blobs (each must be linked to
- * the project, and is filled with its size), and its variant `source`. */
+/* Adds a version - unless the latest one has the same manifest, which is then given: the next number of the
+ * model's counter, a manifest of these blobs (each must be linked to the project, and is filled with its
+ * size), and its variant `source`. */
 MLO_MUST_USE enum mlo_status mlo_version_create(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                                 int64_t model_id, const char *description,
                                                 struct mlo_manifest_blob *blobs, size_t count,
@@ -91,10 +94,10 @@ MLO_MUST_USE enum mlo_status mlo_version_create(struct mlo_db_conn *conn, const 
 MLO_MUST_USE enum mlo_status mlo_version_find(struct mlo_db_conn *conn, int64_t model_id, int64_t number,
                                               struct mlo_version_info *out, struct mlo_error *err);
 /* {id, project, model, version, manifest_digest, description, created_at, created_by,
- *  blobs:[{role, name, digest, size, media_type}]}. */
+ *  files:[{role, name, digest, size, media_type}]}. */
 MLO_MUST_USE enum mlo_status mlo_version_get(struct mlo_db_conn *conn, int64_t version_id, json_t **out,
                                              struct mlo_error *err);
-/* Newest first; the same without blobs, with `variants` (a count). */
+/* Newest first; the same without files, with `variants` (a count). */
 MLO_MUST_USE enum mlo_status mlo_version_list(struct mlo_db_conn *conn, int64_t model_id,
                                               const struct mlo_page *page, json_t **out,
                                               struct mlo_error *err);
@@ -137,6 +140,7 @@ MLO_MUST_USE enum mlo_status mlo_variant_history(struct mlo_db_conn *conn, int64
  * ------------------------------------------------------------------------------------------------------ */
 
 struct mlo_dataset_info {
+    bool created; /* by mlo_dataset_version_create: false when the latest version is the same already */
     int64_t dataset_id, version_id, number, project_id;
     struct mlo_digest manifest; /* the dataset's digest */
 };
@@ -153,7 +157,8 @@ MLO_MUST_USE enum mlo_status mlo_dataset_version_create(struct mlo_db_conn *conn
 MLO_MUST_USE enum mlo_status mlo_dataset_find(struct mlo_db_conn *conn, int64_t project_id, const char *name,
                                               int64_t number, struct mlo_dataset_info *out,
                                               struct mlo_error *err);
-/* {project, dataset, version, digest, metadata, description, created_at, created_by, blobs:[…]}. */
+/* {project, dataset, version, digest, metadata, description, created_at, created_by,
+ * files:[…]}. */
 MLO_MUST_USE enum mlo_status mlo_dataset_get(struct mlo_db_conn *conn, int64_t dataset_version_id,
                                              json_t **out, struct mlo_error *err);
 /* Datasets of a project (0: of all in scope) by name, each with its latest version. */

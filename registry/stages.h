@@ -48,6 +48,11 @@ MLO_MUST_USE enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const 
                                                 const struct mlo_rollback *rollback, struct mlo_move *out,
                                                 struct mlo_error *err);
 
+/* A move, as an item of mlo_stage_history. A dry run: begin a transaction, promote, read the move, and end
+ * the transaction with MLO_ECANCELLED. */
+MLO_MUST_USE enum mlo_status mlo_stage_move_get(struct mlo_db_conn *conn, int64_t move_id, json_t **out,
+                                                struct mlo_error *err);
+
 /* {stage, generation, moved_at, release: {release, version, created_at, created_by,
  *  variants:[{target, variant, artifact, size}]} | null, previous: the release that a rollback would restore
  * | null}. `generation` is the ETag. */

@@ -1,0 +1,282 @@
+#include "registry/audit.h"
+
+#include <string.h>
+
+#include "registry/sql_impl.h"
+
+enum { AUDIT_APPEND, AUDIT_HEAD, AUDIT_AFTER, AUDIT_BEFORE };
+
+const struct mlo_sql mlo_sql_audit[] = {
+    [AUDIT_APPEND] = {"audit_append", "SELECT audit_append($1, $2)", 2},
+    [AUDIT_HEAD] = {"audit_head", "SELECT seq, hash FROM audit_head WHERE project_id = $1", 1},
+    [AUDIT_AFTER] = {"audit_after",
+                     "SELECT seq, prev_hash, hash, body FROM audit WHERE project_id = $1 AND seq > $2 ORDER "
+                     "BY seq LIMIT $3",
+                     3},
+    [AUDIT_BEFORE] = {"audit_before",
+                      "SELECT seq, prev_hash, hash, body FROM audit WHERE project_id = $1 AND seq < $2 "
+                      "ORDER BY seq DESC LIMIT $3",
+                      3},
+};
+const size_t mlo_sql_audit_count = MLO_COUNT(mlo_sql_audit);
+
+enum { BATCH = 500, SCAN_MAX = 10000 };
+
+static json_t *or_null(const json_t *value)
+{
+    return value ? json_incref((json_t *)value) : json_null();
+}
+
+enum mlo_status mlo_audit_append(struct mlo_db_conn *conn, int64_t project_id, const struct mlo_actor *actor,
+                                 const struct mlo_audit_event *event, int64_t *seq, struct mlo_error *err)
+{
+    char at[32];
+    struct mlo_buf body = MLO_BUF_INIT;
+    json_t *entry = json_pack("{s:s, s:s?, s:o, s:s, s:o, s:s, s:s?, s:s?, s:s, s:s, s:I}", "action",
+                              event->action, "address", actor->address, "after", or_null(event->after), "at",
+                              mlo_clock_format(mlo_clock_utc_us(), at), "before", or_null(event->before),
+                              "object", event->object, "reason", event->reason, "request_id",
+                              actor->request_id, "via", actor->via ? actor->via : "system", "who",
+                              actor->name, "token_id", (json_int_t)actor->token_id);
+    if (!entry)
+        return mlo_error_set(err, MLO_EINVAL, "an audit entry's text is not UTF-8");
+    mlo_json_canonical(entry, &body);
+    json_decref(entry);
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, project_id);
+    mlo_param_bytes(&p, mlo_buf_str(&body), body.len);
+    enum mlo_status status = mlo_buf_ok(&body)
+                                 ? mlo_sql_number(conn, &mlo_sql_audit[AUDIT_APPEND], &p, seq, err)
+                                 : mlo_error_nomem(err);
+    mlo_buf_clear(&body);
+    return status;
+}
+
+/* --- reading
+ * ------------------------------------------------------------------------------------------------ */
+
+static bool matches(const json_t *item, const struct mlo_audit_filter *f)
+{
+    if (!f)
+        return true;
+    const char *action = mlo_json_str(item, "action", ""), *at = mlo_json_str(item, "at", "");
+    if (f->action && *f->action &&
+        !(mlo_str_ends(f->action, ".") ? mlo_str_starts(action, f->action) : strcmp(action, f->action) == 0))
+        return false;
+    if (f->who && *f->who && strcmp(mlo_json_str(item, "who", ""), f->who) != 0)
+        return false;
+    if (f->object && *f->object && !mlo_str_starts(mlo_json_str(item, "object", ""), f->object))
+        return false;
+    if (f->since && *f->since && strcmp(at, f->since) < 0)
+        return false;
+    return !(f->until && *f->until && strcmp(at, f->until) > 0);
+}
+
+/* An entry for people. A body that is no JSON any more (somebody changed it) still shows. */
+static json_t *entry_json(const struct mlo_rows *rows, int row)
+{
+    struct mlo_buf body = MLO_BUF_INIT;
+    struct mlo_digest digest;
+    char prev[MLO_DIGEST_TEXT_SIZE] = "", hash[MLO_DIGEST_TEXT_SIZE] = "";
+    mlo_rows_bytes(rows, row, 3, &body);
+    if (mlo_rows_digest(rows, row, 1, &digest))
+        mlo_digest_text(&digest, prev);
+    if (mlo_rows_digest(rows, row, 2, &digest))
+        mlo_digest_text(&digest, hash);
+    json_t *item = json_loadb(mlo_buf_str(&body), body.len, JSON_REJECT_DUPLICATES, NULL);
+    if (!json_is_object(item)) {
+        json_decref(item);
+        item = json_object();
+    }
+    json_t *text = json_stringn(mlo_buf_str(&body), body.len);
+    bool failed = !item || json_object_set_new(item, "body", text ? text : json_null()) != 0 ||
+                  json_object_set_new(item, "seq", json_integer(mlo_rows_i64(rows, row, 0))) != 0 ||
+                  json_object_set_new(item, "prev_hash", json_string(prev)) != 0 ||
+                  json_object_set_new(item, "hash", json_string(hash)) != 0;
+    mlo_buf_clear(&body);
+    if (failed) {
+        json_decref(item);
+        return NULL;
+    }
+    return item;
+}
+
+enum mlo_status mlo_audit_list(struct mlo_db_conn *conn, int64_t project_id,
+                               const struct mlo_audit_filter *filter, const struct mlo_page *page,
+                               json_t **out, struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    int64_t limit, before, scanned = 0;
+    bool more = true;
+    enum mlo_status status;
+    json_t *items = json_array();
+    *out = NULL;
+    if (!items)
+        return mlo_error_nomem(err);
+    MLO_TRY(mlo_page_limit(page, &limit, err));
+    MLO_TRY(mlo_page_number(page, INT64_MAX, &before, err));
+    /* filtered here: the log's bytes are not asked to be JSON that PostgreSQL can read */
+    while (more && (int64_t)json_array_size(items) < limit && scanned < SCAN_MAX) {
+        struct mlo_params p = MLO_PARAMS_INIT;
+        mlo_param_i64(&p, project_id);
+        mlo_param_i64(&p, before);
+        mlo_param_i64(&p, BATCH);
+        MLO_TRY(mlo_db_exec(conn, &mlo_sql_audit[AUDIT_BEFORE], &p, &rows, err));
+        int count = mlo_rows_count(&rows), r = 0;
+        for (; r < count && (int64_t)json_array_size(items) < limit; r++, scanned++) {
+            json_t *item = entry_json(&rows, r);
+            if (!item) {
+                status = mlo_error_nomem(err);
+                goto out;
+            }
+            before = mlo_rows_i64(&rows, r, 0);
+            if (matches(item, filter))
+                json_array_append_new(items, item);
+            else
+                json_decref(item);
+        }
+        more = r < count || count == BATCH;
+    }
+    char next[24];
+    snprintf(next, sizeof next, "%lld", (long long)before);
+    *out = json_pack("{s:O, s:s?}", "items", items, "next", more && before > 1 ? next : NULL);
+    if (!*out)
+        status = mlo_error_nomem(err);
+out:
+    json_decref(items);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_audit_head(struct mlo_db_conn *conn, int64_t project_id, struct mlo_audit_head *out,
+                               struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    mlo_param_i64(&p, project_id);
+    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_audit[AUDIT_HEAD], &p, &rows, err);
+    if (status == MLO_OK && (mlo_rows_count(&rows) == 0 || !mlo_rows_digest(&rows, 0, 1, &out->hash)))
+        status = mlo_error_set(err, MLO_ENOTFOUND, "there is no audit chain %lld", (long long)project_id);
+    if (status == MLO_OK)
+        out->seq = mlo_rows_i64(&rows, 0, 0);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+/* --- checking
+ * ------------------------------------------------------------------------------------------------- */
+
+static void link_hash(struct mlo_hasher *hasher, const struct mlo_digest *prev, int64_t seq,
+                      const struct mlo_buf *body, struct mlo_digest *out)
+{
+    uint8_t number[8];
+    for (int i = 0; i < 8; i++)
+        number[i] = (uint8_t)((uint64_t)seq >> (56 - 8 * i));
+    mlo_hasher_update(hasher, prev->bytes, sizeof prev->bytes);
+    mlo_hasher_update(hasher, number, sizeof number);
+    mlo_hasher_update(hasher, mlo_buf_str(body), body->len);
+    mlo_hasher_final(hasher, out);
+}
+
+static void found_bad(struct mlo_audit_result *result, int64_t seq, const char *fmt, ...) MLO_PRINTF(3, 4);
+static void found_bad(struct mlo_audit_result *result, int64_t seq, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(result->problem, sizeof result->problem, fmt, args);
+    va_end(args);
+    result->intact = false;
+    result->bad_seq = seq;
+}
+
+/* Checks one row against the last good one; false when it is bad. */
+static bool check_row(const struct mlo_rows *rows, int r, struct mlo_hasher *hasher, struct mlo_buf *body,
+                      const struct mlo_audit_head *remembered, struct mlo_audit_result *result)
+{
+    int64_t seq = mlo_rows_i64(rows, r, 0), expected = result->head.seq + 1;
+    struct mlo_digest prev, stored, computed;
+    if (seq != expected) {
+        found_bad(result, seq < expected ? seq : expected,
+                  seq < expected ? "entry %lld does not belong before entry %lld"
+                                 : "entry %lld is missing: %lld follows",
+                  (long long)(seq < expected ? seq : expected), (long long)(seq < expected ? expected : seq));
+        return false;
+    }
+    if (!mlo_rows_digest(rows, r, 1, &prev) || !mlo_digest_eq(&prev, &result->head.hash)) {
+        found_bad(result, seq, "entry %lld does not link to the hash of the entry before it", (long long)seq);
+        return false;
+    }
+    mlo_buf_reset(body);
+    mlo_rows_bytes(rows, r, 3, body);
+    link_hash(hasher, &prev, seq, body, &computed);
+    if (!mlo_rows_digest(rows, r, 2, &stored) || !mlo_digest_eq(&stored, &computed)) {
+        found_bad(result, seq, "the content of entry %lld is not what was hashed: it was changed",
+                  (long long)seq);
+        return false;
+    }
+    if (remembered && remembered->seq == seq && !mlo_digest_eq(&remembered->hash, &computed)) {
+        found_bad(result, seq, "entry %lld is not the one that was seen before: the history was rewritten",
+                  (long long)seq);
+        return false;
+    }
+    result->head.seq = seq;
+    result->head.hash = computed;
+    result->entries++;
+    return true;
+}
+
+enum mlo_status mlo_audit_verify(struct mlo_db_conn *conn, int64_t project_id,
+                                 const struct mlo_audit_head *remembered, struct mlo_audit_result *out,
+                                 struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    struct mlo_buf body = MLO_BUF_INIT;
+    struct mlo_audit_head head;
+    bool outermost = !mlo_db_in_transaction(conn);
+    struct mlo_hasher *hasher = mlo_hasher_new();
+    memset(out, 0, sizeof *out);
+    out->intact = true;
+    if (!hasher)
+        return mlo_error_nomem(err);
+    enum mlo_status status = mlo_db_begin(conn, err);
+    if (status != MLO_OK) {
+        mlo_hasher_free(hasher);
+        return status;
+    }
+    if (outermost) /* the head and the rows of one moment */
+        MLO_TRY(mlo_db_exec_text(conn, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY", err));
+    MLO_TRY(mlo_audit_head(conn, project_id, &head, err));
+    int64_t after = INT64_MIN;
+    for (int count = BATCH; out->intact && count == BATCH;) {
+        struct mlo_params p = MLO_PARAMS_INIT;
+        mlo_param_i64(&p, project_id);
+        mlo_param_i64(&p, after);
+        mlo_param_i64(&p, BATCH);
+        MLO_TRY(mlo_db_exec(conn, &mlo_sql_audit[AUDIT_AFTER], &p, &rows, err));
+        count = mlo_rows_count(&rows);
+        for (int r = 0; r < count && check_row(&rows, r, hasher, &body, remembered, out); r++)
+            after = out->head.seq;
+        if (!mlo_buf_ok(&body)) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+    }
+    if (!out->intact)
+        goto out;
+    int64_t last = out->head.seq;
+    if (last < head.seq)
+        found_bad(out, last + 1, "the log ends at entry %lld, its head says %lld: the tail was cut",
+                  (long long)last, (long long)head.seq);
+    else if (last > head.seq || !mlo_digest_eq(&head.hash, &out->head.hash))
+        found_bad(out, last, "the head says entry %lld with another hash: entries were added or replaced",
+                  (long long)head.seq);
+    else if (remembered && remembered->seq > last)
+        found_bad(out, last + 1,
+                  "the log ends at entry %lld, but entry %lld was seen before: the tail was cut",
+                  (long long)last, (long long)remembered->seq);
+out:
+    mlo_rows_clear(&rows);
+    mlo_buf_clear(&body);
+    mlo_hasher_free(hasher);
+    return mlo_db_end(conn, status, err);
+}

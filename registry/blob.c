@@ -1,0 +1,283 @@
+/* What all backends share: the choice by URL, hashing on the way, checked reads. */
+#include "registry/blob_impl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PIECE = 1 << 18 };
+
+static const struct mlo_blob_backend *const backends[] = {&mlo_blob_backend_file};
+
+enum mlo_status mlo_blob_store_open(const char *url, struct mlo_blob_store **out, struct mlo_error *err)
+{
+    *out = NULL;
+    size_t n = strcspn(url, ":");
+    for (size_t i = 0; url[n] == ':' && i < MLO_COUNT(backends); i++) {
+        if (strlen(backends[i]->scheme) != n || strncmp(url, backends[i]->scheme, n) != 0)
+            continue;
+        struct mlo_blob_store *store = calloc(1, sizeof *store);
+        if (!store)
+            return mlo_error_nomem(err);
+        store->backend = backends[i];
+        enum mlo_status status = store->backend->open(store, url + n + 1, err);
+        if (status != MLO_OK)
+            free(store);
+        else
+            *out = store;
+        return status;
+    }
+    mlo_error_set(err, MLO_EINVAL, "'%.200s' is no address of a blob store", url);
+    mlo_error_hint(err, "write file:/absolute/path");
+    return MLO_EINVAL;
+}
+
+void mlo_blob_store_close(struct mlo_blob_store *store)
+{
+    if (!store)
+        return;
+    store->backend->close(store);
+    free(store);
+}
+
+enum mlo_status mlo_blob_writer_open(struct mlo_blob_store *store, struct mlo_blob_writer **out,
+                                     struct mlo_error *err)
+{
+    *out = NULL;
+    struct mlo_blob_writer *writer = calloc(1, sizeof *writer);
+    struct mlo_hasher *hasher = mlo_hasher_new();
+    if (!writer || !hasher) {
+        free(writer);
+        mlo_hasher_free(hasher);
+        return mlo_error_nomem(err);
+    }
+    writer->store = store;
+    writer->hasher = hasher;
+    enum mlo_status status = store->backend->begin(writer, err);
+    if (status != MLO_OK) {
+        mlo_hasher_free(hasher);
+        free(writer);
+        return status;
+    }
+    *out = writer;
+    return MLO_OK;
+}
+
+enum mlo_status mlo_blob_writer_write(struct mlo_blob_writer *writer, const void *bytes, size_t size,
+                                      struct mlo_error *err)
+{
+    if (writer->spent)
+        return mlo_error_set(err, MLO_EINTERNAL, "the writer of a blob was used after its end");
+    enum mlo_status status = writer->store->backend->write(writer, bytes, size, err);
+    if (status != MLO_OK) {
+        writer->spent = true;
+        return status;
+    }
+    mlo_hasher_update(writer->hasher, bytes, size);
+    writer->size_bytes += size;
+    return MLO_OK;
+}
+
+uint64_t mlo_blob_writer_size(const struct mlo_blob_writer *writer)
+{
+    return writer->size_bytes;
+}
+
+static enum mlo_status wrong_digest(const struct mlo_digest *expected, const struct mlo_digest *got,
+                                    struct mlo_error *err)
+{
+    char a[MLO_DIGEST_TEXT_SIZE], b[MLO_DIGEST_TEXT_SIZE];
+    return mlo_error_set(err, MLO_EDIGEST, "the bytes hash to %s, not to %s", mlo_digest_text(got, a),
+                         mlo_digest_text(expected, b));
+}
+
+enum mlo_status mlo_blob_writer_commit(struct mlo_blob_writer *writer, const struct mlo_digest *expected,
+                                       struct mlo_digest *digest, uint64_t *size_bytes, struct mlo_error *err)
+{
+    struct mlo_digest computed;
+    if (writer->spent)
+        return mlo_error_set(err, MLO_EINTERNAL, "the writer of a blob was used after its end");
+    writer->spent = true;
+    mlo_hasher_final(writer->hasher, &computed);
+    if (expected && !mlo_digest_eq(expected, &computed)) {
+        wrong_digest(expected, &computed, err);
+        mlo_error_hint(err,
+                       "the bytes changed on the way, or the digest is of another file: send them again");
+        return MLO_EDIGEST;
+    }
+    enum mlo_status status = writer->store->backend->finish(writer, &computed, err);
+    if (status == MLO_OK && digest)
+        *digest = computed;
+    if (status == MLO_OK && size_bytes)
+        *size_bytes = writer->size_bytes;
+    return status;
+}
+
+void mlo_blob_writer_free(struct mlo_blob_writer *writer)
+{
+    if (!writer)
+        return;
+    writer->store->backend->end(writer);
+    mlo_hasher_free(writer->hasher);
+    free(writer);
+}
+
+enum mlo_status mlo_blob_put_file(struct mlo_blob_store *store, const char *path, struct mlo_digest *digest,
+                                  uint64_t *size_bytes, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_blob_writer *writer = NULL;
+    char *piece = malloc(PIECE);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        status = mlo_error_errno(err, errno, "cannot open %s", path);
+        goto out;
+    }
+    if (!piece) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_blob_writer_open(store, &writer, err));
+    for (size_t got = PIECE; got == PIECE;) {
+        if (!mlo_fs_read_full(fd, piece, PIECE, &got)) {
+            status = mlo_error_errno(err, errno, "cannot read %s", path);
+            goto out;
+        }
+        MLO_TRY(mlo_blob_writer_write(writer, piece, got, err));
+    }
+    MLO_TRY(mlo_blob_writer_commit(writer, NULL, digest, size_bytes, err));
+out:
+    mlo_blob_writer_free(writer);
+    free(piece);
+    if (fd >= 0)
+        close(fd);
+    return status;
+}
+
+enum mlo_status mlo_blob_put_bytes(struct mlo_blob_store *store, const void *bytes, size_t size,
+                                   struct mlo_digest *digest, struct mlo_error *err)
+{
+    struct mlo_blob_writer *writer;
+    enum mlo_status status = mlo_blob_writer_open(store, &writer, err);
+    if (status != MLO_OK)
+        return status;
+    MLO_TRY(mlo_blob_writer_write(writer, bytes, size, err));
+    MLO_TRY(mlo_blob_writer_commit(writer, NULL, digest, NULL, err));
+out:
+    mlo_blob_writer_free(writer);
+    return status;
+}
+
+enum mlo_status mlo_blob_open_fd(struct mlo_blob_store *store, const struct mlo_digest *digest, int *fd,
+                                 uint64_t *size_bytes, struct mlo_error *err)
+{
+    return store->backend->open_fd(store, digest, fd, size_bytes, err);
+}
+
+enum mlo_status mlo_blob_size(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                              uint64_t *size_bytes, struct mlo_error *err)
+{
+    int fd = -1;
+    enum mlo_status status = mlo_blob_open_fd(store, digest, &fd, size_bytes, err);
+    if (fd >= 0)
+        close(fd);
+    return status;
+}
+
+bool mlo_blob_exists(struct mlo_blob_store *store, const struct mlo_digest *digest)
+{
+    struct mlo_error ignored = {0};
+    return mlo_blob_size(store, digest, NULL, &ignored) == MLO_OK;
+}
+
+/* Reads all of fd, hashing, into `to` (a descriptor, or -1) and `out` (or NULL); then compares. */
+static enum mlo_status copy_checked(int fd, const struct mlo_digest *digest, int to, struct mlo_buf *out,
+                                    struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_digest computed;
+    struct mlo_hasher *hasher = mlo_hasher_new();
+    char *piece = malloc(PIECE);
+    if (!hasher || !piece) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    for (size_t got = PIECE; got == PIECE;) {
+        if (!mlo_fs_read_full(fd, piece, PIECE, &got)) {
+            status = mlo_error_errno(err, errno, "cannot read a blob");
+            goto out;
+        }
+        mlo_hasher_update(hasher, piece, got);
+        if (out)
+            mlo_buf_append(out, piece, got);
+        if (to >= 0 && !mlo_fs_write_full(to, piece, got)) {
+            status = mlo_error_errno(err, errno, "cannot write a copy of a blob");
+            goto out;
+        }
+    }
+    mlo_hasher_final(hasher, &computed);
+    if (!mlo_digest_eq(&computed, digest)) {
+        status = wrong_digest(digest, &computed, err);
+        mlo_error_prefix(err, "a blob in the store is damaged");
+    } else if (out && !mlo_buf_ok(out)) {
+        status = mlo_error_nomem(err);
+    }
+out:
+    mlo_hasher_free(hasher);
+    free(piece);
+    return status;
+}
+
+enum mlo_status mlo_blob_path(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                              const char *scratch_dir, bool verify, char **path, struct mlo_error *err)
+{
+    int fd = -1, to = -1;
+    char hex[MLO_DIGEST_TEXT_SIZE], *made = NULL;
+    enum mlo_status status;
+    *path = NULL;
+    MLO_TRY(store->backend->path(store, digest, &made, err));
+    if (made && !verify)
+        goto out;
+    MLO_TRY(mlo_blob_open_fd(store, digest, &fd, NULL, err));
+    if (!made) {
+        made = mlo_fs_join(scratch_dir, mlo_digest_hex(digest, hex), NULL);
+        to = made ? open(made, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600) : -1;
+        if (to < 0) {
+            status = mlo_error_errno(err, errno, "cannot make a copy of a blob in %s", scratch_dir);
+            goto out;
+        }
+    }
+    status = copy_checked(fd, digest, to, NULL, err);
+    if (status != MLO_OK && to >= 0)
+        unlink(made);
+out:
+    if (fd >= 0)
+        close(fd);
+    if (to >= 0)
+        close(to);
+    if (status == MLO_OK)
+        *path = made;
+    else
+        free(made);
+    return status;
+}
+
+enum mlo_status mlo_blob_read(struct mlo_blob_store *store, const struct mlo_digest *digest, size_t max_bytes,
+                              struct mlo_buf *out, struct mlo_error *err)
+{
+    int fd;
+    uint64_t size;
+    enum mlo_status status = mlo_blob_open_fd(store, digest, &fd, &size, err);
+    if (status != MLO_OK)
+        return status;
+    if (size > max_bytes)
+        status =
+            mlo_error_set(err, MLO_ETOOBIG, "a blob of %llu bytes is more than the %zu that are read at once",
+                          (unsigned long long)size, max_bytes);
+    else
+        status = copy_checked(fd, digest, -1, out, err);
+    close(fd);
+    return status;
+}

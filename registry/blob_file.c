@@ -1,0 +1,245 @@
+/* Blobs as files: <root>/sha256/ab/cd/<64 hex digits>, written in <root>/incoming and renamed, so that a name
+ * is only ever seen with all of its bytes behind it. */
+#include "registry/blob_impl.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct file_store {
+    char *root;
+};
+
+struct file_writer {
+    int fd;
+    char *path; /* in incoming; NULL once renamed */
+};
+
+static void file_close(struct mlo_blob_store *store)
+{
+    struct file_store *s = store->state;
+    free(s->root);
+    free(s);
+}
+
+/* Removes what writers left behind that were killed. */
+static void sweep(const char *incoming)
+{
+    DIR *dir = opendir(incoming);
+    struct dirent *entry;
+    while (dir && (entry = readdir(dir))) {
+        int fd = entry->d_name[0] == '.'
+                     ? -1
+                     : openat(dirfd(dir), entry->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        if (fd < 0)
+            continue;
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+            unlinkat(dirfd(dir), entry->d_name, 0);
+        close(fd);
+    }
+    if (dir)
+        closedir(dir);
+}
+
+static enum mlo_status file_open(struct mlo_blob_store *store, const char *place, struct mlo_error *err)
+{
+    char *incoming = NULL, *shards = NULL;
+    if (mlo_str_starts(place, "//"))
+        place += 2; /* file:///path */
+    if (place[0] != '/') {
+        mlo_error_set(err, MLO_EINVAL, "the blob store's path '%.200s' is not absolute", place);
+        mlo_error_hint(err, "write file:/absolute/path");
+        return MLO_EINVAL;
+    }
+    struct file_store *s = calloc(1, sizeof *s);
+    if (!s)
+        return mlo_error_nomem(err);
+    enum mlo_status status = MLO_OK;
+    store->state = s;
+    s->root = strdup(place);
+    incoming = mlo_fs_join(place, "incoming", NULL);
+    shards = mlo_fs_join(place, "sha256", NULL);
+    if (!s->root || !incoming || !shards) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_fs_mkdirs(incoming, err));
+    MLO_TRY(mlo_fs_mkdirs(shards, err));
+    sweep(incoming);
+out:
+    free(incoming);
+    free(shards);
+    if (status != MLO_OK)
+        file_close(store);
+    return status;
+}
+
+/* A new file in incoming, locked: the lock says that its writer lives. *path is the caller's. */
+static int new_file(const struct file_store *s, char **path)
+{
+    for (;;) {
+        struct stat st;
+        *path = mlo_fs_join(s->root, "incoming", "blob-XXXXXX", NULL);
+        int fd = *path ? mkostemp(*path, O_CLOEXEC) : -1;
+        if (!*path)
+            errno = ENOMEM;
+        if (fd < 0)
+            return -1;
+        if (flock(fd, LOCK_EX) == 0 && fstat(fd, &st) == 0 && st.st_nlink == 1)
+            return fd;
+        close(fd); /* a sweep took it before it was locked */
+        free(*path);
+    }
+}
+
+static enum mlo_status file_begin(struct mlo_blob_writer *writer, struct mlo_error *err)
+{
+    const struct file_store *s = writer->store->state;
+    struct file_writer *w = calloc(1, sizeof *w);
+    if (!w)
+        return mlo_error_nomem(err);
+    w->fd = new_file(s, &w->path);
+    if (w->fd < 0) {
+        enum mlo_status status = mlo_error_errno(err, errno, "cannot write to the blob store %s", s->root);
+        free(w->path);
+        free(w);
+        return status;
+    }
+    writer->state = w;
+    return MLO_OK;
+}
+
+static enum mlo_status file_write(struct mlo_blob_writer *writer, const void *bytes, size_t size,
+                                  struct mlo_error *err)
+{
+    const struct file_store *s = writer->store->state;
+    const struct file_writer *w = writer->state;
+    if (mlo_fs_write_full(w->fd, bytes, size))
+        return MLO_OK;
+    enum mlo_status status =
+        mlo_error_errno(err, errno == EFBIG ? ENOSPC : errno, "cannot write to the blob store %s", s->root);
+    if (status == MLO_ENOSPC)
+        mlo_error_hint(err, "make room there, or move the store to a larger disk");
+    return status;
+}
+
+static bool sync_folder(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool ok = fd >= 0 && fsync(fd) == 0;
+    int e = errno;
+    if (fd >= 0)
+        close(fd);
+    errno = e;
+    return ok;
+}
+
+/* A shard folder that was made must outlive a power cut as well: its parent is synced. */
+static bool make_folder(const char *parent, const char *path)
+{
+    if (mkdir(path, 0755) == 0)
+        return sync_folder(parent);
+    return errno == EEXIST;
+}
+
+static char *blob_path(const struct file_store *s, const struct mlo_digest *digest)
+{
+    char hex[MLO_DIGEST_TEXT_SIZE], a[3], b[3];
+    mlo_digest_hex(digest, hex);
+    snprintf(a, sizeof a, "%.2s", hex);
+    snprintf(b, sizeof b, "%.2s", hex + 2);
+    return mlo_fs_join(s->root, "sha256", a, b, hex, NULL);
+}
+
+static enum mlo_status file_finish(struct mlo_blob_writer *writer, const struct mlo_digest *digest,
+                                   struct mlo_error *err)
+{
+    const struct file_store *s = writer->store->state;
+    struct file_writer *w = writer->state;
+    enum mlo_status status = MLO_OK;
+    char *path = blob_path(s, digest), *two = path ? strdup(path) : NULL, *one = path ? strdup(path) : NULL;
+    char *root = mlo_fs_join(s->root, "sha256", NULL);
+    if (!one || !two || !root) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    *strrchr(two, '/') = '\0'; /* …/ab/cd */
+    *strrchr(one, '/') = '\0';
+    *strrchr(one, '/') = '\0'; /* …/ab */
+    if (fchmod(w->fd, 0444) != 0 || fsync(w->fd) != 0 || !make_folder(root, one) || !make_folder(one, two) ||
+        rename(w->path, path) != 0) {
+        status = mlo_error_errno(err, errno, "cannot store a blob in %s", s->root);
+        goto out;
+    }
+    free(w->path);
+    w->path = NULL;
+    if (!sync_folder(two))
+        status = mlo_error_errno(err, errno, "cannot store a blob in %s", s->root);
+out:
+    free(path);
+    free(one);
+    free(two);
+    free(root);
+    return status;
+}
+
+static void file_end(struct mlo_blob_writer *writer)
+{
+    struct file_writer *w = writer->state;
+    close(w->fd);
+    if (w->path)
+        unlink(w->path);
+    free(w->path);
+    free(w);
+}
+
+static enum mlo_status file_open_fd(struct mlo_blob_store *store, const struct mlo_digest *digest, int *fd,
+                                    uint64_t *size_bytes, struct mlo_error *err)
+{
+    struct stat st;
+    char text[MLO_DIGEST_TEXT_SIZE], *path = blob_path(store->state, digest);
+    *fd = -1;
+    if (!path)
+        return mlo_error_nomem(err);
+    *fd = open(path, O_RDONLY | O_CLOEXEC);
+    int e = errno;
+    free(path);
+    if (*fd >= 0 && fstat(*fd, &st) == 0) {
+        if (size_bytes)
+            *size_bytes = (uint64_t)st.st_size;
+        return MLO_OK;
+    }
+    return mlo_error_errno(err, e, "blob %s", mlo_digest_text(digest, text));
+}
+
+static enum mlo_status file_path(struct mlo_blob_store *store, const struct mlo_digest *digest, char **path,
+                                 struct mlo_error *err)
+{
+    char text[MLO_DIGEST_TEXT_SIZE];
+    *path = blob_path(store->state, digest);
+    if (!*path)
+        return mlo_error_nomem(err);
+    if (access(*path, R_OK) == 0)
+        return MLO_OK;
+    enum mlo_status status = mlo_error_errno(err, errno, "blob %s", mlo_digest_text(digest, text));
+    free(*path);
+    *path = NULL;
+    return status;
+}
+
+const struct mlo_blob_backend mlo_blob_backend_file = {
+    .scheme = "file",
+    .open = file_open,
+    .close = file_close,
+    .begin = file_begin,
+    .write = file_write,
+    .finish = file_finish,
+    .end = file_end,
+    .open_fd = file_open_fd,
+    .path = file_path,
+};

@@ -1,0 +1,43 @@
+/* Private to registry/blob*.c: the vtable that a backend fills. */
+#ifndef MLO_REGISTRY_BLOB_IMPL_H
+#define MLO_REGISTRY_BLOB_IMPL_H
+
+#include "registry/blob.h"
+
+struct mlo_blob_backend {
+    const char *scheme; /* of the URL: "file" */
+    /* `place` is what follows "scheme:". Sets store->state. */
+    enum mlo_status (*open)(struct mlo_blob_store *store, const char *place, struct mlo_error *err);
+    void (*close)(struct mlo_blob_store *store);
+    /* Sets writer->state. */
+    enum mlo_status (*begin)(struct mlo_blob_writer *writer, struct mlo_error *err);
+    enum mlo_status (*write)(struct mlo_blob_writer *writer, const void *bytes, size_t size,
+                             struct mlo_error *err);
+    /* Durable and visible as `digest`, or nothing. */
+    enum mlo_status (*finish)(struct mlo_blob_writer *writer, const struct mlo_digest *digest,
+                              struct mlo_error *err);
+    /* Drops what was not finished, frees writer->state. */
+    void (*end)(struct mlo_blob_writer *writer);
+    enum mlo_status (*open_fd)(struct mlo_blob_store *store, const struct mlo_digest *digest, int *fd,
+                               uint64_t *size_bytes, struct mlo_error *err);
+    /* The store's own file; NULL when the backend has none, and a copy is to be made. */
+    enum mlo_status (*path)(struct mlo_blob_store *store, const struct mlo_digest *digest, char **path,
+                            struct mlo_error *err);
+};
+
+struct mlo_blob_store {
+    const struct mlo_blob_backend *backend;
+    void *state;
+};
+
+struct mlo_blob_writer {
+    struct mlo_blob_store *store;
+    struct mlo_hasher *hasher;
+    uint64_t size_bytes;
+    bool spent; /* committed or failed */
+    void *state;
+};
+
+extern const struct mlo_blob_backend mlo_blob_backend_file;
+
+#endif

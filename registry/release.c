@@ -1,0 +1,201 @@
+/* Releases: what a stage can hold. And resolving: what a consumer gets of one. */
+#include "registry/release_impl.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "registry/sql_impl.h"
+#include "registry/target.h"
+
+enum { RELEASE_LOCK, RELEASE_FIND, RELEASE_COUNT, RELEASE_ADD, RELEASE_VARIANT, RELEASE_RESOLVE };
+
+enum { CHOICES_MAX = 64 };
+
+const struct mlo_sql mlo_sql_release[] = {
+    [RELEASE_LOCK] = {"release_lock", "SELECT id FROM model WHERE id = $1 FOR UPDATE", 1},
+    [RELEASE_FIND] = {"release_find", "SELECT id, seq FROM release WHERE model_id = $1 AND content = $2", 2},
+    [RELEASE_COUNT] =
+        {"release_count",
+         "UPDATE model SET next_release = next_release + 1 WHERE id = $1 RETURNING next_release - 1", 1},
+    [RELEASE_ADD] =
+        {"release_add",
+         "INSERT INTO release (model_id, seq, version_id, content, created_by) VALUES ($1, $2, $3, $4, $5) "
+         "RETURNING id",
+         5},
+    [RELEASE_VARIANT] = {"release_variant",
+                         "INSERT INTO release_variant (release_id, target, variant, artifact, size) "
+                         "VALUES ($1, $2, $3, $4, $5)",
+                         5},
+    [RELEASE_RESOLVE] =
+        {"release_resolve",
+         "SELECT r.seq, v.number, rv.target, rv.variant, rv.artifact, rv.size, s.generation FROM stage s "
+         "JOIN release r ON r.id = s.release_id JOIN version v ON v.id = r.version_id "
+         "JOIN release_variant rv ON rv.release_id = r.id WHERE s.model_id = $1 AND s.name = $2 "
+         "ORDER BY rv.target",
+         2},
+};
+const size_t mlo_sql_release_count = MLO_COUNT(mlo_sql_release);
+
+struct chosen {
+    const char *target;
+    struct mlo_variant_info variant;
+};
+
+static int by_target(const void *a, const void *b)
+{
+    return strcmp(((const struct chosen *)a)->target, ((const struct chosen *)b)->target);
+}
+
+/* Finds the variants, sorted by target; *out is the caller's (free). */
+static enum mlo_status choose(struct mlo_db_conn *conn, int64_t version_id,
+                              const struct mlo_release_choice *choices, size_t count, struct chosen **out,
+                              struct mlo_error *err)
+{
+    if (count == 0 || count > CHOICES_MAX)
+        return mlo_error_set(err, MLO_EINVAL, "a release has 1 to %d variants, one per target", CHOICES_MAX);
+    struct chosen *all = calloc(count, sizeof *all);
+    if (!all)
+        return mlo_error_nomem(err);
+    enum mlo_status status = MLO_OK;
+    for (size_t i = 0; i < count; i++) {
+        all[i].target = choices[i].target && *choices[i].target ? choices[i].target : "any";
+        if (!mlo_target_valid(all[i].target)) {
+            status = mlo_error_set(err, MLO_EINVAL, "'%.60s' is no target", all[i].target);
+            mlo_error_hint(err, "targets are any, cpu:avx2, cpu:avx512-vnni, cuda:sm90 and the like");
+            goto out;
+        }
+        MLO_TRY(mlo_variant_find(conn, version_id, choices[i].variant ? choices[i].variant : "",
+                                 &all[i].variant, err));
+    }
+    qsort(all, count, sizeof *all, by_target);
+    for (size_t i = 1; i < count; i++) {
+        if (strcmp(all[i - 1].target, all[i].target) == 0) {
+            status = mlo_error_set(err, MLO_EINVAL, "two variants for the target %s: %s and %s",
+                                   all[i].target, all[i - 1].variant.name, all[i].variant.name);
+            goto out;
+        }
+    }
+out:
+    if (status == MLO_OK)
+        *out = all;
+    else
+        free(all);
+    return status;
+}
+
+/* What makes a release itself: its number is not part of it. */
+static enum mlo_status content_digest(int64_t version, const struct chosen *all, size_t count,
+                                      struct mlo_digest *out, struct mlo_error *err)
+{
+    char text[MLO_DIGEST_TEXT_SIZE];
+    json_t *variants = json_array();
+    for (size_t i = 0; i < count; i++)
+        json_array_append_new(variants, json_pack("{s:s, s:s, s:s}", "target", all[i].target, "variant",
+                                                  all[i].variant.name, "artifact",
+                                                  mlo_digest_text(&all[i].variant.artifact, text)));
+    json_t *content = json_pack("{s:I, s:o}", "version", (json_int_t)version, "variants", variants);
+    if (!content)
+        return mlo_error_nomem(err);
+    enum mlo_status status = mlo_json_digest(content, out, err);
+    json_decref(content);
+    return status;
+}
+
+static enum mlo_status insert(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                              const struct mlo_version_info *version, const struct mlo_digest *content,
+                              const struct chosen *all, size_t count, struct mlo_release *out,
+                              struct mlo_error *err)
+{
+    struct mlo_params counter = MLO_PARAMS_INIT, add = MLO_PARAMS_INIT;
+    enum mlo_status status;
+    mlo_param_i64(&counter, version->model_id);
+    MLO_TRY(mlo_sql_number(conn, &mlo_sql_release[RELEASE_COUNT], &counter, &out->seq, err));
+    mlo_param_i64(&add, version->model_id);
+    mlo_param_i64(&add, out->seq);
+    mlo_param_i64(&add, version->id);
+    mlo_param_digest(&add, content);
+    mlo_param_text(&add, actor->name);
+    MLO_TRY(mlo_sql_number(conn, &mlo_sql_release[RELEASE_ADD], &add, &out->id, err));
+    for (size_t i = 0; i < count; i++) {
+        struct mlo_params p = MLO_PARAMS_INIT;
+        mlo_param_i64(&p, out->id);
+        mlo_param_text(&p, all[i].target);
+        mlo_param_text(&p, all[i].variant.name);
+        mlo_param_digest(&p, &all[i].variant.artifact);
+        mlo_param_i64(&p, (int64_t)all[i].variant.size_bytes);
+        MLO_TRY(mlo_db_exec(conn, &mlo_sql_release[RELEASE_VARIANT], &p, NULL, err));
+    }
+out:
+    return status;
+}
+
+enum mlo_status mlo_release_ensure(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                   const struct mlo_version_info *version,
+                                   const struct mlo_release_choice *choices, size_t count,
+                                   struct mlo_release *out, struct mlo_error *err)
+{
+    struct mlo_params lock = MLO_PARAMS_INIT, find = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    struct mlo_digest content;
+    struct chosen *all = NULL;
+    enum mlo_status status = choose(conn, version->id, choices, count, &all, err);
+    if (status != MLO_OK)
+        return status;
+    MLO_TRY(content_digest(version->number, all, count, &content, err));
+    mlo_param_i64(&lock, version->model_id);
+    MLO_TRY(mlo_sql_number(conn, &mlo_sql_release[RELEASE_LOCK], &lock, NULL, err));
+    mlo_param_i64(&find, version->model_id);
+    mlo_param_digest(&find, &content);
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_release[RELEASE_FIND], &find, &rows, err));
+    if (mlo_rows_count(&rows) > 0) {
+        out->id = mlo_rows_i64(&rows, 0, 0);
+        out->seq = mlo_rows_i64(&rows, 0, 1);
+        goto out;
+    }
+    MLO_TRY(insert(conn, actor, version, &content, all, count, out, err));
+out:
+    mlo_rows_clear(&rows);
+    free(all);
+    return status;
+}
+
+enum mlo_status mlo_stage_resolve(struct mlo_db_conn *conn, int64_t model_id, const char *stage,
+                                  const char *consumer, struct mlo_resolution *out, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    int best = -1;
+    memset(out, 0, sizeof *out);
+    if (!mlo_stage_valid(stage))
+        return mlo_error_set(err, MLO_ENOTFOUND, "there is no stage '%.40s': staging and production are",
+                             stage);
+    mlo_param_i64(&p, model_id);
+    mlo_param_text(&p, stage);
+    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_release[RELEASE_RESOLVE], &p, &rows, err);
+    for (int r = 0; status == MLO_OK && r < mlo_rows_count(&rows); r++) {
+        const char *target = mlo_rows_text(&rows, r, 2);
+        if (mlo_target_satisfies(consumer, target) &&
+            (best < 0 || mlo_target_rank(target) > mlo_target_rank(mlo_rows_text(&rows, best, 2))))
+            best = r;
+    }
+    if (status == MLO_OK && mlo_rows_count(&rows) == 0)
+        status = mlo_error_set(err, MLO_ENOTFOUND, "%s is empty: nothing was promoted to it", stage);
+    else if (status == MLO_OK && best < 0) {
+        status = mlo_error_set(err, MLO_ENOTFOUND, "the release in %s has no variant for %.100s", stage,
+                               consumer ? consumer : "any");
+        mlo_error_hint(err, "promote a release that has a variant for the target any");
+    }
+    if (status == MLO_OK) {
+        out->release = mlo_rows_i64(&rows, best, 0);
+        out->version = mlo_rows_i64(&rows, best, 1);
+        snprintf(out->target, sizeof out->target, "%s", mlo_rows_text(&rows, best, 2));
+        snprintf(out->variant, sizeof out->variant, "%s", mlo_rows_text(&rows, best, 3));
+        out->size_bytes = (uint64_t)mlo_rows_i64(&rows, best, 5);
+        out->generation = mlo_rows_i64(&rows, best, 6);
+        if (!mlo_rows_digest(&rows, best, 4, &out->artifact))
+            status =
+                mlo_error_set(err, MLO_EINTERNAL, "release %lld has no artifact", (long long)out->release);
+    }
+    mlo_rows_clear(&rows);
+    return status;
+}

@@ -1,0 +1,26 @@
+/* Private to registry/stage.c, registry/release.c. */
+#ifndef MLO_REGISTRY_RELEASE_IMPL_H
+#define MLO_REGISTRY_RELEASE_IMPL_H
+
+#include "registry/stages.h"
+
+struct mlo_release {
+    int64_t id, seq;
+};
+
+/* The release with exactly this content: the one that is there, or a new one. Locks the model. */
+enum mlo_status mlo_release_ensure(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                   const struct mlo_version_info *version,
+                                   const struct mlo_release_choice *choices, size_t count,
+                                   struct mlo_release *out, struct mlo_error *err);
+
+/* A release as JSON, by an expression for its id. */
+#define MLO_RELEASE_JSON(id)                                                                                 \
+    "(SELECT json_build_object('release', r.seq, 'version', v.number, "                                      \
+    "'created_at', to_char(r.created_at, 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), 'created_by', r.created_by, " \
+    "'variants', (SELECT json_agg(json_build_object('target', rv.target, 'variant', rv.variant, "            \
+    "'artifact', 'sha256:' || encode(rv.artifact, 'hex'), 'size', rv.size) ORDER BY rv.target) "             \
+    "FROM release_variant rv WHERE rv.release_id = r.id)) "                                                  \
+    "FROM release r JOIN version v ON v.id = r.version_id WHERE r.id = " id ")"
+
+#endif

@@ -1,0 +1,44 @@
+/* Private to registry: the modules' statement tables, and paging. */
+#ifndef MLO_REGISTRY_SQL_IMPL_H
+#define MLO_REGISTRY_SQL_IMPL_H
+
+#include "registry/db.h"
+#include "registry/page.h"
+
+/* A module X defines mlo_sql_X[] and mlo_sql_X_count; the test of all statements walks this list. */
+#define MLO_SQL_MODULES(X)                                                                                   \
+    X(bootstrap)                                                                                             \
+    X(migrate)                                                                                               \
+    X(token) X(idempotency) X(audit) X(project) X(model) X(version) X(variant) X(dataset) X(derivation)      \
+        X(lineage) X(evidence) X(stage) X(release)
+
+#define MLO_SQL_DECLARE(module)                                                                              \
+    extern const struct mlo_sql mlo_sql_##module[];                                                          \
+    extern const size_t mlo_sql_##module##_count;
+MLO_SQL_MODULES(MLO_SQL_DECLARE)
+#undef MLO_SQL_DECLARE
+
+/* The page's limit, checked; `page` may be NULL. */
+enum mlo_status mlo_page_limit(const struct mlo_page *page, int64_t *limit, struct mlo_error *err);
+/* The page's cursor as a number, or `first` for the first page. */
+enum mlo_status mlo_page_number(const struct mlo_page *page, int64_t first, int64_t *out,
+                                struct mlo_error *err);
+/* The page's cursor as text, "" for the first page. */
+const char *mlo_page_text(const struct mlo_page *page);
+/* Rows (up to limit + 1 were asked for) whose column 0 is the cursor -> {"items", "next"}; items lack column
+ * 0. */
+enum mlo_status mlo_page_json(const struct mlo_rows *rows, int64_t limit, json_t **out,
+                              struct mlo_error *err);
+
+/* Runs the statement and gives its first row's first column as a number; MLO_ENOTFOUND (with no message)
+ * without a row. */
+enum mlo_status mlo_sql_number(struct mlo_db_conn *conn, const struct mlo_sql *sql,
+                               const struct mlo_params *params, int64_t *out, struct mlo_error *err);
+/* The first row as an object; MLO_ENOTFOUND without one. */
+enum mlo_status mlo_sql_object(struct mlo_db_conn *conn, const struct mlo_sql *sql,
+                               const struct mlo_params *params, json_t **out, struct mlo_error *err);
+/* All rows as an array. */
+enum mlo_status mlo_sql_array(struct mlo_db_conn *conn, const struct mlo_sql *sql,
+                              const struct mlo_params *params, json_t **out, struct mlo_error *err);
+
+#endif

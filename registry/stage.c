@@ -1,0 +1,367 @@
+/* Moves of a stage: promotion and rollback; the promotion log. */
+#include <string.h>
+
+#include "registry/release_impl.h"
+#include "registry/sql_impl.h"
+
+enum {
+    STAGE_LOCK,
+    STAGE_NOW,
+    STAGE_BEFORE,
+    STAGE_HELD,
+    STAGE_MOVE_ADD,
+    STAGE_SET,
+    STAGE_GET,
+    STAGE_LIST,
+    STAGE_HISTORY,
+    STAGE_MOVE_GET,
+    STAGE_AT
+};
+
+#define STAGE_COLUMNS                                                                                        \
+    "s.name AS stage, s.generation, s.moved_at, " MLO_RELEASE_JSON(                                          \
+        "s.release_id") " AS release, " MLO_RELEASE_JSON("(SELECT b.to_release FROM stage_move f JOIN "      \
+                                                         "stage_move b ON b.id = f.replaced WHERE f.id = "   \
+                                                         "s.move_id)") " AS previous"
+
+#define MOVE_COLUMNS                                                                                         \
+    "mv.id, p.name AS project, m.name AS model, mv.stage, mv.generation, mv.kind, " MLO_RELEASE_JSON(        \
+        "mv.from_release") " AS \"from\", " MLO_RELEASE_JSON("mv.to_release") " AS \"to\", "                 \
+                                                                              "mv.actor, mv.via, "           \
+                                                                              "mv.reason, mv.request_id, "   \
+                                                                              "mv.at, mv.audit_seq"
+
+#define MOVE_TABLES "stage_move mv JOIN model m ON m.id = mv.model_id JOIN project p ON p.id = m.project_id"
+
+const struct mlo_sql mlo_sql_stage[] = {
+    [STAGE_LOCK] = {"stage_lock", "SELECT generation FROM stage WHERE model_id = $1 AND name = $2 FOR UPDATE",
+                    2},
+    /* after the lock: a join within it would see releases of the time before it was granted */
+    [STAGE_NOW] = {"stage_now",
+                   "SELECT s.generation, s.move_id, s.release_id, r.seq, m.project_id, p.name || '/' || "
+                   "m.name, v.number "
+                   "FROM stage s JOIN model m ON m.id = s.model_id JOIN project p ON p.id = m.project_id "
+                   "LEFT JOIN release r ON r.id = s.release_id LEFT JOIN version v ON v.id = r.version_id "
+                   "WHERE s.model_id = $1 AND s.name = $2",
+                   2},
+    [STAGE_BEFORE] =
+        {"stage_before",
+         "SELECT b.id, b.to_release, r.seq, v.number FROM stage_move f JOIN stage_move b ON b.id = "
+         "f.replaced "
+         "JOIN release r ON r.id = b.to_release JOIN version v ON v.id = r.version_id WHERE f.id = $1",
+         1},
+    [STAGE_HELD] =
+        {"stage_held",
+         "SELECT b.id, b.to_release, r.seq, v.number FROM stage_move b JOIN release r ON r.id = b.to_release "
+         "JOIN version v ON v.id = r.version_id WHERE b.model_id = $1 AND b.stage = $2 "
+         "AND b.kind = 'promotion' AND r.seq = $3 ORDER BY b.id DESC LIMIT 1",
+         3},
+    [STAGE_MOVE_ADD] =
+        {"stage_move_add",
+         "INSERT INTO stage_move (model_id, stage, generation, kind, from_release, to_release, replaced, "
+         "restores, actor, via, reason, request_id, audit_seq) "
+         "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) RETURNING id",
+         13},
+    [STAGE_SET] = {"stage_set",
+                   "UPDATE stage SET release_id = $3, move_id = $4, generation = $5, "
+                   "moved_at = (SELECT at FROM stage_move WHERE id = $6) WHERE model_id = $1 AND name = $2",
+                   6},
+    [STAGE_GET] = {"stage_get", "SELECT " STAGE_COLUMNS " FROM stage s WHERE s.model_id = $1 AND s.name = $2",
+                   2},
+    [STAGE_LIST] = {"stage_list",
+                    "SELECT " STAGE_COLUMNS
+                    " FROM stage s WHERE s.model_id = $1 ORDER BY s.name = 'production'",
+                    1},
+    [STAGE_HISTORY] =
+        {"stage_history",
+         "SELECT mv.id AS cursor_key, " MOVE_COLUMNS " FROM " MOVE_TABLES " WHERE mv.id < $1 "
+         "AND ($2::bigint IS NULL OR m.project_id = $2) AND ($3::bigint IS NULL OR m.project_id = $3) "
+         "AND ($4::bigint IS NULL OR mv.model_id = $4) AND ($5::text IS NULL OR mv.stage = $5) "
+         "ORDER BY mv.id DESC LIMIT $6",
+         6},
+    [STAGE_MOVE_GET] = {"stage_move_get", "SELECT " MOVE_COLUMNS " FROM " MOVE_TABLES " WHERE mv.id = $1", 1},
+    [STAGE_AT] = {"stage_at",
+                  "SELECT " MOVE_COLUMNS " FROM " MOVE_TABLES " WHERE mv.model_id = $1 AND mv.stage = $2 "
+                  "AND mv.at <= $3::timestamptz ORDER BY mv.generation DESC LIMIT 1",
+                  3},
+};
+const size_t mlo_sql_stage_count = MLO_COUNT(mlo_sql_stage);
+
+/* The pointer as it is, locked. */
+struct pointer {
+    int64_t model_id, project_id, generation, move_id, release_id, release_seq, version;
+    const char *stage;
+    char object[240]; /* "fashion/cnn:production" */
+};
+
+static enum mlo_status no_stage(const char *stage, struct mlo_error *err)
+{
+    return mlo_error_set(err, MLO_ENOTFOUND, "there is no stage '%.40s': staging and production are",
+                         stage ? stage : "");
+}
+
+static enum mlo_status lock_pointer(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t model_id,
+                                    const char *stage, const int64_t *if_match, struct pointer *out,
+                                    struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    enum mlo_status status;
+    memset(out, 0, sizeof *out);
+    mlo_param_i64(&p, model_id);
+    mlo_param_text(&p, stage);
+    status = mlo_sql_number(conn, &mlo_sql_stage[STAGE_LOCK], &p, NULL, err);
+    if (status == MLO_ENOTFOUND)
+        mlo_error_set(err, MLO_ENOTFOUND, "there is no such model");
+    if (status != MLO_OK)
+        return status;
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_stage[STAGE_NOW], &p, &rows, err));
+    out->model_id = model_id;
+    out->stage = stage;
+    out->generation = mlo_rows_i64(&rows, 0, 0);
+    out->move_id = mlo_rows_i64(&rows, 0, 1);
+    out->release_id = mlo_rows_i64(&rows, 0, 2);
+    out->release_seq = mlo_rows_i64(&rows, 0, 3);
+    out->project_id = mlo_rows_i64(&rows, 0, 4);
+    out->version = mlo_rows_i64(&rows, 0, 6);
+    snprintf(out->object, sizeof out->object, "%s:%s", mlo_rows_text(&rows, 0, 5), stage);
+    MLO_TRY(mlo_actor_require(actor, out->project_id, MLO_PROMOTER, err));
+    if (!if_match) {
+        status = mlo_error_set(err, MLO_EPRECONDITION_REQUIRED,
+                               "moving %s needs If-Match with its generation", out->object);
+        mlo_error_hint(err, "read the stage, and send its ETag: If-Match: \"%lld\"",
+                       (long long)out->generation);
+    } else if (*if_match != out->generation) {
+        status = mlo_error_set(err, MLO_EPRECONDITION, "stage %s of %.*s is at generation %lld, not %lld",
+                               stage, (int)strcspn(out->object, ":"), out->object, (long long)out->generation,
+                               (long long)*if_match);
+        mlo_error_where(err, "stage '%s'", stage);
+        mlo_error_hint(err, "read the stage again and repeat with its ETag");
+    }
+out:
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+struct move_to {
+    const char *kind, *action, *reason;
+    int64_t release_id, release_seq, version;
+    int64_t restores; /* 0: a promotion */
+};
+
+static json_t *state_json(int64_t generation, int64_t release, int64_t version)
+{
+    return release ? json_pack("{s:I, s:I, s:I}", "generation", (json_int_t)generation, "release",
+                               (json_int_t)release, "version", (json_int_t)version)
+                   : json_pack("{s:I, s:n}", "generation", (json_int_t)generation, "release");
+}
+
+/* Writes audit, log and pointer. */
+static enum mlo_status move(struct mlo_db_conn *conn, const struct mlo_actor *actor, const struct pointer *at,
+                            const struct move_to *to, struct mlo_move *out, struct mlo_error *err)
+{
+    struct mlo_params add = MLO_PARAMS_INIT, set = MLO_PARAMS_INIT;
+    enum mlo_status status = MLO_OK;
+    memset(out, 0, sizeof *out);
+    out->generation = at->generation + 1;
+    out->from_release = at->release_seq;
+    out->to_release = to->release_seq;
+    json_t *before = state_json(at->generation, at->release_seq, at->version);
+    json_t *after = state_json(out->generation, to->release_seq, to->version);
+    if (!before || !after) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    struct mlo_audit_event event = {
+        .action = to->action, .object = at->object, .before = before, .after = after, .reason = to->reason};
+    MLO_TRY(mlo_audit_append(conn, at->project_id, actor, &event, &out->audit_seq, err));
+    mlo_param_i64(&add, at->model_id);
+    mlo_param_text(&add, at->stage);
+    mlo_param_i64(&add, out->generation);
+    mlo_param_text(&add, to->kind);
+    mlo_param_id(&add, at->release_id);
+    mlo_param_i64(&add, to->release_id);
+    mlo_param_id(&add, at->move_id);
+    mlo_param_id(&add, to->restores);
+    mlo_param_text(&add, actor->name);
+    mlo_param_text(&add, actor->via ? actor->via : "system");
+    mlo_param_text(&add, to->reason ? to->reason : "");
+    mlo_param_text(&add, actor->request_id ? actor->request_id : "");
+    mlo_param_i64(&add, out->audit_seq);
+    MLO_TRY(mlo_sql_number(conn, &mlo_sql_stage[STAGE_MOVE_ADD], &add, &out->id, err));
+    mlo_param_i64(&set, at->model_id);
+    mlo_param_text(&set, at->stage);
+    mlo_param_i64(&set, to->release_id);
+    mlo_param_i64(&set, to->restores ? to->restores : out->id);
+    mlo_param_i64(&set, out->generation);
+    mlo_param_i64(&set, out->id);
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_stage[STAGE_SET], &set, NULL, err));
+out:
+    json_decref(before);
+    json_decref(after);
+    return status;
+}
+
+enum mlo_status mlo_stage_promote(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                  const struct mlo_promotion *promotion, struct mlo_move *out,
+                                  struct mlo_error *err)
+{
+    struct pointer at;
+    struct mlo_version_info version;
+    struct mlo_release release;
+    if (!mlo_stage_valid(promotion->stage))
+        return no_stage(promotion->stage, err);
+    enum mlo_status status = mlo_db_begin(conn, err);
+    if (status != MLO_OK)
+        return status;
+    MLO_TRY(lock_pointer(conn, actor, promotion->model_id, promotion->stage, promotion->if_match, &at, err));
+    MLO_TRY(mlo_version_find(conn, promotion->model_id, promotion->version, &version, err));
+    MLO_TRY(mlo_release_ensure(conn, actor, &version, promotion->choices, promotion->choice_count, &release,
+                               err));
+    if (release.id == at.release_id) {
+        status = mlo_error_set(err, MLO_ECONFLICT, "%s holds exactly this already (release %lld)", at.object,
+                               (long long)release.seq);
+        goto out;
+    }
+    struct move_to to = {.kind = "promotion",
+                         .action = "stage.promote",
+                         .reason = promotion->reason,
+                         .release_id = release.id,
+                         .release_seq = release.seq,
+                         .version = version.number};
+    MLO_TRY(move(conn, actor, &at, &to, out, err));
+out:
+    return mlo_db_end(conn, status, err);
+}
+
+enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                   const struct mlo_rollback *rollback, struct mlo_move *out,
+                                   struct mlo_error *err)
+{
+    struct pointer at;
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    if (!mlo_stage_valid(rollback->stage))
+        return no_stage(rollback->stage, err);
+    if (!rollback->reason || rollback->reason[strspn(rollback->reason, " \t\n")] == '\0') {
+        mlo_error_set(err, MLO_EINVAL, "a rollback needs a reason");
+        mlo_error_where(err, "reason");
+        return MLO_EINVAL;
+    }
+    enum mlo_status status = mlo_db_begin(conn, err);
+    if (status != MLO_OK)
+        return status;
+    MLO_TRY(lock_pointer(conn, actor, rollback->model_id, rollback->stage, rollback->if_match, &at, err));
+    if (rollback->to_release) {
+        mlo_param_i64(&p, at.model_id);
+        mlo_param_text(&p, at.stage);
+        mlo_param_i64(&p, rollback->to_release);
+        MLO_TRY(mlo_db_exec(conn, &mlo_sql_stage[STAGE_HELD], &p, &rows, err));
+    } else {
+        mlo_param_i64(&p, at.move_id);
+        MLO_TRY(mlo_db_exec(conn, &mlo_sql_stage[STAGE_BEFORE], &p, &rows, err));
+    }
+    if (mlo_rows_count(&rows) == 0) {
+        status = rollback->to_release
+                     ? mlo_error_set(err, MLO_ECONFLICT, "release %lld was never in %s",
+                                     (long long)rollback->to_release, at.object)
+                     : mlo_error_set(err, MLO_ECONFLICT,
+                                     "nothing was in %s before: there is nothing to roll back to", at.object);
+        goto out;
+    }
+    struct move_to to = {.kind = "rollback",
+                         .action = "stage.rollback",
+                         .reason = rollback->reason,
+                         .restores = mlo_rows_i64(&rows, 0, 0),
+                         .release_id = mlo_rows_i64(&rows, 0, 1),
+                         .release_seq = mlo_rows_i64(&rows, 0, 2),
+                         .version = mlo_rows_i64(&rows, 0, 3)};
+    if (to.release_id == at.release_id) {
+        status = mlo_error_set(err, MLO_ECONFLICT, "%s holds release %lld already", at.object,
+                               (long long)to.release_seq);
+        goto out;
+    }
+    MLO_TRY(move(conn, actor, &at, &to, out, err));
+out:
+    mlo_rows_clear(&rows);
+    return mlo_db_end(conn, status, err);
+}
+
+/* --- reading
+ * ------------------------------------------------------------------------------------------------------ */
+
+enum mlo_status mlo_stage_get(struct mlo_db_conn *conn, int64_t model_id, const char *stage, json_t **out,
+                              struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    *out = NULL;
+    if (!mlo_stage_valid(stage))
+        return no_stage(stage, err);
+    mlo_param_i64(&p, model_id);
+    mlo_param_text(&p, stage);
+    return mlo_sql_object(conn, &mlo_sql_stage[STAGE_GET], &p, out, err);
+}
+
+enum mlo_status mlo_stage_list(struct mlo_db_conn *conn, int64_t model_id, json_t **out,
+                               struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, model_id);
+    return mlo_sql_array(conn, &mlo_sql_stage[STAGE_LIST], &p, out, err);
+}
+
+enum mlo_status mlo_stage_move_get(struct mlo_db_conn *conn, int64_t move_id, json_t **out,
+                                   struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, move_id);
+    return mlo_sql_object(conn, &mlo_sql_stage[STAGE_MOVE_GET], &p, out, err);
+}
+
+enum mlo_status mlo_stage_history(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                  const struct mlo_history_filter *filter, const struct mlo_page *page,
+                                  json_t **out, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    int64_t limit, before;
+    enum mlo_status status;
+    *out = NULL;
+    if (filter && filter->stage && !mlo_stage_valid(filter->stage))
+        return no_stage(filter->stage, err);
+    MLO_TRY(mlo_page_limit(page, &limit, err));
+    MLO_TRY(mlo_page_number(page, INT64_MAX, &before, err));
+    mlo_param_i64(&p, before);
+    mlo_param_id(&p, actor->project_id);
+    mlo_param_id(&p, filter ? filter->project_id : 0);
+    mlo_param_id(&p, filter ? filter->model_id : 0);
+    mlo_param_text(&p, filter ? filter->stage : NULL);
+    mlo_param_i64(&p, limit + 1);
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_stage[STAGE_HISTORY], &p, &rows, err));
+    MLO_TRY(mlo_page_json(&rows, limit, out, err));
+out:
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_stage_at(struct mlo_db_conn *conn, int64_t model_id, const char *stage, const char *time,
+                             json_t **out, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    *out = NULL;
+    if (!mlo_stage_valid(stage))
+        return no_stage(stage, err);
+    mlo_param_i64(&p, model_id);
+    mlo_param_text(&p, stage);
+    mlo_param_text(&p, time);
+    enum mlo_status status = mlo_sql_object(conn, &mlo_sql_stage[STAGE_AT], &p, out, err);
+    if (status == MLO_EINVAL) {
+        mlo_error_set(err, MLO_EINVAL, "'%.60s' is no time", time);
+        mlo_error_hint(err, "write 2026-01-31T12:00:00Z");
+    }
+    if (status == MLO_ENOTFOUND) {
+        *out = json_null();
+        status = MLO_OK;
+    }
+    return status;
+}

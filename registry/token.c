@@ -1,0 +1,190 @@
+/* Tokens: "mlopt_" + 32 random bytes in base64url; only their SHA-256 is kept. */
+#include "registry/audit.h"
+#include "registry/sql_impl.h"
+
+#include <string.h>
+
+#define PREFIX "mlopt_"
+enum { SECRET_BYTES = 32, SECRET_CHARS = 43, SHOWN_CHARS = 12 };
+
+enum { TOKEN_ADD, TOKEN_FIND, TOKEN_USED, TOKEN_REVOKE, TOKEN_GET, TOKEN_LIST };
+
+const struct mlo_sql mlo_sql_token[] = {
+    [TOKEN_ADD] = {"token_add",
+                   "INSERT INTO token (hash, prefix, name, role, project_id, created_by, expires_at) "
+                   "VALUES ($1, $2, $3, $4, $5, $6, to_timestamp($7::double precision / 1e6)) RETURNING id",
+                   7},
+    [TOKEN_FIND] = {"token_find",
+                    "SELECT id, name, role, project_id, hash, revoked_at IS NOT NULL, "
+                    "coalesce(expires_at <= now(), false) FROM token WHERE hash = $1",
+                    1},
+    [TOKEN_USED] = {"token_used",
+                    "UPDATE token SET last_used_at = now() WHERE id = $1 "
+                    "AND (last_used_at IS NULL OR last_used_at < now() - interval '1 minute')",
+                    1},
+    [TOKEN_REVOKE] = {"token_revoke",
+                      "UPDATE token SET revoked_at = now() WHERE id = $1 AND revoked_at IS NULL", 1},
+    [TOKEN_GET] = {"token_get", "SELECT coalesce(project_id, 0), name, role, prefix FROM token WHERE id = $1",
+                   1},
+    [TOKEN_LIST] = {"token_list",
+                    "SELECT t.id, t.prefix, t.name, t.role, p.name AS project, t.created_at, t.created_by, "
+                    "t.expires_at, "
+                    "t.revoked_at, t.last_used_at FROM token t LEFT JOIN project p ON p.id = t.project_id "
+                    "WHERE $1::bigint IS NULL OR t.project_id = $1 ORDER BY t.id DESC",
+                    1},
+};
+const size_t mlo_sql_token_count = MLO_COUNT(mlo_sql_token);
+
+static void base64url(const uint8_t *bytes, size_t size, char *out)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    uint32_t bits = 0;
+    int have = 0;
+    for (size_t i = 0; i < size; i++) {
+        bits = bits << 8 | bytes[i];
+        for (have += 8; have >= 6; have -= 6)
+            *out++ = digits[bits >> (have - 6) & 63];
+    }
+    if (have > 0)
+        *out++ = digits[bits << (6 - have) & 63];
+    *out = '\0';
+}
+
+static enum mlo_status write_audit(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                   int64_t project_id, const char *action, int64_t id, json_t *state_take,
+                                   bool is_before, struct mlo_error *err)
+{
+    char object[40];
+    if (!state_take)
+        return mlo_error_nomem(err);
+    snprintf(object, sizeof object, "token %lld", (long long)id);
+    struct mlo_audit_event event = {.action = action, .object = object};
+    *(is_before ? &event.before : &event.after) = state_take;
+    enum mlo_status status = mlo_audit_append(conn, project_id, actor, &event, NULL, err);
+    json_decref(state_take);
+    return status;
+}
+
+enum mlo_status mlo_token_create(struct mlo_db_conn *conn, const struct mlo_actor *actor, const char *name,
+                                 enum mlo_role role, int64_t project_id, int64_t expires_at_us,
+                                 char text[MLO_TOKEN_TEXT_SIZE], int64_t *id, struct mlo_error *err)
+{
+    uint8_t secret[SECRET_BYTES];
+    char prefix[SHOWN_CHARS + 1];
+    struct mlo_digest hash;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    int64_t made = 0;
+    enum mlo_status status = mlo_actor_require(actor, project_id, MLO_ADMIN, err);
+    if (status != MLO_OK)
+        return status;
+    if (!name || !*name || strlen(name) > 200)
+        return mlo_error_set(err, MLO_EINVAL, "a token needs a name of 1 to 200 characters");
+    if ((unsigned)role >= MLO_ROLE_COUNT)
+        return mlo_error_set(err, MLO_EINVAL, "unknown role %d", (int)role);
+    if (expires_at_us && expires_at_us <= mlo_clock_utc_us())
+        return mlo_error_set(err, MLO_EINVAL, "the token would have expired already");
+    mlo_random_bytes(secret, sizeof secret);
+    memcpy(text, PREFIX, sizeof PREFIX);
+    base64url(secret, sizeof secret, text + strlen(PREFIX));
+    mlo_digest_of(text, strlen(text), &hash);
+    snprintf(prefix, sizeof prefix, "%s", text);
+
+    mlo_param_digest(&p, &hash);
+    mlo_param_text(&p, prefix);
+    mlo_param_text(&p, name);
+    mlo_param_text(&p, mlo_role_name(role));
+    mlo_param_id(&p, project_id);
+    mlo_param_text(&p, actor->name);
+    mlo_param_id(&p, expires_at_us);
+    status = mlo_db_begin(conn, err);
+    if (status == MLO_OK) {
+        status = mlo_sql_number(conn, &mlo_sql_token[TOKEN_ADD], &p, &made, err);
+        if (status == MLO_OK)
+            status = write_audit(conn, actor, project_id, "token.create", made,
+                                 json_pack("{s:s, s:s, s:s, s:I}", "name", name, "role", mlo_role_name(role),
+                                           "prefix", prefix, "expires_at_us", (json_int_t)expires_at_us),
+                                 false, err);
+        status = mlo_db_end(conn, status, err);
+    }
+    if (status != MLO_OK)
+        memset(text, 0, MLO_TOKEN_TEXT_SIZE);
+    else if (id)
+        *id = made;
+    return status;
+}
+
+enum mlo_status mlo_token_revoke(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t id,
+                                 struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows token = {0}, done = {0};
+    mlo_param_i64(&p, id);
+    enum mlo_status status = mlo_db_begin(conn, err);
+    if (status != MLO_OK)
+        return status;
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_token[TOKEN_GET], &p, &token, err));
+    if (mlo_rows_count(&token) == 0) {
+        status = mlo_error_set(err, MLO_ENOTFOUND, "there is no token %lld", (long long)id);
+        goto out;
+    }
+    int64_t project_id = mlo_rows_i64(&token, 0, 0);
+    MLO_TRY(mlo_actor_require(actor, project_id, MLO_ADMIN, err));
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_token[TOKEN_REVOKE], &p, &done, err));
+    if (mlo_rows_affected(&done) == 1)
+        status = write_audit(conn, actor, project_id, "token.revoke", id,
+                             json_pack("{s:s, s:s, s:s}", "name", mlo_rows_text(&token, 0, 1), "role",
+                                       mlo_rows_text(&token, 0, 2), "prefix", mlo_rows_text(&token, 0, 3)),
+                             true, err);
+out:
+    mlo_rows_clear(&token);
+    mlo_rows_clear(&done);
+    return mlo_db_end(conn, status, err);
+}
+
+enum mlo_status mlo_token_check(struct mlo_db_conn *conn, const char *text, struct mlo_principal *out,
+                                struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT, used = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    struct mlo_digest hash, stored;
+    enum mlo_status status = MLO_OK;
+    if (!text || !mlo_str_starts(text, PREFIX) || strlen(text) != strlen(PREFIX) + SECRET_CHARS) {
+        mlo_error_set(err, MLO_EAUTH, "that is not a token");
+        mlo_error_hint(err, "a token begins with " PREFIX " and has %zu characters",
+                       strlen(PREFIX) + SECRET_CHARS);
+        return MLO_EAUTH;
+    }
+    mlo_digest_of(text, strlen(text), &hash);
+    mlo_param_digest(&p, &hash);
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_token[TOKEN_FIND], &p, &rows, err));
+    if (mlo_rows_count(&rows) == 0 || !mlo_rows_digest(&rows, 0, 4, &stored) ||
+        !mlo_equal_constant_time(&hash, &stored, sizeof hash) || mlo_rows_bool(&rows, 0, 5)) {
+        status = mlo_error_set(err, MLO_EAUTH, "the token is unknown or was revoked");
+        goto out;
+    }
+    if (mlo_rows_bool(&rows, 0, 6)) {
+        status = mlo_error_set(err, MLO_EAUTH, "the token has expired");
+        goto out;
+    }
+    out->token_id = mlo_rows_i64(&rows, 0, 0);
+    out->project_id = mlo_rows_i64(&rows, 0, 3);
+    snprintf(out->name, sizeof out->name, "%s", mlo_rows_text(&rows, 0, 1));
+    if (!mlo_role_parse(mlo_rows_text(&rows, 0, 2), &out->role)) {
+        status =
+            mlo_error_set(err, MLO_EINTERNAL, "token %lld has an unknown role", (long long)out->token_id);
+        goto out;
+    }
+    mlo_param_i64(&used, out->token_id);
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_token[TOKEN_USED], &used, NULL, err));
+out:
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_token_list(struct mlo_db_conn *conn, int64_t project_id, json_t **out,
+                               struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_id(&p, project_id);
+    return mlo_sql_array(conn, &mlo_sql_token[TOKEN_LIST], &p, out, err);
+}

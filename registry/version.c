@@ -1,0 +1,227 @@
+#include "registry/manifest_impl.h"
+#include "registry/sql_impl.h"
+
+#include <string.h>
+
+enum {
+    VERSION_LOCK,
+    VERSION_COUNT,
+    VERSION_ADD,
+    VERSION_BLOB,
+    VERSION_SOURCE,
+    VERSION_FIND,
+    VERSION_GET,
+    VERSION_LIST
+};
+
+const struct mlo_sql mlo_sql_version[] = {
+    [VERSION_LOCK] =
+        {"version_lock",
+         "SELECT m.project_id, p.name || '/' || m.name FROM model m JOIN project p ON p.id = m.project_id "
+         "WHERE m.id = $1 FOR UPDATE OF m",
+         1},
+    [VERSION_COUNT] =
+        {"version_count",
+         "UPDATE model SET next_version = next_version + 1 WHERE id = $1 RETURNING next_version - 1", 1},
+    [VERSION_ADD] =
+        {"version_add",
+         "INSERT INTO version (model_id, number, manifest_digest, manifest, description, created_by) "
+         "VALUES ($1, $2, $3, $4, $5, $6) RETURNING id",
+         6},
+    [VERSION_BLOB] = {"version_blob",
+                      "INSERT INTO version_blob (version_id, role, name, digest, size, media_type) "
+                      "VALUES ($1, $2, $3, $4, $5, $6)",
+                      6},
+    [VERSION_SOURCE] =
+        {"version_source",
+         "INSERT INTO variant (version_id, name, artifact, size, named_by) VALUES ($1, 'source', $2, $3, $4)",
+         4},
+    [VERSION_FIND] =
+        {"version_find",
+         "SELECT v.id, v.number, v.model_id, m.project_id, v.manifest_digest, b.digest, b.size "
+         "FROM version v JOIN model m ON m.id = v.model_id "
+         "JOIN version_blob b ON b.version_id = v.id AND b.role = 'model' "
+         "WHERE v.model_id = $1 AND ($2::bigint IS NULL OR v.number = $2) ORDER BY v.number DESC LIMIT 1",
+         2},
+    [VERSION_GET] =
+        {"version_get",
+         "SELECT v.id, p.name AS project, m.name AS model, v.number AS version, v.manifest_digest, "
+         "v.description, v.created_at, v.created_by, " MLO_FILES_JSON(
+             "version_blob", "version_id",
+             "v.id") " "
+                     "FROM version v JOIN model m ON m.id = v.model_id JOIN project p ON p.id = m.project_id "
+                     "WHERE v.id = $1",
+         1},
+    [VERSION_LIST] =
+        {"version_list",
+         "SELECT v.number AS cursor_key, v.id, p.name AS project, m.name AS model, v.number AS version, "
+         "v.manifest_digest, v.description, v.created_at, v.created_by, "
+         "(SELECT count(DISTINCT va.name) FROM variant va WHERE va.version_id = v.id) AS variants "
+         "FROM version v JOIN model m ON m.id = v.model_id JOIN project p ON p.id = m.project_id "
+         "WHERE v.model_id = $1 AND v.number < $2 ORDER BY v.number DESC LIMIT $3",
+         3},
+};
+const size_t mlo_sql_version_count = MLO_COUNT(mlo_sql_version);
+
+static const struct mlo_manifest_blob *the_model(const struct mlo_manifest_blob *blobs, size_t count,
+                                                 struct mlo_error *err)
+{
+    const struct mlo_manifest_blob *found = NULL;
+    size_t n = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(blobs[i].role, "model") == 0) {
+            found = &blobs[i];
+            n++;
+        }
+    }
+    if (n == 1)
+        return found;
+    mlo_error_set(err, MLO_EINVAL, "a version has exactly one file with the role model, not %zu", n);
+    return NULL;
+}
+
+static enum mlo_status insert(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t model_id,
+                              const char *description, const struct mlo_buf *manifest,
+                              const struct mlo_manifest_blob *blobs, size_t count,
+                              struct mlo_version_info *out, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_params counter = MLO_PARAMS_INIT, add = MLO_PARAMS_INIT, source = MLO_PARAMS_INIT;
+    mlo_param_i64(&counter, model_id);
+    MLO_TRY(mlo_sql_number(conn, &mlo_sql_version[VERSION_COUNT], &counter, &out->number, err));
+    mlo_param_i64(&add, model_id);
+    mlo_param_i64(&add, out->number);
+    mlo_param_digest(&add, &out->manifest);
+    mlo_param_text(&add, mlo_buf_str(manifest));
+    mlo_param_text(&add, description ? description : "");
+    mlo_param_text(&add, actor->name);
+    MLO_TRY(mlo_sql_number(conn, &mlo_sql_version[VERSION_ADD], &add, &out->id, err));
+    MLO_TRY(mlo_manifest_insert(conn, &mlo_sql_version[VERSION_BLOB], out->id, blobs, count, err));
+    mlo_param_i64(&source, out->id);
+    mlo_param_digest(&source, &out->artifact);
+    mlo_param_i64(&source, (int64_t)out->artifact_size);
+    mlo_param_text(&source, actor->name);
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_version[VERSION_SOURCE], &source, NULL, err));
+out:
+    return status;
+}
+
+static enum mlo_status audit(struct mlo_db_conn *conn, const struct mlo_actor *actor, const char *model,
+                             const char *description, const struct mlo_version_info *info,
+                             struct mlo_error *err)
+{
+    char object[240], manifest[MLO_DIGEST_TEXT_SIZE], artifact[MLO_DIGEST_TEXT_SIZE];
+    snprintf(object, sizeof object, "%s@%lld", model, (long long)info->number);
+    json_t *after =
+        json_pack("{s:I, s:s, s:s, s:s}", "version", (json_int_t)info->number, "manifest_digest",
+                  mlo_digest_text(&info->manifest, manifest), "artifact",
+                  mlo_digest_text(&info->artifact, artifact), "description", description ? description : "");
+    if (!after)
+        return mlo_error_set(err, MLO_EINVAL, "the description is not UTF-8");
+    struct mlo_audit_event event = {.action = "version.create", .object = object, .after = after};
+    enum mlo_status status = mlo_audit_append(conn, info->project_id, actor, &event, NULL, err);
+    json_decref(after);
+    return status;
+}
+
+enum mlo_status mlo_version_create(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t model_id,
+                                   const char *description, struct mlo_manifest_blob *blobs, size_t count,
+                                   struct mlo_version_info *out, struct mlo_error *err)
+{
+    struct mlo_params lock = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    struct mlo_buf manifest = MLO_BUF_INIT;
+    struct mlo_version_info latest;
+    struct mlo_error ignored = {0};
+    memset(out, 0, sizeof *out);
+    enum mlo_status status = mlo_db_begin(conn, err);
+    if (status != MLO_OK)
+        return status;
+    mlo_param_i64(&lock, model_id);
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_version[VERSION_LOCK], &lock, &rows, err));
+    if (mlo_rows_count(&rows) == 0) {
+        status = mlo_error_set(err, MLO_ENOTFOUND, "there is no such model");
+        goto out;
+    }
+    out->model_id = model_id;
+    out->project_id = mlo_rows_i64(&rows, 0, 0);
+    MLO_TRY(mlo_actor_require(actor, out->project_id, MLO_SUBMITTER, err));
+    MLO_TRY(mlo_manifest_make(conn, out->project_id, blobs, count, NULL, &manifest, &out->manifest, err));
+    const struct mlo_manifest_blob *model = the_model(blobs, count, err);
+    if (!model) {
+        status = MLO_EINVAL;
+        goto out;
+    }
+    out->artifact = model->digest;
+    out->artifact_size = model->size_bytes;
+    status = mlo_version_find(conn, model_id, 0, &latest, &ignored);
+    if (status == MLO_OK && mlo_digest_eq(&latest.manifest, &out->manifest)) {
+        *out = latest;
+        goto out;
+    }
+    if (status != MLO_OK && status != MLO_ENOTFOUND) {
+        if (err)
+            *err = ignored;
+        goto out;
+    }
+    MLO_TRY(insert(conn, actor, model_id, description, &manifest, blobs, count, out, err));
+    MLO_TRY(audit(conn, actor, mlo_rows_text(&rows, 0, 1), description, out, err));
+    out->created = true;
+out:
+    mlo_rows_clear(&rows);
+    mlo_buf_clear(&manifest);
+    return mlo_db_end(conn, status, err);
+}
+
+enum mlo_status mlo_version_find(struct mlo_db_conn *conn, int64_t model_id, int64_t number,
+                                 struct mlo_version_info *out, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    memset(out, 0, sizeof *out);
+    mlo_param_i64(&p, model_id);
+    mlo_param_id(&p, number);
+    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_version[VERSION_FIND], &p, &rows, err);
+    if (status == MLO_OK && mlo_rows_count(&rows) == 0)
+        status = number
+                     ? mlo_error_set(err, MLO_ENOTFOUND, "the model has no version %lld", (long long)number)
+                     : mlo_error_set(err, MLO_ENOTFOUND, "the model has no version yet");
+    if (status == MLO_OK) {
+        out->id = mlo_rows_i64(&rows, 0, 0);
+        out->number = mlo_rows_i64(&rows, 0, 1);
+        out->model_id = mlo_rows_i64(&rows, 0, 2);
+        out->project_id = mlo_rows_i64(&rows, 0, 3);
+        out->artifact_size = (uint64_t)mlo_rows_i64(&rows, 0, 6);
+        if (!mlo_rows_digest(&rows, 0, 4, &out->manifest) || !mlo_rows_digest(&rows, 0, 5, &out->artifact))
+            status = mlo_error_set(err, MLO_EINTERNAL, "version %lld has no digests", (long long)out->number);
+    }
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_version_get(struct mlo_db_conn *conn, int64_t version_id, json_t **out,
+                                struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, version_id);
+    return mlo_sql_object(conn, &mlo_sql_version[VERSION_GET], &p, out, err);
+}
+
+enum mlo_status mlo_version_list(struct mlo_db_conn *conn, int64_t model_id, const struct mlo_page *page,
+                                 json_t **out, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    int64_t limit, before;
+    enum mlo_status status;
+    MLO_TRY(mlo_page_limit(page, &limit, err));
+    MLO_TRY(mlo_page_number(page, INT64_MAX, &before, err));
+    mlo_param_i64(&p, model_id);
+    mlo_param_i64(&p, before);
+    mlo_param_i64(&p, limit + 1);
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_version[VERSION_LIST], &p, &rows, err));
+    MLO_TRY(mlo_page_json(&rows, limit, out, err));
+out:
+    mlo_rows_clear(&rows);
+    return status;
+}
