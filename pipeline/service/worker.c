@@ -265,7 +265,7 @@ static void serve(struct mlo_worker *worker, const volatile sig_atomic_t *stop)
             touch(worker, stop_ns ? "draining" : "active");
             next_touch = now + TOUCH_EVERY_MS * MS_NS;
         }
-        if (*stop && !stop_ns) {
+        if (!stop_ns && told_to_stop(stop)) {
             stop_ns = now;
             next_touch = 0;
             atomic_store(&worker->stopping, true);
@@ -321,7 +321,7 @@ static enum mlo_status register_worker(struct mlo_worker *worker, const volatile
     mlo_param_i64(&p, worker->o.slots);
     for (bool told = false;; told = true) {
         status = on_conn(worker, S_REGISTER, &p, NULL, err);
-        if (status == MLO_OK || !mlo_status_info(status)->retry || *stop)
+        if (status == MLO_OK || !mlo_status_info(status)->retry || told_to_stop(stop))
             break;
         if (!told)
             mlo_log_error(MLO_LOG_WARN, "waiting for the database", err);
@@ -329,7 +329,7 @@ static enum mlo_status register_worker(struct mlo_worker *worker, const volatile
     }
     if (status == MLO_OK)
         status = on_conn(worker, S_FORGET, NULL, NULL, err);
-    return *stop ? MLO_OK : status;
+    return told_to_stop(stop) ? MLO_OK : status;
 }
 
 static enum mlo_status start_slots(struct mlo_worker *worker, struct mlo_error *err)

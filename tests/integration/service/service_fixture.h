@@ -450,7 +450,7 @@ static inline void start_worker(struct service_fixture *f, struct test_worker *w
 
 static inline void stop_worker(struct test_worker *w)
 {
-    w->stop = 1;
+    __atomic_store_n(&w->stop, 1, __ATOMIC_RELAXED);
     pthread_join(w->thread, NULL);
     assert_mlo_ok(w->status, &w->err);
 }
