@@ -11,8 +11,7 @@
 
 enum { PROGRESS_EVERY_MS = 500 };
 
-/* --- while the child runs
- * ------------------------------------------------------------------------------------ */
+/* --- while the child runs ------------------------------------------------------------------------------ */
 
 static void take_away(struct mlo_slot *slot, enum mlo_status status)
 {
@@ -72,8 +71,7 @@ static enum mlo_status watch(void *arg, struct mlo_error *err)
     return status;
 }
 
-/* --- what the child left
- * -------------------------------------------------------------------------------------- */
+/* --- what the child left ------------------------------------------------------------------------------- */
 
 /* Puts a file of the scratch folder into the blob store. The child ran an untrusted model: a path that leads
  * out of its folder is refused. */
@@ -149,8 +147,7 @@ out:
     return status;
 }
 
-/* --- the attempt
- * ------------------------------------------------------------------------------------------------ */
+/* --- the attempt --------------------------------------------------------------------------------------- */
 
 /* Completes the job without work when its derivation is known and its bytes are there. */
 static enum mlo_status try_reuse(struct mlo_slot *slot, bool *done, struct mlo_error *err)

@@ -66,7 +66,7 @@ void mlo_machine_unlock(struct mlo_machine_lock *lock)
     close_fd(&lock->machine_fd);
 }
 
-/* --- progress lines ------------------------------------------------------------------------------------- */
+/* --- progress lines ------------------------------------------------------------------------------------ */
 
 struct lines {
     char text[LINE_MAX_BYTES];
@@ -117,8 +117,7 @@ static bool drain(const struct mlo_child *child, int fd, struct lines *lines)
     }
 }
 
-/* --- the process ------------------------------------------------------------------------------------------
- */
+/* --- the process --------------------------------------------------------------------------------------- */
 
 static bool has_ended(pid_t pid)
 {

@@ -44,8 +44,7 @@ struct complete {
     struct mlo_actor actor;
 };
 
-/* --- what a derive step made -------------------------------------------------------------------------------
- */
+/* --- what a derive step made --------------------------------------------------------------------------- */
 
 static enum mlo_status data_edge(struct mlo_db_conn *conn, const struct complete *c, const char *role,
                                  const char *kind, struct mlo_error *err)
@@ -86,8 +85,7 @@ out:
     return status;
 }
 
-/* --- what an observe step saw ------------------------------------------------------------------------------
- */
+/* --- what an observe step saw -------------------------------------------------------------------------- */
 
 static double number(const json_t *object, const char *key)
 {
@@ -157,8 +155,7 @@ out:
     return status;
 }
 
-/* --- the run -----------------------------------------------------------------------------------------------
- */
+/* --- the run ------------------------------------------------------------------------------------------- */
 
 /* All observations of the run, over its jobs in order; yours. */
 static enum mlo_status run_observations(struct mlo_db_conn *conn, int64_t run, json_t **out,
@@ -234,8 +231,7 @@ out:
     return status;
 }
 
-/* --- all of it
- * ------------------------------------------------------------------------------------------------ */
+/* --- all of it ----------------------------------------------------------------------------------------- */
 
 static enum mlo_status close_job(struct mlo_db_conn *conn, const struct complete *c, struct mlo_error *err)
 {

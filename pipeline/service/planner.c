@@ -59,8 +59,7 @@ struct plan {
     const char *variant; /* NULL: nothing is derived */
 };
 
-/* --- planning ---------------------------------------------------------------------------------------------
- */
+/* --- planning ------------------------------------------------------------------------------------------ */
 
 static enum mlo_status resolve_version(struct mlo_db_conn *conn, const struct mlo_run_request *request,
                                        struct plan *plan, struct mlo_error *err)
@@ -186,8 +185,7 @@ out:
     return status;
 }
 
-/* --- showing
- * --------------------------------------------------------------------------------------------------- */
+/* --- showing ------------------------------------------------------------------------------------------- */
 
 static json_t *job_json(const struct planned_job *job, int position)
 {
@@ -252,8 +250,7 @@ out:
     return status;
 }
 
-/* --- submitting
- * --------------------------------------------------------------------------------------------------- */
+/* --- submitting ---------------------------------------------------------------------------------------- */
 
 struct submit {
     const struct mlo_run_request *request;
@@ -425,8 +422,7 @@ enum mlo_status mlo_run_submit(struct mlo_db_conn *conn, const struct mlo_run_re
     return status;
 }
 
-/* --- cancelling
- * --------------------------------------------------------------------------------------------------- */
+/* --- cancelling ---------------------------------------------------------------------------------------- */
 
 struct cancel {
     const struct mlo_actor *actor;

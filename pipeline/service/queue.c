@@ -126,8 +126,7 @@ void mlo_job_clear(struct mlo_job *job)
     *job = (struct mlo_job){.id = 0};
 }
 
-/* --- claim ------------------------------------------------------------------------------------------------
- */
+/* --- claim --------------------------------------------------------------------------------------------- */
 
 static bool role_digest(const json_t *datasets, const char *role, struct mlo_digest *out)
 {
@@ -293,8 +292,7 @@ enum mlo_status mlo_queue_claim(struct mlo_db *db, const struct mlo_claimer *cla
     return status;
 }
 
-/* --- lease
- * -------------------------------------------------------------------------------------------------- */
+/* --- lease --------------------------------------------------------------------------------------------- */
 
 struct beat {
     const struct mlo_job *job;
@@ -349,8 +347,7 @@ enum mlo_status mlo_queue_progress(struct mlo_db *db, const struct mlo_job *job,
     return mlo_service_pool_tx(db, progress_tx, &beat, err);
 }
 
-/* --- failure
- * -------------------------------------------------------------------------------------------------- */
+/* --- failure ------------------------------------------------------------------------------------------- */
 
 static enum mlo_status fail_run(struct mlo_db_conn *conn, int64_t run, const char *error,
                                 struct mlo_error *err)

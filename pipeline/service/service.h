@@ -13,7 +13,7 @@
 #include "pipeline/steps/steps.h"
 #include "registry/registry.h"
 
-/* --- runs (server side) ------------------------------------------------------------------------------- */
+/* --- runs (server side) -------------------------------------------------------------------------------- */
 
 struct mlo_run_request {
     int64_t project;                 /* registry id */
@@ -82,7 +82,7 @@ MLO_MUST_USE enum mlo_status mlo_queue_overview(struct mlo_db_conn *conn, json_t
  *  "jobs":[{"id","run","step"}]}],"next":null}: those of the last day, newest first. */
 MLO_MUST_USE enum mlo_status mlo_worker_list(struct mlo_db_conn *conn, json_t **out, struct mlo_error *err);
 
-/* --- workers -------------------------------------------------------------------------------------------- */
+/* --- workers ------------------------------------------------------------------------------------------- */
 
 struct mlo_worker_options {
     struct mlo_db *db; /* pool; a worker uses up to slots + 2 connections */

@@ -10,8 +10,7 @@ extern const struct mlo_sql MLO_QUEUE_SQL[], MLO_COMPLETION_SQL[], MLO_PLANNER_S
 extern const size_t MLO_QUEUE_SQL_COUNT, MLO_COMPLETION_SQL_COUNT, MLO_PLANNER_SQL_COUNT, MLO_READS_SQL_COUNT,
     MLO_RUNS_SQL_COUNT, MLO_WORKER_SQL_COUNT, MLO_INPUTS_SQL_COUNT;
 
-/* --- transactions (tx.c) ---------------------------------------------------------------------------------
- */
+/* --- transactions (tx.c) ------------------------------------------------------------------------------- */
 
 typedef enum mlo_status mlo_tx_fn(struct mlo_db_conn *conn, void *arg, struct mlo_error *err);
 /* Runs fn in a transaction; again, a few times, after a deadlock. Within the caller's transaction it runs
@@ -24,8 +23,7 @@ MLO_MUST_USE enum mlo_status mlo_service_pool_tx(struct mlo_db *db, mlo_tx_fn *f
 /* {"code","message","where","hint"}, with "job" unless 0, as text; yours (free), NULL when out of memory. */
 char *mlo_error_json(const struct mlo_error *error, int64_t job);
 
-/* --- a claimed job
- * ------------------------------------------------------------------------------------------ */
+/* --- a claimed job ------------------------------------------------------------------------------------- */
 
 struct mlo_job {
     int64_t id, run, project, version;
@@ -52,8 +50,7 @@ MLO_MUST_USE enum mlo_status mlo_job_derivation(const char *step, const json_t *
                                                 const struct mlo_digest *input, const json_t *datasets,
                                                 char **text, struct mlo_digest *key, struct mlo_error *err);
 
-/* --- the queue (queue.c)
- * ------------------------------------------------------------------------------------- */
+/* --- the queue (queue.c) ------------------------------------------------------------------------------- */
 
 struct mlo_claimer {
     const char *worker;
@@ -89,8 +86,7 @@ MLO_MUST_USE enum mlo_status mlo_queue_fail(struct mlo_db *db, const struct mlo_
 /* Ends the attempts whose lease ran out. */
 MLO_MUST_USE enum mlo_status mlo_queue_reap(struct mlo_db *db, uint32_t backoff_ms, int *count,
                                             struct mlo_error *err);
-/* --- completion (completion.c)
- * -------------------------------------------------------------------------------- */
+/* --- completion (completion.c) ------------------------------------------------------------------------- */
 
 struct mlo_completion {
     bool reused; /* the derivation was known: no work was done */
@@ -106,8 +102,7 @@ MLO_MUST_USE enum mlo_status mlo_queue_complete(struct mlo_db *db, const struct 
                                                 const struct mlo_completion *completion,
                                                 struct mlo_error *err);
 
-/* --- changes of state inside a transaction (runs.c)
- * -------------------------------------------------------------- */
+/* --- changes of state inside a transaction (runs.c) ---------------------------------------------------- */
 
 /* Locks the jobs of a job's run, lowest id first: the order that every change of several jobs keeps. */
 MLO_MUST_USE enum mlo_status mlo_lock_jobs_of(struct mlo_db_conn *conn, int64_t job, int64_t *run,

@@ -25,8 +25,13 @@ enum { WATCH_STOP_MS = 100, SWEEP_EVERY_MS = 1000, TOUCH_EVERY_MS = 5000 };
 
 #define MS_NS 1000000ull
 
-/* --- slots
- * ---------------------------------------------------------------------------------------------------- */
+/* The flag is set from a signal handler or from another thread. */
+static bool told_to_stop(const volatile sig_atomic_t *stop)
+{
+    return __atomic_load_n(stop, __ATOMIC_RELAXED) != 0;
+}
+
+/* --- slots --------------------------------------------------------------------------------------------- */
 
 static uint64_t generation(struct mlo_worker *worker)
 {
@@ -103,8 +108,7 @@ static void *slot_main(void *arg)
     return NULL;
 }
 
-/* --- the main thread: lease, notifications, sweep
- * ---------------------------------------------------------------- */
+/* --- the main thread: lease, notifications, sweep ------------------------------------------------------ */
 
 static void beat(struct mlo_slot *slot)
 {
@@ -279,8 +283,7 @@ static void serve(struct mlo_worker *worker, const volatile sig_atomic_t *stop)
     mlo_db_release(conn);
 }
 
-/* --- start and end
- * ------------------------------------------------------------------------------------------------ */
+/* --- start and end ------------------------------------------------------------------------------------- */
 
 static void add_target(struct mlo_buf *targets, const char *target)
 {

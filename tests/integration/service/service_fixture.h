@@ -41,8 +41,7 @@ struct service_fixture {
 
 static const struct mlo_actor SYSTEM = MLO_ACTOR_SYSTEM;
 
-/* --- the micro step
- * -------------------------------------------------------------------------------------------- */
+/* --- the micro step ------------------------------------------------------------------------------------ */
 
 /* The value of "<step>.<key>=" in the model's text, or NULL; yours. */
 static inline char *micro_value(const char *model, const char *step, const char *key)
@@ -187,8 +186,7 @@ static inline int micro_step(const char *dir)
     return status == MLO_OK ? 0 : 1;
 }
 
-/* --- the worker process
- * ----------------------------------------------------------------------------------------- */
+/* --- the worker process -------------------------------------------------------------------------------- */
 
 static volatile sig_atomic_t worker_stop;
 
@@ -257,8 +255,7 @@ static inline pid_t start_worker_process(struct service_fixture *f)
     return pid;
 }
 
-/* --- project, versions, datasets
- * ----------------------------------------------------------------------------------- */
+/* --- project, versions, datasets ----------------------------------------------------------------------- */
 
 static inline void put_blob(struct service_fixture *f, const char *text, struct mlo_digest *digest)
 {
@@ -330,9 +327,7 @@ static inline int service_teardown(void **state)
     return pg_fixture_teardown(&pg);
 }
 
-/* --- runs
- * ------------------------------------------------------------------------------------------------------------
- */
+/* --- runs ---------------------------------------------------------------------------------------------- */
 
 static inline struct mlo_recipe *recipe(const char *text)
 {
@@ -418,8 +413,7 @@ static inline int64_t count_rows(struct service_fixture *f, const char *sql)
     return n;
 }
 
-/* --- a worker in a thread of the test
- * --------------------------------------------------------------------------------- */
+/* --- a worker in a thread of the test ------------------------------------------------------------------ */
 
 struct test_worker {
     struct mlo_worker_options options;

@@ -64,8 +64,7 @@ static void test_sql__every_statement_prepares(void **state)
     mlo_db_release(conn);
 }
 
-/* --- submitting
- * ------------------------------------------------------------------------------------------------- */
+/* --- submitting ---------------------------------------------------------------------------------------- */
 
 static void test_submit__makes_a_chain_of_jobs(void **state)
 {
@@ -185,8 +184,7 @@ static void test_submit__same_key_gives_one_run(void **state)
     mlo_recipe_free(other);
 }
 
-/* --- claiming
- * ------------------------------------------------------------------------------------------------------ */
+/* --- claiming ------------------------------------------------------------------------------------------ */
 
 enum { CLAIM_RUNS = 40, CLAIM_THREADS = 8 };
 
@@ -263,8 +261,7 @@ static void test_claim__by_priority_then_age_and_by_target(void **state)
     assert_run(f, cpu, -1, "state", "running");
 }
 
-/* --- fencing and leases
- * ------------------------------------------------------------------------------------------------ */
+/* --- fencing and leases -------------------------------------------------------------------------------- */
 
 static void test_fencing__late_completion_changes_nothing(void **state)
 {
@@ -334,9 +331,7 @@ static void test_lease__lost_too_often_is_a_dead_letter(void **state)
     json_decref(value);
 }
 
-/* --- failures
- * ------------------------------------------------------------------------------------------------------------
- */
+/* --- failures ------------------------------------------------------------------------------------------ */
 
 static void test_failure__that_can_pass_is_tried_again_later(void **state)
 {
@@ -424,9 +419,7 @@ static void test_cancel__refuses_what_comes_later(void **state)
     mlo_job_clear(&job);
 }
 
-/* --- derivations
- * ------------------------------------------------------------------------------------------------------------
- */
+/* --- derivations --------------------------------------------------------------------------------------- */
 
 static void test_derivation__same_one_is_never_in_flight_twice(void **state)
 {
@@ -504,8 +497,7 @@ static void test_derivation__other_bytes_for_a_known_key_are_refused(void **stat
     mlo_job_clear(&job);
 }
 
-/* --- the end of a run
- * -------------------------------------------------------------------------------------------------------- */
+/* --- the end of a run ---------------------------------------------------------------------------------- */
 
 static void test_expectation__that_does_not_hold_fails_the_run(void **state)
 {
