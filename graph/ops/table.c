@@ -5,9 +5,10 @@
 #include "graph/ops/ops_impl.h"
 
 static const struct mlo_op_family *const families[] = {
-    &mlo_ops_unary, &mlo_ops_binary, &mlo_ops_compare, &mlo_ops_conv,     &mlo_ops_matmul,
-    &mlo_ops_pool,  &mlo_ops_norm,   &mlo_ops_softmax, &mlo_ops_reduce,   &mlo_ops_view,
-    &mlo_ops_move,  &mlo_ops_slice,  &mlo_ops_gather,  &mlo_ops_constant, &mlo_ops_cast,
+    &mlo_ops_unary,    &mlo_ops_binary,  &mlo_ops_compare, &mlo_ops_conv,     &mlo_ops_matmul,
+    &mlo_ops_pool,     &mlo_ops_norm,    &mlo_ops_softmax, &mlo_ops_reduce,   &mlo_ops_view,
+    &mlo_ops_move,     &mlo_ops_slice,   &mlo_ops_gather,  &mlo_ops_constant, &mlo_ops_cast,
+    &mlo_ops_quantize, &mlo_ops_qlinear, &mlo_ops_resize,
 };
 
 enum { TABLE_MAX = 512 };
