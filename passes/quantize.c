@@ -7,6 +7,7 @@
 static const char *const schemes[] = {"int8", NULL};
 static const char *const forms[] = {"qdq", NULL};
 static const char *const calibrators[] = {"minmax", "percentile", NULL};
+static const char *const residuals[] = {"both", "skip", NULL};
 static const char *const activation_types[] = {"uint8", "int8", NULL};
 
 const struct mlo_option_spec mlo_quantize_options[] = {
@@ -45,6 +46,13 @@ const struct mlo_option_spec mlo_quantize_options[] = {
      .fallback = "false",
      .description =
          "Weights within 64 instead of 127, for CPUs without VNNI, whose sums saturate at 16 bits"},
+    {.name = "residual",
+     .type = MLO_OPT_STRING,
+     .fallback = "both",
+     .choices = residuals,
+     .description =
+         "both: a residual Add reads both inputs in integers, as ONNX Runtime needs; skip: only the skip "
+         "branch, for engines that add it to the accumulators of the Conv"},
     {.name = "exclude",
      .type = MLO_OPT_STRINGS,
      .fallback = "",
@@ -56,6 +64,7 @@ void mlo_quantize_settings_read(const json_t *options, struct mlo_quantize_setti
 {
     *out = (struct mlo_quantize_settings){
         .percentile_calibrator = strcmp(mlo_json_str(options, "calibrator", "minmax"), "percentile") == 0,
+        .skip_only = strcmp(mlo_json_str(options, "residual", "both"), "skip") == 0,
         .percentile = mlo_json_f64(options, "percentile", 99.99),
         .per_channel = mlo_json_bool(options, "per_channel", true),
         .reduce_range = mlo_json_bool(options, "reduce_range", false),

@@ -7,6 +7,7 @@
 /* The options, read once. */
 struct mlo_quantize_settings {
     bool percentile_calibrator, per_channel, reduce_range;
+    bool skip_only; /* of a residual Add, only the input that is not being accumulated gets a pair */
     double percentile;
     enum mlo_dtype activations; /* MLO_UINT8: asymmetric; MLO_INT8: symmetric */
     int weight_max;             /* 127, or 64 in reduced range: the largest |q| of a weight */

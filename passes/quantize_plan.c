@@ -204,7 +204,31 @@ static void choose(struct mlo_quantize_plan *plan, const struct mlo_value *value
     stack[(*depth)++] = value->index;
 }
 
-static void spread(const struct mlo_graph *graph, struct mlo_quantize_plan *plan, int *stack, int *depth)
+static bool is_planned(const struct mlo_quantize_plan *plan, const struct mlo_node *node)
+{
+    for (int i = 0; i < plan->weighted_count; i++)
+        if (plan->weighted[i] == node)
+            return true;
+    return false;
+}
+
+/* The input of a residual Add that comes straight from the integer node which can add the other one to its
+ * accumulators: the later one when both do. -1: none does. */
+static int accumulating_input(const struct mlo_quantize_plan *plan, const struct mlo_node *add)
+{
+    int found = -1;
+    for (int i = 0; i < add->input_count; i++) {
+        const struct mlo_node *before = add->inputs[i]->producer;
+        if (!before || mlo_value_sole_user(add->inputs[i]) != add || !is_planned(plan, before))
+            continue;
+        if (found < 0 || before->index > add->inputs[found]->producer->index)
+            found = i;
+    }
+    return found;
+}
+
+static void spread(const struct mlo_graph *graph, const struct mlo_quantize_settings *settings,
+                   struct mlo_quantize_plan *plan, int *stack, int *depth)
 {
     while (*depth > 0) {
         const struct mlo_value *value = graph->values[stack[--*depth]];
@@ -215,7 +239,10 @@ static void spread(const struct mlo_graph *graph, struct mlo_quantize_plan *plan
         bool many = mlo_node_is(node, "Add") || mlo_node_is(node, "Concat");
         if (many ? !all_inputs_float(node) : !is_activation_value(mlo_node_input(node, 0)))
             continue;
+        int left = settings->skip_only && mlo_node_is(node, "Add") ? accumulating_input(plan, node) : -1;
         for (int i = 0; i < (many ? node->input_count : 1); i++) {
+            if (i == left)
+                continue;
             choose(plan, node->inputs[i], stack, depth);
             if (united)
                 unite(plan, node->inputs[i]->index, value->index);
@@ -266,6 +293,6 @@ enum mlo_status mlo_quantize_plan_make(const struct mlo_graph *graph,
             mlo_error_hint(err, "it has no Conv, Gemm or MatMul at all");
         return status;
     }
-    spread(graph, plan, stack, &depth);
+    spread(graph, settings, plan, stack, &depth);
     return MLO_OK;
 }

@@ -183,6 +183,24 @@ static void test_quantize__covers_a_residual_block(void **state)
     mlo_model_free(m);
 }
 
+static void test_quantize__may_leave_the_accumulating_branch_of_a_residual(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_stats stats;
+    struct mlo_model *before = residual(), *m = residual();
+    observe(m, 8, &stats);
+    assert_ok(run_pass(m, "quantize", "{\"residual\": \"skip\"}", &stats, NULL, &err));
+    assert_int_equal(count_ops(m, "QuantizeLinear"), 5);
+    const struct mlo_node *sum = node_named(m, "sum_node");
+    assert_string_equal(sum->inputs[0]->producer->op_type, "Conv");
+    assert_string_equal(sum->inputs[1]->producer->op_type, "DequantizeLinear");
+    assert_true(deviation(before, m) < 0.05);
+    mlo_stats_clear(&stats);
+    mlo_model_free(before);
+    mlo_model_free(m);
+}
+
 static void test_quantize__wants_what_it_quantizes(void **state)
 {
     MLO_UNUSED(state);
@@ -389,6 +407,7 @@ int main(void)
         cmocka_unit_test(test_quantize__per_tensor_and_symmetric_activations),
         cmocka_unit_test(test_quantize__alpha_beta_and_trans_b_are_folded),
         cmocka_unit_test(test_quantize__covers_a_residual_block),
+        cmocka_unit_test(test_quantize__may_leave_the_accumulating_branch_of_a_residual),
         cmocka_unit_test(test_quantize__wants_what_it_quantizes),
         cmocka_unit_test(test_quantize__same_input_gives_same_bytes),
         cmocka_unit_test(test_quantize__raises_weight_scales_for_large_biases),
