@@ -69,6 +69,11 @@ MLO_MUST_USE enum mlo_status mlo_pass_bypass(struct mlo_node *node, struct mlo_v
 MLO_MUST_USE enum mlo_status mlo_pass_set_const_take(struct mlo_node *node, int i, const char *name,
                                                      struct mlo_tensor *tensor, struct mlo_error *err);
 
+/* Before IR version 4 every initializer had to be listed as a graph input, which nobody was meant to feed.
+ * Takes them off the list, so that they can be dropped when they are no longer used, and raises the IR
+ * version to 4. */
+void mlo_pass_unlist_initializers(struct mlo_model *model);
+
 /* The number of output channels of a Conv, ConvTranspose or Gemm with fixed weights; 0 for another node. */
 int64_t mlo_node_channels(const struct mlo_node *node);
 /* Whether mlo_pass_scale_channels can be applied; else *why says why not. */

@@ -229,6 +229,7 @@ enum mlo_status mlo_pass_raise_opset(struct mlo_model *model, int64_t version, s
             return status;
     }
     mlo_model_set_opset(model, version);
+    mlo_pass_unlist_initializers(model);
     model->ir_version = MLO_MAX(model->ir_version, IR_OF_13);
     mlo_pass_note(ctx, model->graph->name, "opset raised from %lld to %lld", (long long)from,
                   (long long)version);

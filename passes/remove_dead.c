@@ -24,25 +24,12 @@ bool mlo_graph_has_no_dead(const struct mlo_graph *graph)
     return true;
 }
 
-/* Before IR version 4 every initializer had to be listed as a graph input, which nobody was meant to feed.
- * Off the list, they can be dropped when they are no longer used. */
-static void unlist_initializers(struct mlo_model *model)
-{
-    struct mlo_graph *graph = model->graph;
-    if (model->ir_version >= 4)
-        return;
-    for (int i = graph->input_count - 1; i >= 0; i--)
-        if (graph->inputs[i]->constant)
-            mlo_graph_unlist_input(graph, graph->inputs[i]);
-    model->ir_version = 4;
-}
-
 enum mlo_status mlo_pass_remove_dead(struct mlo_model *model, struct mlo_pass_context *ctx,
                                      struct mlo_error *err)
 {
     struct mlo_graph *graph = model->graph;
     MLO_UNUSED(err);
-    unlist_initializers(model);
+    mlo_pass_unlist_initializers(model);
     /* From the end: users come after producers, so one sweep finds whole dead chains. */
     for (int n = graph->node_count - 1; n >= 0; n--)
         if (is_dead(graph->nodes[n])) {

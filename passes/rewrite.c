@@ -103,6 +103,17 @@ enum mlo_status mlo_pass_set_const_take(struct mlo_node *node, int i, const char
     return mlo_node_set_input(node, i, fresh) ? MLO_OK : mlo_error_nomem(err);
 }
 
+void mlo_pass_unlist_initializers(struct mlo_model *model)
+{
+    struct mlo_graph *graph = model->graph;
+    if (model->ir_version >= 4)
+        return;
+    for (int i = graph->input_count - 1; i >= 0; i--)
+        if (graph->inputs[i]->constant)
+            mlo_graph_unlist_input(graph, graph->inputs[i]);
+    model->ir_version = 4;
+}
+
 /* --- scaling output channels --------------------------------------------------------------------------- */
 
 /* How weights lie in memory: channel of element e. */
