@@ -24,6 +24,14 @@ bool mlo_graph_has_no_dead(const struct mlo_graph *graph)
     return true;
 }
 
+static int constant_count(const struct mlo_graph *graph)
+{
+    int count = 0;
+    for (int v = 0; v < graph->value_count; v++)
+        count += graph->values[v]->constant != NULL;
+    return count;
+}
+
 enum mlo_status mlo_pass_remove_dead(struct mlo_model *model, struct mlo_pass_context *ctx,
                                      struct mlo_error *err)
 {
@@ -36,8 +44,8 @@ enum mlo_status mlo_pass_remove_dead(struct mlo_model *model, struct mlo_pass_co
             mlo_graph_remove_node(graph->nodes[n]);
             ctx->changes++;
         }
-    int before = graph->value_count;
+    ctx->changes += constant_count(graph);
     mlo_graph_remove_unused_values(graph);
-    ctx->changes += before - graph->value_count;
+    ctx->changes -= constant_count(graph);
     return MLO_OK;
 }
