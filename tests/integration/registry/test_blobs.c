@@ -1,0 +1,238 @@
+/* The file blob store: digests, full disks, what killed writers leave. */
+#include <fcntl.h>
+#include <glob.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "registry/blob.h"
+
+#define assert_ok(expr, err)                                                                                 \
+    do {                                                                                                     \
+        if ((expr) != MLO_OK)                                                                                \
+            fail_msg("%s: %s", #expr, (err)->message);                                                       \
+    } while (0)
+
+struct place {
+    char *dir, *root;
+    struct mlo_blob_store *store;
+    struct mlo_error err;
+};
+
+static int setup(void **state)
+{
+    struct place *p = calloc(1, sizeof *p);
+    assert_ok(mlo_fs_tempdir(NULL, "blobs-", &p->dir, &p->err), &p->err);
+    p->root = mlo_fs_join(p->dir, "store", NULL);
+    struct mlo_buf url = MLO_BUF_INIT;
+    mlo_buf_printf(&url, "file:%s", p->root);
+    assert_ok(mlo_blob_store_open(mlo_buf_str(&url), &p->store, &p->err), &p->err);
+    mlo_buf_clear(&url);
+    *state = p;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct place *p = *state;
+    mlo_blob_store_close(p->store);
+    mlo_fs_remove_tree(p->dir);
+    free(p->dir);
+    free(p->root);
+    free(p);
+    return 0;
+}
+
+static size_t count_files(const struct place *p, const char *pattern)
+{
+    char *path = mlo_fs_join(p->root, pattern, NULL);
+    glob_t found;
+    size_t n = glob(path, 0, NULL, &found) == 0 ? found.gl_pathc : 0;
+    if (n)
+        globfree(&found);
+    free(path);
+    return n;
+}
+
+static void test_blob__write_and_read(void **state)
+{
+    struct place *p = *state;
+    struct mlo_blob_writer *w;
+    struct mlo_digest digest, expected;
+    struct mlo_buf got = MLO_BUF_INIT;
+    uint64_t size;
+    char *path;
+    int fd;
+    mlo_digest_of("hello", 5, &expected);
+    assert_ok(mlo_blob_writer_open(p->store, &w, &p->err), &p->err);
+    assert_ok(mlo_blob_writer_write(w, "hel", 3, &p->err), &p->err);
+    assert_false(mlo_blob_exists(p->store, &expected));
+    assert_ok(mlo_blob_writer_write(w, "lo", 2, &p->err), &p->err);
+    assert_ok(mlo_blob_writer_commit(w, &expected, &digest, &size, &p->err), &p->err);
+    mlo_blob_writer_free(w);
+    assert_true(mlo_digest_eq(&digest, &expected) && size == 5);
+    assert_ok(mlo_blob_read(p->store, &digest, 100, &got, &p->err), &p->err);
+    assert_string_equal(mlo_buf_str(&got), "hello");
+    assert_int_equal(mlo_blob_read(p->store, &digest, 4, &got, &p->err), MLO_ETOOBIG);
+    assert_ok(mlo_blob_open_fd(p->store, &digest, &fd, &size, &p->err), &p->err);
+    close(fd);
+    assert_ok(mlo_blob_path(p->store, &digest, p->dir, true, &path, &p->err), &p->err);
+    assert_int_equal(mlo_fs_size(path), 5);
+    assert_ok(mlo_blob_put_file(p->store, path, &digest, NULL, &p->err), &p->err); /* again: fine */
+    free(path);
+    assert_int_equal(count_files(p, "incoming/*"), 0);
+    assert_int_equal(count_files(p, "sha256/*/*/*"), 1);
+    mlo_buf_clear(&got);
+}
+
+static void test_blob__wrong_digest_leaves_nothing(void **state)
+{
+    struct place *p = *state;
+    struct mlo_blob_writer *w;
+    struct mlo_digest other;
+    mlo_digest_of("other", 5, &other);
+    assert_ok(mlo_blob_writer_open(p->store, &w, &p->err), &p->err);
+    assert_ok(mlo_blob_writer_write(w, "hello", 5, &p->err), &p->err);
+    assert_int_equal(mlo_blob_writer_commit(w, &other, NULL, NULL, &p->err), MLO_EDIGEST);
+    assert_non_null(strstr(p->err.message, "sha256:"));
+    mlo_blob_writer_free(w);
+    assert_int_equal(count_files(p, "incoming/*") + count_files(p, "sha256/*"), 0);
+    assert_ok(mlo_blob_writer_open(p->store, &w, &p->err), &p->err); /* and an abandoned one neither */
+    assert_ok(mlo_blob_writer_write(w, "hello", 5, &p->err), &p->err);
+    mlo_blob_writer_free(w);
+    assert_int_equal(count_files(p, "incoming/*") + count_files(p, "sha256/*"), 0);
+}
+
+static void test_blob__absent_is_not_found(void **state)
+{
+    struct place *p = *state;
+    struct mlo_digest digest;
+    char *path;
+    int fd;
+    mlo_digest_of("absent", 6, &digest);
+    assert_int_equal(mlo_blob_size(p->store, &digest, NULL, &p->err), MLO_ENOTFOUND);
+    assert_int_equal(mlo_blob_open_fd(p->store, &digest, &fd, NULL, &p->err), MLO_ENOTFOUND);
+    assert_int_equal(mlo_blob_path(p->store, &digest, p->dir, false, &path, &p->err), MLO_ENOTFOUND);
+}
+
+static void test_blob__damage_is_found(void **state)
+{
+    struct place *p = *state;
+    struct mlo_digest digest;
+    struct mlo_buf got = MLO_BUF_INIT;
+    char *path;
+    assert_ok(mlo_blob_put_bytes(p->store, "precious", 8, &digest, &p->err), &p->err);
+    assert_ok(mlo_blob_path(p->store, &digest, p->dir, false, &path, &p->err), &p->err);
+    assert_int_equal(chmod(path, 0644), 0);
+    int fd = open(path, O_WRONLY);
+    assert_int_equal(pwrite(fd, "X", 1, 3), 1);
+    close(fd);
+    free(path);
+    assert_int_equal(mlo_blob_read(p->store, &digest, 100, &got, &p->err), MLO_EDIGEST);
+    assert_non_null(strstr(p->err.message, "damaged"));
+    assert_int_equal(mlo_blob_path(p->store, &digest, p->dir, true, &path, &p->err), MLO_EDIGEST);
+    mlo_buf_clear(&got);
+}
+
+/* Writes 4 MiB; the status of the failure. */
+static enum mlo_status write_much(struct place *p)
+{
+    struct mlo_blob_writer *w;
+    static char piece[1 << 16];
+    enum mlo_status status = mlo_blob_writer_open(p->store, &w, &p->err);
+    for (int i = 0; status == MLO_OK && i < 64; i++)
+        status = mlo_blob_writer_write(w, piece, sizeof piece, &p->err);
+    if (status == MLO_OK)
+        status = mlo_blob_writer_commit(w, NULL, NULL, NULL, &p->err);
+    mlo_blob_writer_free(w);
+    return status;
+}
+
+static void test_blob__full_disk_leaves_nothing(void **state)
+{
+    struct place *p = *state;
+    bool mounted = mount("tmpfs", p->root, "tmpfs", 0, "size=1m") == 0;
+    if (mounted) {
+        char *incoming = mlo_fs_join(p->root, "incoming", NULL),
+             *shards = mlo_fs_join(p->root, "sha256", NULL);
+        assert_int_equal(mkdir(incoming, 0755), 0);
+        assert_int_equal(mkdir(shards, 0755), 0);
+        free(incoming);
+        free(shards);
+        enum mlo_status status = write_much(p);
+        size_t left = count_files(p, "incoming/*") + count_files(p, "sha256/*");
+        assert_int_equal(umount(p->root), 0);
+        assert_int_equal(status, MLO_ENOSPC);
+        assert_int_equal(left, 0);
+        assert_true(p->err.hint[0] != '\0');
+        return;
+    }
+    /* no right to mount: a limit on the size of files stands in */
+    struct rlimit old, small;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    small = old;
+    small.rlim_cur = 1 << 20;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    enum mlo_status status = write_much(p);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_int_equal(status, MLO_ENOSPC);
+    assert_int_equal(count_files(p, "incoming/*") + count_files(p, "sha256/*"), 0);
+}
+
+static void test_blob__leavings_of_the_killed_are_swept(void **state)
+{
+    struct place *p = *state;
+    struct mlo_blob_writer *alive;
+    struct mlo_blob_store *again;
+    char *left = mlo_fs_join(p->root, "incoming", "blob-killed", NULL);
+    struct mlo_buf url = MLO_BUF_INIT;
+    struct mlo_digest digest;
+    assert_ok(mlo_fs_write_atomic(left, "half", 4, &p->err), &p->err);
+    assert_ok(mlo_blob_writer_open(p->store, &alive, &p->err), &p->err);
+    assert_ok(mlo_blob_writer_write(alive, "whole", 5, &p->err), &p->err);
+    mlo_buf_printf(&url, "file:%s", p->root);
+    assert_ok(mlo_blob_store_open(mlo_buf_str(&url), &again, &p->err), &p->err);
+    assert_false(mlo_fs_exists(left));
+    assert_ok(mlo_blob_writer_commit(alive, NULL, &digest, NULL, &p->err), &p->err); /* it lives: untouched */
+    mlo_blob_writer_free(alive);
+    assert_true(mlo_blob_exists(again, &digest));
+    mlo_blob_store_close(again);
+    mlo_buf_clear(&url);
+    free(left);
+}
+
+static void test_blob__addresses(void **state)
+{
+    struct place *p = *state;
+    struct mlo_blob_store *store;
+    static const char *const bad[] = {"", "/tmp/x", "file:relative", "ftp:/x", "file"};
+    for (size_t i = 0; i < MLO_COUNT(bad); i++)
+        assert_int_equal(mlo_blob_store_open(bad[i], &store, &p->err), MLO_EINVAL);
+}
+
+#define WITH_STORE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        WITH_STORE(test_blob__write_and_read),
+        WITH_STORE(test_blob__wrong_digest_leaves_nothing),
+        WITH_STORE(test_blob__absent_is_not_found),
+        WITH_STORE(test_blob__damage_is_found),
+        WITH_STORE(test_blob__full_disk_leaves_nothing),
+        WITH_STORE(test_blob__leavings_of_the_killed_are_swept),
+        WITH_STORE(test_blob__addresses),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
