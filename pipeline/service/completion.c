@@ -7,7 +7,7 @@
 
 #include "pipeline/service/service_impl.h"
 
-enum { S_DONE, S_END_ATTEMPT, S_READY, S_OPEN, S_RESULTS, S_RUN, S_SET_RESULTS };
+enum { S_DONE, S_END_ATTEMPT, S_READY, S_OPEN, S_RESULTS, S_RUN, S_SET_RESULTS, S_SIZES };
 
 const struct mlo_sql MLO_COMPLETION_SQL[] = {
     [S_DONE] = {"completion_done",
@@ -34,6 +34,11 @@ const struct mlo_sql MLO_COMPLETION_SQL[] = {
     [S_RESULTS] = {"completion_results",
                    "select result from job where run = $1 and result is not null order by position", 1},
     [S_RUN] = {"completion_run", "select recipe from run where id = $1", 1},
+    [S_SIZES] = {"completion_sizes",
+                 "select v.size, s.size from run r join blob s on s.digest = r.source "
+                 "join job j on j.run = r.id and j.kind = 'derive' join blob v on v.digest = j.output "
+                 "where r.id = $1 order by j.position desc limit 1",
+                 1},
     [S_SET_RESULTS] = {"completion_set_results", "update run set results = $2 where id = $1", 2},
 };
 const size_t MLO_COMPLETION_SQL_COUNT = MLO_COUNT(MLO_COMPLETION_SQL);
@@ -157,6 +162,30 @@ out:
 
 /* --- the run ------------------------------------------------------------------------------------------- */
 
+/* The size of what the run made is exact and needs no step to measure it: expectations may name it. */
+static enum mlo_status append_size(struct mlo_db_conn *conn, int64_t run, json_t *all, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, run);
+    MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_SIZES], &p, &rows, err));
+    if (mlo_rows_count(&rows) == 0)
+        goto out;
+    double size = (double)mlo_rows_i64(&rows, 0, 0), ratio = size / (double)mlo_rows_i64(&rows, 0, 1);
+    if (!isfinite(ratio))
+        goto out;
+    json_t *seen =
+        json_pack("{s:s, s:s, s:{}, s:s, s:f, s:f, s:f, s:{s:s, s:{s:f, s:f, s:f}}}", "subject", "variant",
+                  "metric", "size", "params", "unit", "bytes", "value", size, "low", size, "high", size,
+                  "against", "subject", "source", "ratio", "value", ratio, "low", ratio, "high", ratio);
+    if (!seen || json_array_append_new(all, seen) < 0)
+        status = mlo_error_nomem(err);
+out:
+    mlo_rows_clear(&rows);
+    return status;
+}
+
 /* All observations of the run, over its jobs in order; yours. */
 static enum mlo_status run_observations(struct mlo_db_conn *conn, int64_t run, json_t **out,
                                         struct mlo_error *err)
@@ -180,6 +209,7 @@ static enum mlo_status run_observations(struct mlo_db_conn *conn, int64_t run, j
         json_decref(result);
         result = NULL;
     }
+    MLO_TRY(append_size(conn, run, all, err));
     *out = json_incref(all);
 out:
     json_decref(result);

@@ -23,7 +23,8 @@
 #define RECIPE_TINY                                                                                          \
     "name: tiny\ntarget: any\ndata: {calibrate: p/cal, evaluate: p/test}\nsteps:\n"                          \
     "  - optimize: {}\n  - quantize: {}\n  - evaluate: {metrics: [top1], compare_to: source}\n"              \
-    "  - benchmark: {batch: [1], threads: 1, compare_to: source}\nexpect: [\"top1 >= source - 0.5pt\"]\n"
+    "  - benchmark: {batch: [1], threads: 1, compare_to: source}\nexpect: [\"top1 >= source - 0.5pt\", "     \
+    "\"size <= 2 * source\"]\n"
 #define RECIPE_DERIVE "name: derived\ntarget: any\nsteps:\n  - optimize: {}\n"
 #define RECIPE_OBSERVE                                                                                       \
     "name: observed\ntarget: any\ndata: {evaluate: p/test}\nsteps:\n  - evaluate: {metrics: [top1]}\n"
