@@ -124,7 +124,7 @@ static enum mlo_status run(const struct mlo_graph *graph, struct mlo_tensor *hel
 
 static enum verdict check(const char *folder, char *why, size_t size)
 {
-    char path[512];
+    char path[640];
     struct mlo_model *model = NULL;
     struct mlo_tensor *held = NULL;
     struct mlo_error err = {0};
