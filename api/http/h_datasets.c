@@ -3,49 +3,18 @@
 
 #include "api/http/handlers_impl.h"
 
-static enum mlo_status view_dataset(struct mlo_request *req, int64_t version_id, json_t **out,
-                                    struct mlo_error *err)
-{
-    enum mlo_status status = mlo_dataset_get(req->conn, version_id, out, err);
-    if (status == MLO_OK)
-        mlo_json_rename(*out, "blobs", "files");
-    return status;
-}
-
 static enum mlo_status reply_dataset(struct mlo_request *req, int http_status, int64_t version_id,
                                      struct mlo_error *err)
 {
     json_t *value = NULL;
     enum mlo_status status;
-    MLO_TRY(view_dataset(req, version_id, &value, err));
+    MLO_TRY(mlo_dataset_get(req->conn, version_id, &value, err));
     if (http_status == 201)
         mlo_reply_header(req, "Location", "/v1/projects/%s/datasets/%s/versions/%lld",
                          mlo_request_param(req, "p"), mlo_request_param(req, "d"),
                          (long long)mlo_json_i64(value, "version", 0));
     MLO_TRY(mlo_reply_json(req, http_status, value, err));
 out:
-    return status;
-}
-
-/* The latest version when it is made of exactly this; else 0. */
-static enum mlo_status same_as_latest(struct mlo_request *req, int64_t project, const struct mlo_files *files,
-                                      const json_t *metadata, int64_t *version_id, struct mlo_error *err)
-{
-    struct mlo_dataset_info latest;
-    json_t *value = NULL, *nothing = json_object();
-    *version_id = 0;
-    enum mlo_status status =
-        mlo_dataset_find(req->conn, project, mlo_request_param(req, "d"), 0, &latest, err);
-    if (status == MLO_ENOTFOUND) {
-        status = MLO_OK;
-    } else if (status == MLO_OK) {
-        status = mlo_dataset_get(req->conn, latest.version_id, &value, err);
-        if (status == MLO_OK && mlo_files_same(files, json_object_get(value, "blobs")) &&
-            json_equal(json_object_get(value, "metadata"), metadata ? metadata : nothing))
-            *version_id = latest.version_id;
-    }
-    json_decref(nothing);
-    json_decref(value);
     return status;
 }
 
@@ -56,7 +25,7 @@ enum mlo_status h_dataset_create(struct mlo_request *req, struct mlo_error *err)
     struct mlo_dataset_info info;
     const char *description;
     json_t *body;
-    int64_t project, same = 0;
+    int64_t project;
     enum mlo_status status;
     if (!files)
         return mlo_error_nomem(err);
@@ -72,13 +41,9 @@ enum mlo_status h_dataset_create(struct mlo_request *req, struct mlo_error *err)
         goto out;
     }
     MLO_TRY(mlo_request_project(req, &project, err));
-    MLO_TRY(mlo_db_begin(req->conn, err));
-    status = same_as_latest(req, project, files, metadata, &same, err);
-    if (status == MLO_OK && !same)
-        status = mlo_dataset_version_create(req->conn, &actor, project, mlo_request_param(req, "d"),
-                                            description, metadata, files->blobs, files->count, &info, err);
-    MLO_TRY(mlo_db_end(req->conn, status, err));
-    MLO_TRY(reply_dataset(req, same ? 200 : 201, same ? same : info.version_id, err));
+    MLO_TRY(mlo_dataset_version_create(req->conn, &actor, project, mlo_request_param(req, "d"), description,
+                                       metadata, files->blobs, files->count, &info, err));
+    MLO_TRY(reply_dataset(req, info.created ? 201 : 200, info.version_id, err));
 out:
     return status;
 }

@@ -65,33 +65,6 @@ static const json_t *blob_named(const json_t *blobs, const char *name)
     return NULL;
 }
 
-bool mlo_files_same(const struct mlo_files *files, const json_t *blobs)
-{
-    char text[MLO_DIGEST_TEXT_SIZE];
-    if (json_array_size(blobs) != files->count)
-        return false;
-    for (size_t i = 0; i < files->count; i++) {
-        const json_t *other = blob_named(blobs, files->blobs[i].name);
-        if (!other || strcmp(mlo_json_str(other, "role", ""), files->blobs[i].role) != 0 ||
-            strcmp(mlo_json_str(other, "media_type", ""), files->blobs[i].media_type) != 0 ||
-            strcmp(mlo_json_str(other, "digest", ""), mlo_digest_text(&files->blobs[i].digest, text)) != 0)
-            return false;
-    }
-    return true;
-}
-
-/* Keeps only the models of a page whose name or description has the text, in any case of letters. */
-static void keep_matching(json_t *list, const char *q)
-{
-    json_t *items = json_object_get(list, "items");
-    for (size_t i = json_array_size(items); i-- > 0;) {
-        const json_t *item = json_array_get(items, i);
-        if (!strcasestr(mlo_json_str(item, "name", ""), q) &&
-            !strcasestr(mlo_json_str(item, "description", ""), q))
-            json_array_remove(items, i);
-    }
-}
-
 enum mlo_status h_models(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
@@ -102,26 +75,9 @@ enum mlo_status h_models(struct mlo_request *req, struct mlo_error *err)
     enum mlo_status status;
     MLO_TRY(mlo_request_page(req, &page, err));
     MLO_TRY(mlo_request_project(req, &project, err));
-    for (;;) {
-        MLO_TRY(mlo_model_list(req->conn, &actor, project, &page, &value, err));
-        if (!q || !q[0])
-            break;
-        keep_matching(value, q);
-        const char *next = mlo_json_str(value, "next", NULL);
-        if (!next || json_array_size(json_object_get(value, "items")))
-            break;
-        page.cursor = mlo_arena_strdup(req->arena, next);
-        json_decref(value);
-        value = NULL;
-        if (!page.cursor) {
-            status = mlo_error_nomem(err);
-            goto out;
-        }
-    }
-    status = mlo_reply_json(req, 200, value, err);
-    value = NULL;
+    MLO_TRY(mlo_model_list(req->conn, &actor, project, q && q[0] ? q : NULL, &page, &value, err));
+    MLO_TRY(mlo_reply_json(req, 200, value, err));
 out:
-    json_decref(value);
     return status;
 }
 
@@ -169,7 +125,6 @@ static enum mlo_status view_version(struct mlo_request *req, int64_t version_id,
     json_t *metadata = NULL;
     enum mlo_status status;
     MLO_TRY(mlo_version_get(req->conn, version_id, out, err));
-    mlo_json_rename(*out, "blobs", "files");
     const json_t *blob = blob_named(json_object_get(*out, "files"), METADATA_FILE);
     if (blob && strcmp(mlo_json_str(blob, "role", ""), METADATA_ROLE) == 0 &&
         mlo_digest_parse(mlo_json_str(blob, "digest", ""), &digest)) {
@@ -199,24 +154,6 @@ out:
     return status;
 }
 
-/* The latest version when it is made of exactly these files; else 0. */
-static enum mlo_status same_as_latest(struct mlo_request *req, int64_t model, const struct mlo_files *files,
-                                      int64_t *version_id, struct mlo_error *err)
-{
-    struct mlo_version_info latest;
-    json_t *value = NULL;
-    *version_id = 0;
-    enum mlo_status status = mlo_version_find(req->conn, model, 0, &latest, err);
-    if (status == MLO_ENOTFOUND)
-        return MLO_OK;
-    if (status == MLO_OK)
-        status = mlo_version_get(req->conn, latest.id, &value, err);
-    if (status == MLO_OK && mlo_files_same(files, json_object_get(value, "blobs")))
-        *version_id = latest.id;
-    json_decref(value);
-    return status;
-}
-
 enum mlo_status h_version_create(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
@@ -224,7 +161,7 @@ enum mlo_status h_version_create(struct mlo_request *req, struct mlo_error *err)
     struct mlo_version_info info;
     const char *description;
     json_t *body;
-    int64_t project, model, same = 0;
+    int64_t project, model;
     enum mlo_status status;
     if (!files)
         return mlo_error_nomem(err);
@@ -244,12 +181,10 @@ enum mlo_status h_version_create(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_db_begin(req->conn, err));
     status = mlo_model_ensure(req->conn, &actor, project, mlo_request_param(req, "m"), &model, err);
     if (status == MLO_OK)
-        status = same_as_latest(req, model, files, &same, err);
-    if (status == MLO_OK && !same)
         status =
             mlo_version_create(req->conn, &actor, model, description, files->blobs, files->count, &info, err);
     MLO_TRY(mlo_db_end(req->conn, status, err));
-    MLO_TRY(reply_version(req, same ? 200 : 201, same ? same : info.id, err));
+    MLO_TRY(reply_version(req, info.created ? 201 : 200, info.id, err));
 out:
     return status;
 }

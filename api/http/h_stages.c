@@ -69,11 +69,11 @@ bad:
     return MLO_EINVAL;
 }
 
-static enum mlo_status reply_move(struct mlo_request *req, int64_t project,
-                                  const struct mlo_move_request *move, struct mlo_error *err)
+static enum mlo_status reply_move(struct mlo_request *req, const struct mlo_move_request *move,
+                                  struct mlo_error *err)
 {
     json_t *value = NULL;
-    enum mlo_status status = mlo_view_move(req, project, move, &value, err);
+    enum mlo_status status = mlo_view_move(req, move, &value, err);
     if (status != MLO_OK)
         return status;
     if (!move->dry_run)
@@ -86,7 +86,7 @@ enum mlo_status h_promote(struct mlo_request *req, struct mlo_error *err)
     struct mlo_release_choice choices[CHOICES_MAX];
     struct mlo_move_request move = {.promotion.choices = choices};
     struct mlo_promotion *promotion = &move.promotion;
-    int64_t project, if_match, latest = 0;
+    int64_t if_match, latest = 0;
     bool no = false;
     json_t *body;
     enum mlo_status status;
@@ -98,9 +98,9 @@ enum mlo_status h_promote(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_json_get_bool(body, "dry_run", &no, &move.dry_run, err));
     MLO_TRY(stage_known(promotion->stage, "field 'stage'", MLO_EINVAL, err));
     MLO_TRY(read_choices(body, choices, &promotion->choice_count, err));
-    MLO_TRY(mlo_request_model(req, &project, &promotion->model_id, err));
+    MLO_TRY(mlo_request_model(req, NULL, &promotion->model_id, err));
     promotion->if_match = &if_match;
-    MLO_TRY(reply_move(req, project, &move, err));
+    MLO_TRY(reply_move(req, &move, err));
 out:
     return status;
 }
@@ -109,7 +109,7 @@ enum mlo_status h_rollback(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_move_request move = {.rollback = true};
     struct mlo_rollback *back = &move.back;
-    int64_t project, if_match, previous = 0;
+    int64_t if_match, previous = 0;
     bool no = false;
     json_t *body;
     enum mlo_status status;
@@ -121,9 +121,9 @@ enum mlo_status h_rollback(struct mlo_request *req, struct mlo_error *err)
     if (!json_is_null(json_object_get(body, "to")))
         MLO_TRY(mlo_json_get_i64(body, "to", &previous, &back->to_release, err));
     MLO_TRY(stage_known(back->stage, "field 'stage'", MLO_EINVAL, err));
-    MLO_TRY(mlo_request_model(req, &project, &back->model_id, err));
+    MLO_TRY(mlo_request_model(req, NULL, &back->model_id, err));
     back->if_match = &if_match;
-    MLO_TRY(reply_move(req, project, &move, err));
+    MLO_TRY(reply_move(req, &move, err));
 out:
     return status;
 }

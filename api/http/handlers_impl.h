@@ -30,8 +30,6 @@ struct mlo_files {
     size_t count;
 };
 MLO_MUST_USE enum mlo_status mlo_files_read(const json_t *body, struct mlo_files *out, struct mlo_error *err);
-/* Whether a version's or dataset's blobs (as the registry shows them) are exactly these. */
-bool mlo_files_same(const struct mlo_files *files, const json_t *blobs);
 /* Renames the member `from` of an object to `to`, when it is there. */
 void mlo_json_rename(json_t *object, const char *from, const char *to);
 

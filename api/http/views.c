@@ -190,27 +190,11 @@ enum mlo_status mlo_view_audit_verify(struct mlo_db_conn *conn, int64_t project,
 /* --- moves
  * ---------------------------------------------------------------------------------------------------- */
 
-static enum mlo_status move_in_history(struct mlo_request *req, const struct mlo_actor *actor,
-                                       int64_t project, int64_t model, const char *stage, json_t **out,
-                                       struct mlo_error *err)
-{
-    const struct mlo_history_filter filter = {.project_id = project, .model_id = model, .stage = stage};
-    const struct mlo_page page = {.limit = 1};
-    json_t *list = NULL;
-    enum mlo_status status = mlo_stage_history(req->conn, actor, &filter, &page, &list, err);
-    if (status == MLO_OK)
-        *out = json_incref(json_array_get(json_object_get(list, "items"), 0));
-    json_decref(list);
-    return status == MLO_OK && !*out ? mlo_error_set(err, MLO_EINTERNAL, "the move is not in the history")
-                                     : status;
-}
-
-enum mlo_status mlo_view_move(struct mlo_request *req, int64_t project, const struct mlo_move_request *move,
-                              json_t **out, struct mlo_error *err)
+enum mlo_status mlo_view_move(struct mlo_request *req, const struct mlo_move_request *move, json_t **out,
+                              struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
     const char *reason = move->rollback ? move->back.reason : move->promotion.reason;
-    const char *stage = move->rollback ? move->back.stage : move->promotion.stage;
     struct mlo_move made;
     enum mlo_status status;
     *out = NULL;
@@ -224,9 +208,7 @@ enum mlo_status mlo_view_move(struct mlo_request *req, int64_t project, const st
     status = move->rollback ? mlo_stage_rollback(req->conn, &actor, &move->back, &made, err)
                             : mlo_stage_promote(req->conn, &actor, &move->promotion, &made, err);
     if (status == MLO_OK)
-        status =
-            move_in_history(req, &actor, project,
-                            move->rollback ? move->back.model_id : move->promotion.model_id, stage, out, err);
+        status = mlo_stage_move_get(req->conn, made.id, out, err);
     if (status == MLO_OK && move->dry_run) {
         status = mlo_db_end(req->conn, MLO_ECANCELLED, err); /* that is: roll it back */
         status = status == MLO_ECANCELLED ? MLO_OK : status;

@@ -28,9 +28,8 @@ struct mlo_move_request {
     bool dry_run;
 };
 /* Does it (dry_run: undoes it again) and gives the move, as in the history. A reason must be there. */
-MLO_MUST_USE enum mlo_status mlo_view_move(struct mlo_request *req, int64_t project,
-                                           const struct mlo_move_request *move, json_t **out,
-                                           struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_view_move(struct mlo_request *req, const struct mlo_move_request *move,
+                                           json_t **out, struct mlo_error *err);
 
 /* Answers with the bytes of the variant that {p}, {m}, {v} and {name} name. */
 MLO_MUST_USE enum mlo_status mlo_view_artifact(struct mlo_request *req, struct mlo_error *err);

@@ -37,20 +37,27 @@ enum mlo_status page_home(struct mlo_request *req, struct mlo_error *err)
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_buf *out = &req->out;
     struct mlo_db_conn *conn;
+    const char *q = mlo_request_query(req, "q");
     struct mlo_page page;
     const struct mlo_page few = {.limit = 8};
     const struct mlo_run_filter recent = {.project = req->who.project_id, .limit = 8};
     const struct mlo_history_filter all = {.project_id = req->who.project_id};
     json_t *models = NULL, *runs = NULL, *moves = NULL;
     enum mlo_status status;
+    if (q && !q[0])
+        q = NULL;
     MLO_TRY(mlo_request_page(req, &page, err));
     MLO_TRY(mlo_request_db(req, &conn, err));
-    MLO_TRY(mlo_model_list(conn, &actor, req->who.project_id, &page, &models, err));
+    MLO_TRY(mlo_model_list(conn, &actor, req->who.project_id, q, &page, &models, err));
     MLO_TRY(mlo_view_runs(conn, &recent, &runs, err));
     MLO_TRY(mlo_stage_history(conn, &actor, &all, &few, &moves, err));
 
     mlo_page_begin(req, "Models", "models");
-    HTML(out, "<h1>Models</h1><section class=\"panel\">");
+    HTML(out,
+         "<h1>Models</h1><form class=\"filters\" method=\"get\"><label>Name or description<input "
+         "type=\"search\" "
+         "name=\"q\" value=\"%s\"></label><button>Search</button></form><section class=\"panel\">",
+         q ? q : "");
     if (json_array_size(json_object_get(models, "items"))) {
         HTML(
             out,
@@ -59,6 +66,8 @@ enum mlo_status page_home(struct mlo_request *req, struct mlo_error *err)
         model_rows(out, json_object_get(models, "items"));
         HTML(out, "</tbody></table></div>");
         mlo_piece_next(req, models);
+    } else if (q) {
+        HTML(out, "<p class=\"empty\">No model has “%s” in its name or description.</p>", q);
     } else {
         HTML(out,
              "<p class=\"empty\">No model yet. Upload one:</p><pre>mlopt push fashion/cnn model.onnx</pre>");

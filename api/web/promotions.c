@@ -215,11 +215,11 @@ static enum mlo_status form_stage(struct mlo_request *req, const char **out, str
     return MLO_EINVAL;
 }
 
-static enum mlo_status do_move(struct mlo_request *req, int64_t project, const struct mlo_move_request *move,
+static enum mlo_status do_move(struct mlo_request *req, const struct mlo_move_request *move,
                                struct mlo_error *err)
 {
     json_t *made = NULL;
-    enum mlo_status status = mlo_view_move(req, project, move, &made, err);
+    enum mlo_status status = mlo_view_move(req, move, &made, err);
     json_decref(made);
     return status == MLO_OK ? mlo_reply_redirect(req, "/promotions/%s/%s", mlo_request_param(req, "p"),
                                                  mlo_request_param(req, "m"))
@@ -229,15 +229,15 @@ static enum mlo_status do_move(struct mlo_request *req, int64_t project, const s
 enum mlo_status page_rollback(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_move_request move = {.rollback = true};
-    int64_t project, generation;
+    int64_t generation;
     enum mlo_status status;
     MLO_TRY(mlo_page_csrf_check(req, err));
     MLO_TRY(form_stage(req, &move.back.stage, err));
     MLO_TRY(form_generation(req, "generation", &generation, err));
-    MLO_TRY(mlo_request_model(req, &project, &move.back.model_id, err));
+    MLO_TRY(mlo_request_model(req, NULL, &move.back.model_id, err));
     move.back.reason = mlo_request_form(req, "reason");
     move.back.if_match = &generation;
-    MLO_TRY(do_move(req, project, &move, err));
+    MLO_TRY(do_move(req, &move, err));
 out:
     return status;
 }
@@ -247,7 +247,7 @@ enum mlo_status page_promote(struct mlo_request *req, struct mlo_error *err)
     struct mlo_release_choice choices[CHOICES_MAX];
     struct mlo_move_request move = {.promotion.choices = choices};
     struct mlo_promotion *promotion = &move.promotion;
-    int64_t project, generation;
+    int64_t generation;
     enum mlo_status status;
     MLO_TRY(mlo_page_csrf_check(req, err));
     MLO_TRY(form_stage(req, &promotion->stage, err));
@@ -273,10 +273,10 @@ enum mlo_status page_promote(struct mlo_request *req, struct mlo_error *err)
         status = mlo_error_set(err, MLO_EINVAL, "choose a variant for at least one target");
         goto out;
     }
-    MLO_TRY(mlo_request_model(req, &project, &promotion->model_id, err));
+    MLO_TRY(mlo_request_model(req, NULL, &promotion->model_id, err));
     promotion->reason = mlo_request_form(req, "reason");
     promotion->if_match = &generation;
-    MLO_TRY(do_move(req, project, &move, err));
+    MLO_TRY(do_move(req, &move, err));
 out:
     return status;
 }
