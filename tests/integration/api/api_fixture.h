@@ -1,0 +1,203 @@
+/* A server in this process on a private PostgreSQL and blob store, a token per role, and a client by libcurl.
+ */
+#ifndef MLO_TESTS_API_FIXTURE_H
+#define MLO_TESTS_API_FIXTURE_H
+
+#include "tests/pg_fixture.h"
+
+#include <arpa/inet.h>
+#include <curl/curl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "api/http/http.h"
+#include "api/web/web.h"
+
+#define API_MAX_BLOB ((uint64_t)1 << 20)
+
+struct api {
+    struct pg_fixture *pg;
+    char *dir;
+    struct mlo_blob_store *blobs;
+    struct mlo_http *http;
+    char token[MLO_ROLE_COUNT][MLO_TOKEN_TEXT_SIZE]; /* of all projects */
+    int64_t project;                                 /* "demo" */
+};
+
+struct reply {
+    long status;
+    struct mlo_buf headers, body;
+    json_t *json; /* NULL when the body is none */
+};
+
+static inline void reply_clear(struct reply *reply)
+{
+    mlo_buf_clear(&reply->headers);
+    mlo_buf_clear(&reply->body);
+    json_decref(reply->json);
+    memset(reply, 0, sizeof *reply);
+}
+
+static inline size_t reply_take(char *bytes, size_t size, size_t count, void *arg)
+{
+    mlo_buf_append(arg, bytes, size * count);
+    return size * count;
+}
+
+/* `headers` is NULL or NULL-terminated; a token becomes Authorization. Fills `reply` afresh. */
+static inline void api_call(struct api *api, struct reply *reply, const char *method, const char *path,
+                            const char *token, const char *body, const char *const *headers)
+{
+    char url[1024], auth[128];
+    struct curl_slist *list = NULL;
+    CURL *curl = curl_easy_init();
+    reply_clear(reply);
+    snprintf(url, sizeof url, "http://127.0.0.1:%u%s", mlo_http_port(api->http), path);
+    curl_easy_setopt(curl, CURLOPT_URL, url);
+    curl_easy_setopt(curl, CURLOPT_TIMEOUT, 60L);
+    curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
+    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, reply_take);
+    curl_easy_setopt(curl, CURLOPT_WRITEDATA, &reply->body);
+    curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, reply_take);
+    curl_easy_setopt(curl, CURLOPT_HEADERDATA, &reply->headers);
+    if (strcmp(method, "HEAD") == 0)
+        curl_easy_setopt(curl, CURLOPT_NOBODY, 1L);
+    else
+        curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, method);
+    if (token) {
+        snprintf(auth, sizeof auth, "Authorization: Bearer %s", token);
+        list = curl_slist_append(list, auth);
+    }
+    for (; headers && *headers; headers++)
+        list = curl_slist_append(list, *headers);
+    if (body) {
+        if (body[0] == '{')
+            list = curl_slist_append(list, "Content-Type: application/json");
+        curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE, (long)strlen(body));
+        curl_easy_setopt(curl, CURLOPT_COPYPOSTFIELDS, body);
+        list = curl_slist_append(list, "Expect:");
+    }
+    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, list);
+    CURLcode code = curl_easy_perform(curl);
+    if (code != CURLE_OK)
+        fail_msg("%s %s: %s", method, path, curl_easy_strerror(code));
+    curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &reply->status);
+    curl_slist_free_all(list);
+    curl_easy_cleanup(curl);
+    if (mlo_buf_str(&reply->body)[0] == '{')
+        reply->json = json_loads(mlo_buf_str(&reply->body), JSON_REJECT_DUPLICATES, NULL);
+}
+
+/* Fails with the body when the status is another. */
+#define assert_http(reply, wanted)                                                                           \
+    do {                                                                                                     \
+        if ((reply)->status != (wanted))                                                                     \
+            fail_msg("HTTP %ld, not %d: %s", (reply)->status, (wanted), mlo_buf_str(&(reply)->body));        \
+    } while (0)
+#define assert_code(reply, wanted) assert_string_equal(mlo_json_str((reply)->json, "code", "?"), (wanted))
+#define assert_holds(text, part)                                                                             \
+    do {                                                                                                     \
+        if (!strstr((text), (part)))                                                                         \
+            fail_msg("'%s' is not in: %s", (part), (text));                                                  \
+    } while (0)
+
+/* Uploads a text as a blob of the project; `digest` gets its name. */
+static inline void api_upload(struct api *api, const char *project, const char *text,
+                              char digest[MLO_DIGEST_TEXT_SIZE])
+{
+    struct mlo_digest d;
+    struct reply reply = {0};
+    char path[256];
+    mlo_digest_of(text, strlen(text), &d);
+    mlo_digest_text(&d, digest);
+    snprintf(path, sizeof path, "/v1/projects/%s/blobs/%s", project, digest);
+    api_call(api, &reply, "PUT", path, api->token[MLO_SUBMITTER], text, NULL);
+    if (reply.status != 201 && reply.status != 200)
+        fail_msg("upload: %ld %s", reply.status, mlo_buf_str(&reply.body));
+    reply_clear(&reply);
+}
+
+/* A version of demo/MODEL made of one file with this text. */
+static inline void api_version(struct api *api, const char *model, const char *text, const char *description)
+{
+    char digest[MLO_DIGEST_TEXT_SIZE], path[256];
+    struct reply reply = {0};
+    api_upload(api, "demo", text, digest);
+    json_t *body = json_pack("{s:[{s:s, s:s, s:s}], s:s}", "files", "role", "model", "name", "m.onnx",
+                             "digest", digest, "description", description);
+    char *dump = json_dumps(body, 0);
+    snprintf(path, sizeof path, "/v1/projects/demo/models/%s/versions", model);
+    api_call(api, &reply, "POST", path, api->token[MLO_SUBMITTER], dump, NULL);
+    assert_http(&reply, 201);
+    free(dump);
+    json_decref(body);
+    reply_clear(&reply);
+}
+
+/* Sends raw bytes and reads what comes until the connection is closed or a second passes. */
+static inline void api_raw(struct api *api, const char *bytes, size_t size, struct mlo_buf *answer)
+{
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(mlo_http_port(api->http))};
+    struct timeval patience = {.tv_sec = 1};
+    char piece[4096];
+    ssize_t n;
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    assert_true(mlo_fs_write_full(fd, bytes, size));
+    while (answer && (n = read(fd, piece, sizeof piece)) > 0)
+        mlo_buf_append(answer, piece, (size_t)n);
+    close(fd);
+}
+
+static inline int api_setup(void **state)
+{
+    struct mlo_error err = {0};
+    const struct mlo_actor system = MLO_ACTOR_SYSTEM;
+    struct api *api = calloc(1, sizeof *api);
+    char *url;
+    pg_fixture_setup((void **)&api->pg);
+    assert_mlo_ok(mlo_fs_tempdir("/tmp", "mlopt-api-", &api->dir, &err), &err);
+    struct mlo_buf text = MLO_BUF_INIT;
+    mlo_buf_printf(&text, "file:%s/blobs", api->dir);
+    url = mlo_buf_take(&text);
+    assert_mlo_ok(mlo_blob_store_open(url, &api->blobs, &err), &err);
+    free(url);
+    for (int role = 0; role < MLO_ROLE_COUNT; role++)
+        assert_mlo_ok(mlo_token_create(api->pg->conn, &system, mlo_role_name((enum mlo_role)role),
+                                       (enum mlo_role)role, 0, 0, api->token[role], NULL, &err),
+                      &err);
+    assert_mlo_ok(mlo_project_create(api->pg->conn, &system, "demo", "", &api->project, &err), &err);
+    struct mlo_http_options options = {.db = api->pg->server,
+                                       .blobs = api->blobs,
+                                       .modules = mlo_web_module(),
+                                       .module_count = 1,
+                                       .max_blob_bytes = API_MAX_BLOB,
+                                       .quiet = true};
+    assert_mlo_ok(mlo_http_start(&options, &api->http, &err), &err);
+    *state = api;
+    return 0;
+}
+
+static inline int api_teardown(void **state)
+{
+    struct api *api = *state;
+    mlo_http_stop(api->http, 2000);
+    mlo_blob_store_close(api->blobs);
+    pg_fixture_teardown((void **)&api->pg);
+    mlo_fs_remove_tree(api->dir);
+    free(api->dir);
+    free(api);
+    return 0;
+}
+
+#define API_TEST(name) cmocka_unit_test_setup_teardown(name, api_setup, api_teardown)
+#define API_MAIN(tests)                                                                                      \
+    curl_global_init(CURL_GLOBAL_DEFAULT);                                                                   \
+    int failed = cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);                           \
+    curl_global_cleanup();                                                                                   \
+    return failed
+
+#endif

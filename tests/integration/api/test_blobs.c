@@ -1,0 +1,193 @@
+/* Uploads and downloads of bytes. */
+#include "tests/integration/api/api_fixture.h"
+
+static void digest_path(const char *project, const char *text, size_t size, char path[256])
+{
+    struct mlo_digest digest;
+    char name[MLO_DIGEST_TEXT_SIZE];
+    mlo_digest_of(text, size, &digest);
+    snprintf(path, 256, "/v1/projects/%s/blobs/%s", project, mlo_digest_text(&digest, name));
+}
+
+/* Files that lie anywhere below the store's folder, also half-written ones. */
+static int files_in_store(const struct api *api)
+{
+    char command[512];
+    snprintf(command, sizeof command, "%s/blobs", api->dir);
+    const char *argv[] = {"/usr/bin/find", command, "-type", "f", NULL};
+    struct mlo_process_options options = MLO_PROCESS_OPTIONS_INIT;
+    struct mlo_buf out = MLO_BUF_INIT;
+    struct mlo_error err = {0};
+    int code, lines = 0;
+    options.argv = argv;
+    assert_mlo_ok(mlo_process_run(&options, 10000, 1 << 20, &out, &code, &err), &err);
+    for (size_t i = 0; i < out.len; i++)
+        lines += out.data[i] == '\n';
+    mlo_buf_clear(&out);
+    return lines;
+}
+
+static void test_blobs__an_upload_is_kept_and_read_back(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char path[256];
+    const char *text = "0123456789abcdef", *submitter = api->token[MLO_SUBMITTER],
+               *viewer = api->token[MLO_VIEWER];
+    const char *range[] = {"Range: bytes=4-7", NULL}, *beyond[] = {"Range: bytes=100-", NULL};
+    digest_path("demo", text, strlen(text), path);
+    api_call(api, &reply, "HEAD", path, viewer, NULL, NULL);
+    assert_http(&reply, 404);
+    api_call(api, &reply, "PUT", path, submitter, text, NULL);
+    assert_http(&reply, 201);
+    assert_int_equal(mlo_json_i64(reply.json, "size", 0), 16);
+    api_call(api, &reply, "PUT", path, submitter, text, NULL);
+    assert_http(&reply, 200);
+    api_call(api, &reply, "HEAD", path, viewer, NULL, NULL);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.headers), "Content-Length: 16");
+    api_call(api, &reply, "GET", path, viewer, NULL, NULL);
+    assert_http(&reply, 200);
+    assert_string_equal(mlo_buf_str(&reply.body), text);
+    api_call(api, &reply, "GET", path, viewer, NULL, range);
+    assert_http(&reply, 206);
+    assert_string_equal(mlo_buf_str(&reply.body), "4567");
+    assert_holds(mlo_buf_str(&reply.headers), "Content-Range: bytes 4-7/16");
+    api_call(api, &reply, "GET", path, viewer, NULL, beyond);
+    assert_http(&reply, 416);
+    assert_int_equal(files_in_store(api), 1);
+    reply_clear(&reply);
+}
+
+static void test_blobs__an_etag_saves_the_bytes(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char path[256], digest[MLO_DIGEST_TEXT_SIZE], header[128];
+    const char *headers[] = {header, NULL};
+    api_upload(api, "demo", "bytes", digest);
+    digest_path("demo", "bytes", 5, path);
+    snprintf(header, sizeof header, "If-None-Match: \"%s\"", digest);
+    api_call(api, &reply, "GET", path, api->token[MLO_VIEWER], NULL, headers);
+    assert_http(&reply, 304);
+    assert_int_equal(reply.body.len, 0);
+    reply_clear(&reply);
+}
+
+static void test_blobs__wrong_bytes_leave_nothing(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char path[256];
+    digest_path("demo", "right", 5, path);
+    api_call(api, &reply, "PUT", path, api->token[MLO_SUBMITTER], "wrong", NULL);
+    assert_http(&reply, 422);
+    assert_code(&reply, "digest-mismatch");
+    api_call(api, &reply, "HEAD", path, api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 404);
+    assert_int_equal(files_in_store(api), 0);
+    api_call(api, &reply, "PUT", "/v1/projects/demo/blobs/sha256:12", api->token[MLO_SUBMITTER], "x", NULL);
+    assert_http(&reply, 422);
+    reply_clear(&reply);
+}
+
+static void test_blobs__too_large_is_refused_early_and_late(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    const char *chunked[] = {"Transfer-Encoding: chunked", NULL};
+    size_t size = (size_t)API_MAX_BLOB + 1;
+    char path[256], *bytes = malloc(size + 1);
+    memset(bytes, 'x', size);
+    bytes[size] = '\0';
+    digest_path("demo", bytes, size, path);
+    /* by its Content-Length, before a byte is read */
+    char *head = NULL;
+    struct mlo_buf request = MLO_BUF_INIT, answer = MLO_BUF_INIT;
+    mlo_buf_printf(&request,
+                   "PUT %s HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\nContent-Length: %zu\r\n\r\n",
+                   path, api->token[MLO_SUBMITTER], size);
+    head = mlo_buf_take(&request);
+    api_raw(api, head, strlen(head), &answer);
+    assert_holds(mlo_buf_str(&answer), "HTTP/1.1 413");
+    free(head);
+    mlo_buf_clear(&answer);
+    /* by what really comes */
+    api_call(api, &reply, "PUT", path, api->token[MLO_SUBMITTER], bytes, chunked);
+    assert_http(&reply, 413);
+    assert_int_equal(files_in_store(api), 0);
+    free(bytes);
+    reply_clear(&reply);
+}
+
+static void test_blobs__a_broken_connection_leaves_nothing(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_buf request = MLO_BUF_INIT;
+    char path[256];
+    digest_path("demo", "whole text", 10, path);
+    mlo_buf_printf(
+        &request, "PUT %s HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\nContent-Length: 10\r\n\r\nwhole",
+        path, api->token[MLO_SUBMITTER]);
+    api_raw(api, mlo_buf_str(&request), request.len, NULL);
+    mlo_buf_clear(&request);
+    for (int i = 0; i < 100 && files_in_store(api); i++)
+        mlo_clock_sleep_ms(20);
+    assert_int_equal(files_in_store(api), 0);
+    api_call(api, &reply, "HEAD", path, api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 404);
+    reply_clear(&reply);
+}
+
+static void test_blobs__knowing_a_digest_grants_nothing(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char digest[MLO_DIGEST_TEXT_SIZE], path[256], body[512];
+    api_call(api, &reply, "POST", "/v1/projects", api->token[MLO_ADMIN], "{\"name\":\"other\"}", NULL);
+    assert_http(&reply, 201);
+    api_upload(api, "other", "secret weights", digest);
+    digest_path("demo", "secret weights", 14, path);
+    api_call(api, &reply, "GET", path, api->token[MLO_ADMIN], NULL, NULL);
+    assert_http(&reply, 404);
+    api_call(api, &reply, "PUT", path, api->token[MLO_SUBMITTER], "I only know the name", NULL);
+    assert_http(&reply, 422);
+    snprintf(body, sizeof body, "{\"files\":[{\"role\":\"model\",\"name\":\"m.onnx\",\"digest\":\"%s\"}]}",
+             digest);
+    api_call(api, &reply, "POST", "/v1/projects/demo/models/m/versions", api->token[MLO_SUBMITTER], body,
+             NULL);
+    assert_http(&reply, 404);
+    api_call(api, &reply, "GET", "/v1/projects/demo/models/m", api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 404); /* the refused version left no empty model */
+    reply_clear(&reply);
+}
+
+static void test_blobs__a_refused_upload_does_not_hold_the_store(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char path[256];
+    digest_path("demo", "text", 4, path);
+    api_call(api, &reply, "PUT", path, api->token[MLO_VIEWER], "text", NULL);
+    assert_http(&reply, 403);
+    digest_path("nobody", "text", 4, path);
+    api_call(api, &reply, "PUT", path, api->token[MLO_SUBMITTER], "text", NULL);
+    assert_http(&reply, 404);
+    assert_int_equal(files_in_store(api), 0);
+    reply_clear(&reply);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        API_TEST(test_blobs__an_upload_is_kept_and_read_back),
+        API_TEST(test_blobs__an_etag_saves_the_bytes),
+        API_TEST(test_blobs__wrong_bytes_leave_nothing),
+        API_TEST(test_blobs__too_large_is_refused_early_and_late),
+        API_TEST(test_blobs__a_broken_connection_leaves_nothing),
+        API_TEST(test_blobs__knowing_a_digest_grants_nothing),
+        API_TEST(test_blobs__a_refused_upload_does_not_hold_the_store),
+    };
+    API_MAIN(tests);
+}

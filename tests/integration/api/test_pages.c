@@ -1,0 +1,183 @@
+/* The pages: signing in, escaping, forms. What they look like is shown by the browser test. */
+#include "tests/integration/api/api_fixture.h"
+
+#include "api/web/html.h"
+
+static char g_cookie[160];
+
+/* The cookie header of a session with this token, made by signing in with the form. */
+static const char *const *session(struct api *api, const char *token)
+{
+    static const char *headers[] = {g_cookie, NULL};
+    struct reply reply = {0};
+    char body[160];
+    snprintf(body, sizeof body, "token=%s&next=%%2Fruns", token);
+    api_call(api, &reply, "POST", "/login", NULL, body, NULL);
+    assert_http(&reply, 303);
+    assert_holds(mlo_buf_str(&reply.headers), "Location: /runs\r\n");
+    assert_holds(mlo_buf_str(&reply.headers), "; HttpOnly; SameSite=Strict");
+    reply_clear(&reply);
+    snprintf(g_cookie, sizeof g_cookie, "Cookie: mlopt_session=%s", token);
+    return headers;
+}
+
+/* The value of the hidden field `name` in a page. */
+static void hidden(const struct reply *reply, const char *name, char out[96])
+{
+    char mark[64];
+    snprintf(mark, sizeof mark, "name=\"%s\" value=\"", name);
+    const char *at = strstr(mlo_buf_str(&reply->body), mark);
+    if (!at)
+        fail_msg("no field %s in: %s", name, mlo_buf_str(&reply->body));
+    at += strlen(mark);
+    snprintf(out, 96, "%.*s", (int)strcspn(at, "\""), at);
+}
+
+static void test_pages__html_escapes_what_is_not_the_format(void **state)
+{
+    struct mlo_buf out = MLO_BUF_INIT;
+    MLO_UNUSED(state);
+    HTML(&out, "<b title=\"%s\">%s</b> %d %5.2f %zu %lld%% %c", "\"'", "<script>&", -3, 2.5, (size_t)7, 8LL,
+         '<');
+    assert_string_equal(mlo_buf_str(&out),
+                        "<b title=\"&quot;&#39;\">&lt;script&gt;&amp;</b> -3  2.50 7 8% &lt;");
+    mlo_buf_clear(&out);
+}
+
+static void test_pages__a_one_time_link_signs_in_once(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    char code[48], path[128];
+    assert_mlo_ok(mlo_http_login_code(api->http, api->token[MLO_ADMIN], code, &err), &err);
+    snprintf(path, sizeof path, "/login?token=%s", code);
+    api_call(api, &reply, "GET", path, NULL, NULL, NULL);
+    assert_http(&reply, 303);
+    assert_holds(mlo_buf_str(&reply.headers), "Location: /\r\n");
+    assert_holds(mlo_buf_str(&reply.headers), api->token[MLO_ADMIN]);
+    api_call(api, &reply, "GET", path, NULL, NULL, NULL);
+    assert_http(&reply, 401);
+    assert_holds(mlo_buf_str(&reply.body), "used already");
+    api_call(api, &reply, "POST", "/login", NULL, "token=wrong&next=/", NULL);
+    assert_http(&reply, 401);
+    /* signing in leads to no other server */
+    snprintf(path, sizeof path, "token=%s&next=//evil.example", api->token[MLO_VIEWER]);
+    api_call(api, &reply, "POST", "/login", NULL, path, NULL);
+    assert_http(&reply, 303);
+    assert_holds(mlo_buf_str(&reply.headers), "Location: /\r\n");
+    reply_clear(&reply);
+}
+
+static void test_pages__nothing_that_a_user_wrote_becomes_markup(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    const char *const *cookie = session(api, api->token[MLO_ADMIN]);
+    static const char *const paths[] = {"/",
+                                        "/models/demo/cnn",
+                                        "/promotions/demo/cnn",
+                                        "/audit/demo",
+                                        "/runs",
+                                        "/audit/demo?who=%22%3E%3Cscript%3E",
+                                        "/?q=%3Cscript%3Ealert(1)%3C/script%3E",
+                                        "/promotions/demo/cnn?at=%22%3E%3Cscript%3E&stage=production",
+                                        "/audit"};
+    api_version(api, "cnn", "one", "<script>alert(1)</script>\"'&");
+    const char *headers[] = {"If-Match: \"0\"", NULL};
+    api_call(
+        api, &reply, "POST", "/v1/projects/demo/models/cnn/promotions", api->token[MLO_PROMOTER],
+        "{\"stage\":\"staging\",\"variants\":{\"any\":\"source\"},\"reason\":\"<script>alert(2)</script>\"}",
+        headers);
+    assert_http(&reply, 201);
+    for (size_t i = 0; i < MLO_COUNT(paths); i++) {
+        api_call(api, &reply, "GET", paths[i], NULL, NULL, cookie);
+        assert_http(&reply, 200);
+        const char *html = mlo_buf_str(&reply.body);
+        assert_null(strstr(html, "<script>"));
+        assert_null(strstr(html, " style=")); /* the policy would ignore it */
+        assert_null(strstr(html, " onclick="));
+        assert_holds(mlo_buf_str(&reply.headers),
+                     "Content-Security-Policy: default-src 'none'; script-src 'self'");
+    }
+    api_call(api, &reply, "GET", "/models/demo/cnn", NULL, NULL, cookie);
+    assert_holds(mlo_buf_str(&reply.body), "&lt;script&gt;alert(1)&lt;/script&gt;");
+    api_call(api, &reply, "GET", "/models/demo/nope", NULL, NULL, cookie);
+    assert_http(&reply, 404);
+    assert_holds(mlo_buf_str(&reply.headers), "text/html");
+    reply_clear(&reply);
+}
+
+static void test_pages__forms_follow_the_rules_of_the_api(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char csrf[96], generation[96], body[512];
+    api_version(api, "cnn", "one", "");
+    api_version(api, "cnn", "two", "");
+    const char *const *cookie = session(api, api->token[MLO_PROMOTER]);
+    for (int version = 1; version <= 2; version++) {
+        snprintf(body, sizeof body, "/models/demo/cnn?version=%d", version);
+        api_call(api, &reply, "GET", body, NULL, NULL, cookie);
+        assert_http(&reply, 200);
+        hidden(&reply, "csrf", csrf);
+        hidden(&reply, "generation_production", generation);
+        snprintf(body, sizeof body,
+                 "csrf=%s&version=%d&stage=production&generation_production=%s&target0=any&variant0=source&"
+                 "reason=r%%C3%%A9ason+%d",
+                 csrf, version, generation, version);
+        api_call(api, &reply, "POST", "/models/demo/cnn/promote", NULL, body, cookie);
+        assert_http(&reply, 303);
+    }
+    api_call(api, &reply, "POST", "/models/demo/cnn/promote", NULL, body, cookie); /* the form is stale now */
+    assert_http(&reply, 412);
+    api_call(api, &reply, "GET", "/promotions/demo/cnn", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.body), "réason 2");
+    hidden(&reply, "generation", generation);
+    snprintf(body, sizeof body, "csrf=%s&stage=production&generation=%s&reason=", csrf, generation);
+    api_call(api, &reply, "POST", "/models/demo/cnn/rollback", NULL, body, cookie);
+    assert_http(&reply, 422);
+    snprintf(body, sizeof body, "csrf=%064d&stage=production&generation=%s&reason=because", 0, generation);
+    api_call(api, &reply, "POST", "/models/demo/cnn/rollback", NULL, body, cookie);
+    assert_http(&reply, 403);
+    snprintf(body, sizeof body, "csrf=%s&stage=production&generation=%s&reason=because", csrf, generation);
+    api_call(api, &reply, "POST", "/models/demo/cnn/rollback", NULL, body, cookie);
+    assert_http(&reply, 303);
+    api_call(api, &reply, "GET", "/v1/projects/demo/models/cnn/stages/production", api->token[MLO_VIEWER],
+             NULL, NULL);
+    assert_int_equal(mlo_json_i64(reply.json, "generation", 0), 3);
+    assert_int_equal(mlo_json_i64(json_object_get(reply.json, "release"), "version", 0), 1);
+    cookie = session(api, api->token[MLO_VIEWER]);
+    api_call(api, &reply, "GET", "/models/demo/cnn", NULL, NULL, cookie);
+    assert_null(strstr(mlo_buf_str(&reply.body), "/promote\""));
+    api_call(api, &reply, "POST", "/models/demo/cnn/rollback", NULL, body, cookie);
+    assert_http(&reply, 403);
+    reply_clear(&reply);
+}
+
+static void test_pages__assets_are_served(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    api_call(api, &reply, "GET", "/assets/style.css", NULL, NULL, NULL);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.headers), "text/css");
+    api_call(api, &reply, "GET", "/assets/live.js", NULL, NULL, NULL);
+    assert_holds(mlo_buf_str(&reply.headers), "text/javascript");
+    api_call(api, &reply, "GET", "/assets/..%2f..%2fetc%2fpasswd", NULL, NULL, NULL);
+    assert_http(&reply, 404);
+    reply_clear(&reply);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pages__html_escapes_what_is_not_the_format),
+        API_TEST(test_pages__a_one_time_link_signs_in_once),
+        API_TEST(test_pages__nothing_that_a_user_wrote_becomes_markup),
+        API_TEST(test_pages__forms_follow_the_rules_of_the_api),
+        API_TEST(test_pages__assets_are_served),
+    };
+    API_MAIN(tests);
+}

@@ -1,0 +1,200 @@
+/* Every row of the tables: sign-in, roles, docs; and what the server refuses before any handler. */
+#include "tests/integration/api/api_fixture.h"
+
+/* A path that fits the row: every {segment} filled in. */
+static void concrete(const char *pattern, char *out, size_t size)
+{
+    size_t used = 0;
+    while (*pattern && used + 80 < size) {
+        if (*pattern == '{') {
+            const char *end = strchr(pattern, '}');
+            used += (size_t)snprintf(out + used, size - used, "%s",
+                                     strncmp(pattern, "{p}", 3) == 0 ? "demo" : "1");
+            pattern = end + 1;
+        } else {
+            out[used++] = *pattern++;
+        }
+    }
+    out[used] = '\0';
+}
+
+static void test_routes__every_row_needs_a_token_and_says_what_it_is(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    size_t count;
+    const struct mlo_route *routes = mlo_http_api_routes(&count);
+    char path[512];
+    assert_true(count > 30);
+    for (size_t i = 0; i < count; i++) {
+        assert_true(strlen(routes[i].docs) > 10);
+        assert_true(routes[i].open || strncmp(routes[i].path, "/v1/", 4) == 0);
+        concrete(routes[i].path, path, sizeof path);
+        const char *body = strcmp(routes[i].method, "POST") == 0 ? "{}" : NULL;
+        api_call(api, &reply, routes[i].method, path, NULL, body, NULL);
+        if (routes[i].open) {
+            assert_http(&reply, 200);
+            continue;
+        }
+        assert_http(&reply, 401);
+        assert_code(&reply, "unauthorized");
+        assert_holds(mlo_buf_str(&reply.headers), "WWW-Authenticate: Bearer");
+        assert_holds(mlo_buf_str(&reply.headers), "application/problem+json");
+        api_call(api, &reply, routes[i].method, path, "mlopt_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
+                 body, NULL);
+        assert_http(&reply, 401);
+    }
+    reply_clear(&reply);
+}
+
+static void test_routes__every_row_refuses_a_lower_role(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    size_t count, checked = 0;
+    const struct mlo_route *routes = mlo_http_api_routes(&count);
+    char path[512];
+    for (size_t i = 0; i < count; i++) {
+        if (routes[i].open || routes[i].role == MLO_VIEWER)
+            continue;
+        concrete(routes[i].path, path, sizeof path);
+        api_call(api, &reply, routes[i].method, path, api->token[routes[i].role - 1],
+                 strcmp(routes[i].method, "POST") == 0 ? "{}" : NULL, NULL);
+        assert_http(&reply, 403);
+        assert_code(&reply, "forbidden");
+        checked++;
+    }
+    assert_true(checked >= 8);
+    reply_clear(&reply);
+}
+
+static void test_routes__pages_need_a_session(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    const struct mlo_http_module *pages = mlo_web_module();
+    char path[512];
+    for (size_t i = 0; i < pages->count; i++) {
+        const struct mlo_route *route = &pages->routes[i];
+        assert_true(strlen(route->docs) > 5);
+        if (route->open)
+            continue;
+        concrete(route->path, path, sizeof path);
+        bool get = strcmp(route->method, "GET") == 0;
+        /* a bearer token is no session: a page answers to the cookie alone */
+        api_call(api, &reply, route->method, path, api->token[MLO_ADMIN], get ? NULL : "reason=x", NULL);
+        assert_http(&reply, get ? 303 : 401);
+        if (get)
+            assert_holds(mlo_buf_str(&reply.headers), "Location: /login");
+    }
+    reply_clear(&reply);
+}
+
+static void test_routes__a_problem_has_its_members(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    const char *id[] = {"X-Request-Id: my-request.7", NULL};
+    api_call(api, &reply, "GET", "/v1/projects/nope/models", api->token[MLO_VIEWER], NULL, id);
+    assert_http(&reply, 404);
+    assert_string_equal(mlo_json_str(reply.json, "type", ""), "about:blank");
+    assert_string_equal(mlo_json_str(reply.json, "request_id", ""), "my-request.7");
+    assert_int_equal(mlo_json_i64(reply.json, "status", 0), 404);
+    assert_code(&reply, "not-found");
+    assert_true(mlo_json_str(reply.json, "detail", "")[0] && mlo_json_str(reply.json, "title", "")[0]);
+    assert_holds(mlo_buf_str(&reply.headers), "X-Request-Id: my-request.7");
+    api_call(api, &reply, "GET", "/v1/nothing", NULL, NULL, NULL);
+    assert_http(&reply, 404);
+    api_call(api, &reply, "DELETE", "/v1/projects", api->token[MLO_ADMIN], NULL, NULL);
+    assert_http(&reply, 405);
+    assert_holds(mlo_buf_str(&reply.headers), "Allow: GET, POST");
+    reply_clear(&reply);
+}
+
+static void test_routes__bodies_are_strict_and_bounded(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    const char *bad[] = {"{\"name\":\"a\",\"name\":\"b\"}", "{\"name\":", "{\"name\":7}", "{}",
+                         "{\"name\":\"..\"}"};
+    for (size_t i = 0; i < MLO_COUNT(bad); i++) {
+        api_call(api, &reply, "POST", "/v1/projects", api->token[MLO_ADMIN], bad[i], NULL);
+        assert_http(&reply, 422);
+    }
+    char *large = malloc((size_t)MLO_BODY_JSON_MAX + 64);
+    memset(large, ' ', (size_t)MLO_BODY_JSON_MAX + 63);
+    large[0] = '{';
+    large[(size_t)MLO_BODY_JSON_MAX + 63] = '\0';
+    api_call(api, &reply, "POST", "/v1/projects", api->token[MLO_ADMIN], large, NULL);
+    assert_http(&reply, 413);
+    assert_code(&reply, "too-large");
+    free(large);
+    reply_clear(&reply);
+}
+
+static void test_routes__ambiguous_requests_are_refused(void **state)
+{
+    struct api *api = *state;
+    static const char *const requests[] = {
+        "POST /v1/projects HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
+        "POST /v1/projects HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nTransfer-Encoding: "
+        "chunked\r\n\r\n0\r\n\r\n",
+        "GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        "GET /v1/me HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer x\r\nAuthorization: Bearer y\r\n\r\n",
+    };
+    for (size_t i = 0; i < MLO_COUNT(requests); i++) {
+        struct mlo_buf answer = MLO_BUF_INIT;
+        api_raw(api, requests[i], strlen(requests[i]), &answer);
+        assert_holds(mlo_buf_str(&answer), "HTTP/1.1 400");
+        assert_holds(mlo_buf_str(&answer), "Connection: close");
+        mlo_buf_clear(&answer);
+    }
+}
+
+static void test_routes__tokens_are_made_listed_and_revoked(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char token[MLO_TOKEN_TEXT_SIZE], path[64];
+    const char *admin = api->token[MLO_ADMIN];
+    api_call(api, &reply, "POST", "/v1/tokens", admin,
+             "{\"name\":\"ci\",\"role\":\"viewer\",\"project\":\"demo\",\"expires_days\":1}", NULL);
+    assert_http(&reply, 201);
+    snprintf(token, sizeof token, "%s", mlo_json_str(reply.json, "token", ""));
+    snprintf(path, sizeof path, "/v1/tokens/%lld", (long long)mlo_json_i64(reply.json, "id", 0));
+    api_call(api, &reply, "GET", "/v1/me", token, NULL, NULL);
+    assert_http(&reply, 200);
+    assert_string_equal(mlo_json_str(reply.json, "name", ""), "ci");
+    /* bound to its project: others are as if they were not there, and so is the installation's own */
+    api_call(api, &reply, "POST", "/v1/projects", admin, "{\"name\":\"other\"}", NULL);
+    assert_http(&reply, 201);
+    api_call(api, &reply, "GET", "/v1/projects/other/models", token, NULL, NULL);
+    assert_http(&reply, 404);
+    api_call(api, &reply, "GET", "/v1/queue", token, NULL, NULL);
+    assert_http(&reply, 403);
+    api_call(api, &reply, "GET", "/v1/tokens", admin, NULL, NULL);
+    assert_http(&reply, 200);
+    assert_null(strstr(mlo_buf_str(&reply.body), token));
+    api_call(api, &reply, "DELETE", path, admin, NULL, NULL);
+    assert_http(&reply, 204);
+    api_call(api, &reply, "GET", "/v1/me", token, NULL, NULL);
+    assert_http(&reply, 401);
+    api_call(api, &reply, "POST", "/v1/tokens", admin, "{\"name\":\"x\",\"role\":\"king\"}", NULL);
+    assert_http(&reply, 422);
+    assert_holds(mlo_buf_str(&reply.body), "promoter");
+    reply_clear(&reply);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        API_TEST(test_routes__every_row_needs_a_token_and_says_what_it_is),
+        API_TEST(test_routes__every_row_refuses_a_lower_role),
+        API_TEST(test_routes__pages_need_a_session),
+        API_TEST(test_routes__a_problem_has_its_members),
+        API_TEST(test_routes__bodies_are_strict_and_bounded),
+        API_TEST(test_routes__ambiguous_requests_are_refused),
+        API_TEST(test_routes__tokens_are_made_listed_and_revoked),
+    };
+    API_MAIN(tests);
+}
