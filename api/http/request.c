@@ -108,17 +108,22 @@ static void fail(struct mlo_request *req, const struct mlo_error *err)
         mlo_log_error(MLO_LOG_ERROR, "request failed", err);
 }
 
+/* Two programs on the way could read it as two different requests. */
+static bool ambiguous(const struct header_facts *facts)
+{
+    return facts->bad || facts->lengths > 1 || facts->encodings > 1 || (facts->lengths && facts->encodings) ||
+           facts->hosts != 1 || facts->authorizations > 1 || facts->cookies > 1;
+}
+
 /* What headers alone can decide. On refusal the answer is ready and state->refused set. */
 static void admit(struct mlo_request *req, const struct header_facts *facts)
 {
     struct mlo_error err = {0};
     const char *allow = "";
-    if (facts->bad || facts->lengths > 1 || facts->encodings > 1 || (facts->lengths && facts->encodings) ||
-        facts->hosts != 1 || facts->authorizations > 1 || facts->cookies > 1) {
+    if (ambiguous(facts)) {
         mlo_error_set(&err, MLO_EUSAGE, "the request's headers are ambiguous");
         mlo_error_where(&err, "headers");
         mlo_error_hint(&err, "send one Host and either one Content-Length or Transfer-Encoding: chunked");
-        mlo_reply_header(req, "Connection", "close");
         goto refuse;
     }
     if (!mlo_route_match(req->http, req, &allow)) {
@@ -208,8 +213,7 @@ static enum MHD_Result first_call(struct mlo_http *http, struct MHD_Connection *
     }
     MHD_get_connection_values(connection, MHD_HEADER_KIND, look_at_header, &facts);
     admit(req, &facts);
-    bool unclear = facts.bad || facts.lengths + facts.encodings > 1;
-    if (req->state->refused && (unclear || facts.encodings || facts.length > DRAIN_AT_MOST)) {
+    if (req->state->refused && (ambiguous(&facts) || facts.encodings || facts.length > DRAIN_AT_MOST)) {
         mlo_reply_header(req, "Connection", "close");
         return send_answer(req);
     }

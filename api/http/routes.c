@@ -53,7 +53,7 @@ static const struct mlo_route ROUTES[] = {
      .docs = "Uploads bytes by their digest, streaming."},
 
     READ(P "/models", h_models, "The models of a project; q searches."),
-    READ(M, h_model, "A model."),
+    READ(M, h_model, "A model with its stages."),
     READ(M "/versions", h_versions, "The versions of a model, newest first."),
     POST(M "/versions", MLO_SUBMITTER, h_version_create,
          "Adds a version out of uploaded blobs; makes the model when absent."),
