@@ -112,7 +112,7 @@ static void node_title(const struct node *node, char out[32])
     const char *name = json_string_value(json_array_get(json_object_get(node->json, "names"), 0));
     const char *slash = name ? strchr(name, '/') : NULL;
     const char *text = slash ? slash + 1 : name;
-    char hex[16];
+    char hex[13];
     if (!text) {
         snprintf(hex, sizeof hex, "%s", node->digest + (mlo_str_starts(node->digest, "sha256:") ? 7 : 0));
         text = hex;

@@ -214,7 +214,7 @@ static void draw(struct mlo_request *req, const struct model_view *view)
              "id=\"variants\">"
              "<thead><tr><th>Variant</th><th class=\"n\">Size</th><th class=\"n\">Accuracy</th>"
              "<th class=\"n\">Batch × threads</th><th class=\"n\">p50</th><th class=\"n\">p99</th>"
-             "<th class=\"n\">p50 to source</th><th></th></tr></thead><tbody>",
+             "<th class=\"n\">p50 / source</th><th></th></tr></thead><tbody>",
              (long long)view->version.number);
         variant_rows(out, view);
         HTML(out, "</tbody></table></div></section>");

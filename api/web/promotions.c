@@ -5,13 +5,20 @@
 
 #define CHOICES_MAX 16
 
+/* "#2 v1 int8-cpu": the release's number, its version, and its variants by name. */
 static void release_text(struct mlo_buf *out, const json_t *release)
 {
-    if (json_is_object(release))
-        HTML(out, "v%lld <span class=\"muted\">r%lld</span>", (long long)mlo_json_i64(release, "version", 0),
-             (long long)mlo_json_i64(release, "release", 0));
-    else
+    const json_t *item;
+    size_t i;
+    if (!json_is_object(release)) {
         HTML(out, "<span class=\"muted\">empty</span>");
+        return;
+    }
+    HTML(out, "<span><span class=\"muted\">#%lld</span> v%lld",
+         (long long)mlo_json_i64(release, "release", 0), (long long)mlo_json_i64(release, "version", 0));
+    json_array_foreach(json_object_get(release, "variants"), i, item)
+        HTML(out, "%s%s", i ? ", " : " ", mlo_text(item, "variant"));
+    HTML(out, "</span>");
 }
 
 void mlo_piece_moves(struct mlo_buf *out, const json_t *items, bool models)
@@ -38,12 +45,12 @@ void mlo_piece_moves(struct mlo_buf *out, const json_t *items, bool models)
         mlo_piece_state(out, mlo_text(item, "stage"));
         HTML(out,
              "</td><td><span class=\"kind %s\">%s</span><br><small>generation %lld</small></td><td "
-             "class=\"nowrap\">",
+             "class=\"nowrap\"><span class=\"moved\"><span class=\"muted\">from</span>",
              mlo_text(item, "kind"), mlo_text(item, "kind"), (long long)mlo_json_i64(item, "generation", 0));
         release_text(out, json_object_get(item, "from"));
-        HTML(out, " → ");
+        HTML(out, "<span class=\"muted\">to</span>");
         release_text(out, to);
-        HTML(out, "</td><td>");
+        HTML(out, "</span></td><td>");
         mlo_piece_variants(out, json_object_get(to, "variants"), true);
         HTML(out, "</td><td>%s<br><small>via %s</small></td><td class=\"reason\">%s</td></tr>",
              mlo_text(item, "actor"), mlo_text(item, "via"), mlo_text(item, "reason"));
@@ -59,14 +66,15 @@ static void option(struct mlo_buf *out, const char *value, const char *chosen)
         HTML(out, "<option>%s</option>", value);
 }
 
-/* What a browser's datetime-local sends, "2026-01-31T12:00" with or without seconds, as a time in UTC. */
+/* What a browser's datetime-local sends, "2026-01-31T12:00" with or without seconds, as the end of that
+ * second in UTC. */
 static const char *as_utc(struct mlo_request *req, const char *at)
 {
     size_t length = strlen(at);
     if (length == 16)
-        return mlo_arena_printf(req->arena, "%s:00Z", at);
+        return mlo_arena_printf(req->arena, "%s:00.999Z", at);
     if (length == 19)
-        return mlo_arena_printf(req->arena, "%sZ", at);
+        return mlo_arena_printf(req->arena, "%s.999Z", at);
     return at;
 }
 
@@ -113,7 +121,7 @@ static void rollback_form(struct mlo_request *req, const json_t *stage)
     const json_t *previous = json_object_get(stage, "previous"), *release = json_object_get(stage, "release");
     if (!json_is_object(previous))
         return;
-    HTML(out, "<form class=\"rollback\" method=\"post\" action=\"/models/%s/%s/rollback\">",
+    HTML(out, "<form class=\"back\" method=\"post\" action=\"/models/%s/%s/rollback\">",
          mlo_request_param(req, "p"), mlo_request_param(req, "m"));
     mlo_page_csrf_field(req);
     HTML(out,
@@ -139,6 +147,7 @@ enum mlo_status page_promotions(struct mlo_request *req, struct mlo_error *err)
     struct mlo_actor actor = mlo_request_actor(req);
     const char *stage = mlo_request_query(req, "stage"), *at = mlo_request_query(req, "at");
     const char *p = mlo_request_param(req, "p"), *m = mlo_request_param(req, "m");
+    char now[32];
     struct mlo_history_filter filter = {0};
     struct mlo_buf *out = &req->out;
     struct mlo_page page;
@@ -153,6 +162,8 @@ enum mlo_status page_promotions(struct mlo_request *req, struct mlo_error *err)
     filter.stage = at && at[0] ? NULL : stage;
     MLO_TRY(mlo_stage_history(req->conn, &actor, &filter, &page, &moves, err));
     MLO_TRY(mlo_stage_list(req->conn, filter.model_id, &stages, err));
+    mlo_clock_format(mlo_clock_utc_us(), now);
+    now[19] = '\0'; /* whole seconds: what the field takes */
     snprintf(title, sizeof title, "Promotion log of %s/%s", p, m);
     mlo_page_begin(req, title, "models");
     HTML(out,
@@ -172,7 +183,7 @@ enum mlo_status page_promotions(struct mlo_request *req, struct mlo_error *err)
          "</select></label><label>Time (UTC)<input type=\"datetime-local\" step=\"1\" name=\"at\" "
          "value=\"%s\" "
          "required></label><button>Look</button></form>",
-         at ? at : "");
+         at && at[0] ? at : now);
     if (at && at[0])
         MLO_TRY(at_answer(req, filter.model_id, stage ? stage : "production", at, err));
     HTML(out, "</section>");

@@ -82,7 +82,7 @@ static void error_box(struct mlo_buf *out, const json_t *error)
     HTML(out, "</div>");
 }
 
-static void job_row(struct mlo_buf *out, const json_t *job)
+static void job_row(struct mlo_buf *out, const json_t *job, const json_t *shown)
 {
     double seconds = mlo_json_f64(job, "seconds", NAN);
     bool reused = mlo_json_bool(job, "reused", false);
@@ -101,9 +101,10 @@ static void job_row(struct mlo_buf *out, const json_t *job)
         HTML(out, "</td><td class=\"n\">%.1f&nbsp;s</td><td>", seconds);
     mlo_piece_digest(out, mlo_json_str(job, "output", NULL));
     HTML(out, "</td></tr>");
-    if (json_is_object(json_object_get(job, "error"))) {
+    const json_t *error = json_object_get(job, "error"); /* unless it stands above already, as the run's */
+    if (json_is_object(error) && strcmp(mlo_text(error, "message"), mlo_text(shown, "message")) != 0) {
         HTML(out, "<tr class=\"under\"><td colspan=\"8\">");
-        error_box(out, json_object_get(job, "error"));
+        error_box(out, error);
         HTML(out, "</td></tr>");
     }
 }
@@ -178,7 +179,7 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
               "id=\"jobs\"><thead><tr><th>Step</th>"
               "<th>Kind</th><th>State</th><th>Progress</th><th>Worker</th><th class=\"n\">Started</th>"
               "<th class=\"n\">Took</th><th>Artifact</th></tr></thead><tbody>");
-    json_array_foreach(json_object_get(run, "jobs"), i, job) job_row(out, job);
+    json_array_foreach(json_object_get(run, "jobs"), i, job) job_row(out, job, json_object_get(run, "error"));
     HTML(out, "</tbody></table></div></section>");
     expectations(out, json_object_get(run, "expectations"));
     HTML(out, "</div>");
