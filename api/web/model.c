@@ -157,7 +157,7 @@ static void variant_select(struct mlo_buf *out, const struct model_view *view, s
     const json_t *item;
     size_t i;
     HTML(out,
-         "<label>Variant for <span class=\"target\">%s</span><input type=\"hidden\" name=\"target%zu\" "
+         "<label><span>Variant for <b>%s</b></span><input type=\"hidden\" name=\"target%zu\" "
          "value=\"%s\">"
          "<select name=\"variant%zu\">",
          target, index, target, index);

@@ -1,0 +1,276 @@
+#!/usr/bin/python3
+"""The pages in a real browser, on a real service: `mlopt up` with a model, a run and moves.
+
+Needs MLOPT (path of the program). MLOPT_SHOTS=DIR also takes screenshots there. Skipped only where chromium or its
+driver is not installed.
+"""
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
+SOURCE = os.environ.get("MLOPT_SOURCE_DIR", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+IMAGES = "/usr/share/datasets/fashion-mnist"
+NORMALIZE = "scale=1/255,mean=0.2860,std=0.3530"
+# the shape of the shipped recipe, with a short evaluation and benchmark
+RECIPE = """name: int8-cpu
+target: any
+data: {calibrate: fashion/calibration, evaluate: fashion/test}
+steps:
+  - optimize: {}
+  - quantize: {scheme: int8, form: qdq, calibrator: minmax, per_channel: true}
+  - evaluate: {metrics: [top1], compare_to: source}
+  - benchmark: {batch: [1], threads: 1, compare_to: source}
+"""
+
+if not (os.path.exists(CHROMIUM) and os.path.exists(DRIVER)):
+    print("chromium is not installed: skipped")
+    sys.exit(77)
+
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.chrome.options import Options  # noqa: E402
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+
+
+class Stand:
+    """A service of its own, the program as its client, and a browser."""
+
+    def __init__(self, work):
+        self.work, self.mlopt = work, os.environ["MLOPT"]
+        self.data = os.path.join(work, "data")
+        self.log = open(os.path.join(work, "up.log"), "w+", encoding="utf-8")
+        self.up = subprocess.Popen([self.mlopt, "up", "--data", self.data, "--listen", "127.0.0.1:0"],
+                                   stdout=self.log, stderr=subprocess.STDOUT)
+        self.url, self.token = self.wait_for("url"), self.wait_for("token")
+        self.browser = None
+
+    def wait_for(self, name):
+        path = os.path.join(self.data, name)
+        for _ in range(600):
+            if os.path.exists(path) and os.path.getsize(path):
+                with open(path, encoding="utf-8") as file:
+                    return file.read().strip()
+            if self.up.poll() is not None:
+                break
+            time.sleep(0.1)
+        raise AssertionError("the service did not start:\n" + self.log_text())
+
+    def log_text(self):
+        self.log.flush()
+        with open(self.log.name, encoding="utf-8") as file:
+            return file.read()
+
+    def run(self, *args, check=True):
+        env = dict(os.environ, MLOPT_URL=self.url, MLOPT_TOKEN=self.token)
+        done = subprocess.run([self.mlopt, *args], env=env, capture_output=True, text=True, timeout=300, check=False)
+        if check and done.returncode != 0:
+            raise AssertionError(f"mlopt {' '.join(args)}: {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def open_browser(self):
+        options = Options()
+        options.binary_location = CHROMIUM
+        flags = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
+                 "--disable-component-update", "--disable-sync", "--no-first-run", "--window-size=1240,860",
+                 "--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+                 "--user-data-dir=" + os.path.join(self.work, "browser")]
+        if os.geteuid() == 0:
+            flags.append("--no-sandbox")
+        for flag in flags:
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        self.browser = webdriver.Chrome(service=Service(DRIVER), options=options)
+
+    def size(self, width, height):
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                                     {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False})
+
+    def go(self, path):
+        self.browser.get(self.url + path)
+
+    def one(self, selector):
+        return self.browser.find_element(By.CSS_SELECTOR, selector)
+
+    def all(self, selector):
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def shot(self, name, width=1240):
+        folder = os.environ.get("MLOPT_SHOTS")
+        if not folder:
+            return
+        os.makedirs(folder, exist_ok=True)
+        self.size(width, max(320, self.browser.execute_script("return document.documentElement.scrollHeight")))
+        self.browser.save_screenshot(os.path.join(folder, name + ".png"))
+        self.size(width, 860)
+
+    def close(self):
+        if self.browser:
+            self.browser.quit()
+        if self.up.poll() is None:
+            self.up.send_signal(signal.SIGINT)
+            try:
+                self.up.wait(30)
+            except subprocess.TimeoutExpired:
+                self.up.kill()
+        self.log.close()
+
+
+def fill(stand):
+    """A model with a finished run, where the datasets are installed; without them the model alone."""
+    stand.run("push", "fashion/cnn", os.path.join(SOURCE, "deploy/models/fashion_cnn.onnx"),
+              "--description", "<script>window.pwned = 1</script> a small residual CNN")
+    if not os.path.isdir(IMAGES):
+        return None
+    for name, part, count in (("calibration", "train", "256"), ("test", "t10k", "500")):
+        stand.run("data", "push", "fashion/" + name, f"{IMAGES}/{part}-images-idx3-ubyte.gz",
+                  f"{IMAGES}/{part}-labels-idx1-ubyte.gz", "--count", count, "--normalize", NORMALIZE)
+    recipe = os.path.join(stand.work, "int8-cpu.yaml")
+    with open(recipe, "w", encoding="utf-8") as file:
+        file.write(RECIPE)
+    stand.run("submit", "fashion/cnn", "--recipe", recipe)
+    return 1
+
+
+def check_sign_in(stand):
+    stand.go("/models/fashion/cnn")
+    assert "/login" in stand.browser.current_url, stand.browser.current_url
+    stand.one("input[name=token]").send_keys("mlopt_wrong")
+    stand.one("button.primary").click()
+    assert "not a token" in stand.one("[role=alert]").text
+    stand.one("input[name=token]").send_keys(stand.token)
+    stand.one("button.primary").click()
+    assert stand.browser.current_url.endswith("/models/fashion/cnn"), stand.browser.current_url
+    cookie = stand.browser.get_cookie("mlopt_session")
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict", cookie
+
+
+def check_live_run(stand, run):
+    """The run's page follows the run to its end without being loaded by hand."""
+    stand.go(f"/runs/fashion/{run}")
+    assert len(stand.all("#jobs tbody tr")) >= 4
+    WebDriverWait(stand.browser, 240, 0.3).until(
+        lambda _: any(word in stand.one(".facts").text for word in ("succeeded", "failed", "cancelled")))
+    assert "succeeded" in stand.one(".facts").text, stand.one("main").text
+    stand.shot("run")
+
+
+def check_model(stand, run):
+    stand.go("/models/fashion/cnn")
+    assert stand.browser.execute_script("return window.pwned") is None
+    rows = stand.all("#variants tbody tr")
+    if run:
+        text = stand.one("#variants").text
+        assert "int8-cpu" in text and "%" in text and "×" in text and "µs" in text or "ms" in text, text
+        assert len(stand.all("svg.lineage g.node")) >= 4
+        assert len(stand.all("svg.lineage path.edge")) >= 3
+    assert rows and "source" in rows[0].text
+
+
+def promote(stand, stage, variant, reason):
+    stand.go("/models/fashion/cnn")
+    Select(stand.one("select[name=stage]")).select_by_visible_text(stage)
+    Select(stand.one("select[name=variant0]")).select_by_visible_text(variant)
+    stand.one("form[action$='/promote'] input[name=reason]").send_keys(reason)
+    stand.one("form[action$='/promote'] button").click()
+    assert stand.browser.current_url.endswith("/promotions/fashion/cnn"), stand.one("main").text
+
+
+def check_moves(stand, run):
+    promote(stand, "production", "source", "first release")
+    # without a run the second release is another version
+    if run:
+        promote(stand, "staging", "int8-cpu", "smaller and faster")
+        promote(stand, "production", "int8-cpu", "staging looked good")
+    else:
+        stand.run("push", "fashion/cnn", os.path.join(SOURCE, "deploy/models/fashion_cnn.onnx"), "--name", "again.onnx")
+        promote(stand, "production", "source", "staging looked good")
+    moves = len(stand.all("table.moves tbody tr"))
+    stand.one("form.back input[name=reason]").send_keys("practising <b>the way</b> back")
+    stand.one("form.back button").click()
+    rows = stand.all("table.moves tbody tr")
+    assert len(rows) == moves + 1 and "rollback" in rows[0].text and "<b>the way</b>" in rows[0].text, rows[0].text
+    stand.one("form.filters button").click()  # what is in force now
+    assert "held" in stand.one(".answer").text, stand.one("main").text
+    stand.shot("promotions")
+    stand.go("/models/fashion/cnn")
+    stand.shot("model")
+
+
+def check_audit(stand):
+    stand.go("/audit/fashion")
+    assert "verified" in stand.one("#verify").text
+    stand.one("input[name=action]").send_keys("stage.")
+    stand.one("form.filters button").click()
+    assert all("stage." in row.text for row in stand.all("#audit tbody tr"))
+    stand.one("#audit details summary").click()
+    assert "before" in stand.one("#audit details").text
+    stand.shot("audit")
+
+
+def check_narrow(stand):
+    """At 380 px nothing but tables and pictures scrolls sideways."""
+    stand.size(380, 800)
+    for name in ("/", "/models/fashion/cnn", "/promotions/fashion/cnn", "/audit/fashion", "/runs"):
+        stand.go(name)
+        width = stand.browser.execute_script("return document.documentElement.scrollWidth")
+        assert width <= 380, (name, width)
+    stand.go("/models/fashion/cnn")
+    stand.shot("model-narrow", 380)
+    stand.size(1240, 860)
+
+
+def check_dark(stand):
+    stand.go("/")
+    light = stand.browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    stand.shot("models")
+    stand.browser.execute_cdp_cmd("Emulation.setEmulatedMedia",
+                                  {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    dark = stand.browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert light != dark, dark
+    stand.go("/promotions/fashion/cnn")
+    stand.shot("promotions-dark")
+
+
+def check_sign_out(stand):
+    stand.go("/")
+    stand.one("form.who button").click()
+    assert "/login" in stand.browser.current_url
+    stand.go("/runs")
+    assert "/login" in stand.browser.current_url
+
+
+def main():
+    work = tempfile.mkdtemp(prefix="mlopt-pages-")
+    os.chmod(work, 0o755)  # PostgreSQL runs as another user when this one is root
+    stand = None
+    try:
+        stand = Stand(work)
+        run = fill(stand)
+        stand.open_browser()
+        check_sign_in(stand)
+        if run:
+            check_live_run(stand, run)
+        check_model(stand, run)
+        check_moves(stand, run)
+        check_audit(stand)
+        check_narrow(stand)
+        check_dark(stand)
+        check_sign_out(stand)
+        bad = [line for line in stand.browser.get_log("browser")
+               if line["level"] == "SEVERE" and "401" not in line["message"]]
+        assert not bad, bad
+        print("ok")
+    finally:
+        if stand:
+            stand.close()
+        shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
