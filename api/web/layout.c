@@ -45,8 +45,10 @@ void mlo_page_begin(struct mlo_request *req, const char *title, const char *sect
 
 enum mlo_status mlo_page_end(struct mlo_request *req, int http_status, struct mlo_error *err)
 {
-    HTML(&req->out,
-         "</main>\n<footer class=\"wrap\">Times are UTC. Intervals are 95&nbsp;%%.</footer></body></html>\n");
+    HTML(&req->out, "</main>");
+    if (req->token)
+        HTML(&req->out, "<footer class=\"wrap\">Times are UTC. Intervals are 95&nbsp;%%.</footer>");
+    HTML(&req->out, "</body></html>\n");
     mlo_reply_header(
         req, "Content-Security-Policy",
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

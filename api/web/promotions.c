@@ -271,7 +271,7 @@ enum mlo_status page_promote(struct mlo_request *req, struct mlo_error *err)
         goto out;
     }
     for (int i = 0; i < CHOICES_MAX; i++) {
-        char target_field[16], variant_field[16];
+        char target_field[32], variant_field[32];
         snprintf(target_field, sizeof target_field, "target%d", i);
         snprintf(variant_field, sizeof variant_field, "variant%d", i);
         const char *target = mlo_request_form(req, target_field),

@@ -32,6 +32,7 @@ if not (os.path.exists(CHROMIUM) and os.path.exists(DRIVER)):
     sys.exit(77)
 
 from selenium import webdriver  # noqa: E402
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException  # noqa: E402
 from selenium.webdriver.chrome.options import Options  # noqa: E402
 from selenium.webdriver.chrome.service import Service  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -154,8 +155,10 @@ def check_live_run(stand, run):
     """The run's page follows the run to its end without being loaded by hand."""
     stand.go(f"/runs/fashion/{run}")
     assert len(stand.all("#jobs tbody tr")) >= 4
-    WebDriverWait(stand.browser, 240, 0.3).until(
-        lambda _: any(word in stand.one(".facts").text for word in ("succeeded", "failed", "cancelled")))
+    # elements come and go while the page refreshes itself
+    moving = [StaleElementReferenceException, NoSuchElementException]
+    WebDriverWait(stand.browser, 240, 0.3, ignored_exceptions=moving).until(
+        lambda _: not stand.all("[data-live]") and any(word in stand.one(".facts").text for word in ("succeeded", "failed", "cancelled")))
     assert "succeeded" in stand.one(".facts").text, stand.one("main").text
     stand.shot("run")
 
@@ -188,7 +191,7 @@ def check_moves(stand, run):
         promote(stand, "staging", "int8-cpu", "smaller and faster")
         promote(stand, "production", "int8-cpu", "staging looked good")
     else:
-        stand.run("push", "fashion/cnn", os.path.join(SOURCE, "deploy/models/fashion_cnn.onnx"), "--name", "again.onnx")
+        stand.run("push", "fashion/cnn", os.path.join(SOURCE, "deploy/models/fashion_cnn.onnx"), "--meta", "build=2")
         promote(stand, "production", "source", "staging looked good")
     moves = len(stand.all("table.moves tbody tr"))
     stand.one("form.back input[name=reason]").send_keys("practising <b>the way</b> back")
