@@ -12,16 +12,20 @@ static void relu(void *arg, size_t begin, size_t end, unsigned worker)
 {
     MLO_UNUSED(worker);
     const struct simple_call *c = arg;
+    const float *restrict a = c->a;
+    float *restrict y = c->y;
     for (size_t i = begin; i < end; i++)
-        c->y[i] = c->a[i] < 0.0f ? 0.0f : c->a[i];
+        y[i] = a[i] < 0.0f ? 0.0f : a[i];
 }
 
 static void add(void *arg, size_t begin, size_t end, unsigned worker)
 {
     MLO_UNUSED(worker);
     const struct simple_call *c = arg;
+    const float *a = c->a, *b = c->b;
+    float *restrict y = c->y;
     for (size_t i = begin; i < end; i++)
-        c->y[i] = c->a[i] + c->b[i];
+        y[i] = a[i] + b[i];
 }
 
 static enum mlo_status run(struct mlo_program *program, const struct cpu_step *step, mlo_range_fn *fn)
