@@ -34,7 +34,7 @@ static enum mlo_status read_modes(const struct mlo_node *node, struct resize *r,
                                               "asymmetric"};
     static const char *const roundings[] = {"round_prefer_floor", "round_prefer_ceil", "floor", "ceil"};
     enum mlo_status status = MLO_OK;
-    unsigned mode, coordinate, rounding;
+    unsigned mode = 0, coordinate = 0, rounding = 0;
     bool old = node->op->since < 11; /* Upsample and Resize of opset 10: asymmetric, rounding down */
     MLO_TRY(choose(node, "mode", "nearest", modes, MLO_COUNT(modes), &mode, err));
     MLO_TRY(choose(node, "coordinate_transformation_mode", old ? "asymmetric" : "half_pixel", coordinates,

@@ -69,7 +69,7 @@ enum mlo_status mlo_window_init(struct mlo_window *w, const struct mlo_node *nod
                                 const int64_t *in_dims, const int64_t *kernel_dims, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    enum auto_pad mode;
+    enum auto_pad mode = PAD_NOTSET;
     int64_t pads[6] = {0};
     size_t count;
     *w = (struct mlo_window){.spatial = spatial};
