@@ -327,12 +327,17 @@ enum { KEEP = MLO_OP_PURE | MLO_OP_RANGE_KEEP };
         "", name, since, infer, eval, KEEP, 1, most, 1, outs                                                 \
     }
 
+#define CONCAT(since)                                                                                        \
+    {                                                                                                        \
+        "", "Concat", since, infer_concat, eval_concat, MLO_OP_PURE, 1, ANY_COUNT, 1, 1                      \
+    }
+
 static const struct mlo_op rows[] = {
     MOVE("Transpose", 1, infer_transpose, eval_transpose, 1, 1),
     MOVE("Transpose", 13, infer_transpose, eval_transpose, 1, 1),
-    MOVE("Concat", 4, infer_concat, eval_concat, ANY_COUNT, 1),
-    MOVE("Concat", 11, infer_concat, eval_concat, ANY_COUNT, 1),
-    MOVE("Concat", 13, infer_concat, eval_concat, ANY_COUNT, 1),
+    CONCAT(4),
+    CONCAT(11),
+    CONCAT(13),
     MOVE("Split", 2, infer_split, eval_split, 1, ANY_COUNT),
     MOVE("Split", 11, infer_split, eval_split, 1, ANY_COUNT),
     MOVE("Split", 13, infer_split, eval_split, 2, ANY_COUNT),

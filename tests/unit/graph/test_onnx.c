@@ -5,10 +5,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "graph/graph.h"
+#include "graph/onnx_impl.h"
 
 #define DATA "/usr/share/libonnx-testdata/data"
 
@@ -276,6 +278,87 @@ static void test_onnx__missing_and_empty_files(void **state)
     assert_int_equal(mlo_onnx_load("/tmp", &m, &err), MLO_EFORMAT);
 }
 
+/* A model whose one initializer, four floats, lies in another file. */
+static enum mlo_status load_external(const char *dir, const char *location, const char *offset,
+                                     struct mlo_model **m, struct mlo_error *err)
+{
+    Onnx__ModelProto model = ONNX__MODEL_PROTO__INIT;
+    Onnx__GraphProto graph = ONNX__GRAPH_PROTO__INIT;
+    Onnx__TensorProto tensor = ONNX__TENSOR_PROTO__INIT, *tensors[] = {&tensor};
+    Onnx__ValueInfoProto output = ONNX__VALUE_INFO_PROTO__INIT, *outputs[] = {&output};
+    Onnx__OperatorSetIdProto opset = ONNX__OPERATOR_SET_ID_PROTO__INIT, *opsets[] = {&opset};
+    Onnx__StringStringEntryProto where = ONNX__STRING_STRING_ENTRY_PROTO__INIT, at = where,
+                                 *entries[] = {&where, &at};
+    int64_t dims[] = {4};
+    uint8_t bytes[512];
+    where.key = "location";
+    where.value = (char *)location;
+    at.key = "offset";
+    at.value = (char *)offset;
+    tensor.name = output.name = "w";
+    tensor.dims = dims;
+    tensor.n_dims = tensor.has_data_type = tensor.data_type = tensor.has_data_location =
+        tensor.data_location = 1;
+    tensor.external_data = entries;
+    tensor.n_external_data = 2;
+    graph.initializer = tensors;
+    graph.output = outputs;
+    graph.n_initializer = graph.n_output = 1;
+    opset.has_version = 1;
+    opset.version = 13;
+    model.graph = &graph;
+    model.opset_import = opsets;
+    model.n_opset_import = 1;
+    size_t size = onnx__model_proto__pack(&model, bytes);
+    char *path = mlo_fs_join(dir, "m.onnx", NULL);
+    assert_int_equal(mlo_fs_write_atomic(path, bytes, size, err), MLO_OK);
+    enum mlo_status status = mlo_onnx_load(path, m, err);
+    free(path);
+    return status;
+}
+
+static void test_onnx__external_data_stays_in_the_folder(void **state)
+{
+    MLO_UNUSED(state);
+    static const float values[] = {0, 1, 2, 3, 4, 5};
+    static const struct {
+        const char *location, *offset, *message;
+    } refused[] = {
+        {"/etc/passwd", "0", "must be relative"},
+        {"../w.bin", "0", "outside"},
+        {"w.bin", "12", "has 24 bytes"},
+        {"w.bin", "-4", "bad offset"},
+        {"none.bin", "0", "none.bin"},
+        {"link.bin", "0", "outside"},
+    };
+    char *dir, *inner, *path;
+    struct mlo_model *m = NULL;
+    struct mlo_error err = {0};
+    assert_int_equal(mlo_fs_tempdir(NULL, "onnx", &dir, &err), MLO_OK);
+    inner = mlo_fs_join(dir, "inner", NULL);
+    assert_int_equal(mlo_fs_mkdirs(inner, &err), MLO_OK);
+    for (int i = 0; i < 2; i++) { /* one inside and one outside of the model's folder */
+        path = mlo_fs_join(i ? dir : inner, "w.bin", NULL);
+        assert_int_equal(mlo_fs_write_atomic(path, values, sizeof values, &err), MLO_OK);
+        free(path);
+    }
+    path = mlo_fs_join(inner, "link.bin", NULL);
+    assert_int_equal(symlink("../w.bin", path), 0);
+    free(path);
+    assert_int_equal(load_external(inner, "w.bin", "8", &m, &err), MLO_OK);
+    assert_true(mlo_tensor_get_f64(m->graph->outputs[0]->constant, 0) == 2);
+    mlo_model_free(m);
+    for (size_t i = 0; i < MLO_COUNT(refused); i++) {
+        err = (struct mlo_error){0};
+        assert_int_not_equal(load_external(inner, refused[i].location, refused[i].offset, &m, &err), MLO_OK);
+        if (!strstr(err.message, refused[i].message))
+            fail_msg("%s: %s", refused[i].location, err.message);
+    }
+    mlo_fs_remove_tree(dir);
+    free(dir);
+    free(inner);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -288,6 +371,7 @@ int main(void)
         cmocka_unit_test(test_onnx__expansion_is_refused),
         cmocka_unit_test(test_onnx__foreign_formats_are_named),
         cmocka_unit_test(test_onnx__missing_and_empty_files),
+        cmocka_unit_test(test_onnx__external_data_stays_in_the_folder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
