@@ -25,7 +25,7 @@ const struct mlo_sql mlo_sql_dataset[] = {
     [DATASET_LOCK] =
         {"dataset_lock",
          "SELECT d.id, p.name || '/' || d.name FROM dataset d JOIN project p ON p.id = d.project_id "
-         "WHERE d.project_id = $1 AND d.name = $2 FOR UPDATE OF d",
+         "WHERE d.project_id = $1 AND d.name = $2 FOR NO KEY UPDATE OF d",
          2},
     [DATASET_COUNT] =
         {"dataset_count",

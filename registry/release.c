@@ -12,7 +12,7 @@ enum { RELEASE_LOCK, RELEASE_FIND, RELEASE_COUNT, RELEASE_ADD, RELEASE_VARIANT, 
 enum { CHOICES_MAX = 64 };
 
 const struct mlo_sql mlo_sql_release[] = {
-    [RELEASE_LOCK] = {"release_lock", "SELECT id FROM model WHERE id = $1 FOR UPDATE", 1},
+    [RELEASE_LOCK] = {"release_lock", "SELECT id FROM model WHERE id = $1 FOR NO KEY UPDATE", 1},
     [RELEASE_FIND] = {"release_find", "SELECT id, seq FROM release WHERE model_id = $1 AND content = $2", 2},
     [RELEASE_COUNT] =
         {"release_count",

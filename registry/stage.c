@@ -34,8 +34,8 @@ enum {
 #define MOVE_TABLES "stage_move mv JOIN model m ON m.id = mv.model_id JOIN project p ON p.id = m.project_id"
 
 const struct mlo_sql mlo_sql_stage[] = {
-    [STAGE_LOCK] = {"stage_lock", "SELECT generation FROM stage WHERE model_id = $1 AND name = $2 FOR UPDATE",
-                    2},
+    [STAGE_LOCK] = {"stage_lock",
+                    "SELECT generation FROM stage WHERE model_id = $1 AND name = $2 FOR NO KEY UPDATE", 2},
     /* after the lock: a join within it would see releases of the time before it was granted */
     [STAGE_NOW] = {"stage_now",
                    "SELECT s.generation, s.move_id, s.release_id, r.seq, m.project_id, p.name || '/' || "

@@ -18,7 +18,7 @@ const struct mlo_sql mlo_sql_version[] = {
     [VERSION_LOCK] =
         {"version_lock",
          "SELECT m.project_id, p.name || '/' || m.name FROM model m JOIN project p ON p.id = m.project_id "
-         "WHERE m.id = $1 FOR UPDATE OF m",
+         "WHERE m.id = $1 FOR NO KEY UPDATE OF m",
          1},
     [VERSION_COUNT] =
         {"version_count",

@@ -288,6 +288,52 @@ static void test_stage__one_of_many_promoters_wins(void **state)
     assert_true(audit.intact);
 }
 
+struct busy {
+    struct pg_fixture *f;
+    const struct shop *s;
+    int failures;
+};
+
+static void *push_versions(void *arg)
+{
+    struct busy *w = arg;
+    struct mlo_error err = {0};
+    struct mlo_db_conn *conn;
+    if (mlo_db_acquire(w->f->server, &conn, &err) != MLO_OK) {
+        w->failures = 1;
+        return NULL;
+    }
+    for (int i = 0; i < 40; i++) {
+        char text[32];
+        struct mlo_version_info v;
+        struct mlo_manifest_blob b = {.role = "model", .name = "m.onnx"};
+        snprintf(text, sizeof text, "busy %d", i);
+        b.digest = digest_of(text);
+        w->failures += mlo_blob_record(conn, &root, w->s->project_id, &b.digest, 6, &err) != MLO_OK;
+        w->failures += mlo_version_create(conn, &root, w->s->model_id, "", &b, 1, &v, &err) != MLO_OK;
+    }
+    mlo_db_release(conn);
+    return NULL;
+}
+
+static void test_stage__moves_and_uploads_do_not_deadlock(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct shop s = shop(f, 2);
+    struct busy w = {.f = f, .s = &s};
+    struct mlo_move move;
+    pthread_t thread;
+    assert_mlo_ok(promote(f, &s, 1, "production", 0, &move), &f->err);
+    assert_mlo_ok(promote(f, &s, 2, "production", 1, &move), &f->err);
+    assert_int_equal(pthread_create(&thread, NULL, push_versions, &w), 0);
+    int refused = 0;
+    for (int i = 2; i < 42; i++) /* to release 1, to release 2, … */
+        refused += rollback(f, &s, i, i % 2 + 1, &move) != MLO_OK;
+    pthread_join(thread, NULL);
+    assert_int_equal(refused, 0);
+    assert_int_equal(w.failures, 0);
+}
+
 /* --- audit
  * -------------------------------------------------------------------------------------------------------- */
 
@@ -455,6 +501,7 @@ int main(void)
         WITH_DB(test_stage__resolves_to_the_most_specific),
         WITH_DB(test_stage__dry_run_leaves_nothing),
         WITH_DB(test_stage__one_of_many_promoters_wins),
+        WITH_DB(test_stage__moves_and_uploads_do_not_deadlock),
         WITH_DB(test_audit__names_a_changed_row),
         WITH_DB(test_audit__names_a_deleted_row),
         WITH_DB(test_audit__finds_a_cut_tail),
