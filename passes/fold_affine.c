@@ -97,7 +97,7 @@ enum mlo_status mlo_pass_fold_affine(struct mlo_model *model, struct mlo_pass_co
 {
     struct mlo_graph *graph = model->graph;
     for (int n = 0; n < graph->node_count; n++) {
-        bool done;
+        bool done = false;
         enum mlo_status status = try_node(graph->nodes[n], &done, err);
         if (status != MLO_OK)
             return status;

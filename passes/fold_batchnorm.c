@@ -81,7 +81,7 @@ enum mlo_status mlo_pass_fold_batchnorm(struct mlo_model *model, struct mlo_pass
     for (int n = 0; n < graph->node_count; n++) {
         struct mlo_node *bn = graph->nodes[n], *node = producer_of(bn);
         const char *why;
-        bool done;
+        bool done = false;
         if (!node)
             continue;
         if (!can_fold(bn, node, &why)) {

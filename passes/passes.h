@@ -14,10 +14,19 @@ enum mlo_graph_property {
     MLO_PROP_QUANTIZED = 16, /* carries Q/DQ made by the quantize pass */
 };
 
-/* Lists (STRINGS, INTS) accept a single value too and resolve to an array; their default is comma-separated text. */
-enum mlo_option_type { MLO_OPT_BOOL, MLO_OPT_INT, MLO_OPT_FLOAT, MLO_OPT_STRING, MLO_OPT_STRINGS, MLO_OPT_INTS };
+/* Lists (STRINGS, INTS) accept a single value too and resolve to an array; their default is comma-separated
+ * text. */
+enum mlo_option_type {
+    MLO_OPT_BOOL,
+    MLO_OPT_INT,
+    MLO_OPT_FLOAT,
+    MLO_OPT_STRING,
+    MLO_OPT_STRINGS,
+    MLO_OPT_INTS
+};
 
-/* One option of a pass or a step: what recipes may set. The defaults are text as it would stand in a recipe. */
+/* One option of a pass or a step: what recipes may set. The defaults are text as it would stand in a recipe.
+ */
 struct mlo_option_spec {
     const char *name;
     enum mlo_option_type type;
@@ -40,7 +49,8 @@ struct mlo_pass_context {
     json_t *notes;                 /* array: {"node","note"}: what it left alone, and why */
 };
 
-typedef enum mlo_status mlo_pass_fn(struct mlo_model *model, struct mlo_pass_context *ctx, struct mlo_error *err);
+typedef enum mlo_status mlo_pass_fn(struct mlo_model *model, struct mlo_pass_context *ctx,
+                                    struct mlo_error *err);
 
 struct mlo_pass {
     const char *name;
@@ -70,11 +80,12 @@ struct mlo_pass_driver {
     void *dump_arg;
     json_t *report; /* out: array of {"pass","revision","changes","ms","notes"}; yours (json_decref) */
 };
-/* Runs passes in order. The driver checks what each requires (running shape inference where TYPED is missing),
- * runs it, infers and verifies the graph, and records changes and time. On failure the model is in an undefined
- * but freeable state, and the error names the pass. */
+/* Runs passes in order. The driver checks what each requires (running shape inference where TYPED is
+ * missing), runs it, infers and verifies the graph, and records changes and time. On failure the model is in
+ * an undefined but freeable state, and the error names the pass. */
 MLO_MUST_USE enum mlo_status mlo_passes_run(struct mlo_model *model, const struct mlo_pass_request *requests,
-                                            size_t count, struct mlo_pass_driver *driver, struct mlo_error *err);
+                                            size_t count, struct mlo_pass_driver *driver,
+                                            struct mlo_error *err);
 
 /* The passes that `optimize` stands for, in order (names of the table). */
 const char *const *mlo_passes_optimize(size_t *count);
