@@ -14,7 +14,7 @@
 struct node {
     const json_t *json;
     const char *digest;
-    bool dataset;
+    bool dataset, judges; /* judges: a dataset that was only evaluated on */
     int column, row;
 };
 
@@ -32,7 +32,50 @@ static struct node *find(struct graph *graph, const char *digest)
     return NULL;
 }
 
-/* Columns: an artifact stands right of what it was derived from; a dataset left of the first that used it. */
+/* What is calibrated or selected with stands left of the first that used it; what is evaluated on, below all,
+ * in the middle of those that it judged. */
+static void place_dataset(struct graph *graph, const json_t *edges, struct node *set)
+{
+    int nearest = (int)graph->count, sum = 0, children = 0;
+    const json_t *edge;
+    size_t i;
+    set->judges = true;
+    json_array_foreach((json_t *)edges, i, edge)
+    {
+        const struct node *child = find(graph, mlo_text(edge, "child"));
+        if (!child || strcmp(mlo_text(edge, "parent"), set->digest) != 0)
+            continue;
+        set->judges = set->judges && strcmp(mlo_text(edge, "kind"), "evaluated-on") == 0;
+        nearest = MLO_MIN(nearest, child->column);
+        sum += child->column;
+        children++;
+    }
+    if (!children || nearest < 1)
+        nearest = 1;
+    set->column = set->judges && children ? sum / children : nearest - 1;
+}
+
+/* Rows: artifacts, below them what they were made with, below all what judged them. */
+static void place_rows(struct graph *graph)
+{
+    int used[NODES_MAX] = {0}, base = 0;
+    for (int pass = 0; pass < 3; pass++) {
+        if (pass == 2) {
+            base = graph->rows;
+            memset(used, 0, sizeof used);
+        }
+        for (size_t n = 0; n < graph->count; n++) {
+            struct node *node = &graph->nodes[n];
+            if (pass != (node->judges ? 2 : node->dataset ? 1 : 0))
+                continue;
+            node->row = base + used[node->column]++;
+            graph->columns = MLO_MAX(graph->columns, node->column + 1);
+            graph->rows = MLO_MAX(graph->rows, node->row + 1);
+        }
+    }
+}
+
+/* Columns: an artifact stands right of what it was derived from. */
 static void place(struct graph *graph, const json_t *edges)
 {
     const json_t *edge;
@@ -46,29 +89,10 @@ static void place(struct graph *graph, const json_t *edges)
                 parent->column + 1 < (int)graph->count)
                 child->column = parent->column + 1;
         }
-    for (size_t n = 0; n < graph->count; n++) {
-        struct node *set = &graph->nodes[n];
-        int nearest = (int)graph->count;
-        if (!set->dataset)
-            continue;
-        json_array_foreach((json_t *)edges, i, edge)
-        {
-            struct node *child = find(graph, mlo_text(edge, "child"));
-            if (child && strcmp(mlo_text(edge, "parent"), set->digest) == 0)
-                nearest = MLO_MIN(nearest, child->column);
-        }
-        set->column = nearest == (int)graph->count || nearest < 1 ? 0 : nearest - 1;
-    }
-    int used[NODES_MAX] = {0};
-    for (int pass = 0; pass < 2; pass++) /* artifacts above, datasets below */
-        for (size_t n = 0; n < graph->count; n++) {
-            struct node *node = &graph->nodes[n];
-            if (node->dataset != (pass == 1))
-                continue;
-            node->row = used[node->column]++;
-            graph->columns = MLO_MAX(graph->columns, node->column + 1);
-            graph->rows = MLO_MAX(graph->rows, node->row + 1);
-        }
+    for (size_t n = 0; n < graph->count; n++)
+        if (graph->nodes[n].dataset)
+            place_dataset(graph, edges, &graph->nodes[n]);
+    place_rows(graph);
 }
 
 static int left_of(const struct node *node)
@@ -87,12 +111,15 @@ static void draw_edge(struct mlo_buf *out, const struct node *from, const struct
     bool derived = strcmp(kind, "derived-from") == 0;
     int x1 = left_of(from) + BOX_W, y1 = top_of(from) + BOX_H / 2, x2 = left_of(to),
         y2 = top_of(to) + BOX_H / 2;
-    if (to->column <= from->column) { /* beside or behind: from bottom to top */
-        x1 = left_of(from) + BOX_W / 2;
-        x2 = left_of(to) + BOX_W / 2;
-        y1 = top_of(from) + (y2 > y1 ? BOX_H : 0);
-        y2 = top_of(to) + (y2 > top_of(from) ? 0 : BOX_H);
-        HTML(out, "<path class=\"edge%s\" d=\"M%d %dL%d %d\"/>", derived ? "" : " used", x1, y1, x2, y2);
+    int label_x = (x1 + x2) / 2, label_y = (y1 + y2) / 2 - 6;
+    if (from->judges) { /* sideways out of the dataset, then up to the artifact */
+        x1 = left_of(from) + (to->column > from->column ? BOX_W : to->column < from->column ? 0 : BOX_W / 2);
+        x2 += BOX_W / 2;
+        y2 = top_of(to) + BOX_H;
+        HTML(out, "<path class=\"edge used\" d=\"M%d %dQ%d %d %d %d\" marker-end=\"url(#tip)\"/>", x1, y1, x2,
+             y1, x2, y2 + 2);
+        label_x = (x1 + 3 * x2) / 4;
+        label_y = (3 * y1 + y2) / 4 + 4;
     } else {
         int bend = (x2 - x1) / 2;
         HTML(out, "<path class=\"edge%s\" d=\"M%d %dC%d %d %d %d %d %d\" marker-end=\"url(#tip)\"/>",
@@ -102,7 +129,7 @@ static void draw_edge(struct mlo_buf *out, const struct node *from, const struct
                         : mlo_str_starts(kind, "calibrated") ? "calibrates"
                         : mlo_str_starts(kind, "selected")   ? "selects"
                                                              : "evaluates";
-    HTML(out, "<text class=\"label\" x=\"%d\" y=\"%d\">%s</text>", (x1 + x2) / 2, (y1 + y2) / 2 - 6, label);
+    HTML(out, "<text class=\"label\" x=\"%d\" y=\"%d\">%s</text>", label_x, label_y, label);
 }
 
 /* "cnn@1/int8-cpu" of "fashion/cnn@1/int8-cpu"; a digest where there is no name. Cut to what fits in a box.

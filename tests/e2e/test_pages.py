@@ -36,6 +36,7 @@ from selenium.common.exceptions import NoSuchElementException, StaleElementRefer
 from selenium.webdriver.chrome.options import Options  # noqa: E402
 from selenium.webdriver.chrome.service import Service  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.support.expected_conditions import staleness_of  # noqa: E402
 from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
 
@@ -98,6 +99,14 @@ class Stand:
     def one(self, selector):
         return self.browser.find_element(By.CSS_SELECTOR, selector)
 
+    def press(self, selector):
+        """Presses a button that loads another page, and waits for that page."""
+        old = self.one("html")
+        self.one(selector).click()
+        WebDriverWait(self.browser, 20).until(staleness_of(old))
+        WebDriverWait(self.browser, 20).until(
+            lambda browser: browser.execute_script("return document.readyState") == "complete")
+
     def all(self, selector):
         return self.browser.find_elements(By.CSS_SELECTOR, selector)
 
@@ -142,10 +151,10 @@ def check_sign_in(stand):
     stand.go("/models/fashion/cnn")
     assert "/login" in stand.browser.current_url, stand.browser.current_url
     stand.one("input[name=token]").send_keys("mlopt_wrong")
-    stand.one("button.primary").click()
+    stand.press("button.primary")
     assert "not a token" in stand.one("[role=alert]").text
     stand.one("input[name=token]").send_keys(stand.token)
-    stand.one("button.primary").click()
+    stand.press("button.primary")
     assert stand.browser.current_url.endswith("/models/fashion/cnn"), stand.browser.current_url
     cookie = stand.browser.get_cookie("mlopt_session")
     assert cookie["httpOnly"] and cookie["sameSite"] == "Strict", cookie
@@ -180,7 +189,7 @@ def promote(stand, stage, variant, reason):
     Select(stand.one("select[name=stage]")).select_by_visible_text(stage)
     Select(stand.one("select[name=variant0]")).select_by_visible_text(variant)
     stand.one("form[action$='/promote'] input[name=reason]").send_keys(reason)
-    stand.one("form[action$='/promote'] button").click()
+    stand.press("form[action$='/promote'] button")
     assert stand.browser.current_url.endswith("/promotions/fashion/cnn"), stand.one("main").text
 
 
@@ -195,10 +204,10 @@ def check_moves(stand, run):
         promote(stand, "production", "source", "staging looked good")
     moves = len(stand.all("table.moves tbody tr"))
     stand.one("form.back input[name=reason]").send_keys("practising <b>the way</b> back")
-    stand.one("form.back button").click()
+    stand.press("form.back button")
     rows = stand.all("table.moves tbody tr")
     assert len(rows) == moves + 1 and "rollback" in rows[0].text and "<b>the way</b>" in rows[0].text, rows[0].text
-    stand.one("form.filters button").click()  # what is in force now
+    stand.press("form.filters button")  # what is in force now
     assert "held" in stand.one(".answer").text, stand.one("main").text
     stand.shot("promotions")
     stand.go("/models/fashion/cnn")
@@ -209,7 +218,7 @@ def check_audit(stand):
     stand.go("/audit/fashion")
     assert "verified" in stand.one("#verify").text
     stand.one("input[name=action]").send_keys("stage.")
-    stand.one("form.filters button").click()
+    stand.press("form.filters button")
     assert all("stage." in row.text for row in stand.all("#audit tbody tr"))
     stand.one("#audit details summary").click()
     assert "before" in stand.one("#audit details").text
@@ -242,7 +251,7 @@ def check_dark(stand):
 
 def check_sign_out(stand):
     stand.go("/")
-    stand.one("form.who button").click()
+    stand.press("form.who button")
     assert "/login" in stand.browser.current_url
     stand.go("/runs")
     assert "/login" in stand.browser.current_url
