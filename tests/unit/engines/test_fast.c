@@ -171,6 +171,20 @@ static void test_net__agrees_with_reference_at_any_batch(void **state)
     mlo_model_free(n.model);
 }
 
+static void test_net__keeps_a_residual_that_is_read_again(void **state)
+{
+    MLO_UNUSED(state);
+    struct net n = net_new(13);
+    struct conv_spec c = {8, 8, 3, 1, 1, 1, 1, 0, true};
+    struct mlo_value *s = net_conv(&n, net_input(&n, "x", 4, (int64_t[]){-1, 8, 9, 9}), &c);
+    struct mlo_value *t = net_op(&n, "Add", net_conv(&n, net_op(&n, "Relu", s, NULL, NULL), &c), s, NULL);
+    net_finish(&n, net_op(&n, "Add", s, net_conv(&n, t, &c), NULL));
+    struct mlo_tensor in = random_tensor(4, (int64_t[]){2, 8, 9, 9}, 3);
+    compare(n.model, 2, &in, 1e-4f, "two residuals");
+    mlo_tensor_clear(&in);
+    mlo_model_free(n.model);
+}
+
 static void test_net__fuses_norms_activations_and_sums(void **state)
 {
     MLO_UNUSED(state);
@@ -333,6 +347,7 @@ int main(void)
         cmocka_unit_test(test_matmul__agrees_with_reference),
         cmocka_unit_test(test_pool__agrees_with_reference),
         cmocka_unit_test(test_net__agrees_with_reference_at_any_batch),
+        cmocka_unit_test(test_net__keeps_a_residual_that_is_read_again),
         cmocka_unit_test(test_net__fuses_norms_activations_and_sums),
         cmocka_unit_test(test_observe__delivers_inner_values_inputs_and_outputs),
         cmocka_unit_test(test_observe__refuses_unknown_names),
