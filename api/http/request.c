@@ -260,9 +260,22 @@ static void take_body(struct mlo_request *req, const char *bytes, size_t size)
         atomic_store(&entry->receiving, true);
 }
 
+/* A JSON row takes a body that says it is JSON, or that says nothing. */
+static bool wrong_media_type(const struct mlo_request *req)
+{
+    const char *type = mlo_request_header(req, "Content-Type");
+    return req->route->kind == MLO_ROUTE_API && !req->route->upload && req->body.len && type &&
+           strncasecmp(type, "application/json", 16) != 0;
+}
+
 static void serve(struct mlo_request *req)
 {
     struct mlo_error err = {0};
+    if (wrong_media_type(req)) {
+        mlo_reply_http_problem(req, 415, "unsupported-media-type", "unsupported media type",
+                               "the body must be JSON: send it with Content-Type: application/json");
+        return;
+    }
     enum mlo_status status = req->route->handler(req, &err);
     mlo_request_db_release(req);
     if (status == MLO_OK && req->status == 0)

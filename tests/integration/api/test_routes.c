@@ -121,6 +121,10 @@ static void test_routes__bodies_are_strict_and_bounded(void **state)
         api_call(api, &reply, "POST", "/v1/projects", api->token[MLO_ADMIN], bad[i], NULL);
         assert_http(&reply, 422);
     }
+    const char *form[] = {"Content-Type: application/x-www-form-urlencoded", NULL};
+    api_call(api, &reply, "POST", "/v1/projects", api->token[MLO_ADMIN], "name=x", form);
+    assert_http(&reply, 415);
+    assert_code(&reply, "unsupported-media-type");
     char *large = malloc((size_t)MLO_BODY_JSON_MAX + 64);
     memset(large, ' ', (size_t)MLO_BODY_JSON_MAX + 63);
     large[0] = '{';

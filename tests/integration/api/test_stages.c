@@ -1,6 +1,8 @@
 /* Versions, promotions, rollbacks, history, audit: through the API. */
 #include "tests/integration/api/api_fixture.h"
 
+#include <pthread.h>
+
 #define MODEL "/v1/projects/demo/models/cnn"
 
 static void promote(struct api *api, struct reply *reply, const char *if_match, const char *stage,
@@ -100,6 +102,48 @@ static void test_stages__a_move_needs_what_was_seen(void **state)
     assert_string_equal(mlo_json_str(reply.json, "kind", ""), "promotion");
     promote(api, &reply, "\"1\"", "production", 1, "again", false);
     assert_http(&reply, 409);
+    reply_clear(&reply);
+}
+
+struct racer {
+    struct api *api;
+    long status;
+};
+
+static void *race(void *arg)
+{
+    struct racer *racer = arg;
+    struct reply reply = {0};
+    promote(racer->api, &reply, "\"1\"", "production", 2, "me first", false);
+    racer->status = reply.status;
+    reply_clear(&reply);
+    return NULL;
+}
+
+static void test_stages__of_many_at_once_one_wins(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct racer racers[16];
+    pthread_t threads[16];
+    int won = 0, stale = 0;
+    api_version(api, "cnn", "one", "");
+    api_version(api, "cnn", "two", "");
+    promote(api, &reply, "\"0\"", "production", 1, "first", false);
+    assert_http(&reply, 201);
+    for (size_t i = 0; i < MLO_COUNT(racers); i++) {
+        racers[i] = (struct racer){.api = api};
+        assert_int_equal(pthread_create(&threads[i], NULL, race, &racers[i]), 0);
+    }
+    for (size_t i = 0; i < MLO_COUNT(racers); i++) {
+        pthread_join(threads[i], NULL);
+        won += racers[i].status == 201;
+        stale += racers[i].status == 412;
+    }
+    assert_int_equal(won, 1);
+    assert_int_equal(stale, (int)MLO_COUNT(racers) - 1);
+    api_call(api, &reply, "GET", MODEL "/history", api->token[MLO_VIEWER], NULL, NULL);
+    assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 2);
     reply_clear(&reply);
 }
 
@@ -240,6 +284,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         API_TEST(test_stages__versions_count_up_and_the_same_is_the_same),
         API_TEST(test_stages__a_move_needs_what_was_seen),
+        API_TEST(test_stages__of_many_at_once_one_wins),
         API_TEST(test_stages__rollback_history_and_resolution),
         API_TEST(test_stages__a_client_verifies_the_audit_chain),
         API_TEST(test_stages__runs_are_submitted_once_per_key),
