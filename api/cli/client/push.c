@@ -41,7 +41,7 @@ static enum mlo_status check_model(const char *path, struct mlo_error *err)
     if (status == MLO_OK)
         status = mlo_graph_check_supported(model->graph, err);
     if (status != MLO_OK)
-        mlo_error_prefix(err, "%s", path);
+        mlo_cli_name_file(err, path);
     mlo_model_free(model);
     return status;
 }

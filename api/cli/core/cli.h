@@ -158,6 +158,8 @@ MLO_MUST_USE enum mlo_status mlo_cli_confirm(const struct mlo_cli *cli, struct m
 MLO_MUST_USE enum mlo_status mlo_cli_install(const char *from, const char *to, struct mlo_error *err);
 /* MLO_ENOTFOUND or MLO_EIO early, when the folder of an output path is not there or not writable. */
 MLO_MUST_USE enum mlo_status mlo_cli_check_output(const char *path, struct mlo_error *err);
+/* Puts the file's name in front of an error's message, unless the error names it already. */
+void mlo_cli_name_file(struct mlo_error *err, const char *path);
 /* A scratch folder that is removed by mlo_cli_scratch_remove, and also when a signal ends the program.
  * parent NULL: $TMPDIR. *path is borrowed until removed. One at a time. */
 MLO_MUST_USE enum mlo_status mlo_cli_scratch(const char *parent, const char **path, struct mlo_error *err);

@@ -1,6 +1,5 @@
 #include <errno.h>
 #include <fcntl.h>
-#include <libgen.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -32,6 +31,12 @@ enum mlo_status mlo_cli_check_output(const char *path, struct mlo_error *err)
         status = mlo_error_errno(err, errno, "cannot write %s: folder %s", path, folder);
     free(folder);
     return status;
+}
+
+void mlo_cli_name_file(struct mlo_error *err, const char *path)
+{
+    if (err && !strstr(err->message, path) && !mlo_str_starts(err->where, path))
+        mlo_error_prefix(err, "%s", path);
 }
 
 static enum mlo_status sync_path(const char *path, struct mlo_error *err)

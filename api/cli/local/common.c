@@ -13,7 +13,7 @@ enum mlo_status mlo_local_model(const char *path, struct mlo_model **out, struct
     model = NULL;
 out:
     if (status != MLO_OK)
-        mlo_error_prefix(err, "%s", path);
+        mlo_cli_name_file(err, path);
     mlo_model_free(model);
     return status;
 }

@@ -130,7 +130,7 @@ static enum mlo_status inspect_run(struct mlo_cli *cli, struct mlo_error *err)
     }
 out:
     if (status != MLO_OK)
-        mlo_error_prefix(err, "%s", cli->args[0]);
+        mlo_cli_name_file(err, cli->args[0]);
     json_decref(all);
     mlo_buf_clear(&dump);
     mlo_model_free(model);

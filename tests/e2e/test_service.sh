@@ -1,0 +1,152 @@
+#!/usr/bin/env bash
+# The main job through a service of its own: push, submit, promote, roll back, verify, pull.
+set -euo pipefail
+. "$(dirname "$0")/e2e.sh"
+cat >"$work/short.yaml" <<'YAML'
+name: short
+target: cpu:avx2
+data: {calibrate: fashion/calibration, evaluate: fashion/test}
+steps:
+  - optimize: {}
+  - quantize: {scheme: int8, form: qdq, calibrator: minmax, per_channel: true}
+  - evaluate: {metrics: [top1], compare_to: source}
+  - benchmark: {batch: [1], threads: 1, compare_to: source, seconds: 0.3, rounds: 2}
+expect: ["top1 >= source - 5pt"]
+YAML
+cd "$work"
+
+# --- before there is a server ---------------------------------------------------------------------------------------
+MLOPT_URL=http://127.0.0.1:9 expect 1 "$MLOPT" models
+says "mlopt up"
+
+start_up
+grep -q '^ready: http://127.0.0.1:' up.log || fail "no ready line"
+[ "$(stat -c %a data/token)" = 600 ] || fail "the token can be read by others"
+expect 5 "$MLOPT" up --data data --listen 127.0.0.1:0
+says "already running"
+expect 1 "$MLOPT" up --data other --listen "${MLOPT_URL#http://}"
+says "127.0.0.1:0"
+expect 2 "$MLOPT" up --data other --listen nowhere:x
+MLOPT_TOKEN= expect 4 "$MLOPT" models
+says "MLOPT_TOKEN"
+MLOPT_TOKEN=mlopt_wrong expect 4 "$MLOPT" models
+says "request-id: "
+expect 0 "$MLOPT" status -o json
+holds "d['ready'] and d['me']['role'] == 'admin'"
+
+# --- push ------------------------------------------------------------------------------------------------------------------
+head -c 500000 "$model" >cut.onnx
+expect 1 "$MLOPT" push fashion/cnn cut.onnx
+expect 2 "$MLOPT" push fashion "$model"
+says "the project is missing"
+push_example 64 500
+expect 0 "$MLOPT" push fashion/cnn "$model" -o json
+holds "d['version'] == 1" # the same files: no new version
+expect 0 "$MLOPT" models -o json
+holds "[m['name'] for m in d] == ['cnn'] and d[0]['production'] is None"
+expect 0 "$MLOPT" datasets
+shows "fashion/calibration"
+expect 3 "$MLOPT" variants fashion/none
+expect 1 "$MLOPT" data push fashion/bad $images/t10k-images-idx3-ubyte.gz $images/t10k-labels-idx1-ubyte.gz --count 70000
+expect 1 "$MLOPT" data push fashion/bad $images/t10k-images-idx3-ubyte.gz $images/t10k-labels-idx1-ubyte.gz --classes a,b,c
+says "out of range"
+
+# --- submit --------------------------------------------------------------------------------------------------------------------
+printf 'name: mine\ntarget: any\nsteps:\n  - optimise: {}\n' >typo.yaml
+expect 1 "$MLOPT" submit fashion/cnn --recipe typo.yaml
+says "typo.yaml:4"
+expect 3 "$MLOPT" submit fashion/cnn@9 --recipe short.yaml
+expect 0 "$MLOPT" submit fashion/cnn --recipe short.yaml --wait --timeout 300 -o json
+holds "d['run']['state'] == 'succeeded' and not any(j['reused'] for j in d['run']['jobs'])"
+holds "[v['variant'] for v in d['variants']] == ['source', 'short']"
+holds "d['variants'][1]['accuracy']['value'] > 0.85 and d['variants'][1]['latency'][0]['ratio']['value'] > 0"
+first=$(json "d['variants'][1]['artifact']")
+says "quantize"
+expect 0 "$MLOPT" runs
+shows "succeeded"
+expect 0 "$MLOPT" runs 1
+shows "benchmark"
+expect 3 "$MLOPT" runs 999
+
+# the same again: every derivation is reused, and measured afresh
+expect 0 "$MLOPT" submit fashion/cnn@1 --recipe short.yaml --wait -o json
+holds "all(j['reused'] for j in d['run']['jobs'] if j['kind'] == 'derive')"
+holds "not any(j['reused'] for j in d['run']['jobs'] if j['kind'] == 'observe')"
+holds "d['variants'][1]['artifact'] == '$first'"
+
+# an expectation that cannot hold makes the run fail, with exit code 6
+sed 's/^name: short/name: strict/; s/^expect:.*/expect: ["top1 >= 0.9999"]/' short.yaml >strict.yaml
+expect 6 "$MLOPT" submit fashion/cnn --recipe strict.yaml --wait
+says "top1 >= 0.9999"
+expect 7 "$MLOPT" submit fashion/cnn --recipe strict.yaml --wait --timeout 1
+expect 0 "$MLOPT" runs -o json
+last=$(json "d[0]['id']")
+expect 0 "$MLOPT" cancel "$last" --reason "was a test"
+expect 5 "$MLOPT" cancel "$last"
+
+# --- promote, roll back -------------------------------------------------------------------------------------------------------------
+promote() { "$MLOPT" promote "$@"; }
+expect 2 promote fashion/cnn@1 --variant source --to production --reason first # no terminal, no --yes
+says "--yes"
+expect 2 promote fashion/cnn@1 --variant source --to production --yes
+says "--reason"
+expect 3 promote fashion/cnn@1 --variant shrt --to production --reason x --yes
+says "short"
+expect 0 promote fashion/cnn@1 --variant source --to production --reason 'first release' --dry-run
+expect 0 promote fashion/cnn@1 --variant source --to production --reason 'first release' --yes
+expect 0 promote fashion/cnn@1 --variant any=source --variant short --to staging --reason 'smaller'
+expect 0 promote fashion/cnn@1 --variant any=source --variant short --to production --reason 'staging looked good' --yes -o json
+holds "d['generation'] == 2 and d['from']['version'] == 1"
+expect 5 promote fashion/cnn@1 --variant any=source --variant short --to production --reason 'again' --yes
+expect 0 "$MLOPT" pull fashion/cnn@production --target cpu:avx2 --out pulled -o json
+holds "d[0]['digest'] == '$first'"
+expect 0 "$MLOPT" rollback fashion/cnn --stage production --reason 'practising' --yes -o json
+holds "d['kind'] == 'rollback' and d['generation'] == 3"
+expect 5 "$MLOPT" rollback fashion/cnn --stage production --reason 'nothing before' --yes
+expect 0 "$MLOPT" history fashion/cnn -o json
+holds "[m['kind'] for m in d if m['stage'] == 'production'] == ['rollback', 'promotion', 'promotion']"
+expect 0 "$MLOPT" history fashion/cnn --stage production --at 2001-01-01T00:00:00Z -o json
+holds "d == []"
+expect 0 "$MLOPT" lineage fashion/cnn@1/short
+shows "derived-from"
+
+# --- audit, pull ------------------------------------------------------------------------------------------------------------------------
+expect 0 "$MLOPT" audit fashion
+shows "rollback"
+expect 0 "$MLOPT" audit verify
+shows "fashion: ok"
+expect 0 "$MLOPT" audit fashion verify -o json
+holds "d['fashion']['ok'] and d['fashion']['remembered_seq'] == d['fashion']['head_seq']"
+# what was remembered is held against the server: a cut and a rewritten history are found
+state=$HOME/.local/state/mlopt/audit-heads.json
+cp "$state" heads.good
+python3 - "$state" <<'PY'
+import json, sys
+d = json.load(open(sys.argv[1]))
+for k in d: d[k]["seq"] += 5
+json.dump(d, open(sys.argv[1], "w"))
+PY
+expect 1 "$MLOPT" audit fashion verify
+says "it was cut"
+sed 's/"hash": "sha256:...../"hash": "sha256:00000/' heads.good >"$state"
+expect 1 "$MLOPT" audit fashion verify
+says "rewritten"
+cp heads.good "$state"
+expect 0 "$MLOPT" pull fashion/cnn@1 --out source
+cmp "$model" source/fashion_cnn.onnx || fail "the upload came back changed"
+expect 0 "$MLOPT" data pull fashion/test --out testset
+expect 0 "$MLOPT" eval "$model" --data testset --metric top1 -o json
+holds "d['samples'] == 500 and d['metrics'][0]['estimate']['value'] > 0.85"
+
+# --- stop, and start again within five seconds ------------------------------------------------------------------------------------------
+stop_up
+[ ! -e data/url ] || fail "the address is still there"
+begin=$(date +%s%N)
+start_up
+took=$((($(date +%s%N) - begin) / 1000000))
+[ $took -lt 5000 ] || fail "the second start took $took ms"
+expect 0 "$MLOPT" variants fashion/cnn -o json
+holds "len(d) >= 2"
+expect 0 "$MLOPT" audit fashion verify
+stop_up
+echo "service: ok (second start in $took ms)"
