@@ -149,17 +149,16 @@ static enum mlo_status print_result(const struct job *job, const json_t *before,
     struct mlo_table table;
     size_t i;
     json_t *row;
-    mlo_table_init(&table, "step|time>|report");
+    mlo_table_init(&table, "step|time>|changes by pass");
     json_array_foreach (job->steps, i, row) {
         char time[32];
         struct mlo_buf notes = MLO_BUF_INIT;
-        const char *key;
-        json_t *value;
-        json_object_foreach (json_object_get(row, "report"), key, value)
-            if (json_is_integer(value))
-                mlo_buf_printf(&notes, "%s%s %lld", notes.len ? ", " : "", key, (long long)json_integer_value(value));
-            else if (json_is_string(value) && strlen(json_string_value(value)) < 40)
-                mlo_buf_printf(&notes, "%s%s %s", notes.len ? ", " : "", key, json_string_value(value));
+        json_t *pass;
+        size_t k;
+        json_array_foreach (json_object_get(json_object_get(row, "report"), "passes"), k, pass)
+            if (mlo_json_i64(pass, "changes", 0))
+                mlo_buf_printf(&notes, "%s%s %lld", notes.len ? ", " : "", mlo_json_str(pass, "pass", ""),
+                               (long long)mlo_json_i64(pass, "changes", 0));
         mlo_table_row(&table, mlo_json_str(row, "step", ""),
                       mlo_cli_duration(mlo_json_f64(row, "seconds", 0) * 1e6, time), mlo_buf_str(&notes));
         mlo_buf_clear(&notes);
