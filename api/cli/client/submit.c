@@ -97,8 +97,7 @@ static enum mlo_status outcome(const json_t *run, struct mlo_error *err)
     mlo_error_set(err, MLO_EJOB, "run %lld failed: %s", id, mlo_json_str(error, "message", "no reason is recorded"));
     json_array_foreach (json_object_get(run, "expectations"), i, row)
         if (!mlo_json_bool(row, "holds", true))
-            mlo_error_where(err, "expectation '%s': %s", mlo_json_str(row, "condition", ""),
-                            mlo_json_str(row, "reason", ""));
+            mlo_error_where(err, "expectation '%s'", mlo_json_str(row, "condition", ""));
     if (mlo_json_str(error, "where", NULL) && *mlo_json_str(error, "where", ""))
         mlo_error_where(err, "%s", mlo_json_str(error, "where", ""));
     if (mlo_json_str(error, "hint", NULL) && *mlo_json_str(error, "hint", ""))
@@ -291,6 +290,7 @@ static enum mlo_status submit_run(struct mlo_cli *cli, struct mlo_error *err)
                  ref.project, ref.name, (long long)mlo_json_i64(response.json, "version", 0));
     MLO_TRY(wait_for(client, cli, ref.project, id, timeout, &run, err));
     MLO_TRY(print_end(client, cli, run, err));
+    cli->request_id[0] = '\0'; /* the requests went well: it is the run that may have failed */
     MLO_TRY(outcome(run, err));
 out:
     json_decref(body);
