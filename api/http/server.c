@@ -150,8 +150,8 @@ static enum mlo_status listen_on(struct mlo_http *http, struct mlo_error *err)
         (struct sockaddr *)&address, MHD_OPTION_NOTIFY_COMPLETED, mlo_request_completed, http,
         MHD_OPTION_NOTIFY_CONNECTION, connection_changed, http, MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned)http->options.idle_timeout_s, MHD_OPTION_CONNECTION_LIMIT, http->options.max_connections,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)32 << 10, MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u,
-        MHD_OPTION_THREAD_STACK_SIZE, stack_size, MHD_OPTION_END);
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)32 << 10, MHD_OPTION_THREAD_STACK_SIZE, stack_size,
+        MHD_OPTION_END);
     if (!http->daemon) {
         mlo_error_set(err, MLO_EUNAVAILABLE, "cannot listen on %s port %u: %s", http->options.address,
                       http->options.port, errno ? strerror(errno) : "unknown reason");

@@ -25,7 +25,7 @@ grep -q '^ready: http://127.0.0.1:' up.log || fail "no ready line"
 expect 5 "$MLOPT" up --data data --listen 127.0.0.1:0
 says "already running"
 expect 1 "$MLOPT" up --data other --listen "${MLOPT_URL#http://}"
-says "127.0.0.1:0"
+says "another port"
 expect 2 "$MLOPT" up --data other --listen nowhere:x
 MLOPT_TOKEN= expect 4 "$MLOPT" models
 says "MLOPT_TOKEN"

@@ -106,10 +106,7 @@ enum mlo_status mlo_serve_http(const struct mlo_listen *listen, struct mlo_db *d
         .module_count = 1,
         .quiet = !access_log,
     };
-    enum mlo_status status = mlo_http_start(&options, out, err);
-    if (status == MLO_EUNAVAILABLE)
-        mlo_error_hint(err, "--listen %s:0 takes any free port", listen->address);
-    return status;
+    return mlo_http_start(&options, out, err);
 }
 
 static enum mlo_status write_secret(const char *path, const char *text, struct mlo_error *err)
