@@ -122,13 +122,14 @@ static inline json_t *micro_result(const char *dir, const char *step, const char
     }
     if (strcmp(step, "optimize") == 0 || strcmp(step, "quantize") == 0) {
         struct mlo_buf text = MLO_BUF_INIT;
-        char *path = mlo_fs_join(dir, "out.onnx", NULL);
+        char *elsewhere = micro_value(model, step, "artifact"), *path = mlo_fs_join(dir, "out.onnx", NULL);
         mlo_buf_printf(&text, "%s# %s\n", model, step);
         if (mlo_fs_write_atomic(path, text.data, text.len, NULL) != MLO_OK)
             abort();
-        json_t *out = json_pack("{s:s, s:s, s:{s:s}, s:[]}", "status", "ok", "artifact", path, "report",
-                                "did", step, "observations");
+        json_t *out = json_pack("{s:s, s:s, s:{s:s}, s:[]}", "status", "ok", "artifact",
+                                elsewhere ? elsewhere : path, "report", "did", step, "observations");
         mlo_buf_clear(&text);
+        free(elsewhere);
         free(path);
         return out;
     }

@@ -145,6 +145,26 @@ static void test_worker__a_bad_model_fails_once(void **state)
     assert_clean(f);
 }
 
+static void test_worker__refuses_a_result_outside_the_scratch_folder(void **state)
+{
+    struct service_fixture *f = *state;
+    static const char *const elsewhere[] = {"/etc/passwd", "../../../../../../etc/passwd", "in"};
+    struct test_worker w;
+    start_worker(f, &w, 1);
+    for (size_t i = 0; i < MLO_COUNT(elsewhere); i++) {
+        char name[16], orders[128];
+        snprintf(name, sizeof name, "thief%zu", i);
+        snprintf(orders, sizeof orders, "optimize.artifact=%s", elsewhere[i]);
+        int64_t run = submit(f, add_version(f, name, orders), RECIPE_DERIVE, 0);
+        wait_run(f, run, 20);
+        assert_run(f, run, -1, "state", "failed");
+        assert_int_equal(job_i64(f, run, 0, "attempt"), 1);
+    }
+    stop_worker(&w);
+    assert_count(f, "select count(*) from mlopt.derivation", 0);
+    assert_clean(f);
+}
+
 static void test_worker__a_failed_expectation_fails_the_run(void **state)
 {
     struct service_fixture *f = *state;
@@ -337,6 +357,7 @@ int main(int argc, char **argv)
         WITH_DATABASE(test_worker__two_runs_share_a_derivation_in_flight),
         WITH_DATABASE(test_worker__a_crashed_child_is_tried_again),
         WITH_DATABASE(test_worker__a_bad_model_fails_once),
+        WITH_DATABASE(test_worker__refuses_a_result_outside_the_scratch_folder),
         WITH_DATABASE(test_worker__a_failed_expectation_fails_the_run),
         WITH_DATABASE(test_worker__cancellation_stops_a_running_step),
         WITH_DATABASE(test_worker__stopping_hands_the_job_back),
