@@ -89,7 +89,7 @@ static enum mlo_status run_step(struct job *job, size_t index, struct mlo_error 
     const struct mlo_step *step = mlo_step_find(row->name);
     struct mlo_step_result result = {0};
     struct mlo_cli_progress progress;
-    char number[24];
+    char number[32];
     char *dir = NULL;
     if (!step)
         return mlo_error_set(err, MLO_EINTERNAL, "the recipe names a step '%s' that is not there", row->name);
