@@ -1,6 +1,8 @@
 /* Uploads and downloads of bytes. */
 #include "tests/integration/api/api_fixture.h"
 
+#include <sys/mount.h>
+
 static void digest_path(const char *project, const char *text, size_t size, char path[256])
 {
     struct mlo_digest digest;
@@ -178,6 +180,46 @@ static void test_blobs__a_refused_upload_does_not_hold_the_store(void **state)
     reply_clear(&reply);
 }
 
+static void test_blobs__a_full_disk_is_507_and_leaves_nothing(void **state)
+{
+    struct api *api = *state;
+    struct mlo_error err = {0};
+    struct reply reply = {0};
+    size_t size = (size_t)API_MAX_BLOB - 1;
+    char path[256], *bytes = malloc(size + 1), *small = mlo_fs_join(api->dir, "small", NULL);
+    struct mlo_buf url = MLO_BUF_INIT;
+    assert_mlo_ok(mlo_fs_mkdirs(small, &err), &err);
+    if (mount("tmpfs", small, "tmpfs", 0, "size=256k") != 0) { /* only root may make a small disk */
+        free(bytes);
+        free(small);
+        skip();
+    }
+    memset(bytes, 'y', size);
+    bytes[size] = '\0';
+    mlo_http_stop(api->http, 1000);
+    mlo_blob_store_close(api->blobs);
+    mlo_buf_printf(&url, "file:%s/blobs", small);
+    assert_mlo_ok(mlo_blob_store_open(mlo_buf_str(&url), &api->blobs, &err), &err);
+    struct mlo_http_options options = {.db = api->pg->server, .blobs = api->blobs, .quiet = true};
+    assert_mlo_ok(mlo_http_start(&options, &api->http, &err), &err);
+    digest_path("demo", bytes, size, path);
+    api_call(api, &reply, "PUT", path, api->token[MLO_SUBMITTER], bytes, NULL);
+    assert_http(&reply, 507);
+    assert_code(&reply, "no-space");
+    api_call(api, &reply, "HEAD", path, api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 404);
+    digest_path("demo", "fits", 4, path); /* what was written of the large one was given back */
+    api_call(api, &reply, "PUT", path, api->token[MLO_SUBMITTER], "fits", NULL);
+    assert_http(&reply, 201);
+    mlo_http_stop(api->http, 1000);
+    api->http = NULL;
+    umount2(small, MNT_DETACH);
+    mlo_buf_clear(&url);
+    free(bytes);
+    free(small);
+    reply_clear(&reply);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -188,6 +230,7 @@ int main(void)
         API_TEST(test_blobs__a_broken_connection_leaves_nothing),
         API_TEST(test_blobs__knowing_a_digest_grants_nothing),
         API_TEST(test_blobs__a_refused_upload_does_not_hold_the_store),
+        API_TEST(test_blobs__a_full_disk_is_507_and_leaves_nothing),
     };
     API_MAIN(tests);
 }

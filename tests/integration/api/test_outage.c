@@ -79,6 +79,33 @@ static void test_outage__slow_headers_are_cut_off(void **state)
     close(body);
 }
 
+static void test_outage__waiting_longer_than_the_idle_timeout_is_fine(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    char path[128];
+    api_version(api, "cnn", "one", "");
+    api_call(api, &reply, "POST", "/v1/projects/demo/runs", api->token[MLO_SUBMITTER],
+             "{\"model\":\"cnn\",\"recipe\":\"name: mine\\ntarget: any\\nsteps:\\n  - optimize: {}\\n\"}",
+             NULL);
+    assert_http(&reply, 201);
+    long long run = (long long)mlo_json_i64(reply.json, "id", 0);
+    mlo_http_stop(api->http, 0);
+    struct mlo_http_options options = {
+        .db = api->pg->server, .blobs = api->blobs, .idle_timeout_s = 1, .quiet = true};
+    assert_mlo_ok(mlo_http_start(&options, &api->http, &err), &err);
+    snprintf(path, sizeof path, "/v1/projects/demo/runs/%lld/events?after=1000&wait_ms=2500", run);
+    uint64_t before = mlo_clock_ns();
+    api_call(api, &reply, "GET", path, api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 200);
+    assert_true(mlo_clock_ns() - before > 2000000000ULL);
+    int idle = open_socket(api); /* while one that says nothing is closed */
+    assert_true(closed_within(idle, 10));
+    close(idle);
+    reply_clear(&reply);
+}
+
 static void test_outage__stop_lets_a_request_end(void **state)
 {
     struct api *api = *state;
@@ -95,6 +122,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         API_TEST(test_outage__slow_headers_are_cut_off),
+        API_TEST(test_outage__waiting_longer_than_the_idle_timeout_is_fine),
         API_TEST(test_outage__stop_lets_a_request_end),
         API_TEST(test_outage__postgres_down_is_503_and_heals),
     };
