@@ -78,7 +78,8 @@ holds "d['variants'][1]['artifact'] == '$first'"
 sed 's/^name: short/name: strict/; s/^expect:.*/expect: ["top1 >= 0.9999"]/' short.yaml >strict.yaml
 expect 6 "$MLOPT" submit fashion/cnn --recipe strict.yaml --wait
 says "top1 >= 0.9999"
-expect 7 "$MLOPT" submit fashion/cnn --recipe strict.yaml --wait --timeout 1
+sed 's/^name: short/name: slow/; s/seconds: 0.3/seconds: 60/' short.yaml >slow.yaml
+expect 7 "$MLOPT" submit fashion/cnn --recipe slow.yaml --wait --timeout 1
 expect 0 "$MLOPT" runs -o json
 last=$(json "d[0]['id']")
 expect 0 "$MLOPT" cancel "$last" --reason "was a test"
