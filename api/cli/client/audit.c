@@ -3,7 +3,8 @@
 
 #include "api/cli/client/client.h"
 
-/* --- the log -------------------------------------------------------------------------------------------------- */
+/* --- the log
+ * -------------------------------------------------------------------------------------------------- */
 
 static enum mlo_status show_project(struct mlo_client *client, struct mlo_cli *cli, const char *project,
                                     int64_t limit, json_t *all, struct mlo_error *err)
@@ -29,14 +30,15 @@ static enum mlo_status show_project(struct mlo_client *client, struct mlo_cli *c
     }
     struct mlo_table table;
     mlo_table_init(&table, "seq>|time (UTC)|who|via|action|object|reason|hash");
-    json_array_foreach (items, i, row) {
+    json_array_foreach(items, i, row)
+    {
         char seq[24], time[32], hash[16];
         snprintf(seq, sizeof seq, "%lld", (long long)mlo_json_i64(row, "seq", 0));
         const char *text = mlo_json_str(row, "hash", "");
         snprintf(hash, sizeof hash, "%.12s", mlo_str_starts(text, "sha256:") ? text + 7 : text);
         mlo_table_row(&table, seq, mlo_client_time(row, "at", time), mlo_json_str(row, "who", ""),
-                      mlo_json_str(row, "via", ""), mlo_json_str(row, "action", ""), mlo_json_str(row, "object", ""),
-                      mlo_json_str(row, "reason", ""), hash);
+                      mlo_json_str(row, "via", ""), mlo_json_str(row, "action", ""),
+                      mlo_json_str(row, "object", ""), mlo_json_str(row, "reason", ""), hash);
     }
     MLO_TRY(mlo_table_print_take(&table, err));
 out:
@@ -45,7 +47,8 @@ out:
     return status;
 }
 
-/* --- verifying, without trusting the server --------------------------------------------------------------------- */
+/* --- verifying, without trusting the server
+ * --------------------------------------------------------------------- */
 
 struct verify {
     const char *project;
@@ -118,7 +121,8 @@ static enum mlo_status check_entry(struct verify *v, const json_t *row, struct m
     struct mlo_digest prev, hash, computed;
     if (seq <= 0 || !json_is_string(body) || !mlo_digest_parse(mlo_json_str(row, "prev_hash", ""), &prev) ||
         !mlo_digest_parse(mlo_json_str(row, "hash", ""), &hash))
-        return mlo_error_set(err, MLO_EFORMAT, "the server's audit log of %s has a row without seq, body or hashes",
+        return mlo_error_set(err, MLO_EFORMAT,
+                             "the server's audit log of %s has a row without seq, body or hashes",
                              v->project);
     if (!v->started) {
         v->started = true;
@@ -156,7 +160,8 @@ static void check_ends(struct verify *v)
     else if (v->started && !mlo_digest_eq(&v->expect_hash, &zero))
         found_bad(v, 1, "the first entry continues from something that is not there");
     if (v->remembered_seq > v->head_seq)
-        found_bad(v, v->head_seq + 1, "the log ends at %lld, and had %lld entries when last verified here: it was cut",
+        found_bad(v, v->head_seq + 1,
+                  "the log ends at %lld, and had %lld entries when last verified here: it was cut",
                   (long long)v->head_seq, (long long)v->remembered_seq);
 }
 
@@ -170,8 +175,7 @@ static enum mlo_status walk(struct mlo_client *client, struct verify *v, struct 
     size_t base = path.len;
     for (;;) {
         MLO_TRY(mlo_client_get(client, mlo_buf_str(&path), &page, err));
-        json_array_foreach (json_object_get(page, "items"), i, row)
-            MLO_TRY(check_entry(v, row, err));
+        json_array_foreach(json_object_get(page, "items"), i, row) MLO_TRY(check_entry(v, row, err));
         const char *cursor = mlo_json_str(page, "next", NULL);
         if (!cursor)
             break;
@@ -217,14 +221,16 @@ static enum mlo_status verify_project(struct mlo_client *client, struct mlo_cli 
         goto out;
     json_object_set_new(all, project,
                         json_pack("{s:b,s:I,s:I,s:s,s:o,s:s,s:I}", "ok", v.bad_seq == 0, "entries",
-                                  (json_int_t)v.entries, "head_seq", (json_int_t)v.head_seq, "head", v.head, "bad_seq",
-                                  v.bad_seq ? json_integer(v.bad_seq) : json_null(), "problem", v.problem,
-                                  "remembered_seq", (json_int_t)v.remembered_seq));
+                                  (json_int_t)v.entries, "head_seq", (json_int_t)v.head_seq, "head", v.head,
+                                  "bad_seq", v.bad_seq ? json_integer(v.bad_seq) : json_null(), "problem",
+                                  v.problem, "remembered_seq", (json_int_t)v.remembered_seq));
     if (v.bad_seq) {
         if (!cli->json)
-            status = mlo_cli_print(err, "%s: BROKEN at entry %lld: %s\n", project, (long long)v.bad_seq, v.problem);
+            status = mlo_cli_print(err, "%s: BROKEN at entry %lld: %s\n", project, (long long)v.bad_seq,
+                                   v.problem);
         if (status == MLO_OK) {
-            status = mlo_error_set(err, MLO_EDIGEST, "the audit log of %s does not hold: %s", project, v.problem);
+            status =
+                mlo_error_set(err, MLO_EDIGEST, "the audit log of %s does not hold: %s", project, v.problem);
             mlo_error_where(err, "entry %lld", (long long)v.bad_seq);
         }
         goto out;
@@ -235,8 +241,10 @@ static enum mlo_status verify_project(struct mlo_client *client, struct mlo_cli 
     if (!cli->json) {
         char since[80] = "";
         if (v.remembered_seq)
-            snprintf(since, sizeof since, ", and continue what was verified here up to %lld", (long long)v.remembered_seq);
-        status = mlo_cli_print(err, "%s: ok, %lld entries hash to %s%s\n", project, (long long)v.entries, v.head, since);
+            snprintf(since, sizeof since, ", and continue what was verified here up to %lld",
+                     (long long)v.remembered_seq);
+        status = mlo_cli_print(err, "%s: ok, %lld entries hash to %s%s\n", project, (long long)v.entries,
+                               v.head, since);
     }
 out:
     mlo_buf_clear(&key);
@@ -263,7 +271,8 @@ static enum mlo_status audit_run(struct mlo_cli *cli, struct mlo_error *err)
     if (verify)
         MLO_TRY(load_heads(&heads_path, &heads, err));
     MLO_TRY(mlo_client_projects(client, cli->arg_count - verify ? cli->args[0] : NULL, &projects, err));
-    json_array_foreach (projects, i, name) {
+    json_array_foreach(projects, i, name)
+    {
         const char *project = json_string_value(name);
         if (!verify) {
             if (json_array_size(projects) > 1)
@@ -306,8 +315,13 @@ static const struct mlo_cli_option options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_audit = {
-    .name = "audit", .group = "Releases", .run = audit_run, .options = options, .positional = "[PROJECT] [verify]",
-    .max_args = 2, .help = "the audit log; `verify` recomputes its hash chain here",
+    .name = "audit",
+    .group = "Releases",
+    .run = audit_run,
+    .options = options,
+    .positional = "[PROJECT] [verify]",
+    .max_args = 2,
+    .help = "the audit log; `verify` recomputes its hash chain here",
     .detail = "`verify` reads every entry and hashes it on this machine. It remembers the last good head in\n"
               "~/.local/state/mlopt, so that a history that was rewritten or cut since then is found too.\n"
               "The project '-' is the installation itself: tokens and projects.\n",

@@ -9,7 +9,10 @@ extern const struct mlo_cli_verb mlo_verb_push, mlo_verb_data_push, mlo_verb_dat
     mlo_verb_runs, mlo_verb_cancel, mlo_verb_variants, mlo_verb_promote, mlo_verb_rollback, mlo_verb_history,
     mlo_verb_lineage, mlo_verb_audit, mlo_verb_pull, mlo_verb_models, mlo_verb_datasets, mlo_verb_status;
 
-#define MLO_OPTION_URL {"url", 0, "URL", "the server (MLOPT_URL; the token comes from MLOPT_TOKEN or the config file)"}
+#define MLO_OPTION_URL                                                                                       \
+    {                                                                                                        \
+        "url", 0, "URL", "the server (MLOPT_URL; the token comes from MLOPT_TOKEN or the config file)"       \
+    }
 
 /* --- names ---------------------------------------------------------------------------------------------- */
 
@@ -20,19 +23,23 @@ struct mlo_client_ref {
     char variant[104]; /* "" when absent */
 };
 /* MLO_EUSAGE shows the expected form. */
-MLO_MUST_USE enum mlo_status mlo_client_ref_parse(const char *text, struct mlo_client_ref *out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_client_ref_parse(const char *text, struct mlo_client_ref *out,
+                                                  struct mlo_error *err);
 /* Refuses a variant, or an @…, where the verb has no use for it. */
-MLO_MUST_USE enum mlo_status mlo_client_ref_plain(const struct mlo_client_ref *ref, bool at_allowed, bool variant_allowed,
-                                           struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_client_ref_plain(const struct mlo_client_ref *ref, bool at_allowed,
+                                                  bool variant_allowed, struct mlo_error *err);
 /* The version part for a path: the number or "latest"; MLO_EUSAGE when it is a stage's name. */
-MLO_MUST_USE enum mlo_status mlo_client_ref_version(const struct mlo_client_ref *ref, const char **out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_client_ref_version(const struct mlo_client_ref *ref, const char **out,
+                                                    struct mlo_error *err);
 bool mlo_client_ref_is_version(const struct mlo_client_ref *ref); /* a number or "latest", or nothing */
 
-/* --- HTTP ------------------------------------------------------------------------------------------------- */
+/* --- HTTP -------------------------------------------------------------------------------------------------
+ */
 
 struct mlo_client;
 
-MLO_MUST_USE enum mlo_status mlo_client_open(struct mlo_cli *cli, struct mlo_client **out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_client_open(struct mlo_cli *cli, struct mlo_client **out,
+                                             struct mlo_error *err);
 void mlo_client_close(struct mlo_client *client);
 const char *mlo_client_url(const struct mlo_client *client);
 bool mlo_client_has_token(const struct mlo_client *client);
@@ -42,16 +49,17 @@ void mlo_client_path(struct mlo_buf *out, const char *fmt, ...);
 
 struct mlo_response {
     long http;
-    json_t *json;  /* the body, when it was JSON; owned */
-    char etag[96]; /* without quotes */
+    json_t *json;                      /* the body, when it was JSON; owned */
+    char etag[96];                     /* without quotes */
     char digest[MLO_DIGEST_TEXT_SIZE]; /* X-Mlopt-Digest, or an ETag that is one */
     char variant[104], version[24];
     char filename[128]; /* of Content-Disposition, its last path component; "" when absent */
 };
 void mlo_response_clear(struct mlo_response *response);
 
-/* One request with a JSON body (NULL: none) and a JSON answer. `header` ("If-Match: …") may be NULL. An answer of
- * 400 and above becomes an error with the server's words; cli->request_id is set from every answer. */
+/* One request with a JSON body (NULL: none) and a JSON answer. `header` ("If-Match: …") may be NULL. An
+ * answer of 400 and above becomes an error with the server's words; cli->request_id is set from every answer.
+ */
 MLO_MUST_USE enum mlo_status mlo_client_call(struct mlo_client *client, const char *method, const char *path,
                                              const char *header, const json_t *body, struct mlo_response *out,
                                              struct mlo_error *err);
@@ -65,16 +73,18 @@ MLO_MUST_USE enum mlo_status mlo_client_list(struct mlo_client *client, const ch
 MLO_MUST_USE enum mlo_status mlo_client_head(struct mlo_client *client, const char *path, bool *there,
                                              struct mlo_error *err);
 /* PUT of a file's bytes, streaming, with progress. */
-MLO_MUST_USE enum mlo_status mlo_client_put_file(struct mlo_client *client, const char *path, const char *file,
-                                                 const char *label, struct mlo_error *err);
-/* GET into a file "<dir>/<name>", atomically, digest checked: against `expected` where given, else against what
- * the server says. `name` NULL: the name that the server gives, else `fallback`. *written is yours (free). */
+MLO_MUST_USE enum mlo_status mlo_client_put_file(struct mlo_client *client, const char *path,
+                                                 const char *file, const char *label, struct mlo_error *err);
+/* GET into a file "<dir>/<name>", atomically, digest checked: against `expected` where given, else against
+ * what the server says. `name` NULL: the name that the server gives, else `fallback`. *written is yours
+ * (free). */
 MLO_MUST_USE enum mlo_status mlo_client_download(struct mlo_client *client, const char *path, const char *dir,
                                                  const char *name, const char *fallback, const char *expected,
                                                  char **written, struct mlo_response *out,
                                                  struct mlo_error *err);
 
-/* --- shared pieces ------------------------------------------------------------------------------------------ */
+/* --- shared pieces
+ * ------------------------------------------------------------------------------------------ */
 
 /* Makes the project when it is not there and the token may. */
 MLO_MUST_USE enum mlo_status mlo_client_ensure_project(struct mlo_client *client, const char *project,
@@ -84,9 +94,9 @@ MLO_MUST_USE enum mlo_status mlo_client_projects(struct mlo_client *client, cons
                                                  struct mlo_error *err);
 
 /* One file of an upload: digest, HEAD, PUT when it is not there, and its row for the manifest. */
-MLO_MUST_USE enum mlo_status mlo_client_upload(struct mlo_client *client, const char *project, const char *file,
-                                               const char *role, const char *media_type, json_t *files,
-                                               struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_client_upload(struct mlo_client *client, const char *project,
+                                               const char *file, const char *role, const char *media_type,
+                                               json_t *files, struct mlo_error *err);
 
 /* The variants of a version as a table for people. */
 MLO_MUST_USE enum mlo_status mlo_client_print_variants(const json_t *items, struct mlo_error *err);

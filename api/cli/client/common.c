@@ -2,13 +2,15 @@
 
 #include "api/cli/client/client.h"
 
-enum mlo_status mlo_client_get(struct mlo_client *client, const char *path, json_t **out, struct mlo_error *err)
+enum mlo_status mlo_client_get(struct mlo_client *client, const char *path, json_t **out,
+                               struct mlo_error *err)
 {
     struct mlo_response response;
     *out = NULL;
     enum mlo_status status = mlo_client_call(client, "GET", path, NULL, NULL, &response, err);
     if (status == MLO_OK && !response.json)
-        status = mlo_error_set(err, MLO_EFORMAT, "%s sent no JSON: is it an mlopt server?", mlo_client_url(client));
+        status = mlo_error_set(err, MLO_EFORMAT, "%s sent no JSON: is it an mlopt server?",
+                               mlo_client_url(client));
     if (status == MLO_OK)
         *out = json_incref(response.json);
     mlo_response_clear(&response);
@@ -44,7 +46,8 @@ out:
     return status;
 }
 
-enum mlo_status mlo_client_ensure_project(struct mlo_client *client, const char *project, struct mlo_error *err)
+enum mlo_status mlo_client_ensure_project(struct mlo_client *client, const char *project,
+                                          struct mlo_error *err)
 {
     struct mlo_buf path = MLO_BUF_INIT;
     struct mlo_response response = {0};
@@ -82,8 +85,7 @@ enum mlo_status mlo_client_projects(struct mlo_client *client, const char *only,
         return MLO_OK;
     }
     enum mlo_status status = mlo_client_list(client, "/v1/projects", 0, &items, err);
-    json_array_foreach (items, i, row)
-        json_array_append_new(*out, json_string(mlo_json_str(row, "name", "")));
+    json_array_foreach(items, i, row) json_array_append_new(*out, json_string(mlo_json_str(row, "name", "")));
     json_decref(items);
     if (status != MLO_OK) {
         json_decref(*out);
@@ -93,7 +95,8 @@ enum mlo_status mlo_client_projects(struct mlo_client *client, const char *only,
 }
 
 enum mlo_status mlo_client_upload(struct mlo_client *client, const char *project, const char *file,
-                                  const char *role, const char *media_type, json_t *files, struct mlo_error *err)
+                                  const char *role, const char *media_type, json_t *files,
+                                  struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_buf path = MLO_BUF_INIT;
@@ -106,8 +109,9 @@ enum mlo_status mlo_client_upload(struct mlo_client *client, const char *project
     MLO_TRY(mlo_client_head(client, mlo_buf_str(&path), &there, err));
     if (!there)
         MLO_TRY(mlo_client_put_file(client, mlo_buf_str(&path), file, mlo_fs_basename(file), err));
-    json_array_append_new(files, json_pack("{s:s,s:s,s:s,s:I,s:s}", "role", role, "name", mlo_fs_basename(file),
-                                           "digest", text, "size", (json_int_t)size, "media_type", media_type));
+    json_array_append_new(files,
+                          json_pack("{s:s,s:s,s:s,s:I,s:s}", "role", role, "name", mlo_fs_basename(file),
+                                    "digest", text, "size", (json_int_t)size, "media_type", media_type));
 out:
     mlo_buf_clear(&path);
     return status;

@@ -23,7 +23,8 @@ static enum mlo_status kind_of(const char *path, enum kind *out, struct mlo_erro
     *out = KIND_OTHER;
     if (got == 4 && memcmp(head, "PK\003\004", 4) == 0)
         *out = KIND_NPZ;
-    else if (got == 4 && head[0] == 0 && head[1] == 0 && head[3] >= 1 && head[3] <= 8) /* IDX: 0 0 type rank */
+    else if (got == 4 && head[0] == 0 && head[1] == 0 && head[3] >= 1 &&
+             head[3] <= 8) /* IDX: 0 0 type rank */
         *out = head[3] == 1 ? KIND_LABELS : KIND_IMAGES;
     return MLO_OK;
 }
@@ -44,8 +45,9 @@ static enum mlo_status find_roles(char **files, int count, const char **roles, s
         roles[i] = kinds[i] == KIND_NPZ ? "data" : kinds[i] == KIND_IMAGES ? "images" : "labels";
     }
     if (count == 2 && (kinds[0] == kinds[1] || kinds[0] == KIND_NPZ || kinds[1] == KIND_NPZ)) {
-        status = mlo_error_set(err, MLO_EUSAGE, "%s holds %s and %s holds %s: a pair is IDX images and IDX labels",
-                               files[0], roles[0], files[1], roles[1]);
+        status =
+            mlo_error_set(err, MLO_EUSAGE, "%s holds %s and %s holds %s: a pair is IDX images and IDX labels",
+                          files[0], roles[0], files[1], roles[1]);
         goto out;
     }
     if (count == 1 && kinds[0] == KIND_LABELS)
@@ -98,7 +100,8 @@ static enum mlo_status write_manifest(const char *dir, const json_t *files, cons
     size_t i;
     bool idx = false;
     char *path = mlo_fs_join(dir, "dataset.json", NULL);
-    json_array_foreach (files, i, row) {
+    json_array_foreach(files, i, row)
+    {
         const char *role = mlo_json_str(row, "role", "data");
         idx = idx || strcmp(role, "images") == 0;
         json_object_set(by_role, role, json_object_get(row, "name"));
@@ -118,10 +121,10 @@ out:
     return status;
 }
 
-/* Opens the dataset as the workers will, through links in a scratch folder, so that a bad file or a wrong range is
- * refused before anything travels. */
-static enum mlo_status check_dataset(char **files, int count, const char *const *roles, const json_t *metadata,
-                                     int64_t *samples, struct mlo_error *err)
+/* Opens the dataset as the workers will, through links in a scratch folder, so that a bad file or a wrong
+ * range is refused before anything travels. */
+static enum mlo_status check_dataset(char **files, int count, const char *const *roles,
+                                     const json_t *metadata, int64_t *samples, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const char *dir = NULL;
@@ -138,7 +141,8 @@ static enum mlo_status check_dataset(char **files, int count, const char *const 
             status = mlo_error_set(err, MLO_EIO, "cannot read %s", files[i]);
             goto out;
         }
-        json_array_append_new(rows, json_pack("{s:s,s:s}", "role", roles[i], "name", mlo_fs_basename(files[i])));
+        json_array_append_new(rows,
+                              json_pack("{s:s,s:s}", "role", roles[i], "name", mlo_fs_basename(files[i])));
     }
     MLO_TRY(write_manifest(dir, rows, metadata, err));
     MLO_TRY(mlo_dataset_open(dir, &options, &dataset, err));
@@ -147,8 +151,8 @@ static enum mlo_status check_dataset(char **files, int count, const char *const 
     int64_t classes = (int64_t)json_array_size(json_object_get(metadata, "classes"));
     for (int64_t i = 0; labels && i < *samples; i++) {
         if (labels[i] < 0 || (classes && labels[i] >= classes)) {
-            status = mlo_error_set(err, MLO_EINVAL, "label %lld of sample %lld is out of range", (long long)labels[i],
-                                   (long long)i);
+            status = mlo_error_set(err, MLO_EINVAL, "label %lld of sample %lld is out of range",
+                                   (long long)labels[i], (long long)i);
             if (classes)
                 mlo_error_hint(err, "--classes names %lld classes: labels are 0 to %lld", (long long)classes,
                                (long long)classes - 1);
@@ -182,16 +186,18 @@ static enum mlo_status data_push_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_client_open(cli, &client, err));
     MLO_TRY(mlo_client_ensure_project(client, ref.project, err));
     for (int i = 0; i < count; i++)
-        MLO_TRY(mlo_client_upload(client, ref.project, names[i], roles[i], "application/octet-stream", files, err));
+        MLO_TRY(mlo_client_upload(client, ref.project, names[i], roles[i], "application/octet-stream", files,
+                                  err));
     const char *description = mlo_cli_opt(cli, "description");
     body = json_pack("{s:O,s:O,s:s}", "files", files, "metadata", metadata, "description",
                      description ? description : "");
     mlo_client_path(&path, "/v1/projects/%s/datasets/%s/versions", ref.project, ref.name);
     MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), NULL, body, &response, err));
-    MLO_TRY(cli->json ? mlo_cli_print_json(response.json, err)
-                      : mlo_cli_print(err, "%s/%s@%lld  %lld samples%s\n", ref.project, ref.name,
-                                      (long long)mlo_json_i64(response.json, "version", 0), (long long)samples,
-                                      response.http == 200 ? "  (the latest version already is this)" : ""));
+    MLO_TRY(cli->json
+                ? mlo_cli_print_json(response.json, err)
+                : mlo_cli_print(err, "%s/%s@%lld  %lld samples%s\n", ref.project, ref.name,
+                                (long long)mlo_json_i64(response.json, "version", 0), (long long)samples,
+                                response.http == 200 ? "  (the latest version already is this)" : ""));
 out:
     json_decref(files);
     json_decref(metadata);
@@ -218,14 +224,15 @@ static enum mlo_status data_pull_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_client_open(cli, &client, err));
     mlo_client_path(&path, "/v1/projects/%s/datasets/%s/versions/%s", ref.project, ref.name, version);
     MLO_TRY(mlo_client_get(client, mlo_buf_str(&path), &row, err));
-    json_array_foreach (json_object_get(row, "files"), i, file) {
+    json_array_foreach(json_object_get(row, "files"), i, file)
+    {
         struct mlo_response response;
         char *written = NULL;
         const char *digest = mlo_json_str(file, "digest", "");
         mlo_buf_reset(&path);
         mlo_client_path(&path, "/v1/projects/%s/blobs/%s", ref.project, digest);
-        status = mlo_client_download(client, mlo_buf_str(&path), dir, mlo_json_str(file, "name", "data"), "data", digest,
-                                     &written, &response, err);
+        status = mlo_client_download(client, mlo_buf_str(&path), dir, mlo_json_str(file, "name", "data"),
+                                     "data", digest, &written, &response, err);
         mlo_response_clear(&response);
         if (status != MLO_OK)
             goto out;
@@ -263,12 +270,18 @@ static const struct mlo_cli_option push_options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_data_push = {
-    .name = "data push", .group = "Models and data", .run = data_push_run, .options = push_options,
-    .positional = "PROJECT/NAME FILE…", .min_args = 2, .max_args = 3,
+    .name = "data push",
+    .group = "Models and data",
+    .run = data_push_run,
+    .options = push_options,
+    .positional = "PROJECT/NAME FILE…",
+    .min_args = 2,
+    .max_args = 3,
     .help = "upload a dataset: one .npz, or IDX images and labels",
-    .detail = "  mlopt data push fashion/test data.npz\n"
-              "  mlopt data push fashion/calibration train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz \\\n"
-              "      --count 512 --normalize 'scale=1/255,mean=0.286,std=0.353'\n",
+    .detail =
+        "  mlopt data push fashion/test data.npz\n"
+        "  mlopt data push fashion/calibration train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz \\\n"
+        "      --count 512 --normalize 'scale=1/255,mean=0.286,std=0.353'\n",
 };
 static const struct mlo_cli_option pull_options[] = {
     {"out", 0, "DIR", "the folder to write to"},
@@ -276,7 +289,12 @@ static const struct mlo_cli_option pull_options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_data_pull = {
-    .name = "data pull", .group = "Models and data", .run = data_pull_run, .options = pull_options,
-    .positional = "PROJECT/NAME[@V] --out DIR", .min_args = 1, .max_args = 1,
+    .name = "data pull",
+    .group = "Models and data",
+    .run = data_pull_run,
+    .options = pull_options,
+    .positional = "PROJECT/NAME[@V] --out DIR",
+    .min_args = 1,
+    .max_args = 1,
     .help = "download a dataset, digests checked",
 };

@@ -66,7 +66,8 @@ enum mlo_status mlo_client_open(struct mlo_cli *cli, struct mlo_client **out, st
     }
     if (c->config.token) {
         if (strpbrk(c->config.token, "\r\n")) {
-            status = mlo_error_set(err, MLO_EAUTH, "the token in %s holds a line break", c->config.token_from);
+            status =
+                mlo_error_set(err, MLO_EAUTH, "the token in %s holds a line break", c->config.token_from);
             goto out;
         }
         mlo_buf_printf(&c->auth, "Authorization: Bearer %s", c->config.token);
@@ -124,7 +125,8 @@ void mlo_client_path(struct mlo_buf *out, const char *fmt, ...)
     va_end(args);
 }
 
-/* --- callbacks ------------------------------------------------------------------------------------------------ */
+/* --- callbacks
+ * ------------------------------------------------------------------------------------------------ */
 
 static bool header_is(const char *line, size_t n, const char *name, const char **value, size_t *value_len)
 {
@@ -222,12 +224,14 @@ static int on_progress(void *arg, curl_off_t down_total, curl_off_t down, curl_o
     double seconds = (double)(mlo_clock_ns() - t->began_ns) * 1e-9;
     char done[32], all[32], rate[32], text[128];
     snprintf(text, sizeof text, "%s of %s, %s/s", mlo_str_size((uint64_t)now, done),
-             mlo_str_size((uint64_t)total, all), mlo_str_size((uint64_t)(seconds > 0 ? now / seconds : 0), rate));
+             mlo_str_size((uint64_t)total, all),
+             mlo_str_size((uint64_t)(seconds > 0 ? now / seconds : 0), rate));
     mlo_cli_progress(t->progress, now / total, text);
     return 0;
 }
 
-/* --- from answers to errors ------------------------------------------------------------------------------------- */
+/* --- from answers to errors
+ * ------------------------------------------------------------------------------------- */
 
 static enum mlo_status status_of_http(long http)
 {
@@ -279,7 +283,8 @@ static enum mlo_status curl_failed(struct mlo_client *c, const struct transfer *
                          *c->error ? c->error : curl_easy_strerror(code));
 }
 
-/* --- transfers ---------------------------------------------------------------------------------------------------- */
+/* --- transfers
+ * ---------------------------------------------------------------------------------------------------- */
 
 static CURLcode set_up(struct transfer *t, const char *method, const char *url, struct curl_slist *headers)
 {
@@ -343,13 +348,16 @@ static enum mlo_status perform(struct transfer *t, struct mlo_error *err)
     if (t->response->http >= 400)
         return problem(c, t->response->http, t->response->json, err);
     if (t->response->http >= 300 && t->response->http != 304)
-        return mlo_error_set(err, MLO_EUNAVAILABLE, "%s answered %ld: it is no mlopt server, or stands behind "
-                                                    "another address", c->config.url, t->response->http);
+        return mlo_error_set(err, MLO_EUNAVAILABLE,
+                             "%s answered %ld: it is no mlopt server, or stands behind "
+                             "another address",
+                             c->config.url, t->response->http);
     return MLO_OK;
 }
 
-enum mlo_status mlo_client_call(struct mlo_client *client, const char *method, const char *path, const char *header,
-                                const json_t *body, struct mlo_response *out, struct mlo_error *err)
+enum mlo_status mlo_client_call(struct mlo_client *client, const char *method, const char *path,
+                                const char *header, const json_t *body, struct mlo_response *out,
+                                struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct transfer t = {.client = client, .response = out, .out_fd = -1};
@@ -361,7 +369,8 @@ enum mlo_status mlo_client_call(struct mlo_client *client, const char *method, c
     if (body)
         text = json_dumps(body, JSON_COMPACT);
     if (!mlo_buf_ok(&url) || (body && !text) || !add_header(&headers, mlo_buf_str(&client->auth)) ||
-        !add_header(&headers, header) || !add_header(&headers, body ? "Content-Type: application/json" : NULL) ||
+        !add_header(&headers, header) ||
+        !add_header(&headers, body ? "Content-Type: application/json" : NULL) ||
         !add_header(&headers, "Accept: application/json, application/problem+json")) {
         status = mlo_error_nomem(err);
         goto out;
@@ -385,7 +394,8 @@ out:
     return status;
 }
 
-enum mlo_status mlo_client_head(struct mlo_client *client, const char *path, bool *there, struct mlo_error *err)
+enum mlo_status mlo_client_head(struct mlo_client *client, const char *path, bool *there,
+                                struct mlo_error *err)
 {
     struct mlo_response response;
     struct mlo_error own = {0};
@@ -451,9 +461,9 @@ out:
 }
 
 /* Puts the finished temporary file in its place, when its bytes are what they should be. */
-static enum mlo_status finish_download(struct transfer *t, const char *temp, const char *dir, const char *name,
-                                       const char *fallback, const char *expected, char **written,
-                                       struct mlo_error *err)
+static enum mlo_status finish_download(struct transfer *t, const char *temp, const char *dir,
+                                       const char *name, const char *fallback, const char *expected,
+                                       char **written, struct mlo_error *err)
 {
     struct mlo_digest got, want;
     char text[MLO_DIGEST_TEXT_SIZE];
@@ -481,9 +491,9 @@ static enum mlo_status finish_download(struct transfer *t, const char *temp, con
     return MLO_OK;
 }
 
-enum mlo_status mlo_client_download(struct mlo_client *client, const char *path, const char *dir, const char *name,
-                                    const char *fallback, const char *expected, char **written,
-                                    struct mlo_response *out, struct mlo_error *err)
+enum mlo_status mlo_client_download(struct mlo_client *client, const char *path, const char *dir,
+                                    const char *name, const char *fallback, const char *expected,
+                                    char **written, struct mlo_response *out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_cli_progress progress;

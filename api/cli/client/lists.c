@@ -20,7 +20,8 @@ static enum mlo_status gather(struct mlo_client *client, const char *only, const
     size_t i;
     struct mlo_buf path = MLO_BUF_INIT;
     MLO_TRY(mlo_client_projects(client, only, &projects, err));
-    json_array_foreach (projects, i, name) {
+    json_array_foreach(projects, i, name)
+    {
         mlo_buf_reset(&path);
         mlo_client_path(&path, "/v1/projects/%s/%s", json_string_value(name), segment);
         MLO_TRY(mlo_client_list(client, mlo_buf_str(&path), 0, &items, err));
@@ -52,10 +53,13 @@ static enum mlo_status list_run(struct mlo_cli *cli, struct mlo_error *err)
     }
     struct mlo_table table;
     mlo_table_init(&table, models ? "model|latest>|staging>|production>|created" : "dataset|latest>|created");
-    json_array_foreach (all, i, row) {
+    json_array_foreach(all, i, row)
+    {
         char name[160], latest[24], created[32], staging[24], production[24];
-        snprintf(name, sizeof name, "%s/%s", mlo_json_str(row, "project", ""), mlo_json_str(row, models ? "name" : "dataset", ""));
-        snprintf(latest, sizeof latest, "@%lld", (long long)mlo_json_i64(row, models ? "latest_version" : "version", 0));
+        snprintf(name, sizeof name, "%s/%s", mlo_json_str(row, "project", ""),
+                 mlo_json_str(row, models ? "name" : "dataset", ""));
+        snprintf(latest, sizeof latest, "@%lld",
+                 (long long)mlo_json_i64(row, models ? "latest_version" : "version", 0));
         mlo_client_time(row, "created_at", created);
         if (models)
             mlo_table_row(&table, name, latest, stage_text(row, "staging", staging),
@@ -86,22 +90,26 @@ static enum mlo_status status_run(struct mlo_cli *cli, struct mlo_error *err)
         MLO_TRY(mlo_client_list(client, "/v1/workers", 0, &workers, err));
     }
     if (cli->json) {
-        all = json_pack("{s:s,s:O,s:b,s:s?,s:O?,s:O?,s:O?}", "url", mlo_client_url(client), "health", health, "ready",
-                        readiness == MLO_OK, "not_ready", readiness == MLO_OK ? NULL : not_ready.message, "me", me,
-                        "queue", queue, "workers", workers);
+        all = json_pack("{s:s,s:O,s:b,s:s?,s:O?,s:O?,s:O?}", "url", mlo_client_url(client), "health", health,
+                        "ready", readiness == MLO_OK, "not_ready",
+                        readiness == MLO_OK ? NULL : not_ready.message, "me", me, "queue", queue, "workers",
+                        workers);
         MLO_TRY(mlo_cli_print_json(all, err));
     } else {
-        MLO_TRY(mlo_cli_print(err, "%s  mlopt %s  %s\n", mlo_client_url(client), mlo_json_str(health, "version", "?"),
+        MLO_TRY(mlo_cli_print(err, "%s  mlopt %s  %s\n", mlo_client_url(client),
+                              mlo_json_str(health, "version", "?"),
                               readiness == MLO_OK ? "ready" : not_ready.message));
         if (me)
             MLO_TRY(mlo_cli_print(err, "signed in as %s, %s of %s\n", mlo_json_str(me, "name", "?"),
                                   mlo_json_str(me, "role", "?"),
-                                  json_is_integer(json_object_get(me, "project_id")) ? "one project" : "all projects"));
+                                  json_is_integer(json_object_get(me, "project_id")) ? "one project"
+                                                                                     : "all projects"));
         if (queue)
             MLO_TRY(mlo_cli_print(err, "jobs: %lld queued, %lld running, %lld blocked\n",
-                                  (long long)mlo_json_i64(queue, "queued", 0), (long long)mlo_json_i64(queue, "running", 0),
+                                  (long long)mlo_json_i64(queue, "queued", 0),
+                                  (long long)mlo_json_i64(queue, "running", 0),
                                   (long long)mlo_json_i64(queue, "blocked", 0)));
-        json_array_foreach (workers, i, row)
+        json_array_foreach(workers, i, row)
             MLO_TRY(mlo_cli_print(err, "worker %s on %s: %s\n", mlo_json_str(row, "name", ""),
                                   mlo_json_str(row, "host", ""), mlo_json_str(row, "state", "")));
     }
@@ -122,14 +130,28 @@ out:
 
 static const struct mlo_cli_option options[] = {MLO_OPTION_URL, {NULL}};
 const struct mlo_cli_verb mlo_verb_models = {
-    .name = "models", .group = "Models and data", .run = list_run, .options = options, .positional = "[PROJECT]",
-    .max_args = 1, .help = "models, and what is in their stages",
+    .name = "models",
+    .group = "Models and data",
+    .run = list_run,
+    .options = options,
+    .positional = "[PROJECT]",
+    .max_args = 1,
+    .help = "models, and what is in their stages",
 };
 const struct mlo_cli_verb mlo_verb_datasets = {
-    .name = "datasets", .group = "Models and data", .run = list_run, .options = options, .positional = "[PROJECT]",
-    .max_args = 1, .help = "datasets",
+    .name = "datasets",
+    .group = "Models and data",
+    .run = list_run,
+    .options = options,
+    .positional = "[PROJECT]",
+    .max_args = 1,
+    .help = "datasets",
 };
 const struct mlo_cli_verb mlo_verb_status = {
-    .name = "status", .group = "Service", .run = status_run, .options = options, .positional = "",
+    .name = "status",
+    .group = "Service",
+    .run = status_run,
+    .options = options,
+    .positional = "",
     .help = "is the server there and ready; with a token also its queue and workers",
 };

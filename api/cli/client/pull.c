@@ -36,10 +36,11 @@ static enum mlo_status fetch(struct pull *p, const char *path, const char *name,
         status = mlo_digest_of_file(written, &got, NULL, err); /* what stands on the disk now */
     if (status == MLO_OK) {
         mlo_digest_text(&got, text);
-        json_array_append_new(p->files, json_pack("{s:s,s:s,s:s,s:s}", "path", written, "digest", text, "variant",
-                                                  response.variant, "version", response.version));
+        json_array_append_new(p->files, json_pack("{s:s,s:s,s:s,s:s}", "path", written, "digest", text,
+                                                  "variant", response.variant, "version", response.version));
         if (!p->cli->json)
-            status = mlo_cli_print(err, "%s  %s%s%s\n", written, text, *response.variant ? "  " : "", response.variant);
+            status = mlo_cli_print(err, "%s  %s%s%s\n", written, text, *response.variant ? "  " : "",
+                                   response.variant);
     }
     free(written);
     mlo_response_clear(&response);
@@ -55,7 +56,8 @@ static enum mlo_status pull_source(struct pull *p, const char *version, struct m
     size_t i;
     mlo_client_path(&path, "/v1/projects/%s/models/%s/versions/%s", p->ref->project, p->ref->name, version);
     MLO_TRY(mlo_client_get(p->client, mlo_buf_str(&path), &row, err));
-    json_array_foreach (json_object_get(row, "files"), i, file) {
+    json_array_foreach(json_object_get(row, "files"), i, file)
+    {
         const char *role = mlo_json_str(file, "role", ""), *digest = mlo_json_str(file, "digest", "");
         if (strcmp(role, "model") != 0 && strcmp(role, "data") != 0)
             continue;
@@ -80,27 +82,29 @@ static enum mlo_status pull_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_cli_required(cli, "out", &p.dir, err));
     bool from_stage = !mlo_client_ref_is_version(&ref);
     if (target && !from_stage) {
-        status = mlo_error_set(err, MLO_EUSAGE, "--target chooses from a stage: %s/%s@production", ref.project, ref.name);
+        status = mlo_error_set(err, MLO_EUSAGE, "--target chooses from a stage: %s/%s@production",
+                               ref.project, ref.name);
         goto out;
     }
     if (from_stage && *ref.variant) {
-        status = mlo_error_set(err, MLO_EUSAGE, "a stage chooses the variant by target: leave '/%s' out", ref.variant);
+        status = mlo_error_set(err, MLO_EUSAGE, "a stage chooses the variant by target: leave '/%s' out",
+                               ref.variant);
         goto out;
     }
     MLO_TRY(mlo_client_open(cli, &p.client, err));
     if (from_stage) {
         if (!target)
             machine_targets(&targets);
-        mlo_client_path(&path, "/v1/projects/%s/models/%s/stages/%s/artifact?target=%s", ref.project, ref.name, ref.at,
-                        target ? target : mlo_buf_str(&targets));
+        mlo_client_path(&path, "/v1/projects/%s/models/%s/stages/%s/artifact?target=%s", ref.project,
+                        ref.name, ref.at, target ? target : mlo_buf_str(&targets));
         MLO_TRY(fetch(&p, mlo_buf_str(&path), NULL, NULL, err));
     } else {
         MLO_TRY(mlo_client_ref_version(&ref, &version, err));
         if (!*ref.variant || strcmp(ref.variant, "source") == 0) {
             MLO_TRY(pull_source(&p, version, err));
         } else {
-            mlo_client_path(&path, "/v1/projects/%s/models/%s/versions/%s/variants/%s/artifact", ref.project, ref.name,
-                            version, ref.variant);
+            mlo_client_path(&path, "/v1/projects/%s/models/%s/versions/%s/variants/%s/artifact", ref.project,
+                            ref.name, version, ref.variant);
             MLO_TRY(fetch(&p, mlo_buf_str(&path), NULL, NULL, err));
         }
     }
@@ -121,8 +125,13 @@ static const struct mlo_cli_option options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_pull = {
-    .name = "pull", .group = "Models and data", .run = pull_run, .options = options,
-    .positional = "PROJECT/MODEL[@V|@STAGE][/VARIANT] --out DIR", .min_args = 1, .max_args = 1,
+    .name = "pull",
+    .group = "Models and data",
+    .run = pull_run,
+    .options = options,
+    .positional = "PROJECT/MODEL[@V|@STAGE][/VARIANT] --out DIR",
+    .min_args = 1,
+    .max_args = 1,
     .help = "download a model, digest checked",
     .detail = "  mlopt pull fashion/cnn@production --out .     what is in production, for this machine\n"
               "  mlopt pull fashion/cnn@2/int8-cpu --out .     a variant of a version\n"

@@ -20,8 +20,8 @@ static enum mlo_status find_model(char **files, int count, int *model, struct ml
         if (!mlo_str_ends(files[i], ".onnx"))
             continue;
         if (*model >= 0)
-            return mlo_error_set(err, MLO_EUSAGE, "%s and %s are both models: a version holds one", files[*model],
-                                 files[i]);
+            return mlo_error_set(err, MLO_EUSAGE, "%s and %s are both models: a version holds one",
+                                 files[*model], files[i]);
         *model = i;
     }
     if (*model < 0 && count == 1)
@@ -81,8 +81,8 @@ static enum mlo_status push_run(struct mlo_cli *cli, struct mlo_error *err)
         MLO_TRY(mlo_client_upload(client, ref.project, names[i], i == model ? "model" : role_of(names[i]),
                                   i == model ? "application/onnx" : "application/octet-stream", files, err));
     const char *description = mlo_cli_opt(cli, "description");
-    body = json_pack("{s:O,s:s,s:O}", "files", files, "description", description ? description : "", "metadata",
-                     metadata);
+    body = json_pack("{s:O,s:s,s:O}", "files", files, "description", description ? description : "",
+                     "metadata", metadata);
     mlo_client_path(&path, "/v1/projects/%s/models/%s/versions", ref.project, ref.name);
     MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), NULL, body, &response, err));
     if (cli->json) {
@@ -92,7 +92,8 @@ static enum mlo_status push_run(struct mlo_cli *cli, struct mlo_error *err)
     const json_t *file = json_array_get(files, (size_t)model);
     MLO_TRY(mlo_cli_print(err, "%s/%s@%lld  %s  %s%s\n", ref.project, ref.name,
                           (long long)mlo_json_i64(response.json, "version", 0),
-                          mlo_str_size((uint64_t)mlo_json_i64(file, "size", 0), size), mlo_json_str(file, "digest", ""),
+                          mlo_str_size((uint64_t)mlo_json_i64(file, "size", 0), size),
+                          mlo_json_str(file, "digest", ""),
                           response.http == 200 ? "  (the latest version already is this)" : ""));
 out:
     json_decref(files);
@@ -111,9 +112,15 @@ static const struct mlo_cli_option options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_push = {
-    .name = "push", .group = "Models and data", .run = push_run, .options = options,
-    .positional = "PROJECT/MODEL FILE…", .min_args = 2, .max_args = -1,
+    .name = "push",
+    .group = "Models and data",
+    .run = push_run,
+    .options = options,
+    .positional = "PROJECT/MODEL FILE…",
+    .min_args = 2,
+    .max_args = -1,
     .help = "upload a model as a new version",
-    .detail = "The .onnx file is the model; others are its external data, or documents. The model is read here\n"
-              "first, so that a broken file, or one with an op that mlopt does not know, is refused at once.\n",
+    .detail =
+        "The .onnx file is the model; others are its external data, or documents. The model is read here\n"
+        "first, so that a broken file, or one with an op that mlopt does not know, is refused at once.\n",
 };

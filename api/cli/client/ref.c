@@ -5,7 +5,8 @@
 static enum mlo_status bad(const char *text, const char *why, struct mlo_error *err)
 {
     enum mlo_status status = mlo_error_set(err, MLO_EUSAGE, "'%.100s' is no name here: %s", text, why);
-    mlo_error_hint(err, "names look like fashion/cnn, fashion/cnn@2, fashion/cnn@production, fashion/cnn@2/int8-cpu");
+    mlo_error_hint(
+        err, "names look like fashion/cnn, fashion/cnn@2, fashion/cnn@production, fashion/cnn@2/int8-cpu");
     return status;
 }
 
@@ -36,11 +37,15 @@ enum mlo_status mlo_client_ref_parse(const char *text, struct mlo_client_ref *ou
     if (!slash)
         return bad(text, "the project is missing (PROJECT/NAME)", err);
     if (!take(text, slash, out->project))
-        return bad(text, "the project may hold letters, digits, '.', '_' and '-', and begins with a letter or digit", err);
+        return bad(
+            text, "the project may hold letters, digits, '.', '_' and '-', and begins with a letter or digit",
+            err);
     const char *name = slash + 1;
     const char *stop = name + strcspn(name, "@/");
     if (!take(name, stop, out->name))
-        return bad(text, "the name may hold letters, digits, '.', '_' and '-', and begins with a letter or digit", err);
+        return bad(text,
+                   "the name may hold letters, digits, '.', '_' and '-', and begins with a letter or digit",
+                   err);
     if (*stop == '@') {
         const char *at = stop + 1;
         stop = at + strcspn(at, "/");
@@ -58,17 +63,19 @@ bool mlo_client_ref_is_version(const struct mlo_client_ref *ref)
 }
 
 enum mlo_status mlo_client_ref_plain(const struct mlo_client_ref *ref, bool at_allowed, bool variant_allowed,
-                              struct mlo_error *err)
+                                     struct mlo_error *err)
 {
     if (*ref->variant && !variant_allowed)
         return mlo_error_set(err, MLO_EUSAGE, "%s/%s: a variant ('/%s') has no meaning here", ref->project,
                              ref->name, ref->variant);
     if (*ref->at && !at_allowed)
-        return mlo_error_set(err, MLO_EUSAGE, "%s/%s: '@%s' has no meaning here", ref->project, ref->name, ref->at);
+        return mlo_error_set(err, MLO_EUSAGE, "%s/%s: '@%s' has no meaning here", ref->project, ref->name,
+                             ref->at);
     return MLO_OK;
 }
 
-enum mlo_status mlo_client_ref_version(const struct mlo_client_ref *ref, const char **out, struct mlo_error *err)
+enum mlo_status mlo_client_ref_version(const struct mlo_client_ref *ref, const char **out,
+                                       struct mlo_error *err)
 {
     if (!mlo_client_ref_is_version(ref))
         return mlo_error_set(err, MLO_EUSAGE, "'@%s' is no version: give a number or 'latest'", ref->at);

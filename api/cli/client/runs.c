@@ -11,7 +11,8 @@ static enum mlo_status find_run(struct mlo_client *client, const char *only, int
     struct mlo_buf path = MLO_BUF_INIT;
     *out = NULL;
     MLO_TRY(mlo_client_projects(client, only, &projects, err));
-    json_array_foreach (projects, i, name) {
+    json_array_foreach(projects, i, name)
+    {
         struct mlo_error own = {0};
         mlo_buf_reset(&path);
         mlo_client_path(&path, "/v1/projects/%s/runs/%d", json_string_value(name), (long long)id);
@@ -41,32 +42,34 @@ static enum mlo_status show_run(const struct mlo_cli *cli, const json_t *run, st
     char created[32], progress[16], attempt[24];
     if (cli->json)
         return mlo_cli_print_json(run, err);
-    MLO_TRY(mlo_cli_print(err, "run %lld  %s/%s@%lld  %s  %s  %s by %s\n", (long long)mlo_json_i64(run, "id", 0),
-                          mlo_json_str(run, "project", ""), mlo_json_str(run, "model", ""),
-                          (long long)mlo_json_i64(run, "version", 0), mlo_json_str(run, "recipe", ""),
-                          mlo_json_str(run, "state", ""), mlo_client_time(run, "created_at", created),
-                          mlo_json_str(run, "created_by", "?")));
+    MLO_TRY(mlo_cli_print(err, "run %lld  %s/%s@%lld  %s  %s  %s by %s\n",
+                          (long long)mlo_json_i64(run, "id", 0), mlo_json_str(run, "project", ""),
+                          mlo_json_str(run, "model", ""), (long long)mlo_json_i64(run, "version", 0),
+                          mlo_json_str(run, "recipe", ""), mlo_json_str(run, "state", ""),
+                          mlo_client_time(run, "created_at", created), mlo_json_str(run, "created_by", "?")));
     mlo_table_init(&table, "job>|step|state|progress>|attempt>|worker|message");
-    json_array_foreach (json_object_get(run, "jobs"), i, row) {
+    json_array_foreach(json_object_get(run, "jobs"), i, row)
+    {
         char id[24];
         const json_t *error = json_object_get(row, "error");
         snprintf(id, sizeof id, "%lld", (long long)mlo_json_i64(row, "id", 0));
         snprintf(progress, sizeof progress, "%.0f%%", 100 * mlo_json_f64(row, "progress", 0));
         snprintf(attempt, sizeof attempt, "%lld", (long long)mlo_json_i64(row, "attempt", 0));
         mlo_table_row(&table, id, mlo_json_str(row, "step", ""),
-                      mlo_json_bool(row, "reused", false) ? "reused" : mlo_json_str(row, "state", ""), progress, attempt,
-                      mlo_json_str(row, "worker", ""),
-                      json_is_object(error) ? mlo_json_str(error, "message", "") : mlo_json_str(row, "message", ""));
+                      mlo_json_bool(row, "reused", false) ? "reused" : mlo_json_str(row, "state", ""),
+                      progress, attempt, mlo_json_str(row, "worker", ""),
+                      json_is_object(error) ? mlo_json_str(error, "message", "")
+                                            : mlo_json_str(row, "message", ""));
     }
     MLO_TRY(mlo_table_print_take(&table, err));
-    json_array_foreach (json_object_get(run, "expectations"), i, row)
+    json_array_foreach(json_object_get(run, "expectations"), i, row)
         MLO_TRY(mlo_cli_print(err, "%s  %s  %s\n", mlo_json_bool(row, "holds", false) ? "holds" : "FAILS",
                               mlo_json_str(row, "condition", ""), mlo_json_str(row, "reason", "")));
     const json_t *error = json_object_get(run, "error");
     if (json_is_object(error))
         MLO_TRY(mlo_cli_print(err, "error: %s\n%s%s%s", mlo_json_str(error, "message", ""),
-                              *mlo_json_str(error, "hint", "") ? "hint: " : "", mlo_json_str(error, "hint", ""),
-                              *mlo_json_str(error, "hint", "") ? "\n" : ""));
+                              *mlo_json_str(error, "hint", "") ? "hint: " : "",
+                              mlo_json_str(error, "hint", ""), *mlo_json_str(error, "hint", "") ? "\n" : ""));
 out:
     return status;
 }
@@ -80,7 +83,8 @@ static enum mlo_status list_runs(struct mlo_client *client, struct mlo_cli *cli,
     struct mlo_buf path = MLO_BUF_INIT;
     const char *model = mlo_cli_opt(cli, "model"), *state = mlo_cli_opt(cli, "state");
     MLO_TRY(mlo_client_projects(client, mlo_cli_opt(cli, "project"), &projects, err));
-    json_array_foreach (projects, i, name) {
+    json_array_foreach(projects, i, name)
+    {
         mlo_buf_reset(&path);
         mlo_client_path(&path, "/v1/projects/%s/runs", json_string_value(name));
         if (model)
@@ -98,14 +102,16 @@ static enum mlo_status list_runs(struct mlo_client *client, struct mlo_cli *cli,
     }
     struct mlo_table table;
     mlo_table_init(&table, "run>|model|recipe|state|progress>|created|by");
-    json_array_foreach (all, i, row) {
+    json_array_foreach(all, i, row)
+    {
         char id[24], subject[160], progress[16], created[32];
         snprintf(id, sizeof id, "%lld", (long long)mlo_json_i64(row, "id", 0));
-        snprintf(subject, sizeof subject, "%s/%s@%lld", mlo_json_str(row, "project", ""), mlo_json_str(row, "model", ""),
-                 (long long)mlo_json_i64(row, "version", 0));
+        snprintf(subject, sizeof subject, "%s/%s@%lld", mlo_json_str(row, "project", ""),
+                 mlo_json_str(row, "model", ""), (long long)mlo_json_i64(row, "version", 0));
         snprintf(progress, sizeof progress, "%.0f%%", 100 * mlo_json_f64(row, "progress", 0));
-        mlo_table_row(&table, id, subject, mlo_json_str(row, "recipe", ""), mlo_json_str(row, "state", ""), progress,
-                      mlo_client_time(row, "created_at", created), mlo_json_str(row, "created_by", ""));
+        mlo_table_row(&table, id, subject, mlo_json_str(row, "recipe", ""), mlo_json_str(row, "state", ""),
+                      progress, mlo_client_time(row, "created_at", created),
+                      mlo_json_str(row, "created_by", ""));
     }
     MLO_TRY(mlo_table_print_take(&table, err));
 out:
@@ -183,7 +189,12 @@ static const struct mlo_cli_option runs_options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_runs = {
-    .name = "runs", .group = "Runs", .run = runs_run, .options = runs_options, .positional = "[ID]", .max_args = 1,
+    .name = "runs",
+    .group = "Runs",
+    .run = runs_run,
+    .options = runs_options,
+    .positional = "[ID]",
+    .max_args = 1,
     .help = "runs, newest first; with a number: that one, with its jobs",
 };
 static const struct mlo_cli_option cancel_options[] = {
@@ -193,6 +204,12 @@ static const struct mlo_cli_option cancel_options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_cancel = {
-    .name = "cancel", .group = "Runs", .run = cancel_run, .options = cancel_options, .positional = "ID",
-    .min_args = 1, .max_args = 1, .help = "stop a run",
+    .name = "cancel",
+    .group = "Runs",
+    .run = cancel_run,
+    .options = cancel_options,
+    .positional = "ID",
+    .min_args = 1,
+    .max_args = 1,
+    .help = "stop a run",
 };

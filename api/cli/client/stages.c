@@ -3,8 +3,8 @@
 #include "api/cli/client/client.h"
 
 /* The generation to send as If-Match, and the stage as it is now. */
-static enum mlo_status read_stage(struct mlo_client *client, const struct mlo_client_ref *ref, const char *stage,
-                                  struct mlo_response *out, struct mlo_error *err)
+static enum mlo_status read_stage(struct mlo_client *client, const struct mlo_client_ref *ref,
+                                  const char *stage, struct mlo_response *out, struct mlo_error *err)
 {
     struct mlo_buf path = MLO_BUF_INIT;
     mlo_client_path(&path, "/v1/projects/%s/models/%s/stages/%s", ref->project, ref->name, stage);
@@ -29,7 +29,8 @@ static void release_text(const json_t *release, char *out, size_t size)
     mlo_buf_printf(&text, "#%lld @%lld", (long long)mlo_json_i64(release, "release", 0),
                    (long long)mlo_json_i64(release, "version", 0));
     bool one = json_array_size(variants) == 1;
-    json_array_foreach (variants, i, v) {
+    json_array_foreach(variants, i, v)
+    {
         const char *name = mlo_json_str(v, "variant", "?");
         if (one)
             mlo_buf_printf(&text, "/%s", name);
@@ -40,8 +41,8 @@ static void release_text(const json_t *release, char *out, size_t size)
     mlo_buf_clear(&text);
 }
 
-static enum mlo_status print_move(const struct mlo_cli *cli, const struct mlo_client_ref *ref, const json_t *move,
-                                  bool dry_run, struct mlo_error *err)
+static enum mlo_status print_move(const struct mlo_cli *cli, const struct mlo_client_ref *ref,
+                                  const json_t *move, bool dry_run, struct mlo_error *err)
 {
     char from[160], to[160];
     if (cli->json)
@@ -63,8 +64,9 @@ static enum mlo_status needs_reason(struct mlo_cli *cli, const char **reason, st
     return MLO_OK;
 }
 
-static enum mlo_status confirm_production(struct mlo_cli *cli, const struct mlo_client_ref *ref, const char *stage,
-                                          const json_t *now, const char *what, struct mlo_error *err)
+static enum mlo_status confirm_production(struct mlo_cli *cli, const struct mlo_client_ref *ref,
+                                          const char *stage, const json_t *now, const char *what,
+                                          struct mlo_error *err)
 {
     char release[160];
     if (strcmp(stage, "production") != 0 || mlo_cli_has(cli, "yes"))
@@ -73,11 +75,12 @@ static enum mlo_status confirm_production(struct mlo_cli *cli, const struct mlo_
     return mlo_cli_confirm(cli, err, "%s of %s/%s is %s. %s?", stage, ref->project, ref->name, release, what);
 }
 
-/* --- promote ------------------------------------------------------------------------------------------------------ */
+/* --- promote
+ * ------------------------------------------------------------------------------------------------------ */
 
 /* The target that a variant was made for: that of the run that made it; the source is for any. */
-static enum mlo_status target_of(struct mlo_client *client, const struct mlo_client_ref *ref, const json_t *variant,
-                                 char target[64], struct mlo_error *err)
+static enum mlo_status target_of(struct mlo_client *client, const struct mlo_client_ref *ref,
+                                 const json_t *variant, char target[64], struct mlo_error *err)
 {
     int64_t run = mlo_json_i64(variant, "run_id", 0);
     struct mlo_buf path = MLO_BUF_INIT;
@@ -105,24 +108,27 @@ static enum mlo_status chosen_variants(struct mlo_cli *cli, struct mlo_client *c
     json_t *items = NULL, *row, *chosen = json_object();
     const char *text;
     size_t i;
-    mlo_client_path(&path, "/v1/projects/%s/models/%s/versions/%s/variants", ref->project, ref->name, version);
+    mlo_client_path(&path, "/v1/projects/%s/models/%s/versions/%s/variants", ref->project, ref->name,
+                    version);
     MLO_TRY(mlo_client_list(client, mlo_buf_str(&path), 0, &items, err));
     for (size_t n = 0; (text = mlo_cli_opt_at(cli, "variant", n)); n++) {
         const char *eq = strchr(text, '='), *name = eq ? eq + 1 : text, *names[128];
         size_t count = 0;
         char target[64] = "";
         if (eq)
-            snprintf(target, sizeof target, "%.*s", (int)MLO_MIN((size_t)(eq - text), sizeof target - 1), text);
+            snprintf(target, sizeof target, "%.*s", (int)MLO_MIN((size_t)(eq - text), sizeof target - 1),
+                     text);
         const json_t *found = NULL;
-        json_array_foreach (items, i, row) {
+        json_array_foreach(items, i, row)
+        {
             if (count < MLO_COUNT(names))
                 names[count++] = mlo_json_str(row, "variant", "");
             if (strcmp(mlo_json_str(row, "variant", ""), name) == 0)
                 found = row;
         }
         if (!found) {
-            status = mlo_error_set(err, MLO_ENOTFOUND, "%s/%s@%s has no variant '%s'", ref->project, ref->name, version,
-                                   name);
+            status = mlo_error_set(err, MLO_ENOTFOUND, "%s/%s@%s has no variant '%s'", ref->project,
+                                   ref->name, version, name);
             const char *near = mlo_suggest(name, names, count);
             if (near)
                 mlo_error_hint(err, "did you mean --variant %s?", near);
@@ -132,8 +138,8 @@ static enum mlo_status chosen_variants(struct mlo_cli *cli, struct mlo_client *c
         if (!*target)
             MLO_TRY(target_of(client, ref, found, target, err));
         if (json_object_get(chosen, target)) {
-            status = mlo_error_set(err, MLO_EUSAGE, "two variants for target %s: a release holds one for each",
-                                   target);
+            status = mlo_error_set(err, MLO_EUSAGE,
+                                   "two variants for target %s: a release holds one for each", target);
             goto out;
         }
         json_object_set_new(chosen, target, json_string(name));
@@ -152,8 +158,8 @@ out:
 }
 
 /* The number of the version, for the request. */
-static enum mlo_status version_number(struct mlo_client *client, const struct mlo_client_ref *ref, int64_t *out,
-                                      struct mlo_error *err)
+static enum mlo_status version_number(struct mlo_client *client, const struct mlo_client_ref *ref,
+                                      int64_t *out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const char *version;
@@ -170,9 +176,9 @@ out:
 }
 
 /* Sends a move with the generation that was read. */
-static enum mlo_status send_move(struct mlo_client *client, const struct mlo_client_ref *ref, const char *kind,
-                                 const char *etag, const json_t *body, struct mlo_response *out,
-                                 struct mlo_error *err)
+static enum mlo_status send_move(struct mlo_client *client, const struct mlo_client_ref *ref,
+                                 const char *kind, const char *etag, const json_t *body,
+                                 struct mlo_response *out, struct mlo_error *err)
 {
     struct mlo_buf path = MLO_BUF_INIT;
     char header[128];
@@ -207,8 +213,8 @@ static enum mlo_status promote_run(struct mlo_cli *cli, struct mlo_error *err)
     snprintf(what, sizeof what, "Put @%s there", number);
     if (!mlo_cli_has(cli, "dry-run"))
         MLO_TRY(confirm_production(cli, &ref, to, stage.json, what, err));
-    body = json_pack("{s:s,s:I,s:O,s:s,s:b}", "stage", to, "version", (json_int_t)version, "variants", variants,
-                     "reason", reason, "dry_run", mlo_cli_has(cli, "dry-run"));
+    body = json_pack("{s:s,s:I,s:O,s:s,s:b}", "stage", to, "version", (json_int_t)version, "variants",
+                     variants, "reason", reason, "dry_run", mlo_cli_has(cli, "dry-run"));
     if (!body) {
         status = mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
         goto out;
@@ -241,7 +247,8 @@ static enum mlo_status rollback_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_client_open(cli, &client, err));
     MLO_TRY(read_stage(client, &ref, name, &stage, err));
     MLO_TRY(confirm_production(cli, &ref, name, stage.json, "Roll back", err));
-    body = json_pack("{s:s,s:o,s:s}", "stage", name, "to", to ? json_integer(to) : json_null(), "reason", reason);
+    body = json_pack("{s:s,s:o,s:s}", "stage", name, "to", to ? json_integer(to) : json_null(), "reason",
+                     reason);
     if (!body) {
         status = mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
         goto out;
@@ -282,13 +289,15 @@ static enum mlo_status history_run(struct mlo_cli *cli, struct mlo_error *err)
     }
     struct mlo_table table;
     mlo_table_init(&table, "time (UTC)|stage|gen>|kind|from|to|who|reason");
-    json_array_foreach (items, i, row) {
+    json_array_foreach(items, i, row)
+    {
         char time[32], from[160], to[160], generation[24];
         release_text(json_object_get(row, "from"), from, sizeof from);
         release_text(json_object_get(row, "to"), to, sizeof to);
         snprintf(generation, sizeof generation, "%lld", (long long)mlo_json_i64(row, "generation", 0));
         mlo_table_row(&table, mlo_client_time(row, "at", time), mlo_json_str(row, "stage", ""), generation,
-                      mlo_json_str(row, "kind", ""), from, to, mlo_json_str(row, "actor", ""), mlo_json_str(row, "reason", ""));
+                      mlo_json_str(row, "kind", ""), from, to, mlo_json_str(row, "actor", ""),
+                      mlo_json_str(row, "reason", ""));
     }
     MLO_TRY(mlo_table_print_take(&table, err));
 out:
@@ -308,8 +317,13 @@ static const struct mlo_cli_option promote_options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_promote = {
-    .name = "promote", .group = "Releases", .run = promote_run, .options = promote_options,
-    .positional = "PROJECT/MODEL@V --variant NAME --to STAGE --reason TEXT", .min_args = 1, .max_args = 1,
+    .name = "promote",
+    .group = "Releases",
+    .run = promote_run,
+    .options = promote_options,
+    .positional = "PROJECT/MODEL@V --variant NAME --to STAGE --reason TEXT",
+    .min_args = 1,
+    .max_args = 1,
     .help = "put a release in a stage",
 };
 static const struct mlo_cli_option rollback_options[] = {
@@ -321,8 +335,13 @@ static const struct mlo_cli_option rollback_options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_rollback = {
-    .name = "rollback", .group = "Releases", .run = rollback_run, .options = rollback_options,
-    .positional = "PROJECT/MODEL --stage STAGE --reason TEXT", .min_args = 1, .max_args = 1,
+    .name = "rollback",
+    .group = "Releases",
+    .run = rollback_run,
+    .options = rollback_options,
+    .positional = "PROJECT/MODEL --stage STAGE --reason TEXT",
+    .min_args = 1,
+    .max_args = 1,
     .help = "bring back what was in a stage before",
 };
 static const struct mlo_cli_option history_options[] = {
@@ -333,6 +352,12 @@ static const struct mlo_cli_option history_options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_history = {
-    .name = "history", .group = "Releases", .run = history_run, .options = history_options,
-    .positional = "PROJECT/MODEL", .min_args = 1, .max_args = 1, .help = "the promotion log, newest first",
+    .name = "history",
+    .group = "Releases",
+    .run = history_run,
+    .options = history_options,
+    .positional = "PROJECT/MODEL",
+    .min_args = 1,
+    .max_args = 1,
+    .help = "the promotion log, newest first",
 };

@@ -8,9 +8,9 @@ enum { MAX_JOBS = 64, POLL_MS = 10000, PATIENCE_MS = 60000 };
 /* What is shown of the jobs while the run goes on. */
 struct watch {
     struct mlo_cli *cli;
-    json_t *jobs;  /* as in the run, kept up to date from events */
-    bool live;     /* bars that are drawn again, on a terminal */
-    int drawn;     /* lines on the screen */
+    json_t *jobs; /* as in the run, kept up to date from events */
+    bool live;    /* bars that are drawn again, on a terminal */
+    int drawn;    /* lines on the screen */
 };
 
 static void draw(struct watch *w)
@@ -21,7 +21,8 @@ static void draw(struct watch *w)
     if (w->drawn)
         fprintf(stderr, "\033[%dA", w->drawn);
     w->drawn = 0;
-    json_array_foreach (w->jobs, i, job) {
+    json_array_foreach(w->jobs, i, job)
+    {
         const char *state = mlo_json_str(job, "state", "");
         bool done = strcmp(state, "succeeded") == 0;
         double fraction = done ? 1 : mlo_json_f64(job, "progress", 0);
@@ -31,7 +32,8 @@ static void draw(struct watch *w)
         bar[WIDTH] = '\0';
         fprintf(stderr, "\r\033[K%-12.12s [%s] %3.0f%%  %-9s %.40s\n", mlo_json_str(job, "step", ""), bar,
                 100 * fraction, state,
-                done ? (mlo_json_bool(job, "reused", false) ? "(reused)" : "") : mlo_json_str(job, "message", ""));
+                done ? (mlo_json_bool(job, "reused", false) ? "(reused)" : "")
+                     : mlo_json_str(job, "message", ""));
         w->drawn++;
     }
     fflush(stderr);
@@ -41,8 +43,8 @@ static void line(struct watch *w, const json_t *job)
 {
     if (w->cli->progress_mode == MLO_PROGRESS_JSON) {
         json_t *o = json_pack("{s:s,s:s,s:f,s:s}", "step", mlo_json_str(job, "step", ""), "state",
-                              mlo_json_str(job, "state", ""), "fraction", mlo_json_f64(job, "progress", 0), "message",
-                              mlo_json_str(job, "message", ""));
+                              mlo_json_str(job, "state", ""), "fraction", mlo_json_f64(job, "progress", 0),
+                              "message", mlo_json_str(job, "message", ""));
         char *text = json_dumps(o, JSON_COMPACT);
         if (text)
             fprintf(stderr, "%s\n", text);
@@ -66,7 +68,8 @@ static void apply_event(struct watch *w, const json_t *event)
     json_t *job;
     int64_t id = mlo_json_i64(event, "job", 0);
     static const char *const copied[] = {"state", "progress", "message", "reused"};
-    json_array_foreach (w->jobs, i, job) {
+    json_array_foreach(w->jobs, i, job)
+    {
         if (!id || mlo_json_i64(job, "id", -1) != id)
             continue;
         char before[32];
@@ -94,10 +97,10 @@ static enum mlo_status outcome(const json_t *run, struct mlo_error *err)
     long long id = (long long)mlo_json_i64(run, "id", 0);
     if (strcmp(state, "cancelled") == 0)
         return mlo_error_set(err, MLO_ECANCELLED, "run %lld was cancelled", id);
-    mlo_error_set(err, MLO_EJOB, "run %lld failed: %s", id, mlo_json_str(error, "message", "no reason is recorded"));
-    json_array_foreach (json_object_get(run, "expectations"), i, row)
-        if (!mlo_json_bool(row, "holds", true))
-            mlo_error_where(err, "expectation '%s'", mlo_json_str(row, "condition", ""));
+    mlo_error_set(err, MLO_EJOB, "run %lld failed: %s", id,
+                  mlo_json_str(error, "message", "no reason is recorded"));
+    json_array_foreach(json_object_get(run, "expectations"), i, row) if (!mlo_json_bool(row, "holds", true))
+        mlo_error_where(err, "expectation '%s'", mlo_json_str(row, "condition", ""));
     if (mlo_json_str(error, "where", NULL) && *mlo_json_str(error, "where", ""))
         mlo_error_where(err, "%s", mlo_json_str(error, "where", ""));
     if (mlo_json_str(error, "hint", NULL) && *mlo_json_str(error, "hint", ""))
@@ -107,8 +110,9 @@ static enum mlo_status outcome(const json_t *run, struct mlo_error *err)
 }
 
 /* One round of waiting: events after *after, applied. A server that is away for a while is waited for. */
-static enum mlo_status poll_events(struct mlo_client *client, struct watch *w, const char *project, int64_t id,
-                                   int64_t wait_ms, int64_t *after, bool *done, struct mlo_error *err)
+static enum mlo_status poll_events(struct mlo_client *client, struct watch *w, const char *project,
+                                   int64_t id, int64_t wait_ms, int64_t *after, bool *done,
+                                   struct mlo_error *err)
 {
     struct mlo_buf path = MLO_BUF_INIT;
     json_t *page = NULL, *event;
@@ -117,8 +121,7 @@ static enum mlo_status poll_events(struct mlo_client *client, struct watch *w, c
                     (long long)*after, (long long)wait_ms);
     enum mlo_status status = mlo_client_get(client, mlo_buf_str(&path), &page, err);
     if (status == MLO_OK) {
-        json_array_foreach (json_object_get(page, "items"), i, event)
-            apply_event(w, event);
+        json_array_foreach(json_object_get(page, "items"), i, event) apply_event(w, event);
         if (json_array_size(json_object_get(page, "items")) && shows(w) && w->live)
             draw(w);
         *after = mlo_json_i64(page, "next", *after);
@@ -129,8 +132,8 @@ static enum mlo_status poll_events(struct mlo_client *client, struct watch *w, c
     return status;
 }
 
-static enum mlo_status wait_for(struct mlo_client *client, struct mlo_cli *cli, const char *project, int64_t id,
-                                int64_t timeout_s, json_t **run, struct mlo_error *err)
+static enum mlo_status wait_for(struct mlo_client *client, struct mlo_cli *cli, const char *project,
+                                int64_t id, int64_t timeout_s, json_t **run, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct watch w = {.cli = cli, .live = cli->progress_mode == MLO_PROGRESS_AUTO && isatty(STDERR_FILENO)};
@@ -149,8 +152,8 @@ static enum mlo_status wait_for(struct mlo_client *client, struct mlo_cli *cli, 
     while (!done) {
         int64_t left_ms = timeout_s * 1000 - (int64_t)((mlo_clock_ns() - begin) / 1000000u);
         if (timeout_s && left_ms <= 0) {
-            status = mlo_error_set(err, MLO_ETIMEOUT, "run %lld is not done after %lld s; it goes on", (long long)id,
-                                   (long long)timeout_s);
+            status = mlo_error_set(err, MLO_ETIMEOUT, "run %lld is not done after %lld s; it goes on",
+                                   (long long)id, (long long)timeout_s);
             mlo_error_hint(err, "mlopt runs %lld", (long long)id);
             goto out;
         }
@@ -280,8 +283,8 @@ static enum mlo_status submit_run(struct mlo_cli *cli, struct mlo_error *err)
     int64_t id = mlo_json_i64(response.json, "id", 0);
     if (!mlo_cli_has(cli, "wait")) {
         MLO_TRY(cli->json ? mlo_cli_print_json(response.json, err)
-                          : mlo_cli_print(err, "run %lld  %s/%s@%lld  %s  %s\n", (long long)id, ref.project, ref.name,
-                                          (long long)mlo_json_i64(response.json, "version", 0),
+                          : mlo_cli_print(err, "run %lld  %s/%s@%lld  %s  %s\n", (long long)id, ref.project,
+                                          ref.name, (long long)mlo_json_i64(response.json, "version", 0),
                                           mlo_json_str(response.json, "recipe", ""),
                                           mlo_json_str(response.json, "state", "")));
         goto out;
@@ -309,7 +312,12 @@ static const struct mlo_cli_option options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_submit = {
-    .name = "submit", .group = "Runs", .run = submit_run, .options = options,
-    .positional = "PROJECT/MODEL[@V] --recipe FILE|NAME", .min_args = 1, .max_args = 1,
+    .name = "submit",
+    .group = "Runs",
+    .run = submit_run,
+    .options = options,
+    .positional = "PROJECT/MODEL[@V] --recipe FILE|NAME",
+    .min_args = 1,
+    .max_args = 1,
     .help = "run a recipe on a version",
 };

@@ -13,9 +13,9 @@
 struct mlo_cli;
 
 struct mlo_cli_option {
-    const char *name;           /* long name */
-    char letter;                /* or 0 */
-    const char *value;          /* what stands for its value in help; NULL: a switch */
+    const char *name;  /* long name */
+    char letter;       /* or 0 */
+    const char *value; /* what stands for its value in help; NULL: a switch */
     const char *help;
     const char *const *choices; /* NULL-terminated, or NULL */
     bool repeat;                /* may be given several times */
@@ -94,15 +94,17 @@ MLO_MUST_USE enum mlo_status mlo_cli_float(const struct mlo_cli *cli, const char
 MLO_MUST_USE enum mlo_status mlo_cli_required(const struct mlo_cli *cli, const char *name, const char **out,
                                               struct mlo_error *err);
 
-/* --- help ------------------------------------------------------------------------------------------------ */
+/* --- help ------------------------------------------------------------------------------------------------
+ */
 
-void mlo_cli_help(const struct mlo_cli *cli, struct mlo_buf *out);      /* of the program */
+void mlo_cli_help(const struct mlo_cli *cli, struct mlo_buf *out); /* of the program */
 void mlo_cli_help_verb(const struct mlo_cli_verb *verb, struct mlo_buf *out);
 void mlo_cli_completion(const struct mlo_cli *cli, struct mlo_buf *out); /* for bash */
 void mlo_cli_man(const struct mlo_cli *cli, struct mlo_buf *out);        /* troff */
 extern const struct mlo_cli_verb mlo_verb_help, mlo_verb_completion;
 
-/* --- output ------------------------------------------------------------------------------------------------ */
+/* --- output ------------------------------------------------------------------------------------------------
+ */
 
 /* A table for people: columns aligned, a header in bold on a terminal. */
 struct mlo_table {
@@ -152,7 +154,8 @@ void mlo_cli_progress_end(struct mlo_cli_progress *progress);
 MLO_MUST_USE enum mlo_status mlo_cli_confirm(const struct mlo_cli *cli, struct mlo_error *err,
                                              const char *fmt, ...) MLO_PRINTF(3, 4);
 
-/* --- files -------------------------------------------------------------------------------------------------- */
+/* --- files
+ * -------------------------------------------------------------------------------------------------- */
 
 /* Moves or copies a finished file to its place, atomically: `to` is whole or untouched. */
 MLO_MUST_USE enum mlo_status mlo_cli_install(const char *from, const char *to, struct mlo_error *err);
@@ -169,11 +172,12 @@ void mlo_cli_on_interrupt(const char *text);
 /* Starts the thread that ends the program tidily on SIGINT and SIGTERM, with exit code 130 or 143. */
 MLO_MUST_USE enum mlo_status mlo_cli_signals_start(struct mlo_error *err);
 
-/* --- configuration -------------------------------------------------------------------------------------------- */
+/* --- configuration
+ * -------------------------------------------------------------------------------------------- */
 
 /* Flag > MLOPT_<NAME> > ~/.config/mlopt/config > fallback. */
 struct mlo_config {
-    char *url, *token; /* owned; token NULL when there is none */
+    char *url, *token;                 /* owned; token NULL when there is none */
     const char *url_from, *token_from; /* "--url", "MLOPT_URL", "config file", "default" */
 };
 /* `flag_url` may be NULL. A config file that others can read and that holds a token is refused. */

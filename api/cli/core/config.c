@@ -22,7 +22,8 @@ static enum mlo_status set_text(char **slot, const char *text, size_t n, struct 
     return MLO_OK;
 }
 
-enum mlo_status mlo_config_parse(const char *text, const char *name, struct mlo_config *out, struct mlo_error *err)
+enum mlo_status mlo_config_parse(const char *text, const char *name, struct mlo_config *out,
+                                 struct mlo_error *err)
 {
     static const char *const keys[] = {"url", "token"};
     int line = 0;
@@ -80,7 +81,8 @@ enum mlo_status mlo_config_state_path(const char *name, char **out, struct mlo_e
     *out = NULL;
     char *path = home_path("XDG_STATE_HOME", ".local/state", name);
     if (!path)
-        return mlo_error_set(err, MLO_EUNAVAILABLE, "there is no home folder to remember things in (HOME is empty)");
+        return mlo_error_set(err, MLO_EUNAVAILABLE,
+                             "there is no home folder to remember things in (HOME is empty)");
     char *slash = strrchr(path, '/');
     *slash = '\0';
     enum mlo_status status = mlo_fs_mkdirs(path, err);

@@ -44,7 +44,8 @@ static enum mlo_status sync_path(const char *path, struct mlo_error *err)
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return mlo_error_errno(err, errno, "cannot open %s", path);
-    enum mlo_status status = fsync(fd) == 0 ? MLO_OK : mlo_error_errno(err, errno, "cannot write %s to disk", path);
+    enum mlo_status status =
+        fsync(fd) == 0 ? MLO_OK : mlo_error_errno(err, errno, "cannot write %s to disk", path);
     close(fd);
     return status;
 }

@@ -58,8 +58,9 @@ void mlo_cli_help(const struct mlo_cli *cli, struct mlo_buf *out)
         }
     }
     options_block("for every verb", mlo_cli_global_options(), out);
-    mlo_buf_puts(out, "\nmlopt VERB --help says more. Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 not "
-                      "allowed,\n5 gate or conflict, 6 job failed, 7 timed out, 130 interrupted.\n");
+    mlo_buf_puts(out,
+                 "\nmlopt VERB --help says more. Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 not "
+                 "allowed,\n5 gate or conflict, 6 job failed, 7 timed out, 130 interrupted.\n");
 }
 
 void mlo_cli_completion(const struct mlo_cli *cli, struct mlo_buf *out)
@@ -90,7 +91,8 @@ void mlo_cli_completion(const struct mlo_cli *cli, struct mlo_buf *out)
         const char *space = strchr(v->name, ' ');
         if (!space || (v->flags & MLO_CLI_HIDDEN))
             continue;
-        mlo_buf_printf(out, "    \" %.*s \") words+=\" %s\" ;;&\n", (int)(space - v->name), v->name, space + 1);
+        mlo_buf_printf(out, "    \" %.*s \") words+=\" %s\" ;;&\n", (int)(space - v->name), v->name,
+                       space + 1);
     }
     mlo_buf_puts(out, "    \" \") words=\"");
     const char *last = "";
@@ -173,11 +175,12 @@ void mlo_cli_man(const struct mlo_cli *cli, struct mlo_buf *out)
             man_options(v->options, out);
         }
     }
-    mlo_buf_puts(out, ".SH EXIT STATUS\n0 ok, 1 failed, 2 usage, 3 not found, 4 not allowed, 5 gate or conflict, "
-                      "6 job failed, 7 timed out, 130 interrupted.\n"
-                      ".SH ENVIRONMENT\n.TP\n.B MLOPT_URL\nthe server\n.TP\n.B MLOPT_TOKEN\nthe token; never an "
-                      "argument\n.TP\n.B NO_COLOR\nno escape codes\n"
-                      ".SH FILES\n~/.config/mlopt/config: url = …, token = … (mode 0600)\n");
+    mlo_buf_puts(out,
+                 ".SH EXIT STATUS\n0 ok, 1 failed, 2 usage, 3 not found, 4 not allowed, 5 gate or conflict, "
+                 "6 job failed, 7 timed out, 130 interrupted.\n"
+                 ".SH ENVIRONMENT\n.TP\n.B MLOPT_URL\nthe server\n.TP\n.B MLOPT_TOKEN\nthe token; never an "
+                 "argument\n.TP\n.B NO_COLOR\nno escape codes\n"
+                 ".SH FILES\n~/.config/mlopt/config: url = …, token = … (mode 0600)\n");
 }
 
 static enum mlo_status help_run(struct mlo_cli *cli, struct mlo_error *err)
@@ -223,10 +226,20 @@ static const struct mlo_cli_option help_options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_help = {
-    .name = "help", .group = "Other", .run = help_run, .options = help_options, .positional = "[VERB]",
-    .max_args = 2, .help = "help, of the program or of a verb",
+    .name = "help",
+    .group = "Other",
+    .run = help_run,
+    .options = help_options,
+    .positional = "[VERB]",
+    .max_args = 2,
+    .help = "help, of the program or of a verb",
 };
 const struct mlo_cli_verb mlo_verb_completion = {
-    .name = "completion", .group = "Other", .run = completion_run, .positional = "bash", .min_args = 1,
-    .max_args = 1, .help = "shell completion: source <(mlopt completion bash)",
+    .name = "completion",
+    .group = "Other",
+    .run = completion_run,
+    .positional = "bash",
+    .min_args = 1,
+    .max_args = 1,
+    .help = "shell completion: source <(mlopt completion bash)",
 };

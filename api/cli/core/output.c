@@ -63,7 +63,8 @@ char *mlo_cli_duration(double us, char out[32])
     return out;
 }
 
-/* --- tables ----------------------------------------------------------------------------------------------- */
+/* --- tables -----------------------------------------------------------------------------------------------
+ */
 
 enum { MAX_COLUMNS = 16 };
 
@@ -187,7 +188,8 @@ enum mlo_status mlo_table_print_take(struct mlo_table *t, struct mlo_error *err)
     return status;
 }
 
-/* --- progress and questions --------------------------------------------------------------------------------- */
+/* --- progress and questions
+ * --------------------------------------------------------------------------------- */
 
 void mlo_cli_progress_start(struct mlo_cli_progress *p, const struct mlo_cli *cli, const char *what)
 {
@@ -260,8 +262,8 @@ enum mlo_status mlo_cli_confirm(const struct mlo_cli *cli, struct mlo_error *err
     vsnprintf(question, sizeof question, fmt, args);
     va_end(args);
     if (cli->no_input || !isatty(STDIN_FILENO) || !isatty(STDERR_FILENO)) {
-        enum mlo_status status =
-            mlo_error_set(err, MLO_EUSAGE, "%s This needs an answer, and there is no terminal to ask on", question);
+        enum mlo_status status = mlo_error_set(
+            err, MLO_EUSAGE, "%s This needs an answer, and there is no terminal to ask on", question);
         mlo_error_hint(err, "add --yes");
         return status;
     }

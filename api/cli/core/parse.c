@@ -36,7 +36,8 @@ enum mlo_status mlo_cli_check(const struct mlo_cli_verb *const *verbs, size_t co
     for (size_t i = 0; i < count; i++) {
         const struct mlo_cli_verb *v = verbs[i];
         if (!v->name || !v->run || !v->help || !v->positional || !v->group)
-            return mlo_error_set(err, MLO_EINTERNAL, "verb %zu (%s) is not complete", i, v->name ? v->name : "?");
+            return mlo_error_set(err, MLO_EINTERNAL, "verb %zu (%s) is not complete", i,
+                                 v->name ? v->name : "?");
         if (v->max_args >= 0 && v->max_args < v->min_args)
             return mlo_error_set(err, MLO_EINTERNAL, "verb %s wants at least %d and at most %d arguments",
                                  v->name, v->min_args, v->max_args);
@@ -55,7 +56,8 @@ enum mlo_status mlo_cli_check(const struct mlo_cli_verb *const *verbs, size_t co
     return MLO_OK;
 }
 
-/* --- getopt_long, twice: the options before the verb, then all of them ------------------------------------ */
+/* --- getopt_long, twice: the options before the verb, then all of them ------------------------------------
+ */
 
 enum { FIRST_LONG = 256 };
 
@@ -73,8 +75,8 @@ static void tables_clear(struct getopt_tables *t)
     free(t->shorts);
 }
 
-static enum mlo_status tables_build(struct getopt_tables *t, const struct mlo_cli_option *more, const char *first,
-                                    struct mlo_error *err)
+static enum mlo_status tables_build(struct getopt_tables *t, const struct mlo_cli_option *more,
+                                    const char *first, struct mlo_error *err)
 {
     const struct mlo_cli_option *sets[] = {global_options, more};
     size_t n = 0, letters = strlen(first);
@@ -118,8 +120,8 @@ static void verb_hint(const struct mlo_cli *cli, struct mlo_error *err)
     mlo_error_hint(err, cli->verb ? "mlopt %s --help" : "mlopt --help%s", cli->verb ? cli->verb->name : "");
 }
 
-static enum mlo_status unknown_option(const struct mlo_cli *cli, const struct getopt_tables *t, const char *word,
-                                      struct mlo_error *err)
+static enum mlo_status unknown_option(const struct mlo_cli *cli, const struct getopt_tables *t,
+                                      const char *word, struct mlo_error *err)
 {
     mlo_error_set(err, MLO_EUSAGE, "unknown option %s", word);
     if (mlo_str_starts(word, "--")) {
@@ -155,7 +157,8 @@ static enum mlo_status check_choice(const struct mlo_cli_option *o, const char *
         }
         mlo_buf_printf(&list, "%s%s", n ? ", " : "", o->choices[n]);
     }
-    mlo_error_set(err, MLO_EUSAGE, "--%s cannot be '%s': it is one of %s", o->name, value, mlo_buf_str(&list));
+    mlo_error_set(err, MLO_EUSAGE, "--%s cannot be '%s': it is one of %s", o->name, value,
+                  mlo_buf_str(&list));
     const char *near = mlo_suggest(value, o->choices, n);
     if (near)
         mlo_error_hint(err, "did you mean --%s %s?", o->name, near);
@@ -187,8 +190,8 @@ static bool is_global(const struct mlo_cli_option *o)
 }
 
 /* One pass of getopt over argv; the positional words are then at argv[optind …]. */
-static enum mlo_status parse_pass(struct mlo_cli *cli, const struct mlo_cli_option *options, const char *first,
-                                  int argc, char **argv, struct mlo_error *err)
+static enum mlo_status parse_pass(struct mlo_cli *cli, const struct mlo_cli_option *options,
+                                  const char *first, int argc, char **argv, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct getopt_tables t = {0};
@@ -287,8 +290,8 @@ static enum mlo_status unknown_verb(const struct mlo_cli *cli, char **words, int
     return MLO_EUSAGE;
 }
 
-enum mlo_status mlo_cli_parse(struct mlo_cli *cli, const struct mlo_cli_verb *const *verbs, size_t count, int argc,
-                              char **argv, struct mlo_error *err)
+enum mlo_status mlo_cli_parse(struct mlo_cli *cli, const struct mlo_cli_verb *const *verbs, size_t count,
+                              int argc, char **argv, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     memset(cli, 0, sizeof *cli);
@@ -320,7 +323,8 @@ enum mlo_status mlo_cli_parse(struct mlo_cli *cli, const struct mlo_cli_verb *co
                                cli->verb->positional);
         verb_hint(cli, err);
     } else if (cli->verb->max_args >= 0 && cli->arg_count > cli->verb->max_args) {
-        status = mlo_error_set(err, MLO_EUSAGE, "one argument too many: '%s'", cli->args[cli->verb->max_args]);
+        status =
+            mlo_error_set(err, MLO_EUSAGE, "one argument too many: '%s'", cli->args[cli->verb->max_args]);
         verb_hint(cli, err);
     }
 out:
@@ -360,13 +364,14 @@ enum mlo_status mlo_cli_required(const struct mlo_cli *cli, const char *name, co
     if (*out)
         return MLO_OK;
     const struct mlo_cli_option *o = find_option(cli->verb->options, name);
-    enum mlo_status status = mlo_error_set(err, MLO_EUSAGE, "--%s %s is required", name, o->value ? o->value : "");
+    enum mlo_status status =
+        mlo_error_set(err, MLO_EUSAGE, "--%s %s is required", name, o->value ? o->value : "");
     verb_hint(cli, err);
     return status;
 }
 
-enum mlo_status mlo_cli_int(const struct mlo_cli *cli, const char *name, int64_t fallback, int64_t min, int64_t max,
-                            int64_t *out, struct mlo_error *err)
+enum mlo_status mlo_cli_int(const struct mlo_cli *cli, const char *name, int64_t fallback, int64_t min,
+                            int64_t max, int64_t *out, struct mlo_error *err)
 {
     const char *text = mlo_cli_opt(cli, name);
     *out = fallback;
@@ -380,8 +385,8 @@ enum mlo_status mlo_cli_int(const struct mlo_cli *cli, const char *name, int64_t
     return MLO_OK;
 }
 
-enum mlo_status mlo_cli_float(const struct mlo_cli *cli, const char *name, double fallback, double min, double max,
-                              double *out, struct mlo_error *err)
+enum mlo_status mlo_cli_float(const struct mlo_cli *cli, const char *name, double fallback, double min,
+                              double max, double *out, struct mlo_error *err)
 {
     const char *text = mlo_cli_opt(cli, name);
     *out = fallback;

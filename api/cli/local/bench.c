@@ -5,13 +5,14 @@
 
 static json_t *side_json(const struct mlo_bench_side *s)
 {
-    return json_pack("{s:s,s:o,s:o,s:o,s:f,s:I,s:O?}", "path", s->path, "p50_us", mlo_local_estimate_json(&s->p50_us),
-                     "p90_us", mlo_local_estimate_json(&s->p90_us), "p99_us", mlo_local_estimate_json(&s->p99_us),
-                     "throughput", s->throughput, "peak_rss_bytes", (json_int_t)s->peak_rss_bytes, "samples_us",
-                     s->samples);
+    return json_pack("{s:s,s:o,s:o,s:o,s:f,s:I,s:O?}", "path", s->path, "p50_us",
+                     mlo_local_estimate_json(&s->p50_us), "p90_us", mlo_local_estimate_json(&s->p90_us),
+                     "p99_us", mlo_local_estimate_json(&s->p99_us), "throughput", s->throughput,
+                     "peak_rss_bytes", (json_int_t)s->peak_rss_bytes, "samples_us", s->samples);
 }
 
-static void side_row(struct mlo_table *table, const struct mlo_bench_side *s, const struct mlo_estimate *ratio)
+static void side_row(struct mlo_table *table, const struct mlo_bench_side *s,
+                     const struct mlo_estimate *ratio)
 {
     char p50[32], low[32], high[32], p99[32], rate[32], rss[32], range[80], text[96] = "";
     snprintf(range, sizeof range, "[%s, %s]", mlo_cli_duration(s->p50_us.low, low),
@@ -23,7 +24,8 @@ static void side_row(struct mlo_table *table, const struct mlo_bench_side *s, co
                   mlo_cli_duration(s->p99_us.value, p99), rate, mlo_str_size(s->peak_rss_bytes, rss), text);
 }
 
-static enum mlo_status bench_options(const struct mlo_cli *cli, struct mlo_bench_options *out, struct mlo_error *err)
+static enum mlo_status bench_options(const struct mlo_cli *cli, struct mlo_bench_options *out,
+                                     struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_run_options run;
@@ -45,10 +47,10 @@ static enum mlo_status print_result(const struct mlo_cli *cli, const struct mlo_
 {
     enum mlo_status status = MLO_OK;
     if (cli->json) {
-        json_t *all = json_pack("{s:s,s:s,s:I,s:i,s:i,s:f,s:O?,s:o}", "protocol", MLO_BENCH_PROTOCOL, "engine",
-                                o->engine->version(), "batch", (json_int_t)o->batch, "threads", (int)o->threads,
-                                "rounds", o->rounds, "seconds", o->seconds, "machine", r->machine, "a",
-                                side_json(&r->a));
+        json_t *all = json_pack("{s:s,s:s,s:I,s:i,s:i,s:f,s:O?,s:o}", "protocol", MLO_BENCH_PROTOCOL,
+                                "engine", o->engine->version(), "batch", (json_int_t)o->batch, "threads",
+                                (int)o->threads, "rounds", o->rounds, "seconds", o->seconds, "machine",
+                                r->machine, "a", side_json(&r->a));
         if (two) {
             json_object_set_new(all, "b", side_json(&r->b));
             json_object_set_new(all, "ratio_p50", mlo_local_estimate_json(&r->ratio_p50));
@@ -87,7 +89,8 @@ static enum mlo_status bench_run(struct mlo_cli *cli, struct mlo_error *err)
         model = NULL;
     }
     mlo_cli_progress_start(&progress, cli, "bench");
-    status = mlo_bench(cli->args[0], two ? cli->args[1] : NULL, &options, &result, mlo_cli_progress, &progress, err);
+    status = mlo_bench(cli->args[0], two ? cli->args[1] : NULL, &options, &result, mlo_cli_progress,
+                       &progress, err);
     mlo_cli_progress_end(&progress);
     if (status != MLO_OK)
         goto out;
@@ -106,12 +109,18 @@ static const struct mlo_cli_option bench_options_table[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_bench = {
-    .name = "bench", .group = "Local (no server needed)", .run = bench_run, .options = bench_options_table,
-    .positional = "A.onnx [B.onnx]", .min_args = 1, .max_args = 2,
+    .name = "bench",
+    .group = "Local (no server needed)",
+    .run = bench_run,
+    .options = bench_options_table,
+    .positional = "A.onnx [B.onnx]",
+    .min_args = 1,
+    .max_args = 2,
     .help = "measure latency, of one model or of two in turn",
 };
 
-/* --- what the program calls itself with ----------------------------------------------------------------------- */
+/* --- what the program calls itself with
+ * ----------------------------------------------------------------------- */
 
 static enum mlo_status bench_child_run(struct mlo_cli *cli, struct mlo_error *err)
 {
@@ -124,8 +133,14 @@ out:
 }
 
 const struct mlo_cli_verb mlo_verb_bench_child = {
-    .name = "bench-child", .group = "Hidden", .run = bench_child_run, .options = bench_options_table,
-    .positional = "MODEL.onnx", .min_args = 1, .max_args = 1, .flags = MLO_CLI_HIDDEN | MLO_CLI_OWN_SIGNALS,
+    .name = "bench-child",
+    .group = "Hidden",
+    .run = bench_child_run,
+    .options = bench_options_table,
+    .positional = "MODEL.onnx",
+    .min_args = 1,
+    .max_args = 1,
+    .flags = MLO_CLI_HIDDEN | MLO_CLI_OWN_SIGNALS,
     .help = "one side of a benchmark: prints one JSON object",
 };
 
@@ -141,7 +156,13 @@ static const struct mlo_cli_option step_options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_step_exec = {
-    .name = "step-exec", .group = "Hidden", .run = step_exec_run, .options = step_options, .positional = "DIR",
-    .min_args = 1, .max_args = 1, .flags = MLO_CLI_HIDDEN | MLO_CLI_OWN_SIGNALS,
+    .name = "step-exec",
+    .group = "Hidden",
+    .run = step_exec_run,
+    .options = step_options,
+    .positional = "DIR",
+    .min_args = 1,
+    .max_args = 1,
+    .flags = MLO_CLI_HIDDEN | MLO_CLI_OWN_SIGNALS,
     .help = "runs the step described in DIR/job.json",
 };

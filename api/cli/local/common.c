@@ -39,7 +39,8 @@ out:
     return status;
 }
 
-enum mlo_status mlo_local_engine(const struct mlo_cli *cli, struct mlo_run_options *out, struct mlo_error *err)
+enum mlo_status mlo_local_engine(const struct mlo_cli *cli, struct mlo_run_options *out,
+                                 struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const char *name = mlo_cli_opt(cli, "engine");
@@ -53,7 +54,8 @@ out:
     return status;
 }
 
-enum mlo_status mlo_local_recipe_text(const char *name, struct mlo_buf *text, bool *builtin, struct mlo_error *err)
+enum mlo_status mlo_local_recipe_text(const char *name, struct mlo_buf *text, bool *builtin,
+                                      struct mlo_error *err)
 {
     size_t size = 0, count = 0;
     const char *known = mlo_recipe_builtin(name, &size);
@@ -81,7 +83,8 @@ enum mlo_status mlo_local_recipe_text(const char *name, struct mlo_buf *text, bo
 
 json_t *mlo_local_estimate_json(const struct mlo_estimate *e)
 {
-    return json_pack("{s:f,s:f,s:f,s:I}", "value", e->value, "low", e->low, "high", e->high, "n", (json_int_t)e->n);
+    return json_pack("{s:f,s:f,s:f,s:I}", "value", e->value, "low", e->low, "high", e->high, "n",
+                     (json_int_t)e->n);
 }
 
 enum mlo_status mlo_local_file_json(const char *path, json_t **out, struct mlo_error *err)
@@ -97,7 +100,8 @@ enum mlo_status mlo_local_file_json(const char *path, json_t **out, struct mlo_e
     return *out ? MLO_OK : mlo_error_nomem(err);
 }
 
-/* --- deviation ---------------------------------------------------------------------------------------------- */
+/* --- deviation
+ * ---------------------------------------------------------------------------------------------- */
 
 /* SplitMix64 (Steele, Lea, Flood 2014): the same inputs everywhere. */
 static uint64_t next_random(uint64_t *state)
@@ -127,13 +131,15 @@ static void fill(struct mlo_tensor *t, uint64_t *state)
     const struct mlo_dtype_info *info = mlo_dtype_info(t->dtype);
     size_t count = mlo_tensor_count(t);
     for (size_t i = 0; i < count; i++)
-        mlo_tensor_set_f64(t, i, info && info->is_float ? near_normal(state)
-                                 : t->dtype == MLO_UINT8 ? floor(256 * uniform(state))
-                                                         : floor(2 * uniform(state)));
+        mlo_tensor_set_f64(t, i,
+                           info && info->is_float  ? near_normal(state)
+                           : t->dtype == MLO_UINT8 ? floor(256 * uniform(state))
+                                                   : floor(2 * uniform(state)));
 }
 
 /* A copy with batch 1 and every other free dim 1, so that it can be compiled. */
-static enum mlo_status fixed_copy(const struct mlo_model *model, struct mlo_model **out, struct mlo_error *err)
+static enum mlo_status fixed_copy(const struct mlo_model *model, struct mlo_model **out,
+                                  struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_binding bindings[32];
@@ -167,7 +173,8 @@ static enum mlo_status side_open(struct side *s, const struct mlo_model *model,
                                  const struct mlo_run_options *options, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    const struct mlo_compile_options compile = {.threads = options->threads, .numerics = MLO_NUMERICS_INVARIANT};
+    const struct mlo_compile_options compile = {.threads = options->threads,
+                                                .numerics = MLO_NUMERICS_INVARIANT};
     MLO_TRY(fixed_copy(model, &s->model, err));
     s->outputs = calloc((size_t)s->model->graph->output_count + 1, sizeof *s->outputs);
     if (!s->outputs) {
@@ -220,8 +227,8 @@ static enum mlo_status compare(const struct side *a, const struct side *b, struc
 }
 
 enum mlo_status mlo_local_deviation(const struct mlo_model *a, const struct mlo_model *b,
-                                    const struct mlo_run_options *options, int samples, struct mlo_deviation *out,
-                                    struct mlo_error *err)
+                                    const struct mlo_run_options *options, int samples,
+                                    struct mlo_deviation *out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct side sides[2] = {0};

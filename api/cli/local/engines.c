@@ -34,8 +34,8 @@ static enum mlo_status engines_run(struct mlo_cli *cli, struct mlo_error *err)
         MLO_TRY(mlo_cli_print_json(all, err));
     } else {
         MLO_TRY(mlo_table_print_take(&table, err));
-        MLO_TRY(mlo_cli_print(err, "machine class %s; satisfies %s; %u CPUs\n", class_name, mlo_buf_str(&words),
-                              mlo_cpu_count()));
+        MLO_TRY(mlo_cli_print(err, "machine class %s; satisfies %s; %u CPUs\n", class_name,
+                              mlo_buf_str(&words), mlo_cpu_count()));
     }
 out:
     mlo_table_clear(&table);
@@ -48,6 +48,9 @@ out:
 }
 
 const struct mlo_cli_verb mlo_verb_engines = {
-    .name = "engines", .group = "Local (no server needed)", .run = engines_run, .positional = "",
+    .name = "engines",
+    .group = "Local (no server needed)",
+    .run = engines_run,
+    .positional = "",
     .help = "which engines run here, and which targets this machine satisfies",
 };

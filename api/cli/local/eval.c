@@ -34,8 +34,8 @@ static enum mlo_status side_run(const struct mlo_cli *cli, struct side *s, struc
 }
 
 /* --metric, which may be repeated or a list with commas. */
-static enum mlo_status find_metrics(const struct mlo_cli *cli, const struct mlo_metric **metrics, size_t *count,
-                                    struct mlo_error *err)
+static enum mlo_status find_metrics(const struct mlo_cli *cli, const struct mlo_metric **metrics,
+                                    size_t *count, struct mlo_error *err)
 {
     const char *text;
     *count = 0;
@@ -145,8 +145,9 @@ static enum mlo_status print_result(const struct mlo_cli *cli, const struct eval
         json_t *metrics = json_array();
         for (size_t i = 0; i < count; i++)
             json_array_append_new(metrics, evaluation_json(&list[i]));
-        json_t *all = json_pack("{s:s,s:s?,s:s,s:s,s:I,s:o}", "model", a->path, "against", b->path, "engine", engine,
-                                "protocol", MLO_EVAL_PROTOCOL, "samples", (json_int_t)n, "metrics", metrics);
+        json_t *all =
+            json_pack("{s:s,s:s?,s:s,s:s,s:I,s:o}", "model", a->path, "against", b->path, "engine", engine,
+                      "protocol", MLO_EVAL_PROTOCOL, "samples", (json_int_t)n, "metrics", metrics);
         enum mlo_status status = mlo_cli_print_json(all, err);
         json_decref(all);
         return status;
@@ -203,7 +204,8 @@ static enum mlo_status eval_run(struct mlo_cli *cli, struct mlo_error *err)
         list[i].metric = metrics[i];
         MLO_TRY(evaluate(&list[i], &a, &b, (int)output, dataset, err));
     }
-    MLO_TRY(print_result(cli, list, count, &a, &b, options.engine->version(), mlo_dataset_count(dataset), err));
+    MLO_TRY(
+        print_result(cli, list, count, &a, &b, options.engine->version(), mlo_dataset_count(dataset), err));
 out:
     side_close(&a);
     side_close(&b);
@@ -224,7 +226,12 @@ static const struct mlo_cli_option options_table[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_eval = {
-    .name = "eval", .group = "Local (no server needed)", .run = eval_run, .options = options_table,
-    .positional = "MODEL.onnx --data EVAL.npz --metric top1", .min_args = 1, .max_args = 1,
+    .name = "eval",
+    .group = "Local (no server needed)",
+    .run = eval_run,
+    .options = options_table,
+    .positional = "MODEL.onnx --data EVAL.npz --metric top1",
+    .min_args = 1,
+    .max_args = 1,
     .help = "measure a model's accuracy, with its interval",
 };

@@ -36,7 +36,8 @@ static uint64_t macs_of(const struct mlo_model *model)
     struct mlo_model *copy = NULL;
     uint64_t macs = 0;
     struct mlo_error ignored = {0};
-    if (mlo_model_clone(model, &copy, &ignored) == MLO_OK && mlo_graph_bind_batch(copy->graph, 1, &ignored) == MLO_OK)
+    if (mlo_model_clone(model, &copy, &ignored) == MLO_OK &&
+        mlo_graph_bind_batch(copy->graph, 1, &ignored) == MLO_OK)
         for (int i = 0; i < copy->graph->node_count; i++)
             macs += copy->graph->nodes[i]->op ? mlo_node_macs(copy->graph->nodes[i]) : 0;
     mlo_model_free(copy);
@@ -79,15 +80,16 @@ static enum mlo_status print_text(const json_t *d, struct mlo_error *err)
     size_t i;
     const json_t *file = json_object_get(d, "file");
     mlo_buf_printf(&out, "%s  %s  %s\n", mlo_json_str(file, "path", ""),
-                   mlo_str_size((uint64_t)mlo_json_i64(file, "size", 0), size), mlo_json_str(file, "digest", ""));
+                   mlo_str_size((uint64_t)mlo_json_i64(file, "size", 0), size),
+                   mlo_json_str(file, "digest", ""));
     mlo_buf_printf(&out, "producer    %s %s, IR version %lld\nopsets     ", mlo_json_str(d, "producer", "-"),
                    mlo_json_str(d, "producer_version", ""), (long long)mlo_json_i64(d, "ir_version", 0));
-    json_object_foreach (json_object_get(d, "opsets"), key, value)
+    json_object_foreach(json_object_get(d, "opsets"), key, value)
         mlo_buf_printf(&out, " %s %lld", key, (long long)json_integer_value(value));
     mlo_buf_putc(&out, '\n');
     static const char *const ports[] = {"inputs", "outputs"};
     for (int p = 0; p < 2; p++)
-        json_array_foreach (json_object_get(d, ports[p]), i, value)
+        json_array_foreach(json_object_get(d, ports[p]), i, value)
             mlo_buf_printf(&out, "%-11s %s  %s\n", i ? "" : ports[p], mlo_json_str(value, "name", ""),
                            mlo_json_str(value, "type", ""));
     mlo_buf_printf(&out, "weights     %lld in %s\n", (long long)mlo_json_i64(d, "parameters", 0),
@@ -95,7 +97,7 @@ static enum mlo_status print_text(const json_t *d, struct mlo_error *err)
     if (mlo_json_i64(d, "macs", 0))
         mlo_buf_printf(&out, "multiply-adds %lld for one sample\n", (long long)mlo_json_i64(d, "macs", 0));
     mlo_buf_printf(&out, "nodes       %lld:", (long long)mlo_json_i64(d, "nodes", 0));
-    json_object_foreach (json_object_get(d, "ops"), key, value)
+    json_object_foreach(json_object_get(d, "ops"), key, value)
         mlo_buf_printf(&out, " %s %lld", key, (long long)json_integer_value(value));
     mlo_buf_putc(&out, '\n');
     enum mlo_status status = mlo_cli_print(err, "%s", mlo_buf_str(&out));
@@ -142,7 +144,12 @@ static const struct mlo_cli_option options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_inspect = {
-    .name = "inspect", .group = "Local (no server needed)", .run = inspect_run, .options = options,
-    .positional = "MODEL.onnx", .min_args = 1, .max_args = 1,
+    .name = "inspect",
+    .group = "Local (no server needed)",
+    .run = inspect_run,
+    .options = options,
+    .positional = "MODEL.onnx",
+    .min_args = 1,
+    .max_args = 1,
     .help = "what a model file holds: inputs, outputs, ops, weights, cost",
 };

@@ -9,14 +9,34 @@ extern const struct mlo_cli_verb mlo_verb_inspect, mlo_verb_run, mlo_verb_optimi
     mlo_verb_eval, mlo_verb_bench, mlo_verb_engines, mlo_verb_step_exec, mlo_verb_bench_child;
 
 /* Rows of option tables that several verbs have. */
-#define MLO_OPTION_ENGINE {"engine", 0, "NAME", "reference or cpu (cpu)"}
-#define MLO_OPTION_THREADS {"threads", 0, "N", "threads of the engine (1)"}
-#define MLO_OPTION_DATA {"data", 0, "FILE", "npz, dataset.json, or IDX pair images.gz,labels.gz"}
-#define MLO_OPTION_LIMIT {"limit", 0, "N", "only the first N samples"}
-#define MLO_OPTION_MAP {"map", 0, "INPUT=ARRAY", "which array feeds which input", NULL, true}
+#define MLO_OPTION_ENGINE                                                                                    \
+    {                                                                                                        \
+        "engine", 0, "NAME", "reference or cpu (cpu)"                                                        \
+    }
+#define MLO_OPTION_THREADS                                                                                   \
+    {                                                                                                        \
+        "threads", 0, "N", "threads of the engine (1)"                                                       \
+    }
+#define MLO_OPTION_DATA                                                                                      \
+    {                                                                                                        \
+        "data", 0, "FILE", "npz, dataset.json, or IDX pair images.gz,labels.gz"                              \
+    }
+#define MLO_OPTION_LIMIT                                                                                     \
+    {                                                                                                        \
+        "limit", 0, "N", "only the first N samples"                                                          \
+    }
+#define MLO_OPTION_MAP                                                                                       \
+    {                                                                                                        \
+        "map", 0, "INPUT=ARRAY", "which array feeds which input", NULL, true                                 \
+    }
 #define MLO_OPTION_NORMALIZE                                                                                 \
-    {"normalize", 0, "SPEC", "of uint8 data: scale=1/255,mean=0.49:0.48:0.45,std=0.25:0.24:0.26"}
-#define MLO_OPTION_OUT {"out", 0, "FILE", "where the result is written"}
+    {                                                                                                        \
+        "normalize", 0, "SPEC", "of uint8 data: scale=1/255,mean=0.49:0.48:0.45,std=0.25:0.24:0.26"          \
+    }
+#define MLO_OPTION_OUT                                                                                       \
+    {                                                                                                        \
+        "out", 0, "FILE", "where the result is written"                                                      \
+    }
 
 /* Loads a model all of whose ops are known. */
 MLO_MUST_USE enum mlo_status mlo_local_model(const char *path, struct mlo_model **out, struct mlo_error *err);

@@ -4,14 +4,16 @@
 
 static enum mlo_status print_result(const struct mlo_cli *cli, const json_t *before, const json_t *after,
                                     const struct mlo_model *from, const struct mlo_model *to,
-                                    const json_t *passes, const struct mlo_deviation *d, struct mlo_error *err)
+                                    const json_t *passes, const struct mlo_deviation *d,
+                                    struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     if (cli->json) {
-        json_t *all = json_pack("{s:O,s:O,s:{s:i,s:i},s:O,s:{s:f,s:f,s:f,s:i,s:b}}", "source", before, "result",
-                                after, "nodes", "before", from->graph->node_count, "after", to->graph->node_count,
-                                "passes", passes, "deviation", "max_abs", d->max_abs, "max_rel", d->max_rel,
-                                "cosine", d->cosine, "samples", d->samples, "finite", d->finite);
+        json_t *all =
+            json_pack("{s:O,s:O,s:{s:i,s:i},s:O,s:{s:f,s:f,s:f,s:i,s:b}}", "source", before, "result", after,
+                      "nodes", "before", from->graph->node_count, "after", to->graph->node_count, "passes",
+                      passes, "deviation", "max_abs", d->max_abs, "max_rel", d->max_rel, "cosine", d->cosine,
+                      "samples", d->samples, "finite", d->finite);
         status = mlo_cli_print_json(all, err);
         json_decref(all);
         return status;
@@ -20,7 +22,8 @@ static enum mlo_status print_result(const struct mlo_cli *cli, const json_t *bef
     size_t i;
     json_t *row;
     mlo_table_init(&table, "pass|changes>|time>");
-    json_array_foreach (passes, i, row) {
+    json_array_foreach(passes, i, row)
+    {
         char changes[24], time[32];
         snprintf(changes, sizeof changes, "%lld", (long long)mlo_json_i64(row, "changes", 0));
         mlo_table_row(&table, mlo_json_str(row, "pass", ""), changes,
@@ -28,7 +31,8 @@ static enum mlo_status print_result(const struct mlo_cli *cli, const json_t *bef
     }
     MLO_TRY(mlo_table_print_take(&table, err));
     char size_before[32], size_after[32];
-    MLO_TRY(mlo_cli_print(err, "nodes %d -> %d, size %s -> %s\n", from->graph->node_count, to->graph->node_count,
+    MLO_TRY(mlo_cli_print(err, "nodes %d -> %d, size %s -> %s\n", from->graph->node_count,
+                          to->graph->node_count,
                           mlo_str_size((uint64_t)mlo_json_i64(before, "size", 0), size_before),
                           mlo_str_size((uint64_t)mlo_json_i64(after, "size", 0), size_after)));
     MLO_TRY(mlo_cli_print(err,
@@ -66,8 +70,10 @@ static enum mlo_status optimize_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_passes_run(to, requests, count, &driver, err));
     MLO_TRY(mlo_local_deviation(from, to, &options, (int)samples, &deviation, err));
     if (!deviation.finite) {
-        status = mlo_error_set(err, MLO_EINTERNAL, "the optimized model gives infinities or NaN where %s does not; "
-                                                   "nothing was written", cli->args[0]);
+        status = mlo_error_set(err, MLO_EINTERNAL,
+                               "the optimized model gives infinities or NaN where %s does not; "
+                               "nothing was written",
+                               cli->args[0]);
         goto out;
     }
     MLO_TRY(mlo_onnx_save(to, out, err));
@@ -90,7 +96,12 @@ static const struct mlo_cli_option options_table[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_optimize = {
-    .name = "optimize", .group = "Local (no server needed)", .run = optimize_run, .options = options_table,
-    .positional = "MODEL.onnx --out O.onnx", .min_args = 1, .max_args = 1,
+    .name = "optimize",
+    .group = "Local (no server needed)",
+    .run = optimize_run,
+    .options = options_table,
+    .positional = "MODEL.onnx --out O.onnx",
+    .min_args = 1,
+    .max_args = 1,
     .help = "fold and fuse; needs no data, and reports how far the outputs moved",
 };

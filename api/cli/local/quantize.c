@@ -24,7 +24,8 @@ static enum mlo_status dataset_path(const struct mlo_cli *cli, const struct mlo_
         if (model->graph->inputs[i]->constant)
             continue;
         if (count == (int)MLO_COUNT(inputs))
-            return mlo_error_set(err, MLO_EUNSUPPORTED, "the model has more than %zu inputs", MLO_COUNT(inputs));
+            return mlo_error_set(err, MLO_EUNSUPPORTED, "the model has more than %zu inputs",
+                                 MLO_COUNT(inputs));
         arrays[count] = (struct mlo_npz_array){model->graph->inputs[i]->name, &inputs[count]};
         count++;
     }
@@ -126,9 +127,9 @@ static enum mlo_status run_step(struct job *job, size_t index, struct mlo_error 
     free(job->artifact);
     job->artifact = result.artifact_path;
     result.artifact_path = NULL;
-    json_array_append_new(job->steps,
-                          json_pack("{s:s,s:O,s:O?,s:f}", "step", row->name, "options", row->options, "report",
-                                    result.report, "seconds", (double)(mlo_clock_ns() - begin) * 1e-9));
+    json_array_append_new(job->steps, json_pack("{s:s,s:O,s:O?,s:f}", "step", row->name, "options",
+                                                row->options, "report", result.report, "seconds",
+                                                (double)(mlo_clock_ns() - begin) * 1e-9));
 out:
     mlo_step_result_clear(&result);
     free(dir);
@@ -140,8 +141,8 @@ static enum mlo_status print_result(const struct job *job, const json_t *before,
 {
     enum mlo_status status = MLO_OK;
     if (job->cli->json) {
-        json_t *all = json_pack("{s:s,s:O,s:O,s:O}", "recipe", job->recipe->name, "source", before, "result", after,
-                                "steps", job->steps);
+        json_t *all = json_pack("{s:s,s:O,s:O,s:O}", "recipe", job->recipe->name, "source", before, "result",
+                                after, "steps", job->steps);
         status = mlo_cli_print_json(all, err);
         json_decref(all);
         return status;
@@ -150,22 +151,24 @@ static enum mlo_status print_result(const struct job *job, const json_t *before,
     size_t i;
     json_t *row;
     mlo_table_init(&table, "step|time>|changes by pass");
-    json_array_foreach (job->steps, i, row) {
+    json_array_foreach(job->steps, i, row)
+    {
         char time[32];
         struct mlo_buf notes = MLO_BUF_INIT;
         json_t *pass;
         size_t k;
-        json_array_foreach (json_object_get(json_object_get(row, "report"), "passes"), k, pass)
-            if (mlo_json_i64(pass, "changes", 0))
-                mlo_buf_printf(&notes, "%s%s %lld", notes.len ? ", " : "", mlo_json_str(pass, "pass", ""),
-                               (long long)mlo_json_i64(pass, "changes", 0));
+        json_array_foreach(json_object_get(json_object_get(row, "report"), "passes"), k,
+                           pass) if (mlo_json_i64(pass, "changes", 0))
+            mlo_buf_printf(&notes, "%s%s %lld", notes.len ? ", " : "", mlo_json_str(pass, "pass", ""),
+                           (long long)mlo_json_i64(pass, "changes", 0));
         mlo_table_row(&table, mlo_json_str(row, "step", ""),
                       mlo_cli_duration(mlo_json_f64(row, "seconds", 0) * 1e6, time), mlo_buf_str(&notes));
         mlo_buf_clear(&notes);
     }
     MLO_TRY(mlo_table_print_take(&table, err));
     char from[32], to[32];
-    double size_before = (double)mlo_json_i64(before, "size", 1), size_after = (double)mlo_json_i64(after, "size", 0);
+    double size_before = (double)mlo_json_i64(before, "size", 1),
+           size_after = (double)mlo_json_i64(after, "size", 0);
     MLO_TRY(mlo_cli_print(err, "size %s -> %s (%.2f)\n%s  %s\n", mlo_str_size((uint64_t)size_before, from),
                           mlo_str_size((uint64_t)size_after, to), size_after / size_before,
                           mlo_json_str(after, "path", ""), mlo_json_str(after, "digest", "")));
@@ -232,8 +235,13 @@ static const struct mlo_cli_option options_table[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_quantize = {
-    .name = "quantize", .group = "Local (no server needed)", .run = quantize_run, .options = options_table,
-    .positional = "MODEL.onnx --data CALIB.npz --recipe int8-cpu --out Q.onnx", .min_args = 1, .max_args = 1,
+    .name = "quantize",
+    .group = "Local (no server needed)",
+    .run = quantize_run,
+    .options = options_table,
+    .positional = "MODEL.onnx --data CALIB.npz --recipe int8-cpu --out Q.onnx",
+    .min_args = 1,
+    .max_args = 1,
     .help = "run a recipe's deriving steps on a model",
     .detail = "  mlopt quantize m.onnx --data calib.npz --recipe int8-cpu \\\n"
               "      --set quantize.calibrator=percentile --out m-int8.onnx\n",

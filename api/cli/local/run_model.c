@@ -87,7 +87,12 @@ static const struct mlo_cli_option options_table[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_run = {
-    .name = "run", .group = "Local (no server needed)", .run = run_run, .options = options_table,
-    .positional = "MODEL.onnx --data D.npz --out OUT.npz", .min_args = 1, .max_args = 1,
+    .name = "run",
+    .group = "Local (no server needed)",
+    .run = run_run,
+    .options = options_table,
+    .positional = "MODEL.onnx --data D.npz --out OUT.npz",
+    .min_args = 1,
+    .max_args = 1,
     .help = "run a model over data and write its outputs",
 };

@@ -26,8 +26,8 @@ struct mlo_brood {
 static enum mlo_status start_one(struct mlo_brood *b, struct chick *c, struct mlo_error *err)
 {
     struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
-    const char *argv[] = {b->exe, "worker", "--blobs", b->blobs, "--work-dir", b->work_dir,
-                          "--threads", b->threads, NULL};
+    const char *argv[] = {b->exe,      "worker",    "--blobs",  b->blobs, "--work-dir",
+                          b->work_dir, "--threads", b->threads, NULL};
     const char *env[] = {b->database, NULL}; /* not in the arguments, which everybody may read */
     o.argv = argv;
     o.env = env;
@@ -97,7 +97,8 @@ void mlo_brood_tend(struct mlo_brood *b)
             snprintf(pid, sizeof pid, "%d", (int)c->pid);
             snprintf(code, sizeof code, "%s%d", WIFSIGNALED(how) ? "signal " : "",
                      WIFSIGNALED(how) ? WTERMSIG(how) : WEXITSTATUS(how));
-            c->pause_ms = healthy || !c->pause_ms ? FIRST_PAUSE_MS : MLO_MIN(2 * c->pause_ms, LONGEST_PAUSE_MS);
+            c->pause_ms =
+                healthy || !c->pause_ms ? FIRST_PAUSE_MS : MLO_MIN(2 * c->pause_ms, LONGEST_PAUSE_MS);
             c->start_again_ns = now + (uint64_t)c->pause_ms * 1000000u;
             c->pid = 0;
             mlo_log(MLO_LOG_WARN, "worker ended; it is started again", "pid", pid, "how", code, NULL);

@@ -52,9 +52,11 @@ enum mlo_status mlo_serve_log(const struct mlo_cli *cli, const char *component, 
     const char *level_text = mlo_cli_opt(cli, "log-level"), *format = mlo_cli_opt(cli, "log-format");
     int level = mlo_log_level_parse(level_text ? level_text : "info");
     if (level < 0)
-        return mlo_error_set(err, MLO_EUSAGE, "--log-level cannot be '%s': debug, info, warn or error", level_text);
-    mlo_log_setup((enum mlo_log_level)level, format && strcmp(format, "json") == 0 ? MLO_LOG_JSON : MLO_LOG_TEXT,
-                  STDERR_FILENO, component);
+        return mlo_error_set(err, MLO_EUSAGE, "--log-level cannot be '%s': debug, info, warn or error",
+                             level_text);
+    mlo_log_setup((enum mlo_log_level)level,
+                  format && strcmp(format, "json") == 0 ? MLO_LOG_JSON : MLO_LOG_TEXT, STDERR_FILENO,
+                  component);
     return MLO_OK;
 }
 
@@ -94,8 +96,9 @@ int mlo_serve_wait_signal(uint32_t timeout_ms)
     return number > 0 ? number : 0;
 }
 
-enum mlo_status mlo_serve_http(const struct mlo_listen *listen, struct mlo_db *db, struct mlo_blob_store *blobs,
-                               bool access_log, struct mlo_http **out, struct mlo_error *err)
+enum mlo_status mlo_serve_http(const struct mlo_listen *listen, struct mlo_db *db,
+                               struct mlo_blob_store *blobs, bool access_log, struct mlo_http **out,
+                               struct mlo_error *err)
 {
     const struct mlo_http_options options = {
         .address = listen->address,

@@ -28,14 +28,16 @@ static enum mlo_status check_schema(struct mlo_db *db, struct mlo_error *err)
     return status;
 }
 
-static enum mlo_status open_blobs(const struct mlo_cli *cli, struct mlo_blob_store **out, struct mlo_error *err)
+static enum mlo_status open_blobs(const struct mlo_cli *cli, struct mlo_blob_store **out,
+                                  struct mlo_error *err)
 {
     const char *url = NULL;
     enum mlo_status status = mlo_cli_required(cli, "blobs", &url, err);
     return status == MLO_OK ? mlo_blob_store_open(url, out, err) : status;
 }
 
-/* --- server ------------------------------------------------------------------------------------------------------ */
+/* --- server
+ * ------------------------------------------------------------------------------------------------------ */
 
 static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
 {
@@ -66,7 +68,8 @@ out:
     return status;
 }
 
-/* --- worker ------------------------------------------------------------------------------------------------------- */
+/* --- worker
+ * ------------------------------------------------------------------------------------------------------- */
 
 static volatile sig_atomic_t stop_flag;
 
@@ -117,7 +120,8 @@ out:
     return status;
 }
 
-/* --- migrate -------------------------------------------------------------------------------------------------------- */
+/* --- migrate
+ * -------------------------------------------------------------------------------------------------------- */
 
 static enum mlo_status migrate_run(struct mlo_cli *cli, struct mlo_error *err)
 {
@@ -151,19 +155,26 @@ out:
     return status;
 }
 
-#define OPTION_DATABASE {"database", 0, "URL", "PostgreSQL; rather in MLOPT_DATABASE, where nobody reads a password"}
-#define OPTION_BLOBS {"blobs", 0, "URL", "the blob store: file:/path"}
+#define OPTION_DATABASE                                                                                      \
+    {                                                                                                        \
+        "database", 0, "URL", "PostgreSQL; rather in MLOPT_DATABASE, where nobody reads a password"          \
+    }
+#define OPTION_BLOBS                                                                                         \
+    {                                                                                                        \
+        "blobs", 0, "URL", "the blob store: file:/path"                                                      \
+    }
 
 static const struct mlo_cli_option server_options[] = {
-    OPTION_DATABASE,
-    OPTION_BLOBS,
-    {"listen", 0, "ADDRESS:PORT", "where it listens (" MLO_DEFAULT_LISTEN ")"},
-    MLO_OPTION_LOG,
-    {NULL},
+    OPTION_DATABASE, OPTION_BLOBS, {"listen", 0, "ADDRESS:PORT", "where it listens (" MLO_DEFAULT_LISTEN ")"},
+    MLO_OPTION_LOG,  {NULL},
 };
 const struct mlo_cli_verb mlo_verb_server = {
-    .name = "server", .group = "Service", .run = server_run, .options = server_options,
-    .positional = "--database URL --blobs URL", .help = "the REST API and the pages alone",
+    .name = "server",
+    .group = "Service",
+    .run = server_run,
+    .options = server_options,
+    .positional = "--database URL --blobs URL",
+    .help = "the REST API and the pages alone",
     .flags = MLO_CLI_OWN_SIGNALS,
 };
 static const struct mlo_cli_option worker_options[] = {
@@ -181,8 +192,12 @@ static const struct mlo_cli_option worker_options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_worker = {
-    .name = "worker", .group = "Service", .run = worker_run, .options = worker_options,
-    .positional = "--database URL --blobs URL --work-dir DIR", .help = "runs jobs from the queue",
+    .name = "worker",
+    .group = "Service",
+    .run = worker_run,
+    .options = worker_options,
+    .positional = "--database URL --blobs URL --work-dir DIR",
+    .help = "runs jobs from the queue",
     .flags = MLO_CLI_OWN_SIGNALS,
 };
 static const struct mlo_cli_option migrate_options[] = {
@@ -193,6 +208,10 @@ static const struct mlo_cli_option migrate_options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_migrate = {
-    .name = "migrate", .group = "Service", .run = migrate_run, .options = migrate_options,
-    .positional = "--database URL", .help = "bring the database to this program's schema, as its owner",
+    .name = "migrate",
+    .group = "Service",
+    .run = migrate_run,
+    .options = migrate_options,
+    .positional = "--database URL",
+    .help = "bring the database to this program's schema, as its owner",
 };

@@ -14,12 +14,14 @@ struct mlo_listen {
     char address[64];
     uint16_t port;
 };
-MLO_MUST_USE enum mlo_status mlo_listen_parse(const char *text, struct mlo_listen *out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_listen_parse(const char *text, struct mlo_listen *out,
+                                              struct mlo_error *err);
 /* "http://ADDRESS:PORT", with a loopback name in place of "any address", into the caller's buffer. */
 char *mlo_listen_url(const struct mlo_listen *listen, uint16_t port, char *out, size_t size);
 
 /* --log-level and --log-format; `component` is in every line. */
-MLO_MUST_USE enum mlo_status mlo_serve_log(const struct mlo_cli *cli, const char *component, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_serve_log(const struct mlo_cli *cli, const char *component,
+                                           struct mlo_error *err);
 #define MLO_OPTION_LOG                                                                                       \
     {"log-level", 0, "LEVEL", "debug, info, warn or error (info)"},                                          \
     {                                                                                                        \
@@ -28,7 +30,8 @@ MLO_MUST_USE enum mlo_status mlo_serve_log(const struct mlo_cli *cli, const char
 extern const char *const mlo_serve_log_formats[];
 
 /* --database or MLOPT_DATABASE; it may hold a password, so the environment is the better place. */
-MLO_MUST_USE enum mlo_status mlo_serve_database(const struct mlo_cli *cli, const char **out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_serve_database(const struct mlo_cli *cli, const char **out,
+                                                struct mlo_error *err);
 
 /* Blocks the signals that the verb waits for, in this thread and those started later. */
 void mlo_serve_block_signals(void);
@@ -37,13 +40,14 @@ int mlo_serve_wait_signal(uint32_t timeout_ms);
 
 /* Starts the HTTP server with the pages. A port that is taken is explained. */
 MLO_MUST_USE enum mlo_status mlo_serve_http(const struct mlo_listen *listen, struct mlo_db *db,
-                                            struct mlo_blob_store *blobs, bool access_log, struct mlo_http **out,
-                                            struct mlo_error *err);
+                                            struct mlo_blob_store *blobs, bool access_log,
+                                            struct mlo_http **out, struct mlo_error *err);
 /* Writes an admin token to `path` (0600), unless there is one that the database knows. */
 MLO_MUST_USE enum mlo_status mlo_serve_admin_token(struct mlo_db *db, const char *path, bool *made,
                                                    struct mlo_error *err);
 
-/* --- the workers of `up`, as child processes -------------------------------------------------------------------- */
+/* --- the workers of `up`, as child processes
+ * -------------------------------------------------------------------- */
 
 struct mlo_brood;
 struct mlo_brood_options {
@@ -51,13 +55,15 @@ struct mlo_brood_options {
     const char *database, *blobs, *work_dir, *log_path; /* copied */
     unsigned threads;
 };
-/* Starts them; they are in process groups of their own, so that Ctrl-C reaches them through us alone. Call from the
- * main thread: the children end when the thread that started them does. */
+/* Starts them; they are in process groups of their own, so that Ctrl-C reaches them through us alone. Call
+ * from the main thread: the children end when the thread that started them does. */
 MLO_MUST_USE enum mlo_status mlo_brood_start(const struct mlo_brood_options *options, struct mlo_brood **out,
                                              struct mlo_error *err);
-/* Reaps those that ended and starts them again, with a backoff. Call after SIGCHLD and at least every second. */
+/* Reaps those that ended and starts them again, with a backoff. Call after SIGCHLD and at least every second.
+ */
 void mlo_brood_tend(struct mlo_brood *brood);
-/* SIGTERM, then SIGKILL after grace_ms; a second SIGINT or SIGTERM to us shortens it. Frees. NULL is allowed. */
+/* SIGTERM, then SIGKILL after grace_ms; a second SIGINT or SIGTERM to us shortens it. Frees. NULL is allowed.
+ */
 void mlo_brood_stop(struct mlo_brood *brood, uint32_t grace_ms);
 
 #endif

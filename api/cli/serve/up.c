@@ -39,7 +39,8 @@ static enum mlo_status make_paths(struct up *u, struct mlo_error *err)
     u->lock_path = mlo_fs_join(u->dir, "lock", NULL);
     mlo_buf_printf(&blobs, "file:%s/blobs", u->dir);
     u->blob_url = mlo_buf_take(&blobs);
-    return u->pg_dir && u->work_dir && u->token_path && u->url_path && u->worker_log && u->lock_path && u->blob_url
+    return u->pg_dir && u->work_dir && u->token_path && u->url_path && u->worker_log && u->lock_path &&
+                   u->blob_url
                ? MLO_OK
                : mlo_error_nomem(err);
 }
@@ -93,7 +94,8 @@ static enum mlo_status migrate(struct up *u, struct mlo_error *err)
     char *conninfo = mlo_embedded_conninfo(u->pg, MLO_ROLE_OWNER, NULL);
     if (!conninfo)
         return mlo_error_nomem(err);
-    const struct mlo_db_options options = {.conninfo = conninfo, .application = "mlopt migrate", .max_connections = 1};
+    const struct mlo_db_options options = {
+        .conninfo = conninfo, .application = "mlopt migrate", .max_connections = 1};
     MLO_TRY(mlo_db_open(&options, &owner, err));
     MLO_TRY(mlo_db_acquire(owner, &conn, err));
     MLO_TRY(mlo_migrate(conn, NULL, err));
@@ -118,7 +120,8 @@ static enum mlo_status start_parts(struct up *u, struct mlo_error *err)
         status = mlo_error_nomem(err);
         goto out;
     }
-    const struct mlo_db_options db = {.conninfo = server, .application = "mlopt server", .max_connections = 16};
+    const struct mlo_db_options db = {
+        .conninfo = server, .application = "mlopt server", .max_connections = 16};
     MLO_TRY(mlo_db_open(&db, &u->db, err));
     MLO_TRY(mlo_serve_admin_token(u->db, u->token_path, &made, err));
     MLO_TRY(mlo_blob_store_open(u->blob_url, &u->blobs, err));
@@ -244,9 +247,15 @@ static const struct mlo_cli_option options[] = {
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_up = {
-    .name = "up", .group = "Service", .run = up_run, .options = options, .positional = "--data DIR",
+    .name = "up",
+    .group = "Service",
+    .run = up_run,
+    .options = options,
+    .positional = "--data DIR",
     .help = "start everything on this machine: database, server, workers",
-    .detail = "DIR holds the database (pg/), the files (blobs/), the admin token (token, mode 0600), and, while it\n"
-              "runs, the address (url). Ctrl-C stops all of it in order; what was running is taken up again.\n",
+    .detail =
+        "DIR holds the database (pg/), the files (blobs/), the admin token (token, mode 0600), and, while "
+        "it\n"
+        "runs, the address (url). Ctrl-C stops all of it in order; what was running is taken up again.\n",
     .flags = MLO_CLI_OWN_SIGNALS,
 };

@@ -20,15 +20,32 @@ static const struct mlo_cli_option paint_options[] = {
     {NULL},
 };
 static const struct mlo_cli_verb paint = {
-    .name = "paint", .group = "Work", .run = no_run, .options = paint_options, .positional = "WALL [WALL2]",
-    .min_args = 1, .max_args = 2, .help = "paint a wall", .detail = "  mlopt paint north\n",
+    .name = "paint",
+    .group = "Work",
+    .run = no_run,
+    .options = paint_options,
+    .positional = "WALL [WALL2]",
+    .min_args = 1,
+    .max_args = 2,
+    .help = "paint a wall",
+    .detail = "  mlopt paint north\n",
 };
 static const struct mlo_cli_verb data_push = {
-    .name = "data push", .group = "Work", .run = no_run, .positional = "NAME", .min_args = 1, .max_args = -1,
+    .name = "data push",
+    .group = "Work",
+    .run = no_run,
+    .positional = "NAME",
+    .min_args = 1,
+    .max_args = -1,
     .help = "send data",
 };
 static const struct mlo_cli_verb hidden = {
-    .name = "inner", .group = "Work", .run = no_run, .positional = "", .help = "not shown", .flags = MLO_CLI_HIDDEN,
+    .name = "inner",
+    .group = "Work",
+    .run = no_run,
+    .positional = "",
+    .help = "not shown",
+    .flags = MLO_CLI_HIDDEN,
 };
 static const struct mlo_cli_verb *const table[] = {&paint, &data_push, &hidden};
 
