@@ -1,6 +1,7 @@
 /* quantize: observes the float model on calibration data, chooses ranges, and writes integer weights with
  * QuantizeLinear/DequantizeLinear (static quantization; Jacob et al. 2018, arXiv:1712.05877). */
 #include <stdlib.h>
+#include <string.h>
 
 #include "pipeline/steps/step_impl.h"
 
@@ -23,7 +24,24 @@ static enum mlo_status next_batch(void *arg, int64_t batch, struct mlo_tensor *i
         *got = 0;
         return MLO_OK;
     }
-    enum mlo_status status = mlo_dataset_read(f->dataset, f->model, f->at, *got, inputs, err);
+    /* Read aside and copied: `inputs` are the engine's and always hold a whole batch, of which the last one
+     * may fill a part. */
+    int n = 0;
+    for (int i = 0; i < f->model->graph->input_count; i++)
+        n += f->model->graph->inputs[i]->constant == NULL;
+    struct mlo_tensor *read = calloc((size_t)n + 1, sizeof *read);
+    if (!read)
+        return mlo_error_nomem(err);
+    enum mlo_status status = mlo_dataset_read(f->dataset, f->model, f->at, *got, read, err);
+    for (int i = 0; i < n && status == MLO_OK; i++) {
+        if (read[i].size_bytes > inputs[i].size_bytes)
+            status = mlo_error_set(err, MLO_EINTERNAL, "input %d is larger than its batch", i);
+        else
+            memcpy(inputs[i].data, read[i].data, read[i].size_bytes);
+    }
+    for (int i = 0; i < n; i++)
+        mlo_tensor_clear(&read[i]);
+    free(read);
     f->at += *got;
     mlo_step_progress(f->ctx, 0.05 + 0.75 * (double)f->at / (double)count, "calibrating");
     return status;

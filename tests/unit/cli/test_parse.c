@@ -49,15 +49,21 @@ static const struct mlo_cli_verb hidden = {
 };
 static const struct mlo_cli_verb *const table[] = {&paint, &data_push, &hidden};
 
-static enum mlo_status parse(struct mlo_cli *cli, struct mlo_error *err, char **argv)
+/* The words are kept until the next call: what was parsed borrows them. */
+static enum mlo_status parse(struct mlo_cli *cli, struct mlo_error *err, const char *const *words)
 {
+    static char text[16][64];
+    static char *argv[17];
     int argc = 0;
-    while (argv[argc])
-        argc++;
+    for (; words[argc] && argc < 16; argc++) {
+        snprintf(text[argc], sizeof text[argc], "%s", words[argc]);
+        argv[argc] = text[argc];
+    }
+    argv[argc] = NULL;
     memset(err, 0, sizeof *err);
     return mlo_cli_parse(cli, table, MLO_COUNT(table), argc, argv, err);
 }
-#define PARSE(...) parse(&cli, &err, (char *[]){"mlopt", __VA_ARGS__, NULL})
+#define PARSE(...) parse(&cli, &err, (const char *const[]){"mlopt", __VA_ARGS__, NULL})
 
 static void test_parse__verb_with_options_and_arguments(void **state)
 {
