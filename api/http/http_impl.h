@@ -45,7 +45,7 @@ struct mlo_request_state {
     bool refused; /* an answer was made before the body: what still arrives is dropped */
     bool upload_begun;
     bool queued;
-    uint64_t started_ns, body_size, sent_size;
+    uint64_t started_ns, body_size, dropped_size, sent_size;
     json_t *json; /* the parsed body */
     bool json_parsed;
     bool form_parsed;

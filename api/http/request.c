@@ -9,8 +9,9 @@
 
 #include "api/http/http_impl.h"
 
-/* A refused request whose body is at most this is read to its end, so that the connection can go on. */
-#define DRAIN_AT_MOST 65536
+/* So much of a refused request's body is read and dropped: a client that is still sending when the connection
+ * is closed may never see the answer. One that waits for "100 Continue" gets its answer at once. */
+#define DRAIN_AT_MOST ((uint64_t)8 << 20)
 
 struct header_facts {
     int lengths, encodings, hosts, authorizations, cookies;
@@ -213,7 +214,9 @@ static enum MHD_Result first_call(struct mlo_http *http, struct MHD_Connection *
     }
     MHD_get_connection_values(connection, MHD_HEADER_KIND, look_at_header, &facts);
     admit(req, &facts);
-    if (req->state->refused && (ambiguous(&facts) || facts.encodings || facts.length > DRAIN_AT_MOST)) {
+    const char *expect = mlo_request_header(req, "Expect");
+    bool waits = expect && strcasecmp(expect, "100-continue") == 0 && (facts.encodings || facts.length);
+    if (req->state->refused && (ambiguous(&facts) || waits || facts.length > DRAIN_AT_MOST)) {
         mlo_reply_header(req, "Connection", "close");
         return send_answer(req);
     }
@@ -234,7 +237,9 @@ static void take_body(struct mlo_request *req, const char *bytes, size_t size)
         atomic_fetch_add(&entry->received, size);
         atomic_store(&entry->receiving, false); /* what we take to store it is not the client's slowness */
     }
-    if (!req->state->refused) {
+    if (req->state->refused) {
+        req->state->dropped_size += size;
+    } else {
         uint64_t most = req->route->max_body;
         if (most == MLO_BODY_BLOB_MAX)
             most = req->http->options.max_blob_bytes;
@@ -296,11 +301,9 @@ enum MHD_Result mlo_request_callback(void *cls, struct MHD_Connection *connectio
     if (!req)
         return first_call(cls, connection, url, method, con_cls);
     if (*upload_data_size) {
-        bool refused = req->state->refused;
         take_body(req, upload_data, *upload_data_size);
         *upload_data_size = 0;
-        /* a client that sends more and more to a refused upload is cut off */
-        if (refused && req->state->body_size > req->http->options.max_blob_bytes)
+        if (req->state->dropped_size > DRAIN_AT_MOST)
             return MHD_NO;
         return MHD_YES;
     }

@@ -107,7 +107,8 @@ static void test_blobs__too_large_is_refused_early_and_late(void **state)
     char *head = NULL;
     struct mlo_buf request = MLO_BUF_INIT, answer = MLO_BUF_INIT;
     mlo_buf_printf(&request,
-                   "PUT %s HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\nContent-Length: %zu\r\n\r\n",
+                   "PUT %s HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\nContent-Length: %zu\r\n"
+                   "Expect: 100-continue\r\n\r\n",
                    path, api->token[MLO_SUBMITTER], size);
     head = mlo_buf_take(&request);
     api_raw(api, head, strlen(head), &answer);
