@@ -52,7 +52,8 @@ struct mlo_engine {
                            struct mlo_tensor *outputs, struct mlo_error *err);
     /* Like run, and hands every observed value to fn. */
     enum mlo_status (*observe)(struct mlo_program *program, const struct mlo_tensor *inputs,
-                               struct mlo_tensor *outputs, mlo_observe_fn *fn, void *arg, struct mlo_error *err);
+                               struct mlo_tensor *outputs, mlo_observe_fn *fn, void *arg,
+                               struct mlo_error *err);
     /* The plan for people and tests: {"engine","version","isa","numerics","nodes":[{"node","op","impl",
      * "precision":"int8"|"f32"|…,"fused":[…]}],"int8_nodes":n,"arena_bytes":n}. *out is yours. */
     enum mlo_status (*describe)(const struct mlo_plan *plan, json_t **out, struct mlo_error *err);
@@ -74,8 +75,8 @@ char *mlo_machine_class(char *out, size_t size);
 bool mlo_machine_satisfies(const char *target);
 
 /* Observes a model over samples on the invariant numerics: feeds `stats` with every wanted value, sample by
- * sample, so the result does not depend on batch, threads or ISA. `next` fills `inputs` (program-shaped) with up
- * to `batch` samples and sets *got (0: end). */
+ * sample, so the result does not depend on batch, threads or ISA. `next` fills `inputs` (program-shaped) with
+ * up to `batch` samples and sets *got (0: end). */
 typedef enum mlo_status mlo_feed_fn(void *arg, int64_t batch, struct mlo_tensor *inputs, int64_t *got,
                                     struct mlo_error *err);
 MLO_MUST_USE enum mlo_status mlo_engine_observe_stats(const struct mlo_model *model, const char *const *names,

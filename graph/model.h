@@ -223,7 +223,8 @@ void mlo_graph_remove_node(struct mlo_node *node);
 void mlo_graph_remove_unused_values(struct mlo_graph *graph);
 /* Takes a value off the graph's inputs (for an initializer that was listed there as a default). */
 void mlo_graph_unlist_input(struct mlo_graph *graph, struct mlo_value *value);
-/* Sets the version of ai.onnx and looks every node's row up again. The nodes must have that version's form. */
+/* Sets the version of ai.onnx and looks every node's row up again. The nodes must have that version's form.
+ */
 void mlo_model_set_opset(struct mlo_model *model, int64_t version);
 /* Restores the topological order (stable: Kahn by original position); MLO_EFORMAT names a node on a cycle. */
 MLO_MUST_USE enum mlo_status mlo_graph_sort(struct mlo_graph *graph, struct mlo_error *err);

@@ -6,11 +6,11 @@
 #include "registry/page.h"
 
 /* A module X defines mlo_sql_X[] and mlo_sql_X_count; the test of all statements walks this list. */
+/* clang-format off */
 #define MLO_SQL_MODULES(X)                                                                                   \
-    X(bootstrap)                                                                                             \
-    X(migrate)                                                                                               \
-    X(token) X(idempotency) X(audit) X(project) X(model) X(version) X(variant) X(dataset) X(derivation)      \
-        X(lineage) X(evidence) X(stage) X(release)
+    X(bootstrap) X(migrate) X(token) X(idempotency) X(audit) X(project) X(model) X(version) X(variant)       \
+    X(dataset) X(derivation) X(lineage) X(evidence) X(stage) X(release)
+/* clang-format on */
 
 #define MLO_SQL_DECLARE(module)                                                                              \
     extern const struct mlo_sql mlo_sql_##module[];                                                          \

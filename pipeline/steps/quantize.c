@@ -14,37 +14,49 @@ struct feed {
     int64_t at;
 };
 
+/* Fills the engine's tensors; where fewer samples are left, the rest of the batch is not counted. */
 static enum mlo_status next_batch(void *arg, int64_t batch, struct mlo_tensor *inputs, int64_t *got,
                                   struct mlo_error *err)
 {
+    enum mlo_status status;
     struct feed *f = arg;
     int64_t count = mlo_dataset_count(f->dataset);
     *got = MLO_MIN(batch, count - f->at);
-    if (*got <= 0) {
-        *got = 0;
+    if (*got <= 0)
         return MLO_OK;
-    }
-    /* Read aside and copied: `inputs` are the engine's and always hold a whole batch, of which the last one
-     * may fill a part. */
-    int n = 0;
-    for (int i = 0; i < f->model->graph->input_count; i++)
-        n += f->model->graph->inputs[i]->constant == NULL;
-    struct mlo_tensor *read = calloc((size_t)n + 1, sizeof *read);
+    int slots = f->model->graph->input_count;
+    struct mlo_tensor *read = calloc((size_t)slots + 1, sizeof *read);
     if (!read)
         return mlo_error_nomem(err);
-    enum mlo_status status = mlo_dataset_read(f->dataset, f->model, f->at, *got, read, err);
-    for (int i = 0; i < n && status == MLO_OK; i++) {
-        if (read[i].size_bytes > inputs[i].size_bytes)
-            status = mlo_error_set(err, MLO_EINTERNAL, "input %d is larger than its batch", i);
-        else
-            memcpy(inputs[i].data, read[i].data, read[i].size_bytes);
+    MLO_TRY(mlo_dataset_read(f->dataset, f->model, f->at, *got, read, err));
+    for (int i = 0; i < slots && read[i].data; i++) {
+        if (read[i].size_bytes > inputs[i].size_bytes) {
+            status = mlo_error_set(err, MLO_EINTERNAL, "input %d: %zu bytes read for a tensor of %zu", i,
+                                   read[i].size_bytes, inputs[i].size_bytes);
+            goto out;
+        }
+        memcpy(inputs[i].data, read[i].data, read[i].size_bytes);
     }
-    for (int i = 0; i < n; i++)
-        mlo_tensor_clear(&read[i]);
-    free(read);
     f->at += *got;
     mlo_step_progress(f->ctx, 0.05 + 0.75 * (double)f->at / (double)count, "calibrating");
+out:
+    for (int i = 0; i < slots; i++)
+        mlo_tensor_clear(&read[i]);
+    free(read);
     return status;
+}
+
+/* The batch to run calibration data at: any for a dynamic model, else the one that it was exported with. */
+static int64_t calibration_batch(const struct mlo_step_context *ctx, const struct mlo_graph *graph)
+{
+    if (mlo_graph_dynamic_batch(graph))
+        return ctx->batch ? ctx->batch : DEFAULT_BATCH;
+    for (int i = 0; i < graph->input_count; i++) {
+        const struct mlo_value *input = graph->inputs[i];
+        if (!input->constant && input->type.rank > 0 && input->type.dims[0].value > 0)
+            return input->type.dims[0].value;
+    }
+    return 1;
 }
 
 /* What was observed and is worth keeping beside the artifact: extremes per tensor. */
@@ -57,6 +69,26 @@ static json_t *stats_summary(const struct mlo_stats *stats)
                                              "max", (double)t->max, "samples", (json_int_t)t->samples));
     }
     return out;
+}
+
+static enum mlo_status calibrate(const struct mlo_step_context *ctx, const struct mlo_model *model,
+                                 struct mlo_dataset *dataset, const char *const *names, size_t count,
+                                 struct mlo_stats *stats, struct mlo_error *err)
+{
+    struct feed feed = {ctx, model, dataset, 0};
+    int64_t batch = calibration_batch(ctx, model->graph);
+    enum mlo_status status =
+        mlo_engine_observe_stats(model, names, count, batch, ctx->threads, next_batch, &feed, stats, err);
+    if (status == MLO_EUNSUPPORTED && batch > 1 && mlo_graph_dynamic_batch(model->graph)) {
+        /* a value that has no batch of its own splits into samples at batch 1 only; the statistics of a
+         * batch do not depend on its size, so this changes the time and nothing else */
+        mlo_stats_clear(stats);
+        mlo_stats_init(stats);
+        feed.at = 0;
+        status =
+            mlo_engine_observe_stats(model, names, count, 1, ctx->threads, next_batch, &feed, stats, err);
+    }
+    return status;
 }
 
 static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_result *out,
@@ -83,11 +115,7 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
         goto out;
     }
     mlo_step_progress(ctx, 0.05, "calibrating");
-    struct feed feed = {ctx, model, dataset, 0};
-    int64_t batch = mlo_graph_dynamic_batch(model->graph) ? (ctx->batch ? ctx->batch : DEFAULT_BATCH) : 0;
-    MLO_TRY(
-        mlo_engine_observe_stats(model, names, count, batch, ctx->threads, next_batch, &feed, &stats, err));
-    mlo_stats_sort(&stats);
+    MLO_TRY(calibrate(ctx, model, dataset, names, count, &stats, err));
     mlo_step_progress(ctx, 0.85, "quantizing");
     struct mlo_pass_request request = {"quantize", ctx->options};
     MLO_TRY(mlo_step_run_passes(ctx, model, &request, 1, &stats, out, err));
