@@ -155,6 +155,7 @@ static enum mlo_status wait_for(struct mlo_client *client, struct mlo_cli *cli, 
             status = mlo_error_set(err, MLO_ETIMEOUT, "run %lld is not done after %lld s; it goes on",
                                    (long long)id, (long long)timeout_s);
             mlo_error_hint(err, "mlopt runs %lld", (long long)id);
+            cli->request_id[0] = '\0'; /* no request failed */
             goto out;
         }
         int64_t wait = timeout_s && left_ms < POLL_MS ? left_ms : POLL_MS;
