@@ -1,4 +1,6 @@
 /* Helpers of infer and eval functions. */
+#include <stdlib.h>
+
 #include "graph/ops/ops_impl.h"
 
 enum mlo_status mlo_op_bad_dtype(enum mlo_dtype dtype, struct mlo_error *err)
@@ -140,4 +142,70 @@ size_t mlo_dtype_bytes(enum mlo_dtype dtype)
 {
     const struct mlo_dtype_info *info = mlo_dtype_info(dtype);
     return info ? info->bits / 8 : 0;
+}
+
+enum mlo_status mlo_op_infer_broadcast(const struct mlo_node *node, struct mlo_type *out,
+                                       struct mlo_error *err)
+{
+    const struct mlo_type *a = mlo_op_in(node, 0), *b = mlo_op_in(node, 1);
+    if (a->dtype && b->dtype && a->dtype != b->dtype)
+        return mlo_error_set(err, MLO_EINVAL, "input 1 is %s, and input 0 %s", mlo_dtype_name(b->dtype),
+                             mlo_dtype_name(a->dtype));
+    out[0].dtype = a->dtype ? a->dtype : b->dtype;
+    return mlo_op_broadcast(a, b, &out[0], err);
+}
+
+enum mlo_status mlo_op_want_float(const struct mlo_tensor *t, struct mlo_error *err)
+{
+    return mlo_dtype_info(t->dtype)->is_float ? MLO_OK : mlo_op_bad_dtype(t->dtype, err);
+}
+
+const struct mlo_tensor *mlo_op_operand(const struct mlo_node *node, const struct mlo_tensor *const *in,
+                                        int i)
+{
+    return i < node->input_count ? in[i] : NULL;
+}
+
+enum mlo_status mlo_op_doubles(const struct mlo_tensor *t, double **out, struct mlo_error *err)
+{
+    *out = NULL;
+    if (!t)
+        return MLO_OK;
+    const struct mlo_dtype_info *info = mlo_dtype_info(t->dtype);
+    if (!info->is_float && !info->is_integer && t->dtype != MLO_BOOL)
+        return mlo_op_bad_dtype(t->dtype, err);
+    size_t count = mlo_tensor_count(t);
+    double *copy = malloc((count + 1) * sizeof *copy);
+    if (!copy)
+        return mlo_error_nomem(err);
+    for (size_t i = 0; i < count; i++)
+        copy[i] = mlo_tensor_get_f64(t, i);
+    *out = copy;
+    return MLO_OK;
+}
+
+void mlo_op_store_doubles(struct mlo_tensor *t, const double *values)
+{
+    for (size_t i = 0; i < mlo_tensor_count(t); i++)
+        mlo_tensor_set_f64(t, i, values[i]);
+}
+
+enum mlo_status mlo_op_choose(const struct mlo_node *node, const char *name, const char *fallback,
+                              const char *const *names, size_t count, unsigned *out, struct mlo_error *err)
+{
+    const char *text = mlo_node_attr_s(node, name, fallback);
+    for (unsigned i = 0; i < count; i++)
+        if (strcmp(names[i], text) == 0) {
+            *out = i;
+            return MLO_OK;
+        }
+    return mlo_error_set(err, MLO_EINVAL, "attribute '%s' is '%.60s', which it cannot be", name, text);
+}
+
+struct mlo_spans mlo_op_spans(const struct mlo_tensor *t, int axis)
+{
+    struct mlo_spans s = {1, 1, 1};
+    for (int i = 0; i < t->rank; i++)
+        *(i < axis ? &s.outer : i == axis ? &s.size : &s.inner) *= (size_t)t->dims[i];
+    return s;
 }

@@ -20,6 +20,7 @@ struct mlo_op_family {
 extern const struct mlo_op_family mlo_ops_unary, mlo_ops_binary, mlo_ops_compare, mlo_ops_conv, mlo_ops_pool,
     mlo_ops_matmul, mlo_ops_norm, mlo_ops_softmax, mlo_ops_reduce, mlo_ops_view, mlo_ops_move, mlo_ops_slice,
     mlo_ops_gather, mlo_ops_constant, mlo_ops_cast, mlo_ops_quantize, mlo_ops_qlinear, mlo_ops_resize;
+extern const struct mlo_op_family mlo_ops_trig, mlo_ops_bits, mlo_ops_scatter, mlo_ops_select, mlo_ops_sort;
 
 enum { ANY_COUNT = -1 };
 
@@ -48,6 +49,26 @@ MLO_MUST_USE enum mlo_status mlo_op_broadcast(const struct mlo_type *a, const st
                                               struct mlo_type *out, struct mlo_error *err);
 /* out[0] is like input 0. */
 mlo_op_infer_fn mlo_op_infer_same;
+/* infer of ops of two broadcast operands of one element type. */
+mlo_op_infer_fn mlo_op_infer_broadcast;
+/* MLO_EUNSUPPORTED unless the tensor's elements are floating-point numbers. */
+MLO_MUST_USE enum mlo_status mlo_op_want_float(const struct mlo_tensor *t, struct mlo_error *err);
+/* Input i as a tensor; NULL when it is omitted or the node has fewer. */
+const struct mlo_tensor *mlo_op_operand(const struct mlo_node *node, const struct mlo_tensor *const *in,
+                                        int i);
+/* All elements of a numeric or bool tensor as doubles; free() them. A NULL tensor gives NULL. */
+MLO_MUST_USE enum mlo_status mlo_op_doubles(const struct mlo_tensor *t, double **out, struct mlo_error *err);
+/* Rounds `values`, one for each element, into a tensor. */
+void mlo_op_store_doubles(struct mlo_tensor *t, const double *values);
+/* The position in `names` of a string attribute's value; MLO_EINVAL names attribute and value. */
+MLO_MUST_USE enum mlo_status mlo_op_choose(const struct mlo_node *node, const char *name,
+                                           const char *fallback, const char *const *names, size_t count,
+                                           unsigned *out, struct mlo_error *err);
+/* A shape cut at an axis: elements before it, along it, behind it. */
+struct mlo_spans {
+    size_t outer, size, inner;
+};
+struct mlo_spans mlo_op_spans(const struct mlo_tensor *t, int axis);
 struct mlo_dim mlo_dim_fixed(int64_t value);
 struct mlo_dim mlo_dim_unknown(void);
 
@@ -73,5 +94,21 @@ double mlo_math_log(double x);
 double mlo_math_tanh(double x);
 double mlo_math_erf(double x);
 double mlo_math_pow(double x, double y);
+double mlo_math_log1p(double x);
+/* Arguments of more than 2^50 have lost their phase: it is that of the double nearest to 2 pi. */
+double mlo_math_sin(double x);
+double mlo_math_cos(double x);
+double mlo_math_tan(double x);
+double mlo_math_asin(double x);
+double mlo_math_acos(double x);
+double mlo_math_atan(double x);
+double mlo_math_sinh(double x);
+double mlo_math_cosh(double x);
+double mlo_math_asinh(double x);
+double mlo_math_acosh(double x);
+double mlo_math_atanh(double x);
+double mlo_math_sigmoid(double x);
+double mlo_math_softplus(double x);
+#define MLO_MATH_PI 3.14159265358979323846
 
 #endif

@@ -8,10 +8,11 @@ static const struct mlo_op_family *const families[] = {
     &mlo_ops_unary,    &mlo_ops_binary,  &mlo_ops_compare, &mlo_ops_conv,     &mlo_ops_matmul,
     &mlo_ops_pool,     &mlo_ops_norm,    &mlo_ops_softmax, &mlo_ops_reduce,   &mlo_ops_view,
     &mlo_ops_move,     &mlo_ops_slice,   &mlo_ops_gather,  &mlo_ops_constant, &mlo_ops_cast,
-    &mlo_ops_quantize, &mlo_ops_qlinear, &mlo_ops_resize,
+    &mlo_ops_quantize, &mlo_ops_qlinear, &mlo_ops_resize,  &mlo_ops_trig,     &mlo_ops_bits,
+    &mlo_ops_scatter,  &mlo_ops_select,  &mlo_ops_sort,
 };
 
-enum { TABLE_MAX = 512 };
+enum { TABLE_MAX = 2048 };
 static struct mlo_op table[TABLE_MAX];
 static size_t table_count, table_wanted;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
