@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "graph/infer_impl.h"
 #include "graph/ops/ops_impl.h"
 
-enum { KNOWN_MAX = 64 }; /* elements of content that is worth following: shapes, not data */
-
 /* What a file states and what was inferred, in one; false when they contradict each other. */
-static bool unify(const struct mlo_type *stated, const struct mlo_type *found, struct mlo_type *out)
+static bool unify(const struct mlo_type *stated, const struct mlo_type *found, bool keep_names,
+                  struct mlo_type *out)
 {
     *out = *found;
     if (stated->dtype != MLO_DTYPE_NONE) {
@@ -30,7 +30,8 @@ static bool unify(const struct mlo_type *stated, const struct mlo_type *found, s
         const struct mlo_dim *s = &stated->dims[i], *f = &found->dims[i];
         if (s->value >= 0 && f->value >= 0 && s->value != f->value)
             return false;
-        if (f->value < 0 && (s->value >= 0 || s->name)) /* the file's own names survive */
+        /* the names that a file gives its outputs survive; inside, what follows from the inputs says more */
+        if (f->value < 0 && (s->value >= 0 || (s->name && (keep_names || !f->name))))
             out->dims[i] = *s;
     }
     return true;
@@ -43,7 +44,7 @@ static enum mlo_status set_types(struct mlo_node *node, const struct mlo_type *t
         struct mlo_type both;
         if (!value)
             continue;
-        if (!unify(&value->type, &types[i], &both)) {
+        if (!unify(&value->type, &types[i], value->is_output, &both)) {
             char stated[200], found[200];
             enum mlo_status status =
                 mlo_error_set(err, MLO_EFORMAT, "output '%.100s' is stated to be %.120s, but %s gives %.120s",
@@ -62,7 +63,7 @@ static bool small_integer(const struct mlo_type *type)
     int64_t dims[MLO_MAX_RANK];
     size_t count;
     return (type->dtype == MLO_INT64 || type->dtype == MLO_INT32) && mlo_type_static(type, dims) &&
-           mlo_shape_count(type->rank, dims, &count) && count <= KNOWN_MAX;
+           mlo_shape_count(type->rank, dims, &count) && count <= MLO_KNOWN_MAX;
 }
 
 /* A node whose output is a small list of integers and whose inputs are all known is a shape computation: its
@@ -70,11 +71,11 @@ static bool small_integer(const struct mlo_type *type)
 static enum mlo_status derive(struct mlo_node *node, struct mlo_error *err)
 {
     struct mlo_value *value = node->outputs[0];
-    if (node->output_count != 1 || !value || !small_integer(&value->type) || node->input_count > KNOWN_MAX ||
-        !(node->op->flags & MLO_OP_PURE))
+    if (node->output_count != 1 || !value || !small_integer(&value->type) ||
+        node->input_count > MLO_KNOWN_MAX || !(node->op->flags & MLO_OP_PURE))
         return MLO_OK;
     bool reads_type = mlo_node_is(node, "Shape") || mlo_node_is(node, "Size");
-    const struct mlo_tensor *in[KNOWN_MAX] = {0};
+    const struct mlo_tensor *in[MLO_KNOWN_MAX] = {0};
     struct mlo_tensor typed = {0}, result = {0}, *out = &result;
     for (int i = 0; i < node->input_count; i++) {
         if (!node->inputs[i])
@@ -88,7 +89,7 @@ static enum mlo_status derive(struct mlo_node *node, struct mlo_error *err)
             typed.rank = type->rank;
             in[i] = &typed;
         }
-        if (!in[i] || (!reads_type && mlo_tensor_count(in[i]) > KNOWN_MAX))
+        if (!in[i] || (!reads_type && mlo_tensor_count(in[i]) > MLO_KNOWN_MAX))
             return MLO_OK;
     }
     enum mlo_status status = mlo_node_eval(node, in, &out, err);
@@ -102,8 +103,10 @@ enum mlo_status mlo_graph_infer(struct mlo_graph *graph, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_type *types = NULL;
-    for (int i = 0; i < graph->value_count; i++)
+    for (int i = 0; i < graph->value_count; i++) {
         graph->values[i]->known = NULL;
+        graph->values[i]->symbols = NULL;
+    }
     for (int n = 0; n < graph->node_count; n++) {
         struct mlo_node *node = graph->nodes[n];
         struct mlo_type *room = realloc(types, ((size_t)node->output_count + 1) * sizeof *types);
@@ -117,6 +120,7 @@ enum mlo_status mlo_graph_infer(struct mlo_graph *graph, struct mlo_error *err)
         MLO_TRY(mlo_node_infer(node, types, err));
         MLO_TRY(set_types(node, types, err));
         MLO_TRY(derive(node, err));
+        MLO_TRY(mlo_symbols_derive(node, err));
     }
 out:
     free(types);
@@ -140,6 +144,21 @@ static bool binding_of(const struct mlo_binding *bindings, size_t count, const c
             return true;
         }
     return false;
+}
+
+/* Puts numbers for names into the dims that no inference will make again. */
+static void bind_types(struct mlo_graph *graph, const struct mlo_binding *bindings, size_t count)
+{
+    for (int i = 0; i < graph->value_count; i++) {
+        struct mlo_value *value = graph->values[i];
+        bool stated = value->is_input || (value->producer && !value->producer->op);
+        for (int d = 0; stated && d < value->type.rank; d++) {
+            struct mlo_dim *dim = &value->type.dims[d];
+            if (dim->value < 0 && dim->name)
+                *dim = mlo_dim_of_expr(
+                    mlo_expr_bind(graph->model->arena, mlo_expr_of_dim(*dim), bindings, count));
+        }
+    }
 }
 
 enum mlo_status mlo_graph_bind(struct mlo_graph *graph, const struct mlo_binding *bindings, size_t count,
@@ -167,18 +186,9 @@ enum mlo_status mlo_graph_bind(struct mlo_graph *graph, const struct mlo_binding
             *dim = mlo_dim_fixed(value);
         }
     }
+    bind_types(graph, bindings, count);
     forget_inferred(graph);
     return mlo_graph_infer(graph, err);
-}
-
-static void bind_name(struct mlo_graph *graph, const char *name, int64_t value)
-{
-    for (int i = 0; i < graph->input_count; i++)
-        for (int d = 0; d < graph->inputs[i]->type.rank; d++) {
-            struct mlo_dim *dim = &graph->inputs[i]->type.dims[d];
-            if (dim->value < 0 && dim->name && strcmp(dim->name, name) == 0)
-                *dim = mlo_dim_fixed(value);
-        }
 }
 
 enum mlo_status mlo_graph_bind_batch(struct mlo_graph *graph, int64_t batch, struct mlo_error *err)
@@ -190,7 +200,7 @@ enum mlo_status mlo_graph_bind_batch(struct mlo_graph *graph, int64_t batch, str
         if (input->constant || input->type.rank < 1 || input->type.dims[0].value >= 0)
             continue;
         if (input->type.dims[0].name)
-            bind_name(graph, input->type.dims[0].name, batch);
+            bind_types(graph, &(struct mlo_binding){input->type.dims[0].name, batch}, 1);
         else
             input->type.dims[0] = mlo_dim_fixed(batch);
     }

@@ -12,6 +12,7 @@
 struct mlo_op;
 struct mlo_node;
 struct mlo_graph;
+struct mlo_exprs;
 
 /* One dimension: fixed (value >= 0), named (value < 0, name set) or unknown (value < 0, name NULL). */
 struct mlo_dim {
@@ -37,8 +38,9 @@ struct mlo_value {
     struct mlo_node *producer; /* NULL for inputs and initializers */
     int producer_index;
     struct mlo_tensor *constant; /* initializer's data (arena or file mapping); else NULL */
-    struct mlo_tensor *known; /* content that the last inference derived (of shape computations), or NULL */
-    bool is_input, is_output; /* of the graph. An initializer may be a (default-valued) input too. */
+    struct mlo_tensor *known;  /* content that the last inference derived (of shape computations), or NULL */
+    struct mlo_exprs *symbols; /* the same where some of it is symbolic (graph/expr.h), or NULL */
+    bool is_input, is_output;  /* of the graph. An initializer may be a (default-valued) input too. */
     struct mlo_use *uses;
     int use_count, use_cap;
     struct mlo_graph *graph;

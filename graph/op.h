@@ -67,6 +67,7 @@ uint64_t mlo_node_macs(const struct mlo_node *node);
 struct mlo_window {
     int spatial; /* 1, 2 or 3 dims */
     int64_t kernel[3], stride[3], dilation[3], pad_begin[3], pad_end[3], in[3], out[3];
+    bool same, ceil; /* auto_pad SAME_…, ceil_mode */
 };
 /* From the node's attributes and the input's spatial dims (and the kernel's, where there is no kernel_shape).
  */

@@ -26,6 +26,57 @@ const struct mlo_tensor *mlo_op_content(const struct mlo_node *node, int i)
     return !value ? NULL : value->constant ? value->constant : value->known;
 }
 
+bool mlo_op_exprs(const struct mlo_node *node, int i, struct mlo_expr *out, size_t max, size_t *count)
+{
+    const struct mlo_value *value = mlo_node_input(node, i);
+    const struct mlo_tensor *t = mlo_op_content(node, i);
+    const struct mlo_dtype_info *info = t ? mlo_dtype_info(t->dtype) : NULL;
+    if (t) {
+        *count = mlo_tensor_count(t);
+        if (!info || *count > max || !(info->is_integer || info->is_float || t->dtype == MLO_BOOL))
+            return false;
+        for (size_t k = 0; k < *count; k++) {
+            double v = info->is_float ? mlo_tensor_get_f64(t, k) : 0;
+            int64_t n = info->is_float ? (v > -1e15 && v < 1e15 ? (int64_t)v : 0) : mlo_tensor_get_i64(t, k);
+            out[k] = info->is_float && (double)n != v ? (struct mlo_expr){0} : mlo_expr_number(n);
+        }
+        return true;
+    }
+    if (!value || !value->symbols || value->symbols->count > max)
+        return false;
+    *count = value->symbols->count;
+    memcpy(out, value->symbols->e, *count * sizeof *out);
+    return true;
+}
+
+static struct mlo_arena *arena_of(const struct mlo_node *node)
+{
+    return node->graph->model->arena;
+}
+
+struct mlo_dim mlo_op_dim_add(const struct mlo_node *node, struct mlo_dim a, struct mlo_dim b)
+{
+    return mlo_dim_of_expr(mlo_expr_add(arena_of(node), mlo_expr_of_dim(a), mlo_expr_of_dim(b)));
+}
+
+struct mlo_dim mlo_op_dim_mul(const struct mlo_node *node, struct mlo_dim a, struct mlo_dim b)
+{
+    return mlo_dim_of_expr(mlo_expr_mul(arena_of(node), mlo_expr_of_dim(a), mlo_expr_of_dim(b)));
+}
+
+struct mlo_dim mlo_op_dim_div(const struct mlo_node *node, struct mlo_dim a, int64_t by)
+{
+    return mlo_dim_of_expr(mlo_expr_div(arena_of(node), mlo_expr_of_dim(a), mlo_expr_number(by)));
+}
+
+struct mlo_dim mlo_op_dim_steps(const struct mlo_node *node, struct mlo_dim dim, int64_t plus, int64_t by)
+{
+    struct mlo_arena *arena = arena_of(node);
+    struct mlo_expr e = mlo_expr_add(arena, mlo_expr_of_dim(dim), mlo_expr_number(plus));
+    e = mlo_expr_div(arena, e, mlo_expr_number(by));
+    return mlo_dim_of_expr(mlo_expr_add(arena, e, mlo_expr_number(1)));
+}
+
 enum mlo_status mlo_op_want_rank(const struct mlo_node *node, int i, int rank, struct mlo_error *err)
 {
     if (!mlo_op_ranked(node, i) || mlo_op_in(node, i)->rank == rank)
@@ -70,6 +121,16 @@ struct mlo_dim mlo_dim_unknown(void)
     return (struct mlo_dim){-1, NULL};
 }
 
+/* Two symbolic dims: the same, or one is a cut of the other ("min(512,seq)"), which fits when it cuts
+ * nothing. */
+static struct mlo_dim both_symbolic(struct mlo_dim x, struct mlo_dim y)
+{
+    struct mlo_expr a = mlo_expr_of_dim(x), b = mlo_expr_of_dim(y);
+    if (mlo_expr_same(a, b) || mlo_expr_is_min_of(b, a))
+        return x;
+    return mlo_expr_is_min_of(a, b) ? y : mlo_dim_unknown();
+}
+
 enum mlo_status mlo_op_broadcast(const struct mlo_type *a, const struct mlo_type *b, struct mlo_type *out,
                                  struct mlo_error *err)
 {
@@ -91,7 +152,7 @@ enum mlo_status mlo_op_broadcast(const struct mlo_type *a, const struct mlo_type
         else if (x.value > 1 || y.value > 1) /* the unknown one is 1 or the same */
             result.dims[i] = x.value > 1 ? x : y;
         else
-            result.dims[i] = mlo_str_eq(x.name, y.name) ? x : mlo_dim_unknown();
+            result.dims[i] = both_symbolic(x, y);
     }
     *out = result;
     return MLO_OK;

@@ -54,6 +54,14 @@ static enum mlo_status shape_operand(const struct mlo_node *node, int i, struct 
     const struct mlo_type *list = mlo_op_in(node, i);
     int64_t dims[MLO_MAX_RANK];
     int rank;
+    struct mlo_expr symbols[MLO_MAX_RANK];
+    size_t count;
+    if (!shape && mlo_op_exprs(node, i, symbols, MLO_MAX_RANK, &count)) {
+        out->rank = (int)count;
+        for (size_t k = 0; k < count; k++)
+            out->dims[k] = mlo_dim_of_expr(symbols[k]);
+        return MLO_OK;
+    }
     if (!shape) {
         bool counted = list->rank == 1 && list->dims[0].value >= 0 && list->dims[0].value <= MLO_MAX_RANK;
         out->rank = counted ? (int)list->dims[0].value : -1;
@@ -168,6 +176,22 @@ static enum mlo_status range_count(const struct mlo_tensor *const *ends, int64_t
     return MLO_OK;
 }
 
+/* The same of symbolic ends: (limit - start) / delta, rounded up, and taken to be no less than 0. */
+static struct mlo_dim symbolic_count(const struct mlo_node *node)
+{
+    struct mlo_arena *arena = node->graph->model->arena;
+    struct mlo_expr ends[3];
+    size_t count;
+    for (int i = 0; i < 3; i++)
+        if (!mlo_op_exprs(node, i, &ends[i], 1, &count) || count != 1)
+            return mlo_dim_unknown();
+    if (ends[2].kind != MLO_EXPR_NUMBER || ends[2].number < 1)
+        return mlo_dim_unknown();
+    struct mlo_expr room = mlo_expr_sub(arena, ends[1], ends[0]);
+    room = mlo_expr_add(arena, room, mlo_expr_number(ends[2].number - 1));
+    return mlo_dim_of_expr(mlo_expr_div(arena, room, ends[2]));
+}
+
 static enum mlo_status infer_range(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
 {
     const struct mlo_tensor *ends[3] = {mlo_op_content(node, 0), mlo_op_content(node, 1),
@@ -175,6 +199,8 @@ static enum mlo_status infer_range(const struct mlo_node *node, struct mlo_type 
     int64_t count;
     enum mlo_status status = range_count(ends, &count, err);
     out[0] = (struct mlo_type){mlo_op_in(node, 0)->dtype, 1, {{count, NULL}}};
+    if (status == MLO_OK && count < 0)
+        out[0].dims[0] = symbolic_count(node);
     return status;
 }
 
@@ -232,11 +258,11 @@ static enum mlo_status infer_tile(const struct mlo_node *node, struct mlo_type *
         return mlo_error_set(err, MLO_EINVAL, "%d repeats for %d dims", repeats.rank, out[0].rank);
     for (int i = 0; i < out[0].rank; i++) {
         struct mlo_dim *dim = &out[0].dims[i];
-        int64_t times = repeats.rank < 0 ? -1 : repeats.dims[i].value, product = -1;
+        struct mlo_dim factor = repeats.rank < 0 ? mlo_dim_unknown() : repeats.dims[i];
+        int64_t times = factor.value, product = -1;
         if (times >= 0 && dim->value >= 0 && __builtin_mul_overflow(times, dim->value, &product))
             return mlo_error_set(err, MLO_EINVAL, "the result is too large");
-        if (times != 1)
-            *dim = (struct mlo_dim){product, NULL};
+        *dim = mlo_op_dim_mul(node, *dim, factor);
     }
     return MLO_OK;
 }

@@ -219,7 +219,7 @@ enum mlo_status mlo_conv_infer(const struct mlo_node *node, const struct mlo_typ
         if (status != MLO_OK)
             return status;
         for (int i = 0; i < spatial; i++)
-            result.dims[2 + i].value = w.out[i];
+            result.dims[2 + i] = mlo_window_dim(node, &w, i, x->dims[2 + i]);
     }
     *out = result;
     return MLO_OK;

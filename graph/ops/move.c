@@ -90,6 +90,7 @@ static enum mlo_status infer_concat(const struct mlo_node *node, struct mlo_type
     enum mlo_status status = MLO_OK;
     int axis = -1;
     int64_t total = 0;
+    struct mlo_dim sum = mlo_dim_fixed(0);
     struct mlo_type result = {.rank = -1};
     for (int i = 0; i < node->input_count; i++) {
         const struct mlo_type *t = mlo_op_in(node, i);
@@ -126,6 +127,7 @@ static enum mlo_status infer_concat(const struct mlo_node *node, struct mlo_type
             goto out;
         }
         int64_t here = t->dims[axis].value;
+        sum = mlo_op_dim_add(node, sum, t->dims[axis]);
         if (here < 0 || total < 0)
             total = -1;
         else if (__builtin_add_overflow(total, here, &total)) {
@@ -133,8 +135,7 @@ static enum mlo_status infer_concat(const struct mlo_node *node, struct mlo_type
             goto out;
         }
     }
-    if (node->input_count > 1 || total >= 0)
-        result.dims[axis] = (struct mlo_dim){total, NULL};
+    result.dims[axis] = sum;
     out[0] = result;
 out:
     return status;
@@ -207,6 +208,15 @@ static enum mlo_status split_sizes(const struct mlo_node *node, const struct mlo
     return MLO_OK;
 }
 
+/* An equal part of a symbolic dim, when it is known to divide. */
+static struct mlo_dim even_part(const struct mlo_node *node, struct mlo_dim dim)
+{
+    struct mlo_dim part = mlo_op_dim_div(node, dim, node->output_count);
+    struct mlo_dim back = mlo_op_dim_mul(node, part, mlo_dim_fixed(node->output_count));
+    bool even = !mlo_op_in(node, 1) && mlo_expr_same(mlo_expr_of_dim(back), mlo_expr_of_dim(dim));
+    return even ? part : mlo_dim_unknown();
+}
+
 static enum mlo_status infer_split(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -224,7 +234,8 @@ static enum mlo_status infer_split(const struct mlo_node *node, struct mlo_type 
     if (!unknown)
         MLO_TRY(split_sizes(node, mlo_op_content(node, 1), x->dims[axis].value, parts, err));
     for (int i = 0; i < node->output_count; i++)
-        out[i].dims[axis] = (struct mlo_dim){unknown ? -1 : parts[i], NULL};
+        out[i].dims[axis] =
+            unknown || parts[i] < 0 ? even_part(node, x->dims[axis]) : mlo_dim_fixed(parts[i]);
 out:
     free(parts);
     return status;
@@ -275,7 +286,8 @@ static enum mlo_status blocks(const struct mlo_node *node, const struct mlo_type
         bool grows = (i > 1) == to_space;
         int64_t factor = i == 1 ? b * b : b, value = x->dims[i].value;
         if (value < 0)
-            out->dims[i] = mlo_dim_unknown();
+            out->dims[i] = grows ? mlo_op_dim_mul(node, x->dims[i], mlo_dim_fixed(factor))
+                                 : mlo_op_dim_div(node, x->dims[i], factor);
         else if (!grows && value % factor)
             return mlo_error_set(err, MLO_EINVAL, "dim %d, %lld, is no multiple of %lld", i, (long long)value,
                                  (long long)factor);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "graph/dtype_impl.h"
+#include "graph/expr.h"
 #include "graph/model_impl.h"
 #include "graph/op.h"
 
@@ -36,6 +37,18 @@ const struct mlo_type *mlo_op_in(const struct mlo_node *node, int i);
 bool mlo_op_ranked(const struct mlo_node *node, int i);
 /* Input i's content, when it is a constant or was derived; else NULL. */
 const struct mlo_tensor *mlo_op_content(const struct mlo_node *node, int i);
+/* Input i's content as a list of integers, numbers or symbolic; false when nothing is known, or more than
+ * `max` elements are there. */
+bool mlo_op_exprs(const struct mlo_node *node, int i, struct mlo_expr *out, size_t max, size_t *count);
+/* The output's spatial dim `i` of a window over a dim of the input that may be symbolic. */
+struct mlo_dim mlo_window_dim(const struct mlo_node *node, const struct mlo_window *w, int i,
+                              struct mlo_dim in);
+/* Arithmetic of dims, unknown where a result cannot be told; texts are the model's. */
+struct mlo_dim mlo_op_dim_add(const struct mlo_node *node, struct mlo_dim a, struct mlo_dim b);
+struct mlo_dim mlo_op_dim_mul(const struct mlo_node *node, struct mlo_dim a, struct mlo_dim b);
+struct mlo_dim mlo_op_dim_div(const struct mlo_node *node, struct mlo_dim a, int64_t by); /* rounded down */
+/* (dim + plus) / by, rounded down, + 1 behind it: how many windows fit. */
+struct mlo_dim mlo_op_dim_steps(const struct mlo_node *node, struct mlo_dim dim, int64_t plus, int64_t by);
 /* MLO_EINVAL unless input i, when ranked, has that rank. */
 MLO_MUST_USE enum mlo_status mlo_op_want_rank(const struct mlo_node *node, int i, int rank,
                                               struct mlo_error *err);

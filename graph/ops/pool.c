@@ -22,7 +22,7 @@ static enum mlo_status infer_pool(const struct mlo_node *node, struct mlo_type *
         return status;
     out[0] = *x;
     for (int i = 2; i < x->rank; i++)
-        out[0].dims[i] = mlo_dim_fixed(w.out[i - 2]);
+        out[0].dims[i] = mlo_window_dim(node, &w, i - 2, x->dims[i]);
     if (node->output_count > 1) {
         out[1] = out[0];
         out[1].dtype = MLO_INT64;

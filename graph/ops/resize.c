@@ -95,6 +95,22 @@ static enum mlo_status read_scales(const struct mlo_node *node, const struct mlo
     return MLO_OK;
 }
 
+/* A size that is known, computed by the model, or a whole multiple of a symbolic dim. */
+static struct mlo_dim symbolic_size(const struct mlo_node *node, const struct resize *r, int i,
+                                    struct mlo_dim in)
+{
+    struct mlo_expr sizes[MLO_MAX_RANK];
+    size_t count;
+    if (r->known && r->size[i] >= 0)
+        return mlo_dim_fixed(r->size[i]);
+    if (r->known && r->scale[i] >= 1 && r->scale[i] <= 1 << 20 && floor(r->scale[i]) == r->scale[i])
+        return mlo_op_dim_mul(node, in, mlo_dim_fixed((int64_t)r->scale[i]));
+    if (!r->known && node->op->since >= 11 && mlo_op_exprs(node, 3, sizes, MLO_MAX_RANK, &count) &&
+        (int)count == mlo_op_in(node, 0)->rank)
+        return mlo_dim_of_expr(sizes[i]);
+    return mlo_dim_unknown();
+}
+
 static enum mlo_status infer_resize(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -106,7 +122,7 @@ static enum mlo_status infer_resize(const struct mlo_node *node, struct mlo_type
     MLO_TRY(read_scales(node, mlo_op_in(node, 0), &r, err));
     for (int i = 0; i < out[0].rank; i++)
         if (!r.known || (r.size[i] != out[0].dims[i].value && r.scale[i] != 1))
-            out[0].dims[i] = (struct mlo_dim){r.known ? r.size[i] : -1, NULL};
+            out[0].dims[i] = symbolic_size(node, &r, i, out[0].dims[i]);
 out:
     return status;
 }

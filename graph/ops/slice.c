@@ -6,6 +6,7 @@
 /* For each dim of the input: where reading starts, its step, and how many are taken (-1: not known). */
 struct cut {
     int64_t start[MLO_MAX_RANK], step[MLO_MAX_RANK], count[MLO_MAX_RANK];
+    int64_t end[MLO_MAX_RANK]; /* as given, for a dim that is not known */
 };
 
 struct slice_lists {
@@ -106,10 +107,80 @@ static enum mlo_status make_cut(const struct slice_lists *l, const struct mlo_ty
             cut_dim(x->dims[axis].value, l->starts[i], l->ends[i], l->steps[i], cut, axis);
         else if (l->starts[i] == 0 && l->ends[i] >= INT32_MAX && l->steps[i] == 1)
             seen[axis] = true; /* all of an unknown dim: it stays as it is */
-        else
+        else {
             cut->count[axis] = -2;
+            cut->start[axis] = l->starts[i];
+            cut->end[axis] = l->ends[i];
+            cut->step[axis] = l->steps[i];
+        }
     }
     return MLO_OK;
+}
+
+/* A position of a slice whose step is 1, as one in [0, size]: negative ones count from the end. */
+static struct mlo_expr position(struct mlo_arena *arena, struct mlo_expr at, struct mlo_expr size)
+{
+    bool negative =
+        at.kind == MLO_EXPR_NUMBER ? at.number < 0 : at.kind == MLO_EXPR_TEXT && at.text[0] == '-';
+    if (at.kind == MLO_EXPR_NUMBER && at.number >= INT32_MAX)
+        return size;
+    if (negative)
+        return mlo_expr_max(arena, mlo_expr_number(0), mlo_expr_add(arena, at, size));
+    return at.kind == MLO_EXPR_NUMBER && at.number == 0 ? at : mlo_expr_min(arena, at, size);
+}
+
+/* How much a slice of step 1 takes of a dim, when that or the ends are symbolic. A start behind the beginning
+ * is taken to lie inside of the dim, as in every slice that means to take something. */
+static struct mlo_dim symbolic_cut(const struct mlo_node *node, struct mlo_dim dim, struct mlo_expr from,
+                                   struct mlo_expr to)
+{
+    struct mlo_arena *arena = node->graph->model->arena;
+    struct mlo_expr size = mlo_expr_of_dim(dim), taken;
+    bool to_end = to.kind == MLO_EXPR_NUMBER && to.number >= INT32_MAX;
+    if (from.kind == MLO_EXPR_NUMBER && from.number < 0 && to_end) /* the last few */
+        return mlo_dim_of_expr(mlo_expr_min(arena, mlo_expr_number(-from.number), size));
+    if (from.kind == MLO_EXPR_NUMBER && from.number >= 0 && to.kind == MLO_EXPR_NUMBER && to.number > 0 &&
+        !to_end &&
+        (from.number > 0 || to.number == 1)) /* one is taken, or none of an empty dim, which nobody means */
+        return from.number + 1 == to.number ? mlo_dim_fixed(1) : mlo_dim_unknown();
+    if (from.kind == MLO_EXPR_NUMBER && from.number > 0) {
+        struct mlo_expr end = to_end ? size : position(arena, to, size);
+        return mlo_dim_of_expr(mlo_expr_sub(arena, end, from));
+    }
+    taken = position(arena, to, size);
+    if (from.kind == MLO_EXPR_TEXT && mlo_expr_same(taken, mlo_expr_add(arena, from, mlo_expr_number(1))))
+        return mlo_dim_fixed(1);
+    taken = mlo_expr_sub(arena, taken, position(arena, from, size));
+    return mlo_dim_of_expr(taken);
+}
+
+/* Starts and ends that are symbolic, for the axes and steps that are numbers; false when nothing can be told.
+ */
+static bool symbolic_slice(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err,
+                           enum mlo_status *status)
+{
+    struct mlo_expr list[4][MLO_MAX_RANK];
+    size_t counts[4] = {0};
+    *status = MLO_OK;
+    for (int i = 1; i < MLO_MIN(node->input_count, 5); i++)
+        if (mlo_op_in(node, i) &&
+            (!mlo_op_exprs(node, i, list[i - 1], MLO_MAX_RANK, &counts[i - 1]) || counts[i - 1] != counts[0]))
+            return false;
+    struct mlo_type result = *mlo_op_in(node, 0);
+    for (size_t i = 0; i < counts[0]; i++) {
+        int axis;
+        struct mlo_expr at = counts[2] ? list[2][i] : mlo_expr_number((int64_t)i);
+        struct mlo_expr step = counts[3] ? list[3][i] : mlo_expr_number(1);
+        if (at.kind != MLO_EXPR_NUMBER)
+            return false;
+        if ((*status = mlo_op_axis(at.number, result.rank, &axis, err)) != MLO_OK)
+            return false;
+        bool forward = step.kind == MLO_EXPR_NUMBER && step.number == 1;
+        result.dims[axis] =
+            forward ? symbolic_cut(node, result.dims[axis], list[0][i], list[1][i]) : mlo_dim_unknown();
+    }
+    *out = result;
+    return true;
 }
 
 static enum mlo_status infer_slice(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
@@ -122,6 +193,8 @@ static enum mlo_status infer_slice(const struct mlo_node *node, struct mlo_type 
     if (out[0].rank < 0)
         goto out;
     if (!l.known) {
+        if (symbolic_slice(node, &out[0], err, &status) || status != MLO_OK)
+            goto out;
         for (int i = 0; i < out[0].rank; i++)
             out[0].dims[i] = mlo_dim_unknown();
         goto out;
@@ -131,7 +204,10 @@ static enum mlo_status infer_slice(const struct mlo_node *node, struct mlo_type 
         if (cut.count[i] >= 0)
             out[0].dims[i] = mlo_dim_fixed(cut.count[i]);
         else if (cut.count[i] == -2)
-            out[0].dims[i] = mlo_dim_unknown();
+            out[0].dims[i] = cut.step[i] == 1
+                                 ? symbolic_cut(node, out[0].dims[i], mlo_expr_number(cut.start[i]),
+                                                mlo_expr_number(cut.end[i]))
+                                 : mlo_dim_unknown();
 out:
     return status;
 }
@@ -261,7 +337,9 @@ static enum mlo_status infer_pad(const struct mlo_node *node, struct mlo_type *o
             continue;
         int64_t size = dim->value, wide = size + begin[i] + end[i];
         if (size < 0) {
-            *dim = mlo_dim_unknown();
+            struct mlo_arena *arena = node->graph->model->arena;
+            *dim = mlo_dim_of_expr(
+                mlo_expr_add(arena, mlo_expr_of_dim(*dim), mlo_expr_number(begin[i] + end[i])));
             continue;
         }
         int64_t most = MLO_MAX(begin[i], end[i]);

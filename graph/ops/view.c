@@ -27,76 +27,107 @@ static bool known_product(const struct mlo_type *type, int first, int end, int64
     return true;
 }
 
-/* 0 copies the input's dim (unless allowzero), -1 is what is left over. An unknown input dim that the target
- * copies cancels out of the left-over's computation. */
-static enum mlo_status reshape(const struct mlo_type *x, const int64_t *target, int rank, bool allow_zero,
-                               struct mlo_type *out, struct mlo_error *err)
+/* The product of some dims over the product of others, where equal ones cancel out first: what -1 stands for.
+ */
+static struct mlo_dim left_over(const struct mlo_node *node, const struct mlo_type *have,
+                                const struct mlo_type *want)
 {
-    struct mlo_type rest = *x; /* dims that are still to be accounted for */
-    int inferred = -1, unknown;
-    int64_t have, want = 1;
+    struct mlo_arena *arena = node->graph->model->arena;
+    struct mlo_expr above = mlo_expr_number(1), below = mlo_expr_number(1);
+    bool gone[MLO_MAX_RANK] = {0};
+    for (int w = 0; w < want->rank; w++) {
+        struct mlo_expr e = mlo_expr_of_dim(want->dims[w]);
+        bool cancelled = false;
+        for (int h = 0; h < have->rank && !cancelled; h++)
+            if (!gone[h] && mlo_expr_same(mlo_expr_of_dim(have->dims[h]), e))
+                gone[h] = cancelled = true;
+        if (!cancelled)
+            below = mlo_expr_mul(arena, below, e);
+    }
+    for (int h = 0; h < have->rank; h++)
+        if (!gone[h])
+            above = mlo_expr_mul(arena, above, mlo_expr_of_dim(have->dims[h]));
+    struct mlo_expr quotient = mlo_expr_div(arena, above, below), back = mlo_expr_mul(arena, quotient, below);
+    return mlo_expr_same(back, above) ? mlo_dim_of_expr(quotient) : mlo_dim_unknown();
+}
+
+/* What all numbers say: they must fit. */
+static enum mlo_status check_count(const struct mlo_type *have, const struct mlo_type *want, bool rest,
+                                   struct mlo_error *err)
+{
+    int64_t x, y;
+    int unknown_x, unknown_y;
+    if (!known_product(have, 0, have->rank, &x, &unknown_x))
+        return mlo_error_set(err, MLO_EINVAL, "the input is too large");
+    if (!known_product(want, 0, want->rank, &y, &unknown_y))
+        return mlo_error_set(err, MLO_EINVAL, "the shape is too large");
+    if (!unknown_x && !unknown_y && (rest ? (y == 0 || x % y) : x != y))
+        return mlo_error_set(err, MLO_EINVAL, "%lld elements do not fit a shape of %s%lld", (long long)x,
+                             rest ? "a multiple of " : "", (long long)y);
+    return MLO_OK;
+}
+
+/* 0 copies the input's dim (unless allowzero), -1 is what is left over. */
+static enum mlo_status reshape(const struct mlo_node *node, const struct mlo_type *x,
+                               const struct mlo_expr *target, int rank, bool allow_zero, struct mlo_type *out,
+                               struct mlo_error *err)
+{
+    struct mlo_type have = *x, want = {.rank = 0}; /* dims that are still to be accounted for */
+    int inferred = -1;
     out->rank = rank;
     for (int i = 0; i < rank; i++) {
-        if (target[i] == 0 && !allow_zero) {
+        bool number = target[i].kind == MLO_EXPR_NUMBER;
+        if (number && target[i].number == 0 && !allow_zero) {
             if (x->rank >= 0 && i >= x->rank)
                 return mlo_error_set(err, MLO_EINVAL, "shape[%d] is 0 (copy), but the input has rank %d", i,
                                      x->rank);
             out->dims[i] = x->rank < 0 ? mlo_dim_unknown() : x->dims[i];
-            if (x->rank >= 0 && x->dims[i].value < 0)
-                rest.dims[i].value = 1;
-            else if (x->rank >= 0 && __builtin_mul_overflow(want, x->dims[i].value, &want))
-                return mlo_error_set(err, MLO_EINVAL, "the shape is too large");
-        } else if (target[i] == -1) {
+            if (x->rank >= 0)
+                have.dims[i] = mlo_dim_fixed(1); /* cancels out, known or not */
+            if (x->rank >= 0 && x->dims[i].value == 0)
+                want.dims[want.rank++] = have.dims[i] = mlo_dim_fixed(0);
+        } else if (number && target[i].number == -1) {
             if (inferred >= 0)
                 return mlo_error_set(err, MLO_EINVAL, "shape[%d] and shape[%d] are both -1", inferred, i);
             inferred = i;
             out->dims[i] = mlo_dim_unknown();
-        } else if (target[i] < 0) {
-            return mlo_error_set(err, MLO_EINVAL, "shape[%d] is %lld", i, (long long)target[i]);
+        } else if (number && target[i].number < 0) {
+            return mlo_error_set(err, MLO_EINVAL, "shape[%d] is %lld", i, (long long)target[i].number);
         } else {
-            out->dims[i] = mlo_dim_fixed(target[i]);
-            if (__builtin_mul_overflow(want, target[i], &want))
-                return mlo_error_set(err, MLO_EINVAL, "the shape is too large");
+            out->dims[i] = mlo_dim_of_expr(target[i]);
+            want.dims[want.rank++] = out->dims[i];
         }
     }
     if (x->rank < 0)
         return MLO_OK;
-    if (!known_product(&rest, 0, rest.rank, &have, &unknown))
-        return mlo_error_set(err, MLO_EINVAL, "the input is too large");
-    if (unknown) { /* one unknown dim that nothing else changes keeps its name in the left-over */
-        if (inferred >= 0 && unknown == 1 && have == want)
-            for (int i = 0; i < rest.rank; i++)
-                if (rest.dims[i].value < 0)
-                    out->dims[inferred] = rest.dims[i];
-        return MLO_OK;
-    }
-    if (inferred < 0 ? have != want : (want == 0 || have % want))
-        return mlo_error_set(err, MLO_EINVAL, "%lld elements do not fit a shape of %s%lld", (long long)have,
-                             inferred < 0 ? "" : "a multiple of ", (long long)want);
-    if (inferred >= 0)
-        out->dims[inferred] = mlo_dim_fixed(have / want);
-    return MLO_OK;
+    enum mlo_status status = check_count(&have, &want, inferred >= 0, err);
+    if (status == MLO_OK && inferred >= 0)
+        out->dims[inferred] = left_over(node, &have, &want);
+    return status;
 }
 
 static enum mlo_status infer_reshape(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
 {
     const struct mlo_type *x = mlo_op_in(node, 0), *list = mlo_op_in(node, 1);
     const struct mlo_tensor *shape = mlo_op_content(node, 1);
-    int64_t target[MLO_MAX_RANK];
-    int rank;
+    struct mlo_expr target[MLO_MAX_RANK];
+    int64_t numbers[MLO_MAX_RANK];
+    size_t rank;
+    int count;
     out[0].dtype = x->dtype;
-    if (!shape) {
-        if (list->rank == 1 && list->dims[0].value >= 0 && list->dims[0].value <= MLO_MAX_RANK) {
-            out[0].rank = (int)list->dims[0].value;
-            for (int i = 0; i < out[0].rank; i++)
-                out[0].dims[i] = mlo_dim_unknown();
-        }
-        return MLO_OK;
+    if (shape) { /* numbers: checked */
+        enum mlo_status status = mlo_op_read_ints(shape, numbers, MLO_MAX_RANK, &count, err);
+        if (status != MLO_OK)
+            return status;
     }
-    enum mlo_status status = mlo_op_read_ints(shape, target, MLO_MAX_RANK, &rank, err);
-    return status != MLO_OK
-               ? status
-               : reshape(x, target, rank, mlo_node_attr_i(node, "allowzero", 0) != 0, &out[0], err);
+    if (mlo_op_exprs(node, 1, target, MLO_MAX_RANK, &rank))
+        return reshape(node, x, target, (int)rank, mlo_node_attr_i(node, "allowzero", 0) != 0, &out[0], err);
+    if (list->rank == 1 && list->dims[0].value >= 0 && list->dims[0].value <= MLO_MAX_RANK) {
+        out[0].rank = (int)list->dims[0].value;
+        for (int i = 0; i < out[0].rank; i++)
+            out[0].dims[i] = mlo_dim_unknown();
+    }
+    return MLO_OK;
 }
 
 static enum mlo_status infer_flatten(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
@@ -118,11 +149,9 @@ static enum mlo_status infer_flatten(const struct mlo_node *node, struct mlo_typ
         int64_t product;
         if (!known_product(x, first, end, &product, &unknown))
             return mlo_error_set(err, MLO_EINVAL, "the input is too large");
-        if (!unknown)
-            out[0].dims[side] = mlo_dim_fixed(product);
-        for (int i = first; i < end && unknown == 1 && product == 1; i++)
-            if (x->dims[i].value < 0)
-                out[0].dims[side] = x->dims[i];
+        out[0].dims[side] = mlo_dim_fixed(1);
+        for (int i = first; i < end; i++)
+            out[0].dims[side] = mlo_op_dim_mul(node, out[0].dims[side], x->dims[i]);
     }
     return MLO_OK;
 }

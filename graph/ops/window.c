@@ -89,6 +89,8 @@ enum mlo_status mlo_window_init(struct mlo_window *w, const struct mlo_node *nod
     MLO_TRY(read_list(node, "dilations", spatial, 1, w->dilation, err));
     MLO_TRY(read_list(node, "pads", 2 * spatial, 0, pads, err));
     MLO_TRY(read_auto_pad(node, &mode, err));
+    w->same = mode == PAD_SAME_UPPER || mode == PAD_SAME_LOWER;
+    w->ceil = mlo_node_attr_i(node, "ceil_mode", 0) != 0;
     for (int i = 0; i < spatial; i++) {
         if (w->kernel[i] < 1 || (kernel_dims && kernel_dims[i] >= 0 && kernel_dims[i] != w->kernel[i])) {
             status = mlo_error_set(err, MLO_EINVAL, "the kernel's dim %d is %lld, but kernel_shape says %lld",
@@ -101,4 +103,17 @@ enum mlo_status mlo_window_init(struct mlo_window *w, const struct mlo_node *nod
     }
 out:
     return status;
+}
+
+struct mlo_dim mlo_window_dim(const struct mlo_node *node, const struct mlo_window *w, int i,
+                              struct mlo_dim in)
+{
+    int64_t extent = (w->kernel[i] - 1) * w->dilation[i] + 1;
+    if (w->out[i] >= 0 || !in.name)
+        return mlo_dim_fixed(w->out[i]);
+    if (w->same) /* as many as strides begin inside */
+        return mlo_op_dim_steps(node, in, -1, w->stride[i]);
+    if (w->ceil && w->stride[i] != 1)
+        return mlo_dim_unknown();
+    return mlo_op_dim_steps(node, in, w->pad_begin[i] + w->pad_end[i] - extent, w->stride[i]);
 }
