@@ -131,6 +131,7 @@ enum mlo_status mlo_error_errno(struct mlo_error *err, int errno_value, const ch
     return status;
 }
 
+MLO_PRINTF(3, 0)
 static void add_once(char *field, size_t size, const char *fmt, va_list args)
 {
     if (field[0] == '\0') {

@@ -27,6 +27,7 @@ enum mlo_status mlo_engine_bind(const struct mlo_model *model, const struct mlo_
         return mlo_error_set(err, MLO_EINVAL,
                              "the batch is %lld; it must be positive, or 0 for static inputs",
                              (long long)o->batch);
+    MLO_TRY(mlo_isa_check(err));
     MLO_TRY(mlo_graph_check_supported(model->graph, err));
     MLO_TRY(mlo_model_clone(model, &copy, err));
     MLO_TRY(o->batch > 0 ? mlo_graph_bind_batch(copy->graph, o->batch, err)

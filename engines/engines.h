@@ -17,6 +17,9 @@ enum mlo_isa { MLO_ISA_GENERIC, MLO_ISA_AVX2, MLO_ISA_AVX512, MLO_ISA_AVX512_VNN
  * avx512-vnni) when that is set. */
 enum mlo_isa mlo_isa_current(void);
 const char *mlo_isa_name(enum mlo_isa isa);
+/* MLO_EINVAL when MLOPT_ISA names no instruction set: compiling and probing say so, rather than run with
+ * another one than was asked for. */
+MLO_MUST_USE enum mlo_status mlo_isa_check(struct mlo_error *err);
 
 struct mlo_compile_options {
     int64_t batch; /* bound to symbolic first dims; 0: the graph's inputs must be static */
@@ -76,7 +79,9 @@ bool mlo_machine_satisfies(const char *target);
 
 /* Observes a model over samples on the invariant numerics: feeds `stats` with every wanted value, sample by
  * sample, so the result does not depend on batch, threads or ISA. `next` fills `inputs` (program-shaped) with
- * up to `batch` samples and sets *got (0: end). */
+ * up to its `batch` samples and sets *got (0: end). That batch is 1 where a wanted value has no rows per
+ * sample (time steps first, as recurrent nets have them); a model whose batch is fixed otherwise is then
+ * MLO_EUNSUPPORTED. */
 typedef enum mlo_status mlo_feed_fn(void *arg, int64_t batch, struct mlo_tensor *inputs, int64_t *got,
                                     struct mlo_error *err);
 MLO_MUST_USE enum mlo_status mlo_engine_observe_stats(const struct mlo_model *model, const char *const *names,

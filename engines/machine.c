@@ -47,6 +47,23 @@ enum mlo_isa mlo_isa_current(void)
     return have;
 }
 
+enum mlo_status mlo_isa_check(struct mlo_error *err)
+{
+    const char *env = getenv("MLOPT_ISA"), *near;
+    bool known = !env || !*env;
+    for (size_t i = 0; env && i < MLO_COUNT(isa_names); i++)
+        known |= strcmp(env, isa_names[i]) == 0;
+    if (known)
+        return MLO_OK;
+    mlo_error_set(err, MLO_EINVAL, "MLOPT_ISA is '%.40s', which is no instruction set", env);
+    near = mlo_suggest(env, isa_names, MLO_COUNT(isa_names));
+    mlo_error_hint(err,
+                   near ? "did you mean %s? There are generic, avx2, avx512 and avx512-vnni"
+                        : "there are generic, avx2, avx512 and avx512-vnni",
+                   near);
+    return MLO_EINVAL;
+}
+
 /* The text behind "key : " in /proc/cpuinfo's first processor. */
 static void cpuinfo_field(const char *text, const char *key, char *out, size_t size)
 {

@@ -14,13 +14,6 @@ static enum mlo_status take(void *arg, const char *name, const struct mlo_tensor
 {
     const struct sink *sink = arg;
     size_t count = mlo_tensor_count(value);
-    if (count % (size_t)sink->batch != 0) {
-        mlo_error_set(err, MLO_EUNSUPPORTED,
-                      "value '%s' has %zu elements, which do not split into %lld samples", name, count,
-                      (long long)sink->batch);
-        mlo_error_hint(err, "observe with batch 1");
-        return MLO_EUNSUPPORTED;
-    }
     struct mlo_tensor_stats *t = mlo_stats_get(sink->stats, name);
     if (!t)
         return mlo_error_nomem(err);
@@ -32,6 +25,68 @@ static enum mlo_status take(void *arg, const char *name, const struct mlo_tensor
             return status;
     }
     return MLO_OK;
+}
+
+/* How often the batch stands in the value's first dim: 1 in [N, C], 4 where each sample was cut into four
+ * windows. 0: its rows are not samples in order ([T, N, C] of a recurrent net, or a dim that is not known).
+ */
+static int64_t rows_per_sample(const struct mlo_graph *g, const char *name, int64_t batch)
+{
+    const struct mlo_value *v = mlo_graph_value(g, name);
+    if (!v || !mlo_type_static(&v->type, NULL) || v->type.rank < 1 || v->type.dims[0].value % batch != 0)
+        return 0;
+    return v->type.dims[0].value / batch;
+}
+
+/* Whether every wanted value is made of samples in order. One batch size does not tell: a dim may equal it by
+ * chance, so another is tried as well where the model takes one. *other: the name of a value that is not. */
+static enum mlo_status splits(const struct mlo_model *model, const struct mlo_model *bound,
+                              const struct mlo_compile_options *o, const char **other, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_model *more = NULL;
+    struct mlo_compile_options next = *o;
+    next.batch = o->batch + 1;
+    *other = NULL;
+    if (o->batch == 1)
+        return MLO_OK;
+    if (mlo_graph_dynamic_batch(model->graph))
+        MLO_TRY(mlo_engine_bind(model, &next, &more, err));
+    for (size_t i = 0; i < o->observe_count && !*other; i++) {
+        int64_t rows = rows_per_sample(bound->graph, o->observe[i], o->batch);
+        if (rows < 1 || (more && rows_per_sample(more->graph, o->observe[i], next.batch) != rows))
+            *other = o->observe[i];
+    }
+out:
+    mlo_model_free(more);
+    return status;
+}
+
+/* Binds the model; with a batch of 1 when some value cannot be split into samples otherwise, so that what is
+ * observed is the same for every batch. */
+static enum mlo_status bind(const struct mlo_model *model, struct mlo_compile_options *o,
+                            struct mlo_model **bound, struct mlo_error *err)
+{
+    enum mlo_status status;
+    const char *other;
+    MLO_TRY(mlo_engine_bind(model, o, bound, err));
+    MLO_TRY(splits(model, *bound, o, &other, err));
+    if (!other)
+        goto out;
+    if (!mlo_graph_dynamic_batch(model->graph)) {
+        mlo_error_set(err, MLO_EUNSUPPORTED, "value '%s' has no row for each of the %lld samples of a batch",
+                      other, (long long)o->batch);
+        mlo_error_where(err, "value '%s'", other);
+        mlo_error_hint(err, "export the model with a batch of 1, or a dynamic one");
+        status = MLO_EUNSUPPORTED;
+        goto out;
+    }
+    mlo_model_free(*bound);
+    *bound = NULL;
+    o->batch = 1;
+    MLO_TRY(mlo_engine_bind(model, o, bound, err));
+out:
+    return status;
 }
 
 /* Zeroed tensors of the bound inputs' types. */
@@ -77,7 +132,8 @@ enum mlo_status mlo_engine_observe_stats(const struct mlo_model *model, const ch
     int input_count = 0;
     if (batch < 1)
         return mlo_error_set(err, MLO_EINVAL, "the batch is %lld; it must be positive", (long long)batch);
-    MLO_TRY(mlo_engine_bind(model, &options, &bound, err));
+    MLO_TRY(bind(model, &options, &bound, err));
+    batch = options.batch;
     MLO_TRY(make_inputs(bound, &inputs, &input_count, err));
     for (int i = 0; i < input_count; i++)
         if (inputs[i].rank < 1 || inputs[i].dims[0] != batch) {

@@ -215,7 +215,7 @@ static enum mlo_status read_node(const struct mlo_onnx_reader *reader, struct ml
                                  const Onnx__NodeProto *p, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_node *node;
+    struct mlo_node *node = NULL;
     if (!p->op_type || !*p->op_type) {
         status = mlo_error_set(err, MLO_EFORMAT, "a node has no op_type");
         goto out;

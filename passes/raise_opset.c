@@ -177,7 +177,7 @@ static enum mlo_status refuse(const struct mlo_node *node, int64_t from, int64_t
                               struct mlo_error *err)
 {
     char reason[256];
-    snprintf(reason, sizeof reason, "%s", why);
+    snprintf(reason, sizeof reason, "%.255s", why);
     mlo_error_set(err, MLO_EUNSUPPORTED,
                   "the opset must be raised from %lld to %lld, and %s (node '%s') cannot be "
                   "converted: %s",

@@ -11,8 +11,9 @@ static const char *version(void)
 
 static enum mlo_status probe(struct mlo_error *err)
 {
-    if (mlo_isa_current() >= MLO_ISA_AVX2)
-        return MLO_OK;
+    enum mlo_status status = mlo_isa_check(err);
+    if (status != MLO_OK || mlo_isa_current() >= MLO_ISA_AVX2)
+        return status;
     mlo_error_set(err, MLO_EUNAVAILABLE, "the cpu engine needs AVX2 and FMA, which this machine lacks");
     mlo_error_hint(err, "unset MLOPT_ISA, or use the engine 'reference'");
     return MLO_EUNAVAILABLE;

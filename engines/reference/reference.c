@@ -27,8 +27,7 @@ static const char *version(void)
 
 static enum mlo_status probe(struct mlo_error *err)
 {
-    MLO_UNUSED(err);
-    return MLO_OK;
+    return mlo_isa_check(err);
 }
 
 static void free_plan(struct mlo_plan *plan)

@@ -319,7 +319,7 @@ static enum mlo_status infer_pad(const struct mlo_node *node, struct mlo_type *o
 {
     enum mlo_status status = MLO_OK;
     int64_t begin[MLO_MAX_RANK], end[MLO_MAX_RANK];
-    enum pad_mode mode;
+    enum pad_mode mode = PAD_CONSTANT;
     out[0] = *mlo_op_in(node, 0);
     MLO_TRY(pad_mode(node, &mode, err));
     if (out[0].rank < 0)
@@ -377,7 +377,7 @@ static enum mlo_status eval_pad(const struct mlo_node *node, const struct mlo_te
 {
     enum mlo_status status = MLO_OK;
     int64_t begin[MLO_MAX_RANK], end[MLO_MAX_RANK], at[MLO_MAX_RANK] = {0}, stride[MLO_MAX_RANK], step = 1;
-    enum pad_mode mode;
+    enum pad_mode mode = PAD_CONSTANT;
     const struct mlo_tensor *x = in[0], *fill = node->input_count > 2 ? in[2] : NULL;
     struct mlo_tensor value = {0};
     MLO_TRY(mlo_op_alloc(node, in, out, err));

@@ -246,3 +246,80 @@ enum mlo_status mlo_dataset_check(const struct mlo_dataset *dataset, const struc
 out:
     return status;
 }
+
+/* --- open dims
+ * --------------------------------------------------------------------------------------------- */
+
+static bool is_open(const struct mlo_type *type, int d)
+{
+    return d < type->rank && type->dims[d].value < 0;
+}
+
+/* Fixes a named dim wherever it stands; one that is fixed otherwise already was given two sizes. */
+static void fix_named(struct mlo_graph *g, const char *name, int64_t size)
+{
+    for (int i = 0; i < g->input_count; i++) {
+        struct mlo_type *type = &g->inputs[i]->type;
+        for (int d = 0; d < type->rank; d++)
+            if (is_open(type, d) && type->dims[d].name && strcmp(type->dims[d].name, name) == 0)
+                type->dims[d] = (struct mlo_dim){size, NULL};
+    }
+}
+
+static enum mlo_status fit_input(const struct mlo_dataset *d, const struct mlo_model *model, int index,
+                                 struct mlo_model *copy, struct mlo_error *err)
+{
+    struct mlo_feed feed;
+    const struct mlo_value *input = mlo_model_input(model, index);
+    enum mlo_status status = mlo_dataset_feed(d, model, input, &feed, err);
+    if (status != MLO_OK)
+        return status;
+    struct mlo_value *to = mlo_graph_value(copy->graph, input->name);
+    if (to->type.rank < 0) { /* the file does not even tell the rank */
+        to->type.rank = feed.rank;
+        to->type.dims[0] = (struct mlo_dim){-1, NULL};
+        for (int k = 1; k < feed.rank; k++)
+            to->type.dims[k] = (struct mlo_dim){feed.dims[k], NULL};
+    }
+    for (int k = 1; k < to->type.rank; k++) {
+        if (is_open(&to->type, k) && to->type.dims[k].name)
+            fix_named(copy->graph, to->type.dims[k].name, feed.dims[k]);
+        if (is_open(&to->type, k))
+            to->type.dims[k] = (struct mlo_dim){feed.dims[k], NULL};
+        if (to->type.dims[k].value == feed.dims[k])
+            continue;
+        mlo_error_set(err, MLO_EINVAL,
+                      "dim %d of model input '%s' (%s) is %lld by another input, and %lld here", k,
+                      input->name, input->type.dims[k].name ? input->type.dims[k].name : "unnamed",
+                      (long long)to->type.dims[k].value, (long long)feed.dims[k]);
+        mlo_error_where(err, "dataset %s", d->path);
+        return MLO_EINVAL;
+    }
+    return MLO_OK;
+}
+
+enum mlo_status mlo_dataset_fit(const struct mlo_dataset *dataset, const struct mlo_model *model,
+                                struct mlo_model **out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_model *copy = NULL;
+    bool open = false;
+    int n = mlo_model_input_count(model);
+    *out = NULL;
+    for (int i = 0; i < n; i++) {
+        const struct mlo_type *type = &mlo_model_input(model, i)->type;
+        open |= type->rank < 0;
+        for (int k = 1; k < type->rank; k++)
+            open |= is_open(type, k);
+    }
+    if (!open)
+        return MLO_OK;
+    MLO_TRY(mlo_model_clone(model, &copy, err));
+    for (int i = 0; i < n; i++)
+        MLO_TRY(fit_input(dataset, model, i, copy, err));
+    *out = copy;
+    copy = NULL;
+out:
+    mlo_model_free(copy);
+    return status;
+}

@@ -1,4 +1,5 @@
 #include "pipeline/measure/inputs_impl.h"
+#include "pipeline/measure/measure.h"
 
 int mlo_model_input_count(const struct mlo_model *model)
 {

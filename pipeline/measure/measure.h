@@ -72,6 +72,16 @@ struct mlo_npz_array {
 MLO_MUST_USE enum mlo_status mlo_npz_write(const char *path, const struct mlo_npz_array *arrays, size_t count,
                                            struct mlo_error *err);
 
+/* The batch that the model's input shapes fix, or 0 when all leave it open; MLO_EUNSUPPORTED when two inputs
+ * disagree or one has no batch axis. */
+MLO_MUST_USE enum mlo_status mlo_model_fixed_batch(const struct mlo_model *model, int64_t *out,
+                                                   struct mlo_error *err);
+/* Gives the dims that the model's inputs leave open, but for the batch, the sizes that the dataset has: *out
+ * is a copy of the model with them fixed, to compile (yours: mlo_model_free), or NULL when there are none.
+ * Two arrays that give one name two sizes are MLO_EINVAL. */
+MLO_MUST_USE enum mlo_status mlo_dataset_fit(const struct mlo_dataset *dataset, const struct mlo_model *model,
+                                             struct mlo_model **out, struct mlo_error *err);
+
 /* --- running a model over a dataset ----------------------------------------------------------------- */
 
 struct mlo_run_options {

@@ -10,7 +10,8 @@ static const uint64_t OUTPUT_BYTES_MAX = (uint64_t)16 << 30;
 
 struct runner {
     const struct mlo_engine *engine;
-    const struct mlo_model *model;
+    const struct mlo_model *model; /* as fed; compiled is this, or a copy without open dims */
+    struct mlo_model *fitted;      /* NULL: nothing was open */
     struct mlo_dataset *dataset;
     struct mlo_compile_options options;
     struct mlo_plan *plan;
@@ -37,7 +38,7 @@ static enum mlo_status prepare(struct runner *r, int64_t batch, struct mlo_error
         return MLO_OK;
     unload(r);
     r->options.batch = batch;
-    MLO_TRY(r->engine->compile(r->model, &r->options, &r->plan, err));
+    MLO_TRY(r->engine->compile(r->fitted ? r->fitted : r->model, &r->options, &r->plan, err));
     MLO_TRY(r->engine->load(r->plan, &r->program, err));
 out:
     return status;
@@ -164,11 +165,13 @@ enum mlo_status mlo_run_dataset(const struct mlo_model *model, struct mlo_datase
         MLO_TRY(mlo_engine_find("cpu", &r.engine, err));
     MLO_TRY(r.engine->probe(err));
     MLO_TRY(mlo_dataset_check(dataset, model, err));
+    MLO_TRY(mlo_dataset_fit(dataset, model, &r.fitted, err));
     MLO_TRY(mlo_model_fixed_batch(model, &fixed, err));
     batch = fixed ? fixed : o->batch > 0 ? o->batch : DEFAULT_BATCH;
     MLO_TRY(run_all(&r, batch, fixed, outputs, progress, progress_arg, err));
 out:
     unload(&r);
+    mlo_model_free(r.fitted);
     for (int i = 0; r.batch_outputs && i < r.output_count; i++)
         mlo_tensor_clear(&r.batch_outputs[i]);
     if (status != MLO_OK)

@@ -46,19 +46,6 @@ out:
     return status;
 }
 
-/* The batch to run calibration data at: any for a dynamic model, else the one that it was exported with. */
-static int64_t calibration_batch(const struct mlo_step_context *ctx, const struct mlo_graph *graph)
-{
-    if (mlo_graph_dynamic_batch(graph))
-        return ctx->batch ? ctx->batch : DEFAULT_BATCH;
-    for (int i = 0; i < graph->input_count; i++) {
-        const struct mlo_value *input = graph->inputs[i];
-        if (!input->constant && input->type.rank > 0 && input->type.dims[0].value > 0)
-            return input->type.dims[0].value;
-    }
-    return 1;
-}
-
 /* What was observed and is worth keeping beside the artifact: extremes per tensor. */
 static json_t *stats_summary(const struct mlo_stats *stats)
 {
@@ -75,19 +62,18 @@ static enum mlo_status calibrate(const struct mlo_step_context *ctx, const struc
                                  struct mlo_dataset *dataset, const char *const *names, size_t count,
                                  struct mlo_stats *stats, struct mlo_error *err)
 {
+    enum mlo_status status;
     struct feed feed = {ctx, model, dataset, 0};
-    int64_t batch = calibration_batch(ctx, model->graph);
-    enum mlo_status status =
-        mlo_engine_observe_stats(model, names, count, batch, ctx->threads, next_batch, &feed, stats, err);
-    if (status == MLO_EUNSUPPORTED && batch > 1 && mlo_graph_dynamic_batch(model->graph)) {
-        /* a value that has no batch of its own splits into samples at batch 1 only; the statistics of a
-         * batch do not depend on its size, so this changes the time and nothing else */
-        mlo_stats_clear(stats);
-        mlo_stats_init(stats);
-        feed.at = 0;
-        status =
-            mlo_engine_observe_stats(model, names, count, 1, ctx->threads, next_batch, &feed, stats, err);
-    }
+    struct mlo_model *fitted = NULL;
+    int64_t batch;
+    MLO_TRY(mlo_model_fixed_batch(model, &batch, err));
+    if (!batch)
+        batch = ctx->batch ? ctx->batch : DEFAULT_BATCH;
+    MLO_TRY(mlo_dataset_fit(dataset, model, &fitted, err));
+    MLO_TRY(mlo_engine_observe_stats(fitted ? fitted : model, names, count, batch, ctx->threads, next_batch,
+                                     &feed, stats, err));
+out:
+    mlo_model_free(fitted);
     return status;
 }
 

@@ -199,7 +199,7 @@ static enum mlo_status promote_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_response stage = {0}, moved = {0};
     const char *to = NULL, *reason = NULL;
     json_t *variants = NULL, *body = NULL;
-    int64_t version;
+    int64_t version = 0;
     char number[24], what[64];
     MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
     MLO_TRY(mlo_client_ref_plain(&ref, true, false, err));

@@ -174,6 +174,41 @@ static void test_stats__do_not_depend_on_batch_threads_or_isa(void **state)
     mlo_model_free(n.model);
 }
 
+/* [N, T] to [T, N]: with time first, a batch of T rows looks like samples and is none. Every batch must give
+ * what samples one by one give, also the batch that equals T, and a last one that is not full. */
+static void test_stats__time_first_values_are_observed_sample_by_sample(void **state)
+{
+    MLO_UNUSED(state);
+    enum { SAMPLES = 7, T = 4 };
+    struct net n = net_new(5);
+    struct mlo_node *t = net_node(&n, "Transpose", net_input(&n, "x", 2, (int64_t[]){-1, T}), NULL, NULL);
+    assert_true(mlo_node_set_ints(t, "perm", (int64_t[]){1, 0}, 2));
+    const char *names[] = {t->outputs[0]->name};
+    net_finish(&n, t->outputs[0]);
+    struct feed f = {.all = random_tensor(2, (int64_t[]){SAMPLES, T}, 8), .total = SAMPLES};
+    char *expected = NULL;
+    for (int64_t batch = 1; batch <= 5; batch++) {
+        struct mlo_stats stats;
+        json_t *json = NULL;
+        mlo_stats_init(&stats);
+        f.at = 0;
+        MUST(mlo_engine_observe_stats(n.model, names, 1, batch, 1, next, &f, &stats, err));
+        assert_int_equal(stats.tensors[0].samples, SAMPLES);
+        assert_int_equal(stats.tensors[0].count, SAMPLES * T);
+        MUST(mlo_stats_to_json(&stats, &json, err));
+        char *text = json_dumps(json, JSON_SORT_KEYS);
+        if (!expected)
+            expected = strdup(text);
+        assert_string_equal(text, expected);
+        free(text);
+        json_decref(json);
+        mlo_stats_clear(&stats);
+    }
+    free(expected);
+    mlo_tensor_clear(&f.all);
+    mlo_model_free(n.model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -181,6 +216,7 @@ int main(void)
         cmocka_unit_test(test_net__has_the_same_bits_everywhere),
         cmocka_unit_test(test_conv__is_one_chain_in_k_order),
         cmocka_unit_test(test_stats__do_not_depend_on_batch_threads_or_isa),
+        cmocka_unit_test(test_stats__time_first_values_are_observed_sample_by_sample),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -57,6 +57,25 @@ static void test_isa__environment_lowers_and_never_raises(void **state)
     free(kept);
 }
 
+static void test_isa__a_misspelt_environment_is_an_error(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error wrong = {0};
+    const struct mlo_engine *cpu;
+    const char *old = getenv("MLOPT_ISA");
+    char *kept = old ? strdup(old) : NULL;
+    MUST(mlo_engine_find("cpu", &cpu, err));
+    setenv("MLOPT_ISA", "avx51", 1);
+    assert_int_equal(cpu->probe(&wrong), MLO_EINVAL);
+    assert_non_null(strstr(wrong.message, "'avx51'"));
+    assert_non_null(strstr(wrong.hint, "avx512"));
+    unsetenv("MLOPT_ISA");
+    MUST(mlo_isa_check(err));
+    if (kept)
+        setenv("MLOPT_ISA", kept, 1);
+    free(kept);
+}
+
 static void test_machine__describes_itself(void **state)
 {
     MLO_UNUSED(state);
@@ -82,6 +101,7 @@ int main(void)
         cmocka_unit_test(test_table__names_engines_when_unknown),
         cmocka_unit_test(test_version__names_onednn),
         cmocka_unit_test(test_isa__environment_lowers_and_never_raises),
+        cmocka_unit_test(test_isa__a_misspelt_environment_is_an_error),
         cmocka_unit_test(test_machine__describes_itself),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

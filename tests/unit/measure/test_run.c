@@ -273,6 +273,48 @@ static void test_run__reference_engine_gives_the_same_for_any_batch(void **state
     mlo_model_free(model);
 }
 
+/* Inputs [N, steps] and [N, steps]: the data says how many steps there are, and must say it once. */
+static void test_run__open_dims_take_their_size_from_the_data(void **state)
+{
+    (void)state;
+    struct mlo_error err = {0};
+    struct mlo_dataset *d = NULL;
+    struct mlo_run_options o = {.batch = 2};
+    struct mlo_tensor x =
+        make_tensor(MLO_FLOAT32, 2, DIMS(3, 4), VALUES(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12));
+    struct mlo_tensor short_one = make_tensor(MLO_FLOAT32, 2, DIMS(3, 1), NULL), out[1];
+    const struct mlo_npz_array good[] = {{"a", &x}, {"b", &x}}, bad[] = {{"a", &x}, {"b", &short_one}};
+    struct mlo_model *model = shell_model();
+    struct mlo_value *in[2], *result;
+    struct mlo_type type = make_type(MLO_FLOAT32, 2, DIMS(-1, -1));
+    for (int i = 0; i < 2; i++) {
+        in[i] = shell_input(model, i ? "b" : "a", MLO_FLOAT32, 2, DIMS(-1, -1));
+        in[i]->type.dims[1].name = "steps";
+    }
+    type.dims[1].name = "steps";
+    result = mlo_graph_add_value(model->graph, "result", &type);
+    assert_non_null(mlo_graph_add_node(model->graph, NULL, "", "Add", "add", in, 2, &result, 1));
+    assert_ok(mlo_graph_add_output(model->graph, result, &err));
+    assert_ok(mlo_engine_find("reference", &o.engine, &err));
+    assert_ok(mlo_npz_write(in_scratch("open.npz"), good, 2, &err));
+    assert_ok(mlo_dataset_open(in_scratch("open.npz"), NULL, &d, &err));
+    assert_ok(mlo_run_dataset(model, d, &o, out, NULL, NULL, &err));
+    assert_int_equal(out[0].dims[1], 4);
+    for (int i = 0; i < 12; i++)
+        assert_true(((float *)out[0].data)[i] == (float)(2 * (i + 1)));
+    assert_int_equal(model->graph->inputs[0]->type.dims[1].value, -1); /* the caller's model stays open */
+    mlo_tensor_clear(&out[0]);
+    mlo_dataset_close(d);
+    assert_ok(mlo_npz_write(in_scratch("open.npz"), bad, 2, &err));
+    assert_ok(mlo_dataset_open(in_scratch("open.npz"), NULL, &d, &err));
+    assert_int_equal(mlo_run_dataset(model, d, &o, out, NULL, NULL, &err), MLO_EINVAL);
+    assert_contains(err.message, "'b' (steps) is 4 by another input, and 1 here");
+    mlo_dataset_close(d);
+    mlo_tensor_clear(&x);
+    mlo_tensor_clear(&short_one);
+    mlo_model_free(model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -282,6 +324,7 @@ int main(void)
         cmocka_unit_test_setup(test_run__failures_leave_nothing_behind, fresh),
         cmocka_unit_test_setup(test_run__inputs_must_agree_on_the_batch, fresh),
         cmocka_unit_test_setup(test_run__reference_engine_gives_the_same_for_any_batch, fresh),
+        cmocka_unit_test_setup(test_run__open_dims_take_their_size_from_the_data, fresh),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }
