@@ -95,20 +95,12 @@ void mlo_estimate_median(const double *values, size_t count, int64_t samples, st
     free(copy);
 }
 
-static bool all_binary(const double *scores, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        if (scores[i] != 0 && scores[i] != 1)
-            return false;
-    return true;
-}
-
-void mlo_estimate_mean(const double *scores, int64_t n, struct mlo_estimate *out)
+void mlo_estimate_mean(const double *scores, int64_t n, bool proportion, struct mlo_estimate *out)
 {
     *out = (struct mlo_estimate){0};
     if (n <= 0)
         return;
-    if (!all_binary(scores, n)) {
+    if (!proportion) {
         bootstrap_mean(scores, n, out);
         return;
     }
@@ -130,12 +122,13 @@ static void discordant(const double *a, const double *b, int64_t n, int64_t *onl
     }
 }
 
-void mlo_estimate_paired(const double *a, const double *b, int64_t n, struct mlo_estimate *out)
+void mlo_estimate_paired(const double *a, const double *b, int64_t n, bool proportion,
+                         struct mlo_estimate *out)
 {
     *out = (struct mlo_estimate){0};
     if (n <= 0)
         return;
-    if (all_binary(a, n) && all_binary(b, n)) {
+    if (proportion) {
         int64_t only_a, only_b;
         discordant(a, b, n, &only_a, &only_b);
         double N = (double)n + 2, d = (double)(only_a - only_b);

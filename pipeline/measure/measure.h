@@ -113,6 +113,7 @@ struct mlo_metric {
     const char *name; /* "top1" */
     const char *unit; /* "fraction", "1" */
     bool higher_is_better;
+    bool proportion;                    /* scores are 0 or 1, their mean is a share of samples */
     bool needs_labels, needs_reference; /* reference: the outputs of the baseline model (mse, cosine) */
     /* Writes one score per sample into scores[output->dims[0]]. A label out of range, a NaN or outputs of a
      * shape that the metric has no meaning for are MLO_EINVAL. */
@@ -125,13 +126,14 @@ const struct mlo_metric *mlo_metric_table(size_t *count);
 MLO_MUST_USE enum mlo_status mlo_metric_find(const char *name, const struct mlo_metric **out,
                                              struct mlo_error *err);
 
-/* Mean with 95% interval: Wilson for 0/1 scores, else percentile bootstrap (2,000 resamples, seeded). All
+/* Mean with 95% interval: Wilson for proportions, else percentile bootstrap (2,000 resamples, seeded). All
  * zero for n = 0. */
-void mlo_estimate_mean(const double *scores, int64_t n, struct mlo_estimate *out);
+void mlo_estimate_mean(const double *scores, int64_t n, bool proportion, struct mlo_estimate *out);
 /* Mean paired difference a-b over the same samples, with a 95% interval: percentile bootstrap, but for 0/1
  * scores that of Agresti and Min (2005), since a bootstrap of pairs that never disagree would claim
  * certainty. */
-void mlo_estimate_paired(const double *a, const double *b, int64_t n, struct mlo_estimate *out);
+void mlo_estimate_paired(const double *a, const double *b, int64_t n, bool proportion,
+                         struct mlo_estimate *out);
 /* Exact McNemar p-value (two-sided binomial) for 0/1 scores. */
 double mlo_mcnemar(const double *a, const double *b, int64_t n);
 

@@ -3,13 +3,13 @@
 #include "pipeline/measure/metric_impl.h"
 
 static const struct mlo_metric table[] = {
-    {"top1", "fraction", true, true, false, mlo_scores_top1,
+    {"top1", "fraction", true, true, true, false, mlo_scores_top1,
      "share of samples whose label has the highest score"},
-    {"top5", "fraction", true, true, false, mlo_scores_top5,
+    {"top5", "fraction", true, true, true, false, mlo_scores_top5,
      "share of samples whose label is among the five highest scores"},
-    {"mse", "1", false, false, true, mlo_scores_mse,
+    {"mse", "1", false, false, false, true, mlo_scores_mse,
      "mean squared error against the outputs of the baseline model"},
-    {"cosine", "1", true, false, true, mlo_scores_cosine,
+    {"cosine", "1", true, false, false, true, mlo_scores_cosine,
      "mean cosine similarity with the outputs of the baseline model"},
 };
 

@@ -115,7 +115,7 @@ static enum mlo_status observe(const struct mlo_step_context *ctx, const struct 
     enum mlo_status status = MLO_OK;
     struct mlo_estimate estimate, difference;
     json_t *params = json_object();
-    mlo_estimate_mean(scores, n, &estimate);
+    mlo_estimate_mean(scores, n, metric->proportion, &estimate);
     json_t *o = mlo_step_observation(side->subject, metric->name, params, metric->unit, &estimate,
                                      MLO_EVAL_PROTOCOL, engine);
     if (!o || json_object_set_new(o, "data_role", json_string("evaluate"))) {
@@ -123,7 +123,7 @@ static enum mlo_status observe(const struct mlo_step_context *ctx, const struct 
         goto out;
     }
     if (paired_with) {
-        mlo_estimate_paired(scores, paired_with, n, &difference);
+        mlo_estimate_paired(scores, paired_with, n, metric->proportion, &difference);
         if (!mlo_step_compare(o, "difference", &difference)) {
             status = mlo_error_nomem(err);
             goto out;

@@ -67,14 +67,6 @@ struct evaluation {
     double p_value; /* McNemar; negative: not of 0/1 scores */
 };
 
-static bool zero_one(const double *scores, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        if (scores[i] != 0 && scores[i] != 1)
-            return false;
-    return true;
-}
-
 static enum mlo_status evaluate(struct evaluation *e, const struct side *a, const struct side *b, int output,
                                 const struct mlo_dataset *dataset, struct mlo_error *err)
 {
@@ -99,14 +91,14 @@ static enum mlo_status evaluate(struct evaluation *e, const struct side *a, cons
         goto out;
     }
     MLO_TRY(m->scores(&a->outputs[output], labels, reference, x, err));
-    mlo_estimate_mean(x, n, &e->a);
+    mlo_estimate_mean(x, n, m->proportion, &e->a);
     e->paired = reference && !m->needs_reference;
     e->p_value = -1;
     if (e->paired) {
         MLO_TRY(m->scores(reference, labels, NULL, y, err));
-        mlo_estimate_mean(y, n, &e->b);
-        mlo_estimate_paired(x, y, n, &e->difference);
-        if (zero_one(x, n) && zero_one(y, n))
+        mlo_estimate_mean(y, n, m->proportion, &e->b);
+        mlo_estimate_paired(x, y, n, m->proportion, &e->difference);
+        if (m->proportion)
             e->p_value = mlo_mcnemar(x, y, n);
     }
 out:

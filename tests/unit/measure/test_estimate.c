@@ -16,7 +16,7 @@ static void proportion(int64_t ones, int64_t n, struct mlo_estimate *out)
     double scores[2000];
     for (int64_t i = 0; i < n; i++)
         scores[i] = i < ones;
-    mlo_estimate_mean(scores, n, out);
+    mlo_estimate_mean(scores, n, true, out);
 }
 
 static void test_estimate__wilson_gives_published_values(void **state)
@@ -46,9 +46,9 @@ static void test_estimate__nothing_measured_is_all_zero(void **state)
 {
     (void)state;
     struct mlo_estimate e = {1, 1, 1, 1};
-    mlo_estimate_mean(NULL, 0, &e);
+    mlo_estimate_mean(NULL, 0, true, &e);
     assert_true(e.value == 0 && e.low == 0 && e.high == 0 && e.n == 0);
-    mlo_estimate_paired(NULL, NULL, 0, &e);
+    mlo_estimate_paired(NULL, NULL, 0, true, &e);
     assert_int_equal(e.n, 0);
     mlo_estimate_median(NULL, 0, 5, &e);
     assert_int_equal(e.n, 0);
@@ -94,7 +94,7 @@ static void test_estimate__bootstrap_covers_as_it_claims(void **state)
         struct mlo_estimate e;
         for (int i = 0; i < SIZE; i++)
             scores[i] = 3 + normal(&rng);
-        mlo_estimate_mean(scores, SIZE, &e);
+        mlo_estimate_mean(scores, SIZE, false, &e);
         assert_true(e.low <= e.value && e.value <= e.high);
         covered += e.low <= 3 && 3 <= e.high;
         width += (e.high - e.low) / TRIALS;
@@ -108,11 +108,22 @@ static void test_estimate__is_repeatable(void **state)
     (void)state;
     const double scores[] = {0.5, 2, 3.25, 8, 1};
     struct mlo_estimate a, b;
-    mlo_estimate_mean(scores, 5, &a);
-    mlo_estimate_mean(scores, 5, &b);
+    mlo_estimate_mean(scores, 5, false, &a);
+    mlo_estimate_mean(scores, 5, false, &b);
     assert_memory_equal(&a, &b, sizeof a);
     assert_near(a.value, 2.95, 1e-12);
     assert_true(a.low >= 0.5 && a.high <= 8 && a.low < a.high);
+}
+
+static void test_estimate__scores_that_happen_to_be_zero_are_no_proportion(void **state)
+{
+    (void)state;
+    const double errors[50] = {0};
+    struct mlo_estimate e;
+    mlo_estimate_mean(errors, 50, false, &e);
+    assert_true(e.value == 0 && e.low == 0 && e.high == 0);
+    mlo_estimate_mean(errors, 50, true, &e);
+    assert_true(e.high > 0.05);
 }
 
 static void test_estimate__pairs_are_tighter_than_two_averages(void **state)
@@ -127,8 +138,8 @@ static void test_estimate__pairs_are_tighter_than_two_averages(void **state)
         a[i] = 10 * normal(&rng);
         b[i] = a[i] - 0.25 + 0.1 * normal(&rng);
     }
-    mlo_estimate_paired(a, b, SIZE, &paired);
-    mlo_estimate_mean(a, SIZE, &alone);
+    mlo_estimate_paired(a, b, SIZE, false, &paired);
+    mlo_estimate_mean(a, SIZE, false, &alone);
     assert_near(paired.value, 0.25, 0.03);
     assert_true(paired.low > 0.2 && paired.high < 0.3);
     assert_true(alone.high - alone.low > 2);
@@ -141,9 +152,9 @@ static void test_estimate__paired_proportions_never_claim_certainty(void **state
     struct mlo_estimate e;
     for (int i = 0; i < 1000; i++)
         a[i] = b[i] = i % 10 != 0;
-    mlo_estimate_paired(a, b, 10, &e);
+    mlo_estimate_paired(a, b, 10, true, &e);
     assert_true(e.value == 0 && e.low < -0.1 && e.high > 0.1); /* ten equal pairs show little */
-    mlo_estimate_paired(a, b, 1000, &e);
+    mlo_estimate_paired(a, b, 1000, true, &e);
     assert_true(e.value == 0 && e.low < 0 && e.low > -0.005 && e.high == -e.low);
     /* 150 against 86 of 1600 pairs: 0.04, and with so many pairs nearly 1.96 standard errors of 0.0095 about
      * it */
@@ -152,7 +163,7 @@ static void test_estimate__paired_proportions_never_claim_certainty(void **state
         x[i] = 1;
     for (int i = 150; i < 236; i++)
         y[i] = 1;
-    mlo_estimate_paired(x, y, 1600, &e);
+    mlo_estimate_paired(x, y, 1600, true, &e);
     assert_near(e.value, 0.04, 1e-12);
     assert_near(e.low, 0.0213, 3e-4);
     assert_near(e.high, 0.0587, 3e-4);
@@ -223,6 +234,7 @@ int main(void)
         cmocka_unit_test(test_random__gives_the_reference_sequence),
         cmocka_unit_test(test_estimate__bootstrap_covers_as_it_claims),
         cmocka_unit_test(test_estimate__is_repeatable),
+        cmocka_unit_test(test_estimate__scores_that_happen_to_be_zero_are_no_proportion),
         cmocka_unit_test(test_estimate__pairs_are_tighter_than_two_averages),
         cmocka_unit_test(test_estimate__paired_proportions_never_claim_certainty),
         cmocka_unit_test(test_estimate__mcnemar_gives_known_values),
