@@ -111,7 +111,7 @@ The pages: $(grep -o 'http[^ ]*login[^ ]*' "$log" | tail -1 || true)
 The same with your model:
   export MLOPT_URL=$MLOPT_URL MLOPT_TOKEN=\$(cat $data/token) PATH=$PWD/build:\$PATH
   mlopt push myproject/mymodel model.onnx && mlopt data push myproject/calibration calib.npz && mlopt data push myproject/test test.npz
-  mlopt submit myproject/mymodel --recipe myrecipe.yaml --wait     # start from pipeline/recipes/int8-cpu.yaml
+  mlopt submit myproject/mymodel --recipe int8-cpu --set data.calibrate=myproject/calibration --set data.evaluate=myproject/test --wait
 TEXT
 if [ $leave = yes ]; then exit 0; fi
 echo

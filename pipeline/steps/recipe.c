@@ -351,6 +351,26 @@ void mlo_recipe_free(struct mlo_recipe *recipe)
     mlo_arena_free(recipe->arena);
 }
 
+/* data.ROLE=DATASET: the same recipe on other data. */
+static enum mlo_status set_data(struct mlo_recipe *recipe, const char *role, const json_t *value,
+                                struct mlo_error *err)
+{
+    const char **slots[] = {&recipe->calibrate, &recipe->select, &recipe->evaluate};
+    for (size_t i = 0; i < MLO_COUNT(DATA_KEYS); i++) {
+        if (strcmp(role, DATA_KEYS[i]) != 0)
+            continue;
+        if (!json_is_string(value) || !json_string_length(value))
+            return mlo_error_set(err, MLO_EINVAL, "data.%s must be the name of a dataset", role);
+        *slots[i] = mlo_arena_strdup(recipe->arena, json_string_value(value));
+        return *slots[i] ? MLO_OK : mlo_error_nomem(err);
+    }
+    const char *near = mlo_suggest(role, DATA_KEYS, MLO_COUNT(DATA_KEYS));
+    enum mlo_status status = mlo_error_set(err, MLO_EINVAL, "a recipe has no data role '%s'", role);
+    mlo_error_hint(err, near ? "did you mean 'data.%s'?" : "roles are calibrate, select and evaluate%s",
+                   near ? near : "");
+    return status;
+}
+
 enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -364,7 +384,7 @@ enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment
     if (!dot || !equals || dot > equals || (size_t)(dot - assignment) >= sizeof step ||
         (size_t)(equals - dot) > sizeof key) {
         status = mlo_error_set(err, MLO_EINVAL, "'%s' is no setting", assignment);
-        mlo_error_hint(err, "write STEP.OPTION=VALUE, such as quantize.calibrator=percentile");
+        mlo_error_hint(err, "write STEP.OPTION=VALUE, such as quantize.calibrator=percentile, or data.ROLE=DATASET");
         goto out;
     }
     snprintf(step, sizeof step, "%.*s", (int)(dot - assignment), assignment);
@@ -372,6 +392,10 @@ enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment
     struct mlo_yaml *node;
     MLO_TRY(mlo_yaml_parse(arena, equals + 1, strlen(equals + 1), assignment, &node, err));
     value = mlo_yaml_to_json(node);
+    if (strcmp(step, "data") == 0) {
+        MLO_TRY(set_data(recipe, key, value, err));
+        found = true;
+    }
     for (size_t i = 0; i < recipe->step_count; i++) {
         if (strcmp(recipe->steps[i].name, step) != 0)
             continue;

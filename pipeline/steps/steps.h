@@ -35,7 +35,8 @@ struct mlo_recipe {
 MLO_MUST_USE enum mlo_status mlo_recipe_parse(const char *text, size_t size, const char *name,
                                               struct mlo_recipe **out, struct mlo_error *err);
 void mlo_recipe_free(struct mlo_recipe *recipe);
-/* Sets one option before anything runs: "quantize.calibrator=percentile". */
+/* Sets one option before anything runs, "quantize.calibrator=percentile", or a dataset,
+ * "data.calibrate=shop/calibration". */
 MLO_MUST_USE enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment,
                                             struct mlo_error *err);
 /* The recipes that are built into the program (pipeline/recipes), by name; NULL text when unknown. */

@@ -211,6 +211,13 @@ static enum mlo_status request_body(struct mlo_cli *cli, const struct mlo_client
     } else {
         json_object_set_new(body, "recipe_name", json_string(recipe));
     }
+    const char *assignment;
+    json_t *set = json_array();
+    for (size_t i = 0; (assignment = mlo_cli_opt_at(cli, "set", i)); i++)
+        json_array_append_new(set, json_string(assignment));
+    if (json_array_size(set))
+        json_object_set(body, "set", set);
+    json_decref(set);
     *out = json_incref(body);
 out:
     json_decref(body);
@@ -306,6 +313,8 @@ out:
 
 static const struct mlo_cli_option options[] = {
     {"recipe", 0, "FILE|NAME", "a recipe file, or one that is built in (int8-cpu)"},
+    {"set", 0, "STEP.OPTION=VALUE", "changes an option of the recipe, or a dataset: data.ROLE=NAME", NULL,
+     true},
     {"wait", 0, NULL, "follow the run to its end; exit code 6 when it fails"},
     {"timeout", 0, "S", "with --wait: exit code 7 after S seconds; the run goes on"},
     {"idempotency-key", 0, "KEY", "the same key gives the same run"},
@@ -321,4 +330,6 @@ const struct mlo_cli_verb mlo_verb_submit = {
     .min_args = 1,
     .max_args = 1,
     .help = "run a recipe on a version",
+    .detail = "  mlopt submit shop/ranker --recipe int8-cpu --wait \\\n"
+              "      --set data.calibrate=shop/calibration --set data.evaluate=shop/test\n",
 };

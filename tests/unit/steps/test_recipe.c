@@ -135,6 +135,13 @@ static void test_recipe__set_changes_one_option(void **state)
     assert_ok(mlo_recipe_parse(text, size, "int8-cpu", &r, &err));
     assert_ok(mlo_recipe_set(r, "quantize.calibrator=percentile", &err));
     assert_string_equal(mlo_json_str(r->steps[1].options, "calibrator", ""), "percentile");
+    assert_ok(mlo_recipe_set(r, "data.calibrate=shop/images@2", &err));
+    assert_string_equal(r->calibrate, "shop/images@2");
+    assert_string_equal(mlo_json_str(json_object_get(r->canonical, "data"), "calibrate", ""),
+                        "shop/images@2");
+    assert_int_equal(mlo_recipe_set(r, "data.calibrat=x", &err), MLO_EINVAL);
+    assert_string_equal(err.hint, "did you mean 'data.calibrate'?");
+    assert_int_equal(mlo_recipe_set(r, "data.select=[a]", &err), MLO_EINVAL);
     assert_int_equal(mlo_recipe_set(r, "quantise.calibrator=minmax", &err), MLO_EINVAL);
     assert_string_equal(err.hint, "did you mean 'quantize'?");
     assert_int_equal(mlo_recipe_set(r, "quantize.calibrator=minimax", &err), MLO_EINVAL);
