@@ -74,6 +74,16 @@ holds "all(j['reused'] for j in d['run']['jobs'] if j['kind'] == 'derive')"
 holds "not any(j['reused'] for j in d['run']['jobs'] if j['kind'] == 'observe')"
 holds "d['variants'][1]['artifact'] == '$first'"
 
+# a built-in recipe on other data, by --set
+expect 3 "$MLOPT" submit fashion/cnn --recipe int8-cpu --set data.evaluate=fashion/nothing
+says "fashion/nothing"
+expect 1 "$MLOPT" submit fashion/cnn --recipe int8-cpu --set data.evalute=fashion/test
+says "data.evaluate"
+expect 0 "$MLOPT" submit fashion/cnn --recipe short.yaml --set quantize.calibrator=percentile --set benchmark.rounds=2 --wait -o json
+holds "next(j['reused'] for j in d['run']['jobs'] if j['step'] == 'optimize')"
+holds "not next(j['reused'] for j in d['run']['jobs'] if j['step'] == 'quantize')"
+holds "d['variants'][1]['artifact'] != '$first'"
+
 # an expectation that cannot hold makes the run fail, with exit code 6
 sed 's/^name: short/name: strict/; s/^expect:.*/expect: ["top1 >= 0.9999"]/' short.yaml >strict.yaml
 expect 6 "$MLOPT" submit fashion/cnn --recipe strict.yaml --wait
