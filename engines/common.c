@@ -37,6 +37,12 @@ enum mlo_status mlo_engine_bind(const struct mlo_model *model, const struct mlo_
         char type[256];
         if (!is_fed(v) || mlo_type_static(&v->type, NULL))
             continue;
+        if (mlo_holds_values(v->type.dtype)) {
+            status = mlo_error_set(err, MLO_EUNSUPPORTED, "input '%s' is %s; engines are fed with tensors",
+                                   v->name, mlo_type_describe(&v->type, type, sizeof type));
+            mlo_error_where(err, "input '%s'", v->name);
+            goto out;
+        }
         status = mlo_error_set(err, MLO_EINVAL, "input '%s' is %s: its shape is not fixed", v->name,
                                mlo_type_describe(&v->type, type, sizeof type));
         mlo_error_where(err, "input '%s'", v->name);
@@ -87,8 +93,8 @@ enum mlo_status mlo_engine_observed(const struct mlo_graph *graph, const struct 
 enum mlo_status mlo_engine_deliver(const struct mlo_tensor *from, struct mlo_tensor *to,
                                    struct mlo_error *err)
 {
-    if (to->data && to->dtype == from->dtype && mlo_tensor_same_shape(from, to) &&
-        to->size_bytes == from->size_bytes) {
+    if (to->data && !mlo_holds_values(to->dtype) && to->dtype == from->dtype &&
+        mlo_tensor_same_shape(from, to) && to->size_bytes == from->size_bytes) {
         memcpy(to->data, from->data, from->size_bytes);
         return MLO_OK;
     }
@@ -103,8 +109,9 @@ enum mlo_status mlo_engine_show(const char *name, const struct mlo_tensor *value
         return fn(arg, name, value, err);
     enum mlo_status status;
     struct mlo_tensor f = {0};
-    if (value->dtype == MLO_STRING)
-        return mlo_error_set(err, MLO_EUNSUPPORTED, "value '%s' holds strings and cannot be observed", name);
+    if (value->dtype == MLO_STRING || mlo_holds_values(value->dtype))
+        return mlo_error_set(err, MLO_EUNSUPPORTED, "value '%s' is a %s and cannot be observed", name,
+                             mlo_dtype_name(value->dtype));
     MLO_TRY(mlo_tensor_init(&f, MLO_FLOAT32, value->rank, value->dims, err));
     size_t n = mlo_tensor_count(value);
     for (size_t i = 0; i < n; i++)

@@ -27,13 +27,25 @@ static struct mlo_tensor *clone_tensor(struct mlo_model *to, const struct mlo_te
     return mlo_model_tensor_take(to, &copy); /* what is not owned lies in the shared mapping */
 }
 
+static struct mlo_type *clone_element(struct mlo_arena *arena, const struct mlo_type *from);
+
 static struct mlo_type clone_type(struct mlo_arena *arena, const struct mlo_type *from)
 {
     struct mlo_type type = *from;
     for (int i = 0; i < type.rank; i++)
         if (type.dims[i].name)
             type.dims[i].name = mlo_arena_strdup(arena, type.dims[i].name);
+    if (type.element)
+        type.element = clone_element(arena, type.element);
     return type;
+}
+
+static struct mlo_type *clone_element(struct mlo_arena *arena, const struct mlo_type *from)
+{
+    struct mlo_type *copy = mlo_arena_alloc(arena, sizeof *copy);
+    if (copy)
+        *copy = clone_type(arena, from);
+    return copy;
 }
 
 static struct mlo_graph *clone_graph(const struct mlo_graph *from, struct mlo_model *model,
@@ -71,6 +83,9 @@ static bool clone_attr(const struct mlo_attr *from, struct mlo_node *node, struc
             if (!(to->strings.s[i] = mlo_arena_strdup(model->arena, from->strings.s[i])))
                 return false;
         return to->strings.s != NULL;
+    case MLO_ATTR_TYPE:
+        to->value_type = clone_element(model->arena, from->value_type);
+        return to->value_type != NULL;
     case MLO_ATTR_GRAPH:
         to->graph = clone_graph(from->graph, model, node, scope);
         return to->graph != NULL;

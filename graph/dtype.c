@@ -29,8 +29,13 @@ static const struct mlo_dtype_info dtypes[] = {
     [MLO_INT4] = {MLO_INT4, "int4", 4, false, true, true},
 };
 
+static const struct mlo_dtype_info sequence_info = {MLO_SEQUENCE, "sequence", 0, false, false, false};
+static const struct mlo_dtype_info optional_info = {MLO_OPTIONAL, "optional", 0, false, false, false};
+
 const struct mlo_dtype_info *mlo_dtype_info(enum mlo_dtype dtype)
 {
+    if (mlo_holds_values(dtype))
+        return dtype == MLO_SEQUENCE ? &sequence_info : &optional_info;
     if ((int)dtype <= MLO_DTYPE_NONE || dtype >= MLO_DTYPE_COUNT)
         return NULL;
     return &dtypes[dtype];

@@ -75,6 +75,9 @@ static void put_attr(struct mlo_buf *out, const struct mlo_attr *attr)
     case MLO_ATTR_TENSOR:
         put_tensor(out, attr->tensor);
         break;
+    case MLO_ATTR_TYPE:
+        put_type(out, attr->value_type);
+        break;
     case MLO_ATTR_FLOATS:
         for (size_t i = 0; i < attr->floats.count; i++)
             mlo_buf_printf(out, "%s%.9g", i ? "," : "[", (double)attr->floats.f[i]);

@@ -17,6 +17,11 @@ static bool unify(const struct mlo_type *stated, const struct mlo_type *found, b
             return false;
         out->dtype = stated->dtype;
     }
+    if (mlo_holds_values(out->dtype)) {
+        out->element = found->element ? found->element : stated->element;
+        out->rank = -1;
+        return true;
+    }
     if (stated->rank < 0)
         return true;
     if (found->rank < 0) {
@@ -127,13 +132,22 @@ out:
     return status;
 }
 
-static void forget_inferred(struct mlo_graph *graph)
+static bool forget_subgraph(struct mlo_graph *graph, void *arg)
+{
+    MLO_UNUSED(arg);
+    mlo_graph_forget_types(graph);
+    return true;
+}
+
+void mlo_graph_forget_types(struct mlo_graph *graph)
 {
     for (int i = 0; i < graph->value_count; i++) {
         struct mlo_value *value = graph->values[i];
         if (value->producer && value->producer->op)
             value->type = (struct mlo_type){.rank = -1};
     }
+    for (int n = 0; n < graph->node_count; n++)
+        mlo_node_each_subgraph(graph->nodes[n], forget_subgraph, NULL);
 }
 
 static bool binding_of(const struct mlo_binding *bindings, size_t count, const char *name, int64_t *value)
@@ -187,7 +201,7 @@ enum mlo_status mlo_graph_bind(struct mlo_graph *graph, const struct mlo_binding
         }
     }
     bind_types(graph, bindings, count);
-    forget_inferred(graph);
+    mlo_graph_forget_types(graph);
     return mlo_graph_infer(graph, err);
 }
 
@@ -204,7 +218,7 @@ enum mlo_status mlo_graph_bind_batch(struct mlo_graph *graph, int64_t batch, str
         else
             input->type.dims[0] = mlo_dim_fixed(batch);
     }
-    forget_inferred(graph);
+    mlo_graph_forget_types(graph);
     return mlo_graph_infer(graph, err);
 }
 

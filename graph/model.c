@@ -192,7 +192,8 @@ const struct mlo_tensor *mlo_node_const(const struct mlo_node *node, int i)
 
 struct mlo_node *mlo_value_sole_user(const struct mlo_value *value)
 {
-    return value->use_count == 1 && !value->is_output ? value->uses[0].node : NULL;
+    bool sole = value->use_count == 1 && !value->is_output && value->uses[0].node->graph == value->graph;
+    return sole ? value->uses[0].node : NULL;
 }
 
 bool mlo_type_static(const struct mlo_type *type, int64_t *dims)
@@ -211,6 +212,13 @@ bool mlo_type_static(const struct mlo_type *type, int64_t *dims)
 char *mlo_type_describe(const struct mlo_type *type, char *out, size_t size)
 {
     size_t at = (size_t)snprintf(out, size, "%s", mlo_dtype_name(type->dtype));
+    if (mlo_holds_values(type->dtype) && type->element && at + 2 < size) {
+        out[at++] = '(';
+        mlo_type_describe(type->element, out + at, size - at - 1);
+        at += strlen(out + at);
+        snprintf(out + at, size - at, ")");
+        return out;
+    }
     if (type->rank < 0)
         return out;
     for (int i = 0; i < type->rank && at < size; i++) {
@@ -229,7 +237,9 @@ char *mlo_type_describe(const struct mlo_type *type, char *out, size_t size)
 struct mlo_type mlo_type_of(const struct mlo_tensor *tensor)
 {
     struct mlo_type type = {.dtype = tensor->dtype, .rank = tensor->rank};
-    for (int i = 0; i < tensor->rank; i++)
+    if (mlo_holds_values(tensor->dtype))
+        type.rank = -1;
+    for (int i = 0; i < type.rank; i++)
         type.dims[i].value = tensor->dims[i];
     return type;
 }

@@ -25,6 +25,7 @@ struct mlo_type {
     enum mlo_dtype dtype;
     int rank;
     struct mlo_dim dims[MLO_MAX_RANK];
+    const struct mlo_type *element; /* of a sequence or optional (whose rank is -1); NULL: unknown */
 };
 
 struct mlo_use {
@@ -58,6 +59,7 @@ enum mlo_attr_type { /* numbers of onnx.AttributeProto.AttributeType */
                      MLO_ATTR_STRINGS = 8,
                      MLO_ATTR_TENSORS = 9,
                      MLO_ATTR_GRAPHS = 10,
+                     MLO_ATTR_TYPE = 13,
 };
 
 struct mlo_attr {
@@ -72,6 +74,7 @@ struct mlo_attr {
         } s;
         struct mlo_tensor *tensor;
         struct mlo_graph *graph;
+        const struct mlo_type *value_type;
         struct {
             size_t count;
             float *f;
@@ -176,7 +179,8 @@ const float *mlo_node_attr_floats(const struct mlo_node *node, const char *name,
 struct mlo_value *mlo_node_input(const struct mlo_node *node, int i);
 /* Input i's constant, or NULL. */
 const struct mlo_tensor *mlo_node_const(const struct mlo_node *node, int i);
-/* The only user of a value that is no graph output; NULL when it has none or several. */
+/* The only user of a value that is no graph output; NULL when it has none or several, or one in a subgraph.
+ */
 struct mlo_node *mlo_value_sole_user(const struct mlo_value *value);
 /* True when every dim is fixed; fills dims (may be NULL). */
 bool mlo_type_static(const struct mlo_type *type, int64_t *dims);

@@ -45,6 +45,8 @@ typedef bool mlo_subgraph_fn(struct mlo_graph *graph, void *arg);
 bool mlo_node_each_subgraph(const struct mlo_node *node, mlo_subgraph_fn *fn, void *arg);
 /* The node of `graph` that `node` is, or is nested in; NULL when it is in neither. */
 struct mlo_node *mlo_node_ancestor(struct mlo_node *node, const struct mlo_graph *graph);
+/* Forgets the types of all values that nodes with a row produce, in subgraphs too: before inferring anew. */
+void mlo_graph_forget_types(struct mlo_graph *graph);
 /* The type of a constant. */
 struct mlo_type mlo_type_of(const struct mlo_tensor *tensor);
 

@@ -71,6 +71,8 @@ static int type_of(const Onnx__AttributeProto *p)
         return MLO_ATTR_TENSOR;
     if (p->g)
         return MLO_ATTR_GRAPH;
+    if (p->tp)
+        return MLO_ATTR_TYPE;
     if (p->n_floats)
         return MLO_ATTR_FLOATS;
     if (p->n_strings)
@@ -106,12 +108,17 @@ static enum mlo_status fill(const struct mlo_onnx_reader *reader, const Onnx__At
         return attr->ints.i ? MLO_OK : mlo_error_nomem(err);
     case MLO_ATTR_STRINGS:
         return read_strings(arena, p, attr, err);
+    case MLO_ATTR_TYPE: {
+        struct mlo_type *type = mlo_arena_alloc(arena, sizeof *type);
+        attr->value_type = type;
+        return type ? mlo_onnx_read_type(arena, p->tp, type, err) : mlo_error_nomem(err);
+    }
     case MLO_ATTR_GRAPH:
     case MLO_ATTR_GRAPHS:
         return read_graphs(reader, p, node, graph_fn, attr, err);
     default:
         return mlo_error_set(err, MLO_EUNSUPPORTED,
-                             "attributes of type %d (lists of tensors, sparse tensors, types) "
+                             "attributes of type %d (lists of tensors or types, sparse tensors) "
                              "are not supported",
                              (int)attr->type);
     }

@@ -50,6 +50,21 @@ static Onnx__TensorProto *tensor(struct writer *w, const struct mlo_tensor *t, c
 static Onnx__TypeProto *type(struct writer *w, const struct mlo_type *from)
 {
     Onnx__TypeProto *p = NEW(w, Onnx__TypeProto, onnx__type_proto__init);
+    if (p && mlo_holds_values(from->dtype)) {
+        Onnx__TypeProto *element = from->element ? type(w, from->element) : NULL;
+        if (from->dtype == MLO_SEQUENCE) {
+            p->value_case = ONNX__TYPE_PROTO__VALUE_SEQUENCE_TYPE;
+            p->sequence_type = NEW(w, Onnx__TypeProto__Sequence, onnx__type_proto__sequence__init);
+            if (p->sequence_type)
+                p->sequence_type->elem_type = element;
+        } else {
+            p->value_case = ONNX__TYPE_PROTO__VALUE_OPTIONAL_TYPE;
+            p->optional_type = NEW(w, Onnx__TypeProto__Optional, onnx__type_proto__optional__init);
+            if (p->optional_type)
+                p->optional_type->elem_type = element;
+        }
+        return p;
+    }
     Onnx__TypeProto__Tensor *t = NEW(w, Onnx__TypeProto__Tensor, onnx__type_proto__tensor__init);
     if (!p || !t)
         return NULL;
@@ -120,6 +135,9 @@ static Onnx__AttributeProto *attribute(struct writer *w, const struct mlo_attr *
         break;
     case MLO_ATTR_TENSOR:
         p->t = tensor(w, a->tensor, NULL);
+        break;
+    case MLO_ATTR_TYPE:
+        p->tp = type(w, a->value_type);
         break;
     case MLO_ATTR_GRAPH:
         p->g = graph_message(w, a->graph);

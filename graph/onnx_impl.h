@@ -50,6 +50,9 @@ MLO_MUST_USE enum mlo_status mlo_onnx_read_tensor(const struct mlo_onnx_reader *
 MLO_MUST_USE enum mlo_status mlo_onnx_read_external(const char *folder, const Onnx__TensorProto *proto,
                                                     size_t expected, struct mlo_buf *out,
                                                     struct mlo_error *err);
+/* A type from its message; names are copied to the arena. */
+MLO_MUST_USE enum mlo_status mlo_onnx_read_type(struct mlo_arena *arena, const Onnx__TypeProto *proto,
+                                                struct mlo_type *out, struct mlo_error *err);
 /* Fills an attribute from its message. Subgraphs are made by `graph_fn`. */
 typedef enum mlo_status mlo_onnx_graph_fn(const struct mlo_onnx_reader *reader, const Onnx__GraphProto *proto,
                                           struct mlo_node *owner, struct mlo_graph **out,

@@ -12,34 +12,24 @@ static const char *text(struct mlo_arena *arena, const char *from)
     return mlo_arena_strdup(arena, from ? from : "");
 }
 
-static enum mlo_status read_type(struct mlo_arena *arena, const Onnx__ValueInfoProto *info,
-                                 struct mlo_type *out, struct mlo_error *err)
+static enum mlo_status read_tensor_type(struct mlo_arena *arena, const Onnx__TypeProto__Tensor *tensor,
+                                        struct mlo_type *out, struct mlo_error *err)
 {
-    const Onnx__TypeProto *type = info->type;
-    *out = (struct mlo_type){.rank = -1};
-    if (!type || type->value_case == ONNX__TYPE_PROTO__VALUE__NOT_SET)
-        return MLO_OK;
-    if (type->value_case != ONNX__TYPE_PROTO__VALUE_TENSOR_TYPE)
-        return mlo_error_set(err, MLO_EUNSUPPORTED,
-                             "value '%.120s' is a sequence, map, optional or sparse tensor", info->name);
-    const Onnx__TypeProto__Tensor *tensor = type->tensor_type;
     out->dtype = (enum mlo_dtype)tensor->elem_type;
-    if (out->dtype != MLO_DTYPE_NONE && !mlo_dtype_info(out->dtype))
-        return mlo_error_set(err, MLO_EUNSUPPORTED, "value '%.120s': elem_type %d is not known", info->name,
-                             tensor->elem_type);
+    if (tensor->elem_type < 0 || tensor->elem_type >= MLO_DTYPE_COUNT)
+        return mlo_error_set(err, MLO_EUNSUPPORTED, "elem_type %d is not known", tensor->elem_type);
     if (!tensor->shape)
         return MLO_OK;
     if (tensor->shape->n_dim > MLO_MAX_RANK)
-        return mlo_error_set(err, MLO_EUNSUPPORTED, "value '%.120s' has %zu dims; at most %d are supported",
-                             info->name, tensor->shape->n_dim, MLO_MAX_RANK);
+        return mlo_error_set(err, MLO_EUNSUPPORTED, "it has %zu dims; at most %d are supported",
+                             tensor->shape->n_dim, MLO_MAX_RANK);
     out->rank = (int)tensor->shape->n_dim;
     for (int i = 0; i < out->rank; i++) {
         const Onnx__TensorShapeProto__Dimension *dim = tensor->shape->dim[i];
         out->dims[i].value = -1;
         if (dim->value_case == ONNX__TENSOR_SHAPE_PROTO__DIMENSION__VALUE_DIM_VALUE) {
             if (dim->dim_value < 0)
-                return mlo_error_set(err, MLO_EFORMAT, "value '%.120s': shape.dim[%d] is %lld", info->name, i,
-                                     (long long)dim->dim_value);
+                return mlo_error_set(err, MLO_EFORMAT, "shape.dim[%d] is %lld", i, (long long)dim->dim_value);
             out->dims[i].value = dim->dim_value;
         } else if (dim->value_case == ONNX__TENSOR_SHAPE_PROTO__DIMENSION__VALUE_DIM_PARAM &&
                    *dim->dim_param) {
@@ -49,6 +39,45 @@ static enum mlo_status read_type(struct mlo_arena *arena, const Onnx__ValueInfoP
         }
     }
     return MLO_OK;
+}
+
+enum mlo_status mlo_onnx_read_type(struct mlo_arena *arena, const Onnx__TypeProto *p, struct mlo_type *out,
+                                   struct mlo_error *err)
+{
+    const Onnx__TypeProto *inner;
+    *out = (struct mlo_type){.rank = -1};
+    if (!p)
+        return MLO_OK;
+    switch (p->value_case) {
+    case ONNX__TYPE_PROTO__VALUE__NOT_SET:
+        return MLO_OK;
+    case ONNX__TYPE_PROTO__VALUE_TENSOR_TYPE:
+        return read_tensor_type(arena, p->tensor_type, out, err);
+    case ONNX__TYPE_PROTO__VALUE_SEQUENCE_TYPE:
+        out->dtype = MLO_SEQUENCE;
+        inner = p->sequence_type->elem_type;
+        break;
+    case ONNX__TYPE_PROTO__VALUE_OPTIONAL_TYPE:
+        out->dtype = MLO_OPTIONAL;
+        inner = p->optional_type->elem_type;
+        break;
+    default:
+        return mlo_error_set(err, MLO_EUNSUPPORTED, "it is a map or a sparse tensor");
+    }
+    struct mlo_type *element = mlo_arena_alloc(arena, sizeof *element);
+    if (!element)
+        return mlo_error_nomem(err);
+    out->element = element;
+    return mlo_onnx_read_type(arena, inner, element, err); /* as deep as the scan let messages be */
+}
+
+static enum mlo_status read_type(struct mlo_arena *arena, const Onnx__ValueInfoProto *info,
+                                 struct mlo_type *out, struct mlo_error *err)
+{
+    enum mlo_status status = mlo_onnx_read_type(arena, info->type, out, err);
+    if (status != MLO_OK)
+        mlo_error_prefix(err, "value '%.120s'", info->name ? info->name : "");
+    return status;
 }
 
 static const char *required_name(const char *name, const char *what, struct mlo_error *err,

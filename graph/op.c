@@ -34,11 +34,23 @@ static enum mlo_status unsupported(const struct mlo_node *node, struct mlo_error
     return status;
 }
 
+static bool check_subgraph(struct mlo_graph *graph, void *arg)
+{
+    return mlo_graph_check_supported(graph, arg) == MLO_OK;
+}
+
 enum mlo_status mlo_graph_check_supported(const struct mlo_graph *graph, struct mlo_error *err)
 {
-    for (int n = 0; n < graph->node_count; n++)
+    struct mlo_error inner = {0};
+    for (int n = 0; n < graph->node_count; n++) {
         if (!graph->nodes[n]->op)
             return unsupported(graph->nodes[n], err);
+        if (!mlo_node_each_subgraph(graph->nodes[n], check_subgraph, &inner)) {
+            if (err)
+                *err = inner;
+            return inner.status;
+        }
+    }
     return MLO_OK;
 }
 
@@ -114,12 +126,19 @@ out:
 enum mlo_status mlo_node_eval(const struct mlo_node *node, const struct mlo_tensor *const *in,
                               struct mlo_tensor *const *out, struct mlo_error *err)
 {
+    return mlo_node_eval_in(node, in, out, NULL, err);
+}
+
+enum mlo_status mlo_node_eval_in(const struct mlo_node *node, const struct mlo_tensor *const *in,
+                                 struct mlo_tensor *const *out, struct mlo_eval *scope, struct mlo_error *err)
+{
     enum mlo_status status = node->op ? check_counts(node, err) : unsupported(node, err);
     for (int i = 0; status == MLO_OK && i < node->op->min_inputs; i++)
         if (!in[i])
             status = mlo_error_set(err, MLO_EINVAL, "input %d is not given", i);
     if (status == MLO_OK)
-        status = node->op->eval(node, in, out, err);
+        status = node->op->eval_in ? node->op->eval_in(node, in, out, scope, err)
+                                   : node->op->eval(node, in, out, err);
     if (status != MLO_OK) {
         for (int i = 0; i < node->output_count; i++)
             if (out[i])

@@ -19,6 +19,13 @@ typedef enum mlo_status mlo_op_infer_fn(const struct mlo_node *node, struct mlo_
 typedef enum mlo_status mlo_op_eval_fn(const struct mlo_node *node, const struct mlo_tensor *const *in,
                                        struct mlo_tensor *const *out, struct mlo_error *err);
 
+struct mlo_eval;
+/* The same for an op with subgraphs: `scope` holds the contents of the graph around the node (graph/eval.h);
+ * NULL when nothing is known of them, and then bodies that read outer values (but constants) fail. */
+typedef enum mlo_status mlo_op_eval_in_fn(const struct mlo_node *node, const struct mlo_tensor *const *in,
+                                          struct mlo_tensor *const *out, struct mlo_eval *scope,
+                                          struct mlo_error *err);
+
 enum mlo_op_flags {
     MLO_OP_PURE = 1,        /* same inputs, same outputs: may be folded and merged */
     MLO_OP_RANGE_KEEP = 2,  /* outputs hold only values of the first input: equal quantization parameters */
@@ -36,6 +43,7 @@ struct mlo_op {
     unsigned flags;
     int min_inputs, max_inputs; /* max < 0: any number */
     int min_outputs, max_outputs;
+    mlo_op_eval_in_fn *eval_in; /* in the place of `eval`, for ops with subgraphs */
 };
 
 /* The row for an op at an opset version; NULL when the table has none. */
@@ -59,6 +67,11 @@ MLO_MUST_USE enum mlo_status mlo_node_infer(const struct mlo_node *node, struct 
 /* Evaluates one node by its row; checks input counts. Errors get "node 'name' (Op)" as place. */
 MLO_MUST_USE enum mlo_status mlo_node_eval(const struct mlo_node *node, const struct mlo_tensor *const *in,
                                            struct mlo_tensor *const *out, struct mlo_error *err);
+
+/* The same within a scope, which ops with subgraphs read outer values from. */
+MLO_MUST_USE enum mlo_status mlo_node_eval_in(const struct mlo_node *node, const struct mlo_tensor *const *in,
+                                              struct mlo_tensor *const *out, struct mlo_eval *scope,
+                                              struct mlo_error *err);
 
 /* Multiply-adds of a node for its (static) types; 0 when not counted or not static. */
 uint64_t mlo_node_macs(const struct mlo_node *node);

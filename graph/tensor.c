@@ -85,15 +85,62 @@ enum mlo_status mlo_tensor_init(struct mlo_tensor *tensor, enum mlo_dtype dtype,
     return MLO_OK;
 }
 
+bool mlo_holds_values(enum mlo_dtype dtype)
+{
+    return dtype == MLO_SEQUENCE || dtype == MLO_OPTIONAL;
+}
+
+struct mlo_tensor *mlo_values(const struct mlo_tensor *sequence)
+{
+    return sequence->data;
+}
+
+enum mlo_status mlo_values_init(struct mlo_tensor *out, enum mlo_dtype kind, size_t count,
+                                struct mlo_error *err)
+{
+    *out = (struct mlo_tensor){0};
+    if (count > MLO_MAX_VALUES)
+        return mlo_error_set(err, MLO_ETOOBIG, "a sequence of %zu tensors; at most %d are supported", count,
+                             MLO_MAX_VALUES);
+    struct mlo_tensor *items = calloc(count + 1, sizeof *items);
+    if (!items)
+        return mlo_error_nomem(err);
+    *out = (struct mlo_tensor){.dtype = kind,
+                               .rank = 1,
+                               .dims = {(int64_t)count},
+                               .data = items,
+                               .size_bytes = count * sizeof *items,
+                               .owned = true};
+    return MLO_OK;
+}
+
 void mlo_tensor_clear(struct mlo_tensor *tensor)
 {
+    if (tensor->owned && mlo_holds_values(tensor->dtype))
+        for (size_t i = 0; i < mlo_tensor_count(tensor); i++)
+            mlo_tensor_clear(&mlo_values(tensor)[i]);
     if (tensor->owned)
         free(tensor->data);
     *tensor = (struct mlo_tensor){0};
 }
 
+static enum mlo_status copy_values(const struct mlo_tensor *from, struct mlo_tensor *out,
+                                   struct mlo_error *err)
+{
+    size_t count = mlo_tensor_count(from);
+    enum mlo_status status = mlo_values_init(out, from->dtype, count, err);
+    for (size_t i = 0; i < count && status == MLO_OK; i++)
+        if (mlo_values(from)[i].dtype) /* at most an optional of a sequence of tensors deep */
+            status = mlo_tensor_copy(&mlo_values(from)[i], &mlo_values(out)[i], err);
+    if (status != MLO_OK)
+        mlo_tensor_clear(out);
+    return status;
+}
+
 enum mlo_status mlo_tensor_copy(const struct mlo_tensor *from, struct mlo_tensor *out, struct mlo_error *err)
 {
+    if (mlo_holds_values(from->dtype))
+        return copy_values(from, out, err);
     enum mlo_status status = mlo_tensor_init(out, from->dtype, from->rank, from->dims, err);
     if (status == MLO_OK && out->size_bytes)
         memcpy(out->data, from->data, out->size_bytes);

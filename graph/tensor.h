@@ -33,10 +33,15 @@ enum mlo_dtype {
     MLO_FLOAT8E5M2FNUZ = 20,
     MLO_UINT4 = 21,
     MLO_INT4 = 22,
-    MLO_DTYPE_COUNT
+    MLO_DTYPE_COUNT,
+    /* Values that hold values. They are no element types of ONNX, but let a sequence go wherever a tensor
+     * goes: a tensor of rank 1 whose elements are tensors (see mlo_values_init). Kernels refuse them like any
+     * type without a size. */
+    MLO_SEQUENCE = 64,
+    MLO_OPTIONAL = 65, /* of no or one element */
 };
 
-enum { MLO_MAX_RANK = 8 };
+enum { MLO_MAX_RANK = 8, MLO_MAX_VALUES = 1 << 24 /* in a sequence */ };
 
 struct mlo_dtype_info {
     enum mlo_dtype dtype;
@@ -70,6 +75,13 @@ MLO_MUST_USE enum mlo_status mlo_tensor_init(struct mlo_tensor *tensor, enum mlo
                                              const int64_t *dims, struct mlo_error *err);
 /* Frees what it owns and zeroes the struct. A zeroed or borrowed tensor is fine. */
 void mlo_tensor_clear(struct mlo_tensor *tensor);
+/* Makes *out own a sequence or optional (`kind`) of `count` empty slots, each to be filled with a tensor, or,
+ * in an optional, a sequence; the struct's data is an array of them. */
+MLO_MUST_USE enum mlo_status mlo_values_init(struct mlo_tensor *out, enum mlo_dtype kind, size_t count,
+                                             struct mlo_error *err);
+bool mlo_holds_values(enum mlo_dtype dtype); /* MLO_SEQUENCE or MLO_OPTIONAL */
+/* The elements of a sequence or optional, mlo_tensor_count of them. */
+struct mlo_tensor *mlo_values(const struct mlo_tensor *sequence);
 /* A deep copy into *out, which owns it. */
 MLO_MUST_USE enum mlo_status mlo_tensor_copy(const struct mlo_tensor *from, struct mlo_tensor *out,
                                              struct mlo_error *err);

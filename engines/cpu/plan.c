@@ -128,7 +128,14 @@ bool cpu_is_observed(const struct mlo_plan *plan, const struct mlo_value *value)
 
 /* --- interpreted nodes ---------------------------------------------------------------------------- */
 
+/* What a node's subgraphs read of the graph around it. */
+struct captured {
+    struct mlo_value **values;
+    int count;
+};
+
 struct eval_state {
+    struct mlo_eval scope;     /* holds what is captured, for a node with subgraphs */
     struct mlo_tensor *values; /* inputs, then outputs */
     const struct mlo_tensor **in;
     struct mlo_tensor **out;
@@ -139,6 +146,8 @@ static void eval_unload(void *state)
     struct eval_state *s = state;
     if (!s)
         return;
+    if (s->scope.graph)
+        mlo_eval_clear(&s->scope);
     free(s->values);
     free(s->in);
     free(s->out);
@@ -159,8 +168,49 @@ static enum mlo_status eval_load(struct mlo_program *program, const struct cpu_s
         eval_unload(s);
         return mlo_error_nomem(err);
     }
+    if (step->data) {
+        enum mlo_status status = mlo_eval_init(&s->scope, step->node->graph, NULL, err);
+        if (status != MLO_OK) {
+            eval_unload(s);
+            return status;
+        }
+    }
     *state = s;
     return MLO_OK;
+}
+
+/* The value's content, borrowed. */
+static const struct mlo_tensor *content(struct mlo_program *program, const struct mlo_value *v, int slot,
+                                        struct mlo_tensor *t)
+{
+    if (v->constant)
+        return v->constant;
+    if (program->plan->slots[slot].kind == CPU_SLOT_TENSOR && !cpu_value_bytes(v, &t->size_bytes)) {
+        *t = program->tensors[slot];
+        t->owned = false;
+    } else {
+        *t = (struct mlo_tensor){.dtype = v->type.dtype, .rank = v->type.rank, .data = program->at[slot]};
+        cpu_value_dims(v, t->dims, NULL);
+        cpu_value_bytes(v, &t->size_bytes);
+    }
+    return t;
+}
+
+/* Later steps trust the shape that is known at compile time, which a file may have stated for a node whose
+ * shape depends on data. */
+static enum mlo_status check_result(const struct mlo_value *v, const struct mlo_tensor *t,
+                                    struct mlo_error *err)
+{
+    int64_t dims[MLO_MAX_RANK];
+    char got[256], want[256];
+    bool fits = v->type.dtype == MLO_DTYPE_NONE || v->type.dtype == t->dtype;
+    if (fits && cpu_value_dims(v, dims, NULL))
+        fits = t->rank == v->type.rank &&
+               (!t->rank || memcmp(dims, t->dims, (size_t)t->rank * sizeof *dims) == 0);
+    return fits ? MLO_OK
+                : mlo_error_set(err, MLO_EFORMAT, "output '%.120s' is stated to be %.200s, but is %.200s",
+                                v->name, mlo_type_describe(&v->type, want, sizeof want),
+                                mlo_tensor_describe(t, got, sizeof got));
 }
 
 static enum mlo_status eval_run(struct mlo_program *program, const struct cpu_step *step, void *state,
@@ -168,34 +218,30 @@ static enum mlo_status eval_run(struct mlo_program *program, const struct cpu_st
 {
     struct eval_state *s = state;
     const struct mlo_node *node = step->node;
-    for (int i = 0; i < node->input_count; i++) {
-        const struct mlo_value *v = node->inputs[i];
-        struct mlo_tensor *t = &s->values[i];
-        s->in[i] = v ? t : NULL;
-        if (!v)
-            continue;
-        int slot = step->in[i];
-        if (v->constant) {
-            s->in[i] = v->constant;
-        } else if (program->plan->slots[slot].kind == CPU_SLOT_TENSOR &&
-                   !cpu_value_bytes(v, &t->size_bytes)) {
-            *t = program->tensors[slot];
-            t->owned = false;
-        } else {
-            *t = (struct mlo_tensor){.dtype = v->type.dtype, .rank = v->type.rank, .data = program->at[slot]};
-            cpu_value_dims(v, t->dims, NULL);
-            cpu_value_bytes(v, &t->size_bytes);
-        }
+    const struct captured *captured = step->data;
+    for (int i = 0; i < node->input_count; i++)
+        s->in[i] = node->inputs[i] ? content(program, node->inputs[i], step->in[i], &s->values[i]) : NULL;
+    for (int i = 0; captured && i < captured->count; i++) {
+        struct mlo_tensor t;
+        mlo_eval_feed(&s->scope, captured->values[i],
+                      content(program, captured->values[i], step->in[node->input_count + i], &t));
     }
+    s->scope.trips_left = MLO_EVAL_MAX_TRIPS;
     for (int i = 0; i < node->output_count; i++) {
         s->out[i] = node->outputs[i] ? &program->tensors[step->out[i]] : NULL;
         if (s->out[i])
             mlo_tensor_clear(s->out[i]);
     }
-    enum mlo_status status = mlo_node_eval(node, s->in, (struct mlo_tensor *const *)s->out, err);
-    for (int i = 0; i < node->output_count; i++)
+    enum mlo_status status =
+        mlo_node_eval_in(node, s->in, (struct mlo_tensor *const *)s->out, captured ? &s->scope : NULL, err);
+    if (captured)
+        mlo_eval_drop(&s->scope);
+    for (int i = 0; i < node->output_count; i++) {
         if (s->out[i])
             program->at[step->out[i]] = s->out[i]->data;
+        if (s->out[i] && status == MLO_OK)
+            status = check_result(node->outputs[i], s->out[i], err);
+    }
     return status;
 }
 
@@ -208,18 +254,35 @@ static const char *precision_of(const struct mlo_node *node)
     return !v || v->type.dtype == MLO_FLOAT32 ? "f32" : mlo_dtype_name(v->type.dtype);
 }
 
+static struct captured *capture(struct mlo_plan *plan, const struct mlo_node *node)
+{
+    size_t count = mlo_node_captured(node, NULL, 0);
+    struct captured *c = mlo_arena_alloc(plan->arena, sizeof *c);
+    if (!c || !(c->values = mlo_arena_calloc(plan->arena, count, sizeof(struct mlo_value *))))
+        return NULL;
+    c->count = (int)mlo_node_captured(node, c->values, count);
+    return c;
+}
+
 enum mlo_status cpu_lower_eval(struct mlo_plan *plan, const struct mlo_node *node, struct mlo_error *err)
 {
-    struct cpu_step *step = cpu_step_new(plan, &eval_class, node, node->input_count, node->output_count);
+    struct captured *captured = NULL;
+    if (node->op && node->op->eval_in && !(captured = capture(plan, node)))
+        return mlo_error_nomem(err);
+    int ins = node->input_count + (captured ? captured->count : 0);
+    struct cpu_step *step = cpu_step_new(plan, &eval_class, node, ins, node->output_count);
     if (!step)
         return mlo_error_nomem(err);
     step->precision = precision_of(node);
-    for (int i = 0; i < node->input_count; i++) {
-        if (!node->inputs[i] || node->inputs[i]->constant)
+    step->data = captured;
+    for (int i = 0; i < ins; i++) {
+        const struct mlo_value *value =
+            i < node->input_count ? node->inputs[i] : captured->values[i - node->input_count];
+        if (!value || value->constant)
             continue;
-        step->in[i] = cpu_value_plain(plan, node->inputs[i]);
+        step->in[i] = cpu_value_plain(plan, value);
         if (step->in[i] < 0) {
-            mlo_error_set(err, MLO_EINTERNAL, "value '%s' is read before it is made", node->inputs[i]->name);
+            mlo_error_set(err, MLO_EINTERNAL, "value '%s' is read before it is made", value->name);
             mlo_error_where(err, "node '%s' (%s)", node->name, node->op_type);
             return MLO_EINTERNAL;
         }

@@ -9,7 +9,7 @@ static const struct mlo_op_family *const families[] = {
     &mlo_ops_pool,     &mlo_ops_norm,    &mlo_ops_softmax, &mlo_ops_reduce,   &mlo_ops_view,
     &mlo_ops_move,     &mlo_ops_slice,   &mlo_ops_gather,  &mlo_ops_constant, &mlo_ops_cast,
     &mlo_ops_quantize, &mlo_ops_qlinear, &mlo_ops_resize,  &mlo_ops_trig,     &mlo_ops_bits,
-    &mlo_ops_scatter,  &mlo_ops_select,  &mlo_ops_sort,
+    &mlo_ops_scatter,  &mlo_ops_select,  &mlo_ops_sort,    &mlo_ops_control,  &mlo_ops_sequence,
 };
 
 enum { TABLE_MAX = 2048 };
@@ -89,7 +89,7 @@ enum mlo_status mlo_op_table_check(struct mlo_error *err)
                              TABLE_MAX, table_wanted);
     for (size_t i = 0; i < count; i++) {
         const struct mlo_op *op = &table[i];
-        if (!op->infer || !op->eval || op->since < 1 || !*op->name)
+        if (!op->infer || !op->eval == !op->eval_in || op->since < 1 || !*op->name)
             return mlo_error_set(err, MLO_EINTERNAL, "op table: the row of '%s' since %d is incomplete",
                                  op->name, op->since);
         if (i > 0 && compare(&table[i - 1], op) >= 0)

@@ -268,10 +268,22 @@ static enum mlo_status eval_dropout(const struct mlo_node *node, const struct ml
     return status;
 }
 
+/* The only view that takes sequences and optionals too. */
+static enum mlo_status eval_identity(const struct mlo_node *node, const struct mlo_tensor *const *in,
+                                     struct mlo_tensor *const *out, struct mlo_error *err)
+{
+    return mlo_holds_values(in[0]->dtype) ? mlo_tensor_copy(in[0], out[0], err)
+                                          : eval_copy(node, in, out, err);
+}
+
 enum { FLAGS = MLO_OP_PURE | MLO_OP_RANGE_KEEP };
 #define VIEW(name, since, fn, least, most)                                                                   \
     {                                                                                                        \
         "", name, since, fn, eval_copy, FLAGS, least, most, 1, 1                                             \
+    }
+#define IDENTITY(since)                                                                                      \
+    {                                                                                                        \
+        "", "Identity", since, mlo_op_infer_same, eval_identity, FLAGS, 1, 1, 1, 1                           \
     }
 #define DROPOUT(since, most)                                                                                 \
     {                                                                                                        \
@@ -292,10 +304,10 @@ static const struct mlo_op rows[] = {
     VIEW("Unsqueeze", 1, infer_unsqueeze, 1, 1),
     VIEW("Unsqueeze", 11, infer_unsqueeze, 1, 1),
     VIEW("Unsqueeze", 13, infer_unsqueeze, 2, 2),
-    VIEW("Identity", 1, mlo_op_infer_same, 1, 1),
-    VIEW("Identity", 13, mlo_op_infer_same, 1, 1),
-    VIEW("Identity", 14, mlo_op_infer_same, 1, 1),
-    VIEW("Identity", 16, mlo_op_infer_same, 1, 1),
+    IDENTITY(1),
+    IDENTITY(13),
+    IDENTITY(14),
+    IDENTITY(16),
     DROPOUT(7, 1),
     DROPOUT(10, 1),
     DROPOUT(12, 3),

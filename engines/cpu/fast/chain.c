@@ -62,9 +62,7 @@ bool fast_eltwise(const struct mlo_node *node, struct fast_post *out, bool *homo
 
 struct mlo_node *fast_reader(const struct mlo_plan *plan, const struct mlo_value *value)
 {
-    if (value->is_output || value->use_count != 1 || cpu_is_observed(plan, value))
-        return NULL;
-    return value->uses[0].node;
+    return cpu_is_observed(plan, value) ? NULL : mlo_value_sole_user(value);
 }
 
 static bool same_dims(const struct mlo_value *a, const struct mlo_value *b)

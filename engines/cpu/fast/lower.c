@@ -92,6 +92,25 @@ static fast_lower_fn *const lowerings[] = {
     fast_lower_eltwise, fast_lower_softmax, fast_lower_view, fast_lower_quantize,    fast_lower_dequantize,
 };
 
+/* What the subgraphs of a node read of the graph around them. */
+static enum mlo_status bring_captured(struct mlo_plan *plan, const struct mlo_node *node,
+                                      struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    size_t count = mlo_node_captured(node, NULL, 0);
+    struct mlo_value **values = calloc(count + 1, sizeof *values);
+    int slot;
+    if (!values)
+        return mlo_error_nomem(err);
+    count = mlo_node_captured(node, values, count);
+    for (size_t i = 0; i < count; i++)
+        if (!values[i]->constant)
+            MLO_TRY(fast_value(plan, values[i], CPU_PLAIN, &slot, err));
+out:
+    free(values);
+    return status;
+}
+
 /* An interpreted node reads rows; its inputs are brought there first. */
 static enum mlo_status interpret(struct mlo_plan *plan, const struct mlo_node *node, struct mlo_error *err)
 {
@@ -100,6 +119,7 @@ static enum mlo_status interpret(struct mlo_plan *plan, const struct mlo_node *n
     for (int i = 0; i < node->input_count; i++)
         if (node->inputs[i] && !node->inputs[i]->constant)
             MLO_TRY(fast_value(plan, node->inputs[i], CPU_PLAIN, &slot, err));
+    MLO_TRY(bring_captured(plan, node, err));
     MLO_TRY(cpu_lower_eval(plan, node, err));
     for (int i = 0; i < node->output_count; i++)
         if (node->outputs[i])
