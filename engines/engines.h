@@ -37,6 +37,19 @@ struct mlo_program; /* engine-private: a loaded plan with its own buffers and th
 typedef enum mlo_status mlo_observe_fn(void *arg, const char *name, const struct mlo_tensor *value,
                                        struct mlo_error *err);
 
+/* What is timed: calls on the same inputs, first some that do not count. */
+struct mlo_timing_request {
+    double warm_up_seconds, seconds;   /* at least that long, */
+    uint64_t warm_up_calls, min_calls; /* and at least so many calls */
+    size_t max_samples;                /* of more calls a uniform random choice is kept */
+};
+struct mlo_timing {
+    double *samples_us; /* yours (free) */
+    size_t count;
+    uint64_t calls;          /* that were timed */
+    uint64_t peak_rss_bytes; /* of the process that ran them; 0: the caller's own */
+};
+
 struct mlo_engine {
     const char *name; /* "reference", "cpu" */
     /* Version of the engine and its libraries, for evidence and plan keys: "cpu 1 (oneDNN 2.6.3)". */
@@ -58,10 +71,20 @@ struct mlo_engine {
                                struct mlo_tensor *outputs, mlo_observe_fn *fn, void *arg,
                                struct mlo_error *err);
     /* The plan for people and tests: {"engine","version","isa","numerics","nodes":[{"node","op","impl",
-     * "precision":"int8"|"f32"|…,"fused":[…]}],"int8_nodes":n,"arena_bytes":n}. *out is yours. */
+     * "precision":"int8"|"f32"|…,"fused":[…]}],"int8_nodes":n,"arena_bytes":n}; a node of another runtime may
+     * have "us", its time. *out is yours. */
     enum mlo_status (*describe)(const struct mlo_plan *plan, json_t **out, struct mlo_error *err);
     void (*unload)(struct mlo_program *program); /* NULL is fine */
     void (*free_plan)(struct mlo_plan *plan);    /* NULL is fine */
+    /* Optional (NULL: the caller times run): times calls where they happen, for an engine whose run carries
+     * data to another process. */
+    enum mlo_status (*time)(struct mlo_program *program, const struct mlo_tensor *inputs,
+                            const struct mlo_timing_request *request, struct mlo_timing *out,
+                            struct mlo_error *err);
+    /* Optional (NULL: describe may hold times, or there are none): describe's object for a loaded program,
+     * with "us" in each node: the median time of that step over `calls` runs on these inputs. */
+    enum mlo_status (*profile)(struct mlo_program *program, const struct mlo_tensor *inputs, int calls,
+                               json_t **out, struct mlo_error *err);
 };
 
 /* All engines built in, and one by name (MLO_ENOTFOUND lists the names). Each is checked complete once. */

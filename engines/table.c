@@ -5,7 +5,9 @@
 
 #include "engines/engines_impl.h"
 
-static const struct mlo_engine *const engines[] = {&mlo_engine_cpu, &mlo_engine_reference};
+static const struct mlo_engine *const engines[] = {&mlo_engine_cpu,       &mlo_engine_external,
+                                                   &mlo_engine_openvino,  &mlo_engine_ort,
+                                                   &mlo_engine_reference, &mlo_engine_tensorrt};
 
 static pthread_once_t checked = PTHREAD_ONCE_INIT;
 static const struct mlo_engine *const *usable;

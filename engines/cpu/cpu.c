@@ -163,6 +163,7 @@ static enum mlo_status run_steps(struct mlo_program *program, struct mlo_error *
     const struct mlo_plan *plan = program->plan;
     for (int i = 0; i < plan->step_count; i++) {
         const struct cpu_step *step = &plan->steps[i];
+        uint64_t start_ns = program->step_ns ? mlo_clock_ns() : 0;
         if (step->begins_as >= 0 && program->at[step->begins_as] != program->at[step->out[0]])
             memcpy(program->at[step->out[0]], program->at[step->begins_as],
                    plan->slots[step->out[0]].size_bytes);
@@ -176,6 +177,8 @@ static enum mlo_status run_steps(struct mlo_program *program, struct mlo_error *
             if (step->in[k] >= 0 && plan->slots[step->in[k]].kind == CPU_SLOT_TENSOR &&
                 plan->slots[step->in[k]].last == i)
                 mlo_tensor_clear(&program->tensors[step->in[k]]);
+        if (program->step_ns)
+            program->step_ns[i] = mlo_clock_ns() - start_ns;
     }
     return MLO_OK;
 }
@@ -260,6 +263,52 @@ static enum mlo_status describe(const struct mlo_plan *plan, json_t **out, struc
     return *out ? MLO_OK : mlo_error_nomem(err);
 }
 
+static int by_value(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static enum mlo_status profile(struct mlo_program *program, const struct mlo_tensor *inputs, int calls,
+                               json_t **out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_plan *plan = program->plan;
+    int outputs_count = plan->model->graph->output_count;
+    size_t steps = (size_t)plan->step_count;
+    json_t *all = NULL;
+    struct mlo_tensor *outputs = calloc((size_t)outputs_count + 1, sizeof *outputs);
+    uint64_t *ns = calloc(steps * (size_t)calls + 1, sizeof *ns),
+             *column = calloc((size_t)calls + 1, sizeof *ns);
+    if (!outputs || !ns || !column) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    for (int c = -1; c < calls; c++) { /* the first one warms up */
+        program->step_ns = ns + steps * (size_t)MLO_MAX(c, 0);
+        MLO_TRY(run(program, inputs, outputs, err));
+    }
+    MLO_TRY(describe(plan, &all, err));
+    for (size_t i = 0; i < steps; i++) {
+        for (int c = 0; c < calls; c++)
+            column[c] = ns[steps * (size_t)c + i];
+        qsort(column, (size_t)calls, sizeof *column, by_value);
+        json_object_set_new(json_array_get(json_object_get(all, "nodes"), i), "us",
+                            json_real((double)column[calls / 2] / 1000));
+    }
+    *out = all;
+    all = NULL;
+out:
+    program->step_ns = NULL;
+    json_decref(all);
+    for (int i = 0; outputs && i < outputs_count; i++)
+        mlo_tensor_clear(&outputs[i]);
+    free(outputs);
+    free(ns);
+    free(column);
+    return status;
+}
+
 const struct mlo_engine mlo_engine_cpu = {
     .name = "cpu",
     .version = version,
@@ -268,6 +317,7 @@ const struct mlo_engine mlo_engine_cpu = {
     .load = load,
     .run = run,
     .observe = observe,
+    .profile = profile,
     .describe = describe,
     .unload = unload,
     .free_plan = free_plan,

@@ -94,7 +94,8 @@ struct mlo_program {
     struct mlo_tensor *tensors; /* by slot, for CPU_SLOT_TENSOR */
     void **states;              /* by step */
     struct mlo_pool *pool;
-    void *stream; /* dnnl_stream_t, for the fast numerics */
+    void *stream;      /* dnnl_stream_t, for the fast numerics */
+    uint64_t *step_ns; /* by step: where a profiled run notes its times; else NULL */
 };
 
 /* --- plan.c: building ----------------------------------------------------------------------------- */

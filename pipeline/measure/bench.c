@@ -23,8 +23,7 @@ struct round {
 
 struct session {
     const struct mlo_bench_options *options;
-    const char *exe, *engine_name;
-    char *engine_version; /* as the children report it */
+    const char *exe;
     int rounds;
     double child_seconds;
     bool pinned;
@@ -56,17 +55,23 @@ static enum mlo_status child_failed(const json_t *report, int exit_code, int std
     return MLO_EINTERNAL;
 }
 
+static const char *engine_name(const struct session *s, bool second)
+{
+    const struct mlo_engine *e = second && s->options->engine_b ? s->options->engine_b : s->options->engine;
+    return e ? e->name : "cpu";
+}
+
 /* Runs one child on the chosen CPUs. The child inherits them from this thread, which gets its own back. */
-static enum mlo_status run_child(const struct session *s, const char *path, struct mlo_buf *output,
-                                 int stderr_fd, int *exit_code, struct mlo_error *err)
+static enum mlo_status run_child(const struct session *s, const char *path, const char *engine,
+                                 struct mlo_buf *output, int stderr_fd, int *exit_code, struct mlo_error *err)
 {
     char batch[32], threads[32], seconds[32];
     const struct mlo_bench_options *o = s->options;
     snprintf(batch, sizeof batch, "%lld", (long long)MLO_MAX(o->batch, (int64_t)1));
     snprintf(threads, sizeof threads, "%u", MLO_MAX(o->threads, 1u));
     snprintf(seconds, sizeof seconds, "%.6f", s->child_seconds);
-    const char *argv[] = {s->exe, "bench-child", path,    "--engine",  s->engine_name, "--batch",
-                          batch,  "--threads",   threads, "--seconds", seconds,        NULL};
+    const char *argv[] = {s->exe, "bench-child", path,    "--engine",  engine,  "--batch",
+                          batch,  "--threads",   threads, "--seconds", seconds, NULL};
     struct mlo_process_options options = MLO_PROCESS_OPTIONS_INIT;
     options.argv = argv;
     options.stderr_fd = stderr_fd;
@@ -81,12 +86,12 @@ static enum mlo_status run_child(const struct session *s, const char *path, stru
     return status;
 }
 
-static enum mlo_status take_report(struct session *s, const json_t *report, struct mlo_bench_side *side,
-                                   struct round *round, struct mlo_error *err)
+static enum mlo_status take_report(const json_t *report, struct mlo_bench_side *side, struct round *round,
+                                   struct mlo_error *err)
 {
     json_t *samples = json_object_get(report, "samples");
     size_t n = json_array_size(samples);
-    const char *engine = mlo_json_str(report, "engine", s->engine_name);
+    const char *engine = mlo_json_str(report, "engine", "unnamed");
     if (!n)
         return mlo_error_set(err, MLO_EINTERNAL, "the process that measured %s reported no samples",
                              side->path);
@@ -101,25 +106,25 @@ static enum mlo_status take_report(struct session *s, const json_t *report, stru
     free(us);
     uint64_t rss = (uint64_t)mlo_json_i64(report, "peak_rss_bytes", 0);
     side->peak_rss_bytes = MLO_MAX(side->peak_rss_bytes, rss);
-    if (!s->engine_version && !(s->engine_version = strdup(engine)))
+    if (!side->engine_version && !(side->engine_version = strdup(engine)))
         return mlo_error_nomem(err);
     return json_array_append(side->samples, samples) == 0 ? MLO_OK : mlo_error_nomem(err);
 }
 
-static enum mlo_status measure_once(struct session *s, struct mlo_bench_side *side, struct round *round,
-                                    struct mlo_error *err)
+static enum mlo_status measure_once(const struct session *s, bool second, struct mlo_bench_side *side,
+                                    struct round *round, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_buf output = MLO_BUF_INIT;
     json_t *report = NULL;
     int exit_code = 0, stderr_fd = memfd_create("bench-stderr", MFD_CLOEXEC);
-    MLO_TRY(run_child(s, side->path, &output, stderr_fd, &exit_code, err));
+    MLO_TRY(run_child(s, side->path, engine_name(s, second), &output, stderr_fd, &exit_code, err));
     status = mlo_json_parse(mlo_buf_str(&output), output.len, "the benchmark's report", &report, err);
     if (exit_code != 0 || status != MLO_OK || json_object_get(report, "error")) {
         status = child_failed(report, exit_code, stderr_fd, side->path, err);
         goto out;
     }
-    MLO_TRY(take_report(s, report, side, round, err));
+    MLO_TRY(take_report(report, side, round, err));
 out:
     json_decref(report);
     mlo_buf_clear(&output);
@@ -165,9 +170,10 @@ static json_t *load_average(void)
     return getloadavg(load, 3) == 3 ? json_pack("[f,f,f]", load[0], load[1], load[2]) : json_array();
 }
 
-static enum mlo_status describe(const struct session *s, json_t *load_before, json_t **out,
+static enum mlo_status describe(const struct session *s, json_t *load_before, struct mlo_bench_result *result,
                                 struct mlo_error *err)
 {
+    json_t **out = &result->machine;
     enum mlo_status status = mlo_machine_describe(out, err);
     if (status != MLO_OK)
         return status;
@@ -176,7 +182,9 @@ static enum mlo_status describe(const struct session *s, json_t *load_before, js
         if (CPU_ISSET(i, &s->cpus))
             json_array_append_new(cpus, json_integer(i));
     json_object_set_new(*out, "protocol", json_string(MLO_BENCH_PROTOCOL));
-    json_object_set_new(*out, "engine", json_string(s->engine_version ? s->engine_version : s->engine_name));
+    json_object_set_new(*out, "engine", json_string(result->a.engine_version));
+    if (s->options->engine_b && result->b.path)
+        json_object_set_new(*out, "engine_b", json_string(result->b.engine_version));
     json_object_set_new(*out, "threads", json_integer(MLO_MAX(s->options->threads, 1u)));
     json_object_set_new(*out, "rounds", json_integer(s->rounds));
     json_object_set_new(*out, "pinned_cpus", cpus);
@@ -185,8 +193,8 @@ static enum mlo_status describe(const struct session *s, json_t *load_before, js
     return MLO_OK;
 }
 
-static enum mlo_status run_rounds(struct session *s, struct mlo_bench_result *out, mlo_progress_fn *progress,
-                                  void *progress_arg, struct mlo_error *err)
+static enum mlo_status run_rounds(const struct session *s, struct mlo_bench_result *out,
+                                  mlo_progress_fn *progress, void *progress_arg, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct round a[MAX_ROUNDS] = {{0}}, b[MAX_ROUNDS] = {{0}};
@@ -199,7 +207,7 @@ static enum mlo_status run_rounds(struct session *s, struct mlo_bench_result *ou
             snprintf(text, sizeof text, "round %d of %d", r + 1, s->rounds);
             progress(progress_arg, (double)step / (s->rounds * sides), text);
         }
-        MLO_TRY(measure_once(s, second ? &out->b : &out->a, second ? &b[r] : &a[r], err));
+        MLO_TRY(measure_once(s, second, second ? &out->b : &out->a, second ? &b[r] : &a[r], err));
     }
     summarise(s, a, &out->a);
     if (sides == 2) {
@@ -222,7 +230,6 @@ enum mlo_status mlo_bench(const char *path_a, const char *path_b, const struct m
     struct session s = {.options = options, .exe = options->exe};
     *out = (struct mlo_bench_result){.a.path = path_a, .b.path = path_b};
     s.rounds = options->rounds ? options->rounds : DEFAULT_ROUNDS;
-    s.engine_name = options->engine ? options->engine->name : "cpu";
     if (s.rounds < 2 || s.rounds > MAX_ROUNDS) {
         status =
             mlo_error_set(err, MLO_EINVAL, "rounds must be 2 to %d, so that there is an interval; it is %d",
@@ -242,11 +249,10 @@ enum mlo_status mlo_bench(const char *path_a, const char *path_b, const struct m
     }
     s.pinned = mlo_cpus_choose(MLO_MAX(options->threads, 1u), &s.cpus);
     MLO_TRY(run_rounds(&s, out, progress, progress_arg, err));
-    MLO_TRY(describe(&s, load, &out->machine, err));
+    MLO_TRY(describe(&s, load, out, err));
 out:
     json_decref(load);
     free(self);
-    free(s.engine_version);
     if (status != MLO_OK)
         mlo_bench_result_clear(out);
     return status;
@@ -254,6 +260,8 @@ out:
 
 void mlo_bench_result_clear(struct mlo_bench_result *result)
 {
+    free(result->a.engine_version);
+    free(result->b.engine_version);
     json_decref(result->a.samples);
     json_decref(result->b.samples);
     json_decref(result->machine);

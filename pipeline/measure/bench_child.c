@@ -15,6 +15,7 @@ enum {
     WARM_UP_CALLS = 3,  /* at least, */
     MIN_CALLS = 10,     /* however long one takes */
     KEPT_CALLS = 20000, /* samples in the report */
+    PROFILE_CALLS = 11,
 };
 static const double WARM_UP_SHARE = 0.1; /* of the measuring time */
 static const uint64_t INPUT_SEED = 20260101, RESERVOIR_SEED = 20260102;
@@ -83,49 +84,126 @@ static void pin(unsigned threads)
         sched_setaffinity(0, sizeof cpus, &cpus);
 }
 
-struct timed {
+/* A model ready to be run. */
+struct loaded {
     const struct mlo_engine *engine;
+    struct mlo_model *model;
+    struct mlo_plan *plan;
     struct mlo_program *program;
-    const struct mlo_tensor *inputs;
-    struct mlo_tensor *outputs;
+    struct mlo_tensor *inputs, *outputs;
+    int input_count, output_count;
+    int64_t batch;
+    unsigned threads;
 };
 
-/* Every call is timed; of more than KEPT_CALLS a uniform random choice is kept (reservoir sampling, Vitter's
+/* Every call is timed; of more than are kept a uniform random choice is (reservoir sampling, Vitter's
  * algorithm R), so that a fast model is watched for the whole time and its report stays small. */
-static enum mlo_status time_calls(const struct timed *t, double seconds, json_t *report,
-                                  struct mlo_error *err)
+static enum mlo_status time_runs(const struct loaded *l, const struct mlo_timing_request *r,
+                                 struct mlo_timing *out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    json_t *samples = json_object_get(report, "samples");
     struct mlo_rng rng;
-    uint64_t calls = 0;
-    double *us = malloc(KEPT_CALLS * sizeof *us);
-    double end = now_us() + seconds * WARM_UP_SHARE * 1e6;
-    if (!us)
+    double end = now_us() + r->warm_up_seconds * 1e6;
+    *out = (struct mlo_timing){.samples_us = malloc(r->max_samples * sizeof *out->samples_us)};
+    if (!out->samples_us)
         return mlo_error_nomem(err);
     mlo_rng_seed(&rng, RESERVOIR_SEED);
-    for (int i = 0; i < WARM_UP_CALLS || now_us() < end; i++)
-        MLO_TRY(t->engine->run(t->program, t->inputs, t->outputs, err));
-    end = now_us() + seconds * 1e6;
-    while (calls < MIN_CALLS || now_us() < end) {
+    for (uint64_t i = 0; i < r->warm_up_calls || now_us() < end; i++)
+        MLO_TRY(l->engine->run(l->program, l->inputs, l->outputs, err));
+    end = now_us() + r->seconds * 1e6;
+    while (out->calls < r->min_calls || now_us() < end) {
         uint64_t start_ns = mlo_clock_ns();
-        status = t->engine->run(t->program, t->inputs, t->outputs, err);
+        status = l->engine->run(l->program, l->inputs, l->outputs, err);
         double took_us = (double)(mlo_clock_ns() - start_ns) / 1000;
         if (status != MLO_OK)
             goto out;
-        uint64_t slot = calls < KEPT_CALLS ? calls : mlo_rng_below(&rng, calls + 1);
-        if (slot < KEPT_CALLS)
-            us[slot] = took_us;
-        calls++;
+        uint64_t slot = out->calls < r->max_samples ? out->calls : mlo_rng_below(&rng, out->calls + 1);
+        if (slot < r->max_samples)
+            out->samples_us[slot] = took_us;
+        out->calls++;
     }
-    for (uint64_t i = 0; i < MLO_MIN(calls, (uint64_t)KEPT_CALLS); i++)
-        if (json_array_append_new(samples, json_real(us[i])) != 0) {
-            status = mlo_error_nomem(err);
-            goto out;
-        }
-    json_object_set_new(report, "calls", json_integer((json_int_t)calls));
+    out->count = (size_t)MLO_MIN(out->calls, (uint64_t)r->max_samples);
 out:
-    free(us);
+    return status;
+}
+
+static enum mlo_status report_timing(const struct loaded *l, double seconds, json_t *report,
+                                     struct mlo_error *err)
+{
+    struct mlo_timing_request request = {.warm_up_seconds = seconds * WARM_UP_SHARE,
+                                         .seconds = seconds,
+                                         .warm_up_calls = WARM_UP_CALLS,
+                                         .min_calls = MIN_CALLS,
+                                         .max_samples = KEPT_CALLS};
+    struct mlo_timing timing = {0};
+    json_t *samples = json_array();
+    enum mlo_status status = l->engine->time ? l->engine->time(l->program, l->inputs, &request, &timing, err)
+                                             : time_runs(l, &request, &timing, err);
+    for (size_t i = 0; status == MLO_OK && i < timing.count; i++)
+        if (json_array_append_new(samples, json_real(timing.samples_us[i])) != 0)
+            status = mlo_error_nomem(err);
+    uint64_t rss = timing.peak_rss_bytes ? timing.peak_rss_bytes : peak_rss_bytes();
+    json_object_set_new(report, "samples", samples);
+    json_object_set_new(report, "calls", json_integer((json_int_t)timing.calls));
+    json_object_set_new(report, "peak_rss_bytes", json_integer((json_int_t)rss));
+    free(timing.samples_us);
+    return status;
+}
+
+static void close_model(struct loaded *l)
+{
+    if (l->program)
+        l->engine->unload(l->program);
+    if (l->plan)
+        l->engine->free_plan(l->plan);
+    for (int i = 0; l->inputs && i < l->input_count; i++)
+        mlo_tensor_clear(&l->inputs[i]);
+    for (int i = 0; l->outputs && i < l->output_count; i++)
+        mlo_tensor_clear(&l->outputs[i]);
+    free(l->inputs);
+    free(l->outputs);
+    mlo_model_free(l->model);
+}
+
+/* Compiled and loaded, with inputs; close it in any case. */
+static enum mlo_status open_model(const char *path, const struct mlo_bench_options *o, struct loaded *l,
+                                  struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    int64_t fixed;
+    *l = (struct loaded){.engine = o->engine, .batch = o->batch > 0 ? o->batch : 1};
+    l->threads = MLO_MAX(o->threads, 1u);
+    pin(l->threads); /* before the engine starts threads, which inherit it */
+    if (!l->engine)
+        MLO_TRY(mlo_engine_find("cpu", &l->engine, err));
+    if (!l->engine->time) /* one that has it starts a process: compile says it as well */
+        MLO_TRY(l->engine->probe(err));
+    MLO_TRY(mlo_onnx_load(path, &l->model, err));
+    MLO_TRY(mlo_model_fixed_batch(l->model, &fixed, err));
+    if (fixed && fixed != l->batch) {
+        status = mlo_error_set(err, MLO_EINVAL,
+                               "the model's batch is fixed at %lld: it cannot be measured at %lld",
+                               (long long)fixed, (long long)l->batch);
+        mlo_error_hint(err, "use --batch %lld, or export the model with a dynamic batch axis",
+                       (long long)fixed);
+        goto out;
+    }
+    if (!fixed)
+        MLO_TRY(mlo_graph_bind_batch(l->model->graph, l->batch, err));
+    l->input_count = mlo_model_input_count(l->model);
+    l->output_count = l->model->graph->output_count;
+    l->inputs = calloc((size_t)l->input_count + 1, sizeof *l->inputs);
+    l->outputs = calloc((size_t)l->output_count + 1, sizeof *l->outputs);
+    if (!l->inputs || !l->outputs) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(make_inputs(l->model, l->inputs, err));
+    struct mlo_compile_options compile = {
+        .batch = l->batch, .numerics = MLO_NUMERICS_FAST, .threads = l->threads};
+    MLO_TRY(l->engine->compile(l->model, &compile, &l->plan, err));
+    MLO_TRY(l->engine->load(l->plan, &l->program, err));
+out:
     return status;
 }
 
@@ -133,62 +211,48 @@ static enum mlo_status measure(const char *path, const struct mlo_bench_options 
                                struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_model *model = NULL;
-    struct mlo_plan *plan = NULL;
-    struct timed t = {.engine = o->engine};
-    struct mlo_tensor *inputs = NULL;
-    int input_count = 0, output_count = 0;
-    int64_t fixed, batch = o->batch > 0 ? o->batch : 1;
-    unsigned threads = MLO_MAX(o->threads, 1u);
-    json_t *samples = json_array();
-    json_object_set_new(report, "samples", samples);
-    pin(threads); /* before the engine starts threads, which inherit it */
-    if (!t.engine)
-        MLO_TRY(mlo_engine_find("cpu", &t.engine, err));
-    MLO_TRY(t.engine->probe(err));
-    MLO_TRY(mlo_onnx_load(path, &model, err));
-    MLO_TRY(mlo_model_fixed_batch(model, &fixed, err));
-    if (fixed && fixed != batch) {
-        status = mlo_error_set(err, MLO_EINVAL,
-                               "the model's batch is fixed at %lld: it cannot be measured at %lld",
-                               (long long)fixed, (long long)batch);
-        mlo_error_hint(err, "use --batch %lld, or export the model with a dynamic batch axis",
-                       (long long)fixed);
-        goto out;
-    }
-    if (!fixed)
-        MLO_TRY(mlo_graph_bind_batch(model->graph, batch, err));
-    input_count = mlo_model_input_count(model);
-    output_count = model->graph->output_count;
-    inputs = calloc((size_t)input_count + 1, sizeof *inputs);
-    t.outputs = calloc((size_t)output_count + 1, sizeof *t.outputs);
-    if (!inputs || !t.outputs || !samples) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    t.inputs = inputs;
-    MLO_TRY(make_inputs(model, inputs, err));
-    struct mlo_compile_options compile = {.batch = batch, .numerics = MLO_NUMERICS_FAST, .threads = threads};
-    MLO_TRY(t.engine->compile(model, &compile, &plan, err));
-    MLO_TRY(t.engine->load(plan, &t.program, err));
-    MLO_TRY(time_calls(&t, o->seconds > 0 ? o->seconds : 1, report, err));
+    struct loaded l;
+    MLO_TRY(open_model(path, o, &l, err));
+    MLO_TRY(report_timing(&l, o->seconds > 0 ? o->seconds : 1, report, err));
     json_object_set_new(report, "protocol", json_string(MLO_BENCH_PROTOCOL));
-    json_object_set_new(report, "engine", json_string(t.engine->version()));
-    json_object_set_new(report, "batch", json_integer(batch));
-    json_object_set_new(report, "threads", json_integer(threads));
-    json_object_set_new(report, "peak_rss_bytes", json_integer((json_int_t)peak_rss_bytes()));
+    json_object_set_new(report, "engine", json_string(l.engine->version()));
+    json_object_set_new(report, "batch", json_integer(l.batch));
+    json_object_set_new(report, "threads", json_integer(l.threads));
 out:
-    if (t.program)
-        t.engine->unload(t.program);
-    if (plan)
-        t.engine->free_plan(plan);
-    for (int i = 0; inputs && i < input_count; i++)
-        mlo_tensor_clear(&inputs[i]);
-    for (int i = 0; t.outputs && i < output_count; i++)
-        mlo_tensor_clear(&t.outputs[i]);
-    free(inputs);
-    free(t.outputs);
-    mlo_model_free(model);
+    close_model(&l);
+    return status;
+}
+
+enum mlo_status mlo_profile(const char *path, const struct mlo_bench_options *options, json_t **out,
+                            struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct loaded l;
+    size_t timed = 0;
+    double total = 0;
+    json_t *description = NULL;
+    MLO_TRY(open_model(path, options, &l, err));
+    if (l.engine->profile)
+        MLO_TRY(l.engine->profile(l.program, l.inputs, PROFILE_CALLS, &description, err));
+    else
+        MLO_TRY(l.engine->describe(l.plan, &description, err));
+    const json_t *nodes = json_object_get(description, "nodes");
+    for (size_t i = 0; i < json_array_size(nodes); i++) {
+        const json_t *us = json_object_get(json_array_get(nodes, i), "us");
+        timed += us != NULL;
+        total += json_number_value(us);
+    }
+    if (!timed) {
+        status = mlo_error_set(err, MLO_EUNSUPPORTED, "the engine '%s' does not tell how long its nodes take",
+                               l.engine->name);
+        goto out;
+    }
+    json_object_set_new(description, "total_us", json_real(total));
+    *out = description;
+    description = NULL;
+out:
+    json_decref(description);
+    close_model(&l);
     return status;
 }
 

@@ -141,15 +141,17 @@ double mlo_mcnemar(const double *a, const double *b, int64_t n);
  */
 
 struct mlo_bench_options {
-    const struct mlo_engine *engine; /* NULL: cpu */
-    int64_t batch;                   /* 0: 1. A model whose batch is fixed at another size is MLO_EINVAL */
-    unsigned threads;                /* 0: 1 */
-    double seconds;                  /* measuring time per side over all rounds; 0: 1 */
-    int rounds;                      /* alternating processes per side, 2 to 1000; 0: 5 */
+    const struct mlo_engine *engine;   /* NULL: cpu */
+    const struct mlo_engine *engine_b; /* of the second side; NULL: the same */
+    int64_t batch;                     /* 0: 1. A model whose batch is fixed at another size is MLO_EINVAL */
+    unsigned threads;                  /* 0: 1 */
+    double seconds;                    /* measuring time per side over all rounds; 0: 1 */
+    int rounds;                        /* alternating processes per side, 2 to 1000; 0: 5 */
     const char *exe; /* program whose hidden verb `bench-child` measures one side; NULL: this one */
 };
 struct mlo_bench_side {
-    const char *path; /* borrowed from the caller */
+    const char *path;     /* borrowed from the caller */
+    char *engine_version; /* as its processes report it; owned */
     /* Latency per call: the median over processes of each process's percentile; the interval is a bootstrap
      * over processes; n counts samples. */
     struct mlo_estimate p50_us, p90_us, p99_us;
@@ -168,8 +170,9 @@ struct mlo_bench_result {
     json_t *machine;
 };
 /* Measures one or two models in alternating processes (A B B A …), all pinned to the same `threads` CPUs,
- * those that were least busy at the start. path_b may be NULL. On failure *out is cleared; an error inside a
- * child is reported as if it had happened here. Each side's process is <exe> bench-child MODEL --engine NAME
+ * those that were least busy at the start. path_b may be NULL, or path_a again to compare two engines. On
+ * failure *out is cleared; an error inside a child is reported as if it had happened here. Each side's
+ * process is <exe> bench-child MODEL --engine NAME
  * --batch N --threads N --seconds S */
 MLO_MUST_USE enum mlo_status mlo_bench(const char *path_a, const char *path_b,
                                        const struct mlo_bench_options *options, struct mlo_bench_result *out,
@@ -186,6 +189,12 @@ MLO_MUST_USE enum mlo_status mlo_bench_child(const char *path, const struct mlo_
 /* The same for the hidden verb's arguments: argv[0] is MODEL, then options as above, each optional. */
 MLO_MUST_USE enum mlo_status mlo_bench_child_args(int argc, char *const *argv, int stdout_fd,
                                                   struct mlo_error *err);
+
+/* Where the time goes: the engine's description of the compiled model with "us" in each node (the median over
+ * calls on random inputs of a fixed seed) and "total_us", their sum. MLO_EUNSUPPORTED when the engine cannot
+ * tell. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_profile(const char *path, const struct mlo_bench_options *options,
+                                         json_t **out, struct mlo_error *err);
 
 /* The protocol revision that evidence names; bumped when what a number means changes. */
 #define MLO_BENCH_PROTOCOL "bench-1"

@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -5,10 +6,11 @@
 
 static json_t *side_json(const struct mlo_bench_side *s)
 {
-    return json_pack("{s:s,s:o,s:o,s:o,s:f,s:I,s:O?}", "path", s->path, "p50_us",
-                     mlo_local_estimate_json(&s->p50_us), "p90_us", mlo_local_estimate_json(&s->p90_us),
-                     "p99_us", mlo_local_estimate_json(&s->p99_us), "throughput", s->throughput,
-                     "peak_rss_bytes", (json_int_t)s->peak_rss_bytes, "samples_us", s->samples);
+    return json_pack("{s:s,s:s?,s:o,s:o,s:o,s:f,s:I,s:O?}", "path", s->path, "engine", s->engine_version,
+                     "p50_us", mlo_local_estimate_json(&s->p50_us), "p90_us",
+                     mlo_local_estimate_json(&s->p90_us), "p99_us", mlo_local_estimate_json(&s->p99_us),
+                     "throughput", s->throughput, "peak_rss_bytes", (json_int_t)s->peak_rss_bytes,
+                     "samples_us", s->samples);
 }
 
 static void side_row(struct mlo_table *table, const struct mlo_bench_side *s,
@@ -20,7 +22,7 @@ static void side_row(struct mlo_table *table, const struct mlo_bench_side *s,
     snprintf(rate, sizeof rate, "%.0f/s", s->throughput);
     if (ratio)
         snprintf(text, sizeof text, "%.3f [%.3f, %.3f]", ratio->value, ratio->low, ratio->high);
-    mlo_table_row(table, s->path, mlo_cli_duration(s->p50_us.value, p50), range,
+    mlo_table_row(table, s->path, s->engine_version, mlo_cli_duration(s->p50_us.value, p50), range,
                   mlo_cli_duration(s->p99_us.value, p99), rate, mlo_str_size(s->peak_rss_bytes, rss), text);
 }
 
@@ -35,6 +37,11 @@ static enum mlo_status bench_options(const struct mlo_cli *cli, struct mlo_bench
     MLO_TRY(mlo_cli_int(cli, "batch", 1, 1, 65536, &out->batch, err));
     MLO_TRY(mlo_cli_int(cli, "rounds", 5, 2, 100, &rounds, err));
     MLO_TRY(mlo_cli_float(cli, "seconds", 5, 0.01, 86400, &out->seconds, err));
+    const char *against = mlo_cli_opt(cli, "against-engine");
+    if (against) {
+        MLO_TRY(mlo_engine_find(against, &out->engine_b, err));
+        MLO_TRY(out->engine_b->probe(err));
+    }
     out->engine = run.engine;
     out->threads = run.threads;
     out->rounds = (int)rounds;
@@ -62,15 +69,83 @@ static enum mlo_status print_result(const struct mlo_cli *cli, const struct mlo_
     }
     struct mlo_table table;
     char class_name[96];
-    mlo_table_init(&table, "model|p50>|95%|p99>|samples>|peak memory>|ratio of p50 (95%)");
+    mlo_table_init(&table, "model|engine|p50>|95%|p99>|samples>|peak memory>|ratio of p50 (95%)");
     side_row(&table, &r->a, NULL);
     if (two)
         side_row(&table, &r->b, &r->ratio_p50);
     MLO_TRY(mlo_table_print_take(&table, err));
-    MLO_TRY(mlo_cli_print(err, "batch %lld, %u thread%s, %s on %s; %d processes a side, in turn\n",
-                          (long long)o->batch, o->threads, o->threads == 1 ? "" : "s", o->engine->version(),
+    MLO_TRY(mlo_cli_print(err, "batch %lld, %u thread%s on %s; %d processes a side, in turn\n",
+                          (long long)o->batch, o->threads, o->threads == 1 ? "" : "s",
                           mlo_machine_class(class_name, sizeof class_name), o->rounds));
 out:
+    return status;
+}
+
+/* Time by kind: what the nodes of one op and implementation take together. */
+struct share {
+    const char *op, *impl, *precision;
+    int nodes;
+    double us;
+};
+
+static int by_time(const void *a, const void *b)
+{
+    double x = ((const struct share *)a)->us, y = ((const struct share *)b)->us;
+    return (x < y) - (x > y);
+}
+
+static size_t gather_shares(const json_t *nodes, struct share *shares, size_t cap)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < json_array_size(nodes); i++) {
+        const json_t *n = json_array_get(nodes, i);
+        struct share one = {mlo_json_str(n, "op", ""), mlo_json_str(n, "impl", ""),
+                            mlo_json_str(n, "precision", ""), 1, mlo_json_f64(n, "us", 0)};
+        size_t k = 0;
+        while (k < count && (strcmp(shares[k].op, one.op) != 0 || strcmp(shares[k].impl, one.impl) != 0 ||
+                             strcmp(shares[k].precision, one.precision) != 0))
+            k++;
+        if (k < count) {
+            shares[k].nodes++;
+            shares[k].us += one.us;
+        } else if (count < cap) {
+            shares[count++] = one;
+        }
+    }
+    qsort(shares, count, sizeof *shares, by_time);
+    return count;
+}
+
+static enum mlo_status print_profile(const struct mlo_cli *cli, const struct mlo_bench_options *o,
+                                     struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct share shares[256];
+    struct mlo_table table = {0};
+    json_t *all = NULL;
+    MLO_TRY(mlo_profile(cli->args[0], o, &all, err));
+    if (cli->json) {
+        MLO_TRY(mlo_cli_print_json(all, err));
+        goto out;
+    }
+    size_t count = gather_shares(json_object_get(all, "nodes"), shares, MLO_COUNT(shares));
+    double total = mlo_json_f64(all, "total_us", 0);
+    mlo_table_init(&table, "op|implementation|precision|nodes>|time>|share>");
+    for (size_t i = 0; i < count; i++) {
+        char nodes[32], took[32], part[32];
+        snprintf(nodes, sizeof nodes, "%d", shares[i].nodes);
+        snprintf(part, sizeof part, "%.1f%%", total > 0 ? 100 * shares[i].us / total : 0);
+        mlo_table_row(&table, shares[i].op, shares[i].impl, shares[i].precision, nodes,
+                      mlo_cli_duration(shares[i].us, took), part);
+    }
+    MLO_TRY(mlo_table_print_take(&table, err));
+    char took[32];
+    MLO_TRY(mlo_cli_print(err, "%s: %zu nodes, %s together (-o json has each)\n",
+                          mlo_json_str(all, "version", ""), json_array_size(json_object_get(all, "nodes")),
+                          mlo_cli_duration(total, took)));
+out:
+    mlo_table_clear(&table);
+    json_decref(all);
     return status;
 }
 
@@ -81,16 +156,20 @@ static enum mlo_status bench_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_bench_result result = {0};
     struct mlo_cli_progress progress;
     struct mlo_model *model = NULL;
-    bool two = cli->arg_count == 2;
     MLO_TRY(bench_options(cli, &options, err));
+    bool two = cli->arg_count == 2 || options.engine_b;
     for (int i = 0; i < cli->arg_count; i++) { /* say what is wrong before any child is started */
         MLO_TRY(mlo_local_model(cli->args[i], &model, err));
         mlo_model_free(model);
         model = NULL;
     }
+    if (mlo_cli_has(cli, "profile")) {
+        status = print_profile(cli, &options, err);
+        goto out;
+    }
+    const char *second = cli->arg_count == 2 ? cli->args[1] : two ? cli->args[0] : NULL;
     mlo_cli_progress_start(&progress, cli, "bench");
-    status = mlo_bench(cli->args[0], two ? cli->args[1] : NULL, &options, &result, mlo_cli_progress,
-                       &progress, err);
+    status = mlo_bench(cli->args[0], second, &options, &result, mlo_cli_progress, &progress, err);
     mlo_cli_progress_end(&progress);
     if (status != MLO_OK)
         goto out;
@@ -106,6 +185,8 @@ static const struct mlo_cli_option bench_options_table[] = {
     {"seconds", 0, "S", "measuring time a side, over all rounds (5)"},
     {"rounds", 0, "N", "processes a side, in turn (5)"},
     MLO_OPTION_ENGINE,
+    {"against-engine", 0, "NAME", "the engine of the second side: B, or A again when there is no B"},
+    {"profile", 0, NULL, "where the time of one model goes, by kind of node and node"},
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_bench = {

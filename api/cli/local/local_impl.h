@@ -11,7 +11,7 @@ extern const struct mlo_cli_verb mlo_verb_inspect, mlo_verb_run, mlo_verb_optimi
 /* Rows of option tables that several verbs have. */
 #define MLO_OPTION_ENGINE                                                                                    \
     {                                                                                                        \
-        "engine", 0, "NAME", "reference or cpu (cpu)"                                                        \
+        "engine", 0, "NAME", "cpu, reference, ort, openvino, … (cpu)"                                      \
     }
 #define MLO_OPTION_THREADS                                                                                   \
     {                                                                                                        \

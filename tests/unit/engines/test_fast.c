@@ -288,6 +288,8 @@ static void test_run__names_the_input_of_wrong_shape(void **state)
     size_t count;
     const struct mlo_engine *const *table = mlo_engine_table(&count);
     for (size_t i = 0; i < count; i++) {
+        if (table[i]->probe(NULL) != MLO_OK) /* another runtime that is not installed */
+            continue;
         struct mlo_compile_options o = {.batch = 1};
         struct mlo_plan *plan;
         struct mlo_program *program;
