@@ -1,4 +1,5 @@
 /* The invariants of model.h, checked after every pass. A failure is a bug of whoever changed the graph. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "graph/model_impl.h"
@@ -18,6 +19,36 @@ static bool sees(const struct mlo_graph *from, const struct mlo_graph *graph)
     while (from && from != graph)
         from = from->parent;
     return from != NULL;
+}
+
+static int compare_uses(const void *a, const void *b)
+{
+    const struct mlo_use *x = a, *y = b;
+    if (x->node != y->node)
+        return (uintptr_t)x->node < (uintptr_t)y->node ? -1 : 1;
+    return x->index - y->index;
+}
+
+/* No use is listed twice. Together with every use pointing back, and their number being that of the inputs
+ * that read the value, each input has its use. Sorted, so that a value with very many users takes no square
+ * of it. */
+static enum mlo_status check_uses(const struct mlo_value *value, struct mlo_error *err)
+{
+    size_t count = (size_t)value->use_count;
+    struct mlo_use few[16], *sorted = count <= MLO_COUNT(few) ? few : malloc(count * sizeof *sorted);
+    enum mlo_status status = MLO_OK;
+    if (!sorted)
+        return mlo_error_nomem(err);
+    if (count > 1) {
+        memcpy(sorted, value->uses, count * sizeof *sorted);
+        qsort(sorted, count, sizeof *sorted, compare_uses);
+    }
+    for (size_t u = 1; u < count && status == MLO_OK; u++)
+        if (compare_uses(&sorted[u - 1], &sorted[u]) == 0)
+            status = broken(err, sorted[u].node, "a use is listed twice for", value->name);
+    if (sorted != few)
+        free(sorted);
+    return status;
 }
 
 static bool has_use(const struct mlo_value *value, const struct mlo_node *node, int index)
@@ -77,7 +108,8 @@ static enum mlo_status check_value(const struct mlo_graph *graph, int i, struct 
     }
     if (!value->producer && !value->is_input && !value->constant && (value->use_count || value->is_output))
         return broken(err, value->use_count ? value->uses[0].node : NULL, "nothing produces", value->name);
-    return value->constant ? check_constant(value, err) : MLO_OK;
+    enum mlo_status status = check_uses(value, err);
+    return status == MLO_OK && value->constant ? check_constant(value, err) : status;
 }
 
 static bool verify_subgraph(struct mlo_graph *graph, void *arg)
@@ -85,7 +117,8 @@ static bool verify_subgraph(struct mlo_graph *graph, void *arg)
     return mlo_graph_verify(graph, arg) == MLO_OK;
 }
 
-static enum mlo_status check_node(const struct mlo_graph *graph, int n, struct mlo_error *err)
+/* `reads` counts, by a value's position, the inputs of the graph's own nodes that read it. */
+static enum mlo_status check_node(const struct mlo_graph *graph, int n, int *reads, struct mlo_error *err)
 {
     struct mlo_node *node = graph->nodes[n];
     if (node->graph != graph || node->index != n)
@@ -96,7 +129,9 @@ static enum mlo_status check_node(const struct mlo_graph *graph, int n, struct m
             continue;
         if (!sees(graph, value->graph) || !listed(value))
             return broken(err, node, "an input is not a value of the graph:", value->name);
-        if (!has_use(value, node, i))
+        if (value->graph == graph)
+            reads[value->index]++;
+        else if (!has_use(value, node, i))
             return broken(err, node, "a use is missing in", value->name);
         if (value->producer) {
             const struct mlo_node *here = mlo_node_ancestor(node, value->graph);
@@ -122,10 +157,23 @@ static enum mlo_status check_node(const struct mlo_graph *graph, int n, struct m
 enum mlo_status mlo_graph_verify(const struct mlo_graph *graph, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
+    int *reads = calloc((size_t)graph->value_count + 1, sizeof *reads);
+    if (!reads)
+        return mlo_error_nomem(err);
     for (int i = 0; i < graph->value_count; i++)
         MLO_TRY(check_value(graph, i, err));
     for (int n = 0; n < graph->node_count; n++)
-        MLO_TRY(check_node(graph, n, err));
+        MLO_TRY(check_node(graph, n, reads, err));
+    for (int i = 0; i < graph->value_count; i++) {
+        const struct mlo_value *value = graph->values[i];
+        int own = 0;
+        for (int u = 0; u < value->use_count; u++)
+            own += value->uses[u].node->graph == graph;
+        if (own != reads[i]) {
+            status = broken(err, NULL, "a use is missing in", value->name);
+            goto out;
+        }
+    }
     for (int i = 0; i < graph->input_count; i++)
         if (!graph->inputs[i]->is_input || !listed(graph->inputs[i])) {
             status = broken(err, NULL, "an input is not marked as one:", graph->inputs[i]->name);
@@ -137,5 +185,6 @@ enum mlo_status mlo_graph_verify(const struct mlo_graph *graph, struct mlo_error
             goto out;
         }
 out:
+    free(reads);
     return status;
 }
