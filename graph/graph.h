@@ -3,6 +3,7 @@
 #ifndef MLO_GRAPH_H
 #define MLO_GRAPH_H
 
+#include "graph/cost.h"
 #include "graph/eval.h"
 #include "graph/expr.h"
 #include "graph/infer.h"

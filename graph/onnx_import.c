@@ -411,8 +411,7 @@ static enum mlo_status build(const struct mlo_onnx_reader *reader, const struct 
     }
     MLO_TRY(mlo_graph_sort(model->graph, err));
     MLO_TRY(mlo_graph_verify(model->graph, err));
-    if (mlo_graph_check_supported(model->graph, NULL) == MLO_OK)
-        MLO_TRY(mlo_graph_infer(model->graph, err));
+    MLO_TRY(mlo_graph_infer(model->graph, err)); /* behind unknown ops, what the file states */
 out:
     if (m)
         onnx__model_proto__free_unpacked(m, NULL);

@@ -39,6 +39,11 @@ static bool check_subgraph(struct mlo_graph *graph, void *arg)
     return mlo_graph_check_supported(graph, arg) == MLO_OK;
 }
 
+enum mlo_status mlo_node_check_supported(const struct mlo_node *node, struct mlo_error *err)
+{
+    return node->op ? MLO_OK : unsupported(node, err);
+}
+
 enum mlo_status mlo_graph_check_supported(const struct mlo_graph *graph, struct mlo_error *err)
 {
     struct mlo_error inner = {0};

@@ -59,6 +59,9 @@ MLO_MUST_USE enum mlo_status mlo_op_table_check(struct mlo_error *err);
  * suggests the nearest known op. */
 MLO_MUST_USE enum mlo_status mlo_graph_check_supported(const struct mlo_graph *graph, struct mlo_error *err);
 
+/* The same for one node. */
+MLO_MUST_USE enum mlo_status mlo_node_check_supported(const struct mlo_node *node, struct mlo_error *err);
+
 /* Checks counts and runs the row's infer; out[0 … output_count) is set, to unknown where nothing can be told.
  * Errors get the node as place. */
 MLO_MUST_USE enum mlo_status mlo_node_infer(const struct mlo_node *node, struct mlo_type *out,

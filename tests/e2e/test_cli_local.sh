@@ -16,6 +16,30 @@ expect 0 "$MLOPT" engines -o json
 holds "all(e['available'] for e in d['engines']) and 'any' in d['targets']"
 expect 0 "$MLOPT" inspect "$model" -o json
 holds "d['supported'] and d['ops']['Conv'] == 11 and d['inputs'][0]['name'] == 'image' and d['macs'] > 40e6"
+holds "d['flops'] > 2 * d['macs'] and d['peak']['bytes'] > 3e5 and len(d['node_list']) == d['nodes'] and not d['unsupported']"
+holds "sum(n['flops'] for n in d['node_list']) == d['flops']"
+one=$(json "d['flops']")
+peak=$(json "d['peak']['bytes']")
+expect 0 "$MLOPT" inspect "$model" --batch 8 -o json
+holds "d['flops'] == 8 * $one and 7.9 * $peak < d['peak']['bytes'] <= 8 * $peak"
+expect 0 "$MLOPT" inspect "$model" --dim batch=8 -o json
+holds "d['flops'] == 8 * $one"
+expect 2 "$MLOPT" inspect "$model" --dim batch
+expect 0 "$MLOPT" inspect "$model" --nodes
+[ "$(grep -c BatchNormalization stdout)" = 13 ] || fail "not every node is listed" # 11, one in the counts, one at the peak
+expect 0 "$MLOPT" inspect "$model" --svg g.svg
+python3 - g.svg <<'PY' || fail "the picture"
+import re, sys, xml.dom.minidom
+doc = xml.dom.minidom.parse(sys.argv[1])
+boxes = [g for g in doc.getElementsByTagName("g") if g.getElementsByTagName("title")]
+assert len(boxes) == 41 + 2, len(boxes)
+rects = [[float(g.getElementsByTagName("rect")[0].getAttribute(a)) for a in ("x", "y", "width", "height")] for g in boxes]
+for i, (x, y, w, h) in enumerate(rects):
+    for X, Y, W, H in rects[:i]:
+        assert x + w <= X or X + W <= x or y + h <= Y or Y + H <= y, "two boxes overlap"
+PY
+rm g.svg
+expect 3 "$MLOPT" inspect "$model" --svg nowhere/g.svg
 expect 0 "$MLOPT" inspect "$model" --graph
 shows "Conv"
 
@@ -24,6 +48,39 @@ holds "d['nodes']['after'] < d['nodes']['before'] and d['deviation']['finite'] a
 holds "d['result']['digest'] == 'sha256:' + '$(sha256sum o.onnx | cut -d' ' -f1)'"
 expect 0 "$MLOPT" inspect o.onnx -o json
 holds "'BatchNormalization' not in d['ops']"
+
+expect 0 "$MLOPT" diff "$model" o.onnx -o json
+holds "not d['identical'] and d['ops']['BatchNormalization'] == {'a': 11, 'b': 0} and d['a']['nodes'] == 41 and not d['inputs']"
+holds "any(r['change'] == 'removed' and r['a'] == 'BatchNormalization' for r in d['nodes'])"
+expect 0 "$MLOPT" diff "$model" o.onnx
+shows "BatchNormalization"
+expect 0 "$MLOPT" diff "$model" "$model"
+shows "the models are the same"
+expect 3 "$MLOPT" diff "$model" nothing.onnx
+if /usr/bin/python3 -c 'import onnx' 2>/dev/null; then
+    /usr/bin/python3 - "$model" <<'PY'
+import sys, numpy, onnx
+from onnx import numpy_helper
+m = onnx.load(sys.argv[1])
+t = next(t for t in m.graph.initializer if len(t.dims) == 4)
+a = numpy_helper.to_array(t).copy()
+a.flat[0] += 0.5
+t.CopyFrom(numpy_helper.from_array(a, t.name))
+n = next(n for n in m.graph.node if n.op_type == "Conv")
+next(x for x in n.attribute if x.name == "dilations").ints[:] = [1, 1]
+next(x for x in n.attribute if x.name == "group").name = "grouped"
+m.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+m.opset_import[0].version = 16
+onnx.save(m, "changed.onnx")
+PY
+    expect 0 "$MLOPT" diff "$model" changed.onnx -o json
+    holds "[r for r in d['initializers']][0]['elements_changed'] == 1 and abs(d['initializers'][0]['max_difference'] - 0.5) < 1e-6"
+    holds "len(d['initializers']) == 1 and d['opsets'] == [{'name': 'ai.onnx', 'change': 'changed', 'a': '17', 'b': '16'}]"
+    holds "d['inputs'][0]['b'].startswith('float32[n,') and [a['name'] for a in d['nodes'][0]['attributes']] == ['group', 'grouped']"
+    expect 0 "$MLOPT" diff "$model" changed.onnx
+    shows "1 of "
+    rm changed.onnx
+fi
 
 expect 0 "$MLOPT" quantize "$model" --data $train --limit 64 --normalize "$normalize" --recipe int8-cpu --out q.onnx -o json
 holds "d['result']['size'] < 0.4 * d['source']['size'] and [s['step'] for s in d['steps']] == ['optimize', 'quantize']"
@@ -120,8 +177,13 @@ done
 expect 1 "$MLOPT" optimize unknown.onnx --out out.onnx
 says "Wobble"
 says "odd"
-expect 1 "$MLOPT" inspect unknown.onnx
-shows "Wobble"
+expect 0 "$MLOPT" inspect unknown.onnx # what a file holds can be told without running it
+shows "unknown op Wobble"
+expect 0 "$MLOPT" inspect unknown.onnx -o json
+holds "not d['supported'] and d['unsupported'][0]['op'] == 'Wobble' and 'unknown op' in d['unsupported'][0]['reason']"
+expect 0 "$MLOPT" inspect unknown.onnx --svg unknown.svg
+grep -q 'class="u"><title>odd' unknown.svg || fail "the unknown op is not drawn as one"
+rm unknown.svg
 expect 1 "$MLOPT" optimize deep.onnx --out out.onnx
 nothing_left "a bad model"
 

@@ -16,8 +16,8 @@ static json_t *ports_json(struct mlo_value *const *values, int count, bool skip_
     return list;
 }
 
-/* How often each op occurs, as an object "domain.Op": n, and totals. */
-static json_t *ops_json(const struct mlo_graph *g, uint64_t *macs)
+/* How often each op occurs, as an object "domain.Op": n. */
+static json_t *ops_json(const struct mlo_graph *g)
 {
     json_t *ops = json_object();
     for (int i = 0; i < g->node_count; i++) {
@@ -25,29 +25,129 @@ static json_t *ops_json(const struct mlo_graph *g, uint64_t *macs)
         char name[160];
         snprintf(name, sizeof name, "%s%s%s", n->domain, *n->domain ? "." : "", n->op_type);
         json_object_set_new(ops, name, json_integer(mlo_json_i64(ops, name, 0) + 1));
-        *macs += n->op ? mlo_node_macs(n) : 0;
     }
     return ops;
 }
 
-/* Multiply-adds for one sample: counted on a copy with the batch bound to 1. */
-static uint64_t macs_of(const struct mlo_model *model)
+/* --batch N (1) and --dim NAME=N on a copy: what costs are counted for. */
+static enum mlo_status bound_copy(const struct mlo_cli *cli, const struct mlo_model *model,
+                                  struct mlo_model **out, struct mlo_error *err)
 {
+    enum mlo_status status = MLO_OK;
+    struct mlo_binding bindings[32];
+    char names[32][96];
+    const char *text;
+    size_t count = 0;
+    int64_t batch;
+    MLO_TRY(mlo_cli_int(cli, "batch", 1, 1, INT32_MAX, &batch, err));
+    MLO_TRY(mlo_model_clone(model, out, err));
+    for (; (text = mlo_cli_opt_at(cli, "dim", count)) && count < MLO_COUNT(bindings); count++) {
+        const char *equals = strrchr(text, '=');
+        size_t n = equals ? (size_t)(equals - text) : 0;
+        int64_t value;
+        if (!n || n >= sizeof names[0] || !mlo_str_to_i64(equals + 1, &value) || value < 0) {
+            status = mlo_error_set(err, MLO_EUSAGE, "--dim %s is not NAME=NUMBER", text);
+            goto out;
+        }
+        memcpy(names[count], text, n);
+        names[count][n] = '\0';
+        bindings[count] = (struct mlo_binding){names[count], value};
+    }
+    if (count) /* what is unknown and has no name stands for the batch */
+        MLO_TRY(mlo_graph_bind((*out)->graph, bindings, count, batch, err));
+    MLO_TRY(mlo_graph_bind_batch((*out)->graph, batch, err));
+out:
+    return status;
+}
+
+static json_t *node_json(const struct mlo_node *n, struct mlo_node_cost *cost)
+{
+    json_t *outputs = json_array(), *inputs = json_array();
+    mlo_node_cost(n, cost);
+    for (int i = 0; i < n->input_count; i++)
+        json_array_append_new(inputs, n->inputs[i] ? json_string(n->inputs[i]->name) : json_null());
+    for (int o = 0; o < n->output_count; o++) {
+        char type[256];
+        if (n->outputs[o])
+            json_array_append_new(outputs,
+                                  json_pack("{s:s,s:s}", "name", n->outputs[o]->name, "type",
+                                            mlo_type_describe(&n->outputs[o]->type, type, sizeof type)));
+    }
+    json_t *node = json_pack("{s:s,s:s,s:s,s:o,s:o}", "name", n->name, "domain", n->domain, "op", n->op_type,
+                             "inputs", inputs, "outputs", outputs);
+    if (cost->known)
+        json_object_update_new(node, json_pack("{s:I,s:I,s:I,s:I}", "flops", (json_int_t)cost->flops,
+                                               "bytes_read", (json_int_t)cost->bytes_read, "bytes_written",
+                                               (json_int_t)cost->bytes_written, "weight_bytes",
+                                               (json_int_t)cost->weight_bytes));
+    return node;
+}
+
+/* Nodes that mlopt cannot run, with the reasons; in subgraphs too. */
+static void add_unsupported(const struct mlo_graph *g, json_t *list)
+{
+    for (int i = 0; i < g->node_count; i++) {
+        const struct mlo_node *n = g->nodes[i];
+        struct mlo_error why = {0};
+        if (mlo_node_check_supported(n, &why) != MLO_OK)
+            json_array_append_new(list,
+                                  json_pack("{s:s,s:s,s:s,s:I,s:s,s:s}", "node", n->name, "op", n->op_type,
+                                            "domain", n->domain, "opset", (json_int_t)n->version, "reason",
+                                            why.message, "hint", why.hint));
+        for (int a = 0; a < n->attr_count; a++) {
+            if (n->attrs[a].type == MLO_ATTR_GRAPH)
+                add_unsupported(n->attrs[a].graph, list);
+            for (size_t k = 0; n->attrs[a].type == MLO_ATTR_GRAPHS && k < n->attrs[a].graphs.count; k++)
+                add_unsupported(n->attrs[a].graphs.g[k], list);
+        }
+    }
+}
+
+/* Adds costs and peak memory of the bound copy. */
+static enum mlo_status add_costs(const struct mlo_cli *cli, const struct mlo_model *model, json_t *d,
+                                 struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
     struct mlo_model *copy = NULL;
-    uint64_t macs = 0;
-    struct mlo_error ignored = {0};
-    if (mlo_model_clone(model, &copy, &ignored) == MLO_OK &&
-        mlo_graph_bind_batch(copy->graph, 1, &ignored) == MLO_OK)
-        for (int i = 0; i < copy->graph->node_count; i++)
-            macs += copy->graph->nodes[i]->op ? mlo_node_macs(copy->graph->nodes[i]) : 0;
+    struct mlo_peak peak;
+    uint64_t macs = 0, flops = 0, bytes = 0;
+    int unknown = 0;
+    json_t *nodes = json_array(), *unsupported = json_array(), *dims = json_object();
+    MLO_TRY(bound_copy(cli, model, &copy, err));
+    const struct mlo_graph *g = copy->graph;
+    for (int i = 0; i < g->node_count; i++) {
+        struct mlo_node_cost cost;
+        json_array_append_new(nodes, node_json(g->nodes[i], &cost));
+        macs += g->nodes[i]->op ? mlo_node_macs(g->nodes[i]) : 0;
+        flops += cost.flops;
+        bytes += cost.bytes_read + cost.bytes_written;
+        unknown += !cost.known;
+    }
+    for (int i = 0; i < g->input_count; i++)
+        for (int k = 0; k < g->inputs[i]->type.rank; k++)
+            if (g->inputs[i]->type.dims[k].value < 0 && g->inputs[i]->type.dims[k].name)
+                json_object_set_new(dims, g->inputs[i]->type.dims[k].name, json_null());
+    MLO_TRY(mlo_graph_peak(g, &peak, err));
+    add_unsupported(g, unsupported);
+    json_object_update_new(d, json_pack("{s:I,s:I,s:I,s:i,s:O,s:O,s:O}", "macs", (json_int_t)macs, "flops",
+                                        (json_int_t)flops, "bytes", (json_int_t)bytes, "uncounted", unknown,
+                                        "node_list", nodes, "unsupported", unsupported, "unbound", dims));
+    json_object_set_new(d, "peak",
+                        peak.node ? json_pack("{s:I,s:s,s:b}", "bytes", (json_int_t)peak.bytes, "node",
+                                              peak.node, "complete", peak.known)
+                                  : json_null());
+out:
+    json_decref(nodes);
+    json_decref(unsupported);
+    json_decref(dims);
     mlo_model_free(copy);
-    return macs;
+    return status;
 }
 
 static json_t *describe(const struct mlo_model *model, bool supported, json_t *file)
 {
     const struct mlo_graph *g = model->graph;
-    uint64_t ignored = 0, parameters = 0, weight_bytes = 0;
+    uint64_t parameters = 0, weight_bytes = 0;
     json_t *opsets = json_object(), *meta = json_object();
     for (int i = 0; i < model->opset_count; i++)
         json_object_set_new(opsets, *model->opsets[i].domain ? model->opsets[i].domain : "ai.onnx",
@@ -60,15 +160,72 @@ static json_t *describe(const struct mlo_model *model, bool supported, json_t *f
             weight_bytes += g->values[i]->constant->size_bytes;
         }
     }
-    json_t *ops = ops_json(g, &ignored);
-    return json_pack("{s:o,s:s,s:I,s:s,s:s,s:o,s:o,s:o,s:i,s:o,s:I,s:I,s:I,s:b,s:o}", "file", file, "graph",
+    json_t *ops = ops_json(g);
+    return json_pack("{s:o,s:s,s:I,s:s,s:s,s:o,s:o,s:o,s:i,s:o,s:I,s:I,s:b,s:o}", "file", file, "graph",
                      g->name ? g->name : "", "ir_version", (json_int_t)model->ir_version, "producer",
                      model->producer_name ? model->producer_name : "", "producer_version",
                      model->producer_version ? model->producer_version : "", "opsets", opsets, "inputs",
                      ports_json(g->inputs, g->input_count, true), "outputs",
                      ports_json(g->outputs, g->output_count, false), "nodes", g->node_count, "ops", ops,
-                     "parameters", (json_int_t)parameters, "weight_bytes", (json_int_t)weight_bytes, "macs",
-                     (json_int_t)(supported ? macs_of(model) : 0), "supported", supported, "metadata", meta);
+                     "parameters", (json_int_t)parameters, "weight_bytes", (json_int_t)weight_bytes,
+                     "supported", supported, "metadata", meta);
+}
+
+static void print_costs(const json_t *d, struct mlo_buf *out)
+{
+    char size[32], bytes[32];
+    const json_t *peak = json_object_get(d, "peak");
+    const char *key;
+    json_t *value;
+    if (mlo_json_i64(d, "macs", 0))
+        mlo_buf_printf(out, "multiply-adds %lld for %s\n", (long long)mlo_json_i64(d, "macs", 0),
+                       mlo_json_i64(d, "batch", 1) == 1 ? "one sample" : "the batch");
+    mlo_buf_printf(out, "operations  %.3g, bytes read and written %s\n", (double)mlo_json_i64(d, "flops", 0),
+                   mlo_str_size((uint64_t)mlo_json_i64(d, "bytes", 0), bytes));
+    if (peak && !json_is_null(peak))
+        mlo_buf_printf(out, "activations %s%s at the peak (node %s)\n",
+                       json_is_true(json_object_get(peak, "complete")) ? "" : "at least ",
+                       mlo_str_size((uint64_t)mlo_json_i64(peak, "bytes", 0), size),
+                       mlo_json_str(peak, "node", ""));
+    json_object_foreach(json_object_get(d, "unbound"), key, value) mlo_buf_printf(
+        out, "dim %s is free: costs behind it are not counted; bind it with --dim '%s=N'\n", key, key);
+}
+
+static int by_flops(const void *a, const void *b)
+{
+    int64_t x = mlo_json_i64(*(json_t *const *)a, "flops", 0),
+            y = mlo_json_i64(*(json_t *const *)b, "flops", 0);
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+/* The nodes that cost most, or all of them in order. */
+static enum mlo_status print_nodes(const json_t *d, bool all, struct mlo_error *err)
+{
+    json_t *list = json_object_get(d, "node_list");
+    size_t count = json_array_size(list);
+    json_t **nodes = calloc(count + 1, sizeof *nodes);
+    struct mlo_table table;
+    if (!nodes)
+        return mlo_error_nomem(err);
+    for (size_t i = 0; i < count; i++)
+        nodes[i] = json_array_get(list, i);
+    if (!all)
+        qsort(nodes, count, sizeof *nodes, by_flops);
+    mlo_table_init(&table, "node|op|output|operations>|read>|written>|weights>");
+    for (size_t i = 0; i < (all ? count : MLO_MIN(count, 10)); i++) {
+        char flops[32], size[3][32];
+        static const char *const fields[] = {"bytes_read", "bytes_written", "weight_bytes"};
+        bool known = json_object_get(nodes[i], "flops") != NULL;
+        snprintf(flops, sizeof flops, "%lld", (long long)mlo_json_i64(nodes[i], "flops", 0));
+        for (int f = 0; f < 3; f++)
+            mlo_str_size((uint64_t)mlo_json_i64(nodes[i], fields[f], 0), size[f]);
+        mlo_table_row(&table, mlo_json_str(nodes[i], "name", ""), mlo_json_str(nodes[i], "op", ""),
+                      mlo_json_str(json_array_get(json_object_get(nodes[i], "outputs"), 0), "type", "-"),
+                      known ? flops : NULL, known ? size[0] : NULL, known ? size[1] : NULL,
+                      known ? size[2] : NULL);
+    }
+    free(nodes);
+    return mlo_table_print_take(&table, err);
 }
 
 static enum mlo_status print_text(const json_t *d, struct mlo_error *err)
@@ -94,12 +251,14 @@ static enum mlo_status print_text(const json_t *d, struct mlo_error *err)
                            mlo_json_str(value, "type", ""));
     mlo_buf_printf(&out, "weights     %lld in %s\n", (long long)mlo_json_i64(d, "parameters", 0),
                    mlo_str_size((uint64_t)mlo_json_i64(d, "weight_bytes", 0), size));
-    if (mlo_json_i64(d, "macs", 0))
-        mlo_buf_printf(&out, "multiply-adds %lld for one sample\n", (long long)mlo_json_i64(d, "macs", 0));
+    print_costs(d, &out);
     mlo_buf_printf(&out, "nodes       %lld:", (long long)mlo_json_i64(d, "nodes", 0));
     json_object_foreach(json_object_get(d, "ops"), key, value)
         mlo_buf_printf(&out, " %s %lld", key, (long long)json_integer_value(value));
     mlo_buf_putc(&out, '\n');
+    json_array_foreach(json_object_get(d, "unsupported"), i, value)
+        mlo_buf_printf(&out, "unsupported %s\n            %s\n", mlo_json_str(value, "reason", ""),
+                       mlo_json_str(value, "hint", ""));
     enum mlo_status status = mlo_cli_print(err, "%s", mlo_buf_str(&out));
     mlo_buf_clear(&out);
     return status;
@@ -109,7 +268,6 @@ static enum mlo_status inspect_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_model *model = NULL;
-    struct mlo_error unsupported = {0};
     struct mlo_buf dump = MLO_BUF_INIT;
     json_t *file = NULL, *all = NULL;
     MLO_TRY(mlo_onnx_load(cli->args[0], &model, err));
@@ -118,17 +276,28 @@ static enum mlo_status inspect_run(struct mlo_cli *cli, struct mlo_error *err)
         status = mlo_cli_print(err, "%s", mlo_buf_str(&dump));
         goto out;
     }
-    enum mlo_status known = mlo_graph_check_supported(model->graph, &unsupported);
+    const char *svg = mlo_cli_opt(cli, "svg");
+    int64_t batch;
+    if (svg)
+        MLO_TRY(mlo_cli_check_output(svg, err));
+    MLO_TRY(mlo_cli_int(cli, "batch", 1, 1, INT32_MAX, &batch, err));
     MLO_TRY(mlo_local_file_json(cli->args[0], &file, err));
-    all = describe(model, known == MLO_OK, file);
+    all = describe(model, mlo_graph_check_supported(model->graph, NULL) == MLO_OK, file);
     if (!all) {
         status = mlo_error_nomem(err);
         goto out;
     }
-    MLO_TRY(cli->json ? mlo_cli_print_json(all, err) : print_text(all, err));
-    if (known != MLO_OK) { /* what the file holds was shown; that mlopt cannot run it is still a failure */
-        *err = unsupported;
-        status = known;
+    json_object_set_new(all, "batch", json_integer(batch));
+    MLO_TRY(add_costs(cli, model, all, err));
+    if (svg) {
+        MLO_TRY(mlo_local_draw(model->graph, &dump, err));
+        MLO_TRY(mlo_fs_write_atomic(svg, dump.data, dump.len, err));
+    }
+    if (cli->json) {
+        MLO_TRY(mlo_cli_print_json(all, err));
+    } else {
+        MLO_TRY(print_text(all, err));
+        MLO_TRY(print_nodes(all, mlo_cli_has(cli, "nodes"), err));
     }
 out:
     if (status != MLO_OK)
@@ -141,6 +310,10 @@ out:
 
 static const struct mlo_cli_option options[] = {
     {"graph", 0, NULL, "the graph itself, one line a node"},
+    {"nodes", 0, NULL, "the cost of every node, not only of the ten largest"},
+    {"batch", 0, "N", "count costs for this batch (1)"},
+    {"dim", 0, "NAME=N", "count costs with this dim bound", NULL, true},
+    {"svg", 0, "FILE", "draw the graph"},
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_inspect = {
@@ -151,5 +324,5 @@ const struct mlo_cli_verb mlo_verb_inspect = {
     .positional = "MODEL.onnx",
     .min_args = 1,
     .max_args = 1,
-    .help = "what a model file holds: inputs, outputs, ops, weights, cost",
+    .help = "what a model file holds: inputs, outputs, ops, weights, cost, a picture",
 };

@@ -6,7 +6,7 @@
 #include "pipeline/steps/steps.h"
 
 extern const struct mlo_cli_verb mlo_verb_inspect, mlo_verb_run, mlo_verb_optimize, mlo_verb_quantize,
-    mlo_verb_eval, mlo_verb_bench, mlo_verb_engines, mlo_verb_step_exec, mlo_verb_bench_child;
+    mlo_verb_eval, mlo_verb_bench, mlo_verb_diff, mlo_verb_engines, mlo_verb_step_exec, mlo_verb_bench_child;
 
 /* Rows of option tables that several verbs have. */
 #define MLO_OPTION_ENGINE                                                                                    \
@@ -53,6 +53,9 @@ MLO_MUST_USE enum mlo_status mlo_local_recipe_text(const char *name, struct mlo_
 json_t *mlo_local_estimate_json(const struct mlo_estimate *estimate);
 /* {"path","digest","size"} of a file (new reference in *out). */
 MLO_MUST_USE enum mlo_status mlo_local_file_json(const char *path, json_t **out, struct mlo_error *err);
+
+/* Draws a graph as SVG: nodes in layers from top to bottom. */
+MLO_MUST_USE enum mlo_status mlo_local_draw(const struct mlo_graph *graph, struct mlo_buf *out, struct mlo_error *err);
 
 /* How far the outputs of two models are apart on seeded random input. */
 struct mlo_deviation {
