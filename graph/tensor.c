@@ -1,6 +1,7 @@
 #include "graph/tensor.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,13 @@
 
 #define ALIGNMENT ((size_t)64)
 #define CHECK_ABOVE ((size_t)1 << 30)
+
+static atomic_size_t tensor_limit; /* 0: none but the machine's memory */
+
+void mlo_tensor_set_limit(size_t max_bytes)
+{
+    atomic_store(&tensor_limit, max_bytes);
+}
 
 bool mlo_shape_count(int rank, const int64_t *dims, size_t *count)
 {
@@ -63,6 +71,10 @@ enum mlo_status mlo_tensor_init(struct mlo_tensor *tensor, enum mlo_dtype dtype,
     if (!mlo_shape_bytes(dtype, rank, dims, &bytes))
         return mlo_error_set(err, MLO_EINVAL, "not a possible tensor: %s",
                              describe(dtype, rank, dims, text, sizeof text));
+    size_t limit = atomic_load_explicit(&tensor_limit, memory_order_relaxed);
+    if (limit && bytes > limit)
+        return mlo_error_set(err, MLO_ETOOBIG, "%s needs %zu bytes; this process makes tensors of up to %zu",
+                             describe(dtype, rank, dims, text, sizeof text), bytes, limit);
     /* The kernel overcommits: a hostile shape would be granted and kill the process when touched. */
     if (bytes > CHECK_ABOVE) {
         size_t memory = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);

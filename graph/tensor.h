@@ -73,6 +73,9 @@ MLO_MUST_USE bool mlo_shape_bytes(enum mlo_dtype dtype, int rank, const int64_t 
 /* Makes *tensor own zeroed memory for that type and shape (64-byte aligned). */
 MLO_MUST_USE enum mlo_status mlo_tensor_init(struct mlo_tensor *tensor, enum mlo_dtype dtype, int rank,
                                              const int64_t *dims, struct mlo_error *err);
+/* The largest tensor that mlo_tensor_init makes in this process, in bytes; 0, as at the start: what fits this
+ * machine's memory. A larger one is MLO_ETOOBIG. For processes that evaluate what strangers send. */
+void mlo_tensor_set_limit(size_t max_bytes);
 /* Frees what it owns and zeroes the struct. A zeroed or borrowed tensor is fine. */
 void mlo_tensor_clear(struct mlo_tensor *tensor);
 /* Makes *out own a sequence or optional (`kind`) of `count` empty slots, each to be filled with a tensor, or,
