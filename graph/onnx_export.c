@@ -94,13 +94,19 @@ static Onnx__TypeProto *type(struct writer *w, const struct mlo_type *from)
     return p;
 }
 
+/* Something is known of its type: a shape without an element type counts, so that it is not lost. */
+static bool typed(const struct mlo_value *value)
+{
+    return value->type.dtype != MLO_DTYPE_NONE || value->type.rank >= 0;
+}
+
 static Onnx__ValueInfoProto *value_info(struct writer *w, const struct mlo_value *value)
 {
     Onnx__ValueInfoProto *p = NEW(w, Onnx__ValueInfoProto, onnx__value_info_proto__init);
     if (!p)
         return NULL;
     p->name = (char *)value->name;
-    if (value->type.dtype != MLO_DTYPE_NONE)
+    if (typed(value))
         p->type = type(w, &value->type);
     return p;
 }
@@ -204,8 +210,7 @@ static void values_of_graph(struct writer *w, const struct mlo_graph *graph, Onn
         const struct mlo_value *value = graph->values[i];
         if (value->constant)
             p->initializer[p->n_initializer++] = tensor(w, value->constant, value->name);
-        else if (!value->is_input && !value->is_output && value->producer &&
-                 value->type.dtype != MLO_DTYPE_NONE)
+        else if (!value->is_input && !value->is_output && value->producer && typed(value))
             p->value_info[p->n_value_info++] = value_info(w, value);
     }
 }
