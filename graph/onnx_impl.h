@@ -53,6 +53,11 @@ MLO_MUST_USE enum mlo_status mlo_onnx_read_external(const char *folder, const On
 /* A type from its message; names are copied to the arena. */
 MLO_MUST_USE enum mlo_status mlo_onnx_read_type(struct mlo_arena *arena, const Onnx__TypeProto *proto,
                                                 struct mlo_type *out, struct mlo_error *err);
+/* The graph with every call of a model-local function replaced by its body. *out shares what did not change
+ * with `g` and lives in `arena`. Opsets that only functions import are added to the model. */
+MLO_MUST_USE enum mlo_status mlo_onnx_inline(struct mlo_model *model, const Onnx__ModelProto *m,
+                                             const Onnx__GraphProto *g, struct mlo_arena *arena,
+                                             Onnx__GraphProto **out, struct mlo_error *err);
 /* Fills an attribute from its message. Subgraphs are made by `graph_fn`. */
 typedef enum mlo_status mlo_onnx_graph_fn(const struct mlo_onnx_reader *reader, const Onnx__GraphProto *proto,
                                           struct mlo_node *owner, struct mlo_graph **out,

@@ -362,32 +362,12 @@ static enum mlo_status read_header(struct mlo_model *model, const Onnx__ModelPro
     return MLO_OK;
 }
 
-/* Model-local functions that a node calls would have to be inlined; unused ones are no loss. */
-static enum mlo_status check_functions(const Onnx__ModelProto *m, const Onnx__GraphProto *g,
-                                       struct mlo_error *err)
-{
-    for (size_t f = 0; f < m->n_functions; f++)
-        for (size_t n = 0; n < g->n_node; n++) {
-            const Onnx__FunctionProto *fn = m->functions[f];
-            const Onnx__NodeProto *node = g->node[n];
-            if (!mlo_str_eq(fn->name, node->op_type) || !mlo_str_eq(fn->domain, node->domain))
-                continue;
-            enum mlo_status status =
-                mlo_error_set(err, MLO_EUNSUPPORTED, "node '%.100s' calls the model-local function '%.100s'",
-                              node->name ? node->name : "", fn->name);
-            mlo_error_where(err, "node '%.200s'", node->name ? node->name : "");
-            mlo_error_hint(err, "inline it first: python3 -c \"import onnx, onnx.inliner as i; "
-                                "onnx.save(i.inline_local_functions(onnx.load('in.onnx')), 'out.onnx')\"");
-            return status;
-        }
-    return MLO_OK;
-}
-
 static enum mlo_status build(const struct mlo_onnx_reader *reader, const struct mlo_onnx_parts *parts,
                              struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_model *model = reader->model;
+    struct mlo_arena *inlined = NULL; /* of the messages that calls of functions became */
     Onnx__ModelProto *m =
         onnx__model_proto__unpack(NULL, parts->model.len, (const uint8_t *)mlo_buf_str(&parts->model));
     Onnx__GraphProto *g =
@@ -398,13 +378,20 @@ static enum mlo_status build(const struct mlo_onnx_reader *reader, const struct 
         goto out;
     }
     MLO_TRY(read_header(model, m, err));
-    MLO_TRY(check_functions(m, g, err));
+    Onnx__GraphProto *flat = g;
+    if (m->n_functions) {
+        if (!(inlined = mlo_arena_new())) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+        MLO_TRY(mlo_onnx_inline(model, m, g, inlined, &flat, err));
+    }
     model->graph = mlo_graph_new(model, NULL, g->name);
     if (!model->graph || !(model->graph->doc = text(model->arena, g->doc_string))) {
         status = mlo_error_nomem(err);
         goto out;
     }
-    MLO_TRY(fill_graph(reader, model->graph, g, parts, err));
+    MLO_TRY(fill_graph(reader, model->graph, flat, parts, err));
     if (!model->graph->output_count) {
         status = mlo_error_set(err, MLO_EFORMAT, "the graph has no outputs");
         goto out;
@@ -413,6 +400,7 @@ static enum mlo_status build(const struct mlo_onnx_reader *reader, const struct 
     MLO_TRY(mlo_graph_verify(model->graph, err));
     MLO_TRY(mlo_graph_infer(model->graph, err)); /* behind unknown ops, what the file states */
 out:
+    mlo_arena_free(inlined);
     if (m)
         onnx__model_proto__free_unpacked(m, NULL);
     if (g)
