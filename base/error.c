@@ -80,8 +80,10 @@ static void make_printable(char *text)
     }
 }
 
-enum mlo_status mlo_error_set(struct mlo_error *err, enum mlo_status status, const char *fmt, ...)
+enum mlo_status(mlo_error_set)(struct mlo_error *err, enum mlo_status status, const char *fmt, ...)
 {
+    if (status == MLO_OK)
+        status = MLO_EINTERNAL;
     if (err) {
         va_list args;
         va_start(args, fmt);
@@ -117,7 +119,7 @@ static enum mlo_status status_of_errno(int e)
     }
 }
 
-enum mlo_status mlo_error_errno(struct mlo_error *err, int errno_value, const char *fmt, ...)
+enum mlo_status(mlo_error_errno)(struct mlo_error *err, int errno_value, const char *fmt, ...)
 {
     enum mlo_status status = status_of_errno(errno_value);
     if (err) {
@@ -174,7 +176,7 @@ void mlo_error_prefix(struct mlo_error *err, const char *fmt, ...)
     make_printable(err->message);
 }
 
-enum mlo_status mlo_error_nomem(struct mlo_error *err)
+enum mlo_status(mlo_error_nomem)(struct mlo_error *err)
 {
     return mlo_error_set(err, MLO_ENOMEM, "out of memory");
 }

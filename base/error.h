@@ -67,6 +67,7 @@ enum mlo_status mlo_status_from_code(const char *code);
 
 /* Fills `err` (message from the format, empty where and hint) and returns `status`, so that a
  * failure is one line: return mlo_error_set(err, MLO_EINVAL, "batch is %d", n);
+ * MLO_OK is no failure: it becomes MLO_EINTERNAL.
  * Control characters and broken UTF-8 become '?', here and in the functions below. */
 enum mlo_status mlo_error_set(struct mlo_error *err, enum mlo_status status, const char *fmt, ...)
     MLO_PRINTF(3, 4);
@@ -87,5 +88,17 @@ void mlo_error_prefix(struct mlo_error *err, const char *fmt, ...) MLO_PRINTF(2,
 
 /* Sets "out of memory" and returns MLO_ENOMEM. */
 enum mlo_status mlo_error_nomem(struct mlo_error *err);
+
+/* What fails returns a failure: the compiler is told, so that it does not take a result that only success
+ * fills for one that may be used uninitialized. */
+static inline enum mlo_status mlo_error_failed(enum mlo_status status)
+{
+    if (status == MLO_OK)
+        __builtin_unreachable();
+    return status;
+}
+#define mlo_error_set(...) mlo_error_failed((mlo_error_set)(__VA_ARGS__))
+#define mlo_error_errno(...) mlo_error_failed((mlo_error_errno)(__VA_ARGS__))
+#define mlo_error_nomem(err) mlo_error_failed((mlo_error_nomem)(err))
 
 #endif

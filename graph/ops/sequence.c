@@ -296,7 +296,7 @@ static enum mlo_status eval_split(const struct mlo_node *node, const struct mlo_
     enum mlo_status status = MLO_OK;
     const struct mlo_tensor *x = in[0], *split = node->input_count > 1 ? in[1] : NULL;
     bool drop = !split && !mlo_node_attr_i(node, "keepdims", 1);
-    size_t count;
+    size_t count = 0;
     int64_t each, begin = 0;
     int axis;
     MLO_TRY(want_tensor(x->dtype, err));

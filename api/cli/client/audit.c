@@ -270,7 +270,7 @@ static enum mlo_status audit_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_client_open(cli, &client, err));
     if (verify)
         MLO_TRY(load_heads(&heads_path, &heads, err));
-    MLO_TRY(mlo_client_projects(client, cli->arg_count - verify ? cli->args[0] : NULL, &projects, err));
+    MLO_TRY(mlo_client_projects(client, cli->arg_count > (int)verify ? cli->args[0] : NULL, &projects, err));
     json_array_foreach(projects, i, name)
     {
         const char *project = json_string_value(name);

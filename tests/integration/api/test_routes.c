@@ -141,8 +141,8 @@ static void test_routes__ambiguous_requests_are_refused(void **state)
     struct api *api = *state;
     static const char *const requests[] = {
         "POST /v1/projects HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
-        "POST /v1/projects HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nTransfer-Encoding: "
-        "chunked\r\n\r\n0\r\n\r\n",
+        ("POST /v1/projects HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n"
+         "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
         "GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
         "GET /v1/me HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer x\r\nAuthorization: Bearer y\r\n\r\n",
     };

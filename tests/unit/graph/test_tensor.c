@@ -21,6 +21,7 @@ static void test_f16__round_trips_every_half(void **state)
     }
 }
 
+#ifdef __FLT16_MAX__ /* clang 14 has no _Float16 on x86 */
 static void test_f16__matches_the_compiler(void **state)
 {
     MLO_UNUSED(state);
@@ -38,6 +39,8 @@ static void test_f16__matches_the_compiler(void **state)
             fail_msg("%a becomes %04x, not %04x", (double)f, mlo_f32_to_f16(f), code);
     }
 }
+
+#endif
 
 static void test_bf16__rounds_half_to_even(void **state)
 {
@@ -131,7 +134,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_f16__round_trips_every_half),
+#ifdef __FLT16_MAX__
         cmocka_unit_test(test_f16__matches_the_compiler),
+#endif
         cmocka_unit_test(test_bf16__rounds_half_to_even),
         cmocka_unit_test(test_float8__known_values),
         cmocka_unit_test(test_tensor__set_rounds_and_saturates),
