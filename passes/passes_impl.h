@@ -12,10 +12,11 @@ mlo_pass_fn mlo_pass_fold_constants;
 mlo_pass_fn mlo_pass_fuse_matmul_add;
 mlo_pass_fn mlo_pass_fuse_pad;
 mlo_pass_fn mlo_pass_quantize;
+mlo_pass_fn mlo_pass_raise_opset;
 mlo_pass_fn mlo_pass_remove_dead;
 mlo_pass_fn mlo_pass_remove_identity;
 
-extern const struct mlo_option_spec mlo_fold_constants_options[];
+extern const struct mlo_option_spec mlo_fold_constants_options[], mlo_raise_opset_options[];
 
 /* --- properties ------------------------------------------------------------------------------------------
  */
@@ -84,10 +85,10 @@ bool mlo_node_can_scale(const struct mlo_node *node, const char **why);
 MLO_MUST_USE enum mlo_status mlo_pass_scale_channels(struct mlo_node *node, const double *scale,
                                                      const double *shift, struct mlo_error *err);
 
-/* Raises the model's opset to `version` (13): converts the nodes whose form changed in between, or refuses
+/* Raises the model's opset to `version`: converts the nodes whose form changed in between, or refuses
  * with MLO_EUNSUPPORTED naming the op. Notes say what was converted. Nothing happens when it is high enough.
  */
-MLO_MUST_USE enum mlo_status mlo_pass_raise_opset(struct mlo_model *model, int64_t version,
-                                                  struct mlo_pass_context *ctx, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_pass_raise_opset_to(struct mlo_model *model, int64_t version,
+                                                     struct mlo_pass_context *ctx, struct mlo_error *err);
 
 #endif

@@ -218,7 +218,7 @@ enum mlo_status mlo_pass_quantize(struct mlo_model *model, struct mlo_pass_conte
         return mlo_error_nomem(err);
     mlo_quantize_settings_read(ctx->options, &settings);
     MLO_TRY(refuse_quantized(model->graph, err));
-    MLO_TRY(mlo_pass_raise_opset(model, 13, ctx, err));
+    MLO_TRY(mlo_pass_raise_opset_to(model, 13, ctx, err));
     MLO_TRY(mlo_pass_remove_dead(model, &dead, err));
     MLO_TRY(mlo_quantize_plan_make(model->graph, &settings, arena, ctx, &plan, err));
     MLO_TRY(mlo_quantize_ranges(model->graph, &settings, ctx, &plan, err));

@@ -54,6 +54,14 @@ static const struct mlo_pass table[] = {
         .description = "Static int8: QuantizeLinear and DequantizeLinear pairs, integer weights and biases",
     },
     {
+        .name = "raise-opset",
+        .run = mlo_pass_raise_opset,
+        .requires = MLO_PROP_TYPED,
+        .options = mlo_raise_opset_options,
+        .revision = 1,
+        .description = "Nodes take the form of a newer opset; what cannot is refused by name",
+    },
+    {
         .name = "remove-dead",
         .run = mlo_pass_remove_dead,
         .establishes = MLO_PROP_NO_DEAD,

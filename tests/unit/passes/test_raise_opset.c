@@ -4,7 +4,7 @@
 static enum mlo_status raise_13(struct mlo_model *m, json_t **notes, struct mlo_error *err)
 {
     struct mlo_pass_context ctx = {.notes = json_array()};
-    enum mlo_status status = mlo_pass_raise_opset(m, 13, &ctx, err);
+    enum mlo_status status = mlo_pass_raise_opset_to(m, 13, &ctx, err);
     if (notes)
         *notes = json_pack("[{s:o}]", "notes", ctx.notes);
     else
@@ -60,11 +60,14 @@ static void test_raise_opset__refuses_by_name(void **state)
     struct mlo_error err = {0};
     struct mlo_model *m = new_model(11);
     struct mlo_value *x = input(m, "x", 1, 2, 3, 3);
-    finish(m, op(m, "Softmax", "y", x)); /* axis 1 of rank 4: three axes at once */
+    struct mlo_value *r =
+        op(m, "Resize", "y", x, floats(m, "roi", LIST(0), 1), floats(m, "s", LIST(1, 1, 2, 2), 4));
+    finish(m, r);
+    assert_true(mlo_node_set_s(r->producer, "coordinate_transformation_mode", "tf_half_pixel_for_nn"));
     assert_int_equal(raise_13(m, NULL, &err), MLO_EUNSUPPORTED);
     assert_contains(err.message, "from 11 to 13");
-    assert_contains(err.message, "Softmax (node 'y_node')");
-    assert_contains(err.message, "several axes");
+    assert_contains(err.message, "Resize (node 'y_node')");
+    assert_contains(err.message, "tf_half_pixel_for_nn");
     assert_contains(err.hint, "opset 13");
     mlo_model_free(m);
 
@@ -86,6 +89,50 @@ static void test_raise_opset__leaves_newer_models_alone(void **state)
     assert_int_equal(json_array_size(json_object_get(json_array_get(notes, 0), "notes")), 0);
     json_decref(notes);
     mlo_model_free(m);
+}
+
+static struct mlo_model *opset_9(void)
+{
+    struct mlo_model *m = new_model(9);
+    struct mlo_value *x = input(m, "x", 2, 4, 3, 3);
+    struct mlo_value *u = op(m, "Upsample", "u", x, floats(m, "scales", LIST(1, 1, 2, 2), 4));
+    struct mlo_value *mean = op(m, "ReduceMean", "mean", u);
+    set_ints(mean, "axes", 2, 3);
+    struct mlo_value *top = op(m, "ReduceMax", "top", u);
+    set_ints(top, "axes", 2, 3);
+    struct mlo_value *soft =
+        op(m, "Softmax", "soft", op(m, "Add", "sum", mean, top)); /* over three axes at once */
+    struct mlo_value *halves[2] = {mlo_graph_add_value(m->graph, "a", NULL),
+                                   mlo_graph_add_value(m->graph, "b", NULL)};
+    struct mlo_node *split = mlo_graph_add_node(m->graph, NULL, "", "Split", "split", &soft, 1, halves, 2);
+    assert_non_null(split);
+    assert_true(mlo_node_set_i(split, "axis", 1));
+    finish(m, op(m, "Mul", "y", halves[0], halves[1]));
+    return m;
+}
+
+static void test_raise_opset__as_a_pass_up_to_21(void **state)
+{
+    MLO_UNUSED(state);
+    static const int versions[] = {13, 17, 18, 21};
+    for (size_t i = 0; i < MLO_COUNT(versions); i++) {
+        struct mlo_error err = {0};
+        struct mlo_model *before = opset_9(), *m = opset_9();
+        char options[32];
+        json_t *report = NULL;
+        snprintf(options, sizeof options, "{\"to\": %d}", versions[i]);
+        assert_ok(run_pass(m, "raise-opset", options, NULL, &report, &err));
+        assert_int_equal(mlo_model_opset(m, ""), versions[i]);
+        assert_int_equal(m->ir_version, versions[i] == 21 ? 10 : 8);
+        assert_true(mlo_node_is(node_named(m, "u_node"), "Resize"));
+        assert_int_equal(mlo_node_attr_i(node_named(m, "split"), "num_outputs", 0), versions[i] < 18 ? 0 : 2);
+        assert_true((mlo_node_attr(node_named(m, "mean_node"), "axes") == NULL) == (versions[i] >= 18));
+        assert_true(has_note(report, "u_node", "Resize converted to its form of opset 11"));
+        assert_true(deviation(before, m) < 1e-6);
+        json_decref(report);
+        mlo_model_free(before);
+        mlo_model_free(m);
+    }
 }
 
 /* Before IR version 4 all initializers are listed as inputs; they must not keep float weights alive. */
@@ -115,6 +162,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_raise_opset__converts_forms_and_keeps_results),
         cmocka_unit_test(test_raise_opset__refuses_by_name),
+        cmocka_unit_test(test_raise_opset__as_a_pass_up_to_21),
         cmocka_unit_test(test_raise_opset__leaves_newer_models_alone),
         cmocka_unit_test(test_quantize__drops_float_weights_of_old_models),
     };
