@@ -14,6 +14,15 @@ static enum mlo_status infer_cast(const struct mlo_node *node, struct mlo_type *
     return MLO_OK;
 }
 
+static enum mlo_status infer_cast_like(const struct mlo_node *node, struct mlo_type *out,
+                                       struct mlo_error *err)
+{
+    MLO_UNUSED(err);
+    out[0] = *mlo_op_in(node, 0);
+    out[0].dtype = mlo_op_in(node, 1)->dtype;
+    return MLO_OK;
+}
+
 static bool numeric(enum mlo_dtype dtype)
 {
     const struct mlo_dtype_info *info = mlo_dtype_info(dtype);
@@ -52,5 +61,12 @@ enum { FLAGS = MLO_OP_PURE | MLO_OP_ELEMENTWISE };
     {                                                                                                        \
         "", "Cast", since, infer_cast, eval_cast, FLAGS, 1, 1, 1, 1                                          \
     }
-static const struct mlo_op rows[] = {CAST(6), CAST(9), CAST(13), CAST(19)};
+static const struct mlo_op rows[] = {
+    CAST(6),
+    CAST(9),
+    CAST(13),
+    CAST(19),
+    {"", "CastLike", 15, infer_cast_like, eval_cast, FLAGS, 2, 2, 1, 1},
+    {"", "CastLike", 19, infer_cast_like, eval_cast, FLAGS, 2, 2, 1, 1},
+};
 const struct mlo_op_family mlo_ops_cast = {rows, MLO_COUNT(rows)};

@@ -172,7 +172,7 @@ static double reduce_one(const struct cells *c, const struct mlo_tensor *x, size
 static int64_t reduce_int(const struct cells *c, const struct mlo_tensor *x, size_t base, enum kind kind)
 {
     uint64_t sum = kind == PROD;
-    int64_t best = 0;
+    int64_t best = kind == MIN && x->dtype == MLO_BOOL; /* of no elements: the neutral one */
     for (size_t k = 0; k < c->each; k++) {
         int64_t v = mlo_tensor_get_i64(x, base + offset_of(k, c->summed, c->dim, c->step));
         if (kind == MAX || kind == MIN)
@@ -202,12 +202,13 @@ static enum mlo_status eval_reduce(const struct mlo_node *node, const struct mlo
         k++;
     enum kind kind = kinds[k].kind;
     const struct mlo_dtype_info *info = mlo_dtype_info(in[0]->dtype);
-    if (!info->is_float && !info->is_integer) {
+    bool truth = in[0]->dtype == MLO_BOOL && node->op->since >= 20 && (kind == MAX || kind == MIN);
+    if (!info->is_float && !info->is_integer && !truth) {
         status = mlo_op_bad_dtype(in[0]->dtype, err);
         goto out;
     }
     cells_init(&c, in[0], reduced);
-    bool exact = info->is_integer && kind <= SUM_SQUARE && kind != L2;
+    bool exact = truth || (info->is_integer && kind <= SUM_SQUARE && kind != L2);
     for (size_t i = 0; i < c.outputs; i++) {
         size_t base = offset_of(i, c.kept, c.kept_dim, c.kept_step);
         if (none) /* no axes and noop: the tensor as it is */
@@ -288,6 +289,8 @@ static const struct mlo_op rows[] = {
     ATTRIBUTE_FORM("ReduceLogSum"),
     ATTRIBUTE_FORM("ReduceLogSumExp"),
     REDUCE("ReduceMax", 12, 1),
+    REDUCE("ReduceMax", 20, 2),
+    REDUCE("ReduceMin", 20, 2),
     REDUCE("ReduceMin", 12, 1),
     REDUCE("ReduceSum", 1, 1),
     REDUCE("ReduceSum", 11, 1),

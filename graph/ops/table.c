@@ -11,7 +11,7 @@ static const struct mlo_op_family *const families[] = {
     &mlo_ops_quantize, &mlo_ops_qlinear,   &mlo_ops_resize,         &mlo_ops_trig,     &mlo_ops_bits,
     &mlo_ops_scatter,  &mlo_ops_select,    &mlo_ops_sort,           &mlo_ops_control,  &mlo_ops_sequence,
     &mlo_ops_rnn,      &mlo_ops_einsum,    &mlo_ops_conv_transpose, &mlo_ops_loss,     &mlo_ops_detect,
-    &mlo_ops_grid,     &mlo_ops_norm_more, &mlo_ops_signal,         &mlo_ops_image,
+    &mlo_ops_grid,     &mlo_ops_norm_more, &mlo_ops_signal,         &mlo_ops_image,    &mlo_ops_attention,
 };
 
 enum { TABLE_MAX = 2048 };
