@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "graph/model_impl.h"
+#include "graph/op.h"
 
 void *mlo_arena_grow(struct mlo_arena *arena, void *array, int count, int *cap, size_t element)
 {
@@ -130,7 +131,8 @@ struct mlo_value *mlo_graph_value(const struct mlo_graph *graph, const char *nam
 
 bool mlo_node_is(const struct mlo_node *node, const char *op_type)
 {
-    return node->domain[0] == '\0' && strcmp(node->op_type, op_type) == 0;
+    bool legacy = node->op && (node->op->flags & MLO_OP_LEGACY);
+    return node->domain[0] == '\0' && !legacy && strcmp(node->op_type, op_type) == 0;
 }
 
 const struct mlo_attr *mlo_node_attr(const struct mlo_node *node, const char *name)

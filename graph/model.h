@@ -167,7 +167,8 @@ int64_t mlo_model_opset(const struct mlo_model *model, const char *domain);
 
 /* The value of that name in this graph (not in outer ones); NULL when there is none. */
 struct mlo_value *mlo_graph_value(const struct mlo_graph *graph, const char *name);
-bool mlo_node_is(const struct mlo_node *node, const char *op_type); /* in the ai.onnx domain */
+/* Whether it is that op of the ai.onnx domain, in a form of opset 7 or later where older ones differ. */
+bool mlo_node_is(const struct mlo_node *node, const char *op_type);
 const struct mlo_attr *mlo_node_attr(const struct mlo_node *node, const char *name);
 int64_t mlo_node_attr_i(const struct mlo_node *node, const char *name, int64_t fallback);
 float mlo_node_attr_f(const struct mlo_node *node, const char *name, float fallback);

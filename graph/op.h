@@ -32,6 +32,7 @@ enum mlo_op_flags {
     MLO_OP_ELEMENTWISE = 4, /* output i depends on element i (after broadcast) only */
     MLO_OP_WEIGHTED = 8,    /* multiply-accumulate with a weight operand (input 1): worth quantizing */
     MLO_OP_FLOPS_MAC = 16,  /* cost is counted in multiply-adds */
+    MLO_OP_LEGACY = 32,     /* a form from before opset 7: mlo_node_is does not take it for the later op */
 };
 
 struct mlo_op {

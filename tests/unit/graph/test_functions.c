@@ -132,12 +132,12 @@ static void test_functions__multiplying_calls_are_refused(void **state)
     Onnx__ModelProto *p =
         proto_model(a, proto_graph(a, "x:f1", "y:f1", proto_node(a, "local.F9", "x", "y"), NULL), 17);
     for (int i = 0; i < 10; i++) { /* 32 to the power of 10 nodes */
-        char name[8], inner[16];
+        char name[24], inner[24];
         snprintf(name, sizeof name, "F%d", i);
         snprintf(inner, sizeof inner, i ? "local.F%d" : "Neg", i - 1);
         Onnx__FunctionProto *fn = proto_function(a, name, "v0", "v32", NULL);
         for (int k = 0; k < 32; k++) {
-            char from[8], to[8];
+            char from[24], to[24];
             snprintf(from, sizeof from, "v%d", k);
             snprintf(to, sizeof to, "v%d", k + 1);
             fn->node[fn->n_node++] = proto_node(a, inner, from, to);
