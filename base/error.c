@@ -176,6 +176,22 @@ void mlo_error_prefix(struct mlo_error *err, const char *fmt, ...)
     make_printable(err->message);
 }
 
+static void cut_out(char *from, const char *text)
+{
+    size_t length = strlen(text);
+    for (char *at = from; length && (at = strstr(at, text));)
+        memmove(at, at + length, strlen(at + length) + 1);
+}
+
+void mlo_error_cut(struct mlo_error *err, const char *text)
+{
+    if (!err)
+        return;
+    cut_out(err->message, text);
+    cut_out(err->where, text);
+    cut_out(err->hint, text);
+}
+
 enum mlo_status(mlo_error_nomem)(struct mlo_error *err)
 {
     return mlo_error_set(err, MLO_ENOMEM, "out of memory");

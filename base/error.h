@@ -85,6 +85,8 @@ void mlo_error_hint(struct mlo_error *err, const char *fmt, ...) MLO_PRINTF(2, 3
 
 /* Puts "prefix: " in front of the message: the context that an outer function knows. */
 void mlo_error_prefix(struct mlo_error *err, const char *fmt, ...) MLO_PRINTF(2, 3);
+/* Takes every occurrence of `text` out of message, where and hint: the folder of a temporary copy, say. */
+void mlo_error_cut(struct mlo_error *err, const char *text);
 
 /* Sets "out of memory" and returns MLO_ENOMEM. */
 enum mlo_status mlo_error_nomem(struct mlo_error *err);

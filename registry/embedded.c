@@ -107,7 +107,7 @@ static enum mlo_status make_cluster(struct mlo_embedded *pg, struct mlo_error *e
         "trust", "-E", "UTF8", "--no-locale", "--no-instructions", pg->no_fsync ? "--no-sync" : NULL,
         NULL};
     struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
-    const char *const env[] = {"PGOPTIONS", "PGDATA", NULL};
+    const char *const env[] = {"PGOPTIONS", "PGDATA", "MLOPT_TOKEN", NULL};
     o.argv = argv, o.env = env, o.cwd = pg->dir;
     o.stdout_fd = o.stderr_fd = pg->log_fd;
     o.run_as_uid = pg->uid, o.run_as_gid = pg->gid;
@@ -153,7 +153,7 @@ static enum mlo_status launch(struct mlo_embedded *pg, struct mlo_error *err)
                               "-c",
                               pg->no_fsync ? "fsync=off" : "fsync=on",
                               NULL};
-        const char *const env[] = {"PGOPTIONS", "PGDATA", "PGPORT", NULL};
+        const char *const env[] = {"PGOPTIONS", "PGDATA", "PGPORT", "MLOPT_TOKEN", NULL};
         struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
         o.argv = argv, o.env = env, o.cwd = pg->dir;
         o.stdout_fd = o.stderr_fd = pg->log_fd;
@@ -197,6 +197,27 @@ static enum mlo_status wait_ready(struct mlo_embedded *pg, struct mlo_error *err
     return status;
 }
 
+static enum mlo_status bring_up(struct mlo_embedded *pg, struct mlo_error *err)
+{
+    for (int tries = 1;; tries++) {
+        enum mlo_status status = launch(pg, err);
+        if (status == MLO_OK)
+            status = wait_ready(pg, err);
+        if (status != MLO_EUNAVAILABLE || tries == START_TRIES)
+            return status;
+        mlo_clock_sleep_ms(250);
+    }
+}
+
+enum mlo_status mlo_embedded_restart(struct mlo_embedded *pg, struct mlo_error *err)
+{
+    if (pg->pid > 0 && waitpid(pg->pid, NULL, WNOHANG) == 0)
+        return mlo_error_set(err, MLO_ECONFLICT, "PostgreSQL still runs");
+    pg->pid = 0;
+    enum mlo_status status = end_orphan(pg, err);
+    return status == MLO_OK ? bring_up(pg, err) : status;
+}
+
 enum mlo_status mlo_embedded_start(const struct mlo_embedded_options *options, struct mlo_embedded **out,
                                    struct mlo_error *err)
 {
@@ -218,15 +239,7 @@ enum mlo_status mlo_embedded_start(const struct mlo_embedded_options *options, s
     MLO_TRY(lock_folder(pg, err));
     MLO_TRY(end_orphan(pg, err));
     MLO_TRY(make_cluster(pg, err));
-    for (int tries = 1;; tries++) {
-        MLO_TRY(launch(pg, err));
-        status = wait_ready(pg, err);
-        if (status != MLO_EUNAVAILABLE || tries == START_TRIES)
-            break;
-        mlo_clock_sleep_ms(250);
-    }
-    if (status != MLO_OK)
-        goto out;
+    MLO_TRY(bring_up(pg, err));
     admin = mlo_embedded_conninfo(pg, NULL, "postgres");
     if (!admin) {
         status = mlo_error_nomem(err);

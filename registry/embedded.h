@@ -26,6 +26,9 @@ MLO_MUST_USE enum mlo_status mlo_embedded_start(const struct mlo_embedded_option
  * one). Yours (free); NULL when out of memory. */
 char *mlo_embedded_conninfo(const struct mlo_embedded *pg, const char *role, const char *database);
 pid_t mlo_embedded_pid(const struct mlo_embedded *pg);
+/* Starts the server again that ended by itself (killed, out of memory): same addresses, so that pools heal.
+ * MLO_ECONFLICT while it still runs. */
+MLO_MUST_USE enum mlo_status mlo_embedded_restart(struct mlo_embedded *pg, struct mlo_error *err);
 /* Fast shutdown, waits for its end, frees. NULL is allowed. */
 void mlo_embedded_stop(struct mlo_embedded *pg);
 

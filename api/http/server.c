@@ -129,6 +129,16 @@ static enum mlo_status take_modules(struct mlo_http *http, struct mlo_error *err
     return mlo_route_table_check(http->modules, http->module_count, err);
 }
 
+/* %00 stays as it was written: decoded it would cut the path, or the argument, short. */
+static size_t unescape(void *cls, struct MHD_Connection *connection, char *text)
+{
+    MLO_UNUSED(cls);
+    MLO_UNUSED(connection);
+    if (strstr(text, "%00"))
+        return strlen(text);
+    return MHD_http_unescape(text);
+}
+
 static enum mlo_status listen_on(struct mlo_http *http, struct mlo_error *err)
 {
     struct sockaddr_storage address;
@@ -151,7 +161,7 @@ static enum mlo_status listen_on(struct mlo_http *http, struct mlo_error *err)
         MHD_OPTION_NOTIFY_CONNECTION, connection_changed, http, MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned)http->options.idle_timeout_s, MHD_OPTION_CONNECTION_LIMIT, http->options.max_connections,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)32 << 10, MHD_OPTION_THREAD_STACK_SIZE, stack_size,
-        MHD_OPTION_END);
+        MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL, MHD_OPTION_END);
     if (!http->daemon) {
         mlo_error_set(err, MLO_EUNAVAILABLE, "cannot listen on %s port %u: %s", http->options.address,
                       http->options.port, errno ? strerror(errno) : "unknown reason");

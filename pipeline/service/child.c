@@ -11,6 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+extern char **environ;
+
 enum { WATCH_MS = 100, WATCH_MS_WITHOUT_PIDFD = 10, LINE_MAX_BYTES = 4096, STDERR_TAIL = 240 };
 enum { RESULT_MAX_BYTES = 64 << 20 };
 
@@ -117,6 +119,44 @@ static bool drain(const struct mlo_child *child, int fd, struct lines *lines)
     }
 }
 
+/* --- what the process gets -----------------------------------------------------------------------------
+
+ * The step runs what somebody uploaded: it gets what it needs, and no address, password or token. */
+static bool passed_on(const char *variable)
+{
+    static const char *const beginnings[] = {"PATH=", "HOME=",   "TMPDIR=",    "TZ=",     "LANG=",   "LC_",
+                                             "OMP_",  "GOMP_",   "DNNL_",      "ONEDNN_", "MALLOC_", "LD_",
+                                             "CUDA_", "NVIDIA_", "MLOPT_ISA=", "ASAN_",   "LSAN_",   "UBSAN_",
+                                             "TSAN_", "GCOV_",   "VALGRIND_"};
+    for (size_t i = 0; i < MLO_COUNT(beginnings); i++)
+        if (mlo_str_starts(variable, beginnings[i]))
+            return true;
+    return false;
+}
+
+/* The names to unset, NULL-terminated, in one block; NULL when out of memory. */
+static const char **withheld(void)
+{
+    size_t count = 0, bytes = 0;
+    for (char **e = environ; *e; e++, count++)
+        bytes += strlen(*e) + 1;
+    const char **names = malloc((count + 1) * sizeof *names + bytes);
+    char *text = names ? (char *)(names + count + 1) : NULL;
+    size_t n = 0;
+    for (char **e = environ; names && *e; e++) {
+        size_t length = strcspn(*e, "=");
+        if (passed_on(*e))
+            continue;
+        memcpy(text, *e, length);
+        text[length] = '\0';
+        names[n++] = text;
+        text += length + 1;
+    }
+    if (names)
+        names[n] = NULL;
+    return names;
+}
+
 /* --- the process --------------------------------------------------------------------------------------- */
 
 static bool has_ended(pid_t pid)
@@ -204,7 +244,7 @@ static enum mlo_status crashed(int wait_status, const char *stderr_path, struct 
     return MLO_EJOB;
 }
 
-static enum mlo_status step_error(const json_t *result, struct mlo_error *err)
+static enum mlo_status step_error(const json_t *result, const char *dir, struct mlo_error *err)
 {
     enum mlo_status status = mlo_status_from_code(mlo_json_str(result, "status", ""));
     if (status == MLO_OK)
@@ -215,6 +255,10 @@ static enum mlo_status step_error(const json_t *result, struct mlo_error *err)
         mlo_error_where(err, "%s", where);
     if (*hint)
         mlo_error_hint(err, "%s", hint);
+    char *inputs = mlo_fs_join(dir, "in/", NULL);
+    if (inputs) /* where the step found its files means nothing to who reads this */
+        mlo_error_cut(err, inputs);
+    free(inputs);
     return status;
 }
 
@@ -225,10 +269,11 @@ enum mlo_status mlo_child_run(const struct mlo_child *child, json_t **result, bo
     int pipe_fd[2] = {-1, -1}, stderr_fd = -1, wait_status = 0;
     pid_t pid = -1;
     json_t *value = NULL;
+    const char **env = withheld();
     *was_crash = false;
     char *result_path = mlo_fs_join(child->dir, "result.json", NULL);
     char *stderr_path = mlo_fs_join(child->dir, "stderr.log", NULL);
-    if (!result_path || !stderr_path) {
+    if (!result_path || !stderr_path || !env) {
         status = mlo_error_nomem(err);
         goto out;
     }
@@ -240,6 +285,7 @@ enum mlo_status mlo_child_run(const struct mlo_child *child, json_t **result, bo
     const char *const argv[] = {child->exe, "step-exec", child->dir, NULL};
     struct mlo_process_options options = MLO_PROCESS_OPTIONS_INIT;
     options.argv = argv;
+    options.env = env;
     options.cwd = child->dir;
     options.stdout_fd = pipe_fd[1];
     options.stderr_fd = stderr_fd;
@@ -263,7 +309,7 @@ enum mlo_status mlo_child_run(const struct mlo_child *child, json_t **result, bo
         goto out;
     }
     if (!mlo_str_eq(mlo_json_str(value, "status", NULL), "ok")) {
-        status = step_error(value, err);
+        status = step_error(value, child->dir, err);
         goto out;
     }
     *result = json_incref(value);
@@ -274,6 +320,7 @@ out:
     for (int i = 0; i < 2; i++)
         if (pipe_fd[i] >= 0)
             close(pipe_fd[i]);
+    free(env);
     free(result_path);
     free(stderr_path);
     return status;

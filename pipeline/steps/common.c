@@ -20,6 +20,16 @@ void mlo_step_progress(const struct mlo_step_context *ctx, double fraction, cons
         ctx->progress(ctx->progress_arg, fraction, message);
 }
 
+enum mlo_status mlo_step_load(const char *path, struct mlo_model **out, struct mlo_error *err)
+{
+    enum mlo_status status = mlo_onnx_load(path, out, err);
+    if (status == MLO_OK)
+        status = mlo_graph_check_supported((*out)->graph, err);
+    if (status != MLO_OK && err && !strstr(err->message, mlo_fs_basename(path)))
+        mlo_error_prefix(err, "%s", mlo_fs_basename(path));
+    return status;
+}
+
 json_t *mlo_step_pass_revisions(const char *const *names, size_t count)
 {
     json_t *out = json_object();

@@ -53,8 +53,7 @@ static enum mlo_status side_run(struct side *s, struct mlo_dataset *dataset, con
 {
     enum mlo_status status;
     struct mlo_run_options run = {.engine = engine, .threads = s->ctx->threads, .batch = s->ctx->batch};
-    MLO_TRY(mlo_onnx_load(s->path, &s->model, err));
-    MLO_TRY(mlo_graph_check_supported(s->model->graph, err));
+    MLO_TRY(mlo_step_load(s->path, &s->model, err));
     MLO_TRY(mlo_dataset_check(dataset, s->model, err));
     s->output_count = s->model->graph->output_count;
     s->outputs = calloc((size_t)s->output_count, sizeof *s->outputs);

@@ -19,8 +19,7 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     }
     for (size_t i = 0; i < count; i++)
         requests[i].name = names[i];
-    MLO_TRY(mlo_onnx_load(ctx->model_path, &model, err));
-    MLO_TRY(mlo_graph_check_supported(model->graph, err));
+    MLO_TRY(mlo_step_load(ctx->model_path, &model, err));
     mlo_step_progress(ctx, 0.3, "folding and fusing");
     MLO_TRY(mlo_step_run_passes(ctx, model, requests, count, NULL, out, err));
 out:

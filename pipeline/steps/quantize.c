@@ -90,8 +90,7 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     mlo_stats_init(&stats);
     if (!arena)
         return mlo_error_nomem(err);
-    MLO_TRY(mlo_onnx_load(ctx->model_path, &model, err));
-    MLO_TRY(mlo_graph_check_supported(model->graph, err));
+    MLO_TRY(mlo_step_load(ctx->model_path, &model, err));
     MLO_TRY(mlo_quantize_wanted(model, ctx->options, arena, &names, &count, err));
     struct mlo_dataset_options data = {0};
     MLO_TRY(mlo_dataset_open(ctx->calibrate_path, &data, &dataset, err));

@@ -15,6 +15,9 @@ json_t *mlo_step_pass_revisions(const char *const *names, size_t count);
 /* Tells progress when somebody listens. */
 void mlo_step_progress(const struct mlo_step_context *ctx, double fraction, const char *message);
 
+/* Reads a model and checks that every op of it is known; an error begins with the file's name. */
+MLO_MUST_USE enum mlo_status mlo_step_load(const char *path, struct mlo_model **out, struct mlo_error *err);
+
 /* Runs passes on the model at ctx->model_path and saves the result as <out_dir>/model.onnx: the common end of
  * steps that derive. `stats` may be NULL. Fills out->artifact_path and out->report. */
 MLO_MUST_USE enum mlo_status mlo_step_run_passes(const struct mlo_step_context *ctx, struct mlo_model *model,

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# SIGKILL of the step, of the worker, and of the whole service in mid-run: nothing is lost, and each step has its
+# SIGKILL of the step, of the worker, of PostgreSQL, and of the whole service in mid-run: nothing is lost, and each step has its
 # effect once.
 set -euo pipefail
 . "$(dirname "$0")/e2e.sh"
@@ -68,6 +68,8 @@ run=$(json "d['id']")
 wait_running quantize
 worker=$(wait_child $up_pid worker)
 step=$(wait_child "$worker" step-exec)
+# what runs an uploaded model knows no address and no token
+tr '\0' '\n' </proc/"$step"/environ | grep -E '^(MLOPT_|PG)' && fail "the step was told too much"
 kill -KILL "$step"
 echo "killed the step"
 for i in $(seq 200); do
@@ -88,7 +90,20 @@ for i in $(seq 400); do
 done
 [ -n "$fresh" ] && [ "$fresh" != "$worker" ] || fail "the worker was not started again"
 
-# 3. everything
+# 3. PostgreSQL: requests are refused till it is back, which takes no new start
+wait_running quantize
+kill -KILL "$(head -1 data/pg/cluster/postmaster.pid)"
+echo "killed PostgreSQL"
+expect 1 "$MLOPT" models
+says "not available"
+for i in $(seq 400); do
+    "$MLOPT" models >/dev/null 2>&1 && break
+    sleep 0.1
+done
+expect 0 "$MLOPT" models
+kill -0 $up_pid || fail "mlopt up ended with its PostgreSQL"
+
+# 4. everything
 for i in $(seq 400); do
     [ "$(job quantize "j['state'] == 'running' or j['state'] == 'succeeded'")" = True ] && break
     sleep 0.1

@@ -153,6 +153,7 @@ static enum mlo_status check_dataset(char **files, int count, const char *const 
         if (labels[i] < 0 || (classes && labels[i] >= classes)) {
             status = mlo_error_set(err, MLO_EINVAL, "label %lld of sample %lld is out of range",
                                    (long long)labels[i], (long long)i);
+            mlo_error_where(err, "%s", files[count - 1]);
             if (classes)
                 mlo_error_hint(err, "--classes names %lld classes: labels are 0 to %lld", (long long)classes,
                                (long long)classes - 1);
@@ -160,6 +161,12 @@ static enum mlo_status check_dataset(char **files, int count, const char *const 
         }
     }
 out:
+    if (status != MLO_OK && dir) { /* it is the given files that are wrong, not their links */
+        struct mlo_buf prefix = MLO_BUF_INIT;
+        mlo_buf_printf(&prefix, "%s/", dir);
+        mlo_error_cut(err, mlo_buf_str(&prefix));
+        mlo_buf_clear(&prefix);
+    }
     mlo_dataset_close(dataset);
     json_decref(rows);
     mlo_cli_scratch_remove();

@@ -28,7 +28,8 @@ static enum mlo_status start_one(struct mlo_brood *b, struct chick *c, struct ml
     struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
     const char *argv[] = {b->exe,      "worker",    "--blobs",  b->blobs, "--work-dir",
                           b->work_dir, "--threads", b->threads, NULL};
-    const char *env[] = {b->database, NULL}; /* not in the arguments, which everybody may read */
+    const char *env[] = {b->database, "MLOPT_TOKEN",
+                         NULL}; /* not in the arguments, which everybody may read */
     o.argv = argv;
     o.env = env;
     o.stdout_fd = o.stderr_fd = b->log_fd;

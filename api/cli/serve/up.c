@@ -12,6 +12,7 @@
 #include "api/cli/serve/serve.h"
 
 enum { WORKER_GRACE_MS = 20000, DRAIN_MS = 5000, TICK_MS = 500, TOKEN_BYTES = 4096 };
+enum { REVIVALS_MAX = 3, REVIVAL_WINDOW_MS = 60000 };
 
 struct up {
     struct mlo_cli *cli;
@@ -19,6 +20,8 @@ struct up {
     struct mlo_listen listen;
     int64_t workers, threads;
     int lock_fd;
+    int revivals; /* of PostgreSQL, each within the window after the one before */
+    uint64_t revived_ns;
     struct mlo_embedded *pg;
     struct mlo_db *db;
     struct mlo_blob_store *blobs;
@@ -64,6 +67,19 @@ static enum mlo_status make_folder(struct up *u, const char *given, char **absol
         return mlo_error_errno(err, errno, "cannot set the mode of %s", *absolute);
     u->dir = *absolute;
     return MLO_OK;
+}
+
+/* Bytes that people uploaded, and what steps work on: nobody else's to read. */
+static enum mlo_status private_folder(const struct up *u, const char *name, struct mlo_error *err)
+{
+    char *path = mlo_fs_join(u->dir, name, NULL);
+    if (!path)
+        return mlo_error_nomem(err);
+    enum mlo_status status = mlo_fs_mkdirs(path, err);
+    if (status == MLO_OK && chmod(path, 0700) != 0)
+        status = mlo_error_errno(err, errno, "cannot make %s private", path);
+    free(path);
+    return status;
 }
 
 static enum mlo_status take_lock(struct up *u, struct mlo_error *err)
@@ -169,7 +185,28 @@ static bool postgres_lives(const struct up *u)
     siginfo_t info = {0};
     pid_t pid = mlo_embedded_pid(u->pg);
     /* WNOWAIT: its owner reaps it */
-    return waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0;
+    return pid > 0 && (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0);
+}
+
+/* PostgreSQL ended by itself: started again, requests and leases live on. One that keeps ending is given
+ * up. */
+static enum mlo_status revive_postgres(struct up *u, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    uint64_t now = mlo_clock_ns();
+    u->revivals = now - u->revived_ns < (uint64_t)REVIVAL_WINDOW_MS * 1000000u ? u->revivals + 1 : 1;
+    u->revived_ns = now;
+    if (u->revivals > REVIVALS_MAX) {
+        status = mlo_error_set(err, MLO_EUNAVAILABLE, "PostgreSQL ended again and again");
+    } else {
+        mlo_log(MLO_LOG_WARN, "PostgreSQL ended; it is started again", NULL);
+        status = mlo_embedded_restart(u->pg, err);
+    }
+    if (status != MLO_OK) {
+        mlo_error_where(err, "%s/postgres.log", u->pg_dir);
+        mlo_error_hint(err, "read the end of its log; then start again: mlopt up --data %s", u->dir);
+    }
+    return status;
 }
 
 static enum mlo_status serve(struct up *u, struct mlo_error *err)
@@ -180,10 +217,9 @@ static enum mlo_status serve(struct up *u, struct mlo_error *err)
             return MLO_OK;
         mlo_brood_tend(u->brood);
         if (!postgres_lives(u)) {
-            enum mlo_status status = mlo_error_set(err, MLO_EUNAVAILABLE, "PostgreSQL ended");
-            mlo_error_where(err, "%s/postgres.log", u->pg_dir);
-            mlo_error_hint(err, "read the end of its log; then start again: mlopt up --data %s", u->dir);
-            return status;
+            enum mlo_status status = revive_postgres(u, err);
+            if (status != MLO_OK)
+                return status;
         }
     }
 }
@@ -193,7 +229,8 @@ static void stop_parts(struct up *u)
     bool was_up = u->http != NULL;
     if (was_up)
         mlo_cli_note(u->cli, "stopping: workers hand back what they have (Ctrl-C again: at once)");
-    mlo_brood_stop(u->brood, WORKER_GRACE_MS);
+    /* without a database nothing can be handed back: the leases run out */
+    mlo_brood_stop(u->brood, u->pg && postgres_lives(u) ? WORKER_GRACE_MS : 0);
     mlo_http_stop(u->http, DRAIN_MS);
     mlo_blob_store_close(u->blobs);
     mlo_db_close(u->db);
@@ -224,10 +261,13 @@ static enum mlo_status up_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_cli_required(cli, "data", &given, err));
     MLO_TRY(mlo_listen_parse(listen ? listen : MLO_DEFAULT_LISTEN, &u.listen, err));
     MLO_TRY(mlo_cli_int(cli, "workers", 1, 0, 256, &u.workers, err));
-    MLO_TRY(mlo_cli_int(cli, "threads", mlo_cpu_count(), 1, 1024, &u.threads, err));
+    int64_t share = mlo_cpu_count() / MLO_MAX(u.workers, 1); /* workers share the cores */
+    MLO_TRY(mlo_cli_int(cli, "threads", MLO_MAX(share, 1), 1, 1024, &u.threads, err));
     MLO_TRY(make_folder(&u, given, &absolute, err));
     MLO_TRY(make_paths(&u, err));
     MLO_TRY(take_lock(&u, err));
+    MLO_TRY(private_folder(&u, "blobs", err));
+    MLO_TRY(private_folder(&u, "work", err));
     MLO_TRY(start_parts(&u, err));
     MLO_TRY(announce(&u, err));
     MLO_TRY(serve(&u, err));
@@ -241,7 +281,7 @@ static const struct mlo_cli_option options[] = {
     {"data", 0, "DIR", "the folder that holds everything; made when it is not there"},
     {"listen", 0, "ADDRESS:PORT", "where the server listens (" MLO_DEFAULT_LISTEN "); port 0: any free one"},
     {"workers", 0, "N", "worker processes (1)"},
-    {"threads", 0, "N", "threads of a worker's job (all CPUs)"},
+    {"threads", 0, "N", "threads of a worker's job (its share of the CPUs)"},
     {"access-log", 0, NULL, "log every request"},
     MLO_OPTION_LOG,
     {NULL},

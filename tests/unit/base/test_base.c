@@ -30,6 +30,9 @@ static void test_error__keeps_the_innermost_place_and_adds_context(void **state)
     mlo_error_prefix(&err, "loading");
     assert_string_equal(err.where, "node 'a'");
     assert_string_equal(err.message, "loading: axis is 9");
+    mlo_error_cut(&err, "a");
+    assert_string_equal(err.where, "node ''");
+    assert_string_equal(err.message, "loding: xis is 9");
     assert_int_equal(mlo_error_errno(&err, ENOSPC, "writing x"), MLO_ENOSPC);
     assert_int_equal(mlo_error_set(NULL, MLO_EIO, "dropped"), MLO_EIO);
 }
