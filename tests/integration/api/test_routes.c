@@ -153,6 +153,10 @@ static void test_routes__ambiguous_requests_are_refused(void **state)
         assert_holds(mlo_buf_str(&answer), "Connection: close");
         mlo_buf_clear(&answer);
     }
+    struct reply reply = {0};
+    api_call(api, &reply, "GET", "/healthz%00/v1", NULL, NULL, NULL); /* not cut short to another address */
+    assert_http(&reply, 404);
+    reply_clear(&reply);
 }
 
 static void test_routes__tokens_are_made_listed_and_revoked(void **state)
