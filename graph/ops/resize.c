@@ -166,7 +166,8 @@ out:
     return status;
 }
 
-/* Of axis i of those resized: a size that is known, computed by the model, or a whole multiple of a symbolic dim. */
+/* Of axis i of those resized: a size that is known, computed by the model, or a whole multiple of a symbolic
+ * dim. */
 static struct mlo_dim symbolic_size(const struct mlo_node *node, const struct resize *r, int i,
                                     struct mlo_dim in)
 {

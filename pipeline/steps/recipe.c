@@ -384,7 +384,8 @@ enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment
     if (!dot || !equals || dot > equals || (size_t)(dot - assignment) >= sizeof step ||
         (size_t)(equals - dot) > sizeof key) {
         status = mlo_error_set(err, MLO_EINVAL, "'%s' is no setting", assignment);
-        mlo_error_hint(err, "write STEP.OPTION=VALUE, such as quantize.calibrator=percentile, or data.ROLE=DATASET");
+        mlo_error_hint(
+            err, "write STEP.OPTION=VALUE, such as quantize.calibrator=percentile, or data.ROLE=DATASET");
         goto out;
     }
     snprintf(step, sizeof step, "%.*s", (int)(dot - assignment), assignment);

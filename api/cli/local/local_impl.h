@@ -55,7 +55,8 @@ json_t *mlo_local_estimate_json(const struct mlo_estimate *estimate);
 MLO_MUST_USE enum mlo_status mlo_local_file_json(const char *path, json_t **out, struct mlo_error *err);
 
 /* Draws a graph as SVG: nodes in layers from top to bottom. */
-MLO_MUST_USE enum mlo_status mlo_local_draw(const struct mlo_graph *graph, struct mlo_buf *out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_local_draw(const struct mlo_graph *graph, struct mlo_buf *out,
+                                            struct mlo_error *err);
 
 /* How far the outputs of two models are apart on seeded random input. */
 struct mlo_deviation {
