@@ -85,11 +85,31 @@ static bool try_sum(const struct mlo_plan *plan, const struct mlo_node *node, co
     return true;
 }
 
-void fast_chain_follow(const struct mlo_plan *plan, struct mlo_value *start, bool may_sum, bool homogeneous,
-                       bool may_quantize, struct fast_chain *out)
+static bool try_composite(const struct mlo_plan *plan, struct fast_chain *out)
+{
+    struct fast_composite c;
+    if (!fast_composite_alone(plan, out->end, &c) || out->node_count + c.node_count > FAST_CHAIN_MAX)
+        return false;
+    for (int i = 0; i < c.node_count; i++)
+        out->nodes[out->node_count++] = c.nodes[i];
+    out->posts[out->post_count++] = c.post;
+    out->own_units = true;
+    out->end = c.end;
+    return true;
+}
+
+double fast_chain_unit(const struct fast_chain *chain)
+{
+    return chain->quantized && !chain->own_units ? (double)chain->q.scale : 1.0;
+}
+
+void fast_chain_follow(const struct mlo_plan *plan, struct mlo_value *start, bool may_sum, bool may_quantize,
+                       struct fast_chain *out)
 {
     *out = (struct fast_chain){.end = start};
     while (out->node_count < FAST_CHAIN_MAX) {
+        if (try_composite(plan, out))
+            continue;
         const struct mlo_node *node = fast_reader(plan, out->end);
         struct fast_post post;
         bool scales;
@@ -102,10 +122,12 @@ void fast_chain_follow(const struct mlo_plan *plan, struct mlo_value *start, boo
             out->end = node->outputs[0];
             return;
         }
-        if (fast_eltwise(node, &post, &scales) && node->inputs[0] == out->end && (scales || !homogeneous))
+        if (fast_eltwise(node, &post, &scales) && node->inputs[0] == out->end) {
             out->posts[out->post_count++] = post;
-        else if (!may_sum || !try_sum(plan, node, out->end, out))
+            out->own_units |= !scales;
+        } else if (!may_sum || !try_sum(plan, node, out->end, out)) {
             return;
+        }
         out->nodes[out->node_count++] = node;
         out->end = node->outputs[0];
     }
@@ -143,7 +165,7 @@ bool fast_chain_attr(const struct fast_chain *chain, dnnl_primitive_attr_t attr,
 {
     dnnl_post_ops_t posts = NULL;
     bool ok = dnnl_post_ops_create(&posts) == dnnl_success;
-    float unit = chain->quantized ? 1.0f / chain->q.scale : 1.0f;
+    float unit = (float)(1.0 / fast_chain_unit(chain));
     for (int i = 0; ok && i < chain->post_count; i++) {
         struct fast_post p = chain->posts[i];
         if (p.sum && residual) {
@@ -157,8 +179,10 @@ bool fast_chain_attr(const struct fast_chain *chain, dnnl_primitive_attr_t attr,
             ok = dnnl_post_ops_append_eltwise(posts, 1.0f, p.alg, p.alpha, p.beta) == dnnl_success;
         }
     }
-    if (ok && chain->quantized && add_zero_point && chain->q.zero_point)
-        ok = dnnl_post_ops_append_eltwise(posts, 1.0f, dnnl_eltwise_linear, 1.0f,
+    bool divide = chain->quantized && chain->own_units;
+    if (ok && chain->quantized && add_zero_point && (chain->q.zero_point || divide))
+        ok = dnnl_post_ops_append_eltwise(posts, 1.0f, dnnl_eltwise_linear,
+                                          divide ? 1.0f / chain->q.scale : 1.0f,
                                           (float)chain->q.zero_point) == dnnl_success;
     ok = ok && dnnl_primitive_attr_set_post_ops(attr, posts) == dnnl_success;
     dnnl_post_ops_destroy(posts);

@@ -137,13 +137,13 @@ out:
 
 static bool int8_chain(const struct mlo_plan *plan, const struct conv *c, struct fast_chain *chain)
 {
-    fast_chain_follow(plan, c->y, true, true, true, chain);
+    fast_chain_follow(plan, c->y, true, true, chain);
     if (!chain->residual || !chain->quantized)
         return true;
     /* the sum reads the output's memory: the residual must be bytes too */
     if (fast_is_quantized(plan, chain->residual))
         return true;
-    fast_chain_follow(plan, c->y, false, true, true, chain);
+    fast_chain_follow(plan, c->y, false, true, chain);
     return true;
 }
 
@@ -183,7 +183,7 @@ static enum mlo_status lower_int8(struct mlo_plan *plan, const struct conv *c, b
         for (size_t k = 0; fold && k < depth; k++)
             sum += ((const int8_t *)w.q->data)[oc * depth + k];
         shifts[oc] = (float)(shift - (double)sum * (double)xq.zero_point);
-        scales[oc] = (float)(chain.quantized ? unit / (double)chain.q.scale : unit);
+        scales[oc] = (float)(unit / fast_chain_unit(&chain));
     }
     struct request r = {.weights = w.q->data,
                         .x_type = fast_dtype(xq.dtype),
@@ -198,10 +198,10 @@ static enum mlo_status lower_int8(struct mlo_plan *plan, const struct conv *c, b
     }
     MLO_TRY(emit(plan, c, &chain, &r, done, err));
     if (!*done && chain.residual) { /* again without the sum */
-        fast_chain_follow(plan, c->y, false, true, true, &chain);
+        fast_chain_follow(plan, c->y, false, true, &chain);
         for (size_t oc = 0; oc < channels; oc++) {
             double unit = (double)xq.scale * (double)w.scales[w.scale_count > 1 ? oc : 0];
-            scales[oc] = (float)(chain.quantized ? unit / (double)chain.q.scale : unit);
+            scales[oc] = (float)(unit / fast_chain_unit(&chain));
         }
         r.residual_q = NULL;
         r.y_type = chain.quantized ? fast_dtype(chain.q.dtype) : dnnl_f32;
@@ -282,7 +282,7 @@ static enum mlo_status lower_f32(struct mlo_plan *plan, struct conv *c, bool *do
                         .bias = b || c->norm ? bias : NULL};
     struct fast_chain chain;
     for (int may_sum = 1; may_sum >= 0 && !*done; may_sum--) {
-        fast_chain_follow(plan, c->y, may_sum != 0, false, false, &chain);
+        fast_chain_follow(plan, c->y, may_sum != 0, false, &chain);
         MLO_TRY(emit(plan, c, &chain, &r, done, err));
     }
 out:

@@ -17,7 +17,7 @@ static enum mlo_status lower_qadd(struct mlo_plan *plan, const struct mlo_node *
     struct fast_chain chain;
     int from[2];
     const struct mlo_value *a = node->inputs[0], *b = node->inputs[1];
-    fast_chain_follow(plan, node->outputs[0], false, true, true, &chain);
+    fast_chain_follow(plan, node->outputs[0], false, true, &chain);
     bool relu =
         chain.post_count == 1 && chain.posts[0].alg == dnnl_eltwise_relu && chain.posts[0].alpha == 0.0f;
     if (!chain.quantized || chain.post_count > 1 || (chain.post_count == 1 && !relu))
@@ -85,7 +85,7 @@ enum mlo_status fast_lower_binary(struct mlo_plan *plan, const struct mlo_node *
     dnnl_primitive_desc_t pd = NULL;
     dnnl_primitive_attr_t attr = fast_attr();
     struct fast_chain chain;
-    fast_chain_follow(plan, node->outputs[0], false, false, false, &chain);
+    fast_chain_follow(plan, node->outputs[0], false, false, &chain);
     bool ok = attr && fast_md(&ma, y.rank, s[full].dims, dnnl_f32, layout) &&
               fast_md(&mb, y.rank, s[!full].dims, dnnl_f32, layout) &&
               fast_md(&my, y.rank, y.dims, dnnl_f32, layout) && fast_chain_attr(&chain, attr, NULL, false) &&

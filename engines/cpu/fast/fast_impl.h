@@ -81,7 +81,7 @@ bool fast_int8_exact(const struct mlo_plan *plan, const int8_t *w, size_t rows, 
 
 /* --- chain.c: what follows a node and can be computed with it ---------------------------------------- */
 
-enum { FAST_CHAIN_MAX = 6 };
+enum { FAST_CHAIN_MAX = 16, FAST_COMPOSITE_MAX = 5 };
 
 struct fast_post {
     bool sum; /* adds the residual; else an activation */
@@ -98,14 +98,33 @@ struct fast_chain {
     struct mlo_value *residual;
     bool quantized; /* a QuantizeLinear ends it; its parameters: */
     struct cpu_qparams q;
+    /* An activation does not commute with a scale: the step computes in the values' own units, and divides by
+     * the output's scale at the end. */
+    bool own_units;
 };
+
+/* Several nodes that are one activation of x. */
+struct fast_composite {
+    const struct mlo_node *nodes[FAST_COMPOSITE_MAX];
+    int node_count;
+    struct fast_post post;
+    struct mlo_value *end;
+};
+/* The one that begins with the node `first`, a reader of x. What is between x and its end has no other
+ * reader. */
+bool fast_composite(const struct mlo_plan *plan, const struct mlo_value *x, const struct mlo_node *first,
+                    struct fast_composite *out);
+/* The same when nobody else reads x, so that x need not exist. */
+bool fast_composite_alone(const struct mlo_plan *plan, const struct mlo_value *x, struct fast_composite *out);
+/* What an int8 step's results are divided by before its post-ops. */
+double fast_chain_unit(const struct fast_chain *chain);
 
 /* The only reader of a value that nobody else needs to see; or NULL. */
 struct mlo_node *fast_reader(const struct mlo_plan *plan, const struct mlo_value *value);
 /* Walks from `start` over activations, one residual Add whose other operand is there already, and a final
- * QuantizeLinear. `homogeneous`: only activations that commute with a positive scale, as int8 needs. */
-void fast_chain_follow(const struct mlo_plan *plan, struct mlo_value *start, bool may_sum, bool homogeneous,
-                       bool may_quantize, struct fast_chain *out);
+ * QuantizeLinear. */
+void fast_chain_follow(const struct mlo_plan *plan, struct mlo_value *start, bool may_sum, bool may_quantize,
+                       struct fast_chain *out);
 /* Marks its nodes done and lists them in the step. */
 MLO_MUST_USE enum mlo_status fast_chain_take(struct mlo_plan *plan, const struct fast_chain *chain,
                                              struct cpu_step *step, struct mlo_error *err);
@@ -121,7 +140,8 @@ bool fast_eltwise(const struct mlo_node *node, struct fast_post *out, bool *homo
 typedef enum mlo_status fast_lower_fn(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
                                       struct mlo_error *err);
 fast_lower_fn fast_lower_conv, fast_lower_gemm, fast_lower_pool, fast_lower_global_pool, fast_lower_binary,
-    fast_lower_eltwise, fast_lower_softmax, fast_lower_view, fast_lower_quantize, fast_lower_dequantize;
+    fast_lower_composite, fast_lower_eltwise, fast_lower_softmax, fast_lower_layer_norm, fast_lower_transpose,
+    fast_lower_view, fast_lower_quantize, fast_lower_dequantize;
 
 /* --- qsteps.c and qkernels.c: own kernels on 8-bit values ---------------------------------------------- */
 
@@ -152,5 +172,14 @@ struct fast_kernels {
                      int32_t *sums); /* adds to sums */
 };
 const struct fast_kernels *fast_kernels_for(enum mlo_isa isa);
+
+/* --- rowkernels.c --------------------------------------------------------------------------------------- */
+
+struct fast_row_kernels {
+    /* y = (x - mean(x)) / sqrt(var(x) + epsilon) * scale + bias over n floats; bias may be NULL */
+    void (*normalize)(const float *x, size_t n, const float *scale, const float *bias, float epsilon,
+                      float *y);
+};
+const struct fast_row_kernels *fast_row_kernels_for(enum mlo_isa isa);
 
 #endif

@@ -117,7 +117,7 @@ static enum mlo_status lower_int8(struct mlo_plan *plan, const struct gemm *g, c
         return MLO_OK;
     struct cpu_qparams xq = plan->values[g->x->index].q;
     struct fast_chain chain;
-    fast_chain_follow(plan, g->y, false, true, true, &chain);
+    fast_chain_follow(plan, g->y, false, true, &chain);
     scales = calloc(n, sizeof *scales);
     shifts = calloc(n, sizeof *shifts);
     if (!scales || !shifts) {
@@ -131,7 +131,7 @@ static enum mlo_status lower_int8(struct mlo_plan *plan, const struct gemm *g, c
         for (size_t i = 0; xq.zero_point && i < k; i++)
             sum += ((const int8_t *)w.q->data)[j * row + i * step];
         shifts[j] = (float)(shift - (double)sum * (double)xq.zero_point);
-        scales[j] = (float)(chain.quantized ? unit / (double)chain.q.scale : unit);
+        scales[j] = (float)(unit / fast_chain_unit(&chain));
     }
     struct request r = {.weights = w.q->data,
                         .x_type = fast_dtype(xq.dtype),
@@ -206,7 +206,7 @@ static enum mlo_status lower_constant(struct mlo_plan *plan, struct gemm *g, boo
         struct request r = {
             .weights = weights, .x_type = dnnl_f32, .w_type = dnnl_f32, .y_type = dnnl_f32, .bias = shifts};
         struct fast_chain chain;
-        fast_chain_follow(plan, g->y, false, false, false, &chain);
+        fast_chain_follow(plan, g->y, false, false, &chain);
         MLO_TRY(emit(plan, g, &chain, &r, done, err));
     }
     if (*done && add) {

@@ -88,8 +88,10 @@ enum mlo_status fast_lower_dequantize(struct mlo_plan *plan, const struct mlo_no
 }
 
 static fast_lower_fn *const lowerings[] = {
-    fast_lower_conv,    fast_lower_gemm,    fast_lower_pool, fast_lower_global_pool, fast_lower_binary,
-    fast_lower_eltwise, fast_lower_softmax, fast_lower_view, fast_lower_quantize,    fast_lower_dequantize,
+    fast_lower_conv,       fast_lower_gemm,      fast_lower_pool,    fast_lower_global_pool,
+    fast_lower_composite,  fast_lower_binary,    fast_lower_eltwise, fast_lower_softmax,
+    fast_lower_layer_norm, fast_lower_transpose, fast_lower_view,    fast_lower_quantize,
+    fast_lower_dequantize,
 };
 
 /* What the subgraphs of a node read of the graph around them. */

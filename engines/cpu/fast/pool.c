@@ -108,7 +108,7 @@ static enum mlo_status lower_qmean(struct mlo_plan *plan, const struct mlo_node 
         pixels *= xs->dims[i];
     if (pixels > 1 << 20) /* keeps the sums inside 32 bits */
         return MLO_OK;
-    fast_chain_follow(plan, node->outputs[0], false, false, true, &chain);
+    fast_chain_follow(plan, node->outputs[0], false, true, &chain);
     bool quantize = chain.quantized && chain.post_count == 0;
     const struct mlo_value *end = quantize ? chain.end : node->outputs[0];
     MLO_TRY(fast_qvalue(plan, node->inputs[0], CPU_LAST, &from, err));
