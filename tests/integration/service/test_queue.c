@@ -16,7 +16,8 @@ static enum mlo_status end_attempt(struct service_fixture *f, const struct mlo_j
                                    enum mlo_attempt_end end, enum mlo_status why, uint32_t backoff_ms)
 {
     struct mlo_error error = {0}, err = {0};
-    mlo_error_set(&error, why, "made up");
+    if (why != MLO_OK)
+        mlo_error_set(&error, why, "made up");
     struct mlo_attempt_failure failure = {
         .job = job->id,
         .token = job->token,
