@@ -278,7 +278,8 @@ static char **tests_of(const char *category, int *count)
     char root[256];
     struct dirent **entries = NULL;
     snprintf(root, sizeof root, DATA "/%s", category);
-    *count = MLO_MAX(scandir(root, &entries, is_test, by_name), 0);
+    int found = scandir(root, &entries, is_test, by_name);
+    *count = MLO_MAX(found, 0);
     char **names = calloc((size_t)*count + 1, sizeof *names);
     for (int i = 0; i < *count; i++) {
         char name[400];
