@@ -139,6 +139,15 @@ done
 expect 0 "$MLOPT" variants fashion/cnn -o json
 holds "[v['variant'] for v in d] == ['source', 'long']"
 holds "len(d[1]['latency']) == 1 and d[1]['accuracy']['n'] == 2000"
+if command -v psql >/dev/null; then # lists show the newest of each kind: the rows themselves are there once
+    expect 0 psql -X -q -At -h "$work/data/pg/socket" -U mlopt_owner -d mlopt -v ON_ERROR_STOP=1 -c "
+        set search_path = mlopt;
+        select (select count(*) from variant where run_id = $run),
+            (select count(*) from derivation),
+            (select count(*) from evidence) = (select count(*) from
+                (select distinct artifact, metric, params, comparison from evidence) once)"
+    shows "1|2|t"
+fi
 expect 0 "$MLOPT" audit fashion verify
 expect 0 "$MLOPT" audit fashion -o json
 holds "len({e['seq'] for e in d['fashion']}) == len(d['fashion'])"
