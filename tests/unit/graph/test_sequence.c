@@ -159,6 +159,7 @@ static void test_sequence__optionals(void **state)
     mlo_tensor_clear(&y);
     mlo_tensor_clear(&s);
     mlo_tensor_clear(&full);
+    mlo_tensor_clear(&none);
 }
 
 int main(void)
