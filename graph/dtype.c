@@ -89,8 +89,8 @@ static float mini_decode(const struct minifloat *f, unsigned bits)
     return negative ? -value : value;
 }
 
-/* Round to nearest even; what is too large becomes infinity (IEEE: as conversion of a half does), or
- * saturates (float8, as ONNX's Cast with saturate = 1 asks). */
+/* Round to nearest even; what is too large saturates, or becomes infinity, or NaN in a type without
+ * infinities. */
 static unsigned mini_encode(const struct minifloat *f, float value, bool saturate)
 {
     unsigned man_mask = (1u << f->man_bits) - 1, exp_mask = (1u << f->exp_bits) - 1;
@@ -99,11 +99,11 @@ static unsigned mini_encode(const struct minifloat *f, float value, bool saturat
     unsigned largest = f->kind == KIND_IEEE ? infinity - 1
                        : f->kind == KIND_FN ? (infinity | man_mask) - 1
                                             : (infinity | man_mask);
-    if (isnan(value)) {
-        if (f->kind == KIND_FNUZ)
-            return 1u << (f->man_bits + f->exp_bits);
-        return sign | infinity | (f->kind == KIND_FN ? man_mask : 1u << (f->man_bits - 1));
-    }
+    unsigned nan = f->kind == KIND_FNUZ
+                       ? 1u << (f->man_bits + f->exp_bits)
+                       : sign | infinity | (f->kind == KIND_FN ? man_mask : 1u << (f->man_bits - 1));
+    if (isnan(value))
+        return nan;
     float magnitude = fabsf(value);
     if (magnitude == 0)
         return f->kind == KIND_FNUZ ? 0 : sign;
@@ -125,8 +125,10 @@ static unsigned mini_encode(const struct minifloat *f, float value, bool saturat
         else /* a carry out of the mantissa raises the exponent by itself */
             code = ((unsigned)(exp + f->bias) << f->man_bits) + (unsigned)places - (1u << f->man_bits);
     }
+    if (code > largest && !saturate && f->kind != KIND_IEEE)
+        return nan;
     if (code > largest)
-        code = saturate || f->kind != KIND_IEEE ? largest : infinity;
+        code = saturate ? largest : infinity;
     return sign | code;
 }
 
@@ -163,9 +165,19 @@ uint16_t mlo_f32_to_bf16(float f)
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+bool mlo_dtype_is_float8(enum mlo_dtype dtype)
+{
+    return dtype >= MLO_FLOAT8E4M3FN && dtype <= MLO_FLOAT8E5M2FNUZ;
+}
+
 float mlo_f8_to_f32(enum mlo_dtype dtype, uint8_t bits)
 {
     return mini_decode(float8_of(dtype), bits);
+}
+
+uint8_t mlo_f32_to_f8_overflow(enum mlo_dtype dtype, float value)
+{
+    return (uint8_t)mini_encode(float8_of(dtype), value, false);
 }
 
 uint8_t mlo_f32_to_f8(enum mlo_dtype dtype, float value)

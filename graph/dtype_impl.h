@@ -7,6 +7,9 @@
 /* The four float8 types of ONNX, round to nearest even, saturating. */
 float mlo_f8_to_f32(enum mlo_dtype dtype, uint8_t bits);
 uint8_t mlo_f32_to_f8(enum mlo_dtype dtype, float value);
+/* The same, but what is too large becomes infinity, or NaN where there is none. */
+uint8_t mlo_f32_to_f8_overflow(enum mlo_dtype dtype, float value);
+bool mlo_dtype_is_float8(enum mlo_dtype dtype);
 /* Truncates towards zero, saturating; NaN becomes 0. */
 int64_t mlo_saturate_i64(double value);
 /* Stores an integer in an integer (or bool) element, cutting off what does not fit; floats get its value. */

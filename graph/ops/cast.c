@@ -45,8 +45,11 @@ static enum mlo_status eval_cast(const struct mlo_node *node, const struct mlo_t
         goto out;
     }
     bool from_float = mlo_dtype_info(x->dtype)->is_float, to_integer = mlo_dtype_info(y->dtype)->is_integer;
+    bool overflow = mlo_dtype_is_float8(y->dtype) && !mlo_node_attr_i(node, "saturate", 1);
     for (size_t i = 0; i < mlo_tensor_count(x); i++)
-        if (to_integer && !from_float)
+        if (overflow)
+            ((uint8_t *)y->data)[i] = mlo_f32_to_f8_overflow(y->dtype, (float)mlo_tensor_get_f64(x, i));
+        else if (to_integer && !from_float)
             mlo_store_i64(y, i, mlo_tensor_get_i64(x, i));
         else if (to_integer)
             mlo_tensor_set_f64(y, i, trunc(mlo_tensor_get_f64(x, i)));

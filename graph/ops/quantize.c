@@ -138,12 +138,15 @@ static enum mlo_status eval_quantize(const struct mlo_node *node, const struct m
     }
     struct groups g = groups_of(node, x, in[1], axis);
     int64_t low = 0, high = 0;
+    bool overflow = mlo_dtype_is_float8(y->dtype) && !mlo_node_attr_i(node, "saturate", 1);
     if (to->is_integer)
         integer_range(y->dtype, &low, &high);
     for (size_t i = 0; i < mlo_tensor_count(x); i++) {
         size_t k = scale_index(&g, i);
         float v = (float)mlo_tensor_get_f64(x, i), scale = (float)mlo_tensor_get_f64(in[1], k);
-        if (to->is_integer)
+        if (overflow)
+            ((uint8_t *)y->data)[i] = mlo_f32_to_f8_overflow(y->dtype, v / scale);
+        else if (to->is_integer)
             mlo_store_i64(y, i, quantize_one(v, scale, zero ? mlo_tensor_get_i64(zero, k) : 0, low, high));
         else
             mlo_tensor_set_f64(y, i, v / scale);

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "graph/dtype_impl.h"
 #include "graph/graph.h"
 
 static void test_f16__round_trips_every_half(void **state)
@@ -75,6 +76,16 @@ static void test_float8__known_values(void **state)
     }
 }
 
+static void test_float8__overflow_without_saturation(void **state)
+{
+    MLO_UNUSED(state);
+    assert_int_equal(mlo_f32_to_f8_overflow(MLO_FLOAT8E4M3FN, -1000), 0xff);
+    assert_int_equal(mlo_f32_to_f8_overflow(MLO_FLOAT8E4M3FN, 448), 0x7e);
+    assert_int_equal(mlo_f32_to_f8_overflow(MLO_FLOAT8E5M2, 1e9f), 0x7c);
+    assert_int_equal(mlo_f32_to_f8_overflow(MLO_FLOAT8E4M3FNUZ, 1000), 0x80);
+    assert_int_equal(mlo_f32_to_f8_overflow(MLO_FLOAT8E5M2FNUZ, -INFINITY), 0x80);
+}
+
 static void test_tensor__set_rounds_and_saturates(void **state)
 {
     MLO_UNUSED(state);
@@ -139,6 +150,7 @@ int main(void)
 #endif
         cmocka_unit_test(test_bf16__rounds_half_to_even),
         cmocka_unit_test(test_float8__known_values),
+        cmocka_unit_test(test_float8__overflow_without_saturation),
         cmocka_unit_test(test_tensor__set_rounds_and_saturates),
         cmocka_unit_test(test_shape__overflow_and_negatives_are_refused),
         cmocka_unit_test(test_dtype__names_parse_back),
