@@ -25,6 +25,8 @@ extern const struct mlo_op_family mlo_ops_trig, mlo_ops_bits, mlo_ops_scatter, m
 extern const struct mlo_op_family mlo_ops_legacy, mlo_ops_control, mlo_ops_sequence;
 extern const struct mlo_op_family mlo_ops_rnn, mlo_ops_einsum, mlo_ops_conv_transpose, mlo_ops_loss,
     mlo_ops_detect, mlo_ops_grid, mlo_ops_norm_more, mlo_ops_signal, mlo_ops_image, mlo_ops_attention;
+extern const struct mlo_op_family mlo_ops_ms_fused, mlo_ops_ms_quantized, mlo_ops_ms_matmul,
+    mlo_ops_ms_transformer;
 
 enum { ANY_COUNT = -1 };
 

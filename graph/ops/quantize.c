@@ -23,7 +23,7 @@ static enum mlo_status check_scale(const struct mlo_node *node, const struct mlo
         return MLO_OK;
     if (scale->rank == 0 || (scale->rank == 1 && mlo_type_static(scale, one) && one[0] == 1 && !block))
         return MLO_OK;
-    if (node->op->since < 13)
+    if (node->op->since < 13 && !*node->op->domain)
         return mlo_error_set(err, MLO_EINVAL, "the scale is no scalar; per-channel scales need opset 13");
     enum mlo_status status = mlo_op_axis(mlo_node_attr_i(node, "axis", 1), x->rank, axis, err);
     if (status != MLO_OK)
@@ -254,6 +254,8 @@ static const struct mlo_op rows[] = {
     DEQUANTIZE(13),
     DEQUANTIZE(19),
     DEQUANTIZE(21),
+    {"com.microsoft", "QuantizeLinear", 1, infer_quantize, eval_quantize, MLO_OP_PURE, 2, 3, 1, 1},
+    {"com.microsoft", "DequantizeLinear", 1, infer_dequantize, eval_dequantize, MLO_OP_PURE, 2, 3, 1, 1},
     {"", "DynamicQuantizeLinear", 11, infer_dynamic, eval_dynamic, MLO_OP_PURE, 1, 1, 3, 3},
 };
 const struct mlo_op_family mlo_ops_quantize = {rows, MLO_COUNT(rows)};

@@ -5,14 +5,16 @@
 #include "graph/ops/ops_impl.h"
 
 static const struct mlo_op_family *const families[] = {
-    &mlo_ops_unary,     &mlo_ops_binary,  &mlo_ops_compare,   &mlo_ops_conv,           &mlo_ops_matmul,
-    &mlo_ops_pool,      &mlo_ops_norm,    &mlo_ops_softmax,   &mlo_ops_reduce,         &mlo_ops_view,
-    &mlo_ops_move,      &mlo_ops_slice,   &mlo_ops_gather,    &mlo_ops_constant,       &mlo_ops_cast,
-    &mlo_ops_quantize,  &mlo_ops_qlinear, &mlo_ops_resize,    &mlo_ops_trig,           &mlo_ops_bits,
-    &mlo_ops_scatter,   &mlo_ops_select,  &mlo_ops_sort,      &mlo_ops_legacy,         &mlo_ops_control,
-    &mlo_ops_sequence,  &mlo_ops_rnn,     &mlo_ops_einsum,    &mlo_ops_conv_transpose, &mlo_ops_loss,
-    &mlo_ops_detect,    &mlo_ops_grid,    &mlo_ops_norm_more, &mlo_ops_signal,         &mlo_ops_image,
-    &mlo_ops_attention,
+    &mlo_ops_unary,          &mlo_ops_binary,       &mlo_ops_compare,   &mlo_ops_conv,
+    &mlo_ops_matmul,         &mlo_ops_pool,         &mlo_ops_norm,      &mlo_ops_softmax,
+    &mlo_ops_reduce,         &mlo_ops_view,         &mlo_ops_move,      &mlo_ops_slice,
+    &mlo_ops_gather,         &mlo_ops_constant,     &mlo_ops_cast,      &mlo_ops_quantize,
+    &mlo_ops_qlinear,        &mlo_ops_resize,       &mlo_ops_trig,      &mlo_ops_bits,
+    &mlo_ops_scatter,        &mlo_ops_select,       &mlo_ops_sort,      &mlo_ops_legacy,
+    &mlo_ops_control,        &mlo_ops_sequence,     &mlo_ops_rnn,       &mlo_ops_einsum,
+    &mlo_ops_conv_transpose, &mlo_ops_loss,         &mlo_ops_detect,    &mlo_ops_grid,
+    &mlo_ops_norm_more,      &mlo_ops_signal,       &mlo_ops_image,     &mlo_ops_attention,
+    &mlo_ops_ms_fused,       &mlo_ops_ms_quantized, &mlo_ops_ms_matmul, &mlo_ops_ms_transformer,
 };
 
 enum { TABLE_MAX = 2048 };
