@@ -106,6 +106,22 @@ static bool clone_attr(const struct mlo_attr *from, struct mlo_node *node, struc
     }
 }
 
+/* False: out of memory. */
+static bool clone_extras(struct mlo_arena *arena, const struct mlo_extras *from,
+                         const struct mlo_extras **out)
+{
+    *out = NULL;
+    if (!from)
+        return true;
+    size_t size = sizeof *from + (size_t)from->count * sizeof *from->list;
+    struct mlo_extras *copy = mlo_arena_memdup(arena, from, size);
+    for (int i = 0; copy && i < copy->count; i++)
+        if (!(copy->list[i].bytes = mlo_arena_memdup(arena, from->list[i].bytes, from->list[i].size)))
+            return false;
+    *out = copy;
+    return copy != NULL;
+}
+
 static bool clone_node(const struct mlo_node *from, struct mlo_graph *to, struct scope *scope)
 {
     size_t ins = (size_t)from->input_count, outs = (size_t)from->output_count;
@@ -121,6 +137,8 @@ static bool clone_node(const struct mlo_node *from, struct mlo_graph *to, struct
                               ends + ins, from->output_count);
     free(ends);
     if (!node || !(node->doc = mlo_arena_strdup(to->model->arena, from->doc)))
+        return false;
+    if (!clone_extras(to->model->arena, from->extras, &node->extras))
         return false;
     node->version = from->version;
     node->op = from->op;
@@ -139,6 +157,9 @@ static bool clone_values(const struct mlo_graph *from, struct mlo_graph *to, str
         struct mlo_value *copy = mlo_graph_add_value(to, value->name, &type);
         if (!copy || (value->constant && !(copy->constant = clone_tensor(to->model, value->constant))))
             return false;
+        if ((value->doc && !(copy->doc = mlo_arena_strdup(to->model->arena, value->doc))) ||
+            !clone_extras(to->model->arena, value->extras, &copy->extras))
+            return false;
         scope->map[i] = copy;
     }
     for (int i = 0; i < from->input_count; i++)
@@ -154,7 +175,7 @@ static struct mlo_graph *clone_graph(const struct mlo_graph *from, struct mlo_mo
     struct mlo_graph *to = mlo_graph_new(model, owner, from->name);
     struct scope scope = {from, calloc((size_t)from->value_count + 1, sizeof *scope.map), outer};
     bool ok = to && scope.map && (to->doc = mlo_arena_strdup(model->arena, from->doc)) != NULL;
-    ok = ok && clone_values(from, to, &scope);
+    ok = ok && clone_extras(model->arena, from->extras, &to->extras) && clone_values(from, to, &scope);
     for (int i = 0; ok && i < from->node_count; i++)
         ok = clone_node(from->nodes[i], to, &scope);
     for (int i = 0; ok && i < from->output_count; i++)
@@ -204,7 +225,8 @@ enum mlo_status mlo_model_clone(const struct mlo_model *model, struct mlo_model 
         if (!mlo_model_share_mapping(copy, model->shared))
             goto nomem;
     }
-    if (!clone_texts(model, copy) || !(copy->graph = clone_graph(model->graph, copy, NULL, NULL)))
+    if (!clone_texts(model, copy) || !clone_extras(copy->arena, model->extras, &copy->extras) ||
+        !(copy->graph = clone_graph(model->graph, copy, NULL, NULL)))
         goto nomem;
     *out = copy;
     return MLO_OK;

@@ -28,6 +28,20 @@ struct mlo_type {
     const struct mlo_type *element; /* of a sequence or optional (whose rank is -1); NULL: unknown */
 };
 
+/* Fields of a file that mlopt has no use for, kept as they came so that a round trip loses nothing:
+ * quantization annotations, training information, metadata of nodes and values, and what later versions add.
+ */
+struct mlo_extra {
+    uint32_t field;
+    int wire; /* protobuf's wire type */
+    size_t size;
+    const uint8_t *bytes;
+};
+struct mlo_extras {
+    int count;
+    struct mlo_extra list[];
+};
+
 struct mlo_use {
     struct mlo_node *node;
     int index; /* which input of it */
@@ -45,7 +59,9 @@ struct mlo_value {
     struct mlo_use *uses;
     int use_count, use_cap;
     struct mlo_graph *graph;
-    int index; /* position in graph->values */
+    int index;                       /* position in graph->values */
+    const char *doc;                 /* of an input, output or initializer, or NULL */
+    const struct mlo_extras *extras; /* or NULL; as in nodes, graphs and models */
 };
 
 enum mlo_attr_type { /* numbers of onnx.AttributeProto.AttributeType */
@@ -109,6 +125,7 @@ struct mlo_node {
     struct mlo_graph *graph;
     int index; /* position in graph->nodes */
     const char *doc;
+    const struct mlo_extras *extras;
 };
 
 struct mlo_graph {
@@ -125,6 +142,7 @@ struct mlo_graph {
     int input_count, input_cap;
     struct mlo_value **outputs;
     int output_count, output_cap;
+    const struct mlo_extras *extras;
     struct mlo_names *names; /* private: name -> value, and node names in use */
 };
 
@@ -147,6 +165,7 @@ struct mlo_model {
     int64_t model_version;
     struct mlo_meta *metadata;
     int metadata_count;
+    const struct mlo_extras *extras;
     struct mlo_mapping mapping;        /* the file that initializers may point into; may be empty */
     struct mlo_shared_mapping *shared; /* private: counts the models that use the mapping */
 };

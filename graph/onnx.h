@@ -18,7 +18,18 @@ MLO_MUST_USE enum mlo_status mlo_onnx_parse(const void *bytes, size_t size, cons
 /* Serialises: deterministic bytes for equal models. Appends to out. */
 MLO_MUST_USE enum mlo_status mlo_onnx_serialize(const struct mlo_model *model, struct mlo_buf *out,
                                                 struct mlo_error *err);
-/* Serialises to a file, atomically. */
+struct mlo_onnx_save_options {
+    bool external;          /* weights go to a second file in any case; else when one file cannot hold them */
+    size_t threshold_bytes; /* smaller initializers stay in the model; 0: 1024 */
+    uint64_t limit_bytes;   /* of weights in one file; 0: what ONNX allows, nearly 2 GiB */
+};
+/* The same, with a second file "<name>-<digest>.data" beside it where needed. Offsets there are multiples of
+ * 4096. The data is written first, under a name that its content gives, so the model is whole at any moment;
+ * a data file that an earlier model of that name used stays. */
+MLO_MUST_USE enum mlo_status mlo_onnx_save_with(const struct mlo_model *model, const char *path,
+                                                const struct mlo_onnx_save_options *options,
+                                                struct mlo_error *err);
+/* Serialises to one file, atomically; MLO_ETOOBIG when it cannot hold the model. */
 MLO_MUST_USE enum mlo_status mlo_onnx_save(const struct mlo_model *model, const char *path,
                                            struct mlo_error *err);
 

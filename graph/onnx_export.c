@@ -1,13 +1,33 @@
 /* ONNX out. The message is built in an arena and packed once; fields and lists keep the model's own order, so
  * equal models give equal bytes. Constants are not copied on the way: the packer reads them where they are.
  */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "graph/onnx_impl.h"
 
+enum { MLO_LOCATION_SIZE = 208 };
+
+/* A tensor whose data goes to another file. */
+struct outside {
+    const struct mlo_tensor *tensor;
+    uint64_t offset;
+};
+
 struct writer {
     struct mlo_arena *arena;
-    bool failed; /* out of memory, seen at the end */
+    bool failed;            /* out of memory, seen at the end */
+    size_t threshold_bytes; /* initializers of that size or more go outside; 0: none */
+    char *location;         /* the other file's name, filled in before packing */
+    struct outside *outside;
+    int outside_count, outside_cap;
+    uint64_t end;     /* of the other file so far */
+    const char *made; /* its path, when it was not there before */
 };
 
 static void *take(struct writer *w, size_t count, size_t size)
@@ -31,6 +51,55 @@ static char *text(const char *from)
     return from && *from ? (char *)from : NULL;
 }
 
+static Onnx__StringStringEntryProto *entry(struct writer *w, const char *key, char *value)
+{
+    Onnx__StringStringEntryProto *e =
+        NEW(w, Onnx__StringStringEntryProto, onnx__string_string_entry_proto__init);
+    if (e) {
+        e->key = (char *)key;
+        e->value = value;
+    }
+    return e;
+}
+
+/* Offsets are multiples of a page, so that readers can map them. */
+static void put_outside(struct writer *w, const struct mlo_tensor *t, Onnx__TensorProto *p)
+{
+    enum { PAGE = 4096, ENTRIES = 3 };
+    struct outside *list =
+        mlo_arena_grow(w->arena, w->outside, w->outside_count, &w->outside_cap, sizeof *w->outside);
+    char *offset, *length;
+    if (!list || !(p->external_data = take(w, ENTRIES, sizeof *p->external_data))) {
+        w->failed = true;
+        return;
+    }
+    uint64_t at = (w->end + PAGE - 1) / PAGE * PAGE;
+    w->outside = list;
+    w->outside[w->outside_count++] = (struct outside){t, at};
+    w->end = at + t->size_bytes;
+    offset = mlo_arena_printf(w->arena, "%llu", (unsigned long long)at);
+    length = mlo_arena_printf(w->arena, "%zu", t->size_bytes);
+    w->failed = w->failed || !offset || !length;
+    p->external_data[0] = entry(w, "location", w->location);
+    p->external_data[1] = entry(w, "offset", offset);
+    p->external_data[2] = entry(w, "length", length);
+    p->n_external_data = ENTRIES;
+    p->has_data_location = 1;
+    p->data_location = 1;
+}
+
+/* Fields that were kept as they came. */
+static void put_extras(struct writer *w, const struct mlo_extras *from, ProtobufCMessage *to)
+{
+    if (!from || !(to->unknown_fields = take(w, (size_t)from->count, sizeof *to->unknown_fields)))
+        return;
+    to->n_unknown_fields = (unsigned)from->count;
+    for (int i = 0; i < from->count; i++)
+        to->unknown_fields[i] =
+            (ProtobufCMessageUnknownField){from->list[i].field, (ProtobufCWireType)from->list[i].wire,
+                                           from->list[i].size, (uint8_t *)from->list[i].bytes};
+}
+
 static Onnx__TensorProto *tensor(struct writer *w, const struct mlo_tensor *t, const char *name)
 {
     Onnx__TensorProto *p = NEW(w, Onnx__TensorProto, onnx__tensor_proto__init);
@@ -41,6 +110,10 @@ static Onnx__TensorProto *tensor(struct writer *w, const struct mlo_tensor *t, c
     p->data_type = (int32_t)t->dtype;
     p->n_dims = (size_t)t->rank;
     p->dims = (int64_t *)t->dims;
+    if (name && w->threshold_bytes && t->size_bytes >= w->threshold_bytes) {
+        put_outside(w, t, p);
+        return p;
+    }
     p->has_raw_data = 1;
     p->raw_data.data = t->data;
     p->raw_data.len = t->size_bytes;
@@ -108,6 +181,8 @@ static Onnx__ValueInfoProto *value_info(struct writer *w, const struct mlo_value
     p->name = (char *)value->name;
     if (typed(value))
         p->type = type(w, &value->type);
+    p->doc_string = text(value->doc);
+    put_extras(w, value->extras, &p->base);
     return p;
 }
 
@@ -191,6 +266,7 @@ static Onnx__NodeProto *node_message(struct writer *w, const struct mlo_node *no
     p->op_type = (char *)node->op_type;
     p->domain = text(node->domain);
     p->doc_string = text(node->doc);
+    put_extras(w, node->extras, &p->base);
     p->n_input = (size_t)node->input_count;
     p->input = names(w, node->inputs, node->input_count);
     p->n_output = (size_t)node->output_count;
@@ -208,9 +284,12 @@ static void values_of_graph(struct writer *w, const struct mlo_graph *graph, Onn
     p->value_info = take(w, (size_t)graph->value_count, sizeof *p->value_info);
     for (int i = 0; !w->failed && i < graph->value_count; i++) {
         const struct mlo_value *value = graph->values[i];
-        if (value->constant)
-            p->initializer[p->n_initializer++] = tensor(w, value->constant, value->name);
-        else if (!value->is_input && !value->is_output && value->producer && typed(value))
+        if (value->constant) {
+            Onnx__TensorProto *t = tensor(w, value->constant, value->name);
+            if (t && !value->is_input) /* an input says it itself */
+                t->doc_string = text(value->doc);
+            p->initializer[p->n_initializer++] = t;
+        } else if (!value->is_input && !value->is_output && value->producer && typed(value))
             p->value_info[p->n_value_info++] = value_info(w, value);
     }
 }
@@ -222,6 +301,7 @@ static Onnx__GraphProto *graph_message(struct writer *w, const struct mlo_graph 
         return NULL;
     p->name = text(graph->name);
     p->doc_string = text(graph->doc);
+    put_extras(w, graph->extras, &p->base);
     p->n_node = (size_t)graph->node_count;
     p->node = take(w, p->n_node, sizeof *p->node);
     p->n_input = (size_t)graph->input_count;
@@ -261,6 +341,7 @@ static Onnx__ModelProto *model_message(struct writer *w, const struct mlo_model 
     p->has_model_version = model->model_version != 0;
     p->model_version = model->model_version;
     p->doc_string = text(model->doc);
+    put_extras(w, model->extras, &p->base);
     p->n_opset_import = (size_t)model->opset_count;
     p->opset_import = take(w, p->n_opset_import, sizeof *p->opset_import);
     p->n_metadata_props = (size_t)model->metadata_count;
@@ -285,29 +366,28 @@ static Onnx__ModelProto *model_message(struct writer *w, const struct mlo_model 
     return p;
 }
 
-enum mlo_status mlo_onnx_serialize(const struct mlo_model *model, struct mlo_buf *out, struct mlo_error *err)
+static enum mlo_status pack(const Onnx__ModelProto *p, struct mlo_buf *out, struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
-    struct writer w = {mlo_arena_new(), false};
-    Onnx__ModelProto *p = w.arena ? model_message(&w, model) : NULL;
-    if (!p || w.failed) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
     size_t size = onnx__model_proto__get_packed_size(p);
     if (size > INT32_MAX) {
-        status = mlo_error_set(err, MLO_ETOOBIG,
-                               "the model needs %zu bytes; an ONNX file holds at most 2 GiB", size);
+        enum mlo_status status =
+            mlo_error_set(err, MLO_ETOOBIG,
+                          "the model needs %zu bytes in one file; an ONNX file holds at most 2 GiB", size);
         mlo_error_hint(err, "quantize or prune it first");
-        goto out;
+        return status;
     }
-    if (!mlo_buf_reserve(out, size)) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
+    if (!mlo_buf_reserve(out, size))
+        return mlo_error_nomem(err);
     out->len += onnx__model_proto__pack(p, (uint8_t *)out->data + out->len);
     out->data[out->len] = '\0';
-out:
+    return MLO_OK;
+}
+
+enum mlo_status mlo_onnx_serialize(const struct mlo_model *model, struct mlo_buf *out, struct mlo_error *err)
+{
+    struct writer w = {.arena = mlo_arena_new()};
+    Onnx__ModelProto *p = w.arena ? model_message(&w, model) : NULL;
+    enum mlo_status status = !p || w.failed ? mlo_error_nomem(err) : pack(p, out, err);
     mlo_arena_free(w.arena);
     return status;
 }
@@ -319,6 +399,104 @@ enum mlo_status mlo_onnx_save(const struct mlo_model *model, const char *path, s
     MLO_TRY(mlo_onnx_serialize(model, &buf, err));
     MLO_TRY(mlo_fs_write_atomic(path, buf.data, buf.len, err));
 out:
+    mlo_buf_clear(&buf);
+    return status;
+}
+
+/* --- with a second file
+ * ------------------------------------------------------------------------------------- */
+
+static uint64_t constant_bytes(const struct mlo_graph *graph)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < graph->value_count; i++)
+        sum += graph->values[i]->constant ? graph->values[i]->constant->size_bytes : 0;
+    return sum;
+}
+
+/* Writes and hashes what goes outside, with zeros between. */
+static bool write_outside(const struct writer *w, int fd, struct mlo_hasher *hasher)
+{
+    static const char zeros[4096];
+    uint64_t at = 0;
+    for (int i = 0; i < w->outside_count; i++) {
+        const struct outside *o = &w->outside[i];
+        size_t gap = (size_t)(o->offset - at);
+        mlo_hasher_update(hasher, zeros, gap);
+        mlo_hasher_update(hasher, o->tensor->data, o->tensor->size_bytes);
+        if (!mlo_fs_write_full(fd, zeros, gap) ||
+            !mlo_fs_write_full(fd, o->tensor->data, o->tensor->size_bytes))
+            return false;
+        at = o->offset + o->tensor->size_bytes;
+    }
+    return true;
+}
+
+/* The data goes to a file that is named by its content: a model that is there already keeps its own data
+ * until it is replaced as a whole. */
+static enum mlo_status save_outside(struct writer *w, const char *path, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_hasher *hasher = mlo_hasher_new();
+    struct mlo_digest digest;
+    char hex[MLO_DIGEST_TEXT_SIZE];
+    char *temp = mlo_arena_printf(w->arena, "%s.data.XXXXXX", path), *final;
+    int fd = -1;
+    mode_t mask = umask(0);
+    umask(mask);
+    if (!hasher || !temp) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    if ((fd = mkostemp(temp, O_CLOEXEC)) < 0) {
+        status = mlo_error_errno(err, errno, "cannot create a file beside %s", path);
+        goto out;
+    }
+    bool ok = write_outside(w, fd, hasher) && fchmod(fd, 0666 & ~mask) == 0 && fsync(fd) == 0;
+    mlo_hasher_final(hasher, &digest);
+    snprintf(w->location, MLO_LOCATION_SIZE, "%.160s-%.16s.data", mlo_fs_basename(path),
+             mlo_digest_hex(&digest, hex));
+    final = mlo_arena_printf(w->arena, "%.*s%s", (int)(mlo_fs_basename(path) - path), path, w->location);
+    bool there = final && mlo_fs_exists(final);
+    ok = ok && final && rename(temp, final) == 0;
+    w->made = ok && !there ? final : NULL;
+    if (!ok) {
+        status = mlo_error_errno(err, errno, "cannot write the weights beside %s", path);
+        unlink(temp);
+    }
+out:
+    if (fd >= 0)
+        close(fd);
+    mlo_hasher_free(hasher);
+    return status;
+}
+
+enum mlo_status mlo_onnx_save_with(const struct mlo_model *model, const char *path,
+                                   const struct mlo_onnx_save_options *options, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_buf buf = MLO_BUF_INIT;
+    char location[MLO_LOCATION_SIZE] = "";
+    struct writer w = {.location = location};
+    uint64_t limit =
+        options->limit_bytes ? options->limit_bytes : INT32_MAX - (1 << 24); /* room for the graph */
+    if (!options->external && constant_bytes(model->graph) <= limit)
+        return mlo_onnx_save(model, path, err);
+    w.threshold_bytes = options->threshold_bytes ? options->threshold_bytes : 1024;
+    w.arena = mlo_arena_new();
+    Onnx__ModelProto *p = w.arena ? model_message(&w, model) : NULL;
+    if (!p || w.failed) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    if (w.outside_count)
+        MLO_TRY(save_outside(&w, path, err));
+    MLO_TRY(pack(p, &buf, err));
+    MLO_TRY(mlo_fs_write_atomic(path, buf.data, buf.len, err));
+out:
+    if (status != MLO_OK && w.made)
+        unlink(w.made);
+    mlo_arena_free(w.arena);
     mlo_buf_clear(&buf);
     return status;
 }

@@ -46,9 +46,10 @@ struct mlo_onnx_reader {
 MLO_MUST_USE enum mlo_status mlo_onnx_read_tensor(const struct mlo_onnx_reader *reader,
                                                   const Onnx__TensorProto *proto, struct mlo_span raw,
                                                   struct mlo_tensor *out, struct mlo_error *err);
-/* Reads the bytes of a tensor that lie in another file. */
+/* Reads the bytes of a tensor that lie in another file into *out, whose type and shape are set and which owns
+ * them then, also on failure. */
 MLO_MUST_USE enum mlo_status mlo_onnx_read_external(const char *folder, const Onnx__TensorProto *proto,
-                                                    size_t expected, struct mlo_buf *out,
+                                                    size_t expected, struct mlo_tensor *out,
                                                     struct mlo_error *err);
 /* A type from its message; names are copied to the arena. */
 MLO_MUST_USE enum mlo_status mlo_onnx_read_type(struct mlo_arena *arena, const Onnx__TypeProto *proto,

@@ -80,6 +80,39 @@ static enum mlo_status read_type(struct mlo_arena *arena, const Onnx__ValueInfoP
     return status;
 }
 
+/* What a message holds beyond onnx.proto, copied. */
+static enum mlo_status keep_extras(struct mlo_arena *arena, const ProtobufCMessage *from,
+                                   const struct mlo_extras **out, struct mlo_error *err)
+{
+    size_t count = from->n_unknown_fields;
+    if (!count)
+        return MLO_OK;
+    struct mlo_extras *kept = mlo_arena_alloc(arena, sizeof *kept + count * sizeof *kept->list);
+    if (!kept)
+        return mlo_error_nomem(err);
+    kept->count = (int)count;
+    for (size_t i = 0; i < count; i++) {
+        const ProtobufCMessageUnknownField *f = &from->unknown_fields[i];
+        kept->list[i] =
+            (struct mlo_extra){f->tag, (int)f->wire_type, f->len, mlo_arena_memdup(arena, f->data, f->len)};
+        if (!kept->list[i].bytes)
+            return mlo_error_nomem(err);
+    }
+    *out = kept;
+    return MLO_OK;
+}
+
+/* The doc string and the rest of a value's description; a value that is described twice keeps the first. */
+static enum mlo_status keep_info(struct mlo_value *value, const Onnx__ValueInfoProto *info,
+                                 struct mlo_error *err)
+{
+    struct mlo_arena *arena = value->graph->model->arena;
+    if (info->doc_string && *info->doc_string && !value->doc &&
+        !(value->doc = mlo_arena_strdup(arena, info->doc_string)))
+        return mlo_error_nomem(err);
+    return value->extras ? MLO_OK : keep_extras(arena, &info->base, &value->extras, err);
+}
+
 static const char *required_name(const char *name, const char *what, struct mlo_error *err,
                                  enum mlo_status *status)
 {
@@ -112,6 +145,7 @@ static enum mlo_status read_inputs(struct mlo_graph *graph, const Onnx__GraphPro
         MLO_TRY(read_type(graph->model->arena, p->input[i], &type, err));
         MLO_TRY(define(graph, name, &type, &value, err));
         MLO_TRY(mlo_graph_add_input(graph, value, err));
+        MLO_TRY(keep_info(value, p->input[i], err));
     }
 out:
     return status;
@@ -162,6 +196,10 @@ static enum mlo_status read_initializer(const struct mlo_onnx_reader *reader, st
         goto out;
     MLO_TRY(mlo_onnx_read_tensor(reader, p, raw, &tensor, err));
     MLO_TRY(add_initializer(graph, p->name, &tensor, err));
+    struct mlo_value *value = mlo_graph_value(graph, p->name);
+    if (p->doc_string && *p->doc_string && !value->doc &&
+        !(value->doc = mlo_arena_strdup(graph->model->arena, p->doc_string)))
+        status = mlo_error_nomem(err);
 out:
     return status;
 }
@@ -260,6 +298,7 @@ static enum mlo_status read_node(const struct mlo_onnx_reader *reader, struct ml
         status = mlo_error_nomem(err);
         goto out;
     }
+    MLO_TRY(keep_extras(graph->model->arena, &p->base, &node->extras, err));
     for (size_t i = 0; i < p->n_attribute; i++)
         MLO_TRY(mlo_onnx_read_attr(reader, p->attribute[i], node, read_graph, err));
 out:
@@ -286,6 +325,7 @@ static enum mlo_status read_outputs(struct mlo_graph *graph, const Onnx__GraphPr
         MLO_TRY(read_type(graph->model->arena, info, &type, err));
         if (!value->constant && !value->is_input && (is_output || value->type.dtype == MLO_DTYPE_NONE))
             value->type = type;
+        MLO_TRY(keep_info(value, info, err));
         if (is_output)
             MLO_TRY(mlo_graph_add_output(graph, value, err));
     }
@@ -323,7 +363,8 @@ static enum mlo_status read_graph(const struct mlo_onnx_reader *reader, const On
     if (!graph || !(graph->doc = text(reader->model->arena, p->doc_string)))
         return mlo_error_nomem(err);
     *out = graph;
-    return fill_graph(reader, graph, p, NULL, err);
+    enum mlo_status status = keep_extras(reader->model->arena, &p->base, &graph->extras, err);
+    return status == MLO_OK ? fill_graph(reader, graph, p, NULL, err) : status;
 }
 
 static enum mlo_status read_header(struct mlo_model *model, const Onnx__ModelProto *p, struct mlo_error *err)
@@ -391,6 +432,8 @@ static enum mlo_status build(const struct mlo_onnx_reader *reader, const struct 
         status = mlo_error_nomem(err);
         goto out;
     }
+    MLO_TRY(keep_extras(model->arena, &m->base, &model->extras, err));
+    MLO_TRY(keep_extras(model->arena, &g->base, &model->graph->extras, err));
     MLO_TRY(fill_graph(reader, model->graph, flat, parts, err));
     if (!model->graph->output_count) {
         status = mlo_error_set(err, MLO_EFORMAT, "the graph has no outputs");

@@ -57,7 +57,7 @@ out:
 }
 
 enum mlo_status mlo_onnx_read_external(const char *folder, const Onnx__TensorProto *p, size_t expected,
-                                       struct mlo_buf *out, struct mlo_error *err)
+                                       struct mlo_tensor *out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const char *location = entry(p, "location"), *text;
@@ -94,16 +94,14 @@ enum mlo_status mlo_onnx_read_external(const char *folder, const Onnx__TensorPro
         goto out;
     }
     size_t got = 0;
-    if (!mlo_buf_reserve(out, expected)) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    if (lseek(fd, (off_t)offset, SEEK_SET) < 0 || !mlo_fs_read_full(fd, out->data, expected, &got) ||
-        got != expected) {
+    struct mlo_tensor fresh; /* made when the file is known to hold as much */
+    MLO_TRY(mlo_tensor_init(&fresh, out->dtype, out->rank, out->dims, err));
+    *out = fresh;
+    if (lseek(fd, (off_t)offset, SEEK_SET) < 0 ||
+        (expected && !mlo_fs_read_full(fd, out->data, expected, &got)) || got != expected) {
         status = mlo_error_errno(err, errno ? errno : EIO, "reading external data file '%.200s'", location);
         goto out;
     }
-    out->len = expected;
 out:
     if (fd >= 0)
         close(fd);
@@ -225,18 +223,6 @@ static enum mlo_status read_shape(const Onnx__TensorProto *p, struct mlo_tensor 
     return MLO_OK;
 }
 
-static enum mlo_status read_external(const struct mlo_onnx_reader *reader, const Onnx__TensorProto *p,
-                                     size_t bytes, struct mlo_tensor *out, struct mlo_error *err)
-{
-    struct mlo_buf content = MLO_BUF_INIT;
-    enum mlo_status status = mlo_onnx_read_external(reader->folder, p, bytes, &content, err);
-    if (status == MLO_OK)
-        status =
-            fill_raw(reader, (struct mlo_span){(uint8_t *)content.data, content.len}, false, bytes, out, err);
-    mlo_buf_clear(&content);
-    return status;
-}
-
 enum mlo_status mlo_onnx_read_tensor(const struct mlo_onnx_reader *reader, const Onnx__TensorProto *p,
                                      struct mlo_span raw, struct mlo_tensor *out, struct mlo_error *err)
 {
@@ -246,7 +232,7 @@ enum mlo_status mlo_onnx_read_tensor(const struct mlo_onnx_reader *reader, const
     if (status != MLO_OK)
         goto out;
     if (p->data_location == 1) {
-        status = read_external(reader, p, bytes, out, err);
+        status = mlo_onnx_read_external(reader->folder, p, bytes, out, err);
     } else if (raw.bytes || p->has_raw_data) {
         bool own = !raw.bytes;
         struct mlo_span span = own ? (struct mlo_span){p->raw_data.data, p->raw_data.len} : raw;

@@ -76,7 +76,7 @@ static enum mlo_status optimize_run(struct mlo_cli *cli, struct mlo_error *err)
                                cli->args[0]);
         goto out;
     }
-    MLO_TRY(mlo_onnx_save(to, out, err));
+    MLO_TRY(mlo_onnx_save_with(to, out, &(struct mlo_onnx_save_options){0}, err));
     MLO_TRY(mlo_local_file_json(out, &after, err));
     MLO_TRY(print_result(cli, before, after, from, to, driver.report, &deviation, err));
 out:
