@@ -509,8 +509,10 @@ enum mlo_status mlo_local_draw(const struct mlo_graph *graph, struct mlo_buf *ou
         assign_layers(&d);
         ok = add_bends(&d) && index_edges(&d);
     }
-    if (ok)
-        put_all(&d, MLO_MAX(lay_out(&d), 700.0), out);
+    if (ok) {
+        double width = lay_out(&d); /* the macro would lay it out twice */
+        put_all(&d, MLO_MAX(width, 700.0), out);
+    }
     if (!ok || !mlo_buf_ok(out))
         status = mlo_error_nomem(err);
     for (int l = 0; d.layers && l < d.layer_count; l++)

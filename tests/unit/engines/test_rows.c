@@ -54,7 +54,7 @@ static void test_composite__agrees_in_every_form_and_place(void **state)
     MLO_UNUSED(state);
     for (int form = 0; form < GELU_FORMS + 2; form++)
         for (int where = 0; where < 4; where++) {
-            char what[32];
+            char what[48];
             snprintf(what, sizeof what, "form %d, place %d", form, where);
             struct net n = net_new(9);
             int64_t image[] = {-1, 3, 9, 9}, rows[] = {-1, 5, 32};
