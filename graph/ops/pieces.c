@@ -1,5 +1,9 @@
 /* Cutting and joining tensors along an axis. */
+#include <unistd.h>
+
 #include "graph/ops/pieces_impl.h"
+
+#define CHECK_ABOVE ((size_t)1 << 30)
 
 /* Bytes of one index of the axis, and how many of such rows there are before it. */
 static void around(const struct mlo_tensor *t, int axis, size_t *outer, size_t *inner)
@@ -60,6 +64,12 @@ enum mlo_status mlo_stack_add(struct mlo_stack *stack, const struct mlo_tensor *
                              mlo_tensor_describe(t, a, sizeof a),
                              mlo_tensor_describe(&stack->like, b, sizeof b));
     }
+    size_t total = stack->bytes.len + t->size_bytes;
+    /* what a loop gathers grows with its trips: memory is granted freely, and missed when it is touched */
+    if (total > CHECK_ABOVE && total > (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE) / 4)
+        return mlo_error_set(err, MLO_ETOOBIG,
+                             "what the body gives %lld times needs %zu bytes, more than this machine spares",
+                             (long long)stack->count + 1, total);
     if (t->size_bytes)
         mlo_buf_append(&stack->bytes, t->data, t->size_bytes);
     stack->count++;
