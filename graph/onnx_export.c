@@ -120,11 +120,17 @@ static Onnx__TensorProto *tensor(struct writer *w, const struct mlo_tensor *t, c
     return p;
 }
 
+/* Something is known: a shape without an element type counts, so that it is not lost. */
+static bool told(const struct mlo_type *type)
+{
+    return type->dtype != MLO_DTYPE_NONE || type->rank >= 0;
+}
+
 static Onnx__TypeProto *type(struct writer *w, const struct mlo_type *from)
 {
     Onnx__TypeProto *p = NEW(w, Onnx__TypeProto, onnx__type_proto__init);
     if (p && mlo_holds_values(from->dtype)) {
-        Onnx__TypeProto *element = from->element ? type(w, from->element) : NULL;
+        Onnx__TypeProto *element = from->element && told(from->element) ? type(w, from->element) : NULL;
         if (from->dtype == MLO_SEQUENCE) {
             p->value_case = ONNX__TYPE_PROTO__VALUE_SEQUENCE_TYPE;
             p->sequence_type = NEW(w, Onnx__TypeProto__Sequence, onnx__type_proto__sequence__init);
@@ -167,19 +173,13 @@ static Onnx__TypeProto *type(struct writer *w, const struct mlo_type *from)
     return p;
 }
 
-/* Something is known of its type: a shape without an element type counts, so that it is not lost. */
-static bool typed(const struct mlo_value *value)
-{
-    return value->type.dtype != MLO_DTYPE_NONE || value->type.rank >= 0;
-}
-
 static Onnx__ValueInfoProto *value_info(struct writer *w, const struct mlo_value *value)
 {
     Onnx__ValueInfoProto *p = NEW(w, Onnx__ValueInfoProto, onnx__value_info_proto__init);
     if (!p)
         return NULL;
     p->name = (char *)value->name;
-    if (typed(value))
+    if (told(&value->type))
         p->type = type(w, &value->type);
     p->doc_string = text(value->doc);
     put_extras(w, value->extras, &p->base);
@@ -284,14 +284,20 @@ static void values_of_graph(struct writer *w, const struct mlo_graph *graph, Onn
     p->value_info = take(w, (size_t)graph->value_count, sizeof *p->value_info);
     for (int i = 0; !w->failed && i < graph->value_count; i++) {
         const struct mlo_value *value = graph->values[i];
-        if (value->constant) {
-            Onnx__TensorProto *t = tensor(w, value->constant, value->name);
-            if (t && !value->is_input) /* an input says it itself */
-                t->doc_string = text(value->doc);
-            p->initializer[p->n_initializer++] = t;
-        } else if (!value->is_input && !value->is_output && value->producer && typed(value))
-            p->value_info[p->n_value_info++] = value_info(w, value);
+        if (!value->constant)
+            continue;
+        Onnx__TensorProto *t = tensor(w, value->constant, value->name);
+        if (t && !value->is_input) /* an input says it itself */
+            t->doc_string = text(value->doc);
+        p->initializer[p->n_initializer++] = t;
     }
+    /* in the order of the nodes, as a reader meets them: written again it is the same file */
+    for (int n = 0; !w->failed && n < graph->node_count; n++)
+        for (int i = 0; i < graph->nodes[n]->output_count; i++) {
+            const struct mlo_value *value = graph->nodes[n]->outputs[i];
+            if (value && !value->constant && !value->is_output && told(&value->type))
+                p->value_info[p->n_value_info++] = value_info(w, value);
+        }
 }
 
 static Onnx__GraphProto *graph_message(struct writer *w, const struct mlo_graph *graph)

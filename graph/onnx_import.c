@@ -28,7 +28,7 @@ static enum mlo_status read_tensor_type(struct mlo_arena *arena, const Onnx__Typ
         const Onnx__TensorShapeProto__Dimension *dim = tensor->shape->dim[i];
         out->dims[i].value = -1;
         if (dim->value_case == ONNX__TENSOR_SHAPE_PROTO__DIMENSION__VALUE_DIM_VALUE) {
-            if (dim->dim_value < 0)
+            if (dim->dim_value < 0 || dim->dim_value > MLO_MAX_DIM)
                 return mlo_error_set(err, MLO_EFORMAT, "shape.dim[%d] is %lld", i, (long long)dim->dim_value);
             out->dims[i].value = dim->dim_value;
         } else if (dim->value_case == ONNX__TENSOR_SHAPE_PROTO__DIMENSION__VALUE_DIM_PARAM &&
@@ -67,8 +67,10 @@ enum mlo_status mlo_onnx_read_type(struct mlo_arena *arena, const Onnx__TypeProt
     struct mlo_type *element = mlo_arena_alloc(arena, sizeof *element);
     if (!element)
         return mlo_error_nomem(err);
-    out->element = element;
-    return mlo_onnx_read_type(arena, inner, element, err); /* as deep as the scan let messages be */
+    enum mlo_status status = mlo_onnx_read_type(arena, inner, element, err); /* the scan bounds the depth */
+    if (status == MLO_OK && (element->dtype != MLO_DTYPE_NONE || element->rank >= 0))
+        out->element = element;
+    return status;
 }
 
 static enum mlo_status read_type(struct mlo_arena *arena, const Onnx__ValueInfoProto *info,

@@ -69,9 +69,30 @@ static enum mlo_status check_counts(const struct mlo_node *node, struct mlo_erro
         (op->max_outputs >= 0 && node->output_count > op->max_outputs))
         return mlo_error_set(err, MLO_EFORMAT, "%d outputs, but %s gives %d to %d", node->output_count,
                              op->name, op->min_outputs, op->max_outputs);
-    for (int i = 0; i < op->min_inputs; i++)
+    /* those of an op that takes any number are all alike, but for what goes into a body */
+    int needed = op->max_inputs < 0 && !op->eval_in ? node->input_count : op->min_inputs;
+    for (int i = 0; i < needed; i++)
         if (!node->inputs[i])
             return mlo_error_set(err, MLO_EFORMAT, "input %d is omitted, but %s needs it", i, op->name);
+    return MLO_OK;
+}
+
+static enum mlo_status check_kind(const struct mlo_node *node, int input, enum mlo_dtype dtype,
+                                  struct mlo_error *err)
+{
+    if (!mlo_holds_values(dtype) || (node->op->flags & MLO_OP_VALUES))
+        return MLO_OK;
+    return mlo_error_set(err, MLO_EFORMAT, "input %d is a %s, but %s takes tensors", input,
+                         mlo_dtype_name(dtype), node->op_type);
+}
+
+static enum mlo_status check_dims(const struct mlo_type *type, int output, struct mlo_error *err)
+{
+    for (int d = 0; d < type->rank; d++)
+        if (type->dims[d].value > MLO_MAX_DIM)
+            return mlo_error_set(err, MLO_ETOOBIG,
+                                 "dim %d of output %d would be %lld; at most %lld are supported", d, output,
+                                 (long long)type->dims[d].value, (long long)MLO_MAX_DIM);
     return MLO_OK;
 }
 
@@ -80,8 +101,13 @@ enum mlo_status mlo_node_infer(const struct mlo_node *node, struct mlo_type *out
     enum mlo_status status = node->op ? check_counts(node, err) : unsupported(node, err);
     for (int i = 0; i < node->output_count; i++)
         out[i] = (struct mlo_type){.rank = -1};
+    for (int i = 0; status == MLO_OK && i < node->input_count; i++)
+        if (node->inputs[i])
+            status = check_kind(node, i, node->inputs[i]->type.dtype, err);
     if (status == MLO_OK)
         status = node->op->infer(node, out, err);
+    for (int i = 0; status == MLO_OK && i < node->output_count; i++)
+        status = check_dims(&out[i], i, err);
     if (status != MLO_OK)
         mlo_error_where(err, "node '%.160s' (%.60s)", node->name, node->op_type);
     return status;
@@ -134,6 +160,31 @@ enum mlo_status mlo_node_eval(const struct mlo_node *node, const struct mlo_tens
     return mlo_node_eval_in(node, in, out, NULL, err);
 }
 
+/* Kernels fill every output that their op always has: one that the node omits is made and dropped. */
+static enum mlo_status run_kernel(const struct mlo_node *node, const struct mlo_tensor *const *in,
+                                  struct mlo_tensor *const *out, struct mlo_eval *scope,
+                                  struct mlo_error *err)
+{
+    const struct mlo_op *op = node->op;
+    bool omitted = false;
+    for (int i = 0; i < op->min_outputs; i++)
+        omitted = omitted || !out[i];
+    if (!omitted)
+        return op->eval_in ? op->eval_in(node, in, out, scope, err) : op->eval(node, in, out, err);
+    struct mlo_tensor *spare = calloc((size_t)node->output_count, sizeof *spare);
+    struct mlo_tensor **all = calloc((size_t)node->output_count, sizeof *all);
+    enum mlo_status status = spare && all ? MLO_OK : mlo_error_nomem(err);
+    for (int i = 0; status == MLO_OK && i < node->output_count; i++)
+        all[i] = !out[i] && i < op->min_outputs ? &spare[i] : out[i];
+    if (status == MLO_OK)
+        status = op->eval_in ? op->eval_in(node, in, all, scope, err) : op->eval(node, in, all, err);
+    for (int i = 0; spare && i < node->output_count; i++)
+        mlo_tensor_clear(&spare[i]);
+    free(spare);
+    free(all);
+    return status;
+}
+
 enum mlo_status mlo_node_eval_in(const struct mlo_node *node, const struct mlo_tensor *const *in,
                                  struct mlo_tensor *const *out, struct mlo_eval *scope, struct mlo_error *err)
 {
@@ -141,9 +192,11 @@ enum mlo_status mlo_node_eval_in(const struct mlo_node *node, const struct mlo_t
     for (int i = 0; status == MLO_OK && i < node->op->min_inputs; i++)
         if (!in[i])
             status = mlo_error_set(err, MLO_EINVAL, "input %d is not given", i);
+    for (int i = 0; status == MLO_OK && i < node->input_count; i++)
+        if (in[i])
+            status = check_kind(node, i, in[i]->dtype, err);
     if (status == MLO_OK)
-        status = node->op->eval_in ? node->op->eval_in(node, in, out, scope, err)
-                                   : node->op->eval(node, in, out, err);
+        status = run_kernel(node, in, out, scope, err);
     if (status != MLO_OK) {
         for (int i = 0; i < node->output_count; i++)
             if (out[i])

@@ -33,6 +33,7 @@ enum mlo_op_flags {
     MLO_OP_WEIGHTED = 8,    /* multiply-accumulate with a weight operand (input 1): worth quantizing */
     MLO_OP_FLOPS_MAC = 16,  /* cost is counted in multiply-adds */
     MLO_OP_LEGACY = 32,     /* a form from before opset 7: mlo_node_is does not take it for the later op */
+    MLO_OP_VALUES = 64,     /* takes sequences and optionals; without it an op sees tensors only */
 };
 
 struct mlo_op {

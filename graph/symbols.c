@@ -300,7 +300,8 @@ enum mlo_status mlo_symbols_derive(struct mlo_node *node, struct mlo_error *err)
     if (!fn(&c))
         return MLO_OK;
     for (size_t i = 0; i < count; i++) /* float32 holds integers up to 2^24 */
-        if (info->is_float && out[i].kind == MLO_EXPR_NUMBER && llabs(out[i].number) > 1 << 24)
+        if (info->is_float && out[i].kind == MLO_EXPR_NUMBER &&
+            (out[i].number > 1 << 24 || out[i].number < -(1 << 24)))
             out[i] = (struct mlo_expr){0};
     for (size_t i = 0; i < count; i++)
         any = any || out[i].kind != MLO_EXPR_UNKNOWN;

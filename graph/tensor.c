@@ -25,7 +25,7 @@ bool mlo_shape_count(int rank, const int64_t *dims, size_t *count)
     size_t n = 1;
     bool zero = false, overflow = false;
     for (int i = 0; i < rank; i++) {
-        if (dims[i] < 0)
+        if (dims[i] < 0 || dims[i] > MLO_MAX_DIM)
             return false;
         if (dims[i] == 0)
             zero = true;

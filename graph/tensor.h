@@ -42,6 +42,9 @@ enum mlo_dtype {
 };
 
 enum { MLO_MAX_RANK = 8, MLO_MAX_VALUES = 1 << 24 /* in a sequence */ };
+/* The largest dim of tensors and static shapes: so that sums of a few never overflow. Products must be
+ * checked. */
+#define MLO_MAX_DIM ((int64_t)1 << 40)
 
 struct mlo_dtype_info {
     enum mlo_dtype dtype;
@@ -66,7 +69,8 @@ struct mlo_tensor {
     bool owned; /* mlo_tensor_clear frees data */
 };
 
-/* Number of elements, and bytes for them; false on overflow, a negative dim, or a type without size. */
+/* Number of elements, and bytes for them; false on overflow, a dim that is negative or above
+ * MLO_MAX_DIM, or a type without size. */
 MLO_MUST_USE bool mlo_shape_count(int rank, const int64_t *dims, size_t *count);
 MLO_MUST_USE bool mlo_shape_bytes(enum mlo_dtype dtype, int rank, const int64_t *dims, size_t *bytes);
 

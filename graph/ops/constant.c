@@ -213,8 +213,9 @@ static enum mlo_status eval_range(const struct mlo_node *node, const struct mlo_
     bool integer = mlo_dtype_info(in[0]->dtype)->is_integer;
     for (size_t i = 0; i < mlo_tensor_count(out[0]); i++)
         if (integer)
-            mlo_store_i64(out[0], i,
-                          mlo_tensor_get_i64(in[0], 0) + (int64_t)i * mlo_tensor_get_i64(in[2], 0));
+            mlo_store_i64(out[0], i, /* it wraps where the type's own sums would */
+                          (int64_t)((uint64_t)mlo_tensor_get_i64(in[0], 0) +
+                                    (uint64_t)i * (uint64_t)mlo_tensor_get_i64(in[2], 0)));
         else
             mlo_tensor_set_f64(out[0], i,
                                mlo_tensor_get_f64(in[0], 0) + (double)i * mlo_tensor_get_f64(in[2], 0));

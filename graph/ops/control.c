@@ -280,7 +280,7 @@ out:
 
 #define ROW(name, since, infer, eval, least, most)                                                           \
     {                                                                                                        \
-        "", name, since, infer, NULL, 0, least, most, 1, ANY_COUNT, eval                                     \
+        "", name, since, infer, NULL, MLO_OP_VALUES, least, most, 1, ANY_COUNT, eval                         \
     }
 static const struct mlo_op rows[] = {
     ROW("If", 1, infer_if, mlo_eval_if, 1, 1),

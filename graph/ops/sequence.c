@@ -388,7 +388,7 @@ static enum mlo_status eval_get_element(const struct mlo_node *node, const struc
 
 #define ROW(name, since, infer, eval, least, most)                                                           \
     {                                                                                                        \
-        "", name, since, infer, eval, MLO_OP_PURE, least, most, 1, 1                                         \
+        "", name, since, infer, eval, MLO_OP_PURE | MLO_OP_VALUES, least, most, 1, 1                         \
     }
 static const struct mlo_op rows[] = {
     ROW("SequenceConstruct", 11, infer_construct, eval_construct, 1, ANY_COUNT),

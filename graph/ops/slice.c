@@ -306,7 +306,8 @@ static enum mlo_status read_pads(const struct mlo_node *node, const struct mlo_t
         MLO_TRY(mlo_op_axis(chosen[i], rank, &axis, err));
         begin[axis] = pads[i];
         end[axis] = pads[axis_count + i];
-        if (llabs(begin[axis]) > INT32_MAX || llabs(end[axis]) > INT32_MAX) {
+        if (begin[axis] < -INT32_MAX || begin[axis] > INT32_MAX || end[axis] < -INT32_MAX ||
+            end[axis] > INT32_MAX) {
             status = mlo_error_set(err, MLO_EINVAL, "the padding of axis %d is too large", axis);
             goto out;
         }

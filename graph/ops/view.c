@@ -283,7 +283,7 @@ enum { FLAGS = MLO_OP_PURE | MLO_OP_RANGE_KEEP };
     }
 #define IDENTITY(since)                                                                                      \
     {                                                                                                        \
-        "", "Identity", since, mlo_op_infer_same, eval_identity, FLAGS, 1, 1, 1, 1                           \
+        "", "Identity", since, mlo_op_infer_same, eval_identity, FLAGS | MLO_OP_VALUES, 1, 1, 1, 1           \
     }
 #define DROPOUT(since, most)                                                                                 \
     {                                                                                                        \

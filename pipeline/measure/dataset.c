@@ -193,13 +193,12 @@ static enum mlo_status load_integers(struct mlo_dataset *d, const char *name, in
         return array->refusal.status;
     }
     const struct mlo_dtype_info *info = mlo_dtype_info(array->dtype);
-    int64_t per_row = 1;
-    for (int i = 1; i < array->rank; i++)
-        per_row *= array->dims[i];
-    if (array->rank < 1 || per_row != 1 || (!info->is_integer && array->dtype != MLO_BOOL)) {
+    size_t per_row = 0; /* stays 0 when the dims overflow */
+    if (array->rank < 1 || !mlo_shape_count(array->rank - 1, array->dims + 1, &per_row) || per_row != 1 ||
+        (!info->is_integer && array->dtype != MLO_BOOL)) {
         mlo_error_set(err, MLO_EINVAL,
-                      "array '%s' must be integers, one for each sample; it is %s with %lld each", name,
-                      info->name, (long long)per_row);
+                      "array '%s' must be integers, one for each sample; it is %s with %zu each", name,
+                      info->name, per_row);
         mlo_error_hint(err, "save labels as class numbers: y.astype(numpy.int64)");
         return MLO_EINVAL;
     }

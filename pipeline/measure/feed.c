@@ -93,18 +93,15 @@ static bool same_but_ones(const struct mlo_array *a, const struct mlo_feed *f)
 {
     int64_t left[MLO_MAX_RANK], right[MLO_MAX_RANK];
     int n = 0, m = 0;
-    int64_t have = 1, want = 1;
-    for (int i = 1; i < a->rank; i++) {
-        have *= a->dims[i];
+    size_t have, want;
+    for (int i = 1; i < a->rank; i++)
         if (a->dims[i] != 1)
             left[n++] = a->dims[i];
-    }
-    for (int i = 1; i < f->rank; i++) {
-        want *= f->dims[i];
+    for (int i = 1; i < f->rank; i++)
         if (f->dims[i] != 1)
             right[m++] = f->dims[i];
-    }
-    if (have != want)
+    if (!mlo_shape_count(a->rank - 1, a->dims + 1, &have) ||
+        !mlo_shape_count(f->rank - 1, f->dims + 1, &want) || have != want)
         return false;
     return n <= 1 || m <= 1 || (n == m && memcmp(left, right, (size_t)n * sizeof *left) == 0);
 }

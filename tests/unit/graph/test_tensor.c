@@ -117,12 +117,14 @@ static void test_shape__overflow_and_negatives_are_refused(void **state)
 {
     MLO_UNUSED(state);
     size_t n;
-    int64_t huge[3] = {INT64_MAX, INT64_MAX, 2}, zero[3] = {INT64_MAX, 0, INT64_MAX}, negative[2] = {0, -1};
+    int64_t huge[3] = {MLO_MAX_DIM, MLO_MAX_DIM, 2}, zero[3] = {MLO_MAX_DIM, 0, MLO_MAX_DIM},
+            negative[2] = {0, -1}, above[2] = {0, MLO_MAX_DIM + 1};
     assert_false(mlo_shape_count(3, huge, &n));
     assert_true(mlo_shape_count(3, zero, &n) && n == 0);
     assert_false(mlo_shape_count(2, negative, &n));
-    int64_t half[1] = {INT64_MAX};
-    assert_false(mlo_shape_bytes(MLO_INT64, 1, half, &n));
+    assert_false(mlo_shape_count(2, above, &n));
+    int64_t half[2] = {MLO_MAX_DIM, (int64_t)1 << 22};
+    assert_false(mlo_shape_bytes(MLO_INT64, 2, half, &n));
     int64_t odd[1] = {3};
     assert_true(mlo_shape_bytes(MLO_INT4, 1, odd, &n) && n == 2);
     struct mlo_tensor t;
