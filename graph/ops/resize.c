@@ -143,11 +143,12 @@ static enum mlo_status read_scales(const struct mlo_node *node, const struct mlo
         sizes = NULL;
         by_size = false;
     }
-    if (scales && mlo_tensor_count(scales) == 0)
+    bool by_scale = mlo_op_in(node, at) && !(scales && mlo_tensor_count(scales) == 0);
+    if (!by_scale)
         scales = NULL;
     r->known = sizes || (!by_size && (scales || attr));
     if (!r->known) {
-        if (!by_size && !mlo_op_in(node, at))
+        if (!by_size && !by_scale)
             status = mlo_error_set(err, MLO_EINVAL, "neither scales nor sizes are given");
         goto out;
     }
