@@ -138,7 +138,7 @@ static enum mlo_status read_sizes(const struct mlo_node *node, struct sizes *s, 
                 (s->heads < 0 || s->kv_heads < 0 || (s->kv_heads > 0 && s->heads % s->kv_heads == 0));
     if ((t[IN_PAST_K] == NULL) != (t[IN_PAST_V] == NULL))
         fits = false;
-    for (int i = IN_PAST_K; fits && t[i] && i <= IN_PAST_V; i++) {
+    for (int i = IN_PAST_K; fits && i <= IN_PAST_V && t[i]; i++) {
         if (t[i]->rank < 0) {
             s->past = -1;
             continue;
