@@ -6,6 +6,8 @@
 
 /* Nanoseconds of CLOCK_MONOTONIC: for durations and deadlines. */
 uint64_t mlo_clock_ns(void);
+/* Processor time that all threads of this process have used. */
+uint64_t mlo_clock_cpu_ns(void);
 /* Microseconds since 1970-01-01 UTC. */
 int64_t mlo_clock_utc_us(void);
 /* "2026-01-31T12:34:56.789Z" into the caller's buffer, which is returned. */

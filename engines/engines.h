@@ -42,6 +42,7 @@ struct mlo_timing_request {
     double warm_up_seconds, seconds;   /* at least that long, */
     uint64_t warm_up_calls, min_calls; /* and at least so many calls */
     size_t max_samples;                /* of more calls a uniform random choice is kept */
+    bool cpu_clock;                    /* processor time of the process instead of wall-clock time */
 };
 struct mlo_timing {
     double *samples_us; /* yours (free) */

@@ -339,10 +339,11 @@ static enum mlo_status time_calls(struct mlo_program *program, const struct mlo_
 {
     enum mlo_status status = MLO_OK;
     struct ext_reply reply = {0};
-    json_t *options = json_pack(
-        "{s:f,s:f,s:I,s:I,s:I}", "warm_up_seconds", request->warm_up_seconds, "seconds", request->seconds,
-        "warm_up_calls", (json_int_t)request->warm_up_calls, "min_calls", (json_int_t)request->min_calls,
-        "max_samples", (json_int_t)MLO_MIN(request->max_samples, (size_t)TIMING_SAMPLES_MAX));
+    json_t *options =
+        json_pack("{s:b,s:f,s:f,s:I,s:I,s:I}", "cpu_clock", request->cpu_clock, "warm_up_seconds",
+                  request->warm_up_seconds, "seconds", request->seconds, "warm_up_calls",
+                  (json_int_t)request->warm_up_calls, "min_calls", (json_int_t)request->min_calls,
+                  "max_samples", (json_int_t)MLO_MIN(request->max_samples, (size_t)TIMING_SAMPLES_MAX));
     uint64_t timeout_ms = CALL_TIMEOUT_MS + (uint64_t)(request->seconds * 20000);
     *out = (struct mlo_timing){0};
     if (!options)

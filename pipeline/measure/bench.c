@@ -70,8 +70,10 @@ static enum mlo_status run_child(const struct session *s, const char *path, cons
     snprintf(batch, sizeof batch, "%lld", (long long)MLO_MAX(o->batch, (int64_t)1));
     snprintf(threads, sizeof threads, "%u", MLO_MAX(o->threads, 1u));
     snprintf(seconds, sizeof seconds, "%.6f", s->child_seconds);
-    const char *argv[] = {s->exe, "bench-child", path,    "--engine",  engine,  "--batch",
-                          batch,  "--threads",   threads, "--seconds", seconds, NULL};
+    const char *argv[] = {s->exe,  "bench-child", path,    "--engine",
+                          engine,  "--batch",     batch,   "--threads",
+                          threads, "--seconds",   seconds, o->cpu_clock ? "--clock" : NULL,
+                          "cpu",   NULL};
     struct mlo_process_options options = MLO_PROCESS_OPTIONS_INIT;
     options.argv = argv;
     options.stderr_fd = stderr_fd;
@@ -185,6 +187,7 @@ static enum mlo_status describe(const struct session *s, json_t *load_before, st
     json_object_set_new(*out, "engine", json_string(result->a.engine_version));
     if (s->options->engine_b && result->b.path)
         json_object_set_new(*out, "engine_b", json_string(result->b.engine_version));
+    json_object_set_new(*out, "clock", json_string(s->options->cpu_clock ? "cpu" : "wall"));
     json_object_set_new(*out, "threads", json_integer(MLO_MAX(s->options->threads, 1u)));
     json_object_set_new(*out, "rounds", json_integer(s->rounds));
     json_object_set_new(*out, "pinned_cpus", cpus);

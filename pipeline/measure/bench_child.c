@@ -112,9 +112,10 @@ static enum mlo_status time_runs(const struct loaded *l, const struct mlo_timing
         MLO_TRY(l->engine->run(l->program, l->inputs, l->outputs, err));
     end = now_us() + r->seconds * 1e6;
     while (out->calls < r->min_calls || now_us() < end) {
-        uint64_t start_ns = mlo_clock_ns();
+        uint64_t start_ns = r->cpu_clock ? mlo_clock_cpu_ns() : mlo_clock_ns();
         status = l->engine->run(l->program, l->inputs, l->outputs, err);
-        double took_us = (double)(mlo_clock_ns() - start_ns) / 1000;
+        uint64_t end_ns = r->cpu_clock ? mlo_clock_cpu_ns() : mlo_clock_ns();
+        double took_us = (double)(end_ns - start_ns) / 1000;
         if (status != MLO_OK)
             goto out;
         uint64_t slot = out->calls < r->max_samples ? out->calls : mlo_rng_below(&rng, out->calls + 1);
@@ -127,14 +128,16 @@ out:
     return status;
 }
 
-static enum mlo_status report_timing(const struct loaded *l, double seconds, json_t *report,
-                                     struct mlo_error *err)
+static enum mlo_status report_timing(const struct loaded *l, const struct mlo_bench_options *o,
+                                     json_t *report, struct mlo_error *err)
 {
+    double seconds = o->seconds > 0 ? o->seconds : 1;
     struct mlo_timing_request request = {.warm_up_seconds = seconds * WARM_UP_SHARE,
                                          .seconds = seconds,
                                          .warm_up_calls = WARM_UP_CALLS,
                                          .min_calls = MIN_CALLS,
-                                         .max_samples = KEPT_CALLS};
+                                         .max_samples = KEPT_CALLS,
+                                         .cpu_clock = o->cpu_clock};
     struct mlo_timing timing = {0};
     json_t *samples = json_array();
     enum mlo_status status = l->engine->time ? l->engine->time(l->program, l->inputs, &request, &timing, err)
@@ -213,7 +216,7 @@ static enum mlo_status measure(const char *path, const struct mlo_bench_options 
     enum mlo_status status = MLO_OK;
     struct loaded l;
     MLO_TRY(open_model(path, o, &l, err));
-    MLO_TRY(report_timing(&l, o->seconds > 0 ? o->seconds : 1, report, err));
+    MLO_TRY(report_timing(&l, o, report, err));
     json_object_set_new(report, "protocol", json_string(MLO_BENCH_PROTOCOL));
     json_object_set_new(report, "engine", json_string(l.engine->version()));
     json_object_set_new(report, "batch", json_integer(l.batch));
@@ -300,6 +303,8 @@ enum mlo_status mlo_bench_child_args(int argc, char *const *argv, int stdout_fd,
         } else if (strcmp(name, "--threads") == 0) {
             ok = mlo_str_to_i64(value, &n) && n >= 1 && n <= 4096;
             o.threads = (unsigned)n;
+        } else if (strcmp(name, "--clock") == 0) {
+            o.cpu_clock = strcmp(value, "cpu") == 0;
         } else if (strcmp(name, "--seconds") == 0) {
             ok = mlo_str_to_f64(value, &o.seconds) && o.seconds > 0;
         } else {

@@ -147,6 +147,8 @@ struct mlo_bench_options {
     unsigned threads;                  /* 0: 1 */
     double seconds;                    /* measuring time per side over all rounds; 0: 1 */
     int rounds;                        /* alternating processes per side, 2 to 1000; 0: 5 */
+    bool cpu_clock;  /* processor time instead of wall-clock time: for one thread on a machine that others use
+                      */
     const char *exe; /* program whose hidden verb `bench-child` measures one side; NULL: this one */
 };
 struct mlo_bench_side {
@@ -173,7 +175,7 @@ struct mlo_bench_result {
  * those that were least busy at the start. path_b may be NULL, or path_a again to compare two engines. On
  * failure *out is cleared; an error inside a child is reported as if it had happened here. Each side's
  * process is <exe> bench-child MODEL --engine NAME
- * --batch N --threads N --seconds S */
+ * --batch N --threads N --seconds S [--clock cpu] */
 MLO_MUST_USE enum mlo_status mlo_bench(const char *path_a, const char *path_b,
                                        const struct mlo_bench_options *options, struct mlo_bench_result *out,
                                        mlo_progress_fn *progress, void *progress_arg, struct mlo_error *err);

@@ -74,9 +74,9 @@ def heavy(model, engine):
     return sum(n["precision"] == "int8" for n in mine), len(mine)
 
 
-def measure(model, peer, threads, seconds, rounds):
+def measure(model, peer, threads, seconds, rounds, clock):
     text = mlopt(
-        "bench", model, "--engine", "cpu", "--against-engine", peer, "--threads", threads, "--batch", 1,
+        "bench", model, "--clock", clock, "--engine", "cpu", "--against-engine", peer, "--threads", threads, "--batch", 1,
         "--seconds", seconds, "--rounds", rounds, "-o", "json", "-q",
     )
     return json.loads(text)
@@ -127,6 +127,7 @@ def main():
     p.add_argument("--seconds", type=float, help="measuring time a side, over all rounds")
     p.add_argument("--rounds", type=int)
     p.add_argument("--quantile", type=float, default=0.5, help="which one of the calls' latencies (0.5: the median)")
+    p.add_argument("--clock", default="wall", choices=["wall", "cpu"], help="cpu: processor time, for --threads 1")
     p.add_argument("--no-checks", action="store_true", help="times only")
     o = p.parse_args()
     o.models = o.models or (["resnet50", "mobilenetv2"] if o.quick else list(models.MODELS))
@@ -153,7 +154,7 @@ def main():
                 row = {"model": name, "precision": precision, "threads": threads, "peers": {}}
                 for peer in o.peers:
                     print("measuring", name, precision, threads, peer, file=sys.stderr)
-                    r = measure(model, peer, threads, o.seconds, o.rounds)
+                    r = measure(model, peer, threads, o.seconds, o.rounds, o.clock)
                     at_quantile(r, o.quantile)
                     for side in ("a", "b"):
                         r[side].pop("samples_us", None)
@@ -172,8 +173,8 @@ def main():
     first = next(iter(rows[0]["peers"].values()))
     engines = [first["a"]["engine"]] + [rows[0]["peers"][p]["b"]["engine"] for p in o.peers]
     text += ["", "%s, machine class %s, %s; batch 1, quantile %g of the "
-             "calls, %d rounds of %.1f s a side" % (
-        datetime.date.today(), first["machine"].get("class", "?"), ", ".join(engines), o.quantile, o.rounds, o.seconds / o.rounds)]
+             "calls, %s clock, %d rounds of %.1f s a side" % (
+        datetime.date.today(), first["machine"].get("class", "?"), ", ".join(engines), o.quantile, o.clock, o.rounds, o.seconds / o.rounds)]
     print("\n".join(text))
     with open(os.path.join(o.folder, "table.md"), "w") as out:
         out.write("\n".join(text) + "\n")

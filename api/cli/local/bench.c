@@ -42,6 +42,17 @@ static enum mlo_status bench_options(const struct mlo_cli *cli, struct mlo_bench
         MLO_TRY(mlo_engine_find(against, &out->engine_b, err));
         MLO_TRY(out->engine_b->probe(err));
     }
+    const char *clock = mlo_cli_opt(cli, "clock");
+    if (clock && strcmp(clock, "cpu") != 0 && strcmp(clock, "wall") != 0) {
+        status = mlo_error_set(err, MLO_EUSAGE, "--clock is wall or cpu, not '%s'", clock);
+        goto out;
+    }
+    out->cpu_clock = clock && strcmp(clock, "cpu") == 0;
+    if (out->cpu_clock && run.threads > 1) {
+        status =
+            mlo_error_set(err, MLO_EUSAGE, "--clock cpu is for one thread: that of several is no latency");
+        goto out;
+    }
     out->engine = run.engine;
     out->threads = run.threads;
     out->rounds = (int)rounds;
@@ -74,9 +85,10 @@ static enum mlo_status print_result(const struct mlo_cli *cli, const struct mlo_
     if (two)
         side_row(&table, &r->b, &r->ratio_p50);
     MLO_TRY(mlo_table_print_take(&table, err));
-    MLO_TRY(mlo_cli_print(err, "batch %lld, %u thread%s on %s; %d processes a side, in turn\n",
+    MLO_TRY(mlo_cli_print(err, "batch %lld, %u thread%s on %s; %d processes a side, in turn%s\n",
                           (long long)o->batch, o->threads, o->threads == 1 ? "" : "s",
-                          mlo_machine_class(class_name, sizeof class_name), o->rounds));
+                          mlo_machine_class(class_name, sizeof class_name), o->rounds,
+                          o->cpu_clock ? "; processor time" : ""));
 out:
     return status;
 }
@@ -186,6 +198,7 @@ static const struct mlo_cli_option bench_options_table[] = {
     {"rounds", 0, "N", "processes a side, in turn (5)"},
     MLO_OPTION_ENGINE,
     {"against-engine", 0, "NAME", "the engine of the second side: B, or A again when there is no B"},
+    {"clock", 0, "wall|cpu", "cpu: processor time of one thread, on a machine that others use (wall)"},
     {"profile", 0, NULL, "where the time of one model goes, by kind of node and node"},
     {NULL},
 };
