@@ -129,6 +129,14 @@ static struct mlo_expr position(struct mlo_arena *arena, struct mlo_expr at, str
     return at.kind == MLO_EXPR_NUMBER && at.number == 0 ? at : mlo_expr_min(arena, at, size);
 }
 
+/* No dim is longer than MLO_MAX_DIM, so no end means more than that: sums below do not overflow. */
+static struct mlo_expr within_any_dim(struct mlo_expr e)
+{
+    if (e.kind == MLO_EXPR_NUMBER)
+        e.number = MLO_MAX(-MLO_MAX_DIM, MLO_MIN(MLO_MAX_DIM, e.number));
+    return e;
+}
+
 /* How much a slice of step 1 takes of a dim, when that or the ends are symbolic. A start behind the beginning
  * is taken to lie inside of the dim, as in every slice that means to take something. */
 static struct mlo_dim symbolic_cut(const struct mlo_node *node, struct mlo_dim dim, struct mlo_expr from,
@@ -136,6 +144,8 @@ static struct mlo_dim symbolic_cut(const struct mlo_node *node, struct mlo_dim d
 {
     struct mlo_arena *arena = node->graph->model->arena;
     struct mlo_expr size = mlo_expr_of_dim(dim), taken;
+    from = within_any_dim(from);
+    to = within_any_dim(to);
     bool to_end = to.kind == MLO_EXPR_NUMBER && to.number >= INT32_MAX;
     if (from.kind == MLO_EXPR_NUMBER && from.number < 0 && to_end) /* the last few */
         return mlo_dim_of_expr(mlo_expr_min(arena, mlo_expr_number(-from.number), size));
