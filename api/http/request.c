@@ -164,9 +164,18 @@ refuse:
     req->state->refused = true;
 }
 
+/* Ends what was begun for an upload, once. */
+static void end_upload(struct mlo_request *req)
+{
+    if (req->state->upload_begun)
+        req->route->upload->end(req);
+    req->state->upload_begun = false;
+}
+
 static enum MHD_Result send_answer(struct mlo_request *req)
 {
     struct MHD_Response *response;
+    end_upload(req); /* who reads the answer finds nothing half-done behind it */
     if (req->file >= 0) {
         response = MHD_create_response_from_fd_at_offset64(req->file_size, req->file, req->file_offset);
         req->state->sent_size = req->file_size;
@@ -348,8 +357,7 @@ void mlo_request_completed(void *cls, struct MHD_Connection *connection, void **
     }
     if (!req)
         return;
-    if (req->state->upload_begun)
-        req->route->upload->end(req);
+    end_upload(req);
     mlo_request_db_release(req);
     log_access(req, code);
     mlo_reply_reset(req);
