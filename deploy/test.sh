@@ -85,7 +85,7 @@ build build-test -DCMAKE_BUILD_TYPE=RelWithDebInfo && suite release build-test -
 
 if [ $mode != quick ]; then
     build build-asan -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="-g -O1" -DMLOPT_SANITIZE=address,undefined &&
-        suite asan build-asan -j "$jobs" -L 'unit|db|fault|conformance'
+        suite asan build-asan -j "$jobs" -L 'unit|db|fault|conformance|fuzz'
     build build-toolchain -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMLOPT_SERVICE=OFF && suite toolchain build-toolchain -j "$jobs" -L unit
     # valgrind sees AVX2 only, and runs code some fifty times slower: the unit tests that move memory about
     label='unit\.(base|graph|passes|measure|steps|cli)'

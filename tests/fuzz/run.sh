@@ -22,6 +22,7 @@ for t in "${targets[@]}"; do
     [ -e "tests/fuzz/fuzz_$t.c" ] || { echo "no target '$t': there is no tests/fuzz/fuzz_$t.c" >&2 && exit 2; }
 done
 
+command -v clang >/dev/null || { echo "libFuzzer comes with clang, which is not installed (apt-get install clang)" >&2 && exit 2; }
 cmake -S . --preset fuzz -B "$build" >"$build.log" 2>&1 || { cat "$build.log" && exit 1; }
 cmake --build "$build" -j "${MLOPT_JOBS:-$(nproc)}" -- "${targets[@]/#/fuzz.}" >"$build.log" 2>&1 || { tail -40 "$build.log" && exit 1; }
 rm -f "$build.log"
