@@ -38,7 +38,10 @@ fi
 
 export ASAN_OPTIONS="detect_leaks=1:allocator_may_return_null=0" OMP_NUM_THREADS=1
 export LSAN_OPTIONS="suppressions=$PWD/tests/lsan.supp:print_suppressions=0"
-[ ! -w /dev/shm ] || export TMPDIR=/dev/shm # the targets of files write one for every input
+# Targets of files write one for every input: in memory where that is possible. A process that crashes leaves its folder.
+scratch=$(mktemp -d -p "$([ -w /dev/shm ] && echo /dev/shm || echo "${TMPDIR:-/tmp}")" mlopt-fuzz-XXXXXX)
+trap 'rm -rf "$scratch"' EXIT
+export TMPDIR=$scratch
 export UBSAN_OPTIONS=print_stacktrace=1
 bad=0 report=""
 for t in "${targets[@]}"; do
