@@ -65,24 +65,32 @@ struct best {
     int64_t at[3], inside, counted;
 };
 
-/* Visits the window whose output position is o. */
+/* How many of the window's positions along dim i, counted from the first, lie before `end`. */
+static int64_t before(const struct pool *p, int i, int64_t begin, int64_t end)
+{
+    int64_t count = end > begin ? (end - begin - 1) / p->dilation[i] + 1 : 0;
+    return MLO_MIN(count, p->kernel[i]);
+}
+
+/* Visits the window whose output position is o, where it lies inside: it may be much larger than the input.
+ */
 static void visit(const struct pool *p, const struct mlo_tensor *x, size_t base, const int64_t *o,
                   struct best *b)
 {
-    int64_t k[3], at[3];
-    *b = (struct best){.value = -INFINITY, .at = {-1, -1, -1}};
-    for (k[0] = 0; k[0] < p->kernel[0]; k[0]++)
-        for (k[1] = 0; k[1] < p->kernel[1]; k[1]++)
-            for (k[2] = 0; k[2] < p->kernel[2]; k[2]++) {
-                bool inside = true, padded = true;
-                for (int i = 0; i < 3; i++) {
-                    at[i] = o[i] * p->stride[i] - p->pad[i] + k[i] * p->dilation[i];
-                    inside = inside && at[i] >= 0 && at[i] < p->in[i];
-                    padded = padded && at[i] < p->in[i] + p->pad_end[i];
-                }
-                b->counted += padded; /* a window of ceil_mode may leave the padding too */
-                if (!inside)
-                    continue;
+    int64_t k[3], at[3], begin[3], from[3], to[3];
+    *b = (struct best){.value = -INFINITY, .at = {-1, -1, -1}, .counted = 1};
+    for (int i = 0; i < 3; i++) {
+        begin[i] = o[i] * p->stride[i] - p->pad[i];
+        from[i] = before(p, i, begin[i], 0);
+        to[i] = before(p, i, begin[i], p->in[i]);
+        b->counted *=
+            before(p, i, begin[i], p->in[i] + p->pad_end[i]); /* ceil_mode may leave the padding too */
+    }
+    for (k[0] = from[0]; k[0] < to[0]; k[0]++)
+        for (k[1] = from[1]; k[1] < to[1]; k[1]++)
+            for (k[2] = from[2]; k[2] < to[2]; k[2]++) {
+                for (int i = 0; i < 3; i++)
+                    at[i] = begin[i] + k[i] * p->dilation[i];
                 size_t index = base + (size_t)((at[0] * p->in[1] + at[1]) * p->in[2] + at[2]);
                 double v = mlo_tensor_get_f64(x, index);
                 b->inside++;
