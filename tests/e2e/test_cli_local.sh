@@ -86,6 +86,13 @@ expect 0 "$MLOPT" quantize "$model" --data $train --limit 64 --normalize "$norma
 holds "d['result']['size'] < 0.4 * d['source']['size'] and [s['step'] for s in d['steps']] == ['optimize', 'quantize']"
 expect 0 "$MLOPT" quantize "$model" --data $train --limit 64 --normalize "$normalize" --recipe int8-cpu \
     --set quantize.calibrator=percentile --out p.onnx
+if grep -qw avx512_vnni /proc/cpuinfo; then # every convolution and the Gemm really run on integers
+    expect 0 "$MLOPT" inspect q.onnx --plan -o json
+    holds "all(n['precision'] == 'int8' for n in d['plan']['nodes'] if n['op'] in ('Conv', 'Gemm'))"
+    holds "d['plan']['int8_nodes'] >= 12"
+fi
+expect 0 "$MLOPT" inspect "$model" --plan --engine reference
+shows "f32"
 cmp -s q.onnx p.onnx && fail "--set changed nothing"
 expect 0 "$MLOPT" quantize "$model" --data $train --limit 64 --normalize "$normalize" --recipe int8-cpu --threads 1 --out q1.onnx
 cmp q.onnx q1.onnx || fail "the number of threads changed the bytes"

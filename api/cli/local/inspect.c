@@ -267,9 +267,9 @@ static enum mlo_status print_text(const json_t *d, struct mlo_error *err)
 static enum mlo_status inspect_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_model *model = NULL;
+    struct mlo_model *model = NULL, *bound = NULL;
     struct mlo_buf dump = MLO_BUF_INIT;
-    json_t *file = NULL, *all = NULL;
+    json_t *file = NULL, *all = NULL, *plan = NULL;
     MLO_TRY(mlo_onnx_load(cli->args[0], &model, err));
     if (mlo_cli_has(cli, "graph")) {
         mlo_graph_dump(model->graph, &dump);
@@ -289,6 +289,11 @@ static enum mlo_status inspect_run(struct mlo_cli *cli, struct mlo_error *err)
     }
     json_object_set_new(all, "batch", json_integer(batch));
     MLO_TRY(add_costs(cli, model, all, err));
+    if (mlo_cli_has(cli, "plan")) {
+        MLO_TRY(bound_copy(cli, model, &bound, err));
+        MLO_TRY(mlo_local_plan(cli, bound, &plan, err));
+        json_object_set(all, "plan", plan);
+    }
     if (svg) {
         MLO_TRY(mlo_local_draw(model->graph, &dump, err));
         MLO_TRY(mlo_fs_write_atomic(svg, dump.data, dump.len, err));
@@ -297,13 +302,15 @@ static enum mlo_status inspect_run(struct mlo_cli *cli, struct mlo_error *err)
         MLO_TRY(mlo_cli_print_json(all, err));
     } else {
         MLO_TRY(print_text(all, err));
-        MLO_TRY(print_nodes(all, mlo_cli_has(cli, "nodes"), err));
+        MLO_TRY(plan ? mlo_local_plan_print(plan, err) : print_nodes(all, mlo_cli_has(cli, "nodes"), err));
     }
 out:
     if (status != MLO_OK)
         mlo_cli_name_file(err, cli->args[0]);
     json_decref(all);
+    json_decref(plan);
     mlo_buf_clear(&dump);
+    mlo_model_free(bound);
     mlo_model_free(model);
     return status;
 }
@@ -311,6 +318,9 @@ out:
 static const struct mlo_cli_option options[] = {
     {"graph", 0, NULL, "the graph itself, one line a node"},
     {"nodes", 0, NULL, "the cost of every node, not only of the ten largest"},
+    {"plan", 0, NULL, "which node runs how on an engine, and in which precision"},
+    MLO_OPTION_ENGINE,
+    MLO_OPTION_THREADS,
     {"batch", 0, "N", "count costs for this batch (1)"},
     {"dim", 0, "NAME=N", "count costs with this dim bound", NULL, true},
     {"svg", 0, "FILE", "draw the graph"},

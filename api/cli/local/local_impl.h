@@ -54,6 +54,12 @@ json_t *mlo_local_estimate_json(const struct mlo_estimate *estimate);
 /* {"path","digest","size"} of a file (new reference in *out). */
 MLO_MUST_USE enum mlo_status mlo_local_file_json(const char *path, json_t **out, struct mlo_error *err);
 
+/* How an engine (--engine, --threads) runs a model whose dims are bound: its description, as engines.h says.
+ */
+MLO_MUST_USE enum mlo_status mlo_local_plan(const struct mlo_cli *cli, const struct mlo_model *bound,
+                                            json_t **out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_local_plan_print(const json_t *plan, struct mlo_error *err);
+
 /* Draws a graph as SVG: nodes in layers from top to bottom. */
 MLO_MUST_USE enum mlo_status mlo_local_draw(const struct mlo_graph *graph, struct mlo_buf *out,
                                             struct mlo_error *err);

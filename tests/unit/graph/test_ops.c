@@ -101,7 +101,7 @@ static void test_ops__elementary_functions_are_accurate(void **state)
 {
     MLO_UNUSED(state);
     static const struct {
-        double (*own)(double), (*library)(double);
+        double (*own)(double), (*by_libm)(double);
         double low, high;
     } rows[] = {
         {mlo_math_sin, sin, -1e6, 1e6},     {mlo_math_cos, cos, -1e6, 1e6},
@@ -115,7 +115,7 @@ static void test_ops__elementary_functions_are_accurate(void **state)
     for (size_t r = 0; r < MLO_COUNT(rows); r++)
         for (int i = 0; i <= 1000; i++) {
             double x = rows[r].low + (rows[r].high - rows[r].low) * i / 1000;
-            double got = rows[r].own(x), expected = rows[r].library(x);
+            double got = rows[r].own(x), expected = rows[r].by_libm(x);
             if (got != expected && !(fabs(got - expected) <= 1e-12 * fmax(fabs(expected), 1e-3)))
                 fail_msg("row %zu at %.17g: %.17g, not %.17g", r, x, got, expected);
         }
