@@ -57,7 +57,7 @@ shows "BatchNormalization"
 expect 0 "$MLOPT" diff "$model" "$model"
 shows "the models are the same"
 expect 3 "$MLOPT" diff "$model" nothing.onnx
-if /usr/bin/python3 -c 'import onnx' 2>/dev/null; then
+if /usr/bin/python3 -c 'from onnx import numpy_helper' 2>/dev/null; then
     /usr/bin/python3 - "$model" <<'PY'
 import sys, numpy, onnx
 from onnx import numpy_helper

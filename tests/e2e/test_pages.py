@@ -82,7 +82,8 @@ class Stand:
                  "--disable-component-update", "--disable-sync", "--no-first-run", "--window-size=1240,860",
                  "--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
                  "--user-data-dir=" + os.path.join(self.work, "browser")]
-        if os.geteuid() == 0:
+        # Chromium's sandbox wants an unprivileged user with namespaces of its own; containers often forbid them
+        if os.geteuid() == 0 or subprocess.call(["unshare", "-Ur", "true"], stderr=subprocess.DEVNULL) != 0:
             flags.append("--no-sandbox")
         for flag in flags:
             options.add_argument(flag)
