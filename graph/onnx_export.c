@@ -409,8 +409,7 @@ out:
     return status;
 }
 
-/* --- with a second file
- * ------------------------------------------------------------------------------------- */
+/* --- with a second file ------------------------------------------------------------------------ */
 
 static uint64_t constant_bytes(const struct mlo_graph *graph)
 {

@@ -31,8 +31,7 @@ static bool is_activation_value(const struct mlo_value *value)
     return value && !value->constant && value->type.dtype == MLO_FLOAT32;
 }
 
-/* --- weighted nodes
- * ------------------------------------------------------------------------------------------ */
+/* --- weighted nodes ---------------------------------------------------------------------------- */
 
 int mlo_quantize_weight_axis(const struct mlo_node *node)
 {
@@ -135,8 +134,7 @@ static enum mlo_status check_excluded(const struct mlo_graph *graph,
     return MLO_OK;
 }
 
-/* --- going back from wanted values
- * --------------------------------------------------------------------------- */
+/* --- going back from wanted values ------------------------------------------------------------- */
 
 enum rule_kind {
     RULE_OWN,       /* all float inputs in integers, each with its own parameters */

@@ -57,8 +57,7 @@ MLO_MUST_USE enum mlo_status mlo_token_check(struct mlo_db_conn *conn, const cha
 MLO_MUST_USE enum mlo_status mlo_token_list(struct mlo_db_conn *conn, int64_t project_id, json_t **out,
                                             struct mlo_error *err);
 
-/* --- Idempotency-Key
- * ---------------------------------------------------------------------------------------- */
+/* --- Idempotency-Key --------------------------------------------------------------------------- */
 
 /* In the transaction of the request it protects. First time: *replay false, and the caller does its work and
  * calls mlo_idempotency_finish. Repeated: *replay true with the answer given then (*response yours, may be

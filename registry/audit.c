@@ -52,8 +52,7 @@ enum mlo_status mlo_audit_append(struct mlo_db_conn *conn, int64_t project_id, c
     return status;
 }
 
-/* --- reading
- * ------------------------------------------------------------------------------------------------ */
+/* --- reading ----------------------------------------------------------------------------------- */
 
 static bool matches(const json_t *item, const struct mlo_audit_filter *f)
 {
@@ -163,8 +162,7 @@ enum mlo_status mlo_audit_head(struct mlo_db_conn *conn, int64_t project_id, str
     return status;
 }
 
-/* --- checking
- * ------------------------------------------------------------------------------------------------- */
+/* --- checking ---------------------------------------------------------------------------------- */
 
 static void link_hash(struct mlo_hasher *hasher, const struct mlo_digest *prev, int64_t seq,
                       const struct mlo_buf *body, struct mlo_digest *out)

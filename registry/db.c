@@ -253,8 +253,7 @@ bool mlo_db_retryable(const struct mlo_db_conn *conn)
     return strcmp(conn->sqlstate, "40001") == 0 || strcmp(conn->sqlstate, "40P01") == 0;
 }
 
-/* --- errors
- * ------------------------------------------------------------------------------------------------- */
+/* --- errors ------------------------------------------------------------------------------------ */
 
 static const struct {
     const char *prefix; /* of the SQLSTATE; the first match counts */
@@ -306,8 +305,7 @@ enum mlo_status mlo_db_fail(struct mlo_db_conn *conn, const PGresult *result, co
                          state ? state : "none");
 }
 
-/* --- transactions
- * ---------------------------------------------------------------------------------------------- */
+/* --- transactions ------------------------------------------------------------------------------ */
 
 enum mlo_status mlo_db_begin(struct mlo_db_conn *conn, struct mlo_error *err)
 {

@@ -132,8 +132,7 @@ MLO_MUST_USE enum mlo_status mlo_db_end(struct mlo_db_conn *conn, enum mlo_statu
                                         struct mlo_error *err);
 bool mlo_db_in_transaction(const struct mlo_db_conn *conn);
 
-/* --- setting up
- * ----------------------------------------------------------------------------------------------- */
+/* --- setting up -------------------------------------------------------------------------------- */
 
 /* As a superuser or a role with CREATEROLE and CREATEDB: makes the three roles (LOGIN, no password) and the
  * database, owned by mlopt_owner, where they do not exist. `admin_conninfo` names another database to connect

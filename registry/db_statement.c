@@ -68,8 +68,7 @@ void mlo_param_digest(struct mlo_params *params, const struct mlo_digest *digest
     slot(params, digest ? (const char *)digest->bytes : NULL, MLO_DIGEST_SIZE, 1);
 }
 
-/* --- rows
- * --------------------------------------------------------------------------------------------------- */
+/* --- rows -------------------------------------------------------------------------------------- */
 
 void mlo_rows_clear(struct mlo_rows *rows)
 {
@@ -221,8 +220,7 @@ json_t *mlo_rows_json_all(const struct mlo_rows *rows)
     return array;
 }
 
-/* --- running
- * --------------------------------------------------------------------------------------------------- */
+/* --- running ----------------------------------------------------------------------------------- */
 
 /* The place of a statement in the connection's set: its own, or the free one to put it. */
 static size_t prepared_slot(const struct mlo_db_conn *conn, const struct mlo_sql *sql)

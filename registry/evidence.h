@@ -5,8 +5,7 @@
 
 #include "registry/models.h"
 
-/* --- derivations
- * ------------------------------------------------------------------------------------------------- */
+/* --- derivations ------------------------------------------------------------------------------- */
 
 /* Records that this derivation made this artifact (its blob recorded before). The key is the SHA-256 of the
  * canonical text. The same again is fine; the same key with another artifact is MLO_ECONFLICT: the derivation

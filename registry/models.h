@@ -8,8 +8,7 @@
 #include "registry/audit.h"
 #include "registry/ref.h"
 
-/* --- projects
- * ----------------------------------------------------------------------------------------------- */
+/* --- projects ---------------------------------------------------------------------------------- */
 
 /* MLO_EEXISTS when the name is taken. `id` may be NULL. Needs an admin of all projects. */
 MLO_MUST_USE enum mlo_status mlo_project_create(struct mlo_db_conn *conn, const struct mlo_actor *actor,
@@ -29,8 +28,7 @@ MLO_MUST_USE enum mlo_status mlo_project_list(struct mlo_db_conn *conn, const st
                                               const struct mlo_page *page, json_t **out,
                                               struct mlo_error *err);
 
-/* --- blobs of a project
- * --------------------------------------------------------------------------------------- */
+/* --- blobs of a project ------------------------------------------------------------------------ */
 
 /* Records bytes that are in the store, and that this project really uploaded or derived. Idempotent. */
 MLO_MUST_USE enum mlo_status mlo_blob_record(struct mlo_db_conn *conn, const struct mlo_actor *actor,
@@ -52,8 +50,7 @@ struct mlo_manifest_blob {
     uint64_t size_bytes;    /* filled in from the project's blobs */
 };
 
-/* --- models and versions
- * ------------------------------------------------------------------------------------------- */
+/* --- models and versions ----------------------------------------------------------------------- */
 
 MLO_MUST_USE enum mlo_status mlo_model_create(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                               int64_t project_id, const char *name, const char *description,
@@ -102,8 +99,7 @@ MLO_MUST_USE enum mlo_status mlo_version_list(struct mlo_db_conn *conn, int64_t 
                                               const struct mlo_page *page, json_t **out,
                                               struct mlo_error *err);
 
-/* --- variants
- * ------------------------------------------------------------------------------------------------------ */
+/* --- variants ---------------------------------------------------------------------------------- */
 
 #define MLO_VARIANT_SOURCE "source"
 
@@ -136,8 +132,7 @@ MLO_MUST_USE enum mlo_status mlo_variant_list(struct mlo_db_conn *conn, int64_t 
 MLO_MUST_USE enum mlo_status mlo_variant_history(struct mlo_db_conn *conn, int64_t version_id,
                                                  const char *name, json_t **out, struct mlo_error *err);
 
-/* --- datasets
- * ------------------------------------------------------------------------------------------------------ */
+/* --- datasets ---------------------------------------------------------------------------------- */
 
 struct mlo_dataset_info {
     bool created; /* by mlo_dataset_version_create: false when the latest version is the same already */

@@ -125,8 +125,7 @@ out:
     return status;
 }
 
-/* --- blobs
- * ----------------------------------------------------------------------------------------------------- */
+/* --- blobs ------------------------------------------------------------------------------------- */
 
 enum mlo_status mlo_blob_record(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t project_id,
                                 const struct mlo_digest *digest, uint64_t size_bytes, struct mlo_error *err)

@@ -287,8 +287,7 @@ out:
     return mlo_db_end(conn, status, err);
 }
 
-/* --- reading
- * ------------------------------------------------------------------------------------------------------ */
+/* --- reading ----------------------------------------------------------------------------------- */
 
 enum mlo_status mlo_stage_get(struct mlo_db_conn *conn, int64_t model_id, const char *stage, json_t **out,
                               struct mlo_error *err)

@@ -95,8 +95,7 @@ struct mlo_actor mlo_request_actor(const struct mlo_request *req)
                               .request_id = req->id};
 }
 
-/* --- one-time codes
- * ----------------------------------------------------------------------------------------- */
+/* --- one-time codes ---------------------------------------------------------------------------- */
 
 enum mlo_status mlo_http_login_code(struct mlo_http *http, const char *token, char code[48],
                                     struct mlo_error *err)

@@ -88,8 +88,7 @@ struct mlo_request {
     struct mlo_request_state *state; /* the server's */
 };
 
-/* --- reading
- * ------------------------------------------------------------------------------------------------ */
+/* --- reading ----------------------------------------------------------------------------------- */
 
 /* A header's or query argument's value; NULL when absent. */
 const char *mlo_request_header(const struct mlo_request *req, const char *name);
@@ -129,8 +128,7 @@ MLO_MUST_USE enum mlo_status mlo_request_model(struct mlo_request *req, int64_t 
 MLO_MUST_USE enum mlo_status mlo_request_version(struct mlo_request *req, struct mlo_version_info *out,
                                                  struct mlo_error *err);
 
-/* --- answering
- * ---------------------------------------------------------------------------------------------- */
+/* --- answering --------------------------------------------------------------------------------- */
 
 /* Adds a header (value printf-like). */
 void mlo_reply_header(struct mlo_request *req, const char *name, const char *fmt, ...) MLO_PRINTF(3, 4);
@@ -152,8 +150,7 @@ MLO_MUST_USE enum mlo_status mlo_reply_file(struct mlo_request *req, int fd, uin
 /* A problem: err by the status table. What the core does with a handler's failure on API routes. */
 void mlo_reply_problem(struct mlo_request *req, const struct mlo_error *err);
 
-/* --- the server
- * --------------------------------------------------------------------------------------------- */
+/* --- the server -------------------------------------------------------------------------------- */
 
 /* The registry and the rest that the program started the server with. */
 const struct mlo_http_options *mlo_http_options(const struct mlo_http *http);

@@ -125,8 +125,7 @@ enum mlo_status mlo_view_variants(struct mlo_db_conn *conn, int64_t version_id, 
     return MLO_OK;
 }
 
-/* --- runs
- * ----------------------------------------------------------------------------------------------------- */
+/* --- runs -------------------------------------------------------------------------------------- */
 
 static void times_end_in_at(json_t *object)
 {
@@ -167,8 +166,7 @@ enum mlo_status mlo_view_runs(struct mlo_db_conn *conn, const struct mlo_run_fil
     return MLO_OK;
 }
 
-/* --- audit
- * ---------------------------------------------------------------------------------------------------- */
+/* --- audit ------------------------------------------------------------------------------------- */
 
 enum mlo_status mlo_view_audit_verify(struct mlo_db_conn *conn, int64_t project,
                                       const struct mlo_audit_head *remembered, json_t **out,
@@ -187,8 +185,7 @@ enum mlo_status mlo_view_audit_verify(struct mlo_db_conn *conn, int64_t project,
     return *out ? MLO_OK : mlo_error_nomem(err);
 }
 
-/* --- moves
- * ---------------------------------------------------------------------------------------------------- */
+/* --- moves ------------------------------------------------------------------------------------- */
 
 enum mlo_status mlo_view_move(struct mlo_request *req, const struct mlo_move_request *move, json_t **out,
                               struct mlo_error *err)

@@ -10,8 +10,7 @@
 extern const struct mlo_embedded_file mlo_web_assets[];
 extern const size_t mlo_web_assets_count;
 
-/* --- the frame of a page (layout.c)
- * ------------------------------------------------------------------------- */
+/* --- the frame of a page (layout.c) ------------------------------------------------------------ */
 
 /* Everything up to <main>; `section` is the entry of the navigation that is lit ("models", "runs", "audit",
  * ""). */
@@ -25,8 +24,7 @@ void mlo_page_failed(struct mlo_request *req, const struct mlo_error *err, int h
 void mlo_page_csrf_field(struct mlo_request *req);
 MLO_MUST_USE enum mlo_status mlo_page_csrf_check(struct mlo_request *req, struct mlo_error *err);
 
-/* --- pieces (pieces.c); all append to req->out
- * ----------------------------------------------------------------- */
+/* --- pieces (pieces.c); all append to req->out ------------------------------------------------- */
 
 /* "2026-01-31 12:34:56" in a <time>; "–" for NULL. Times on pages are UTC. */
 void mlo_piece_time(struct mlo_buf *out, const char *time);
@@ -57,8 +55,7 @@ void mlo_piece_moves(struct mlo_buf *out, const json_t *items, bool models);
 /* Rows of a list of runs (runs.c). */
 void mlo_piece_runs(struct mlo_buf *out, const json_t *items);
 
-/* --- pages
- * ------------------------------------------------------------------------------------------------------- */
+/* --- pages ------------------------------------------------------------------------------------- */
 
 mlo_handler_fn page_home, page_login, page_login_post, page_logout, page_asset, page_artifact;
 mlo_handler_fn page_model, page_promote, page_rollback, page_promotions;

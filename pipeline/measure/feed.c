@@ -67,8 +67,7 @@ static enum mlo_status find_array(const struct mlo_dataset *d, const struct mlo_
     return MLO_OK;
 }
 
-/* --- shapes
- * -------------------------------------------------------------------------------------------------- */
+/* --- shapes ------------------------------------------------------------------------------------ */
 
 static enum mlo_status shape_mismatch(const struct mlo_dataset *d, const struct mlo_array *a,
                                       const struct mlo_value *input, struct mlo_error *err)
@@ -134,8 +133,7 @@ static enum mlo_status match_shape(const struct mlo_dataset *d, struct mlo_feed 
     return MLO_OK;
 }
 
-/* --- types
- * --------------------------------------------------------------------------------------------------- */
+/* --- types ------------------------------------------------------------------------------------- */
 
 static enum mlo_status match_types(const struct mlo_dataset *d, struct mlo_feed *f, struct mlo_error *err)
 {
@@ -176,8 +174,7 @@ out:
     return status;
 }
 
-/* --- the whole model
- * ----------------------------------------------------------------------------------------- */
+/* --- the whole model --------------------------------------------------------------------------- */
 
 static enum mlo_status check_map(const struct mlo_dataset *d, const struct mlo_model *model,
                                  struct mlo_error *err)
@@ -244,8 +241,7 @@ out:
     return status;
 }
 
-/* --- open dims
- * --------------------------------------------------------------------------------------------- */
+/* --- open dims --------------------------------------------------------------------------------- */
 
 static bool is_open(const struct mlo_type *type, int d)
 {

@@ -43,8 +43,7 @@ MLO_MUST_USE enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const cha
 const char *mlo_recipe_builtin(const char *name, size_t *size);
 const char *const *mlo_recipe_builtin_names(size_t *count);
 
-/* --- steps
- * --------------------------------------------------------------------------------------------------- */
+/* --- steps ------------------------------------------------------------------------------------- */
 
 enum mlo_step_kind {
     MLO_STEP_DERIVE,  /* pure: makes an artifact; cached by derivation key */

@@ -3,8 +3,7 @@
 
 #include "api/cli/client/client.h"
 
-/* --- the log
- * -------------------------------------------------------------------------------------------------- */
+/* --- the log ----------------------------------------------------------------------------------- */
 
 static enum mlo_status show_project(struct mlo_client *client, struct mlo_cli *cli, const char *project,
                                     int64_t limit, json_t *all, struct mlo_error *err)
@@ -47,8 +46,7 @@ out:
     return status;
 }
 
-/* --- verifying, without trusting the server
- * --------------------------------------------------------------------- */
+/* --- verifying, without trusting the server ---------------------------------------------------- */
 
 struct verify {
     const char *project;

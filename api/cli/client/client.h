@@ -83,8 +83,7 @@ MLO_MUST_USE enum mlo_status mlo_client_download(struct mlo_client *client, cons
                                                  char **written, struct mlo_response *out,
                                                  struct mlo_error *err);
 
-/* --- shared pieces
- * ------------------------------------------------------------------------------------------ */
+/* --- shared pieces ----------------------------------------------------------------------------- */
 
 /* Makes the project when it is not there and the token may. */
 MLO_MUST_USE enum mlo_status mlo_client_ensure_project(struct mlo_client *client, const char *project,

@@ -125,8 +125,7 @@ void mlo_client_path(struct mlo_buf *out, const char *fmt, ...)
     va_end(args);
 }
 
-/* --- callbacks
- * ------------------------------------------------------------------------------------------------ */
+/* --- callbacks --------------------------------------------------------------------------------- */
 
 static bool header_is(const char *line, size_t n, const char *name, const char **value, size_t *value_len)
 {
@@ -230,8 +229,7 @@ static int on_progress(void *arg, curl_off_t down_total, curl_off_t down, curl_o
     return 0;
 }
 
-/* --- from answers to errors
- * ------------------------------------------------------------------------------------- */
+/* --- from answers to errors -------------------------------------------------------------------- */
 
 static enum mlo_status status_of_http(long http)
 {
@@ -283,8 +281,7 @@ static enum mlo_status curl_failed(struct mlo_client *c, const struct transfer *
                          *c->error ? c->error : curl_easy_strerror(code));
 }
 
-/* --- transfers
- * ---------------------------------------------------------------------------------------------------- */
+/* --- transfers --------------------------------------------------------------------------------- */
 
 static CURLcode set_up(struct transfer *t, const char *method, const char *url, struct curl_slist *headers)
 {

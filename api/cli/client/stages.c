@@ -75,8 +75,7 @@ static enum mlo_status confirm_production(struct mlo_cli *cli, const struct mlo_
     return mlo_cli_confirm(cli, err, "%s of %s/%s is %s. %s?", stage, ref->project, ref->name, release, what);
 }
 
-/* --- promote
- * ------------------------------------------------------------------------------------------------------ */
+/* --- promote ----------------------------------------------------------------------------------- */
 
 /* The target that a variant was made for: that of the run that made it; the source is for any. */
 static enum mlo_status target_of(struct mlo_client *client, const struct mlo_client_ref *ref,

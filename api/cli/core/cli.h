@@ -154,8 +154,7 @@ void mlo_cli_progress_end(struct mlo_cli_progress *progress);
 MLO_MUST_USE enum mlo_status mlo_cli_confirm(const struct mlo_cli *cli, struct mlo_error *err,
                                              const char *fmt, ...) MLO_PRINTF(3, 4);
 
-/* --- files
- * -------------------------------------------------------------------------------------------------- */
+/* --- files ------------------------------------------------------------------------------------- */
 
 /* Moves or copies a finished file to its place, atomically: `to` is whole or untouched. */
 MLO_MUST_USE enum mlo_status mlo_cli_install(const char *from, const char *to, struct mlo_error *err);
@@ -172,8 +171,7 @@ void mlo_cli_on_interrupt(const char *text);
 /* Starts the thread that ends the program tidily on SIGINT and SIGTERM, with exit code 130 or 143. */
 MLO_MUST_USE enum mlo_status mlo_cli_signals_start(struct mlo_error *err);
 
-/* --- configuration
- * -------------------------------------------------------------------------------------------- */
+/* --- configuration ----------------------------------------------------------------------------- */
 
 /* Flag > MLOPT_<NAME> > ~/.config/mlopt/config > fallback. */
 struct mlo_config {

@@ -188,8 +188,7 @@ enum mlo_status mlo_table_print_take(struct mlo_table *t, struct mlo_error *err)
     return status;
 }
 
-/* --- progress and questions
- * --------------------------------------------------------------------------------- */
+/* --- progress and questions -------------------------------------------------------------------- */
 
 void mlo_cli_progress_start(struct mlo_cli_progress *p, const struct mlo_cli *cli, const char *what)
 {

@@ -213,8 +213,7 @@ const struct mlo_cli_verb mlo_verb_bench = {
     .help = "measure latency, of one model or of two in turn",
 };
 
-/* --- what the program calls itself with
- * ----------------------------------------------------------------------- */
+/* --- what the program calls itself with -------------------------------------------------------- */
 
 static enum mlo_status bench_child_run(struct mlo_cli *cli, struct mlo_error *err)
 {

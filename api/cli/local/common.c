@@ -100,8 +100,7 @@ enum mlo_status mlo_local_file_json(const char *path, json_t **out, struct mlo_e
     return *out ? MLO_OK : mlo_error_nomem(err);
 }
 
-/* --- deviation
- * ---------------------------------------------------------------------------------------------- */
+/* --- deviation --------------------------------------------------------------------------------- */
 
 /* SplitMix64 (Steele, Lea, Flood 2014): the same inputs everywhere. */
 static uint64_t next_random(uint64_t *state)

@@ -169,9 +169,10 @@ static bool drawn(const struct drawing *d, const struct mlo_value *value)
 static void assign_layers(struct drawing *d)
 {
     int nodes = d->graph->node_count;
-    qsort(d->edges, (size_t)d->edge_count, sizeof *d->edges, by_from);
-    for (int e = 0; e < d->edge_count;
-         e++) { /* from nodes; inputs stand at layer 0 and push nobody below 1 */
+    if (d->edge_count)
+        qsort(d->edges, (size_t)d->edge_count, sizeof *d->edges, by_from);
+    /* from nodes; inputs stand at layer 0 and push nobody below 1 */
+    for (int e = 0; e < d->edge_count; e++) {
         struct edge *edge = &d->edges[e];
         if (edge->from < nodes)
             d->boxes[edge->to].layer = MLO_MAX(d->boxes[edge->to].layer, d->boxes[edge->from].layer + 1);

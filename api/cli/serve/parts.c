@@ -36,8 +36,7 @@ static enum mlo_status open_blobs(const struct mlo_cli *cli, struct mlo_blob_sto
     return status == MLO_OK ? mlo_blob_store_open(url, out, err) : status;
 }
 
-/* --- server
- * ------------------------------------------------------------------------------------------------------ */
+/* --- server ------------------------------------------------------------------------------------ */
 
 static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
 {
@@ -68,8 +67,7 @@ out:
     return status;
 }
 
-/* --- worker
- * ------------------------------------------------------------------------------------------------------- */
+/* --- worker ------------------------------------------------------------------------------------ */
 
 static volatile sig_atomic_t stop_flag;
 
@@ -120,8 +118,7 @@ out:
     return status;
 }
 
-/* --- migrate
- * -------------------------------------------------------------------------------------------------------- */
+/* --- migrate ----------------------------------------------------------------------------------- */
 
 static enum mlo_status migrate_run(struct mlo_cli *cli, struct mlo_error *err)
 {

@@ -46,8 +46,7 @@ MLO_MUST_USE enum mlo_status mlo_serve_http(const struct mlo_listen *listen, str
 MLO_MUST_USE enum mlo_status mlo_serve_admin_token(struct mlo_db *db, const char *path, bool *made,
                                                    struct mlo_error *err);
 
-/* --- the workers of `up`, as child processes
- * -------------------------------------------------------------------- */
+/* --- the workers of `up`, as child processes --------------------------------------------------- */
 
 struct mlo_brood;
 struct mlo_brood_options {

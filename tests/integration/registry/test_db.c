@@ -132,8 +132,7 @@ static void test_db__error_of_a_statement_names_it(void **state)
     assert_string_equal(mlo_db_sqlstate(f->conn), "22012");
 }
 
-/* --- migrations
- * ---------------------------------------------------------------------------------------------- */
+/* --- migrations -------------------------------------------------------------------------------- */
 
 static void test_migrate__twice_is_once(void **state)
 {
@@ -208,8 +207,7 @@ static void test_migrate__several_at_once(void **state)
     }
 }
 
-/* --- roles
- * ---------------------------------------------------------------------------------------------------- */
+/* --- roles ------------------------------------------------------------------------------------- */
 
 static void test_roles__history_cannot_be_changed(void **state)
 {

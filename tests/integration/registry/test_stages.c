@@ -334,8 +334,7 @@ static void test_stage__moves_and_uploads_do_not_deadlock(void **state)
     assert_int_equal(w.failures, 0);
 }
 
-/* --- audit
- * -------------------------------------------------------------------------------------------------------- */
+/* --- audit ------------------------------------------------------------------------------------- */
 
 static struct mlo_audit_result verify(struct pg_fixture *f, int64_t project_id,
                                       const struct mlo_audit_head *remembered)

@@ -168,8 +168,7 @@ UNUSED_OK static bool has_note(const json_t *report, const char *node, const cha
     return false;
 }
 
-/* --- the interpreter
- * ---------------------------------------------------------------------------------------- */
+/* --- the interpreter --------------------------------------------------------------------------- */
 
 /* Called with every value that a node computes. */
 typedef void seen_fn(void *arg, const char *name, const struct mlo_tensor *tensor);

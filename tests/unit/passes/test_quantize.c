@@ -1,7 +1,6 @@
 #include "tests/unit/passes/passes_helpers.h"
 
-/* --- models
- * --------------------------------------------------------------------------------------------------- */
+/* --- models ------------------------------------------------------------------------------------ */
 
 /* y = x W + b, with numbers that quantize without rounding (but for one bias). */
 static struct mlo_model *gemm_2x2(void)
@@ -38,8 +37,7 @@ static struct mlo_model *residual(void)
     return m;
 }
 
-/* --- reading what came out
- * ------------------------------------------------------------------------------------ */
+/* --- reading what came out --------------------------------------------------------------------- */
 
 static const struct mlo_tensor *constant(const struct mlo_model *m, const char *name)
 {
@@ -63,8 +61,7 @@ static void assert_numbers(const struct mlo_model *m, const char *name, enum mlo
     assert_numbers(m, name, dtype, sizeof((const double[]){__VA_ARGS__}) / sizeof(double),                   \
                    (const double[]){__VA_ARGS__})
 
-/* --- tests
- * ------------------------------------------------------------------------------------------------------- */
+/* --- tests ------------------------------------------------------------------------------------- */
 
 static void test_quantize__gemm_by_hand(void **state)
 {
