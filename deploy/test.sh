@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs the test packages, builds, and runs the whole suite. The last line is "N passed, N failed".
-#   deploy/test.sh            everything: -Werror build, ASan+UBSan build, valgrind on the unit tests
+#   deploy/test.sh            everything: -Werror build, ASan+UBSan build, valgrind on unit and integration tests
 #   deploy/test.sh --quick    the -Werror build's tests only
-#   deploy/test.sh --long     also valgrind on all unit and integration tests, and the long fault campaign
+#   deploy/test.sh --long     also valgrind on the engines' tests, and the long fault campaign
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . deploy/packages.sh
@@ -87,8 +87,8 @@ if [ $mode != quick ]; then
     build build-asan -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="-g -O1" -DMLOPT_SANITIZE=address,undefined &&
         suite asan build-asan -j "$jobs" -L 'unit|db|fault|conformance|fuzz'
     build build-toolchain -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMLOPT_SERVICE=OFF && suite toolchain build-toolchain -j "$jobs" -L unit
-    # valgrind sees AVX2 only, and runs code some fifty times slower: the unit tests that move memory about
-    label='unit\.(base|graph|passes|measure|steps|cli)'
+    # valgrind sees AVX2 only, and runs code some fifty times slower: all but the engines' arithmetic
+    label='unit\.(base|graph|passes|measure|steps|cli)|integration'
     [ $mode = long ] && label='unit|integration'
     stage valgrind
     if [ -x build-test/mlopt ]; then
