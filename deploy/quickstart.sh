@@ -54,7 +54,6 @@ if [ -z "$listen" ]; then
 fi
 mkdir -p "$(dirname "$data")"
 echo "starting mlopt up --data $data"
-rm -f "$data/url" 2>/dev/null || true
 "$mlopt" up --data "$data" --listen "$listen" >"$log" 2>&1 &
 up=$!
 stop() {
@@ -67,12 +66,12 @@ stop() {
 }
 trap 'stop; rm -f "$log"' EXIT
 trap 'exit 130' INT TERM
-for _ in $(seq 600); do
-    [ -s "$data/url" ] && break
+for _ in $(seq 600); do # by its own word: a file in the folder may be of a service that was killed, or still runs
+    grep -q '^ready: ' "$log" && break
     kill -0 $up 2>/dev/null || { cat "$log" >&2; die "the service did not start"; }
     sleep 0.1
 done
-[ -s "$data/url" ] || { cat "$log" >&2; die "the service was not ready within a minute"; }
+grep -q '^ready: ' "$log" || { cat "$log" >&2; die "the service was not ready within a minute"; }
 MLOPT_URL=$(cat "$data/url")
 MLOPT_TOKEN=$(cat "$data/token")
 export MLOPT_URL MLOPT_TOKEN
