@@ -4,6 +4,7 @@
 #define MLO_BASE_H
 
 #include "base/arena.h"
+#include "base/cache.h"
 #include "base/clock.h"
 #include "base/condition.h"
 #include "base/embed.h"
@@ -14,6 +15,7 @@
 #include "base/log.h"
 #include "base/macros.h"
 #include "base/process.h"
+#include "base/sign.h"
 #include "base/str.h"
 #include "base/suggest.h"
 #include "base/threads.h"

@@ -3,18 +3,21 @@
 #include <stdio.h>
 #include <time.h>
 
-uint64_t mlo_clock_ns(void)
+static uint64_t read_ns(clockid_t clock)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+uint64_t mlo_clock_ns(void)
+{
+    return read_ns(CLOCK_MONOTONIC);
 }
 
 uint64_t mlo_clock_cpu_ns(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    return read_ns(CLOCK_PROCESS_CPUTIME_ID);
 }
 
 int64_t mlo_clock_utc_us(void)

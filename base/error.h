@@ -37,6 +37,7 @@ enum mlo_status {
     MLO_ECANCELLED,   /* somebody cancelled it */
     MLO_ELEASE,       /* the job's lease is lost: another attempt owns it */
     MLO_EJOB,         /* a job of the run failed */
+    MLO_ESTALE,       /* a plan that was compiled for another machine, engine or model */
     MLO_EINTERNAL,    /* a bug in mlopt */
     MLO_STATUS_COUNT
 };

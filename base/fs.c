@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/hash.h"
+
 bool mlo_fs_read_full(int fd, void *bytes, size_t size, size_t *got)
 {
     unsigned char *p = bytes;
@@ -113,22 +115,31 @@ static void sync_folder_of(const char *path)
     free(copy);
 }
 
+int mlo_fs_create_beside(const char *path, struct mlo_buf *temp)
+{
+    uint8_t salt[8];
+    char hex[2 * sizeof salt + 1];
+    mlo_random_bytes(salt, sizeof salt);
+    mlo_hex(salt, sizeof salt, hex);
+    mlo_buf_printf(temp, "%s.%s", path, hex);
+    if (!mlo_buf_ok(temp)) {
+        errno = ENOMEM;
+        return -1;
+    }
+    return open(temp->data, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+}
+
 enum mlo_status mlo_fs_write_atomic(const char *path, const void *bytes, size_t size, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_buf temp = MLO_BUF_INIT;
-    mlo_buf_printf(&temp, "%s.XXXXXX", path);
-    if (!mlo_buf_ok(&temp))
-        return mlo_error_nomem(err);
-    int fd = mkostemp(temp.data, O_CLOEXEC);
+    int fd = mlo_fs_create_beside(path, &temp);
     if (fd < 0) {
         status = mlo_error_errno(err, errno, "cannot create a file beside %s", path);
         mlo_buf_clear(&temp);
         return status;
     }
-    mode_t mask = umask(0);
-    umask(mask);
-    bool ok = mlo_fs_write_full(fd, bytes, size) && fchmod(fd, 0666 & ~mask) == 0 && fsync(fd) == 0;
+    bool ok = mlo_fs_write_full(fd, bytes, size) && fsync(fd) == 0;
     int saved = errno;
     if (close(fd) < 0 && ok) {
         ok = false;
@@ -188,7 +199,7 @@ out:
     return status;
 }
 
-enum mlo_status mlo_fs_mkdirs(const char *path, struct mlo_error *err)
+static enum mlo_status make_folders(const char *path, mode_t mode, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     char *copy = strdup(path);
@@ -199,7 +210,7 @@ enum mlo_status mlo_fs_mkdirs(const char *path, struct mlo_error *err)
             continue;
         char saved = *p;
         *p = '\0';
-        if (mkdir(copy, 0777) < 0 && errno != EEXIST) {
+        if (mkdir(copy, mode) < 0 && errno != EEXIST) {
             status = mlo_error_errno(err, errno, "cannot create the folder %s", copy);
             break;
         }
@@ -214,6 +225,16 @@ enum mlo_status mlo_fs_mkdirs(const char *path, struct mlo_error *err)
             status = mlo_error_set(err, MLO_EINVAL, "%s exists and is not a folder", path);
     }
     return status;
+}
+
+enum mlo_status mlo_fs_mkdirs(const char *path, struct mlo_error *err)
+{
+    return make_folders(path, 0777, err);
+}
+
+enum mlo_status mlo_fs_mkdirs_private(const char *path, struct mlo_error *err)
+{
+    return make_folders(path, 0700, err);
 }
 
 enum mlo_status mlo_fs_tempdir(const char *parent, const char *prefix, char **path, struct mlo_error *err)

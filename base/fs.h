@@ -18,8 +18,13 @@ MLO_MUST_USE enum mlo_status mlo_fs_write_atomic(const char *path, const void *b
                                                  struct mlo_error *err);
 /* Copies a file's content (reflink or copy_file_range where the kernel can). Not atomic: for scratch. */
 MLO_MUST_USE enum mlo_status mlo_fs_copy(const char *from, const char *to, struct mlo_error *err);
+/* A new file "<path>.<random>", with the rights that the user's mask leaves (mkostemp has its own, and asking
+ * for the mask means changing it under other threads). *temp is appended to; -1 and errno on failure. */
+int mlo_fs_create_beside(const char *path, struct mlo_buf *temp);
 /* mkdir -p. */
 MLO_MUST_USE enum mlo_status mlo_fs_mkdirs(const char *path, struct mlo_error *err);
+/* The same; folders that are made are this user's alone. */
+MLO_MUST_USE enum mlo_status mlo_fs_mkdirs_private(const char *path, struct mlo_error *err);
 /* A new private folder "<parent>/<prefix>XXXXXX"; parent NULL means $TMPDIR or /tmp. *path is yours (free).
  */
 MLO_MUST_USE enum mlo_status mlo_fs_tempdir(const char *parent, const char *prefix, char **path,

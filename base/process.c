@@ -74,6 +74,7 @@ static void child_exec(const struct mlo_process_options *o, char **env, int repo
     sigemptyset(&none);
     bool ok = sigprocmask(SIG_SETMASK, &none, NULL) == 0;
     signal(SIGPIPE, SIG_DFL);
+    signal(SIGCHLD, SIG_DFL); /* what is ignored stays so over exec, and it waits for children of its own */
     if (ok && o->own_group)
         ok = setpgid(0, 0) == 0;
     /* keep the report pipe clear of the standard descriptors */
@@ -187,15 +188,19 @@ static bool collect(int fd, uint64_t deadline_ns, size_t max_bytes, struct mlo_b
     }
 }
 
-static bool wait_until(pid_t pid, uint64_t deadline_ns, int *wait_status)
+/* Until it ends; MLO_ETIMEOUT at the deadline. Somebody else may have waited for it (or SIGCHLD is ignored):
+ * then nobody knows how it ended, which is not success. */
+static enum mlo_status wait_until(pid_t pid, uint64_t deadline_ns, int *wait_status)
 {
     uint32_t pause_ms = 1;
     for (;;) {
         pid_t got = waitpid(pid, wait_status, deadline_ns ? WNOHANG : 0);
-        if (got == pid || (got < 0 && errno != EINTR))
-            return true;
+        if (got == pid)
+            return MLO_OK;
+        if (got < 0 && errno != EINTR)
+            return MLO_EIO;
         if (deadline_ns && mlo_clock_ns() >= deadline_ns)
-            return false;
+            return MLO_ETIMEOUT;
         if (deadline_ns) {
             mlo_clock_sleep_ms(pause_ms);
             pause_ms = MLO_MIN(pause_ms * 2, 20u);
@@ -226,24 +231,32 @@ enum mlo_status mlo_process_run(const struct mlo_process_options *options, uint6
             close(pipe_fd[0]);
         return status;
     }
-    bool overflow = false, in_time = true;
+    bool overflow = false;
     int wait_status = 0;
-    if (output)
-        in_time = collect(pipe_fd[0], deadline_ns, max_bytes, output, &overflow);
-    if (in_time && !overflow)
-        in_time = wait_until(pid, deadline_ns, &wait_status);
-    if (!in_time || overflow) {
+    if (output && !collect(pipe_fd[0], deadline_ns, max_bytes, output, &overflow))
+        status = MLO_ETIMEOUT;
+    else if (!overflow)
+        status = wait_until(pid, deadline_ns, &wait_status);
+    if (status == MLO_ETIMEOUT || overflow) {
         kill(-pid, SIGKILL);
-        wait_until(pid, 0, &wait_status);
+        (void)!wait_until(pid, 0, &wait_status);
     }
     if (pipe_fd[0] >= 0)
         close(pipe_fd[0]);
     *exit_code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
     if (overflow)
         return mlo_error_set(err, MLO_ETOOBIG, "%s printed more than %zu bytes", o.argv[0], max_bytes);
-    if (!in_time)
+    if (status == MLO_ETIMEOUT)
         return mlo_error_set(err, MLO_ETIMEOUT, "%s did not end within %llu ms", o.argv[0],
                              (unsigned long long)timeout_ms);
+    if (status != MLO_OK) {
+        *exit_code = 127;
+        mlo_error_set(err, status, "how %s ended is not known: something else in this process waited for it",
+                      o.argv[0]);
+        mlo_error_hint(err,
+                       "the program must not ignore SIGCHLD, nor wait for children that it did not start");
+        return status;
+    }
     if (output && !mlo_buf_ok(output))
         return mlo_error_nomem(err);
     return MLO_OK;

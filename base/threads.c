@@ -2,19 +2,23 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
 #include "base/macros.h"
 
+/* How often a thread looks before it sleeps: some tens of microseconds, about what waking another takes. */
+enum { SPINS = 2000 };
+
 struct mlo_pool {
     unsigned threads, started;
     pthread_t *handles;
-    pthread_mutex_t lock;
+    pthread_mutex_t lock; /* for going to sleep */
     pthread_cond_t work, done;
-    bool stop;
-    unsigned long round; /* number of the loop being run */
-    unsigned pending;    /* helpers still in it */
+    atomic_bool stop, busy, waiting; /* busy: more loops follow soon; waiting: the caller sleeps */
+    atomic_ulong round;              /* number of the loop being run: what follows is written before it */
+    atomic_uint sleepers, pending;   /* helpers asleep, and still in the loop */
     mlo_range_fn *fn;
     void *arg;
     size_t count;
@@ -26,6 +30,13 @@ struct start {
     unsigned index;
 };
 
+static void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
 static void run_part(const struct mlo_pool *pool, unsigned part)
 {
     if (part >= pool->parts)
@@ -35,27 +46,52 @@ static void run_part(const struct mlo_pool *pool, unsigned part)
         pool->fn(pool->arg, begin, end, part);
 }
 
+/* Until there is a loop after `seen`; false: the pool ends. Who sleeps says so before it looks a last time,
+ * and who starts a loop looks for sleepers after it has, so that one of them sees the other. */
+static bool await_work(struct mlo_pool *pool, unsigned long seen)
+{
+    for (int i = 0; i < SPINS && atomic_load(&pool->busy) && atomic_load(&pool->round) == seen; i++)
+        relax();
+    if (atomic_load(&pool->round) == seen) {
+        pthread_mutex_lock(&pool->lock);
+        atomic_fetch_add(&pool->sleepers, 1);
+        while (!atomic_load(&pool->stop) && atomic_load(&pool->round) == seen)
+            pthread_cond_wait(&pool->work, &pool->lock);
+        atomic_fetch_sub(&pool->sleepers, 1);
+        pthread_mutex_unlock(&pool->lock);
+    }
+    return !atomic_load(&pool->stop);
+}
+
 static void *helper_main(void *arg)
 {
     struct start start = *(struct start *)arg;
     free(arg);
     struct mlo_pool *pool = start.pool;
-    unsigned long seen = 0;
-    pthread_mutex_lock(&pool->lock);
-    for (;;) {
-        while (!pool->stop && pool->round == seen)
-            pthread_cond_wait(&pool->work, &pool->lock);
-        if (pool->stop)
-            break;
-        seen = pool->round;
-        pthread_mutex_unlock(&pool->lock);
+    for (unsigned long seen = 0; await_work(pool, seen);) {
+        seen = atomic_load(&pool->round);
         run_part(pool, start.index);
-        pthread_mutex_lock(&pool->lock);
-        if (--pool->pending == 0)
+        if (atomic_fetch_sub(&pool->pending, 1) == 1 && atomic_load(&pool->waiting)) {
+            pthread_mutex_lock(&pool->lock);
             pthread_cond_signal(&pool->done);
+            pthread_mutex_unlock(&pool->lock);
+        }
     }
-    pthread_mutex_unlock(&pool->lock);
     return NULL;
+}
+
+static void await_helpers(struct mlo_pool *pool)
+{
+    for (int i = 0; i < SPINS && atomic_load(&pool->pending); i++)
+        relax();
+    if (!atomic_load(&pool->pending))
+        return;
+    pthread_mutex_lock(&pool->lock);
+    atomic_store(&pool->waiting, true);
+    while (atomic_load(&pool->pending))
+        pthread_cond_wait(&pool->done, &pool->lock);
+    atomic_store(&pool->waiting, false);
+    pthread_mutex_unlock(&pool->lock);
 }
 
 struct mlo_pool *mlo_pool_new(unsigned threads)
@@ -91,7 +127,8 @@ void mlo_pool_free(struct mlo_pool *pool)
     if (!pool)
         return;
     pthread_mutex_lock(&pool->lock);
-    pool->stop = true;
+    atomic_store(&pool->stop, true);
+    atomic_store(&pool->busy, false);
     pthread_cond_broadcast(&pool->work);
     pthread_mutex_unlock(&pool->lock);
     for (unsigned i = 0; i < pool->started; i++)
@@ -117,20 +154,25 @@ void mlo_pool_run(struct mlo_pool *pool, size_t count, size_t grain, mlo_range_f
         fn(arg, 0, count, 0);
         return;
     }
-    pthread_mutex_lock(&pool->lock);
     pool->fn = fn;
     pool->arg = arg;
     pool->count = count;
     pool->parts = (unsigned)MLO_MIN(most, (size_t)pool->threads);
-    pool->pending = pool->started;
-    pool->round++;
-    pthread_cond_broadcast(&pool->work);
-    pthread_mutex_unlock(&pool->lock);
+    atomic_store(&pool->pending, pool->started);
+    atomic_fetch_add(&pool->round, 1);
+    if (atomic_load(&pool->sleepers)) {
+        pthread_mutex_lock(&pool->lock);
+        pthread_cond_broadcast(&pool->work);
+        pthread_mutex_unlock(&pool->lock);
+    }
     run_part(pool, 0);
-    pthread_mutex_lock(&pool->lock);
-    while (pool->pending)
-        pthread_cond_wait(&pool->done, &pool->lock);
-    pthread_mutex_unlock(&pool->lock);
+    await_helpers(pool);
+}
+
+void mlo_pool_busy(struct mlo_pool *pool, bool busy)
+{
+    if (pool)
+        atomic_store(&pool->busy, busy);
 }
 
 unsigned mlo_cpu_count(void)

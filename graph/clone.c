@@ -22,7 +22,9 @@ static struct mlo_tensor *clone_tensor(struct mlo_model *to, const struct mlo_te
 {
     struct mlo_tensor copy = *from;
     struct mlo_error err;
-    if (from->owned && mlo_tensor_copy(from, &copy, &err) != MLO_OK)
+    if (to->borrows)
+        copy.owned = false;
+    else if (from->owned && mlo_tensor_copy(from, &copy, &err) != MLO_OK)
         return NULL;
     return mlo_model_tensor_take(to, &copy); /* what is not owned lies in the shared mapping */
 }
@@ -212,7 +214,8 @@ static bool clone_texts(const struct mlo_model *from, struct mlo_model *to)
     return true;
 }
 
-enum mlo_status mlo_model_clone(const struct mlo_model *model, struct mlo_model **out, struct mlo_error *err)
+static enum mlo_status clone(const struct mlo_model *model, bool borrow, struct mlo_model **out,
+                             struct mlo_error *err)
 {
     struct mlo_model *copy;
     enum mlo_status status = mlo_model_new(0, &copy, err);
@@ -221,6 +224,7 @@ enum mlo_status mlo_model_clone(const struct mlo_model *model, struct mlo_model 
         return status;
     copy->ir_version = model->ir_version;
     copy->model_version = model->model_version;
+    copy->borrows = borrow || model->borrows;
     if (model->shared) {
         if (!mlo_model_share_mapping(copy, model->shared))
             goto nomem;
@@ -233,4 +237,15 @@ enum mlo_status mlo_model_clone(const struct mlo_model *model, struct mlo_model 
 nomem:
     mlo_model_free(copy);
     return mlo_error_nomem(err);
+}
+
+enum mlo_status mlo_model_clone(const struct mlo_model *model, struct mlo_model **out, struct mlo_error *err)
+{
+    return clone(model, false, out, err);
+}
+
+enum mlo_status mlo_model_clone_borrowing(const struct mlo_model *model, struct mlo_model **out,
+                                          struct mlo_error *err)
+{
+    return clone(model, true, out, err);
 }

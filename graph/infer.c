@@ -132,6 +132,63 @@ out:
     return status;
 }
 
+/* --- inference until nothing changes -------------------------------------------------------------------- */
+
+struct digest {
+    uint64_t hash;
+    bool bodies;
+};
+
+static void digest_add(struct digest *d, const void *bytes, size_t size) /* FNV-1a */
+{
+    for (size_t i = 0; i < size; i++)
+        d->hash = (d->hash ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3u;
+}
+
+static bool digest_body(struct mlo_graph *graph, void *arg);
+
+static void digest_types(const struct mlo_graph *graph, struct digest *d)
+{
+    for (int i = 0; i < graph->value_count; i++) {
+        const struct mlo_type *type = &graph->values[i]->type;
+        int told[] = {(int)type->dtype, type->rank, type->element ? (int)type->element->dtype : -1};
+        digest_add(d, told, sizeof told);
+        for (int k = 0; k < type->rank; k++) {
+            digest_add(d, &type->dims[k].value, sizeof type->dims[k].value);
+            if (type->dims[k].name)
+                digest_add(d, type->dims[k].name, strlen(type->dims[k].name) + 1);
+        }
+    }
+    for (int n = 0; n < graph->node_count; n++)
+        mlo_node_each_subgraph(graph->nodes[n], digest_body, d);
+}
+
+static bool digest_body(struct mlo_graph *graph, void *arg)
+{
+    ((struct digest *)arg)->bodies = true;
+    digest_types(graph, arg);
+    return true;
+}
+
+/* A body is inferred before all is known of what is around it: what comes out of it can contradict what went
+ * in. So with bodies inference is run until it tells nothing new. */
+enum mlo_status mlo_graph_infer_settled(struct mlo_graph *graph, struct mlo_error *err)
+{
+    enum { ROUNDS = 4 };
+    struct digest before = {0}, now = {0};
+    enum mlo_status status = mlo_graph_infer(graph, err);
+    digest_types(graph, &before);
+    for (int round = 0; status == MLO_OK && before.bodies && round < ROUNDS; round++) {
+        now = (struct digest){0};
+        status = mlo_graph_infer(graph, err);
+        digest_types(graph, &now);
+        if (now.hash == before.hash)
+            break;
+        before = now;
+    }
+    return status;
+}
+
 static bool forget_subgraph(struct mlo_graph *graph, void *arg)
 {
     MLO_UNUSED(arg);
@@ -220,6 +277,73 @@ enum mlo_status mlo_graph_bind_batch(struct mlo_graph *graph, int64_t batch, str
     }
     mlo_graph_forget_types(graph);
     return mlo_graph_infer(graph, err);
+}
+
+static enum mlo_status contradicts(const struct mlo_value *input, const struct mlo_tensor *tensor,
+                                   struct mlo_error *err)
+{
+    char got[256], want[256];
+    mlo_error_set(err, MLO_EINVAL, "input '%.120s' is %s; the model takes %s", input->name,
+                  mlo_tensor_describe(tensor, got, sizeof got),
+                  mlo_type_describe(&input->type, want, sizeof want));
+    mlo_error_where(err, "input '%.200s'", input->name);
+    return MLO_EINVAL;
+}
+
+/* Collects what the names in this input's shape stand for; dims without a name are fixed. */
+static enum mlo_status match_input(struct mlo_value *input, const struct mlo_tensor *tensor,
+                                   struct mlo_binding *bindings, size_t *count, struct mlo_error *err)
+{
+    struct mlo_type *type = &input->type;
+    if (type->rank < 0 && tensor->rank >= 0 && !type->element) {
+        type->rank = tensor->rank;
+        for (int d = 0; d < type->rank; d++)
+            type->dims[d] = mlo_dim_fixed(tensor->dims[d]);
+    }
+    if (type->dtype != tensor->dtype || type->rank != tensor->rank)
+        return contradicts(input, tensor, err);
+    for (int d = 0; d < type->rank; d++) {
+        struct mlo_dim *dim = &type->dims[d];
+        int64_t size = tensor->dims[d], other;
+        if (size < 0 || (dim->value >= 0 && dim->value != size))
+            return contradicts(input, tensor, err);
+        if (dim->value < 0 && !dim->name)
+            *dim = mlo_dim_fixed(size);
+        if (dim->value >= 0)
+            continue;
+        if (!binding_of(bindings, *count, dim->name, &other)) {
+            bindings[(*count)++] = (struct mlo_binding){dim->name, size};
+        } else if (other != size) {
+            mlo_error_set(err, MLO_EINVAL, "dim '%.80s' is %lld in one place, and %lld in dim %d of '%.120s'",
+                          dim->name, (long long)other, (long long)size, d, input->name);
+            mlo_error_where(err, "input '%.200s'", input->name);
+            return MLO_EINVAL;
+        }
+    }
+    return MLO_OK;
+}
+
+enum mlo_status mlo_graph_bind_inputs(struct mlo_graph *graph, const struct mlo_tensor *inputs, size_t count,
+                                      struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    size_t bound = 0, fed = 0;
+    struct mlo_binding *bindings = calloc(count * MLO_MAX_RANK + 1, sizeof *bindings);
+    if (!bindings)
+        return mlo_error_nomem(err);
+    for (int i = 0; i < graph->input_count; i++)
+        fed += !graph->inputs[i]->constant;
+    if (fed != count) {
+        status = mlo_error_set(err, MLO_EINVAL, "the model takes %zu inputs, not %zu", fed, count);
+        goto out;
+    }
+    for (int i = 0, k = 0; i < graph->input_count; i++)
+        if (!graph->inputs[i]->constant)
+            MLO_TRY(match_input(graph->inputs[i], &inputs[k++], bindings, &bound, err));
+    MLO_TRY(mlo_graph_bind(graph, bindings, bound, -1, err));
+out:
+    free(bindings);
+    return status;
 }
 
 bool mlo_graph_dynamic_batch(const struct mlo_graph *graph)

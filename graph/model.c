@@ -40,6 +40,13 @@ static void unmap(void *arg)
     struct mlo_shared_mapping *shared = arg;
     if (atomic_fetch_sub(&shared->users, 1) == 1) {
         mlo_fs_unmap(&shared->mapping);
+        while (shared->files) {
+            struct mlo_mapped_file *file = shared->files;
+            shared->files = file->next;
+            mlo_fs_unmap(&file->mapping);
+            free(file->path);
+            free(file);
+        }
         free(shared);
     }
 }
@@ -57,7 +64,7 @@ bool mlo_model_share_mapping(struct mlo_model *model, struct mlo_shared_mapping 
 enum mlo_status mlo_model_map_take(struct mlo_model *model, struct mlo_mapping *mapping,
                                    struct mlo_error *err)
 {
-    struct mlo_shared_mapping *shared = malloc(sizeof *shared);
+    struct mlo_shared_mapping *shared = calloc(1, sizeof *shared);
     if (shared) {
         shared->mapping = *mapping;
         atomic_init(&shared->users, 0);

@@ -168,6 +168,7 @@ struct mlo_model {
     const struct mlo_extras *extras;
     struct mlo_mapping mapping;        /* the file that initializers may point into; may be empty */
     struct mlo_shared_mapping *shared; /* private: counts the models that use the mapping */
+    bool borrows; /* its constants are another model's, which outlives it: read them only */
 };
 
 /* --- models ------------------------------------------------------------------------------------- */
@@ -179,6 +180,10 @@ void mlo_model_free(struct mlo_model *model);
  * then mapped again or copied). *out is yours. */
 MLO_MUST_USE enum mlo_status mlo_model_clone(const struct mlo_model *model, struct mlo_model **out,
                                              struct mlo_error *err);
+/* The same, but constants (of nodes' attributes too) are the original's memory: it must outlive the copy,
+ * unchanged. */
+MLO_MUST_USE enum mlo_status mlo_model_clone_borrowing(const struct mlo_model *model, struct mlo_model **out,
+                                                       struct mlo_error *err);
 /* The opset version imported for a domain ("" for ai.onnx); 0 when it is not imported. */
 int64_t mlo_model_opset(const struct mlo_model *model, const char *domain);
 
@@ -199,6 +204,9 @@ const float *mlo_node_attr_floats(const struct mlo_node *node, const char *name,
 struct mlo_value *mlo_node_input(const struct mlo_node *node, int i);
 /* Input i's constant, or NULL. */
 const struct mlo_tensor *mlo_node_const(const struct mlo_node *node, int i);
+/* Calls fn for every subgraph of a node, in order of attributes, until it says false; false: it did. */
+typedef bool mlo_subgraph_fn(struct mlo_graph *graph, void *arg);
+bool mlo_node_each_subgraph(const struct mlo_node *node, mlo_subgraph_fn *fn, void *arg);
 /* The only user of a value that is no graph output; NULL when it has none or several, or one in a subgraph.
  */
 struct mlo_node *mlo_value_sole_user(const struct mlo_value *value);
@@ -245,6 +253,11 @@ bool mlo_value_replace_uses(struct mlo_value *from, struct mlo_value *to);
 bool mlo_value_swap_name(struct mlo_value *value, struct mlo_value *taker);
 /* Unlinks a node: its uses end, its outputs become producer-less. It stays in the arena. */
 void mlo_graph_remove_node(struct mlo_node *node);
+/* Puts the nodes and values of `body`, a subgraph of the node that takes no inputs (the branch of an If that
+ * is always taken), in the node's place; the node and its other subgraphs go. Values get new names where
+ * theirs are taken anywhere in the model; graph outputs keep theirs, behind an Identity. */
+MLO_MUST_USE enum mlo_status mlo_node_inline(struct mlo_node *node, struct mlo_graph *body,
+                                             struct mlo_error *err);
 /* Unlinks values that nobody produces, uses, or sees from outside. */
 void mlo_graph_remove_unused_values(struct mlo_graph *graph);
 /* Takes a value off the graph's inputs (for an initializer that was listed there as a default). */
@@ -252,6 +265,9 @@ void mlo_graph_unlist_input(struct mlo_graph *graph, struct mlo_value *value);
 /* Sets the version of ai.onnx and looks every node's row up again. The nodes must have that version's form.
  */
 void mlo_model_set_opset(struct mlo_model *model, int64_t version);
+/* Imports a domain, so that nodes of it may be added; nothing changes where it is imported already. false:
+ * out of memory. */
+bool mlo_model_import(struct mlo_model *model, const char *domain, int64_t version);
 /* Restores the topological order (stable: Kahn by original position); MLO_EFORMAT names a node on a cycle. */
 MLO_MUST_USE enum mlo_status mlo_graph_sort(struct mlo_graph *graph, struct mlo_error *err);
 /* Checks every invariant of this page: order, uses, producers, unique names, types of constants. */

@@ -6,9 +6,18 @@
 
 #include "graph/model.h"
 
-/* A file mapping that several models (clones) point into; the last one unmaps it. */
+/* A file of weights beside a model, mapped as a whole. */
+struct mlo_mapped_file {
+    char *path;
+    struct mlo_mapping mapping;
+    struct mlo_mapped_file *next;
+};
+
+/* File mappings that several models (clones) point into; the last one unmaps them. Files are added while a
+ * model is read, when nobody shares it yet. */
 struct mlo_shared_mapping {
     struct mlo_mapping mapping;
+    struct mlo_mapped_file *files;
     atomic_int users;
 };
 
@@ -40,9 +49,6 @@ void mlo_names_drop(struct mlo_graph *graph, struct mlo_value *value);
 const char *mlo_names_unique(struct mlo_graph *graph, const char *name);
 const char *mlo_names_unique_node(struct mlo_graph *graph, const char *name);
 
-/* Calls fn for every subgraph of a node, in order of attributes. */
-typedef bool mlo_subgraph_fn(struct mlo_graph *graph, void *arg);
-bool mlo_node_each_subgraph(const struct mlo_node *node, mlo_subgraph_fn *fn, void *arg);
 /* The node of `graph` that `node` is, or is nested in; NULL when it is in neither. */
 struct mlo_node *mlo_node_ancestor(struct mlo_node *node, const struct mlo_graph *graph);
 /* Forgets the types of all values that nodes with a row produce, in subgraphs too: before inferring anew. */

@@ -8,8 +8,8 @@
 /* Reads a model. `path` may be any file: a truncated or foreign one is MLO_EFORMAT with what was found;
  * PyTorch, TensorFlow, Keras and safetensors files are recognised and the hint holds the export command.
  * Types and shapes are inferred when every op is known (check with mlo_graph_check_supported).
- * Initializers stay in the file mapping where alignment allows. External data is read from beside the file;
- * a location outside its folder is refused. *out is yours. */
+ * Initializers stay in the file mapping where alignment allows. External data is mapped from
+ * beside the file, where alignment allows; a location outside its folder is refused. *out is yours. */
 MLO_MUST_USE enum mlo_status mlo_onnx_load(const char *path, struct mlo_model **out, struct mlo_error *err);
 /* The same from memory; `name` stands for the path in errors. The bytes are copied as needed. */
 MLO_MUST_USE enum mlo_status mlo_onnx_parse(const void *bytes, size_t size, const char *name,
@@ -29,6 +29,8 @@ struct mlo_onnx_save_options {
 MLO_MUST_USE enum mlo_status mlo_onnx_save_with(const struct mlo_model *model, const char *path,
                                                 const struct mlo_onnx_save_options *options,
                                                 struct mlo_error *err);
+/* MLO_ETOOBIG when the weights alone are more than one file can hold: known before any work is done. */
+MLO_MUST_USE enum mlo_status mlo_onnx_check_one_file(const struct mlo_model *model, struct mlo_error *err);
 /* Serialises to one file, atomically; MLO_ETOOBIG when it cannot hold the model. */
 MLO_MUST_USE enum mlo_status mlo_onnx_save(const struct mlo_model *model, const char *path,
                                            struct mlo_error *err);

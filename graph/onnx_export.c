@@ -372,16 +372,36 @@ static Onnx__ModelProto *model_message(struct writer *w, const struct mlo_model 
     return p;
 }
 
+static enum mlo_status check_size(uint64_t size, struct mlo_error *err)
+{
+    if (size <= INT32_MAX)
+        return MLO_OK;
+    mlo_error_set(err, MLO_ETOOBIG,
+                  "the model needs %llu bytes in one file; an ONNX file holds at most 2 GiB",
+                  (unsigned long long)size);
+    mlo_error_hint(err, "quantize or prune it first");
+    return MLO_ETOOBIG;
+}
+
+static uint64_t constant_bytes(const struct mlo_graph *graph)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < graph->value_count; i++)
+        sum += graph->values[i]->constant ? graph->values[i]->constant->size_bytes : 0;
+    return sum;
+}
+
+enum mlo_status mlo_onnx_check_one_file(const struct mlo_model *model, struct mlo_error *err)
+{
+    return check_size(constant_bytes(model->graph), err);
+}
+
 static enum mlo_status pack(const Onnx__ModelProto *p, struct mlo_buf *out, struct mlo_error *err)
 {
     size_t size = onnx__model_proto__get_packed_size(p);
-    if (size > INT32_MAX) {
-        enum mlo_status status =
-            mlo_error_set(err, MLO_ETOOBIG,
-                          "the model needs %zu bytes in one file; an ONNX file holds at most 2 GiB", size);
-        mlo_error_hint(err, "quantize or prune it first");
+    enum mlo_status status = check_size(size, err);
+    if (status != MLO_OK)
         return status;
-    }
     if (!mlo_buf_reserve(out, size))
         return mlo_error_nomem(err);
     out->len += onnx__model_proto__pack(p, (uint8_t *)out->data + out->len);
@@ -411,14 +431,6 @@ out:
 
 /* --- with a second file ------------------------------------------------------------------------ */
 
-static uint64_t constant_bytes(const struct mlo_graph *graph)
-{
-    uint64_t sum = 0;
-    for (int i = 0; i < graph->value_count; i++)
-        sum += graph->values[i]->constant ? graph->values[i]->constant->size_bytes : 0;
-    return sum;
-}
-
 /* Writes and hashes what goes outside, with zeros between. */
 static bool write_outside(const struct writer *w, int fd, struct mlo_hasher *hasher)
 {
@@ -445,33 +457,33 @@ static enum mlo_status save_outside(struct writer *w, const char *path, struct m
     struct mlo_hasher *hasher = mlo_hasher_new();
     struct mlo_digest digest;
     char hex[MLO_DIGEST_TEXT_SIZE];
-    char *temp = mlo_arena_printf(w->arena, "%s.data.XXXXXX", path), *final;
+    struct mlo_buf temp = MLO_BUF_INIT;
+    char *final;
     int fd = -1;
-    mode_t mask = umask(0);
-    umask(mask);
-    if (!hasher || !temp) {
+    if (!hasher) {
         status = mlo_error_nomem(err);
         goto out;
     }
-    if ((fd = mkostemp(temp, O_CLOEXEC)) < 0) {
+    if ((fd = mlo_fs_create_beside(path, &temp)) < 0) {
         status = mlo_error_errno(err, errno, "cannot create a file beside %s", path);
         goto out;
     }
-    bool ok = write_outside(w, fd, hasher) && fchmod(fd, 0666 & ~mask) == 0 && fsync(fd) == 0;
+    bool ok = write_outside(w, fd, hasher) && fsync(fd) == 0;
     mlo_hasher_final(hasher, &digest);
     snprintf(w->location, MLO_LOCATION_SIZE, "%.160s-%.16s.data", mlo_fs_basename(path),
              mlo_digest_hex(&digest, hex));
     final = mlo_arena_printf(w->arena, "%.*s%s", (int)(mlo_fs_basename(path) - path), path, w->location);
     bool there = final && mlo_fs_exists(final);
-    ok = ok && final && rename(temp, final) == 0;
+    ok = ok && final && rename(temp.data, final) == 0;
     w->made = ok && !there ? final : NULL;
     if (!ok) {
         status = mlo_error_errno(err, errno, "cannot write the weights beside %s", path);
-        unlink(temp);
+        unlink(temp.data);
     }
 out:
     if (fd >= 0)
         close(fd);
+    mlo_buf_clear(&temp);
     mlo_hasher_free(hasher);
     return status;
 }

@@ -46,11 +46,11 @@ struct mlo_onnx_reader {
 MLO_MUST_USE enum mlo_status mlo_onnx_read_tensor(const struct mlo_onnx_reader *reader,
                                                   const Onnx__TensorProto *proto, struct mlo_span raw,
                                                   struct mlo_tensor *out, struct mlo_error *err);
-/* Reads the bytes of a tensor that lie in another file into *out, whose type and shape are set and which owns
- * them then, also on failure. */
-MLO_MUST_USE enum mlo_status mlo_onnx_read_external(const char *folder, const Onnx__TensorProto *proto,
-                                                    size_t expected, struct mlo_tensor *out,
-                                                    struct mlo_error *err);
+/* The bytes of a tensor that lie in another file, for *out, whose type and shape are set: it points into the
+ * file's mapping, which the model keeps, or where alignment or a small file speak against it owns a copy. */
+MLO_MUST_USE enum mlo_status mlo_onnx_read_external(const struct mlo_onnx_reader *reader,
+                                                    const Onnx__TensorProto *proto, size_t expected,
+                                                    struct mlo_tensor *out, struct mlo_error *err);
 /* A type from its message; names are copied to the arena. */
 MLO_MUST_USE enum mlo_status mlo_onnx_read_type(struct mlo_arena *arena, const Onnx__TypeProto *proto,
                                                 struct mlo_type *out, struct mlo_error *err);

@@ -104,15 +104,23 @@ static enum mlo_status keep_extras(struct mlo_arena *arena, const ProtobufCMessa
     return MLO_OK;
 }
 
-/* The doc string and the rest of a value's description; a value that is described twice keeps the first. */
+/* A value that is described twice keeps the first. */
+static enum mlo_status keep_doc(struct mlo_value *value, const char *doc, struct mlo_error *err)
+{
+    if (!doc || !*doc || value->doc)
+        return MLO_OK;
+    value->doc = mlo_arena_strdup(value->graph->model->arena, doc);
+    return value->doc ? MLO_OK : mlo_error_nomem(err);
+}
+
+/* The doc string and the rest of a value's description. */
 static enum mlo_status keep_info(struct mlo_value *value, const Onnx__ValueInfoProto *info,
                                  struct mlo_error *err)
 {
-    struct mlo_arena *arena = value->graph->model->arena;
-    if (info->doc_string && *info->doc_string && !value->doc &&
-        !(value->doc = mlo_arena_strdup(arena, info->doc_string)))
-        return mlo_error_nomem(err);
-    return value->extras ? MLO_OK : keep_extras(arena, &info->base, &value->extras, err);
+    enum mlo_status status = keep_doc(value, info->doc_string, err);
+    if (status != MLO_OK || value->extras)
+        return status;
+    return keep_extras(value->graph->model->arena, &info->base, &value->extras, err);
 }
 
 static const char *required_name(const char *name, const char *what, struct mlo_error *err,
@@ -198,10 +206,7 @@ static enum mlo_status read_initializer(const struct mlo_onnx_reader *reader, st
         goto out;
     MLO_TRY(mlo_onnx_read_tensor(reader, p, raw, &tensor, err));
     MLO_TRY(add_initializer(graph, p->name, &tensor, err));
-    struct mlo_value *value = mlo_graph_value(graph, p->name);
-    if (p->doc_string && *p->doc_string && !value->doc &&
-        !(value->doc = mlo_arena_strdup(graph->model->arena, p->doc_string)))
-        status = mlo_error_nomem(err);
+    MLO_TRY(keep_doc(mlo_graph_value(graph, p->name), p->doc_string, err));
 out:
     return status;
 }
@@ -443,7 +448,7 @@ static enum mlo_status build(const struct mlo_onnx_reader *reader, const struct 
     }
     MLO_TRY(mlo_graph_sort(model->graph, err));
     MLO_TRY(mlo_graph_verify(model->graph, err));
-    MLO_TRY(mlo_graph_infer(model->graph, err)); /* behind unknown ops, what the file states */
+    MLO_TRY(mlo_graph_infer_settled(model->graph, err)); /* behind unknown ops, what the file states */
 out:
     mlo_arena_free(inlined);
     if (m)

@@ -1,113 +1,8 @@
 /* TensorProto -> tensor. */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "graph/onnx_impl.h"
-
-static const char *entry(const Onnx__TensorProto *p, const char *key)
-{
-    for (size_t i = 0; i < p->n_external_data; i++) {
-        const Onnx__StringStringEntryProto *e = p->external_data[i];
-        if (e->key && e->value && strcmp(e->key, key) == 0)
-            return e->value;
-    }
-    return NULL;
-}
-
-/* A location must stay inside the model's folder: relative, without "..", and no link that leads out. */
-static enum mlo_status resolve(const char *folder, const char *location, char **out, struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    char *root = NULL, *joined = NULL, *real = NULL;
-    *out = NULL;
-    if (!*location || location[0] == '/') {
-        status = mlo_error_set(err, MLO_EFORMAT, "external data at '%.200s': the location must be relative",
-                               location);
-        goto out;
-    }
-    joined = mlo_fs_join(folder, location, NULL);
-    root = realpath(folder, NULL);
-    if (!joined) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    real = realpath(joined, NULL);
-    if (!root || !real) {
-        status = mlo_error_errno(err, errno, "external data file '%.200s'", location);
-        mlo_error_hint(err, "the file must lie beside the model; upload both");
-        goto out;
-    }
-    size_t n = strlen(root);
-    if (strncmp(root, real, n) != 0 || (real[n] != '/' && n > 1)) {
-        status = mlo_error_set(err, MLO_EFORMAT, "external data at '%.200s' is outside of the model's folder",
-                               location);
-        goto out;
-    }
-    *out = real;
-    real = NULL;
-out:
-    free(root);
-    free(joined);
-    free(real);
-    return status;
-}
-
-enum mlo_status mlo_onnx_read_external(const char *folder, const Onnx__TensorProto *p, size_t expected,
-                                       struct mlo_tensor *out, struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    const char *location = entry(p, "location"), *text;
-    int64_t offset = 0, length = (int64_t)expected;
-    char *path = NULL;
-    int fd = -1;
-    if (!folder || !location) {
-        status =
-            mlo_error_set(err, MLO_EFORMAT, "its data is in another file%s",
-                          folder ? ", which is not named" : ", and the model was not read from a folder");
-        goto out;
-    }
-    if (((text = entry(p, "offset")) && (!mlo_str_to_i64(text, &offset) || offset < 0)) ||
-        ((text = entry(p, "length")) && (!mlo_str_to_i64(text, &length) || length < 0))) {
-        status = mlo_error_set(err, MLO_EFORMAT, "external data has a bad offset or length: '%.60s'", text);
-        goto out;
-    }
-    if ((size_t)length != expected) {
-        status = mlo_error_set(err, MLO_EFORMAT, "external data holds %lld bytes, but its shape needs %zu",
-                               (long long)length, expected);
-        goto out;
-    }
-    MLO_TRY(resolve(folder, location, &path, err));
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    struct stat st;
-    if (fd < 0 || fstat(fd, &st) != 0) {
-        status = mlo_error_errno(err, errno, "external data file '%.200s'", location);
-        goto out;
-    }
-    if (!S_ISREG(st.st_mode) || offset > st.st_size || length > st.st_size - offset) {
-        status = mlo_error_set(err, MLO_EFORMAT,
-                               "external data file '%.100s' has %lld bytes, but %lld at offset %lld are used",
-                               location, (long long)st.st_size, (long long)length, (long long)offset);
-        goto out;
-    }
-    size_t got = 0;
-    struct mlo_tensor fresh; /* made when the file is known to hold as much */
-    MLO_TRY(mlo_tensor_init(&fresh, out->dtype, out->rank, out->dims, err));
-    *out = fresh;
-    if (lseek(fd, (off_t)offset, SEEK_SET) < 0 ||
-        (expected && !mlo_fs_read_full(fd, out->data, expected, &got)) || got != expected) {
-        status = mlo_error_errno(err, errno ? errno : EIO, "reading external data file '%.200s'", location);
-        goto out;
-    }
-out:
-    if (fd >= 0)
-        close(fd);
-    free(path);
-    return status;
-}
 
 /* The typed field that holds the elements of a type, with its length. */
 enum list { LIST_FLOAT, LIST_INT32, LIST_INT64, LIST_DOUBLE, LIST_UINT64 };
@@ -232,7 +127,7 @@ enum mlo_status mlo_onnx_read_tensor(const struct mlo_onnx_reader *reader, const
     if (status != MLO_OK)
         goto out;
     if (p->data_location == 1) {
-        status = mlo_onnx_read_external(reader->folder, p, bytes, out, err);
+        status = mlo_onnx_read_external(reader, p, bytes, out, err);
     } else if (raw.bytes || p->has_raw_data) {
         bool own = !raw.bytes;
         struct mlo_span span = own ? (struct mlo_span){p->raw_data.data, p->raw_data.len} : raw;

@@ -160,20 +160,103 @@ enum mlo_status mlo_node_eval(const struct mlo_node *node, const struct mlo_tens
     return mlo_node_eval_in(node, in, out, NULL, err);
 }
 
+/* Of operands without elements come results without elements, mostly: nothing is to be computed, and no
+ * kernel walks along the other dims, which may be huge then. Sets *done where that holds; out is made then.
+ */
+static enum mlo_status skip_empty(const struct mlo_node *node, const struct mlo_tensor *const *in,
+                                  struct mlo_tensor *const *out, bool *done, struct mlo_error *err)
+{
+    bool empty = false;
+    *done = false;
+    for (int i = 0; i < node->input_count; i++)
+        empty = empty || (in[i] && mlo_tensor_count(in[i]) == 0);
+    if (!empty || node->op->eval_in || node->op->flags & MLO_OP_VALUES)
+        return MLO_OK;
+    struct mlo_error told = {0};
+    enum mlo_status status = mlo_op_alloc(node, in, out, &told);
+    *done = status == MLO_OK;
+    for (int i = 0; i < node->output_count; i++)
+        *done = *done && (!out[i] || mlo_tensor_count(out[i]) == 0);
+    for (int i = 0; !*done && i < node->output_count; i++)
+        if (out[i])
+            mlo_tensor_clear(out[i]);
+    if (status == MLO_OK || status == MLO_EINTERNAL) /* the latter: only the kernel knows the shape */
+        return MLO_OK;
+    if (err)
+        *err = told;
+    return status;
+}
+
+static bool is_nibbles(const struct mlo_tensor *t)
+{
+    return t && (t->dtype == MLO_INT4 || t->dtype == MLO_UINT4);
+}
+
+/* All elements of `from` in a tensor of another integer type, which holds them. */
+static enum mlo_status convert(const struct mlo_tensor *from, enum mlo_dtype dtype, struct mlo_tensor *out,
+                               struct mlo_error *err)
+{
+    enum mlo_status status = mlo_tensor_init(out, dtype, from->rank, from->dims, err);
+    for (size_t i = 0; status == MLO_OK && i < mlo_tensor_count(from); i++)
+        mlo_store_i64(out, i, mlo_tensor_get_i64(from, i));
+    return status;
+}
+
+static enum mlo_status run_kernel(const struct mlo_node *node, const struct mlo_tensor *const *in,
+                                  struct mlo_tensor *const *out, struct mlo_eval *scope,
+                                  struct mlo_error *err);
+
+/* Ops that only move elements move bytes: 4-bit elements become bytes for them, and are packed again. */
+static enum mlo_status move_nibbles(const struct mlo_node *node, const struct mlo_tensor *const *in,
+                                    struct mlo_tensor *const *out, struct mlo_eval *scope,
+                                    struct mlo_error *err)
+{
+    enum mlo_dtype dtype = in[0]->dtype, wide = dtype == MLO_INT4 ? MLO_INT8 : MLO_UINT8;
+    size_t count = (size_t)node->input_count;
+    struct mlo_tensor *bytes = calloc(count, sizeof *bytes);
+    const struct mlo_tensor **fed = calloc(count, sizeof *fed);
+    enum mlo_status status = bytes && fed ? MLO_OK : mlo_error_nomem(err);
+    for (size_t i = 0; status == MLO_OK && i < count; i++) {
+        fed[i] = in[i];
+        if (in[i] && in[i]->dtype == dtype) {
+            fed[i] = &bytes[i];
+            status = convert(in[i], wide, &bytes[i], err);
+        }
+    }
+    if (status == MLO_OK)
+        status = run_kernel(node, fed, out, scope, err);
+    for (int i = 0; status == MLO_OK && i < node->output_count; i++) {
+        if (!out[i] || out[i]->dtype != wide)
+            continue;
+        struct mlo_tensor moved = *out[i];
+        *out[i] = (struct mlo_tensor){0};
+        status = convert(&moved, dtype, out[i], err);
+        mlo_tensor_clear(&moved);
+    }
+    for (size_t i = 0; bytes && i < count; i++)
+        mlo_tensor_clear(&bytes[i]);
+    free(bytes);
+    free(fed);
+    return status;
+}
+
 /* Kernels fill every output that their op always has: one that the node omits is made and dropped. */
 static enum mlo_status run_kernel(const struct mlo_node *node, const struct mlo_tensor *const *in,
                                   struct mlo_tensor *const *out, struct mlo_eval *scope,
                                   struct mlo_error *err)
 {
     const struct mlo_op *op = node->op;
-    bool omitted = false;
+    bool omitted = false, done;
+    enum mlo_status status = skip_empty(node, in, out, &done, err);
+    if (status != MLO_OK || done)
+        return status;
     for (int i = 0; i < op->min_outputs; i++)
         omitted = omitted || !out[i];
     if (!omitted)
         return op->eval_in ? op->eval_in(node, in, out, scope, err) : op->eval(node, in, out, err);
     struct mlo_tensor *spare = calloc((size_t)node->output_count, sizeof *spare);
     struct mlo_tensor **all = calloc((size_t)node->output_count, sizeof *all);
-    enum mlo_status status = spare && all ? MLO_OK : mlo_error_nomem(err);
+    status = spare && all ? MLO_OK : mlo_error_nomem(err);
     for (int i = 0; status == MLO_OK && i < node->output_count; i++)
         all[i] = !out[i] && i < op->min_outputs ? &spare[i] : out[i];
     if (status == MLO_OK)
@@ -195,8 +278,10 @@ enum mlo_status mlo_node_eval_in(const struct mlo_node *node, const struct mlo_t
     for (int i = 0; status == MLO_OK && i < node->input_count; i++)
         if (in[i])
             status = check_kind(node, i, in[i]->dtype, err);
+    bool nibbles = status == MLO_OK && node->input_count && is_nibbles(in[0]) &&
+                   (node->op->flags & MLO_OP_RANGE_KEEP || mlo_node_is(node, "Concat"));
     if (status == MLO_OK)
-        status = run_kernel(node, in, out, scope, err);
+        status = nibbles ? move_nibbles(node, in, out, scope, err) : run_kernel(node, in, out, scope, err);
     if (status != MLO_OK) {
         for (int i = 0; i < node->output_count; i++)
             if (out[i])

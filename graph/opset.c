@@ -37,6 +37,23 @@ void mlo_model_set_opset(struct mlo_model *model, int64_t version)
     look_up_again(model->graph, NULL);
 }
 
+bool mlo_model_import(struct mlo_model *model, const char *domain, int64_t version)
+{
+    if (mlo_model_opset(model, domain) > 0)
+        return true;
+    size_t count = (size_t)model->opset_count;
+    struct mlo_opset *list = mlo_arena_calloc(model->arena, count + 1, sizeof *list);
+    char *copy = mlo_arena_strdup(model->arena, domain);
+    if (!list || !copy)
+        return false;
+    if (count)
+        memcpy(list, model->opsets, count * sizeof *list);
+    list[count] = (struct mlo_opset){copy, version};
+    model->opsets = list;
+    model->opset_count++;
+    return true;
+}
+
 void mlo_graph_unlist_input(struct mlo_graph *graph, struct mlo_value *value)
 {
     int kept = 0;

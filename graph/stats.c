@@ -1,6 +1,6 @@
 /* Observed statistics. Bin widths are powers of two: a bin of width 2w is exactly two bins of width w, so
  * widening loses nothing that any order of the same values would have kept. */
-#include "graph/stats.h"
+#include "graph/stats_impl.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -24,6 +24,8 @@ void mlo_stats_clear(struct mlo_stats *stats)
         free(stats->tensors[i].bins);
     }
     free(stats->tensors);
+    mlo_stats_clear_channels(stats);
+    mlo_stats_clear_grams(stats);
     *stats = (struct mlo_stats){0};
 }
 
@@ -68,6 +70,8 @@ void mlo_stats_sort(struct mlo_stats *stats)
 {
     if (stats->count)
         qsort(stats->tensors, stats->count, sizeof stats->tensors[0], by_name);
+    mlo_stats_sort_channels(stats);
+    mlo_stats_sort_grams(stats);
 }
 
 /* The least width exponent whose bins hold the value: |v| < 2^w * HALF, and -2^w * HALF itself lies in the
@@ -131,6 +135,9 @@ enum mlo_status mlo_tensor_stats_add(struct mlo_tensor_stats *t, const float *va
                 t->bins[HALF + (int)floor(values[i] * scale)]++;
         t->min = t->count && t->min <= low ? t->min : low + 0.0f; /* -0 and 0 are one value */
         t->max = t->count && t->max >= high ? t->max : high + 0.0f;
+        t->ema_min += MLO_STATS_EMA * ((double)low - t->ema_min);
+        t->ema_max += MLO_STATS_EMA * ((double)high - t->ema_max);
+        t->ema_weight += MLO_STATS_EMA * (1 - t->ema_weight);
     }
     t->count += finite;
     t->sum += sum;
@@ -152,6 +159,10 @@ static void merge_one(struct mlo_tensor_stats *into, const struct mlo_tensor_sta
         into->min = into->count && into->min <= more->min ? into->min : more->min;
         into->max = into->count && into->max >= more->max ? into->max : more->max;
     }
+    double keeps = 1 - more->ema_weight; /* what so many later samples leave of the earlier ones */
+    into->ema_min = into->ema_min * keeps + more->ema_min;
+    into->ema_max = into->ema_max * keeps + more->ema_max;
+    into->ema_weight = into->ema_weight * keeps + more->ema_weight;
     into->count += more->count;
     into->nan_count += more->nan_count;
     into->inf_count += more->inf_count;
@@ -168,7 +179,8 @@ enum mlo_status mlo_stats_merge(struct mlo_stats *into, const struct mlo_stats *
             return mlo_error_nomem(err);
         merge_one(t, &more->tensors[i]);
     }
-    return MLO_OK;
+    enum mlo_status status = mlo_stats_merge_channels(into, more, err);
+    return status == MLO_OK ? mlo_stats_merge_grams(into, more, err) : status;
 }
 
 /* The value at a rank (in elements, from below), linear inside the bin that holds it. */

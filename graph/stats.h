@@ -8,7 +8,8 @@
 
 #include "graph/tensor.h"
 
-enum { MLO_HIST_BINS = 4096 }; /* half for negative values, half for positive ones */
+#define MLO_STATS_EMA 0.0078125 /* 1/128: a power of two, so that a factor 1 - 1/128 is exact */
+enum { MLO_HIST_BINS = 4096 };  /* half for negative values, half for positive ones */
 
 struct mlo_tensor_stats {
     const char *name; /* of the value; owned */
@@ -17,14 +18,68 @@ struct mlo_tensor_stats {
     float min, max;     /* of finite elements */
     double sum, sum_sq; /* added up per sample, then in sample order */
     uint64_t samples;
+    /* Exponential moving averages of the samples' extremes, in sample order, each of weight MLO_STATS_EMA:
+     * the average is the value divided by ema_weight, which is what the weights of all samples add up to. */
+    double ema_min, ema_max, ema_weight;
     int log2_width; /* bin b covers [(b - BINS/2) * 2^w, (b + 1 - BINS/2) * 2^w) */
     uint64_t *bins; /* MLO_HIST_BINS counts; owned */
+};
+
+/* What is kept of each channel of a value. */
+struct mlo_channel_stats {
+    const char *name; /* of the value; owned */
+    int64_t channels;
+    uint64_t *count;      /* finite elements seen, per channel */
+    uint64_t bad_count;   /* NaN and infinities */
+    float *min, *max;     /* of finite elements; 0 where there were none */
+    double *sum, *sum_sq; /* added up per sample, then in sample order */
+    uint64_t samples;
+};
+
+/* What a weighted node multiplies its weights with, as the rows of a matrix X: X^T X, which says how errors
+ * of weights become errors of outputs. Of a Conv each row is one window (input channel, then kernel position,
+ * as its weights lie); each group has a matrix of its own. Products of two float32 are exact in double and
+ * are added one row after the other, so batch, threads and instruction set leave no trace. Of a sample's rows
+ * at most MLO_GRAM_ROWS are taken, spread evenly. */
+struct mlo_gram {
+    const char *key; /* what rows they are: mlo_gram_key; owned */
+    int64_t groups, dim;
+    bool full;        /* else only the diagonal is kept */
+    uint64_t rows;    /* of each group */
+    uint64_t skipped; /* rows with NaN or infinity */
+    double *sum;      /* groups x dim: of the rows */
+    double *matrix;   /* groups x (upper triangle by rows, or diagonal) */
+};
+enum {
+    MLO_GRAM_ROWS = 1021,    /* of a sample; prime, so that the choice does not follow an image's columns */
+    MLO_GRAM_DIM_MAX = 4608, /* of a full matrix; beyond it the diagonal alone is kept */
 };
 
 struct mlo_stats {
     struct mlo_tensor_stats *tensors; /* sorted by name after mlo_stats_sort */
     size_t count, cap;
+    struct mlo_channel_stats *channels; /* the same */
+    size_t channel_count, channel_cap;
+    struct mlo_gram *grams; /* sorted by key */
+    size_t gram_count, gram_cap;
 };
+
+/* What is to be observed of a value. */
+struct mlo_stats_want {
+    const char *name; /* of the value; borrowed */
+    bool histogram;
+    int channel_axis;            /* of its statistics per channel; 0: none, negative: from the end */
+    const struct mlo_node *gram; /* a node that multiplies it with weights, for its matrix; or NULL */
+    bool full;                   /* the whole matrix, else the diagonal */
+};
+struct mlo_stats_wants {
+    struct mlo_stats_want *list;
+    size_t count, cap;
+};
+/* Adds one, or adds to what is wanted of the same value; false: out of memory. */
+bool mlo_stats_wants_add(struct mlo_stats_wants *wants, const struct mlo_stats_want *want);
+/* Frees the list; a zeroed struct is an empty one. */
+void mlo_stats_wants_clear(struct mlo_stats_wants *wants);
 
 void mlo_stats_init(struct mlo_stats *stats);
 void mlo_stats_clear(struct mlo_stats *stats);
@@ -35,8 +90,44 @@ const struct mlo_tensor_stats *mlo_stats_find(const struct mlo_stats *stats, con
 /* Adds one sample's values (float32). */
 MLO_MUST_USE enum mlo_status mlo_tensor_stats_add(struct mlo_tensor_stats *t, const float *values,
                                                   size_t count, struct mlo_error *err);
+
+/* --- per channel ------------------------------------------------------------------------------- */
+
+/* The entry for a value, made when absent. NULL: out of memory, or it is there with another number. */
+struct mlo_channel_stats *mlo_stats_get_channels(struct mlo_stats *stats, const char *name, int64_t channels);
+const struct mlo_channel_stats *mlo_stats_find_channels(const struct mlo_stats *stats, const char *name);
+/* Adds one sample's values, which lie as [outer][channels][inner]. */
+void mlo_channel_stats_add(struct mlo_channel_stats *c, const float *values, size_t outer, size_t inner);
+
+/* --- Gram matrices ----------------------------------------------------------------------------- */
+
+struct mlo_node;
+struct mlo_pool;
+enum { MLO_GRAM_KEY = 512 };
+/* Writes what names the rows of a Conv's, Gemm's or MatMul's input 0 (nodes that read one value in the same
+ * way share them; a QuantizeLinear/DequantizeLinear pair in between is looked through) into `out`, which is
+ * returned. */
+char *mlo_gram_key(const struct mlo_node *node, char out[MLO_GRAM_KEY]);
+/* Why there are no such rows for the node (weights that are not known, a kernel of more than three
+ * dimensions…); NULL: there are. Also their number of groups and their length. */
+const char *mlo_gram_shape(const struct mlo_node *node, int64_t *groups, int64_t *dim);
+/* The entry for a node's input 0, made when absent (full only up to MLO_GRAM_DIM_MAX). NULL: out of memory,
+ * or mlo_gram_shape refuses the node. */
+struct mlo_gram *mlo_stats_get_gram(struct mlo_stats *stats, const struct mlo_node *node, bool full);
+/* The entry that belongs to the node, or NULL. */
+const struct mlo_gram *mlo_stats_find_gram(const struct mlo_stats *stats, const struct mlo_node *node);
+/* Adds the rows of one sample: its input 0, float32. The pool (or NULL) shares the work. */
+MLO_MUST_USE enum mlo_status mlo_gram_add(struct mlo_gram *gram, const struct mlo_node *node,
+                                          const struct mlo_tensor *sample, struct mlo_pool *pool,
+                                          struct mlo_error *err);
+/* Element (i, j) of group g; 0 off the diagonal where only that is kept. */
+double mlo_gram_at(const struct mlo_gram *gram, int64_t g, int64_t i, int64_t j);
+
+/* --- all of it --------------------------------------------------------------------------------- */
+
 /* Adds all of `more`, whose samples come after those of `into`. Bins and extremes are exact for any split;
- * sums are so when each side holds whole samples. */
+ * sums are so when each side holds whole samples; moving averages and Gram matrices are up to rounding.
+ * MLO_EINVAL when both know a value by different numbers of channels. */
 MLO_MUST_USE enum mlo_status mlo_stats_merge(struct mlo_stats *into, const struct mlo_stats *more,
                                              struct mlo_error *err);
 void mlo_stats_sort(struct mlo_stats *stats);
@@ -45,7 +136,15 @@ void mlo_stats_sort(struct mlo_stats *stats);
 void mlo_tensor_stats_percentile(const struct mlo_tensor_stats *t, double percentile, float *low,
                                  float *high);
 
-/* JSON in and out (bins run-length coded), for blobs: equal stats give equal canonical text. */
+/* All of it as a file (JSON, then the numbers of matrices), so that observing can go on later or elsewhere:
+ * what is read goes on exactly as what was written would have. */
+MLO_MUST_USE enum mlo_status mlo_stats_save(const struct mlo_stats *stats, const char *path,
+                                            struct mlo_error *err);
+/* *out comes in uninitialized, and is empty on failure. */
+MLO_MUST_USE enum mlo_status mlo_stats_load(const char *path, struct mlo_stats *out, struct mlo_error *err);
+
+/* JSON in and out (bins run-length coded), for blobs: equal stats give equal canonical text. Histograms and
+ * channels; matrices are in files only. */
 MLO_MUST_USE enum mlo_status mlo_stats_to_json(const struct mlo_stats *stats, json_t **out,
                                                struct mlo_error *err);
 MLO_MUST_USE enum mlo_status mlo_stats_from_json(const json_t *json, struct mlo_stats *out,

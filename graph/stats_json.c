@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "graph/stats.h"
+#include "graph/stats_impl.h"
 
 static json_t *runs_of(const uint64_t *bins)
 {
@@ -33,31 +33,38 @@ static json_t *runs_of(const uint64_t *bins)
 
 static json_t *tensor_to_json(const struct mlo_tensor_stats *t)
 {
-    return json_pack("{s:s, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:I, s:i, s:o}", "name", t->name, "count",
-                     (json_int_t)t->count, "nan", (json_int_t)t->nan_count, "inf", (json_int_t)t->inf_count,
-                     "min", (double)t->min, "max", (double)t->max, "sum", t->sum, "sum_sq", t->sum_sq,
-                     "samples", (json_int_t)t->samples, "log2_width", t->log2_width, "bins",
+    return json_pack("{s:s, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:i, s:o}", "name",
+                     t->name, "count", (json_int_t)t->count, "nan", (json_int_t)t->nan_count, "inf",
+                     (json_int_t)t->inf_count, "min", (double)t->min, "max", (double)t->max, "sum", t->sum,
+                     "sum_sq", t->sum_sq, "ema_min", t->ema_min, "ema_max", t->ema_max, "ema_weight",
+                     t->ema_weight, "samples", (json_int_t)t->samples, "log2_width", t->log2_width, "bins",
                      runs_of(t->bins));
 }
 
 enum mlo_status mlo_stats_to_json(const struct mlo_stats *stats, json_t **out, struct mlo_error *err)
 {
     /* in order of names, whatever order they were first seen in */
-    struct mlo_stats sorted = {calloc(stats->count + 1, sizeof *sorted.tensors), stats->count, stats->count};
-    json_t *list = json_array();
+    struct mlo_stats sorted = {.count = stats->count, .channel_count = stats->channel_count};
+    sorted.tensors = calloc(stats->count + 1, sizeof *sorted.tensors);
+    sorted.channels = calloc(stats->channel_count + 1, sizeof *sorted.channels);
+    json_t *list = json_array(), *channels = NULL;
     *out = NULL;
-    bool ok = sorted.tensors && list;
+    bool ok = sorted.tensors && sorted.channels && list;
     if (ok && stats->count)
         memcpy(sorted.tensors, stats->tensors, stats->count * sizeof *sorted.tensors);
+    if (ok && stats->channel_count)
+        memcpy(sorted.channels, stats->channels, stats->channel_count * sizeof *sorted.channels);
     if (ok)
         mlo_stats_sort(&sorted);
     for (size_t i = 0; ok && i < sorted.count; i++)
         ok = json_array_append_new(list, tensor_to_json(&sorted.tensors[i])) == 0;
+    ok = ok && (channels = mlo_stats_channels_json(&sorted));
     free(sorted.tensors);
+    free(sorted.channels);
     if (ok)
-        *out = json_pack("{s:i, s:o}", "version", 1, "tensors", list);
-    else
-        json_decref(list);
+        *out = json_pack("{s:i, s:O, s:O}", "version", 2, "tensors", list, "channels", channels);
+    json_decref(list);
+    json_decref(channels);
     return *out ? MLO_OK : mlo_error_nomem(err);
 }
 
@@ -111,6 +118,9 @@ static enum mlo_status read_tensor(const json_t *json, struct mlo_stats *stats, 
     MLO_TRY(mlo_json_get_f64(json, "max", NULL, &high, err));
     MLO_TRY(mlo_json_get_f64(json, "sum", NULL, &t->sum, err));
     MLO_TRY(mlo_json_get_f64(json, "sum_sq", NULL, &t->sum_sq, err));
+    MLO_TRY(mlo_json_get_f64(json, "ema_min", NULL, &t->ema_min, err));
+    MLO_TRY(mlo_json_get_f64(json, "ema_max", NULL, &t->ema_max, err));
+    MLO_TRY(mlo_json_get_f64(json, "ema_weight", NULL, &t->ema_weight, err));
     if (count < 0 || nan_count < 0 || inf_count < 0 || samples < 0 || width < -160 || width > 128 ||
         !(low <= high)) {
         status = mlo_error_set(err, MLO_EFORMAT, "statistics of '%.120s' hold an impossible number", name);
@@ -133,11 +143,13 @@ enum mlo_status mlo_stats_from_json(const json_t *json, struct mlo_stats *out, s
     enum mlo_status status = MLO_OK;
     const json_t *tensors = json_object_get(json, "tensors");
     mlo_stats_init(out);
-    if (!json_is_array(tensors) || mlo_json_i64(json, "version", 0) != 1)
+    if (!json_is_array(tensors) || mlo_json_i64(json, "version", 0) != 2)
         return mlo_error_set(err, MLO_EFORMAT,
-                             "no statistics of version 1: 'tensors' or 'version' is missing");
+                             "no statistics of version 2: 'tensors' or 'version' is missing");
     for (size_t i = 0; i < json_array_size(tensors) && status == MLO_OK; i++)
         status = read_tensor(json_array_get(tensors, i), out, err);
+    if (status == MLO_OK)
+        status = mlo_stats_read_channels(json_object_get(json, "channels"), out, err);
     if (status != MLO_OK)
         mlo_stats_clear(out);
     return status;

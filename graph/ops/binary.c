@@ -80,6 +80,11 @@ static int64_t i_mod(int64_t a, int64_t b) /* the divisor's sign, as Python's */
     int64_t r = b == -1 || b == 0 ? 0 : a % b;
     return r && (r < 0) != (b < 0) ? r + b : r;
 }
+static double f_mod(double a, double b)
+{
+    double r = fmod(a, b);
+    return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+}
 static int64_t i_fmod(int64_t a, int64_t b)
 {
     return b == -1 || b == 0 ? 0 : a % b;
@@ -92,7 +97,7 @@ static const struct function {
 } functions[] = {
     {"Add", f_add, i_add}, {"Sub", f_sub, i_sub}, {"Mul", f_mul, i_mul},        {"Div", f_div, i_div},
     {"Min", f_min, i_min}, {"Max", f_max, i_max}, {"Pow", mlo_math_pow, i_pow}, {"PRelu", f_prelu, i_prelu},
-    {"Sum", f_add, NULL},  {"Mean", f_add, NULL}, {"Mod", fmod, i_mod},
+    {"Sum", f_add, NULL},  {"Mean", f_add, NULL}, {"Mod", f_mod, i_mod},
 };
 
 static const struct function *function_of(const struct mlo_node *node)
@@ -118,19 +123,21 @@ static enum mlo_status combine(const struct mlo_node *node, const struct mlo_ten
     const struct function *f = function_of(node);
     const struct mlo_dtype_info *info = mlo_dtype_info(a->dtype);
     size_t count = mlo_tensor_count(y);
+    bool truncated = f->ints == i_mod && mlo_node_attr_i(node, "fmod", 0);
+    float_fn *floats = truncated ? fmod : f->floats;
     struct mlo_strides s;
     mlo_strides_init(&s, y, a, b);
     if (a->dtype == MLO_FLOAT32 && b->dtype == MLO_FLOAT32) {
         const float *x = a->data, *z = b->data;
         for (size_t i = 0; i < count; i++, mlo_strides_next(&s))
-            ((float *)y->data)[i] = (float)f->floats(x[s.offset[0]], z[s.offset[1]]);
+            ((float *)y->data)[i] = (float)floats(x[s.offset[0]], z[s.offset[1]]);
         return MLO_OK;
     }
     bool ints = info->is_integer && mlo_dtype_info(b->dtype)->is_integer;
     if (!info->is_float && !(info->is_integer && (f->ints || !ints)))
         return mlo_op_bad_dtype(a->dtype, err);
     if (ints) {
-        int_fn *fn = f->ints == i_mod && mlo_node_attr_i(node, "fmod", 0) ? i_fmod : f->ints;
+        int_fn *fn = truncated ? i_fmod : f->ints;
         if ((fn == i_div || fn == i_mod || fn == i_fmod) && any_zero(b))
             return mlo_error_set(err, MLO_EINVAL, "an integer is divided by zero");
         for (size_t i = 0; i < count; i++, mlo_strides_next(&s))
@@ -138,7 +145,7 @@ static enum mlo_status combine(const struct mlo_node *node, const struct mlo_ten
         return MLO_OK;
     }
     for (size_t i = 0; i < count; i++, mlo_strides_next(&s)) {
-        double v = f->floats(mlo_tensor_get_f64(a, s.offset[0]), mlo_tensor_get_f64(b, s.offset[1]));
+        double v = floats(mlo_tensor_get_f64(a, s.offset[0]), mlo_tensor_get_f64(b, s.offset[1]));
         mlo_tensor_set_f64(y, i, info->is_integer ? trunc(v) : v); /* Pow of an integer by a float */
     }
     return MLO_OK;

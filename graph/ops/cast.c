@@ -29,27 +29,6 @@ static bool numeric(enum mlo_dtype dtype)
     return info->is_float || info->is_integer || dtype == MLO_BOOL;
 }
 
-/* With saturate = 0, what rounds to more than the largest float8 becomes infinity where the type has one,
- * else NaN. `from` is the least magnitude that does. */
-static void overflow_float8(const struct mlo_tensor *x, struct mlo_tensor *y)
-{
-    static const struct {
-        enum mlo_dtype dtype;
-        double from;
-        uint8_t bits;
-        bool is_signed;
-    } rows[] = {{MLO_FLOAT8E4M3FN, 0x1.d00001p+8, 0x7f, true}, /* 464 itself rounds to even, 448 */
-                {MLO_FLOAT8E4M3FNUZ, 248, 0x80, false},
-                {MLO_FLOAT8E5M2, 61440, 0x7c, true},
-                {MLO_FLOAT8E5M2FNUZ, 61440, 0x80, false}};
-    for (size_t r = 0; r < MLO_COUNT(rows); r++)
-        for (size_t i = 0; rows[r].dtype == y->dtype && i < mlo_tensor_count(x); i++) {
-            double v = mlo_tensor_get_f64(x, i);
-            if (fabs(v) >= rows[r].from)
-                ((uint8_t *)y->data)[i] = rows[r].bits | (rows[r].is_signed && v < 0 ? 0x80 : 0);
-        }
-}
-
 static enum mlo_status eval_cast(const struct mlo_node *node, const struct mlo_tensor *const *in,
                                  struct mlo_tensor *const *out, struct mlo_error *err)
 {
@@ -76,8 +55,6 @@ static enum mlo_status eval_cast(const struct mlo_node *node, const struct mlo_t
             mlo_tensor_set_f64(y, i, trunc(mlo_tensor_get_f64(x, i)));
         else
             mlo_tensor_set_f64(y, i, mlo_tensor_get_f64(x, i));
-    if (mlo_node_attr_i(node, "saturate", 1) == 0)
-        overflow_float8(x, y);
 out:
     return status;
 }

@@ -158,6 +158,22 @@ enum mlo_status mlo_op_broadcast(const struct mlo_type *a, const struct mlo_type
     return MLO_OK;
 }
 
+enum mlo_status mlo_op_want_broadcast(const struct mlo_node *node, int i, const struct mlo_type *to,
+                                      struct mlo_error *err)
+{
+    const struct mlo_type *type = mlo_op_in(node, i);
+    if (!type || type->rank < 0 || to->rank < 0)
+        return MLO_OK;
+    struct mlo_type wide = *to;
+    enum mlo_status status = mlo_op_broadcast(to, type, &wide, err);
+    bool fits = wide.rank == to->rank;
+    for (int d = 0; fits && d < to->rank; d++)
+        fits = to->dims[d].value < 0 || wide.dims[d].value == to->dims[d].value;
+    if (status == MLO_OK && !fits)
+        status = mlo_error_set(err, MLO_EINVAL, "input %d does not broadcast to the result's shape", i);
+    return status;
+}
+
 enum mlo_status mlo_op_infer_same(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
 {
     MLO_UNUSED(err);
@@ -221,10 +237,15 @@ enum mlo_status mlo_op_want_float(const struct mlo_tensor *t, struct mlo_error *
     return mlo_dtype_info(t->dtype)->is_float ? MLO_OK : mlo_op_bad_dtype(t->dtype, err);
 }
 
+bool mlo_op_maybe_int8(enum mlo_dtype dtype)
+{
+    return dtype == MLO_INT8 || dtype == MLO_UINT8 || dtype == MLO_DTYPE_NONE;
+}
+
 const struct mlo_tensor *mlo_op_operand(const struct mlo_node *node, const struct mlo_tensor *const *in,
                                         int i)
 {
-    return i < node->input_count ? in[i] : NULL;
+    return i >= 0 && i < node->input_count ? in[i] : NULL;
 }
 
 enum mlo_status mlo_op_doubles(const struct mlo_tensor *t, double **out, struct mlo_error *err)

@@ -265,8 +265,10 @@ static enum mlo_status col2im_geometry(const struct mlo_node *node, const struct
         int k = SPATIAL_MAX - n + i;
         s->out[k] = sizes[i];
         s->kernel[k] = kernel[i];
-        int64_t room = sizes[i] + s->pad[k] + s->pad_end[k] - (kernel[i] - 1) * s->dilation[k] - 1;
-        if (sizes[i] < 1 || sizes[i] > largest || kernel[i] < 1 || kernel[i] > largest || room < 0) {
+        bool sound = sizes[i] >= 1 && sizes[i] <= largest && kernel[i] >= 1 && kernel[i] <= largest;
+        int64_t room =
+            sound ? sizes[i] + s->pad[k] + s->pad_end[k] - (kernel[i] - 1) * s->dilation[k] - 1 : -1;
+        if (room < 0) {
             status = mlo_error_set(err, MLO_EINVAL, "dim %d: blocks of %lld in an image of %lld", i,
                                    (long long)kernel[i], (long long)sizes[i]);
             goto out;
@@ -442,9 +444,9 @@ out:
 
 enum { FLAGS = MLO_OP_PURE };
 static const struct mlo_op rows[] = {
-    {"", "ConvTranspose", 1, infer_transposed, eval_transposed, FLAGS, 2, 3, 1, 1},
-    {"", "ConvTranspose", 11, infer_transposed, eval_transposed, FLAGS, 2, 3, 1, 1},
-    {"", "ConvTranspose", 22, infer_transposed, eval_transposed, FLAGS, 2, 3, 1, 1},
+    {"", "ConvTranspose", 1, infer_transposed, eval_transposed, FLAGS | MLO_OP_WEIGHTED, 2, 3, 1, 1},
+    {"", "ConvTranspose", 11, infer_transposed, eval_transposed, FLAGS | MLO_OP_WEIGHTED, 2, 3, 1, 1},
+    {"", "ConvTranspose", 22, infer_transposed, eval_transposed, FLAGS | MLO_OP_WEIGHTED, 2, 3, 1, 1},
     {"", "Col2Im", 18, infer_col2im, eval_col2im, FLAGS, 3, 3, 1, 1},
     {"", "MaxUnpool", 9, infer_unpool, eval_unpool, FLAGS, 2, 3, 1, 1},
     {"", "MaxUnpool", 11, infer_unpool, eval_unpool, FLAGS, 2, 3, 1, 1},

@@ -10,21 +10,12 @@ enum mlo_status mlo_conv_init(struct mlo_conv *conv, const struct mlo_node *node
     enum mlo_status status = mlo_window_init(&w, node, spatial, x->dims + 2, weight->dims + 2, err);
     if (status != MLO_OK)
         return status;
-    *conv = (struct mlo_conv){.batch = x->dims[0],
+    mlo_window_widen(&w);
+    *conv = (struct mlo_conv){.w = w,
+                              .batch = x->dims[0],
                               .groups = mlo_node_attr_i(node, "group", 1),
                               .in_channels = x->dims[1],
                               .out_channels = weight->dims[0]};
-    for (int i = 0; i < 3; i++) {
-        int from = i - (3 - spatial);
-        conv->w.spatial = 3;
-        conv->w.kernel[i] = from < 0 ? 1 : w.kernel[from];
-        conv->w.stride[i] = from < 0 ? 1 : w.stride[from];
-        conv->w.dilation[i] = from < 0 ? 1 : w.dilation[from];
-        conv->w.pad_begin[i] = from < 0 ? 0 : w.pad_begin[from];
-        conv->w.pad_end[i] = from < 0 ? 0 : w.pad_end[from];
-        conv->w.in[i] = from < 0 ? 1 : w.in[from];
-        conv->w.out[i] = from < 0 ? 1 : w.out[from];
-    }
     return MLO_OK;
 }
 

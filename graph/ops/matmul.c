@@ -90,7 +90,7 @@ static enum mlo_status infer_gemm(const struct mlo_node *node, struct mlo_type *
     MLO_TRY(mlo_op_want_rank(node, 1, 2, err));
     if (!mlo_op_ranked(node, 0) || !mlo_op_ranked(node, 1))
         goto out;
-    struct mlo_type a = *mlo_op_in(node, 0), b = *mlo_op_in(node, 1), wide;
+    struct mlo_type a = *mlo_op_in(node, 0), b = *mlo_op_in(node, 1);
     int ta = mlo_node_attr_i(node, "transA", 0) != 0, tb = mlo_node_attr_i(node, "transB", 0) != 0;
     struct mlo_dim ka = a.dims[!ta], kb = b.dims[tb];
     if (ka.value >= 0 && kb.value >= 0 && ka.value != kb.value) {
@@ -99,15 +99,7 @@ static enum mlo_status infer_gemm(const struct mlo_node *node, struct mlo_type *
         goto out;
     }
     struct mlo_type result = {.dtype = out[0].dtype, .rank = 2, .dims = {a.dims[ta], b.dims[!tb]}};
-    if (mlo_op_ranked(node, 2)) { /* C must broadcast to the result, not widen it */
-        wide = result;
-        MLO_TRY(mlo_op_broadcast(&result, mlo_op_in(node, 2), &wide, err));
-        for (int i = 0; i < 2; i++)
-            if (wide.rank != 2 || (result.dims[i].value >= 0 && wide.dims[i].value != result.dims[i].value)) {
-                status = mlo_error_set(err, MLO_EINVAL, "input 2 does not broadcast to the product's shape");
-                goto out;
-            }
-    }
+    MLO_TRY(mlo_op_want_broadcast(node, 2, &result, err));
     out[0] = result;
 out:
     return status;

@@ -136,16 +136,7 @@ static enum mlo_status infer_product(const struct mlo_node *node, struct mlo_typ
     }
     out[0].dtype = a.dtype;
     MLO_TRY(mlo_matmul_infer(&a, &b, &out[0], err));
-    const struct mlo_type *c = gemm ? mlo_op_in(node, 2) : NULL;
-    if (c && c->rank >= 0 && out[0].rank >= 0) {
-        struct mlo_type wide = out[0];
-        MLO_TRY(mlo_op_broadcast(&out[0], c, &wide, err));
-        bool fits = wide.rank == out[0].rank;
-        for (int i = 0; fits && i < wide.rank; i++)
-            fits = out[0].dims[i].value < 0 || wide.dims[i].value == out[0].dims[i].value;
-        if (!fits)
-            status = mlo_error_set(err, MLO_EINVAL, "input 2 does not broadcast to the product");
-    }
+    MLO_TRY(mlo_op_want_broadcast(node, gemm ? 2 : -1, &out[0], err));
 out:
     return status;
 }

@@ -27,15 +27,10 @@ static const struct places *places_of(const struct mlo_node *node)
     return &all_places[i];
 }
 
-static bool int8(enum mlo_dtype dtype)
-{
-    return dtype == MLO_INT8 || dtype == MLO_UINT8 || dtype == MLO_DTYPE_NONE;
-}
-
 /* A scalar, or one for each of `columns`. */
 static enum mlo_status want_count(const struct mlo_node *node, int i, int64_t columns, struct mlo_error *err)
 {
-    const struct mlo_type *t = i < 0 ? NULL : mlo_op_in(node, i);
+    const struct mlo_type *t = mlo_op_in(node, i);
     int64_t dims[MLO_MAX_RANK];
     size_t count;
     if (!t || !mlo_type_static(t, dims) || !mlo_shape_count(t->rank, dims, &count) || count == 1)
@@ -55,22 +50,6 @@ static void turn(struct mlo_type *t, bool yes)
     t->dims[1] = d;
 }
 
-static enum mlo_status check_bias(const struct mlo_node *node, int i, const struct mlo_type *y,
-                                  struct mlo_error *err)
-{
-    const struct mlo_type *bias = mlo_op_in(node, i);
-    if (!bias || bias->rank < 0 || y->rank < 0)
-        return MLO_OK;
-    struct mlo_type wide = *y;
-    enum mlo_status status = mlo_op_broadcast(y, bias, &wide, err);
-    bool fits = wide.rank == y->rank;
-    for (int d = 0; fits && d < y->rank; d++)
-        fits = y->dims[d].value < 0 || wide.dims[d].value == y->dims[d].value;
-    return status != MLO_OK || fits
-               ? status
-               : mlo_error_set(err, MLO_EINVAL, "input %d, the bias, does not broadcast to the product", i);
-}
-
 static enum mlo_status infer_quantized(const struct mlo_node *node, struct mlo_type *out,
                                        struct mlo_error *err)
 {
@@ -78,12 +57,12 @@ static enum mlo_status infer_quantized(const struct mlo_node *node, struct mlo_t
     const struct places *p = places_of(node);
     bool gemm = p->y_scale >= 0;
     struct mlo_type a = *mlo_op_in(node, 0), b = {.rank = -1};
-    if (p->a_scale < 0 ? a.dtype && a.dtype != MLO_FLOAT32 : !int8(a.dtype)) {
+    if (p->a_scale < 0 ? a.dtype && a.dtype != MLO_FLOAT32 : !mlo_op_maybe_int8(a.dtype)) {
         status = mlo_op_bad_dtype(a.dtype, err);
         goto out;
     }
     b = *mlo_op_in(node, p->b);
-    if (!int8(b.dtype)) {
+    if (!mlo_op_maybe_int8(b.dtype)) {
         status = mlo_op_bad_dtype(b.dtype, err);
         goto out;
     }
@@ -101,12 +80,12 @@ static enum mlo_status infer_quantized(const struct mlo_node *node, struct mlo_t
     MLO_TRY(want_count(node, p->b_zero, b.rank < 0 ? -1 : columns, err));
     MLO_TRY(want_count(node, p->y_scale, 1, err));
     MLO_TRY(want_count(node, p->y_zero, 1, err));
-    MLO_TRY(check_bias(node, p->bias, &out[0], err));
+    MLO_TRY(mlo_op_want_broadcast(node, p->bias, &out[0], err));
     out[0].dtype = MLO_FLOAT32;
     if (gemm && mlo_op_in(node, p->y_scale)) {
         const struct mlo_type *zero = mlo_op_in(node, p->y_zero);
         out[0].dtype = zero && zero->dtype ? zero->dtype : a.dtype ? a.dtype : MLO_UINT8;
-        if (!int8(out[0].dtype))
+        if (!mlo_op_maybe_int8(out[0].dtype))
             status = mlo_op_bad_dtype(out[0].dtype, err);
     }
 out:
@@ -146,11 +125,6 @@ static double saturated(double q, enum mlo_dtype dtype)
     return dtype == MLO_INT8 ? fmin(fmax(q, -128), 127) : fmin(fmax(q, 0), 255);
 }
 
-static const struct mlo_tensor *place(const struct mlo_node *node, const struct mlo_tensor *const *in, int i)
-{
-    return i < 0 ? NULL : mlo_op_operand(node, in, i);
-}
-
 /* Sums of integers below 2^53 are exact in double. */
 static enum mlo_status eval_quantized(const struct mlo_node *node, const struct mlo_tensor *const *in,
                                       struct mlo_tensor *const *out, struct mlo_error *err)
@@ -170,15 +144,16 @@ static enum mlo_status eval_quantized(const struct mlo_node *node, const struct 
         status = mlo_error_nomem(err);
         goto out;
     }
-    double a_scale = p->a_scale < 0 ? quantize_dynamic(&ta, a) : pick(place(node, in, p->a_scale), 0, 1);
-    subtract(a, mlo_tensor_count(&ta), place(node, in, p->a_zero), 1, 1);
+    double a_scale =
+        p->a_scale < 0 ? quantize_dynamic(&ta, a) : pick(mlo_op_operand(node, in, p->a_scale), 0, 1);
+    subtract(a, mlo_tensor_count(&ta), mlo_op_operand(node, in, p->a_zero), 1, 1);
     if (turn_a)
         ta.dims[0] = in[0]->dims[1], ta.dims[1] = in[0]->dims[0];
     if (turn_b)
         tb.dims[0] = in[p->b]->dims[1], tb.dims[1] = in[p->b]->dims[0];
     MLO_TRY(mlo_matmul_init(&d, &ta, &tb, err));
     size_t n = (size_t)MLO_MAX(d.each.n, 1), k = (size_t)MLO_MAX(d.each.k, 1);
-    subtract(b, mlo_tensor_count(&tb), place(node, in, p->b_zero), turn_b ? k : 1, n);
+    subtract(b, mlo_tensor_count(&tb), mlo_op_operand(node, in, p->b_zero), turn_b ? k : 1, n);
     if (turn_a)
         d.each.a_row = 1, d.each.a_col = d.each.m;
     if (turn_b)
@@ -188,8 +163,10 @@ static enum mlo_status eval_quantized(const struct mlo_node *node, const struct 
         mlo_matmul_offsets(&d, i, &at_a, &at_b);
         mlo_matmul_f64(&d.each, a + at_a, b + at_b, y + i * (size_t)(d.each.m * d.each.n));
     }
-    const struct mlo_tensor *bias = place(node, in, p->bias), *b_scale = place(node, in, p->b_scale);
-    const struct mlo_tensor *y_scale = place(node, in, p->y_scale), *y_zero = place(node, in, p->y_zero);
+    const struct mlo_tensor *bias = mlo_op_operand(node, in, p->bias),
+                            *b_scale = mlo_op_operand(node, in, p->b_scale);
+    const struct mlo_tensor *y_scale = mlo_op_operand(node, in, p->y_scale),
+                            *y_zero = mlo_op_operand(node, in, p->y_zero);
     double alpha = gemm ? mlo_node_attr_f(node, "alpha", 1) : 1;
     struct mlo_strides s;
     mlo_strides_init(&s, out[0], bias ? bias : out[0], bias ? bias : out[0]);

@@ -7,11 +7,6 @@
 
 #define DOMAIN "com.microsoft"
 
-static bool int8(enum mlo_dtype dtype)
-{
-    return dtype == MLO_INT8 || dtype == MLO_UINT8 || dtype == MLO_DTYPE_NONE;
-}
-
 static enum mlo_status check_scalar(const struct mlo_node *node, int i, struct mlo_error *err)
 {
     const struct mlo_type *t = mlo_op_in(node, i);
@@ -33,7 +28,7 @@ static enum mlo_status check_params(const struct mlo_node *node, int scale, stru
         return mlo_error_set(err, MLO_EFORMAT, "input %d, a scale, is omitted", scale);
     if (s->dtype && s->dtype != MLO_FLOAT32)
         return mlo_op_bad_dtype(s->dtype, err);
-    if (zero && !int8(zero->dtype))
+    if (zero && !mlo_op_maybe_int8(zero->dtype))
         return mlo_op_bad_dtype(zero->dtype, err);
     enum mlo_status status = check_scalar(node, scale, err);
     return status != MLO_OK ? status : check_scalar(node, scale + 1, err);
@@ -45,7 +40,7 @@ static enum mlo_status check_tensor(const struct mlo_node *node, int i, struct m
     const struct mlo_type *t = mlo_op_in(node, i);
     if (!t)
         return mlo_error_set(err, MLO_EFORMAT, "input %d is omitted", i);
-    return int8(t->dtype) ? check_params(node, i + 1, err) : mlo_op_bad_dtype(t->dtype, err);
+    return mlo_op_maybe_int8(t->dtype) ? check_params(node, i + 1, err) : mlo_op_bad_dtype(t->dtype, err);
 }
 
 struct params {
@@ -208,6 +203,53 @@ out:
     return status;
 }
 
+/* The node as the pooling of ONNX that it is, of floats. */
+static struct mlo_node plain_average(const struct mlo_node *node)
+{
+    struct mlo_node plain = *node;
+    plain.domain = "";
+    plain.op_type = "AveragePool";
+    plain.version = 11;
+    plain.op = mlo_op_find("", "AveragePool", 11);
+    plain.input_count = 1;
+    return plain;
+}
+
+static enum mlo_status infer_average(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_node plain = plain_average(node);
+    MLO_TRY(infer_unary(node, out, err));
+    if (mlo_node_attr_i(node, "channels_last", 0)) {
+        status = mlo_error_set(err, MLO_EUNSUPPORTED, "attribute 'channels_last' is 1");
+        goto out;
+    }
+    MLO_TRY(plain.op->infer(&plain, out, err));
+out:
+    return status;
+}
+
+static enum mlo_status eval_average(const struct mlo_node *node, const struct mlo_tensor *const *in,
+                                    struct mlo_tensor *const *out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_tensor x = {0}, y = {0}, *result = &y;
+    const struct mlo_tensor *operand = &x;
+    struct mlo_node plain = plain_average(node);
+    struct params px = params_of(node, in, 1), py = params_of(node, in, 3);
+    MLO_TRY(mlo_op_alloc(node, in, out, err));
+    MLO_TRY(mlo_tensor_init(&x, MLO_FLOAT32, in[0]->rank, in[0]->dims, err));
+    for (size_t i = 0; i < mlo_tensor_count(&x); i++)
+        ((float *)x.data)[i] = (float)value_of(in[0], i, px);
+    MLO_TRY(mlo_node_eval(&plain, &operand, &result, err));
+    for (size_t i = 0; i < mlo_tensor_count(&y); i++)
+        store(out[0], i, mlo_tensor_get_f64(&y, i), py);
+out:
+    mlo_tensor_clear(&x);
+    mlo_tensor_clear(&y);
+    return status;
+}
+
 /* Y's scale and zero point, then a tensor with its own for each part. */
 static enum mlo_status infer_concat(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
 {
@@ -278,6 +320,7 @@ static const struct mlo_op rows[] = {
     {DOMAIN, "QLinearSoftmax", 1, infer_softmax, eval_softmax, MLO_OP_PURE, 1, 5, 1, 1},
     {DOMAIN, "QLinearGlobalAveragePool", 1, infer_global_average, eval_global_average, MLO_OP_PURE, 1, 5, 1,
      1},
+    {DOMAIN, "QLinearAveragePool", 1, infer_average, eval_average, MLO_OP_PURE, 1, 5, 1, 1},
     {DOMAIN, "QLinearConcat", 1, infer_concat, eval_concat, MLO_OP_PURE, 1, ANY_COUNT, 1, 1},
 };
 const struct mlo_op_family mlo_ops_ms_quantized = {rows, MLO_COUNT(rows)};

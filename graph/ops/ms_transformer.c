@@ -305,20 +305,81 @@ static enum mlo_status read_widths(const struct mlo_node *node, int64_t columns,
     return MLO_OK;
 }
 
+/* Somebody wants output 1: keys and values for the next call, in one tensor. */
+static bool wants_present(const struct mlo_node *node)
+{
+    return node->output_count > 1 && node->outputs[1];
+}
+
+/* What the checks of shapes need; -1: not known. */
+struct packed_sizes {
+    int64_t batch, heads, length, total, width[3];
+};
+
+static enum mlo_status check_past(const struct mlo_node *node, const struct packed_places *p,
+                                  const struct packed_sizes *s, struct mlo_error *err)
+{
+    const struct mlo_type *past = mlo_op_in(node, p->past);
+    if (past && past->rank >= 0 &&
+        (past->rank != 5 || differ(past->dims[0].value, 2) || differ(past->dims[1].value, s->batch) ||
+         differ(past->dims[2].value, s->heads) || differ(past->dims[4].value, s->width[0] / s->heads)))
+        return mlo_error_set(err, MLO_EINVAL, "input %d, the past, is not [2, batch, heads, length, size]",
+                             p->past);
+    if ((past || wants_present(node)) && s->width[2] != s->width[0])
+        return mlo_error_set(err, MLO_EINVAL,
+                             "past and present hold keys and values in one tensor, but their widths are %lld "
+                             "and %lld",
+                             (long long)s->width[1], (long long)s->width[2]);
+    return MLO_OK;
+}
+
+static enum mlo_status check_mask(const struct mlo_node *node, int at, const struct packed_sizes *s,
+                                  struct mlo_error *err)
+{
+    const struct mlo_type *mask = mlo_op_in(node, at);
+    if (!mask || mask->rank < 0)
+        return MLO_OK;
+    int64_t first = mask->rank > 0 ? mask->dims[0].value : -1;
+    bool fits = mask->rank == 1   ? !differ(first, s->batch) || (s->batch >= 0 && first == 2 * s->batch)
+                : mask->rank == 2 ? !differ(first, s->batch) && !differ(mask->dims[1].value, s->total)
+                : mask->rank == 3 ? !differ(first, s->batch) && !differ(mask->dims[1].value, s->length) &&
+                                        !differ(mask->dims[2].value, s->total)
+                                  : false;
+    return fits ? MLO_OK
+                : mlo_error_set(err, MLO_EUNSUPPORTED,
+                                "input %d, the mask, is none of [batch], [2 batch], [batch, total] and "
+                                "[batch, length, total]",
+                                at);
+}
+
+static enum mlo_status check_added(const struct mlo_node *node, int at, const struct packed_sizes *s,
+                                   struct mlo_error *err)
+{
+    const struct mlo_type *added = mlo_op_in(node, at);
+    if (!added || added->rank < 0)
+        return MLO_OK;
+    int64_t want[4] = {s->batch, s->heads, s->length, s->total};
+    bool fits = added->rank == 4;
+    for (int i = 0; fits && i < 4; i++)
+        fits = !differ(added->dims[i].value, want[i]) || (i < 2 && added->dims[i].value == 1);
+    return fits ? MLO_OK
+                : mlo_error_set(err, MLO_EINVAL, "input %d, the bias, is not of the scores' shape", at);
+}
+
 static enum mlo_status infer_packed(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const struct packed_places *p = packed_of(node);
     const struct mlo_type *x = mlo_op_in(node, 0), *w = mlo_op_in(node, 1), *past = mlo_op_in(node, p->past);
-    const struct mlo_type *mask = mlo_op_in(node, p->mask), *scale = mlo_op_in(node, 3);
-    int64_t width[3];
+    const struct mlo_type *scale = mlo_op_in(node, 3);
     out[0].dtype = p->x_scale < 0 ? x->dtype : scale ? scale->dtype : MLO_FLOAT32;
     if (node->output_count > 1)
         out[1].dtype = out[0].dtype;
     if (mlo_node_attr_i(node, "do_rotary", 0) || mlo_node_attr_i(node, "past_present_share_buffer", 0) ||
         (p->x_scale < 0 && mlo_op_in(node, 6))) {
-        status =
-            mlo_error_set(err, MLO_EUNSUPPORTED, "attributes 'do_rotary' and 'past_present_share_buffer'");
+        status = mlo_error_set(err, MLO_EUNSUPPORTED,
+                               "attributes 'do_rotary' and 'past_present_share_buffer', and input 6, the "
+                               "length of the past");
         goto out;
     }
     if (p->x_scale >= 0 && (!scale || !mlo_op_in(node, p->w_scale))) {
@@ -329,62 +390,31 @@ static enum mlo_status infer_packed(const struct mlo_node *node, struct mlo_type
     MLO_TRY(mlo_op_want_rank(node, 1, 2, err));
     if (x->rank < 0 || w->rank < 0 || w->dims[1].value < 0)
         goto out;
-    int64_t columns = w->dims[1].value, heads = mlo_node_attr_i(node, "num_heads", 0);
-    MLO_TRY(read_widths(node, columns, width, err));
+    int64_t columns = w->dims[1].value, old = !past ? 0 : past->rank == 5 ? past->dims[3].value : -1;
+    struct packed_sizes s = {.batch = x->dims[0].value,
+                             .heads = mlo_node_attr_i(node, "num_heads", 0),
+                             .length = x->dims[1].value};
+    s.total = old < 0 || s.length < 0 ? -1 : old + s.length;
+    MLO_TRY(read_widths(node, columns, s.width, err));
     MLO_TRY(want_list(node, p->bias, columns, err));
     if (differ(x->dims[2].value, w->dims[0].value)) {
         status = mlo_error_set(err, MLO_EINVAL, "the input is %lld wide, and the weights are for %lld",
                                (long long)x->dims[2].value, (long long)w->dims[0].value);
         goto out;
     }
-    if (past && past->rank >= 0 &&
-        (past->rank != 5 || differ(past->dims[0].value, 2) || differ(past->dims[1].value, x->dims[0].value) ||
-         differ(past->dims[2].value, heads) || differ(past->dims[4].value, width[0] / heads) ||
-         width[2] != width[0])) {
-        status = mlo_error_set(err, MLO_EINVAL, "input %d, the past, is not [2, batch, heads, length, size]",
-                               p->past);
-        goto out;
-    }
-    int64_t length = x->dims[1].value, old = !past ? 0 : past->rank == 5 ? past->dims[3].value : -1;
-    int64_t total = old < 0 || length < 0 ? -1 : old + length;
-    if (mask && mask->rank >= 0) {
-        int64_t batch = x->dims[0].value;
-        int64_t first = mask->rank > 0 ? mask->dims[0].value : -1;
-        bool fits = mask->rank == 1   ? !differ(first, batch) || (batch >= 0 && first == 2 * batch)
-                    : mask->rank == 2 ? !differ(first, batch) && !differ(mask->dims[1].value, total)
-                    : mask->rank == 3 ? !differ(first, batch) && !differ(mask->dims[1].value, length) &&
-                                            !differ(mask->dims[2].value, total)
-                                      : false;
-        if (!fits) {
-            status = mlo_error_set(err, MLO_EUNSUPPORTED,
-                                   "input %d, the mask, is none of [batch], [2 batch], [batch, total] and "
-                                   "[batch, length, total]",
-                                   p->mask);
-            goto out;
-        }
-    }
-    const struct mlo_type *added = p->added < 0 ? NULL : mlo_op_in(node, p->added);
-    if (added && added->rank >= 0) {
-        int64_t want[4] = {x->dims[0].value, heads, length, total};
-        bool fits = added->rank == 4;
-        for (int i = 0; fits && i < 4; i++)
-            fits = !differ(added->dims[i].value, want[i]) || (i < 2 && added->dims[i].value == 1);
-        if (!fits) {
-            status =
-                mlo_error_set(err, MLO_EINVAL, "input %d, the bias, is not of the scores' shape", p->added);
-            goto out;
-        }
-    }
+    MLO_TRY(check_past(node, p, &s, err));
+    MLO_TRY(check_mask(node, p->mask, &s, err));
+    MLO_TRY(check_added(node, p->added, &s, err));
     out[0].rank = 3;
     out[0].dims[0] = x->dims[0];
     out[0].dims[1] = x->dims[1];
-    out[0].dims[2] = mlo_dim_fixed(width[2]);
+    out[0].dims[2] = mlo_dim_fixed(s.width[2]);
     if (node->output_count > 1) {
         struct mlo_dim d[5] = {mlo_dim_fixed(2),
                                x->dims[0],
-                               mlo_dim_fixed(heads),
-                               {total, NULL},
-                               mlo_dim_fixed(width[0] / heads)};
+                               mlo_dim_fixed(s.heads),
+                               {s.total, NULL},
+                               mlo_dim_fixed(s.width[0] / s.heads)};
         out[1].rank = 5;
         memcpy(out[1].dims, d, sizeof d);
     }
@@ -448,11 +478,6 @@ static enum mlo_status real_values(const struct mlo_tensor *t, const struct mlo_
     return MLO_OK;
 }
 
-static const struct mlo_tensor *place(const struct mlo_node *node, const struct mlo_tensor *const *in, int i)
-{
-    return i < 0 ? NULL : mlo_op_operand(node, in, i);
-}
-
 /* part 0, 1, 2: queries, keys, values as batch x heads x total x size, behind the past. */
 static double *project(const struct mlo_attention *a, size_t inputs, const double *x, const double *w,
                        const double *bias, const struct mlo_tensor *past, int part, const size_t *width)
@@ -483,7 +508,7 @@ static enum mlo_status eval_packed(const struct mlo_node *node, const struct mlo
 {
     enum mlo_status status = MLO_OK;
     const struct packed_places *p = packed_of(node);
-    const struct mlo_tensor *past = place(node, in, p->past);
+    const struct mlo_tensor *past = mlo_op_operand(node, in, p->past);
     double *x = NULL, *w = NULL, *bias = NULL, *part[3] = {0}, *y = NULL;
     int64_t width[3];
     size_t sizes[3];
@@ -491,9 +516,11 @@ static enum mlo_status eval_packed(const struct mlo_node *node, const struct mlo
     MLO_TRY(read_widths(node, in[1]->dims[1], width, err));
     for (int i = 0; i < 3; i++)
         sizes[i] = (size_t)width[i];
-    MLO_TRY(real_values(in[0], place(node, in, p->x_scale), place(node, in, p->x_zero), &x, err));
-    MLO_TRY(real_values(in[1], place(node, in, p->w_scale), place(node, in, p->w_zero), &w, err));
-    MLO_TRY(mlo_op_doubles(place(node, in, p->bias), &bias, err));
+    MLO_TRY(real_values(in[0], mlo_op_operand(node, in, p->x_scale), mlo_op_operand(node, in, p->x_zero), &x,
+                        err));
+    MLO_TRY(real_values(in[1], mlo_op_operand(node, in, p->w_scale), mlo_op_operand(node, in, p->w_zero), &w,
+                        err));
+    MLO_TRY(mlo_op_doubles(mlo_op_operand(node, in, p->bias), &bias, err));
     struct mlo_attention a = {.batch = (size_t)in[0]->dims[0], .q_length = (size_t)in[0]->dims[1]};
     a.heads = a.kv_heads = (size_t)mlo_node_attr_i(node, "num_heads", 1);
     a.size = sizes[0] / a.heads;
@@ -502,8 +529,8 @@ static enum mlo_status eval_packed(const struct mlo_node *node, const struct mlo
     a.kv_length = old + a.q_length;
     a.scale = mlo_node_attr_f(node, "scale", 0);
     a.scale = a.scale != 0 ? a.scale : 1 / sqrt((double)a.size);
-    struct packed_mask mask = {place(node, in, p->mask),
-                               place(node, in, p->added),
+    struct packed_mask mask = {mlo_op_operand(node, in, p->mask),
+                               mlo_op_operand(node, in, p->added),
                                a.batch,
                                old,
                                a.q_length,
@@ -526,7 +553,7 @@ static enum mlo_status eval_packed(const struct mlo_node *node, const struct mlo
         mlo_tensor_set_f64(out[0], i, y[row * a.v_size + d]);
     }
     size_t half = a.batch * a.heads * a.kv_length * a.size;
-    for (size_t i = 0; node->output_count > 1 && out[1] && i < 2 * half; i++)
+    for (size_t i = 0; wants_present(node) && out[1] && i < 2 * half; i++)
         mlo_tensor_set_f64(out[1], i, i < half ? part[1][i] : part[2][i - half]);
 out:
     for (int i = 0; i < 3; i++)

@@ -124,12 +124,8 @@ static enum mlo_status infer_layer_norm(const struct mlo_node *node, struct mlo_
     for (int i = 1; i < node->input_count; i++) { /* scale and bias broadcast to the normalised dims */
         if (!mlo_op_ranked(node, i))
             continue;
-        struct mlo_type wide = out[0];
-        MLO_TRY(mlo_op_broadcast(&out[0], mlo_op_in(node, i), &wide, err));
-        bool same = wide.rank == out[0].rank && mlo_op_in(node, i)->rank <= out[0].rank - axis;
-        for (int d = 0; d < wide.rank && same; d++)
-            same = out[0].dims[d].value < 0 || wide.dims[d].value == out[0].dims[d].value;
-        if (!same) {
+        MLO_TRY(mlo_op_want_broadcast(node, i, &out[0], err));
+        if (mlo_op_in(node, i)->rank > out[0].rank - axis) {
             status = mlo_error_set(err, MLO_EINVAL, "input %d does not broadcast to the normalised dims", i);
             goto out;
         }

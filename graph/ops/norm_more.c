@@ -81,16 +81,7 @@ static enum mlo_status infer_rms_norm(const struct mlo_node *node, struct mlo_ty
     if (x->rank < 0)
         goto out;
     MLO_TRY(mlo_op_axis(mlo_node_attr_i(node, "axis", -1), x->rank, &axis, err));
-    if (scale->rank < 0)
-        goto out;
-    struct mlo_type wide = *x;
-    bool fits = scale->rank <= x->rank;
-    if (fits)
-        MLO_TRY(mlo_op_broadcast(x, scale, &wide, err));
-    for (int i = 0; fits && i < x->rank; i++)
-        fits = x->dims[i].value < 0 || wide.dims[i].value == x->dims[i].value;
-    if (!fits)
-        status = mlo_error_set(err, MLO_EINVAL, "input 1, the scale, does not broadcast to input 0");
+    MLO_TRY(mlo_op_want_broadcast(node, 1, x, err));
 out:
     return status;
 }

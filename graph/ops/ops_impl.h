@@ -36,7 +36,7 @@ MLO_MUST_USE enum mlo_status mlo_op_alloc(const struct mlo_node *node, const str
 /* "not defined for element type X". */
 enum mlo_status mlo_op_bad_dtype(enum mlo_dtype dtype, struct mlo_error *err);
 
-/* The type of input i; NULL when it is omitted. */
+/* The type of input i; NULL when it is omitted, or i is negative: the op has none. */
 const struct mlo_type *mlo_op_in(const struct mlo_node *node, int i);
 /* Whether input i is there and of known rank. */
 bool mlo_op_ranked(const struct mlo_node *node, int i);
@@ -48,6 +48,8 @@ bool mlo_op_exprs(const struct mlo_node *node, int i, struct mlo_expr *out, size
 /* The output's spatial dim `i` of a window over a dim of the input that may be symbolic. */
 struct mlo_dim mlo_window_dim(const struct mlo_node *node, const struct mlo_window *w, int i,
                               struct mlo_dim in);
+/* Brings a window to three spatial dims: those in front are of size 1, without padding. */
+void mlo_window_widen(struct mlo_window *w);
 /* Arithmetic of dims, unknown where a result cannot be told; texts are the model's. */
 struct mlo_dim mlo_op_dim_add(const struct mlo_node *node, struct mlo_dim a, struct mlo_dim b);
 struct mlo_dim mlo_op_dim_mul(const struct mlo_node *node, struct mlo_dim a, struct mlo_dim b);
@@ -65,13 +67,19 @@ MLO_MUST_USE enum mlo_status mlo_op_read_ints(const struct mlo_tensor *t, int64_
 /* Combines the dims of two broadcast operands (numpy's rule). */
 MLO_MUST_USE enum mlo_status mlo_op_broadcast(const struct mlo_type *a, const struct mlo_type *b,
                                               struct mlo_type *out, struct mlo_error *err);
+/* MLO_EINVAL unless input i, when its shape and that of `to` are known, broadcasts to it without widening it.
+ */
+MLO_MUST_USE enum mlo_status mlo_op_want_broadcast(const struct mlo_node *node, int i,
+                                                   const struct mlo_type *to, struct mlo_error *err);
 /* out[0] is like input 0. */
 mlo_op_infer_fn mlo_op_infer_same;
 /* infer of ops of two broadcast operands of one element type. */
 mlo_op_infer_fn mlo_op_infer_broadcast;
 /* MLO_EUNSUPPORTED unless the tensor's elements are floating-point numbers. */
 MLO_MUST_USE enum mlo_status mlo_op_want_float(const struct mlo_tensor *t, struct mlo_error *err);
-/* Input i as a tensor; NULL when it is omitted or the node has fewer. */
+/* int8, uint8, or not known yet. */
+bool mlo_op_maybe_int8(enum mlo_dtype dtype);
+/* Input i as a tensor; NULL when it is omitted, the node has fewer, or i is negative: the op has none. */
 const struct mlo_tensor *mlo_op_operand(const struct mlo_node *node, const struct mlo_tensor *const *in,
                                         int i);
 /* All elements of a numeric or bool tensor as doubles; free() them. A NULL tensor gives NULL. */

@@ -42,23 +42,9 @@ static enum mlo_status infer_global(const struct mlo_node *node, struct mlo_type
 
 /* The window over one image, brought to three dims. */
 struct pool {
-    int64_t kernel[3], stride[3], dilation[3], pad[3], pad_end[3], in[3], out[3];
+    struct mlo_window w;
     bool maximum, count_pad, column_major;
 };
-
-static void widen(struct pool *p, const struct mlo_window *w)
-{
-    for (int i = 0; i < 3; i++) {
-        int from = i - (3 - w->spatial);
-        p->kernel[i] = from < 0 ? 1 : w->kernel[from];
-        p->stride[i] = from < 0 ? 1 : w->stride[from];
-        p->dilation[i] = from < 0 ? 1 : w->dilation[from];
-        p->pad[i] = from < 0 ? 0 : w->pad_begin[from];
-        p->pad_end[i] = from < 0 ? 0 : w->pad_end[from];
-        p->in[i] = from < 0 ? 1 : w->in[from];
-        p->out[i] = from < 0 ? 1 : w->out[from];
-    }
-}
 
 struct best {
     double value, sum;
@@ -68,8 +54,8 @@ struct best {
 /* How many of the window's positions along dim i, counted from the first, lie before `end`. */
 static int64_t before(const struct pool *p, int i, int64_t begin, int64_t end)
 {
-    int64_t count = end > begin ? (end - begin - 1) / p->dilation[i] + 1 : 0;
-    return MLO_MIN(count, p->kernel[i]);
+    int64_t count = end > begin ? (end - begin - 1) / p->w.dilation[i] + 1 : 0;
+    return MLO_MIN(count, p->w.kernel[i]);
 }
 
 /* Visits the window whose output position is o, where it lies inside: it may be much larger than the input.
@@ -80,18 +66,18 @@ static void visit(const struct pool *p, const struct mlo_tensor *x, size_t base,
     int64_t k[3], at[3], begin[3], from[3], to[3];
     *b = (struct best){.value = -INFINITY, .at = {-1, -1, -1}, .counted = 1};
     for (int i = 0; i < 3; i++) {
-        begin[i] = o[i] * p->stride[i] - p->pad[i];
+        begin[i] = o[i] * p->w.stride[i] - p->w.pad_begin[i];
         from[i] = before(p, i, begin[i], 0);
-        to[i] = before(p, i, begin[i], p->in[i]);
+        to[i] = before(p, i, begin[i], p->w.in[i]);
         b->counted *=
-            before(p, i, begin[i], p->in[i] + p->pad_end[i]); /* ceil_mode may leave the padding too */
+            before(p, i, begin[i], p->w.in[i] + p->w.pad_end[i]); /* ceil_mode may leave the padding too */
     }
     for (k[0] = from[0]; k[0] < to[0]; k[0]++)
         for (k[1] = from[1]; k[1] < to[1]; k[1]++)
             for (k[2] = from[2]; k[2] < to[2]; k[2]++) {
                 for (int i = 0; i < 3; i++)
-                    at[i] = begin[i] + k[i] * p->dilation[i];
-                size_t index = base + (size_t)((at[0] * p->in[1] + at[1]) * p->in[2] + at[2]);
+                    at[i] = begin[i] + k[i] * p->w.dilation[i];
+                size_t index = base + (size_t)((at[0] * p->w.in[1] + at[1]) * p->w.in[2] + at[2]);
                 double v = mlo_tensor_get_f64(x, index);
                 b->inside++;
                 b->sum += v;
@@ -105,20 +91,20 @@ static void visit(const struct pool *p, const struct mlo_tensor *x, size_t base,
 static int64_t flat_index(const struct pool *p, const int64_t *at)
 {
     if (p->column_major) /* of two dims: the leading one is of size 1 */
-        return at[2] * p->in[1] + at[1];
-    return (at[0] * p->in[1] + at[1]) * p->in[2] + at[2];
+        return at[2] * p->w.in[1] + at[1];
+    return (at[0] * p->w.in[1] + at[1]) * p->w.in[2] + at[2];
 }
 
 static void run(const struct pool *p, const struct mlo_tensor *x, struct mlo_tensor *y, int64_t *indices)
 {
-    size_t in_size = (size_t)(p->in[0] * p->in[1] * p->in[2]), to = 0;
+    size_t in_size = (size_t)(p->w.in[0] * p->w.in[1] * p->w.in[2]), to = 0;
     size_t images = (size_t)(x->dims[0] * x->dims[1]);
     int64_t o[3];
     struct best b;
     for (size_t n = 0; n < images; n++)
-        for (o[0] = 0; o[0] < p->out[0]; o[0]++)
-            for (o[1] = 0; o[1] < p->out[1]; o[1]++)
-                for (o[2] = 0; o[2] < p->out[2]; o[2]++, to++) {
+        for (o[0] = 0; o[0] < p->w.out[0]; o[0]++)
+            for (o[1] = 0; o[1] < p->w.out[1]; o[1]++)
+                for (o[2] = 0; o[2] < p->w.out[2]; o[2]++, to++) {
                     visit(p, x, n * in_size, o, &b);
                     int64_t divisor = p->count_pad ? b.counted : b.inside;
                     mlo_tensor_set_f64(y, to, p->maximum ? b.value : divisor ? b.sum / (double)divisor : 0);
@@ -136,18 +122,17 @@ static enum mlo_status eval_pool(const struct mlo_node *node, const struct mlo_t
                                  struct mlo_tensor *const *out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_window w;
     struct pool p = {.maximum = mlo_node_is(node, "MaxPool"),
                      .count_pad = mlo_node_attr_i(node, "count_include_pad", 0) != 0};
     MLO_TRY(mlo_op_alloc(node, in, out, err));
-    MLO_TRY(mlo_window_init(&w, node, in[0]->rank - 2, in[0]->dims + 2, NULL, err));
+    MLO_TRY(mlo_window_init(&p.w, node, in[0]->rank - 2, in[0]->dims + 2, NULL, err));
     if (!poolable(in[0]->dtype, p.maximum)) {
         status = mlo_op_bad_dtype(in[0]->dtype, err);
         goto out;
     }
-    widen(&p, &w);
+    mlo_window_widen(&p.w);
     p.column_major = mlo_node_attr_i(node, "storage_order", 0) != 0;
-    if (p.column_major && w.spatial != 2) {
+    if (p.column_major && in[0]->rank != 4) {
         status =
             mlo_error_set(err, MLO_EUNSUPPORTED, "storage_order 1 is supported for two spatial dims only");
         goto out;

@@ -29,11 +29,6 @@ static const struct places *places_of(const struct mlo_node *node)
     return is_linear(node) ? &linear : &integer;
 }
 
-static bool int8(enum mlo_dtype dtype)
-{
-    return dtype == MLO_INT8 || dtype == MLO_UINT8 || dtype == MLO_DTYPE_NONE;
-}
-
 /* A zero point or scale is a scalar, or a list of `size` (of the weight: one for each output channel or
  * column; of a matrix A: for each row). */
 static enum mlo_status want_count(const struct mlo_node *node, int i, int64_t size, struct mlo_error *err)
@@ -55,8 +50,9 @@ static enum mlo_status infer_product(const struct mlo_node *node, struct mlo_typ
     const struct places *p = places_of(node);
     const struct mlo_type *a = mlo_op_in(node, p->a), *b = mlo_op_in(node, p->b);
     const struct mlo_type *y_zero = p->y_zero < 0 ? NULL : mlo_op_in(node, p->y_zero);
-    if (!int8(a->dtype) || !int8(b->dtype) || (y_zero && !int8(y_zero->dtype))) {
-        status = mlo_op_bad_dtype(int8(a->dtype) ? b->dtype : a->dtype, err);
+    if (!mlo_op_maybe_int8(a->dtype) || !mlo_op_maybe_int8(b->dtype) ||
+        (y_zero && !mlo_op_maybe_int8(y_zero->dtype))) {
+        status = mlo_op_bad_dtype(mlo_op_maybe_int8(a->dtype) ? b->dtype : a->dtype, err);
         goto out;
     }
     int64_t rows = 1, columns = -1;

@@ -189,6 +189,37 @@ static int64_t reduce_int(const struct cells *c, const struct mlo_tensor *x, siz
                                       : (int64_t)sum;
 }
 
+/* Sums and means over the last dims, the usual case: four rows next to each other, each added in the order of
+ * reduce_one. */
+static bool reduce_rows(const struct cells *c, const struct mlo_tensor *x, enum kind kind,
+                        struct mlo_tensor *out)
+{
+    enum { TOGETHER = 4 };
+    size_t n = c->each, trailing = 1;
+    const float *from = x->data;
+    float *to = out->data;
+    for (int i = c->summed - 1; i >= 0; i--) {
+        if (c->step[i] != trailing)
+            return false;
+        trailing *= c->dim[i];
+    }
+    if (x->dtype != MLO_FLOAT32 || (kind != SUM && kind != MEAN) || !n)
+        return false;
+    for (size_t i = 0; i < c->outputs; i += TOGETHER) {
+        double sums[TOGETHER] = {0};
+        size_t rows = MLO_MIN(c->outputs - i, (size_t)TOGETHER);
+        for (size_t k = 0; rows == TOGETHER && k < n; k++)
+            for (size_t r = 0; r < TOGETHER; r++)
+                sums[r] += (double)from[(i + r) * n + k];
+        for (size_t r = 0; rows < TOGETHER && r < rows; r++)
+            for (size_t k = 0; k < n; k++)
+                sums[r] += (double)from[(i + r) * n + k];
+        for (size_t r = 0; r < rows; r++)
+            to[i + r] = (float)finish(kind, sums[r], (double)n);
+    }
+    return true;
+}
+
 static enum mlo_status eval_reduce(const struct mlo_node *node, const struct mlo_tensor *const *in,
                                    struct mlo_tensor *const *out, struct mlo_error *err)
 {
@@ -209,6 +240,8 @@ static enum mlo_status eval_reduce(const struct mlo_node *node, const struct mlo
     }
     cells_init(&c, in[0], reduced);
     bool exact = truth || (info->is_integer && kind <= SUM_SQUARE && kind != L2);
+    if (!none && reduce_rows(&c, in[0], kind, out[0]))
+        goto out;
     for (size_t i = 0; i < c.outputs; i++) {
         size_t base = offset_of(i, c.kept, c.kept_dim, c.kept_step);
         if (none) /* no axes and noop: the tensor as it is */

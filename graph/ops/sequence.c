@@ -80,8 +80,13 @@ static enum mlo_status infer_empty(const struct mlo_node *node, struct mlo_type 
 static enum mlo_status infer_edit(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
 {
     enum mlo_dtype dtype = element_of(mlo_op_in(node, 0));
-    if (!dtype && mlo_node_is(node, "SequenceInsert"))
-        dtype = mlo_op_in(node, 1)->dtype;
+    if (mlo_node_is(node, "SequenceInsert")) {
+        enum mlo_dtype added = mlo_op_in(node, 1)->dtype;
+        if (dtype && added && added != dtype)
+            return mlo_error_set(err, MLO_EINVAL, "a tensor of type %s does not go into a sequence of %s",
+                                 mlo_dtype_name(added), mlo_dtype_name(dtype));
+        dtype = dtype ? dtype : added;
+    }
     out[0] = *mlo_type_bare(dtype, true);
     return want_sequence(mlo_op_in(node, 0)->dtype, err);
 }

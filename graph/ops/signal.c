@@ -118,29 +118,36 @@ static enum mlo_status dft_length(const struct mlo_tensor *length, int64_t size,
     return status;
 }
 
+/* The inverse of a one-sided transform: n / 2 + 1 bins, whose mirror images are not given, become n real
+ * numbers. */
+static bool from_half(const struct mlo_node *node)
+{
+    return mlo_node_attr_i(node, "onesided", 0) && mlo_node_attr_i(node, "inverse", 0);
+}
+
+/* How many points a transform has when no length is given; -1: not known. */
+static int64_t points(int64_t size, bool half)
+{
+    return !half || size < 0 ? size : MLO_MAX(2 * (size - 1), 0);
+}
+
 static enum mlo_status infer_dft(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const struct mlo_type *x = mlo_op_in(node, 0);
-    bool onesided = mlo_node_attr_i(node, "onesided", 0) != 0,
-         inverse = mlo_node_attr_i(node, "inverse", 0) != 0;
+    bool onesided = mlo_node_attr_i(node, "onesided", 0) != 0, half = from_half(node);
     int64_t n = -1;
     int axis;
     out[0] = *x;
-    if (onesided && inverse) {
-        status = mlo_error_set(err, MLO_EUNSUPPORTED, "attributes 'onesided' and 'inverse' together");
-        goto out;
-    }
     if (x->rank < 0)
         goto out;
     int64_t parts = x->rank ? x->dims[x->rank - 1].value : 0;
-    if (x->rank < 2 || (parts >= 0 && parts != 1 && parts != 2)) {
-        status =
-            mlo_error_set(err, MLO_EINVAL, "the last dim of input 0 is %lld, not 1 (real) or 2 (complex)",
-                          (long long)parts);
+    if (x->rank < 2 || (parts >= 0 && parts != 2 && (parts != 1 || half))) {
+        status = mlo_error_set(err, MLO_EINVAL, "the last dim of input 0 is %lld, not %s2 (complex)",
+                               (long long)parts, half ? "" : "1 (real) or ");
         goto out;
     }
-    out[0].dims[x->rank - 1] = mlo_dim_fixed(2);
+    out[0].dims[x->rank - 1] = mlo_dim_fixed(half ? 1 : 2);
     MLO_TRY(dft_axis(node, mlo_op_content(node, 2), x->rank, &axis, err));
     if (axis < 0) {
         for (int i = 0; i < x->rank - 1; i++)
@@ -148,9 +155,9 @@ static enum mlo_status infer_dft(const struct mlo_node *node, struct mlo_type *o
         goto out;
     }
     if (!mlo_op_in(node, 1) || mlo_op_content(node, 1))
-        MLO_TRY(dft_length(mlo_op_content(node, 1), x->dims[axis].value, &n, err));
+        MLO_TRY(dft_length(mlo_op_content(node, 1), points(x->dims[axis].value, half), &n, err));
     if (n >= 0 || mlo_op_in(node, 1) || onesided)
-        out[0].dims[axis] = (struct mlo_dim){n < 0 ? -1 : onesided ? n / 2 + 1 : n, NULL};
+        out[0].dims[axis] = (struct mlo_dim){n < 0 ? -1 : onesided && !half ? n / 2 + 1 : n, NULL};
 out:
     return status;
 }
@@ -161,31 +168,38 @@ static enum mlo_status eval_dft(const struct mlo_node *node, const struct mlo_te
     enum mlo_status status = MLO_OK;
     const struct mlo_tensor *x = in[0];
     double *table = NULL, *signal = NULL, re, im;
-    bool inverse = mlo_node_attr_i(node, "inverse", 0) != 0;
-    int64_t n;
+    bool inverse = mlo_node_attr_i(node, "inverse", 0) != 0, half = from_half(node);
+    int64_t length;
     int axis;
     MLO_TRY(mlo_op_alloc(node, in, out, err));
     MLO_TRY(mlo_op_want_float(x, err));
     MLO_TRY(dft_axis(node, mlo_op_operand(node, in, 2), x->rank, &axis, err));
-    MLO_TRY(dft_length(mlo_op_operand(node, in, 1), x->dims[axis], &n, err));
+    MLO_TRY(dft_length(mlo_op_operand(node, in, 1), points(x->dims[axis], half), &length, err));
     struct mlo_spans s = mlo_op_spans(x, axis);
     size_t parts = (size_t)x->dims[x->rank - 1], inner = s.inner / parts, bins = (size_t)out[0]->dims[axis];
-    table = circle((size_t)n);
-    signal = calloc(2 * s.size + 1, sizeof *signal);
+    size_t n = (size_t)length, given = half ? MLO_MIN(s.size, n / 2 + 1) : s.size, count = half ? n : given;
+    size_t width = half ? 1 : 2;
+    table = circle(n);
+    signal = calloc(2 * MLO_MAX(count, given) + 1, sizeof *signal);
     if (!table || !signal) {
         status = mlo_error_nomem(err);
         goto out;
     }
     for (size_t o = 0; o < s.outer; o++)
         for (size_t i = 0; i < inner; i++) {
-            for (size_t k = 0; k < s.size; k++)
+            for (size_t k = 0; k < given; k++)
                 for (size_t p = 0; p < parts; p++)
                     signal[2 * k + p] = mlo_tensor_get_f64(x, ((o * s.size + k) * inner + i) * parts + p);
+            for (size_t k = n / 2 + 1; half && k < n; k++) {
+                signal[2 * k] = signal[2 * (n - k)];
+                signal[2 * k + 1] = -signal[2 * (n - k) + 1];
+            }
             for (size_t k = 0; k < bins; k++) {
-                size_t to = ((o * bins + k) * inner + i) * 2;
-                transform(table, signal, s.size, (size_t)n, k, inverse ? 1 : -1, &re, &im);
+                size_t to = ((o * bins + k) * inner + i) * width;
+                transform(table, signal, count, n, k, inverse ? 1 : -1, &re, &im);
                 mlo_tensor_set_f64(out[0], to, inverse ? re / (double)n : re);
-                mlo_tensor_set_f64(out[0], to + 1, inverse ? im / (double)n : im);
+                if (!half)
+                    mlo_tensor_set_f64(out[0], to + 1, inverse ? im / (double)n : im);
             }
         }
 out:

@@ -222,6 +222,19 @@ out:
     return status;
 }
 
+/* Short runs of the usual sizes without a call. */
+static void copy_run(char *to, const char *from, size_t bytes)
+{
+    if (bytes == 4)
+        memcpy(to, from, 4);
+    else if (bytes == 8)
+        memcpy(to, from, 8);
+    else if (bytes == 16)
+        memcpy(to, from, 16);
+    else
+        memcpy(to, from, bytes);
+}
+
 static void copy_cut(const struct mlo_tensor *x, struct mlo_tensor *y, const struct cut *cut, size_t width)
 {
     int64_t at[MLO_MAX_RANK] = {0}, stride[MLO_MAX_RANK], step = 1;
@@ -229,13 +242,23 @@ static void copy_cut(const struct mlo_tensor *x, struct mlo_tensor *y, const str
         stride[i] = step;
         step *= x->dims[i];
     }
-    size_t count = mlo_tensor_count(y);
-    for (size_t i = 0; i < count; i++) {
-        int64_t from = 0;
-        for (int k = 0; k < x->rank; k++)
-            from += (cut->start[k] + at[k] * cut->step[k]) * stride[k];
-        memcpy((char *)y->data + i * width, (const char *)x->data + (size_t)from * width, width);
-        for (int k = x->rank - 1; k >= 0 && ++at[k] == y->dims[k]; k--)
+    size_t count = mlo_tensor_count(y), run = 1;
+    int outer = x->rank; /* what lies behind it is taken in runs */
+    while (count && outer > 0 && cut->step[outer - 1] == 1) {
+        outer--;
+        run *= (size_t)y->dims[outer];
+        if (y->dims[outer] != x->dims[outer])
+            break;
+    }
+    int64_t begin = 0;
+    for (int k = 0; k < x->rank; k++)
+        begin += cut->start[k] * stride[k];
+    for (size_t i = 0; i < count; i += run) {
+        int64_t from = begin;
+        for (int k = 0; k < outer; k++)
+            from += at[k] * cut->step[k] * stride[k];
+        copy_run((char *)y->data + i * width, (const char *)x->data + (size_t)from * width, run * width);
+        for (int k = outer - 1; k >= 0 && ++at[k] == y->dims[k]; k--)
             at[k] = 0;
     }
 }

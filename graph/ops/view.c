@@ -241,15 +241,21 @@ static enum mlo_status infer_unsqueeze(const struct mlo_node *node, struct mlo_t
     return MLO_OK;
 }
 
+static enum mlo_status refuse_training(const struct mlo_tensor *training, struct mlo_error *err)
+{
+    if (!training || mlo_tensor_count(training) != 1 || !mlo_tensor_get_i64(training, 0))
+        return MLO_OK;
+    mlo_error_set(err, MLO_EUNSUPPORTED, "Dropout in training mode");
+    mlo_error_hint(err, "export the model for inference: model.eval() before torch.onnx.export");
+    return MLO_EUNSUPPORTED;
+}
+
 /* For inference Dropout passes its input on; the mask, if anybody asks, is all true. */
 static enum mlo_status infer_dropout(const struct mlo_node *node, struct mlo_type *out, struct mlo_error *err)
 {
-    const struct mlo_tensor *training = mlo_op_content(node, 2);
-    if (training && mlo_tensor_count(training) == 1 && mlo_tensor_get_i64(training, 0)) {
-        enum mlo_status status = mlo_error_set(err, MLO_EUNSUPPORTED, "Dropout in training mode");
-        mlo_error_hint(err, "export the model for inference: model.eval() before torch.onnx.export");
+    enum mlo_status status = refuse_training(mlo_op_content(node, 2), err);
+    if (status != MLO_OK)
         return status;
-    }
     out[0] = *mlo_op_in(node, 0);
     if (node->output_count > 1) {
         out[1] = out[0];
@@ -261,7 +267,9 @@ static enum mlo_status infer_dropout(const struct mlo_node *node, struct mlo_typ
 static enum mlo_status eval_dropout(const struct mlo_node *node, const struct mlo_tensor *const *in,
                                     struct mlo_tensor *const *out, struct mlo_error *err)
 {
-    enum mlo_status status = eval_copy(node, in, out, err);
+    enum mlo_status status = node->input_count > 2 ? refuse_training(in[2], err) : MLO_OK; /* fed at run */
+    if (status == MLO_OK)
+        status = eval_copy(node, in, out, err);
     if (status == MLO_OK && node->output_count > 1 && out[1])
         for (size_t i = 0; i < mlo_tensor_count(out[1]); i++)
             mlo_tensor_set_f64(out[1], i, 1);

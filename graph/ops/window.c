@@ -117,3 +117,19 @@ struct mlo_dim mlo_window_dim(const struct mlo_node *node, const struct mlo_wind
         return mlo_dim_unknown();
     return mlo_op_dim_steps(node, in, w->pad_begin[i] + w->pad_end[i] - extent, w->stride[i]);
 }
+
+void mlo_window_widen(struct mlo_window *w)
+{
+    struct mlo_window wide = {.spatial = 3, .same = w->same, .ceil = w->ceil};
+    for (int i = 0; i < 3; i++) {
+        int from = i - (3 - w->spatial);
+        wide.kernel[i] = from < 0 ? 1 : w->kernel[from];
+        wide.stride[i] = from < 0 ? 1 : w->stride[from];
+        wide.dilation[i] = from < 0 ? 1 : w->dilation[from];
+        wide.pad_begin[i] = from < 0 ? 0 : w->pad_begin[from];
+        wide.pad_end[i] = from < 0 ? 0 : w->pad_end[from];
+        wide.in[i] = from < 0 ? 1 : w->in[from];
+        wide.out[i] = from < 0 ? 1 : w->out[from];
+    }
+    *w = wide;
+}

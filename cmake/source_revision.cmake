@@ -1,0 +1,10 @@
+# Writes a C file with the digest of some sources: cmake -DOUT= -DNAME= -DFILES=a;b -P source_revision.cmake
+set(all "")
+foreach(file IN LISTS FILES)
+  file(SHA256 ${file} digest)
+  get_filename_component(name ${file} NAME)
+  string(APPEND all "${name} ${digest}\n")
+endforeach()
+string(SHA256 digest "${all}")
+string(SUBSTRING ${digest} 0 16 digest)
+file(WRITE ${OUT} "extern const char ${NAME}[];\nconst char ${NAME}[] = \"${digest}\";\n")

@@ -1,0 +1,3 @@
+-- The server shows plans; only workers, which sign them, add any.
+
+REVOKE INSERT ON plan FROM mlopt_server;
