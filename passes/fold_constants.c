@@ -1,6 +1,8 @@
 /* Constant folding: nodes whose inputs are constants are evaluated by the op table's kernels, in their plain,
  * sequential order, so the bytes do not depend on the machine. Bounded, so that a small file cannot become a
- * big one. DequantizeLinear stays: folding it would undo a quantized model. */
+ * big one. DequantizeLinear stays: folding it would undo a quantized model. Bodies of If, Loop and Scan are
+ * folded too, by their own constants and those of the graphs around; an If whose condition is constant
+ * becomes its branch. */
 #include <limits.h>
 #include <string.h>
 
@@ -175,11 +177,27 @@ out:
     return status;
 }
 
+/* The branch that an If with a constant condition takes; NULL for anything else. */
+static struct mlo_graph *taken_branch(const struct mlo_node *node)
+{
+    const struct mlo_tensor *condition = mlo_node_is(node, "If") ? mlo_node_fixed(node, 0) : NULL;
+    if (!condition || condition->dtype != MLO_BOOL || mlo_tensor_count(condition) != 1)
+        return NULL;
+    const struct mlo_attr *attr =
+        mlo_node_attr(node, mlo_tensor_get_i64(condition, 0) ? "then_branch" : "else_branch");
+    return attr && attr->type == MLO_ATTR_GRAPH ? attr->graph : NULL;
+}
+
 static enum mlo_status fold_node(struct mlo_node *node, size_t max_bytes, bool *done, struct mlo_error *err)
 {
     bool known;
     struct mlo_tensor result = {0};
     *done = false;
+    struct mlo_graph *branch = taken_branch(node);
+    if (branch) {
+        *done = true;
+        return mlo_node_inline(node, branch, err);
+    }
     if (is_candidate(node)) {
         if (!size_allowed(node, max_bytes, &known))
             return MLO_OK;
@@ -195,48 +213,92 @@ static enum mlo_status fold_node(struct mlo_node *node, size_t max_bytes, bool *
     return status;
 }
 
+static bool body_is_folded(struct mlo_graph *graph, void *arg)
+{
+    MLO_UNUSED(arg);
+    return mlo_graph_is_folded(graph);
+}
+
 bool mlo_graph_is_folded(const struct mlo_graph *graph)
 {
     bool known;
-    for (int n = 0; n < graph->node_count; n++)
-        if (is_candidate(graph->nodes[n]) && size_allowed(graph->nodes[n], 0, &known))
+    for (int n = 0; n < graph->node_count; n++) {
+        const struct mlo_node *node = graph->nodes[n];
+        if ((is_candidate(node) && size_allowed(node, 0, &known)) || taken_branch(node) ||
+            !mlo_node_each_subgraph(node, body_is_folded, NULL))
             return false;
+    }
     return true;
+}
+
+/* One walk over a graph and its bodies. */
+struct walk {
+    struct mlo_pass_context *ctx;
+    size_t max_bytes;
+    const char *left; /* an op type that is left alone; or NULL */
+    int changes;
+    enum mlo_status status;
+    struct mlo_error *err;
+};
+
+static bool fold_graph(struct mlo_graph *graph, void *arg)
+{
+    struct walk *walk = arg;
+    for (int n = 0; n < graph->node_count; n++) {
+        bool done;
+        struct mlo_node *node = graph->nodes[n];
+        if (walk->left && mlo_node_is(node, walk->left))
+            continue;
+        walk->status = fold_node(node, walk->max_bytes, &done, walk->err);
+        if (walk->status != MLO_OK)
+            return false;
+        if (done) {
+            walk->changes++;
+            n--;
+        } else if (!mlo_node_each_subgraph(node, fold_graph, walk)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool finish_graph(struct mlo_graph *graph, void *arg)
+{
+    const struct walk *walk = arg;
+    for (int n = 0; n < graph->node_count; n++) {
+        const struct mlo_node *node = graph->nodes[n];
+        bool known;
+        if (is_candidate(node) && !(walk->left && mlo_node_is(node, walk->left)) &&
+            !size_allowed(node, walk->max_bytes, &known))
+            mlo_pass_note(walk->ctx, node->name, "left: %s",
+                          known ? "its result is larger than max_bytes"
+                                : "the size of its result is not known");
+        mlo_node_each_subgraph(node, finish_graph, arg);
+    }
+    mlo_graph_remove_unused_values(graph);
+    return true;
+}
+
+enum mlo_status mlo_pass_fold_all_but(struct mlo_model *model, const char *left, struct mlo_pass_context *ctx,
+                                      struct mlo_error *err)
+{
+    struct walk walk = {ctx, (size_t)mlo_json_i64(ctx->options, "max_bytes", 0), left, 1, MLO_OK, err};
+    /* A shape that becomes constant makes types known behind it, and those may make more constant. */
+    while (walk.changes) {
+        walk.changes = 0;
+        if (!fold_graph(model->graph, &walk))
+            return walk.status;
+        ctx->changes += walk.changes;
+        enum mlo_status status = walk.changes ? mlo_graph_infer(model->graph, err) : MLO_OK;
+        if (status != MLO_OK)
+            return status;
+    }
+    finish_graph(model->graph, &walk);
+    return MLO_OK;
 }
 
 enum mlo_status mlo_pass_fold_constants(struct mlo_model *model, struct mlo_pass_context *ctx,
                                         struct mlo_error *err)
 {
-    struct mlo_graph *graph = model->graph;
-    size_t max_bytes = (size_t)mlo_json_i64(ctx->options, "max_bytes", 0);
-    /* A shape that becomes constant makes types known behind it, and those may make more constant. */
-    for (bool again = true; again;) {
-        again = false;
-        for (int n = 0; n < graph->node_count; n++) {
-            bool done;
-            enum mlo_status status = fold_node(graph->nodes[n], max_bytes, &done, err);
-            if (status != MLO_OK)
-                return status;
-            if (done) {
-                ctx->changes++;
-                again = true;
-                n--;
-            }
-        }
-        if (again) {
-            enum mlo_status status = mlo_graph_infer(graph, err);
-            if (status != MLO_OK)
-                return status;
-        }
-    }
-    for (int n = 0; n < graph->node_count; n++) {
-        const struct mlo_node *node = graph->nodes[n];
-        bool known;
-        if (is_candidate(node) && !size_allowed(node, max_bytes, &known))
-            mlo_pass_note(ctx, node->name, "left: %s",
-                          known ? "its result is larger than max_bytes"
-                                : "the size of its result is not known");
-    }
-    mlo_graph_remove_unused_values(graph);
-    return MLO_OK;
+    return mlo_pass_fold_all_but(model, NULL, ctx, err);
 }

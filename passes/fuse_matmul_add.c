@@ -15,7 +15,9 @@ static bool matches(const struct mlo_node *add, int *bias_at)
         const struct mlo_tensor *w = mlo_node_fixed(matmul, 1);
         if (!w || w->rank != 2 || w->dtype != MLO_FLOAT32 || !x || x->type.rank != 2)
             continue;
-        if (bias->dtype != MLO_FLOAT32 || bias->rank != 1 || bias->dims[0] != w->dims[1])
+        /* [N] or [1,N]: ONNX Runtime would make a Gemm of either, too late for the bias to become int32. */
+        bool row = bias->rank == 1 || (bias->rank == 2 && bias->dims[0] == 1);
+        if (bias->dtype != MLO_FLOAT32 || !row || bias->dims[bias->rank - 1] != w->dims[1])
             continue;
         *bias_at = i;
         return true;

@@ -7,9 +7,13 @@
 static const char *type_name(enum mlo_option_type type)
 {
     static const char *const names[] = {
-        [MLO_OPT_BOOL] = "true or false",      [MLO_OPT_INT] = "a whole number",
-        [MLO_OPT_FLOAT] = "a number",          [MLO_OPT_STRING] = "text",
-        [MLO_OPT_STRINGS] = "a list of texts", [MLO_OPT_INTS] = "a list of whole numbers",
+        [MLO_OPT_BOOL] = "true or false",
+        [MLO_OPT_INT] = "a whole number",
+        [MLO_OPT_FLOAT] = "a number",
+        [MLO_OPT_STRING] = "text",
+        [MLO_OPT_STRINGS] = "a list of texts",
+        [MLO_OPT_INTS] = "a list of whole numbers",
+        [MLO_OPT_SWITCH] = "true, false or auto",
     };
     return names[type];
 }
@@ -81,6 +85,10 @@ static json_t *from_text(const struct mlo_option_spec *spec, const char *text)
     double f;
     json_t *texts, *list;
     switch (spec->type) {
+    case MLO_OPT_SWITCH:
+        if (strcmp(text, "auto") == 0)
+            return json_string(text);
+        /* fall through */
     case MLO_OPT_BOOL:
         if (strcmp(text, "true") == 0)
             return json_true();
@@ -131,6 +139,7 @@ static json_t *normalise(const struct mlo_option_spec *spec, const json_t *value
         return from_text(spec, json_string_value(value));
     switch (spec->type) {
     case MLO_OPT_BOOL:
+    case MLO_OPT_SWITCH:
         return json_is_boolean(value) ? json_boolean(json_is_true(value)) : NULL;
     case MLO_OPT_INT:
         return json_is_integer(value) ? json_integer(json_integer_value(value)) : NULL;

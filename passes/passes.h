@@ -22,7 +22,8 @@ enum mlo_option_type {
     MLO_OPT_FLOAT,
     MLO_OPT_STRING,
     MLO_OPT_STRINGS,
-    MLO_OPT_INTS
+    MLO_OPT_INTS,
+    MLO_OPT_SWITCH, /* true, false, or "auto": what other options say */
 };
 
 /* One option of a pass or a step: what recipes may set. The defaults are text as it would stand in a recipe.
@@ -93,10 +94,51 @@ const char *const *mlo_passes_optimize(size_t *count);
 /* The option specs of the quantize pass, for steps that offer the same options. */
 extern const struct mlo_option_spec mlo_quantize_options[];
 
+/* The options of equalize and smooth, and what they want observed: channels of outputs that may have high
+ * biases, channels of the inputs of matrix products. Both add to `wants`, whose names are the model's. */
+extern const struct mlo_option_spec mlo_equalize_options[], mlo_smooth_options[];
+MLO_MUST_USE enum mlo_status mlo_equalize_wanted(const struct mlo_model *model, const json_t *options,
+                                                 struct mlo_stats_wants *wants, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_smooth_wanted(const struct mlo_model *model, struct mlo_stats_wants *wants,
+                                               struct mlo_error *err);
+
+/* What correct-bias wants of a quantized model for a node; false: its bias cannot be corrected. The same of
+ * the float model; the quantized model's entry must be renamed to "quantized:<value>". */
+bool mlo_correct_bias_wanted(const struct mlo_node *node, struct mlo_stats_want *want);
+
+/* Those of quantize-weights, and what it wants observed with these (resolved) options: nothing for rounding
+ * to the nearest, else the Gram matrices of inputs. Adds to `wants`, whose names are the model's. */
+extern const struct mlo_option_spec mlo_quantize_weights_options[];
+MLO_MUST_USE enum mlo_status mlo_quantize_weights_wanted(const struct mlo_model *model, const json_t *options,
+                                                         struct mlo_stats_wants *wants,
+                                                         struct mlo_error *err);
+
+/* The options of the pass import-qat, and of the step that exports. */
+extern const struct mlo_option_spec mlo_import_qat_options[];
+
+/* The options of the pass to-float16. */
+extern const struct mlo_option_spec mlo_to_float16_options[];
+
+/* Whether the quantize pass with these options makes integer ops (the form qoperator, by itself or the
+ * target's).
+ */
+bool mlo_quantize_makes_integer_ops(const json_t *options);
+
 /* What the quantize pass with these (resolved) options wants observed: names of float values, yours through
  * `arena`. */
 MLO_MUST_USE enum mlo_status mlo_quantize_wanted(const struct mlo_model *model, const json_t *options,
                                                  struct mlo_arena *arena, const char ***names, size_t *count,
                                                  struct mlo_error *err);
+
+/* The nodes that multiply and that it makes integer with these options, in the order of the graph; borrowed
+ * from the model. What `exclude` can give back to float with a gain in accuracy. */
+MLO_MUST_USE enum mlo_status mlo_quantize_nodes(const struct mlo_model *model, const json_t *options,
+                                                struct mlo_arena *arena, const struct mlo_node ***nodes,
+                                                size_t *count, struct mlo_error *err);
+
+/* All that it wants observed, Gram matrices too; names are the model's or the arena's. */
+MLO_MUST_USE enum mlo_status mlo_quantize_wants(const struct mlo_model *model, const json_t *options,
+                                                struct mlo_arena *arena, struct mlo_stats_wants *wants,
+                                                struct mlo_error *err);
 
 #endif

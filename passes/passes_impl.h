@@ -6,17 +6,26 @@
 
 /* --- the passes of the table: one file each ----------------------------------------------------------- */
 
+mlo_pass_fn mlo_pass_correct_bias;
+mlo_pass_fn mlo_pass_equalize;
 mlo_pass_fn mlo_pass_fold_affine;
 mlo_pass_fn mlo_pass_fold_batchnorm;
 mlo_pass_fn mlo_pass_fold_constants;
+mlo_pass_fn mlo_pass_freeze_initializers;
 mlo_pass_fn mlo_pass_fuse_matmul_add;
 mlo_pass_fn mlo_pass_fuse_pad;
+mlo_pass_fn mlo_pass_import_qat;
 mlo_pass_fn mlo_pass_quantize;
+mlo_pass_fn mlo_pass_quantize_weights;
 mlo_pass_fn mlo_pass_raise_opset;
 mlo_pass_fn mlo_pass_remove_dead;
 mlo_pass_fn mlo_pass_remove_identity;
+mlo_pass_fn mlo_pass_smooth;
+mlo_pass_fn mlo_pass_to_float16;
+mlo_pass_fn mlo_pass_to_qoperator;
 
-extern const struct mlo_option_spec mlo_fold_constants_options[], mlo_raise_opset_options[];
+extern const struct mlo_option_spec mlo_correct_bias_options[], mlo_fold_constants_options[],
+    mlo_raise_opset_options[];
 
 /* --- properties ------------------------------------------------------------------------------------------
  */
@@ -85,10 +94,16 @@ bool mlo_node_can_scale(const struct mlo_node *node, const char **why);
 MLO_MUST_USE enum mlo_status mlo_pass_scale_channels(struct mlo_node *node, const double *scale,
                                                      const double *shift, struct mlo_error *err);
 
+/* Constant folding, but of nodes of the op type `left` (NULL: of all). Option max_bytes, as of the pass. */
+MLO_MUST_USE enum mlo_status mlo_pass_fold_all_but(struct mlo_model *model, const char *left,
+                                                   struct mlo_pass_context *ctx, struct mlo_error *err);
+
 /* Raises the model's opset to `version`: converts the nodes whose form changed in between, or refuses
  * with MLO_EUNSUPPORTED naming the op. Notes say what was converted. Nothing happens when it is high enough.
  */
 MLO_MUST_USE enum mlo_status mlo_pass_raise_opset_to(struct mlo_model *model, int64_t version,
                                                      struct mlo_pass_context *ctx, struct mlo_error *err);
+/* Row i of what it converts or refuses; false behind the last. For tests, which have a case for every row. */
+bool mlo_pass_opset_change(size_t i, const char **op_type, int *since);
 
 #endif

@@ -1,31 +1,40 @@
-/* Static int8 quantization in QDQ form: settings, insertion of QuantizeLinear/DequantizeLinear pairs. */
+/* Static quantization: settings, insertion of QuantizeLinear/DequantizeLinear pairs. */
 #include <stdio.h>
 #include <string.h>
 
 #include "passes/quantize_impl.h"
 
-static const char *const schemes[] = {"int8", NULL};
-static const char *const forms[] = {"qdq", NULL};
-static const char *const calibrators[] = {"minmax", "percentile", NULL};
-static const char *const residuals[] = {"both", "skip", NULL};
-static const char *const activation_types[] = {"uint8", "int8", NULL};
+static const char *const schemes[] = {"int8", "uint8", NULL};
+static const char *const forms[] = {"auto", "qdq", "qoperator", NULL};
+static const char *const residuals[] = {"auto", "both", "skip", NULL};
+static const char *const bias_corrections[] = {"none", "fast", "full", NULL};
+static const char *const activation_types[] = {"auto", "uint8", "int8", "uint16", "int16", NULL};
 
 const struct mlo_option_spec mlo_quantize_options[] = {
+    {.name = "target",
+     .type = MLO_OPT_STRING,
+     .fallback = "mlopt-cpu",
+     .choices = mlo_target_names,
+     .description = "The runtime that the variant is made for: says which ops become integer, where pairs "
+                    "go, and what the options that are auto stand for"},
     {.name = "scheme",
      .type = MLO_OPT_STRING,
      .fallback = "int8",
      .choices = schemes,
-     .description = "int8: weights and activations of Conv, Gemm and MatMul in 8 bits"},
+     .description = "The type of the weights: int8, or uint8 around zero point 128"},
     {.name = "form",
      .type = MLO_OPT_STRING,
-     .fallback = "qdq",
+     .fallback = "auto",
      .choices = forms,
-     .description = "qdq: QuantizeLinear and DequantizeLinear pairs around float operators"},
+     .description = "qdq: QuantizeLinear and DequantizeLinear pairs around float operators; qoperator: "
+                    "QLinearConv and the like where an operator has such a form, pairs elsewhere"},
     {.name = "calibrator",
      .type = MLO_OPT_STRING,
      .fallback = "minmax",
-     .choices = calibrators,
-     .description = "How observed values become a range"},
+     .choices = mlo_calibrator_names,
+     .description =
+         "How observed values become a range: the extremes, averages of the samples' extremes, the central "
+         "share of values, or the range of least relative entropy or squared error"},
     {.name = "percentile",
      .type = MLO_OPT_FLOAT,
      .fallback = "99.99",
@@ -33,52 +42,127 @@ const struct mlo_option_spec mlo_quantize_options[] = {
      .max = 100,
      .description = "The central share of values, in percent, that the percentile calibrator keeps"},
     {.name = "per_channel",
-     .type = MLO_OPT_BOOL,
-     .fallback = "true",
+     .type = MLO_OPT_SWITCH,
+     .fallback = "auto",
      .description = "One weight scale per output channel instead of per tensor"},
     {.name = "activations",
      .type = MLO_OPT_STRING,
-     .fallback = "uint8",
+     .fallback = "auto",
      .choices = activation_types,
-     .description = "uint8: asymmetric; int8: symmetric, zero point 0"},
-    {.name = "reduce_range",
+     .description = "The type of activations; of 16 bits needs opset 21, to which the model is raised"},
+    {.name = "symmetric",
+     .type = MLO_OPT_SWITCH,
+     .fallback = "auto",
+     .description = "Activations have their zero point in the middle (0, or 128 of uint8); auto: signed ones "
+                    "do"},
+    {.name = "symmetric_weights",
      .type = MLO_OPT_BOOL,
-     .fallback = "false",
+     .fallback = "true",
+     .description = "Weights have zero point 0 (128 of uint8); else one that fits their extremes"},
+    {.name = "reduce_range",
+     .type = MLO_OPT_SWITCH,
+     .fallback = "auto",
      .description =
          "Weights within 64 instead of 127, for CPUs without VNNI, whose sums saturate at 16 bits"},
     {.name = "residual",
      .type = MLO_OPT_STRING,
-     .fallback = "both",
+     .fallback = "auto",
      .choices = residuals,
      .description =
          "both: a residual Add reads both inputs in integers, as ONNX Runtime needs; skip: only the skip "
          "branch, for engines that add it to the accumulators of the Conv"},
+    {.name = "rounding",
+     .type = MLO_OPT_STRING,
+     .fallback = "nearest",
+     .choices = mlo_rounding_names,
+     .description =
+         "Of weights: to the nearest, or so that the node's outputs change least (gptq, adaround)"},
+    {.name = "bias_correction",
+     .type = MLO_OPT_STRING,
+     .fallback = "none",
+     .choices = bias_corrections,
+     .description =
+         "fast: biases take back what the rounding of weights did to the outputs' means; full: then "
+         "layer by layer, what was measured on the quantized model"},
     {.name = "exclude",
      .type = MLO_OPT_STRINGS,
      .fallback = "",
      .description = "Names of nodes to leave in float"},
+    {.name = "accuracy_drop",
+     .type = MLO_OPT_STRING,
+     .fallback = "none",
+     .description = "A budget for the step: nodes stay in float until the metric on the data of the role "
+                    "select is worse than the float model's by at most so much, such as 0.5pt"},
+    {.name = "metric",
+     .type = MLO_OPT_STRING,
+     .fallback = "top1",
+     .description = "The metric of accuracy_drop"},
     {NULL},
 };
 
+/* The text of an option; `automatic` where it is auto. */
+static const char *text_of(const json_t *options, const char *name, const char *automatic)
+{
+    const char *text = mlo_json_str(options, name, "auto");
+    return strcmp(text, "auto") == 0 ? automatic : text;
+}
+
 void mlo_quantize_settings_read(const json_t *options, struct mlo_quantize_settings *out)
 {
+    const struct mlo_target *target = mlo_target_find(mlo_json_str(options, "target", "mlopt-cpu"));
     *out = (struct mlo_quantize_settings){
-        .percentile_calibrator = strcmp(mlo_json_str(options, "calibrator", "minmax"), "percentile") == 0,
-        .skip_only = strcmp(mlo_json_str(options, "residual", "both"), "skip") == 0,
+        .target = target,
+        .calibrator = mlo_calibrator_find(mlo_json_str(options, "calibrator", "minmax")),
         .percentile = mlo_json_f64(options, "percentile", 99.99),
-        .per_channel = mlo_json_bool(options, "per_channel", true),
-        .reduce_range = mlo_json_bool(options, "reduce_range", false),
+        .activations = mlo_dtype_parse(text_of(options, "activations", mlo_dtype_name(target->activations))),
+        .weights = mlo_dtype_parse(mlo_json_str(options, "scheme", "int8")),
+        .symmetric_weights = mlo_json_bool(options, "symmetric_weights", true),
+        .per_channel = mlo_json_bool(options, "per_channel", target->per_channel),
+        .reduce_range = mlo_json_bool(options, "reduce_range", target->reduce_range),
+        .skip_only = strcmp(text_of(options, "residual", target->skip_only ? "skip" : "both"), "skip") == 0,
+        .qoperator = strcmp(text_of(options, "form", target->form), "qoperator") == 0,
+        .correct_bias = strcmp(mlo_json_str(options, "bias_correction", "none"), "none") != 0,
         .exclude = json_object_get(options, "exclude"),
     };
-    out->activations =
-        strcmp(mlo_json_str(options, "activations", "uint8"), "int8") == 0 ? MLO_INT8 : MLO_UINT8;
+    out->float_bias = target->float_bias && !out->qoperator; /* QLinearConv takes int32 */
+    mlo_rounding_read(options, &out->rounding);
+    out->symmetric =
+        mlo_json_bool(options, "symmetric",
+                      out->activations == target->activations ? target->symmetric
+                                                              : mlo_dtype_info(out->activations)->is_signed);
     out->weight_max = out->reduce_range ? 64 : 127;
+}
+
+/* What the options ask for and the target's runtime does not take: allowed, but said. */
+static void note_target(const struct mlo_quantize_settings *settings, struct mlo_pass_context *ctx)
+{
+    const struct mlo_target *target = settings->target;
+    if (target->only && (settings->activations != target->activations || !settings->symmetric))
+        mlo_pass_note(ctx, "",
+                      "%s takes %s, and the options ask for others: it will compute in float or "
+                      "refuse the model",
+                      target->name, target->only);
+    if (target->reduce_range && !settings->reduce_range)
+        mlo_pass_note(ctx, "",
+                      "on %s, weights of 8 bits saturate sums of two products at 16 bits: accuracy "
+                      "measured elsewhere does not hold there",
+                      target->name);
+}
+
+static bool is_integer_op(const struct mlo_node *node)
+{
+    static const char *const begins[] = {"QuantizeLinear", "DequantizeLinear", "QLinear",        "QGemm",
+                                         "ConvInteger",    "MatMulInteger",    "DynamicQuantize"};
+    for (size_t i = 0; i < MLO_COUNT(begins); i++)
+        if (strncmp(node->op_type, begins[i], strlen(begins[i])) == 0)
+            return true;
+    return false;
 }
 
 bool mlo_graph_is_quantized(const struct mlo_graph *graph)
 {
     for (int n = 0; n < graph->node_count; n++)
-        if (mlo_node_is(graph->nodes[n], "DequantizeLinear"))
+        if (is_integer_op(graph->nodes[n]))
             return true;
     return false;
 }
@@ -87,7 +171,7 @@ static enum mlo_status refuse_quantized(const struct mlo_graph *graph, struct ml
 {
     for (int n = 0; n < graph->node_count; n++) {
         const struct mlo_node *node = graph->nodes[n];
-        if (!mlo_node_is(node, "QuantizeLinear") && !mlo_node_is(node, "DequantizeLinear"))
+        if (!is_integer_op(node))
             continue;
         mlo_error_set(err, MLO_ECONFLICT, "the model is quantized already: node '%s' is a %s", node->name,
                       node->op_type);
@@ -123,10 +207,26 @@ out:
     return status;
 }
 
-/* Puts a pair behind `value`: all users read the dequantized value, graph outputs keep the float one. */
-static enum mlo_status insert_pair(struct mlo_value *value, struct mlo_node *before, enum mlo_dtype dtype,
-                                   struct mlo_quantize_value *group, struct mlo_error *err)
+/* Users that the plan has read integers use `to`. */
+static bool replace_integer_uses(const struct mlo_quantize_plan *plan, struct mlo_value *from,
+                                 struct mlo_value *to)
 {
+    for (int u = from->use_count - 1; u >= 0; u--) {
+        struct mlo_use use = from->uses[u];
+        if (mlo_quantize_is_integer(plan, use.node) && !mlo_node_set_input(use.node, use.index, to))
+            return false;
+    }
+    return true;
+}
+
+/* Puts a pair behind `value`: users read the dequantized value (all of them, or what runs in integers only,
+ * as the target wants it), graph outputs keep the float one. */
+static enum mlo_status insert_pair(struct mlo_value *value, struct mlo_node *before,
+                                   const struct mlo_quantize_settings *settings,
+                                   struct mlo_quantize_plan *plan, struct mlo_error *err)
+{
+    struct mlo_quantize_value *group = &plan->values[mlo_quantize_root(plan, value->index)];
+    enum mlo_dtype dtype = settings->activations;
     char text[256];
     struct mlo_graph *graph = value->graph;
     struct mlo_type type = value->type;
@@ -138,7 +238,9 @@ static enum mlo_status insert_pair(struct mlo_value *value, struct mlo_node *bef
     type.dtype = dtype;
     snprintf(text, sizeof text, "%.230s_quantized", value->name);
     struct mlo_value *quantized = mlo_graph_add_value(graph, text, &type);
-    if (!dequantized || !quantized || !mlo_value_replace_uses(value, dequantized))
+    if (!dequantized || !quantized ||
+        !(settings->target->apart ? replace_integer_uses(plan, value, dequantized)
+                                  : mlo_value_replace_uses(value, dequantized)))
         return mlo_error_nomem(err);
     struct mlo_value *q_in[] = {value, group->scale_value, group->zero_point_value};
     struct mlo_value *dq_in[] = {quantized, group->scale_value, group->zero_point_value};
@@ -163,8 +265,7 @@ static enum mlo_status insert_pairs(struct mlo_graph *graph, const struct mlo_qu
         struct mlo_value *value = graph->inputs[i];
         if (!plan->values[value->index].chosen)
             continue;
-        struct mlo_quantize_value *group = &plan->values[mlo_quantize_root(plan, value->index)];
-        enum mlo_status status = insert_pair(value, nodes[0], settings->activations, group, err);
+        enum mlo_status status = insert_pair(value, nodes[0], settings, plan, err);
         if (status != MLO_OK)
             return status;
     }
@@ -173,9 +274,8 @@ static enum mlo_status insert_pairs(struct mlo_graph *graph, const struct mlo_qu
             struct mlo_value *value = nodes[n]->outputs[o];
             if (!value || value->index >= plan->value_count || !plan->values[value->index].chosen)
                 continue;
-            struct mlo_quantize_value *group = &plan->values[mlo_quantize_root(plan, value->index)];
             struct mlo_node *before = n + 1 < count ? nodes[n + 1] : NULL;
-            enum mlo_status status = insert_pair(value, before, settings->activations, group, err);
+            enum mlo_status status = insert_pair(value, before, settings, plan, err);
             if (status != MLO_OK)
                 return status;
         }
@@ -189,7 +289,7 @@ static enum mlo_status rewrite(struct mlo_model *model, const struct mlo_quantiz
     enum mlo_status status;
     struct mlo_graph *graph = model->graph;
     struct mlo_quantize_cache cache = {.cap = plan->weighted_count};
-    cache.entries = mlo_arena_calloc(plan->arena, (size_t)plan->weighted_count, sizeof *cache.entries);
+    cache.entries = mlo_arena_calloc(plan->arena, (size_t)plan->weighted_count + 1, sizeof *cache.entries);
     if (!cache.entries)
         return mlo_error_nomem(err);
     MLO_TRY(insert_pairs(graph, settings, plan, err));
@@ -218,11 +318,18 @@ enum mlo_status mlo_pass_quantize(struct mlo_model *model, struct mlo_pass_conte
         return mlo_error_nomem(err);
     mlo_quantize_settings_read(ctx->options, &settings);
     MLO_TRY(refuse_quantized(model->graph, err));
-    MLO_TRY(mlo_pass_raise_opset_to(model, 13, ctx, err));
+    note_target(&settings, ctx);
+    bool wide = mlo_dtype_info(settings.activations)->bits > 8;
+    MLO_TRY(mlo_pass_raise_opset_to(model, wide ? 21 : 13, ctx, err));
     MLO_TRY(mlo_pass_remove_dead(model, &dead, err));
     MLO_TRY(mlo_quantize_plan_make(model->graph, &settings, arena, ctx, &plan, err));
     MLO_TRY(mlo_quantize_ranges(model->graph, &settings, ctx, &plan, err));
     MLO_TRY(rewrite(model, &settings, ctx, &plan, err));
+    if (settings.qoperator) {
+        struct mlo_pass_context integer = {.notes = ctx->notes};
+        MLO_TRY(mlo_graph_infer(model->graph, err));
+        MLO_TRY(mlo_pass_to_qoperator(model, &integer, err));
+    }
 out:
     mlo_arena_free(arena);
     return status;

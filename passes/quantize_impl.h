@@ -2,18 +2,33 @@
 #ifndef MLO_PASSES_QUANTIZE_IMPL_H
 #define MLO_PASSES_QUANTIZE_IMPL_H
 
+#include "passes/calibrators.h"
 #include "passes/passes_impl.h"
+#include "passes/round_impl.h"
+#include "passes/targets.h"
 
-/* The options, read once. */
+/* The options, read once: what the target says, where they say nothing else. */
 struct mlo_quantize_settings {
-    bool percentile_calibrator, per_channel, reduce_range;
-    bool skip_only; /* of a residual Add, only the input that is not being accumulated gets a pair */
+    const struct mlo_target *target;
+    const struct mlo_calibrator *calibrator;
     double percentile;
-    enum mlo_dtype activations; /* MLO_UINT8: asymmetric; MLO_INT8: symmetric */
-    int weight_max;             /* 127, or 64 in reduced range: the largest |q| of a weight */
-    const json_t *exclude;      /* names of nodes */
+    enum mlo_dtype activations; /* MLO_UINT8, MLO_INT8, MLO_UINT16 or MLO_INT16 */
+    bool symmetric;             /* of activations: the zero point in the middle */
+    enum mlo_dtype weights;     /* MLO_INT8 or MLO_UINT8 */
+    bool symmetric_weights;     /* zero point 0, or 128 of uint8 */
+    bool per_channel, reduce_range;
+    int weight_max;        /* 127, or 64 in reduced range: the largest |q - zero point| of a weight */
+    bool skip_only;        /* of a residual Add, only the input that is not being accumulated gets a pair */
+    bool float_bias;       /* biases stay as they are */
+    bool qoperator;        /* the form: integer ops instead of pairs around float ones */
+    const json_t *exclude; /* names of nodes */
+    struct mlo_rounding rounding; /* of weights */
+    bool correct_bias;            /* biases take back what rounding did to the outputs' means */
 };
 void mlo_quantize_settings_read(const json_t *options, struct mlo_quantize_settings *out);
+
+/* The integers of a quantized type, from the type's own range: 0 to 255 for uint8. */
+void mlo_quantize_limits(enum mlo_dtype dtype, int *low, int *high);
 
 /* A float value of the graph, by mlo_value.index. */
 struct mlo_quantize_value {
@@ -31,8 +46,10 @@ struct mlo_quantize_plan {
     struct mlo_arena *arena;
     struct mlo_quantize_value *values;
     int value_count;
-    struct mlo_node **weighted; /* Conv, Gemm and MatMul nodes to run in integers, in graph order */
+    struct mlo_node **weighted; /* nodes whose constant weights become integer, in graph order */
     int weighted_count;
+    const struct mlo_node **integer; /* all nodes that read integers, sorted by address */
+    int integer_count;
 };
 
 /* What of the graph becomes integer. Notes (ctx may be NULL) say which weighted nodes stay in float, and why.
@@ -50,14 +67,26 @@ MLO_MUST_USE enum mlo_status mlo_quantize_ranges(const struct mlo_graph *graph,
                                                  struct mlo_pass_context *ctx, struct mlo_quantize_plan *plan,
                                                  struct mlo_error *err);
 
-/* The channel axis of a weighted node's weights. */
+/* Whether the plan has the node read integers. */
+bool mlo_quantize_is_integer(const struct mlo_quantize_plan *plan, const struct mlo_node *node);
+
+/* The channel axis of a weighted node's weights (Conv, ConvTranspose, Gemm or MatMul). */
 int mlo_quantize_weight_axis(const struct mlo_node *node);
+/* The same where the weights are no constant yet, but of this rank. */
+int mlo_quantize_channel_axis(const struct mlo_node *node, int rank);
+
+/* Adds the node DequantizeLinear(quantized, scales[, zero points]) in front of `node`; `zero` may be NULL,
+ * and `axis` counts where the scales are a list. What it makes; NULL: out of memory. */
+struct mlo_value *mlo_quantize_add_dequantize(struct mlo_node *node, const char *name,
+                                              struct mlo_value *quantized, struct mlo_value *scale,
+                                              struct mlo_value *zero, int axis);
 
 /* Weights that are integer already, so that a second user of the same ones finds them. */
 struct mlo_quantize_weights {
     const struct mlo_value *source;
     int axis;
     const float *scales;
+    const int *zeros; /* as many */
     size_t scale_count;
     struct mlo_value *dequantized;
 };
@@ -72,5 +101,27 @@ MLO_MUST_USE enum mlo_status mlo_quantize_node(struct mlo_node *node, float inpu
                                                const struct mlo_quantize_settings *settings,
                                                struct mlo_arena *arena, struct mlo_quantize_cache *cache,
                                                struct mlo_pass_context *ctx, struct mlo_error *err);
+
+/* The grid of a node's weights as this pass makes it: one scale and zero point a channel, or one for all. */
+struct mlo_quantize_grid {
+    const float *scales;
+    const int *zeros;
+    size_t count;
+    int low, high;
+    float alpha; /* factor of the weights */
+};
+/* Chooses the integers `q` (which lie as the weights; the low 8 bits of each) anew by the method, where the
+ * node's inputs were observed; else notes why not and leaves them. */
+MLO_MUST_USE enum mlo_status mlo_quantize_refine(const struct mlo_node *node,
+                                                 const struct mlo_quantize_grid *grid,
+                                                 const struct mlo_rounding *how, struct mlo_arena *arena,
+                                                 uint8_t *q, struct mlo_pass_context *ctx,
+                                                 struct mlo_error *err);
+/* Adds to the node's float bias (made when it has none) what the integer weights behind `dequantized` take
+ * away from the outputs' means; the node's input 1 still is the float weights. beta becomes 1. */
+MLO_MUST_USE enum mlo_status mlo_quantize_correct_bias(struct mlo_node *node,
+                                                       const struct mlo_value *dequantized,
+                                                       struct mlo_arena *arena, struct mlo_pass_context *ctx,
+                                                       struct mlo_error *err);
 
 #endif

@@ -43,26 +43,35 @@ static enum mlo_status value_range(const struct mlo_value *value,
     if (t->count == 0)
         return bad_stats(value, err, "no sample was observed for value",
                          "the calibration set must not be empty");
-    if (settings->percentile_calibrator) {
-        mlo_tensor_stats_percentile(t, settings->percentile, low, high);
-    } else {
-        *low = t->min;
-        *high = t->max;
-    }
+    int least, most;
+    mlo_quantize_limits(settings->activations, &least, &most);
+    const struct mlo_calibration c = {settings->percentile, settings->symmetric,
+                                      most - least + !settings->symmetric};
+    settings->calibrator->range(t, &c, low, high);
     return MLO_OK;
+}
+
+void mlo_quantize_limits(enum mlo_dtype dtype, int *low, int *high)
+{
+    const struct mlo_dtype_info *info = mlo_dtype_info(dtype);
+    *low = info->is_signed ? -(1 << (info->bits - 1)) : 0;
+    *high = *low + (1 << info->bits) - 1;
 }
 
 static void params_from_range(const struct mlo_quantize_settings *settings, struct mlo_quantize_value *v)
 {
-    if (settings->activations == MLO_INT8) {
-        v->scale = fmaxf(fmaxf(-v->low, v->high) / 127.0f, smallest_scale);
-        v->zero_point = 0;
+    int least, most;
+    mlo_quantize_limits(settings->activations, &least, &most);
+    if (settings->symmetric) {
+        v->zero_point = (least + most + 1) / 2;
+        v->scale = fmaxf(fmaxf(-v->low, v->high) / (float)(most - v->zero_point), smallest_scale);
         return;
     }
     /* Halves first: the width of a range can be beyond float32. */
-    v->scale = fmaxf((v->high * 0.5f - v->low * 0.5f) / 127.5f, smallest_scale);
-    float zero = rintf(-v->low / v->scale);
-    v->zero_point = (int)fminf(fmaxf(zero, 0.0f), 255.0f);
+    float half_levels = (float)(most - least) * 0.5f;
+    v->scale = fmaxf((v->high * 0.5f - v->low * 0.5f) / half_levels, smallest_scale);
+    float zero = rintf(-v->low / v->scale) + (float)least;
+    v->zero_point = (int)fminf(fmaxf(zero, (float)least), (float)most);
 }
 
 enum mlo_status mlo_quantize_ranges(const struct mlo_graph *graph,
@@ -80,6 +89,10 @@ enum mlo_status mlo_quantize_ranges(const struct mlo_graph *graph,
         if (low == 0.0f && high == 0.0f)
             mlo_pass_note(ctx, graph->values[i]->name,
                           "the value was always 0 on calibration data (a dead ReLU, or an unused input)");
+        else if (low == high)
+            mlo_pass_note(ctx, graph->values[i]->name,
+                          "the value was always %.9g on calibration data: its range is from there to 0",
+                          (double)low);
         struct mlo_quantize_value *root = &plan->values[mlo_quantize_root(plan, i)];
         /* Zero is in every range: padding and ReLU need it exact. */
         root->low = fminf(root->low, low);

@@ -253,6 +253,13 @@ static enum mlo_status gridsample_20(struct mlo_node *node, struct mlo_error *er
     return mlo_node_set_s(node, "mode", now) ? MLO_OK : mlo_error_nomem(err);
 }
 
+/* Half pixels became the default; before, there was no other way than without them. */
+static enum mlo_status roialign_16(struct mlo_node *node, struct mlo_error *err)
+{
+    return mlo_node_set_s(node, "coordinate_transformation_mode", "output_half_pixel") ? MLO_OK
+                                                                                       : mlo_error_nomem(err);
+}
+
 /* The axis became an input, with another default. */
 static enum mlo_status dft_20(struct mlo_node *node, struct mlo_error *err)
 {
@@ -325,6 +332,7 @@ static const struct {
     {"ReduceProd", 18, axes_18},
     {"ReduceSum", 13, axes_13},
     {"ReduceSumSquare", 18, axes_18},
+    {"RoiAlign", 16, roialign_16},
     {"Scan", 9, NULL}, /* its batch axis went */
     {"Scatter", 11, scatter_11},
     {"Slice", 10, slice_10},
@@ -339,6 +347,15 @@ static const struct {
     {"Resize", 11, resize_11}, /* behind Upsample, which becomes one */
     {"Resize", 13, resize_13},
 };
+
+bool mlo_pass_opset_change(size_t i, const char **op_type, int *since)
+{
+    if (i >= MLO_COUNT(changes))
+        return false;
+    *op_type = changes[i].op_type;
+    *since = changes[i].since;
+    return true;
+}
 
 enum { OLDEST = 7, NEWEST = 23 };
 

@@ -5,6 +5,23 @@
 /* Sorted by name. To add a pass: one file with its mlo_pass_fn, its line in passes_impl.h, one row here. */
 static const struct mlo_pass table[] = {
     {
+        .name = "correct-bias",
+        .run = mlo_pass_correct_bias,
+        .requires = MLO_PROP_TYPED,
+        .needs_stats = true,
+        .options = mlo_correct_bias_options,
+        .revision = 1,
+        .description = "Biases of a quantized model take back what it did to the means of outputs",
+    },
+    {
+        .name = "equalize",
+        .run = mlo_pass_equalize,
+        .requires = MLO_PROP_TYPED,
+        .options = mlo_equalize_options,
+        .revision = 1,
+        .description = "Channels between weighted nodes get the same range of weights on both sides",
+    },
+    {
         .name = "fold-affine",
         .run = mlo_pass_fold_affine,
         .requires = MLO_PROP_TYPED,
@@ -26,14 +43,21 @@ static const struct mlo_pass table[] = {
         .requires = MLO_PROP_TYPED,
         .establishes = MLO_PROP_FOLDED,
         .options = mlo_fold_constants_options,
+        .revision = 2,
+        .description =
+            "Nodes whose inputs are constants become constants; an If whose condition is one, its branch",
+    },
+    {
+        .name = "freeze-initializers",
+        .run = mlo_pass_freeze_initializers,
         .revision = 1,
-        .description = "Nodes whose inputs are constants become constants",
+        .description = "Weights that are listed as inputs too, which callers may replace, become constants",
     },
     {
         .name = "fuse-matmul-add",
         .run = mlo_pass_fuse_matmul_add,
         .requires = MLO_PROP_TYPED,
-        .revision = 1,
+        .revision = 2,
         .description = "MatMul by a constant matrix and Add of a constant vector become Gemm",
     },
     {
@@ -44,21 +68,39 @@ static const struct mlo_pass table[] = {
         .description = "Padding by zeros moves into the Conv behind it",
     },
     {
+        .name = "import-qat",
+        .run = mlo_pass_import_qat,
+        .requires = MLO_PROP_TYPED,
+        .establishes = MLO_PROP_QUANTIZED | MLO_PROP_NO_DEAD,
+        .options = mlo_import_qat_options,
+        .revision = 1,
+        .description = "Fake quantization of a training becomes integer weights and biases, checked",
+    },
+    {
         .name = "quantize",
         .run = mlo_pass_quantize,
         .requires = MLO_PROP_TYPED,
         .establishes = MLO_PROP_QUANTIZED | MLO_PROP_NO_DEAD,
         .needs_stats = true,
         .options = mlo_quantize_options,
+        .revision = 3,
+        .description =
+            "Static quantization: QuantizeLinear and DequantizeLinear pairs, integer weights and biases",
+    },
+    {
+        .name = "quantize-weights",
+        .run = mlo_pass_quantize_weights,
+        .requires = MLO_PROP_TYPED,
+        .options = mlo_quantize_weights_options,
         .revision = 1,
-        .description = "Static int8: QuantizeLinear and DequantizeLinear pairs, integer weights and biases",
+        .description = "Weights alone in 8 or 4 bits, in blocks; activations stay float",
     },
     {
         .name = "raise-opset",
         .run = mlo_pass_raise_opset,
         .requires = MLO_PROP_TYPED,
         .options = mlo_raise_opset_options,
-        .revision = 1,
+        .revision = 2,
         .description = "Nodes take the form of a newer opset; what cannot is refused by name",
     },
     {
@@ -75,6 +117,31 @@ static const struct mlo_pass table[] = {
         .revision = 1,
         .description =
             "Nodes that provably change nothing go: Identity, Dropout, Reshape to the same shape, …",
+    },
+    {
+        .name = "smooth",
+        .run = mlo_pass_smooth,
+        .requires = MLO_PROP_TYPED,
+        .needs_stats = true,
+        .options = mlo_smooth_options,
+        .revision = 1,
+        .description = "Outliers of the inputs of matrix products move into the weights (SmoothQuant)",
+    },
+    {
+        .name = "to-float16",
+        .run = mlo_pass_to_float16,
+        .requires = MLO_PROP_TYPED,
+        .options = mlo_to_float16_options,
+        .revision = 1,
+        .description = "Weights and arithmetic in float16 or bfloat16, but what must stay in float32",
+    },
+    {
+        .name = "to-qoperator",
+        .run = mlo_pass_to_qoperator,
+        .requires = MLO_PROP_TYPED | MLO_PROP_QUANTIZED,
+        .establishes = MLO_PROP_QUANTIZED | MLO_PROP_NO_DEAD,
+        .revision = 1,
+        .description = "Pairs around float ops become integer ops: QLinearConv, QLinearMatMul, QGemm, …",
     },
 };
 
