@@ -4,6 +4,16 @@
 
 #include "engines/engines_impl.h"
 
+void *mlo_engine_aligned(size_t size_bytes)
+{
+    void *p = NULL;
+    size_t size = (size_bytes + 127) & ~(size_t)63;
+    if (size < size_bytes || posix_memalign(&p, 64, size) != 0)
+        return NULL;
+    memset(p, 0, size);
+    return p;
+}
+
 static bool is_fed(const struct mlo_value *value)
 {
     return !value->constant;
@@ -29,20 +39,14 @@ enum mlo_status mlo_engine_bind(const struct mlo_model *model, const struct mlo_
                              (long long)o->batch);
     MLO_TRY(mlo_isa_check(err));
     MLO_TRY(mlo_graph_check_supported(model->graph, err));
-    MLO_TRY(mlo_model_clone(model, &copy, err));
+    MLO_TRY(o->constants ? mlo_model_clone_borrowing(model, &copy, err) : mlo_model_clone(model, &copy, err));
     MLO_TRY(o->batch > 0 ? mlo_graph_bind_batch(copy->graph, o->batch, err)
                          : mlo_graph_infer(copy->graph, err));
     for (int i = 0; i < copy->graph->input_count; i++) {
         const struct mlo_value *v = copy->graph->inputs[i];
         char type[256];
-        if (!is_fed(v) || mlo_type_static(&v->type, NULL))
+        if (!is_fed(v) || mlo_holds_values(v->type.dtype) || mlo_type_static(&v->type, NULL))
             continue;
-        if (mlo_holds_values(v->type.dtype)) {
-            status = mlo_error_set(err, MLO_EUNSUPPORTED, "input '%s' is %s; engines are fed with tensors",
-                                   v->name, mlo_type_describe(&v->type, type, sizeof type));
-            mlo_error_where(err, "input '%s'", v->name);
-            goto out;
-        }
         status = mlo_error_set(err, MLO_EINVAL, "input '%s' is %s: its shape is not fixed", v->name,
                                mlo_type_describe(&v->type, type, sizeof type));
         mlo_error_where(err, "input '%s'", v->name);
@@ -60,6 +64,8 @@ enum mlo_status mlo_engine_check_input(const struct mlo_value *value, const stru
                                        struct mlo_error *err)
 {
     const struct mlo_type *t = &value->type;
+    if (mlo_holds_values(t->dtype) && t->dtype == tensor->dtype)
+        return MLO_OK; /* what it holds may have any shape */
     bool same = t->dtype == tensor->dtype && t->rank == tensor->rank;
     for (int i = 0; same && i < t->rank; i++)
         same = t->dims[i].value == tensor->dims[i];

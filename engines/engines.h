@@ -28,6 +28,22 @@ struct mlo_compile_options {
     /* Values whose contents mlo_engine observe must deliver: they are kept from being fused away. */
     const char *const *observe;
     size_t observe_count;
+    /* Not NULL: the plan has constants in common with the others that were compiled with the same object, all
+     * from one model; it borrows the model's initializers, so the model must outlive it, unchanged. */
+    struct mlo_constants *constants;
+};
+
+/* Constants in common: packed weights are made once for all plans of a model. Counted: one is freed with the
+ * last plan that has it. Any thread may compile with it. NULL: out of memory. */
+struct mlo_constants *mlo_constants_new(void);
+/* After the last plan. NULL is fine. */
+void mlo_constants_free(struct mlo_constants *constants);
+size_t mlo_constants_bytes(struct mlo_constants *constants);
+
+/* What memory a plan takes, besides what it shares (mlo_constants) and what it borrows from the model. */
+struct mlo_footprint {
+    size_t plan_bytes;    /* constants of its own */
+    size_t program_bytes; /* buffers of each program */
 };
 
 struct mlo_plan;    /* engine-private: schedule, packed weights, memory plan; immutable, shareable */
@@ -77,6 +93,8 @@ struct mlo_engine {
     enum mlo_status (*describe)(const struct mlo_plan *plan, json_t **out, struct mlo_error *err);
     void (*unload)(struct mlo_program *program); /* NULL is fine */
     void (*free_plan)(struct mlo_plan *plan);    /* NULL is fine */
+    /* Optional (NULL: not known). */
+    void (*footprint)(const struct mlo_plan *plan, struct mlo_footprint *out);
     /* Optional (NULL: the caller times run): times calls where they happen, for an engine whose run carries
      * data to another process. */
     enum mlo_status (*time)(struct mlo_program *program, const struct mlo_tensor *inputs,
@@ -86,6 +104,18 @@ struct mlo_engine {
      * with "us" in each node: the median time of that step over `calls` runs on these inputs. */
     enum mlo_status (*profile)(struct mlo_program *program, const struct mlo_tensor *inputs, int calls,
                                json_t **out, struct mlo_error *err);
+    /* Optional, all four or none: plans as files (engines/plans.h puts a head and a signature around them).
+     * save writes the plan at the file's current position, a multiple of 64; MLO_EUNSUPPORTED names the step
+     * that cannot be written. */
+    enum mlo_status (*save)(const struct mlo_plan *plan, int fd, struct mlo_error *err);
+    /* The plan out of what save wrote, mapped at a multiple of 64: constants are used where they lie, so the
+     * bytes must outlive the plan. Bytes that are no plan of this engine are MLO_EFORMAT, one of another
+     * machine MLO_ESTALE. */
+    enum mlo_status (*restore)(const void *bytes, size_t size, struct mlo_plan **plan, struct mlo_error *err);
+    /* A model with the plan's inputs and outputs (and nothing else that is meant for callers); borrowed. */
+    const struct mlo_model *(*interface)(const struct mlo_plan *plan);
+    /* What must be equal where a saved plan is restored: {"engine","version","revision","cpu","isa"…}. */
+    enum mlo_status (*identity)(json_t **out, struct mlo_error *err);
 };
 
 /* All engines built in, and one by name (MLO_ENOTFOUND lists the names). Each is checked complete once. */
@@ -112,5 +142,11 @@ MLO_MUST_USE enum mlo_status mlo_engine_observe_stats(const struct mlo_model *mo
                                                       size_t name_count, int64_t batch, unsigned threads,
                                                       mlo_feed_fn *next, void *arg, struct mlo_stats *stats,
                                                       struct mlo_error *err);
+/* The same for whatever is wanted of the values: histograms, channels, Gram matrices. Statistics that `stats`
+ * holds already go on. */
+MLO_MUST_USE enum mlo_status mlo_engine_observe_wants(const struct mlo_model *model,
+                                                      const struct mlo_stats_wants *wants, int64_t batch,
+                                                      unsigned threads, mlo_feed_fn *next, void *arg,
+                                                      struct mlo_stats *stats, struct mlo_error *err);
 
 #endif

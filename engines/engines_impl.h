@@ -11,6 +11,23 @@ extern const struct mlo_engine mlo_engine_reference, mlo_engine_cpu, mlo_engine_
  * that. For tests of the invariant numerics; oneDNN keeps what it was first used with. */
 void mlo_isa_override(int isa);
 
+/* 64-byte aligned, zeroed memory (free). One vector may be read beyond its end. NULL: out of memory. */
+void *mlo_engine_aligned(size_t size_bytes);
+
+/* One of a mlo_constants, held by a plan. */
+struct mlo_constant;
+/* Fills `out`: zeroed, 64-byte aligned. False: it failed. */
+typedef bool mlo_make_constant_fn(void *arg, void *out);
+/* The constant that equal keys stand for; made when it is not there. A thread that wants what another one is
+ * making waits. NULL: out of memory, or `make` failed. Release it. */
+struct mlo_constant *mlo_constants_get(struct mlo_constants *c, const struct mlo_digest *key,
+                                       size_t size_bytes, mlo_make_constant_fn *make, void *arg);
+const void *mlo_constant_data(const struct mlo_constant *constant);
+void mlo_constant_release(struct mlo_constant *constant); /* NULL is fine */
+
+/* {"vendor","family","model","name"} of the processor. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_cpu_identity(json_t **out, struct mlo_error *err);
+
 /* A private copy of the model with the batch bound and every type inferred; checks that all ops are known and
  * that the inputs are static. *out is yours. */
 MLO_MUST_USE enum mlo_status mlo_engine_bind(const struct mlo_model *model,

@@ -120,6 +120,32 @@ static void slug(const char *model, char *out, size_t size)
         snprintf(out, size, "unknown-cpu");
 }
 
+enum mlo_status mlo_cpu_identity(json_t **out, struct mlo_error *err)
+{
+    static const struct {
+        const char *key, *field;
+    } fields[] = {
+        {"vendor", "vendor_id"}, {"family", "cpu family"}, {"model", "model"}, {"name", "model name"}};
+    struct mlo_buf text = MLO_BUF_INIT;
+    char value[256];
+    enum mlo_status status;
+    *out = json_object();
+    MLO_TRY(mlo_fs_read("/proc/cpuinfo", (size_t)16 << 20, &text, err));
+    for (size_t i = 0; *out && i < MLO_COUNT(fields); i++) {
+        cpuinfo_field(mlo_buf_str(&text), fields[i].field, value, sizeof value);
+        json_object_set_new(*out, fields[i].key, json_string(value));
+    }
+    if (!*out)
+        status = mlo_error_nomem(err);
+out:
+    mlo_buf_clear(&text);
+    if (status != MLO_OK) {
+        json_decref(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
 char *mlo_machine_class(char *out, size_t size)
 {
     char model[256], name[128];

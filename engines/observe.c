@@ -5,19 +5,19 @@
 #include "engines/engines_impl.h"
 
 struct sink {
+    const struct mlo_stats_wants *wants;
     struct mlo_stats *stats;
+    struct mlo_pool *pool;
     int64_t batch, got;
 };
 
-static enum mlo_status take(void *arg, const char *name, const struct mlo_tensor *value,
-                            struct mlo_error *err)
+static enum mlo_status take_histogram(const struct sink *sink, const char *name,
+                                      const struct mlo_tensor *value, struct mlo_error *err)
 {
-    const struct sink *sink = arg;
-    size_t count = mlo_tensor_count(value);
     struct mlo_tensor_stats *t = mlo_stats_get(sink->stats, name);
     if (!t)
         return mlo_error_nomem(err);
-    size_t per = count / (size_t)sink->batch;
+    size_t per = mlo_tensor_count(value) / (size_t)sink->batch;
     for (int64_t s = 0; s < sink->got; s++) {
         enum mlo_status status =
             mlo_tensor_stats_add(t, (const float *)value->data + (size_t)s * per, per, err);
@@ -25,6 +25,75 @@ static enum mlo_status take(void *arg, const char *name, const struct mlo_tensor
             return status;
     }
     return MLO_OK;
+}
+
+static enum mlo_status take_channels(const struct sink *sink, const struct mlo_stats_want *want,
+                                     const struct mlo_tensor *value, struct mlo_error *err)
+{
+    int axis = want->channel_axis < 0 ? want->channel_axis + value->rank : want->channel_axis;
+    if (axis < 1 || axis >= value->rank) {
+        mlo_error_set(err, MLO_EINVAL, "a value of rank %d has no channels along axis %d", value->rank,
+                      want->channel_axis);
+        mlo_error_where(err, "value '%s'", want->name);
+        return MLO_EINVAL;
+    }
+    size_t count = mlo_tensor_count(value), per = count / (size_t)sink->batch, inner = 1;
+    for (int d = axis + 1; d < value->rank; d++)
+        inner *= (size_t)value->dims[d];
+    size_t unit = inner * (size_t)value->dims[axis];
+    struct mlo_channel_stats *c = mlo_stats_get_channels(sink->stats, want->name, value->dims[axis]);
+    if (!c)
+        return mlo_error_nomem(err);
+    for (int64_t s = 0; s < sink->got; s++)
+        mlo_channel_stats_add(c, (const float *)value->data + (size_t)s * per, unit ? per / unit : 0, inner);
+    return MLO_OK;
+}
+
+static enum mlo_status take_gram(const struct sink *sink, const struct mlo_stats_want *want,
+                                 const struct mlo_tensor *value, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_gram *gram = mlo_stats_get_gram(sink->stats, want->gram, want->full);
+    if (!gram && mlo_stats_find_gram(sink->stats, want->gram)) {
+        mlo_error_set(err, MLO_EINVAL, "its statistics were begun in another form");
+        mlo_error_where(err, "node '%s'", want->gram->name);
+        return MLO_EINVAL;
+    }
+    if (!gram)
+        return mlo_error_nomem(err);
+    struct mlo_tensor sample = *value;
+    size_t per = mlo_tensor_count(value) / (size_t)sink->batch;
+    if (value->rank < 1)
+        return mlo_error_set(err, MLO_EINVAL, "value '%s' is a scalar", want->name);
+    sample.dims[0] /= sink->batch;
+    sample.owned = false;
+    for (int64_t s = 0; s < sink->got && status == MLO_OK; s++) {
+        sample.data = (float *)value->data + (size_t)s * per;
+        status = mlo_gram_add(gram, want->gram, &sample, sink->pool, err);
+    }
+    if (status != MLO_OK)
+        mlo_error_where(err, "node '%s'", want->gram->name);
+    return status;
+}
+
+static enum mlo_status take(void *arg, const char *name, const struct mlo_tensor *value,
+                            struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct sink *sink = arg;
+    for (size_t i = 0; i < sink->wants->count; i++) {
+        const struct mlo_stats_want *want = &sink->wants->list[i];
+        if (strcmp(want->name, name) != 0)
+            continue;
+        if (want->histogram)
+            MLO_TRY(take_histogram(sink, name, value, err));
+        if (want->channel_axis)
+            MLO_TRY(take_channels(sink, want, value, err));
+        if (want->gram)
+            MLO_TRY(take_gram(sink, want, value, err));
+    }
+out:
+    return status;
 }
 
 /* How often the batch stands in the value's first dim: 1 in [N, C], 4 where each sample was cut into four
@@ -113,18 +182,55 @@ out:
     return status;
 }
 
+/* The names of the wanted values, each once. */
+static enum mlo_status names_of(const struct mlo_stats_wants *wants, const char ***out, size_t *count,
+                                struct mlo_error *err)
+{
+    const char **names = calloc(wants->count + 1, sizeof *names);
+    *count = 0;
+    *out = names;
+    if (!names)
+        return mlo_error_nomem(err);
+    for (size_t i = 0; i < wants->count; i++) {
+        size_t k = 0;
+        while (k < *count && strcmp(names[k], wants->list[i].name) != 0)
+            k++;
+        if (k == *count)
+            names[(*count)++] = wants->list[i].name;
+    }
+    return MLO_OK;
+}
+
 enum mlo_status mlo_engine_observe_stats(const struct mlo_model *model, const char *const *names,
                                          size_t name_count, int64_t batch, unsigned threads,
                                          mlo_feed_fn *next, void *arg, struct mlo_stats *stats,
                                          struct mlo_error *err)
 {
+    enum mlo_status status = MLO_OK;
+    struct mlo_stats_wants wants = {0};
+    for (size_t i = 0; i < name_count; i++) {
+        struct mlo_stats_want want = {.name = names[i], .histogram = true};
+        if (!mlo_stats_wants_add(&wants, &want)) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+    }
+    MLO_TRY(mlo_engine_observe_wants(model, &wants, batch, threads, next, arg, stats, err));
+out:
+    mlo_stats_wants_clear(&wants);
+    return status;
+}
+
+enum mlo_status mlo_engine_observe_wants(const struct mlo_model *model, const struct mlo_stats_wants *wants,
+                                         int64_t batch, unsigned threads, mlo_feed_fn *next, void *arg,
+                                         struct mlo_stats *stats, struct mlo_error *err)
+{
     enum mlo_status status;
+    const char **names = NULL;
     const struct mlo_engine *engine = &mlo_engine_cpu;
-    struct mlo_compile_options options = {.batch = batch,
-                                          .numerics = MLO_NUMERICS_INVARIANT,
-                                          .threads = threads,
-                                          .observe = names,
-                                          .observe_count = name_count};
+    struct mlo_compile_options options = {
+        .batch = batch, .numerics = MLO_NUMERICS_INVARIANT, .threads = threads};
+    struct mlo_pool *pool = NULL;
     struct mlo_model *bound = NULL;
     struct mlo_plan *plan = NULL;
     struct mlo_program *program = NULL;
@@ -132,6 +238,10 @@ enum mlo_status mlo_engine_observe_stats(const struct mlo_model *model, const ch
     int input_count = 0;
     if (batch < 1)
         return mlo_error_set(err, MLO_EINVAL, "the batch is %lld; it must be positive", (long long)batch);
+    MLO_TRY(names_of(wants, &names, &options.observe_count, err));
+    options.observe = names;
+    if (threads > 1)
+        pool = mlo_pool_new(threads); /* without one it takes longer */
     MLO_TRY(bind(model, &options, &bound, err));
     batch = options.batch;
     MLO_TRY(make_inputs(bound, &inputs, &input_count, err));
@@ -151,7 +261,7 @@ enum mlo_status mlo_engine_observe_stats(const struct mlo_model *model, const ch
     MLO_TRY(engine->compile(model, &options, &plan, err));
     MLO_TRY(engine->load(plan, &program, err));
     for (;;) {
-        struct sink sink = {.stats = stats, .batch = batch};
+        struct sink sink = {.wants = wants, .stats = stats, .pool = pool, .batch = batch};
         MLO_TRY(next(arg, batch, inputs, &sink.got, err));
         if (sink.got <= 0)
             break;
@@ -172,6 +282,8 @@ out:
         mlo_tensor_clear(&outputs[i]);
     free(inputs);
     free(outputs);
+    free(names);
+    mlo_pool_free(pool);
     mlo_model_free(bound);
     return status;
 }

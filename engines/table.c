@@ -16,7 +16,8 @@ static size_t usable_count;
 static bool complete(const struct mlo_engine *e)
 {
     return e->name && e->name[0] && e->version && e->probe && e->compile && e->load && e->run && e->observe &&
-           e->describe && e->unload && e->free_plan;
+           e->describe && e->unload && e->free_plan && !e->save == !e->restore && !e->save == !e->interface &&
+           !e->save == !e->identity;
 }
 
 /* A row with a hole is a bug that a test shows; the table then stays empty instead of crashing later. */

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engines/cpu/cpu_impl.h"
+#include "engines/cpu/image_impl.h"
 
 static const char *version(void)
 {
@@ -19,16 +19,18 @@ static enum mlo_status probe(struct mlo_error *err)
     return MLO_EUNAVAILABLE;
 }
 
-static void free_plan(struct mlo_plan *plan)
+void cpu_plan_free(struct mlo_plan *plan)
 {
     if (!plan)
         return;
     for (int i = 0; i < plan->step_count; i++)
         if (plan->steps[i].cls->free_data)
             plan->steps[i].cls->free_data(plan->steps[i].data);
-    for (int i = 0; i < plan->slot_count; i++)
+    for (int i = 0; i < plan->slot_count; i++) {
         if (plan->slots[i].owned)
             free((void *)(uintptr_t)plan->slots[i].data);
+        mlo_constant_release(plan->slots[i].shared);
+    }
     mlo_model_free(plan->model);
     mlo_arena_free(plan->arena);
     free(plan);
@@ -50,7 +52,8 @@ static enum mlo_status init_values(struct mlo_plan *plan, struct mlo_error *err)
     for (int i = 0; i < plan->input_count; i++) {
         size_t bytes = 0;
         cpu_value_bytes(plan->inputs[i], &bytes);
-        int s = cpu_slot_new(plan, CPU_SLOT_INPUT, bytes);
+        bool holds = mlo_holds_values(plan->inputs[i]->type.dtype);
+        int s = cpu_slot_new(plan, holds ? CPU_SLOT_TENSOR : CPU_SLOT_INPUT, bytes);
         if (s < 0)
             return mlo_error_nomem(err);
         plan->slots[s].input = i;
@@ -70,6 +73,7 @@ static enum mlo_status compile(const struct mlo_model *model, const struct mlo_c
     plan->isa = mlo_isa_current();
     plan->threads = options->threads ? options->threads : 1;
     plan->batch = options->batch;
+    plan->constants = options->constants;
     plan->arena = mlo_arena_new();
     if (!plan->arena) {
         status = mlo_error_nomem(err);
@@ -77,28 +81,43 @@ static enum mlo_status compile(const struct mlo_model *model, const struct mlo_c
     }
     MLO_TRY(mlo_engine_bind(model, options, &plan->model, err));
     const struct mlo_graph *g = plan->model->graph;
-    plan->inputs = mlo_arena_calloc(plan->arena, (size_t)g->input_count + 1, sizeof(struct mlo_value *));
     plan->observed = mlo_arena_calloc(plan->arena, options->observe_count + 1, sizeof(struct mlo_value *));
+    if (!plan->observed) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    plan->observed_count = options->observe_count;
+    MLO_TRY(mlo_engine_observed(g, options, plan->observed, err));
+    if (plan->numerics == MLO_NUMERICS_FAST)
+        MLO_TRY(cpu_fast_normalise(plan, err));
+    plan->inputs = mlo_arena_calloc(plan->arena, (size_t)g->input_count + 1, sizeof(struct mlo_value *));
     plan->values = mlo_arena_calloc(plan->arena, (size_t)g->value_count + 1, sizeof *plan->values);
     plan->done = mlo_arena_calloc(plan->arena, (size_t)g->node_count + 1, sizeof *plan->done);
     plan->output_slots = mlo_arena_calloc(plan->arena, (size_t)g->output_count + 1, sizeof(int));
     plan->observed_slots = mlo_arena_calloc(plan->arena, options->observe_count + 1, sizeof(int));
-    if (!plan->inputs || !plan->observed || !plan->values || !plan->done || !plan->output_slots ||
-        !plan->observed_slots) {
+    if (!plan->inputs || !plan->values || !plan->done || !plan->output_slots || !plan->observed_slots) {
         status = mlo_error_nomem(err);
         goto out;
     }
     plan->input_count = mlo_engine_inputs(g, plan->inputs);
-    plan->observed_count = options->observe_count;
-    MLO_TRY(mlo_engine_observed(g, options, plan->observed, err));
     MLO_TRY(init_values(plan, err));
     MLO_TRY(plan->numerics == MLO_NUMERICS_FAST ? cpu_fast_lower(plan, err) : cpu_invariant_lower(plan, err));
     cpu_plan_memory(plan);
     *out = plan;
     plan = NULL;
 out:
-    free_plan(plan);
+    cpu_plan_free(plan);
     return status;
+}
+
+static void footprint(const struct mlo_plan *plan, struct mlo_footprint *out)
+{
+    *out = (struct mlo_footprint){.program_bytes = plan->arena_bytes + plan->scratch_bytes};
+    for (int i = 0; i < plan->slot_count; i++) {
+        const struct cpu_slot *s = &plan->slots[i];
+        out->plan_bytes += s->kind == CPU_SLOT_CONST && s->owned ? s->size_bytes : 0;
+        out->program_bytes += s->kind == CPU_SLOT_TENSOR ? s->size_bytes : 0;
+    }
 }
 
 static void unload(struct mlo_program *program)
@@ -164,7 +183,8 @@ static enum mlo_status run_steps(struct mlo_program *program, struct mlo_error *
     for (int i = 0; i < plan->step_count; i++) {
         const struct cpu_step *step = &plan->steps[i];
         uint64_t start_ns = program->step_ns ? mlo_clock_ns() : 0;
-        if (step->begins_as >= 0 && program->at[step->begins_as] != program->at[step->out[0]])
+        if (step->begins_as >= 0 && !step->cls->replaces &&
+            program->at[step->begins_as] != program->at[step->out[0]])
             memcpy(program->at[step->out[0]], program->at[step->begins_as],
                    plan->slots[step->out[0]].size_bytes);
         enum mlo_status status = step->cls->run(program, step, program->states[i], err);
@@ -213,11 +233,18 @@ static enum mlo_status observe(struct mlo_program *program, const struct mlo_ten
         status = mlo_engine_check_input(plan->inputs[i], &inputs[i], err);
         if (status != MLO_OK)
             return status;
-        program->at[plan->values[plan->inputs[i]->index].slot[CPU_PLAIN]] = inputs[i].data;
+        int slot = plan->values[plan->inputs[i]->index].slot[CPU_PLAIN];
+        program->at[slot] = inputs[i].data;
+        if (plan->slots[slot].kind == CPU_SLOT_TENSOR) { /* a sequence or an optional, borrowed */
+            program->tensors[slot] = inputs[i];
+            program->tensors[slot].owned = false;
+        }
     }
     bool fast = plan->numerics == MLO_NUMERICS_FAST;
-    int token = fast ? cpu_fast_enter(plan) : 0;
+    int token = fast ? cpu_fast_enter() : 0;
+    mlo_pool_busy(program->pool, true);
     status = run_steps(program, err);
+    mlo_pool_busy(program->pool, false);
     if (fast)
         cpu_fast_leave(token);
     if (status != MLO_OK)
@@ -249,7 +276,7 @@ static enum mlo_status describe(const struct mlo_plan *plan, json_t **out, struc
         json_t *fused = json_array();
         for (int k = 0; k < step->fused_count; k++)
             json_array_append_new(fused, json_string(step->fused[k]));
-        int8_nodes += strcmp(step->precision, "int8") == 0;
+        int8_nodes += strcmp(step->precision, "int8") == 0 || strcmp(step->precision, "dynamic int8") == 0;
         json_array_append_new(nodes, json_pack("{s:s, s:s, s:s, s:s, s:o}", "node",
                                                step->node ? step->node->name : "", "op",
                                                step->node ? step->node->op_type : "Reorder", "impl",
@@ -309,6 +336,24 @@ out:
     return status;
 }
 
+static const struct mlo_model *interface(const struct mlo_plan *plan)
+{
+    return plan->model;
+}
+
+/* What a saved plan is bound to: the processor (oneDNN chooses by its caches and cores too), the instruction
+ * set that was used of it, and this very engine. */
+static enum mlo_status identity(json_t **out, struct mlo_error *err)
+{
+    json_t *cpu = NULL;
+    enum mlo_status status = mlo_cpu_identity(&cpu, err);
+    if (status != MLO_OK)
+        return status;
+    *out = json_pack("{s:s, s:s, s:s, s:o, s:s}", "engine", "cpu", "version", version(), "revision",
+                     cpu_source_revision, "cpu", cpu, "isa", mlo_isa_name(mlo_isa_current()));
+    return *out ? MLO_OK : mlo_error_nomem(err);
+}
+
 const struct mlo_engine mlo_engine_cpu = {
     .name = "cpu",
     .version = version,
@@ -320,5 +365,10 @@ const struct mlo_engine mlo_engine_cpu = {
     .profile = profile,
     .describe = describe,
     .unload = unload,
-    .free_plan = free_plan,
+    .footprint = footprint,
+    .free_plan = cpu_plan_free,
+    .save = cpu_plan_save,
+    .restore = cpu_plan_restore,
+    .interface = interface,
+    .identity = identity,
 };

@@ -6,6 +6,8 @@
 #include "engines/engines_impl.h"
 
 struct cpu_step;
+struct cpu_writer;
+struct cpu_reader;
 
 enum cpu_slot_kind {
     CPU_SLOT_ARENA,  /* a range of the program's arena */
@@ -17,12 +19,13 @@ enum cpu_slot_kind {
 struct cpu_slot {
     enum cpu_slot_kind kind;
     size_t size_bytes;
-    const void *data; /* CONST */
-    bool owned;       /* CONST: freed with the plan */
-    int input;        /* INPUT: index */
-    int first, last;  /* steps that write it first and read it last */
-    int root;         /* ARENA: the slot whose range it shares (itself, or a residual summed in place) */
-    size_t offset;    /* ARENA */
+    const void *data;            /* CONST */
+    bool owned;                  /* CONST: freed with the plan */
+    struct mlo_constant *shared; /* CONST: whose data it is, released with the plan; or NULL */
+    int input;                   /* INPUT: index */
+    int first, last;             /* steps that write it first and read it last */
+    int root;      /* ARENA: the slot whose range it shares (itself, or a residual summed in place) */
+    size_t offset; /* ARENA */
 };
 
 /* What a value is at run: bytes in row-major order, or channels last for rank 3 to 5. */
@@ -35,8 +38,20 @@ struct cpu_step_class {
                             struct mlo_error *err); /* or NULL */
     enum mlo_status (*run)(struct mlo_program *program, const struct cpu_step *step, void *state,
                            struct mlo_error *err);
+    /* begins_as is only the place where the result may go: the step reads each element of it before it writes
+     * the one there. */
+    bool replaces;
     void (*unload)(void *state);   /* or NULL */
     void (*free_data)(void *data); /* or NULL */
+    /* For plans as files (image_impl.h): what the class is called there, and a row in classes.c. save writes
+     * what restore needs to make step->data again (both NULL: there is none); restore gets a step whose slots
+     * are there, and checks them and all that it reads as if it were hostile. No id: the step cannot be
+     * saved. */
+    const char *id;
+    enum mlo_status (*save)(const struct mlo_plan *plan, const struct cpu_step *step,
+                            struct cpu_writer *writer, struct mlo_error *err);
+    enum mlo_status (*restore)(struct mlo_plan *plan, struct cpu_step *step, struct cpu_reader *reader,
+                               struct mlo_error *err);
 };
 
 struct cpu_step {
@@ -74,11 +89,15 @@ struct mlo_plan {
     enum mlo_isa isa;
     unsigned threads;
     int64_t batch;
+    struct mlo_constants *constants; /* of the session it belongs to, or NULL */
     struct mlo_value **inputs, **observed;
     int input_count;
     size_t observed_count;
+    enum mlo_dtype *stored; /* by value index: the 16-bit type that the model has for it; NONE: another */
+    int stored_count;
     struct cpu_value *values; /* by value index */
     bool *done;               /* by node, while lowering: computed by an earlier step */
+    const void **ahead;       /* by node, while lowering: what it begins, found by looking ahead; or NULL */
     struct cpu_slot *slots;
     int slot_count, slot_cap;
     struct cpu_step *steps;
@@ -104,6 +123,20 @@ struct mlo_program {
 int cpu_slot_new(struct mlo_plan *plan, enum cpu_slot_kind kind, size_t size_bytes);
 int cpu_slot_const(struct mlo_plan *plan, const void *data, size_t size_bytes);
 int cpu_slot_const_take(struct mlo_plan *plan, void *data, size_t size_bytes);
+/* What a packed constant is: plans of one session have those with equal keys in common. */
+struct cpu_const_key {
+    const char *kind; /* who packs, in which format: "onednn", "tile f32" */
+    const void
+        *source; /* what is packed; an initializer that plans share is known by its address, else its */
+    size_t source_bytes; /* bytes are hashed */
+    const void *params;  /* how: all that decides the result besides the source. No padding with garbage */
+    size_t params_bytes;
+};
+/* A slot with the constant of that key; `make` fills its memory (zeroed, 64-byte aligned) unless a plan of
+ * the session has it already. Without a session it is made, and freed with the plan. Negative: out of memory
+ * or make failed. */
+int cpu_shared_const(struct mlo_plan *plan, const struct cpu_const_key *key, size_t size_bytes,
+                     mlo_make_constant_fn *make, void *arg);
 /* A zeroed step behind the others with room for slots (all -1); NULL: out of memory. Valid until the next. */
 struct cpu_step *cpu_step_new(struct mlo_plan *plan, const struct cpu_step_class *cls,
                               const struct mlo_node *node, int in_count, int out_count);
@@ -116,6 +149,8 @@ MLO_MUST_USE enum mlo_status cpu_lower_eval(struct mlo_plan *plan, const struct 
 bool cpu_is_observed(const struct mlo_plan *plan, const struct mlo_value *value);
 /* Lifetimes, in-place sharing and offsets, after all steps are there. */
 void cpu_plan_memory(struct mlo_plan *plan);
+void cpu_plan_lifetimes(struct mlo_plan *plan); /* the first of them */
+void cpu_plan_free(struct mlo_plan *plan);      /* NULL is fine */
 /* 64-byte aligned, zeroed memory (free). */
 void *cpu_aligned(size_t size_bytes);
 /* Bytes and elements of a value's static type; false when it is not static. */
@@ -124,6 +159,9 @@ bool cpu_value_dims(const struct mlo_value *value, int64_t dims[MLO_MAX_RANK], s
 
 /* --- lowering ------------------------------------------------------------------------------------- */
 
+/* Rewrites the plan's copy of the model so that what lowers it sees one form of each thing; what is observed
+ * (plan->observed) stays. */
+MLO_MUST_USE enum mlo_status cpu_fast_normalise(struct mlo_plan *plan, struct mlo_error *err);
 /* Emits the steps of the whole graph, and sets output_slots and observed_slots. */
 MLO_MUST_USE enum mlo_status cpu_fast_lower(struct mlo_plan *plan, struct mlo_error *err);
 MLO_MUST_USE enum mlo_status cpu_invariant_lower(struct mlo_plan *plan, struct mlo_error *err);
@@ -131,9 +169,14 @@ MLO_MUST_USE enum mlo_status cpu_invariant_lower(struct mlo_plan *plan, struct m
 void cpu_fast_init(void);
 MLO_MUST_USE enum mlo_status cpu_fast_load(struct mlo_program *program, struct mlo_error *err);
 void cpu_fast_unload(struct mlo_program *program);
-/* Around the steps of a run, on the caller's thread: OpenMP's thread count. */
-int cpu_fast_enter(const struct mlo_plan *plan);
+/* Around all that makes or runs oneDNN primitives, on the caller's thread: each of them works on one thread,
+ * since a second team of threads (OpenMP's) beside the program's pool costs more than it gains: nets go to
+ * and fro between the two in every layer. */
+int cpu_fast_enter(void);
 void cpu_fast_leave(int token);
 const char *cpu_fast_version(void);
+/* A digest of this engine's sources, made when they are compiled: what is in a plan's file is private to
+ * them. */
+extern const char cpu_source_revision[];
 
 #endif

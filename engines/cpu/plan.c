@@ -6,12 +6,7 @@
 
 void *cpu_aligned(size_t size_bytes)
 {
-    void *p = NULL;
-    size_t size = (size_bytes + 127) & ~(size_t)63; /* one vector may be read beyond the end */
-    if (size < size_bytes || posix_memalign(&p, 64, size) != 0)
-        return NULL;
-    memset(p, 0, size);
-    return p;
+    return mlo_engine_aligned(size_bytes);
 }
 
 bool cpu_value_dims(const struct mlo_value *value, int64_t dims[MLO_MAX_RANK], size_t *count)
@@ -79,6 +74,62 @@ int cpu_slot_const_take(struct mlo_plan *plan, void *data, size_t size_bytes)
     return s;
 }
 
+/* Whether the memory is an initializer's of a model that outlives the plan, so that its address says which.
+ * (What a lowering added to the plan's own copy goes with it.) */
+static bool is_borrowed(const struct mlo_plan *plan, const void *data)
+{
+    const struct mlo_graph *g = plan->model->graph;
+    for (int i = 0; plan->model->borrows && i < g->value_count; i++) {
+        const struct mlo_tensor *c = g->values[i]->constant;
+        if (c && !c->owned && c->data == data)
+            return true;
+    }
+    return false;
+}
+
+static bool digest_key(const struct mlo_plan *plan, const struct cpu_const_key *key, size_t size_bytes,
+                       struct mlo_digest *out)
+{
+    struct mlo_hasher *hasher = mlo_hasher_new();
+    if (!hasher)
+        return false;
+    bool borrowed = is_borrowed(plan, key->source);
+    uint64_t sizes[] = {size_bytes, key->source_bytes, key->params_bytes, borrowed};
+    mlo_hasher_update(hasher, key->kind, strlen(key->kind) + 1);
+    mlo_hasher_update(hasher, sizes, sizeof sizes);
+    mlo_hasher_update(hasher, key->params, key->params_bytes);
+    if (borrowed)
+        mlo_hasher_update(hasher, &key->source, sizeof key->source);
+    else
+        mlo_hasher_update(hasher, key->source, key->source_bytes);
+    mlo_hasher_final(hasher, out);
+    mlo_hasher_free(hasher);
+    return true;
+}
+
+int cpu_shared_const(struct mlo_plan *plan, const struct cpu_const_key *key, size_t size_bytes,
+                     mlo_make_constant_fn *make, void *arg)
+{
+    struct mlo_digest digest;
+    if (!plan->constants) {
+        void *data = cpu_aligned(size_bytes);
+        if (data && !make(arg, data)) {
+            free(data);
+            data = NULL;
+        }
+        return cpu_slot_const_take(plan, data, size_bytes);
+    }
+    if (!digest_key(plan, key, size_bytes, &digest))
+        return -1;
+    struct mlo_constant *shared = mlo_constants_get(plan->constants, &digest, size_bytes, make, arg);
+    int s = shared ? cpu_slot_const(plan, mlo_constant_data(shared), size_bytes) : -1;
+    if (s >= 0)
+        plan->slots[s].shared = shared;
+    else
+        mlo_constant_release(shared);
+    return s;
+}
+
 struct cpu_step *cpu_step_new(struct mlo_plan *plan, const struct cpu_step_class *cls,
                               const struct mlo_node *node, int in_count, int out_count)
 {
@@ -124,180 +175,6 @@ bool cpu_is_observed(const struct mlo_plan *plan, const struct mlo_value *value)
         if (plan->observed[i] == value)
             return true;
     return false;
-}
-
-/* --- interpreted nodes ---------------------------------------------------------------------------- */
-
-/* What a node's subgraphs read of the graph around it. */
-struct captured {
-    struct mlo_value **values;
-    int count;
-};
-
-struct eval_state {
-    struct mlo_eval scope;     /* holds what is captured, for a node with subgraphs */
-    struct mlo_tensor *values; /* inputs, then outputs */
-    const struct mlo_tensor **in;
-    struct mlo_tensor **out;
-};
-
-static void eval_unload(void *state)
-{
-    struct eval_state *s = state;
-    if (!s)
-        return;
-    if (s->scope.graph)
-        mlo_eval_clear(&s->scope);
-    free(s->values);
-    free(s->in);
-    free(s->out);
-    free(s);
-}
-
-static enum mlo_status eval_load(struct mlo_program *program, const struct cpu_step *step, void **state,
-                                 struct mlo_error *err)
-{
-    MLO_UNUSED(program);
-    struct eval_state *s = calloc(1, sizeof *s);
-    if (!s)
-        return mlo_error_nomem(err);
-    s->values = calloc((size_t)(step->in_count + step->out_count) + 1, sizeof *s->values);
-    s->in = calloc((size_t)step->in_count + 1, sizeof(const struct mlo_tensor *));
-    s->out = calloc((size_t)step->out_count + 1, sizeof(struct mlo_tensor *));
-    if (!s->values || !s->in || !s->out) {
-        eval_unload(s);
-        return mlo_error_nomem(err);
-    }
-    if (step->data) {
-        enum mlo_status status = mlo_eval_init(&s->scope, step->node->graph, NULL, err);
-        if (status != MLO_OK) {
-            eval_unload(s);
-            return status;
-        }
-    }
-    *state = s;
-    return MLO_OK;
-}
-
-/* The value's content, borrowed. */
-static const struct mlo_tensor *content(struct mlo_program *program, const struct mlo_value *v, int slot,
-                                        struct mlo_tensor *t)
-{
-    if (v->constant)
-        return v->constant;
-    if (program->plan->slots[slot].kind == CPU_SLOT_TENSOR && !cpu_value_bytes(v, &t->size_bytes)) {
-        *t = program->tensors[slot];
-        t->owned = false;
-    } else {
-        *t = (struct mlo_tensor){.dtype = v->type.dtype, .rank = v->type.rank, .data = program->at[slot]};
-        cpu_value_dims(v, t->dims, NULL);
-        cpu_value_bytes(v, &t->size_bytes);
-    }
-    return t;
-}
-
-/* Later steps trust the shape that is known at compile time, which a file may have stated for a node whose
- * shape depends on data. */
-static enum mlo_status check_result(const struct mlo_value *v, const struct mlo_tensor *t,
-                                    struct mlo_error *err)
-{
-    int64_t dims[MLO_MAX_RANK];
-    char got[256], want[256];
-    bool fits = v->type.dtype == MLO_DTYPE_NONE || v->type.dtype == t->dtype;
-    if (fits && cpu_value_dims(v, dims, NULL))
-        fits = t->rank == v->type.rank &&
-               (!t->rank || memcmp(dims, t->dims, (size_t)t->rank * sizeof *dims) == 0);
-    return fits ? MLO_OK
-                : mlo_error_set(err, MLO_EFORMAT, "output '%.120s' is stated to be %.200s, but is %.200s",
-                                v->name, mlo_type_describe(&v->type, want, sizeof want),
-                                mlo_tensor_describe(t, got, sizeof got));
-}
-
-static enum mlo_status eval_run(struct mlo_program *program, const struct cpu_step *step, void *state,
-                                struct mlo_error *err)
-{
-    struct eval_state *s = state;
-    const struct mlo_node *node = step->node;
-    const struct captured *captured = step->data;
-    for (int i = 0; i < node->input_count; i++)
-        s->in[i] = node->inputs[i] ? content(program, node->inputs[i], step->in[i], &s->values[i]) : NULL;
-    for (int i = 0; captured && i < captured->count; i++) {
-        struct mlo_tensor t;
-        mlo_eval_feed(&s->scope, captured->values[i],
-                      content(program, captured->values[i], step->in[node->input_count + i], &t));
-    }
-    s->scope.trips_left = MLO_EVAL_MAX_TRIPS;
-    for (int i = 0; i < node->output_count; i++) {
-        s->out[i] = node->outputs[i] ? &program->tensors[step->out[i]] : NULL;
-        if (s->out[i])
-            mlo_tensor_clear(s->out[i]);
-    }
-    enum mlo_status status =
-        mlo_node_eval_in(node, s->in, (struct mlo_tensor *const *)s->out, captured ? &s->scope : NULL, err);
-    if (captured)
-        mlo_eval_drop(&s->scope);
-    for (int i = 0; i < node->output_count; i++) {
-        if (s->out[i])
-            program->at[step->out[i]] = s->out[i]->data;
-        if (s->out[i] && status == MLO_OK)
-            status = check_result(node->outputs[i], s->out[i], err);
-    }
-    return status;
-}
-
-static const struct cpu_step_class eval_class = {
-    .name = "reference", .load = eval_load, .run = eval_run, .unload = eval_unload};
-
-static const char *precision_of(const struct mlo_node *node)
-{
-    const struct mlo_value *v = node->output_count ? node->outputs[0] : NULL;
-    return !v || v->type.dtype == MLO_FLOAT32 ? "f32" : mlo_dtype_name(v->type.dtype);
-}
-
-static struct captured *capture(struct mlo_plan *plan, const struct mlo_node *node)
-{
-    size_t count = mlo_node_captured(node, NULL, 0);
-    struct captured *c = mlo_arena_alloc(plan->arena, sizeof *c);
-    if (!c || !(c->values = mlo_arena_calloc(plan->arena, count, sizeof(struct mlo_value *))))
-        return NULL;
-    c->count = (int)mlo_node_captured(node, c->values, count);
-    return c;
-}
-
-enum mlo_status cpu_lower_eval(struct mlo_plan *plan, const struct mlo_node *node, struct mlo_error *err)
-{
-    struct captured *captured = NULL;
-    if (node->op && node->op->eval_in && !(captured = capture(plan, node)))
-        return mlo_error_nomem(err);
-    int ins = node->input_count + (captured ? captured->count : 0);
-    struct cpu_step *step = cpu_step_new(plan, &eval_class, node, ins, node->output_count);
-    if (!step)
-        return mlo_error_nomem(err);
-    step->precision = precision_of(node);
-    step->data = captured;
-    for (int i = 0; i < ins; i++) {
-        const struct mlo_value *value =
-            i < node->input_count ? node->inputs[i] : captured->values[i - node->input_count];
-        if (!value || value->constant)
-            continue;
-        step->in[i] = cpu_value_plain(plan, value);
-        if (step->in[i] < 0) {
-            mlo_error_set(err, MLO_EINTERNAL, "value '%s' is read before it is made", value->name);
-            mlo_error_where(err, "node '%s' (%s)", node->name, node->op_type);
-            return MLO_EINTERNAL;
-        }
-    }
-    for (int i = 0; i < node->output_count; i++) {
-        if (!node->outputs[i])
-            continue;
-        size_t bytes = 0;
-        cpu_value_bytes(node->outputs[i], &bytes);
-        step->out[i] = cpu_slot_new(plan, CPU_SLOT_TENSOR, bytes);
-        if (step->out[i] < 0)
-            return mlo_error_nomem(err);
-        plan->values[node->outputs[i]->index].slot[CPU_PLAIN] = step->out[i];
-    }
-    return MLO_OK;
 }
 
 /* --- memory --------------------------------------------------------------------------------------- */
@@ -363,7 +240,7 @@ static void place(struct mlo_plan *plan, int s)
     plan->arena_bytes = MLO_MAX(plan->arena_bytes, at + size);
 }
 
-void cpu_plan_memory(struct mlo_plan *plan)
+void cpu_plan_lifetimes(struct mlo_plan *plan)
 {
     for (int i = 0; i < plan->step_count; i++) {
         const struct cpu_step *step = &plan->steps[i];
@@ -380,6 +257,11 @@ void cpu_plan_memory(struct mlo_plan *plan)
     for (size_t i = 0; i < plan->observed_count; i++)
         if (plan->observed_slots[i] >= 0)
             plan->slots[plan->observed_slots[i]].last = plan->step_count;
+}
+
+void cpu_plan_memory(struct mlo_plan *plan)
+{
+    cpu_plan_lifetimes(plan);
     share_in_place(plan);
     for (int s = 0; s < plan->slot_count; s++)
         plan->slots[s].offset = SIZE_MAX;

@@ -123,6 +123,13 @@ static enum mlo_status take_graph(struct mlo_plan *plan, const struct mlo_model 
     enum mlo_status status = MLO_OK;
     MLO_TRY(mlo_engine_bind(model, options, &plan->model, err));
     struct mlo_graph *g = plan->model->graph;
+    for (int i = 0; i < g->input_count; i++)
+        if (mlo_holds_values(g->inputs[i]->type.dtype)) {
+            status = mlo_error_set(err, MLO_EUNSUPPORTED,
+                                   "input '%s' is no tensor; other runtimes are fed with tensors",
+                                   g->inputs[i]->name);
+            goto out;
+        }
     plan->inputs = calloc((size_t)g->input_count + 1, sizeof(struct mlo_value *));
     plan->observed = calloc(options->observe_count + 1, sizeof(struct mlo_value *));
     if (!plan->inputs || !plan->observed)

@@ -161,7 +161,7 @@ static bool relu_is_implied(const struct fast_chain *chain, int i)
 }
 
 bool fast_chain_attr(const struct fast_chain *chain, dnnl_primitive_attr_t attr,
-                     const struct cpu_qparams *residual, bool add_zero_point)
+                     const struct cpu_qparams *residual)
 {
     dnnl_post_ops_t posts = NULL;
     bool ok = dnnl_post_ops_create(&posts) == dnnl_success;
@@ -179,10 +179,13 @@ bool fast_chain_attr(const struct fast_chain *chain, dnnl_primitive_attr_t attr,
             ok = dnnl_post_ops_append_eltwise(posts, 1.0f, p.alg, p.alpha, p.beta) == dnnl_success;
         }
     }
-    bool divide = chain->quantized && chain->own_units;
-    if (ok && chain->quantized && add_zero_point && (chain->q.zero_point || divide))
-        ok = dnnl_post_ops_append_eltwise(posts, 1.0f, dnnl_eltwise_linear,
-                                          divide ? 1.0f / chain->q.scale : 1.0f,
+    if (ok && chain->quantized && chain->own_units)
+        ok = dnnl_post_ops_append_eltwise(posts, 1.0f, dnnl_eltwise_linear, 1.0f / chain->q.scale, 0.0f) ==
+             dnnl_success;
+    if (ok && chain->quantized &&
+        chain->q.zero_point) /* behind rounding: an odd one would turn ties around */
+        ok = dnnl_post_ops_append_eltwise(posts, 1.0f, dnnl_eltwise_round, 0.0f, 0.0f) == dnnl_success &&
+             dnnl_post_ops_append_eltwise(posts, 1.0f, dnnl_eltwise_linear, 1.0f,
                                           (float)chain->q.zero_point) == dnnl_success;
     ok = ok && dnnl_primitive_attr_set_post_ops(attr, posts) == dnnl_success;
     dnnl_post_ops_destroy(posts);

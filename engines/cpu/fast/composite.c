@@ -20,14 +20,18 @@ static struct mlo_value *other_operand(const struct mlo_node *node, const struct
 
 static bool is_scaling(const struct mlo_node *node, const struct mlo_value *x, double factor)
 {
-    return node &&
-           ((mlo_node_is(node, "Mul") && is_number(other_operand(node, x), factor)) ||
-            (mlo_node_is(node, "Div") && node->inputs[0] == x && is_number(node->inputs[1], 1 / factor)));
+    if (!node || (!mlo_node_is(node, "Mul") && !mlo_node_is(node, "Div")))
+        return false;
+    if (mlo_node_is(node, "Div"))
+        return node->inputs[0] == x && is_number(node->inputs[1], 1 / factor);
+    return (node->inputs[0] == x && is_number(node->inputs[1], factor)) ||
+           (node->inputs[1] == x && is_number(node->inputs[0], factor));
 }
 
 static bool is_product(const struct mlo_node *node, const struct mlo_value *a, const struct mlo_value *b)
 {
-    return node && mlo_node_is(node, "Mul") && other_operand(node, a) == b;
+    return node && mlo_node_is(node, "Mul") &&
+           ((node->inputs[0] == a && node->inputs[1] == b) || (node->inputs[0] == b && node->inputs[1] == a));
 }
 
 static bool take(struct fast_composite *out, dnnl_alg_kind_t alg, float alpha, int count,
@@ -47,8 +51,7 @@ static bool swish(const struct mlo_plan *plan, const struct mlo_value *x, const 
         return false;
     const struct mlo_node *mul = fast_reader(plan, first->outputs[0]);
     const struct mlo_node *nodes[] = {first, mul};
-    return is_product(mul, x, first->outputs[0]) && mul->inputs[0] != mul->inputs[1] &&
-           take(out, dnnl_eltwise_swish, 1.0f, 2, nodes);
+    return is_product(mul, x, first->outputs[0]) && take(out, dnnl_eltwise_swish, 1.0f, 2, nodes);
 }
 
 /* x / 2 * (1 + erf(x / sqrt(2))), whose factors stand in any order */
@@ -109,41 +112,31 @@ enum mlo_status fast_lower_composite(struct mlo_plan *plan, const struct mlo_nod
     enum mlo_status status = MLO_OK;
     struct fast_composite c;
     struct fast_shape s;
-    dnnl_memory_desc_t md;
     dnnl_eltwise_desc_t desc;
-    dnnl_primitive_desc_t pd = NULL;
-    int from;
+    dnnl_primitive_desc_t pd;
+    struct cpu_step *step;
     for (int i = 0; i < node->input_count; i++) { /* x may be either operand of a Mul */
         struct mlo_value *x = node->inputs[i];
         if (!x || !fast_is_available(plan, x) || !fast_composite(plan, x, node, &c))
             continue;
         if (!fast_shape(x, &s) || s.count == 0 || s.rank < 1)
             return MLO_OK;
-        enum cpu_layout layout = fast_layout(plan, x, false);
+        struct fast_unary u = {.x = x, .y = c.end, .layout = fast_layout(plan, x, false)};
         dnnl_primitive_attr_t attr = fast_attr();
-        bool ok = attr && fast_md(&md, s.rank, s.dims, dnnl_f32, layout) &&
-                  dnnl_eltwise_forward_desc_init(&desc, dnnl_forward_inference, c.post.alg, &md, c.post.alpha,
-                                                 c.post.beta) == dnnl_success &&
+        bool ok = attr && fast_md(&u.x_md, s.rank, s.dims, dnnl_f32, u.layout) &&
+                  dnnl_eltwise_forward_desc_init(&desc, dnnl_forward_inference, c.post.alg, &u.x_md,
+                                                 c.post.alpha, c.post.beta) == dnnl_success &&
                   fast_pd(&desc, attr, &pd);
         dnnl_primitive_attr_destroy(attr);
         if (!ok)
             return MLO_OK;
-        status = fast_value(plan, x, layout, &from, err);
-        int to = status == MLO_OK ? fast_new_slot(plan, c.end, false) : -1;
-        if (to < 0) {
-            dnnl_primitive_desc_destroy(pd);
-            return status != MLO_OK ? status : mlo_error_nomem(err);
-        }
-        struct cpu_step *step;
-        MLO_TRY(fast_step(plan, node, pd, &step, err));
-        fast_reads(step, DNNL_ARG_SRC, from, &md);
-        fast_writes(step, DNNL_ARG_DST, to, &md);
+        u.y_md = u.x_md;
+        MLO_TRY(fast_emit_unary(plan, node, pd, &u, &step, err));
         for (int k = 0; k < c.node_count; k++) {
             fast_mark_done(plan, c.nodes[k]);
             if (c.nodes[k] != node && !cpu_step_fuse(plan, step, c.nodes[k]))
                 return mlo_error_nomem(err);
         }
-        fast_set(plan, c.end, layout, to);
         *done = true;
         return MLO_OK;
     }

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engines/cpu/fast/fast_impl.h"
+#include "engines/cpu/fast/depthwise_impl.h"
+#include "engines/cpu/fast/winograd_impl.h"
 
 struct conv {
     const struct mlo_node *node;
@@ -15,15 +16,6 @@ struct conv {
     struct mlo_window window;
     int64_t groups;
     bool padded;
-};
-
-struct request {
-    const void *weights; /* row-major */
-    dnnl_data_type_t x_type, w_type, y_type;
-    const float *bias;    /* one a channel, or NULL */
-    const float *scales;  /* output scales, one a channel, or NULL */
-    int32_t x_zero_point; /* given to oneDNN when not 0 */
-    const struct cpu_qparams *residual_q;
 };
 
 static bool geometry(const struct conv *c, dnnl_dims_t strides, dnnl_dims_t dilations, dnnl_dims_t begin,
@@ -58,93 +50,163 @@ static bool weights_md(const struct conv *c, dnnl_data_type_t type, bool any, dn
     return dnnl_memory_desc_init_by_tag(md, rank, dims, type, dnnl_format_tag_any) == dnnl_success;
 }
 
+/* Marks what the step computes besides the node. */
+static enum mlo_status finish(struct mlo_plan *plan, const struct conv *c, const struct fast_chain *chain,
+                              struct cpu_step *step, struct mlo_error *err)
+{
+    if (c->norm) {
+        fast_mark_done(plan, c->norm);
+        if (!cpu_step_fuse(plan, step, c->norm))
+            return mlo_error_nomem(err);
+    }
+    return fast_chain_take(plan, chain, step, err);
+}
+
+/* Without AVX2, oneDNN adds to a depthwise result by instructions that want rows of whole 16 bytes. */
+static bool adds_unaligned(const struct mlo_plan *plan, const struct conv *c, const struct fast_chain *chain)
+{
+    return plan->isa < MLO_ISA_AVX2 && chain->residual && c->groups > 1 && c->ys.dims[1] % 4 != 0;
+}
+
 /* Emits the step; *done stays false where oneDNN has no good implementation. */
 static enum mlo_status emit(struct mlo_plan *plan, const struct conv *c, const struct fast_chain *chain,
-                            const struct request *r, bool *done, struct mlo_error *err)
+                            const struct fast_product *request, bool *done, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    dnnl_memory_desc_t x, w, w_plain, b, y;
     dnnl_dims_t strides, dilations, begin, end;
     dnnl_convolution_desc_t desc;
-    dnnl_primitive_desc_t pd = NULL;
-    int64_t channels = c->ys.dims[1];
-    dnnl_primitive_attr_t attr = fast_attr();
-    if (!attr || !geometry(c, strides, dilations, begin, end) ||
-        !fast_md(&x, c->xs.rank, c->xs.dims, r->x_type, CPU_LAST) ||
-        !fast_md(&y, c->ys.rank, c->ys.dims, r->y_type, CPU_LAST) ||
-        !fast_md(&b, 1, &channels, dnnl_f32, CPU_PLAIN) || !weights_md(c, r->w_type, true, &w) ||
-        !weights_md(c, r->w_type, false, &w_plain) || !fast_chain_attr(chain, attr, r->residual_q, true))
-        goto out;
-    if (r->scales && dnnl_primitive_attr_set_output_scales(attr, channels, 2, r->scales) != dnnl_success)
-        goto out;
-    if (r->x_zero_point &&
-        dnnl_primitive_attr_set_zero_points(attr, DNNL_ARG_SRC, 1, 0, &r->x_zero_point) != dnnl_success)
-        goto out;
-    if (dnnl_dilated_convolution_forward_desc_init(&desc, dnnl_forward_inference, dnnl_convolution_direct, &x,
-                                                   &w, r->bias ? &b : NULL, &y, strides, dilations, begin,
-                                                   end) != dnnl_success ||
-        !fast_pd(&desc, attr, &pd))
-        goto out;
-    int in, residual = -1;
-    if (r->scales)
-        MLO_TRY(fast_qvalue(plan, c->x, CPU_LAST, &in, err));
-    else
-        MLO_TRY(fast_value(plan, c->x, CPU_LAST, &in, err));
-    if (chain->residual && r->residual_q)
-        MLO_TRY(fast_qvalue(plan, chain->residual, CPU_LAST, &residual, err));
-    else if (chain->residual)
-        MLO_TRY(fast_value(plan, chain->residual, CPU_LAST, &residual, err));
-    const dnnl_memory_desc_t *w_md = dnnl_primitive_desc_query_md(pd, dnnl_query_weights_md, 0);
-    int weights = fast_const_reordered(plan, r->weights, &w_plain, w_md);
-    int bias = r->bias ? fast_const_floats(plan, r->bias, (size_t)channels) : -1;
-    int to = fast_new_slot(plan, chain->end, false);
-    if (weights < 0 || to < 0 || (r->bias && bias < 0)) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    dnnl_memory_desc_t w_used = *w_md;
+    dnnl_primitive_desc_t pd;
     struct cpu_step *step;
-    dnnl_primitive_desc_t taken = pd;
-    pd = NULL;
-    MLO_TRY(fast_step(plan, c->node, taken, &step, err));
-    step->precision = r->scales ? "int8" : "f32";
-    fast_reads(step, DNNL_ARG_SRC, in, &x);
-    fast_reads(step, DNNL_ARG_WEIGHTS, weights, &w_used);
-    if (r->bias)
-        fast_reads(step, DNNL_ARG_BIAS, bias, &b);
-    fast_writes(step, DNNL_ARG_DST, to, &y);
-    if (residual >= 0) {
-        step->in[step->in_count++] = residual;
-        step->begins_as = residual;
-    }
-    if (c->norm && !cpu_step_fuse(plan, step, c->norm)) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    if (c->norm)
-        fast_mark_done(plan, c->norm);
-    MLO_TRY(fast_chain_take(plan, chain, step, err));
-    fast_set(plan, chain->end, CPU_LAST, to);
+    struct fast_product p = *request;
+    p.node = c->node;
+    p.x = c->x;
+    p.layout = CPU_LAST;
+    p.chain = chain;
+    p.columns = c->ys.dims[1];
+    if (adds_unaligned(plan, c, chain))
+        return MLO_OK;
+    dnnl_primitive_attr_t attr = fast_product_attr(&p);
+    bool ok = attr && geometry(c, strides, dilations, begin, end) &&
+              fast_md(&p.x_md, c->xs.rank, c->xs.dims, p.x_type, CPU_LAST) &&
+              fast_md(&p.y_md, c->ys.rank, c->ys.dims, p.y_type, CPU_LAST) &&
+              fast_md(&p.bias_md, 1, &p.columns, dnnl_f32, CPU_PLAIN) &&
+              weights_md(c, p.w_type, true, &p.w_md) && weights_md(c, p.w_type, false, &p.w_plain) &&
+              dnnl_dilated_convolution_forward_desc_init(
+                  &desc, dnnl_forward_inference, dnnl_convolution_direct, &p.x_md, &p.w_md,
+                  p.bias ? &p.bias_md : NULL, &p.y_md, strides, dilations, begin, end) == dnnl_success &&
+              fast_pd(&desc, attr, &pd);
+    dnnl_primitive_attr_destroy(attr);
+    if (!ok)
+        return MLO_OK;
+    MLO_TRY(fast_emit_product(plan, &p, pd, &step, err));
+    MLO_TRY(finish(plan, c, chain, step, err));
     *done = true;
 out:
-    dnnl_primitive_desc_destroy(pd);
-    dnnl_primitive_attr_destroy(attr);
+    return status;
+}
+
+/* Own kernels for float32, the first that can. */
+static const struct {
+    bool (*supports)(const struct mlo_plan *plan, const struct tile_product *p);
+    enum mlo_status (*emit)(struct mlo_plan *plan, const struct mlo_node *node, const struct tile_product *p,
+                            struct cpu_step **step, struct mlo_error *err);
+} ways[] = {
+    {depthwise_supports, depthwise_emit},
+    {winograd_supports, winograd_emit},
+    {tile_supports, tile_emit},
+};
+
+/* Nobody else needs the picture with its channels last, and it is copied with a border anyway. */
+static bool is_planar(const struct mlo_plan *plan, const struct conv *c)
+{
+    const struct cpu_value *v = &plan->values[c->x->index];
+    return v->slot[CPU_PLAIN] >= 0 && v->slot[CPU_LAST] < 0 && c->x->use_count == 1 && c->padded &&
+           c->groups == 1 && c->ws.dims[1] > 1 && c->ws.dims[1] <= TILE_PLANES_MAX;
+}
+
+/* The same by own kernels, in float32. */
+static enum mlo_status emit_tile(struct mlo_plan *plan, const struct conv *c, const struct fast_chain *chain,
+                                 const struct fast_product *r, bool *done, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct tile_product p = {.type = TILE_F32,
+                             .weights = r->weights,
+                             .weights_bytes = c->ws.count * sizeof(float),
+                             .bias = r->bias,
+                             .epilogue = {.y_dtype = MLO_FLOAT32},
+                             .residual = -1};
+    tile_conv_geometry(&c->window, &c->xs, &c->ws, c->groups, &p);
+    size_t way = 0;
+    while (way < MLO_COUNT(ways) && !ways[way].supports(plan, &p))
+        way++;
+    if (way == MLO_COUNT(ways) || !tile_chain(chain, &p))
+        return MLO_OK;
+    p.planar = ways[way].emit == tile_emit && is_planar(plan, c);
+    MLO_TRY(tile_slots(plan, c->x, CPU_LAST, chain, &p, err));
+    struct cpu_step *step;
+    MLO_TRY(ways[way].emit(plan, c->node, &p, &step, err));
+    MLO_TRY(finish(plan, c, chain, step, err));
+    fast_set(plan, chain->end, CPU_LAST, p.y);
+    *done = true;
+out:
     return status;
 }
 
 /* --- int8 ------------------------------------------------------------------------------------------------
  */
 
-static bool int8_chain(const struct mlo_plan *plan, const struct conv *c, struct fast_chain *chain)
+/* With a residual where there can be one: the sum reads the output's memory, so that behind it there are
+ * bytes only if the residual is bytes too. */
+static void int8_chain(const struct mlo_plan *plan, const struct conv *c, struct fast_chain *chain)
 {
     fast_chain_follow(plan, c->y, true, true, chain);
-    if (!chain->residual || !chain->quantized)
-        return true;
-    /* the sum reads the output's memory: the residual must be bytes too */
-    if (fast_is_quantized(plan, chain->residual))
-        return true;
-    fast_chain_follow(plan, c->y, false, true, chain);
-    return true;
+    if (chain->residual && chain->quantized && !fast_is_quantized(plan, chain->residual))
+        fast_chain_follow(plan, c->y, false, true, chain);
+}
+
+/* By oneDNN: with the sum, or else without. */
+static enum mlo_status emit_int8(struct mlo_plan *plan, const struct conv *c,
+                                 struct fast_int8_numbers *numbers, bool *done, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_tensor *w = numbers->w->q;
+    size_t channels = (size_t)c->ws.dims[0], depth = c->ws.count / channels;
+    /* without padding every product is there, so that the zero point is a constant */
+    bool fold = numbers->x->zero_point != 0 && !c->padded;
+    float *scales = calloc(channels, sizeof *scales), *shifts = calloc(channels, sizeof *shifts);
+    int32_t *sums = calloc(channels, sizeof *sums);
+    if (!scales || !shifts || !sums) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    if (fold)
+        fast_add_columns(w->data, channels, depth, depth, 1, sums);
+    numbers->sums = sums;
+    struct fast_product p = {.weights = w->data,
+                             .x_type = fast_dtype(numbers->x->dtype),
+                             .w_type = dnnl_s8,
+                             .bias = numbers->bias || fold ? shifts : NULL,
+                             .scales = scales,
+                             .x_zero_point = fold ? 0 : numbers->x->zero_point};
+    struct fast_chain chain;
+    struct cpu_qparams residual_q;
+    int8_chain(plan, c, &chain);
+    for (bool again = true; again && !*done;) {
+        again = chain.residual != NULL;
+        if (chain.residual && chain.quantized)
+            residual_q = plan->values[chain.residual->index].q;
+        p.residual_q = chain.residual && chain.quantized ? &residual_q : NULL;
+        p.y_type = chain.quantized ? fast_dtype(chain.q.dtype) : dnnl_f32;
+        fast_product_numbers(numbers, &chain, channels, scales, shifts);
+        MLO_TRY(emit(plan, c, &chain, &p, done, err));
+        if (again && !*done)
+            fast_chain_follow(plan, c->y, false, true, &chain);
+    }
+out:
+    free(scales);
+    free(shifts);
+    free(sums);
+    return status;
 }
 
 static enum mlo_status lower_int8(struct mlo_plan *plan, const struct conv *c, bool *done,
@@ -155,61 +217,34 @@ static enum mlo_status lower_int8(struct mlo_plan *plan, const struct conv *c, b
     const struct mlo_value *bias_value = mlo_node_input(c->node, 2);
     const struct mlo_tensor *bias = NULL;
     size_t channels = (size_t)c->ws.dims[0], depth = c->ws.count / channels;
-    float *scales = NULL, *shifts = NULL;
     if (!fast_is_quantized(plan, c->x) || !fast_int8_weights(c->node->inputs[1], 0, &w) ||
         !fast_int8_exact(plan, w.q->data, channels, depth, depth, 1))
         return MLO_OK;
-    struct cpu_qparams xq = plan->values[c->x->index].q, residual_q;
-    struct fast_chain chain;
-    if (!int8_chain(plan, c, &chain))
+    struct cpu_qparams xq = plan->values[c->x->index].q;
+    /* for int8 inputs, oneDNN halves the weights where there is no VNNI, and rounds them */
+    if (xq.dtype == MLO_INT8 && plan->isa < MLO_ISA_AVX512_VNNI)
         return MLO_OK;
     if (bias_value) {
         MLO_TRY(fast_const_f32(plan, bias_value, &bias, err));
         if (!bias)
             return MLO_OK;
     }
-    scales = calloc(channels, sizeof *scales);
-    shifts = calloc(channels, sizeof *shifts);
-    if (!scales || !shifts) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    bool fold =
-        xq.zero_point != 0 && !c->padded; /* every product is there, so the zero point is a constant */
-    for (size_t oc = 0; oc < channels; oc++) {
-        double unit = (double)xq.scale * (double)w.scales[w.scale_count > 1 ? oc : 0];
-        double shift = bias ? (double)((const float *)bias->data)[oc] / unit : 0.0;
-        int64_t sum = 0;
-        for (size_t k = 0; fold && k < depth; k++)
-            sum += ((const int8_t *)w.q->data)[oc * depth + k];
-        shifts[oc] = (float)(shift - (double)sum * (double)xq.zero_point);
-        scales[oc] = (float)(unit / fast_chain_unit(&chain));
-    }
-    struct request r = {.weights = w.q->data,
-                        .x_type = fast_dtype(xq.dtype),
-                        .w_type = dnnl_s8,
-                        .y_type = chain.quantized ? fast_dtype(chain.q.dtype) : dnnl_f32,
-                        .bias = bias || fold ? shifts : NULL,
-                        .scales = scales,
-                        .x_zero_point = fold ? 0 : xq.zero_point};
-    if (chain.residual && chain.quantized) {
-        residual_q = plan->values[chain.residual->index].q;
-        r.residual_q = &residual_q;
-    }
-    MLO_TRY(emit(plan, c, &chain, &r, done, err));
-    if (!*done && chain.residual) { /* again without the sum */
-        fast_chain_follow(plan, c->y, false, true, &chain);
-        for (size_t oc = 0; oc < channels; oc++) {
-            double unit = (double)xq.scale * (double)w.scales[w.scale_count > 1 ? oc : 0];
-            scales[oc] = (float)(unit / fast_chain_unit(&chain));
-        }
-        r.residual_q = NULL;
-        r.y_type = chain.quantized ? fast_dtype(chain.q.dtype) : dnnl_f32;
-        MLO_TRY(emit(plan, c, &chain, &r, done, err));
-    }
+    struct tile_int8 own = {.node = c->node,
+                            .x = c->x,
+                            .y = c->y,
+                            .layout = CPU_LAST,
+                            .w_scales = w.scales,
+                            .w_scale_count = w.scale_count,
+                            .bias = bias ? bias->data : NULL,
+                            .alpha = 1.0f,
+                            .beta = 1.0f,
+                            .product = {.weights = w.q->data, .weights_bytes = c->ws.count}};
+    tile_conv_geometry(&c->window, &c->xs, &c->ws, c->groups, &own.product);
+    MLO_TRY(tile_lower_int8(plan, &own, done, err));
+    struct fast_int8_numbers numbers = {.x = &xq, .w = &w, .bias = own.bias, .alpha = 1.0f, .beta = 1.0f};
+    if (!*done)
+        MLO_TRY(emit_int8(plan, c, &numbers, done, err));
 out:
-    free(scales);
-    free(shifts);
     return status;
 }
 
@@ -232,6 +267,23 @@ static const struct mlo_node *find_norm(const struct mlo_plan *plan, const struc
             return NULL;
     }
     return n;
+}
+
+/* The weights and, in place, the bias of a convolution together with the norm. */
+static void fold_norm(const struct mlo_node *norm, const float *w, size_t channels, size_t depth, float *out,
+                      float *bias)
+{
+    const float *gamma = fast_initializer(norm->inputs[1])->data,
+                *beta = fast_initializer(norm->inputs[2])->data;
+    const float *mean = fast_initializer(norm->inputs[3])->data,
+                *var = fast_initializer(norm->inputs[4])->data;
+    double epsilon = (double)mlo_node_attr_f(norm, "epsilon", 1e-5f);
+    for (size_t oc = 0; oc < channels; oc++) {
+        double factor = (double)gamma[oc] / sqrt((double)var[oc] + epsilon);
+        for (size_t k = 0; k < depth; k++)
+            out[oc * depth + k] = (float)((double)w[oc * depth + k] * factor);
+        bias[oc] = (float)(((double)bias[oc] - (double)mean[oc]) * factor + (double)beta[oc]);
+    }
 }
 
 static enum mlo_status lower_f32(struct mlo_plan *plan, struct conv *c, bool *done, struct mlo_error *err)
@@ -257,33 +309,25 @@ static enum mlo_status lower_f32(struct mlo_plan *plan, struct conv *c, bool *do
         memcpy(bias, b->data, channels * sizeof *bias);
     c->norm = find_norm(plan, c->y);
     if (c->norm) {
-        const float *gamma = fast_initializer(c->norm->inputs[1])->data,
-                    *beta = fast_initializer(c->norm->inputs[2])->data;
-        const float *mean = fast_initializer(c->norm->inputs[3])->data,
-                    *var = fast_initializer(c->norm->inputs[4])->data;
-        double epsilon = (double)mlo_node_attr_f(c->norm, "epsilon", 1e-5f);
         weights = malloc(c->ws.count * sizeof *weights);
         if (!weights) {
             status = mlo_error_nomem(err);
             goto out;
         }
-        for (size_t oc = 0; oc < channels; oc++) {
-            double factor = (double)gamma[oc] / sqrt((double)var[oc] + epsilon);
-            for (size_t k = 0; k < depth; k++)
-                weights[oc * depth + k] = (float)((double)((const float *)w->data)[oc * depth + k] * factor);
-            bias[oc] = (float)(((double)bias[oc] - (double)mean[oc]) * factor + (double)beta[oc]);
-        }
+        fold_norm(c->norm, w->data, channels, depth, weights, bias);
         c->y = c->norm->outputs[0];
     }
-    struct request r = {.weights = weights ? (const void *)weights : w->data,
-                        .x_type = dnnl_f32,
-                        .w_type = dnnl_f32,
-                        .y_type = dnnl_f32,
-                        .bias = b || c->norm ? bias : NULL};
+    struct fast_product r = {.weights = weights ? (const void *)weights : w->data,
+                             .x_type = dnnl_f32,
+                             .w_type = dnnl_f32,
+                             .y_type = dnnl_f32,
+                             .bias = b || c->norm ? bias : NULL};
     struct fast_chain chain;
     for (int may_sum = 1; may_sum >= 0 && !*done; may_sum--) {
         fast_chain_follow(plan, c->y, may_sum != 0, false, &chain);
-        MLO_TRY(emit(plan, c, &chain, &r, done, err));
+        MLO_TRY(emit_tile(plan, c, &chain, &r, done, err));
+        if (!*done)
+            MLO_TRY(emit(plan, c, &chain, &r, done, err));
     }
 out:
     free(weights);

@@ -5,23 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engines/cpu/fast/fast_impl.h"
-
-enum { MAX_ARGS = 8 };
-
-struct prim {
-    dnnl_primitive_t handle;
-    int count;
-    struct {
-        int arg, slot;
-        dnnl_memory_desc_t md;
-    } args[MAX_ARGS];
-    bool has_scratch;
-    dnnl_memory_desc_t scratch;
-};
+#include "engines/cpu/fast/prim_impl.h"
 
 struct prim_state {
-    dnnl_exec_arg_t args[MAX_ARGS + 1];
+    dnnl_exec_arg_t args[PRIM_ARGS_MAX + 1];
     int count;
 };
 
@@ -122,7 +109,7 @@ bool fast_pd(const_dnnl_op_desc_t desc, dnnl_primitive_attr_t attr, dnnl_primiti
     return false;
 }
 
-static void prim_free(void *data)
+void fast_prim_free(void *data)
 {
     struct prim *p = data;
     if (!p)
@@ -177,8 +164,24 @@ static enum mlo_status prim_run(struct mlo_program *program, const struct cpu_st
     return code == dnnl_success ? MLO_OK : fast_failed(code, "run a primitive", err);
 }
 
-static const struct cpu_step_class prim_class = {
-    .name = "onednn", .load = prim_load, .run = prim_run, .unload = prim_unload, .free_data = prim_free};
+const struct cpu_step_class fast_prim_class = {.name = "onednn",
+                                               .load = prim_load,
+                                               .run = prim_run,
+                                               .unload = prim_unload,
+                                               .free_data = fast_prim_free,
+                                               .id = "onednn",
+                                               .save = fast_prim_save,
+                                               .restore = fast_prim_restore};
+
+dnnl_status_t fast_prim_make(struct prim *p, const_dnnl_primitive_desc_t pd)
+{
+    const dnnl_memory_desc_t *scratch = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
+    if (scratch && dnnl_memory_desc_get_size(scratch)) {
+        p->has_scratch = true;
+        p->scratch = *scratch;
+    }
+    return dnnl_primitive_create(&p->handle, pd);
+}
 
 enum mlo_status fast_step(struct mlo_plan *plan, const struct mlo_node *node, dnnl_primitive_desc_t pd,
                           struct cpu_step **out, struct mlo_error *err)
@@ -186,7 +189,7 @@ enum mlo_status fast_step(struct mlo_plan *plan, const struct mlo_node *node, dn
     enum mlo_status status = MLO_OK;
     const char *impl = "onednn";
     struct prim *p = calloc(1, sizeof *p);
-    struct cpu_step *step = p ? cpu_step_new(plan, &prim_class, node, MAX_ARGS, 1) : NULL;
+    struct cpu_step *step = p ? cpu_step_new(plan, &fast_prim_class, node, PRIM_ARGS_MAX, 1) : NULL;
     if (!step) {
         free(p);
         status = mlo_error_nomem(err);
@@ -196,14 +199,9 @@ enum mlo_status fast_step(struct mlo_plan *plan, const struct mlo_node *node, dn
     step->in_count = 0;
     dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &impl);
     step->impl = mlo_arena_printf(plan->arena, "onednn:%s", impl);
-    const dnnl_memory_desc_t *scratch = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
-    size_t size = scratch ? dnnl_memory_desc_get_size(scratch) : 0;
-    if (size) {
-        p->has_scratch = true;
-        p->scratch = *scratch;
-        plan->scratch_bytes = MLO_MAX(plan->scratch_bytes, size);
-    }
-    dnnl_status_t code = dnnl_primitive_create(&p->handle, pd);
+    dnnl_status_t code = fast_prim_make(p, pd);
+    if (p->has_scratch)
+        plan->scratch_bytes = MLO_MAX(plan->scratch_bytes, dnnl_memory_desc_get_size(&p->scratch));
     if (code != dnnl_success || !step->impl)
         status = fast_failed(code, "make a primitive", err);
     *out = step;
@@ -240,40 +238,80 @@ int fast_const_floats(struct mlo_plan *plan, const float *data, size_t count)
     return cpu_slot_const_take(plan, copy, count * sizeof *copy);
 }
 
-int fast_const_reordered(struct mlo_plan *plan, const void *data, const dnnl_memory_desc_t *from,
-                         const dnnl_memory_desc_t *to)
+void fast_md_key(const dnnl_memory_desc_t *md, struct fast_md_key *key)
 {
+    memset(key, 0, sizeof *key);
+    key->offset = md->offset0;
+    key->rank = md->ndims;
+    key->type = (int64_t)md->data_type;
+    key->kind = (int64_t)md->format_kind;
+    key->flags = (int64_t)md->extra.flags;
+    if (md->extra.flags & dnnl_memory_extra_flag_compensation_conv_s8s8)
+        key->masks[0] = md->extra.compensation_mask;
+    if (md->extra.flags & dnnl_memory_extra_flag_scale_adjust)
+        key->scale_adjust = md->extra.scale_adjust;
+    if (md->extra.flags & dnnl_memory_extra_flag_compensation_conv_asymmetric_src)
+        key->masks[1] = md->extra.asymm_compensation_mask;
+    for (int i = 0; i < md->ndims && i < 8; i++) {
+        key->dims[i] = md->dims[i];
+        key->padded[i] = md->padded_dims[i];
+        key->strides[i] = md->format_desc.blocking.strides[i];
+    }
+    key->inner_count = md->format_desc.blocking.inner_nblks;
+    for (int i = 0; i < key->inner_count && i < 8; i++) {
+        key->inner[i] = md->format_desc.blocking.inner_blks[i];
+        key->inner_axes[i] = md->format_desc.blocking.inner_idxs[i];
+    }
+}
+
+struct reorder_request {
+    const void *data;
+    const dnnl_memory_desc_t *from, *to;
+};
+
+static bool make_reordered(void *arg, void *out)
+{
+    const struct reorder_request *r = arg;
     dnnl_primitive_desc_t pd = NULL;
     dnnl_primitive_t prim = NULL;
     dnnl_memory_t src = NULL, dst = NULL;
     dnnl_stream_t stream = NULL;
-    int slot = -1;
-    size_t size = dnnl_memory_desc_get_size(to);
-    void *out = cpu_aligned(size), *in = cpu_aligned(dnnl_memory_desc_get_size(from));
-    if (!out || !in)
-        goto out;
-    memcpy(in, data, dnnl_memory_desc_get_size(from)); /* files' data may be unaligned */
-    if (dnnl_reorder_primitive_desc_create(&pd, from, engine, to, engine, NULL) == dnnl_success &&
+    bool done = false;
+    void *in = cpu_aligned(dnnl_memory_desc_get_size(r->from));
+    if (!in)
+        return false;
+    memcpy(in, r->data, dnnl_memory_desc_get_size(r->from)); /* files' data may be unaligned */
+    if (dnnl_reorder_primitive_desc_create(&pd, r->from, engine, r->to, engine, NULL) == dnnl_success &&
         dnnl_primitive_create(&prim, pd) == dnnl_success &&
-        dnnl_memory_create(&src, from, engine, in) == dnnl_success &&
-        dnnl_memory_create(&dst, to, engine, out) == dnnl_success &&
+        dnnl_memory_create(&src, r->from, engine, in) == dnnl_success &&
+        dnnl_memory_create(&dst, r->to, engine, out) == dnnl_success &&
         dnnl_stream_create(&stream, engine, dnnl_stream_default_flags) == dnnl_success) {
         dnnl_exec_arg_t args[] = {{DNNL_ARG_FROM, src}, {DNNL_ARG_TO, dst}};
-        if (dnnl_primitive_execute(prim, stream, 2, args) == dnnl_success &&
-            dnnl_stream_wait(stream) == dnnl_success) {
-            slot = cpu_slot_const_take(plan, out, size);
-            out = NULL;
-        }
+        done = dnnl_primitive_execute(prim, stream, 2, args) == dnnl_success &&
+               dnnl_stream_wait(stream) == dnnl_success;
     }
-out:
     dnnl_stream_destroy(stream);
     dnnl_memory_destroy(dst);
     dnnl_memory_destroy(src);
     dnnl_primitive_destroy(prim);
     dnnl_primitive_desc_destroy(pd);
     free(in);
-    free(out);
-    return slot;
+    return done;
+}
+
+int fast_const_reordered(struct mlo_plan *plan, const void *data, const dnnl_memory_desc_t *from,
+                         const dnnl_memory_desc_t *to)
+{
+    struct reorder_request request = {data, from, to};
+    struct fast_md_key params[2];
+    fast_md_key(from, &params[0]);
+    fast_md_key(to, &params[1]);
+    struct cpu_const_key key = {.kind = "onednn",
+                                .source = data,
+                                .source_bytes = dnnl_memory_desc_get_size(from),
+                                .params = params,
+                                .params_bytes = sizeof params};
+    return cpu_shared_const(plan, &key, dnnl_memory_desc_get_size(to), make_reordered, &request);
 }
 
 /* --- programs ------------------------------------------------------------------------------------------ */
@@ -293,10 +331,10 @@ void cpu_fast_unload(struct mlo_program *program)
         dnnl_stream_destroy(program->stream);
 }
 
-int cpu_fast_enter(const struct mlo_plan *plan)
+int cpu_fast_enter(void)
 {
     int before = omp_get_max_threads();
-    omp_set_num_threads((int)plan->threads);
+    omp_set_num_threads(1);
     return before;
 }
 

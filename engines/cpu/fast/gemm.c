@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engines/cpu/fast/fast_impl.h"
+#include "engines/cpu/fast/tile_impl.h"
 
 struct gemm {
     const struct mlo_node *node;
@@ -13,12 +13,6 @@ struct gemm {
     int64_t m, n, k;
     bool transposed; /* weights are [n, k] */
     float alpha, beta;
-};
-
-struct request {
-    const void *weights;
-    dnnl_data_type_t x_type, w_type, y_type;
-    const float *bias, *scales;
 };
 
 static bool describe(const struct mlo_node *node, struct gemm *g)
@@ -52,56 +46,76 @@ static bool describe(const struct mlo_node *node, struct gemm *g)
 }
 
 static enum mlo_status emit(struct mlo_plan *plan, const struct gemm *g, const struct fast_chain *chain,
-                            const struct request *r, bool *done, struct mlo_error *err)
+                            const struct fast_product *request, bool *done, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    dnnl_memory_desc_t x, w, w_plain, b, y;
     dnnl_inner_product_desc_t desc;
-    dnnl_primitive_desc_t pd = NULL;
+    dnnl_primitive_desc_t pd;
+    struct cpu_step *step;
+    struct fast_product p = *request;
     int64_t xd[] = {g->m, g->k}, yd[] = {g->m, g->n};
     dnnl_dims_t wd = {g->n, g->k}, strides = {g->transposed ? g->k : 1, g->transposed ? 1 : g->n};
-    dnnl_primitive_attr_t attr = fast_attr();
-    if (!attr || !fast_md(&x, 2, xd, r->x_type, CPU_PLAIN) || !fast_md(&y, 2, yd, r->y_type, CPU_PLAIN) ||
-        !fast_md(&b, 1, &g->n, dnnl_f32, CPU_PLAIN) ||
-        dnnl_memory_desc_init_by_tag(&w, 2, wd, r->w_type, dnnl_format_tag_any) != dnnl_success ||
-        dnnl_memory_desc_init_by_strides(&w_plain, 2, wd, r->w_type, strides) != dnnl_success ||
-        !fast_chain_attr(chain, attr, NULL, true))
-        goto out;
-    if (r->scales && dnnl_primitive_attr_set_output_scales(attr, g->n, 2, r->scales) != dnnl_success)
-        goto out;
-    if (dnnl_inner_product_forward_desc_init(&desc, dnnl_forward_inference, &x, &w, r->bias ? &b : NULL,
-                                             &y) != dnnl_success ||
-        !fast_pd(&desc, attr, &pd))
-        goto out;
-    int in;
-    if (r->scales)
-        MLO_TRY(fast_qvalue(plan, g->x, CPU_PLAIN, &in, err));
-    else
-        MLO_TRY(fast_value(plan, g->x, CPU_PLAIN, &in, err));
-    dnnl_memory_desc_t w_used = *dnnl_primitive_desc_query_md(pd, dnnl_query_weights_md, 0);
-    int weights = fast_const_reordered(plan, r->weights, &w_plain, &w_used);
-    int bias = r->bias ? fast_const_floats(plan, r->bias, (size_t)g->n) : -1;
-    int to = fast_new_slot(plan, chain->end, false);
-    if (weights < 0 || to < 0 || (r->bias && bias < 0)) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    struct cpu_step *step;
-    dnnl_primitive_desc_t taken = pd;
-    pd = NULL;
-    MLO_TRY(fast_step(plan, g->node, taken, &step, err));
-    step->precision = r->scales ? "int8" : "f32";
-    fast_reads(step, DNNL_ARG_SRC, in, &x);
-    fast_reads(step, DNNL_ARG_WEIGHTS, weights, &w_used);
-    if (r->bias)
-        fast_reads(step, DNNL_ARG_BIAS, bias, &b);
-    fast_writes(step, DNNL_ARG_DST, to, &y);
+    p.node = g->node;
+    p.x = g->x;
+    p.layout = CPU_PLAIN;
+    p.chain = chain;
+    p.columns = g->n;
+    dnnl_primitive_attr_t attr = fast_product_attr(&p);
+    bool ok = attr && fast_md(&p.x_md, 2, xd, p.x_type, CPU_PLAIN) &&
+              fast_md(&p.y_md, 2, yd, p.y_type, CPU_PLAIN) &&
+              fast_md(&p.bias_md, 1, &p.columns, dnnl_f32, CPU_PLAIN) &&
+              dnnl_memory_desc_init_by_tag(&p.w_md, 2, wd, p.w_type, dnnl_format_tag_any) == dnnl_success &&
+              dnnl_memory_desc_init_by_strides(&p.w_plain, 2, wd, p.w_type, strides) == dnnl_success &&
+              dnnl_inner_product_forward_desc_init(&desc, dnnl_forward_inference, &p.x_md, &p.w_md,
+                                                   p.bias ? &p.bias_md : NULL, &p.y_md) == dnnl_success &&
+              fast_pd(&desc, attr, &pd);
+    dnnl_primitive_attr_destroy(attr);
+    if (!ok)
+        return MLO_OK;
+    MLO_TRY(fast_emit_product(plan, &p, pd, &step, err));
     MLO_TRY(fast_chain_take(plan, chain, step, err));
-    fast_set(plan, chain->end, CPU_PLAIN, to);
     *done = true;
 out:
-    dnnl_primitive_desc_destroy(pd);
-    dnnl_primitive_attr_destroy(attr);
+    return status;
+}
+
+/* As a convolution of one line of m pixels by 1. */
+static struct tile_product geometry(const struct gemm *g)
+{
+    return (struct tile_product){.batch = 1,
+                                 .groups = 1,
+                                 .in_channels = g->k,
+                                 .out_channels = g->n,
+                                 .in = {1, 1, g->m},
+                                 .out = {1, 1, g->m},
+                                 .kernel = {1, 1, 1},
+                                 .stride = {1, 1, 1},
+                                 .dilation = {1, 1, 1},
+                                 .w_out = g->transposed ? (size_t)g->k : 1,
+                                 .w_in = g->transposed ? 1 : (size_t)g->n,
+                                 .residual = -1};
+}
+
+/* The same by own kernels, in float32. */
+static enum mlo_status emit_tile(struct mlo_plan *plan, const struct gemm *g, const struct fast_chain *chain,
+                                 const struct fast_product *r, bool *done, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct tile_product p = geometry(g);
+    p.type = TILE_F32;
+    p.weights = r->weights;
+    p.weights_bytes = (size_t)(g->n * g->k) * sizeof(float);
+    p.bias = r->bias;
+    p.epilogue.y_dtype = MLO_FLOAT32;
+    if (!tile_chain(chain, &p) || !tile_supports(plan, &p))
+        return MLO_OK;
+    MLO_TRY(tile_slots(plan, g->x, CPU_PLAIN, chain, &p, err));
+    struct cpu_step *step;
+    MLO_TRY(tile_emit(plan, g->node, &p, &step, err));
+    MLO_TRY(fast_chain_take(plan, chain, step, err));
+    fast_set(plan, chain->end, CPU_PLAIN, p.y);
+    *done = true;
+out:
     return status;
 }
 
@@ -112,37 +126,51 @@ static enum mlo_status lower_int8(struct mlo_plan *plan, const struct gemm *g, c
     struct fast_weights w;
     size_t n = (size_t)g->n, k = (size_t)g->k, row = g->transposed ? k : 1, step = g->transposed ? 1 : n;
     float *scales = NULL, *shifts = NULL;
+    int32_t *sums = NULL;
     if (!fast_is_quantized(plan, g->x) || !fast_int8_weights(g->w, g->transposed ? 0 : 1, &w) ||
         !fast_int8_exact(plan, w.q->data, n, k, row, step))
         return MLO_OK;
     struct cpu_qparams xq = plan->values[g->x->index].q;
+    struct tile_int8 own = {.node = g->node,
+                            .x = g->x,
+                            .y = g->y,
+                            .layout = CPU_PLAIN,
+                            .w_scales = w.scales,
+                            .w_scale_count = w.scale_count,
+                            .bias = bias ? bias->data : NULL,
+                            .alpha = g->alpha,
+                            .beta = g->beta,
+                            .product = geometry(g)};
+    own.product.weights = w.q->data;
+    own.product.weights_bytes = n * k;
+    MLO_TRY(tile_lower_int8(plan, &own, done, err));
+    if (*done)
+        return MLO_OK;
     struct fast_chain chain;
     fast_chain_follow(plan, g->y, false, true, &chain);
     scales = calloc(n, sizeof *scales);
     shifts = calloc(n, sizeof *shifts);
-    if (!scales || !shifts) {
+    sums = calloc(n, sizeof *sums);
+    if (!scales || !shifts || !sums) {
         status = mlo_error_nomem(err);
         goto out;
     }
-    for (size_t j = 0; j < n; j++) {
-        double unit = (double)xq.scale * (double)w.scales[w.scale_count > 1 ? j : 0] * (double)g->alpha;
-        double shift = bias ? (double)((const float *)bias->data)[j] * (double)g->beta / unit : 0.0;
-        int64_t sum = 0;
-        for (size_t i = 0; xq.zero_point && i < k; i++)
-            sum += ((const int8_t *)w.q->data)[j * row + i * step];
-        shifts[j] = (float)(shift - (double)sum * (double)xq.zero_point);
-        scales[j] = (float)(unit / fast_chain_unit(&chain));
-    }
-    struct request r = {.weights = w.q->data,
-                        .x_type = fast_dtype(xq.dtype),
-                        .w_type = dnnl_s8,
-                        .y_type = chain.quantized ? fast_dtype(chain.q.dtype) : dnnl_f32,
-                        .bias = bias || xq.zero_point ? shifts : NULL,
-                        .scales = scales};
+    if (xq.zero_point)
+        fast_add_columns(w.q->data, n, k, row, step, sums);
+    struct fast_int8_numbers numbers = {
+        .x = &xq, .w = &w, .bias = own.bias, .sums = sums, .alpha = g->alpha, .beta = g->beta};
+    fast_product_numbers(&numbers, &chain, n, scales, shifts);
+    struct fast_product r = {.weights = w.q->data,
+                             .x_type = fast_dtype(xq.dtype),
+                             .w_type = dnnl_s8,
+                             .y_type = chain.quantized ? fast_dtype(chain.q.dtype) : dnnl_f32,
+                             .bias = bias || xq.zero_point ? shifts : NULL,
+                             .scales = scales};
     MLO_TRY(emit(plan, g, &chain, &r, done, err));
 out:
     free(scales);
     free(shifts);
+    free(sums);
     return status;
 }
 
@@ -163,60 +191,71 @@ static const struct mlo_node *find_bias(const struct mlo_plan *plan, const struc
     return add;
 }
 
+/* In float32, with alpha in the weights and beta in the bias. */
+static enum mlo_status lower_f32(struct mlo_plan *plan, const struct gemm *g, const struct mlo_tensor *bias,
+                                 bool *done, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_tensor *w = NULL;
+    float *scaled = NULL, *shifts = NULL;
+    size_t count = (size_t)(g->n * g->k), n = (size_t)g->n;
+    MLO_TRY(fast_const_f32(plan, g->w, &w, err));
+    if (!w)
+        return MLO_OK;
+    if (g->alpha != 1.0f)
+        scaled = malloc(count * sizeof *scaled);
+    if (bias)
+        shifts = malloc(n * sizeof *shifts);
+    if ((g->alpha != 1.0f && !scaled) || (bias && !shifts)) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    for (size_t i = 0; scaled && i < count; i++)
+        scaled[i] = ((const float *)w->data)[i] * g->alpha;
+    for (size_t i = 0; shifts && i < n; i++)
+        shifts[i] = ((const float *)bias->data)[i] * g->beta;
+    struct fast_product r = {.weights = scaled ? (const void *)scaled : w->data,
+                             .x_type = dnnl_f32,
+                             .w_type = dnnl_f32,
+                             .y_type = dnnl_f32,
+                             .bias = shifts};
+    struct fast_chain chain;
+    fast_chain_follow(plan, g->y, true, false, &chain);
+    MLO_TRY(emit_tile(plan, g, &chain, &r, done, err));
+    if (!*done) {
+        fast_chain_follow(plan, g->y, false, false, &chain);
+        MLO_TRY(emit(plan, g, &chain, &r, done, err));
+    }
+out:
+    free(scaled);
+    free(shifts);
+    return status;
+}
+
 static enum mlo_status lower_constant(struct mlo_plan *plan, struct gemm *g, bool *done,
                                       struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    const struct mlo_tensor *bias = NULL, *w = NULL;
-    float *scaled = NULL, *shifts = NULL;
+    const struct mlo_tensor *bias = NULL;
     const struct mlo_node *add = find_bias(plan, g, &g->bias);
-    if (add)
+    if (add) { /* beta is of Gemm's own bias, and there was none */
         g->y = add->outputs[0];
+        g->beta = 1.0f;
+    }
     if (g->bias) {
         MLO_TRY(fast_const_f32(plan, g->bias, &bias, err));
         if (!bias)
             return MLO_OK;
     }
     MLO_TRY(lower_int8(plan, g, bias, done, err));
-    if (!*done) {
-        MLO_TRY(fast_const_f32(plan, g->w, &w, err));
-        if (!w)
-            return MLO_OK;
-        size_t count = (size_t)(g->n * g->k);
-        const float *weights = w->data;
-        if (g->alpha != 1.0f) {
-            scaled = malloc(count * sizeof *scaled);
-            if (!scaled) {
-                status = mlo_error_nomem(err);
-                goto out;
-            }
-            for (size_t i = 0; i < count; i++)
-                scaled[i] = weights[i] * g->alpha;
-            weights = scaled;
-        }
-        if (bias) {
-            shifts = malloc((size_t)g->n * sizeof *shifts);
-            if (!shifts) {
-                status = mlo_error_nomem(err);
-                goto out;
-            }
-            for (int64_t i = 0; i < g->n; i++)
-                shifts[i] = ((const float *)bias->data)[i] * g->beta;
-        }
-        struct request r = {
-            .weights = weights, .x_type = dnnl_f32, .w_type = dnnl_f32, .y_type = dnnl_f32, .bias = shifts};
-        struct fast_chain chain;
-        fast_chain_follow(plan, g->y, false, false, &chain);
-        MLO_TRY(emit(plan, g, &chain, &r, done, err));
-    }
+    if (!*done)
+        MLO_TRY(lower_f32(plan, g, bias, done, err));
     if (*done && add) {
         fast_mark_done(plan, add);
         if (!cpu_step_fuse(plan, &plan->steps[plan->step_count - 1], add))
             status = mlo_error_nomem(err);
     }
 out:
-    free(scaled);
-    free(shifts);
     return status;
 }
 

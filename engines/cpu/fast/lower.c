@@ -1,6 +1,7 @@
 /* Lowering for the fast numerics: each node is offered to a table of lowerings; what none takes is
  * interpreted. */
 #include "engines/cpu/fast/fast_impl.h"
+#include "engines/cpu/fast/normalise_impl.h"
 
 /* Nodes that change a shape, not the bytes in row-major order. */
 static const char *const views[] = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"};
@@ -16,6 +17,8 @@ enum mlo_status fast_lower_view(struct mlo_plan *plan, const struct mlo_node *no
     int slot;
     for (int i = 1; i < node->output_count; i++)
         known &= node->outputs[i] == NULL;
+    if (mlo_node_is(node, "Dropout") && node->input_count > 2 && node->inputs[2])
+        known &= node->inputs[2]->constant != NULL; /* else its kernel sees at run whether it trains */
     if (!known || !fast_shape(node->inputs[0], &a) || !fast_shape(node->outputs[0], &b) ||
         a.count != b.count || mlo_node_attr_i(node, "training_mode", 0))
         return MLO_OK;
@@ -88,10 +91,31 @@ enum mlo_status fast_lower_dequantize(struct mlo_plan *plan, const struct mlo_no
 }
 
 static fast_lower_fn *const lowerings[] = {
-    fast_lower_conv,       fast_lower_gemm,      fast_lower_pool,    fast_lower_global_pool,
-    fast_lower_composite,  fast_lower_binary,    fast_lower_eltwise, fast_lower_softmax,
-    fast_lower_layer_norm, fast_lower_transpose, fast_lower_view,    fast_lower_quantize,
+    /* clang-format off */
+    fast_lower_attention,
+    fast_lower_spelled_norm,
+    fast_lower_cast,
+    fast_lower_dynamic_quantize,
+    fast_lower_integer_product,
+    fast_lower_table,
+    fast_lower_packed,
+    fast_lower_conv,
+    fast_lower_gemm,
+    fast_lower_pool,
+    fast_lower_global_pool,
+    fast_lower_composite,
+    fast_lower_qadd,
+    fast_lower_elementwise,
+    fast_lower_softmax,
+    fast_lower_reduce,
+    fast_lower_layer_norm,
+    fast_lower_copy,
+    fast_lower_gather,
+    fast_lower_transpose,
+    fast_lower_view,
+    fast_lower_quantize,
     fast_lower_dequantize,
+    /* clang-format on */
 };
 
 /* What the subgraphs of a node read of the graph around them. */
@@ -137,6 +161,9 @@ static enum mlo_status lower_all(struct mlo_plan *plan, struct mlo_error *err)
     for (int i = 0; i < g->value_count; i++) /* inputs and constants: equal layouts are known now */
         if (plan->values[i].slot[CPU_PLAIN] >= 0)
             fast_set(plan, g->values[i], CPU_PLAIN, plan->values[i].slot[CPU_PLAIN]);
+    MLO_TRY(fast_fold_constants(plan, err));
+    MLO_TRY(fast_find_attention(plan, err));
+    MLO_TRY(fast_find_norm(plan, err));
     for (int n = 0; n < g->node_count; n++) {
         bool done = plan->done[n];
         for (size_t i = 0; !done && i < MLO_COUNT(lowerings); i++)
@@ -155,8 +182,10 @@ out:
 enum mlo_status cpu_fast_lower(struct mlo_plan *plan, struct mlo_error *err)
 {
     cpu_fast_init();
-    int token = cpu_fast_enter(plan); /* oneDNN fixes how a primitive splits its work when it is made */
+    int token = cpu_fast_enter();
     enum mlo_status status = lower_all(plan, err);
+    if (status == MLO_OK)
+        status = norm_label_half(plan, err);
     cpu_fast_leave(token);
     return status;
 }

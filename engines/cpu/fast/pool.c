@@ -36,30 +36,16 @@ static enum mlo_status emit(struct mlo_plan *plan, const struct mlo_node *node, 
     enum mlo_status status = MLO_OK;
     const struct mlo_value *in = node->inputs[0], *out = node->outputs[0];
     struct fast_shape xs, ys;
-    dnnl_memory_desc_t x, y;
+    struct fast_unary u = {.x = in, .y = out, .layout = CPU_LAST, .quantized = quantized};
     dnnl_primitive_desc_t pd;
-    struct cpu_qparams q = plan->values[in->index].q;
-    int from;
+    struct cpu_step *step;
     fast_shape(in, &xs);
     fast_shape(out, &ys);
-    if (!describe(&xs, &ys, w, alg, quantized ? fast_dtype(q.dtype) : dnnl_f32, &x, &y, &pd))
+    dnnl_data_type_t type = quantized ? fast_dtype(plan->values[in->index].q.dtype) : dnnl_f32;
+    if (!describe(&xs, &ys, w, alg, type, &u.x_md, &u.y_md, &pd))
         return MLO_OK;
-    status =
-        quantized ? fast_qvalue(plan, in, CPU_LAST, &from, err) : fast_value(plan, in, CPU_LAST, &from, err);
-    int to = status == MLO_OK ? fast_new_slot(plan, out, quantized) : -1;
-    if (to < 0) {
-        dnnl_primitive_desc_destroy(pd);
-        return status != MLO_OK ? status : mlo_error_nomem(err);
-    }
-    struct cpu_step *step;
-    MLO_TRY(fast_step(plan, node, pd, &step, err));
+    MLO_TRY(fast_emit_unary(plan, node, pd, &u, &step, err));
     step->precision = quantized ? "int8" : "f32";
-    fast_reads(step, DNNL_ARG_SRC, from, &x);
-    fast_writes(step, DNNL_ARG_DST, to, &y);
-    if (quantized)
-        fast_set_q(plan, out, CPU_LAST, to, &q);
-    else
-        fast_set(plan, out, CPU_LAST, to);
     *done = true;
 out:
     return status;
@@ -85,7 +71,9 @@ enum mlo_status fast_lower_pool(struct mlo_plan *plan, const struct mlo_node *no
     MLO_TRY(mlo_window_init(&w, node, xs.rank - 2, xs.dims + 2, NULL, err));
     if (max)
         MLO_TRY(emit(plan, node, &w, dnnl_pooling_max, fast_is_quantized(plan, node->inputs[0]), done, err));
-    else
+    else if (fast_is_quantized(plan, node->inputs[0]))
+        MLO_TRY(fast_lower_qaverage(plan, node, &w, done, err));
+    if (!max && !*done)
         MLO_TRY(emit(plan, node, &w,
                      mlo_node_attr_i(node, "count_include_pad", 0) ? dnnl_pooling_avg_include_padding
                                                                    : dnnl_pooling_avg_exclude_padding,

@@ -82,20 +82,73 @@ BODY void add_body(const void *restrict a, const struct cpu_qparams *qa, const v
         ADD_LOOP(uint8_t, uint8_t, int8_t, -128.0f, 127.0f);
 }
 
+/* Adds up n columns in 16 bits, as long as that holds them. */
+#define SUM_COLUMNS(NAME, T, SUM)                                                                            \
+    BODY void NAME(const T *restrict x, size_t rows, size_t columns, size_t n, int32_t *restrict sums)       \
+    {                                                                                                        \
+        for (size_t r = 0; r < rows;) {                                                                      \
+            SUM part[SUM_COLUMNS_MAX] = {0};                                                                 \
+            const size_t end = MLO_MIN(rows, r + 256);                                                       \
+            for (; r < end; r++)                                                                             \
+                for (size_t i = 0; i < n; i++)                                                               \
+                    part[i] = (SUM)(part[i] + x[r * columns + i]);                                           \
+            for (size_t i = 0; i < n; i++)                                                                   \
+                sums[i] += part[i];                                                                          \
+        }                                                                                                    \
+    }
+enum { SUM_COLUMNS_MAX = 64 };
+SUM_COLUMNS(sum_u8, uint8_t, uint16_t)
+SUM_COLUMNS(sum_s8, int8_t, int16_t)
+
+BODY void sum_columns(const void *restrict x, bool is_signed, size_t rows, size_t columns, size_t n,
+                      int32_t *restrict sums)
+{
+    if (is_signed)
+        sum_s8(x, rows, columns, n, sums);
+    else
+        sum_u8(x, rows, columns, n, sums);
+}
+
+/* By columns that stay in registers, and at the end by as many as are left of them. */
 BODY void sum_rows_body(const void *restrict x, bool is_signed, size_t rows, size_t columns,
                         int32_t *restrict sums)
 {
-    for (size_t r = 0; r < rows; r++) {
-        if (is_signed) {
-            const int8_t *row = (const int8_t *)x + r * columns;
-            for (size_t c = 0; c < columns; c++)
-                sums[c] += row[c];
-        } else {
-            const uint8_t *row = (const uint8_t *)x + r * columns;
-            for (size_t c = 0; c < columns; c++)
-                sums[c] += row[c];
-        }
+    size_t c = 0;
+    for (; c + 64 <= columns; c += 64)
+        sum_columns((const char *)x + c, is_signed, rows, columns, 64, sums + c);
+    if (c + 32 <= columns) {
+        sum_columns((const char *)x + c, is_signed, rows, columns, 32, sums + c);
+        c += 32;
     }
+    if (c + 16 <= columns) {
+        sum_columns((const char *)x + c, is_signed, rows, columns, 16, sums + c);
+        c += 16;
+    }
+    if (c < columns)
+        sum_columns((const char *)x + c, is_signed, rows, columns, columns - c, sums + c);
+}
+
+BODY void interleave_body(const uint8_t *restrict x, size_t plane, size_t channels, size_t count,
+                          uint8_t *restrict y)
+{
+    if (channels == 2)
+        for (size_t i = 0; i < count; i++) {
+            y[2 * i] = x[i];
+            y[2 * i + 1] = x[plane + i];
+        }
+    else if (channels == 3)
+        for (size_t i = 0; i < count; i++) {
+            y[3 * i] = x[i];
+            y[3 * i + 1] = x[plane + i];
+            y[3 * i + 2] = x[2 * plane + i];
+        }
+    else
+        for (size_t i = 0; i < count; i++) {
+            y[4 * i] = x[i];
+            y[4 * i + 1] = x[plane + i];
+            y[4 * i + 2] = x[2 * plane + i];
+            y[4 * i + 3] = x[3 * plane + i];
+        }
 }
 
 #define KERNELS(NAME, TARGET)                                                                                \
@@ -118,8 +171,13 @@ BODY void sum_rows_body(const void *restrict x, bool is_signed, size_t rows, siz
     {                                                                                                        \
         sum_rows_body(x, is_signed, rows, columns, sums);                                                    \
     }                                                                                                        \
+    TARGET static void interleave_##NAME(const uint8_t *x, size_t plane, size_t channels, size_t count,      \
+                                         uint8_t *y)                                                         \
+    {                                                                                                        \
+        interleave_body(x, plane, channels, count, y);                                                       \
+    }                                                                                                        \
     static const struct fast_kernels kernels_##NAME = {quantize_##NAME, dequantize_##NAME, add_##NAME,       \
-                                                       sum_rows_##NAME};
+                                                       sum_rows_##NAME, interleave_##NAME};
 
 KERNELS(generic, )
 KERNELS(avx2, __attribute__((target("avx2"))))

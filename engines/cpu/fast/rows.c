@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engines/cpu/fast/fast_impl.h"
+#include "engines/cpu/image_impl.h"
 
 /* --- LayerNormalization ------------------------------------------------------------------------------- */
 
@@ -42,8 +43,66 @@ static enum mlo_status norm_run(struct mlo_program *program, const struct cpu_st
     return MLO_OK;
 }
 
-static const struct cpu_step_class norm_class = {
-    .name = "layer-normalization", .run = norm_run, .free_data = free};
+static enum mlo_status norm_save(const struct mlo_plan *plan, const struct cpu_step *step,
+                                 struct cpu_writer *w, struct mlo_error *err)
+{
+    MLO_UNUSED(plan);
+    MLO_UNUSED(err);
+    struct norm_data d = *(const struct norm_data *)step->data;
+    d.kernels = NULL;
+    cpu_put_bytes(w, &d, sizeof d);
+    return MLO_OK;
+}
+
+static enum mlo_status norm_restore(struct mlo_plan *plan, struct cpu_step *step, struct cpu_reader *r,
+                                    struct mlo_error *err)
+{
+    struct norm_data *d = malloc(sizeof *d);
+    if (!d)
+        return mlo_error_nomem(err);
+    step->data = d;
+    cpu_get_bytes(r, d, sizeof *d);
+    d->kernels = fast_row_kernels_for(plan->isa);
+    size_t row = cpu_product(d->width, sizeof(float), 1);
+    if (cpu_check(r, step->in_count == 3 && step->out_count == 1 && d->width > 0,
+                  "a step has other operands") &&
+        cpu_slot_holds(r, plan, step->in[0], cpu_product(d->rows, d->width, sizeof(float))) &&
+        cpu_slot_holds(r, plan, step->out[0], cpu_product(d->rows, d->width, sizeof(float))) &&
+        cpu_slot_holds(r, plan, step->in[1], row) && step->in[2] >= 0)
+        cpu_slot_holds(r, plan, step->in[2], row);
+    return cpu_reader_status(r, err);
+}
+
+const struct cpu_step_class fast_norm_class = {.name = "layer-normalization",
+                                               .run = norm_run,
+                                               .free_data = free,
+                                               .id = "layer-normalization",
+                                               .save = norm_save,
+                                               .restore = norm_restore};
+
+enum mlo_status fast_emit_norm(struct mlo_plan *plan, const struct mlo_node *node, const int slots[3],
+                               const struct mlo_value *end, size_t width, float epsilon,
+                               struct cpu_step **out, struct mlo_error *err)
+{
+    struct fast_shape s;
+    int to = fast_shape(end, &s) ? fast_new_slot(plan, end, false) : -1;
+    struct norm_data *d = malloc(sizeof *d);
+    struct cpu_step *step = d && to >= 0 ? cpu_step_new(plan, &fast_norm_class, node, 3, 1) : NULL;
+    if (!step) {
+        free(d);
+        return mlo_error_nomem(err);
+    }
+    *d = (struct norm_data){.kernels = fast_row_kernels_for(plan->isa),
+                            .rows = s.count / width,
+                            .width = width,
+                            .epsilon = epsilon};
+    step->data = d;
+    memcpy(step->in, slots, 3 * sizeof *slots);
+    step->out[0] = to;
+    fast_set(plan, end, CPU_PLAIN, to);
+    *out = step;
+    return MLO_OK;
+}
 
 enum mlo_status fast_lower_layer_norm(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
                                       struct mlo_error *err)
@@ -70,27 +129,43 @@ enum mlo_status fast_lower_layer_norm(struct mlo_plan *plan, const struct mlo_no
     MLO_TRY(fast_value(plan, node->inputs[1], CPU_PLAIN, &slots[1], err));
     if (bias)
         MLO_TRY(fast_value(plan, bias, CPU_PLAIN, &slots[2], err));
-    int to = fast_new_slot(plan, node->outputs[0], false);
-    struct norm_data *d = malloc(sizeof *d);
-    struct cpu_step *step = d && to >= 0 ? cpu_step_new(plan, &norm_class, node, 3, 1) : NULL;
-    if (!step) {
-        free(d);
-        return mlo_error_nomem(err);
-    }
-    *d = (struct norm_data){.kernels = fast_row_kernels_for(plan->isa),
-                            .rows = x.count / width,
-                            .width = width,
-                            .epsilon = mlo_node_attr_f(node, "epsilon", 1e-5f)};
-    step->data = d;
-    memcpy(step->in, slots, sizeof slots);
-    step->out[0] = to;
-    fast_set(plan, node->outputs[0], CPU_PLAIN, to);
+    struct cpu_step *step;
+    MLO_TRY(fast_emit_norm(plan, node, slots, node->outputs[0], width,
+                           mlo_node_attr_f(node, "epsilon", 1e-5f), &step, err));
     *done = true;
 out:
     return status;
 }
 
 /* --- Transpose ---------------------------------------------------------------------------------------- */
+
+/* Moving the channels to the end, or from there to where they belong, only changes what the bytes are called:
+ * channels last of one value is row-major of the other. */
+static bool transpose_is_name(struct mlo_plan *plan, const struct mlo_value *in, const struct mlo_value *out,
+                              const int64_t *perm, int rank)
+{
+    bool to_last = perm && rank >= 3 && rank <= 5 && perm[0] == 0 && perm[rank - 1] == 1;
+    bool from_last = perm && rank >= 3 && rank <= 5 && perm[0] == 0 && perm[1] == rank - 1;
+    for (int i = 1; i < rank - 1 && to_last; i++)
+        to_last = perm[i] == i + 1;
+    for (int i = 2; i < rank && from_last; i++)
+        from_last = perm[i] == i - 1;
+    const struct cpu_value *v = &plan->values[in->index];
+    bool bytes = fast_is_quantized(plan, in), known = false;
+    const int *slots = bytes ? v->qslot : v->slot;
+    struct cpu_qparams q = v->q;
+    for (int way = 0; way < 2; way++) {
+        enum cpu_layout from = way ? CPU_PLAIN : CPU_LAST, to = way ? CPU_LAST : CPU_PLAIN;
+        if (!(way ? from_last : to_last) || slots[from] < 0)
+            continue;
+        if (bytes)
+            fast_set_q(plan, out, to, slots[from], &q);
+        else
+            fast_set(plan, out, to, slots[from]);
+        known = true;
+    }
+    return known;
+}
 
 enum mlo_status fast_lower_transpose(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
                                      struct mlo_error *err)
@@ -109,6 +184,10 @@ enum mlo_status fast_lower_transpose(struct mlo_plan *plan, const struct mlo_nod
     dnnl_data_type_t type = bytes ? fast_dtype(plan->values[in->index].q.dtype) : fast_dtype(in->type.dtype);
     if (type == dnnl_data_type_undef)
         return MLO_OK;
+    if (transpose_is_name(plan, in, out, perm, x.rank)) {
+        *done = true;
+        return MLO_OK;
+    }
     for (int64_t i = x.rank - 1, stride = 1; i >= 0; i--) {
         own[i] = stride;
         stride *= x.dims[i];

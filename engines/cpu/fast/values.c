@@ -75,6 +75,8 @@ int fast_new_slot(struct mlo_plan *plan, const struct mlo_value *value, bool qua
     return cpu_slot_new(plan, CPU_SLOT_ARENA, quantized ? s.count : bytes);
 }
 
+enum { INTERLEAVE_MAX = 4 };
+
 /* Emits a copy of `from` in the other layout. */
 static enum mlo_status reorder(struct mlo_plan *plan, const struct mlo_value *value, dnnl_data_type_t type,
                                int slots[CPU_LAYOUTS], enum cpu_layout to, struct mlo_error *err)
@@ -89,6 +91,12 @@ static enum mlo_status reorder(struct mlo_plan *plan, const struct mlo_value *va
         slots[to] = slots[from];
         return MLO_OK;
     }
+    const bool bytes = type == dnnl_u8 || type == dnnl_s8;
+    if (bytes && to == CPU_LAST && s.dims[1] <= INTERLEAVE_MAX && s.count > 0) {
+        slots[to] = fast_new_slot(plan, value, true);
+        return fast_emit_interleave(plan, slots[from], s.dims[0], (int64_t)s.count / s.dims[0] / s.dims[1],
+                                    s.dims[1], slots[to], err);
+    }
     dnnl_primitive_attr_t attr = fast_attr();
     if (!fast_engine() || !attr || !fast_md(&a, s.rank, s.dims, type, from) ||
         !fast_md(&b, s.rank, s.dims, type, to) ||
@@ -102,7 +110,7 @@ static enum mlo_status reorder(struct mlo_plan *plan, const struct mlo_value *va
     enum mlo_status status = fast_step(plan, NULL, pd, &step, err);
     if (status != MLO_OK)
         return status;
-    int slot = fast_new_slot(plan, value, type == dnnl_u8 || type == dnnl_s8);
+    int slot = fast_new_slot(plan, value, bytes);
     if (slot < 0)
         return mlo_error_nomem(err);
     fast_reads(step, DNNL_ARG_FROM, slots[from], &a);
@@ -187,6 +195,17 @@ const struct mlo_tensor *fast_initializer(const struct mlo_value *value)
     return value ? value->constant : NULL;
 }
 
+enum mlo_status fast_set_constant(struct mlo_plan *plan, const struct mlo_value *value, struct mlo_tensor *t,
+                                  struct mlo_error *err)
+{
+    int slot = cpu_slot_const_take(plan, t->data, t->size_bytes);
+    t->owned = false;
+    if (slot < 0)
+        return mlo_error_nomem(err);
+    fast_set(plan, value, CPU_PLAIN, slot);
+    return MLO_OK;
+}
+
 enum mlo_status fast_const_f32(struct mlo_plan *plan, const struct mlo_value *value,
                                const struct mlo_tensor **out, struct mlo_error *err)
 {
@@ -211,11 +230,9 @@ enum mlo_status fast_const_f32(struct mlo_plan *plan, const struct mlo_value *va
         mlo_tensor_clear(t);
         return status;
     }
-    int slot = cpu_slot_const_take(plan, t->data, t->size_bytes);
-    t->owned = false;
-    if (slot < 0)
-        return mlo_error_nomem(err);
-    fast_set(plan, value, CPU_PLAIN, slot);
+    status = fast_set_constant(plan, value, t, err);
+    if (status != MLO_OK)
+        return status;
     *out = t->dtype == MLO_FLOAT32 ? t : NULL;
     return MLO_OK;
 }
@@ -240,6 +257,20 @@ bool fast_int8_weights(const struct mlo_value *value, int axis, struct fast_weig
         if (!(out->scales[i] > 0.0f) || !isfinite(out->scales[i]))
             return false;
     return out->scale_count == 1 || (given == axis && (int64_t)out->scale_count == q->dims[axis]);
+}
+
+void fast_add_columns(const int8_t *w, size_t columns, size_t rows, size_t column_stride, size_t row_stride,
+                      int32_t *sums)
+{
+    if (column_stride > row_stride) {
+        for (size_t o = 0; o < columns; o++)
+            for (size_t i = 0; i < rows; i++)
+                sums[o] += w[o * column_stride + i * row_stride];
+    } else {
+        for (size_t i = 0; i < rows; i++)
+            for (size_t o = 0; o < columns; o++)
+                sums[o] += w[o * column_stride + i * row_stride];
+    }
 }
 
 bool fast_int8_exact(const struct mlo_plan *plan, const int8_t *w, size_t rows, size_t depth,

@@ -1,0 +1,16 @@
+/* Depthwise convolutions by AVX-512. */
+#include <immintrin.h>
+
+#include "engines/cpu/fast/depthwise_impl.h"
+
+#define SIMD_LANES 16
+#define SIMD_TARGET "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"
+#include "engines/cpu/fast/simd_begin.inc"
+
+#include "engines/cpu/fast/simd.inc"
+
+#include "engines/cpu/fast/depthwise.inc"
+
+#include "engines/cpu/fast/simd_end.inc"
+
+const struct depthwise_kernels depthwise_avx512 = {"avx512 f32", DW_ROWS};

@@ -1,0 +1,42 @@
+/* Private to the fast numerics: float32 convolutions with one channel a group, channels last. */
+#ifndef MLO_ENGINES_CPU_FAST_DEPTHWISE_IMPL_H
+#define MLO_ENGINES_CPU_FAST_DEPTHWISE_IMPL_H
+
+#include "engines/cpu/fast/tile_impl.h"
+
+enum { DEPTHWISE_PIXELS_MAX = 8 };
+
+/* Neighbouring pixels of an output line. Distances in floats. */
+struct depthwise {
+    const float *x; /* of the first pixel, at its first tap: may be outside of the line, */
+    int begin, end; /* whose columns are those of the pixels [begin, end) from x on (known shapes) */
+    size_t x_pixel, x_row, x_column;
+    size_t rows, columns; /* of the kernel; unknown shapes: those that all of the pixels read */
+    const float *w;       /* of the first tap: [row][column][channel] */
+    size_t w_row;
+    const float *bias;
+    size_t channels;       /* to compute; all of them lie between a pixel and the next: */
+    size_t pixel;          /* of y, the residual, w, and x where columns are neighbours */
+    const float *residual; /* where y is, or NULL */
+    float *y;
+    float low, high;
+};
+typedef void depthwise_fn(const struct depthwise *d);
+
+/* The columns of the kernel and the stride that a row's functions are for; 0: any. */
+struct depthwise_kernels {
+    const char *name;
+    struct {
+        int columns, stride; /* of neighbouring columns (no dilation) */
+        depthwise_fn *run[DEPTHWISE_PIXELS_MAX];
+    } by_shape[5]; /* the last one is for any */
+};
+extern const struct depthwise_kernels depthwise_avx2, depthwise_avx512;
+
+bool depthwise_supports(const struct mlo_plan *plan, const struct tile_product *p);
+/* As tile_emit. */
+MLO_MUST_USE enum mlo_status depthwise_emit(struct mlo_plan *plan, const struct mlo_node *node,
+                                            const struct tile_product *p, struct cpu_step **step,
+                                            struct mlo_error *err);
+
+#endif

@@ -1,0 +1,303 @@
+/* Own products at run: the kernels of the machine over tiles of rows and panels of columns. Padding is made
+ * by a copy of x with its border, so that every row of the output reads the same table of taps. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engines/cpu/fast/tiling_impl.h"
+#include "engines/cpu/image_impl.h"
+
+struct call {
+    const struct tiling *s;
+    const struct tile_kernels *kernels;
+    const struct fast_math_kernels *math;
+    const char *x; /* with border */
+    const char *panels;
+    const float *bias, *scale;
+    const int32_t *init;
+    const char *residual;
+    char *y;
+    const char *source; /* what the border is put around, in `bordered` */
+    tile_interleave_fn *interleave;
+    char *bordered;
+};
+
+/* Index: a line of pixels of the bordered copy. */
+static void copy_lines(void *arg, size_t begin, size_t end, unsigned worker)
+{
+    MLO_UNUSED(worker);
+    const struct call *call = arg;
+    const struct border *b = &call->s->border;
+    size_t line_bytes = b->to[2] * b->pixel_bytes, lead = MLO_MIN(b->pad[2], b->to[2]) * b->pixel_bytes;
+    size_t body = MLO_MIN(b->from[2] * b->pixel_bytes, line_bytes - lead);
+    for (size_t i = begin; i < end; i++) {
+        char *to = call->bordered + i * line_bytes;
+        size_t h = i % b->to[1] - b->pad[1], d = i / b->to[1] % b->to[0] - b->pad[0];
+        if (h >= b->from[1] || d >= b->from[0]) { /* in front: wraps around to a large number */
+            memset(to, b->fill, line_bytes);
+            continue;
+        }
+        size_t image = i / b->to[1] / b->to[0];
+        const char *from =
+            call->source + ((image * b->from[0] + d) * b->from[1] + h) * b->from[2] * b->pixel_bytes;
+        memset(to, b->fill, lead);
+        if (call->s->product.planar) {
+            size_t planes = b->pixel_bytes / sizeof(float), plane = b->from[0] * b->from[1] * b->from[2];
+            const float *x = (const float *)(const void *)call->source + image * planes * plane +
+                             (d * b->from[1] + h) * b->from[2];
+            call->interleave(x, plane, planes, body / b->pixel_bytes, (float *)(void *)(to + lead));
+        } else {
+            memcpy(to + lead, from, body);
+        }
+        memset(to + lead + body, b->fill, line_bytes - lead - body);
+    }
+}
+
+static const char *line_at(const struct call *call, size_t line)
+{
+    const struct tiling *s = call->s;
+    size_t slice = fast_quotient(line, s->counts[1]), h = line - slice * s->counts[1];
+    size_t image = fast_quotient(slice, s->counts[0]), d = slice - image * s->counts[0];
+    return call->x + image * s->steps[0] + d * s->steps[1] + h * s->steps[2];
+}
+
+/* Where a tile is: its line, its place there, and where the line begins in x. */
+struct cursor {
+    size_t line, part;
+    const char *x;
+};
+
+static struct cursor cursor_at(const struct call *call, size_t i)
+{
+    const struct tiling *s = call->s;
+    size_t line = s->tiles_per_line ? fast_quotient(i, s->tiles_per_line) : 2 * i;
+    return (struct cursor){
+        .line = line, .part = s->tiles_per_line ? i - line * s->tiles_per_line : 0, .x = line_at(call, line)};
+}
+
+/* Rows of the cursor's tile: how many, and where they begin in y (first) and in x; moves on to the next. */
+static size_t place(const struct call *call, struct cursor *c, size_t *first, struct tile *t)
+{
+    const struct tiling *s = call->s;
+    size_t rows = s->line_rows, line = c->line + 1;
+    *first = c->line * s->line_rows;
+    t->x0 = c->x;
+    if (s->tiles_per_line) {
+        size_t begin = c->part * s->part_rows + MLO_MIN(c->part, s->longer_parts);
+        rows = s->part_rows + (c->part < s->longer_parts);
+        *first += begin;
+        t->x0 += begin * s->x_stride;
+        if (++c->part < s->tiles_per_line)
+            line = c->line;
+    } else if (line < s->lines) {
+        t->x1 = line_at(call, line++);
+        rows *= 2;
+    }
+    if (rows != 2 * s->line_rows || s->tiles_per_line)
+        t->x1 = t->x0 + (rows + 1) / 2 * s->x_stride;
+    if (line != c->line && line < s->lines)
+        *c = (struct cursor){.line = line, .x = line_at(call, line)};
+    return rows;
+}
+
+/* On the tile's rows in y, or on all that is in `stage`. */
+static void run_posts(const struct call *call, const struct tile *t, size_t rows, float *stage, size_t width)
+{
+    const struct tile_product *p = &call->s->product;
+    for (int i = 0; i < p->post_count; i++) {
+        fast_math_fn *fn = call->math->fn[p->posts[i].fn];
+        if (stage) {
+            fn(stage, rows * width, p->posts[i].alpha, p->posts[i].beta, stage);
+            continue;
+        }
+        for (size_t r = 0; r < rows; r++) {
+            float *row = (float *)(t->y + r * t->y_stride);
+            fn(row, t->columns, p->posts[i].alpha, p->posts[i].beta, row);
+        }
+    }
+}
+
+/* Tiles [begin, end) of one panel, for groups of depth [from, to) of it; `next` is the panel after it. */
+static void run_panel(const struct call *call, size_t index, size_t next, size_t begin, size_t end,
+                      size_t from, size_t to)
+{
+    static const float zeros[64];
+    const struct tiling *s = call->s;
+    struct tile_panel panel = tile_panel_at(&s->panels, index);
+    struct tile_epilogue epilogue = s->product.epilogue;
+    bool last = to == s->panels.depth;
+    size_t width = call->kernels->widths[panel.width_index];
+    epilogue.bias = from ? zeros : call->bias + panel.padded_first;
+    epilogue.scale = call->scale ? call->scale + panel.padded_first : NULL;
+    epilogue.init = call->init ? call->init + panel.padded_first : NULL;
+    if (!last) { /* the sums are not complete */
+        epilogue.low = -INFINITY;
+        epilogue.high = INFINITY;
+    }
+    if (from)
+        epilogue.residual_dtype = MLO_FLOAT32;
+    size_t column = panel.group * s->panels.columns + panel.first;
+    struct tile t = {.x_stride = s->x_stride,
+                     .taps = s->taps,
+                     .tap_count = s->panels.taps,
+                     .depth = to - from,
+                     .panel = call->panels + panel.offset_bytes + from * width * s->panels.group_bytes,
+                     .y_stride = s->y_stride,
+                     .residual_stride = from ? s->y_stride : s->residual_stride,
+                     .columns = panel.columns,
+                     .epilogue = &epilogue,
+                     .ahead = call->panels + tile_panel_at(&s->panels, next).offset_bytes +
+                              from * width * s->panels.group_bytes};
+    size_t ahead_step = s->panels.taps * t.depth * 64;
+    size_t x_offset = panel.group * s->x_group + from * s->panels.group_bytes;
+    tile_fn *const *run = call->kernels->run[panel.width_index];
+    struct cursor cursor = cursor_at(call, begin);
+    float stage[TILE_ROWS_MAX * TILE_WIDTH_MAX] __attribute__((aligned(64)));
+    struct tile_swish swish;
+    bool fused = s->product.post_count && call->kernels->swish && tile_product_swish(&s->product, &swish);
+    bool staged = s->product.post_count && epilogue.y_dtype != MLO_FLOAT32 && !fused;
+    struct cpu_qparams q = {s->product.y_scale, epilogue.y_zero_point, epilogue.y_dtype};
+    epilogue.swish = fused ? &swish : NULL;
+    if (staged) {
+        memset(stage, 0, sizeof stage);
+        epilogue.y_dtype = MLO_FLOAT32;
+        t.y_stride = width * sizeof(float);
+        t.columns = width;
+    }
+    for (size_t i = begin; i < end; i++) {
+        size_t first, rows = place(call, &cursor, &first, &t);
+        t.x0 += x_offset;
+        t.x1 += x_offset;
+        char *y = call->y + first * s->y_stride + column * s->y_element;
+        t.y = staged ? (char *)stage : y;
+        t.residual = from ? t.y
+                     : call->residual
+                         ? call->residual + first * s->residual_stride + column * s->residual_element
+                         : NULL;
+        run[rows - 1](&t);
+        t.ahead = i - begin < 3 ? t.ahead + ahead_step : t.panel;
+        if (last && s->product.post_count && !fused)
+            run_posts(call, &t, rows, staged ? stage : NULL, width);
+        if (staged)
+            call->kernels->quantize(stage, rows, width, panel.columns, &q, y, s->y_stride);
+    }
+}
+
+/* Where part i of `parts` begins in `count` (part `parts`: where it ends). */
+static size_t part_begin(size_t count, size_t i, size_t parts)
+{
+    return i == 0 ? 0 : i == parts ? count : count * i / parts;
+}
+
+/* Index: a part, which is a range of tiles times a range of panels. */
+static void run_parts(void *arg, size_t begin, size_t end, unsigned worker)
+{
+    MLO_UNUSED(worker);
+    const struct call *call = arg;
+    const struct tiling *s = call->s;
+    size_t panels = s->panels.groups * s->panels.per_group, depth = s->panels.depth;
+    for (size_t i = begin; i < end; i++) {
+        size_t r = fast_quotient(i, s->split_panels), c = i - r * s->split_panels;
+        size_t t0 = part_begin(s->tiles, r, s->split_tiles), t1 = part_begin(s->tiles, r + 1, s->split_tiles);
+        size_t p0 = part_begin(panels, c, s->split_panels), p1 = part_begin(panels, c + 1, s->split_panels);
+        for (size_t t = t0; t < t1; t += s->block_tiles)
+            for (size_t k = 0; k < depth; k += s->block_depth)
+                for (size_t p = p0; p < p1; p++)
+                    run_panel(call, p, p + 1 < p1 ? p + 1 : p0, t, MLO_MIN(t + s->block_tiles, t1), k,
+                              MLO_MIN(k + s->block_depth, depth));
+    }
+}
+
+static enum mlo_status tile_run(struct mlo_program *program, const struct cpu_step *step, void *state,
+                                struct mlo_error *err)
+{
+    MLO_UNUSED(state);
+    MLO_UNUSED(err);
+    const struct tiling *s = step->data;
+    void *at[IN_COUNT];
+    for (int i = 0; i < IN_COUNT; i++)
+        at[i] = step->in[i] >= 0 ? program->at[step->in[i]] : NULL;
+    struct call call = {.s = s,
+                        .kernels = tiling_kernels(s->product.type, program->plan->isa),
+                        .math = fast_math_kernels_for(program->plan->isa),
+                        .x = at[IN_X],
+                        .panels = at[IN_PANELS],
+                        .bias = at[IN_BIAS],
+                        .scale = at[IN_SCALE],
+                        .init = at[IN_INIT],
+                        .residual = at[IN_RESIDUAL],
+                        .y = program->at[step->out[0]],
+                        .source = at[IN_X],
+                        .interleave = tile_interleave_for(program->plan->isa),
+                        .bordered = program->scratch};
+    if (s->border.copy) {
+        call.x = call.bordered;
+        size_t lines = s->border.images * s->border.to[0] * s->border.to[1];
+        mlo_pool_run(program->pool, lines, 16, copy_lines, &call);
+    }
+    mlo_pool_run(program->pool, s->split_tiles * s->split_panels, 1, run_parts, &call);
+    return MLO_OK;
+}
+
+/* --- in a plan's file -------------------------------------------------------------------------------------
+ */
+
+static enum mlo_status tile_save(const struct mlo_plan *plan, const struct cpu_step *step,
+                                 struct cpu_writer *w, struct mlo_error *err)
+{
+    MLO_UNUSED(plan);
+    MLO_UNUSED(err);
+    tile_product_save(w, &((const struct tiling *)step->data)->product);
+    return MLO_OK;
+}
+
+static enum mlo_status tile_restore(struct mlo_plan *plan, struct cpu_step *step, struct cpu_reader *r,
+                                    struct mlo_error *err)
+{
+    struct tile_product p = {0};
+    if (!cpu_check(r, step->in_count == IN_COUNT && step->out_count == 1, "a step has other operands"))
+        return cpu_reader_status(r, err);
+    p.residual = step->in[IN_RESIDUAL];
+    tile_product_restore(r, &p);
+    if (!cpu_check(r, (p.type == TILE_F32) == (step->in[IN_SCALE] < 0), "a step has other operands"))
+        return cpu_reader_status(r, err);
+    size_t x_element = p.type == TILE_F32 ? sizeof(float) : 1, batch = (size_t)p.batch;
+    size_t in_channels = (size_t)(p.groups * p.in_channels),
+           out_channels = (size_t)(p.groups * p.out_channels);
+    int64_t reach[3];
+    for (int i = 0; i < 3; i++)
+        reach[i] = (p.out[i] - 1) * p.stride[i] + (p.kernel[i] - 1) * p.dilation[i] + 1;
+    size_t rows = tile_volume(p.out, batch, 1), elements = cpu_product(rows, out_channels, 1);
+    size_t border = cpu_product(tile_volume(reach, batch, in_channels), x_element, 1);
+    size_t weights = cpu_product(tile_volume(p.kernel, in_channels, (size_t)p.out_channels), x_element, 1);
+    bool small = weights < SIZE_MAX / 128 && border < SIZE_MAX / 128 && elements < SIZE_MAX / 128;
+    if (!cpu_check(r, tile_supports(plan, &p) && small, "there are no kernels for a product") ||
+        !cpu_slot_holds(r, plan, step->in[IN_X],
+                        cpu_product(tile_volume(p.in, batch, in_channels), x_element, 1)) ||
+        !cpu_slot_holds(r, plan, step->in[IN_PANELS], weights))
+        return cpu_reader_status(r, err);
+    struct tiling *s = tiling_new(plan, &p, plan->slots[step->in[IN_X]].kind == CPU_SLOT_ARENA);
+    if (!s)
+        return mlo_error_nomem(err);
+    step->data = s;
+    size_t columns = s->panels.groups * s->panels.padded * sizeof(float);
+    if (cpu_slot_holds(r, plan, step->in[IN_PANELS], tile_panels_bytes(&s->panels)) &&
+        cpu_slot_holds(r, plan, step->in[IN_BIAS], columns) &&
+        cpu_slot_holds(r, plan, step->out[0], elements * s->y_element) &&
+        cpu_check(r, s->border.bytes <= plan->scratch_bytes, "a border does not fit the scratch memory") &&
+        step->in[IN_RESIDUAL] >= 0)
+        cpu_slot_holds(r, plan, step->in[IN_RESIDUAL], elements * s->residual_element);
+    if (!cpu_failed(r) && step->in[IN_SCALE] >= 0)
+        cpu_slot_holds(r, plan, step->in[IN_SCALE], columns);
+    if (!cpu_failed(r) && step->in[IN_INIT] >= 0)
+        cpu_slot_holds(r, plan, step->in[IN_INIT], columns);
+    return cpu_reader_status(r, err);
+}
+
+const struct cpu_step_class fast_tile_class = {.name = "tile",
+                                               .replaces = true,
+                                               .run = tile_run,
+                                               .free_data = free,
+                                               .id = "tile",
+                                               .save = tile_save,
+                                               .restore = tile_restore};

@@ -1,0 +1,16 @@
+/* Winograd's transforms by AVX2. */
+#include <immintrin.h>
+
+#include "engines/cpu/fast/winograd_impl.h"
+
+#define SIMD_LANES 8
+#define SIMD_TARGET "avx2,fma"
+#include "engines/cpu/fast/simd_begin.inc"
+
+#include "engines/cpu/fast/simd.inc"
+
+#include "engines/cpu/fast/winograd.inc"
+
+#include "engines/cpu/fast/simd_end.inc"
+
+const struct winograd_kernels winograd_avx2 = {"avx2 f32", source, result};

@@ -1,0 +1,16 @@
+/* Winograd's transforms by AVX-512. */
+#include <immintrin.h>
+
+#include "engines/cpu/fast/winograd_impl.h"
+
+#define SIMD_LANES 16
+#define SIMD_TARGET "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"
+#include "engines/cpu/fast/simd_begin.inc"
+
+#include "engines/cpu/fast/simd.inc"
+
+#include "engines/cpu/fast/winograd.inc"
+
+#include "engines/cpu/fast/simd_end.inc"
+
+const struct winograd_kernels winograd_avx512 = {"avx512 f32", source, result};

@@ -1,0 +1,42 @@
+/* Private to the fast numerics: 3x3 convolutions of stride 1 in float32 by F(2x2, 3x3) of Lavin and Gray,
+ * "Fast Algorithms for Convolutional Neural Networks", 2015: 16 products for 4 outputs instead of 36. */
+#ifndef MLO_ENGINES_CPU_FAST_WINOGRAD_IMPL_H
+#define MLO_ENGINES_CPU_FAST_WINOGRAD_IMPL_H
+
+#include "engines/cpu/fast/tile_impl.h"
+
+enum { WINOGRAD_PLANES = 16 };
+
+/* 4x4 pixels of the source -> one row of each plane. Distances in floats. */
+struct winograd_source {
+    const float *x[WINOGRAD_PLANES]; /* the pixels; NULL: padding */
+    size_t channels;
+    float *planes; /* of the tile, in the first plane */
+    size_t plane;  /* from plane to plane */
+};
+
+/* One row of each plane -> up to 2x2 pixels of the output. */
+struct winograd_result {
+    const float *planes;
+    size_t plane, channels;
+    const float *bias;
+    float *y[4];              /* the pixels; NULL: outside of the output */
+    const float *residual[4]; /* where y is; or all NULL */
+    float low, high;
+};
+
+struct winograd_kernels {
+    const char *name;
+    void (*source)(const struct winograd_source *s);
+    void (*result)(const struct winograd_result *r);
+};
+extern const struct winograd_kernels winograd_avx2, winograd_avx512;
+
+/* Where it is faster than the direct sums, by shape alone. */
+bool winograd_supports(const struct mlo_plan *plan, const struct tile_product *p);
+/* As tile_emit. */
+MLO_MUST_USE enum mlo_status winograd_emit(struct mlo_plan *plan, const struct mlo_node *node,
+                                           const struct tile_product *p, struct cpu_step **step,
+                                           struct mlo_error *err);
+
+#endif
