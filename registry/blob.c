@@ -124,25 +124,24 @@ void mlo_blob_writer_free(struct mlo_blob_writer *writer)
     free(writer);
 }
 
-enum mlo_status mlo_blob_put_file(struct mlo_blob_store *store, const char *path, struct mlo_digest *digest,
-                                  uint64_t *size_bytes, struct mlo_error *err)
+enum mlo_status mlo_blob_put_fd(struct mlo_blob_store *store, int fd, struct mlo_digest *digest,
+                                uint64_t *size_bytes, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_blob_writer *writer = NULL;
     char *piece = malloc(PIECE);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        status = mlo_error_errno(err, errno, "cannot open %s", path);
-        goto out;
-    }
     if (!piece) {
         status = mlo_error_nomem(err);
+        goto out;
+    }
+    if (lseek(fd, 0, SEEK_SET) < 0) {
+        status = mlo_error_errno(err, errno, "cannot read the file");
         goto out;
     }
     MLO_TRY(mlo_blob_writer_open(store, &writer, err));
     for (size_t got = PIECE; got == PIECE;) {
         if (!mlo_fs_read_full(fd, piece, PIECE, &got)) {
-            status = mlo_error_errno(err, errno, "cannot read %s", path);
+            status = mlo_error_errno(err, errno, "cannot read the file");
             goto out;
         }
         MLO_TRY(mlo_blob_writer_write(writer, piece, got, err));
@@ -151,8 +150,17 @@ enum mlo_status mlo_blob_put_file(struct mlo_blob_store *store, const char *path
 out:
     mlo_blob_writer_free(writer);
     free(piece);
-    if (fd >= 0)
-        close(fd);
+    return status;
+}
+
+enum mlo_status mlo_blob_put_file(struct mlo_blob_store *store, const char *path, struct mlo_digest *digest,
+                                  uint64_t *size_bytes, struct mlo_error *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return mlo_error_errno(err, errno, "cannot open %s", path);
+    enum mlo_status status = mlo_blob_put_fd(store, fd, digest, size_bytes, err);
+    close(fd);
     return status;
 }
 

@@ -32,7 +32,9 @@ MLO_MUST_USE enum mlo_status mlo_blob_writer_commit(struct mlo_blob_writer *writ
 /* Frees; what was not committed leaves nothing behind. NULL is allowed. */
 void mlo_blob_writer_free(struct mlo_blob_writer *writer);
 
-/* The whole of a file, or of a block of memory. `size_bytes` may be NULL. */
+/* The whole of a file (of an open one: from its start), or of a block of memory. `size_bytes` may be NULL. */
+MLO_MUST_USE enum mlo_status mlo_blob_put_fd(struct mlo_blob_store *store, int fd, struct mlo_digest *digest,
+                                             uint64_t *size_bytes, struct mlo_error *err);
 MLO_MUST_USE enum mlo_status mlo_blob_put_file(struct mlo_blob_store *store, const char *path,
                                                struct mlo_digest *digest, uint64_t *size_bytes,
                                                struct mlo_error *err);

@@ -124,13 +124,34 @@ MLO_MUST_USE enum mlo_status mlo_variant_find(struct mlo_db_conn *conn, int64_t 
                                               struct mlo_variant_info *out, struct mlo_error *err);
 /* Array, `source` first: {variant, artifact, size, derivation, step, report, run_id, named_at, named_by,
  * evidence:[latest of each artifact, dataset, metric, params, machine class, engine: as in
- * mlo_evidence_list]}. */
+ * mlo_evidence_list], plans:[as in mlo_variant_plans]}. */
 MLO_MUST_USE enum mlo_status mlo_variant_list(struct mlo_db_conn *conn, int64_t version_id, json_t **out,
                                               struct mlo_error *err);
 /* All that the name ever pointed at, newest first: {artifact, size, derivation, run_id, named_at, named_by}.
  */
 MLO_MUST_USE enum mlo_status mlo_variant_history(struct mlo_db_conn *conn, int64_t version_id,
                                                  const char *name, json_t **out, struct mlo_error *err);
+
+/* --- compiled plans of variants --------------------------------------------------------------------------
+ */
+
+struct mlo_variant_plan {
+    int64_t project_id;
+    struct mlo_digest artifact; /* the model that it is a plan of; linked to the project, as the blob is */
+    const json_t *fingerprint;  /* what it was made for: opaque here, but for its digest */
+    struct mlo_digest blob;
+    uint64_t size_bytes;
+    const char *signer, *machine_class;
+    int64_t run_id, job_id; /* 0: none */
+};
+/* Attaches a plan to its model. One of the same fingerprint and signer stays as it is: it is a cache entry,
+ * no history, and is not audited. */
+MLO_MUST_USE enum mlo_status mlo_variant_plan_add(struct mlo_db_conn *conn,
+                                                  const struct mlo_variant_plan *plan, struct mlo_error *err);
+/* The plans of all artifacts of a version's variants, newest first: array of {artifact, blob, size, signer,
+ * machine_class, fingerprint, made_for, run_id, made_at}. */
+MLO_MUST_USE enum mlo_status mlo_variant_plans(struct mlo_db_conn *conn, int64_t project_id,
+                                               int64_t version_id, json_t **out, struct mlo_error *err);
 
 /* --- datasets ---------------------------------------------------------------------------------- */
 

@@ -139,12 +139,23 @@ out:
     return mlo_db_end(conn, status, err);
 }
 
+/* Those of the rows that are of the variant's artifact, as a member of it. */
+static bool attach(json_t *variant, const char *member, const json_t *rows)
+{
+    const char *artifact = mlo_json_str(variant, "artifact", "-");
+    json_t *mine = json_array(), *row;
+    size_t i;
+    json_array_foreach(rows, i, row) if (strcmp(mlo_json_str(row, "artifact", ""), artifact) == 0)
+        json_array_append(mine, row);
+    return json_object_set_new(variant, member, mine) == 0;
+}
+
 enum mlo_status mlo_variant_list(struct mlo_db_conn *conn, int64_t version_id, json_t **out,
                                  struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT, q = MLO_PARAMS_INIT;
-    json_t *variants = NULL, *evidence = NULL, *variant, *item;
-    size_t i, j;
+    json_t *variants = NULL, *evidence = NULL, *plans = NULL, *variant;
+    size_t i;
     int64_t project_id;
     enum mlo_status status;
     *out = NULL;
@@ -158,13 +169,10 @@ enum mlo_status mlo_variant_list(struct mlo_db_conn *conn, int64_t version_id, j
     mlo_param_i64(&q, version_id);
     MLO_TRY(mlo_sql_array(conn, &mlo_sql_variant[VARIANT_LIST], &p, &variants, err));
     MLO_TRY(mlo_sql_array(conn, &mlo_sql_variant[VARIANT_EVIDENCE], &q, &evidence, err));
+    MLO_TRY(mlo_variant_plans(conn, project_id, version_id, &plans, err));
     json_array_foreach(variants, i, variant)
     {
-        json_t *mine = json_array();
-        json_array_foreach(evidence, j, item) if (strcmp(mlo_json_str(item, "artifact", ""),
-                                                         mlo_json_str(variant, "artifact", "-")) == 0)
-            json_array_append(mine, item);
-        if (json_object_set_new(variant, "evidence", mine) != 0) {
+        if (!attach(variant, "evidence", evidence) || !attach(variant, "plans", plans)) {
             status = mlo_error_nomem(err);
             goto out;
         }
@@ -173,6 +181,7 @@ enum mlo_status mlo_variant_list(struct mlo_db_conn *conn, int64_t version_id, j
 out:
     json_decref(variants);
     json_decref(evidence);
+    json_decref(plans);
     return status;
 }
 

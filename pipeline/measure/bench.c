@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "pipeline/measure/bench_impl.h"
 #include "pipeline/measure/cpus_impl.h"
 #include "pipeline/measure/estimate_impl.h"
 
@@ -17,7 +18,7 @@ static const double MIN_CHILD_SECONDS = 0.01; /* less than a scheduler's slice s
 
 /* What one process measured. */
 struct round {
-    double p50, p90, p99;
+    double p50, p90, p95, p99;
     int64_t calls;
 };
 
@@ -61,30 +62,82 @@ static const char *engine_name(const struct session *s, bool second)
     return e ? e->name : "cpu";
 }
 
-/* Runs one child on the chosen CPUs. The child inherits them from this thread, which gets its own back. */
-static enum mlo_status run_child(const struct session *s, const char *path, const char *engine,
+/* The child's command line; texts are in the arena. False: out of memory. */
+static bool child_argv(struct mlo_arena *arena, const char *exe, const char *path, const char *engine,
+                       const struct mlo_bench_options *o, double seconds, const char **argv)
+{
+    size_t n = 0;
+    const char *const fixed[] = {exe, "bench-child", path, "--engine", engine, "--batch"};
+    for (size_t i = 0; i < MLO_COUNT(fixed); i++)
+        argv[n++] = fixed[i];
+    argv[n++] = mlo_arena_printf(arena, "%lld", (long long)MLO_MAX(o->batch, (int64_t)1));
+    argv[n++] = "--threads";
+    argv[n++] = mlo_arena_printf(arena, "%u", MLO_MAX(o->threads, 1u));
+    argv[n++] = "--seconds";
+    argv[n++] = mlo_arena_printf(arena, "%.6f", seconds);
+    if (o->concurrency > 1) {
+        argv[n++] = "--concurrency";
+        argv[n++] = mlo_arena_printf(arena, "%u", o->concurrency);
+    }
+    for (size_t i = 0; i < o->dim_count; i++) {
+        argv[n++] = "--dim";
+        argv[n++] = mlo_arena_printf(arena, "%s=%lld", o->dims[i].name, (long long)o->dims[i].value);
+    }
+    if (o->cpu_clock) {
+        argv[n++] = "--clock";
+        argv[n++] = "cpu";
+    }
+    for (size_t i = 0; i < n; i++)
+        if (!argv[i])
+            return false;
+    return true;
+}
+
+/* Runs one child. It inherits its CPUs from this thread, which gets its own back. */
+static enum mlo_status run_child(const char *const *argv, double seconds, const cpu_set_t *cpus,
                                  struct mlo_buf *output, int stderr_fd, int *exit_code, struct mlo_error *err)
 {
-    char batch[32], threads[32], seconds[32];
-    const struct mlo_bench_options *o = s->options;
-    snprintf(batch, sizeof batch, "%lld", (long long)MLO_MAX(o->batch, (int64_t)1));
-    snprintf(threads, sizeof threads, "%u", MLO_MAX(o->threads, 1u));
-    snprintf(seconds, sizeof seconds, "%.6f", s->child_seconds);
-    const char *argv[] = {s->exe,  "bench-child", path,    "--engine",
-                          engine,  "--batch",     batch,   "--threads",
-                          threads, "--seconds",   seconds, o->cpu_clock ? "--clock" : NULL,
-                          "cpu",   NULL};
     struct mlo_process_options options = MLO_PROCESS_OPTIONS_INIT;
     options.argv = argv;
     options.stderr_fd = stderr_fd;
     options.die_with_parent = true;
-    uint64_t timeout_ms = 600000 + (uint64_t)(s->child_seconds * 20000);
+    uint64_t timeout_ms = 600000 + (uint64_t)(seconds * 20000);
     cpu_set_t own;
-    bool moved = s->pinned && pthread_getaffinity_np(pthread_self(), sizeof own, &own) == 0 &&
-                 pthread_setaffinity_np(pthread_self(), sizeof s->cpus, &s->cpus) == 0;
+    bool moved = cpus && pthread_getaffinity_np(pthread_self(), sizeof own, &own) == 0 &&
+                 pthread_setaffinity_np(pthread_self(), sizeof *cpus, cpus) == 0;
     enum mlo_status status = mlo_process_run(&options, timeout_ms, REPORT_BYTES_MAX, output, exit_code, err);
     if (moved)
         pthread_setaffinity_np(pthread_self(), sizeof own, &own);
+    return status;
+}
+
+enum mlo_status mlo_bench_child_report(const char *exe, const char *path, const char *engine,
+                                       const struct mlo_bench_options *o, double seconds,
+                                       const cpu_set_t *cpus, json_t **report, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_buf output = MLO_BUF_INIT;
+    struct mlo_arena *arena = mlo_arena_new();
+    const char **argv = calloc(2 * o->dim_count + 16, sizeof *argv);
+    int exit_code = 0, stderr_fd = memfd_create("bench-stderr", MFD_CLOEXEC);
+    *report = NULL;
+    if (!arena || !argv || !child_argv(arena, exe, path, engine, o, seconds, argv)) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(run_child(argv, seconds, cpus, &output, stderr_fd, &exit_code, err));
+    status = mlo_json_parse(mlo_buf_str(&output), output.len, "the benchmark's report", report, err);
+    if (exit_code != 0 || status != MLO_OK || json_object_get(*report, "error")) {
+        status = child_failed(*report, exit_code, stderr_fd, path, err);
+        json_decref(*report);
+        *report = NULL;
+    }
+out:
+    mlo_buf_clear(&output);
+    mlo_arena_free(arena);
+    free(argv);
+    if (stderr_fd >= 0)
+        close(stderr_fd);
     return status;
 }
 
@@ -104,7 +157,7 @@ static enum mlo_status take_report(const json_t *report, struct mlo_bench_side *
         us[i] = json_number_value(json_array_get(samples, i));
     mlo_sort_f64(us, n);
     *round = (struct round){mlo_quantile_sorted(us, n, 0.5), mlo_quantile_sorted(us, n, 0.9),
-                            mlo_quantile_sorted(us, n, 0.99), (int64_t)n};
+                            mlo_quantile_sorted(us, n, 0.95), mlo_quantile_sorted(us, n, 0.99), (int64_t)n};
     free(us);
     uint64_t rss = (uint64_t)mlo_json_i64(report, "peak_rss_bytes", 0);
     side->peak_rss_bytes = MLO_MAX(side->peak_rss_bytes, rss);
@@ -116,37 +169,30 @@ static enum mlo_status take_report(const json_t *report, struct mlo_bench_side *
 static enum mlo_status measure_once(const struct session *s, bool second, struct mlo_bench_side *side,
                                     struct round *round, struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
-    struct mlo_buf output = MLO_BUF_INIT;
-    json_t *report = NULL;
-    int exit_code = 0, stderr_fd = memfd_create("bench-stderr", MFD_CLOEXEC);
-    MLO_TRY(run_child(s, side->path, engine_name(s, second), &output, stderr_fd, &exit_code, err));
-    status = mlo_json_parse(mlo_buf_str(&output), output.len, "the benchmark's report", &report, err);
-    if (exit_code != 0 || status != MLO_OK || json_object_get(report, "error")) {
-        status = child_failed(report, exit_code, stderr_fd, side->path, err);
-        goto out;
-    }
-    MLO_TRY(take_report(report, side, round, err));
-out:
+    json_t *report;
+    enum mlo_status status =
+        mlo_bench_child_report(s->exe, side->path, engine_name(s, second), s->options, s->child_seconds,
+                               s->pinned ? &s->cpus : NULL, &report, err);
+    if (status == MLO_OK)
+        status = take_report(report, side, round, err);
     json_decref(report);
-    mlo_buf_clear(&output);
-    if (stderr_fd >= 0)
-        close(stderr_fd);
     return status;
 }
 
 static void summarise(const struct session *s, const struct round *rounds, struct mlo_bench_side *side)
 {
-    double p50[MAX_ROUNDS], p90[MAX_ROUNDS], p99[MAX_ROUNDS];
+    double p50[MAX_ROUNDS], p90[MAX_ROUNDS], p95[MAX_ROUNDS], p99[MAX_ROUNDS];
     int64_t calls = 0;
     for (int r = 0; r < s->rounds; r++) {
         p50[r] = rounds[r].p50;
         p90[r] = rounds[r].p90;
+        p95[r] = rounds[r].p95;
         p99[r] = rounds[r].p99;
         calls += rounds[r].calls;
     }
     mlo_estimate_median(p50, (size_t)s->rounds, calls, &side->p50_us);
     mlo_estimate_median(p90, (size_t)s->rounds, calls, &side->p90_us);
+    mlo_estimate_median(p95, (size_t)s->rounds, calls, &side->p95_us);
     mlo_estimate_median(p99, (size_t)s->rounds, calls, &side->p99_us);
     if (side->p50_us.value > 0)
         side->throughput = (double)MLO_MAX(s->options->batch, (int64_t)1) / (side->p50_us.value * 1e-6);

@@ -177,8 +177,17 @@ static enum mlo_status choose_samples(struct mlo_dataset *d, int64_t limit, stru
     return MLO_OK;
 }
 
-/* y or group as int64; an array of [N] or [N,1] integers. */
-static enum mlo_status load_integers(struct mlo_dataset *d, const char *name, int64_t **out,
+static bool is_one_integer(const struct mlo_array *array)
+{
+    const struct mlo_dtype_info *info = mlo_dtype_info(array->dtype);
+    size_t per_row = 0; /* stays 0 when the dims overflow */
+    return array->rank >= 1 && mlo_shape_count(array->rank - 1, array->dims + 1, &per_row) && per_row == 1 &&
+           (info->is_integer || array->dtype == MLO_BOOL);
+}
+
+/* y or group as int64; an array of [N] or [N,1] integers. Another kind of y is no class numbers, but may be
+ * what else is to be predicted. */
+static enum mlo_status load_integers(struct mlo_dataset *d, const char *name, bool required, int64_t **out,
                                      struct mlo_error *err)
 {
     enum { PIECE = 4096 };
@@ -192,14 +201,12 @@ static enum mlo_status load_integers(struct mlo_dataset *d, const char *name, in
             *err = array->refusal;
         return array->refusal.status;
     }
-    const struct mlo_dtype_info *info = mlo_dtype_info(array->dtype);
-    size_t per_row = 0; /* stays 0 when the dims overflow */
-    if (array->rank < 1 || !mlo_shape_count(array->rank - 1, array->dims + 1, &per_row) || per_row != 1 ||
-        (!info->is_integer && array->dtype != MLO_BOOL)) {
-        mlo_error_set(err, MLO_EINVAL,
-                      "array '%s' must be integers, one for each sample; it is %s with %zu each", name,
-                      info->name, per_row);
-        mlo_error_hint(err, "save labels as class numbers: y.astype(numpy.int64)");
+    if (!is_one_integer(array)) {
+        if (!required)
+            return MLO_OK;
+        mlo_error_set(err, MLO_EINVAL, "array '%s' must be integers, one for each sample; it is of %s", name,
+                      mlo_dtype_name(array->dtype));
+        mlo_error_hint(err, "number them: %s.astype(numpy.int64)", name);
         return MLO_EINVAL;
     }
     if (d->count > LABELS_MAX)
@@ -217,6 +224,31 @@ static enum mlo_status load_integers(struct mlo_dataset *d, const char *name, in
     }
 out:
     mlo_tensor_clear(&piece);
+    return status;
+}
+
+enum mlo_status mlo_dataset_target(const struct mlo_dataset *dataset, struct mlo_tensor *out,
+                                   struct mlo_error *err)
+{
+    enum { TARGET_BYTES_MAX = 1u << 31 };
+    struct mlo_array *array = mlo_arrays_find(&dataset->arrays, "y");
+    int64_t dims[MLO_MAX_RANK];
+    *out = (struct mlo_tensor){0};
+    if (!array)
+        return MLO_OK;
+    if (array->rank < 1)
+        return mlo_error_set(err, MLO_EFORMAT, "array 'y' is a single number: it has no row per sample");
+    memcpy(dims, array->dims, sizeof dims);
+    dims[0] = dataset->count;
+    if (array->row_bytes > TARGET_BYTES_MAX / (size_t)dataset->count)
+        return mlo_error_set(err, MLO_ETOOBIG, "array 'y' takes more than 2 GiB");
+    enum mlo_status status = mlo_tensor_init(out, array->dtype, array->rank, dims, err);
+    if (status == MLO_OK)
+        status = mlo_array_read(array, dataset->first, dataset->count, out->data, err);
+    if (status != MLO_OK) {
+        mlo_tensor_clear(out);
+        mlo_error_where(err, "dataset %s", dataset->path);
+    }
     return status;
 }
 
@@ -267,8 +299,8 @@ enum mlo_status mlo_dataset_open(const char *path, const struct mlo_dataset_opti
     MLO_TRY(open_path(d, err));
     MLO_TRY(count_rows(d, err));
     MLO_TRY(choose_samples(d, o->limit, err));
-    MLO_TRY(load_integers(d, "y", &d->labels, err));
-    MLO_TRY(load_integers(d, "group", &d->groups, err));
+    MLO_TRY(load_integers(d, "y", false, &d->labels, err));
+    MLO_TRY(load_integers(d, "group", true, &d->groups, err));
     MLO_TRY(take_map(d, o, err));
     d->normalize = d->manifest.has_normalize;
     if (o->normalize) {

@@ -4,6 +4,7 @@
 #define MLO_MEASURE_H
 
 #include "engines/engines.h"
+#include "engines/plans.h"
 
 /* --- datasets (dataset.h's part) ------------------------------------------------------------------- */
 
@@ -37,9 +38,13 @@ MLO_MUST_USE enum mlo_status mlo_dataset_open(const char *path, const struct mlo
                                               struct mlo_dataset **out, struct mlo_error *err);
 void mlo_dataset_close(struct mlo_dataset *dataset);
 int64_t mlo_dataset_count(const struct mlo_dataset *dataset);
-/* Labels as int64 (NULL without), length count; borrowed. */
+/* Class numbers as int64, length count: array y where it holds one integer a sample, else NULL; borrowed. */
 const int64_t *mlo_dataset_labels(const struct mlo_dataset *dataset);
 const int64_t *mlo_dataset_groups(const struct mlo_dataset *dataset);
+/* Array y as it is stored (classes, values to predict, boxes, tokens), [count, …]; *out is owned by the
+ * caller, and stays empty when the dataset has none. More than 2 GiB is MLO_ETOOBIG. */
+MLO_MUST_USE enum mlo_status mlo_dataset_target(const struct mlo_dataset *dataset, struct mlo_tensor *out,
+                                                struct mlo_error *err);
 /* The names of the classes that the manifest gives, an array of strings; NULL without. Borrowed. */
 const json_t *mlo_dataset_classes(const struct mlo_dataset *dataset);
 /* Checks that it feeds the model: an array per input, shapes per sample, types, and labels within the classes
@@ -76,6 +81,11 @@ MLO_MUST_USE enum mlo_status mlo_npz_write(const char *path, const struct mlo_np
  * disagree or one has no batch axis. */
 MLO_MUST_USE enum mlo_status mlo_model_fixed_batch(const struct mlo_model *model, int64_t *out,
                                                    struct mlo_error *err);
+/* Fixes what the model's inputs leave open: the dims that are named here (an unnamed one is called
+ * INPUT:AXIS), then the batch, the first dim of each input. MLO_EINVAL for a name that no open dim has, and
+ * for a dim that is still open: the hint says how to give it (--dim NAME=N). */
+MLO_MUST_USE enum mlo_status mlo_model_bind_dims(struct mlo_model *model, const struct mlo_binding *dims,
+                                                 size_t count, int64_t batch, struct mlo_error *err);
 /* Gives the dims that the model's inputs leave open, but for the batch, the sizes that the dataset has: *out
  * is a copy of the model with them fixed, to compile (yours: mlo_model_free), or NULL when there are none.
  * Two arrays that give one name two sizes are MLO_EINVAL. */
@@ -89,6 +99,10 @@ struct mlo_run_options {
     unsigned threads;                /* 0: 1 */
     int64_t batch;                   /* 0: chosen; a model with a fixed batch is run with that */
     enum mlo_numerics numerics;
+    int64_t samples; /* the first so many; 0: all */
+    /* A plan of the engine, which is run as it is: the model given with it says what it is fed
+     * (mlo_plan_file_model). NULL: the model is compiled. */
+    struct mlo_plan *plan;
 };
 typedef void mlo_progress_fn(void *arg, double fraction, const char *message);
 
@@ -105,26 +119,70 @@ MLO_MUST_USE enum mlo_status mlo_run_dataset(const struct mlo_model *model, stru
 
 struct mlo_estimate {
     double value, low, high; /* 95% interval */
-    int64_t n;               /* samples behind it */
+    int64_t n;               /* samples (or groups) behind it */
 };
 
-/* A metric row: per-sample scores whose mean (or `finish` of the mean) is the metric. */
+/* What a metric reads: the same samples in each tensor, along axis 0. */
+struct mlo_metric_data {
+    const struct mlo_tensor *output;    /* of the model that is judged */
+    const struct mlo_tensor *reference; /* of the baseline model; or NULL */
+    const struct mlo_tensor *target;    /* the dataset's array y; or NULL */
+    const int64_t *groups;              /* one a sample; or NULL */
+};
+enum mlo_metric_needs {
+    MLO_METRIC_TARGET = 1,
+    MLO_METRIC_REFERENCE = 2, /* it compares with the baseline's outputs, and needs no labels */
+    MLO_METRIC_GROUPS = 4,
+};
+
+struct mlo_scores;
+
+/* A metric row. `record` writes what each sample (or group) contributes, once; `statistic` makes the number
+ * of any multiset of them, so that every metric can be resampled: a mean, or what no mean is (AUC, F1, mAP).
+ */
 struct mlo_metric {
-    const char *name; /* "top1" */
-    const char *unit; /* "fraction", "1" */
+    const char *name; /* "mse"; with takes_k a prefix: "top" is written top1, top5, … */
+    const char *unit; /* "fraction", "dB", "1" */
     bool higher_is_better;
-    bool proportion;                    /* scores are 0 or 1, their mean is a share of samples */
-    bool needs_labels, needs_reference; /* reference: the outputs of the baseline model (mse, cosine) */
-    /* Writes one score per sample into scores[output->dims[0]]. A label out of range, a NaN or outputs of a
-     * shape that the metric has no meaning for are MLO_EINVAL. */
-    enum mlo_status (*scores)(const struct mlo_tensor *output, const int64_t *labels,
-                              const struct mlo_tensor *reference, double *scores, struct mlo_error *err);
+    bool takes_k;
+    unsigned needs;                        /* enum mlo_metric_needs */
+    const struct mlo_statistic *statistic; /* scores_impl.h */
+    /* A label out of range, a NaN, or tensors of a shape that the metric has no meaning for are MLO_EINVAL
+     * and name the sample. */
+    enum mlo_status (*record)(const struct mlo_metric_data *data, struct mlo_scores *out,
+                              struct mlo_error *err);
     const char *description;
 };
 const struct mlo_metric *mlo_metric_table(size_t *count);
+
+/* A metric as it is asked for: "top5" is the row "top" with k = 5. */
+struct mlo_metric_use {
+    const struct mlo_metric *row;
+    int64_t k;
+    char name[32];
+};
 /* MLO_EINVAL suggests the nearest name. */
-MLO_MUST_USE enum mlo_status mlo_metric_find(const char *name, const struct mlo_metric **out,
+MLO_MUST_USE enum mlo_status mlo_metric_find(const char *name, struct mlo_metric_use *out,
                                              struct mlo_error *err);
+
+/* Scores all samples. What the metric needs and the data lack is MLO_EINVAL with a hint. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_metric_score(const struct mlo_metric_use *use,
+                                              const struct mlo_metric_data *data, struct mlo_scores **out,
+                                              struct mlo_error *err);
+void mlo_scores_free(struct mlo_scores *scores);
+/* The metric with its 95% interval: for means as mlo_estimate_mean, else a percentile bootstrap over samples
+ * (or groups, or images). */
+MLO_MUST_USE enum mlo_status mlo_scores_estimate(const struct mlo_scores *scores, struct mlo_estimate *out,
+                                                 struct mlo_error *err);
+/* The difference a - b of two models on the same samples, both scored by the same metric: for means as
+ * mlo_estimate_paired, else both are computed on the same resamples. */
+MLO_MUST_USE enum mlo_status mlo_scores_paired(const struct mlo_scores *a, const struct mlo_scores *b,
+                                               struct mlo_estimate *out, struct mlo_error *err);
+/* The p-value of mlo_mcnemar, or a negative number where the scores are not 0 or 1. */
+double mlo_scores_mcnemar(const struct mlo_scores *a, const struct mlo_scores *b);
+/* What was recorded: {"columns":[…],"rows":[[…]…]}, or {"scores":[…]} where each sample has one number.
+ * Yours. */
+json_t *mlo_scores_json(const struct mlo_scores *scores);
 
 /* Mean with 95% interval: Wilson for proportions, else percentile bootstrap (2,000 resamples, seeded). All
  * zero for n = 0. */
@@ -145,8 +203,11 @@ struct mlo_bench_options {
     const struct mlo_engine *engine_b; /* of the second side; NULL: the same */
     int64_t batch;                     /* 0: 1. A model whose batch is fixed at another size is MLO_EINVAL */
     unsigned threads;                  /* 0: 1 */
-    double seconds;                    /* measuring time per side over all rounds; 0: 1 */
-    int rounds;                        /* alternating processes per side, 2 to 1000; 0: 5 */
+    const struct mlo_binding *dims;    /* sizes of open dims besides the batch */
+    size_t dim_count;
+    double seconds;       /* measuring time per side over all rounds; 0: 1 */
+    int rounds;           /* alternating processes per side, 2 to 1000; 0: 5 */
+    unsigned concurrency; /* of the child: programs of one plan that run at once; 0: 1 */
     bool cpu_clock;  /* processor time instead of wall-clock time: for one thread on a machine that others use
                       */
     const char *exe; /* program whose hidden verb `bench-child` measures one side; NULL: this one */
@@ -156,7 +217,7 @@ struct mlo_bench_side {
     char *engine_version; /* as its processes report it; owned */
     /* Latency per call: the median over processes of each process's percentile; the interval is a bootstrap
      * over processes; n counts samples. */
-    struct mlo_estimate p50_us, p90_us, p99_us;
+    struct mlo_estimate p50_us, p90_us, p95_us, p99_us;
     double throughput; /* samples per second at p50 */
     uint64_t peak_rss_bytes;
     json_t *samples; /* array (rounds) of arrays of microseconds; owned */
@@ -175,7 +236,7 @@ struct mlo_bench_result {
  * those that were least busy at the start. path_b may be NULL, or path_a again to compare two engines. On
  * failure *out is cleared; an error inside a child is reported as if it had happened here. Each side's
  * process is <exe> bench-child MODEL --engine NAME
- * --batch N --threads N --seconds S [--clock cpu] */
+ * --batch N --threads N --seconds S [--concurrency N] [--dim NAME=N]… [--clock cpu] */
 MLO_MUST_USE enum mlo_status mlo_bench(const char *path_a, const char *path_b,
                                        const struct mlo_bench_options *options, struct mlo_bench_result *out,
                                        mlo_progress_fn *progress, void *progress_arg, struct mlo_error *err);
@@ -183,18 +244,78 @@ void mlo_bench_result_clear(struct mlo_bench_result *result);
 /* The child's side: pins itself to `threads` CPUs (unless it was started on so few), loads, warms up (a tenth
  * of the time, at least 3 calls), times each call for `seconds` (at least 10 calls) on random inputs of a
  * fixed seed, and prints one JSON object on stdout_fd:
- *   {"protocol","engine","batch","threads","peak_rss_bytes","calls","samples":[microseconds…]}
- * whose samples are all calls, or a uniform random choice of 20,000 of them,
- * or {"error":{"code","message","where","hint"}}, which is also returned. */
+ *   {"protocol","engine","batch","threads","start_us","peak_rss_bytes","calls","samples":[microseconds…]}
+ * whose start_us is the time from the file to a program that can run, for another runtime its process
+ * included, and whose samples are all calls, or a uniform random choice of 20,000 of them, or
+ * {"error":{"code","message","where","hint"}}, which is also returned. */
 MLO_MUST_USE enum mlo_status mlo_bench_child(const char *path, const struct mlo_bench_options *options,
                                              int stdout_fd, struct mlo_error *err);
 /* The same for the hidden verb's arguments: argv[0] is MODEL, then options as above, each optional. */
 MLO_MUST_USE enum mlo_status mlo_bench_child_args(int argc, char *const *argv, int stdout_fd,
                                                   struct mlo_error *err);
 
+/* --- sweeps ---------------------------------------------------------------------------------------- */
+
+struct mlo_sweep_options {
+    struct mlo_bench_options bench; /* engine, threads, dims, exe; `seconds` is for each point and round (0:
+                                       1), `rounds` 1 or more (0: 2) */
+    const int64_t *batches;         /* NULL: 1, 2, 4, 8, 16, 32; or the one that the model fixes */
+    size_t batch_count;
+    const unsigned *concurrencies; /* NULL: 1, 2, 4 … up to the CPUs / threads */
+    size_t concurrency_count;
+    double p99_limit_us; /* 0: none */
+};
+/* One point: so many calls at once in one process, each of so many samples. */
+struct mlo_sweep_point {
+    int64_t batch;
+    unsigned concurrency;
+    double p50_us, p90_us, p95_us, p99_us; /* of a call: medians over rounds */
+    double throughput, low, high;          /* samples a second: mean over rounds, the least and the most */
+    uint64_t calls, peak_rss_bytes;
+    bool within; /* the p99 limit holds */
+};
+struct mlo_sweep_result {
+    struct mlo_sweep_point *points; /* by batch, then concurrency; owned */
+    size_t count;
+    int best;             /* most throughput within the limit; -1: no point is within it */
+    char *engine_version; /* owned */
+    json_t *machine;      /* mlo_machine_describe, protocol, rounds, seconds; owned */
+};
+/* Measures each point in a process of its own, all points once a round, every other round backwards. */
+MLO_MUST_USE enum mlo_status mlo_sweep(const char *path, const struct mlo_sweep_options *options,
+                                       struct mlo_sweep_result *out, mlo_progress_fn *progress,
+                                       void *progress_arg, struct mlo_error *err);
+void mlo_sweep_result_clear(struct mlo_sweep_result *result);
+
+/* --- profiles and the roofline ----------------------------------------------------------------------- */
+
+enum { MLO_PEAK_LEVELS = 3 };
+/* What this machine can do at most, measured by small kernels of the current instruction set: multiply-adds
+ * from registers, and reading memory that fits a cache or none. Williams, Waterman, Patterson, "Roofline",
+ * 2009. */
+struct mlo_peaks {
+    unsigned threads;
+    double f32_ops, int8_ops; /* operations a second; a multiply-add is two */
+    struct {
+        const char *name;   /* "L2", "L3", "memory" */
+        size_t bytes;       /* what fits in it, of all threads; SIZE_MAX for memory */
+        double bytes_per_s; /* read by all threads together */
+    } levels[MLO_PEAK_LEVELS];
+};
+/* Takes about half a second. */
+MLO_MUST_USE enum mlo_status mlo_peaks_measure(unsigned threads, struct mlo_peaks *out,
+                                               struct mlo_error *err);
+/* Adds to each timed node of a profile whose costs are known {"flops","bytes","intensity" (operations a
+ * byte),"bound":"compute"|"memory","peak" (the share of what the roofline allows there)}, and "peaks" to the
+ * object. `model` is the profiled one, its dims bound. Bytes are what the node and what is fused into it must
+ * read and write once; weights come from the cache level that all weights and buffers of the model fit in,
+ * the rest from the one that itself fits in. */
+MLO_MUST_USE enum mlo_status mlo_roofline(json_t *profile, const struct mlo_model *model,
+                                          const struct mlo_peaks *peaks, struct mlo_error *err);
+
 /* Where the time goes: the engine's description of the compiled model with "us" in each node (the median over
- * calls on random inputs of a fixed seed) and "total_us", their sum. MLO_EUNSUPPORTED when the engine cannot
- * tell. *out is yours. */
+ * calls on random inputs of a fixed seed) and "total_us", their sum; with mlo_roofline's members where this
+ * machine runs it. MLO_EUNSUPPORTED when the engine cannot tell. *out is yours. */
 MLO_MUST_USE enum mlo_status mlo_profile(const char *path, const struct mlo_bench_options *options,
                                          json_t **out, struct mlo_error *err);
 

@@ -14,9 +14,10 @@ struct runner {
     struct mlo_model *fitted;      /* NULL: nothing was open */
     struct mlo_dataset *dataset;
     struct mlo_compile_options options;
-    struct mlo_plan *plan;
+    struct mlo_plan *plan, *given; /* given: the caller's, run as it is */
     struct mlo_program *program;
     int input_count, output_count;
+    int64_t samples;
     struct mlo_tensor *inputs, *batch_outputs; /* of one batch */
 };
 
@@ -34,8 +35,10 @@ static void unload(struct runner *r)
 static enum mlo_status prepare(struct runner *r, int64_t batch, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    if (r->program && r->options.batch == batch)
+    if (r->program && (r->given || r->options.batch == batch))
         return MLO_OK;
+    if (r->given)
+        return r->engine->load(r->given, &r->program, err);
     unload(r);
     r->options.batch = batch;
     MLO_TRY(r->engine->compile(r->fitted ? r->fitted : r->model, &r->options, &r->plan, err));
@@ -109,7 +112,7 @@ static enum mlo_status run_batch(struct runner *r, int64_t begin, int64_t rows, 
         MLO_TRY(pad(&r->inputs[i], batch, err));
     MLO_TRY(r->engine->run(r->program, r->inputs, r->batch_outputs, err));
     for (int o = 0; o < r->output_count; o++)
-        MLO_TRY(collect(&r->batch_outputs[o], batch, rows, begin, mlo_dataset_count(r->dataset),
+        MLO_TRY(collect(&r->batch_outputs[o], batch, rows, begin, r->samples,
                         r->model->graph->outputs[o]->name, &outputs[o], err));
 out:
     for (int i = 0; i < r->input_count; i++)
@@ -121,7 +124,7 @@ static enum mlo_status run_all(struct runner *r, int64_t batch, int64_t fixed, s
                                mlo_progress_fn *progress, void *progress_arg, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    int64_t count = mlo_dataset_count(r->dataset);
+    int64_t count = r->samples;
     for (int64_t at = 0; at < count; at += batch) {
         int64_t rows = MLO_MIN(batch, count - at);
         int64_t size = fixed ? fixed : rows; /* a free batch gets a plan of its own for the rest */
@@ -145,8 +148,11 @@ enum mlo_status mlo_run_dataset(const struct mlo_model *model, struct mlo_datase
     static const struct mlo_run_options defaults = {0};
     const struct mlo_run_options *o = options ? options : &defaults;
     int64_t fixed, batch;
-    struct runner r = {.engine = o->engine, .model = model, .dataset = dataset};
+    struct runner r = {.engine = o->engine, .model = model, .dataset = dataset, .given = o->plan};
     r.options = (struct mlo_compile_options){.numerics = o->numerics, .threads = MLO_MAX(o->threads, 1u)};
+    r.samples = mlo_dataset_count(dataset);
+    if (o->samples > 0)
+        r.samples = MLO_MIN(r.samples, o->samples);
     r.input_count = mlo_model_input_count(model);
     r.output_count = model->graph->output_count;
     for (int i = 0; i < r.output_count; i++)
@@ -159,6 +165,10 @@ enum mlo_status mlo_run_dataset(const struct mlo_model *model, struct mlo_datase
     }
     if (!r.input_count) {
         status = mlo_error_set(err, MLO_EUNSUPPORTED, "the model has no inputs to feed data to");
+        goto out;
+    }
+    if (r.given && !r.engine) {
+        status = mlo_error_set(err, MLO_EINVAL, "a plan was given without its engine");
         goto out;
     }
     if (!r.engine)

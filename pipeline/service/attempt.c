@@ -1,15 +1,18 @@
 /* One attempt at a job: inputs, child, blobs, completion. The token fences its effect; what it costs to be
  * wrong about the lease is work done twice, never an effect twice. */
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "pipeline/service/child_impl.h"
 #include "pipeline/service/worker_impl.h"
 
 enum { PROGRESS_EVERY_MS = 500 };
+static const uint64_t PLANS_MAX_BYTES = (uint64_t)8 << 30; /* of a job's plans together */
 
 /* --- while the child runs ------------------------------------------------------------------------------ */
 
@@ -73,22 +76,40 @@ static enum mlo_status watch(void *arg, struct mlo_error *err)
 
 /* --- what the child left ------------------------------------------------------------------------------- */
 
-/* Puts a file of the scratch folder into the blob store. The child ran an untrusted model: a path that leads
- * out of its folder is refused. */
-static enum mlo_status store_file(struct mlo_worker *worker, const char *dir, const char *file,
-                                  struct mlo_digest *digest, uint64_t *size_bytes, struct mlo_error *err)
+/* Opens a file that the child names. The child ran an untrusted model: what leads out of its folder is
+ * refused, and it is the open file that is looked at, not a name that could mean another one by now. */
+static enum mlo_status open_inside(const char *dir, const char *file, int *fd, struct mlo_error *err)
 {
-    char root[PATH_MAX], path[PATH_MAX];
+    char root[PATH_MAX], real[PATH_MAX], link[32];
     char *joined = file[0] == '/' ? strdup(file) : mlo_fs_join(dir, file, NULL);
     struct stat st;
     if (!joined)
         return mlo_error_nomem(err);
-    bool inside = realpath(dir, root) && realpath(joined, path) && mlo_str_starts(path, root) &&
-                  path[strlen(root)] == '/' && stat(path, &st) == 0 && S_ISREG(st.st_mode);
+    *fd = open(joined, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     free(joined);
-    if (!inside)
-        return mlo_error_set(err, MLO_EINTERNAL, "the step names a result that is no file in its folder");
-    return mlo_blob_put_file(worker->o.blobs, path, digest, size_bytes, err);
+    snprintf(link, sizeof link, "/proc/self/fd/%d", *fd);
+    ssize_t length = *fd < 0 ? -1 : readlink(link, real, sizeof real - 1);
+    real[length < 0 ? 0 : length] = '\0';
+    if (length > 0 && realpath(dir, root) && mlo_str_starts(real, root) && real[strlen(root)] == '/' &&
+        fstat(*fd, &st) == 0 && S_ISREG(st.st_mode))
+        return MLO_OK;
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+    return mlo_error_set(err, MLO_EINTERNAL, "the step names a result that is no file in its folder");
+}
+
+/* Puts a file of the scratch folder into the blob store. */
+static enum mlo_status store_file(struct mlo_worker *worker, const char *dir, const char *file,
+                                  struct mlo_digest *digest, uint64_t *size_bytes, struct mlo_error *err)
+{
+    int fd;
+    enum mlo_status status = open_inside(dir, file, &fd, err);
+    if (status != MLO_OK)
+        return status;
+    status = mlo_blob_put_fd(worker->o.blobs, fd, digest, size_bytes, err);
+    close(fd);
+    return status;
 }
 
 static enum mlo_status store_samples(struct mlo_worker *worker, const char *dir, json_t *observations,
@@ -114,6 +135,95 @@ static enum mlo_status store_samples(struct mlo_worker *worker, const char *dir,
     return MLO_OK;
 }
 
+/* A signature says that this worker compiled the plan: only a step that makes plans has any signed, not more
+ * than were asked of it, and only of the model that it was given. */
+static enum mlo_status check_plans(const struct mlo_job *job, const json_t *plans, struct mlo_error *err)
+{
+    const struct mlo_step *step = mlo_step_find(job->step);
+    size_t asked = json_array_size(json_object_get(job->options, "batch")), i;
+    struct mlo_digest model;
+    json_t *plan;
+    if (!step || !step->makes_plans)
+        return mlo_error_set(err, MLO_EFORMAT, "the step '%s' returned plans, which is not for it to make",
+                             job->step);
+    if (json_array_size(plans) > asked)
+        return mlo_error_set(err, MLO_EFORMAT, "the step '%s' returned %zu plans; %zu were asked for",
+                             job->step, json_array_size(plans), asked);
+    json_array_foreach(plans, i, plan)
+    {
+        if (!mlo_digest_parse(mlo_json_str(json_object_get(plan, "fingerprint"), "model", ""), &model) ||
+            !mlo_digest_eq(&model, mlo_job_artifact(job)))
+            return mlo_error_set(err, MLO_EFORMAT, "the step '%s' returned a plan of another model",
+                                 job->step);
+    }
+    return MLO_OK;
+}
+
+static enum mlo_status to_blob(void *arg, const void *bytes, size_t size, struct mlo_error *err)
+{
+    return mlo_blob_writer_write(arg, bytes, size, err);
+}
+
+static enum mlo_status store_plan(struct mlo_worker *worker, const char *dir, const struct mlo_sign_key *key,
+                                  json_t *plan, uint64_t *bytes_left, struct mlo_error *err)
+{
+    enum mlo_status status;
+    const char *file = mlo_json_str(plan, "path", "");
+    struct mlo_plan_signing how = {.key = key,
+                                   .fingerprint = json_object_get(plan, "fingerprint"),
+                                   .max_bytes = *bytes_left,
+                                   .sink = to_blob};
+    struct mlo_blob_writer *writer = NULL;
+    struct mlo_digest digest;
+    uint64_t size_bytes;
+    char signer[MLO_PUBLIC_KEY_TEXT_SIZE], text[MLO_DIGEST_TEXT_SIZE];
+    int fd = -1;
+    MLO_TRY(open_inside(dir, file, &fd, err));
+    MLO_TRY(mlo_blob_writer_open(worker->o.blobs, &writer, err));
+    how.arg = writer;
+    MLO_TRY(mlo_plan_sign(fd, mlo_fs_basename(file), &how, err));
+    MLO_TRY(mlo_blob_writer_commit(writer, NULL, &digest, &size_bytes, err));
+    *bytes_left -= size_bytes;
+    mlo_public_key_text(mlo_sign_key_public(key), signer);
+    if (json_object_set_new(plan, "blob", json_string(mlo_digest_text(&digest, text))) < 0 ||
+        json_object_set_new(plan, "size", json_integer((json_int_t)size_bytes)) < 0 ||
+        json_object_set_new(plan, "signer", json_string(signer)) < 0)
+        status = mlo_error_nomem(err);
+out:
+    mlo_blob_writer_free(writer);
+    if (fd >= 0)
+        close(fd);
+    return status;
+}
+
+/* Signs the plans with this machine's key, and stores them. The child, which ran an untrusted model, never
+ * sees the key; what it wrote is checked again by whoever loads it. */
+static enum mlo_status store_plans(const struct mlo_slot *slot, const char *dir, json_t *plans,
+                                   struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_sign_key *key = NULL;
+    uint64_t bytes_left = PLANS_MAX_BYTES;
+    char *path = NULL;
+    json_t *plan;
+    size_t i;
+    if (json_array_size(plans) == 0)
+        return MLO_OK;
+    MLO_TRY(check_plans(&slot->job, plans, err));
+    path = mlo_fs_join(slot->worker->o.work_dir, "plan.key", NULL);
+    if (!path)
+        return mlo_error_nomem(err);
+    MLO_TRY(mlo_plan_own_key(path, &key, err));
+    json_array_foreach(plans, i, plan)
+    {
+        MLO_TRY(store_plan(slot->worker, dir, key, plan, &bytes_left, err));
+    }
+out:
+    mlo_sign_key_free(key);
+    free(path);
+    return status;
+}
+
 /* Completes, again as long as the lease lasts when the database is away. A commit whose answer got lost is
  * seen as a lost lease the second time: its effect is there once. */
 static enum mlo_status complete(struct mlo_slot *slot, const struct mlo_completion *completion,
@@ -133,15 +243,17 @@ static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *r
     enum mlo_status status = MLO_OK;
     const char *artifact = mlo_json_str(result, "artifact", NULL);
     json_t *report = json_object_get(result, "report"),
-           *observations = json_object_get(result, "observations");
+           *observations = json_object_get(result, "observations"), *plans = json_object_get(result, "plans");
     struct mlo_completion completion = {
         .has_artifact = artifact != NULL,
         .report = json_is_object(report) ? report : NULL,
         .observations = json_is_array(observations) ? observations : NULL,
+        .plans = json_is_array(plans) ? plans : NULL,
     };
     if (artifact)
         MLO_TRY(store_file(slot->worker, dir, artifact, &completion.artifact, &completion.size_bytes, err));
     MLO_TRY(store_samples(slot->worker, dir, observations, err));
+    MLO_TRY(store_plans(slot, dir, plans, err));
     MLO_TRY(complete(slot, &completion, err));
 out:
     return status;

@@ -164,16 +164,20 @@ static bool has_ended(pid_t pid)
     siginfo_t info = {0};
     /* WNOWAIT: the leader stays a zombie, so its group's number cannot be reused before the group is killed
      */
-    return waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
+    int failed = waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT);
+    return failed ? errno == ECHILD : info.si_pid == pid; /* ECHILD: somebody else waited for it */
 }
 
 static int end_group(pid_t pid)
 {
-    int wait_status = 0;
+    int wait_status;
     kill(-pid, SIGKILL);
-    while (waitpid(pid, &wait_status, 0) < 0 && errno == EINTR) {
+    for (;;) {
+        if (waitpid(pid, &wait_status, 0) == pid)
+            return wait_status;
+        if (errno != EINTR)
+            return W_EXITCODE(127, 0); /* nobody knows: not success */
     }
-    return wait_status;
 }
 
 static enum mlo_status supervise(const struct mlo_child *child, pid_t pid, int fd, int *wait_status,

@@ -68,7 +68,7 @@ static enum mlo_status record_artifact(struct mlo_db_conn *conn, const struct co
     enum mlo_status status = MLO_OK;
     const struct mlo_job *job = c->job;
     const struct mlo_step *step = mlo_step_find(job->step);
-    const struct mlo_digest *parent = job->from_source ? &job->source : &job->input;
+    const struct mlo_digest *parent = mlo_job_artifact(job);
     json_t *derivation = NULL;
     MLO_TRY(mlo_blob_record(conn, &c->actor, job->project, &c->what->artifact, c->what->size_bytes, err));
     MLO_TRY(mlo_json_parse(job->derivation, strlen(job->derivation), "the derivation", &derivation, err));
@@ -78,9 +78,9 @@ static enum mlo_status record_artifact(struct mlo_db_conn *conn, const struct co
     if (!mlo_digest_eq(parent, &c->what->artifact))
         MLO_TRY(mlo_lineage_add(conn, job->project, &c->what->artifact, parent, MLO_LINEAGE_DERIVED_FROM,
                                 &job->key, job->run, err));
-    if (step && step->needs_calibrate)
+    if (step && mlo_step_reads_calibrate(step))
         MLO_TRY(data_edge(conn, c, "calibrate", MLO_LINEAGE_CALIBRATED_WITH, err));
-    if (step && step->needs_select)
+    if (step && mlo_step_reads_select(step, json_object_get(derivation, "options")))
         MLO_TRY(data_edge(conn, c, "select", MLO_LINEAGE_SELECTED_WITH, err));
     if (job->variant)
         MLO_TRY(mlo_variant_name(conn, &c->actor, job->version, job->variant, &c->what->artifact, &job->key,
@@ -105,8 +105,7 @@ static struct mlo_interval interval(const json_t *object)
 
 static const struct mlo_digest *subject(const struct mlo_job *job, const json_t *object)
 {
-    bool source = mlo_str_eq(mlo_json_str(object, "subject", ""), "source");
-    return source || job->from_source ? &job->source : &job->input;
+    return mlo_str_eq(mlo_json_str(object, "subject", ""), "source") ? &job->source : mlo_job_artifact(job);
 }
 
 static enum mlo_status record_observation(struct mlo_db_conn *conn, const struct complete *c,
@@ -156,6 +155,29 @@ static enum mlo_status record_observation(struct mlo_db_conn *conn, const struct
     if (evidence.dataset)
         MLO_TRY(mlo_lineage_add(conn, job->project, &evidence.artifact, evidence.dataset,
                                 MLO_LINEAGE_EVALUATED_ON, NULL, job->run, err));
+out:
+    return status;
+}
+
+/* --- what a compile step made -------------------------------------------------------------------------- */
+
+static enum mlo_status record_plan(struct mlo_db_conn *conn, const struct complete *c, const json_t *made,
+                                   struct mlo_error *err)
+{
+    enum mlo_status status;
+    const struct mlo_job *job = c->job;
+    struct mlo_variant_plan plan = {.project_id = job->project,
+                                    .artifact = *mlo_job_artifact(job),
+                                    .fingerprint = json_object_get(made, "fingerprint"),
+                                    .size_bytes = (uint64_t)mlo_json_i64(made, "size", 0),
+                                    .signer = mlo_json_str(made, "signer", ""),
+                                    .machine_class = mlo_json_str(made, "machine_class", ""),
+                                    .run_id = job->run,
+                                    .job_id = job->id};
+    if (!mlo_digest_parse(mlo_json_str(made, "blob", ""), &plan.blob))
+        return mlo_error_set(err, MLO_EINTERNAL, "a plan of the step '%s' was not stored", job->step);
+    MLO_TRY(mlo_blob_record(conn, &c->actor, job->project, &plan.blob, plan.size_bytes, err));
+    MLO_TRY(mlo_variant_plan_add(conn, &plan, err));
 out:
     return status;
 }
@@ -304,6 +326,8 @@ static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct m
         MLO_TRY(record_artifact(conn, c, err));
     for (size_t i = 0; i < json_array_size(c->what->observations); i++)
         MLO_TRY(record_observation(conn, c, json_array_get(c->what->observations, i), err));
+    for (size_t i = 0; i < json_array_size(c->what->plans); i++)
+        MLO_TRY(record_plan(conn, c, json_array_get(c->what->plans, i), err));
     MLO_TRY(close_job(conn, c, err));
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_i64(&p, c->job->run);

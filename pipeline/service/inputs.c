@@ -189,8 +189,8 @@ enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_j
         status = mlo_error_nomem(err);
         goto out;
     }
-    MLO_TRY(add_dataset(worker, job, in, "calibrate", step->needs_calibrate, out, err));
-    MLO_TRY(add_dataset(worker, job, in, "select", step->needs_select, out, err));
+    MLO_TRY(add_dataset(worker, job, in, "calibrate", mlo_step_reads_calibrate(step), out, err));
+    MLO_TRY(add_dataset(worker, job, in, "select", mlo_step_reads_select(step, job->options), out, err));
     MLO_TRY(add_dataset(worker, job, in, "evaluate", step->needs_evaluate, out, err));
     MLO_TRY(mlo_json_save_file(out, json_path, err));
 out:

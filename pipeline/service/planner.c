@@ -122,6 +122,32 @@ out:
     return status;
 }
 
+/* Two names may mean the same data. */
+static enum mlo_status check_roles(const struct mlo_recipe *recipe, const struct plan *plan,
+                                   struct mlo_error *err)
+{
+    const json_t *select = json_object_get(plan->datasets, "select"),
+                 *evaluate = json_object_get(plan->datasets, "evaluate");
+    enum mlo_status status = mlo_recipe_check_data(recipe, err);
+    if (status != MLO_OK)
+        return status;
+    for (size_t i = 0; i < recipe->step_count; i++) {
+        const struct mlo_recipe_step *row = &recipe->steps[i];
+        if (!select || !evaluate || !mlo_step_reads_select(mlo_step_find(row->name), row->options) ||
+            strcmp(mlo_json_str(select, "digest", ""), mlo_json_str(evaluate, "digest", "")) != 0)
+            continue;
+        mlo_error_set(err, MLO_EINVAL,
+                      "the step '%s' selects on the data that evaluates: %s and %s are the same", row->name,
+                      recipe->select, recipe->evaluate);
+        mlo_error_where(err, "recipe, data.select");
+        mlo_error_hint(err,
+                       "give the role select samples of its own: what is chosen on data cannot be judged "
+                       "on it");
+        return MLO_EINVAL;
+    }
+    return MLO_OK;
+}
+
 /* What a worker must offer. A derived artifact is the same wherever it is made; a measurement is made on the
  * kind of device that the target names, and says the machine's class. */
 static const char *needed_target(const struct mlo_step *step, const char *target)
@@ -178,6 +204,7 @@ static enum mlo_status make_plan(struct mlo_db_conn *conn, const struct mlo_run_
     MLO_TRY(resolve_dataset(conn, plan, "calibrate", recipe->calibrate, err));
     MLO_TRY(resolve_dataset(conn, plan, "select", recipe->select, err));
     MLO_TRY(resolve_dataset(conn, plan, "evaluate", recipe->evaluate, err));
+    MLO_TRY(check_roles(recipe, plan, err));
     MLO_TRY(plan_jobs(recipe, plan, err));
     if (plan->job_count == 0)
         status = mlo_error_set(err, MLO_EINVAL, "the recipe '%s' has no steps", recipe->name);

@@ -114,6 +114,11 @@ const struct mlo_sql MLO_QUEUE_SQL[] = {
 };
 const size_t MLO_QUEUE_SQL_COUNT = MLO_COUNT(MLO_QUEUE_SQL);
 
+const struct mlo_digest *mlo_job_artifact(const struct mlo_job *job)
+{
+    return job->from_source ? &job->source : &job->input;
+}
+
 void mlo_job_clear(struct mlo_job *job)
 {
     free(job->name);
@@ -150,8 +155,8 @@ enum mlo_status mlo_job_derivation(const char *step_name, const json_t *options,
     struct mlo_buf canonical = MLO_BUF_INIT;
     json_t *derivation = NULL;
     /* only what the step reads enters its key: another evaluation set changes no artifact */
-    bool has_calibrate = step->needs_calibrate && role_digest(datasets, "calibrate", &calibrate);
-    bool has_select = step->needs_select && role_digest(datasets, "select", &select);
+    bool has_calibrate = mlo_step_reads_calibrate(step) && role_digest(datasets, "calibrate", &calibrate);
+    bool has_select = mlo_step_reads_select(step, options) && role_digest(datasets, "select", &select);
     MLO_TRY(mlo_step_derivation(step, options, input, has_calibrate ? &calibrate : NULL,
                                 has_select ? &select : NULL, NULL, &derivation, err));
     mlo_json_canonical(derivation, &canonical);

@@ -43,6 +43,8 @@ struct mlo_job {
     struct mlo_error broken; /* set when it cannot run at all: the attempt fails with it */
 };
 void mlo_job_clear(struct mlo_job *job);
+/* What it works on: the upload, or what the step before made. */
+const struct mlo_digest *mlo_job_artifact(const struct mlo_job *job);
 
 /* The derivation of a derive step on this input. A step that this program does not know is MLO_EUNSUPPORTED.
  * *text is yours (free). */
@@ -95,6 +97,8 @@ struct mlo_completion {
     uint64_t size_bytes;
     const json_t *report;       /* object or NULL */
     const json_t *observations; /* array or NULL; "samples" are digests here */
+    const json_t *plans; /* array or NULL: {"fingerprint","machine_class","blob","size","signer"}, signed, in
+                          * the blob store already */
 };
 /* The effect of a job, in one transaction fenced by the token: derivation, lineage, variant, evidence,
  * states, dependents, and the run's end when it was the last job. */

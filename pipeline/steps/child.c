@@ -56,7 +56,8 @@ static enum mlo_status run_job(const char *dir, const json_t *job, struct report
         .progress_arg = reporter,
     };
     if (!ctx.model_path || !ctx.source_path || !json_is_object(ctx.options) ||
-        (step->needs_calibrate && !ctx.calibrate_path) || (step->needs_select && !ctx.select_path) ||
+        (step->needs_calibrate && !ctx.calibrate_path) ||
+        (mlo_step_reads_select(step, ctx.options) && !ctx.select_path) ||
         (step->needs_evaluate && !ctx.evaluate_path))
         return mlo_error_set(err, MLO_EINTERNAL, "the job for the step '%s' lacks an input", name);
     return step->run(&ctx, result, err);
@@ -70,8 +71,9 @@ static json_t *result_json(enum mlo_status status, const struct mlo_step_result 
                          error->message, "where", error->where, "hint", error->hint);
     json_t *empty = json_array();
     json_t *out =
-        json_pack("{s:s,s:s?,s:O?,s:O}", "status", "ok", "artifact", result->artifact_path, "report",
-                  result->report, "observations", result->observations ? result->observations : empty);
+        json_pack("{s:s,s:s?,s:O?,s:O,s:O}", "status", "ok", "artifact", result->artifact_path, "report",
+                  result->report, "observations", result->observations ? result->observations : empty,
+                  "plans", result->plans ? result->plans : empty);
     json_decref(empty);
     return out;
 }

@@ -11,6 +11,7 @@ void mlo_step_result_clear(struct mlo_step_result *result)
     free(result->artifact_path);
     json_decref(result->report);
     json_decref(result->observations);
+    json_decref(result->plans);
     *result = (struct mlo_step_result){0};
 }
 
@@ -43,6 +44,35 @@ json_t *mlo_step_pass_revisions(const char *const *names, size_t count)
     return out;
 }
 
+enum mlo_status mlo_step_check_size(const struct mlo_model *model, struct mlo_error *err)
+{
+    struct mlo_error told = {0};
+    enum mlo_status status = mlo_onnx_check_one_file(model, &told);
+    if (status == MLO_OK)
+        return MLO_OK;
+    mlo_error_set(err, status, "a variant is one file: %s", told.message);
+    mlo_error_hint(
+        err, "a step that quantizes the upload makes it four times smaller; 'mlopt optimize' on a machine of "
+             "yours writes the weights of larger models into a second file, which 'mlopt push' takes");
+    return status;
+}
+
+enum mlo_status mlo_step_save(const struct mlo_step_context *ctx, const struct mlo_model *model,
+                              json_t *passes, struct mlo_step_result *out, struct mlo_error *err)
+{
+    enum mlo_status status;
+    MLO_TRY(mlo_step_check_size(model, err));
+    out->artifact_path = mlo_fs_join(ctx->out_dir, "model.onnx", NULL);
+    out->report = json_pack("{s:O}", "passes", passes);
+    if (!out->artifact_path || !out->report) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_onnx_save(model, out->artifact_path, err));
+out:
+    return status;
+}
+
 enum mlo_status mlo_step_run_passes(const struct mlo_step_context *ctx, struct mlo_model *model,
                                     const struct mlo_pass_request *requests, size_t count,
                                     const struct mlo_stats *stats, struct mlo_step_result *out,
@@ -51,13 +81,7 @@ enum mlo_status mlo_step_run_passes(const struct mlo_step_context *ctx, struct m
     enum mlo_status status;
     struct mlo_pass_driver driver = {.stats = stats};
     MLO_TRY(mlo_passes_run(model, requests, count, &driver, err));
-    out->artifact_path = mlo_fs_join(ctx->out_dir, "model.onnx", NULL);
-    out->report = json_pack("{s:O}", "passes", driver.report);
-    if (!out->artifact_path || !out->report) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    MLO_TRY(mlo_onnx_save(model, out->artifact_path, err));
+    MLO_TRY(mlo_step_save(ctx, model, driver.report, out, err));
 out:
     json_decref(driver.report);
     return status;

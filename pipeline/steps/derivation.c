@@ -1,4 +1,4 @@
-#include "pipeline/steps/steps.h"
+#include "pipeline/steps/step_impl.h"
 
 static bool set_digest(json_t *object, const char *key, const struct mlo_digest *digest)
 {
@@ -18,11 +18,16 @@ enum mlo_status mlo_step_derivation(const struct mlo_step *step, const json_t *o
         status = mlo_error_set(err, MLO_EINTERNAL, "the step %s measures; it has no derivation", step->name);
         goto out;
     }
-    MLO_TRY(step->passes(options, &passes, err));
+    if (step->passes) {
+        MLO_TRY(step->passes(options, &passes, err));
+    } else if (!(passes = mlo_step_pass_revisions(&step->pass, 1))) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
     /* a step's datasets enter its key only where the step reads them */
     if (!inputs || !datasets || !set_digest(inputs, "model", model) ||
-        !set_digest(datasets, "calibrate", step->needs_calibrate ? calibrate : NULL) ||
-        !set_digest(datasets, "select", step->needs_select ? select : NULL)) {
+        !set_digest(datasets, "calibrate", mlo_step_reads_calibrate(step) ? calibrate : NULL) ||
+        !set_digest(datasets, "select", mlo_step_reads_select(step, options) ? select : NULL)) {
         status = mlo_error_nomem(err);
         goto out;
     }

@@ -11,16 +11,8 @@ static const struct mlo_option_spec OPTIONS[] = {
      .type = MLO_OPT_STRINGS,
      .fallback = "top1",
      .description = "names of the metric table"},
-    {.name = "compare_to",
-     .type = MLO_OPT_STRING,
-     .fallback = "none",
-     .choices = mlo_step_compare_choices,
-     .description = "evaluate the source as well and compare on the same samples"},
-    {.name = "engine",
-     .type = MLO_OPT_STRING,
-     .fallback = "cpu",
-     .choices = mlo_step_engine_choices,
-     .description = "the engine that runs the model"},
+    MLO_STEP_OPT_COMPARE_TO("evaluate the source as well and compare on the same samples"),
+    MLO_STEP_OPT_ENGINE,
     {NULL},
 };
 
@@ -68,7 +60,7 @@ out:
 
 static enum mlo_status check_names(const json_t *names, struct mlo_error *err)
 {
-    const struct mlo_metric *metric;
+    struct mlo_metric_use metric;
     for (size_t i = 0; i < json_array_size(names); i++) {
         enum mlo_status status = mlo_metric_find(json_string_value(json_array_get(names, i)), &metric, err);
         if (status != MLO_OK)
@@ -77,21 +69,19 @@ static enum mlo_status check_names(const json_t *names, struct mlo_error *err)
     return MLO_OK;
 }
 
-/* The per-sample scores as a file of the result: what the estimate was made of. */
-static enum mlo_status save_scores(const struct mlo_step_context *ctx, const struct mlo_metric *metric,
-                                   const char *subject, const double *scores, int64_t n, json_t *observation,
+/* What was recorded of each sample, as a file of the result: what the estimate was made of. */
+static enum mlo_status save_scores(const struct mlo_step_context *ctx, const char *metric,
+                                   const char *subject, const struct mlo_scores *scores, json_t *observation,
                                    struct mlo_error *err)
 {
     char file[128];
-    snprintf(file, sizeof file, "%s-%s.json", metric->name, subject);
+    snprintf(file, sizeof file, "%s-%s.json", metric, subject);
     char *path = mlo_fs_join(ctx->out_dir, file, NULL);
-    json_t *list = json_array();
-    for (int64_t i = 0; i < n; i++)
-        json_array_append_new(list, json_real(scores[i]));
-    json_t *whole = json_pack("{s:s,s:s,s:o}", "metric", metric->name, "subject", subject, "scores", list);
+    json_t *whole = mlo_scores_json(scores);
     struct mlo_buf text = MLO_BUF_INIT;
     enum mlo_status status;
-    if (!path || !whole) {
+    if (!path || !whole || json_object_set_new(whole, "metric", json_string(metric)) ||
+        json_object_set_new(whole, "subject", json_string(subject))) {
         status = mlo_error_nomem(err);
         goto out;
     }
@@ -107,28 +97,28 @@ out:
 }
 
 static enum mlo_status observe(const struct mlo_step_context *ctx, const struct mlo_engine *engine,
-                               const struct mlo_metric *metric, const struct side *side, const double *scores,
-                               const double *paired_with, int64_t n, json_t *observations,
-                               struct mlo_error *err)
+                               const struct mlo_metric_use *metric, const char *subject,
+                               const struct mlo_scores *scores, const struct mlo_scores *paired_with,
+                               json_t *observations, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_estimate estimate, difference;
-    json_t *params = json_object();
-    mlo_estimate_mean(scores, n, metric->proportion, &estimate);
-    json_t *o = mlo_step_observation(side->subject, metric->name, params, metric->unit, &estimate,
-                                     MLO_EVAL_PROTOCOL, engine);
+    json_t *params = json_object(), *o = NULL;
+    MLO_TRY(mlo_scores_estimate(scores, &estimate, err));
+    o = mlo_step_observation(subject, metric->name, params, metric->row->unit, &estimate, MLO_EVAL_PROTOCOL,
+                             engine);
     if (!o || json_object_set_new(o, "data_role", json_string("evaluate"))) {
         status = mlo_error_nomem(err);
         goto out;
     }
     if (paired_with) {
-        mlo_estimate_paired(scores, paired_with, n, metric->proportion, &difference);
+        MLO_TRY(mlo_scores_paired(scores, paired_with, &difference, err));
         if (!mlo_step_compare(o, "difference", &difference)) {
             status = mlo_error_nomem(err);
             goto out;
         }
     }
-    MLO_TRY(save_scores(ctx, metric, side->subject, scores, n, o, err));
+    MLO_TRY(save_scores(ctx, metric->name, subject, scores, o, err));
     if (json_array_append(observations, o))
         status = mlo_error_nomem(err);
 out:
@@ -138,42 +128,26 @@ out:
 }
 
 static enum mlo_status measure(const struct mlo_step_context *ctx, const struct mlo_engine *engine,
-                               const struct mlo_metric *metric, const struct side *variant,
-                               const struct side *source, const struct mlo_dataset *dataset,
+                               const struct mlo_metric_use *metric, const struct side *variant,
+                               const struct side *source, const struct mlo_metric_data *known,
                                json_t *observations, struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
-    int64_t n = mlo_dataset_count(dataset);
-    const int64_t *labels = mlo_dataset_labels(dataset);
-    double *a = calloc((size_t)n, sizeof *a), *b = calloc((size_t)n, sizeof *b);
-    if (!a || !b) {
-        status = mlo_error_nomem(err);
-        goto out;
+    enum mlo_status status;
+    struct mlo_scores *a = NULL, *b = NULL;
+    struct mlo_metric_data data = *known;
+    bool compares = source && !(metric->row->needs & MLO_METRIC_REFERENCE);
+    data.output = &variant->outputs[0];
+    data.reference = source ? &source->outputs[0] : NULL;
+    MLO_TRY(mlo_metric_score(metric, &data, &a, err));
+    if (compares) {
+        data.output = &source->outputs[0];
+        MLO_TRY(mlo_metric_score(metric, &data, &b, err));
+        MLO_TRY(observe(ctx, engine, metric, source->subject, b, NULL, observations, err));
     }
-    if (metric->needs_labels && !labels) {
-        status = mlo_error_set(err, MLO_EINVAL, "the metric '%s' needs labels, and the dataset has none",
-                               metric->name);
-        mlo_error_hint(err, "add an array 'y' with one label a sample to the dataset");
-        goto out;
-    }
-    if (metric->needs_reference && !source) {
-        status = mlo_error_set(err, MLO_EINVAL, "the metric '%s' compares with another model's outputs",
-                               metric->name);
-        mlo_error_hint(err, "set compare_to: source in the step 'evaluate'");
-        goto out;
-    }
-    const struct mlo_tensor *reference = metric->needs_reference ? &source->outputs[0] : NULL;
-    MLO_TRY(metric->scores(&variant->outputs[0], labels, reference, a, err));
-    if (source && !metric->needs_reference) {
-        MLO_TRY(metric->scores(&source->outputs[0], labels, NULL, b, err));
-        MLO_TRY(observe(ctx, engine, metric, source, b, NULL, n, observations, err));
-        MLO_TRY(observe(ctx, engine, metric, variant, a, b, n, observations, err));
-    } else {
-        MLO_TRY(observe(ctx, engine, metric, variant, a, NULL, n, observations, err));
-    }
+    MLO_TRY(observe(ctx, engine, metric, variant->subject, a, b, observations, err));
 out:
-    free(a);
-    free(b);
+    mlo_scores_free(a);
+    mlo_scores_free(b);
     return status;
 }
 
@@ -192,22 +166,27 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
                            .share = compares ? 0.5 : 1};
     struct side source = {.subject = "source", .path = ctx->source_path, .ctx = ctx, .from = 0, .share = 0.5};
     const json_t *names = json_object_get(ctx->options, "metrics");
+    struct mlo_tensor target = {0};
     out->observations = json_array();
     out->report = json_object();
     MLO_TRY(check_names(names, err));
     MLO_TRY(mlo_step_engine(ctx, &engine, err));
     MLO_TRY(mlo_dataset_open(ctx->evaluate_path, &data, &dataset, err));
+    MLO_TRY(mlo_dataset_target(dataset, &target, err));
     if (compares)
         MLO_TRY(side_run(&source, dataset, engine, err));
     MLO_TRY(side_run(&variant, dataset, engine, err));
+    struct mlo_metric_data known = {.target = target.data ? &target : NULL,
+                                    .groups = mlo_dataset_groups(dataset)};
     for (size_t i = 0; i < json_array_size(names); i++) {
-        const struct mlo_metric *metric;
+        struct mlo_metric_use metric;
         MLO_TRY(mlo_metric_find(json_string_value(json_array_get(names, i)), &metric, err));
-        MLO_TRY(measure(ctx, engine, metric, &variant, compares ? &source : NULL, dataset, out->observations,
+        MLO_TRY(measure(ctx, engine, &metric, &variant, compares ? &source : NULL, &known, out->observations,
                         err));
     }
 out:
     mlo_dataset_close(dataset);
+    mlo_tensor_clear(&target);
     side_clear(&variant);
     side_clear(&source);
     return status;

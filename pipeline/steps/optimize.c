@@ -1,38 +1,50 @@
 /* optimize: folding and fusion that keep what the model computes. Needs no data. */
 #include "pipeline/steps/step_impl.h"
 
-static const struct mlo_option_spec OPTIONS[] = {{NULL}};
+static const struct mlo_option_spec OPTIONS[] = {
+    {.name = "freeze_initializers",
+     .type = MLO_OPT_BOOL,
+     .fallback = "false",
+     .description = "Weights that are listed as graph inputs too are made constants: nobody feeds others"},
+    {NULL},
+};
+
+enum { NAMES_MAX = 32 };
+
+static size_t names_of(const json_t *options, const char *names[NAMES_MAX])
+{
+    size_t count, n = 0;
+    const char *const *all = mlo_passes_optimize(&count);
+    if (mlo_json_bool(options, "freeze_initializers", false))
+        names[n++] = "freeze-initializers"; /* first, so that the others see constants */
+    for (size_t i = 0; i < count && n < NAMES_MAX; i++)
+        names[n++] = all[i];
+    return n;
+}
 
 static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_result *out,
                            struct mlo_error *err)
 {
     enum mlo_status status;
     struct mlo_model *model = NULL;
-    struct mlo_pass_request *requests = NULL;
-    struct mlo_arena *arena = mlo_arena_new();
-    size_t count;
-    const char *const *names = mlo_passes_optimize(&count);
-    requests = arena ? mlo_arena_calloc(arena, count, sizeof *requests) : NULL;
-    if (!requests) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
+    struct mlo_pass_request requests[NAMES_MAX] = {0};
+    const char *names[NAMES_MAX];
+    size_t count = names_of(ctx->options, names);
     for (size_t i = 0; i < count; i++)
         requests[i].name = names[i];
     MLO_TRY(mlo_step_load(ctx->model_path, &model, err));
+    MLO_TRY(mlo_step_check_size(model, err)); /* before any work: folding does not make weights fit */
     mlo_step_progress(ctx, 0.3, "folding and fusing");
     MLO_TRY(mlo_step_run_passes(ctx, model, requests, count, NULL, out, err));
 out:
     mlo_model_free(model);
-    mlo_arena_free(arena);
     return status;
 }
 
 static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_error *err)
 {
-    MLO_UNUSED(options);
-    size_t count;
-    const char *const *names = mlo_passes_optimize(&count);
+    const char *names[NAMES_MAX];
+    size_t count = names_of(options, names);
     *out = mlo_step_pass_revisions(names, count);
     return *out ? MLO_OK : mlo_error_nomem(err);
 }

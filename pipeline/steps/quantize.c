@@ -1,50 +1,8 @@
 /* quantize: observes the float model on calibration data, chooses ranges, and writes integer weights with
  * QuantizeLinear/DequantizeLinear (static quantization; Jacob et al. 2018, arXiv:1712.05877). */
-#include <stdlib.h>
 #include <string.h>
 
 #include "pipeline/steps/step_impl.h"
-
-enum { DEFAULT_BATCH = 16 };
-
-struct feed {
-    const struct mlo_step_context *ctx;
-    const struct mlo_model *model;
-    struct mlo_dataset *dataset;
-    int64_t at;
-};
-
-/* Fills the engine's tensors; where fewer samples are left, the rest of the batch is not counted. */
-static enum mlo_status next_batch(void *arg, int64_t batch, struct mlo_tensor *inputs, int64_t *got,
-                                  struct mlo_error *err)
-{
-    enum mlo_status status;
-    struct feed *f = arg;
-    int64_t count = mlo_dataset_count(f->dataset);
-    *got = MLO_MIN(batch, count - f->at);
-    if (*got <= 0)
-        return MLO_OK;
-    int slots = f->model->graph->input_count;
-    struct mlo_tensor *read = calloc((size_t)slots + 1, sizeof *read);
-    if (!read)
-        return mlo_error_nomem(err);
-    MLO_TRY(mlo_dataset_read(f->dataset, f->model, f->at, *got, read, err));
-    for (int i = 0; i < slots && read[i].data; i++) {
-        if (read[i].size_bytes > inputs[i].size_bytes) {
-            status = mlo_error_set(err, MLO_EINTERNAL, "input %d: %zu bytes read for a tensor of %zu", i,
-                                   read[i].size_bytes, inputs[i].size_bytes);
-            goto out;
-        }
-        memcpy(inputs[i].data, read[i].data, read[i].size_bytes);
-    }
-    f->at += *got;
-    mlo_step_progress(f->ctx, 0.05 + 0.75 * (double)f->at / (double)count, "calibrating");
-out:
-    for (int i = 0; i < slots; i++)
-        mlo_tensor_clear(&read[i]);
-    free(read);
-    return status;
-}
 
 /* What was observed and is worth keeping beside the artifact: extremes per tensor. */
 static json_t *stats_summary(const struct mlo_stats *stats)
@@ -58,22 +16,55 @@ static json_t *stats_summary(const struct mlo_stats *stats)
     return out;
 }
 
-static enum mlo_status calibrate(const struct mlo_step_context *ctx, const struct mlo_model *model,
-                                 struct mlo_dataset *dataset, const char *const *names, size_t count,
-                                 struct mlo_stats *stats, struct mlo_error *err)
+/* What the variant, and those that are judged on the way to it, are made of. */
+struct material {
+    const struct mlo_step_context *ctx;
+    const struct mlo_model *source;
+    const struct mlo_stats *stats;
+    struct mlo_dataset *dataset;
+    double from, to; /* of the step's progress */
+    json_t *report;  /* the driver's of the last one made; owned */
+};
+
+/* Full bias correction needs the quantized model to run, and pairs to work on: a model that is to have
+ * integer ops gets them afterwards. */
+static enum mlo_status correct(struct material *m, const json_t *options, struct mlo_model *model,
+                               struct mlo_error *err)
+{
+    struct mlo_pass_driver last = {0};
+    struct mlo_pass_request convert = {.name = "to-qoperator"};
+    enum mlo_status status =
+        mlo_step_correct_biases(m->ctx, m->source, model, m->dataset, m->from, m->to, m->report, err);
+    if (status != MLO_OK || !mlo_quantize_makes_integer_ops(options))
+        return status;
+    status = mlo_passes_run(model, &convert, 1, &last, err);
+    if (last.report && json_array_extend(m->report, last.report) != 0 && status == MLO_OK)
+        status = mlo_error_nomem(err);
+    json_decref(last.report);
+    return status;
+}
+
+/* Runs the pass with these options, and what comes behind it. */
+static enum mlo_status make(void *arg, const json_t *options, struct mlo_model **out, struct mlo_error *err)
 {
     enum mlo_status status;
-    struct feed feed = {ctx, model, dataset, 0};
-    struct mlo_model *fitted = NULL;
-    int64_t batch;
-    MLO_TRY(mlo_model_fixed_batch(model, &batch, err));
-    if (!batch)
-        batch = ctx->batch ? ctx->batch : DEFAULT_BATCH;
-    MLO_TRY(mlo_dataset_fit(dataset, model, &fitted, err));
-    MLO_TRY(mlo_engine_observe_stats(fitted ? fitted : model, names, count, batch, ctx->threads, next_batch,
-                                     &feed, stats, err));
+    struct material *m = arg;
+    struct mlo_pass_driver driver = {.stats = m->stats};
+    bool corrects = strcmp(mlo_json_str(options, "bias_correction", "none"), "full") == 0;
+    json_t *given = json_copy((json_t *)options);
+    struct mlo_pass_request request = {"quantize", given};
+    if (!given || (corrects && json_object_set_new(given, "form", json_string("qdq")) != 0)) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_model_clone(m->source, out, err));
+    status = mlo_passes_run(*out, &request, 1, &driver, err);
+    json_decref(m->report);
+    m->report = driver.report;
+    if (status == MLO_OK && corrects)
+        status = correct(m, options, *out, err);
 out:
-    mlo_model_free(fitted);
+    json_decref(given);
     return status;
 }
 
@@ -81,43 +72,56 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
                            struct mlo_error *err)
 {
     enum mlo_status status;
-    struct mlo_model *model = NULL;
+    struct mlo_model *model = NULL, *made = NULL;
     struct mlo_dataset *dataset = NULL;
+    struct material material = {0};
     struct mlo_stats stats;
     struct mlo_arena *arena = mlo_arena_new();
-    const char **names;
-    size_t count;
+    struct mlo_stats_wants wants = {0};
+    json_t *notes = json_array(), *options = NULL, *decision = NULL;
     mlo_stats_init(&stats);
-    if (!arena)
-        return mlo_error_nomem(err);
-    MLO_TRY(mlo_step_load(ctx->model_path, &model, err));
-    MLO_TRY(mlo_quantize_wanted(model, ctx->options, arena, &names, &count, err));
-    struct mlo_dataset_options data = {0};
-    MLO_TRY(mlo_dataset_open(ctx->calibrate_path, &data, &dataset, err));
-    MLO_TRY(mlo_dataset_check(dataset, model, err));
-    if (mlo_dataset_count(dataset) == 0) {
-        status = mlo_error_set(err, MLO_EINVAL, "the calibration set is empty");
+    if (!arena || !notes) {
+        status = mlo_error_nomem(err);
         goto out;
     }
+    MLO_TRY(mlo_step_check_budget(ctx, err));
+    MLO_TRY(mlo_step_load(ctx->model_path, &model, err));
+    MLO_TRY(mlo_quantize_wants(model, ctx->options, arena, &wants, err));
+    MLO_TRY(mlo_step_open_calibration(ctx, model, &dataset, err));
+    MLO_TRY(mlo_step_note_channels(model, dataset, notes, err));
     mlo_step_progress(ctx, 0.05, "calibrating");
-    MLO_TRY(calibrate(ctx, model, dataset, names, count, &stats, err));
+    double observed = mlo_step_has_budget(ctx->options) ? 0.3 : 0.8;
+    MLO_TRY(mlo_step_observe(ctx, model, dataset, &wants, 0, 0.05, observed, &stats, err));
+    material = (struct material){ctx, model, &stats, dataset, 0.65, 0.85, NULL};
+    MLO_TRY(
+        mlo_step_choose_float(ctx, model, dataset, &stats, make, &material, notes, &options, &decision, err));
     mlo_step_progress(ctx, 0.85, "quantizing");
-    struct mlo_pass_request request = {"quantize", ctx->options};
-    MLO_TRY(mlo_step_run_passes(ctx, model, &request, 1, &stats, out, err));
-    if (json_object_set_new(out->report, "calibration", stats_summary(&stats)))
+    material.from = 0.85;
+    material.to = 0.98;
+    MLO_TRY(make(&material, options ? options : ctx->options, &made, err));
+    MLO_TRY(mlo_step_save(ctx, made, material.report, out, err));
+    if (json_object_set_new(out->report, "calibration", stats_summary(&stats)) ||
+        json_object_set(out->report, "notes", notes) ||
+        (decision && json_object_set(out->report, "mixed_precision", decision)))
         status = mlo_error_nomem(err);
 out:
     mlo_dataset_close(dataset);
+    mlo_stats_wants_clear(&wants);
     mlo_stats_clear(&stats);
     mlo_model_free(model);
+    mlo_model_free(made);
     mlo_arena_free(arena);
+    json_decref(notes);
+    json_decref(options);
+    json_decref(decision);
+    json_decref(material.report);
     return status;
 }
 
 static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_error *err)
 {
     MLO_UNUSED(options);
-    static const char *const NAMES[] = {"quantize"};
+    static const char *const NAMES[] = {"quantize", "to-qoperator", "correct-bias"};
     *out = mlo_step_pass_revisions(NAMES, MLO_COUNT(NAMES));
     return *out ? MLO_OK : mlo_error_nomem(err);
 }
@@ -125,10 +129,11 @@ static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_er
 const struct mlo_step mlo_step_quantize = {
     .name = "quantize",
     .kind = MLO_STEP_DERIVE,
-    .revision = 1,
+    .revision = 4,
     .needs_calibrate = true,
+    .selects = mlo_step_has_budget,
     .options = mlo_quantize_options,
     .run = run,
     .passes = passes,
-    .description = "calibrates on data and makes a static int8 variant in QDQ form",
+    .description = "calibrates on data and makes a static variant of 8 bits for a target runtime",
 };

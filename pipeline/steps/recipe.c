@@ -157,14 +157,16 @@ static int option_line(const struct mlo_yaml *options, const struct mlo_error *e
     return fallback;
 }
 
-static enum mlo_status needs_data(struct reader *r, const struct mlo_step *step, int line)
+static enum mlo_status needs_data(struct reader *r, const struct mlo_recipe_step *item)
 {
+    const struct mlo_step *step = mlo_step_find(item->name);
+    int line = item->line;
     const struct {
         bool needed;
         const char *dataset, *role;
     } rows[] = {
         {step->needs_calibrate, r->recipe->calibrate, "calibrate"},
-        {step->needs_select, r->recipe->select, "select"},
+        {mlo_step_reads_select(step, item->options), r->recipe->select, "select"},
         {step->needs_evaluate, r->recipe->evaluate, "evaluate"},
     };
     for (size_t i = 0; i < MLO_COUNT(rows); i++) {
@@ -175,6 +177,33 @@ static enum mlo_status needs_data(struct reader *r, const struct mlo_step *step,
             mlo_error_hint(r->err, "add to the recipe: data: {%s: PROJECT/DATASET}", rows[i].role);
             return status;
         }
+    }
+    return MLO_OK;
+}
+
+/* What is chosen on data looks better on that data than it is. */
+static enum mlo_status select_apart(struct reader *r, const struct mlo_recipe_step *item)
+{
+    const struct mlo_recipe *recipe = r->recipe;
+    if (!recipe->select || !recipe->evaluate || strcmp(recipe->select, recipe->evaluate) != 0 ||
+        !mlo_step_reads_select(mlo_step_find(item->name), item->options))
+        return MLO_OK;
+    enum mlo_status status = bad(r, item->line, "the step '%s' selects on '%.80s', which also evaluates",
+                                 item->name, recipe->select);
+    mlo_error_hint(r->err, "give the role select samples of its own: what is chosen on data cannot be judged "
+                           "on it");
+    return status;
+}
+
+enum mlo_status mlo_recipe_check_data(const struct mlo_recipe *recipe, struct mlo_error *err)
+{
+    struct reader r = {(struct mlo_recipe *)recipe, recipe->name, err};
+    for (size_t i = 0; i < recipe->step_count; i++) {
+        enum mlo_status status = needs_data(&r, &recipe->steps[i]);
+        if (status == MLO_OK)
+            status = select_apart(&r, &recipe->steps[i]);
+        if (status != MLO_OK)
+            return status;
     }
     return MLO_OK;
 }
@@ -217,7 +246,8 @@ static enum mlo_status read_step(struct reader *r, const struct mlo_yaml *item)
     slot->name = step->name;
     slot->line = item->line;
     r->recipe->step_count++;
-    MLO_TRY(needs_data(r, step, item->line));
+    MLO_TRY(needs_data(r, slot));
+    MLO_TRY(select_apart(r, slot));
 out:
     json_decref(given);
     return status;

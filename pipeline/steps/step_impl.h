@@ -2,12 +2,20 @@
 #ifndef MLO_STEPS_STEP_IMPL_H
 #define MLO_STEPS_STEP_IMPL_H
 
+#include "pipeline/steps/sensitivity.h"
 #include "pipeline/steps/steps.h"
 
 extern const struct mlo_step mlo_step_optimize;
+extern const struct mlo_step mlo_step_equalize;
+extern const struct mlo_step mlo_step_smooth;
+extern const struct mlo_step mlo_step_qat_export;
 extern const struct mlo_step mlo_step_quantize;
+extern const struct mlo_step mlo_step_quantize_weights;
+extern const struct mlo_step mlo_step_round_weights;
+extern const struct mlo_step mlo_step_to_float16;
 extern const struct mlo_step mlo_step_evaluate;
 extern const struct mlo_step mlo_step_benchmark;
+extern const struct mlo_step mlo_step_compile;
 
 /* {"name": revision} for the named passes; new reference, NULL when out of memory. */
 json_t *mlo_step_pass_revisions(const char *const *names, size_t count);
@@ -18,12 +26,67 @@ void mlo_step_progress(const struct mlo_step_context *ctx, double fraction, cons
 /* Reads a model and checks that every op of it is known; an error begins with the file's name. */
 MLO_MUST_USE enum mlo_status mlo_step_load(const char *path, struct mlo_model **out, struct mlo_error *err);
 
+/* MLO_ETOOBIG, with what can be done, for a model whose weights are more than the one file that a variant is.
+ */
+MLO_MUST_USE enum mlo_status mlo_step_check_size(const struct mlo_model *model, struct mlo_error *err);
+
 /* Runs passes on the model at ctx->model_path and saves the result as <out_dir>/model.onnx: the common end of
  * steps that derive. `stats` may be NULL. Fills out->artifact_path and out->report. */
 MLO_MUST_USE enum mlo_status mlo_step_run_passes(const struct mlo_step_context *ctx, struct mlo_model *model,
                                                  const struct mlo_pass_request *requests, size_t count,
                                                  const struct mlo_stats *stats, struct mlo_step_result *out,
                                                  struct mlo_error *err);
+
+/* Saves the model as <out_dir>/model.onnx and fills out->artifact_path and out->report; `passes` is the
+ * driver's report (borrowed). */
+MLO_MUST_USE enum mlo_status mlo_step_save(const struct mlo_step_context *ctx, const struct mlo_model *model,
+                                           json_t *passes, struct mlo_step_result *out,
+                                           struct mlo_error *err);
+
+/* The calibration data, checked against the model and not empty. *out is yours, also on failure. */
+MLO_MUST_USE enum mlo_status mlo_step_open_calibration(const struct mlo_step_context *ctx,
+                                                       const struct mlo_model *model,
+                                                       struct mlo_dataset **out, struct mlo_error *err);
+/* Appends notes, in the form of a pass's, on channels (dim 1) of float inputs that are the same number in the
+ * whole set: they say nothing of what the model will see. */
+MLO_MUST_USE enum mlo_status mlo_step_note_channels(const struct mlo_model *model,
+                                                    struct mlo_dataset *dataset, json_t *notes,
+                                                    struct mlo_error *err);
+/* Runs all of it through the model and adds what is wanted to `stats`; the step's progress goes from `from`
+ * to `to`. */
+MLO_MUST_USE enum mlo_status mlo_step_observe(const struct mlo_step_context *ctx,
+                                              const struct mlo_model *model, struct mlo_dataset *dataset,
+                                              const struct mlo_stats_wants *wants, int64_t samples,
+                                              double from, double to, struct mlo_stats *stats,
+                                              struct mlo_error *err);
+/* What a pass wants observed of the model with these (resolved) options. */
+typedef enum mlo_status mlo_step_wanted_fn(const struct mlo_model *model, const json_t *options,
+                                           struct mlo_stats_wants *wants, struct mlo_error *err);
+/* The whole of a step that observes what its pass wants on the calibration data and runs it; `message` is
+ * what progress says then. The data is checked also where nothing is wanted. */
+MLO_MUST_USE enum mlo_status mlo_step_run_observed(const struct mlo_step_context *ctx, const char *pass,
+                                                   mlo_step_wanted_fn *wanted, const char *message,
+                                                   struct mlo_step_result *out, struct mlo_error *err);
+/* Full bias correction: layer by layer from the front, what quantization did to the means of a node's outputs
+ * is taken off its bias. Appends to `report`, a driver's. */
+MLO_MUST_USE enum mlo_status mlo_step_correct_biases(const struct mlo_step_context *ctx,
+                                                     const struct mlo_model *source,
+                                                     struct mlo_model *quantized, struct mlo_dataset *dataset,
+                                                     double from, double to, json_t *report,
+                                                     struct mlo_error *err);
+
+/* Where the option accuracy_drop asks for it, chooses on the data of the role select which nodes stay in
+ * float: *options is a copy of the step's with these in `exclude` (else NULL), *decision what was chosen and
+ * why, to be kept in the report; notes say which. `make` makes the model to judge. */
+MLO_MUST_USE enum mlo_status mlo_step_choose_float(const struct mlo_step_context *ctx,
+                                                   const struct mlo_model *model, struct mlo_dataset *dataset,
+                                                   const struct mlo_stats *stats, mlo_mix_make_fn *make,
+                                                   void *make_arg, json_t *notes, json_t **options,
+                                                   json_t **decision, struct mlo_error *err);
+/* What can be said of the budget before any work: its data, its form, its metric. */
+MLO_MUST_USE enum mlo_status mlo_step_check_budget(const struct mlo_step_context *ctx, struct mlo_error *err);
+/* Whether the option accuracy_drop asks for a choice. */
+bool mlo_step_has_budget(const json_t *options);
 
 /* A new observation with what every one has: subject, metric, params (borrowed), unit, estimate, protocol,
  * engine, machine. NULL when out of memory. */
@@ -42,5 +105,26 @@ bool mlo_step_compares(const struct mlo_step_context *ctx);
 /* Choices shared by steps that measure. */
 extern const char *const mlo_step_compare_choices[];
 extern const char *const mlo_step_engine_choices[];
+
+/* Rows of option tables that several steps have; what they are for differs. */
+#define MLO_STEP_OPT_BATCH(what)                                                                             \
+    {                                                                                                        \
+        .name = "batch", .type = MLO_OPT_INTS, .fallback = "1", .min = 1, .max = 4096, .description = what   \
+    }
+#define MLO_STEP_OPT_THREADS                                                                                 \
+    {                                                                                                        \
+        .name = "threads", .type = MLO_OPT_INT, .fallback = "1", .min = 1, .max = 1024,                      \
+        .description = "threads of the engine"                                                               \
+    }
+#define MLO_STEP_OPT_COMPARE_TO(what)                                                                        \
+    {                                                                                                        \
+        .name = "compare_to", .type = MLO_OPT_STRING, .fallback = "none",                                    \
+        .choices = mlo_step_compare_choices, .description = what                                             \
+    }
+#define MLO_STEP_OPT_ENGINE                                                                                  \
+    {                                                                                                        \
+        .name = "engine", .type = MLO_OPT_STRING, .fallback = "cpu", .choices = mlo_step_engine_choices,     \
+        .description = "the engine that runs the model"                                                      \
+    }
 
 #endif

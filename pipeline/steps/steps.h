@@ -39,6 +39,9 @@ void mlo_recipe_free(struct mlo_recipe *recipe);
  * "data.calibrate=shop/calibration". */
 MLO_MUST_USE enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment,
                                             struct mlo_error *err);
+/* What settings may have undone: every role that a step needs is there, and what selects does not evaluate.
+ */
+MLO_MUST_USE enum mlo_status mlo_recipe_check_data(const struct mlo_recipe *recipe, struct mlo_error *err);
 /* The recipes that are built into the program (pipeline/recipes), by name; NULL text when unknown. */
 const char *mlo_recipe_builtin(const char *name, size_t *size);
 const char *const *mlo_recipe_builtin_names(size_t *count);
@@ -47,7 +50,7 @@ const char *const *mlo_recipe_builtin_names(size_t *count);
 
 enum mlo_step_kind {
     MLO_STEP_DERIVE,  /* pure: makes an artifact; cached by derivation key */
-    MLO_STEP_OBSERVE, /* makes evidence: always measured afresh */
+    MLO_STEP_OBSERVE, /* makes what belongs to a machine: evidence, or a plan; always afresh */
 };
 
 /* What a step works on; paths are of local files that it may only read, except out_dir. */
@@ -75,6 +78,8 @@ struct mlo_step_result {
          "against":{"subject":"source","difference":{"value","low","high"} | "ratio":{"value","low","high"}} |
         absent, "samples": path of a JSON file in out_dir with what was measured, or absent} Evaluations
         compare by difference, benchmarks by ratio (variant / source). */
+    json_t *plans;        /* array, for compile: {"path":file in out_dir,"fingerprint":{…},"machine_class"};
+                           * unsigned: who keeps it signs it; owned; or NULL */
 };
 void mlo_step_result_clear(struct mlo_step_result *result);
 
@@ -83,15 +88,30 @@ struct mlo_step {
     enum mlo_step_kind kind;
     int revision; /* part of the derivation key */
     bool needs_calibrate, needs_select, needs_evaluate;
+    bool takes_calibrate; /* does without, and reads the set where the recipe names one */
+    /* Whether it needs the role select with these (resolved) options; NULL: as needs_select says. */
+    bool (*selects)(const json_t *options);
     const struct mlo_option_spec *options;
     enum mlo_status (*run)(const struct mlo_step_context *ctx, struct mlo_step_result *out,
                            struct mlo_error *err);
+    const char *pass; /* the only one that it runs: its revision enters the key; NULL: `passes` tells */
     /* Names of the passes it may run with these options: their revisions enter the key. Writes an object
      * {"pass": revision} (new reference). */
     enum mlo_status (*passes)(const json_t *options, json_t **out, struct mlo_error *err);
     const char *description;
-    bool exclusive; /* wants the machine to itself while it runs (benchmark) */
+    bool exclusive;   /* wants the machine to itself while it runs (benchmark) */
+    bool makes_plans; /* may return plans, one for each of its option "batch" at most */
 };
+/* Whether the step is given the calibration set of a recipe that names one. */
+static inline bool mlo_step_reads_calibrate(const struct mlo_step *step)
+{
+    return step->needs_calibrate || step->takes_calibrate;
+}
+/* Whether the step is given the data of the role select. */
+static inline bool mlo_step_reads_select(const struct mlo_step *step, const json_t *options)
+{
+    return step->needs_select || (step->selects && step->selects(options));
+}
 const struct mlo_step *const *mlo_step_table(size_t *count);
 const struct mlo_step *mlo_step_find(const char *name); /* NULL when unknown */
 MLO_MUST_USE enum mlo_status mlo_step_table_check(struct mlo_error *err);
@@ -110,7 +130,7 @@ MLO_MUST_USE enum mlo_status mlo_step_derivation(const struct mlo_step *step, co
 /* The child's side of a job: reads <dir>/job.json
  *   {"step","options","model","source","calibrate","select","evaluate" (paths or null),"threads","batch"}
  * runs the step, and writes <dir>/result.json
- *   {"status":"ok","artifact":path|null,"report":{…},"observations":[…]}  or
+ *   {"status":"ok","artifact":path|null,"report":{…},"observations":[…],"plans":[…]}  or
  *   {"status":code,"message","where","hint"}
  * Progress goes to progress_fd as JSON lines {"fraction":0.4,"message":"…"}; -1: nowhere. */
 MLO_MUST_USE enum mlo_status mlo_step_child(const char *dir, int progress_fd, struct mlo_error *err);

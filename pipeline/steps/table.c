@@ -4,10 +4,9 @@
 
 /* A new step is one file and one line here. */
 static const struct mlo_step *const STEPS[] = {
-    &mlo_step_optimize,
-    &mlo_step_quantize,
-    &mlo_step_evaluate,
-    &mlo_step_benchmark,
+    &mlo_step_optimize,         &mlo_step_equalize,      &mlo_step_smooth,     &mlo_step_quantize,
+    &mlo_step_quantize_weights, &mlo_step_round_weights, &mlo_step_to_float16, &mlo_step_qat_export,
+    &mlo_step_evaluate,         &mlo_step_benchmark,     &mlo_step_compile,
 };
 
 const struct mlo_step *const *mlo_step_table(size_t *count)
@@ -31,9 +30,9 @@ enum mlo_status mlo_step_table_check(struct mlo_error *err)
         if (!s->name || !s->run || !s->options || !s->description || s->revision < 1)
             return mlo_error_set(err, MLO_EINTERNAL, "row %zu of the step table (%s) is incomplete", i,
                                  s->name ? s->name : "no name");
-        if (s->kind == MLO_STEP_DERIVE && !s->passes)
-            return mlo_error_set(err, MLO_EINTERNAL, "the step %s derives and does not name its passes",
-                                 s->name);
+        if (s->kind == MLO_STEP_DERIVE && !s->passes == !s->pass)
+            return mlo_error_set(err, MLO_EINTERNAL,
+                                 "the step %s derives and does not name its passes, in one way", s->name);
         if (mlo_step_find(s->name) != s)
             return mlo_error_set(err, MLO_EINTERNAL, "the step %s stands twice in the table", s->name);
         json_t *defaults;

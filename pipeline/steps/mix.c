@@ -1,0 +1,281 @@
+/* Mixed precision within a budget of accuracy: which nodes go back to float. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/condition.h"
+#include "pipeline/steps/sensitivity.h"
+
+/* So many nodes, at most, are tried in integers again once the budget holds. */
+enum { TAKE_BACK = 8 };
+
+enum mlo_status mlo_budget_parse(const char *text, double *out, struct mlo_error *err)
+{
+    char condition[96];
+    struct mlo_condition c;
+    snprintf(condition, sizeof condition, "drop <= %.60s", text);
+    if (mlo_condition_parse(condition, &c, NULL) != MLO_OK || c.base[0] || !(c.offset >= 0)) {
+        mlo_error_set(err, MLO_EINVAL, "'%.60s' is no budget of accuracy", text);
+        mlo_error_where(err, "option 'accuracy_drop'");
+        mlo_error_hint(err,
+                       "write for example 0.5pt for half a percentage point, or a number in the metric's "
+                       "unit");
+        return MLO_EINVAL;
+    }
+    *out = c.offset;
+    return MLO_OK;
+}
+
+struct mix {
+    const struct mlo_mix_request *request;
+    const struct mlo_judge *judge;
+    double budget;
+    struct mlo_sensitivity ranking;
+    struct mlo_sensitivity_row *rows; /* the ranking's, in the order in which they are given back */
+    size_t count;
+    bool *in_float;           /* by row: the set that is tried */
+    json_t *trail;            /* what was tried */
+    struct mlo_estimate best; /* the least upper end that was seen */
+    size_t best_count;
+};
+
+/* Names that the options exclude, and those of the set. */
+static json_t *exclude_of(const struct mix *mix)
+{
+    json_t *exclude = json_copy(json_object_get(mix->request->sensitivity.options, "exclude"));
+    if (!exclude)
+        exclude = json_array();
+    for (size_t i = 0; i < mix->count; i++)
+        if (mix->in_float[i])
+            json_array_append_new(exclude, json_string(mix->rows[i].node));
+    return exclude;
+}
+
+static size_t set_size(const struct mix *mix)
+{
+    size_t size = 0;
+    for (size_t i = 0; i < mix->count; i++)
+        size += mix->in_float[i];
+    return size;
+}
+
+/* Makes and judges the model with the present set. */
+static enum mlo_status try_set(struct mix *mix, struct mlo_estimate *drop, bool *holds, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_model *model = NULL;
+    size_t size = set_size(mix);
+    json_t *options = json_copy((json_t *)mix->request->sensitivity.options);
+    if (!options || json_object_set_new(options, "exclude", exclude_of(mix)) != 0) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mix->request->make(mix->request->make_arg, options, &model, err));
+    MLO_TRY(mlo_judge_drop(mix->judge, model, drop, err));
+    *holds = drop->high <= mix->budget;
+    if (json_array_size(mix->trail) == 0 || drop->high < mix->best.high) {
+        mix->best = *drop;
+        mix->best_count = size;
+    }
+    json_array_append_new(mix->trail, json_pack("{s:I,s:o,s:b}", "float", (json_int_t)size, "drop",
+                                                mlo_estimate_interval_json(drop), "holds", *holds));
+out:
+    mlo_model_free(model);
+    json_decref(options);
+    return status;
+}
+
+/* The first k rows in float. */
+static enum mlo_status try_first(struct mix *mix, size_t k, struct mlo_estimate *drop, bool *holds,
+                                 struct mlo_error *err)
+{
+    for (size_t i = 0; i < mix->count; i++)
+        mix->in_float[i] = i < k;
+    return try_set(mix, drop, holds, err);
+}
+
+/* Damage (noise to signal) for each multiply-add that would leave the integers. */
+static double harm(const struct mlo_sensitivity_row *row)
+{
+    return pow(10, -row->sqnr_db / 10) / fmax(row->macs, 1);
+}
+
+static int worth_least_first(const void *a, const void *b)
+{
+    const struct mlo_sensitivity_row *x = a, *y = b;
+    double p = harm(x), q = harm(y);
+    if (p != q)
+        return p < q ? 1 : -1;
+    return x->place - y->place;
+}
+
+static enum mlo_status rank(struct mix *mix, struct mlo_error *err)
+{
+    struct mlo_sensitivity_request request = mix->request->sensitivity;
+    request.judge = NULL;
+    enum mlo_status status = mlo_sensitivity_measure(&request, &mix->ranking, err);
+    if (status != MLO_OK)
+        return status;
+    mix->count = mix->ranking.count;
+    mix->rows = mlo_arena_memdup(mix->ranking.arena, mix->ranking.rows, (mix->count + 1) * sizeof *mix->rows);
+    mix->in_float = mlo_arena_calloc(mix->ranking.arena, mix->count + 1, sizeof *mix->in_float);
+    if (!mix->rows || !mix->in_float)
+        return mlo_error_nomem(err);
+    qsort(mix->rows, mix->count, sizeof *mix->rows, worth_least_first);
+    return MLO_OK;
+}
+
+/* The fewest rows from the front that hold: doubling, then halving the gap. 0 rows are known to be too few.
+ */
+static enum mlo_status search(struct mix *mix, struct mlo_estimate *drop, size_t *found,
+                              struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    size_t low = 0, high = mix->count; /* all in float is the source: it holds */
+    struct mlo_estimate tried;
+    bool holds;
+    for (size_t k = 1; k < mix->count; k *= 2) {
+        MLO_TRY(try_first(mix, k, &tried, &holds, err));
+        if (holds) {
+            high = k;
+            *drop = tried;
+            break;
+        }
+        low = k;
+    }
+    while (high - low > 1) {
+        size_t k = low + (high - low) / 2;
+        MLO_TRY(try_first(mix, k, &tried, &holds, err));
+        if (holds) {
+            high = k;
+            *drop = tried;
+        } else {
+            low = k;
+        }
+    }
+    for (size_t i = 0; i < mix->count; i++)
+        mix->in_float[i] = i < high;
+    *found = high;
+out:
+    return status;
+}
+
+/* Of the rows that were given back, the dearest first: is it in the set without need? The last one is not
+ * asked: without it the budget was seen to fail. */
+static enum mlo_status take_back(struct mix *mix, size_t found, struct mlo_estimate *drop,
+                                 struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    bool *asked = mlo_arena_calloc(mix->ranking.arena, mix->count + 1, sizeof *asked);
+    if (!asked)
+        return mlo_error_nomem(err);
+    for (int n = 0; n < TAKE_BACK && n + 1 < (int)found; n++) {
+        size_t dearest = mix->count;
+        for (size_t i = 0; i + 1 < found; i++)
+            if (!asked[i] && (dearest == mix->count || mix->rows[i].macs > mix->rows[dearest].macs))
+                dearest = i;
+        struct mlo_estimate tried;
+        bool holds;
+        asked[dearest] = true;
+        mix->in_float[dearest] = false;
+        MLO_TRY(try_set(mix, &tried, &holds, err));
+        if (holds)
+            *drop = tried;
+        mix->in_float[dearest] = !holds;
+    }
+out:
+    return status;
+}
+
+/* Whether these samples can show the budget of any model at all. */
+static enum mlo_status check_samples(const struct mix *mix, struct mlo_error *err)
+{
+    struct mlo_estimate same;
+    enum mlo_status status = mlo_judge_drop(mix->judge, NULL, &same, err);
+    if (status != MLO_OK || same.high <= mix->budget)
+        return status;
+    mlo_error_set(
+        err, MLO_EINVAL,
+        "%lld samples are too few to show a drop of at most %s in %s: for the float model itself the "
+        "bound is %.4g",
+        (long long)same.n, mix->request->budget, mix->judge->metric.name, same.high);
+    mlo_error_where(err, "the data that selects");
+    mlo_error_hint(err, "give the role select more samples, or allow a larger drop");
+    return MLO_EINVAL;
+}
+
+static enum mlo_status no_mix_holds(const struct mix *mix, struct mlo_error *err)
+{
+    mlo_error_set(
+        err, MLO_EEXPECT,
+        "no mix of integers and float keeps the drop in %s within %s: the best, %zu of %zu nodes in "
+        "float, drops by %.4g [%.4g, %.4g]",
+        mix->judge->metric.name, mix->request->budget, mix->best_count, mix->count, mix->best.value,
+        mix->best.low, mix->best.high);
+    mlo_error_hint(err,
+                   "the upper end of the 95%% interval counts: more samples in the role select narrow it; "
+                   "or try another calibrator, rounding: adaround, or the step equalize before");
+    return MLO_EEXPECT;
+}
+
+static json_t *decision_of(const struct mix *mix, const struct mlo_estimate *before,
+                           const struct mlo_estimate *drop)
+{
+    json_t *given = json_array();
+    for (size_t i = 0; i < mix->count; i++) {
+        const struct mlo_sensitivity_row *row = &mix->rows[i];
+        char why[160];
+        if (!mix->in_float[i])
+            continue;
+        snprintf(why, sizeof why,
+                 "alone in integers it leaves %.1f dB at the outputs; with it in float the "
+                 "budget holds",
+                 row->sqnr_db);
+        json_array_append_new(given, json_pack("{s:s,s:s,s:f,s:f,s:s}", "node", row->node, "op", row->op,
+                                               "sqnr_db", row->sqnr_db, "macs", row->macs, "why", why));
+    }
+    json_t *ranking = mlo_sensitivity_json(&mix->ranking);
+    return json_pack("{s:s,s:s,s:f,s:s,s:I,s:o,s:o,s:o,s:o,s:O}", "metric", mix->judge->metric.name, "budget",
+                     mix->request->budget, "limit", mix->budget, "bound",
+                     "upper end of the paired 95% interval", "samples", (json_int_t)drop->n, "drop",
+                     mlo_estimate_interval_json(drop), "all_integer", mlo_estimate_interval_json(before),
+                     "float", given, "ranking", ranking, "tried", mix->trail);
+}
+
+enum mlo_status mlo_mix_choose(const struct mlo_mix_request *request, json_t **exclude, json_t **decision,
+                               struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mix mix = {.request = request, .judge = request->sensitivity.judge, .trail = json_array()};
+    struct mlo_estimate before, drop;
+    size_t found = 0;
+    bool holds;
+    *exclude = *decision = NULL;
+    MLO_TRY(mlo_budget_parse(request->budget, &mix.budget, err));
+    MLO_TRY(check_samples(&mix, err));
+    MLO_TRY(try_set(&mix, &before, &holds, err)); /* nothing is given back yet */
+    drop = before;
+    if (!holds) {
+        MLO_TRY(rank(&mix, err));
+        MLO_TRY(search(&mix, &drop, &found, err));
+        if (found == mix.count) {
+            status = no_mix_holds(&mix, err);
+            goto out;
+        }
+        MLO_TRY(take_back(&mix, found, &drop, err));
+    }
+    *exclude = exclude_of(&mix);
+    *decision = decision_of(&mix, &before, &drop);
+    if (!*exclude || !*decision)
+        status = mlo_error_nomem(err);
+out:
+    if (status != MLO_OK) {
+        json_decref(*exclude);
+        json_decref(*decision);
+        *exclude = *decision = NULL;
+    }
+    mlo_sensitivity_clear(&mix.ranking);
+    json_decref(mix.trail);
+    return status;
+}
