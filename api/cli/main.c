@@ -1,7 +1,4 @@
 /* The mlopt program: its table of verbs. */
-#include <stdlib.h>
-#include <unistd.h>
-
 #include "api/cli/local/local_impl.h"
 #if MLOPT_SERVICE
 #include "api/cli/client/client.h"
@@ -9,33 +6,20 @@
 #endif
 
 static const struct mlo_cli_verb *const verbs[] = {
-    &mlo_verb_inspect,  &mlo_verb_run,        &mlo_verb_optimize,  &mlo_verb_quantize,    &mlo_verb_eval,
-    &mlo_verb_bench,    &mlo_verb_engines,    &mlo_verb_diff,
+    &mlo_verb_inspect,  &mlo_verb_run,        &mlo_verb_optimize,    &mlo_verb_quantize,
+    &mlo_verb_eval,     &mlo_verb_bench,      &mlo_verb_engines,     &mlo_verb_diff,
+    &mlo_verb_compile,  &mlo_verb_qat_export, &mlo_verb_sensitivity,
 #if MLOPT_SERVICE
-    &mlo_verb_push,     &mlo_verb_data_push,  &mlo_verb_data_pull, &mlo_verb_models,      &mlo_verb_datasets,
-    &mlo_verb_variants, &mlo_verb_lineage,    &mlo_verb_pull,      &mlo_verb_submit,      &mlo_verb_runs,
-    &mlo_verb_cancel,   &mlo_verb_promote,    &mlo_verb_rollback,  &mlo_verb_history,     &mlo_verb_audit,
-    &mlo_verb_up,       &mlo_verb_status,     &mlo_verb_server,    &mlo_verb_worker,      &mlo_verb_migrate,
+    &mlo_verb_push,     &mlo_verb_data_push,  &mlo_verb_data_pull,   &mlo_verb_models,
+    &mlo_verb_datasets, &mlo_verb_variants,   &mlo_verb_lineage,     &mlo_verb_pull,
+    &mlo_verb_submit,   &mlo_verb_runs,       &mlo_verb_cancel,      &mlo_verb_promote,
+    &mlo_verb_rollback, &mlo_verb_history,    &mlo_verb_audit,       &mlo_verb_up,
+    &mlo_verb_status,   &mlo_verb_server,     &mlo_verb_worker,      &mlo_verb_migrate,
 #endif
-    &mlo_verb_help,     &mlo_verb_completion, &mlo_verb_step_exec, &mlo_verb_bench_child,
+    &mlo_verb_help,     &mlo_verb_completion, &mlo_verb_step_exec,   &mlo_verb_bench_child,
 };
-
-/* Threads that wait for each other should sleep: libgomp's spin by default, and where other work shares the
- * cores a spinning thread holds the one that it waits for. (Two threads on two busy cores: median 3 to 7 ms
- * asleep, 175 to 560 ms spinning.) libgomp reads its environment when it is loaded, so the program starts
- * itself again, once; what it starts inherits the setting, and whoever sets OMP_WAIT_POLICY keeps it. */
-static void wait_asleep(char **argv)
-{
-    if (getenv("OMP_WAIT_POLICY") || setenv("OMP_WAIT_POLICY", "passive", 1) != 0)
-        return;
-    char *self = mlo_process_self();
-    if (self)
-        execv(self, argv);
-    free(self); /* not started again: it goes on as it is, slower, not wrong */
-}
 
 int main(int argc, char **argv)
 {
-    wait_asleep(argv);
     return mlo_cli_main(verbs, MLO_COUNT(verbs), argc, argv);
 }

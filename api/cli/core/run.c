@@ -33,6 +33,7 @@ int mlo_cli_main(const struct mlo_cli_verb *const *verbs, size_t count, int argc
     struct mlo_cli cli;
     struct mlo_error err = {0};
     struct mlo_buf text = MLO_BUF_INIT;
+    signal(SIGCHLD, SIG_DFL); /* ignored by who started us, it would keep from us how children end */
     signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of the write, with a message */
     enum mlo_status status = mlo_cli_parse(&cli, verbs, count, argc, argv, &err);
     if (status != MLO_OK)

@@ -6,11 +6,11 @@
 
 static json_t *side_json(const struct mlo_bench_side *s)
 {
-    return json_pack("{s:s,s:s?,s:o,s:o,s:o,s:f,s:I,s:O?}", "path", s->path, "engine", s->engine_version,
+    return json_pack("{s:s,s:s?,s:o,s:o,s:o,s:o,s:f,s:I,s:O?}", "path", s->path, "engine", s->engine_version,
                      "p50_us", mlo_local_estimate_json(&s->p50_us), "p90_us",
-                     mlo_local_estimate_json(&s->p90_us), "p99_us", mlo_local_estimate_json(&s->p99_us),
-                     "throughput", s->throughput, "peak_rss_bytes", (json_int_t)s->peak_rss_bytes,
-                     "samples_us", s->samples);
+                     mlo_local_estimate_json(&s->p90_us), "p95_us", mlo_local_estimate_json(&s->p95_us),
+                     "p99_us", mlo_local_estimate_json(&s->p99_us), "throughput", s->throughput,
+                     "peak_rss_bytes", (json_int_t)s->peak_rss_bytes, "samples_us", s->samples);
 }
 
 static void side_row(struct mlo_table *table, const struct mlo_bench_side *s,
@@ -27,15 +27,18 @@ static void side_row(struct mlo_table *table, const struct mlo_bench_side *s,
 }
 
 static enum mlo_status bench_options(const struct mlo_cli *cli, struct mlo_bench_options *out,
-                                     struct mlo_error *err)
+                                     struct mlo_local_dims *dims, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_run_options run;
     int64_t rounds;
     memset(out, 0, sizeof *out);
     MLO_TRY(mlo_local_engine(cli, &run, err));
+    MLO_TRY(mlo_local_dims(cli, dims, err));
+    out->dims = dims->list;
+    out->dim_count = dims->count;
     MLO_TRY(mlo_cli_int(cli, "batch", 1, 1, 65536, &out->batch, err));
-    MLO_TRY(mlo_cli_int(cli, "rounds", 5, 2, 100, &rounds, err));
+    MLO_TRY(mlo_cli_int(cli, "rounds", 5, mlo_cli_has(cli, "sweep") ? 1 : 2, 100, &rounds, err));
     MLO_TRY(mlo_cli_float(cli, "seconds", 5, 0.01, 86400, &out->seconds, err));
     const char *against = mlo_cli_opt(cli, "against-engine");
     if (against) {
@@ -93,90 +96,40 @@ out:
     return status;
 }
 
-/* Time by kind: what the nodes of one op and implementation take together. */
-struct share {
-    const char *op, *impl, *precision;
-    int nodes;
-    double us;
-};
-
-static int by_time(const void *a, const void *b)
-{
-    double x = ((const struct share *)a)->us, y = ((const struct share *)b)->us;
-    return (x < y) - (x > y);
-}
-
-static size_t gather_shares(const json_t *nodes, struct share *shares, size_t cap)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < json_array_size(nodes); i++) {
-        const json_t *n = json_array_get(nodes, i);
-        struct share one = {mlo_json_str(n, "op", ""), mlo_json_str(n, "impl", ""),
-                            mlo_json_str(n, "precision", ""), 1, mlo_json_f64(n, "us", 0)};
-        size_t k = 0;
-        while (k < count && (strcmp(shares[k].op, one.op) != 0 || strcmp(shares[k].impl, one.impl) != 0 ||
-                             strcmp(shares[k].precision, one.precision) != 0))
-            k++;
-        if (k < count) {
-            shares[k].nodes++;
-            shares[k].us += one.us;
-        } else if (count < cap) {
-            shares[count++] = one;
-        }
-    }
-    qsort(shares, count, sizeof *shares, by_time);
-    return count;
-}
-
-static enum mlo_status print_profile(const struct mlo_cli *cli, const struct mlo_bench_options *o,
-                                     struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    struct share shares[256];
-    struct mlo_table table = {0};
-    json_t *all = NULL;
-    MLO_TRY(mlo_profile(cli->args[0], o, &all, err));
-    if (cli->json) {
-        MLO_TRY(mlo_cli_print_json(all, err));
-        goto out;
-    }
-    size_t count = gather_shares(json_object_get(all, "nodes"), shares, MLO_COUNT(shares));
-    double total = mlo_json_f64(all, "total_us", 0);
-    mlo_table_init(&table, "op|implementation|precision|nodes>|time>|share>");
-    for (size_t i = 0; i < count; i++) {
-        char nodes[32], took[32], part[32];
-        snprintf(nodes, sizeof nodes, "%d", shares[i].nodes);
-        snprintf(part, sizeof part, "%.1f%%", total > 0 ? 100 * shares[i].us / total : 0);
-        mlo_table_row(&table, shares[i].op, shares[i].impl, shares[i].precision, nodes,
-                      mlo_cli_duration(shares[i].us, took), part);
-    }
-    MLO_TRY(mlo_table_print_take(&table, err));
-    char took[32];
-    MLO_TRY(mlo_cli_print(err, "%s: %zu nodes, %s together (-o json has each)\n",
-                          mlo_json_str(all, "version", ""), json_array_size(json_object_get(all, "nodes")),
-                          mlo_cli_duration(total, took)));
-out:
-    mlo_table_clear(&table);
-    json_decref(all);
-    return status;
-}
+static const char *const of_sweeps[] = {"batches", "concurrency", "p99-limit"};
 
 static enum mlo_status bench_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_bench_options options;
+    struct mlo_local_dims dims;
     struct mlo_bench_result result = {0};
     struct mlo_cli_progress progress;
     struct mlo_model *model = NULL;
-    MLO_TRY(bench_options(cli, &options, err));
+    MLO_TRY(bench_options(cli, &options, &dims, err));
+    MLO_TRY(mlo_local_trust(cli, err));
     bool two = cli->arg_count == 2 || options.engine_b;
     for (int i = 0; i < cli->arg_count; i++) { /* say what is wrong before any child is started */
-        MLO_TRY(mlo_local_model(cli->args[i], &model, err));
+        struct mlo_plan_file *plan = NULL;
+        if (mlo_plan_is_file(cli->args[i]))
+            MLO_TRY(mlo_local_open_plan(cli, cli->args[i], NULL, &plan, err));
+        else
+            MLO_TRY(mlo_local_model(cli->args[i], &model, err));
+        mlo_plan_close(plan);
         mlo_model_free(model);
         model = NULL;
     }
-    if (mlo_cli_has(cli, "profile")) {
-        status = print_profile(cli, &options, err);
+    if (mlo_cli_has(cli, "sweep")) {
+        status = mlo_local_sweep(cli, &options, err);
+        goto out;
+    }
+    for (size_t i = 0; i < MLO_COUNT(of_sweeps); i++)
+        if (mlo_cli_has(cli, of_sweeps[i])) {
+            status = mlo_error_set(err, MLO_EUSAGE, "--%s belongs to --sweep", of_sweeps[i]);
+            goto out;
+        }
+    if (mlo_cli_has(cli, "profile") || mlo_cli_has(cli, "flame")) {
+        status = mlo_local_profile(cli, &options, err);
         goto out;
     }
     const char *second = cli->arg_count == 2 ? cli->args[1] : two ? cli->args[0] : NULL;
@@ -199,7 +152,14 @@ static const struct mlo_cli_option bench_options_table[] = {
     MLO_OPTION_ENGINE,
     {"against-engine", 0, "NAME", "the engine of the second side: B, or A again when there is no B"},
     {"clock", 0, "wall|cpu", "cpu: processor time of one thread, on a machine that others use (wall)"},
-    {"profile", 0, NULL, "where the time of one model goes, by kind of node and node"},
+    MLO_OPTION_TRUST,
+    MLO_OPTION_DIM,
+    {"profile", 0, NULL, "where the time of one model goes, by kind of node and node, under the roofline"},
+    {"flame", 0, "FILE.svg", "the same as a drawing: width is time, by the scopes of the nodes' names"},
+    {"sweep", 0, NULL, "throughput and latency of one model over --batches and --concurrency"},
+    {"batches", 0, "N,N…", "of --sweep: samples a call (1,2,4,8,16,32)"},
+    {"concurrency", 0, "N,N…", "of --sweep: calls at once in one process (1,2,4… up to the CPUs)"},
+    {"p99-limit", 0, "MS", "of --sweep: the best throughput is that of a point whose p99 is under it"},
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_bench = {
@@ -219,7 +179,11 @@ static enum mlo_status bench_child_run(struct mlo_cli *cli, struct mlo_error *er
 {
     enum mlo_status status = MLO_OK;
     struct mlo_bench_options options;
-    MLO_TRY(bench_options(cli, &options, err));
+    struct mlo_local_dims dims;
+    int64_t together;
+    MLO_TRY(bench_options(cli, &options, &dims, err));
+    MLO_TRY(mlo_cli_int(cli, "concurrency", 1, 1, 4096, &together, err));
+    options.concurrency = (unsigned)together;
     MLO_TRY(mlo_bench_child(cli->args[0], &options, 1, err));
 out:
     return status;

@@ -21,15 +21,26 @@ out:
 enum mlo_status mlo_local_dataset(const struct mlo_cli *cli, const struct mlo_model *model,
                                   struct mlo_dataset **out, struct mlo_error *err)
 {
+    const char *path = NULL;
+    int64_t limit;
+    enum mlo_status status = mlo_cli_required(cli, "data", &path, err);
+    if (status == MLO_OK)
+        status = mlo_cli_int(cli, "limit", 0, 1, INT64_MAX, &limit, err);
+    return status == MLO_OK ? mlo_local_dataset_at(cli, path, limit, model, out, err) : status;
+}
+
+enum mlo_status mlo_local_dataset_at(const struct mlo_cli *cli, const char *path, int64_t limit,
+                                     const struct mlo_model *model, struct mlo_dataset **out,
+                                     struct mlo_error *err)
+{
     enum mlo_status status = MLO_OK;
-    const char *path = NULL, *map[64];
+    const char *map[64];
     struct mlo_dataset *dataset = NULL;
-    struct mlo_dataset_options options = {.normalize = mlo_cli_opt(cli, "normalize"), .map = map};
+    struct mlo_dataset_options options = {
+        .normalize = mlo_cli_opt(cli, "normalize"), .map = map, .limit = limit};
     while (options.map_count < MLO_COUNT(map) &&
            (map[options.map_count] = mlo_cli_opt_at(cli, "map", options.map_count)))
         options.map_count++;
-    MLO_TRY(mlo_cli_required(cli, "data", &path, err));
-    MLO_TRY(mlo_cli_int(cli, "limit", 0, 1, INT64_MAX, &options.limit, err));
     MLO_TRY(mlo_dataset_open(path, &options, &dataset, err));
     MLO_TRY(mlo_dataset_check(dataset, model, err));
     *out = dataset;
@@ -100,6 +111,46 @@ enum mlo_status mlo_local_file_json(const char *path, json_t **out, struct mlo_e
     return *out ? MLO_OK : mlo_error_nomem(err);
 }
 
+enum mlo_status mlo_local_dims(const struct mlo_cli *cli, struct mlo_local_dims *out, struct mlo_error *err)
+{
+    const char *text;
+    for (out->count = 0; (text = mlo_cli_opt_at(cli, "dim", out->count)); out->count++) {
+        const char *equals = strrchr(text, '=');
+        size_t n = equals ? (size_t)(equals - text) : 0;
+        int64_t value;
+        if (out->count == MLO_COUNT(out->list))
+            return mlo_error_set(err, MLO_EUSAGE, "--dim was given more than %zu times",
+                                 MLO_COUNT(out->list));
+        if (!n || n >= sizeof out->names[0] || !mlo_str_to_i64(equals + 1, &value) || value < 0)
+            return mlo_error_set(err, MLO_EUSAGE, "--dim %s is not NAME=NUMBER", text);
+        memcpy(out->names[out->count], text, n);
+        out->names[out->count][n] = '\0';
+        out->list[out->count] = (struct mlo_binding){out->names[out->count], value};
+    }
+    return MLO_OK;
+}
+
+enum mlo_status mlo_local_bound(const struct mlo_cli *cli, const struct mlo_model *model,
+                                struct mlo_model **out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_local_dims dims;
+    int64_t batch;
+    *out = NULL;
+    MLO_TRY(mlo_cli_int(cli, "batch", 1, 1, INT32_MAX, &batch, err));
+    MLO_TRY(mlo_local_dims(cli, &dims, err));
+    MLO_TRY(mlo_model_clone(model, out, err));
+    if (dims.count) /* what is unknown and has no name stands for the batch */
+        MLO_TRY(mlo_graph_bind((*out)->graph, dims.list, dims.count, batch, err));
+    MLO_TRY(mlo_graph_bind_batch((*out)->graph, batch, err));
+out:
+    if (status != MLO_OK) {
+        mlo_model_free(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
 /* --- deviation --------------------------------------------------------------------------------- */
 
 /* SplitMix64 (Steele, Lea, Flood 2014): the same inputs everywhere. */
@@ -136,13 +187,14 @@ static void fill(struct mlo_tensor *t, uint64_t *state)
                                                    : floor(2 * uniform(state)));
 }
 
-/* A copy with batch 1 and every other free dim 1, so that it can be compiled. */
-static enum mlo_status fixed_copy(const struct mlo_model *model, struct mlo_model **out,
-                                  struct mlo_error *err)
+/* A copy that can be compiled: batch 1, other free dims as asked for, else 1. */
+static enum mlo_status fixed_copy(const struct mlo_model *model, const struct mlo_local_dims *dims,
+                                  struct mlo_model **out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_binding bindings[32];
-    size_t count = 0;
+    struct mlo_binding bindings[MLO_COUNT(dims->list) + 32];
+    size_t count = dims->count;
+    memcpy(bindings, dims->list, count * sizeof *bindings);
     MLO_TRY(mlo_model_clone(model, out, err));
     struct mlo_graph *g = (*out)->graph;
     for (int i = 0; i < g->input_count; i++) {
@@ -156,7 +208,12 @@ static enum mlo_status fixed_copy(const struct mlo_model *model, struct mlo_mode
                 bindings[count++] = (struct mlo_binding){name, 1};
         }
     }
-    MLO_TRY(mlo_graph_bind(g, bindings, count, 1, err));
+    status = mlo_graph_bind(g, bindings, count, 1, err);
+    if (status != MLO_OK && count > dims->count)
+        mlo_error_hint(err,
+                       "open dims are taken as 1 to compare outputs; give sizes that the model takes with "
+                       "--dim '%s=N'",
+                       bindings[dims->count].name);
 out:
     return status;
 }
@@ -169,12 +226,13 @@ struct side {
 };
 
 static enum mlo_status side_open(struct side *s, const struct mlo_model *model,
-                                 const struct mlo_run_options *options, struct mlo_error *err)
+                                 const struct mlo_run_options *options, const struct mlo_local_dims *dims,
+                                 struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const struct mlo_compile_options compile = {.threads = options->threads,
                                                 .numerics = MLO_NUMERICS_INVARIANT};
-    MLO_TRY(fixed_copy(model, &s->model, err));
+    MLO_TRY(fixed_copy(model, dims, &s->model, err));
     s->outputs = calloc((size_t)s->model->graph->output_count + 1, sizeof *s->outputs);
     if (!s->outputs) {
         status = mlo_error_nomem(err);
@@ -226,8 +284,8 @@ static enum mlo_status compare(const struct side *a, const struct side *b, struc
 }
 
 enum mlo_status mlo_local_deviation(const struct mlo_model *a, const struct mlo_model *b,
-                                    const struct mlo_run_options *options, int samples,
-                                    struct mlo_deviation *out, struct mlo_error *err)
+                                    const struct mlo_run_options *options, const struct mlo_local_dims *dims,
+                                    int samples, struct mlo_deviation *out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct side sides[2] = {0};
@@ -236,8 +294,8 @@ enum mlo_status mlo_local_deviation(const struct mlo_model *a, const struct mlo_
     uint64_t seed = 1;
     struct sums sums = {0};
     *out = (struct mlo_deviation){.samples = samples, .finite = true};
-    MLO_TRY(side_open(&sides[0], a, options, err));
-    MLO_TRY(side_open(&sides[1], b, options, err));
+    MLO_TRY(side_open(&sides[0], a, options, dims, err));
+    MLO_TRY(side_open(&sides[1], b, options, dims, err));
     const struct mlo_graph *g = sides[0].model->graph;
     inputs = calloc((size_t)g->input_count + 1, sizeof *inputs);
     if (!inputs) {
@@ -245,15 +303,15 @@ enum mlo_status mlo_local_deviation(const struct mlo_model *a, const struct mlo_
         goto out;
     }
     for (int i = 0; i < g->input_count; i++) {
-        int64_t dims[MLO_MAX_RANK];
+        int64_t shape[MLO_MAX_RANK];
         const struct mlo_value *v = g->inputs[i];
         if (v->constant)
             continue;
-        if (!mlo_type_static(&v->type, dims)) {
+        if (!mlo_type_static(&v->type, shape)) {
             status = mlo_error_set(err, MLO_EUNSUPPORTED, "the shape of input '%s' is not known", v->name);
             goto out;
         }
-        MLO_TRY(mlo_tensor_init(&inputs[input_count++], v->type.dtype, v->type.rank, dims, err));
+        MLO_TRY(mlo_tensor_init(&inputs[input_count++], v->type.dtype, v->type.rank, shape, err));
     }
     for (int s = 0; s < samples; s++) {
         for (int i = 0; i < input_count; i++)

@@ -7,7 +7,8 @@ enum { MAX_METRICS = 16 };
 
 struct side {
     const char *path;
-    struct mlo_model *model;
+    struct mlo_subject subject;
+    const struct mlo_model *model; /* the subject's */
     struct mlo_tensor *outputs;
 };
 
@@ -16,11 +17,18 @@ static void side_close(struct side *s)
     for (int i = 0; s->outputs && i < s->model->graph->output_count; i++)
         mlo_tensor_clear(&s->outputs[i]);
     free(s->outputs);
-    mlo_model_free(s->model);
+    mlo_local_subject_close(&s->subject);
+}
+
+static enum mlo_status side_open(const struct mlo_cli *cli, struct side *s, struct mlo_error *err)
+{
+    enum mlo_status status = mlo_local_subject(cli, s->path, &s->subject, err);
+    s->model = s->subject.model;
+    return status;
 }
 
 static enum mlo_status side_run(const struct mlo_cli *cli, struct side *s, struct mlo_dataset *dataset,
-                                const struct mlo_run_options *options, struct mlo_error *err)
+                                struct mlo_error *err)
 {
     struct mlo_cli_progress progress;
     s->outputs = calloc((size_t)s->model->graph->output_count + 1, sizeof *s->outputs);
@@ -28,14 +36,14 @@ static enum mlo_status side_run(const struct mlo_cli *cli, struct side *s, struc
         return mlo_error_nomem(err);
     mlo_cli_progress_start(&progress, cli, mlo_fs_basename(s->path));
     enum mlo_status status =
-        mlo_run_dataset(s->model, dataset, options, s->outputs, mlo_cli_progress, &progress, err);
+        mlo_run_dataset(s->model, dataset, &s->subject.options, s->outputs, mlo_cli_progress, &progress, err);
     mlo_cli_progress_end(&progress);
     return status;
 }
 
 /* --metric, which may be repeated or a list with commas. */
-static enum mlo_status find_metrics(const struct mlo_cli *cli, const struct mlo_metric **metrics,
-                                    size_t *count, struct mlo_error *err)
+static enum mlo_status find_metrics(const struct mlo_cli *cli, struct mlo_metric_use *metrics, size_t *count,
+                                    struct mlo_error *err)
 {
     const char *text;
     *count = 0;
@@ -61,55 +69,38 @@ static enum mlo_status find_metrics(const struct mlo_cli *cli, const struct mlo_
 }
 
 struct evaluation {
-    const struct mlo_metric *metric;
+    struct mlo_metric_use metric;
     struct mlo_estimate a, b, difference;
     bool paired;
     double p_value; /* McNemar; negative: not of 0/1 scores */
 };
 
-static enum mlo_status evaluate(struct evaluation *e, const struct side *a, const struct side *b, int output,
-                                const struct mlo_dataset *dataset, struct mlo_error *err)
+static enum mlo_status evaluate(struct evaluation *e, const struct mlo_metric_data *given,
+                                struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
-    const struct mlo_metric *m = e->metric;
-    int64_t n = mlo_dataset_count(dataset);
-    const int64_t *labels = mlo_dataset_labels(dataset);
-    const struct mlo_tensor *reference = b->model ? &b->outputs[output] : NULL;
-    double *x = calloc((size_t)n + 1, sizeof *x), *y = calloc((size_t)n + 1, sizeof *y);
-    if (!x || !y) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    if (m->needs_labels && !labels) {
-        status = mlo_error_set(err, MLO_EINVAL, "metric %s needs labels, and the data has none", m->name);
-        mlo_error_hint(err, "name the array of labels 'y', or use mse or cosine with --against");
-        goto out;
-    }
-    if (m->needs_reference && !reference) {
-        status = mlo_error_set(err, MLO_EUSAGE, "metric %s compares with another model", m->name);
-        mlo_error_hint(err, "add --against BASE.onnx");
-        goto out;
-    }
-    MLO_TRY(m->scores(&a->outputs[output], labels, reference, x, err));
-    mlo_estimate_mean(x, n, m->proportion, &e->a);
-    e->paired = reference && !m->needs_reference;
+    enum mlo_status status;
+    struct mlo_scores *x = NULL, *y = NULL;
+    struct mlo_metric_data data = *given;
     e->p_value = -1;
+    e->paired = data.reference && !(e->metric.row->needs & MLO_METRIC_REFERENCE);
+    MLO_TRY(mlo_metric_score(&e->metric, &data, &x, err));
+    MLO_TRY(mlo_scores_estimate(x, &e->a, err));
     if (e->paired) {
-        MLO_TRY(m->scores(reference, labels, NULL, y, err));
-        mlo_estimate_mean(y, n, m->proportion, &e->b);
-        mlo_estimate_paired(x, y, n, m->proportion, &e->difference);
-        if (m->proportion)
-            e->p_value = mlo_mcnemar(x, y, n);
+        data.output = data.reference;
+        MLO_TRY(mlo_metric_score(&e->metric, &data, &y, err));
+        MLO_TRY(mlo_scores_estimate(y, &e->b, err));
+        MLO_TRY(mlo_scores_paired(x, y, &e->difference, err));
+        e->p_value = mlo_scores_mcnemar(x, y);
     }
 out:
-    free(x);
-    free(y);
+    mlo_scores_free(x);
+    mlo_scores_free(y);
     return status;
 }
 
 static json_t *evaluation_json(const struct evaluation *e)
 {
-    json_t *o = json_pack("{s:s,s:s,s:o}", "metric", e->metric->name, "unit", e->metric->unit, "estimate",
+    json_t *o = json_pack("{s:s,s:s,s:o}", "metric", e->metric.name, "unit", e->metric.row->unit, "estimate",
                           mlo_local_estimate_json(&e->a));
     if (e->paired) {
         json_object_set_new(o, "against", mlo_local_estimate_json(&e->b));
@@ -122,7 +113,7 @@ static json_t *evaluation_json(const struct evaluation *e)
 
 static void interval(const struct evaluation *e, const struct mlo_estimate *s, bool difference, char out[96])
 {
-    if (strcmp(e->metric->unit, "fraction") == 0)
+    if (strcmp(e->metric.row->unit, "fraction") == 0)
         snprintf(out, 96, difference ? "%+.2f pt [%+.2f, %+.2f]" : "%.2f%% [%.2f, %.2f]", 100 * s->value,
                  100 * s->low, 100 * s->high);
     else
@@ -159,9 +150,9 @@ static enum mlo_status print_result(const struct mlo_cli *cli, const struct eval
         if (e->p_value >= 0)
             snprintf(p, sizeof p, "%.3g", e->p_value);
         if (b->path)
-            mlo_table_row(&table, e->metric->name, value, against, difference, p, samples);
+            mlo_table_row(&table, e->metric.name, value, against, difference, p, samples);
         else
-            mlo_table_row(&table, e->metric->name, value, samples);
+            mlo_table_row(&table, e->metric.name, value, samples);
     }
     return mlo_table_print_take(&table, err);
 }
@@ -171,17 +162,16 @@ static enum mlo_status eval_run(struct mlo_cli *cli, struct mlo_error *err)
     enum mlo_status status = MLO_OK;
     struct side a = {.path = cli->args[0]}, b = {.path = mlo_cli_opt(cli, "against")};
     struct mlo_dataset *dataset = NULL;
-    struct mlo_run_options options;
-    const struct mlo_metric *metrics[MAX_METRICS];
+    struct mlo_metric_use metrics[MAX_METRICS];
+    struct mlo_tensor target = {0};
     struct evaluation list[MAX_METRICS] = {0};
     size_t count = 0;
     int64_t output;
     MLO_TRY(find_metrics(cli, metrics, &count, err));
     MLO_TRY(mlo_cli_int(cli, "output-index", 0, 0, 1000, &output, err));
-    MLO_TRY(mlo_local_engine(cli, &options, err));
-    MLO_TRY(mlo_local_model(a.path, &a.model, err));
+    MLO_TRY(side_open(cli, &a, err));
     if (b.path)
-        MLO_TRY(mlo_local_model(b.path, &b.model, err));
+        MLO_TRY(side_open(cli, &b, err));
     MLO_TRY(mlo_local_dataset(cli, a.model, &dataset, err));
     if (b.model)
         MLO_TRY(mlo_dataset_check(dataset, b.model, err));
@@ -189,31 +179,40 @@ static enum mlo_status eval_run(struct mlo_cli *cli, struct mlo_error *err)
         status = mlo_error_set(err, MLO_EUSAGE, "there is no output %lld", (long long)output);
         goto out;
     }
-    MLO_TRY(side_run(cli, &a, dataset, &options, err));
+    MLO_TRY(side_run(cli, &a, dataset, err));
     if (b.model)
-        MLO_TRY(side_run(cli, &b, dataset, &options, err));
+        MLO_TRY(side_run(cli, &b, dataset, err));
+    MLO_TRY(mlo_dataset_target(dataset, &target, err));
+    struct mlo_metric_data data = {.output = &a.outputs[output],
+                                   .reference = b.model ? &b.outputs[output] : NULL,
+                                   .target = target.data ? &target : NULL,
+                                   .groups = mlo_dataset_groups(dataset)};
     for (size_t i = 0; i < count; i++) {
         list[i].metric = metrics[i];
-        MLO_TRY(evaluate(&list[i], &a, &b, (int)output, dataset, err));
+        MLO_TRY(evaluate(&list[i], &data, err));
     }
-    MLO_TRY(
-        print_result(cli, list, count, &a, &b, options.engine->version(), mlo_dataset_count(dataset), err));
+    MLO_TRY(print_result(cli, list, count, &a, &b, a.subject.options.engine->version(),
+                         mlo_dataset_count(dataset), err));
 out:
     side_close(&a);
     side_close(&b);
+    mlo_tensor_clear(&target);
     mlo_dataset_close(dataset);
     return status;
 }
 
 static const struct mlo_cli_option options_table[] = {
     MLO_OPTION_DATA,
-    {"metric", 0, "NAME", "top1, top5, mse, cosine …; a list with commas is fine", NULL, true},
+    {"metric", 0, "NAME", "top1, f1, auc, mae, psnr, agreement, kl, ndcg10 …; a list with commas is fine",
+     NULL, true},
     {"against", 0, "BASE.onnx", "compare with this model on the same samples"},
     MLO_OPTION_LIMIT,
     MLO_OPTION_NORMALIZE,
     MLO_OPTION_MAP,
     MLO_OPTION_ENGINE,
     MLO_OPTION_THREADS,
+    MLO_OPTION_PLAN,
+    MLO_OPTION_TRUST,
     {"output-index", 0, "N", "which output of the model is judged (0)"},
     {NULL},
 };
@@ -222,7 +221,7 @@ const struct mlo_cli_verb mlo_verb_eval = {
     .group = "Local (no server needed)",
     .run = eval_run,
     .options = options_table,
-    .positional = "MODEL.onnx --data EVAL.npz --metric top1",
+    .positional = "MODEL.onnx|FILE.plan --data EVAL.npz --metric top1",
     .min_args = 1,
     .max_args = 1,
     .help = "measure a model's accuracy, with its interval",

@@ -29,37 +29,6 @@ static json_t *ops_json(const struct mlo_graph *g)
     return ops;
 }
 
-/* --batch N (1) and --dim NAME=N on a copy: what costs are counted for. */
-static enum mlo_status bound_copy(const struct mlo_cli *cli, const struct mlo_model *model,
-                                  struct mlo_model **out, struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    struct mlo_binding bindings[32];
-    char names[32][96];
-    const char *text;
-    size_t count = 0;
-    int64_t batch;
-    MLO_TRY(mlo_cli_int(cli, "batch", 1, 1, INT32_MAX, &batch, err));
-    MLO_TRY(mlo_model_clone(model, out, err));
-    for (; (text = mlo_cli_opt_at(cli, "dim", count)) && count < MLO_COUNT(bindings); count++) {
-        const char *equals = strrchr(text, '=');
-        size_t n = equals ? (size_t)(equals - text) : 0;
-        int64_t value;
-        if (!n || n >= sizeof names[0] || !mlo_str_to_i64(equals + 1, &value) || value < 0) {
-            status = mlo_error_set(err, MLO_EUSAGE, "--dim %s is not NAME=NUMBER", text);
-            goto out;
-        }
-        memcpy(names[count], text, n);
-        names[count][n] = '\0';
-        bindings[count] = (struct mlo_binding){names[count], value};
-    }
-    if (count) /* what is unknown and has no name stands for the batch */
-        MLO_TRY(mlo_graph_bind((*out)->graph, bindings, count, batch, err));
-    MLO_TRY(mlo_graph_bind_batch((*out)->graph, batch, err));
-out:
-    return status;
-}
-
 static json_t *node_json(const struct mlo_node *n, struct mlo_node_cost *cost)
 {
     json_t *outputs = json_array(), *inputs = json_array();
@@ -113,7 +82,7 @@ static enum mlo_status add_costs(const struct mlo_cli *cli, const struct mlo_mod
     uint64_t macs = 0, flops = 0, bytes = 0;
     int unknown = 0;
     json_t *nodes = json_array(), *unsupported = json_array(), *dims = json_object();
-    MLO_TRY(bound_copy(cli, model, &copy, err));
+    MLO_TRY(mlo_local_bound(cli, model, &copy, err));
     const struct mlo_graph *g = copy->graph;
     for (int i = 0; i < g->node_count; i++) {
         struct mlo_node_cost cost;
@@ -270,6 +239,8 @@ static enum mlo_status inspect_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_model *model = NULL, *bound = NULL;
     struct mlo_buf dump = MLO_BUF_INIT;
     json_t *file = NULL, *all = NULL, *plan = NULL;
+    if (mlo_plan_is_file(cli->args[0]))
+        return mlo_local_inspect_plan(cli, err);
     MLO_TRY(mlo_onnx_load(cli->args[0], &model, err));
     if (mlo_cli_has(cli, "graph")) {
         mlo_graph_dump(model->graph, &dump);
@@ -290,7 +261,7 @@ static enum mlo_status inspect_run(struct mlo_cli *cli, struct mlo_error *err)
     json_object_set_new(all, "batch", json_integer(batch));
     MLO_TRY(add_costs(cli, model, all, err));
     if (mlo_cli_has(cli, "plan")) {
-        MLO_TRY(bound_copy(cli, model, &bound, err));
+        MLO_TRY(mlo_local_bound(cli, model, &bound, err));
         MLO_TRY(mlo_local_plan(cli, bound, &plan, err));
         json_object_set(all, "plan", plan);
     }
@@ -331,8 +302,8 @@ const struct mlo_cli_verb mlo_verb_inspect = {
     .group = "Local (no server needed)",
     .run = inspect_run,
     .options = options,
-    .positional = "MODEL.onnx",
+    .positional = "MODEL.onnx|FILE.plan",
     .min_args = 1,
     .max_args = 1,
-    .help = "what a model file holds: inputs, outputs, ops, weights, cost, a picture",
+    .help = "what a model or plan file holds: inputs, outputs, ops, weights, cost, a picture",
 };

@@ -51,7 +51,8 @@ static enum mlo_status optimize_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_pass_driver driver = {0};
     struct mlo_run_options options;
     struct mlo_deviation deviation;
-    struct mlo_pass_request requests[64];
+    struct mlo_local_dims dims;
+    struct mlo_pass_request requests[64] = {0};
     json_t *before = NULL, *after = NULL;
     const char *out = NULL;
     int64_t samples;
@@ -60,15 +61,18 @@ static enum mlo_status optimize_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_cli_check_output(out, err));
     MLO_TRY(mlo_cli_int(cli, "samples", 4, 1, 10000, &samples, err));
     MLO_TRY(mlo_local_engine(cli, &options, err));
+    MLO_TRY(mlo_local_dims(cli, &dims, err));
     MLO_TRY(mlo_local_file_json(cli->args[0], &before, err));
     MLO_TRY(mlo_local_model(cli->args[0], &from, err));
     MLO_TRY(mlo_model_clone(from, &to, err));
     const char *const *names = mlo_passes_optimize(&count);
-    count = MLO_MIN(count, MLO_COUNT(requests));
+    count = MLO_MIN(count, MLO_COUNT(requests) - 1);
+    size_t first = mlo_cli_has(cli, "freeze-initializers") ? 1 : 0;
+    requests[0].name = "freeze-initializers";
     for (size_t i = 0; i < count; i++)
-        requests[i] = (struct mlo_pass_request){names[i], NULL};
-    MLO_TRY(mlo_passes_run(to, requests, count, &driver, err));
-    MLO_TRY(mlo_local_deviation(from, to, &options, (int)samples, &deviation, err));
+        requests[first + i] = (struct mlo_pass_request){names[i], NULL};
+    MLO_TRY(mlo_passes_run(to, requests, first + count, &driver, err));
+    MLO_TRY(mlo_local_deviation(from, to, &options, &dims, (int)samples, &deviation, err));
     if (!deviation.finite) {
         status = mlo_error_set(err, MLO_EINTERNAL,
                                "the optimized model gives infinities or NaN where %s does not; "
@@ -90,7 +94,9 @@ out:
 
 static const struct mlo_cli_option options_table[] = {
     {"out", 0, "O.onnx", "where the optimized model is written"},
+    {"freeze-initializers", 0, NULL, "weights that are listed as inputs too become constants"},
     {"samples", 0, "N", "random inputs that both models are compared on (4)"},
+    {"dim", 0, "NAME=N", "size of an open dim in that comparison (1)", NULL, true},
     MLO_OPTION_ENGINE,
     MLO_OPTION_THREADS,
     {NULL},

@@ -3,21 +3,21 @@
 
 #include "api/cli/local/local_impl.h"
 
-/* What the recipe reads: --data itself, or, where the command line says more than a path can (--normalize,
- * --map, --limit), an npz with what the model is fed, in the scratch folder. */
-static enum mlo_status dataset_path(const struct mlo_cli *cli, const struct mlo_model *model,
-                                    struct mlo_dataset *dataset, const char *scratch, char **out,
-                                    struct mlo_error *err)
+/* What the recipe reads: the file of the option (data, select) itself, or, where the command line says more
+ * than a path can (--normalize, --map, --limit), an npz with what the model is fed, in the scratch folder. */
+static enum mlo_status dataset_path(const struct mlo_cli *cli, const char *option,
+                                    const struct mlo_model *model, struct mlo_dataset *dataset,
+                                    const char *scratch, char **out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_tensor inputs[32] = {0}, labels = {0};
-    struct mlo_npz_array arrays[33];
+    struct mlo_tensor inputs[32] = {0}, target = {0}, groups = {0};
+    struct mlo_npz_array arrays[34];
     int count = 0;
     int64_t samples = mlo_dataset_count(dataset);
-    char *path = NULL;
+    char *path = NULL, file[32];
     *out = NULL;
     if (!mlo_cli_has(cli, "normalize") && !mlo_cli_has(cli, "map") && !mlo_cli_has(cli, "limit")) {
-        *out = strdup(mlo_cli_opt(cli, "data"));
+        *out = strdup(mlo_cli_opt(cli, option));
         return *out ? MLO_OK : mlo_error_nomem(err);
     }
     for (int i = 0; i < model->graph->input_count; i++) {
@@ -31,12 +31,16 @@ static enum mlo_status dataset_path(const struct mlo_cli *cli, const struct mlo_
     }
     int array_count = count;
     MLO_TRY(mlo_dataset_read(dataset, model, 0, samples, inputs, err));
-    if (mlo_dataset_labels(dataset)) {
-        MLO_TRY(mlo_tensor_init(&labels, MLO_INT64, 1, &samples, err));
-        memcpy(labels.data, mlo_dataset_labels(dataset), labels.size_bytes);
-        arrays[array_count++] = (struct mlo_npz_array){"y", &labels};
+    MLO_TRY(mlo_dataset_target(dataset, &target, err));
+    if (target.data)
+        arrays[array_count++] = (struct mlo_npz_array){"y", &target};
+    if (mlo_dataset_groups(dataset)) {
+        MLO_TRY(mlo_tensor_init(&groups, MLO_INT64, 1, &samples, err));
+        memcpy(groups.data, mlo_dataset_groups(dataset), groups.size_bytes);
+        arrays[array_count++] = (struct mlo_npz_array){"group", &groups};
     }
-    path = mlo_fs_join(scratch, "data.npz", NULL);
+    snprintf(file, sizeof file, "%s.npz", option);
+    path = mlo_fs_join(scratch, file, NULL);
     if (!path) {
         status = mlo_error_nomem(err);
         goto out;
@@ -47,12 +51,58 @@ static enum mlo_status dataset_path(const struct mlo_cli *cli, const struct mlo_
 out:
     for (int i = 0; i < count; i++)
         mlo_tensor_clear(&inputs[i]);
-    mlo_tensor_clear(&labels);
+    mlo_tensor_clear(&target);
+    mlo_tensor_clear(&groups);
     free(path);
     return status;
 }
 
-static enum mlo_status load_recipe(const struct mlo_cli *cli, struct mlo_recipe **out, struct mlo_error *err)
+/* What a verb runs: its recipe, and the options of one step that have a flag of their own. */
+struct derivation {
+    const char *recipe, *step;
+    const char *flags[8];
+    bool fixed; /* the verb has no options for another recipe, data or threads */
+};
+static const struct derivation quantizing = {
+    "int8-cpu",
+    "quantize",
+    {"target", "scheme", "form", "calibrator", "percentile", "activations", "exclude", "metric"}};
+static const struct derivation exporting = {"qat-export", "qat-export", {"target", "form"}, true};
+
+/* Whether some step cannot do without data. */
+static bool needs_data(const struct mlo_recipe *recipe)
+{
+    for (size_t i = 0; i < recipe->step_count; i++) {
+        const struct mlo_step *step = mlo_step_find(recipe->steps[i].name);
+        if (step && step->kind == MLO_STEP_DERIVE && step->needs_calibrate)
+            return true;
+    }
+    return false;
+}
+
+/* What the data of the role select is for: a step that asks for it, and --select, or neither. */
+static enum mlo_status check_select(const struct mlo_cli *cli, const struct mlo_recipe *recipe,
+                                    struct mlo_error *err)
+{
+    bool selects = false;
+    for (size_t i = 0; i < recipe->step_count; i++) {
+        const struct mlo_step *step = mlo_step_find(recipe->steps[i].name);
+        selects = selects || (step && mlo_step_reads_select(step, recipe->steps[i].options));
+    }
+    if (selects == mlo_cli_has(cli, "select"))
+        return MLO_OK;
+    if (selects) {
+        mlo_error_set(err, MLO_EUSAGE, "--select LABELLED is required: the recipe judges a choice on it");
+        mlo_error_hint(err, "give labelled samples that are not used to evaluate the result afterwards");
+    } else {
+        mlo_error_set(err, MLO_EUSAGE, "--select is read for a budget of accuracy only");
+        mlo_error_hint(err, "add --accuracy-drop 0.5pt, or leave --select out");
+    }
+    return MLO_EUSAGE;
+}
+
+static enum mlo_status load_recipe(const struct mlo_cli *cli, const struct derivation *what,
+                                   struct mlo_recipe **out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_buf text = MLO_BUF_INIT;
@@ -60,12 +110,31 @@ static enum mlo_status load_recipe(const struct mlo_cli *cli, struct mlo_recipe 
     const char *name = NULL, *assignment;
     char label[160];
     bool builtin;
-    MLO_TRY(mlo_cli_required(cli, "recipe", &name, err));
+    const char *scheme = what->fixed ? NULL : mlo_cli_opt(cli, "scheme");
+    size_t size;
+    bool whole = scheme && mlo_recipe_builtin(scheme, &size); /* int4-weights: a recipe, and no type */
+    name = what->fixed ? NULL : mlo_cli_opt(cli, "recipe");
+    if (!name)
+        name = whole ? scheme : what->recipe;
     MLO_TRY(mlo_local_recipe_text(name, &text, &builtin, err));
     snprintf(label, sizeof label, "%s%s", name, builtin ? ".yaml" : "");
     MLO_TRY(mlo_recipe_parse(mlo_buf_str(&text), text.len, label, &recipe, err));
-    for (size_t i = 0; (assignment = mlo_cli_opt_at(cli, "set", i)); i++)
+    for (size_t i = 0; !what->fixed && (assignment = mlo_cli_opt_at(cli, "set", i)); i++)
         MLO_TRY(mlo_recipe_set(recipe, assignment, err));
+    for (size_t i = 0; i < MLO_COUNT(what->flags) && what->flags[i]; i++)
+        if (mlo_cli_has(cli, what->flags[i]) && !(whole && strcmp(what->flags[i], "scheme") == 0)) {
+            char set[512];
+            snprintf(set, sizeof set, "%s.%s=%s", what->step, what->flags[i],
+                     mlo_cli_opt(cli, what->flags[i]));
+            MLO_TRY(mlo_recipe_set(recipe, set, err));
+        }
+    if (!what->fixed && mlo_cli_has(cli, "accuracy-drop")) { /* a text, also where it is a number */
+        char set[128];
+        snprintf(set, sizeof set, "quantize.accuracy_drop=\"%s\"", mlo_cli_opt(cli, "accuracy-drop"));
+        MLO_TRY(mlo_recipe_set(recipe, set, err));
+    }
+    if (!what->fixed)
+        MLO_TRY(check_select(cli, recipe, err));
     *out = recipe;
     recipe = NULL;
 out:
@@ -77,7 +146,7 @@ out:
 struct job {
     const struct mlo_cli *cli;
     const struct mlo_recipe *recipe;
-    const char *scratch, *source, *data;
+    const char *scratch, *source, *data, *select;
     unsigned threads;
     char *artifact; /* of the last step; owned; NULL before the first */
     json_t *steps;  /* array of {"step","options","report","seconds"} */
@@ -106,8 +175,8 @@ static enum mlo_status run_step(struct job *job, size_t index, struct mlo_error 
         .options = row->options,
         .model_path = job->artifact ? job->artifact : job->source,
         .source_path = job->source,
-        .calibrate_path = step->needs_calibrate ? job->data : NULL,
-        .select_path = step->needs_select ? job->data : NULL,
+        .calibrate_path = mlo_step_reads_calibrate(step) ? job->data : NULL,
+        .select_path = mlo_step_reads_select(step, row->options) ? job->select : NULL,
         .out_dir = dir,
         .threads = job->threads,
         .progress = mlo_cli_progress,
@@ -136,6 +205,35 @@ out:
     return status;
 }
 
+/* What steps and passes left alone, raised or found odd: on stderr, the first few of each. */
+static void print_notes(const struct mlo_cli *cli, const json_t *notes)
+{
+    enum { SHOWN = 12 };
+    size_t i;
+    json_t *note;
+    json_array_foreach((json_t *)notes, i, note)
+    {
+        const char *node = mlo_json_str(note, "node", "");
+        if (i < SHOWN)
+            mlo_cli_note(cli, "%s%s%s", node, *node ? ": " : "", mlo_json_str(note, "note", ""));
+    }
+    if (json_array_size(notes) > SHOWN)
+        mlo_cli_note(cli, "and %zu more of these (all are in -o json)", json_array_size(notes) - SHOWN);
+}
+
+/* How a budget of accuracy was kept. */
+static void print_decision(const struct mlo_cli *cli, const json_t *decision)
+{
+    const json_t *drop = json_object_get(decision, "drop");
+    if (decision)
+        mlo_cli_note(
+            cli, "drop in %s %.4g [%.4g, %.4g], budget %s; %zu nodes stay in float, of %zu mixes tried",
+            mlo_json_str(decision, "metric", ""), mlo_json_f64(drop, "value", 0),
+            mlo_json_f64(drop, "low", 0), mlo_json_f64(drop, "high", 0), mlo_json_str(decision, "budget", ""),
+            json_array_size(json_object_get(decision, "float")),
+            json_array_size(json_object_get(decision, "tried")));
+}
+
 static enum mlo_status print_result(const struct job *job, const json_t *before, const json_t *after,
                                     struct mlo_error *err)
 {
@@ -161,6 +259,10 @@ static enum mlo_status print_result(const struct job *job, const json_t *before,
                            pass) if (mlo_json_i64(pass, "changes", 0))
             mlo_buf_printf(&notes, "%s%s %lld", notes.len ? ", " : "", mlo_json_str(pass, "pass", ""),
                            (long long)mlo_json_i64(pass, "changes", 0));
+        print_notes(job->cli, json_object_get(json_object_get(row, "report"), "notes"));
+        json_array_foreach(json_object_get(json_object_get(row, "report"), "passes"), k, pass)
+            print_notes(job->cli, json_object_get(pass, "notes"));
+        print_decision(job->cli, json_object_get(json_object_get(row, "report"), "mixed_precision"));
         mlo_table_row(&table, mlo_json_str(row, "step", ""),
                       mlo_cli_duration(mlo_json_f64(row, "seconds", 0) * 1e6, time), mlo_buf_str(&notes));
         mlo_buf_clear(&notes);
@@ -176,7 +278,7 @@ out:
     return status;
 }
 
-static enum mlo_status quantize_run(struct mlo_cli *cli, struct mlo_error *err)
+static enum mlo_status derive(struct mlo_cli *cli, const struct derivation *what, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct job job = {.cli = cli, .source = cli->args[0], .steps = json_array()};
@@ -184,22 +286,34 @@ static enum mlo_status quantize_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_model *model = NULL;
     struct mlo_dataset *dataset = NULL;
     json_t *before = NULL, *after = NULL;
-    char *data = NULL;
+    char *data = NULL, *select = NULL;
     const char *out = NULL;
     int64_t threads;
     MLO_TRY(mlo_cli_required(cli, "out", &out, err));
     MLO_TRY(mlo_cli_check_output(out, err));
-    MLO_TRY(mlo_cli_int(cli, "threads", mlo_cpu_count(), 1, 1024, &threads, err));
-    MLO_TRY(load_recipe(cli, &recipe, err));
+    threads = mlo_cpu_count();
+    if (!what->fixed)
+        MLO_TRY(mlo_cli_int(cli, "threads", mlo_cpu_count(), 1, 1024, &threads, err));
+    MLO_TRY(load_recipe(cli, what, &recipe, err));
     MLO_TRY(mlo_local_file_json(job.source, &before, err));
     MLO_TRY(mlo_local_model(job.source, &model, err));
-    MLO_TRY(mlo_local_dataset(cli, model, &dataset, err)); /* say what is wrong with it before any work */
     MLO_TRY(mlo_cli_scratch(NULL, &job.scratch, err));
-    MLO_TRY(dataset_path(cli, model, dataset, job.scratch, &data, err));
+    if (!what->fixed &&
+        (needs_data(recipe) || mlo_cli_has(cli, "data"))) { /* say what is wrong with it before any work */
+        MLO_TRY(mlo_local_dataset(cli, model, &dataset, err));
+        MLO_TRY(dataset_path(cli, "data", model, dataset, job.scratch, &data, err));
+    }
     mlo_dataset_close(dataset);
     dataset = NULL;
+    if (!what->fixed && mlo_cli_has(cli, "select")) {
+        MLO_TRY(mlo_local_dataset_at(cli, mlo_cli_opt(cli, "select"), 0, model, &dataset, err));
+        MLO_TRY(dataset_path(cli, "select", model, dataset, job.scratch, &select, err));
+        mlo_dataset_close(dataset);
+        dataset = NULL;
+    }
     job.recipe = recipe;
     job.data = data;
+    job.select = select;
     job.threads = (unsigned)threads;
     for (size_t i = 0; i < recipe->step_count; i++)
         MLO_TRY(run_step(&job, i, err));
@@ -214,6 +328,7 @@ out:
     mlo_cli_scratch_remove();
     free(job.artifact);
     free(data);
+    free(select);
     json_decref(job.steps);
     json_decref(before);
     json_decref(after);
@@ -223,10 +338,36 @@ out:
     return status;
 }
 
+static enum mlo_status quantize_run(struct mlo_cli *cli, struct mlo_error *err)
+{
+    return derive(cli, &quantizing, err);
+}
+
+static enum mlo_status export_run(struct mlo_cli *cli, struct mlo_error *err)
+{
+    return derive(cli, &exporting, err);
+}
+
 static const struct mlo_cli_option options_table[] = {
     {"data", 0, "FILE", "calibration data: npz, dataset.json, or IDX pair images.gz,labels.gz"},
-    {"recipe", 0, "FILE|NAME", "a recipe file, or one that is built in (int8-cpu)"},
+    {"recipe", 0, "FILE|NAME",
+     "a recipe file, or one that is built in: int8-cpu (what it is), int8-tensorrt, fp16, …"},
     {"set", 0, "STEP.OPTION=VALUE", "changes an option of the recipe", NULL, true},
+    {"target", 0, "NAME",
+     "the runtime that it is made for: mlopt-cpu, mlopt-cuda, openvino, ort-x86-avx2, ort-x86-vnni, "
+     "tensorrt"},
+    {"scheme", 0, "TYPE",
+     "of the weights: int8 or uint8; int4-weights and int8-weights leave activations in float and need no "
+     "data"},
+    {"activations", 0, "TYPE", "uint8, int8, uint16 or int16 (as the target wants)"},
+    {"form", 0, "FORM", "qdq, or qoperator: QLinearConv and the like (as the target wants)"},
+    {"calibrator", 0, "NAME", "minmax, moving_average, percentile, entropy, mse or auto"},
+    {"percentile", 0, "P", "the share that the percentile calibrator keeps (99.99)"},
+    {"exclude", 0, "NODE[,NODE…]", "nodes that stay in float"},
+    {"accuracy-drop", 0, "DROP",
+     "0.5pt: nodes stay in float until the metric drops by no more (by the 95% interval)"},
+    {"metric", 0, "NAME", "of --accuracy-drop (top1)"},
+    {"select", 0, "FILE", "labelled data that --accuracy-drop is judged on; not what evaluates the result"},
     {"out", 0, "Q.onnx", "where the quantized model is written"},
     MLO_OPTION_LIMIT,
     MLO_OPTION_NORMALIZE,
@@ -239,10 +380,34 @@ const struct mlo_cli_verb mlo_verb_quantize = {
     .group = "Local (no server needed)",
     .run = quantize_run,
     .options = options_table,
-    .positional = "MODEL.onnx --data CALIB.npz --recipe int8-cpu --out Q.onnx",
+    .positional = "MODEL.onnx --data CALIB.npz --out Q.onnx",
     .min_args = 1,
     .max_args = 1,
     .help = "run a recipe's deriving steps on a model",
-    .detail = "  mlopt quantize m.onnx --data calib.npz --recipe int8-cpu \\\n"
-              "      --set quantize.calibrator=percentile --out m-int8.onnx\n",
+    .detail = "  mlopt quantize m.onnx --data calib.npz --target ort-x86-vnni --out m-int8.onnx\n"
+              "  mlopt quantize m.onnx --data calib.npz --recipe mine.yaml \\\n"
+              "      --set quantize.calibrator=percentile --out m-int8.onnx\n"
+              "  mlopt quantize m.onnx --data calib.npz --select labelled.npz \\\n"
+              "      --accuracy-drop 0.5pt --metric top1 --out m-mixed.onnx\n"
+              "  mlopt quantize m.onnx --recipe fp16 --out m-fp16.onnx   (needs no data)\n",
+};
+
+static const struct mlo_cli_option export_options[] = {
+    {"out", 0, "Q.onnx", "where the model with integer weights is written"},
+    {"target", 0, "NAME",
+     "the runtime that it is made for: mlopt-cpu, mlopt-cuda, openvino, ort-x86-avx2, ort-x86-vnni, "
+     "tensorrt (none)"},
+    {"form", 0, "FORM", "qdq, or qoperator: QLinearConv and the like (qdq)"},
+    {NULL},
+};
+const struct mlo_cli_verb mlo_verb_qat_export = {
+    .name = "qat-export",
+    .group = "Local (no server needed)",
+    .run = export_run,
+    .options = export_options,
+    .positional = "MODEL.onnx --out Q.onnx",
+    .min_args = 1,
+    .max_args = 1,
+    .help = "make a model trained with fake quantization one of integer weights",
+    .detail = "  mlopt qat-export trained.onnx --target ort-x86-vnni --form qoperator --out q.onnx\n",
 };

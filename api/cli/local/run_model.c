@@ -32,19 +32,19 @@ static enum mlo_status print_outputs(const struct mlo_cli *cli, const struct mlo
 static enum mlo_status run_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_model *model = NULL;
+    struct mlo_subject subject = {0};
+    const struct mlo_model *model = NULL;
     struct mlo_dataset *dataset = NULL;
     struct mlo_tensor *outputs = NULL;
     struct mlo_npz_array *arrays = NULL;
-    struct mlo_run_options options;
     struct mlo_cli_progress progress;
     const char *out = NULL;
     int count = 0;
     MLO_TRY(mlo_cli_required(cli, "out", &out, err));
     MLO_TRY(mlo_cli_check_output(out, err));
-    MLO_TRY(mlo_local_engine(cli, &options, err));
-    MLO_TRY(mlo_cli_int(cli, "batch", 0, 1, 65536, &options.batch, err));
-    MLO_TRY(mlo_local_model(cli->args[0], &model, err));
+    MLO_TRY(mlo_local_subject(cli, cli->args[0], &subject, err));
+    MLO_TRY(mlo_cli_int(cli, "batch", 0, 1, 65536, &subject.options.batch, err));
+    model = subject.model;
     MLO_TRY(mlo_local_dataset(cli, model, &dataset, err));
     count = model->graph->output_count;
     outputs = calloc((size_t)count + 1, sizeof *outputs);
@@ -55,7 +55,7 @@ static enum mlo_status run_run(struct mlo_cli *cli, struct mlo_error *err)
     }
     mlo_cli_progress_start(&progress, cli, "run");
     uint64_t begin = mlo_clock_ns();
-    status = mlo_run_dataset(model, dataset, &options, outputs, mlo_cli_progress, &progress, err);
+    status = mlo_run_dataset(model, dataset, &subject.options, outputs, mlo_cli_progress, &progress, err);
     mlo_cli_progress_end(&progress);
     if (status != MLO_OK)
         goto out;
@@ -63,15 +63,15 @@ static enum mlo_status run_run(struct mlo_cli *cli, struct mlo_error *err)
     for (int i = 0; i < count; i++)
         arrays[i] = (struct mlo_npz_array){model->graph->outputs[i]->name, &outputs[i]};
     MLO_TRY(mlo_npz_write(out, arrays, (size_t)count, err));
-    MLO_TRY(print_outputs(cli, model->graph, outputs, out, options.engine->name, mlo_dataset_count(dataset),
-                          seconds, err));
+    MLO_TRY(print_outputs(cli, model->graph, outputs, out, subject.options.engine->name,
+                          mlo_dataset_count(dataset), seconds, err));
 out:
     for (int i = 0; outputs && i < count; i++)
         mlo_tensor_clear(&outputs[i]);
     free(outputs);
     free(arrays);
     mlo_dataset_close(dataset);
-    mlo_model_free(model);
+    mlo_local_subject_close(&subject);
     return status;
 }
 
@@ -84,6 +84,8 @@ static const struct mlo_cli_option options_table[] = {
     MLO_OPTION_ENGINE,
     MLO_OPTION_THREADS,
     {"batch", 0, "N", "samples at a time (chosen)"},
+    MLO_OPTION_PLAN,
+    MLO_OPTION_TRUST,
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_run = {
@@ -91,7 +93,7 @@ const struct mlo_cli_verb mlo_verb_run = {
     .group = "Local (no server needed)",
     .run = run_run,
     .options = options_table,
-    .positional = "MODEL.onnx --data D.npz --out OUT.npz",
+    .positional = "MODEL.onnx|FILE.plan --data D.npz --out OUT.npz",
     .min_args = 1,
     .max_args = 1,
     .help = "run a model over data and write its outputs",
