@@ -84,15 +84,16 @@ def run_torch(module, arrays):
 
 
 def export(module, inputs, arrays, outputs, args):
-    options = dict(
-        input_names=[i.name for i in inputs],
-        output_names=outputs,
-        dynamic_axes={name: {0: "batch"} for name in [i.name for i in inputs] + outputs},
-        opset_version=args.opset,
-        do_constant_folding=True,
-    )
-    if "dynamo" in inspect.signature(torch.onnx.export).parameters:
-        options["dynamo"] = False  # the exporter that takes dynamic_axes
+    options = dict(input_names=[i.name for i in inputs], output_names=outputs, opset_version=args.opset)
+    takes = inspect.signature(torch.onnx.export).parameters
+    if args.dynamo and "dynamic_shapes" not in takes:
+        fail(f"PyTorch {torch.__version__} has no dynamo exporter", "leave out --dynamo, or use PyTorch 2.5 or newer")
+    if args.dynamo:
+        options.update(dynamo=True, dynamic_shapes=tuple({0: "batch"} for _ in inputs), external_data=False)
+    else:
+        options.update(dynamic_axes={name: {0: "batch"} for name in [i.name for i in inputs] + outputs}, do_constant_folding=True)
+        if "dynamo" in takes:
+            options["dynamo"] = False  # the exporter that takes dynamic_axes
     example = tuple(torch.from_numpy(a[:2]) for a in arrays)  # two samples: a batch of one may be taken for a constant
     torch.onnx.export(module, example, args.out, **options)
 
@@ -129,7 +130,8 @@ def main():
     parser.add_argument("--output", action="append", metavar="NAME", dest="outputs", help="names of the outputs")
     parser.add_argument("--weights", metavar="FILE", help="a state dict, as torch.save wrote it")
     parser.add_argument("--out", required=True, metavar="M.onnx")
-    parser.add_argument("--opset", type=int, default=17)
+    parser.add_argument("--opset", type=int, help="17 unless given, or 18 with --dynamo")
+    parser.add_argument("--dynamo", action="store_true", help="export by torch.export, which newer PyTorch has")
     parser.add_argument("--tolerance", type=float, default=1e-4, help="relative to the largest value of an output")
     parser.add_argument("--engine", default="cpu", help="of mlopt, for the check")
     parser.add_argument("--push", metavar="PROJECT/MODEL", help="upload it when it is the same")
@@ -138,6 +140,7 @@ def main():
     program = os.environ.get("MLOPT") or shutil.which("mlopt")
     if not program:
         fail("there is no mlopt program", "put it on PATH, or say where it is by MLOPT=…")
+    args.opset = args.opset or (18 if args.dynamo else 17)
     module, inputs = load_module(args.source, args.weights), [Input(text) for text in args.inputs]
     random = np.random.default_rng(SEED)
     arrays = [i.samples(random, SAMPLES) for i in inputs]

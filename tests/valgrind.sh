@@ -7,7 +7,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 bad=0
-export MLOPT_ISA=avx2 OMP_WAIT_POLICY=passive
+export MLOPT_ISA=avx2
 left_out() { # NAME: prints why valgrind cannot say anything about that program
     case $1 in
     unit.measure.bench) echo "it times child processes, which valgrind does not follow" ;;

@@ -1,30 +1,33 @@
-"""mlopt's speed relative to other runtimes on the same models, through `mlopt bench --against-engine`.
+"""mlopt's speed relative to other runtimes on the same work, and the targets that it has to meet.
 
-A ratio is the peer's median latency over mlopt's: above 1, mlopt is faster. It is the median over rounds, in each of which the two ran one after the other in processes of their own, with a 95% bootstrap interval over rounds.
+A ratio is the peer's latency over mlopt's: above 1, mlopt is faster. Each engine has one process in every round, in turn; a
+process counts with the median of its calls, the ratio with its median over rounds and the 95% bootstrap interval over rounds. A
+target holds by the lower bound. On int8 rows each runtime has the int8 model that it runs best: the one of `mlopt quantize`, or one
+of ONNX Runtime's own quantizer. mlopt runs the plan of `mlopt compile`; "load" is the time from the file to a program that can run.
 """
 import argparse
 import datetime
 import json
 import os
-import subprocess
 import sys
 
 import numpy as np
 
+import measure
 import models
+import peers as quantizers
 
-MLOPT = os.environ.get("MLOPT", "mlopt")
-HEAVY = ("Conv", "MatMul", "Gemm", "QGemm", "FullyConnected")
 F32_TOLERANCE, INT8_COSINE = 1e-3, 0.99
-INT8_SHARE = 0.8  # of the heavy nodes; a peer that runs fewer in int8 is no int8 peer
+INT8_SHARE = 0.8  # of the time of the heavy nodes; an engine that runs less in int8 is no int8 peer
+# Ratios to ONNX Runtime; "small" stands for every model given by --model. No row may be below FLOOR.
+TARGETS = {
+    ("resnet50", "f32"): 1.05, ("resnet50", "int8"): 1.30, ("resnet50", "bf16"): 1.5,
+    ("mobilenetv2", "f32"): 1.15, ("mobilenetv2", "int8"): 1.40, ("mobilenetv2", "bf16"): 1.2,
+    ("bert", "f32"): 1.20, ("bert", "int8"): 1.50, ("bert", "bf16"): 1.9,
+    ("small", "f32"): 1.5, ("small", "int8"): 1.5,
+}
+FLOOR = 1.0
 failures = []
-
-
-def mlopt(*arguments):
-    done = subprocess.run([MLOPT, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        raise RuntimeError("mlopt %s: %s" % (" ".join(map(str, arguments)), done.stderr.strip()))
-    return done.stdout
 
 
 def fail(text):
@@ -32,153 +35,259 @@ def fail(text):
     print("FAIL", text, file=sys.stderr)
 
 
-def prepare(folder, name, precisions):
-    path = models.build(name, folder)
-    found = {"f32": path}
-    if "int8" in precisions:
-        found["int8"] = os.path.join(folder, name + "-int8.onnx")
-        if not os.path.exists(found["int8"]):
-            calibration = os.path.join(folder, name + "-calib.npz")
-            mlopt("quantize", path, "--data", calibration, "--recipe", "int8-cpu", "--limit", 4, "--out", found["int8"])
-    return found
+def say(*words):
+    print(*words, file=sys.stderr, flush=True)
 
 
-def outputs(folder, model, name, engine):
-    out = os.path.join(folder, "outputs-%s.npz" % engine)
-    data = os.path.join(folder, name + "-test.npz")
-    mlopt("run", model, "--data", data, "--engine", engine, "--batch", 1, "--limit", 2, "--out", out)
-    with np.load(out) as arrays:
-        return [arrays[k] for k in sorted(arrays.files)]
+class Subject:
+    """A model with its calibration and test samples, and its int8 forms."""
 
+    def __init__(self, folder, name, path=None):
+        self.folder, self.name = folder, name
+        self.path = models.adopt(path, name, folder) if path else models.build(name, folder)
+        self.kind = "small" if path else name
 
-def check_outputs(folder, model, name, precision, peers):
-    """The engines must compute the same function; returns the deviation per peer."""
-    ours, found = outputs(folder, model, name, "cpu"), {}
-    for peer in peers:
-        theirs = outputs(folder, model, name, peer)
-        a, b = (np.concatenate([x.ravel() for x in side]).astype(np.float64) for side in (ours, theirs))
+    def file(self, suffix):
+        return os.path.join(self.folder, self.name + suffix)
+
+    def ours_int8(self):
+        out = self.file("-int8.onnx")
+        if not os.path.exists(out):
+            measure.mlopt("quantize", self.path, "--data", self.file("-calib.npz"), "--recipe", "int8-cpu", "--limit", 4, "--out", out)
+        return out
+
+    def candidates(self, precision):
+        """{"mlopt": path, "static": path, …}; without "mlopt" when it does not quantize."""
         if precision == "f32":
-            found[peer] = float(np.abs(a - b).max() / np.abs(b).max())
-            good = found[peer] <= F32_TOLERANCE
-        else:
-            found[peer] = float(a @ b / np.sqrt((a @ a) * (b @ b)))
-            good = found[peer] >= INT8_COSINE
-        if not good:
-            fail("%s %s: the outputs of cpu and %s differ: %g" % (name, precision, peer, found[peer]))
+            return quantizers.float_candidates(self.path, self.file(""))
+        found = {}
+        try:
+            found["mlopt"] = self.ours_int8()
+        except RuntimeError as e:
+            say("note: %s: %s" % (self.name, e))
+        found.update(quantizers.int8_candidates(self.path, self.file("-calib.npz"), self.file("")))
+        return found
+
+
+def agreement(subject, model, engine, reference):
+    out = measure.outputs(model, subject.file("-test.npz"), engine, subject.file("-out.npz"))
+    return {"cosine": measure.cosine(out, reference), "deviation": measure.deviation(out, reference)}
+
+
+def choose(subject, precision, engines, o):
+    """{engine: {"name", "path", "int8", "cosine"}}: the model of that precision that the engine runs fastest, among those whose outputs
+    are near the float model's (or among all, when none is), and how near they are."""
+    kept = subject.file("-%s.json" % precision)
+    known = json.load(open(kept)) if os.path.exists(kept) else {}
+    models_of = subject.candidates(precision) if any(e not in known for e in engines) else {}
+    reference = measure.outputs(subject.path, subject.file("-test.npz"), "cpu", subject.file("-out.npz")) if models_of else None
+    for engine in engines:
+        if engine in known:
+            continue
+        tried = []
+        for name, path in models_of.items():
+            if name != "mlopt" and (engine == "cpu" or (engine != "ort" and precision == "f32")):
+                continue
+            try:
+                one = {"name": name, "path": path, "int8": measure.heavy_int8(path, engine)}
+                one["us"] = float(np.median(measure.child(path, engine, 1, 0.3, o.prefix)["samples"]))
+                one.update(agreement(subject, path, engine, reference))
+            except RuntimeError as e:
+                say("note: %s %s of %s on %s: %s" % (subject.name, precision, name, engine, e))
+                continue
+            say("%s %s of %s on %s: %.3f ms, %d of %d heavy nodes (%.0f%% of their time) in int8, cosine to float %.4f" % (
+                subject.name, precision, name, engine, one["us"] / 1000, one["int8"]["nodes"], one["int8"]["of"], 100 * one["int8"]["share"],
+                one["cosine"]))
+            tried.append(one)
+        good = [one for one in tried if one["cosine"] >= INT8_COSINE] or tried
+        known[engine] = min(good, key=lambda one: one["us"], default=None)
+        with open(kept, "w") as f:
+            json.dump(known, f, indent=1)
+    return {e: known[e] for e in engines if known.get(e)}
+
+
+def check_f32(subject, chosen):
+    found = {e: one["deviation"] for e, one in chosen.items() if e != "cpu"}
+    for engine, deviation in found.items():
+        if deviation > F32_TOLERANCE:
+            fail("%s f32: the outputs of cpu and %s differ by %.2g of the largest" % (subject.name, engine, deviation))
+        if chosen[engine]["int8"]["nodes"]:
+            fail("%s f32: %s runs int8" % (subject.name, engine))
     return found
 
 
-def heavy(model, engine):
-    """How many of the engine's convolutions and matrix products ran in int8, and of how many."""
-    nodes = json.loads(mlopt("bench", model, "--profile", "--engine", engine, "-o", "json"))["nodes"]
-    mine = [n for n in nodes if any(h.lower() in n["op"].lower() for h in HEAVY)]
-    return sum(n["precision"] == "int8" for n in mine), len(mine)
+def check_int8(subject, chosen, slow):
+    """The same file on two engines must give the same function, and each engine's int8 must be near the float model."""
+    found, ours = {}, chosen.get("cpu")
+    for engine, one in chosen.items():
+        if one["int8"]["share"] < INT8_SHARE:
+            fail("%s int8: %s runs %d of %d heavy nodes in int8" % (subject.name, engine, one["int8"]["nodes"], one["int8"]["of"]))
+        if one["cosine"] < INT8_COSINE:
+            fail("%s int8: %s has a cosine of %.4f with the float model" % (subject.name, engine, one["cosine"]))
+    if ours:
+        data, out = subject.file("-test.npz"), subject.file("-out.npz")
+        mine = measure.outputs(ours["path"], data, "cpu", out)
+        for engine in [*(["reference"] if slow else []), *[e for e in chosen if e != "cpu"]]:
+            found[engine] = measure.cosine(mine, measure.outputs(ours["path"], data, engine, out))
+            if found[engine] < INT8_COSINE:
+                fail("%s int8: the outputs of cpu and %s on one file have a cosine of %.4f" % (subject.name, engine, found[engine]))
+    return found
 
 
-def measure(model, peer, threads, seconds, rounds, clock):
-    text = mlopt(
-        "bench", model, "--clock", clock, "--engine", "cpu", "--against-engine", peer, "--threads", threads, "--batch", 1,
-        "--seconds", seconds, "--rounds", rounds, "-o", "json", "-q",
-    )
-    return json.loads(text)
+def measure_row(subject, precision, threads, engines, o):
+    chosen = choose(subject, precision, engines, o)
+    if "cpu" not in chosen:
+        return None
+    sides = {e: one["path"] for e, one in chosen.items()}
+    row = {"model": subject.name, "kind": subject.kind, "precision": precision, "threads": threads}
+    if o.checks and threads == o.threads[0]:
+        if precision == "int8":
+            row["same_file_cosine"] = check_int8(subject, chosen, o.reference)
+        else:
+            row["deviation"] = check_f32(subject, chosen)
+    row["models"] = {e: {k: one[k] for k in ("name", "int8", "cosine")} for e, one in chosen.items()}
+    prefix = o.prefix if threads == 1 else o.prefix_many
+    say("measuring", subject.name, precision, threads)
+    sides["cpu"], row["compile_s"] = measure.compiled(sides["cpu"], threads, prefix)
+    row["sides"] = measure.rounds(sides, threads, o.seconds, o.rounds, prefix, o.clock, o.quantile)
+    ours = row["sides"]["cpu"]["us"]
+    row["ratios"] = {e: measure.ratio(ours, s["us"]) for e, s in row["sides"].items() if e != "cpu"}
+    return row
 
 
-def at_quantile(result, quantile):
-    """Latencies and ratio at another quantile than the median, from the processes' samples: on a busy machine a low one
-    is what the calls took that nobody interrupted."""
-    a, b = (np.array([np.quantile(s, quantile) for s in result[k]["samples_us"]]) for k in ("a", "b"))
-    rng = np.random.default_rng(0)
-    ratios = b / a
-    spread = np.median(ratios[rng.integers(0, len(ratios), (2000, len(ratios)))], axis=1)
-    low, high = np.quantile(spread, (0.025, 0.975))
-    result["a"]["quantile_us"], result["b"]["quantile_us"] = float(np.median(a)), float(np.median(b))
-    result["ratio"] = {"value": float(np.median(ratios)), "low": float(low), "high": float(high)}
+# --- the table ------------------------------------------------------------------------------------------------------
 
 
-def milliseconds(side):
-    value = side["quantile_us"] / 1000
-    return "%.2f" % value if value < 100 else "%.0f" % value
+def milliseconds(us):
+    return "%.3g" % (us / 1000) if us < 1e5 else "%.0f" % (us / 1000)
+
+
+def misses(row):
+    """What a row does not reach: {peer: what it should be}, by the lower bound of the interval."""
+    found = {}
+    for peer, r in row["ratios"].items():
+        want = TARGETS.get((row["kind"], row["precision"]), FLOOR) if peer == "ort" else FLOOR
+        if (peer == "ort" or row["precision"] == "int8") and r["low"] < want:
+            found[peer] = want
+    return found
 
 
 def table(rows, peers):
     head = ["model", "precision", "threads", "mlopt ms"]
     for peer in peers:
-        head += [peer + " ms", "ratio [95%]"]
+        head += [peer + " ms", "ratio [95%]"] + (["target"] if peer == "ort" else [])
+    head += ["compile s", "load ms (%s)" % ", ".join(["mlopt", *peers]), "peak MB (%s)" % ", ".join(["mlopt", *peers])]
     lines = ["| " + " | ".join(head) + " |", "|---|---|---" + "|---:" * (len(head) - 3) + "|"]
     for row in rows:
-        cells = [row["model"], row["precision"], str(row["threads"])]
-        cells.append(milliseconds(next(iter(row["peers"].values()))["a"]))
+        sides, missed = row["sides"], misses(row)
+        cells = [row["model"], row["precision"], str(row["threads"]), milliseconds(np.median(sides["cpu"]["us"]))]
         for peer in peers:
-            r = row["peers"].get(peer)
-            q = r and r["ratio"]
-            cells += [milliseconds(r["b"]), "%.2f [%.2f, %.2f]" % (q["value"], q["low"], q["high"])] if r else ["-", "-"]
+            if peer in sides:
+                r = row["ratios"][peer]
+                mark = "**" if peer in missed else ""
+                cells += [milliseconds(np.median(sides[peer]["us"])), "%s%.2f%s [%.2f, %.2f]" % (mark, r["value"], mark, r["low"], r["high"])]
+            else:
+                cells += ["-", "-"]
+            if peer == "ort":
+                cells.append("%.2f" % TARGETS.get((row["kind"], row["precision"]), FLOOR))
+        cells.append("%.2f" % row["compile_s"])
+        each = [sides.get(e) for e in ["cpu", *peers]]
+        cells.append(", ".join("%.3g" % (s["start_us"] / 1000) if s else "-" for s in each))
+        cells.append(", ".join("%.0f" % (s["peak_rss_bytes"] / 1e6) if s else "-" for s in each))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def main():
-    words = lambda text: text.split(",")
+def notes(rows):
+    """Once for each model and precision: what ran, and how it agrees."""
+    lines, seen = [], set()
+    words = {"mlopt": "mlopt quantize", "fused": "ORT's transformer optimizer"}
+    for row in rows:
+        if (row["model"], row["precision"]) in seen:
+            continue
+        seen.add((row["model"], row["precision"]))
+        parts = []
+        for e, one in row["models"].items():
+            text = e
+            if row["precision"] == "int8" or one["name"] != "mlopt":
+                text += " runs the file of " + words.get(one["name"], "ORT's %s quantizer" % one["name"])
+            if row["precision"] == "int8":
+                text += ", %d of %d heavy nodes in int8 (%.0f%% of their time), cosine to float %.4f" % (
+                    one["int8"]["nodes"], one["int8"]["of"], 100 * one["int8"]["share"], one["cosine"])
+            elif e != "cpu":
+                text += " differs from cpu by %.1g of the largest output" % row.get("deviation", {}).get(e, float("nan"))
+            if text != "cpu":
+                parts.append(text)
+        lines.append("- %s %s: %s" % (row["model"], row["precision"], "; ".join(parts)))
+    return lines
+
+
+def report(rows, o):
+    met = sum(not misses(r) for r in rows)
+    text = [table(rows, o.peers), "", "%d of %d rows reach what is asked, by the lower bound of the interval; those in bold do not." % (met, len(rows))]
+    text += ["", *notes(rows), ""]
+    engines = [s["engine"] for s in rows[0]["sides"].values()]
+    text.append("%s, machine class %s; %s; batch 1, quantile %g of the calls, %s clock, %d processes a side of %.1f s" % (
+        datetime.date.today(), json.loads(measure.mlopt("engines", "-o", "json")).get("machine_class", "?"), ", ".join(engines), o.quantile, o.clock,
+        o.rounds, o.seconds))
+    return "\n".join(text) + "\n"
+
+
+def parse():
+    words = lambda text: [w for w in text.split(",") if w]
     p = argparse.ArgumentParser()
     p.add_argument("--folder", default="build-bench")
     p.add_argument("--quick", action="store_true", help="two models, one thread, few rounds")
-    p.add_argument("--models", type=words)
+    p.add_argument("--models", type=words, help="of models.py; with --model and without this, none")
+    p.add_argument("--model", action="append", default=[], metavar="PATH[,DIM=SIZE…]", help="a model of your own; open dimensions get sizes")
     p.add_argument("--precisions", type=words, default=["f32", "int8"])
     p.add_argument("--threads", type=words)
     p.add_argument("--peers", type=words, default=["ort", "openvino"])
-    p.add_argument("--seconds", type=float, help="measuring time a side, over all rounds")
-    p.add_argument("--rounds", type=int)
+    p.add_argument("--seconds", type=float, default=0.8, help="measuring time of a process")
+    p.add_argument("--rounds", type=int, help="processes a side")
     p.add_argument("--quantile", type=float, default=0.5, help="which one of the calls' latencies (0.5: the median)")
     p.add_argument("--clock", default="wall", choices=["wall", "cpu"], help="cpu: processor time, for --threads 1")
-    p.add_argument("--no-checks", action="store_true", help="times only")
+    p.add_argument("--prefix", default="", metavar="CMD", help="each measured process runs under this command")
+    p.add_argument("--prefix-many", metavar="CMD", help="the same with more than one thread (as --prefix)")
+    p.add_argument("--no-checks", dest="checks", action="store_false", help="times only")
+    p.add_argument("--reference", action="store_true", help="the int8 outputs are compared with the reference engine's too, which takes minutes")
+    p.add_argument("--add", action="store_true", help="to the rows that results.json has: what is measured again replaces its row")
     o = p.parse_args()
-    o.models = o.models or (["resnet50", "mobilenetv2"] if o.quick else list(models.MODELS))
+    if o.models is None:
+        o.models = [] if o.model else ["resnet50", "mobilenetv2"] if o.quick else list(models.MODELS)
     o.threads = [int(t) for t in o.threads or (["1"] if o.quick else ["1", "2"])]
     o.rounds = o.rounds or (3 if o.quick else 7)
-    o.seconds = o.seconds or (0.7 * o.rounds if o.quick else 1.2 * o.rounds)
-    folder = os.path.join(o.folder, "models")
+    o.prefix_many = o.prefix if o.prefix_many is None else o.prefix_many
+    return o
+
+
+def main():
+    o = parse()
+    folder, kept = os.path.join(o.folder, "models"), os.path.join(o.folder, "results.json")
     os.makedirs(folder, exist_ok=True)
-    rows, checks = [], []
-    for name in o.models:
-        for precision, model in prepare(folder, name, o.precisions).items():
-            if precision not in o.precisions:
-                continue
-            if not o.no_checks:
-                deviation = check_outputs(folder, model, name, precision, o.peers)
-                counts = {e: heavy(model, e) for e in ["cpu", *o.peers]}
-                checks.append({"model": name, "precision": precision, "deviation": deviation, "int8_heavy": counts})
-                for engine, (int8, whole) in counts.items():
-                    if precision == "int8" and int8 < INT8_SHARE * whole:
-                        fail("%s: %s ran %d of %d heavy nodes in int8: it is no int8 peer" % (name, engine, int8, whole))
-                    if precision == "f32" and int8:
-                        fail("%s: %s ran int8 on the float model" % (name, engine))
+    subjects = [Subject(folder, name) for name in o.models]
+    subjects += [Subject(folder, os.path.basename(m.split(",")[0])[:-5], m) for m in o.model]
+    rows = json.load(open(kept)) if o.add and os.path.exists(kept) else []
+    key = lambda row: (row["model"], row["precision"], row["threads"])
+    for subject in subjects:
+        for precision in o.precisions:
             for threads in o.threads:
-                row = {"model": name, "precision": precision, "threads": threads, "peers": {}}
-                for peer in o.peers:
-                    print("measuring", name, precision, threads, peer, file=sys.stderr)
-                    r = measure(model, peer, threads, o.seconds, o.rounds, o.clock)
-                    at_quantile(r, o.quantile)
-                    for side in ("a", "b"):
-                        r[side].pop("samples_us", None)
-                    row["peers"][peer] = r
-                rows.append(row)
-                with open(os.path.join(o.folder, "results.json"), "w") as out:
-                    json.dump({"rows": rows, "checks": checks}, out, indent=1)
-    text = [table(rows, o.peers), ""]
-    for c in checks:
-        parts = []
-        for engine, (int8, whole) in c["int8_heavy"].items():
-            d = c["deviation"].get(engine)
-            differs = "" if d is None else ", %s %.2g" % ("deviation" if c["precision"] == "f32" else "cosine", d)
-            parts.append("%s %d of %d in int8%s" % (engine, int8, whole, differs))
-        text.append("- %s %s: %s" % (c["model"], c["precision"], "; ".join(parts)))
-    first = next(iter(rows[0]["peers"].values()))
-    engines = [first["a"]["engine"]] + [rows[0]["peers"][p]["b"]["engine"] for p in o.peers]
-    text += ["", "%s, machine class %s, %s; batch 1, quantile %g of the "
-             "calls, %s clock, %d rounds of %.1f s a side" % (
-        datetime.date.today(), first["machine"].get("class", "?"), ", ".join(engines), o.quantile, o.clock, o.rounds, o.seconds / o.rounds)]
-    print("\n".join(text))
+                try:
+                    row = measure_row(subject, precision, threads, ["cpu", *o.peers], o)
+                except RuntimeError as e:
+                    fail("%s %s: %s" % (subject.name, precision, e))
+                    continue
+                if row:
+                    at = next((i for i, r in enumerate(rows) if key(r) == key(row)), len(rows))
+                    rows[at : at + 1] = [row]
+                    with open(kept, "w") as out:
+                        json.dump(rows, out, indent=1)
+    if not rows:
+        return 1
+    text = report(rows, o)
+    print(text)
     with open(os.path.join(o.folder, "table.md"), "w") as out:
-        out.write("\n".join(text) + "\n")
+        out.write(text)
     return 1 if failures else 0
 
 

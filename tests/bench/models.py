@@ -1,6 +1,8 @@
 """The benchmark's models, as exporters write them: random but sane weights of a fixed seed, symbolic batch.
 
-Normalisation layers of the convolutional ones are folded into the convolutions, as exporters do in evaluation mode.
+The convolutional ones have batch normalisation with the statistics of a few samples, folded into the convolutions as exporters do in
+evaluation mode. Without it a random net amplifies each rounding from layer to layer, and int8 engines that all compute the same could
+not be told from ones that err.
 """
 import math
 import os
@@ -15,6 +17,7 @@ class Net:
     def __init__(self, name, seed):
         self.name, self.rng, self.count = name, np.random.default_rng(seed), 0
         self.nodes, self.constants, self.inputs, self.samples = [], [], [], {}
+        self.normalised = {}  # output of a convolution: the scale of its batch normalisation
 
     def fresh(self, stem):
         self.count += 1
@@ -38,12 +41,16 @@ class Net:
         self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
         return name
 
-    def conv(self, x, ic, oc, k=1, stride=1, groups=1, gain=2.0):
+    def conv(self, x, ic, oc, k=1, stride=1, groups=1, norm=1.0):
+        """norm: the scale of the batch normalisation that follows; None: there is none."""
         fan = ic // groups * k * k
-        w = self.normal(oc, ic // groups, k, k, scale=math.sqrt(gain / fan))
+        w = self.normal(oc, ic // groups, k, k, scale=math.sqrt(1 / fan))
         b = self.normal(oc, scale=0.05)
         pad = (k - 1) // 2
-        return self.op("Conv", x, w, b, kernel_shape=[k, k], strides=[stride, stride], pads=[pad] * 4, group=groups)
+        y = self.op("Conv", x, w, b, kernel_shape=[k, k], strides=[stride, stride], pads=[pad] * 4, group=groups)
+        if norm:
+            self.normalised[y] = norm
+        return y
 
     def linear(self, x, n_in, n_out, gain=1.0):
         y = self.op("MatMul", x, self.normal(n_in, n_out, scale=math.sqrt(gain / n_in)))
@@ -61,7 +68,57 @@ class Net:
         graph = helper.make_graph(self.nodes, self.name, self.inputs, [info], self.constants)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], producer_name="mlopt-bench")
         model.ir_version = 8
+        if self.normalised:
+            normalise(self, model)
         return model
+
+
+def normalise(net, model, count=4):
+    """Folds batch normalisation into the convolutions in net.normalised. Its statistics are those of `count` samples, taken in one run
+    of a model that normalises by them."""
+    import onnxruntime
+
+    trained = onnx.ModelProto()
+    trained.CopyFrom(model)
+    graph, nodes = trained.graph, []
+    epsilon = "epsilon"
+    graph.initializer.append(numpy_helper.from_array(np.float32(1e-5), epsilon))
+    scales, wanted = {}, []
+    for node in graph.node:
+        nodes.append(node)
+        y = node.output[0]
+        if y not in net.normalised:
+            continue
+        channels = next(i.dims[0] for i in graph.initializer if i.name == node.input[1])
+        draw = lambda mean, deviation: (mean + deviation * net.rng.standard_normal(channels, dtype=np.float32)).astype(np.float32)
+        scales[y] = (net.normalised[y] * draw(1, 0.1), net.normalised[y] * draw(0.2, 0.2))
+        for kind, array in zip(("scale", "shift"), scales[y]):
+            graph.initializer.append(numpy_helper.from_array(array.reshape(1, -1, 1, 1), y + kind))
+        node.output[0] = y + "raw"
+        for op, ins, out in (
+            ("ReduceMean", ("raw",), "mean"), ("Sub", ("raw", "mean"), "centred"), ("Mul", ("centred", "centred"), "square"),
+            ("ReduceMean", ("square",), "variance"), ("Add", ("variance", None), "safe"), ("Sqrt", ("safe",), "deviation"),
+            ("Div", ("centred", "deviation"), "unit"), ("Mul", ("unit", "scale"), "scaled"), ("Add", ("scaled", "shift"), ""),
+        ):
+            attributes = {"axes": [0, 2, 3], "keepdims": 1} if op == "ReduceMean" else {}
+            nodes.append(helper.make_node(op, [epsilon if i is None else y + i for i in ins], [y + out], **attributes))
+        wanted += [y + "mean", y + "deviation"]
+    del graph.node[:], graph.output[:]
+    graph.node.extend(nodes)
+    graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in wanted)
+    session = onnxruntime.InferenceSession(trained.SerializeToString(), providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(3)
+    found = dict(zip(wanted, session.run(wanted, {k: sample(count, rng) for k, sample in net.samples.items()})))
+    constants = {i.name: i for i in model.graph.initializer}
+    for node in model.graph.node:
+        y = node.output[0]
+        if y in scales:
+            weights, bias = (constants[i] for i in node.input[1:3])
+            factor = scales[y][0] / found[y + "deviation"].ravel()
+            w = numpy_helper.to_array(weights) * factor.reshape(-1, 1, 1, 1)
+            b = (numpy_helper.to_array(bias) - found[y + "mean"].ravel()) * factor + scales[y][1]
+            weights.CopyFrom(numpy_helper.from_array(w.astype(np.float32), weights.name))
+            bias.CopyFrom(numpy_helper.from_array(b.astype(np.float32), bias.name))
 
 
 def image(net, size=224):
@@ -83,10 +140,10 @@ def resnet50():
     for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
         for block in range(blocks):
             s = stride if block == 0 else 1
-            skip = x if block else net.conv(x, ic, width * 4, 1, s, gain=1.0)
+            skip = x if block else net.conv(x, ic, width * 4, 1, s)
             y = net.op("Relu", net.conv(x, ic, width))
             y = net.op("Relu", net.conv(y, width, width, 3, s))
-            x = net.op("Relu", net.op("Add", net.conv(y, width, width * 4, gain=0.3), skip))
+            x = net.op("Relu", net.op("Add", net.conv(y, width, width * 4, norm=0.5), skip))
             ic = width * 4
     return net, net.model(net.classify(x, ic), [1000])
 
@@ -112,7 +169,7 @@ def mobilenetv2():
             s, width = (stride if block == 0 else 1), ic * t
             y = relu6(net.conv(x, ic, width)) if t > 1 else x
             y = relu6(net.conv(y, width, width, 3, s, groups=width))
-            y = net.conv(y, width, oc, gain=1.0)
+            y = net.conv(y, width, oc, norm=0.5 if s == 1 and ic == oc else 1.0)
             x, ic = (net.op("Add", x, y) if s == 1 and ic == oc else y), oc
     x = relu6(net.conv(x, ic, 1280))
     return net, net.model(net.classify(x, 1280), [1000])
@@ -138,11 +195,11 @@ def efficientnet():
         for block in range(blocks):
             s, width = (stride if block == 0 else 1), ic * t
             y = swish(net.conv(x, ic, width)) if t > 1 else x
-            y = swish(net.conv(y, width, width, k, s, groups=width, gain=3.0))
+            y = swish(net.conv(y, width, width, k, s, groups=width))
             squeezed = max(1, ic // 4)
-            g = swish(net.conv(net.op("GlobalAveragePool", y), width, squeezed))
-            g = net.op("Sigmoid", net.conv(g, squeezed, width))
-            y = net.conv(net.op("Mul", y, g), width, oc, gain=3.0)
+            g = swish(net.conv(net.op("GlobalAveragePool", y), width, squeezed, norm=None))
+            g = net.op("Sigmoid", net.conv(g, squeezed, width, norm=None))
+            y = net.conv(net.op("Mul", y, g), width, oc, norm=0.5 if s == 1 and ic == oc else 1.0)
             x, ic = (net.op("Add", x, y) if s == 1 and ic == oc else y), oc
     x = swish(net.conv(x, ic, 1280))
     return net, net.model(net.classify(x, 1280), [1000])
@@ -175,7 +232,8 @@ def bert(layers=12, hidden=768, heads=12, length=128, words=30522):
         erf = net.op("Erf", net.op("Div", x, root2))
         return net.op("Mul", net.op("Mul", x, net.op("Add", erf, one)), half)
 
-    m = net.op("Unsqueeze", attend, net.constant(np.array([1, 2], np.int64), "axes"))
+    m = net.op("Unsqueeze", attend, net.constant(np.array([1], np.int64), "axes"))
+    m = net.op("Unsqueeze", m, net.constant(np.array([2], np.int64), "axes"))
     m = net.op("Sub", one, net.op("Cast", m, to=TensorProto.FLOAT))
     m = net.op("Mul", m, net.constant(np.float32(-10000), "minus"))
     x = net.op("Gather", net.normal(words, hidden, scale=0.5), tokens)
@@ -206,6 +264,42 @@ def build(name, folder, calibration=8):
     for part, count, seed in (("calib", calibration, 1), ("test", 4, 2)):
         rng = np.random.default_rng(seed)
         arrays = {k: sample(count, rng) for k, sample in net.samples.items()}
+        np.savez(os.path.join(folder, "%s-%s.npz" % (name, part)), **arrays)
+    onnx.save(model, path + ".part")
+    os.replace(path + ".part", path)
+    return path
+
+
+def adopt(text, name, folder, calibration=8):
+    """A model of one's own, "PATH[,DIM=SIZE…]", under a name in the folder: all dimensions but a first open one get sizes; samples
+    are noise, smooth for pictures."""
+    source, *sizes = text.split(",")
+    sizes = dict(s.split("=") for s in sizes)
+    path = os.path.join(folder, name + ".onnx")
+    if os.path.exists(path) and os.path.getmtime(path) >= os.path.getmtime(source):
+        return path
+    model = onnx.load(source)
+    for value in [*model.graph.input, *model.graph.output]:
+        for d in value.type.tensor_type.shape.dim:
+            if d.dim_param in sizes:
+                d.dim_value = int(sizes[d.dim_param])
+    constants = {i.name for i in model.graph.initializer}
+    inputs = [i for i in model.graph.input if i.name not in constants]
+    model.ir_version = max(model.ir_version, 8)
+    del model.graph.input[:]  # a weight that a caller may replace is no constant to any runtime
+    model.graph.input.extend(inputs)
+    for part, count, seed in (("calib", calibration, 1), ("test", 4, 2)):
+        rng, arrays = np.random.default_rng(seed), {}
+        for value in model.graph.input:
+            dims = [d.dim_value or 1 for d in value.type.tensor_type.shape.dim]
+            shape = [count * dims[0], *dims[1:]]
+            if value.type.tensor_type.elem_type != TensorProto.FLOAT:
+                arrays[value.name] = rng.integers(0, 2, shape).astype(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+            elif len(shape) == 4 and shape[2] % 4 == 0 and shape[3] % 4 == 0:
+                coarse = rng.standard_normal((*shape[:2], shape[2] // 4, shape[3] // 4), dtype=np.float32)
+                arrays[value.name] = 0.8 * np.kron(coarse, np.ones((1, 1, 4, 4), np.float32)) + 0.6 * rng.standard_normal(shape, dtype=np.float32)
+            else:
+                arrays[value.name] = rng.standard_normal(shape, dtype=np.float32)
         np.savez(os.path.join(folder, "%s-%s.npz" % (name, part)), **arrays)
     onnx.save(model, path + ".part")
     os.replace(path + ".part", path)

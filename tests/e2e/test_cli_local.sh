@@ -96,6 +96,103 @@ shows "f32"
 cmp -s q.onnx p.onnx && fail "--set changed nothing"
 expect 0 "$MLOPT" quantize "$model" --data $train --limit 64 --normalize "$normalize" --recipe int8-cpu --threads 1 --out q1.onnx
 cmp q.onnx q1.onnx || fail "the number of threads changed the bytes"
+expect 0 "$MLOPT" quantize "$model" --data $train --limit 64 --normalize "$normalize" --target tensorrt --out t.onnx # and no recipe: int8-cpu
+expect 0 "$MLOPT" quantize "$model" --data $train --limit 64 --normalize "$normalize" --target ort-x86-vnni --form qoperator --out k.onnx
+expect 0 "$MLOPT" diff "$model" k.onnx
+cmp -s q.onnx t.onnx && fail "--target changed nothing"
+expect 0 "$MLOPT" quantize "$model" --recipe fp16 --out h.onnx -o json # without data
+holds "d['result']['size'] < 0.55 * d['source']['size']"
+expect 0 "$MLOPT" diff "$model" h.onnx
+expect 2 "$MLOPT" quantize "$model" --out none.onnx
+says "--data"
+expect 1 "$MLOPT" quantize "$model" --data $train --limit 64 --target tpu --out none.onnx
+says "ort-x86-vnni"
+rm t.onnx k.onnx h.onnx
+
+# --- fake quantization of a training (tests/nets/train_qat.py) ---
+qat=$(dirname "$model")/../../tests/golden/qat
+for name in per-tensor per-channel; do
+    for form in qdq qoperator; do
+        expect 0 "$MLOPT" qat-export "$qat/$name.onnx" --form $form --target mlopt-cpu --out t.onnx -o json # needs no data
+        holds "[s['step'] for s in d['steps']] == ['qat-export'] and d['result']['size'] < 0.65 * d['source']['size']"
+        holds "any(n['note'] == '5 of 6 nodes that multiply run in integers' for n in d['steps'][0]['report']['passes'][0]['notes'])"
+        expect 0 "$MLOPT" eval "$qat/$name.onnx" --data $test --limit 500 --normalize "$normalize" --metric top1 --engine reference -o json
+        was=$(json "d['metrics'][0]['estimate']['value']")
+        expect 0 "$MLOPT" eval t.onnx --data $test --limit 500 --normalize "$normalize" --metric top1 -o json
+        holds "abs(d['metrics'][0]['estimate']['value'] - $was) <= 0.006"
+    done
+done
+expect 0 "$MLOPT" qat-export t.onnx --out k.onnx # integer already
+says "computes in integers already"
+expect 1 "$MLOPT" qat-export "$model" --out none.onnx
+says "no fake quantization"
+expect 2 "$MLOPT" qat-export "$qat/per-tensor.onnx"
+says "--out"
+expect 1 "$MLOPT" qat-export "$qat/per-tensor.onnx" --target tpu --out none.onnx
+says "ort-x86-vnni"
+if /usr/bin/python3 -c 'from onnx import numpy_helper' 2>/dev/null; then
+    /usr/bin/python3 - "$qat/per-tensor.onnx" <<'PY'
+import sys, onnx
+from onnx import numpy_helper, TensorProto
+def change(out, edit):
+    m = onnx.load(sys.argv[1])
+    edit(m)
+    onnx.save(m, out)
+def scale(value):
+    def edit(m):
+        t = next(t for t in m.graph.initializer if t.name == "stem.0.weight_fake_quant.scale")
+        t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(t) * 0 + value, t.name))
+    return edit
+def cast(m):
+    next(n for n in m.graph.node if n.op_type == "Cast").attribute[0].i = TensorProto.INT64
+def bare(m):
+    node = next(n for n in m.graph.node if n.op_type == "DequantizeLinear")
+    node.op_type = "Cast"
+    del node.input[1:]
+    node.attribute.append(onnx.helper.make_attribute("to", 1))
+change("zero.onnx", scale(0))
+change("nan.onnx", scale(float("nan")))
+change("type.onnx", cast)
+change("bare.onnx", bare)
+PY
+    expect 1 "$MLOPT" qat-export zero.onnx --out none.onnx
+    says "scale 0 of 1 is 0"
+    says "QuantizeLinear of 'stem.0.weight'"
+    expect 1 "$MLOPT" qat-export nan.onnx --out none.onnx
+    says "scale 0 of 1 is nan"
+    expect 1 "$MLOPT" qat-export type.onnx --out none.onnx
+    says "int64"
+    expect 1 "$MLOPT" qat-export bare.onnx --out none.onnx
+    says "no DequantizeLinear stands behind it"
+    rm zero.onnx nan.onnx type.onnx bare.onnx
+fi
+[ ! -e none.onnx ] || fail "a refused model was written"
+rm t.onnx k.onnx
+
+# which nodes suffer
+expect 0 "$MLOPT" sensitivity "$model" --data $train --limit 16 --samples 8 --normalize "$normalize" --threads 1 -o json
+holds "len(d['nodes']) == 12 and [n['sqnr_db'] for n in d['nodes']] == sorted(n['sqnr_db'] for n in d['nodes'])"
+expect 0 "$MLOPT" sensitivity "$model" --data $train --limit 16 --samples 8 --normalize "$normalize" --threads 1
+shows "SQNR dB"
+expect 2 "$MLOPT" sensitivity "$model" --data $train --metric top1
+says "--select"
+# a budget of accuracy
+python3 - $images/t10k- <<'PY' # the first 300 samples
+import gzip, struct, sys
+for name, head, row in (("images", 16, 784), ("labels", 8, 1)):
+    b = gzip.open("%s%s-idx%d-ubyte.gz" % (sys.argv[1], name, 3 if row > 1 else 1)).read()
+    open("few-" + name, "wb").write(b[:4] + struct.pack(">I", 300) + b[8 : head + 300 * row])
+PY
+expect 0 "$MLOPT" quantize "$model" --data $train --limit 64 --normalize "$normalize" --select few-images,few-labels --accuracy-drop 4pt \
+    --threads 1 --out b.onnx -o json
+holds "d['steps'][1]['report']['mixed_precision']['drop']['high'] <= 0.04"
+expect 1 "$MLOPT" quantize "$model" --data $train --limit 64 --normalize "$normalize" --select few-images,few-labels --accuracy-drop much --out none.onnx
+says "'much' is no budget"
+expect 2 "$MLOPT" quantize "$model" --data $train --limit 64 --normalize "$normalize" --accuracy-drop 4pt --out none.onnx
+says "--select LABELLED is required"
+expect 2 "$MLOPT" quantize "$model" --data $train --limit 64 --normalize "$normalize" --select few-images,few-labels --out none.onnx
+says "--accuracy-drop"
+rm b.onnx few-images few-labels
 
 expect 0 "$MLOPT" run "$model" --data $test --limit 5 --normalize "$normalize" --engine reference --out ref.npz
 expect 0 "$MLOPT" run "$model" --data $test --limit 5 --normalize "$normalize" --engine cpu --out cpu.npz -o json
@@ -107,6 +204,52 @@ holds "d['metrics'][0]['estimate']['value'] > 0.88 and d['metrics'][0]['estimate
 holds "abs(d['metrics'][0]['difference']['value']) < 0.02 and d['metrics'][1]['estimate']['value'] > 0.98"
 expect 0 "$MLOPT" bench "$model" q.onnx --seconds 0.4 --rounds 2 -o json
 holds "d['a']['p50_us']['value'] > 0 and d['b']['p50_us']['value'] > 0 and d['ratio_p50']['value'] > 0"
+holds "d['a']['p50_us']['value'] <= d['a']['p95_us']['value'] <= d['a']['p99_us']['value'] and 'class' in d['machine']"
+expect 0 "$MLOPT" bench "$model" --sweep --batches 1,4 --concurrency 1,2 --seconds 0.1 --rounds 1 --p99-limit 60000 -o json
+holds "[(p['batch'], p['concurrency']) for p in d['points']] == [(1, 1), (1, 2), (4, 1), (4, 2)]"
+holds "d['best']['throughput'] == max(p['throughput'] for p in d['points']) > 0 and 'class' in d['machine']"
+holds "all(p['p50_us'] <= p['p95_us'] <= p['p99_us'] and p['peak_rss_bytes'] > 1e6 for p in d['points'])"
+expect 0 "$MLOPT" bench "$model" --sweep --batches 2 --concurrency 1 --seconds 0.05 --rounds 1 --p99-limit 0.000001
+shows "no point has its p99 under"
+expect 2 "$MLOPT" bench "$model" --batches 1,2
+says "--batches belongs to --sweep"
+expect 2 "$MLOPT" bench "$model" --sweep --batches 1,x
+expect 0 "$MLOPT" bench "$model" --flame flame.svg -o json
+holds "all(k in next(n for n in d['nodes'] if n['op'] == 'Conv') for k in ('us', 'flops', 'bytes', 'intensity', 'bound', 'peak'))"
+holds "d['peaks']['f32_ops'] > 1e9 and len(d['peaks']['levels']) == 3"
+nodes=$(json "len(d['nodes'])")
+python3 - flame.svg "$nodes" <<'PY' || fail "the flame graph"
+import sys, xml.dom.minidom
+doc = xml.dom.minidom.parse(sys.argv[1])
+boxes = [g for g in doc.getElementsByTagName("g") if g.getElementsByTagName("title")]
+titles = [g.getElementsByTagName("title")[0].firstChild.data for g in boxes]
+assert sum("/stage2/stage2.1/conv1/Conv\n" in t for t in titles) == 1, titles
+assert any(t.startswith("stage2\n") for t in titles), titles
+rects = [[float(g.getElementsByTagName("rect")[0].getAttribute(a)) for a in ("x", "y", "width")] for g in boxes]
+assert all(16 <= x and x + w <= 1265 for x, y, w in rects)
+for i, (x, y, w) in enumerate(rects):
+    for X, Y, W in rects[:i]:
+        assert y != Y or x + w <= X + 0.01 or X + W <= x + 0.01, "two blocks of a row overlap"
+PY
+expect 0 "$MLOPT" bench "$model" --profile
+shows "of the roof"
+if /usr/bin/python3 -c 'import onnx' 2>/dev/null; then
+    /usr/bin/python3 - <<'PY'
+import onnx
+from onnx import TensorProto, helper
+x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "width"])
+y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "width"])
+graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "open", [x], [y])
+onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "open.onnx")
+PY
+    expect 1 "$MLOPT" bench open.onnx --seconds 0.1
+    says "--dim 'width=N'"
+    expect 1 "$MLOPT" bench open.onnx --seconds 0.1 --dim wide=3
+    says "no open dim 'wide'"
+    expect 0 "$MLOPT" bench open.onnx --seconds 0.1 --rounds 2 --dim width=128 -o json
+    expect 0 "$MLOPT" bench open.onnx --sweep --batches 1 --concurrency 1 --seconds 0.05 --rounds 1 --dim width=128 -o json
+    expect 0 "$MLOPT" optimize open.onnx --out open-o.onnx --dim width=8
+fi
 expect 0 "$MLOPT" completion bash
 bash -n stdout || fail "the completion is no shell"
 

@@ -72,6 +72,10 @@ expect 1 $python "$script" nets.py:Nothing --input 'x=float32[4]' --out bad.onnx
 says "has no 'Nothing'"
 expect 1 $python "$script" nets.py:Images --input 'x=float32' --out bad.onnx
 says "is not NAME=DTYPE[DIMS]"
+if $python -c 'import inspect, sys, torch; sys.exit("dynamic_shapes" in inspect.signature(torch.onnx.export).parameters)'; then
+    expect 1 $python "$script" nets.py:Images --input 'image=float32[3,16,16]' --out bad.onnx --dynamo
+    says "has no dynamo exporter"
+fi
 [ ! -e bad.onnx ] || fail "a model that differs was written"
 
 # pushed when asked; the program is what uploads

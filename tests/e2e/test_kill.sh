@@ -103,11 +103,12 @@ done
 expect 0 "$MLOPT" models
 kill -0 $up_pid || fail "mlopt up ended with its PostgreSQL"
 
-# 4. everything
-for i in $(seq 400); do
-    [ "$(job quantize "j['state'] == 'running' or j['state'] == 'succeeded'")" = True ] && break
+# 4. everything, in a job that no kill has met yet: each has three attempts
+for i in $(seq 1200); do
+    [ "$(job quantize "j['state'] == 'succeeded'")" = True ] && break
     sleep 0.1
 done
+[ "$(job quantize "j['state'] == 'succeeded'")" = True ] || fail "the step did not come to its end"
 worker=$(find_child $up_pid worker)
 kill -KILL $up_pid
 wait $up_pid 2>/dev/null || true
@@ -155,6 +156,7 @@ holds "len({e['seq'] for e in d['fashion']}) == len(d['fashion'])"
 expect 0 "$MLOPT" submit fashion/cnn --recipe long.yaml --wait --timeout 120 -o json
 holds "all(j['reused'] for j in d['run']['jobs'] if j['kind'] == 'derive')"
 stop_up
-# nothing of it is still running
-! ls "$work"/data/work/* >/dev/null 2>&1 || ls -la "$work"/data/work
+# and no attempt left its folder behind
+left=$(find "$work/data/work/scratch" -mindepth 1 ! -name lock | head -5)
+[ -z "$left" ] || { echo "left in data/work/scratch: $left"; exit 1; }
 echo "kill: ok"

@@ -1,7 +1,13 @@
-/* ONNX's own backend tests (libonnx-testdata) on the graph evaluator, with ONNX's own tolerances.
+/* ONNX's own backend tests (libonnx-testdata) on the graph evaluator and on engines, with ONNX's own
+ * tolerances.
  *
- *   conformance.graph.onnx_backend [CATEGORY]   runs the tests of a category as cases; without one, checks
- * the list conformance.graph.onnx_backend --table      runs all and prints the table of docs/conformance.md
+ *   conformance.graph.onnx_backend CATEGORY     runs the tests of a category as cases
+ *   conformance.graph.onnx_backend --engine NAME [invariant]    all categories on an engine
+ *   conformance.graph.onnx_backend --round-trip | --optimize | --raise N    all categories on the evaluator,
+ * after the model was written and read again, optimized, or raised to that opset
+ *   conformance.graph.onnx_backend --table      runs all and prints the table of docs/conformance.md
+ *   conformance.graph.onnx_backend --folder DIR runs tests of another ONNX (newer_onnx.py), prints what fails
+ *   conformance.graph.onnx_backend              checks the list
  *
  * What is not supported stands in tests/conformance/not_supported.txt with its reason. A test on that list
  * must still fail: the list only shrinks. */
@@ -15,8 +21,10 @@
 
 #include <cmocka.h>
 
-#include "graph/graph.h"
+#include "engines/engines.h"
 #include "graph/onnx_impl.h"
+#include "passes/passes.h"
+#include "tests/plan_copy.h"
 
 #define DATA "/usr/share/libonnx-testdata/data"
 #define LIST MLOPT_SOURCE_DIR "/tests/conformance/not_supported.txt"
@@ -182,62 +190,145 @@ static bool same(const struct mlo_tensor *got, const struct mlo_tensor *want, ch
 /* --- one test ---------------------------------------------------------------------------------------------
  */
 
-static bool feed(const char *folder, const struct mlo_graph *graph, struct mlo_eval *eval,
-                 struct mlo_tensor *inputs, char *why, size_t size)
+static bool read_inputs(const char *folder, const struct mlo_graph *graph, struct mlo_tensor *inputs,
+                        struct mlo_error *err)
 {
-    struct mlo_error err = {0};
     for (int i = 0; i < graph->input_count; i++) {
         const struct mlo_value *value = graph->inputs[i];
-        if (i >= INPUTS_MAX ||
-            !read_file(folder, "input", i, &value->type, value->constant != NULL, &inputs[i], &err)) {
-            snprintf(why, size, "input %d: %s", i, err.message);
+        if (i >= INPUTS_MAX)
+            return mlo_error_set(err, MLO_ETOOBIG, "more than %d inputs", INPUTS_MAX) == MLO_OK;
+        if (!read_file(folder, "input", i, &value->type, value->constant != NULL, &inputs[i], err))
             return false;
-        }
-        if (inputs[i].dtype)
-            mlo_eval_feed(eval, value, &inputs[i]);
     }
     return true;
+}
+
+/* On the graph evaluator, which takes what an input is otherwise a constant for, too. */
+static bool run_on_evaluator(const struct mlo_graph *graph, const struct mlo_tensor *inputs,
+                             struct mlo_tensor *outputs, struct mlo_error *err)
+{
+    struct mlo_eval eval = {0};
+    bool ok = mlo_eval_init(&eval, graph, NULL, err) == MLO_OK;
+    for (int i = 0; ok && i < graph->input_count; i++)
+        if (inputs[i].dtype)
+            mlo_eval_feed(&eval, graph->inputs[i], &inputs[i]);
+    ok = ok && mlo_eval_run(&eval, err) == MLO_OK;
+    for (int i = 0; ok && i < graph->output_count; i++)
+        ok = mlo_tensor_copy(mlo_eval_content(&eval, graph->outputs[i]), &outputs[i], err) == MLO_OK;
+    if (eval.graph)
+        mlo_eval_clear(&eval);
+    return ok;
+}
+
+static const struct mlo_engine *tested; /* NULL: the graph evaluator */
+static enum mlo_numerics tested_numerics;
+
+/* On an engine: shapes that the model leaves open are those of the data. */
+static bool run_on_engine(const struct mlo_engine *engine, struct mlo_model *model,
+                          const struct mlo_tensor *inputs, struct mlo_tensor *outputs, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_graph *graph = model->graph;
+    struct mlo_tensor fed[INPUTS_MAX];
+    struct mlo_plan *plan = NULL;
+    struct mlo_program *program = NULL;
+    struct plan_copy copy = {0};
+    struct mlo_compile_options options = {.numerics = tested_numerics, .threads = 1};
+    int count = 0;
+    for (int i = 0; i < graph->input_count; i++) {
+        struct mlo_type *type = &graph->inputs[i]->type;
+        if (graph->inputs[i]->constant)
+            continue;
+        fed[count++] = inputs[i];
+        if (mlo_holds_values(type->dtype))
+            continue;
+        type->rank = inputs[i].rank;
+        for (int d = 0; d < type->rank; d++)
+            type->dims[d] = (struct mlo_dim){.value = inputs[i].dims[d]};
+    }
+    MLO_TRY(engine->compile(model, &options, &plan, err));
+    MLO_TRY(plan_copy(engine, plan, &copy, err)); /* what can be a file is run out of one */
+    MLO_TRY(engine->load(copy.plan ? copy.plan : plan, &program, err));
+    MLO_TRY(engine->run(program, fed, outputs, err));
+out:
+    engine->unload(program);
+    plan_copy_free(engine, &copy);
+    engine->free_plan(plan);
+    return status == MLO_OK;
+}
+
+/* What is done to a model between reading and running it. */
+static enum { AS_READ, WRITTEN, OPTIMIZED, RAISED } treatment;
+static char raise_options[32];
+
+/* *refused: it cannot be treated so, which is no failure. */
+static bool treat(struct mlo_model **model, bool *refused, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_buf bytes = MLO_BUF_INIT;
+    struct mlo_model *again = NULL;
+    struct mlo_pass_driver driver = {0};
+    struct mlo_pass_request requests[32] = {0};
+    json_t *options = NULL;
+    size_t count = 1;
+    *refused = false;
+    if (treatment == WRITTEN) {
+        MLO_TRY(mlo_onnx_serialize(*model, &bytes, err));
+        MLO_TRY(mlo_onnx_parse(bytes.data, bytes.len, "written", &again, err));
+        mlo_model_free(*model);
+        *model = again;
+    } else if (treatment == OPTIMIZED) {
+        const char *const *names = mlo_passes_optimize(&count);
+        for (size_t i = 0; i < count && i < MLO_COUNT(requests); i++)
+            requests[i].name = names[i];
+        MLO_TRY(mlo_passes_run(*model, requests, count, &driver, err));
+    } else if (treatment == RAISED && mlo_model_opset(*model, "")) {
+        options = json_loads(raise_options, 0, NULL);
+        requests[0] = (struct mlo_pass_request){"raise-opset", options};
+        status = mlo_passes_run(*model, requests, 1, &driver, err);
+        *refused = status == MLO_EUNSUPPORTED;
+    }
+out:
+    json_decref(options);
+    json_decref(driver.report);
+    mlo_buf_clear(&bytes);
+    return status == MLO_OK;
 }
 
 static bool try_test(const char *folder, char *why, size_t size)
 {
     char path[640];
     struct mlo_model *model = NULL;
-    struct mlo_eval eval = {0};
-    struct mlo_tensor inputs[INPUTS_MAX] = {0};
+    struct mlo_tensor inputs[INPUTS_MAX] = {0}, outputs[OUTPUTS_MAX] = {0};
     struct mlo_error err = {0};
-    bool passed = false;
+    bool passed = false, refused = false;
     why[0] = '\0';
     snprintf(path, sizeof path, "%s/model.onnx", folder);
     if (mlo_onnx_load(path, &model, &err) != MLO_OK ||
-        mlo_graph_check_supported(model->graph, &err) != MLO_OK) {
+        mlo_graph_check_supported(model->graph, &err) != MLO_OK || !treat(&model, &refused, &err) ||
+        !read_inputs(folder, model->graph, inputs, &err) || model->graph->output_count > OUTPUTS_MAX ||
+        !(tested ? run_on_engine(tested, model, inputs, outputs, &err)
+                 : run_on_evaluator(model->graph, inputs, outputs, &err))) {
         snprintf(why, size, "%s (%s)", err.message, err.where);
-        goto out;
-    }
-    const struct mlo_graph *graph = model->graph;
-    if (mlo_eval_init(&eval, graph, NULL, &err) != MLO_OK || !feed(folder, graph, &eval, inputs, why, size) ||
-        mlo_eval_run(&eval, &err) != MLO_OK) {
-        if (!*why)
-            snprintf(why, size, "%s (%s)", err.message, err.where);
+        passed = refused;
         goto out;
     }
     passed = true;
-    for (int i = 0; i < graph->output_count && passed; i++) {
+    for (int i = 0; i < model->graph->output_count && passed; i++) {
         struct mlo_tensor want = {0};
-        const struct mlo_tensor *got = mlo_eval_content(&eval, graph->outputs[i]);
-        if (!got || !read_file(folder, "output", i, &graph->outputs[i]->type, false, &want, &err)) {
-            snprintf(why, size, "output %d: %s", i, got ? err.message : "no content");
+        if (!read_file(folder, "output", i, &model->graph->outputs[i]->type, false, &want, &err)) {
+            snprintf(why, size, "output %d: %s", i, err.message);
             passed = false;
-        } else if (!same(got, &want, why, size)) {
+        } else if (!same(&outputs[i], &want, why, size)) {
             passed = false;
         }
         mlo_tensor_clear(&want);
     }
 out:
-    if (eval.graph)
-        mlo_eval_clear(&eval);
     for (int i = 0; i < INPUTS_MAX; i++)
         mlo_tensor_clear(&inputs[i]);
+    for (int i = 0; i < OUTPUTS_MAX; i++)
+        mlo_tensor_clear(&outputs[i]);
     mlo_model_free(model);
     return passed;
 }
@@ -273,11 +364,11 @@ static int is_test(const struct dirent *e)
 }
 
 /* Names "category/test", sorted; free each and the list. */
-static char **tests_of(const char *category, int *count)
+static char **tests_of(const char *top, const char *category, int *count)
 {
-    char root[256];
+    char root[512];
     struct dirent **entries = NULL;
-    snprintf(root, sizeof root, DATA "/%s", category);
+    snprintf(root, sizeof root, "%s/%s", top, category);
     int found = scandir(root, &entries, is_test, by_name);
     *count = MLO_MAX(found, 0);
     char **names = calloc((size_t)*count + 1, sizeof *names);
@@ -302,7 +393,7 @@ static void free_tests(char **names, int count)
 static int run_category(const char *category)
 {
     int count;
-    char **names = tests_of(category, &count);
+    char **names = tests_of(DATA, category, &count);
     struct CMUnitTest *cases = calloc((size_t)count + 1, sizeof *cases);
     for (int i = 0; i < count; i++)
         cases[i] = (struct CMUnitTest){
@@ -319,7 +410,7 @@ static int print_table(void)
     printf("| category | tests | passed | not supported |\n|---|---:|---:|---:|\n");
     for (size_t c = 0; c < MLO_COUNT(categories); c++) {
         int count, passed = 0;
-        char **names = tests_of(categories[c], &count), why[1024], folder[512];
+        char **names = tests_of(DATA, categories[c], &count), why[1024], folder[512];
         for (int i = 0; i < count; i++) {
             snprintf(folder, sizeof folder, DATA "/%.200s", names[i]);
             bool passes = try_test(folder, why, sizeof why);
@@ -342,6 +433,22 @@ static int print_table(void)
     return failed != 0;
 }
 
+static int run_folder(const char *top)
+{
+    int count, passed = 0;
+    char **names = tests_of(top, "node", &count), why[1024], folder[1024];
+    for (int i = 0; i < count; i++) {
+        snprintf(folder, sizeof folder, "%s/%.200s", top, names[i]);
+        bool passes = try_test(folder, why, sizeof why);
+        passed += passes;
+        if (!passes)
+            printf("%s: %s\n", names[i], why);
+    }
+    printf("%d of %d pass\n", passed, count);
+    free_tests(names, count);
+    return passed != count;
+}
+
 static void test_onnx_backend__list_names_tests(void **state)
 {
     MLO_UNUSED(state);
@@ -355,16 +462,51 @@ static void test_onnx_backend__list_names_tests(void **state)
     }
 }
 
+static bool set_treatment(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "--round-trip") == 0)
+        treatment = WRITTEN;
+    else if (argc > 1 && strcmp(argv[1], "--optimize") == 0)
+        treatment = OPTIMIZED;
+    else if (argc > 2 && strcmp(argv[1], "--raise") == 0)
+        treatment = RAISED;
+    if (treatment == RAISED)
+        snprintf(raise_options, sizeof raise_options, "{\"to\": %d}", (int)strtol(argv[2], NULL, 10));
+    return treatment != AS_READ;
+}
+
+static int run_all(void)
+{
+    int failed = 0;
+    for (size_t c = 0; c < MLO_COUNT(categories); c++)
+        failed += run_category(categories[c]);
+    return failed;
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest list_tests[] = {cmocka_unit_test(test_onnx_backend__list_names_tests)};
     if (!read_list())
         return 1;
+    if (argc > 2 && strcmp(argv[1], "--folder") == 0)
+        return run_folder(argv[2]);
     if (!mlo_fs_exists(DATA "/node")) {
         printf("libonnx-testdata is not installed\n");
         return 77;
     }
     if (argc > 1 && strcmp(argv[1], "--table") == 0)
         return print_table();
+    if (argc > 2 && strcmp(argv[1], "--engine") == 0) {
+        struct mlo_error err = {0};
+        tested_numerics =
+            argc > 3 && strcmp(argv[3], "invariant") == 0 ? MLO_NUMERICS_INVARIANT : MLO_NUMERICS_FAST;
+        if (mlo_engine_find(argv[2], &tested, &err) != MLO_OK || tested->probe(&err) != MLO_OK) {
+            printf("%s\n", err.message);
+            return 77;
+        }
+        return run_all();
+    }
+    if (set_treatment(argc, argv))
+        return run_all();
     return argc > 1 ? run_category(argv[1]) : cmocka_run_group_tests(list_tests, NULL, NULL);
 }

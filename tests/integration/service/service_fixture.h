@@ -18,6 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "engines/plans_impl.h"
 #include "pipeline/service/service_impl.h"
 
 #define RECIPE_TINY                                                                                          \
@@ -26,6 +27,7 @@
     "  - benchmark: {batch: [1], threads: 1, compare_to: source}\nexpect: [\"top1 >= source - 0.5pt\", "     \
     "\"size <= 2 * source\"]\n"
 #define RECIPE_DERIVE "name: derived\ntarget: any\nsteps:\n  - optimize: {}\n"
+#define RECIPE_COMPILE "name: compiled\ntarget: any\nsteps:\n  - compile: {batch: [1]}\n"
 #define RECIPE_OBSERVE                                                                                       \
     "name: observed\ntarget: any\ndata: {evaluate: p/test}\nsteps:\n  - evaluate: {metrics: [top1]}\n"
 
@@ -111,6 +113,37 @@ static inline json_t *micro_observation(const char *subject, const char *metric,
     return seen;
 }
 
+/* What "<step>.plan=" asks for. */
+enum { PLAN_RIGHT = 1, PLAN_OF_ANOTHER, PLAN_FORGED, PLAN_TWICE, PLAN_HUGE };
+
+/* A plan of the model: as it should be, or wrong in one way. */
+static inline json_t *micro_plan(const char *dir, const char *model, int64_t kind)
+{
+    struct mlo_digest digest;
+    char text[MLO_DIGEST_TEXT_SIZE], said[128];
+    mlo_digest_of(model, strlen(model), &digest);
+    mlo_digest_text(&digest, text);
+    int n = snprintf(said, sizeof said, "{\"model\":\"%s\"%s}", kind == PLAN_OF_ANOTHER ? "mine" : text,
+                     kind == PLAN_FORGED ? ",\"batch\":7" : "");
+    struct plan_head head = {.magic = PLAN_MAGIC,
+                             .format = MLO_PLAN_FORMAT,
+                             .fingerprint_bytes = (uint32_t)n,
+                             .head_bytes = PLAN_HEAD_ALIGN,
+                             .content_bytes = kind == PLAN_HUGE ? (uint64_t)9 << 30 : PLAN_HEAD_ALIGN + 64};
+    char bytes[PLAN_HEAD_ALIGN + 64] = {0}, *path = mlo_fs_join(dir, "micro.plan", NULL);
+    memcpy(bytes, &head, sizeof head);
+    memcpy(bytes + sizeof head, said, (size_t)n);
+    if (mlo_fs_write_atomic(path, bytes, sizeof bytes, NULL) != MLO_OK ||
+        truncate(path, (off_t)head.content_bytes) != 0) /* sparse */
+        abort();
+    json_t *row = json_pack("{s:s, s:s, s:{s:s}}", "path", path, "machine_class", "test", "fingerprint",
+                            "model", kind == PLAN_OF_ANOTHER ? "mine" : text);
+    json_t *out = kind == PLAN_TWICE ? json_pack("[O, O]", row, row) : json_pack("[O]", row);
+    json_decref(row);
+    free(path);
+    return out;
+}
+
 static inline json_t *micro_result(const char *dir, const char *step, const char *model)
 {
     char *fail = micro_value(model, step, "fail");
@@ -120,6 +153,10 @@ static inline json_t *micro_result(const char *dir, const char *step, const char
         free(fail);
         return out;
     }
+    int64_t kind = micro_number(model, step, "plan", 0);
+    if (strcmp(step, "compile") == 0)
+        return json_pack("{s:s, s:n, s:{}, s:[], s:o}", "status", "ok", "artifact", "report", "observations",
+                         "plans", micro_plan(dir, model, kind));
     if (strcmp(step, "optimize") == 0 || strcmp(step, "quantize") == 0) {
         struct mlo_buf text = MLO_BUF_INIT;
         char *elsewhere = micro_value(model, step, "artifact"), *path = mlo_fs_join(dir, "out.onnx", NULL);
@@ -128,6 +165,8 @@ static inline json_t *micro_result(const char *dir, const char *step, const char
             abort();
         json_t *out = json_pack("{s:s, s:s, s:{s:s}, s:[]}", "status", "ok", "artifact",
                                 elsewhere ? elsewhere : path, "report", "did", step, "observations");
+        if (kind)
+            json_object_set_new(out, "plans", micro_plan(dir, model, kind));
         mlo_buf_clear(&text);
         free(elsewhere);
         free(path);

@@ -115,6 +115,23 @@ static void test_submit__names_the_missing_dataset(void **state)
     assert_int_equal(count_rows(f, "select count(*) from mlopt.run"), 0);
 }
 
+static void test_submit__refuses_to_select_on_what_evaluates(void **state)
+{
+    struct service_fixture *f = *state;
+    struct mlo_error err = {0};
+    int64_t run = 0;
+    struct mlo_recipe *r =
+        recipe("name: r\ntarget: any\ndata: {calibrate: p/cal, select: p/test@1, evaluate: p/test}\n"
+               "steps:\n  - quantize: {accuracy_drop: 0.5pt}\n");
+    struct mlo_run_request request = {
+        .project = f->project, .version = f->version, .recipe = r, .actor = &SYSTEM};
+    assert_mlo_status(mlo_run_submit(f->pg->conn, &request, &run, NULL, &err), MLO_EINVAL, &err);
+    if (!strstr(err.message, "p/test@1 and p/test are the same") || !strstr(err.where, "select"))
+        fail_msg("'%s' [%s]", err.message, err.where);
+    mlo_recipe_free(r);
+    assert_int_equal(count_rows(f, "select count(*) from mlopt.run"), 0);
+}
+
 static void test_submit__refuses_another_projects_version_and_a_viewer(void **state)
 {
     struct service_fixture *f = *state;
@@ -625,6 +642,7 @@ int main(int argc, char **argv)
         WITH_DATABASE(test_sql__every_statement_prepares),
         WITH_DATABASE(test_submit__makes_a_chain_of_jobs),
         WITH_DATABASE(test_submit__names_the_missing_dataset),
+        WITH_DATABASE(test_submit__refuses_to_select_on_what_evaluates),
         WITH_DATABASE(test_submit__refuses_another_projects_version_and_a_viewer),
         WITH_DATABASE(test_submit__same_key_gives_one_run),
         WITH_DATABASE(test_claim__no_job_twice_among_threads),

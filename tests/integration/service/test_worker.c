@@ -165,6 +165,46 @@ static void test_worker__refuses_a_result_outside_the_scratch_folder(void **stat
     assert_clean(f);
 }
 
+/* The worker's signature says that the step compile made the plan here, of the model that it was given. */
+static void test_worker__signs_only_what_it_compiled(void **state)
+{
+    struct service_fixture *f = *state;
+    static const struct {
+        const char *name, *recipe, *step;
+        int kind;
+        const char *message;
+    } cases[] = {{"thief", RECIPE_DERIVE, "optimize", PLAN_RIGHT, "not for it to make"},
+                 {"other", RECIPE_COMPILE, "compile", PLAN_OF_ANOTHER, "a plan of another model"},
+                 {"forger", RECIPE_COMPILE, "compile", PLAN_FORGED, "another fingerprint"},
+                 {"twice", RECIPE_COMPILE, "compile", PLAN_TWICE, "2 plans; 1 were asked for"},
+                 {"huge", RECIPE_COMPILE, "compile", PLAN_HUGE, "9663676552 bytes; 8589934592 can be kept"}};
+    struct test_worker w;
+    char orders[64];
+    start_worker(f, &w, 1);
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        snprintf(orders, sizeof orders, "%s.plan=%d", cases[i].step, cases[i].kind);
+        int64_t run = submit(f, add_version(f, cases[i].name, orders), cases[i].recipe, 0);
+        wait_run(f, run, 20);
+        assert_run(f, run, -1, "state", "failed");
+        json_t *value = get_run(f, run);
+        const char *message = mlo_json_str(json_object_get(value, "error"), "message", "");
+        if (!strstr(message, cases[i].message))
+            fail_msg("%s: %s", cases[i].name, message);
+        json_decref(value);
+    }
+    assert_count(f, "select count(*) from mlopt.plan", 0);
+    snprintf(orders, sizeof orders, "compile.plan=%d", PLAN_RIGHT);
+    int64_t run = submit(f, add_version(f, "honest", orders), RECIPE_COMPILE, 0);
+    wait_run(f, run, 20);
+    stop_worker(&w);
+    assert_run(f, run, -1, "state", "succeeded");
+    assert_count(f,
+                 "select count(*) from mlopt.plan p join mlopt.blob b on b.digest = p.blob "
+                 "where b.size = p.size and p.size > 4096 + 64 and p.signer like 'ed25519:%'",
+                 1);
+    assert_clean(f);
+}
+
 static void test_worker__a_failed_expectation_fails_the_run(void **state)
 {
     struct service_fixture *f = *state;
@@ -363,6 +403,7 @@ int main(int argc, char **argv)
         WITH_DATABASE(test_worker__a_crashed_child_is_tried_again),
         WITH_DATABASE(test_worker__a_bad_model_fails_once),
         WITH_DATABASE(test_worker__refuses_a_result_outside_the_scratch_folder),
+        WITH_DATABASE(test_worker__signs_only_what_it_compiled),
         WITH_DATABASE(test_worker__a_failed_expectation_fails_the_run),
         WITH_DATABASE(test_worker__cancellation_stops_a_running_step),
         WITH_DATABASE(test_worker__stopping_hands_the_job_back),

@@ -217,6 +217,28 @@ static void test_process__collects_output_and_exit_codes(void **state)
     assert_contains(err.message, "/nonexistent/program");
 }
 
+/* Where SIGCHLD is ignored nobody learns how a child ended: that must not look like success. What is started
+ * does not inherit it: the shell learns how its own child ends. */
+static void test_process__whose_end_nobody_knows_is_an_error(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_buf out = MLO_BUF_INIT;
+    int code = 0;
+    signal(SIGCHLD, SIG_IGN);
+    assert_int_equal(run_sh("exit 3", 5000, NULL, &code, &err), MLO_EIO);
+    assert_int_not_equal(code, 0);
+    assert_contains(err.message, "/bin/sh");
+    assert_contains(err.hint, "SIGCHLD");
+    assert_int_equal(run_sh("sh -c 'exit 4'; echo $?", 5000, &out, &code, &err), MLO_EIO);
+    assert_string_equal(mlo_buf_str(&out), "4\n");
+    assert_int_equal(run_sh("sleep 30", 50, NULL, &code, &err), MLO_ETIMEOUT);
+    signal(SIGCHLD, SIG_DFL);
+    assert_ok(run_sh("exit 3", 5000, NULL, &code, &err));
+    assert_int_equal(code, 3);
+    mlo_buf_clear(&out);
+}
+
 static void test_process__sets_and_unsets_environment(void **state)
 {
     MLO_UNUSED(state);
@@ -256,6 +278,7 @@ static void test_pool__visits_each_index_once(void **state)
         assert_non_null(pool);
         for (int round = 0; round < 50; round++) {
             int seen[N] = {0};
+            mlo_pool_busy(pool, round % 2);
             mlo_pool_run(pool, N, round % 3 ? 1 : 400, add_index, seen);
             for (int i = 0; i < N; i++)
                 assert_int_equal(seen[i], 1);
@@ -322,6 +345,7 @@ int main(void)
         cmocka_unit_test(test_json__getters_name_the_field),
         cmocka_unit_test(test_fs__bounds_reads_and_writes_atomically),
         cmocka_unit_test(test_process__collects_output_and_exit_codes),
+        cmocka_unit_test(test_process__whose_end_nobody_knows_is_an_error),
         cmocka_unit_test(test_process__sets_and_unsets_environment),
         cmocka_unit_test(test_pool__visits_each_index_once),
         cmocka_unit_test(test_suggest__finds_the_nearest_word),

@@ -63,15 +63,10 @@ static inline struct mlo_value *qconv(struct net *n, struct mlo_value *x, float 
     return qconv_within(n, x, x_scale, s, 127.0f);
 }
 
+/* How many nodes of that op run in int8. */
 static inline int int8_ops(const json_t *d, const char *op)
 {
-    size_t i;
-    json_t *node;
-    int count = 0;
-    json_array_foreach(json_object_get(d, "nodes"), i, node) count +=
-        strcmp(json_string_value(json_object_get(node, "op")), op) == 0 &&
-        strcmp(json_string_value(json_object_get(node, "precision")), "int8") == 0;
-    return count;
+    return count_nodes(d, op, "precision", "int8");
 }
 
 /* Differences in units of `quantum`: none above one and a bit, hardly any at all. */

@@ -1,6 +1,7 @@
 /* Models with subgraphs, sequences and data-dependent shapes on the engines. */
 #include "../graph/proto.h"
 #include "engines/engines_impl.h"
+#include "tests/plan_copy.h"
 
 struct fixture {
     struct mlo_arena *arena;
@@ -37,16 +38,19 @@ static enum mlo_status run_on(struct fixture *f, const char *name, enum mlo_nume
     const struct mlo_engine *engine;
     struct mlo_plan *plan = NULL;
     struct mlo_program *program = NULL;
+    struct plan_copy copy = {0};
     struct mlo_compile_options options = {.numerics = numerics};
     enum mlo_status status;
     MLO_TRY(mlo_engine_find(name, &engine, &f->err));
     MLO_TRY(engine->compile(f->model, &options, &plan, &f->err));
-    MLO_TRY(engine->load(plan, &program, &f->err));
+    MLO_TRY(plan_copy(engine, plan, &copy, &f->err));
+    MLO_TRY(engine->load(copy.plan ? copy.plan : plan, &program, &f->err));
     for (int run = 0; run < 2; run++) /* again with what the first run left behind */
         MLO_TRY(engine->run(program, inputs, outputs, &f->err));
 out:
     if (program)
         engine->unload(program);
+    plan_copy_free(engine, &copy);
     if (plan)
         engine->free_plan(plan);
     return status;
@@ -143,7 +147,7 @@ static void test_control__a_stated_shape_is_checked(void **state)
     }
 }
 
-static void test_control__sequences_are_no_inputs(void **state)
+static void test_control__sequences_are_inputs(void **state)
 {
     struct fixture *f = *state;
     struct mlo_arena *a = f->arena;
@@ -154,9 +158,19 @@ static void test_control__sequences_are_no_inputs(void **state)
     type->sequence_type->elem_type = g->input[0]->type;
     g->input[0]->type = type;
     load(f, g);
-    struct mlo_tensor out = {0};
-    assert_int_equal(run_on(f, "cpu", MLO_NUMERICS_FAST, NULL, &out), MLO_EUNSUPPORTED);
-    assert_non_null(strstr(f->err.message, "sequence(float32)"));
+    float x[2] = {-1, 2};
+    struct mlo_tensor in = {0}, out = {0}, tensor = proto_floats(x, 2);
+    assert_int_equal(mlo_values_init(&in, MLO_SEQUENCE, 2, &f->err), MLO_OK);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(mlo_tensor_copy(&tensor, &mlo_values(&in)[i], &f->err), MLO_OK);
+    for (size_t e = 0; e < MLO_COUNT(engines); e++) {
+        if (run_on(f, engines[e].name, engines[e].numerics, &in, &out) != MLO_OK)
+            fail_msg("%s: %s (%s)", engines[e].name, f->err.message, f->err.where);
+        assert_int_equal(mlo_tensor_get_i64(&out, 0), 2);
+        mlo_tensor_clear(&out);
+        assert_int_equal(run_on(f, engines[e].name, engines[e].numerics, &tensor, &out), MLO_EINVAL);
+    }
+    mlo_tensor_clear(&in);
 }
 
 #define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
@@ -166,7 +180,7 @@ int main(void)
         CASE(test_control__engines_read_captured_values),
         CASE(test_control__engines_run_sequences),
         CASE(test_control__a_stated_shape_is_checked),
-        CASE(test_control__sequences_are_no_inputs),
+        CASE(test_control__sequences_are_inputs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,6 @@
 /* The promise of the invariant numerics: the same bits on every instruction set, thread count and batch. */
+#include <unistd.h>
+
 #include "helpers.h"
 
 static struct mlo_tensor run_with(const struct mlo_model *model, enum mlo_isa isa, unsigned threads,
@@ -174,6 +176,53 @@ static void test_stats__do_not_depend_on_batch_threads_or_isa(void **state)
     mlo_model_free(n.model);
 }
 
+/* All kinds: files of equal bytes. */
+static void test_wants__give_the_same_file_everywhere(void **state)
+{
+    MLO_UNUSED(state);
+    struct net n = net_new(9);
+    struct conv_spec a = {3, 20, 3, 1, 1, 1, 1, 0, true};
+    int64_t dims[] = {-1, 3, 10, 10};
+    struct mlo_value *x = net_conv(&n, net_input(&n, "x", 4, dims), &a);
+    struct mlo_node *conv = x->producer;
+    net_finish(&n, net_op(&n, "Relu", x, NULL, NULL));
+    struct mlo_stats_wants wants = {0};
+    struct mlo_stats_want list[] = {{.name = "x", .histogram = true, .gram = conv, .full = true},
+                                    {.name = x->name, .channel_axis = 1}};
+    for (size_t i = 0; i < 2; i++)
+        assert_true(mlo_stats_wants_add(&wants, &list[i]));
+    struct feed f = {.all = random_tensor(4, (int64_t[]){11, 3, 10, 10}, 21), .total = 11};
+    struct mlo_digest first = {{0}}, digest;
+    char path[] = "/tmp/mlopt-wants-XXXXXX";
+    int fd = mkstemp(path), runs = 0;
+    assert_true(fd >= 0);
+    close(fd);
+    for (int64_t batch = 1; batch <= 32; batch = batch == 1 ? 8 : batch * 4)
+        for (int isa = MLO_ISA_AVX2; isa <= MLO_ISA_AVX512; isa++)
+            for (unsigned threads = 1; threads <= 2; threads++) {
+                struct mlo_stats stats;
+                mlo_stats_init(&stats);
+                f.at = 0;
+                mlo_isa_override(isa);
+                MUST(mlo_engine_observe_wants(n.model, &wants, batch, threads, next, &f, &stats, err));
+                mlo_isa_override(-1);
+                assert_int_equal(stats.grams[0].rows, 11 * 100);
+                assert_int_equal(stats.grams[0].dim, 27);
+                assert_int_equal(stats.channels[0].channels, 20);
+                MUST(mlo_stats_save(&stats, path, err));
+                MUST(mlo_digest_of_file(path, &digest, NULL, err));
+                if (runs++ == 0)
+                    first = digest;
+                assert_true(mlo_digest_eq(&first, &digest));
+                mlo_stats_clear(&stats);
+            }
+    assert_int_equal(runs, 12);
+    unlink(path);
+    mlo_stats_wants_clear(&wants);
+    mlo_tensor_clear(&f.all);
+    mlo_model_free(n.model);
+}
+
 /* [N, T] to [T, N]: with time first, a batch of T rows looks like samples and is none. Every batch must give
  * what samples one by one give, also the batch that equals T, and a last one that is not full. */
 static void test_stats__time_first_values_are_observed_sample_by_sample(void **state)
@@ -216,6 +265,7 @@ int main(void)
         cmocka_unit_test(test_net__has_the_same_bits_everywhere),
         cmocka_unit_test(test_conv__is_one_chain_in_k_order),
         cmocka_unit_test(test_stats__do_not_depend_on_batch_threads_or_isa),
+        cmocka_unit_test(test_wants__give_the_same_file_everywhere),
         cmocka_unit_test(test_stats__time_first_values_are_observed_sample_by_sample),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -171,15 +171,17 @@ static void test_external__above_two_gigabytes(void **state)
     assert_ok(mlo_onnx_save_with(m, p.path, &options, &err));
     assert_int_equal(files(&p, name), 2);
     assert_ok(mlo_onnx_load(p.path, &back, &err));
-    for (int i = 0, seen = 0; i < back->graph->value_count; i++) {
+    int seen = 0;
+    for (int i = 0; i < back->graph->value_count; i++) {
         const struct mlo_tensor *a = back->graph->values[i]->constant;
         const struct mlo_value *w = mlo_graph_value(m->graph, back->graph->values[i]->name);
         if (!a)
             continue;
         assert_true(w->constant->size_bytes == a->size_bytes &&
                     memcmp(w->constant->data, a->data, a->size_bytes) == 0);
-        assert_true(++seen <= 2);
+        seen++;
     }
+    assert_int_equal(seen, 2);
     mlo_model_free(back);
     mlo_model_free(m);
     leave(&p);

@@ -236,6 +236,27 @@ static void test_ops__packed_attention_masks(void **state)
     bench_free(&b);
 }
 
+/* What is kept for the next call holds keys and values as one tensor: they must be of one width. */
+static void test_ops__packed_attention_keeps_equal_widths_only(void **state)
+{
+    struct bench b;
+    MLO_UNUSED(state);
+    bench_new(&b, 17);
+    bench_add(&b, MLO_FLOAT32, DIMS(1, 2, 1), VALUES(2, 4));
+    bench_add(&b, MLO_FLOAT32, DIMS(1, 5), VALUES(0, 0, 0, 0, 1));
+    bench_add(&b, MLO_FLOAT32, DIMS(5), VALUES(0, 0, 0, 0, 10));
+    bench_node(&b, MS, "Attention", 1, 2);
+    mlo_node_set_i(b.node, "num_heads", 1);
+    mlo_node_set_ints(b.node, "qkv_hidden_sizes", DIMS(2, 2, 1), 3);
+    refused(&b, MLO_EINVAL, "present");
+    b.node->outputs[1] = NULL;
+    b.node->output_count = 1;
+    b.err = (struct mlo_error){0};
+    assert_int_equal(bench_run(&b), MLO_OK);
+    want(&b, 0, MLO_FLOAT32, 2, VALUES(13, 13));
+    bench_free(&b);
+}
+
 /* Two query heads share one of keys and values; a query that sees no key gives zeros. */
 static void test_ops__attention_groups_heads(void **state)
 {
@@ -395,6 +416,7 @@ int main(void)
         cmocka_unit_test(test_ops__fused_matmul_transposes_and_scales),
         cmocka_unit_test(test_ops__skip_layer_norm_gives_the_sum),
         cmocka_unit_test(test_ops__packed_attention_masks),
+        cmocka_unit_test(test_ops__packed_attention_keeps_equal_widths_only),
         cmocka_unit_test(test_ops__attention_groups_heads),
         cmocka_unit_test(test_ops__rotary_embedding_turns_pairs),
         cmocka_unit_test(test_ops__group_norm_scales_by_opset),

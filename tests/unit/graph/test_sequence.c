@@ -93,6 +93,16 @@ static void test_sequence__kinds_are_not_mixed(void **state)
     assert_int_not_equal(apply(&o, (const struct mlo_tensor *[]){&s, &position}, &y), MLO_OK);
     one_init(&o, "SequenceLength", 1); /* of a tensor */
     assert_int_not_equal(apply(&o, (const struct mlo_tensor *[]){&position}, &y), MLO_OK);
+    one_init(&o, "SequenceInsert",
+             2); /* integers into what is only known to be of floats, as when it is empty */
+    struct mlo_type inferred, floats = {.dtype = MLO_FLOAT32, .rank = -1};
+    o.node->inputs[0]->type = (struct mlo_type){.dtype = MLO_SEQUENCE, .rank = -1, .element = &floats};
+    o.node->inputs[1]->type = (struct mlo_type){.dtype = MLO_INT64};
+    assert_int_equal(mlo_node_infer(o.node, &inferred, &o.err), MLO_EINVAL);
+    assert_non_null(strstr(o.err.message, "does not go into a sequence of float32"));
+    o.node->inputs[1]->type.dtype = MLO_FLOAT32;
+    assert_int_equal(mlo_node_infer(o.node, &inferred, &o.err), MLO_OK);
+    mlo_model_free(o.model);
     /* kernels of tensors refuse sequences */
     static const char *const ops[] = {"Relu", "Cast", "Transpose", "Flatten", "ReduceMax", "Softmax", "Not"};
     for (size_t i = 0; i < MLO_COUNT(ops); i++) {

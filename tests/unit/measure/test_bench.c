@@ -174,6 +174,48 @@ static void test_bench__measures_a_real_model(void **state)
     assert_int_equal(mlo_bench(in_scratch("absent.onnx"), NULL, &o, &r, NULL, NULL, &err), MLO_ENOTFOUND);
 }
 
+static void test_sweep__measures_every_point_and_finds_the_best(void **state)
+{
+    (void)state;
+    struct mlo_error err = {0};
+    struct mlo_sweep_result r;
+    static const int64_t batches[] = {1, 64};
+    static const unsigned together[] = {1, 3};
+    const char *dynamic = save_model("sweep.onnx", -1), *fixed = save_model("sweep-fixed.onnx", 2);
+    struct mlo_sweep_options o = {.bench = {.seconds = 0.03, .rounds = 2},
+                                  .batches = batches,
+                                  .batch_count = 2,
+                                  .concurrencies = together,
+                                  .concurrency_count = 2};
+    assert_ok(mlo_engine_find("reference", &o.bench.engine, &err));
+    assert_ok(mlo_sweep(dynamic, &o, &r, NULL, NULL, &err));
+    assert_int_equal(r.count, 4);
+    for (size_t i = 0; i < r.count; i++) {
+        const struct mlo_sweep_point *p = &r.points[i];
+        assert_int_equal(p->batch, batches[i / 2]);
+        assert_int_equal(p->concurrency, together[i % 2]);
+        assert_true(p->p50_us > 0 && p->p50_us <= p->p90_us && p->p90_us <= p->p95_us &&
+                    p->p95_us <= p->p99_us);
+        assert_true(p->low <= p->throughput && p->throughput <= p->high && p->within);
+        assert_true(p->calls >= 20 * p->concurrency); /* each thread of each round has its ten */
+        assert_true(p->throughput <= r.points[r.best].throughput);
+    }
+    assert_non_null(json_object_get(r.machine, "class"));
+    mlo_sweep_result_clear(&r);
+    o.p99_limit_us = 1e-6;
+    assert_ok(mlo_sweep(dynamic, &o, &r, NULL, NULL, &err));
+    assert_int_equal(r.best, -1);
+    mlo_sweep_result_clear(&r);
+    assert_int_equal(mlo_sweep(fixed, &o, &r, NULL, NULL, &err), MLO_EINVAL);
+    assert_contains(err.message, "fixed at 2");
+    o.batch_count = 0;
+    o.p99_limit_us = 0;
+    assert_ok(mlo_sweep(fixed, &o, &r, NULL, NULL, &err));
+    assert_int_equal(r.count, 2);
+    assert_int_equal(r.points[1].batch, 2);
+    mlo_sweep_result_clear(&r);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 2 && strcmp(argv[1], "bench-child") == 0) {
@@ -189,6 +231,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_bench__child_checks_its_arguments),
         cmocka_unit_test(test_cpus__chooses_as_many_as_asked),
         cmocka_unit_test(test_bench__measures_a_real_model),
+        cmocka_unit_test(test_sweep__measures_every_point_and_finds_the_best),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

@@ -323,19 +323,32 @@ static void test_dataset__values_that_do_not_fit_name_the_sample(void **state)
     mlo_model_free(narrow);
 }
 
-static void test_dataset__labels_must_be_integers(void **state)
+static void test_dataset__y_may_be_what_no_class_number_is(void **state)
 {
     (void)state;
     struct mlo_error err = {0};
     struct mlo_dataset *d = NULL;
-    struct mlo_tensor x = make_tensor(MLO_FLOAT32, 2, DIMS(3, 2), NULL);
-    struct mlo_tensor y = make_tensor(MLO_FLOAT32, 1, DIMS(3), NULL),
+    struct mlo_tensor x = make_tensor(MLO_FLOAT32, 2, DIMS(3, 2), NULL), target = {0};
+    struct mlo_tensor y = make_tensor(MLO_FLOAT32, 1, DIMS(3), VALUES(0.5, 1.5, 2.5)),
                       hot = make_tensor(MLO_INT32, 2, DIMS(3, 10), NULL);
-    const struct mlo_npz_array floats[] = {{"x", &x}, {"y", &y}}, onehot[] = {{"x", &x}, {"y", &hot}};
-    assert_int_equal(mlo_dataset_open(write_arrays("y.npz", floats, 2), NULL, &d, &err), MLO_EINVAL);
-    assert_contains(err.message, "array 'y' must be integers");
-    assert_int_equal(mlo_dataset_open(write_arrays("y.npz", onehot, 2), NULL, &d, &err), MLO_EINVAL);
-    assert_contains(err.message, "10 each");
+    const struct mlo_npz_array floats[] = {{"x", &x}, {"y", &y}}, onehot[] = {{"x", &x}, {"y", &hot}},
+                               grouped[] = {{"x", &x}, {"group", &y}};
+    assert_ok(mlo_dataset_open(write_arrays("y.npz", floats, 2), NULL, &d, &err));
+    assert_null(mlo_dataset_labels(d));
+    assert_ok(mlo_dataset_target(d, &target, &err));
+    assert_int_equal(target.rank, 1);
+    assert_true(((float *)target.data)[2] == 2.5f);
+    mlo_tensor_clear(&target);
+    mlo_dataset_close(d);
+    const struct mlo_dataset_options two = {.limit = 2};
+    assert_ok(mlo_dataset_open(write_arrays("y.npz", onehot, 2), &two, &d, &err));
+    assert_null(mlo_dataset_labels(d));
+    assert_ok(mlo_dataset_target(d, &target, &err));
+    assert_true(target.rank == 2 && target.dims[0] == 2 && target.dims[1] == 10);
+    mlo_tensor_clear(&target);
+    mlo_dataset_close(d);
+    assert_int_equal(mlo_dataset_open(write_arrays("y.npz", grouped, 2), NULL, &d, &err), MLO_EINVAL);
+    assert_contains(err.message, "array 'group' must be integers");
     mlo_tensor_clear(&x);
     mlo_tensor_clear(&y);
     mlo_tensor_clear(&hot);
@@ -499,7 +512,7 @@ int main(void)
         cmocka_unit_test(test_dataset__arrays_find_their_inputs),
         cmocka_unit_test(test_dataset__shapes_and_types_must_fit),
         cmocka_unit_test(test_dataset__values_that_do_not_fit_name_the_sample),
-        cmocka_unit_test(test_dataset__labels_must_be_integers),
+        cmocka_unit_test(test_dataset__y_may_be_what_no_class_number_is),
         cmocka_unit_test(test_dataset__normalisation_is_exact_per_channel),
         cmocka_unit_test(test_dataset__sample_digest_knows_a_sample_again),
         cmocka_unit_test(test_dataset__fashion_mnist_of_this_machine),

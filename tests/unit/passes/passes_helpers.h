@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "graph/model_impl.h"
 #include "passes/passes.h"
 #include "tests/cm.h"
 
@@ -25,6 +26,10 @@
 #define op(model, type, out, ...)                                                                            \
     op_of(model, type, out, (struct mlo_value *const[]){__VA_ARGS__},                                        \
           (int)(sizeof((struct mlo_value *const[]){__VA_ARGS__}) / sizeof(struct mlo_value *)))
+/* op_in(body, "Add", "y", a, b): the same in a subgraph. */
+#define op_in(graph, type, out, ...)                                                                         \
+    op_in_of(graph, type, out, (struct mlo_value *const[]){__VA_ARGS__},                                     \
+             (int)(sizeof((struct mlo_value *const[]){__VA_ARGS__}) / sizeof(struct mlo_value *)))
 #define set_ints(value, name, ...)                                                                           \
     assert_true(mlo_node_set_ints((value)->producer, name, DIMS(__VA_ARGS__), (size_t)RANK(__VA_ARGS__)))
 
@@ -95,18 +100,38 @@ UNUSED_OK static struct mlo_value *ints_of(struct mlo_model *model, const char *
     return constant_take(model, name, &t);
 }
 
-UNUSED_OK static struct mlo_value *op_of(struct mlo_model *model, const char *type, const char *out,
-                                         struct mlo_value *const *inputs, int count)
+UNUSED_OK static struct mlo_value *op_in_of(struct mlo_graph *graph, const char *type, const char *out,
+                                            struct mlo_value *const *inputs, int count)
 {
     char name[64];
     snprintf(name, sizeof name, "%s_node", out);
-    struct mlo_value *value = mlo_graph_add_value(model->graph, out, NULL);
+    struct mlo_value *value = mlo_graph_add_value(graph, out, NULL);
     assert_non_null(value);
-    struct mlo_node *node = mlo_graph_add_node(model->graph, NULL, "", type, name, inputs, count, &value, 1);
+    struct mlo_node *node = mlo_graph_add_node(graph, NULL, "", type, name, inputs, count, &value, 1);
     assert_non_null(node);
     if (!node->op)
         fail_msg("the op table has no row for %s", type);
     return value;
+}
+
+/* A new subgraph of the node, by an attribute of that name. */
+UNUSED_OK static struct mlo_graph *subgraph(struct mlo_node *node, const char *name)
+{
+    struct mlo_model *model = node->graph->model;
+    struct mlo_attr *attrs = mlo_arena_calloc(model->arena, (size_t)node->attr_count + 1, sizeof *attrs);
+    struct mlo_graph *graph = mlo_graph_new(model, node, name);
+    assert_true(attrs && graph);
+    for (int i = 0; i < node->attr_count; i++)
+        attrs[i] = node->attrs[i];
+    attrs[node->attr_count++] = (struct mlo_attr){.name = name, .type = MLO_ATTR_GRAPH, .graph = graph};
+    node->attrs = attrs;
+    return graph;
+}
+
+UNUSED_OK static struct mlo_value *op_of(struct mlo_model *model, const char *type, const char *out,
+                                         struct mlo_value *const *inputs, int count)
+{
+    return op_in_of(model->graph, type, out, inputs, count);
 }
 
 /* Makes the value a graph output and infers all types. */
@@ -276,14 +301,49 @@ UNUSED_OK static void saw(struct mlo_stats *stats, const char *name, const float
     mlo_stats_sort(stats);
 }
 
-/* The greatest difference of two models' first outputs on the same inputs. */
-UNUSED_OK static double deviation(const struct mlo_model *a, const struct mlo_model *b)
+/* --- reading what came out ------------------------------------------------------------------------------ */
+
+UNUSED_OK static struct mlo_tensor *constant_named(const struct mlo_model *m, const char *name)
 {
-    struct mlo_tensor inputs[4] = {0}, x = {0}, y = {0};
+    const struct mlo_value *v = mlo_graph_value(m->graph, name);
+    if (!v || !v->constant)
+        fail_msg("there is no constant '%s'", name);
+    return v->constant;
+}
+
+UNUSED_OK static void assert_numbers(const struct mlo_model *m, const char *name, enum mlo_dtype dtype,
+                                     size_t count, const double *wanted)
+{
+    const struct mlo_tensor *t = constant_named(m, name);
+    if (t->dtype != dtype || mlo_tensor_count(t) != count)
+        fail_msg("'%s' is %s with %zu elements", name, mlo_dtype_name(t->dtype), mlo_tensor_count(t));
+    for (size_t i = 0; i < count; i++)
+        if (mlo_tensor_get_f64(t, i) != wanted[i])
+            fail_msg("'%s'[%zu] is %.9g, not %.9g", name, i, mlo_tensor_get_f64(t, i), wanted[i]);
+}
+#define assert_constant(m, name, dtype, ...)                                                                 \
+    assert_numbers(m, name, dtype, sizeof((const double[]){__VA_ARGS__}) / sizeof(double),                   \
+                   (const double[]){__VA_ARGS__})
+
+/* y = x W + b, with numbers that quantize without rounding (but for one bias). */
+UNUSED_OK static struct mlo_model *gemm_2x2(void)
+{
+    struct mlo_model *m = new_model(13);
+    struct mlo_value *x = input(m, "x", -1, 2);
+    finish(m, op(m, "Gemm", "y", x, floats(m, "w", LIST(127, -254, 50, 4), 2, 2),
+                 floats(m, "b", LIST(10, -7), 2)));
+    return m;
+}
+
+/* The greatest difference of two models' first outputs on inputs for `a`, which it frees. */
+UNUSED_OK static double deviation_on(struct mlo_tensor inputs[4], const struct mlo_model *a,
+                                     const struct mlo_model *b)
+{
+    struct mlo_tensor x = {0}, y = {0};
     double worst = 0;
-    make_inputs(a, 2, 5, inputs);
-    evaluate(a, inputs, NULL, NULL, &x);
-    evaluate(b, inputs, NULL, NULL, &y);
+    struct mlo_error err = {0};
+    assert_ok(mlo_graph_eval(a->graph, inputs, &x, &err));
+    assert_ok(mlo_graph_eval(b->graph, inputs, &y, &err));
     assert_true(mlo_tensor_same_shape(&x, &y));
     size_t count = mlo_tensor_count(&x);
     for (size_t i = 0; i < count; i++)
@@ -293,6 +353,14 @@ UNUSED_OK static double deviation(const struct mlo_model *a, const struct mlo_mo
     for (int i = 0; i < 4; i++)
         mlo_tensor_clear(&inputs[i]);
     return worst;
+}
+
+/* The same on some inputs. */
+UNUSED_OK static double deviation(const struct mlo_model *a, const struct mlo_model *b)
+{
+    struct mlo_tensor inputs[4] = {0};
+    make_inputs(a, 2, 5, inputs);
+    return deviation_on(inputs, a, b);
 }
 
 #endif

@@ -2,16 +2,6 @@
 
 /* --- models ------------------------------------------------------------------------------------ */
 
-/* y = x W + b, with numbers that quantize without rounding (but for one bias). */
-static struct mlo_model *gemm_2x2(void)
-{
-    struct mlo_model *m = new_model(13);
-    struct mlo_value *x = input(m, "x", -1, 2);
-    finish(m, op(m, "Gemm", "y", x, floats(m, "w", LIST(127, -254, 50, 4), 2, 2),
-                 floats(m, "b", LIST(10, -7), 2)));
-    return m;
-}
-
 static struct mlo_value *conv3x3(struct mlo_model *m, const char *name, struct mlo_value *x, int64_t from,
                                  int64_t to)
 {
@@ -36,30 +26,6 @@ static struct mlo_model *residual(void)
     finish(m, op(m, "Gemm", "y", flat, ramp(m, "fc_w", 0.1f, 4, 3), ramp(m, "fc_b", 0.1f, 3)));
     return m;
 }
-
-/* --- reading what came out --------------------------------------------------------------------- */
-
-static const struct mlo_tensor *constant(const struct mlo_model *m, const char *name)
-{
-    const struct mlo_value *v = mlo_graph_value(m->graph, name);
-    if (!v || !v->constant)
-        fail_msg("there is no constant '%s'", name);
-    return v->constant;
-}
-
-static void assert_numbers(const struct mlo_model *m, const char *name, enum mlo_dtype dtype, size_t count,
-                           const double *wanted)
-{
-    const struct mlo_tensor *t = constant(m, name);
-    if (t->dtype != dtype || mlo_tensor_count(t) != count)
-        fail_msg("'%s' is %s with %zu elements", name, mlo_dtype_name(t->dtype), mlo_tensor_count(t));
-    for (size_t i = 0; i < count; i++)
-        if (mlo_tensor_get_f64(t, i) != wanted[i])
-            fail_msg("'%s'[%zu] is %.9g, not %.9g", name, i, mlo_tensor_get_f64(t, i), wanted[i]);
-}
-#define assert_constant(m, name, dtype, ...)                                                                 \
-    assert_numbers(m, name, dtype, sizeof((const double[]){__VA_ARGS__}) / sizeof(double),                   \
-                   (const double[]){__VA_ARGS__})
 
 /* --- tests ------------------------------------------------------------------------------------- */
 
@@ -113,7 +79,7 @@ static void test_quantize__per_tensor_and_symmetric_activations(void **state)
     assert_constant(m, "w_scale", MLO_FLOAT32, 2);
     assert_constant(m, "w_quantized", MLO_INT8, 64 /* 63.5 to even */, -127, 25, 2);
     assert_constant(m, "b_quantized", MLO_INT32, 2 /* 2.5 to even */, -2);
-    assert_int_equal(constant(m, "w_scale")->rank, 0);
+    assert_int_equal(constant_named(m, "w_scale")->rank, 0);
     assert_null(mlo_node_attr(node_named(m, "w_DequantizeLinear"), "axis"));
     mlo_stats_clear(&stats);
     mlo_model_free(m);
@@ -255,7 +221,7 @@ static void test_quantize__raises_weight_scales_for_large_biases(void **state)
     mlo_stats_init(&stats);
     saw(&stats, "x", LIST(0, 255), 2);
     assert_ok(run_pass(m, "quantize", NULL, &stats, &report, &err));
-    const struct mlo_tensor *q = constant(m, "b_quantized"), *s = constant(m, "b_scale");
+    const struct mlo_tensor *q = constant_named(m, "b_quantized"), *s = constant_named(m, "b_scale");
     for (size_t c = 0; c < 2; c++) {
         double wanted = c ? 0.25 : 5.0;
         assert_true(fabs(mlo_tensor_get_f64(q, c)) <= 1073741824.0);
@@ -305,12 +271,12 @@ static void test_quantize__percentile_ignores_outliers(void **state)
     saw(&stats, "x", numbers, MLO_COUNT(numbers));
     struct mlo_model *m = gemm_2x2();
     assert_ok(run_pass(m, "quantize", NULL, &stats, NULL, &err));
-    assert_float_equal(mlo_tensor_get_f64(constant(m, "x_scale"), 0), 1000.0 / 255, 1e-4);
+    assert_float_equal(mlo_tensor_get_f64(constant_named(m, "x_scale"), 0), 1000.0 / 255, 1e-4);
     mlo_model_free(m);
     m = gemm_2x2();
     assert_ok(
         run_pass(m, "quantize", "{\"calibrator\": \"percentile\", \"percentile\": 99}", &stats, NULL, &err));
-    double high = mlo_tensor_get_f64(constant(m, "x_scale"), 0) * 255;
+    double high = mlo_tensor_get_f64(constant_named(m, "x_scale"), 0) * 255;
     assert_true(high > 0.5 && high < 1.6);
     mlo_model_free(m);
     mlo_stats_clear(&stats);
@@ -330,7 +296,7 @@ static void test_quantize__zeros_are_noted_not_fatal(void **state)
     saw(&stats, "x", LIST(0, 0, 0), 3);
     assert_ok(run_pass(m, "quantize", NULL, &stats, &report, &err));
     assert_true(has_note(report, "x", "always 0"));
-    const struct mlo_tensor *q = constant(m, "b_quantized"), *s = constant(m, "b_scale");
+    const struct mlo_tensor *q = constant_named(m, "b_quantized"), *s = constant_named(m, "b_scale");
     assert_float_equal(mlo_tensor_get_f64(q, 0) * mlo_tensor_get_f64(s, 0), 0.3, 1e-4);
     assert_constant(m, "w_quantized", MLO_INT8, 0, 64, 0, 127);
     json_decref(report);

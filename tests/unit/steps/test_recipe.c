@@ -88,6 +88,11 @@ static void test_recipe__mistakes_name_line_and_nearest_word(void **state)
     refused("name: a\nsteps:\n  - benchmark: {batch: [0]}\n", "r.yaml:3: ", "");
     refused("name: a\nsteps: [quantize]\n", "r.yaml:2: the step 'quantize' needs a dataset",
             "data: {calibrate:");
+    refused("name: a\ndata: {calibrate: p/d}\nsteps:\n  - quantize: {accuracy_drop: 0.5pt}\n",
+            "r.yaml:4: the step 'quantize' needs a dataset for the role 'select'", "data: {select:");
+    refused("name: a\ndata: {calibrate: p/d, select: p/t, evaluate: p/t}\nsteps:\n"
+            "  - quantize: {accuracy_drop: 0.5pt}\n",
+            "r.yaml:4: the step 'quantize' selects on 'p/t', which also evaluates", "samples of its own");
     refused("name: a\ntarget: cpu:avx513\nsteps: [optimize]\n", "r.yaml:2: unknown target",
             "did you mean 'cpu:avx512'?");
     refused("name: a\nsteps: [optimize]\nexpect: [\"top1 > \"]\n", "r.yaml:3: the condition", "");
@@ -104,6 +109,23 @@ static void test_recipe__mistakes_name_line_and_nearest_word(void **state)
     refused("name: [unclosed\n", "r.yaml:", "");
     refused("name: &x a\nsteps: [*x]\n", "anchors", "");
     refused("? [a]\n: b\n", "a key must be plain text", "");
+}
+
+static void test_recipe__select_is_needed_where_a_budget_is_set(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_recipe *r = parse("name: a\ndata: {calibrate: p/d, evaluate: p/t}\nsteps: [quantize]\n");
+    assert_ok(mlo_recipe_check_data(r, &err));
+    assert_ok(mlo_recipe_set(r, "quantize.accuracy_drop=0.5pt", &err));
+    assert_int_equal(mlo_recipe_check_data(r, &err), MLO_EINVAL);
+    assert_non_null(strstr(err.message, "'select'"));
+    assert_ok(mlo_recipe_set(r, "data.select=p/t", &err));
+    assert_int_equal(mlo_recipe_check_data(r, &err), MLO_EINVAL);
+    assert_non_null(strstr(err.message, "also evaluates"));
+    assert_ok(mlo_recipe_set(r, "data.select=p/s", &err));
+    assert_ok(mlo_recipe_check_data(r, &err));
+    mlo_recipe_free(r);
 }
 
 static void test_recipe__bounds_nesting_and_size(void **state)
@@ -243,6 +265,7 @@ int main(void)
         cmocka_unit_test(test_recipe__resolves_every_option),
         cmocka_unit_test(test_recipe__written_differently_is_the_same_recipe),
         cmocka_unit_test(test_recipe__mistakes_name_line_and_nearest_word),
+        cmocka_unit_test(test_recipe__select_is_needed_where_a_budget_is_set),
         cmocka_unit_test(test_recipe__bounds_nesting_and_size),
         cmocka_unit_test(test_recipe__set_changes_one_option),
         cmocka_unit_test(test_recipe__expectations_read_the_variants_bounds),
