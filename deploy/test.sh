@@ -69,7 +69,7 @@ suite() {
     local name=$1 dir=$2 report="$out/$1.xml" p f s code=0
     shift 2
     stage "$name"
-    (cd "$dir" && timeout 3600 ctest --output-on-failure --no-tests=error --output-junit "$report" "$@") || code=$?
+    (cd "$dir" && timeout 21600 ctest --output-on-failure --no-tests=error --output-junit "$report" "$@") || code=$?
     results "$report" >"$out/results" 2>/dev/null
     p=$(grep -c '^passed ' "$out/results")
     f=$(grep -c '^failed ' "$out/results")
@@ -104,7 +104,7 @@ if [ $mode != quick ]; then
         [ "$f" = 0 ] || failures+=" $(grep '^not clean: ' "$out/valgrind" | sed 's/^not clean: /valgrind:/' | tr '\n' ' ')"
     fi
     if [ $mode = long ]; then
-        MLOPT_FAULT_SECONDS=1800 suite fault-long build-test -L fault --timeout 3600
+        MLOPT_FAULT_SECONDS=1800 suite fault-long build-test -L fault --timeout 7200
     fi
 fi
 

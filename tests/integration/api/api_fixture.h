@@ -7,6 +7,7 @@
 
 #include <arpa/inet.h>
 #include <curl/curl.h>
+#include <errno.h>
 #include <netinet/in.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -16,6 +17,7 @@
 #include "api/web/web.h"
 
 #define API_MAX_BLOB ((uint64_t)1 << 20)
+#define API_PATIENCE_S 120 /* for what comes at once where the machine has nothing else to do */
 
 struct api {
     struct pg_fixture *pg;
@@ -46,9 +48,10 @@ static inline size_t reply_take(char *bytes, size_t size, size_t count, void *ar
     return size * count;
 }
 
-/* `headers` is NULL or NULL-terminated; a token becomes Authorization. Fills `reply` afresh. */
-static inline void api_call(struct api *api, struct reply *reply, const char *method, const char *path,
-                            const char *token, const char *body, const char *const *headers)
+/* `headers` is NULL or NULL-terminated; a token becomes Authorization. Fills `reply` afresh; its status is 0
+ * when there was no answer. */
+static inline CURLcode api_try(struct api *api, struct reply *reply, const char *method, const char *path,
+                               const char *token, const char *body, const char *const *headers)
 {
     char url[1024], auth[128];
     struct curl_slist *list = NULL;
@@ -56,7 +59,7 @@ static inline void api_call(struct api *api, struct reply *reply, const char *me
     reply_clear(reply);
     snprintf(url, sizeof url, "http://127.0.0.1:%u%s", mlo_http_port(api->http), path);
     curl_easy_setopt(curl, CURLOPT_URL, url);
-    curl_easy_setopt(curl, CURLOPT_TIMEOUT, 60L);
+    curl_easy_setopt(curl, CURLOPT_TIMEOUT, (long)API_PATIENCE_S);
     curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, reply_take);
     curl_easy_setopt(curl, CURLOPT_WRITEDATA, &reply->body);
@@ -81,13 +84,21 @@ static inline void api_call(struct api *api, struct reply *reply, const char *me
     }
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, list);
     CURLcode code = curl_easy_perform(curl);
-    if (code != CURLE_OK)
-        fail_msg("%s %s: %s", method, path, curl_easy_strerror(code));
-    curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &reply->status);
+    if (code == CURLE_OK)
+        curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &reply->status);
     curl_slist_free_all(list);
     curl_easy_cleanup(curl);
     if (mlo_buf_str(&reply->body)[0] == '{')
         reply->json = json_loads(mlo_buf_str(&reply->body), JSON_REJECT_DUPLICATES, NULL);
+    return code;
+}
+
+static inline void api_call(struct api *api, struct reply *reply, const char *method, const char *path,
+                            const char *token, const char *body, const char *const *headers)
+{
+    CURLcode code = api_try(api, reply, method, path, token, body, headers);
+    if (code != CURLE_OK)
+        fail_msg("%s %s: %s", method, path, curl_easy_strerror(code));
 }
 
 /* Fails with the body when the status is another. */
@@ -136,20 +147,35 @@ static inline void api_version(struct api *api, const char *model, const char *t
     reply_clear(&reply);
 }
 
-/* Sends raw bytes and reads what comes until the connection is closed or a second passes. */
-static inline void api_raw(struct api *api, const char *bytes, size_t size, struct mlo_buf *answer)
+/* A connection to the server, yours to close. */
+static inline int api_connect(struct api *api)
 {
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(mlo_http_port(api->http))};
-    struct timeval patience = {.tv_sec = 1};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+    return fd;
+}
+
+/* Reads until the server closes; false when it has not after API_PATIENCE_S. `answer` may be NULL. */
+static inline bool api_read_to_end(int fd, struct mlo_buf *answer)
+{
+    struct timeval patience = {.tv_sec = API_PATIENCE_S};
     char piece[4096];
     ssize_t n;
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    while ((n = read(fd, piece, sizeof piece)) > 0)
+        if (answer)
+            mlo_buf_append(answer, piece, (size_t)n);
+    return n == 0 || errno == ECONNRESET;
+}
+
+/* Sends raw bytes that the server answers and closes after, and takes the answer. */
+static inline void api_raw(struct api *api, const char *bytes, size_t size, struct mlo_buf *answer)
+{
+    int fd = api_connect(api);
     assert_true(mlo_fs_write_full(fd, bytes, size));
-    while (answer && (n = read(fd, piece, sizeof piece)) > 0)
-        mlo_buf_append(answer, piece, (size_t)n);
+    assert_true(api_read_to_end(fd, answer));
     close(fd);
 }
 
@@ -176,6 +202,9 @@ static inline int api_setup(void **state)
                                        .modules = mlo_web_module(),
                                        .module_count = 1,
                                        .max_blob_bytes = API_MAX_BLOB,
+                                       /* a test that is held up is no slow client */
+                                       .header_timeout_ms = API_PATIENCE_S * 1000,
+                                       .idle_timeout_s = API_PATIENCE_S,
                                        .quiet = true};
     assert_mlo_ok(mlo_http_start(&options, &api->http, &err), &err);
     *state = api;
