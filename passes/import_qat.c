@@ -12,8 +12,9 @@
 #include "passes/import_qat_impl.h"
 
 static const char *const forms[] = {"qdq", "qoperator", NULL};
-static const char *const targets[] = {"none",         "mlopt-cpu",    "mlopt-cuda", "openvino",
-                                      "ort-x86-avx2", "ort-x86-vnni", "tensorrt",   NULL};
+static const char *const targets[] = {"none",         "mlopt-cpu",     "mlopt-cuda",
+                                      "openvino",     "openvino-avx2", "ort-x86-avx2",
+                                      "ort-x86-vnni", "tensorrt",      NULL};
 
 const struct mlo_option_spec mlo_import_qat_options[] = {
     {.name = "target",

@@ -32,6 +32,16 @@ static const struct mlo_target targets[] = {
         .description = "OpenVINO on CPUs: pairs on the inputs of what computes in integers",
     },
     {
+        .name = "openvino-avx2",
+        .activations = MLO_UINT8,
+        .per_channel = true,
+        .reduce_range = true,
+        .float_bias = true,
+        .apart = true,
+        .form = "qdq",
+        .description = "OpenVINO on CPUs without VNNI: weights in 7 bits, so that its sums do not saturate",
+    },
+    {
         .name = "ort-x86-avx2",
         .activations = MLO_UINT8,
         .per_channel = true,
@@ -62,8 +72,8 @@ static const struct mlo_target targets[] = {
         .description = "TensorRT: symmetric, pairs on the inputs of weighted ops and on a residual's skip",
     },
 };
-const char *const mlo_target_names[] = {"mlopt-cpu",    "mlopt-cuda", "openvino", "ort-x86-avx2",
-                                        "ort-x86-vnni", "tensorrt",   NULL};
+const char *const mlo_target_names[] = {"mlopt-cpu",    "mlopt-cuda",   "openvino", "openvino-avx2",
+                                        "ort-x86-avx2", "ort-x86-vnni", "tensorrt", NULL};
 
 /* One letter (enum mlo_target_rule) a target, in the order of the table above. The engine of mlopt fuses any
  * activation behind a product and keeps it in float; ONNX Runtime needs integers on both sides of each op. */
@@ -73,28 +83,29 @@ static const struct {
     /*                       cpu
      *                       | cuda
      *                       | | openvino
-     *                       | | | ort-avx2
-     *                       | | | | ort-vnni
-     *                       | | | | | tensorrt */
-    {"Add", "iiiiii"},
-    {"AveragePool", "iiiiii"},
-    {"Clip", "aaaaaa"},
-    {"Concat", "uuuiiu"},
-    {"Conv", "wwwoow"},
-    {"ConvTranspose", "--w--w"},
-    {"Gemm", "wwwwww"},
-    {"GlobalAveragePool", "iiiiii"},
-    {"HardSigmoid", "------"},
-    {"HardSwish", "--a---"},
-    {"LayerNormalization", "------"},
-    {"LeakyRelu", "--aiia"},
-    {"MatMul", "wwpppp"},
-    {"Mul", "--iii-"},
-    {"ReduceMean", "iiiii-"},
-    {"Relu", "aaaaaa"},
-    {"Resize", "--uuuu"},
-    {"Sigmoid", "---ii-"},
-    {"Softmax", "------"}, /* 8 bits of input cost more accuracy than the op costs time */
+     *                       | | | openvino-avx2
+     *                       | | | | ort-avx2
+     *                       | | | | | ort-vnni
+     *                       | | | | | | tensorrt */
+    {"Add", "iiiiiii"},
+    {"AveragePool", "iiiiiii"},
+    {"Clip", "aaaaaaa"},
+    {"Concat", "uuuuiiu"},
+    {"Conv", "wwwwoow"},
+    {"ConvTranspose", "--ww--w"},
+    {"Gemm", "wwwwwww"},
+    {"GlobalAveragePool", "iiiiiii"},
+    {"HardSigmoid", "-------"},
+    {"HardSwish", "--aa---"},
+    {"LayerNormalization", "-------"},
+    {"LeakyRelu", "--aaiia"},
+    {"MatMul", "wwppppp"},
+    {"Mul", "--iiii-"},
+    {"ReduceMean", "iiiiii-"},
+    {"Relu", "aaaaaaa"},
+    {"Resize", "--uuuuu"},
+    {"Sigmoid", "----ii-"},
+    {"Softmax", "-------"}, /* 8 bits of input cost more accuracy than the op costs time */
 };
 
 const struct mlo_target *mlo_target_table(size_t *count)

@@ -214,11 +214,11 @@ def table(rows):
     return "\n".join(lines + ["| " + " | ".join(cells(r)) + " |" for r in rows]) + "\n"
 
 
-def splice(path, text):
+def splice(path, text, mark="table"):
     """Puts the table between the two marks of the page."""
     with open(path, encoding="utf-8") as f:
         page = f.read()
-    begin, end = "<!-- table -->\n", "<!-- /table -->\n"
+    begin, end = "<!-- %s -->\n" % mark, "<!-- /%s -->\n" % mark
     at, to = page.index(begin) + len(begin), page.index(end)
     with open(path, "w", encoding="utf-8") as f:
         f.write(page[:at] + text + page[to:])

@@ -354,8 +354,8 @@ static const struct mlo_cli_option options_table[] = {
      "a recipe file, or one that is built in: int8-cpu (what it is), int8-tensorrt, fp16, …"},
     {"set", 0, "STEP.OPTION=VALUE", "changes an option of the recipe", NULL, true},
     {"target", 0, "NAME",
-     "the runtime that it is made for: mlopt-cpu, mlopt-cuda, openvino, ort-x86-avx2, ort-x86-vnni, "
-     "tensorrt"},
+     "the runtime that it is made for: mlopt-cpu, mlopt-cuda, openvino, openvino-avx2, ort-x86-avx2, "
+     "ort-x86-vnni, tensorrt"},
     {"scheme", 0, "TYPE",
      "of the weights: int8 or uint8; int4-weights and int8-weights leave activations in float and need no "
      "data"},
@@ -395,8 +395,8 @@ const struct mlo_cli_verb mlo_verb_quantize = {
 static const struct mlo_cli_option export_options[] = {
     {"out", 0, "Q.onnx", "where the model with integer weights is written"},
     {"target", 0, "NAME",
-     "the runtime that it is made for: mlopt-cpu, mlopt-cuda, openvino, ort-x86-avx2, ort-x86-vnni, "
-     "tensorrt (none)"},
+     "the runtime that it is made for: mlopt-cpu, mlopt-cuda, openvino, openvino-avx2, ort-x86-avx2, "
+     "ort-x86-vnni, tensorrt (none)"},
     {"form", 0, "FORM", "qdq, or qoperator: QLinearConv and the like (qdq)"},
     {NULL},
 };
