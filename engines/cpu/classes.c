@@ -26,6 +26,7 @@
     CLASS(fast_qmean_class)                                                                                  \
     CLASS(fast_quantize_class)                                                                               \
     CLASS(fast_reduce_class)                                                                                 \
+    CLASS(fast_row8_class)                                                                                   \
     CLASS(fast_softmax_class)                                                                                \
     CLASS(fast_table_class)                                                                                  \
     CLASS(fast_tile_class)                                                                                   \

@@ -217,13 +217,9 @@ static enum mlo_status lower_int8(struct mlo_plan *plan, const struct conv *c, b
     const struct mlo_value *bias_value = mlo_node_input(c->node, 2);
     const struct mlo_tensor *bias = NULL;
     size_t channels = (size_t)c->ws.dims[0], depth = c->ws.count / channels;
-    if (!fast_is_quantized(plan, c->x) || !fast_int8_weights(c->node->inputs[1], 0, &w) ||
-        !fast_int8_exact(plan, w.q->data, channels, depth, depth, 1))
+    if (!fast_is_quantized(plan, c->x) || !fast_int8_weights(c->node->inputs[1], 0, &w))
         return MLO_OK;
     struct cpu_qparams xq = plan->values[c->x->index].q;
-    /* for int8 inputs, oneDNN halves the weights where there is no VNNI, and rounds them */
-    if (xq.dtype == MLO_INT8 && plan->isa < MLO_ISA_AVX512_VNNI)
-        return MLO_OK;
     if (bias_value) {
         MLO_TRY(fast_const_f32(plan, bias_value, &bias, err));
         if (!bias)
@@ -241,6 +237,10 @@ static enum mlo_status lower_int8(struct mlo_plan *plan, const struct conv *c, b
                             .product = {.weights = w.q->data, .weights_bytes = c->ws.count}};
     tile_conv_geometry(&c->window, &c->xs, &c->ws, c->groups, &own.product);
     MLO_TRY(tile_lower_int8(plan, &own, done, err));
+    /* for int8 inputs, oneDNN halves the weights where there is no VNNI, and rounds them */
+    if ((xq.dtype == MLO_INT8 && plan->isa < MLO_ISA_AVX512_VNNI) ||
+        !fast_int8_exact(plan, w.q->data, channels, depth, depth, 1))
+        return MLO_OK;
     struct fast_int8_numbers numbers = {.x = &xq, .w = &w, .bias = own.bias, .alpha = 1.0f, .beta = 1.0f};
     if (!*done)
         MLO_TRY(emit_int8(plan, c, &numbers, done, err));

@@ -127,8 +127,7 @@ static enum mlo_status lower_int8(struct mlo_plan *plan, const struct gemm *g, c
     size_t n = (size_t)g->n, k = (size_t)g->k, row = g->transposed ? k : 1, step = g->transposed ? 1 : n;
     float *scales = NULL, *shifts = NULL;
     int32_t *sums = NULL;
-    if (!fast_is_quantized(plan, g->x) || !fast_int8_weights(g->w, g->transposed ? 0 : 1, &w) ||
-        !fast_int8_exact(plan, w.q->data, n, k, row, step))
+    if (!fast_is_quantized(plan, g->x) || !fast_int8_weights(g->w, g->transposed ? 0 : 1, &w))
         return MLO_OK;
     struct cpu_qparams xq = plan->values[g->x->index].q;
     struct tile_int8 own = {.node = g->node,
@@ -144,7 +143,7 @@ static enum mlo_status lower_int8(struct mlo_plan *plan, const struct gemm *g, c
     own.product.weights = w.q->data;
     own.product.weights_bytes = n * k;
     MLO_TRY(tile_lower_int8(plan, &own, done, err));
-    if (*done)
+    if (*done || !fast_int8_exact(plan, w.q->data, n, k, row, step))
         return MLO_OK;
     struct fast_chain chain;
     fast_chain_follow(plan, g->y, false, true, &chain);

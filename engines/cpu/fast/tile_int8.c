@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engines/cpu/fast/depthwise_int8_impl.h"
+#include "engines/cpu/fast/row_int8_impl.h"
 
 /* Sums of 255 * 128 stay below 2^31 with all that is added to them. */
 enum { DEPTH_MAX = 32768 };
@@ -170,6 +171,25 @@ out:
     return status;
 }
 
+typedef enum mlo_status emit_fn(struct mlo_plan *plan, const struct mlo_node *node,
+                                const struct tile_product *p, struct cpu_step **step, struct mlo_error *err);
+
+/* The kernels for the product, with all that they can do behind it; NULL: none. */
+static emit_fn *choose(const struct mlo_plan *plan, struct mlo_value *y, struct tile_product *product,
+                       struct follow *f)
+{
+    const struct tile_product asked = *product;
+    bool tiles = tile_supports(plan, product);
+    if (row8_supports(plan, product) && follow(plan, y, tiles, f) && set_epilogue(plan, f, product) &&
+        !last_of(f)->residual && row8_finishes(product))
+        return row8_emit;
+    *product = asked;
+    bool depthwise = depthwise8_supports(plan, product);
+    if (!(depthwise || tiles) || !follow(plan, y, !depthwise, f) || !set_epilogue(plan, f, product))
+        return NULL;
+    return depthwise ? depthwise8_emit : tile_emit;
+}
+
 enum mlo_status tile_lower_int8(struct mlo_plan *plan, const struct tile_int8 *p, bool *done,
                                 struct mlo_error *err)
 {
@@ -181,10 +201,10 @@ enum mlo_status tile_lower_int8(struct mlo_plan *plan, const struct tile_int8 *p
     product.type = xq->dtype == MLO_INT8 ? TILE_S8S8 : TILE_U8S8;
     product.fill = (uint8_t)xq->zero_point;
     product.residual = -1;
-    const bool depthwise = depthwise8_supports(plan, &product);
-    if (product.in_channels * product.kernel[0] * product.kernel[1] * product.kernel[2] > DEPTH_MAX ||
-        !(depthwise || tile_supports(plan, &product)) || !follow(plan, p->y, !depthwise, &f) ||
-        !set_epilogue(plan, &f, &product))
+    if (product.in_channels * product.kernel[0] * product.kernel[1] * product.kernel[2] > DEPTH_MAX)
+        return MLO_OK;
+    emit_fn *emit = choose(plan, p->y, &product, &f);
+    if (!emit)
         return MLO_OK;
     float *numbers = calloc(columns, 3 * sizeof *numbers);
     if (!numbers)
@@ -198,10 +218,7 @@ enum mlo_status tile_lower_int8(struct mlo_plan *plan, const struct tile_int8 *p
     product.init = init;
     MLO_TRY(tile_slots(plan, p->x, p->layout, last_of(&f), &product, err));
     struct cpu_step *step;
-    if (depthwise)
-        MLO_TRY(depthwise8_emit(plan, p->node, &product, &step, err));
-    else
-        MLO_TRY(tile_emit(plan, p->node, &product, &step, err));
+    MLO_TRY(emit(plan, p->node, &product, &step, err));
     MLO_TRY(take(plan, p, &f, step, err));
     *done = true;
 out:
