@@ -178,6 +178,31 @@ static void mse(const struct mlo_tensor_stats *t, const struct mlo_calibration *
     search(t, c, squared_error, low, high);
 }
 
+void mlo_calibration_power(const struct mlo_tensor_stats *t, const struct mlo_calibration *c, float low,
+                           float high, double *signal, double *noise)
+{
+    enum { PIECES = 8 };
+    double width = ldexp(1, t->log2_width), from = (double)low, to = (double)high,
+           step = (to - from) / (c->levels - 1);
+    *signal = *noise = 0;
+    for (int b = 0; b < BINS; b++) {
+        /* where nothing is negative, what lies in the bin that begins with 0 is what a Relu made 0 */
+        if (!t->bins[b] || (b == HALF && !(t->min < 0)))
+            continue;
+        for (int p = 0; p < PIECES; p++) {
+            double x = fmin(fmax(edge(t, b) + width * (p + 0.5) / PIECES, from), to);
+            double error = x - (from + step * rint((x - from) / step));
+            *signal += (double)t->bins[b] * x * x / PIECES;
+            *noise += (double)t->bins[b] * (width < step ? error * error : step * step / 12) / PIECES;
+        }
+    }
+}
+
+double mlo_calibration_decibels(double signal, double noise)
+{
+    return signal > 0 && noise > 0 ? 10 / M_LN10 * ordered_log(signal / noise) : (double)INFINITY;
+}
+
 double mlo_calibration_sqnr(const struct mlo_tensor_stats *t, const struct mlo_calibration *c, float low,
                             float high)
 {

@@ -136,6 +136,13 @@ MLO_MUST_USE enum mlo_status mlo_quantize_nodes(const struct mlo_model *model, c
                                                 struct mlo_arena *arena, const struct mlo_node ***nodes,
                                                 size_t *count, struct mlo_error *err);
 
+/* The nodes that it leaves in float since integers are too coarse for what they read (option min_sqnr), as it
+ * decides from these statistics: [{"node","op","value","sqnr_db","why"}] (new reference), in the order of the
+ * graph. */
+MLO_MUST_USE enum mlo_status mlo_quantize_noisy(const struct mlo_model *model, const json_t *options,
+                                                const struct mlo_stats *stats, json_t **out,
+                                                struct mlo_error *err);
+
 /* All that it wants observed, Gram matrices too; names are the model's or the arena's. */
 MLO_MUST_USE enum mlo_status mlo_quantize_wants(const struct mlo_model *model, const json_t *options,
                                                 struct mlo_arena *arena, struct mlo_stats_wants *wants,

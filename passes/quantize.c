@@ -84,6 +84,13 @@ const struct mlo_option_spec mlo_quantize_options[] = {
      .description =
          "fast: biases take back what the rounding of weights did to the outputs' means; full: then "
          "layer by layer, what was measured on the quantized model"},
+    {.name = "min_sqnr",
+     .type = MLO_OPT_FLOAT,
+     .fallback = "20",
+     .min = 0,
+     .max = 100,
+     .description = "In dB: a node stays in float where the integers leave a value that it reads less signal "
+                    "to noise than this, by the calibration data; 0: none does"},
     {.name = "exclude",
      .type = MLO_OPT_STRINGS,
      .fallback = "",
@@ -114,6 +121,7 @@ void mlo_quantize_settings_read(const json_t *options, struct mlo_quantize_setti
         .target = target,
         .calibrator = mlo_calibrator_find(mlo_json_str(options, "calibrator", "minmax")),
         .percentile = mlo_json_f64(options, "percentile", 99.99),
+        .min_sqnr = mlo_json_f64(options, "min_sqnr", 20),
         .activations = mlo_dtype_parse(text_of(options, "activations", mlo_dtype_name(target->activations))),
         .weights = mlo_dtype_parse(mlo_json_str(options, "scheme", "int8")),
         .symmetric_weights = mlo_json_bool(options, "symmetric_weights", true),
@@ -322,8 +330,8 @@ enum mlo_status mlo_pass_quantize(struct mlo_model *model, struct mlo_pass_conte
     bool wide = mlo_dtype_info(settings.activations)->bits > 8;
     MLO_TRY(mlo_pass_raise_opset_to(model, wide ? 21 : 13, ctx, err));
     MLO_TRY(mlo_pass_remove_dead(model, &dead, err));
-    MLO_TRY(mlo_quantize_plan_make(model->graph, &settings, arena, ctx, &plan, err));
-    MLO_TRY(mlo_quantize_ranges(model->graph, &settings, ctx, &plan, err));
+    MLO_TRY(mlo_quantize_settle(model->graph, &settings, arena, ctx, &plan, err));
+    mlo_quantize_note_ranges(model->graph, &plan, ctx);
     MLO_TRY(rewrite(model, &settings, ctx, &plan, err));
     if (settings.qoperator) {
         struct mlo_pass_context integer = {.notes = ctx->notes};

@@ -22,10 +22,23 @@ struct mlo_quantize_settings {
     bool float_bias;       /* biases stay as they are */
     bool qoperator;        /* the form: integer ops instead of pairs around float ones */
     const json_t *exclude; /* names of nodes */
-    struct mlo_rounding rounding; /* of weights */
-    bool correct_bias;            /* biases take back what rounding did to the outputs' means */
+    double min_sqnr;       /* in dB: nodes that read less stay in float; 0: none do */
+    const struct mlo_quantize_noise *noise; /* by node index: those that do; NULL: not asked yet */
+    struct mlo_rounding rounding;           /* of weights */
+    bool correct_bias;                      /* biases take back what rounding did to the outputs' means */
 };
 void mlo_quantize_settings_read(const json_t *options, struct mlo_quantize_settings *out);
+
+/* What a node reads and loses most of by its integers; value NULL: enough is left of all. */
+struct mlo_quantize_noise {
+    const struct mlo_value *value;
+    double sqnr_db;
+};
+/* What the calibrator made of a value, kept while plans are compared. */
+struct mlo_quantize_range {
+    bool known;
+    float low, high;
+};
 
 /* The integers of a quantized type, from the type's own range: 0 to 255 for uint8. */
 void mlo_quantize_limits(enum mlo_dtype dtype, int *low, int *high);
@@ -45,6 +58,7 @@ struct mlo_quantize_value {
 struct mlo_quantize_plan {
     struct mlo_arena *arena;
     struct mlo_quantize_value *values;
+    const struct mlo_quantize_range *ranges; /* once chosen; by value index */
     int value_count;
     struct mlo_node **weighted; /* nodes whose constant weights become integer, in graph order */
     int weighted_count;
@@ -61,11 +75,24 @@ MLO_MUST_USE enum mlo_status mlo_quantize_plan_make(const struct mlo_graph *grap
 /* The root of value i's group. */
 int mlo_quantize_root(struct mlo_quantize_plan *plan, int i);
 
-/* Chooses range, scale and zero point of every group from the statistics. */
+/* Chooses range, scale and zero point of every group from the statistics. `ranges`: by value index. */
 MLO_MUST_USE enum mlo_status mlo_quantize_ranges(const struct mlo_graph *graph,
                                                  const struct mlo_quantize_settings *settings,
-                                                 struct mlo_pass_context *ctx, struct mlo_quantize_plan *plan,
-                                                 struct mlo_error *err);
+                                                 const struct mlo_stats *stats,
+                                                 struct mlo_quantize_range *ranges,
+                                                 struct mlo_quantize_plan *plan, struct mlo_error *err);
+/* Notes the values that said little of their range: always 0, always the same number. */
+void mlo_quantize_note_ranges(const struct mlo_graph *graph, const struct mlo_quantize_plan *plan,
+                              struct mlo_pass_context *ctx);
+
+/* The plan with its ranges, in which no integer node reads a value of less than min_sqnr: makes plans until
+ * that holds. Sets settings->noise, through `arena`. */
+MLO_MUST_USE enum mlo_status mlo_quantize_settle(const struct mlo_graph *graph,
+                                                 struct mlo_quantize_settings *settings,
+                                                 struct mlo_arena *arena, struct mlo_pass_context *ctx,
+                                                 struct mlo_quantize_plan *plan, struct mlo_error *err);
+/* Says why noise keeps a node (by index) in float. */
+void mlo_quantize_noise_text(const struct mlo_quantize_settings *settings, int node, char *out, size_t size);
 
 /* Whether the plan has the node read integers. */
 bool mlo_quantize_is_integer(const struct mlo_quantize_plan *plan, const struct mlo_node *node);

@@ -140,6 +140,11 @@ static bool is_excluded(const struct mlo_quantize_settings *settings, const stru
     return false;
 }
 
+static bool is_noisy(const struct mlo_quantize_settings *settings, const struct mlo_node *node)
+{
+    return settings->noise && settings->noise[node->index].value;
+}
+
 static enum mlo_status check_excluded(const struct mlo_graph *graph,
                                       const struct mlo_quantize_settings *settings, struct mlo_arena *arena,
                                       struct mlo_error *err)
@@ -252,22 +257,22 @@ static void choose_output(struct walk *walk, const struct mlo_node *node, struct
                       node->op_type, walk->settings->target->name, y->name);
 }
 
-static bool is_planned(const struct mlo_quantize_plan *plan, const struct mlo_node *node)
+/* Whether the node could run in integers with constant weights: also where it is kept from it, so that what
+ * an Add wants does not depend on that. */
+static bool accumulates(const struct walk *walk, const struct mlo_node *node)
 {
-    for (int i = 0; i < plan->weighted_count; i++)
-        if (plan->weighted[i] == node)
-            return true;
-    return false;
+    return node->op && (node->op->flags & MLO_OP_WEIGHTED) && mlo_node_fixed(node, 1) &&
+           !obstacle(node, mlo_target_rule(walk->settings->target, node));
 }
 
 /* The input of a residual Add that comes straight from the integer node which can add the other one to its
  * accumulators: the later one when both do. -1: none does. */
-static int accumulating_input(const struct mlo_quantize_plan *plan, const struct mlo_node *add)
+static int accumulating_input(const struct walk *walk, const struct mlo_node *add)
 {
     int found = -1;
     for (int i = 0; i < add->input_count; i++) {
         const struct mlo_node *before = add->inputs[i]->producer;
-        if (!before || mlo_value_sole_user(add->inputs[i]) != add || !is_planned(plan, before))
+        if (!before || mlo_value_sole_user(add->inputs[i]) != add || !accumulates(walk, before))
             continue;
         if (found < 0 || before->index > add->inputs[found]->producer->index)
             found = i;
@@ -282,11 +287,12 @@ static void spread(struct walk *walk)
         const struct mlo_value *value = walk->graph->values[walk->stack[--walk->depth]];
         const struct mlo_node *node = effective_producer(walk, value);
         bool united;
-        if (!node || node->outputs[0] == NULL || !wants_inputs(walk, node, &united) ||
-            !inputs_are_float(node) || is_excluded(walk->settings, node))
+        if (!node || node->outputs[0] == NULL || is_noisy(walk->settings, node) ||
+            !wants_inputs(walk, node, &united) || !inputs_are_float(node) ||
+            is_excluded(walk->settings, node))
             continue;
         int left =
-            walk->settings->skip_only && mlo_node_is(node, "Add") ? accumulating_input(plan, node) : -1;
+            walk->settings->skip_only && mlo_node_is(node, "Add") ? accumulating_input(walk, node) : -1;
         walk->integer[node->index] = true;
         for (int i = 0; i < (combines(node) ? node->input_count : 1); i++) {
             if (i == left)
@@ -325,12 +331,23 @@ static enum mlo_status list_integer(const struct walk *walk, struct mlo_error *e
     return MLO_OK;
 }
 
+/* Why noise keeps the node in float, in the plan's arena. */
+static const char *noise_why(const struct walk *walk, const struct mlo_node *node)
+{
+    char text[320];
+    mlo_quantize_noise_text(walk->settings, node->index, text, sizeof text);
+    const char *kept = mlo_arena_strdup(walk->plan->arena, text);
+    return kept ? kept : "of noise in what it reads";
+}
+
 /* What a node that multiplies wants; *why: what keeps it in float, or NULL. */
 static void start_from(struct walk *walk, struct mlo_node *node, struct mlo_pass_context *ctx,
                        const char **why)
 {
     enum mlo_target_rule rule = mlo_target_rule(walk->settings->target, node);
     *why = is_excluded(walk->settings, node) ? "it is excluded by the options" : obstacle(node, rule);
+    if (!*why && is_noisy(walk->settings, node))
+        *why = noise_why(walk, node);
     if (*why) {
         if (ctx)
             mlo_pass_note(ctx, node->name, "%s stays in float: %s", node->op_type, *why);

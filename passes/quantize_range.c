@@ -76,27 +76,23 @@ static void params_from_range(const struct mlo_quantize_settings *settings, stru
 
 enum mlo_status mlo_quantize_ranges(const struct mlo_graph *graph,
                                     const struct mlo_quantize_settings *settings,
-                                    struct mlo_pass_context *ctx, struct mlo_quantize_plan *plan,
-                                    struct mlo_error *err)
+                                    const struct mlo_stats *stats, struct mlo_quantize_range *ranges,
+                                    struct mlo_quantize_plan *plan, struct mlo_error *err)
 {
+    plan->ranges = ranges;
     for (int i = 0; i < plan->value_count; i++) {
-        float low, high;
+        struct mlo_quantize_range *r = &ranges[i];
         if (!plan->values[i].chosen)
             continue;
-        enum mlo_status status = value_range(graph->values[i], settings, ctx->stats, &low, &high, err);
+        enum mlo_status status =
+            r->known ? MLO_OK : value_range(graph->values[i], settings, stats, &r->low, &r->high, err);
         if (status != MLO_OK)
             return status;
-        if (low == 0.0f && high == 0.0f)
-            mlo_pass_note(ctx, graph->values[i]->name,
-                          "the value was always 0 on calibration data (a dead ReLU, or an unused input)");
-        else if (low == high)
-            mlo_pass_note(ctx, graph->values[i]->name,
-                          "the value was always %.9g on calibration data: its range is from there to 0",
-                          (double)low);
+        r->known = true;
         struct mlo_quantize_value *root = &plan->values[mlo_quantize_root(plan, i)];
         /* Zero is in every range: padding and ReLU need it exact. */
-        root->low = fminf(root->low, low);
-        root->high = fmaxf(root->high, high);
+        root->low = fminf(root->low, r->low);
+        root->high = fmaxf(root->high, r->high);
     }
     for (int i = 0; i < plan->value_count; i++) {
         struct mlo_quantize_value *v = &plan->values[i];
@@ -107,4 +103,21 @@ enum mlo_status mlo_quantize_ranges(const struct mlo_graph *graph,
         params_from_range(settings, v);
     }
     return MLO_OK;
+}
+
+void mlo_quantize_note_ranges(const struct mlo_graph *graph, const struct mlo_quantize_plan *plan,
+                              struct mlo_pass_context *ctx)
+{
+    for (int i = 0; i < plan->value_count; i++) {
+        float low = plan->ranges[i].low, high = plan->ranges[i].high;
+        if (!plan->values[i].chosen || low != high)
+            continue;
+        if (low == 0.0f)
+            mlo_pass_note(ctx, graph->values[i]->name,
+                          "the value was always 0 on calibration data (a dead ReLU, or an unused input)");
+        else
+            mlo_pass_note(ctx, graph->values[i]->name,
+                          "the value was always %.9g on calibration data: its range is from there to 0",
+                          (double)low);
+    }
 }

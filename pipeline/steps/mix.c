@@ -110,20 +110,41 @@ static int worth_least_first(const void *a, const void *b)
     return x->place - y->place;
 }
 
+/* Whether the node is one of a list of {"node"}. */
+static bool is_listed(const json_t *list, const char *node)
+{
+    size_t i;
+    json_t *row;
+    json_array_foreach((json_t *)list, i, row)
+    {
+        if (strcmp(mlo_json_str(row, "node", ""), node) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* What can be given back, in order: all but what min_sqnr keeps in float anyway. */
 static enum mlo_status rank(struct mix *mix, struct mlo_error *err)
 {
+    enum mlo_status status;
     struct mlo_sensitivity_request request = mix->request->sensitivity;
+    json_t *noisy = NULL;
     request.judge = NULL;
-    enum mlo_status status = mlo_sensitivity_measure(&request, &mix->ranking, err);
-    if (status != MLO_OK)
-        return status;
-    mix->count = mix->ranking.count;
-    mix->rows = mlo_arena_memdup(mix->ranking.arena, mix->ranking.rows, (mix->count + 1) * sizeof *mix->rows);
-    mix->in_float = mlo_arena_calloc(mix->ranking.arena, mix->count + 1, sizeof *mix->in_float);
-    if (!mix->rows || !mix->in_float)
-        return mlo_error_nomem(err);
+    MLO_TRY(mlo_sensitivity_measure(&request, &mix->ranking, err));
+    MLO_TRY(mlo_quantize_noisy(request.model, request.options, request.stats, &noisy, err));
+    mix->rows = mlo_arena_calloc(mix->ranking.arena, mix->ranking.count + 1, sizeof *mix->rows);
+    mix->in_float = mlo_arena_calloc(mix->ranking.arena, mix->ranking.count + 1, sizeof *mix->in_float);
+    if (!mix->rows || !mix->in_float) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    for (size_t i = 0; i < mix->ranking.count; i++)
+        if (!is_listed(noisy, mix->ranking.rows[i].node))
+            mix->rows[mix->count++] = mix->ranking.rows[i];
     qsort(mix->rows, mix->count, sizeof *mix->rows, worth_least_first);
-    return MLO_OK;
+out:
+    json_decref(noisy);
+    return status;
 }
 
 /* The fewest rows from the front that hold: doubling, then halving the gap. 0 rows are known to be too few.

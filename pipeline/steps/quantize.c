@@ -78,7 +78,7 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     struct mlo_stats stats;
     struct mlo_arena *arena = mlo_arena_new();
     struct mlo_stats_wants wants = {0};
-    json_t *notes = json_array(), *options = NULL, *decision = NULL;
+    json_t *notes = json_array(), *options = NULL, *decision = NULL, *noisy = NULL;
     mlo_stats_init(&stats);
     if (!arena || !notes) {
         status = mlo_error_nomem(err);
@@ -95,13 +95,14 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     material = (struct material){ctx, model, &stats, dataset, 0.65, 0.85, NULL};
     MLO_TRY(
         mlo_step_choose_float(ctx, model, dataset, &stats, make, &material, notes, &options, &decision, err));
+    MLO_TRY(mlo_quantize_noisy(model, options ? options : ctx->options, &stats, &noisy, err));
     mlo_step_progress(ctx, 0.85, "quantizing");
     material.from = 0.85;
     material.to = 0.98;
     MLO_TRY(make(&material, options ? options : ctx->options, &made, err));
     MLO_TRY(mlo_step_save(ctx, made, material.report, out, err));
     if (json_object_set_new(out->report, "calibration", stats_summary(&stats)) ||
-        json_object_set(out->report, "notes", notes) ||
+        json_object_set(out->report, "notes", notes) || json_object_set(out->report, "noisy", noisy) ||
         (decision && json_object_set(out->report, "mixed_precision", decision)))
         status = mlo_error_nomem(err);
 out:
@@ -114,6 +115,7 @@ out:
     json_decref(notes);
     json_decref(options);
     json_decref(decision);
+    json_decref(noisy);
     json_decref(material.report);
     return status;
 }
@@ -129,7 +131,7 @@ static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_er
 const struct mlo_step mlo_step_quantize = {
     .name = "quantize",
     .kind = MLO_STEP_DERIVE,
-    .revision = 4,
+    .revision = 5,
     .needs_calibrate = true,
     .selects = mlo_step_has_budget,
     .options = mlo_quantize_options,

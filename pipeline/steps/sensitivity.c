@@ -63,7 +63,9 @@ static json_t *options_for(const struct meter *m, size_t only)
     for (size_t i = 0; i < m->count; i++)
         if (i != only)
             json_array_append_new(exclude, json_string(m->nodes[i]->name));
-    if (!options || json_object_set_new(options, "exclude", exclude) != 0) {
+    /* what integers do to it is asked here, also where they are too coarse */
+    if (!options || json_object_set_new(options, "exclude", exclude) != 0 ||
+        json_object_set_new(options, "min_sqnr", json_real(0)) != 0) {
         json_decref(options);
         return NULL;
     }

@@ -164,6 +164,35 @@ static void test_quantize__may_leave_the_accumulating_branch_of_a_residual(void 
     mlo_model_free(m);
 }
 
+/* Where the Conv that accumulates is kept in float, its Add wants no more than before. */
+static void test_quantize__wants_no_more_where_a_node_is_excluded(void **state)
+{
+    MLO_UNUSED(state);
+    static const char *const targets[] = {"tensorrt", "mlopt-cpu", "ort-x86-vnni"};
+    for (size_t t = 0; t < MLO_COUNT(targets); t++) {
+        struct mlo_error err = {0};
+        struct mlo_stats stats;
+        json_t *options = NULL, *given = json_pack("{s:s}", "target", targets[t]);
+        const char **names;
+        size_t count;
+        char text[128];
+        struct mlo_arena *arena = mlo_arena_new();
+        struct mlo_model *m = residual();
+        assert_ok(mlo_options_resolve(mlo_quantize_options, given, &options, &err));
+        assert_ok(mlo_quantize_wanted(m, options, arena, &names, &count, &err));
+        mlo_stats_init(&stats);
+        for (size_t i = 0; i < count; i++)
+            saw(&stats, names[i], LIST(0, 1), 2);
+        snprintf(text, sizeof text, "{\"target\": \"%s\", \"exclude\": [\"c2_node\"]}", targets[t]);
+        assert_ok(run_pass(m, "quantize", text, &stats, NULL, &err));
+        mlo_stats_clear(&stats);
+        json_decref(options);
+        json_decref(given);
+        mlo_arena_free(arena);
+        mlo_model_free(m);
+    }
+}
+
 static void test_quantize__wants_what_it_quantizes(void **state)
 {
     MLO_UNUSED(state);
@@ -372,6 +401,7 @@ int main(void)
         cmocka_unit_test(test_quantize__covers_a_residual_block),
         cmocka_unit_test(test_quantize__may_leave_the_accumulating_branch_of_a_residual),
         cmocka_unit_test(test_quantize__wants_what_it_quantizes),
+        cmocka_unit_test(test_quantize__wants_no_more_where_a_node_is_excluded),
         cmocka_unit_test(test_quantize__same_input_gives_same_bytes),
         cmocka_unit_test(test_quantize__raises_weight_scales_for_large_biases),
         cmocka_unit_test(test_quantize__shared_weights_are_stored_once),
