@@ -143,6 +143,22 @@ MLO_MUST_USE enum mlo_status mlo_quantize_noisy(const struct mlo_model *model, c
                                                 const struct mlo_stats *stats, json_t **out,
                                                 struct mlo_error *err);
 
+/* What becomes of a node with these options, and why it does not run in integers: for reports. */
+enum mlo_quantize_how {
+    MLO_RUNS_FLOAT,
+    MLO_RUNS_INTEGER,
+    MLO_RUNS_FUSED, /* an activation: part of the integer node before it */
+};
+struct mlo_quantize_reason {
+    const struct mlo_node *node; /* the model's */
+    enum mlo_quantize_how how;
+    const char *why; /* NULL for what runs in integers; in the arena */
+};
+/* One row a node of a float model, in the order of the graph. */
+MLO_MUST_USE enum mlo_status mlo_quantize_explain(const struct mlo_model *model, const json_t *options,
+                                                  struct mlo_arena *arena, struct mlo_quantize_reason **out,
+                                                  size_t *count, struct mlo_error *err);
+
 /* All that it wants observed, Gram matrices too; names are the model's or the arena's. */
 MLO_MUST_USE enum mlo_status mlo_quantize_wants(const struct mlo_model *model, const json_t *options,
                                                 struct mlo_arena *arena, struct mlo_stats_wants *wants,

@@ -2,8 +2,8 @@
 #ifndef MLO_WEB_IMPL_H
 #define MLO_WEB_IMPL_H
 
+#include "api/html/html.h"
 #include "api/http/views.h"
-#include "api/web/html.h"
 #include "api/web/web.h"
 #include "base/embed.h"
 

@@ -49,6 +49,8 @@ static enum mlo_status run_job(const char *dir, const json_t *job, struct report
         .calibrate_path = mlo_json_str(job, "calibrate", NULL),
         .select_path = mlo_json_str(job, "select", NULL),
         .evaluate_path = mlo_json_str(job, "evaluate", NULL),
+        .parent_path = mlo_json_str(job, "parent", NULL),
+        .history = json_object_get(job, "history"),
         .out_dir = dir,
         .threads = (unsigned)mlo_json_i64(job, "threads", 1),
         .batch = mlo_json_i64(job, "batch", 0),
@@ -71,9 +73,9 @@ static json_t *result_json(enum mlo_status status, const struct mlo_step_result 
                          error->message, "where", error->where, "hint", error->hint);
     json_t *empty = json_array();
     json_t *out =
-        json_pack("{s:s,s:s?,s:O?,s:O,s:O}", "status", "ok", "artifact", result->artifact_path, "report",
+        json_pack("{s:s,s:s?,s:O?,s:O,s:O,s:s?}", "status", "ok", "artifact", result->artifact_path, "report",
                   result->report, "observations", result->observations ? result->observations : empty,
-                  "plans", result->plans ? result->plans : empty);
+                  "plans", result->plans ? result->plans : empty, "document", result->document_path);
     json_decref(empty);
     return out;
 }

@@ -9,6 +9,7 @@ const char *const mlo_step_engine_choices[] = {"cpu", "reference", NULL};
 void mlo_step_result_clear(struct mlo_step_result *result)
 {
     free(result->artifact_path);
+    free(result->document_path);
     json_decref(result->report);
     json_decref(result->observations);
     json_decref(result->plans);

@@ -8,6 +8,8 @@
 
 /* Names the numerics that may enter an artifact's bytes; part of every derivation. */
 #define MLO_NUMERICS_ID "invariant-1"
+/* Names the form of a report (docs/reports.md). */
+#define MLO_REPORT_FORMAT "mlopt-report-1"
 
 /* --- recipes ----------------------------------------------------------------------------------------------
  */
@@ -60,6 +62,10 @@ struct mlo_step_context {
     const char *source_path; /* the version's upload */
     const char *calibrate_path, *select_path, *evaluate_path; /* datasets; NULL when the step needs none */
     const char *out_dir;                                      /* scratch: outputs are made here */
+    /* For a step of `reads_history`: what the last deriving step before it was given (NULL: the source), and
+     * what all of those did, in order: [{"step","options","report"}] (NULL: none). */
+    const char *parent_path;
+    const json_t *history;
     unsigned threads;
     int64_t batch;             /* for running data through; never changes a derived byte */
     const char *exe;           /* for benchmark children; NULL: this program */
@@ -80,6 +86,8 @@ struct mlo_step_result {
         compare by difference, benchmarks by ratio (variant / source). */
     json_t *plans;        /* array, for compile: {"path":file in out_dir,"fingerprint":{…},"machine_class"};
                            * unsigned: who keeps it signs it; owned; or NULL */
+    char *document_path; /* for report: a JSON file in out_dir that is kept beside the variant; owned; or NULL
+                          */
 };
 void mlo_step_result_clear(struct mlo_step_result *result);
 
@@ -88,7 +96,9 @@ struct mlo_step {
     enum mlo_step_kind kind;
     int revision; /* part of the derivation key */
     bool needs_calibrate, needs_select, needs_evaluate;
-    bool takes_calibrate; /* does without, and reads the set where the recipe names one */
+    /* does without, and reads the set where the recipe names one */
+    bool takes_calibrate, takes_evaluate;
+    bool reads_history; /* is told what the deriving steps before it did */
     /* Whether it needs the role select with these (resolved) options; NULL: as needs_select says. */
     bool (*selects)(const json_t *options);
     const struct mlo_option_spec *options;
@@ -106,6 +116,11 @@ struct mlo_step {
 static inline bool mlo_step_reads_calibrate(const struct mlo_step *step)
 {
     return step->needs_calibrate || step->takes_calibrate;
+}
+/* The same of the evaluation set. */
+static inline bool mlo_step_reads_evaluate(const struct mlo_step *step)
+{
+    return step->needs_evaluate || step->takes_evaluate;
 }
 /* Whether the step is given the data of the role select. */
 static inline bool mlo_step_reads_select(const struct mlo_step *step, const json_t *options)
@@ -128,9 +143,10 @@ MLO_MUST_USE enum mlo_status mlo_step_derivation(const struct mlo_step *step, co
                                                  json_t **out, struct mlo_error *err);
 
 /* The child's side of a job: reads <dir>/job.json
- *   {"step","options","model","source","calibrate","select","evaluate" (paths or null),"threads","batch"}
+ *   {"step","options","model","source","calibrate","select","evaluate" (paths or null),"threads","batch",
+ *    "parent","history" (for a step that reads them)}
  * runs the step, and writes <dir>/result.json
- *   {"status":"ok","artifact":path|null,"report":{…},"observations":[…],"plans":[…]}  or
+ *   {"status":"ok","artifact":path|null,"report":{…},"observations":[…],"plans":[…],"document":path|null}  or
  *   {"status":code,"message","where","hint"}
  * Progress goes to progress_fd as JSON lines {"fraction":0.4,"message":"…"}; -1: nowhere. */
 MLO_MUST_USE enum mlo_status mlo_step_child(const char *dir, int progress_fd, struct mlo_error *err);

@@ -34,6 +34,7 @@ direction registry 'graph|passes|engines|pipeline|api'
 direction pipeline/measure 'registry|pipeline/steps|pipeline/service|api'
 direction pipeline/steps 'registry|pipeline/service|api'
 direction pipeline/service 'api'
+direction api/html 'graph|passes|engines|registry|pipeline|api/http|api/web|api/cli'
 direction api/web 'api/cli'
 direction api/http 'api/cli'
 complain "onnx.pb-c.h belongs to the importer and exporter" "$(printf '%s\n' "$product" | grep -v '^graph/onnx' | xargs grep -n 'onnx\.pb-c\.h')"

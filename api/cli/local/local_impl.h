@@ -47,6 +47,11 @@ extern const struct mlo_cli_verb mlo_verb_inspect, mlo_verb_run, mlo_verb_optimi
         "out", 0, "FILE", "where the result is written"                                                      \
     }
 
+#define MLO_OPTION_REPORT                                                                                    \
+    {                                                                                                        \
+        "report", 0, "FILE.html|FILE.json", "a page (or its JSON) that explains the result"                  \
+    }
+
 #define MLO_OPTION_DIM                                                                                       \
     {                                                                                                        \
         "dim", 0, "NAME=N", "size of an open dim (one without a name is INPUT:AXIS)", NULL, true             \
@@ -105,6 +110,13 @@ MLO_MUST_USE enum mlo_status mlo_local_recipe_text(const char *name, struct mlo_
 json_t *mlo_local_estimate_json(const struct mlo_estimate *estimate);
 /* {"path","digest","size"} of a file (new reference in *out). */
 MLO_MUST_USE enum mlo_status mlo_local_file_json(const char *path, json_t **out, struct mlo_error *err);
+
+/* --report: whether its name is one that can be written. */
+MLO_MUST_USE enum mlo_status mlo_local_report_check(const struct mlo_cli *cli, struct mlo_error *err);
+/* Writes it, where it was asked for: `made` has the models, data, history and threads of what was derived,
+ * and a scratch folder. */
+MLO_MUST_USE enum mlo_status mlo_local_report(const struct mlo_cli *cli, const struct mlo_step_context *made,
+                                              struct mlo_error *err);
 
 /* Prints `bench --profile`, and writes --flame. */
 MLO_MUST_USE enum mlo_status mlo_local_profile(const struct mlo_cli *cli, const struct mlo_bench_options *o,

@@ -146,9 +146,10 @@ out:
 struct job {
     const struct mlo_cli *cli;
     const struct mlo_recipe *recipe;
-    const char *scratch, *source, *data, *select;
+    const char *scratch, *source, *data, *select, *evaluate;
     unsigned threads;
     char *artifact; /* of the last step; owned; NULL before the first */
+    char *parent;   /* what that step was given; owned; NULL: the source */
     json_t *steps;  /* array of {"step","options","report","seconds"} */
 };
 
@@ -193,7 +194,8 @@ static enum mlo_status run_step(struct job *job, size_t index, struct mlo_error 
         status = mlo_error_set(err, MLO_EINTERNAL, "step %s made no model", row->name);
         goto out;
     }
-    free(job->artifact);
+    free(job->parent);
+    job->parent = job->artifact;
     job->artifact = result.artifact_path;
     result.artifact_path = NULL;
     json_array_append_new(job->steps, json_pack("{s:s,s:O,s:O?,s:f}", "step", row->name, "options",
@@ -278,6 +280,37 @@ out:
     return status;
 }
 
+/* The set of an option besides --data, when it was given. */
+static enum mlo_status other_dataset(const struct mlo_cli *cli, const char *option,
+                                     const struct mlo_model *model, const char *scratch, char **out,
+                                     struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_dataset *dataset = NULL;
+    if (!mlo_cli_has(cli, option))
+        return MLO_OK;
+    MLO_TRY(mlo_local_dataset_at(cli, mlo_cli_opt(cli, option), 0, model, &dataset, err));
+    MLO_TRY(dataset_path(cli, option, model, dataset, scratch, out, err));
+out:
+    mlo_dataset_close(dataset);
+    return status;
+}
+
+static enum mlo_status explain(const struct job *job, struct mlo_error *err)
+{
+    const struct mlo_step_context ctx = {
+        .model_path = job->artifact,
+        .source_path = job->source,
+        .parent_path = job->parent,
+        .history = job->steps,
+        .calibrate_path = job->data,
+        .evaluate_path = job->evaluate,
+        .out_dir = job->scratch,
+        .threads = job->threads,
+    };
+    return mlo_local_report(job->cli, &ctx, err);
+}
+
 static enum mlo_status derive(struct mlo_cli *cli, const struct derivation *what, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -286,11 +319,12 @@ static enum mlo_status derive(struct mlo_cli *cli, const struct derivation *what
     struct mlo_model *model = NULL;
     struct mlo_dataset *dataset = NULL;
     json_t *before = NULL, *after = NULL;
-    char *data = NULL, *select = NULL;
+    char *data = NULL, *select = NULL, *evaluate = NULL;
     const char *out = NULL;
     int64_t threads;
     MLO_TRY(mlo_cli_required(cli, "out", &out, err));
     MLO_TRY(mlo_cli_check_output(out, err));
+    MLO_TRY(mlo_local_report_check(cli, err));
     threads = mlo_cpu_count();
     if (!what->fixed)
         MLO_TRY(mlo_cli_int(cli, "threads", mlo_cpu_count(), 1, 1024, &threads, err));
@@ -305,15 +339,13 @@ static enum mlo_status derive(struct mlo_cli *cli, const struct derivation *what
     }
     mlo_dataset_close(dataset);
     dataset = NULL;
-    if (!what->fixed && mlo_cli_has(cli, "select")) {
-        MLO_TRY(mlo_local_dataset_at(cli, mlo_cli_opt(cli, "select"), 0, model, &dataset, err));
-        MLO_TRY(dataset_path(cli, "select", model, dataset, job.scratch, &select, err));
-        mlo_dataset_close(dataset);
-        dataset = NULL;
-    }
+    if (!what->fixed)
+        MLO_TRY(other_dataset(cli, "select", model, job.scratch, &select, err));
+    MLO_TRY(other_dataset(cli, "evaluate", model, job.scratch, &evaluate, err));
     job.recipe = recipe;
     job.data = data;
     job.select = select;
+    job.evaluate = evaluate;
     job.threads = (unsigned)threads;
     for (size_t i = 0; i < recipe->step_count; i++)
         MLO_TRY(run_step(&job, i, err));
@@ -321,14 +353,17 @@ static enum mlo_status derive(struct mlo_cli *cli, const struct derivation *what
         status = mlo_error_set(err, MLO_EINVAL, "recipe %s has no step that makes a model", recipe->name);
         goto out;
     }
+    MLO_TRY(explain(&job, err)); /* while the steps' models are there */
     MLO_TRY(mlo_cli_install(job.artifact, out, err));
     MLO_TRY(mlo_local_file_json(out, &after, err));
     MLO_TRY(print_result(&job, before, after, err));
 out:
     mlo_cli_scratch_remove();
     free(job.artifact);
+    free(job.parent);
     free(data);
     free(select);
+    free(evaluate);
     json_decref(job.steps);
     json_decref(before);
     json_decref(after);
@@ -369,6 +404,8 @@ static const struct mlo_cli_option options_table[] = {
     {"metric", 0, "NAME", "of --accuracy-drop (top1)"},
     {"select", 0, "FILE", "labelled data that --accuracy-drop is judged on; not what evaluates the result"},
     {"out", 0, "Q.onnx", "where the quantized model is written"},
+    MLO_OPTION_REPORT,
+    {"evaluate", 0, "FILE", "labelled data that --report judges the result on (the calibration data)"},
     MLO_OPTION_LIMIT,
     MLO_OPTION_NORMALIZE,
     MLO_OPTION_MAP,
@@ -389,11 +426,15 @@ const struct mlo_cli_verb mlo_verb_quantize = {
               "      --set quantize.calibrator=percentile --out m-int8.onnx\n"
               "  mlopt quantize m.onnx --data calib.npz --select labelled.npz \\\n"
               "      --accuracy-drop 0.5pt --metric top1 --out m-mixed.onnx\n"
+              "  mlopt quantize m.onnx --data calib.npz --out m-int8.onnx \\\n"
+              "      --report m-int8.html --evaluate labelled.npz\n"
               "  mlopt quantize m.onnx --recipe fp16 --out m-fp16.onnx   (needs no data)\n",
 };
 
 static const struct mlo_cli_option export_options[] = {
     {"out", 0, "Q.onnx", "where the model with integer weights is written"},
+    MLO_OPTION_REPORT,
+    {"evaluate", 0, "FILE", "labelled data that --report judges the result on"},
     {"target", 0, "NAME",
      "the runtime that it is made for: mlopt-cpu, mlopt-cuda, openvino, openvino-avx2, ort-x86-avx2, "
      "ort-x86-vnni, tensorrt (none)"},

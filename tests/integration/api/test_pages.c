@@ -1,7 +1,7 @@
 /* The pages: signing in, escaping, forms. What they look like is shown by the browser test. */
 #include "tests/integration/api/api_fixture.h"
 
-#include "api/web/html.h"
+#include "api/html/html.h"
 
 static char g_cookie[160];
 

@@ -1,7 +1,7 @@
 /* HTML that cannot forget to escape: the format is a literal (of the program, hence trusted), and every %s is
  * escaped. %d %i %u %x with l, ll, z; %f %g with flags, width and precision; %c escaped; %%. Nothing else. */
-#ifndef MLO_WEB_HTML_H
-#define MLO_WEB_HTML_H
+#ifndef MLO_HTML_HTML_H
+#define MLO_HTML_HTML_H
 
 #include "base/base.h"
 

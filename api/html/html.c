@@ -1,4 +1,4 @@
-#include "api/web/html.h"
+#include "api/html/html.h"
 
 #include <stdio.h>
 #include <string.h>

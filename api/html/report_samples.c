@@ -1,0 +1,99 @@
+/* The samples that a variant treats worst. */
+#include <string.h>
+
+#include "api/html/report_impl.h"
+
+/* "3 Dress", or "3" where classes have no names. */
+static void class_text(struct mlo_buf *out, const json_t *classes, const json_t *number)
+{
+    if (!json_is_integer(number)) {
+        HTML(out, "<span class=\"muted\">–</span>");
+        return;
+    }
+    json_int_t at = json_integer_value(number);
+    const char *name = at >= 0 ? json_string_value(json_array_get(classes, (size_t)at)) : NULL;
+    HTML(out, "%lld", (long long)at);
+    if (name)
+        HTML(out, " %s", name);
+}
+
+static void prediction(struct mlo_buf *out, const json_t *classes, const json_t *p, const json_t *label)
+{
+    const json_t *number = json_object_get(p, "class"), *score = json_object_get(p, "score");
+    bool wrong = json_is_integer(label) && json_is_integer(number) &&
+                 json_integer_value(label) != json_integer_value(number);
+    HTML(out, "<td class=\"%s\">", wrong ? "wrong" : "right");
+    class_text(out, classes, number);
+    if (json_is_number(score))
+        HTML(out, " <small>%.4g</small>", json_number_value(score));
+    HTML(out, "</td>");
+}
+
+static void number(struct mlo_buf *out, const json_t *value)
+{
+    if (json_is_number(value))
+        HTML(out, "%.5g", json_number_value(value));
+    else
+        HTML(out, "not finite");
+}
+
+static void sample_row(struct mlo_buf *out, const json_t *s, const json_t *classes, bool predicts)
+{
+    const json_t *label = json_object_get(s, "label");
+    HTML(out, "<tr><td class=\"n\">%lld</td>", (long long)mlo_json_i64(s, "sample", 0));
+    if (predicts) {
+        HTML(out, "<td>");
+        class_text(out, classes, label);
+        HTML(out, "</td>");
+        prediction(out, classes, json_object_get(s, "source"), label);
+        prediction(out, classes, json_object_get(s, "variant"), label);
+    }
+    HTML(out, "<td class=\"n\"><b>");
+    number(out, json_object_get(s, "deviation"));
+    HTML(out, "</b></td><td class=\"name\"><code>%s</code>[%lld] <small>", mlo_json_str(s, "output", ""),
+         (long long)mlo_json_i64(s, "element", 0));
+    number(out, json_object_get(s, "source_value"));
+    HTML(out, " became ");
+    number(out, json_object_get(s, "variant_value"));
+    HTML(out, "</small></td></tr>");
+}
+
+static void sample_rows(struct mlo_buf *out, const json_t *samples, const json_t *classes)
+{
+    bool predicts = json_is_object(json_object_get(json_array_get(samples, 0), "source"));
+    size_t count = MLO_MIN(json_array_size(samples), (size_t)MLO_PAGE_ROWS);
+    HTML(out, "<div class=\"scroll\"><table><thead><tr><th class=\"n\">Sample</th>");
+    if (predicts)
+        HTML(out, "<th>Label</th><th>Source</th><th>Variant</th>");
+    HTML(out, "<th class=\"n\">Deviation</th><th>Where</th></tr></thead><tbody>");
+    for (size_t i = 0; i < count; i++)
+        sample_row(out, json_array_get(samples, i), classes, predicts);
+    HTML(out, "</tbody></table></div>");
+}
+
+void mlo_report_part_samples(struct mlo_buf *out, const json_t *samples, const json_t *data)
+{
+    const json_t *worst = json_object_get(samples, "worst"), *changed = json_object_get(samples, "changed"),
+                 *classes = json_object_get(samples, "classes"),
+                 *outcomes = json_object_get(samples, "outcomes");
+    const char *role = mlo_json_str(json_object_get(data, "accuracy"), "role", "");
+    if (!json_array_size(worst))
+        return;
+    HTML(out, "<h2>Worst samples</h2><section class=\"panel\"><h3>Whose outputs moved most</h3>");
+    sample_rows(out, worst, classes);
+    HTML(out,
+         "<p class=\"muted\">Samples are numbered from 0 in the data of the role %s. Scores stand beside the "
+         "classes "
+         "that they are of.</p></section>",
+         role);
+    if (!json_array_size(changed))
+        return;
+    bool labels = json_object_get(outcomes, "lost") != NULL;
+    HTML(out, "<section class=\"panel\"><h3>%s</h3>",
+         labels ? "Right with the source, wrong with the variant" : "Another class than with the source");
+    sample_rows(out, changed, classes);
+    int64_t all = mlo_json_i64(outcomes, labels ? "lost" : "changed", 0);
+    mlo_report_left_out(out,
+                        all > (int64_t)json_array_size(changed) ? (size_t)all - json_array_size(changed) : 0);
+    HTML(out, "</section>");
+}
