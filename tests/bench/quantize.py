@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""What quantizing costs and keeps, next to ONNX Runtime's quantizer on the same model, images and calibration set.
+"""What quantizing costs and keeps, next to other tools' quantizers on the same model, images and calibration set.
 
-    tests/bench/quantize.py --folder build-bench [--nets fashion_cnn,…] [--ours int8,…] [--peers minmax,…] [--splice docs/quantization.md]
+    tests/bench/quantize.py --folder build-bench [--nets fashion_cnn,…] [--ours int8,…] [--peers 'ORT minmax,…'] [--splice docs/quantization.md]
 
 Every tool runs in a process of its own: wall-clock seconds and peak resident memory are that process's. Accuracy is
-that of `mlopt eval`, on the runtime that the variant is meant for, paired with the float model on the same samples.
-MLOPT is the program, MLOPT_PYTHON the interpreter of the environment that has the peer.
+that of mlopt (`run`, and `eval` where the metric is not top-1) on the runtime that the variant is meant for, paired with the
+float model on the same samples; a second table has ours paired with the best of the peers. MLOPT is the program, MLOPT_PYTHON the interpreter of the
+environment that has ONNX Runtime, MLOPT_NNCF_PYTHON that of NNCF's; a peer without an environment is left out.
 """
 import argparse
+import gzip
 import json
 import os
 import subprocess
@@ -21,6 +23,9 @@ MLOPT = os.environ.get("MLOPT", "mlopt")
 FASHION = "/usr/share/datasets/fashion-mnist"
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
 
+with open("/proc/cpuinfo", encoding="utf-8") as cpu:  # without VNNI, ONNX Runtime's sums of u8 x s8 saturate
+    ORT_TARGET = "ort-x86-vnni" if "vnni" in cpu.read() else "ort-x86-avx2"
+
 # name: how `mlopt quantize` is called, the runtime that the variant is meant for
 OURS = {
     "int8": ([], "cpu"),
@@ -28,11 +33,24 @@ OURS = {
     "int8 entropy": (["--calibrator", "entropy"], "cpu"),
     "int8 mse": (["--calibrator", "mse"], "cpu"),
     "int8 recovered": (["--recipe", "int8-accurate"], "cpu"),
-    "int8 for ORT": (["--target", "ort-x86-vnni"], "ort"),
+    "int8 for ORT": (["--target", ORT_TARGET], "ort"),
     "int4 weights": (["--scheme", "int4-weights"], "cpu"),
     "int4 GPTQ": (["--recipe", "int4-gptq"], "cpu"),
 }
-PEERS = {"ORT minmax": "MinMax", "ORT entropy": "Entropy", "ORT percentile": "Percentile"}
+# name: variable that names its Python, tool and method of quantizers.py
+PEERS = {
+    "ORT minmax": ("MLOPT_PYTHON", "ort", "MinMax"),
+    "ORT entropy": ("MLOPT_PYTHON", "ort", "Entropy"),
+    "ORT percentile": ("MLOPT_PYTHON", "ort", "Percentile"),
+    "ORT reduced range": ("MLOPT_PYTHON", "ort", "MinMax-7"),
+    "NNCF": ("MLOPT_NNCF_PYTHON", "nncf", "mixed"),
+    "NNCF performance": ("MLOPT_NNCF_PYTHON", "nncf", "performance"),
+    "NNCF accurate": ("MLOPT_NNCF_PYTHON", "nncf", "accurate"),
+}
+# nets of the tree; those with the stricter target are plain CNNs
+TRAINED = ("mobilenet_v2", "mobilenet_v3", "vit", "mlp")
+PLAIN = ("fashion_cnn", "cifar10_resnet_2b", "cifar10_resnet_4b")
+DROP, DROP_PLAIN, MARGIN = 0.3, 0.2, 0.2  # points: the most that int8 may lose, and the margin of non-inferiority
 
 
 def fashion(part):
@@ -56,8 +74,6 @@ class Net:
         self.name, self.path, self.metric = name, path, metric
 
     def fashion(self, folder, count):
-        import gzip
-
         self.calibration = os.path.join(folder, "fashion-calibration-%d.npz" % count)
         if not os.path.exists(self.calibration):
             with gzip.open("%s/train-images-idx3-ubyte.gz" % FASHION) as f:
@@ -65,6 +81,14 @@ class Net:
             np.savez(self.calibration, input=((x.astype(np.float32) / 255 - 0.2860) / 0.3530).astype(np.float32))
         self.evaluation = ["--data", fashion("t10k"), "--normalize", "scale=1/255,mean=0.2860,std=0.3530"]
         return self
+
+    def labels(self):
+        images, _, labels = self.evaluation[1].partition(",")
+        if labels:
+            with gzip.open(labels) as f:
+                return np.frombuffer(f.read(), np.uint8, offset=8)
+        with np.load(images) as a:
+            return a["y"]
 
     def cifar(self, folder, archive, count, std=CIFAR_STD):
         """The images that calibrate are taken from the end of the set; the rest judges."""
@@ -90,6 +114,8 @@ class Net:
 
 def nets(o):
     found = [Net("fashion_cnn", os.path.join(ROOT, "deploy/models/fashion_cnn.onnx"), "top1").fashion(o.folder, o.samples)]
+    for name in TRAINED:
+        found.append(Net(name, os.path.join(ROOT, "tests/nets/models", name + ".onnx"), "top1").fashion(o.folder, o.samples))
     if o.models and o.data:
         archive = os.path.join(o.data, "cifar10-test.npz")
         for name in ("cifar10_resnet_2b", "cifar10_resnet_4b"):
@@ -133,67 +159,80 @@ def measured(command):
     return float(seconds), int(peak)
 
 
-def evaluated(net, model, engine, threads):
-    """The metric of a variant with its interval, and its paired difference to the float model."""
-    if not net.evaluation:
-        return None
-    command = [MLOPT, "eval", model, *net.evaluation, "--metric", net.metric, "--against", net.path, "--engine", engine,
-               "--threads", str(threads), "-q", "-o", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def run(command):
+    done = subprocess.run([MLOPT, *command], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError("mlopt eval: " + done.stderr.strip()[:300])
-    m = json.loads(done.stdout)["metrics"][0]
-    return {"value": m["estimate"]["value"], "float": m["against"]["value"], "difference": m["difference"]}
+        raise RuntimeError("mlopt %s: %s" % (command[0], done.stderr.strip()[:300]))
+    return done.stdout
+
+
+def correct(net, model, engine, o, out):
+    """Which samples a model gets right, kept in a file: what pairs it with any other."""
+    run(["run", model, *net.evaluation, "--engine", engine, "--threads", str(o.threads), "-q", "--out", out + ".npz"])
+    with np.load(out + ".npz") as arrays:
+        np.save(out, arrays[arrays.files[0]].argmax(-1) == net.labels())
+    os.remove(out + ".npz")
+    return out
+
+
+def paired(a, b):
+    """The difference in accuracy of two models on the same samples, and its 95% interval."""
+    d = np.load(a).astype(float) - np.load(b)
+    half = 1.96 * d.std(ddof=1) / len(d) ** 0.5
+    return {"value": d.mean(), "low": d.mean() - half, "high": d.mean() + half}
+
+
+def evaluated(net, model, engine, o):
+    """The metric of a variant, its paired difference to the float model, and (top1) the file of what it gets right."""
+    if not net.evaluation:
+        return None, None
+    if net.metric == "top1":  # the float model runs once on each engine
+        source = os.path.join(o.folder, "%s-float-%s.correct.npy" % (net.name, engine))
+        if not os.path.exists(source):
+            correct(net, net.path, engine, o, source)
+        right = correct(net, model, engine, o, model[:-5] + ".correct.npy")
+        return {"value": np.load(right).mean(), "float": np.load(source).mean(), "difference": paired(right, source)}, right
+    found = run(["eval", model, *net.evaluation, "--metric", net.metric, "--against", net.path, "--engine", engine, "--threads",
+                 str(o.threads), "-q", "-o", "json"])
+    m = json.loads(found)["metrics"][0]
+    return {"value": m["estimate"]["value"], "float": m["against"]["value"], "difference": m["difference"]}, None
+
+
+def variant(net, name, o):
+    return os.path.join(o.folder, "%s-%s.onnx" % (net.name.split(",")[0], name.replace(" ", "-")))
 
 
 def ours(net, name, o):
     arguments, engine = OURS[name]
-    out = os.path.join(o.folder, "%s-%s.onnx" % (net.name.split(",")[0], name.replace(" ", "-")))
+    out = variant(net, name, o)
     seconds, peak = measured([MLOPT, "quantize", net.path, "--data", net.calibration, *arguments, "--out", out, "-q",
                               "--threads", str(o.threads)])
     return out, engine, seconds, peak
 
 
 def peer(net, name, o):
-    out = os.path.join(o.folder, "%s-%s.onnx" % (net.name.split(",")[0], name.replace(" ", "-")))
-    seconds, peak = measured([sys.executable, os.path.abspath(__file__), "--child", PEERS[name], net.path, net.calibration, out,
+    python, tool, method = PEERS[name]
+    out = variant(net, name, o)
+    seconds, peak = measured([os.environ[python], os.path.join(HERE, "quantizers.py"), tool, method, net.path, net.calibration, out,
                               str(o.threads)])
     return out, "ort", seconds, peak
-
-
-def child(method, path, data, out, threads):
-    """ONNX Runtime's quantizer with its best static settings, in this process."""
-    import onnxruntime
-    from onnxruntime import quantization as q
-
-    import peers
-
-    first = onnxruntime.InferenceSession.__init__
-
-    def limited(self, model, sess_options=None, **more):  # the calibrator makes sessions with every core
-        sess_options = sess_options or onnxruntime.SessionOptions()
-        sess_options.intra_op_num_threads = int(threads)
-        first(self, model, sess_options, **more)
-
-    onnxruntime.InferenceSession.__init__ = limited
-    prepared = peers._prepared(path, out + ".prepared")
-    q.quantize_static(prepared, out, peers.Samples(data, 1 << 30, names=peers.input_names(prepared)), quant_format=q.QuantFormat.QDQ,
-                      per_channel=True, activation_type=q.QuantType.QUInt8, weight_type=q.QuantType.QInt8,
-                      calibrate_method=q.CalibrationMethod[method])
-    os.remove(prepared)
 
 
 def row(net, name, make, o):
     try:
         out, engine, seconds, peak = make(net, name, o)
-        accuracy = evaluated(net, out, engine, o.threads)
+        accuracy, right = evaluated(net, out, engine, o)
     except (RuntimeError, OSError) as e:
         print("  %-18s %s" % (name, e), flush=True)
         return {"net": net.name, "method": name, "error": str(e)}
     found = {"net": net.name, "method": name, "engine": engine, "seconds": seconds, "peak_bytes": peak, "bytes": os.path.getsize(out),
-             "metric": net.metric, "accuracy": accuracy}
+             "metric": net.metric, "accuracy": accuracy, "correct": right}
     print("  " + " | ".join(cells(found)[1:]), flush=True)
     return found
+
+
+def difference(d):
+    return "%+.2f [%+.2f, %+.2f]" % tuple(100 * d[k] for k in ("value", "low", "high"))
 
 
 def cells(r):
@@ -201,17 +240,43 @@ def cells(r):
         return [r["net"], r["method"], "failed: " + r["error"].replace("|", "/")[:80], "", "", "", ""]
     a, words = r["accuracy"], ["", ""]
     if a:
-        d = a["difference"]
-        words = ["%.2f%%" % (100 * a["value"]), "%+.2f [%+.2f, %+.2f]" % tuple(100 * d[k] for k in ("value", "low", "high"))]
+        words = ["%.2f%%" % (100 * a["value"]), difference(a["difference"])]
     return [r["net"], r["method"], r["engine"], *words, "%.2f" % r["seconds"], "%.0f" % (r["peak_bytes"] / 1e6)]
 
 
 HEAD = ["model", "method", "measured on", "accuracy", "difference to float, points", "seconds", "peak MB"]
+AGAINST = ["model", "method", "drop, points", "at most", "best peer", "against it, points", "within %.1f" % MARGIN]
 
 
 def table(rows):
     lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * 3 + "---:|" * 4]
     return "\n".join(lines + ["| " + " | ".join(cells(r)) + " |" for r in rows]) + "\n"
+
+
+def ordered(rows):
+    """By net as they came, and in the order of the methods: measurements may come in parts."""
+    nets, methods = list(dict.fromkeys(r["net"] for r in rows)), [*OURS, *PEERS]
+    return sorted(rows, key=lambda r: (nets.index(r["net"]), methods.index(r["method"])))
+
+
+def verdicts(rows):
+    """Each int8 of ours against its target and the best of the peers, which the test set itself chooses."""
+    found = []
+    judged = [r for r in rows if r.get("correct")]
+    for r in judged:
+        if r["method"] not in OURS or not r["method"].startswith("int8"):
+            continue
+        most = DROP_PLAIN if r["net"] in PLAIN else DROP
+        drop = -100 * r["accuracy"]["difference"]["value"] + 0.0
+        words = [r["net"], r["method"], "%.2f" % drop, "%.1f%s" % (most, "" if drop <= most + 1e-9 else " **missed**"), "", "", ""]
+        others = [p for p in judged if p["net"] == r["net"] and p["method"] in PEERS]
+        if others:
+            best = max(others, key=lambda p: p["accuracy"]["value"])
+            d = paired(r["correct"], best["correct"])
+            words[4:] = [best["method"], difference(d), "yes" if 100 * d["low"] >= -MARGIN else "**no**"]
+        found.append(words)
+    lines = ["| " + " | ".join(AGAINST) + " |", "|---|---|---:|---:|---|---:|---|"]
+    return "\n".join(lines + ["| " + " | ".join(w) + " |" for w in found]) + "\n"
 
 
 def splice(path, text, mark="table"):
@@ -224,10 +289,17 @@ def splice(path, text, mark="table"):
         f.write(page[:at] + text + page[to:])
 
 
+def present(name):
+    """Whether a peer's environment is there; says so where it is not."""
+    python = PEERS[name][0]
+    if os.environ.get(python):
+        return True
+    print("note: %s is left out: %s names no Python that has it" % (name, python), file=sys.stderr)
+    return False
+
+
 def main():
-    if len(sys.argv) == 7 and sys.argv[1] == "--child":
-        return child(*sys.argv[2:])
-    p = argparse.ArgumentParser(description="Quantization next to ONNX Runtime's quantizer.")
+    p = argparse.ArgumentParser(description="Quantization next to other tools' quantizers.")
     words = lambda text: text.split(",")  # noqa: E731
     p.add_argument("--folder", default="build-bench")
     p.add_argument("--nets", type=words)
@@ -245,16 +317,18 @@ def main():
     if o.add and os.path.exists(results):
         with open(results, encoding="utf-8") as f:
             rows = json.load(f)
+    peers = [n for n in o.peers if n and present(n)]
     for net in nets(o):
         print(net.name, flush=True)
-        for name, make in [(n, ours) for n in o.ours if n] + [(n, peer) for n in o.peers if n]:
+        for name, make in [(n, ours) for n in o.ours if n] + [(n, peer) for n in peers]:
             new = row(net, name, make, o)
-            rows = [r for r in rows if (r["net"], r["method"]) != (net.name, name)] + [new]
+            rows = ordered([r for r in rows if (r["net"], r["method"]) != (net.name, name)] + [new])
             with open(results, "w", encoding="utf-8") as f:
                 json.dump(rows, f, indent=1)
+    print(verdicts(rows))
     if o.splice:
         splice(o.splice, table(rows))
-    return None
+        splice(o.splice, verdicts(rows), "verdicts")
 
 
 if __name__ == "__main__":
