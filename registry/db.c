@@ -115,13 +115,13 @@ static enum mlo_status conn_new(struct mlo_db *db, struct mlo_db_conn **out, str
     conn->db = db;
     const char *names[10], *values[10];
     int n = 0;
-    names[n] = "dbname", values[n++] = db->conninfo; /* expanded first; what follows goes over it */
+    names[n] = "connect_timeout", values[n++] = "5"; /* unless conninfo has another */
+    names[n] = "dbname", values[n++] = db->conninfo; /* expanded; what follows goes over it */
     if (db->user)
         names[n] = "user", values[n++] = db->user;
     names[n] = "application_name", values[n++] = db->application;
     names[n] = "client_encoding", values[n++] = "UTF8";
     names[n] = "options", values[n++] = db->options;
-    names[n] = "connect_timeout", values[n++] = "5";
     names[n] = NULL, values[n] = NULL;
     conn->pg = PQconnectdbParams(names, values, 1);
     if (!conn->pg) {

@@ -89,7 +89,10 @@ static inline struct mlo_db *pg_fixture_pool(const struct pg_fixture *f, const c
     struct mlo_error err = {0};
     struct mlo_db *db = NULL;
     char *conninfo = mlo_embedded_conninfo(f->pg, role, f->database);
-    struct mlo_db_options options = {.conninfo = conninfo, .max_connections = max_connections};
+    struct mlo_db_options options = {.conninfo = conninfo,
+                                     .max_connections = max_connections,
+                                     .wait_ms = 120000,
+                                     .statement_timeout_ms = 300000};
     assert_mlo_ok(mlo_db_open(&options, &db, &err), &err);
     free(conninfo);
     return db;

@@ -18,7 +18,7 @@ for program in "$dir"/tests/*; do
     [ -x "$program" ] && [[ $name =~ ^($pattern) ]] || continue
     why=$(left_out "$name")
     [ -z "$why" ] || { echo "left out: $name: $why"; continue; }
-    if MLOPT="$dir/mlopt" MLOPT_VALGRIND=1 timeout 900 valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect \
+    if MLOPT="$dir/mlopt" MLOPT_VALGRIND=1 timeout 7200 valgrind -q --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect \
         --suppressions="$here/valgrind.supp" --vex-guest-max-insns=25 --child-silent-after-fork=yes "$program" >"$log" 2>&1; then
         echo "clean: $name"
     else

@@ -18,6 +18,16 @@ static int open_lock(const char *dir, int flags)
     return fd;
 }
 
+/* A step of the dead one's may be dying as well, and write a last file. */
+static void remove_now(const char *path)
+{
+    for (int tries = 0; tries < 100 && mlo_fs_exists(path); tries++) {
+        if (tries)
+            mlo_clock_sleep_ms(10);
+        mlo_fs_remove_tree(path);
+    }
+}
+
 static void remove_dead(const char *root)
 {
     DIR *dir = opendir(root);
@@ -29,7 +39,7 @@ static void remove_dead(const char *root)
         char *path = mlo_fs_join(root, entry->d_name, NULL);
         int fd = path ? open_lock(path, 0) : -1;
         if (path && (fd < 0 ? errno == ENOENT : flock(fd, LOCK_EX | LOCK_NB) == 0))
-            mlo_fs_remove_tree(path);
+            remove_now(path);
         if (fd >= 0)
             close(fd);
         free(path);

@@ -13,6 +13,7 @@ export HOME=$work/home XDG_STATE_HOME= XDG_CONFIG_HOME= NO_COLOR=1
 unset MLOPT_URL MLOPT_TOKEN MLOPT_DATABASE
 mkdir "$HOME"
 up_pid=
+patience=600 # seconds, for a state that comes at once where the machine has nothing else to do
 
 fail() {
     echo "FAILED: $*" >&2
@@ -56,16 +57,33 @@ start_up() {
     rm -f "$work/data/url"
     "$MLOPT" up --data "$work/data" --listen 127.0.0.1:0 "$@" >>"$work/up.log" 2>&1 </dev/null &
     up_pid=$!
-    local i
-    for i in $(seq 600); do
-        [ -s "$work/data/url" ] && break
+    local until=$((SECONDS + patience))
+    while [ ! -s "$work/data/url" ]; do
         kill -0 $up_pid 2>/dev/null || fail "mlopt up ended"
+        [ $SECONDS -lt $until ] || fail "mlopt up was not ready in $patience seconds"
         sleep 0.1
     done
-    [ -s "$work/data/url" ] || fail "mlopt up was not ready in a minute"
     MLOPT_URL=$(cat "$work/data/url")
     MLOPT_TOKEN=$(cat "$work/data/token")
     export MLOPT_URL MLOPT_TOKEN
+}
+
+# ended PID: it is gone, or nobody has asked how it ended (the init of a container may not).
+ended() {
+    case $(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null) in
+    '' | Z | X) return 0 ;;
+    esac
+    return 1
+}
+
+# wait_until WHAT COMMAND…: until the command succeeds.
+wait_until() {
+    local what=$1 until=$((SECONDS + patience))
+    shift
+    until "$@"; do
+        [ $SECONDS -lt $until ] || fail "not within $patience seconds: $what"
+        sleep 0.05
+    done
 }
 
 stop_up() {

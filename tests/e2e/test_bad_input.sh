@@ -6,7 +6,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$work"
 head -c 500000 "$model" >truncated.onnx
-head -c 100000 /dev/urandom >random.onnx
+python3 -c 'import random, sys; sys.stdout.buffer.write(random.Random(1).randbytes(100000))' >random.onnx
 : >empty.onnx
 python3 "$here/bad_files.py"
 
@@ -68,14 +68,14 @@ steps:
   - optimize: {}
   - evaluate: {metrics: [top1]}
 YAML
-    expect 6 "$MLOPT" submit "fashion/bad-${file/./-}" --recipe run.yaml --wait --timeout 60
+    expect 6 "$MLOPT" submit "fashion/bad-${file/./-}" --recipe run.yaml --wait --timeout 1500
     says "$text"
     names_no_scratch
 done <<<"$bad_models"
 for data in 'bomb|decompression bomb' 'label|label 77 of sample 19' 'negative|label -1 of sample 19'; do
     expect 0 python3 "$here/raw_push.py" data "${data%%|*}" "${data%%|*}.npz"
     sed "s,fashion/test,fashion/${data%%|*}," run.yaml >data.yaml
-    expect 6 "$MLOPT" submit fashion/cnn --recipe data.yaml --wait --timeout 60
+    expect 6 "$MLOPT" submit fashion/cnn --recipe data.yaml --wait --timeout 1500
     says "${data##*|}"
     names_no_scratch
 done
@@ -115,7 +115,7 @@ if [ "$(id -u)" = 0 ] && mkdir full && mount -t tmpfs -o size=100m tmpfs full 2>
     expect 0 "$MLOPT" models -o json
     holds "d[0]['latest_version'] == 1"
     expect 0 "$MLOPT" push fashion/cnn other.onnx
-    expect 0 "$MLOPT" submit fashion/cnn --recipe run.yaml --wait --timeout 60
+    expect 0 "$MLOPT" submit fashion/cnn --recipe run.yaml --wait --timeout 1500
     stop_up
 fi
 echo "bad input: ok"

@@ -15,6 +15,7 @@ import time
 CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
 SOURCE = os.environ.get("MLOPT_SOURCE_DIR", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 IMAGES = "/usr/share/datasets/fashion-mnist"
+PATIENCE = 600  # seconds, for what takes a moment where the machine has nothing else to do
 NORMALIZE = "scale=1/255,mean=0.2860,std=0.3530"
 # the shape of the shipped recipe, with a short evaluation and benchmark
 RECIPE = """name: int8-cpu
@@ -54,7 +55,8 @@ class Stand:
 
     def wait_for(self, name):
         path = os.path.join(self.data, name)
-        for _ in range(600):
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
             if os.path.exists(path) and os.path.getsize(path):
                 with open(path, encoding="utf-8") as file:
                     return file.read().strip()
@@ -70,7 +72,7 @@ class Stand:
 
     def run(self, *args, check=True):
         env = dict(os.environ, MLOPT_URL=self.url, MLOPT_TOKEN=self.token)
-        done = subprocess.run([self.mlopt, *args], env=env, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run([self.mlopt, *args], env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
         if check and done.returncode != 0:
             raise AssertionError(f"mlopt {' '.join(args)}: {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
@@ -80,15 +82,24 @@ class Stand:
         options.binary_location = CHROMIUM
         flags = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
                  "--disable-component-update", "--disable-sync", "--no-first-run", "--window-size=1240,860",
-                 "--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-                 "--user-data-dir=" + os.path.join(self.work, "browser")]
+                 "--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
         # Chromium's sandbox wants an unprivileged user with namespaces of its own; containers often forbid them
         if os.geteuid() == 0 or subprocess.call(["unshare", "-Ur", "true"], stderr=subprocess.DEVNULL) != 0:
             flags.append("--no-sandbox")
         for flag in flags:
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        self.browser = webdriver.Chrome(service=Service(DRIVER), options=options)
+        for left in (4, 3, 2, 1, 0):  # the driver and the browser give each other a fixed time to start
+            options.add_argument("--user-data-dir=" + os.path.join(self.work, f"browser{left}"))
+            try:
+                self.browser = webdriver.Chrome(service=Service(DRIVER), options=options)
+                break
+            except WebDriverException:
+                if not left:
+                    raise
+                time.sleep(2)
+        self.browser.set_page_load_timeout(PATIENCE)
+        self.browser.set_script_timeout(PATIENCE)
 
     def size(self, width, height):
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
@@ -108,7 +119,7 @@ class Stand:
         """
         self.browser.execute_script("window.leaving = true")
         self.one(selector).click()
-        WebDriverWait(self.browser, 20, 0.1, ignored_exceptions=[WebDriverException]).until(
+        WebDriverWait(self.browser, PATIENCE, 0.1, ignored_exceptions=[WebDriverException]).until(
             lambda browser: browser.execute_script("return !window.leaving && document.readyState === 'complete'"))
 
     def all(self, selector):
@@ -129,7 +140,7 @@ class Stand:
         if self.up.poll() is None:
             self.up.send_signal(signal.SIGINT)
             try:
-                self.up.wait(30)
+                self.up.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 self.up.kill()
         self.log.close()
@@ -170,7 +181,7 @@ def check_live_run(stand, run):
     assert len(stand.all("#jobs tbody tr")) >= 4
     # elements come and go while the page refreshes itself
     moving = [StaleElementReferenceException, NoSuchElementException]
-    WebDriverWait(stand.browser, 240, 0.3, ignored_exceptions=moving).until(
+    WebDriverWait(stand.browser, PATIENCE, 0.3, ignored_exceptions=moving).until(
         lambda _: not stand.all("[data-live]") and any(word in stand.one(".facts").text for word in ("succeeded", "failed", "cancelled")))
     assert "succeeded" in stand.one(".facts").text, stand.one("main").text
     stand.shot("run")

@@ -56,7 +56,7 @@ steps:
 YAML
 start_up
 expect 0 "$MLOPT" push fashion/cnn "$model"
-expect 0 "$MLOPT" submit fashion/cnn --recipe compile.yaml --wait --timeout 300 -o json
+expect 0 "$MLOPT" submit fashion/cnn --recipe compile.yaml --wait --timeout 1500 -o json
 holds "d['run']['state'] == 'succeeded' and d['run']['jobs'][1]['step'] == 'compile'"
 expect 0 "$MLOPT" variants fashion/cnn -o json
 holds "[len(v['plans']) for v in d] == [0, 2] and sorted(p['made_for']['batch'] for p in d[1]['plans']) == [1, 8]"

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "tests/fuzz/fuzz.h"
@@ -66,17 +67,17 @@ static void leave_input(void)
 
 static void on_signal(int signal_number)
 {
-    if (signal_number == SIGALRM)
-        say("the input takes longer than ten seconds\n");
+    if (signal_number == SIGPROF)
+        say("the input takes longer than ten seconds of a processor\n");
     leave_input();
     signal(signal_number, SIG_DFL);
-    raise(signal_number == SIGALRM ? SIGABRT : signal_number);
+    raise(signal_number == SIGPROF ? SIGABRT : signal_number);
 }
 
 static void watch(void)
 {
     static const int fatal[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
-    signal(SIGALRM, on_signal);
+    signal(SIGPROF, on_signal);
     if (__sanitizer_set_death_callback) { /* its own handlers report more */
         __sanitizer_set_death_callback(leave_input);
         signal(SIGABRT, on_signal);
@@ -94,9 +95,10 @@ static void run(const uint8_t *bytes, size_t size)
     memcpy(copy, bytes, size);
     current = copy;
     current_size = size;
-    alarm(TIMEOUT_S);
+    /* of the processor's time: a loaded machine is no slow input */
+    setitimer(ITIMER_PROF, &(struct itimerval){.it_value.tv_sec = TIMEOUT_S}, NULL);
     LLVMFuzzerTestOneInput(copy, size);
-    alarm(0);
+    setitimer(ITIMER_PROF, &(struct itimerval){0}, NULL);
     current = NULL;
     free(copy);
 }

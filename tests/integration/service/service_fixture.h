@@ -2,7 +2,7 @@
  *
  * The test program is its own `exe`: called as `PROGRAM step-exec DIR` it speaks the protocol of the real
  * steps, and does what the model file says in lines such as "optimize.sleep_ms=300". Called as `PROGRAM
- * worker CONNINFO DIR` it is a worker process that can be killed. */
+ * worker CONNINFO DIR LEASE_MS` it is a worker process that can be killed. */
 #ifndef MLO_TESTS_SERVICE_FIXTURE_H
 #define MLO_TESTS_SERVICE_FIXTURE_H
 
@@ -11,6 +11,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,6 +21,11 @@
 
 #include "engines/plans_impl.h"
 #include "pipeline/service/service_impl.h"
+
+/* For what takes a moment where the machine has nothing else to do. No test here compares times: a step that
+ * must not end by itself is held, and a lease that must run out is ended in the database. */
+#define PATIENCE_S 300
+#define LEASE_MS 600000
 
 #define RECIPE_TINY                                                                                          \
     "name: tiny\ntarget: any\ndata: {calibrate: p/cal, evaluate: p/test}\nsteps:\n"                          \
@@ -189,6 +195,15 @@ static inline json_t *micro_result(const char *dir, const char *step, const char
     return out;
 }
 
+/* "<step>.hold=1": it works until release_steps(). */
+static inline bool micro_held(const char *model, const char *step, const char *state)
+{
+    char *go = mlo_fs_join(state, "go", NULL);
+    bool held = micro_number(model, step, "hold", 0) && !mlo_fs_exists(go);
+    free(go);
+    return held;
+}
+
 static inline int micro_step(const char *dir)
 {
     json_t *job = NULL;
@@ -210,8 +225,8 @@ static inline int micro_step(const char *dir)
         kill(getpid(), SIGKILL);
     }
     int64_t sleep_ms = micro_number(text, step, "sleep_ms", 0);
-    for (int64_t ms = 0; ms < sleep_ms; ms += 50) {
-        printf("{\"fraction\":%.3f,\"message\":\"working\"}\n", (double)ms / (double)sleep_ms);
+    for (int64_t ms = 0; ms < sleep_ms || micro_held(text, step, state); ms += 50) {
+        printf("{\"fraction\":%.3f,\"message\":\"working\"}\n", (double)ms / (double)(ms + sleep_ms + 1000));
         fflush(stdout);
         usleep(50000);
     }
@@ -237,13 +252,15 @@ static inline void worker_on_signal(int sig)
     worker_stop = 1;
 }
 
-static inline int worker_process(const char *conninfo, const char *dir)
+static inline int worker_process(const char *conninfo, const char *dir, const char *lease)
 {
     struct mlo_error err = {0};
     struct mlo_db *db = NULL;
     struct mlo_blob_store *blobs = NULL;
     struct mlo_db_options db_options = {.conninfo = conninfo};
     struct mlo_buf url = MLO_BUF_INIT, work = MLO_BUF_INIT;
+    int64_t lease_ms = LEASE_MS;
+    mlo_str_to_i64(lease, &lease_ms);
     mlo_buf_printf(&url, "file:%s/blobs", dir);
     mlo_buf_printf(&work, "%s/work", dir);
     mlo_log_setup(MLO_LOG_ERROR, MLO_LOG_TEXT, 2, "worker");
@@ -255,7 +272,7 @@ static inline int worker_process(const char *conninfo, const char *dir)
         .db = db,
         .blobs = blobs,
         .work_dir = mlo_buf_str(&work),
-        .lease_ms = 1000,
+        .lease_ms = (uint32_t)lease_ms,
         .poll_ms = 200,
         .backoff_ms = 50,
     };
@@ -275,18 +292,20 @@ static inline int service_main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], MLO_STEP_EXEC_VERB) == 0)
         return micro_step(argv[2]);
-    if (argc == 4 && strcmp(argv[1], "worker") == 0)
-        return worker_process(argv[2], argv[3]);
+    if (argc == 5 && strcmp(argv[1], "worker") == 0)
+        return worker_process(argv[2], argv[3], argv[4]);
     mlo_log_setup(MLO_LOG_ERROR, MLO_LOG_TEXT, 2, "test");
     return -1;
 }
 
-static inline pid_t start_worker_process(struct service_fixture *f)
+static inline pid_t start_worker_process(struct service_fixture *f, int lease_ms)
 {
     struct mlo_process_options options = MLO_PROCESS_OPTIONS_INIT;
     char *self = mlo_process_self(),
          *conninfo = mlo_embedded_conninfo(f->pg->pg, MLO_ROLE_WORKER, f->pg->database);
-    const char *const argv[] = {self, "worker", conninfo, f->dir, NULL};
+    char lease[16];
+    snprintf(lease, sizeof lease, "%d", lease_ms);
+    const char *const argv[] = {self, "worker", conninfo, f->dir, lease, NULL};
     pid_t pid = -1;
     options.argv = argv;
     options.die_with_parent = true;
@@ -420,10 +439,10 @@ static inline int64_t job_i64(struct service_fixture *f, int64_t run, int job, c
     return n;
 }
 
-/* Waits until the run is over; its state is then in *state. */
-static inline void wait_run(struct service_fixture *f, int64_t run, int seconds)
+/* Waits until the run is over. */
+static inline void wait_run(struct service_fixture *f, int64_t run)
 {
-    uint64_t until = mlo_clock_ns() + (uint64_t)seconds * 1000000000ull;
+    uint64_t until = mlo_clock_ns() + PATIENCE_S * 1000000000ull;
     for (;;) {
         json_t *value = get_run(f, run);
         bool over = !json_is_null(json_object_get(value, "finished_at"));
@@ -434,7 +453,7 @@ static inline void wait_run(struct service_fixture *f, int64_t run, int seconds)
         if (all) {
             print_error("%s\n", all);
             free(all);
-            fail_msg("run %lld is not over after %d s", (long long)run, seconds);
+            fail_msg("run %lld is not over after %d s", (long long)run, PATIENCE_S);
         }
         mlo_clock_sleep_ms(20);
     }
@@ -452,6 +471,21 @@ static inline int64_t count_rows(struct service_fixture *f, const char *sql)
     PQclear(result);
     mlo_db_release(conn);
     return n;
+}
+
+/* Lets the steps end that hold. */
+static inline void release_steps(struct service_fixture *f)
+{
+    char *go = mlo_fs_join(f->state, "go", NULL);
+    assert_mlo_ok(mlo_fs_write_atomic(go, "", 0, &f->err), &f->err);
+    free(go);
+}
+
+/* As if the time of every lease had passed without a heartbeat. */
+static inline void end_leases(struct service_fixture *f)
+{
+    assert_true(count_rows(f, "with lost as (update mlopt.job set lease_until = now() - interval '1 s' "
+                              "where token is not null returning 1) select count(*) from lost") > 0);
 }
 
 /* --- a worker in a thread of the test ------------------------------------------------------------------ */
@@ -477,7 +511,7 @@ static inline void start_worker(struct service_fixture *f, struct test_worker *w
                                           .blobs = f->blobs,
                                           .work_dir = f->work,
                                           .slots = slots,
-                                          .lease_ms = 1500,
+                                          .lease_ms = LEASE_MS,
                                           .poll_ms = 300,
                                           .backoff_ms = 50}};
     assert_int_equal(pthread_create(&w->thread, NULL, test_worker_main, w), 0);
@@ -503,6 +537,31 @@ static inline int scratch_left(struct service_fixture *f)
     free(path);
     return n;
 }
+
+/* Files and folders in the scratch folders of workers, but for their locks: jobs at work, or left behind. */
+static inline int jobs_in_scratch(struct service_fixture *f)
+{
+    int n = 0;
+    glob_t found = {0};
+    char *pattern = mlo_fs_join(f->work, "scratch", "*", "*", NULL);
+    if (glob(pattern, 0, NULL, &found) == 0)
+        for (size_t i = 0; i < found.gl_pathc; i++)
+            n += strcmp(mlo_fs_basename(found.gl_pathv[i]), "lock") != 0;
+    globfree(&found);
+    free(pattern);
+    return n;
+}
+
+/* Waits until the expression holds. */
+#define wait_until(expr)                                                                                     \
+    do {                                                                                                     \
+        uint64_t until_ = mlo_clock_ns() + PATIENCE_S * 1000000000ull;                                       \
+        while (!(expr)) {                                                                                    \
+            if (mlo_clock_ns() > until_)                                                                     \
+                fail_msg("not within %d s: %s", PATIENCE_S, #expr);                                          \
+            mlo_clock_sleep_ms(20);                                                                          \
+        }                                                                                                    \
+    } while (0)
 
 /* Whether a step's process of this test is still there. */
 static inline bool any_child_alive(struct service_fixture *f)

@@ -200,14 +200,14 @@ static void test_process__collects_output_and_exit_codes(void **state)
     struct mlo_error err = {0};
     struct mlo_buf out = MLO_BUF_INIT;
     int code;
-    assert_ok(run_sh("printf hi; exit 3", 5000, &out, &code, &err));
+    assert_ok(run_sh("printf hi; exit 3", 300000, &out, &code, &err));
     assert_int_equal(code, 3);
     assert_string_equal(mlo_buf_str(&out), "hi");
     mlo_buf_reset(&out);
-    assert_ok(run_sh("kill -9 $$", 5000, &out, &code, &err));
+    assert_ok(run_sh("kill -9 $$", 300000, &out, &code, &err));
     assert_int_equal(code, 128 + SIGKILL);
-    assert_int_equal(run_sh("sleep 30 & sleep 30", 100, &out, &code, &err), MLO_ETIMEOUT);
-    assert_int_equal(run_sh("yes", 5000, &out, &code, &err), MLO_ETOOBIG);
+    assert_int_equal(run_sh("sleep 600 & sleep 600", 100, &out, &code, &err), MLO_ETIMEOUT);
+    assert_int_equal(run_sh("yes", 300000, &out, &code, &err), MLO_ETOOBIG);
     mlo_buf_clear(&out);
     const char *argv[] = {"/nonexistent/program", NULL};
     struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
@@ -226,15 +226,15 @@ static void test_process__whose_end_nobody_knows_is_an_error(void **state)
     struct mlo_buf out = MLO_BUF_INIT;
     int code = 0;
     signal(SIGCHLD, SIG_IGN);
-    assert_int_equal(run_sh("exit 3", 5000, NULL, &code, &err), MLO_EIO);
+    assert_int_equal(run_sh("exit 3", 300000, NULL, &code, &err), MLO_EIO);
     assert_int_not_equal(code, 0);
     assert_contains(err.message, "/bin/sh");
     assert_contains(err.hint, "SIGCHLD");
-    assert_int_equal(run_sh("sh -c 'exit 4'; echo $?", 5000, &out, &code, &err), MLO_EIO);
+    assert_int_equal(run_sh("sh -c 'exit 4'; echo $?", 300000, &out, &code, &err), MLO_EIO);
     assert_string_equal(mlo_buf_str(&out), "4\n");
-    assert_int_equal(run_sh("sleep 30", 50, NULL, &code, &err), MLO_ETIMEOUT);
+    assert_int_equal(run_sh("sleep 600", 50, NULL, &code, &err), MLO_ETIMEOUT);
     signal(SIGCHLD, SIG_DFL);
-    assert_ok(run_sh("exit 3", 5000, NULL, &code, &err));
+    assert_ok(run_sh("exit 3", 300000, NULL, &code, &err));
     assert_int_equal(code, 3);
     mlo_buf_clear(&out);
 }
@@ -255,7 +255,7 @@ static void test_process__sets_and_unsets_environment(void **state)
     o.argv = argv;
     o.env = env;
     int leak = open("/dev/null", O_RDONLY); /* not close-on-exec: must not reach the child all the same */
-    assert_ok(mlo_process_run(&o, 5000, 1000, &out, &code, &err));
+    assert_ok(mlo_process_run(&o, 300000, 1000, &out, &code, &err));
     close(leak);
     assert_string_equal(mlo_buf_str(&out), "new,unset,4"); /* 0, 1, 2 and ls's own folder */
     mlo_buf_clear(&out);

@@ -344,7 +344,7 @@ static void test_program__loading_a_kernel_uses_it(void **state)
         assert_int_equal(utimensat(AT_FDCWD, path, long_ago, 0), 0);
         assert_int_equal(kernel_of_a_process(cache), 0);
         assert_int_equal(stat(path, &st), 0);
-        assert_true(st.st_mtim.tv_sec > time(NULL) - 60);
+        assert_true(st.st_mtim.tv_sec > time(NULL) - 3600);
         free(path);
     }
     mlo_fs_remove_tree(cache);

@@ -25,7 +25,7 @@ static void answer(json_t *header, const struct ext_bytes *parts, size_t count)
     for (size_t i = 0; i < count; i++)
         bytes += parts[i].size;
     json_object_set_new(header, "payload_bytes", json_integer((json_int_t)bytes));
-    if (ext_send(0, header, parts, count, mlo_clock_ns() + 10000000000u, NULL) != MLO_OK)
+    if (ext_send(0, header, parts, count, mlo_clock_ns() + 120000000000u, NULL) != MLO_OK)
         _exit(1);
     json_decref(header);
 }
@@ -109,7 +109,7 @@ static int adapter_main(void)
     for (;;) {
         struct ext_reply request;
         struct mlo_error err = {0};
-        if (ext_receive(0, mlo_clock_ns() + 60000000000u, &request, NULL) != MLO_OK)
+        if (ext_receive(0, mlo_clock_ns() + 600000000000u, &request, NULL) != MLO_OK)
             break;
         const char *verb = mlo_json_str(request.header, "verb", "");
         bool hello = strcmp(verb, "hello") == 0, quit = strcmp(verb, "quit") == 0;
@@ -178,18 +178,18 @@ static void test_wire__is_length_header_payload(void **state)
     json_t *header = json_pack("{s:i}", "payload_bytes", 2);
     struct ext_bytes part = {"hi", 2};
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-    MUST(ext_send(pair[0], header, &part, 1, mlo_clock_ns() + 1000000000u, err));
+    MUST(ext_send(pair[0], header, &part, 1, mlo_clock_ns() + 120000000000u, err));
     assert_int_equal(read(pair[1], got, sizeof got), sizeof want - 1);
     assert_memory_equal(got, want, sizeof want - 1);
     assert_int_equal(write(pair[1], want, sizeof want - 1), sizeof want - 1);
     struct ext_reply reply;
-    MUST(ext_receive(pair[0], mlo_clock_ns() + 1000000000u, &reply, err));
+    MUST(ext_receive(pair[0], mlo_clock_ns() + 120000000000u, &reply, err));
     assert_int_equal(reply.payload_bytes, 2);
     assert_memory_equal(reply.payload, "hi", 2);
     ext_reply_clear(&reply);
     assert_int_equal(ext_receive(pair[0], mlo_clock_ns() + 20000000u, &reply, NULL), MLO_ETIMEOUT);
     close(pair[1]);
-    assert_int_equal(ext_receive(pair[0], mlo_clock_ns() + 1000000000u, &reply, NULL), MLO_EIO);
+    assert_int_equal(ext_receive(pair[0], mlo_clock_ns() + 120000000000u, &reply, NULL), MLO_EIO);
     close(pair[0]);
     json_decref(header);
 }
