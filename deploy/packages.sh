@@ -54,8 +54,11 @@ install_missing() {
     esac
     local log status=0
     log=$(mktemp)
-    { as_root apt-get update -q &&
-        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 || status=$?
+    # a mirror that stumbles is asked again, and another installation waited for
+    local patience="-o Acquire::Retries=5 -o DPkg::Lock::Timeout=900"
+    # shellcheck disable=SC2086
+    { as_root apt-get $patience update -q && as_root env DEBIAN_FRONTEND=noninteractive apt-get $patience install -y -q \
+        --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 || status=$?
     [ ! -e "$drop" ] || as_root rm -f "$drop"
     if [ $status != 0 ]; then
         tail -15 "$log" >&2

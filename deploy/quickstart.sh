@@ -40,13 +40,14 @@ install_missing $PACKAGES_BUILD $PACKAGES_RUN
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-if [ ! -f build/build.ninja ]; then
+build=${MLOPT_BUILD_DIR:-build} # the test's: a build that is there already
+if [ ! -f "$build/build.ninja" ]; then
     echo "configuring a release build in build/"
     cmake --preset release -DMLOPT_TESTS=OFF >"$log" 2>&1 || { tail -30 "$log" >&2; die "cmake failed (its last lines are above)"; }
 fi
-[ -x build/mlopt ] || echo "building (about a minute on two cores)"
-cmake --build build --target mlopt >"$log" 2>&1 || { tail -30 "$log" >&2; die "the build failed (its last lines are above)"; }
-mlopt=$PWD/build/mlopt
+[ -x "$build/mlopt" ] || echo "building (about a minute on two cores)"
+cmake --build "$build" --target mlopt >"$log" 2>&1 || { tail -30 "$log" >&2; die "the build failed (its last lines are above)"; }
+mlopt=$(realpath "$build/mlopt")
 
 if [ -z "$listen" ]; then
     listen=127.0.0.1:8640
@@ -66,12 +67,12 @@ stop() {
 }
 trap 'stop; rm -f "$log"' EXIT
 trap 'exit 130' INT TERM
-for _ in $(seq 600); do # by its own word: a file in the folder may be of a service that was killed, or still runs
+for _ in $(seq 3000); do # by its own word: a file in the folder may be of a service that was killed, or still runs
     grep -q '^ready: ' "$log" && break
     kill -0 $up 2>/dev/null || { cat "$log" >&2; die "the service did not start"; }
     sleep 0.1
 done
-grep -q '^ready: ' "$log" || { cat "$log" >&2; die "the service was not ready within a minute"; }
+grep -q '^ready: ' "$log" || { cat "$log" >&2; die "the service was not ready within five minutes"; }
 MLOPT_URL=$(cat "$data/url")
 MLOPT_TOKEN=$(cat "$data/token")
 export MLOPT_URL MLOPT_TOKEN
@@ -108,7 +109,7 @@ The pages: $(grep -o 'http[^ ]*login[^ ]*' "$log" | tail -1 || true)
   (or $MLOPT_URL, and sign in with the token in $data/token)
 
 The same with your model:
-  export MLOPT_URL=$MLOPT_URL MLOPT_TOKEN=\$(cat $data/token) PATH=$PWD/build:\$PATH
+  export MLOPT_URL=$MLOPT_URL MLOPT_TOKEN=\$(cat $data/token) PATH=${mlopt%/*}:\$PATH
   mlopt push myproject/mymodel model.onnx && mlopt data push myproject/calibration calib.npz && mlopt data push myproject/test test.npz
   mlopt submit myproject/mymodel --recipe int8-cpu --set data.calibrate=myproject/calibration --set data.evaluate=myproject/test --wait
 TEXT

@@ -1,7 +1,7 @@
 /* The main function of targets without libFuzzer: runs every file of the folders that are named, and with
  * --seconds changes of them, drawn from a seed. The same seed tries the same inputs in the same order.
  *
- *     fuzz.TARGET [--seconds S] [--seed N] [--keep FILE] PATH…
+ *     fuzz.TARGET [--seconds S] [--most N] [--seed N] [--keep FILE] PATH…
  *
  * An input that ends the process, or takes longer than ten seconds, is left in --keep FILE. */
 #include <dirent.h>
@@ -199,12 +199,12 @@ size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size)
 }
 
 /* Mostly changes of one input of the corpus, several in turn, as a longer search would pile them up. */
-static void change(uint64_t seed, int seconds)
+static void change(uint64_t seed, int seconds, uint64_t most)
 {
     static uint8_t bytes[INPUT_MAX];
     uint64_t runs = 0, begin = mlo_clock_ns(), end = begin + (uint64_t)seconds * 1000000000u;
     random_state = seed;
-    while (mlo_clock_ns() < end) {
+    while (mlo_clock_ns() < end && runs < most) {
         const struct input *from = &inputs[below(input_count)];
         size_t size = from->size;
         if (size > INPUT_MAX)
@@ -224,19 +224,22 @@ static void change(uint64_t seed, int seconds)
 int main(int argc, char **argv)
 {
     uint64_t seed = 1;
-    int64_t seconds = 0, number;
+    int64_t seconds = 0, most = INT64_MAX, number;
     for (int i = 1; i < argc; i++) {
-        bool takes = strcmp(argv[i], "--seconds") == 0 || strcmp(argv[i], "--seed") == 0;
+        bool takes = strcmp(argv[i], "--seconds") == 0 || strcmp(argv[i], "--seed") == 0 ||
+                     strcmp(argv[i], "--most") == 0;
         if (takes && i + 1 < argc && mlo_str_to_i64(argv[i + 1], &number) && number >= 0) {
             if (strcmp(argv[i], "--seed") == 0)
                 seed = (uint64_t)number;
+            else if (strcmp(argv[i], "--most") == 0)
+                most = number;
             else
                 seconds = number;
             i++;
         } else if (strcmp(argv[i], "--keep") == 0 && i + 1 < argc) {
             keep = argv[++i];
         } else if (argv[i][0] == '-') {
-            fprintf(stderr, "usage: %s [--seconds S] [--seed N] [--keep FILE] PATH…\n", argv[0]);
+            fprintf(stderr, "usage: %s [--seconds S] [--most N] [--seed N] [--keep FILE] PATH…\n", argv[0]);
             return 2;
         } else {
             add_path(argv[i]);
@@ -253,7 +256,7 @@ int main(int argc, char **argv)
     if (seconds == 0)
         printf("%zu inputs\n", input_count);
     else if (input_count)
-        change(seed, (int)seconds);
+        change(seed, (int)seconds, (uint64_t)most);
     for (size_t i = 0; i < input_count; i++) {
         free(inputs[i].name);
         free(inputs[i].bytes);

@@ -171,7 +171,7 @@ static void test_blob__full_disk_leaves_nothing(void **state)
         free(shards);
         enum mlo_status status = write_much(p);
         size_t left = count_files(p, "incoming/*") + count_files(p, "sha256/*");
-        assert_int_equal(umount(p->root), 0);
+        assert_int_equal(umount2(p->root, MNT_DETACH), 0);
         assert_int_equal(status, MLO_ENOSPC);
         assert_int_equal(left, 0);
         assert_true(p->err.hint[0] != '\0');

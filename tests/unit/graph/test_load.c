@@ -4,7 +4,6 @@
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "graph/graph.h"
@@ -36,17 +35,10 @@ static size_t status_kb(const char *field)
     return kb;
 }
 
-/* The processor's time of this process: another's load costs none of it. */
-static uint64_t used_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
+/* Of the processor: another's load costs none of it. */
 static double seconds(uint64_t since_ns)
 {
-    return (double)(used_ns() - since_ns) / 1e9;
+    return (double)(mlo_clock_cpu_ns() - since_ns) / 1e9;
 }
 
 static struct mlo_model *chain_of_matrices(void)
@@ -78,7 +70,7 @@ static double copy_seconds(const char *path)
 {
     struct mlo_buf bytes = MLO_BUF_INIT;
     struct mlo_error err = {0};
-    uint64_t begin = used_ns();
+    uint64_t begin = mlo_clock_cpu_ns();
     assert_ok(mlo_fs_read(path, (size_t)1 << 30, &bytes, &err));
     double took = seconds(begin);
     mlo_buf_clear(&bytes);
@@ -108,7 +100,7 @@ static void measure_load(const struct mlo_onnx_save_options *options, size_t per
             fclose(reset);
         }
         size_t anon = status_kb("RssAnon"), file = status_kb("RssFile");
-        uint64_t begin = used_ns();
+        uint64_t begin = mlo_clock_cpu_ns();
         assert_ok(mlo_onnx_load(path, &m, &err));
         best = MLO_MIN(best, seconds(begin));
         size_t peak = status_kb("VmHWM"), file_after = status_kb("RssFile");
@@ -174,7 +166,7 @@ static void test_infer__two_thousand_nodes(void **state)
     assert_ok(mlo_graph_add_output(m->graph, x, &err));
     double best = 1e9;
     for (int round = 0; round < 3; round++) {
-        uint64_t begin = used_ns();
+        uint64_t begin = mlo_clock_cpu_ns();
         assert_ok(mlo_graph_infer(m->graph, &err));
         assert_ok(mlo_graph_verify(m->graph, &err));
         best = MLO_MIN(best, seconds(begin));
@@ -206,7 +198,7 @@ static void test_verify__of_a_value_with_very_many_users(void **state)
         in[i] = x;
     assert_non_null(mlo_graph_add_node(m->graph, NULL, "", "Sum", "s", in, READS, &y, 1));
     assert_ok(mlo_graph_add_output(m->graph, y, &err));
-    uint64_t begin = used_ns();
+    uint64_t begin = mlo_clock_cpu_ns();
     assert_ok(mlo_graph_verify(m->graph, &err));
     print_message("verified in %.1f ms\n", seconds(begin) * 1e3);
     assert_true(seconds(begin) < (under_valgrind() ? 100 : INSTRUMENTED ? 20 : 2));
