@@ -18,11 +18,15 @@ struct mlo_pool {
     pthread_cond_t work, done;
     atomic_bool stop, busy, waiting; /* busy: more loops follow soon; waiting: the caller sleeps */
     atomic_ulong round;              /* number of the loop being run: what follows is written before it */
-    atomic_uint sleepers, pending;   /* helpers asleep, and still in the loop */
+    atomic_uint sleepers, pending;   /* helpers asleep, and parts that are not done */
     mlo_range_fn *fn;
     void *arg;
     size_t count;
     unsigned parts;
+    /* By part: the last loop in which a thread has taken it, or in which there is no such part. */
+    struct claim {
+        _Alignas(64) atomic_ulong round;
+    } * claims;
 };
 
 struct start {
@@ -39,11 +43,17 @@ static void relax(void)
 
 static void run_part(const struct mlo_pool *pool, unsigned part)
 {
-    if (part >= pool->parts)
-        return;
     size_t begin = pool->count * part / pool->parts, end = pool->count * (part + 1) / pool->parts;
     if (begin < end)
         pool->fn(pool->arg, begin, end, part);
+}
+
+/* Takes a part of a loop unless somebody else has, or the loop is over: what a loop consists of may be read
+ * only by who has a part of it, for which its caller waits. */
+static bool take_part(struct mlo_pool *pool, unsigned part, unsigned long round)
+{
+    unsigned long last = atomic_load(&pool->claims[part].round);
+    return last < round && atomic_compare_exchange_strong(&pool->claims[part].round, &last, round);
 }
 
 /* Until there is a loop after `seen`; false: the pool ends. Who sleeps says so before it looks a last time,
@@ -70,6 +80,8 @@ static void *helper_main(void *arg)
     struct mlo_pool *pool = start.pool;
     for (unsigned long seen = 0; await_work(pool, seen);) {
         seen = atomic_load(&pool->round);
+        if (!take_part(pool, start.index, seen))
+            continue;
         run_part(pool, start.index);
         if (atomic_fetch_sub(&pool->pending, 1) == 1 && atomic_load(&pool->waiting)) {
             pthread_mutex_lock(&pool->lock);
@@ -80,8 +92,15 @@ static void *helper_main(void *arg)
     return NULL;
 }
 
-static void await_helpers(struct mlo_pool *pool)
+/* A helper that has not begun yet (it was asleep, or something else runs on its processor) is not waited for:
+ * the caller does its part. */
+static void finish_parts(struct mlo_pool *pool, unsigned long round)
 {
+    for (unsigned part = 1; part < pool->parts && atomic_load(&pool->pending); part++)
+        if (take_part(pool, part, round)) {
+            run_part(pool, part);
+            atomic_fetch_sub(&pool->pending, 1);
+        }
     for (int i = 0; i < SPINS && atomic_load(&pool->pending); i++)
         relax();
     if (!atomic_load(&pool->pending))
@@ -104,7 +123,10 @@ struct mlo_pool *mlo_pool_new(unsigned threads)
     pthread_cond_init(&pool->work, NULL);
     pthread_cond_init(&pool->done, NULL);
     pool->handles = calloc(pool->threads, sizeof *pool->handles);
-    if (!pool->handles) {
+    pool->claims = aligned_alloc(_Alignof(struct claim), pool->threads * sizeof *pool->claims);
+    for (unsigned i = 0; pool->claims && i < pool->threads; i++)
+        atomic_init(&pool->claims[i].round, 0);
+    if (!pool->handles || !pool->claims) {
         mlo_pool_free(pool);
         return NULL;
     }
@@ -137,6 +159,7 @@ void mlo_pool_free(struct mlo_pool *pool)
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->lock);
     free(pool->handles);
+    free(pool->claims);
     free(pool);
 }
 
@@ -158,15 +181,18 @@ void mlo_pool_run(struct mlo_pool *pool, size_t count, size_t grain, mlo_range_f
     pool->arg = arg;
     pool->count = count;
     pool->parts = (unsigned)MLO_MIN(most, (size_t)pool->threads);
-    atomic_store(&pool->pending, pool->started);
-    atomic_fetch_add(&pool->round, 1);
+    unsigned long round = atomic_load(&pool->round) + 1;
+    for (unsigned part = pool->parts; part < pool->threads; part++)
+        atomic_store(&pool->claims[part].round, round);
+    atomic_store(&pool->pending, pool->parts - 1);
+    atomic_store(&pool->round, round);
     if (atomic_load(&pool->sleepers)) {
         pthread_mutex_lock(&pool->lock);
         pthread_cond_broadcast(&pool->work);
         pthread_mutex_unlock(&pool->lock);
     }
     run_part(pool, 0);
-    await_helpers(pool);
+    finish_parts(pool, round);
 }
 
 void mlo_pool_busy(struct mlo_pool *pool, bool busy)

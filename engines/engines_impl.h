@@ -10,6 +10,8 @@ extern const struct mlo_engine mlo_engine_reference, mlo_engine_cpu, mlo_engine_
 /* Makes mlo_isa_current answer `isa` (never more than the machine has) until the next call; negative: ends
  * that. For tests of the invariant numerics; oneDNN keeps what it was first used with. */
 void mlo_isa_override(int isa);
+/* For tests: the cpu engine splits work among threads however little it is. */
+extern bool mlo_cpu_splits_all;
 
 /* 64-byte aligned, zeroed memory (free). One vector may be read beyond its end. NULL: out of memory. */
 void *mlo_engine_aligned(size_t size_bytes);

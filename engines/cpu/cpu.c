@@ -140,6 +140,24 @@ static void unload(struct mlo_program *program)
     free(program);
 }
 
+bool mlo_cpu_splits_all;
+
+/* A run that is over when another thread has just been woken is the caller's alone. */
+static unsigned threads_of(const struct mlo_plan *plan)
+{
+    enum { BYTES_A_CYCLE = 8, LEAST_CYCLES = 300000 };
+    size_t bytes = 0;
+    for (int i = 0; i < plan->step_count; i++) {
+        const struct cpu_step *step = &plan->steps[i];
+        for (int k = 0; k < step->in_count; k++)
+            bytes += step->in[k] >= 0 ? plan->slots[step->in[k]].size_bytes : 0;
+        for (int k = 0; k < step->out_count; k++)
+            bytes += step->out[k] >= 0 ? plan->slots[step->out[k]].size_bytes : 0;
+    }
+    bool small = plan->product_cycles + bytes / BYTES_A_CYCLE < LEAST_CYCLES;
+    return small && plan->numerics == MLO_NUMERICS_FAST && !mlo_cpu_splits_all ? 1 : plan->threads;
+}
+
 static enum mlo_status load(struct mlo_plan *plan, struct mlo_program **out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -152,7 +170,7 @@ static enum mlo_status load(struct mlo_plan *plan, struct mlo_program **out, str
     program->at = calloc((size_t)plan->slot_count + 1, sizeof(void *));
     program->tensors = calloc((size_t)plan->slot_count + 1, sizeof *program->tensors);
     program->states = calloc((size_t)plan->step_count + 1, sizeof(void *));
-    program->pool = mlo_pool_new(plan->threads);
+    program->pool = mlo_pool_new(threads_of(plan));
     if (!program->arena || !program->scratch || !program->at || !program->tensors || !program->states ||
         !program->pool) {
         status = mlo_error_nomem(err);

@@ -104,6 +104,9 @@ struct mlo_plan {
     int step_count, step_cap;
     int *output_slots, *observed_slots;
     size_t arena_bytes, scratch_bytes;
+    /* What the products of a run take one thread, about, besides reading and writing; of the fast numerics.
+     */
+    size_t product_cycles;
 };
 
 struct mlo_program {

@@ -409,10 +409,13 @@ static enum mlo_status attention_run(struct mlo_program *program, const struct c
                                .y = program->at[step->out[0]],
                                .scratch = state,
                                .parts = 1};
-    size_t all = d->outer * d->heads, threads = mlo_pool_threads(program->pool);
+    enum { SUMS_A_CYCLE = 8 }; /* with the softmax between */
+    size_t all = d->outer * d->heads, sums = d->head.keys * (d->head.depth + d->head.width);
+    size_t threads =
+        fast_sharing(mlo_pool_threads(program->pool), all * d->head.queries * sums / SUMS_A_CYCLE);
     if (all < 2 * threads && threads > 1)
         c.parts = MLO_MIN(2 * threads, (d->head.queries + ATTENTION_ROWS - 1) / ATTENTION_ROWS);
-    mlo_pool_run(program->pool, all * c.parts, 1, attention_range, &c);
+    mlo_pool_run(program->pool, all * c.parts, threads > 1 ? 1 : all, attention_range, &c);
     return MLO_OK;
 }
 

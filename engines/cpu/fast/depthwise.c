@@ -9,6 +9,7 @@
 #include "engines/cpu/image_impl.h"
 
 enum { DW_X, DW_WEIGHTS, DW_BIAS, DW_RESIDUAL, DW_COUNT };
+enum { SUMS_A_CYCLE = 8 };
 
 struct depthwise_call {
     const struct tile_product *p;
@@ -153,7 +154,10 @@ static enum mlo_status depthwise_run(struct mlo_program *program, const struct c
                                   .residual =
                                       step->in[DW_RESIDUAL] >= 0 ? program->at[step->in[DW_RESIDUAL]] : NULL,
                                   .y = program->at[step->out[0]]};
-    mlo_pool_run(program->pool, (size_t)(p->batch * p->out[1]), 1, run_lines, &call);
+    size_t lines = (size_t)(p->batch * p->out[1]);
+    size_t sums = (size_t)p->kernel[1] * (size_t)p->kernel[2] + 2;
+    size_t cycles = lines * (size_t)p->out[2] * (size_t)p->groups * sums / SUMS_A_CYCLE;
+    mlo_pool_run(program->pool, lines, fast_grain(program->pool, lines, cycles), run_lines, &call);
     return MLO_OK;
 }
 

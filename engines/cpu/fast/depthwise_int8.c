@@ -8,7 +8,7 @@
 #include "engines/cpu/image_impl.h"
 
 enum { DW8_X, DW8_WEIGHTS, DW8_NUMBERS, DW8_COUNT };
-enum { BLOCK = DEPTHWISE8_BLOCK };
+enum { BLOCK = DEPTHWISE8_BLOCK, SUMS_A_CYCLE = 16 };
 
 struct depthwise8_call {
     const struct tile_product *p;
@@ -176,7 +176,11 @@ static enum mlo_status depthwise8_run(struct mlo_program *program, const struct 
     call.fused = tile_product_swish(p, &call.swish);
     call.staged = p->post_count > 0 && !call.fused;
     call.fill = (const uint8_t *)(call.numbers + vectors_in_all(p) * 48);
-    mlo_pool_run(program->pool, (size_t)(p->batch * p->out[1] * call.parts), 1, run_parts, &call);
+    size_t parts = (size_t)(p->batch * p->out[1] * call.parts);
+    size_t sums = (size_t)p->kernel[1] * (size_t)p->kernel[2] + 4;
+    size_t cycles =
+        (size_t)(p->batch * p->out[1]) * (size_t)p->out[2] * (size_t)p->groups * sums / SUMS_A_CYCLE;
+    mlo_pool_run(program->pool, parts, fast_grain(program->pool, parts, cycles), run_parts, &call);
     return MLO_OK;
 }
 

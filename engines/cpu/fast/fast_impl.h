@@ -13,6 +13,23 @@ static inline size_t fast_quotient(size_t i, size_t n)
     return i < n ? 0 : i / n;
 }
 
+/* How many of the threads share a step that one of them does in so many cycles, which are right to a factor
+ * of two. What another one costs is some thousand: it looks for work, values travel from core to core, and
+ * who is done first waits. Where it sleeps it must be woken, besides. */
+static inline unsigned fast_sharing(unsigned threads, size_t cycles)
+{
+    enum { PART_CYCLES = 10000 };
+    size_t parts = mlo_cpu_splits_all ? threads : cycles / PART_CYCLES;
+    return parts < 2 ? 1 : parts < threads ? (unsigned)parts : threads;
+}
+
+/* The same for a loop of `count` on a pool: its grain. */
+static inline size_t fast_grain(const struct mlo_pool *pool, size_t count, size_t cycles)
+{
+    unsigned parts = fast_sharing(mlo_pool_threads(pool), cycles);
+    return (count + parts - 1) / parts;
+}
+
 /* --- dnnl.c: primitives as steps -------------------------------------------------------------------- */
 
 dnnl_engine_t fast_engine(void); /* NULL: oneDNN did not start */

@@ -7,6 +7,8 @@
 #include "engines/cpu/fast/tiling_impl.h"
 #include "engines/cpu/image_impl.h"
 
+enum { COPIED_A_CYCLE = 16 }; /* bytes */
+
 struct call {
     const struct tiling *s;
     const struct tile_kernels *kernels;
@@ -233,7 +235,9 @@ static enum mlo_status tile_run(struct mlo_program *program, const struct cpu_st
     if (s->border.copy) {
         call.x = call.bordered;
         size_t lines = s->border.images * s->border.to[0] * s->border.to[1];
-        mlo_pool_run(program->pool, lines, 16, copy_lines, &call);
+        size_t bytes = lines * s->border.to[2] * s->border.pixel_bytes;
+        mlo_pool_run(program->pool, lines, fast_grain(program->pool, lines, bytes / COPIED_A_CYCLE),
+                     copy_lines, &call);
     }
     mlo_pool_run(program->pool, s->split_tiles * s->split_panels, 1, run_parts, &call);
     return MLO_OK;
@@ -280,6 +284,7 @@ static enum mlo_status tile_restore(struct mlo_plan *plan, struct cpu_step *step
     if (!s)
         return mlo_error_nomem(err);
     step->data = s;
+    plan->product_cycles += s->cycles;
     size_t columns = s->panels.groups * s->panels.padded * sizeof(float);
     if (cpu_slot_holds(r, plan, step->in[IN_PANELS], tile_panels_bytes(&s->panels)) &&
         cpu_slot_holds(r, plan, step->in[IN_BIAS], columns) &&

@@ -193,12 +193,14 @@ static size_t ceil_div(size_t a, size_t b)
 /* What each thread does: the split that costs the longest part least, in cycles that are right to a factor of
  * two. Threads that share the columns of a row write to the same lines of the cache, which then travel from
  * core to core with every tile: that matters where a tile has little to multiply. */
-static void plan_split(struct tiling *s, unsigned threads, size_t x_bytes)
+static void plan_split(struct tiling *s, size_t lanes, unsigned threads, size_t x_bytes)
 {
-    enum { SUMS_A_CYCLE = 2, LANES = 16, TILE_CYCLES = 64, SHARED_CYCLES = 256, BYTES_A_CYCLE = 32 };
+    enum { SUMS_A_CYCLE = 2, TILE_CYCLES = 64, SHARED_CYCLES = 256, BYTES_A_CYCLE = 32 };
     size_t count = s->panels.groups * s->panels.per_group, least = SIZE_MAX;
-    size_t sums = s->rows_max * s->panels.width / LANES * s->panels.taps * s->panels.depth;
+    size_t sums = s->rows_max * s->panels.width / lanes * s->panels.taps * s->panels.depth;
     s->split_tiles = s->split_panels = 1;
+    s->cycles = s->tiles * count * (sums / SUMS_A_CYCLE + TILE_CYCLES);
+    threads = fast_sharing(threads, s->cycles);
     for (size_t r = 1; r <= threads; r++) {
         size_t c = threads / r;
         if (threads % r || r > s->tiles || c > count)
@@ -244,7 +246,7 @@ static void plan_tiles(struct tiling *s, const struct tile_kernels *kernels, uns
     size_t out_bytes = (s->y_stride + s->residual_stride) * rows / s->tiles;
     if (s->product.type != TILE_F32 && tile_panels_bytes(panels) <= BLOCK_BYTES * 3 / 2)
         s->block_tiles = MLO_MAX(LINES_BYTES / (tile_bytes + out_bytes), (size_t)2);
-    plan_split(s, threads, s->product.groups * row_bytes * rows * element);
+    plan_split(s, kernels->widths[0], threads, s->product.groups * row_bytes * rows * element);
 }
 
 struct tiling *tiling_new(const struct mlo_plan *plan, const struct tile_product *product, bool roomy)
@@ -321,6 +323,7 @@ enum mlo_status tile_emit(struct mlo_plan *plan, const struct mlo_node *node, co
         return mlo_error_nomem(err);
     }
     step->data = s;
+    plan->product_cycles += s->cycles;
     plan->scratch_bytes = MLO_MAX(plan->scratch_bytes, s->border.bytes);
     step->in[IN_X] = p->x;
     step->in[IN_PANELS] = panels_slot(plan, &s->panels, p);

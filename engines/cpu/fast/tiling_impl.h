@@ -31,6 +31,7 @@ struct tiling {
     size_t tiles, block_tiles;        /* tiles that one pass over the panels works on */
     size_t block_depth;               /* groups of depth of a pass: all, or a part where there is one tap */
     size_t split_tiles, split_panels; /* parts for threads */
+    size_t cycles;                    /* that one thread takes, right to a factor of two */
     ptrdiff_t taps[];
 };
 

@@ -15,12 +15,13 @@
 enum { W_X, W_PANELS, W_BIAS, W_RESIDUAL, W_COUNT };
 /* Bytes of the planes that a part of the work has, at most about; what columns and depths are multiples of.
  */
-enum { PART_BYTES = 1024 * 1024, ALIGNMENT = 16 };
+enum { PART_BYTES = 1024 * 1024, ALIGNMENT = 16, LANES = 16 };
 
 struct winograd {
     struct tile_product product; /* without its pointers */
     struct tile_panels panels;   /* of one plane's product */
     size_t high, wide, tiles;    /* blocks by image, and in all */
+    size_t cycles;               /* that one thread takes, about */
     size_t parts;
     size_t in_plane, out_plane, part_floats; /* floats of a plane of a part, and of all its planes */
 };
@@ -60,7 +61,10 @@ static void set_sizes(struct winograd *w, const struct mlo_plan *plan, const str
     w->high = (size_t)(p->out[1] + 1) / 2;
     w->wide = (size_t)(p->out[2] + 1) / 2;
     w->tiles = w->high * w->wide * (size_t)p->batch;
-    size_t each = WINOGRAD_PLANES * (in + out) * sizeof(float), threads = plan->threads;
+    size_t each = WINOGRAD_PLANES * (in + out) * sizeof(float);
+    /* products, and the transforms */
+    w->cycles = w->tiles * WINOGRAD_PLANES * (in * out / 2 + 4 * (in + out)) / LANES;
+    size_t threads = fast_sharing(plan->threads, w->cycles);
     size_t most = MLO_MAX(PART_BYTES / each, (size_t)48);
     w->parts = (w->tiles + most - 1) / most;
     w->parts = MLO_MIN((w->parts + threads - 1) / threads * threads, w->tiles);
@@ -239,6 +243,7 @@ static enum mlo_status winograd_restore(struct mlo_plan *plan, struct cpu_step *
         return mlo_error_nomem(err);
     step->data = w;
     set_sizes(w, plan, &p);
+    plan->product_cycles += w->cycles;
     if (cpu_slot_holds(r, plan, step->in[W_PANELS], WINOGRAD_PLANES * tile_panels_bytes(&w->panels)) &&
         cpu_slot_holds(r, plan, step->in[W_BIAS], (size_t)p.out_channels * sizeof(float)) &&
         cpu_check(r, scratch_bytes(w, plan) <= plan->scratch_bytes, "planes do not fit the scratch memory") &&
@@ -315,6 +320,7 @@ enum mlo_status winograd_emit(struct mlo_plan *plan, const struct mlo_node *node
         return mlo_error_nomem(err);
     }
     set_sizes(w, plan, p);
+    plan->product_cycles += w->cycles;
     step->data = w;
     if (p->bias)
         memcpy(bias, p->bias, bias_bytes);

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -287,6 +288,43 @@ static void test_pool__visits_each_index_once(void **state)
     }
 }
 
+struct workers {
+    atomic_int busy[4], done;
+    atomic_bool shared;
+};
+
+static void work(void *arg, size_t begin, size_t end, unsigned worker)
+{
+    struct workers *w = arg;
+    if (atomic_fetch_add(&w->busy[worker], 1))
+        atomic_store(&w->shared, true);
+    atomic_fetch_add(&w->done, (int)(end - begin));
+    atomic_fetch_sub(&w->busy[worker], 1);
+}
+
+/* Loops so short and so close that helpers come late to most: no range is lost, done twice, or done with a
+ * worker's number that another one has at that time. */
+static void test_pool__does_not_mix_up_loops_that_follow_closely(void **state)
+{
+    MLO_UNUSED(state);
+    enum { LOOPS = 20000 };
+    for (unsigned threads = 2; threads <= 4; threads++) {
+        static struct workers w;
+        struct mlo_pool *pool = mlo_pool_new(threads);
+        int expected = 0;
+        assert_non_null(pool);
+        memset(&w, 0, sizeof w);
+        for (int i = 0; i < LOOPS; i++) {
+            mlo_pool_busy(pool, i / 100 % 2);
+            mlo_pool_run(pool, (size_t)(1 + i % 5), 1, work, &w);
+            expected += 1 + i % 5;
+            assert_int_equal(atomic_load(&w.done), expected);
+        }
+        assert_false(atomic_load(&w.shared));
+        mlo_pool_free(pool);
+    }
+}
+
 static void test_suggest__finds_the_nearest_word(void **state)
 {
     MLO_UNUSED(state);
@@ -348,6 +386,7 @@ int main(void)
         cmocka_unit_test(test_process__whose_end_nobody_knows_is_an_error),
         cmocka_unit_test(test_process__sets_and_unsets_environment),
         cmocka_unit_test(test_pool__visits_each_index_once),
+        cmocka_unit_test(test_pool__does_not_mix_up_loops_that_follow_closely),
         cmocka_unit_test(test_suggest__finds_the_nearest_word),
         cmocka_unit_test(test_clock__formats_utc),
         cmocka_unit_test(test_log__writes_one_line_as_text_or_json),

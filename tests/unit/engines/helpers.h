@@ -22,6 +22,12 @@
             fail_msg("%s: %s (%s) %s", #expr, err->message, err->where, err->hint);                          \
     } while (0)
 
+/* Nets of tests are small, and are to be split all the same. */
+__attribute__((constructor)) static void split_all(void)
+{
+    mlo_cpu_splits_all = true;
+}
+
 struct net {
     struct mlo_model *model;
     struct mlo_graph *graph;

@@ -1,5 +1,6 @@
 /* Own float32 products against the reference engine: rows, columns, depths, borders, strides, groups,
  * residuals and clamps, edge values. */
+#include "engines/cpu/fast/fast_impl.h"
 #include "helpers.h"
 
 struct shape {
@@ -324,6 +325,42 @@ static void test_gemm__beta_without_a_bias(void **state)
 #define TEST_ISA "" /* the best */
 #endif
 
+/* How many threads the program of a convolution of so many channels and pixels has. */
+static unsigned threads_of_conv(int64_t channels, int64_t size)
+{
+    struct net n = net_new(3);
+    struct conv_spec s = {channels, channels, 3, 1, 1, 1, 1, size, true};
+    int64_t dims[] = {1, channels, size, size};
+    const struct mlo_engine *e;
+    struct mlo_plan *plan = NULL;
+    struct mlo_program *program = NULL;
+    net_finish(&n, net_conv(&n, net_input(&n, "x", 4, dims), &s));
+    MUST(mlo_engine_find("cpu", &e, err));
+    MUST(e->compile(n.model, &(struct mlo_compile_options){.threads = 2}, &plan, err));
+    MUST(e->load(plan, &program, err));
+    unsigned threads = mlo_pool_threads(program->pool);
+    e->unload(program);
+    e->free_plan(plan);
+    mlo_model_free(n.model);
+    return threads;
+}
+
+static void test_threads__small_plans_are_the_callers_alone(void **state)
+{
+    MLO_UNUSED(state);
+    need_isa(MLO_ISA_AVX2);
+    mlo_cpu_splits_all = false;
+    assert_int_equal(threads_of_conv(16, 16), 1);
+    assert_int_equal(threads_of_conv(128, 56), 2);
+    assert_int_equal(fast_sharing(4, 1000), 1);
+    assert_int_equal(fast_sharing(4, 25000), 2);
+    assert_int_equal(fast_sharing(4, 1000000), 4);
+    assert_int_equal(fast_sharing(1, 1000000), 1);
+    mlo_cpu_splits_all = true;
+    assert_int_equal(fast_sharing(4, 1000), 4);
+    assert_int_equal(threads_of_conv(16, 16), 2);
+}
+
 int main(void)
 {
     if (TEST_ISA[0] && setenv("MLOPT_ISA", TEST_ISA, 1) != 0)
@@ -340,6 +377,7 @@ int main(void)
         cmocka_unit_test(test_chain__activations),
         cmocka_unit_test(test_gemm__parts_of_the_depth),
         cmocka_unit_test(test_gemm__beta_without_a_bias),
+        cmocka_unit_test(test_threads__small_plans_are_the_callers_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
