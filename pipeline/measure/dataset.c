@@ -252,6 +252,11 @@ enum mlo_status mlo_dataset_target(const struct mlo_dataset *dataset, struct mlo
     return status;
 }
 
+const char *mlo_dataset_postprocess(const struct mlo_dataset *dataset)
+{
+    return dataset->manifest.postprocess;
+}
+
 static enum mlo_status take_map(struct mlo_dataset *d, const struct mlo_dataset_options *o,
                                 struct mlo_error *err)
 {
@@ -302,6 +307,10 @@ enum mlo_status mlo_dataset_open(const char *path, const struct mlo_dataset_opti
     MLO_TRY(load_integers(d, "y", false, &d->labels, err));
     MLO_TRY(load_integers(d, "group", true, &d->groups, err));
     MLO_TRY(take_map(d, o, err));
+    if (o->postprocess && !(d->manifest.postprocess = mlo_arena_strdup(d->manifest.arena, o->postprocess))) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
     d->normalize = d->manifest.has_normalize;
     if (o->normalize) {
         MLO_TRY(mlo_normalize_parse(o->normalize, &d->manifest.normalize, err));

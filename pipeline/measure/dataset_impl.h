@@ -8,10 +8,11 @@
 /* What a dataset.json says; all strings in `arena`. */
 struct mlo_manifest {
     struct mlo_arena *arena;
-    bool idx;           /* else npz */
-    const char *data;   /* path of the npz, or of the IDX images */
-    const char *labels; /* path of the IDX labels, or NULL */
-    const char *input;  /* model input that the only data array feeds, or NULL */
+    bool idx;                /* else npz */
+    const char *data;        /* path of the npz, or of the IDX images */
+    const char *labels;      /* path of the IDX labels, or NULL */
+    const char *postprocess; /* path of the model between outputs and metrics, or NULL */
+    const char *input;       /* model input that the only data array feeds, or NULL */
     bool has_normalize;
     struct mlo_normalize normalize;
     int64_t first, count; /* count 0: to the end */

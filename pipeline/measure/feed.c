@@ -1,4 +1,5 @@
 /* Which array feeds which model input, and whether it can. */
+#include <stdio.h>
 #include <string.h>
 
 #include "pipeline/measure/dataset_impl.h"
@@ -174,6 +175,38 @@ out:
     return status;
 }
 
+static bool is_mapped(const struct mlo_dataset *d, const struct mlo_value *input)
+{
+    for (size_t i = 0; i < d->map_count; i++)
+        if (strcmp(d->map[i].input, input->name) == 0)
+            return true;
+    return mlo_str_eq(d->manifest.input, input->name);
+}
+
+enum mlo_status mlo_dataset_feed_note(const struct mlo_dataset *dataset, const struct mlo_model *model,
+                                      const struct mlo_value *input, char *text, size_t size,
+                                      struct mlo_error *err)
+{
+    struct mlo_feed feed;
+    *text = '\0';
+    enum mlo_status status = mlo_dataset_feed(dataset, model, input, &feed, err);
+    if (status != MLO_OK)
+        return status;
+    const char *name = feed.array->name;
+    const struct mlo_dtype_info *have = mlo_dtype_info(feed.array->dtype),
+                                *want = mlo_dtype_info(input->type.dtype);
+    bool other = strcmp(name, input->name) != 0 && strcmp(name, "x") != 0 && !is_mapped(dataset, input);
+    bool by_value = have->is_integer && want->is_float && !feed.normalize;
+    if (other)
+        snprintf(text, size, "the set has no array of this name: '%.80s' feeds it, its only one", name);
+    if (by_value) {
+        size_t at = strlen(text);
+        snprintf(text + at, size - at, "%s'%.80s' is %s and feeds it by value: the set has no normalisation",
+                 at ? "; " : "", name, have->name);
+    }
+    return MLO_OK;
+}
+
 /* --- the whole model --------------------------------------------------------------------------- */
 
 static enum mlo_status check_map(const struct mlo_dataset *d, const struct mlo_model *model,
@@ -198,7 +231,7 @@ static enum mlo_status check_map(const struct mlo_dataset *d, const struct mlo_m
 static enum mlo_status check_labels(const struct mlo_dataset *d, const struct mlo_model *model,
                                     struct mlo_error *err)
 {
-    if (!d->labels || model->graph->output_count != 1)
+    if (!d->labels || model->graph->output_count != 1 || d->manifest.postprocess)
         return MLO_OK;
     const struct mlo_value *output = model->graph->outputs[0];
     const struct mlo_dtype_info *info = mlo_dtype_info(output->type.dtype);

@@ -50,9 +50,10 @@ static enum mlo_status resolve(struct mlo_manifest *m, const char *manifest_path
 static enum mlo_status read_files(const json_t *root, const char *path, struct mlo_manifest *m,
                                   struct mlo_error *err)
 {
-    static const char *const npz_keys[] = {"data"}, *const idx_keys[] = {"images", "labels"};
+    static const char *const npz_keys[] = {"data", "postprocess"}, *const idx_keys[] = {"images", "labels",
+                                                                                        "postprocess"};
     enum mlo_status status = MLO_OK;
-    const char *format, *data, *labels;
+    const char *format, *data, *labels, *postprocess;
     const json_t *files = json_object_get(root, "files");
     MLO_TRY(mlo_json_get_str(root, "format", NULL, &format, err));
     m->idx = strcmp(format, "idx") == 0;
@@ -62,6 +63,9 @@ static enum mlo_status read_files(const json_t *root, const char *path, struct m
         return mlo_error_set(err, MLO_EINVAL, "'files' must be an object, such as %s",
                              m->idx ? "{\"images\": \"images.gz\", \"labels\": \"labels.gz\"}"
                                     : "{\"data\": \"data.npz\"}");
+    MLO_TRY(mlo_json_get_str(files, "postprocess", "", &postprocess, err));
+    if (*postprocess)
+        MLO_TRY(resolve(m, path, postprocess, &m->postprocess, err));
     if (!m->idx) {
         MLO_TRY(check_keys(files, npz_keys, MLO_COUNT(npz_keys), "entry of 'files'", err));
         MLO_TRY(mlo_json_get_str(files, "data", NULL, &data, err));

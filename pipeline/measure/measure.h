@@ -24,7 +24,8 @@ struct mlo_dataset_options {
     const char *normalize;  /* text form, overrides the manifest's; NULL: the manifest's, or none */
     const char *const *map; /* "INPUT=ARRAY" pairs, map_count of them */
     size_t map_count;
-    int64_t limit; /* first so many samples; 0: all */
+    int64_t limit;           /* first so many samples; 0: all */
+    const char *postprocess; /* overrides the manifest's (mlo_dataset_postprocess); NULL: that, or none */
 };
 
 struct mlo_dataset; /* an opened dataset: arrays, labels, groups; reads in pieces, bounded memory */
@@ -45,6 +46,9 @@ const int64_t *mlo_dataset_groups(const struct mlo_dataset *dataset);
  * caller, and stays empty when the dataset has none. More than 2 GiB is MLO_ETOOBIG. */
 MLO_MUST_USE enum mlo_status mlo_dataset_target(const struct mlo_dataset *dataset, struct mlo_tensor *out,
                                                 struct mlo_error *err);
+/* The path of the ONNX model that makes of a model's outputs what metrics read, by the options or the
+ * manifest; NULL without. Borrowed. */
+const char *mlo_dataset_postprocess(const struct mlo_dataset *dataset);
 /* The names of the classes that the manifest gives, an array of strings; NULL without. Borrowed. */
 const json_t *mlo_dataset_classes(const struct mlo_dataset *dataset);
 /* Checks that it feeds the model: an array per input, shapes per sample, types, and labels within the classes
@@ -56,6 +60,13 @@ const json_t *mlo_dataset_classes(const struct mlo_dataset *dataset);
  */
 MLO_MUST_USE enum mlo_status mlo_dataset_check(const struct mlo_dataset *dataset,
                                                const struct mlo_model *model, struct mlo_error *err);
+/* Writes what is not plain about how a checked dataset feeds an input, "" where all is: an array of another
+ * name that nobody mapped, integers that become floats by value. For people, who may have meant something
+ * else. */
+MLO_MUST_USE enum mlo_status mlo_dataset_feed_note(const struct mlo_dataset *dataset,
+                                                   const struct mlo_model *model,
+                                                   const struct mlo_value *input, char *text, size_t size,
+                                                   struct mlo_error *err);
 /* Fills tensors (initialised here, one per model input, batch of `count`) with samples [begin, begin+count),
  * normalised and converted to the input's type. A NaN, or an integer that the input's type cannot hold, is an
  * error that names the sample. On failure nothing is left to clear. */
@@ -114,6 +125,19 @@ MLO_MUST_USE enum mlo_status mlo_run_dataset(const struct mlo_model *model, stru
                                              const struct mlo_run_options *options,
                                              struct mlo_tensor *outputs, mlo_progress_fn *progress,
                                              void *progress_arg, struct mlo_error *err);
+
+/* The same, and then through the dataset's postprocessing model where it has one: what metrics read. That one
+ * runs on the cpu engine's invariant numerics: the same bits anywhere. Its inputs are outputs of the model:
+ * by name where each is named like one, else by position where there are as many (else MLO_EINVAL, before
+ * anything runs). It must give a row per sample; its batch is open, or fixed at a divisor of the samples.
+ * *outputs is an array of *count tensors, yours (mlo_outputs_free); NULL on failure. */
+MLO_MUST_USE enum mlo_status mlo_run_evaluation(const struct mlo_model *model, struct mlo_dataset *dataset,
+                                                const struct mlo_run_options *options,
+                                                struct mlo_tensor **outputs, int *count,
+                                                mlo_progress_fn *progress, void *progress_arg,
+                                                struct mlo_error *err);
+/* Clears and frees the array; NULL is fine. */
+void mlo_outputs_free(struct mlo_tensor *outputs, int count);
 
 /* --- metrics ------------------------------------------------------------------------------------------- */
 

@@ -1,4 +1,4 @@
-/* Channels of a calibration set that never change. */
+/* What is odd about a calibration set: how it feeds the inputs, and channels that never change. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -77,9 +77,16 @@ enum mlo_status mlo_step_note_channels(const struct mlo_model *model, struct mlo
             mlo_tensor_clear(&read[i]);
         }
     }
-    for (int i = 0, n = 0; i < slots; i++)
-        if (!model->graph->inputs[i]->constant)
-            note(&seen[n++], model->graph->inputs[i]->name, notes);
+    for (int i = 0, n = 0; i < slots; i++) {
+        const struct mlo_value *input = model->graph->inputs[i];
+        char text[320];
+        if (input->constant)
+            continue;
+        MLO_TRY(mlo_dataset_feed_note(dataset, model, input, text, sizeof text, err));
+        if (*text)
+            json_array_append_new(notes, json_pack("{s:s,s:s}", "node", input->name, "note", text));
+        note(&seen[n++], input->name, notes);
+    }
 out:
     for (int i = 0; read && i < slots; i++)
         mlo_tensor_clear(&read[i]);

@@ -34,9 +34,7 @@ static void side_progress(void *arg, double fraction, const char *message)
 
 static void side_clear(struct side *s)
 {
-    for (int i = 0; i < s->output_count && s->outputs; i++)
-        mlo_tensor_clear(&s->outputs[i]);
-    free(s->outputs);
+    mlo_outputs_free(s->outputs, s->output_count);
     mlo_model_free(s->model);
 }
 
@@ -47,11 +45,8 @@ static enum mlo_status side_run(struct side *s, struct mlo_dataset *dataset, con
     struct mlo_run_options run = {.engine = engine, .threads = s->ctx->threads, .batch = s->ctx->batch};
     MLO_TRY(mlo_step_load(s->path, &s->model, err));
     MLO_TRY(mlo_dataset_check(dataset, s->model, err));
-    s->output_count = s->model->graph->output_count;
-    s->outputs = calloc((size_t)s->output_count, sizeof *s->outputs);
-    if (!s->outputs)
-        return mlo_error_nomem(err);
-    MLO_TRY(mlo_run_dataset(s->model, dataset, &run, s->outputs, side_progress, s, err));
+    MLO_TRY(
+        mlo_run_evaluation(s->model, dataset, &run, &s->outputs, &s->output_count, side_progress, s, err));
 out:
     if (status != MLO_OK)
         mlo_error_prefix(err, "evaluating the %s", s->subject);

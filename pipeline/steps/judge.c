@@ -3,13 +3,6 @@
 
 #include "pipeline/steps/sensitivity.h"
 
-static void clear_outputs(struct mlo_tensor *outputs, int count)
-{
-    for (int i = 0; outputs && i < count; i++)
-        mlo_tensor_clear(&outputs[i]);
-    free(outputs);
-}
-
 static enum mlo_status score(const struct mlo_judge *judge, const struct mlo_tensor *outputs,
                              struct mlo_scores **out, struct mlo_error *err)
 {
@@ -30,11 +23,8 @@ enum mlo_status mlo_judge_init(struct mlo_judge *judge, const struct mlo_model *
         (struct mlo_run_options){.threads = threads, .batch = batch, .numerics = MLO_NUMERICS_INVARIANT};
     MLO_TRY(mlo_metric_find(metric, &judge->metric, err));
     MLO_TRY(mlo_dataset_target(dataset, &judge->target, err));
-    judge->output_count = source->graph->output_count;
-    judge->reference = calloc((size_t)judge->output_count + 1, sizeof *judge->reference);
-    if (!judge->reference)
-        return mlo_error_nomem(err);
-    MLO_TRY(mlo_run_dataset(source, dataset, &judge->run, judge->reference, NULL, NULL, err));
+    MLO_TRY(mlo_run_evaluation(source, dataset, &judge->run, &judge->reference, &judge->output_count, NULL,
+                               NULL, err));
     MLO_TRY(score(judge, judge->reference, &judge->source, err));
 out:
     if (status != MLO_OK)
@@ -44,7 +34,7 @@ out:
 
 void mlo_judge_clear(struct mlo_judge *judge)
 {
-    clear_outputs(judge->reference, judge->output_count);
+    mlo_outputs_free(judge->reference, judge->output_count);
     mlo_tensor_clear(&judge->target);
     mlo_scores_free(judge->source);
     *judge = (struct mlo_judge){0};
@@ -57,10 +47,9 @@ enum mlo_status mlo_judge_drop(const struct mlo_judge *judge, const struct mlo_m
     struct mlo_scores *scores = NULL;
     if (!model)
         return mlo_scores_paired(judge->source, judge->source, out, err);
-    struct mlo_tensor *outputs = calloc((size_t)judge->output_count + 1, sizeof *outputs);
-    if (!outputs)
-        return mlo_error_nomem(err);
-    MLO_TRY(mlo_run_dataset(model, judge->dataset, &judge->run, outputs, NULL, NULL, err));
+    struct mlo_tensor *outputs = NULL;
+    int count = 0;
+    MLO_TRY(mlo_run_evaluation(model, judge->dataset, &judge->run, &outputs, &count, NULL, NULL, err));
     MLO_TRY(score(judge, outputs, &scores, err));
     if (judge->metric.row->higher_is_better)
         MLO_TRY(mlo_scores_paired(judge->source, scores, out, err));
@@ -68,6 +57,6 @@ enum mlo_status mlo_judge_drop(const struct mlo_judge *judge, const struct mlo_m
         MLO_TRY(mlo_scores_paired(scores, judge->source, out, err));
 out:
     mlo_scores_free(scores);
-    clear_outputs(outputs, judge->output_count);
+    mlo_outputs_free(outputs, count);
     return status;
 }

@@ -48,7 +48,8 @@ MLO_MUST_USE enum mlo_status mlo_step_save(const struct mlo_step_context *ctx, c
 MLO_MUST_USE enum mlo_status mlo_step_open_calibration(const struct mlo_step_context *ctx,
                                                        const struct mlo_model *model,
                                                        struct mlo_dataset **out, struct mlo_error *err);
-/* Appends notes, in the form of a pass's, on channels (dim 1) of float inputs that are the same number in the
+/* Appends notes, in the form of a pass's, on inputs that are fed in a way that may not be meant
+ * (mlo_dataset_feed_note), and on channels (dim 1) of float inputs that are the same number in the
  * whole set: they say nothing of what the model will see. */
 MLO_MUST_USE enum mlo_status mlo_step_note_channels(const struct mlo_model *model,
                                                     struct mlo_dataset *dataset, json_t *notes,

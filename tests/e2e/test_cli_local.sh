@@ -250,6 +250,19 @@ PY
     expect 0 "$MLOPT" bench open.onnx --sweep --batches 1 --concurrency 1 --seconds 0.05 --rounds 1 --dim width=128 -o json
     expect 0 "$MLOPT" optimize open.onnx --out open-o.onnx --dim width=8
 fi
+# what stands between outputs and metric: upside down, the best class is the last
+if /usr/bin/python3 -c 'import onnx' 2>/dev/null; then
+    /usr/bin/python3 "$(dirname "$0")/post_models.py"
+    expect 0 "$MLOPT" eval "$model" --data $test --limit 300 --normalize "$normalize" --metric top1 --postprocess flip.onnx -o json
+    holds "d['postprocess'] == 'flip.onnx' and d['metrics'][0]['estimate']['value'] < 0.05"
+    expect 0 "$MLOPT" eval "$model" --against q.onnx --data $test --limit 300 --normalize "$normalize" --metric top1,agreement \
+        --postprocess same.onnx --engine reference -o json
+    holds "d['metrics'][0]['estimate']['value'] > 0.85 and d['metrics'][0]['against']['value'] > 0.85"
+    expect 1 "$MLOPT" eval "$model" --data $test --limit 20 --normalize "$normalize" --metric top1 --postprocess two.onnx
+    says "the postprocessing model two.onnx: its inputs are 'a', 'b', the model's outputs 'logits'"
+    expect 3 "$MLOPT" eval "$model" --data $test --limit 20 --normalize "$normalize" --metric top1 --postprocess none.onnx
+    says "none.onnx"
+fi
 expect 0 "$MLOPT" completion bash
 bash -n stdout || fail "the completion is no shell"
 

@@ -87,6 +87,22 @@ holds "next(j['reused'] for j in d['run']['jobs'] if j['step'] == 'optimize')"
 holds "not next(j['reused'] for j in d['run']['jobs'] if j['step'] == 'quantize')"
 holds "[v['artifact'] != '$first' for v in d['variants'] if v['variant'] == 'tuned'] == [True]"
 
+# a dataset with a postprocessing model: its metrics are of what comes out of that
+if /usr/bin/python3 -c 'import onnx' 2>/dev/null; then
+    /usr/bin/python3 "$(dirname "$0")/post_models.py"
+    expect 1 "$MLOPT" data push fashion/flipped $images/t10k-images-idx3-ubyte.gz $images/t10k-labels-idx1-ubyte.gz --postprocess cut.onnx
+    says "the postprocessing model cut.onnx"
+    expect 0 "$MLOPT" data push fashion/flipped $images/t10k-images-idx3-ubyte.gz $images/t10k-labels-idx1-ubyte.gz \
+        --count 200 --normalize "$normalize" --postprocess flip.onnx
+    printf 'name: flipped\ntarget: any\ndata: {evaluate: fashion/flipped}\nsteps:\n  - optimize: {}\n  - evaluate: {}\n' >flipped.yaml
+    expect 0 "$MLOPT" submit fashion/cnn --recipe flipped.yaml --wait -o json
+    holds "[v['accuracy']['value'] < 0.05 for v in d['variants'] if v['variant'] == 'flipped'] == [True]"
+    expect 0 "$MLOPT" data pull fashion/flipped --out flipped
+    cmp flip.onnx flipped/flip.onnx || fail "the postprocessing model came back changed"
+    expect 0 "$MLOPT" eval "$model" --data flipped --metric top1 -o json
+    holds "d['samples'] == 200 and d['metrics'][0]['estimate']['value'] < 0.05"
+fi
+
 # an expectation that cannot hold makes the run fail, with exit code 6
 sed 's/^name: short/name: strict/; s/^expect:.*/expect: ["top1 >= 0.9999"]/' short.yaml >strict.yaml
 expect 6 "$MLOPT" submit fashion/cnn --recipe strict.yaml --wait --timeout 1500

@@ -153,7 +153,8 @@ static enum mlo_status check_dataset(char **files, int count, const char *const 
         if (labels[i] < 0 || (classes && labels[i] >= classes)) {
             status = mlo_error_set(err, MLO_EINVAL, "label %lld of sample %lld is out of range",
                                    (long long)labels[i], (long long)i);
-            mlo_error_where(err, "%s", files[count - 1]);
+            /* the file of the labels: the last but for a postprocessing model */
+            mlo_error_where(err, "%s", files[count - 1 - (strcmp(roles[count - 1], "postprocess") == 0)]);
             if (classes)
                 mlo_error_hint(err, "--classes names %lld classes: labels are 0 to %lld", (long long)classes,
                                (long long)classes - 1);
@@ -173,6 +174,19 @@ out:
     return status;
 }
 
+/* A model that no worker could run is refused before anything travels. */
+static enum mlo_status check_postprocess(const char *path, struct mlo_error *err)
+{
+    struct mlo_model *model = NULL;
+    enum mlo_status status = mlo_onnx_load(path, &model, err);
+    if (status == MLO_OK)
+        status = mlo_graph_check_supported(model->graph, err);
+    if (status != MLO_OK)
+        mlo_error_prefix(err, "the postprocessing model %s", mlo_fs_basename(path));
+    mlo_model_free(model);
+    return status;
+}
+
 static enum mlo_status data_push_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -182,12 +196,20 @@ static enum mlo_status data_push_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_buf path = MLO_BUF_INIT;
     json_t *files = json_array(), *metadata = NULL, *body = NULL;
     char **names = cli->args + 1;
+    char *with[3], *postprocess = (char *)(uintptr_t)mlo_cli_opt(cli, "postprocess");
     int count = cli->arg_count - 1;
-    const char *roles[2] = {NULL, NULL};
+    const char *roles[3] = {NULL};
     int64_t samples = 0;
     MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
     MLO_TRY(mlo_client_ref_plain(&ref, false, false, err));
     MLO_TRY(find_roles(names, count, roles, err));
+    if (postprocess) {
+        memcpy(with, names, (size_t)count * sizeof *names);
+        MLO_TRY(check_postprocess(postprocess, err));
+        roles[count] = "postprocess";
+        with[count++] = postprocess;
+        names = with;
+    }
     MLO_TRY(make_metadata(cli, &metadata, err));
     MLO_TRY(check_dataset(names, count, roles, metadata, &samples, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
@@ -272,6 +294,8 @@ static const struct mlo_cli_option push_options[] = {
     {"count", 0, "N", "and has so many (all)"},
     {"classes", 0, "A,B,C", "names of the classes, in the order of the labels"},
     {"input", 0, "NAME", "the model input that the data feeds, where a model has several"},
+    {"postprocess", 0, "POST.onnx",
+     "a model that makes of a model's outputs what metrics read: part of the dataset"},
     {"description", 0, "TEXT", "what this dataset is"},
     MLO_OPTION_URL,
     {NULL},

@@ -29,6 +29,15 @@ enum mlo_status mlo_local_dataset(const struct mlo_cli *cli, const struct mlo_mo
     return status == MLO_OK ? mlo_local_dataset_at(cli, path, limit, model, out, err) : status;
 }
 
+/* The option of verbs that make a metric; the others have none. */
+static const char *postprocess(const struct mlo_cli *cli)
+{
+    for (const struct mlo_cli_option *o = cli->verb->options; o && o->name; o++)
+        if (strcmp(o->name, "postprocess") == 0)
+            return mlo_cli_opt(cli, o->name);
+    return NULL;
+}
+
 enum mlo_status mlo_local_dataset_at(const struct mlo_cli *cli, const char *path, int64_t limit,
                                      const struct mlo_model *model, struct mlo_dataset **out,
                                      struct mlo_error *err)
@@ -36,8 +45,10 @@ enum mlo_status mlo_local_dataset_at(const struct mlo_cli *cli, const char *path
     enum mlo_status status = MLO_OK;
     const char *map[64];
     struct mlo_dataset *dataset = NULL;
-    struct mlo_dataset_options options = {
-        .normalize = mlo_cli_opt(cli, "normalize"), .map = map, .limit = limit};
+    struct mlo_dataset_options options = {.normalize = mlo_cli_opt(cli, "normalize"),
+                                          .map = map,
+                                          .limit = limit,
+                                          .postprocess = postprocess(cli)};
     while (options.map_count < MLO_COUNT(map) &&
            (map[options.map_count] = mlo_cli_opt_at(cli, "map", options.map_count)))
         options.map_count++;

@@ -9,14 +9,13 @@ struct side {
     const char *path;
     struct mlo_subject subject;
     const struct mlo_model *model; /* the subject's */
-    struct mlo_tensor *outputs;
+    struct mlo_tensor *outputs;    /* what metrics read: postprocessed where asked for */
+    int output_count;
 };
 
 static void side_close(struct side *s)
 {
-    for (int i = 0; s->outputs && i < s->model->graph->output_count; i++)
-        mlo_tensor_clear(&s->outputs[i]);
-    free(s->outputs);
+    mlo_outputs_free(s->outputs, s->output_count);
     mlo_local_subject_close(&s->subject);
 }
 
@@ -31,12 +30,9 @@ static enum mlo_status side_run(const struct mlo_cli *cli, struct side *s, struc
                                 struct mlo_error *err)
 {
     struct mlo_cli_progress progress;
-    s->outputs = calloc((size_t)s->model->graph->output_count + 1, sizeof *s->outputs);
-    if (!s->outputs)
-        return mlo_error_nomem(err);
     mlo_cli_progress_start(&progress, cli, mlo_fs_basename(s->path));
-    enum mlo_status status =
-        mlo_run_dataset(s->model, dataset, &s->subject.options, s->outputs, mlo_cli_progress, &progress, err);
+    enum mlo_status status = mlo_run_evaluation(s->model, dataset, &s->subject.options, &s->outputs,
+                                                &s->output_count, mlo_cli_progress, &progress, err);
     mlo_cli_progress_end(&progress);
     return status;
 }
@@ -121,16 +117,18 @@ static void interval(const struct evaluation *e, const struct mlo_estimate *s, b
 }
 
 static enum mlo_status print_result(const struct mlo_cli *cli, const struct evaluation *list, size_t count,
-                                    const struct side *a, const struct side *b, const char *engine, int64_t n,
-                                    struct mlo_error *err)
+                                    const struct side *a, const struct side *b, const char *engine,
+                                    const struct mlo_dataset *dataset, struct mlo_error *err)
 {
+    const int64_t n = mlo_dataset_count(dataset);
     if (cli->json) {
         json_t *metrics = json_array();
         for (size_t i = 0; i < count; i++)
             json_array_append_new(metrics, evaluation_json(&list[i]));
         json_t *all =
-            json_pack("{s:s,s:s?,s:s,s:s,s:I,s:o}", "model", a->path, "against", b->path, "engine", engine,
-                      "protocol", MLO_EVAL_PROTOCOL, "samples", (json_int_t)n, "metrics", metrics);
+            json_pack("{s:s,s:s?,s:s,s:s,s:s?,s:I,s:o}", "model", a->path, "against", b->path, "engine",
+                      engine, "protocol", MLO_EVAL_PROTOCOL, "postprocess", mlo_dataset_postprocess(dataset),
+                      "samples", (json_int_t)n, "metrics", metrics);
         enum mlo_status status = mlo_cli_print_json(all, err);
         json_decref(all);
         return status;
@@ -175,13 +173,13 @@ static enum mlo_status eval_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_local_dataset(cli, a.model, &dataset, err));
     if (b.model)
         MLO_TRY(mlo_dataset_check(dataset, b.model, err));
-    if (output >= a.model->graph->output_count || (b.model && output >= b.model->graph->output_count)) {
-        status = mlo_error_set(err, MLO_EUSAGE, "there is no output %lld", (long long)output);
-        goto out;
-    }
     MLO_TRY(side_run(cli, &a, dataset, err));
     if (b.model)
         MLO_TRY(side_run(cli, &b, dataset, err));
+    if (output >= a.output_count || (b.model && output >= b.output_count)) {
+        status = mlo_error_set(err, MLO_EUSAGE, "there is no output %lld", (long long)output);
+        goto out;
+    }
     MLO_TRY(mlo_dataset_target(dataset, &target, err));
     struct mlo_metric_data data = {.output = &a.outputs[output],
                                    .reference = b.model ? &b.outputs[output] : NULL,
@@ -191,8 +189,7 @@ static enum mlo_status eval_run(struct mlo_cli *cli, struct mlo_error *err)
         list[i].metric = metrics[i];
         MLO_TRY(evaluate(&list[i], &data, err));
     }
-    MLO_TRY(print_result(cli, list, count, &a, &b, a.subject.options.engine->version(),
-                         mlo_dataset_count(dataset), err));
+    MLO_TRY(print_result(cli, list, count, &a, &b, a.subject.options.engine->version(), dataset, err));
 out:
     side_close(&a);
     side_close(&b);
@@ -209,6 +206,7 @@ static const struct mlo_cli_option options_table[] = {
     MLO_OPTION_LIMIT,
     MLO_OPTION_NORMALIZE,
     MLO_OPTION_MAP,
+    MLO_OPTION_POSTPROCESS,
     MLO_OPTION_ENGINE,
     MLO_OPTION_THREADS,
     MLO_OPTION_PLAN,

@@ -30,6 +30,11 @@ extern const struct mlo_cli_verb mlo_verb_inspect, mlo_verb_run, mlo_verb_optimi
     {                                                                                                        \
         "map", 0, "INPUT=ARRAY", "which array feeds which input", NULL, true                                 \
     }
+#define MLO_OPTION_POSTPROCESS                                                                               \
+    {                                                                                                        \
+        "postprocess", 0, "POST.onnx",                                                                       \
+            "a model that makes of the outputs what the metric reads (that of the dataset)"                  \
+    }
 #define MLO_OPTION_NORMALIZE                                                                                 \
     {                                                                                                        \
         "normalize", 0, "SPEC", "of uint8 data: scale=1/255,mean=0.49:0.48:0.45,std=0.25:0.24:0.26"          \

@@ -20,6 +20,13 @@ static enum mlo_status dataset_path(const struct mlo_cli *cli, const char *optio
         *out = strdup(mlo_cli_opt(cli, option));
         return *out ? MLO_OK : mlo_error_nomem(err);
     }
+    if (mlo_dataset_postprocess(dataset) && strcmp(option, "select") == 0) {
+        mlo_error_set(err, MLO_EUSAGE,
+                      "--normalize, --map and --limit would leave out the dataset's "
+                      "postprocessing model");
+        mlo_error_hint(err, "say it in its dataset.json: normalize, input, count");
+        return MLO_EUSAGE;
+    }
     for (int i = 0; i < model->graph->input_count; i++) {
         if (model->graph->inputs[i]->constant)
             continue;

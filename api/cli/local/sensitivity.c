@@ -132,6 +132,7 @@ static const struct mlo_cli_option options_table[] = {
     MLO_OPTION_LIMIT,
     MLO_OPTION_NORMALIZE,
     MLO_OPTION_MAP,
+    MLO_OPTION_POSTPROCESS,
     {"threads", 0, "N", "threads (all); they do not change the result"},
     {NULL},
 };

@@ -127,6 +127,35 @@ static void test_quantize_data__an_array_for_another_input(void **state)
     expect_error(m, "middle", array(MLO_FLOAT32, 1, 4, 2), MLO_EINVAL, "left", "middle");
 }
 
+/* The only array feeds the only input, whatever it is called: that is said. */
+static void test_quantize_data__an_array_of_another_name_is_noted(void **state)
+{
+    MLO_UNUSED(state);
+    static const char *const names[] = {"x", "pixels"};
+    for (int other = 0; other < 2; other++) {
+        struct run r;
+        struct mlo_tensor data = array(MLO_FLOAT32, 0.1, 4, 2, 3, 3);
+        run_step(&r, "quantize", conv_net(13, 0.1f), names[other], &data, NULL);
+        assert_int_equal(r.status, MLO_OK);
+        assert_int_equal(noted(&r, "x", "'pixels' feeds it, its only one"), other);
+        assert_false(noted(&r, "x", "by value"));
+        mlo_tensor_clear(&data);
+        clear(&r);
+    }
+}
+
+static void test_quantize_data__bytes_without_normalisation_are_noted(void **state)
+{
+    MLO_UNUSED(state);
+    struct run r;
+    struct mlo_tensor data = array(MLO_UINT8, 3, 4, 2, 3, 3);
+    run_step(&r, "quantize", conv_net(13, 0.1f), "x", &data, NULL);
+    assert_int_equal(r.status, MLO_OK);
+    assert_true(noted(&r, "x", "'x' is uint8 and feeds it by value: the set has no normalisation"));
+    mlo_tensor_clear(&data);
+    clear(&r);
+}
+
 static void test_quantize_data__nan_inside(void **state)
 {
     MLO_UNUSED(state);
@@ -237,6 +266,8 @@ int main(void)
         cmocka_unit_test(test_quantize_data__a_wrong_shape),
         cmocka_unit_test(test_quantize_data__a_wrong_type),
         cmocka_unit_test(test_quantize_data__an_array_for_another_input),
+        cmocka_unit_test(test_quantize_data__an_array_of_another_name_is_noted),
+        cmocka_unit_test(test_quantize_data__bytes_without_normalisation_are_noted),
         cmocka_unit_test(test_quantize_data__nan_inside),
         cmocka_unit_test(test_quantize_data__no_node_to_quantize),
         cmocka_unit_test(test_quantize_data__a_constant_channel_is_noted),
