@@ -5,6 +5,7 @@
 #include <string.h>
 
 enum { BINS = MLO_HIST_BINS, HALF = MLO_HIST_BINS / 2 };
+enum { STEPS = 256 }; /* candidates of a search, at most about so many */
 
 /* --- from extremes and ranks -----------------------------------------------------------------------------
  */
@@ -38,10 +39,6 @@ static double edge(const struct mlo_tensor_stats *t, int bin)
 {
     return ldexp(bin - HALF, t->log2_width);
 }
-
-/* A range as candidates are compared: from bin edge to bin edge. */
-typedef double cost_fn(const struct mlo_tensor_stats *t, const struct mlo_calibration *c, double low,
-                       double high);
 
 /* Integral of (x - v)^2 over [a, b], by its width: the mean error of what lies there and becomes v. */
 static double mean_square(double a, double b, double v)
@@ -93,69 +90,111 @@ static double ordered_log(double x)
     return 2 * s * sum + exponent * M_LN2;
 }
 
-static int level_of(int bin, int count, int levels)
-{
-    return count <= levels ? bin : (int)((int64_t)bin * levels / count);
-}
+/* --- relative entropy --------------------------------------------------------------------------------------
+ */
 
-static double counted(const struct mlo_tensor_stats *t, int bin)
-{
-    return bin == HALF ? 0 : (double)t->bins[bin];
-}
+/* Counts of |x| over bins of one width, and what a threshold is judged by (Migacz 2017, "8-bit inference with
+ * TensorRT"). */
+struct magnitudes {
+    double bins[HALF];
+    int count;     /* up to the largest observed */
+    int distinct;  /* bins of x itself that hold anything */
+    bool touching; /* two of these side by side */
+};
 
-/* Relative entropy of the observed distribution, clipped to the range, to the quantized one (Migacz 2017,
- * "8-bit inference with TensorRT"): within each level, the count is spread evenly over its bins that hold
- * anything. The bin of zero is left out, as there: every range has zero among its levels, so the spike that
- * a Relu leaves loses nothing, and spread over its neighbours it would outweigh all else. */
-static double divergence(const struct mlo_tensor_stats *t, const struct mlo_calibration *c, double low,
-                         double high)
+static void take_magnitudes(const struct mlo_tensor_stats *t, struct magnitudes *m)
 {
-    int first = HALF + (int)floor(ldexp(low, -t->log2_width)),
-        end = HALF + (int)ceil(ldexp(high, -t->log2_width));
-    double below = 0, above = 0, inside = 0, sum = 0;
+    *m = (struct magnitudes){0};
     for (int b = 0; b < BINS; b++) {
-        double *part = b < first ? &below : b >= end ? &above : &inside;
-        *part += counted(t, b);
+        int k = b >= HALF ? b - HALF : HALF - 1 - b;
+        m->bins[k] += (double)t->bins[b];
+        m->distinct += t->bins[b] > 0;
+        m->touching = m->touching || (b > 0 && t->bins[b] > 0 && t->bins[b - 1] > 0);
+        if (t->bins[b] > 0)
+            m->count = MLO_MAX(m->count, k + 1);
     }
-    if (first >= end || inside <= 0)
+    /* Every range has zero among its levels: the spike that a Relu leaves there loses nothing, and spread
+     * over its neighbours it would outweigh all else. */
+    if (m->count > 1)
+        m->bins[0] = m->bins[1];
+}
+
+/* Relative entropy of the magnitudes, all beyond `end` bins clipped onto the last of these, to the same ones
+ * without what was clipped, in `levels` levels of equal width whose counts are spread evenly over their bins
+ * that hold anything. A bin that held nothing, and on which the clipped fall, counts as if it had held one.
+ */
+static double divergence(const struct magnitudes *m, int end, int levels)
+{
+    double inside = 0, beyond = 0, sum = 0;
+    for (int b = 0; b < m->count; b++)
+        *(b < end ? &inside : &beyond) += m->bins[b];
+    if (!(inside > 0))
         return INFINITY;
-    for (int b = first, next; b < end; b = next) {
+    for (int b = 0, next; b < end; b = next) {
         double mass = 0, filled = 0;
-        int level = level_of(b - first, end - first, c->levels);
-        for (next = b; next < end && level_of(next - first, end - first, c->levels) == level; next++) {
-            mass += counted(t, next);
-            filled += counted(t, next) > 0;
+        int64_t level = (int64_t)b * levels / end;
+        for (next = b; next < end && (int64_t)next * levels / end == level; next++) {
+            mass += m->bins[next];
+            filled += m->bins[next] > 0;
         }
         for (int k = b; k < next; k++) {
-            double p = counted(t, k) + (k == first ? below : 0) + (k == end - 1 ? above : 0);
-            /* what was clipped onto a bin that held nothing is as unlikely as one value in all */
-            double q = counted(t, k) > 0 ? mass / filled : 1;
+            double p = m->bins[k] + (k == end - 1 ? beyond : 0);
             if (p > 0)
-                sum += p * ordered_log(p / q);
+                sum += p * ordered_log(m->bins[k] > 0 ? p * filled / mass : p);
         }
     }
-    double total = below + inside + above;
-    return sum / total - ordered_log(total / inside);
+    double total = inside + beyond, held = inside + (beyond > 0 && !(m->bins[end - 1] > 0));
+    return sum / total - ordered_log(total / held);
 }
+
+/* The threshold of |x| of least relative entropy, the widest of equals; it starts where each bin is a level.
+ * Half of the integers are levels of |x|, also behind a Relu: as in the paper, so that the widest range has
+ * several bins for each. Values that lie apart, and are no more than there are levels, keep their extremes:
+ * pixels of 8 bits, indicators. */
+static void entropy(const struct mlo_tensor_stats *t, const struct mlo_calibration *c, float *low,
+                    float *high)
+{
+    struct magnitudes m;
+    int levels = (c->levels + 1) / 2, best_end = 0;
+    double best = INFINITY;
+    take_magnitudes(t, &m);
+    int stride = MLO_MAX((m.count - levels) / STEPS, 1);
+    bool levels_do = !m.touching && m.distinct <= c->levels;
+    for (int end = m.count; !levels_do && end >= levels; end -= stride) {
+        double here = divergence(&m, end, levels);
+        if (!(here < best))
+            continue;
+        best = here;
+        best_end = end;
+    }
+    float reach = best_end > 0 && best_end < m.count ? (float)ldexp(best_end, t->log2_width) : INFINITY;
+    *low = fmaxf(fminf(t->min, 0), -reach);
+    *high = fminf(fmaxf(t->max, 0), reach);
+    if (c->symmetric) {
+        *high = fmaxf(*high, -*low);
+        *low = -*high;
+    }
+}
+
+/* --- squared error -----------------------------------------------------------------------------------------
+ */
 
 /* Shrinks one end after the other, each over all bin edges within the extremes. Symmetric ranges have one
  * end. */
-static void search(const struct mlo_tensor_stats *t, const struct mlo_calibration *c, cost_fn *cost,
-                   float *low, float *high)
+static void mse(const struct mlo_tensor_stats *t, const struct mlo_calibration *c, float *low, float *high)
 {
-    enum { STEPS = 256 };
     double a = fmin((double)t->min, 0), z = fmax((double)t->max, 0), width = ldexp(1, t->log2_width);
     if (c->symmetric) {
         z = fmax(-a, z);
         a = -z;
     }
-    double best = cost(t, c, a, z), best_a = a, best_z = z;
+    double best = squared_error(t, c, a, z), best_a = a, best_z = z;
     for (int end = 0; end < (c->symmetric ? 1 : 2); end++) {
         double reach = end == 0 ? z : -a;
         int bins = (int)(reach / width), stride = MLO_MAX(bins / STEPS, 1);
         for (int b = bins; b >= MLO_MAX(stride, bins / 16); b -= stride) {
             double x = b * width, from = end == 0 && !c->symmetric ? best_a : -x, to = end == 0 ? x : best_z;
-            double here = cost(t, c, from, to);
+            double here = squared_error(t, c, from, to);
             if (here < best) {
                 best = here;
                 best_a = from;
@@ -165,17 +204,6 @@ static void search(const struct mlo_tensor_stats *t, const struct mlo_calibratio
     }
     *low = (float)best_a;
     *high = (float)best_z;
-}
-
-static void entropy(const struct mlo_tensor_stats *t, const struct mlo_calibration *c, float *low,
-                    float *high)
-{
-    search(t, c, divergence, low, high);
-}
-
-static void mse(const struct mlo_tensor_stats *t, const struct mlo_calibration *c, float *low, float *high)
-{
-    search(t, c, squared_error, low, high);
 }
 
 void mlo_calibration_power(const struct mlo_tensor_stats *t, const struct mlo_calibration *c, float low,

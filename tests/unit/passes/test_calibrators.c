@@ -105,6 +105,72 @@ static void test_calibrators__weigh_an_outlier(void **state)
     free(values);
 }
 
+/* Migacz 2017, on bins of width 1 and two levels of |x| (four integers). Bins 1 to 3 hold 8, 4, 4 and bin 7
+ * holds 1; bin 0 counts as bin 1. Up to 8, the first level spreads 24 over four bins: (16 ln(8/6) + 8
+ * ln(4/6)) / 25 = 0.054. Up to 4, all that is lost is the one in the last bin: 5 ln(5/4) / 25 - ln(25/24) =
+ * 0.004. Up to 3 and 2 that is 0.069 and 0.066; up to 5 and 6 it is 0.035, 7 as 8. */
+static void test_calibrators__entropy_by_hand(void **state)
+{
+    (void)state;
+    static const struct {
+        int outlier, sign;
+        uint64_t spike;
+        float low, high;
+    } cases[] = {
+        {7, 1, 0, 0, 4},
+        {7, 1, 1000, 0, 4}, /* zeros of a Relu change nothing */
+        {7, -1, 0, -4, 0},  /* the magnitude counts */
+    };
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        float low, high;
+        uint64_t *bins = calloc(MLO_HIST_BINS, sizeof *bins);
+        assert_non_null(bins);
+        static const uint64_t counts[] = {0, 8, 4, 4};
+        for (int k = 0; k < MLO_HIST_BINS / 2; k++) {
+            int b = cases[i].sign > 0 ? MLO_HIST_BINS / 2 + k : MLO_HIST_BINS / 2 - 1 - k;
+            bins[b] = k == 0 ? cases[i].spike : k < 4 ? counts[k] : k == cases[i].outlier;
+        }
+        float most = (float)cases[i].outlier + 0.75f;
+        const struct mlo_tensor_stats t = {.name = "x",
+                                           .count = 17 + cases[i].spike,
+                                           .min = cases[i].sign > 0 ? 0 : -most,
+                                           .max = cases[i].sign > 0 ? most : 0,
+                                           .bins = bins};
+        const struct mlo_calibration c = {.levels = 4};
+        mlo_calibrator_find("entropy")->range(&t, &c, &low, &high);
+        if (low != cases[i].low || high != cases[i].high)
+            fail_msg("case %zu: [%g, %g]", i, (double)low, (double)high);
+        free(bins);
+    }
+}
+
+/* 8-bit pixels behind a normalization: a level for each, wherever the range ends, and most at one of them.
+ * Clipping gains nothing; a smooth tail of the same width is clipped. */
+static void test_calibrators__entropy_keeps_pixels(void **state)
+{
+    (void)state;
+    enum { N = 65536 };
+    struct mlo_stats stats;
+    uint32_t seed = 5;
+    float low, high, *values = malloc(N * sizeof *values);
+    assert_non_null(values);
+    for (int i = 0; i < N; i++)
+        values[i] = ((i % 2 ? uniform(&seed) > 0.9f ? 255 * uniform(&seed) : 9 : 0));
+    for (int i = 0; i < N; i++)
+        values[i] = (floorf(values[i]) / 255 - 0.2860f) / 0.3530f;
+    const struct mlo_tensor_stats *t = observe(&stats, values, N);
+    mlo_calibrator_find("entropy")->range(t, &ASYMMETRIC, &low, &high);
+    assert_true(low == t->min && high == t->max);
+    mlo_stats_clear(&stats);
+    for (int i = 0; i < N; i++)
+        values[i] = normal(&seed) * normal(&seed) * normal(&seed);
+    t = observe(&stats, values, N);
+    mlo_calibrator_find("entropy")->range(t, &ASYMMETRIC, &low, &high);
+    assert_true(low > t->min && high < t->max);
+    mlo_stats_clear(&stats);
+    free(values);
+}
+
 /* The half of the values that a Relu made zero is exact in every range, and does not decide it. */
 static void test_calibrators__entropy_keeps_the_range_behind_a_relu(void **state)
 {
@@ -215,6 +281,8 @@ int main(void)
         cmocka_unit_test(test_calibrators__table_and_names_agree),
         cmocka_unit_test(test_calibrators__moving_average_by_hand),
         cmocka_unit_test(test_calibrators__weigh_an_outlier),
+        cmocka_unit_test(test_calibrators__entropy_by_hand),
+        cmocka_unit_test(test_calibrators__entropy_keeps_pixels),
         cmocka_unit_test(test_calibrators__entropy_keeps_the_range_behind_a_relu),
         cmocka_unit_test(test_calibrators__sqnr_is_that_of_the_values),
         cmocka_unit_test(test_calibrators__mse_is_best_by_squared_error),
