@@ -124,7 +124,7 @@ MLO_MUST_USE enum mlo_status mlo_variant_find(struct mlo_db_conn *conn, int64_t 
                                               struct mlo_variant_info *out, struct mlo_error *err);
 /* Array, `source` first: {variant, artifact, size, derivation, step, report, run_id, named_at, named_by,
  * evidence:[latest of each artifact, dataset, metric, params, machine class, engine: as in
- * mlo_evidence_list], plans:[as in mlo_variant_plans]}. */
+ * mlo_evidence_list], plans:[as in mlo_variant_plans], reports:[as in mlo_variant_reports]}. */
 MLO_MUST_USE enum mlo_status mlo_variant_list(struct mlo_db_conn *conn, int64_t version_id, json_t **out,
                                               struct mlo_error *err);
 /* All that the name ever pointed at, newest first: {artifact, size, derivation, run_id, named_at, named_by}.
@@ -152,6 +152,30 @@ MLO_MUST_USE enum mlo_status mlo_variant_plan_add(struct mlo_db_conn *conn,
  * machine_class, fingerprint, made_for, run_id, made_at}. */
 MLO_MUST_USE enum mlo_status mlo_variant_plans(struct mlo_db_conn *conn, int64_t project_id,
                                                int64_t version_id, json_t **out, struct mlo_error *err);
+
+/* --- reports of variants -----------------------------------------------------------------------------------
+ */
+
+struct mlo_variant_report {
+    int64_t project_id;
+    struct mlo_digest artifact; /* what it explains; linked to the project, as the blob is */
+    struct mlo_digest blob;
+    uint64_t size_bytes;
+    int64_t run_id, job_id; /* 0: none */
+};
+/* Attaches a report to its artifact; the same one of the same run stays as it is. */
+MLO_MUST_USE enum mlo_status mlo_variant_report_add(struct mlo_db_conn *conn,
+                                                    const struct mlo_variant_report *report,
+                                                    struct mlo_error *err);
+/* Those of all artifacts of a version's variants, newest first: array of {artifact, blob, size, run_id,
+ * made_at}. */
+MLO_MUST_USE enum mlo_status mlo_variant_reports(struct mlo_db_conn *conn, int64_t project_id,
+                                                 int64_t version_id, json_t **out, struct mlo_error *err);
+/* The newest of an artifact, or of one run (0: of any). MLO_ENOTFOUND says how to get one. */
+MLO_MUST_USE enum mlo_status mlo_variant_report_find(struct mlo_db_conn *conn, int64_t project_id,
+                                                     const struct mlo_digest *artifact, int64_t run_id,
+                                                     struct mlo_digest *blob, uint64_t *size_bytes,
+                                                     struct mlo_error *err);
 
 /* --- datasets ---------------------------------------------------------------------------------- */
 

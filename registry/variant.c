@@ -154,7 +154,7 @@ enum mlo_status mlo_variant_list(struct mlo_db_conn *conn, int64_t version_id, j
                                  struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT, q = MLO_PARAMS_INIT;
-    json_t *variants = NULL, *evidence = NULL, *plans = NULL, *variant;
+    json_t *variants = NULL, *evidence = NULL, *plans = NULL, *reports = NULL, *variant;
     size_t i;
     int64_t project_id;
     enum mlo_status status;
@@ -170,9 +170,11 @@ enum mlo_status mlo_variant_list(struct mlo_db_conn *conn, int64_t version_id, j
     MLO_TRY(mlo_sql_array(conn, &mlo_sql_variant[VARIANT_LIST], &p, &variants, err));
     MLO_TRY(mlo_sql_array(conn, &mlo_sql_variant[VARIANT_EVIDENCE], &q, &evidence, err));
     MLO_TRY(mlo_variant_plans(conn, project_id, version_id, &plans, err));
+    MLO_TRY(mlo_variant_reports(conn, project_id, version_id, &reports, err));
     json_array_foreach(variants, i, variant)
     {
-        if (!attach(variant, "evidence", evidence) || !attach(variant, "plans", plans)) {
+        if (!attach(variant, "evidence", evidence) || !attach(variant, "plans", plans) ||
+            !attach(variant, "reports", reports)) {
             status = mlo_error_nomem(err);
             goto out;
         }
@@ -182,6 +184,7 @@ out:
     json_decref(variants);
     json_decref(evidence);
     json_decref(plans);
+    json_decref(reports);
     return status;
 }
 

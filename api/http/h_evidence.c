@@ -86,3 +86,41 @@ enum mlo_status h_variant_artifact(struct mlo_request *req, struct mlo_error *er
 {
     return mlo_view_artifact(req, err);
 }
+
+enum mlo_status mlo_view_report(struct mlo_request *req, struct mlo_report_blob *out, struct mlo_error *err)
+{
+    struct mlo_version_info info;
+    struct mlo_variant_info variant;
+    int64_t run;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_query_i64(req, "run", 0, 1, INT64_MAX, &run, err));
+    MLO_TRY(mlo_request_version(req, &info, err));
+    MLO_TRY(mlo_variant_find(req->conn, info.id, mlo_request_param(req, "name"), &variant, err));
+    out->version = info.number;
+    MLO_TRY(mlo_variant_report_find(req->conn, info.project_id, &variant.artifact, run, &out->blob,
+                                    &out->size_bytes, err));
+out:
+    return status;
+}
+
+enum mlo_status mlo_view_report_json(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_report_blob found;
+    char text[MLO_DIGEST_TEXT_SIZE];
+    uint64_t size;
+    int fd;
+    enum mlo_status status;
+    MLO_TRY(mlo_view_report(req, &found, err));
+    mlo_request_db_release(req);
+    MLO_TRY(mlo_blob_open_fd(req->http->options.blobs, &found.blob, &fd, &size, err));
+    mlo_reply_header(req, "Content-Disposition", "attachment; filename=\"%s-%lld-%s-report.json\"",
+                     mlo_request_param(req, "m"), (long long)found.version, mlo_request_param(req, "name"));
+    MLO_TRY(mlo_reply_file(req, fd, size, mlo_digest_text(&found.blob, text), "application/json", err));
+out:
+    return status;
+}
+
+enum mlo_status h_variant_report(struct mlo_request *req, struct mlo_error *err)
+{
+    return mlo_view_report_json(req, err);
+}

@@ -63,6 +63,8 @@ static const struct mlo_route ROUTES[] = {
     READ(V "/lineage", h_lineage, "What an artifact came from, and what came from it."),
     READ(V "/variants/{name}/artifact", h_variant_artifact, "The bytes of a variant."),
 
+    READ(V "/variants/{name}/report", h_variant_report, "What explains a variant, as JSON."),
+
     READ(P "/datasets", h_datasets, "The datasets of a project."),
     READ(D, h_dataset, "A dataset's latest version."),
     POST(D "/versions", MLO_SUBMITTER, h_dataset_create,

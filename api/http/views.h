@@ -31,6 +31,17 @@ struct mlo_move_request {
 MLO_MUST_USE enum mlo_status mlo_view_move(struct mlo_request *req, const struct mlo_move_request *move,
                                            json_t **out, struct mlo_error *err);
 
+/* The newest report of the variant that {p}, {m}, {v} and {name} name (of one run: ?run=ID). */
+struct mlo_report_blob {
+    int64_t version; /* its number */
+    struct mlo_digest blob;
+    uint64_t size_bytes;
+};
+MLO_MUST_USE enum mlo_status mlo_view_report(struct mlo_request *req, struct mlo_report_blob *out,
+                                             struct mlo_error *err);
+/* Answers with its JSON. */
+MLO_MUST_USE enum mlo_status mlo_view_report_json(struct mlo_request *req, struct mlo_error *err);
+
 /* Answers with the bytes of the variant that {p}, {m}, {v} and {name} name. */
 MLO_MUST_USE enum mlo_status mlo_view_artifact(struct mlo_request *req, struct mlo_error *err);
 

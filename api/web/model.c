@@ -93,10 +93,12 @@ static void variant_rows(struct mlo_buf *out, const struct model_view *view)
         mlo_piece_accuracy(out, json_object_get(item, "accuracy"));
         HTML(out, "</td>");
         latency_cells(out, json_array_get(latency, 0));
-        HTML(out,
-             "<td rowspan=\"%zu\" class=\"n\"><a href=\"/artifact/%s/%s/%lld/%s\" "
-             "download>Download</a></td></tr>",
-             rows, view->project, view->model, (long long)view->version.number, name);
+        HTML(out, "<td rowspan=\"%zu\" class=\"n\">", rows);
+        if (json_array_size(json_object_get(item, "reports")) > 0)
+            HTML(out, "<a href=\"/report/%s/%s/%lld/%s\">Report</a><br>", view->project, view->model,
+                 (long long)view->version.number, name);
+        HTML(out, "<a href=\"/artifact/%s/%s/%lld/%s\" download>Download</a></td></tr>", view->project,
+             view->model, (long long)view->version.number, name);
         for (size_t r = 1; r < rows; r++) {
             HTML(out, "<tr class=\"under\">");
             latency_cells(out, json_array_get(latency, r));

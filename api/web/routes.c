@@ -31,6 +31,8 @@ static const struct mlo_route ROUTES[] = {
     PAGE("/", page_home, "Models, recent runs, last moves."),
     PAGE("/models/{p}/{m}", page_model, "A model: stages, variants, lineage, versions."),
     PAGE("/artifact/{p}/{m}/{v}/{name}", page_artifact, "Downloads a variant."),
+    PAGE("/report/{p}/{m}/{v}/{name}", page_report, "What explains a variant."),
+    PAGE("/report/{p}/{m}/{v}/{name}/json", page_report_json, "The same as JSON."),
     FORM("/models/{p}/{m}/promote", MLO_PROMOTER, page_promote, "Promotes, by the rules of the API."),
     FORM("/models/{p}/{m}/rollback", MLO_PROMOTER, page_rollback, "Rolls back, by the rules of the API."),
     PAGE("/promotions/{p}/{m}", page_promotions, "The promotion log of a model."),

@@ -57,7 +57,8 @@ void mlo_piece_runs(struct mlo_buf *out, const json_t *items);
 
 /* --- pages ------------------------------------------------------------------------------------- */
 
-mlo_handler_fn page_home, page_login, page_login_post, page_logout, page_asset, page_artifact;
+mlo_handler_fn page_home, page_login, page_login_post, page_logout, page_asset, page_artifact, page_report,
+    page_report_json;
 mlo_handler_fn page_model, page_promote, page_rollback, page_promotions;
 mlo_handler_fn page_runs, page_run, page_run_cancel, page_audit_index, page_audit;
 

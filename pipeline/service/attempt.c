@@ -12,7 +12,8 @@
 #include "pipeline/service/worker_impl.h"
 
 enum { PROGRESS_EVERY_MS = 500 };
-static const uint64_t PLANS_MAX_BYTES = (uint64_t)8 << 30; /* of a job's plans together */
+static const uint64_t PLANS_MAX_BYTES = (uint64_t)8 << 30;     /* of a job's plans together */
+static const uint64_t DOCUMENT_MAX_BYTES = (uint64_t)32 << 20; /* what the pages can show */
 
 /* --- while the child runs ------------------------------------------------------------------------------ */
 
@@ -224,6 +225,32 @@ out:
     return status;
 }
 
+/* The document of a step that makes one, in the blob store. */
+static enum mlo_status store_document(struct mlo_slot *slot, const char *dir, const char *file,
+                                      struct mlo_completion *out, struct mlo_error *err)
+{
+    const struct mlo_step *step = mlo_step_find(slot->job.step);
+    struct stat st;
+    int fd;
+    if (!file)
+        return MLO_OK;
+    if (!step || !step->makes_document)
+        return mlo_error_set(err, MLO_EFORMAT,
+                             "the step '%s' returned a document, which is not for it to make",
+                             slot->job.step);
+    enum mlo_status status = open_inside(dir, file, &fd, err);
+    if (status != MLO_OK)
+        return status;
+    if (fstat(fd, &st) != 0 || (uint64_t)st.st_size > DOCUMENT_MAX_BYTES)
+        status = mlo_error_set(err, MLO_ETOOBIG, "the step '%s' returned a document of more than 32 MiB",
+                               slot->job.step);
+    else
+        status = mlo_blob_put_fd(slot->worker->o.blobs, fd, &out->document, &out->document_bytes, err);
+    close(fd);
+    out->has_document = status == MLO_OK;
+    return status;
+}
+
 /* Completes, again as long as the lease lasts when the database is away. A commit whose answer got lost is
  * seen as a lost lease the second time: its effect is there once. */
 static enum mlo_status complete(struct mlo_slot *slot, const struct mlo_completion *completion,
@@ -254,6 +281,7 @@ static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *r
         MLO_TRY(store_file(slot->worker, dir, artifact, &completion.artifact, &completion.size_bytes, err));
     MLO_TRY(store_samples(slot->worker, dir, observations, err));
     MLO_TRY(store_plans(slot, dir, plans, err));
+    MLO_TRY(store_document(slot, dir, mlo_json_str(result, "document", NULL), &completion, err));
     MLO_TRY(complete(slot, &completion, err));
 out:
     return status;

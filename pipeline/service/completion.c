@@ -182,6 +182,26 @@ out:
     return status;
 }
 
+/* --- what a report step wrote ----------------------------------------------------------------------------
+ */
+
+static enum mlo_status record_report(struct mlo_db_conn *conn, const struct complete *c,
+                                     struct mlo_error *err)
+{
+    enum mlo_status status;
+    const struct mlo_job *job = c->job;
+    const struct mlo_variant_report report = {.project_id = job->project,
+                                              .artifact = *mlo_job_artifact(job),
+                                              .blob = c->what->document,
+                                              .size_bytes = c->what->document_bytes,
+                                              .run_id = job->run,
+                                              .job_id = job->id};
+    MLO_TRY(mlo_blob_record(conn, &c->actor, job->project, &report.blob, report.size_bytes, err));
+    MLO_TRY(mlo_variant_report_add(conn, &report, err));
+out:
+    return status;
+}
+
 /* --- the run ------------------------------------------------------------------------------------------- */
 
 /* The size of what the run made is exact and needs no step to measure it: expectations may name it. */
@@ -328,6 +348,8 @@ static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct m
         MLO_TRY(record_observation(conn, c, json_array_get(c->what->observations, i), err));
     for (size_t i = 0; i < json_array_size(c->what->plans); i++)
         MLO_TRY(record_plan(conn, c, json_array_get(c->what->plans, i), err));
+    if (c->what->has_document)
+        MLO_TRY(record_report(conn, c, err));
     MLO_TRY(close_job(conn, c, err));
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_i64(&p, c->job->run);

@@ -7,7 +7,7 @@
 
 #include "pipeline/service/worker_impl.h"
 
-enum { S_VERSION_FILES, S_DATASET_FILES };
+enum { S_VERSION_FILES, S_DATASET_FILES, S_HISTORY };
 
 const struct mlo_sql MLO_INPUTS_SQL[] = {
     [S_VERSION_FILES] = {"inputs_version",
@@ -19,6 +19,10 @@ const struct mlo_sql MLO_INPUTS_SQL[] = {
                          "join dataset_version v on v.id = b.dataset_version_id "
                          "where b.dataset_version_id = $1 order by b.name",
                          1},
+    [S_HISTORY] = {"inputs_history",
+                   "select d.step, d.spec, d.result, d.output from job j join job d on d.run = j.run "
+                   "where j.id = $1 and d.kind = 'derive' and d.position < j.position order by d.position",
+                   1},
 };
 const size_t MLO_INPUTS_SQL_COUNT = MLO_COUNT(MLO_INPUTS_SQL);
 
@@ -156,6 +160,56 @@ static enum mlo_status add_dataset(struct mlo_worker *worker, const struct mlo_j
     return status;
 }
 
+/* One deriving step: its options and what it reported. */
+static enum mlo_status add_history(const struct mlo_rows *rows, int row, json_t *out, struct mlo_error *err)
+{
+    enum mlo_status status;
+    const char *spec_text = mlo_rows_text(rows, row, 1), *result_text = mlo_rows_text(rows, row, 2);
+    json_t *spec = NULL, *result = NULL;
+    MLO_TRY(mlo_json_parse(spec_text, strlen(spec_text), "a job's spec", &spec, err));
+    MLO_TRY(mlo_json_parse(result_text, strlen(result_text), "a job's result", &result, err));
+    json_t *report = json_object_get(result, "report");
+    if (json_array_append_new(out, json_pack("{s:s,s:O,s:O?}", "step", mlo_rows_text(rows, row, 0), "options",
+                                             json_object_get(spec, "options"), "report", report)) != 0)
+        status = mlo_error_nomem(err);
+out:
+    json_decref(spec);
+    json_decref(result);
+    return status;
+}
+
+/* For a step that asks: what the deriving steps before it did, and what the last of them was given. */
+static enum mlo_status place_history(struct mlo_worker *worker, const struct mlo_job *job, const char *in,
+                                     json_t *out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_rows rows = {0};
+    struct mlo_digest parent;
+    json_t *history = json_array();
+    char *dir = mlo_fs_join(in, "parent", NULL), *path = mlo_fs_join(in, "parent", "model.onnx", NULL);
+    if (!history || !dir || !path) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(read_files(worker, S_HISTORY, job->id, &rows, err));
+    int count = mlo_rows_count(&rows);
+    for (int i = 0; i < count; i++)
+        MLO_TRY(add_history(&rows, i, history, err));
+    if (count > 1 && mlo_rows_digest(&rows, count - 2, 3, &parent)) {
+        MLO_TRY(mlo_fs_mkdirs(dir, err));
+        MLO_TRY(place(worker, &parent, dir, "model.onnx", err));
+        json_object_set_new(out, "parent", json_string(path));
+    }
+    if (json_object_set(out, "history", history) != 0)
+        status = mlo_error_nomem(err);
+out:
+    mlo_rows_clear(&rows);
+    json_decref(history);
+    free(dir);
+    free(path);
+    return status;
+}
+
 enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_job *job, const char *dir,
                                    struct mlo_error *err)
 {
@@ -191,7 +245,9 @@ enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_j
     }
     MLO_TRY(add_dataset(worker, job, in, "calibrate", mlo_step_reads_calibrate(step), out, err));
     MLO_TRY(add_dataset(worker, job, in, "select", mlo_step_reads_select(step, job->options), out, err));
-    MLO_TRY(add_dataset(worker, job, in, "evaluate", step->needs_evaluate, out, err));
+    MLO_TRY(add_dataset(worker, job, in, "evaluate", mlo_step_reads_evaluate(step), out, err));
+    if (step->reads_history)
+        MLO_TRY(place_history(worker, job, in, out, err));
     MLO_TRY(mlo_json_save_file(out, json_path, err));
 out:
     json_decref(out);

@@ -99,6 +99,9 @@ struct mlo_completion {
     const json_t *observations; /* array or NULL; "samples" are digests here */
     const json_t *plans; /* array or NULL: {"fingerprint","machine_class","blob","size","signer"}, signed, in
                           * the blob store already */
+    bool has_document;   /* a report, in the blob store already */
+    struct mlo_digest document;
+    uint64_t document_bytes;
 };
 /* The effect of a job, in one transaction fenced by the token: derivation, lineage, variant, evidence,
  * states, dependents, and the run's end when it was the last job. */

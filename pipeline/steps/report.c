@@ -265,6 +265,7 @@ const struct mlo_step mlo_step_report = {
     .takes_calibrate = true,
     .takes_evaluate = true,
     .reads_history = true,
+    .makes_document = true,
     .options = OPTIONS,
     .run = run,
     .description =

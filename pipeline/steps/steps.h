@@ -109,8 +109,9 @@ struct mlo_step {
      * {"pass": revision} (new reference). */
     enum mlo_status (*passes)(const json_t *options, json_t **out, struct mlo_error *err);
     const char *description;
-    bool exclusive;   /* wants the machine to itself while it runs (benchmark) */
-    bool makes_plans; /* may return plans, one for each of its option "batch" at most */
+    bool exclusive;      /* wants the machine to itself while it runs (benchmark) */
+    bool makes_plans;    /* may return plans, one for each of its option "batch" at most */
+    bool makes_document; /* may return a document */
 };
 /* Whether the step is given the calibration set of a recipe that names one. */
 static inline bool mlo_step_reads_calibrate(const struct mlo_step *step)

@@ -26,6 +26,7 @@ steps:
   - quantize: {scheme: int8, form: qdq, calibrator: minmax, per_channel: true}
   - evaluate: {metrics: [top1], compare_to: source}
   - benchmark: {batch: [1], threads: 1, compare_to: source}
+  - report: {samples: 4, evaluate_samples: 16}
 """
 
 if not (os.path.exists(CHROMIUM) and os.path.exists(DRIVER)):
@@ -200,6 +201,23 @@ def check_model(stand, run):
     assert rows and "source" in rows[0].text
 
 
+def check_report(stand, run):
+    """The variant's page leads to what explains it; the page's policy lets its own style through."""
+    if not run:
+        return
+    stand.go("/models/fashion/cnn")
+    links = [a for a in stand.all("#variants a") if a.text == "Report"]
+    assert len(links) == 1, stand.one("#variants").text
+    stand.go("/" + links[0].get_attribute("href").split("/", 3)[3])
+    text = stand.one("main").text
+    assert all(part in text for part in ("int8-cpu", "Precision", "Tensors, the noisiest first", "Worst samples", "top1")), text
+    assert len(stand.all("svg.histogram")) >= 12 and len(stand.all("svg.histogram .mark")) >= 4
+    panel = stand.one("section.panel")
+    assert panel.value_of_css_property("border-radius") == "9px", "the style sheet was refused"
+    assert stand.one("details").get_attribute("open") is None
+    stand.shot("report")
+
+
 def promote(stand, stage, variant, reason):
     stand.go("/models/fashion/cnn")
     Select(stand.one("select[name=stage]")).select_by_visible_text(stage)
@@ -285,6 +303,7 @@ def main():
         if run:
             check_live_run(stand, run)
         check_model(stand, run)
+        check_report(stand, run)
         check_moves(stand, run)
         check_audit(stand)
         check_narrow(stand)

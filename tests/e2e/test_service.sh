@@ -11,6 +11,7 @@ steps:
   - quantize: {scheme: int8, form: qdq, calibrator: minmax, per_channel: true}
   - evaluate: {metrics: [top1], compare_to: source}
   - benchmark: {batch: [1], threads: 1, compare_to: source, seconds: 0.3, rounds: 2}
+  - report: {samples: 4, evaluate_samples: 16}
 expect: ["top1 >= source - 5pt"]
 YAML
 cd "$work"
@@ -63,6 +64,8 @@ holds "d['run']['state'] == 'succeeded' and not any(j['reused'] for j in d['run'
 holds "[v['variant'] for v in d['variants']] == ['source', 'short']"
 holds "d['variants'][1]['accuracy']['value'] > 0.85 and d['variants'][1]['latency'][0]['ratio']['value'] > 0"
 first=$(json "d['variants'][1]['artifact']")
+holds "len(d['variants'][1]['reports']) == 1 and d['variants'][1]['reports'][0]['size'] > 1000"
+report=$(json "d['variants'][1]['reports'][0]['blob']")
 says "quantize"
 expect 0 "$MLOPT" runs
 shows "succeeded"
@@ -75,6 +78,8 @@ expect 0 "$MLOPT" submit fashion/cnn@1 --recipe short.yaml --wait --timeout 1500
 holds "all(j['reused'] for j in d['run']['jobs'] if j['kind'] == 'derive')"
 holds "not any(j['reused'] for j in d['run']['jobs'] if j['kind'] == 'observe')"
 holds "d['variants'][1]['artifact'] == '$first'"
+# each run is explained, by the same bytes
+holds "[r['blob'] for r in d['variants'][1]['reports']] == ['$report'] * 2"
 
 # a built-in recipe on other data, by --set
 expect 3 "$MLOPT" submit fashion/cnn --recipe int8-cpu --set data.evaluate=fashion/nothing

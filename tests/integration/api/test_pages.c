@@ -156,6 +156,62 @@ static void test_pages__forms_follow_the_rules_of_the_api(void **state)
     reply_clear(&reply);
 }
 
+/* As a worker does, which alone may. */
+static void add_report(struct api *api, const char *model_text, const char *report)
+{
+    struct mlo_error err = {0};
+    char digest[MLO_DIGEST_TEXT_SIZE];
+    struct mlo_db_conn *worker;
+    struct mlo_variant_report row = {.project_id = api->project, .size_bytes = strlen(report), .run_id = 7};
+    api_upload(api, "demo", report, digest);
+    assert_true(mlo_digest_parse(digest, &row.blob));
+    mlo_digest_of(model_text, strlen(model_text), &row.artifact);
+    assert_mlo_status(mlo_variant_report_add(api->pg->conn, &row, &err), MLO_EFORBIDDEN, &err);
+    assert_mlo_ok(mlo_db_acquire(api->pg->worker, &worker, &err), &err);
+    assert_mlo_ok(mlo_variant_report_add(worker, &row, &err), &err);
+    mlo_db_release(worker);
+}
+
+static void test_pages__a_report_is_linked_and_escaped(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    const char *const *cookie = session(api, api->token[MLO_VIEWER]);
+    api_version(api, "cnn", "one", "");
+    api_call(api, &reply, "GET", "/models/demo/cnn", NULL, NULL, cookie);
+    assert_null(strstr(mlo_buf_str(&reply.body), "/report/")); /* none yet */
+    api_call(api, &reply, "GET", "/report/demo/cnn/1/source", NULL, NULL, cookie);
+    assert_http(&reply, 404);
+    assert_holds(mlo_buf_str(&reply.body), "- report: {}");
+    add_report(api, "one",
+               "{\"format\":\"mlopt-report-1\",\"tensors\":[{\"tensor\":\"<script>alert(1)</script>\","
+               "\"sqnr_db\":12.5}]}");
+    api_call(api, &reply, "GET", "/models/demo/cnn", NULL, NULL, cookie);
+    assert_holds(mlo_buf_str(&reply.body), "<a href=\"/report/demo/cnn/1/source\">Report</a>");
+    api_call(api, &reply, "GET", "/report/demo/cnn/1/source", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_null(strstr(mlo_buf_str(&reply.body), "<script"));
+    assert_null(strstr(mlo_buf_str(&reply.body), " style="));
+    assert_holds(mlo_buf_str(&reply.body), "&lt;script&gt;alert(1)");
+    assert_holds(mlo_buf_str(&reply.body), "demo/cnn@1/source");
+    assert_holds(mlo_buf_str(&reply.body), "href=\"/models/demo/cnn\"");
+    assert_holds(mlo_buf_str(&reply.headers),
+                 "Content-Security-Policy: default-src 'none'; style-src 'sha256-");
+    api_call(api, &reply, "GET", "/report/demo/cnn/1/source/json", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_string_equal(mlo_json_str(reply.json, "format", ""), "mlopt-report-1");
+    api_call(api, &reply, "GET", "/v1/projects/demo/models/cnn/versions/latest/variants/source/report",
+             api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.headers), "application/json");
+    assert_string_equal(mlo_json_str(reply.json, "format", ""), "mlopt-report-1");
+    api_call(api, &reply, "GET", "/report/demo/cnn/1/source?run=8", NULL, NULL, cookie);
+    assert_http(&reply, 404); /* of that run there is none */
+    api_call(api, &reply, "GET", "/report/demo/cnn/1/source", NULL, NULL, NULL);
+    assert_http(&reply, 303); /* to the sign-in page */
+    reply_clear(&reply);
+}
+
 static void test_pages__assets_are_served(void **state)
 {
     struct api *api = *state;
@@ -177,6 +233,7 @@ int main(void)
         API_TEST(test_pages__a_one_time_link_signs_in_once),
         API_TEST(test_pages__nothing_that_a_user_wrote_becomes_markup),
         API_TEST(test_pages__forms_follow_the_rules_of_the_api),
+        API_TEST(test_pages__a_report_is_linked_and_escaped),
         API_TEST(test_pages__assets_are_served),
     };
     API_MAIN(tests);

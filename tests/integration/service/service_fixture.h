@@ -34,6 +34,9 @@
     "\"size <= 2 * source\"]\n"
 #define RECIPE_DERIVE "name: derived\ntarget: any\nsteps:\n  - optimize: {}\n"
 #define RECIPE_COMPILE "name: compiled\ntarget: any\nsteps:\n  - compile: {batch: [1]}\n"
+#define RECIPE_REPORT                                                                                        \
+    "name: told\ntarget: any\ndata: {calibrate: p/cal, evaluate: p/test}\nsteps:\n"                          \
+    "  - optimize: {}\n  - quantize: {scheme: uint8}\n  - report: {}\n"
 #define RECIPE_OBSERVE                                                                                       \
     "name: observed\ntarget: any\ndata: {evaluate: p/test}\nsteps:\n  - evaluate: {metrics: [top1]}\n"
 
@@ -175,6 +178,18 @@ static inline json_t *micro_result(const char *dir, const char *step, const char
             json_object_set_new(out, "plans", micro_plan(dir, model, kind));
         mlo_buf_clear(&text);
         free(elsewhere);
+        free(path);
+        return out;
+    }
+    if (strcmp(step, "report") == 0 || micro_number(model, step, "document", 0)) { /* what it was told */
+        char *told = mlo_fs_join(dir, "job.json", NULL), *path = mlo_fs_join(dir, "report.json", NULL);
+        struct mlo_error err = {0};
+        if (mlo_fs_copy(told, path, &err) != MLO_OK ||
+            (micro_number(model, step, "huge", 0) && truncate(path, (off_t)33 << 20) != 0))
+            abort();
+        json_t *out = json_pack("{s:s, s:n, s:{}, s:[], s:s}", "status", "ok", "artifact", "report",
+                                "observations", "document", path);
+        free(told);
         free(path);
         return out;
     }

@@ -202,6 +202,81 @@ static void test_worker__signs_only_what_it_compiled(void **state)
     assert_clean(f);
 }
 
+/* The report of the version's variant, as its blob has it. */
+static json_t *stored_report(struct service_fixture *f, int64_t version)
+{
+    struct mlo_variant_info variant;
+    struct mlo_digest blob;
+    uint64_t size;
+    struct mlo_buf text = MLO_BUF_INIT;
+    json_t *out;
+    assert_mlo_ok(mlo_variant_find(f->pg->conn, version, "told", &variant, &f->err), &f->err);
+    assert_mlo_ok(
+        mlo_variant_report_find(f->pg->conn, f->project, &variant.artifact, 0, &blob, &size, &f->err),
+        &f->err);
+    assert_mlo_ok(mlo_blob_read(f->blobs, &blob, 1 << 20, &text, &f->err), &f->err);
+    assert_int_equal(text.len, size);
+    assert_mlo_ok(mlo_json_parse(mlo_buf_str(&text), text.len, "the report", &out, &f->err), &f->err);
+    mlo_buf_clear(&text);
+    return out;
+}
+
+static void test_worker__a_report_knows_the_steps_before_it(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    start_worker(f, &w, 1);
+    for (int again = 0; again < 2; again++) { /* the second time the derivations are reused */
+        int64_t run = submit(f, f->version, RECIPE_REPORT, 0);
+        wait_run(f, run);
+        assert_run(f, run, -1, "state", "succeeded");
+        json_t *told = stored_report(f, f->version);
+        const json_t *history = json_object_get(told, "history"), *last = json_array_get(history, 1);
+        assert_int_equal(json_array_size(history), 2);
+        assert_string_equal(mlo_json_str(json_array_get(history, 0), "step", ""), "optimize");
+        assert_string_equal(mlo_json_str(last, "step", ""), "quantize");
+        assert_string_equal(mlo_json_str(json_object_get(last, "options"), "scheme", ""), "uint8");
+        assert_string_equal(mlo_json_str(json_object_get(last, "report"), "did", ""), "quantize");
+        /* what the last of them was given: what the first one made */
+        assert_true(mlo_str_ends(mlo_json_str(told, "parent", ""), "/in/parent/model.onnx"));
+        assert_non_null(mlo_json_str(told, "calibrate", NULL));
+        assert_non_null(mlo_json_str(told, "evaluate", NULL));
+        json_decref(told);
+    }
+    stop_worker(&w);
+    assert_count(f, "select count(*) from mlopt.report", 2);
+    json_t *variants;
+    assert_mlo_ok(mlo_variant_list(f->pg->conn, f->version, &variants, &f->err), &f->err);
+    assert_int_equal(json_array_size(json_object_get(json_array_get(variants, 1), "reports")), 2);
+    assert_int_equal(json_array_size(json_object_get(json_array_get(variants, 0), "reports")), 0);
+    json_decref(variants);
+    assert_clean(f);
+}
+
+static void test_worker__keeps_no_document_of_another_step_or_size(void **state)
+{
+    struct service_fixture *f = *state;
+    static const struct {
+        const char *name, *recipe, *orders, *message;
+    } cases[] = {{"stranger", RECIPE_OBSERVE, "evaluate.document=1", "not for it to make"},
+                 {"novel", RECIPE_REPORT, "report.huge=1", "more than 32 MiB"}};
+    struct test_worker w;
+    start_worker(f, &w, 1);
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        int64_t run = submit(f, add_version(f, cases[i].name, cases[i].orders), cases[i].recipe, 0);
+        wait_run(f, run);
+        assert_run(f, run, -1, "state", "failed");
+        json_t *value = get_run(f, run);
+        const char *message = mlo_json_str(json_object_get(value, "error"), "message", "");
+        if (!strstr(message, cases[i].message))
+            fail_msg("%s: %s", cases[i].name, message);
+        json_decref(value);
+    }
+    stop_worker(&w);
+    assert_count(f, "select count(*) from mlopt.report", 0);
+    assert_clean(f);
+}
+
 static void test_worker__a_failed_expectation_fails_the_run(void **state)
 {
     struct service_fixture *f = *state;
@@ -396,6 +471,8 @@ int main(int argc, char **argv)
         WITH_DATABASE(test_worker__a_bad_model_fails_once),
         WITH_DATABASE(test_worker__refuses_a_result_outside_the_scratch_folder),
         WITH_DATABASE(test_worker__signs_only_what_it_compiled),
+        WITH_DATABASE(test_worker__a_report_knows_the_steps_before_it),
+        WITH_DATABASE(test_worker__keeps_no_document_of_another_step_or_size),
         WITH_DATABASE(test_worker__a_failed_expectation_fails_the_run),
         WITH_DATABASE(test_worker__cancellation_stops_a_running_step),
         WITH_DATABASE(test_worker__stopping_hands_the_job_back),
