@@ -90,7 +90,7 @@ static void node_row(struct mlo_buf *out, const json_t *node, double macs)
         HTML(out, "<td class=\"n\">%.1f&nbsp;%%</td>", share);
     else
         HTML(out, "<td class=\"n\"></td>");
-    HTML(out, "<td>%s</td></tr>", mlo_json_str(node, "why", ""));
+    HTML(out, "<td class=\"why\">%s</td></tr>", mlo_json_str(node, "why", ""));
 }
 
 static void node_rows(struct mlo_buf *out, const struct row *nodes, size_t from, size_t to, double macs)

@@ -43,11 +43,18 @@ struct mlo_report_places {
 /* Of an op that computes in integers (QLinearConv and the like); NULL: it is none. */
 const struct mlo_report_places *mlo_report_places_of(const struct mlo_node *node);
 
-/* The float32 weights that a node computes with, from whatever form they have in the variant (float, half,
- * behind DequantizeLinear, in blocks, packed): `count` of them, laid out as in the reference. *dtype: what is
- * stored. NULL in *out: they are no constants, or in a form that is not known. Yours (free). */
-MLO_MUST_USE enum mlo_status mlo_report_weights_of(const struct mlo_node *node, size_t count, float **out,
-                                                   enum mlo_dtype *dtype, size_t *scales,
+/* The node of `graph` that does what `node` of the other graph does: of the same name, or of the name that
+ * the passes give to the integer form of an op. `variant`: the graph is the variant's, else the reference's.
+ * *hint: where to begin, and where the next one is likely; 0 at first. */
+const struct mlo_node *mlo_report_partner(const struct mlo_graph *graph, bool variant,
+                                          const struct mlo_node *node, int *hint);
+
+/* The float32 weights that a node of the variant computes with, from whatever form they have (float, half,
+ * behind DequantizeLinear, in blocks, packed): as many as `was`, its partner in the reference, has, laid out
+ * as there. *dtype: what is stored. NULL in *out: they are no constants, or in a form that is not known.
+ * Yours (free). */
+MLO_MUST_USE enum mlo_status mlo_report_weights_of(const struct mlo_node *node, const struct mlo_node *was,
+                                                   float **out, enum mlo_dtype *dtype, size_t *scales,
                                                    struct mlo_error *err);
 
 /* --- the members of the report ------------------------------------------------------------------------- */

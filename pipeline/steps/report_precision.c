@@ -231,19 +231,6 @@ struct table {
     json_t *rows;
 };
 
-/* The reference's node of that name: they follow each other in much the same order. */
-static const struct mlo_node *find(const struct mlo_graph *graph, const char *name, int *hint)
-{
-    for (int tried = 0; tried < graph->node_count; tried++) {
-        int n = (*hint + tried) % graph->node_count;
-        if (strcmp(graph->nodes[n]->name, name) == 0) {
-            *hint = n + 1;
-            return graph->nodes[n];
-        }
-    }
-    return NULL;
-}
-
 static double weight_bytes(const struct mlo_node *node)
 {
     double bytes = 0;
@@ -265,14 +252,14 @@ static enum mlo_status add_node(struct table *t, const struct mlo_node *node, in
                                 struct mlo_error *err)
 {
     const struct mlo_graph *reference = t->subject->reference->graph;
-    const struct mlo_node *was = find(reference, node->name, hint);
+    const struct mlo_node *was = mlo_report_partner(reference, false, node, hint);
     const struct mlo_quantize_reason *reason = was && t->reasons ? &t->reasons[was->index] : NULL;
     char precision[64];
     enum how how = precision_of(node, reason, precision, sizeof precision);
     double macs = was ? (double)mlo_node_macs(t->bound->graph->nodes[was->index]) : 0;
     const char *why = NULL;
     if (how == FLOATS || how == FUSED) {
-        why = how == FLOATS ? noted_anywhere(t->subject->history, node) : NULL;
+        why = how == FLOATS ? noted_anywhere(t->subject->history, was ? was : node) : NULL;
         if (!why && reason)
             why = reason->why;
         if (!why)

@@ -384,18 +384,6 @@ out:
     return status;
 }
 
-static const struct mlo_node *node_named(const struct mlo_graph *graph, const char *name, int *hint)
-{
-    for (int tried = 0; tried < graph->node_count; tried++) {
-        int n = (*hint + tried) % graph->node_count;
-        if (strcmp(graph->nodes[n]->name, name) == 0) {
-            *hint = n + 1;
-            return graph->nodes[n];
-        }
-    }
-    return NULL;
-}
-
 /* Weights that are stored in another form than the float model's. */
 static enum mlo_status weights(const struct mlo_report_subject *s, json_t *out, struct mlo_error *err)
 {
@@ -409,10 +397,10 @@ static enum mlo_status weights(const struct mlo_report_subject *s, json_t *out, 
         size_t scales;
         if (!node->op || !(node->op->flags & MLO_OP_WEIGHTED) || !x || x->dtype != MLO_FLOAT32)
             continue;
-        const struct mlo_node *made = node_named(s->variant->graph, node->name, &hint);
+        const struct mlo_node *made = mlo_report_partner(s->variant->graph, true, node, &hint);
         if (!made)
             continue;
-        MLO_TRY(mlo_report_weights_of(made, mlo_tensor_count(x), &w, &dtype, &scales, err));
+        MLO_TRY(mlo_report_weights_of(made, node, &w, &dtype, &scales, err));
         if (w && dtype != MLO_FLOAT32)
             MLO_TRY(weight_row(node, node->inputs[1], w, dtype, scales, out, err));
         free(w);

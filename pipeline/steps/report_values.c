@@ -28,6 +28,31 @@ const struct mlo_report_places *mlo_report_places_of(const struct mlo_node *node
     return NULL;
 }
 
+/* Whether `made` of a variant does what `was` did: passes that change the op add to the name. */
+static bool are_partners(const struct mlo_node *was, const struct mlo_node *made)
+{
+    size_t length = strlen(was->name);
+    if (strncmp(made->name, was->name, length) != 0)
+        return false;
+    const char *more = made->name + length;
+    return more[0] == '\0' || (strcmp(more, "_quantized") == 0 && mlo_report_places_of(made)) ||
+           (strcmp(more, "_MatMulNBits") == 0 && strcmp(made->op_type, "MatMulNBits") == 0);
+}
+
+const struct mlo_node *mlo_report_partner(const struct mlo_graph *graph, bool variant,
+                                          const struct mlo_node *node, int *hint)
+{
+    for (int tried = 0; tried < graph->node_count; tried++) {
+        int n = (*hint + tried) % graph->node_count;
+        const struct mlo_node *other = graph->nodes[n];
+        if (variant ? are_partners(node, other) : are_partners(other, node)) {
+            *hint = n + 1;
+            return other;
+        }
+    }
+    return NULL;
+}
+
 /* --- activations --------------------------------------------------------------------------------------- */
 
 /* The grid of one scale for all of a value; false: the parameters are no constants, or a list. */
@@ -174,8 +199,9 @@ static bool dequantize(const struct mlo_tensor *q, const struct mlo_tensor *scal
     return true;
 }
 
-/* MatMulNBits keeps [N][blocks][bytes], lowest bits first; the float matrix is [K][N]. */
-static bool unpack(const struct mlo_node *node, size_t count, float *out)
+/* MatMulNBits keeps [N][blocks][bytes], lowest bits first; the float matrix is [K][N], or [N][K] where it was
+ * transposed. */
+static bool unpack(const struct mlo_node *node, bool transposed, size_t count, float *out)
 {
     const struct mlo_tensor *b = mlo_node_const(node, 1), *scale = mlo_node_const(node, 2),
                             *zero = mlo_node_const(node, 3);
@@ -196,7 +222,8 @@ static bool unpack(const struct mlo_node *node, size_t count, float *out)
             size_t at = r / block, bit = r % block * bits, zero_bit = at * bits;
             unsigned q = bytes[(c * blocks + at) * per + bit / 8] >> bit % 8 & mask;
             unsigned from = z ? z[c * zeros + zero_bit / 8] >> zero_bit % 8 & mask : 1u << (bits - 1);
-            out[r * n + c] = (float)((int)q - (int)from) * (float)mlo_tensor_get_f64(scale, c * blocks + at);
+            out[transposed ? c * k + r : r * n + c] =
+                (float)((int)q - (int)from) * (float)mlo_tensor_get_f64(scale, c * blocks + at);
         }
     return true;
 }
@@ -220,7 +247,7 @@ static bool plain(const struct mlo_tensor *w, float *out)
     return info->is_float;
 }
 
-enum mlo_status mlo_report_weights_of(const struct mlo_node *node, size_t count, float **out,
+enum mlo_status mlo_report_weights_of(const struct mlo_node *node, const struct mlo_node *was, float **out,
                                       enum mlo_dtype *dtype, size_t *scales, struct mlo_error *err)
 {
     const struct mlo_report_places *places = mlo_report_places_of(node);
@@ -228,16 +255,18 @@ enum mlo_status mlo_report_weights_of(const struct mlo_node *node, size_t count,
     const struct mlo_value *value = at < 0 ? NULL : mlo_node_input(node, at);
     const struct mlo_node *back = value ? value->producer : NULL;
     bool ok = false, nbits = strcmp(node->op_type, "MatMulNBits") == 0;
+    const struct mlo_tensor *float_weights = mlo_node_const(was, 1);
     *out = NULL;
     *scales = 0;
-    if (!value)
+    if (!value || !float_weights)
         return MLO_OK;
+    size_t count = mlo_tensor_count(float_weights);
     float *w = malloc(count * sizeof *w + 1);
     if (!w)
         return mlo_error_nomem(err);
     if (nbits) {
         *dtype = mlo_node_attr_i(node, "bits", 4) == 4 ? MLO_UINT4 : MLO_UINT8;
-        ok = unpack(node, count, w);
+        ok = unpack(node, mlo_node_is(was, "Gemm") && mlo_node_attr_i(was, "transB", 0), count, w);
         *scales = ok ? mlo_tensor_count(mlo_node_const(node, 2)) : 0;
     } else if (places || (back && mlo_node_is(back, "DequantizeLinear"))) {
         const struct mlo_node *holder = places ? node : back;

@@ -227,6 +227,76 @@ static void test_report__decibels_are_bounded_and_rounded(void **state)
     assert_true(mlo_report_db(1, NAN) == -MLO_SQNR_MAX_DB);
 }
 
+/* A Gemm of 64 inputs and 32 outputs. */
+static struct mlo_model *gemm(bool transposed)
+{
+    struct mlo_model *m = new_model(21);
+    struct mlo_value *w = transposed ? ramp(m, "w", 0.07f, 32, 64) : ramp(m, "w", 0.07f, 64, 32);
+    struct mlo_value *y = op(m, "Gemm", "y", input(m, "x", -1, 64), w, ramp(m, "b", 0.1f, 32));
+    assert_true(mlo_node_set_i(y->producer, "transB", transposed));
+    finish(m, y);
+    return m;
+}
+
+/* What the variant that a pass makes of the Gemm multiplies by; NULL without data, else observed on the ramp.
+ */
+static float *weights_after(bool transposed, const char *pass, const char *options, bool observed,
+                            enum mlo_dtype *dtype)
+{
+    struct mlo_error err = {0};
+    struct mlo_model *was = gemm(transposed), *made = gemm(transposed);
+    struct mlo_stats stats;
+    size_t scales;
+    int hint = 0;
+    float *w;
+    mlo_stats_init(&stats);
+    if (observed)
+        assert_ok(mlo_tensor_stats_add(mlo_stats_get(&stats, "x"), LIST(-1, 2), 2, &err));
+    if (run_pass(made, pass, options, &stats, NULL, &err) != MLO_OK)
+        fail_msg("%s", err.message);
+    const struct mlo_node *node = was->graph->nodes[0];
+    const struct mlo_node *partner = mlo_report_partner(made->graph, true, node, &hint);
+    assert_non_null(partner);
+    hint = 0;
+    assert_ptr_equal(mlo_report_partner(was->graph, false, partner, &hint), node);
+    assert_ok(mlo_report_weights_of(partner, node, &w, dtype, &scales, &err));
+    assert_non_null(w);
+    assert_true(scales > 1);
+    mlo_stats_clear(&stats);
+    mlo_model_free(was);
+    mlo_model_free(made);
+    return w;
+}
+
+static void test_report__weights_are_the_same_in_every_form(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        const char *pass, *a, *b;
+        bool observed;
+    } cases[] = {
+        {"quantize-weights", "{\"type\": \"int4\", \"block\": 32, \"form\": \"qdq\", \"min_weights\": 1}",
+         "{\"type\": \"int4\", \"block\": 32, \"form\": \"matmulnbits\", \"min_weights\": 1}", false},
+        {"quantize", "{\"form\": \"qdq\"}", "{\"form\": \"qoperator\"}", true},
+    };
+    for (size_t c = 0; c < MLO_COUNT(cases); c++) {
+        for (int transposed = 0; transposed < 2; transposed++) {
+            enum mlo_dtype p, q;
+            float *a = weights_after(transposed, cases[c].pass, cases[c].a, cases[c].observed, &p);
+            float *b = weights_after(transposed, cases[c].pass, cases[c].b, cases[c].observed, &q);
+            struct mlo_model *m = gemm(transposed);
+            const float *w = mlo_node_const(m->graph->nodes[0], 1)->data;
+            for (int i = 0; i < 64 * 32; i++) {
+                assert_true(a[i] == b[i]);
+                assert_true(fabsf(a[i] - w[i]) < 0.06f); /* about a step of 16 levels */
+            }
+            mlo_model_free(m);
+            free(a);
+            free(b);
+        }
+    }
+}
+
 /* --- nodes --------------------------------------------------------------------------------------------- */
 
 static void test_report__nodes_have_a_precision_and_a_reason(void **state)
@@ -337,6 +407,7 @@ int main(void)
         cmocka_unit_test(test_report__the_noisiest_tensor_is_first),
         cmocka_unit_test(test_report__histogram_has_few_bins_and_every_value),
         cmocka_unit_test(test_report__decibels_are_bounded_and_rounded),
+        cmocka_unit_test(test_report__weights_are_the_same_in_every_form),
         cmocka_unit_test(test_report__nodes_have_a_precision_and_a_reason),
         cmocka_unit_test(test_report__samples_say_what_became_of_them),
         cmocka_unit_test(test_report__bytes_do_not_depend_on_threads_or_batch),
