@@ -160,12 +160,41 @@ static bool relu_is_implied(const struct fast_chain *chain, int i)
            chain->quantized && chain->q.dtype == MLO_UINT8 && chain->q.zero_point == 0;
 }
 
+/* oneDNN 2.6 keeps one set of numbers for each algorithm of a chain (outside of its reference kernels): a
+ * second step of the same algorithm would compute with those of the first. */
+static bool is_told_apart(const_dnnl_post_ops_t posts)
+{
+    struct {
+        dnnl_alg_kind_t alg;
+        float scale, alpha, beta;
+    } seen[FAST_CHAIN_MAX + 4];
+    int count = 0, all = dnnl_post_ops_len(posts);
+    for (int i = 0; i < all; i++) {
+        if (dnnl_post_ops_get_kind(posts, i) != dnnl_eltwise)
+            continue;
+        if (count == (int)MLO_COUNT(seen) ||
+            dnnl_post_ops_get_params_eltwise(posts, i, &seen[count].scale, &seen[count].alg,
+                                             &seen[count].alpha, &seen[count].beta) != dnnl_success)
+            return false;
+        for (int k = 0; k < count; k++)
+            if (seen[k].alg == seen[count].alg &&
+                (seen[k].scale != seen[count].scale || seen[k].alpha != seen[count].alpha ||
+                 seen[k].beta != seen[count].beta))
+                return false;
+        count++;
+    }
+    return true;
+}
+
 bool fast_chain_attr(const struct fast_chain *chain, dnnl_primitive_attr_t attr,
                      const struct cpu_qparams *residual)
 {
     dnnl_post_ops_t posts = NULL;
     bool ok = dnnl_post_ops_create(&posts) == dnnl_success;
     float unit = (float)(1.0 / fast_chain_unit(chain));
+    /* What takes the outputs to steps of the QuantizeLinear: the scale of the last activation, where that
+     * can. */
+    float steps = chain->quantized && chain->own_units ? 1.0f / chain->q.scale : 1.0f;
     for (int i = 0; ok && i < chain->post_count; i++) {
         struct fast_post p = chain->posts[i];
         if (p.sum && residual) {
@@ -174,20 +203,21 @@ bool fast_chain_attr(const struct fast_chain *chain, dnnl_primitive_attr_t attr,
         } else if (p.sum) {
             ok = dnnl_post_ops_append_sum(posts, 1.0f) == dnnl_success;
         } else if (!relu_is_implied(chain, i)) {
+            float scale = i == chain->post_count - 1 ? steps : 1.0f;
             if (p.alg == dnnl_eltwise_clip)
                 p.alpha = fmaxf(p.alpha * unit, -FLT_MAX), p.beta = fminf(p.beta * unit, FLT_MAX);
-            ok = dnnl_post_ops_append_eltwise(posts, 1.0f, p.alg, p.alpha, p.beta) == dnnl_success;
+            ok = dnnl_post_ops_append_eltwise(posts, scale, p.alg, p.alpha, p.beta) == dnnl_success;
+            steps = i == chain->post_count - 1 ? 1.0f : steps;
         }
     }
-    if (ok && chain->quantized && chain->own_units)
-        ok = dnnl_post_ops_append_eltwise(posts, 1.0f, dnnl_eltwise_linear, 1.0f / chain->q.scale, 0.0f) ==
-             dnnl_success;
+    if (ok && steps != 1.0f)
+        ok = dnnl_post_ops_append_eltwise(posts, 1.0f, dnnl_eltwise_linear, steps, 0.0f) == dnnl_success;
     if (ok && chain->quantized &&
         chain->q.zero_point) /* behind rounding: an odd one would turn ties around */
         ok = dnnl_post_ops_append_eltwise(posts, 1.0f, dnnl_eltwise_round, 0.0f, 0.0f) == dnnl_success &&
              dnnl_post_ops_append_eltwise(posts, 1.0f, dnnl_eltwise_linear, 1.0f,
                                           (float)chain->q.zero_point) == dnnl_success;
-    ok = ok && dnnl_primitive_attr_set_post_ops(attr, posts) == dnnl_success;
+    ok = ok && is_told_apart(posts) && dnnl_primitive_attr_set_post_ops(attr, posts) == dnnl_success;
     dnnl_post_ops_destroy(posts);
     return ok;
 }
