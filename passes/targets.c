@@ -100,7 +100,7 @@ static const struct {
     {"LayerNormalization", "-------"},
     {"LeakyRelu", "--aaiia"},
     {"MatMul", "wwppppp"},
-    {"Mul", "--iiii-"},
+    {"Mul", "----ii-"},
     {"ReduceMean", "iiiiii-"},
     {"Relu", "aaaaaaa"},
     {"Resize", "--uuuuu"},
