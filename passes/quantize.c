@@ -100,6 +100,13 @@ const struct mlo_option_spec mlo_quantize_options[] = {
      .fallback = "none",
      .description = "A budget for the step: nodes stay in float until the metric on the data of the role "
                     "select is worse than the float model's by at most so much, such as 0.5pt"},
+    {.name = "time_limit",
+     .type = MLO_OPT_INT,
+     .fallback = "0",
+     .min = 0,
+     .max = 1000000,
+     .description = "Of accuracy_drop, in seconds: when it is over, the best mix so far is what comes out, "
+                    "with its measured drop; 0: until the budget holds"},
     {.name = "metric",
      .type = MLO_OPT_STRING,
      .fallback = "top1",

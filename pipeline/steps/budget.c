@@ -58,6 +58,19 @@ static enum mlo_status note_choice(const json_t *decision, json_t *notes, struct
 {
     size_t i;
     json_t *row;
+    const json_t *drop = json_object_get(decision, "drop");
+    if (!mlo_json_bool(decision, "complete", true)) {
+        char text[256];
+        snprintf(text, sizeof text,
+                 "the time limit was reached: this is the best mix so far, whose drop in %s of %.4g [%.4g, "
+                 "%.4g] %s the budget of %s",
+                 mlo_json_str(decision, "metric", ""), mlo_json_f64(drop, "value", 0),
+                 mlo_json_f64(drop, "low", 0), mlo_json_f64(drop, "high", 0),
+                 mlo_json_bool(decision, "holds", false) ? "holds" : "does not hold",
+                 mlo_json_str(decision, "budget", ""));
+        if (json_array_append_new(notes, json_pack("{s:s,s:s}", "node", "", "note", text)) != 0)
+            return mlo_error_nomem(err);
+    }
     json_array_foreach(json_object_get(decision, "float"), i, row)
     {
         json_t *note =
@@ -98,6 +111,7 @@ enum mlo_status mlo_step_choose_float(const struct mlo_step_context *ctx, const 
                                                             .progress = progress,
                                                             .progress_arg = &choice},
                                             .budget = mlo_json_str(ctx->options, "accuracy_drop", ""),
+                                            .time_limit_s = mlo_json_i64(ctx->options, "time_limit", 0),
                                             .make = make,
                                             .make_arg = &choice};
     MLO_TRY(mlo_mix_choose(&request, &exclude, decision, err));

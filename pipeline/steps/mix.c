@@ -34,10 +34,16 @@ struct mix {
     struct mlo_sensitivity ranking;
     struct mlo_sensitivity_row *rows; /* the ranking's, in the order in which they are given back */
     size_t count;
-    bool *in_float;           /* by row: the set that is tried */
-    json_t *trail;            /* what was tried */
-    struct mlo_estimate best; /* the least upper end that was seen */
+    bool *in_float;       /* by row: the set that is tried */
+    json_t *trail;        /* what was tried */
+    uint64_t deadline_ns; /* 0: none */
+    bool late;            /* it passed, and something was left out for it */
+    /* The best mix so far. */
+    struct mlo_estimate best;
+    bool best_holds;
     size_t best_count;
+    double best_macs; /* of its nodes in float */
+    bool *best_set;   /* as in_float */
 };
 
 /* Names that the options exclude, and those of the set. */
@@ -60,6 +66,37 @@ static size_t set_size(const struct mix *mix)
     return size;
 }
 
+static double macs_in_float(const struct mix *mix)
+{
+    double macs = 0;
+    for (size_t i = 0; i < mix->count; i++)
+        macs += mix->in_float[i] ? mix->rows[i].macs : 0;
+    return macs;
+}
+
+/* Remembers the present set where it is better than the best so far. */
+static void keep_best(struct mix *mix, const struct mlo_estimate *drop, bool holds)
+{
+    double macs = macs_in_float(mix);
+    bool first = json_array_size(mix->trail) == 0;
+    bool better =
+        holds ? !mix->best_holds || macs < mix->best_macs : !mix->best_holds && drop->high < mix->best.high;
+    if (!first && !better)
+        return;
+    mix->best = *drop;
+    mix->best_holds = holds;
+    mix->best_macs = macs;
+    mix->best_count = set_size(mix);
+    if (mix->count > 0)
+        memcpy(mix->best_set, mix->in_float, mix->count * sizeof *mix->best_set);
+}
+
+static bool is_late(struct mix *mix)
+{
+    mix->late = mix->late || (mix->deadline_ns && mlo_clock_ns() >= mix->deadline_ns);
+    return mix->late;
+}
+
 /* Makes and judges the model with the present set. */
 static enum mlo_status try_set(struct mix *mix, struct mlo_estimate *drop, bool *holds, struct mlo_error *err)
 {
@@ -74,10 +111,7 @@ static enum mlo_status try_set(struct mix *mix, struct mlo_estimate *drop, bool 
     MLO_TRY(mix->request->make(mix->request->make_arg, options, &model, err));
     MLO_TRY(mlo_judge_drop(mix->judge, model, drop, err));
     *holds = drop->high <= mix->budget;
-    if (json_array_size(mix->trail) == 0 || drop->high < mix->best.high) {
-        mix->best = *drop;
-        mix->best_count = size;
-    }
+    keep_best(mix, drop, *holds);
     json_array_append_new(mix->trail, json_pack("{s:I,s:o,s:b}", "float", (json_int_t)size, "drop",
                                                 mlo_estimate_interval_json(drop), "holds", *holds));
 out:
@@ -130,11 +164,13 @@ static enum mlo_status rank(struct mix *mix, struct mlo_error *err)
     struct mlo_sensitivity_request request = mix->request->sensitivity;
     json_t *noisy = NULL;
     request.judge = NULL;
+    request.deadline_ns = mix->deadline_ns;
     MLO_TRY(mlo_sensitivity_measure(&request, &mix->ranking, err));
     MLO_TRY(mlo_quantize_noisy(request.model, request.options, request.stats, &noisy, err));
     mix->rows = mlo_arena_calloc(mix->ranking.arena, mix->ranking.count + 1, sizeof *mix->rows);
     mix->in_float = mlo_arena_calloc(mix->ranking.arena, mix->ranking.count + 1, sizeof *mix->in_float);
-    if (!mix->rows || !mix->in_float) {
+    mix->best_set = mlo_arena_calloc(mix->ranking.arena, mix->ranking.count + 1, sizeof *mix->best_set);
+    if (!mix->rows || !mix->in_float || !mix->best_set) {
         status = mlo_error_nomem(err);
         goto out;
     }
@@ -149,31 +185,24 @@ out:
 
 /* The fewest rows from the front that hold: doubling, then halving the gap. 0 rows are known to be too few.
  */
-static enum mlo_status search(struct mix *mix, struct mlo_estimate *drop, size_t *found,
-                              struct mlo_error *err)
+static enum mlo_status search(struct mix *mix, size_t *found, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     size_t low = 0, high = mix->count; /* all in float is the source: it holds */
     struct mlo_estimate tried;
     bool holds;
-    for (size_t k = 1; k < mix->count; k *= 2) {
+    for (size_t k = 1; k < mix->count && !is_late(mix); k *= 2) {
         MLO_TRY(try_first(mix, k, &tried, &holds, err));
         if (holds) {
             high = k;
-            *drop = tried;
             break;
         }
         low = k;
     }
-    while (high - low > 1) {
+    while (high - low > 1 && !is_late(mix)) {
         size_t k = low + (high - low) / 2;
         MLO_TRY(try_first(mix, k, &tried, &holds, err));
-        if (holds) {
-            high = k;
-            *drop = tried;
-        } else {
-            low = k;
-        }
+        *(holds ? &high : &low) = k;
     }
     for (size_t i = 0; i < mix->count; i++)
         mix->in_float[i] = i < high;
@@ -184,14 +213,13 @@ out:
 
 /* Of the rows that were given back, the dearest first: is it in the set without need? The last one is not
  * asked: without it the budget was seen to fail. */
-static enum mlo_status take_back(struct mix *mix, size_t found, struct mlo_estimate *drop,
-                                 struct mlo_error *err)
+static enum mlo_status take_back(struct mix *mix, size_t found, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     bool *asked = mlo_arena_calloc(mix->ranking.arena, mix->count + 1, sizeof *asked);
     if (!asked)
         return mlo_error_nomem(err);
-    for (int n = 0; n < TAKE_BACK && n + 1 < (int)found; n++) {
+    for (int n = 0; n < TAKE_BACK && n + 1 < (int)found && !is_late(mix); n++) {
         size_t dearest = mix->count;
         for (size_t i = 0; i + 1 < found; i++)
             if (!asked[i] && (dearest == mix->count || mix->rows[i].macs > mix->rows[dearest].macs))
@@ -201,8 +229,6 @@ static enum mlo_status take_back(struct mix *mix, size_t found, struct mlo_estim
         asked[dearest] = true;
         mix->in_float[dearest] = false;
         MLO_TRY(try_set(mix, &tried, &holds, err));
-        if (holds)
-            *drop = tried;
         mix->in_float[dearest] = !holds;
     }
 out:
@@ -240,28 +266,28 @@ static enum mlo_status no_mix_holds(const struct mix *mix, struct mlo_error *err
     return MLO_EEXPECT;
 }
 
-static json_t *decision_of(const struct mix *mix, const struct mlo_estimate *before,
-                           const struct mlo_estimate *drop)
+static json_t *decision_of(const struct mix *mix, const struct mlo_estimate *before)
 {
+    const struct mlo_estimate *drop = &mix->best;
     json_t *given = json_array();
     for (size_t i = 0; i < mix->count; i++) {
         const struct mlo_sensitivity_row *row = &mix->rows[i];
         char why[160];
-        if (!mix->in_float[i])
+        if (!mix->best_set[i])
             continue;
-        snprintf(why, sizeof why,
-                 "alone in integers it leaves %.1f dB at the outputs; with it in float the "
-                 "budget holds",
-                 row->sqnr_db);
+        snprintf(why, sizeof why, "alone in integers it leaves %.1f dB at the outputs; with it in float %s",
+                 row->sqnr_db,
+                 mix->best_holds ? "the budget holds" : "the drop was least when the time was over");
         json_array_append_new(given, json_pack("{s:s,s:s,s:f,s:f,s:s}", "node", row->node, "op", row->op,
                                                "sqnr_db", row->sqnr_db, "macs", row->macs, "why", why));
     }
     json_t *ranking = mlo_sensitivity_json(&mix->ranking);
-    return json_pack("{s:s,s:s,s:f,s:s,s:I,s:o,s:o,s:o,s:o,s:O}", "metric", mix->judge->metric.name, "budget",
-                     mix->request->budget, "limit", mix->budget, "bound",
-                     "upper end of the paired 95% interval", "samples", (json_int_t)drop->n, "drop",
-                     mlo_estimate_interval_json(drop), "all_integer", mlo_estimate_interval_json(before),
-                     "float", given, "ranking", ranking, "tried", mix->trail);
+    return json_pack("{s:s,s:s,s:f,s:b,s:b,s:s,s:I,s:o,s:o,s:o,s:o,s:O}", "metric", mix->judge->metric.name,
+                     "budget", mix->request->budget, "limit", mix->budget, "complete", !mix->late, "holds",
+                     mix->best_holds, "bound", "upper end of the paired 95% interval", "samples",
+                     (json_int_t)drop->n, "drop", mlo_estimate_interval_json(drop), "all_integer",
+                     mlo_estimate_interval_json(before), "float", given, "ranking", ranking, "tried",
+                     mix->trail);
 }
 
 enum mlo_status mlo_mix_choose(const struct mlo_mix_request *request, json_t **exclude, json_t **decision,
@@ -269,25 +295,29 @@ enum mlo_status mlo_mix_choose(const struct mlo_mix_request *request, json_t **e
 {
     enum mlo_status status;
     struct mix mix = {.request = request, .judge = request->sensitivity.judge, .trail = json_array()};
-    struct mlo_estimate before, drop;
+    struct mlo_estimate before;
     size_t found = 0;
     bool holds;
     *exclude = *decision = NULL;
     MLO_TRY(mlo_budget_parse(request->budget, &mix.budget, err));
     MLO_TRY(check_samples(&mix, err));
+    if (request->time_limit_s > 0)
+        mix.deadline_ns = mlo_clock_ns() + (uint64_t)request->time_limit_s * 1000000000u;
     MLO_TRY(try_set(&mix, &before, &holds, err)); /* nothing is given back yet */
-    drop = before;
     if (!holds) {
         MLO_TRY(rank(&mix, err));
-        MLO_TRY(search(&mix, &drop, &found, err));
-        if (found == mix.count) {
+        is_late(&mix); /* also where nothing is left to try */
+        MLO_TRY(search(&mix, &found, err));
+        if (!mix.best_holds && !mix.late) {
             status = no_mix_holds(&mix, err);
             goto out;
         }
-        MLO_TRY(take_back(&mix, found, &drop, err));
+        if (mix.best_holds)
+            MLO_TRY(take_back(&mix, found, err));
+        memcpy(mix.in_float, mix.best_set, mix.count * sizeof *mix.in_float);
     }
     *exclude = exclude_of(&mix);
-    *decision = decision_of(&mix, &before, &drop);
+    *decision = decision_of(&mix, &before);
     if (!*exclude || !*decision)
         status = mlo_error_nomem(err);
 out:

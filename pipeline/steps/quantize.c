@@ -131,7 +131,7 @@ static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_er
 const struct mlo_step mlo_step_quantize = {
     .name = "quantize",
     .kind = MLO_STEP_DERIVE,
-    .revision = 5,
+    .revision = 6,
     .needs_calibrate = true,
     .selects = mlo_step_has_budget,
     .options = mlo_quantize_options,

@@ -168,6 +168,8 @@ enum mlo_status mlo_sensitivity_measure(const struct mlo_sensitivity_request *re
     MLO_TRY(mlo_run_dataset(request->model, request->dataset, &m.run, m.reference, NULL, NULL, err));
     for (size_t i = 0; i < m.count; i++) {
         struct mlo_sensitivity_row *row = &out->rows[i];
+        if (request->deadline_ns && mlo_clock_ns() >= request->deadline_ns)
+            break;
         row->place = m.nodes[i]->index;
         row->node = mlo_arena_strdup(out->arena, m.nodes[i]->name);
         row->op = mlo_arena_strdup(out->arena, m.nodes[i]->op_type);
@@ -178,8 +180,8 @@ enum mlo_status mlo_sensitivity_measure(const struct mlo_sensitivity_request *re
         if (request->progress)
             request->progress(request->progress_arg, (double)i / (double)m.count, row->node);
         MLO_TRY(measure_one(&m, i, row, err));
+        out->count = i + 1;
     }
-    out->count = m.count;
     qsort(out->rows, out->count, sizeof *out->rows, more_sensitive_first);
 out:
     clear_outputs(&m, m.reference);

@@ -58,6 +58,7 @@ struct mlo_sensitivity_request {
     int64_t batch;
     mlo_progress_fn *progress; /* or NULL */
     void *progress_arg;
+    uint64_t deadline_ns; /* of mlo_clock_ns: no node is begun after it; 0: none */
 };
 /* Quantizes and runs the model once for every node (of mlo_quantize_nodes), the other ones in float: one in,
  * not one out, since behind a node that is ruined the damage of all others drowns. Ties are in the order of
@@ -84,16 +85,19 @@ typedef enum mlo_status mlo_mix_make_fn(void *arg, const json_t *options, struct
 
 struct mlo_mix_request {
     struct mlo_sensitivity_request
-        sensitivity;    /* its judge is of the select data, and is not used for ranking */
-    const char *budget; /* as written */
+        sensitivity;      /* its judge is of the select data, and is not used for ranking */
+    const char *budget;   /* as written */
+    int64_t time_limit_s; /* of the search; 0: none */
     mlo_mix_make_fn *make;
     void *make_arg;
 };
 /* Gives nodes back to float, those first that lose most for what integers win there, until the upper end of
  * the drop's 95% interval is within the budget; then takes back what turns out to be needless. *exclude:
  * names of the nodes that stay in float, those that the options exclude included; *decision: what was chosen,
- * from what and why (both new references). MLO_EEXPECT when nothing but the float model holds the budget,
- * MLO_EINVAL when the samples are too few to show it of any model. */
+ * from what and why (both new references). Where the time limit is reached it is the best mix so far: of
+ * those that hold the budget the one with most multiply-adds in integers, else the one with the least upper
+ * end; "complete" is false then, and "holds" says which. MLO_EEXPECT when nothing but the float model holds
+ * the budget, MLO_EINVAL when the samples are too few to show it of any model. */
 MLO_MUST_USE enum mlo_status mlo_mix_choose(const struct mlo_mix_request *request, json_t **exclude,
                                             json_t **decision, struct mlo_error *err);
 

@@ -140,6 +140,11 @@ static enum mlo_status load_recipe(const struct mlo_cli *cli, const struct deriv
         snprintf(set, sizeof set, "quantize.accuracy_drop=\"%s\"", mlo_cli_opt(cli, "accuracy-drop"));
         MLO_TRY(mlo_recipe_set(recipe, set, err));
     }
+    if (!what->fixed && mlo_cli_has(cli, "time-limit")) {
+        char set[128];
+        snprintf(set, sizeof set, "quantize.time_limit=%.60s", mlo_cli_opt(cli, "time-limit"));
+        MLO_TRY(mlo_recipe_set(recipe, set, err));
+    }
     if (!what->fixed)
         MLO_TRY(check_select(cli, recipe, err));
     *out = recipe;
@@ -241,6 +246,30 @@ static void print_decision(const struct mlo_cli *cli, const json_t *decision)
             mlo_json_f64(drop, "low", 0), mlo_json_f64(drop, "high", 0), mlo_json_str(decision, "budget", ""),
             json_array_size(json_object_get(decision, "float")),
             json_array_size(json_object_get(decision, "tried")));
+}
+
+/* A budget that does not hold yet: the file is there, and the exit code says that it is not what was asked.
+ */
+static enum mlo_status check_decisions(const struct job *job, const char *out, struct mlo_error *err)
+{
+    size_t i;
+    json_t *row;
+    json_array_foreach(job->steps, i, row)
+    {
+        const json_t *decision = json_object_get(json_object_get(row, "report"), "mixed_precision");
+        const json_t *drop = json_object_get(decision, "drop");
+        if (mlo_json_bool(decision, "holds", true))
+            continue;
+        mlo_error_set(
+            err, MLO_EEXPECT,
+            "the time limit was reached before the budget of %s held; %s is the best mix so far: it "
+            "drops %s by %.4g [%.4g, %.4g]",
+            mlo_json_str(decision, "budget", ""), out, mlo_json_str(decision, "metric", ""),
+            mlo_json_f64(drop, "value", 0), mlo_json_f64(drop, "low", 0), mlo_json_f64(drop, "high", 0));
+        mlo_error_hint(err, "give it more time, or a larger budget");
+        return MLO_EEXPECT;
+    }
+    return MLO_OK;
 }
 
 static enum mlo_status print_result(const struct job *job, const json_t *before, const json_t *after,
@@ -364,6 +393,7 @@ static enum mlo_status derive(struct mlo_cli *cli, const struct derivation *what
     MLO_TRY(mlo_cli_install(job.artifact, out, err));
     MLO_TRY(mlo_local_file_json(out, &after, err));
     MLO_TRY(print_result(&job, before, after, err));
+    MLO_TRY(check_decisions(&job, out, err));
 out:
     mlo_cli_scratch_remove();
     free(job.artifact);
@@ -409,6 +439,9 @@ static const struct mlo_cli_option options_table[] = {
     {"accuracy-drop", 0, "DROP",
      "0.5pt: nodes stay in float until the metric drops by no more (by the 95% interval)"},
     {"metric", 0, "NAME", "of --accuracy-drop (top1)"},
+    {"time-limit", 0, "SECONDS",
+     "of --accuracy-drop: then the best so far is written, with its measured drop; exit 6 if that is too "
+     "much"},
     {"select", 0, "FILE", "labelled data that --accuracy-drop is judged on; not what evaluates the result"},
     {"out", 0, "Q.onnx", "where the quantized model is written"},
     MLO_OPTION_REPORT,

@@ -278,6 +278,60 @@ static void test_budget__what_cannot_be_shown_is_refused(void **state)
     expect_refusal(net(true), SAMPLES, BUDGET("source"), true, MLO_EINVAL, "'source' is no budget");
 }
 
+/* Waits, once, until the limit of a second is over while the first mix is judged. */
+static void wait_at_the_first(void *arg, double fraction, const char *message)
+{
+    MLO_UNUSED(fraction);
+    uint64_t *until = arg;
+    if (strcmp(message, "judging a mix") != 0)
+        return;
+    if (*until == 0)
+        *until = mlo_clock_ns() + 1100000000u;
+    while (mlo_clock_ns() < *until)
+        usleep(20000);
+}
+
+/* The time is over before anything was given back: what was seen so far comes out, and is called what it is.
+ */
+static void test_budget__the_best_so_far_when_the_time_is_over(void **state)
+{
+    MLO_UNUSED(state);
+    struct bench b;
+    struct mlo_error err = {0};
+    struct mlo_model *m = net(true), *made;
+    for (int limited = 0; limited < 2; limited++) {
+        struct mlo_step_result result = {0};
+        uint64_t until = 0;
+        set_up(&b, m, SAMPLES,
+               limited ? "{\"per_channel\": false, \"accuracy_drop\": \"0.5pt\", \"time_limit\": 1}"
+                       : "{\"per_channel\": false, \"accuracy_drop\": \"0.5pt\", \"time_limit\": 100000}");
+        const struct mlo_step_context ctx = {.options = b.options,
+                                             .model_path = b.model_path,
+                                             .source_path = b.model_path,
+                                             .calibrate_path = b.path,
+                                             .select_path = b.path,
+                                             .out_dir = b.dir,
+                                             .threads = 1,
+                                             .progress = limited ? wait_at_the_first : NULL,
+                                             .progress_arg = &until};
+        assert_ok(mlo_step_find("quantize")->run(&ctx, &result, &err));
+        const json_t *decision = json_object_get(result.report, "mixed_precision");
+        const json_t *note = json_array_get(json_object_get(result.report, "notes"), 0);
+        assert_true(mlo_json_bool(decision, "complete", limited) == !limited);
+        assert_true(mlo_json_bool(decision, "holds", limited) == !limited);
+        assert_int_equal(json_array_size(json_object_get(decision, "float")), limited ? 0 : 1);
+        assert_true((mlo_json_f64(json_object_get(decision, "drop"), "value", 0) > 0.4) == limited);
+        assert_true((strstr(mlo_json_str(note, "note", ""), "does not hold the budget of 0.5pt") != NULL) ==
+                    limited);
+        assert_ok(mlo_onnx_load(result.artifact_path, &made, &err));
+        assert_true((node_named(made, "b_node")->inputs[1]->producer != NULL) == limited);
+        mlo_model_free(made);
+        mlo_step_result_clear(&result);
+        tear_down(&b);
+    }
+    mlo_model_free(m);
+}
+
 static void test_budget__where_only_float_holds(void **state)
 {
     MLO_UNUSED(state);
@@ -297,6 +351,7 @@ int main(void)
         cmocka_unit_test(test_budget__the_ruined_node_alone_goes_back),
         cmocka_unit_test(test_budget__nothing_goes_back_without_need),
         cmocka_unit_test(test_budget__what_cannot_be_shown_is_refused),
+        cmocka_unit_test(test_budget__the_best_so_far_when_the_time_is_over),
         cmocka_unit_test(test_budget__where_only_float_holds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
