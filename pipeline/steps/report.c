@@ -136,8 +136,31 @@ static json_t *notes_json(const json_t *history)
     return out;
 }
 
+/* Makes weights behind DequantizeLinear constants of the floats that it computes of them: the invariant
+ * numerics pack constant weights, and take others with plain kernels. */
+static enum mlo_status weights_to_floats(struct mlo_model *model, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_graph *graph = model->graph;
+    for (int n = graph->node_count - 1; n >= 0; n--) {
+        struct mlo_node *node = graph->nodes[n];
+        const struct mlo_tensor *in[] = {mlo_node_const(node, 0), mlo_node_const(node, 1),
+                                         mlo_node_const(node, 2)};
+        struct mlo_tensor floats = {0}, *out[] = {&floats};
+        if (!mlo_node_is(node, "DequantizeLinear") || node->input_count > 3 || !in[0] || !in[1] ||
+            (mlo_node_input(node, 2) && !in[2]) || node->outputs[0]->is_output)
+            continue;
+        MLO_TRY(mlo_node_eval(node, in, out, err));
+        MLO_TRY(mlo_value_make_constant_take(node->outputs[0], &floats, err));
+        mlo_graph_remove_node(node);
+    }
+    mlo_graph_remove_unused_values(graph);
+out:
+    return status;
+}
+
 struct inputs {
-    struct mlo_model *source, *reference, *variant, *bound;
+    struct mlo_model *source, *reference, *variant, *running, *bound;
     struct mlo_dataset *observed, *judged;
     const char *observed_role, *judged_role;
 };
@@ -151,6 +174,8 @@ static enum mlo_status load(const struct mlo_step_context *ctx, struct inputs *i
     MLO_TRY(mlo_step_load(ctx->source_path, &in->source, err));
     MLO_TRY(mlo_step_load(parent, &in->reference, err));
     MLO_TRY(mlo_step_load(ctx->model_path, &in->variant, err));
+    MLO_TRY(mlo_model_clone_borrowing(in->variant, &in->running, err));
+    MLO_TRY(weights_to_floats(in->running, err));
     MLO_TRY(open_role(ctx, OBSERVED, 0, in->reference, &in->observed, &in->observed_role, err));
     MLO_TRY(open_role(ctx, JUDGED, mlo_json_i64(ctx->options, "evaluate_samples", 0), in->source, &in->judged,
                       &in->judged_role, err));
@@ -190,6 +215,7 @@ static enum mlo_status assemble(const struct mlo_step_context *ctx, struct input
                                    .source = in->source,
                                    .reference = in->reference,
                                    .variant = in->variant,
+                                   .running = in->running,
                                    .history = ctx->history ? ctx->history : none,
                                    .from = 0.05,
                                    .to = in->judged ? 0.5 : 1};
@@ -251,6 +277,7 @@ out:
     mlo_model_free(in.bound);
     mlo_model_free(in.source);
     mlo_model_free(in.reference);
+    mlo_model_free(in.running);
     mlo_model_free(in.variant);
     mlo_buf_clear(&text);
     json_decref(report);

@@ -328,7 +328,7 @@ enum mlo_status mlo_report_accuracy(const struct mlo_report_subject *s, struct m
     MLO_TRY(mlo_dataset_target(dataset, &target, err));
     j.target = target.data ? &target : NULL;
     MLO_TRY(run(s, s->source, dataset, (struct watch){s, s->from, middle}, &source, err));
-    MLO_TRY(run(s, s->variant, dataset, (struct watch){s, middle, s->to}, &variant, err));
+    MLO_TRY(run(s, s->running, dataset, (struct watch){s, middle, s->to}, &variant, err));
     MLO_TRY(add_metrics(&j, metrics, err));
     MLO_TRY(samples_json(&j, s->source->graph, samples, err));
     *accuracy = json_pack("{s:I,s:O,s:O}", "samples", (json_int_t)mlo_dataset_count(dataset), "metrics",

@@ -10,6 +10,8 @@
 struct mlo_report_subject {
     const struct mlo_step_context *ctx;
     const struct mlo_model *source, *reference, *variant;
+    const struct mlo_model
+        *running;          /* the variant with its weights as floats: the same weights, in less time */
     const json_t *history; /* of the context; an array */
     double from, to;       /* of the step's progress */
 };

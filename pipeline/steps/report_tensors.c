@@ -212,7 +212,7 @@ static enum mlo_status run_group(const struct mlo_report_subject *s, struct mlo_
     enum mlo_status status;
     struct runner reference = {
         .model = s->reference, .meters = p->meters, .count = p->count, .reference = true};
-    struct runner variant = {.model = s->variant, .meters = p->meters, .count = p->count};
+    struct runner variant = {.model = s->running, .meters = p->meters, .count = p->count};
     MLO_TRY(runner_init(&reference, s, dataset, p->batch, err));
     MLO_TRY(runner_init(&variant, s, dataset, p->batch, err));
     for (int64_t at = 0; at + p->batch <= p->samples; at += p->batch) {
