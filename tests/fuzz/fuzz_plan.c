@@ -11,7 +11,7 @@
 #include "engines/cpu/cpu_impl.h"
 #include "tests/fuzz/fuzz.h"
 
-enum { MODELS = 2, HEAD_BYTES = 32, ARENA_MAX = 1 << 24, CHANGES_MAX = 64 };
+enum { MODELS = 3, HEAD_BYTES = 32, ARENA_MAX = 1 << 24, CHANGES_MAX = 64 };
 
 struct base {
     char *bytes; /* as saved */
@@ -38,13 +38,46 @@ static struct mlo_value *op(struct mlo_graph *g, const char *name, struct mlo_va
     return out;
 }
 
-/* 0: a convolution, what follows it, and an interpreted node; 1: products and a normalization. */
+static struct mlo_value *number(struct mlo_graph *g, enum mlo_dtype dtype, double value)
+{
+    struct mlo_tensor t = {0};
+    struct mlo_error err = {0};
+    FUZZ_CHECK(mlo_tensor_init(&t, dtype, 0, NULL, &err) == MLO_OK, "%s", err.message);
+    mlo_tensor_set_f64(&t, 0, value);
+    return mlo_graph_add_constant_take(g, "n", &t);
+}
+
+static struct mlo_value *scaled(struct mlo_graph *g, const char *name, struct mlo_value *x, double zero_point)
+{
+    struct mlo_value *out = mlo_graph_add_value(g, name, NULL);
+    struct mlo_value *in[3] = {x, number(g, MLO_FLOAT32, 0.03125), number(g, MLO_UINT8, zero_point)};
+    FUZZ_CHECK(mlo_graph_add_node(g, NULL, "", name, name, in, 3, &out, 1), "no memory");
+    return out;
+}
+
+/* Quantized x times int8 weights, of one row. */
+static struct mlo_value *int8_product(struct mlo_graph *g, struct mlo_value *x, int64_t depth,
+                                      int64_t columns)
+{
+    struct mlo_tensor t = {0};
+    struct mlo_error err = {0};
+    FUZZ_CHECK(mlo_tensor_init(&t, MLO_INT8, 2, (int64_t[]){depth, columns}, &err) == MLO_OK, "%s",
+               err.message);
+    for (size_t i = 0; i < mlo_tensor_count(&t); i++)
+        ((int8_t *)t.data)[i] = (int8_t)(i * 37 % 251);
+    struct mlo_value *w = mlo_graph_add_constant_take(g, "w", &t);
+    x = scaled(g, "DequantizeLinear", scaled(g, "QuantizeLinear", x, 128), 128);
+    return op(g, "MatMul", x, op(g, "DequantizeLinear", w, number(g, MLO_FLOAT32, 0.03125)));
+}
+
+/* 0: a convolution, what follows it, and an interpreted node; 1: products and a normalization; 2: int8
+ * products of one row. */
 static struct mlo_model *make_model(int which)
 {
     struct mlo_model *model;
     struct mlo_error err = {0};
     struct mlo_type type = {.dtype = MLO_FLOAT32, .rank = which ? 2 : 4};
-    static const int64_t dims[MODELS][4] = {{1, 4, 5, 5}, {3, 8}};
+    static const int64_t dims[MODELS][4] = {{1, 4, 5, 5}, {3, 8}, {1, 20}};
     FUZZ_CHECK(mlo_model_new(17, &model, &err) == MLO_OK, "%s", err.message);
     struct mlo_graph *g = model->graph;
     for (int i = 0; i < type.rank; i++)
@@ -57,6 +90,9 @@ static struct mlo_model *make_model(int which)
         mlo_node_set_ints(y->producer, "kernel_shape", (int64_t[]){2, 2}, 2);
         y = op(g, "Softmax", op(g, "Mod", y, floats(g, 1, (int64_t[]){1})), NULL);
         mlo_node_set_i(g->nodes[g->node_count - 2], "fmod", 1);
+    } else if (which == 2) {
+        y = op(g, "Relu", int8_product(g, x, 20, 24), NULL);
+        y = op(g, "Sigmoid", int8_product(g, y, 24, 5), NULL);
     } else {
         y = op(g, "MatMul", x, floats(g, 2, (int64_t[]){8, 16}));
         y = op(g, "LayerNormalization", y, floats(g, 1, (int64_t[]){16}));
