@@ -316,7 +316,7 @@ def main():
     results, rows = os.path.join(o.folder, "quantize.json"), []
     if o.add and os.path.exists(results):
         with open(results, encoding="utf-8") as f:
-            rows = json.load(f)
+            rows = ordered(json.load(f))
     peers = [n for n in o.peers if n and present(n)]
     for net in nets(o):
         print(net.name, flush=True)
