@@ -49,7 +49,8 @@ struct mlo_footprint {
 struct mlo_plan;    /* engine-private: schedule, packed weights, memory plan; immutable, shareable */
 struct mlo_program; /* engine-private: a loaded plan with its own buffers and threads; one caller at a time */
 
-/* Called for each observed value after each run: float32, batch-major. */
+/* Called for each observed value in each run, as soon as it is made (its memory is used for others later):
+ * float32, batch-major. */
 typedef enum mlo_status mlo_observe_fn(void *arg, const char *name, const struct mlo_tensor *value,
                                        struct mlo_error *err);
 
@@ -135,7 +136,10 @@ bool mlo_machine_satisfies(const char *target);
  * sample, so the result does not depend on batch, threads or ISA. `next` fills `inputs` (program-shaped) with
  * up to its `batch` samples and sets *got (0: end). That batch is 1 where a wanted value has no rows per
  * sample (time steps first, as recurrent nets have them); a model whose batch is fixed otherwise is then
- * MLO_EUNSUPPORTED. */
+ * MLO_EUNSUPPORTED. A batch of 0 leaves it to the engine: as many samples as its buffers have room for in
+ * MLO_OBSERVE_BYTES, at most MLO_OBSERVE_BATCH. When `next` is called, all samples that it gave before are in
+ * `stats`. */
+enum { MLO_OBSERVE_BYTES = 48 << 20, MLO_OBSERVE_BATCH = 16 };
 typedef enum mlo_status mlo_feed_fn(void *arg, int64_t batch, struct mlo_tensor *inputs, int64_t *got,
                                     struct mlo_error *err);
 MLO_MUST_USE enum mlo_status mlo_engine_observe_stats(const struct mlo_model *model, const char *const *names,

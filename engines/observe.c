@@ -18,13 +18,7 @@ static enum mlo_status take_histogram(const struct sink *sink, const char *name,
     if (!t)
         return mlo_error_nomem(err);
     size_t per = mlo_tensor_count(value) / (size_t)sink->batch;
-    for (int64_t s = 0; s < sink->got; s++) {
-        enum mlo_status status =
-            mlo_tensor_stats_add(t, (const float *)value->data + (size_t)s * per, per, err);
-        if (status != MLO_OK)
-            return status;
-    }
-    return MLO_OK;
+    return mlo_tensor_stats_add_all(t, value->data, per, (size_t)sink->got, sink->pool, err);
 }
 
 static enum mlo_status take_channels(const struct sink *sink, const struct mlo_stats_want *want,
@@ -44,9 +38,11 @@ static enum mlo_status take_channels(const struct sink *sink, const struct mlo_s
     struct mlo_channel_stats *c = mlo_stats_get_channels(sink->stats, want->name, value->dims[axis]);
     if (!c)
         return mlo_error_nomem(err);
-    for (int64_t s = 0; s < sink->got; s++)
-        mlo_channel_stats_add(c, (const float *)value->data + (size_t)s * per, unit ? per / unit : 0, inner);
-    return MLO_OK;
+    enum mlo_status status = MLO_OK;
+    for (int64_t s = 0; s < sink->got && status == MLO_OK; s++)
+        status = mlo_channel_stats_add(c, (const float *)value->data + (size_t)s * per, unit ? per / unit : 0,
+                                       inner, err);
+    return status;
 }
 
 static enum mlo_status take_gram(const struct sink *sink, const struct mlo_stats_want *want,
@@ -221,6 +217,25 @@ out:
     return status;
 }
 
+/* The largest batch of MLO_OBSERVE_BATCH, half of that and so on whose buffers fit: o->batch. */
+static enum mlo_status choose_batch(const struct mlo_model *model, struct mlo_compile_options *o,
+                                    struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_plan *plan = NULL;
+    for (o->batch = MLO_OBSERVE_BATCH; o->batch > 1; o->batch /= 2) {
+        struct mlo_footprint size;
+        MLO_TRY(mlo_engine_cpu.compile(model, o, &plan, err));
+        mlo_engine_cpu.footprint(plan, &size);
+        mlo_engine_cpu.free_plan(plan);
+        plan = NULL;
+        if (size.program_bytes <= MLO_OBSERVE_BYTES)
+            break;
+    }
+out:
+    return status;
+}
+
 enum mlo_status mlo_engine_observe_wants(const struct mlo_model *model, const struct mlo_stats_wants *wants,
                                          int64_t batch, unsigned threads, mlo_feed_fn *next, void *arg,
                                          struct mlo_stats *stats, struct mlo_error *err)
@@ -236,12 +251,21 @@ enum mlo_status mlo_engine_observe_wants(const struct mlo_model *model, const st
     struct mlo_program *program = NULL;
     struct mlo_tensor *inputs = NULL, *outputs = NULL;
     int input_count = 0;
-    if (batch < 1)
-        return mlo_error_set(err, MLO_EINVAL, "the batch is %lld; it must be positive", (long long)batch);
+    if (batch < 0)
+        return mlo_error_set(err, MLO_EINVAL, "the batch is %lld; it must be positive, or 0",
+                             (long long)batch);
     MLO_TRY(names_of(wants, &names, &options.observe_count, err));
     options.observe = names;
+    /* Weights stay where the model has them, and packed ones are made once. */
+    options.constants = mlo_constants_new();
+    if (!options.constants) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
     if (threads > 1)
         pool = mlo_pool_new(threads); /* without one it takes longer */
+    if (batch == 0)
+        MLO_TRY(choose_batch(model, &options, err));
     MLO_TRY(bind(model, &options, &bound, err));
     batch = options.batch;
     MLO_TRY(make_inputs(bound, &inputs, &input_count, err));
@@ -285,5 +309,6 @@ out:
     free(names);
     mlo_pool_free(pool);
     mlo_model_free(bound);
+    mlo_constants_free(options.constants);
     return status;
 }

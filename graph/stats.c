@@ -1,16 +1,12 @@
 /* Observed statistics. Bin widths are powers of two: a bin of width 2w is exactly two bins of width w, so
  * widening loses nothing that any order of the same values would have kept. */
-#include "graph/stats_impl.h"
-
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    HALF = MLO_HIST_BINS / 2,
-    WIDTH_MIN = -149 - 11, /* the least denormal float still gets a bin of its own */
-    WIDTH_MAX = 128,
-};
+#include "graph/stats_impl.h"
+
+enum { HALF = MLO_HIST_BINS / 2 };
 
 void mlo_stats_init(struct mlo_stats *stats)
 {
@@ -22,8 +18,10 @@ void mlo_stats_clear(struct mlo_stats *stats)
     for (size_t i = 0; i < stats->count; i++) {
         free((char *)stats->tensors[i].name);
         free(stats->tensors[i].bins);
+        mlo_sums_clear(&stats->tensors[i].sums);
     }
     free(stats->tensors);
+    free(stats->origin);
     mlo_stats_clear_channels(stats);
     mlo_stats_clear_grams(stats);
     *stats = (struct mlo_stats){0};
@@ -50,7 +48,10 @@ struct mlo_tensor_stats *mlo_stats_get(struct mlo_stats *stats, const char *name
         stats->tensors = grown;
         stats->cap = cap;
     }
-    struct mlo_tensor_stats fresh = {.name = strdup(name), .log2_width = WIDTH_MIN};
+    struct mlo_tensor_stats fresh = {.name = strdup(name),
+                                     .log2_width = MLO_STATS_WIDTH_MIN,
+                                     .next = stats->first,
+                                     .sums = {.width = MLO_SUMS_TENSOR}};
     fresh.bins = calloc(MLO_HIST_BINS, sizeof *fresh.bins);
     if (!fresh.name || !fresh.bins) {
         free((char *)fresh.name);
@@ -74,20 +75,18 @@ void mlo_stats_sort(struct mlo_stats *stats)
     mlo_stats_sort_grams(stats);
 }
 
-/* The least width exponent whose bins hold the value: |v| < 2^w * HALF, and -2^w * HALF itself lies in the
- * first bin; for symmetry the boundary counts as outside on both sides. */
-static int width_for(float value)
+int mlo_stats_width(float value)
 {
     int exponent;
     if (value == 0)
-        return WIDTH_MIN;
+        return MLO_STATS_WIDTH_MIN;
     frexp(value, &exponent); /* |v| = m 2^e, m in [1/2, 1): v < 2^e = 2^(e-11) * 2048 */
-    return MLO_MAX(exponent - 11, WIDTH_MIN);
+    return MLO_MAX(exponent - 11, MLO_STATS_WIDTH_MIN);
 }
 
 /* Floor division of positions counted from the middle: bins (2k, 2k+1) become bin k, on both sides of zero.
  */
-static void widen(struct mlo_tensor_stats *t, int log2_width)
+void mlo_stats_widen(struct mlo_tensor_stats *t, int log2_width)
 {
     int shift = log2_width - t->log2_width;
     if (shift <= 0)
@@ -104,54 +103,28 @@ static void widen(struct mlo_tensor_stats *t, int log2_width)
     }
 }
 
-enum mlo_status mlo_tensor_stats_add(struct mlo_tensor_stats *t, const float *values, size_t count,
-                                     struct mlo_error *err)
+void mlo_tensor_stats_total(struct mlo_tensor_stats *t)
 {
-    double sum = 0, sum_sq = 0;
-    float low = INFINITY, high = -INFINITY;
-    uint64_t finite = 0;
-    if (!t->bins)
-        return mlo_error_set(err, MLO_EINVAL, "statistics of '%s' have no histogram", t->name ? t->name : "");
-    for (size_t i = 0; i < count; i++) {
-        float v = values[i];
-        if (isnan(v)) {
-            t->nan_count++;
-        } else if (isinf(v)) {
-            t->inf_count++;
-        } else {
-            low = v < low ? v : low;
-            high = v > high ? v : high;
-            sum += v;
-            sum_sq += (double)v * v;
-            finite++;
-        }
-    }
-    if (finite) {
-        int need = MLO_MAX(width_for(low), width_for(high));
-        widen(t, need);
-        double scale = ldexp(1, -t->log2_width);
-        for (size_t i = 0; i < count; i++)
-            if (isfinite(values[i])) /* exact: a float times a power of two */
-                t->bins[HALF + (int)floor(values[i] * scale)]++;
-        t->min = t->count && t->min <= low ? t->min : low + 0.0f; /* -0 and 0 are one value */
-        t->max = t->count && t->max >= high ? t->max : high + 0.0f;
-        t->ema_min += MLO_STATS_EMA * ((double)low - t->ema_min);
-        t->ema_max += MLO_STATS_EMA * ((double)high - t->ema_max);
-        t->ema_weight += MLO_STATS_EMA * (1 - t->ema_weight);
-    }
-    t->count += finite;
-    t->sum += sum;
-    t->sum_sq += sum_sq;
-    t->samples++;
-    return MLO_OK;
+    double total[MLO_SUMS_TENSOR];
+    mlo_sums_total(&t->sums, total);
+    t->sum = total[0];
+    t->sum_sq = total[1];
+    t->ema_min = total[2];
+    t->ema_max = total[3];
+    t->ema_weight = total[4];
 }
 
-static void merge_one(struct mlo_tensor_stats *into, const struct mlo_tensor_stats *more)
+static enum mlo_status merge_one(struct mlo_tensor_stats *into, const struct mlo_tensor_stats *more,
+                                 struct mlo_error *err)
 {
-    int shift = 0;
+    enum mlo_status status = mlo_sums_merge(&into->sums, &more->sums, err);
+    if (status != MLO_OK) {
+        mlo_error_where(err, "value '%s'", into->name);
+        return status;
+    }
     if (more->count) {
-        widen(into, more->log2_width);
-        shift = MLO_MIN(into->log2_width - more->log2_width, 12);
+        mlo_stats_widen(into, more->log2_width);
+        int shift = MLO_MIN(into->log2_width - more->log2_width, 12);
         for (int k = 0; k < HALF; k++) {
             into->bins[HALF + (k >> shift)] += more->bins[HALF + k];
             into->bins[HALF - 1 - (k >> shift)] += more->bins[HALF - 1 - k];
@@ -159,26 +132,32 @@ static void merge_one(struct mlo_tensor_stats *into, const struct mlo_tensor_sta
         into->min = into->count && into->min <= more->min ? into->min : more->min;
         into->max = into->count && into->max >= more->max ? into->max : more->max;
     }
-    double keeps = 1 - more->ema_weight; /* what so many later samples leave of the earlier ones */
-    into->ema_min = into->ema_min * keeps + more->ema_min;
-    into->ema_max = into->ema_max * keeps + more->ema_max;
-    into->ema_weight = into->ema_weight * keeps + more->ema_weight;
     into->count += more->count;
     into->nan_count += more->nan_count;
     into->inf_count += more->inf_count;
-    into->sum += more->sum;
-    into->sum_sq += more->sum_sq;
     into->samples += more->samples;
+    into->next = MLO_MAX(into->next, more->next);
+    mlo_tensor_stats_total(into);
+    return MLO_OK;
 }
 
 enum mlo_status mlo_stats_merge(struct mlo_stats *into, const struct mlo_stats *more, struct mlo_error *err)
 {
+    if (into->origin && more->origin && strcmp(into->origin, more->origin) != 0) {
+        mlo_error_set(err, MLO_EINVAL, "statistics of one model or dataset do not add to those of another");
+        mlo_error_hint(err, "observe all shards with the same model, data and options");
+        return MLO_EINVAL;
+    }
     for (size_t i = 0; i < more->count; i++) {
         struct mlo_tensor_stats *t = mlo_stats_get(into, more->tensors[i].name);
         if (!t)
             return mlo_error_nomem(err);
-        merge_one(t, &more->tensors[i]);
+        enum mlo_status status = merge_one(t, &more->tensors[i], err);
+        if (status != MLO_OK)
+            return status;
     }
+    if (!into->origin && more->origin && !(into->origin = strdup(more->origin)))
+        return mlo_error_nomem(err);
     enum mlo_status status = mlo_stats_merge_channels(into, more, err);
     return status == MLO_OK ? mlo_stats_merge_grams(into, more, err) : status;
 }

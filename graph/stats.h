@@ -1,8 +1,10 @@
 /* Statistics that engines observe on tensors and calibrators read.
  *
- * Streaming, of bounded memory, mergeable, and independent of how samples were split into batches: the
- * histogram's bin width is always a power of two and doubles when a value falls outside, so any order of the
- * same values gives the same bins; moments are kept per sample in sample order. */
+ * Streaming, of bounded memory, mergeable, and independent of how samples were split into batches and shards:
+ * the histogram's bin width is always a power of two and doubles when a value falls outside, so any order of
+ * the same values gives the same bins; sums and moving averages are added up in a tree over the samples'
+ * numbers, so that who saw which samples leaves no trace in their rounding either. Only Gram matrices are
+ * chains over all samples in order, and cannot be merged to the bit. */
 #ifndef MLO_GRAPH_STATS_H
 #define MLO_GRAPH_STATS_H
 
@@ -11,29 +13,48 @@
 #define MLO_STATS_EMA 0.0078125 /* 1/128: a power of two, so that a factor 1 - 1/128 is exact */
 enum { MLO_HIST_BINS = 4096 };  /* half for negative values, half for positive ones */
 
+/* What is added up over samples, as nodes of a binary tree over the samples' numbers: a node stands for
+ * 2^log2 samples from `first` on, a multiple of that, and is what its two halves come to. Nodes whose both
+ * halves are there are joined at once, so the nodes that are left, and every rounding in them, follow from
+ * the set of samples alone. There are about log2 of the number of samples where these follow each other. */
+struct mlo_sums_node {
+    uint64_t first;
+    unsigned log2;
+};
+struct mlo_sample_sums {
+    size_t width;                /* numbers of a node */
+    struct mlo_sums_node *nodes; /* in order of samples; owned, as are their numbers */
+    double *numbers;
+    size_t count, cap;
+};
+
 struct mlo_tensor_stats {
     const char *name; /* of the value; owned */
     uint64_t count;   /* finite elements seen */
     uint64_t nan_count, inf_count;
     float min, max;     /* of finite elements */
-    double sum, sum_sq; /* added up per sample, then in sample order */
+    double sum, sum_sq; /* of finite elements */
     uint64_t samples;
     /* Exponential moving averages of the samples' extremes, in sample order, each of weight MLO_STATS_EMA:
      * the average is the value divided by ema_weight, which is what the weights of all samples add up to. */
     double ema_min, ema_max, ema_weight;
-    int log2_width; /* bin b covers [(b - BINS/2) * 2^w, (b + 1 - BINS/2) * 2^w) */
-    uint64_t *bins; /* MLO_HIST_BINS counts; owned */
+    uint64_t next;               /* number of the sample that is added next */
+    struct mlo_sample_sums sums; /* of sum, sum_sq and the averages */
+    int log2_width;              /* bin b covers [(b - BINS/2) * 2^w, (b + 1 - BINS/2) * 2^w) */
+    uint64_t *bins;              /* MLO_HIST_BINS counts; owned */
 };
 
 /* What is kept of each channel of a value. */
 struct mlo_channel_stats {
     const char *name; /* of the value; owned */
     int64_t channels;
-    uint64_t *count;      /* finite elements seen, per channel */
-    uint64_t bad_count;   /* NaN and infinities */
-    float *min, *max;     /* of finite elements; 0 where there were none */
-    double *sum, *sum_sq; /* added up per sample, then in sample order */
+    uint64_t *count;    /* finite elements seen, per channel */
+    uint64_t bad_count; /* NaN and infinities */
+    float *min, *max;   /* of finite elements; 0 where there were none */
+    double *sum, *sum_sq;
     uint64_t samples;
+    uint64_t next;               /* number of the sample that is added next */
+    struct mlo_sample_sums sums; /* of all sums, then all of squares */
 };
 
 /* What a weighted node multiplies its weights with, as the rows of a matrix X: X^T X, which says how errors
@@ -62,6 +83,8 @@ struct mlo_stats {
     size_t channel_count, channel_cap;
     struct mlo_gram *grams; /* sorted by key */
     size_t gram_count, gram_cap;
+    uint64_t first; /* number of the sample that is added first to what is not there yet */
+    char *origin;   /* what the samples are and what they went through, or NULL; owned */
 };
 
 /* What is to be observed of a value. */
@@ -90,6 +113,11 @@ const struct mlo_tensor_stats *mlo_stats_find(const struct mlo_stats *stats, con
 /* Adds one sample's values (float32). */
 MLO_MUST_USE enum mlo_status mlo_tensor_stats_add(struct mlo_tensor_stats *t, const float *values,
                                                   size_t count, struct mlo_error *err);
+struct mlo_pool;
+/* The same for samples that lie one behind the other, `count` values each; the pool (or NULL) shares them. */
+MLO_MUST_USE enum mlo_status mlo_tensor_stats_add_all(struct mlo_tensor_stats *t, const float *values,
+                                                      size_t count, size_t samples, struct mlo_pool *pool,
+                                                      struct mlo_error *err);
 
 /* --- per channel ------------------------------------------------------------------------------- */
 
@@ -97,12 +125,12 @@ MLO_MUST_USE enum mlo_status mlo_tensor_stats_add(struct mlo_tensor_stats *t, co
 struct mlo_channel_stats *mlo_stats_get_channels(struct mlo_stats *stats, const char *name, int64_t channels);
 const struct mlo_channel_stats *mlo_stats_find_channels(const struct mlo_stats *stats, const char *name);
 /* Adds one sample's values, which lie as [outer][channels][inner]. */
-void mlo_channel_stats_add(struct mlo_channel_stats *c, const float *values, size_t outer, size_t inner);
+MLO_MUST_USE enum mlo_status mlo_channel_stats_add(struct mlo_channel_stats *c, const float *values,
+                                                   size_t outer, size_t inner, struct mlo_error *err);
 
 /* --- Gram matrices ----------------------------------------------------------------------------- */
 
 struct mlo_node;
-struct mlo_pool;
 enum { MLO_GRAM_KEY = 512 };
 /* Writes what names the rows of a Conv's, Gemm's or MatMul's input 0 (nodes that read one value in the same
  * way share them; a QuantizeLinear/DequantizeLinear pair in between is looked through) into `out`, which is
@@ -125,9 +153,9 @@ double mlo_gram_at(const struct mlo_gram *gram, int64_t g, int64_t i, int64_t j)
 
 /* --- all of it --------------------------------------------------------------------------------- */
 
-/* Adds all of `more`, whose samples come after those of `into`. Bins and extremes are exact for any split;
- * sums are so when each side holds whole samples; moving averages and Gram matrices are up to rounding.
- * MLO_EINVAL when both know a value by different numbers of channels. */
+/* Adds all of `more`: what one observer of all samples would have, to the bit. MLO_EINVAL when both saw the
+ * same sample of a value, come from different origins, know a value by different numbers of channels, or both
+ * have rows of one Gram matrix. */
 MLO_MUST_USE enum mlo_status mlo_stats_merge(struct mlo_stats *into, const struct mlo_stats *more,
                                              struct mlo_error *err);
 void mlo_stats_sort(struct mlo_stats *stats);

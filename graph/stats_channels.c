@@ -52,6 +52,7 @@ static void entry_free(struct mlo_channel_stats *c)
     free(c->count);
     free(c->min);
     free(c->sum);
+    mlo_sums_clear(&c->sums);
 }
 
 void mlo_stats_clear_channels(struct mlo_stats *stats)
@@ -85,7 +86,8 @@ struct mlo_channel_stats *mlo_stats_get_channels(struct mlo_stats *stats, const 
         stats->channel_cap = cap;
     }
     size_t n = (size_t)channels;
-    struct mlo_channel_stats fresh = {.name = strdup(name), .channels = channels};
+    struct mlo_channel_stats fresh = {
+        .name = strdup(name), .channels = channels, .next = stats->first, .sums = {.width = 2 * n}};
     fresh.count = calloc(n + 1, sizeof *fresh.count);
     fresh.min = calloc(2 * n + 1, sizeof *fresh.min);
     fresh.sum = calloc(2 * n + 1, sizeof *fresh.sum);
@@ -99,9 +101,18 @@ struct mlo_channel_stats *mlo_stats_get_channels(struct mlo_stats *stats, const 
     return &stats->channels[stats->channel_count++];
 }
 
-void mlo_channel_stats_add(struct mlo_channel_stats *c, const float *values, size_t outer, size_t inner)
+void mlo_channel_stats_total(struct mlo_channel_stats *c)
+{
+    mlo_sums_total(&c->sums, c->sum); /* sums and squares lie together */
+}
+
+enum mlo_status mlo_channel_stats_add(struct mlo_channel_stats *c, const float *values, size_t outer,
+                                      size_t inner, struct mlo_error *err)
 {
     size_t channels = (size_t)c->channels;
+    double *sums = calloc(2 * channels + 1, sizeof *sums);
+    if (!sums)
+        return mlo_error_nomem(err);
     for (size_t ch = 0; ch < channels; ch++) {
         double sum = 0, sum_sq = 0;
         float low = INFINITY, high = -INFINITY;
@@ -124,11 +135,16 @@ void mlo_channel_stats_add(struct mlo_channel_stats *c, const float *values, siz
             continue;
         c->min[ch] = c->count[ch] && c->min[ch] <= low ? c->min[ch] : low + 0.0f; /* -0 and 0 are one value */
         c->max[ch] = c->count[ch] && c->max[ch] >= high ? c->max[ch] : high + 0.0f;
-        c->sum[ch] += sum;
-        c->sum_sq[ch] += sum_sq;
+        sums[ch] = sum;
+        sums[channels + ch] = sum_sq;
         c->count[ch] += finite;
     }
+    enum mlo_status status = mlo_sums_add(&c->sums, c->next, 0, sums, err);
+    free(sums);
     c->samples++;
+    c->next++;
+    mlo_channel_stats_total(c);
+    return status;
 }
 
 enum mlo_status mlo_stats_merge_channels(struct mlo_stats *into, const struct mlo_stats *more,
@@ -144,17 +160,22 @@ enum mlo_status mlo_stats_merge_channels(struct mlo_stats *into, const struct ml
         struct mlo_channel_stats *a = mlo_stats_get_channels(into, b->name, b->channels);
         if (!a)
             return mlo_error_nomem(err);
+        enum mlo_status status = mlo_sums_merge(&a->sums, &b->sums, err);
+        if (status != MLO_OK) {
+            mlo_error_where(err, "value '%s'", b->name);
+            return status;
+        }
         for (int64_t c = 0; c < b->channels; c++) {
             if (b->count[c]) {
                 a->min[c] = a->count[c] && a->min[c] <= b->min[c] ? a->min[c] : b->min[c];
                 a->max[c] = a->count[c] && a->max[c] >= b->max[c] ? a->max[c] : b->max[c];
             }
-            a->sum[c] += b->sum[c];
-            a->sum_sq[c] += b->sum_sq[c];
             a->count[c] += b->count[c];
         }
         a->bad_count += b->bad_count;
         a->samples += b->samples;
+        a->next = MLO_MAX(a->next, b->next);
+        mlo_channel_stats_total(a);
     }
     return MLO_OK;
 }
@@ -180,13 +201,12 @@ json_t *mlo_stats_channels_json(const struct mlo_stats *sorted)
         json_t *rows = json_array();
         bool ok = rows != NULL;
         for (int64_t k = 0; ok && k < c->channels; k++)
-            ok = json_array_append_new(rows,
-                                       json_pack("[I,f,f,f,f]", (json_int_t)c->count[k], (double)c->min[k],
-                                                 (double)c->max[k], c->sum[k], c->sum_sq[k])) == 0;
-        json_t *entry =
-            ok ? json_pack("{s:s, s:I, s:I, s:O}", "name", c->name, "bad", (json_int_t)c->bad_count,
-                           "samples", (json_int_t)c->samples, "channels", rows)
-               : NULL;
+            ok = json_array_append_new(rows, json_pack("[I,f,f]", (json_int_t)c->count[k], (double)c->min[k],
+                                                       (double)c->max[k])) == 0;
+        json_t *entry = ok ? json_pack("{s:s, s:I, s:I, s:I, s:O, s:o}", "name", c->name, "bad",
+                                       (json_int_t)c->bad_count, "samples", (json_int_t)c->samples, "next",
+                                       (json_int_t)c->next, "channels", rows, "sums", mlo_sums_json(&c->sums))
+                           : NULL;
         json_decref(rows);
         if (json_array_append_new(list, entry) != 0) {
             json_decref(list);
@@ -200,12 +220,13 @@ static enum mlo_status read_entry(const json_t *json, struct mlo_stats *out, str
 {
     enum mlo_status status = MLO_OK;
     const char *name;
-    int64_t bad, samples;
+    int64_t bad, samples, next;
     const json_t *rows = json_object_get(json, "channels");
     MLO_TRY(mlo_json_get_str(json, "name", NULL, &name, err));
     MLO_TRY(mlo_json_get_i64(json, "bad", NULL, &bad, err));
     MLO_TRY(mlo_json_get_i64(json, "samples", NULL, &samples, err));
-    if (!json_is_array(rows) || bad < 0 || samples < 0 || mlo_stats_find_channels(out, name))
+    MLO_TRY(mlo_json_get_i64(json, "next", NULL, &next, err));
+    if (!json_is_array(rows) || bad < 0 || samples < 0 || next < 0 || mlo_stats_find_channels(out, name))
         return mlo_error_set(err, MLO_EFORMAT, "statistics of the channels of '%.120s' are broken", name);
     struct mlo_channel_stats *c = mlo_stats_get_channels(out, name, (int64_t)json_array_size(rows));
     if (!c)
@@ -214,7 +235,7 @@ static enum mlo_status read_entry(const json_t *json, struct mlo_stats *out, str
     c->samples = (uint64_t)samples;
     for (int64_t k = 0; k < c->channels; k++) {
         const json_t *row = json_array_get(rows, (size_t)k);
-        double numbers[5];
+        double numbers[3];
         for (size_t i = 0; i < MLO_COUNT(numbers); i++)
             numbers[i] = json_number_value(json_array_get(row, i));
         if (json_array_size(row) != MLO_COUNT(numbers) || numbers[0] < 0 || !(numbers[1] <= numbers[2]))
@@ -223,9 +244,10 @@ static enum mlo_status read_entry(const json_t *json, struct mlo_stats *out, str
         c->count[k] = (uint64_t)json_integer_value(json_array_get(row, 0));
         c->min[k] = (float)numbers[1];
         c->max[k] = (float)numbers[2];
-        c->sum[k] = numbers[3];
-        c->sum_sq[k] = numbers[4];
     }
+    c->next = (uint64_t)next;
+    MLO_TRY(mlo_sums_read(json_object_get(json, "sums"), c->samples, &c->sums, err));
+    mlo_channel_stats_total(c);
 out:
     return status;
 }

@@ -403,6 +403,12 @@ enum mlo_status mlo_stats_merge_grams(struct mlo_stats *into, const struct mlo_s
         const struct mlo_gram *known = find(into, b->key);
         if (known && (known->groups != b->groups || known->dim != b->dim || known->full != b->full))
             return mlo_error_set(err, MLO_EINVAL, "the matrices of '%s' differ in shape", b->key);
+        if (known && known->rows + known->skipped && b->rows + b->skipped) {
+            mlo_error_set(err, MLO_EINVAL, "two parts of the matrix of '%s' cannot be added to the bit",
+                          b->key);
+            mlo_error_hint(err, "observe what GPTQ, AdaRound and other uses of matrices need in one go");
+            return MLO_EINVAL;
+        }
         struct mlo_gram *a = mlo_stats_make_gram(into, b->key, b->groups, b->dim, b->full);
         if (!a)
             return mlo_error_nomem(err);

@@ -33,12 +33,11 @@ static json_t *runs_of(const uint64_t *bins)
 
 static json_t *tensor_to_json(const struct mlo_tensor_stats *t)
 {
-    return json_pack("{s:s, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:i, s:o}", "name",
-                     t->name, "count", (json_int_t)t->count, "nan", (json_int_t)t->nan_count, "inf",
-                     (json_int_t)t->inf_count, "min", (double)t->min, "max", (double)t->max, "sum", t->sum,
-                     "sum_sq", t->sum_sq, "ema_min", t->ema_min, "ema_max", t->ema_max, "ema_weight",
-                     t->ema_weight, "samples", (json_int_t)t->samples, "log2_width", t->log2_width, "bins",
-                     runs_of(t->bins));
+    return json_pack("{s:s, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:o, s:i, s:o}", "name", t->name, "count",
+                     (json_int_t)t->count, "nan", (json_int_t)t->nan_count, "inf", (json_int_t)t->inf_count,
+                     "min", (double)t->min, "max", (double)t->max, "samples", (json_int_t)t->samples, "next",
+                     (json_int_t)t->next, "sums", mlo_sums_json(&t->sums), "log2_width", t->log2_width,
+                     "bins", runs_of(t->bins));
 }
 
 enum mlo_status mlo_stats_to_json(const struct mlo_stats *stats, json_t **out, struct mlo_error *err)
@@ -62,7 +61,8 @@ enum mlo_status mlo_stats_to_json(const struct mlo_stats *stats, json_t **out, s
     free(sorted.tensors);
     free(sorted.channels);
     if (ok)
-        *out = json_pack("{s:i, s:O, s:O}", "version", 2, "tensors", list, "channels", channels);
+        *out = json_pack("{s:i, s:O, s:O, s:I, s:s?}", "version", 3, "tensors", list, "channels", channels,
+                         "first", (json_int_t)stats->first, "origin", stats->origin);
     json_decref(list);
     json_decref(channels);
     return *out ? MLO_OK : mlo_error_nomem(err);
@@ -97,7 +97,7 @@ static enum mlo_status read_tensor(const json_t *json, struct mlo_stats *stats, 
 {
     enum mlo_status status = MLO_OK;
     const char *name;
-    int64_t count, nan_count, inf_count, samples, width;
+    int64_t count, nan_count, inf_count, samples, next, width;
     double low, high;
     MLO_TRY(mlo_json_get_str(json, "name", NULL, &name, err));
     if (mlo_stats_find(stats, name)) {
@@ -116,13 +116,9 @@ static enum mlo_status read_tensor(const json_t *json, struct mlo_stats *stats, 
     MLO_TRY(mlo_json_get_i64(json, "log2_width", NULL, &width, err));
     MLO_TRY(mlo_json_get_f64(json, "min", NULL, &low, err));
     MLO_TRY(mlo_json_get_f64(json, "max", NULL, &high, err));
-    MLO_TRY(mlo_json_get_f64(json, "sum", NULL, &t->sum, err));
-    MLO_TRY(mlo_json_get_f64(json, "sum_sq", NULL, &t->sum_sq, err));
-    MLO_TRY(mlo_json_get_f64(json, "ema_min", NULL, &t->ema_min, err));
-    MLO_TRY(mlo_json_get_f64(json, "ema_max", NULL, &t->ema_max, err));
-    MLO_TRY(mlo_json_get_f64(json, "ema_weight", NULL, &t->ema_weight, err));
-    if (count < 0 || nan_count < 0 || inf_count < 0 || samples < 0 || width < -160 || width > 128 ||
-        !(low <= high)) {
+    MLO_TRY(mlo_json_get_i64(json, "next", NULL, &next, err));
+    if (next < 0 || count < 0 || nan_count < 0 || inf_count < 0 || samples < 0 || width < -160 ||
+        width > 128 || !(low <= high)) {
         status = mlo_error_set(err, MLO_EFORMAT, "statistics of '%.120s' hold an impossible number", name);
         goto out;
     }
@@ -133,6 +129,9 @@ static enum mlo_status read_tensor(const json_t *json, struct mlo_stats *stats, 
     t->log2_width = (int)width;
     t->min = (float)low;
     t->max = (float)high;
+    t->next = (uint64_t)next;
+    MLO_TRY(mlo_sums_read(json_object_get(json, "sums"), t->samples, &t->sums, err));
+    mlo_tensor_stats_total(t);
     MLO_TRY(read_bins(json_object_get(json, "bins"), t, err));
 out:
     return status;
@@ -143,9 +142,13 @@ enum mlo_status mlo_stats_from_json(const json_t *json, struct mlo_stats *out, s
     enum mlo_status status = MLO_OK;
     const json_t *tensors = json_object_get(json, "tensors");
     mlo_stats_init(out);
-    if (!json_is_array(tensors) || mlo_json_i64(json, "version", 0) != 2)
+    if (!json_is_array(tensors) || mlo_json_i64(json, "version", 0) != 3)
         return mlo_error_set(err, MLO_EFORMAT,
-                             "no statistics of version 2: 'tensors' or 'version' is missing");
+                             "no statistics of version 3: 'tensors' or 'version' is missing");
+    const char *origin = mlo_json_str(json, "origin", NULL);
+    out->first = (uint64_t)MLO_MAX(mlo_json_i64(json, "first", 0), 0);
+    if (origin && !(out->origin = strdup(origin)))
+        status = mlo_error_nomem(err);
     for (size_t i = 0; i < json_array_size(tensors) && status == MLO_OK; i++)
         status = read_tensor(json_array_get(tensors, i), out, err);
     if (status == MLO_OK)

@@ -8,7 +8,7 @@
 static const struct mlo_cli_verb *const verbs[] = {
     &mlo_verb_inspect,  &mlo_verb_run,        &mlo_verb_optimize,    &mlo_verb_quantize,
     &mlo_verb_eval,     &mlo_verb_bench,      &mlo_verb_engines,     &mlo_verb_diff,
-    &mlo_verb_compile,  &mlo_verb_qat_export, &mlo_verb_sensitivity,
+    &mlo_verb_compile,  &mlo_verb_qat_export, &mlo_verb_sensitivity, &mlo_verb_observe,
 #if MLOPT_SERVICE
     &mlo_verb_push,     &mlo_verb_data_push,  &mlo_verb_data_pull,   &mlo_verb_models,
     &mlo_verb_datasets, &mlo_verb_variants,   &mlo_verb_lineage,     &mlo_verb_pull,

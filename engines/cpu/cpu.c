@@ -95,7 +95,9 @@ static enum mlo_status compile(const struct mlo_model *model, const struct mlo_c
     plan->done = mlo_arena_calloc(plan->arena, (size_t)g->node_count + 1, sizeof *plan->done);
     plan->output_slots = mlo_arena_calloc(plan->arena, (size_t)g->output_count + 1, sizeof(int));
     plan->observed_slots = mlo_arena_calloc(plan->arena, options->observe_count + 1, sizeof(int));
-    if (!plan->inputs || !plan->values || !plan->done || !plan->output_slots || !plan->observed_slots) {
+    plan->observed_behind = mlo_arena_calloc(plan->arena, options->observe_count + 1, sizeof(int));
+    if (!plan->inputs || !plan->values || !plan->done || !plan->output_slots || !plan->observed_slots ||
+        !plan->observed_behind) {
         status = mlo_error_nomem(err);
         goto out;
     }
@@ -195,32 +197,6 @@ out:
     return status;
 }
 
-static enum mlo_status run_steps(struct mlo_program *program, struct mlo_error *err)
-{
-    const struct mlo_plan *plan = program->plan;
-    for (int i = 0; i < plan->step_count; i++) {
-        const struct cpu_step *step = &plan->steps[i];
-        uint64_t start_ns = program->step_ns ? mlo_clock_ns() : 0;
-        if (step->begins_as >= 0 && !step->cls->replaces &&
-            program->at[step->begins_as] != program->at[step->out[0]])
-            memcpy(program->at[step->out[0]], program->at[step->begins_as],
-                   plan->slots[step->out[0]].size_bytes);
-        enum mlo_status status = step->cls->run(program, step, program->states[i], err);
-        if (status != MLO_OK) {
-            mlo_error_where(err, "node '%s' (%s)", step->node ? step->node->name : "",
-                            step->node ? step->node->op_type : step->impl);
-            return status;
-        }
-        for (int k = 0; k < step->in_count; k++)
-            if (step->in[k] >= 0 && plan->slots[step->in[k]].kind == CPU_SLOT_TENSOR &&
-                plan->slots[step->in[k]].last == i)
-                mlo_tensor_clear(&program->tensors[step->in[k]]);
-        if (program->step_ns)
-            program->step_ns[i] = mlo_clock_ns() - start_ns;
-    }
-    return MLO_OK;
-}
-
 /* The value in row-major order, as a tensor that borrows the program's memory. */
 static void view(const struct mlo_program *program, const struct mlo_value *value, int slot,
                  struct mlo_tensor *out)
@@ -237,6 +213,61 @@ static void view(const struct mlo_program *program, const struct mlo_value *valu
         cpu_value_bytes(value, &out->size_bytes);
     }
     out->owned = false;
+}
+
+/* Who is shown observed values; fn NULL: nobody. */
+struct audience {
+    mlo_observe_fn *fn;
+    void *arg;
+};
+
+static enum mlo_status show(const struct mlo_program *program, int behind, const struct audience *to,
+                            struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_plan *plan = program->plan;
+    struct mlo_tensor t = {0};
+    for (size_t i = 0; to->fn && i < plan->observed_count; i++) {
+        if (plan->observed_behind[i] != behind)
+            continue;
+        view(program, plan->observed[i], plan->observed_slots[i], &t);
+        MLO_TRY(mlo_engine_show(plan->observed[i]->name, &t, to->fn, to->arg, err));
+    }
+out:
+    return status;
+}
+
+static enum mlo_status run_steps(struct mlo_program *program, const struct audience *to,
+                                 struct mlo_error *err)
+{
+    const struct mlo_plan *plan = program->plan;
+    enum mlo_status status = show(program, -1, to, err);
+    if (status != MLO_OK)
+        return status;
+    for (int i = 0; i < plan->step_count; i++) {
+        const struct cpu_step *step = &plan->steps[i];
+        uint64_t start_ns = program->step_ns ? mlo_clock_ns() : 0;
+        if (step->begins_as >= 0 && !step->cls->replaces &&
+            program->at[step->begins_as] != program->at[step->out[0]])
+            memcpy(program->at[step->out[0]], program->at[step->begins_as],
+                   plan->slots[step->out[0]].size_bytes);
+        status = step->cls->run(program, step, program->states[i], err);
+        if (status != MLO_OK) {
+            mlo_error_where(err, "node '%s' (%s)", step->node ? step->node->name : "",
+                            step->node ? step->node->op_type : step->impl);
+            return status;
+        }
+        if (program->step_ns)
+            program->step_ns[i] = mlo_clock_ns() - start_ns;
+        status = show(program, i, to, err);
+        if (status != MLO_OK)
+            return status;
+        for (int k = 0; k < step->in_count; k++)
+            if (step->in[k] >= 0 && plan->slots[step->in[k]].kind == CPU_SLOT_TENSOR &&
+                plan->slots[step->in[k]].last == i)
+                mlo_tensor_clear(&program->tensors[step->in[k]]);
+    }
+    return MLO_OK;
 }
 
 static enum mlo_status observe(struct mlo_program *program, const struct mlo_tensor *inputs,
@@ -261,7 +292,7 @@ static enum mlo_status observe(struct mlo_program *program, const struct mlo_ten
     bool fast = plan->numerics == MLO_NUMERICS_FAST;
     int token = fast ? cpu_fast_enter() : 0;
     mlo_pool_busy(program->pool, true);
-    status = run_steps(program, err);
+    status = run_steps(program, &(struct audience){fn, arg}, err);
     mlo_pool_busy(program->pool, false);
     if (fast)
         cpu_fast_leave(token);
@@ -270,10 +301,6 @@ static enum mlo_status observe(struct mlo_program *program, const struct mlo_ten
     for (int i = 0; i < g->output_count; i++) {
         view(program, g->outputs[i], plan->output_slots[i], &t);
         MLO_TRY(mlo_engine_deliver(&t, &outputs[i], err));
-    }
-    for (size_t i = 0; fn && i < plan->observed_count; i++) {
-        view(program, plan->observed[i], plan->observed_slots[i], &t);
-        MLO_TRY(mlo_engine_show(plan->observed[i]->name, &t, fn, arg, err));
     }
 out:
     return status;

@@ -103,6 +103,7 @@ struct mlo_plan {
     struct cpu_step *steps;
     int step_count, step_cap;
     int *output_slots, *observed_slots;
+    int *observed_behind; /* the step that makes an observed value whole; -1: it is there before the first */
     size_t arena_bytes, scratch_bytes;
     /* What the products of a run take one thread, about, besides reading and writing; of the fast numerics.
      */

@@ -254,9 +254,14 @@ void cpu_plan_lifetimes(struct mlo_plan *plan)
     for (int i = 0; i < plan->model->graph->output_count; i++)
         if (plan->output_slots[i] >= 0)
             plan->slots[plan->output_slots[i]].last = plan->step_count;
-    for (size_t i = 0; i < plan->observed_count; i++)
-        if (plan->observed_slots[i] >= 0)
-            plan->slots[plan->observed_slots[i]].last = plan->step_count;
+    /* Observed values are shown as soon as they are whole, and kept no longer than their readers want. */
+    for (size_t i = 0; i < plan->observed_count; i++) {
+        int s = plan->observed_slots[i], behind = -1;
+        for (int k = 0; s >= 0 && k < plan->step_count; k++)
+            for (int o = 0; o < plan->steps[k].out_count; o++)
+                behind = plan->steps[k].out[o] == s ? k : behind;
+        plan->observed_behind[i] = behind;
+    }
 }
 
 void cpu_plan_memory(struct mlo_plan *plan)

@@ -191,6 +191,7 @@ static void get_outputs(struct restorer *s)
     plan->output_slots = take(s, (size_t)count, sizeof *plan->output_slots);
     plan->observed = take(s, 0, sizeof(struct mlo_value *));
     plan->observed_slots = take(s, 0, sizeof *plan->observed_slots);
+    plan->observed_behind = take(s, 0, sizeof *plan->observed_behind);
     cpu_check(&s->r, count == g->output_count, "outputs are missing");
     for (int i = 0; i < count; i++) {
         const char *name = cpu_get_text(&s->r);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "pipeline/service/worker_impl.h"
+#include "pipeline/steps/checkpoint.h"
 
 enum { S_VERSION_FILES, S_DATASET_FILES, S_HISTORY };
 
@@ -217,14 +218,15 @@ enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_j
     const struct mlo_step *step = mlo_step_find(job->step);
     char *in = mlo_fs_join(dir, "in", NULL), *source_dir = mlo_fs_join(dir, "in", "source", NULL);
     char *variant_dir = mlo_fs_join(dir, "in", "variant", NULL),
-         *json_path = mlo_fs_join(dir, "job.json", NULL);
+         *json_path = mlo_fs_join(dir, "job.json", NULL),
+         *checkpoints = mlo_fs_join(worker->o.work_dir, "checkpoints", NULL);
     char *source = NULL, *model = NULL;
     json_t *out = NULL;
     if (!step) {
         status = mlo_error_set(err, MLO_EUNSUPPORTED, "this program has no step '%s'", job->step);
         goto out;
     }
-    if (!in || !source_dir || !variant_dir || !json_path) {
+    if (!in || !source_dir || !variant_dir || !json_path || !checkpoints) {
         status = mlo_error_nomem(err);
         goto out;
     }
@@ -237,8 +239,10 @@ enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_j
             goto out;
         }
     }
-    out = json_pack("{s:s, s:O, s:s, s:s, s:i, s:i}", "step", job->step, "options", job->options, "model",
-                    model ? model : source, "source", source, "threads", (int)worker->o.threads, "batch", 0);
+    mlo_checkpoint_trim(checkpoints);
+    out = json_pack("{s:s, s:O, s:s, s:s, s:i, s:i, s:s}", "step", job->step, "options", job->options,
+                    "model", model ? model : source, "source", source, "threads", (int)worker->o.threads,
+                    "batch", 0, "checkpoints", checkpoints);
     if (!out) {
         status = mlo_error_nomem(err);
         goto out;
@@ -255,6 +259,7 @@ out:
     free(source_dir);
     free(variant_dir);
     free(json_path);
+    free(checkpoints);
     free(source);
     free(model);
     return status;

@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pipeline/steps/step_impl.h"
+#include "pipeline/steps/frontier.h"
 
-/* Means need few samples, and every layer is another pass over them. */
+/* Means need few samples. */
 enum { SAMPLES = 256 };
 
 /* Copies the channels of value `name` in `from` to `to` as "quantized:<name>". */
@@ -27,11 +27,12 @@ out:
     return status;
 }
 
-/* Observes the node's outputs in the quantized model and corrects its bias. */
+/* Observes the node's outputs in the quantized model, from the frontier on (NULL: the whole of it), and
+ * corrects its bias. */
 static enum mlo_status correct_one(const struct mlo_step_context *ctx, struct mlo_model *quantized,
                                    const char *node, const struct mlo_stats_want *want,
-                                   struct mlo_dataset *dataset, double from, double to,
-                                   struct mlo_stats *means, json_t *report, struct mlo_error *err)
+                                   struct mlo_dataset *dataset, struct mlo_frontier *frontier, double from,
+                                   double to, struct mlo_stats *means, json_t *report, struct mlo_error *err)
 {
     enum mlo_status status;
     struct mlo_stats seen;
@@ -44,7 +45,11 @@ static enum mlo_status correct_one(const struct mlo_step_context *ctx, struct ml
         status = mlo_error_nomem(err);
         goto out;
     }
-    MLO_TRY(mlo_step_observe(ctx, quantized, dataset, &wants, SAMPLES, from, to, &seen, err));
+    if (frontier)
+        MLO_TRY(mlo_frontier_observe(frontier, node, &seen, err));
+    else
+        MLO_TRY(mlo_step_observe(ctx, quantized, dataset, &wants, SAMPLES, from, to, &seen, err));
+    mlo_step_progress(ctx, to, "correcting biases");
     MLO_TRY(keep_as_quantized(&seen, want->name, means, err));
     MLO_TRY(mlo_passes_run(quantized, &request, 1, &driver, err));
     if (json_array_extend(report, driver.report) != 0)
@@ -64,6 +69,7 @@ enum mlo_status mlo_step_correct_biases(const struct mlo_step_context *ctx, cons
     enum mlo_status status = MLO_OK;
     struct mlo_stats_wants wants = {0};
     struct mlo_stats means;
+    struct mlo_frontier *frontier = NULL;
     const char **nodes = calloc((size_t)quantized->graph->node_count + 1, sizeof *nodes);
     size_t count = 0;
     mlo_stats_init(&means);
@@ -86,10 +92,13 @@ enum mlo_status mlo_step_correct_biases(const struct mlo_step_context *ctx, cons
         goto out;
     double part = (to - from) / (double)(count + 1);
     MLO_TRY(mlo_step_observe(ctx, source, dataset, &wants, SAMPLES, from, from + part, &means, err));
+    MLO_TRY(mlo_frontier_open(ctx, quantized, dataset, &wants, SAMPLES, &frontier, err));
     for (size_t i = 0; i < count; i++) /* in the order of the graph: each sees those before it corrected */
-        MLO_TRY(correct_one(ctx, quantized, nodes[i], &wants.list[i], dataset, from + part * (double)(i + 1),
-                            from + part * (double)(i + 2), &means, report, err));
+        MLO_TRY(correct_one(ctx, quantized, nodes[i], &wants.list[i], dataset, frontier,
+                            from + part * (double)(i + 1), from + part * (double)(i + 2), &means, report,
+                            err));
 out:
+    mlo_frontier_close(frontier);
     free(nodes);
     mlo_stats_wants_clear(&wants);
     mlo_stats_clear(&means);

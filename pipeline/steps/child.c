@@ -54,6 +54,7 @@ static enum mlo_status run_job(const char *dir, const json_t *job, struct report
         .out_dir = dir,
         .threads = (unsigned)mlo_json_i64(job, "threads", 1),
         .batch = mlo_json_i64(job, "batch", 0),
+        .checkpoint_dir = mlo_json_str(job, "checkpoints", NULL),
         .progress = report_progress,
         .progress_arg = reporter,
     };

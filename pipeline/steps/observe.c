@@ -1,18 +1,61 @@
 /* Running calibration data through a model, for the steps that observe it. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "pipeline/steps/checkpoint.h"
 #include "pipeline/steps/step_impl.h"
-
-enum { DEFAULT_BATCH = 16 };
 
 struct feed {
     const struct mlo_step_context *ctx;
     const struct mlo_model *model;
     struct mlo_dataset *dataset;
-    int64_t at, count;
-    double from, to; /* of the step's progress */
+    int64_t first, at, end; /* samples */
+    double from, to;        /* of the step's progress */
+    struct mlo_checkpoint *checkpoint;
+    const char *origin; /* of the statistics; NULL: nothing is kept */
+    struct mlo_stats *stats;
 };
+
+static double done_of(const struct feed *f)
+{
+    return f->end > f->first ? (double)(f->at - f->first) / (double)(f->end - f->first) : 1;
+}
+
+/* Statistics of the samples before f->at, with where that is. */
+static void keep(struct feed *f)
+{
+    struct mlo_buf origin = MLO_BUF_INIT;
+    struct mlo_stats as = *f->stats;
+    mlo_buf_printf(&origin, "%s before sample %lld", f->origin, (long long)f->at);
+    as.origin = origin.data;
+    bool ok = mlo_buf_ok(&origin) && mlo_stats_save(&as, f->checkpoint->fresh, NULL) == MLO_OK;
+    mlo_checkpoint_written(f->checkpoint, done_of(f), ok);
+    mlo_buf_clear(&origin);
+}
+
+/* Goes on where an earlier attempt was; false: there is nothing to go on with. */
+static bool resume(struct feed *f)
+{
+    struct mlo_stats kept;
+    long long at = 0;
+    if (!f->checkpoint->path || mlo_stats_load(f->checkpoint->path, &kept, NULL) != MLO_OK)
+        return false;
+    size_t length = strlen(f->origin);
+    bool ok = kept.origin && strncmp(kept.origin, f->origin, length) == 0 &&
+              sscanf(kept.origin + length, " before sample %lld", &at) == 1 && at > f->first && at <= f->end;
+    if (!ok) {
+        mlo_stats_clear(&kept);
+        return false;
+    }
+    mlo_stats_clear(f->stats);
+    *f->stats = kept;
+    free(f->stats->origin);
+    f->stats->origin = NULL;
+    f->at = at;
+    f->checkpoint->fraction = done_of(f);
+    return true;
+}
 
 /* Fills the engine's tensors; where fewer samples are left, the rest of the batch is not counted. */
 static enum mlo_status next_batch(void *arg, int64_t batch, struct mlo_tensor *inputs, int64_t *got,
@@ -20,7 +63,9 @@ static enum mlo_status next_batch(void *arg, int64_t batch, struct mlo_tensor *i
 {
     enum mlo_status status;
     struct feed *f = arg;
-    *got = MLO_MIN(batch, f->count - f->at);
+    if (f->at > f->first && mlo_checkpoint_due(f->checkpoint, done_of(f)))
+        keep(f);
+    *got = MLO_MIN(batch, f->end - f->at);
     if (*got <= 0)
         return MLO_OK;
     int slots = f->model->graph->input_count;
@@ -37,7 +82,7 @@ static enum mlo_status next_batch(void *arg, int64_t batch, struct mlo_tensor *i
         memcpy(inputs[i].data, read[i].data, read[i].size_bytes);
     }
     f->at += *got;
-    mlo_step_progress(f->ctx, f->from + (f->to - f->from) * (double)f->at / (double)f->count, "calibrating");
+    mlo_step_progress(f->ctx, f->from + (f->to - f->from) * done_of(f), "calibrating");
 out:
     for (int i = 0; i < slots; i++)
         mlo_tensor_clear(&read[i]);
@@ -58,25 +103,172 @@ out:
     return status;
 }
 
+static enum mlo_status run_feed(struct feed *f, const struct mlo_stats_wants *wants, struct mlo_error *err)
+{
+    enum mlo_status status;
+    const struct mlo_step_context *ctx = f->ctx;
+    struct mlo_model *fitted = NULL;
+    int64_t batch;
+    MLO_TRY(mlo_model_fixed_batch(f->model, &batch, err));
+    MLO_TRY(mlo_dataset_fit(f->dataset, f->model, &fitted, err));
+    MLO_TRY(mlo_engine_observe_wants(fitted ? fitted : f->model, wants, batch ? batch : ctx->batch,
+                                     ctx->threads, next_batch, f, f->stats, err));
+out:
+    mlo_model_free(fitted);
+    return status;
+}
+
 enum mlo_status mlo_step_observe(const struct mlo_step_context *ctx, const struct mlo_model *model,
                                  struct mlo_dataset *dataset, const struct mlo_stats_wants *wants,
                                  int64_t samples, double from, double to, struct mlo_stats *stats,
                                  struct mlo_error *err)
 {
-    enum mlo_status status;
-    struct feed feed = {ctx, model, dataset, 0, mlo_dataset_count(dataset), from, to};
-    struct mlo_model *fitted = NULL;
-    int64_t batch;
-    if (samples)
-        feed.count = MLO_MIN(feed.count, samples);
-    MLO_TRY(mlo_model_fixed_batch(model, &batch, err));
-    if (!batch)
-        batch = ctx->batch ? ctx->batch : DEFAULT_BATCH;
-    MLO_TRY(mlo_dataset_fit(dataset, model, &fitted, err));
-    MLO_TRY(mlo_engine_observe_wants(fitted ? fitted : model, wants, batch, ctx->threads, next_batch, &feed,
-                                     stats, err));
+    struct mlo_checkpoint none = {0};
+    int64_t count = mlo_dataset_count(dataset);
+    struct feed feed = {ctx,  model, dataset, 0,    0,    samples ? MLO_MIN(count, samples) : count,
+                        from, to,    &none,   NULL, stats};
+    return run_feed(&feed, wants, err);
+}
+
+/* All that the statistics follow from, but for the part of the samples. */
+static enum mlo_status identify(const struct mlo_step_context *ctx, struct mlo_dataset *dataset,
+                                const struct mlo_stats_wants *wants, json_t **out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_digest digest;
+    char model[MLO_DIGEST_TEXT_SIZE], data[MLO_DIGEST_TEXT_SIZE], key[MLO_GRAM_KEY];
+    struct mlo_hasher *hasher = mlo_hasher_new();
+    json_t *values = json_array();
+    if (!hasher || !values) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_digest_of_file(ctx->model_path, &digest, NULL, err));
+    mlo_digest_text(&digest, model);
+    for (int64_t i = 0; i < mlo_dataset_count(dataset); i++) {
+        MLO_TRY(mlo_dataset_sample_digest(dataset, i, &digest, err));
+        mlo_hasher_update(hasher, &digest, sizeof digest);
+    }
+    mlo_hasher_final(hasher, &digest);
+    mlo_digest_text(&digest, data);
+    for (size_t i = 0; i < wants->count; i++) {
+        const struct mlo_stats_want *w = &wants->list[i];
+        json_array_append_new(values, json_pack("[s,b,i,s,b]", w->name, (int)w->histogram, w->channel_axis,
+                                                w->gram ? mlo_gram_key(w->gram, key) : "", (int)w->full));
+    }
+    *out = json_pack("{s:i,s:s,s:s,s:s,s:O}", "observed", 1, "model", model, "data", data, "numerics",
+                     MLO_NUMERICS_ID, "values", values);
+    if (!*out || json_array_size(values) != wants->count)
+        status = mlo_error_nomem(err);
 out:
-    mlo_model_free(fitted);
+    mlo_hasher_free(hasher);
+    json_decref(values);
+    return status;
+}
+
+/* Merges what others observed; every sample must be there once. */
+static enum mlo_status read_parts(const struct mlo_step_context *ctx, const char *origin, int64_t count,
+                                  struct mlo_stats *stats, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    for (size_t i = 0; ctx->statistics[i]; i++) {
+        struct mlo_stats part;
+        MLO_TRY(mlo_stats_load(ctx->statistics[i], &part, err));
+        if (!part.origin || strcmp(part.origin, origin) != 0) {
+            status = mlo_error_set(
+                err, MLO_EINVAL, "these statistics are of another model, of other data or for other options");
+            mlo_error_hint(err,
+                           "observe every shard with the model, data, recipe and options of this command");
+        } else {
+            status = mlo_stats_merge(stats, &part, err);
+        }
+        mlo_stats_clear(&part);
+        if (status != MLO_OK) {
+            mlo_error_prefix(err, "%s", ctx->statistics[i]);
+            goto out;
+        }
+    }
+    for (size_t i = 0; i < stats->count; i++)
+        if (stats->tensors[i].samples != (uint64_t)count) {
+            status = mlo_error_set(err, MLO_EINVAL, "the statistics are of %llu of %lld samples",
+                                   (unsigned long long)stats->tensors[i].samples, (long long)count);
+            mlo_error_hint(err, "give the files of all shards, 1/N to N/N");
+            goto out;
+        }
+    mlo_stats_sort(stats);
+out:
+    return status;
+}
+
+static enum mlo_status check_parts(const struct mlo_step_context *ctx, const struct mlo_stats_wants *wants,
+                                   int64_t count, struct mlo_error *err)
+{
+    for (size_t i = 0; i < wants->count; i++)
+        if (wants->list[i].gram) {
+            mlo_error_set(err, MLO_EUNSUPPORTED,
+                          "rounding by GPTQ or AdaRound and bias correction need matrices of inputs, which "
+                          "cannot be observed in shards");
+            mlo_error_hint(err, "observe without shards: it is resumed where it was interrupted");
+            return MLO_EUNSUPPORTED;
+        }
+    if (ctx->shards > count)
+        return mlo_error_set(err, MLO_EINVAL, "%lld samples cannot be cut into %lld shards", (long long)count,
+                             (long long)ctx->shards);
+    return MLO_OK;
+}
+
+enum mlo_status mlo_step_calibrate(const struct mlo_step_context *ctx, const struct mlo_model *model,
+                                   struct mlo_dataset *dataset, const struct mlo_stats_wants *wants,
+                                   double from, double to, struct mlo_stats *stats, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_checkpoint checkpoint = {0};
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_digest digest;
+    char origin[MLO_DIGEST_TEXT_SIZE];
+    json_t *identity = NULL;
+    int64_t count = mlo_dataset_count(dataset), shards = MLO_MAX(ctx->shards, 1), shard = ctx->shard;
+    struct feed feed = {.ctx = ctx,
+                        .model = model,
+                        .dataset = dataset,
+                        .first = count / shards * shard + MLO_MIN(count % shards, shard),
+                        .from = from,
+                        .to = to,
+                        .checkpoint = &checkpoint,
+                        .origin = origin,
+                        .stats = stats};
+    feed.at = feed.first;
+    feed.end = feed.first + count / shards + (shard < count % shards);
+    if (!ctx->checkpoint_dir && !ctx->shards && !ctx->statistics)
+        return run_feed(&feed, wants, err);
+    if (ctx->shards || ctx->statistics)
+        MLO_TRY(check_parts(ctx, wants, count, err));
+    MLO_TRY(identify(ctx, dataset, wants, &identity, err));
+    mlo_json_canonical(identity, &text);
+    if (!mlo_buf_ok(&text) ||
+        json_object_set_new(identity, "samples",
+                            json_pack("[I,I]", (json_int_t)feed.first, (json_int_t)feed.end)) != 0) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    mlo_digest_of(mlo_buf_str(&text), text.len, &digest);
+    mlo_digest_text(&digest, origin);
+    if (ctx->statistics) {
+        MLO_TRY(read_parts(ctx, origin, count, stats, err));
+        goto out;
+    }
+    MLO_TRY(mlo_checkpoint_open(ctx, identity, &checkpoint, err));
+    stats->first = (uint64_t)feed.first;
+    if (resume(&feed))
+        mlo_step_progress(ctx, from + (to - from) * done_of(&feed), "calibrating, where it was");
+    MLO_TRY(run_feed(&feed, wants, err));
+    stats->origin = strdup(origin);
+    if (!stats->origin)
+        status = mlo_error_nomem(err);
+out:
+    mlo_checkpoint_close(&checkpoint);
+    mlo_buf_clear(&text);
+    json_decref(identity);
     return status;
 }
 
@@ -90,12 +282,15 @@ enum mlo_status mlo_step_run_observed(const struct mlo_step_context *ctx, const 
     struct mlo_stats_wants wants = {0};
     struct mlo_stats stats;
     struct mlo_pass_request request = {pass, ctx->options};
+    struct mlo_step_context whole = *ctx; /* shards are of another step's statistics */
+    whole.shards = whole.shard = 0;
+    whole.statistics = NULL;
     mlo_stats_init(&stats);
     MLO_TRY(mlo_step_load(ctx->model_path, &model, err));
     MLO_TRY(wanted(model, ctx->options, &wants, err));
     MLO_TRY(mlo_step_open_calibration(ctx, model, &dataset, err));
     if (wants.count > 0)
-        MLO_TRY(mlo_step_observe(ctx, model, dataset, &wants, 0, 0.05, 0.6, &stats, err));
+        MLO_TRY(mlo_step_calibrate(&whole, model, dataset, &wants, 0.05, 0.6, &stats, err));
     mlo_step_progress(ctx, 0.6, message);
     MLO_TRY(mlo_step_run_passes(ctx, model, &request, 1, &stats, out, err));
 out:

@@ -91,7 +91,13 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     MLO_TRY(mlo_step_note_channels(model, dataset, notes, err));
     mlo_step_progress(ctx, 0.05, "calibrating");
     double observed = mlo_step_has_budget(ctx->options) ? 0.3 : 0.8;
-    MLO_TRY(mlo_step_observe(ctx, model, dataset, &wants, 0, 0.05, observed, &stats, err));
+    MLO_TRY(mlo_step_calibrate(ctx, model, dataset, &wants, 0.05, ctx->shards ? 1 : observed, &stats, err));
+    if (ctx->shards) { /* what these are for is made where all of them are */
+        MLO_TRY(mlo_stats_save(&stats, ctx->statistics_out, err));
+        out->report = json_pack("{s:s,s:O}", "statistics", ctx->statistics_out, "notes", notes);
+        status = out->report ? MLO_OK : mlo_error_nomem(err);
+        goto out;
+    }
     material = (struct material){ctx, model, &stats, dataset, 0.65, 0.85, NULL};
     MLO_TRY(
         mlo_step_choose_float(ctx, model, dataset, &stats, make, &material, notes, &options, &decision, err));
@@ -133,6 +139,7 @@ const struct mlo_step mlo_step_quantize = {
     .kind = MLO_STEP_DERIVE,
     .revision = 6,
     .needs_calibrate = true,
+    .shards = true,
     .selects = mlo_step_has_budget,
     .options = mlo_quantize_options,
     .run = run,

@@ -61,6 +61,12 @@ MLO_MUST_USE enum mlo_status mlo_step_observe(const struct mlo_step_context *ctx
                                               const struct mlo_stats_wants *wants, int64_t samples,
                                               double from, double to, struct mlo_stats *stats,
                                               struct mlo_error *err);
+/* The same for a step's calibration, which may be long: goes on where an attempt before was, does one shard
+ * of it, or reads what shards wrote, as the context says. `stats` comes in empty. */
+MLO_MUST_USE enum mlo_status mlo_step_calibrate(const struct mlo_step_context *ctx,
+                                                const struct mlo_model *model, struct mlo_dataset *dataset,
+                                                const struct mlo_stats_wants *wants, double from, double to,
+                                                struct mlo_stats *stats, struct mlo_error *err);
 /* What a pass wants observed of the model with these (resolved) options. */
 typedef enum mlo_status mlo_step_wanted_fn(const struct mlo_model *model, const json_t *options,
                                            struct mlo_stats_wants *wants, struct mlo_error *err);

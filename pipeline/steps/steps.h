@@ -67,8 +67,18 @@ struct mlo_step_context {
     const char *parent_path;
     const json_t *history;
     unsigned threads;
-    int64_t batch;             /* for running data through; never changes a derived byte */
-    const char *exe;           /* for benchmark children; NULL: this program */
+    int64_t batch;   /* for running data through; never changes a derived byte */
+    const char *exe; /* for benchmark children; NULL: this program */
+    /* Where long work is kept, so that a step that was killed goes on; survives the attempt. NULL: nowhere.
+     */
+    const char *checkpoint_dir;
+    double checkpoint_seconds; /* at most one in that time; 0: as good for people, negative: every one */
+    /* Observing on several machines. A step that calibrates observes only part `shard` of `shards` and writes
+     * its statistics to `statistics_out`, making no artifact (shards 0: it is not asked to); or it reads
+     * these files, ended by NULL, which must hold every sample once, and observes nothing. */
+    int64_t shard, shards;
+    const char *statistics_out;
+    const char *const *statistics;
     mlo_progress_fn *progress; /* or NULL */
     void *progress_arg;
 };
@@ -112,6 +122,7 @@ struct mlo_step {
     bool exclusive;      /* wants the machine to itself while it runs (benchmark) */
     bool makes_plans;    /* may return plans, one for each of its option "batch" at most */
     bool makes_document; /* may return a document */
+    bool shards;         /* its calibration can be done in parts (context: shard, statistics) */
 };
 /* Whether the step is given the calibration set of a recipe that names one. */
 static inline bool mlo_step_reads_calibrate(const struct mlo_step *step)
@@ -145,7 +156,8 @@ MLO_MUST_USE enum mlo_status mlo_step_derivation(const struct mlo_step *step, co
 
 /* The child's side of a job: reads <dir>/job.json
  *   {"step","options","model","source","calibrate","select","evaluate" (paths or null),"threads","batch",
- *    "parent","history" (for a step that reads them)}
+ *    "parent","history" (for a step that reads them), "checkpoints" (a folder that outlives the attempt, or
+ *    absent)}
  * runs the step, and writes <dir>/result.json
  *   {"status":"ok","artifact":path|null,"report":{…},"observations":[…],"plans":[…],"document":path|null}  or
  *   {"status":code,"message","where","hint"}

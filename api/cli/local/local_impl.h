@@ -7,7 +7,7 @@
 
 extern const struct mlo_cli_verb mlo_verb_inspect, mlo_verb_run, mlo_verb_optimize, mlo_verb_quantize,
     mlo_verb_eval, mlo_verb_bench, mlo_verb_diff, mlo_verb_engines, mlo_verb_step_exec, mlo_verb_bench_child,
-    mlo_verb_compile, mlo_verb_qat_export, mlo_verb_sensitivity;
+    mlo_verb_compile, mlo_verb_qat_export, mlo_verb_sensitivity, mlo_verb_observe;
 
 /* Rows of option tables that several verbs have. */
 #define MLO_OPTION_ENGINE                                                                                    \
@@ -155,5 +155,16 @@ MLO_MUST_USE enum mlo_status mlo_local_deviation(const struct mlo_model *a, cons
                                                  const struct mlo_run_options *options,
                                                  const struct mlo_local_dims *dims, int samples,
                                                  struct mlo_deviation *out, struct mlo_error *err);
+
+/* Where long work is kept: --checkpoints, else a folder of the user's cache, which is trimmed; *out is yours,
+ * NULL where there is none. */
+MLO_MUST_USE enum mlo_status mlo_local_checkpoints(const struct mlo_cli *cli, char **out,
+                                                   struct mlo_error *err);
+/* --shard 2/4: 1 of 4; without the option 0 of 1. */
+MLO_MUST_USE enum mlo_status mlo_local_shard(const struct mlo_cli *cli, int64_t *shard, int64_t *shards,
+                                             struct mlo_error *err);
+/* The files of --statistics, ended by NULL; NULL without the option. *out is yours, its texts are not. */
+MLO_MUST_USE enum mlo_status mlo_local_statistics(const struct mlo_cli *cli, const char ***out,
+                                                  struct mlo_error *err);
 
 #endif

@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,12 +69,18 @@ out:
 struct derivation {
     const char *recipe, *step;
     const char *flags[8];
-    bool fixed; /* the verb has no options for another recipe, data or threads */
+    bool fixed;    /* the verb has no options for another recipe, data or threads */
+    bool observes; /* it ends with what the step observes, of one shard of the data */
 };
 static const struct derivation quantizing = {
     "int8-cpu",
     "quantize",
     {"target", "scheme", "form", "calibrator", "percentile", "activations", "exclude", "metric"}};
+static const struct derivation observing = {
+    "int8-cpu",
+    "quantize",
+    {"target", "scheme", "form", "calibrator", "percentile", "activations", "exclude"},
+    .observes = true};
 static const struct derivation exporting = {"qat-export", "qat-export", {"target", "form"}, true};
 
 /* Whether some step cannot do without data. */
@@ -135,17 +142,18 @@ static enum mlo_status load_recipe(const struct mlo_cli *cli, const struct deriv
                      mlo_cli_opt(cli, what->flags[i]));
             MLO_TRY(mlo_recipe_set(recipe, set, err));
         }
-    if (!what->fixed && mlo_cli_has(cli, "accuracy-drop")) { /* a text, also where it is a number */
+    if (!what->fixed && !what->observes &&
+        mlo_cli_has(cli, "accuracy-drop")) { /* a text, also where it is a number */
         char set[128];
         snprintf(set, sizeof set, "quantize.accuracy_drop=\"%s\"", mlo_cli_opt(cli, "accuracy-drop"));
         MLO_TRY(mlo_recipe_set(recipe, set, err));
     }
-    if (!what->fixed && mlo_cli_has(cli, "time-limit")) {
+    if (!what->fixed && !what->observes && mlo_cli_has(cli, "time-limit")) {
         char set[128];
         snprintf(set, sizeof set, "quantize.time_limit=%.60s", mlo_cli_opt(cli, "time-limit"));
         MLO_TRY(mlo_recipe_set(recipe, set, err));
     }
-    if (!what->fixed)
+    if (!what->fixed && !what->observes)
         MLO_TRY(check_select(cli, recipe, err));
     *out = recipe;
     recipe = NULL;
@@ -160,6 +168,11 @@ struct job {
     const struct mlo_recipe *recipe;
     const char *scratch, *source, *data, *select, *evaluate;
     unsigned threads;
+    char *checkpoints;       /* folder, or NULL; owned */
+    const char **statistics; /* files of shards, ended by NULL, or NULL; owned */
+    int64_t shard, shards;   /* shards 0: this is not observing */
+    const char *out;
+    bool observed;
     char *artifact; /* of the last step; owned; NULL before the first */
     char *parent;   /* what that step was given; owned; NULL: the source */
     json_t *steps;  /* array of {"step","options","report","seconds"} */
@@ -192,6 +205,11 @@ static enum mlo_status run_step(struct job *job, size_t index, struct mlo_error 
         .select_path = mlo_step_reads_select(step, row->options) ? job->select : NULL,
         .out_dir = dir,
         .threads = job->threads,
+        .checkpoint_dir = job->checkpoints,
+        .shard = step->shards ? job->shard : 0,
+        .shards = step->shards ? job->shards : 0,
+        .statistics_out = step->shards && job->shards ? job->out : NULL,
+        .statistics = step->shards ? job->statistics : NULL,
         .progress = mlo_cli_progress,
         .progress_arg = &progress,
     };
@@ -202,7 +220,8 @@ static enum mlo_status run_step(struct job *job, size_t index, struct mlo_error 
         mlo_error_prefix(err, "step %s", row->name);
         goto out;
     }
-    if (!result.artifact_path) {
+    job->observed = ctx.shards > 0;
+    if (!result.artifact_path && !job->observed) {
         status = mlo_error_set(err, MLO_EINTERNAL, "step %s made no model", row->name);
         goto out;
     }
@@ -375,16 +394,33 @@ static enum mlo_status derive(struct mlo_cli *cli, const struct derivation *what
     }
     mlo_dataset_close(dataset);
     dataset = NULL;
-    if (!what->fixed)
+    if (!what->fixed && !what->observes)
         MLO_TRY(other_dataset(cli, "select", model, job.scratch, &select, err));
-    MLO_TRY(other_dataset(cli, "evaluate", model, job.scratch, &evaluate, err));
+    if (!what->observes)
+        MLO_TRY(other_dataset(cli, "evaluate", model, job.scratch, &evaluate, err));
     job.recipe = recipe;
     job.data = data;
     job.select = select;
     job.evaluate = evaluate;
     job.threads = (unsigned)threads;
-    for (size_t i = 0; i < recipe->step_count; i++)
+    job.out = out;
+    if (!what->fixed) {
+        MLO_TRY(mlo_local_checkpoints(cli, &job.checkpoints, err));
+        if (what->observes)
+            MLO_TRY(mlo_local_shard(cli, &job.shard, &job.shards, err));
+        else
+            MLO_TRY(mlo_local_statistics(cli, &job.statistics, err));
+    }
+    for (size_t i = 0; i < recipe->step_count && !job.observed; i++)
         MLO_TRY(run_step(&job, i, err));
+    if (what->observes) {
+        if (!job.observed)
+            status =
+                mlo_error_set(err, MLO_EINVAL, "recipe %s has no step that observes in shards", recipe->name);
+        else
+            status = mlo_cli_print(err, "%s\n", out);
+        goto out;
+    }
     if (!job.artifact) {
         status = mlo_error_set(err, MLO_EINVAL, "recipe %s has no step that makes a model", recipe->name);
         goto out;
@@ -398,6 +434,8 @@ out:
     mlo_cli_scratch_remove();
     free(job.artifact);
     free(job.parent);
+    free(job.checkpoints);
+    free(job.statistics);
     free(data);
     free(select);
     free(evaluate);
@@ -415,19 +453,42 @@ static enum mlo_status quantize_run(struct mlo_cli *cli, struct mlo_error *err)
     return derive(cli, &quantizing, err);
 }
 
+static enum mlo_status observe_run(struct mlo_cli *cli, struct mlo_error *err)
+{
+    return derive(cli, &observing, err);
+}
+
 static enum mlo_status export_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     return derive(cli, &exporting, err);
 }
 
+#define OPTION_CHECKPOINTS                                                                                   \
+    {                                                                                                        \
+        "checkpoints", 0, "DIR",                                                                             \
+            "where long calibrations are kept, so that one that was killed goes on (the user's cache)"       \
+    }
+#define OPTION_THREADS_ALL                                                                                   \
+    {                                                                                                        \
+        "threads", 0, "N", "threads (all); they do not change the result"                                    \
+    }
+#define OPTION_RECIPE                                                                                        \
+    {                                                                                                        \
+        "recipe", 0, "FILE|NAME",                                                                            \
+            "a recipe file, or one that is built in: int8-cpu (what it is), int8-tensorrt, fp16, …"        \
+    }
+#define OPTION_TARGET                                                                                        \
+    {                                                                                                        \
+        "target", 0, "NAME",                                                                                 \
+            "the runtime that it is made for: mlopt-cpu, mlopt-cuda, openvino, openvino-avx2, "              \
+            "ort-x86-avx2, ort-x86-vnni, tensorrt"                                                           \
+    }
+
 static const struct mlo_cli_option options_table[] = {
     {"data", 0, "FILE", "calibration data: npz, dataset.json, or IDX pair images.gz,labels.gz"},
-    {"recipe", 0, "FILE|NAME",
-     "a recipe file, or one that is built in: int8-cpu (what it is), int8-tensorrt, fp16, …"},
+    OPTION_RECIPE,
     {"set", 0, "STEP.OPTION=VALUE", "changes an option of the recipe", NULL, true},
-    {"target", 0, "NAME",
-     "the runtime that it is made for: mlopt-cpu, mlopt-cuda, openvino, openvino-avx2, ort-x86-avx2, "
-     "ort-x86-vnni, tensorrt"},
+    OPTION_TARGET,
     {"scheme", 0, "TYPE",
      "of the weights: int8 or uint8; int4-weights and int8-weights leave activations in float and need no "
      "data"},
@@ -449,7 +510,10 @@ static const struct mlo_cli_option options_table[] = {
     MLO_OPTION_LIMIT,
     MLO_OPTION_NORMALIZE,
     MLO_OPTION_MAP,
-    {"threads", 0, "N", "threads (all); they do not change the result"},
+    {"statistics", 0, "FILE", "what 'mlopt observe' wrote of a shard: all of them instead of observing", NULL,
+     true},
+    OPTION_CHECKPOINTS,
+    OPTION_THREADS_ALL,
     {NULL},
 };
 const struct mlo_cli_verb mlo_verb_quantize = {
@@ -469,6 +533,41 @@ const struct mlo_cli_verb mlo_verb_quantize = {
               "  mlopt quantize m.onnx --data calib.npz --out m-int8.onnx \\\n"
               "      --report m-int8.html --evaluate labelled.npz\n"
               "  mlopt quantize m.onnx --recipe fp16 --out m-fp16.onnx   (needs no data)\n",
+};
+
+static const struct mlo_cli_option observe_options[] = {
+    {"data", 0, "FILE", "calibration data, all of it: npz, dataset.json, or IDX pair images.gz,labels.gz"},
+    {"shard", 0, "I/N", "which part of the samples: 2/4 is the second of four (1/1)"},
+    OPTION_RECIPE,
+    {"set", 0, "STEP.OPTION=VALUE", "changes an option of the recipe", NULL, true},
+    OPTION_TARGET,
+    {"scheme", 0, "TYPE", "of the weights: int8 or uint8"},
+    {"activations", 0, "TYPE", "uint8, int8, uint16 or int16 (as the target wants)"},
+    {"form", 0, "FORM", "qdq, or qoperator (as the target wants)"},
+    {"calibrator", 0, "NAME", "minmax, moving_average, percentile, entropy, mse or auto"},
+    {"percentile", 0, "P", "the share that the percentile calibrator keeps (99.99)"},
+    {"exclude", 0, "NODE[,NODE…]", "nodes that stay in float"},
+    {"out", 0, "FILE", "where the statistics are written"},
+    MLO_OPTION_LIMIT,
+    MLO_OPTION_NORMALIZE,
+    MLO_OPTION_MAP,
+    OPTION_CHECKPOINTS,
+    OPTION_THREADS_ALL,
+    {NULL},
+};
+const struct mlo_cli_verb mlo_verb_observe = {
+    .name = "observe",
+    .group = "Local (no server needed)",
+    .run = observe_run,
+    .options = observe_options,
+    .positional = "MODEL.onnx --data CALIB.npz --shard I/N --out PART",
+    .min_args = 1,
+    .max_args = 1,
+    .help = "calibrate on a part of the data, for 'mlopt quantize --statistics'",
+    .detail = "  mlopt observe m.onnx --data calib.npz --shard 1/2 --out 1.stats   (on one machine)\n"
+              "  mlopt observe m.onnx --data calib.npz --shard 2/2 --out 2.stats   (on another)\n"
+              "  mlopt quantize m.onnx --data calib.npz --statistics 1.stats --statistics 2.stats \\\n"
+              "      --out m-int8.onnx   (the very model that one machine would have made)\n",
 };
 
 static const struct mlo_cli_option export_options[] = {

@@ -1,6 +1,8 @@
 /* Convolution in the invariant numerics. Ordinary ones are a matrix product whose columns (output pixels of
  * the whole batch) are packed on the fly; those with few output channels per group (depthwise) go row by row.
- * Both run the same chain for an output. */
+ * Both run the same chain for an output. Weights are read where the model has them. Input that has a border,
+ * or strides, is copied first: with zeros around it, and the columns of a row in as many phases as the stride
+ * has columns, so that what neighbouring outputs multiply with a weight lies together. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,16 +13,15 @@ struct conv {
     int64_t n, groups, icg, ocg;    /* channels per group */
     int64_t ih, iw, oh, ow, kh, kw; /* one-dimensional ones have height 1 */
     int64_t sh, sw, dh, dw, ph, pw;
-    size_t depth, rows;   /* icg*kh*kw, and ocg rounded up to panels */
-    const float *weights; /* as in the model */
-    const float *bias;    /* or NULL */
-    float *packed;        /* by group: row panels; NULL on the row-by-row path */
-};
-
-/* A run of pixels of one output row. */
-struct segment {
-    int64_t n, oh, ow;
-    int at, count;
+    size_t depth, rows; /* icg*kh*kw, and ocg rounded up to tiles */
+    const float *weights;
+    const float *bias; /* or NULL */
+    bool by_rows;      /* row by row */
+    /* Where columns are read: the input, or a copy in the program's scratch memory. */
+    bool copies;
+    int64_t height, phase; /* of a plane: lines, and columns of each phase in a line */
+    size_t line, plane;    /* floats from one to the next */
+    size_t *offsets;       /* [depth]: of an output's first input */
 };
 
 struct conv_state {
@@ -31,67 +32,62 @@ struct conv_state {
 struct conv_call {
     const struct conv *c;
     const struct conv_state *state;
-    const float *x;
-    float *y;
+    const float *x, *source, *end; /* the input; what columns are read from */
+    float *copy, *y;
 };
 
-static int segments_of(const struct conv *c, int64_t first, struct segment *out)
+static size_t channels_in(const struct conv *c)
+{
+    return (size_t)(c->groups * c->icg);
+}
+
+/* Index: a plane of the input. */
+static void copy_planes(void *arg, size_t begin, size_t end, unsigned worker)
+{
+    MLO_UNUSED(worker);
+    const struct conv_call *call = arg;
+    const struct conv *c = call->c;
+    for (size_t i = begin; i < end; i++)
+        for (int64_t h = 0; h < c->height; h++) {
+            float *line = call->copy + i * c->plane + (size_t)h * c->line;
+            int64_t from_h = h - c->ph;
+            if (from_h < 0 || from_h >= c->ih) {
+                memset(line, 0, c->line * sizeof *line);
+                continue;
+            }
+            const float *row = call->x + (i * (size_t)c->ih + (size_t)from_h) * (size_t)c->iw;
+            for (int64_t q = 0; q < c->sw; q++, line += c->phase) {
+                /* column j is row[j * sw + q - pw]: the first and the last that are inside */
+                int64_t lead = MLO_MIN(MLO_MAX((c->pw - q + c->sw - 1) / c->sw, 0), c->phase);
+                int64_t stop = c->iw - 1 + c->pw - q < 0 ? 0 : (c->iw - 1 + c->pw - q) / c->sw + 1;
+                stop = MLO_MAX(MLO_MIN(stop, c->phase), lead);
+                memset(line, 0, (size_t)lead * sizeof *line);
+                if (c->sw == 1)
+                    memcpy(line + lead, row + lead - c->pw, (size_t)(stop - lead) * sizeof *line);
+                else
+                    for (int64_t j = lead; j < stop; j++)
+                        line[j] = row[j * c->sw + q - c->pw];
+                memset(line + stop, 0, (size_t)(c->phase - stop) * sizeof *line);
+            }
+        }
+}
+
+/* The runs of output pixels that a panel holds, as what they read for the first k of the group. */
+static int runs_of(const struct conv *c, const float *source, int64_t group, int64_t first,
+                   struct inv_run *out)
 {
     int count = 0;
-    int64_t total = c->n * c->oh * c->ow;
-    for (int at = 0; at < c->kernels->nr && first < total;) {
-        int64_t ow = first % c->ow, row = first / c->ow;
-        int run = (int)MLO_MIN(c->ow - ow, (int64_t)(c->kernels->nr - at));
-        out[count++] = (struct segment){row / c->oh, row % c->oh, ow, at, run};
+    int64_t total = c->n * c->oh * c->ow, nr = c->kernels->nr;
+    for (int64_t at = 0; at < nr && first < total;) {
+        int64_t ow = first % c->ow, row = first / c->ow, n = row / c->oh, oh = row % c->oh;
+        int64_t run = MLO_MIN(c->ow - ow, nr - at);
+        const float *from = source + ((size_t)n * channels_in(c) + (size_t)(group * c->icg)) * c->plane +
+                            (size_t)(oh * c->sh) * c->line + (size_t)ow;
+        out[count++] = (struct inv_run){from, (size_t)at, (size_t)run};
         at += run;
         first += run;
     }
     return count;
-}
-
-/* dst[j] = row[first + j * stride], zero outside [0, width). */
-static void gather(const float *row, int64_t width, int64_t first, int64_t stride, int count, float *dst)
-{
-    if (stride == 1) {
-        int64_t lead = MLO_MIN(MLO_MAX(-first, 0), count),
-                stop = MLO_MIN(MLO_MAX(width - first, lead), count);
-        for (int64_t j = 0; j < lead; j++)
-            dst[j] = 0.0f;
-        for (int64_t j = lead; j < stop; j++)
-            dst[j] = row[first + j];
-        for (int64_t j = stop; j < count; j++)
-            dst[j] = 0.0f;
-        return;
-    }
-    for (int j = 0; j < count; j++) {
-        int64_t at = first + j * stride;
-        dst[j] = at >= 0 && at < width ? row[at] : 0.0f;
-    }
-}
-
-/* Columns [k0, k1) of a panel's depth: out[k - k0][nr]. */
-static void pack_panel(const struct conv *c, const float *x, int64_t group, const struct segment *segments,
-                       int segment_count, size_t k0, size_t k1, float *out)
-{
-    int nr = c->kernels->nr;
-    int used = segment_count ? segments[segment_count - 1].at + segments[segment_count - 1].count : 0;
-    int64_t taps = c->kh * c->kw, plane = c->ih * c->iw, channels = c->groups * c->icg;
-    for (size_t k = k0; k < k1; k++, out += nr) {
-        int64_t ic = (int64_t)k / taps, kh = (int64_t)k % taps / c->kw, kw = (int64_t)k % c->kw;
-        for (int s = 0; s < segment_count; s++) {
-            const struct segment *g = &segments[s];
-            int64_t h = g->oh * c->sh - c->ph + kh * c->dh;
-            float *dst = out + g->at;
-            if (h < 0 || h >= c->ih) {
-                memset(dst, 0, (size_t)g->count * sizeof *dst);
-                continue;
-            }
-            const float *row = x + (g->n * channels + group * c->icg + ic) * plane + h * c->iw;
-            gather(row, c->iw, g->ow * c->sw - c->pw + kw * c->dw, c->sw, g->count, dst);
-        }
-        for (int j = used; j < nr; j++)
-            out[j] = 0.0f;
-    }
 }
 
 static void start_tiles(const struct conv *c, int64_t group, float *tiles)
@@ -104,16 +100,18 @@ static void start_tiles(const struct conv *c, int64_t group, float *tiles)
     }
 }
 
-static void store_tiles(const struct conv *c, int64_t group, const struct segment *segments,
-                        int segment_count, const float *tiles, float *y)
+/* Pixels from `first` on. */
+static void store_tiles(const struct conv *c, int64_t group, int64_t first, const float *tiles, float *y)
 {
-    int64_t plane = c->oh * c->ow, channels = c->groups * c->ocg;
-    for (int64_t r = 0; r < c->ocg; r++)
-        for (int s = 0; s < segment_count; s++) {
-            const struct segment *g = &segments[s];
-            memcpy(y + (g->n * channels + group * c->ocg + r) * plane + g->oh * c->ow + g->ow,
-                   tiles + r * c->kernels->nr + g->at, (size_t)g->count * sizeof *y);
-        }
+    int64_t plane = c->oh * c->ow, total = c->n * plane, nr = c->kernels->nr;
+    for (int64_t at = 0; at < nr && first < total;) {
+        int64_t n = first / plane, pixel = first % plane, run = MLO_MIN(plane - pixel, nr - at);
+        float *to = y + (n * c->groups + group) * c->ocg * plane + pixel;
+        for (int64_t r = 0; r < c->ocg; r++)
+            memcpy(to + r * plane, tiles + r * nr + at, (size_t)run * sizeof *y);
+        at += run;
+        first += run;
+    }
 }
 
 /* Index: a panel of columns of one group. */
@@ -127,47 +125,42 @@ static void run_panels(void *arg, size_t begin, size_t end, unsigned worker)
     size_t panels = inv_packed_columns(kn, (size_t)(c->n * c->oh * c->ow)) / (size_t)kn->nr;
     size_t mr = (size_t)kn->mr, nr = (size_t)kn->nr;
     for (size_t i = begin; i < end; i++) {
-        struct segment segments[INV_MAX_NR];
-        int64_t group = (int64_t)(i / panels);
-        int count = segments_of(c, (int64_t)(i % panels) * kn->nr, segments);
+        struct inv_run runs[INV_MAX_NR];
+        int64_t group = (int64_t)(i / panels), first = (int64_t)(i % panels) * kn->nr;
+        int count = runs_of(c, call->source, group, first, runs);
         start_tiles(c, group, tiles);
-        for (size_t k0 = 0; k0 < c->depth; k0 += INV_KC) {
-            size_t k1 = MLO_MIN(k0 + INV_KC, c->depth);
-            pack_panel(c, call->x, group, segments, count, k0, k1, columns);
-            for (size_t r = 0; r < c->rows; r += mr)
-                kn->tile(k1 - k0, c->packed + ((size_t)group * c->rows + r) * c->depth + k0 * mr, columns,
-                         tiles + r * nr);
+        for (size_t k0 = 0; k0 < c->depth; k0 += kn->block) {
+            size_t depth = MLO_MIN(kn->block, c->depth - k0);
+            kn->columns(depth, c->offsets + k0, runs, count, call->end, columns);
+            for (size_t r = 0; r < (size_t)c->ocg; r += mr) {
+                const float *rows[INV_MAX_MR];
+                inv_rows(kn, c->weights + ((size_t)(group * c->ocg) + r) * c->depth + k0, c->depth,
+                         (size_t)c->ocg - r, rows);
+                kn->tile(depth, rows, columns, tiles + r * nr);
+            }
         }
-        store_tiles(c, group, segments, count, tiles, call->y);
+        store_tiles(c, group, first, tiles, call->y);
     }
 }
 
 /* Index: one output row (sample, channel, row). */
 static void run_rows(void *arg, size_t begin, size_t end, unsigned worker)
 {
+    MLO_UNUSED(worker);
     const struct conv_call *call = arg;
     const struct conv *c = call->c;
-    float *taps = call->state->columns + worker * call->state->columns_each;
     int64_t channels = c->groups * c->ocg;
     for (size_t i = begin; i < end; i++) {
         int64_t oh = (int64_t)i % c->oh, oc = (int64_t)i / c->oh % channels,
                 n = (int64_t)i / c->oh / channels;
+        const float *from = call->source +
+                            ((size_t)n * channels_in(c) + (size_t)(oc / c->ocg * c->icg)) * c->plane +
+                            (size_t)(oh * c->sh) * c->line;
         float *acc = call->y + (int64_t)i * c->ow;
         for (int64_t j = 0; j < c->ow; j++)
             acc[j] = c->bias ? c->bias[oc] : 0.0f;
-        for (size_t k = 0; k < c->depth; k++) {
-            int64_t ic = (int64_t)k / (c->kh * c->kw), kh = (int64_t)k / c->kw % c->kh,
-                    kw = (int64_t)k % c->kw;
-            int64_t h = oh * c->sh - c->ph + kh * c->dh;
-            if (h < 0 || h >= c->ih) {
-                memset(taps, 0, (size_t)c->ow * sizeof *taps);
-            } else {
-                int64_t channel = oc / c->ocg * c->icg + ic;
-                const float *row = call->x + ((n * c->groups * c->icg + channel) * c->ih + h) * c->iw;
-                gather(row, c->iw, kw * c->dw - c->pw, c->sw, (int)c->ow, taps);
-            }
-            c->kernels->axpy((size_t)c->ow, c->weights[(size_t)oc * c->depth + k], taps, acc);
-        }
+        for (size_t k = 0; k < c->depth; k++)
+            c->kernels->axpy((size_t)c->ow, c->weights[(size_t)oc * c->depth + k], from + c->offsets[k], acc);
     }
 }
 
@@ -189,8 +182,8 @@ static enum mlo_status conv_load(struct mlo_program *program, const struct cpu_s
     if (!s)
         return mlo_error_nomem(err);
     size_t nr = (size_t)c->kernels->nr;
-    s->columns_each = c->packed ? INV_KC * nr : ((size_t)c->ow + 15) & ~(size_t)15;
-    s->tiles_each = c->packed ? c->rows * nr : 16;
+    s->columns_each = c->by_rows ? 0 : (c->kernels->block + 1) * nr; /* the last run's rest goes beyond */
+    s->tiles_each = c->by_rows ? 0 : c->rows * nr;
     s->columns = cpu_aligned(program->plan->threads * s->columns_each * sizeof(float));
     s->tiles = cpu_aligned(program->plan->threads * s->tiles_each * sizeof(float));
     if (!s->columns || !s->tiles) {
@@ -206,12 +199,19 @@ static enum mlo_status conv_run(struct mlo_program *program, const struct cpu_st
 {
     MLO_UNUSED(err);
     const struct conv *c = step->data;
-    struct conv_call call = {c, state, program->at[step->in[0]], program->at[step->out[0]]};
+    const float *x = program->at[step->in[0]];
+    size_t planes = (size_t)c->n * channels_in(c);
+    struct conv_call call = {.c = c, .state = state, .x = x, .source = x, .y = program->at[step->out[0]]};
+    if (c->copies) {
+        call.source = call.copy = (float *)program->scratch;
+        mlo_pool_run(program->pool, planes, 1, copy_planes, &call);
+    }
+    call.end = call.source + planes * c->plane;
     size_t panels = inv_packed_columns(c->kernels, (size_t)(c->n * c->oh * c->ow)) / (size_t)c->kernels->nr;
-    if (c->packed)
-        mlo_pool_run(program->pool, panels * (size_t)c->groups, 1, run_panels, &call);
-    else
+    if (c->by_rows)
         mlo_pool_run(program->pool, (size_t)(c->n * c->groups * c->ocg * c->oh), 8, run_rows, &call);
+    else
+        mlo_pool_run(program->pool, panels * (size_t)c->groups, 1, run_panels, &call);
     return MLO_OK;
 }
 
@@ -219,7 +219,7 @@ static void conv_free(void *data)
 {
     struct conv *c = data;
     if (c)
-        free(c->packed);
+        free(c->offsets);
     free(c);
 }
 
@@ -238,6 +238,29 @@ static void set_geometry(struct conv *c, const struct mlo_window *w)
     }
     c->iw = w->in[last], c->ow = w->out[last], c->kw = w->kernel[last];
     c->sw = w->stride[last], c->dw = w->dilation[last], c->pw = w->pad_begin[last];
+    bool at_once = c->sh == 1 && c->sw == 1 && c->ph == 0 && c->pw == 0;
+    if (at_once && c->kh == 1 && c->kw == 1 && c->oh == c->ih && c->ow == c->iw) {
+        c->iw = c->ow = c->ih * c->iw; /* a plane is one row */
+        c->ih = c->oh = 1;
+    }
+    int64_t width = (c->ow - 1) * c->sw + (c->kw - 1) * c->dw + 1;
+    c->height = (c->oh - 1) * c->sh + (c->kh - 1) * c->dh + 1;
+    c->copies = !(c->sw == 1 && c->ph == 0 && c->pw == 0 && width <= c->iw && c->height <= c->ih);
+    c->phase = c->copies ? (width + c->sw - 1) / c->sw : c->iw;
+    c->height = c->copies ? c->height : c->ih;
+    c->line = (size_t)(c->phase * c->sw);
+    c->plane = (size_t)c->height * c->line;
+}
+
+static bool set_offsets(struct conv *c)
+{
+    c->offsets = calloc(c->depth + 1, sizeof *c->offsets);
+    for (size_t k = 0; c->offsets && k < c->depth; k++) {
+        int64_t ic = (int64_t)k / (c->kh * c->kw), kh = (int64_t)k / c->kw % c->kh, kw = (int64_t)k % c->kw;
+        c->offsets[k] = (size_t)ic * c->plane + (size_t)(kh * c->dh) * c->line +
+                        (size_t)(kw * c->dw % c->sw * c->phase + kw * c->dw / c->sw);
+    }
+    return c->offsets != NULL;
 }
 
 enum mlo_status inv_lower_conv(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
@@ -245,12 +268,13 @@ enum mlo_status inv_lower_conv(struct mlo_plan *plan, const struct mlo_node *nod
 {
     enum mlo_status status;
     int64_t x[MLO_MAX_RANK], y[MLO_MAX_RANK];
+    size_t outputs;
     const struct mlo_tensor *w = mlo_node_const(node, 1), *b = mlo_node_const(node, 2);
     struct mlo_value *in = mlo_node_input(node, 0), *out = node->outputs[0];
     struct conv *c = NULL;
     if (!mlo_node_is(node, "Conv") || !w || w->dtype != MLO_FLOAT32 || (mlo_node_input(node, 2) && !b) ||
         in->type.dtype != MLO_FLOAT32 || in->type.rank < 3 || in->type.rank > 4 ||
-        !cpu_value_dims(in, x, NULL) || !cpu_value_dims(out, y, NULL))
+        !cpu_value_dims(in, x, NULL) || !cpu_value_dims(out, y, &outputs) || outputs == 0)
         return MLO_OK;
     struct mlo_window window;
     MLO_TRY(mlo_window_init(&window, node, in->type.rank - 2, x + 2, w->dims + 2, err));
@@ -269,16 +293,14 @@ enum mlo_status inv_lower_conv(struct mlo_plan *plan, const struct mlo_node *nod
     c->rows = inv_packed_rows(c->kernels, (size_t)c->ocg);
     c->weights = w->data;
     c->bias = b ? b->data : NULL;
-    if (c->groups == 1 || c->ocg >= 4) {
-        c->packed = cpu_aligned((size_t)c->groups * c->rows * c->depth * sizeof(float));
-        if (!c->packed) {
-            status = mlo_error_nomem(err);
-            goto out;
-        }
-        for (int64_t g = 0; g < c->groups; g++)
-            inv_pack_rows(c->kernels, c->weights + (size_t)(g * c->ocg) * c->depth, (size_t)c->ocg, c->depth,
-                          c->depth, 1, c->packed + (size_t)g * c->rows * c->depth);
+    c->by_rows = c->groups > 1 && c->ocg < 4;
+    if (!set_offsets(c)) {
+        status = mlo_error_nomem(err);
+        goto out;
     }
+    if (c->copies)
+        plan->scratch_bytes =
+            MLO_MAX(plan->scratch_bytes, (size_t)c->n * channels_in(c) * c->plane * sizeof(float));
     size_t bytes;
     cpu_value_bytes(out, &bytes);
     int slot = cpu_slot_new(plan, CPU_SLOT_ARENA, bytes);

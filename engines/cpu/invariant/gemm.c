@@ -14,7 +14,7 @@ struct gemm {
     size_t c_row, c_column;
     const struct mlo_tensor *b_const;
     float *packed_b; /* of a constant right operand; of one batch */
-    size_t rows, columns;
+    size_t columns;
 };
 
 struct gemm_state {
@@ -25,6 +25,7 @@ struct gemm_state {
 struct gemm_call {
     const struct gemm *g;
     const float *a, *b, *c;
+    size_t a_row; /* whose k lie together */
     float *tiles;
     size_t tiles_each;
     float *y;
@@ -38,13 +39,15 @@ static void run_columns(void *arg, size_t begin, size_t end, unsigned worker)
     float *tile = call->tiles + worker * call->tiles_each;
     bool start_with_c = call->c && g->alpha == 1.0f;
     for (size_t p = begin; p < end; p++)
-        for (size_t r = 0; r < g->rows; r += mr) {
+        for (size_t r = 0; r < g->m; r += mr) {
             size_t rows = MLO_MIN(mr, g->m - r), columns = MLO_MIN(nr, g->n - p * nr);
             memset(tile, 0, mr * nr * sizeof *tile);
             for (size_t i = 0; start_with_c && i < rows; i++)
                 for (size_t j = 0; j < columns; j++)
                     tile[i * nr + j] = g->beta * call->c[(r + i) * g->c_row + (p * nr + j) * g->c_column];
-            g->kernels->tile(g->k, call->a + r * g->k, call->b + p * nr * g->k, tile);
+            const float *a[INV_MAX_MR];
+            inv_rows(g->kernels, call->a + r * call->a_row, call->a_row, rows, a);
+            g->kernels->tile(g->k, a, call->b + p * nr * g->k, tile);
             for (size_t i = 0; i < rows; i++)
                 for (size_t j = 0; j < columns; j++) {
                     float v = tile[i * nr + j];
@@ -77,7 +80,7 @@ static enum mlo_status gemm_load(struct mlo_program *program, const struct cpu_s
     if (!s)
         return mlo_error_nomem(err);
     s->tiles_each = (size_t)(g->kernels->mr * g->kernels->nr);
-    s->a = cpu_aligned(g->rows * g->k * sizeof(float));
+    s->a = cpu_aligned(g->a_k == 1 ? 0 : g->m * g->k * sizeof(float));
     s->b = cpu_aligned(g->packed_b ? 0 : g->columns * g->k * sizeof(float));
     s->tiles = cpu_aligned(program->plan->threads * s->tiles_each * sizeof(float));
     if (!s->a || !s->b || !s->tiles) {
@@ -96,13 +99,17 @@ static enum mlo_status gemm_run(struct mlo_program *program, const struct cpu_st
     struct gemm_state *s = state;
     const float *a = program->at[step->in[0]], *b = program->at[step->in[1]];
     for (size_t i = 0; i < g->batches; i++) {
-        inv_pack_rows(g->kernels, a + g->a_at[i], g->m, g->k, g->a_row, g->a_k, s->a);
+        bool turn = g->a_k != 1;
+        for (size_t r = 0; turn && r < g->m; r++)
+            for (size_t k = 0; k < g->k; k++)
+                s->a[r * g->k + k] = a[g->a_at[i] + r * g->a_row + k * g->a_k];
         if (!g->packed_b)
             inv_pack_columns(g->kernels, b + g->b_at[i], g->n, g->k, g->b_column, g->b_k, s->b);
         struct gemm_call call = {g,
-                                 s->a,
+                                 turn ? s->a : a + g->a_at[i],
                                  g->packed_b ? g->packed_b : s->b,
                                  g->c ? program->at[step->in[2]] : NULL,
+                                 turn ? g->k : g->a_row,
                                  s->tiles,
                                  s->tiles_each,
                                  (float *)program->at[step->out[0]] + i * g->m * g->n};
@@ -214,7 +221,6 @@ enum mlo_status inv_lower_gemm(struct mlo_plan *plan, const struct mlo_node *nod
              : !set_matmul(g, a, va->type.rank, b, vb->type.rank, y, out->type.rank))
         goto out;
     g->kernels = inv_kernels_for(plan->isa);
-    g->rows = inv_packed_rows(g->kernels, g->m);
     g->columns = inv_packed_columns(g->kernels, g->n);
     g->b_const = mlo_node_const(node, 1);
     if (g->b_const && g->batches == 1) {

@@ -7,13 +7,25 @@
 
 #include "engines/cpu/cpu_impl.h"
 
-enum { INV_MAX_MR = 8, INV_MAX_NR = 48, INV_KC = 256 };
+enum { INV_MAX_MR = 8, INV_MAX_NR = 48 };
+
+/* Values that lie together, and their place among the columns of a panel. */
+struct inv_run {
+    const float *from;
+    size_t at, count;
+};
 
 /* One instruction set's kernels. */
 struct inv_kernels {
-    int mr, nr; /* tile: rows and columns */
-    /* c[mr][nr] continues its chains: c[i][j] = fma(a[k][i], b[k][j], c[i][j]) for k = 0 … depth-1. */
-    void (*tile)(size_t depth, const float *a, const float *b, float *c);
+    int mr, nr;   /* tile: rows and columns */
+    size_t block; /* of k: so that the columns of a block stay in the first-level cache */
+    /* c[mr][nr] continues its chains: c[i][j] = fma(rows[i][k], b[k][j], c[i][j]) for k = 0 … depth-1. */
+    void (*tile)(size_t depth, const float *const *rows, const float *b, float *c);
+    /* Packs columns: out[k][run.at + j] = run.from[offsets[k] + j] for all runs, which come in order of their
+     * places and of their sources. Nothing at or behind `end` is read; what is behind the last run's columns
+     * is garbage, also in the nr floats behind the last k. */
+    void (*columns)(size_t depth, const size_t *offsets, const struct inv_run *runs, int run_count,
+                    const float *end, float *out);
     /* acc[i] = fma(w, x[i], acc[i]) */
     void (*axpy)(size_t count, float w, const float *x, float *acc);
 };
@@ -21,10 +33,14 @@ struct inv_kernels {
 extern const struct inv_kernels inv_generic, inv_avx2, inv_avx512;
 const struct inv_kernels *inv_kernels_for(enum mlo_isa isa);
 
-/* Packs rows of a matrix into panels [row / mr][k][mr], zero rows at the end. Element (i, k) is
- * a[i * row_stride + k * k_stride]. */
-void inv_pack_rows(const struct inv_kernels *kernels, const float *a, size_t rows, size_t depth,
-                   size_t row_stride, size_t k_stride, float *out);
+/* The mr rows of a tile, k by k: the last of the matrix again where it has no more. */
+static inline void inv_rows(const struct inv_kernels *kernels, const float *a, size_t stride, size_t left,
+                            const float *rows[INV_MAX_MR])
+{
+    for (int i = 0; i < kernels->mr; i++)
+        rows[i] = a + MLO_MIN((size_t)i, left - 1) * stride;
+}
+
 /* Packs columns into panels [column / nr][k][nr], zero columns at the end. */
 void inv_pack_columns(const struct inv_kernels *kernels, const float *b, size_t columns, size_t depth,
                       size_t column_stride, size_t k_stride, float *out);
@@ -36,6 +52,10 @@ enum mlo_status inv_lower_conv(struct mlo_plan *plan, const struct mlo_node *nod
                                struct mlo_error *err);
 enum mlo_status inv_lower_gemm(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
                                struct mlo_error *err);
+enum mlo_status inv_lower_pool(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
+                               struct mlo_error *err);
+enum mlo_status inv_lower_quantize(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
+                                   struct mlo_error *err);
 enum mlo_status inv_lower_simple(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
                                  struct mlo_error *err);
 

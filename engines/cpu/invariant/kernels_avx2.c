@@ -1,12 +1,14 @@
 /* 4 x 24 tiles on AVX2: 12 accumulators, 3 columns' vectors and a broadcast fill the 16 registers. */
 #include <immintrin.h>
 #include <math.h>
+#include <string.h>
 
 #include "engines/cpu/invariant/invariant_impl.h"
 
 enum { MR = 4, NR = 24 };
 
-__attribute__((target("avx2,fma"))) static void tile(size_t depth, const float *a, const float *b, float *c)
+__attribute__((target("avx2,fma"))) static void tile(size_t depth, const float *const *rows, const float *b,
+                                                     float *c)
 {
     __m256 acc[MR][3];
 #pragma GCC unroll 4
@@ -14,11 +16,11 @@ __attribute__((target("avx2,fma"))) static void tile(size_t depth, const float *
 #pragma GCC unroll 3
         for (int j = 0; j < 3; j++)
             acc[i][j] = _mm256_loadu_ps(c + i * NR + j * 8);
-    for (size_t k = 0; k < depth; k++, a += MR, b += NR) {
+    for (size_t k = 0; k < depth; k++, b += NR) {
         __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8), b2 = _mm256_loadu_ps(b + 16);
 #pragma GCC unroll 4
         for (int i = 0; i < MR; i++) {
-            __m256 w = _mm256_broadcast_ss(a + i);
+            __m256 w = _mm256_broadcast_ss(rows[i] + k);
             acc[i][0] = _mm256_fmadd_ps(w, b0, acc[i][0]);
             acc[i][1] = _mm256_fmadd_ps(w, b1, acc[i][1]);
             acc[i][2] = _mm256_fmadd_ps(w, b2, acc[i][2]);
@@ -41,4 +43,8 @@ __attribute__((target("avx2,fma"))) static void axpy(size_t count, float w, cons
         acc[i] = fmaf(w, x[i], acc[i]);
 }
 
-const struct inv_kernels inv_avx2 = {.mr = MR, .nr = NR, .tile = tile, .axpy = axpy};
+#define INV_TARGET __attribute__((target("avx2,fma")))
+#include "engines/cpu/invariant/columns.inc"
+
+const struct inv_kernels inv_avx2 = {
+    .mr = MR, .nr = NR, .block = 256, .tile = tile, .columns = columns, .axpy = axpy};

@@ -1,17 +1,21 @@
 /* The chains in plain C: fmaf is exact on every machine. */
 #include <math.h>
+#include <string.h>
 
 #include "engines/cpu/invariant/invariant_impl.h"
 
 enum { MR = 4, NR = 8 };
 
-static void tile(size_t depth, const float *a, const float *b, float *c)
+static void tile(size_t depth, const float *const *rows, const float *b, float *c)
 {
     for (size_t k = 0; k < depth; k++)
         for (int i = 0; i < MR; i++)
             for (int j = 0; j < NR; j++)
-                c[i * NR + j] = fmaf(a[k * MR + i], b[k * NR + j], c[i * NR + j]);
+                c[i * NR + j] = fmaf(rows[i][k], b[k * NR + j], c[i * NR + j]);
 }
+
+#define INV_TARGET
+#include "engines/cpu/invariant/columns.inc"
 
 static void axpy(size_t count, float w, const float *x, float *acc)
 {
@@ -19,7 +23,8 @@ static void axpy(size_t count, float w, const float *x, float *acc)
         acc[i] = fmaf(w, x[i], acc[i]);
 }
 
-const struct inv_kernels inv_generic = {.mr = MR, .nr = NR, .tile = tile, .axpy = axpy};
+const struct inv_kernels inv_generic = {
+    .mr = MR, .nr = NR, .block = 256, .tile = tile, .columns = columns, .axpy = axpy};
 
 const struct inv_kernels *inv_kernels_for(enum mlo_isa isa)
 {

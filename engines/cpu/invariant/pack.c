@@ -1,4 +1,4 @@
-/* Packing of matrices into the panels that the tile kernels walk through. */
+/* Packing of matrices into the panels of columns that the tile kernels walk through. */
 #include "engines/cpu/invariant/invariant_impl.h"
 
 static size_t panels(size_t count, int width)
@@ -13,12 +13,6 @@ static void pack(const float *m, size_t count, size_t depth, size_t stride, size
         for (size_t k = 0; k < depth; k++)
             for (size_t i = p; i < p + width; i++)
                 *out++ = i < count ? m[i * stride + k * k_stride] : 0.0f;
-}
-
-void inv_pack_rows(const struct inv_kernels *kernels, const float *a, size_t rows, size_t depth,
-                   size_t row_stride, size_t k_stride, float *out)
-{
-    pack(a, rows, depth, row_stride, k_stride, (size_t)kernels->mr, out);
 }
 
 void inv_pack_columns(const struct inv_kernels *kernels, const float *b, size_t columns, size_t depth,

@@ -19,12 +19,13 @@ static struct mlo_tensor borrowed(const float *data, int rank, const int64_t *di
 static void test_channels__extremes_and_sums_by_hand(void **state)
 {
     MLO_UNUSED(state);
+    struct mlo_error err = {0};
     struct mlo_stats stats;
     mlo_stats_init(&stats);
     struct mlo_channel_stats *c = mlo_stats_get_channels(&stats, "x", 2);
     assert_non_null(c);
     /* [outer 2][channels 2][inner 2] */
-    mlo_channel_stats_add(c, LIST(1, 2, -3, -4, 5, NAN, 0, 7), 2, 2);
+    assert_ok(mlo_channel_stats_add(c, LIST(1, 2, -3, -4, 5, NAN, 0, 7), 2, 2, &err));
     assert_float_equal(c->min[0], 1, 0);
     assert_float_equal(c->max[0], 5, 0);
     assert_float_equal(c->min[1], -4, 0);
@@ -147,7 +148,7 @@ static void test_stats__go_on_after_a_file_and_merge(void **state)
     struct mlo_tensor first = borrowed(LIST(0.1f, 0.2f, 0.3f), 2, DIMS(1, 3)),
                       second = borrowed(LIST(0.7f, -1, 1e-9f), 2, DIMS(1, 3));
     assert_ok(mlo_gram_add(mlo_stats_get_gram(&a, y->producer, true), y->producer, &first, NULL, &err));
-    mlo_channel_stats_add(mlo_stats_get_channels(&a, "x", 3), first.data, 1, 1);
+    assert_ok(mlo_channel_stats_add(mlo_stats_get_channels(&a, "x", 3), first.data, 1, 1, &err));
     assert_ok(mlo_tensor_stats_add(mlo_stats_get(&a, "x"), first.data, 3, &err));
     assert_ok(mlo_stats_save(&a, path, &err));
     assert_ok(mlo_stats_load(path, &b, &err));
@@ -157,10 +158,18 @@ static void test_stats__go_on_after_a_file_and_merge(void **state)
         assert_true(a.grams[0].matrix[i] == b.grams[0].matrix[i]);
     assert_int_equal(b.grams[0].rows, 2);
     assert_int_equal(mlo_stats_find_channels(&b, "x")->samples, 1);
-    assert_ok(mlo_stats_merge(&a, &b, &err));
-    assert_int_equal(a.grams[0].rows, 4);
-    assert_true(a.grams[0].matrix[0] == 2 * b.grams[0].matrix[0]);
-    assert_true(mlo_stats_find_channels(&a, "x")->sum[1] == 2 * (double)0.2f);
+    /* What was read goes on with the sample behind. */
+    assert_ok(mlo_channel_stats_add(mlo_stats_get_channels(&b, "x", 3), second.data, 1, 1, &err));
+    assert_true(mlo_stats_find_channels(&b, "x")->sum[1] == (double)0.2f - 1);
+    assert_int_equal(mlo_stats_find_channels(&b, "x")->next, 2);
+    mlo_stats_clear(&b);
+
+    /* Matrices are chains over rows: parts of one are not added. */
+    mlo_stats_init(&b);
+    b.first = 2;
+    assert_ok(mlo_gram_add(mlo_stats_get_gram(&b, y->producer, true), y->producer, &second, NULL, &err));
+    assert_int_equal(mlo_stats_merge(&a, &b, &err), MLO_EINVAL);
+    assert_contains(err.message, "cannot be added to the bit");
     mlo_stats_clear(&b);
 
     /* Every cut is refused. */

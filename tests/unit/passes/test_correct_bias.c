@@ -6,7 +6,7 @@ static void add_channels(struct mlo_stats *stats, const char *name, const float 
 {
     struct mlo_channel_stats *c = mlo_stats_get_channels(stats, name, 2);
     assert_non_null(c);
-    mlo_channel_stats_add(c, values, 2, 1); /* two samples of two channels */
+    assert_int_equal(mlo_channel_stats_add(c, values, 2, 1, NULL), MLO_OK); /* two samples of two channels */
 }
 
 /* y's means are (3, -1) in the float model and (2.5, 1) in the quantized one; the bias has steps of 0.25. */

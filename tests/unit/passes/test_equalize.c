@@ -134,7 +134,7 @@ static void test_equalize__absorbs_a_high_bias(void **state)
     finish(m, op(m, "Gemm", "y", op(m, "Relu", "r", h), floats(m, "w2", LIST(3), 1, 1)));
     assert_ok(mlo_model_clone(m, &before, &err));
     mlo_stats_init(&stats);
-    mlo_channel_stats_add(mlo_stats_get_channels(&stats, "h", 1), LIST(10, 10), 2, 1);
+    assert_ok(mlo_channel_stats_add(mlo_stats_get_channels(&stats, "h", 1), LIST(10, 10), 2, 1, &err));
     assert_ok(run_pass(m, "equalize", NULL, &stats, &report, &err));
     assert_true(numbers(m, "b1")[0] == 2);
     assert_true(numbers(m, "y_node_bias")[0] == 30);
@@ -165,7 +165,8 @@ static void test_smooth__moves_outliers_into_a_layer_normalization(void **state)
     finish(m, op(m, "Add", "y", q, k));
     assert_ok(mlo_model_clone(m, &before, &err));
     mlo_stats_init(&stats);
-    mlo_channel_stats_add(mlo_stats_get_channels(&stats, "n", 2), LIST(-16, 1, 3, 0.5f), 2, 1);
+    assert_ok(
+        mlo_channel_stats_add(mlo_stats_get_channels(&stats, "n", 2), LIST(-16, 1, 3, 0.5f), 2, 1, &err));
     assert_ok(run_pass(m, "smooth", NULL, &stats, NULL, &err));
     static const float G[] = {2, 2}, B[] = {1, -2}, Q[] = {4, 0, -1, 2}, K[] = {2, 4, 1.5f, 0.5f};
     assert_memory_equal(numbers(m, "g"), G, sizeof G);
@@ -196,9 +197,10 @@ static void test_smooth__finds_what_takes_the_factors(void **state)
     finish(m, op(m, "Add", "y", p, op(m, "MatMul", "direct", x, ramp(m, "w3", 0.1f, 4, 3))));
     assert_ok(mlo_model_clone(m, &before, &err));
     mlo_stats_init(&stats);
-    mlo_channel_stats_add(mlo_stats_get_channels(&stats, "x", 4), LIST(1, 20, -1, 0), 1, 1);
-    mlo_channel_stats_add(mlo_stats_get_channels(&stats, "a", 4), LIST(3, 1, -7, 0), 1, 1);
-    mlo_channel_stats_add(mlo_stats_get_channels(&stats, "r", 5), LIST(0, 1, 9, 2, 30), 1, 1);
+    assert_ok(mlo_channel_stats_add(mlo_stats_get_channels(&stats, "x", 4), LIST(1, 20, -1, 0), 1, 1, &err));
+    assert_ok(mlo_channel_stats_add(mlo_stats_get_channels(&stats, "a", 4), LIST(3, 1, -7, 0), 1, 1, &err));
+    assert_ok(
+        mlo_channel_stats_add(mlo_stats_get_channels(&stats, "r", 5), LIST(0, 1, 9, 2, 30), 1, 1, &err));
     assert_ok(run_pass(m, "smooth", NULL, &stats, &report, &err));
     assert_int_equal(mlo_json_i64(json_array_get(report, 0), "changes", 0), 3);
     assert_int_equal(count_ops(m, "Mul"), 2); /* the one for x, which 'scaled' reads too */
