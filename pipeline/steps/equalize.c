@@ -23,7 +23,7 @@ static enum mlo_status run_smooth(const struct mlo_step_context *ctx, struct mlo
 const struct mlo_step mlo_step_equalize = {
     .name = "equalize",
     .kind = MLO_STEP_DERIVE,
-    .revision = 1,
+    .revision = 2,
     .needs_calibrate = true,
     .options = mlo_equalize_options,
     .run = run_equalize,
@@ -34,7 +34,7 @@ const struct mlo_step mlo_step_equalize = {
 const struct mlo_step mlo_step_smooth = {
     .name = "smooth",
     .kind = MLO_STEP_DERIVE,
-    .revision = 1,
+    .revision = 2,
     .needs_calibrate = true,
     .options = mlo_smooth_options,
     .run = run_smooth,

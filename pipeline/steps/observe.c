@@ -130,6 +130,9 @@ enum mlo_status mlo_step_observe(const struct mlo_step_context *ctx, const struc
     return run_feed(&feed, wants, err);
 }
 
+/* Raised when the same samples give other statistics. */
+enum { OBSERVED_REVISION = 1 };
+
 /* All that the statistics follow from, but for the part of the samples. */
 static enum mlo_status identify(const struct mlo_step_context *ctx, struct mlo_dataset *dataset,
                                 const struct mlo_stats_wants *wants, json_t **out, struct mlo_error *err)
@@ -156,8 +159,8 @@ static enum mlo_status identify(const struct mlo_step_context *ctx, struct mlo_d
         json_array_append_new(values, json_pack("[s,b,i,s,b]", w->name, (int)w->histogram, w->channel_axis,
                                                 w->gram ? mlo_gram_key(w->gram, key) : "", (int)w->full));
     }
-    *out = json_pack("{s:i,s:s,s:s,s:s,s:O}", "observed", 1, "model", model, "data", data, "numerics",
-                     MLO_NUMERICS_ID, "values", values);
+    *out = json_pack("{s:i,s:s,s:s,s:s,s:O}", "observed", OBSERVED_REVISION, "model", model, "data", data,
+                     "numerics", MLO_NUMERICS_ID, "values", values);
     if (!*out || json_array_size(values) != wants->count)
         status = mlo_error_nomem(err);
 out:

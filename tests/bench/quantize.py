@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 
@@ -205,8 +206,9 @@ def variant(net, name, o):
 def ours(net, name, o):
     arguments, engine = OURS[name]
     out = variant(net, name, o)
-    seconds, peak = measured([MLOPT, "quantize", net.path, "--data", net.calibration, *arguments, "--out", out, "-q",
-                              "--threads", str(o.threads)])
+    with tempfile.TemporaryDirectory(dir=o.folder) as fresh:  # or it would find what it observed the last time
+        seconds, peak = measured([MLOPT, "quantize", net.path, "--data", net.calibration, *arguments, "--out", out, "-q",
+                                  "--threads", str(o.threads), "--checkpoints", fresh])
     return out, engine, seconds, peak
 
 
