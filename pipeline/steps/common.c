@@ -1,5 +1,6 @@
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "pipeline/steps/step_impl.h"
 
@@ -27,6 +28,10 @@ enum mlo_status mlo_step_load(const char *path, struct mlo_model **out, struct m
     enum mlo_status status = mlo_onnx_load(path, out, err);
     if (status == MLO_OK)
         status = mlo_graph_check_supported((*out)->graph, err);
+    /* Weights that do not lie aligned in the file were copied: the file's pages need not stay in memory, too,
+     * and those of the others come back when they are read. */
+    if (status == MLO_OK && (*out)->mapping.data && (*out)->mapping.size)
+        madvise((void *)(uintptr_t)(*out)->mapping.data, (*out)->mapping.size, MADV_DONTNEED);
     if (status != MLO_OK && err && !strstr(err->message, mlo_fs_basename(path)))
         mlo_error_prefix(err, "%s", mlo_fs_basename(path));
     return status;
