@@ -12,7 +12,7 @@ Input and output are those of deploy/models/fashion_cnn.onnx: `image`, float32 [
 being (p / 255 - 0.2860) / 0.3530, and `logits`, float32 [batch, 10]. The export is torch's own for a net in eval mode,
 which folds each BatchNormalization into its convolution.
 
-Each net is trained for a number of epochs that its row fixes; the test images are looked at once, at the end. A
+Each net is trained for a number of epochs that its row fixes; the test images are looked at only at the end. A
 checkpoint after each epoch (DIR/NAME.pt) lets a run that was cut off go on where it was, with the same result.
 Everything it needs is in Debian: python3-torch, python3-onnx, dataset-fashion-mnist.
 """
