@@ -39,7 +39,7 @@ static const char *save_post(const char *file, const struct post *p)
     struct mlo_model *m = shell_model();
     struct mlo_value *in[3];
     int count = 0;
-    for (; p->inputs[count]; count++) {
+    for (; count < 3 && p->inputs[count]; count++) {
         in[count] = shell_input(m, p->inputs[count], p->dtype, 2, DIMS(p->batch, p->width));
         if (p->width < 0)
             in[count]->type.dims[1].name = "n";
