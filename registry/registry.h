@@ -9,6 +9,7 @@
 #include "registry/db.h"
 #include "registry/embedded.h"
 #include "registry/evidence.h"
+#include "registry/ledger.h"
 #include "registry/migrate.h"
 #include "registry/models.h"
 #include "registry/page.h"

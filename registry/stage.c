@@ -1,6 +1,7 @@
 /* Moves of a stage: promotion and rollback; the promotion log. */
 #include <string.h>
 
+#include "registry/ledger.h"
 #include "registry/release_impl.h"
 #include "registry/sql_impl.h"
 
@@ -12,6 +13,7 @@ enum {
     STAGE_MOVE_ADD,
     STAGE_SET,
     STAGE_GET,
+    STAGE_LEDGER,
     STAGE_LIST,
     STAGE_HISTORY,
     STAGE_MOVE_GET,
@@ -68,6 +70,13 @@ const struct mlo_sql mlo_sql_stage[] = {
                    6},
     [STAGE_GET] = {"stage_get", "SELECT " STAGE_COLUMNS " FROM stage s WHERE s.model_id = $1 AND s.name = $2",
                    2},
+    [STAGE_LEDGER] = {"stage_ledger",
+                      "SELECT p.name || '/' || m.name AS model, 'sha256:' || encode(v.manifest_digest, "
+                      "'hex') AS manifest, " STAGE_COLUMNS
+                      " FROM stage s JOIN model m ON m.id = s.model_id JOIN project p ON p.id = m.project_id "
+                      "JOIN release r ON r.id = s.release_id JOIN version v ON v.id = r.version_id "
+                      "WHERE s.model_id = $1 AND s.name = $2",
+                      2},
     [STAGE_LIST] = {"stage_list",
                     "SELECT " STAGE_COLUMNS
                     " FROM stage s WHERE s.model_id = $1 ORDER BY s.name = 'production'",
@@ -156,7 +165,41 @@ static json_t *state_json(int64_t generation, int64_t release, int64_t version)
                    : json_pack("{s:I, s:n}", "generation", (json_int_t)generation, "release");
 }
 
-/* Writes audit, log and pointer. */
+/* The stage as it is now, for the ledger. */
+static enum mlo_status record(struct mlo_db_conn *conn, const struct pointer *at, const struct move_to *to,
+                              const struct mlo_actor *actor, int64_t audit_seq, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_buf path = MLO_BUF_INIT, text = MLO_BUF_INIT;
+    json_t *state = NULL;
+    enum mlo_status status;
+    mlo_param_i64(&p, at->model_id);
+    mlo_param_text(&p, at->stage);
+    MLO_TRY(mlo_sql_object(conn, &mlo_sql_stage[STAGE_LEDGER], &p, &state, err));
+    json_t *by = json_pack("{s:s, s:s, s:s, s:I}", "kind", to->kind, "by", actor->name, "reason",
+                           to->reason ? to->reason : "", "audit_seq", (json_int_t)audit_seq);
+    if (!by || json_object_set_new(state, "move", by) != 0) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    const char *model = strchr(mlo_json_str(state, "model", "/"), '/') + 1;
+    mlo_buf_printf(&path, "%s/%s.json", at->stage, model);
+    mlo_ledger_json(state, &text);
+    if (!mlo_buf_ok(&path) || !mlo_buf_ok(&text)) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    const struct mlo_ledger_file file = {
+        .path = mlo_buf_str(&path), .text = mlo_buf_str(&text), .size = text.len};
+    MLO_TRY(mlo_ledger_append(conn, at->project_id, audit_seq, &file, 1, err));
+out:
+    json_decref(state);
+    mlo_buf_clear(&path);
+    mlo_buf_clear(&text);
+    return status;
+}
+
+/* Writes audit, log, pointer, and what the ledger will say. */
 static enum mlo_status move(struct mlo_db_conn *conn, const struct mlo_actor *actor, const struct pointer *at,
                             const struct move_to *to, struct mlo_move *out, struct mlo_error *err)
 {
@@ -196,6 +239,7 @@ static enum mlo_status move(struct mlo_db_conn *conn, const struct mlo_actor *ac
     mlo_param_i64(&set, out->generation);
     mlo_param_i64(&set, out->id);
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_stage[STAGE_SET], &set, NULL, err));
+    MLO_TRY(record(conn, at, to, actor, out->audit_seq, err));
 out:
     json_decref(before);
     json_decref(after);
