@@ -115,13 +115,11 @@ static enum mlo_status parse_base(struct scan *s, struct mlo_condition *c)
     for (size_t i = 0; i < MLO_COUNT(BASES); i++)
         if (strcmp(c->base, BASES[i]) == 0)
             return MLO_OK;
-    const char *near = mlo_suggest(c->base, BASES, MLO_COUNT(BASES));
     enum mlo_status status = mlo_error_set(
         s->err, MLO_EINVAL,
         "the condition \"%.120s\" compares with '%s'; it can compare with source, production or staging",
         s->text, c->base);
-    if (near)
-        mlo_error_hint(s->err, "did you mean '%s'?", near);
+    mlo_error_suggest(s->err, c->base, BASES, MLO_COUNT(BASES));
     return status;
 }
 

@@ -44,3 +44,27 @@ const char *mlo_suggest(const char *word, const char *const *candidates, size_t 
     }
     return found;
 }
+
+bool mlo_error_suggest(struct mlo_error *err, const char *word, const char *const *candidates, size_t count)
+{
+    const char *near = mlo_suggest(word, candidates, count);
+    if (near)
+        mlo_error_hint(err, "did you mean '%s'?", near);
+    return near != NULL;
+}
+
+const void *mlo_named_row(const char *name, const void *rows, size_t count, size_t row_bytes)
+{
+    for (size_t i = 0; i < count; i++) {
+        const char *row = (const char *)rows + i * row_bytes;
+        if (strcmp(*(const char *const *)(const void *)row, name) == 0)
+            return row;
+    }
+    return NULL;
+}
+
+void mlo_buf_names(struct mlo_buf *buf, const char *const *names, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        mlo_buf_printf(buf, "%s%s", i ? ", " : "", names[i]);
+}

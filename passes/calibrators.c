@@ -273,8 +273,5 @@ const char *const mlo_calibrator_names[] = {"minmax", "moving_average", "percent
 
 const struct mlo_calibrator *mlo_calibrator_find(const char *name)
 {
-    for (size_t i = 0; i < MLO_COUNT(table); i++)
-        if (strcmp(table[i].name, name) == 0)
-            return &table[i];
-    return NULL;
+    return mlo_named_row(name, table, MLO_COUNT(table), sizeof *table);
 }

@@ -105,9 +105,7 @@ static enum mlo_status run_one(struct mlo_model *model, const struct mlo_pass_re
         for (shown = 0; shown < count && shown < MLO_COUNT(names); shown++)
             names[shown] = table[shown].name;
         status = mlo_error_set(err, MLO_ENOTFOUND, "there is no pass of that name");
-        const char *nearest = mlo_suggest(request->name, names, shown);
-        if (nearest)
-            mlo_error_hint(err, "did you mean '%s'?", nearest);
+        mlo_error_suggest(err, request->name, names, shown);
         goto out;
     }
     MLO_TRY(mlo_options_resolve(pass->options, request->options, &options, err));

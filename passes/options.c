@@ -29,19 +29,16 @@ static const struct mlo_option_spec *spec_find(const struct mlo_option_spec *spe
 static enum mlo_status unknown_option(const struct mlo_option_spec *specs, const char *name,
                                       struct mlo_error *err)
 {
-    const char *names[64];
+    const char *names[64] = {NULL};
     size_t count = 0;
     struct mlo_buf all = MLO_BUF_INIT;
-    for (const struct mlo_option_spec *s = specs; s->name && count < MLO_COUNT(names); s++) {
+    for (const struct mlo_option_spec *s = specs; s->name && count < MLO_COUNT(names); s++)
         names[count++] = s->name;
-        mlo_buf_printf(&all, "%s%s", all.len ? ", " : "", s->name);
-    }
+    mlo_buf_names(&all, names, count);
     mlo_error_set(err, MLO_EINVAL, "unknown option '%s'", name);
     mlo_error_where(err, "option '%s'", name);
-    const char *nearest = mlo_suggest(name, names, count);
-    if (nearest)
-        mlo_error_hint(err, "did you mean '%s'?", nearest);
-    else if (count)
+    mlo_error_suggest(err, name, names, count); /* its hint stays, if there is one */
+    if (count)
         mlo_error_hint(err, "the options are: %s", mlo_buf_str(&all));
     else
         mlo_error_hint(err, "there are no options to set here");
@@ -165,14 +162,11 @@ static enum mlo_status check_choice(const struct mlo_option_spec *spec, const ch
         if (strcmp(spec->choices[count], text) == 0)
             return MLO_OK;
     struct mlo_buf all = MLO_BUF_INIT;
-    for (size_t i = 0; i < count; i++)
-        mlo_buf_printf(&all, "%s%s", i ? ", " : "", spec->choices[i]);
+    mlo_buf_names(&all, spec->choices, count);
     mlo_error_set(err, MLO_EINVAL, "option '%s' is '%s'; the choices are: %s", spec->name, text,
                   mlo_buf_str(&all));
     mlo_error_where(err, "option '%s'", spec->name);
-    const char *nearest = mlo_suggest(text, spec->choices, count);
-    if (nearest)
-        mlo_error_hint(err, "did you mean '%s'?", nearest);
+    mlo_error_suggest(err, text, spec->choices, count);
     mlo_buf_clear(&all);
     return MLO_EINVAL;
 }

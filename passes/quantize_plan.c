@@ -166,9 +166,7 @@ static enum mlo_status check_excluded(const struct mlo_graph *graph,
             continue;
         mlo_error_set(err, MLO_EINVAL, "the model has no node '%s' to exclude", wanted);
         mlo_error_where(err, "option 'exclude'");
-        const char *nearest = mlo_suggest(wanted, names, (size_t)graph->node_count);
-        if (nearest)
-            mlo_error_hint(err, "did you mean '%s'?", nearest);
+        mlo_error_suggest(err, wanted, names, (size_t)graph->node_count);
         return MLO_EINVAL;
     }
     return MLO_OK;

@@ -160,10 +160,7 @@ const struct mlo_pass *mlo_pass_table(size_t *count)
 
 const struct mlo_pass *mlo_pass_find(const char *name)
 {
-    for (size_t i = 0; i < MLO_COUNT(table); i++)
-        if (strcmp(table[i].name, name) == 0)
-            return &table[i];
-    return NULL;
+    return mlo_named_row(name, table, MLO_COUNT(table), sizeof *table);
 }
 
 const char *const *mlo_passes_optimize(size_t *count)

@@ -116,10 +116,7 @@ const struct mlo_target *mlo_target_table(size_t *count)
 
 const struct mlo_target *mlo_target_find(const char *name)
 {
-    for (size_t i = 0; i < MLO_COUNT(targets); i++)
-        if (strcmp(targets[i].name, name) == 0)
-            return &targets[i];
-    return NULL;
+    return mlo_named_row(name, targets, MLO_COUNT(targets), sizeof *targets);
 }
 
 enum mlo_target_rule mlo_target_rule(const struct mlo_target *target, const struct mlo_node *node)

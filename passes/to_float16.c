@@ -184,9 +184,7 @@ static enum mlo_status check_keep(const struct convert *c, const json_t *keep, s
             continue;
         mlo_error_set(err, MLO_EINVAL, "the model has no node and no op '%s' to keep in float32", text);
         mlo_error_where(err, "option 'keep'");
-        const char *nearest = mlo_suggest(text, names, 2 * count);
-        if (nearest)
-            mlo_error_hint(err, "did you mean '%s'?", nearest);
+        mlo_error_suggest(err, text, names, 2 * count);
         return MLO_EINVAL;
     }
     return MLO_OK;

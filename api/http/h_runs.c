@@ -28,11 +28,9 @@ static enum mlo_status read_recipe(const json_t *body, struct mlo_recipe **out, 
         if (!text) {
             size_t count;
             const char *const *names = mlo_recipe_builtin_names(&count);
-            const char *near = mlo_suggest(name, names, count);
             status = mlo_error_set(err, MLO_ENOTFOUND, "there is no built-in recipe '%.60s'", name);
             mlo_error_where(err, "field 'recipe_name'");
-            if (near)
-                mlo_error_hint(err, "did you mean '%s'?", near);
+            mlo_error_suggest(err, name, names, count);
             goto out;
         }
     } else {

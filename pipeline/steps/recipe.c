@@ -43,13 +43,9 @@ static enum mlo_status unknown(struct reader *r, int line, const char *kind, con
                                const char *const *known, size_t count)
 {
     enum mlo_status status = bad(r, line, "unknown %s '%.60s'", kind, word);
-    const char *near = mlo_suggest(word, known, count);
-    if (near) {
-        mlo_error_hint(r->err, "did you mean '%s'?", near);
-    } else {
+    if (!mlo_error_suggest(r->err, word, known, count)) {
         struct mlo_buf list = MLO_BUF_INIT;
-        for (size_t i = 0; i < count; i++)
-            mlo_buf_printf(&list, "%s%s", i ? ", " : "", known[i]);
+        mlo_buf_names(&list, known, count);
         mlo_error_hint(r->err, "known are: %s", mlo_buf_str(&list));
         mlo_buf_clear(&list);
     }
@@ -446,10 +442,8 @@ enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment
         const char *names[MAX_STEPS];
         for (size_t i = 0; i < recipe->step_count; i++)
             names[i] = recipe->steps[i].name;
-        const char *near = mlo_suggest(step, names, recipe->step_count);
         status = mlo_error_set(err, MLO_EINVAL, "the recipe '%s' has no step '%s'", recipe->name, step);
-        if (near)
-            mlo_error_hint(err, "did you mean '%s'?", near);
+        mlo_error_suggest(err, step, names, recipe->step_count);
         goto out;
     }
     MLO_TRY(make_canonical(recipe, err));

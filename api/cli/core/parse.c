@@ -150,13 +150,10 @@ static enum mlo_status check_choice(const struct mlo_cli_option *o, const char *
         return MLO_OK;
     size_t n = 0;
     struct mlo_buf list = MLO_BUF_INIT;
-    for (; o->choices[n]; n++) {
-        if (strcmp(o->choices[n], value) == 0) {
-            mlo_buf_clear(&list);
+    for (; o->choices[n]; n++)
+        if (strcmp(o->choices[n], value) == 0)
             return MLO_OK;
-        }
-        mlo_buf_printf(&list, "%s%s", n ? ", " : "", o->choices[n]);
-    }
+    mlo_buf_names(&list, o->choices, n);
     mlo_error_set(err, MLO_EUSAGE, "--%s cannot be '%s': it is one of %s", o->name, value,
                   mlo_buf_str(&list));
     const char *near = mlo_suggest(value, o->choices, n);

@@ -92,8 +92,7 @@ enum mlo_status mlo_local_recipe_text(const char *name, struct mlo_buf *text, bo
         return mlo_error_set(err, MLO_ENOTFOUND, "there is no recipe file %s", name);
     const char *const *names = mlo_recipe_builtin_names(&count);
     struct mlo_buf list = MLO_BUF_INIT;
-    for (size_t i = 0; i < count; i++)
-        mlo_buf_printf(&list, "%s%s", i ? ", " : "", names[i]);
+    mlo_buf_names(&list, names, count);
     mlo_error_set(err, MLO_ENOTFOUND, "there is no recipe '%s': no such file, and built in are %s", name,
                   mlo_buf_str(&list));
     const char *near = mlo_suggest(name, names, count);

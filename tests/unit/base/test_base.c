@@ -333,6 +333,32 @@ static void test_suggest__finds_the_nearest_word(void **state)
     assert_string_equal(mlo_suggest("perchannel", WORDS, 4), "per_channel");
     assert_string_equal(mlo_suggest("shceme", WORDS, 4), "scheme");
     assert_null(mlo_suggest("zzzzzzzz", WORDS, 4));
+    struct mlo_error err = {0};
+    assert_false(mlo_error_suggest(&err, "zzzzzzzz", WORDS, 4));
+    assert_string_equal(err.hint, "");
+    assert_true(mlo_error_suggest(&err, "shceme", WORDS, 4));
+    assert_string_equal(err.hint, "did you mean 'scheme'?");
+    assert_false(mlo_error_suggest(NULL, "shceme", WORDS, 0));
+}
+
+static void test_names__find_rows_and_make_lists(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        const char *name;
+        int value[3];
+    } rows[] = {{"first", {1}}, {"second", {2}}, {"third", {3}}};
+    for (size_t i = 0; i < MLO_COUNT(rows); i++)
+        assert_ptr_equal(mlo_named_row(rows[i].name, rows, MLO_COUNT(rows), sizeof *rows), &rows[i]);
+    assert_null(mlo_named_row("third", rows, 2, sizeof *rows));
+    assert_null(mlo_named_row("thir", rows, MLO_COUNT(rows), sizeof *rows));
+    static const char *const NAMES[] = {"a", "b", "c"};
+    struct mlo_buf list = MLO_BUF_INIT;
+    mlo_buf_names(&list, NAMES, 0);
+    assert_string_equal(mlo_buf_str(&list), "");
+    mlo_buf_names(&list, NAMES, 3);
+    assert_string_equal(mlo_buf_str(&list), "a, b, c");
+    mlo_buf_clear(&list);
 }
 
 static void test_clock__formats_utc(void **state)
@@ -388,6 +414,7 @@ int main(void)
         cmocka_unit_test(test_pool__visits_each_index_once),
         cmocka_unit_test(test_pool__does_not_mix_up_loops_that_follow_closely),
         cmocka_unit_test(test_suggest__finds_the_nearest_word),
+        cmocka_unit_test(test_names__find_rows_and_make_lists),
         cmocka_unit_test(test_clock__formats_utc),
         cmocka_unit_test(test_log__writes_one_line_as_text_or_json),
     };
