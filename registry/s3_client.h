@@ -1,0 +1,129 @@
+/* A client of one bucket of an S3 server (Amazon S3 API Reference, 2006-03-01), over libcurl: signed
+ * requests, retries with exponential backoff and full jitter for what can pass (5xx, 429, timeouts, cut
+ * connections), none for what cannot (4xx). Every body is signed by its SHA-256, which the server checks;
+ * what comes back is for the caller to check. Errors name the bucket, the key, the HTTP status, S3's code,
+ * the request id, and what to do. Safe from several threads. */
+#ifndef MLO_REGISTRY_S3_CLIENT_H
+#define MLO_REGISTRY_S3_CLIENT_H
+
+#include "base/base.h"
+
+enum {
+    MLO_S3_ETAG_SIZE = 80,
+    MLO_S3_PARTS_MAX = 10000,
+    MLO_S3_PART_MIN = 5 << 20, /* but for the last one */
+};
+#define MLO_S3_OBJECT_COPY_MAX (5ull << 30) /* above it, a copy is made in parts */
+
+/* Texts are copied. NULL or 0 is the default in brackets. */
+struct mlo_s3_options {
+    const char *bucket;
+    const char *endpoint; /* "https://host[:port]" [Amazon's of the region] */
+    const char *region;   /* [AWS_REGION, AWS_DEFAULT_REGION, us-east-1] */
+    const char *style;    /* "path" or "virtual": where the bucket is named [virtual on Amazon, else path] */
+    const char *ca_file;  /* certificates that may sign the server's [the system's] */
+    /* Keys: a file and profile that are named here; else AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and
+     * AWS_SESSION_TOKEN; else profile AWS_PROFILE or "default" of AWS_SHARED_CREDENTIALS_FILE or
+     * ~/.aws/credentials. */
+    const char *credentials_file, *profile;
+    const char *encryption;   /* at rest: "AES256", "aws:kms" or "customer" [what the bucket does] */
+    const char *kms_key;      /* with aws:kms [the bucket's] */
+    const char *customer_key; /* with customer: a file that holds the 32 bytes */
+    uint32_t connect_ms;      /* [5000] */
+    uint32_t stall_ms;        /* no byte moved for so long: the connection is taken for dead [30000] */
+    uint32_t attempts;        /* of one request, the first included [6] */
+};
+
+struct mlo_s3;
+
+/* Reads keys; asks the server nothing. MLO_EINVAL for options that do not fit, MLO_EAUTH where there are no
+ * keys. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_s3_open(const struct mlo_s3_options *options, struct mlo_s3 **out,
+                                         struct mlo_error *err);
+void mlo_s3_close(struct mlo_s3 *s3); /* NULL is fine */
+
+struct mlo_s3_object {
+    uint64_t size_bytes;
+    char etag[MLO_S3_ETAG_SIZE]; /* with its quotes, as the server gave it */
+    char modified[40];           /* as the server gave it */
+};
+
+/* Is the bucket there, and may we use it? MLO_ENOTFOUND, MLO_EUNAVAILABLE. */
+MLO_MUST_USE enum mlo_status mlo_s3_check_bucket(struct mlo_s3 *s3, struct mlo_error *err);
+/* Makes the bucket; fine when it is there and ours. For tests and first steps. */
+MLO_MUST_USE enum mlo_status mlo_s3_make_bucket(struct mlo_s3 *s3, struct mlo_error *err);
+
+/* One request. `digest` is the SHA-256 of the bytes, NULL: it is computed. The ETag that comes back is
+ * compared with the MD5 of the bytes where it is one (MLO_EDIGEST). MLO_ENOSPC when a quota is full. */
+MLO_MUST_USE enum mlo_status mlo_s3_put(struct mlo_s3 *s3, const char *key, const void *bytes, size_t size,
+                                        const struct mlo_digest *digest, struct mlo_error *err);
+/* MLO_ENOTFOUND when it is not there. `out` may be NULL. */
+MLO_MUST_USE enum mlo_status mlo_s3_head(struct mlo_s3 *s3, const char *key, struct mlo_s3_object *out,
+                                         struct mlo_error *err);
+/* An absent one is fine. */
+MLO_MUST_USE enum mlo_status mlo_s3_delete(struct mlo_s3 *s3, const char *key, struct mlo_error *err);
+
+/* Takes the next bytes; a failure ends the transfer. */
+typedef enum mlo_status mlo_s3_sink_fn(void *arg, const void *bytes, size_t size, struct mlo_error *err);
+/* The object's bytes [offset, offset + length) into the sink, each exactly once and in order; length
+ * UINT64_MAX: to the end. A cut connection goes on where it was cut, as long as the object is the same. More
+ * than max_bytes is MLO_ETOOBIG before the sink sees any. `out` (or NULL) is the whole object. */
+MLO_MUST_USE enum mlo_status mlo_s3_get(struct mlo_s3 *s3, const char *key, uint64_t offset, uint64_t length,
+                                        uint64_t max_bytes, mlo_s3_sink_fn *sink, void *arg,
+                                        struct mlo_s3_object *out, struct mlo_error *err);
+
+/* Multipart. Parts are numbered 1 … MLO_S3_PARTS_MAX. */
+struct mlo_s3_part {
+    int number;
+    uint64_t size_bytes;
+    char etag[MLO_S3_ETAG_SIZE];
+};
+/* *upload is yours (free). */
+MLO_MUST_USE enum mlo_status mlo_s3_multipart_create(struct mlo_s3 *s3, const char *key, char **upload,
+                                                     struct mlo_error *err);
+/* Fills *part. MLO_ENOTFOUND when the upload was ended. */
+MLO_MUST_USE enum mlo_status mlo_s3_multipart_put(struct mlo_s3 *s3, const char *key, const char *upload,
+                                                  int number, const void *bytes, size_t size,
+                                                  struct mlo_s3_part *part, struct mlo_error *err);
+/* Makes the object of the parts, which are sorted by number; then asks whether it is what it should be: size,
+ * and the ETag that follows from the parts' (MLO_EDIGEST). Asked twice (an answer was lost) it succeeds once
+ * more. */
+MLO_MUST_USE enum mlo_status mlo_s3_multipart_complete(struct mlo_s3 *s3, const char *key, const char *upload,
+                                                       const struct mlo_s3_part *parts, size_t count,
+                                                       struct mlo_error *err);
+/* An ended one is fine. */
+MLO_MUST_USE enum mlo_status mlo_s3_multipart_abort(struct mlo_s3 *s3, const char *key, const char *upload,
+                                                    struct mlo_error *err);
+/* The parts that are there, by number. *parts is yours (free). MLO_ENOTFOUND when the upload was ended. */
+MLO_MUST_USE enum mlo_status mlo_s3_multipart_parts(struct mlo_s3 *s3, const char *key, const char *upload,
+                                                    struct mlo_s3_part **parts, size_t *count,
+                                                    struct mlo_error *err);
+/* A copy on the server, in one request or in parts. `object` is what mlo_s3_head said of the source: a source
+ * that has changed since is MLO_EPRECONDITION on Amazon (Ceph 16 does not look). */
+MLO_MUST_USE enum mlo_status mlo_s3_copy(struct mlo_s3 *s3, const char *from,
+                                         const struct mlo_s3_object *object, const char *to,
+                                         struct mlo_error *err);
+
+struct mlo_s3_entry {
+    const char *key;      /* borrowed for the call */
+    const char *upload;   /* of mlo_s3_list_uploads; else NULL */
+    const char *modified; /* ISO 8601; of an upload: when it was begun */
+    uint64_t size_bytes;
+};
+/* A failure ends the walk and is returned. */
+typedef enum mlo_status mlo_s3_entry_fn(void *arg, const struct mlo_s3_entry *entry, struct mlo_error *err);
+/* Every object, or every multipart upload that goes on, whose key starts with the prefix, in order of keys.
+ */
+MLO_MUST_USE enum mlo_status mlo_s3_list(struct mlo_s3 *s3, const char *prefix, mlo_s3_entry_fn *fn,
+                                         void *arg, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_s3_list_uploads(struct mlo_s3 *s3, const char *prefix, mlo_s3_entry_fn *fn,
+                                                 void *arg, struct mlo_error *err);
+
+/* An address that anyone may use for `expires_s` seconds, without keys: to read the object (upload NULL), or
+ * to PUT a part of an upload. *url is yours (free). MLO_EUNSUPPORTED with a customer's encryption key, which
+ * would have to be given away. */
+MLO_MUST_USE enum mlo_status mlo_s3_presign_url(struct mlo_s3 *s3, const char *key, const char *upload,
+                                                int number, uint32_t expires_s, char **url,
+                                                struct mlo_error *err);
+
+#endif
