@@ -113,6 +113,9 @@ MLO_MUST_USE enum mlo_status mlo_quantize_weights_wanted(const struct mlo_model 
                                                          struct mlo_stats_wants *wants,
                                                          struct mlo_error *err);
 
+/* Those of quantize-dynamic. */
+extern const struct mlo_option_spec mlo_quantize_dynamic_options[];
+
 /* The options of the pass import-qat, and of the step that exports. */
 extern const struct mlo_option_spec mlo_import_qat_options[];
 

@@ -16,6 +16,7 @@ mlo_pass_fn mlo_pass_fuse_matmul_add;
 mlo_pass_fn mlo_pass_fuse_pad;
 mlo_pass_fn mlo_pass_import_qat;
 mlo_pass_fn mlo_pass_quantize;
+mlo_pass_fn mlo_pass_quantize_dynamic;
 mlo_pass_fn mlo_pass_quantize_weights;
 mlo_pass_fn mlo_pass_raise_opset;
 mlo_pass_fn mlo_pass_remove_dead;
@@ -51,6 +52,20 @@ bool mlo_graph_is_quantized(const struct mlo_graph *graph);
 
 /* Adds {"node", "note"} to ctx->notes. */
 void mlo_pass_note(struct mlo_pass_context *ctx, const char *node, const char *fmt, ...) MLO_PRINTF(3, 4);
+
+/* MLO_ECONFLICT, naming the first node that shows it, where the graph computes in integers already. */
+MLO_MUST_USE enum mlo_status mlo_pass_refuse_quantized(const struct mlo_graph *graph, struct mlo_error *err);
+
+/* Options that name nodes: whether one of the names is `name`; MLO_EINVAL with the nearest name, where the
+ * graph has no such node (of the option `exclude`). */
+bool mlo_pass_is_named(const json_t *names, const char *name);
+MLO_MUST_USE enum mlo_status mlo_pass_check_named(const struct mlo_graph *graph, const json_t *names,
+                                                  struct mlo_error *err);
+
+/* Whether no element of a float32 tensor is NaN or infinite. */
+bool mlo_tensor_is_finite(const struct mlo_tensor *t);
+/* Gives a node the numbers, lists of integers and texts among another's attributes; false: out of memory. */
+bool mlo_pass_copy_attrs(const struct mlo_node *from, struct mlo_node *to);
 
 /* Whether a value is a constant that nobody outside can replace: from IR version 4 on, an initializer that is
  * listed as a graph input is only a default. */

@@ -182,7 +182,7 @@ bool mlo_graph_is_quantized(const struct mlo_graph *graph)
     return false;
 }
 
-static enum mlo_status refuse_quantized(const struct mlo_graph *graph, struct mlo_error *err)
+enum mlo_status mlo_pass_refuse_quantized(const struct mlo_graph *graph, struct mlo_error *err)
 {
     for (int n = 0; n < graph->node_count; n++) {
         const struct mlo_node *node = graph->nodes[n];
@@ -332,7 +332,7 @@ enum mlo_status mlo_pass_quantize(struct mlo_model *model, struct mlo_pass_conte
     if (!arena)
         return mlo_error_nomem(err);
     mlo_quantize_settings_read(ctx->options, &settings);
-    MLO_TRY(refuse_quantized(model->graph, err));
+    MLO_TRY(mlo_pass_refuse_quantized(model->graph, err));
     note_target(&settings, ctx);
     bool wide = mlo_dtype_info(settings.activations)->bits > 8;
     MLO_TRY(mlo_pass_raise_opset_to(model, wide ? 21 : 13, ctx, err));
@@ -360,7 +360,7 @@ enum mlo_status mlo_quantize_wanted(const struct mlo_model *model, const json_t 
     *names = NULL;
     *count = 0;
     mlo_quantize_settings_read(options, &settings);
-    MLO_TRY(refuse_quantized(model->graph, err));
+    MLO_TRY(mlo_pass_refuse_quantized(model->graph, err));
     MLO_TRY(mlo_quantize_plan_make(model->graph, &settings, arena, NULL, &plan, err));
     *names = mlo_arena_calloc(arena, (size_t)plan.value_count + 1, sizeof **names);
     if (!*names)

@@ -52,16 +52,6 @@ int mlo_quantize_weight_axis(const struct mlo_node *node)
     return mlo_quantize_channel_axis(node, mlo_node_fixed(node, 1)->rank);
 }
 
-static bool all_finite(const struct mlo_tensor *t)
-{
-    const float *x = t->data;
-    size_t count = mlo_tensor_count(t);
-    for (size_t i = 0; i < count; i++)
-        if (!(x[i] - x[i] == 0.0f))
-            return false;
-    return true;
-}
-
 /* Why input i is no constant that nobody can replace. */
 static const char *open_because(const struct mlo_node *node, int i, const char *plain, const char *listed)
 {
@@ -86,7 +76,7 @@ static const char *bias_obstacle(const struct mlo_node *node)
         channels *= mlo_node_attr_i(node, "group", 1);
     if (count != 1 && (count != channels || bias->dims[bias->rank - 1] != channels))
         return "its bias is not one number per output channel";
-    return all_finite(bias) ? NULL : "its bias holds NaN or infinity";
+    return mlo_tensor_is_finite(bias) ? NULL : "its bias holds NaN or infinity";
 }
 
 /* A product of two values that the model computes: both can be integers. */
@@ -121,55 +111,16 @@ static const char *obstacle(const struct mlo_node *node, enum mlo_target_rule ru
         return "its weights have too few dimensions";
     if (mlo_tensor_count(w) == 0)
         return "its weights are empty";
-    if (!all_finite(w))
+    if (!mlo_tensor_is_finite(w))
         return "its weights hold NaN or infinity";
     if (gemm && mlo_node_attr_i(node, "transA", 0) != 0)
         return "it transposes its input";
     return conv || gemm ? bias_obstacle(node) : NULL;
 }
 
-static bool is_excluded(const struct mlo_quantize_settings *settings, const struct mlo_node *node)
-{
-    size_t i;
-    json_t *name;
-    json_array_foreach((json_t *)settings->exclude, i, name)
-    {
-        if (strcmp(json_string_value(name), node->name) == 0)
-            return true;
-    }
-    return false;
-}
-
 static bool is_noisy(const struct mlo_quantize_settings *settings, const struct mlo_node *node)
 {
     return settings->noise && settings->noise[node->index].value;
-}
-
-static enum mlo_status check_excluded(const struct mlo_graph *graph,
-                                      const struct mlo_quantize_settings *settings, struct mlo_arena *arena,
-                                      struct mlo_error *err)
-{
-    size_t i;
-    json_t *item;
-    const char **names = mlo_arena_calloc(arena, (size_t)graph->node_count + 1, sizeof *names);
-    if (!names)
-        return mlo_error_nomem(err);
-    for (int n = 0; n < graph->node_count; n++)
-        names[n] = graph->nodes[n]->name;
-    json_array_foreach((json_t *)settings->exclude, i, item)
-    {
-        const char *wanted = json_string_value(item);
-        int n = 0;
-        while (n < graph->node_count && strcmp(names[n], wanted) != 0)
-            n++;
-        if (n < graph->node_count)
-            continue;
-        mlo_error_set(err, MLO_EINVAL, "the model has no node '%s' to exclude", wanted);
-        mlo_error_where(err, "option 'exclude'");
-        mlo_error_suggest(err, wanted, names, (size_t)graph->node_count);
-        return MLO_EINVAL;
-    }
-    return MLO_OK;
 }
 
 /* --- going back from wanted values ------------------------------------------------------------- */
@@ -287,7 +238,7 @@ static void spread(struct walk *walk)
         bool united;
         if (!node || node->outputs[0] == NULL || is_noisy(walk->settings, node) ||
             !wants_inputs(walk, node, &united) || !inputs_are_float(node) ||
-            is_excluded(walk->settings, node))
+            mlo_pass_is_named(walk->settings->exclude, node->name))
             continue;
         int left =
             walk->settings->skip_only && mlo_node_is(node, "Add") ? accumulating_input(walk, node) : -1;
@@ -343,7 +294,8 @@ static void start_from(struct walk *walk, struct mlo_node *node, struct mlo_pass
                        const char **why)
 {
     enum mlo_target_rule rule = mlo_target_rule(walk->settings->target, node);
-    *why = is_excluded(walk->settings, node) ? "it is excluded by the options" : obstacle(node, rule);
+    *why = mlo_pass_is_named(walk->settings->exclude, node->name) ? "it is excluded by the options"
+                                                                  : obstacle(node, rule);
     if (!*why && is_noisy(walk->settings, node))
         *why = noise_why(walk, node);
     if (*why) {
@@ -374,7 +326,7 @@ enum mlo_status mlo_quantize_plan_make(const struct mlo_graph *graph,
                         .integer = mlo_arena_calloc(arena, nodes, sizeof(bool))};
     if (!plan->values || !plan->weighted || !walk.stack || !walk.integer)
         return mlo_error_nomem(err);
-    enum mlo_status status = check_excluded(graph, settings, arena, err);
+    enum mlo_status status = mlo_pass_check_named(graph, settings->exclude, err);
     if (status != MLO_OK)
         return status;
     for (int v = 0; v < graph->value_count; v++)

@@ -1,6 +1,7 @@
 /* Helpers that several passes share. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "passes/passes_impl.h"
@@ -15,6 +16,75 @@ void mlo_pass_note(struct mlo_pass_context *ctx, const char *node, const char *f
     json_t *note = json_pack("{s:s, s:s}", "node", node, "note", text);
     if (note)
         json_array_append_new(ctx->notes, note);
+}
+
+bool mlo_pass_is_named(const json_t *names, const char *name)
+{
+    size_t i;
+    json_t *item;
+    json_array_foreach((json_t *)names, i, item)
+    {
+        if (strcmp(json_string_value(item), name) == 0)
+            return true;
+    }
+    return false;
+}
+
+enum mlo_status mlo_pass_check_named(const struct mlo_graph *graph, const json_t *names,
+                                     struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    size_t i, count = (size_t)graph->node_count;
+    json_t *item;
+    const char **known = json_array_size(names) ? calloc(count + 1, sizeof *known) : NULL;
+    if (!known)
+        return json_array_size(names) ? mlo_error_nomem(err) : MLO_OK;
+    for (size_t n = 0; n < count; n++)
+        known[n] = graph->nodes[n]->name;
+    json_array_foreach((json_t *)names, i, item)
+    {
+        const char *wanted = json_string_value(item);
+        size_t n = 0;
+        while (n < count && strcmp(known[n], wanted) != 0)
+            n++;
+        if (n < count)
+            continue;
+        status = mlo_error_set(err, MLO_EINVAL, "the model has no node '%s' to exclude", wanted);
+        mlo_error_where(err, "option 'exclude'");
+        mlo_error_suggest(err, wanted, known, count);
+        break;
+    }
+    free(known);
+    return status;
+}
+
+bool mlo_tensor_is_finite(const struct mlo_tensor *t)
+{
+    const float *x = t->data;
+    size_t count = mlo_tensor_count(t);
+    for (size_t i = 0; i < count; i++)
+        if (!(x[i] - x[i] == 0.0f))
+            return false;
+    return true;
+}
+
+bool mlo_pass_copy_attrs(const struct mlo_node *from, struct mlo_node *to)
+{
+    for (int i = 0; i < from->attr_count; i++) {
+        const struct mlo_attr *a = &from->attrs[i];
+        bool ok = true;
+        if (a->type == MLO_ATTR_INT)
+            ok = mlo_node_set_i(to, a->name, a->i);
+        else if (a->type == MLO_ATTR_FLOAT)
+            ok = mlo_node_set_f(to, a->name, a->f);
+        else if (a->type == MLO_ATTR_STRING)
+            ok = mlo_node_set_s(to, a->name, a->s.bytes);
+        else if (a->type == MLO_ATTR_INTS)
+            ok = mlo_node_set_ints(to, a->name, a->ints.i, a->ints.count);
+        if (!ok)
+            return false;
+    }
+    return true;
 }
 
 bool mlo_value_is_fixed(const struct mlo_value *value)

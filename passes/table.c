@@ -88,6 +88,15 @@ static const struct mlo_pass table[] = {
             "Static quantization: QuantizeLinear and DequantizeLinear pairs, integer weights and biases",
     },
     {
+        .name = "quantize-dynamic",
+        .run = mlo_pass_quantize_dynamic,
+        .requires = MLO_PROP_TYPED,
+        .establishes = MLO_PROP_QUANTIZED,
+        .options = mlo_quantize_dynamic_options,
+        .revision = 1,
+        .description = "Integer weights, and activations that become integers in every call; needs no data",
+    },
+    {
         .name = "quantize-weights",
         .run = mlo_pass_quantize_weights,
         .requires = MLO_PROP_TYPED,

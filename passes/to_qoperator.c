@@ -315,26 +315,6 @@ static bool inputs_fit(const struct form *form, struct site *site)
     return !site->why;
 }
 
-static bool copy_attrs(const struct mlo_node *from, struct mlo_node *to)
-{
-    for (int i = 0; i < from->attr_count; i++) {
-        const struct mlo_attr *a = &from->attrs[i];
-        bool ok = true;
-        if (a->type == MLO_ATTR_INT)
-            ok = mlo_node_set_i(to, a->name, a->i);
-        else if (a->type == MLO_ATTR_FLOAT)
-            ok = mlo_node_set_f(to, a->name, a->f);
-        else if (a->type == MLO_ATTR_STRING)
-            ok = mlo_node_set_s(to, a->name, a->s.bytes);
-        else if (a->type == MLO_ATTR_INTS)
-            ok = mlo_node_set_ints(to, a->name, a->ints.i, a->ints.count);
-        if (!ok)
-            return false;
-    }
-    mlo_node_unset(to, "beta"); /* of a Gemm, where it is 1 or scales nothing */
-    return true;
-}
-
 static enum mlo_status apply(const struct form *form, struct site *site, struct mlo_error *err)
 {
     struct mlo_value *inputs[3 * PARTS_MAX + 2] = {0};
@@ -355,7 +335,10 @@ static enum mlo_status apply(const struct form *form, struct site *site, struct 
     snprintf(name, sizeof name, "%.240s_quantized", site->node->name);
     struct mlo_node *made =
         mlo_graph_add_node(site->graph, before, form->domain, form->becomes, name, inputs, count, &out, 1);
-    return made && copy_attrs(site->node, made) ? MLO_OK : mlo_error_nomem(err);
+    if (!made || !mlo_pass_copy_attrs(site->node, made))
+        return mlo_error_nomem(err);
+    mlo_node_unset(made, "beta"); /* of a Gemm, where it is 1 or scales nothing */
+    return MLO_OK;
 }
 
 static bool same_number(const struct mlo_value *a, const struct mlo_value *b)

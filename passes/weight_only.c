@@ -115,35 +115,13 @@ struct mlo_weight_layout mlo_weight_layout_of(const struct mlo_node *node)
     return (struct mlo_weight_layout){rows, columns, 1, rows, 1, 0};
 }
 
-static bool is_named(const json_t *names, const char *name)
-{
-    size_t i;
-    json_t *item;
-    json_array_foreach((json_t *)names, i, item)
-    {
-        if (strcmp(json_string_value(item), name) == 0)
-            return true;
-    }
-    return false;
-}
-
-static bool all_finite(const struct mlo_tensor *t)
-{
-    const float *x = t->data;
-    size_t count = mlo_tensor_count(t);
-    for (size_t i = 0; i < count; i++)
-        if (!isfinite(x[i]))
-            return false;
-    return true;
-}
-
 /* Why a weighted node keeps float weights; NULL when they become integers. */
 static const char *obstacle(const struct settings *s, const struct mlo_node *node)
 {
     bool conv = mlo_node_is(node, "Conv");
     if (!conv && !mlo_node_is(node, "Gemm") && !mlo_node_is(node, "MatMul"))
         return "there is no weight-only form of this op";
-    if (is_named(s->exclude, node->name))
+    if (mlo_pass_is_named(s->exclude, node->name))
         return "it is excluded by the options";
     const struct mlo_tensor *w = mlo_node_fixed(node, 1);
     if (!w)
@@ -159,7 +137,7 @@ static const char *obstacle(const struct settings *s, const struct mlo_node *nod
         return "its weights are empty";
     if (count < s->min_weights)
         return "it has few weights (the option min_weights)";
-    return all_finite(w) ? NULL : "its weights hold NaN or infinity";
+    return mlo_tensor_is_finite(w) ? NULL : "its weights hold NaN or infinity";
 }
 
 /* --- grids ------------------------------------------------------------------------------------- */
@@ -318,24 +296,6 @@ out:
     return status;
 }
 
-static enum mlo_status check_named(const struct mlo_graph *graph, const json_t *names, struct mlo_error *err)
-{
-    size_t i;
-    json_t *item;
-    json_array_foreach((json_t *)names, i, item)
-    {
-        int n = 0;
-        while (n < graph->node_count && strcmp(graph->nodes[n]->name, json_string_value(item)) != 0)
-            n++;
-        if (n < graph->node_count)
-            continue;
-        mlo_error_set(err, MLO_EINVAL, "the model has no node '%s' to exclude", json_string_value(item));
-        mlo_error_where(err, "option 'exclude'");
-        return MLO_EINVAL;
-    }
-    return MLO_OK;
-}
-
 enum mlo_status mlo_pass_quantize_weights(struct mlo_model *model, struct mlo_pass_context *ctx,
                                           struct mlo_error *err)
 {
@@ -347,7 +307,7 @@ enum mlo_status mlo_pass_quantize_weights(struct mlo_model *model, struct mlo_pa
     if (!arena)
         return mlo_error_nomem(err);
     MLO_TRY(read_settings(ctx->options, &s, err));
-    MLO_TRY(check_named(graph, s.exclude, err));
+    MLO_TRY(mlo_pass_check_named(graph, s.exclude, err));
     size_t slots = (size_t)graph->node_count + 1;
     struct mlo_node **chosen = mlo_arena_calloc(arena, slots, sizeof(struct mlo_node *));
     struct done *done = mlo_arena_calloc(arena, slots, sizeof *done);

@@ -13,7 +13,7 @@ static const char *const HOW_NAMES[] = {"integer", "fused", "weights", "half", "
 /* What a QDQ pair or a Cast does is part of its neighbours. */
 static bool is_plumbing(const struct mlo_node *node)
 {
-    static const char *const OPS[] = {"QuantizeLinear", "DequantizeLinear"};
+    static const char *const OPS[] = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"};
     for (size_t i = 0; i < MLO_COUNT(OPS); i++)
         if (mlo_node_is(node, OPS[i]))
             return true;
@@ -181,6 +181,7 @@ static const char *by_step(const struct mlo_report_subject *s)
         const char *step, *why;
     } WHY[] = {
         {"quantize-weights", "this variant has integer weights alone, and the node has none"},
+        {"quantize-dynamic", "dynamic quantization is of products with constant weights alone"},
         {"round-weights", "this variant has integer weights alone, and the node has none"},
         {"qat-export", "the training put no fake quantization on what it reads"},
         {"quantize", "its inputs are not wanted in integers"},

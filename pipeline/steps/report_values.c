@@ -238,6 +238,44 @@ static int64_t integer_axis(const struct mlo_node *node)
     return -1;
 }
 
+/* The scale of the weights of a dynamically quantized product: its sums, as floats, times a product of two
+ * scales of which one is constant. */
+static const struct mlo_tensor *dynamic_scale(const struct mlo_node *node)
+{
+    const struct mlo_node *cast = node->outputs[0] ? user_of(node->outputs[0], "Cast") : NULL;
+    const struct mlo_node *mul = cast && cast->outputs[0] ? user_of(cast->outputs[0], "Mul") : NULL;
+    const struct mlo_value *scale = mul ? mlo_node_input(mul, 1) : NULL;
+    if (!scale || !scale->producer || !mlo_node_is(scale->producer, "Mul"))
+        return NULL;
+    const struct mlo_tensor *second = mlo_node_const(scale->producer, 1);
+    return second ? second : mlo_node_const(scale->producer, 0);
+}
+
+/* Those weights as floats, in the order of the float model's. */
+static bool dequantize_dynamic(const struct mlo_node *node, const struct mlo_node *was, size_t count,
+                               float *out, enum mlo_dtype *dtype, size_t *scales)
+{
+    const struct mlo_tensor *q = mlo_node_const(node, 1), *zero = mlo_node_const(node, 3),
+                            *scale = dynamic_scale(node);
+    bool conv = mlo_node_is(node, "ConvInteger"),
+         turned = mlo_node_is(was, "Gemm") && mlo_node_attr_i(was, "transB", 0);
+    if (!q || !scale || q->rank < 2 || mlo_tensor_count(q) != count || (zero && mlo_tensor_count(zero) != 1))
+        return false;
+    size_t channels = (size_t)q->dims[conv ? 0 : q->rank - 1], steps = mlo_tensor_count(scale);
+    if (!channels || (steps != 1 && steps != channels) || (turned && q->rank != 2))
+        return false;
+    for (size_t i = 0; i < count; i++) {
+        size_t c = conv ? i / (count / channels) : i % channels;
+        size_t at = turned ? c * (count / channels) + i / channels : i;
+        int64_t z = zero ? mlo_tensor_get_i64(zero, 0) : 0;
+        out[at] =
+            (float)(mlo_tensor_get_i64(q, i) - z) * (float)mlo_tensor_get_f64(scale, steps == 1 ? 0 : c);
+    }
+    *dtype = q->dtype;
+    *scales = steps;
+    return true;
+}
+
 static bool plain(const struct mlo_tensor *w, float *out)
 {
     const struct mlo_dtype_info *info = mlo_dtype_info(w->dtype);
@@ -268,6 +306,8 @@ enum mlo_status mlo_report_weights_of(const struct mlo_node *node, const struct 
         *dtype = mlo_node_attr_i(node, "bits", 4) == 4 ? MLO_UINT4 : MLO_UINT8;
         ok = unpack(node, mlo_node_is(was, "Gemm") && mlo_node_attr_i(was, "transB", 0), count, w);
         *scales = ok ? mlo_tensor_count(mlo_node_const(node, 2)) : 0;
+    } else if (places && places->y_scale < 0) {
+        ok = dequantize_dynamic(node, was, count, w, dtype, scales);
     } else if (places || (back && mlo_node_is(back, "DequantizeLinear"))) {
         const struct mlo_node *holder = places ? node : back;
         int first = places ? at : 0;
@@ -277,7 +317,7 @@ enum mlo_status mlo_report_weights_of(const struct mlo_node *node, const struct 
         ok = q && scale && mlo_tensor_count(q) == count && places == NULL
                  ? dequantize(q, scale, zero, mlo_node_attr_i(back, "axis", 1),
                               mlo_node_attr_i(back, "block_size", 0), w)
-             : q && scale && mlo_tensor_count(q) == count && places->y_scale >= 0
+             : q && scale && mlo_tensor_count(q) == count && places
                  ? dequantize(q, scale, zero, integer_axis(node), 0, w)
                  : false;
         *dtype = ok ? q->dtype : MLO_DTYPE_NONE;

@@ -10,6 +10,7 @@ extern const struct mlo_step mlo_step_equalize;
 extern const struct mlo_step mlo_step_smooth;
 extern const struct mlo_step mlo_step_qat_export;
 extern const struct mlo_step mlo_step_quantize;
+extern const struct mlo_step mlo_step_quantize_dynamic;
 extern const struct mlo_step mlo_step_quantize_weights;
 extern const struct mlo_step mlo_step_round_weights;
 extern const struct mlo_step mlo_step_to_float16;

@@ -490,8 +490,8 @@ static const struct mlo_cli_option options_table[] = {
     {"set", 0, "STEP.OPTION=VALUE", "changes an option of the recipe", NULL, true},
     OPTION_TARGET,
     {"scheme", 0, "TYPE",
-     "of the weights: int8 or uint8; int4-weights and int8-weights leave activations in float and need no "
-     "data"},
+     "of the weights: int8 or uint8; without data: int8-dynamic, or int4-weights and int8-weights, which "
+     "leave activations in float"},
     {"activations", 0, "TYPE", "uint8, int8, uint16 or int16 (as the target wants)"},
     {"form", 0, "FORM", "qdq, or qoperator: QLinearConv and the like (as the target wants)"},
     {"calibrator", 0, "NAME", "minmax, moving_average, percentile, entropy, mse or auto"},

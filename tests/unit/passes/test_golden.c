@@ -273,6 +273,8 @@ static const struct {
     {"quantize-cpu", build_silu, "quantize", 0.05, 2, NULL, true},
     {"quantize-ort", build_silu, "quantize", 0.05, 2, "{\"target\": \"ort-x86-vnni\"}", true},
     {"quantize-tensorrt", build_silu, "quantize", 0.05, 2, "{\"target\": \"tensorrt\"}", true},
+    {"quantize-dynamic", build_silu, "quantize-dynamic", 0.05, 2,
+     "{\"min_weights\": 0, \"convolutions\": true}", true},
     {"qat", build_qat, "import-qat", 0.0078125 * 0.0625 / 2, 5},
     {"qoperator", build_silu_in_pairs, "to-qoperator", 0.05, 6},
     {"float16", build_silu, "to-float16", 0.01, 6, NULL, true},

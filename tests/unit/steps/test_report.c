@@ -277,6 +277,7 @@ static void test_report__weights_are_the_same_in_every_form(void **state)
     } cases[] = {
         {"quantize-weights", "{\"type\": \"int4\", \"block\": 32, \"form\": \"qdq\", \"min_weights\": 1}",
          "{\"type\": \"int4\", \"block\": 32, \"form\": \"matmulnbits\", \"min_weights\": 1}", false},
+        {"quantize-dynamic", "{\"type\": \"int8\"}", "{\"type\": \"uint8\"}", false},
         {"quantize", "{\"form\": \"qdq\"}", "{\"form\": \"qoperator\"}", true},
     };
     for (size_t c = 0; c < MLO_COUNT(cases); c++) {
