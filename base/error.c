@@ -21,6 +21,7 @@ static const struct mlo_status_info STATUS_TABLE[MLO_STATUS_COUNT] = {
     {MLO_EGATE, "gate-refused", "refused by a gate", 409, 5, false},
     {MLO_EEXPECT, "expectation-failed", "an expectation does not hold", 409, 6, false},
     {MLO_EDIGEST, "digest-mismatch", "digest mismatch", 422, 1, false},
+    {MLO_ERANGE, "range-not-satisfiable", "range not satisfiable", 416, 1, false},
     {MLO_ETOOBIG, "too-large", "too large", 413, 1, false},
     {MLO_ENOMEM, "out-of-memory", "out of memory", 503, 1, true},
     {MLO_ENOSPC, "no-space", "no space left", 507, 1, true},

@@ -28,6 +28,7 @@ enum mlo_status {
     MLO_EGATE,                  /* a promotion gate refused */
     MLO_EEXPECT,                /* an expectation of the recipe does not hold */
     MLO_EDIGEST,                /* bytes do not hash to the digest they were named by */
+    MLO_ERANGE,                 /* an offset is not where the bytes are */
     MLO_ETOOBIG,                /* larger than a limit that protects the process */
     MLO_ENOMEM,                 /* out of memory */
     MLO_ENOSPC,                 /* disk or quota full */

@@ -7,45 +7,84 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+/* The digest with a state that can be written down (EVP hides it) is called deprecated since OpenSSL 3.0: it
+ * is the same code underneath. */
+#define OPENSSL_SUPPRESS_DEPRECATED
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
+#include <openssl/sha.h>
 
 #include "base/str.h"
 
 struct mlo_hasher {
-    EVP_MD_CTX *ctx;
+    SHA256_CTX ctx;
+    uint64_t size; /* bytes so far */
 };
 
 struct mlo_hasher *mlo_hasher_new(void)
 {
     struct mlo_hasher *h = calloc(1, sizeof *h);
-    if (!h)
-        return NULL;
-    h->ctx = EVP_MD_CTX_new();
-    if (!h->ctx || !EVP_DigestInit_ex(h->ctx, EVP_sha256(), NULL)) {
-        mlo_hasher_free(h);
-        return NULL;
-    }
+    if (h)
+        SHA256_Init(&h->ctx);
     return h;
 }
 
 void mlo_hasher_free(struct mlo_hasher *hasher)
 {
-    if (!hasher)
-        return;
-    EVP_MD_CTX_free(hasher->ctx);
     free(hasher);
 }
 
 void mlo_hasher_update(struct mlo_hasher *hasher, const void *bytes, size_t size)
 {
-    EVP_DigestUpdate(hasher->ctx, bytes, size);
+    SHA256_Update(&hasher->ctx, bytes, size);
+    hasher->size += size;
 }
 
 void mlo_hasher_final(struct mlo_hasher *hasher, struct mlo_digest *out)
 {
-    EVP_DigestFinal_ex(hasher->ctx, out->bytes, NULL);
-    EVP_DigestInit_ex(hasher->ctx, EVP_sha256(), NULL);
+    SHA256_Final(out->bytes, &hasher->ctx);
+    SHA256_Init(&hasher->ctx);
+    hasher->size = 0;
+}
+
+static void put_big_endian(unsigned char *out, uint64_t value, int bytes)
+{
+    for (int i = 0; i < bytes; i++)
+        out[i] = (unsigned char)(value >> (8 * (bytes - 1 - i)));
+}
+
+static uint64_t get_big_endian(const unsigned char *in, int bytes)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < bytes; i++)
+        value = value << 8 | in[i];
+    return value;
+}
+
+void mlo_hasher_save(const struct mlo_hasher *hasher, struct mlo_hash_state *out)
+{
+    memset(out, 0, sizeof *out);
+    put_big_endian(out->bytes, hasher->size, 8);
+    for (int i = 0; i < 8; i++)
+        put_big_endian(out->bytes + 8 + 4 * i, hasher->ctx.h[i], 4);
+    memcpy(out->bytes + 40, hasher->ctx.data, hasher->size % SHA256_CBLOCK);
+}
+
+void mlo_hasher_restore(struct mlo_hasher *hasher, const struct mlo_hash_state *state)
+{
+    SHA256_Init(&hasher->ctx);
+    hasher->size = get_big_endian(state->bytes, 8);
+    for (int i = 0; i < 8; i++)
+        hasher->ctx.h[i] = (SHA_LONG)get_big_endian(state->bytes + 8 + 4 * i, 4);
+    hasher->ctx.Nl = (SHA_LONG)(hasher->size << 3); /* the length is kept in bits, in two halves */
+    hasher->ctx.Nh = (SHA_LONG)(hasher->size >> 29);
+    hasher->ctx.num = (unsigned)(hasher->size % SHA256_CBLOCK);
+    memcpy(hasher->ctx.data, state->bytes + 40, hasher->ctx.num);
+}
+
+uint64_t mlo_hasher_size(const struct mlo_hasher *hasher)
+{
+    return hasher->size;
 }
 
 void mlo_digest_of(const void *bytes, size_t size, struct mlo_digest *out)

@@ -24,6 +24,19 @@ void mlo_hasher_update(struct mlo_hasher *hasher, const void *bytes, size_t size
 /* The digest of all bytes so far; the hasher starts again, empty. */
 void mlo_hasher_final(struct mlo_hasher *hasher, struct mlo_digest *out);
 
+/* Bytes since it started. */
+uint64_t mlo_hasher_size(const struct mlo_hasher *hasher);
+
+/* What a hash has come to, to go on with in another process or on another machine: the number of bytes, the
+ * eight words of FIPS 180-4, and the bytes of the block that is not full yet. */
+#define MLO_HASH_STATE_SIZE 104
+struct mlo_hash_state {
+    uint8_t bytes[MLO_HASH_STATE_SIZE];
+};
+void mlo_hasher_save(const struct mlo_hasher *hasher, struct mlo_hash_state *out);
+/* Goes on from there; what it had is forgotten. Any state is safe; only a saved one means anything. */
+void mlo_hasher_restore(struct mlo_hasher *hasher, const struct mlo_hash_state *state);
+
 /* The digest of one block of memory. */
 void mlo_digest_of(const void *bytes, size_t size, struct mlo_digest *out);
 /* The digest and size of a file's content, read in pieces. `size_bytes` may be NULL. */

@@ -41,6 +41,51 @@ MLO_MUST_USE enum mlo_status mlo_blob_put_file(struct mlo_blob_store *store, con
 MLO_MUST_USE enum mlo_status mlo_blob_put_bytes(struct mlo_blob_store *store, const void *bytes, size_t size,
                                                 struct mlo_digest *digest, struct mlo_error *err);
 
+/* --- in pieces, over hours, through any server on the same store ------------------------------- */
+
+#define MLO_BLOB_SESSION_ID_SIZE 33
+
+/* Where a session stands. The caller keeps it (registry/upload.h, in the database) and hands it back; only
+ * what it says counts: bytes beyond size_bytes, of a server that was killed, are written over. */
+struct mlo_blob_session {
+    char id[MLO_BLOB_SESSION_ID_SIZE]; /* 32 random hex digits */
+    char place[256];                   /* the backend's own words */
+    uint64_t size_bytes;
+    struct mlo_hash_state hash; /* of these bytes */
+};
+
+/* A new, empty session. */
+MLO_MUST_USE enum mlo_status mlo_blob_session_begin(struct mlo_blob_store *store,
+                                                    struct mlo_blob_session *out, struct mlo_error *err);
+
+struct mlo_blob_piece;
+/* Begins to append behind session->size_bytes. MLO_ECONFLICT while somebody else does, MLO_ENOTFOUND when the
+ * session's bytes are gone. `session` is borrowed until the piece is closed. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_blob_piece_open(struct mlo_blob_store *store,
+                                                 struct mlo_blob_session *session,
+                                                 struct mlo_blob_piece **out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_blob_piece_write(struct mlo_blob_piece *piece, const void *bytes,
+                                                  size_t size, struct mlo_error *err);
+/* Makes what was written durable, and counts it in the session: keep the session before anything else. */
+MLO_MUST_USE enum mlo_status mlo_blob_piece_commit(struct mlo_blob_piece *piece, struct mlo_error *err);
+/* Ends it and lets others append; what was not committed does not count. NULL is allowed. */
+void mlo_blob_piece_free(struct mlo_blob_piece *piece);
+
+/* The digest of the session's bytes so far. */
+MLO_MUST_USE enum mlo_status mlo_blob_session_digest(const struct mlo_blob_session *session,
+                                                     struct mlo_digest *out, struct mlo_error *err);
+/* Makes the session's bytes visible under their digest, durably; the session is gone then. Again, after it
+ * was done: MLO_OK as well. MLO_ENOTFOUND when neither is there. */
+MLO_MUST_USE enum mlo_status mlo_blob_session_publish(struct mlo_blob_store *store,
+                                                      const struct mlo_blob_session *session,
+                                                      struct mlo_error *err);
+/* Forgets its bytes; one that is gone is fine. */
+MLO_MUST_USE enum mlo_status mlo_blob_session_drop(struct mlo_blob_store *store,
+                                                   const struct mlo_blob_session *session,
+                                                   struct mlo_error *err);
+
+/* --- reading ----------------------------------------------------------------------------------- */
+
 /* MLO_ENOTFOUND when it is not there. `size_bytes` may be NULL. */
 MLO_MUST_USE enum mlo_status mlo_blob_size(struct mlo_blob_store *store, const struct mlo_digest *digest,
                                            uint64_t *size_bytes, struct mlo_error *err);

@@ -1,5 +1,5 @@
 /* Blobs as files: <root>/sha256/ab/cd/<64 hex digits>, written in <root>/incoming and renamed, so that a name
- * is only ever seen with all of its bytes behind it. */
+ * is only ever seen with all of its bytes behind it. Sessions grow in <root>/uploads. */
 #include "registry/blob_impl.h"
 
 #include <dirent.h>
@@ -48,7 +48,7 @@ static void sweep(const char *incoming)
 
 static enum mlo_status file_open(struct mlo_blob_store *store, const char *place, struct mlo_error *err)
 {
-    char *incoming = NULL, *shards = NULL;
+    char *incoming = NULL, *shards = NULL, *uploads = NULL;
     if (mlo_str_starts(place, "//"))
         place += 2; /* file:///path */
     if (place[0] != '/') {
@@ -64,16 +64,19 @@ static enum mlo_status file_open(struct mlo_blob_store *store, const char *place
     s->root = strdup(place);
     incoming = mlo_fs_join(place, "incoming", NULL);
     shards = mlo_fs_join(place, "sha256", NULL);
-    if (!s->root || !incoming || !shards) {
+    uploads = mlo_fs_join(place, "uploads", NULL);
+    if (!s->root || !incoming || !shards || !uploads) {
         status = mlo_error_nomem(err);
         goto out;
     }
     MLO_TRY(mlo_fs_mkdirs(incoming, err));
     MLO_TRY(mlo_fs_mkdirs(shards, err));
+    MLO_TRY(mlo_fs_mkdirs(uploads, err));
     sweep(incoming);
 out:
     free(incoming);
     free(shards);
+    free(uploads);
     if (status != MLO_OK)
         file_close(store);
     return status;
@@ -114,18 +117,20 @@ static enum mlo_status file_begin(struct mlo_blob_writer *writer, struct mlo_err
     return MLO_OK;
 }
 
-static enum mlo_status file_write(struct mlo_blob_writer *writer, const void *bytes, size_t size,
-                                  struct mlo_error *err)
+static enum mlo_status write_failed(const struct file_store *s, struct mlo_error *err)
 {
-    const struct file_store *s = writer->store->state;
-    const struct file_writer *w = writer->state;
-    if (mlo_fs_write_full(w->fd, bytes, size))
-        return MLO_OK;
     enum mlo_status status =
         mlo_error_errno(err, errno == EFBIG ? ENOSPC : errno, "cannot write to the blob store %s", s->root);
     if (status == MLO_ENOSPC)
         mlo_error_hint(err, "make room there, or move the store to a larger disk");
     return status;
+}
+
+static enum mlo_status file_write(struct mlo_blob_writer *writer, const void *bytes, size_t size,
+                                  struct mlo_error *err)
+{
+    const struct file_writer *w = writer->state;
+    return mlo_fs_write_full(w->fd, bytes, size) ? MLO_OK : write_failed(writer->store->state, err);
 }
 
 static bool sync_folder(const char *path)
@@ -156,11 +161,10 @@ static char *blob_path(const struct file_store *s, const struct mlo_digest *dige
     return mlo_fs_join(s->root, "sha256", a, b, hex, NULL);
 }
 
-static enum mlo_status file_finish(struct mlo_blob_writer *writer, const struct mlo_digest *digest,
-                                   struct mlo_error *err)
+/* Durable and visible as `digest`: the file `path` of the open descriptor takes that name. */
+static enum mlo_status publish(const struct file_store *s, int fd, const char *from,
+                               const struct mlo_digest *digest, struct mlo_error *err)
 {
-    const struct file_store *s = writer->store->state;
-    struct file_writer *w = writer->state;
     enum mlo_status status = MLO_OK;
     char *path = blob_path(s, digest), *two = path ? strdup(path) : NULL, *one = path ? strdup(path) : NULL;
     char *root = mlo_fs_join(s->root, "sha256", NULL);
@@ -171,20 +175,26 @@ static enum mlo_status file_finish(struct mlo_blob_writer *writer, const struct 
     *strrchr(two, '/') = '\0'; /* …/ab/cd */
     *strrchr(one, '/') = '\0';
     *strrchr(one, '/') = '\0'; /* …/ab */
-    if (fchmod(w->fd, 0444) != 0 || fsync(w->fd) != 0 || !make_folder(root, one) || !make_folder(one, two) ||
-        rename(w->path, path) != 0) {
-        status = mlo_error_errno(err, errno, "cannot store a blob in %s", s->root);
-        goto out;
-    }
-    free(w->path);
-    w->path = NULL;
-    if (!sync_folder(two))
+    if (fchmod(fd, 0444) != 0 || fsync(fd) != 0 || !make_folder(root, one) || !make_folder(one, two) ||
+        rename(from, path) != 0 || !sync_folder(two))
         status = mlo_error_errno(err, errno, "cannot store a blob in %s", s->root);
 out:
     free(path);
     free(one);
     free(two);
     free(root);
+    return status;
+}
+
+static enum mlo_status file_finish(struct mlo_blob_writer *writer, const struct mlo_digest *digest,
+                                   struct mlo_error *err)
+{
+    struct file_writer *w = writer->state;
+    enum mlo_status status = publish(writer->store->state, w->fd, w->path, digest, err);
+    if (status == MLO_OK) {
+        free(w->path);
+        w->path = NULL;
+    }
     return status;
 }
 
@@ -197,6 +207,143 @@ static void file_end(struct mlo_blob_writer *writer)
     free(w->path);
     free(w);
 }
+
+/* --- sessions: <root>/uploads/<id>, locked by who appends -------------------------------------------------
+ */
+
+static char *session_path(const struct file_store *s, const struct mlo_blob_session *session)
+{
+    return mlo_fs_join(s->root, "uploads", session->id, NULL);
+}
+
+static enum mlo_status gone(const struct mlo_blob_session *session, struct mlo_error *err)
+{
+    mlo_error_set(err, MLO_ENOTFOUND, "the bytes of upload %s are not in the store any more", session->id);
+    mlo_error_hint(err, "begin the upload again");
+    return MLO_ENOTFOUND;
+}
+
+static enum mlo_status file_session_begin(struct mlo_blob_store *store, struct mlo_blob_session *session,
+                                          struct mlo_error *err)
+{
+    const struct file_store *s = store->state;
+    char *path = session_path(s, session);
+    int fd = path ? open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
+    enum mlo_status status = MLO_OK;
+    if (fd < 0)
+        status = path ? mlo_error_errno(err, errno, "cannot write to the blob store %s", s->root)
+                      : mlo_error_nomem(err);
+    else
+        close(fd);
+    free(path);
+    return status;
+}
+
+struct file_piece {
+    int fd;
+    uint64_t unsynced; /* bytes whose writing the kernel was not told to begin */
+};
+
+enum { SYNC_EVERY = 8 << 20 };
+
+static enum mlo_status file_piece_open(struct mlo_blob_piece *piece, struct mlo_error *err)
+{
+    const struct file_store *s = piece->store->state;
+    const struct mlo_blob_session *session = piece->session;
+    struct stat st;
+    enum mlo_status status = MLO_OK;
+    char *path = session_path(s, session);
+    struct file_piece *p = calloc(1, sizeof *p);
+    int fd = path && p ? open(path, O_WRONLY | O_CLOEXEC) : -1;
+    if (!path || !p) {
+        status = mlo_error_nomem(err);
+    } else if (fd < 0 && errno == ENOENT) {
+        status = gone(session, err);
+    } else if (fd < 0) {
+        status = mlo_error_errno(err, errno, "cannot write to the blob store %s", s->root);
+    } else if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        status = mlo_error_set(err, MLO_ECONFLICT, "another request is appending to upload %s", session->id);
+        mlo_error_hint(err, "wait for it, then ask where the upload stands");
+    } else if (fstat(fd, &st) != 0 || (uint64_t)st.st_size < session->size_bytes) {
+        status = gone(session, err); /* a disk that lost what it had promised */
+    } else if (ftruncate(fd, (off_t)session->size_bytes) != 0 ||
+               lseek(fd, (off_t)session->size_bytes, SEEK_SET) < 0) {
+        status = mlo_error_errno(err, errno, "cannot write to the blob store %s", s->root);
+    }
+    free(path);
+    if (status != MLO_OK) {
+        if (fd >= 0)
+            close(fd);
+        free(p);
+        return status;
+    }
+    p->fd = fd;
+    piece->state = p;
+    return MLO_OK;
+}
+
+static enum mlo_status file_piece_write(struct mlo_blob_piece *piece, const void *bytes, size_t size,
+                                        struct mlo_error *err)
+{
+    struct file_piece *p = piece->state;
+    if (!mlo_fs_write_full(p->fd, bytes, size))
+        return write_failed(piece->store->state, err);
+    p->unsynced += size;
+    if (p->unsynced >= SYNC_EVERY) { /* so that the wait at the end of the piece is short */
+        uint64_t from = piece->session->size_bytes + piece->size_bytes + size - p->unsynced;
+        sync_file_range(p->fd, (off_t)from, (off_t)p->unsynced, SYNC_FILE_RANGE_WRITE);
+        p->unsynced = 0;
+    }
+    return MLO_OK;
+}
+
+static enum mlo_status file_piece_commit(struct mlo_blob_piece *piece, struct mlo_error *err)
+{
+    struct file_piece *p = piece->state;
+    return fdatasync(p->fd) == 0 ? MLO_OK : write_failed(piece->store->state, err);
+}
+
+static void file_piece_end(struct mlo_blob_piece *piece)
+{
+    struct file_piece *p = piece->state;
+    close(p->fd);
+    free(p);
+}
+
+static enum mlo_status file_session_publish(struct mlo_blob_store *store,
+                                            const struct mlo_blob_session *session,
+                                            const struct mlo_digest *digest, struct mlo_error *err)
+{
+    const struct file_store *s = store->state;
+    enum mlo_status status = MLO_OK;
+    struct mlo_blob_piece piece = {.store = store, .session = (struct mlo_blob_session *)session};
+    char *path = session_path(s, session);
+    if (!path)
+        return mlo_error_nomem(err);
+    MLO_TRY(file_piece_open(&piece, err)); /* nobody appends, and nothing lies behind the end */
+    status = publish(s, ((struct file_piece *)piece.state)->fd, path, digest, err);
+    file_piece_end(&piece);
+out:
+    free(path);
+    return status;
+}
+
+static enum mlo_status file_session_drop(struct mlo_blob_store *store, const struct mlo_blob_session *session,
+                                         struct mlo_error *err)
+{
+    const struct file_store *s = store->state;
+    enum mlo_status status = MLO_OK;
+    char *path = session_path(s, session);
+    if (!path)
+        return mlo_error_nomem(err);
+    if (unlink(path) != 0 && errno != ENOENT)
+        status = mlo_error_errno(err, errno, "cannot remove upload %s", session->id);
+    free(path);
+    return status;
+}
+
+/* --- reading ----------------------------------------------------------------------------------------------
+ */
 
 static enum mlo_status file_open_fd(struct mlo_blob_store *store, const struct mlo_digest *digest, int *fd,
                                     uint64_t *size_bytes, struct mlo_error *err)
@@ -240,6 +387,13 @@ const struct mlo_blob_backend mlo_blob_backend_file = {
     .write = file_write,
     .finish = file_finish,
     .end = file_end,
+    .session_begin = file_session_begin,
+    .piece_open = file_piece_open,
+    .piece_write = file_piece_write,
+    .piece_commit = file_piece_commit,
+    .piece_end = file_piece_end,
+    .session_publish = file_session_publish,
+    .session_drop = file_session_drop,
     .open_fd = file_open_fd,
     .path = file_path,
 };

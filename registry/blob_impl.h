@@ -18,6 +18,20 @@ struct mlo_blob_backend {
                               struct mlo_error *err);
     /* Drops what was not finished, frees writer->state. */
     void (*end)(struct mlo_blob_writer *writer);
+    /* Sessions. Fills session->place. */
+    enum mlo_status (*session_begin)(struct mlo_blob_store *store, struct mlo_blob_session *session,
+                                     struct mlo_error *err);
+    /* Sets piece->state; what lies behind session->size_bytes is nobody's. */
+    enum mlo_status (*piece_open)(struct mlo_blob_piece *piece, struct mlo_error *err);
+    enum mlo_status (*piece_write)(struct mlo_blob_piece *piece, const void *bytes, size_t size,
+                                   struct mlo_error *err);
+    enum mlo_status (*piece_commit)(struct mlo_blob_piece *piece, struct mlo_error *err);
+    /* Frees piece->state. */
+    void (*piece_end)(struct mlo_blob_piece *piece);
+    enum mlo_status (*session_publish)(struct mlo_blob_store *store, const struct mlo_blob_session *session,
+                                       const struct mlo_digest *digest, struct mlo_error *err);
+    enum mlo_status (*session_drop)(struct mlo_blob_store *store, const struct mlo_blob_session *session,
+                                    struct mlo_error *err);
     enum mlo_status (*open_fd)(struct mlo_blob_store *store, const struct mlo_digest *digest, int *fd,
                                uint64_t *size_bytes, struct mlo_error *err);
     /* The store's own file; NULL when the backend has none, and a copy is to be made. */
@@ -35,6 +49,15 @@ struct mlo_blob_writer {
     struct mlo_hasher *hasher;
     uint64_t size_bytes;
     bool spent; /* committed or failed */
+    void *state;
+};
+
+struct mlo_blob_piece {
+    struct mlo_blob_store *store;
+    struct mlo_blob_session *session;
+    struct mlo_hasher *hasher;
+    uint64_t size_bytes; /* written */
+    bool spent;          /* committed or failed */
     void *state;
 };
 

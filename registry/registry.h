@@ -16,6 +16,7 @@
 #include "registry/ref.h"
 #include "registry/stages.h"
 #include "registry/target.h"
+#include "registry/upload.h"
 
 /* A module's statements, for the test that prepares every one. */
 struct mlo_sql_table {

@@ -9,7 +9,8 @@
 /* clang-format off */
 #define MLO_SQL_MODULES(X)                                                                                   \
     X(bootstrap) X(migrate) X(token) X(idempotency) X(audit) X(project) X(model) X(version) X(variant)       \
-    X(dataset) X(derivation) X(lineage) X(evidence) X(stage) X(release) X(plan) X(report) X(ledger)
+    X(dataset) X(derivation) X(lineage) X(evidence) X(stage) X(release) X(plan) X(report) X(ledger) \
+    X(upload)
 /* clang-format on */
 
 #define MLO_SQL_DECLARE(module)                                                                              \

@@ -69,7 +69,7 @@ static void put_end(struct mlo_request *req)
     req->upload = NULL;
 }
 
-const struct mlo_upload mlo_blob_upload = {put_begin, put_data, put_end};
+const struct mlo_upload_body mlo_blob_upload = {put_begin, put_data, put_end};
 
 enum mlo_status h_blob_put(struct mlo_request *req, struct mlo_error *err)
 {

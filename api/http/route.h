@@ -24,7 +24,7 @@ typedef enum mlo_status mlo_handler_fn(struct mlo_request *req, struct mlo_error
 
 /* How a body that is too large for memory is taken in while it arrives. All run on the connection's thread.
  */
-struct mlo_upload {
+struct mlo_upload_body {
     mlo_handler_fn *begin; /* before the first byte: refuses early; sets req->upload */
     enum mlo_status (*data)(struct mlo_request *req, const void *bytes, size_t size, struct mlo_error *err);
     void (*end)(struct mlo_request *req); /* always, also when the connection broke: frees req->upload */
@@ -39,11 +39,11 @@ enum mlo_route_kind {
 struct mlo_route {
     const char *method, *path;
     mlo_handler_fn *handler;
-    bool open;                       /* no sign-in needed */
-    enum mlo_role role;              /* the least role, when not open */
-    uint64_t max_body;               /* bytes; 0: the request has no body */
-    const char *docs;                /* one sentence, for people */
-    const struct mlo_upload *upload; /* or NULL: the body is collected in req->body */
+    bool open;                            /* no sign-in needed */
+    enum mlo_role role;                   /* the least role, when not open */
+    uint64_t max_body;                    /* bytes; 0: the request has no body */
+    const char *docs;                     /* one sentence, for people */
+    const struct mlo_upload_body *upload; /* or NULL: the body is collected in req->body */
     enum mlo_route_kind kind;
 };
 

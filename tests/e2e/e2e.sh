@@ -52,10 +52,10 @@ holds() {
     [ "$(json "$1")" = True ] || { cat "$work/stdout" >&2; fail "not so: $1"; }
 }
 
-# start_up [ARGUMENT…]: `mlopt up` on $work/data, and the environment for its clients.
+# start_up [ARGUMENT…]: `mlopt up` on $work/data (at $address, where one is set), and the environment for its clients.
 start_up() {
     rm -f "$work/data/url"
-    "$MLOPT" up --data "$work/data" --listen 127.0.0.1:0 "$@" >>"$work/up.log" 2>&1 </dev/null &
+    "$MLOPT" up --data "$work/data" --listen "${address:-127.0.0.1:0}" "$@" >>"$work/up.log" 2>&1 </dev/null &
     up_pid=$!
     local until=$((SECONDS + patience))
     while [ ! -s "$work/data/url" ]; do

@@ -42,6 +42,7 @@ MLO_MUST_USE enum mlo_status mlo_client_open(struct mlo_cli *cli, struct mlo_cli
                                              struct mlo_error *err);
 void mlo_client_close(struct mlo_client *client);
 const char *mlo_client_url(const struct mlo_client *client);
+struct mlo_cli *mlo_client_cli(const struct mlo_client *client); /* that it was opened for */
 bool mlo_client_has_token(const struct mlo_client *client);
 
 /* Appends a path: "%s" takes a text, percent-encoded, "%d" a long long. */
@@ -72,9 +73,21 @@ MLO_MUST_USE enum mlo_status mlo_client_list(struct mlo_client *client, const ch
 /* HEAD: whether it is there. Other failures than 404 are errors. */
 MLO_MUST_USE enum mlo_status mlo_client_head(struct mlo_client *client, const char *path, bool *there,
                                              struct mlo_error *err);
-/* PUT of a file's bytes, streaming, with progress. */
-MLO_MUST_USE enum mlo_status mlo_client_put_file(struct mlo_client *client, const char *path,
-                                                 const char *file, const char *label, struct mlo_error *err);
+/* A part of an open file. */
+struct mlo_client_part {
+    int fd;
+    uint64_t first, size, file_size;
+};
+/* PUT or PATCH (with Content-Range) of a part, streaming; `progress` counts the whole file. */
+MLO_MUST_USE enum mlo_status mlo_client_send_part(struct mlo_client *client, const char *method,
+                                                  const char *path, const struct mlo_client_part *part,
+                                                  struct mlo_cli_progress *progress, struct mlo_response *out,
+                                                  struct mlo_error *err);
+/* The file's bytes become the blob `digest` of the project: in one request, or, when it is large, in pieces;
+ * those that arrived before this or an earlier process of the same user was cut off are not sent again. */
+MLO_MUST_USE enum mlo_status mlo_client_send_file(struct mlo_client *client, const char *project,
+                                                  const char *file, const struct mlo_digest *digest,
+                                                  struct mlo_error *err);
 /* GET into a file "<dir>/<name>", atomically, digest checked: against `expected` where given, else against
  * what the server says. `name` NULL: the name that the server gives, else `fallback`. *written is yours
  * (free). */

@@ -108,7 +108,7 @@ enum mlo_status mlo_client_upload(struct mlo_client *client, const char *project
     mlo_client_path(&path, "/v1/projects/%s/blobs/%s", project, mlo_digest_text(&digest, text));
     MLO_TRY(mlo_client_head(client, mlo_buf_str(&path), &there, err));
     if (!there)
-        MLO_TRY(mlo_client_put_file(client, mlo_buf_str(&path), file, mlo_fs_basename(file), err));
+        MLO_TRY(mlo_client_send_file(client, project, file, &digest, err));
     json_array_append_new(files,
                           json_pack("{s:s,s:s,s:s,s:I,s:s}", "role", role, "name", mlo_fs_basename(file),
                                     "digest", text, "size", (json_int_t)size, "media_type", media_type));

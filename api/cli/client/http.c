@@ -32,7 +32,7 @@ struct transfer {
     struct mlo_hasher *hasher;
     int write_errno;
     struct mlo_cli_progress *progress;
-    double total;
+    const struct mlo_client_part *part; /* of the file that is sent; NULL: no file */
     uint64_t began_ns;
 };
 
@@ -45,6 +45,11 @@ void mlo_response_clear(struct mlo_response *response)
 const char *mlo_client_url(const struct mlo_client *client)
 {
     return client->config.url;
+}
+
+struct mlo_cli *mlo_client_cli(const struct mlo_client *client)
+{
+    return client->cli;
 }
 
 bool mlo_client_has_token(const struct mlo_client *client)
@@ -218,13 +223,17 @@ static int on_progress(void *arg, curl_off_t down_total, curl_off_t down, curl_o
 {
     struct transfer *t = arg;
     double total = (double)(up_total > 0 ? up_total : down_total), now = (double)(up_total > 0 ? up : down);
+    double before = t->part ? (double)t->part->first : 0;
+    if (t->part)
+        total = (double)t->part->file_size;
     if (!t->progress || total < 1 << 16)
         return 0;
     double seconds = (double)(mlo_clock_ns() - t->began_ns) * 1e-9;
     char done[32], all[32], rate[32], text[128];
-    snprintf(text, sizeof text, "%s of %s, %s/s", mlo_str_size((uint64_t)now, done),
+    snprintf(text, sizeof text, "%s of %s, %s/s", mlo_str_size((uint64_t)(before + now), done),
              mlo_str_size((uint64_t)total, all),
              mlo_str_size((uint64_t)(seconds > 0 ? now / seconds : 0), rate));
+    now += before;
     mlo_cli_progress(t->progress, now / total, text);
     return 0;
 }
@@ -406,54 +415,59 @@ enum mlo_status mlo_client_head(struct mlo_client *client, const char *path, boo
     return status;
 }
 
+/* What is still to be sent of a part. */
+struct sending {
+    int fd;
+    uint64_t at, left;
+};
+
 static size_t on_read(char *out, size_t one, size_t n, void *arg)
 {
+    struct sending *sending = arg;
     ssize_t got;
     do
-        got = read(*(int *)arg, out, one * n);
+        got = pread(sending->fd, out, MLO_MIN(one * n, sending->left), (off_t)sending->at);
     while (got < 0 && errno == EINTR);
-    return got < 0 ? CURL_READFUNC_ABORT : (size_t)got;
+    if (got < 0)
+        return CURL_READFUNC_ABORT;
+    sending->at += (uint64_t)got;
+    sending->left -= (uint64_t)got;
+    return (size_t)got;
 }
 
-enum mlo_status mlo_client_put_file(struct mlo_client *client, const char *path, const char *file,
-                                    const char *label, struct mlo_error *err)
+enum mlo_status mlo_client_send_part(struct mlo_client *client, const char *method, const char *path,
+                                     const struct mlo_client_part *part, struct mlo_cli_progress *progress,
+                                     struct mlo_response *out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_response response = {0};
-    struct mlo_cli_progress progress;
-    struct transfer t = {.client = client, .response = &response, .out_fd = -1, .progress = &progress};
+    struct transfer t = {.client = client, .response = out, .out_fd = -1, .progress = progress, .part = part};
+    struct sending sending = {part->fd, part->first, part->size};
     struct curl_slist *headers = NULL;
     struct mlo_buf url = MLO_BUF_INIT;
-    struct stat st;
-    mlo_cli_progress_start(&progress, client->cli, label);
-    int fd = open(file, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st) != 0) {
-        status = mlo_error_errno(err, errno, "cannot read %s", file);
-        goto out;
-    }
+    char range[96] = "";
+    memset(out, 0, sizeof *out);
+    if (strcmp(method, "PATCH") == 0)
+        snprintf(range, sizeof range, "Content-Range: bytes %llu-%llu/%llu", (unsigned long long)part->first,
+                 (unsigned long long)(part->first + part->size - 1), (unsigned long long)part->file_size);
     mlo_buf_printf(&url, "%s%s", client->config.url, path);
     if (!mlo_buf_ok(&url) || !add_header(&headers, mlo_buf_str(&client->auth)) ||
-        !add_header(&headers, "Content-Type: application/octet-stream") ||
+        !add_header(&headers, "Content-Type: application/octet-stream") || !add_header(&headers, range) ||
         /* a refusal comes before the bytes are sent */
         !add_header(&headers, "Expect: 100-continue")) {
         status = mlo_error_nomem(err);
         goto out;
     }
-    set_up(&t, "PUT", mlo_buf_str(&url), headers);
+    set_up(&t, method, mlo_buf_str(&url), headers);
     curl_easy_setopt(client->curl, CURLOPT_UPLOAD, 1L);
     curl_easy_setopt(client->curl, CURLOPT_UPLOAD_BUFFERSIZE, 1L << 20);
     curl_easy_setopt(client->curl, CURLOPT_READFUNCTION, on_read);
-    curl_easy_setopt(client->curl, CURLOPT_READDATA, &fd);
-    curl_easy_setopt(client->curl, CURLOPT_INFILESIZE_LARGE, (curl_off_t)st.st_size);
-    status = perform(&t, err);
-    mlo_cli_progress_end(&progress);
+    curl_easy_setopt(client->curl, CURLOPT_READDATA, &sending);
+    curl_easy_setopt(client->curl, CURLOPT_INFILESIZE_LARGE, (curl_off_t)part->size);
+    MLO_TRY(perform(&t, err));
 out:
-    if (fd >= 0)
-        close(fd);
     curl_slist_free_all(headers);
     mlo_buf_clear(&t.body);
     mlo_buf_clear(&url);
-    mlo_response_clear(&response);
     return status;
 }
 

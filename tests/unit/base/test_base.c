@@ -116,6 +116,45 @@ static void test_hash__matches_the_standard_vectors(void **state)
     assert_true(mlo_digest_eq(&d, &parsed));
 }
 
+static void test_hash__goes_on_from_a_saved_state(void **state)
+{
+    MLO_UNUSED(state);
+    unsigned char bytes[300];
+    struct mlo_digest whole, parts;
+    struct mlo_hash_state at;
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (unsigned char)(7 * i + 3);
+    mlo_digest_of(bytes, sizeof bytes, &whole);
+    for (size_t cut = 0; cut <= sizeof bytes; cut++) { /* on and beside the borders of blocks of 64 */
+        struct mlo_hasher *first = mlo_hasher_new(), *second = mlo_hasher_new();
+        mlo_hasher_update(first, bytes, cut);
+        mlo_hasher_save(first, &at);
+        mlo_hasher_update(second, "forgotten", 9);
+        mlo_hasher_restore(second, &at);
+        assert_int_equal(mlo_hasher_size(second), cut);
+        mlo_hasher_update(second, bytes + cut, sizeof bytes - cut);
+        mlo_hasher_final(second, &parts);
+        assert_true(mlo_digest_eq(&whole, &parts));
+        mlo_hasher_free(first);
+        mlo_hasher_free(second);
+    }
+    /* a length beyond 2^32 bits goes into the high half: the digest of 2^32 bits of zeros and one byte */
+    unsigned char *zeros = calloc(1, 1 << 20);
+    struct mlo_hasher *plain = mlo_hasher_new(), *saved = mlo_hasher_new();
+    for (int i = 0; i < 512; i++)
+        mlo_hasher_update(plain, zeros, 1 << 20);
+    mlo_hasher_save(plain, &at);
+    mlo_hasher_restore(saved, &at);
+    mlo_hasher_update(plain, "x", 1);
+    mlo_hasher_update(saved, "x", 1);
+    mlo_hasher_final(plain, &whole);
+    mlo_hasher_final(saved, &parts);
+    assert_true(mlo_digest_eq(&whole, &parts));
+    mlo_hasher_free(plain);
+    mlo_hasher_free(saved);
+    free(zeros);
+}
+
 static void test_json__canonical_text_is_sorted_and_shortest(void **state)
 {
     MLO_UNUSED(state);
@@ -405,6 +444,7 @@ int main(void)
         cmocka_unit_test(test_arena__aligns_zeroes_and_runs_cleanups),
         cmocka_unit_test(test_str__numbers_are_whole_or_nothing),
         cmocka_unit_test(test_hash__matches_the_standard_vectors),
+        cmocka_unit_test(test_hash__goes_on_from_a_saved_state),
         cmocka_unit_test(test_json__canonical_text_is_sorted_and_shortest),
         cmocka_unit_test(test_json__getters_name_the_field),
         cmocka_unit_test(test_fs__bounds_reads_and_writes_atomically),

@@ -1,0 +1,210 @@
+/* Sending a file: whole, or in pieces that need not be sent twice. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "api/cli/client/client.h"
+
+/* A larger file goes in pieces: what a broken connection costs is one of them at the most. */
+#define PIECE_BYTES ((uint64_t)32 << 20)
+#define TRIES 6 /* without a byte of progress */
+
+struct sender {
+    struct mlo_client *client;
+    const char *project;
+    struct mlo_client_part part;
+    struct mlo_cli_progress progress;
+    char *note;      /* the file that remembers the session */
+    char id[64];     /* of the session; "" when there is none */
+    uint64_t offset; /* where it stands */
+};
+
+/* --- what is remembered between processes -----------------------------------------------------------------
+ */
+
+static enum mlo_status find_note(struct sender *s, const struct mlo_digest *digest, struct mlo_error *err)
+{
+    struct mlo_buf key = MLO_BUF_INIT;
+    struct mlo_digest name;
+    char text[MLO_DIGEST_TEXT_SIZE], path[96];
+    struct mlo_error ignored = {0};
+    mlo_buf_printf(&key, "%s %s %s", mlo_client_url(s->client), s->project, mlo_digest_text(digest, text));
+    if (!mlo_buf_ok(&key)) {
+        mlo_buf_clear(&key);
+        return mlo_error_nomem(err);
+    }
+    mlo_digest_of(mlo_buf_str(&key), key.len, &name);
+    mlo_buf_clear(&key);
+    snprintf(path, sizeof path, "uploads/%.32s", mlo_digest_hex(&name, text));
+    if (mlo_config_state_path(path, &s->note, &ignored) != MLO_OK)
+        s->note = NULL; /* no home: this process alone remembers */
+    return MLO_OK;
+}
+
+static void read_note(struct sender *s)
+{
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_error ignored = {0};
+    if (s->note && mlo_fs_read(s->note, sizeof s->id - 1, &text, &ignored) == MLO_OK)
+        snprintf(s->id, sizeof s->id, "%s", mlo_buf_str(&text));
+    mlo_buf_clear(&text);
+}
+
+static void write_note(const struct sender *s)
+{
+    struct mlo_error ignored = {0};
+    if (s->note && mlo_fs_write_atomic(s->note, s->id, strlen(s->id), &ignored) != MLO_OK)
+        unlink(s->note);
+}
+
+/* --- the session ------------------------------------------------------------------------------------------
+ */
+
+static void session_path(const struct sender *s, struct mlo_buf *path)
+{
+    mlo_client_path(path, "/v1/projects/%s/uploads/%s", s->project, s->id);
+}
+
+static enum mlo_status ask(struct sender *s, const char *method, const char *query, const json_t *body,
+                           struct mlo_error *err)
+{
+    struct mlo_buf path = MLO_BUF_INIT;
+    struct mlo_response response = {0};
+    if (s->id[0])
+        session_path(s, &path);
+    else
+        mlo_client_path(&path, "/v1/projects/%s/uploads", s->project);
+    mlo_buf_puts(&path, query);
+    enum mlo_status status =
+        mlo_client_call(s->client, method, mlo_buf_str(&path), NULL, body, &response, err);
+    if (status == MLO_OK && response.json) {
+        if (mlo_json_str(response.json, "id", NULL))
+            snprintf(s->id, sizeof s->id, "%s", mlo_json_str(response.json, "id", ""));
+        s->offset = (uint64_t)mlo_json_i64(response.json, "offset", 0);
+    }
+    mlo_response_clear(&response);
+    mlo_buf_clear(&path);
+    return status;
+}
+
+/* Goes on with the session that was remembered, or begins one. */
+static enum mlo_status open_session(struct sender *s, struct mlo_error *err)
+{
+    struct mlo_error own = {0};
+    read_note(s);
+    enum mlo_status status = s->id[0] ? ask(s, "GET", "", NULL, &own) : MLO_ENOTFOUND;
+    if (status == MLO_ENOTFOUND || (status == MLO_OK && s->offset > s->part.file_size)) {
+        json_t *empty = json_object();
+        s->id[0] = '\0';
+        s->offset = 0;
+        status = ask(s, "POST", "", empty, err);
+        json_decref(empty);
+        if (status == MLO_OK)
+            write_note(s);
+    } else if (status != MLO_OK && err) {
+        *err = own;
+    }
+    return status;
+}
+
+static enum mlo_status send_piece(struct sender *s, struct mlo_error *err)
+{
+    struct mlo_buf path = MLO_BUF_INIT;
+    struct mlo_response response = {0};
+    s->part.first = s->offset;
+    s->part.size = MLO_MIN(PIECE_BYTES, s->part.file_size - s->offset);
+    session_path(s, &path);
+    enum mlo_status status =
+        mlo_client_send_part(s->client, "PATCH", mlo_buf_str(&path), &s->part, &s->progress, &response, err);
+    if (status == MLO_OK)
+        s->offset = (uint64_t)mlo_json_i64(response.json, "offset", (int64_t)(s->offset + s->part.size));
+    mlo_response_clear(&response);
+    mlo_buf_clear(&path);
+    return status;
+}
+
+/* Whether waiting and asking where it stands can help. */
+static bool passing(enum mlo_status status)
+{
+    return mlo_status_info(status)->retry || status == MLO_ECONFLICT || status == MLO_ERANGE;
+}
+
+static enum mlo_status send_pieces(struct sender *s, struct mlo_error *err)
+{
+    enum mlo_status status = open_session(s, err);
+    int tries = 0;
+    while (status == MLO_OK && s->offset < s->part.file_size) {
+        uint64_t before = s->offset;
+        struct mlo_error own = {0}, asked = {0};
+        status = send_piece(s, &own);
+        while (passing(status) && ++tries < TRIES) {
+            mlo_clock_sleep_ms(200u << tries);
+            if (ask(s, "GET", "", NULL, &asked) == MLO_OK)
+                status = MLO_OK;
+        }
+        if (s->offset > before)
+            tries = 0;
+        if (status != MLO_OK) {
+            if (err)
+                *err = own;
+            if (passing(status))
+                mlo_error_hint(err, "run the command again: it goes on after %llu of %llu bytes",
+                               (unsigned long long)s->offset, (unsigned long long)s->part.file_size);
+        }
+    }
+    return status;
+}
+
+static enum mlo_status send_whole(struct sender *s, const char *digest, struct mlo_error *err)
+{
+    struct mlo_buf path = MLO_BUF_INIT;
+    struct mlo_response response = {0};
+    s->part.size = s->part.file_size;
+    mlo_client_path(&path, "/v1/projects/%s/blobs/%s", s->project, digest);
+    enum mlo_status status =
+        mlo_client_send_part(s->client, "PUT", mlo_buf_str(&path), &s->part, &s->progress, &response, err);
+    mlo_response_clear(&response);
+    mlo_buf_clear(&path);
+    return status;
+}
+
+enum mlo_status mlo_client_send_file(struct mlo_client *client, const char *project, const char *file,
+                                     const struct mlo_digest *digest, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct sender s = {.client = client, .project = project};
+    char text[MLO_DIGEST_TEXT_SIZE], query[96];
+    struct stat st;
+    mlo_cli_progress_start(&s.progress, mlo_client_cli(client), mlo_fs_basename(file));
+    s.part.fd = open(file, O_RDONLY | O_CLOEXEC);
+    if (s.part.fd < 0 || fstat(s.part.fd, &st) != 0) {
+        status = mlo_error_errno(err, errno, "cannot read %s", file);
+        goto out;
+    }
+    s.part.file_size = (uint64_t)st.st_size;
+    mlo_digest_text(digest, text);
+    if (s.part.file_size <= PIECE_BYTES) {
+        status = send_whole(&s, text, err);
+        goto out;
+    }
+    MLO_TRY(find_note(&s, digest, err));
+    MLO_TRY(send_pieces(&s, err));
+    snprintf(query, sizeof query, "?digest=%s", text);
+    status = ask(&s, "PUT", query, NULL, err);
+    if (status == MLO_EDIGEST) { /* what lies there is of no use */
+        struct mlo_error dropping = {0};
+        if (ask(&s, "DELETE", "", NULL, &dropping) != MLO_OK)
+            mlo_error_hint(err, "upload %s could not be dropped; it expires by itself", s.id);
+    }
+    if (s.note && (status == MLO_OK || status == MLO_EDIGEST))
+        unlink(s.note);
+out:
+    mlo_cli_progress_end(&s.progress);
+    if (s.part.fd >= 0)
+        close(s.part.fd);
+    free(s.note);
+    return status;
+}

@@ -1,0 +1,201 @@
+/* Uploads in pieces: begun by POST, appended to by PATCH, asked by GET or HEAD, finished by PUT with the
+ * digest. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/http/handlers_impl.h"
+
+static enum mlo_status find(struct mlo_request *req, struct mlo_upload *out, struct mlo_error *err)
+{
+    int64_t project;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_project(req, &project, err));
+    MLO_TRY(mlo_upload_find(req->conn, project, mlo_request_param(req, "id"), out, err));
+out:
+    return status;
+}
+
+/* Where it stands, as headers and as JSON. */
+static enum mlo_status reply_state(struct mlo_request *req, int http, const struct mlo_upload *upload,
+                                   struct mlo_error *err)
+{
+    uint64_t size = upload->session.size_bytes;
+    mlo_reply_header(req, "Location", "/v1/projects/%s/uploads/%s", mlo_request_param(req, "p"),
+                     upload->session.id);
+    mlo_reply_header(req, "Upload-Offset", "%" PRIu64, size);
+    if (size)
+        mlo_reply_header(req, "Range", "0-%" PRIu64, size - 1);
+    mlo_reply_header(req, "Cache-Control", "no-store");
+    return mlo_reply_json(req, http,
+                          json_pack("{s:s, s:I, s:s}", "id", upload->session.id, "offset", (json_int_t)size,
+                                    "expires_at", upload->expires_at),
+                          err);
+}
+
+enum mlo_status h_upload_begin(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_upload upload;
+    int64_t project;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_project(req, &project, err));
+    MLO_TRY(mlo_upload_begin(req->conn, req->http->options.blobs, &actor, project, &upload, err));
+    MLO_TRY(reply_state(req, 201, &upload, err));
+out:
+    return status;
+}
+
+enum mlo_status h_upload_get(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_upload upload;
+    enum mlo_status status;
+    MLO_TRY(find(req, &upload, err));
+    MLO_TRY(reply_state(req, 200, &upload, err));
+out:
+    return status;
+}
+
+enum mlo_status h_upload_drop(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_upload upload;
+    enum mlo_status status;
+    MLO_TRY(find(req, &upload, err));
+    MLO_TRY(mlo_upload_drop(req->conn, req->http->options.blobs, &actor, &upload, err));
+    MLO_TRY(mlo_reply_empty(req, 204));
+out:
+    return status;
+}
+
+enum mlo_status h_upload_finish(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_upload upload;
+    struct mlo_digest expected;
+    char text[MLO_DIGEST_TEXT_SIZE];
+    enum mlo_status status;
+    const char *digest = mlo_request_query(req, "digest");
+    if (!digest || !mlo_str_starts(digest, "sha256:") || !mlo_digest_parse(digest, &expected)) {
+        mlo_error_set(err, MLO_EINVAL, "finishing an upload needs ?digest=sha256:…");
+        mlo_error_where(err, "query");
+        mlo_error_hint(err, "a digest is sha256: and 64 lowercase hex digits");
+        return MLO_EINVAL;
+    }
+    MLO_TRY(find(req, &upload, err));
+    MLO_TRY(mlo_upload_finish(req->conn, req->http->options.blobs, &actor, &upload, &expected, err));
+    MLO_TRY(mlo_reply_json(req, 201,
+                           json_pack("{s:s, s:I}", "digest", mlo_digest_text(&expected, text), "size",
+                                     (json_int_t)upload.session.size_bytes),
+                           err));
+out:
+    return status;
+}
+
+/* --- a piece ----------------------------------------------------------------------------------------------
+ */
+
+struct piece {
+    struct mlo_upload upload;
+    struct mlo_blob_piece *bytes;
+    uint64_t from, said; /* where it begins; the size that Content-Range says, or UINT64_MAX */
+    uint64_t size;
+};
+
+/* "bytes 0-99/200", "bytes 0-99/_", or "0-99" as OCI writes it. */
+static bool parse_content_range(const char *text, uint64_t *first, uint64_t *size)
+{
+    char *end;
+    if (mlo_str_starts(text, "bytes "))
+        text += strlen("bytes ");
+    if (*text < '0' || *text > '9')
+        return false;
+    *first = strtoumax(text, &end, 10);
+    if (end[0] != '-' || end[1] < '0' || end[1] > '9')
+        return false;
+    uint64_t last = strtoumax(end + 1, &end, 10);
+    *size = last - *first + 1;
+    return last >= *first && last < INT64_MAX && (*end == '\0' || *end == '/');
+}
+
+static enum mlo_status piece_begin(struct mlo_request *req, struct mlo_error *err)
+{
+    struct piece *piece = calloc(1, sizeof *piece);
+    const char *range = mlo_request_header(req, "Content-Range");
+    enum mlo_status status = MLO_OK;
+    req->upload = piece;
+    if (!piece)
+        return mlo_error_nomem(err);
+    MLO_TRY(find(req, &piece->upload, err));
+    uint64_t stands = piece->upload.session.size_bytes;
+    piece->from = stands;
+    piece->said = UINT64_MAX;
+    if (range && !parse_content_range(range, &piece->from, &piece->said)) {
+        status = mlo_error_set(err, MLO_EUSAGE, "'%.60s' is no Content-Range", range);
+        mlo_error_where(err, "headers");
+        mlo_error_hint(err, "write Content-Range: bytes FIRST-LAST/SIZE, or /* when the size is not known");
+    } else if (piece->from != stands) {
+        status = mlo_error_set(err, MLO_ERANGE, "the upload stands at byte %" PRIu64 ", not at %" PRIu64,
+                               stands, piece->from);
+        mlo_error_hint(err, "go on from there");
+    } else if (stands + (piece->said == UINT64_MAX ? 0 : piece->said) > MLO_UPLOAD_BYTES_MAX) {
+        status = mlo_error_set(err, MLO_ETOOBIG, "an upload holds at most %" PRIu64 " bytes",
+                               (uint64_t)MLO_UPLOAD_BYTES_MAX);
+    } else {
+        status = mlo_blob_piece_open(req->http->options.blobs, &piece->upload.session, &piece->bytes, err);
+    }
+out:
+    mlo_request_db_release(req); /* a piece may take long */
+    return status;
+}
+
+static enum mlo_status piece_data(struct mlo_request *req, const void *bytes, size_t size,
+                                  struct mlo_error *err)
+{
+    struct piece *piece = req->upload;
+    piece->size += size;
+    if (piece->size > piece->said || piece->from + piece->size > MLO_UPLOAD_BYTES_MAX)
+        return mlo_error_set(err, MLO_EUSAGE, "the body has more bytes than Content-Range says, or fit");
+    return mlo_blob_piece_write(piece->bytes, bytes, size, err);
+}
+
+static enum mlo_status keep(struct mlo_request *req, struct piece *piece, struct mlo_error *err)
+{
+    struct mlo_db_conn *conn;
+    enum mlo_status status;
+    MLO_TRY(mlo_blob_piece_commit(piece->bytes, err));
+    MLO_TRY(mlo_request_db(req, &conn, err));
+    MLO_TRY(mlo_upload_keep(conn, &piece->upload, piece->from, err));
+out:
+    return status;
+}
+
+/* A connection that broke: what came by then need not come again. */
+static void piece_end(struct mlo_request *req)
+{
+    struct piece *piece = req->upload;
+    struct mlo_error err = {0};
+    if (!piece)
+        return;
+    bool cut_off = piece->bytes && req->status == 0 && piece->size;
+    if (cut_off && keep(req, piece, &err) != MLO_OK)
+        mlo_log_error(MLO_LOG_WARN, "a piece of an upload that was cut off is not kept", &err);
+    mlo_blob_piece_free(piece->bytes);
+    free(piece);
+    req->upload = NULL;
+}
+
+const struct mlo_upload_body mlo_piece_upload = {piece_begin, piece_data, piece_end};
+
+enum mlo_status h_upload_append(struct mlo_request *req, struct mlo_error *err)
+{
+    struct piece *piece = req->upload;
+    enum mlo_status status;
+    if (piece->said != UINT64_MAX && piece->said != piece->size)
+        return mlo_error_set(err, MLO_EUSAGE, "the body has %" PRIu64 " bytes, Content-Range says %" PRIu64,
+                             piece->size, piece->said);
+    MLO_TRY(keep(req, piece, err));
+    MLO_TRY(reply_state(req, 202, &piece->upload, err));
+out:
+    return status;
+}

@@ -1,0 +1,116 @@
+/* Sessions, as all backends share them: the hash goes on from piece to piece, whichever server takes it. */
+#include "registry/blob_impl.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum mlo_status mlo_blob_session_begin(struct mlo_blob_store *store, struct mlo_blob_session *out,
+                                       struct mlo_error *err)
+{
+    uint8_t random[(MLO_BLOB_SESSION_ID_SIZE - 1) / 2];
+    struct mlo_hasher *hasher = mlo_hasher_new();
+    memset(out, 0, sizeof *out);
+    if (!hasher)
+        return mlo_error_nomem(err);
+    mlo_random_bytes(random, sizeof random);
+    mlo_hex(random, sizeof random, out->id);
+    mlo_hasher_save(hasher, &out->hash);
+    mlo_hasher_free(hasher);
+    return store->backend->session_begin(store, out, err);
+}
+
+enum mlo_status mlo_blob_piece_open(struct mlo_blob_store *store, struct mlo_blob_session *session,
+                                    struct mlo_blob_piece **out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_blob_piece *piece = calloc(1, sizeof *piece);
+    struct mlo_hasher *hasher = mlo_hasher_new();
+    *out = NULL;
+    if (!piece || !hasher) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    piece->store = store;
+    piece->session = session;
+    mlo_hasher_restore(hasher, &session->hash);
+    if (mlo_hasher_size(hasher) != session->size_bytes) {
+        status = mlo_error_set(err, MLO_EINTERNAL, "upload %s: its hash is of %llu bytes, not of %llu",
+                               session->id, (unsigned long long)mlo_hasher_size(hasher),
+                               (unsigned long long)session->size_bytes);
+        goto out;
+    }
+    MLO_TRY(store->backend->piece_open(piece, err));
+    piece->hasher = hasher;
+    *out = piece;
+    return MLO_OK;
+out:
+    mlo_hasher_free(hasher);
+    free(piece);
+    return status;
+}
+
+enum mlo_status mlo_blob_piece_write(struct mlo_blob_piece *piece, const void *bytes, size_t size,
+                                     struct mlo_error *err)
+{
+    if (piece->spent)
+        return mlo_error_set(err, MLO_EINTERNAL, "a piece of an upload was used after its end");
+    enum mlo_status status = piece->store->backend->piece_write(piece, bytes, size, err);
+    if (status != MLO_OK) {
+        piece->spent = true;
+        return status;
+    }
+    mlo_hasher_update(piece->hasher, bytes, size);
+    piece->size_bytes += size;
+    return MLO_OK;
+}
+
+enum mlo_status mlo_blob_piece_commit(struct mlo_blob_piece *piece, struct mlo_error *err)
+{
+    if (piece->spent)
+        return mlo_error_set(err, MLO_EINTERNAL, "a piece of an upload was used after its end");
+    piece->spent = true;
+    enum mlo_status status = piece->store->backend->piece_commit(piece, err);
+    if (status != MLO_OK)
+        return status;
+    piece->session->size_bytes += piece->size_bytes;
+    mlo_hasher_save(piece->hasher, &piece->session->hash);
+    return MLO_OK;
+}
+
+void mlo_blob_piece_free(struct mlo_blob_piece *piece)
+{
+    if (!piece)
+        return;
+    piece->store->backend->piece_end(piece);
+    mlo_hasher_free(piece->hasher);
+    free(piece);
+}
+
+enum mlo_status mlo_blob_session_digest(const struct mlo_blob_session *session, struct mlo_digest *out,
+                                        struct mlo_error *err)
+{
+    struct mlo_hasher *hasher = mlo_hasher_new();
+    if (!hasher)
+        return mlo_error_nomem(err);
+    mlo_hasher_restore(hasher, &session->hash);
+    mlo_hasher_final(hasher, out);
+    mlo_hasher_free(hasher);
+    return MLO_OK;
+}
+
+enum mlo_status mlo_blob_session_publish(struct mlo_blob_store *store, const struct mlo_blob_session *session,
+                                         struct mlo_error *err)
+{
+    struct mlo_digest digest;
+    enum mlo_status status = mlo_blob_session_digest(session, &digest, err);
+    if (status != MLO_OK)
+        return status;
+    status = store->backend->session_publish(store, session, &digest, err);
+    return status == MLO_ENOTFOUND && mlo_blob_exists(store, &digest) ? MLO_OK : status;
+}
+
+enum mlo_status mlo_blob_session_drop(struct mlo_blob_store *store, const struct mlo_blob_session *session,
+                                      struct mlo_error *err)
+{
+    return store->backend->session_drop(store, session, err);
+}

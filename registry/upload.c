@@ -1,0 +1,179 @@
+#include "registry/upload.h"
+#include "registry/sql_impl.h"
+
+#include <string.h>
+
+enum { UPLOAD_ADD, UPLOAD_FIND, UPLOAD_KEEP, UPLOAD_DROP, UPLOAD_EXPIRED };
+
+const struct mlo_sql mlo_sql_upload[] = {
+    [UPLOAD_ADD] = {"upload_add",
+                    "INSERT INTO upload (id, project_id, place, hash_state, created_by, expires_at) "
+                    "VALUES ($1, $2, $3, $4, $5, now() + make_interval(secs => $6))",
+                    6},
+    [UPLOAD_FIND] = {"upload_find",
+                     "SELECT id, place, size, hash_state, project_id, "
+                     "to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') "
+                     "FROM upload WHERE id = $1 AND project_id = $2 AND expires_at > now()",
+                     2},
+    [UPLOAD_KEEP] = {"upload_keep",
+                     "UPDATE upload SET size = $3, hash_state = $4, "
+                     "expires_at = now() + make_interval(secs => $5) WHERE id = $1 AND size = $2",
+                     5},
+    [UPLOAD_DROP] = {"upload_drop", "DELETE FROM upload WHERE id = $1", 1},
+    [UPLOAD_EXPIRED] = {"upload_expired",
+                        "DELETE FROM upload WHERE id IN (SELECT id FROM upload WHERE expires_at <= now() "
+                        "ORDER BY expires_at LIMIT 8 FOR UPDATE SKIP LOCKED) RETURNING id, place",
+                        0},
+};
+const size_t mlo_sql_upload_count = MLO_COUNT(mlo_sql_upload);
+
+static void take_session(const struct mlo_rows *rows, int row, struct mlo_blob_session *out)
+{
+    snprintf(out->id, sizeof out->id, "%s", mlo_rows_text(rows, row, 0));
+    snprintf(out->place, sizeof out->place, "%s", mlo_rows_text(rows, row, 1));
+}
+
+/* The row goes first: bytes that nobody names harm nobody, a row without its bytes does. */
+static enum mlo_status sweep(struct mlo_db_conn *conn, struct mlo_blob_store *store, struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_upload[UPLOAD_EXPIRED], NULL, &rows, err);
+    for (int r = 0; status == MLO_OK && r < mlo_rows_count(&rows); r++) {
+        struct mlo_blob_session session = {0};
+        struct mlo_error ignored = {0};
+        take_session(&rows, r, &session);
+        if (mlo_blob_session_drop(store, &session, &ignored) != MLO_OK)
+            mlo_log_error(MLO_LOG_WARN, "cannot remove an expired upload", &ignored);
+    }
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_upload_begin(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                 const struct mlo_actor *actor, int64_t project_id, struct mlo_upload *out,
+                                 struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    enum mlo_status status = mlo_actor_require(actor, project_id, MLO_SUBMITTER, err);
+    memset(out, 0, sizeof *out);
+    if (status != MLO_OK)
+        return status;
+    MLO_TRY(sweep(conn, store, err));
+    MLO_TRY(mlo_blob_session_begin(store, &out->session, err));
+    mlo_param_text(&p, out->session.id);
+    mlo_param_i64(&p, project_id);
+    mlo_param_text(&p, out->session.place);
+    mlo_param_bytes(&p, out->session.hash.bytes, sizeof out->session.hash.bytes);
+    mlo_param_text(&p, actor->name);
+    mlo_param_i64(&p, MLO_UPLOAD_EXPIRES_S);
+    status = mlo_db_exec(conn, &mlo_sql_upload[UPLOAD_ADD], &p, NULL, err);
+    if (status != MLO_OK) {
+        struct mlo_error ignored = {0};
+        if (mlo_blob_session_drop(store, &out->session, &ignored) != MLO_OK)
+            mlo_log_error(MLO_LOG_WARN, "cannot remove an upload that was not begun", &ignored);
+        goto out;
+    }
+    status = mlo_upload_find(conn, project_id, out->session.id, out, err);
+out:
+    return status;
+}
+
+enum mlo_status mlo_upload_find(struct mlo_db_conn *conn, int64_t project_id, const char *id,
+                                struct mlo_upload *out, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    struct mlo_buf state = MLO_BUF_INIT;
+    enum mlo_status status;
+    mlo_param_text(&p, id); /* may be out's own */
+    mlo_param_i64(&p, project_id);
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_upload[UPLOAD_FIND], &p, &rows, err));
+    memset(out, 0, sizeof *out);
+    if (mlo_rows_count(&rows) == 0) {
+        status = mlo_error_set(err, MLO_ENOTFOUND, "this project has no upload %.40s", id);
+        mlo_error_hint(err, "it was finished, dropped, or expired: begin a new one");
+        goto out;
+    }
+    take_session(&rows, 0, &out->session);
+    out->session.size_bytes = (uint64_t)mlo_rows_i64(&rows, 0, 2);
+    mlo_rows_bytes(&rows, 0, 3, &state);
+    if (!mlo_buf_ok(&state)) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    memcpy(out->session.hash.bytes, state.data, MLO_MIN(state.len, sizeof out->session.hash.bytes));
+    out->project_id = mlo_rows_i64(&rows, 0, 4);
+    snprintf(out->expires_at, sizeof out->expires_at, "%s", mlo_rows_text(&rows, 0, 5));
+out:
+    mlo_buf_clear(&state);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_upload_keep(struct mlo_db_conn *conn, struct mlo_upload *upload, uint64_t from_bytes,
+                                struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    mlo_param_text(&p, upload->session.id);
+    mlo_param_i64(&p, (int64_t)from_bytes);
+    mlo_param_i64(&p, (int64_t)upload->session.size_bytes);
+    mlo_param_bytes(&p, upload->session.hash.bytes, sizeof upload->session.hash.bytes);
+    mlo_param_i64(&p, MLO_UPLOAD_EXPIRES_S);
+    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_upload[UPLOAD_KEEP], &p, &rows, err);
+    if (status == MLO_OK && mlo_rows_affected(&rows) == 0) {
+        status = mlo_error_set(err, MLO_ECONFLICT, "upload %s does not stand at %llu any more",
+                               upload->session.id, (unsigned long long)from_bytes);
+        mlo_error_hint(err, "ask where it stands");
+    }
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+static enum mlo_status remove_row(struct mlo_db_conn *conn, const struct mlo_upload *upload,
+                                  struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_text(&p, upload->session.id);
+    return mlo_db_exec(conn, &mlo_sql_upload[UPLOAD_DROP], &p, NULL, err);
+}
+
+enum mlo_status mlo_upload_finish(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                  const struct mlo_actor *actor, const struct mlo_upload *upload,
+                                  const struct mlo_digest *expected, struct mlo_error *err)
+{
+    struct mlo_digest digest;
+    char a[MLO_DIGEST_TEXT_SIZE], b[MLO_DIGEST_TEXT_SIZE];
+    enum mlo_status status = mlo_actor_require(actor, upload->project_id, MLO_SUBMITTER, err);
+    if (status != MLO_OK)
+        return status;
+    status = mlo_blob_session_digest(&upload->session, &digest, err);
+    if (status == MLO_OK && !mlo_digest_eq(&digest, expected)) {
+        mlo_error_set(err, MLO_EDIGEST, "the %llu bytes hash to %s, not to %s",
+                      (unsigned long long)upload->session.size_bytes, mlo_digest_text(&digest, a),
+                      mlo_digest_text(expected, b));
+        mlo_error_hint(err, "drop the upload, compute the file's SHA-256 again, and repeat");
+        status = MLO_EDIGEST;
+    }
+    if (status == MLO_OK)
+        status = mlo_blob_session_publish(store, &upload->session, err);
+    if (status != MLO_OK || (status = mlo_db_begin(conn, err)) != MLO_OK)
+        return status;
+    MLO_TRY(mlo_blob_record(conn, actor, upload->project_id, &digest, upload->session.size_bytes, err));
+    MLO_TRY(remove_row(conn, upload, err));
+out:
+    return mlo_db_end(conn, status, err);
+}
+
+enum mlo_status mlo_upload_drop(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                const struct mlo_actor *actor, const struct mlo_upload *upload,
+                                struct mlo_error *err)
+{
+    enum mlo_status status = mlo_actor_require(actor, upload->project_id, MLO_SUBMITTER, err);
+    if (status != MLO_OK)
+        return status;
+    MLO_TRY(remove_row(conn, upload, err));
+    MLO_TRY(mlo_blob_session_drop(store, &upload->session, err));
+out:
+    return status;
+}

@@ -1,0 +1,40 @@
+/* Uploads in pieces: a session that survives the connection, the client and the server. What a session holds
+ * belongs to its project alone, and becomes a blob of it when it is finished. */
+#ifndef MLO_REGISTRY_UPLOAD_H
+#define MLO_REGISTRY_UPLOAD_H
+
+#include "registry/blob.h"
+#include "registry/models.h"
+
+#define MLO_UPLOAD_BYTES_MAX ((uint64_t)1 << 40)
+#define MLO_UPLOAD_EXPIRES_S (7 * 24 * 3600) /* after the last piece */
+
+struct mlo_upload {
+    struct mlo_blob_session session; /* id, how many bytes there are, their hash */
+    int64_t project_id;
+    char expires_at[32];
+};
+
+/* A new one; needs a submitter. A few expired ones are removed with their bytes. */
+MLO_MUST_USE enum mlo_status mlo_upload_begin(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                              const struct mlo_actor *actor, int64_t project_id,
+                                              struct mlo_upload *out, struct mlo_error *err);
+/* MLO_ENOTFOUND when the project has none of that id (any more). */
+MLO_MUST_USE enum mlo_status mlo_upload_find(struct mlo_db_conn *conn, int64_t project_id, const char *id,
+                                             struct mlo_upload *out, struct mlo_error *err);
+/* Writes down where it stands after mlo_blob_piece_commit; `from_bytes` is where it stood before.
+ * MLO_ECONFLICT when it did not stand there: what was appended does not count then. */
+MLO_MUST_USE enum mlo_status mlo_upload_keep(struct mlo_db_conn *conn, struct mlo_upload *upload,
+                                             uint64_t from_bytes, struct mlo_error *err);
+/* Its bytes become the blob `expected` of the project, and the upload ends. MLO_EDIGEST when they hash to
+ * something else: the upload stays, to be asked or dropped. Bytes first, row second; repeated after a crash
+ * in between, it ends well. */
+MLO_MUST_USE enum mlo_status mlo_upload_finish(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                               const struct mlo_actor *actor, const struct mlo_upload *upload,
+                                               const struct mlo_digest *expected, struct mlo_error *err);
+/* Forgets it and its bytes; needs a submitter. */
+MLO_MUST_USE enum mlo_status mlo_upload_drop(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                             const struct mlo_actor *actor, const struct mlo_upload *upload,
+                                             struct mlo_error *err);
+
+#endif
