@@ -2,7 +2,7 @@
 # Installs the test packages, builds, and runs the whole suite. The last line is "N passed, N failed".
 #   deploy/test.sh            everything: -Werror build, ASan+UBSan build, valgrind on unit and integration tests
 #   deploy/test.sh --quick    the -Werror build's tests only
-#   deploy/test.sh --long     also valgrind on the engines' tests, and the long fault campaign
+#   deploy/test.sh --long     also valgrind on the engines' tests and on longer cases, and the long fault campaign
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . deploy/packages.sh
@@ -89,10 +89,10 @@ if [ $mode != quick ]; then
     build build-toolchain -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMLOPT_SERVICE=OFF && suite toolchain build-toolchain -j "$jobs" -L unit
     # valgrind sees AVX2 only, and runs code some fifty times slower: all but the engines' arithmetic
     label='unit\.(base|graph|passes|measure|steps|cli)|integration'
-    [ $mode = long ] && label='unit|integration'
+    [ $mode = long ] && label='unit|integration' && export MLOPT_VALGRIND=long
     stage valgrind
     if [ -x build-test/mlopt ]; then
-        MLOPT_ISA=avx2 tests/valgrind.sh build-test "$label" >"$out/valgrind" 2>&1
+        tests/valgrind.sh build-test "$label" >"$out/valgrind" 2>&1
         tail -5 "$out/valgrind"
         grep '^left out: ' "$out/valgrind"
         p=$(grep -c '^clean: ' "$out/valgrind")
