@@ -129,7 +129,8 @@ int mlo_fs_create_beside(const char *path, struct mlo_buf *temp)
     return open(temp->data, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
 }
 
-enum mlo_status mlo_fs_write_atomic(const char *path, const void *bytes, size_t size, struct mlo_error *err)
+enum mlo_status mlo_fs_write_atomic_with(const char *path, mlo_fs_write_fn *write, void *arg,
+                                         struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_buf temp = MLO_BUF_INIT;
@@ -139,7 +140,7 @@ enum mlo_status mlo_fs_write_atomic(const char *path, const void *bytes, size_t 
         mlo_buf_clear(&temp);
         return status;
     }
-    bool ok = mlo_fs_write_full(fd, bytes, size) && fsync(fd) == 0;
+    bool ok = write(fd, arg) && fsync(fd) == 0;
     int saved = errno;
     if (close(fd) < 0 && ok) {
         ok = false;
@@ -157,6 +158,23 @@ enum mlo_status mlo_fs_write_atomic(const char *path, const void *bytes, size_t 
     }
     mlo_buf_clear(&temp);
     return status;
+}
+
+struct bytes {
+    const void *data;
+    size_t size;
+};
+
+static bool write_bytes(int fd, void *arg)
+{
+    const struct bytes *bytes = arg;
+    return mlo_fs_write_full(fd, bytes->data, bytes->size);
+}
+
+enum mlo_status mlo_fs_write_atomic(const char *path, const void *bytes, size_t size, struct mlo_error *err)
+{
+    struct bytes all = {bytes, size};
+    return mlo_fs_write_atomic_with(path, write_bytes, &all, err);
 }
 
 enum mlo_status mlo_fs_copy(const char *from, const char *to, struct mlo_error *err)
@@ -334,4 +352,13 @@ void mlo_fs_unmap(struct mlo_mapping *mapping)
     if (mapping->data)
         munmap((void *)mapping->data, mapping->size);
     *mapping = (struct mlo_mapping){0};
+}
+
+void mlo_fs_forget(const void *bytes, size_t size)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)bytes, end = begin + size;
+    begin = (begin + page - 1) / page * page;
+    end = end / page * page;
+    if (begin < end)
+        madvise((void *)begin, end - begin, MADV_DONTNEED);
 }

@@ -16,6 +16,11 @@ MLO_MUST_USE enum mlo_status mlo_fs_read(const char *path, size_t max_bytes, str
 /* Temporary file beside `path`, fsync, rename, fsync of the folder. Nothing is left on failure. */
 MLO_MUST_USE enum mlo_status mlo_fs_write_atomic(const char *path, const void *bytes, size_t size,
                                                  struct mlo_error *err);
+/* The same where the content is made piece by piece: `write` writes all of it to fd, or says false with
+ * errno. */
+typedef bool mlo_fs_write_fn(int fd, void *arg);
+MLO_MUST_USE enum mlo_status mlo_fs_write_atomic_with(const char *path, mlo_fs_write_fn *write, void *arg,
+                                                      struct mlo_error *err);
 /* Copies a file's content (reflink or copy_file_range where the kernel can). Not atomic: for scratch. */
 MLO_MUST_USE enum mlo_status mlo_fs_copy(const char *from, const char *to, struct mlo_error *err);
 /* A new file "<path>.<random>", with the rights that the user's mask leaves (mkostemp has its own, and asking
@@ -49,5 +54,8 @@ struct mlo_mapping {
 };
 MLO_MUST_USE enum mlo_status mlo_fs_map(const char *path, struct mlo_mapping *out, struct mlo_error *err);
 void mlo_fs_unmap(struct mlo_mapping *mapping);
+/* Gives back the pages that lie wholly inside this part of a mapping: memory that was read and is not needed
+ * soon. The kernel reads them again where it is. Not for memory of one's own, which would be lost. */
+void mlo_fs_forget(const void *bytes, size_t size);
 
 #endif

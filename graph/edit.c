@@ -64,7 +64,7 @@ enum mlo_status mlo_value_set_constant_take(struct mlo_value *value, struct mlo_
         return mlo_error_set(err, MLO_EINVAL, "value '%s' is no constant", value->name);
     }
     value->type = mlo_type_of(tensor);
-    mlo_tensor_clear(value->constant);
+    mlo_model_tensor_drop(value->graph->model, value->constant);
     *value->constant = *tensor;
     *tensor = (struct mlo_tensor){0};
     return MLO_OK;
@@ -333,7 +333,7 @@ void mlo_graph_remove_unused_values(struct mlo_graph *graph)
         }
         mlo_names_drop(graph, value);
         if (value->constant)
-            mlo_tensor_clear(value->constant);
+            mlo_model_tensor_drop(graph->model, value->constant);
     }
     graph->value_count = kept;
 }

@@ -131,6 +131,25 @@ struct mlo_tensor *mlo_model_tensor_take(struct mlo_model *model, struct mlo_ten
     return copy;
 }
 
+static bool lies_in(const struct mlo_mapping *mapping, const struct mlo_tensor *tensor)
+{
+    uintptr_t begin = (uintptr_t)mapping->data, at = (uintptr_t)tensor->data;
+    return begin && at >= begin && at - begin < mapping->size &&
+           tensor->size_bytes <= mapping->size - (at - begin);
+}
+
+void mlo_model_tensor_drop(const struct mlo_model *model, struct mlo_tensor *tensor)
+{
+    if (!tensor->owned && model->shared) {
+        bool ours = lies_in(&model->shared->mapping, tensor);
+        for (const struct mlo_mapped_file *f = model->shared->files; f && !ours; f = f->next)
+            ours = lies_in(&f->mapping, tensor);
+        if (ours)
+            mlo_fs_forget(tensor->data, tensor->size_bytes);
+    }
+    mlo_tensor_clear(tensor);
+}
+
 struct mlo_value *mlo_graph_value(const struct mlo_graph *graph, const char *name)
 {
     return mlo_names_find(graph, name);

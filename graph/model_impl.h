@@ -34,6 +34,9 @@ struct mlo_graph *mlo_graph_new(struct mlo_model *model, struct mlo_node *owner,
  * memory, and the data is freed. */
 struct mlo_tensor *mlo_model_tensor_take(struct mlo_model *model, struct mlo_tensor *tensor);
 
+/* Frees a constant's data, or, where it lies in the model's file, gives its pages back. */
+void mlo_model_tensor_drop(const struct mlo_model *model, struct mlo_tensor *tensor);
+
 /* Makes room in an arena array for one more element; NULL: out of memory (the old array stays valid). */
 void *mlo_arena_grow(struct mlo_arena *arena, void *array, int count, int *cap, size_t element);
 bool mlo_value_add_use(struct mlo_value *value, struct mlo_node *node, int index);

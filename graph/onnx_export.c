@@ -1,6 +1,6 @@
 /* ONNX out. The message is built in an arena and packed once; fields and lists keep the model's own order, so
- * equal models give equal bytes. Constants are not copied on the way: the packer reads them where they are.
- */
+ * equal models give equal bytes. Constants are not copied on the way: the packer reads them where they are
+ * (onnx_pack.c). */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -396,36 +396,53 @@ enum mlo_status mlo_onnx_check_one_file(const struct mlo_model *model, struct ml
     return check_size(constant_bytes(model->graph), err);
 }
 
-static enum mlo_status pack(const Onnx__ModelProto *p, struct mlo_buf *out, struct mlo_error *err)
+static bool to_buf(void *arg, const void *bytes, size_t size)
 {
-    size_t size = onnx__model_proto__get_packed_size(p);
-    enum mlo_status status = check_size(size, err);
-    if (status != MLO_OK)
-        return status;
-    if (!mlo_buf_reserve(out, size))
-        return mlo_error_nomem(err);
-    out->len += onnx__model_proto__pack(p, (uint8_t *)out->data + out->len);
-    out->data[out->len] = '\0';
-    return MLO_OK;
+    mlo_buf_append(arg, bytes, size);
+    return mlo_buf_ok((struct mlo_buf *)arg);
+}
+
+static bool to_file(void *arg, const void *bytes, size_t size)
+{
+    return mlo_fs_write_full(*(const int *)arg, bytes, size);
+}
+
+static bool write_message(int fd, void *arg)
+{
+    errno = ENOMEM; /* what packing fails with when writing does not */
+    return mlo_onnx_pack(arg, to_file, &fd);
+}
+
+static enum mlo_status save_message(const Onnx__ModelProto *p, const char *path, struct mlo_error *err)
+{
+    enum mlo_status status = check_size(onnx__model_proto__get_packed_size(p), err);
+    return status == MLO_OK ? mlo_fs_write_atomic_with(path, write_message, (void *)p, err) : status;
 }
 
 enum mlo_status mlo_onnx_serialize(const struct mlo_model *model, struct mlo_buf *out, struct mlo_error *err)
 {
+    enum mlo_status status = MLO_OK;
     struct writer w = {.arena = mlo_arena_new()};
     Onnx__ModelProto *p = w.arena ? model_message(&w, model) : NULL;
-    enum mlo_status status = !p || w.failed ? mlo_error_nomem(err) : pack(p, out, err);
+    if (!p || w.failed) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    size_t size = onnx__model_proto__get_packed_size(p);
+    MLO_TRY(check_size(size, err));
+    if (!mlo_buf_reserve(out, size) || !mlo_onnx_pack(p, to_buf, out))
+        status = mlo_error_nomem(err);
+out:
     mlo_arena_free(w.arena);
     return status;
 }
 
 enum mlo_status mlo_onnx_save(const struct mlo_model *model, const char *path, struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
-    struct mlo_buf buf = MLO_BUF_INIT;
-    MLO_TRY(mlo_onnx_serialize(model, &buf, err));
-    MLO_TRY(mlo_fs_write_atomic(path, buf.data, buf.len, err));
-out:
-    mlo_buf_clear(&buf);
+    struct writer w = {.arena = mlo_arena_new()};
+    Onnx__ModelProto *p = w.arena ? model_message(&w, model) : NULL;
+    enum mlo_status status = !p || w.failed ? mlo_error_nomem(err) : save_message(p, path, err);
+    mlo_arena_free(w.arena);
     return status;
 }
 
@@ -492,7 +509,6 @@ enum mlo_status mlo_onnx_save_with(const struct mlo_model *model, const char *pa
                                    const struct mlo_onnx_save_options *options, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_buf buf = MLO_BUF_INIT;
     char location[MLO_LOCATION_SIZE] = "";
     struct writer w = {.location = location};
     uint64_t limit =
@@ -508,12 +524,10 @@ enum mlo_status mlo_onnx_save_with(const struct mlo_model *model, const char *pa
     }
     if (w.outside_count)
         MLO_TRY(save_outside(&w, path, err));
-    MLO_TRY(pack(p, &buf, err));
-    MLO_TRY(mlo_fs_write_atomic(path, buf.data, buf.len, err));
+    MLO_TRY(save_message(p, path, err));
 out:
     if (status != MLO_OK && w.made)
         unlink(w.made);
     mlo_arena_free(w.arena);
-    mlo_buf_clear(&buf);
     return status;
 }

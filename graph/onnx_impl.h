@@ -32,6 +32,11 @@ MLO_MUST_USE enum mlo_status mlo_onnx_split(const void *bytes, size_t size, stru
 MLO_MUST_USE enum mlo_status mlo_onnx_split_tensor(struct mlo_span whole, struct mlo_buf *rest,
                                                    struct mlo_span *raw, struct mlo_error *err);
 
+/* Hands the bytes of a model's message on in order, without a copy of weights; `sink` says false, with errno,
+ * to stop. false: it did, or there is no memory. */
+typedef bool mlo_onnx_sink_fn(void *arg, const void *bytes, size_t size);
+bool mlo_onnx_pack(const Onnx__ModelProto *model, mlo_onnx_sink_fn *sink, void *arg);
+
 /* Says what a file that is no ONNX model is, when it can be told; MLO_OK when it cannot. */
 MLO_MUST_USE enum mlo_status mlo_onnx_check_foreign(const void *bytes, size_t size, const char *name,
                                                     struct mlo_error *err);

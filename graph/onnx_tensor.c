@@ -88,6 +88,8 @@ static enum mlo_status fill_raw(const struct mlo_onnx_reader *reader, struct mlo
         return status;
     if (bytes)
         memcpy(fresh.data, raw.bytes, bytes);
+    if (borrowable && reader->borrow) /* of a mapping, and not looked at again */
+        mlo_fs_forget(raw.bytes, raw.size);
     *out = fresh;
     return MLO_OK;
 }

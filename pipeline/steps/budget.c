@@ -89,7 +89,6 @@ enum mlo_status mlo_step_choose_float(const struct mlo_step_context *ctx, const 
 {
     enum mlo_status status;
     struct mlo_dataset *select = NULL;
-    struct mlo_dataset_options data = {0};
     struct mlo_judge judge = {0};
     struct choice choice = {ctx, make_model, make_arg};
     json_t *exclude = NULL;
@@ -97,7 +96,7 @@ enum mlo_status mlo_step_choose_float(const struct mlo_step_context *ctx, const 
     if (!mlo_step_has_budget(ctx->options))
         return MLO_OK;
     mlo_step_progress(ctx, 0.3, "running the float model");
-    MLO_TRY(mlo_dataset_open(ctx->select_path, &data, &select, err));
+    MLO_TRY(mlo_step_open_dataset(ctx, ctx->select_path, 0, &select, err));
     MLO_TRY(mlo_judge_init(&judge, model, select, mlo_json_str(ctx->options, "metric", "top1"), ctx->threads,
                            ctx->batch, err));
     const struct mlo_mix_request request = {.sensitivity = {.model = model,

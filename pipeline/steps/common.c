@@ -1,6 +1,6 @@
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "pipeline/steps/step_impl.h"
 
@@ -17,6 +17,24 @@ void mlo_step_result_clear(struct mlo_step_result *result)
     *result = (struct mlo_step_result){0};
 }
 
+void mlo_steps_return_memory(void)
+{
+    enum { LARGE = 1 << 18 };
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, LARGE);
+#endif
+}
+
+enum mlo_status mlo_step_open_dataset(const struct mlo_step_context *ctx, const char *path, int64_t limit,
+                                      struct mlo_dataset **out, struct mlo_error *err)
+{
+    struct mlo_dataset_options options = {0};
+    if (ctx->reading)
+        options = *ctx->reading;
+    options.limit = limit;
+    return mlo_dataset_open(path, &options, out, err);
+}
+
 void mlo_step_progress(const struct mlo_step_context *ctx, double fraction, const char *message)
 {
     if (ctx->progress)
@@ -28,10 +46,8 @@ enum mlo_status mlo_step_load(const char *path, struct mlo_model **out, struct m
     enum mlo_status status = mlo_onnx_load(path, out, err);
     if (status == MLO_OK)
         status = mlo_graph_check_supported((*out)->graph, err);
-    /* Weights that do not lie aligned in the file were copied: the file's pages need not stay in memory, too,
-     * and those of the others come back when they are read. */
-    if (status == MLO_OK && (*out)->mapping.data && (*out)->mapping.size)
-        madvise((void *)(uintptr_t)(*out)->mapping.data, (*out)->mapping.size, MADV_DONTNEED);
+    if (status == MLO_OK) /* weights that stay there come back when they are read */
+        mlo_fs_forget((*out)->mapping.data, (*out)->mapping.size);
     if (status != MLO_OK && err && !strstr(err->message, mlo_fs_basename(path)))
         mlo_error_prefix(err, "%s", mlo_fs_basename(path));
     return status;

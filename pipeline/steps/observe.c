@@ -94,8 +94,8 @@ enum mlo_status mlo_step_open_calibration(const struct mlo_step_context *ctx, co
                                           struct mlo_dataset **out, struct mlo_error *err)
 {
     enum mlo_status status;
-    struct mlo_dataset_options data = {0};
-    MLO_TRY(mlo_dataset_open(ctx->calibrate_path, &data, out, err));
+    MLO_TRY(
+        mlo_step_open_dataset(ctx, ctx->calibrate_path, ctx->reading ? ctx->reading->limit : 0, out, err));
     MLO_TRY(mlo_dataset_check(*out, model, err));
     if (mlo_dataset_count(*out) == 0)
         status = mlo_error_set(err, MLO_EINVAL, "the calibration set is empty");
@@ -141,8 +141,8 @@ static enum mlo_status identify(const struct mlo_step_context *ctx, struct mlo_d
     struct mlo_digest digest;
     char model[MLO_DIGEST_TEXT_SIZE], data[MLO_DIGEST_TEXT_SIZE], key[MLO_GRAM_KEY];
     struct mlo_hasher *hasher = mlo_hasher_new();
-    json_t *values = json_array();
-    if (!hasher || !values) {
+    json_t *values = json_array(), *reading = mlo_dataset_reading(dataset);
+    if (!hasher || !values || !reading) {
         status = mlo_error_nomem(err);
         goto out;
     }
@@ -159,13 +159,14 @@ static enum mlo_status identify(const struct mlo_step_context *ctx, struct mlo_d
         json_array_append_new(values, json_pack("[s,b,i,s,b]", w->name, (int)w->histogram, w->channel_axis,
                                                 w->gram ? mlo_gram_key(w->gram, key) : "", (int)w->full));
     }
-    *out = json_pack("{s:i,s:s,s:s,s:s,s:O}", "observed", OBSERVED_REVISION, "model", model, "data", data,
-                     "numerics", MLO_NUMERICS_ID, "values", values);
+    *out = json_pack("{s:i,s:s,s:s,s:O,s:s,s:O}", "observed", OBSERVED_REVISION, "model", model, "data", data,
+                     "reading", reading, "numerics", MLO_NUMERICS_ID, "values", values);
     if (!*out || json_array_size(values) != wants->count)
         status = mlo_error_nomem(err);
 out:
     mlo_hasher_free(hasher);
     json_decref(values);
+    json_decref(reading);
     return status;
 }
 

@@ -57,7 +57,8 @@ static enum mlo_status make(void *arg, const json_t *options, struct mlo_model *
         status = mlo_error_nomem(err);
         goto out;
     }
-    MLO_TRY(mlo_model_clone(m->source, out, err));
+    /* What stays in float is the source's memory, which outlives what is made. */
+    MLO_TRY(mlo_model_clone_borrowing(m->source, out, err));
     status = mlo_passes_run(*out, &request, 1, &driver, err);
     json_decref(m->report);
     m->report = driver.report;
@@ -115,8 +116,8 @@ out:
     mlo_dataset_close(dataset);
     mlo_stats_wants_clear(&wants);
     mlo_stats_clear(&stats);
-    mlo_model_free(model);
     mlo_model_free(made);
+    mlo_model_free(model);
     mlo_arena_free(arena);
     json_decref(notes);
     json_decref(options);

@@ -35,15 +35,17 @@ static enum mlo_status open_role(const struct mlo_step_context *ctx, const char 
                                  const char **role, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_dataset_options options = {.limit = limit};
     *out = NULL;
     *role = NULL;
     for (int i = 0; i < 2 && !*role; i++) {
-        const char *path = strcmp(roles[i], "calibrate") == 0 ? ctx->calibrate_path : ctx->evaluate_path;
+        bool observed = strcmp(roles[i], "calibrate") == 0;
+        const char *path = observed ? ctx->calibrate_path : ctx->evaluate_path;
+        int64_t least = observed && ctx->reading ? ctx->reading->limit : 0;
         if (!path)
             continue;
         *role = roles[i];
-        MLO_TRY(mlo_dataset_open(path, &options, out, err));
+        least = limit && least ? MLO_MIN(limit, least) : MLO_MAX(limit, least);
+        MLO_TRY(mlo_step_open_dataset(ctx, path, least, out, err));
         MLO_TRY(mlo_dataset_check(*out, model, err));
     }
     if (*out && mlo_dataset_count(*out) == 0) {

@@ -45,6 +45,10 @@ MLO_MUST_USE enum mlo_status mlo_step_save(const struct mlo_step_context *ctx, c
                                            json_t *passes, struct mlo_step_result *out,
                                            struct mlo_error *err);
 
+/* Opens a set of the context, as the context says that it is read: its first `limit` samples (0: all). */
+MLO_MUST_USE enum mlo_status mlo_step_open_dataset(const struct mlo_step_context *ctx, const char *path,
+                                                   int64_t limit, struct mlo_dataset **out,
+                                                   struct mlo_error *err);
 /* The calibration data, checked against the model and not empty. *out is yours, also on failure. */
 MLO_MUST_USE enum mlo_status mlo_step_open_calibration(const struct mlo_step_context *ctx,
                                                        const struct mlo_model *model,

@@ -61,7 +61,10 @@ struct mlo_step_context {
     const char *model_path;  /* the artifact that the steps before made (or the source) */
     const char *source_path; /* the version's upload */
     const char *calibrate_path, *select_path, *evaluate_path; /* datasets; NULL when the step needs none */
-    const char *out_dir;                                      /* scratch: outputs are made here */
+    /* How those are read beyond what they say themselves (normalisation, feeding; its limit is of the
+     * calibration set only); NULL: as they say. */
+    const struct mlo_dataset_options *reading;
+    const char *out_dir; /* scratch: outputs are made here */
     /* For a step of `reads_history`: what the last deriving step before it was given (NULL: the source), and
      * what all of those did, in order: [{"step","options","report"}] (NULL: none). */
     const char *parent_path;
@@ -100,6 +103,10 @@ struct mlo_step_result {
                           */
 };
 void mlo_step_result_clear(struct mlo_step_result *result);
+
+/* For a process that runs steps, before it does: blocks of the size of weights go back to the system when
+ * they are freed, so that what it holds is what it uses. (glibc keeps them otherwise, once one was freed.) */
+void mlo_steps_return_memory(void);
 
 struct mlo_step {
     const char *name;

@@ -107,6 +107,8 @@ says "what a sample gives depends on the others"
 expect 0 "$MLOPT" quantize "$model" --recipe fp16 --out h.onnx -o json # without data
 holds "d['result']['size'] < 0.55 * d['source']['size']"
 expect 0 "$MLOPT" diff "$model" h.onnx
+expect 0 "$MLOPT" quantize "$model" --data $train --limit 64 --recipe int8-cpu --out t.onnx
+says "is uint8 and feeds it by value" # of the set itself, also where --limit makes less of it
 expect 2 "$MLOPT" quantize "$model" --out none.onnx
 says "--data"
 expect 1 "$MLOPT" quantize "$model" --data $train --limit 64 --target tpu --out none.onnx

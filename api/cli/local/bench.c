@@ -205,6 +205,7 @@ static enum mlo_status step_exec_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     int64_t fd;
     enum mlo_status status = mlo_cli_int(cli, "progress-fd", 1, -1, 1023, &fd, err);
+    mlo_steps_return_memory();
     return status != MLO_OK ? status : mlo_step_child(cli->args[0], (int)fd, err);
 }
 

@@ -38,21 +38,26 @@ static const char *postprocess(const struct mlo_cli *cli)
     return NULL;
 }
 
+void mlo_local_reading(const struct mlo_cli *cli, struct mlo_local_reading *out)
+{
+    struct mlo_dataset_options *o = &out->options;
+    *o = (struct mlo_dataset_options){
+        .normalize = mlo_cli_opt(cli, "normalize"), .map = out->map, .postprocess = postprocess(cli)};
+    while (o->map_count < MLO_COUNT(out->map) &&
+           (out->map[o->map_count] = mlo_cli_opt_at(cli, "map", o->map_count)))
+        o->map_count++;
+}
+
 enum mlo_status mlo_local_dataset_at(const struct mlo_cli *cli, const char *path, int64_t limit,
                                      const struct mlo_model *model, struct mlo_dataset **out,
                                      struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    const char *map[64];
     struct mlo_dataset *dataset = NULL;
-    struct mlo_dataset_options options = {.normalize = mlo_cli_opt(cli, "normalize"),
-                                          .map = map,
-                                          .limit = limit,
-                                          .postprocess = postprocess(cli)};
-    while (options.map_count < MLO_COUNT(map) &&
-           (map[options.map_count] = mlo_cli_opt_at(cli, "map", options.map_count)))
-        options.map_count++;
-    MLO_TRY(mlo_dataset_open(path, &options, &dataset, err));
+    struct mlo_local_reading reading;
+    mlo_local_reading(cli, &reading);
+    reading.options.limit = limit;
+    MLO_TRY(mlo_dataset_open(path, &reading.options, &dataset, err));
     MLO_TRY(mlo_dataset_check(dataset, model, err));
     *out = dataset;
     dataset = NULL;

@@ -98,6 +98,13 @@ MLO_MUST_USE enum mlo_status mlo_local_open_plan(const struct mlo_cli *cli, cons
 /* Prints what `inspect` says of a plan's file: the first argument. */
 MLO_MUST_USE enum mlo_status mlo_local_inspect_plan(const struct mlo_cli *cli, struct mlo_error *err);
 
+/* --normalize, --map and, of verbs that have it, --postprocess; without a limit. The strings are the command
+ * line's. */
+struct mlo_local_reading {
+    struct mlo_dataset_options options;
+    const char *map[64];
+};
+void mlo_local_reading(const struct mlo_cli *cli, struct mlo_local_reading *out);
 /* Opens --data with --normalize, --map and --limit, and checks that it feeds the model. */
 MLO_MUST_USE enum mlo_status mlo_local_dataset(const struct mlo_cli *cli, const struct mlo_model *model,
                                                struct mlo_dataset **out, struct mlo_error *err);

@@ -4,67 +4,6 @@
 
 #include "api/cli/local/local_impl.h"
 
-/* What the recipe reads: the file of the option (data, select) itself, or, where the command line says more
- * than a path can (--normalize, --map, --limit), an npz with what the model is fed, in the scratch folder. */
-static enum mlo_status dataset_path(const struct mlo_cli *cli, const char *option,
-                                    const struct mlo_model *model, struct mlo_dataset *dataset,
-                                    const char *scratch, char **out, struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    struct mlo_tensor inputs[32] = {0}, target = {0}, groups = {0};
-    struct mlo_npz_array arrays[34];
-    int count = 0;
-    int64_t samples = mlo_dataset_count(dataset);
-    char *path = NULL, file[32];
-    *out = NULL;
-    if (!mlo_cli_has(cli, "normalize") && !mlo_cli_has(cli, "map") && !mlo_cli_has(cli, "limit")) {
-        *out = strdup(mlo_cli_opt(cli, option));
-        return *out ? MLO_OK : mlo_error_nomem(err);
-    }
-    if (mlo_dataset_postprocess(dataset) && strcmp(option, "select") == 0) {
-        mlo_error_set(err, MLO_EUSAGE,
-                      "--normalize, --map and --limit would leave out the dataset's "
-                      "postprocessing model");
-        mlo_error_hint(err, "say it in its dataset.json: normalize, input, count");
-        return MLO_EUSAGE;
-    }
-    for (int i = 0; i < model->graph->input_count; i++) {
-        if (model->graph->inputs[i]->constant)
-            continue;
-        if (count == (int)MLO_COUNT(inputs))
-            return mlo_error_set(err, MLO_EUNSUPPORTED, "the model has more than %zu inputs",
-                                 MLO_COUNT(inputs));
-        arrays[count] = (struct mlo_npz_array){model->graph->inputs[i]->name, &inputs[count]};
-        count++;
-    }
-    int array_count = count;
-    MLO_TRY(mlo_dataset_read(dataset, model, 0, samples, inputs, err));
-    MLO_TRY(mlo_dataset_target(dataset, &target, err));
-    if (target.data)
-        arrays[array_count++] = (struct mlo_npz_array){"y", &target};
-    if (mlo_dataset_groups(dataset)) {
-        MLO_TRY(mlo_tensor_init(&groups, MLO_INT64, 1, &samples, err));
-        memcpy(groups.data, mlo_dataset_groups(dataset), groups.size_bytes);
-        arrays[array_count++] = (struct mlo_npz_array){"group", &groups};
-    }
-    snprintf(file, sizeof file, "%s.npz", option);
-    path = mlo_fs_join(scratch, file, NULL);
-    if (!path) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    MLO_TRY(mlo_npz_write(path, arrays, (size_t)array_count, err));
-    *out = path;
-    path = NULL;
-out:
-    for (int i = 0; i < count; i++)
-        mlo_tensor_clear(&inputs[i]);
-    mlo_tensor_clear(&target);
-    mlo_tensor_clear(&groups);
-    free(path);
-    return status;
-}
-
 /* What a verb runs: its recipe, and the options of one step that have a flag of their own. */
 struct derivation {
     const char *recipe, *step;
@@ -167,6 +106,7 @@ struct job {
     const struct mlo_cli *cli;
     const struct mlo_recipe *recipe;
     const char *scratch, *source, *data, *select, *evaluate;
+    const struct mlo_dataset_options *reading;
     unsigned threads;
     char *checkpoints;       /* folder, or NULL; owned */
     const char **statistics; /* files of shards, ended by NULL, or NULL; owned */
@@ -203,6 +143,7 @@ static enum mlo_status run_step(struct job *job, size_t index, struct mlo_error 
         .source_path = job->source,
         .calibrate_path = mlo_step_reads_calibrate(step) ? job->data : NULL,
         .select_path = mlo_step_reads_select(step, row->options) ? job->select : NULL,
+        .reading = job->reading,
         .out_dir = dir,
         .threads = job->threads,
         .checkpoint_dir = job->checkpoints,
@@ -335,19 +276,26 @@ out:
     return status;
 }
 
-/* The set of an option besides --data, when it was given. */
-static enum mlo_status other_dataset(const struct mlo_cli *cli, const char *option,
-                                     const struct mlo_model *model, const char *scratch, char **out,
-                                     struct mlo_error *err)
+/* Says what is wrong with the sets before any work; in memory afterwards are neither they nor the model. */
+static enum mlo_status check_data(const struct mlo_cli *cli, const struct derivation *what,
+                                  const struct job *job, struct mlo_error *err)
 {
     enum mlo_status status;
+    struct mlo_model *model = NULL;
     struct mlo_dataset *dataset = NULL;
-    if (!mlo_cli_has(cli, option))
-        return MLO_OK;
-    MLO_TRY(mlo_local_dataset_at(cli, mlo_cli_opt(cli, option), 0, model, &dataset, err));
-    MLO_TRY(dataset_path(cli, option, model, dataset, scratch, out, err));
+    const char *others[] = {job->select, job->evaluate};
+    MLO_TRY(mlo_local_model(job->source, &model, err));
+    if (!what->fixed && (needs_data(job->recipe) || job->data))
+        MLO_TRY(mlo_local_dataset(cli, model, &dataset, err));
+    for (size_t i = 0; i < MLO_COUNT(others); i++) {
+        mlo_dataset_close(dataset);
+        dataset = NULL;
+        if (others[i])
+            MLO_TRY(mlo_local_dataset_at(cli, others[i], 0, model, &dataset, err));
+    }
 out:
     mlo_dataset_close(dataset);
+    mlo_model_free(model);
     return status;
 }
 
@@ -360,6 +308,7 @@ static enum mlo_status explain(const struct job *job, struct mlo_error *err)
         .history = job->steps,
         .calibrate_path = job->data,
         .evaluate_path = job->evaluate,
+        .reading = job->reading,
         .out_dir = job->scratch,
         .threads = job->threads,
     };
@@ -371,10 +320,8 @@ static enum mlo_status derive(struct mlo_cli *cli, const struct derivation *what
     enum mlo_status status = MLO_OK;
     struct job job = {.cli = cli, .source = cli->args[0], .steps = json_array()};
     struct mlo_recipe *recipe = NULL;
-    struct mlo_model *model = NULL;
-    struct mlo_dataset *dataset = NULL;
+    struct mlo_local_reading reading = {0};
     json_t *before = NULL, *after = NULL;
-    char *data = NULL, *select = NULL, *evaluate = NULL;
     const char *out = NULL;
     int64_t threads;
     MLO_TRY(mlo_cli_required(cli, "out", &out, err));
@@ -385,23 +332,20 @@ static enum mlo_status derive(struct mlo_cli *cli, const struct derivation *what
         MLO_TRY(mlo_cli_int(cli, "threads", mlo_cpu_count(), 1, 1024, &threads, err));
     MLO_TRY(load_recipe(cli, what, &recipe, err));
     MLO_TRY(mlo_local_file_json(job.source, &before, err));
-    MLO_TRY(mlo_local_model(job.source, &model, err));
     MLO_TRY(mlo_cli_scratch(NULL, &job.scratch, err));
-    if (!what->fixed &&
-        (needs_data(recipe) || mlo_cli_has(cli, "data"))) { /* say what is wrong with it before any work */
-        MLO_TRY(mlo_local_dataset(cli, model, &dataset, err));
-        MLO_TRY(dataset_path(cli, "data", model, dataset, job.scratch, &data, err));
-    }
-    mlo_dataset_close(dataset);
-    dataset = NULL;
-    if (!what->fixed && !what->observes)
-        MLO_TRY(other_dataset(cli, "select", model, job.scratch, &select, err));
-    if (!what->observes)
-        MLO_TRY(other_dataset(cli, "evaluate", model, job.scratch, &evaluate, err));
     job.recipe = recipe;
-    job.data = data;
-    job.select = select;
-    job.evaluate = evaluate;
+    if (!what->fixed) {
+        mlo_local_reading(cli, &reading);
+        MLO_TRY(mlo_cli_int(cli, "limit", 0, 1, INT64_MAX, &reading.options.limit, err));
+        job.reading = &reading.options;
+        job.data = mlo_cli_opt(cli, "data");
+    }
+    if (!what->fixed && !what->observes)
+        job.select = mlo_cli_opt(cli, "select");
+    if (!what->observes)
+        job.evaluate = mlo_cli_opt(cli, "evaluate");
+    mlo_steps_return_memory();
+    MLO_TRY(check_data(cli, what, &job, err));
     job.threads = (unsigned)threads;
     job.out = out;
     if (!what->fixed) {
@@ -436,14 +380,9 @@ out:
     free(job.parent);
     free(job.checkpoints);
     free(job.statistics);
-    free(data);
-    free(select);
-    free(evaluate);
     json_decref(job.steps);
     json_decref(before);
     json_decref(after);
-    mlo_dataset_close(dataset);
-    mlo_model_free(model);
     mlo_recipe_free(recipe);
     return status;
 }
