@@ -82,8 +82,8 @@ const struct mlo_option_spec mlo_quantize_options[] = {
      .fallback = "none",
      .choices = bias_corrections,
      .description =
-         "fast: biases take back what the rounding of weights did to the outputs' means; full: then "
-         "layer by layer, what was measured on the quantized model"},
+         "fast: biases take back what the rounding of weights did to the outputs' means; full: layer by "
+         "layer, what was measured on the quantized model"},
     {.name = "min_sqnr",
      .type = MLO_OPT_FLOAT,
      .fallback = "20",
@@ -136,7 +136,8 @@ void mlo_quantize_settings_read(const json_t *options, struct mlo_quantize_setti
         .reduce_range = mlo_json_bool(options, "reduce_range", target->reduce_range),
         .skip_only = strcmp(text_of(options, "residual", target->skip_only ? "skip" : "both"), "skip") == 0,
         .qoperator = strcmp(text_of(options, "form", target->form), "qoperator") == 0,
-        .correct_bias = strcmp(mlo_json_str(options, "bias_correction", "none"), "none") != 0,
+        .correct_bias = strcmp(mlo_json_str(options, "bias_correction", "none"), "fast") == 0,
+        .add_bias = strcmp(mlo_json_str(options, "bias_correction", "none"), "full") == 0,
         .exclude = json_object_get(options, "exclude"),
     };
     out->float_bias = target->float_bias && !out->qoperator; /* QLinearConv takes int32 */

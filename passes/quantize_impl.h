@@ -26,6 +26,7 @@ struct mlo_quantize_settings {
     const struct mlo_quantize_noise *noise; /* by node index: those that do; NULL: not asked yet */
     struct mlo_rounding rounding;           /* of weights */
     bool correct_bias;                      /* biases take back what rounding did to the outputs' means */
+    bool add_bias; /* what has none gets one of zeros, for the correction that is measured later */
 };
 void mlo_quantize_settings_read(const json_t *options, struct mlo_quantize_settings *out);
 
@@ -150,5 +151,8 @@ MLO_MUST_USE enum mlo_status mlo_quantize_correct_bias(struct mlo_node *node,
                                                        const struct mlo_value *dequantized,
                                                        struct mlo_arena *arena, struct mlo_pass_context *ctx,
                                                        struct mlo_error *err);
+/* Gives a node that can have a bias and has none one of `outputs` zeros. */
+MLO_MUST_USE enum mlo_status mlo_quantize_add_bias(struct mlo_node *node, int64_t outputs,
+                                                   struct mlo_error *err);
 
 #endif

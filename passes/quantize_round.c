@@ -129,6 +129,23 @@ out:
     return status;
 }
 
+enum mlo_status mlo_quantize_add_bias(struct mlo_node *node, int64_t outputs, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_tensor bias = {0};
+    char name[256];
+    if (mlo_node_is(node, "MatMul") || mlo_node_input(node, 2))
+        return MLO_OK;
+    MLO_TRY(mlo_tensor_init(&bias, MLO_FLOAT32, 1, &outputs, err));
+    snprintf(name, sizeof name, "%.240s_bias", node->name);
+    MLO_TRY(mlo_pass_set_const_take(node, 2, name, &bias, err));
+    if (mlo_node_attr(node, "beta") && !mlo_node_set_f(node, "beta", 1.0f))
+        status = mlo_error_nomem(err);
+out:
+    mlo_tensor_clear(&bias);
+    return status;
+}
+
 enum mlo_status mlo_quantize_wants(const struct mlo_model *model, const json_t *options,
                                    struct mlo_arena *arena, struct mlo_stats_wants *wants,
                                    struct mlo_error *err)

@@ -296,8 +296,9 @@ enum mlo_status mlo_quantize_node(struct mlo_node *node, float input_scale,
             cache->entries[cache->count++] = (struct mlo_quantize_weights){
                 source, work.axis, work.scales, work.zeros, work.scale_count, dequantized};
     }
-    if (settings->correct_bias) {
-        status = mlo_quantize_correct_bias(node, dequantized, arena, ctx, err);
+    if (settings->correct_bias || settings->add_bias) {
+        status = settings->correct_bias ? mlo_quantize_correct_bias(node, dequantized, arena, ctx, err)
+                                        : mlo_quantize_add_bias(node, work.outputs, err);
         const struct mlo_tensor *bias =
             status != MLO_OK || mlo_node_is(node, "MatMul") ? NULL : mlo_node_fixed(node, 2);
         if (status != MLO_OK)

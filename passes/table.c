@@ -83,7 +83,7 @@ static const struct mlo_pass table[] = {
         .establishes = MLO_PROP_QUANTIZED | MLO_PROP_NO_DEAD,
         .needs_stats = true,
         .options = mlo_quantize_options,
-        .revision = 5,
+        .revision = 6,
         .description =
             "Static quantization: QuantizeLinear and DequantizeLinear pairs, integer weights and biases",
     },

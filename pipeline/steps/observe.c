@@ -209,9 +209,10 @@ static enum mlo_status check_parts(const struct mlo_step_context *ctx, const str
 {
     for (size_t i = 0; i < wants->count; i++)
         if (wants->list[i].gram) {
-            mlo_error_set(err, MLO_EUNSUPPORTED,
-                          "rounding by GPTQ or AdaRound and bias correction need matrices of inputs, which "
-                          "cannot be observed in shards");
+            mlo_error_set(
+                err, MLO_EUNSUPPORTED,
+                "rounding by GPTQ or AdaRound and fast bias correction need matrices of inputs, which "
+                "cannot be observed in shards");
             mlo_error_hint(err, "observe without shards: it is resumed where it was interrupted");
             return MLO_EUNSUPPORTED;
         }

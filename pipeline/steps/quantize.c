@@ -138,7 +138,7 @@ static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_er
 const struct mlo_step mlo_step_quantize = {
     .name = "quantize",
     .kind = MLO_STEP_DERIVE,
-    .revision = 6,
+    .revision = 7,
     .needs_calibrate = true,
     .shards = true,
     .selects = mlo_step_has_budget,

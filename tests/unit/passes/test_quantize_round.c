@@ -77,6 +77,22 @@ static void test_bias__takes_back_what_rounding_did_to_the_mean(void **state)
     layer_free(&l);
 }
 
+/* The full correction is measured on the quantized model: the pass only sees to it that there is a bias. */
+static void test_bias__is_there_for_the_full_correction(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct layer l;
+    layer_new(&l, false, true);
+    assert_ok(run_pass(l.model, "quantize", "{\"bias_correction\": \"full\"}", &l.stats, NULL, &err));
+    assert_int_equal(number(&l, "y_node_bias_quantized", 0), 0);
+    layer_free(&l);
+    layer_new(&l, true, true);
+    assert_ok(run_pass(l.model, "quantize", "{\"bias_correction\": \"full\"}", &l.stats, NULL, &err));
+    assert_int_equal(number(&l, "b_quantized", 0), 10);
+    layer_free(&l);
+}
+
 static void test_rounding__says_when_nothing_was_observed(void **state)
 {
     MLO_UNUSED(state);
@@ -102,6 +118,7 @@ static void test_wants__ask_for_what_the_options_need(void **state)
     } CASES[] = {
         {"{}", false, false},
         {"{\"bias_correction\": \"fast\"}", true, false},
+        {"{\"bias_correction\": \"full\"}", false, false},
         {"{\"rounding\": \"gptq\"}", true, true},
     };
     for (size_t i = 0; i < MLO_COUNT(CASES); i++) {
@@ -130,6 +147,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rounding__follows_the_inputs),
         cmocka_unit_test(test_bias__takes_back_what_rounding_did_to_the_mean),
+        cmocka_unit_test(test_bias__is_there_for_the_full_correction),
         cmocka_unit_test(test_rounding__says_when_nothing_was_observed),
         cmocka_unit_test(test_wants__ask_for_what_the_options_need),
     };

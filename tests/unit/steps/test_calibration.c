@@ -137,9 +137,12 @@ static json_t *options_of(const char *text)
 }
 
 static const char *const calibrators[] = {
-    "{\"calibrator\":\"minmax\"}",     "{\"calibrator\":\"moving_average\"}",
-    "{\"calibrator\":\"percentile\"}", "{\"calibrator\":\"entropy\"}",
+    "{\"calibrator\":\"minmax\"}",
+    "{\"calibrator\":\"moving_average\"}",
+    "{\"calibrator\":\"percentile\"}",
+    "{\"calibrator\":\"entropy\"}",
     "{\"calibrator\":\"mse\"}",
+    "{\"calibrator\":\"mse\",\"bias_correction\":\"full\"}", /* none of its convolutions has a bias */
 };
 
 static void test_calibration__shards_make_the_same_model(void **state)
