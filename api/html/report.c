@@ -227,10 +227,9 @@ static void part_steps(struct mlo_buf *out, const json_t *steps)
         }
         const json_t *mixed = json_object_get(step, "mixed_precision");
         if (json_is_object(mixed))
-            HTML(out,
-                 "<p>A budget of %s in %s gave %zu nodes back to float, of %zu mixes that were tried.</p>",
+            HTML(out, "<p>A budget of %s in %s gave %zu nodes back, of %zu mixes that were tried.</p>",
                  mlo_json_str(mixed, "budget", "?"), mlo_json_str(mixed, "metric", "?"),
-                 json_array_size(json_object_get(mixed, "float")),
+                 json_array_size(json_object_get(mixed, "given_back")),
                  json_array_size(json_object_get(mixed, "tried")));
         HTML(out, "</td></tr>");
     }

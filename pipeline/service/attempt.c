@@ -251,6 +251,41 @@ static enum mlo_status store_document(struct mlo_slot *slot, const char *dir, co
     return status;
 }
 
+/* What the step chose: a blob of its own, named in the step's report. What a child writes there by itself
+ * counts for nothing. */
+static enum mlo_status store_decision(struct mlo_slot *slot, const char *dir, const char *file,
+                                      json_t *report, struct mlo_error *err)
+{
+    const struct mlo_step *step = mlo_step_find(slot->job.step);
+    struct mlo_digest digest;
+    uint64_t size_bytes;
+    char text[MLO_DIGEST_TEXT_SIZE];
+    struct stat st;
+    int fd;
+    if (json_is_object(report))
+        json_object_del(report, MLO_REPORT_DECISION);
+    if (!file)
+        return MLO_OK;
+    if (!step || !mlo_step_reads_select(step, slot->job.options) || !json_is_object(report))
+        return mlo_error_set(err, MLO_EFORMAT,
+                             "the step '%s' returned a decision, which is not for it to make",
+                             slot->job.step);
+    enum mlo_status status = open_inside(dir, file, &fd, err);
+    if (status != MLO_OK)
+        return status;
+    if (fstat(fd, &st) != 0 || (uint64_t)st.st_size > DOCUMENT_MAX_BYTES)
+        status = mlo_error_set(err, MLO_ETOOBIG, "the step '%s' returned a decision of more than 32 MiB",
+                               slot->job.step);
+    else
+        status = mlo_blob_put_fd(slot->worker->o.blobs, fd, &digest, &size_bytes, err);
+    close(fd);
+    if (status == MLO_OK && json_object_set_new(report, MLO_REPORT_DECISION,
+                                                json_pack("{s:s,s:I}", "blob", mlo_digest_text(&digest, text),
+                                                          "size", (json_int_t)size_bytes)) != 0)
+        status = mlo_error_nomem(err);
+    return status;
+}
+
 /* Completes, again as long as the lease lasts when the database is away. A commit whose answer got lost is
  * seen as a lost lease the second time: its effect is there once. */
 static enum mlo_status complete(struct mlo_slot *slot, const struct mlo_completion *completion,
@@ -282,6 +317,7 @@ static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *r
     MLO_TRY(store_samples(slot->worker, dir, observations, err));
     MLO_TRY(store_plans(slot, dir, plans, err));
     MLO_TRY(store_document(slot, dir, mlo_json_str(result, "document", NULL), &completion, err));
+    MLO_TRY(store_decision(slot, dir, mlo_json_str(result, "decision", NULL), report, err));
     MLO_TRY(complete(slot, &completion, err));
 out:
     return status;

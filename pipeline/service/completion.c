@@ -52,14 +52,47 @@ struct complete {
 /* --- what a derive step made --------------------------------------------------------------------------- */
 
 static enum mlo_status data_edge(struct mlo_db_conn *conn, const struct complete *c, const char *role,
-                                 const char *kind, struct mlo_error *err)
+                                 const char *kind, const struct mlo_digest *key, struct mlo_error *err)
 {
     struct mlo_digest dataset;
     const char *text = mlo_json_str(json_object_get(c->job->datasets, role), "digest", NULL);
     if (!text || !mlo_digest_parse(text, &dataset))
         return MLO_OK;
-    return mlo_lineage_add(conn, c->job->project, &c->what->artifact, &dataset, kind, &c->job->key,
-                           c->job->run, err);
+    return mlo_lineage_add(conn, c->job->project, &c->what->artifact, &dataset, kind, key, c->job->run, err);
+}
+
+/* A step that chose: what it made follows from the decision too, and is named by the derivation with its
+ * digest. The one without, which the job was claimed for, leads there as long as the same search would come
+ * to the same: one that was ended by the clock would not. */
+static enum mlo_status record_decided(struct mlo_db_conn *conn, const struct complete *c, json_t *derivation,
+                                      struct mlo_digest *key, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_completion *what = c->what;
+    const json_t *decision = json_object_get(what->report, MLO_REPORT_DECISION);
+    bool repeatable =
+        mlo_json_bool(json_object_get(what->report, "mixed_precision"), "complete", true) || !decision;
+    struct mlo_digest digest;
+    *key = c->job->key;
+    if (!what->reused && repeatable)
+        MLO_TRY(mlo_derivation_record(conn, derivation, c->job->step, &what->artifact, what->size_bytes,
+                                      what->report, NULL, err));
+    if (!decision)
+        return MLO_OK;
+    const char *text = mlo_json_str(decision, "blob", "");
+    if (!mlo_digest_parse(text, &digest))
+        return mlo_error_set(err, MLO_EINTERNAL, "the decision of the step '%s' was not stored",
+                             c->job->step);
+    MLO_TRY(mlo_blob_record(conn, &c->actor, c->job->project, &digest,
+                            (uint64_t)mlo_json_i64(decision, "size", 0), err));
+    if (json_object_set_new(derivation, "decisions", json_pack("[s]", text)) != 0) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_derivation_record(conn, derivation, c->job->step, &what->artifact, what->size_bytes,
+                                  what->report, key, err));
+out:
+    return status;
 }
 
 static enum mlo_status record_artifact(struct mlo_db_conn *conn, const struct complete *c,
@@ -69,21 +102,20 @@ static enum mlo_status record_artifact(struct mlo_db_conn *conn, const struct co
     const struct mlo_job *job = c->job;
     const struct mlo_step *step = mlo_step_find(job->step);
     const struct mlo_digest *parent = mlo_job_artifact(job);
+    struct mlo_digest key;
     json_t *derivation = NULL;
     MLO_TRY(mlo_blob_record(conn, &c->actor, job->project, &c->what->artifact, c->what->size_bytes, err));
     MLO_TRY(mlo_json_parse(job->derivation, strlen(job->derivation), "the derivation", &derivation, err));
-    if (!c->what->reused)
-        MLO_TRY(mlo_derivation_record(conn, derivation, job->step, &c->what->artifact, c->what->size_bytes,
-                                      c->what->report, NULL, err));
+    MLO_TRY(record_decided(conn, c, derivation, &key, err));
     if (!mlo_digest_eq(parent, &c->what->artifact))
         MLO_TRY(mlo_lineage_add(conn, job->project, &c->what->artifact, parent, MLO_LINEAGE_DERIVED_FROM,
-                                &job->key, job->run, err));
+                                &key, job->run, err));
     if (step && mlo_step_reads_calibrate(step))
-        MLO_TRY(data_edge(conn, c, "calibrate", MLO_LINEAGE_CALIBRATED_WITH, err));
+        MLO_TRY(data_edge(conn, c, "calibrate", MLO_LINEAGE_CALIBRATED_WITH, &key, err));
     if (step && mlo_step_reads_select(step, json_object_get(derivation, "options")))
-        MLO_TRY(data_edge(conn, c, "select", MLO_LINEAGE_SELECTED_WITH, err));
+        MLO_TRY(data_edge(conn, c, "select", MLO_LINEAGE_SELECTED_WITH, &key, err));
     if (job->variant)
-        MLO_TRY(mlo_variant_name(conn, &c->actor, job->version, job->variant, &c->what->artifact, &job->key,
+        MLO_TRY(mlo_variant_name(conn, &c->actor, job->version, job->variant, &c->what->artifact, &key,
                                  job->run, NULL, err));
 out:
     json_decref(derivation);

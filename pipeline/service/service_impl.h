@@ -90,12 +90,15 @@ MLO_MUST_USE enum mlo_status mlo_queue_reap(struct mlo_db *db, uint32_t backoff_
                                             struct mlo_error *err);
 /* --- completion (completion.c) ------------------------------------------------------------------------- */
 
+/* The member of a step's report that names what it chose: {"blob","size"}. */
+#define MLO_REPORT_DECISION "decision"
+
 struct mlo_completion {
     bool reused; /* the derivation was known: no work was done */
     bool has_artifact;
     struct mlo_digest artifact; /* in the blob store already */
     uint64_t size_bytes;
-    const json_t *report;       /* object or NULL */
+    const json_t *report;       /* object or NULL; what MLO_REPORT_DECISION names is in the blob store */
     const json_t *observations; /* array or NULL; "samples" are digests here */
     const json_t *plans; /* array or NULL: {"fingerprint","machine_class","blob","size","signer"}, signed, in
                           * the blob store already */

@@ -73,10 +73,11 @@ static json_t *result_json(enum mlo_status status, const struct mlo_step_result 
         return json_pack("{s:s,s:s,s:s,s:s}", "status", mlo_status_info(status)->code, "message",
                          error->message, "where", error->where, "hint", error->hint);
     json_t *empty = json_array();
-    json_t *out =
-        json_pack("{s:s,s:s?,s:O?,s:O,s:O,s:s?}", "status", "ok", "artifact", result->artifact_path, "report",
-                  result->report, "observations", result->observations ? result->observations : empty,
-                  "plans", result->plans ? result->plans : empty, "document", result->document_path);
+    json_t *out = json_pack("{s:s,s:s?,s:O?,s:O,s:O,s:s?,s:s?}", "status", "ok", "artifact",
+                            result->artifact_path, "report", result->report, "observations",
+                            result->observations ? result->observations : empty, "plans",
+                            result->plans ? result->plans : empty, "document", result->document_path,
+                            "decision", result->decision_path);
     json_decref(empty);
     return out;
 }

@@ -11,6 +11,7 @@ void mlo_step_result_clear(struct mlo_step_result *result)
 {
     free(result->artifact_path);
     free(result->document_path);
+    free(result->decision_path);
     json_decref(result->report);
     json_decref(result->observations);
     json_decref(result->plans);

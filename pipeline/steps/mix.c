@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/condition.h"
+#include "pipeline/steps/decision.h"
 #include "pipeline/steps/sensitivity.h"
 
 /* So many nodes, at most, are tried in integers again once the budget holds. */
@@ -27,6 +28,9 @@ enum mlo_status mlo_budget_parse(const char *text, double *out, struct mlo_error
     return MLO_OK;
 }
 
+/* Precisions that a node can be given back to, the cheapest first. */
+static const char *const LADDER[] = {"float"};
+
 struct mix {
     const struct mlo_mix_request *request;
     const struct mlo_judge *judge;
@@ -34,53 +38,57 @@ struct mix {
     struct mlo_sensitivity ranking;
     struct mlo_sensitivity_row *rows; /* the ranking's, in the order in which they are given back */
     size_t count;
-    bool *in_float;       /* by row: the set that is tried */
+    unsigned char *level; /* by row: the set that is tried; 0: integers, k: LADDER[k - 1] */
     json_t *trail;        /* what was tried */
     uint64_t deadline_ns; /* 0: none */
     bool late;            /* it passed, and something was left out for it */
+    bool over;            /* nothing is left to try */
+    struct mlo_estimate all_integer;
     /* The best mix so far. */
     struct mlo_estimate best;
     bool best_holds;
     size_t best_count;
-    double best_macs; /* of its nodes in float */
-    bool *best_set;   /* as in_float */
+    double best_macs; /* of its nodes that were given back */
+    unsigned char *best_level;
 };
 
-/* Names that the options exclude, and those of the set. */
-static json_t *exclude_of(const struct mix *mix)
-{
-    json_t *exclude = json_copy(json_object_get(mix->request->sensitivity.options, "exclude"));
-    if (!exclude)
-        exclude = json_array();
-    for (size_t i = 0; i < mix->count; i++)
-        if (mix->in_float[i])
-            json_array_append_new(exclude, json_string(mix->rows[i].node));
-    return exclude;
-}
+static json_t *decision_of(const struct mix *mix);
 
 static size_t set_size(const struct mix *mix)
 {
     size_t size = 0;
     for (size_t i = 0; i < mix->count; i++)
-        size += mix->in_float[i];
+        size += mix->level[i] > 0;
     return size;
 }
 
-static double macs_in_float(const struct mix *mix)
+static double macs_given_back(const struct mix *mix)
 {
     double macs = 0;
     for (size_t i = 0; i < mix->count; i++)
-        macs += mix->in_float[i] ? mix->rows[i].macs : 0;
+        macs += mix->level[i] ? mix->rows[i].macs : 0;
     return macs;
+}
+
+/* {node: precision} of the present set. */
+static json_t *set_json(const struct mix *mix)
+{
+    json_t *out = json_object();
+    for (size_t i = 0; i < mix->count; i++)
+        if (mix->level[i])
+            json_object_set_new(out, mix->rows[i].node, json_string(LADDER[mix->level[i] - 1]));
+    return out;
 }
 
 /* Remembers the present set where it is better than the best so far. */
 static void keep_best(struct mix *mix, const struct mlo_estimate *drop, bool holds)
 {
-    double macs = macs_in_float(mix);
+    double macs = macs_given_back(mix);
     bool first = json_array_size(mix->trail) == 0;
     bool better =
         holds ? !mix->best_holds || macs < mix->best_macs : !mix->best_holds && drop->high < mix->best.high;
+    if (first)
+        mix->all_integer = *drop;
     if (!first && !better)
         return;
     mix->best = *drop;
@@ -88,7 +96,7 @@ static void keep_best(struct mix *mix, const struct mlo_estimate *drop, bool hol
     mix->best_macs = macs;
     mix->best_count = set_size(mix);
     if (mix->count > 0)
-        memcpy(mix->best_set, mix->in_float, mix->count * sizeof *mix->best_set);
+        memcpy(mix->best_level, mix->level, mix->count * sizeof *mix->best_level);
 }
 
 static bool is_late(struct mix *mix)
@@ -97,26 +105,88 @@ static bool is_late(struct mix *mix)
     return mix->late;
 }
 
+/* Tells whoever keeps it where the search stands. */
+static enum mlo_status keep(void *arg, struct mlo_error *err)
+{
+    const struct mix *mix = arg;
+    if (!mix->request->keep)
+        return MLO_OK;
+    json_t *decision = decision_of(mix);
+    enum mlo_status status =
+        decision ? mix->request->keep(mix->request->keep_arg, decision, err) : mlo_error_nomem(err);
+    json_decref(decision);
+    return status;
+}
+
+/* What an earlier search found of this set; false: it did not come to it. */
+static bool is_known(const struct mix *mix, const json_t *set, struct mlo_estimate *drop)
+{
+    size_t i;
+    json_t *tried;
+    json_array_foreach(json_object_get(mix->request->before, "tried"), i, tried)
+    {
+        const json_t *was = json_object_get(tried, "drop"), *value = json_object_get(was, "value"),
+                     *low = json_object_get(was, "low"), *high = json_object_get(was, "high");
+        if (!json_equal(json_object_get(tried, "given_back"), set) || !json_is_number(value) ||
+            !json_is_number(low) || !json_is_number(high))
+            continue;
+        *drop =
+            (struct mlo_estimate){json_number_value(value), json_number_value(low), json_number_value(high),
+                                  mlo_json_i64(mix->request->before, "samples", 0)};
+        return true;
+    }
+    return false;
+}
+
+static enum mlo_status judge(const struct mix *mix, const json_t *set, struct mlo_estimate *drop,
+                             struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_model *model = NULL;
+    json_t *options = NULL, *rows = json_array(), *as = NULL, *precision;
+    const char *node;
+    json_object_foreach((json_t *)set, node, precision)
+        json_array_append_new(rows, json_pack("{s:s,s:O}", "node", node, "to", precision));
+    as = json_pack("{s:O}", "given_back", rows);
+    if (!as) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_decision_options(as, mix->request->sensitivity.options, &options, err));
+    MLO_TRY(mix->request->make(mix->request->make_arg, options, &model, err));
+    MLO_TRY(mlo_judge_drop(mix->judge, model, drop, err));
+out:
+    mlo_model_free(model);
+    json_decref(options);
+    json_decref(rows);
+    json_decref(as);
+    return status;
+}
+
 /* Makes and judges the model with the present set. */
 static enum mlo_status try_set(struct mix *mix, struct mlo_estimate *drop, bool *holds, struct mlo_error *err)
 {
     enum mlo_status status;
-    struct mlo_model *model = NULL;
-    size_t size = set_size(mix);
-    json_t *options = json_copy((json_t *)mix->request->sensitivity.options);
-    if (!options || json_object_set_new(options, "exclude", exclude_of(mix)) != 0) {
+    json_t *set = set_json(mix);
+    bool known = is_known(mix, set, drop);
+    if (!set) {
         status = mlo_error_nomem(err);
         goto out;
     }
-    MLO_TRY(mix->request->make(mix->request->make_arg, options, &model, err));
-    MLO_TRY(mlo_judge_drop(mix->judge, model, drop, err));
+    if (!known)
+        MLO_TRY(judge(mix, set, drop, err));
     *holds = drop->high <= mix->budget;
     keep_best(mix, drop, *holds);
-    json_array_append_new(mix->trail, json_pack("{s:I,s:o,s:b}", "float", (json_int_t)size, "drop",
-                                                mlo_estimate_interval_json(drop), "holds", *holds));
+    if (json_array_append_new(mix->trail, json_pack("{s:O,s:o,s:b}", "given_back", set, "drop",
+                                                    mlo_estimate_interval_json(drop), "holds", *holds)) !=
+        0) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    if (!known)
+        MLO_TRY(keep(mix, err));
 out:
-    mlo_model_free(model);
-    json_decref(options);
+    json_decref(set);
     return status;
 }
 
@@ -125,7 +195,7 @@ static enum mlo_status try_first(struct mix *mix, size_t k, struct mlo_estimate 
                                  struct mlo_error *err)
 {
     for (size_t i = 0; i < mix->count; i++)
-        mix->in_float[i] = i < k;
+        mix->level[i] = i < k ? MLO_COUNT(LADDER) : 0;
     return try_set(mix, drop, holds, err);
 }
 
@@ -165,12 +235,15 @@ static enum mlo_status rank(struct mix *mix, struct mlo_error *err)
     json_t *noisy = NULL;
     request.judge = NULL;
     request.deadline_ns = mix->deadline_ns;
+    request.known = json_object_get(mix->request->before, "ranking");
+    request.measured = keep;
+    request.measured_arg = mix;
     MLO_TRY(mlo_sensitivity_measure(&request, &mix->ranking, err));
     MLO_TRY(mlo_quantize_noisy(request.model, request.options, request.stats, &noisy, err));
     mix->rows = mlo_arena_calloc(mix->ranking.arena, mix->ranking.count + 1, sizeof *mix->rows);
-    mix->in_float = mlo_arena_calloc(mix->ranking.arena, mix->ranking.count + 1, sizeof *mix->in_float);
-    mix->best_set = mlo_arena_calloc(mix->ranking.arena, mix->ranking.count + 1, sizeof *mix->best_set);
-    if (!mix->rows || !mix->in_float || !mix->best_set) {
+    mix->level = mlo_arena_calloc(mix->ranking.arena, mix->ranking.count + 1, sizeof *mix->level);
+    mix->best_level = mlo_arena_calloc(mix->ranking.arena, mix->ranking.count + 1, sizeof *mix->best_level);
+    if (!mix->rows || !mix->level || !mix->best_level) {
         status = mlo_error_nomem(err);
         goto out;
     }
@@ -205,7 +278,7 @@ static enum mlo_status search(struct mix *mix, size_t *found, struct mlo_error *
         *(holds ? &high : &low) = k;
     }
     for (size_t i = 0; i < mix->count; i++)
-        mix->in_float[i] = i < high;
+        mix->level[i] = i < high ? MLO_COUNT(LADDER) : 0;
     *found = high;
 out:
     return status;
@@ -227,9 +300,11 @@ static enum mlo_status take_back(struct mix *mix, size_t found, struct mlo_error
         struct mlo_estimate tried;
         bool holds;
         asked[dearest] = true;
-        mix->in_float[dearest] = false;
+        unsigned char was = mix->level[dearest];
+        mix->level[dearest] = 0;
         MLO_TRY(try_set(mix, &tried, &holds, err));
-        mix->in_float[dearest] = !holds;
+        if (!holds)
+            mix->level[dearest] = was;
     }
 out:
     return status;
@@ -266,44 +341,60 @@ static enum mlo_status no_mix_holds(const struct mix *mix, struct mlo_error *err
     return MLO_EEXPECT;
 }
 
-static json_t *decision_of(const struct mix *mix, const struct mlo_estimate *before)
+static json_t *given_back_of(const struct mix *mix)
 {
-    const struct mlo_estimate *drop = &mix->best;
-    json_t *given = json_array();
+    json_t *out = json_array();
     for (size_t i = 0; i < mix->count; i++) {
         const struct mlo_sensitivity_row *row = &mix->rows[i];
         char why[160];
-        if (!mix->best_set[i])
+        if (!mix->best_level[i])
             continue;
-        snprintf(why, sizeof why, "alone in integers it leaves %.1f dB at the outputs; with it in float %s",
-                 row->sqnr_db,
-                 mix->best_holds ? "the budget holds" : "the drop was least when the time was over");
-        json_array_append_new(given, json_pack("{s:s,s:s,s:f,s:f,s:s}", "node", row->node, "op", row->op,
-                                               "sqnr_db", row->sqnr_db, "macs", row->macs, "why", why));
+        const char *to = LADDER[mix->best_level[i] - 1];
+        snprintf(why, sizeof why, "alone in integers it leaves %.1f dB at the outputs; with it in %s %s",
+                 row->sqnr_db, to,
+                 mix->best_holds ? "the budget holds" : "the drop was the least of what was tried");
+        json_array_append_new(out,
+                              json_pack("{s:s,s:s,s:s,s:f,s:f,s:s}", "node", row->node, "op", row->op, "to",
+                                        to, "sqnr_db", row->sqnr_db, "macs", row->macs, "why", why));
     }
-    json_t *ranking = mlo_sensitivity_json(&mix->ranking);
-    return json_pack("{s:s,s:s,s:f,s:b,s:b,s:s,s:I,s:o,s:o,s:o,s:o,s:O}", "metric", mix->judge->metric.name,
-                     "budget", mix->request->budget, "limit", mix->budget, "complete", !mix->late, "holds",
-                     mix->best_holds, "bound", "upper end of the paired 95% interval", "samples",
-                     (json_int_t)drop->n, "drop", mlo_estimate_interval_json(drop), "all_integer",
-                     mlo_estimate_interval_json(before), "float", given, "ranking", ranking, "tried",
-                     mix->trail);
+    return out;
 }
 
-enum mlo_status mlo_mix_choose(const struct mlo_mix_request *request, json_t **exclude, json_t **decision,
+/* What was chosen, or would be if the search ended here. */
+static json_t *decision_of(const struct mix *mix)
+{
+    json_t *out =
+        json_pack("{s:s,s:s,s:f,s:b,s:b,s:s,s:I,s:o,s:o,s:o,s:o,s:O}", "metric", mix->judge->metric.name,
+                  "budget", mix->request->budget, "limit", mix->budget, "complete", mix->over && !mix->late,
+                  "holds", mix->best_holds, "bound", "upper end of the paired 95% interval", "samples",
+                  (json_int_t)mix->best.n, "drop", mlo_estimate_interval_json(&mix->best), "all_integer",
+                  mlo_estimate_interval_json(&mix->all_integer), "given_back", given_back_of(mix), "ranking",
+                  mlo_sensitivity_json(&mix->ranking), "tried", mix->trail);
+    if (out && mix->request->head && json_object_update_missing(out, (json_t *)mix->request->head) != 0) {
+        json_decref(out);
+        return NULL;
+    }
+    return out;
+}
+
+enum mlo_status mlo_mix_choose(const struct mlo_mix_request *request, json_t **decision,
                                struct mlo_error *err)
 {
     enum mlo_status status;
     struct mix mix = {.request = request, .judge = request->sensitivity.judge, .trail = json_array()};
-    struct mlo_estimate before;
+    struct mlo_estimate first;
     size_t found = 0;
     bool holds;
-    *exclude = *decision = NULL;
+    *decision = NULL;
+    if (!mix.trail) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
     MLO_TRY(mlo_budget_parse(request->budget, &mix.budget, err));
     MLO_TRY(check_samples(&mix, err));
     if (request->time_limit_s > 0)
         mix.deadline_ns = mlo_clock_ns() + (uint64_t)request->time_limit_s * 1000000000u;
-    MLO_TRY(try_set(&mix, &before, &holds, err)); /* nothing is given back yet */
+    MLO_TRY(try_set(&mix, &first, &holds, err)); /* nothing is given back yet */
     if (!holds) {
         MLO_TRY(rank(&mix, err));
         is_late(&mix); /* also where nothing is left to try */
@@ -314,17 +405,18 @@ enum mlo_status mlo_mix_choose(const struct mlo_mix_request *request, json_t **e
         }
         if (mix.best_holds)
             MLO_TRY(take_back(&mix, found, err));
-        memcpy(mix.in_float, mix.best_set, mix.count * sizeof *mix.in_float);
     }
-    *exclude = exclude_of(&mix);
-    *decision = decision_of(&mix, &before);
-    if (!*exclude || !*decision)
+    mix.over = true;
+    if (!(*decision = decision_of(&mix))) {
         status = mlo_error_nomem(err);
+        goto out;
+    }
+    if (request->keep)
+        MLO_TRY(request->keep(request->keep_arg, *decision, err));
 out:
     if (status != MLO_OK) {
-        json_decref(*exclude);
         json_decref(*decision);
-        *exclude = *decision = NULL;
+        *decision = NULL;
     }
     mlo_sensitivity_clear(&mix.ranking);
     json_decref(mix.trail);

@@ -130,29 +130,67 @@ enum mlo_status mlo_step_observe(const struct mlo_step_context *ctx, const struc
     return run_feed(&feed, wants, err);
 }
 
+enum mlo_status mlo_step_fed_digest(const struct mlo_model *model, struct mlo_dataset *dataset, bool labelled,
+                                    struct mlo_digest *out, struct mlo_error *err)
+{
+    enum { AT_ONCE = 16 };
+    enum mlo_status status = MLO_OK;
+    int slots = model->graph->input_count;
+    int64_t count = mlo_dataset_count(dataset);
+    const int64_t *groups = mlo_dataset_groups(dataset);
+    const char *post = mlo_dataset_postprocess(dataset);
+    struct mlo_tensor target = {0}, *fed = calloc((size_t)slots + 1, sizeof *fed);
+    struct mlo_hasher *hasher = mlo_hasher_new();
+    if (!fed || !hasher) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    for (int64_t at = 0; at < count; at += AT_ONCE) {
+        MLO_TRY(mlo_dataset_read(dataset, model, at, MLO_MIN(AT_ONCE, count - at), fed, err));
+        for (int i = 0; i < slots; i++) {
+            if (fed[i].data)
+                mlo_hasher_update(hasher, fed[i].data, fed[i].size_bytes);
+            mlo_tensor_clear(&fed[i]);
+        }
+    }
+    if (labelled) {
+        MLO_TRY(mlo_dataset_target(dataset, &target, err));
+        if (target.data)
+            mlo_hasher_update(hasher, target.data, target.size_bytes);
+        if (groups)
+            mlo_hasher_update(hasher, groups, (size_t)count * sizeof *groups);
+        if (post) {
+            MLO_TRY(mlo_digest_of_file(post, out, NULL, err));
+            mlo_hasher_update(hasher, out, sizeof *out);
+        }
+    }
+    mlo_hasher_final(hasher, out);
+out:
+    mlo_tensor_clear(&target);
+    mlo_hasher_free(hasher);
+    free(fed);
+    return status;
+}
+
 /* Raised when the same samples give other statistics. */
-enum { OBSERVED_REVISION = 1 };
+enum { OBSERVED_REVISION = 2 };
 
 /* All that the statistics follow from, but for the part of the samples. */
-static enum mlo_status identify(const struct mlo_step_context *ctx, struct mlo_dataset *dataset,
-                                const struct mlo_stats_wants *wants, json_t **out, struct mlo_error *err)
+static enum mlo_status identify(const struct mlo_step_context *ctx, const struct mlo_model *fed,
+                                struct mlo_dataset *dataset, const struct mlo_stats_wants *wants,
+                                json_t **out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_digest digest;
     char model[MLO_DIGEST_TEXT_SIZE], data[MLO_DIGEST_TEXT_SIZE], key[MLO_GRAM_KEY];
-    struct mlo_hasher *hasher = mlo_hasher_new();
     json_t *values = json_array(), *reading = mlo_dataset_reading(dataset);
-    if (!hasher || !values || !reading) {
+    if (!values || !reading) {
         status = mlo_error_nomem(err);
         goto out;
     }
     MLO_TRY(mlo_digest_of_file(ctx->model_path, &digest, NULL, err));
     mlo_digest_text(&digest, model);
-    for (int64_t i = 0; i < mlo_dataset_count(dataset); i++) {
-        MLO_TRY(mlo_dataset_sample_digest(dataset, i, &digest, err));
-        mlo_hasher_update(hasher, &digest, sizeof digest);
-    }
-    mlo_hasher_final(hasher, &digest);
+    MLO_TRY(mlo_step_fed_digest(fed, dataset, false, &digest, err));
     mlo_digest_text(&digest, data);
     for (size_t i = 0; i < wants->count; i++) {
         const struct mlo_stats_want *w = &wants->list[i];
@@ -164,7 +202,6 @@ static enum mlo_status identify(const struct mlo_step_context *ctx, struct mlo_d
     if (!*out || json_array_size(values) != wants->count)
         status = mlo_error_nomem(err);
 out:
-    mlo_hasher_free(hasher);
     json_decref(values);
     json_decref(reading);
     return status;
@@ -248,7 +285,7 @@ enum mlo_status mlo_step_calibrate(const struct mlo_step_context *ctx, const str
         return run_feed(&feed, wants, err);
     if (ctx->shards || ctx->statistics)
         MLO_TRY(check_parts(ctx, wants, count, err));
-    MLO_TRY(identify(ctx, dataset, wants, &identity, err));
+    MLO_TRY(identify(ctx, model, dataset, wants, &identity, err));
     mlo_json_canonical(identity, &text);
     if (!mlo_buf_ok(&text) ||
         json_object_set_new(identity, "samples",

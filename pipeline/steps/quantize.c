@@ -2,6 +2,7 @@
  * QuantizeLinear/DequantizeLinear (static quantization; Jacob et al. 2018, arXiv:1712.05877). */
 #include <string.h>
 
+#include "pipeline/steps/decision.h"
 #include "pipeline/steps/step_impl.h"
 
 /* What was observed and is worth keeping beside the artifact: extremes per tensor. */
@@ -22,8 +23,10 @@ struct material {
     const struct mlo_model *source;
     const struct mlo_stats *stats;
     struct mlo_dataset *dataset;
-    double from, to; /* of the step's progress */
-    json_t *report;  /* the driver's of the last one made; owned */
+    double from, to;         /* of the step's progress */
+    struct mlo_model *model; /* the last one made; owned */
+    json_t *options;         /* of that; owned */
+    json_t *report;          /* the driver's of that; owned */
 };
 
 /* Full bias correction needs the quantized model to run, and pairs to work on: a model that is to have
@@ -44,36 +47,67 @@ static enum mlo_status correct(struct material *m, const json_t *options, struct
     return status;
 }
 
-/* Runs the pass with these options, and what comes behind it. */
-static enum mlo_status make(void *arg, const json_t *options, struct mlo_model **out, struct mlo_error *err)
+/* Runs the pass with these options, and what comes behind it, unless that is what was made last. */
+static enum mlo_status make(struct material *m, const json_t *options, struct mlo_error *err)
 {
-    enum mlo_status status;
-    struct material *m = arg;
+    enum mlo_status status = MLO_OK;
     struct mlo_pass_driver driver = {.stats = m->stats};
     bool corrects = strcmp(mlo_json_str(options, "bias_correction", "none"), "full") == 0;
+    if (m->model && json_equal(m->options, options))
+        return MLO_OK;
     json_t *given = json_copy((json_t *)options);
     struct mlo_pass_request request = {"quantize", given};
-    if (!given || (corrects && json_object_set_new(given, "form", json_string("qdq")) != 0)) {
+    mlo_model_free(m->model);
+    json_decref(m->options);
+    json_decref(m->report);
+    m->model = NULL;
+    m->report = NULL;
+    m->options = json_deep_copy(options);
+    if (!given || !m->options || (corrects && json_object_set_new(given, "form", json_string("qdq")) != 0)) {
         status = mlo_error_nomem(err);
         goto out;
     }
     /* What stays in float is the source's memory, which outlives what is made. */
-    MLO_TRY(mlo_model_clone_borrowing(m->source, out, err));
-    status = mlo_passes_run(*out, &request, 1, &driver, err);
-    json_decref(m->report);
+    MLO_TRY(mlo_model_clone_borrowing(m->source, &m->model, err));
+    status = mlo_passes_run(m->model, &request, 1, &driver, err);
     m->report = driver.report;
     if (status == MLO_OK && corrects)
-        status = correct(m, options, *out, err);
+        status = correct(m, options, m->model, err);
 out:
+    if (status != MLO_OK) {
+        mlo_model_free(m->model);
+        m->model = NULL;
+    }
     json_decref(given);
     return status;
+}
+
+/* The same for the judge of a mix: a view of the model, which stays the last one made. */
+static enum mlo_status make_view(void *arg, const json_t *options, struct mlo_model **out,
+                                 struct mlo_error *err)
+{
+    struct material *m = arg;
+    enum mlo_status status = make(m, options, err);
+    return status == MLO_OK ? mlo_model_clone_borrowing(m->model, out, err) : status;
+}
+
+/* Keeps the decision beside the artifact. */
+static enum mlo_status save_decision(const struct mlo_step_context *ctx, json_t *decision,
+                                     struct mlo_step_result *out, struct mlo_error *err)
+{
+    if (!decision)
+        return MLO_OK;
+    if (json_object_set(out->report, "mixed_precision", decision) != 0 ||
+        !(out->decision_path = mlo_fs_join(ctx->out_dir, "decision.json", NULL)))
+        return mlo_error_nomem(err);
+    return mlo_decision_save(decision, out->decision_path, err);
 }
 
 static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_result *out,
                            struct mlo_error *err)
 {
     enum mlo_status status;
-    struct mlo_model *model = NULL, *made = NULL;
+    struct mlo_model *model = NULL;
     struct mlo_dataset *dataset = NULL;
     struct material material = {0};
     struct mlo_stats stats;
@@ -99,30 +133,33 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
         status = out->report ? MLO_OK : mlo_error_nomem(err);
         goto out;
     }
-    material = (struct material){ctx, model, &stats, dataset, 0.65, 0.85, NULL};
-    MLO_TRY(
-        mlo_step_choose_float(ctx, model, dataset, &stats, make, &material, notes, &options, &decision, err));
+    material = (struct material){ctx, model, &stats, dataset, 0.65, 0.85, NULL, NULL, NULL};
+    MLO_TRY(mlo_step_choose_precision(ctx, model, dataset, &stats, make_view, &material, notes, &options,
+                                      &decision, err));
     MLO_TRY(mlo_quantize_noisy(model, options ? options : ctx->options, &stats, &noisy, err));
     mlo_step_progress(ctx, 0.85, "quantizing");
     material.from = 0.85;
     material.to = 0.98;
-    MLO_TRY(make(&material, options ? options : ctx->options, &made, err));
-    MLO_TRY(mlo_step_save(ctx, made, material.report, out, err));
+    MLO_TRY(make(&material, options ? options : ctx->options, err));
+    MLO_TRY(mlo_step_save(ctx, material.model, material.report, out, err));
     if (json_object_set_new(out->report, "calibration", stats_summary(&stats)) ||
-        json_object_set(out->report, "notes", notes) || json_object_set(out->report, "noisy", noisy) ||
-        (decision && json_object_set(out->report, "mixed_precision", decision)))
+        json_object_set(out->report, "notes", notes) || json_object_set(out->report, "noisy", noisy)) {
         status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(save_decision(ctx, decision, out, err));
 out:
     mlo_dataset_close(dataset);
     mlo_stats_wants_clear(&wants);
     mlo_stats_clear(&stats);
-    mlo_model_free(made);
+    mlo_model_free(material.model); /* borrows from the other */
     mlo_model_free(model);
     mlo_arena_free(arena);
     json_decref(notes);
     json_decref(options);
     json_decref(decision);
     json_decref(noisy);
+    json_decref(material.options);
     json_decref(material.report);
     return status;
 }

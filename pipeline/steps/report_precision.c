@@ -206,7 +206,7 @@ static json_t *quantize_options(const struct mlo_report_subject *s)
     if (!exclude)
         exclude = json_array();
     const json_t *report = json_object_get(last, "report");
-    json_array_foreach(json_object_get(json_object_get(report, "mixed_precision"), "float"), i, row)
+    json_array_foreach(json_object_get(json_object_get(report, "mixed_precision"), "given_back"), i, row)
         json_array_append(exclude, json_object_get(row, "node"));
     json_array_foreach(json_object_get(report, "noisy"), i, row)
         json_array_append(exclude, json_object_get(row, "node"));

@@ -59,6 +59,10 @@ struct mlo_sensitivity_request {
     mlo_progress_fn *progress; /* or NULL */
     void *progress_arg;
     uint64_t deadline_ns; /* of mlo_clock_ns: no node is begun after it; 0: none */
+    const json_t *known; /* rows of an earlier, unfinished measurement of the same (mlo_sensitivity_json): not
+                          * measured again; or NULL. Without a judge only. */
+    enum mlo_status (*measured)(void *arg, struct mlo_error *err); /* after each row that is new; or NULL */
+    void *measured_arg;
 };
 /* Quantizes and runs the model once for every node (of mlo_quantize_nodes), the other ones in float: one in,
  * not one out, since behind a node that is ruined the damage of all others drowns. Ties are in the order of
@@ -82,23 +86,30 @@ MLO_MUST_USE enum mlo_status mlo_budget_parse(const char *text, double *out, str
 /* Makes the model that is judged, with the options of the quantize pass; *out is the caller's. */
 typedef enum mlo_status mlo_mix_make_fn(void *arg, const json_t *options, struct mlo_model **out,
                                         struct mlo_error *err);
+/* Keeps the decision so far (borrowed). */
+typedef enum mlo_status mlo_mix_keep_fn(void *arg, const json_t *decision, struct mlo_error *err);
 
 struct mlo_mix_request {
     struct mlo_sensitivity_request
         sensitivity;      /* its judge is of the select data, and is not used for ranking */
     const char *budget;   /* as written */
     int64_t time_limit_s; /* of the search; 0: none */
+    const json_t *head;   /* members that every decision begins with: what it is of */
+    const json_t *before; /* a decision that a search for the same kept: what it ranked and judged is not done
+                           * again, and the result is the one that it would have come to; or NULL */
+    mlo_mix_keep_fn *keep; /* called with the decision so far after each ranked node and each judged mix; or
+                            * NULL */
+    void *keep_arg;
     mlo_mix_make_fn *make;
     void *make_arg;
 };
 /* Gives nodes back to float, those first that lose most for what integers win there, until the upper end of
- * the drop's 95% interval is within the budget; then takes back what turns out to be needless. *exclude:
- * names of the nodes that stay in float, those that the options exclude included; *decision: what was chosen,
- * from what and why (both new references). Where the time limit is reached it is the best mix so far: of
- * those that hold the budget the one with most multiply-adds in integers, else the one with the least upper
- * end; "complete" is false then, and "holds" says which. MLO_EEXPECT when nothing but the float model holds
- * the budget, MLO_EINVAL when the samples are too few to show it of any model. */
-MLO_MUST_USE enum mlo_status mlo_mix_choose(const struct mlo_mix_request *request, json_t **exclude,
-                                            json_t **decision, struct mlo_error *err);
+ * the drop's 95% interval is within the budget; then takes back what turns out to be needless. *decision
+ * (decision.h, a new reference): what was chosen, from what and why. Where the time limit is reached it is
+ * the best mix so far: of those that hold the budget the one with most multiply-adds in integers, else the
+ * one with the least upper end; "complete" is false then, and "holds" says which. MLO_EEXPECT when nothing
+ * but the float model holds the budget, MLO_EINVAL when the samples are too few to show it of any model. */
+MLO_MUST_USE enum mlo_status mlo_mix_choose(const struct mlo_mix_request *request, json_t **decision,
+                                            struct mlo_error *err);
 
 #endif

@@ -59,6 +59,11 @@ MLO_MUST_USE enum mlo_status mlo_step_open_calibration(const struct mlo_step_con
 MLO_MUST_USE enum mlo_status mlo_step_note_channels(const struct mlo_model *model,
                                                     struct mlo_dataset *dataset, json_t *notes,
                                                     struct mlo_error *err);
+/* SHA-256 of all that the dataset feeds the model, normalised as it is; `labelled`: of the labels, groups and
+ * postprocessing model too. What work that is kept goes by. */
+MLO_MUST_USE enum mlo_status mlo_step_fed_digest(const struct mlo_model *model, struct mlo_dataset *dataset,
+                                                 bool labelled, struct mlo_digest *out,
+                                                 struct mlo_error *err);
 /* Runs all of it through the model and adds what is wanted to `stats`; the step's progress goes from `from`
  * to `to`. */
 MLO_MUST_USE enum mlo_status mlo_step_observe(const struct mlo_step_context *ctx,
@@ -88,14 +93,16 @@ MLO_MUST_USE enum mlo_status mlo_step_correct_biases(const struct mlo_step_conte
                                                      double from, double to, json_t *report,
                                                      struct mlo_error *err);
 
-/* Where the option accuracy_drop asks for it, chooses on the data of the role select which nodes stay in
- * float: *options is a copy of the step's with these in `exclude` (else NULL), *decision what was chosen and
- * why, to be kept in the report; notes say which. `make` makes the model to judge. */
-MLO_MUST_USE enum mlo_status mlo_step_choose_float(const struct mlo_step_context *ctx,
-                                                   const struct mlo_model *model, struct mlo_dataset *dataset,
-                                                   const struct mlo_stats *stats, mlo_mix_make_fn *make,
-                                                   void *make_arg, json_t *notes, json_t **options,
-                                                   json_t **decision, struct mlo_error *err);
+/* Where the option accuracy_drop asks for it, chooses on the data of the role select which nodes are given
+ * back, or follows the decision of the context: *options is a copy of the step's with these nodes (else
+ * NULL), *decision what was chosen and why (decision.h); notes say which. `make` makes the model to judge.
+ * The search is kept in the context's folder of checkpoints and in its decision_out after each mix. */
+MLO_MUST_USE enum mlo_status mlo_step_choose_precision(const struct mlo_step_context *ctx,
+                                                       const struct mlo_model *model,
+                                                       struct mlo_dataset *dataset,
+                                                       const struct mlo_stats *stats, mlo_mix_make_fn *make,
+                                                       void *make_arg, json_t *notes, json_t **options,
+                                                       json_t **decision, struct mlo_error *err);
 /* What can be said of the budget before any work: its data, its form, its metric. */
 MLO_MUST_USE enum mlo_status mlo_step_check_budget(const struct mlo_step_context *ctx, struct mlo_error *err);
 /* Whether the option accuracy_drop asks for a choice. */

@@ -82,6 +82,9 @@ struct mlo_step_context {
     int64_t shard, shards;
     const char *statistics_out;
     const char *const *statistics;
+    /* A decision (decision.h) that a step follows instead of choosing anew: then it needs no select data.
+     * NULL: it chooses. And a file where it keeps the best decision so far while it chooses; NULL: none. */
+    const char *decision_path, *decision_out;
     mlo_progress_fn *progress; /* or NULL */
     void *progress_arg;
 };
@@ -101,6 +104,8 @@ struct mlo_step_result {
                            * unsigned: who keeps it signs it; owned; or NULL */
     char *document_path; /* for report: a JSON file in out_dir that is kept beside the variant; owned; or NULL
                           */
+    char *decision_path; /* what the step chose (decision.h): a JSON file in out_dir, whose digest enters the
+                          * derivation; owned; or NULL */
 };
 void mlo_step_result_clear(struct mlo_step_result *result);
 
@@ -166,7 +171,8 @@ MLO_MUST_USE enum mlo_status mlo_step_derivation(const struct mlo_step *step, co
  *    "parent","history" (for a step that reads them), "checkpoints" (a folder that outlives the attempt, or
  *    absent)}
  * runs the step, and writes <dir>/result.json
- *   {"status":"ok","artifact":path|null,"report":{…},"observations":[…],"plans":[…],"document":path|null}  or
+ *   {"status":"ok","artifact":path|null,"report":{…},"observations":[…],"plans":[…],"document":path|null,
+ *    "decision":path|null}  or
  *   {"status":code,"message","where","hint"}
  * Progress goes to progress_fd as JSON lines {"fraction":0.4,"message":"…"}; -1: nowhere. */
 MLO_MUST_USE enum mlo_status mlo_step_child(const char *dir, int progress_fd, struct mlo_error *err);

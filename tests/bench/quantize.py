@@ -34,9 +34,10 @@ OURS = {
     "int8 uncorrected": (["--recipe", "int8-cpu", "--set", "quantize.bias_correction=none"], "cpu"),
     "int8 percentile": (["--calibrator", "percentile"], "cpu"),
     "int8 entropy": (["--calibrator", "entropy"], "cpu"),
-    "int8 recovered": (["--recipe", "int8-accurate"], "cpu"),
+    "int8 recovered": (["--recipe", "int8-accurate", "--set", "quantize.accuracy_drop=none"], "cpu"),
     "int8 for ORT": (["--target", ORT_TARGET], "ort"),
-    "int8 recovered for ORT": (["--recipe", "int8-accurate", "--target", ORT_TARGET], "ort"),
+    "int8 recovered for ORT": (["--recipe", "int8-accurate", "--set", "quantize.accuracy_drop=none", "--target", ORT_TARGET],
+                               "ort"),
     "int4 weights": (["--scheme", "int4-weights"], "cpu"),
     "int4 GPTQ": (["--recipe", "int4-gptq"], "cpu"),
 }

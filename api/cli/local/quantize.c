@@ -33,6 +33,12 @@ static bool needs_data(const struct mlo_recipe *recipe)
     return false;
 }
 
+/* Whether --decision is a choice that was made before: without data to choose on. */
+static bool follows(const struct mlo_cli *cli)
+{
+    return mlo_cli_has(cli, "decision") && !mlo_cli_has(cli, "select");
+}
+
 /* What the data of the role select is for: a step that asks for it, and --select, or neither. */
 static enum mlo_status check_select(const struct mlo_cli *cli, const struct mlo_recipe *recipe,
                                     struct mlo_error *err)
@@ -42,11 +48,13 @@ static enum mlo_status check_select(const struct mlo_cli *cli, const struct mlo_
         const struct mlo_step *step = mlo_step_find(recipe->steps[i].name);
         selects = selects || (step && mlo_step_reads_select(step, recipe->steps[i].options));
     }
-    if (selects == mlo_cli_has(cli, "select"))
+    if (selects == mlo_cli_has(cli, "select") || (!mlo_cli_has(cli, "select") && follows(cli)))
         return MLO_OK;
     if (selects) {
         mlo_error_set(err, MLO_EUSAGE, "--select LABELLED is required: the recipe judges a choice on it");
-        mlo_error_hint(err, "give labelled samples that are not used to evaluate the result afterwards");
+        mlo_error_hint(err,
+                       "give labelled samples that are not used to evaluate the result afterwards, or the "
+                       "--decision of an earlier search");
     } else {
         mlo_error_set(err, MLO_EUSAGE, "--select is read for a budget of accuracy only");
         mlo_error_hint(err, "add --accuracy-drop 0.5pt, or leave --select out");
@@ -113,9 +121,10 @@ struct job {
     int64_t shard, shards;   /* shards 0: this is not observing */
     const char *out;
     bool observed;
-    char *artifact; /* of the last step; owned; NULL before the first */
-    char *parent;   /* what that step was given; owned; NULL: the source */
-    json_t *steps;  /* array of {"step","options","report","seconds"} */
+    const char *decision; /* file, or NULL: followed without `select`, else written */
+    char *artifact;       /* of the last step; owned; NULL before the first */
+    char *parent;         /* what that step was given; owned; NULL: the source */
+    json_t *steps;        /* array of {"step","options","report","seconds"} */
 };
 
 static enum mlo_status run_step(struct job *job, size_t index, struct mlo_error *err)
@@ -151,6 +160,8 @@ static enum mlo_status run_step(struct job *job, size_t index, struct mlo_error 
         .shards = step->shards ? job->shards : 0,
         .statistics_out = step->shards && job->shards ? job->out : NULL,
         .statistics = step->shards ? job->statistics : NULL,
+        .decision_path = step->selects && !job->select ? job->decision : NULL,
+        .decision_out = mlo_step_reads_select(step, row->options) && job->select ? job->decision : NULL,
         .progress = mlo_cli_progress,
         .progress_arg = &progress,
     };
@@ -200,12 +211,12 @@ static void print_decision(const struct mlo_cli *cli, const json_t *decision)
 {
     const json_t *drop = json_object_get(decision, "drop");
     if (decision)
-        mlo_cli_note(
-            cli, "drop in %s %.4g [%.4g, %.4g], budget %s; %zu nodes stay in float, of %zu mixes tried",
-            mlo_json_str(decision, "metric", ""), mlo_json_f64(drop, "value", 0),
-            mlo_json_f64(drop, "low", 0), mlo_json_f64(drop, "high", 0), mlo_json_str(decision, "budget", ""),
-            json_array_size(json_object_get(decision, "float")),
-            json_array_size(json_object_get(decision, "tried")));
+        mlo_cli_note(cli, "drop in %s %.4g [%.4g, %.4g], budget %s; %zu nodes given back, of %zu mixes tried",
+                     mlo_json_str(decision, "metric", ""), mlo_json_f64(drop, "value", 0),
+                     mlo_json_f64(drop, "low", 0), mlo_json_f64(drop, "high", 0),
+                     mlo_json_str(decision, "budget", ""),
+                     json_array_size(json_object_get(decision, "given_back")),
+                     json_array_size(json_object_get(decision, "tried")));
 }
 
 /* A budget that does not hold yet: the file is there, and the exit code says that it is not what was asked.
@@ -220,13 +231,13 @@ static enum mlo_status check_decisions(const struct job *job, const char *out, s
         const json_t *drop = json_object_get(decision, "drop");
         if (mlo_json_bool(decision, "holds", true))
             continue;
-        mlo_error_set(
-            err, MLO_EEXPECT,
-            "the time limit was reached before the budget of %s held; %s is the best mix so far: it "
-            "drops %s by %.4g [%.4g, %.4g]",
-            mlo_json_str(decision, "budget", ""), out, mlo_json_str(decision, "metric", ""),
-            mlo_json_f64(drop, "value", 0), mlo_json_f64(drop, "low", 0), mlo_json_f64(drop, "high", 0));
-        mlo_error_hint(err, "give it more time, or a larger budget");
+        mlo_error_set(err, MLO_EEXPECT,
+                      "the search ended before the budget of %s held; %s is the best mix so far: it "
+                      "drops %s by %.4g [%.4g, %.4g]",
+                      mlo_json_str(decision, "budget", ""), out, mlo_json_str(decision, "metric", ""),
+                      mlo_json_f64(drop, "value", 0), mlo_json_f64(drop, "low", 0),
+                      mlo_json_f64(drop, "high", 0));
+        mlo_error_hint(err, "give it more time: it goes on where it was; or a larger budget");
         return MLO_EEXPECT;
     }
     return MLO_OK;
@@ -340,8 +351,12 @@ static enum mlo_status derive(struct mlo_cli *cli, const struct derivation *what
         job.reading = &reading.options;
         job.data = mlo_cli_opt(cli, "data");
     }
-    if (!what->fixed && !what->observes)
+    if (!what->fixed && !what->observes) {
         job.select = mlo_cli_opt(cli, "select");
+        job.decision = mlo_cli_opt(cli, "decision");
+        if (job.decision && job.select)
+            MLO_TRY(mlo_cli_check_output(job.decision, err));
+    }
     if (!what->observes)
         job.evaluate = mlo_cli_opt(cli, "evaluate");
     mlo_steps_return_memory();
@@ -443,6 +458,10 @@ static const struct mlo_cli_option options_table[] = {
      "of --accuracy-drop: then the best so far is written, with its measured drop; exit 6 if that is too "
      "much"},
     {"select", 0, "FILE", "labelled data that --accuracy-drop is judged on; not what evaluates the result"},
+    {"decision", 0, "FILE",
+     "where the choice of --accuracy-drop is kept, the best so far from the first mix on; without --select: "
+     "the "
+     "choice to follow"},
     {"out", 0, "Q.onnx", "where the quantized model is written"},
     MLO_OPTION_REPORT,
     {"evaluate", 0, "FILE", "labelled data that --report judges the result on (the calibration data)"},
@@ -464,14 +483,16 @@ const struct mlo_cli_verb mlo_verb_quantize = {
     .min_args = 1,
     .max_args = 1,
     .help = "run a recipe's deriving steps on a model",
-    .detail = "  mlopt quantize m.onnx --data calib.npz --target ort-x86-vnni --out m-int8.onnx\n"
-              "  mlopt quantize m.onnx --data calib.npz --recipe mine.yaml \\\n"
-              "      --set quantize.calibrator=percentile --out m-int8.onnx\n"
-              "  mlopt quantize m.onnx --data calib.npz --select labelled.npz \\\n"
-              "      --accuracy-drop 0.5pt --metric top1 --out m-mixed.onnx\n"
-              "  mlopt quantize m.onnx --data calib.npz --out m-int8.onnx \\\n"
-              "      --report m-int8.html --evaluate labelled.npz\n"
-              "  mlopt quantize m.onnx --recipe fp16 --out m-fp16.onnx   (needs no data)\n",
+    .detail =
+        "  mlopt quantize m.onnx --data calib.npz --target ort-x86-vnni --out m-int8.onnx\n"
+        "  mlopt quantize m.onnx --data calib.npz --recipe mine.yaml \\\n"
+        "      --set quantize.calibrator=percentile --out m-int8.onnx\n"
+        "  mlopt quantize m.onnx --data calib.npz --select labelled.npz \\\n"
+        "      --accuracy-drop 0.5pt --metric top1 --decision d.json --out m-mixed.onnx\n"
+        "  mlopt quantize m.onnx --data calib.npz --decision d.json --out m-mixed.onnx   (as it was chosen)\n"
+        "  mlopt quantize m.onnx --data calib.npz --out m-int8.onnx \\\n"
+        "      --report m-int8.html --evaluate labelled.npz\n"
+        "  mlopt quantize m.onnx --recipe fp16 --out m-fp16.onnx   (needs no data)\n",
 };
 
 static const struct mlo_cli_option observe_options[] = {

@@ -37,6 +37,9 @@
 #define RECIPE_REPORT                                                                                        \
     "name: told\ntarget: any\ndata: {calibrate: p/cal, evaluate: p/test}\nsteps:\n"                          \
     "  - optimize: {}\n  - quantize: {scheme: uint8}\n  - report: {}\n"
+#define RECIPE_CHOOSE                                                                                        \
+    "name: chosen\ntarget: any\ndata: {calibrate: p/cal, select: p/sel}\nsteps:\n"                           \
+    "  - optimize: {}\n  - quantize: {accuracy_drop: 0.5pt}\n"
 #define RECIPE_OBSERVE                                                                                       \
     "name: observed\ntarget: any\ndata: {evaluate: p/test}\nsteps:\n  - evaluate: {metrics: [top1]}\n"
 
@@ -153,6 +156,23 @@ static inline json_t *micro_plan(const char *dir, const char *model, int64_t kin
     return out;
 }
 
+/* "<step>.decision=TEXT": what it chose; "<step>.unfinished=1": and could have gone on. */
+static inline void micro_decision(const char *dir, const char *step, const char *model, json_t *out)
+{
+    char *decision = micro_value(model, step, "decision"), *path = mlo_fs_join(dir, "decision.json", NULL);
+    json_t *report = json_object_get(out, "report");
+    json_object_set_new(report, "decision", json_string("what a child says by itself"));
+    if (decision) {
+        bool unfinished = micro_number(model, step, "unfinished", 0);
+        if (mlo_fs_write_atomic(path, decision, strlen(decision), NULL) != MLO_OK)
+            abort();
+        json_object_set_new(out, "decision", json_string(path));
+        json_object_set_new(report, "mixed_precision", json_pack("{s:b}", "complete", !unfinished));
+    }
+    free(decision);
+    free(path);
+}
+
 static inline json_t *micro_result(const char *dir, const char *step, const char *model)
 {
     char *fail = micro_value(model, step, "fail");
@@ -176,6 +196,7 @@ static inline json_t *micro_result(const char *dir, const char *step, const char
                                 elsewhere ? elsewhere : path, "report", "did", step, "observations");
         if (kind)
             json_object_set_new(out, "plans", micro_plan(dir, model, kind));
+        micro_decision(dir, step, model, out);
         mlo_buf_clear(&text);
         free(elsewhere);
         free(path);
@@ -381,6 +402,7 @@ static inline int service_setup(void **state)
     assert_mlo_ok(mlo_project_create(f->pg->conn, &SYSTEM, "p", "", &f->project, &f->err), &f->err);
     add_dataset(f, "cal");
     add_dataset(f, "test");
+    add_dataset(f, "sel");
     f->version = add_version(f, "m", "");
     free(blobs);
     *state = f;

@@ -259,7 +259,8 @@ static void test_worker__keeps_no_document_of_another_step_or_size(void **state)
     static const struct {
         const char *name, *recipe, *orders, *message;
     } cases[] = {{"stranger", RECIPE_OBSERVE, "evaluate.document=1", "not for it to make"},
-                 {"novel", RECIPE_REPORT, "report.huge=1", "more than 32 MiB"}};
+                 {"novel", RECIPE_REPORT, "report.huge=1", "more than 32 MiB"},
+                 {"decider", RECIPE_REPORT, "quantize.decision={}", "a decision, which is not for it"}};
     struct test_worker w;
     start_worker(f, &w, 1);
     for (size_t i = 0; i < MLO_COUNT(cases); i++) {
@@ -274,6 +275,71 @@ static void test_worker__keeps_no_document_of_another_step_or_size(void **state)
     }
     stop_worker(&w);
     assert_count(f, "select count(*) from mlopt.report", 0);
+    assert_clean(f);
+}
+
+/* The decision is a blob of the project, its digest part of the derivation that names the variant. */
+static void test_worker__what_a_step_chose_enters_the_derivation(void **state)
+{
+    struct service_fixture *f = *state;
+    static const char chosen[] = "{\"given_back\":[]}";
+    struct test_worker w;
+    struct mlo_digest digest;
+    struct mlo_buf text = MLO_BUF_INIT;
+    char named[MLO_DIGEST_TEXT_SIZE], sql[768];
+    int64_t version = add_version(f, "choosy", "quantize.decision={\"given_back\":[]}");
+    mlo_digest_of(chosen, strlen(chosen), &digest);
+    mlo_digest_text(&digest, named);
+    start_worker(f, &w, 1);
+    for (int again = 0; again < 2; again++) { /* the second time it is reused, with its decision */
+        int64_t run = submit(f, version, RECIPE_CHOOSE, 0);
+        wait_run(f, run);
+        assert_run(f, run, -1, "state", "succeeded");
+        json_t *value = get_run(f, run), *job = json_array_get(json_object_get(value, "jobs"), 1);
+        const json_t *decision = json_object_get(json_object_get(job, "report"), "decision");
+        assert_string_equal(mlo_json_str(decision, "blob", ""), named);
+        assert_int_equal(mlo_json_i64(decision, "size", 0), strlen(chosen));
+        assert_true(mlo_json_bool(job, "reused", false) == (again > 0));
+        json_decref(value);
+    }
+    /* a step that chose nothing names nothing, whatever its child says */
+    int64_t plain = submit(f, f->version, RECIPE_CHOOSE, 0);
+    wait_run(f, plain);
+    json_t *value = get_run(f, plain);
+    assert_null(json_object_get(json_object_get(json_array_get(json_object_get(value, "jobs"), 1), "report"),
+                                "decision"));
+    json_decref(value);
+    stop_worker(&w);
+    assert_mlo_ok(mlo_blob_read(f->blobs, &digest, 1 << 10, &text, &f->err), &f->err);
+    assert_string_equal(mlo_buf_str(&text), chosen);
+    mlo_buf_clear(&text);
+    assert_mlo_ok(mlo_blob_linked(f->pg->conn, f->project, &digest, NULL, &f->err), &f->err);
+    snprintf(
+        sql, sizeof sql,
+        "select count(*) from mlopt.derivation d where canonical::json->'decisions'->>0 = '%s' and "
+        "exists (select from mlopt.variant v where v.name = 'chosen' and v.derivation = d.key) and exists "
+        "(select from mlopt.lineage_edge e where e.kind = 'selected-with' and e.derivation = d.key)",
+        named);
+    assert_count(f, sql, 1);
+    assert_clean(f);
+}
+
+/* The clock ended the search: what it came to is named by its decision, and is no answer to the same question
+ * asked again. */
+static void test_worker__an_unfinished_choice_is_not_reused(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    int64_t version = add_version(f, "hasty", "quantize.decision={}\nquantize.unfinished=1");
+    start_worker(f, &w, 1);
+    for (int again = 0; again < 2; again++) {
+        int64_t run = submit(f, version, RECIPE_CHOOSE, 0);
+        wait_run(f, run);
+        assert_run(f, run, -1, "state", "succeeded");
+    }
+    stop_worker(&w);
+    assert_int_equal(micro_count(f->state, "start quantize"), 2);
+    assert_count(f, "select count(*) from mlopt.derivation where step = 'quantize'", 1);
     assert_clean(f);
 }
 
@@ -473,6 +539,8 @@ int main(int argc, char **argv)
         WITH_DATABASE(test_worker__signs_only_what_it_compiled),
         WITH_DATABASE(test_worker__a_report_knows_the_steps_before_it),
         WITH_DATABASE(test_worker__keeps_no_document_of_another_step_or_size),
+        WITH_DATABASE(test_worker__what_a_step_chose_enters_the_derivation),
+        WITH_DATABASE(test_worker__an_unfinished_choice_is_not_reused),
         WITH_DATABASE(test_worker__a_failed_expectation_fails_the_run),
         WITH_DATABASE(test_worker__cancellation_stops_a_running_step),
         WITH_DATABASE(test_worker__stopping_hands_the_job_back),

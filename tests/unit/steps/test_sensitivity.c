@@ -66,7 +66,7 @@ static void set_up(struct bench *b, struct mlo_model *model, int64_t samples, co
 
 static void tear_down(struct bench *b)
 {
-    static const char *const FILES[] = {"x.npz", "m.onnx", "model.onnx"};
+    static const char *const FILES[] = {"x.npz", "m.onnx", "model.onnx", "decision.json"};
     char path[96];
     for (size_t i = 0; i < MLO_COUNT(FILES); i++) {
         snprintf(path, sizeof path, "%s/%s", b->dir, FILES[i]);
@@ -226,7 +226,7 @@ static void test_budget__the_ruined_node_alone_goes_back(void **state)
     set_up(&b, m, SAMPLES, BUDGET("0.5pt"));
     assert_ok(run_step(&b, b.path, 1, 1, &first, &err));
     const json_t *decision = json_object_get(first.report, "mixed_precision");
-    const json_t *given = json_object_get(decision, "float"), *drop = json_object_get(decision, "drop");
+    const json_t *given = json_object_get(decision, "given_back"), *drop = json_object_get(decision, "drop");
     assert_int_equal(json_array_size(given), 1);
     assert_string_equal(mlo_json_str(json_array_get(given, 0), "node", ""), "b_node");
     assert_true(mlo_json_f64(drop, "high", 1) <= 0.005);
@@ -261,7 +261,7 @@ static void test_budget__nothing_goes_back_without_need(void **state)
     set_up(&b, m, SAMPLES, BUDGET("0.5pt"));
     assert_ok(run_step(&b, b.path, 1, 0, &result, &err));
     const json_t *decision = json_object_get(result.report, "mixed_precision");
-    assert_int_equal(json_array_size(json_object_get(decision, "float")), 0);
+    assert_int_equal(json_array_size(json_object_get(decision, "given_back")), 0);
     assert_int_equal(json_array_size(json_object_get(decision, "tried")), 1);
     mlo_step_result_clear(&result);
     tear_down(&b);
@@ -319,7 +319,7 @@ static void test_budget__the_best_so_far_when_the_time_is_over(void **state)
         const json_t *note = json_array_get(json_object_get(result.report, "notes"), 0);
         assert_true(mlo_json_bool(decision, "complete", limited) == !limited);
         assert_true(mlo_json_bool(decision, "holds", limited) == !limited);
-        assert_int_equal(json_array_size(json_object_get(decision, "float")), limited ? 0 : 1);
+        assert_int_equal(json_array_size(json_object_get(decision, "given_back")), limited ? 0 : 1);
         assert_true((mlo_json_f64(json_object_get(decision, "drop"), "value", 0) > 0.4) == limited);
         assert_true((strstr(mlo_json_str(note, "note", ""), "does not hold the budget of 0.5pt") != NULL) ==
                     limited);
