@@ -186,6 +186,9 @@ static void part_accuracy(struct mlo_buf *out, const json_t *report)
             HTML(out, "</td><td class=\"n\">%.3g</td></tr>", p);
     }
     HTML(out, "</tbody></table></div>");
+    json_array_foreach(json_object_get(accuracy, "left_out"), i, metric)
+        HTML(out, "<p class=\"muted\">Not measured: %s, since %s.</p>", mlo_json_str(metric, "metric", ""),
+             mlo_json_str(metric, "why", ""));
     if (json_object_get(outcomes, "both_right"))
         HTML(out,
              "<p>Right with both <b>%lld</b>, with the source alone <b class=\"lost\">%lld</b>, with the "

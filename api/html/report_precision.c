@@ -152,7 +152,8 @@ void mlo_report_part_precision(struct mlo_buf *out, const json_t *precision)
     count = nodes ? select_nodes(all, false, nodes) : 0;
     last = MLO_MIN(count, (size_t)MLO_PAGE_ROWS);
     if (count) {
-        HTML(out, "<details class=\"panel\"><summary>%zu other nodes</summary>", count);
+        HTML(out, "<details class=\"panel\"><summary>%zu node%s that %s not stay in float</summary>", count,
+             count == 1 ? "" : "s", count == 1 ? "does" : "do");
         node_rows(out, nodes, 0, last, macs);
         mlo_report_left_out(out, count - last);
         HTML(out, "</details>");

@@ -93,7 +93,8 @@ void mlo_report_part_samples(struct mlo_buf *out, const json_t *samples, const j
          labels ? "Right with the source, wrong with the variant" : "Another class than with the source");
     sample_rows(out, changed, classes);
     int64_t all = mlo_json_i64(outcomes, labels ? "lost" : "changed", 0);
-    mlo_report_left_out(out,
-                        all > (int64_t)json_array_size(changed) ? (size_t)all - json_array_size(changed) : 0);
+    if (all > (int64_t)json_array_size(changed))
+        HTML(out, "<p class=\"muted\">The %zu of these %lld whose outputs moved most.</p>",
+             json_array_size(changed), (long long)all);
     HTML(out, "</section>");
 }

@@ -26,14 +26,19 @@ enum mlo_status page_report(struct mlo_request *req, struct mlo_error *err)
     enum mlo_status status;
     const char *project = mlo_request_param(req, "p"), *model = mlo_request_param(req, "m"),
                *version = mlo_request_param(req, "v"), *name = mlo_request_param(req, "name");
-    char title[360], style[64];
+    char title[360], style[64], query[32] = "";
     json_t *report = NULL;
+    int64_t run;
+    MLO_TRY(mlo_request_query_i64(req, "run", 0, 1, INT64_MAX, &run, err));
+    if (run)
+        snprintf(query, sizeof query, "?run=%lld", (long long)run);
     MLO_TRY(read_report(req, &report, title, sizeof title, err));
     const struct mlo_report_page page = {
         .title = title,
         .back_href = mlo_arena_printf(req->arena, "/models/%s/%s", project, model),
         .back_text = mlo_arena_printf(req->arena, "%s/%s", project, model),
-        .json_href = mlo_arena_printf(req->arena, "/report/%s/%s/%s/%s/json", project, model, version, name),
+        .json_href =
+            mlo_arena_printf(req->arena, "/report/%s/%s/%s/%s/json%s", project, model, version, name, query),
     };
     mlo_buf_reset(&req->out);
     MLO_TRY(mlo_report_html(report, &page, &req->out, err));

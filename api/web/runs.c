@@ -82,7 +82,7 @@ static void error_box(struct mlo_buf *out, const json_t *error)
     HTML(out, "</div>");
 }
 
-static void job_row(struct mlo_buf *out, const json_t *job, const json_t *shown)
+static void job_row(struct mlo_buf *out, const json_t *run, const json_t *job, const json_t *shown)
 {
     double seconds = mlo_json_f64(job, "seconds", NAN);
     bool reused = mlo_json_bool(job, "reused", false);
@@ -99,7 +99,12 @@ static void job_row(struct mlo_buf *out, const json_t *job, const json_t *shown)
         HTML(out, "</td><td class=\"n muted\">–</td><td>");
     else
         HTML(out, "</td><td class=\"n\">%.1f&nbsp;s</td><td>", seconds);
-    mlo_piece_digest(out, mlo_json_str(job, "output", NULL));
+    if (strcmp(mlo_text(job, "step"), "report") == 0 && strcmp(mlo_text(job, "state"), "succeeded") == 0)
+        HTML(out, "<a href=\"/report/%s/%s/%lld/%s?run=%lld\">Report</a>", mlo_text(run, "project"),
+             mlo_text(run, "model"), (long long)mlo_json_i64(run, "version", 0), mlo_text(run, "variant"),
+             (long long)mlo_json_i64(run, "id", 0));
+    else
+        mlo_piece_digest(out, mlo_json_str(job, "output", NULL));
     HTML(out, "</td></tr>");
     const json_t *error = json_object_get(job, "error"); /* unless it stands above already, as the run's */
     if (json_is_object(error) && strcmp(mlo_text(error, "message"), mlo_text(shown, "message")) != 0) {
@@ -179,7 +184,8 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
               "id=\"jobs\"><thead><tr><th>Step</th>"
               "<th>Kind</th><th>State</th><th>Progress</th><th>Worker</th><th class=\"n\">Started</th>"
               "<th class=\"n\">Took</th><th>Artifact</th></tr></thead><tbody>");
-    json_array_foreach(json_object_get(run, "jobs"), i, job) job_row(out, job, json_object_get(run, "error"));
+    json_array_foreach(json_object_get(run, "jobs"), i, job)
+        job_row(out, run, job, json_object_get(run, "error"));
     HTML(out, "</tbody></table></div></section>");
     expectations(out, json_object_get(run, "expectations"));
     HTML(out, "</div>");

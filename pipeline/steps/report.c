@@ -17,7 +17,7 @@ static const struct mlo_option_spec OPTIONS[] = {
      .description = "samples that tensors are compared on, the first of the calibration data"},
     {.name = "evaluate_samples",
      .type = MLO_OPT_INT,
-     .fallback = "128",
+     .fallback = "0",
      .min = 0,
      .max = 1 << 30,
      .description =
@@ -290,7 +290,7 @@ out:
 const struct mlo_step mlo_step_report = {
     .name = "report",
     .kind = MLO_STEP_OBSERVE,
-    .revision = 1,
+    .revision = 2,
     .takes_calibrate = true,
     .takes_evaluate = true,
     .reads_history = true,

@@ -216,6 +216,14 @@ def check_report(stand, run):
     assert panel.value_of_css_property("border-radius") == "9px", "the style sheet was refused"
     assert stand.one("details").get_attribute("open") is None
     stand.shot("report")
+    json_link = [a.get_attribute("href") for a in stand.all("a") if a.get_attribute("href").endswith("/json")]
+    stand.go(f"/runs/fashion/{run}")
+    own = [a for a in stand.all("#jobs a") if a.text == "Report"]
+    assert len(own) == 1 and own[0].get_attribute("href").endswith(f"?run={run}"), stand.one("#jobs").text
+    stand.go("/" + own[0].get_attribute("href").split("/", 3)[3])
+    assert "Tensors, the noisiest first" in stand.one("main").text
+    assert [a.get_attribute("href") for a in stand.all("a") if a.get_attribute("href").endswith(f"/json?run={run}")] == [
+        link + f"?run={run}" for link in json_link]
 
 
 def promote(stand, stage, variant, reason):

@@ -81,6 +81,22 @@ holds "d['variants'][1]['artifact'] == '$first'"
 # each run is explained, by the same bytes
 holds "[r['blob'] for r in d['variants'][1]['reports']] == ['$report'] * 2"
 
+# and it can be had as JSON, of a run, and as a page
+expect 0 "$MLOPT" report fashion/cnn@1/short --out explained.json
+[ "sha256:$(sha256sum explained.json | cut -d' ' -f1)" = "$report" ] || fail "the report's bytes"
+expect 0 "$MLOPT" report fashion/cnn/short --run 1 --out explained.html
+grep -q '<h1>fashion/cnn/short' explained.html && grep -q 'Tensors, the noisiest first' explained.html || fail "the page"
+expect 0 "$MLOPT" report fashion/cnn/short
+holds "d['format'] == 'mlopt-report-1' and d['data']['accuracy']['samples'] == 16"
+expect 3 "$MLOPT" report fashion/cnn/short --run 99 --out none.html
+says "no report"
+expect 3 "$MLOPT" report fashion/cnn/shor --out none.html
+expect 2 "$MLOPT" report fashion/cnn --out none.html
+says "names no variant"
+expect 2 "$MLOPT" report fashion/cnn/short --out none.txt
+says ".html or .json"
+[ ! -e none.html ] || fail "a report that is not there was written"
+
 # a built-in recipe on other data, by --set
 expect 3 "$MLOPT" submit fashion/cnn --recipe int8-cpu --set data.evaluate=fashion/nothing
 says "fashion/nothing"

@@ -123,6 +123,25 @@ static void test_report_page__shows_what_was_measured(void **state)
     mlo_buf_clear(&page);
 }
 
+/* What is not on the page is said, and why; the JSON has no more samples than the page. */
+static void test_report_page__says_what_is_left_out(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_buf page = MLO_BUF_INIT;
+    page_of("{\"format\": \"mlopt-report-1\", \"accuracy\": {\"metrics\": [], \"left_out\": [{\"metric\": "
+            "\"top1\", "
+            "\"why\": \"the output <i>has</i> no classes\"}]}, \"precision\": {\"nodes\": [{\"node\": \"a\", "
+            "\"runs_in\": \"integer\"}]}, \"samples\": {\"outcomes\": {\"lost\": 24, \"both_right\": 1}, "
+            "\"worst\": "
+            "[{\"sample\": 3}], \"changed\": [{\"sample\": 3}, {\"sample\": 4}]}}",
+            &page);
+    assert_holds(&page, "Not measured: top1, since the output &lt;i&gt;has&lt;/i&gt; no classes.");
+    assert_holds(&page, "The 2 of these 24 whose outputs moved most.");
+    assert_lacks(&page, "which are in the JSON");
+    assert_holds(&page, "<summary>1 node that does not stay in float</summary>");
+    mlo_buf_clear(&page);
+}
+
 /* Whoever submits a run can have any JSON stored as its report. */
 static void test_report_page__stands_members_of_other_types(void **state)
 {
@@ -192,6 +211,7 @@ int main(void)
         cmocka_unit_test(test_report_page__takes_no_text_for_html),
         cmocka_unit_test(test_report_page__needs_nothing_else),
         cmocka_unit_test(test_report_page__shows_what_was_measured),
+        cmocka_unit_test(test_report_page__says_what_is_left_out),
         cmocka_unit_test(test_report_page__stands_members_of_other_types),
         cmocka_unit_test(test_report_page__folds_long_lists),
         cmocka_unit_test(test_report_page__refuses_another_form),
