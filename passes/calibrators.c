@@ -10,6 +10,7 @@ enum { STEPS = 256 }; /* candidates of a search, at most about so many */
 /* --- from extremes and ranks -----------------------------------------------------------------------------
  */
 
+/* The extremes themselves (Jacob et al. 2018, section 2.1). */
 static void minmax(const struct mlo_tensor_stats *t, const struct mlo_calibration *c, float *low, float *high)
 {
     MLO_UNUSED(c);
@@ -26,6 +27,8 @@ static void moving_average(const struct mlo_tensor_stats *t, const struct mlo_ca
     *high = t->ema_weight > 0 ? (float)(t->ema_max / t->ema_weight) : t->max;
 }
 
+/* What is rare at either end is clipped (Wu et al. 2020, "Integer Quantization for Deep Learning Inference",
+ * arXiv:2004.09602, section 4). */
 static void percentile(const struct mlo_tensor_stats *t, const struct mlo_calibration *c, float *low,
                        float *high)
 {
@@ -179,8 +182,9 @@ static void entropy(const struct mlo_tensor_stats *t, const struct mlo_calibrati
 /* --- squared error -----------------------------------------------------------------------------------------
  */
 
-/* Shrinks one end after the other, each over all bin edges within the extremes. Symmetric ranges have one
- * end. */
+/* Least squared error of clipping and rounding together (Choukroun et al. 2019, "Low-bit Quantization of
+ * Neural Networks for Efficient Inference", arXiv:1902.06822). Shrinks one end after the other, each over all
+ * bin edges within the extremes. Symmetric ranges have one end. */
 static void mse(const struct mlo_tensor_stats *t, const struct mlo_calibration *c, float *low, float *high)
 {
     double a = fmin((double)t->min, 0), z = fmax((double)t->max, 0), width = ldexp(1, t->log2_width);
@@ -239,7 +243,9 @@ double mlo_calibration_sqnr(const struct mlo_tensor_stats *t, const struct mlo_c
     return noise > 0 && signal > 0 ? 10 * log10(signal / noise) : 0;
 }
 
-/* Each value takes the calibrator that leaves it the best signal to noise ratio; among equals, the first. */
+/* Each value takes the calibrator that leaves it the best signal to noise ratio (SQNR as what judges a layer:
+ * Lin et al. 2016, "Fixed Point Quantization of Deep Convolutional Networks", arXiv:1511.06393); among
+ * equals, the first. */
 static void automatic(const struct mlo_tensor_stats *t, const struct mlo_calibration *c, float *low,
                       float *high)
 {

@@ -7,7 +7,7 @@
 #include "passes/quantize_impl.h"
 
 /* A bias beyond this many steps could overflow int32 together with the products; s_w is raised until it fits
- * (the collapse of MobileNetV3 per channel). */
+ * (the collapse of MobileNetV3 per channel: microsoft/onnxruntime#11415). */
 static const float largest_bias = 0x1p30f;
 static const float smallest_scale = 0x1p-60f;
 

@@ -68,6 +68,56 @@ static void test_calibrators__moving_average_by_hand(void **state)
     mlo_stats_clear(&stats);
 }
 
+static void test_calibrators__minmax_and_percentile_by_hand(void **state)
+{
+    (void)state;
+    struct mlo_stats stats;
+    float values[100], low, high;
+    for (int i = 0; i < 100; i++) /* 0, 1, … 97, and one far out at each end */
+        values[i] = i == 0 ? -1000 : i == 99 ? 1000 : (float)(i - 1);
+    const struct mlo_tensor_stats *t = observe(&stats, values, 100);
+    mlo_calibrator_find("minmax")->range(t, &ASYMMETRIC, &low, &high);
+    assert_true(low == -1000 && high == 1000);
+    /* 1.5 of 100 go at either end: the range ends in the bins that hold 0 and 97 */
+    const struct mlo_calibration c = {.percentile = 97, .levels = 256};
+    float width = ldexpf(1, t->log2_width);
+    mlo_calibrator_find("percentile")->range(t, &c, &low, &high);
+    if (!(fabsf(low) <= width && fabsf(high - 97) <= width))
+        fail_msg("[%g, %g] in bins of %g", (double)low, (double)high, (double)width);
+    mlo_stats_clear(&stats);
+}
+
+/* Bins of width 1, two levels: 0 and the end z. 100 values in [10, 11), some in [100, 101), spread evenly.
+ * With one far out, z = 11 costs 100/3 + (89^2 + 89 90 + 90^2)/3 = 8044; z = 12 costs 233 + 7832 = 8066, z =
+ * 10 costs 33 + 8190 = 8224, and where the ten become 0 they alone cost 11033. With as many far out, the
+ * extremes cost 11033 + 15, and z = 11 some 800000. `auto` takes the same, as the extremes and the average
+ * lose more in the first case, and the least first in the second. */
+static void test_calibrators__mse_by_hand(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t far;
+        float high;
+    } cases[] = {{1, 11}, {100, 100.75f}};
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        float low, high;
+        uint64_t *bins = calloc(MLO_HIST_BINS, sizeof *bins);
+        assert_non_null(bins);
+        bins[MLO_HIST_BINS / 2 + 10] = 100;
+        bins[MLO_HIST_BINS / 2 + 100] = cases[i].far;
+        const struct mlo_tensor_stats t = {
+            .name = "x", .count = 100 + cases[i].far, .min = 10.25f, .max = 100.75f, .bins = bins};
+        const struct mlo_calibration c = {.levels = 2, .percentile = 100};
+        static const char *const names[] = {"mse", "auto"};
+        for (size_t n = 0; n < MLO_COUNT(names); n++) {
+            mlo_calibrator_find(names[n])->range(&t, &c, &low, &high);
+            if (fminf(low, 0) != 0 || high != cases[i].high)
+                fail_msg("%s, %d far out: [%g, %g]", names[n], (int)cases[i].far, (double)low, (double)high);
+        }
+        free(bins);
+    }
+}
+
 /* Numbers from 0 to 1 and one large. By squared error the large one goes when it costs each of a million
  * small ones a coarse step, and stays when there are ten; by entropy what is even stays and what is rare
  * goes. */
@@ -280,6 +330,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_calibrators__table_and_names_agree),
         cmocka_unit_test(test_calibrators__moving_average_by_hand),
+        cmocka_unit_test(test_calibrators__minmax_and_percentile_by_hand),
+        cmocka_unit_test(test_calibrators__mse_by_hand),
         cmocka_unit_test(test_calibrators__weigh_an_outlier),
         cmocka_unit_test(test_calibrators__entropy_by_hand),
         cmocka_unit_test(test_calibrators__entropy_keeps_pixels),

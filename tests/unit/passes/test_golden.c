@@ -355,6 +355,28 @@ static void test_passes__are_idempotent(void **state)
     }
 }
 
+/* Variance 0.25 and epsilon 0.75: the output is divided by 1. 3 (2 x + 1 - 4) + 0.5 = 6 x - 8.5. */
+static void test_fold_batchnorm__by_hand(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_model *m = new_model(13);
+    struct mlo_value *c = op(m, "Conv", "c", input(m, "x", -1, 1, 2, 2), floats(m, "w", LIST(2), 1, 1, 1, 1),
+                             floats(m, "b", LIST(1), 1));
+    struct mlo_value *n =
+        op(m, "BatchNormalization", "y", c, floats(m, "gain", LIST(3), 1), floats(m, "offset", LIST(0.5f), 1),
+           floats(m, "mean", LIST(4), 1), floats(m, "var", LIST(0.25f), 1));
+    assert_true(mlo_node_set_f(n->producer, "epsilon", 0.75f));
+    finish(m, n);
+    assert_ok(run_pass(m, "fold-batchnorm", NULL, NULL, NULL, &err));
+    assert_int_equal(m->graph->node_count, 1);
+    const struct mlo_node *node = m->graph->nodes[0];
+    assert_true(mlo_tensor_get_f64(mlo_node_const(node, 1), 0) == 6);
+    assert_true(mlo_tensor_get_f64(mlo_node_const(node, 2), 0) == -8.5);
+    assert_string_equal(node->outputs[0]->name, "y");
+    mlo_model_free(m);
+}
+
 static void test_fold_batchnorm__says_why_it_left_one(void **state)
 {
     MLO_UNUSED(state);
@@ -423,6 +445,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_passes__golden_pairs_and_equal_outputs),
         cmocka_unit_test(test_passes__are_idempotent),
+        cmocka_unit_test(test_fold_batchnorm__by_hand),
         cmocka_unit_test(test_fold_batchnorm__says_why_it_left_one),
         cmocka_unit_test(test_fold_batchnorm__transposed_conv_scales_outputs_by_group),
         cmocka_unit_test(test_fold_constants__never_blows_a_model_up),

@@ -263,6 +263,26 @@ static void test_quantize__raises_weight_scales_for_large_biases(void **state)
     mlo_model_free(m);
 }
 
+/* Steps of x are 1, those of the weights 2^-33: a bias of 4 would be 2^35 of their product. The guard leaves
+ * 2^30 of them: steps of 2^-28, in which the weight 127 2^-33 is 127/32, rounded to 4. */
+static void test_quantize__bias_guard_by_hand(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_stats stats;
+    struct mlo_model *m = new_model(13);
+    finish(m, op(m, "Gemm", "y", input(m, "x", -1, 1), floats(m, "w", LIST(127 * 0x1p-33f), 1, 1),
+                 floats(m, "b", LIST(4), 1)));
+    mlo_stats_init(&stats);
+    saw(&stats, "x", LIST(0, 255), 2);
+    assert_ok(run_pass(m, "quantize", NULL, &stats, NULL, &err));
+    assert_constant(m, "w_scale", MLO_FLOAT32, 0x1p-28);
+    assert_constant(m, "w_quantized", MLO_INT8, 4);
+    assert_constant(m, "b_quantized", MLO_INT32, 0x1p30);
+    mlo_stats_clear(&stats);
+    mlo_model_free(m);
+}
+
 static void test_quantize__shared_weights_are_stored_once(void **state)
 {
     MLO_UNUSED(state);
@@ -404,6 +424,7 @@ int main(void)
         cmocka_unit_test(test_quantize__wants_no_more_where_a_node_is_excluded),
         cmocka_unit_test(test_quantize__same_input_gives_same_bytes),
         cmocka_unit_test(test_quantize__raises_weight_scales_for_large_biases),
+        cmocka_unit_test(test_quantize__bias_guard_by_hand),
         cmocka_unit_test(test_quantize__shared_weights_are_stored_once),
         cmocka_unit_test(test_quantize__percentile_ignores_outliers),
         cmocka_unit_test(test_quantize__zeros_are_noted_not_fatal),
