@@ -67,7 +67,7 @@ DECLARE
 BEGIN
     INSERT INTO ledger_head VALUES (project, 0, 0, '', '{}') ON CONFLICT DO NOTHING;
     SELECT * INTO head FROM ledger_head WHERE project_id = project FOR UPDATE;
-    IF number <> head.n + 1 OR seq <> (SELECT min(audit_seq) FROM ledger_event
+    IF number <> head.n + 1 OR seq IS DISTINCT FROM (SELECT min(audit_seq) FROM ledger_event
                                        WHERE project_id = project AND audit_seq > head.audit_seq) THEN
         RAISE EXCEPTION 'commit % of ledger % is not the next one', number, project
             USING ERRCODE = 'serialization_failure';

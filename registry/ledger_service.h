@@ -1,0 +1,57 @@
+/* Writing ledgers: a server turns the recorded events into signed commits in PostgreSQL, and keeps a bare git
+ * repository per project as a cache of them, which any server makes again to the same ids. Several servers
+ * may do it at once, with the same key (ledger.key in each one's folder): a lock per project orders them, and
+ * each event has one commit. What a killed server left is finished by the next call.
+ *
+ *     DIR/ledger.key        the private key (0600); made when the installation has none
+ *     DIR/PROJECT.git       the repository: removed at any time, it is made again */
+#ifndef MLO_REGISTRY_LEDGER_SERVICE_H
+#define MLO_REGISTRY_LEDGER_SERVICE_H
+
+#include "base/git_object.h"
+#include "registry/keys.h"
+#include "registry/ledger.h"
+
+struct mlo_ledger;
+
+/* Called at each step of writing, with its name; for tests of what a kill there leaves. */
+typedef void mlo_ledger_step_fn(void *arg, const char *step);
+
+struct mlo_ledger_options {
+    struct mlo_db *db;  /* the server's role; borrowed */
+    const char *dir;    /* made when it is not there, mode 0700; copied */
+    const char *mirror; /* repositories MIRROR/PROJECT.git are pushed to: a folder (bare repositories are made
+                           in it), or a URL that libgit2 can push to; NULL: none; copied */
+    mlo_ledger_step_fn *on_step;
+    void *step_arg;
+};
+/* Opens or makes the key and registers it. MLO_ECONFLICT when the installation signs with a key that is not
+ * here. */
+MLO_MUST_USE enum mlo_status mlo_ledger_open(const struct mlo_ledger_options *options,
+                                             struct mlo_ledger **out, struct mlo_error *err);
+/* Stops the thread, if there is one. NULL is allowed. */
+void mlo_ledger_close(struct mlo_ledger *ledger);
+
+/* Writes what is recorded and not written, and brings the repository to the last commit. `conn` is not in a
+ * transaction. */
+MLO_MUST_USE enum mlo_status mlo_ledger_sync(struct mlo_ledger *ledger, struct mlo_db_conn *conn,
+                                             int64_t project_id, struct mlo_error *err);
+/* The same for every project whenever there is something to write, on a thread of its own, and the push to
+ * the mirror; failures are logged and tried again. */
+MLO_MUST_USE enum mlo_status mlo_ledger_start(struct mlo_ledger *ledger, struct mlo_error *err);
+/* Tells the thread that there is something to write now. NULL is allowed. */
+void mlo_ledger_kick(struct mlo_ledger *ledger);
+
+/* Pushes the repository to the mirror as it is. MLO_ECONFLICT when the mirror has a history that this one
+ * does not continue: one of them was rewritten. MLO_OK without a mirror. */
+MLO_MUST_USE enum mlo_status mlo_ledger_push(struct mlo_ledger *ledger, const char *project,
+                                             struct mlo_error *err);
+
+/* A new key signs from now on; the one before vouches for it and is retired. Needs an admin. */
+MLO_MUST_USE enum mlo_status mlo_ledger_rotate(struct mlo_ledger *ledger, struct mlo_db_conn *conn,
+                                               const struct mlo_actor *actor, struct mlo_error *err);
+
+/* "DIR/PROJECT.git"; yours (free); NULL: out of memory. */
+char *mlo_ledger_repository(const struct mlo_ledger *ledger, const char *project);
+
+#endif
