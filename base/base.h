@@ -1,5 +1,5 @@
 /* The public header of base/: what every other room stands on. It depends on libc, OpenSSL
- * (SHA-256) and jansson, and on no other room. */
+ * (SHA-256), jansson and libyaml, and on no other room. */
 #ifndef MLO_BASE_H
 #define MLO_BASE_H
 
@@ -22,5 +22,6 @@
 #include "base/str.h"
 #include "base/suggest.h"
 #include "base/threads.h"
+#include "base/yaml.h"
 
 #endif

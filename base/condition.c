@@ -191,34 +191,54 @@ static bool holds(enum mlo_condition_op op, double low, double high, double righ
     return high < right;
 }
 
-static enum mlo_status verdict(const struct mlo_condition *c, const char *what, double value, double low,
-                               double high, double right, struct mlo_error *err)
+static void judge(const struct mlo_condition *c, const char *against, double value, double low, double high,
+                  double limit, struct mlo_condition_verdict *out)
 {
-    if (holds(c->op, low, high, right))
-        return MLO_OK;
     bool upper = c->op == MLO_LE || c->op == MLO_LT;
-    return mlo_error_set(
-        err, MLO_EEXPECT,
-        "\"%s\" does not hold: %s is %.6g (95%% interval %.6g to %.6g), so its %s bound %.6g is not %s %.6g",
-        c->text, what, value, low, high, upper ? "upper" : "lower", upper ? high : low, OP_TEXT[c->op],
-        right);
+    out->judged = true;
+    out->holds = holds(c->op, low, high, limit);
+    if (against)
+        snprintf(out->what, sizeof out->what, "%s %s %s", c->metric, against, c->base);
+    else
+        snprintf(out->what, sizeof out->what, "%s", c->metric);
+    out->value = value;
+    out->low = low;
+    out->high = high;
+    out->bound = upper ? high : low;
+    out->limit = limit;
+    out->op = OP_TEXT[c->op];
+}
+
+void mlo_condition_judge(const struct mlo_condition *condition, const struct mlo_condition_facts *facts,
+                         struct mlo_condition_verdict *out)
+{
+    const struct mlo_condition *c = condition;
+    *out = (struct mlo_condition_verdict){0};
+    if (!c->base[0]) {
+        if (facts->have_value)
+            judge(c, NULL, facts->value, facts->low, facts->high, c->offset, out);
+    } else if (c->offset == 0 && facts->have_ratio) {
+        judge(c, "/", facts->ratio, facts->ratio_low, facts->ratio_high, c->factor, out);
+    } else if (c->factor == 1 && facts->have_difference) {
+        judge(c, "-", facts->difference, facts->difference_low, facts->difference_high, c->offset, out);
+    }
 }
 
 enum mlo_status mlo_condition_check(const struct mlo_condition *condition,
                                     const struct mlo_condition_facts *facts, struct mlo_error *err)
 {
     const struct mlo_condition *c = condition;
-    char what[96];
-    if (!c->base[0]) {
-        if (facts->have_value)
-            return verdict(c, c->metric, facts->value, facts->low, facts->high, c->offset, err);
-    } else if (c->offset == 0 && facts->have_ratio) {
-        snprintf(what, sizeof what, "%s / %s", c->metric, c->base);
-        return verdict(c, what, facts->ratio, facts->ratio_low, facts->ratio_high, c->factor, err);
-    } else if (c->factor == 1 && facts->have_difference) {
-        snprintf(what, sizeof what, "%s - %s", c->metric, c->base);
-        return verdict(c, what, facts->difference, facts->difference_low, facts->difference_high, c->offset,
-                       err);
+    struct mlo_condition_verdict v;
+    mlo_condition_judge(c, facts, &v);
+    if (v.judged && v.holds)
+        return MLO_OK;
+    if (v.judged) {
+        bool upper = c->op == MLO_LE || c->op == MLO_LT;
+        return mlo_error_set(err, MLO_EEXPECT,
+                             "\"%s\" does not hold: %s is %.6g (95%% interval %.6g to %.6g), so its %s bound "
+                             "%.6g is not %s %.6g",
+                             c->text, v.what, v.value, v.low, v.high, upper ? "upper" : "lower", v.bound,
+                             v.op, v.limit);
     }
     enum mlo_status status =
         mlo_error_set(err, MLO_EEXPECT, "\"%s\" cannot be checked: %s%s%s was not measured", c->text,

@@ -1,4 +1,4 @@
-/* Conditions on evidence, as recipes' expectations and (later) gates write them:
+/* Conditions on evidence, as recipes' expectations and policies' gates write them:
  *
  *     top1 >= source - 0.5pt
  *     latency.p50[batch=1,threads=1] <= 0.8 * source
@@ -51,6 +51,19 @@ struct mlo_condition_facts {
     double difference, difference_low, difference_high; /* metric - base */
     double ratio, ratio_low, ratio_high;                /* metric / base */
 };
+
+/* The numbers of a judgement: what was compared with what. */
+struct mlo_condition_verdict {
+    bool judged; /* false: what it needs was not measured; the rest is empty */
+    bool holds;
+    char what[96];           /* "top1", "top1 - source", "latency.p99 / production" */
+    double value, low, high; /* of `what`, with its 95% interval */
+    double bound;            /* the end of the interval that is against the claim */
+    double limit;            /* what the bound must reach, or stay below */
+    const char *op;          /* ">="… */
+};
+void mlo_condition_judge(const struct mlo_condition *condition, const struct mlo_condition_facts *facts,
+                         struct mlo_condition_verdict *out);
 
 /* Whether the condition holds, each time by the bound of the interval that is against the claim:
  * absolute: low (>=) or high (<=) of the value; factor 1 with an offset: the bound of the difference; a

@@ -18,7 +18,7 @@ static const struct mlo_status_info STATUS_TABLE[MLO_STATUS_COUNT] = {
     {MLO_EPRECONDITION_REQUIRED, "precondition-required", "If-Match required", 428, 5, false},
     {MLO_EAUTH, "unauthorized", "not signed in", 401, 4, false},
     {MLO_EFORBIDDEN, "forbidden", "not allowed", 403, 4, false},
-    {MLO_EGATE, "gate-refused", "refused by a gate", 409, 5, false},
+    {MLO_EGATE, "gate-refused", "refused by a gate", 409, 8, false},
     {MLO_EEXPECT, "expectation-failed", "an expectation does not hold", 409, 6, false},
     {MLO_EDIGEST, "digest-mismatch", "digest mismatch", 422, 1, false},
     {MLO_ERANGE, "range-not-satisfiable", "range not satisfiable", 416, 1, false},

@@ -56,8 +56,8 @@ struct mlo_status_info {
     const char *code; /* stable, for machines: "not-found" */
     const char *text; /* for people: "not found" */
     int http;
-    int exit_code; /* 0 ok, 1 failed, 2 usage, 3 not found, 4 auth, 5 gate refused or conflict,
-                      6 job failed, 7 timed out */
+    int exit_code; /* 0 ok, 1 failed, 2 usage, 3 not found, 4 auth, 5 conflict, 6 job failed,
+                      7 timed out, 8 refused by a gate */
     bool retry;    /* trying the same again later can help */
 };
 

@@ -9,6 +9,7 @@
 #include "registry/db.h"
 #include "registry/embedded.h"
 #include "registry/evidence.h"
+#include "registry/gates.h"
 #include "registry/keys.h"
 #include "registry/ledger.h"
 #include "registry/ledger_service.h"

@@ -36,24 +36,19 @@ const struct mlo_sql mlo_sql_release[] = {
 };
 const size_t mlo_sql_release_count = MLO_COUNT(mlo_sql_release);
 
-struct chosen {
-    const char *target;
-    struct mlo_variant_info variant;
-};
-
 static int by_target(const void *a, const void *b)
 {
-    return strcmp(((const struct chosen *)a)->target, ((const struct chosen *)b)->target);
+    return strcmp(((const struct mlo_release_item *)a)->target, ((const struct mlo_release_item *)b)->target);
 }
 
 /* Finds the variants, sorted by target; *out is the caller's (free). */
 static enum mlo_status choose(struct mlo_db_conn *conn, int64_t version_id,
-                              const struct mlo_release_choice *choices, size_t count, struct chosen **out,
-                              struct mlo_error *err)
+                              const struct mlo_release_choice *choices, size_t count,
+                              struct mlo_release_item **out, struct mlo_error *err)
 {
     if (count == 0 || count > CHOICES_MAX)
         return mlo_error_set(err, MLO_EINVAL, "a release has 1 to %d variants, one per target", CHOICES_MAX);
-    struct chosen *all = calloc(count, sizeof *all);
+    struct mlo_release_item *all = calloc(count, sizeof *all);
     if (!all)
         return mlo_error_nomem(err);
     enum mlo_status status = MLO_OK;
@@ -84,26 +79,43 @@ out:
 }
 
 /* What makes a release itself: its number is not part of it. */
-static enum mlo_status content_digest(int64_t version, const struct chosen *all, size_t count,
-                                      struct mlo_digest *out, struct mlo_error *err)
+static enum mlo_status describe(int64_t version, struct mlo_release_content *c, struct mlo_error *err)
 {
     char text[MLO_DIGEST_TEXT_SIZE];
     json_t *variants = json_array();
-    for (size_t i = 0; i < count; i++)
-        json_array_append_new(variants, json_pack("{s:s, s:s, s:s}", "target", all[i].target, "variant",
-                                                  all[i].variant.name, "artifact",
-                                                  mlo_digest_text(&all[i].variant.artifact, text)));
-    json_t *content = json_pack("{s:I, s:o}", "version", (json_int_t)version, "variants", variants);
-    if (!content)
-        return mlo_error_nomem(err);
-    enum mlo_status status = mlo_json_digest(content, out, err);
-    json_decref(content);
+    for (size_t i = 0; i < c->count; i++)
+        json_array_append_new(variants, json_pack("{s:s, s:s, s:s}", "target", c->items[i].target, "variant",
+                                                  c->items[i].variant.name, "artifact",
+                                                  mlo_digest_text(&c->items[i].variant.artifact, text)));
+    c->json = json_pack("{s:I, s:o}", "version", (json_int_t)version, "variants", variants);
+    return c->json ? mlo_json_digest(c->json, &c->digest, err) : mlo_error_nomem(err);
+}
+
+enum mlo_status mlo_release_content(struct mlo_db_conn *conn, const struct mlo_version_info *version,
+                                    const struct mlo_release_choice *choices, size_t count,
+                                    struct mlo_release_content *out, struct mlo_error *err)
+{
+    memset(out, 0, sizeof *out);
+    enum mlo_status status = choose(conn, version->id, choices, count, &out->items, err);
+    if (status != MLO_OK)
+        return status;
+    out->count = count;
+    status = describe(version->number, out, err);
+    if (status != MLO_OK)
+        mlo_release_content_clear(out);
     return status;
 }
 
+void mlo_release_content_clear(struct mlo_release_content *content)
+{
+    free(content->items);
+    json_decref(content->json);
+    memset(content, 0, sizeof *content);
+}
+
 static enum mlo_status insert(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                              const struct mlo_version_info *version, const struct mlo_digest *content,
-                              const struct chosen *all, size_t count, struct mlo_release *out,
+                              const struct mlo_version_info *version,
+                              const struct mlo_release_content *content, struct mlo_release *out,
                               struct mlo_error *err)
 {
     struct mlo_params counter = MLO_PARAMS_INIT, add = MLO_PARAMS_INIT;
@@ -113,16 +125,17 @@ static enum mlo_status insert(struct mlo_db_conn *conn, const struct mlo_actor *
     mlo_param_i64(&add, version->model_id);
     mlo_param_i64(&add, out->seq);
     mlo_param_i64(&add, version->id);
-    mlo_param_digest(&add, content);
+    mlo_param_digest(&add, &content->digest);
     mlo_param_text(&add, actor->name);
     MLO_TRY(mlo_sql_number(conn, &mlo_sql_release[RELEASE_ADD], &add, &out->id, err));
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < content->count; i++) {
+        const struct mlo_release_item *item = &content->items[i];
         struct mlo_params p = MLO_PARAMS_INIT;
         mlo_param_i64(&p, out->id);
-        mlo_param_text(&p, all[i].target);
-        mlo_param_text(&p, all[i].variant.name);
-        mlo_param_digest(&p, &all[i].variant.artifact);
-        mlo_param_i64(&p, (int64_t)all[i].variant.size_bytes);
+        mlo_param_text(&p, item->target);
+        mlo_param_text(&p, item->variant.name);
+        mlo_param_digest(&p, &item->variant.artifact);
+        mlo_param_i64(&p, (int64_t)item->variant.size_bytes);
         MLO_TRY(mlo_db_exec(conn, &mlo_sql_release[RELEASE_VARIANT], &p, NULL, err));
     }
 out:
@@ -131,31 +144,25 @@ out:
 
 enum mlo_status mlo_release_ensure(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                    const struct mlo_version_info *version,
-                                   const struct mlo_release_choice *choices, size_t count,
-                                   struct mlo_release *out, struct mlo_error *err)
+                                   const struct mlo_release_content *content, struct mlo_release *out,
+                                   struct mlo_error *err)
 {
     struct mlo_params lock = MLO_PARAMS_INIT, find = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
-    struct mlo_digest content;
-    struct chosen *all = NULL;
-    enum mlo_status status = choose(conn, version->id, choices, count, &all, err);
-    if (status != MLO_OK)
-        return status;
-    MLO_TRY(content_digest(version->number, all, count, &content, err));
+    enum mlo_status status;
     mlo_param_i64(&lock, version->model_id);
     MLO_TRY(mlo_sql_number(conn, &mlo_sql_release[RELEASE_LOCK], &lock, NULL, err));
     mlo_param_i64(&find, version->model_id);
-    mlo_param_digest(&find, &content);
+    mlo_param_digest(&find, &content->digest);
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_release[RELEASE_FIND], &find, &rows, err));
     if (mlo_rows_count(&rows) > 0) {
         out->id = mlo_rows_i64(&rows, 0, 0);
         out->seq = mlo_rows_i64(&rows, 0, 1);
         goto out;
     }
-    MLO_TRY(insert(conn, actor, version, &content, all, count, out, err));
+    MLO_TRY(insert(conn, actor, version, content, out, err));
 out:
     mlo_rows_clear(&rows);
-    free(all);
     return status;
 }
 

@@ -1,4 +1,4 @@
-/* Private to registry/stage.c, registry/release.c. */
+/* Private to registry: what a release consists of. */
 #ifndef MLO_REGISTRY_RELEASE_IMPL_H
 #define MLO_REGISTRY_RELEASE_IMPL_H
 
@@ -8,11 +8,29 @@ struct mlo_release {
     int64_t id, seq;
 };
 
+struct mlo_release_item {
+    const char *target; /* borrowed from the choice */
+    struct mlo_variant_info variant;
+};
+
+/* What was chosen, found. */
+struct mlo_release_content {
+    struct mlo_release_item *items; /* sorted by target */
+    size_t count;
+    json_t *json; /* {version, variants:[{target, variant, artifact}]} */
+    struct mlo_digest digest;
+};
+/* Finds the variants of the version. Clear it. */
+enum mlo_status mlo_release_content(struct mlo_db_conn *conn, const struct mlo_version_info *version,
+                                    const struct mlo_release_choice *choices, size_t count,
+                                    struct mlo_release_content *out, struct mlo_error *err);
+void mlo_release_content_clear(struct mlo_release_content *content);
+
 /* The release with exactly this content: the one that is there, or a new one. Locks the model. */
 enum mlo_status mlo_release_ensure(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                    const struct mlo_version_info *version,
-                                   const struct mlo_release_choice *choices, size_t count,
-                                   struct mlo_release *out, struct mlo_error *err);
+                                   const struct mlo_release_content *content, struct mlo_release *out,
+                                   struct mlo_error *err);
 
 /* A release as JSON, by an expression for its id. */
 #define MLO_RELEASE_JSON(id)                                                                                 \

@@ -21,6 +21,7 @@ struct mlo_promotion {
     const char *stage;       /* "staging" or "production" */
     const char *reason;      /* NULL or "": none given */
     const int64_t *if_match; /* the generation that the caller saw (0: empty stage); NULL: not sent */
+    json_t **decision; /* what the gates said (see gates.h), also when they refuse; yours; NULL: not asked */
 };
 
 struct mlo_move {
@@ -30,7 +31,8 @@ struct mlo_move {
 
 /* Needs a promoter. MLO_EPRECONDITION_REQUIRED without if_match, MLO_EPRECONDITION when the pointer was moved
  * since, MLO_ENOTFOUND for an unknown version or variant, MLO_ECONFLICT when the stage already holds exactly
- * this. */
+ * this, MLO_EGATE when a gate of the policy refuses (gates.h). A refusal is recorded, with its numbers, in a
+ * transaction of its own: called within another one, that one decides. */
 MLO_MUST_USE enum mlo_status mlo_stage_promote(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                                const struct mlo_promotion *promotion, struct mlo_move *out,
                                                struct mlo_error *err);

@@ -6,18 +6,18 @@
 #endif
 
 static const struct mlo_cli_verb *const verbs[] = {
-    &mlo_verb_inspect,  &mlo_verb_run,        &mlo_verb_optimize,    &mlo_verb_quantize,
-    &mlo_verb_eval,     &mlo_verb_bench,      &mlo_verb_engines,     &mlo_verb_diff,
-    &mlo_verb_compile,  &mlo_verb_qat_export, &mlo_verb_sensitivity, &mlo_verb_observe,
+    &mlo_verb_inspect,      &mlo_verb_run,        &mlo_verb_optimize,    &mlo_verb_quantize,
+    &mlo_verb_eval,         &mlo_verb_bench,      &mlo_verb_engines,     &mlo_verb_diff,
+    &mlo_verb_compile,      &mlo_verb_qat_export, &mlo_verb_sensitivity, &mlo_verb_observe,
 #if MLOPT_SERVICE
-    &mlo_verb_push,     &mlo_verb_data_push,  &mlo_verb_data_pull,   &mlo_verb_models,
-    &mlo_verb_datasets, &mlo_verb_variants,   &mlo_verb_lineage,     &mlo_verb_report,
-    &mlo_verb_pull,     &mlo_verb_submit,     &mlo_verb_runs,        &mlo_verb_cancel,
-    &mlo_verb_promote,  &mlo_verb_rollback,   &mlo_verb_history,     &mlo_verb_audit,
-    &mlo_verb_up,       &mlo_verb_status,     &mlo_verb_server,      &mlo_verb_worker,
-    &mlo_verb_migrate,
+    &mlo_verb_push,         &mlo_verb_data_push,  &mlo_verb_data_pull,   &mlo_verb_models,
+    &mlo_verb_datasets,     &mlo_verb_variants,   &mlo_verb_lineage,     &mlo_verb_report,
+    &mlo_verb_pull,         &mlo_verb_submit,     &mlo_verb_runs,        &mlo_verb_cancel,
+    &mlo_verb_promote,      &mlo_verb_rollback,   &mlo_verb_policy_show, &mlo_verb_policy_set,
+    &mlo_verb_policy_check, &mlo_verb_history,    &mlo_verb_audit,       &mlo_verb_up,
+    &mlo_verb_status,       &mlo_verb_server,     &mlo_verb_worker,      &mlo_verb_migrate,
 #endif
-    &mlo_verb_help,     &mlo_verb_completion, &mlo_verb_step_exec,   &mlo_verb_bench_child,
+    &mlo_verb_help,         &mlo_verb_completion, &mlo_verb_step_exec,   &mlo_verb_bench_child,
 };
 
 int main(int argc, char **argv)

@@ -5,8 +5,8 @@
 
 #define CHOICES_MAX 16
 
-static enum mlo_status stage_known(const char *stage, const char *where, enum mlo_status wrong,
-                                   struct mlo_error *err)
+enum mlo_status mlo_request_stage(const char *stage, const char *where, enum mlo_status wrong,
+                                  struct mlo_error *err)
 {
     if (mlo_stage_valid(stage))
         return MLO_OK;
@@ -34,7 +34,7 @@ enum mlo_status h_stage(struct mlo_request *req, struct mlo_error *err)
     json_t *value = NULL;
     int64_t model;
     enum mlo_status status;
-    MLO_TRY(stage_known(stage, "path", MLO_ENOTFOUND, err));
+    MLO_TRY(mlo_request_stage(stage, "path", MLO_ENOTFOUND, err));
     MLO_TRY(mlo_request_model(req, NULL, &model, err));
     MLO_TRY(mlo_stage_get(req->conn, model, stage, &value, err));
     mlo_reply_header(req, "ETag", "\"%lld\"", (long long)mlo_json_i64(value, "generation", 0));
@@ -96,7 +96,7 @@ enum mlo_status h_promote(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_json_get_str(body, "reason", "", &promotion->reason, err));
     MLO_TRY(mlo_json_get_i64(body, "version", &latest, &promotion->version, err));
     MLO_TRY(mlo_json_get_bool(body, "dry_run", &no, &move.dry_run, err));
-    MLO_TRY(stage_known(promotion->stage, "field 'stage'", MLO_EINVAL, err));
+    MLO_TRY(mlo_request_stage(promotion->stage, "field 'stage'", MLO_EINVAL, err));
     MLO_TRY(read_choices(body, choices, &promotion->choice_count, err));
     MLO_TRY(mlo_request_model(req, NULL, &promotion->model_id, err));
     promotion->if_match = &if_match;
@@ -120,7 +120,7 @@ enum mlo_status h_rollback(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_json_get_bool(body, "dry_run", &no, &move.dry_run, err));
     if (!json_is_null(json_object_get(body, "to")))
         MLO_TRY(mlo_json_get_i64(body, "to", &previous, &back->to_release, err));
-    MLO_TRY(stage_known(back->stage, "field 'stage'", MLO_EINVAL, err));
+    MLO_TRY(mlo_request_stage(back->stage, "field 'stage'", MLO_EINVAL, err));
     MLO_TRY(mlo_request_model(req, NULL, &back->model_id, err));
     back->if_match = &if_match;
     MLO_TRY(reply_move(req, &move, err));
@@ -139,7 +139,7 @@ enum mlo_status h_history(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_request_page(req, &page, err));
     filter.stage = stage && stage[0] ? stage : NULL;
     if (filter.stage)
-        MLO_TRY(stage_known(stage, "query argument 'stage'", MLO_EINVAL, err));
+        MLO_TRY(mlo_request_stage(stage, "query argument 'stage'", MLO_EINVAL, err));
     MLO_TRY(mlo_request_model(req, &filter.project_id, &filter.model_id, err));
     if (at && at[0]) {
         MLO_TRY(mlo_stage_at(req->conn, filter.model_id, filter.stage ? filter.stage : "production", at,
@@ -166,7 +166,7 @@ enum mlo_status h_project_history(struct mlo_request *req, struct mlo_error *err
     enum mlo_status status;
     MLO_TRY(mlo_request_page(req, &page, err));
     if (filter.stage)
-        MLO_TRY(stage_known(filter.stage, "query argument 'stage'", MLO_EINVAL, err));
+        MLO_TRY(mlo_request_stage(filter.stage, "query argument 'stage'", MLO_EINVAL, err));
     MLO_TRY(mlo_request_project(req, &filter.project_id, err));
     MLO_TRY(mlo_stage_history(req->conn, &actor, &filter, &page, &value, err));
     MLO_TRY(mlo_reply_json(req, 200, value, err));
@@ -180,7 +180,7 @@ enum mlo_status h_stage_artifact(struct mlo_request *req, struct mlo_error *err)
     struct mlo_resolution found;
     int64_t model;
     enum mlo_status status;
-    MLO_TRY(stage_known(stage, "path", MLO_ENOTFOUND, err));
+    MLO_TRY(mlo_request_stage(stage, "path", MLO_ENOTFOUND, err));
     MLO_TRY(mlo_request_model(req, NULL, &model, err));
     MLO_TRY(mlo_stage_resolve(req->conn, model, stage, target && target[0] ? target : NULL, &found, err));
     mlo_reply_header(req, "X-Mlopt-Variant", "%s", found.variant);

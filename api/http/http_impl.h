@@ -46,7 +46,8 @@ struct mlo_request_state {
     bool upload_begun;
     bool queued;
     uint64_t started_ns, body_size, dropped_size, sent_size;
-    json_t *json; /* the parsed body */
+    json_t *members; /* of a problem; NULL: none */
+    json_t *json;    /* the parsed body */
     bool json_parsed;
     bool form_parsed;
     char *form; /* decoded fields: name NUL value NUL … */

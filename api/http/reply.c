@@ -111,6 +111,8 @@ static void problem(struct mlo_request *req, int status, const char *code, const
         if (members[i].text[0])
             json_object_set_new(value, members[i].key, json_string(members[i].text));
     json_object_set_new(value, "retry", json_boolean(retry));
+    if (req->state->members)
+        json_object_update_missing(value, req->state->members);
     if (!value || json_dump_callback(value, dump_to_buf, &req->out, JSON_COMPACT) != 0)
         mlo_buf_reset(&req->out);
     json_decref(value);
@@ -121,6 +123,18 @@ static void problem(struct mlo_request *req, int status, const char *code, const
         mlo_reply_header(req, "WWW-Authenticate", "Bearer realm=\"mlopt\"");
     if (status == 503)
         mlo_reply_header(req, "Retry-After", "1");
+}
+
+void mlo_reply_member(struct mlo_request *req, const char *key, json_t *value)
+{
+    if (!req->state->members)
+        req->state->members = json_object();
+    json_object_set_new(req->state->members, key, value); /* without memory, a problem with less in it */
+}
+
+const json_t *mlo_reply_members(const struct mlo_request *req)
+{
+    return req->state->members;
 }
 
 void mlo_reply_problem(struct mlo_request *req, const struct mlo_error *err)

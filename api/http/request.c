@@ -363,5 +363,6 @@ void mlo_request_completed(void *cls, struct MHD_Connection *connection, void **
     mlo_reply_reset(req);
     mlo_buf_clear(&req->body);
     json_decref(req->state->json);
+    json_decref(req->state->members);
     mlo_arena_free(req->arena);
 }

@@ -147,6 +147,10 @@ MLO_MUST_USE enum mlo_status mlo_reply_redirect(struct mlo_request *req, const c
  * If-None-Match against `etag` (without quotes). */
 MLO_MUST_USE enum mlo_status mlo_reply_file(struct mlo_request *req, int fd, uint64_t size, const char *etag,
                                             const char *content_type, struct mlo_error *err);
+/* Adds a member to the problem that a failure of this request becomes; takes over `value`. */
+void mlo_reply_member(struct mlo_request *req, const char *key, json_t *value);
+/* What was added so; NULL: nothing. Borrowed. */
+const json_t *mlo_reply_members(const struct mlo_request *req);
 /* A problem: err by the status table. What the core does with a handler's failure on API routes. */
 void mlo_reply_problem(struct mlo_request *req, const struct mlo_error *err);
 

@@ -16,6 +16,12 @@
         .docs = docs_                                                                                        \
     }
 
+#define PUT(path_, role_, handler_, docs_)                                                                   \
+    {                                                                                                        \
+        .method = "PUT", .path = path_, .handler = handler_, .role = role_, .max_body = MLO_BODY_JSON_MAX,   \
+        .docs = docs_                                                                                        \
+    }
+
 static const struct mlo_route ROUTES[] = {
     {.method = "GET", .path = "/healthz", .handler = h_healthz, .open = true, .docs = "The process lives."},
     {.method = "GET",
@@ -109,6 +115,16 @@ static const struct mlo_route ROUTES[] = {
          "Brings back the release before, or another; needs If-Match and a reason."),
     READ(M "/history", h_history, "The promotion log of a model; with at, what was in force at a time."),
     READ(P "/history", h_project_history, "The promotion log of a project."),
+
+    READ(P "/policy", h_policy,
+         "The gates of a project's stages; its ETag is what a change must send as If-Match."),
+    PUT(P "/policy", MLO_ADMIN, h_policy_put, "Sets the policy of a project: a new revision."),
+    READ(P "/policy/history", h_policy_history, "The revisions of a project's policy."),
+    READ(M "/policy", h_policy, "The policy of a model: in place of the project's, or beside it."),
+    PUT(M "/policy", MLO_ADMIN, h_policy_put, "Sets the policy of a model: a new revision."),
+    READ(M "/policy/history", h_policy_history, "The revisions of a model's policy."),
+    READ(M "/decisions", h_decisions, "What the gates said of promotions, refusals too, newest first."),
+    READ(M "/decisions/{id}", h_decision, "One decision of the gates, with all numbers."),
 
     READ(P "/audit", h_audit, "The audit log with the exact bytes that were hashed, newest first."),
     READ(P "/audit/verify", h_audit_verify, "Checks the whole chain."),

@@ -187,32 +187,69 @@ enum mlo_status mlo_view_audit_verify(struct mlo_db_conn *conn, int64_t project,
 
 /* --- moves ------------------------------------------------------------------------------------- */
 
+/* A promotion in a transaction of its own, so that a refusal stays recorded. */
+static enum mlo_status promote(struct mlo_request *req, const struct mlo_actor *actor,
+                               const struct mlo_promotion *promotion, json_t **out, struct mlo_error *err)
+{
+    struct mlo_move made;
+    enum mlo_status status = mlo_stage_promote(req->conn, actor, promotion, &made, err);
+    return status == MLO_OK ? mlo_stage_move_get(req->conn, made.id, out, err) : status;
+}
+
+/* A move that is undone again. What gates refuse is an answer too: {stage, kind, generation}. */
+static enum mlo_status try_out(struct mlo_request *req, const struct mlo_actor *actor,
+                               const struct mlo_move_request *move, const struct mlo_promotion *promotion,
+                               json_t **out, struct mlo_error *err)
+{
+    struct mlo_move made;
+    enum mlo_status status = mlo_db_begin(req->conn, err);
+    if (status != MLO_OK)
+        return status;
+    status = move->rollback ? mlo_stage_rollback(req->conn, actor, &move->back, &made, err)
+                            : mlo_stage_promote(req->conn, actor, promotion, &made, err);
+    if (status == MLO_OK)
+        status = mlo_stage_move_get(req->conn, made.id, out, err);
+    enum mlo_status outcome = status;
+    status =
+        mlo_db_end(req->conn, status == MLO_OK ? MLO_ECANCELLED : status, err); /* that is: roll it back */
+    if (outcome == MLO_EGATE) {
+        *out = json_pack("{s:s, s:s, s:n}", "stage", promotion->stage, "kind", "promotion", "generation");
+        return *out ? MLO_OK : mlo_error_nomem(err);
+    }
+    return outcome == MLO_OK && status == MLO_ECANCELLED ? MLO_OK : status;
+}
+
 enum mlo_status mlo_view_move(struct mlo_request *req, const struct mlo_move_request *move, json_t **out,
                               struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
     const char *reason = move->rollback ? move->back.reason : move->promotion.reason;
+    struct mlo_promotion promotion = move->promotion;
     struct mlo_move made;
+    json_t *decision = NULL;
     enum mlo_status status;
     *out = NULL;
+    promotion.decision = &decision;
     if (!reason || !reason[strspn(reason, " \t\r\n")]) {
         mlo_error_set(err, MLO_EINVAL, "a %s needs a reason", move->rollback ? "rollback" : "promotion");
         mlo_error_where(err, "field 'reason'");
         mlo_error_hint(err, "say in a sentence why: it is kept in the promotion log");
         return MLO_EINVAL;
     }
-    MLO_TRY(mlo_db_begin(req->conn, err));
-    status = move->rollback ? mlo_stage_rollback(req->conn, &actor, &move->back, &made, err)
-                            : mlo_stage_promote(req->conn, &actor, &move->promotion, &made, err);
-    if (status == MLO_OK)
-        status = mlo_stage_move_get(req->conn, made.id, out, err);
-    if (status == MLO_OK && move->dry_run) {
-        status = mlo_db_end(req->conn, MLO_ECANCELLED, err); /* that is: roll it back */
-        status = status == MLO_ECANCELLED ? MLO_OK : status;
+    if (move->dry_run) {
+        status = try_out(req, &actor, move, &promotion, out, err);
+    } else if (move->rollback) {
+        status = mlo_stage_rollback(req->conn, &actor, &move->back, &made, err);
+        if (status == MLO_OK)
+            status = mlo_stage_move_get(req->conn, made.id, out, err);
     } else {
-        status = mlo_db_end(req->conn, status, err);
+        status = promote(req, &actor, &promotion, out, err);
     }
-out:
+    if (status == MLO_OK && decision && json_object_set(*out, "decision", decision) != 0)
+        status = mlo_error_nomem(err);
+    if (status == MLO_EGATE && decision)
+        mlo_reply_member(req, "decision", json_incref(decision));
+    json_decref(decision);
     if (status != MLO_OK) {
         json_decref(*out);
         *out = NULL;

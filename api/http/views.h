@@ -27,7 +27,9 @@ struct mlo_move_request {
     struct mlo_rollback back;       /* when rollback */
     bool dry_run;
 };
-/* Does it (dry_run: undoes it again) and gives the move, as in the history. A reason must be there. */
+/* Does it (dry_run: undoes it again) and gives the move, as in the history; of a promotion with `decision`,
+ * as in registry/gates.h. A reason must be there. What gates refuse is MLO_EGATE, and the problem gets the
+ * decision as a member; in a dry run it is an answer: {stage, kind, generation: null, decision}. */
 MLO_MUST_USE enum mlo_status mlo_view_move(struct mlo_request *req, const struct mlo_move_request *move,
                                            json_t **out, struct mlo_error *err);
 

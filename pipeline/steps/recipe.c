@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "pipeline/steps/steps.h"
-#include "pipeline/steps/yaml_impl.h"
+#include "base/yaml.h"
 
 static const char *const TOP_KEYS[] = {"name", "target", "data", "steps", "expect", "description"};
 static const char *const DATA_KEYS[] = {"calibrate", "select", "evaluate"};

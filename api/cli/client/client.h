@@ -7,8 +7,8 @@
 
 extern const struct mlo_cli_verb mlo_verb_push, mlo_verb_data_push, mlo_verb_data_pull, mlo_verb_submit,
     mlo_verb_runs, mlo_verb_cancel, mlo_verb_variants, mlo_verb_promote, mlo_verb_rollback, mlo_verb_history,
-    mlo_verb_lineage, mlo_verb_report, mlo_verb_audit, mlo_verb_pull, mlo_verb_models, mlo_verb_datasets,
-    mlo_verb_status;
+    mlo_verb_policy_show, mlo_verb_policy_set, mlo_verb_policy_check, mlo_verb_lineage, mlo_verb_report,
+    mlo_verb_audit, mlo_verb_pull, mlo_verb_models, mlo_verb_datasets, mlo_verb_status;
 
 #define MLO_OPTION_URL                                                                                       \
     {                                                                                                        \
@@ -113,6 +113,8 @@ MLO_MUST_USE enum mlo_status mlo_client_upload(struct mlo_client *client, const 
 
 /* The variants of a version as a table for people. */
 MLO_MUST_USE enum mlo_status mlo_client_print_variants(const json_t *items, struct mlo_error *err);
+/* What gates said of a promotion (registry/gates.h) as a table for people. */
+MLO_MUST_USE enum mlo_status mlo_client_print_gates(const json_t *decision, struct mlo_error *err);
 /* "2026-01-31 12:34:56" from an RFC 3339 time, into the caller's buffer; "-" for NULL. */
 char *mlo_client_time(const json_t *object, const char *key, char out[32]);
 

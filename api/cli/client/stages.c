@@ -218,7 +218,19 @@ static enum mlo_status promote_run(struct mlo_cli *cli, struct mlo_error *err)
         status = mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
         goto out;
     }
-    MLO_TRY(send_move(client, &ref, "promotions", stage.etag, body, &moved, err));
+    enum mlo_status answer = send_move(client, &ref, "promotions", stage.etag, body, &moved, err);
+    const json_t *decision = json_object_get(moved.json, "decision");
+    bool refused = strcmp(mlo_json_str(decision, "verdict", ""), "refused") == 0;
+    if (decision && !cli->json && (refused || mlo_cli_has(cli, "dry-run")))
+        MLO_TRY(mlo_client_print_gates(decision, refused ? NULL : err));
+    if (refused && cli->json)
+        MLO_TRY(mlo_cli_print_json(moved.json, NULL));
+    status = answer;
+    if (answer == MLO_OK && refused)
+        status = mlo_error_set(err, MLO_EGATE, "the gates of %s/%s:%s refuse version %s", ref.project,
+                               ref.name, to, number);
+    if (status != MLO_OK)
+        goto out;
     MLO_TRY(print_move(cli, &ref, moved.json, mlo_cli_has(cli, "dry-run"), err));
 out:
     json_decref(variants);

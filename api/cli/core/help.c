@@ -176,8 +176,8 @@ void mlo_cli_man(const struct mlo_cli *cli, struct mlo_buf *out)
         }
     }
     mlo_buf_puts(out,
-                 ".SH EXIT STATUS\n0 ok, 1 failed, 2 usage, 3 not found, 4 not allowed, 5 gate or conflict, "
-                 "6 job failed, 7 timed out, 130 interrupted.\n"
+                 ".SH EXIT STATUS\n0 ok, 1 failed, 2 usage, 3 not found, 4 not allowed, 5 conflict, "
+                 "6 job failed, 7 timed out, 8 refused by a gate, 130 interrupted.\n"
                  ".SH ENVIRONMENT\n.TP\n.B MLOPT_URL\nthe server\n.TP\n.B MLOPT_TOKEN\nthe token; never an "
                  "argument\n.TP\n.B NO_COLOR\nno escape codes\n"
                  ".SH FILES\n~/.config/mlopt/config: url = …, token = … (mode 0600)\n");

@@ -1,10 +1,12 @@
 /* YAML text as a small tree that remembers lines. Read by libyaml; anchors, aliases, tags and several
- * documents are refused: a recipe needs none of them, and aliases are how a short file becomes an endless
- * one. */
-#ifndef MLO_STEPS_YAML_IMPL_H
-#define MLO_STEPS_YAML_IMPL_H
+ * documents are refused: recipes and policies need none of them, and aliases are how a short file becomes an
+ * endless one. */
+#ifndef MLO_BASE_YAML_H
+#define MLO_BASE_YAML_H
 
-#include "base/base.h"
+#include "base/arena.h"
+#include "base/error.h"
+#include "base/json.h"
 
 enum mlo_yaml_kind { MLO_YAML_SCALAR, MLO_YAML_LIST, MLO_YAML_MAP };
 

@@ -2,7 +2,7 @@
 
 #include <yaml.h>
 
-#include "pipeline/steps/yaml_impl.h"
+#include "base/yaml.h"
 
 enum { MAX_DEPTH = 32, MAX_NODES = 20000 };
 
