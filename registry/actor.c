@@ -21,6 +21,17 @@ bool mlo_role_parse(const char *text, enum mlo_role *out)
     return false;
 }
 
+/* A token that is bound to a project touches no other. */
+static enum mlo_status in_scope(const struct mlo_actor *actor, int64_t project_id, struct mlo_error *err)
+{
+    if (actor->project_id && actor->project_id != project_id) {
+        mlo_error_set(err, MLO_EFORBIDDEN, "the token of %s is bound to another project", actor->name);
+        mlo_error_hint(err, "use a token of this project, or one for all projects");
+        return MLO_EFORBIDDEN;
+    }
+    return MLO_OK;
+}
+
 enum mlo_status mlo_actor_require(const struct mlo_actor *actor, int64_t project_id, enum mlo_role role,
                                   struct mlo_error *err)
 {
@@ -30,10 +41,17 @@ enum mlo_status mlo_actor_require(const struct mlo_actor *actor, int64_t project
         mlo_error_hint(err, "use a token with the role %s", mlo_role_name(role));
         return MLO_EFORBIDDEN;
     }
-    if (actor->project_id && actor->project_id != project_id) {
-        mlo_error_set(err, MLO_EFORBIDDEN, "the token of %s is bound to another project", actor->name);
-        mlo_error_hint(err, "use a token of this project, or one for all projects");
-        return MLO_EFORBIDDEN;
-    }
-    return MLO_OK;
+    return in_scope(actor, project_id, err);
+}
+
+enum mlo_status mlo_actor_may_rollback(const struct mlo_actor *actor, int64_t project_id,
+                                       struct mlo_error *err)
+{
+    if (actor->rollback == MLO_RIGHT_BY_ROLE)
+        return mlo_actor_require(actor, project_id, MLO_PROMOTER, err);
+    if (actor->rollback == MLO_RIGHT_GRANTED)
+        return in_scope(actor, project_id, err);
+    mlo_error_set(err, MLO_EFORBIDDEN, "the token of %s may not roll back", actor->name);
+    mlo_error_hint(err, "ask an admin for a token with the right to roll back");
+    return MLO_EFORBIDDEN;
 }

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "registry/gate_impl.h"
+#include "registry/pointer_impl.h"
 #include "registry/sql_impl.h"
 
 enum { DECISION_ADD, DECISION_LIST, DECISION_GET };
@@ -67,6 +67,31 @@ static int by_number(const void *a, const void *b)
 {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return x < y ? -1 : x > y;
+}
+
+void mlo_gate_case_init(struct mlo_gate_case *c, struct mlo_db_conn *conn, const struct mlo_pointer *at,
+                        const struct mlo_version_info *version, const struct mlo_release_content *content)
+{
+    *c = (struct mlo_gate_case){.conn = conn,
+                                .project_id = at->project_id,
+                                .model_id = at->model_id,
+                                .generation = at->generation,
+                                .object = at->object,
+                                .stage = at->stage,
+                                .version = version,
+                                .content = content};
+}
+
+/* Whether any gate of these counts approvals. */
+static bool asks_approval(const struct mlo_gate_case *c, const struct mlo_policy_row *policies, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const struct mlo_policy_stage *stage = mlo_policy_stage(policies[i].policy, c->stage);
+        for (size_t g = 0; stage && g < stage->count; g++)
+            if (stage->gates[g].kind->after_shown)
+                return true;
+    }
+    return false;
 }
 
 /* What an approval is given for. */
@@ -148,9 +173,18 @@ enum mlo_status mlo_gates_judge(struct mlo_gate_case *c, json_t **decision, bool
     MLO_TRY(mlo_policy_effective(c->conn, c->project_id, c->model_id, policies, &count, err));
     MLO_TRY(mlo_gate_evidence_load(c, policies, count, err));
     MLO_TRY(judge_phase(c, policies, count, rows, false, err));
+    if (asks_approval(c, policies, count))
+        MLO_TRY(mlo_gate_newest(c, err));
     stated = policies_json(policies, count);
     MLO_TRY(make_shown(c, stated, err));
     MLO_TRY(judge_phase(c, policies, count, rows, true, err));
+    if (json_array_append_new(rows, json_array()) != 0) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    c->rows = json_array_get(rows, json_array_size(rows) - 1);
+    c->scope = "registry";
+    MLO_TRY(mlo_gate_quarantine(c, err));
     conditions = flatten(rows, accepted);
     snprintf(project, sizeof project, "%.*s", (int)strcspn(c->object, "/"), c->object);
     const char *model = c->object + strlen(project) + 1;

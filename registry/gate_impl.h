@@ -33,7 +33,7 @@ struct mlo_gate_kind {
     enum mlo_status (*judge)(struct mlo_gate_case *c, const struct mlo_gate *gate, struct mlo_error *err);
     bool after_shown; /* needs the digest of what the others showed */
 };
-extern const struct mlo_gate_kind mlo_gate_evidence, mlo_gate_provenance;
+extern const struct mlo_gate_kind mlo_gate_evidence, mlo_gate_provenance, mlo_gate_approvals;
 
 struct mlo_gate {
     const struct mlo_gate_kind *kind;
@@ -45,6 +45,10 @@ struct mlo_gate {
     struct mlo_condition condition;
     const char *dataset, *machine_class, *engine; /* patterns; NULL: any */
     double younger_than_s;                        /* 0: any age */
+    /* approvals */
+    int64_t count;
+    enum mlo_role role;
+    bool author_too; /* the author's own counts */
 };
 
 struct mlo_policy_stage {
@@ -107,6 +111,11 @@ bool mlo_gate_concerns(const struct mlo_gate *gate, const char *target);
 /* Loads what the gates of these policies on evidence will ask: one round trip for all of it. */
 enum mlo_status mlo_gate_evidence_load(struct mlo_gate_case *c, const struct mlo_policy_row *policies,
                                        size_t count, struct mlo_error *err);
+
+/* What is rolled back stays out: a row when the release is quarantined. */
+enum mlo_status mlo_gate_quarantine(struct mlo_gate_case *c, struct mlo_error *err);
+/* Adds the newest evidence of each variant to what is shown: any new one voids an approval. */
+enum mlo_status mlo_gate_newest(struct mlo_gate_case *c, struct mlo_error *err);
 
 /* Records a decision; *id may be NULL. */
 enum mlo_status mlo_decision_add(struct mlo_db_conn *conn, const struct mlo_actor *actor,

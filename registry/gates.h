@@ -15,7 +15,7 @@
 #ifndef MLO_REGISTRY_GATES_H
 #define MLO_REGISTRY_GATES_H
 
-#include "registry/models.h"
+#include "registry/stages.h"
 
 /* --- policies ---------------------------------------------------------------------------------- */
 
@@ -71,5 +71,35 @@ MLO_MUST_USE enum mlo_status mlo_decision_list(struct mlo_db_conn *conn, int64_t
 /* One of them. */
 MLO_MUST_USE enum mlo_status mlo_decision_get(struct mlo_db_conn *conn, int64_t model_id, int64_t id,
                                               json_t **out, struct mlo_error *err);
+
+/* --- approvals --------------------------------------------------------------------------------- */
+
+/* Of putting exactly this into a stage. `shown` is from the decision of a dry run that the approver saw: it
+ * covers the release's content, the evidence judged and the newest of every variant, the policies and the
+ * stage's generation. When any of them is another by now, or becomes another later, the approval is void. */
+struct mlo_approval {
+    int64_t model_id;
+    int64_t version; /* its number; 0: the latest */
+    const struct mlo_release_choice *choices;
+    size_t choice_count;
+    const char *stage;
+    struct mlo_digest shown;
+    const char *note; /* NULL: none */
+};
+/* Needs a promoter; a policy says whose count. MLO_EPRECONDITION when something else would be promoted than
+ * was shown, MLO_EEXISTS when the actor approved exactly this already. `decision` (yours; may be NULL) is
+ * what the gates say with it. */
+MLO_MUST_USE enum mlo_status mlo_approval_give(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                               const struct mlo_approval *approval, int64_t *id,
+                                               json_t **decision, struct mlo_error *err);
+/* By who gave it, or an admin; with a reason. MLO_ECONFLICT when it is withdrawn. */
+MLO_MUST_USE enum mlo_status mlo_approval_withdraw(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                                   int64_t model_id, int64_t id, const char *reason,
+                                                   struct mlo_error *err);
+/* Newest first: {id, stage, generation, content, shown, role, actor, via, note, at, audit_seq,
+ * withdrawn: {actor, reason, at, audit_seq}|null}. `stage` NULL: all. */
+MLO_MUST_USE enum mlo_status mlo_approval_list(struct mlo_db_conn *conn, int64_t model_id, const char *stage,
+                                               const struct mlo_page *page, json_t **out,
+                                               struct mlo_error *err);
 
 #endif

@@ -19,7 +19,8 @@ const size_t mlo_sql_ledger_count = MLO_COUNT(mlo_sql_ledger);
 
 enum { PATH_MAX_BYTES = 400 };
 
-const char *const mlo_ledger_actions[] = {"stage.promote", "stage.rollback", "policy.set", NULL};
+const char *const mlo_ledger_actions[] = {"stage.promote", "stage.rollback",    "policy.set",
+                                          "approval.give", "approval.withdraw", NULL};
 
 bool mlo_ledger_action(const char *action)
 {

@@ -1,8 +1,8 @@
-/* Moves of a stage: promotion and rollback; the promotion log. */
+/* Stages: the locked pointer and its moves, rollback, the promotion log. */
 #include <string.h>
 
-#include "registry/gate_impl.h"
 #include "registry/ledger.h"
+#include "registry/pointer_impl.h"
 #include "registry/sql_impl.h"
 
 enum {
@@ -99,23 +99,14 @@ const struct mlo_sql mlo_sql_stage[] = {
 };
 const size_t mlo_sql_stage_count = MLO_COUNT(mlo_sql_stage);
 
-/* The pointer as it is, locked. */
-struct pointer {
-    int64_t model_id, project_id, generation, move_id, release_id, release_seq, version;
-    const char *stage;
-    struct mlo_digest content; /* of the release, when there is one */
-    char object[240];          /* "fashion/cnn:production" */
-};
-
-static enum mlo_status no_stage(const char *stage, struct mlo_error *err)
+enum mlo_status mlo_stage_unknown(const char *stage, struct mlo_error *err)
 {
     return mlo_error_set(err, MLO_ENOTFOUND, "there is no stage '%.40s': staging and production are",
                          stage ? stage : "");
 }
 
-static enum mlo_status lock_pointer(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t model_id,
-                                    const char *stage, const int64_t *if_match, struct pointer *out,
-                                    struct mlo_error *err)
+enum mlo_status mlo_pointer_lock(struct mlo_db_conn *conn, int64_t model_id, const char *stage,
+                                 struct mlo_pointer *out, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
@@ -139,32 +130,31 @@ static enum mlo_status lock_pointer(struct mlo_db_conn *conn, const struct mlo_a
     out->version = mlo_rows_i64(&rows, 0, 6);
     mlo_rows_digest(&rows, 0, 7, &out->content);
     snprintf(out->object, sizeof out->object, "%s:%s", mlo_rows_text(&rows, 0, 5), stage);
-    MLO_TRY(mlo_actor_require(actor, out->project_id, MLO_PROMOTER, err));
-    if (!if_match) {
-        status = mlo_error_set(err, MLO_EPRECONDITION_REQUIRED,
-                               "moving %s needs If-Match with its generation", out->object);
-        mlo_error_hint(err, "read the stage, and send its ETag: If-Match: \"%lld\"",
-                       (long long)out->generation);
-    } else if (*if_match != out->generation) {
-        status = mlo_error_set(err, MLO_EPRECONDITION, "stage %s of %.*s is at generation %lld, not %lld",
-                               stage, (int)strcspn(out->object, ":"), out->object, (long long)out->generation,
-                               (long long)*if_match);
-        mlo_error_where(err, "stage '%s'", stage);
-        mlo_error_hint(err, "read the stage again and repeat with its ETag");
-    }
 out:
     mlo_rows_clear(&rows);
     return status;
 }
 
-struct move_to {
-    const char *kind, *action, *reason;
-    int64_t release_id, release_seq, version;
-    int64_t restores;     /* 0: a promotion */
-    const char *decision; /* digest of the gates' decision; NULL: a rollback asks none */
-};
+enum mlo_status mlo_pointer_match(const struct mlo_pointer *at, const int64_t *if_match,
+                                  struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    if (!if_match) {
+        status = mlo_error_set(err, MLO_EPRECONDITION_REQUIRED,
+                               "moving %s needs If-Match with its generation", at->object);
+        mlo_error_hint(err, "read the stage, and send its ETag: If-Match: \"%lld\"",
+                       (long long)at->generation);
+    } else if (*if_match != at->generation) {
+        status = mlo_error_set(err, MLO_EPRECONDITION, "stage %s of %.*s is at generation %lld, not %lld",
+                               at->stage, (int)strcspn(at->object, ":"), at->object,
+                               (long long)at->generation, (long long)*if_match);
+        mlo_error_where(err, "stage '%s'", at->stage);
+        mlo_error_hint(err, "read the stage again and repeat with its ETag");
+    }
+    return status;
+}
 
-static json_t *state_json(int64_t generation, int64_t release, int64_t version)
+json_t *mlo_stage_state(int64_t generation, int64_t release, int64_t version)
 {
     return release ? json_pack("{s:I, s:I, s:I}", "generation", (json_int_t)generation, "release",
                                (json_int_t)release, "version", (json_int_t)version)
@@ -172,8 +162,9 @@ static json_t *state_json(int64_t generation, int64_t release, int64_t version)
 }
 
 /* The stage as it is now, for the ledger. */
-static enum mlo_status record(struct mlo_db_conn *conn, const struct pointer *at, const struct move_to *to,
-                              const struct mlo_actor *actor, int64_t audit_seq, struct mlo_error *err)
+static enum mlo_status record(struct mlo_db_conn *conn, const struct mlo_pointer *at,
+                              const struct mlo_move_to *to, const struct mlo_actor *actor, int64_t audit_seq,
+                              struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_buf path = MLO_BUF_INIT, text = MLO_BUF_INIT;
@@ -206,8 +197,9 @@ out:
 }
 
 /* Writes audit, log, pointer, and what the ledger will say. */
-static enum mlo_status move(struct mlo_db_conn *conn, const struct mlo_actor *actor, const struct pointer *at,
-                            const struct move_to *to, struct mlo_move *out, struct mlo_error *err)
+enum mlo_status mlo_stage_move(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                               const struct mlo_pointer *at, const struct mlo_move_to *to,
+                               struct mlo_move *out, struct mlo_error *err)
 {
     struct mlo_params add = MLO_PARAMS_INIT, set = MLO_PARAMS_INIT;
     enum mlo_status status = MLO_OK;
@@ -215,10 +207,11 @@ static enum mlo_status move(struct mlo_db_conn *conn, const struct mlo_actor *ac
     out->generation = at->generation + 1;
     out->from_release = at->release_seq;
     out->to_release = to->release_seq;
-    json_t *before = state_json(at->generation, at->release_seq, at->version);
-    json_t *after = state_json(out->generation, to->release_seq, to->version);
+    json_t *before = mlo_stage_state(at->generation, at->release_seq, at->version);
+    json_t *after = mlo_stage_state(out->generation, to->release_seq, to->version);
     if (!before || !after ||
-        (to->decision && json_object_set_new(after, "decision", json_string(to->decision)) != 0)) {
+        (to->decision && json_object_set_new(after, "decision", json_string(to->decision)) != 0) ||
+        (to->quarantined && json_object_set_new(after, "quarantined", json_integer(to->quarantined)) != 0)) {
         status = mlo_error_nomem(err);
         goto out;
     }
@@ -253,175 +246,15 @@ out:
     return status;
 }
 
-/* What the gates said. */
-struct decision {
-    struct mlo_gate_case c;
-    json_t *document;
-    bool accepted;
-    char digest[MLO_DIGEST_TEXT_SIZE];
-};
-
-static enum mlo_status judge(struct mlo_db_conn *conn, const struct pointer *at,
-                             const struct mlo_version_info *version,
-                             const struct mlo_release_content *content, struct decision *out,
-                             struct mlo_error *err)
-{
-    struct mlo_digest digest;
-    out->c = (struct mlo_gate_case){.conn = conn,
-                                    .project_id = at->project_id,
-                                    .model_id = at->model_id,
-                                    .generation = at->generation,
-                                    .object = at->object,
-                                    .stage = at->stage,
-                                    .version = version,
-                                    .content = content};
-    enum mlo_status status = mlo_gates_judge(&out->c, &out->document, &out->accepted, err);
-    if (status == MLO_OK)
-        status = mlo_json_digest(out->document, &digest, err);
-    if (status == MLO_OK)
-        mlo_digest_text(&digest, out->digest);
-    return status;
-}
-
-/* Keeps the decision; its digest stands in the audit entry `seq`. */
-static enum mlo_status keep(struct mlo_db_conn *conn, const struct mlo_actor *actor, struct decision *d,
-                            const char *reason, int64_t seq, struct mlo_error *err)
-{
-    int64_t id;
-    enum mlo_status status =
-        mlo_decision_add(conn, actor, &d->c, d->document, d->accepted, reason, seq, &id, err);
-    if (status == MLO_OK && (json_object_set_new(d->document, "id", json_integer(id)) != 0 ||
-                             json_object_set_new(d->document, "audit_seq", json_integer(seq)) != 0))
-        status = mlo_error_nomem(err);
-    return status;
-}
-
-/* The texts of the conditions that do not hold, each once. */
-static json_t *failed_conditions(const json_t *document)
-{
-    json_t *out = json_array(), *row, *text;
-    size_t i, j;
-    json_array_foreach(json_object_get(document, "conditions"), i, row)
-    {
-        json_t *condition = json_object_get(row, "condition");
-        bool listed = mlo_json_bool(row, "holds", false);
-        json_array_foreach(out, j, text) listed = listed || json_equal(text, condition);
-        if (!listed)
-            json_array_append(out, condition);
-    }
-    return out;
-}
-
-/* A refusal is an event like any other. */
-static enum mlo_status refuse(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                              const struct mlo_promotion *promotion, const struct pointer *at,
-                              struct decision *d, struct mlo_error *err)
-{
-    int64_t seq;
-    char content[MLO_DIGEST_TEXT_SIZE];
-    json_t *before = state_json(at->generation, at->release_seq, at->version);
-    json_t *after = json_pack("{s:I, s:s, s:s, s:o}", "version", (json_int_t)d->c.version->number, "content",
-                              mlo_digest_text(&d->c.content->digest, content), "decision", d->digest,
-                              "failed", failed_conditions(d->document));
-    struct mlo_audit_event event = {.action = "stage.refuse",
-                                    .object = at->object,
-                                    .before = before,
-                                    .after = after,
-                                    .reason = promotion->reason};
-    enum mlo_status status = before && after
-                                 ? mlo_audit_append(conn, at->project_id, actor, &event, &seq, err)
-                                 : mlo_error_nomem(err);
-    if (status == MLO_OK)
-        status = keep(conn, actor, d, promotion->reason, seq, err);
-    json_decref(before);
-    json_decref(after);
-    return status;
-}
-
-static enum mlo_status refused(const struct pointer *at, const struct decision *d, struct mlo_error *err)
-{
-    const json_t *first = NULL;
-    json_t *row;
-    size_t i, count = 0;
-    json_array_foreach(json_object_get(d->document, "conditions"), i, row)
-    {
-        if (mlo_json_bool(row, "holds", false))
-            continue;
-        first = first ? first : row;
-        count++;
-    }
-    enum mlo_status status =
-        mlo_error_set(err, MLO_EGATE, "the gates of %s refuse version %lld: \"%s\"%s%s: %.200s", at->object,
-                      (long long)d->c.version->number, mlo_json_str(first, "condition", ""),
-                      mlo_json_str(first, "target", NULL) ? " for " : "", mlo_json_str(first, "target", ""),
-                      mlo_json_str(first, "why", ""));
-    if (count > 1)
-        mlo_error_hint(err, "%zu of %zu conditions do not hold; a dry run shows all with their numbers",
-                       count, json_array_size(json_object_get(d->document, "conditions")));
-    else
-        mlo_error_hint(err, "a dry run shows all conditions with their numbers");
-    return status;
-}
-
-enum mlo_status mlo_stage_promote(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                                  const struct mlo_promotion *promotion, struct mlo_move *out,
-                                  struct mlo_error *err)
-{
-    struct pointer at;
-    struct mlo_version_info version;
-    struct mlo_release release;
-    struct mlo_release_content content = {0};
-    struct decision decision = {.accepted = true};
-    if (promotion->decision)
-        *promotion->decision = NULL;
-    if (!mlo_stage_valid(promotion->stage))
-        return no_stage(promotion->stage, err);
-    enum mlo_status status = mlo_db_begin(conn, err);
-    if (status != MLO_OK)
-        return status;
-    MLO_TRY(lock_pointer(conn, actor, promotion->model_id, promotion->stage, promotion->if_match, &at, err));
-    MLO_TRY(mlo_version_find(conn, promotion->model_id, promotion->version, &version, err));
-    MLO_TRY(mlo_release_content(conn, &version, promotion->choices, promotion->choice_count, &content, err));
-    if (at.release_id && mlo_digest_eq(&at.content, &content.digest)) {
-        status = mlo_error_set(err, MLO_ECONFLICT, "%s holds exactly this already (release %lld)", at.object,
-                               (long long)at.release_seq);
-        goto out;
-    }
-    MLO_TRY(judge(conn, &at, &version, &content, &decision, err));
-    if (!decision.accepted) {
-        status = refuse(conn, actor, promotion, &at, &decision, err);
-        goto out;
-    }
-    MLO_TRY(mlo_release_ensure(conn, actor, &version, &content, &release, err));
-    struct move_to to = {.kind = "promotion",
-                         .action = "stage.promote",
-                         .reason = promotion->reason,
-                         .release_id = release.id,
-                         .release_seq = release.seq,
-                         .version = version.number,
-                         .decision = decision.digest};
-    MLO_TRY(move(conn, actor, &at, &to, out, err));
-    MLO_TRY(keep(conn, actor, &decision, promotion->reason, out->audit_seq, err));
-out:
-    status = mlo_db_end(conn, status, err);
-    if (status == MLO_OK && !decision.accepted)
-        status = refused(&at, &decision, err);
-    if (promotion->decision && (status == MLO_OK || status == MLO_EGATE))
-        *promotion->decision = json_incref(decision.document);
-    json_decref(decision.document);
-    mlo_release_content_clear(&content);
-    return status;
-}
-
 enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                    const struct mlo_rollback *rollback, struct mlo_move *out,
                                    struct mlo_error *err)
 {
-    struct pointer at;
+    struct mlo_pointer at;
     struct mlo_rows rows = {0};
     struct mlo_params p = MLO_PARAMS_INIT;
     if (!mlo_stage_valid(rollback->stage))
-        return no_stage(rollback->stage, err);
+        return mlo_stage_unknown(rollback->stage, err);
     if (!rollback->reason || rollback->reason[strspn(rollback->reason, " \t\n")] == '\0') {
         mlo_error_set(err, MLO_EINVAL, "a rollback needs a reason");
         mlo_error_where(err, "reason");
@@ -430,7 +263,9 @@ enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_ac
     enum mlo_status status = mlo_db_begin(conn, err);
     if (status != MLO_OK)
         return status;
-    MLO_TRY(lock_pointer(conn, actor, rollback->model_id, rollback->stage, rollback->if_match, &at, err));
+    MLO_TRY(mlo_pointer_lock(conn, rollback->model_id, rollback->stage, &at, err));
+    MLO_TRY(mlo_actor_may_rollback(actor, at.project_id, err));
+    MLO_TRY(mlo_pointer_match(&at, rollback->if_match, err));
     if (rollback->to_release) {
         mlo_param_i64(&p, at.model_id);
         mlo_param_text(&p, at.stage);
@@ -448,19 +283,21 @@ enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_ac
                                      "nothing was in %s before: there is nothing to roll back to", at.object);
         goto out;
     }
-    struct move_to to = {.kind = "rollback",
-                         .action = "stage.rollback",
-                         .reason = rollback->reason,
-                         .restores = mlo_rows_i64(&rows, 0, 0),
-                         .release_id = mlo_rows_i64(&rows, 0, 1),
-                         .release_seq = mlo_rows_i64(&rows, 0, 2),
-                         .version = mlo_rows_i64(&rows, 0, 3)};
+    struct mlo_move_to to = {.kind = "rollback",
+                             .action = "stage.rollback",
+                             .reason = rollback->reason,
+                             .restores = mlo_rows_i64(&rows, 0, 0),
+                             .release_id = mlo_rows_i64(&rows, 0, 1),
+                             .release_seq = mlo_rows_i64(&rows, 0, 2),
+                             .version = mlo_rows_i64(&rows, 0, 3),
+                             .quarantined = at.release_seq};
     if (to.release_id == at.release_id) {
         status = mlo_error_set(err, MLO_ECONFLICT, "%s holds release %lld already", at.object,
                                (long long)to.release_seq);
         goto out;
     }
-    MLO_TRY(move(conn, actor, &at, &to, out, err));
+    MLO_TRY(mlo_stage_move(conn, actor, &at, &to, out, err));
+    MLO_TRY(mlo_quarantine_begin(conn, actor, &at, out, rollback->reason, err));
 out:
     mlo_rows_clear(&rows);
     return mlo_db_end(conn, status, err);
@@ -474,7 +311,7 @@ enum mlo_status mlo_stage_get(struct mlo_db_conn *conn, int64_t model_id, const 
     struct mlo_params p = MLO_PARAMS_INIT;
     *out = NULL;
     if (!mlo_stage_valid(stage))
-        return no_stage(stage, err);
+        return mlo_stage_unknown(stage, err);
     mlo_param_i64(&p, model_id);
     mlo_param_text(&p, stage);
     return mlo_sql_object(conn, &mlo_sql_stage[STAGE_GET], &p, out, err);
@@ -506,7 +343,7 @@ enum mlo_status mlo_stage_history(struct mlo_db_conn *conn, const struct mlo_act
     enum mlo_status status;
     *out = NULL;
     if (filter && filter->stage && !mlo_stage_valid(filter->stage))
-        return no_stage(filter->stage, err);
+        return mlo_stage_unknown(filter->stage, err);
     MLO_TRY(mlo_page_limit(page, &limit, err));
     MLO_TRY(mlo_page_number(page, INT64_MAX, &before, err));
     mlo_param_i64(&p, before);
@@ -528,7 +365,7 @@ enum mlo_status mlo_stage_at(struct mlo_db_conn *conn, int64_t model_id, const c
     struct mlo_params p = MLO_PARAMS_INIT;
     *out = NULL;
     if (!mlo_stage_valid(stage))
-        return no_stage(stage, err);
+        return mlo_stage_unknown(stage, err);
     mlo_param_i64(&p, model_id);
     mlo_param_text(&p, stage);
     mlo_param_text(&p, time);

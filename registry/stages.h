@@ -44,11 +44,23 @@ struct mlo_rollback {
     const char *reason;      /* required: MLO_EINVAL without */
     const int64_t *if_match; /* as above */
 };
-/* Needs a promoter. Rolled back twice goes two back: from C over B to A. MLO_ECONFLICT when nothing was there
- * before. */
+/* Needs the right to roll back (mlo_actor_may_rollback). The release that was in the stage is quarantined: to
+ * promote its bytes again is refused until mlo_quarantine_release. Rolled back twice goes two back: from C
+ * over B to A. MLO_ECONFLICT when nothing was there before. */
 MLO_MUST_USE enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                                 const struct mlo_rollback *rollback, struct mlo_move *out,
                                                 struct mlo_error *err);
+
+/* What is in quarantine (all: also what was), newest first: {id, release: {…}, stage, actor, reason, at,
+ * audit_seq, ended: {actor, reason, at, audit_seq}|null}. */
+MLO_MUST_USE enum mlo_status mlo_quarantine_list(struct mlo_db_conn *conn, int64_t model_id, bool all,
+                                                 const struct mlo_page *page, json_t **out,
+                                                 struct mlo_error *err);
+/* Lets a release (by its number) out; needs an approver and a reason. MLO_ENOTFOUND when it is not in there.
+ */
+MLO_MUST_USE enum mlo_status mlo_quarantine_release(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                                    int64_t model_id, int64_t release, const char *reason,
+                                                    struct mlo_error *err);
 
 /* A move, as an item of mlo_stage_history. A dry run: begin a transaction, promote, read the move, and end
  * the transaction with MLO_ECANCELLED. */

@@ -10,13 +10,15 @@ enum { SECRET_BYTES = 32, SECRET_CHARS = 43, SHOWN_CHARS = 12 };
 enum { TOKEN_ADD, TOKEN_FIND, TOKEN_USED, TOKEN_REVOKE, TOKEN_GET, TOKEN_LIST };
 
 const struct mlo_sql mlo_sql_token[] = {
-    [TOKEN_ADD] = {"token_add",
-                   "INSERT INTO token (hash, prefix, name, role, project_id, created_by, expires_at) "
-                   "VALUES ($1, $2, $3, $4, $5, $6, to_timestamp($7::double precision / 1e6)) RETURNING id",
-                   7},
+    [TOKEN_ADD] =
+        {"token_add",
+         "INSERT INTO token (hash, prefix, name, role, project_id, created_by, expires_at, may_rollback) "
+         "VALUES ($1, $2, $3, $4, $5, $6, to_timestamp($7::double precision / 1e6), $8::boolean) "
+         "RETURNING id",
+         8},
     [TOKEN_FIND] = {"token_find",
                     "SELECT id, name, role, project_id, hash, revoked_at IS NOT NULL, "
-                    "coalesce(expires_at <= now(), false) FROM token WHERE hash = $1",
+                    "coalesce(expires_at <= now(), false), may_rollback FROM token WHERE hash = $1",
                     1},
     [TOKEN_USED] = {"token_used",
                     "UPDATE token SET last_used_at = now() WHERE id = $1 "
@@ -27,7 +29,8 @@ const struct mlo_sql mlo_sql_token[] = {
     [TOKEN_GET] = {"token_get", "SELECT coalesce(project_id, 0), name, role, prefix FROM token WHERE id = $1",
                    1},
     [TOKEN_LIST] = {"token_list",
-                    "SELECT t.id, t.prefix, t.name, t.role, p.name AS project, t.created_at, t.created_by, "
+                    "SELECT t.id, t.prefix, t.name, t.role, t.may_rollback, p.name AS project, t.created_at, "
+                    "t.created_by, "
                     "t.expires_at, "
                     "t.revoked_at, t.last_used_at FROM token t LEFT JOIN project p ON p.id = t.project_id "
                     "WHERE $1::bigint IS NULL OR t.project_id = $1 ORDER BY t.id DESC",
@@ -69,6 +72,20 @@ enum mlo_status mlo_token_create(struct mlo_db_conn *conn, const struct mlo_acto
                                  enum mlo_role role, int64_t project_id, int64_t expires_at_us,
                                  char text[MLO_TOKEN_TEXT_SIZE], int64_t *id, struct mlo_error *err)
 {
+    const struct mlo_token_request request = {
+        .name = name, .role = role, .project_id = project_id, .expires_at_us = expires_at_us};
+    return mlo_token_make(conn, actor, &request, text, id, err);
+}
+
+enum mlo_status mlo_token_make(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                               const struct mlo_token_request *request, char text[MLO_TOKEN_TEXT_SIZE],
+                               int64_t *id, struct mlo_error *err)
+{
+    const char *name = request->name;
+    enum mlo_role role = request->role;
+    int64_t project_id = request->project_id, expires_at_us = request->expires_at_us;
+    static const char *const rights[] = {
+        [MLO_RIGHT_BY_ROLE] = "by role", [MLO_RIGHT_GRANTED] = "granted", [MLO_RIGHT_WITHHELD] = "withheld"};
     uint8_t secret[SECRET_BYTES];
     char prefix[SHOWN_CHARS + 1];
     struct mlo_digest hash;
@@ -96,13 +113,18 @@ enum mlo_status mlo_token_create(struct mlo_db_conn *conn, const struct mlo_acto
     mlo_param_id(&p, project_id);
     mlo_param_text(&p, actor->name);
     mlo_param_id(&p, expires_at_us);
+    if (request->rollback == MLO_RIGHT_BY_ROLE)
+        mlo_param_null(&p);
+    else
+        mlo_param_bool(&p, request->rollback == MLO_RIGHT_GRANTED);
     status = mlo_db_begin(conn, err);
     if (status == MLO_OK) {
         status = mlo_sql_number(conn, &mlo_sql_token[TOKEN_ADD], &p, &made, err);
         if (status == MLO_OK)
             status = write_audit(conn, actor, project_id, "token.create", made,
-                                 json_pack("{s:s, s:s, s:s, s:I}", "name", name, "role", mlo_role_name(role),
-                                           "prefix", prefix, "expires_at_us", (json_int_t)expires_at_us),
+                                 json_pack("{s:s, s:s, s:s, s:I, s:s}", "name", name, "role",
+                                           mlo_role_name(role), "prefix", prefix, "expires_at_us",
+                                           (json_int_t)expires_at_us, "rollback", rights[request->rollback]),
                                  false, err);
         status = mlo_db_end(conn, status, err);
     }
@@ -168,6 +190,9 @@ enum mlo_status mlo_token_check(struct mlo_db_conn *conn, const char *text, stru
     }
     out->token_id = mlo_rows_i64(&rows, 0, 0);
     out->project_id = mlo_rows_i64(&rows, 0, 3);
+    out->rollback = mlo_rows_null(&rows, 0, 7)   ? MLO_RIGHT_BY_ROLE
+                    : mlo_rows_bool(&rows, 0, 7) ? MLO_RIGHT_GRANTED
+                                                 : MLO_RIGHT_WITHHELD;
     snprintf(out->name, sizeof out->name, "%s", mlo_rows_text(&rows, 0, 1));
     if (!mlo_role_parse(mlo_rows_text(&rows, 0, 2), &out->role)) {
         status =

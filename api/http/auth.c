@@ -89,6 +89,7 @@ struct mlo_actor mlo_request_actor(const struct mlo_request *req)
     return (struct mlo_actor){.token_id = req->who.token_id,
                               .name = req->who.name,
                               .role = req->who.role,
+                              .rollback = req->who.rollback,
                               .project_id = req->who.project_id,
                               .via = via,
                               .address = req->address,

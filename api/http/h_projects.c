@@ -58,6 +58,7 @@ enum mlo_status h_token_create(struct mlo_request *req, struct mlo_error *err)
     char text[MLO_TOKEN_TEXT_SIZE];
     enum mlo_role role;
     json_t *body;
+    bool rollback;
     int64_t project = 0, days = 0, zero = 0, id;
     enum mlo_status status;
     MLO_TRY(mlo_actor_require(&actor, 0, MLO_ADMIN, err));
@@ -83,7 +84,13 @@ enum mlo_status h_token_create(struct mlo_request *req, struct mlo_error *err)
         MLO_TRY(mlo_project_find(conn, &actor, project_name, MLO_ADMIN, &project, err));
     }
     int64_t expires = days ? mlo_clock_utc_us() + days * 86400 * 1000000 : 0;
-    MLO_TRY(mlo_token_create(conn, &actor, name, role, project, expires, text, &id, err));
+    struct mlo_token_request token = {
+        .name = name, .role = role, .project_id = project, .expires_at_us = expires};
+    if (!json_is_null(json_object_get(body, "rollback")) && json_object_get(body, "rollback")) {
+        MLO_TRY(mlo_json_get_bool(body, "rollback", NULL, &rollback, err));
+        token.rollback = rollback ? MLO_RIGHT_GRANTED : MLO_RIGHT_WITHHELD;
+    }
+    MLO_TRY(mlo_token_make(conn, &actor, &token, text, &id, err));
     MLO_TRY(mlo_reply_json(req, 201,
                            json_pack("{s:I, s:s, s:s, s:s?, s:s}", "id", (json_int_t)id, "name", name, "role",
                                      role_name, "project", project_name, "token", text),

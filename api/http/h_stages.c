@@ -3,8 +3,6 @@
 
 #include "api/http/handlers_impl.h"
 
-#define CHOICES_MAX 16
-
 enum mlo_status mlo_request_stage(const char *stage, const char *where, enum mlo_status wrong,
                                   struct mlo_error *err)
 {
@@ -43,7 +41,7 @@ out:
     return status;
 }
 
-static enum mlo_status read_choices(const json_t *body, struct mlo_release_choice *choices, size_t *count,
+enum mlo_status mlo_request_choices(const json_t *body, struct mlo_release_choice *choices, size_t *count,
                                     struct mlo_error *err)
 {
     const json_t *variants = json_object_get(body, "variants");
@@ -51,7 +49,7 @@ static enum mlo_status read_choices(const json_t *body, struct mlo_release_choic
     json_t *variant;
     *count = 0;
     if (!json_is_object(variants) || json_object_size(variants) == 0 ||
-        json_object_size(variants) > CHOICES_MAX)
+        json_object_size(variants) > MLO_CHOICES_MAX)
         goto bad;
     json_object_foreach((json_t *)variants, target, variant)
     {
@@ -63,7 +61,7 @@ static enum mlo_status read_choices(const json_t *body, struct mlo_release_choic
     return MLO_OK;
 bad:
     mlo_error_set(err, MLO_EINVAL, "'variants' must be an object of 1 to %d members, target to variant",
-                  CHOICES_MAX);
+                  MLO_CHOICES_MAX);
     mlo_error_where(err, "field 'variants'");
     mlo_error_hint(err, "for example {\"any\": \"source\"}");
     return MLO_EINVAL;
@@ -83,7 +81,7 @@ static enum mlo_status reply_move(struct mlo_request *req, const struct mlo_move
 
 enum mlo_status h_promote(struct mlo_request *req, struct mlo_error *err)
 {
-    struct mlo_release_choice choices[CHOICES_MAX];
+    struct mlo_release_choice choices[MLO_CHOICES_MAX];
     struct mlo_move_request move = {.promotion.choices = choices};
     struct mlo_promotion *promotion = &move.promotion;
     int64_t if_match, latest = 0;
@@ -97,7 +95,7 @@ enum mlo_status h_promote(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_json_get_i64(body, "version", &latest, &promotion->version, err));
     MLO_TRY(mlo_json_get_bool(body, "dry_run", &no, &move.dry_run, err));
     MLO_TRY(mlo_request_stage(promotion->stage, "field 'stage'", MLO_EINVAL, err));
-    MLO_TRY(read_choices(body, choices, &promotion->choice_count, err));
+    MLO_TRY(mlo_request_choices(body, choices, &promotion->choice_count, err));
     MLO_TRY(mlo_request_model(req, NULL, &promotion->model_id, err));
     promotion->if_match = &if_match;
     MLO_TRY(reply_move(req, &move, err));

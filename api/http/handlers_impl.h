@@ -22,11 +22,18 @@ mlo_handler_fn h_run_create, h_runs, h_run, h_run_events, h_run_cancel;         
 mlo_handler_fn h_stages, h_stage, h_promote, h_rollback, h_history, h_stage_artifact;  /* h_stages.c */
 mlo_handler_fn h_project_history;
 mlo_handler_fn h_policy, h_policy_put, h_policy_history, h_decisions, h_decision; /* h_gates.c */
+mlo_handler_fn h_approvals, h_approve, h_approval_withdraw;                       /* h_approvals.c */
+mlo_handler_fn h_quarantine, h_quarantine_release;                                /* h_approvals.c */
 mlo_handler_fn h_audit, h_audit_verify;                                           /* h_audit.c */
 
 /* MLO_OK for a stage's name, else `wrong` with the place and the names there are. */
 MLO_MUST_USE enum mlo_status mlo_request_stage(const char *stage, const char *where, enum mlo_status wrong,
                                                struct mlo_error *err);
+
+/* "variants" of a body, target to variant; *count of at most MLO_CHOICES_MAX. Borrowed from the body. */
+#define MLO_CHOICES_MAX 16
+MLO_MUST_USE enum mlo_status mlo_request_choices(const json_t *body, struct mlo_release_choice *choices,
+                                                 size_t *count, struct mlo_error *err);
 
 /* {"items": array, "next": null}; takes over the array. */
 json_t *mlo_list_of(json_t *items);

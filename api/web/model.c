@@ -191,8 +191,11 @@ static void promote_form(struct mlo_request *req, const struct model_view *view)
     for (i = 0; i < view->target_count; i++)
         if (view->targets[i])
             variant_select(out, view, i + 1, view->targets[i]);
-    HTML(out, "<label class=\"wide\">Reason<input name=\"reason\" required maxlength=\"500\"></label>"
-              "<button class=\"primary\">Promote</button></form></section>");
+    HTML(out,
+         "<label class=\"wide\">Reason<input name=\"reason\" required maxlength=\"500\"></label>"
+         "<button class=\"primary\">Promote</button><button class=\"plain\" formnovalidate formaction=\"");
+    HTML(out, "/models/%s/%s/check\">Look at the gates</button></form></section>", view->project,
+         view->model);
 }
 
 static void draw(struct mlo_request *req, const struct model_view *view)

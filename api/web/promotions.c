@@ -3,8 +3,6 @@
 
 #include "api/web/web_impl.h"
 
-#define CHOICES_MAX 16
-
 /* "#2 v1 int8-cpu": the release's number, its version, and its variants by name. */
 static void release_text(struct mlo_buf *out, const json_t *release)
 {
@@ -115,6 +113,12 @@ static enum mlo_status at_answer(struct mlo_request *req, int64_t model, const c
     return MLO_OK;
 }
 
+static bool may_rollback(const struct mlo_request *req)
+{
+    return req->who.rollback == MLO_RIGHT_BY_ROLE ? req->who.role >= MLO_PROMOTER
+                                                  : req->who.rollback == MLO_RIGHT_GRANTED;
+}
+
 static void rollback_form(struct mlo_request *req, const json_t *stage)
 {
     struct mlo_buf *out = &req->out;
@@ -187,7 +191,8 @@ enum mlo_status page_promotions(struct mlo_request *req, struct mlo_error *err)
     if (at && at[0])
         MLO_TRY(at_answer(req, filter.model_id, stage ? stage : "production", at, err));
     HTML(out, "</section>");
-    if (req->who.role >= MLO_PROMOTER) {
+    MLO_TRY(mlo_piece_governance(req, filter.model_id, err));
+    if (may_rollback(req)) {
         bool any = false;
         json_array_foreach(stages, i, item) any = any || json_is_object(json_object_get(item, "previous"));
         if (any)
@@ -253,31 +258,31 @@ out:
     return status;
 }
 
-enum mlo_status page_promote(struct mlo_request *req, struct mlo_error *err)
+enum mlo_status mlo_page_promotion_form(struct mlo_request *req, struct mlo_promotion_form *f,
+                                        struct mlo_error *err)
 {
-    struct mlo_release_choice choices[CHOICES_MAX];
-    struct mlo_move_request move = {.promotion.choices = choices};
-    struct mlo_promotion *promotion = &move.promotion;
-    int64_t generation;
+    struct mlo_promotion *promotion = &f->move.promotion;
     enum mlo_status status;
+    memset(f, 0, sizeof *f);
+    promotion->choices = f->choices;
     MLO_TRY(mlo_page_csrf_check(req, err));
     MLO_TRY(form_stage(req, &promotion->stage, err));
     MLO_TRY(form_generation(
         req, strcmp(promotion->stage, "staging") == 0 ? "generation_staging" : "generation_production",
-        &generation, err));
+        &f->generation, err));
     const char *version = mlo_request_form(req, "version");
     if (!version || !mlo_str_to_i64(version, &promotion->version) || promotion->version < 1) {
         status = mlo_error_set(err, MLO_EINVAL, "the form names no version");
         goto out;
     }
-    for (int i = 0; i < CHOICES_MAX; i++) {
+    for (int i = 0; i < MLO_FORM_CHOICES; i++) {
         char target_field[32], variant_field[32];
         snprintf(target_field, sizeof target_field, "target%d", i);
         snprintf(variant_field, sizeof variant_field, "variant%d", i);
         const char *target = mlo_request_form(req, target_field),
                    *variant = mlo_request_form(req, variant_field);
         if (target && target[0] && variant && variant[0])
-            choices[promotion->choice_count++] =
+            f->choices[promotion->choice_count++] =
                 (struct mlo_release_choice){.target = target, .variant = variant};
     }
     if (promotion->choice_count == 0) {
@@ -286,8 +291,20 @@ enum mlo_status page_promote(struct mlo_request *req, struct mlo_error *err)
     }
     MLO_TRY(mlo_request_model(req, NULL, &promotion->model_id, err));
     promotion->reason = mlo_request_form(req, "reason");
-    promotion->if_match = &generation;
-    MLO_TRY(do_move(req, &move, err));
+    promotion->if_match = &f->generation;
+out:
+    return status;
+}
+
+enum mlo_status page_promote(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_promotion_form f;
+    enum mlo_status status;
+    MLO_TRY(mlo_page_promotion_form(req, &f, err));
+    status = do_move(req, &f.move, err);
+    const json_t *decision = json_object_get(mlo_reply_members(req), "decision");
+    if (status == MLO_EGATE && decision)
+        status = mlo_page_gates(req, decision, 409, err);
 out:
     return status;
 }

@@ -55,10 +55,31 @@ void mlo_piece_moves(struct mlo_buf *out, const json_t *items, bool models);
 /* Rows of a list of runs (runs.c). */
 void mlo_piece_runs(struct mlo_buf *out, const json_t *items);
 
+/* The rows of a decision of the gates (gates.c). */
+void mlo_piece_gates(struct mlo_buf *out, const json_t *decision);
+/* What is in quarantine, and what the gates decided last, of a model (gates.c). */
+MLO_MUST_USE enum mlo_status mlo_piece_governance(struct mlo_request *req, int64_t model,
+                                                  struct mlo_error *err);
+
+/* A form that says what to promote; checks its CSRF field (promotions.c). Stays where it is: it points into
+ * itself. */
+#define MLO_FORM_CHOICES 16
+struct mlo_promotion_form {
+    struct mlo_move_request move;
+    struct mlo_release_choice choices[MLO_FORM_CHOICES];
+    int64_t generation;
+};
+MLO_MUST_USE enum mlo_status mlo_page_promotion_form(struct mlo_request *req, struct mlo_promotion_form *out,
+                                                     struct mlo_error *err);
+/* The page of a decision, with the forms that follow from it (gates.c). */
+MLO_MUST_USE enum mlo_status mlo_page_gates(struct mlo_request *req, const json_t *decision, int http_status,
+                                            struct mlo_error *err);
+
 /* --- pages ------------------------------------------------------------------------------------- */
 
 mlo_handler_fn page_home, page_login, page_login_post, page_logout, page_asset, page_artifact, page_report,
     page_report_json;
+mlo_handler_fn page_check, page_approve, page_quarantine_release;
 mlo_handler_fn page_model, page_promote, page_rollback, page_promotions;
 mlo_handler_fn page_runs, page_run, page_run_cancel, page_audit_index, page_audit;
 

@@ -7,6 +7,7 @@
 
 extern const struct mlo_cli_verb mlo_verb_push, mlo_verb_data_push, mlo_verb_data_pull, mlo_verb_submit,
     mlo_verb_runs, mlo_verb_cancel, mlo_verb_variants, mlo_verb_promote, mlo_verb_rollback, mlo_verb_history,
+    mlo_verb_approve, mlo_verb_approvals, mlo_verb_quarantine_list, mlo_verb_quarantine_release,
     mlo_verb_policy_show, mlo_verb_policy_set, mlo_verb_policy_check, mlo_verb_lineage, mlo_verb_report,
     mlo_verb_audit, mlo_verb_pull, mlo_verb_models, mlo_verb_datasets, mlo_verb_status;
 
@@ -113,6 +114,24 @@ MLO_MUST_USE enum mlo_status mlo_client_upload(struct mlo_client *client, const 
 
 /* The variants of a version as a table for people. */
 MLO_MUST_USE enum mlo_status mlo_client_print_variants(const json_t *items, struct mlo_error *err);
+/* --reason, which must say something. */
+MLO_MUST_USE enum mlo_status mlo_client_reason(struct mlo_cli *cli, const char **reason,
+                                               struct mlo_error *err);
+/* A stage as it is now, with its ETag. */
+MLO_MUST_USE enum mlo_status mlo_client_read_stage(struct mlo_client *client,
+                                                   const struct mlo_client_ref *ref, const char *stage,
+                                                   struct mlo_response *out, struct mlo_error *err);
+/* The number of the version that the name means. */
+MLO_MUST_USE enum mlo_status mlo_client_version(struct mlo_client *client, const struct mlo_client_ref *ref,
+                                                int64_t *out, struct mlo_error *err);
+/* {target: variant} from --variant [TARGET=]NAME; without a target, the variant's own. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_client_variants(struct mlo_cli *cli, struct mlo_client *client,
+                                                 const struct mlo_client_ref *ref, const char *version,
+                                                 json_t **out, struct mlo_error *err);
+/* POSTs a move ("promotions", "rollbacks") with the generation that was read. */
+MLO_MUST_USE enum mlo_status mlo_client_move(struct mlo_client *client, const struct mlo_client_ref *ref,
+                                             const char *kind, const char *etag, const json_t *body,
+                                             struct mlo_response *out, struct mlo_error *err);
 /* What gates said of a promotion (registry/gates.h) as a table for people. */
 MLO_MUST_USE enum mlo_status mlo_client_print_gates(const json_t *decision, struct mlo_error *err);
 /* "2026-01-31 12:34:56" from an RFC 3339 time, into the caller's buffer; "-" for NULL. */

@@ -3,8 +3,8 @@
 #include "api/cli/client/client.h"
 
 /* The generation to send as If-Match, and the stage as it is now. */
-static enum mlo_status read_stage(struct mlo_client *client, const struct mlo_client_ref *ref,
-                                  const char *stage, struct mlo_response *out, struct mlo_error *err)
+enum mlo_status mlo_client_read_stage(struct mlo_client *client, const struct mlo_client_ref *ref,
+                                      const char *stage, struct mlo_response *out, struct mlo_error *err)
 {
     struct mlo_buf path = MLO_BUF_INIT;
     mlo_client_path(&path, "/v1/projects/%s/models/%s/stages/%s", ref->project, ref->name, stage);
@@ -54,7 +54,7 @@ static enum mlo_status print_move(const struct mlo_cli *cli, const struct mlo_cl
                          mlo_json_str(move, "kind", "move"), (long long)mlo_json_i64(move, "generation", 0));
 }
 
-static enum mlo_status needs_reason(struct mlo_cli *cli, const char **reason, struct mlo_error *err)
+enum mlo_status mlo_client_reason(struct mlo_cli *cli, const char **reason, struct mlo_error *err)
 {
     enum mlo_status status = mlo_cli_required(cli, "reason", reason, err);
     if (status != MLO_OK)
@@ -98,9 +98,9 @@ static enum mlo_status target_of(struct mlo_client *client, const struct mlo_cli
 }
 
 /* {target: variant} from --variant [TARGET=]NAME; without a target, the variant's own. */
-static enum mlo_status chosen_variants(struct mlo_cli *cli, struct mlo_client *client,
-                                       const struct mlo_client_ref *ref, const char *version, json_t **out,
-                                       struct mlo_error *err)
+enum mlo_status mlo_client_variants(struct mlo_cli *cli, struct mlo_client *client,
+                                    const struct mlo_client_ref *ref, const char *version, json_t **out,
+                                    struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_buf path = MLO_BUF_INIT;
@@ -157,8 +157,8 @@ out:
 }
 
 /* The number of the version, for the request. */
-static enum mlo_status version_number(struct mlo_client *client, const struct mlo_client_ref *ref,
-                                      int64_t *out, struct mlo_error *err)
+enum mlo_status mlo_client_version(struct mlo_client *client, const struct mlo_client_ref *ref, int64_t *out,
+                                   struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const char *version;
@@ -175,9 +175,9 @@ out:
 }
 
 /* Sends a move with the generation that was read. */
-static enum mlo_status send_move(struct mlo_client *client, const struct mlo_client_ref *ref,
-                                 const char *kind, const char *etag, const json_t *body,
-                                 struct mlo_response *out, struct mlo_error *err)
+enum mlo_status mlo_client_move(struct mlo_client *client, const struct mlo_client_ref *ref, const char *kind,
+                                const char *etag, const json_t *body, struct mlo_response *out,
+                                struct mlo_error *err)
 {
     struct mlo_buf path = MLO_BUF_INIT;
     char header[128];
@@ -203,12 +203,12 @@ static enum mlo_status promote_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
     MLO_TRY(mlo_client_ref_plain(&ref, true, false, err));
     MLO_TRY(mlo_cli_required(cli, "to", &to, err));
-    MLO_TRY(needs_reason(cli, &reason, err));
+    MLO_TRY(mlo_client_reason(cli, &reason, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
-    MLO_TRY(version_number(client, &ref, &version, err));
+    MLO_TRY(mlo_client_version(client, &ref, &version, err));
     snprintf(number, sizeof number, "%lld", (long long)version);
-    MLO_TRY(chosen_variants(cli, client, &ref, number, &variants, err));
-    MLO_TRY(read_stage(client, &ref, to, &stage, err));
+    MLO_TRY(mlo_client_variants(cli, client, &ref, number, &variants, err));
+    MLO_TRY(mlo_client_read_stage(client, &ref, to, &stage, err));
     snprintf(what, sizeof what, "Put @%s there", number);
     if (!mlo_cli_has(cli, "dry-run"))
         MLO_TRY(confirm_production(cli, &ref, to, stage.json, what, err));
@@ -218,7 +218,7 @@ static enum mlo_status promote_run(struct mlo_cli *cli, struct mlo_error *err)
         status = mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
         goto out;
     }
-    enum mlo_status answer = send_move(client, &ref, "promotions", stage.etag, body, &moved, err);
+    enum mlo_status answer = mlo_client_move(client, &ref, "promotions", stage.etag, body, &moved, err);
     const json_t *decision = json_object_get(moved.json, "decision");
     bool refused = strcmp(mlo_json_str(decision, "verdict", ""), "refused") == 0;
     if (decision && !cli->json && (refused || mlo_cli_has(cli, "dry-run")))
@@ -253,10 +253,10 @@ static enum mlo_status rollback_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
     MLO_TRY(mlo_client_ref_plain(&ref, false, false, err));
     MLO_TRY(mlo_cli_required(cli, "stage", &name, err));
-    MLO_TRY(needs_reason(cli, &reason, err));
+    MLO_TRY(mlo_client_reason(cli, &reason, err));
     MLO_TRY(mlo_cli_int(cli, "to", 0, 1, INT64_MAX, &to, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
-    MLO_TRY(read_stage(client, &ref, name, &stage, err));
+    MLO_TRY(mlo_client_read_stage(client, &ref, name, &stage, err));
     MLO_TRY(confirm_production(cli, &ref, name, stage.json, "Roll back", err));
     body = json_pack("{s:s,s:o,s:s}", "stage", name, "to", to ? json_integer(to) : json_null(), "reason",
                      reason);
@@ -264,7 +264,7 @@ static enum mlo_status rollback_run(struct mlo_cli *cli, struct mlo_error *err)
         status = mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
         goto out;
     }
-    MLO_TRY(send_move(client, &ref, "rollbacks", stage.etag, body, &moved, err));
+    MLO_TRY(mlo_client_move(client, &ref, "rollbacks", stage.etag, body, &moved, err));
     MLO_TRY(print_move(cli, &ref, moved.json, false, err));
 out:
     json_decref(body);
