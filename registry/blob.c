@@ -5,11 +5,12 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-enum { PIECE = 1 << 18 };
+enum { PIECE = 1 << 18, READ_TWICE = 8 << 20 };
 
-static const struct mlo_blob_backend *const backends[] = {&mlo_blob_backend_file};
+static const struct mlo_blob_backend *const backends[] = {&mlo_blob_backend_file, &mlo_blob_backend_s3};
 
 enum mlo_status mlo_blob_store_open(const char *url, struct mlo_blob_store **out, struct mlo_error *err)
 {
@@ -30,7 +31,7 @@ enum mlo_status mlo_blob_store_open(const char *url, struct mlo_blob_store **out
         return status;
     }
     mlo_error_set(err, MLO_EINVAL, "'%.200s' is no address of a blob store", url);
-    mlo_error_hint(err, "write file:/absolute/path");
+    mlo_error_hint(err, "write file:/absolute/path, or s3:bucket/prefix?endpoint=https://host");
     return MLO_EINVAL;
 }
 
@@ -45,6 +46,13 @@ void mlo_blob_store_close(struct mlo_blob_store *store)
 enum mlo_status mlo_blob_writer_open(struct mlo_blob_store *store, struct mlo_blob_writer **out,
                                      struct mlo_error *err)
 {
+    return mlo_blob_writer_open_expecting(store, NULL, 0, out, err);
+}
+
+enum mlo_status mlo_blob_writer_open_expecting(struct mlo_blob_store *store,
+                                               const struct mlo_digest *expected, uint64_t size_bytes,
+                                               struct mlo_blob_writer **out, struct mlo_error *err)
+{
     *out = NULL;
     struct mlo_blob_writer *writer = calloc(1, sizeof *writer);
     struct mlo_hasher *hasher = mlo_hasher_new();
@@ -55,6 +63,10 @@ enum mlo_status mlo_blob_writer_open(struct mlo_blob_store *store, struct mlo_bl
     }
     writer->store = store;
     writer->hasher = hasher;
+    writer->expects = expected != NULL;
+    if (expected)
+        writer->expected = *expected;
+    writer->expected_size = size_bytes;
     enum mlo_status status = store->backend->begin(writer, err);
     if (status != MLO_OK) {
         mlo_hasher_free(hasher);
@@ -101,6 +113,8 @@ enum mlo_status mlo_blob_writer_commit(struct mlo_blob_writer *writer, const str
         return mlo_error_set(err, MLO_EINTERNAL, "the writer of a blob was used after its end");
     writer->spent = true;
     mlo_hasher_final(writer->hasher, &computed);
+    if (!expected && writer->expects)
+        expected = &writer->expected;
     if (expected && !mlo_digest_eq(expected, &computed)) {
         wrong_digest(expected, &computed, err);
         mlo_error_hint(err,
@@ -124,6 +138,32 @@ void mlo_blob_writer_free(struct mlo_blob_writer *writer)
     free(writer);
 }
 
+/* Where objects are made in parts, a large one is read twice, once for its digest: cheaper than a copy on the
+ * server. */
+static enum mlo_status open_for_file(struct mlo_blob_store *store, int fd, char *piece,
+                                     struct mlo_blob_writer **writer, struct mlo_error *err)
+{
+    struct stat st;
+    struct mlo_digest digest;
+    struct mlo_hasher *hasher;
+    bool failed = false;
+    if (!store->backend->fetch || fstat(fd, &st) != 0 || st.st_size < READ_TWICE)
+        return mlo_blob_writer_open(store, writer, err);
+    hasher = mlo_hasher_new();
+    if (!hasher)
+        return mlo_error_nomem(err);
+    for (size_t got = PIECE; got == PIECE && !failed;) {
+        failed = !mlo_fs_read_full(fd, piece, PIECE, &got);
+        if (!failed)
+            mlo_hasher_update(hasher, piece, got);
+    }
+    mlo_hasher_final(hasher, &digest);
+    mlo_hasher_free(hasher);
+    if (failed || lseek(fd, 0, SEEK_SET) < 0)
+        return mlo_error_errno(err, errno, "cannot read the file");
+    return mlo_blob_writer_open_expecting(store, &digest, (uint64_t)st.st_size, writer, err);
+}
+
 enum mlo_status mlo_blob_put_fd(struct mlo_blob_store *store, int fd, struct mlo_digest *digest,
                                 uint64_t *size_bytes, struct mlo_error *err)
 {
@@ -138,7 +178,7 @@ enum mlo_status mlo_blob_put_fd(struct mlo_blob_store *store, int fd, struct mlo
         status = mlo_error_errno(err, errno, "cannot read the file");
         goto out;
     }
-    MLO_TRY(mlo_blob_writer_open(store, &writer, err));
+    MLO_TRY(open_for_file(store, fd, piece, &writer, err));
     for (size_t got = PIECE; got == PIECE;) {
         if (!mlo_fs_read_full(fd, piece, PIECE, &got)) {
             status = mlo_error_errno(err, errno, "cannot read the file");
@@ -188,6 +228,8 @@ enum mlo_status mlo_blob_size(struct mlo_blob_store *store, const struct mlo_dig
                               uint64_t *size_bytes, struct mlo_error *err)
 {
     int fd = -1;
+    if (store->backend->size)
+        return store->backend->size(store, digest, size_bytes, err);
     enum mlo_status status = mlo_blob_open_fd(store, digest, &fd, size_bytes, err);
     if (fd >= 0)
         close(fd);
@@ -200,8 +242,8 @@ bool mlo_blob_exists(struct mlo_blob_store *store, const struct mlo_digest *dige
     return mlo_blob_size(store, digest, NULL, &ignored) == MLO_OK;
 }
 
-/* Reads all of fd, hashing, into `to` (a descriptor, or -1) and `out` (or NULL); then compares. */
-static enum mlo_status copy_checked(int fd, const struct mlo_digest *digest, int to, struct mlo_buf *out,
+/* Reads all of fd, hashing, into `out` (or NULL); then compares. */
+static enum mlo_status copy_checked(int fd, const struct mlo_digest *digest, struct mlo_buf *out,
                                     struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -220,10 +262,6 @@ static enum mlo_status copy_checked(int fd, const struct mlo_digest *digest, int
         mlo_hasher_update(hasher, piece, got);
         if (out)
             mlo_buf_append(out, piece, got);
-        if (to >= 0 && !mlo_fs_write_full(to, piece, got)) {
-            status = mlo_error_errno(err, errno, "cannot write a copy of a blob");
-            goto out;
-        }
     }
     mlo_hasher_final(hasher, &computed);
     if (!mlo_digest_eq(&computed, digest)) {
@@ -238,6 +276,50 @@ out:
     return status;
 }
 
+/* --- a backend without files ---------------------------------------------------------------------- */
+
+struct taking {
+    struct mlo_hasher *hasher;
+    int fd; /* or -1 */
+    struct mlo_buf *out;
+};
+
+static enum mlo_status take(void *arg, const void *bytes, size_t size, struct mlo_error *err)
+{
+    struct taking *t = arg;
+    mlo_hasher_update(t->hasher, bytes, size);
+    if (t->fd >= 0 && !mlo_fs_write_full(t->fd, bytes, size))
+        return mlo_error_errno(err, errno, "cannot write a copy of a blob");
+    if (t->out)
+        mlo_buf_append(t->out, bytes, size);
+    return t->out && !mlo_buf_ok(t->out) ? mlo_error_nomem(err) : MLO_OK;
+}
+
+static enum mlo_status fetch_checked(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                                     uint64_t max_bytes, int fd, struct mlo_buf *out, struct mlo_error *err)
+{
+    struct taking t = {mlo_hasher_new(), fd, out};
+    struct mlo_digest computed;
+    enum mlo_status status = t.hasher ? MLO_OK : mlo_error_nomem(err);
+    if (status == MLO_OK)
+        status = store->backend->fetch(store, digest, max_bytes, take, &t, err);
+    if (status == MLO_OK) {
+        mlo_hasher_final(t.hasher, &computed);
+        if (!mlo_digest_eq(&computed, digest)) {
+            status = wrong_digest(digest, &computed, err);
+            mlo_error_prefix(err, "a blob in the store is damaged");
+        }
+    }
+    mlo_hasher_free(t.hasher);
+    return status;
+}
+
+enum mlo_status mlo_blob_fetch_fd(struct mlo_blob_store *store, const struct mlo_digest *digest, int fd,
+                                  struct mlo_error *err)
+{
+    return fetch_checked(store, digest, UINT64_MAX, fd, NULL, err);
+}
+
 enum mlo_status mlo_blob_path(struct mlo_blob_store *store, const struct mlo_digest *digest,
                               const char *scratch_dir, bool verify, char **path, struct mlo_error *err)
 {
@@ -245,20 +327,22 @@ enum mlo_status mlo_blob_path(struct mlo_blob_store *store, const struct mlo_dig
     char hex[MLO_DIGEST_TEXT_SIZE], *made = NULL;
     enum mlo_status status;
     *path = NULL;
-    MLO_TRY(store->backend->path(store, digest, &made, err));
-    if (made && !verify)
-        goto out;
-    MLO_TRY(mlo_blob_open_fd(store, digest, &fd, NULL, err));
-    if (!made) {
-        made = mlo_fs_join(scratch_dir, mlo_digest_hex(digest, hex), NULL);
-        to = made ? open(made, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600) : -1;
-        if (to < 0) {
-            status = mlo_error_errno(err, errno, "cannot make a copy of a blob in %s", scratch_dir);
+    if (store->backend->path) {
+        MLO_TRY(store->backend->path(store, digest, &made, err));
+        if (!verify)
             goto out;
-        }
+        MLO_TRY(mlo_blob_open_fd(store, digest, &fd, NULL, err));
+        status = copy_checked(fd, digest, NULL, err);
+        goto out;
     }
-    status = copy_checked(fd, digest, to, NULL, err);
-    if (status != MLO_OK && to >= 0)
+    made = mlo_fs_join(scratch_dir, mlo_digest_hex(digest, hex), NULL);
+    to = made ? open(made, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600) : -1;
+    if (to < 0) {
+        status = mlo_error_errno(err, errno, "cannot make a copy of a blob in %s", scratch_dir);
+        goto out;
+    }
+    status = mlo_blob_fetch_fd(store, digest, to, err);
+    if (status != MLO_OK)
         unlink(made);
 out:
     if (fd >= 0)
@@ -277,6 +361,8 @@ enum mlo_status mlo_blob_read(struct mlo_blob_store *store, const struct mlo_dig
 {
     int fd;
     uint64_t size;
+    if (store->backend->fetch)
+        return fetch_checked(store, digest, max_bytes, -1, out, err);
     enum mlo_status status = mlo_blob_open_fd(store, digest, &fd, &size, err);
     if (status != MLO_OK)
         return status;
@@ -285,7 +371,7 @@ enum mlo_status mlo_blob_read(struct mlo_blob_store *store, const struct mlo_dig
             mlo_error_set(err, MLO_ETOOBIG, "a blob of %llu bytes is more than the %zu that are read at once",
                           (unsigned long long)size, max_bytes);
     else
-        status = copy_checked(fd, digest, -1, out, err);
+        status = copy_checked(fd, digest, out, err);
     close(fd);
     return status;
 }

@@ -1,7 +1,7 @@
 /* The blob store: bytes named by their SHA-256. A vtable stands behind it; the URL's scheme picks the backend
- * ("file:/path"). The store knows no projects: who may see a blob is in the database (mlo_blob_record,
- * mlo_blob_linked). Order of writes: blob first, row second. Safe from several threads; a writer belongs to
- * one. */
+ * ("file:/path", "s3:bucket/prefix?endpoint=…": docs/storage.md). The store knows no projects: who may see a
+ * blob is in the database (mlo_blob_record, mlo_blob_linked). Order of writes: blob first, row second. Safe
+ * from several threads; a writer belongs to one. */
 #ifndef MLO_REGISTRY_BLOB_H
 #define MLO_REGISTRY_BLOB_H
 
@@ -18,6 +18,12 @@ void mlo_blob_store_close(struct mlo_blob_store *store);
 /* Streaming write, in constant memory; the digest is computed on the way. */
 MLO_MUST_USE enum mlo_status mlo_blob_writer_open(struct mlo_blob_store *store, struct mlo_blob_writer **out,
                                                   struct mlo_error *err);
+/* Told before the first byte what will come, a store of objects writes it to its place at once, and in parts
+ * of a size that fits (size_bytes 0: not known). Other bytes are MLO_EDIGEST when it is committed. */
+MLO_MUST_USE enum mlo_status mlo_blob_writer_open_expecting(struct mlo_blob_store *store,
+                                                            const struct mlo_digest *expected,
+                                                            uint64_t size_bytes, struct mlo_blob_writer **out,
+                                                            struct mlo_error *err);
 /* MLO_ENOSPC when the disk is full. After a failure only mlo_blob_writer_free is allowed. */
 MLO_MUST_USE enum mlo_status mlo_blob_writer_write(struct mlo_blob_writer *writer, const void *bytes,
                                                    size_t size, struct mlo_error *err);
@@ -90,7 +96,8 @@ MLO_MUST_USE enum mlo_status mlo_blob_session_drop(struct mlo_blob_store *store,
 MLO_MUST_USE enum mlo_status mlo_blob_size(struct mlo_blob_store *store, const struct mlo_digest *digest,
                                            uint64_t *size_bytes, struct mlo_error *err);
 bool mlo_blob_exists(struct mlo_blob_store *store, const struct mlo_digest *digest);
-/* A descriptor open for reading (yours: close), positioned at the start, and the size (may be NULL). */
+/* A descriptor open for reading (yours: close), positioned at the start, and the size (may be NULL): the
+ * store's own file, or a copy without a name that was checked against the digest (MLO_EDIGEST). */
 MLO_MUST_USE enum mlo_status mlo_blob_open_fd(struct mlo_blob_store *store, const struct mlo_digest *digest,
                                               int *fd, uint64_t *size_bytes, struct mlo_error *err);
 /* A path to read the bytes from: the store's own file where it has one, else a copy in `scratch_dir`. The

@@ -4,6 +4,9 @@
 
 #include "registry/blob.h"
 
+/* Takes the next bytes of a blob; a failure ends the reading. */
+typedef enum mlo_status mlo_blob_sink_fn(void *arg, const void *bytes, size_t size, struct mlo_error *err);
+
 struct mlo_blob_backend {
     const char *scheme; /* of the URL: "file" */
     /* `place` is what follows "scheme:". Sets store->state. */
@@ -34,7 +37,14 @@ struct mlo_blob_backend {
                                     struct mlo_error *err);
     enum mlo_status (*open_fd)(struct mlo_blob_store *store, const struct mlo_digest *digest, int *fd,
                                uint64_t *size_bytes, struct mlo_error *err);
-    /* The store's own file; NULL when the backend has none, and a copy is to be made. */
+    /* Without opening it; NULL: open_fd tells. */
+    enum mlo_status (*size)(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                            uint64_t *size_bytes, struct mlo_error *err);
+    /* All bytes, each once and in order, into the sink: how a backend is read that has no files. MLO_ETOOBIG
+     * above max_bytes, before the sink sees any. NULL: there are files, and open_fd and path lead to them. */
+    enum mlo_status (*fetch)(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                             uint64_t max_bytes, mlo_blob_sink_fn *sink, void *arg, struct mlo_error *err);
+    /* The store's own file. NULL with fetch. */
     enum mlo_status (*path)(struct mlo_blob_store *store, const struct mlo_digest *digest, char **path,
                             struct mlo_error *err);
 };
@@ -49,6 +59,9 @@ struct mlo_blob_writer {
     struct mlo_hasher *hasher;
     uint64_t size_bytes;
     bool spent; /* committed or failed */
+    bool expects;
+    struct mlo_digest expected; /* when it expects */
+    uint64_t expected_size;     /* 0: not known */
     void *state;
 };
 
@@ -61,6 +74,11 @@ struct mlo_blob_piece {
     void *state;
 };
 
+/* fetch into a descriptor; the bytes are checked against the digest. */
+enum mlo_status mlo_blob_fetch_fd(struct mlo_blob_store *store, const struct mlo_digest *digest, int fd,
+                                  struct mlo_error *err);
+
 extern const struct mlo_blob_backend mlo_blob_backend_file;
+extern const struct mlo_blob_backend mlo_blob_backend_s3;
 
 #endif

@@ -96,7 +96,7 @@ static void forget_answer(struct mlo_s3_call *call)
     memset(&call->sink_error, 0, sizeof call->sink_error);
     call->http = 0;
     call->range_first = call->range_total = 0;
-    call->has_range = call->encrypted = call->has_length = call->too_big = false;
+    call->has_range = call->encrypted = call->has_length = call->too_big = call->headers_whole = false;
     *call->code = *call->message = *call->request_id = *call->bucket_region = '\0';
 }
 
@@ -122,6 +122,8 @@ static size_t on_header(char *line, size_t size, size_t count, void *arg)
     char value[256];
     if (n >= 5 && strncmp(line, "HTTP/", 5) == 0) /* another answer begins: the one before was a 100 */
         forget_answer(call);
+    if (n > 0 && (line[0] == '\r' || line[0] == '\n'))
+        call->headers_whole = true;
     const char *colon = memchr(line, ':', n);
     if (!colon)
         return n;
@@ -309,6 +311,8 @@ enum mlo_status mlo_s3_attempt(struct mlo_s3 *s3, struct mlo_s3_call *call, bool
     curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, on_header);
     curl_easy_setopt(curl, CURLOPT_HEADERDATA, call);
     CURLcode code = curl_easy_perform(curl);
+    if (code == CURLE_OK && !call->headers_whole)
+        code = CURLE_PARTIAL_FILE; /* to curl an answer may end amid its headers */
     curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &call->http);
     if (call->sink_error.status != MLO_OK) {
         status = call->sink_error.status;

@@ -61,7 +61,7 @@ struct mlo_s3_call {
     /* Within. */
     size_t sent;
     struct mlo_error sink_error;
-    bool too_big;
+    bool too_big, headers_whole;
 };
 
 void mlo_s3_call_clear(struct mlo_s3_call *call);

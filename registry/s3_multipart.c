@@ -235,7 +235,8 @@ static enum mlo_status on_part(void *arg, const char *parent, const char *name, 
         else if (strcmp(name, "Size") == 0 && mlo_str_to_i64(text, &number) && number >= 0)
             l->now.size_bytes = (uint64_t)number;
         else if (strcmp(name, "ETag") == 0)
-            snprintf(l->now.etag, sizeof l->now.etag, "%s", text);
+            /* with quotes, as in headers: Ceph leaves them out here */
+            snprintf(l->now.etag, sizeof l->now.etag, *text == '"' ? "%.78s" : "\"%.76s\"", text);
     } else if (text && strcmp(parent, "ListPartsResult") == 0) {
         if (strcmp(name, "IsTruncated") == 0)
             l->truncated = strcmp(text, "true") == 0;

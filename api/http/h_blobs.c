@@ -1,4 +1,6 @@
 /* Blobs: bytes by digest, streamed into the store while they are hashed. */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -40,7 +42,8 @@ static enum mlo_status put_begin(struct mlo_request *req, struct mlo_error *err)
         status = upload->hasher ? MLO_OK : mlo_error_nomem(err);
     } else if (status == MLO_ENOTFOUND) {
         /* also when another project has the bytes: only who really has them may link them */
-        status = mlo_blob_writer_open(req->http->options.blobs, &upload->writer, err);
+        status = mlo_blob_writer_open_expecting(req->http->options.blobs, &upload->expected, 0,
+                                                &upload->writer, err);
     }
 out:
     mlo_request_db_release(req); /* an upload may take long */
@@ -103,6 +106,19 @@ out:
     return status;
 }
 
+/* For HEAD nothing is read from the descriptor: a store without files is not made to fetch them. */
+static enum mlo_status open_bytes(struct mlo_request *req, const struct mlo_digest *digest, int *fd,
+                                  uint64_t *size, struct mlo_error *err)
+{
+    if (strcmp(req->method, "HEAD") != 0)
+        return mlo_blob_open_fd(req->http->options.blobs, digest, fd, size, err);
+    enum mlo_status status = mlo_blob_size(req->http->options.blobs, digest, size, err);
+    if (status != MLO_OK)
+        return status;
+    *fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    return *fd >= 0 ? MLO_OK : mlo_error_errno(err, errno, "cannot open /dev/null");
+}
+
 static enum mlo_status open_linked(struct mlo_request *req, struct mlo_digest *digest, int *fd,
                                    uint64_t *size, struct mlo_error *err)
 {
@@ -112,7 +128,7 @@ static enum mlo_status open_linked(struct mlo_request *req, struct mlo_digest *d
     MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(mlo_blob_linked(req->conn, project, digest, NULL, err));
     mlo_request_db_release(req);
-    MLO_TRY(mlo_blob_open_fd(req->http->options.blobs, digest, fd, size, err));
+    MLO_TRY(open_bytes(req, digest, fd, size, err));
 out:
     return status;
 }
@@ -138,7 +154,7 @@ enum mlo_status mlo_reply_artifact(struct mlo_request *req, const struct mlo_dig
     int fd;
     enum mlo_status status;
     mlo_request_db_release(req);
-    MLO_TRY(mlo_blob_open_fd(req->http->options.blobs, digest, &fd, &size, err));
+    MLO_TRY(open_bytes(req, digest, &fd, &size, err));
     mlo_digest_text(digest, text);
     mlo_reply_header(req, "X-Mlopt-Digest", "%s", text);
     mlo_reply_header(req, "Content-Disposition", "attachment; filename=\"%s\"", file_name);

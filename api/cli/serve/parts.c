@@ -158,7 +158,7 @@ out:
     }
 #define OPTION_BLOBS                                                                                         \
     {                                                                                                        \
-        "blobs", 0, "URL", "the blob store: file:/path"                                                      \
+        "blobs", 0, "URL", "the blob store: file:/path, or s3:bucket/prefix?endpoint=… (docs/storage.md)"  \
     }
 
 static const struct mlo_cli_option server_options[] = {

@@ -34,13 +34,17 @@ struct up {
 static enum mlo_status make_paths(struct up *u, struct mlo_error *err)
 {
     struct mlo_buf blobs = MLO_BUF_INIT;
+    const char *given = mlo_cli_opt(u->cli, "blobs");
     u->pg_dir = mlo_fs_join(u->dir, "pg", NULL);
     u->work_dir = mlo_fs_join(u->dir, "work", NULL);
     u->token_path = mlo_fs_join(u->dir, "token", NULL);
     u->url_path = mlo_fs_join(u->dir, "url", NULL);
     u->worker_log = mlo_fs_join(u->dir, "workers.log", NULL);
     u->lock_path = mlo_fs_join(u->dir, "lock", NULL);
-    mlo_buf_printf(&blobs, "file:%s/blobs", u->dir);
+    if (given)
+        mlo_buf_puts(&blobs, given);
+    else
+        mlo_buf_printf(&blobs, "file:%s/blobs", u->dir);
     u->blob_url = mlo_buf_take(&blobs);
     return u->pg_dir && u->work_dir && u->token_path && u->url_path && u->worker_log && u->lock_path &&
                    u->blob_url
@@ -266,7 +270,8 @@ static enum mlo_status up_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(make_folder(&u, given, &absolute, err));
     MLO_TRY(make_paths(&u, err));
     MLO_TRY(take_lock(&u, err));
-    MLO_TRY(private_folder(&u, "blobs", err));
+    if (!mlo_cli_opt(cli, "blobs"))
+        MLO_TRY(private_folder(&u, "blobs", err));
     MLO_TRY(private_folder(&u, "work", err));
     MLO_TRY(start_parts(&u, err));
     MLO_TRY(announce(&u, err));
@@ -279,6 +284,8 @@ out:
 
 static const struct mlo_cli_option options[] = {
     {"data", 0, "DIR", "the folder that holds everything; made when it is not there"},
+    {"blobs", 0, "URL",
+     "the blob store, when it is not in DIR: s3:bucket/prefix?endpoint=… (docs/storage.md)"},
     {"listen", 0, "ADDRESS:PORT", "where the server listens (" MLO_DEFAULT_LISTEN "); port 0: any free one"},
     {"workers", 0, "N", "worker processes (1)"},
     {"threads", 0, "N", "threads of a worker's job (its share of the CPUs)"},

@@ -1,0 +1,78 @@
+/* Private to registry/blob_s3*.c. <prefix>uploads/<id>… are uploads in pieces. Keys: <prefix>sha256/ab/cd/<64
+ * hex digits> are blobs; <prefix>incoming/<random> is what is written before its digest is known. */
+#ifndef MLO_REGISTRY_BLOB_S3_IMPL_H
+#define MLO_REGISTRY_BLOB_S3_IMPL_H
+
+#include <stdatomic.h>
+
+#include "registry/blob_impl.h"
+#include "registry/s3_client.h"
+
+enum {
+    MLO_BLOB_S3_PART = 8 << 20,   /* bytes of a part, unless the blob is too large for 10,000 such */
+    MLO_BLOB_S3_PARALLEL = 3,     /* parts on their way at a time, of one blob */
+    MLO_BLOB_S3_WRITER = 32 << 20 /* memory of one writer, as long as two parts fit */
+};
+#define MLO_BLOB_S3_MEMORY (256ull << 20) /* of all writers: beyond it each has one part only */
+
+struct mlo_blob_s3 {
+    struct mlo_s3 *s3;
+    char *prefix;  /* "" or ends with a slash */
+    char *scratch; /* where an open blob's bytes are */
+    char *cache;   /* or NULL: a folder that keeps read blobs */
+    uint64_t cache_bytes;
+    atomic_ullong memory; /* of writers' parts, now */
+};
+
+/* The key of a blob, or of something else by its name ("incoming/…"). Yours (free); NULL: out of memory. */
+char *mlo_blob_s3_key(const struct mlo_blob_s3 *s, const struct mlo_digest *digest);
+char *mlo_blob_s3_name(const struct mlo_blob_s3 *s, const char *folder, const char *name);
+
+enum mlo_status mlo_blob_s3_begin(struct mlo_blob_writer *writer, struct mlo_error *err);
+enum mlo_status mlo_blob_s3_write(struct mlo_blob_writer *writer, const void *bytes, size_t size,
+                                  struct mlo_error *err);
+enum mlo_status mlo_blob_s3_finish(struct mlo_blob_writer *writer, const struct mlo_digest *digest,
+                                   struct mlo_error *err);
+void mlo_blob_s3_end(struct mlo_blob_writer *writer);
+
+/* Gives the object `from` its blob's name, and removes it. */
+enum mlo_status mlo_blob_s3_publish(const struct mlo_blob_s3 *s, const char *from,
+                                    const struct mlo_digest *digest, struct mlo_error *err);
+
+/* blob_s3_session.c */
+enum mlo_status mlo_blob_s3_session_begin(struct mlo_blob_store *store, struct mlo_blob_session *session,
+                                          struct mlo_error *err);
+enum mlo_status mlo_blob_s3_piece_open(struct mlo_blob_piece *piece, struct mlo_error *err);
+enum mlo_status mlo_blob_s3_piece_write(struct mlo_blob_piece *piece, const void *bytes, size_t size,
+                                        struct mlo_error *err);
+enum mlo_status mlo_blob_s3_piece_commit(struct mlo_blob_piece *piece, struct mlo_error *err);
+void mlo_blob_s3_piece_end(struct mlo_blob_piece *piece);
+enum mlo_status mlo_blob_s3_session_publish(struct mlo_blob_store *store,
+                                            const struct mlo_blob_session *session,
+                                            const struct mlo_digest *digest, struct mlo_error *err);
+enum mlo_status mlo_blob_s3_session_drop(struct mlo_blob_store *store, const struct mlo_blob_session *session,
+                                         struct mlo_error *err);
+
+/* blob_s3_parts.c: a multipart upload of one key by threads, in bounded memory. Used by one thread. */
+struct mlo_blob_s3_parts;
+/* The upload goes on behind `count` parts that are there (copied), or is begun when its first part is full
+ * (upload NULL). size_bytes: of all that will come, 0: not known. *out is yours; key is copied. */
+enum mlo_status mlo_blob_s3_parts_new(struct mlo_blob_s3 *s, const char *key, const char *upload,
+                                      const struct mlo_s3_part *parts, size_t count, uint64_t size_bytes,
+                                      struct mlo_blob_s3_parts **out, struct mlo_error *err);
+enum mlo_status mlo_blob_s3_parts_write(struct mlo_blob_s3_parts *p, const void *bytes, size_t size,
+                                        struct mlo_error *err);
+/* What was written and is in no part yet: borrowed. */
+const char *mlo_blob_s3_parts_rest(const struct mlo_blob_s3_parts *p, size_t *size);
+/* Waits until all full parts are stored. Needs an upload. */
+enum mlo_status mlo_blob_s3_parts_wait(struct mlo_blob_s3_parts *p, struct mlo_error *err);
+/* The parts that are stored, after waiting: borrowed. */
+const struct mlo_s3_part *mlo_blob_s3_parts_stored(const struct mlo_blob_s3_parts *p, size_t *count);
+/* The upload's id; NULL while everything fits in one part. */
+const char *mlo_blob_s3_parts_upload(const struct mlo_blob_s3_parts *p);
+/* The rest as the last part, waits, makes the object. Needs an upload. */
+enum mlo_status mlo_blob_s3_parts_complete(struct mlo_blob_s3_parts *p, struct mlo_error *err);
+/* Ends the threads; `abort`: and the upload, when it was not completed. NULL is fine. */
+void mlo_blob_s3_parts_free(struct mlo_blob_s3_parts *p, bool abort);
+
+#endif

@@ -1,0 +1,94 @@
+/* Writing a blob to S3: a small one is one PUT under its digest. A large one goes in parts; when its digest
+ * was told ahead, to its place, else to a place of its own, from where the server copies it. Either way
+ * nothing is seen under the digest before all of it is there. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "registry/blob_s3_impl.h"
+
+struct s3_writer {
+    struct mlo_blob_s3_parts *parts;
+    char *key;
+    bool direct; /* the key is the blob's own */
+};
+
+enum mlo_status mlo_blob_s3_begin(struct mlo_blob_writer *writer, struct mlo_error *err)
+{
+    struct mlo_blob_s3 *s = writer->store->state;
+    struct s3_writer *w = calloc(1, sizeof *w);
+    uint8_t random[16];
+    char name[33];
+    if (!w)
+        return mlo_error_nomem(err);
+    mlo_random_bytes(random, sizeof random);
+    mlo_hex(random, sizeof random, name);
+    w->direct = writer->expects;
+    w->key = w->direct ? mlo_blob_s3_key(s, &writer->expected) : mlo_blob_s3_name(s, "incoming", name);
+    enum mlo_status status =
+        w->key ? mlo_blob_s3_parts_new(s, w->key, NULL, NULL, 0, writer->expected_size, &w->parts, err)
+               : mlo_error_nomem(err);
+    if (status != MLO_OK) {
+        free(w->key);
+        free(w);
+        return status;
+    }
+    writer->state = w;
+    return MLO_OK;
+}
+
+enum mlo_status mlo_blob_s3_write(struct mlo_blob_writer *writer, const void *bytes, size_t size,
+                                  struct mlo_error *err)
+{
+    struct s3_writer *w = writer->state;
+    return mlo_blob_s3_parts_write(w->parts, bytes, size, err);
+}
+
+enum mlo_status mlo_blob_s3_publish(const struct mlo_blob_s3 *s, const char *from,
+                                    const struct mlo_digest *digest, struct mlo_error *err)
+{
+    struct mlo_s3_object object;
+    enum mlo_status status;
+    char *key = mlo_blob_s3_key(s, digest);
+    if (!key)
+        return mlo_error_nomem(err);
+    MLO_TRY(mlo_s3_head(s->s3, from, &object, err));
+    MLO_TRY(mlo_s3_copy(s->s3, from, &object, key, err));
+    (void)!mlo_s3_delete(s->s3, from, NULL); /* else the sweep finds it */
+out:
+    free(key);
+    return status;
+}
+
+enum mlo_status mlo_blob_s3_finish(struct mlo_blob_writer *writer, const struct mlo_digest *digest,
+                                   struct mlo_error *err)
+{
+    struct mlo_blob_s3 *s = writer->store->state;
+    struct s3_writer *w = writer->state;
+    enum mlo_status status;
+    char *key = NULL;
+    if (mlo_blob_s3_parts_upload(w->parts)) {
+        MLO_TRY(mlo_blob_s3_parts_complete(w->parts, err));
+        if (!w->direct)
+            MLO_TRY(mlo_blob_s3_publish(s, w->key, digest, err));
+    } else {
+        size_t size;
+        const char *bytes = mlo_blob_s3_parts_rest(w->parts, &size);
+        key = mlo_blob_s3_key(s, digest);
+        if (!key) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+        MLO_TRY(mlo_s3_put(s->s3, key, bytes, size, digest, err));
+    }
+out:
+    free(key);
+    return status;
+}
+
+void mlo_blob_s3_end(struct mlo_blob_writer *writer)
+{
+    struct s3_writer *w = writer->state;
+    mlo_blob_s3_parts_free(w->parts, true);
+    free(w->key);
+    free(w);
+}
