@@ -6,9 +6,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "passes/targets.h"
 #include "passes/weight_only_impl.h"
 
 static const char *const types[] = {"int8", "uint8", NULL};
+/* Those of the targets that run the integer nodes as such. */
+static const char *const targets[] = {"mlopt-cpu", "ort-x86-avx2", "ort-x86-vnni", NULL};
 
 const struct mlo_option_spec mlo_quantize_dynamic_options[] = {
     {.name = "type",
@@ -20,10 +23,17 @@ const struct mlo_option_spec mlo_quantize_dynamic_options[] = {
      .type = MLO_OPT_BOOL,
      .fallback = "true",
      .description = "One weight scale per output channel, else one per tensor"},
+    {.name = "target",
+     .type = MLO_OPT_STRING,
+     .fallback = "mlopt-cpu",
+     .choices = targets,
+     .description = "The runtime that it is made for"},
     {.name = "reduce_range",
-     .type = MLO_OPT_BOOL,
-     .fallback = "false",
-     .description = "Weights in 7 bits, for CPUs whose sums of two products saturate at 16 bits"},
+     .type = MLO_OPT_SWITCH,
+     .fallback = "auto",
+     .description =
+         "Weights in 7 bits, for CPUs whose sums of two products saturate at 16 bits; auto: as the "
+         "target wants"},
     {.name = "convolutions",
      .type = MLO_OPT_BOOL,
      .fallback = "false",
@@ -372,11 +382,12 @@ enum mlo_status mlo_pass_quantize_dynamic(struct mlo_model *model, struct mlo_pa
     enum mlo_status status;
     struct mlo_graph *graph = model->graph;
     const json_t *options = ctx->options;
+    const struct mlo_target *target = mlo_target_find(mlo_json_str(options, "target", targets[0]));
     const struct settings s = {
         .type = strcmp(mlo_json_str(options, "type", "int8"), "uint8") == 0 ? MLO_UINT8 : MLO_INT8,
         .per_channel = mlo_json_bool(options, "per_channel", true),
         .convolutions = mlo_json_bool(options, "convolutions", false),
-        .most = mlo_json_bool(options, "reduce_range", false) ? 64 : 127,
+        .most = mlo_json_bool(options, "reduce_range", target->reduce_range) ? 64 : 127,
         .min_weights = mlo_json_i64(options, "min_weights", 0),
         .exclude = json_object_get(options, "exclude"),
     };

@@ -62,6 +62,17 @@ static enum mlo_status check_select(const struct mlo_cli *cli, const struct mlo_
     return MLO_EUSAGE;
 }
 
+/* The step whose options the flags are: that of the verb, or the recipe's own way to quantize. */
+static const char *flagged_step(const struct mlo_recipe *recipe, const char *usual)
+{
+    static const char *const OTHERS[] = {"quantize-dynamic", "quantize-weights", "round-weights"};
+    for (size_t k = 0; k < MLO_COUNT(OTHERS); k++)
+        for (size_t i = 0; i < recipe->step_count; i++)
+            if (strcmp(recipe->steps[i].name, OTHERS[k]) == 0)
+                return OTHERS[k];
+    return usual;
+}
+
 static enum mlo_status load_recipe(const struct mlo_cli *cli, const struct derivation *what,
                                    struct mlo_recipe **out, struct mlo_error *err)
 {
@@ -85,7 +96,7 @@ static enum mlo_status load_recipe(const struct mlo_cli *cli, const struct deriv
     for (size_t i = 0; i < MLO_COUNT(what->flags) && what->flags[i]; i++)
         if (mlo_cli_has(cli, what->flags[i]) && !(whole && strcmp(what->flags[i], "scheme") == 0)) {
             char set[512];
-            snprintf(set, sizeof set, "%s.%s=%s", what->step, what->flags[i],
+            snprintf(set, sizeof set, "%s.%s=%s", flagged_step(recipe, what->step), what->flags[i],
                      mlo_cli_opt(cli, what->flags[i]));
             MLO_TRY(mlo_recipe_set(recipe, set, err));
         }

@@ -50,6 +50,16 @@ static void test_dynamic__uint8_in_seven_bits_by_hand(void **state)
     struct mlo_error err = {0};
     struct mlo_model *m = gemm(false);
     struct mlo_tensor inputs[4] = {0}, y = {0};
+    /* as the target wants it, if nobody says otherwise */
+    assert_ok(run_pass(m, "quantize-dynamic", "{" ALL ", \"target\": \"ort-x86-avx2\"}", NULL, NULL, &err));
+    assert_constant(m, "w_quantized", MLO_INT8, 64, -64, 25, 1);
+    mlo_model_free(m);
+    m = gemm(false);
+    assert_ok(run_pass(m, "quantize-dynamic",
+                       "{" ALL ", \"target\": \"ort-x86-avx2\", \"reduce_range\": false}", NULL, NULL, &err));
+    assert_constant(m, "w_quantized", MLO_INT8, 127, -127, 50, 2);
+    mlo_model_free(m);
+    m = gemm(false);
     assert_ok(run_pass(m, "quantize-dynamic",
                        "{" ALL ", \"type\": \"uint8\", \"reduce_range\": true, \"per_channel\": false}", NULL,
                        NULL, &err));
