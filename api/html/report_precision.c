@@ -95,7 +95,8 @@ static void node_row(struct mlo_buf *out, const json_t *node, double macs)
 
 static void node_rows(struct mlo_buf *out, const struct row *nodes, size_t from, size_t to, double macs)
 {
-    HTML(out, "<div class=\"scroll\"><table><thead><tr><th>Node</th><th>Op</th><th>Precision</th><th "
+    HTML(out, "<div class=\"scroll\"><table "
+              "class=\"nodes\"><thead><tr><th>Node</th><th>Op</th><th>Precision</th><th "
               "class=\"n\">Multiply-adds</th><th>Why</th></tr></thead><tbody>");
     for (size_t i = from; i < to; i++)
         node_row(out, nodes[i].node, macs);
