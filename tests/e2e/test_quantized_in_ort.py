@@ -53,6 +53,8 @@ CASES += [
     (moving, "target: openvino", {}, []),
     (moving, "target: tensorrt", {}, []),
 ]
+DYNAMIC = [(transformer, "target: ort-x86-avx2, min_weights: 0", {"DynamicQuantizeMatMul": 5, "DynamicQuantizeLinear": 1, "MatMulIntegerToFloat": 3}, ["Gemm"]),
+           (residual, "target: ort-x86-avx2, min_weights: 0, convolutions: true", {"ConvInteger": 7}, ["Conv", "FusedConv", "Gemm"])]
 HALF = [(residual, "keep_io: true"), (residual, "keep_io: false"), (swish, "keep: [Conv]"), (transformer, "keep_io: true")]
 
 
@@ -108,6 +110,7 @@ def main():
         CASES[:], HALF[:] = [c for c in CASES if c[0].__name__ in names], [c for c in HALF if c[0].__name__ in names]
     with tempfile.TemporaryDirectory() as folder:
         results = [check(folder, "quantize", *case) for case in CASES]
+        results += [check(folder, "quantize-dynamic", *case) for case in DYNAMIC if not names or case[0].__name__ in names]
         results += [check(folder, "to-float16", *case, {}, []) for case in HALF]
         trained = [name for name in ("per-tensor", "per-channel") if not names or name in names]
         results += [check_trained(folder, name, form) for name in trained for form in ("qdq", "qoperator")]

@@ -353,6 +353,37 @@ static void test_report__samples_say_what_became_of_them(void **state)
     tear_down(&b);
 }
 
+/* Intervals are of all samples that the data has; tensors are compared on the first. */
+static void test_report__judges_on_all_samples(void **state)
+{
+    MLO_UNUSED(state);
+    enum { N = 300 };
+    struct bench b;
+    struct mlo_error err = {0};
+    struct mlo_tensor x = {0}, y = {0};
+    set_up(&b);
+    assert_ok(mlo_tensor_init(&x, MLO_FLOAT32, 2, DIMS(N, 2), &err));
+    assert_ok(mlo_tensor_init(&y, MLO_INT64, 1, DIMS(N), &err));
+    for (int i = 0; i < N; i++) {
+        ((float *)x.data)[2 * i + 1] = 1;
+        ((int64_t *)y.data)[i] = i % 3 != 0; /* of class 1 for both models: two of three are right */
+    }
+    assert_ok(mlo_npz_write(b.data, (struct mlo_npz_array[]){{"x", &x}, {"y", &y}}, 2, &err));
+    json_t *r = report(&b, true, NULL, 1, 32, NULL), *data = json_object_get(r, "data");
+    assert_int_equal(mlo_json_i64(json_object_get(data, "accuracy"), "samples", 0), N);
+    assert_int_equal(mlo_json_i64(json_object_get(data, "tensors"), "samples", 0), 32);
+    assert_int_equal(mlo_json_i64(json_object_get(data, "tensors"), "of", 0), N);
+    const json_t *metric = json_array_get(json_object_get(json_object_get(r, "accuracy"), "metrics"), 0);
+    assert_int_equal(mlo_json_i64(metric, "n", 0), N);
+    assert_float_equal(mlo_json_f64(json_object_get(metric, "variant"), "value", 0), 2.0 / 3, 1e-12);
+    assert_int_equal(
+        mlo_json_i64(json_object_get(json_object_get(r, "samples"), "outcomes"), "both_right", 0), 200);
+    json_decref(r);
+    mlo_tensor_clear(&x);
+    mlo_tensor_clear(&y);
+    tear_down(&b);
+}
+
 static void test_report__bytes_do_not_depend_on_threads_or_batch(void **state)
 {
     MLO_UNUSED(state);
@@ -411,6 +442,7 @@ int main(void)
         cmocka_unit_test(test_report__weights_are_the_same_in_every_form),
         cmocka_unit_test(test_report__nodes_have_a_precision_and_a_reason),
         cmocka_unit_test(test_report__samples_say_what_became_of_them),
+        cmocka_unit_test(test_report__judges_on_all_samples),
         cmocka_unit_test(test_report__bytes_do_not_depend_on_threads_or_batch),
         cmocka_unit_test(test_report__quantizing_is_explained),
     };
