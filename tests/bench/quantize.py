@@ -27,11 +27,14 @@ CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
 with open("/proc/cpuinfo", encoding="utf-8") as cpu:  # without VNNI, ONNX Runtime's sums of u8 x s8 saturate
     ORT_TARGET = "ort-x86-vnni" if "vnni" in cpu.read() else "ort-x86-avx2"
 
+# extremes as ranges, biases as they were
+PLAINLY = ["--recipe", "int8-cpu", "--set", "quantize.calibrator=minmax", "--set", "quantize.bias_correction=none"]
 # name: how `mlopt quantize` is called, the runtime that the variant is meant for
 OURS = {
     "int8": ([], "cpu"),
     "int8 minmax": (["--calibrator", "minmax"], "cpu"),
-    "int8 uncorrected": (["--recipe", "int8-cpu", "--set", "quantize.bias_correction=none"], "cpu"),
+    "int8 plain": (PLAINLY, "cpu"),
+    "int8 plain for ORT": ([*PLAINLY, "--target", ORT_TARGET], "ort"),
     "int8 percentile": (["--calibrator", "percentile"], "cpu"),
     "int8 entropy": (["--calibrator", "entropy"], "cpu"),
     "int8 recovered": (["--recipe", "int8-accurate", "--set", "quantize.accuracy_drop=none"], "cpu"),
