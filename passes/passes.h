@@ -146,6 +146,15 @@ MLO_MUST_USE enum mlo_status mlo_quantize_noisy(const struct mlo_model *model, c
                                                 const struct mlo_stats *stats, json_t **out,
                                                 struct mlo_error *err);
 
+/* What a node can be given back to on the target of these options, and what a multiply-add costs there next
+ * to one of float32: the cheapest first, ended by a NULL name. "float" is the option `exclude`, others are
+ * options of their names. */
+struct mlo_quantize_precision {
+    const char *name;
+    double cost;
+};
+const struct mlo_quantize_precision *mlo_quantize_ladder(const json_t *options);
+
 /* What becomes of a node with these options, and why it does not run in integers: for reports. */
 enum mlo_quantize_how {
     MLO_RUNS_FLOAT,

@@ -95,10 +95,15 @@ const struct mlo_option_spec mlo_quantize_options[] = {
      .type = MLO_OPT_STRINGS,
      .fallback = "",
      .description = "Names of nodes to leave in float"},
+    {.name = "float16",
+     .type = MLO_OPT_STRINGS,
+     .fallback = "",
+     .description = "Names of nodes that compute in float16 instead of integers, for runtimes that do so"},
     {.name = "accuracy_drop",
      .type = MLO_OPT_STRING,
      .fallback = "none",
-     .description = "A budget for the step: nodes stay in float until the metric on the data of the role "
+     .description = "A budget for the step: nodes are given back, to float16 where the target has it, else "
+                    "float, until the metric on the data of the role "
                     "select is worse than the float model's by at most so much, such as 0.5pt"},
     {.name = "time_limit",
      .type = MLO_OPT_INT,
@@ -139,6 +144,7 @@ void mlo_quantize_settings_read(const json_t *options, struct mlo_quantize_setti
         .correct_bias = strcmp(mlo_json_str(options, "bias_correction", "none"), "fast") == 0,
         .add_bias = strcmp(mlo_json_str(options, "bias_correction", "none"), "full") == 0,
         .exclude = json_object_get(options, "exclude"),
+        .half = json_object_get(options, "float16"),
     };
     out->float_bias = target->float_bias && !out->qoperator; /* QLinearConv takes int32 */
     mlo_rounding_read(options, &out->rounding);
@@ -322,6 +328,31 @@ out:
     return status;
 }
 
+/* The nodes that are to compute in float16, between Casts. */
+static enum mlo_status to_halves(struct mlo_model *model, const json_t *names, struct mlo_pass_context *ctx,
+                                 struct mlo_error *err)
+{
+    enum mlo_status status;
+    json_t *given = json_pack("{s:O}", "only", names), *options = NULL;
+    if (!given)
+        return mlo_error_nomem(err);
+    MLO_TRY(mlo_options_resolve(mlo_to_float16_options, given, &options, err));
+    struct mlo_pass_context half = {.options = options, .stats = ctx->stats, .notes = ctx->notes};
+    MLO_TRY(mlo_graph_infer(model->graph, err));
+    MLO_TRY(mlo_pass_to_float16(model, &half, err));
+out:
+    json_decref(given);
+    json_decref(options);
+    return status;
+}
+
+const struct mlo_quantize_precision *mlo_quantize_ladder(const json_t *options)
+{
+    static const struct mlo_quantize_precision halves[] = {{"float16", 0.5}, {"float", 1}, {NULL, 0}};
+    const struct mlo_target *target = mlo_target_find(mlo_json_str(options, "target", "mlopt-cpu"));
+    return target && target->half ? halves : &halves[1];
+}
+
 enum mlo_status mlo_pass_quantize(struct mlo_model *model, struct mlo_pass_context *ctx,
                                   struct mlo_error *err)
 {
@@ -346,6 +377,8 @@ enum mlo_status mlo_pass_quantize(struct mlo_model *model, struct mlo_pass_conte
         MLO_TRY(mlo_graph_infer(model->graph, err));
         MLO_TRY(mlo_pass_to_qoperator(model, &integer, err));
     }
+    if (json_array_size(settings.half) > 0)
+        MLO_TRY(to_halves(model, settings.half, ctx, err));
 out:
     mlo_arena_free(arena);
     return status;

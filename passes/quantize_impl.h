@@ -22,6 +22,7 @@ struct mlo_quantize_settings {
     bool float_bias;       /* biases stay as they are */
     bool qoperator;        /* the form: integer ops instead of pairs around float ones */
     const json_t *exclude; /* names of nodes */
+    const json_t *half;    /* the same, of those that compute in float16 */
     double min_sqnr;       /* in dB: nodes that read less stay in float; 0: none do */
     const struct mlo_quantize_noise *noise; /* by node index: those that do; NULL: not asked yet */
     struct mlo_rounding rounding;           /* of weights */

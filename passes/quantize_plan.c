@@ -118,6 +118,12 @@ static const char *obstacle(const struct mlo_node *node, enum mlo_target_rule ru
     return conv || gemm ? bias_obstacle(node) : NULL;
 }
 
+/* By the options, it reads no integers. */
+static bool is_kept(const struct mlo_quantize_settings *settings, const struct mlo_node *node)
+{
+    return mlo_pass_is_named(settings->exclude, node->name) || mlo_pass_is_named(settings->half, node->name);
+}
+
 static bool is_noisy(const struct mlo_quantize_settings *settings, const struct mlo_node *node)
 {
     return settings->noise && settings->noise[node->index].value;
@@ -237,8 +243,7 @@ static void spread(struct walk *walk)
         const struct mlo_node *node = effective_producer(walk, value);
         bool united;
         if (!node || node->outputs[0] == NULL || is_noisy(walk->settings, node) ||
-            !wants_inputs(walk, node, &united) || !inputs_are_float(node) ||
-            mlo_pass_is_named(walk->settings->exclude, node->name))
+            !wants_inputs(walk, node, &united) || !inputs_are_float(node) || is_kept(walk->settings, node))
             continue;
         int left =
             walk->settings->skip_only && mlo_node_is(node, "Add") ? accumulating_input(walk, node) : -1;
@@ -294,8 +299,9 @@ static void start_from(struct walk *walk, struct mlo_node *node, struct mlo_pass
                        const char **why)
 {
     enum mlo_target_rule rule = mlo_target_rule(walk->settings->target, node);
-    *why = mlo_pass_is_named(walk->settings->exclude, node->name) ? "it is excluded by the options"
-                                                                  : obstacle(node, rule);
+    *why = mlo_pass_is_named(walk->settings->half, node->name)      ? "the options want it in float16"
+           : mlo_pass_is_named(walk->settings->exclude, node->name) ? "it is excluded by the options"
+                                                                    : obstacle(node, rule);
     if (!*why && is_noisy(walk->settings, node))
         *why = noise_why(walk, node);
     if (*why) {
@@ -327,6 +333,8 @@ enum mlo_status mlo_quantize_plan_make(const struct mlo_graph *graph,
     if (!plan->values || !plan->weighted || !walk.stack || !walk.integer)
         return mlo_error_nomem(err);
     enum mlo_status status = mlo_pass_check_named(graph, settings->exclude, err);
+    if (status == MLO_OK)
+        status = mlo_pass_check_named(graph, settings->half, err);
     if (status != MLO_OK)
         return status;
     for (int v = 0; v < graph->value_count; v++)

@@ -28,6 +28,7 @@ struct mlo_target {
                         * it, so that the node that makes it can fuse with its QuantizeLinear */
     bool clip_inside;  /* a range narrower than its type ends in a Clip of integers inside the pair: one of
                         * floats before it would keep the node before from fusing */
+    bool half;         /* it computes in float16 as such, in about half of float32's time */
     const char *form;  /* qdq or qoperator */
     const char *only;  /* what the runtime takes, for a note when options ask for something else; or NULL */
     const char *description;

@@ -20,6 +20,10 @@ const struct mlo_option_spec mlo_to_float16_options[] = {
      .type = MLO_OPT_STRINGS,
      .fallback = "",
      .description = "Nodes that stay in float32, by their names or op types"},
+    {.name = "only",
+     .type = MLO_OPT_STRINGS,
+     .fallback = "",
+     .description = "Nodes that become halves, by their names; none: all that can"},
     {.name = "keep_io",
      .type = MLO_OPT_BOOL,
      .fallback = "true",
@@ -89,6 +93,7 @@ struct convert {
     int node_count;
     struct mlo_node **nodes; /* as they were, sorted by address, with their place in `half` */
     int *place;
+    char refused[320]; /* why the first node that was kept is; "" */
 };
 
 static bool is_among(const char *text, const char *const *list, size_t count)
@@ -198,7 +203,18 @@ static void keep_node(struct convert *c, const struct mlo_node *node, const char
     if (node->graph != c->graph || !c->half[node->index])
         return;
     c->half[node->index] = false;
+    if (!*c->refused)
+        snprintf(c->refused, sizeof c->refused, "'%.100s' cannot: %.200s", node->name, why);
     mlo_pass_note(c->ctx, node->name, "%s stays in float32: %s", node->op_type, why);
+}
+
+/* Whether anything that becomes halves makes or reads the value. */
+static bool concerns(const struct convert *c, const struct mlo_value *value)
+{
+    bool found = value->producer && c->half[value->producer->index];
+    for (int u = 0; u < value->use_count && !found; u++)
+        found = value->uses[u].node->graph != c->graph || c->half[value->uses[u].node->index];
+    return found;
 }
 
 /* Keeps whatever makes or reads a value that goes beyond 65504 in float32. */
@@ -218,7 +234,7 @@ static void guard(struct convert *c)
         const struct mlo_value *value = c->graph->values[v];
         const struct mlo_tensor_stats *seen =
             c->ctx->stats ? mlo_stats_find(c->ctx->stats, value->name) : NULL;
-        if (!is_float(value))
+        if (!is_float(value) || !concerns(c, value))
             continue;
         if (seen && fmaxf(-seen->min, seen->max) > largest_half)
             guard_value(c, value, (double)fmaxf(-seen->min, seen->max), "reached on calibration data");
@@ -243,13 +259,16 @@ static void guard(struct convert *c)
 
 static enum mlo_status choose(struct convert *c, struct mlo_error *err)
 {
-    const json_t *keep = json_object_get(c->ctx->options, "keep");
+    const json_t *keep = json_object_get(c->ctx->options, "keep"),
+                 *only = json_object_get(c->ctx->options, "only");
     enum mlo_status status = check_keep(c, keep, err);
+    if (status == MLO_OK)
+        status = mlo_pass_check_named(c->graph, only, err);
     if (status != MLO_OK)
         return status;
     for (int n = 0; n < c->node_count; n++) {
         const struct mlo_node *node = c->graph->nodes[n];
-        if (!touches_floats(node))
+        if (!touches_floats(node) || (json_array_size(only) > 0 && !mlo_pass_is_named(only, node->name)))
             continue;
         const char *why = is_asked_for(keep, node) ? "it is kept by the options" : obstacle(node);
         c->half[n] = true;
@@ -258,7 +277,12 @@ static enum mlo_status choose(struct convert *c, struct mlo_error *err)
     }
     if (c->type == MLO_FLOAT16)
         guard(c);
-    return MLO_OK;
+    if (json_array_size(only) > 0 && *c->refused) { /* one that is named is no wish */
+        status = mlo_error_set(err, MLO_EUNSUPPORTED, "not every named node can compute in %s: %s",
+                               mlo_dtype_name(c->type), c->refused);
+        mlo_error_where(err, "option 'only'");
+    }
+    return status;
 }
 
 /* --- rewriting -------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@
 /* Options of the quantize pass that name nodes, by the precision that a node is given back to. */
 static const struct {
     const char *precision, *option;
-} GIVEN[] = {{"float", "exclude"}};
+} GIVEN[] = {{"float", "exclude"}, {"float16", "float16"}};
 
 static enum mlo_status check(const json_t *decision, const char *path, const char *step,
                              const struct mlo_digest *model, struct mlo_error *err)

@@ -28,17 +28,16 @@ enum mlo_status mlo_budget_parse(const char *text, double *out, struct mlo_error
     return MLO_OK;
 }
 
-/* Precisions that a node can be given back to, the cheapest first. */
-static const char *const LADDER[] = {"float"};
-
 struct mix {
     const struct mlo_mix_request *request;
     const struct mlo_judge *judge;
+    const struct mlo_quantize_precision *ladder; /* the last of them is float */
+    unsigned char steps;                         /* of the ladder */
     double budget;
     struct mlo_sensitivity ranking;
     struct mlo_sensitivity_row *rows; /* the ranking's, in the order in which they are given back */
     size_t count;
-    unsigned char *level; /* by row: the set that is tried; 0: integers, k: LADDER[k - 1] */
+    unsigned char *level; /* by row: the set that is tried; 0: integers, k: ladder[k - 1] */
     json_t *trail;        /* what was tried */
     uint64_t deadline_ns; /* 0: none */
     bool late;            /* it passed, and something was left out for it */
@@ -48,7 +47,7 @@ struct mix {
     struct mlo_estimate best;
     bool best_holds;
     size_t best_count;
-    double best_macs; /* of its nodes that were given back */
+    double best_cost; /* of its nodes that were given back */
     unsigned char *best_level;
 };
 
@@ -62,12 +61,13 @@ static size_t set_size(const struct mix *mix)
     return size;
 }
 
-static double macs_given_back(const struct mix *mix)
+/* What the nodes that were given back cost: multiply-adds, as many of float32. */
+static double cost_of(const struct mix *mix)
 {
-    double macs = 0;
+    double cost = 0;
     for (size_t i = 0; i < mix->count; i++)
-        macs += mix->level[i] ? mix->rows[i].macs : 0;
-    return macs;
+        cost += mix->level[i] ? mix->rows[i].macs * mix->ladder[mix->level[i] - 1].cost : 0;
+    return cost;
 }
 
 /* {node: precision} of the present set. */
@@ -76,24 +76,24 @@ static json_t *set_json(const struct mix *mix)
     json_t *out = json_object();
     for (size_t i = 0; i < mix->count; i++)
         if (mix->level[i])
-            json_object_set_new(out, mix->rows[i].node, json_string(LADDER[mix->level[i] - 1]));
+            json_object_set_new(out, mix->rows[i].node, json_string(mix->ladder[mix->level[i] - 1].name));
     return out;
 }
 
 /* Remembers the present set where it is better than the best so far. */
 static void keep_best(struct mix *mix, const struct mlo_estimate *drop, bool holds)
 {
-    double macs = macs_given_back(mix);
+    double cost = cost_of(mix);
     bool first = json_array_size(mix->trail) == 0;
     bool better =
-        holds ? !mix->best_holds || macs < mix->best_macs : !mix->best_holds && drop->high < mix->best.high;
+        holds ? !mix->best_holds || cost < mix->best_cost : !mix->best_holds && drop->high < mix->best.high;
     if (first)
         mix->all_integer = *drop;
     if (!first && !better)
         return;
     mix->best = *drop;
     mix->best_holds = holds;
-    mix->best_macs = macs;
+    mix->best_cost = cost;
     mix->best_count = set_size(mix);
     if (mix->count > 0)
         memcpy(mix->best_level, mix->level, mix->count * sizeof *mix->best_level);
@@ -195,7 +195,7 @@ static enum mlo_status try_first(struct mix *mix, size_t k, struct mlo_estimate 
                                  struct mlo_error *err)
 {
     for (size_t i = 0; i < mix->count; i++)
-        mix->level[i] = i < k ? MLO_COUNT(LADDER) : 0;
+        mix->level[i] = i < k ? mix->steps : 0;
     return try_set(mix, drop, holds, err);
 }
 
@@ -278,33 +278,48 @@ static enum mlo_status search(struct mix *mix, size_t *found, struct mlo_error *
         *(holds ? &high : &low) = k;
     }
     for (size_t i = 0; i < mix->count; i++)
-        mix->level[i] = i < high ? MLO_COUNT(LADDER) : 0;
+        mix->level[i] = i < high ? mix->steps : 0;
     *found = high;
 out:
     return status;
 }
 
-/* Of the rows that were given back, the dearest first: is it in the set without need? The last one is not
- * asked: without it the budget was seen to fail. */
+/* The cheapest precision from `level` on with which the budget still holds: as it is, where none does. */
+static enum mlo_status make_cheaper(struct mix *mix, size_t row, unsigned char level, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    unsigned char was = mix->level[row];
+    struct mlo_estimate tried;
+    bool holds = false;
+    for (; level < was && !is_late(mix) && !holds; level++) {
+        mix->level[row] = level;
+        status = try_set(mix, &tried, &holds, err);
+        if (status == MLO_EUNSUPPORTED && level > 0) /* not of this node: its numbers are too large */
+            status = MLO_OK;
+        MLO_TRY(status);
+    }
+    if (!holds)
+        mix->level[row] = was;
+out:
+    return status;
+}
+
+/* Of the rows that were given back, the dearest first: does it need that much? The last one is not asked
+ * for integers: without it the budget was seen to fail. */
 static enum mlo_status take_back(struct mix *mix, size_t found, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     bool *asked = mlo_arena_calloc(mix->ranking.arena, mix->count + 1, sizeof *asked);
     if (!asked)
         return mlo_error_nomem(err);
-    for (int n = 0; n < TAKE_BACK && n + 1 < (int)found && !is_late(mix); n++) {
+    size_t most = mix->steps > 1 ? found : found - 1; /* float is all that the last one can be */
+    for (size_t n = 0; n < TAKE_BACK && n < most && !is_late(mix); n++) {
         size_t dearest = mix->count;
-        for (size_t i = 0; i + 1 < found; i++)
+        for (size_t i = 0; i < most; i++)
             if (!asked[i] && (dearest == mix->count || mix->rows[i].macs > mix->rows[dearest].macs))
                 dearest = i;
-        struct mlo_estimate tried;
-        bool holds;
         asked[dearest] = true;
-        unsigned char was = mix->level[dearest];
-        mix->level[dearest] = 0;
-        MLO_TRY(try_set(mix, &tried, &holds, err));
-        if (!holds)
-            mix->level[dearest] = was;
+        MLO_TRY(make_cheaper(mix, dearest, dearest + 1 == found, err));
     }
 out:
     return status;
@@ -349,7 +364,7 @@ static json_t *given_back_of(const struct mix *mix)
         char why[160];
         if (!mix->best_level[i])
             continue;
-        const char *to = LADDER[mix->best_level[i] - 1];
+        const char *to = mix->ladder[mix->best_level[i] - 1].name;
         snprintf(why, sizeof why, "alone in integers it leaves %.1f dB at the outputs; with it in %s %s",
                  row->sqnr_db, to,
                  mix->best_holds ? "the budget holds" : "the drop was the least of what was tried");
@@ -390,6 +405,9 @@ enum mlo_status mlo_mix_choose(const struct mlo_mix_request *request, json_t **d
         status = mlo_error_nomem(err);
         goto out;
     }
+    mix.ladder = mlo_quantize_ladder(request->sensitivity.options);
+    while (mix.ladder[mix.steps].name)
+        mix.steps++;
     MLO_TRY(mlo_budget_parse(request->budget, &mix.budget, err));
     MLO_TRY(check_samples(&mix, err));
     if (request->time_limit_s > 0)

@@ -167,7 +167,7 @@ out:
 static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_error *err)
 {
     MLO_UNUSED(options);
-    static const char *const NAMES[] = {"quantize", "to-qoperator", "correct-bias"};
+    static const char *const NAMES[] = {"quantize", "to-qoperator", "correct-bias", "to-float16"};
     *out = mlo_step_pass_revisions(NAMES, MLO_COUNT(NAMES));
     return *out ? MLO_OK : mlo_error_nomem(err);
 }

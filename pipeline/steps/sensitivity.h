@@ -104,7 +104,8 @@ struct mlo_mix_request {
     void *make_arg;
 };
 /* Gives nodes back to float, those first that lose most for what integers win there, until the upper end of
- * the drop's 95% interval is within the budget; then takes back what turns out to be needless. *decision
+ * the drop's 95% interval is within the budget; then takes back what turns out to be needless, or makes it
+ * the cheapest precision of the target (mlo_quantize_ladder) with which the budget still holds. *decision
  * (decision.h, a new reference): what was chosen, from what and why. Where the time limit is reached it is
  * the best mix so far: of those that hold the budget the one with most multiply-adds in integers, else the
  * one with the least upper end; "complete" is false then, and "holds" says which. MLO_EEXPECT when nothing

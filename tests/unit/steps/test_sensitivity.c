@@ -181,8 +181,6 @@ static void test_sqnr__by_hand(void **state)
     }
 }
 
-/* --- the budget, through the step ---------------------------------------------------------------------- */
-
 static enum mlo_status run_step(const struct bench *b, const char *select, unsigned threads, int64_t batch,
                                 struct mlo_step_result *result, struct mlo_error *err)
 {
@@ -197,6 +195,64 @@ static enum mlo_status run_step(const struct bench *b, const char *select, unsig
     *result = (struct mlo_step_result){0};
     return mlo_step_find("quantize")->run(&ctx, result, err);
 }
+
+/* Makes weights behind DequantizeLinear constants, by the op table. */
+static int fold_weights(struct mlo_model *m)
+{
+    struct mlo_error err = {0};
+    int folded = 0;
+    for (int n = m->graph->node_count - 1; n >= 0; n--) {
+        struct mlo_node *node = m->graph->nodes[n];
+        const struct mlo_tensor *in[] = {mlo_node_const(node, 0), mlo_node_const(node, 1),
+                                         mlo_node_const(node, 2)};
+        struct mlo_tensor floats = {0}, *out[] = {&floats};
+        if (!mlo_node_is(node, "DequantizeLinear") || !in[0])
+            continue;
+        assert_ok(mlo_node_eval(node, in, out, &err));
+        assert_ok(mlo_value_make_constant_take(node->outputs[0], &floats, &err));
+        mlo_graph_remove_node(node);
+        folded++;
+    }
+    return folded;
+}
+
+/* What is judged is the variant itself: the engine computes its weights once, and the outputs are, to the
+ * bit, those of the floats that they stand for, whatever the threads and the batch. */
+static void test_judge__weights_behind_pairs_are_weights(void **state)
+{
+    MLO_UNUSED(state);
+    struct bench b;
+    struct mlo_error err = {0};
+    struct mlo_step_result result;
+    struct mlo_dataset_options all = {0};
+    struct mlo_dataset *dataset;
+    struct mlo_model *m = net(false), *variant, *folded;
+    struct mlo_tensor x[1], y[1];
+    set_up(&b, m, SAMPLES, "{\"accuracy_drop\": \"none\"}");
+    assert_ok(run_step(&b, NULL, 1, 0, &result, &err));
+    assert_ok(mlo_onnx_load(result.artifact_path, &variant, &err));
+    assert_ok(mlo_model_clone(variant, &folded, &err));
+    assert_int_equal(fold_weights(folded), 3);
+    assert_ok(mlo_dataset_open(b.path, &all, &dataset, &err));
+    for (unsigned i = 0; i < 4; i++) {
+        const struct mlo_run_options run = {
+            .threads = 1 + i % 2, .batch = i < 2 ? 1 : 32, .numerics = MLO_NUMERICS_INVARIANT};
+        assert_ok(mlo_run_dataset(variant, dataset, &run, x, NULL, NULL, &err));
+        assert_ok(mlo_run_dataset(folded, dataset, &run, y, NULL, NULL, &err));
+        assert_int_equal(x->size_bytes, y->size_bytes);
+        assert_memory_equal(x->data, y->data, x->size_bytes);
+        mlo_tensor_clear(x);
+        mlo_tensor_clear(y);
+    }
+    mlo_dataset_close(dataset);
+    mlo_model_free(variant);
+    mlo_model_free(folded);
+    mlo_step_result_clear(&result);
+    tear_down(&b);
+    mlo_model_free(m);
+}
+
+/* --- the budget, through the step ---------------------------------------------------------------------- */
 
 static void expect_refusal(struct mlo_model *model, int64_t samples, const char *options, bool select,
                            enum mlo_status status, const char *message)
@@ -332,6 +388,78 @@ static void test_budget__the_best_so_far_when_the_time_is_over(void **state)
     mlo_model_free(m);
 }
 
+/* TensorRT computes in float16: half of what float costs, and enough for the weights of 1 beside that of
+ * 1000. By hand: nothing holds but b given back; float is tried first, which must hold if anything does, then
+ * float16, which is the cheaper one. */
+static void test_budget__float16_where_the_target_has_it(void **state)
+{
+    MLO_UNUSED(state);
+    struct bench b;
+    struct mlo_error err = {0};
+    struct mlo_step_result first, again;
+    struct mlo_digest one, two;
+    struct mlo_model *m = net(true), *made;
+    set_up(&b, m, SAMPLES,
+           "{\"per_channel\": false, \"accuracy_drop\": \"0.5pt\", \"target\": \"tensorrt\"}");
+    assert_ok(run_step(&b, b.path, 1, 1, &first, &err));
+    const json_t *decision = json_object_get(first.report, "mixed_precision");
+    const json_t *given = json_object_get(decision, "given_back"),
+                 *tried = json_object_get(decision, "tried");
+    assert_int_equal(json_array_size(given), 1);
+    assert_string_equal(mlo_json_str(json_array_get(given, 0), "node", ""), "b_node");
+    assert_string_equal(mlo_json_str(json_array_get(given, 0), "to", ""), "float16");
+    assert_true(mlo_json_f64(json_object_get(decision, "drop"), "high", 1) <= 0.005);
+    static const char *const sets[] = {"{}", "{\"b_node\": \"float\"}", "{\"b_node\": \"float16\"}"};
+    assert_int_equal(json_array_size(tried), 3);
+    for (size_t i = 0; i < 3; i++) {
+        json_t *set = json_loads(sets[i], 0, NULL);
+        assert_true(json_equal(json_object_get(json_array_get(tried, i), "given_back"), set));
+        json_decref(set);
+    }
+    assert_ok(mlo_onnx_load(first.artifact_path, &made, &err));
+    const struct mlo_node *half = node_named(made, "b_node");
+    assert_int_equal(half->inputs[1]->constant->dtype, MLO_FLOAT16);
+    assert_true(mlo_node_is(half->inputs[0]->producer, "Cast"));
+    assert_non_null(node_named(made, "y_node")->inputs[1]->producer); /* still integers */
+    mlo_model_free(made);
+    assert_ok(mlo_digest_of_file(first.artifact_path, &one, NULL, &err));
+    assert_ok(run_step(&b, b.path, 2, 32, &again, &err));
+    assert_ok(mlo_digest_of_file(again.artifact_path, &two, NULL, &err));
+    assert_true(mlo_digest_eq(&one, &two));
+    assert_true(json_equal(decision, json_object_get(again.report, "mixed_precision")));
+    mlo_step_result_clear(&first);
+    mlo_step_result_clear(&again);
+    tear_down(&b);
+    mlo_model_free(m);
+}
+
+/* 100000 is no half float: asked for, it is refused; a budget passes over it to float. */
+static void test_budget__float16_is_not_for_every_number(void **state)
+{
+    MLO_UNUSED(state);
+    struct bench b;
+    struct mlo_error err = {0};
+    struct mlo_step_result result;
+    struct mlo_model *m = net(true);
+    ((float *)node_named(m, "b_node")->inputs[1]->constant->data)[12] = 100000;
+    set_up(&b, m, SAMPLES, "{\"per_channel\": false, \"target\": \"tensorrt\", \"float16\": [\"b_node\"]}");
+    assert_int_equal(run_step(&b, NULL, 1, 0, &result, &err), MLO_EUNSUPPORTED);
+    assert_non_null(strstr(err.message, "beyond the 65504 of float16"));
+    mlo_step_result_clear(&result);
+    tear_down(&b);
+    set_up(&b, m, SAMPLES,
+           "{\"per_channel\": false, \"accuracy_drop\": \"0.5pt\", \"target\": \"tensorrt\"}");
+    assert_ok(run_step(&b, b.path, 1, 0, &result, &err));
+    const json_t *decision = json_object_get(result.report, "mixed_precision");
+    const json_t *given = json_object_get(decision, "given_back");
+    assert_int_equal(json_array_size(given), 1);
+    assert_string_equal(mlo_json_str(json_array_get(given, 0), "to", ""), "float");
+    assert_int_equal(json_array_size(json_object_get(decision, "tried")), 2);
+    mlo_step_result_clear(&result);
+    tear_down(&b);
+    mlo_model_free(m);
+}
+
 static void test_budget__where_only_float_holds(void **state)
 {
     MLO_UNUSED(state);
@@ -348,10 +476,13 @@ int main(void)
         cmocka_unit_test(test_sensitivity__a_scale_for_each_channel_helps),
         cmocka_unit_test(test_sensitivity__threads_and_batch_change_nothing),
         cmocka_unit_test(test_sqnr__by_hand),
+        cmocka_unit_test(test_judge__weights_behind_pairs_are_weights),
         cmocka_unit_test(test_budget__the_ruined_node_alone_goes_back),
         cmocka_unit_test(test_budget__nothing_goes_back_without_need),
         cmocka_unit_test(test_budget__what_cannot_be_shown_is_refused),
         cmocka_unit_test(test_budget__the_best_so_far_when_the_time_is_over),
+        cmocka_unit_test(test_budget__float16_where_the_target_has_it),
+        cmocka_unit_test(test_budget__float16_is_not_for_every_number),
         cmocka_unit_test(test_budget__where_only_float_holds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
