@@ -132,3 +132,8 @@ out:
     free(list);
     return status;
 }
+
+enum mlo_status mlo_plan_key_trusted(const struct mlo_public_key *signer, struct mlo_error *err)
+{
+    return plan_trusts(signer, NULL, err);
+}

@@ -97,6 +97,10 @@ const json_t *mlo_plan_file_fingerprint(const struct mlo_plan_file *file);
 /* A model with the plan's inputs and outputs, their shapes fixed; borrowed. */
 const struct mlo_model *mlo_plan_file_model(const struct mlo_plan_file *file);
 
+/* Whether the user trusts what this key signed: it is the user's own, in plan-trust, or in MLOPT_PLAN_TRUST.
+ * MLO_EAUTH when not. */
+MLO_MUST_USE enum mlo_status mlo_plan_key_trusted(const struct mlo_public_key *signer, struct mlo_error *err);
+
 /* The user's own key, made at first use. `path` NULL: the usual place. *out is yours. */
 MLO_MUST_USE enum mlo_status mlo_plan_own_key(const char *path, struct mlo_sign_key **out,
                                               struct mlo_error *err);

@@ -18,6 +18,7 @@
 #ifndef MLO_REGISTRY_LEDGER_H
 #define MLO_REGISTRY_LEDGER_H
 
+#include "base/git_object.h"
 #include "registry/audit.h"
 
 /* A file as it is after the change. Paths are relative, of segments of letters, digits, '.', '_' and '-' that
@@ -36,6 +37,18 @@ MLO_MUST_USE enum mlo_status mlo_ledger_append(struct mlo_db_conn *conn, int64_t
                                                size_t count, struct mlo_error *err);
 /* Appends the value as text for people: indented, members sorted, a newline at the end. */
 void mlo_ledger_json(const json_t *value, struct mlo_buf *out);
+
+struct mlo_ledger_place {
+    int64_t n, audit_seq; /* 0: nothing was written yet */
+    struct mlo_git_id id;
+};
+/* The last commit that was written. */
+MLO_MUST_USE enum mlo_status mlo_ledger_head(struct mlo_db_conn *conn, int64_t project_id,
+                                             struct mlo_ledger_place *out, struct mlo_error *err);
+/* Oldest first: {"items":[{n, id, audit_seq, commit (the object's text), files:[{path, text}]}], "next"}. */
+MLO_MUST_USE enum mlo_status mlo_ledger_list(struct mlo_db_conn *conn, int64_t project_id,
+                                             const struct mlo_page *page, json_t **out,
+                                             struct mlo_error *err);
 
 /* The audit actions that have a commit, ended by NULL. Verification misses the commit of an entry with one of
  * them. */

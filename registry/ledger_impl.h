@@ -21,12 +21,6 @@ struct mlo_ledger {
 
 void mlo_ledger_step(struct mlo_ledger *ledger, const char *step);
 
-struct mlo_ledger_head {
-    int64_t n, audit_seq; /* 0: nothing was written yet */
-    struct mlo_git_id id;
-};
-enum mlo_status mlo_ledger_head_get(struct mlo_db_conn *conn, int64_t project_id, struct mlo_ledger_head *out,
-                                    struct mlo_error *err);
 /* The number of a commit; 0 when there is none with this id. */
 enum mlo_status mlo_ledger_find(struct mlo_db_conn *conn, int64_t project_id, const struct mlo_git_id *id,
                                 int64_t *n, struct mlo_error *err);

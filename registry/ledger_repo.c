@@ -231,6 +231,24 @@ out:
     return status;
 }
 
+enum mlo_status mlo_ledger_tip(const char *path, struct mlo_git_id *out, struct mlo_error *err)
+{
+    git_repository *repo = NULL;
+    git_oid oid;
+    enum mlo_status status = MLO_OK;
+    library();
+    if (git_repository_open(&repo, path) != 0) {
+        status = git_failed(err, "cannot open", path);
+    } else if (git_reference_name_to_id(&oid, repo, "HEAD") != 0 &&
+               git_reference_name_to_id(&oid, repo, BRANCH) != 0) {
+        status = mlo_error_set(err, MLO_ENOTFOUND, "%s has no commit", path);
+    } else {
+        memcpy(out->bytes, oid.id, sizeof out->bytes);
+    }
+    git_repository_free(repo);
+    return status;
+}
+
 /* --- the mirror ------------------------------------------------------------------------------------ */
 
 static int refused(const char *name, const char *why, void *arg)

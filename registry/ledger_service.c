@@ -218,7 +218,7 @@ static enum mlo_status round_of_all(struct mlo_ledger *ledger, json_t *done, str
 {
     struct mlo_db_conn *conn = NULL;
     struct mlo_rows rows = {0};
-    struct mlo_ledger_head head;
+    struct mlo_ledger_place head;
     enum mlo_status status, failed = MLO_OK;
     MLO_TRY(mlo_db_acquire(ledger->db, &conn, err));
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_ledger_service[SERVICE_HEADS], NULL, &rows, err));
@@ -231,7 +231,7 @@ static enum mlo_status round_of_all(struct mlo_ledger *ledger, json_t *done, str
         if (status == MLO_OK)
             status = mlo_ledger_push(ledger, project, err);
         if (status == MLO_OK)
-            status = mlo_ledger_head_get(conn, id, &head, err);
+            status = mlo_ledger_head(conn, id, &head, err);
         if (status == MLO_OK)
             json_object_set_new(done, project, json_integer(head.n));
         else

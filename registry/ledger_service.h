@@ -47,6 +47,10 @@ void mlo_ledger_kick(struct mlo_ledger *ledger);
 MLO_MUST_USE enum mlo_status mlo_ledger_push(struct mlo_ledger *ledger, const char *project,
                                              struct mlo_error *err);
 
+/* The commit that a repository (a clone, a mirror) is at: its HEAD, or main. MLO_ENOTFOUND when it has none.
+ */
+MLO_MUST_USE enum mlo_status mlo_ledger_tip(const char *path, struct mlo_git_id *out, struct mlo_error *err);
+
 /* A new key signs from now on; the one before vouches for it and is retired. Needs an admin. */
 MLO_MUST_USE enum mlo_status mlo_ledger_rotate(struct mlo_ledger *ledger, struct mlo_db_conn *conn,
                                                const struct mlo_actor *actor, struct mlo_error *err);

@@ -59,7 +59,7 @@ static bool git_id(const struct mlo_rows *rows, int row, int column, struct mlo_
 }
 
 /* *state (may be NULL) is yours. */
-static enum mlo_status read_head(struct mlo_db_conn *conn, int64_t project_id, struct mlo_ledger_head *out,
+static enum mlo_status read_head(struct mlo_db_conn *conn, int64_t project_id, struct mlo_ledger_place *out,
                                  json_t **state, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
@@ -87,8 +87,8 @@ out:
     return status;
 }
 
-enum mlo_status mlo_ledger_head_get(struct mlo_db_conn *conn, int64_t project_id, struct mlo_ledger_head *out,
-                                    struct mlo_error *err)
+enum mlo_status mlo_ledger_head(struct mlo_db_conn *conn, int64_t project_id, struct mlo_ledger_place *out,
+                                struct mlo_error *err)
 {
     return read_head(conn, project_id, out, NULL, err);
 }
@@ -112,6 +112,61 @@ enum mlo_status mlo_ledger_rows_after(struct mlo_db_conn *conn, int64_t project_
     mlo_param_i64(&p, n);
     mlo_param_i64(&p, limit);
     return mlo_db_exec(conn, &mlo_sql_ledger_write[WRITE_AFTER], &p, rows, err);
+}
+
+static json_t *commit_json(const struct mlo_rows *rows, int row, struct mlo_error *err)
+{
+    struct mlo_buf body = MLO_BUF_INIT;
+    struct mlo_git_id id = {{0}};
+    char hex[MLO_GIT_ID_TEXT_SIZE];
+    const char *text = mlo_rows_text(rows, row, LEDGER_ROW_FILES);
+    json_t *files = NULL, *item = NULL;
+    git_id(rows, row, LEDGER_ROW_ID, &id);
+    mlo_rows_bytes(rows, row, LEDGER_ROW_BODY, &body);
+    /* bytes that are no text any more (somebody changed them) show as null */
+    json_t *commit = json_stringn(mlo_buf_str(&body), body.len);
+    if (mlo_json_parse(text, strlen(text), "the files of a commit", &files, err) == MLO_OK)
+        item =
+            json_pack("{s:I, s:s, s:I, s:o?, s:O}", "n", (json_int_t)mlo_rows_i64(rows, row, LEDGER_ROW_N),
+                      "id", mlo_git_id_text(&id, hex), "audit_seq",
+                      (json_int_t)mlo_rows_i64(rows, row, LEDGER_ROW_SEQ), "commit", commit, "files", files);
+    else
+        json_decref(commit);
+    json_decref(files);
+    mlo_buf_clear(&body);
+    return item;
+}
+
+enum mlo_status mlo_ledger_list(struct mlo_db_conn *conn, int64_t project_id, const struct mlo_page *page,
+                                json_t **out, struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    json_t *items = json_array();
+    int64_t limit, after;
+    char next[24];
+    enum mlo_status status;
+    *out = NULL;
+    MLO_TRY(mlo_page_limit(page, &limit, err));
+    MLO_TRY(mlo_page_number(page, 0, &after, err));
+    MLO_TRY(mlo_ledger_rows_after(conn, project_id, after, limit + 1, &rows, err));
+    int count = mlo_rows_count(&rows);
+    for (int r = 0; r < count && r < limit; r++) {
+        json_t *item = commit_json(&rows, r, err);
+        if (!item) {
+            status = err && err->status != MLO_OK ? err->status : mlo_error_nomem(err);
+            goto out;
+        }
+        after = mlo_rows_i64(&rows, r, LEDGER_ROW_N);
+        json_array_append_new(items, item);
+    }
+    snprintf(next, sizeof next, "%lld", (long long)after);
+    *out = json_pack("{s:O, s:s?}", "items", items, "next", count > limit ? next : NULL);
+    if (!*out)
+        status = mlo_error_nomem(err);
+out:
+    json_decref(items);
+    mlo_rows_clear(&rows);
+    return status;
 }
 
 /* Adds a file of the ledger's own unless the state has it so. */
@@ -157,7 +212,7 @@ out:
 }
 
 struct next {
-    struct mlo_ledger_head head;
+    struct mlo_ledger_place head;
     json_t *state, *files, *audit;
     struct mlo_ledger_commit commit;
     struct mlo_buf unsigned_commit, armored, bytes;

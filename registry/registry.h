@@ -4,6 +4,7 @@
 #define MLO_REGISTRY_H
 
 #include "registry/actor.h"
+#include "registry/attest.h"
 #include "registry/audit.h"
 #include "registry/blob.h"
 #include "registry/db.h"
@@ -12,6 +13,7 @@
 #include "registry/gates.h"
 #include "registry/keys.h"
 #include "registry/ledger.h"
+#include "registry/ledger_check.h"
 #include "registry/ledger_service.h"
 #include "registry/migrate.h"
 #include "registry/models.h"

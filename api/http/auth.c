@@ -39,6 +39,24 @@ static const char *bearer(const struct mlo_request *req)
     return text + strspn(text, " ");
 }
 
+/* The password in "Authorization: Basic …", where the row allows it; the name may be any. */
+static const char *basic(const struct mlo_request *req)
+{
+    const char *text = mlo_request_header(req, "Authorization"), *token = NULL;
+    struct mlo_buf pair = MLO_BUF_INIT;
+    if (!req->route->basic || !text || strncasecmp(text, "Basic ", 6) != 0)
+        return NULL;
+    text += 6 + strspn(text + 6, " ");
+    if (mlo_base64_decode(text, strlen(text), &pair) && strlen(mlo_buf_str(&pair)) == pair.len) {
+        const char *colon = strchr(mlo_buf_str(&pair), ':');
+        token = colon ? mlo_arena_strdup(req->arena, colon + 1) : NULL;
+    }
+    if (pair.data)
+        explicit_bzero(pair.data, pair.len);
+    mlo_buf_clear(&pair);
+    return token;
+}
+
 static enum mlo_status to_sign_in(struct mlo_request *req)
 {
     /* only a plain path of this server comes back as ?next= */
@@ -55,6 +73,8 @@ enum mlo_status mlo_request_authorize(struct mlo_request *req, struct mlo_error 
     if (req->route->open)
         return MLO_OK;
     const char *token = page ? mlo_request_cookie(req, MLO_SESSION_COOKIE) : bearer(req);
+    if (!token && !page)
+        token = basic(req);
     if (!token || !token[0]) {
         if (page && strcmp(req->route->method, "GET") == 0)
             return to_sign_in(req);

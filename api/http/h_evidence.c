@@ -120,6 +120,24 @@ out:
     return status;
 }
 
+enum mlo_status h_attestations(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_version_info info;
+    struct mlo_variant_info variant;
+    char artifact[MLO_DIGEST_TEXT_SIZE];
+    json_t *items = NULL;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_version(req, &info, err));
+    MLO_TRY(mlo_variant_find(req->conn, info.id, mlo_request_param(req, "name"), &variant, err));
+    MLO_TRY(mlo_attestation_list(req->conn, info.project_id, &variant.artifact, &items, err));
+    MLO_TRY(mlo_reply_json(req, 200,
+                           json_pack("{s:o, s:n, s:s}", "items", items, "next", "artifact",
+                                     mlo_digest_text(&variant.artifact, artifact)),
+                           err));
+out:
+    return status;
+}
+
 enum mlo_status h_variant_report(struct mlo_request *req, struct mlo_error *err)
 {
     return mlo_view_report_json(req, err);

@@ -21,10 +21,13 @@ mlo_handler_fn h_dataset_create, h_datasets, h_dataset, h_dataset_version;      
 mlo_handler_fn h_run_create, h_runs, h_run, h_run_events, h_run_cancel;                /* h_runs.c */
 mlo_handler_fn h_stages, h_stage, h_promote, h_rollback, h_history, h_stage_artifact;  /* h_stages.c */
 mlo_handler_fn h_project_history;
-mlo_handler_fn h_policy, h_policy_put, h_policy_history, h_decisions, h_decision; /* h_gates.c */
-mlo_handler_fn h_approvals, h_approve, h_approval_withdraw;                       /* h_approvals.c */
-mlo_handler_fn h_quarantine, h_quarantine_release;                                /* h_approvals.c */
-mlo_handler_fn h_audit, h_audit_verify;                                           /* h_audit.c */
+mlo_handler_fn h_policy, h_policy_put, h_policy_history, h_decisions, h_decision;       /* h_gates.c */
+mlo_handler_fn h_approvals, h_approve, h_approval_withdraw;                             /* h_approvals.c */
+mlo_handler_fn h_quarantine, h_quarantine_release;                                      /* h_approvals.c */
+mlo_handler_fn h_audit, h_audit_verify;                                                 /* h_audit.c */
+mlo_handler_fn h_ledger, h_git_head, h_git_refs, h_git_packs, h_git_object, h_git_pack; /* h_ledger.c */
+mlo_handler_fn h_attestations;                                                          /* h_evidence.c */
+mlo_handler_fn h_keys, h_allowed_signers, h_key_rotate, h_key_revoke;
 
 /* MLO_OK for a stage's name, else `wrong` with the place and the names there are. */
 MLO_MUST_USE enum mlo_status mlo_request_stage(const char *stage, const char *where, enum mlo_status wrong,

@@ -39,10 +39,11 @@ enum mlo_route_kind {
 struct mlo_route {
     const char *method, *path;
     mlo_handler_fn *handler;
-    bool open;                            /* no sign-in needed */
-    enum mlo_role role;                   /* the least role, when not open */
-    uint64_t max_body;                    /* bytes; 0: the request has no body */
-    const char *docs;                     /* one sentence, for people */
+    bool open;          /* no sign-in needed */
+    bool basic;         /* the token may come as the password of HTTP's Basic scheme, as git sends it */
+    enum mlo_role role; /* the least role, when not open */
+    uint64_t max_body;  /* bytes; 0: the request has no body */
+    const char *docs;   /* one sentence, for people */
     const struct mlo_upload_body *upload; /* or NULL: the body is collected in req->body */
     enum mlo_route_kind kind;
 };

@@ -22,6 +22,13 @@
         .docs = docs_                                                                                        \
     }
 
+/* What git asks of a repository: its token comes as a password. */
+#define GIT(path_, handler_, docs_)                                                                          \
+    {                                                                                                        \
+        .method = "GET", .path = P "/ledger.git/" path_, .handler = handler_, .basic = true,                 \
+        .role = MLO_VIEWER, .docs = docs_                                                                    \
+    }
+
 static const struct mlo_route ROUTES[] = {
     {.method = "GET", .path = "/healthz", .handler = h_healthz, .open = true, .docs = "The process lives."},
     {.method = "GET",
@@ -92,6 +99,8 @@ static const struct mlo_route ROUTES[] = {
     READ(V "/lineage", h_lineage, "What an artifact came from, and what came from it."),
     READ(V "/variants/{name}/artifact", h_variant_artifact, "The bytes of a variant."),
 
+    READ(V "/variants/{name}/attestations", h_attestations,
+         "The signed statements of how a variant, and what it came from, was made."),
     READ(V "/variants/{name}/report", h_variant_report, "What explains a variant, as JSON."),
 
     READ(P "/datasets", h_datasets, "The datasets of a project."),
@@ -136,7 +145,19 @@ static const struct mlo_route ROUTES[] = {
          "Lets a release out of quarantine; needs a reason."),
 
     READ(P "/audit", h_audit, "The audit log with the exact bytes that were hashed, newest first."),
-    READ(P "/audit/verify", h_audit_verify, "Checks the whole chain."),
+    READ(P "/audit/verify", h_audit_verify, "Checks the whole chain, and the ledger against it."),
+    READ(P "/ledger", h_ledger, "The commits of the ledger with their files, oldest first."),
+    GIT("HEAD", h_git_head, "The ledger as a repository for git clone: its branch."),
+    GIT("info/refs", h_git_refs, "Where the branch is."),
+    GIT("objects/info/packs", h_git_packs, "The packs of the repository."),
+    GIT("objects/{dir}/{file}", h_git_object, "An object of the repository."),
+    GIT("objects/pack/{file}", h_git_pack, "A pack of the repository, or its index."),
+
+    READ("/v1/keys", h_keys, "The keys that sign ledgers."),
+    READ("/v1/keys/allowed_signers", h_allowed_signers, "The same as a file for git and ssh-keygen."),
+    POST("/v1/keys/rotations", MLO_ADMIN, h_key_rotate, "Makes a new key that the one before vouches for."),
+    POST("/v1/keys/revocations", MLO_ADMIN, h_key_revoke,
+         "Says from when on the signatures of a key count for nothing."),
 };
 
 const struct mlo_route *mlo_http_api_routes(size_t *count)

@@ -173,15 +173,29 @@ enum mlo_status mlo_view_audit_verify(struct mlo_db_conn *conn, int64_t project,
                                       struct mlo_error *err)
 {
     struct mlo_audit_result result = {0};
-    char text[MLO_DIGEST_TEXT_SIZE];
+    struct mlo_ledger_result ledger = {.intact = true};
+    char text[MLO_DIGEST_TEXT_SIZE], id[MLO_GIT_ID_TEXT_SIZE] = "", problem[512] = "";
     enum mlo_status status = mlo_audit_verify(conn, project, remembered, &result, err);
+    if (status == MLO_OK && project)
+        status = mlo_ledger_verify(conn, project, &ledger, err);
     if (status != MLO_OK)
         return status;
-    *out = json_pack("{s:b, s:I, s:I, s:s, s:o, s:s?}", "ok", result.intact, "entries",
+    if (ledger.head.n)
+        mlo_git_id_text(&ledger.head.id, id);
+    if (!result.intact)
+        snprintf(problem, sizeof problem, "%s", result.problem);
+    else if (!ledger.intact)
+        snprintf(problem, sizeof problem, "the ledger, at commit %lld: %s", (long long)ledger.bad_commit,
+                 ledger.problem);
+    json_t *commits =
+        json_pack("{s:b, s:I, s:s, s:o, s:s?}", "ok", ledger.intact, "commits", (json_int_t)ledger.commits,
+                  "head", id, "bad_commit", ledger.bad_commit ? json_integer(ledger.bad_commit) : json_null(),
+                  "problem", ledger.intact ? NULL : ledger.problem);
+    *out = json_pack("{s:b, s:I, s:I, s:s, s:o, s:s?, s:o}", "ok", result.intact && ledger.intact, "entries",
                      (json_int_t)result.entries, "head_seq", (json_int_t)result.head.seq, "head",
                      mlo_digest_text(&result.head.hash, text), "bad_seq",
                      result.intact ? json_null() : json_integer(result.bad_seq), "problem",
-                     result.intact ? NULL : result.problem);
+                     *problem ? problem : NULL, "ledger", commits);
     return *out ? MLO_OK : mlo_error_nomem(err);
 }
 
@@ -245,6 +259,8 @@ enum mlo_status mlo_view_move(struct mlo_request *req, const struct mlo_move_req
     } else {
         status = promote(req, &actor, &promotion, out, err);
     }
+    if (status == MLO_OK && !move->dry_run)
+        mlo_ledger_kick(mlo_http_options(req->http)->ledger);
     if (status == MLO_OK && decision && json_object_set(*out, "decision", decision) != 0)
         status = mlo_error_nomem(err);
     if (status == MLO_EGATE && decision)

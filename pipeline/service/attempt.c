@@ -300,9 +300,12 @@ static enum mlo_status complete(struct mlo_slot *slot, const struct mlo_completi
     }
 }
 
-static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *result, struct mlo_error *err)
+static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *result, int64_t started_us,
+                               struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
+    const struct mlo_attest_run how = {.started_us = started_us, .version = MLOPT_VERSION};
+    char *envelope = NULL, signer[MLO_PUBLIC_KEY_TEXT_SIZE];
     const char *artifact = mlo_json_str(result, "artifact", NULL);
     json_t *report = json_object_get(result, "report"),
            *observations = json_object_get(result, "observations"), *plans = json_object_get(result, "plans");
@@ -318,8 +321,14 @@ static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *r
     MLO_TRY(store_plans(slot, dir, plans, err));
     MLO_TRY(store_document(slot, dir, mlo_json_str(result, "document", NULL), &completion, err));
     MLO_TRY(store_decision(slot, dir, mlo_json_str(result, "decision", NULL), report, err));
+    if (artifact && slot->job.has_key) {
+        MLO_TRY(mlo_attest_completion(slot->worker, &slot->job, &completion, &how, &envelope, signer, err));
+        completion.envelope = envelope;
+        completion.signer = signer;
+    }
     MLO_TRY(complete(slot, &completion, err));
 out:
+    free(envelope);
     return status;
 }
 
@@ -366,12 +375,13 @@ static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashe
         .arg = slot,
     };
     json_t *result = NULL;
+    int64_t started_us = mlo_clock_utc_us();
     MLO_TRY(mlo_attempt_inputs(worker, &slot->job, dir, err));
     MLO_TRY(mlo_machine_lock(worker->o.work_dir, slot->job.exclusive, watch, slot, &lock, err));
     status = mlo_child_run(&child, &result, crashed, err);
     mlo_machine_unlock(&lock);
     MLO_TRY(status);
-    MLO_TRY(deliver(slot, dir, result, err));
+    MLO_TRY(deliver(slot, dir, result, started_us, err));
 out:
     json_decref(result);
     return status;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "pipeline/service/service_impl.h"
+#include "registry/attest.h"
 
 enum { S_DONE, S_END_ATTEMPT, S_READY, S_OPEN, S_RESULTS, S_RUN, S_SET_RESULTS, S_SIZES };
 
@@ -114,6 +115,16 @@ static enum mlo_status record_artifact(struct mlo_db_conn *conn, const struct co
         MLO_TRY(data_edge(conn, c, "calibrate", MLO_LINEAGE_CALIBRATED_WITH, &key, err));
     if (step && mlo_step_reads_select(step, json_object_get(derivation, "options")))
         MLO_TRY(data_edge(conn, c, "select", MLO_LINEAGE_SELECTED_WITH, &key, err));
+    if (c->what->envelope) {
+        const struct mlo_attestation made = {.project_id = job->project,
+                                             .artifact = c->what->artifact,
+                                             .derivation = key,
+                                             .signer = c->what->signer,
+                                             .envelope = c->what->envelope,
+                                             .run_id = job->run,
+                                             .job_id = job->id};
+        MLO_TRY(mlo_attestation_add(conn, &made, err));
+    }
     if (job->variant)
         MLO_TRY(mlo_variant_name(conn, &c->actor, job->version, job->variant, &c->what->artifact, &key,
                                  job->run, NULL, err));

@@ -6,9 +6,9 @@
 
 /* Statement tables, for the test that prepares every one. */
 extern const struct mlo_sql MLO_QUEUE_SQL[], MLO_COMPLETION_SQL[], MLO_PLANNER_SQL[], MLO_READS_SQL[],
-    MLO_RUNS_SQL[], MLO_WORKER_SQL[], MLO_INPUTS_SQL[];
+    MLO_RUNS_SQL[], MLO_WORKER_SQL[], MLO_INPUTS_SQL[], MLO_ATTEST_SQL[];
 extern const size_t MLO_QUEUE_SQL_COUNT, MLO_COMPLETION_SQL_COUNT, MLO_PLANNER_SQL_COUNT, MLO_READS_SQL_COUNT,
-    MLO_RUNS_SQL_COUNT, MLO_WORKER_SQL_COUNT, MLO_INPUTS_SQL_COUNT;
+    MLO_RUNS_SQL_COUNT, MLO_WORKER_SQL_COUNT, MLO_INPUTS_SQL_COUNT, MLO_ATTEST_SQL_COUNT;
 
 /* --- transactions (tx.c) ------------------------------------------------------------------------------- */
 
@@ -105,6 +105,8 @@ struct mlo_completion {
     bool has_document;   /* a report, in the blob store already */
     struct mlo_digest document;
     uint64_t document_bytes;
+    const char *envelope; /* the worker's signed statement of an artifact that it made (attest.c), or NULL */
+    const char *signer;   /* of the envelope */
 };
 /* The effect of a job, in one transaction fenced by the token: derivation, lineage, variant, evidence,
  * states, dependents, and the run's end when it was the last job. */

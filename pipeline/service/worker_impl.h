@@ -45,6 +45,18 @@ void mlo_attempt_run(struct mlo_slot *slot);
 MLO_MUST_USE enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_job *job,
                                                 const char *dir, struct mlo_error *err);
 
+/* The statement of what a job made, as canonical JSON of a signed envelope. *out is yours (free); `signer`
+ * gets the worker's key. */
+struct mlo_attest_run {
+    int64_t started_us;  /* UTC */
+    const char *version; /* of mlopt */
+};
+MLO_MUST_USE enum mlo_status mlo_attest_completion(struct mlo_worker *worker, const struct mlo_job *job,
+                                                   const struct mlo_completion *made,
+                                                   const struct mlo_attest_run *how, char **out,
+                                                   char signer[MLO_PUBLIC_KEY_TEXT_SIZE],
+                                                   struct mlo_error *err);
+
 /* Makes this worker's scratch folder, and removes those that dead workers left (scratch.c). */
 MLO_MUST_USE enum mlo_status mlo_scratch_open(struct mlo_worker *worker, struct mlo_error *err);
 void mlo_scratch_close(struct mlo_worker *worker);

@@ -1,7 +1,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/cli/client/client.h"
+#include "api/cli/client/ledger.h"
 
 /* --- the log ----------------------------------------------------------------------------------- */
 
@@ -50,6 +50,7 @@ out:
 
 struct verify {
     const char *project;
+    struct mlo_client_ledger ledger;
     int64_t entries, head_seq;
     char head[MLO_DIGEST_TEXT_SIZE];
     int64_t bad_seq; /* the lowest that is wrong; 0: none */
@@ -95,20 +96,25 @@ static bool entry_digest(const struct mlo_digest *prev, int64_t seq, const char 
 }
 
 /* What is shown beside the body must be what was hashed. */
-static void check_members(struct verify *v, const json_t *row, int64_t seq, const char *text, size_t size)
+static enum mlo_status check_members(struct verify *v, const json_t *row, int64_t seq, const char *text,
+                                     size_t size, const struct mlo_digest *hash, struct mlo_error *err)
 {
     static const char *const shown[] = {"who", "via", "action", "object", "at", "reason", "before", "after"};
     json_t *body = NULL;
     if (mlo_json_parse(text, size, "body", &body, NULL) != MLO_OK) {
         found_bad(v, seq, "its body is no JSON");
-        return;
+        return MLO_OK;
     }
     for (size_t i = 0; i < MLO_COUNT(shown); i++) {
         const json_t *a = json_object_get(row, shown[i]), *b = json_object_get(body, shown[i]);
         if (a && b && !json_equal(a, b))
             found_bad(v, seq, "'%s' as shown is not what was recorded", shown[i]);
     }
+    enum mlo_status status = MLO_OK;
+    if (mlo_ledger_check_wants(v->ledger.check, seq, text, size))
+        status = mlo_ledger_check_entry(v->ledger.check, seq, hash, body, v->ledger.written_to, err);
     json_decref(body);
+    return status;
 }
 
 /* Entries come newest first. */
@@ -137,7 +143,9 @@ static enum mlo_status check_entry(struct verify *v, const json_t *row, struct m
         return mlo_error_nomem(err);
     if (!mlo_digest_eq(&computed, &hash))
         found_bad(v, seq, "its content does not hash to its hash: it was changed");
-    check_members(v, row, seq, text, size);
+    enum mlo_status status = check_members(v, row, seq, text, size, &computed, err);
+    if (status != MLO_OK)
+        return status;
     if (seq == v->remembered_seq) {
         char now[MLO_DIGEST_TEXT_SIZE];
         v->remembered_found = true;
@@ -205,6 +213,24 @@ static enum mlo_status load_heads(char **path, json_t **heads, struct mlo_error 
     return status;
 }
 
+/* What is wrong with the ledger, while the log itself holds. */
+static enum mlo_status report_ledger(struct mlo_cli *cli, const struct verify *v, struct mlo_error *err)
+{
+    const struct mlo_ledger_result *result = &v->ledger.result;
+    char place[40] = "";
+    if (result->bad_commit)
+        snprintf(place, sizeof place, " at commit %lld", (long long)result->bad_commit);
+    enum mlo_status status = MLO_OK;
+    if (!cli->json)
+        status = mlo_cli_print(err, "%s: BROKEN ledger%s: %s\n", v->project, place, result->problem);
+    if (status != MLO_OK)
+        return status;
+    mlo_error_set(err, MLO_EDIGEST, "the ledger of %s does not hold: %s", v->project, result->problem);
+    if (result->bad_commit)
+        mlo_error_where(err, "commit %lld", (long long)result->bad_commit);
+    return MLO_EDIGEST;
+}
+
 static enum mlo_status verify_project(struct mlo_client *client, struct mlo_cli *cli, const char *project,
                                       json_t *heads, json_t *all, struct mlo_error *err)
 {
@@ -214,14 +240,22 @@ static enum mlo_status verify_project(struct mlo_client *client, struct mlo_cli 
     const json_t *seen = json_object_get(heads, mlo_buf_str(&key));
     v.remembered_seq = mlo_json_i64(seen, "seq", 0);
     snprintf(v.remembered, sizeof v.remembered, "%s", mlo_json_str(seen, "hash", ""));
-    enum mlo_status status = walk(client, &v, err);
-    if (status != MLO_OK)
-        goto out;
+    enum mlo_status status;
+    MLO_TRY(mlo_client_ledger_open(client, project, mlo_cli_opt(cli, "clone"), mlo_cli_opt(cli, "accept-key"),
+                                   heads, &v.ledger, err));
+    MLO_TRY(walk(client, &v, err));
+    mlo_client_ledger_end(client, &v.ledger, heads);
     json_object_set_new(all, project,
-                        json_pack("{s:b,s:I,s:I,s:s,s:o,s:s,s:I}", "ok", v.bad_seq == 0, "entries",
-                                  (json_int_t)v.entries, "head_seq", (json_int_t)v.head_seq, "head", v.head,
-                                  "bad_seq", v.bad_seq ? json_integer(v.bad_seq) : json_null(), "problem",
-                                  v.problem, "remembered_seq", (json_int_t)v.remembered_seq));
+                        json_pack("{s:b,s:I,s:I,s:s,s:o,s:s,s:I,s:o}", "ok",
+                                  v.bad_seq == 0 && v.ledger.result.intact, "entries", (json_int_t)v.entries,
+                                  "head_seq", (json_int_t)v.head_seq, "head", v.head, "bad_seq",
+                                  v.bad_seq ? json_integer(v.bad_seq) : json_null(), "problem", v.problem,
+                                  "remembered_seq", (json_int_t)v.remembered_seq, "ledger",
+                                  mlo_client_ledger_json(&v.ledger)));
+    if (!v.bad_seq && !v.ledger.result.intact) {
+        status = report_ledger(cli, &v, err);
+        goto out;
+    }
     if (v.bad_seq) {
         if (!cli->json)
             status = mlo_cli_print(err, "%s: BROKEN at entry %lld: %s\n", project, (long long)v.bad_seq,
@@ -243,8 +277,15 @@ static enum mlo_status verify_project(struct mlo_client *client, struct mlo_cli 
                      (long long)v.remembered_seq);
         status = mlo_cli_print(err, "%s: ok, %lld entries hash to %s%s\n", project, (long long)v.entries,
                                v.head, since);
+        if (status == MLO_OK && v.ledger.result.commits) {
+            char id[MLO_GIT_ID_TEXT_SIZE];
+            status = mlo_cli_print(err, "%s: ok, %lld signed commits say the same, up to %s\n", project,
+                                   (long long)v.ledger.result.commits,
+                                   mlo_git_id_text(&v.ledger.result.head.id, id));
+        }
     }
 out:
+    mlo_client_ledger_close(&v.ledger);
     mlo_buf_clear(&key);
     return status;
 }
@@ -309,6 +350,8 @@ static const struct mlo_cli_option options[] = {
     {"since", 0, "TIME", "not before (2026-01-31T12:00:00Z)"},
     {"until", 0, "TIME", "not after"},
     {"limit", 0, "N", "at most so many of each project (50)"},
+    {"clone", 0, "DIR", "with verify: a clone or mirror of the project's ledger, whose head must be in it"},
+    {"accept-key", 0, "FINGERPRINT", "with verify: trust this key from now on"},
     MLO_OPTION_URL,
     {NULL},
 };
@@ -319,8 +362,12 @@ const struct mlo_cli_verb mlo_verb_audit = {
     .options = options,
     .positional = "[PROJECT] [verify]",
     .max_args = 2,
-    .help = "the audit log; `verify` recomputes its hash chain here",
-    .detail = "`verify` reads every entry and hashes it on this machine. It remembers the last good head in\n"
-              "~/.local/state/mlopt, so that a history that was rewritten or cut since then is found too.\n"
-              "The project '-' is the installation itself: tokens and projects.\n",
+    .help = "the audit log; `verify` recomputes its hash chain here, and checks the ledger against it",
+    .detail =
+        "`verify` reads every entry and hashes it on this machine, checks the signature of every commit of "
+        "the\n"
+        "project's ledger, and that it says what its entry says. It remembers the last good heads and the "
+        "keys\n"
+        "in ~/.local/state/mlopt, so that a history that was rewritten or cut since then is found too.\n"
+        "The project '-' is the installation itself: tokens and projects.\n",
 };

@@ -9,7 +9,8 @@ extern const struct mlo_cli_verb mlo_verb_push, mlo_verb_data_push, mlo_verb_dat
     mlo_verb_runs, mlo_verb_cancel, mlo_verb_variants, mlo_verb_promote, mlo_verb_rollback, mlo_verb_history,
     mlo_verb_approve, mlo_verb_approvals, mlo_verb_quarantine_list, mlo_verb_quarantine_release,
     mlo_verb_policy_show, mlo_verb_policy_set, mlo_verb_policy_check, mlo_verb_lineage, mlo_verb_report,
-    mlo_verb_audit, mlo_verb_pull, mlo_verb_models, mlo_verb_datasets, mlo_verb_status;
+    mlo_verb_audit, mlo_verb_keys, mlo_verb_attest_show, mlo_verb_attest_verify, mlo_verb_pull,
+    mlo_verb_models, mlo_verb_datasets, mlo_verb_status;
 
 #define MLO_OPTION_URL                                                                                       \
     {                                                                                                        \

@@ -97,19 +97,34 @@ int mlo_serve_wait_signal(uint32_t timeout_ms)
 }
 
 enum mlo_status mlo_serve_http(const struct mlo_listen *listen, struct mlo_db *db,
-                               struct mlo_blob_store *blobs, bool access_log, struct mlo_http **out,
-                               struct mlo_error *err)
+                               struct mlo_blob_store *blobs, struct mlo_ledger *ledger, bool access_log,
+                               struct mlo_http **out, struct mlo_error *err)
 {
     const struct mlo_http_options options = {
         .address = listen->address,
         .port = listen->port,
         .db = db,
         .blobs = blobs,
+        .ledger = ledger,
         .modules = mlo_web_module(),
         .module_count = 1,
         .quiet = !access_log,
     };
     return mlo_http_start(&options, out, err);
+}
+
+enum mlo_status mlo_serve_ledger(const struct mlo_cli *cli, struct mlo_db *db, const char *dir,
+                                 struct mlo_ledger **out, struct mlo_error *err)
+{
+    const struct mlo_ledger_options options = {
+        .db = db, .dir = dir, .mirror = mlo_cli_opt(cli, "ledger-mirror")};
+    enum mlo_status status = mlo_ledger_open(&options, out, err);
+    if (status == MLO_ECONFLICT) {
+        mlo_log_error(MLO_LOG_WARN, "this server writes no ledgers", err);
+        memset(err, 0, sizeof *err);
+        return MLO_OK;
+    }
+    return status == MLO_OK ? mlo_ledger_start(*out, err) : status;
 }
 
 static enum mlo_status write_secret(const char *path, const char *text, struct mlo_error *err)

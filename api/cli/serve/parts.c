@@ -44,8 +44,9 @@ static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_db *db = NULL;
     struct mlo_blob_store *blobs = NULL;
     struct mlo_http *http = NULL;
+    struct mlo_ledger *ledger = NULL;
     struct mlo_listen listen;
-    const char *text = mlo_cli_opt(cli, "listen");
+    const char *text = mlo_cli_opt(cli, "listen"), *ledger_dir = mlo_cli_opt(cli, "ledger");
     char url[96];
     int number;
     mlo_serve_block_signals();
@@ -54,7 +55,9 @@ static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(open_database(cli, "mlopt server", 16, &db, err));
     MLO_TRY(open_blobs(cli, &blobs, err));
     MLO_TRY(check_schema(db, err));
-    MLO_TRY(mlo_serve_http(&listen, db, blobs, true, &http, err));
+    if (ledger_dir)
+        MLO_TRY(mlo_serve_ledger(cli, db, ledger_dir, &ledger, err));
+    MLO_TRY(mlo_serve_http(&listen, db, blobs, ledger, true, &http, err));
     MLO_TRY(mlo_cli_print(err, "ready: %s\n", mlo_listen_url(&listen, mlo_http_port(http), url, sizeof url)));
     do
         number = mlo_serve_wait_signal(3600 * 1000);
@@ -62,6 +65,7 @@ static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
     mlo_log(MLO_LOG_INFO, "stopping", NULL);
 out:
     mlo_http_stop(http, DRAIN_MS);
+    mlo_ledger_close(ledger);
     mlo_blob_store_close(blobs);
     mlo_db_close(db);
     return status;
@@ -162,8 +166,13 @@ out:
     }
 
 static const struct mlo_cli_option server_options[] = {
-    OPTION_DATABASE, OPTION_BLOBS, {"listen", 0, "ADDRESS:PORT", "where it listens (" MLO_DEFAULT_LISTEN ")"},
-    MLO_OPTION_LOG,  {NULL},
+    OPTION_DATABASE,
+    OPTION_BLOBS,
+    {"listen", 0, "ADDRESS:PORT", "where it listens (" MLO_DEFAULT_LISTEN ")"},
+    {"ledger", 0, "DIR", "write the ledgers, with the key DIR/ledger.key and a repository per project"},
+    MLO_OPTION_LEDGER_MIRROR,
+    MLO_OPTION_LOG,
+    {NULL},
 };
 const struct mlo_cli_verb mlo_verb_server = {
     .name = "server",

@@ -38,10 +38,20 @@ void mlo_serve_block_signals(void);
 /* Waits up to timeout_ms for SIGINT, SIGTERM or SIGCHLD; 0 when none came. */
 int mlo_serve_wait_signal(uint32_t timeout_ms);
 
-/* Starts the HTTP server with the pages. A port that is taken is explained. */
+/* Opens the ledgers in `dir` and starts to write them. *out is NULL, with a line in the log, when the
+ * installation's key is not there: the server then serves all else. --ledger-mirror is where they are pushed
+ * to. */
+MLO_MUST_USE enum mlo_status mlo_serve_ledger(const struct mlo_cli *cli, struct mlo_db *db, const char *dir,
+                                              struct mlo_ledger **out, struct mlo_error *err);
+#define MLO_OPTION_LEDGER_MIRROR                                                                             \
+    {                                                                                                        \
+        "ledger-mirror", 0, "URL|DIR", "push every ledger to a repository there, PROJECT.git"                \
+    }
+
+/* Starts the HTTP server with the pages. A port that is taken is explained. `ledger` may be NULL. */
 MLO_MUST_USE enum mlo_status mlo_serve_http(const struct mlo_listen *listen, struct mlo_db *db,
-                                            struct mlo_blob_store *blobs, bool access_log,
-                                            struct mlo_http **out, struct mlo_error *err);
+                                            struct mlo_blob_store *blobs, struct mlo_ledger *ledger,
+                                            bool access_log, struct mlo_http **out, struct mlo_error *err);
 /* Writes an admin token to `path` (0600), unless there is one that the database knows. */
 MLO_MUST_USE enum mlo_status mlo_serve_admin_token(struct mlo_db *db, const char *path, bool *made,
                                                    struct mlo_error *err);

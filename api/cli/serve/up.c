@@ -26,8 +26,9 @@ struct up {
     struct mlo_db *db;
     struct mlo_blob_store *blobs;
     struct mlo_http *http;
+    struct mlo_ledger *ledger;
     struct mlo_brood *brood;
-    char *pg_dir, *blob_url, *work_dir, *token_path, *url_path, *worker_log, *lock_path;
+    char *ledger_dir, *pg_dir, *blob_url, *work_dir, *token_path, *url_path, *worker_log, *lock_path;
     char url[96];
 };
 
@@ -37,6 +38,7 @@ static enum mlo_status make_paths(struct up *u, struct mlo_error *err)
     const char *given = mlo_cli_opt(u->cli, "blobs");
     u->pg_dir = mlo_fs_join(u->dir, "pg", NULL);
     u->work_dir = mlo_fs_join(u->dir, "work", NULL);
+    u->ledger_dir = mlo_fs_join(u->dir, "ledger", NULL);
     u->token_path = mlo_fs_join(u->dir, "token", NULL);
     u->url_path = mlo_fs_join(u->dir, "url", NULL);
     u->worker_log = mlo_fs_join(u->dir, "workers.log", NULL);
@@ -46,8 +48,8 @@ static enum mlo_status make_paths(struct up *u, struct mlo_error *err)
     else
         mlo_buf_printf(&blobs, "file:%s/blobs", u->dir);
     u->blob_url = mlo_buf_take(&blobs);
-    return u->pg_dir && u->work_dir && u->token_path && u->url_path && u->worker_log && u->lock_path &&
-                   u->blob_url
+    return u->pg_dir && u->work_dir && u->ledger_dir && u->token_path && u->url_path && u->worker_log &&
+                   u->lock_path && u->blob_url
                ? MLO_OK
                : mlo_error_nomem(err);
 }
@@ -145,7 +147,9 @@ static enum mlo_status start_parts(struct up *u, struct mlo_error *err)
     MLO_TRY(mlo_db_open(&db, &u->db, err));
     MLO_TRY(mlo_serve_admin_token(u->db, u->token_path, &made, err));
     MLO_TRY(mlo_blob_store_open(u->blob_url, &u->blobs, err));
-    MLO_TRY(mlo_serve_http(&u->listen, u->db, u->blobs, mlo_cli_has(u->cli, "access-log"), &u->http, err));
+    MLO_TRY(mlo_serve_ledger(u->cli, u->db, u->ledger_dir, &u->ledger, err));
+    MLO_TRY(mlo_serve_http(&u->listen, u->db, u->blobs, u->ledger, mlo_cli_has(u->cli, "access-log"),
+                           &u->http, err));
     mlo_listen_url(&u->listen, mlo_http_port(u->http), u->url, sizeof u->url);
     const struct mlo_brood_options brood = {
         .count = (unsigned)u->workers,
@@ -236,6 +240,7 @@ static void stop_parts(struct up *u)
     /* without a database nothing can be handed back: the leases run out */
     mlo_brood_stop(u->brood, u->pg && postgres_lives(u) ? WORKER_GRACE_MS : 0);
     mlo_http_stop(u->http, DRAIN_MS);
+    mlo_ledger_close(u->ledger);
     mlo_blob_store_close(u->blobs);
     mlo_db_close(u->db);
     mlo_embedded_stop(u->pg);
@@ -248,6 +253,7 @@ static void stop_parts(struct up *u)
     free(u->pg_dir);
     free(u->blob_url);
     free(u->work_dir);
+    free(u->ledger_dir);
     free(u->token_path);
     free(u->url_path);
     free(u->worker_log);
@@ -290,6 +296,7 @@ static const struct mlo_cli_option options[] = {
     {"workers", 0, "N", "worker processes (1)"},
     {"threads", 0, "N", "threads of a worker's job (its share of the CPUs)"},
     {"access-log", 0, NULL, "log every request"},
+    MLO_OPTION_LEDGER_MIRROR,
     MLO_OPTION_LOG,
     {NULL},
 };
@@ -301,7 +308,8 @@ const struct mlo_cli_verb mlo_verb_up = {
     .positional = "--data DIR",
     .help = "start everything on this machine: database, server, workers",
     .detail =
-        "DIR holds the database (pg/), the files (blobs/), the admin token (token, mode 0600), and, while "
+        "DIR holds the database (pg/), the files (blobs/), the ledgers (ledger/), the admin token (token, "
+        "mode 0600), and, while "
         "it\n"
         "runs, the address (url). Ctrl-C stops all of it in order; what was running is taken up again.\n",
     .flags = MLO_CLI_OWN_SIGNALS,

@@ -24,6 +24,7 @@ struct api {
     char *dir;
     struct mlo_blob_store *blobs;
     struct mlo_http *http;
+    struct mlo_ledger *ledger;
     char token[MLO_ROLE_COUNT][MLO_TOKEN_TEXT_SIZE]; /* of all projects */
     int64_t project;                                 /* "demo" */
 };
@@ -197,8 +198,13 @@ static inline int api_setup(void **state)
                                        (enum mlo_role)role, 0, 0, api->token[role], NULL, &err),
                       &err);
     assert_mlo_ok(mlo_project_create(api->pg->conn, &system, "demo", "", &api->project, &err), &err);
+    char *ledgers = mlo_fs_join(api->dir, "ledger", NULL);
+    const struct mlo_ledger_options ledger = {.db = api->pg->server, .dir = ledgers};
+    assert_mlo_ok(mlo_ledger_open(&ledger, &api->ledger, &err), &err);
+    free(ledgers);
     struct mlo_http_options options = {.db = api->pg->server,
                                        .blobs = api->blobs,
+                                       .ledger = api->ledger,
                                        .modules = mlo_web_module(),
                                        .module_count = 1,
                                        .max_blob_bytes = API_MAX_BLOB,
@@ -215,6 +221,7 @@ static inline int api_teardown(void **state)
 {
     struct api *api = *state;
     mlo_http_stop(api->http, 2000);
+    mlo_ledger_close(api->ledger);
     mlo_blob_store_close(api->blobs);
     pg_fixture_teardown((void **)&api->pg);
     mlo_fs_remove_tree(api->dir);

@@ -1,4 +1,6 @@
 /* Workers with the micro step: the real protocol, real processes, real blobs. */
+#include "base/dsse.h"
+#include "registry/attest.h"
 #include "tests/integration/service/service_fixture.h"
 
 static void assert_count(struct service_fixture *f, const char *sql, int64_t wanted)
@@ -56,6 +58,105 @@ static void test_worker__completes_a_run(void **state)
     assert_string_equal(mlo_json_str(report, "did", ""), "quantize");
     json_decref(value);
     assert_clean(f);
+}
+
+/* The signature as openssl sees it, from the envelope's parts alone: no code of ours but the encoding. */
+static void check_with_openssl(struct service_fixture *f, const json_t *envelope,
+                               const struct mlo_buf *payload)
+{
+    const char *sig = mlo_json_str(json_array_get(json_object_get(envelope, "signatures"), 0), "sig", "");
+    struct mlo_buf pae = MLO_BUF_INIT, bytes = MLO_BUF_INIT, command = MLO_BUF_INIT, out = MLO_BUF_INIT;
+    int code = -1;
+    char *pae_path = mlo_fs_join(f->dir, "pae", NULL), *sig_path = mlo_fs_join(f->dir, "sig", NULL);
+    mlo_buf_printf(&pae, "DSSEv1 28 application/vnd.in-toto+json %zu %s", payload->len, mlo_buf_str(payload));
+    assert_true(mlo_base64_decode(sig, strlen(sig), &bytes));
+    assert_mlo_ok(mlo_fs_write_atomic(pae_path, pae.data, pae.len, &f->err), &f->err);
+    assert_mlo_ok(mlo_fs_write_atomic(sig_path, bytes.data, bytes.len, &f->err), &f->err);
+    mlo_buf_printf(
+        &command,
+        "openssl pkey -in '%s/plan.key' -pubout -out '%s/pub.pem' && openssl pkeyutl -verify -pubin -inkey "
+        "'%s/pub.pem' -rawin -in '%s' -sigfile '%s'",
+        f->work, f->dir, f->dir, pae_path, sig_path);
+    const char *const argv[] = {"/bin/sh", "-c", mlo_buf_str(&command), NULL};
+    struct mlo_process_options options = MLO_PROCESS_OPTIONS_INIT;
+    options.argv = argv;
+    assert_mlo_ok(mlo_process_run(&options, 120000, 1 << 16, &out, &code, &f->err), &f->err);
+    if (code != 0)
+        fail_msg("openssl: %d %s", code, mlo_buf_str(&out));
+    mlo_buf_clear(&pae);
+    mlo_buf_clear(&bytes);
+    mlo_buf_clear(&command);
+    mlo_buf_clear(&out);
+    free(pae_path);
+    free(sig_path);
+}
+
+static void test_worker__signs_how_it_made_what_it_made(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    struct mlo_variant_info variant, source;
+    json_t *items, *item;
+    size_t i;
+    char parent[MLO_DIGEST_TEXT_SIZE];
+    start_worker(f, &w, 1);
+    wait_run(f, submit(f, f->version, RECIPE_TINY, 0));
+    wait_run(f, submit(f, f->version, RECIPE_TINY, 0)); /* reused: nobody made anything */
+    stop_worker(&w);
+    assert_mlo_ok(mlo_variant_find(f->pg->conn, f->version, "tiny", &variant, &f->err), &f->err);
+    assert_mlo_ok(mlo_variant_find(f->pg->conn, f->version, "source", &source, &f->err), &f->err);
+    assert_mlo_ok(mlo_attestation_list(f->pg->conn, f->project, &variant.artifact, &items, &f->err), &f->err);
+    assert_int_equal(json_array_size(items), 2); /* optimize, then quantize */
+    mlo_digest_hex(&source.artifact, parent);
+    json_array_foreach(items, i, item)
+    {
+        struct mlo_buf payload = MLO_BUF_INIT;
+        struct mlo_public_key signer;
+        struct mlo_digest key;
+        char text[MLO_DIGEST_TEXT_SIZE], name[MLO_PUBLIC_KEY_TEXT_SIZE];
+        json_t *statement, *envelope = json_object_get(item, "envelope");
+        assert_mlo_ok(mlo_dsse_verify(envelope, MLO_ATTEST_PAYLOAD, &payload, &signer, &f->err), &f->err);
+        assert_string_equal(mlo_public_key_text(&signer, name), mlo_json_str(item, "signer", ""));
+        check_with_openssl(f, envelope, &payload);
+        assert_mlo_ok(mlo_json_parse(mlo_buf_str(&payload), payload.len, "statement", &statement, &f->err),
+                      &f->err);
+        const json_t *predicate = json_object_get(statement, "predicate"),
+                     *build = json_object_get(predicate, "buildDefinition"),
+                     *given = json_object_get(build, "externalParameters"),
+                     *inputs = json_object_get(build, "resolvedDependencies"),
+                     *subject = json_array_get(json_object_get(statement, "subject"), 0);
+        /* each is made of what the one before made */
+        assert_string_equal(mlo_json_str(json_object_get(json_array_get(inputs, 0), "digest"), "sha256", ""),
+                            parent);
+        snprintf(parent, sizeof parent, "%s", mlo_json_str(json_object_get(subject, "digest"), "sha256", ""));
+        assert_mlo_ok(mlo_json_digest(json_object_get(given, "derivation"), &key, &f->err), &f->err);
+        assert_string_equal(mlo_digest_text(&key, text), mlo_json_str(given, "derivation_key", ""));
+        assert_string_equal(text, mlo_json_str(item, "derivation", ""));
+        assert_non_null(strstr(mlo_json_str(given, "recipe", ""), "\"name\":\"tiny\""));
+        assert_true(
+            json_object_size(json_object_get(json_object_get(build, "internalParameters"), "machine")) > 0);
+        /* another byte, another key: it does not hold */
+        json_t *changed = json_deep_copy(envelope);
+        char *body = strdup(mlo_json_str(changed, "payload", ""));
+        body[40] = body[40] == 'A' ? 'B' : 'A';
+        json_object_set_new(changed, "payload", json_string(body));
+        mlo_buf_reset(&payload);
+        assert_int_not_equal(mlo_dsse_verify(changed, MLO_ATTEST_PAYLOAD, &payload, &signer, &f->err),
+                             MLO_OK);
+        free(body);
+        json_decref(changed);
+        json_decref(statement);
+        mlo_buf_clear(&payload);
+    }
+    char hex[MLO_DIGEST_TEXT_SIZE];
+    assert_string_equal(parent, mlo_digest_hex(&variant.artifact, hex));
+    json_decref(items);
+    /* what was signed stays */
+    struct mlo_db_conn *conn;
+    assert_mlo_ok(mlo_db_acquire(f->worker, &conn, &f->err), &f->err);
+    assert_mlo_status(mlo_db_exec_text(conn, "update mlopt.attestation set envelope = ''", &f->err),
+                      MLO_EFORBIDDEN, &f->err);
+    mlo_db_release(conn);
 }
 
 static void test_worker__reuses_derivations_and_measures_afresh(void **state)
@@ -531,6 +632,7 @@ int main(int argc, char **argv)
         return other;
     const struct CMUnitTest tests[] = {
         WITH_DATABASE(test_worker__completes_a_run),
+        WITH_DATABASE(test_worker__signs_how_it_made_what_it_made),
         WITH_DATABASE(test_worker__reuses_derivations_and_measures_afresh),
         WITH_DATABASE(test_worker__two_runs_share_a_derivation_in_flight),
         WITH_DATABASE(test_worker__a_crashed_child_is_tried_again),
