@@ -74,6 +74,22 @@ struct mlo_evidence {
 MLO_MUST_USE enum mlo_status mlo_evidence_add(struct mlo_db_conn *conn, const struct mlo_evidence *evidence,
                                               int64_t *id, struct mlo_error *err);
 
+/* --- samples of datasets ----------------------------------------------------------------------------------
+ */
+
+#define MLO_SAMPLE_BYTES 16 /* of a sample's SHA-256: what is kept of it */
+
+/* Records which samples a dataset has: the first bytes of each one's SHA-256, sorted, one after another (a
+ * sample that is in there twice stands there twice). The same dataset again is fine, and changes nothing. */
+MLO_MUST_USE enum mlo_status mlo_samples_record(struct mlo_db_conn *conn, const struct mlo_digest *dataset,
+                                                const void *hashes, size_t size_bytes, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_samples_known(struct mlo_db_conn *conn, const struct mlo_digest *dataset,
+                                               bool *known, struct mlo_error *err);
+/* How many samples two datasets share; *known is false where those of one were never recorded. */
+MLO_MUST_USE enum mlo_status mlo_samples_shared(struct mlo_db_conn *conn, const struct mlo_digest *a,
+                                                const struct mlo_digest *b, int64_t *shared, bool *known,
+                                                struct mlo_error *err);
+
 struct mlo_evidence_filter {
     const struct mlo_digest *artifact; /* NULL: all */
     const char *metric;                /* NULL: all */

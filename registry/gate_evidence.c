@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "registry/evidence.h"
 #include "registry/gate_impl.h"
 #include "registry/sql_impl.h"
 #include "registry/target.h"
@@ -439,12 +440,26 @@ static enum mlo_status objection(struct look *l, char *why, size_t size, struct 
         if (!mlo_rows_digest(&c->consumed, r, 0, &root) || !mlo_rows_digest(&c->consumed, r, 1, &parent) ||
             !mlo_digest_eq(&root, &l->item->variant.artifact))
             continue;
-        const char *name = mlo_rows_text(&c->consumed, r, 3);
-        if (mlo_digest_eq(&parent, &dataset))
+        const char *name = mlo_rows_text(&c->consumed, r, 3), *way = mlo_rows_text(&c->consumed, r, 2);
+        int64_t shared = 0;
+        bool same = mlo_digest_eq(&parent, &dataset), known = true;
+        if (!same)
+            status = mlo_samples_shared(c->conn, &parent, &dataset, &shared, &known, err);
+        if (same)
             snprintf(why, size,
                      "it was judged on %s, which the variant was made with (%s): data that chose "
                      "something cannot judge it",
-                     name ? name : "data", mlo_rows_text(&c->consumed, r, 2));
+                     name ? name : "data", way);
+        else if (!known)
+            snprintf(why, size,
+                     "the samples of %s (%s) or of %s are not known: no run has read them here since gates "
+                     "compare samples",
+                     name ? name : "a dataset", way, mlo_rows_text(k, l->row, K_DATASET_NAME));
+        else if (shared)
+            snprintf(why, size,
+                     "%lld samples that judged it are in %s, which the variant was made with (%s): data "
+                     "that chose something cannot judge it",
+                     (long long)shared, name ? name : "data", way);
     }
     return status;
 }

@@ -14,6 +14,7 @@
 enum { PROGRESS_EVERY_MS = 500 };
 static const uint64_t PLANS_MAX_BYTES = (uint64_t)8 << 30;     /* of a job's plans together */
 static const uint64_t DOCUMENT_MAX_BYTES = (uint64_t)32 << 20; /* what the pages can show */
+static const uint64_t SAMPLES_MAX_BYTES = (uint64_t)256 << 20; /* 16 Mi samples */
 
 /* --- while the child runs ------------------------------------------------------------------------------ */
 
@@ -286,6 +287,45 @@ static enum mlo_status store_decision(struct mlo_slot *slot, const char *dir, co
     return status;
 }
 
+/* Which samples the step read: only of datasets that it was asked for. */
+static enum mlo_status take_samples(const struct mlo_slot *slot, const char *dir, const json_t *files,
+                                    struct mlo_completion *out, struct mlo_error *err)
+{
+    const char *role;
+    json_t *file;
+    json_object_foreach((json_t *)files, role, file)
+    {
+        const char *digest = mlo_json_str(json_object_get(slot->job.datasets, role), "digest", "");
+        struct stat st;
+        int fd;
+        if (!json_is_string(file) || out->sample_count == MLO_COUNT(out->samples))
+            return mlo_error_set(err, MLO_EFORMAT, "the step '%s' returned samples of no dataset",
+                                 slot->job.step);
+        struct mlo_sample_set *set = &out->samples[out->sample_count];
+        if (!mlo_digest_parse(digest, &set->dataset))
+            return mlo_error_set(err, MLO_EFORMAT, "the step '%s' returned samples of no dataset",
+                                 slot->job.step);
+        enum mlo_status status = open_inside(dir, json_string_value(file), &fd, err);
+        if (status != MLO_OK)
+            return status;
+        out->sample_count++;
+        if (fstat(fd, &st) != 0 || (uint64_t)st.st_size > SAMPLES_MAX_BYTES)
+            status =
+                mlo_error_set(err, MLO_ETOOBIG, "the step '%s' returned too many samples", slot->job.step);
+        size_t size = status == MLO_OK ? (size_t)st.st_size : 0, got = 0;
+        if (status == MLO_OK && !mlo_buf_reserve(&set->hashes, size))
+            status = mlo_error_nomem(err);
+        if (status == MLO_OK && (!mlo_fs_read_full(fd, set->hashes.data, size, &got) || got != size))
+            status = mlo_error_set(err, MLO_EIO, "cannot read the samples that the step '%s' returned",
+                                   slot->job.step);
+        set->hashes.len = got;
+        close(fd);
+        if (status != MLO_OK)
+            return status;
+    }
+    return MLO_OK;
+}
+
 /* Completes, again as long as the lease lasts when the database is away. A commit whose answer got lost is
  * seen as a lost lease the second time: its effect is there once. */
 static enum mlo_status complete(struct mlo_slot *slot, const struct mlo_completion *completion,
@@ -326,9 +366,12 @@ static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *r
         completion.envelope = envelope;
         completion.signer = signer;
     }
+    MLO_TRY(take_samples(slot, dir, json_object_get(result, "samples"), &completion, err));
     MLO_TRY(complete(slot, &completion, err));
 out:
     free(envelope);
+    for (size_t i = 0; i < completion.sample_count; i++)
+        mlo_buf_clear(&completion.samples[i].hashes);
     return status;
 }
 

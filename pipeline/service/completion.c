@@ -393,6 +393,10 @@ static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct m
         MLO_TRY(record_plan(conn, c, json_array_get(c->what->plans, i), err));
     if (c->what->has_document)
         MLO_TRY(record_report(conn, c, err));
+    for (size_t i = 0; i < c->what->sample_count; i++) {
+        const struct mlo_sample_set *set = &c->what->samples[i];
+        MLO_TRY(mlo_samples_record(conn, &set->dataset, mlo_buf_str(&set->hashes), set->hashes.len, err));
+    }
     MLO_TRY(close_job(conn, c, err));
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_i64(&p, c->job->run);

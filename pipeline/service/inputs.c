@@ -161,6 +161,31 @@ static enum mlo_status add_dataset(struct mlo_worker *worker, const struct mlo_j
     return status;
 }
 
+/* Asks for the samples of the datasets that are placed and not known yet. */
+static enum mlo_status ask_samples(struct mlo_worker *worker, const struct mlo_job *job, json_t *out,
+                                   struct mlo_error *err)
+{
+    static const char *const roles[] = {"calibrate", "select", "evaluate"};
+    struct mlo_db_conn *conn = NULL;
+    struct mlo_digest digest;
+    json_t *asked = json_array();
+    if (!asked || json_object_set_new(out, "samples", asked) != 0)
+        return mlo_error_nomem(err);
+    enum mlo_status status = mlo_db_acquire(worker->o.db, &conn, err);
+    for (size_t i = 0; status == MLO_OK && i < MLO_COUNT(roles); i++) {
+        const char *text = mlo_json_str(json_object_get(job->datasets, roles[i]), "digest", "");
+        bool known = true;
+        if (!json_is_string(json_object_get(out, roles[i])) || !mlo_digest_parse(text, &digest))
+            continue;
+        status = mlo_samples_known(conn, &digest, &known, err);
+        if (status == MLO_OK && !known && json_array_append_new(asked, json_string(roles[i])) != 0)
+            status = mlo_error_nomem(err);
+    }
+    if (conn)
+        mlo_db_release(conn);
+    return status;
+}
+
 /* One deriving step: its options and what it reported. */
 static enum mlo_status add_history(const struct mlo_rows *rows, int row, json_t *out, struct mlo_error *err)
 {
@@ -250,6 +275,7 @@ enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_j
     MLO_TRY(add_dataset(worker, job, in, "calibrate", mlo_step_reads_calibrate(step), out, err));
     MLO_TRY(add_dataset(worker, job, in, "select", mlo_step_reads_select(step, job->options), out, err));
     MLO_TRY(add_dataset(worker, job, in, "evaluate", mlo_step_reads_evaluate(step), out, err));
+    MLO_TRY(ask_samples(worker, job, out, err));
     if (step->reads_history)
         MLO_TRY(place_history(worker, job, in, out, err));
     MLO_TRY(mlo_json_save_file(out, json_path, err));

@@ -107,6 +107,12 @@ struct mlo_completion {
     uint64_t document_bytes;
     const char *envelope; /* the worker's signed statement of an artifact that it made (attest.c), or NULL */
     const char *signer;   /* of the envelope */
+    struct mlo_sample_set { /* the samples of a dataset that the step read, as mlo_samples_record takes them
+                             */
+        struct mlo_digest dataset;
+        struct mlo_buf hashes;
+    } samples[3];
+    size_t sample_count;
 };
 /* The effect of a job, in one transaction fenced by the token: derivation, lineage, variant, evidence,
  * states, dependents, and the run's end when it was the last job. */

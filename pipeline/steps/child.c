@@ -66,18 +66,79 @@ static enum mlo_status run_job(const char *dir, const json_t *job, struct report
     return step->run(&ctx, result, err);
 }
 
+enum { SAMPLE_BYTES = 16 };
+
+static int by_bytes(const void *a, const void *b)
+{
+    return memcmp(a, b, SAMPLE_BYTES);
+}
+
+/* The hashes of a dataset's samples, sorted, as a file of the result: what gates compare between data roles.
+ */
+static enum mlo_status hash_samples(const char *dataset_path, const char *file, struct mlo_error *err)
+{
+    struct mlo_dataset_options options = {0};
+    struct mlo_dataset *dataset = NULL;
+    struct mlo_digest digest;
+    uint8_t *all = NULL;
+    enum mlo_status status;
+    MLO_TRY(mlo_dataset_open(dataset_path, &options, &dataset, err));
+    int64_t count = mlo_dataset_count(dataset);
+    all = malloc((size_t)count * SAMPLE_BYTES + 1);
+    if (!all) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        MLO_TRY(mlo_dataset_sample_digest(dataset, i, &digest, err));
+        memcpy(all + i * SAMPLE_BYTES, digest.bytes, SAMPLE_BYTES);
+    }
+    qsort(all, (size_t)count, SAMPLE_BYTES, by_bytes);
+    MLO_TRY(mlo_fs_write_atomic(file, all, (size_t)count * SAMPLE_BYTES, err));
+out:
+    free(all);
+    mlo_dataset_close(dataset);
+    return status;
+}
+
+/* Of the roles that the job asks for; *files (yours) is {role: file}. */
+static enum mlo_status report_samples(const char *dir, const json_t *job, json_t **files,
+                                      struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    json_t *role;
+    size_t i;
+    *files = json_object();
+    json_array_foreach(json_object_get(job, "samples"), i, role)
+    {
+        char name[64];
+        const char *dataset = mlo_json_str(job, json_string_value(role), NULL);
+        snprintf(name, sizeof name, "samples-%.20s.bin", json_string_value(role));
+        char *path = dataset ? mlo_fs_join(dir, name, NULL) : NULL;
+        if (dataset && path)
+            status = hash_samples(dataset, path, err);
+        if (dataset && (!path || (status == MLO_OK && json_object_set_new(*files, json_string_value(role),
+                                                                          json_string(path)) != 0)))
+            status = mlo_error_nomem(err);
+        free(path);
+        if (status != MLO_OK)
+            break;
+    }
+    return status;
+}
+
 static json_t *result_json(enum mlo_status status, const struct mlo_step_result *result,
-                           const struct mlo_error *error)
+                           const json_t *samples, const struct mlo_error *error)
 {
     if (status != MLO_OK)
         return json_pack("{s:s,s:s,s:s,s:s}", "status", mlo_status_info(status)->code, "message",
                          error->message, "where", error->where, "hint", error->hint);
     json_t *empty = json_array();
-    json_t *out = json_pack("{s:s,s:s?,s:O?,s:O,s:O,s:s?,s:s?}", "status", "ok", "artifact",
+    json_t *out = json_pack("{s:s,s:s?,s:O?,s:O,s:O,s:s?,s:s?,s:O?}", "status", "ok", "artifact",
                             result->artifact_path, "report", result->report, "observations",
                             result->observations ? result->observations : empty, "plans",
                             result->plans ? result->plans : empty, "document", result->document_path,
-                            "decision", result->decision_path);
+                            "decision", result->decision_path, "samples", samples);
     json_decref(empty);
     return out;
 }
@@ -88,7 +149,7 @@ enum mlo_status mlo_step_child(const char *dir, int progress_fd, struct mlo_erro
     struct mlo_step_result result = {0};
     struct reporter reporter = {.fd = progress_fd};
     struct mlo_error job_error = {0};
-    json_t *job = NULL, *answer = NULL;
+    json_t *job = NULL, *answer = NULL, *samples = NULL;
     char *in = mlo_fs_join(dir, "job.json", NULL), *out = mlo_fs_join(dir, "result.json", NULL);
     if (!in || !out) {
         status = mlo_error_nomem(err);
@@ -97,8 +158,10 @@ enum mlo_status mlo_step_child(const char *dir, int progress_fd, struct mlo_erro
     MLO_TRY(mlo_json_load_file(in, &job, err));
     enum mlo_status outcome = run_job(dir, job, &reporter, &result, &job_error);
     if (outcome == MLO_OK)
+        outcome = report_samples(dir, job, &samples, &job_error);
+    if (outcome == MLO_OK)
         report_progress(&reporter, 1, "done");
-    answer = result_json(outcome, &result, &job_error);
+    answer = result_json(outcome, &result, samples, &job_error);
     if (!answer) {
         status = mlo_error_nomem(err);
         goto out;
@@ -108,6 +171,7 @@ out:
     mlo_step_result_clear(&result);
     json_decref(job);
     json_decref(answer);
+    json_decref(samples);
     free(in);
     free(out);
     return status;

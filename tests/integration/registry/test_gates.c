@@ -21,7 +21,29 @@ static struct mlo_digest digest_of(const char *text)
     return d;
 }
 
-static struct mlo_digest dataset(struct pg_fixture *f, const struct shop *s, const char *name)
+/* Two samples of the dataset: one named like it, one called `second`. As a worker records them. */
+static void two_samples(struct pg_fixture *f, const struct mlo_digest *manifest, const char *first,
+                        const char *second)
+{
+    struct mlo_db_conn *worker;
+    struct mlo_digest a = digest_of(first), b = digest_of(second);
+    uint8_t both[2 * MLO_SAMPLE_BYTES];
+    bool swap = memcmp(a.bytes, b.bytes, MLO_SAMPLE_BYTES) > 0;
+    memcpy(both, swap ? b.bytes : a.bytes, MLO_SAMPLE_BYTES);
+    memcpy(both + MLO_SAMPLE_BYTES, swap ? a.bytes : b.bytes, MLO_SAMPLE_BYTES);
+    assert_mlo_ok(mlo_db_acquire(f->worker, &worker, &f->err), &f->err);
+    assert_mlo_ok(mlo_samples_record(worker, manifest, both, sizeof both, &f->err), &f->err);
+    mlo_db_release(worker);
+}
+
+static void samples(struct pg_fixture *f, const struct mlo_digest *manifest, const char *name)
+{
+    char second[64];
+    snprintf(second, sizeof second, "%s, the second", name);
+    two_samples(f, manifest, name, second);
+}
+
+static struct mlo_digest raw_dataset(struct pg_fixture *f, const struct shop *s, const char *name)
 {
     struct mlo_dataset_info info;
     struct mlo_manifest_blob b = {.role = "data", .name = "d.npz", .digest = digest_of(name)};
@@ -30,6 +52,13 @@ static struct mlo_digest dataset(struct pg_fixture *f, const struct shop *s, con
         mlo_dataset_version_create(f->conn, &root, s->project_id, name, "", NULL, &b, 1, &info, &f->err),
         &f->err);
     return info.manifest;
+}
+
+static struct mlo_digest dataset(struct pg_fixture *f, const struct shop *s, const char *name)
+{
+    struct mlo_digest manifest = raw_dataset(f, s, name);
+    samples(f, &manifest, name);
+    return manifest;
 }
 
 /* Two versions, each with a derived variant int8; two datasets. */
@@ -297,6 +326,26 @@ static void test_gate__data_that_made_it_cannot_judge_it(void **state)
     judged(f, &s, true, "is >= 0.9");
 }
 
+static void test_gate__samples_are_compared_not_names(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct shop s = shop(f);
+    policy(f, &s, false, 0, "stages: {staging: [{evidence: top1 >= 0.9}]}");
+    struct mlo_digest leaky = raw_dataset(f, &s, "leaky");
+    top1(f, &s, &s.int8[1], 0.92, 0.93, &leaky, "evaluate");
+    judged(f, &s, false, "are not known");
+    two_samples(f, &leaky, "of its own", "calibration"); /* the first sample of calibration@1 */
+    judged(f, &s, false, "1 samples that judged it are in calibration@1");
+    struct mlo_db_conn *worker;
+    uint8_t wrong[2 * MLO_SAMPLE_BYTES] = {9};
+    assert_mlo_ok(mlo_db_acquire(f->worker, &worker, &f->err), &f->err);
+    assert_mlo_status(mlo_samples_record(worker, &leaky, wrong, sizeof wrong, &f->err), MLO_EFORMAT, &f->err);
+    assert_mlo_status(mlo_samples_record(worker, &leaky, wrong, 7, &f->err), MLO_EFORMAT, &f->err);
+    assert_mlo_status(mlo_db_exec_text(worker, "DELETE FROM dataset_samples", &f->err), MLO_EFORBIDDEN,
+                      &f->err);
+    mlo_db_release(worker);
+}
+
 static void test_gate__paired_evidence_else_two_intervals(void **state)
 {
     struct pg_fixture *f = *state;
@@ -502,6 +551,7 @@ int main(void)
         TEST(test_gate__the_bound_decides),
         TEST(test_gate__old_evidence_is_refused),
         TEST(test_gate__data_that_made_it_cannot_judge_it),
+        TEST(test_gate__samples_are_compared_not_names),
         TEST(test_gate__paired_evidence_else_two_intervals),
         TEST(test_gate__an_empty_stage_and_the_same_bytes_compare_well),
         TEST(test_decision__a_refusal_is_kept_with_its_numbers),
