@@ -231,6 +231,25 @@ static inline json_t *micro_result(const char *dir, const char *step, const char
     return out;
 }
 
+/* The samples that the job asks for: one of each dataset, of the digest of its role. */
+static inline void micro_samples(const char *dir, const json_t *job, json_t *result)
+{
+    json_t *role, *files = json_object();
+    size_t i;
+    json_array_foreach(json_object_get(job, "samples"), i, role)
+    {
+        struct mlo_digest digest;
+        const char *name = json_string_value(role);
+        char *path = mlo_fs_join(dir, name, NULL);
+        mlo_digest_of(name, strlen(name), &digest);
+        if (mlo_fs_write_atomic(path, digest.bytes, MLO_SAMPLE_BYTES, NULL) != MLO_OK)
+            abort();
+        json_object_set_new(files, name, json_string(path));
+        free(path);
+    }
+    json_object_set_new(result, "samples", files);
+}
+
 /* "<step>.hold=1": it works until release_steps(). */
 static inline bool micro_held(const char *model, const char *step, const char *state)
 {
@@ -267,6 +286,8 @@ static inline int micro_step(const char *dir)
         usleep(50000);
     }
     json_t *result = micro_result(dir, step, text);
+    if (result)
+        micro_samples(dir, job, result);
     enum mlo_status status = mlo_json_save_file(result, out, &err);
     micro_log(text, step, "end");
     json_decref(result);

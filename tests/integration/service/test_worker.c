@@ -46,6 +46,11 @@ static void test_worker__completes_a_run(void **state)
     assert_count(f, "select count(*) from mlopt.lineage_edge where kind = 'calibrated-with'", 1);
     assert_count(f, "select count(*) from mlopt.lineage_edge where kind = 'evaluated-on'", 2);
     assert_count(f, "select count(*) from mlopt.worker where state = 'stopped'", 1);
+    /* which samples the two datasets have is known now */
+    assert_count(f,
+                 "select count(*) from mlopt.dataset_samples s join mlopt.dataset_version v on "
+                 "v.manifest_digest = s.dataset where s.count = 1",
+                 2);
     /* the variant is what the second step made of what the first one made */
     struct mlo_variant_info variant;
     struct mlo_buf text = MLO_BUF_INIT;
