@@ -239,6 +239,42 @@ static void part_steps(struct mlo_buf *out, const json_t *steps)
     HTML(out, "</tbody></table></div></section>");
 }
 
+static void deviation_row(struct mlo_buf *out, const json_t *row)
+{
+    const json_t *db = json_object_get(row, "sqnr_db");
+    char sqnr[32] = "no noise";
+    if (json_is_number(db))
+        snprintf(sqnr, sizeof sqnr, "%.1f dB", json_number_value(db));
+    HTML(out,
+         "<tr><td "
+         "class=\"name\"><code>%s</code></td><td>%.6f</td><td>%s</td><td>%.4g</td><td>%.2f%%</td></tr>",
+         mlo_json_str(row, "output", ""), mlo_json_f64(row, "cosine", 0), sqnr,
+         mlo_json_f64(row, "max_abs", 0), 100 * mlo_json_f64(row, "equal", 0));
+}
+
+static void part_deviation(struct mlo_buf *out, const json_t *deviation)
+{
+    size_t i;
+    json_t *row;
+    if (!json_is_object(deviation))
+        return;
+    HTML(out, "<h2>Outputs on synthetic inputs</h2><section class=\"panel\">");
+    const char *why = mlo_json_str(deviation, "unavailable", NULL);
+    if (why) {
+        HTML(out, "<p>Not compared with the source: %s.</p></section>", why);
+        return;
+    }
+    HTML(out,
+         "<p>Made without data, so compared with the source on %lld made-up samples (seed %lld): it tells a "
+         "variant that is broken from one that is not, and nothing of its accuracy.</p><div "
+         "class=\"scroll\"><table><thead><tr><th>Output</th><th>Cosine</th><th>Signal to "
+         "noise</th><th>Largest "
+         "difference</th><th>Equal</th></tr></thead><tbody>",
+         (long long)mlo_json_i64(deviation, "samples", 0), (long long)mlo_json_i64(deviation, "seed", 0));
+    json_array_foreach(json_object_get(deviation, "outputs"), i, row) deviation_row(out, row);
+    HTML(out, "</tbody></table></div></section>");
+}
+
 static void note_row(struct mlo_buf *out, const json_t *note)
 {
     HTML(out, "<tr><td>%s</td><td class=\"name\"><code>%s</code></td><td>%s</td></tr>",
@@ -313,6 +349,7 @@ enum mlo_status mlo_report_html(const json_t *report, const struct mlo_report_pa
     card_noise(out, report);
     HTML(out, "</div>");
     part_accuracy(out, report);
+    part_deviation(out, json_object_get(report, "deviation"));
     mlo_report_part_precision(out, json_object_get(report, "precision"));
     mlo_report_part_tensors(out, json_object_get(report, "tensors"), json_object_get(report, "data"));
     mlo_report_part_samples(out, json_object_get(report, "samples"), json_object_get(report, "data"));

@@ -178,6 +178,25 @@ out:
     return status;
 }
 
+enum mlo_status mlo_dataset_check_finite(const struct mlo_dataset *dataset, const struct mlo_model *model,
+                                         const struct mlo_value *input, const struct mlo_tensor *read,
+                                         int64_t begin, struct mlo_error *err)
+{
+    struct mlo_feed feed;
+    if (!mlo_dtype_info(read->dtype)->is_float)
+        return MLO_OK;
+    for (size_t i = 0, n = mlo_tensor_count(read); i < n; i++) {
+        double v = read->dtype == MLO_FLOAT32 ? ((const float *)read->data)[i] : mlo_tensor_get_f64(read, i);
+        if (isfinite(v))
+            continue;
+        enum mlo_status status = mlo_dataset_feed(dataset, model, input, &feed, err);
+        return status != MLO_OK ? status
+                                : bad_value(dataset, &feed, begin + (int64_t)(i / feed.elements),
+                                            i % feed.elements, "holds an infinity", err);
+    }
+    return MLO_OK;
+}
+
 static int by_name(const void *a, const void *b)
 {
     return strcmp((*(struct mlo_array *const *)a)->name, (*(struct mlo_array *const *)b)->name);

@@ -73,6 +73,13 @@ MLO_MUST_USE enum mlo_status mlo_dataset_feed_note(const struct mlo_dataset *dat
 MLO_MUST_USE enum mlo_status mlo_dataset_read(struct mlo_dataset *dataset, const struct mlo_model *model,
                                               int64_t begin, int64_t count, struct mlo_tensor *inputs,
                                               struct mlo_error *err);
+/* MLO_EINVAL, naming file, array, sample and element, where the samples from `begin` on that were read for an
+ * input hold an infinity. Reading allows them, since masks have them; what is calibrated must not. */
+MLO_MUST_USE enum mlo_status mlo_dataset_check_finite(const struct mlo_dataset *dataset,
+                                                      const struct mlo_model *model,
+                                                      const struct mlo_value *input,
+                                                      const struct mlo_tensor *read, int64_t begin,
+                                                      struct mlo_error *err);
 /* SHA-256 of sample i: type and raw stored bytes of every data array, in the order of their names. Labels and
  * groups are left out, and so are names: a sample is the same sample when it is labelled anew, or comes from
  * an IDX file instead of an .npz. What gates compare between data roles. */
@@ -106,6 +113,20 @@ MLO_MUST_USE enum mlo_status mlo_model_bind_dims(struct mlo_model *model, const 
  * Two arrays that give one name two sizes are MLO_EINVAL. */
 MLO_MUST_USE enum mlo_status mlo_dataset_fit(const struct mlo_dataset *dataset, const struct mlo_model *model,
                                              struct mlo_model **out, struct mlo_error *err);
+
+/* --- without data -------------------------------------------------------------------------------- */
+
+/* How far a variant's outputs are from its source's on made-up inputs, on the invariant numerics: 8 samples of
+ * batch 1, from a fixed seed, so always the same. Floats are near normal (mean 0, variance 1), or uniform in
+ * the range that metadata Image.NominalPixelRange declares; integers that come to be indices of a Gather or
+ * OneHot are uniform in its table, bytes in their range, others 0 or 1; open dims are 16, or 1 where the model
+ * does not take that. It tells a variant that is broken from one that is not, nothing of its accuracy. *out:
+ *   {"inputs":"synthetic","samples","seed","open_dims","fed":[{"input","type","values","from","to"}],
+ *    "outputs":[{"output","cosine","sqnr_db" (null: no noise),"max_abs","max_rel" (of the largest |element|),
+ *                "equal" (share of elements),"not_finite" (on one side only),"other_shape" (samples)}]} */
+MLO_MUST_USE enum mlo_status mlo_synthetic_deviation(const struct mlo_model *source,
+                                                     const struct mlo_model *variant, unsigned threads,
+                                                     json_t **out, struct mlo_error *err);
 
 /* --- running a model over a dataset ----------------------------------------------------------------- */
 

@@ -110,6 +110,24 @@ out:
     return status;
 }
 
+enum mlo_status mlo_step_note_deviation(const struct mlo_step_context *ctx, const struct mlo_model *made,
+                                        struct mlo_step_result *out, struct mlo_error *err)
+{
+    struct mlo_model *source = NULL;
+    struct mlo_error why = {0};
+    json_t *deviation = NULL;
+    enum mlo_status status =
+        mlo_step_load(ctx->source_path ? ctx->source_path : ctx->model_path, &source, &why);
+    if (status == MLO_OK)
+        status = mlo_synthetic_deviation(source, made, ctx->threads ? ctx->threads : 1, &deviation, &why);
+    if (status != MLO_OK) /* the variant is there all the same */
+        deviation = json_pack("{s:s,s:s}", "inputs", "synthetic", "unavailable", why.message);
+    mlo_model_free(source);
+    if (!deviation || json_object_set_new(out->report, "deviation", deviation) != 0)
+        return mlo_error_nomem(err);
+    return MLO_OK;
+}
+
 static json_t *estimate_json(const struct mlo_estimate *e)
 {
     return json_pack("{s:f,s:f,s:f}", "value", e->value, "low", e->low, "high", e->high);

@@ -15,6 +15,7 @@ struct feed {
     struct mlo_checkpoint *checkpoint;
     const char *origin; /* of the statistics; NULL: nothing is kept */
     struct mlo_stats *stats;
+    const struct mlo_stats_wants *wants;
 };
 
 static double done_of(const struct feed *f)
@@ -57,6 +58,15 @@ static bool resume(struct feed *f)
     return true;
 }
 
+/* Whether the range of an input is asked for: then it must have one. */
+static bool is_observed(const struct mlo_stats_wants *wants, const char *name)
+{
+    for (size_t i = 0; i < wants->count; i++)
+        if (wants->list[i].histogram && strcmp(wants->list[i].name, name) == 0)
+            return true;
+    return false;
+}
+
 /* Fills the engine's tensors; where fewer samples are left, the rest of the batch is not counted. */
 static enum mlo_status next_batch(void *arg, int64_t batch, struct mlo_tensor *inputs, int64_t *got,
                                   struct mlo_error *err)
@@ -73,6 +83,14 @@ static enum mlo_status next_batch(void *arg, int64_t batch, struct mlo_tensor *i
     if (!read)
         return mlo_error_nomem(err);
     MLO_TRY(mlo_dataset_read(f->dataset, f->model, f->at, *got, read, err));
+    for (int i = 0, n = 0; i < slots; i++) {
+        const struct mlo_value *input = f->model->graph->inputs[i];
+        if (input->constant)
+            continue;
+        if (is_observed(f->wants, input->name))
+            MLO_TRY(mlo_dataset_check_finite(f->dataset, f->model, input, &read[n], f->at, err));
+        n++;
+    }
     for (int i = 0; i < slots && read[i].data; i++) {
         if (read[i].size_bytes > inputs[i].size_bytes) {
             status = mlo_error_set(err, MLO_EINTERNAL, "input %d: %zu bytes read for a tensor of %zu", i,
@@ -109,6 +127,7 @@ static enum mlo_status run_feed(struct feed *f, const struct mlo_stats_wants *wa
     const struct mlo_step_context *ctx = f->ctx;
     struct mlo_model *fitted = NULL;
     int64_t batch;
+    f->wants = wants;
     MLO_TRY(mlo_model_fixed_batch(f->model, &batch, err));
     MLO_TRY(mlo_dataset_fit(f->dataset, f->model, &fitted, err));
     MLO_TRY(mlo_engine_observe_wants(fitted ? fitted : f->model, wants, batch ? batch : ctx->batch,

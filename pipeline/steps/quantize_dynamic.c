@@ -10,6 +10,8 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     MLO_TRY(mlo_step_load(ctx->model_path, &model, err));
     mlo_step_progress(ctx, 0.2, "quantizing weights");
     MLO_TRY(mlo_step_run_passes(ctx, model, &request, 1, NULL, out, err));
+    mlo_step_progress(ctx, 0.6, "comparing outputs");
+    MLO_TRY(mlo_step_note_deviation(ctx, model, out, err));
 out:
     mlo_model_free(model);
     return status;

@@ -202,6 +202,18 @@ static json_t *data_json(const struct inputs *in, int64_t samples)
 }
 
 /* Adds a member; false: it was not made. */
+/* What the last step without data said of the outputs on made-up inputs; NULL: none did. */
+static json_t *deviation_of(const json_t *history)
+{
+    for (size_t i = json_array_size(history); i > 0; i--) {
+        json_t *found =
+            json_object_get(json_object_get(json_array_get(history, i - 1), "report"), "deviation");
+        if (found)
+            return found;
+    }
+    return NULL;
+}
+
 static bool put(json_t *object, const char *key, json_t *value)
 {
     return value && json_object_set_new(object, key, value) == 0;
@@ -225,6 +237,8 @@ static enum mlo_status assemble(const struct mlo_step_context *ctx, struct input
               put(out, "numerics", json_string(MLO_NUMERICS_ID)) &&
               put(out, "data", data_json(in, samples)) && put(out, "steps", steps_json(s.history)) &&
               put(out, "notes", notes_json(s.history));
+    if (deviation_of(s.history))
+        ok = ok && json_object_set(out, "deviation", deviation_of(s.history)) == 0;
     MLO_TRY(model_json(ctx->source_path, in->source, &made, err));
     ok = ok && put(out, "source", made);
     MLO_TRY(model_json(ctx->model_path, in->variant, &made, err));

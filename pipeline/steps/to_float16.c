@@ -38,6 +38,8 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     mlo_step_progress(ctx, 0.85, "converting");
     struct mlo_pass_request request = {"to-float16", ctx->options};
     MLO_TRY(mlo_step_run_passes(ctx, model, &request, 1, stats.count ? &stats : NULL, out, err));
+    if (!ctx->calibrate_path)
+        MLO_TRY(mlo_step_note_deviation(ctx, model, out, err));
 out:
     mlo_stats_clear(&stats);
     mlo_model_free(model);

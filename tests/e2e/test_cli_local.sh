@@ -102,12 +102,19 @@ expect 0 "$MLOPT" diff "$model" k.onnx
 cmp -s q.onnx t.onnx && fail "--target changed nothing"
 expect 0 "$MLOPT" quantize "$model" --scheme int8-dynamic --set quantize-dynamic.convolutions=true --out y.onnx -o json # without data
 holds "d['result']['size'] < 0.4 * d['source']['size'] and d['steps'][1]['report']['passes'][0]['changes'] == 10"
+holds "d['steps'][1]['report']['deviation']['outputs'][0]['sqnr_db'] > 20"
 expect 0 "$MLOPT" quantize "$model" --scheme int8-dynamic --target ort-x86-avx2 --exclude /head/Gemm --set quantize-dynamic.convolutions=true --out y.onnx
 says "/head/Gemm: Gemm stays in float: it is excluded"
 says "what a sample gives depends on the others"
 expect 0 "$MLOPT" quantize "$model" --recipe fp16 --out h.onnx -o json # without data
 holds "d['result']['size'] < 0.55 * d['source']['size']"
+holds "d['steps'][-1]['report']['deviation']['outputs'][0]['cosine'] > 0.9999"
 expect 0 "$MLOPT" diff "$model" h.onnx
+expect 0 "$MLOPT" quantize "$model" --scheme int8-weights --report d.html --out d.onnx
+shows "8 synthetic inputs (no data was given: this says nothing of accuracy)"
+shows "logits: cosine 0.99"
+grep -q "Outputs on synthetic inputs" d.html || fail "the report does not say what was compared"
+rm d.html d.onnx
 expect 0 "$MLOPT" quantize "$model" --data $train --limit 64 --recipe int8-cpu --out t.onnx
 says "is uint8 and feeds it by value" # of the set itself, also where --limit makes less of it
 expect 2 "$MLOPT" quantize "$model" --out none.onnx

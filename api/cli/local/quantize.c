@@ -254,6 +254,36 @@ static enum mlo_status check_decisions(const struct job *job, const char *out, s
     return MLO_OK;
 }
 
+/* How far the outputs are from the source's, where there was no data to say more. */
+static enum mlo_status print_deviation(const json_t *deviation, struct mlo_error *err)
+{
+    size_t i;
+    json_t *row;
+    const char *why = mlo_json_str(deviation, "unavailable", NULL);
+    enum mlo_status status = MLO_OK;
+    if (!deviation)
+        return MLO_OK;
+    if (why)
+        return mlo_cli_print(err, "outputs were not compared with the source's on synthetic inputs: %s\n",
+                             why);
+    MLO_TRY(mlo_cli_print(err,
+                          "outputs beside the source's on %lld synthetic inputs (no data was given: this "
+                          "says nothing of accuracy)\n",
+                          (long long)mlo_json_i64(deviation, "samples", 0)));
+    json_array_foreach(json_object_get(deviation, "outputs"), i, row)
+    {
+        const json_t *db = json_object_get(row, "sqnr_db");
+        char sqnr[48] = "no noise";
+        if (json_is_number(db))
+            snprintf(sqnr, sizeof sqnr, "signal to noise %.1f dB", json_number_value(db));
+        MLO_TRY(mlo_cli_print(err, "  %s: cosine %.6f, %s, largest difference %.4g\n",
+                              mlo_json_str(row, "output", ""), mlo_json_f64(row, "cosine", 0), sqnr,
+                              mlo_json_f64(row, "max_abs", 0)));
+    }
+out:
+    return status;
+}
+
 static enum mlo_status print_result(const struct job *job, const json_t *before, const json_t *after,
                                     struct mlo_error *err)
 {
@@ -288,6 +318,8 @@ static enum mlo_status print_result(const struct job *job, const json_t *before,
         mlo_buf_clear(&notes);
     }
     MLO_TRY(mlo_table_print_take(&table, err));
+    json_array_foreach(job->steps, i, row)
+        MLO_TRY(print_deviation(json_object_get(json_object_get(row, "report"), "deviation"), err));
     char from[32], to[32];
     double size_before = (double)mlo_json_i64(before, "size", 1),
            size_after = (double)mlo_json_i64(after, "size", 0);
@@ -503,7 +535,8 @@ const struct mlo_cli_verb mlo_verb_quantize = {
         "  mlopt quantize m.onnx --data calib.npz --decision d.json --out m-mixed.onnx   (as it was chosen)\n"
         "  mlopt quantize m.onnx --data calib.npz --out m-int8.onnx \\\n"
         "      --report m-int8.html --evaluate labelled.npz\n"
-        "  mlopt quantize m.onnx --recipe fp16 --out m-fp16.onnx   (needs no data)\n",
+        "  mlopt quantize m.onnx --recipe fp16 --out m-fp16.onnx   (needs no data)\n"
+        "  mlopt quantize m.onnx --scheme int8-dynamic --out m-dynamic.onnx\n",
 };
 
 static const struct mlo_cli_option observe_options[] = {

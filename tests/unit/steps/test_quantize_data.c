@@ -165,6 +165,16 @@ static void test_quantize_data__nan_inside(void **state)
                  "x.npz");
 }
 
+/* A range cannot have an infinity: which sample of which file it came from is what helps. */
+static void test_quantize_data__an_infinity_inside(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_tensor data = array(MLO_FLOAT32, 1, 4, 2, 3, 3);
+    ((float *)data.data)[3 * 18 + 7] = -INFINITY;
+    expect_error(conv_net(13, 0.1f), "x", data, MLO_EINVAL,
+                 "sample 3 of array 'x' holds an infinity at element 7", "x.npz");
+}
+
 static void test_quantize_data__no_node_to_quantize(void **state)
 {
     MLO_UNUSED(state);
@@ -269,6 +279,7 @@ int main(void)
         cmocka_unit_test(test_quantize_data__an_array_of_another_name_is_noted),
         cmocka_unit_test(test_quantize_data__bytes_without_normalisation_are_noted),
         cmocka_unit_test(test_quantize_data__nan_inside),
+        cmocka_unit_test(test_quantize_data__an_infinity_inside),
         cmocka_unit_test(test_quantize_data__no_node_to_quantize),
         cmocka_unit_test(test_quantize_data__a_constant_channel_is_noted),
         cmocka_unit_test(test_quantize_data__zero_weights_and_dead_relus_are_noted),
