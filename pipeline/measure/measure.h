@@ -120,13 +120,19 @@ MLO_MUST_USE enum mlo_status mlo_dataset_fit(const struct mlo_dataset *dataset, 
  * batch 1, from a fixed seed, so always the same. Floats are near normal (mean 0, variance 1), or uniform in
  * the range that metadata Image.NominalPixelRange declares; integers that come to be indices of a Gather or
  * OneHot are uniform in its table, bytes in their range, others 0 or 1; open dims are 16, or 1 where the model
- * does not take that. It tells a variant that is broken from one that is not, nothing of its accuracy. *out:
+ * does not take that. It tells a variant that is broken from one that is not, nothing of its accuracy:
  *   {"inputs":"synthetic","samples","seed","open_dims","fed":[{"input","type","values","from","to"}],
  *    "outputs":[{"output","cosine","sqnr_db" (null: no noise),"max_abs","max_rel" (of the largest |element|),
  *                "equal" (share of elements),"not_finite" (on one side only),"other_shape" (samples)}]} */
-MLO_MUST_USE enum mlo_status mlo_synthetic_deviation(const struct mlo_model *source,
-                                                     const struct mlo_model *variant, unsigned threads,
-                                                     json_t **out, struct mlo_error *err);
+struct mlo_synthetic;
+/* Runs the source, which need not stay. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_synthetic_new(const struct mlo_model *source, unsigned threads,
+                                               struct mlo_synthetic **out, struct mlo_error *err);
+/* Runs a variant; *out is the JSON above, yours. */
+MLO_MUST_USE enum mlo_status mlo_synthetic_compare(struct mlo_synthetic *synthetic,
+                                                   const struct mlo_model *variant, json_t **out,
+                                                   struct mlo_error *err);
+void mlo_synthetic_free(struct mlo_synthetic *synthetic);
 
 /* --- running a model over a dataset ----------------------------------------------------------------- */
 

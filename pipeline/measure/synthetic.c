@@ -226,79 +226,141 @@ static json_t *apart_json(const char *name, const struct apart *s)
     return out;
 }
 
-static enum mlo_status make_inputs(const struct mlo_model *model, struct mlo_tensor *inputs, struct law *laws,
-                                   int *count, json_t *fed, struct mlo_error *err)
+/* --- one side after the other ------------------------------------------------------------------ */
+
+struct mlo_synthetic {
+    unsigned threads;
+    int64_t open_dim;
+    struct mlo_tensor inputs[INPUTS_MAX]; /* made up anew for each sample */
+    struct law laws[INPUTS_MAX];
+    int input_count, output_count;
+    struct mlo_tensor *outputs; /* of the source: [SAMPLES][output_count] */
+    struct apart *apart;        /* of each output */
+    json_t *fed, *names;        /* of outputs */
+};
+
+static enum mlo_status make_inputs(struct mlo_synthetic *s, const struct mlo_model *model,
+                                   struct mlo_error *err)
 {
     const struct mlo_graph *g = model->graph;
     for (int i = 0; i < g->input_count; i++) {
         int64_t shape[MLO_MAX_RANK];
         const struct mlo_value *v = g->inputs[i];
         const struct mlo_dtype_info *info = mlo_dtype_info(v->type.dtype);
+        int n = s->input_count;
         if (v->constant)
             continue;
-        if (*count == INPUTS_MAX || !info || !info->bits || !mlo_type_static(&v->type, shape))
+        if (n == INPUTS_MAX || !info || !info->bits || !mlo_type_static(&v->type, shape))
             return mlo_error_set(err, MLO_EUNSUPPORTED, "input '%s' is of a kind that is not made up",
                                  v->name);
-        laws[*count] = law_of(model, v);
-        json_array_append_new(fed, law_json(v, &laws[*count]));
-        enum mlo_status status = mlo_tensor_init(&inputs[*count], v->type.dtype, v->type.rank, shape, err);
+        s->laws[n] = law_of(model, v);
+        json_array_append_new(s->fed, law_json(v, &s->laws[n]));
+        enum mlo_status status = mlo_tensor_init(&s->inputs[n], v->type.dtype, v->type.rank, shape, err);
         if (status != MLO_OK)
             return status;
-        ++*count;
+        s->input_count++;
     }
     return MLO_OK;
 }
 
-enum mlo_status mlo_synthetic_deviation(const struct mlo_model *source, const struct mlo_model *variant,
-                                        unsigned threads, json_t **out, struct mlo_error *err)
+/* Runs all samples: the outputs are kept (of the source), or compared with those. */
+static enum mlo_status run_samples(struct mlo_synthetic *s, const struct side *side, bool keep,
+                                   struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_rng rng;
+    mlo_rng_seed(&rng, SEED);
+    for (int k = 0; k < SAMPLES; k++) {
+        for (int i = 0; i < s->input_count; i++)
+            fill(&s->inputs[i], &s->laws[i], &rng);
+        MLO_TRY(side->engine->run(side->program, s->inputs, side->outputs, err));
+        for (int o = 0; o < s->output_count; o++) {
+            struct mlo_tensor *of_source = &s->outputs[k * s->output_count + o];
+            if (keep)
+                MLO_TRY(mlo_tensor_copy(&side->outputs[o], of_source, err));
+            else
+                compare(of_source, &side->outputs[o], &s->apart[o]);
+        }
+    }
+out:
+    return status;
+}
+
+enum mlo_status mlo_synthetic_new(const struct mlo_model *source, unsigned threads,
+                                  struct mlo_synthetic **out, struct mlo_error *err)
 {
     static const int64_t sizes[] = {OPEN_DIM, 1};
     enum mlo_status status = MLO_OK;
-    struct side sides[2] = {0};
-    struct mlo_tensor inputs[INPUTS_MAX] = {0};
-    struct law laws[INPUTS_MAX];
-    struct apart *sums = NULL;
-    struct mlo_rng rng;
-    size_t size = 0;
-    int count = 0;
-    json_t *fed = json_array(), *outputs = json_array();
-    for (; size < MLO_COUNT(sizes) && !sides[0].program; size++) /* some models take one length only */
-        status = side_open(&sides[0], source, sizes[size], threads, err);
+    struct side side = {0};
+    struct mlo_synthetic *s = calloc(1, sizeof *s);
+    *out = NULL;
+    if (!s)
+        return mlo_error_nomem(err);
+    s->threads = threads;
+    s->fed = json_array();
+    s->names = json_array();
+    for (size_t i = 0; i < MLO_COUNT(sizes) && !side.program; i++) { /* some models take one length only */
+        s->open_dim = sizes[i];
+        status = side_open(&side, source, s->open_dim, threads, err);
+    }
     MLO_TRY(status);
-    MLO_TRY(side_open(&sides[1], variant, sizes[size - 1], threads, err));
-    const struct mlo_graph *g = sides[0].model->graph;
-    sums = calloc((size_t)g->output_count + 1, sizeof *sums);
-    if (!fed || !outputs || !sums) {
+    const struct mlo_graph *g = side.model->graph;
+    s->outputs = calloc((size_t)g->output_count * SAMPLES + 1, sizeof *s->outputs);
+    s->apart = calloc((size_t)g->output_count + 1, sizeof *s->apart);
+    if (!s->fed || !s->names || !s->outputs || !s->apart) {
         status = mlo_error_nomem(err);
         goto out;
     }
-    if (sides[1].model->graph->output_count != g->output_count) {
+    s->output_count = g->output_count;
+    for (int o = 0; o < g->output_count; o++)
+        json_array_append_new(s->names, json_string(g->outputs[o]->name));
+    MLO_TRY(make_inputs(s, side.model, err));
+    MLO_TRY(run_samples(s, &side, true, err));
+    *out = s;
+    s = NULL;
+out:
+    side_close(&side);
+    mlo_synthetic_free(s);
+    return status;
+}
+
+void mlo_synthetic_free(struct mlo_synthetic *s)
+{
+    if (!s)
+        return;
+    for (int i = 0; i < s->input_count; i++)
+        mlo_tensor_clear(&s->inputs[i]);
+    for (int i = 0; i < s->output_count * SAMPLES; i++)
+        mlo_tensor_clear(&s->outputs[i]);
+    free(s->outputs);
+    free(s->apart);
+    json_decref(s->fed);
+    json_decref(s->names);
+    free(s);
+}
+
+enum mlo_status mlo_synthetic_compare(struct mlo_synthetic *s, const struct mlo_model *variant, json_t **out,
+                                      struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct side side = {0};
+    json_t *outputs = json_array();
+    MLO_TRY(side_open(&side, variant, s->open_dim, s->threads, err));
+    if (side.model->graph->output_count != s->output_count) {
         status = mlo_error_set(err, MLO_EINVAL, "the models have not the same outputs");
         goto out;
     }
-    MLO_TRY(make_inputs(sides[0].model, inputs, laws, &count, fed, err));
-    mlo_rng_seed(&rng, SEED);
-    for (int s = 0; s < SAMPLES; s++) {
-        for (int i = 0; i < count; i++)
-            fill(&inputs[i], &laws[i], &rng);
-        for (int k = 0; k < 2; k++)
-            MLO_TRY(sides[k].engine->run(sides[k].program, inputs, sides[k].outputs, err));
-        for (int o = 0; o < g->output_count; o++)
-            compare(&sides[0].outputs[o], &sides[1].outputs[o], &sums[o]);
-    }
-    for (int o = 0; o < g->output_count; o++)
-        json_array_append_new(outputs, apart_json(g->outputs[o]->name, &sums[o]));
+    memset(s->apart, 0, (size_t)s->output_count * sizeof *s->apart);
+    MLO_TRY(run_samples(s, &side, false, err));
+    for (int o = 0; o < s->output_count; o++)
+        json_array_append_new(
+            outputs, apart_json(json_string_value(json_array_get(s->names, (size_t)o)), &s->apart[o]));
     *out = json_pack("{s:s,s:i,s:i,s:I,s:O,s:O}", "inputs", "synthetic", "samples", SAMPLES, "seed", SEED,
-                     "open_dims", (json_int_t)sizes[size - 1], "fed", fed, "outputs", outputs);
-    if (!*out || json_array_size(outputs) != (size_t)g->output_count)
+                     "open_dims", (json_int_t)s->open_dim, "fed", s->fed, "outputs", outputs);
+    if (!*out || json_array_size(outputs) != (size_t)s->output_count)
         status = mlo_error_nomem(err);
 out:
-    for (int i = 0; i < count; i++)
-        mlo_tensor_clear(&inputs[i]);
-    free(sums);
-    side_close(&sides[0]);
-    side_close(&sides[1]);
-    json_decref(fed);
+    side_close(&side);
     json_decref(outputs);
     return status;
 }

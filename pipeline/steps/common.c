@@ -114,15 +114,22 @@ enum mlo_status mlo_step_note_deviation(const struct mlo_step_context *ctx, cons
                                         struct mlo_step_result *out, struct mlo_error *err)
 {
     struct mlo_model *source = NULL;
+    struct mlo_synthetic *synthetic = NULL;
     struct mlo_error why = {0};
     json_t *deviation = NULL;
+    unsigned threads = ctx->threads ? ctx->threads : 1;
     enum mlo_status status =
         mlo_step_load(ctx->source_path ? ctx->source_path : ctx->model_path, &source, &why);
     if (status == MLO_OK)
-        status = mlo_synthetic_deviation(source, made, ctx->threads ? ctx->threads : 1, &deviation, &why);
-    if (status != MLO_OK) /* the variant is there all the same */
+        status = mlo_synthetic_new(source, threads, &synthetic, &why);
+    mlo_model_free(source); /* one of them is in memory at a time */
+    if (status == MLO_OK)
+        status = mlo_synthetic_compare(synthetic, made, &deviation, &why);
+    mlo_synthetic_free(synthetic);
+    if (status != MLO_OK) { /* the variant is there all the same */
+        json_decref(deviation);
         deviation = json_pack("{s:s,s:s}", "inputs", "synthetic", "unavailable", why.message);
-    mlo_model_free(source);
+    }
     if (!deviation || json_object_set_new(out->report, "deviation", deviation) != 0)
         return mlo_error_nomem(err);
     return MLO_OK;

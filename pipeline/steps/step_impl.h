@@ -50,7 +50,7 @@ MLO_MUST_USE enum mlo_status mlo_step_open_dataset(const struct mlo_step_context
                                                    int64_t limit, struct mlo_dataset **out,
                                                    struct mlo_error *err);
 /* Puts into out->report, as "deviation", how far the outputs are from the source's on synthetic inputs
- * (mlo_synthetic_deviation), or {"unavailable": why} where that cannot be told. For variants made without
+ * (mlo_synthetic_compare), or {"unavailable": why} where that cannot be told. For variants made without
  * data. */
 MLO_MUST_USE enum mlo_status mlo_step_note_deviation(const struct mlo_step_context *ctx,
                                                      const struct mlo_model *made,

@@ -49,6 +49,17 @@ static struct mlo_model *model(float factor)
     return m;
 }
 
+static enum mlo_status deviation_of(const struct mlo_model *source, const struct mlo_model *variant,
+                                    unsigned threads, json_t **out, struct mlo_error *err)
+{
+    struct mlo_synthetic *synthetic = NULL;
+    enum mlo_status status = mlo_synthetic_new(source, threads, &synthetic, err);
+    if (status == MLO_OK)
+        status = mlo_synthetic_compare(synthetic, variant, out, err);
+    mlo_synthetic_free(synthetic);
+    return status;
+}
+
 static double number(const json_t *row, const char *key)
 {
     return mlo_json_f64(row, key, NAN);
@@ -61,7 +72,7 @@ static void test_synthetic__numbers_by_hand(void **state)
     struct mlo_error err = {0};
     struct mlo_model *a = model(1), *b = model(1.25f);
     json_t *d = NULL, *again = NULL, *same = NULL;
-    assert_ok(mlo_synthetic_deviation(a, b, 1, &d, &err));
+    assert_ok(deviation_of(a, b, 1, &d, &err));
     assert_string_equal(mlo_json_str(d, "inputs", ""), "synthetic");
     assert_int_equal(mlo_json_i64(d, "samples", 0), 8);
     assert_int_equal(mlo_json_i64(d, "open_dims", 0), 16);
@@ -82,9 +93,9 @@ static void test_synthetic__numbers_by_hand(void **state)
     assert_float_equal(number(json_array_get(fed, 0), "to"), 255, 0);
     assert_string_equal(mlo_json_str(json_array_get(fed, 1), "values", ""), "integers");
     assert_float_equal(number(json_array_get(fed, 1), "to"), 6, 0); /* the table has 7 rows */
-    assert_ok(mlo_synthetic_deviation(a, b, 2, &again, &err));
+    assert_ok(deviation_of(a, b, 2, &again, &err));
     assert_true(json_equal(d, again));
-    assert_ok(mlo_synthetic_deviation(a, a, 1, &same, &err));
+    assert_ok(deviation_of(a, a, 1, &same, &err));
     assert_true(
         json_is_null(json_object_get(json_array_get(json_object_get(same, "outputs"), 0), "sqnr_db")));
     assert_float_equal(number(json_array_get(json_object_get(same, "outputs"), 0), "equal"), 1, 0);
@@ -102,7 +113,7 @@ static void test_synthetic__counts_what_is_not_finite(void **state)
     struct mlo_error err = {0};
     struct mlo_model *a = model(1), *b = model(INFINITY);
     json_t *d = NULL;
-    assert_ok(mlo_synthetic_deviation(a, b, 1, &d, &err));
+    assert_ok(deviation_of(a, b, 1, &d, &err));
     assert_true(number(json_array_get(json_object_get(d, "outputs"), 1), "not_finite") == 8 * 16 * 3);
     json_decref(d);
     mlo_model_free(a);
