@@ -103,6 +103,16 @@ until_true() { # seconds, command…
         sleep 0.05
     done
 }
+end_now() { # name…: as a power cut would
+    for name in "$@"; do
+        kill -KILL "$(cat "run/$name.pid")" 2>/dev/null
+        wait "$(cat "run/$name.pid")" 2>/dev/null
+    done
+}
+rgw_up() { # a gateway that does not come up is started again
+    if ! kill -0 "$(cat run/rgw.pid)" 2>/dev/null; then start rgw radosgw -f -n client.rgw; sleep 1; fi
+    curl -s -m 5 -o /dev/null "http://127.0.0.1:$port/"
+}
 osd_up() { ceph osd stat 2>/dev/null | grep -q ' 1 up'; }
 
 {
@@ -126,7 +136,7 @@ until_true 60 ceph --connect-timeout 5 -s
 start osd ceph-osd -f -i 0
 until_true 60 osd_up
 start rgw radosgw -f -n client.rgw
-until_true 60 curl -s -o /dev/null "http://127.0.0.1:$port/"
+until_true 120 rgw_up
 radosgw-admin user create --uid=test --display-name=Test --access-key=AKIDTEST --secret-key=testsecret >>log/setup.out 2>&1 ||
     { echo "failed: see $dir/log/setup.out"; exit 1; }
 echo "ready $port $tls"
@@ -134,19 +144,19 @@ echo "ready $port $tls"
 while read -r what; do
     case $what in
     'restart rgw')
-        kill -KILL "$(cat run/rgw.pid)" 2>/dev/null
+        end_now rgw
         start rgw radosgw -f -n client.rgw
-        until_true 60 curl -s -o /dev/null "http://127.0.0.1:$port/"
+        until_true 120 rgw_up
         echo ok
         ;;
     'restart all') # as after a power cut; only bluestore remembers
-        for name in rgw osd mon; do kill -KILL "$(cat run/$name.pid)"; done 2>/dev/null
+        end_now rgw osd mon
         start mon ceph-mon -f -i a
         until_true 60 ceph --connect-timeout 5 -s
         start osd ceph-osd -f -i 0
         until_true 60 osd_up
         start rgw radosgw -f -n client.rgw
-        until_true 60 curl -s -o /dev/null "http://127.0.0.1:$port/"
+        until_true 120 rgw_up
         echo ok
         ;;
     esac
