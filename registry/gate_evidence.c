@@ -12,16 +12,21 @@ enum { KNOWN, BASES, CONSUMED };
 enum { METRICS_MAX = 64 };
 
 const struct mlo_sql mlo_sql_gate_evidence[] = {
+    /* of evidence that no filter tells apart, the newest; names are looked up for those alone */
     [KNOWN] =
         {"gate_known",
          "SELECT e.id, e.artifact, e.metric, e.params, e.value, e.low, e.high, e.baseline, e.comparison, "
          "e.comparison_value, e.comparison_low, e.comparison_high, e.dataset, "
          "(SELECT d.name || '@' || dv.number FROM dataset_version dv JOIN dataset d ON d.id = "
-         "dv.dataset_id WHERE dv.manifest_digest = e.dataset AND d.project_id = e.project_id "
+         "dv.dataset_id WHERE dv.manifest_digest = e.dataset AND d.project_id = $1 "
          "ORDER BY dv.id DESC LIMIT 1), e.data_role, e.engine, e.machine_class, e.protocol, "
          "extract(epoch FROM clock_timestamp() - e.at)::double precision, "
-         "to_char(e.at, 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') FROM evidence e WHERE e.project_id = $1 "
-         "AND e.artifact = ANY($2::bytea[]) AND e.metric = ANY($3::text[]) ORDER BY e.id DESC LIMIT 5000",
+         "to_char(e.at, 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') FROM (SELECT DISTINCT ON (artifact, metric, "
+         "params, "
+         "dataset, data_role, engine, machine_class, protocol, baseline, comparison) * FROM evidence "
+         "WHERE project_id = $1 AND artifact = ANY($2::bytea[]) AND metric = ANY($3::text[]) ORDER BY "
+         "artifact, metric, params, dataset, data_role, engine, machine_class, protocol, baseline, "
+         "comparison, id DESC) e ORDER BY e.id DESC LIMIT 5000",
          3},
     [BASES] = {"gate_bases",
                "SELECT s.name, rv.target, rv.variant, rv.artifact, rv.size, r.seq FROM stage s "

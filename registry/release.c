@@ -151,10 +151,14 @@ enum mlo_status mlo_release_ensure(struct mlo_db_conn *conn, const struct mlo_ac
     struct mlo_rows rows = {0};
     enum mlo_status status;
     mlo_param_i64(&lock, version->model_id);
-    MLO_TRY(mlo_sql_number(conn, &mlo_sql_release[RELEASE_LOCK], &lock, NULL, err));
     mlo_param_i64(&find, version->model_id);
     mlo_param_digest(&find, &content->digest);
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_release[RELEASE_FIND], &find, &rows, err));
+    if (mlo_rows_count(&rows) ==
+        0) { /* releases never go away: only a new one needs the lock, and a second look */
+        MLO_TRY(mlo_sql_number(conn, &mlo_sql_release[RELEASE_LOCK], &lock, NULL, err));
+        MLO_TRY(mlo_db_exec(conn, &mlo_sql_release[RELEASE_FIND], &find, &rows, err));
+    }
     if (mlo_rows_count(&rows) > 0) {
         out->id = mlo_rows_i64(&rows, 0, 0);
         out->seq = mlo_rows_i64(&rows, 0, 1);

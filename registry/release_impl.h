@@ -26,7 +26,8 @@ enum mlo_status mlo_release_content(struct mlo_db_conn *conn, const struct mlo_v
                                     struct mlo_release_content *out, struct mlo_error *err);
 void mlo_release_content_clear(struct mlo_release_content *content);
 
-/* The release with exactly this content: the one that is there, or a new one. Locks the model. */
+/* The release with exactly this content: the one that is there, or a new one, for which it locks the model.
+ */
 enum mlo_status mlo_release_ensure(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                    const struct mlo_version_info *version,
                                    const struct mlo_release_content *content, struct mlo_release *out,

@@ -11,7 +11,6 @@ enum {
     STAGE_BEFORE,
     STAGE_HELD,
     STAGE_MOVE_ADD,
-    STAGE_SET,
     STAGE_GET,
     STAGE_LEDGER,
     STAGE_LIST,
@@ -63,14 +62,13 @@ const struct mlo_sql mlo_sql_stage[] = {
          3},
     [STAGE_MOVE_ADD] =
         {"stage_move_add",
-         "INSERT INTO stage_move (model_id, stage, generation, kind, from_release, to_release, replaced, "
-         "restores, actor, via, reason, request_id, audit_seq) "
-         "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) RETURNING id",
+         "WITH mv AS (INSERT INTO stage_move (model_id, stage, generation, kind, from_release, to_release, "
+         "replaced, restores, actor, via, reason, request_id, audit_seq) "
+         "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) RETURNING *) "
+         "UPDATE stage s SET release_id = mv.to_release, move_id = coalesce(mv.restores, mv.id), "
+         "generation = mv.generation, moved_at = mv.at FROM mv WHERE s.model_id = mv.model_id "
+         "AND s.name = mv.stage RETURNING mv.id",
          13},
-    [STAGE_SET] = {"stage_set",
-                   "UPDATE stage SET release_id = $3, move_id = $4, generation = $5, "
-                   "moved_at = (SELECT at FROM stage_move WHERE id = $6) WHERE model_id = $1 AND name = $2",
-                   6},
     [STAGE_GET] = {"stage_get", "SELECT " STAGE_COLUMNS " FROM stage s WHERE s.model_id = $1 AND s.name = $2",
                    2},
     [STAGE_LEDGER] = {"stage_ledger",
@@ -201,7 +199,7 @@ enum mlo_status mlo_stage_move(struct mlo_db_conn *conn, const struct mlo_actor 
                                const struct mlo_pointer *at, const struct mlo_move_to *to,
                                struct mlo_move *out, struct mlo_error *err)
 {
-    struct mlo_params add = MLO_PARAMS_INIT, set = MLO_PARAMS_INIT;
+    struct mlo_params add = MLO_PARAMS_INIT;
     enum mlo_status status = MLO_OK;
     memset(out, 0, sizeof *out);
     out->generation = at->generation + 1;
@@ -232,13 +230,6 @@ enum mlo_status mlo_stage_move(struct mlo_db_conn *conn, const struct mlo_actor 
     mlo_param_text(&add, actor->request_id ? actor->request_id : "");
     mlo_param_i64(&add, out->audit_seq);
     MLO_TRY(mlo_sql_number(conn, &mlo_sql_stage[STAGE_MOVE_ADD], &add, &out->id, err));
-    mlo_param_i64(&set, at->model_id);
-    mlo_param_text(&set, at->stage);
-    mlo_param_i64(&set, to->release_id);
-    mlo_param_i64(&set, to->restores ? to->restores : out->id);
-    mlo_param_i64(&set, out->generation);
-    mlo_param_i64(&set, out->id);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_stage[STAGE_SET], &set, NULL, err));
     MLO_TRY(record(conn, at, to, actor, out->audit_seq, err));
 out:
     json_decref(before);

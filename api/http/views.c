@@ -224,6 +224,10 @@ static enum mlo_status try_out(struct mlo_request *req, const struct mlo_actor *
     if (status == MLO_OK)
         status = mlo_stage_move_get(req->conn, made.id, out, err);
     enum mlo_status outcome = status;
+    if (promotion->decision && *promotion->decision) { /* it is kept nowhere: these will be another's */
+        json_object_del(*promotion->decision, "id");
+        json_object_del(*promotion->decision, "audit_seq");
+    }
     status =
         mlo_db_end(req->conn, status == MLO_OK ? MLO_ECANCELLED : status, err); /* that is: roll it back */
     if (outcome == MLO_EGATE) {

@@ -21,10 +21,11 @@ void mlo_piece_gates(struct mlo_buf *out, const json_t *decision)
         HTML(out, "<p class=\"empty\">No gate is set for %s.</p>", mlo_text(decision, "stage"));
         return;
     }
-    HTML(out,
-         "<div class=\"scroll\"><table class=\"gates\"><thead><tr><th></th><th>Condition</th><th>Variant</th>"
-         "<th class=\"n\">Value</th><th class=\"n\">95&nbsp;%% interval</th><th class=\"n\">Bound</th>"
-         "<th class=\"n\">Limit</th><th>Why</th></tr></thead><tbody>");
+    HTML(
+        out,
+        "<div class=\"scroll\"><table class=\"gates\"><thead><tr><th></th><th>Condition</th><th>Variant</th>"
+        "<th class=\"n\">Value, interval</th><th class=\"n\">Bound</th><th class=\"n\">Limit</th><th>Why</th>"
+        "</tr></thead><tbody>");
     json_array_foreach(json_object_get(decision, "conditions"), i, row)
     {
         bool holds = mlo_json_bool(row, "holds", false),
@@ -39,11 +40,12 @@ void mlo_piece_gates(struct mlo_buf *out, const json_t *decision)
         HTML(out, "</small></td><td><span class=\"target\">%s</span> %s</td><td class=\"n\">",
              mlo_text(row, "target"), mlo_text(row, "variant"));
         number(out, row, "value");
-        HTML(out, "</td><td class=\"n nowrap\">");
-        number(out, row, "low");
-        if (judged) {
+        if (judged && !json_equal(json_object_get(row, "low"), json_object_get(row, "high"))) {
+            HTML(out, "<br><small>");
+            number(out, row, "low");
             HTML(out, " … ");
             number(out, row, "high");
+            HTML(out, "</small>");
         }
         HTML(out, "</td><td class=\"n\">");
         number(out, row, "bound");
@@ -213,8 +215,8 @@ static void refusals(struct mlo_buf *out, const json_t *items)
              (long long)mlo_json_i64(item, "version", 0));
         json_array_foreach(json_object_get(item, "conditions"), j,
                            row) if (!mlo_json_bool(row, "holds", false))
-            HTML(out, "<div><code>%s</code> %s: %s</div>", mlo_text(row, "condition"),
-                 mlo_text(row, "target"), mlo_text(row, "why"));
+            HTML(out, "<div><code>%s</code> %s %s</div>", mlo_text(row, "condition"), mlo_text(row, "target"),
+                 mlo_text(row, "why"));
         HTML(out, "</td><td>%s</td></tr>", mlo_text(item, "actor"));
     }
     HTML(out, "</tbody></table></div>");

@@ -81,6 +81,8 @@ static void test_gates__a_refusal_shows_the_numbers(void **state)
     const json_t *decision = json_object_get(reply.json, "decision");
     assert_string_equal(mlo_json_str(decision, "verdict", ""), "refused");
     assert_holds(first_why(decision), "size is 3, which is not <= 2");
+    assert_null(json_object_get(decision, "id")); /* there is no such decision */
+    assert_null(json_object_get(decision, "audit_seq"));
     api_call(api, &reply, "GET", MODEL "/decisions", api->token[MLO_VIEWER], NULL, NULL);
     assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 0); /* a dry run keeps nothing */
     promote(api, &reply, "0", 1, false);
@@ -201,6 +203,7 @@ static void test_gates__pages_show_and_approve(void **state)
     assert_http(&reply, 200);
     assert_holds(mlo_buf_str(&reply.body), "0 of 1 given");
     assert_holds(mlo_buf_str(&reply.body), "size is 3");
+    assert_null(strstr(mlo_buf_str(&reply.body), "The gates refused."));
     field(&reply, "shown", shown);
     api_call(api, &reply, "POST", "/models/demo/cnn/promote", NULL, body, headers);
     assert_http(&reply, 409);
