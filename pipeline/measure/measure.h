@@ -116,11 +116,11 @@ MLO_MUST_USE enum mlo_status mlo_dataset_fit(const struct mlo_dataset *dataset, 
 
 /* --- without data -------------------------------------------------------------------------------- */
 
-/* How far a variant's outputs are from its source's on made-up inputs, on the invariant numerics: 8 samples of
- * batch 1, from a fixed seed, so always the same. Floats are near normal (mean 0, variance 1), or uniform in
- * the range that metadata Image.NominalPixelRange declares; integers that come to be indices of a Gather or
- * OneHot are uniform in its table, bytes in their range, others 0 or 1; open dims are 16, or 1 where the model
- * does not take that. It tells a variant that is broken from one that is not, nothing of its accuracy:
+/* How far a variant's outputs are from its source's on made-up inputs, on the invariant numerics: 8 samples
+ * of batch 1, from a fixed seed, so always the same. Floats are near normal (mean 0, variance 1), or uniform
+ * in the range that metadata Image.NominalPixelRange declares; integers that come to be indices of a Gather
+ * or OneHot are uniform in its table, bytes in their range, others 0 or 1; open dims are 16, or 1 where the
+ * model does not take that. It tells a variant that is broken from one that is not, nothing of its accuracy:
  *   {"inputs":"synthetic","samples","seed","open_dims","fed":[{"input","type","values","from","to"}],
  *    "outputs":[{"output","cosine","sqnr_db" (null: no noise),"max_abs","max_rel" (of the largest |element|),
  *                "equal" (share of elements),"not_finite" (on one side only),"other_shape" (samples)}]} */
