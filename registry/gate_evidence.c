@@ -235,6 +235,14 @@ static bool fits(const char *pattern, const char *text)
     return !pattern || (text && fnmatch(pattern, text, 0) == 0);
 }
 
+/* "cpu" fits "cpu 1 (oneDNN 2.6.3)": the name that it begins with, or all of it. */
+static bool engine_fits(const char *pattern, const char *text)
+{
+    char head[64];
+    snprintf(head, sizeof head, "%.*s", text ? (int)strcspn(text, " ") : 0, text ? text : "");
+    return fits(pattern, text) || fits(pattern, head);
+}
+
 /* "test" fits every version of it, "test@3" that one. */
 static bool dataset_fits(const char *pattern, const char *name)
 {
@@ -265,7 +273,7 @@ static int find(const struct mlo_gate_case *c, const struct mlo_gate *gate, cons
             !mlo_rows_digest(k, r, K_ARTIFACT, &of) || !mlo_digest_eq(&of, artifact) ||
             !params_match(mlo_rows_text(k, r, K_PARAMS), &gate->condition) ||
             !fits(gate->machine_class, mlo_rows_text(k, r, K_MACHINE)) ||
-            !fits(gate->engine, mlo_rows_text(k, r, K_ENGINE)) ||
+            !engine_fits(gate->engine, mlo_rows_text(k, r, K_ENGINE)) ||
             !dataset_fits(gate->dataset, mlo_rows_text(k, r, K_DATASET_NAME)))
             continue;
         if (baseline && !(mlo_rows_digest(k, r, K_BASELINE, &against) && mlo_digest_eq(&against, baseline)))

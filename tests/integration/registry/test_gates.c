@@ -112,7 +112,7 @@ static int64_t measure(struct pg_fixture *f, const struct shop *s, struct mlo_ev
     e.project_id = s->project_id;
     e.unit = "1";
     e.protocol = "p1";
-    e.engine = e.engine ? e.engine : "cpu";
+    e.engine = e.engine ? e.engine : "cpu 1 (oneDNN 2.6.3)";
     e.machine_class = e.machine_class ? e.machine_class : "zen3";
     assert_mlo_ok(mlo_evidence_add(f->conn, &e, &id, &f->err), &f->err);
     return id;
@@ -270,7 +270,7 @@ static void test_gate__the_bound_decides(void **state)
 {
     struct pg_fixture *f = *state;
     struct shop s = shop(f);
-    policy(f, &s, false, 0, "stages: {staging: [{evidence: top1 >= 0.9, dataset: test}]}");
+    policy(f, &s, false, 0, "stages: {staging: [{evidence: top1 >= 0.9, dataset: test, engine: cpu}]}");
     judged(f, &s, false, "was not measured");
     top1(f, &s, &s.int8[1], 0.89, 0.93, &s.test,
          "evaluate"); /* the value is enough, the lower bound is not */
