@@ -119,9 +119,11 @@ static void problem(struct mlo_request *req, int status, const char *code, const
     req->status = status;
     req->content_type = "application/problem+json";
     mlo_reply_header(req, "Cache-Control", "no-store");
-    if (status == 401)
-        mlo_reply_header(req, "WWW-Authenticate", "%s realm=\"mlopt\"",
-                         req->route && req->route->basic ? "Basic" : "Bearer");
+    if (status == 401) {
+        mlo_reply_header(req, "WWW-Authenticate", "Bearer realm=\"mlopt\"");
+        if (req->route && req->route->basic)
+            mlo_reply_header(req, "WWW-Authenticate", "Basic realm=\"mlopt\"");
+    }
     if (status == 503)
         mlo_reply_header(req, "Retry-After", "1");
 }
