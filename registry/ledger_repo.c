@@ -25,6 +25,12 @@ static enum mlo_status git_failed(struct mlo_error *err, const char *what, const
 static void start_library(void)
 {
     git_libgit2_init(); /* for as long as the program runs */
+    /* what some user wrote into a .gitconfig is not the ledger's; and libgit2 1.5 loses 20 kB for each entry
+     * of the configuration that it looks through for a push */
+    static const int levels[] = {GIT_CONFIG_LEVEL_PROGRAMDATA, GIT_CONFIG_LEVEL_SYSTEM, GIT_CONFIG_LEVEL_XDG,
+                                 GIT_CONFIG_LEVEL_GLOBAL};
+    for (size_t i = 0; i < MLO_COUNT(levels); i++)
+        git_libgit2_opts(GIT_OPT_SET_SEARCH_PATH, levels[i], "");
 }
 
 static void library(void)
