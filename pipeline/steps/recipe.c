@@ -1,8 +1,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "pipeline/steps/steps.h"
 #include "base/yaml.h"
+#include "pipeline/steps/steps.h"
 
 static const char *const TOP_KEYS[] = {"name", "target", "data", "steps", "expect", "description"};
 static const char *const DATA_KEYS[] = {"calibrate", "select", "evaluate"};
