@@ -3,7 +3,7 @@
 PACKAGES_BUILD="build-essential cmake ninja-build pkg-config libpq-dev libcurl4-openssl-dev libexpat1-dev libgit2-dev libjansson-dev
  libyaml-dev libprotobuf-c-dev protobuf-c-compiler libssl-dev libmicrohttpd-dev libdnnl-dev libzip-dev zlib1g-dev"
 PACKAGES_RUN="postgresql-15 dataset-fashion-mnist"
-PACKAGES_TEST="libcmocka-dev libonnx-testdata valgrind clang libomp-dev clang-format curl jq procps python3 python3-numpy python3-onnx
+PACKAGES_TEST="libcmocka-dev libonnx-testdata ccache valgrind clang libomp-dev clang-format curl jq procps python3 python3-numpy python3-onnx
  chromium chromium-driver python3-selenium fonts-dejavu-core
  ceph-mon ceph-osd ceph-common ceph-base radosgw git openssh-client"
 
