@@ -131,7 +131,9 @@ static void test_s3__multipart(void **state)
     for (size_t i = 0; i < count; i++) {
         assert_int_equal(there[i].number, i + 1);
         assert_int_equal(there[i].size_bytes, parts[i].size_bytes);
+        assert_string_equal(there[i].etag, parts[i].etag);
     }
+    free(there);
     assert_int_equal(mlo_s3_head(s3, "big", NULL, &err), MLO_ENOTFOUND);
     assert_ok(mlo_s3_multipart_complete(s3, "big", upload, parts, 3, &err));
     assert_object(s3, "big", bytes, size);
