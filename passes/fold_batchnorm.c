@@ -1,5 +1,5 @@
-/* BatchNormalization (Ioffe and Szegedy, 2015, arXiv:1502.03167) in inference is an affine map per channel; it
- * moves into the weights before it, so that what is quantized is what runs (Jacob et al., 2018,
+/* BatchNormalization (Ioffe and Szegedy, 2015, arXiv:1502.03167) in inference is an affine map per channel;
+ * it moves into the weights before it, so that what is quantized is what runs (Jacob et al., 2018,
  * arXiv:1712.05877, section 3.2): w' = w g / sqrt(v + e), b' = o + (b - m) g / sqrt(v + e). */
 #include <math.h>
 #include <stdlib.h>

@@ -31,17 +31,11 @@ static enum mlo_status decided(json_t *derivation, const json_t *report, struct 
                                struct mlo_error *err)
 {
     const char *decision = mlo_json_str(json_object_get(report, MLO_REPORT_DECISION), "blob", NULL);
-    struct mlo_buf text = MLO_BUF_INIT;
     if (!decision)
         return MLO_OK;
     if (json_object_set_new(derivation, "decisions", json_pack("[s]", decision)) != 0)
         return mlo_error_nomem(err);
-    mlo_json_canonical(derivation, &text);
-    bool ok = mlo_buf_ok(&text);
-    if (ok)
-        mlo_digest_of(mlo_buf_str(&text), text.len, key);
-    mlo_buf_clear(&text);
-    return ok ? MLO_OK : mlo_error_nomem(err);
+    return mlo_json_digest(derivation, key, err);
 }
 
 /* What went in: the model, the datasets and decisions that the derivation names, the recipe. */

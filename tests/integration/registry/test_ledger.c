@@ -206,8 +206,8 @@ static void test_roles__the_service_cannot_rewrite_the_ledger(void **state)
                                           "UPDATE ledger_event SET files = '[]'",
                                           "UPDATE ledger_head SET n = 0",
                                           "DELETE FROM signing_key",
-                                          "INSERT INTO ledger_commit SELECT project_id, n + 1, audit_seq + "
-                                          "1, id, body, files FROM ledger_commit",
+                                          ("INSERT INTO ledger_commit SELECT project_id, n + 1, audit_seq + "
+                                           "1, id, body, files FROM ledger_commit"),
                                           "UPDATE signing_key SET retired_at = NULL",
                                           "UPDATE signing_key SET valid_from = '2020-01-01'"};
     struct shop s = shop_open(*state);
