@@ -174,7 +174,8 @@ cp "$state" heads.good
 python3 - "$state" <<'PY'
 import json, sys
 d = json.load(open(sys.argv[1]))
-for k in d: d[k]["seq"] += 5
+for head in d.values():
+    if "seq" in head: head["seq"] += 5
 json.dump(d, open(sys.argv[1], "w"))
 PY
 expect 1 "$MLOPT" audit fashion verify

@@ -197,7 +197,8 @@ out:
     return status;
 }
 
-/* The heads seen so far: {"<url> <project>": {"seq", "hash"}}. */
+/* What was seen so far: {"<url> <project>": {"seq", "hash"}, "<url> <project> ledger": {"n", "id"}, "<url>
+ * /keys": {fingerprint: true}}. */
 static enum mlo_status load_heads(char **path, json_t **heads, struct mlo_error *err)
 {
     enum mlo_status status = mlo_config_state_path("audit-heads.json", path, err);

@@ -37,7 +37,7 @@ static enum mlo_status fetch_keys(struct mlo_client *client, json_t *heads, cons
     json_t *answer = NULL, *key, *seen;
     size_t i;
     enum mlo_status status;
-    mlo_buf_printf(&name, "%s keys", mlo_client_url(client));
+    mlo_buf_printf(&name, "%s /keys", mlo_client_url(client)); /* no project can have that name */
     MLO_TRY(mlo_client_get(client, "/v1/keys", &answer, err));
     *keys = json_incref(json_object_get(answer, "items"));
     seen = json_object_get(heads, mlo_buf_str(&name));
