@@ -58,8 +58,8 @@ const struct mlo_sql mlo_sql_dataset[] = {
          "size "
          "FROM dataset d JOIN project p ON p.id = d.project_id JOIN LATERAL (SELECT * FROM dataset_version x "
          "WHERE x.dataset_id = d.id ORDER BY x.number DESC LIMIT 1) v ON true "
-         "WHERE p.name || '/' || d.name > $1 AND ($2::bigint IS NULL OR d.project_id = $2) "
-         "AND ($3::bigint IS NULL OR d.project_id = $3) ORDER BY p.name || '/' || d.name LIMIT $4",
+         "WHERE ($1::bigint IS NULL OR d.project_id = $1) AND ($2::bigint IS NULL OR d.project_id = $2) "
+         "AND p.name || '/' || d.name > $3 ORDER BY p.name || '/' || d.name LIMIT $4",
          4},
 };
 const size_t mlo_sql_dataset_count = MLO_COUNT(mlo_sql_dataset);
@@ -194,17 +194,7 @@ enum mlo_status mlo_dataset_list(struct mlo_db_conn *conn, const struct mlo_acto
                                  const struct mlo_page *page, json_t **out, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
-    struct mlo_rows rows = {0};
-    int64_t limit;
-    enum mlo_status status;
-    MLO_TRY(mlo_page_limit(page, &limit, err));
-    mlo_param_text(&p, mlo_page_text(page));
     mlo_param_id(&p, actor->project_id);
     mlo_param_id(&p, project_id);
-    mlo_param_i64(&p, limit + 1);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_dataset[DATASET_LIST], &p, &rows, err));
-    MLO_TRY(mlo_page_json(&rows, limit, out, err));
-out:
-    mlo_rows_clear(&rows);
-    return status;
+    return mlo_page_by_name(conn, &mlo_sql_dataset[DATASET_LIST], &p, page, out, err);
 }

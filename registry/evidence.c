@@ -15,12 +15,12 @@ const struct mlo_sql mlo_sql_evidence[] = {
          "$8, "
          "$9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23) RETURNING id",
          23},
-    [EVIDENCE_LIST] =
-        {"evidence_list",
-         "SELECT e.id AS cursor_key, " MLO_EVIDENCE_COLUMNS " FROM evidence e WHERE e.project_id = $1 "
-         "AND e.id < $2 AND ($3::bytea IS NULL OR e.artifact = $3) AND ($4::text IS NULL OR e.metric = $4) "
-         "AND ($5::bigint IS NULL OR e.run_id = $5) ORDER BY e.id DESC LIMIT $6",
-         6},
+    [EVIDENCE_LIST] = {"evidence_list",
+                       "SELECT e.id AS cursor_key, " MLO_EVIDENCE_COLUMNS
+                       " FROM evidence e WHERE e.project_id = $1 "
+                       "AND ($2::bytea IS NULL OR e.artifact = $2) AND ($3::text IS NULL OR e.metric = $3) "
+                       "AND ($4::bigint IS NULL OR e.run_id = $4) AND e.id < $5 ORDER BY e.id DESC LIMIT $6",
+                       6},
 };
 const size_t mlo_sql_evidence_count = MLO_COUNT(mlo_sql_evidence);
 
@@ -80,20 +80,9 @@ enum mlo_status mlo_evidence_list(struct mlo_db_conn *conn, int64_t project_id,
                                   json_t **out, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
-    struct mlo_rows rows = {0};
-    int64_t limit, before;
-    enum mlo_status status;
-    MLO_TRY(mlo_page_limit(page, &limit, err));
-    MLO_TRY(mlo_page_number(page, INT64_MAX, &before, err));
     mlo_param_i64(&p, project_id);
-    mlo_param_i64(&p, before);
     mlo_param_digest(&p, filter ? filter->artifact : NULL);
     mlo_param_text(&p, filter ? filter->metric : NULL);
     mlo_param_id(&p, filter ? filter->run_id : 0);
-    mlo_param_i64(&p, limit + 1);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_evidence[EVIDENCE_LIST], &p, &rows, err));
-    MLO_TRY(mlo_page_json(&rows, limit, out, err));
-out:
-    mlo_rows_clear(&rows);
-    return status;
+    return mlo_page_newest(conn, &mlo_sql_evidence[EVIDENCE_LIST], &p, page, out, err);
 }

@@ -249,23 +249,13 @@ enum mlo_status mlo_decision_list(struct mlo_db_conn *conn, int64_t model_id, co
                                   const struct mlo_page *page, json_t **out, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
-    struct mlo_rows rows = {0};
-    int64_t limit, before;
     json_t *item;
     size_t i;
     enum mlo_status status;
-    *out = NULL;
-    MLO_TRY(mlo_page_limit(page, &limit, err));
-    MLO_TRY(mlo_page_number(page, INT64_MAX, &before, err));
     mlo_param_i64(&p, model_id);
     mlo_param_text(&p, stage);
-    mlo_param_i64(&p, before);
-    mlo_param_i64(&p, limit + 1);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_gate[DECISION_LIST], &p, &rows, err));
-    MLO_TRY(mlo_page_json(&rows, limit, out, err));
+    status = mlo_page_newest(conn, &mlo_sql_gate[DECISION_LIST], &p, page, out, err);
     json_array_foreach(json_object_get(*out, "items"), i, item) unfold(item);
-out:
-    mlo_rows_clear(&rows);
     return status;
 }
 

@@ -31,9 +31,10 @@ const struct mlo_sql mlo_sql_model[] = {
          "latest_version, " STAGE_SHORT("staging") ", " STAGE_SHORT(
              "production") " "
                            "FROM model m JOIN project p ON p.id = m.project_id "
-                           "WHERE p.name || '/' || m.name > $1 AND ($2::bigint IS NULL OR m.project_id = $2) "
-                           "AND ($3::bigint IS NULL OR m.project_id = $3) AND ($4::text IS NULL "
-                           "OR strpos(lower(m.name || ' ' || m.description), lower($4)) > 0) "
+                           "WHERE ($1::bigint IS NULL OR m.project_id = $1) "
+                           "AND ($2::bigint IS NULL OR m.project_id = $2) AND ($3::text IS NULL "
+                           "OR strpos(lower(m.name || ' ' || m.description), lower($3)) > 0) "
+                           "AND p.name || '/' || m.name > $4 "
                            "ORDER BY p.name || '/' || m.name LIMIT $5",
          5},
 };
@@ -146,18 +147,8 @@ enum mlo_status mlo_model_list(struct mlo_db_conn *conn, const struct mlo_actor 
                                struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
-    struct mlo_rows rows = {0};
-    int64_t limit;
-    enum mlo_status status;
-    MLO_TRY(mlo_page_limit(page, &limit, err));
-    mlo_param_text(&p, mlo_page_text(page));
     mlo_param_id(&p, actor->project_id);
     mlo_param_id(&p, project_id);
     mlo_param_text(&p, text && *text ? text : NULL);
-    mlo_param_i64(&p, limit + 1);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_model[MODEL_LIST], &p, &rows, err));
-    MLO_TRY(mlo_page_json(&rows, limit, out, err));
-out:
-    mlo_rows_clear(&rows);
-    return status;
+    return mlo_page_by_name(conn, &mlo_sql_model[MODEL_LIST], &p, page, out, err);
 }

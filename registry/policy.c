@@ -219,21 +219,9 @@ enum mlo_status mlo_policy_list(struct mlo_db_conn *conn, const struct mlo_polic
                                 const struct mlo_page *page, json_t **out, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
-    struct mlo_rows rows = {0};
-    int64_t limit, before;
-    enum mlo_status status;
-    *out = NULL;
-    MLO_TRY(mlo_page_limit(page, &limit, err));
-    MLO_TRY(mlo_page_number(page, INT64_MAX, &before, err));
     mlo_param_i64(&p, scope->project_id);
     mlo_param_id(&p, scope->model_id);
-    mlo_param_i64(&p, before);
-    mlo_param_i64(&p, limit + 1);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_policy[POLICY_LIST], &p, &rows, err));
-    MLO_TRY(mlo_page_json(&rows, limit, out, err));
-out:
-    mlo_rows_clear(&rows);
-    return status;
+    return mlo_page_newest(conn, &mlo_sql_policy[POLICY_LIST], &p, page, out, err);
 }
 
 enum mlo_status mlo_policy_effective(struct mlo_db_conn *conn, int64_t project_id, int64_t model_id,

@@ -17,7 +17,7 @@ const struct mlo_sql mlo_sql_project[] = {
          "SELECT p.name AS cursor_key, p.id, p.name, p.description, p.created_at, p.created_by, "
          "(SELECT count(*) FROM model m WHERE m.project_id = p.id) AS models, "
          "(SELECT count(*) FROM dataset d WHERE d.project_id = p.id) AS datasets "
-         "FROM project p WHERE p.name > $1 AND ($2::bigint IS NULL OR p.id = $2) ORDER BY p.name LIMIT $3",
+         "FROM project p WHERE ($1::bigint IS NULL OR p.id = $1) AND p.name > $2 ORDER BY p.name LIMIT $3",
          3},
     [BLOB_ADD] = {"blob_add", "INSERT INTO blob (digest, size) VALUES ($1, $2) ON CONFLICT DO NOTHING", 2},
     [BLOB_LINK] = {"blob_link",
@@ -111,18 +111,8 @@ enum mlo_status mlo_project_list(struct mlo_db_conn *conn, const struct mlo_acto
                                  const struct mlo_page *page, json_t **out, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
-    struct mlo_rows rows = {0};
-    int64_t limit;
-    enum mlo_status status;
-    MLO_TRY(mlo_page_limit(page, &limit, err));
-    mlo_param_text(&p, mlo_page_text(page));
     mlo_param_id(&p, actor->project_id);
-    mlo_param_i64(&p, limit + 1);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_project[PROJECT_LIST], &p, &rows, err));
-    MLO_TRY(mlo_page_json(&rows, limit, out, err));
-out:
-    mlo_rows_clear(&rows);
-    return status;
+    return mlo_page_by_name(conn, &mlo_sql_project[PROJECT_LIST], &p, page, out, err);
 }
 
 /* --- blobs ------------------------------------------------------------------------------------- */

@@ -32,7 +32,7 @@ const struct mlo_sql mlo_sql_quarantine[] = {
                              "to_char(e.at, 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), 'audit_seq', e.audit_seq) "
                              "FROM quarantine_end e WHERE e.quarantine_id = q.id) AS ended "
                              "FROM quarantine q JOIN stage_move mv ON mv.id = q.move_id "
-                             "WHERE q.model_id = $1 AND q.id < $2 AND ($3 OR " IS_OPEN ") "
+                             "WHERE q.model_id = $1 AND ($2 OR " IS_OPEN ") AND q.id < $3 "
                              "ORDER BY q.id DESC LIMIT $4",
          4},
     [Q_NAMED] = {"quarantine_named",
@@ -108,21 +108,9 @@ enum mlo_status mlo_quarantine_list(struct mlo_db_conn *conn, int64_t model_id, 
                                     const struct mlo_page *page, json_t **out, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
-    struct mlo_rows rows = {0};
-    int64_t limit, before;
-    enum mlo_status status;
-    *out = NULL;
-    MLO_TRY(mlo_page_limit(page, &limit, err));
-    MLO_TRY(mlo_page_number(page, INT64_MAX, &before, err));
     mlo_param_i64(&p, model_id);
-    mlo_param_i64(&p, before);
     mlo_param_bool(&p, all);
-    mlo_param_i64(&p, limit + 1);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_quarantine[Q_LIST], &p, &rows, err));
-    MLO_TRY(mlo_page_json(&rows, limit, out, err));
-out:
-    mlo_rows_clear(&rows);
-    return status;
+    return mlo_page_newest(conn, &mlo_sql_quarantine[Q_LIST], &p, page, out, err);
 }
 
 enum mlo_status mlo_quarantine_release(struct mlo_db_conn *conn, const struct mlo_actor *actor,

@@ -28,6 +28,11 @@ const struct mlo_sql_table *mlo_registry_sql(size_t *count)
     return tables;
 }
 
+static const char *cursor_text(const struct mlo_page *page)
+{
+    return page && page->cursor ? page->cursor : "";
+}
+
 enum mlo_status mlo_page_limit(const struct mlo_page *page, int64_t *limit, struct mlo_error *err)
 {
     *limit = page && page->limit ? page->limit : MLO_PAGE_DEFAULT;
@@ -43,19 +48,16 @@ enum mlo_status mlo_page_number(const struct mlo_page *page, int64_t first, int6
                                 struct mlo_error *err)
 {
     *out = first;
-    if (!*mlo_page_text(page) || mlo_str_to_i64(page->cursor, out))
+    if (!*cursor_text(page) || mlo_str_to_i64(page->cursor, out))
         return MLO_OK;
     mlo_error_set(err, MLO_EINVAL, "the cursor is not one that this list gave");
     mlo_error_where(err, "cursor");
     return MLO_EINVAL;
 }
 
-const char *mlo_page_text(const struct mlo_page *page)
-{
-    return page && page->cursor ? page->cursor : "";
-}
-
-enum mlo_status mlo_page_json(const struct mlo_rows *rows, int64_t limit, json_t **out, struct mlo_error *err)
+/* Rows, one more than the limit where there is another page. */
+static enum mlo_status page_json(const struct mlo_rows *rows, int64_t limit, json_t **out,
+                                 struct mlo_error *err)
 {
     int count = mlo_rows_count(rows);
     bool more = count > limit;
@@ -75,6 +77,46 @@ enum mlo_status mlo_page_json(const struct mlo_rows *rows, int64_t limit, json_t
         return mlo_error_nomem(err);
     *out = json_pack("{s:o, s:s?}", "items", items, "next", more ? mlo_rows_text(rows, count - 1, 0) : NULL);
     return *out ? MLO_OK : mlo_error_nomem(err);
+}
+
+static enum mlo_status page_of(struct mlo_db_conn *conn, const struct mlo_sql *sql, struct mlo_params *params,
+                               int64_t limit, json_t **out, struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    mlo_param_i64(params, limit + 1);
+    enum mlo_status status = mlo_db_exec(conn, sql, params, &rows, err);
+    if (status == MLO_OK)
+        status = page_json(&rows, limit, out, err);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_page_newest(struct mlo_db_conn *conn, const struct mlo_sql *sql,
+                                struct mlo_params *filters, const struct mlo_page *page, json_t **out,
+                                struct mlo_error *err)
+{
+    int64_t limit, below;
+    enum mlo_status status;
+    *out = NULL;
+    MLO_TRY(mlo_page_limit(page, &limit, err));
+    MLO_TRY(mlo_page_number(page, INT64_MAX, &below, err));
+    mlo_param_i64(filters, below);
+    status = page_of(conn, sql, filters, limit, out, err);
+out:
+    return status;
+}
+
+enum mlo_status mlo_page_by_name(struct mlo_db_conn *conn, const struct mlo_sql *sql,
+                                 struct mlo_params *filters, const struct mlo_page *page, json_t **out,
+                                 struct mlo_error *err)
+{
+    int64_t limit;
+    *out = NULL;
+    enum mlo_status status = mlo_page_limit(page, &limit, err);
+    if (status != MLO_OK)
+        return status;
+    mlo_param_text(filters, cursor_text(page));
+    return page_of(conn, sql, filters, limit, out, err);
 }
 
 enum mlo_status mlo_sql_number(struct mlo_db_conn *conn, const struct mlo_sql *sql,

@@ -25,12 +25,15 @@ enum mlo_status mlo_page_limit(const struct mlo_page *page, int64_t *limit, stru
 /* The page's cursor as a number, or `first` for the first page. */
 enum mlo_status mlo_page_number(const struct mlo_page *page, int64_t first, int64_t *out,
                                 struct mlo_error *err);
-/* The page's cursor as text, "" for the first page. */
-const char *mlo_page_text(const struct mlo_page *page);
-/* Rows (up to limit + 1 were asked for) whose column 0 is the cursor -> {"items", "next"}; items lack column
- * 0. */
-enum mlo_status mlo_page_json(const struct mlo_rows *rows, int64_t limit, json_t **out,
-                              struct mlo_error *err);
+/* A page of a list as {"items", "next"}. The statement's last two parameters, added here to its filters, are
+ * the cursor and the number of rows; its first column is the cursor, which items lack. Newest: rows with a
+ * number below the cursor, falling; by name: rows with a text behind it, rising. */
+enum mlo_status mlo_page_newest(struct mlo_db_conn *conn, const struct mlo_sql *sql,
+                                struct mlo_params *filters, const struct mlo_page *page, json_t **out,
+                                struct mlo_error *err);
+enum mlo_status mlo_page_by_name(struct mlo_db_conn *conn, const struct mlo_sql *sql,
+                                 struct mlo_params *filters, const struct mlo_page *page, json_t **out,
+                                 struct mlo_error *err);
 
 /* Runs the statement and gives its first row's first column as a number; MLO_ENOTFOUND (with no message)
  * without a row. */

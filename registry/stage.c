@@ -84,10 +84,10 @@ const struct mlo_sql mlo_sql_stage[] = {
                     1},
     [STAGE_HISTORY] =
         {"stage_history",
-         "SELECT mv.id AS cursor_key, " MOVE_COLUMNS " FROM " MOVE_TABLES " WHERE mv.id < $1 "
-         "AND ($2::bigint IS NULL OR m.project_id = $2) AND ($3::bigint IS NULL OR m.project_id = $3) "
-         "AND ($4::bigint IS NULL OR mv.model_id = $4) AND ($5::text IS NULL OR mv.stage = $5) "
-         "ORDER BY mv.id DESC LIMIT $6",
+         "SELECT mv.id AS cursor_key, " MOVE_COLUMNS " FROM " MOVE_TABLES
+         " WHERE ($1::bigint IS NULL OR m.project_id = $1) "
+         "AND ($2::bigint IS NULL OR m.project_id = $2) AND ($3::bigint IS NULL OR mv.model_id = $3) "
+         "AND ($4::text IS NULL OR mv.stage = $4) AND mv.id < $5 ORDER BY mv.id DESC LIMIT $6",
          6},
     [STAGE_MOVE_GET] = {"stage_move_get", "SELECT " MOVE_COLUMNS " FROM " MOVE_TABLES " WHERE mv.id = $1", 1},
     [STAGE_AT] = {"stage_at",
@@ -329,25 +329,14 @@ enum mlo_status mlo_stage_history(struct mlo_db_conn *conn, const struct mlo_act
                                   json_t **out, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
-    struct mlo_rows rows = {0};
-    int64_t limit, before;
-    enum mlo_status status;
     *out = NULL;
     if (filter && filter->stage && !mlo_stage_valid(filter->stage))
         return mlo_stage_unknown(filter->stage, err);
-    MLO_TRY(mlo_page_limit(page, &limit, err));
-    MLO_TRY(mlo_page_number(page, INT64_MAX, &before, err));
-    mlo_param_i64(&p, before);
     mlo_param_id(&p, actor->project_id);
     mlo_param_id(&p, filter ? filter->project_id : 0);
     mlo_param_id(&p, filter ? filter->model_id : 0);
     mlo_param_text(&p, filter ? filter->stage : NULL);
-    mlo_param_i64(&p, limit + 1);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_stage[STAGE_HISTORY], &p, &rows, err));
-    MLO_TRY(mlo_page_json(&rows, limit, out, err));
-out:
-    mlo_rows_clear(&rows);
-    return status;
+    return mlo_page_newest(conn, &mlo_sql_stage[STAGE_HISTORY], &p, page, out, err);
 }
 
 enum mlo_status mlo_stage_at(struct mlo_db_conn *conn, int64_t model_id, const char *stage, const char *time,
