@@ -60,7 +60,7 @@ static void measure(struct pg_fixture *f, int64_t project, const struct mlo_dige
 static void stock(struct client *c, const char *project)
 {
     struct pg_fixture *f = c->f;
-    char text[40];
+    char text[80];
     struct mlo_dataset_info data;
     struct mlo_manifest_blob d = {.role = "data", .name = "d.npz", .digest = digest_of("data")};
     assert_mlo_ok(mlo_project_ensure(f->conn, &root, project, &c->project_id, &f->err), &f->err);
