@@ -273,6 +273,7 @@ enum mlo_status mlo_ledger_repo_push(const char *path, const char *to, struct ml
     struct mlo_buf why = MLO_BUF_INIT;
     char refspec[] = BRANCH ":" BRANCH, *specs[] = {refspec};
     const git_strarray refspecs = {specs, 1};
+    git_remote_create_options create = GIT_REMOTE_CREATE_OPTIONS_INIT;
     enum mlo_status status = MLO_OK;
     int rc;
     library();
@@ -288,7 +289,9 @@ enum mlo_status mlo_ledger_repo_push(const char *path, const char *to, struct ml
     }
     if (git_repository_is_empty(repo) == 1)
         goto out;
-    rc = git_remote_create_anonymous(&remote, repo, to);
+    create.repository = repo;
+    create.flags = GIT_REMOTE_CREATE_SKIP_INSTEADOF; /* the address as it is written; 1.5 leaks where it looks */
+    rc = git_remote_create_with_opts(&remote, to, &create);
     rc = rc ? rc : git_remote_push(remote, &refspecs, &options);
     if (rc == GIT_ENONFASTFORWARD || why.len) {
         status =

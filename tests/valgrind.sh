@@ -3,7 +3,7 @@
 # there are processors, and prints "clean: NAME (N s)", "not clean: NAME" with the report, or "left out: NAME: why".
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-dir=$1 pattern=$2
+dir=$(cd "$1" && pwd) pattern=$2
 # MLOPT_VALGRIND: with "short" a program may do less of what is only arithmetic; "long" is all of it.
 export MLOPT_ISA=avx2 MLOPT_VALGRIND=${MLOPT_VALGRIND:-short}
 
