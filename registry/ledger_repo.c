@@ -290,7 +290,8 @@ enum mlo_status mlo_ledger_repo_push(const char *path, const char *to, struct ml
     if (git_repository_is_empty(repo) == 1)
         goto out;
     create.repository = repo;
-    create.flags = GIT_REMOTE_CREATE_SKIP_INSTEADOF; /* the address as it is written; 1.5 leaks where it looks */
+    /* the address as it is written: looking for another, 1.5 leaks */
+    create.flags = GIT_REMOTE_CREATE_SKIP_INSTEADOF;
     rc = git_remote_create_with_opts(&remote, to, &create);
     rc = rc ? rc : git_remote_push(remote, &refspecs, &options);
     if (rc == GIT_ENONFASTFORWARD || why.len) {
