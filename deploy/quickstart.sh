@@ -94,9 +94,16 @@ else
     run data push fashion/calibration $images/train-images-idx3-ubyte.gz $images/train-labels-idx1-ubyte.gz \
         --count 512 --normalize "$normalize"
     run data push fashion/test $images/t10k-images-idx3-ubyte.gz $images/t10k-labels-idx1-ubyte.gz --normalize "$normalize"
-    run submit fashion/cnn --recipe int8-cpu --wait
+    recipe=int8-cpu why='smaller and faster, accuracy within 0.5pt'
+    if ! grep -qwE 'avx512_vnni|avx_vnni' /proc/cpuinfo; then
+        # the recipe is for CPUs with VNNI; elsewhere this small net is no faster in int8
+        recipe=$data/int8-cpu.yaml why='smaller, accuracy within 0.5pt'
+        sed 's/, "latency\.[^"]*"//' pipeline/recipes/int8-cpu.yaml >"$recipe"
+        printf '\nThis CPU has no VNNI: int8 makes this small model smaller here, not faster. What int8-cpu expects of latency is left out.\n'
+    fi
+    run submit fashion/cnn --recipe "$recipe" --wait
     run promote fashion/cnn@1 --variant source --to production --reason 'first release' --yes
-    run promote fashion/cnn@1 --variant int8-cpu --to staging --reason 'smaller and faster, accuracy within 0.5pt' --yes
+    run promote fashion/cnn@1 --variant int8-cpu --to staging --reason "$why" --yes
     run promote fashion/cnn@1 --variant int8-cpu --to production --reason 'staging looked good' --yes
     run rollback fashion/cnn --stage production --reason 'practising the way back' --yes
 fi
