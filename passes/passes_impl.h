@@ -62,6 +62,13 @@ bool mlo_pass_is_named(const json_t *names, const char *name);
 MLO_MUST_USE enum mlo_status mlo_pass_check_named(const struct mlo_graph *graph, const json_t *names,
                                                   struct mlo_error *err);
 
+/* The row of an option that does so. */
+#define MLO_OPTION_EXCLUDE                                                                                   \
+    {                                                                                                        \
+        .name = "exclude", .type = MLO_OPT_STRINGS, .fallback = "",                                          \
+        .description = "Names of nodes to leave in float"                                                    \
+    }
+
 /* Whether no element of a float32 tensor is NaN or infinite. */
 bool mlo_tensor_is_finite(const struct mlo_tensor *t);
 /* Gives a node the numbers, lists of integers and texts among another's attributes; false: out of memory. */

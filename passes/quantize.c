@@ -91,10 +91,7 @@ const struct mlo_option_spec mlo_quantize_options[] = {
      .max = 100,
      .description = "In dB: a node stays in float where the integers leave a value that it reads less signal "
                     "to noise than this, by the calibration data; 0: none does"},
-    {.name = "exclude",
-     .type = MLO_OPT_STRINGS,
-     .fallback = "",
-     .description = "Names of nodes to leave in float"},
+    MLO_OPTION_EXCLUDE,
     {.name = "float16",
      .type = MLO_OPT_STRINGS,
      .fallback = "",

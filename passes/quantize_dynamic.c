@@ -38,25 +38,16 @@ const struct mlo_option_spec mlo_quantize_dynamic_options[] = {
      .type = MLO_OPT_BOOL,
      .fallback = "false",
      .description = "Conv too; finding the range of an image costs more than most runtimes win"},
-    {.name = "min_weights",
-     .type = MLO_OPT_INT,
-     .fallback = "1024",
-     .min = 0,
-     .max = 1e9,
-     .description = "Nodes with fewer weights stay in float"},
-    {.name = "exclude",
-     .type = MLO_OPT_STRINGS,
-     .fallback = "",
-     .description = "Names of nodes to leave in float"},
+    MLO_OPTION_MIN_WEIGHTS,
+    MLO_OPTION_EXCLUDE,
     {NULL},
 };
 
 struct settings {
     enum mlo_dtype type;
-    bool per_channel, convolutions;
+    bool per_channel;
     int most; /* the largest |q - zero point| of a weight */
-    int64_t min_weights;
-    const json_t *exclude;
+    struct mlo_weights_choice choice;
 };
 
 /* --- which nodes ------------------------------------------------------------------------------- */
@@ -80,27 +71,17 @@ static const char *obstacle(const struct settings *s, const struct mlo_node *nod
 {
     bool conv = mlo_node_is(node, "Conv");
     const struct mlo_value *x = mlo_node_input(node, 0);
-    const struct mlo_tensor *w = mlo_node_fixed(node, 1);
     if (!conv && !mlo_node_is(node, "Gemm") && !mlo_node_is(node, "MatMul"))
         return "there is no dynamic form of this op";
-    if (mlo_pass_is_named(s->exclude, node->name))
-        return "it is excluded by the options";
-    if (!w)
-        return "its weights are not constant";
+    const char *why = mlo_weights_obstacle(&s->choice, node);
+    if (why)
+        return why;
     if (!x || x->constant)
         return "its input is constant";
-    if (x->type.dtype != MLO_FLOAT32 || w->dtype != MLO_FLOAT32)
+    if (x->type.dtype != MLO_FLOAT32)
         return "it does not compute in float32";
-    if (conv && !s->convolutions)
-        return "the options leave convolutions in float";
-    if (conv ? w->rank < 3 : w->rank != 2 || x->type.rank == 1)
+    if (!conv && x->type.rank == 1)
         return "it is no product of matrices";
-    if (mlo_tensor_count(w) == 0)
-        return "its weights are empty";
-    if ((int64_t)mlo_tensor_count(w) < s->min_weights)
-        return "it has few weights (the option min_weights)";
-    if (!mlo_tensor_is_finite(w))
-        return "its weights hold NaN or infinity";
     if (mlo_node_is(node, "Gemm") && mlo_node_attr_i(node, "transA", 0) != 0)
         return "it transposes its input";
     return bias_obstacle(node);
@@ -386,10 +367,8 @@ enum mlo_status mlo_pass_quantize_dynamic(struct mlo_model *model, struct mlo_pa
     const struct settings s = {
         .type = strcmp(mlo_json_str(options, "type", "int8"), "uint8") == 0 ? MLO_UINT8 : MLO_INT8,
         .per_channel = mlo_json_bool(options, "per_channel", true),
-        .convolutions = mlo_json_bool(options, "convolutions", false),
         .most = mlo_json_bool(options, "reduce_range", target->reduce_range) ? 64 : 127,
-        .min_weights = mlo_json_i64(options, "min_weights", 0),
-        .exclude = json_object_get(options, "exclude"),
+        .choice = mlo_weights_choice_read(options),
     };
     int count = 0;
     struct mlo_arena *arena = mlo_arena_new();
@@ -405,7 +384,7 @@ enum mlo_status mlo_pass_quantize_dynamic(struct mlo_model *model, struct mlo_pa
         goto out;
     }
     MLO_TRY(mlo_pass_refuse_quantized(graph, err));
-    MLO_TRY(mlo_pass_check_named(graph, s.exclude, err));
+    MLO_TRY(mlo_pass_check_named(graph, s.choice.exclude, err));
     MLO_TRY(choose(&s, graph, chosen, &count, ctx, err));
     MLO_TRY(mlo_pass_raise_opset_to(model, 11, ctx, err));
     for (int i = 0; i < count; i++) {

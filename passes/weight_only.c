@@ -50,25 +50,16 @@ const struct mlo_option_spec mlo_quantize_weights_options[] = {
      .type = MLO_OPT_BOOL,
      .fallback = "true",
      .description = "Weights of Conv too, in 8 bits per output channel"},
-    {.name = "min_weights",
-     .type = MLO_OPT_INT,
-     .fallback = "1024",
-     .min = 0,
-     .max = 1e9,
-     .description = "Nodes with fewer weights stay in float"},
-    {.name = "exclude",
-     .type = MLO_OPT_STRINGS,
-     .fallback = "",
-     .description = "Names of nodes to leave in float"},
+    MLO_OPTION_MIN_WEIGHTS,
+    MLO_OPTION_EXCLUDE,
     {NULL},
 };
 
 struct settings {
-    bool four_bits, is_unsigned, nbits, search, convolutions;
+    bool four_bits, is_unsigned, nbits, search;
     size_t block;
-    int64_t min_weights;
     struct mlo_rounding rounding;
-    const json_t *exclude;
+    struct mlo_weights_choice choice;
 };
 
 static enum mlo_status read_settings(const json_t *options, struct settings *s, struct mlo_error *err)
@@ -79,10 +70,8 @@ static enum mlo_status read_settings(const json_t *options, struct settings *s, 
         .is_unsigned = type[0] == 'u',
         .nbits = strcmp(mlo_json_str(options, "form", "qdq"), "matmulnbits") == 0,
         .search = mlo_json_bool(options, "search_scale", true),
-        .convolutions = mlo_json_bool(options, "convolutions", true),
         .block = (size_t)mlo_json_i64(options, "block", 32),
-        .min_weights = mlo_json_i64(options, "min_weights", 0),
-        .exclude = json_object_get(options, "exclude"),
+        .choice = mlo_weights_choice_read(options),
     };
     mlo_rounding_read(options, &s->rounding);
     bool power = (s->block & (s->block - 1)) == 0;
@@ -115,29 +104,43 @@ struct mlo_weight_layout mlo_weight_layout_of(const struct mlo_node *node)
     return (struct mlo_weight_layout){rows, columns, 1, rows, 1, 0};
 }
 
-/* Why a weighted node keeps float weights; NULL when they become integers. */
-static const char *obstacle(const struct settings *s, const struct mlo_node *node)
+struct mlo_weights_choice mlo_weights_choice_read(const json_t *options)
+{
+    return (struct mlo_weights_choice){
+        .convolutions = mlo_json_bool(options, "convolutions", true),
+        .min_weights = mlo_json_i64(options, "min_weights", 0),
+        .exclude = json_object_get(options, "exclude"),
+    };
+}
+
+const char *mlo_weights_obstacle(const struct mlo_weights_choice *choice, const struct mlo_node *node)
 {
     bool conv = mlo_node_is(node, "Conv");
-    if (!conv && !mlo_node_is(node, "Gemm") && !mlo_node_is(node, "MatMul"))
-        return "there is no weight-only form of this op";
-    if (mlo_pass_is_named(s->exclude, node->name))
+    if (mlo_pass_is_named(choice->exclude, node->name))
         return "it is excluded by the options";
     const struct mlo_tensor *w = mlo_node_fixed(node, 1);
     if (!w)
         return "its weights are not constant";
     if (w->dtype != MLO_FLOAT32)
         return "its weights are not float32";
-    if (conv && !s->convolutions)
+    if (conv && !choice->convolutions)
         return "the options leave convolutions in float";
     if (conv ? w->rank < 3 : w->rank != 2)
         return "its weights are no matrix";
     int64_t count = (int64_t)mlo_tensor_count(w);
     if (count == 0)
         return "its weights are empty";
-    if (count < s->min_weights)
+    if (count < choice->min_weights)
         return "it has few weights (the option min_weights)";
     return mlo_tensor_is_finite(w) ? NULL : "its weights hold NaN or infinity";
+}
+
+/* Why a weighted node keeps float weights; NULL when they become integers. */
+static const char *obstacle(const struct settings *s, const struct mlo_node *node)
+{
+    if (!mlo_node_is(node, "Conv") && !mlo_node_is(node, "Gemm") && !mlo_node_is(node, "MatMul"))
+        return "there is no weight-only form of this op";
+    return mlo_weights_obstacle(&s->choice, node);
 }
 
 /* --- grids ------------------------------------------------------------------------------------- */
@@ -307,7 +310,7 @@ enum mlo_status mlo_pass_quantize_weights(struct mlo_model *model, struct mlo_pa
     if (!arena)
         return mlo_error_nomem(err);
     MLO_TRY(read_settings(ctx->options, &s, err));
-    MLO_TRY(mlo_pass_check_named(graph, s.exclude, err));
+    MLO_TRY(mlo_pass_check_named(graph, s.choice.exclude, err));
     size_t slots = (size_t)graph->node_count + 1;
     struct mlo_node **chosen = mlo_arena_calloc(arena, slots, sizeof(struct mlo_node *));
     struct done *done = mlo_arena_calloc(arena, slots, sizeof *done);
@@ -335,7 +338,7 @@ enum mlo_status mlo_pass_quantize_weights(struct mlo_model *model, struct mlo_pa
         mlo_error_hint(err,
                        "it needs MatMul, Gemm or Conv nodes with constant float32 weights, at least %lld "
                        "of them (the option min_weights)",
-                       (long long)s.min_weights);
+                       (long long)s.choice.min_weights);
         goto out;
     }
     MLO_TRY(mlo_pass_raise_opset_to(model, opset, ctx, err));

@@ -1,8 +1,26 @@
-/* The parts of the quantize-weights pass: which nodes, grids (weight_only.c), forms (weight_only_form.c). */
+/* The parts of the quantize-weights pass: which nodes, grids (weight_only.c), forms (weight_only_form.c). The
+ * choice of nodes serves quantize-dynamic too. */
 #ifndef MLO_PASSES_WEIGHT_ONLY_IMPL_H
 #define MLO_PASSES_WEIGHT_ONLY_IMPL_H
 
 #include "passes/round_impl.h"
+
+#define MLO_OPTION_MIN_WEIGHTS                                                                               \
+    {                                                                                                        \
+        .name = "min_weights", .type = MLO_OPT_INT, .fallback = "1024", .min = 0, .max = 1e9,                \
+        .description = "Nodes with fewer weights stay in float"                                              \
+    }
+
+/* What the options say of which nodes to take. */
+struct mlo_weights_choice {
+    bool convolutions;
+    int64_t min_weights;
+    const json_t *exclude; /* borrowed from the options */
+};
+/* The options min_weights, exclude and convolutions. */
+struct mlo_weights_choice mlo_weights_choice_read(const json_t *options);
+/* Why a Conv, Gemm or MatMul keeps float weights, as far as weights and options go; NULL when it need not. */
+const char *mlo_weights_obstacle(const struct mlo_weights_choice *choice, const struct mlo_node *node);
 
 /* The integer weights of one node: rows are output channels, columns what is summed over. */
 struct mlo_packed {

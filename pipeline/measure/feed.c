@@ -207,35 +207,6 @@ enum mlo_status mlo_dataset_feed_note(const struct mlo_dataset *dataset, const s
     return MLO_OK;
 }
 
-static json_t *numbers(const double *list, int count)
-{
-    json_t *out = json_array();
-    for (int i = 0; i < count; i++)
-        json_array_append_new(out, json_real(list[i]));
-    return out;
-}
-
-json_t *mlo_dataset_reading(const struct mlo_dataset *dataset)
-{
-    const struct mlo_normalize *n = &dataset->manifest.normalize;
-    json_t *normalize = dataset->normalize
-                            ? json_pack("{s:f,s:o,s:o}", "scale", n->scale, "mean",
-                                        numbers(n->mean, n->mean_count), "std", numbers(n->std, n->std_count))
-                            : json_null();
-    json_t *map = json_object();
-    for (size_t i = 0; i < dataset->map_count; i++)
-        if (json_object_set_new(map, dataset->map[i].input, json_string(dataset->map[i].array)) != 0) {
-            json_decref(map);
-            map = NULL;
-        }
-    if (!normalize || !map) {
-        json_decref(normalize);
-        json_decref(map);
-        return NULL;
-    }
-    return json_pack("{s:o,s:o,s:s?}", "normalize", normalize, "map", map, "input", dataset->manifest.input);
-}
-
 /* --- the whole model --------------------------------------------------------------------------- */
 
 static enum mlo_status check_map(const struct mlo_dataset *d, const struct mlo_model *model,

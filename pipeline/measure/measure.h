@@ -86,10 +86,6 @@ MLO_MUST_USE enum mlo_status mlo_dataset_check_finite(const struct mlo_dataset *
 MLO_MUST_USE enum mlo_status mlo_dataset_sample_digest(struct mlo_dataset *dataset, int64_t i,
                                                        struct mlo_digest *out, struct mlo_error *err);
 
-/* What samples go through on their way to a model's inputs, besides their digests: {"normalize": null or
- * {"scale","mean","std"}, "map": {input: array}, "input": null or a name}. Yours; NULL: out of memory. */
-json_t *mlo_dataset_reading(const struct mlo_dataset *dataset);
-
 /* Writes arrays as an .npz, uncompressed, atomically; equal arrays give equal bytes. bfloat16 is widened to
  * float32; types that numpy lacks are MLO_EUNSUPPORTED. */
 struct mlo_npz_array {

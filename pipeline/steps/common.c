@@ -135,6 +135,22 @@ enum mlo_status mlo_step_note_deviation(const struct mlo_step_context *ctx, cons
     return MLO_OK;
 }
 
+enum mlo_status mlo_step_run_unobserved(const struct mlo_step_context *ctx, const char *pass,
+                                        struct mlo_step_result *out, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_model *model = NULL;
+    const struct mlo_pass_request request = {pass, ctx->options};
+    MLO_TRY(mlo_step_load(ctx->model_path, &model, err));
+    mlo_step_progress(ctx, 0.2, "quantizing weights");
+    MLO_TRY(mlo_step_run_passes(ctx, model, &request, 1, NULL, out, err));
+    mlo_step_progress(ctx, 0.6, "comparing outputs");
+    MLO_TRY(mlo_step_note_deviation(ctx, model, out, err));
+out:
+    mlo_model_free(model);
+    return status;
+}
+
 static json_t *estimate_json(const struct mlo_estimate *e)
 {
     return json_pack("{s:f,s:f,s:f}", "value", e->value, "low", e->low, "high", e->high);

@@ -202,8 +202,8 @@ static enum mlo_status identify(const struct mlo_step_context *ctx, const struct
     enum mlo_status status = MLO_OK;
     struct mlo_digest digest;
     char model[MLO_DIGEST_TEXT_SIZE], data[MLO_DIGEST_TEXT_SIZE], key[MLO_GRAM_KEY];
-    json_t *values = json_array(), *reading = mlo_dataset_reading(dataset);
-    if (!values || !reading) {
+    json_t *values = json_array();
+    if (!values) {
         status = mlo_error_nomem(err);
         goto out;
     }
@@ -216,13 +216,12 @@ static enum mlo_status identify(const struct mlo_step_context *ctx, const struct
         json_array_append_new(values, json_pack("[s,b,i,s,b]", w->name, (int)w->histogram, w->channel_axis,
                                                 w->gram ? mlo_gram_key(w->gram, key) : "", (int)w->full));
     }
-    *out = json_pack("{s:i,s:s,s:s,s:O,s:s,s:O}", "observed", OBSERVED_REVISION, "model", model, "data", data,
-                     "reading", reading, "numerics", MLO_NUMERICS_ID, "values", values);
+    *out = json_pack("{s:i,s:s,s:s,s:s,s:O}", "observed", OBSERVED_REVISION, "model", model, "data", data,
+                     "numerics", MLO_NUMERICS_ID, "values", values);
     if (!*out || json_array_size(values) != wants->count)
         status = mlo_error_nomem(err);
 out:
     json_decref(values);
-    json_decref(reading);
     return status;
 }
 

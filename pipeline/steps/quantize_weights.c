@@ -7,9 +7,6 @@
 static enum mlo_status run_nearest(const struct mlo_step_context *ctx, struct mlo_step_result *out,
                                    struct mlo_error *err)
 {
-    enum mlo_status status;
-    struct mlo_model *model = NULL;
-    struct mlo_pass_request request = {"quantize-weights", ctx->options};
     const char *rounding = mlo_json_str(ctx->options, "rounding", "nearest");
     if (strcmp(rounding, "nearest") != 0) {
         mlo_error_set(err, MLO_EINVAL, "rounding by %s observes data, and this step has none", rounding);
@@ -17,14 +14,7 @@ static enum mlo_status run_nearest(const struct mlo_step_context *ctx, struct ml
         mlo_error_hint(err, "the step round-weights takes the same options, and data for calibration");
         return MLO_EINVAL;
     }
-    MLO_TRY(mlo_step_load(ctx->model_path, &model, err));
-    mlo_step_progress(ctx, 0.2, "quantizing weights");
-    MLO_TRY(mlo_step_run_passes(ctx, model, &request, 1, NULL, out, err));
-    mlo_step_progress(ctx, 0.6, "comparing outputs");
-    MLO_TRY(mlo_step_note_deviation(ctx, model, out, err));
-out:
-    mlo_model_free(model);
-    return status;
+    return mlo_step_run_unobserved(ctx, "quantize-weights", out, err);
 }
 
 static enum mlo_status run_observed(const struct mlo_step_context *ctx, struct mlo_step_result *out,

@@ -55,6 +55,9 @@ MLO_MUST_USE enum mlo_status mlo_step_open_dataset(const struct mlo_step_context
 MLO_MUST_USE enum mlo_status mlo_step_note_deviation(const struct mlo_step_context *ctx,
                                                      const struct mlo_model *made,
                                                      struct mlo_step_result *out, struct mlo_error *err);
+/* The whole of a step that runs a pass with its own options and without data: load, run, save, deviation. */
+MLO_MUST_USE enum mlo_status mlo_step_run_unobserved(const struct mlo_step_context *ctx, const char *pass,
+                                                     struct mlo_step_result *out, struct mlo_error *err);
 /* The calibration data, checked against the model and not empty. *out is yours, also on failure. */
 MLO_MUST_USE enum mlo_status mlo_step_open_calibration(const struct mlo_step_context *ctx,
                                                        const struct mlo_model *model,
