@@ -5,20 +5,7 @@
 
 enum mlo_status h_approvals(struct mlo_request *req, struct mlo_error *err)
 {
-    const char *stage = mlo_request_query(req, "stage");
-    struct mlo_page page;
-    json_t *value = NULL;
-    int64_t model;
-    enum mlo_status status;
-    MLO_TRY(mlo_request_page(req, &page, err));
-    stage = stage && stage[0] ? stage : NULL;
-    if (stage)
-        MLO_TRY(mlo_request_stage(stage, "query argument 'stage'", MLO_EINVAL, err));
-    MLO_TRY(mlo_request_model(req, NULL, &model, err));
-    MLO_TRY(mlo_approval_list(req->conn, model, stage, &page, &value, err));
-    MLO_TRY(mlo_reply_json(req, 200, value, err));
-out:
-    return status;
+    return mlo_reply_stage_list(req, mlo_approval_list, err);
 }
 
 enum mlo_status h_approve(struct mlo_request *req, struct mlo_error *err)
@@ -52,17 +39,28 @@ out:
     return status;
 }
 
+/* The number that the path's segment names of a model's things, and the reason in the body. */
+static enum mlo_status read_reasoned(struct mlo_request *req, const char *segment, int64_t *model,
+                                     int64_t *number, const char **reason, struct mlo_error *err)
+{
+    json_t *body;
+    enum mlo_status status;
+    *number = 0; /* of nothing */
+    MLO_TRY(mlo_request_json(req, &body, err));
+    MLO_TRY(mlo_json_get_str(body, "reason", NULL, reason, err));
+    MLO_TRY(mlo_request_model(req, NULL, model, err));
+    mlo_str_to_i64(mlo_request_param(req, segment), number);
+out:
+    return status;
+}
+
 enum mlo_status h_approval_withdraw(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
     const char *reason;
-    int64_t model, id = 0;
-    json_t *body;
+    int64_t model, id;
     enum mlo_status status;
-    MLO_TRY(mlo_request_json(req, &body, err));
-    MLO_TRY(mlo_json_get_str(body, "reason", NULL, &reason, err));
-    MLO_TRY(mlo_request_model(req, NULL, &model, err));
-    mlo_str_to_i64(mlo_request_param(req, "id"), &id);
+    MLO_TRY(read_reasoned(req, "id", &model, &id, &reason, err));
     MLO_TRY(mlo_approval_withdraw(req->conn, &actor, model, id, reason, err));
     MLO_TRY(mlo_reply_json(req, 200, json_pack("{s:I, s:b}", "id", (json_int_t)id, "withdrawn", true), err));
 out:
@@ -88,13 +86,9 @@ enum mlo_status h_quarantine_release(struct mlo_request *req, struct mlo_error *
 {
     struct mlo_actor actor = mlo_request_actor(req);
     const char *reason;
-    int64_t model, release = 0;
-    json_t *body;
+    int64_t model, release;
     enum mlo_status status;
-    MLO_TRY(mlo_request_json(req, &body, err));
-    MLO_TRY(mlo_json_get_str(body, "reason", NULL, &reason, err));
-    MLO_TRY(mlo_request_model(req, NULL, &model, err));
-    mlo_str_to_i64(mlo_request_param(req, "r"), &release);
+    MLO_TRY(read_reasoned(req, "r", &model, &release, &reason, err));
     MLO_TRY(mlo_quarantine_release(req->conn, &actor, model, release, reason, err));
     MLO_TRY(mlo_reply_json(req, 200,
                            json_pack("{s:I, s:b}", "release", (json_int_t)release, "released", true), err));

@@ -70,19 +70,7 @@ out:
 
 enum mlo_status h_decisions(struct mlo_request *req, struct mlo_error *err)
 {
-    const char *stage = mlo_request_query(req, "stage");
-    struct mlo_page page;
-    json_t *value = NULL;
-    int64_t model;
-    enum mlo_status status;
-    MLO_TRY(mlo_request_page(req, &page, err));
-    if (stage && stage[0])
-        MLO_TRY(mlo_request_stage(stage, "query argument 'stage'", MLO_EINVAL, err));
-    MLO_TRY(mlo_request_model(req, NULL, &model, err));
-    MLO_TRY(mlo_decision_list(req->conn, model, stage && stage[0] ? stage : NULL, &page, &value, err));
-    MLO_TRY(mlo_reply_json(req, 200, value, err));
-out:
-    return status;
+    return mlo_reply_stage_list(req, mlo_decision_list, err);
 }
 
 enum mlo_status h_decision(struct mlo_request *req, struct mlo_error *err)

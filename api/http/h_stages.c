@@ -14,6 +14,24 @@ enum mlo_status mlo_request_stage(const char *stage, const char *where, enum mlo
     return wrong;
 }
 
+enum mlo_status mlo_reply_stage_list(struct mlo_request *req, mlo_stage_list_fn *list, struct mlo_error *err)
+{
+    const char *stage = mlo_request_query(req, "stage");
+    struct mlo_page page;
+    json_t *value = NULL;
+    int64_t model;
+    enum mlo_status status;
+    stage = stage && stage[0] ? stage : NULL;
+    MLO_TRY(mlo_request_page(req, &page, err));
+    if (stage)
+        MLO_TRY(mlo_request_stage(stage, "query argument 'stage'", MLO_EINVAL, err));
+    MLO_TRY(mlo_request_model(req, NULL, &model, err));
+    MLO_TRY(list(req->conn, model, stage, &page, &value, err));
+    MLO_TRY(mlo_reply_json(req, 200, value, err));
+out:
+    return status;
+}
+
 enum mlo_status h_stages(struct mlo_request *req, struct mlo_error *err)
 {
     json_t *items = NULL;

@@ -33,6 +33,12 @@ mlo_handler_fn h_keys, h_allowed_signers, h_key_rotate, h_key_revoke;
 MLO_MUST_USE enum mlo_status mlo_request_stage(const char *stage, const char *where, enum mlo_status wrong,
                                                struct mlo_error *err);
 
+/* A list of the model's that may be asked for one stage alone (?stage=), as a page. */
+typedef enum mlo_status mlo_stage_list_fn(struct mlo_db_conn *conn, int64_t model_id, const char *stage,
+                                          const struct mlo_page *page, json_t **out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_reply_stage_list(struct mlo_request *req, mlo_stage_list_fn *list,
+                                                  struct mlo_error *err);
+
 /* "variants" of a body, target to variant; *count of at most MLO_CHOICES_MAX. Borrowed from the body. */
 #define MLO_CHOICES_MAX 16
 MLO_MUST_USE enum mlo_status mlo_request_choices(const json_t *body, struct mlo_release_choice *choices,

@@ -75,27 +75,32 @@ out:
     return status;
 }
 
+/* POST of a reason; *done is the answer. */
+static enum mlo_status post_reason(struct mlo_client *client, const char *path, const char *reason,
+                                   struct mlo_response *done, struct mlo_error *err)
+{
+    json_t *body = json_pack("{s:s}", "reason", reason);
+    if (!body)
+        return mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
+    enum mlo_status status = mlo_client_call(client, "POST", path, NULL, body, done, err);
+    json_decref(body);
+    return status;
+}
+
 static enum mlo_status withdraw(struct mlo_cli *cli, struct mlo_client *client,
                                 const struct mlo_client_ref *ref, int64_t id, struct mlo_error *err)
 {
     struct mlo_buf path = MLO_BUF_INIT;
     struct mlo_response done = {0};
     const char *reason = NULL;
-    json_t *body = NULL;
     enum mlo_status status;
     MLO_TRY(mlo_client_reason(cli, &reason, err));
-    body = json_pack("{s:s}", "reason", reason);
-    if (!body) {
-        status = mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
-        goto out;
-    }
     mlo_client_path(&path, "/v1/projects/%s/models/%s/approvals/%d/withdraw", ref->project, ref->name,
                     (long long)id);
-    MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), NULL, body, &done, err));
+    MLO_TRY(post_reason(client, mlo_buf_str(&path), reason, &done, err));
     MLO_TRY(cli->json ? mlo_cli_print_json(done.json, err)
                       : mlo_cli_print(err, "approval %lld is withdrawn\n", (long long)id));
 out:
-    json_decref(body);
     mlo_buf_clear(&path);
     mlo_response_clear(&done);
     return status;
@@ -195,7 +200,6 @@ static enum mlo_status release_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_buf path = MLO_BUF_INIT;
     struct mlo_response done = {0};
     const char *reason = NULL;
-    json_t *body = NULL;
     int64_t release;
     enum mlo_status status;
     MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
@@ -206,20 +210,14 @@ static enum mlo_status release_run(struct mlo_cli *cli, struct mlo_error *err)
         mlo_error_hint(err, "mlopt quarantine list %s", cli->args[0]);
         goto out;
     }
-    body = json_pack("{s:s}", "reason", reason);
-    if (!body) {
-        status = mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
-        goto out;
-    }
     MLO_TRY(mlo_client_open(cli, &client, err));
     mlo_client_path(&path, "/v1/projects/%s/models/%s/quarantine/%d/release", ref.project, ref.name,
                     (long long)release);
-    MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), NULL, body, &done, err));
+    MLO_TRY(post_reason(client, mlo_buf_str(&path), reason, &done, err));
     MLO_TRY(cli->json ? mlo_cli_print_json(done.json, err)
                       : mlo_cli_print(err, "%s/%s: release %lld may be promoted again\n", ref.project,
                                       ref.name, (long long)release));
 out:
-    json_decref(body);
     mlo_buf_clear(&path);
     mlo_response_clear(&done);
     mlo_client_close(client);

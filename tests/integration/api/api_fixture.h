@@ -115,6 +115,18 @@ static inline void api_call(struct api *api, struct reply *reply, const char *me
             fail_msg("'%s' is not in: %s", (part), (text));                                                  \
     } while (0)
 
+/* The value of the hidden field `name` in a page. */
+static inline void reply_field(const struct reply *reply, const char *name, char out[96])
+{
+    char mark[64];
+    snprintf(mark, sizeof mark, "name=\"%s\" value=\"", name);
+    const char *at = strstr(mlo_buf_str(&reply->body), mark);
+    if (!at)
+        fail_msg("no field %s in: %s", name, mlo_buf_str(&reply->body));
+    at += strlen(mark);
+    snprintf(out, 96, "%.*s", (int)strcspn(at, "\""), at);
+}
+
 /* Uploads a text as a blob of the project; `digest` gets its name. */
 static inline void api_upload(struct api *api, const char *project, const char *text,
                               char digest[MLO_DIGEST_TEXT_SIZE])

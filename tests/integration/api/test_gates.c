@@ -171,17 +171,6 @@ static void test_gates__approvals_and_quarantine(void **state)
     reply_clear(&reply);
 }
 
-static void field(const struct reply *reply, const char *name, char out[96])
-{
-    char mark[64];
-    snprintf(mark, sizeof mark, "name=\"%s\" value=\"", name);
-    const char *at = strstr(mlo_buf_str(&reply->body), mark);
-    if (!at)
-        fail_msg("no field %s in: %s", name, mlo_buf_str(&reply->body));
-    at += strlen(mark);
-    snprintf(out, 96, "%.*s", (int)strcspn(at, "\""), at);
-}
-
 static void test_gates__pages_show_and_approve(void **state)
 {
     struct api *api = *state;
@@ -194,7 +183,7 @@ static void test_gates__pages_show_and_approve(void **state)
     api_call(api, &reply, "GET", "/models/demo/cnn", NULL, NULL, headers);
     assert_http(&reply, 200);
     assert_holds(mlo_buf_str(&reply.body), "formaction=\"/models/demo/cnn/check\"");
-    field(&reply, "csrf", csrf);
+    reply_field(&reply, "csrf", csrf);
     snprintf(
         body, sizeof body,
         "csrf=%s&stage=production&version=1&generation_production=0&target0=any&variant0=source&reason=ok",
@@ -204,7 +193,7 @@ static void test_gates__pages_show_and_approve(void **state)
     assert_holds(mlo_buf_str(&reply.body), "0 of 1 given");
     assert_holds(mlo_buf_str(&reply.body), "size is 3");
     assert_null(strstr(mlo_buf_str(&reply.body), "The gates refused."));
-    field(&reply, "shown", shown);
+    reply_field(&reply, "shown", shown);
     api_call(api, &reply, "POST", "/models/demo/cnn/promote", NULL, body, headers);
     assert_http(&reply, 409);
     assert_holds(mlo_buf_str(&reply.body), "The gates refused.");

@@ -21,18 +21,6 @@ static const char *const *session(struct api *api, const char *token)
     return headers;
 }
 
-/* The value of the hidden field `name` in a page. */
-static void hidden(const struct reply *reply, const char *name, char out[96])
-{
-    char mark[64];
-    snprintf(mark, sizeof mark, "name=\"%s\" value=\"", name);
-    const char *at = strstr(mlo_buf_str(&reply->body), mark);
-    if (!at)
-        fail_msg("no field %s in: %s", name, mlo_buf_str(&reply->body));
-    at += strlen(mark);
-    snprintf(out, 96, "%.*s", (int)strcspn(at, "\""), at);
-}
-
 static void test_pages__html_escapes_what_is_not_the_format(void **state)
 {
     struct mlo_buf out = MLO_BUF_INIT;
@@ -120,8 +108,8 @@ static void test_pages__forms_follow_the_rules_of_the_api(void **state)
         snprintf(body, sizeof body, "/models/demo/cnn?version=%d", version);
         api_call(api, &reply, "GET", body, NULL, NULL, cookie);
         assert_http(&reply, 200);
-        hidden(&reply, "csrf", csrf);
-        hidden(&reply, "generation_production", generation);
+        reply_field(&reply, "csrf", csrf);
+        reply_field(&reply, "generation_production", generation);
         snprintf(body, sizeof body,
                  "csrf=%s&version=%d&stage=production&generation_production=%s&target0=any&variant0=source&"
                  "reason=r%%C3%%A9ason+%d",
@@ -134,7 +122,7 @@ static void test_pages__forms_follow_the_rules_of_the_api(void **state)
     api_call(api, &reply, "GET", "/promotions/demo/cnn", NULL, NULL, cookie);
     assert_http(&reply, 200);
     assert_holds(mlo_buf_str(&reply.body), "réason 2");
-    hidden(&reply, "generation", generation);
+    reply_field(&reply, "generation", generation);
     snprintf(body, sizeof body, "csrf=%s&stage=production&generation=%s&reason=", csrf, generation);
     api_call(api, &reply, "POST", "/models/demo/cnn/rollback", NULL, body, cookie);
     assert_http(&reply, 422);
