@@ -3,16 +3,14 @@
 
 #include "api/cli/client/client.h"
 
-/* What a promotion would show now: the decision of a dry run. */
-static enum mlo_status dry_run(struct mlo_cli *cli, struct mlo_client *client,
-                               const struct mlo_client_ref *ref, const char *stage, json_t *body,
-                               struct mlo_response *out, struct mlo_error *err)
+/* What the promotion would show now: the decision of a dry run. */
+static enum mlo_status dry_run(const struct mlo_client_promotion *p, struct mlo_response *out,
+                               struct mlo_error *err)
 {
     struct mlo_response now = {0};
     enum mlo_status status;
-    MLO_UNUSED(cli);
-    MLO_TRY(mlo_client_read_stage(client, ref, stage, &now, err));
-    MLO_TRY(mlo_client_move(client, ref, "promotions", now.etag, body, out, err));
+    MLO_TRY(mlo_client_read_stage(p->client, &p->ref, p->to, &now, err));
+    MLO_TRY(mlo_client_move(p->client, &p->ref, "promotions", now.etag, p->body, out, err));
     if (!json_is_object(json_object_get(out->json, "decision")))
         status =
             mlo_error_set(err, MLO_EFORMAT, "the server's dry run shows no decision: is it an older mlopt?");
@@ -23,113 +21,90 @@ out:
 
 static enum mlo_status approve_run(struct mlo_cli *cli, struct mlo_error *err)
 {
-    struct mlo_client *client = NULL;
-    struct mlo_client_ref ref;
+    struct mlo_client_promotion p;
     struct mlo_response shown = {0}, made = {0};
     struct mlo_buf path = MLO_BUF_INIT;
-    const char *to = NULL, *reason = NULL, *seen = mlo_cli_opt(cli, "shown");
-    json_t *variants = NULL, *body = NULL;
-    int64_t version = 0;
-    char number[24];
+    const char *seen = mlo_cli_opt(cli, "shown");
     enum mlo_status status;
-    MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
-    MLO_TRY(mlo_client_ref_plain(&ref, true, false, err));
-    MLO_TRY(mlo_cli_required(cli, "to", &to, err));
-    MLO_TRY(mlo_client_reason(cli, &reason, err));
-    MLO_TRY(mlo_client_open(cli, &client, err));
-    MLO_TRY(mlo_client_version(client, &ref, &version, err));
-    snprintf(number, sizeof number, "%lld", (long long)version);
-    MLO_TRY(mlo_client_variants(cli, client, &ref, number, &variants, err));
-    body = json_pack("{s:s, s:I, s:O, s:s, s:b}", "stage", to, "version", (json_int_t)version, "variants",
-                     variants, "reason", reason, "dry_run", 1);
-    if (!body) {
-        status = mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
-        goto out;
-    }
+    MLO_TRY(mlo_client_promotion_open(cli, true, &p, err));
     if (!seen) { /* look, then ask */
-        MLO_TRY(dry_run(cli, client, &ref, to, body, &shown, err));
+        MLO_TRY(dry_run(&p, &shown, err));
         const json_t *decision = json_object_get(shown.json, "decision");
         seen = mlo_json_str(decision, "shown", "");
         if (!mlo_cli_has(cli, "yes")) {
             MLO_TRY(mlo_client_print_gates(decision, err));
-            MLO_TRY(mlo_cli_confirm(cli, err, "Approve %s/%s@%s for %s as shown (%s)?", ref.project, ref.name,
-                                    number, to, seen));
+            MLO_TRY(mlo_cli_confirm(cli, err, "Approve %s/%s@%s for %s as shown (%s)?", p.ref.project,
+                                    p.ref.name, p.version, p.to, seen));
         }
     }
-    json_object_set_new(body, "shown", json_string(seen));
-    json_object_set_new(body, "note", json_string(reason));
-    mlo_client_path(&path, "/v1/projects/%s/models/%s/approvals", ref.project, ref.name);
-    MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), NULL, body, &made, err));
+    json_object_set_new(p.body, "shown", json_string(seen));
+    json_object_set_new(p.body, "note", json_string(p.reason));
+    mlo_client_path(&path, "/v1/projects/%s/models/%s/approvals", p.ref.project, p.ref.name);
+    MLO_TRY(mlo_client_call(p.client, "POST", mlo_buf_str(&path), NULL, p.body, &made, err));
     if (cli->json)
         MLO_TRY(mlo_cli_print_json(made.json, err));
     else
-        MLO_TRY(mlo_cli_print(err, "%s/%s@%s for %s: approval %lld of %s\n", ref.project, ref.name, number,
-                              to, (long long)mlo_json_i64(made.json, "id", 0), seen));
+        MLO_TRY(mlo_cli_print(err, "%s/%s@%s for %s: approval %lld of %s\n", p.ref.project, p.ref.name,
+                              p.version, p.to, (long long)mlo_json_i64(made.json, "id", 0), seen));
 out:
-    json_decref(variants);
-    json_decref(body);
     mlo_buf_clear(&path);
     mlo_response_clear(&shown);
     mlo_response_clear(&made);
-    mlo_client_close(client);
+    mlo_client_promotion_close(&p);
     return status;
 }
 
-/* POST of a reason; *done is the answer. */
-static enum mlo_status post_reason(struct mlo_client *client, const char *path, const char *reason,
-                                   struct mlo_response *done, struct mlo_error *err)
+/* POSTs --reason to `what` of the model that the first argument names. With -o json the answer is printed;
+ * else `said` is, after the model's name. */
+static enum mlo_status post_reason(struct mlo_cli *cli, const char *what, const char *said,
+                                   struct mlo_error *err)
 {
-    json_t *body = json_pack("{s:s}", "reason", reason);
-    if (!body)
-        return mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
-    enum mlo_status status = mlo_client_call(client, "POST", path, NULL, body, done, err);
-    json_decref(body);
-    return status;
-}
-
-static enum mlo_status withdraw(struct mlo_cli *cli, struct mlo_client *client,
-                                const struct mlo_client_ref *ref, int64_t id, struct mlo_error *err)
-{
+    struct mlo_client *client = NULL;
+    struct mlo_client_ref ref;
     struct mlo_buf path = MLO_BUF_INIT;
     struct mlo_response done = {0};
     const char *reason = NULL;
+    json_t *body = NULL;
     enum mlo_status status;
+    MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
+    MLO_TRY(mlo_client_ref_plain(&ref, false, false, err));
     MLO_TRY(mlo_client_reason(cli, &reason, err));
-    mlo_client_path(&path, "/v1/projects/%s/models/%s/approvals/%d/withdraw", ref->project, ref->name,
-                    (long long)id);
-    MLO_TRY(post_reason(client, mlo_buf_str(&path), reason, &done, err));
+    body = json_pack("{s:s}", "reason", reason);
+    if (!body) {
+        status = mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
+        goto out;
+    }
+    MLO_TRY(mlo_client_open(cli, &client, err));
+    mlo_client_path(&path, "/v1/projects/%s/models/%s/", ref.project, ref.name);
+    mlo_buf_puts(&path, what);
+    MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), NULL, body, &done, err));
     MLO_TRY(cli->json ? mlo_cli_print_json(done.json, err)
-                      : mlo_cli_print(err, "approval %lld is withdrawn\n", (long long)id));
+                      : mlo_cli_print(err, "%s/%s: %s\n", ref.project, ref.name, said));
 out:
+    json_decref(body);
     mlo_buf_clear(&path);
     mlo_response_clear(&done);
+    mlo_client_close(client);
     return status;
 }
 
 static enum mlo_status approvals_run(struct mlo_cli *cli, struct mlo_error *err)
 {
-    struct mlo_client *client = NULL;
-    struct mlo_client_ref ref;
-    struct mlo_buf path = MLO_BUF_INIT;
     struct mlo_table table;
     json_t *items = NULL, *row;
     int64_t id;
     size_t i;
     enum mlo_status status;
     MLO_TRY(mlo_cli_int(cli, "withdraw", 0, 1, INT64_MAX, &id, err));
-    MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
-    MLO_TRY(mlo_client_ref_plain(&ref, false, false, err));
-    MLO_TRY(mlo_client_open(cli, &client, err));
     if (id) {
-        MLO_TRY(withdraw(cli, client, &ref, id, err));
-        goto out;
+        char what[64], said[64];
+        snprintf(what, sizeof what, "approvals/%lld/withdraw", (long long)id);
+        snprintf(said, sizeof said, "approval %lld is withdrawn", (long long)id);
+        return post_reason(cli, what, said, err);
     }
-    mlo_client_path(&path, "/v1/projects/%s/models/%s/approvals", ref.project, ref.name);
-    MLO_TRY(mlo_client_list(client, mlo_buf_str(&path), 0, &items, err));
-    if (cli->json) {
-        MLO_TRY(mlo_cli_print_json(items, err));
+    MLO_TRY(mlo_client_model_list(cli, "approvals", 0, &items, err));
+    if (!items)
         goto out;
-    }
     mlo_table_init(&table, "id>|time (UTC)|stage|who|role|shown|note|withdrawn");
     json_array_foreach(items, i, row)
     {
@@ -144,8 +119,6 @@ static enum mlo_status approvals_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_table_print_take(&table, err));
 out:
     json_decref(items);
-    mlo_buf_clear(&path);
-    mlo_client_close(client);
     return status;
 }
 
@@ -153,24 +126,14 @@ out:
 
 static enum mlo_status list_run(struct mlo_cli *cli, struct mlo_error *err)
 {
-    struct mlo_client *client = NULL;
-    struct mlo_client_ref ref;
-    struct mlo_buf path = MLO_BUF_INIT;
     struct mlo_table table;
     json_t *items = NULL, *row;
     size_t i;
     enum mlo_status status;
-    MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
-    MLO_TRY(mlo_client_ref_plain(&ref, false, false, err));
-    MLO_TRY(mlo_client_open(cli, &client, err));
-    mlo_client_path(&path, "/v1/projects/%s/models/%s/quarantine", ref.project, ref.name);
-    if (mlo_cli_has(cli, "all"))
-        mlo_buf_puts(&path, "?all=true");
-    MLO_TRY(mlo_client_list(client, mlo_buf_str(&path), 0, &items, err));
-    if (cli->json) {
-        MLO_TRY(mlo_cli_print_json(items, err));
+    MLO_TRY(mlo_client_model_list(cli, mlo_cli_has(cli, "all") ? "quarantine?all=true" : "quarantine", 0,
+                                  &items, err));
+    if (!items)
         goto out;
-    }
     mlo_table_init(&table, "release>|version>|from|time (UTC)|who|reason|let out");
     json_array_foreach(items, i, row)
     {
@@ -188,40 +151,21 @@ static enum mlo_status list_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_table_print_take(&table, err));
 out:
     json_decref(items);
-    mlo_buf_clear(&path);
-    mlo_client_close(client);
     return status;
 }
 
 static enum mlo_status release_run(struct mlo_cli *cli, struct mlo_error *err)
 {
-    struct mlo_client *client = NULL;
-    struct mlo_client_ref ref;
-    struct mlo_buf path = MLO_BUF_INIT;
-    struct mlo_response done = {0};
-    const char *reason = NULL;
+    char what[64], said[64];
     int64_t release;
-    enum mlo_status status;
-    MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
-    MLO_TRY(mlo_client_ref_plain(&ref, false, false, err));
-    MLO_TRY(mlo_client_reason(cli, &reason, err));
     if (!mlo_str_to_i64(cli->args[1], &release) || release < 1) {
-        status = mlo_error_set(err, MLO_EUSAGE, "'%s' is no release's number", cli->args[1]);
+        enum mlo_status status = mlo_error_set(err, MLO_EUSAGE, "'%s' is no release's number", cli->args[1]);
         mlo_error_hint(err, "mlopt quarantine list %s", cli->args[0]);
-        goto out;
+        return status;
     }
-    MLO_TRY(mlo_client_open(cli, &client, err));
-    mlo_client_path(&path, "/v1/projects/%s/models/%s/quarantine/%d/release", ref.project, ref.name,
-                    (long long)release);
-    MLO_TRY(post_reason(client, mlo_buf_str(&path), reason, &done, err));
-    MLO_TRY(cli->json ? mlo_cli_print_json(done.json, err)
-                      : mlo_cli_print(err, "%s/%s: release %lld may be promoted again\n", ref.project,
-                                      ref.name, (long long)release));
-out:
-    mlo_buf_clear(&path);
-    mlo_response_clear(&done);
-    mlo_client_close(client);
-    return status;
+    snprintf(what, sizeof what, "quarantine/%lld/release", (long long)release);
+    snprintf(said, sizeof said, "release %lld may be promoted again", (long long)release);
+    return post_reason(cli, what, said, err);
 }
 
 static const struct mlo_cli_option approve_options[] = {

@@ -73,6 +73,10 @@ MLO_MUST_USE enum mlo_status mlo_client_get(struct mlo_client *client, const cha
 /* All pages of a list as one array; at most `max` items (0: all). `path` may hold a query. */
 MLO_MUST_USE enum mlo_status mlo_client_list(struct mlo_client *client, const char *path, size_t max,
                                              json_t **items, struct mlo_error *err);
+/* The list `what` ("history?stage=staging") of the model that the verb's first argument names. With -o json
+ * it is printed and *items is NULL; else *items is yours, to show as a table. */
+MLO_MUST_USE enum mlo_status mlo_client_model_list(struct mlo_cli *cli, const char *what, size_t max,
+                                                   json_t **items, struct mlo_error *err);
 /* HEAD: whether it is there. Other failures than 404 are errors. */
 MLO_MUST_USE enum mlo_status mlo_client_head(struct mlo_client *client, const char *path, bool *there,
                                              struct mlo_error *err);
@@ -122,13 +126,20 @@ MLO_MUST_USE enum mlo_status mlo_client_reason(struct mlo_cli *cli, const char *
 MLO_MUST_USE enum mlo_status mlo_client_read_stage(struct mlo_client *client,
                                                    const struct mlo_client_ref *ref, const char *stage,
                                                    struct mlo_response *out, struct mlo_error *err);
-/* The number of the version that the name means. */
-MLO_MUST_USE enum mlo_status mlo_client_version(struct mlo_client *client, const struct mlo_client_ref *ref,
-                                                int64_t *out, struct mlo_error *err);
-/* {target: variant} from --variant [TARGET=]NAME; without a target, the variant's own. *out is yours. */
-MLO_MUST_USE enum mlo_status mlo_client_variants(struct mlo_cli *cli, struct mlo_client *client,
-                                                 const struct mlo_client_ref *ref, const char *version,
-                                                 json_t **out, struct mlo_error *err);
+/* What `promote` and `approve` ask for: PROJECT/MODEL@V --variant … --to STAGE --reason TEXT. `body` is the
+ * request to promotions; --variant without a target is for the variant's own. Close it also after a failure.
+ */
+struct mlo_client_promotion {
+    struct mlo_client *client;
+    struct mlo_client_ref ref;
+    const char *to, *reason;
+    char version[24];
+    json_t *body;
+};
+MLO_MUST_USE enum mlo_status mlo_client_promotion_open(struct mlo_cli *cli, bool dry_run,
+                                                       struct mlo_client_promotion *out,
+                                                       struct mlo_error *err);
+void mlo_client_promotion_close(struct mlo_client_promotion *p);
 /* POSTs a move ("promotions", "rollbacks") with the generation that was read. */
 MLO_MUST_USE enum mlo_status mlo_client_move(struct mlo_client *client, const struct mlo_client_ref *ref,
                                              const char *kind, const char *etag, const json_t *body,

@@ -94,6 +94,31 @@ enum mlo_status mlo_client_projects(struct mlo_client *client, const char *only,
     return status;
 }
 
+enum mlo_status mlo_client_model_list(struct mlo_cli *cli, const char *what, size_t max, json_t **items,
+                                      struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_client *client = NULL;
+    struct mlo_client_ref ref;
+    struct mlo_buf path = MLO_BUF_INIT;
+    *items = NULL;
+    MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
+    MLO_TRY(mlo_client_ref_plain(&ref, false, false, err));
+    MLO_TRY(mlo_client_open(cli, &client, err));
+    mlo_client_path(&path, "/v1/projects/%s/models/%s/", ref.project, ref.name);
+    mlo_buf_puts(&path, what);
+    MLO_TRY(mlo_client_list(client, mlo_buf_str(&path), max, items, err));
+    if (cli->json) {
+        status = mlo_cli_print_json(*items, err);
+        json_decref(*items);
+        *items = NULL;
+    }
+out:
+    mlo_buf_clear(&path);
+    mlo_client_close(client);
+    return status;
+}
+
 enum mlo_status mlo_client_upload(struct mlo_client *client, const char *project, const char *file,
                                   const char *role, const char *media_type, json_t *files,
                                   struct mlo_error *err)

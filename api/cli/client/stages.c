@@ -98,9 +98,9 @@ static enum mlo_status target_of(struct mlo_client *client, const struct mlo_cli
 }
 
 /* {target: variant} from --variant [TARGET=]NAME; without a target, the variant's own. */
-enum mlo_status mlo_client_variants(struct mlo_cli *cli, struct mlo_client *client,
-                                    const struct mlo_client_ref *ref, const char *version, json_t **out,
-                                    struct mlo_error *err)
+static enum mlo_status read_variants(struct mlo_cli *cli, struct mlo_client *client,
+                                     const struct mlo_client_ref *ref, const char *version, json_t **out,
+                                     struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_buf path = MLO_BUF_INIT;
@@ -157,8 +157,8 @@ out:
 }
 
 /* The number of the version, for the request. */
-enum mlo_status mlo_client_version(struct mlo_client *client, const struct mlo_client_ref *ref, int64_t *out,
-                                   struct mlo_error *err)
+static enum mlo_status read_version(struct mlo_client *client, const struct mlo_client_ref *ref, int64_t *out,
+                                    struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const char *version;
@@ -190,54 +190,67 @@ enum mlo_status mlo_client_move(struct mlo_client *client, const struct mlo_clie
     return status;
 }
 
+enum mlo_status mlo_client_promotion_open(struct mlo_cli *cli, bool dry_run, struct mlo_client_promotion *out,
+                                          struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    json_t *variants = NULL;
+    int64_t version = 0;
+    *out = (struct mlo_client_promotion){0};
+    MLO_TRY(mlo_client_ref_parse(cli->args[0], &out->ref, err));
+    MLO_TRY(mlo_client_ref_plain(&out->ref, true, false, err));
+    MLO_TRY(mlo_cli_required(cli, "to", &out->to, err));
+    MLO_TRY(mlo_client_reason(cli, &out->reason, err));
+    MLO_TRY(mlo_client_open(cli, &out->client, err));
+    MLO_TRY(read_version(out->client, &out->ref, &version, err));
+    snprintf(out->version, sizeof out->version, "%lld", (long long)version);
+    MLO_TRY(read_variants(cli, out->client, &out->ref, out->version, &variants, err));
+    out->body = json_pack("{s:s,s:I,s:O,s:s,s:b}", "stage", out->to, "version", (json_int_t)version,
+                          "variants", variants, "reason", out->reason, "dry_run", dry_run);
+    if (!out->body)
+        status = mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
+out:
+    json_decref(variants);
+    return status;
+}
+
+void mlo_client_promotion_close(struct mlo_client_promotion *p)
+{
+    json_decref(p->body);
+    mlo_client_close(p->client);
+    *p = (struct mlo_client_promotion){0};
+}
+
 static enum mlo_status promote_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_client *client = NULL;
-    struct mlo_client_ref ref;
+    struct mlo_client_promotion p;
     struct mlo_response stage = {0}, moved = {0};
-    const char *to = NULL, *reason = NULL;
-    json_t *variants = NULL, *body = NULL;
-    int64_t version = 0;
-    char number[24], what[64];
-    MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
-    MLO_TRY(mlo_client_ref_plain(&ref, true, false, err));
-    MLO_TRY(mlo_cli_required(cli, "to", &to, err));
-    MLO_TRY(mlo_client_reason(cli, &reason, err));
-    MLO_TRY(mlo_client_open(cli, &client, err));
-    MLO_TRY(mlo_client_version(client, &ref, &version, err));
-    snprintf(number, sizeof number, "%lld", (long long)version);
-    MLO_TRY(mlo_client_variants(cli, client, &ref, number, &variants, err));
-    MLO_TRY(mlo_client_read_stage(client, &ref, to, &stage, err));
-    snprintf(what, sizeof what, "Put @%s there", number);
-    if (!mlo_cli_has(cli, "dry-run"))
-        MLO_TRY(confirm_production(cli, &ref, to, stage.json, what, err));
-    body = json_pack("{s:s,s:I,s:O,s:s,s:b}", "stage", to, "version", (json_int_t)version, "variants",
-                     variants, "reason", reason, "dry_run", mlo_cli_has(cli, "dry-run"));
-    if (!body) {
-        status = mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
-        goto out;
-    }
-    enum mlo_status answer = mlo_client_move(client, &ref, "promotions", stage.etag, body, &moved, err);
+    bool dry_run = mlo_cli_has(cli, "dry-run");
+    char what[64];
+    MLO_TRY(mlo_client_promotion_open(cli, dry_run, &p, err));
+    MLO_TRY(mlo_client_read_stage(p.client, &p.ref, p.to, &stage, err));
+    snprintf(what, sizeof what, "Put @%s there", p.version);
+    if (!dry_run)
+        MLO_TRY(confirm_production(cli, &p.ref, p.to, stage.json, what, err));
+    enum mlo_status answer = mlo_client_move(p.client, &p.ref, "promotions", stage.etag, p.body, &moved, err);
     const json_t *decision = json_object_get(moved.json, "decision");
     bool refused = strcmp(mlo_json_str(decision, "verdict", ""), "refused") == 0;
-    if (decision && !cli->json && (refused || mlo_cli_has(cli, "dry-run")))
+    if (decision && !cli->json && (refused || dry_run))
         MLO_TRY(mlo_client_print_gates(decision, refused ? NULL : err));
     if (refused && cli->json)
         MLO_TRY(mlo_cli_print_json(moved.json, NULL));
     status = answer;
     if (answer == MLO_OK && refused)
-        status = mlo_error_set(err, MLO_EGATE, "the gates of %s/%s:%s refuse version %s", ref.project,
-                               ref.name, to, number);
+        status = mlo_error_set(err, MLO_EGATE, "the gates of %s/%s:%s refuse version %s", p.ref.project,
+                               p.ref.name, p.to, p.version);
     if (status != MLO_OK)
         goto out;
-    MLO_TRY(print_move(cli, &ref, moved.json, mlo_cli_has(cli, "dry-run"), err));
+    MLO_TRY(print_move(cli, &p.ref, moved.json, dry_run, err));
 out:
-    json_decref(variants);
-    json_decref(body);
     mlo_response_clear(&stage);
     mlo_response_clear(&moved);
-    mlo_client_close(client);
+    mlo_client_promotion_close(&p);
     return status;
 }
 
@@ -277,27 +290,20 @@ out:
 static enum mlo_status history_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_client *client = NULL;
-    struct mlo_client_ref ref;
     struct mlo_buf path = MLO_BUF_INIT;
     const char *stage = mlo_cli_opt(cli, "stage"), *at = mlo_cli_opt(cli, "at");
     json_t *items = NULL, *row;
     size_t i;
     int64_t limit;
-    MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
-    MLO_TRY(mlo_client_ref_plain(&ref, false, false, err));
     MLO_TRY(mlo_cli_int(cli, "limit", 50, 1, 100000, &limit, err));
-    MLO_TRY(mlo_client_open(cli, &client, err));
-    mlo_client_path(&path, "/v1/projects/%s/models/%s/history", ref.project, ref.name);
+    mlo_client_path(&path, "history");
     if (stage)
         mlo_client_path(&path, "?stage=%s", stage);
     if (at)
         mlo_client_path(&path, stage ? "&at=%s" : "?at=%s", at);
-    MLO_TRY(mlo_client_list(client, mlo_buf_str(&path), (size_t)limit, &items, err));
-    if (cli->json) {
-        MLO_TRY(mlo_cli_print_json(items, err));
+    MLO_TRY(mlo_client_model_list(cli, mlo_buf_str(&path), (size_t)limit, &items, err));
+    if (!items)
         goto out;
-    }
     struct mlo_table table;
     mlo_table_init(&table, "time (UTC)|stage|gen>|kind|from|to|who|reason");
     json_array_foreach(items, i, row)
@@ -314,7 +320,6 @@ static enum mlo_status history_run(struct mlo_cli *cli, struct mlo_error *err)
 out:
     json_decref(items);
     mlo_buf_clear(&path);
-    mlo_client_close(client);
     return status;
 }
 
