@@ -234,60 +234,6 @@ static void test_stage__dry_run_leaves_nothing(void **state)
     json_decref(json);
 }
 
-enum { PROMOTERS = 20 };
-
-struct promoter {
-    struct pg_fixture *f;
-    const struct shop *s;
-    int64_t version;
-    enum mlo_status status;
-};
-
-static void *promote_at_once(void *arg)
-{
-    struct promoter *w = arg;
-    struct mlo_error err = {0};
-    struct mlo_db_conn *conn;
-    struct mlo_release_choice source = {NULL, "source"};
-    int64_t zero = 0;
-    struct mlo_promotion p = {.model_id = w->s->model_id,
-                              .version = w->version,
-                              .choices = &source,
-                              .choice_count = 1,
-                              .stage = "production",
-                              .if_match = &zero};
-    struct mlo_move move;
-    w->status = mlo_db_acquire(w->f->server, &conn, &err);
-    if (w->status == MLO_OK) {
-        w->status = mlo_stage_promote(conn, &manager, &p, &move, &err);
-        mlo_db_release(conn);
-    }
-    return NULL;
-}
-
-static void test_stage__one_of_many_promoters_wins(void **state)
-{
-    struct pg_fixture *f = *state;
-    struct shop s = shop(f, 3);
-    pthread_t threads[PROMOTERS];
-    struct promoter w[PROMOTERS];
-    int won = 0, refused = 0;
-    for (int i = 0; i < PROMOTERS; i++) {
-        w[i] = (struct promoter){.f = f, .s = &s, .version = i % 3 + 1};
-        assert_int_equal(pthread_create(&threads[i], NULL, promote_at_once, &w[i]), 0);
-    }
-    for (int i = 0; i < PROMOTERS; i++) {
-        pthread_join(threads[i], NULL);
-        won += w[i].status == MLO_OK;
-        refused += w[i].status == MLO_EPRECONDITION;
-    }
-    assert_int_equal(won, 1);
-    assert_int_equal(refused, PROMOTERS - 1);
-    struct mlo_audit_result audit;
-    assert_mlo_ok(mlo_audit_verify(f->conn, s.project_id, NULL, &audit, &f->err), &f->err);
-    assert_true(audit.intact);
-}
-
 struct busy {
     struct pg_fixture *f;
     const struct shop *s;
@@ -500,7 +446,6 @@ int main(void)
         WITH_DB(test_stage__history_tells_who_and_when),
         WITH_DB(test_stage__resolves_to_the_most_specific),
         WITH_DB(test_stage__dry_run_leaves_nothing),
-        WITH_DB(test_stage__one_of_many_promoters_wins),
         WITH_DB(test_stage__moves_and_uploads_do_not_deadlock),
         WITH_DB(test_audit__names_a_changed_row),
         WITH_DB(test_audit__names_a_deleted_row),
