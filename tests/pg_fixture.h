@@ -54,7 +54,7 @@ static inline int pg_fixture_start(void **state)
 {
     struct mlo_error err = {0};
     MLO_UNUSED(state);
-    if (mlo_fs_tempdir("/tmp", "mlopt-pg-", &pg_fixture_dir, &err) != MLO_OK ||
+    if (mlo_fs_tempdir(NULL, "mlopt-pg-", &pg_fixture_dir, &err) != MLO_OK ||
         chmod(pg_fixture_dir, 0755) != 0) {
         print_error("no folder for PostgreSQL: %s\n", err.message);
         return -1;
@@ -98,16 +98,17 @@ static inline struct mlo_db *pg_fixture_pool(const struct pg_fixture *f, const c
     return db;
 }
 
-/* Test setup with an empty, not migrated database: for tests of migrations. */
-static inline int pg_fixture_setup_empty(void **state)
+static inline struct pg_fixture *pg_fixture_new(void)
 {
     static int number;
     struct pg_fixture *f = calloc(1, sizeof *f);
     f->pg = pg_fixture_server;
     snprintf(f->database, sizeof f->database, "test_%d", ++number);
-    char *admin = mlo_embedded_conninfo(f->pg, NULL, "postgres");
-    assert_mlo_ok(mlo_db_bootstrap(admin, f->database, &f->err), &f->err);
-    free(admin);
+    return f;
+}
+
+static inline int pg_fixture_open(struct pg_fixture *f, void **state)
+{
     f->owner = pg_fixture_pool(f, MLO_ROLE_OWNER, 4);
     f->server = pg_fixture_pool(f, MLO_ROLE_SERVER, 32);
     f->worker = pg_fixture_pool(f, MLO_ROLE_WORKER, 8);
@@ -115,15 +116,54 @@ static inline int pg_fixture_setup_empty(void **state)
     return 0;
 }
 
+/* Test setup with an empty, not migrated database: for tests of migrations. */
+static inline int pg_fixture_setup_empty(void **state)
+{
+    struct pg_fixture *f = pg_fixture_new();
+    char *admin = mlo_embedded_conninfo(f->pg, NULL, "postgres");
+    assert_mlo_ok(mlo_db_bootstrap(admin, f->database, &f->err), &f->err);
+    free(admin);
+    return pg_fixture_open(f, state);
+}
+
+/* The program's database "migrated", which those of its tests are copies of. */
+static inline void pg_fixture_migrate(void)
+{
+    static bool done;
+    struct pg_fixture f = {.pg = pg_fixture_server, .database = "migrated"};
+    struct mlo_db_conn *owner;
+    if (done)
+        return;
+    char *admin = mlo_embedded_conninfo(f.pg, NULL, "postgres");
+    assert_mlo_ok(mlo_db_bootstrap(admin, f.database, &f.err), &f.err);
+    free(admin);
+    f.owner = pg_fixture_pool(&f, MLO_ROLE_OWNER, 1);
+    assert_mlo_ok(mlo_db_acquire(f.owner, &owner, &f.err), &f.err);
+    assert_mlo_ok(mlo_migrate(owner, NULL, &f.err), &f.err);
+    mlo_db_release(owner);
+    mlo_db_close(f.owner);
+    done = true;
+}
+
 /* Test setup: the migrated schema, and f->conn as the server. */
 static inline int pg_fixture_setup(void **state)
 {
-    struct mlo_db_conn *owner;
-    pg_fixture_setup_empty(state);
-    struct pg_fixture *f = *state;
-    assert_mlo_ok(mlo_db_acquire(f->owner, &owner, &f->err), &f->err);
-    assert_mlo_ok(mlo_migrate(owner, NULL, &f->err), &f->err);
-    mlo_db_release(owner);
+    char sql[128];
+    struct mlo_db_conn *admin;
+    pg_fixture_migrate();
+    struct pg_fixture *f = pg_fixture_new();
+    char *conninfo = mlo_embedded_conninfo(f->pg, NULL, "postgres");
+    struct mlo_db *db = NULL;
+    struct mlo_db_options options = {
+        .conninfo = conninfo, .max_connections = 1, .statement_timeout_ms = 300000};
+    assert_mlo_ok(mlo_db_open(&options, &db, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_acquire(db, &admin, &f->err), &f->err);
+    snprintf(sql, sizeof sql, "CREATE DATABASE %s OWNER " MLO_ROLE_OWNER " TEMPLATE migrated", f->database);
+    assert_mlo_ok(mlo_db_exec_text(admin, sql, &f->err), &f->err);
+    mlo_db_release(admin);
+    mlo_db_close(db);
+    free(conninfo);
+    pg_fixture_open(f, state);
     assert_mlo_ok(mlo_db_acquire(f->server, &f->conn, &f->err), &f->err);
     return 0;
 }

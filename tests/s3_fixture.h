@@ -58,7 +58,7 @@ static inline void s3_fixture_start(const char *store)
     struct mlo_error err = {0};
     int in[2], out[2];
     char line[256];
-    if (mlo_fs_tempdir("/tmp", "mlopt-s3-", &s3_server.dir, &err) != MLO_OK || pipe2(in, O_CLOEXEC) ||
+    if (mlo_fs_tempdir(NULL, "mlopt-s3-", &s3_server.dir, &err) != MLO_OK || pipe2(in, O_CLOEXEC) ||
         pipe2(out, O_CLOEXEC)) {
         fprintf(stderr, "no folder for the S3 server: %s\n", err.message);
         exit(1);

@@ -199,7 +199,7 @@ static inline int api_setup(void **state)
     struct api *api = calloc(1, sizeof *api);
     char *url;
     pg_fixture_setup((void **)&api->pg);
-    assert_mlo_ok(mlo_fs_tempdir("/tmp", "mlopt-api-", &api->dir, &err), &err);
+    assert_mlo_ok(mlo_fs_tempdir(NULL, "mlopt-api-", &api->dir, &err), &err);
     struct mlo_buf text = MLO_BUF_INIT;
     mlo_buf_printf(&text, "file:%s/blobs", api->dir);
     url = mlo_buf_take(&text);

@@ -33,7 +33,7 @@ static inline struct shop shop_open(struct pg_fixture *f)
     struct shop s = {.f = f};
     assert_mlo_ok(mlo_project_ensure(f->conn, &root, "shop", &s.project_id, &f->err), &f->err);
     assert_mlo_ok(mlo_model_ensure(f->conn, &root, s.project_id, "cnn", &s.model_id, &f->err), &f->err);
-    assert_mlo_ok(mlo_fs_tempdir("/tmp", "mlopt-ledger-", &s.dir, &f->err), &f->err);
+    assert_mlo_ok(mlo_fs_tempdir(NULL, "mlopt-ledger-", &s.dir, &f->err), &f->err);
     s.ledger = shop_ledger(&s, f->server, NULL, NULL, NULL);
     return s;
 }

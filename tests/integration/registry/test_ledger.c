@@ -178,7 +178,7 @@ static void test_keys__another_server_needs_the_same_file(void **state)
 {
     struct shop s = shop_open(*state), other = {.f = s.f};
     struct mlo_ledger *ledger;
-    assert_mlo_ok(mlo_fs_tempdir("/tmp", "mlopt-ledger-", &other.dir, &s.f->err), &s.f->err);
+    assert_mlo_ok(mlo_fs_tempdir(NULL, "mlopt-ledger-", &other.dir, &s.f->err), &s.f->err);
     const struct mlo_ledger_options options = {.db = s.f->server, .dir = other.dir};
     assert_mlo_status(mlo_ledger_open(&options, &ledger, &s.f->err), MLO_ECONFLICT, &s.f->err);
     assert_non_null(strstr(s.f->err.hint, "ledger.key"));
@@ -329,7 +329,7 @@ static void test_ledger__two_servers_write_one_history(void **state)
 {
     struct shop s = shop_open(*state), there = s;
     struct mlo_buf out = MLO_BUF_INIT, ids = MLO_BUF_INIT;
-    assert_mlo_ok(mlo_fs_tempdir("/tmp", "mlopt-ledger-", &there.dir, &s.f->err), &s.f->err);
+    assert_mlo_ok(mlo_fs_tempdir(NULL, "mlopt-ledger-", &there.dir, &s.f->err), &s.f->err);
     assert_shell("/", &out, "cp -p %s/ledger.key %s/", s.dir, there.dir);
     there.ledger = shop_ledger(&there, s.f->server, NULL, NULL, NULL);
     struct server servers[2] = {{.shop = &s, .ledger = s.ledger}, {.shop = &there, .ledger = there.ledger}};

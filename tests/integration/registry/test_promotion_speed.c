@@ -190,8 +190,7 @@ static int start(void **state)
 {
     struct mlo_error err = {0};
     MLO_UNUSED(state);
-    const char *parent = getenv("TMPDIR");
-    if (mlo_fs_tempdir(parent && *parent ? parent : "/tmp", "mlopt-pg-", &pg_fixture_dir, &err) != MLO_OK ||
+    if (mlo_fs_tempdir(NULL, "mlopt-pg-", &pg_fixture_dir, &err) != MLO_OK ||
         chmod(pg_fixture_dir, 0755) != 0)
         return -1;
     char *dir = mlo_fs_join(pg_fixture_dir, "pg", NULL);

@@ -411,7 +411,7 @@ static inline int service_setup(void **state)
     pg_fixture_setup(state);
     f->pg = *state;
     f->worker = pg_fixture_pool(f->pg, MLO_ROLE_WORKER, 24);
-    assert_mlo_ok(mlo_fs_tempdir("/tmp", "mlopt-service-", &f->dir, &f->err), &f->err);
+    assert_mlo_ok(mlo_fs_tempdir(NULL, "mlopt-service-", &f->dir, &f->err), &f->err);
     f->state = mlo_fs_join(f->dir, "state", NULL);
     f->work = mlo_fs_join(f->dir, "work", NULL);
     char *blobs = mlo_fs_join(f->dir, "blobs", NULL);
