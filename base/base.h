@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/fs.h"
 #include "base/git_object.h"
+#include "base/git_remote.h"
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"

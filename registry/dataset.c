@@ -1,3 +1,4 @@
+#include "registry/facts_impl.h"
 #include "registry/manifest_impl.h"
 #include "registry/sql_impl.h"
 
@@ -16,7 +17,8 @@ enum {
 
 #define VERSION_COLUMNS                                                                                      \
     "p.name AS project, d.name AS dataset, v.number AS version, v.manifest_digest AS digest, "               \
-    "v.metadata::json AS metadata, v.description, v.created_at, v.created_by"
+    "v.metadata::json AS metadata, " MLO_FACTS_JSON(                                                         \
+        "v.manifest") ", v.description, v.created_at, v.created_by"
 
 const struct mlo_sql mlo_sql_dataset[] = {
     [DATASET_ENSURE] =
@@ -79,11 +81,13 @@ static enum mlo_status audit(struct mlo_db_conn *conn, const struct mlo_actor *a
     return status;
 }
 
-enum mlo_status mlo_dataset_version_create(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                                           int64_t project_id, const char *name, const char *description,
-                                           const json_t *metadata, struct mlo_manifest_blob *blobs,
-                                           size_t count, struct mlo_dataset_info *out, struct mlo_error *err)
+enum mlo_status mlo_dataset_version_add(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                        int64_t project_id, const char *name,
+                                        const struct mlo_dataset_content *content,
+                                        struct mlo_dataset_info *out, struct mlo_error *err)
 {
+    const json_t *metadata = content->metadata;
+    json_t *facts = NULL, *members = NULL;
     struct mlo_params ensure = MLO_PARAMS_INIT, lock = MLO_PARAMS_INIT, counter = MLO_PARAMS_INIT,
                       add = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
@@ -116,7 +120,14 @@ enum mlo_status mlo_dataset_version_create(struct mlo_db_conn *conn, const struc
     }
     out->project_id = project_id;
     out->dataset_id = mlo_rows_i64(&rows, 0, 0);
-    MLO_TRY(mlo_manifest_make(conn, project_id, blobs, count, metadata, &manifest, &out->manifest, err));
+    MLO_TRY(mlo_facts_read(conn, project_id, content->facts, &facts, err));
+    members = json_pack("{s:O*, s:O*}", "metadata", metadata, "facts", facts);
+    if (!members) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_manifest_make(conn, project_id, content->blobs, content->count, members, &manifest,
+                              &out->manifest, err));
     status = mlo_dataset_find(conn, project_id, name, 0, &latest, &not_there);
     if (status == MLO_OK && mlo_digest_eq(&latest.manifest, &out->manifest)) {
         *out = latest;
@@ -136,21 +147,34 @@ enum mlo_status mlo_dataset_version_create(struct mlo_db_conn *conn, const struc
     mlo_param_digest(&add, &out->manifest);
     mlo_param_text(&add, mlo_buf_str(&manifest));
     mlo_param_text(&add, metadata ? mlo_buf_str(&metadata_text) : "{}");
-    mlo_param_text(&add, description ? description : "");
+    mlo_param_text(&add, content->description ? content->description : "");
     mlo_param_text(&add, actor->name);
     if (!mlo_buf_ok(&metadata_text)) {
         status = mlo_error_nomem(err);
         goto out;
     }
     MLO_TRY(mlo_sql_number(conn, &mlo_sql_dataset[DATASET_ADD], &add, &out->version_id, err));
-    MLO_TRY(mlo_manifest_insert(conn, &mlo_sql_dataset[DATASET_BLOB], out->version_id, blobs, count, err));
+    MLO_TRY(mlo_manifest_insert(conn, &mlo_sql_dataset[DATASET_BLOB], out->version_id, content->blobs,
+                                content->count, err));
     MLO_TRY(audit(conn, actor, mlo_rows_text(&rows, 0, 1), out, err));
     out->created = true;
 out:
     mlo_rows_clear(&rows);
     mlo_buf_clear(&manifest);
     mlo_buf_clear(&metadata_text);
+    json_decref(facts);
+    json_decref(members);
     return mlo_db_end(conn, status, err);
+}
+
+enum mlo_status mlo_dataset_version_create(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                           int64_t project_id, const char *name, const char *description,
+                                           const json_t *metadata, struct mlo_manifest_blob *blobs,
+                                           size_t count, struct mlo_dataset_info *out, struct mlo_error *err)
+{
+    const struct mlo_dataset_content content = {
+        .description = description, .metadata = metadata, .blobs = blobs, .count = count};
+    return mlo_dataset_version_add(conn, actor, project_id, name, &content, out, err);
 }
 
 enum mlo_status mlo_dataset_find(struct mlo_db_conn *conn, int64_t project_id, const char *name,

@@ -56,7 +56,7 @@ static enum mlo_status check(struct mlo_db_conn *conn, int64_t project_id, struc
 }
 
 enum mlo_status mlo_manifest_make(struct mlo_db_conn *conn, int64_t project_id,
-                                  struct mlo_manifest_blob *blobs, size_t count, const json_t *metadata,
+                                  struct mlo_manifest_blob *blobs, size_t count, const json_t *members,
                                   struct mlo_buf *text, struct mlo_digest *digest, struct mlo_error *err)
 {
     char digest_text[MLO_DIGEST_TEXT_SIZE];
@@ -73,9 +73,11 @@ enum mlo_status mlo_manifest_make(struct mlo_db_conn *conn, int64_t project_id,
             return mlo_error_set(err, MLO_EINVAL, "the name, role or media type of file %zu is not UTF-8", i);
         }
     }
-    json_t *manifest = json_pack("{s:o, s:O*}", "files", files, "metadata", (json_t *)metadata);
-    if (!manifest)
+    json_t *manifest = json_pack("{s:o}", "files", files);
+    if (!manifest || (members && json_object_update_missing(manifest, (json_t *)members) != 0)) {
+        json_decref(manifest);
         return mlo_error_nomem(err);
+    }
     mlo_json_canonical(manifest, text);
     json_decref(manifest);
     if (!mlo_buf_ok(text))

@@ -5,10 +5,10 @@
 #include "registry/models.h"
 
 /* Checks names and roles, fills sizes from the project's blobs (each must be linked), sorts by name, and
- * writes the canonical text {"files":[…], "metadata":{…}} (no metadata: the member is absent) and its digest.
- */
+ * writes the canonical text {"files":[…]} with `members` (an object of others: metadata, facts; NULL: none)
+ * and its digest. */
 enum mlo_status mlo_manifest_make(struct mlo_db_conn *conn, int64_t project_id,
-                                  struct mlo_manifest_blob *blobs, size_t count, const json_t *metadata,
+                                  struct mlo_manifest_blob *blobs, size_t count, const json_t *members,
                                   struct mlo_buf *text, struct mlo_digest *digest, struct mlo_error *err);
 /* Inserts the rows (parent id, role, name, digest, size, media type) with this statement. */
 enum mlo_status mlo_manifest_insert(struct mlo_db_conn *conn, const struct mlo_sql *sql, int64_t parent_id,

@@ -6,6 +6,7 @@
 #define MLO_REGISTRY_MODELS_H
 
 #include "registry/audit.h"
+#include "registry/facts.h"
 #include "registry/ref.h"
 
 /* --- projects ---------------------------------------------------------------------------------- */
@@ -80,9 +81,20 @@ struct mlo_version_info {
     uint64_t artifact_size;
 };
 
+/* What a version is. */
+struct mlo_version_content {
+    const char *description;         /* NULL: none */
+    const json_t *facts;             /* as mlo_facts_read takes them; NULL: none */
+    struct mlo_manifest_blob *blobs; /* each must be linked to the project, and is filled with its size */
+    size_t count;
+};
 /* Adds a version - unless the latest one has the same manifest, which is then given: the next number of the
- * model's counter, a manifest of these blobs (each must be linked to the project, and is filled with its
- * size), and its variant `source`. */
+ * model's counter, a manifest of the blobs and facts, its variant `source`, and in the lineage what it says
+ * it was trained on. */
+MLO_MUST_USE enum mlo_status mlo_version_add(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                             int64_t model_id, const struct mlo_version_content *content,
+                                             struct mlo_version_info *out, struct mlo_error *err);
+/* The same of files alone. */
 MLO_MUST_USE enum mlo_status mlo_version_create(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                                 int64_t model_id, const char *description,
                                                 struct mlo_manifest_blob *blobs, size_t count,
@@ -90,7 +102,7 @@ MLO_MUST_USE enum mlo_status mlo_version_create(struct mlo_db_conn *conn, const 
 /* `number` 0: the latest. */
 MLO_MUST_USE enum mlo_status mlo_version_find(struct mlo_db_conn *conn, int64_t model_id, int64_t number,
                                               struct mlo_version_info *out, struct mlo_error *err);
-/* {id, project, model, version, manifest_digest, description, created_at, created_by,
+/* {id, project, model, version, manifest_digest, description, created_at, created_by, facts (facts.h),
  *  files:[{role, name, digest, size, media_type}]}. */
 MLO_MUST_USE enum mlo_status mlo_version_get(struct mlo_db_conn *conn, int64_t version_id, json_t **out,
                                              struct mlo_error *err);
@@ -185,8 +197,21 @@ struct mlo_dataset_info {
     struct mlo_digest manifest; /* the dataset's digest */
 };
 
-/* Adds a version (and the dataset, when absent). `metadata` is an object (normalize, …; NULL: {}); it is part
- * of the manifest, hence of the digest. */
+/* What a version of a dataset is. */
+struct mlo_dataset_content {
+    const char *description;         /* NULL: none */
+    const json_t *metadata;          /* an object (normalize, …; NULL: {}) */
+    const json_t *facts;             /* as mlo_facts_read takes them; NULL: none */
+    struct mlo_manifest_blob *blobs; /* as of a version */
+    size_t count;
+};
+/* Adds a version (and the dataset, when absent). Metadata and facts are part of the manifest, hence of the
+ * digest. */
+MLO_MUST_USE enum mlo_status mlo_dataset_version_add(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                                     int64_t project_id, const char *name,
+                                                     const struct mlo_dataset_content *content,
+                                                     struct mlo_dataset_info *out, struct mlo_error *err);
+/* The same without facts. */
 MLO_MUST_USE enum mlo_status mlo_dataset_version_create(struct mlo_db_conn *conn,
                                                         const struct mlo_actor *actor, int64_t project_id,
                                                         const char *name, const char *description,
@@ -197,7 +222,7 @@ MLO_MUST_USE enum mlo_status mlo_dataset_version_create(struct mlo_db_conn *conn
 MLO_MUST_USE enum mlo_status mlo_dataset_find(struct mlo_db_conn *conn, int64_t project_id, const char *name,
                                               int64_t number, struct mlo_dataset_info *out,
                                               struct mlo_error *err);
-/* {project, dataset, version, digest, metadata, description, created_at, created_by,
+/* {project, dataset, version, digest, metadata, facts, description, created_at, created_by,
  * files:[…]}. */
 MLO_MUST_USE enum mlo_status mlo_dataset_get(struct mlo_db_conn *conn, int64_t dataset_version_id,
                                              json_t **out, struct mlo_error *err);

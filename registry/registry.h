@@ -10,6 +10,7 @@
 #include "registry/db.h"
 #include "registry/embedded.h"
 #include "registry/evidence.h"
+#include "registry/facts.h"
 #include "registry/gates.h"
 #include "registry/keys.h"
 #include "registry/ledger.h"

@@ -1,3 +1,4 @@
+#include "registry/facts_impl.h"
 #include "registry/manifest_impl.h"
 #include "registry/sql_impl.h"
 
@@ -15,11 +16,11 @@ enum {
 };
 
 const struct mlo_sql mlo_sql_version[] = {
-    [VERSION_LOCK] =
-        {"version_lock",
-         "SELECT m.project_id, p.name || '/' || m.name FROM model m JOIN project p ON p.id = m.project_id "
-         "WHERE m.id = $1 FOR NO KEY UPDATE OF m",
-         1},
+    [VERSION_LOCK] = {"version_lock",
+                      "SELECT m.project_id, p.name || '/' || m.name, m.name FROM model m JOIN project p ON "
+                      "p.id = m.project_id "
+                      "WHERE m.id = $1 FOR NO KEY UPDATE OF m",
+                      1},
     [VERSION_COUNT] =
         {"version_count",
          "UPDATE model SET next_version = next_version + 1 WHERE id = $1 RETURNING next_version - 1", 1},
@@ -46,7 +47,7 @@ const struct mlo_sql mlo_sql_version[] = {
     [VERSION_GET] =
         {"version_get",
          "SELECT v.id, p.name AS project, m.name AS model, v.number AS version, v.manifest_digest, "
-         "v.description, v.created_at, v.created_by, " MLO_FILES_JSON(
+         "v.description, v.created_at, v.created_by, " MLO_FACTS_JSON("v.manifest") ", " MLO_FILES_JSON(
              "version_blob", "version_id",
              "v.id") " "
                      "FROM version v JOIN model m ON m.id = v.model_id JOIN project p ON p.id = m.project_id "
@@ -55,10 +56,13 @@ const struct mlo_sql mlo_sql_version[] = {
     [VERSION_LIST] =
         {"version_list",
          "SELECT v.number AS cursor_key, v.id, p.name AS project, m.name AS model, v.number AS version, "
-         "v.manifest_digest, v.description, v.created_at, v.created_by, "
-         "(SELECT count(DISTINCT va.name) FROM variant va WHERE va.version_id = v.id) AS variants "
-         "FROM version v JOIN model m ON m.id = v.model_id JOIN project p ON p.id = m.project_id "
-         "WHERE v.model_id = $1 AND v.number < $2 ORDER BY v.number DESC LIMIT $3",
+         "v.manifest_digest, v.description, v.created_at, v.created_by, " MLO_FACTS_JSON(
+             "v.manifest") ", "
+                           "(SELECT count(DISTINCT va.name) FROM variant va WHERE va.version_id = v.id) AS "
+                           "variants "
+                           "FROM version v JOIN model m ON m.id = v.model_id JOIN project p ON p.id = "
+                           "m.project_id "
+                           "WHERE v.model_id = $1 AND v.number < $2 ORDER BY v.number DESC LIMIT $3",
          3},
 };
 const size_t mlo_sql_version_count = MLO_COUNT(mlo_sql_version);
@@ -124,10 +128,24 @@ static enum mlo_status audit(struct mlo_db_conn *conn, const struct mlo_actor *a
     return status;
 }
 
-enum mlo_status mlo_version_create(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t model_id,
-                                   const char *description, struct mlo_manifest_blob *blobs, size_t count,
-                                   struct mlo_version_info *out, struct mlo_error *err)
+/* Facts as the manifest's members; *facts stays NULL when there are none. */
+static enum mlo_status read_facts(struct mlo_db_conn *conn, int64_t project_id, const json_t *given,
+                                  json_t **facts, json_t **members, struct mlo_error *err)
 {
+    enum mlo_status status = mlo_facts_read(conn, project_id, given, facts, err);
+    if (status != MLO_OK)
+        return status;
+    *members = json_pack("{s:O*}", "facts", *facts);
+    return *members ? MLO_OK : mlo_error_nomem(err);
+}
+
+enum mlo_status mlo_version_add(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t model_id,
+                                const struct mlo_version_content *content, struct mlo_version_info *out,
+                                struct mlo_error *err)
+{
+    struct mlo_manifest_blob *blobs = content->blobs;
+    const size_t count = content->count;
+    json_t *facts = NULL, *members = NULL;
     struct mlo_params lock = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
     struct mlo_buf manifest = MLO_BUF_INIT;
@@ -146,7 +164,8 @@ enum mlo_status mlo_version_create(struct mlo_db_conn *conn, const struct mlo_ac
     out->model_id = model_id;
     out->project_id = mlo_rows_i64(&rows, 0, 0);
     MLO_TRY(mlo_actor_require(actor, out->project_id, MLO_SUBMITTER, err));
-    MLO_TRY(mlo_manifest_make(conn, out->project_id, blobs, count, NULL, &manifest, &out->manifest, err));
+    MLO_TRY(read_facts(conn, out->project_id, content->facts, &facts, &members, err));
+    MLO_TRY(mlo_manifest_make(conn, out->project_id, blobs, count, members, &manifest, &out->manifest, err));
     const struct mlo_manifest_blob *model = the_model(blobs, count, err);
     if (!model) {
         status = MLO_EINVAL;
@@ -164,13 +183,24 @@ enum mlo_status mlo_version_create(struct mlo_db_conn *conn, const struct mlo_ac
             *err = ignored;
         goto out;
     }
-    MLO_TRY(insert(conn, actor, model_id, description, &manifest, blobs, count, out, err));
-    MLO_TRY(audit(conn, actor, mlo_rows_text(&rows, 0, 1), description, out, err));
+    MLO_TRY(insert(conn, actor, model_id, content->description, &manifest, blobs, count, out, err));
+    MLO_TRY(mlo_facts_insert(conn, actor, out, mlo_rows_text(&rows, 0, 2), facts, err));
+    MLO_TRY(audit(conn, actor, mlo_rows_text(&rows, 0, 1), content->description, out, err));
     out->created = true;
 out:
     mlo_rows_clear(&rows);
     mlo_buf_clear(&manifest);
+    json_decref(facts);
+    json_decref(members);
     return mlo_db_end(conn, status, err);
+}
+
+enum mlo_status mlo_version_create(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t model_id,
+                                   const char *description, struct mlo_manifest_blob *blobs, size_t count,
+                                   struct mlo_version_info *out, struct mlo_error *err)
+{
+    const struct mlo_version_content content = {.description = description, .blobs = blobs, .count = count};
+    return mlo_version_add(conn, actor, model_id, &content, out, err);
 }
 
 enum mlo_status mlo_version_find(struct mlo_db_conn *conn, int64_t model_id, int64_t number,

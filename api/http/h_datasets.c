@@ -41,8 +41,13 @@ enum mlo_status h_dataset_create(struct mlo_request *req, struct mlo_error *err)
         goto out;
     }
     MLO_TRY(mlo_request_project(req, &project, err));
-    MLO_TRY(mlo_dataset_version_create(req->conn, &actor, project, mlo_request_param(req, "d"), description,
-                                       metadata, files->blobs, files->count, &info, err));
+    const struct mlo_dataset_content content = {.description = description,
+                                                .metadata = metadata,
+                                                .facts = json_object_get(body, "facts"),
+                                                .blobs = files->blobs,
+                                                .count = files->count};
+    MLO_TRY(mlo_dataset_version_add(req->conn, &actor, project, mlo_request_param(req, "d"), &content, &info,
+                                    err));
     MLO_TRY(reply_dataset(req, info.created ? 201 : 200, info.version_id, err));
 out:
     return status;

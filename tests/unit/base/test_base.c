@@ -435,6 +435,34 @@ static void test_log__writes_one_line_as_text_or_json(void **state)
     close(fds[1]);
 }
 
+static void test_git_remote__has_no_secrets(void **state)
+{
+    static const char *const cases[][2] = {
+        {"https://github.com/org/repo.git", "https://github.com/org/repo.git"},
+        {"https://user:pass@host:8443/org/repo.git", "https://host:8443/org/repo.git"},
+        {"HTTPS://ghp_token@host/repo", "HTTPS://host/repo"},
+        {"http://a:b@c:d@host/@scope/x", "http://host/@scope/x"},
+        {"https://host/repo.git?private_token=s3cret#main", "https://host/repo.git"},
+        {"https://host/me@work/repo", "https://host/me@work/repo"},
+        {"https://user:pass@host", "https://host"},
+        {"ssh://git@host:22/org/repo.git", "ssh://git@host:22/org/repo.git"},
+        {"ssh://git:pass@host/repo", "ssh://git@host/repo"},
+        {"git@github.com:org/repo.git", "git@github.com:org/repo.git"},
+        {"oauth2:token@host/repo", "oauth2@host/repo"},
+        {"/srv/git/repo.git", "/srv/git/repo.git"},
+        {"file:///srv/a@b/repo", "file:///srv/a@b/repo"},
+        {"../up", "../up"},
+        {"", ""},
+    };
+    MLO_UNUSED(state);
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        struct mlo_buf out = MLO_BUF_INIT;
+        mlo_git_remote_public(cases[i][0], &out);
+        assert_string_equal(mlo_buf_str(&out), cases[i][1]);
+        mlo_buf_clear(&out);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -455,6 +483,7 @@ int main(void)
         cmocka_unit_test(test_pool__does_not_mix_up_loops_that_follow_closely),
         cmocka_unit_test(test_suggest__finds_the_nearest_word),
         cmocka_unit_test(test_names__find_rows_and_make_lists),
+        cmocka_unit_test(test_git_remote__has_no_secrets),
         cmocka_unit_test(test_clock__formats_utc),
         cmocka_unit_test(test_log__writes_one_line_as_text_or_json),
     };
