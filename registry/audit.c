@@ -27,11 +27,10 @@ static json_t *or_null(const json_t *value)
     return value ? json_incref((json_t *)value) : json_null();
 }
 
-enum mlo_status mlo_audit_append(struct mlo_db_conn *conn, int64_t project_id, const struct mlo_actor *actor,
-                                 const struct mlo_audit_event *event, int64_t *seq, struct mlo_error *err)
+static enum mlo_status entry_body(const struct mlo_actor *actor, const struct mlo_audit_event *event,
+                                  struct mlo_buf *out, struct mlo_error *err)
 {
     char at[32];
-    struct mlo_buf body = MLO_BUF_INIT;
     json_t *entry = json_pack("{s:s, s:s?, s:o, s:s, s:o, s:s, s:s?, s:s?, s:s, s:s, s:I}", "action",
                               event->action, "address", actor->address, "after", or_null(event->after), "at",
                               mlo_clock_format(mlo_clock_utc_us(), at), "before", or_null(event->before),
@@ -40,14 +39,36 @@ enum mlo_status mlo_audit_append(struct mlo_db_conn *conn, int64_t project_id, c
                               actor->name, "token_id", (json_int_t)actor->token_id);
     if (!entry)
         return mlo_error_set(err, MLO_EINVAL, "an audit entry's text is not UTF-8");
-    mlo_json_canonical(entry, &body);
+    mlo_json_canonical(entry, out);
     json_decref(entry);
+    return mlo_buf_ok(out) ? MLO_OK : mlo_error_nomem(err);
+}
+
+enum mlo_status mlo_audit_queue(struct mlo_db_conn *conn, int64_t project_id, const struct mlo_actor *actor,
+                                const struct mlo_audit_event *event, struct mlo_rows *rows,
+                                struct mlo_error *err)
+{
+    struct mlo_buf body = MLO_BUF_INIT;
     struct mlo_params p = MLO_PARAMS_INIT;
+    enum mlo_status status = entry_body(actor, event, &body, err);
     mlo_param_i64(&p, project_id);
     mlo_param_bytes(&p, mlo_buf_str(&body), body.len);
-    enum mlo_status status = mlo_buf_ok(&body)
-                                 ? mlo_sql_number(conn, &mlo_sql_audit[AUDIT_APPEND], &p, seq, err)
-                                 : mlo_error_nomem(err);
+    if (status == MLO_OK)
+        status = mlo_db_queue(conn, &mlo_sql_audit[AUDIT_APPEND], &p, rows, err);
+    mlo_buf_clear(&body);
+    return status;
+}
+
+enum mlo_status mlo_audit_append(struct mlo_db_conn *conn, int64_t project_id, const struct mlo_actor *actor,
+                                 const struct mlo_audit_event *event, int64_t *seq, struct mlo_error *err)
+{
+    struct mlo_buf body = MLO_BUF_INIT;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    enum mlo_status status = entry_body(actor, event, &body, err);
+    mlo_param_i64(&p, project_id);
+    mlo_param_bytes(&p, mlo_buf_str(&body), body.len);
+    if (status == MLO_OK)
+        status = mlo_sql_number(conn, &mlo_sql_audit[AUDIT_APPEND], &p, seq, err);
     mlo_buf_clear(&body);
     return status;
 }

@@ -22,6 +22,17 @@ MLO_MUST_USE enum mlo_status mlo_audit_append(struct mlo_db_conn *conn, int64_t 
                                               const struct mlo_audit_event *event, int64_t *seq,
                                               struct mlo_error *err);
 
+/* The same, queued (mlo_db_queue): the chain is locked when the queue is sent, which is best with the COMMIT.
+ * `rows` holds the number then. What the entry's number belongs to is queued behind it, and names it as
+ * MLO_AUDIT_LAST. */
+MLO_MUST_USE enum mlo_status mlo_audit_queue(struct mlo_db_conn *conn, int64_t project_id,
+                                             const struct mlo_actor *actor,
+                                             const struct mlo_audit_event *event, struct mlo_rows *rows,
+                                             struct mlo_error *err);
+/* SQL for the number of the entry that this transaction appended last to the chain of a project (its head is
+ * locked until the end). */
+#define MLO_AUDIT_LAST(project) "(SELECT h.seq FROM audit_head h WHERE h.project_id = " project ")"
+
 struct mlo_audit_filter {
     const char *action;        /* exact, or a prefix when it ends in '.'; NULL: all */
     const char *who;           /* exact; NULL: all */

@@ -202,11 +202,22 @@ enum mlo_status mlo_db_acquire(struct mlo_db *db, struct mlo_db_conn **out, stru
     return MLO_OK;
 }
 
+/* Runs what is queued, for nobody, and forgets what was read ahead. */
+static void settle(struct mlo_db_conn *conn)
+{
+    struct mlo_error ignored = {0};
+    mlo_db_queue_forget(conn);
+    enum mlo_status status = mlo_db_flush(conn, &ignored);
+    MLO_UNUSED(status); /* the transaction is given up, or has ended */
+    mlo_db_ahead_clear(conn);
+}
+
 void mlo_db_release(struct mlo_db_conn *conn)
 {
     if (!conn)
         return;
     struct mlo_db *db = conn->db;
+    settle(conn);
     conn->depth = 0;
     conn->doomed = false;
     if (PQstatus(conn->pg) == CONNECTION_OK && PQtransactionStatus(conn->pg) != PQTRANS_IDLE)
@@ -309,8 +320,8 @@ enum mlo_status mlo_db_fail(struct mlo_db_conn *conn, const PGresult *result, co
 
 enum mlo_status mlo_db_begin(struct mlo_db_conn *conn, struct mlo_error *err)
 {
-    if (conn->depth == 0) {
-        enum mlo_status status = mlo_db_exec_text(conn, "BEGIN", err);
+    if (conn->depth == 0) { /* it travels with the first statement */
+        enum mlo_status status = mlo_db_queue_text(conn, "BEGIN", err);
         if (status != MLO_OK)
             return status;
         conn->doomed = false;
@@ -319,23 +330,47 @@ enum mlo_status mlo_db_begin(struct mlo_db_conn *conn, struct mlo_error *err)
     return MLO_OK;
 }
 
-enum mlo_status mlo_db_end(struct mlo_db_conn *conn, enum mlo_status status, struct mlo_error *err)
+/* In one round trip with what is queued. */
+static enum mlo_status commit(struct mlo_db_conn *conn, struct mlo_error *err)
 {
-    if (conn->depth == 0)
-        return status != MLO_OK ? status : mlo_error_set(err, MLO_EINTERNAL, "no transaction to end");
-    conn->depth--;
-    if (status != MLO_OK)
-        conn->doomed = true;
-    if (conn->depth > 0)
-        return status;
-    if (!conn->doomed)
+    enum mlo_status status = MLO_OK;
+    if (conn->queued == 0)
         return mlo_db_exec_text(conn, "COMMIT", err);
+    status = mlo_db_queue_text(conn, "COMMIT", err);
+    return status == MLO_OK ? mlo_db_flush(conn, err) : status;
+}
+
+static void roll_back(struct mlo_db_conn *conn)
+{
     char sqlstate[sizeof conn->sqlstate]; /* of the failure, not of the rollback */
     memcpy(sqlstate, conn->sqlstate, sizeof sqlstate);
+    settle(conn);
     struct mlo_error ignored = {0};
     enum mlo_status undone = mlo_db_exec_text(conn, "ROLLBACK", &ignored);
     MLO_UNUSED(undone); /* a connection that cannot roll back is closed at its release */
     memcpy(conn->sqlstate, sqlstate, sizeof sqlstate);
+}
+
+enum mlo_status mlo_db_end(struct mlo_db_conn *conn, enum mlo_status status, struct mlo_error *err)
+{
+    if (conn->depth == 0)
+        return status != MLO_OK ? status : mlo_error_set(err, MLO_EINTERNAL, "no transaction to end");
+    if (conn->depth > 1 && status == MLO_OK)
+        status = mlo_db_flush(conn, err); /* whose rows are this caller's */
+    if (status != MLO_OK) {
+        conn->doomed = true;
+        mlo_db_queue_forget(conn);
+    }
+    if (--conn->depth > 0)
+        return status;
+    if (!conn->doomed) {
+        status = commit(conn, err);
+        if (status != MLO_OK && PQtransactionStatus(conn->pg) != PQTRANS_IDLE)
+            roll_back(conn);
+        mlo_db_ahead_clear(conn);
+        return status;
+    }
+    roll_back(conn);
     if (status == MLO_OK)
         return mlo_error_set(err, MLO_EINTERNAL, "a part of the transaction failed and was not reported");
     return status;

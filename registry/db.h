@@ -121,11 +121,32 @@ MLO_MUST_USE enum mlo_status mlo_db_exec_text(struct mlo_db_conn *conn, const ch
 MLO_MUST_USE enum mlo_status mlo_db_prepare_all(struct mlo_db_conn *conn, const struct mlo_sql *table,
                                                 size_t count, struct mlo_error *err);
 
+/* --- sharing a round trip ---------------------------------------------------------------------- */
+
+/* Inside a transaction: sends the statement with the next one whose answer is waited for, before it and in
+ * the order of the calls, so that many cost one round trip; mlo_db_end sends them with its COMMIT, so that a
+ * lock that the last of them takes is held for no round trip at all. `rows` may be NULL, else it is filled by
+ * then and must live until then (after a failure it may stay empty). Parameters are copied. What fails is
+ * reported by the statement that waited; what stood behind it was not run. */
+MLO_MUST_USE enum mlo_status mlo_db_queue(struct mlo_db_conn *conn, const struct mlo_sql *sql,
+                                          const struct mlo_params *params, struct mlo_rows *rows,
+                                          struct mlo_error *err);
+/* Waits for all that is queued. */
+MLO_MUST_USE enum mlo_status mlo_db_flush(struct mlo_db_conn *conn, struct mlo_error *err);
+/* Inside a transaction: queues a statement that will be asked for. The first mlo_db_exec of it with the same
+ * parameters gets this answer; one that is never asked for is dropped when the transaction ends. For reading
+ * only, and only what nothing in between changes: the answer is of the time when the queue is sent. */
+MLO_MUST_USE enum mlo_status mlo_db_ahead(struct mlo_db_conn *conn, const struct mlo_sql *sql,
+                                          const struct mlo_params *params, struct mlo_error *err);
+/* Forgets what was read ahead: before a change of what it says. */
+void mlo_db_ahead_clear(struct mlo_db_conn *conn);
+
 /* --- transactions -----------------------------------------------------------------------------------------
  */
 
-/* Begins a transaction (read committed). Inside one it only counts, so that functions which need a
- * transaction compose: the outermost end decides, and a failure of an inner one makes it roll back. */
+/* Begins a transaction (read committed): the server hears of it with the first statement. Inside one it only
+ * counts, so that functions which need a transaction compose: the outermost end decides, and a failure of an
+ * inner one makes it roll back. */
 MLO_MUST_USE enum mlo_status mlo_db_begin(struct mlo_db_conn *conn, struct mlo_error *err);
 /* Ends it: commits when `status` is MLO_OK, else rolls back and returns `status` (err untouched). */
 MLO_MUST_USE enum mlo_status mlo_db_end(struct mlo_db_conn *conn, enum mlo_status status,

@@ -6,7 +6,20 @@
 
 #include "registry/db.h"
 
-enum { PREPARED_MAX = 256 };
+enum { PREPARED_MAX = 256, QUEUE_MAX = 64, AHEAD_MAX = 32 };
+
+/* A statement that was sent, or lies in libpq's buffer, and whose answer was not taken yet. */
+struct mlo_db_queued {
+    const char *what;
+    struct mlo_rows *rows; /* NULL: dropped */
+};
+
+/* A statement whose answer will be asked for. */
+struct mlo_db_ahead {
+    const struct mlo_sql *sql;
+    struct mlo_buf params;
+    struct mlo_rows rows;
+};
 
 struct mlo_db_conn {
     struct mlo_db *db;
@@ -17,6 +30,10 @@ struct mlo_db_conn {
     int depth;   /* of transactions */
     bool doomed; /* an inner transaction failed */
     char sqlstate[6];
+    struct mlo_db_queued queue[QUEUE_MAX];
+    size_t queued; /* above 0: the connection is in pipeline mode */
+    struct mlo_db_ahead *ahead[AHEAD_MAX];
+    size_t ahead_count;
 };
 
 struct mlo_db {
@@ -32,5 +49,18 @@ struct mlo_db {
 /* Fills err from a failed result (or from the connection when result is NULL). */
 enum mlo_status mlo_db_fail(struct mlo_db_conn *conn, const PGresult *result, const char *what,
                             struct mlo_error *err);
+
+/* Prepares it if it is not on this connection, and compares the number of parameters. */
+enum mlo_status mlo_db_prepare(struct mlo_db_conn *conn, const struct mlo_sql *sql,
+                               const struct mlo_params *params, struct mlo_error *err);
+
+/* db_batch.c */
+/* Queues plain SQL: BEGIN, COMMIT. */
+enum mlo_status mlo_db_queue_text(struct mlo_db_conn *conn, const char *text, struct mlo_error *err);
+/* What is queued still runs, but nobody waits for its rows any more. */
+void mlo_db_queue_forget(struct mlo_db_conn *conn);
+/* Takes the answer that was read ahead; false: there is none. */
+bool mlo_db_ahead_take(struct mlo_db_conn *conn, const struct mlo_sql *sql, const struct mlo_params *params,
+                       struct mlo_rows *rows, enum mlo_status *status, struct mlo_error *err);
 
 #endif

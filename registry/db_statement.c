@@ -238,6 +238,9 @@ static enum mlo_status prepare(struct mlo_db_conn *conn, const struct mlo_sql *s
         return MLO_OK;
     if (conn->prepared_count + 1 >= PREPARED_MAX)
         return mlo_error_set(err, MLO_EINTERNAL, "more than %d prepared statements", PREPARED_MAX - 1);
+    enum mlo_status flushed = mlo_db_flush(conn, err); /* once for a statement and connection */
+    if (flushed != MLO_OK)
+        return flushed;
     PGresult *result = PQprepare(conn->pg, sql->name, sql->text, 0, NULL);
     enum mlo_status status = MLO_OK;
     if (PQresultStatus(result) == PGRES_COMMAND_OK) {
@@ -250,19 +253,32 @@ static enum mlo_status prepare(struct mlo_db_conn *conn, const struct mlo_sql *s
     return status;
 }
 
-enum mlo_status mlo_db_exec(struct mlo_db_conn *conn, const struct mlo_sql *sql,
-                            const struct mlo_params *params, struct mlo_rows *rows, struct mlo_error *err)
+enum mlo_status mlo_db_prepare(struct mlo_db_conn *conn, const struct mlo_sql *sql,
+                               const struct mlo_params *params, struct mlo_error *err)
 {
     int count = params ? params->count : 0;
-    if (rows)
-        mlo_rows_clear(rows);
     if (count != sql->params)
         return mlo_error_set(err, MLO_EINTERNAL, "statement %s takes %d parameters, not %d", sql->name,
                              sql->params, count);
-    enum mlo_status status = prepare(conn, sql, err);
+    return prepare(conn, sql, err);
+}
+
+enum mlo_status mlo_db_exec(struct mlo_db_conn *conn, const struct mlo_sql *sql,
+                            const struct mlo_params *params, struct mlo_rows *rows, struct mlo_error *err)
+{
+    enum mlo_status status;
+    if (rows)
+        mlo_rows_clear(rows);
+    if (mlo_db_ahead_take(conn, sql, params, rows, &status, err))
+        return status;
+    if (conn->queued > 0) { /* together with what waits */
+        status = mlo_db_queue(conn, sql, params, rows, err);
+        return status == MLO_OK ? mlo_db_flush(conn, err) : status;
+    }
+    status = mlo_db_prepare(conn, sql, params, err);
     if (status != MLO_OK)
         return status;
-    PGresult *result = PQexecPrepared(conn->pg, sql->name, count, params ? params->values : NULL,
+    PGresult *result = PQexecPrepared(conn->pg, sql->name, sql->params, params ? params->values : NULL,
                                       params ? params->sizes : NULL, params ? params->formats : NULL, 0);
     ExecStatusType outcome = PQresultStatus(result);
     if (outcome != PGRES_TUPLES_OK && outcome != PGRES_COMMAND_OK)
@@ -276,7 +292,9 @@ enum mlo_status mlo_db_exec(struct mlo_db_conn *conn, const struct mlo_sql *sql,
 
 enum mlo_status mlo_db_exec_text(struct mlo_db_conn *conn, const char *text, struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
+    enum mlo_status status = mlo_db_flush(conn, err);
+    if (status != MLO_OK)
+        return status;
     PGresult *result = PQexec(conn->pg, text);
     ExecStatusType outcome = PQresultStatus(result);
     if (outcome != PGRES_TUPLES_OK && outcome != PGRES_COMMAND_OK && outcome != PGRES_EMPTY_QUERY)

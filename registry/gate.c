@@ -16,7 +16,7 @@ const struct mlo_sql mlo_sql_gate[] = {
         {"decision_add",
          "INSERT INTO gate_decision (model_id, stage, generation, accepted, content, shown, document, "
          "actor, via, reason, request_id, audit_seq) "
-         "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) RETURNING id",
+         "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, " MLO_AUDIT_LAST("$12") ") RETURNING id",
          12},
     [DECISION_LIST] = {"decision_list",
                        "SELECT d.id AS cursor_key, " DECISION_COLUMNS
@@ -156,6 +156,13 @@ static json_t *flatten(const json_t *rows, bool *accepted)
     return out;
 }
 
+enum mlo_status mlo_gates_ahead(struct mlo_db_conn *conn, int64_t project_id, int64_t model_id,
+                                struct mlo_error *err)
+{
+    enum mlo_status status = mlo_policy_ahead(conn, project_id, model_id, err);
+    return status == MLO_OK ? mlo_gate_bases_ahead(conn, model_id, err) : status;
+}
+
 enum mlo_status mlo_gates_judge(struct mlo_gate_case *c, json_t **decision, bool *accepted,
                                 struct mlo_error *err)
 {
@@ -171,6 +178,7 @@ enum mlo_status mlo_gates_judge(struct mlo_gate_case *c, json_t **decision, bool
         goto out;
     }
     MLO_TRY(mlo_policy_effective(c->conn, c->project_id, c->model_id, policies, &count, err));
+    MLO_TRY(mlo_gate_quarantine_ahead(c, err));
     MLO_TRY(mlo_gate_evidence_load(c, policies, count, err));
     MLO_TRY(judge_phase(c, policies, count, rows, false, err));
     if (asks_approval(c, policies, count))
@@ -210,9 +218,9 @@ out:
 
 /* --- the record -------------------------------------------------------------------------------- */
 
-enum mlo_status mlo_decision_add(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                                 const struct mlo_gate_case *c, const json_t *decision, bool accepted,
-                                 const char *reason, int64_t audit_seq, int64_t *id, struct mlo_error *err)
+enum mlo_status mlo_decision_queue(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                   const struct mlo_gate_case *c, const json_t *decision, bool accepted,
+                                   const char *reason, struct mlo_rows *rows, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_buf text = MLO_BUF_INIT;
@@ -228,9 +236,9 @@ enum mlo_status mlo_decision_add(struct mlo_db_conn *conn, const struct mlo_acto
     mlo_param_text(&p, actor->via ? actor->via : "system");
     mlo_param_text(&p, reason ? reason : "");
     mlo_param_text(&p, actor->request_id ? actor->request_id : "");
-    mlo_param_i64(&p, audit_seq);
+    mlo_param_i64(&p, c->project_id);
     enum mlo_status status = mlo_buf_ok(&text)
-                                 ? mlo_sql_number(conn, &mlo_sql_gate[DECISION_ADD], &p, id, err)
+                                 ? mlo_db_queue(conn, &mlo_sql_gate[DECISION_ADD], &p, rows, err)
                                  : mlo_error_nomem(err);
     mlo_buf_clear(&text);
     return status;

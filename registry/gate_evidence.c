@@ -155,6 +155,32 @@ static enum mlo_status load_known(struct mlo_gate_case *c, const struct mlo_buf 
     return status;
 }
 
+enum mlo_status mlo_gate_bases_ahead(struct mlo_db_conn *conn, int64_t model_id, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, model_id);
+    return mlo_db_ahead(conn, &mlo_sql_gate_evidence[BASES], &p, err);
+}
+
+/* Asks, now or ahead, what the artifacts were made with. */
+static enum mlo_status ask_consumed(struct mlo_gate_case *c, bool ahead, struct mlo_error *err)
+{
+    const struct mlo_sql *sql = &mlo_sql_gate_evidence[CONSUMED];
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_buf artifacts = MLO_BUF_INIT;
+    mlo_buf_putc(&artifacts, '{');
+    for (size_t i = 0; i < c->content->count; i++)
+        add_digest(&artifacts, &c->content->items[i].variant.artifact);
+    mlo_buf_putc(&artifacts, '}');
+    mlo_param_i64(&p, c->project_id);
+    mlo_param_text(&p, mlo_buf_str(&artifacts));
+    enum mlo_status status = !mlo_buf_ok(&artifacts) ? mlo_error_nomem(err)
+                             : ahead                 ? mlo_db_ahead(c->conn, sql, &p, err)
+                                                     : mlo_db_exec(c->conn, sql, &p, &c->consumed, err);
+    mlo_buf_clear(&artifacts);
+    return status;
+}
+
 enum mlo_status mlo_gate_evidence_load(struct mlo_gate_case *c, const struct mlo_policy_row *policies,
                                        size_t count, struct mlo_error *err)
 {
@@ -178,8 +204,10 @@ enum mlo_status mlo_gate_evidence_load(struct mlo_gate_case *c, const struct mlo
     mlo_param_i64(&p, c->model_id);
     if (based)
         MLO_TRY(mlo_db_exec(c->conn, &mlo_sql_gate_evidence[BASES], &p, &c->bases, err));
-    if (metrics.len > 2)
+    if (metrics.len > 2) {
+        MLO_TRY(ask_consumed(c, true, err)); /* evidence on samples will want it */
         MLO_TRY(load_known(c, &metrics, err));
+    }
 out:
     mlo_buf_clear(&metrics);
     return status;
@@ -187,20 +215,9 @@ out:
 
 static enum mlo_status load_consumed(struct mlo_gate_case *c, struct mlo_error *err)
 {
-    struct mlo_params p = MLO_PARAMS_INIT;
-    struct mlo_buf artifacts = MLO_BUF_INIT;
     if (c->consumed_loaded)
         return MLO_OK;
-    mlo_buf_putc(&artifacts, '{');
-    for (size_t i = 0; i < c->content->count; i++)
-        add_digest(&artifacts, &c->content->items[i].variant.artifact);
-    mlo_buf_putc(&artifacts, '}');
-    mlo_param_i64(&p, c->project_id);
-    mlo_param_text(&p, mlo_buf_str(&artifacts));
-    enum mlo_status status =
-        mlo_buf_ok(&artifacts) ? mlo_db_exec(c->conn, &mlo_sql_gate_evidence[CONSUMED], &p, &c->consumed, err)
-                               : mlo_error_nomem(err);
-    mlo_buf_clear(&artifacts);
+    enum mlo_status status = ask_consumed(c, false, err);
     c->consumed_loaded = status == MLO_OK;
     return status;
 }

@@ -114,12 +114,20 @@ enum mlo_status mlo_gate_evidence_load(struct mlo_gate_case *c, const struct mlo
 
 /* What is rolled back stays out: a row when the release is quarantined. */
 enum mlo_status mlo_gate_quarantine(struct mlo_gate_case *c, struct mlo_error *err);
+enum mlo_status mlo_gate_quarantine_ahead(struct mlo_gate_case *c, struct mlo_error *err);
 /* Adds the newest evidence of each variant to what is shown: any new one voids an approval. */
 enum mlo_status mlo_gate_newest(struct mlo_gate_case *c, struct mlo_error *err);
 
-/* Records a decision; *id may be NULL. */
-enum mlo_status mlo_decision_add(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                                 const struct mlo_gate_case *c, const json_t *decision, bool accepted,
-                                 const char *reason, int64_t audit_seq, int64_t *id, struct mlo_error *err);
+/* Queues the record of a decision, behind that of its audit entry; `rows` will hold its id. */
+enum mlo_status mlo_decision_queue(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                   const struct mlo_gate_case *c, const json_t *decision, bool accepted,
+                                   const char *reason, struct mlo_rows *rows, struct mlo_error *err);
+
+/* Reads ahead what judging asks for first: policies, and what the stages hold. */
+enum mlo_status mlo_gates_ahead(struct mlo_db_conn *conn, int64_t project_id, int64_t model_id,
+                                struct mlo_error *err);
+enum mlo_status mlo_policy_ahead(struct mlo_db_conn *conn, int64_t project_id, int64_t model_id,
+                                 struct mlo_error *err);
+enum mlo_status mlo_gate_bases_ahead(struct mlo_db_conn *conn, int64_t model_id, struct mlo_error *err);
 
 #endif

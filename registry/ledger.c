@@ -6,7 +6,7 @@
 
 #include "registry/sql_impl.h"
 
-enum { LEDGER_EVENT_ADD };
+enum { LEDGER_EVENT_ADD, LEDGER_EVENT_QUEUE };
 
 const struct mlo_sql mlo_sql_ledger[] = {
     [LEDGER_EVENT_ADD] =
@@ -14,6 +14,11 @@ const struct mlo_sql mlo_sql_ledger[] = {
          "INSERT INTO ledger_event (project_id, audit_seq, files) "
          "SELECT $1, $2, $3 FROM audit WHERE project_id = $4 AND seq = $5 RETURNING audit_seq",
          5},
+    [LEDGER_EVENT_QUEUE] =
+        {"ledger_event_queue",
+         "INSERT INTO ledger_event (project_id, audit_seq, files) SELECT h.project_id, h.seq, "
+         "$2::text || h.seq || $3::text FROM audit_head h WHERE h.project_id = $1",
+         3},
 };
 const size_t mlo_sql_ledger_count = MLO_COUNT(mlo_sql_ledger);
 
@@ -61,12 +66,11 @@ static bool path_valid(const char *path)
     }
 }
 
-enum mlo_status mlo_ledger_append(struct mlo_db_conn *conn, int64_t project_id, int64_t audit_seq,
-                                  const struct mlo_ledger_file *files, size_t count, struct mlo_error *err)
+/* Canonical JSON of the files, as it is kept. */
+static enum mlo_status files_text(const struct mlo_ledger_file *files, size_t count, struct mlo_buf *out,
+                                  struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_buf text = MLO_BUF_INIT;
-    struct mlo_params p = MLO_PARAMS_INIT;
     json_t *all = json_array();
     for (size_t i = 0; i < count; i++) {
         if (!path_valid(files[i].path)) {
@@ -82,15 +86,22 @@ enum mlo_status mlo_ledger_append(struct mlo_db_conn *conn, int64_t project_id, 
         }
         json_array_append_new(all, json_pack("{s:s, s:o}", "path", files[i].path, "text", content));
     }
-    if (json_array_size(all) != count) {
+    if (json_array_size(all) == count)
+        mlo_json_canonical(all, out);
+    if (json_array_size(all) != count || !mlo_buf_ok(out))
         status = mlo_error_nomem(err);
-        goto out;
-    }
-    mlo_json_canonical(all, &text);
-    if (!mlo_buf_ok(&text)) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
+out:
+    json_decref(all);
+    return status;
+}
+
+enum mlo_status mlo_ledger_append(struct mlo_db_conn *conn, int64_t project_id, int64_t audit_seq,
+                                  const struct mlo_ledger_file *files, size_t count, struct mlo_error *err)
+{
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    enum mlo_status status;
+    MLO_TRY(files_text(files, count, &text, err));
     mlo_param_i64(&p, project_id);
     mlo_param_i64(&p, audit_seq);
     mlo_param_text(&p, mlo_buf_str(&text));
@@ -101,7 +112,34 @@ enum mlo_status mlo_ledger_append(struct mlo_db_conn *conn, int64_t project_id, 
         mlo_error_set(err, MLO_ENOTFOUND, "there is no audit entry %lld to record in the ledger",
                       (long long)audit_seq);
 out:
-    json_decref(all);
+    mlo_buf_clear(&text);
+    return status;
+}
+
+enum mlo_status mlo_ledger_queue(struct mlo_db_conn *conn, int64_t project_id,
+                                 const struct mlo_ledger_file *files, size_t count, struct mlo_error *err)
+{
+    /* the member as it stands in a JSON text within a JSON string. No value can hold it: a quote in one
+     * has three backslashes there */
+    static const char member[] = "\\\"audit_seq\\\": ";
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    enum mlo_status status;
+    MLO_TRY(files_text(files, count, &text, err));
+    char *found = text.len ? strstr(text.data, member) : NULL,
+         *seq = found ? found + sizeof member - 1 : NULL;
+    if (!seq || *seq != '0' || strstr(seq, member)) {
+        status =
+            mlo_error_set(err, MLO_EINTERNAL,
+                          "what is queued for the ledger names its audit entry once, as %d", MLO_LEDGER_SEQ);
+        goto out;
+    }
+    *seq = '\0';
+    mlo_param_i64(&p, project_id);
+    mlo_param_text(&p, text.data);
+    mlo_param_text(&p, seq + 1);
+    status = mlo_db_queue(conn, &mlo_sql_ledger[LEDGER_EVENT_QUEUE], &p, NULL, err);
+out:
     mlo_buf_clear(&text);
     return status;
 }

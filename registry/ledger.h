@@ -35,6 +35,13 @@ struct mlo_ledger_file {
 MLO_MUST_USE enum mlo_status mlo_ledger_append(struct mlo_db_conn *conn, int64_t project_id,
                                                int64_t audit_seq, const struct mlo_ledger_file *files,
                                                size_t count, struct mlo_error *err);
+/* Records what the entry changed that was queued before it (mlo_audit_queue), queued as well. The files are
+ * JSON of mlo_ledger_json, together with one member "audit_seq" of any depth: its value, MLO_LEDGER_SEQ,
+ * becomes the number of the entry. */
+#define MLO_LEDGER_SEQ 0
+MLO_MUST_USE enum mlo_status mlo_ledger_queue(struct mlo_db_conn *conn, int64_t project_id,
+                                              const struct mlo_ledger_file *files, size_t count,
+                                              struct mlo_error *err);
 /* Appends the value as text for people: indented, members sorted, a newline at the end. */
 void mlo_ledger_json(const json_t *value, struct mlo_buf *out);
 

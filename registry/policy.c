@@ -224,6 +224,15 @@ enum mlo_status mlo_policy_list(struct mlo_db_conn *conn, const struct mlo_polic
     return mlo_page_newest(conn, &mlo_sql_policy[POLICY_LIST], &p, page, out, err);
 }
 
+enum mlo_status mlo_policy_ahead(struct mlo_db_conn *conn, int64_t project_id, int64_t model_id,
+                                 struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, project_id);
+    mlo_param_i64(&p, model_id);
+    return mlo_db_ahead(conn, &mlo_sql_policy[POLICY_EFFECTIVE], &p, err);
+}
+
 enum mlo_status mlo_policy_effective(struct mlo_db_conn *conn, int64_t project_id, int64_t model_id,
                                      struct mlo_policy_row out[2], size_t *count, struct mlo_error *err)
 {

@@ -28,17 +28,20 @@ static enum mlo_status judge(struct mlo_db_conn *conn, const struct mlo_pointer 
     return status;
 }
 
-/* Keeps the decision; its digest stands in the audit entry `seq`. */
-static enum mlo_status keep(struct mlo_db_conn *conn, const struct mlo_actor *actor, struct decision *d,
-                            const char *reason, int64_t seq, struct mlo_error *err)
+/* Queues the decision; its digest stands in the audit entry queued before it. */
+static enum mlo_status keep(struct mlo_db_conn *conn, const struct mlo_actor *actor, const struct decision *d,
+                            const char *reason, struct mlo_move_rows *rows, struct mlo_error *err)
 {
-    int64_t id;
-    enum mlo_status status =
-        mlo_decision_add(conn, actor, &d->c, d->document, d->accepted, reason, seq, &id, err);
-    if (status == MLO_OK && (json_object_set_new(d->document, "id", json_integer(id)) != 0 ||
-                             json_object_set_new(d->document, "audit_seq", json_integer(seq)) != 0))
-        status = mlo_error_nomem(err);
-    return status;
+    return mlo_decision_queue(conn, actor, &d->c, d->document, d->accepted, reason, &rows->decision, err);
+}
+
+/* What it was numbered with. */
+static enum mlo_status number(struct decision *d, const struct mlo_move_rows *rows, struct mlo_error *err)
+{
+    json_t *id = json_integer(mlo_rows_i64(&rows->decision, 0, 0));
+    json_t *seq = json_integer(mlo_rows_i64(&rows->audit, 0, 0));
+    bool set = json_object_set_new(d->document, "id", id) == 0;
+    return json_object_set_new(d->document, "audit_seq", seq) == 0 && set ? MLO_OK : mlo_error_nomem(err);
 }
 
 /* The texts of the conditions that do not hold, each once. */
@@ -60,9 +63,8 @@ static json_t *failed_conditions(const json_t *document)
 /* A refusal is an event like any other. */
 static enum mlo_status refuse(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                               const struct mlo_promotion *promotion, const struct mlo_pointer *at,
-                              struct decision *d, struct mlo_error *err)
+                              struct decision *d, struct mlo_move_rows *rows, struct mlo_error *err)
 {
-    int64_t seq;
     char content[MLO_DIGEST_TEXT_SIZE];
     json_t *before = mlo_stage_state(at->generation, at->release_seq, at->version);
     json_t *after = json_pack("{s:I, s:s, s:s, s:o}", "version", (json_int_t)d->c.version->number, "content",
@@ -74,10 +76,10 @@ static enum mlo_status refuse(struct mlo_db_conn *conn, const struct mlo_actor *
                                     .after = after,
                                     .reason = promotion->reason};
     enum mlo_status status = before && after
-                                 ? mlo_audit_append(conn, at->project_id, actor, &event, &seq, err)
+                                 ? mlo_audit_queue(conn, at->project_id, actor, &event, &rows->audit, err)
                                  : mlo_error_nomem(err);
     if (status == MLO_OK)
-        status = keep(conn, actor, d, promotion->reason, seq, err);
+        status = keep(conn, actor, d, promotion->reason, rows, err);
     json_decref(before);
     json_decref(after);
     return status;
@@ -117,6 +119,9 @@ enum mlo_status mlo_stage_promote(struct mlo_db_conn *conn, const struct mlo_act
     struct mlo_release release;
     struct mlo_release_content content = {0};
     struct decision decision = {.accepted = true};
+    struct mlo_move_to to = {.kind = "promotion", .action = "stage.promote", .reason = promotion->reason};
+    struct mlo_move_rows rows = {0};
+    memset(out, 0, sizeof *out);
     if (promotion->decision)
         *promotion->decision = NULL;
     if (!mlo_stage_valid(promotion->stage))
@@ -124,33 +129,39 @@ enum mlo_status mlo_stage_promote(struct mlo_db_conn *conn, const struct mlo_act
     enum mlo_status status = mlo_db_begin(conn, err);
     if (status != MLO_OK)
         return status;
-    MLO_TRY(mlo_pointer_lock(conn, promotion->model_id, promotion->stage, &at, err));
+    MLO_TRY(mlo_pointer_lock_for(conn, promotion->model_id, promotion->stage, promotion->version, &at, err));
     MLO_TRY(mlo_actor_require(actor, at.project_id, MLO_PROMOTER, err));
     MLO_TRY(mlo_pointer_match(&at, promotion->if_match, err));
     MLO_TRY(mlo_version_find(conn, promotion->model_id, promotion->version, &version, err));
+    MLO_TRY(mlo_gates_ahead(conn, at.project_id, at.model_id, err));
     MLO_TRY(mlo_release_content(conn, &version, promotion->choices, promotion->choice_count, &content, err));
     if (at.release_id && mlo_digest_eq(&at.content, &content.digest)) {
         status = mlo_error_set(err, MLO_ECONFLICT, "%s holds exactly this already (release %lld)", at.object,
                                (long long)at.release_seq);
         goto out;
     }
+    to.content = content.digest;
+    MLO_TRY(mlo_release_ahead(conn, &version, &content, err));
+    MLO_TRY(mlo_stage_move_ahead(conn, &at, &to, err));
     MLO_TRY(judge(conn, &at, &version, &content, &decision, err));
     if (!decision.accepted) {
-        status = refuse(conn, actor, promotion, &at, &decision, err);
+        status = refuse(conn, actor, promotion, &at, &decision, &rows, err);
         goto out;
     }
     MLO_TRY(mlo_release_ensure(conn, actor, &version, &content, &release, err));
-    struct mlo_move_to to = {.kind = "promotion",
-                             .action = "stage.promote",
-                             .reason = promotion->reason,
-                             .release_id = release.id,
-                             .release_seq = release.seq,
-                             .version = version.number,
-                             .decision = decision.digest};
-    MLO_TRY(mlo_stage_move(conn, actor, &at, &to, out, err));
-    MLO_TRY(keep(conn, actor, &decision, promotion->reason, out->audit_seq, err));
+    to.release_id = release.id;
+    to.release_seq = release.seq;
+    to.version = version.number;
+    to.decision = decision.digest;
+    MLO_TRY(mlo_stage_move(conn, actor, &at, &to, &rows, err));
+    MLO_TRY(keep(conn, actor, &decision, promotion->reason, &rows, err));
 out:
-    status = mlo_db_end(conn, status, err);
+    status = mlo_db_end(conn, status, err); /* sends what is queued, with its COMMIT */
+    if (status == MLO_OK)
+        status = number(&decision, &rows, err);
+    if (status == MLO_OK && decision.accepted)
+        mlo_stage_moved(&at, &to, &rows, out);
+    mlo_move_rows_clear(&rows);
     if (status == MLO_OK && !decision.accepted)
         status = refused(&at, &decision, err);
     if (promotion->decision && (status == MLO_OK || status == MLO_EGATE))

@@ -68,26 +68,38 @@ out:
     return status;
 }
 
-enum mlo_status mlo_gate_quarantine(struct mlo_gate_case *c, struct mlo_error *err)
+/* Asks, now or ahead, whether these bytes are in quarantine. */
+static enum mlo_status ask(struct mlo_gate_case *c, bool ahead, struct mlo_rows *rows, struct mlo_error *err)
 {
-    static const struct mlo_gate_kind kind = {.name = "quarantine"};
-    static const struct mlo_gate gate = {.kind = &kind, .text = "not quarantined"};
+    const struct mlo_sql *sql = &mlo_sql_quarantine[Q_FIND];
     struct mlo_params p = MLO_PARAMS_INIT;
-    struct mlo_rows rows = {0};
     struct mlo_buf bytes = MLO_BUF_INIT;
     char hex[MLO_DIGEST_TEXT_SIZE];
-    enum mlo_status status;
     for (size_t i = 0; i < c->content->count; i++) {
         mlo_digest_hex(&c->content->items[i].variant.artifact, hex);
         mlo_buf_printf(&bytes, "%s%s=%s", i ? ";" : "", c->content->items[i].target, hex);
     }
-    if (!mlo_buf_ok(&bytes)) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
     mlo_param_i64(&p, c->model_id);
     mlo_param_text(&p, mlo_buf_str(&bytes));
-    MLO_TRY(mlo_db_exec(c->conn, &mlo_sql_quarantine[Q_FIND], &p, &rows, err));
+    enum mlo_status status = !mlo_buf_ok(&bytes) ? mlo_error_nomem(err)
+                             : ahead             ? mlo_db_ahead(c->conn, sql, &p, err)
+                                                 : mlo_db_exec(c->conn, sql, &p, rows, err);
+    mlo_buf_clear(&bytes);
+    return status;
+}
+
+enum mlo_status mlo_gate_quarantine_ahead(struct mlo_gate_case *c, struct mlo_error *err)
+{
+    return ask(c, true, NULL, err);
+}
+
+enum mlo_status mlo_gate_quarantine(struct mlo_gate_case *c, struct mlo_error *err)
+{
+    static const struct mlo_gate_kind kind = {.name = "quarantine"};
+    static const struct mlo_gate gate = {.kind = &kind, .text = "not quarantined"};
+    struct mlo_rows rows = {0};
+    enum mlo_status status;
+    MLO_TRY(ask(c, false, &rows, err));
     if (mlo_rows_count(&rows) == 0)
         goto out;
     json_t *row =
@@ -99,7 +111,6 @@ enum mlo_status mlo_gate_quarantine(struct mlo_gate_case *c, struct mlo_error *e
     if (!row || json_object_set_new(row, "release", json_integer(mlo_rows_i64(&rows, 0, 0))) != 0)
         status = mlo_error_nomem(err);
 out:
-    mlo_buf_clear(&bytes);
     mlo_rows_clear(&rows);
     return status;
 }

@@ -7,21 +7,19 @@
 #include "registry/sql_impl.h"
 #include "registry/target.h"
 
-enum { RELEASE_LOCK, RELEASE_FIND, RELEASE_COUNT, RELEASE_ADD, RELEASE_VARIANT, RELEASE_RESOLVE };
+enum { RELEASE_LOCK, RELEASE_FIND, RELEASE_ADD, RELEASE_VARIANT, RELEASE_RESOLVE };
 
 enum { CHOICES_MAX = 64 };
 
 const struct mlo_sql mlo_sql_release[] = {
     [RELEASE_LOCK] = {"release_lock", "SELECT id FROM model WHERE id = $1 FOR NO KEY UPDATE", 1},
     [RELEASE_FIND] = {"release_find", "SELECT id, seq FROM release WHERE model_id = $1 AND content = $2", 2},
-    [RELEASE_COUNT] =
-        {"release_count",
-         "UPDATE model SET next_release = next_release + 1 WHERE id = $1 RETURNING next_release - 1", 1},
-    [RELEASE_ADD] =
-        {"release_add",
-         "INSERT INTO release (model_id, seq, version_id, content, created_by) VALUES ($1, $2, $3, $4, $5) "
-         "RETURNING id",
-         5},
+    [RELEASE_ADD] = {"release_add",
+                     "WITH n AS (UPDATE model SET next_release = next_release + 1 WHERE id = $1 RETURNING "
+                     "next_release - 1 "
+                     "AS seq) INSERT INTO release (model_id, seq, version_id, content, created_by) "
+                     "SELECT $1, n.seq, $2, $3, $4 FROM n RETURNING id, seq",
+                     4},
     [RELEASE_VARIANT] = {"release_variant",
                          "INSERT INTO release_variant (release_id, target, variant, artifact, size) "
                          "VALUES ($1, $2, $3, $4, $5)",
@@ -52,6 +50,8 @@ static enum mlo_status choose(struct mlo_db_conn *conn, int64_t version_id,
     if (!all)
         return mlo_error_nomem(err);
     enum mlo_status status = MLO_OK;
+    for (size_t i = 0; i < count; i++)
+        MLO_TRY(mlo_variant_ahead(conn, version_id, choices[i].variant ? choices[i].variant : "", err));
     for (size_t i = 0; i < count; i++) {
         all[i].target = choices[i].target && *choices[i].target ? choices[i].target : "any";
         if (!mlo_target_valid(all[i].target)) {
@@ -118,16 +118,17 @@ static enum mlo_status insert(struct mlo_db_conn *conn, const struct mlo_actor *
                               const struct mlo_release_content *content, struct mlo_release *out,
                               struct mlo_error *err)
 {
-    struct mlo_params counter = MLO_PARAMS_INIT, add = MLO_PARAMS_INIT;
+    struct mlo_params add = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
     enum mlo_status status;
-    mlo_param_i64(&counter, version->model_id);
-    MLO_TRY(mlo_sql_number(conn, &mlo_sql_release[RELEASE_COUNT], &counter, &out->seq, err));
+    mlo_db_ahead_clear(conn); /* there was no such release then */
     mlo_param_i64(&add, version->model_id);
-    mlo_param_i64(&add, out->seq);
     mlo_param_i64(&add, version->id);
     mlo_param_digest(&add, &content->digest);
     mlo_param_text(&add, actor->name);
-    MLO_TRY(mlo_sql_number(conn, &mlo_sql_release[RELEASE_ADD], &add, &out->id, err));
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_release[RELEASE_ADD], &add, &rows, err));
+    out->id = mlo_rows_i64(&rows, 0, 0);
+    out->seq = mlo_rows_i64(&rows, 0, 1);
     for (size_t i = 0; i < content->count; i++) {
         const struct mlo_release_item *item = &content->items[i];
         struct mlo_params p = MLO_PARAMS_INIT;
@@ -136,10 +137,20 @@ static enum mlo_status insert(struct mlo_db_conn *conn, const struct mlo_actor *
         mlo_param_text(&p, item->variant.name);
         mlo_param_digest(&p, &item->variant.artifact);
         mlo_param_i64(&p, (int64_t)item->variant.size_bytes);
-        MLO_TRY(mlo_db_exec(conn, &mlo_sql_release[RELEASE_VARIANT], &p, NULL, err));
+        MLO_TRY(mlo_db_queue(conn, &mlo_sql_release[RELEASE_VARIANT], &p, NULL, err));
     }
 out:
+    mlo_rows_clear(&rows);
     return status;
+}
+
+enum mlo_status mlo_release_ahead(struct mlo_db_conn *conn, const struct mlo_version_info *version,
+                                  const struct mlo_release_content *content, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, version->model_id);
+    mlo_param_digest(&p, &content->digest);
+    return mlo_db_ahead(conn, &mlo_sql_release[RELEASE_FIND], &p, err);
 }
 
 enum mlo_status mlo_release_ensure(struct mlo_db_conn *conn, const struct mlo_actor *actor,
@@ -156,7 +167,7 @@ enum mlo_status mlo_release_ensure(struct mlo_db_conn *conn, const struct mlo_ac
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_release[RELEASE_FIND], &find, &rows, err));
     if (mlo_rows_count(&rows) ==
         0) { /* releases never go away: only a new one needs the lock, and a second look */
-        MLO_TRY(mlo_sql_number(conn, &mlo_sql_release[RELEASE_LOCK], &lock, NULL, err));
+        MLO_TRY(mlo_db_queue(conn, &mlo_sql_release[RELEASE_LOCK], &lock, NULL, err));
         MLO_TRY(mlo_db_exec(conn, &mlo_sql_release[RELEASE_FIND], &find, &rows, err));
     }
     if (mlo_rows_count(&rows) > 0) {

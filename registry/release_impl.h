@@ -24,10 +24,17 @@ struct mlo_release_content {
 enum mlo_status mlo_release_content(struct mlo_db_conn *conn, const struct mlo_version_info *version,
                                     const struct mlo_release_choice *choices, size_t count,
                                     struct mlo_release_content *out, struct mlo_error *err);
+/* Read ahead for mlo_version_find, mlo_variant_find and mlo_release_ensure. */
+enum mlo_status mlo_version_ahead(struct mlo_db_conn *conn, int64_t model_id, int64_t number,
+                                  struct mlo_error *err);
+enum mlo_status mlo_variant_ahead(struct mlo_db_conn *conn, int64_t version_id, const char *name,
+                                  struct mlo_error *err);
+enum mlo_status mlo_release_ahead(struct mlo_db_conn *conn, const struct mlo_version_info *version,
+                                  const struct mlo_release_content *content, struct mlo_error *err);
 void mlo_release_content_clear(struct mlo_release_content *content);
 
-/* The release with exactly this content: the one that is there, or a new one, for which it locks the model.
- */
+/* The release with exactly this content: the one that is there, or a new one, for which it locks the model
+ * (and forgets what was read ahead). */
 enum mlo_status mlo_release_ensure(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                    const struct mlo_version_info *version,
                                    const struct mlo_release_content *content, struct mlo_release *out,

@@ -43,41 +43,53 @@ const struct mlo_sql mlo_sql_stage[] = {
     /* after the lock: a join within it would see releases of the time before it was granted */
     [STAGE_NOW] = {"stage_now",
                    "SELECT s.generation, s.move_id, s.release_id, r.seq, m.project_id, p.name || '/' || "
-                   "m.name, v.number, r.content "
+                   "m.name, v.number, r.content, clock_timestamp() "
                    "FROM stage s JOIN model m ON m.id = s.model_id JOIN project p ON p.id = m.project_id "
                    "LEFT JOIN release r ON r.id = s.release_id LEFT JOIN version v ON v.id = r.version_id "
                    "WHERE s.model_id = $1 AND s.name = $2",
                    2},
     [STAGE_BEFORE] =
         {"stage_before",
-         "SELECT b.id, b.to_release, r.seq, v.number FROM stage_move f JOIN stage_move b ON b.id = "
+         "SELECT b.id, b.to_release, r.seq, v.number, r.content FROM stage_move f JOIN stage_move b ON b.id "
+         "= "
          "f.replaced "
          "JOIN release r ON r.id = b.to_release JOIN version v ON v.id = r.version_id WHERE f.id = $1",
          1},
     [STAGE_HELD] =
         {"stage_held",
-         "SELECT b.id, b.to_release, r.seq, v.number FROM stage_move b JOIN release r ON r.id = b.to_release "
+         "SELECT b.id, b.to_release, r.seq, v.number, r.content FROM stage_move b JOIN release r ON r.id = "
+         "b.to_release "
          "JOIN version v ON v.id = r.version_id WHERE b.model_id = $1 AND b.stage = $2 "
          "AND b.kind = 'promotion' AND r.seq = $3 ORDER BY b.id DESC LIMIT 1",
          3},
     [STAGE_MOVE_ADD] =
         {"stage_move_add",
          "WITH mv AS (INSERT INTO stage_move (model_id, stage, generation, kind, from_release, to_release, "
-         "replaced, restores, actor, via, reason, request_id, audit_seq) "
-         "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) RETURNING *) "
-         "UPDATE stage s SET release_id = mv.to_release, move_id = coalesce(mv.restores, mv.id), "
-         "generation = mv.generation, moved_at = mv.at FROM mv WHERE s.model_id = mv.model_id "
-         "AND s.name = mv.stage RETURNING mv.id",
-         13},
+         "replaced, restores, actor, via, reason, request_id, audit_seq, at) "
+         "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, " MLO_AUDIT_LAST(
+             "$13") ", "
+                    "$14::timestamptz) RETURNING *) "
+                    "UPDATE stage s SET release_id = mv.to_release, move_id = coalesce(mv.restores, mv.id), "
+                    "generation = mv.generation, moved_at = mv.at FROM mv WHERE s.model_id = mv.model_id "
+                    "AND s.name = mv.stage RETURNING mv.id",
+         14},
     [STAGE_GET] = {"stage_get", "SELECT " STAGE_COLUMNS " FROM stage s WHERE s.model_id = $1 AND s.name = $2",
                    2},
-    [STAGE_LEDGER] = {"stage_ledger",
-                      "SELECT p.name || '/' || m.name AS model, 'sha256:' || encode(v.manifest_digest, "
-                      "'hex') AS manifest, " STAGE_COLUMNS
-                      " FROM stage s JOIN model m ON m.id = s.model_id JOIN project p ON p.id = m.project_id "
-                      "JOIN release r ON r.id = s.release_id JOIN version v ON v.id = r.version_id "
-                      "WHERE s.model_id = $1 AND s.name = $2",
-                      2},
+    /* the stage as the move will leave it; `previous` is what a rollback would restore */
+    [STAGE_LEDGER] =
+        {"stage_ledger",
+         "SELECT p.name || '/' || m.name AS model, 'sha256:' || encode(v.manifest_digest, 'hex') AS "
+         "manifest, $2::text AS stage, $4::bigint AS generation, $5::timestamptz AS "
+         "moved_at, " MLO_RELEASE_JSON("rel.id") " AS release, " MLO_RELEASE_JSON(
+             "(SELECT b.to_release FROM stage_move b WHERE b.id = CASE "
+             "WHEN $7::bigint IS NULL THEN $6::bigint ELSE (SELECT "
+             "f.replaced FROM stage_move f WHERE f.id = $7) END)") " AS previous FROM model m JOIN "
+                                                                   "project p ON p.id = m.project_id JOIN "
+                                                                   "release rel ON rel.model_id = m.id JOIN "
+                                                                   "version v ON v.id = "
+                                                                   "rel.version_id WHERE m.id = $1 AND "
+                                                                   "rel.content = $3",
+         7},
     [STAGE_LIST] = {"stage_list",
                     "SELECT " STAGE_COLUMNS
                     " FROM stage s WHERE s.model_id = $1 ORDER BY s.name = 'production'",
@@ -103,8 +115,8 @@ enum mlo_status mlo_stage_unknown(const char *stage, struct mlo_error *err)
                          stage ? stage : "");
 }
 
-enum mlo_status mlo_pointer_lock(struct mlo_db_conn *conn, int64_t model_id, const char *stage,
-                                 struct mlo_pointer *out, struct mlo_error *err)
+static enum mlo_status pointer_lock(struct mlo_db_conn *conn, int64_t model_id, const char *stage,
+                                    const int64_t *version, struct mlo_pointer *out, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
@@ -112,12 +124,14 @@ enum mlo_status mlo_pointer_lock(struct mlo_db_conn *conn, int64_t model_id, con
     memset(out, 0, sizeof *out);
     mlo_param_i64(&p, model_id);
     mlo_param_text(&p, stage);
-    status = mlo_sql_number(conn, &mlo_sql_stage[STAGE_LOCK], &p, NULL, err);
-    if (status == MLO_ENOTFOUND)
-        mlo_error_set(err, MLO_ENOTFOUND, "there is no such model");
-    if (status != MLO_OK)
-        return status;
+    MLO_TRY(mlo_db_queue(conn, &mlo_sql_stage[STAGE_LOCK], &p, NULL, err));
+    if (version)
+        MLO_TRY(mlo_version_ahead(conn, model_id, *version, err));
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_stage[STAGE_NOW], &p, &rows, err));
+    if (mlo_rows_count(&rows) == 0) {
+        status = mlo_error_set(err, MLO_ENOTFOUND, "there is no such model");
+        goto out;
+    }
     out->model_id = model_id;
     out->stage = stage;
     out->generation = mlo_rows_i64(&rows, 0, 0);
@@ -127,10 +141,23 @@ enum mlo_status mlo_pointer_lock(struct mlo_db_conn *conn, int64_t model_id, con
     out->project_id = mlo_rows_i64(&rows, 0, 4);
     out->version = mlo_rows_i64(&rows, 0, 6);
     mlo_rows_digest(&rows, 0, 7, &out->content);
+    snprintf(out->now, sizeof out->now, "%s", mlo_rows_text(&rows, 0, 8));
     snprintf(out->object, sizeof out->object, "%s:%s", mlo_rows_text(&rows, 0, 5), stage);
 out:
     mlo_rows_clear(&rows);
     return status;
+}
+
+enum mlo_status mlo_pointer_lock(struct mlo_db_conn *conn, int64_t model_id, const char *stage,
+                                 struct mlo_pointer *out, struct mlo_error *err)
+{
+    return pointer_lock(conn, model_id, stage, NULL, out, err);
+}
+
+enum mlo_status mlo_pointer_lock_for(struct mlo_db_conn *conn, int64_t model_id, const char *stage,
+                                     int64_t version, struct mlo_pointer *out, struct mlo_error *err)
+{
+    return pointer_lock(conn, model_id, stage, &version, out, err);
 }
 
 enum mlo_status mlo_pointer_match(const struct mlo_pointer *at, const int64_t *if_match,
@@ -159,66 +186,65 @@ json_t *mlo_stage_state(int64_t generation, int64_t release, int64_t version)
                    : json_pack("{s:I, s:n}", "generation", (json_int_t)generation, "release");
 }
 
-/* The stage as it is now, for the ledger. */
-static enum mlo_status record(struct mlo_db_conn *conn, const struct mlo_pointer *at,
-                              const struct mlo_move_to *to, const struct mlo_actor *actor, int64_t audit_seq,
-                              struct mlo_error *err)
+static void ledger_params(const struct mlo_pointer *at, const struct mlo_move_to *to, struct mlo_params *p)
+{
+    mlo_param_i64(p, at->model_id);
+    mlo_param_text(p, at->stage);
+    mlo_param_digest(p, &to->content);
+    mlo_param_i64(p, at->generation + 1);
+    mlo_param_text(p, at->now);
+    mlo_param_id(p, at->move_id);
+    mlo_param_id(p, to->restores);
+}
+
+enum mlo_status mlo_stage_move_ahead(struct mlo_db_conn *conn, const struct mlo_pointer *at,
+                                     const struct mlo_move_to *to, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
+    ledger_params(at, to, &p);
+    return mlo_db_ahead(conn, &mlo_sql_stage[STAGE_LEDGER], &p, err);
+}
+
+/* The stage as it will be, for the ledger. */
+static enum mlo_status ledger_state(struct mlo_db_conn *conn, const struct mlo_pointer *at,
+                                    const struct mlo_move_to *to, const struct mlo_actor *actor, json_t **out,
+                                    struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    ledger_params(at, to, &p);
+    enum mlo_status status = mlo_sql_object(conn, &mlo_sql_stage[STAGE_LEDGER], &p, out, err);
+    if (status != MLO_OK)
+        return status;
+    json_t *by = json_pack("{s:s, s:s, s:s, s:i}", "kind", to->kind, "by", actor->name, "reason",
+                           to->reason ? to->reason : "", "audit_seq", MLO_LEDGER_SEQ);
+    return by && json_object_set_new(*out, "move", by) == 0 ? MLO_OK : mlo_error_nomem(err);
+}
+
+static enum mlo_status queue_ledger(struct mlo_db_conn *conn, const struct mlo_pointer *at,
+                                    const json_t *state, struct mlo_error *err)
+{
     struct mlo_buf path = MLO_BUF_INIT, text = MLO_BUF_INIT;
-    json_t *state = NULL;
-    enum mlo_status status;
-    mlo_param_i64(&p, at->model_id);
-    mlo_param_text(&p, at->stage);
-    MLO_TRY(mlo_sql_object(conn, &mlo_sql_stage[STAGE_LEDGER], &p, &state, err));
-    json_t *by = json_pack("{s:s, s:s, s:s, s:I}", "kind", to->kind, "by", actor->name, "reason",
-                           to->reason ? to->reason : "", "audit_seq", (json_int_t)audit_seq);
-    if (!by || json_object_set_new(state, "move", by) != 0) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
     const char *model = strchr(mlo_json_str(state, "model", "/"), '/') + 1;
     mlo_buf_printf(&path, "%s/%s.json", at->stage, model);
     mlo_ledger_json(state, &text);
-    if (!mlo_buf_ok(&path) || !mlo_buf_ok(&text)) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
     const struct mlo_ledger_file file = {
         .path = mlo_buf_str(&path), .text = mlo_buf_str(&text), .size = text.len};
-    MLO_TRY(mlo_ledger_append(conn, at->project_id, audit_seq, &file, 1, err));
-out:
-    json_decref(state);
+    enum mlo_status status = mlo_buf_ok(&path) && mlo_buf_ok(&text)
+                                 ? mlo_ledger_queue(conn, at->project_id, &file, 1, err)
+                                 : mlo_error_nomem(err);
     mlo_buf_clear(&path);
     mlo_buf_clear(&text);
     return status;
 }
 
-/* Writes audit, log, pointer, and what the ledger will say. */
-enum mlo_status mlo_stage_move(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                               const struct mlo_pointer *at, const struct mlo_move_to *to,
-                               struct mlo_move *out, struct mlo_error *err)
+static enum mlo_status queue_move(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                  const struct mlo_pointer *at, const struct mlo_move_to *to,
+                                  struct mlo_rows *rows, struct mlo_error *err)
 {
     struct mlo_params add = MLO_PARAMS_INIT;
-    enum mlo_status status = MLO_OK;
-    memset(out, 0, sizeof *out);
-    out->generation = at->generation + 1;
-    out->from_release = at->release_seq;
-    out->to_release = to->release_seq;
-    json_t *before = mlo_stage_state(at->generation, at->release_seq, at->version);
-    json_t *after = mlo_stage_state(out->generation, to->release_seq, to->version);
-    if (!before || !after ||
-        (to->decision && json_object_set_new(after, "decision", json_string(to->decision)) != 0) ||
-        (to->quarantined && json_object_set_new(after, "quarantined", json_integer(to->quarantined)) != 0)) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    struct mlo_audit_event event = {
-        .action = to->action, .object = at->object, .before = before, .after = after, .reason = to->reason};
-    MLO_TRY(mlo_audit_append(conn, at->project_id, actor, &event, &out->audit_seq, err));
     mlo_param_i64(&add, at->model_id);
     mlo_param_text(&add, at->stage);
-    mlo_param_i64(&add, out->generation);
+    mlo_param_i64(&add, at->generation + 1);
     mlo_param_text(&add, to->kind);
     mlo_param_id(&add, at->release_id);
     mlo_param_i64(&add, to->release_id);
@@ -228,13 +254,53 @@ enum mlo_status mlo_stage_move(struct mlo_db_conn *conn, const struct mlo_actor 
     mlo_param_text(&add, actor->via ? actor->via : "system");
     mlo_param_text(&add, to->reason ? to->reason : "");
     mlo_param_text(&add, actor->request_id ? actor->request_id : "");
-    mlo_param_i64(&add, out->audit_seq);
-    MLO_TRY(mlo_sql_number(conn, &mlo_sql_stage[STAGE_MOVE_ADD], &add, &out->id, err));
-    MLO_TRY(record(conn, at, to, actor, out->audit_seq, err));
+    mlo_param_i64(&add, at->project_id);
+    mlo_param_text(&add, at->now);
+    return mlo_db_queue(conn, &mlo_sql_stage[STAGE_MOVE_ADD], &add, rows, err);
+}
+
+enum mlo_status mlo_stage_move(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                               const struct mlo_pointer *at, const struct mlo_move_to *to,
+                               struct mlo_move_rows *rows, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    json_t *state = NULL;
+    json_t *before = mlo_stage_state(at->generation, at->release_seq, at->version);
+    json_t *after = mlo_stage_state(at->generation + 1, to->release_seq, to->version);
+    if (!before || !after ||
+        (to->decision && json_object_set_new(after, "decision", json_string(to->decision)) != 0) ||
+        (to->quarantined && json_object_set_new(after, "quarantined", json_integer(to->quarantined)) != 0)) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(ledger_state(conn, at, to, actor, &state, err));
+    struct mlo_audit_event event = {
+        .action = to->action, .object = at->object, .before = before, .after = after, .reason = to->reason};
+    MLO_TRY(mlo_audit_queue(conn, at->project_id, actor, &event, &rows->audit, err));
+    MLO_TRY(queue_move(conn, actor, at, to, &rows->move, err));
+    MLO_TRY(queue_ledger(conn, at, state, err));
 out:
+    json_decref(state);
     json_decref(before);
     json_decref(after);
     return status;
+}
+
+void mlo_stage_moved(const struct mlo_pointer *at, const struct mlo_move_to *to,
+                     const struct mlo_move_rows *rows, struct mlo_move *out)
+{
+    *out = (struct mlo_move){.id = mlo_rows_i64(&rows->move, 0, 0),
+                             .audit_seq = mlo_rows_i64(&rows->audit, 0, 0),
+                             .generation = at->generation + 1,
+                             .from_release = at->release_seq,
+                             .to_release = to->release_seq};
+}
+
+void mlo_move_rows_clear(struct mlo_move_rows *rows)
+{
+    mlo_rows_clear(&rows->audit);
+    mlo_rows_clear(&rows->move);
+    mlo_rows_clear(&rows->decision);
 }
 
 enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_actor *actor,
@@ -243,7 +309,9 @@ enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_ac
 {
     struct mlo_pointer at;
     struct mlo_rows rows = {0};
+    struct mlo_move_rows written = {0};
     struct mlo_params p = MLO_PARAMS_INIT;
+    memset(out, 0, sizeof *out);
     if (!mlo_stage_valid(rollback->stage))
         return mlo_stage_unknown(rollback->stage, err);
     if (!rollback->reason || rollback->reason[strspn(rollback->reason, " \t\n")] == '\0') {
@@ -287,11 +355,19 @@ enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_ac
                                (long long)to.release_seq);
         goto out;
     }
-    MLO_TRY(mlo_stage_move(conn, actor, &at, &to, out, err));
+    if (!mlo_rows_digest(&rows, 0, 4, &to.content)) {
+        status = mlo_error_set(err, MLO_EINTERNAL, "release %lld has no content", (long long)to.release_seq);
+        goto out;
+    }
+    MLO_TRY(mlo_stage_move(conn, actor, &at, &to, &written, err));
+    MLO_TRY(mlo_db_flush(conn, err));
+    mlo_stage_moved(&at, &to, &written, out);
     MLO_TRY(mlo_quarantine_begin(conn, actor, &at, out, rollback->reason, err));
 out:
     mlo_rows_clear(&rows);
-    return mlo_db_end(conn, status, err);
+    status = mlo_db_end(conn, status, err);
+    mlo_move_rows_clear(&written);
+    return status;
 }
 
 /* --- reading ----------------------------------------------------------------------------------- */

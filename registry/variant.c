@@ -1,5 +1,6 @@
 #include "registry/evidence_impl.h"
 #include "registry/models.h"
+#include "registry/release_impl.h"
 #include "registry/sql_impl.h"
 
 #include <string.h>
@@ -40,6 +41,15 @@ const struct mlo_sql mlo_sql_variant[] = {
                          2},
 };
 const size_t mlo_sql_variant_count = MLO_COUNT(mlo_sql_variant);
+
+enum mlo_status mlo_variant_ahead(struct mlo_db_conn *conn, int64_t version_id, const char *name,
+                                  struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, version_id);
+    mlo_param_text(&p, name);
+    return mlo_db_ahead(conn, &mlo_sql_variant[VARIANT_FIND], &p, err);
+}
 
 enum mlo_status mlo_variant_find(struct mlo_db_conn *conn, int64_t version_id, const char *name,
                                  struct mlo_variant_info *out, struct mlo_error *err)

@@ -1,5 +1,6 @@
 #include "registry/facts_impl.h"
 #include "registry/manifest_impl.h"
+#include "registry/release_impl.h"
 #include "registry/sql_impl.h"
 
 #include <string.h>
@@ -201,6 +202,15 @@ enum mlo_status mlo_version_create(struct mlo_db_conn *conn, const struct mlo_ac
 {
     const struct mlo_version_content content = {.description = description, .blobs = blobs, .count = count};
     return mlo_version_add(conn, actor, model_id, &content, out, err);
+}
+
+enum mlo_status mlo_version_ahead(struct mlo_db_conn *conn, int64_t model_id, int64_t number,
+                                  struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, model_id);
+    mlo_param_id(&p, number);
+    return mlo_db_ahead(conn, &mlo_sql_version[VERSION_FIND], &p, err);
 }
 
 enum mlo_status mlo_version_find(struct mlo_db_conn *conn, int64_t model_id, int64_t number,

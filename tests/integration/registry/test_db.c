@@ -132,6 +132,164 @@ static void test_db__error_of_a_statement_names_it(void **state)
     assert_string_equal(mlo_db_sqlstate(f->conn), "22012");
 }
 
+/* --- sharing a round trip ---------------------------------------------------------------------- */
+
+static const struct mlo_sql batch[] = {
+    {"t_make", "CREATE TEMPORARY TABLE t_seen (n bigint)", 0},
+    {"t_put", "INSERT INTO t_seen VALUES ($1)", 1},
+    {"t_sum", "SELECT sum(n)::bigint FROM t_seen WHERE n < $1", 1},
+};
+
+static void put(struct pg_fixture *f, int64_t n)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, n);
+    assert_mlo_ok(mlo_db_queue(f->conn, &batch[1], &p, NULL, &f->err), &f->err);
+}
+
+/* The sum of what is there, below a limit. */
+static int64_t sum(struct pg_fixture *f, int64_t limit)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    mlo_param_i64(&p, limit);
+    assert_mlo_ok(mlo_db_exec(f->conn, &batch[2], &p, &rows, &f->err), &f->err);
+    int64_t found = mlo_rows_i64(&rows, 0, 0);
+    mlo_rows_clear(&rows);
+    return found;
+}
+
+static void make_table(struct pg_fixture *f)
+{
+    assert_mlo_ok(mlo_db_exec(f->conn, &batch[0], NULL, NULL, &f->err), &f->err);
+    assert_true(sum(f, 1) == 0);
+}
+
+static void test_queue__runs_in_order_before_who_waits(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows two = {0}, all = {0};
+    make_table(f);
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    put(f, 1);
+    mlo_param_i64(&p, 1000);
+    assert_mlo_ok(mlo_db_queue(f->conn, &batch[2], &p, &two, &f->err), &f->err);
+    put(f, 2);
+    assert_true(sum(f, 1000) == 3);
+    assert_true(mlo_rows_i64(&two, 0, 0) == 1);
+    for (int64_t n = 0; n < 200; n++) /* more than one queue holds */
+        put(f, 10);
+    assert_mlo_ok(mlo_db_queue(f->conn, &batch[2], &p, &all, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_end(f->conn, MLO_OK, &f->err), &f->err);
+    assert_true(mlo_rows_i64(&all, 0, 0) == 2003);
+    assert_true(sum(f, 1000) == 2003);
+    mlo_rows_clear(&two);
+    mlo_rows_clear(&all);
+    assert_mlo_status(mlo_db_queue(f->conn, &batch[2], &p, &all, &f->err), MLO_EINTERNAL, &f->err);
+}
+
+static void test_queue__what_fails_is_told_and_undoes_all(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_params zero = MLO_PARAMS_INIT;
+    make_table(f);
+    mlo_param_i64(&zero, 0);
+    for (int at_the_end = 0; at_the_end < 2; at_the_end++) {
+        assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+        put(f, 1);
+        assert_mlo_ok(mlo_db_queue(f->conn, &sql[2], &zero, NULL, &f->err), &f->err);
+        put(f, 2);
+        enum mlo_status status = MLO_OK;
+        if (!at_the_end) {
+            status = mlo_db_flush(f->conn, &f->err);
+            assert_int_equal(status, MLO_EINVAL);
+        }
+        assert_int_equal(mlo_db_end(f->conn, status, &f->err), MLO_EINVAL);
+        assert_non_null(strstr(f->err.message, "t_divide"));
+        assert_string_equal(mlo_db_sqlstate(f->conn), "22012");
+        assert_false(mlo_db_in_transaction(f->conn));
+        assert_true(sum(f, 1000) == 0);
+    }
+    /* who gives up in between leaves nothing, and no pointer into its own rows */
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    {
+        struct mlo_rows gone = {0};
+        put(f, 5);
+        assert_mlo_ok(mlo_db_queue(f->conn, &batch[2], &zero, &gone, &f->err), &f->err);
+        assert_int_equal(mlo_db_end(f->conn, MLO_ECONFLICT, NULL), MLO_ECONFLICT);
+    }
+    assert_int_equal(mlo_db_end(f->conn, MLO_ECONFLICT, NULL), MLO_ECONFLICT);
+    assert_true(sum(f, 1000) == 0);
+}
+
+static void test_queue__an_inner_transaction_waits_for_its_own(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    make_table(f);
+    mlo_param_i64(&p, 1000);
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    put(f, 7);
+    assert_mlo_ok(mlo_db_queue(f->conn, &batch[2], &p, &rows, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_end(f->conn, MLO_OK, &f->err), &f->err);
+    assert_true(mlo_rows_i64(&rows, 0, 0) == 7);
+    mlo_rows_clear(&rows);
+    assert_mlo_ok(mlo_db_end(f->conn, MLO_OK, &f->err), &f->err);
+    assert_true(sum(f, 1000) == 7);
+}
+
+static void test_ahead__answers_once_and_what_was_asked(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    make_table(f);
+    mlo_param_i64(&p, 1000);
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    put(f, 1);
+    assert_mlo_ok(mlo_db_ahead(f->conn, &batch[2], &p, &f->err), &f->err);
+    put(f, 2);
+    assert_true(sum(f, 999) == 3);  /* other parameters: asked now */
+    assert_true(sum(f, 1000) == 1); /* as it was then */
+    assert_true(sum(f, 1000) == 3); /* once */
+    assert_mlo_ok(mlo_db_ahead(f->conn, &batch[2], &p, &f->err), &f->err);
+    put(f, 4);
+    mlo_db_ahead_clear(f->conn);
+    assert_true(sum(f, 1000) == 7);
+    assert_mlo_ok(mlo_db_ahead(f->conn, &batch[2], &p, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_end(f->conn, MLO_OK, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    put(f, 8);
+    assert_true(sum(f, 1000) == 15); /* nothing of the transaction before */
+    assert_mlo_ok(mlo_db_end(f->conn, MLO_OK, &f->err), &f->err);
+}
+
+static void test_queue__a_broken_connection_is_told(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_db *db = pg_fixture_pool(f, MLO_ROLE_SERVER, 1);
+    struct mlo_db_conn *conn;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    char text[80];
+    mlo_param_i64(&p, 1);
+    assert_mlo_ok(mlo_db_acquire(db, &conn, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec(conn, &sql[2], &p, NULL, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_begin(conn, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_queue(conn, &sql[2], &p, &rows, &f->err), &f->err);
+    snprintf(text, sizeof text, "SELECT pg_terminate_backend(%d, 5000)", PQbackendPID(mlo_db_pg(conn)));
+    assert_mlo_ok(mlo_db_exec_text(f->conn, text, &f->err), &f->err);
+    enum mlo_status status = mlo_db_end(conn, MLO_OK, &f->err);
+    assert_int_equal(status, MLO_EUNAVAILABLE);
+    mlo_rows_clear(&rows);
+    mlo_db_release(conn);
+    assert_mlo_ok(mlo_db_ping(db, &f->err), &f->err);
+    mlo_db_close(db);
+}
+
 /* --- migrations -------------------------------------------------------------------------------- */
 
 static void test_migrate__twice_is_once(void **state)
@@ -288,6 +446,11 @@ int main(void)
         WITH_DB(test_db__broken_connection_heals),
         cmocka_unit_test(test_db__absent_server_is_unavailable),
         WITH_DB(test_db__error_of_a_statement_names_it),
+        WITH_DB(test_queue__runs_in_order_before_who_waits),
+        WITH_DB(test_queue__what_fails_is_told_and_undoes_all),
+        WITH_DB(test_queue__an_inner_transaction_waits_for_its_own),
+        WITH_DB(test_queue__a_broken_connection_is_told),
+        WITH_DB(test_ahead__answers_once_and_what_was_asked),
         WITH_EMPTY_DB(test_migrate__twice_is_once),
         WITH_EMPTY_DB(test_migrate__newer_and_edited_are_refused),
         WITH_EMPTY_DB(test_migrate__failing_script_leaves_nothing),

@@ -50,7 +50,7 @@ static void test_ledger__stock_git_checks_it(void **state)
     int64_t generation = s.generation;
     const struct mlo_rollback back = {.model_id = s.model_id,
                                       .stage = "production",
-                                      .reason = "it was slow \x01<b>",
+                                      .reason = "it was slow \x01<b> \"audit_seq\": 0 \\\"audit_seq\\\": 0",
                                       .if_match = &generation};
     struct mlo_move move;
     assert_mlo_ok(mlo_stage_rollback(s.f->conn, &root, &back, &move, &s.f->err), &s.f->err);
@@ -67,7 +67,20 @@ static void test_ledger__stock_git_checks_it(void **state)
     assert_string_equal(mlo_json_str(file, "model", ""), "shop/cnn");
     assert_int_equal(mlo_json_i64(file, "generation", 0), 3);
     assert_int_equal(mlo_json_i64(json_object_get(file, "release"), "version", 0), 1);
-    assert_string_equal(mlo_json_str(json_object_get(file, "move"), "kind", ""), "rollback");
+    json_t *told = json_object_get(file, "move"), *stage, *value;
+    assert_string_equal(mlo_json_str(told, "kind", ""), "rollback");
+    assert_string_equal(mlo_json_str(told, "reason", ""), back.reason);
+    assert_true(mlo_json_i64(told, "audit_seq", 0) == move.audit_seq);
+    /* it was written before the move, and says what the stage came to be */
+    assert_mlo_ok(mlo_stage_get(s.f->conn, s.model_id, "production", &stage, &s.f->err), &s.f->err);
+    const char *member;
+    json_object_foreach(stage, member, value) assert_true(json_equal(json_object_get(file, member), value));
+    json_decref(stage);
+    json_decref(file);
+    assert_shell(path, &out, "git show main~1:production/cnn.json");
+    file = json_loads(mlo_buf_str(&out), 0, NULL);
+    assert_int_equal(mlo_json_i64(json_object_get(file, "previous"), "version", 0), 1);
+    assert_int_equal(mlo_json_i64(json_object_get(file, "release"), "version", 0), 2);
     json_decref(file);
     /* the trailer names the entry and its hash */
     struct mlo_audit_head head;
