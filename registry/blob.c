@@ -375,3 +375,88 @@ enum mlo_status mlo_blob_read(struct mlo_blob_store *store, const struct mlo_dig
     close(fd);
     return status;
 }
+
+enum mlo_status mlo_blob_store_empty(struct mlo_blob_store *store, bool *empty, struct mlo_error *err)
+{
+    return store->backend->empty(store, empty, err);
+}
+
+/* --- checking and copying -------------------------------------------------------------------------- */
+
+enum mlo_status mlo_blob_check(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                               uint64_t *size_bytes, struct mlo_error *err)
+{
+    int fd = -1;
+    enum mlo_status status;
+    if (store->backend->fetch) {
+        if (size_bytes)
+            MLO_TRY(mlo_blob_size(store, digest, size_bytes, err));
+        status = fetch_checked(store, digest, UINT64_MAX, -1, NULL, err);
+    } else {
+        MLO_TRY(mlo_blob_open_fd(store, digest, &fd, size_bytes, err));
+        status = copy_checked(fd, digest, NULL, err);
+    }
+out:
+    if (fd >= 0)
+        close(fd);
+    return status;
+}
+
+static enum mlo_status sink_writer(void *arg, const void *bytes, size_t size, struct mlo_error *err)
+{
+    return mlo_blob_writer_write(arg, bytes, size, err);
+}
+
+static enum mlo_status pour(struct mlo_blob_store *from, const struct mlo_digest *digest,
+                            struct mlo_blob_writer *writer, bool *gone, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    int fd = -1;
+    char *piece = NULL;
+    if (from->backend->fetch) {
+        status = from->backend->fetch(from, digest, UINT64_MAX, sink_writer, writer, err);
+        *gone = status == MLO_ENOTFOUND || status == MLO_EDIGEST;
+        return status;
+    }
+    status = mlo_blob_open_fd(from, digest, &fd, NULL, err);
+    *gone = status == MLO_ENOTFOUND;
+    if (status != MLO_OK)
+        return status;
+    piece = malloc(PIECE);
+    if (!piece) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    for (size_t got = PIECE; got == PIECE;) {
+        if (!mlo_fs_read_full(fd, piece, PIECE, &got)) {
+            *gone = errno == EIO; /* a disk that cannot give it back has it no more */
+            status = mlo_error_errno(err, errno, "cannot read a blob");
+            goto out;
+        }
+        MLO_TRY(mlo_blob_writer_write(writer, piece, got, err));
+    }
+out:
+    close(fd);
+    free(piece);
+    return status;
+}
+
+enum mlo_status mlo_blob_copy(struct mlo_blob_store *from, struct mlo_blob_store *to,
+                              const struct mlo_digest *digest, uint64_t size_bytes, bool *damaged,
+                              struct mlo_error *err)
+{
+    struct mlo_blob_writer *writer = NULL;
+    char text[MLO_DIGEST_TEXT_SIZE];
+    enum mlo_status status;
+    *damaged = false;
+    MLO_TRY(mlo_blob_writer_open_expecting(to, digest, size_bytes, &writer, err));
+    MLO_TRY(pour(from, digest, writer, damaged, err));
+    status = mlo_blob_writer_commit(writer, digest, NULL, NULL, err);
+    if (status == MLO_EDIGEST) {
+        *damaged = true;
+        mlo_error_prefix(err, "blob %s is damaged", mlo_digest_text(digest, text));
+    }
+out:
+    mlo_blob_writer_free(writer);
+    return status;
+}

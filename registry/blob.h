@@ -109,5 +109,23 @@ MLO_MUST_USE enum mlo_status mlo_blob_path(struct mlo_blob_store *store, const s
 /* Appends the bytes, checked against the digest; MLO_ETOOBIG above max_bytes. */
 MLO_MUST_USE enum mlo_status mlo_blob_read(struct mlo_blob_store *store, const struct mlo_digest *digest,
                                            size_t max_bytes, struct mlo_buf *out, struct mlo_error *err);
+/* Reads all of it and compares with the digest (MLO_EDIGEST). `size_bytes` may be NULL. */
+MLO_MUST_USE enum mlo_status mlo_blob_check(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                                            uint64_t *size_bytes, struct mlo_error *err);
+/* Copies it to another store, as a stream. Bytes that do not hash to the digest leave nothing there.
+ * *damaged: the failure is that `from` has it not, or has other bytes. */
+MLO_MUST_USE enum mlo_status mlo_blob_copy(struct mlo_blob_store *from, struct mlo_blob_store *to,
+                                           const struct mlo_digest *digest, uint64_t size_bytes,
+                                           bool *damaged, struct mlo_error *err);
+/* Whether the store holds no blob at all. */
+MLO_MUST_USE enum mlo_status mlo_blob_store_empty(struct mlo_blob_store *store, bool *empty,
+                                                  struct mlo_error *err);
+
+/* --- what is not removed for now ----------------------------------------------------------------- */
+
+/* PostgreSQL's advisory lock that a backup holds shared, in a session, from before its snapshot until the
+ * last blob is copied. Whoever removes bytes of blobs holds it exclusively while it does; rows can go at any
+ * time. */
+#define MLO_BLOB_HOLD_KEY "7021734"
 
 #endif

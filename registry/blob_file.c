@@ -379,6 +379,30 @@ static enum mlo_status file_path(struct mlo_blob_store *store, const struct mlo_
     return status;
 }
 
+/* Whether the folder has nothing in it that is not hidden. */
+static bool folder_empty(const char *path)
+{
+    DIR *dir = opendir(path);
+    struct dirent *entry;
+    bool empty = true;
+    while (dir && empty && (entry = readdir(dir)))
+        empty = entry->d_name[0] == '.';
+    if (dir)
+        closedir(dir);
+    return empty;
+}
+
+static enum mlo_status file_empty(struct mlo_blob_store *store, bool *empty, struct mlo_error *err)
+{
+    const struct file_store *s = store->state;
+    char *shards = mlo_fs_join(s->root, "sha256", NULL);
+    if (!shards)
+        return mlo_error_nomem(err);
+    *empty = folder_empty(shards);
+    free(shards);
+    return MLO_OK;
+}
+
 const struct mlo_blob_backend mlo_blob_backend_file = {
     .scheme = "file",
     .open = file_open,
@@ -396,4 +420,5 @@ const struct mlo_blob_backend mlo_blob_backend_file = {
     .session_drop = file_session_drop,
     .open_fd = file_open_fd,
     .path = file_path,
+    .empty = file_empty,
 };

@@ -47,6 +47,8 @@ struct mlo_blob_backend {
     /* The store's own file. NULL with fetch. */
     enum mlo_status (*path)(struct mlo_blob_store *store, const struct mlo_digest *digest, char **path,
                             struct mlo_error *err);
+    /* Whether there is no blob. */
+    enum mlo_status (*empty)(struct mlo_blob_store *store, bool *empty, struct mlo_error *err);
 };
 
 struct mlo_blob_store {

@@ -366,6 +366,32 @@ out:
     return status;
 }
 
+/* The first one ends the walk. */
+static enum mlo_status on_blob(void *arg, const struct mlo_s3_entry *entry, struct mlo_error *err)
+{
+    bool *empty = arg;
+    MLO_UNUSED(entry);
+    *empty = false;
+    return mlo_error_set(err, MLO_EEXISTS, "there is a blob");
+}
+
+static enum mlo_status s3_empty(struct mlo_blob_store *store, bool *empty, struct mlo_error *err)
+{
+    struct mlo_blob_s3 *s = store->state;
+    struct mlo_error found = {0};
+    char *prefix = mlo_blob_s3_name(s, "sha256", "");
+    *empty = true;
+    if (!prefix)
+        return mlo_error_nomem(err);
+    enum mlo_status status = mlo_s3_list(s->s3, prefix, on_blob, empty, &found);
+    free(prefix);
+    if (!*empty || status == MLO_OK)
+        return MLO_OK;
+    if (err)
+        *err = found;
+    return status;
+}
+
 const struct mlo_blob_backend mlo_blob_backend_s3 = {
     .scheme = "s3",
     .open = s3_open,
@@ -384,4 +410,5 @@ const struct mlo_blob_backend mlo_blob_backend_s3 = {
     .open_fd = s3_open_fd,
     .size = s3_size,
     .fetch = s3_fetch,
+    .empty = s3_empty,
 };

@@ -270,6 +270,39 @@ out:
     return status;
 }
 
+enum mlo_status mlo_embedded_attach(const char *dir, struct mlo_embedded **out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    char *conninfo = NULL, *version = mlo_fs_join(dir, "cluster", "PG_VERSION", NULL);
+    struct mlo_embedded *pg = calloc(1, sizeof *pg);
+    *out = NULL;
+    if (!pg || !version || !(pg->database = strdup("mlopt"))) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    pg->lock_fd = pg->log_fd = -1;
+    if (!mlo_fs_exists(version)) {
+        status = mlo_error_set(err, MLO_ENOTFOUND, "there is no database in %s", dir);
+        goto out;
+    }
+    MLO_TRY(mlo_embedded_place(pg, dir, err));
+    conninfo = mlo_embedded_conninfo(pg, NULL, "postgres");
+    if (!conninfo)
+        status = mlo_error_nomem(err);
+    else if (PQping(conninfo) != PQPING_OK)
+        status = mlo_error_set(err, MLO_EUNAVAILABLE, "the database in %s does not answer", dir);
+out:
+    if (pg)
+        pg->short_socket_dir = false; /* it is another process's to remove */
+    if (status == MLO_OK)
+        *out = pg;
+    else
+        mlo_embedded_stop(pg);
+    free(conninfo);
+    free(version);
+    return status;
+}
+
 char *mlo_embedded_conninfo(const struct mlo_embedded *pg, const char *role, const char *database)
 {
     struct mlo_buf text = MLO_BUF_INIT;

@@ -22,6 +22,11 @@ struct mlo_embedded_options {
  * process uses the folder. *out is yours (mlo_embedded_stop). */
 MLO_MUST_USE enum mlo_status mlo_embedded_start(const struct mlo_embedded_options *options,
                                                 struct mlo_embedded **out, struct mlo_error *err);
+/* Looks at one that another process keeps running: only mlo_embedded_conninfo and mlo_embedded_stop (which
+ * then stops nothing) are of use. MLO_ENOTFOUND when the folder has no cluster, MLO_EUNAVAILABLE when nothing
+ * answers. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_embedded_attach(const char *dir, struct mlo_embedded **out,
+                                                 struct mlo_error *err);
 /* A libpq conninfo for this role (MLO_ROLE_SERVER …; NULL: the superuser) and database (NULL: the default
  * one). Yours (free); NULL when out of memory. */
 char *mlo_embedded_conninfo(const struct mlo_embedded *pg, const char *role, const char *database);

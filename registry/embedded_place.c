@@ -1,9 +1,9 @@
 /* Where the private PostgreSQL lives: its programs, its user, its folders. */
 #include "registry/embedded_impl.h"
+#include "registry/pg_tool.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,15 +40,6 @@ enum mlo_status mlo_embedded_log_tail(const struct mlo_embedded *pg, enum mlo_st
     return status;
 }
 
-static bool has_programs(const char *bindir)
-{
-    char *a = mlo_fs_join(bindir, "initdb", NULL), *b = mlo_fs_join(bindir, "postgres", NULL);
-    bool ok = a && b && access(a, X_OK) == 0 && access(b, X_OK) == 0;
-    free(a);
-    free(b);
-    return ok;
-}
-
 /* The major version of the existing cluster: "15"; "" when there is none. */
 static void cluster_version(const char *cluster, char out[8])
 {
@@ -63,65 +54,21 @@ static void cluster_version(const char *cluster, char out[8])
     free(path);
 }
 
-static char *in_debian_folders(const char *version)
-{
-    glob_t found;
-    char *best = NULL;
-    int best_number = 0;
-    if (glob("/usr/lib/postgresql/*/bin", GLOB_NOSORT, NULL, &found) != 0)
-        return NULL;
-    for (size_t i = 0; i < found.gl_pathc; i++) {
-        const char *number_text = found.gl_pathv[i] + strlen("/usr/lib/postgresql/");
-        int number = (int)strtol(number_text, NULL, 10);
-        if (!has_programs(found.gl_pathv[i]) || (*version && number != (int)strtol(version, NULL, 10)))
-            continue;
-        if (number > best_number) {
-            free(best);
-            best = strdup(found.gl_pathv[i]);
-            best_number = number;
-        }
-    }
-    globfree(&found);
-    return best;
-}
-
-static char *in_path(void)
-{
-    const char *path = getenv("PATH");
-    while (path && *path) {
-        size_t n = strcspn(path, ":");
-        char *dir = strndup(path, n);
-        if (dir && n > 0 && has_programs(dir))
-            return dir;
-        free(dir);
-        path += n + (path[n] == ':');
-    }
-    return NULL;
-}
-
 static enum mlo_status find_programs(struct mlo_embedded *pg, struct mlo_error *err)
 {
+    static const char *const programs[] = {"initdb", "postgres", NULL};
     char version[8];
-    const char *told = getenv("MLOPT_PG_BINDIR");
     cluster_version(pg->cluster, version);
-    if (told && *told) {
-        if (!has_programs(told))
-            return mlo_error_set(err, MLO_ENOTFOUND, "MLOPT_PG_BINDIR=%.200s has no initdb and postgres",
-                                 told);
-        pg->bindir = strdup(told);
-    } else {
-        pg->bindir = in_debian_folders(version);
-        if (!pg->bindir)
-            pg->bindir = in_path();
+    enum mlo_status status = mlo_pg_bindir((int)strtol(version, NULL, 10), programs, &pg->bindir, err);
+    if (status == MLO_ENOTFOUND && !getenv("MLOPT_PG_BINDIR")) {
+        mlo_error_set(err, MLO_EUNAVAILABLE, "no PostgreSQL server programs%s%s on this machine",
+                      *version ? " of version " : "", version);
+        mlo_error_hint(
+            err, "apt install postgresql-%s, or set MLOPT_PG_BINDIR to the folder of initdb and postgres",
+            *version ? version : "15");
+        return MLO_EUNAVAILABLE;
     }
-    if (pg->bindir)
-        return MLO_OK;
-    mlo_error_set(err, MLO_EUNAVAILABLE, "no PostgreSQL server programs%s%s on this machine",
-                  *version ? " of version " : "", version);
-    mlo_error_hint(err,
-                   "apt install postgresql-%s, or set MLOPT_PG_BINDIR to the folder of initdb and postgres",
-                   *version ? version : "15");
-    return MLO_EUNAVAILABLE;
+    return status;
 }
 
 static enum mlo_status find_user(struct mlo_embedded *pg, struct mlo_error *err)

@@ -103,8 +103,8 @@ void mlo_keys_allowed_signers(const json_t *keys, struct mlo_buf *out)
     json_array_foreach((json_t *)keys, i, key)
     {
         const char *end = end_of(key);
-        mlo_buf_puts(out,
-                     MLO_LEDGER_PRINCIPAL " namespaces=\"" MLO_LEDGER_SIGNED_AS "," MLO_KEY_ENDORSED_AS "\"");
+        mlo_buf_puts(out, MLO_LEDGER_PRINCIPAL " namespaces=\"" MLO_LEDGER_SIGNED_AS "," MLO_KEY_ENDORSED_AS
+                                               "," MLO_BACKUP_SIGNED_AS "\"");
         put_time(out, "valid-after", mlo_json_str(key, "valid_from", ""));
         if (end)
             put_time(out, "valid-before", end);

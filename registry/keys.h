@@ -6,7 +6,9 @@
 
 #include "registry/actor.h"
 
-#define MLO_KEY_ENDORSED_AS "mlopt-key" /* the name space of the signature of a key by the one before */
+/* Name spaces of signatures: of a key by the one before, of a backup's manifest. */
+#define MLO_KEY_ENDORSED_AS "mlopt-key"
+#define MLO_BACKUP_SIGNED_AS "mlopt-backup"
 
 /* Array, oldest first: {fingerprint, key ("ssh-ed25519 AAAA…"), comment, valid_from, retired_at,
  * revoked_from, endorser (a fingerprint), endorsement (an armored signature of the line `key` + newline),

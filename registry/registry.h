@@ -6,6 +6,7 @@
 #include "registry/actor.h"
 #include "registry/attest.h"
 #include "registry/audit.h"
+#include "registry/backup.h"
 #include "registry/blob.h"
 #include "registry/db.h"
 #include "registry/embedded.h"

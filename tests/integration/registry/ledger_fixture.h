@@ -56,7 +56,7 @@ static inline void shop_promote(struct shop *s, const char *reason)
     struct mlo_move move;
     snprintf(text, sizeof text, "version %lld", (long long)++s->version);
     mlo_digest_of(text, strlen(text), &b.digest);
-    assert_mlo_ok(mlo_blob_record(f->conn, &root, s->project_id, &b.digest, 9, &f->err), &f->err);
+    assert_mlo_ok(mlo_blob_record(f->conn, &root, s->project_id, &b.digest, strlen(text), &f->err), &f->err);
     assert_mlo_ok(mlo_version_create(f->conn, &root, s->model_id, "", &b, 1, &v, &f->err), &f->err);
     const struct mlo_promotion p = {.model_id = s->model_id,
                                     .version = v.number,
