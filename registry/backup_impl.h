@@ -7,6 +7,9 @@
 
 #define MLO_BACKUP_FORMAT "mlopt-backup-1"
 
+/* Rows of blob whose bytes are there: in a schema with tombstones, those that are none. */
+#define MLO_BACKUP_HAS_BYTES "to_jsonb(blob) ->> 'removed_at' IS NULL"
+
 /* A snapshot in its folder. Clear it. */
 struct mlo_backup_snapshot {
     char *name, *path;

@@ -23,7 +23,7 @@ const struct mlo_sql mlo_sql_restore[] = {
          "SELECT count(*) FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = "
          "c.relnamespace WHERE n.nspname = 'mlopt'",
          0},
-    [RESTORE_BLOBS] = {"restore_blobs", "SELECT count(*) FROM blob", 0},
+    [RESTORE_BLOBS] = {"restore_blobs", "SELECT count(*) FROM blob WHERE " MLO_BACKUP_HAS_BYTES, 0},
 };
 const size_t mlo_sql_restore_count = MLO_COUNT(mlo_sql_restore);
 
