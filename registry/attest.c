@@ -9,7 +9,7 @@ const struct mlo_sql mlo_sql_attest[] = {
     [ATTEST_ADD] = {"attest_add",
                     "INSERT INTO attestation (project_id, artifact, derivation, signer, envelope, run_id, "
                     "job_id) VALUES "
-                    "($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING",
+                    "($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING RETURNING id",
                     7},
     [ATTEST_LIST] =
         {"attest_list",
@@ -23,9 +23,10 @@ const struct mlo_sql mlo_sql_attest[] = {
 const size_t mlo_sql_attest_count = MLO_COUNT(mlo_sql_attest);
 
 enum mlo_status mlo_attestation_add(struct mlo_db_conn *conn, const struct mlo_attestation *attestation,
-                                    struct mlo_error *err)
+                                    int64_t *id, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
     enum mlo_status status;
     MLO_TRY(mlo_blob_linked(conn, attestation->project_id, &attestation->artifact, NULL, err));
     mlo_param_i64(&p, attestation->project_id);
@@ -35,8 +36,13 @@ enum mlo_status mlo_attestation_add(struct mlo_db_conn *conn, const struct mlo_a
     mlo_param_text(&p, attestation->envelope);
     mlo_param_id(&p, attestation->run_id);
     mlo_param_id(&p, attestation->job_id);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_attest[ATTEST_ADD], &p, NULL, err));
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_attest[ATTEST_ADD], &p, &rows, err));
+    if (id && mlo_rows_count(&rows) == 0)
+        status = mlo_error_set(err, MLO_EEXISTS, "this job stated how it made that already");
+    else if (id)
+        *id = mlo_rows_i64(&rows, 0, 0);
 out:
+    mlo_rows_clear(&rows);
     return status;
 }
 

@@ -17,9 +17,10 @@ struct mlo_attestation {
     const char *envelope; /* canonical JSON */
     int64_t run_id, job_id;
 };
-/* The artifact must be linked to the project. The same envelope again is fine. */
+/* The artifact must be linked to the project. The same again is fine, unless its number is asked for:
+ * MLO_EEXISTS. `id` may be NULL. */
 MLO_MUST_USE enum mlo_status mlo_attestation_add(struct mlo_db_conn *conn,
-                                                 const struct mlo_attestation *attestation,
+                                                 const struct mlo_attestation *attestation, int64_t *id,
                                                  struct mlo_error *err);
 /* Those of an artifact and of all that it was derived from, oldest first: {artifact, derivation, signer,
  * run_id, job_id, made_at, envelope}. */

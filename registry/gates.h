@@ -59,7 +59,7 @@ MLO_MUST_USE enum mlo_status mlo_policy_list(struct mlo_db_conn *conn, const str
  * {project, model, stage, generation, version, release: {version, variants:[{target, variant, artifact}]},
  *  policy: [{scope, revision, digest}], conditions: [{gate, condition, scope, line, target, variant, holds,
  * why, and of evidence: what, value, low, high, bound, op, limit, compared, base, evidence:[ids], dataset,
- *  machine_class, engine, measured_at}], shown: digest, verdict: "accepted"|"refused"}.
+ *  machine_class, engine, measured_at; of provenance: facts}], shown: digest, verdict: "accepted"|"refused"}.
  * `generation` is the stage's before the move. `shown` covers the release's content, the policies, the
  * evidence judged and the generation: what an approval is given for. */
 

@@ -138,6 +138,50 @@ out:
     return status;
 }
 
+/* The variant that {v} and {name} name. */
+static enum mlo_status read_variant(struct mlo_request *req, struct mlo_version_info *info,
+                                    struct mlo_variant_info *variant, struct mlo_error *err)
+{
+    enum mlo_status status;
+    MLO_TRY(mlo_request_version(req, info, err));
+    MLO_TRY(mlo_variant_find(req->conn, info->id, mlo_request_param(req, "name"), variant, err));
+out:
+    return status;
+}
+
+enum mlo_status h_reproductions(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_version_info info;
+    struct mlo_variant_info variant;
+    json_t *items = NULL;
+    enum mlo_status status;
+    MLO_TRY(read_variant(req, &info, &variant, err));
+    MLO_TRY(mlo_reproduction_list(req->conn, info.project_id, &variant.artifact, &items, err));
+    MLO_TRY(mlo_reply_json(req, 200, mlo_list_of(items), err));
+out:
+    return status;
+}
+
+enum mlo_status h_reproduce(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_version_info info;
+    struct mlo_variant_info variant;
+    json_t *value = NULL;
+    int64_t run;
+    enum mlo_status status;
+    MLO_TRY(read_variant(req, &info, &variant, err));
+    const struct mlo_reproduce_request request = {
+        .project = info.project_id, .version = info.id, .variant = variant.name, .actor = &actor};
+    MLO_TRY(mlo_run_reproduce(req->conn, &request, &run, err));
+    MLO_TRY(mlo_view_run(req->conn, info.project_id, run, &value, err));
+    mlo_reply_header(req, "Location", "/v1/projects/%s/runs/%lld", mlo_request_param(req, "p"),
+                     (long long)run);
+    MLO_TRY(mlo_reply_json(req, 201, value, err));
+out:
+    return status;
+}
+
 enum mlo_status h_variant_report(struct mlo_request *req, struct mlo_error *err)
 {
     return mlo_view_report_json(req, err);

@@ -101,7 +101,16 @@ static const struct mlo_route ROUTES[] = {
 
     READ(V "/variants/{name}/attestations", h_attestations,
          "The signed statements of how a variant, and what it came from, was made."),
+    READ(V "/variants/{name}/reproductions", h_reproductions,
+         "What came out when a variant, and what it came from, was made again."),
+    POST(V "/variants/{name}/reproductions", MLO_SUBMITTER, h_reproduce,
+         "Submits a run that makes a variant again and compares."),
     READ(V "/variants/{name}/report", h_variant_report, "What explains a variant, as JSON."),
+
+    READ(V "/comments", h_comments, "What was said of a version and its releases, newest first."),
+    POST(V "/comments", MLO_SUBMITTER, h_comment_add, "Says something of a version."),
+    READ(M "/releases/{r}/comments", h_comments, "What was said of a release, newest first."),
+    POST(M "/releases/{r}/comments", MLO_SUBMITTER, h_comment_add, "Says something of a release."),
 
     READ(P "/datasets", h_datasets, "The datasets of a project."),
     READ(D, h_dataset, "A dataset's latest version."),

@@ -198,11 +198,12 @@ static void promote_form(struct mlo_request *req, const struct model_view *view)
          view->model);
 }
 
-static void draw(struct mlo_request *req, const struct model_view *view)
+static enum mlo_status draw(struct mlo_request *req, const struct model_view *view, struct mlo_error *err)
 {
     struct mlo_buf *out = &req->out;
     const json_t *stage;
     size_t i;
+    enum mlo_status status = MLO_OK;
     HTML(out, "<p class=\"eyebrow\"><a href=\"/\">Models</a> / %s</p><h1>%s/%s</h1>", view->project,
          view->project, view->model);
     if (mlo_text(view->about, "description")[0])
@@ -229,6 +230,8 @@ static void draw(struct mlo_request *req, const struct model_view *view)
         mlo_piece_lineage(out, view->lineage);
         HTML(out, "</section>");
     }
+    if (view->variants)
+        MLO_TRY(mlo_piece_comments(req, &view->version, err));
     if (view->variants && req->who.role >= MLO_PROMOTER)
         promote_form(req, view);
     HTML(out,
@@ -240,6 +243,8 @@ static void draw(struct mlo_request *req, const struct model_view *view)
     HTML(out, "</tbody></table></div>");
     mlo_piece_next(req, view->versions);
     HTML(out, "</section>");
+out:
+    return status;
 }
 
 enum mlo_status page_model(struct mlo_request *req, struct mlo_error *err)
@@ -267,7 +272,7 @@ enum mlo_status page_model(struct mlo_request *req, struct mlo_error *err)
     }
     snprintf(title, sizeof title, "%s/%s", view.project, view.model);
     mlo_page_begin(req, title, "models");
-    draw(req, &view);
+    MLO_TRY(draw(req, &view, err));
     MLO_TRY(mlo_page_end(req, 200, err));
 out:
     json_decref(view.about);

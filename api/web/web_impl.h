@@ -52,6 +52,9 @@ void mlo_piece_next(struct mlo_request *req, const json_t *list);
 void mlo_piece_lineage(struct mlo_buf *out, const json_t *lineage);
 /* Rows of the promotion log (promotions.c); with `models`, a column that names the model. */
 void mlo_piece_moves(struct mlo_buf *out, const json_t *items, bool models);
+/* What was said of a version and its releases, with the form to say more (comments.c). */
+MLO_MUST_USE enum mlo_status
+mlo_piece_comments(struct mlo_request *req, const struct mlo_version_info *version, struct mlo_error *err);
 /* Rows of a list of runs (runs.c). */
 void mlo_piece_runs(struct mlo_buf *out, const json_t *items);
 
@@ -80,6 +83,7 @@ MLO_MUST_USE enum mlo_status mlo_page_gates(struct mlo_request *req, const json_
 mlo_handler_fn page_home, page_login, page_login_post, page_logout, page_asset, page_artifact, page_report,
     page_report_json;
 mlo_handler_fn page_check, page_approve, page_quarantine_release;
+mlo_handler_fn page_comment;
 mlo_handler_fn page_model, page_promote, page_rollback, page_promotions;
 mlo_handler_fn page_runs, page_run, page_run_cancel, page_audit_index, page_audit;
 

@@ -349,7 +349,10 @@ static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *r
     const char *artifact = mlo_json_str(result, "artifact", NULL);
     json_t *report = json_object_get(result, "report"),
            *observations = json_object_get(result, "observations"), *plans = json_object_get(result, "plans");
+    char class[256];
     struct mlo_completion completion = {
+        .machine_class = mlo_machine_class(class, sizeof class),
+        .program = "mlopt " MLOPT_VERSION,
         .has_artifact = artifact != NULL,
         .report = json_is_object(report) ? report : NULL,
         .observations = json_is_array(observations) ? observations : NULL,
@@ -385,7 +388,7 @@ static enum mlo_status try_reuse(struct mlo_slot *slot, bool *done, struct mlo_e
     struct mlo_completion known = {.reused = true, .has_artifact = true};
     json_t *report = NULL;
     *done = false;
-    if (!slot->job.has_key)
+    if (!slot->job.has_key || slot->job.reproduces)
         return MLO_OK;
     status = mlo_db_acquire(slot->worker->o.db, &conn, err);
     if (status != MLO_OK)

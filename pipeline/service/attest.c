@@ -71,23 +71,29 @@ static enum mlo_status statement(const struct mlo_job *job, const struct mlo_com
     const char *recipe = mlo_rows_text(run, 0, 0), *version = mlo_rows_text(run, 0, 1);
     char name[400], invocation[80], key[MLO_DIGEST_TEXT_SIZE], started[32], finished[32];
     struct mlo_digest derivation_key = job->key;
-    json_t *derivation = NULL, *machine = NULL, *all = NULL;
+    char recorded[MLO_DIGEST_TEXT_SIZE];
+    json_t *derivation = NULL, *machine = NULL, *again = NULL, *all = NULL;
     MLO_TRY(mlo_json_parse(job->derivation, strlen(job->derivation), "the derivation", &derivation, err));
-    MLO_TRY(decided(derivation, made->report, &derivation_key, err));
+    if (!job->reproduces) /* else the decision that it followed is in there */
+        MLO_TRY(decided(derivation, made->report, &derivation_key, err));
     MLO_TRY(mlo_machine_describe(&machine, err));
+    if (job->reproduces)
+        again = json_pack("{s:s, s:b}", "artifact", mlo_digest_text(&job->recorded, recorded), "matched",
+                          mlo_digest_eq(&job->recorded, &made->artifact));
     snprintf(name, sizeof name, "%s/%s", version, job->variant ? job->variant : job->name);
     snprintf(invocation, sizeof invocation, "run %lld, job %lld, attempt %d", (long long)job->run,
              (long long)job->id, job->number);
-    all = json_pack("{s:s, s:[o], s:s, s:{s:{s:s, s:{s:O, s:s, s:s}, s:{s:O}, s:o}, s:{s:{s:s, s:{s:s}}, "
-                    "s:{s:s, s:s, s:s}}}}",
-                    "_type", MLO_ATTEST_STATEMENT, "subject", resource(name, &made->artifact),
-                    "predicateType", MLO_ATTEST_PREDICATE, "predicate", "buildDefinition", "buildType",
-                    MLO_ATTEST_BUILD_TYPE, "externalParameters", "derivation", derivation, "derivation_key",
-                    mlo_digest_text(&derivation_key, key), "recipe", recipe, "internalParameters", "machine",
-                    machine, "resolvedDependencies", dependencies(job, derivation, recipe), "runDetails",
-                    "builder", "id", builder, "version", "mlopt", how->version, "metadata", "invocationId",
-                    invocation, "startedOn", mlo_clock_format(how->started_us, started), "finishedOn",
-                    mlo_clock_format(mlo_clock_utc_us(), finished));
+    all =
+        json_pack("{s:s, s:[o], s:s, s:{s:{s:s, s:{s:O, s:s, s:s}, s:{s:O, s:O*}, s:o}, s:{s:{s:s, s:{s:s}}, "
+                  "s:{s:s, s:s, s:s}}}}",
+                  "_type", MLO_ATTEST_STATEMENT, "subject", resource(name, &made->artifact), "predicateType",
+                  MLO_ATTEST_PREDICATE, "predicate", "buildDefinition", "buildType", MLO_ATTEST_BUILD_TYPE,
+                  "externalParameters", "derivation", derivation, "derivation_key",
+                  mlo_digest_text(&derivation_key, key), "recipe", recipe, "internalParameters", "machine",
+                  machine, "reproduces", again, "resolvedDependencies", dependencies(job, derivation, recipe),
+                  "runDetails", "builder", "id", builder, "version", "mlopt", how->version, "metadata",
+                  "invocationId", invocation, "startedOn", mlo_clock_format(how->started_us, started),
+                  "finishedOn", mlo_clock_format(mlo_clock_utc_us(), finished));
     if (!all) {
         status = mlo_error_nomem(err);
         goto out;
@@ -98,6 +104,7 @@ static enum mlo_status statement(const struct mlo_job *job, const struct mlo_com
 out:
     json_decref(derivation);
     json_decref(machine);
+    json_decref(again);
     json_decref(all);
     return status;
 }

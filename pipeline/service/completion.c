@@ -13,12 +13,12 @@ enum { S_DONE, S_END_ATTEMPT, S_READY, S_OPEN, S_RESULTS, S_RUN, S_SET_RESULTS, 
 const struct mlo_sql MLO_COMPLETION_SQL[] = {
     [S_DONE] = {"completion_done",
                 "update job set state = $2, output = $3, result = $4, token = null, lease_until = null, "
-                "  error = null, progress = 1, message = '', finished_at = clock_timestamp() where id = $1",
-                4},
+                "  error = $5, progress = 1, message = '', finished_at = clock_timestamp() where id = $1",
+                5},
     [S_END_ATTEMPT] = {"completion_end_attempt",
-                       "update attempt set ended_at = clock_timestamp(), outcome = 'succeeded' "
+                       "update attempt set ended_at = clock_timestamp(), outcome = $3, error = $4 "
                        "where job = $1 and token = $2::uuid",
-                       2},
+                       4},
     /* A job works on what the last derive step before it made, else on the upload. */
     [S_READY] =
         {"completion_ready",
@@ -123,13 +123,52 @@ static enum mlo_status record_artifact(struct mlo_db_conn *conn, const struct co
                                              .envelope = c->what->envelope,
                                              .run_id = job->run,
                                              .job_id = job->id};
-        MLO_TRY(mlo_attestation_add(conn, &made, err));
+        MLO_TRY(mlo_attestation_add(conn, &made, NULL, err));
     }
     if (job->variant)
         MLO_TRY(mlo_variant_name(conn, &c->actor, job->version, job->variant, &c->what->artifact, &key,
                                  job->run, NULL, err));
 out:
     json_decref(derivation);
+    return status;
+}
+
+/* --- what came out again -------------------------------------------------------------------------------- */
+
+/* The fact, whatever it is; *difference says so where other bytes came out. */
+static enum mlo_status record_reproduction(struct mlo_db_conn *conn, const struct complete *c,
+                                           struct mlo_error *difference, struct mlo_error *err)
+{
+    enum mlo_status status;
+    const struct mlo_job *job = c->job;
+    char key[MLO_DIGEST_TEXT_SIZE], recorded[MLO_DIGEST_TEXT_SIZE], made[MLO_DIGEST_TEXT_SIZE];
+    const struct mlo_reproduction what = {.project_id = job->project,
+                                          .version_id = job->version,
+                                          .step = job->step,
+                                          .derivation = job->key,
+                                          .parent = *mlo_job_artifact(job),
+                                          .artifact = job->recorded,
+                                          .made = c->what->artifact,
+                                          .signer = c->what->signer,
+                                          .envelope = c->what->envelope,
+                                          .machine_class = c->what->machine_class,
+                                          .program = c->what->program,
+                                          .run_id = job->run,
+                                          .job_id = job->id};
+    if (!what.envelope || !what.signer || !what.machine_class || !what.program)
+        return mlo_error_set(err, MLO_EINTERNAL, "a reproduction of the step '%s' is not signed", job->step);
+    MLO_TRY(mlo_blob_record(conn, &c->actor, job->project, &what.made, c->what->size_bytes, err));
+    MLO_TRY(mlo_reproduction_add(conn, &c->actor, &what, err));
+    if (mlo_digest_eq(&what.made, &what.artifact))
+        goto out;
+    (void)mlo_error_set(difference, MLO_ECONFLICT,
+                        "derivation %s made %s, and %s when it was run again: it is not reproducible",
+                        mlo_digest_text(&what.derivation, key), mlo_digest_text(&what.artifact, recorded),
+                        mlo_digest_text(&what.made, made));
+    mlo_error_where(difference, "step '%s'", job->step);
+    mlo_error_hint(difference, "a pass changed its output without a new revision, its output depends on the "
+                               "machine, or the recorded bytes were not made by it");
+out:
     return status;
 }
 
@@ -303,7 +342,7 @@ out:
     return status;
 }
 
-/* Judges the expectations and ends the run. */
+/* Judges the expectations and ends the run; one that only reproduced measured nothing. */
 static enum mlo_status finish_run(struct mlo_db_conn *conn, const struct complete *c, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK, held;
@@ -316,6 +355,10 @@ static enum mlo_status finish_run(struct mlo_db_conn *conn, const struct complet
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_i64(&p, c->job->run);
     MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_RUN], &p, &rows, err));
+    if (c->job->reproduces) {
+        MLO_TRY(mlo_run_end(conn, c->job->run, "succeeded", NULL, &c->actor, err));
+        goto out;
+    }
     MLO_TRY(run_observations(conn, c->job->run, &observations, err));
     const char *recipe_text = mlo_rows_text(&rows, 0, 0);
     MLO_TRY(mlo_recipe_parse(recipe_text, strlen(recipe_text), "the run's recipe", &recipe, err));
@@ -348,7 +391,9 @@ out:
 
 /* --- all of it ----------------------------------------------------------------------------------------- */
 
-static enum mlo_status close_job(struct mlo_db_conn *conn, const struct complete *c, struct mlo_error *err)
+/* `error`: JSON of why it fails although it made something, or NULL. */
+static enum mlo_status close_job(struct mlo_db_conn *conn, const struct complete *c, const char *error,
+                                 struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_buf text = MLO_BUF_INIT;
@@ -363,13 +408,16 @@ static enum mlo_status close_job(struct mlo_db_conn *conn, const struct complete
     }
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_i64(&p, c->job->id);
-    mlo_param_text(&p, c->what->reused ? "reused" : "succeeded");
+    mlo_param_text(&p, error ? "failed" : c->what->reused ? "reused" : "succeeded");
     mlo_param_digest(&p, c->what->has_artifact ? &c->what->artifact : NULL);
     mlo_param_text(&p, mlo_buf_str(&text));
+    mlo_param_text(&p, error);
     MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_DONE], &p, NULL, err));
     p = (struct mlo_params)MLO_PARAMS_INIT;
     mlo_param_i64(&p, c->job->id);
     mlo_param_text(&p, c->job->token);
+    mlo_param_text(&p, error ? "failed" : "succeeded");
+    mlo_param_text(&p, error);
     MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_END_ATTEMPT], &p, NULL, err));
     MLO_TRY(mlo_job_event(conn, c->job->id, "job", err));
 out:
@@ -383,10 +431,14 @@ static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct m
     enum mlo_status status = MLO_OK;
     const struct complete *c = arg;
     struct mlo_rows rows = {0};
+    struct mlo_error difference = {0};
+    char *error = NULL;
     MLO_TRY(mlo_lock_jobs_of(conn, c->job->id, NULL, err));
     MLO_TRY(mlo_check_token(conn, c->job->id, c->job->token, err));
-    if (c->what->has_artifact)
+    if (c->what->has_artifact && !c->job->reproduces)
         MLO_TRY(record_artifact(conn, c, err));
+    else if (c->what->has_artifact)
+        MLO_TRY(record_reproduction(conn, c, &difference, err));
     for (size_t i = 0; i < json_array_size(c->what->observations); i++)
         MLO_TRY(record_observation(conn, c, json_array_get(c->what->observations, i), err));
     for (size_t i = 0; i < json_array_size(c->what->plans); i++)
@@ -397,7 +449,15 @@ static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct m
         const struct mlo_sample_set *set = &c->what->samples[i];
         MLO_TRY(mlo_samples_record(conn, &set->dataset, mlo_buf_str(&set->hashes), set->hashes.len, err));
     }
-    MLO_TRY(close_job(conn, c, err));
+    if (difference.status != MLO_OK && !(error = mlo_error_json(&difference, c->job->id))) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(close_job(conn, c, error, err));
+    if (error) {
+        MLO_TRY(mlo_run_end(conn, c->job->run, "failed", error, &c->actor, err));
+        goto out;
+    }
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_i64(&p, c->job->run);
     MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_READY], &p, &rows, err));
@@ -410,6 +470,7 @@ static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct m
     if (mlo_rows_i64(&rows, 0, 0) == 0)
         MLO_TRY(finish_run(conn, c, err));
 out:
+    free(error);
     mlo_rows_clear(&rows);
     return status;
 }

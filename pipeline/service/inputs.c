@@ -161,6 +161,22 @@ static enum mlo_status add_dataset(struct mlo_worker *worker, const struct mlo_j
     return status;
 }
 
+/* The decision that a job follows when it reproduces: it is an input like any other, so that nothing is
+ * chosen anew. */
+static enum mlo_status add_decision(struct mlo_worker *worker, const struct mlo_job *job, const char *in,
+                                    json_t *out, struct mlo_error *err)
+{
+    if (!job->has_decision)
+        return MLO_OK;
+    char *path = mlo_fs_join(in, "decision.json", NULL);
+    enum mlo_status status =
+        path ? place(worker, &job->decision, in, "decision.json", err) : mlo_error_nomem(err);
+    if (status == MLO_OK && json_object_set_new(out, "decision", json_string(path)) != 0)
+        status = mlo_error_nomem(err);
+    free(path);
+    return status;
+}
+
 /* Asks for the samples of the datasets that are placed and not known yet. */
 static enum mlo_status ask_samples(struct mlo_worker *worker, const struct mlo_job *job, json_t *out,
                                    struct mlo_error *err)
@@ -265,15 +281,18 @@ enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_j
         }
     }
     mlo_checkpoint_trim(checkpoints);
-    out = json_pack("{s:s, s:O, s:s, s:s, s:i, s:i, s:s}", "step", job->step, "options", job->options,
+    /* what an earlier attempt kept is no reproduction */
+    out = json_pack("{s:s, s:O, s:s, s:s, s:i, s:i, s:s?}", "step", job->step, "options", job->options,
                     "model", model ? model : source, "source", source, "threads", (int)worker->o.threads,
-                    "batch", 0, "checkpoints", checkpoints);
+                    "batch", 0, "checkpoints", job->reproduces ? NULL : checkpoints);
     if (!out) {
         status = mlo_error_nomem(err);
         goto out;
     }
     MLO_TRY(add_dataset(worker, job, in, "calibrate", mlo_step_reads_calibrate(step), out, err));
-    MLO_TRY(add_dataset(worker, job, in, "select", mlo_step_reads_select(step, job->options), out, err));
+    MLO_TRY(add_dataset(worker, job, in, "select",
+                        mlo_step_reads_select(step, job->options) && !job->has_decision, out, err));
+    MLO_TRY(add_decision(worker, job, in, out, err));
     MLO_TRY(add_dataset(worker, job, in, "evaluate", mlo_step_reads_evaluate(step), out, err));
     MLO_TRY(ask_samples(worker, job, out, err));
     if (step->reads_history)

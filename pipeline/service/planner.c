@@ -243,7 +243,7 @@ static enum mlo_status show_plan(struct mlo_db_conn *conn, const struct plan *pl
             continue;
         free(canonical);
         canonical = NULL;
-        MLO_TRY(mlo_job_derivation(job->step->name, job->recipe_step->options, &input, plan->datasets,
+        MLO_TRY(mlo_job_derivation(job->step->name, job->recipe_step->options, &input, plan->datasets, NULL,
                                    &canonical, &key, err));
         json_object_set_new(row, "derivation", json_string(mlo_digest_text(&key, text)));
         enum mlo_status found = mlo_derivation_find(conn, &key, &input, NULL, NULL, err);

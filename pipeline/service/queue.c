@@ -140,8 +140,9 @@ static bool role_digest(const json_t *datasets, const char *role, struct mlo_dig
 }
 
 enum mlo_status mlo_job_derivation(const char *step_name, const json_t *options,
-                                   const struct mlo_digest *input, const json_t *datasets, char **text,
-                                   struct mlo_digest *key, struct mlo_error *err)
+                                   const struct mlo_digest *input, const json_t *datasets,
+                                   const char *decision, char **text, struct mlo_digest *key,
+                                   struct mlo_error *err)
 {
     const struct mlo_step *step = mlo_step_find(step_name);
     if (!step) {
@@ -153,12 +154,12 @@ enum mlo_status mlo_job_derivation(const char *step_name, const json_t *options,
     enum mlo_status status = MLO_OK;
     struct mlo_digest calibrate, select;
     struct mlo_buf canonical = MLO_BUF_INIT;
-    json_t *derivation = NULL;
+    json_t *derivation = NULL, *decisions = decision ? json_pack("[s]", decision) : NULL;
     /* only what the step reads enters its key: another evaluation set changes no artifact */
     bool has_calibrate = mlo_step_reads_calibrate(step) && role_digest(datasets, "calibrate", &calibrate);
     bool has_select = mlo_step_reads_select(step, options) && role_digest(datasets, "select", &select);
     MLO_TRY(mlo_step_derivation(step, options, input, has_calibrate ? &calibrate : NULL,
-                                has_select ? &select : NULL, NULL, &derivation, err));
+                                has_select ? &select : NULL, decisions, &derivation, err));
     mlo_json_canonical(derivation, &canonical);
     if (!mlo_buf_ok(&canonical)) {
         status = mlo_error_nomem(err);
@@ -169,6 +170,7 @@ enum mlo_status mlo_job_derivation(const char *step_name, const json_t *options,
 out:
     mlo_buf_clear(&canonical);
     json_decref(derivation);
+    json_decref(decisions);
     return status;
 }
 
@@ -177,6 +179,30 @@ static enum mlo_status copy_text(const struct mlo_rows *rows, int column, char *
     const char *text = mlo_rows_text(rows, 0, column);
     *out = text ? strdup(text) : NULL;
     return text && !*out ? mlo_error_nomem(err) : MLO_OK;
+}
+
+/* What a job that reproduces is to make again: "reproduce" of its spec (reproduce.c). */
+static enum mlo_status read_reproduce(const json_t *spec, struct mlo_job *job, struct mlo_error *err)
+{
+    const json_t *wanted = json_object_get(spec, "reproduce");
+    const char *decision = mlo_json_str(wanted, "decision", NULL);
+    struct mlo_digest key;
+    job->reproduces = wanted != NULL;
+    job->has_decision = decision != NULL;
+    if (!wanted || !job->has_key)
+        return MLO_OK;
+    if (!mlo_digest_parse(mlo_json_str(wanted, "derivation", ""), &key) ||
+        !mlo_digest_parse(mlo_json_str(wanted, "artifact", ""), &job->recorded) ||
+        (decision && !mlo_digest_parse(decision, &job->decision)))
+        return mlo_error_set(err, MLO_EINTERNAL, "job %lld does not say what it reproduces",
+                             (long long)job->id);
+    if (!mlo_digest_eq(&key, &job->key)) {
+        (void)mlo_error_set(&job->broken, MLO_EUNSUPPORTED,
+                            "this worker's program would make another derivation than the recorded one");
+        mlo_error_hint(&job->broken, "a step or a pass has another revision there: run a worker of the "
+                                     "server's version");
+    }
+    return MLO_OK;
 }
 
 static enum mlo_status read_candidate(const struct mlo_rows *rows, struct mlo_job *job, struct mlo_error *err)
@@ -203,10 +229,13 @@ static enum mlo_status read_candidate(const struct mlo_rows *rows, struct mlo_jo
     job->options = json_incref(json_object_get(spec, "options"));
     if (!mlo_rows_digest(rows, 0, C_SOURCE, &job->source) || !mlo_rows_digest(rows, 0, C_INPUT, &job->input))
         status = mlo_error_set(err, MLO_EINTERNAL, "job %lld is ready without an input", (long long)job->id);
+    const char *decision = mlo_json_str(json_object_get(spec, "reproduce"), "decision", NULL);
     if (status == MLO_OK && job->derive &&
-        mlo_job_derivation(job->step, job->options, &job->input, job->datasets, &job->derivation, &job->key,
-                           &job->broken) == MLO_OK)
+        mlo_job_derivation(job->step, job->options, &job->input, job->datasets, decision, &job->derivation,
+                           &job->key, &job->broken) == MLO_OK)
         job->has_key = true;
+    if (status == MLO_OK)
+        status = read_reproduce(spec, job, err);
 out:
     json_decref(spec);
     return status;
@@ -236,7 +265,8 @@ static enum mlo_status claim_tx(struct mlo_db_conn *conn, void *arg, struct mlo_
     mlo_param_i64(&p, job->id);
     mlo_param_text(&p, claim->claimer->worker);
     mlo_param_i64(&p, claim->claimer->lease_ms);
-    mlo_param_digest(&p, job->has_key ? &job->key : NULL);
+    /* one that reproduces neither waits for who makes the same, nor keeps anybody waiting */
+    mlo_param_digest(&p, job->has_key && !job->reproduces ? &job->key : NULL);
     MLO_TRY(mlo_db_exec(conn, &MLO_QUEUE_SQL[S_CLAIM], &p, &rows, err));
     snprintf(job->token, sizeof job->token, "%s", mlo_rows_text(&rows, 0, 0));
     job->attempts = (int)mlo_rows_i64(&rows, 0, 1);

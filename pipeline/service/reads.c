@@ -13,7 +13,7 @@ enum { S_RUN, S_JOBS, S_LIST, S_EVENTS, S_RUN_STATE, S_QUEUE, S_TARGETS, S_WORKE
     "r.id, p.name as project, m.name as model, v.number as version, r.recipe_name as recipe, r.target, "     \
     "r.state, "                                                                                              \
     "r.created_at, r.started_at, r.finished_at, r.created_by, r.variant, "                                   \
-    "r.priority, r.error::json as error, coalesce(r.results, '[]')::json as expectations, "                  \
+    "r.reproduces, r.priority, r.error::json as error, coalesce(r.results, '[]')::json as expectations, "    \
     "r.datasets::json as datasets, r.event_seq, s.total as jobs_total, s.done as jobs_done, s.progress "     \
     "from run r join version v on v.id = r.version join model m on m.id = v.model_id "                       \
     "join project p on p.id = r.project "                                                                    \

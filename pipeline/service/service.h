@@ -37,6 +37,21 @@ MLO_MUST_USE enum mlo_status mlo_run_submit(struct mlo_db_conn *conn, const stru
 MLO_MUST_USE enum mlo_status mlo_run_plan(struct mlo_db_conn *conn, const struct mlo_run_request *request,
                                           json_t **out, struct mlo_error *err);
 
+struct mlo_reproduce_request {
+    int64_t project, version; /* registry ids */
+    const char *variant;
+    int priority;
+    const struct mlo_actor *actor; /* needs the role submitter in the project */
+};
+/* Submits a run that re-makes a variant: the derivations of the run that made it, one job each, from the
+ * recorded inputs, options and decisions, past the cache of derivations and past checkpoints. Each result is
+ * recorded (registry/reproduction.h); the first whose digest differs fails the run. It names and replaces
+ * nothing. MLO_EINVAL for the upload itself, MLO_EUNSUPPORTED (which says why) where this program would make
+ * another derivation: a step or pass has another revision by now. */
+MLO_MUST_USE enum mlo_status mlo_run_reproduce(struct mlo_db_conn *conn,
+                                               const struct mlo_reproduce_request *request, int64_t *run,
+                                               struct mlo_error *err);
+
 /* Cancels a run and its open jobs; running steps are stopped by their workers within seconds. A run that is
  * over already is MLO_ECONFLICT. `reason` may be NULL. */
 MLO_MUST_USE enum mlo_status mlo_run_cancel(struct mlo_db_conn *conn, const struct mlo_actor *actor,

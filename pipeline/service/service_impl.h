@@ -6,9 +6,10 @@
 
 /* Statement tables, for the test that prepares every one. */
 extern const struct mlo_sql MLO_QUEUE_SQL[], MLO_COMPLETION_SQL[], MLO_PLANNER_SQL[], MLO_READS_SQL[],
-    MLO_RUNS_SQL[], MLO_WORKER_SQL[], MLO_INPUTS_SQL[], MLO_ATTEST_SQL[];
+    MLO_RUNS_SQL[], MLO_WORKER_SQL[], MLO_INPUTS_SQL[], MLO_ATTEST_SQL[], MLO_REPRODUCE_SQL[];
 extern const size_t MLO_QUEUE_SQL_COUNT, MLO_COMPLETION_SQL_COUNT, MLO_PLANNER_SQL_COUNT, MLO_READS_SQL_COUNT,
-    MLO_RUNS_SQL_COUNT, MLO_WORKER_SQL_COUNT, MLO_INPUTS_SQL_COUNT, MLO_ATTEST_SQL_COUNT;
+    MLO_RUNS_SQL_COUNT, MLO_WORKER_SQL_COUNT, MLO_INPUTS_SQL_COUNT, MLO_ATTEST_SQL_COUNT,
+    MLO_REPRODUCE_SQL_COUNT;
 
 /* --- transactions (tx.c) ------------------------------------------------------------------------------- */
 
@@ -38,19 +39,24 @@ struct mlo_job {
         input; /* what the step before made; for a derive step on the upload what stands for it */
     struct mlo_digest source;
     bool has_key;
-    struct mlo_digest key;   /* of the derivation */
-    char *derivation;        /* its canonical text */
+    struct mlo_digest key;      /* of the derivation */
+    char *derivation;           /* its canonical text */
+    bool reproduces;            /* `key` was derived before: what comes out is compared with that */
+    struct mlo_digest recorded; /* what it made then */
+    bool has_decision;          /* it follows one (when it reproduces) */
+    struct mlo_digest decision;
     struct mlo_error broken; /* set when it cannot run at all: the attempt fails with it */
 };
 void mlo_job_clear(struct mlo_job *job);
 /* What it works on: the upload, or what the step before made. */
 const struct mlo_digest *mlo_job_artifact(const struct mlo_job *job);
 
-/* The derivation of a derive step on this input. A step that this program does not know is MLO_EUNSUPPORTED.
- * *text is yours (free). */
+/* The derivation of a derive step on this input, with the digest of the decision that it follows (NULL:
+ * none). A step that this program does not know is MLO_EUNSUPPORTED. *text is yours (free). */
 MLO_MUST_USE enum mlo_status mlo_job_derivation(const char *step, const json_t *options,
                                                 const struct mlo_digest *input, const json_t *datasets,
-                                                char **text, struct mlo_digest *key, struct mlo_error *err);
+                                                const char *decision, char **text, struct mlo_digest *key,
+                                                struct mlo_error *err);
 
 /* --- the queue (queue.c) ------------------------------------------------------------------------------- */
 
@@ -107,6 +113,7 @@ struct mlo_completion {
     uint64_t document_bytes;
     const char *envelope; /* the worker's signed statement of an artifact that it made (attest.c), or NULL */
     const char *signer;   /* of the envelope */
+    const char *machine_class, *program; /* of who ran it */
     struct mlo_sample_set { /* the samples of a dataset that the step read, as mlo_samples_record takes them
                              */
         struct mlo_digest dataset;

@@ -54,13 +54,14 @@ static enum mlo_status run_job(const char *dir, const json_t *job, struct report
         .out_dir = dir,
         .threads = (unsigned)mlo_json_i64(job, "threads", 1),
         .batch = mlo_json_i64(job, "batch", 0),
+        .decision_path = mlo_json_str(job, "decision", NULL),
         .checkpoint_dir = mlo_json_str(job, "checkpoints", NULL),
         .progress = report_progress,
         .progress_arg = reporter,
     };
     if (!ctx.model_path || !ctx.source_path || !json_is_object(ctx.options) ||
         (step->needs_calibrate && !ctx.calibrate_path) ||
-        (mlo_step_reads_select(step, ctx.options) && !ctx.select_path) ||
+        (mlo_step_reads_select(step, ctx.options) && !ctx.select_path && !ctx.decision_path) ||
         (step->needs_evaluate && !ctx.evaluate_path))
         return mlo_error_set(err, MLO_EINTERNAL, "the job for the step '%s' lacks an input", name);
     return step->run(&ctx, result, err);

@@ -81,6 +81,19 @@ holds "d['variants'][1]['artifact'] == '$first'"
 # each run is explained, by the same bytes
 holds "[r['blob'] for r in d['variants'][1]['reports']] == ['$report'] * 2"
 
+# made again from what is recorded, past the cache, it has the same bytes; the upload was not derived
+expect 0 "$MLOPT" reproduce fashion/cnn@1/short -o json
+holds "[r['step'] for r in d] == ['optimize', 'quantize'] and all(r['matched'] for r in d)"
+holds "d[1]['made'] == '$first' and len({r['run_id'] for r in d}) == 1"
+expect 0 "$MLOPT" reproduce fashion/cnn@1/short --list
+shows "same"
+expect 1 "$MLOPT" reproduce fashion/cnn@1/source
+says "is the upload itself"
+expect 2 "$MLOPT" reproduce fashion/cnn@1
+says "name the variant"
+expect 0 "$MLOPT" attest show fashion/cnn@1/short -o json
+holds "sum('reproduces' in s['statement']['predicate']['buildDefinition']['internalParameters'] for s in d) == 2"
+
 # and it can be had as JSON, of a run, and as a page
 expect 0 "$MLOPT" report fashion/cnn@1/short --out explained.json
 [ "sha256:$(sha256sum explained.json | cut -d' ' -f1)" = "$report" ] || fail "the report's bytes"
@@ -149,6 +162,15 @@ expect 0 promote fashion/cnn@1 --variant any=source --variant short --to staging
 expect 0 promote fashion/cnn@1 --variant any=source --variant short --to production --reason 'staging looked good' --yes -o json
 holds "d['generation'] == 2 and d['from']['version'] == 1"
 expect 5 promote fashion/cnn@1 --variant any=source --variant short --to production --reason 'again' --yes
+
+# what people say of it stays
+expect 0 "$MLOPT" comment fashion/cnn@1 'trained without the night images'
+expect 0 "$MLOPT" comment fashion/cnn --release 2 'watch p99'
+shows "release 2"
+expect 2 "$MLOPT" comment fashion/cnn@1 --release 2 'of which?'
+expect 1 "$MLOPT" comment fashion/cnn@1 ' '
+expect 0 "$MLOPT" comment fashion/cnn@1 -o json
+holds "[(c['release'], c['text']) for c in d] == [(2, 'watch p99'), (None, 'trained without the night images')]"
 expect 0 "$MLOPT" pull fashion/cnn@production --target cpu:avx2 --out pulled -o json
 holds "d[0]['digest'] == '$first'"
 expect 0 "$MLOPT" rollback fashion/cnn --stage production --reason 'practising' --yes -o json

@@ -118,14 +118,18 @@ static enum mlo_status show_run(struct mlo_cli *cli, struct mlo_error *err)
     json_array_foreach(json_object_get(answer, "items"), i, item)
     {
         struct statement s;
-        char artifact[16], parent[16], when[32];
+        char artifact[16], parent[16], when[32], made[440];
         open_statement(item, &s);
         const json_t *derivation =
             json_object_get(json_object_get(definition(s.value), "externalParameters"), "derivation");
         snprintf(artifact, sizeof artifact, "%.12s", sha256_of(subject(s.value)));
         snprintf(parent, sizeof parent, "%.12s", parent_of(s.value));
-        mlo_table_row(&table, mlo_json_str(subject(s.value), "name", "(the signature does not hold)"),
-                      mlo_json_str(derivation, "step", ""), artifact, parent,
+        bool again =
+            json_object_get(json_object_get(definition(s.value), "internalParameters"), "reproduces") != NULL;
+        snprintf(made, sizeof made, "%.400s%s",
+                 mlo_json_str(subject(s.value), "name", "(the signature does not hold)"),
+                 again ? " (again)" : "");
+        mlo_table_row(&table, made, mlo_json_str(derivation, "step", ""), artifact, parent,
                       mlo_client_time(item, "made_at", when), mlo_json_str(item, "signer", ""));
         json_decref(s.value);
     }

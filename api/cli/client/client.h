@@ -10,7 +10,7 @@ extern const struct mlo_cli_verb mlo_verb_push, mlo_verb_data_push, mlo_verb_dat
     mlo_verb_approve, mlo_verb_approvals, mlo_verb_quarantine_list, mlo_verb_quarantine_release,
     mlo_verb_policy_show, mlo_verb_policy_set, mlo_verb_policy_check, mlo_verb_lineage, mlo_verb_report,
     mlo_verb_audit, mlo_verb_keys, mlo_verb_attest_show, mlo_verb_attest_verify, mlo_verb_pull,
-    mlo_verb_models, mlo_verb_datasets, mlo_verb_status;
+    mlo_verb_models, mlo_verb_datasets, mlo_verb_status, mlo_verb_reproduce, mlo_verb_comment;
 
 #define MLO_OPTION_URL                                                                                       \
     {                                                                                                        \
@@ -116,6 +116,14 @@ MLO_MUST_USE enum mlo_status mlo_client_projects(struct mlo_client *client, cons
 MLO_MUST_USE enum mlo_status mlo_client_upload(struct mlo_client *client, const char *project,
                                                const char *file, const char *role, const char *media_type,
                                                json_t *files, struct mlo_error *err);
+
+/* Follows a run to its end, showing progress; *run is what it came to, yours. MLO_ETIMEOUT after timeout_s
+ * (0: never): the run goes on. */
+MLO_MUST_USE enum mlo_status mlo_client_wait_run(struct mlo_client *client, struct mlo_cli *cli,
+                                                 const char *project, int64_t id, int64_t timeout_s,
+                                                 json_t **run, struct mlo_error *err);
+/* How a finished run ends the program: MLO_OK, or why it failed. */
+MLO_MUST_USE enum mlo_status mlo_client_run_outcome(const json_t *run, struct mlo_error *err);
 
 /* The variants of a version as a table for people. */
 MLO_MUST_USE enum mlo_status mlo_client_print_variants(const json_t *items, struct mlo_error *err);

@@ -85,8 +85,7 @@ static void apply_event(struct watch *w, const json_t *event)
     }
 }
 
-/* How a finished run ends the program. */
-static enum mlo_status outcome(const json_t *run, struct mlo_error *err)
+enum mlo_status mlo_client_run_outcome(const json_t *run, struct mlo_error *err)
 {
     const char *state = mlo_json_str(run, "state", "");
     size_t i;
@@ -132,8 +131,8 @@ static enum mlo_status poll_events(struct mlo_client *client, struct watch *w, c
     return status;
 }
 
-static enum mlo_status wait_for(struct mlo_client *client, struct mlo_cli *cli, const char *project,
-                                int64_t id, int64_t timeout_s, json_t **run, struct mlo_error *err)
+enum mlo_status mlo_client_wait_run(struct mlo_client *client, struct mlo_cli *cli, const char *project,
+                                    int64_t id, int64_t timeout_s, json_t **run, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct watch w = {.cli = cli, .live = cli->progress_mode == MLO_PROGRESS_AUTO && isatty(STDERR_FILENO)};
@@ -299,10 +298,10 @@ static enum mlo_status submit_run(struct mlo_cli *cli, struct mlo_error *err)
     }
     mlo_cli_note(cli, "run %lld: %s on %s/%s@%lld", (long long)id, mlo_json_str(response.json, "recipe", ""),
                  ref.project, ref.name, (long long)mlo_json_i64(response.json, "version", 0));
-    MLO_TRY(wait_for(client, cli, ref.project, id, timeout, &run, err));
+    MLO_TRY(mlo_client_wait_run(client, cli, ref.project, id, timeout, &run, err));
     MLO_TRY(print_end(client, cli, run, err));
     cli->request_id[0] = '\0'; /* the requests went well: it is the run that may have failed */
-    MLO_TRY(outcome(run, err));
+    MLO_TRY(mlo_client_run_outcome(run, err));
 out:
     json_decref(body);
     json_decref(run);

@@ -190,6 +190,12 @@ static inline json_t *micro_result(const char *dir, const char *step, const char
         struct mlo_buf text = MLO_BUF_INIT;
         char *elsewhere = micro_value(model, step, "artifact"), *path = mlo_fs_join(dir, "out.onnx", NULL);
         mlo_buf_printf(&text, "%s# %s\n", model, step);
+        if (micro_number(model, step, "drift", 0)) { /* other bytes each time */
+            char *log = micro_value(model, "all", "state"), begun[32];
+            snprintf(begun, sizeof begun, "start %s", step);
+            mlo_buf_printf(&text, "# time %d\n", micro_count(log, begun));
+            free(log);
+        }
         if (mlo_fs_write_atomic(path, text.data, text.len, NULL) != MLO_OK)
             abort();
         json_t *out = json_pack("{s:s, s:s, s:{s:s}, s:[]}", "status", "ok", "artifact",
@@ -273,6 +279,10 @@ static inline int micro_step(const char *dir)
     const char *step = mlo_json_str(job, "step", ""), *text = mlo_buf_str(&model);
     char *state = micro_value(text, "all", "state"), crashed[32];
     micro_log(text, step, "start");
+    if (json_is_string(json_object_get(job, "decision")))
+        micro_log(text, step, json_is_string(json_object_get(job, "select")) ? "chose" : "followed");
+    if (json_is_string(json_object_get(job, "checkpoints")))
+        micro_log(text, step, "checkpoints");
     snprintf(crashed, sizeof crashed, "crash %s", step);
     if (micro_number(text, step, "crashes", 0) > micro_count(state, crashed)) {
         micro_log(text, step, "crash");
