@@ -235,14 +235,24 @@ static bool param_matches(const json_t *params, const struct mlo_condition_param
     return strcmp(text, want->value) == 0;
 }
 
+/* A number that a recipe's postprocessing model stands behind is another metric: it is read where the gate
+ * names the model, by the beginning of its digest. */
+static bool postprocess_matches(const json_t *params, const struct mlo_condition *condition)
+{
+    const char *have = mlo_json_str(params, "postprocess", NULL), *want = NULL;
+    for (size_t i = 0; i < condition->param_count; i++)
+        if (strcmp(condition->params[i].key, "postprocess") == 0)
+            want = condition->params[i].value;
+    return have && want ? mlo_str_starts(have, want) : !have && !want;
+}
+
 static bool params_match(const char *params, const struct mlo_condition *condition)
 {
-    if (condition->param_count == 0)
-        return true;
     json_t *have = json_loads(params, 0, NULL);
-    bool match = have != NULL;
+    bool match = have && postprocess_matches(have, condition);
     for (size_t i = 0; match && i < condition->param_count; i++)
-        match = param_matches(have, &condition->params[i]);
+        match = strcmp(condition->params[i].key, "postprocess") == 0 ||
+                param_matches(have, &condition->params[i]);
     json_decref(have);
     return match;
 }

@@ -18,6 +18,15 @@ static json_t *interval(const json_t *evidence, const char *value, const char *l
     return json_pack("{s:O, s:O, s:O}", "value", v, "low", l ? l : json_null(), "high", h ? h : json_null());
 }
 
+/* The number of the outputs as they are goes before one of what a postprocessing model makes of them, and a
+ * newer one before an older. */
+static bool goes_before(const json_t *a, const json_t *b)
+{
+    bool plain_a = !json_object_get(json_object_get(a, "params"), "postprocess"),
+         plain_b = !json_object_get(json_object_get(b, "params"), "postprocess");
+    return plain_a != plain_b ? plain_a : mlo_json_i64(a, "id", 0) > mlo_json_i64(b, "id", 0);
+}
+
 static json_t *accuracy_of(const json_t *evidence)
 {
     for (size_t m = 0; m < MLO_COUNT(ACCURACY_METRICS); m++) {
@@ -26,8 +35,7 @@ static json_t *accuracy_of(const json_t *evidence)
         size_t i;
         json_array_foreach((json_t *)evidence, i,
                            item) if (strcmp(mlo_json_str(item, "metric", ""), ACCURACY_METRICS[m]) == 0 &&
-                                     (!best || mlo_json_i64(item, "id", 0) > mlo_json_i64(best, "id", 0)))
-            best = item;
+                                     (!best || goes_before(item, best))) best = item;
         if (!best)
             continue;
         json_t *out = interval(best, "value", "low", "high");

@@ -131,8 +131,10 @@ static void facts(struct mlo_buf *out, const json_t *run)
     mlo_piece_time(out, mlo_json_str(run, "finished_at", NULL));
     HTML(out, "</dd></div>");
     json_object_foreach((json_t *)datasets, role, set) if (json_is_object(set))
-        HTML(out, "<div><dt>Data to %s</dt><dd>%s<span class=\"muted\">@%lld</span></dd></div>", role,
-             mlo_text(set, "name"), (long long)mlo_json_i64(set, "version", 0));
+        HTML(out, "<div><dt>%s%s</dt><dd>%s<span class=\"muted\">@%lld</span></dd></div>",
+             strcmp(role, "postprocess") == 0 ? "Outputs " : "Data to ",
+             strcmp(role, "postprocess") == 0 ? "postprocessed by" : role, mlo_text(set, "name"),
+             (long long)mlo_json_i64(set, "version", 0));
     HTML(out, "</dl>");
 }
 

@@ -46,6 +46,9 @@ static json_t *dependencies(const struct mlo_job *job, const json_t *derivation,
     size_t i;
     struct mlo_digest digest;
     json_array_append_new(all, resource("model", mlo_job_artifact(job)));
+    const char *post = mlo_json_str(json_object_get(derivation, "inputs"), MLO_POSTPROCESS, NULL);
+    if (post && mlo_digest_parse(post, &digest))
+        json_array_append_new(all, resource(MLO_POSTPROCESS, &digest));
     json_object_foreach(json_object_get(derivation, "datasets"), role, text)
     {
         char name[80];

@@ -177,6 +177,26 @@ static enum mlo_status add_decision(struct mlo_worker *worker, const struct mlo_
     return status;
 }
 
+/* The recipe's postprocessing model, where the step makes metrics. */
+static enum mlo_status add_postprocess(struct mlo_worker *worker, const struct mlo_job *job, const char *in,
+                                       bool needed, json_t *out, struct mlo_error *err)
+{
+    const json_t *post = json_object_get(job->datasets, MLO_POSTPROCESS);
+    char *path = NULL;
+    if (!needed || !post)
+        return MLO_OK;
+    char *dir = mlo_fs_join(in, MLO_POSTPROCESS, NULL);
+    enum mlo_status status =
+        dir ? place_version(worker, mlo_json_i64(post, "id", 0), dir, &path, err) : mlo_error_nomem(err);
+    if (status == MLO_OK && json_object_set_new(out, MLO_POSTPROCESS, json_string(path)) < 0)
+        status = mlo_error_nomem(err);
+    if (status != MLO_OK)
+        mlo_error_where(err, "postprocess %s", mlo_json_str(post, "name", ""));
+    free(dir);
+    free(path);
+    return status;
+}
+
 /* Asks for the samples of the datasets that are placed and not known yet. */
 static enum mlo_status ask_samples(struct mlo_worker *worker, const struct mlo_job *job, json_t *out,
                                    struct mlo_error *err)
@@ -294,6 +314,7 @@ enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_j
                         mlo_step_reads_select(step, job->options) && !job->has_decision, out, err));
     MLO_TRY(add_decision(worker, job, in, out, err));
     MLO_TRY(add_dataset(worker, job, in, "evaluate", mlo_step_reads_evaluate(step), out, err));
+    MLO_TRY(add_postprocess(worker, job, in, mlo_step_reads_postprocess(step, job->options), out, err));
     MLO_TRY(ask_samples(worker, job, out, err));
     if (step->reads_history)
         MLO_TRY(place_history(worker, job, in, out, err));

@@ -122,6 +122,58 @@ out:
     return status;
 }
 
+/* The recipe's postprocessing model: a model of the project, a version of it. */
+static enum mlo_status resolve_postprocess(struct mlo_db_conn *conn, struct plan *plan, const char *text,
+                                           struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_ref ref = {0};
+    struct mlo_version_info version;
+    struct mlo_digest digest;
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    int64_t model;
+    char full[256], name[256], of[MLO_DIGEST_TEXT_SIZE];
+    if (!text)
+        return MLO_OK;
+    snprintf(full, sizeof full, "%s%s%s", strchr(text, '/') ? "" : plan->project_name,
+             strchr(text, '/') ? "" : "/", text);
+    MLO_TRY(mlo_ref_parse(full, &ref, err));
+    if (ref.stage[0] || ref.variant[0]) {
+        status = mlo_error_set(err, MLO_EINVAL, "'%s' is no version of a model", text);
+        mlo_error_hint(err, "write PROJECT/MODEL or PROJECT/MODEL@VERSION: what was uploaded is what runs");
+        goto out;
+    }
+    if (strcmp(ref.project, plan->project_name) != 0)
+        status = mlo_error_set(err, MLO_ENOTFOUND, "the project '%s' may read no model '%s'",
+                               plan->project_name, text);
+    else
+        status = mlo_model_find(conn, plan->project, ref.name, &model, err);
+    if (status == MLO_OK)
+        status = mlo_version_find(conn, model, ref.version, &version, err);
+    if (status == MLO_ENOTFOUND)
+        mlo_error_hint(err, "push it with `mlopt push %s POST.onnx`, or name another one in the recipe",
+                       text);
+    MLO_TRY(status);
+    mlo_param_i64(&p, version.id);
+    MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_VERSION], &p, &rows, err));
+    if (mlo_rows_count(&rows) != 1 ||
+        !mlo_rows_digest(&rows, 0, mlo_rows_bool(&rows, 0, 6) ? 4 : 5, &digest)) {
+        status = mlo_error_set(err, MLO_EINTERNAL, "version %lld has no model file", (long long)version.id);
+        goto out;
+    }
+    snprintf(name, sizeof name, "%s/%s", ref.project, ref.name);
+    json_t *entry = json_pack("{s:I, s:s, s:I, s:s}", "id", (json_int_t)version.id, "name", name, "version",
+                              (json_int_t)version.number, "digest", mlo_digest_text(&digest, of));
+    if (!entry || json_object_set_new(plan->datasets, MLO_POSTPROCESS, entry) < 0)
+        status = mlo_error_nomem(err);
+out:
+    if (status != MLO_OK)
+        mlo_error_where(err, "recipe, postprocess");
+    mlo_rows_clear(&rows);
+    return status;
+}
+
 /* Two names may mean the same data. */
 static enum mlo_status check_roles(const struct mlo_recipe *recipe, const struct plan *plan,
                                    struct mlo_error *err)
@@ -204,6 +256,7 @@ static enum mlo_status make_plan(struct mlo_db_conn *conn, const struct mlo_run_
     MLO_TRY(resolve_dataset(conn, plan, "calibrate", recipe->calibrate, err));
     MLO_TRY(resolve_dataset(conn, plan, "select", recipe->select, err));
     MLO_TRY(resolve_dataset(conn, plan, "evaluate", recipe->evaluate, err));
+    MLO_TRY(resolve_postprocess(conn, plan, recipe->postprocess, err));
     MLO_TRY(check_roles(recipe, plan, err));
     MLO_TRY(plan_jobs(recipe, plan, err));
     if (plan->job_count == 0)

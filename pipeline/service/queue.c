@@ -152,14 +152,16 @@ enum mlo_status mlo_job_derivation(const char *step_name, const json_t *options,
         return status;
     }
     enum mlo_status status = MLO_OK;
-    struct mlo_digest calibrate, select;
+    struct mlo_digest calibrate, select, post;
     struct mlo_buf canonical = MLO_BUF_INIT;
     json_t *derivation = NULL, *decisions = decision ? json_pack("[s]", decision) : NULL;
     /* only what the step reads enters its key: another evaluation set changes no artifact */
     bool has_calibrate = mlo_step_reads_calibrate(step) && role_digest(datasets, "calibrate", &calibrate);
     bool has_select = mlo_step_reads_select(step, options) && role_digest(datasets, "select", &select);
+    bool has_post = role_digest(datasets, MLO_POSTPROCESS, &post);
     MLO_TRY(mlo_step_derivation(step, options, input, has_calibrate ? &calibrate : NULL,
-                                has_select ? &select : NULL, decisions, &derivation, err));
+                                has_select ? &select : NULL, has_post ? &post : NULL, decisions, &derivation,
+                                err));
     mlo_json_canonical(derivation, &canonical);
     if (!mlo_buf_ok(&canonical)) {
         status = mlo_error_nomem(err);

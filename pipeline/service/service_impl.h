@@ -24,6 +24,10 @@ MLO_MUST_USE enum mlo_status mlo_service_pool_tx(struct mlo_db *db, mlo_tx_fn *f
 /* {"code","message","where","hint"}, with "job" unless 0, as text; yours (free), NULL when out of memory. */
 char *mlo_error_json(const struct mlo_error *error, int64_t job);
 
+/* The member of a run's datasets that is no dataset: the recipe's postprocessing model, {"id" of its version,
+ * "name","version","digest"}. */
+#define MLO_POSTPROCESS "postprocess"
+
 /* --- a claimed job ------------------------------------------------------------------------------------- */
 
 struct mlo_job {

@@ -42,6 +42,8 @@ static enum mlo_status run_job(const char *dir, const json_t *job, struct report
     const struct mlo_step *step = mlo_step_find(name);
     if (!step)
         return mlo_error_set(err, MLO_EUNSUPPORTED, "this program has no step '%s'", name);
+    /* the datasets say all else of how they are read */
+    const struct mlo_dataset_options reading = {.postprocess = mlo_json_str(job, "postprocess", NULL)};
     struct mlo_step_context ctx = {
         .options = json_object_get(job, "options"),
         .model_path = mlo_json_str(job, "model", NULL),
@@ -49,6 +51,7 @@ static enum mlo_status run_job(const char *dir, const json_t *job, struct report
         .calibrate_path = mlo_json_str(job, "calibrate", NULL),
         .select_path = mlo_json_str(job, "select", NULL),
         .evaluate_path = mlo_json_str(job, "evaluate", NULL),
+        .reading = reading.postprocess ? &reading : NULL,
         .parent_path = mlo_json_str(job, "parent", NULL),
         .history = json_object_get(job, "history"),
         .out_dir = dir,

@@ -8,8 +8,8 @@ static bool set_digest(json_t *object, const char *key, const struct mlo_digest 
 
 enum mlo_status mlo_step_derivation(const struct mlo_step *step, const json_t *options,
                                     const struct mlo_digest *model, const struct mlo_digest *calibrate,
-                                    const struct mlo_digest *select, const json_t *decisions, json_t **out,
-                                    struct mlo_error *err)
+                                    const struct mlo_digest *select, const struct mlo_digest *postprocess,
+                                    const json_t *decisions, json_t **out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     json_t *inputs = json_object(), *datasets = json_object(), *passes = NULL;
@@ -26,6 +26,7 @@ enum mlo_status mlo_step_derivation(const struct mlo_step *step, const json_t *o
     }
     /* a step's datasets enter its key only where the step reads them */
     if (!inputs || !datasets || !set_digest(inputs, "model", model) ||
+        !set_digest(inputs, "postprocess", mlo_step_reads_select(step, options) ? postprocess : NULL) ||
         !set_digest(datasets, "calibrate", mlo_step_reads_calibrate(step) ? calibrate : NULL) ||
         !set_digest(datasets, "select", mlo_step_reads_select(step, options) ? select : NULL)) {
         status = mlo_error_nomem(err);

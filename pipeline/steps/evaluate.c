@@ -91,6 +91,24 @@ out:
     return status;
 }
 
+/* What a number is of, beside the metric and the data: the recipe's postprocessing model (one of the
+ * dataset's own is in the dataset's digest). */
+static enum mlo_status params_of(const struct mlo_step_context *ctx, json_t **out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_digest digest;
+    char text[MLO_DIGEST_TEXT_SIZE];
+    const char *post = ctx->reading ? ctx->reading->postprocess : NULL;
+    *out = json_object();
+    if (post)
+        MLO_TRY(mlo_digest_of_file(post, &digest, NULL, err));
+    if (!*out ||
+        (post && json_object_set_new(*out, "postprocess", json_string(mlo_digest_text(&digest, text))) != 0))
+        status = mlo_error_nomem(err);
+out:
+    return status;
+}
+
 static enum mlo_status observe(const struct mlo_step_context *ctx, const struct mlo_engine *engine,
                                const struct mlo_metric_use *metric, const char *subject,
                                const struct mlo_scores *scores, const struct mlo_scores *paired_with,
@@ -98,7 +116,8 @@ static enum mlo_status observe(const struct mlo_step_context *ctx, const struct 
 {
     enum mlo_status status = MLO_OK;
     struct mlo_estimate estimate, difference;
-    json_t *params = json_object(), *o = NULL;
+    json_t *params = NULL, *o = NULL;
+    MLO_TRY(params_of(ctx, &params, err));
     MLO_TRY(mlo_scores_estimate(scores, &estimate, err));
     o = mlo_step_observation(subject, metric->name, params, metric->row->unit, &estimate, MLO_EVAL_PROTOCOL,
                              engine);
@@ -152,7 +171,6 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     enum mlo_status status;
     const struct mlo_engine *engine;
     struct mlo_dataset *dataset = NULL;
-    struct mlo_dataset_options data = {0};
     bool compares = mlo_step_compares(ctx);
     struct side variant = {.subject = "variant",
                            .path = ctx->model_path,
@@ -166,7 +184,7 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     out->report = json_object();
     MLO_TRY(check_names(names, err));
     MLO_TRY(mlo_step_engine(ctx, &engine, err));
-    MLO_TRY(mlo_dataset_open(ctx->evaluate_path, &data, &dataset, err));
+    MLO_TRY(mlo_step_open_dataset(ctx, ctx->evaluate_path, 0, &dataset, err));
     MLO_TRY(mlo_dataset_target(dataset, &target, err));
     if (compares)
         MLO_TRY(side_run(&source, dataset, engine, err));

@@ -87,7 +87,12 @@ static enum mlo_status make_view(void *arg, const json_t *options, struct mlo_mo
                                  struct mlo_error *err)
 {
     struct material *m = arg;
+    const struct mlo_step_context *told = m->ctx;
+    struct mlo_step_context quiet = *told; /* one mix of many is not how far the step is */
+    quiet.progress = NULL;
+    m->ctx = &quiet;
     enum mlo_status status = make(m, options, err);
+    m->ctx = told;
     return status == MLO_OK ? mlo_model_clone_borrowing(m->model, out, err) : status;
 }
 

@@ -4,7 +4,8 @@
 #include "base/yaml.h"
 #include "pipeline/steps/steps.h"
 
-static const char *const TOP_KEYS[] = {"name", "target", "data", "steps", "expect", "description"};
+static const char *const TOP_KEYS[] = {"name",  "target", "data",       "postprocess",
+                                       "steps", "expect", "description"};
 static const char *const DATA_KEYS[] = {"calibrate", "select", "evaluate"};
 static const char *const TARGETS[] = {"any", "cpu", "cpu:avx2", "cpu:avx512", "cpu:avx512-vnni"};
 
@@ -124,6 +125,8 @@ static enum mlo_status read_header(struct reader *r, const struct mlo_yaml *root
             if ((node = mlo_yaml_get(data, DATA_KEYS[i])))
                 MLO_TRY(read_text(r, node, slots[i]));
     }
+    if ((node = mlo_yaml_get(root, "postprocess")))
+        MLO_TRY(read_text(r, node, &r->recipe->postprocess));
 out:
     return status;
 }
@@ -191,9 +194,29 @@ static enum mlo_status select_apart(struct reader *r, const struct mlo_recipe_st
     return status;
 }
 
+/* A postprocessing model that nothing runs is a mistake. */
+static enum mlo_status judges(struct reader *r, int line)
+{
+    for (size_t i = 0; i < r->recipe->step_count; i++) {
+        const struct mlo_recipe_step *item = &r->recipe->steps[i];
+        if (mlo_step_reads_postprocess(mlo_step_find(item->name), item->options))
+            return MLO_OK;
+    }
+    if (!r->recipe->postprocess)
+        return MLO_OK;
+    enum mlo_status status =
+        bad(r, line, "'postprocess' names '%.80s', and no step of the recipe makes a metric of outputs",
+            r->recipe->postprocess);
+    mlo_error_hint(r->err, "add a step such as \"evaluate: {metrics: [top1]}\", or leave 'postprocess' out");
+    return status;
+}
+
 enum mlo_status mlo_recipe_check_data(const struct mlo_recipe *recipe, struct mlo_error *err)
 {
     struct reader r = {(struct mlo_recipe *)recipe, recipe->name, err};
+    enum mlo_status judged = judges(&r, recipe->step_count ? recipe->steps[0].line : 1);
+    if (judged != MLO_OK)
+        return judged;
     for (size_t i = 0; i < recipe->step_count; i++) {
         enum mlo_status status = needs_data(&r, &recipe->steps[i]);
         if (status == MLO_OK)
@@ -323,8 +346,11 @@ static enum mlo_status make_canonical(struct mlo_recipe *recipe, struct mlo_erro
         json_array_append_new(expect, json_string(recipe->expect[i].text));
     json_t *canonical = json_pack("{s:s,s:s,s:o,s:o,s:o}", "name", recipe->name, "target", recipe->target,
                                   "data", data, "steps", steps, "expect", expect);
-    if (!canonical)
+    if (!canonical || (recipe->postprocess && json_object_set_new(canonical, "postprocess",
+                                                                  json_string(recipe->postprocess)) != 0)) {
+        json_decref(canonical);
         return mlo_error_nomem(err);
+    }
     json_decref(recipe->canonical);
     recipe->canonical = canonical;
     return MLO_OK;
@@ -358,6 +384,8 @@ enum mlo_status mlo_recipe_parse(const char *text, size_t size, const char *name
     MLO_TRY(check_keys(&r, root, TOP_KEYS, MLO_COUNT(TOP_KEYS)));
     MLO_TRY(read_header(&r, root));
     MLO_TRY(read_steps(&r, root));
+    const struct mlo_yaml *post = mlo_yaml_get(root, "postprocess");
+    MLO_TRY(judges(&r, post ? post->key_line : 1));
     MLO_TRY(read_expectations(&r, root));
     MLO_TRY(make_canonical(recipe, err));
     *out = recipe;
@@ -397,8 +425,21 @@ static enum mlo_status set_data(struct mlo_recipe *recipe, const char *role, con
     return status;
 }
 
+/* postprocess=MODEL; "none" takes it away. */
+static enum mlo_status set_postprocess(struct mlo_recipe *recipe, const char *name, struct mlo_error *err)
+{
+    bool none = strcmp(name, "none") == 0;
+    if (!*name)
+        return mlo_error_set(err, MLO_EINVAL, "postprocess must be the name of a model, or none");
+    recipe->postprocess = none ? NULL : mlo_arena_strdup(recipe->arena, name);
+    return none || recipe->postprocess ? make_canonical(recipe, err) : mlo_error_nomem(err);
+}
+
 enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment, struct mlo_error *err)
 {
+    static const char POSTPROCESS[] = "postprocess=";
+    if (mlo_str_starts(assignment, POSTPROCESS))
+        return set_postprocess(recipe, assignment + strlen(POSTPROCESS), err);
     enum mlo_status status = MLO_OK;
     json_t *value = NULL, *options = NULL;
     struct mlo_arena *arena = mlo_arena_new();
@@ -410,8 +451,8 @@ enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment
     if (!dot || !equals || dot > equals || (size_t)(dot - assignment) >= sizeof step ||
         (size_t)(equals - dot) > sizeof key) {
         status = mlo_error_set(err, MLO_EINVAL, "'%s' is no setting", assignment);
-        mlo_error_hint(
-            err, "write STEP.OPTION=VALUE, such as quantize.calibrator=percentile, or data.ROLE=DATASET");
+        mlo_error_hint(err, "write STEP.OPTION=VALUE, such as quantize.calibrator=percentile, "
+                            "data.ROLE=DATASET, or postprocess=MODEL");
         goto out;
     }
     snprintf(step, sizeof step, "%.*s", (int)(dot - assignment), assignment);

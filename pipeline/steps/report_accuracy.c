@@ -17,9 +17,7 @@ struct run {
 
 static void run_clear(struct run *r)
 {
-    for (int i = 0; r->outputs && i < r->count; i++)
-        mlo_tensor_clear(&r->outputs[i]);
-    free(r->outputs);
+    mlo_outputs_free(r->outputs, r->count);
 }
 
 struct watch {
@@ -39,11 +37,8 @@ static enum mlo_status run(const struct mlo_report_subject *s, const struct mlo_
 {
     const struct mlo_run_options options = {
         .threads = s->ctx->threads, .batch = s->ctx->batch, .numerics = MLO_NUMERICS_INVARIANT};
-    out->count = model->graph->output_count;
-    out->outputs = calloc((size_t)out->count + 1, sizeof *out->outputs);
-    if (!out->outputs)
-        return mlo_error_nomem(err);
-    return mlo_run_dataset(model, dataset, &options, out->outputs, watch_progress, &watch, err);
+    return mlo_run_evaluation(model, dataset, &options, &out->outputs, &out->count, watch_progress, &watch,
+                              err);
 }
 
 /* --- metrics ------------------------------------------------------------------------------------------- */

@@ -25,6 +25,8 @@ struct mlo_recipe {
     struct mlo_arena *arena;
     const char *name, *target;
     const char *calibrate, *select, *evaluate; /* dataset names by role; NULL when absent */
+    const char
+        *postprocess; /* a model between outputs and metrics, for all roles; NULL: what datasets name */
     struct mlo_recipe_step *steps;
     size_t step_count;
     struct mlo_condition *expect; /* base/condition.h */
@@ -38,11 +40,11 @@ MLO_MUST_USE enum mlo_status mlo_recipe_parse(const char *text, size_t size, con
                                               struct mlo_recipe **out, struct mlo_error *err);
 void mlo_recipe_free(struct mlo_recipe *recipe);
 /* Sets one option before anything runs, "quantize.calibrator=percentile", or a dataset,
- * "data.calibrate=shop/calibration". */
+ * "data.calibrate=shop/calibration", or "postprocess=shop/decode@2" ("none": without). */
 MLO_MUST_USE enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment,
                                             struct mlo_error *err);
-/* What settings may have undone: every role that a step needs is there, and what selects does not evaluate.
- */
+/* What settings may have undone: every role that a step needs is there, what selects does not evaluate, and a
+ * postprocessing model has a step that makes metrics. */
 MLO_MUST_USE enum mlo_status mlo_recipe_check_data(const struct mlo_recipe *recipe, struct mlo_error *err);
 /* The recipes that are built into the program (pipeline/recipes), by name; NULL text when unknown. */
 const char *mlo_recipe_builtin(const char *name, size_t *size);
@@ -61,8 +63,8 @@ struct mlo_step_context {
     const char *model_path;  /* the artifact that the steps before made (or the source) */
     const char *source_path; /* the version's upload */
     const char *calibrate_path, *select_path, *evaluate_path; /* datasets; NULL when the step needs none */
-    /* How those are read beyond what they say themselves (normalisation, feeding; its limit is of the
-     * calibration set only); NULL: as they say. */
+    /* How those are read beyond what they say themselves (normalisation, feeding, the postprocessing model of
+     * the recipe; its limit is of the calibration set only); NULL: as they say. */
     const struct mlo_dataset_options *reading;
     const char *out_dir; /* scratch: outputs are made here */
     /* For a step of `reads_history`: what the last deriving step before it was given (NULL: the source), and
@@ -151,6 +153,11 @@ static inline bool mlo_step_reads_select(const struct mlo_step *step, const json
 {
     return step->needs_select || (step->selects && step->selects(options));
 }
+/* Whether the step makes metrics of outputs, so that a recipe's postprocessing model stands before them. */
+static inline bool mlo_step_reads_postprocess(const struct mlo_step *step, const json_t *options)
+{
+    return mlo_step_reads_evaluate(step) || mlo_step_reads_select(step, options);
+}
 const struct mlo_step *const *mlo_step_table(size_t *count);
 const struct mlo_step *mlo_step_find(const char *name); /* NULL when unknown */
 MLO_MUST_USE enum mlo_status mlo_step_table_check(struct mlo_error *err);
@@ -158,19 +165,19 @@ MLO_MUST_USE enum mlo_status mlo_step_table_check(struct mlo_error *err);
 /* The derivation of a DERIVE step: canonical JSON of everything that determines the artifact's bytes:
  *   {"step","revision","options","inputs":{"model":digest},"datasets":{"calibrate":digest},"passes":{…},
  *    "numerics":"invariant-1","decisions":[digest…]}
- * dataset digests are those of manifests. *out is yours; its canonical text's SHA-256 is the derivation key.
+ * dataset digests are those of manifests; `postprocess` (of the recipe; NULL: none) is an input where the
+ * step selects by a metric. *out is yours; its canonical text's SHA-256 is the derivation key.
  */
-MLO_MUST_USE enum mlo_status mlo_step_derivation(const struct mlo_step *step, const json_t *options,
-                                                 const struct mlo_digest *model,
-                                                 const struct mlo_digest *calibrate,
-                                                 const struct mlo_digest *select, const json_t *decisions,
-                                                 json_t **out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status
+mlo_step_derivation(const struct mlo_step *step, const json_t *options, const struct mlo_digest *model,
+                    const struct mlo_digest *calibrate, const struct mlo_digest *select,
+                    const struct mlo_digest *postprocess, const json_t *decisions, json_t **out,
+                    struct mlo_error *err);
 
 /* The child's side of a job: reads <dir>/job.json
- *   {"step","options","model","source","calibrate","select","evaluate" (paths or null),"threads","batch",
- *    "parent","history" (for a step that reads them), "checkpoints" (a folder that outlives the attempt, or
- *    absent)}
- * runs the step, and writes <dir>/result.json
+ *   {"step","options","model","source","calibrate","select","evaluate" (paths or null),"postprocess" (path,
+ *    or absent),"threads","batch","parent","history" (for a step that reads them), "checkpoints" (a folder
+ * that outlives the attempt, or absent)} runs the step, and writes <dir>/result.json
  *   {"status":"ok","artifact":path|null,"report":{…},"observations":[…],"plans":[…],"document":path|null,
  *    "decision":path|null}  or
  *   {"status":code,"message","where","hint"}

@@ -65,6 +65,43 @@ expect 0 "$MLOPT" submit fashion/net --recipe int8-accurate --set data.evaluate=
 holds "$job['reused'] and $job['report']['decision']['blob'] == '$decision'"
 holds "[(v['artifact'], v['derivation']) for v in d['variants'] if v['variant'] == 'int8-accurate'] == [('$artifact', '$key')]"
 holds "$(json "next(v['accuracy']['value'] for v in d['variants'] if v['variant'] == 'int8-accurate')" run.json) > 0.85"
+
+# --- a search that is cancelled: its process ends, what it found so far can be read, and nothing else is left ------------------
+cat >long.yaml <<'YAML'
+name: long
+target: any
+data: {calibrate: fashion/calibration, select: fashion/selection}
+steps:
+  - optimize: {}
+  - quantize: {accuracy_drop: 0.1pt}
+YAML
+job="next(j for j in d['jobs'] if j['step'] == 'quantize')"
+searching() { "$MLOPT" runs "$last" -o json >stdout && [ "$(json "$job['state'] == 'running' and 'best so far: ' in $job['message']")" = True ]; }
+steps() { pgrep -f "step-exec $work/data/" || true; }
+idle() { [ -z "$(steps)" ]; }
+expect 0 "$MLOPT" push fashion/deep "$nets/mobilenet_v2.onnx"
+expect 0 "$MLOPT" submit fashion/deep --recipe long.yaml -o json
+last=$(json "d['run']['id'] if 'run' in d else d['id']")
+wait_until "a best mix so far" searching
+[ -n "$(steps)" ] || fail "no process searches"
+begin=$SECONDS
+expect 0 "$MLOPT" cancel "$last" --reason "takes too long"
+wait_until "the step's process is gone" idle
+echo "cancelled: the process was gone after $((SECONDS - begin)) s"
+expect 0 "$MLOPT" runs "$last" -o json
+holds "d['state'] == 'cancelled' and 'takes too long' in d['error']['message'] and $job['state'] == 'cancelled'"
+holds "'best so far: ' in $job['message']"
+json "$job['message']"
+expect 0 "$MLOPT" variants fashion/deep -o json
+holds "[v['variant'] for v in d] == ['source']"
+[ -z "$(find "$work/data" -path '*scratch*' -name job.json)" ] || fail "the attempt's files are left"
+# the search itself is kept for the next one, which goes on with it
+kept() { grep -l mlopt-decision-1 "$work"/data/*/checkpoints/*.checkpoint "$work"/data/checkpoints/*.checkpoint 2>/dev/null | tail -1; }
+cp "$(kept)" so_far.json || fail "the search was not kept"
+python3 -c "
+import json
+d = json.load(open('so_far.json'))
+assert d['complete'] is False and len(d['tried']) >= 1 and d['drop']['low'] <= d['drop']['value'] <= d['drop']['high'], d"
 stop_up
 
 # --- the same without a service: the same bytes, of the model and of the decision ---------------------------------------------------

@@ -135,6 +135,21 @@ if /usr/bin/python3 -c 'import onnx' 2>/dev/null; then
     cmp flip.onnx flipped/flip.onnx || fail "the postprocessing model came back changed"
     expect 0 "$MLOPT" eval "$model" --data flipped --metric top1 -o json
     holds "d['samples'] == 200 and d['metrics'][0]['estimate']['value'] < 0.05"
+
+    # or one that the recipe names: a model of the registry, on any data; its digest stands with the numbers
+    expect 0 "$MLOPT" push fashion/flip flip.onnx
+    printf 'name: turned\ntarget: any\ndata: {evaluate: fashion/test}\npostprocess: fashion/flip\nsteps:\n  - optimize: {}\n  - evaluate: {compare_to: source}\n  - report: {samples: 4, evaluate_samples: 16}\nexpect: ["top1 <= 0.05"]\n' >turned.yaml
+    expect 0 "$MLOPT" submit fashion/cnn --recipe turned.yaml --wait -o json
+    holds "d['run']['datasets']['postprocess']['name'] == 'fashion/flip'"
+    holds "d['variants'][0]['accuracy']['value'] > 0.85" # the source's own, also where that is older
+    holds "{'postprocess': 'sha256:$(sha256sum flip.onnx | cut -d' ' -f1)'} in [e['params'] for v in d['variants'] if v['variant'] == 'turned' for e in v['evidence']]"
+    expect 0 "$MLOPT" report fashion/cnn/turned
+    holds "d['accuracy']['metrics'][0]['source']['value'] < 0.2" # of 16 samples
+    expect 3 "$MLOPT" submit fashion/cnn --recipe turned.yaml --set postprocess=fashion/none
+    says "recipe, postprocess"
+    expect 6 "$MLOPT" submit fashion/cnn --recipe turned.yaml --set postprocess=none --wait
+    expect 2 "$MLOPT" quantize "$model" --data cal.json --recipe turned.yaml --report r.html --out q.onnx
+    says "--postprocess POST.onnx"
 fi
 
 # an expectation that cannot hold makes the run fail, with exit code 6

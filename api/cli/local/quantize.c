@@ -62,6 +62,24 @@ static enum mlo_status check_select(const struct mlo_cli *cli, const struct mlo_
     return MLO_EUSAGE;
 }
 
+/* The recipe's postprocessing model is one of a registry: here it is a file. */
+static enum mlo_status check_postprocess(const struct mlo_cli *cli, const struct mlo_recipe *recipe,
+                                         struct mlo_error *err)
+{
+    bool given = mlo_cli_has(cli, "postprocess"),
+         judged = mlo_cli_has(cli, "select") || mlo_cli_has(cli, "report");
+    if (given && !judged)
+        return mlo_error_set(err, MLO_EUSAGE,
+                             "--postprocess is read where --select or --report makes a metric, and there is "
+                             "neither");
+    if (given || !judged || !recipe->postprocess)
+        return MLO_OK;
+    mlo_error_set(err, MLO_EUSAGE, "the recipe makes metrics of what '%.80s' makes of the outputs",
+                  recipe->postprocess);
+    mlo_error_hint(err, "give that model's file with --postprocess POST.onnx");
+    return MLO_EUSAGE;
+}
+
 /* The step whose options the flags are: that of the verb, or the recipe's own way to quantize. */
 static const char *flagged_step(const struct mlo_recipe *recipe, const char *usual)
 {
@@ -113,6 +131,8 @@ static enum mlo_status load_recipe(const struct mlo_cli *cli, const struct deriv
     }
     if (!what->fixed && !what->observes)
         MLO_TRY(check_select(cli, recipe, err));
+    if (!what->fixed && !what->observes)
+        MLO_TRY(check_postprocess(cli, recipe, err));
     *out = recipe;
     recipe = NULL;
 out:
@@ -508,6 +528,7 @@ static const struct mlo_cli_option options_table[] = {
     {"out", 0, "Q.onnx", "where the quantized model is written"},
     MLO_OPTION_REPORT,
     {"evaluate", 0, "FILE", "labelled data that --report judges the result on (the calibration data)"},
+    MLO_OPTION_POSTPROCESS,
     MLO_OPTION_LIMIT,
     MLO_OPTION_NORMALIZE,
     MLO_OPTION_MAP,

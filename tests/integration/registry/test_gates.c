@@ -286,6 +286,34 @@ static void test_gate__the_bound_decides(void **state)
     judged(f, &s, false, "was not measured");
 }
 
+/* A metric of what a postprocessing model makes of the outputs is another one. */
+static void test_gate__postprocessed_numbers_are_read_where_it_names_the_model(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct shop s = shop(f);
+    char digest[MLO_DIGEST_TEXT_SIZE], gate[256];
+    struct mlo_digest post = digest_of("decode");
+    json_t *params = json_pack("{s:s}", "postprocess", mlo_digest_text(&post, digest));
+    const struct mlo_evidence after = {.artifact = s.int8[1],
+                                       .metric = "top1",
+                                       .params = params,
+                                       .observed = {0.97, 0.96, 0.98},
+                                       .dataset = &s.test,
+                                       .data_role = "evaluate"};
+    policy(f, &s, false, 0, "stages: {staging: [{evidence: top1 >= 0.9, dataset: test}]}");
+    measure(f, &s, after);
+    judged(f, &s, false, "was not measured");
+    top1(f, &s, &s.int8[1], 0.85, 0.88, &s.test, "evaluate");
+    measure(f, &s, after); /* newer, and not what the gate speaks of */
+    judged(f, &s, false, "its lower bound 0.85 is not >= 0.9");
+    snprintf(gate, sizeof gate, "stages: {staging: [{evidence: 'top1[postprocess=%.24s] >= 0.9'}]}", digest);
+    policy(f, &s, false, 1, gate);
+    judged(f, &s, true, "its lower bound 0.96 is >= 0.9");
+    policy(f, &s, false, 2, "stages: {staging: [{evidence: 'top1[postprocess=sha256:0000] >= 0.9'}]}");
+    judged(f, &s, false, "was not measured");
+    json_decref(params);
+}
+
 static void test_gate__old_evidence_is_refused(void **state)
 {
     struct pg_fixture *f = *state;
@@ -549,6 +577,7 @@ int main(void)
         TEST(test_policy__revisions_are_compared_and_kept),
         TEST(test_history__the_server_cannot_change_it),
         TEST(test_gate__the_bound_decides),
+        TEST(test_gate__postprocessed_numbers_are_read_where_it_names_the_model),
         TEST(test_gate__old_evidence_is_refused),
         TEST(test_gate__data_that_made_it_cannot_judge_it),
         TEST(test_gate__samples_are_compared_not_names),

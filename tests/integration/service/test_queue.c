@@ -116,6 +116,38 @@ static void test_submit__names_the_missing_dataset(void **state)
     assert_int_equal(count_rows(f, "select count(*) from mlopt.run"), 0);
 }
 
+static void test_submit__names_the_postprocessing_model(void **state)
+{
+    static const char *const wrong[] = {"p/nothing", "other/m", "p/m@7", "p/m@1/int8"};
+    struct service_fixture *f = *state;
+    int64_t run = submit(f, f->version,
+                         "name: r\ntarget: any\ndata: {evaluate: p/test}\npostprocess: m\n"
+                         "steps:\n  - evaluate: {}\n",
+                         0);
+    json_t *value = get_run(f, run);
+    const json_t *post = json_object_get(json_object_get(value, "datasets"), "postprocess");
+    assert_string_equal(mlo_json_str(post, "name", ""), "p/m");
+    assert_int_equal(mlo_json_i64(post, "version", 0), 1);
+    assert_true(mlo_str_starts(mlo_json_str(post, "digest", ""), "sha256:"));
+    json_decref(value);
+    for (size_t i = 0; i < MLO_COUNT(wrong); i++) {
+        char text[512];
+        struct mlo_error err = {0};
+        snprintf(
+            text, sizeof text,
+            "name: r\ntarget: any\ndata: {evaluate: p/test}\npostprocess: %s\nsteps:\n  - evaluate: {}\n",
+            wrong[i]);
+        struct mlo_recipe *r = recipe(text);
+        struct mlo_run_request request = {
+            .project = f->project, .version = f->version, .recipe = r, .actor = &SYSTEM};
+        assert_mlo_status(mlo_run_submit(f->pg->conn, &request, &run, NULL, &err),
+                          i == 3 ? MLO_EINVAL : MLO_ENOTFOUND, &err);
+        assert_string_equal(err.where, "recipe, postprocess");
+        mlo_recipe_free(r);
+    }
+    assert_int_equal(count_rows(f, "select count(*) from mlopt.run"), 1);
+}
+
 static void test_submit__refuses_to_select_on_what_evaluates(void **state)
 {
     struct service_fixture *f = *state;
@@ -643,6 +675,7 @@ int main(int argc, char **argv)
         WITH_DATABASE(test_sql__every_statement_prepares),
         WITH_DATABASE(test_submit__makes_a_chain_of_jobs),
         WITH_DATABASE(test_submit__names_the_missing_dataset),
+        WITH_DATABASE(test_submit__names_the_postprocessing_model),
         WITH_DATABASE(test_submit__refuses_to_select_on_what_evaluates),
         WITH_DATABASE(test_submit__refuses_another_projects_version_and_a_viewer),
         WITH_DATABASE(test_submit__same_key_gives_one_run),

@@ -213,6 +213,76 @@ static void test_steps__table_is_complete(void **state)
     assert_ok(mlo_step_table_check(&err));
 }
 
+static void test_recipe__a_model_stands_before_the_metrics(void **state)
+{
+    MLO_UNUSED(state);
+    static const char TEXT[] = "name: boxes\ntarget: any\ndata: {evaluate: p/t}\npostprocess: p/decode@2\n"
+                               "steps:\n  - evaluate: {metrics: [map50]}\n",
+                      UNREAD[] =
+                          "name: boxes\ntarget: any\npostprocess: p/decode@2\nsteps:\n  - optimize: {}\n",
+                      LIST[] = "name: boxes\ntarget: any\ndata: {evaluate: p/t}\npostprocess: [p/decode]\n"
+                               "steps:\n  - evaluate: {}\n";
+    struct mlo_error err = {0};
+    struct mlo_recipe *r;
+    struct mlo_digest with, without;
+    assert_ok(mlo_recipe_parse(TEXT, sizeof TEXT - 1, "boxes.yaml", &r, &err));
+    assert_string_equal(r->postprocess, "p/decode@2");
+    assert_string_equal(mlo_json_str(r->canonical, "postprocess", ""), "p/decode@2");
+    assert_ok(mlo_json_digest(r->canonical, &with, &err));
+    /* what the queue keeps is read back alike */
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_recipe *again;
+    mlo_json_canonical(r->canonical, &text);
+    assert_ok(mlo_recipe_parse(mlo_buf_str(&text), text.len, "again", &again, &err));
+    assert_string_equal(again->postprocess, "p/decode@2");
+    mlo_recipe_free(again);
+    mlo_buf_clear(&text);
+    assert_ok(mlo_recipe_set(r, "postprocess=p/decode@3", &err));
+    assert_string_equal(mlo_json_str(r->canonical, "postprocess", ""), "p/decode@3");
+    assert_ok(mlo_recipe_set(r, "postprocess=none", &err));
+    assert_null(json_object_get(r->canonical, "postprocess"));
+    assert_ok(mlo_json_digest(r->canonical, &without, &err));
+    assert_false(mlo_digest_eq(&with, &without));
+    assert_int_equal(mlo_recipe_set(r, "postprocess=", &err), MLO_EINVAL);
+    mlo_recipe_free(r);
+    assert_int_equal(mlo_recipe_parse(UNREAD, sizeof UNREAD - 1, "boxes.yaml", &r, &err), MLO_EINVAL);
+    assert_non_null(strstr(err.message, "boxes.yaml:3: 'postprocess' names 'p/decode@2', and no step"));
+    assert_int_equal(mlo_recipe_parse(LIST, sizeof LIST - 1, "boxes.yaml", &r, &err), MLO_EINVAL);
+    assert_non_null(strstr(err.message, "'postprocess' must be a text"));
+    /* one that is set on a recipe where nothing reads it */
+    const char *plain = "name: a\ntarget: any\nsteps:\n  - optimize: {}\n";
+    assert_ok(mlo_recipe_parse(plain, strlen(plain), "a.yaml", &r, &err));
+    assert_ok(mlo_recipe_set(r, "postprocess=p/decode", &err));
+    assert_int_equal(mlo_recipe_check_data(r, &err), MLO_EINVAL);
+    mlo_recipe_free(r);
+}
+
+/* It is an input of a step that selects by a metric, and of no other that derives. */
+static void test_steps__derivation_names_what_selects_by_a_metric(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_digest model, data, post, key[2];
+    const struct mlo_step *q = mlo_step_find("quantize");
+    const char *const drops[] = {"none", "0.5pt"};
+    mlo_digest_of("model", 5, &model);
+    mlo_digest_of("data", 4, &data);
+    mlo_digest_of("post", 4, &post);
+    for (int i = 0; i < 2; i++) {
+        json_t *given = json_pack("{s:s}", "accuracy_drop", drops[i]), *options, *d;
+        assert_ok(mlo_options_resolve(q->options, given, &options, &err));
+        for (int k = 0; k < 2; k++) {
+            assert_ok(
+                mlo_step_derivation(q, options, &model, &data, &data, k ? &post : NULL, NULL, &d, &err));
+            assert_ok(mlo_json_digest(d, &key[k], &err));
+            json_decref(d);
+        }
+        assert_int_equal(mlo_digest_eq(&key[0], &key[1]), i == 0);
+        json_decref(given);
+        json_decref(options);
+    }
+}
+
 static void test_steps__derivation_names_all_that_determines_the_bytes(void **state)
 {
     MLO_UNUSED(state);
@@ -223,35 +293,35 @@ static void test_steps__derivation_names_all_that_determines_the_bytes(void **st
     mlo_digest_of("model", 5, &model);
     mlo_digest_of("data", 4, &data);
     assert_ok(mlo_options_resolve(q->options, NULL, &options, &err));
-    assert_ok(mlo_step_derivation(q, options, &model, &data, NULL, NULL, &d, &err));
+    assert_ok(mlo_step_derivation(q, options, &model, &data, NULL, NULL, NULL, &d, &err));
     assert_ok(mlo_json_digest(d, &key[0], &err));
     assert_string_equal(mlo_json_str(d, "numerics", ""), MLO_NUMERICS_ID);
     assert_true(mlo_json_i64(json_object_get(d, "passes"), "quantize", 0) >= 1);
     json_decref(d);
-    assert_ok(mlo_step_derivation(q, options, &data, &data, NULL, NULL, &d, &err));
+    assert_ok(mlo_step_derivation(q, options, &data, &data, NULL, NULL, NULL, &d, &err));
     assert_ok(mlo_json_digest(d, &key[1], &err));
     json_decref(d);
-    assert_ok(mlo_step_derivation(q, options, &model, &model, NULL, NULL, &d, &err));
+    assert_ok(mlo_step_derivation(q, options, &model, &model, NULL, NULL, NULL, &d, &err));
     assert_ok(mlo_json_digest(d, &key[2], &err));
     json_decref(d);
     json_object_set_new(options, "calibrator", json_string("percentile"));
-    assert_ok(mlo_step_derivation(q, options, &model, &data, NULL, NULL, &d, &err));
+    assert_ok(mlo_step_derivation(q, options, &model, &data, NULL, NULL, NULL, &d, &err));
     assert_ok(mlo_json_digest(d, &key[3], &err));
     json_decref(d);
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < i; j++)
             assert_false(mlo_digest_eq(&key[i], &key[j]));
     assert_int_equal(
-        mlo_step_derivation(mlo_step_find("evaluate"), options, &model, NULL, NULL, NULL, &d, &err),
+        mlo_step_derivation(mlo_step_find("evaluate"), options, &model, NULL, NULL, NULL, NULL, &d, &err),
         MLO_EINTERNAL);
     json_decref(options);
     /* optimize reads no data: its key does not depend on any */
     const struct mlo_step *o = mlo_step_find("optimize");
     assert_ok(mlo_options_resolve(o->options, NULL, &options, &err));
-    assert_ok(mlo_step_derivation(o, options, &model, &data, NULL, NULL, &d, &err));
+    assert_ok(mlo_step_derivation(o, options, &model, &data, NULL, NULL, NULL, &d, &err));
     assert_ok(mlo_json_digest(d, &key[0], &err));
     json_decref(d);
-    assert_ok(mlo_step_derivation(o, options, &model, NULL, NULL, NULL, &d, &err));
+    assert_ok(mlo_step_derivation(o, options, &model, NULL, NULL, NULL, NULL, &d, &err));
     assert_ok(mlo_json_digest(d, &key[1], &err));
     json_decref(d);
     assert_true(mlo_digest_eq(&key[0], &key[1]));
@@ -270,6 +340,8 @@ int main(void)
         cmocka_unit_test(test_recipe__set_changes_one_option),
         cmocka_unit_test(test_recipe__expectations_read_the_variants_bounds),
         cmocka_unit_test(test_steps__table_is_complete),
+        cmocka_unit_test(test_recipe__a_model_stands_before_the_metrics),
+        cmocka_unit_test(test_steps__derivation_names_what_selects_by_a_metric),
         cmocka_unit_test(test_steps__derivation_names_all_that_determines_the_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
