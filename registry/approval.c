@@ -14,8 +14,9 @@ const struct mlo_sql mlo_sql_approval[] = {
         {"approval_add",
          "INSERT INTO approval (model_id, stage, generation, content, shown, role, token_id, actor, via, "
          "note, "
-         "request_id, audit_seq) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) RETURNING id",
-         12},
+         "request_id, audit_seq, version_id) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) "
+         "RETURNING id",
+         13},
     [A_MINE] =
         {"approval_mine",
          "SELECT a.id FROM approval a WHERE a.model_id = $1 AND a.shown = $2 AND a.actor = $3 AND " IN_FORCE,
@@ -260,6 +261,7 @@ static enum mlo_status add(struct mlo_db_conn *conn, const struct mlo_actor *act
     mlo_param_text(&p, note ? note : "");
     mlo_param_text(&p, actor->request_id ? actor->request_id : "");
     mlo_param_i64(&p, seq);
+    mlo_param_i64(&p, c->version->id);
     MLO_TRY(mlo_sql_number(conn, &mlo_sql_approval[A_ADD], &p, id, err));
     MLO_TRY(record(conn, at, actor, *id, seq,
                    json_pack("{s:I, s:s, s:O, s:s, s:s, s:I}", "approval", (json_int_t)*id, "stage",

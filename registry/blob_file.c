@@ -1,6 +1,6 @@
 /* Blobs as files: <root>/sha256/ab/cd/<64 hex digits>, written in <root>/incoming and renamed, so that a name
  * is only ever seen with all of its bytes behind it. Sessions grow in <root>/uploads. */
-#include "registry/blob_impl.h"
+#include "registry/blob_file_impl.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -11,10 +11,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-struct file_store {
-    char *root;
-};
-
 struct file_writer {
     int fd;
     char *path; /* in incoming; NULL once renamed */
@@ -22,7 +18,7 @@ struct file_writer {
 
 static void file_close(struct mlo_blob_store *store)
 {
-    struct file_store *s = store->state;
+    struct mlo_blob_files *s = store->state;
     free(s->root);
     free(s);
 }
@@ -56,7 +52,7 @@ static enum mlo_status file_open(struct mlo_blob_store *store, const char *place
         mlo_error_hint(err, "write file:/absolute/path");
         return MLO_EINVAL;
     }
-    struct file_store *s = calloc(1, sizeof *s);
+    struct mlo_blob_files *s = calloc(1, sizeof *s);
     if (!s)
         return mlo_error_nomem(err);
     enum mlo_status status = MLO_OK;
@@ -83,7 +79,7 @@ out:
 }
 
 /* A new file in incoming, locked: the lock says that its writer lives. *path is the caller's. */
-static int new_file(const struct file_store *s, char **path)
+static int new_file(const struct mlo_blob_files *s, char **path)
 {
     for (;;) {
         struct stat st;
@@ -102,7 +98,7 @@ static int new_file(const struct file_store *s, char **path)
 
 static enum mlo_status file_begin(struct mlo_blob_writer *writer, struct mlo_error *err)
 {
-    const struct file_store *s = writer->store->state;
+    const struct mlo_blob_files *s = writer->store->state;
     struct file_writer *w = calloc(1, sizeof *w);
     if (!w)
         return mlo_error_nomem(err);
@@ -117,7 +113,7 @@ static enum mlo_status file_begin(struct mlo_blob_writer *writer, struct mlo_err
     return MLO_OK;
 }
 
-static enum mlo_status write_failed(const struct file_store *s, struct mlo_error *err)
+static enum mlo_status write_failed(const struct mlo_blob_files *s, struct mlo_error *err)
 {
     enum mlo_status status =
         mlo_error_errno(err, errno == EFBIG ? ENOSPC : errno, "cannot write to the blob store %s", s->root);
@@ -133,7 +129,7 @@ static enum mlo_status file_write(struct mlo_blob_writer *writer, const void *by
     return mlo_fs_write_full(w->fd, bytes, size) ? MLO_OK : write_failed(writer->store->state, err);
 }
 
-static bool sync_folder(const char *path)
+bool mlo_blob_sync_folder(const char *path)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     bool ok = fd >= 0 && fsync(fd) == 0;
@@ -148,11 +144,11 @@ static bool sync_folder(const char *path)
 static bool make_folder(const char *parent, const char *path)
 {
     if (mkdir(path, 0755) == 0)
-        return sync_folder(parent);
+        return mlo_blob_sync_folder(parent);
     return errno == EEXIST;
 }
 
-static char *blob_path(const struct file_store *s, const struct mlo_digest *digest)
+char *mlo_blob_file_path(const struct mlo_blob_files *s, const struct mlo_digest *digest)
 {
     char hex[MLO_DIGEST_TEXT_SIZE], a[3], b[3];
     mlo_digest_hex(digest, hex);
@@ -162,11 +158,12 @@ static char *blob_path(const struct file_store *s, const struct mlo_digest *dige
 }
 
 /* Durable and visible as `digest`: the file `path` of the open descriptor takes that name. */
-static enum mlo_status publish(const struct file_store *s, int fd, const char *from,
+static enum mlo_status publish(const struct mlo_blob_files *s, int fd, const char *from,
                                const struct mlo_digest *digest, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    char *path = blob_path(s, digest), *two = path ? strdup(path) : NULL, *one = path ? strdup(path) : NULL;
+    char *path = mlo_blob_file_path(s, digest), *two = path ? strdup(path) : NULL,
+         *one = path ? strdup(path) : NULL;
     char *root = mlo_fs_join(s->root, "sha256", NULL);
     if (!one || !two || !root) {
         status = mlo_error_nomem(err);
@@ -175,8 +172,9 @@ static enum mlo_status publish(const struct file_store *s, int fd, const char *f
     *strrchr(two, '/') = '\0'; /* …/ab/cd */
     *strrchr(one, '/') = '\0';
     *strrchr(one, '/') = '\0'; /* …/ab */
+    futimens(fd, NULL);        /* its age as a blob begins now, also where its last piece is days old */
     if (fchmod(fd, 0444) != 0 || fsync(fd) != 0 || !make_folder(root, one) || !make_folder(one, two) ||
-        rename(from, path) != 0 || !sync_folder(two))
+        rename(from, path) != 0 || !mlo_blob_sync_folder(two))
         status = mlo_error_errno(err, errno, "cannot store a blob in %s", s->root);
 out:
     free(path);
@@ -211,7 +209,7 @@ static void file_end(struct mlo_blob_writer *writer)
 /* --- sessions: <root>/uploads/<id>, locked by who appends -------------------------------------------------
  */
 
-static char *session_path(const struct file_store *s, const struct mlo_blob_session *session)
+static char *session_path(const struct mlo_blob_files *s, const struct mlo_blob_session *session)
 {
     return mlo_fs_join(s->root, "uploads", session->id, NULL);
 }
@@ -226,7 +224,7 @@ static enum mlo_status gone(const struct mlo_blob_session *session, struct mlo_e
 static enum mlo_status file_session_begin(struct mlo_blob_store *store, struct mlo_blob_session *session,
                                           struct mlo_error *err)
 {
-    const struct file_store *s = store->state;
+    const struct mlo_blob_files *s = store->state;
     char *path = session_path(s, session);
     int fd = path ? open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
     enum mlo_status status = MLO_OK;
@@ -248,7 +246,7 @@ enum { SYNC_EVERY = 8 << 20 };
 
 static enum mlo_status file_piece_open(struct mlo_blob_piece *piece, struct mlo_error *err)
 {
-    const struct file_store *s = piece->store->state;
+    const struct mlo_blob_files *s = piece->store->state;
     const struct mlo_blob_session *session = piece->session;
     struct stat st;
     enum mlo_status status = MLO_OK;
@@ -314,7 +312,7 @@ static enum mlo_status file_session_publish(struct mlo_blob_store *store,
                                             const struct mlo_blob_session *session,
                                             const struct mlo_digest *digest, struct mlo_error *err)
 {
-    const struct file_store *s = store->state;
+    const struct mlo_blob_files *s = store->state;
     enum mlo_status status = MLO_OK;
     struct mlo_blob_piece piece = {.store = store, .session = (struct mlo_blob_session *)session};
     char *path = session_path(s, session);
@@ -331,7 +329,7 @@ out:
 static enum mlo_status file_session_drop(struct mlo_blob_store *store, const struct mlo_blob_session *session,
                                          struct mlo_error *err)
 {
-    const struct file_store *s = store->state;
+    const struct mlo_blob_files *s = store->state;
     enum mlo_status status = MLO_OK;
     char *path = session_path(s, session);
     if (!path)
@@ -349,7 +347,7 @@ static enum mlo_status file_open_fd(struct mlo_blob_store *store, const struct m
                                     uint64_t *size_bytes, struct mlo_error *err)
 {
     struct stat st;
-    char text[MLO_DIGEST_TEXT_SIZE], *path = blob_path(store->state, digest);
+    char text[MLO_DIGEST_TEXT_SIZE], *path = mlo_blob_file_path(store->state, digest);
     *fd = -1;
     if (!path)
         return mlo_error_nomem(err);
@@ -368,7 +366,7 @@ static enum mlo_status file_path(struct mlo_blob_store *store, const struct mlo_
                                  struct mlo_error *err)
 {
     char text[MLO_DIGEST_TEXT_SIZE];
-    *path = blob_path(store->state, digest);
+    *path = mlo_blob_file_path(store->state, digest);
     if (!*path)
         return mlo_error_nomem(err);
     if (access(*path, R_OK) == 0)
@@ -394,7 +392,7 @@ static bool folder_empty(const char *path)
 
 static enum mlo_status file_empty(struct mlo_blob_store *store, bool *empty, struct mlo_error *err)
 {
-    const struct file_store *s = store->state;
+    const struct mlo_blob_files *s = store->state;
     char *shards = mlo_fs_join(s->root, "sha256", NULL);
     if (!shards)
         return mlo_error_nomem(err);
@@ -421,4 +419,9 @@ const struct mlo_blob_backend mlo_blob_backend_file = {
     .open_fd = file_open_fd,
     .path = file_path,
     .empty = file_empty,
+    .list = mlo_blob_file_list,
+    .remove = mlo_blob_file_remove,
+    .put_aside = mlo_blob_file_put_aside,
+    .leftovers = mlo_blob_file_leftovers,
+    .leftover_drop = mlo_blob_file_leftover_drop,
 };

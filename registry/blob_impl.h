@@ -3,6 +3,7 @@
 #define MLO_REGISTRY_BLOB_IMPL_H
 
 #include "registry/blob.h"
+#include "registry/blob_upkeep.h"
 
 /* Takes the next bytes of a blob; a failure ends the reading. */
 typedef enum mlo_status mlo_blob_sink_fn(void *arg, const void *bytes, size_t size, struct mlo_error *err);
@@ -49,6 +50,17 @@ struct mlo_blob_backend {
                             struct mlo_error *err);
     /* Whether there is no blob. */
     enum mlo_status (*empty)(struct mlo_blob_store *store, bool *empty, struct mlo_error *err);
+    /* Upkeep: as in blob_upkeep.h; `name` of put_aside is "<64 hex digits>.<microseconds>". */
+    enum mlo_status (*list)(struct mlo_blob_store *store, unsigned shard, mlo_blob_entry_fn *fn, void *arg,
+                            struct mlo_error *err);
+    enum mlo_status (*remove)(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                              struct mlo_error *err);
+    enum mlo_status (*put_aside)(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                                 const char *name, struct mlo_error *err);
+    enum mlo_status (*leftovers)(struct mlo_blob_store *store, mlo_blob_leftover_fn *fn, void *arg,
+                                 struct mlo_error *err);
+    enum mlo_status (*leftover_drop)(struct mlo_blob_store *store, const struct mlo_blob_leftover *left,
+                                     bool *removed, struct mlo_error *err);
 };
 
 struct mlo_blob_store {
@@ -79,6 +91,9 @@ struct mlo_blob_piece {
 /* fetch into a descriptor; the bytes are checked against the digest. */
 enum mlo_status mlo_blob_fetch_fd(struct mlo_blob_store *store, const struct mlo_digest *digest, int fd,
                                   struct mlo_error *err);
+
+/* "<64 hex digits>" at the start of a name that ends there, or goes on with `end`. */
+bool mlo_blob_name_digest(const char *name, char end, struct mlo_digest *out);
 
 extern const struct mlo_blob_backend mlo_blob_backend_file;
 extern const struct mlo_blob_backend mlo_blob_backend_s3;

@@ -411,4 +411,9 @@ const struct mlo_blob_backend mlo_blob_backend_s3 = {
     .size = s3_size,
     .fetch = s3_fetch,
     .empty = s3_empty,
+    .list = mlo_blob_s3_list,
+    .remove = mlo_blob_s3_remove,
+    .put_aside = mlo_blob_s3_put_aside,
+    .leftovers = mlo_blob_s3_leftovers,
+    .leftover_drop = mlo_blob_s3_leftover_drop,
 };

@@ -53,6 +53,18 @@ enum mlo_status mlo_blob_s3_session_publish(struct mlo_blob_store *store,
 enum mlo_status mlo_blob_s3_session_drop(struct mlo_blob_store *store, const struct mlo_blob_session *session,
                                          struct mlo_error *err);
 
+/* blob_s3_upkeep.c */
+enum mlo_status mlo_blob_s3_list(struct mlo_blob_store *store, unsigned shard, mlo_blob_entry_fn *fn,
+                                 void *arg, struct mlo_error *err);
+enum mlo_status mlo_blob_s3_remove(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                                   struct mlo_error *err);
+enum mlo_status mlo_blob_s3_put_aside(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                                      const char *name, struct mlo_error *err);
+enum mlo_status mlo_blob_s3_leftovers(struct mlo_blob_store *store, mlo_blob_leftover_fn *fn, void *arg,
+                                      struct mlo_error *err);
+enum mlo_status mlo_blob_s3_leftover_drop(struct mlo_blob_store *store, const struct mlo_blob_leftover *left,
+                                          bool *removed, struct mlo_error *err);
+
 /* blob_s3_parts.c: a multipart upload of one key by threads, in bounded memory. Used by one thread. */
 struct mlo_blob_s3_parts;
 /* The upload goes on behind `count` parts that are there (copied), or is begun when its first part is full

@@ -6,6 +6,7 @@
 
 enum {
     DATASET_ENSURE,
+    DATASET_REOPEN,
     DATASET_LOCK,
     DATASET_COUNT,
     DATASET_ADD,
@@ -24,6 +25,7 @@ const struct mlo_sql mlo_sql_dataset[] = {
     [DATASET_ENSURE] =
         {"dataset_ensure",
          "INSERT INTO dataset (project_id, name, created_by) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING", 3},
+    [DATASET_REOPEN] = {"dataset_reopen", "SELECT dataset_reopen($1, $2)", 2},
     [DATASET_LOCK] =
         {"dataset_lock",
          "SELECT d.id, p.name || '/' || d.name FROM dataset d JOIN project p ON p.id = d.project_id "
@@ -44,6 +46,7 @@ const struct mlo_sql mlo_sql_dataset[] = {
     [DATASET_FIND] = {"dataset_find",
                       "SELECT d.id, v.id, v.number, d.project_id, v.manifest_digest FROM dataset d "
                       "JOIN dataset_version v ON v.dataset_id = d.id WHERE d.project_id = $1 AND d.name = $2 "
+                      "AND d.deletion_id IS NULL AND v.deletion_id IS NULL "
                       "AND ($3::bigint IS NULL OR v.number = $3) ORDER BY v.number DESC LIMIT 1",
                       3},
     [DATASET_GET] = {"dataset_get",
@@ -59,8 +62,9 @@ const struct mlo_sql mlo_sql_dataset[] = {
          "(SELECT coalesce(sum(b.size), 0)::bigint FROM dataset_blob b WHERE b.dataset_version_id = v.id) AS "
          "size "
          "FROM dataset d JOIN project p ON p.id = d.project_id JOIN LATERAL (SELECT * FROM dataset_version x "
-         "WHERE x.dataset_id = d.id ORDER BY x.number DESC LIMIT 1) v ON true "
-         "WHERE ($1::bigint IS NULL OR d.project_id = $1) AND ($2::bigint IS NULL OR d.project_id = $2) "
+         "WHERE x.dataset_id = d.id AND x.deletion_id IS NULL ORDER BY x.number DESC LIMIT 1) v ON true "
+         "WHERE d.deletion_id IS NULL AND ($1::bigint IS NULL OR d.project_id = $1) AND ($2::bigint IS NULL "
+         "OR d.project_id = $2) "
          "AND p.name || '/' || d.name > $3 ORDER BY p.name || '/' || d.name LIMIT $4",
          4},
 };
@@ -113,6 +117,7 @@ enum mlo_status mlo_dataset_version_add(struct mlo_db_conn *conn, const struct m
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_dataset[DATASET_ENSURE], &ensure, NULL, err));
     mlo_param_i64(&lock, project_id);
     mlo_param_text(&lock, name);
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_dataset[DATASET_REOPEN], &lock, NULL, err));
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_dataset[DATASET_LOCK], &lock, &rows, err));
     if (mlo_rows_count(&rows) == 0) {
         status = mlo_error_set(err, MLO_EINTERNAL, "dataset %s is not there after it was made", name);

@@ -6,6 +6,7 @@
 #define MLO_REGISTRY_MODELS_H
 
 #include "registry/audit.h"
+#include "registry/blob.h"
 #include "registry/facts.h"
 #include "registry/ref.h"
 
@@ -31,15 +32,40 @@ MLO_MUST_USE enum mlo_status mlo_project_list(struct mlo_db_conn *conn, const st
 
 /* --- blobs of a project ------------------------------------------------------------------------ */
 
-/* Records bytes that are in the store, and that this project really uploaded or derived. Idempotent. */
+/* Records bytes that are in the store, and that this project really uploaded or derived. Idempotent; each
+ * time the blob's grace begins again. A blob that was removed is brought back when its bytes are in `store`;
+ * when they went at this very moment, MLO_EIO: store them again. */
+MLO_MUST_USE enum mlo_status mlo_blob_record_stored(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                                    const struct mlo_actor *actor, int64_t project_id,
+                                                    const struct mlo_digest *digest, uint64_t size_bytes,
+                                                    struct mlo_error *err);
+/* The same without a store at hand: one that was removed stays so (MLO_EIO). */
 MLO_MUST_USE enum mlo_status mlo_blob_record(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                              int64_t project_id, const struct mlo_digest *digest,
                                              uint64_t size_bytes, struct mlo_error *err);
-/* MLO_ENOTFOUND unless the project has a link to it: knowing a digest grants nothing. `size_bytes` may be
- * NULL. */
+/* MLO_ENOTFOUND unless the project has a link to it: knowing a digest grants nothing. So for one that is
+ * damaged, which is said. `size_bytes` may be NULL. */
 MLO_MUST_USE enum mlo_status mlo_blob_linked(struct mlo_db_conn *conn, int64_t project_id,
                                              const struct mlo_digest *digest, uint64_t *size_bytes,
                                              struct mlo_error *err);
+
+/* Somebody who may upload asks whether it is there, and will not send it: its grace begins again. */
+MLO_MUST_USE enum mlo_status mlo_blob_touch(struct mlo_db_conn *conn, int64_t project_id,
+                                            const struct mlo_digest *digest, struct mlo_error *err);
+/* A read found other bytes than the digest says. Looks again: damaged bytes are put aside in the store, the
+ * row is marked, and the audit log says so; what refers to the blob stays, and the right bytes, uploaded
+ * again, heal it. *damaged false: they are right now (they were replaced meanwhile). *aside (may be NULL) is
+ * where the damaged bytes are, yours (free); NULL: they were gone. */
+MLO_MUST_USE enum mlo_status mlo_blob_quarantine(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                                 const struct mlo_actor *actor,
+                                                 const struct mlo_digest *digest, bool *damaged, char **aside,
+                                                 struct mlo_error *err);
+
+/* For whoever got MLO_EDIGEST of a read: does that on a connection of its own, logs it, and puts what was
+ * done into `err`. Returns MLO_EDIGEST; MLO_EIO (reading again helps) when they are right now. */
+MLO_MUST_USE enum mlo_status mlo_blob_report_damage(struct mlo_db *db, struct mlo_blob_store *store,
+                                                    const struct mlo_actor *actor,
+                                                    const struct mlo_digest *digest, struct mlo_error *err);
 
 /* A blob within a manifest. */
 struct mlo_manifest_blob {
@@ -75,6 +101,7 @@ MLO_MUST_USE enum mlo_status mlo_model_list(struct mlo_db_conn *conn, const stru
 
 struct mlo_version_info {
     bool created; /* by mlo_version_create: false when the latest version has exactly these files already */
+    bool archived, deleted;
     int64_t id, number, model_id, project_id;
     struct mlo_digest manifest,
         artifact; /* artifact: the blob in the role "model", i.e. the variant `source` */
@@ -99,11 +126,15 @@ MLO_MUST_USE enum mlo_status mlo_version_create(struct mlo_db_conn *conn, const 
                                                 int64_t model_id, const char *description,
                                                 struct mlo_manifest_blob *blobs, size_t count,
                                                 struct mlo_version_info *out, struct mlo_error *err);
-/* `number` 0: the latest. */
+/* `number` 0: the latest that is not archived. One that was deleted is MLO_ENOTFOUND, with words. */
 MLO_MUST_USE enum mlo_status mlo_version_find(struct mlo_db_conn *conn, int64_t model_id, int64_t number,
                                               struct mlo_version_info *out, struct mlo_error *err);
+/* The same, a deleted one too: for what stays of it (evidence, lineage). */
+MLO_MUST_USE enum mlo_status mlo_version_find_any(struct mlo_db_conn *conn, int64_t model_id, int64_t number,
+                                                  struct mlo_version_info *out, struct mlo_error *err);
 /* {id, project, model, version, manifest_digest, description, created_at, created_by, facts (facts.h),
- *  files:[{role, name, digest, size, media_type}]}. */
+ *  archived: {at, by, reason} or null, deletion: number or null, files:[{role, name, digest, size,
+ * media_type}]}. */
 MLO_MUST_USE enum mlo_status mlo_version_get(struct mlo_db_conn *conn, int64_t version_id, json_t **out,
                                              struct mlo_error *err);
 /* Newest first; the same without files, with `variants` (a count). */

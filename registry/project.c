@@ -1,10 +1,10 @@
-/* Projects, and which blobs they may see. */
+/* Projects. */
 #include "registry/models.h"
 #include "registry/sql_impl.h"
 
 #include <string.h>
 
-enum { PROJECT_ADD, PROJECT_FIND, PROJECT_LIST, BLOB_ADD, BLOB_LINK, BLOB_LINKED };
+enum { PROJECT_ADD, PROJECT_FIND, PROJECT_LIST };
 
 const struct mlo_sql mlo_sql_project[] = {
     [PROJECT_ADD] = {"project_add",
@@ -15,19 +15,10 @@ const struct mlo_sql mlo_sql_project[] = {
     [PROJECT_LIST] =
         {"project_list",
          "SELECT p.name AS cursor_key, p.id, p.name, p.description, p.created_at, p.created_by, "
-         "(SELECT count(*) FROM model m WHERE m.project_id = p.id) AS models, "
-         "(SELECT count(*) FROM dataset d WHERE d.project_id = p.id) AS datasets "
+         "(SELECT count(*) FROM model m WHERE m.project_id = p.id AND m.deletion_id IS NULL) AS models, "
+         "(SELECT count(*) FROM dataset d WHERE d.project_id = p.id AND d.deletion_id IS NULL) AS datasets "
          "FROM project p WHERE ($1::bigint IS NULL OR p.id = $1) AND p.name > $2 ORDER BY p.name LIMIT $3",
          3},
-    [BLOB_ADD] = {"blob_add", "INSERT INTO blob (digest, size) VALUES ($1, $2) ON CONFLICT DO NOTHING", 2},
-    [BLOB_LINK] = {"blob_link",
-                   "INSERT INTO project_blob (project_id, digest, created_by) VALUES ($1, $2, $3) ON "
-                   "CONFLICT DO NOTHING",
-                   3},
-    [BLOB_LINKED] = {"blob_linked",
-                     "SELECT b.size FROM project_blob pb JOIN blob b USING (digest) "
-                     "WHERE pb.project_id = $1 AND pb.digest = $2",
-                     2},
 };
 const size_t mlo_sql_project_count = MLO_COUNT(mlo_sql_project);
 
@@ -113,45 +104,4 @@ enum mlo_status mlo_project_list(struct mlo_db_conn *conn, const struct mlo_acto
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_id(&p, actor->project_id);
     return mlo_page_by_name(conn, &mlo_sql_project[PROJECT_LIST], &p, page, out, err);
-}
-
-/* --- blobs ------------------------------------------------------------------------------------- */
-
-enum mlo_status mlo_blob_record(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t project_id,
-                                const struct mlo_digest *digest, uint64_t size_bytes, struct mlo_error *err)
-{
-    struct mlo_params add = MLO_PARAMS_INIT, link = MLO_PARAMS_INIT;
-    enum mlo_status status = mlo_actor_require(actor, project_id, MLO_SUBMITTER, err);
-    if (status != MLO_OK)
-        return status;
-    mlo_param_digest(&add, digest);
-    mlo_param_i64(&add, (int64_t)size_bytes);
-    mlo_param_i64(&link, project_id);
-    mlo_param_digest(&link, digest);
-    mlo_param_text(&link, actor->name);
-    status = mlo_db_begin(conn, err);
-    if (status != MLO_OK)
-        return status;
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_project[BLOB_ADD], &add, NULL, err));
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_project[BLOB_LINK], &link, NULL, err));
-out:
-    return mlo_db_end(conn, status, err);
-}
-
-enum mlo_status mlo_blob_linked(struct mlo_db_conn *conn, int64_t project_id, const struct mlo_digest *digest,
-                                uint64_t *size_bytes, struct mlo_error *err)
-{
-    struct mlo_params p = MLO_PARAMS_INIT;
-    int64_t size = 0;
-    mlo_param_i64(&p, project_id);
-    mlo_param_digest(&p, digest);
-    enum mlo_status status = mlo_sql_number(conn, &mlo_sql_project[BLOB_LINKED], &p, &size, err);
-    if (status == MLO_ENOTFOUND) {
-        char text[MLO_DIGEST_TEXT_SIZE];
-        mlo_error_set(err, MLO_ENOTFOUND, "this project has no blob %s", mlo_digest_text(digest, text));
-        mlo_error_hint(err, "upload it to this project first");
-    }
-    if (status == MLO_OK && size_bytes)
-        *size_bytes = (uint64_t)size;
-    return status;
 }

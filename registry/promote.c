@@ -133,6 +133,11 @@ enum mlo_status mlo_stage_promote(struct mlo_db_conn *conn, const struct mlo_act
     MLO_TRY(mlo_actor_require(actor, at.project_id, MLO_PROMOTER, err));
     MLO_TRY(mlo_pointer_match(&at, promotion->if_match, err));
     MLO_TRY(mlo_version_find(conn, promotion->model_id, promotion->version, &version, err));
+    if (version.archived) {
+        status = mlo_error_set(err, MLO_ECONFLICT, "version %lld is archived", (long long)version.number);
+        mlo_error_hint(err, "unarchive it first: mlopt unarchive");
+        goto out;
+    }
     MLO_TRY(mlo_gates_ahead(conn, at.project_id, at.model_id, err));
     MLO_TRY(mlo_release_content(conn, &version, promotion->choices, promotion->choice_count, &content, err));
     if (at.release_id && mlo_digest_eq(&at.content, &content.digest)) {

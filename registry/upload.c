@@ -159,7 +159,8 @@ enum mlo_status mlo_upload_finish(struct mlo_db_conn *conn, struct mlo_blob_stor
         status = mlo_blob_session_publish(store, &upload->session, err);
     if (status != MLO_OK || (status = mlo_db_begin(conn, err)) != MLO_OK)
         return status;
-    MLO_TRY(mlo_blob_record(conn, actor, upload->project_id, &digest, upload->session.size_bytes, err));
+    MLO_TRY(mlo_blob_record_stored(conn, store, actor, upload->project_id, &digest,
+                                   upload->session.size_bytes, err));
     MLO_TRY(remove_row(conn, upload, err));
 out:
     return mlo_db_end(conn, status, err);

@@ -14,7 +14,7 @@ const struct mlo_sql mlo_sql_variant[] = {
                      7},
     [VARIANT_FIND] = {"variant_find",
                       "SELECT id, version_id, run_id, name, artifact, derivation, size FROM variant "
-                      "WHERE version_id = $1 AND name = $2 ORDER BY id DESC LIMIT 1",
+                      "WHERE version_id = $1 AND name = $2 AND deletion_id IS NULL ORDER BY id DESC LIMIT 1",
                       2},
     [VARIANT_OWNER] =
         {"variant_owner",
@@ -25,7 +25,8 @@ const struct mlo_sql mlo_sql_variant[] = {
         {"variant_list",
          "SELECT va.name AS variant, va.artifact, va.size, va.derivation, d.step, d.report::json AS report, "
          "va.run_id, va.named_at, va.named_by FROM (SELECT DISTINCT ON (name) * FROM variant "
-         "WHERE version_id = $1 ORDER BY name, id DESC) va LEFT JOIN derivation d ON d.key = va.derivation "
+         "WHERE version_id = $1 AND deletion_id IS NULL ORDER BY name, id DESC) va LEFT JOIN derivation d ON "
+         "d.key = va.derivation "
          "ORDER BY va.name <> 'source', va.name",
          1},
     [VARIANT_EVIDENCE] =

@@ -16,11 +16,17 @@ enum {
     VERSION_LIST
 };
 
+/* "archived": {at, by, reason}, or null; "deletion": its number, or null. */
+#define STATE                                                                                                \
+    "CASE WHEN v.archived_at IS NOT NULL THEN json_build_object('at', to_char(v.archived_at, "               \
+    "'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), 'by', v.archived_by, 'reason', v.archived_reason) END AS "        \
+    "archived, v.deletion_id AS deletion"
+
 const struct mlo_sql mlo_sql_version[] = {
     [VERSION_LOCK] = {"version_lock",
                       "SELECT m.project_id, p.name || '/' || m.name, m.name FROM model m JOIN project p ON "
                       "p.id = m.project_id "
-                      "WHERE m.id = $1 FOR NO KEY UPDATE OF m",
+                      "WHERE m.id = $1 AND m.deletion_id IS NULL FOR NO KEY UPDATE OF m",
                       1},
     [VERSION_COUNT] =
         {"version_count",
@@ -38,17 +44,19 @@ const struct mlo_sql mlo_sql_version[] = {
         {"version_source",
          "INSERT INTO variant (version_id, name, artifact, size, named_by) VALUES ($1, 'source', $2, $3, $4)",
          4},
-    [VERSION_FIND] =
-        {"version_find",
-         "SELECT v.id, v.number, v.model_id, m.project_id, v.manifest_digest, b.digest, b.size "
-         "FROM version v JOIN model m ON m.id = v.model_id "
-         "JOIN version_blob b ON b.version_id = v.id AND b.role = 'model' "
-         "WHERE v.model_id = $1 AND ($2::bigint IS NULL OR v.number = $2) ORDER BY v.number DESC LIMIT 1",
-         2},
+    [VERSION_FIND] = {"version_find",
+                      "SELECT v.id, v.number, v.model_id, m.project_id, v.manifest_digest, b.digest, b.size, "
+                      "v.archived_at IS NOT NULL, v.deletion_id IS NOT NULL "
+                      "FROM version v JOIN model m ON m.id = v.model_id "
+                      "JOIN version_blob b ON b.version_id = v.id AND b.role = 'model' "
+                      "WHERE v.model_id = $1 AND CASE WHEN $2::bigint IS NULL THEN v.deletion_id IS NULL AND "
+                      "v.archived_at IS NULL ELSE v.number = $2 END ORDER BY v.number DESC LIMIT 1",
+                      2},
     [VERSION_GET] =
         {"version_get",
          "SELECT v.id, p.name AS project, m.name AS model, v.number AS version, v.manifest_digest, "
-         "v.description, v.created_at, v.created_by, " MLO_FACTS_JSON("v.manifest") ", " MLO_FILES_JSON(
+         "v.description, v.created_at, v.created_by, " STATE
+         ", " MLO_FACTS_JSON("v.manifest") ", " MLO_FILES_JSON(
              "version_blob", "version_id",
              "v.id") " "
                      "FROM version v JOIN model m ON m.id = v.model_id JOIN project p ON p.id = m.project_id "
@@ -57,13 +65,15 @@ const struct mlo_sql mlo_sql_version[] = {
     [VERSION_LIST] =
         {"version_list",
          "SELECT v.number AS cursor_key, v.id, p.name AS project, m.name AS model, v.number AS version, "
-         "v.manifest_digest, v.description, v.created_at, v.created_by, " MLO_FACTS_JSON(
+         "v.manifest_digest, v.description, v.created_at, v.created_by, " STATE ", " MLO_FACTS_JSON(
              "v.manifest") ", "
-                           "(SELECT count(DISTINCT va.name) FROM variant va WHERE va.version_id = v.id) AS "
+                           "(SELECT count(DISTINCT va.name) FROM variant va WHERE va.version_id = v.id "
+                           "AND va.deletion_id IS NULL) AS "
                            "variants "
                            "FROM version v JOIN model m ON m.id = v.model_id JOIN project p ON p.id = "
                            "m.project_id "
-                           "WHERE v.model_id = $1 AND v.number < $2 ORDER BY v.number DESC LIMIT $3",
+                           "WHERE v.model_id = $1 AND v.deletion_id IS NULL AND v.number < $2 ORDER BY "
+                           "v.number DESC LIMIT $3",
          3},
 };
 const size_t mlo_sql_version_count = MLO_COUNT(mlo_sql_version);
@@ -213,8 +223,8 @@ enum mlo_status mlo_version_ahead(struct mlo_db_conn *conn, int64_t model_id, in
     return mlo_db_ahead(conn, &mlo_sql_version[VERSION_FIND], &p, err);
 }
 
-enum mlo_status mlo_version_find(struct mlo_db_conn *conn, int64_t model_id, int64_t number,
-                                 struct mlo_version_info *out, struct mlo_error *err)
+enum mlo_status mlo_version_find_any(struct mlo_db_conn *conn, int64_t model_id, int64_t number,
+                                     struct mlo_version_info *out, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
@@ -225,18 +235,31 @@ enum mlo_status mlo_version_find(struct mlo_db_conn *conn, int64_t model_id, int
     if (status == MLO_OK && mlo_rows_count(&rows) == 0)
         status = number
                      ? mlo_error_set(err, MLO_ENOTFOUND, "the model has no version %lld", (long long)number)
-                     : mlo_error_set(err, MLO_ENOTFOUND, "the model has no version yet");
+                     : mlo_error_set(err, MLO_ENOTFOUND, "the model has no version");
     if (status == MLO_OK) {
         out->id = mlo_rows_i64(&rows, 0, 0);
         out->number = mlo_rows_i64(&rows, 0, 1);
         out->model_id = mlo_rows_i64(&rows, 0, 2);
         out->project_id = mlo_rows_i64(&rows, 0, 3);
         out->artifact_size = (uint64_t)mlo_rows_i64(&rows, 0, 6);
+        out->archived = mlo_rows_bool(&rows, 0, 7);
+        out->deleted = mlo_rows_bool(&rows, 0, 8);
         if (!mlo_rows_digest(&rows, 0, 4, &out->manifest) || !mlo_rows_digest(&rows, 0, 5, &out->artifact))
             status = mlo_error_set(err, MLO_EINTERNAL, "version %lld has no digests", (long long)out->number);
     }
     mlo_rows_clear(&rows);
     return status;
+}
+
+enum mlo_status mlo_version_find(struct mlo_db_conn *conn, int64_t model_id, int64_t number,
+                                 struct mlo_version_info *out, struct mlo_error *err)
+{
+    enum mlo_status status = mlo_version_find_any(conn, model_id, number, out, err);
+    if (status != MLO_OK || !out->deleted)
+        return status;
+    mlo_error_set(err, MLO_ENOTFOUND, "version %lld was deleted", (long long)out->number);
+    mlo_error_hint(err, "within its grace period it can be brought back: mlopt deletions, mlopt undelete");
+    return MLO_ENOTFOUND;
 }
 
 enum mlo_status mlo_version_get(struct mlo_db_conn *conn, int64_t version_id, json_t **out,

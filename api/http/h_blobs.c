@@ -37,10 +37,10 @@ static enum mlo_status put_begin(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(digest_param(req, &upload->expected, err));
     MLO_TRY(mlo_request_project(req, &upload->project, err));
     status = mlo_blob_linked(req->conn, upload->project, &upload->expected, NULL, err);
-    if (status == MLO_OK) {
+    if (status == MLO_OK && mlo_blob_exists(req->http->options.blobs, &upload->expected)) {
         upload->hasher = mlo_hasher_new();
         status = upload->hasher ? MLO_OK : mlo_error_nomem(err);
-    } else if (status == MLO_ENOTFOUND) {
+    } else if (status == MLO_OK || status == MLO_ENOTFOUND) {
         /* also when another project has the bytes: only who really has them may link them */
         status = mlo_blob_writer_open_expecting(req->http->options.blobs, &upload->expected, 0,
                                                 &upload->writer, err);
@@ -84,7 +84,8 @@ enum mlo_status h_blob_put(struct mlo_request *req, struct mlo_error *err)
     if (upload->writer) {
         MLO_TRY(mlo_blob_writer_commit(upload->writer, &upload->expected, NULL, &upload->size, err));
         MLO_TRY(mlo_request_db(req, &conn, err));
-        MLO_TRY(mlo_blob_record(conn, &actor, upload->project, &upload->expected, upload->size, err));
+        MLO_TRY(mlo_blob_record_stored(conn, req->http->options.blobs, &actor, upload->project,
+                                       &upload->expected, upload->size, err));
     } else {
         struct mlo_digest sent;
         mlo_hasher_final(upload->hasher, &sent);
@@ -94,6 +95,9 @@ enum mlo_status h_blob_put(struct mlo_request *req, struct mlo_error *err)
             mlo_error_where(err, "%s", mlo_request_param(req, "digest"));
             goto out;
         }
+        MLO_TRY(mlo_request_db(req, &conn, err));
+        MLO_TRY(mlo_blob_record_stored(conn, req->http->options.blobs, &actor, upload->project,
+                                       &upload->expected, upload->size, err));
     }
     MLO_TRY(mlo_reply_json(req, upload->writer ? 201 : 200,
                            json_pack("{s:s, s:I}", "digest", mlo_digest_text(&upload->expected, text), "size",
@@ -106,13 +110,31 @@ out:
     return status;
 }
 
+static enum mlo_status damaged(struct mlo_request *req, const struct mlo_digest *digest,
+                               struct mlo_error *err)
+{
+    const struct mlo_actor actor = MLO_ACTOR_SYSTEM;
+    mlo_request_db_release(req);
+    return mlo_blob_report_damage(req->http->options.db, req->http->options.blobs, &actor, digest, err);
+}
+
+enum mlo_status mlo_request_blob(struct mlo_request *req, const struct mlo_digest *digest, size_t max_bytes,
+                                 struct mlo_buf *out, struct mlo_error *err)
+{
+    enum mlo_status status = mlo_blob_read(req->http->options.blobs, digest, max_bytes, out, err);
+    return status == MLO_EDIGEST ? damaged(req, digest, err) : status;
+}
+
 /* For HEAD nothing is read from the descriptor: a store without files is not made to fetch them. */
 static enum mlo_status open_bytes(struct mlo_request *req, const struct mlo_digest *digest, int *fd,
                                   uint64_t *size, struct mlo_error *err)
 {
-    if (strcmp(req->method, "HEAD") != 0)
-        return mlo_blob_open_fd(req->http->options.blobs, digest, fd, size, err);
-    enum mlo_status status = mlo_blob_size(req->http->options.blobs, digest, size, err);
+    enum mlo_status status;
+    if (strcmp(req->method, "HEAD") != 0) {
+        status = mlo_blob_open_fd(req->http->options.blobs, digest, fd, size, err);
+        return status == MLO_EDIGEST ? damaged(req, digest, err) : status;
+    }
+    status = mlo_blob_size(req->http->options.blobs, digest, size, err);
     if (status != MLO_OK)
         return status;
     *fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -127,6 +149,8 @@ static enum mlo_status open_linked(struct mlo_request *req, struct mlo_digest *d
     MLO_TRY(digest_param(req, digest, err));
     MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(mlo_blob_linked(req->conn, project, digest, NULL, err));
+    if (strcmp(req->method, "HEAD") == 0 && req->who.role >= MLO_SUBMITTER) /* it will not be sent again */
+        MLO_TRY(mlo_blob_touch(req->conn, project, digest, err));
     mlo_request_db_release(req);
     MLO_TRY(open_bytes(req, digest, fd, size, err));
 out:

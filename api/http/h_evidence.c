@@ -33,7 +33,7 @@ enum mlo_status h_evidence(struct mlo_request *req, struct mlo_error *err)
     size_t i;
     enum mlo_status status;
     MLO_TRY(mlo_request_page(req, &page, err));
-    MLO_TRY(mlo_request_version(req, &info, err));
+    MLO_TRY(mlo_request_version_any(req, &info, err));
     if (name) {
         MLO_TRY(mlo_variant_find(req->conn, info.id, name, &variant, err));
         const struct mlo_evidence_filter filter = {.artifact = &variant.artifact, .metric = metric};
@@ -58,7 +58,7 @@ enum mlo_status h_lineage(struct mlo_request *req, struct mlo_error *err)
     struct mlo_variant_info variant;
     json_t *value = NULL;
     enum mlo_status status;
-    MLO_TRY(mlo_request_version(req, &info, err));
+    MLO_TRY(mlo_request_version_any(req, &info, err));
     MLO_TRY(mlo_variant_find(req->conn, info.id, name && name[0] ? name : MLO_VARIANT_SOURCE, &variant, err));
     MLO_TRY(mlo_lineage_get(req->conn, info.project_id, &variant.artifact, &value, err));
     MLO_TRY(mlo_reply_json(req, 200, value, err));
@@ -127,7 +127,7 @@ enum mlo_status h_attestations(struct mlo_request *req, struct mlo_error *err)
     char artifact[MLO_DIGEST_TEXT_SIZE];
     json_t *items = NULL;
     enum mlo_status status;
-    MLO_TRY(mlo_request_version(req, &info, err));
+    MLO_TRY(mlo_request_version_any(req, &info, err));
     MLO_TRY(mlo_variant_find(req->conn, info.id, mlo_request_param(req, "name"), &variant, err));
     MLO_TRY(mlo_attestation_list(req->conn, info.project_id, &variant.artifact, &items, err));
     MLO_TRY(mlo_reply_json(req, 200,

@@ -109,7 +109,8 @@ static enum mlo_status add_metadata(struct mlo_request *req, int64_t project, co
     *blob = (struct mlo_manifest_blob){
         .role = METADATA_ROLE, .name = METADATA_FILE, .media_type = "application/json"};
     MLO_TRY(mlo_blob_put_bytes(req->http->options.blobs, text.data, text.len, &blob->digest, err));
-    MLO_TRY(mlo_blob_record(req->conn, &actor, project, &blob->digest, text.len, err));
+    MLO_TRY(mlo_blob_record_stored(req->conn, req->http->options.blobs, &actor, project, &blob->digest,
+                                   text.len, err));
     files->count++;
 out:
     mlo_buf_clear(&text);
@@ -128,8 +129,13 @@ static enum mlo_status view_version(struct mlo_request *req, int64_t version_id,
     const json_t *blob = blob_named(json_object_get(*out, "files"), METADATA_FILE);
     if (blob && strcmp(mlo_json_str(blob, "role", ""), METADATA_ROLE) == 0 &&
         mlo_digest_parse(mlo_json_str(blob, "digest", ""), &digest)) {
-        MLO_TRY(mlo_blob_read(req->http->options.blobs, &digest, METADATA_MAX, &text, err));
-        MLO_TRY(mlo_json_parse(mlo_buf_str(&text), text.len, METADATA_FILE, &metadata, err));
+        status = mlo_request_blob(req, &digest, METADATA_MAX, &text, err);
+        if (status == MLO_OK)
+            status = mlo_json_parse(mlo_buf_str(&text), text.len, METADATA_FILE, &metadata, err);
+        else if (status == MLO_ENOTFOUND && !json_is_null(json_object_get(*out, "deletion")))
+            status = MLO_OK; /* a tombstone's bytes may be gone */
+        if (status != MLO_OK)
+            goto out;
     }
     json_object_set_new(*out, "metadata", metadata ? metadata : json_object());
 out:
@@ -211,7 +217,7 @@ enum mlo_status h_version(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_version_info info;
     enum mlo_status status;
-    MLO_TRY(mlo_request_version(req, &info, err));
+    MLO_TRY(mlo_request_version_any(req, &info, err));
     MLO_TRY(reply_version(req, 200, info.id, err));
 out:
     return status;

@@ -29,6 +29,8 @@ mlo_handler_fn h_ledger, h_git_head, h_git_refs, h_git_packs, h_git_object, h_gi
 mlo_handler_fn h_attestations, h_reproductions, h_reproduce;                            /* h_evidence.c */
 mlo_handler_fn h_comments, h_comment_add;                                               /* h_comments.c */
 mlo_handler_fn h_keys, h_allowed_signers, h_key_rotate, h_key_revoke;
+mlo_handler_fn h_deletion_make, h_deletions, h_undelete, h_version_archive, h_version_unarchive, h_gc,
+    h_fsck; /* h_upkeep.c */
 
 /* MLO_OK for a stage's name, else `wrong` with the place and the names there are. */
 MLO_MUST_USE enum mlo_status mlo_request_stage(const char *stage, const char *where, enum mlo_status wrong,

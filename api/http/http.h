@@ -22,6 +22,7 @@ struct mlo_http_options {
     uint32_t idle_timeout_s;    /* 0: 30 */
     uint32_t min_body_rate;     /* bytes per second below which an upload is cut; 0: 1,024 */
     uint64_t max_blob_bytes;    /* 0: 8 GiB */
+    int64_t grace_s;            /* of what is deleted, and of blobs that nothing refers to; 0: 7 days */
     bool quiet;                 /* no access log */
     bool secure_cookie;         /* pages are reached over TLS (a proxy in front) */
 };

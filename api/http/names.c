@@ -33,7 +33,7 @@ out:
     return status;
 }
 
-enum mlo_status mlo_request_version(struct mlo_request *req, struct mlo_version_info *out,
+static enum mlo_status find_version(struct mlo_request *req, bool deleted_too, struct mlo_version_info *out,
                                     struct mlo_error *err)
 {
     const char *text = mlo_request_param(req, "v");
@@ -45,7 +45,20 @@ enum mlo_status mlo_request_version(struct mlo_request *req, struct mlo_version_
         return MLO_ENOTFOUND;
     }
     MLO_TRY(mlo_request_model(req, NULL, &model, err));
-    MLO_TRY(mlo_version_find(req->conn, model, number, out, err));
+    MLO_TRY(deleted_too ? mlo_version_find_any(req->conn, model, number, out, err)
+                        : mlo_version_find(req->conn, model, number, out, err));
 out:
     return status;
+}
+
+enum mlo_status mlo_request_version(struct mlo_request *req, struct mlo_version_info *out,
+                                    struct mlo_error *err)
+{
+    return find_version(req, false, out, err);
+}
+
+enum mlo_status mlo_request_version_any(struct mlo_request *req, struct mlo_version_info *out,
+                                        struct mlo_error *err)
+{
+    return find_version(req, true, out, err);
 }

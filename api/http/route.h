@@ -120,6 +120,9 @@ struct mlo_actor mlo_request_actor(const struct mlo_request *req);
 /* ?cursor= and ?limit=. */
 MLO_MUST_USE enum mlo_status mlo_request_page(const struct mlo_request *req, struct mlo_page *out,
                                               struct mlo_error *err);
+/* A blob's bytes, as mlo_blob_read: damaged ones are put aside, and that is the failure. */
+MLO_MUST_USE enum mlo_status mlo_request_blob(struct mlo_request *req, const struct mlo_digest *digest,
+                                              size_t max_bytes, struct mlo_buf *out, struct mlo_error *err);
 /* What the segments {p}, {m} and {v} name, for an actor with the route's role there. {v} is a number or
  * `latest`. */
 MLO_MUST_USE enum mlo_status mlo_request_project(struct mlo_request *req, int64_t *out,
@@ -128,6 +131,10 @@ MLO_MUST_USE enum mlo_status mlo_request_model(struct mlo_request *req, int64_t 
                                                struct mlo_error *err);
 MLO_MUST_USE enum mlo_status mlo_request_version(struct mlo_request *req, struct mlo_version_info *out,
                                                  struct mlo_error *err);
+
+/* A deleted one too: for what stays of it. */
+MLO_MUST_USE enum mlo_status mlo_request_version_any(struct mlo_request *req, struct mlo_version_info *out,
+                                                     struct mlo_error *err);
 
 /* --- answering --------------------------------------------------------------------------------- */
 

@@ -112,6 +112,15 @@ static const struct mlo_route ROUTES[] = {
     READ(M "/releases/{r}/comments", h_comments, "What was said of a release, newest first."),
     POST(M "/releases/{r}/comments", MLO_SUBMITTER, h_comment_add, "Says something of a release."),
 
+    POST(V "/archive", MLO_PROMOTER, h_version_archive,
+         "Archives a version: kept, but neither latest nor promoted; needs a reason."),
+    POST(V "/unarchive", MLO_PROMOTER, h_version_unarchive, "Takes it back; needs a reason."),
+    READ(P "/deletions", h_deletions, "What was deleted, and until when it can be brought back."),
+    POST(P "/deletions", MLO_ADMIN, h_deletion_make,
+         "Deletes a model, a version, a variant, a dataset or a version of it, unless something refers to "
+         "it."),
+    POST(P "/deletions/{id}/undo", MLO_ADMIN, h_undelete, "Brings back what was deleted; needs a reason."),
+
     READ(P "/datasets", h_datasets, "The datasets of a project."),
     READ(D, h_dataset, "A dataset's latest version."),
     POST(D "/versions", MLO_SUBMITTER, h_dataset_create,
@@ -161,6 +170,11 @@ static const struct mlo_route ROUTES[] = {
     GIT("objects/info/packs", h_git_packs, "The packs of the repository."),
     GIT("objects/{dir}/{file}", h_git_object, "An object of the repository."),
     GIT("objects/pack/{file}", h_git_pack, "A pack of the repository, or its index."),
+
+    POST("/v1/gc", MLO_ADMIN, h_gc,
+         "Removes the bytes that nothing refers to, past their grace; a dry run only says which."),
+    POST("/v1/fsck", MLO_ADMIN, h_fsck,
+         "Compares the rows of blobs with the bytes in the store; repairs if asked to."),
 
     READ("/v1/keys", h_keys, "The keys that sign ledgers."),
     READ("/v1/keys/allowed_signers", h_allowed_signers, "The same as a file for git and ssh-keygen."),

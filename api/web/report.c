@@ -14,7 +14,7 @@ static enum mlo_status read_report(struct mlo_request *req, json_t **out, char *
     snprintf(title, size, "%s/%s@%lld/%s", mlo_request_param(req, "p"), mlo_request_param(req, "m"),
              (long long)found.version, mlo_request_param(req, "name"));
     mlo_request_db_release(req);
-    MLO_TRY(mlo_blob_read(mlo_http_options(req->http)->blobs, &found.blob, REPORT_MAX, &text, err));
+    MLO_TRY(mlo_request_blob(req, &found.blob, REPORT_MAX, &text, err));
     MLO_TRY(mlo_json_parse(mlo_buf_str(&text), text.len, "the report", out, err));
 out:
     mlo_buf_clear(&text);

@@ -334,7 +334,10 @@ static enum mlo_status complete(struct mlo_slot *slot, const struct mlo_completi
     for (;;) {
         enum mlo_status status = mlo_queue_complete(slot->worker->o.db, &slot->job, completion, err);
         struct mlo_error lease = {0};
-        if (status == MLO_OK || !mlo_status_info(status)->retry || watch_lease(slot, &lease) != MLO_OK)
+        /* MLO_EIO: what was stored is not there any more (mlo_blob_record_stored); only a new attempt helps
+         */
+        if (status == MLO_OK || status == MLO_EIO || !mlo_status_info(status)->retry ||
+            watch_lease(slot, &lease) != MLO_OK)
             return status;
         mlo_clock_sleep_ms(200);
     }
@@ -353,6 +356,7 @@ static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *r
     struct mlo_completion completion = {
         .machine_class = mlo_machine_class(class, sizeof class),
         .program = "mlopt " MLOPT_VERSION,
+        .blobs = slot->worker->o.blobs,
         .has_artifact = artifact != NULL,
         .report = json_is_object(report) ? report : NULL,
         .observations = json_is_array(observations) ? observations : NULL,
@@ -385,7 +389,7 @@ static enum mlo_status try_reuse(struct mlo_slot *slot, bool *done, struct mlo_e
 {
     enum mlo_status status;
     struct mlo_db_conn *conn;
-    struct mlo_completion known = {.reused = true, .has_artifact = true};
+    struct mlo_completion known = {.blobs = slot->worker->o.blobs, .reused = true, .has_artifact = true};
     json_t *report = NULL;
     *done = false;
     if (!slot->job.has_key || slot->job.reproduces)

@@ -84,8 +84,8 @@ static enum mlo_status record_decided(struct mlo_db_conn *conn, const struct com
     if (!mlo_digest_parse(text, &digest))
         return mlo_error_set(err, MLO_EINTERNAL, "the decision of the step '%s' was not stored",
                              c->job->step);
-    MLO_TRY(mlo_blob_record(conn, &c->actor, c->job->project, &digest,
-                            (uint64_t)mlo_json_i64(decision, "size", 0), err));
+    MLO_TRY(mlo_blob_record_stored(conn, c->what->blobs, &c->actor, c->job->project, &digest,
+                                   (uint64_t)mlo_json_i64(decision, "size", 0), err));
     if (json_object_set_new(derivation, "decisions", json_pack("[s]", text)) != 0) {
         status = mlo_error_nomem(err);
         goto out;
@@ -105,7 +105,8 @@ static enum mlo_status record_artifact(struct mlo_db_conn *conn, const struct co
     const struct mlo_digest *parent = mlo_job_artifact(job);
     struct mlo_digest key;
     json_t *derivation = NULL;
-    MLO_TRY(mlo_blob_record(conn, &c->actor, job->project, &c->what->artifact, c->what->size_bytes, err));
+    MLO_TRY(mlo_blob_record_stored(conn, c->what->blobs, &c->actor, job->project, &c->what->artifact,
+                                   c->what->size_bytes, err));
     MLO_TRY(mlo_json_parse(job->derivation, strlen(job->derivation), "the derivation", &derivation, err));
     MLO_TRY(record_decided(conn, c, derivation, &key, err));
     if (!mlo_digest_eq(parent, &c->what->artifact))
@@ -230,8 +231,8 @@ static enum mlo_status record_observation(struct mlo_db_conn *conn, const struct
     }
     if (samples_text && mlo_digest_parse(samples_text, &samples)) {
         evidence.samples = &samples;
-        MLO_TRY(mlo_blob_record(conn, &c->actor, job->project, &samples,
-                                (uint64_t)mlo_json_i64(seen, "samples_bytes", 0), err));
+        MLO_TRY(mlo_blob_record_stored(conn, c->what->blobs, &c->actor, job->project, &samples,
+                                       (uint64_t)mlo_json_i64(seen, "samples_bytes", 0), err));
     }
     MLO_TRY(mlo_evidence_add(conn, &evidence, NULL, err));
     if (evidence.dataset)
@@ -258,7 +259,8 @@ static enum mlo_status record_plan(struct mlo_db_conn *conn, const struct comple
                                     .job_id = job->id};
     if (!mlo_digest_parse(mlo_json_str(made, "blob", ""), &plan.blob))
         return mlo_error_set(err, MLO_EINTERNAL, "a plan of the step '%s' was not stored", job->step);
-    MLO_TRY(mlo_blob_record(conn, &c->actor, job->project, &plan.blob, plan.size_bytes, err));
+    MLO_TRY(mlo_blob_record_stored(conn, c->what->blobs, &c->actor, job->project, &plan.blob, plan.size_bytes,
+                                   err));
     MLO_TRY(mlo_variant_plan_add(conn, &plan, err));
 out:
     return status;
@@ -278,7 +280,8 @@ static enum mlo_status record_report(struct mlo_db_conn *conn, const struct comp
                                               .size_bytes = c->what->document_bytes,
                                               .run_id = job->run,
                                               .job_id = job->id};
-    MLO_TRY(mlo_blob_record(conn, &c->actor, job->project, &report.blob, report.size_bytes, err));
+    MLO_TRY(mlo_blob_record_stored(conn, c->what->blobs, &c->actor, job->project, &report.blob,
+                                   report.size_bytes, err));
     MLO_TRY(mlo_variant_report_add(conn, &report, err));
 out:
     return status;

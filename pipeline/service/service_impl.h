@@ -104,7 +104,8 @@ MLO_MUST_USE enum mlo_status mlo_queue_reap(struct mlo_db *db, uint32_t backoff_
 #define MLO_REPORT_DECISION "decision"
 
 struct mlo_completion {
-    bool reused; /* the derivation was known: no work was done */
+    struct mlo_blob_store *blobs; /* where the blobs below are; NULL: none of them was ever removed */
+    bool reused;                  /* the derivation was known: no work was done */
     bool has_artifact;
     struct mlo_digest artifact; /* in the blob store already */
     uint64_t size_bytes;

@@ -10,7 +10,9 @@ extern const struct mlo_cli_verb mlo_verb_push, mlo_verb_data_push, mlo_verb_dat
     mlo_verb_approve, mlo_verb_approvals, mlo_verb_quarantine_list, mlo_verb_quarantine_release,
     mlo_verb_policy_show, mlo_verb_policy_set, mlo_verb_policy_check, mlo_verb_lineage, mlo_verb_report,
     mlo_verb_audit, mlo_verb_keys, mlo_verb_attest_show, mlo_verb_attest_verify, mlo_verb_pull,
-    mlo_verb_models, mlo_verb_datasets, mlo_verb_status, mlo_verb_reproduce, mlo_verb_comment;
+    mlo_verb_models, mlo_verb_datasets, mlo_verb_status, mlo_verb_reproduce, mlo_verb_comment,
+    mlo_verb_models, mlo_verb_datasets, mlo_verb_status, mlo_verb_delete, mlo_verb_data_delete,
+    mlo_verb_undelete, mlo_verb_deletions, mlo_verb_archive, mlo_verb_unarchive, mlo_verb_gc, mlo_verb_fsck;
 
 #define MLO_OPTION_URL                                                                                       \
     {                                                                                                        \

@@ -96,11 +96,35 @@ int mlo_serve_wait_signal(uint32_t timeout_ms)
     return number > 0 ? number : 0;
 }
 
-enum mlo_status mlo_serve_http(const struct mlo_listen *listen, struct mlo_db *db,
+static enum mlo_status grace(const struct mlo_cli *cli, int64_t *out_s, struct mlo_error *err)
+{
+    double days;
+    enum mlo_status status = mlo_cli_float(cli, "deletion-grace", MLO_GRACE_S / 86400.0, 1.0 / 24,
+                                           MLO_GRACE_MAX_S / 86400.0, &days, err);
+    *out_s = status == MLO_OK ? (int64_t)(days * 86400) : 0;
+    return status;
+}
+
+enum mlo_status mlo_serve_gc(const struct mlo_cli *cli, struct mlo_db *db, struct mlo_blob_store *blobs,
+                             struct mlo_gc_service **out, struct mlo_error *err)
+{
+    struct mlo_gc_service_options options = {.db = db, .blobs = blobs};
+    double hours;
+    enum mlo_status status = mlo_cli_float(cli, "gc-every", 0, 0, 8784, &hours, err);
+    *out = NULL;
+    if (status == MLO_OK)
+        status = grace(cli, &options.grace_s, err);
+    if (status != MLO_OK || hours == 0)
+        return status;
+    options.every_s = MLO_MAX((int64_t)(hours * 3600), (int64_t)1);
+    return mlo_gc_service_start(&options, out, err);
+}
+
+enum mlo_status mlo_serve_http(const struct mlo_cli *cli, const struct mlo_listen *listen, struct mlo_db *db,
                                struct mlo_blob_store *blobs, struct mlo_ledger *ledger, bool access_log,
                                struct mlo_http **out, struct mlo_error *err)
 {
-    const struct mlo_http_options options = {
+    struct mlo_http_options options = {
         .address = listen->address,
         .port = listen->port,
         .db = db,
@@ -110,7 +134,8 @@ enum mlo_status mlo_serve_http(const struct mlo_listen *listen, struct mlo_db *d
         .module_count = 1,
         .quiet = !access_log,
     };
-    return mlo_http_start(&options, out, err);
+    enum mlo_status status = grace(cli, &options.grace_s, err);
+    return status == MLO_OK ? mlo_http_start(&options, out, err) : status;
 }
 
 enum mlo_status mlo_serve_ledger(const struct mlo_cli *cli, struct mlo_db *db, const char *dir,

@@ -4,6 +4,7 @@
 
 #include "api/cli/core/cli.h"
 #include "api/http/http.h"
+#include "registry/gc_service.h"
 
 extern const struct mlo_cli_verb mlo_verb_up, mlo_verb_server, mlo_verb_worker, mlo_verb_migrate;
 extern const struct mlo_cli_verb mlo_verb_backup, mlo_verb_backup_verify, mlo_verb_restore;
@@ -50,9 +51,19 @@ MLO_MUST_USE enum mlo_status mlo_serve_ledger(const struct mlo_cli *cli, struct 
     }
 
 /* Starts the HTTP server with the pages. A port that is taken is explained. `ledger` may be NULL. */
-MLO_MUST_USE enum mlo_status mlo_serve_http(const struct mlo_listen *listen, struct mlo_db *db,
-                                            struct mlo_blob_store *blobs, struct mlo_ledger *ledger,
-                                            bool access_log, struct mlo_http **out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_serve_http(const struct mlo_cli *cli, const struct mlo_listen *listen,
+                                            struct mlo_db *db, struct mlo_blob_store *blobs,
+                                            struct mlo_ledger *ledger, bool access_log, struct mlo_http **out,
+                                            struct mlo_error *err);
+/* Collects garbage every --gc-every hours; *out is NULL without it. */
+MLO_MUST_USE enum mlo_status mlo_serve_gc(const struct mlo_cli *cli, struct mlo_db *db,
+                                          struct mlo_blob_store *blobs, struct mlo_gc_service **out,
+                                          struct mlo_error *err);
+#define MLO_OPTION_GC                                                                                        \
+    {"gc-every", 0, "HOURS", "remove the bytes that nothing refers to every so often (0: never)"},           \
+    {                                                                                                        \
+        "deletion-grace", 0, "DAYS", "how long what was deleted can be brought back (7)"                     \
+    }
 /* Writes an admin token to `path` (0600), unless there is one that the database knows. */
 MLO_MUST_USE enum mlo_status mlo_serve_admin_token(struct mlo_db *db, const char *path, bool *made,
                                                    struct mlo_error *err);

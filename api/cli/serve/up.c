@@ -26,6 +26,7 @@ struct up {
     struct mlo_db *db;
     struct mlo_blob_store *blobs;
     struct mlo_http *http;
+    struct mlo_gc_service *gc;
     struct mlo_ledger *ledger;
     struct mlo_brood *brood;
     char *ledger_dir, *pg_dir, *blob_url, *work_dir, *token_path, *url_path, *worker_log, *lock_path;
@@ -148,8 +149,9 @@ static enum mlo_status start_parts(struct up *u, struct mlo_error *err)
     MLO_TRY(mlo_serve_admin_token(u->db, u->token_path, &made, err));
     MLO_TRY(mlo_blob_store_open(u->blob_url, &u->blobs, err));
     MLO_TRY(mlo_serve_ledger(u->cli, u->db, u->ledger_dir, &u->ledger, err));
-    MLO_TRY(mlo_serve_http(&u->listen, u->db, u->blobs, u->ledger, mlo_cli_has(u->cli, "access-log"),
+    MLO_TRY(mlo_serve_http(u->cli, &u->listen, u->db, u->blobs, u->ledger, mlo_cli_has(u->cli, "access-log"),
                            &u->http, err));
+    MLO_TRY(mlo_serve_gc(u->cli, u->db, u->blobs, &u->gc, err));
     mlo_listen_url(&u->listen, mlo_http_port(u->http), u->url, sizeof u->url);
     const struct mlo_brood_options brood = {
         .count = (unsigned)u->workers,
@@ -239,6 +241,7 @@ static void stop_parts(struct up *u)
         mlo_cli_note(u->cli, "stopping: workers hand back what they have (Ctrl-C again: at once)");
     /* without a database nothing can be handed back: the leases run out */
     mlo_brood_stop(u->brood, u->pg && postgres_lives(u) ? WORKER_GRACE_MS : 0);
+    mlo_gc_service_stop(u->gc);
     mlo_http_stop(u->http, DRAIN_MS);
     mlo_ledger_close(u->ledger);
     mlo_blob_store_close(u->blobs);
@@ -297,6 +300,7 @@ static const struct mlo_cli_option options[] = {
     {"threads", 0, "N", "threads of a worker's job (its share of the CPUs)"},
     {"access-log", 0, NULL, "log every request"},
     MLO_OPTION_LEDGER_MIRROR,
+    MLO_OPTION_GC,
     MLO_OPTION_LOG,
     {NULL},
 };

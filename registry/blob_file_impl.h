@@ -1,0 +1,28 @@
+/* Private to registry/blob_file*.c. */
+#ifndef MLO_REGISTRY_BLOB_FILE_IMPL_H
+#define MLO_REGISTRY_BLOB_FILE_IMPL_H
+
+#include "registry/blob_impl.h"
+
+struct mlo_blob_files {
+    char *root;
+};
+
+/* <root>/sha256/ab/cd/<64 hex digits>. Yours (free); NULL: out of memory. */
+char *mlo_blob_file_path(const struct mlo_blob_files *s, const struct mlo_digest *digest);
+/* False with errno. */
+bool mlo_blob_sync_folder(const char *path);
+
+enum mlo_status mlo_blob_file_list(struct mlo_blob_store *store, unsigned shard, mlo_blob_entry_fn *fn,
+                                   void *arg, struct mlo_error *err);
+enum mlo_status mlo_blob_file_remove(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                                     struct mlo_error *err);
+enum mlo_status mlo_blob_file_put_aside(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                                        const char *name, struct mlo_error *err);
+enum mlo_status mlo_blob_file_leftovers(struct mlo_blob_store *store, mlo_blob_leftover_fn *fn, void *arg,
+                                        struct mlo_error *err);
+enum mlo_status mlo_blob_file_leftover_drop(struct mlo_blob_store *store,
+                                            const struct mlo_blob_leftover *left, bool *removed,
+                                            struct mlo_error *err);
+
+#endif

@@ -1,0 +1,235 @@
+/* The rows of blobs: which bytes there are, and which projects may see them. A row that is not marked as
+ * removed has its bytes; who brings bytes and who removes them meet at the row's lock
+ * (migrations/0016_deletion.sql). */
+#include "registry/blob_upkeep.h"
+#include "registry/models.h"
+#include "registry/sql_impl.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    BLOB_NOTE,
+    BLOB_REVIVE,
+    BLOB_LINKED,
+    BLOB_TOUCH,
+    BLOB_DAMAGED,
+    BLOB_DAMAGED_LOCK,
+    BLOB_HEALED,
+    BLOB_GONE
+};
+
+const struct mlo_sql mlo_sql_blob_row[] = {
+    [BLOB_NOTE] = {"blob_note", "SELECT blob_note($1, $2, $3, $4)", 4},
+    [BLOB_REVIVE] = {"blob_revive", "SELECT blob_revive($1, $2, $3)", 3},
+    [BLOB_LINKED] = {"blob_linked",
+                     "SELECT b.size, b.removed_why, "
+                     "to_char(b.removed_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') "
+                     "FROM project_blob pb JOIN blob b USING (digest) "
+                     "WHERE pb.project_id = $1 AND pb.digest = $2",
+                     2},
+    [BLOB_TOUCH] = {"blob_touch", "SELECT blob_touch($1, $2)", 2},
+    [BLOB_DAMAGED] = {"blob_damaged", "SELECT blob_damaged($1)", 1},
+    [BLOB_DAMAGED_LOCK] = {"blob_damaged_lock", "SELECT blob_damaged_lock($1)", 1},
+    [BLOB_HEALED] = {"blob_healed", "SELECT blob_healed($1)", 1},
+    [BLOB_GONE] = {"blob_gone", "SELECT blob_gone($1)", 1},
+};
+const size_t mlo_sql_blob_row_count = MLO_COUNT(mlo_sql_blob_row);
+
+/* Under the row's lock: are the bytes there that were just stored? Of a damaged blob the damaged ones may
+ * still be, so those are read. */
+static enum mlo_status bytes_there(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                                   const char *why, struct mlo_error *err)
+{
+    char text[MLO_DIGEST_TEXT_SIZE];
+    enum mlo_status status = MLO_ENOTFOUND;
+    if (store && strcmp(why, "damaged") == 0)
+        status = mlo_blob_check(store, digest, NULL, err);
+    else if (store)
+        status = mlo_blob_size(store, digest, NULL, err);
+    if (status != MLO_ENOTFOUND && status != MLO_EDIGEST)
+        return status;
+    mlo_error_set(err, MLO_EIO, "the bytes of %s were removed from the store while they were brought",
+                  mlo_digest_text(digest, text));
+    mlo_error_hint(err, "send them again");
+    return MLO_EIO;
+}
+
+enum mlo_status mlo_blob_record_stored(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                       const struct mlo_actor *actor, int64_t project_id,
+                                       const struct mlo_digest *digest, uint64_t size_bytes,
+                                       struct mlo_error *err)
+{
+    struct mlo_params note = MLO_PARAMS_INIT, revive = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    enum mlo_status status = mlo_actor_require(actor, project_id, MLO_SUBMITTER, err);
+    if (status != MLO_OK)
+        return status;
+    mlo_param_i64(&note, project_id);
+    mlo_param_digest(&note, digest);
+    mlo_param_i64(&note, (int64_t)size_bytes);
+    mlo_param_text(&note, actor->name);
+    status = mlo_db_begin(conn, err);
+    if (status != MLO_OK)
+        return status;
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_NOTE], &note, &rows, err));
+    const char *why = mlo_rows_text(&rows, 0, 0);
+    if (strcmp(why, "live") == 0)
+        goto out;
+    MLO_TRY(bytes_there(store, digest, why, err));
+    mlo_param_i64(&revive, project_id);
+    mlo_param_digest(&revive, digest);
+    mlo_param_text(&revive, actor->name);
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_REVIVE], &revive, NULL, err));
+out:
+    mlo_rows_clear(&rows);
+    return mlo_db_end(conn, status, err);
+}
+
+enum mlo_status mlo_blob_record(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t project_id,
+                                const struct mlo_digest *digest, uint64_t size_bytes, struct mlo_error *err)
+{
+    return mlo_blob_record_stored(conn, NULL, actor, project_id, digest, size_bytes, err);
+}
+
+enum mlo_status mlo_blob_linked(struct mlo_db_conn *conn, int64_t project_id, const struct mlo_digest *digest,
+                                uint64_t *size_bytes, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    char text[MLO_DIGEST_TEXT_SIZE];
+    mlo_param_i64(&p, project_id);
+    mlo_param_digest(&p, digest);
+    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_LINKED], &p, &rows, err);
+    if (status != MLO_OK)
+        goto out;
+    if (mlo_rows_count(&rows) == 0) {
+        status =
+            mlo_error_set(err, MLO_ENOTFOUND, "this project has no blob %s", mlo_digest_text(digest, text));
+        mlo_error_hint(err, "upload it to this project first");
+    } else if (!mlo_rows_null(&rows, 0, 1)) {
+        bool damaged = strcmp(mlo_rows_text(&rows, 0, 1), "damaged") == 0;
+        status = mlo_error_set(err, MLO_ENOTFOUND, "blob %s %s on %s", mlo_digest_text(digest, text),
+                               damaged ? "was found damaged and put aside" : "was removed",
+                               mlo_rows_text(&rows, 0, 2));
+        mlo_error_hint(err, "upload the same file again%s", damaged ? ", or restore it from a backup" : "");
+    } else if (size_bytes) {
+        *size_bytes = (uint64_t)mlo_rows_i64(&rows, 0, 0);
+    }
+out:
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_blob_touch(struct mlo_db_conn *conn, int64_t project_id, const struct mlo_digest *digest,
+                               struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, project_id);
+    mlo_param_digest(&p, digest);
+    return mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_TOUCH], &p, NULL, err);
+}
+
+/* --- damage ---------------------------------------------------------------------------------------- */
+
+static enum mlo_status audit_damage(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                    const struct mlo_digest *digest, const char *aside, struct mlo_error *err)
+{
+    char text[MLO_DIGEST_TEXT_SIZE];
+    json_t *after = json_pack("{s:s?}", "aside", aside);
+    struct mlo_audit_event event = {
+        .action = "blob.damaged", .object = mlo_digest_text(digest, text), .after = after};
+    enum mlo_status status =
+        after ? mlo_audit_append(conn, 0, actor, &event, NULL, err) : mlo_error_nomem(err);
+    json_decref(after);
+    return status;
+}
+
+/* The row is marked already, and that is committed: whatever ends this, no row promises what is not there. */
+static enum mlo_status settle(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                              const struct mlo_actor *actor, const struct mlo_digest *digest,
+                              struct mlo_params *p, bool *damaged, char **aside, struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    struct mlo_error seen = {0};
+    enum mlo_status status = mlo_db_begin(conn, err);
+    if (status != MLO_OK)
+        return status;
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_DAMAGED_LOCK], p, &rows, err));
+    if (!mlo_rows_bool(&rows, 0, 0))
+        goto out; /* it is not marked: the right bytes were brought meanwhile */
+    status = mlo_blob_check(store, digest, NULL, &seen);
+    if (status == MLO_OK) {
+        MLO_TRY(mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_HEALED], p, NULL, err));
+        goto out;
+    }
+    if (status != MLO_EDIGEST && status != MLO_ENOTFOUND) {
+        if (err)
+            *err = seen;
+        goto out;
+    }
+    if (status == MLO_EDIGEST)
+        MLO_TRY(mlo_blob_put_aside(store, digest, aside, err));
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_GONE], p, NULL, err));
+    MLO_TRY(audit_damage(conn, actor, digest, *aside, err));
+    *damaged = true;
+out:
+    mlo_rows_clear(&rows);
+    return mlo_db_end(conn, status, err);
+}
+
+enum mlo_status mlo_blob_quarantine(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                    const struct mlo_actor *actor, const struct mlo_digest *digest,
+                                    bool *damaged, char **aside, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_error seen = {0};
+    char *where = NULL;
+    *damaged = false;
+    if (aside)
+        *aside = NULL;
+    mlo_param_digest(&p, digest);
+    enum mlo_status status = mlo_blob_check(store, digest, NULL, &seen);
+    if (status != MLO_OK && status != MLO_EDIGEST) {
+        if (err)
+            *err = seen;
+        return status;
+    }
+    if (status != MLO_OK)
+        status = mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_DAMAGED], &p, NULL, err);
+    if (status == MLO_OK)
+        status = settle(conn, store, actor, digest, &p, damaged, &where, err);
+    if (status == MLO_OK && aside)
+        *aside = where;
+    else
+        free(where);
+    return status;
+}
+
+enum mlo_status mlo_blob_report_damage(struct mlo_db *db, struct mlo_blob_store *store,
+                                       const struct mlo_actor *actor, const struct mlo_digest *digest,
+                                       struct mlo_error *err)
+{
+    struct mlo_db_conn *conn = NULL;
+    struct mlo_error failed = {0};
+    char text[MLO_DIGEST_TEXT_SIZE], *aside = NULL;
+    bool damaged = true;
+    enum mlo_status status = mlo_db_acquire(db, &conn, &failed);
+    if (status == MLO_OK)
+        status = mlo_blob_quarantine(conn, store, actor, digest, &damaged, &aside, &failed);
+    mlo_db_release(conn);
+    mlo_digest_text(digest, text);
+    if (status != MLO_OK)
+        mlo_log_error(MLO_LOG_ERROR, "a damaged blob could not be put aside", &failed);
+    if (!damaged) {
+        mlo_error_set(err, MLO_EIO, "blob %s was damaged when it was read, and is right now", text);
+        mlo_error_hint(err, "try again");
+        return MLO_EIO;
+    }
+    mlo_log(MLO_LOG_ERROR, "a blob is damaged", "blob", text, "aside", aside ? aside : "-", NULL);
+    mlo_error_set(err, MLO_EDIGEST, "blob %s is damaged in the store%s%s", text,
+                  aside ? ": its bytes were put aside as " : "", aside ? aside : "");
+    mlo_error_hint(err, "push the same file again, or restore it from a backup; mlopt fsck says who uses it");
+    free(aside);
+    return MLO_EDIGEST;
+}
