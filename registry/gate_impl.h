@@ -33,7 +33,8 @@ struct mlo_gate_kind {
     enum mlo_status (*judge)(struct mlo_gate_case *c, const struct mlo_gate *gate, struct mlo_error *err);
     bool after_shown; /* needs the digest of what the others showed */
 };
-extern const struct mlo_gate_kind mlo_gate_evidence, mlo_gate_provenance, mlo_gate_approvals;
+extern const struct mlo_gate_kind mlo_gate_evidence, mlo_gate_provenance, mlo_gate_compatible,
+    mlo_gate_approvals;
 
 struct mlo_gate {
     const struct mlo_gate_kind *kind;

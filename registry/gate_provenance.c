@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "registry/facts.h"
 #include "registry/gate_impl.h"
 #include "registry/sql_impl.h"
 
@@ -33,7 +34,7 @@ const struct mlo_sql mlo_sql_gate_provenance[] = {
 };
 const size_t mlo_sql_gate_provenance_count = MLO_COUNT(mlo_sql_gate_provenance);
 
-/* What is recorded about one variant. */
+/* What is recorded about one variant, or about the version. */
 struct finding {
     bool holds;
     char why[400];
@@ -175,10 +176,65 @@ out:
     return status;
 }
 
+/* --- what the version says of itself -------------------------------------------------------------------- */
+
+/* The code that trained it is a commit, and nothing beside it. */
+static enum mlo_status commit(struct mlo_gate_case *c, const struct mlo_release_item *item,
+                              struct finding *out, struct mlo_error *err)
+{
+    json_t *facts = NULL;
+    MLO_UNUSED(item);
+    enum mlo_status status = mlo_version_facts(c->conn, c->version->id, &facts, err);
+    if (status != MLO_OK)
+        return status;
+    const json_t *code = json_object_get(facts, "code");
+    const char *text = mlo_json_str(code, "commit", NULL), *remote = mlo_json_str(code, "remote", "");
+    bool dirty = mlo_json_bool(code, "dirty", true);
+    out->holds = text && !dirty;
+    if (!text)
+        snprintf(out->why, sizeof out->why,
+                 "the version names no commit of the code that trained it: mlopt push tells it");
+    else
+        snprintf(out->why, sizeof out->why, "trained by commit %.64s%s%.200s%s", text, *remote ? " of " : "",
+                 remote, dirty ? ", with changes that are not in it" : "");
+    out->facts = json_incref((json_t *)code);
+    json_decref(facts);
+    return MLO_OK;
+}
+
+/* The data that trained it is known, and in this project. */
+static enum mlo_status dataset(struct mlo_gate_case *c, const struct mlo_release_item *item,
+                               struct finding *out, struct mlo_error *err)
+{
+    json_t *facts = NULL;
+    MLO_UNUSED(item);
+    enum mlo_status status = mlo_version_facts(c->conn, c->version->id, &facts, err);
+    if (status != MLO_OK)
+        return status;
+    json_t *list = json_object_get(facts, "datasets");
+    const json_t *first = json_array_get(list, 0);
+    size_t count = json_array_size(list);
+    out->holds = count > 0;
+    if (count)
+        snprintf(out->why, sizeof out->why, "trained on %s@%lld, %s%s",
+                 mlo_json_str(first, "name", "a dataset"), (long long)mlo_json_i64(first, "version", 0),
+                 mlo_json_str(first, "digest", ""), count > 1 ? " and others" : "");
+    else
+        snprintf(out->why, sizeof out->why,
+                 "the version names no dataset that it was trained on: mlopt push tells it");
+    out->facts = json_pack("{s:O?}", "datasets", list);
+    json_decref(facts);
+    return MLO_OK;
+}
+
 static const struct {
     const char *name;
     fact_fn *check;
-} FACTS[] = {{"derived", derived}, {"reproduced", reproduced}};
+    bool of_version; /* the same for all of its variants: asked once */
+} FACTS[] = {{"derived", derived, false},
+             {"reproduced", reproduced, false},
+             {"commit", commit, true},
+             {"dataset", dataset, true}};
 
 static enum mlo_status parse(struct mlo_policy_reader *r, const struct mlo_yaml *item, struct mlo_gate *gate)
 {
@@ -195,17 +251,19 @@ static enum mlo_status parse(struct mlo_policy_reader *r, const struct mlo_yaml 
 
 static enum mlo_status judge(struct mlo_gate_case *c, const struct mlo_gate *gate, struct mlo_error *err)
 {
-    fact_fn *check = NULL;
-    for (size_t i = 0; i < MLO_COUNT(FACTS); i++)
-        if (strcmp(gate->text, FACTS[i].name) == 0)
-            check = FACTS[i].check;
+    size_t fact = 0, asked = 0;
+    while (strcmp(gate->text, FACTS[fact].name) != 0)
+        fact++; /* parse() lets no other pass */
     for (size_t i = 0; i < c->content->count; i++) {
         const struct mlo_release_item *item = &c->content->items[i];
         struct finding found = {0};
-        if (!mlo_gate_concerns(gate, item->target))
+        bool of_version = FACTS[fact].of_version;
+        if (!mlo_gate_concerns(gate, item->target) || (of_version && asked++))
             continue;
-        enum mlo_status status = check(c, item, &found, err);
-        json_t *row = status == MLO_OK ? mlo_gate_row(c, gate, item, found.holds, "%s", found.why) : NULL;
+        enum mlo_status status = FACTS[fact].check(c, item, &found, err);
+        json_t *row = status == MLO_OK
+                          ? mlo_gate_row(c, gate, of_version ? NULL : item, found.holds, "%s", found.why)
+                          : NULL;
         if (status == MLO_OK && (!row || (found.facts && json_object_set(row, "facts", found.facts) != 0)))
             status = mlo_error_nomem(err);
         json_decref(found.facts);

@@ -112,6 +112,7 @@ struct mlo_version_info {
 struct mlo_version_content {
     const char *description;         /* NULL: none */
     const json_t *facts;             /* as mlo_facts_read takes them; NULL: none */
+    const json_t *signature;         /* as its uploader declares it (signature.h); NULL, null: not */
     struct mlo_manifest_blob *blobs; /* each must be linked to the project, and is filled with its size */
     size_t count;
 };

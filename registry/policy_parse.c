@@ -8,7 +8,7 @@ enum { GATES_MAX = 64, TARGETS_MAX = 16 };
 
 /* The kinds of gates: a new one is a file with its row, and a place here. */
 static const struct mlo_gate_kind *const KINDS[] = {&mlo_gate_evidence, &mlo_gate_provenance,
-                                                    &mlo_gate_approvals};
+                                                    &mlo_gate_compatible, &mlo_gate_approvals};
 
 static const char *const TOP_KEYS[] = {"inherit", "stages"};
 static const char *const STAGES[] = {"staging", "production"};

@@ -1,6 +1,7 @@
 #include "registry/facts_impl.h"
 #include "registry/manifest_impl.h"
 #include "registry/release_impl.h"
+#include "registry/signature.h"
 #include "registry/sql_impl.h"
 
 #include <string.h>
@@ -139,14 +140,18 @@ static enum mlo_status audit(struct mlo_db_conn *conn, const struct mlo_actor *a
     return status;
 }
 
-/* Facts as the manifest's members; *facts stays NULL when there are none. */
-static enum mlo_status read_facts(struct mlo_db_conn *conn, int64_t project_id, const json_t *given,
-                                  json_t **facts, json_t **members, struct mlo_error *err)
+/* Facts and the declared signature as the manifest's members; *facts stays NULL when there are none. */
+static enum mlo_status read_members(struct mlo_db_conn *conn, int64_t project_id,
+                                    const struct mlo_version_content *content, json_t **facts,
+                                    json_t **members, struct mlo_error *err)
 {
-    enum mlo_status status = mlo_facts_read(conn, project_id, given, facts, err);
+    const json_t *signature = json_is_null(content->signature) ? NULL : content->signature;
+    enum mlo_status status = mlo_facts_read(conn, project_id, content->facts, facts, err);
+    if (status == MLO_OK && signature)
+        status = mlo_signature_check(signature, err);
     if (status != MLO_OK)
         return status;
-    *members = json_pack("{s:O*}", "facts", *facts);
+    *members = json_pack("{s:O*, s:O*}", "facts", *facts, "signature", (json_t *)signature);
     return *members ? MLO_OK : mlo_error_nomem(err);
 }
 
@@ -175,7 +180,7 @@ enum mlo_status mlo_version_add(struct mlo_db_conn *conn, const struct mlo_actor
     out->model_id = model_id;
     out->project_id = mlo_rows_i64(&rows, 0, 0);
     MLO_TRY(mlo_actor_require(actor, out->project_id, MLO_SUBMITTER, err));
-    MLO_TRY(read_facts(conn, out->project_id, content->facts, &facts, &members, err));
+    MLO_TRY(read_members(conn, out->project_id, content, &facts, &members, err));
     MLO_TRY(mlo_manifest_make(conn, out->project_id, blobs, count, members, &manifest, &out->manifest, err));
     const struct mlo_manifest_blob *model = the_model(blobs, count, err);
     if (!model) {
@@ -197,6 +202,7 @@ enum mlo_status mlo_version_add(struct mlo_db_conn *conn, const struct mlo_actor
     MLO_TRY(insert(conn, actor, model_id, content->description, &manifest, blobs, count, out, err));
     MLO_TRY(mlo_facts_insert(conn, actor, out, mlo_rows_text(&rows, 0, 2), facts, err));
     MLO_TRY(audit(conn, actor, mlo_rows_text(&rows, 0, 1), content->description, out, err));
+    MLO_TRY(mlo_signature_refute(conn, actor, out->id, err)); /* where a worker has read these bytes before */
     out->created = true;
 out:
     mlo_rows_clear(&rows);

@@ -149,6 +149,19 @@ out:
     return status;
 }
 
+enum mlo_status h_signature(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_version_info info;
+    struct mlo_variant_info variant;
+    json_t *value = NULL;
+    enum mlo_status status;
+    MLO_TRY(read_variant(req, &info, &variant, err));
+    MLO_TRY(mlo_signature_get(req->conn, info.id, &variant.artifact, &value, err));
+    MLO_TRY(mlo_reply_json(req, 200, value, err));
+out:
+    return status;
+}
+
 enum mlo_status h_reproductions(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_version_info info;

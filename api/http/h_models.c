@@ -187,12 +187,14 @@ enum mlo_status h_version_create(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_db_begin(req->conn, err));
     status = mlo_model_ensure(req->conn, &actor, project, mlo_request_param(req, "m"), &model, err);
     if (status == MLO_OK)
-        status = mlo_version_add(req->conn, &actor, model,
-                                 &(struct mlo_version_content){.description = description,
-                                                               .facts = json_object_get(body, "facts"),
-                                                               .blobs = files->blobs,
-                                                               .count = files->count},
-                                 &info, err);
+        status =
+            mlo_version_add(req->conn, &actor, model,
+                            &(struct mlo_version_content){.description = description,
+                                                          .facts = json_object_get(body, "facts"),
+                                                          .signature = json_object_get(body, "signature"),
+                                                          .blobs = files->blobs,
+                                                          .count = files->count},
+                            &info, err);
     MLO_TRY(mlo_db_end(req->conn, status, err));
     MLO_TRY(reply_version(req, info.created ? 201 : 200, info.id, err));
 out:

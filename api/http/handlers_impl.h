@@ -26,7 +26,7 @@ mlo_handler_fn h_approvals, h_approve, h_approval_withdraw;                     
 mlo_handler_fn h_quarantine, h_quarantine_release;                                      /* h_approvals.c */
 mlo_handler_fn h_audit, h_audit_verify;                                                 /* h_audit.c */
 mlo_handler_fn h_ledger, h_git_head, h_git_refs, h_git_packs, h_git_object, h_git_pack; /* h_ledger.c */
-mlo_handler_fn h_attestations, h_reproductions, h_reproduce;                            /* h_evidence.c */
+mlo_handler_fn h_attestations, h_signature, h_reproductions, h_reproduce;               /* h_evidence.c */
 mlo_handler_fn h_comments, h_comment_add;                                               /* h_comments.c */
 mlo_handler_fn h_keys, h_allowed_signers, h_key_rotate, h_key_revoke;
 mlo_handler_fn h_deletion_make, h_deletions, h_undelete, h_version_archive, h_version_unarchive, h_gc,

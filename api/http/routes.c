@@ -101,6 +101,8 @@ static const struct mlo_route ROUTES[] = {
 
     READ(V "/variants/{name}/attestations", h_attestations,
          "The signed statements of how a variant, and what it came from, was made."),
+    READ(V "/variants/{name}/signature", h_signature,
+         "What a variant takes and gives, as declared and as a worker read it."),
     READ(V "/variants/{name}/reproductions", h_reproductions,
          "What came out when a variant, and what it came from, was made again."),
     POST(V "/variants/{name}/reproductions", MLO_SUBMITTER, h_reproduce,

@@ -326,6 +326,31 @@ static enum mlo_status take_samples(const struct mlo_slot *slot, const char *dir
     return MLO_OK;
 }
 
+/* What the child read of its files: the digests are ours, the form is checked, and what is wrong is left out.
+ */
+static void take_signatures(const struct mlo_slot *slot, const json_t *read, struct mlo_completion *out)
+{
+    const struct mlo_job *job = &slot->job;
+    const struct {
+        const char *role;
+        const struct mlo_digest *blob;
+    } files[] = {{"source", &job->source},
+                 {"model", job->from_source ? NULL : &job->input},
+                 {"artifact", out->has_artifact ? &out->artifact : NULL},
+                 {"labels", job->has_labels ? &job->labels : NULL}};
+    for (size_t i = 0; i < MLO_COUNT(files); i++) {
+        const json_t *document = json_object_get(read, files[i].role);
+        struct mlo_error ignored = {0};
+        bool labels = strcmp(files[i].role, "labels") == 0;
+        if (!files[i].blob || !document || json_object_size(document) != (labels ? 1 : 2) ||
+            (labels ? !json_is_object(json_object_get(document, "labels"))
+                    : mlo_signature_check(document, &ignored) != MLO_OK))
+            continue;
+        out->signatures[out->signature_count++] = (struct mlo_signature_reading){
+            .blob = *files[i].blob, .document = document, .worker = slot->worker->id, .job_id = job->id};
+    }
+}
+
 /* Completes, again as long as the lease lasts when the database is away. A commit whose answer got lost is
  * seen as a lost lease the second time: its effect is there once. */
 static enum mlo_status complete(struct mlo_slot *slot, const struct mlo_completion *completion,
@@ -374,6 +399,7 @@ static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *r
         completion.signer = signer;
     }
     MLO_TRY(take_samples(slot, dir, json_object_get(result, "samples"), &completion, err));
+    take_signatures(slot, json_object_get(result, "signatures"), &completion);
     MLO_TRY(complete(slot, &completion, err));
 out:
     free(envelope);

@@ -429,6 +429,28 @@ out:
     return status;
 }
 
+/* What was read of models and labels; an uploader who declared something else is contradicted in the log. */
+static enum mlo_status record_signatures(struct mlo_db_conn *conn, const struct complete *c,
+                                         struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    bool news = false;
+    for (size_t i = 0; i < c->what->signature_count; i++) {
+        const struct mlo_signature_reading *reading = &c->what->signatures[i];
+        bool added = false;
+        status = mlo_signature_record(conn, reading, &added, err);
+        if (status == MLO_ETOOBIG) /* then it is not known: no job fails of it */
+            status = MLO_OK;
+        MLO_TRY(status);
+        news = news || (added && (mlo_digest_eq(&reading->blob, &c->job->source) ||
+                                  (c->job->has_labels && mlo_digest_eq(&reading->blob, &c->job->labels))));
+    }
+    if (news)
+        MLO_TRY(mlo_signature_refute(conn, &c->actor, c->job->version, err));
+out:
+    return status;
+}
+
 static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -452,6 +474,7 @@ static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct m
         const struct mlo_sample_set *set = &c->what->samples[i];
         MLO_TRY(mlo_samples_record(conn, &set->dataset, mlo_buf_str(&set->hashes), set->hashes.len, err));
     }
+    MLO_TRY(record_signatures(conn, c, err));
     if (difference.status != MLO_OK && !(error = mlo_error_json(&difference, c->job->id))) {
         status = mlo_error_nomem(err);
         goto out;

@@ -226,6 +226,43 @@ static enum mlo_status ask_samples(struct mlo_worker *worker, const struct mlo_j
     return status;
 }
 
+/* Asks for the signatures of the files that no worker has read yet; what is made is always asked for. */
+static enum mlo_status ask_signatures(struct mlo_worker *worker, const struct mlo_job *job, const char *in,
+                                      json_t *out, struct mlo_error *err)
+{
+    const struct {
+        const char *role;
+        const struct mlo_digest *blob;
+    } files[] = {{"source", &job->source},
+                 {"model", job->from_source ? NULL : &job->input},
+                 {"labels", job->has_labels ? &job->labels : NULL}};
+    struct mlo_db_conn *conn = NULL;
+    char *labels = mlo_fs_join(in, "labels", NULL);
+    json_t *asked = json_array();
+    enum mlo_status status =
+        labels && asked ? mlo_db_acquire(worker->o.db, &conn, err) : mlo_error_nomem(err);
+    for (size_t i = 0; status == MLO_OK && i < MLO_COUNT(files); i++) {
+        bool known = true;
+        if (files[i].blob)
+            status = mlo_signature_known(conn, files[i].blob, &known, err);
+        if (!known)
+            json_array_append_new(asked, json_string(files[i].role));
+        if (!known && files[i].blob == &job->labels) {
+            status = place(worker, &job->labels, in, "labels", err);
+            json_object_set_new(out, "labels", json_string(labels));
+        }
+    }
+    if (job->derive)
+        json_array_append_new(asked, json_string("artifact"));
+    if (conn)
+        mlo_db_release(conn);
+    if (status == MLO_OK && json_object_set(out, "signatures", asked) != 0)
+        status = mlo_error_nomem(err);
+    json_decref(asked);
+    free(labels);
+    return status;
+}
+
 /* One deriving step: its options and what it reported. */
 static enum mlo_status add_history(const struct mlo_rows *rows, int row, json_t *out, struct mlo_error *err)
 {
@@ -320,6 +357,7 @@ enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_j
     MLO_TRY(add_dataset(worker, job, in, "evaluate", mlo_step_reads_evaluate(step), out, err));
     MLO_TRY(add_postprocess(worker, job, in, mlo_step_reads_postprocess(step, job->options), out, err));
     MLO_TRY(ask_samples(worker, job, out, err));
+    MLO_TRY(ask_signatures(worker, job, in, out, err));
     if (step->reads_history)
         MLO_TRY(place_history(worker, job, in, out, err));
     MLO_TRY(mlo_json_save_file(out, json_path, err));

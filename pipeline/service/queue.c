@@ -42,6 +42,7 @@ enum {
     C_FROM_SOURCE,
     C_LAST_DERIVE,
     C_MAX_ATTEMPTS,
+    C_LABELS,
 };
 
 const struct mlo_sql MLO_QUEUE_SQL[] = {
@@ -54,7 +55,8 @@ const struct mlo_sql MLO_QUEUE_SQL[] = {
          "j.position), "
          "  not exists (select from job l where l.run = j.run and l.kind = 'derive' and l.position > "
          "j.position), "
-         "  j.max_attempts "
+         "  j.max_attempts, (select b.digest from version_blob b where b.version_id = r.version and "
+         "  b.role = '" MLO_ROLE_LABELS "' order by b.name limit 1) "
          "from job j join run r on r.id = j.run "
          "where j.state = 'ready' and j.not_before <= clock_timestamp() and j.target = any($1::text[]) "
          "  and not exists (select from job f where f.state = 'running' and f.derivation = j.derivation) "
@@ -220,6 +222,7 @@ static enum mlo_status read_candidate(const struct mlo_rows *rows, struct mlo_jo
     job->derive = mlo_str_eq(mlo_rows_text(rows, 0, C_KIND), "derive");
     job->exclusive = mlo_rows_bool(rows, 0, C_EXCLUSIVE);
     job->from_source = mlo_rows_bool(rows, 0, C_FROM_SOURCE);
+    job->has_labels = mlo_rows_digest(rows, 0, C_LABELS, &job->labels);
     MLO_TRY(copy_text(rows, C_NAME, &job->name, err));
     MLO_TRY(copy_text(rows, C_STEP, &job->step, err));
     MLO_TRY(copy_text(rows, C_CREATED_BY, &job->created_by, err));

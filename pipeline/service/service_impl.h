@@ -49,6 +49,8 @@ struct mlo_job {
     struct mlo_digest recorded; /* what it made then */
     bool has_decision;          /* it follows one (when it reproduces) */
     struct mlo_digest decision;
+    bool has_labels; /* the version has a label file */
+    struct mlo_digest labels;
     struct mlo_error broken; /* set when it cannot run at all: the attempt fails with it */
 };
 void mlo_job_clear(struct mlo_job *job);
@@ -125,6 +127,8 @@ struct mlo_completion {
         struct mlo_buf hashes;
     } samples[3];
     size_t sample_count;
+    struct mlo_signature_reading signatures[4]; /* what the step's child read of the files it had */
+    size_t signature_count;
 };
 /* The effect of a job, in one transaction fenced by the token: derivation, lineage, variant, evidence,
  * states, dependents, and the run's end when it was the last job. */

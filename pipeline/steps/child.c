@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pipeline/steps/signature.h"
 #include "pipeline/steps/step_impl.h"
 
 struct reporter {
@@ -131,18 +132,47 @@ static enum mlo_status report_samples(const char *dir, const json_t *job, json_t
     return status;
 }
 
+/* {"inputs","outputs"} of a model, {"labels"} of a label file; NULL where it cannot be read: the step has
+ * what it needs, and nobody is told what is not so. */
+static json_t *read_signature(const char *role, const char *path)
+{
+    struct mlo_error ignored = {0};
+    json_t *out = NULL;
+    if (!path)
+        return NULL;
+    if (strcmp(role, "labels") == 0)
+        return mlo_labels_describe(path);
+    return mlo_signature_of_model(path, &out, &ignored) == MLO_OK ? out : NULL;
+}
+
+/* Of the files that the job asks for ("source", "model", "artifact", "labels"). */
+static json_t *report_signatures(const json_t *job, const struct mlo_step_result *result)
+{
+    json_t *out = json_object(), *role;
+    size_t i;
+    json_array_foreach(json_object_get(job, "signatures"), i, role)
+    {
+        const char *name = json_is_string(role) ? json_string_value(role) : "";
+        bool made = strcmp(name, "artifact") == 0;
+        json_t *read = read_signature(name, made ? result->artifact_path : mlo_json_str(job, name, NULL));
+        if (read)
+            json_object_set_new(out, name, read);
+    }
+    return out;
+}
+
 static json_t *result_json(enum mlo_status status, const struct mlo_step_result *result,
-                           const json_t *samples, const struct mlo_error *error)
+                           const json_t *samples, const json_t *signatures, const struct mlo_error *error)
 {
     if (status != MLO_OK)
         return json_pack("{s:s,s:s,s:s,s:s}", "status", mlo_status_info(status)->code, "message",
                          error->message, "where", error->where, "hint", error->hint);
     json_t *empty = json_array();
-    json_t *out = json_pack("{s:s,s:s?,s:O?,s:O,s:O,s:s?,s:s?,s:O?}", "status", "ok", "artifact",
+    json_t *out = json_pack("{s:s,s:s?,s:O?,s:O,s:O,s:s?,s:s?,s:O?,s:O?}", "status", "ok", "artifact",
                             result->artifact_path, "report", result->report, "observations",
                             result->observations ? result->observations : empty, "plans",
                             result->plans ? result->plans : empty, "document", result->document_path,
-                            "decision", result->decision_path, "samples", samples);
+                            "decision", result->decision_path, "samples", samples, "signatures", signatures);
     json_decref(empty);
     return out;
 }
@@ -153,7 +183,7 @@ enum mlo_status mlo_step_child(const char *dir, int progress_fd, struct mlo_erro
     struct mlo_step_result result = {0};
     struct reporter reporter = {.fd = progress_fd};
     struct mlo_error job_error = {0};
-    json_t *job = NULL, *answer = NULL, *samples = NULL;
+    json_t *job = NULL, *answer = NULL, *samples = NULL, *signatures = NULL;
     char *in = mlo_fs_join(dir, "job.json", NULL), *out = mlo_fs_join(dir, "result.json", NULL);
     if (!in || !out) {
         status = mlo_error_nomem(err);
@@ -164,8 +194,10 @@ enum mlo_status mlo_step_child(const char *dir, int progress_fd, struct mlo_erro
     if (outcome == MLO_OK)
         outcome = report_samples(dir, job, &samples, &job_error);
     if (outcome == MLO_OK)
+        signatures = report_signatures(job, &result);
+    if (outcome == MLO_OK)
         report_progress(&reporter, 1, "done");
-    answer = result_json(outcome, &result, samples, &job_error);
+    answer = result_json(outcome, &result, samples, signatures, &job_error);
     if (!answer) {
         status = mlo_error_nomem(err);
         goto out;
@@ -176,6 +208,7 @@ out:
     json_decref(job);
     json_decref(answer);
     json_decref(samples);
+    json_decref(signatures);
     free(in);
     free(out);
     return status;

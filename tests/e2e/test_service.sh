@@ -178,6 +178,14 @@ expect 0 promote fashion/cnn@1 --variant any=source --variant short --to product
 holds "d['generation'] == 2 and d['from']['version'] == 1"
 expect 5 promote fashion/cnn@1 --variant any=source --variant short --to production --reason 'again' --yes
 
+# what takes or gives something else is refused: workers have read what is there, and what comes
+printf 'stages:\n  production:\n    - compatible: production\n    - provenance: reproduced\n' >compatible.yaml
+expect 0 "$MLOPT" policy set fashion/cnn compatible.yaml --reason 'consumers stay'
+expect 0 promote fashion/cnn@1 --variant any=short --to production --reason 'the same net' --dry-run
+shows "takes and gives what"
+shows "2 derivations run again gave the same bytes"
+expect 0 "$MLOPT" policy set fashion/cnn <(echo 'stages: {}') --reason 'as before'
+
 # what people say of it stays
 expect 0 "$MLOPT" comment fashion/cnn@1 'trained without the night images'
 expect 0 "$MLOPT" comment fashion/cnn --release 2 'watch p99'

@@ -2,6 +2,7 @@
 
 #include "api/cli/client/client.h"
 #include "graph/graph.h"
+#include "pipeline/steps/signature.h"
 
 static const char *role_of(const char *file)
 {
@@ -34,15 +35,29 @@ static enum mlo_status find_model(char **files, int count, int *model, struct ml
 }
 
 /* Reads the model as the workers will, so that a bad file is refused here, before it travels. */
-static enum mlo_status check_model(const char *path, struct mlo_error *err)
+static enum mlo_status check_model(const char *path, json_t **signature, struct mlo_error *err)
 {
     struct mlo_model *model = NULL;
     enum mlo_status status = mlo_onnx_load(path, &model, err);
     if (status == MLO_OK)
         status = mlo_graph_check_supported(model->graph, err);
+    if (status == MLO_OK)
+        status = mlo_model_signature(model, signature, err);
     if (status != MLO_OK)
         mlo_cli_name_file(err, path);
     mlo_model_free(model);
+    return status;
+}
+
+/* What is declared: a worker reads it again, and what differs is in the audit log and refused by gates. */
+static enum mlo_status add_labels(const char *path, json_t *signature, struct mlo_error *err)
+{
+    json_t *labels = NULL;
+    enum mlo_status status = path ? mlo_labels_read(path, &labels, err) : MLO_OK;
+    if (status == MLO_OK &&
+        json_object_set_new(signature, "labels", labels ? json_incref(labels) : json_null()) != 0)
+        status = mlo_error_nomem(err);
+    json_decref(labels);
     return status;
 }
 
@@ -66,7 +81,8 @@ static enum mlo_status push_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_client_ref ref;
     struct mlo_response response = {0};
     struct mlo_buf path = MLO_BUF_INIT;
-    json_t *files = json_array(), *metadata = json_object(), *body = NULL;
+    json_t *files = json_array(), *metadata = json_object(), *body = NULL, *signature = NULL;
+    const char *labels = mlo_cli_opt(cli, "labels");
     char **names = cli->args + 1;
     int count = cli->arg_count - 1, model;
     char size[32];
@@ -74,15 +90,18 @@ static enum mlo_status push_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_client_ref_plain(&ref, false, false, err));
     MLO_TRY(add_metadata(cli, metadata, err));
     MLO_TRY(find_model(names, count, &model, err));
-    MLO_TRY(check_model(names[model], err));
+    MLO_TRY(check_model(names[model], &signature, err));
+    MLO_TRY(add_labels(labels, signature, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
     MLO_TRY(mlo_client_ensure_project(client, ref.project, err));
     for (int i = 0; i < count; i++)
         MLO_TRY(mlo_client_upload(client, ref.project, names[i], i == model ? "model" : role_of(names[i]),
                                   i == model ? "application/onnx" : "application/octet-stream", files, err));
+    if (labels)
+        MLO_TRY(mlo_client_upload(client, ref.project, labels, "labels", "text/plain", files, err));
     const char *description = mlo_cli_opt(cli, "description");
-    body = json_pack("{s:O,s:s,s:O}", "files", files, "description", description ? description : "",
-                     "metadata", metadata);
+    body = json_pack("{s:O,s:s,s:O,s:O}", "files", files, "description", description ? description : "",
+                     "metadata", metadata, "signature", signature);
     mlo_client_path(&path, "/v1/projects/%s/models/%s/versions", ref.project, ref.name);
     MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), NULL, body, &response, err));
     if (cli->json) {
@@ -99,6 +118,7 @@ out:
     json_decref(files);
     json_decref(metadata);
     json_decref(body);
+    json_decref(signature);
     mlo_response_clear(&response);
     mlo_buf_clear(&path);
     mlo_client_close(client);
@@ -107,6 +127,7 @@ out:
 
 static const struct mlo_cli_option options[] = {
     {"description", 0, "TEXT", "what this version is"},
+    {"labels", 0, "FILE", "the labels of its outputs: one a line, or a JSON array of texts"},
     {"meta", 0, "KEY=VALUE", "metadata of the version", NULL, true},
     MLO_OPTION_URL,
     {NULL},

@@ -256,6 +256,31 @@ static inline void micro_samples(const char *dir, const json_t *job, json_t *res
     json_object_set_new(result, "samples", files);
 }
 
+/* "all.signature=NAME": what it reads in the files that the job asks for, an input of that name; "-" is no
+ * signature. */
+static inline void micro_signatures(const char *model, const json_t *job, json_t *result)
+{
+    char *name = micro_value(model, "all", "signature");
+    json_t *role, *out = json_object();
+    size_t i;
+    json_array_foreach(json_object_get(job, "signatures"), i, role)
+    {
+        const char *file = json_string_value(role);
+        micro_log(model, file, "asked");
+        if (name && strcmp(file, "labels") == 0)
+            json_object_set_new(
+                out, file,
+                json_pack("{s:{s:i, s:s, s:[s]}}", "labels", "count", 1, "digest", "d", "names", name));
+        else if (name)
+            json_object_set_new(out, file,
+                                json_pack("{s:[{s:s, s:s, s:[i]}], s:[]}", "inputs",
+                                          strcmp(name, "-") == 0 ? "nome" : "name", name, "type", "float32",
+                                          "shape", 1, "outputs"));
+    }
+    json_object_set_new(result, "signatures", out);
+    free(name);
+}
+
 /* "<step>.hold=1": it works until release_steps(). */
 static inline bool micro_held(const char *model, const char *step, const char *state)
 {
@@ -296,8 +321,10 @@ static inline int micro_step(const char *dir)
         usleep(50000);
     }
     json_t *result = micro_result(dir, step, text);
-    if (result)
+    if (result) {
         micro_samples(dir, job, result);
+        micro_signatures(text, job, result);
+    }
     enum mlo_status status = mlo_json_save_file(result, out, &err);
     micro_log(text, step, "end");
     json_decref(result);

@@ -430,6 +430,35 @@ static void test_worker__what_a_step_chose_enters_the_derivation(void **state)
     assert_clean(f);
 }
 
+/* Each file's bytes are read once; what was made is read when it is made. */
+static void test_worker__reads_signatures_once(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    struct mlo_variant_info variant;
+    json_t *found;
+    int64_t version = add_version(f, "signed", "all.signature=x"),
+            wrong = add_version(f, "wrong", "all.signature=-");
+    start_worker(f, &w, 1);
+    wait_run(f, submit(f, version, RECIPE_TINY, 0));
+    wait_run(f, submit(f, version, RECIPE_TINY, 0));
+    wait_run(f, submit(f, wrong, RECIPE_DERIVE, 0));
+    stop_worker(&w);
+    assert_int_equal(micro_count(f->state, "asked source"), 2); /* of the two models */
+    assert_int_equal(micro_count(f->state, "asked model"), 0);  /* read when it was made */
+    assert_int_equal(micro_count(f->state, "asked artifact"), 3);
+    assert_int_equal(micro_count(f->state, "asked labels"), 0); /* there are none */
+    /* what is no signature is left out, and fails nothing */
+    assert_count(f, "select count(*) from mlopt.signature", 3);
+    assert_count(f, "select count(*) from mlopt.run where state <> 'succeeded'", 0);
+    assert_mlo_ok(mlo_variant_find(f->pg->conn, version, "tiny", &variant, &f->err), &f->err);
+    assert_mlo_ok(mlo_signature_get(f->pg->conn, version, &variant.artifact, &found, &f->err), &f->err);
+    const json_t *input = json_array_get(json_object_get(json_object_get(found, "read"), "inputs"), 0);
+    assert_string_equal(mlo_json_str(input, "name", ""), "x");
+    json_decref(found);
+    assert_clean(f);
+}
+
 /* The clock ended the search: what it came to is named by its decision, and is no answer to the same question
  * asked again. */
 static void test_worker__an_unfinished_choice_is_not_reused(void **state)
@@ -647,6 +676,7 @@ int main(int argc, char **argv)
         WITH_DATABASE(test_worker__a_report_knows_the_steps_before_it),
         WITH_DATABASE(test_worker__keeps_no_document_of_another_step_or_size),
         WITH_DATABASE(test_worker__what_a_step_chose_enters_the_derivation),
+        WITH_DATABASE(test_worker__reads_signatures_once),
         WITH_DATABASE(test_worker__an_unfinished_choice_is_not_reused),
         WITH_DATABASE(test_worker__a_failed_expectation_fails_the_run),
         WITH_DATABASE(test_worker__cancellation_stops_a_running_step),
