@@ -168,6 +168,52 @@ out:
     return status;
 }
 
+/* "SEQ PREV_HASH HASH SIZE", the body, a line feed. A digest that is none (somebody changed it) is "-". */
+static void put_entry(const struct mlo_rows *rows, int row, struct mlo_buf *body, struct mlo_buf *out)
+{
+    char prev[MLO_DIGEST_TEXT_SIZE] = "-", hash[MLO_DIGEST_TEXT_SIZE] = "-";
+    struct mlo_digest digest;
+    if (mlo_rows_digest(rows, row, 1, &digest))
+        mlo_digest_hex(&digest, prev);
+    if (mlo_rows_digest(rows, row, 2, &digest))
+        mlo_digest_hex(&digest, hash);
+    mlo_buf_reset(body);
+    mlo_rows_bytes(rows, row, 3, body);
+    mlo_buf_printf(out, "%lld %s %s %zu\n", (long long)mlo_rows_i64(rows, row, 0), prev, hash, body->len);
+    mlo_buf_append(out, mlo_buf_str(body), body->len);
+    mlo_buf_putc(out, '\n');
+}
+
+enum mlo_status mlo_audit_chain(struct mlo_db_conn *conn, int64_t project_id, int64_t after, int64_t limit,
+                                struct mlo_buf *out, struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    struct mlo_buf body = MLO_BUF_INIT;
+    enum mlo_status status = MLO_OK;
+    size_t until = out->len + MLO_AUDIT_CHAIN_BYTES;
+    int count = BATCH;
+    for (int64_t left = limit; left > 0 && count == BATCH && out->len < until; left -= count) {
+        struct mlo_params p = MLO_PARAMS_INIT;
+        mlo_param_i64(&p, project_id);
+        mlo_param_i64(&p, after);
+        mlo_param_i64(&p, MLO_MIN(left, (int64_t)BATCH));
+        MLO_TRY(mlo_db_exec(conn, &mlo_sql_audit[AUDIT_AFTER], &p, &rows, err));
+        count = mlo_rows_count(&rows);
+        for (int r = 0; r < count && out->len < until; r++) {
+            put_entry(&rows, r, &body, out);
+            after = mlo_rows_i64(&rows, r, 0);
+        }
+        if (!mlo_buf_ok(out) || !mlo_buf_ok(&body)) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+    }
+out:
+    mlo_buf_clear(&body);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
 enum mlo_status mlo_audit_head(struct mlo_db_conn *conn, int64_t project_id, struct mlo_audit_head *out,
                                struct mlo_error *err)
 {

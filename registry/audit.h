@@ -46,6 +46,13 @@ MLO_MUST_USE enum mlo_status mlo_audit_list(struct mlo_db_conn *conn, int64_t pr
                                             const struct mlo_audit_filter *filter,
                                             const struct mlo_page *page, json_t **out, struct mlo_error *err);
 
+/* The chain as it is hashed, oldest first: appends the entries behind `after` (INT64_MIN: all), at most
+ * `limit`, fewer when they come to MLO_AUDIT_CHAIN_BYTES. Of each the line "SEQ PREV_HASH HASH SIZE" (digests
+ * in hex, SIZE in bytes), the SIZE bytes of its body, and a line feed. Nothing: there are no more. */
+#define MLO_AUDIT_CHAIN_BYTES (4 << 20)
+MLO_MUST_USE enum mlo_status mlo_audit_chain(struct mlo_db_conn *conn, int64_t project_id, int64_t after,
+                                             int64_t limit, struct mlo_buf *out, struct mlo_error *err);
+
 struct mlo_audit_head {
     int64_t seq;
     struct mlo_digest hash;

@@ -125,8 +125,11 @@ void mlo_rows_bytes(const struct mlo_rows *rows, int row, int column, struct mlo
     size_t size = (size_t)PQgetlength(rows->result, row, column);
     if (size < 2 || !mlo_buf_reserve(out, size / 2))
         return;
+    char *to = out->data + out->len;
     for (size_t i = 2; i + 1 < size; i += 2)
-        mlo_buf_putc(out, (char)(nibble(text[i]) << 4 | nibble(text[i + 1])));
+        *to++ = (char)(nibble(text[i]) << 4 | nibble(text[i + 1]));
+    *to = '\0';
+    out->len = (size_t)(to - out->data);
 }
 
 bool mlo_rows_digest(const struct mlo_rows *rows, int row, int column, struct mlo_digest *out)

@@ -43,6 +43,19 @@ out:
     return status;
 }
 
+enum mlo_status h_audit_chain(struct mlo_request *req, struct mlo_error *err)
+{
+    int64_t project, after, limit;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_query_i64(req, "after", INT64_MIN, INT64_MIN, INT64_MAX, &after, err));
+    MLO_TRY(mlo_request_query_i64(req, "limit", 10000, 1, 10000, &limit, err));
+    MLO_TRY(chain_param(req, &project, err));
+    MLO_TRY(mlo_audit_chain(req->conn, project, after, limit, &req->out, err));
+    MLO_TRY(mlo_reply_out(req, 200, "application/octet-stream", err));
+out:
+    return status;
+}
+
 enum mlo_status h_audit_verify(struct mlo_request *req, struct mlo_error *err)
 {
     const char *head = query_or_null(req, "head");

@@ -24,7 +24,7 @@ mlo_handler_fn h_project_history;
 mlo_handler_fn h_policy, h_policy_put, h_policy_history, h_decisions, h_decision;       /* h_gates.c */
 mlo_handler_fn h_approvals, h_approve, h_approval_withdraw;                             /* h_approvals.c */
 mlo_handler_fn h_quarantine, h_quarantine_release;                                      /* h_approvals.c */
-mlo_handler_fn h_audit, h_audit_verify;                                                 /* h_audit.c */
+mlo_handler_fn h_audit, h_audit_chain, h_audit_verify;                                  /* h_audit.c */
 mlo_handler_fn h_ledger, h_git_head, h_git_refs, h_git_packs, h_git_object, h_git_pack; /* h_ledger.c */
 mlo_handler_fn h_attestations, h_signature, h_reproductions, h_reproduce;               /* h_evidence.c */
 mlo_handler_fn h_comments, h_comment_add;                                               /* h_comments.c */

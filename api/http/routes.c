@@ -165,6 +165,7 @@ static const struct mlo_route ROUTES[] = {
          "Lets a release out of quarantine; needs a reason."),
 
     READ(P "/audit", h_audit, "The audit log with the exact bytes that were hashed, newest first."),
+    READ(P "/audit/chain", h_audit_chain, "The bytes that were hashed, oldest first, for checking them."),
     READ(P "/audit/verify", h_audit_verify, "Checks the whole chain, and the ledger against it."),
     READ(P "/ledger", h_ledger, "The commits of the ledger with their files, oldest first."),
     GIT("HEAD", h_git_head, "The ledger as a repository for git clone: its branch."),

@@ -2,8 +2,31 @@
 #include <string.h>
 
 #include "api/cli/client/ledger.h"
+#include "api/cli/core/chain.h"
 
 /* --- the log ----------------------------------------------------------------------------------- */
+
+/* What is shown of an entry must be what its body says: the log's chain holds bodies. */
+static enum mlo_status check_shown(const json_t *row, struct mlo_error *err)
+{
+    static const char *const shown[] = {"who", "via", "action", "object", "at", "reason", "before", "after"};
+    const json_t *text = json_object_get(row, "body");
+    json_t *body = NULL;
+    enum mlo_status status = mlo_json_parse(json_is_string(text) ? json_string_value(text) : "",
+                                            json_string_length(text), "body", &body, NULL);
+    for (size_t i = 0; status == MLO_OK && i < MLO_COUNT(shown); i++) {
+        const json_t *a = json_object_get(row, shown[i]), *b = json_object_get(body, shown[i]);
+        if (a && b && !json_equal(a, b)) {
+            status =
+                mlo_error_set(err, MLO_EDIGEST, "the server shows '%s' other than it was recorded", shown[i]);
+            mlo_error_where(err, "entry %lld", (long long)mlo_json_i64(row, "seq", 0));
+            json_decref(body);
+            return status;
+        }
+    }
+    json_decref(body);
+    return MLO_OK; /* a body that is no JSON is for verify to tell */
+}
 
 static enum mlo_status show_project(struct mlo_client *client, struct mlo_cli *cli, const char *project,
                                     int64_t limit, json_t *all, struct mlo_error *err)
@@ -32,6 +55,11 @@ static enum mlo_status show_project(struct mlo_client *client, struct mlo_cli *c
     json_array_foreach(items, i, row)
     {
         char seq[24], time[32], hash[16];
+        status = check_shown(row, err);
+        if (status != MLO_OK) {
+            mlo_table_clear(&table);
+            goto out;
+        }
         snprintf(seq, sizeof seq, "%lld", (long long)mlo_json_i64(row, "seq", 0));
         const char *text = mlo_json_str(row, "hash", "");
         snprintf(hash, sizeof hash, "%.12s", mlo_str_starts(text, "sha256:") ? text + 7 : text);
@@ -49,150 +77,47 @@ out:
 /* --- verifying, without trusting the server ---------------------------------------------------- */
 
 struct verify {
-    const char *project;
+    struct mlo_chain chain;
     struct mlo_client_ledger ledger;
-    int64_t entries, head_seq;
-    char head[MLO_DIGEST_TEXT_SIZE];
-    int64_t bad_seq; /* the lowest that is wrong; 0: none */
-    char problem[256];
-    /* walking down: what the entry above expects of the one below */
-    int64_t expect_seq;
-    struct mlo_digest expect_hash;
-    bool started;
-    /* the head seen last time */
-    int64_t remembered_seq;
-    char remembered[MLO_DIGEST_TEXT_SIZE];
-    bool remembered_found;
 };
 
-static void found_bad(struct verify *v, int64_t seq, const char *fmt, ...) MLO_PRINTF(3, 4);
-static void found_bad(struct verify *v, int64_t seq, const char *fmt, ...)
+/* An entry whose hash was computed, for the ledger. */
+static enum mlo_status on_entry(void *arg, int64_t seq, const char *text, size_t size,
+                                const struct mlo_digest *hash, struct mlo_error *err)
 {
-    va_list args;
-    if (v->bad_seq && v->bad_seq <= seq)
-        return;
-    v->bad_seq = seq;
-    va_start(args, fmt);
-    vsnprintf(v->problem, sizeof v->problem, fmt, args);
-    va_end(args);
-}
-
-/* hash = SHA-256(prev_hash || seq, 8 bytes big-endian || body) */
-static bool entry_digest(const struct mlo_digest *prev, int64_t seq, const char *body, size_t size,
-                         struct mlo_digest *out)
-{
-    unsigned char number[8];
-    for (int i = 0; i < 8; i++)
-        number[i] = (unsigned char)((uint64_t)seq >> (56 - 8 * i));
-    struct mlo_hasher *hasher = mlo_hasher_new();
-    if (!hasher)
-        return false;
-    mlo_hasher_update(hasher, prev->bytes, sizeof prev->bytes);
-    mlo_hasher_update(hasher, number, sizeof number);
-    mlo_hasher_update(hasher, body, size);
-    mlo_hasher_final(hasher, out);
-    mlo_hasher_free(hasher);
-    return true;
-}
-
-/* What is shown beside the body must be what was hashed. */
-static enum mlo_status check_members(struct verify *v, const json_t *row, int64_t seq, const char *text,
-                                     size_t size, const struct mlo_digest *hash, struct mlo_error *err)
-{
-    static const char *const shown[] = {"who", "via", "action", "object", "at", "reason", "before", "after"};
+    struct verify *v = arg;
     json_t *body = NULL;
+    if (!mlo_ledger_check_wants(v->ledger.check, seq, text, size))
+        return MLO_OK;
     if (mlo_json_parse(text, size, "body", &body, NULL) != MLO_OK) {
-        found_bad(v, seq, "its body is no JSON");
+        mlo_chain_bad(&v->chain, seq, "its body is no JSON");
         return MLO_OK;
     }
-    for (size_t i = 0; i < MLO_COUNT(shown); i++) {
-        const json_t *a = json_object_get(row, shown[i]), *b = json_object_get(body, shown[i]);
-        if (a && b && !json_equal(a, b))
-            found_bad(v, seq, "'%s' as shown is not what was recorded", shown[i]);
-    }
-    enum mlo_status status = MLO_OK;
-    if (mlo_ledger_check_wants(v->ledger.check, seq, text, size))
-        status = mlo_ledger_check_entry(v->ledger.check, seq, hash, body, v->ledger.written_to, err);
+    enum mlo_status status =
+        mlo_ledger_check_entry(v->ledger.check, seq, hash, body, v->ledger.written_to, err);
     json_decref(body);
     return status;
 }
 
-/* Entries come newest first. */
-static enum mlo_status check_entry(struct verify *v, const json_t *row, struct mlo_error *err)
-{
-    int64_t seq = mlo_json_i64(row, "seq", 0);
-    const json_t *body = json_object_get(row, "body");
-    struct mlo_digest prev, hash, computed;
-    if (seq <= 0 || !json_is_string(body) || !mlo_digest_parse(mlo_json_str(row, "prev_hash", ""), &prev) ||
-        !mlo_digest_parse(mlo_json_str(row, "hash", ""), &hash))
-        return mlo_error_set(err, MLO_EFORMAT,
-                             "the server's audit log of %s has a row without seq, body or hashes",
-                             v->project);
-    if (!v->started) {
-        v->started = true;
-        v->head_seq = seq;
-        mlo_digest_text(&hash, v->head);
-    } else if (seq != v->expect_seq) {
-        found_bad(v, seq < v->expect_seq ? seq + 1 : seq, "entry %lld is missing", (long long)v->expect_seq);
-    } else if (!mlo_digest_eq(&hash, &v->expect_hash)) {
-        found_bad(v, seq, "its hash is not the one that entry %lld continues from", (long long)seq + 1);
-    }
-    const char *text = json_string_value(body);
-    size_t size = json_string_length(body);
-    if (!entry_digest(&prev, seq, text, size, &computed))
-        return mlo_error_nomem(err);
-    if (!mlo_digest_eq(&computed, &hash))
-        found_bad(v, seq, "its content does not hash to its hash: it was changed");
-    enum mlo_status status = check_members(v, row, seq, text, size, &computed, err);
-    if (status != MLO_OK)
-        return status;
-    if (seq == v->remembered_seq) {
-        char now[MLO_DIGEST_TEXT_SIZE];
-        v->remembered_found = true;
-        if (strcmp(mlo_digest_text(&hash, now), v->remembered) != 0)
-            found_bad(v, seq, "it was %s when last verified here: the history was rewritten", v->remembered);
-    }
-    v->expect_seq = seq - 1;
-    v->expect_hash = prev;
-    v->entries++;
-    return MLO_OK;
-}
-
-static void check_ends(struct verify *v)
-{
-    static const struct mlo_digest zero;
-    if (v->started && v->expect_seq != 0)
-        found_bad(v, v->expect_seq, "entries up to %lld are missing", (long long)v->expect_seq);
-    else if (v->started && !mlo_digest_eq(&v->expect_hash, &zero))
-        found_bad(v, 1, "the first entry continues from something that is not there");
-    if (v->remembered_seq > v->head_seq)
-        found_bad(v, v->head_seq + 1,
-                  "the log ends at %lld, and had %lld entries when last verified here: it was cut",
-                  (long long)v->head_seq, (long long)v->remembered_seq);
-}
-
-static enum mlo_status walk(struct mlo_client *client, struct verify *v, struct mlo_error *err)
+/* Page by page, so that memory stays bounded. */
+static enum mlo_status walk(struct mlo_client *client, const char *project, struct verify *v,
+                            struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_buf path = MLO_BUF_INIT;
-    json_t *page = NULL, *row;
-    size_t i;
-    mlo_client_path(&path, "/v1/projects/%s/audit?limit=500", v->project);
-    size_t base = path.len;
+    struct mlo_buf path = MLO_BUF_INIT, page = MLO_BUF_INIT;
+    mlo_client_path(&path, "/v1/projects/%s/audit/chain", project);
     for (;;) {
-        MLO_TRY(mlo_client_get(client, mlo_buf_str(&path), &page, err));
-        json_array_foreach(json_object_get(page, "items"), i, row) MLO_TRY(check_entry(v, row, err));
-        const char *cursor = mlo_json_str(page, "next", NULL);
-        if (!cursor)
+        mlo_buf_reset(&page);
+        MLO_TRY(mlo_client_get_bytes(client, mlo_buf_str(&path), &page, err));
+        if (page.len == 0)
             break;
-        path.len = base;
-        mlo_client_path(&path, "&cursor=%s", cursor);
-        json_decref(page);
-        page = NULL;
+        MLO_TRY(mlo_chain_check(&v->chain, mlo_buf_str(&page), page.len, on_entry, v, err));
+        mlo_buf_reset(&path);
+        mlo_client_path(&path, "/v1/projects/%s/audit/chain?after=%d", project, (long long)v->chain.last);
     }
-    check_ends(v);
+    mlo_chain_end(&v->chain);
 out:
-    json_decref(page);
+    mlo_buf_clear(&page);
     mlo_buf_clear(&path);
     return status;
 }
@@ -215,18 +140,18 @@ static enum mlo_status load_heads(char **path, json_t **heads, struct mlo_error 
 }
 
 /* What is wrong with the ledger, while the log itself holds. */
-static enum mlo_status report_ledger(struct mlo_cli *cli, const struct verify *v, struct mlo_error *err)
+static enum mlo_status report_ledger(struct mlo_cli *cli, const char *project,
+                                     const struct mlo_ledger_result *result, struct mlo_error *err)
 {
-    const struct mlo_ledger_result *result = &v->ledger.result;
     char place[40] = "";
     if (result->bad_commit)
         snprintf(place, sizeof place, " at commit %lld", (long long)result->bad_commit);
     enum mlo_status status = MLO_OK;
     if (!cli->json)
-        status = mlo_cli_print(err, "%s: BROKEN ledger%s: %s\n", v->project, place, result->problem);
+        status = mlo_cli_print(err, "%s: BROKEN ledger%s: %s\n", project, place, result->problem);
     if (status != MLO_OK)
         return status;
-    mlo_error_set(err, MLO_EDIGEST, "the ledger of %s does not hold: %s", v->project, result->problem);
+    mlo_error_set(err, MLO_EDIGEST, "the ledger of %s does not hold: %s", project, result->problem);
     if (result->bad_commit)
         mlo_error_where(err, "commit %lld", (long long)result->bad_commit);
     return MLO_EDIGEST;
@@ -235,49 +160,56 @@ static enum mlo_status report_ledger(struct mlo_cli *cli, const struct verify *v
 static enum mlo_status verify_project(struct mlo_client *client, struct mlo_cli *cli, const char *project,
                                       json_t *heads, json_t *all, struct mlo_error *err)
 {
-    struct verify v = {.project = project};
+    struct verify v = {{0}};
+    const struct mlo_chain *chain = &v.chain;
+    char head[MLO_DIGEST_TEXT_SIZE];
     struct mlo_buf key = MLO_BUF_INIT;
     mlo_buf_printf(&key, "%s %s", mlo_client_url(client), project);
     const json_t *seen = json_object_get(heads, mlo_buf_str(&key));
-    v.remembered_seq = mlo_json_i64(seen, "seq", 0);
-    snprintf(v.remembered, sizeof v.remembered, "%s", mlo_json_str(seen, "hash", ""));
-    enum mlo_status status;
+    enum mlo_status status = mlo_chain_begin(&v.chain, err);
+    if (status != MLO_OK)
+        goto out;
+    v.chain.remembered_seq = mlo_json_i64(seen, "seq", 0);
+    snprintf(v.chain.remembered, sizeof v.chain.remembered, "%s", mlo_json_str(seen, "hash", ""));
     MLO_TRY(mlo_client_ledger_open(client, project, mlo_cli_opt(cli, "clone"), mlo_cli_opt(cli, "accept-key"),
                                    heads, &v.ledger, err));
-    MLO_TRY(walk(client, &v, err));
+    MLO_TRY(walk(client, project, &v, err));
     mlo_client_ledger_end(client, &v.ledger, heads);
-    json_object_set_new(all, project,
-                        json_pack("{s:b,s:I,s:I,s:s,s:o,s:s,s:I,s:o}", "ok",
-                                  v.bad_seq == 0 && v.ledger.result.intact, "entries", (json_int_t)v.entries,
-                                  "head_seq", (json_int_t)v.head_seq, "head", v.head, "bad_seq",
-                                  v.bad_seq ? json_integer(v.bad_seq) : json_null(), "problem", v.problem,
-                                  "remembered_seq", (json_int_t)v.remembered_seq, "ledger",
-                                  mlo_client_ledger_json(&v.ledger)));
-    if (!v.bad_seq && !v.ledger.result.intact) {
-        status = report_ledger(cli, &v, err);
+    mlo_digest_text(&chain->hash, head);
+    if (!chain->entries)
+        head[0] = '\0';
+    json_object_set_new(
+        all, project,
+        json_pack("{s:b,s:I,s:I,s:s,s:o,s:s,s:I,s:o}", "ok", chain->bad_seq == 0 && v.ledger.result.intact,
+                  "entries", (json_int_t)chain->entries, "head_seq", (json_int_t)chain->last, "head", head,
+                  "bad_seq", chain->bad_seq ? json_integer(chain->bad_seq) : json_null(), "problem",
+                  chain->problem, "remembered_seq", (json_int_t)chain->remembered_seq, "ledger",
+                  mlo_client_ledger_json(&v.ledger)));
+    if (!chain->bad_seq && !v.ledger.result.intact) {
+        status = report_ledger(cli, project, &v.ledger.result, err);
         goto out;
     }
-    if (v.bad_seq) {
+    if (chain->bad_seq) {
         if (!cli->json)
-            status = mlo_cli_print(err, "%s: BROKEN at entry %lld: %s\n", project, (long long)v.bad_seq,
-                                   v.problem);
+            status = mlo_cli_print(err, "%s: BROKEN at entry %lld: %s\n", project, (long long)chain->bad_seq,
+                                   chain->problem);
         if (status == MLO_OK) {
-            status =
-                mlo_error_set(err, MLO_EDIGEST, "the audit log of %s does not hold: %s", project, v.problem);
-            mlo_error_where(err, "entry %lld", (long long)v.bad_seq);
+            status = mlo_error_set(err, MLO_EDIGEST, "the audit log of %s does not hold: %s", project,
+                                   chain->problem);
+            mlo_error_where(err, "entry %lld", (long long)chain->bad_seq);
         }
         goto out;
     }
-    if (v.entries)
+    if (chain->entries)
         json_object_set_new(heads, mlo_buf_str(&key),
-                            json_pack("{s:I,s:s}", "seq", (json_int_t)v.head_seq, "hash", v.head));
+                            json_pack("{s:I,s:s}", "seq", (json_int_t)chain->last, "hash", head));
     if (!cli->json) {
         char since[80] = "";
-        if (v.remembered_seq)
+        if (chain->remembered_seq)
             snprintf(since, sizeof since, ", and continue what was verified here up to %lld",
-                     (long long)v.remembered_seq);
-        status = mlo_cli_print(err, "%s: ok, %lld entries hash to %s%s\n", project, (long long)v.entries,
-                               v.head, since);
+                     (long long)chain->remembered_seq);
+        status = mlo_cli_print(err, "%s: ok, %lld entries hash to %s%s\n", project, (long long)chain->entries,
+                               head, since);
         if (status == MLO_OK && v.ledger.result.commits) {
             char id[MLO_GIT_ID_TEXT_SIZE];
             status = mlo_cli_print(err, "%s: ok, %lld signed commits say the same, up to %s\n", project,
@@ -286,6 +218,7 @@ static enum mlo_status verify_project(struct mlo_client *client, struct mlo_cli 
         }
     }
 out:
+    mlo_chain_clear(&v.chain);
     mlo_client_ledger_close(&v.ledger);
     mlo_buf_clear(&key);
     return status;

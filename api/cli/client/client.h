@@ -72,6 +72,9 @@ MLO_MUST_USE enum mlo_status mlo_client_call(struct mlo_client *client, const ch
 /* GET. */
 MLO_MUST_USE enum mlo_status mlo_client_get(struct mlo_client *client, const char *path, json_t **out,
                                             struct mlo_error *err);
+/* GET of an answer that is no JSON: its bytes are appended to `out`. */
+MLO_MUST_USE enum mlo_status mlo_client_get_bytes(struct mlo_client *client, const char *path,
+                                                  struct mlo_buf *out, struct mlo_error *err);
 /* All pages of a list as one array; at most `max` items (0: all). `path` may hold a query. */
 MLO_MUST_USE enum mlo_status mlo_client_list(struct mlo_client *client, const char *path, size_t max,
                                              json_t **items, struct mlo_error *err);

@@ -361,9 +361,10 @@ static enum mlo_status perform(struct transfer *t, struct mlo_error *err)
     return MLO_OK;
 }
 
-enum mlo_status mlo_client_call(struct mlo_client *client, const char *method, const char *path,
-                                const char *header, const json_t *body, struct mlo_response *out,
-                                struct mlo_error *err)
+/* `bytes` (may be NULL) gets the body of a good answer that is no JSON. */
+static enum mlo_status call(struct mlo_client *client, const char *method, const char *path,
+                            const char *header, const json_t *body, struct mlo_response *out,
+                            struct mlo_buf *bytes, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct transfer t = {.client = client, .response = out, .out_fd = -1};
@@ -392,12 +393,35 @@ enum mlo_status mlo_client_call(struct mlo_client *client, const char *method, c
         curl_easy_setopt(client->curl, CURLOPT_POSTFIELDS, "");
     }
     MLO_TRY(perform(&t, err));
+    if (bytes && bytes->len == 0) { /* as it is, without a copy */
+        struct mlo_buf unused = *bytes;
+        *bytes = t.body;
+        t.body = unused;
+    } else if (bytes) {
+        mlo_buf_append(bytes, mlo_buf_str(&t.body), t.body.len);
+    }
 out:
     curl_slist_free_all(headers);
     mlo_buf_clear(&t.body);
     mlo_buf_clear(&url);
     free(text);
     return status;
+}
+
+enum mlo_status mlo_client_call(struct mlo_client *client, const char *method, const char *path,
+                                const char *header, const json_t *body, struct mlo_response *out,
+                                struct mlo_error *err)
+{
+    return call(client, method, path, header, body, out, NULL, err);
+}
+
+enum mlo_status mlo_client_get_bytes(struct mlo_client *client, const char *path, struct mlo_buf *out,
+                                     struct mlo_error *err)
+{
+    struct mlo_response response;
+    enum mlo_status status = call(client, "GET", path, NULL, NULL, &response, out, err);
+    mlo_response_clear(&response);
+    return status == MLO_OK && !mlo_buf_ok(out) ? mlo_error_nomem(err) : status;
 }
 
 enum mlo_status mlo_client_head(struct mlo_client *client, const char *path, bool *there,
