@@ -14,7 +14,21 @@
 struct file_writer {
     int fd;
     char *path; /* in incoming; NULL once renamed */
+    uint64_t end, unsynced;
 };
+
+enum { SYNC_EVERY = 8 << 20 };
+
+/* Bytes were written up to `end`: from time to time the kernel is told to begin with the disk, so that the
+ * wait for it at the end is short. */
+static void wrote(int fd, uint64_t end, size_t size, uint64_t *unsynced)
+{
+    *unsynced += size;
+    if (*unsynced < SYNC_EVERY)
+        return;
+    sync_file_range(fd, (off_t)(end - *unsynced), (off_t)*unsynced, SYNC_FILE_RANGE_WRITE);
+    *unsynced = 0;
+}
 
 static void file_close(struct mlo_blob_store *store)
 {
@@ -125,8 +139,12 @@ static enum mlo_status write_failed(const struct mlo_blob_files *s, struct mlo_e
 static enum mlo_status file_write(struct mlo_blob_writer *writer, const void *bytes, size_t size,
                                   struct mlo_error *err)
 {
-    const struct file_writer *w = writer->state;
-    return mlo_fs_write_full(w->fd, bytes, size) ? MLO_OK : write_failed(writer->store->state, err);
+    struct file_writer *w = writer->state;
+    if (!mlo_fs_write_full(w->fd, bytes, size))
+        return write_failed(writer->store->state, err);
+    w->end += size;
+    wrote(w->fd, w->end, size, &w->unsynced);
+    return MLO_OK;
 }
 
 bool mlo_blob_sync_folder(const char *path)
@@ -242,8 +260,6 @@ struct file_piece {
     uint64_t unsynced; /* bytes whose writing the kernel was not told to begin */
 };
 
-enum { SYNC_EVERY = 8 << 20 };
-
 static enum mlo_status file_piece_open(struct mlo_blob_piece *piece, struct mlo_error *err)
 {
     const struct mlo_blob_files *s = piece->store->state;
@@ -286,12 +302,7 @@ static enum mlo_status file_piece_write(struct mlo_blob_piece *piece, const void
     struct file_piece *p = piece->state;
     if (!mlo_fs_write_full(p->fd, bytes, size))
         return write_failed(piece->store->state, err);
-    p->unsynced += size;
-    if (p->unsynced >= SYNC_EVERY) { /* so that the wait at the end of the piece is short */
-        uint64_t from = piece->session->size_bytes + piece->size_bytes + size - p->unsynced;
-        sync_file_range(p->fd, (off_t)from, (off_t)p->unsynced, SYNC_FILE_RANGE_WRITE);
-        p->unsynced = 0;
-    }
+    wrote(p->fd, piece->session->size_bytes + piece->size_bytes + size, size, &p->unsynced);
     return MLO_OK;
 }
 
