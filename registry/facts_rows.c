@@ -60,7 +60,8 @@ static bool add_facts(json_t *rows, const json_t *facts)
     json_object_foreach(json_object_get(facts, "tags"), name, value) ok =
         ok && add(rows, "tag", name, json_string_value(value), NULL);
     json_array_foreach(json_object_get(facts, "datasets"), i, value) ok =
-        ok && add(rows, "dataset", "", mlo_json_str(value, "digest", ""), NULL);
+        ok && add(rows, "dataset", "", mlo_json_str(value, "digest", ""), NULL) &&
+        add(rows, "dataset", "name", mlo_json_str(value, "name", ""), NULL);
     if (code) {
         ok = ok && add(rows, "code", "commit", mlo_json_str(code, "commit", ""), NULL) &&
              add(rows, "code", "dirty", mlo_json_bool(code, "dirty", true) ? "true" : "false", NULL);

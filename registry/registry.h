@@ -27,6 +27,7 @@
 #include "registry/page.h"
 #include "registry/ref.h"
 #include "registry/reproduction.h"
+#include "registry/search.h"
 #include "registry/signature.h"
 #include "registry/stages.h"
 #include "registry/target.h"

@@ -23,6 +23,7 @@ static const struct mlo_cli_verb *const verbs[] = {
     &mlo_verb_data_push,
     &mlo_verb_data_pull,
     &mlo_verb_models,
+    &mlo_verb_search,
     &mlo_verb_datasets,
     &mlo_verb_variants,
     &mlo_verb_lineage,

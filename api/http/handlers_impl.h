@@ -21,6 +21,7 @@ mlo_handler_fn h_dataset_create, h_datasets, h_dataset, h_dataset_version;      
 mlo_handler_fn h_run_create, h_runs, h_run, h_run_events, h_run_cancel;                /* h_runs.c */
 mlo_handler_fn h_stages, h_stage, h_promote, h_rollback, h_history, h_stage_artifact;  /* h_stages.c */
 mlo_handler_fn h_project_history;
+mlo_handler_fn h_search;                                                                /* h_search.c */
 mlo_handler_fn h_policy, h_policy_put, h_policy_history, h_decisions, h_decision;       /* h_gates.c */
 mlo_handler_fn h_approvals, h_approve, h_approval_withdraw;                             /* h_approvals.c */
 mlo_handler_fn h_quarantine, h_quarantine_release;                                      /* h_approvals.c */

@@ -89,6 +89,8 @@ static const struct mlo_route ROUTES[] = {
      .docs = "Forgets an upload and its bytes."},
 
     READ(P "/models", h_models, "The models of a project; q searches."),
+    READ(P "/search", h_search,
+         "The versions that fit a filter of their metrics, parameters, tags, code and data."),
     READ(M, h_model, "A model with its stages."),
     READ(M "/versions", h_versions, "The versions of a model, newest first."),
     POST(M "/versions", MLO_SUBMITTER, h_version_create,

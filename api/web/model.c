@@ -11,7 +11,7 @@ struct model_view {
     const char *project, *model;
     int64_t project_id, model_id;
     struct mlo_version_info version;
-    json_t *about, *stages, *variants, *versions, *lineage;
+    json_t *about, *stages, *variants, *versions, *lineage, *facts;
     const char *targets[TARGETS_MAX]; /* of the runs that made the variants; texts in the request's arena */
     size_t target_count;
 };
@@ -212,8 +212,8 @@ static enum mlo_status draw(struct mlo_request *req, const struct model_view *vi
     json_array_foreach(view->stages, i, stage) stage_card(out, stage);
     HTML(out,
          "</div><p class=\"links\"><a href=\"/promotions/%s/%s\">Promotion log</a> <a "
-         "href=\"/audit/%s\">Audit log</a></p>",
-         view->project, view->model, view->project);
+         "href=\"/audit/%s\">Audit log</a> <a href=\"/search/%s\">Search</a></p>",
+         view->project, view->model, view->project, view->project);
     if (view->variants) {
         HTML(out,
              "<h2>Variants of version %lld</h2><section class=\"panel\"><div class=\"scroll\"><table "
@@ -224,6 +224,12 @@ static enum mlo_status draw(struct mlo_request *req, const struct model_view *vi
              (long long)view->version.number);
         variant_rows(out, view);
         HTML(out, "</tbody></table></div></section>");
+    }
+    if (json_object_size(view->facts)) {
+        HTML(out, "<h2>What version %lld says of itself</h2><section class=\"panel\">",
+             (long long)view->version.number);
+        mlo_piece_facts(out, view->facts);
+        HTML(out, "</section>");
     }
     if (view->lineage && json_array_size(json_object_get(view->lineage, "nodes")) > 0) {
         HTML(out, "<h2>Lineage</h2><section class=\"panel\">");
@@ -267,6 +273,7 @@ enum mlo_status page_model(struct mlo_request *req, struct mlo_error *err)
         if (status != MLO_OK && status != MLO_ENOTFOUND) /* nothing was derived yet: no picture */
             goto out;
         MLO_TRY(find_targets(req, &view, err));
+        MLO_TRY(mlo_version_facts(req->conn, view.version.id, &view.facts, err));
     } else if (status != MLO_ENOTFOUND || number) { /* a model without versions has a page, too */
         goto out;
     }
@@ -280,6 +287,7 @@ out:
     json_decref(view.variants);
     json_decref(view.versions);
     json_decref(view.lineage);
+    json_decref(view.facts);
     return status;
 }
 

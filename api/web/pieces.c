@@ -132,7 +132,8 @@ void mlo_piece_json(struct mlo_buf *out, const json_t *value)
 
 void mlo_piece_next(struct mlo_request *req, const json_t *list)
 {
-    static const char *const kept[] = {"q", "version", "stage", "state", "who", "action", "object"};
+    static const char *const kept[] = {"q",      "version", "stage",  "state", "who",
+                                       "action", "object",  "filter", "order"};
     const char *next = mlo_json_str(list, "next", NULL);
     if (!next)
         return;

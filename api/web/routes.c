@@ -30,6 +30,7 @@ static const struct mlo_route ROUTES[] = {
     FORM("/logout", MLO_VIEWER, page_logout, "Signs out."),
     PAGE("/", page_home, "Models, recent runs, last moves."),
     PAGE("/models/{p}/{m}", page_model, "A model: stages, variants, lineage, versions."),
+    PAGE("/search/{p}", page_search, "Versions of a project by metrics, parameters, tags, code and data."),
     PAGE("/artifact/{p}/{m}/{v}/{name}", page_artifact, "Downloads a variant."),
     PAGE("/report/{p}/{m}/{v}/{name}", page_report, "What explains a variant."),
     PAGE("/report/{p}/{m}/{v}/{name}/json", page_report_json, "The same as JSON."),

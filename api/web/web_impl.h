@@ -55,6 +55,8 @@ void mlo_piece_moves(struct mlo_buf *out, const json_t *items, bool models);
 /* What was said of a version and its releases, with the form to say more (comments.c). */
 MLO_MUST_USE enum mlo_status
 mlo_piece_comments(struct mlo_request *req, const struct mlo_version_info *version, struct mlo_error *err);
+/* What a version says about itself, as a table (search.c). */
+void mlo_piece_facts(struct mlo_buf *out, const json_t *facts);
 /* Rows of a list of runs (runs.c). */
 void mlo_piece_runs(struct mlo_buf *out, const json_t *items);
 
@@ -84,7 +86,7 @@ mlo_handler_fn page_home, page_login, page_login_post, page_logout, page_asset, 
     page_report_json;
 mlo_handler_fn page_check, page_approve, page_quarantine_release;
 mlo_handler_fn page_comment;
-mlo_handler_fn page_model, page_promote, page_rollback, page_promotions;
+mlo_handler_fn page_model, page_search, page_promote, page_rollback, page_promotions;
 mlo_handler_fn page_runs, page_run, page_run_cancel, page_audit_index, page_audit;
 
 /* A text of a JSON object for a page: "" when absent. */

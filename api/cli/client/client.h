@@ -10,13 +10,25 @@ extern const struct mlo_cli_verb mlo_verb_push, mlo_verb_data_push, mlo_verb_dat
     mlo_verb_approve, mlo_verb_approvals, mlo_verb_quarantine_list, mlo_verb_quarantine_release,
     mlo_verb_policy_show, mlo_verb_policy_set, mlo_verb_policy_check, mlo_verb_lineage, mlo_verb_report,
     mlo_verb_audit, mlo_verb_keys, mlo_verb_attest_show, mlo_verb_attest_verify, mlo_verb_pull,
-    mlo_verb_models, mlo_verb_datasets, mlo_verb_status, mlo_verb_reproduce, mlo_verb_comment,
-    mlo_verb_models, mlo_verb_datasets, mlo_verb_status, mlo_verb_delete, mlo_verb_data_delete,
-    mlo_verb_undelete, mlo_verb_deletions, mlo_verb_archive, mlo_verb_unarchive, mlo_verb_gc, mlo_verb_fsck;
+    mlo_verb_models, mlo_verb_datasets, mlo_verb_search, mlo_verb_status, mlo_verb_reproduce,
+    mlo_verb_comment, mlo_verb_delete, mlo_verb_data_delete, mlo_verb_undelete, mlo_verb_deletions,
+    mlo_verb_archive, mlo_verb_unarchive, mlo_verb_gc, mlo_verb_fsck;
 
 #define MLO_OPTION_URL                                                                                       \
     {                                                                                                        \
         "url", 0, "URL", "the server (MLOPT_URL; the token comes from MLOPT_TOKEN or the config file)"       \
+    }
+
+/* What mlo_client_facts reads. */
+#define MLO_OPTIONS_FACTS                                                                                    \
+    {"code", 0, "DIR", "the training code: remote, commit and dirtiness of this checkout"},                  \
+        {"dataset", 0, "NAME[@V]", "a dataset of the project that it was trained on", NULL, true},           \
+        {"param", 0, "KEY=VALUE", "a parameter of the training", NULL, true},                                \
+        {"metric", 0, "KEY=NUMBER", "a metric of the training, as declared", NULL, true},                    \
+        {"tag", 0, "KEY[=VALUE]", "a tag", NULL, true},                                                      \
+        {"licence", 0, "TEXT", "an SPDX expression: Apache-2.0"},                                            \
+    {                                                                                                        \
+        "facts", 0, "FILE.json", "all of these as JSON (docs/search.md); options go over it"                 \
     }
 
 /* --- names ---------------------------------------------------------------------------------------------- */
@@ -129,6 +141,13 @@ MLO_MUST_USE enum mlo_status mlo_client_wait_run(struct mlo_client *client, stru
                                                  json_t **run, struct mlo_error *err);
 /* How a finished run ends the program: MLO_OK, or why it failed. */
 MLO_MUST_USE enum mlo_status mlo_client_run_outcome(const json_t *run, struct mlo_error *err);
+/* What is said of a version: --facts, and over it the other MLO_OPTIONS_FACTS. *out is yours, {} when nothing
+ * is said. */
+MLO_MUST_USE enum mlo_status mlo_client_facts(const struct mlo_cli *cli, const char *project, json_t **out,
+                                              struct mlo_error *err);
+/* {commit, dirty, remote} of the work tree that the folder is in; remote, without credentials, absent when
+ * there is none. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_client_code(const char *dir, json_t **out, struct mlo_error *err);
 
 /* The variants of a version as a table for people. */
 MLO_MUST_USE enum mlo_status mlo_client_print_variants(const json_t *items, struct mlo_error *err);

@@ -194,7 +194,7 @@ static enum mlo_status data_push_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_client_ref ref;
     struct mlo_response response = {0};
     struct mlo_buf path = MLO_BUF_INIT;
-    json_t *files = json_array(), *metadata = NULL, *body = NULL;
+    json_t *files = json_array(), *metadata = NULL, *facts = NULL, *body = NULL;
     char **names = cli->args + 1;
     char *with[3], *postprocess = (char *)(uintptr_t)mlo_cli_opt(cli, "postprocess");
     int count = cli->arg_count - 1;
@@ -211,6 +211,7 @@ static enum mlo_status data_push_run(struct mlo_cli *cli, struct mlo_error *err)
         names = with;
     }
     MLO_TRY(make_metadata(cli, &metadata, err));
+    MLO_TRY(mlo_client_facts(cli, ref.project, &facts, err));
     MLO_TRY(check_dataset(names, count, roles, metadata, &samples, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
     MLO_TRY(mlo_client_ensure_project(client, ref.project, err));
@@ -218,7 +219,7 @@ static enum mlo_status data_push_run(struct mlo_cli *cli, struct mlo_error *err)
         MLO_TRY(mlo_client_upload(client, ref.project, names[i], roles[i], "application/octet-stream", files,
                                   err));
     const char *description = mlo_cli_opt(cli, "description");
-    body = json_pack("{s:O,s:O,s:s}", "files", files, "metadata", metadata, "description",
+    body = json_pack("{s:O,s:O,s:O,s:s}", "files", files, "metadata", metadata, "facts", facts, "description",
                      description ? description : "");
     mlo_client_path(&path, "/v1/projects/%s/datasets/%s/versions", ref.project, ref.name);
     MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), NULL, body, &response, err));
@@ -230,6 +231,7 @@ static enum mlo_status data_push_run(struct mlo_cli *cli, struct mlo_error *err)
 out:
     json_decref(files);
     json_decref(metadata);
+    json_decref(facts);
     json_decref(body);
     mlo_response_clear(&response);
     mlo_buf_clear(&path);
@@ -297,6 +299,7 @@ static const struct mlo_cli_option push_options[] = {
     {"postprocess", 0, "POST.onnx",
      "a model that makes of a model's outputs what metrics read: part of the dataset"},
     {"description", 0, "TEXT", "what this dataset is"},
+    MLO_OPTIONS_FACTS,
     MLO_OPTION_URL,
     {NULL},
 };

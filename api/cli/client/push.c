@@ -81,7 +81,7 @@ static enum mlo_status push_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_client_ref ref;
     struct mlo_response response = {0};
     struct mlo_buf path = MLO_BUF_INIT;
-    json_t *files = json_array(), *metadata = json_object(), *body = NULL, *signature = NULL;
+    json_t *files = json_array(), *metadata = json_object(), *facts = NULL, *body = NULL, *signature = NULL;
     const char *labels = mlo_cli_opt(cli, "labels");
     char **names = cli->args + 1;
     int count = cli->arg_count - 1, model;
@@ -89,6 +89,7 @@ static enum mlo_status push_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
     MLO_TRY(mlo_client_ref_plain(&ref, false, false, err));
     MLO_TRY(add_metadata(cli, metadata, err));
+    MLO_TRY(mlo_client_facts(cli, ref.project, &facts, err));
     MLO_TRY(find_model(names, count, &model, err));
     MLO_TRY(check_model(names[model], &signature, err));
     MLO_TRY(add_labels(labels, signature, err));
@@ -100,8 +101,8 @@ static enum mlo_status push_run(struct mlo_cli *cli, struct mlo_error *err)
     if (labels)
         MLO_TRY(mlo_client_upload(client, ref.project, labels, "labels", "text/plain", files, err));
     const char *description = mlo_cli_opt(cli, "description");
-    body = json_pack("{s:O,s:s,s:O,s:O}", "files", files, "description", description ? description : "",
-                     "metadata", metadata, "signature", signature);
+    body = json_pack("{s:O,s:s,s:O,s:O,s:O}", "files", files, "description", description ? description : "",
+                     "metadata", metadata, "facts", facts, "signature", signature);
     mlo_client_path(&path, "/v1/projects/%s/models/%s/versions", ref.project, ref.name);
     MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), NULL, body, &response, err));
     if (cli->json) {
@@ -117,6 +118,7 @@ static enum mlo_status push_run(struct mlo_cli *cli, struct mlo_error *err)
 out:
     json_decref(files);
     json_decref(metadata);
+    json_decref(facts);
     json_decref(body);
     json_decref(signature);
     mlo_response_clear(&response);
@@ -129,6 +131,7 @@ static const struct mlo_cli_option options[] = {
     {"description", 0, "TEXT", "what this version is"},
     {"labels", 0, "FILE", "the labels of its outputs: one a line, or a JSON array of texts"},
     {"meta", 0, "KEY=VALUE", "metadata of the version", NULL, true},
+    MLO_OPTIONS_FACTS,
     MLO_OPTION_URL,
     {NULL},
 };
@@ -143,5 +146,11 @@ const struct mlo_cli_verb mlo_verb_push = {
     .help = "upload a model as a new version",
     .detail =
         "The .onnx file is the model; others are its external data, or documents. The model is read here\n"
-        "first, so that a broken file, or one with an op that mlopt does not know, is refused at once.\n",
+        "first, so that a broken file, or one with an op that mlopt does not know, is refused at once.\n"
+        "\n"
+        "  mlopt push fashion/cnn cnn.onnx --code train/ --dataset train@3 --param lr=0.01 \\\n"
+        "      --metric val/top1=0.913 --tag team=vision --licence Apache-2.0\n"
+        "\n"
+        "What is said of a version is part of it, and found by 'mlopt search'. Nothing is said that was not\n"
+        "asked for: the folder of the model file need not hold the code that trained it.\n",
 };

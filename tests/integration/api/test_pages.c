@@ -32,6 +32,59 @@ static void test_pages__html_escapes_what_is_not_the_format(void **state)
     mlo_buf_clear(&out);
 }
 
+static void test_pages__facts_are_shown_and_found(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    char digest[MLO_DIGEST_TEXT_SIZE], body[1024], elsewhere[MLO_TOKEN_TEXT_SIZE];
+    const struct mlo_actor system = MLO_ACTOR_SYSTEM;
+    int64_t other;
+    api_upload(api, "demo", "weights", digest);
+    snprintf(body, sizeof body,
+             "{\"files\": [{\"role\": \"model\", \"name\": \"m.onnx\", \"digest\": \"%s\"}], \"facts\": "
+             "{\"tags\": {\"team\": \"<b>&\"}, \"metrics\": {\"val/top1\": 0.875}, \"code\": {\"dirty\": "
+             "true, \"commit\": \"0123456789abcdef0123456789abcdef01234567\"}}}",
+             digest);
+    api_call(api, &reply, "POST", "/v1/projects/demo/models/cnn/versions", api->token[MLO_SUBMITTER], body,
+             NULL);
+    assert_http(&reply, 201);
+    const char *search = "/v1/projects/demo/search?filter=metric.val/top1%3E0.8,tag.team%3D%22%3Cb%3E%26%22";
+    api_call(api, &reply, "GET", search, api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 200);
+    const json_t *item = json_array_get(json_object_get(reply.json, "items"), 0);
+    assert_string_equal(mlo_json_str(item, "model", ""), "cnn");
+    assert_true(mlo_json_bool(json_object_get(json_object_get(item, "facts"), "code"), "dirty", false));
+    assert_true(json_is_null(json_object_get(reply.json, "next")));
+    api_call(api, &reply, "GET", "/v1/projects/demo/search?filter=top1", api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 422);
+    assert_holds(mlo_buf_str(&reply.body), "filter, column 1");
+    /* who is in another project is not told that there is one */
+    assert_mlo_ok(mlo_project_ensure(api->pg->conn, &system, "other", &other, &err), &err);
+    assert_mlo_ok(mlo_token_create(api->pg->conn, &system, "x", MLO_ADMIN, other, 0, elsewhere, NULL, &err),
+                  &err);
+    api_call(api, &reply, "GET", search, elsewhere, NULL, NULL);
+    assert_http(&reply, 404);
+    api_call(api, &reply, "GET", "/v1/projects/other/search", elsewhere, NULL, NULL);
+    assert_http(&reply, 200);
+    assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 0);
+
+    const char *const *cookie = session(api, api->token[MLO_VIEWER]);
+    api_call(api, &reply, "GET", "/models/demo/cnn", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.body), "&lt;b&gt;&amp;");
+    assert_holds(mlo_buf_str(&reply.body), "0.875");
+    assert_holds(mlo_buf_str(&reply.body), "changed since");
+    assert_null(strstr(mlo_buf_str(&reply.body), "<b>&"));
+    api_call(api, &reply, "GET", "/search/demo?filter=metric.val/top1%3E0.8", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.body), "/models/demo/cnn?version=1");
+    api_call(api, &reply, "GET", "/search/demo?filter=%3Cscript%3E", NULL, NULL, cookie);
+    assert_http(&reply, 422);
+    assert_holds(mlo_buf_str(&reply.body), "value=\"&lt;script&gt;\"");
+    reply_clear(&reply);
+}
+
 static void test_pages__a_one_time_link_signs_in_once(void **state)
 {
     struct api *api = *state;
@@ -218,6 +271,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pages__html_escapes_what_is_not_the_format),
+        API_TEST(test_pages__facts_are_shown_and_found),
         API_TEST(test_pages__a_one_time_link_signs_in_once),
         API_TEST(test_pages__nothing_that_a_user_wrote_becomes_markup),
         API_TEST(test_pages__forms_follow_the_rules_of_the_api),

@@ -125,9 +125,9 @@ static void test_facts__are_rows_and_lineage(void **state)
                        &one),
                   &f->err);
     assert_mlo_ok(push(f, p, "b", "{\"params\": {\"lr\": \"0.001\"}}", &two), &f->err);
-    /* model, author, version of each; dataset, lr, opt, top1, commit, dirty; lr */
-    assert_int_equal(count(f, "SELECT count(*) FROM version_fact"), 3 + 6 + 3 + 1);
-    assert_int_equal(count(f, "SELECT count(*) FROM fact_name"), 3 + 6);
+    /* model, author, version of each; dataset (digest, name), lr, opt, top1, commit, dirty; lr */
+    assert_int_equal(count(f, "SELECT count(*) FROM version_fact"), 3 + 7 + 3 + 1);
+    assert_int_equal(count(f, "SELECT count(*) FROM fact_name"), 3 + 7);
     assert_int_equal(count(f,
                            "SELECT count(*) FROM version_fact r JOIN fact_name n ON n.id = r.name_id WHERE "
                            "n.kind = 'param' AND n.name = 'lr' AND r.text = '0.001' AND r.number = 0.001"),
