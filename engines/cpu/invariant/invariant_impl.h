@@ -56,6 +56,8 @@ enum mlo_status inv_lower_pool(struct mlo_plan *plan, const struct mlo_node *nod
                                struct mlo_error *err);
 enum mlo_status inv_lower_quantize(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
                                    struct mlo_error *err);
+enum mlo_status inv_lower_normalise(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
+                                    struct mlo_error *err);
 enum mlo_status inv_lower_simple(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
                                  struct mlo_error *err);
 

@@ -5,8 +5,8 @@
 typedef enum mlo_status inv_lower_fn(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
                                      struct mlo_error *err);
 
-static inv_lower_fn *const lowerings[] = {inv_lower_conv, inv_lower_gemm, inv_lower_pool, inv_lower_quantize,
-                                          inv_lower_simple};
+static inv_lower_fn *const lowerings[] = {inv_lower_conv,     inv_lower_gemm,      inv_lower_pool,
+                                          inv_lower_quantize, inv_lower_normalise, inv_lower_simple};
 
 enum mlo_status cpu_invariant_lower(struct mlo_plan *plan, struct mlo_error *err)
 {

@@ -99,6 +99,32 @@ static void test_net__has_the_same_bits_everywhere(void **state)
     mlo_model_free(n.model);
 }
 
+/* Rounded once, from double: on every instruction set the bits of the op table's row. */
+static void test_batch_norm__has_the_bits_of_the_reference(void **state)
+{
+    MLO_UNUSED(state);
+    struct net n = net_new(4);
+    int64_t dims[] = {-1, 5, 7, 3}, five[] = {5};
+    struct mlo_value *in[] = {net_input(&n, "x", 4, dims), net_floats(&n, 1, five, 3.0f),
+                              net_floats(&n, 1, five, 0.5f), net_floats(&n, 1, five, 0.7f),
+                              net_numbers(&n, MLO_FLOAT32, 1, five, 1e-6, 2.0)};
+    struct mlo_node *node = net_node_of(&n, "", "BatchNormalization", in, 5);
+    assert_true(mlo_node_set_f(node, "epsilon", 1e-3f));
+    net_finish(&n, node->outputs[0]);
+    check(n.model, 4, dims, "batch norm");
+    dims[0] = 9;
+    struct mlo_tensor x = random_tensor(4, dims, 3);
+    const struct mlo_compile_options o = {.batch = 9, .threads = 1, .numerics = MLO_NUMERICS_INVARIANT};
+    struct mlo_tensor want = run_model("reference", n.model, &o, &x, NULL),
+                      got = run_with(n.model, MLO_ISA_AVX2, 2, 9, &x);
+    assert_int_equal(want.size_bytes, got.size_bytes);
+    assert_same_bits(&want, got.data, "the reference");
+    mlo_tensor_clear(&x);
+    mlo_tensor_clear(&want);
+    mlo_tensor_clear(&got);
+    mlo_model_free(n.model);
+}
+
 /* The bits are those of the documented chain, not merely equal to each other. */
 static void test_conv__is_one_chain_in_k_order(void **state)
 {
@@ -263,6 +289,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_conv__has_the_same_bits_everywhere),
         cmocka_unit_test(test_net__has_the_same_bits_everywhere),
+        cmocka_unit_test(test_batch_norm__has_the_bits_of_the_reference),
         cmocka_unit_test(test_conv__is_one_chain_in_k_order),
         cmocka_unit_test(test_stats__do_not_depend_on_batch_threads_or_isa),
         cmocka_unit_test(test_wants__give_the_same_file_everywhere),
