@@ -20,7 +20,8 @@ import onnx
 
 import models
 import peers
-import quantize
+import quantize_nets
+from quantize_table import splice
 
 MLOPT = os.environ.get("MLOPT", "mlopt")
 # What computes most of a model: the kernels in integers, and those in float.
@@ -118,16 +119,14 @@ class Net:
 
 def nets(o):
     found = []
-    for net in quantize.nets(o):
-        if "resnet50" in net.name:
-            continue
+    for net in quantize_nets.nets(o):
         test = net.evaluation[1]
         if "," in test:  # the archive of Fashion-MNIST
             test = os.path.join(o.folder, "fashion-test.npz")
             if not os.path.exists(test):
                 import gzip
 
-                with gzip.open("%s/t10k-images-idx3-ubyte.gz" % quantize.FASHION) as f:
+                with gzip.open("%s/t10k-images-idx3-ubyte.gz" % quantize_nets.FASHION) as f:
                     x = np.frombuffer(f.read(), np.uint8, offset=16).reshape(-1, 1, 28, 28)
                 np.savez(test, input=((x.astype(np.float32) / 255 - 0.2860) / 0.3530).astype(np.float32))
         found.append(Net(net.name, net.path, net.calibration, test))
@@ -276,7 +275,7 @@ def main():
         with open(results, "w", encoding="utf-8") as f:
             json.dump(rows, f, indent=1)
     if o.splice:
-        quantize.splice(o.splice, table(rows), "in " + o.runtime)
+        splice(o.splice, table(rows), "in " + o.runtime)
 
 
 if __name__ == "__main__":

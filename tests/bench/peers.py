@@ -44,8 +44,17 @@ def _prepared(path, out):
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     model = onnx.load(path)
-    if max(o.version for o in model.opset_import if o.domain in ("", "ai.onnx")) < 13:  # scales per channel need 13
-        onnx.save(onnx.version_converter.convert_version(model, 17), out + ".raised")
+    old = max(o.version for o in model.opset_import if o.domain in ("", "ai.onnx")) < 13  # scales per channel need 13
+    if old:
+        model = onnx.version_converter.convert_version(model, 17)
+    # what old exporters list as inputs too, the quantizer would want samples of
+    constants = {t.name for t in model.graph.initializer}
+    listed = [i for i in model.graph.input if i.name in constants]
+    for i in listed:
+        model.graph.input.remove(i)
+    if old or listed:
+        model.ir_version = max(model.ir_version, 8)
+        onnx.save(model, out + ".raised")
         path = out + ".raised"
     quant_pre_process(path, out, skip_symbolic_shape=True)
     if path.endswith(".raised"):
