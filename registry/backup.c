@@ -127,13 +127,10 @@ static enum mlo_status dump(struct making *m, const char *snapshot, struct mlo_e
     char *log = mlo_fs_join(m->incoming, "pg_dump.log", NULL);
     mlo_buf_printf(&name, "--snapshot=%s", snapshot);
     /* uploads that go on are bytes that are no blobs yet: they begin again */
-    const char *const args[] = {"--format=custom",
-                                "--schema=mlopt",
-                                "--exclude-table-data=mlopt.upload",
-                                "--lock-wait-timeout=60000",
-                                "--no-password",
-                                mlo_buf_str(&name),
-                                NULL};
+    const char *const args[] = {"--format=custom", "--schema=mlopt", "--exclude-table-data=mlopt.upload",
+                                "--lock-wait-timeout=60000", "--no-password", mlo_buf_str(&name),
+                                /* they sign, as private keys do */
+                                m->o->key_count ? NULL : "--exclude-table-data=mlopt.webhook_secret", NULL};
     const struct mlo_pg_tool tool = {.program = "pg_dump", .args = args, .output = out, .log = log};
     enum mlo_status status =
         out && log && mlo_buf_ok(&name) ? mlo_pg_tool_run(m->conn, &tool, err) : mlo_error_nomem(err);

@@ -31,7 +31,7 @@ struct mlo_backup_options {
     struct mlo_db *db;                 /* the owner's role; one connection is used */
     struct mlo_blob_store *blobs;      /* where they are */
     const char *key_path;              /* signs the manifest; NULL: nobody does */
-    const struct mlo_backup_key *keys; /* put into the backup; those that are not there are left out */
+    const struct mlo_backup_key *keys; /* put into the backup, with the secrets of webhooks; none: neither */
     size_t key_count;
     bool check; /* blobs that are in the folder already are read and compared, and replaced if damaged */
     bool

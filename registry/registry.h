@@ -32,6 +32,7 @@
 #include "registry/stages.h"
 #include "registry/target.h"
 #include "registry/upload.h"
+#include "registry/webhook.h"
 
 /* A module's statements, for the test that prepares every one. */
 struct mlo_sql_table {

@@ -32,6 +32,8 @@ mlo_handler_fn h_comments, h_comment_add;                                       
 mlo_handler_fn h_keys, h_allowed_signers, h_key_rotate, h_key_revoke;
 mlo_handler_fn h_deletion_make, h_deletions, h_undelete, h_version_archive, h_version_unarchive, h_gc,
     h_fsck; /* h_upkeep.c */
+mlo_handler_fn h_webhooks, h_webhook_create, h_webhook, h_webhook_change, h_webhook_remove, h_webhook_rotate,
+    h_webhook_ping, h_webhook_deliveries, h_webhook_delivery, h_webhook_replay;
 
 /* MLO_OK for a stage's name, else `wrong` with the place and the names there are. */
 MLO_MUST_USE enum mlo_status mlo_request_stage(const char *stage, const char *where, enum mlo_status wrong,

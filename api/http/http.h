@@ -14,7 +14,9 @@ struct mlo_http_options {
     struct mlo_db *db;            /* pool; borrowed, outlives the server */
     struct mlo_blob_store *blobs; /* borrowed */
     struct mlo_ledger *ledger; /* borrowed; NULL: this server writes no ledgers and serves no repositories */
-    const char *tmp_dir;       /* where a downloaded blob may lie for a moment; NULL: $TMPDIR or /tmp */
+    struct mlo_webhooks
+        *webhooks;       /* borrowed; NULL: this server sends none, and takes public https URLs only */
+    const char *tmp_dir; /* where a downloaded blob may lie for a moment; NULL: $TMPDIR or /tmp */
     const struct mlo_http_module *modules; /* more routes: the pages; borrowed */
     size_t module_count;
     unsigned max_connections;   /* 0: 1,024 */

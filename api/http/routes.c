@@ -6,6 +6,8 @@
 #define V M "/versions/{v}"
 #define D P "/datasets/{d}"
 
+#define W P "/webhooks"
+
 #define READ(path_, handler_, docs_)                                                                         \
     {                                                                                                        \
         .method = "GET", .path = path_, .handler = handler_, .role = MLO_VIEWER, .docs = docs_               \
@@ -20,6 +22,11 @@
     {                                                                                                        \
         .method = "PUT", .path = path_, .handler = handler_, .role = role_, .max_body = MLO_BODY_JSON_MAX,   \
         .docs = docs_                                                                                        \
+    }
+
+#define ADMIN(method_, path_, handler_, docs_)                                                               \
+    {                                                                                                        \
+        .method = method_, .path = path_, .handler = handler_, .role = MLO_ADMIN, .docs = docs_              \
     }
 
 /* What git asks of a repository: its token comes as a password. */
@@ -180,6 +187,19 @@ static const struct mlo_route ROUTES[] = {
          "Removes the bytes that nothing refers to, past their grace; a dry run only says which."),
     POST("/v1/fsck", MLO_ADMIN, h_fsck,
          "Compares the rows of blobs with the bytes in the store; repairs if asked to."),
+
+    ADMIN("GET", W, h_webhooks, "The webhooks of a project."),
+    POST(W, MLO_ADMIN, h_webhook_create, "Makes a webhook; its secret is shown this once."),
+    ADMIN("GET", W "/{id}", h_webhook, "A webhook, without its secrets."),
+    PUT(W "/{id}", MLO_ADMIN, h_webhook_change, "Changes what is given of a webhook."),
+    ADMIN("DELETE", W "/{id}", h_webhook_remove, "Removes a webhook; what it sent stays to be read."),
+    POST(W "/{id}/secrets", MLO_ADMIN, h_webhook_rotate,
+         "Makes a new secret, shown this once; the one before signs for a while too."),
+    POST(W "/{id}/pings", MLO_ADMIN, h_webhook_ping, "Sends a delivery that says nothing."),
+    ADMIN("GET", W "/{id}/deliveries", h_webhook_deliveries, "What was sent, newest first."),
+    ADMIN("GET", W "/{id}/deliveries/{n}", h_webhook_delivery,
+          "One delivery, with its body and all attempts."),
+    POST(W "/{id}/deliveries/{n}/replays", MLO_ADMIN, h_webhook_replay, "Sends a delivery again."),
 
     READ("/v1/keys", h_keys, "The keys that sign ledgers."),
     READ("/v1/keys/allowed_signers", h_allowed_signers, "The same as a file for git and ssh-keygen."),

@@ -121,8 +121,9 @@ enum mlo_status mlo_serve_gc(const struct mlo_cli *cli, struct mlo_db *db, struc
 }
 
 enum mlo_status mlo_serve_http(const struct mlo_cli *cli, const struct mlo_listen *listen, struct mlo_db *db,
-                               struct mlo_blob_store *blobs, struct mlo_ledger *ledger, bool access_log,
-                               struct mlo_http **out, struct mlo_error *err)
+                               struct mlo_blob_store *blobs, struct mlo_ledger *ledger,
+                               struct mlo_webhooks *webhooks, bool access_log, struct mlo_http **out,
+                               struct mlo_error *err)
 {
     struct mlo_http_options options = {
         .address = listen->address,
@@ -130,6 +131,7 @@ enum mlo_status mlo_serve_http(const struct mlo_cli *cli, const struct mlo_liste
         .db = db,
         .blobs = blobs,
         .ledger = ledger,
+        .webhooks = webhooks,
         .modules = mlo_web_module(),
         .module_count = 1,
         .quiet = !access_log,
@@ -150,6 +152,17 @@ enum mlo_status mlo_serve_ledger(const struct mlo_cli *cli, struct mlo_db *db, c
         return MLO_OK;
     }
     return status == MLO_OK ? mlo_ledger_start(*out, err) : status;
+}
+
+enum mlo_status mlo_serve_webhooks(const struct mlo_cli *cli, struct mlo_db *db, struct mlo_webhooks **out,
+                                   struct mlo_error *err)
+{
+    struct mlo_webhooks_options options = {.db = db,
+                                           .guard = {.allow_http = mlo_cli_has(cli, "webhook-allow-http")}};
+    enum mlo_status status = MLO_OK;
+    for (size_t i = 0; status == MLO_OK && mlo_cli_opt_at(cli, "webhook-allow-net", i); i++)
+        status = mlo_webhook_guard_allow(&options.guard, mlo_cli_opt_at(cli, "webhook-allow-net", i), err);
+    return status == MLO_OK ? mlo_webhooks_start(&options, out, err) : status;
 }
 
 static enum mlo_status write_secret(const char *path, const char *text, struct mlo_error *err)

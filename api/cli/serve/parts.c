@@ -46,6 +46,7 @@ static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_http *http = NULL;
     struct mlo_ledger *ledger = NULL;
     struct mlo_gc_service *gc = NULL;
+    struct mlo_webhooks *webhooks = NULL;
     struct mlo_listen listen;
     const char *text = mlo_cli_opt(cli, "listen"), *ledger_dir = mlo_cli_opt(cli, "ledger");
     char url[96];
@@ -58,7 +59,8 @@ static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(check_schema(db, err));
     if (ledger_dir)
         MLO_TRY(mlo_serve_ledger(cli, db, ledger_dir, &ledger, err));
-    MLO_TRY(mlo_serve_http(cli, &listen, db, blobs, ledger, true, &http, err));
+    MLO_TRY(mlo_serve_webhooks(cli, db, &webhooks, err));
+    MLO_TRY(mlo_serve_http(cli, &listen, db, blobs, ledger, webhooks, true, &http, err));
     MLO_TRY(mlo_serve_gc(cli, db, blobs, &gc, err));
     MLO_TRY(mlo_cli_print(err, "ready: %s\n", mlo_listen_url(&listen, mlo_http_port(http), url, sizeof url)));
     do
@@ -68,6 +70,7 @@ static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
 out:
     mlo_gc_service_stop(gc);
     mlo_http_stop(http, DRAIN_MS);
+    mlo_webhooks_stop(webhooks);
     mlo_ledger_close(ledger);
     mlo_blob_store_close(blobs);
     mlo_db_close(db);
@@ -175,6 +178,7 @@ static const struct mlo_cli_option server_options[] = {
     {"ledger", 0, "DIR", "write the ledgers, with the key DIR/ledger.key and a repository per project"},
     MLO_OPTION_LEDGER_MIRROR,
     MLO_OPTION_GC,
+    MLO_OPTION_WEBHOOKS,
     MLO_OPTION_LOG,
     {NULL},
 };

@@ -50,11 +50,6 @@ MLO_MUST_USE enum mlo_status mlo_serve_ledger(const struct mlo_cli *cli, struct 
         "ledger-mirror", 0, "URL|DIR", "push every ledger to a repository there, PROJECT.git"                \
     }
 
-/* Starts the HTTP server with the pages. A port that is taken is explained. `ledger` may be NULL. */
-MLO_MUST_USE enum mlo_status mlo_serve_http(const struct mlo_cli *cli, const struct mlo_listen *listen,
-                                            struct mlo_db *db, struct mlo_blob_store *blobs,
-                                            struct mlo_ledger *ledger, bool access_log, struct mlo_http **out,
-                                            struct mlo_error *err);
 /* Collects garbage every --gc-every hours; *out is NULL without it. */
 MLO_MUST_USE enum mlo_status mlo_serve_gc(const struct mlo_cli *cli, struct mlo_db *db,
                                           struct mlo_blob_store *blobs, struct mlo_gc_service **out,
@@ -64,6 +59,21 @@ MLO_MUST_USE enum mlo_status mlo_serve_gc(const struct mlo_cli *cli, struct mlo_
     {                                                                                                        \
         "deletion-grace", 0, "DAYS", "how long what was deleted can be brought back (7)"                     \
     }
+/* Starts to send webhooks, where --webhook-allow-net and --webhook-allow-http let them go. */
+MLO_MUST_USE enum mlo_status mlo_serve_webhooks(const struct mlo_cli *cli, struct mlo_db *db,
+                                                struct mlo_webhooks **out, struct mlo_error *err);
+#define MLO_OPTION_WEBHOOKS                                                                                  \
+    {"webhook-allow-net", 0, "NET", "webhooks may go to this network inside: 10.1.0.0/16", NULL, true},      \
+    {                                                                                                        \
+        "webhook-allow-http", 0, NULL, "webhooks may go to http:// too"                                      \
+    }
+
+/* Starts the HTTP server with the pages. A port that is taken is explained. `ledger` and `webhooks` may be
+ * NULL. */
+MLO_MUST_USE enum mlo_status mlo_serve_http(const struct mlo_cli *cli, const struct mlo_listen *listen,
+                                            struct mlo_db *db, struct mlo_blob_store *blobs,
+                                            struct mlo_ledger *ledger, struct mlo_webhooks *webhooks,
+                                            bool access_log, struct mlo_http **out, struct mlo_error *err);
 /* Writes an admin token to `path` (0600), unless there is one that the database knows. */
 MLO_MUST_USE enum mlo_status mlo_serve_admin_token(struct mlo_db *db, const char *path, bool *made,
                                                    struct mlo_error *err);

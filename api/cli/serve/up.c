@@ -28,6 +28,7 @@ struct up {
     struct mlo_http *http;
     struct mlo_gc_service *gc;
     struct mlo_ledger *ledger;
+    struct mlo_webhooks *webhooks;
     struct mlo_brood *brood;
     char *ledger_dir, *pg_dir, *blob_url, *work_dir, *token_path, *url_path, *worker_log, *lock_path;
     char url[96];
@@ -149,8 +150,9 @@ static enum mlo_status start_parts(struct up *u, struct mlo_error *err)
     MLO_TRY(mlo_serve_admin_token(u->db, u->token_path, &made, err));
     MLO_TRY(mlo_blob_store_open(u->blob_url, &u->blobs, err));
     MLO_TRY(mlo_serve_ledger(u->cli, u->db, u->ledger_dir, &u->ledger, err));
-    MLO_TRY(mlo_serve_http(u->cli, &u->listen, u->db, u->blobs, u->ledger, mlo_cli_has(u->cli, "access-log"),
-                           &u->http, err));
+    MLO_TRY(mlo_serve_webhooks(u->cli, u->db, &u->webhooks, err));
+    MLO_TRY(mlo_serve_http(u->cli, &u->listen, u->db, u->blobs, u->ledger, u->webhooks,
+                           mlo_cli_has(u->cli, "access-log"), &u->http, err));
     MLO_TRY(mlo_serve_gc(u->cli, u->db, u->blobs, &u->gc, err));
     mlo_listen_url(&u->listen, mlo_http_port(u->http), u->url, sizeof u->url);
     const struct mlo_brood_options brood = {
@@ -243,6 +245,7 @@ static void stop_parts(struct up *u)
     mlo_brood_stop(u->brood, u->pg && postgres_lives(u) ? WORKER_GRACE_MS : 0);
     mlo_gc_service_stop(u->gc);
     mlo_http_stop(u->http, DRAIN_MS);
+    mlo_webhooks_stop(u->webhooks);
     mlo_ledger_close(u->ledger);
     mlo_blob_store_close(u->blobs);
     mlo_db_close(u->db);
@@ -301,6 +304,7 @@ static const struct mlo_cli_option options[] = {
     {"access-log", 0, NULL, "log every request"},
     MLO_OPTION_LEDGER_MIRROR,
     MLO_OPTION_GC,
+    MLO_OPTION_WEBHOOKS,
     MLO_OPTION_LOG,
     {NULL},
 };
