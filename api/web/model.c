@@ -231,6 +231,8 @@ static enum mlo_status draw(struct mlo_request *req, const struct model_view *vi
         mlo_piece_facts(out, view->facts);
         HTML(out, "</section>");
     }
+    if (view->variants)
+        MLO_TRY(mlo_piece_signature(req, &view->version, err));
     if (view->lineage && json_array_size(json_object_get(view->lineage, "nodes")) > 0) {
         HTML(out, "<h2>Lineage</h2><section class=\"panel\">");
         mlo_piece_lineage(out, view->lineage);

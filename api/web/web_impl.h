@@ -52,6 +52,9 @@ void mlo_piece_next(struct mlo_request *req, const json_t *list);
 void mlo_piece_lineage(struct mlo_buf *out, const json_t *lineage);
 /* Rows of the promotion log (promotions.c); with `models`, a column that names the model. */
 void mlo_piece_moves(struct mlo_buf *out, const json_t *items, bool models);
+/* What a version takes and gives; nothing where nobody said or read it (signature.c). */
+MLO_MUST_USE enum mlo_status
+mlo_piece_signature(struct mlo_request *req, const struct mlo_version_info *version, struct mlo_error *err);
 /* What was said of a version and its releases, with the form to say more (comments.c). */
 MLO_MUST_USE enum mlo_status
 mlo_piece_comments(struct mlo_request *req, const struct mlo_version_info *version, struct mlo_error *err);

@@ -1,4 +1,4 @@
-/* Comments, and making variants again, through the API and the pages. */
+/* Comments, making variants again, and signatures, through the API and the pages. */
 #include "tests/integration/api/api_fixture.h"
 
 #define MODEL "/v1/projects/demo/models/cnn"
@@ -101,12 +101,49 @@ static void test_reproduce__by_the_api(void **state)
     reply_clear(&reply);
 }
 
+static void test_signature__is_shown_and_checked(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char digest[MLO_DIGEST_TEXT_SIZE], cookie[160];
+    const char *headers[] = {cookie, NULL};
+    api_upload(api, "demo", "one", digest);
+    json_t *body = json_pack("{s:[{s:s, s:s, s:s}], s:{s:i}}", "files", "role", "model", "name", "m.onnx",
+                             "digest", digest, "signature", "inputs", 7);
+    char *text = json_dumps(body, 0);
+    api_call(api, &reply, "POST", MODEL "/versions", api->token[MLO_SUBMITTER], text, NULL);
+    assert_http(&reply, 422);
+    assert_holds(mlo_json_str(reply.json, "where", ""), "signature.inputs");
+    free(text);
+    json_object_set_new(body, "signature",
+                        json_pack("{s:[{s:s, s:s, s:[s, i]}], s:[], s:n}", "inputs", "name", "<b>x", "type",
+                                  "float32", "shape", "N", 28, "outputs", "labels"));
+    text = json_dumps(body, 0);
+    api_call(api, &reply, "POST", MODEL "/versions", api->token[MLO_SUBMITTER], text, NULL);
+    assert_http(&reply, 201);
+    free(text);
+    json_decref(body);
+    api_call(api, &reply, "GET", MODEL "/versions/1/variants/source/signature", api->token[MLO_VIEWER], NULL,
+             NULL);
+    assert_http(&reply, 200);
+    assert_true(json_is_null(json_object_get(reply.json, "read")));
+    assert_true(json_is_object(json_object_get(reply.json, "declared")));
+    snprintf(cookie, sizeof cookie, "Cookie: mlopt_session=%s", api->token[MLO_VIEWER]);
+    api_call(api, &reply, "GET", "/models/demo/cnn", NULL, NULL, headers);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.body), "&lt;b&gt;x");
+    assert_holds(mlo_buf_str(&reply.body), "float32 [N, 28]");
+    assert_holds(mlo_buf_str(&reply.body), "no worker has read it yet");
+    reply_clear(&reply);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         API_TEST(test_comments__by_the_api),
         API_TEST(test_comments__on_the_page_of_a_model),
         API_TEST(test_reproduce__by_the_api),
+        API_TEST(test_signature__is_shown_and_checked),
     };
     API_MAIN(tests);
 }
