@@ -158,7 +158,8 @@ static enum mlo_status record_reproduction(struct mlo_db_conn *conn, const struc
                                           .job_id = job->id};
     if (!what.envelope || !what.signer || !what.machine_class || !what.program)
         return mlo_error_set(err, MLO_EINTERNAL, "a reproduction of the step '%s' is not signed", job->step);
-    MLO_TRY(mlo_blob_record(conn, &c->actor, job->project, &what.made, c->what->size_bytes, err));
+    MLO_TRY(mlo_blob_record_stored(conn, c->what->blobs, &c->actor, job->project, &what.made,
+                                   c->what->size_bytes, err));
     MLO_TRY(mlo_reproduction_add(conn, &c->actor, &what, err));
     if (mlo_digest_eq(&what.made, &what.artifact))
         goto out;
