@@ -81,11 +81,24 @@ static void test_gc__keeps_what_is_referred_to(void **state)
         hex[0], hex[3], mlo_digest_text(&decision, decided), hex[6], (long long)u.project, (long long)v.id,
         hex[0], hex[4], hex[5]);
     upkeep_sql(&u, sql);
+    struct mlo_digest made = upkeep_put(&u, "made again");
+    snprintf(
+        sql, sizeof sql,
+        "INSERT INTO attestation (project_id, artifact, derivation, signer, envelope) VALUES (%lld, '\\x%s', "
+        "sha256('k'), 'ed25519:%064d', '{}');"
+        "INSERT INTO reproduction (project_id, derivation, parent, artifact, made, attestation, "
+        "machine_class, "
+        "program, run_id, job_id, requested_by) SELECT project_id, derivation, artifact, artifact, '\\x%s', "
+        "id, "
+        "'m', 'mlopt', 1, 1, 'me' FROM attestation",
+        (long long)u.project, hex[0], 0, mlo_digest_hex(&made, hex[7]));
+    upkeep_sql(&u, sql);
     struct mlo_gc_result r = upkeep_gc(&u, 0);
     assert_int_equal(r.removed, 1); /* what a derivation made and nobody names is a cache */
     assert_false(upkeep_has(&u, "cached"));
-    static const char *const kept[] = {"model",  "first int8", "second int8", "data",   "plan",
-                                       "report", "samples",    "input",       "output", "decision"};
+    static const char *const kept[] = {"model",  "first int8", "second int8", "data",
+                                       "plan",   "report",     "samples",     "input",
+                                       "output", "decision",   "made again"};
     for (size_t i = 0; i < MLO_COUNT(kept); i++)
         assert_true(upkeep_has(&u, kept[i]));
     upkeep_sql(&u, "UPDATE run SET state = 'failed', finished_at = now()");
