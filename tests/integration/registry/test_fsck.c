@@ -16,7 +16,7 @@ static char *path_of(const struct upkeep *u, const char *text)
 
 static void flip_a_bit(const struct upkeep *u, const char *text)
 {
-    char *path = path_of(u, text), byte;
+    char *path = path_of(u, text), byte = 0;
     assert_int_equal(chmod(path, 0600), 0);
     int fd = open(path, O_RDWR);
     assert_true(fd >= 0 && pread(fd, &byte, 1, 2) == 1);

@@ -33,8 +33,8 @@ static void test_labels__are_read_in_three_forms(void **state)
 {
     static const char *const same[] = {"cat\ndog\n", "cat\r\ndog", "[\"cat\",\"dog\"]",
                                        " {\"1\": \"dog\", \"0\": \"cat\"}",
-                                       "\xef\xbb\xbf"
-                                       "cat\ndog"};
+                                       ("\xef\xbb\xbf"
+                                        "cat\ndog")};
     char first[80] = "";
     MLO_UNUSED(state);
     for (size_t i = 0; i < MLO_COUNT(same); i++) {
