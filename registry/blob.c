@@ -1,4 +1,5 @@
 /* What all backends share: the choice by URL, hashing on the way, checked reads. */
+#include "registry/blob_hash_impl.h"
 #include "registry/blob_impl.h"
 
 #include <errno.h>
@@ -82,13 +83,13 @@ enum mlo_status mlo_blob_writer_write(struct mlo_blob_writer *writer, const void
 {
     if (writer->spent)
         return mlo_error_set(err, MLO_EINTERNAL, "the writer of a blob was used after its end");
+    mlo_blob_hash_add(&writer->beside, writer->hasher, writer->size_bytes, bytes, size);
+    writer->size_bytes += size;
     enum mlo_status status = writer->store->backend->write(writer, bytes, size, err);
     if (status != MLO_OK) {
         writer->spent = true;
         return status;
     }
-    mlo_hasher_update(writer->hasher, bytes, size);
-    writer->size_bytes += size;
     return MLO_OK;
 }
 
@@ -112,6 +113,7 @@ enum mlo_status mlo_blob_writer_commit(struct mlo_blob_writer *writer, const str
     if (writer->spent)
         return mlo_error_set(err, MLO_EINTERNAL, "the writer of a blob was used after its end");
     writer->spent = true;
+    mlo_blob_hash_end(&writer->beside);
     mlo_hasher_final(writer->hasher, &computed);
     if (!expected && writer->expects)
         expected = &writer->expected;
@@ -134,6 +136,7 @@ void mlo_blob_writer_free(struct mlo_blob_writer *writer)
     if (!writer)
         return;
     writer->store->backend->end(writer);
+    mlo_blob_hash_end(&writer->beside);
     mlo_hasher_free(writer->hasher);
     free(writer);
 }

@@ -71,6 +71,7 @@ struct mlo_blob_store {
 struct mlo_blob_writer {
     struct mlo_blob_store *store;
     struct mlo_hasher *hasher;
+    struct mlo_blob_hash *beside; /* of a large one: the hasher's thread */
     uint64_t size_bytes;
     bool spent; /* committed or failed */
     bool expects;
@@ -83,6 +84,7 @@ struct mlo_blob_piece {
     struct mlo_blob_store *store;
     struct mlo_blob_session *session;
     struct mlo_hasher *hasher;
+    struct mlo_blob_hash *beside;
     uint64_t size_bytes; /* written */
     bool spent;          /* committed or failed */
     void *state;

@@ -1,4 +1,5 @@
 /* Sessions, as all backends share them: the hash goes on from piece to piece, whichever server takes it. */
+#include "registry/blob_hash_impl.h"
 #include "registry/blob_impl.h"
 
 #include <stdlib.h>
@@ -54,12 +55,12 @@ enum mlo_status mlo_blob_piece_write(struct mlo_blob_piece *piece, const void *b
 {
     if (piece->spent)
         return mlo_error_set(err, MLO_EINTERNAL, "a piece of an upload was used after its end");
+    mlo_blob_hash_add(&piece->beside, piece->hasher, piece->size_bytes, bytes, size);
     enum mlo_status status = piece->store->backend->piece_write(piece, bytes, size, err);
     if (status != MLO_OK) {
         piece->spent = true;
         return status;
     }
-    mlo_hasher_update(piece->hasher, bytes, size);
     piece->size_bytes += size;
     return MLO_OK;
 }
@@ -72,6 +73,7 @@ enum mlo_status mlo_blob_piece_commit(struct mlo_blob_piece *piece, struct mlo_e
     enum mlo_status status = piece->store->backend->piece_commit(piece, err);
     if (status != MLO_OK)
         return status;
+    mlo_blob_hash_end(&piece->beside);
     piece->session->size_bytes += piece->size_bytes;
     mlo_hasher_save(piece->hasher, &piece->session->hash);
     return MLO_OK;
@@ -82,6 +84,7 @@ void mlo_blob_piece_free(struct mlo_blob_piece *piece)
     if (!piece)
         return;
     piece->store->backend->piece_end(piece);
+    mlo_blob_hash_end(&piece->beside);
     mlo_hasher_free(piece->hasher);
     free(piece);
 }

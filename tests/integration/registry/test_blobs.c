@@ -64,6 +64,40 @@ static size_t count_files(const struct place *p, const char *pattern)
     return n;
 }
 
+/* Large ones are hashed by a thread: pieces of any size, an end anywhere, and a writer that gives up. */
+static void test_blob__large_ones_hash_the_same(void **state)
+{
+    static const size_t sizes[] = {(4 << 20) - 1, (4 << 20) + 1, 9 << 20, (12 << 20) + 77};
+    static const size_t steps[] = {1 << 20, 65536, 70001, 3 << 20};
+    struct place *p = *state;
+    size_t most = sizes[MLO_COUNT(sizes) - 1];
+    unsigned char *bytes = malloc(most);
+    assert_non_null(bytes);
+    for (size_t i = 0; i < most; i++)
+        bytes[i] = (unsigned char)(i * 2654435761u >> 24);
+    for (size_t s = 0; s < MLO_COUNT(sizes); s++) {
+        struct mlo_blob_writer *w;
+        struct mlo_digest digest, expected;
+        uint64_t size;
+        mlo_digest_of(bytes, sizes[s], &expected);
+        for (int give_up = 1; give_up >= 0; give_up--) {
+            assert_ok(mlo_blob_writer_open(p->store, &w, &p->err), &p->err);
+            for (size_t at = 0; at < sizes[s]; at += steps[s])
+                assert_ok(mlo_blob_writer_write(w, bytes + at, MLO_MIN(steps[s], sizes[s] - at), &p->err),
+                          &p->err);
+            if (!give_up) {
+                assert_ok(mlo_blob_writer_commit(w, NULL, &digest, &size, &p->err), &p->err);
+                assert_true(size == sizes[s]);
+                assert_true(mlo_digest_eq(&digest, &expected));
+            }
+            mlo_blob_writer_free(w);
+            assert_true(mlo_blob_exists(p->store, &expected) == !give_up);
+        }
+    }
+    assert_int_equal(count_files(p, "incoming/*"), 0);
+    free(bytes);
+}
+
 static void test_blob__write_and_read(void **state)
 {
     struct place *p = *state;
@@ -227,6 +261,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         WITH_STORE(test_blob__write_and_read),
+        WITH_STORE(test_blob__large_ones_hash_the_same),
         WITH_STORE(test_blob__wrong_digest_leaves_nothing),
         WITH_STORE(test_blob__absent_is_not_found),
         WITH_STORE(test_blob__damage_is_found),
