@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include "registry/blob.h"
+#include "registry/blob_upkeep.h"
 #include "tests/s3/proxy.h"
 
 enum { LARGE = (20 << 20) + 12345, PART = 8 << 20 };
@@ -244,6 +245,72 @@ static void test_blob_s3__damage_is_found(void **state)
     assert_int_equal(mlo_blob_path(p->store, &digest, p->dir, false, &path, &err), MLO_EDIGEST);
     assert_null(path);
     mlo_buf_clear(&got);
+}
+
+/* --- upkeep ------------------------------------------------------------------------------------------ */
+
+struct walk {
+    struct mlo_digest digest;
+    int blobs, kinds[MLO_LEFTOVER_KINDS];
+    struct mlo_blob_store *drop; /* removes what it sees, but for the quarantine */
+    char session[MLO_BLOB_SESSION_ID_SIZE];
+};
+
+static enum mlo_status on_blob(void *arg, const struct mlo_blob_entry *entry, struct mlo_error *err)
+{
+    struct walk *w = arg;
+    MLO_UNUSED(err);
+    w->digest = entry->digest;
+    w->blobs++;
+    int64_t age_us = mlo_clock_utc_us() - entry->modified_us;
+    assert_true(entry->size_bytes == 8 && age_us < 3600ll * 1000000 && age_us > -3600ll * 1000000);
+    return MLO_OK;
+}
+
+static enum mlo_status on_rest(void *arg, const struct mlo_blob_leftover *left, struct mlo_error *err)
+{
+    struct walk *w = arg;
+    w->kinds[left->kind]++;
+    if (*left->session)
+        snprintf(w->session, sizeof w->session, "%s", left->session);
+    return w->drop && left->kind != MLO_LEFTOVER_QUARANTINE ? mlo_blob_leftover_drop(w->drop, left, NULL, err)
+                                                            : MLO_OK;
+}
+
+static void test_blob_s3__is_walked_removed_and_put_aside(void **state)
+{
+    struct place *p = *state;
+    struct mlo_error err = {0};
+    struct mlo_digest digest;
+    struct mlo_blob_session session;
+    struct walk w = {0};
+    char *aside;
+    assert_ok(mlo_blob_put_bytes(p->store, "precious", 8, &digest, &err));
+    for (unsigned shard = 0; shard < MLO_BLOB_SHARDS; shard++)
+        assert_ok(mlo_blob_list(p->store, shard, on_blob, &w, &err));
+    assert_int_equal(w.blobs, 1);
+    assert_true(mlo_digest_eq(&w.digest, &digest));
+
+    assert_ok(mlo_blob_put_aside(p->store, &digest, &aside, &err));
+    assert_true(mlo_str_starts(aside, "quarantine/"));
+    free(aside);
+    assert_false(mlo_blob_exists(p->store, &digest));
+    assert_int_equal(mlo_blob_put_aside(p->store, &digest, &aside, &err), MLO_ENOTFOUND);
+    assert_ok(mlo_blob_put_bytes(p->store, "precious", 8, &digest, &err));
+    assert_ok(mlo_blob_remove(p->store, &digest, &err));
+    assert_ok(mlo_blob_remove(p->store, &digest, &err)); /* again: fine */
+    assert_false(mlo_blob_exists(p->store, &digest));
+
+    assert_ok(mlo_blob_session_begin(p->store, &session, &err));
+    w = (struct walk){.drop = p->store};
+    assert_ok(mlo_blob_leftovers(p->store, on_rest, &w, &err));
+    assert_int_equal(w.kinds[MLO_LEFTOVER_QUARANTINE], 1);
+    assert_int_equal(w.kinds[MLO_LEFTOVER_MULTIPART], 1);
+    assert_string_equal(w.session, session.id);
+    w = (struct walk){0};
+    assert_ok(mlo_blob_leftovers(p->store, on_rest, &w, &err));
+    assert_int_equal(w.kinds[MLO_LEFTOVER_QUARANTINE], 1);
+    assert_int_equal(w.kinds[MLO_LEFTOVER_MULTIPART], 0);
 }
 
 static void test_blob_s3__a_cache_keeps_what_was_read(void **state)
@@ -547,6 +614,7 @@ int main(void)
         WITH_STORE(test_blob_s3__large_ones_go_in_parts),
         WITH_STORE(test_blob_s3__wrong_digest_leaves_nothing),
         WITH_STORE(test_blob_s3__damage_is_found),
+        WITH_STORE(test_blob_s3__is_walked_removed_and_put_aside),
         WITH_STORE(test_blob_s3__a_cache_keeps_what_was_read),
         WITH_STORE(test_blob_s3__addresses),
         WITH_STORE(test_blob_s3__in_pieces),
