@@ -42,11 +42,13 @@ enum {
     "x.version_id = c.version_id AND x.name_id = q.f AND CASE WHEN q.lo IS NULL THEN "                       \
     "x.number BETWEEN q.low AND q.high ELSE x.text BETWEEN q.lo AND q.hi END))"
 
-/* A page ($2 rows) of candidates that fit, and what is shown of them. `order` is by c or w. */
+/* A page ($2 rows) of candidates that fit, and what is shown of them. `order` is by c or w. What was deleted
+ * is marked, and left out of the answer: its facts stay history. */
 #define PAGE(candidates, order_c, order_w)                                                                   \
     "SELECT w.number AS cursor_number, w.version_id AS cursor_id, v.id, p.name AS project, m.name AS "       \
     "model, "                                                                                                \
-    "v.number AS version, v.manifest_digest, v.description, v.created_at, v.created_by, " MLO_FACTS_JSON(    \
+    "(v.deletion_id IS NOT NULL OR m.deletion_id IS NOT NULL) AS deleted, v.number AS version, "             \
+    "v.manifest_digest, v.description, v.created_at, v.created_by, " MLO_FACTS_JSON(                         \
         "v.manifest") " FROM (SELECT c.version_id, c.number FROM (" candidates ") c WHERE " FITS             \
                       " ORDER BY " order_c " LIMIT $2) w JOIN version v ON v.id = w.version_id "             \
                       "JOIN model m ON m.id = v.model_id JOIN project p ON p.id = m.project_id ORDER "       \
@@ -430,7 +432,12 @@ static enum mlo_status read_page(const struct run *r, const struct mlo_rows *row
     }
     for (int row = 0; row < count; row++) {
         json_t *item = mlo_rows_json(rows, row);
+        if (mlo_json_bool(item, "deleted", false)) {
+            json_decref(item);
+            continue;
+        }
         if (item) {
+            json_object_del(item, "deleted");
             json_object_del(item, "cursor_number");
             json_object_del(item, "cursor_id");
         }

@@ -36,7 +36,7 @@ struct mlo_search {
  * facts}], "next": token or null}. A token goes on exactly where its page ended, whatever was added
  * meanwhile; one of another search is MLO_EINVAL, as is a filter that does not read (`where` is its column).
  * A page looks at a bounded number of versions, so where few of many fit it may be short, or empty, and still
- * have a `next`. */
+ * have a `next`; also where some of it was deleted, which is not shown. */
 MLO_MUST_USE enum mlo_status mlo_version_search(struct mlo_db_conn *conn, const struct mlo_search *search,
                                                 const struct mlo_page *page, json_t **out,
                                                 struct mlo_error *err);

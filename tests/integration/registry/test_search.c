@@ -351,6 +351,30 @@ static void test_search__pages_lose_and_repeat_nothing(void **state)
     }
 }
 
+static void test_search__leaves_out_what_was_deleted(void **state)
+{
+    struct pg_fixture *f = *state;
+    int64_t p = project(f, "demo"), ids[2 * VERSIONS];
+    struct said all[8];
+    size_t count = 0;
+    char cursor[128] = "", object[64];
+    json_t *blockers = NULL;
+    random_state = 5;
+    for (size_t i = 0; i < MLO_COUNT(all); i++)
+        all[i] = add(f, p);
+    snprintf(object, sizeof object, "net%d", all[5].model);
+    const struct mlo_deletion_request request = {
+        .project_id = p, .model = object, .version = all[5].number, .reason = "wrong", .grace_s = 3600};
+    assert_mlo_ok(mlo_delete(f->conn, &root, &request, &blockers, NULL, &f->err), &f->err);
+    json_decref(blockers);
+    const struct mlo_search search = {.project_id = p, .filter = ""};
+    while (next_page(f, &search, 1, cursor, ids, &count))
+        ;
+    assert_int_equal(count, MLO_COUNT(all) - 1);
+    for (size_t i = 0; i < count; i++)
+        assert_true(ids[i] != all[5].id);
+}
+
 static void test_search__refuses_what_it_cannot_read(void **state)
 {
     static const struct {
@@ -524,6 +548,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_search__finds_what_a_brute_force_finds, pg_fixture_setup,
                                         pg_fixture_teardown),
         cmocka_unit_test_setup_teardown(test_search__pages_lose_and_repeat_nothing, pg_fixture_setup,
+                                        pg_fixture_teardown),
+        cmocka_unit_test_setup_teardown(test_search__leaves_out_what_was_deleted, pg_fixture_setup,
                                         pg_fixture_teardown),
         cmocka_unit_test_setup_teardown(test_search__refuses_what_it_cannot_read, pg_fixture_setup,
                                         pg_fixture_teardown),
