@@ -330,6 +330,11 @@ enum mlo_status mlo_db_begin(struct mlo_db_conn *conn, struct mlo_error *err)
     return MLO_OK;
 }
 
+bool mlo_db_did(const PGresult *result, const char *what)
+{
+    return strcmp(what, "COMMIT") != 0 || strcmp(PQcmdStatus((PGresult *)result), "COMMIT") == 0;
+}
+
 /* In one round trip with what is queued. */
 static enum mlo_status commit(struct mlo_db_conn *conn, struct mlo_error *err)
 {
@@ -361,8 +366,10 @@ enum mlo_status mlo_db_end(struct mlo_db_conn *conn, enum mlo_status status, str
         conn->doomed = true;
         mlo_db_queue_forget(conn);
     }
-    if (--conn->depth > 0)
+    if (--conn->depth > 0) {
+        mlo_db_ahead_clear(conn); /* it was read for what has ended */
         return status;
+    }
     if (!conn->doomed) {
         status = commit(conn, err);
         if (status != MLO_OK && PQtransactionStatus(conn->pg) != PQTRANS_IDLE)

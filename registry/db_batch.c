@@ -32,6 +32,8 @@ static enum mlo_status receive(struct mlo_db_conn *conn, const struct mlo_db_que
     PGresult *result = PQgetResult(conn->pg);
     ExecStatusType outcome = PQresultStatus(result);
     if (outcome == PGRES_TUPLES_OK || outcome == PGRES_COMMAND_OK) {
+        if (!mlo_db_did(result, entry->what) && so_far == MLO_OK)
+            so_far = mlo_error_set(err, MLO_EINTERNAL, MLO_NOT_COMMITTED);
         if (entry->rows) {
             entry->rows->result = result;
             result = NULL;

@@ -6,7 +6,7 @@
 
 #include "registry/db.h"
 
-enum { PREPARED_MAX = 256, QUEUE_MAX = 64, AHEAD_MAX = 32 };
+enum { PREPARED_MAX = 1024, QUEUE_MAX = 64, AHEAD_MAX = 32 };
 
 /* A statement that was sent, or lies in libpq's buffer, and whose answer was not taken yet. */
 struct mlo_db_queued {
@@ -53,6 +53,10 @@ enum mlo_status mlo_db_fail(struct mlo_db_conn *conn, const PGresult *result, co
 /* Prepares it if it is not on this connection, and compares the number of parameters. */
 enum mlo_status mlo_db_prepare(struct mlo_db_conn *conn, const struct mlo_sql *sql,
                                const struct mlo_params *params, struct mlo_error *err);
+
+/* Whether the server did what `what` says: the COMMIT of a transaction that has failed is a ROLLBACK. */
+bool mlo_db_did(const PGresult *result, const char *what);
+#define MLO_NOT_COMMITTED "a part of the transaction had failed, so nothing of it was kept"
 
 /* db_batch.c */
 /* Queues plain SQL: BEGIN, COMMIT. */

@@ -302,6 +302,8 @@ enum mlo_status mlo_db_exec_text(struct mlo_db_conn *conn, const char *text, str
     ExecStatusType outcome = PQresultStatus(result);
     if (outcome != PGRES_TUPLES_OK && outcome != PGRES_COMMAND_OK && outcome != PGRES_EMPTY_QUERY)
         status = mlo_db_fail(conn, result, "SQL", err);
+    else if (!mlo_db_did(result, text))
+        status = mlo_error_set(err, MLO_EINTERNAL, MLO_NOT_COMMITTED);
     PQclear(result);
     return status;
 }

@@ -14,7 +14,8 @@ enum { FACTS_DATASET, FACTS_OF_VERSION };
 const struct mlo_sql mlo_sql_facts[] = {
     [FACTS_DATASET] = {"facts_dataset",
                        "SELECT d.name, v.number FROM dataset_version v JOIN dataset d ON d.id = v.dataset_id "
-                       "WHERE d.project_id = $1 AND v.manifest_digest = $2 ORDER BY v.id DESC LIMIT 1",
+                       "WHERE d.project_id = $1 AND v.manifest_digest = $2 AND d.deletion_id IS NULL "
+                       "AND v.deletion_id IS NULL ORDER BY v.id DESC LIMIT 1",
                        2},
     [FACTS_OF_VERSION] = {"facts_of_version",
                           "SELECT coalesce(manifest::json -> 'facts', '{}'::json) AS facts FROM version "

@@ -17,11 +17,12 @@ const struct mlo_sql mlo_sql_facts_rows[] = {
              "$2") " WHERE NOT EXISTS (SELECT 1 FROM fact_name x WHERE x.project_id = $1 AND x.kind = f.k "
                    "AND x.name = f.n) ORDER BY f.k, f.n ON CONFLICT DO NOTHING",
          2},
-    [FACTS_ROWS] = {"facts_rows",
-                    "INSERT INTO version_fact (version_id, name_id, text, number) SELECT $3::bigint, x.id, "
-                    "f.t, f.v FROM " GIVEN(
-                        "$2") " JOIN fact_name x ON x.project_id = $1 AND x.kind = f.k AND x.name = f.n",
-                    3},
+    [FACTS_ROWS] =
+        {"facts_rows",
+         "INSERT INTO version_fact (version_id, name_id, text, number) SELECT DISTINCT $3::bigint, x.id, "
+         "f.t, f.v FROM " GIVEN(
+             "$2") " JOIN fact_name x ON x.project_id = $1 AND x.kind = f.k AND x.name = f.n",
+         3},
 };
 const size_t mlo_sql_facts_rows_count = MLO_COUNT(mlo_sql_facts_rows);
 

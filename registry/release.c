@@ -121,7 +121,6 @@ static enum mlo_status insert(struct mlo_db_conn *conn, const struct mlo_actor *
     struct mlo_params add = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
     enum mlo_status status;
-    mlo_db_ahead_clear(conn); /* there was no such release then */
     mlo_param_i64(&add, version->model_id);
     mlo_param_i64(&add, version->id);
     mlo_param_digest(&add, &content->digest);
@@ -165,8 +164,10 @@ enum mlo_status mlo_release_ensure(struct mlo_db_conn *conn, const struct mlo_ac
     mlo_param_i64(&find, version->model_id);
     mlo_param_digest(&find, &content->digest);
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_release[RELEASE_FIND], &find, &rows, err));
-    if (mlo_rows_count(&rows) ==
-        0) { /* releases never go away: only a new one needs the lock, and a second look */
+    if (mlo_rows_count(&rows) == 0) {
+        /* releases never go away: only a new one needs the lock, and a second look, also at what was read
+         * ahead with the first */
+        mlo_db_ahead_clear(conn);
         MLO_TRY(mlo_db_queue(conn, &mlo_sql_release[RELEASE_LOCK], &lock, NULL, err));
         MLO_TRY(mlo_db_exec(conn, &mlo_sql_release[RELEASE_FIND], &find, &rows, err));
     }

@@ -18,12 +18,13 @@ const struct mlo_sql mlo_sql_reproduction[] = {
         {"reproduction_list",
          "WITH RECURSIVE up(digest) AS (SELECT $1::bytea UNION SELECT e.parent::bytea FROM lineage_edge e "
          "JOIN up ON e.child = up.digest WHERE e.project_id = $2 AND e.kind = 'derived-from') "
-         "SELECT r.id, r.derivation, d.step, r.parent, r.artifact, r.made, r.made = r.artifact AS matched, "
+         "SELECT r.id AS cursor_key, r.id, r.derivation, d.step, r.parent, r.artifact, r.made, r.made = "
+         "r.artifact AS matched, "
          "a.signer, r.machine_class, r.program, r.run_id, r.job_id, r.requested_by, r.at "
          "FROM reproduction r JOIN derivation d ON d.key = r.derivation "
          "JOIN attestation a ON a.id = r.attestation WHERE r.project_id = $2 AND r.artifact IN "
-         "(SELECT digest FROM up) ORDER BY r.id DESC",
-         2},
+         "(SELECT digest FROM up) AND r.id < $3 ORDER BY r.id DESC LIMIT $4",
+         4},
     [REPRODUCTION_VERSION] =
         {"reproduction_version",
          "SELECT p.name || '/' || m.name || '@' || v.number FROM version v JOIN model m ON m.id = v.model_id "
@@ -98,10 +99,11 @@ out:
 }
 
 enum mlo_status mlo_reproduction_list(struct mlo_db_conn *conn, int64_t project_id,
-                                      const struct mlo_digest *artifact, json_t **out, struct mlo_error *err)
+                                      const struct mlo_digest *artifact, const struct mlo_page *page,
+                                      json_t **out, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_digest(&p, artifact);
     mlo_param_i64(&p, project_id);
-    return mlo_sql_array(conn, &mlo_sql_reproduction[REPRODUCTION_LIST], &p, out, err);
+    return mlo_page_newest(conn, &mlo_sql_reproduction[REPRODUCTION_LIST], &p, page, out, err);
 }

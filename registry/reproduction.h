@@ -4,6 +4,7 @@
 #define MLO_REGISTRY_REPRODUCTION_H
 
 #include "registry/evidence.h"
+#include "registry/page.h"
 
 struct mlo_reproduction {
     int64_t project_id, version_id;
@@ -18,10 +19,12 @@ struct mlo_reproduction {
 /* Adds it, with its statement, and an audit entry: gates read it. MLO_EEXISTS when the job has one. */
 MLO_MUST_USE enum mlo_status mlo_reproduction_add(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                                   const struct mlo_reproduction *what, struct mlo_error *err);
-/* Those of an artifact and of all that it was derived from, newest first: array of {id, derivation, step,
- * parent, artifact, made, matched, signer, machine_class, program, run_id, job_id, requested_by, at}. */
+/* A page of those of an artifact and of all that it was derived from, newest first: items {id, derivation,
+ * step, parent, artifact, made, matched, signer, machine_class, program, run_id, job_id, requested_by, at}.
+ */
 MLO_MUST_USE enum mlo_status mlo_reproduction_list(struct mlo_db_conn *conn, int64_t project_id,
-                                                   const struct mlo_digest *artifact, json_t **out,
+                                                   const struct mlo_digest *artifact,
+                                                   const struct mlo_page *page, json_t **out,
                                                    struct mlo_error *err);
 
 #endif

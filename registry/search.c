@@ -460,8 +460,13 @@ static enum mlo_status run_page(const struct run *r, json_t **out, struct mlo_er
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
     struct mlo_buf text = MLO_BUF_INIT;
-    enum mlo_status status = MLO_OK;
     int statement;
+    const bool outermost = !mlo_db_in_transaction(r->conn);
+    enum mlo_status status = mlo_db_begin(r->conn, err);
+    if (status != MLO_OK)
+        return status;
+    if (outermost) /* the page and its end of one moment */
+        MLO_TRY(mlo_db_exec_text(r->conn, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY", err));
     MLO_TRY(ranges_json(r, r->leader, &text, err));
     mlo_param_text(&p, mlo_buf_str(&text));
     mlo_param_i64(&p, r->limit + 1);
@@ -477,7 +482,7 @@ static enum mlo_status run_page(const struct run *r, json_t **out, struct mlo_er
 out:
     mlo_buf_clear(&text);
     mlo_rows_clear(&rows);
-    return status;
+    return mlo_db_end(r->conn, status, err);
 }
 
 enum mlo_status mlo_version_search(struct mlo_db_conn *conn, const struct mlo_search *search,

@@ -166,11 +166,13 @@ enum mlo_status h_reproductions(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_version_info info;
     struct mlo_variant_info variant;
-    json_t *items = NULL;
+    struct mlo_page page;
+    json_t *value = NULL;
     enum mlo_status status;
+    MLO_TRY(mlo_request_page(req, &page, err));
     MLO_TRY(read_variant(req, &info, &variant, err));
-    MLO_TRY(mlo_reproduction_list(req->conn, info.project_id, &variant.artifact, &items, err));
-    MLO_TRY(mlo_reply_json(req, 200, mlo_list_of(items), err));
+    MLO_TRY(mlo_reproduction_list(req->conn, info.project_id, &variant.artifact, &page, &value, err));
+    MLO_TRY(mlo_reply_json(req, 200, value, err));
 out:
     return status;
 }

@@ -239,6 +239,7 @@ static enum mlo_status ask_signatures(struct mlo_worker *worker, const struct ml
     struct mlo_db_conn *conn = NULL;
     char *labels = mlo_fs_join(in, "labels", NULL);
     json_t *asked = json_array();
+    bool want_labels = false;
     enum mlo_status status =
         labels && asked ? mlo_db_acquire(worker->o.db, &conn, err) : mlo_error_nomem(err);
     for (size_t i = 0; status == MLO_OK && i < MLO_COUNT(files); i++) {
@@ -247,15 +248,15 @@ static enum mlo_status ask_signatures(struct mlo_worker *worker, const struct ml
             status = mlo_signature_known(conn, files[i].blob, &known, err);
         if (!known)
             json_array_append_new(asked, json_string(files[i].role));
-        if (!known && files[i].blob == &job->labels) {
-            status = place(worker, &job->labels, in, "labels", err);
-            json_object_set_new(out, "labels", json_string(labels));
-        }
+        want_labels = want_labels || (!known && files[i].blob == &job->labels);
+    }
+    mlo_db_release(conn); /* before bytes are fetched, which may take long */
+    if (status == MLO_OK && want_labels) {
+        status = place(worker, &job->labels, in, "labels", err);
+        json_object_set_new(out, "labels", json_string(labels));
     }
     if (job->derive)
         json_array_append_new(asked, json_string("artifact"));
-    if (conn)
-        mlo_db_release(conn);
     if (status == MLO_OK && json_object_set(out, "signatures", asked) != 0)
         status = mlo_error_nomem(err);
     json_decref(asked);

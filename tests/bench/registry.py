@@ -219,7 +219,7 @@ def main():
                         help="measure in bursts of the real-time class, on a machine that others keep busy (needs root)")
     parser.add_argument("--json")
     a = parser.parse_args()
-    with tempfile.TemporaryDirectory() as work:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as work:
         os.chmod(work, 0o711)  # PostgreSQL runs as another user when this is root
         children = []
         try:

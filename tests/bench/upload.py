@@ -145,7 +145,7 @@ def main():
     parser.add_argument("--mb", type=int, action="append")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--small", type=int, default=200)
-    parser.add_argument("--dir", default=os.environ.get("TMPDIR", "/tmp"))
+    parser.add_argument("--dir", default="/var/tmp")  # on a disk: $TMPDIR may be memory
     args = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="mlopt-upload-", dir=args.dir)
     os.chmod(folder, 0o755)

@@ -1,5 +1,6 @@
 #include "api/cli/core/chain.h"
 
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,7 +79,7 @@ static bool take_digest(const char **at, const char *end, struct mlo_digest *out
         return true;
     }
     char text[2 * MLO_DIGEST_SIZE + 1];
-    if ((size_t)(end - *at) < sizeof text || (*at)[sizeof text - 1] != ' ')
+    if (end < *at || (size_t)(end - *at) < sizeof text || (*at)[sizeof text - 1] != ' ')
         return false;
     memcpy(text, *at, sizeof text - 1);
     text[sizeof text - 1] = '\0';
@@ -91,16 +92,18 @@ static bool take_entry(const char **at, const char *end, struct entry *out)
 {
     char *after;
     const char *line = memchr(*at, '\n', (size_t)(end - *at));
-    if (!line)
+    if (!line || !isdigit((unsigned char)**at)) /* no blanks, which would lead strtoll over the line's end */
         return false;
-    out->seq = strtoll(*at, &after, 10); /* stops at the line's end at the latest */
-    if (after == *at || *after != ' ')
+    out->seq = strtoll(*at, &after, 10);
+    if (*after != ' ' || out->seq < 1 || out->seq == INT64_MAX)
         return false;
     *at = after + 1;
     if (!take_digest(at, line, &out->prev) || !take_digest(at, line, &out->hash))
         return false;
+    if (!isdigit((unsigned char)**at))
+        return false;
     unsigned long long size = strtoull(*at, &after, 10);
-    if (after == *at || after != line || size >= (unsigned long long)(end - line) - 1)
+    if (after != line || size >= (unsigned long long)(end - line) - 1)
         return false;
     out->body = line + 1;
     out->size = (size_t)size;

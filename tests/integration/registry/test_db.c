@@ -224,6 +224,26 @@ static void test_queue__what_fails_is_told_and_undoes_all(void **state)
     assert_true(sum(f, 1000) == 0);
 }
 
+/* A failure that nobody told of is found at the end: nothing was committed. */
+static void test_queue__a_commit_that_rolls_back_is_told(void **state)
+{
+    struct pg_fixture *f = *state;
+    make_table(f);
+    for (int queued = 0; queued < 2; queued++) {
+        assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+        assert_int_not_equal(mlo_db_exec_text(f->conn, "SELECT 1/0", NULL), MLO_OK);
+        if (queued) {
+            PQclear(PQexec(mlo_db_pg(f->conn), "ROLLBACK; BEGIN"));
+            put(f, 1);
+            assert_mlo_ok(mlo_db_flush(f->conn, &f->err), &f->err);
+            PQclear(PQexec(mlo_db_pg(f->conn), "SELECT 1/0"));
+        }
+        assert_int_equal(mlo_db_end(f->conn, MLO_OK, &f->err), MLO_EINTERNAL);
+        assert_false(mlo_db_in_transaction(f->conn));
+        assert_true(sum(f, 1000) == 0);
+    }
+}
+
 static void test_queue__an_inner_transaction_waits_for_its_own(void **state)
 {
     struct pg_fixture *f = *state;
@@ -448,6 +468,7 @@ int main(void)
         WITH_DB(test_db__error_of_a_statement_names_it),
         WITH_DB(test_queue__runs_in_order_before_who_waits),
         WITH_DB(test_queue__what_fails_is_told_and_undoes_all),
+        WITH_DB(test_queue__a_commit_that_rolls_back_is_told),
         WITH_DB(test_queue__an_inner_transaction_waits_for_its_own),
         WITH_DB(test_queue__a_broken_connection_is_told),
         WITH_DB(test_ahead__answers_once_and_what_was_asked),

@@ -143,6 +143,27 @@ static void test_facts__are_rows_and_lineage(void **state)
                       MLO_EFORBIDDEN, &f->err);
 }
 
+static void test_facts__name_two_versions_of_a_dataset_and_none_deleted(void **state)
+{
+    struct pg_fixture *f = *state;
+    int64_t p = project(f, "demo");
+    struct mlo_manifest_blob d[] = {blob(f, p, "data", "one"), blob(f, p, "data", "two")};
+    struct mlo_dataset_info data[2];
+    struct mlo_version_info v;
+    char digest[MLO_DIGEST_TEXT_SIZE], facts[256];
+    for (int i = 0; i < 2; i++)
+        assert_mlo_ok(
+            mlo_dataset_version_create(f->conn, &root, p, "train", "", NULL, &d[i], 1, &data[i], &f->err),
+            &f->err);
+    assert_mlo_ok(push(f, p, "a", "{\"datasets\": [\"train@1\", \"train@2\"]}", &v), &f->err);
+    assert_int_equal(count(f, "SELECT count(*) FROM lineage_edge WHERE kind = 'trained-on'"), 2);
+    const struct mlo_deletion_request gone = {
+        .project_id = p, .dataset = "train", .version = 1, .reason = "wrong labels", .grace_s = 60};
+    assert_mlo_ok(mlo_delete(f->conn, &root, &gone, NULL, NULL, &f->err), &f->err);
+    snprintf(facts, sizeof facts, "{\"datasets\": [\"%s\"]}", mlo_digest_text(&data[0].manifest, digest));
+    assert_mlo_status(push(f, p, "b", facts, &v), MLO_ENOTFOUND, &f->err);
+}
+
 static void test_facts__of_another_project_are_not_to_be_had(void **state)
 {
     struct pg_fixture *f = *state;
@@ -255,6 +276,8 @@ int main(void)
                                         pg_fixture_teardown),
         cmocka_unit_test_setup_teardown(test_facts__are_rows_and_lineage, pg_fixture_setup,
                                         pg_fixture_teardown),
+        cmocka_unit_test_setup_teardown(test_facts__name_two_versions_of_a_dataset_and_none_deleted,
+                                        pg_fixture_setup, pg_fixture_teardown),
         cmocka_unit_test_setup_teardown(test_facts__of_another_project_are_not_to_be_had, pg_fixture_setup,
                                         pg_fixture_teardown),
         cmocka_unit_test_setup_teardown(test_facts__errors_name_the_member, pg_fixture_setup,

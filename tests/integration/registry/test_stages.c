@@ -1,5 +1,6 @@
 /* Promotion, rollback, history, resolving; the audit chain. */
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/pg_fixture.h"
@@ -234,6 +235,70 @@ static void test_stage__dry_run_leaves_nothing(void **state)
     json_decref(json);
 }
 
+/* --- one release for two stages at once --------------------------------------------------------------- */
+
+struct mover {
+    struct pg_fixture *f;
+    const struct shop *s;
+    const char *stage;
+    enum mlo_status status;
+    struct mlo_error err;
+};
+
+static void *promote_there(void *arg)
+{
+    struct mover *w = arg;
+    struct mlo_db_conn *conn;
+    struct mlo_release_choice source = {NULL, "source"};
+    int64_t zero = 0;
+    struct mlo_promotion p = {.model_id = w->s->model_id,
+                              .version = 1,
+                              .choices = &source,
+                              .choice_count = 1,
+                              .stage = w->stage,
+                              .if_match = &zero};
+    struct mlo_move move;
+    w->status = mlo_db_acquire(w->f->server, &conn, &w->err);
+    if (w->status == MLO_OK) {
+        w->status = mlo_stage_promote(conn, &manager, &p, &move, &w->err);
+        mlo_db_release(conn);
+    }
+    return NULL;
+}
+
+static int waiting(struct mlo_db_conn *conn)
+{
+    PGresult *result = PQexec(mlo_db_pg(conn), "SELECT count(*) FROM pg_stat_activity WHERE "
+                                               "wait_event_type = 'Lock' AND datname = current_database()");
+    int n = atoi(PQgetvalue(result, 0, 0));
+    PQclear(result);
+    return n;
+}
+
+/* Both have seen that there is no such release yet, and wait to make it. */
+static void test_stage__both_stages_get_a_new_release_at_once(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct shop s = shop(f, 1);
+    struct mover w[] = {{.f = f, .s = &s, .stage = "staging"}, {.f = f, .s = &s, .stage = "production"}};
+    struct mlo_db_conn *watch;
+    pthread_t threads[2];
+    assert_mlo_ok(mlo_db_acquire(f->server, &watch, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(f->conn, "SELECT FROM model FOR NO KEY UPDATE", &f->err), &f->err);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, promote_there, &w[i]), 0);
+    for (int i = 0; i < 60000 && waiting(watch) < 2; i++)
+        mlo_clock_sleep_ms(1);
+    assert_int_equal(waiting(watch), 2);
+    assert_mlo_ok(mlo_db_end(f->conn, MLO_OK, &f->err), &f->err);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        assert_mlo_ok(w[i].status, &w[i].err);
+    }
+    mlo_db_release(watch);
+}
+
 struct busy {
     struct pg_fixture *f;
     const struct shop *s;
@@ -446,6 +511,7 @@ int main(void)
         WITH_DB(test_stage__history_tells_who_and_when),
         WITH_DB(test_stage__resolves_to_the_most_specific),
         WITH_DB(test_stage__dry_run_leaves_nothing),
+        WITH_DB(test_stage__both_stages_get_a_new_release_at_once),
         WITH_DB(test_stage__moves_and_uploads_do_not_deadlock),
         WITH_DB(test_audit__names_a_changed_row),
         WITH_DB(test_audit__names_a_deleted_row),

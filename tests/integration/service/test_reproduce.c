@@ -36,9 +36,12 @@ static int64_t reproduce(struct service_fixture *f, int64_t version, const char 
 static json_t *list(struct service_fixture *f, int64_t version, const char *variant)
 {
     struct mlo_variant_info info;
-    json_t *out = NULL;
+    json_t *page = NULL;
     assert_mlo_ok(mlo_variant_find(f->pg->conn, version, variant, &info, &f->err), &f->err);
-    assert_mlo_ok(mlo_reproduction_list(f->pg->conn, f->project, &info.artifact, &out, &f->err), &f->err);
+    assert_mlo_ok(mlo_reproduction_list(f->pg->conn, f->project, &info.artifact, NULL, &page, &f->err),
+                  &f->err);
+    json_t *out = json_incref(json_object_get(page, "items"));
+    json_decref(page);
     return out;
 }
 

@@ -156,6 +156,11 @@ static void test_chain__no_answer_of_ours_is_refused(void **state)
                                       "1 - - 99999999999999999999999\nabcde\n",
                                       "1 - - -1\nabcde\n",
                                       "1 - 00 5\nabcde\n",
+                                      "\n7 ",
+                                      "1 - - \n7 ",
+                                      "-1 - - 1\na\n",
+                                      "0 - - 1\na\n", /* entries are numbered from 1 */
+                                      "9223372036854775807 - - 1\na\n",
                                       "1 - - 5 \nabcde\n",
                                       "\n",
                                       "1 - - 1\na\n1 - - 1\na\n"};
