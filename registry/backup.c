@@ -144,7 +144,7 @@ static enum mlo_status dump(struct making *m, const char *snapshot, struct mlo_e
 static enum mlo_status list_blobs(struct making *m, const char *path, struct mlo_error *err)
 {
     static const char query[] =
-        "COPY (SELECT encode(digest, 'hex') || ' ' || size FROM blob WHERE " MLO_BACKUP_HAS_BYTES
+        "COPY (SELECT encode(digest, 'hex') || ' ' || size FROM blob WHERE " MLO_BACKUP_WANTED
         " ORDER BY digest) TO STDOUT";
     PGconn *pg = mlo_db_pg(m->conn);
     enum mlo_status status = MLO_OK;

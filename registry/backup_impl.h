@@ -7,8 +7,8 @@
 
 #define MLO_BACKUP_FORMAT "mlopt-backup-1"
 
-/* Rows of blob whose bytes are there: in a schema with tombstones, those that are none. */
-#define MLO_BACKUP_HAS_BYTES "to_jsonb(blob) ->> 'removed_at' IS NULL"
+/* Rows of blob whose bytes something wants: they are there, or were found damaged. */
+#define MLO_BACKUP_WANTED "(removed_at IS NULL OR removed_why = 'damaged')"
 
 /* A snapshot in its folder. Clear it. */
 struct mlo_backup_snapshot {

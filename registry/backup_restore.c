@@ -15,7 +15,7 @@
 #include "registry/pg_tool.h"
 #include "registry/sql_impl.h"
 
-enum { RESTORE_TABLES, RESTORE_BLOBS };
+enum { RESTORE_TABLES, RESTORE_BLOBS, RESTORE_DAMAGED, RESTORE_HEAL };
 
 const struct mlo_sql mlo_sql_restore[] = {
     [RESTORE_TABLES] =
@@ -23,7 +23,14 @@ const struct mlo_sql mlo_sql_restore[] = {
          "SELECT count(*) FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = "
          "c.relnamespace WHERE n.nspname = 'mlopt'",
          0},
-    [RESTORE_BLOBS] = {"restore_blobs", "SELECT count(*) FROM blob WHERE " MLO_BACKUP_HAS_BYTES, 0},
+    /* $1: those that the backup had to do without */
+    [RESTORE_BLOBS] = {"restore_blobs",
+                       "SELECT count(*) FROM blob WHERE removed_at IS NULL AND 'sha256:' || encode(digest, "
+                       "'hex') <> ALL (ARRAY(SELECT json_array_elements_text($1::json)))",
+                       1},
+    [RESTORE_DAMAGED] = {"restore_damaged",
+                         "SELECT digest FROM blob WHERE removed_why = 'damaged' ORDER BY digest", 0},
+    [RESTORE_HEAL] = {"restore_heal", "SELECT blob_healed($1)", 1},
 };
 const size_t mlo_sql_restore_count = MLO_COUNT(mlo_sql_restore);
 
@@ -33,7 +40,7 @@ struct restoring {
     struct mlo_blob_store *from;
     struct mlo_db_conn *conn;
     struct mlo_backup_progress progress;
-    int64_t blobs, projects, entries, commits;
+    int64_t blobs, healed, projects, entries, commits;
     uint64_t bytes;
     int applied;
 };
@@ -154,6 +161,28 @@ out:
     return status;
 }
 
+/* Blobs that the installation had found damaged, and whose right bytes the backup had from before. */
+static enum mlo_status heal_blobs(struct restoring *r, struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    struct mlo_digest digest;
+    enum mlo_status status;
+    MLO_TRY(mlo_db_exec(r->conn, &mlo_sql_restore[RESTORE_DAMAGED], NULL, &rows, err));
+    for (int row = 0; row < mlo_rows_count(&rows); row++) {
+        struct mlo_params p = MLO_PARAMS_INIT;
+        struct mlo_error seen = {0};
+        if (!mlo_rows_digest(&rows, row, 0, &digest) ||
+            mlo_blob_check(r->o->blobs, &digest, NULL, &seen) != MLO_OK)
+            continue;
+        mlo_param_digest(&p, &digest);
+        MLO_TRY(mlo_db_exec(r->conn, &mlo_sql_restore[RESTORE_HEAL], &p, NULL, err));
+        r->healed++;
+    }
+out:
+    mlo_rows_clear(&rows);
+    return status;
+}
+
 static enum mlo_status restore_keys(struct restoring *r, json_t *names, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -260,7 +289,10 @@ out:
 
 static enum mlo_status check_history(struct restoring *r, struct mlo_error *err)
 {
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_buf without = MLO_BUF_INIT;
     json_t *audit = NULL, *ledgers = NULL, *head;
+    const json_t *missing = json_object_get(r->s.manifest, "missing");
     const json_t *wanted = json_object_get(r->s.manifest, "audit");
     const json_t *commits = json_object_get(r->s.manifest, "ledgers");
     int64_t blobs = 0;
@@ -277,11 +309,19 @@ static enum mlo_status check_history(struct restoring *r, struct mlo_error *err)
     r->projects = (int64_t)json_array_size(audit) - 1;
     json_array_foreach(ledgers, i, head) MLO_TRY(check_ledger(r, head, err));
     MLO_TRY(check_signer(r, err));
-    MLO_TRY(mlo_sql_number(r->conn, &mlo_sql_restore[RESTORE_BLOBS], NULL, &blobs, err));
-    if (blobs != r->blobs + (int64_t)json_array_size(json_object_get(r->s.manifest, "missing")))
+    if (missing)
+        mlo_json_canonical(missing, &without);
+    if (!mlo_buf_ok(&without)) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    mlo_param_text(&p, without.len ? mlo_buf_str(&without) : "[]");
+    MLO_TRY(mlo_sql_number(r->conn, &mlo_sql_restore[RESTORE_BLOBS], &p, &blobs, err));
+    if (blobs != r->blobs)
         status = mlo_error_set(err, MLO_EDIGEST, "the database names %lld blobs, the backup had %lld",
                                (long long)blobs, (long long)r->blobs);
 out:
+    mlo_buf_clear(&without);
     json_decref(audit);
     json_decref(ledgers);
     return status;
@@ -308,14 +348,15 @@ static enum mlo_status restore(struct restoring *r, json_t **report, struct mlo_
     MLO_TRY(check_empty(r, err));
     MLO_TRY(restore_blobs(r, err));
     MLO_TRY(restore_database(r, err));
+    MLO_TRY(heal_blobs(r, err));
     MLO_TRY(check_history(r, err));
     MLO_TRY(restore_keys(r, keys, err));
     mlo_digest_text(&r->s.digest, text);
     MLO_TRY(audit_restore(r, text, err));
     *report = json_pack(
-        "{s:s, s:s, s:s?, s:I, s:I, s:I, s:I, s:I, s:i, s:O, s:O?}", "snapshot", r->s.name, "digest", text,
+        "{s:s, s:s, s:s?, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:O, s:O?}", "snapshot", r->s.name, "digest", text,
         "signed_by", r->s.is_signed ? mlo_ssh_fingerprint(&r->s.signer, fingerprint) : NULL, "blobs",
-        (json_int_t)r->blobs, "bytes", (json_int_t)r->bytes, "projects", (json_int_t)r->projects, "entries",
+        (json_int_t)r->blobs, "bytes", (json_int_t)r->bytes, "healed", (json_int_t)r->healed, "projects", (json_int_t)r->projects, "entries",
         (json_int_t)r->entries, "commits", (json_int_t)r->commits, "migrations", r->applied, "keys", keys,
         "missing", json_object_get(r->s.manifest, "missing"));
     if (!*report)

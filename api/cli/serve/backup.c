@@ -417,6 +417,9 @@ static enum mlo_status print_restore(const struct mlo_cli *cli, const json_t *re
     if (applied)
         mlo_buf_printf(&out, "  brought to this program's schema: %lld migration%s\n", (long long)applied,
                        applied == 1 ? "" : "s");
+    if (mlo_json_i64(report, "healed", 0))
+        mlo_buf_printf(&out, "  blobs that had been found damaged and are whole again: %lld\n",
+                       (long long)mlo_json_i64(report, "healed", 0));
     print_missing(&out, report);
     return print_take(&out, err);
 }

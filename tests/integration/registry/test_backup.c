@@ -248,6 +248,97 @@ static void test_backup__without_its_lock_is_none(void **state)
     site_close(&s);
 }
 
+/* --- damaged blobs ---------------------------------------------------------------------------------- */
+
+static int64_t number(struct mlo_db *db, const char *sql)
+{
+    struct mlo_error err = {0};
+    struct mlo_db_conn *conn;
+    assert_mlo_ok(mlo_db_acquire(db, &conn, &err), &err);
+    PGresult *r = PQexec(mlo_db_pg(conn), sql);
+    if (PQresultStatus(r) != PGRES_TUPLES_OK && PQresultStatus(r) != PGRES_COMMAND_OK)
+        fail_msg("%s: %s", sql, PQresultErrorMessage(r));
+    int64_t n = PQntuples(r) ? strtoll(PQgetvalue(r, 0, 0), NULL, 10) : 0;
+    PQclear(r);
+    mlo_db_release(conn);
+    return n;
+}
+
+/* Changes the bytes of version 1 in the store, which is found out: they are put aside and the row says so. */
+static void damage_first(struct site *s, struct mlo_digest *digest)
+{
+    static const char text[] = "version 1";
+    char hex[MLO_DIGEST_TEXT_SIZE], folder[3], next[3];
+    bool damaged = false;
+    mlo_digest_of(text, strlen(text), digest);
+    mlo_digest_hex(digest, hex);
+    snprintf(folder, sizeof folder, "%.2s", hex);
+    snprintf(next, sizeof next, "%.2s", hex + 2);
+    char *path = mlo_fs_join(s->dir, "store", "sha256", folder, next, hex, NULL);
+    assert_int_equal(chmod(path, 0600), 0);
+    assert_mlo_ok(mlo_fs_write_atomic(path, "version X", strlen(text), &s->f->err), &s->f->err);
+    free(path);
+    assert_mlo_ok(mlo_blob_quarantine(s->f->conn, s->blobs, &root, digest, &damaged, NULL, &s->f->err),
+                  &s->f->err);
+    assert_true(damaged);
+}
+
+#define DAMAGED "select count(*) from mlopt.blob where removed_why = 'damaged'"
+
+/* The folder has the bytes from before: they come along, and the restored row counts as there. */
+static void test_backup__gives_back_what_was_damaged_later(void **state)
+{
+    struct site s = site_open(*state);
+    char name[64];
+    json_t *report = NULL;
+    struct mlo_digest digest;
+    struct mlo_error *err = &s.f->err;
+    back_up(&s, name, 2);
+    damage_first(&s, &digest);
+    assert_int_equal(number(s.f->owner, DAMAGED), 1);
+    back_up(&s, name, 0);
+    struct target t = target_open(&s, "t");
+    const struct mlo_restore_options o = to_restore(&s, &t);
+    assert_mlo_ok(mlo_backup_restore(&o, &report, err), err);
+    assert_int_equal(mlo_json_i64(report, "blobs", 0), 2);
+    assert_int_equal(mlo_json_i64(report, "healed", 0), 1);
+    json_decref(report);
+    assert_int_equal(number(t.db, DAMAGED), 0);
+    assert_int_equal(number(t.db, "select count(*) from mlopt.blob where removed_at is null and removed_why "
+                                  "is null and bytes_gone_at is null"),
+                     2);
+    assert_mlo_ok(mlo_blob_check(t.blobs, &digest, NULL, err), err);
+    target_close(&t);
+    site_close(&s);
+}
+
+/* It has not: the backup fails and names it; made without it, the restored row stays damaged. */
+static void test_backup__names_what_is_known_to_be_damaged(void **state)
+{
+    struct site s = site_open(*state);
+    char text[MLO_DIGEST_TEXT_SIZE];
+    json_t *report = NULL;
+    struct mlo_digest digest;
+    struct mlo_error *err = &s.f->err;
+    damage_first(&s, &digest);
+    struct mlo_backup_options make = to_backup(&s);
+    assert_mlo_status(mlo_backup_make(&make, &report, err), MLO_EDIGEST, err);
+    assert_non_null(strstr(err->message, mlo_digest_text(&digest, text)));
+    make.allow_damaged = true;
+    assert_mlo_ok(mlo_backup_make(&make, &report, err), err);
+    assert_int_equal(mlo_json_i64(report, "blobs", 0), 1);
+    assert_string_equal(json_string_value(json_array_get(json_object_get(report, "missing"), 0)), text);
+    json_decref(report);
+    struct target t = target_open(&s, "t");
+    const struct mlo_restore_options o = to_restore(&s, &t);
+    assert_mlo_ok(mlo_backup_restore(&o, &report, err), err);
+    assert_int_equal(mlo_json_i64(report, "healed", -1), 0);
+    json_decref(report);
+    assert_int_equal(number(t.db, DAMAGED), 1);
+    target_close(&t);
+    site_close(&s);
+}
+
 /* --- what is refused ------------------------------------------------------------------------------ */
 
 static void test_backup__of_another_key_is_refused(void **state)
@@ -353,6 +444,8 @@ int main(void)
         TEST(test_backup__killed_at_any_step_leaves_the_former_whole),
         TEST(test_backup__keeps_gc_off_and_is_alone),
         TEST(test_backup__without_its_lock_is_none),
+        TEST(test_backup__gives_back_what_was_damaged_later),
+        TEST(test_backup__names_what_is_known_to_be_damaged),
         TEST(test_backup__of_another_key_is_refused),
         TEST(test_restore__refuses_what_is_not_empty_newer_or_another_history),
         TEST(test_restore__finds_a_changed_audit_entry),
