@@ -35,9 +35,12 @@ const struct mlo_sql mlo_sql_webhook[] = {
          "$2, coalesce($3, ''), ARRAY(SELECT json_array_elements_text($4::json)), coalesce($5, "
          "'enabled'), $6) RETURNING id",
          6},
+    /* Not FOR UPDATE: a promotion holds the head of the audit log, which we want next, when its delivery's
+     * foreign key wants a share of this row. */
     [WEBHOOK_LOCK] =
         {"webhook_lock",
-         "SELECT id FROM webhook WHERE project_id = $1 AND id = $2 AND state <> 'removed' FOR UPDATE", 2},
+         "SELECT id FROM webhook WHERE project_id = $1 AND id = $2 AND state <> 'removed' FOR NO KEY UPDATE",
+         2},
     /* enabled again, it has all its time to fail */
     [WEBHOOK_SET] =
         {"webhook_set",

@@ -330,6 +330,54 @@ static void test_webhooks__only_what_was_committed_and_asked_for(void **state)
     hooks_close(&h);
 }
 
+/* An audit entry by this connection, as a promotion makes one. */
+static void append(struct mlo_db_conn *conn, int64_t project_id, const char *action)
+{
+    struct mlo_error err = {0};
+    char sql[200];
+    snprintf(sql, sizeof sql, "SELECT audit_append(%lld, convert_to('{\"action\":\"%s\"}', 'UTF8'))",
+             (long long)project_id, action);
+    assert_mlo_ok(mlo_db_exec_text(conn, sql, &err), &err);
+}
+
+struct changing {
+    struct hooks *h;
+    enum mlo_status status;
+    struct mlo_error err;
+};
+
+static void *change(void *arg)
+{
+    struct changing *c = arg;
+    struct mlo_db_conn *conn;
+    c->status = mlo_db_acquire(c->h->f->server, &conn, &c->err);
+    if (c->status != MLO_OK)
+        return NULL;
+    c->status = mlo_webhook_rotate(conn, &root, c->h->shop.project_id, c->h->id, 0, c->h->secret, &c->err);
+    mlo_db_release(conn);
+    return NULL;
+}
+
+/* A promotion has the log's head and wants to write a delivery; whoever changes the webhook has its row and
+ * wants the head. */
+static void test_webhooks__changed_beside_a_promotion(void **state)
+{
+    struct hooks h = hooks_open(state, "/ok");
+    struct changing c = {.h = &h};
+    struct pg_fixture *f = h.f;
+    pthread_t thread;
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    append(f->conn, h.shop.project_id, "stage.note");
+    assert_int_equal(pthread_create(&thread, NULL, change, &c), 0);
+    wait_for(number(&h, "select count(*) from pg_locks where not granted") > 0);
+    append(f->conn, h.shop.project_id, "stage.promote");
+    assert_mlo_ok(mlo_db_end(f->conn, MLO_OK, &f->err), &f->err);
+    pthread_join(thread, NULL);
+    assert_mlo_ok(c.status, &c.err);
+    assert_int_equal(number(&h, "select count(*) from mlopt.webhook_delivery"), 1);
+    hooks_close(&h);
+}
+
 static void test_webhooks__a_run_that_ends_is_told(void **state)
 {
     struct hooks h = hooks_open(state, "/ok");
@@ -681,6 +729,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_webhooks__a_promotion_is_told_signed),
         TEST(test_webhooks__only_what_was_committed_and_asked_for),
+        TEST(test_webhooks__changed_beside_a_promotion),
         TEST(test_webhooks__a_run_that_ends_is_told),
         TEST(test_webhooks__two_secrets_sign_while_one_takes_over),
         TEST(test_webhooks__what_fails_is_tried_again),
