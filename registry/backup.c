@@ -67,7 +67,8 @@ static void step(const struct making *m, const char *name)
 static enum mlo_status open_folder(struct making *m, struct mlo_error *err)
 {
     char at[32], *lock = mlo_fs_join(m->o->dir, "lock", NULL);
-    enum mlo_status status = lock ? MLO_OK : mlo_error_nomem(err);
+    char *blobs = mlo_fs_join(m->o->dir, "blobs", NULL);
+    enum mlo_status status = lock && blobs ? MLO_OK : mlo_error_nomem(err);
     size_t n = 0;
     m->snapshots = mlo_fs_join(m->o->dir, "snapshots", NULL);
     m->incoming = m->snapshots ? mlo_fs_join(m->snapshots, ".incoming", NULL) : NULL;
@@ -89,6 +90,7 @@ static enum mlo_status open_folder(struct making *m, struct mlo_error *err)
     m->locked = true;
     mlo_fs_remove_tree(m->incoming); /* of one that was killed */
     MLO_TRY(mlo_fs_mkdirs_private(m->incoming, err));
+    MLO_TRY(mlo_fs_mkdirs_private(blobs, err)); /* also in a folder that others may read */
     MLO_TRY(mlo_backup_blobs_open(m->o->dir, &m->store, err));
     /* the time is the name: 20260131T123456.789Z */
     mlo_clock_format(mlo_clock_utc_us(), at);
@@ -96,6 +98,7 @@ static enum mlo_status open_folder(struct making *m, struct mlo_error *err)
         if (*c != '-' && *c != ':')
             m->name[n++] = *c;
 out:
+    free(blobs);
     free(lock);
     return status;
 }

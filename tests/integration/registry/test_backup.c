@@ -248,6 +248,30 @@ static void test_backup__without_its_lock_is_none(void **state)
     site_close(&s);
 }
 
+/* --- who may read it ------------------------------------------------------------------------------ */
+
+/* A folder that was there before, and that others may read. */
+static void test_backup__is_private_in_any_folder(void **state)
+{
+    static const char *const parts[] = {"blobs", "snapshots"};
+    struct site s = site_open(*state);
+    char name[64];
+    struct stat info;
+    mode_t old = umask(022);
+    assert_int_equal(mkdir(s.backup, 0755), 0);
+    back_up(&s, name, 2);
+    umask(old);
+    for (size_t i = 0; i < MLO_COUNT(parts); i++) {
+        char *path = mlo_fs_join(s.backup, parts[i], NULL);
+        assert_int_equal(stat(path, &info), 0);
+        if ((info.st_mode & 0777) != 0700)
+            fail_msg("%s has mode %o", parts[i], (unsigned)info.st_mode & 0777);
+        free(path);
+    }
+    assert_whole(&s, name);
+    site_close(&s);
+}
+
 /* --- damaged blobs ---------------------------------------------------------------------------------- */
 
 static int64_t number(struct mlo_db *db, const char *sql)
@@ -444,6 +468,7 @@ int main(void)
         TEST(test_backup__killed_at_any_step_leaves_the_former_whole),
         TEST(test_backup__keeps_gc_off_and_is_alone),
         TEST(test_backup__without_its_lock_is_none),
+        TEST(test_backup__is_private_in_any_folder),
         TEST(test_backup__gives_back_what_was_damaged_later),
         TEST(test_backup__names_what_is_known_to_be_damaged),
         TEST(test_backup__of_another_key_is_refused),
