@@ -60,18 +60,22 @@ CREATE TABLE webhook_attempt (
     PRIMARY KEY (delivery_id, number)
 );
 
+-- A worker may append to the log whatever it likes, and what is sent is signed: what it says there is told to nobody.
+-- Nothing that is told is its to do but the end of a run, which comes of the row (and so is not told of the entry too).
 CREATE FUNCTION webhook_audit() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = mlopt, pg_temp AS $$
 DECLARE
     happened text;
 BEGIN
-    IF NOT EXISTS (SELECT 1 FROM webhook WHERE project_id = NEW.project_id AND state <> 'removed') THEN
+    IF NOT EXISTS (SELECT 1 FROM webhook WHERE project_id = NEW.project_id AND state <> 'removed') OR
+       NOT (pg_has_role(session_user, 'mlopt_server', 'MEMBER') OR
+            pg_has_role(session_user, (SELECT relowner FROM pg_class WHERE oid = TG_RELID), 'MEMBER')) THEN
         RETURN NULL;
     END IF;
     happened := convert_from(NEW.body, 'UTF8')::json ->> 'action';
     INSERT INTO webhook_delivery (webhook_id, project_id, type, audit_seq)
         SELECT id, project_id, happened, NEW.seq FROM webhook
-        WHERE project_id = NEW.project_id AND state = 'enabled' AND happened = ANY (events);
+        WHERE project_id = NEW.project_id AND state = 'enabled' AND happened = ANY (events) AND happened <> 'run.finish';
     RETURN NULL;
 END $$;
 CREATE TRIGGER webhook_audit AFTER INSERT ON audit FOR EACH ROW EXECUTE FUNCTION webhook_audit();

@@ -340,6 +340,33 @@ static void append(struct mlo_db_conn *conn, int64_t project_id, const char *act
     assert_mlo_ok(mlo_db_exec_text(conn, sql, &err), &err);
 }
 
+/* The log takes what a worker says; what is told of it is signed as true, so nothing is. */
+static void test_webhooks__a_worker_forges_nothing(void **state)
+{
+    struct hooks h = hooks_open(state, "/ok");
+    struct pg_fixture *f = h.f;
+    struct mlo_db_conn *worker, *owner;
+    add_hook(&h, "127.0.0.1", "/all", NULL);
+    assert_mlo_ok(mlo_db_acquire(f->worker, &worker, &f->err), &f->err);
+    append(worker, h.shop.project_id, "stage.promote");
+    append(worker, h.shop.project_id, "version.create");
+    mlo_db_release(worker);
+    assert_int_equal(number(&h, "select count(*) from mlopt.audit where convert_from(body, 'UTF8') = "
+                                "'{\"action\":\"stage.promote\"}'"),
+                     1);
+    assert_int_equal(number(&h, "select count(*) from mlopt.webhook_delivery"), 0);
+    append(f->conn, h.shop.project_id, "stage.promote");
+    assert_int_equal(number(&h, "select count(*) from mlopt.webhook_delivery"), 2);
+    assert_mlo_ok(mlo_db_acquire(f->owner, &owner, &f->err), &f->err);
+    append(owner, h.shop.project_id, "policy.set");
+    mlo_db_release(owner);
+    assert_int_equal(number(&h, "select count(*) from mlopt.webhook_delivery"), 3);
+    /* told of the run's row, not of the entry besides */
+    append(f->conn, h.shop.project_id, "run.finish");
+    assert_int_equal(number(&h, "select count(*) from mlopt.webhook_delivery"), 3);
+    hooks_close(&h);
+}
+
 struct changing {
     struct hooks *h;
     enum mlo_status status;
@@ -729,6 +756,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_webhooks__a_promotion_is_told_signed),
         TEST(test_webhooks__only_what_was_committed_and_asked_for),
+        TEST(test_webhooks__a_worker_forges_nothing),
         TEST(test_webhooks__changed_beside_a_promotion),
         TEST(test_webhooks__a_run_that_ends_is_told),
         TEST(test_webhooks__two_secrets_sign_while_one_takes_over),
