@@ -354,11 +354,11 @@ static enum mlo_status restore(struct restoring *r, json_t **report, struct mlo_
     mlo_digest_text(&r->s.digest, text);
     MLO_TRY(audit_restore(r, text, err));
     *report = json_pack(
-        "{s:s, s:s, s:s?, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:O, s:O?}", "snapshot", r->s.name, "digest", text,
-        "signed_by", r->s.is_signed ? mlo_ssh_fingerprint(&r->s.signer, fingerprint) : NULL, "blobs",
-        (json_int_t)r->blobs, "bytes", (json_int_t)r->bytes, "healed", (json_int_t)r->healed, "projects", (json_int_t)r->projects, "entries",
-        (json_int_t)r->entries, "commits", (json_int_t)r->commits, "migrations", r->applied, "keys", keys,
-        "missing", json_object_get(r->s.manifest, "missing"));
+        "{s:s, s:s, s:s?, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:O, s:O?}", "snapshot", r->s.name, "digest",
+        text, "signed_by", r->s.is_signed ? mlo_ssh_fingerprint(&r->s.signer, fingerprint) : NULL, "blobs",
+        (json_int_t)r->blobs, "bytes", (json_int_t)r->bytes, "healed", (json_int_t)r->healed, "projects",
+        (json_int_t)r->projects, "entries", (json_int_t)r->entries, "commits", (json_int_t)r->commits,
+        "migrations", r->applied, "keys", keys, "missing", json_object_get(r->s.manifest, "missing"));
     if (!*report)
         status = mlo_error_nomem(err);
 out:

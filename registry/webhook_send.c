@@ -24,24 +24,31 @@ enum {
     SEND_PURGE_SECRETS
 };
 
-/* At most this many attempts of one webhook at a time, so that a receiver that hangs holds up no other. */
+/* At most this many attempts of one webhook at a time; of one that is failing, one. */
 #define PARALLEL "2"
 
 const struct mlo_sql mlo_sql_webhook_send[] = {
+    /* Whose turn it is: one with nothing under way first. $2: another one besides those under way may be
+     * made; $3: one of a webhook that is failing. */
     [SEND_CLAIM] =
         {"webhook_claim",
+         "WITH hook AS (SELECT w.id, w.failing_since IS NOT NULL AS failing, (SELECT count(*) FROM "
+         "webhook_delivery o WHERE o.webhook_id = w.id AND o.lease IS NOT NULL AND o.lease_until > now()) AS "
+         "sending, (SELECT min(d.next_at) FROM webhook_delivery d WHERE d.webhook_id = w.id AND d.state = "
+         "'pending' AND d.next_at <= now() AND coalesce(d.lease_until <= now(), true)) AS due FROM webhook w "
+         "WHERE w.state = 'enabled'), "
+         "turn AS (SELECT id FROM hook WHERE due IS NOT NULL AND (sending = 0 OR ($2 AND NOT failing AND "
+         "sending < " PARALLEL ")) AND ($3 OR NOT failing) ORDER BY sending > 0, due, id LIMIT 1) "
          "UPDATE webhook_delivery SET lease = gen_random_uuid(), lease_until = now() + make_interval(secs => "
          "$1::bigint), attempts = attempts + 1, tries = tries + 1 WHERE id = (SELECT d.id FROM "
-         "webhook_delivery d "
-         "JOIN webhook w ON w.id = d.webhook_id WHERE d.state = 'pending' AND d.next_at <= now() AND "
-         "coalesce(d.lease_until <= now(), true) AND w.state = 'enabled' AND (SELECT count(*) FROM "
-         "webhook_delivery o WHERE o.webhook_id = d.webhook_id AND o.lease IS NOT NULL AND o.lease_until > "
-         "now()) "
-         "< " PARALLEL
-         " ORDER BY d.next_at LIMIT 1 FOR UPDATE OF d SKIP LOCKED) RETURNING id, lease, message, "
-         "attempts, tries, webhook_id, project_id, (SELECT url FROM webhook w WHERE w.id = webhook_id) AS "
-         "url",
-         1},
+         "webhook_delivery d WHERE d.webhook_id = (SELECT id FROM turn) AND d.state = 'pending' AND "
+         "d.next_at "
+         "<= now() AND coalesce(d.lease_until <= now(), true) ORDER BY d.next_at LIMIT 1 FOR UPDATE OF d "
+         "SKIP "
+         "LOCKED) RETURNING id, lease, message, attempts, tries, webhook_id, project_id, (SELECT url FROM "
+         "webhook w WHERE w.id = webhook_id) AS url, (SELECT failing FROM hook h WHERE h.id = webhook_id) AS "
+         "failing",
+         3},
     [SEND_SECRETS] =
         {"webhook_secrets",
          "SELECT secret FROM webhook_secret WHERE webhook_id = $1 AND coalesce(expires_at > now(), "
@@ -100,6 +107,8 @@ struct mlo_webhooks {
     pthread_mutex_t lock;
     pthread_cond_t woken;
     atomic_bool stopping;
+    pthread_mutex_t claiming;      /* one claim at a time, so that these are exact */
+    unsigned sending, ill_sending; /* threads with an attempt; of them, of webhooks that are failing */
     pthread_t threads[THREADS_MAX];
     unsigned count;
     atomic_ullong purged_ns;
@@ -108,6 +117,7 @@ struct mlo_webhooks {
 struct claim {
     int64_t id, attempts, tries, webhook_id, project_id;
     char lease[40], message[64];
+    bool failing;
     char *url;
     json_t *secrets;
     struct mlo_buf body;
@@ -127,17 +137,42 @@ static bool stopping(void *arg)
 
 /* --- in the database ----------------------------------------------------------------------------- */
 
+/* What receivers that hang can hold up is bounded: the last thread that is free goes to a webhook that has
+ * nothing under way, and never, unless there is but one, to one that is failing. */
+static enum mlo_status claim(struct mlo_webhooks *w, struct mlo_db_conn *conn, struct mlo_rows *rows,
+                             bool *found, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    pthread_mutex_lock(&w->claiming);
+    mlo_param_i64(&p, w->o.timeout_ms / 1000 + LEASE_MARGIN_S);
+    mlo_param_bool(&p, w->sending + 1 < w->o.threads);
+    mlo_param_bool(&p, w->o.threads == 1 || w->ill_sending + 1 < w->o.threads);
+    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_webhook_send[SEND_CLAIM], &p, rows, err);
+    *found = status == MLO_OK && mlo_rows_count(rows) > 0;
+    w->sending += *found;
+    w->ill_sending += *found && mlo_rows_bool(rows, 0, 8);
+    pthread_mutex_unlock(&w->claiming);
+    return status;
+}
+
+static void claim_end(struct mlo_webhooks *w, const struct claim *c)
+{
+    pthread_mutex_lock(&w->claiming);
+    w->sending--;
+    w->ill_sending -= c->failing;
+    pthread_mutex_unlock(&w->claiming);
+}
+
 static enum mlo_status take(struct mlo_webhooks *w, struct mlo_db_conn *conn, struct claim *c, bool *found,
                             struct mlo_error *err)
 {
-    struct mlo_params p = MLO_PARAMS_INIT, of = MLO_PARAMS_INIT;
+    struct mlo_params of = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
     enum mlo_status status;
-    mlo_param_i64(&p, w->o.timeout_ms / 1000 + LEASE_MARGIN_S);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_webhook_send[SEND_CLAIM], &p, &rows, err));
-    *found = mlo_rows_count(&rows) > 0;
+    MLO_TRY(claim(w, conn, &rows, found, err));
     if (!*found)
         goto out;
+    c->failing = mlo_rows_bool(&rows, 0, 8);
     c->id = mlo_rows_i64(&rows, 0, 0);
     snprintf(c->lease, sizeof c->lease, "%s", mlo_rows_text(&rows, 0, 1));
     snprintf(c->message, sizeof c->message, "%s", mlo_rows_text(&rows, 0, 2));
@@ -270,6 +305,8 @@ static enum mlo_status send_one(struct mlo_webhooks *w, bool *found, struct mlo_
     MLO_TRY(settle(w, conn, &c, &post, err));
 out:
     mlo_db_release(conn);
+    if (*found)
+        claim_end(w, &c);
     claim_clear(&c);
     return status;
 }
@@ -340,6 +377,7 @@ enum mlo_status mlo_webhooks_start(const struct mlo_webhooks_options *options, s
     w->o.poll_ms = options->poll_ms ? options->poll_ms : POLL_MS;
     w->o.give_up_s = options->give_up_s ? options->give_up_s : GIVE_UP_S;
     pthread_mutex_init(&w->lock, NULL);
+    pthread_mutex_init(&w->claiming, NULL);
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&w->woken, &attributes);
@@ -366,5 +404,6 @@ void mlo_webhooks_stop(struct mlo_webhooks *w)
         pthread_join(w->threads[i], NULL);
     pthread_cond_destroy(&w->woken);
     pthread_mutex_destroy(&w->lock);
+    pthread_mutex_destroy(&w->claiming);
     free(w);
 }

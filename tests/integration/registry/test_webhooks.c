@@ -507,22 +507,63 @@ static void test_webhooks__the_last_attempt_fails_it_and_long_failure_disables(v
     hooks_close(&h);
 }
 
-static void test_webhooks__a_hanging_receiver_holds_up_no_other(void **state)
+static void test_webhooks__an_attempt_has_an_end(void **state)
 {
     struct hooks h = hooks_open(state, "/hold");
-    struct mlo_webhooks_options o = {.guard = loopback(), .timeout_ms = 1500};
+    struct mlo_webhooks_options o = {.guard = loopback(), .timeout_ms = 1000};
     set_receiver(false, true);
-    add_hook(&h, "127.0.0.1", "/ok", "stage.promote");
     h.sender = sender(h.f, &o);
-    for (int i = 0; i < 4; i++)
-        shop_promote(&h.shop, "again");
-    wait_for(calls_on("/ok", NULL) == 4);
+    shop_promote(&h.shop, "one");
     wait_for(number(&h, "select count(*) from mlopt.webhook_attempt where http_status is null and error ~* "
                         "'time'") >= 1);
-    assert_int_equal(
-        number(&h, "select count(*) from mlopt.webhook_delivery where webhook_id = (select min(id) from "
-                   "mlopt.webhook) and state = 'delivered'"),
-        0);
+    hooks_close(&h);
+}
+
+/* Two receivers hang, with more for them than there are threads, and go on hanging: a third gets all of its.
+ */
+static void test_webhooks__hanging_receivers_hold_up_no_other(void **state)
+{
+    struct hooks h = hooks_open(state, "/hold");
+    struct mlo_webhooks_options o = {.guard = loopback(), .timeout_ms = 600000};
+    set_receiver(false, true);
+    add_hook(&h, "127.0.0.1", "/hold", "stage.promote");
+    add_hook(&h, "127.0.0.1", "/ok", "stage.promote");
+    for (int i = 0; i < 3; i++)
+        shop_promote(&h.shop, "before");
+    h.sender = sender(h.f, &o);
+    wait_for(calls_on("/ok", NULL) == 3);
+    /* the other threads have nothing else to do but what hangs */
+    wait_for(calls_on("/hold", NULL) == 2);
+    for (int i = 0; i < 3; i++)
+        shop_promote(&h.shop, "while they hang");
+    wait_for(calls_on("/ok", NULL) == 6);
+    assert_int_equal(calls_on("/hold", NULL), 2);
+    assert_int_equal(number(&h, "select count(*) from mlopt.webhook_attempt where http_status is null"), 0);
+    hooks_close(&h);
+}
+
+/* Those that are known to fail have one attempt each, and a thread less than there are, all together. */
+static void test_webhooks__failing_receivers_hold_up_no_other(void **state)
+{
+    struct hooks h = hooks_open(state, "/hold");
+    struct mlo_webhooks_options o = {.guard = loopback(), .timeout_ms = 600000, .threads = 4};
+    set_receiver(false, true);
+    for (int i = 0; i < 4; i++)
+        add_hook(&h, "127.0.0.1", "/hold", "stage.promote");
+    for (int i = 0; i < 2; i++)
+        shop_promote(&h.shop, "before");
+    number(&h, "update mlopt.webhook set failing_since = now()");
+    h.sender = sender(h.f, &o);
+    wait_for(calls_on("/hold", NULL) == 3);
+    assert_int_equal(number(&h,
+                            "select count(distinct webhook_id) from mlopt.webhook_delivery where lease is "
+                            "not null"),
+                     3);
+    add_hook(&h, "127.0.0.1", "/ok", "stage.promote");
+    for (int i = 0; i < 3; i++)
+        shop_promote(&h.shop, "while they hang");
+    wait_for(calls_on("/ok", NULL) == 3);
+    assert_int_equal(calls_on("/hold", NULL), 3);
     hooks_close(&h);
 }
 
@@ -762,7 +803,9 @@ int main(void)
         TEST(test_webhooks__two_secrets_sign_while_one_takes_over),
         TEST(test_webhooks__what_fails_is_tried_again),
         TEST(test_webhooks__the_last_attempt_fails_it_and_long_failure_disables),
-        TEST(test_webhooks__a_hanging_receiver_holds_up_no_other),
+        TEST(test_webhooks__an_attempt_has_an_end),
+        TEST(test_webhooks__hanging_receivers_hold_up_no_other),
+        TEST(test_webhooks__failing_receivers_hold_up_no_other),
         TEST(test_webhooks__killed_in_mid_delivery_it_is_sent_again),
         TEST(test_webhooks__several_servers_send_each_once),
         cmocka_unit_test(test_webhooks__addresses_inside_are_refused),
