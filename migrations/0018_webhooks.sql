@@ -9,7 +9,7 @@ CREATE TABLE webhook (
     description   text NOT NULL DEFAULT '' CHECK (length(description) <= 1000),
     events        text[] NOT NULL CHECK (cardinality(events) > 0),
     state         text NOT NULL DEFAULT 'enabled' CHECK (state IN ('enabled', 'paused', 'disabled', 'removed')),
-    state_reason  text,                                  -- why it was disabled by the server
+    state_reason  text,                                  -- why the server disabled it, or a restore paused it
     failing_since timestamptz,                           -- of the first failure since the last success
     created_at    timestamptz NOT NULL DEFAULT now(),
     created_by    text NOT NULL

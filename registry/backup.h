@@ -73,8 +73,9 @@ struct mlo_restore_options {
 /* Copies the blobs, loads the database, brings it to this program's schema, and checks every audit chain and
  * every ledger against the heads in the manifest. Blobs that had been found damaged, and whose right bytes
  * the backup had, count as there again. *report (yours) is {snapshot, digest, signed_by, blobs, bytes,
- * healed, projects, entries, commits, migrations, keys: […]}. MLO_ECONFLICT when database or store are not
- * empty, or the backup is of a newer schema; MLO_EDIGEST names what is damaged. */
+ * healed, projects, entries, commits, migrations, webhooks_paused (those that were enabled), keys: […]}.
+ * MLO_ECONFLICT when database or store are not empty, or the backup is of a newer schema; MLO_EDIGEST names
+ * what is damaged. */
 MLO_MUST_USE enum mlo_status mlo_backup_restore(const struct mlo_restore_options *options, json_t **report,
                                                 struct mlo_error *err);
 

@@ -15,7 +15,7 @@
 #include "registry/pg_tool.h"
 #include "registry/sql_impl.h"
 
-enum { RESTORE_TABLES, RESTORE_BLOBS, RESTORE_DAMAGED, RESTORE_HEAL };
+enum { RESTORE_TABLES, RESTORE_BLOBS, RESTORE_DAMAGED, RESTORE_HEAL, RESTORE_PAUSE };
 
 const struct mlo_sql mlo_sql_restore[] = {
     [RESTORE_TABLES] =
@@ -31,6 +31,10 @@ const struct mlo_sql mlo_sql_restore[] = {
     [RESTORE_DAMAGED] = {"restore_damaged",
                          "SELECT digest FROM blob WHERE removed_why = 'damaged' ORDER BY digest", 0},
     [RESTORE_HEAL] = {"restore_heal", "SELECT blob_healed($1)", 1},
+    [RESTORE_PAUSE] = {"restore_pause",
+                       "WITH paused AS (UPDATE webhook SET state = 'paused', state_reason = 'restored from a "
+                       "backup' WHERE state = 'enabled' RETURNING id) SELECT count(*) FROM paused",
+                       0},
 };
 const size_t mlo_sql_restore_count = MLO_COUNT(mlo_sql_restore);
 
@@ -40,7 +44,7 @@ struct restoring {
     struct mlo_blob_store *from;
     struct mlo_db_conn *conn;
     struct mlo_backup_progress progress;
-    int64_t blobs, healed, projects, entries, commits;
+    int64_t blobs, healed, projects, entries, commits, paused;
     uint64_t bytes;
     int applied;
 };
@@ -330,7 +334,7 @@ out:
 static enum mlo_status audit_restore(struct restoring *r, const char *digest, struct mlo_error *err)
 {
     const struct mlo_actor actor = MLO_ACTOR_SYSTEM;
-    json_t *after = json_pack("{s:s}", "manifest", digest);
+    json_t *after = json_pack("{s:s, s:I}", "manifest", digest, "webhooks_paused", (json_int_t)r->paused);
     const struct mlo_audit_event event = {.action = "backup.restore", .object = r->s.name, .after = after};
     enum mlo_status status =
         after ? mlo_audit_append(r->conn, 0, &actor, &event, NULL, err) : mlo_error_nomem(err);
@@ -348,17 +352,20 @@ static enum mlo_status restore(struct restoring *r, json_t **report, struct mlo_
     MLO_TRY(check_empty(r, err));
     MLO_TRY(restore_blobs(r, err));
     MLO_TRY(restore_database(r, err));
+    /* a drill beside the installation must not tell everybody again what is pending in the copy */
+    MLO_TRY(mlo_sql_number(r->conn, &mlo_sql_restore[RESTORE_PAUSE], NULL, &r->paused, err));
     MLO_TRY(heal_blobs(r, err));
     MLO_TRY(check_history(r, err));
     MLO_TRY(restore_keys(r, keys, err));
     mlo_digest_text(&r->s.digest, text);
     MLO_TRY(audit_restore(r, text, err));
     *report = json_pack(
-        "{s:s, s:s, s:s?, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:O, s:O?}", "snapshot", r->s.name, "digest",
-        text, "signed_by", r->s.is_signed ? mlo_ssh_fingerprint(&r->s.signer, fingerprint) : NULL, "blobs",
-        (json_int_t)r->blobs, "bytes", (json_int_t)r->bytes, "healed", (json_int_t)r->healed, "projects",
-        (json_int_t)r->projects, "entries", (json_int_t)r->entries, "commits", (json_int_t)r->commits,
-        "migrations", r->applied, "keys", keys, "missing", json_object_get(r->s.manifest, "missing"));
+        "{s:s, s:s, s:s?, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:I, s:O, s:O?}", "snapshot", r->s.name,
+        "digest", text, "signed_by", r->s.is_signed ? mlo_ssh_fingerprint(&r->s.signer, fingerprint) : NULL,
+        "blobs", (json_int_t)r->blobs, "bytes", (json_int_t)r->bytes, "healed", (json_int_t)r->healed,
+        "projects", (json_int_t)r->projects, "entries", (json_int_t)r->entries, "commits",
+        (json_int_t)r->commits, "migrations", r->applied, "webhooks_paused", (json_int_t)r->paused, "keys",
+        keys, "missing", json_object_get(r->s.manifest, "missing"));
     if (!*report)
         status = mlo_error_nomem(err);
 out:

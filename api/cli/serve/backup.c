@@ -417,6 +417,12 @@ static enum mlo_status print_restore(const struct mlo_cli *cli, const json_t *re
     if (applied)
         mlo_buf_printf(&out, "  brought to this program's schema: %lld migration%s\n", (long long)applied,
                        applied == 1 ? "" : "s");
+    if (mlo_json_i64(report, "webhooks_paused", 0))
+        mlo_buf_printf(
+            &out,
+            "  webhooks that are paused, until this is the service: %lld (mlopt webhooks set PROJECT "
+            "ID --state enabled)\n",
+            (long long)mlo_json_i64(report, "webhooks_paused", 0));
     if (mlo_json_i64(report, "healed", 0))
         mlo_buf_printf(&out, "  blobs that had been found damaged and are whole again: %lld\n",
                        (long long)mlo_json_i64(report, "healed", 0));

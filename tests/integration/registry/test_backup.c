@@ -363,6 +363,42 @@ static void test_backup__names_what_is_known_to_be_damaged(void **state)
     site_close(&s);
 }
 
+/* --- webhooks -------------------------------------------------------------------------------------- */
+
+/* A restored copy tells nobody anything until somebody enables its webhooks. */
+static void test_restore__pauses_webhooks(void **state)
+{
+    static const char *const states[] = {"enabled", "enabled", "paused", "disabled"};
+    struct site s = site_open(*state);
+    char name[64], sql[256];
+    json_t *report = NULL;
+    struct mlo_error *err = &s.f->err;
+    for (size_t i = 0; i < MLO_COUNT(states); i++) {
+        snprintf(sql, sizeof sql,
+                 "insert into mlopt.webhook (project_id, url, events, state, created_by) values (%lld, "
+                 "'https://example.com/', '{stage.promote}', '%s', 'test')",
+                 (long long)s.shop.project_id, states[i]);
+        number(s.f->owner, sql);
+    }
+    put_version(&s, "which two are told of");
+    back_up(&s, name, 3);
+    struct target t = target_open(&s, "t");
+    const struct mlo_restore_options o = to_restore(&s, &t);
+    assert_mlo_ok(mlo_backup_restore(&o, &report, err), err);
+    assert_int_equal(mlo_json_i64(report, "webhooks_paused", 0), 2);
+    json_decref(report);
+    assert_int_equal(number(t.db, "select count(*) from mlopt.webhook_delivery where state = 'pending'"), 2);
+    assert_int_equal(number(t.db, "select count(*) from mlopt.webhook where state = 'enabled'"), 0);
+    assert_int_equal(number(t.db,
+                            "select count(*) from mlopt.webhook where state = 'paused' and state_reason "
+                            "= 'restored from a backup'"),
+                     2);
+    assert_int_equal(number(t.db, "select count(*) from mlopt.webhook where state = 'disabled'"), 1);
+    assert_int_equal(number(s.f->owner, "select count(*) from mlopt.webhook where state = 'enabled'"), 2);
+    target_close(&t);
+    site_close(&s);
+}
+
 /* --- what is refused ------------------------------------------------------------------------------ */
 
 static void test_backup__of_another_key_is_refused(void **state)
@@ -471,6 +507,7 @@ int main(void)
         TEST(test_backup__is_private_in_any_folder),
         TEST(test_backup__gives_back_what_was_damaged_later),
         TEST(test_backup__names_what_is_known_to_be_damaged),
+        TEST(test_restore__pauses_webhooks),
         TEST(test_backup__of_another_key_is_refused),
         TEST(test_restore__refuses_what_is_not_empty_newer_or_another_history),
         TEST(test_restore__finds_a_changed_audit_entry),
