@@ -47,7 +47,7 @@ CREATE TABLE webhook_delivery (
 CREATE INDEX webhook_delivery_due ON webhook_delivery (webhook_id, next_at) WHERE state = 'pending';
 CREATE INDEX webhook_delivery_of ON webhook_delivery (webhook_id, id DESC);
 CREATE INDEX webhook_delivery_sending ON webhook_delivery (webhook_id) WHERE lease IS NOT NULL;
-CREATE INDEX webhook_delivery_age ON webhook_delivery (created_at) WHERE state <> 'pending';
+CREATE INDEX webhook_delivery_age ON webhook_delivery (created_at);
 
 CREATE TABLE webhook_attempt (
     delivery_id bigint NOT NULL REFERENCES webhook_delivery ON DELETE CASCADE,

@@ -16,6 +16,7 @@ enum {
     WEBHOOK_SET,
     WEBHOOK_REMOVE,
     WEBHOOK_FORGET,
+    WEBHOOK_DROP,
     WEBHOOK_EXPIRE,
     WEBHOOK_SECRET,
     WEBHOOK_GET,
@@ -53,6 +54,10 @@ const struct mlo_sql mlo_sql_webhook[] = {
          5},
     [WEBHOOK_REMOVE] = {"webhook_remove", "UPDATE webhook SET state = 'removed' WHERE id = $1", 1},
     [WEBHOOK_FORGET] = {"webhook_forget", "DELETE FROM webhook_secret WHERE webhook_id = $1", 1},
+    [WEBHOOK_DROP] = {"webhook_drop",
+                      "UPDATE webhook_delivery SET state = 'failed' WHERE webhook_id = $1 AND state = "
+                      "'pending'",
+                      1},
     [WEBHOOK_EXPIRE] = {"webhook_expire",
                         "UPDATE webhook_secret SET expires_at = least(expires_at, now() + make_interval(secs "
                         "=> $2::bigint)) "
@@ -295,6 +300,7 @@ enum mlo_status mlo_webhook_remove(struct mlo_db_conn *conn, const struct mlo_ac
     MLO_TRY(find(conn, actor, project_id, id, err));
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_webhook[WEBHOOK_FORGET], &p, NULL, err));
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_webhook[WEBHOOK_REMOVE], &p, NULL, err));
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_webhook[WEBHOOK_DROP], &p, NULL, err));
     MLO_TRY(log_change(conn, actor, project_id, id, "webhook.remove", NULL, NULL, "removed", err));
 out:
     return mlo_db_end(conn, status, err);

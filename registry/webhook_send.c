@@ -63,12 +63,14 @@ const struct mlo_sql mlo_sql_webhook_send[] = {
                    "UPDATE webhook_delivery SET state = 'delivered', delivered_at = now(), lease = NULL, "
                    "lease_until = NULL WHERE id = $1 AND lease = $2::uuid RETURNING id",
                    2},
-    [SEND_FAILED] =
-        {"webhook_failed",
-         "UPDATE webhook_delivery SET state = $3, next_at = now() + make_interval(secs => "
-         "$4::double precision), lease = NULL, lease_until = NULL WHERE id = $1 AND lease = $2::uuid "
-         "RETURNING id",
-         4},
+    [SEND_FAILED] = /* 'failed' already: the webhook was removed meanwhile */
+    {"webhook_failed",
+     "UPDATE webhook_delivery SET state = CASE state WHEN 'pending' THEN $3 ELSE state END, next_at = now() "
+     "+ "
+     "make_interval(secs => $4::double precision), lease = NULL, lease_until = NULL WHERE id = $1 AND lease "
+     "= "
+     "$2::uuid RETURNING id",
+     4},
     [SEND_WELL] = {"webhook_well",
                    "UPDATE webhook SET failing_since = NULL WHERE id = $1 AND failing_since IS NOT NULL", 1},
     [SEND_ILL] = {"webhook_ill",
@@ -78,11 +80,14 @@ const struct mlo_sql mlo_sql_webhook_send[] = {
                       "'enabled' AND ($3 OR "
                       "failing_since < now() - make_interval(secs => $4::bigint)) RETURNING id",
                       4},
+    /* what waits for a webhook that is enabled is given up by its attempts */
     [SEND_PURGE] =
         {"webhook_purge",
-         "DELETE FROM webhook_delivery WHERE id IN (SELECT id FROM webhook_delivery WHERE state <> "
-         "'pending' AND created_at < now() - interval '30 days' LIMIT 1000)",
-         0},
+         "DELETE FROM webhook_delivery WHERE id IN (SELECT d.id FROM webhook_delivery d JOIN webhook w ON "
+         "w.id = d.webhook_id WHERE d.created_at < now() - interval '30 days' AND (d.state <> 'pending' OR "
+         "w.state <> 'enabled') AND coalesce(d.lease_until <= now(), true) ORDER BY d.created_at LIMIT "
+         "$1::bigint) RETURNING id",
+         1},
     [SEND_PURGE_SECRETS] = {"webhook_purge_secrets", "DELETE FROM webhook_secret WHERE expires_at < now()",
                             0},
 };
@@ -96,6 +101,7 @@ enum {
     GIVE_UP_S = 5 * 86400,
     LEASE_MARGIN_S = 30,
     PURGE_S = 3600,
+    PURGE_BATCH = 1000,
     RETRY_AFTER_MAX_S = 3600
 };
 
@@ -315,15 +321,21 @@ out:
 static enum mlo_status purge(struct mlo_webhooks *w, struct mlo_error *err)
 {
     struct mlo_db_conn *conn = NULL;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
     unsigned long long now = mlo_clock_ns(), before = atomic_load(&w->purged_ns);
     enum mlo_status status;
     if ((before && now - before < PURGE_S * 1000000000ull) ||
         !atomic_compare_exchange_strong(&w->purged_ns, &before, now))
         return MLO_OK;
     MLO_TRY(mlo_db_acquire(w->o.db, &conn, err));
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_webhook_send[SEND_PURGE], NULL, NULL, err));
+    mlo_param_i64(&p, PURGE_BATCH);
+    do
+        MLO_TRY(mlo_db_exec(conn, &mlo_sql_webhook_send[SEND_PURGE], &p, &rows, err));
+    while (mlo_rows_count(&rows) == PURGE_BATCH && !stopping(w));
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_webhook_send[SEND_PURGE_SECRETS], NULL, NULL, err));
 out:
+    mlo_rows_clear(&rows);
     mlo_db_release(conn);
     return status;
 }

@@ -567,6 +567,43 @@ static void test_webhooks__failing_receivers_hold_up_no_other(void **state)
     hooks_close(&h);
 }
 
+/* Old ones go, however many; what waits for a webhook that can still get it stays. */
+static void test_webhooks__old_deliveries_go(void **state)
+{
+    struct hooks h = hooks_open(state, "/ok");
+    int64_t paused = add_hook(&h, "127.0.0.1", "/ok", "stage.promote"), removed;
+    char sql[512];
+    number(&h,
+           "insert into mlopt.webhook_delivery (webhook_id, project_id, type, state, created_at) select "
+           "w.id, w.project_id, 'webhook.ping', 'delivered', now() - interval '31 days' from mlopt.webhook "
+           "w, generate_series(1, 1200) where w.state = 'enabled'");
+    shop_promote(&h.shop, "to both");
+    snprintf(sql, sizeof sql, "update mlopt.webhook set state = 'paused' where id = %lld", (long long)paused);
+    number(&h, sql);
+    /* pending for long, of both; that of the enabled one is not due yet */
+    number(&h, "update mlopt.webhook_delivery set created_at = now() - interval '31 days', next_at = now() + "
+               "interval '1 day' where state = 'pending'");
+    removed = add_hook(&h, "127.0.0.1", "/ok", "stage.promote");
+    shop_promote(&h.shop, "new");
+    number(&h,
+           "update mlopt.webhook_delivery set next_at = now() + interval '1 day' where state = 'pending'");
+    assert_mlo_ok(mlo_webhook_remove(h.f->conn, &root, h.shop.project_id, removed, &h.f->err), &h.f->err);
+    snprintf(sql, sizeof sql,
+             "select count(*) from mlopt.webhook_delivery where webhook_id = %lld and state = 'failed'",
+             (long long)removed);
+    assert_int_equal(number(&h, sql), 1);
+    hooks_start(&h);
+    wait_for(number(&h, "select count(*) from mlopt.webhook_delivery") == 3);
+    assert_int_equal(number(&h, sql), 1);
+    snprintf(sql, sizeof sql, "select count(*) from mlopt.webhook_delivery where webhook_id = %lld",
+             (long long)h.id);
+    assert_int_equal(number(&h, sql), 2);
+    snprintf(sql, sizeof sql, "select count(*) from mlopt.webhook_delivery where webhook_id = %lld",
+             (long long)paused);
+    assert_int_equal(number(&h, sql), 0);
+    hooks_close(&h);
+}
+
 /* A server that is killed in the middle of an attempt: another one makes it again, as the same message. */
 static void test_webhooks__killed_in_mid_delivery_it_is_sent_again(void **state)
 {
@@ -806,6 +843,7 @@ int main(void)
         TEST(test_webhooks__an_attempt_has_an_end),
         TEST(test_webhooks__hanging_receivers_hold_up_no_other),
         TEST(test_webhooks__failing_receivers_hold_up_no_other),
+        TEST(test_webhooks__old_deliveries_go),
         TEST(test_webhooks__killed_in_mid_delivery_it_is_sent_again),
         TEST(test_webhooks__several_servers_send_each_once),
         cmocka_unit_test(test_webhooks__addresses_inside_are_refused),
