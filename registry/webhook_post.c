@@ -149,8 +149,10 @@ static void perform(CURL *curl, struct attempt *a)
         post->retry_after_s = wait_s;
     if (curl_easy_getinfo(curl, CURLINFO_PRIMARY_IP, &peer) == CURLE_OK && peer)
         snprintf(post->address, sizeof post->address, "%s", peer);
-    if (code == CURLE_OK || (code == CURLE_WRITE_ERROR && a->received > ANSWER_MAX))
+    if (code == CURLE_OK || (code == CURLE_WRITE_ERROR && a->received > ANSWER_MAX)) {
+        *post->error = '\0'; /* of an address before this one, that was refused */
         return;
+    }
     post->http_status = 0; /* an answer that did not end is none */
     if (!a->refused || !*post->error)
         snprintf(post->error, sizeof post->error, "%s", *why ? why : curl_easy_strerror(code));

@@ -14,6 +14,7 @@
 enum {
     SEND_CLAIM,
     SEND_SECRETS,
+    SEND_LOCK,
     SEND_ATTEMPT,
     SEND_DONE,
     SEND_FAILED,
@@ -54,6 +55,8 @@ const struct mlo_sql mlo_sql_webhook_send[] = {
          "SELECT secret FROM webhook_secret WHERE webhook_id = $1 AND coalesce(expires_at > now(), "
          "true) ORDER BY id DESC LIMIT 8",
          1},
+    /* before the delivery: who removes the webhook has it first as well */
+    [SEND_LOCK] = {"webhook_send_lock", "SELECT id FROM webhook WHERE id = $1 FOR NO KEY UPDATE", 1},
     [SEND_ATTEMPT] =
         {"webhook_attempt",
          "INSERT INTO webhook_attempt (delivery_id, number, ms, http_status, address, error) VALUES "
@@ -63,14 +66,13 @@ const struct mlo_sql mlo_sql_webhook_send[] = {
                    "UPDATE webhook_delivery SET state = 'delivered', delivered_at = now(), lease = NULL, "
                    "lease_until = NULL WHERE id = $1 AND lease = $2::uuid RETURNING id",
                    2},
-    [SEND_FAILED] = /* 'failed' already: the webhook was removed meanwhile */
-    {"webhook_failed",
-     "UPDATE webhook_delivery SET state = CASE state WHEN 'pending' THEN $3 ELSE state END, next_at = now() "
-     "+ "
-     "make_interval(secs => $4::double precision), lease = NULL, lease_until = NULL WHERE id = $1 AND lease "
-     "= "
-     "$2::uuid RETURNING id",
-     4},
+    /* 'failed' already: the webhook was removed meanwhile */
+    [SEND_FAILED] =
+        {"webhook_failed",
+         "UPDATE webhook_delivery SET state = CASE state WHEN 'pending' THEN $3 ELSE state END, next_at = "
+         "now() + make_interval(secs => $4::double precision), lease = NULL, lease_until = NULL WHERE id = "
+         "$1 AND lease = $2::uuid RETURNING id",
+         4},
     [SEND_WELL] = {"webhook_well",
                    "UPDATE webhook SET failing_since = NULL WHERE id = $1 AND failing_since IS NOT NULL", 1},
     [SEND_ILL] = {"webhook_ill",
@@ -250,6 +252,8 @@ static enum mlo_status settle(struct mlo_webhooks *w, struct mlo_db_conn *conn, 
     enum mlo_status status = mlo_db_begin(conn, err);
     if (status != MLO_OK)
         return status;
+    mlo_param_i64(&of, c->webhook_id);
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_webhook_send[SEND_LOCK], &of, NULL, err));
     mlo_param_i64(&made, c->id);
     mlo_param_i64(&made, c->attempts);
     mlo_param_i64(&made, post->ms);
@@ -270,7 +274,6 @@ static enum mlo_status settle(struct mlo_webhooks *w, struct mlo_db_conn *conn, 
     }
     if (status != MLO_OK || cut_off)
         goto out;
-    mlo_param_i64(&of, c->webhook_id);
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_webhook_send[ok ? SEND_WELL : SEND_ILL], &of, NULL, err));
     if (!ok)
         MLO_TRY(give_up(w, conn, c, post, err));

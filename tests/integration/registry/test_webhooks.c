@@ -604,6 +604,21 @@ static void test_webhooks__old_deliveries_go(void **state)
     hooks_close(&h);
 }
 
+/* Removed while an attempt is under way, which then fails: it is not tried again. */
+static void test_webhooks__removed_in_mid_delivery(void **state)
+{
+    struct hooks h = hooks_open(state, "/hold");
+    struct mlo_webhooks_options o = {.guard = loopback(), .timeout_ms = 3000};
+    set_receiver(false, true);
+    shop_promote(&h.shop, "one");
+    h.sender = sender(h.f, &o);
+    wait_for(calls_on("/hold", NULL) == 1);
+    assert_mlo_ok(mlo_webhook_remove(h.f->conn, &root, h.shop.project_id, h.id, &h.f->err), &h.f->err);
+    wait_for(number(&h, "select count(*) from mlopt.webhook_delivery where lease is null") == 1);
+    assert_int_equal(number(&h, "select count(*) from mlopt.webhook_delivery where state = 'failed'"), 1);
+    hooks_close(&h);
+}
+
 /* A server that is killed in the middle of an attempt: another one makes it again, as the same message. */
 static void test_webhooks__killed_in_mid_delivery_it_is_sent_again(void **state)
 {
@@ -788,6 +803,20 @@ static void test_webhooks__names_and_redirects_lead_nowhere(void **state)
     hooks_close(&h);
 }
 
+/* The name has two addresses, of which the first (::1, where there is IPv6) is refused. */
+static void test_webhooks__what_came_of_a_second_address_counts(void **state)
+{
+    struct hooks h = hooks_open(state, "/ok");
+    add_hook(&h, "localhost", "/named", "stage.promote");
+    hooks_start(&h);
+    shop_promote(&h.shop, "one");
+    wait_for(number(&h, DELIVERED) == 2);
+    assert_int_equal(calls_on("/named", NULL), 1);
+    assert_int_equal(number(&h, "select count(*) from mlopt.webhook_attempt where error is not null"), 0);
+    assert_int_equal(number(&h, "select count(*) from mlopt.webhook_attempt where address = '127.0.0.1'"), 2);
+    hooks_close(&h);
+}
+
 static void test_webhooks__need_an_admin(void **state)
 {
     struct hooks h = hooks_open(state, "/ok");
@@ -844,11 +873,13 @@ int main(void)
         TEST(test_webhooks__hanging_receivers_hold_up_no_other),
         TEST(test_webhooks__failing_receivers_hold_up_no_other),
         TEST(test_webhooks__old_deliveries_go),
+        TEST(test_webhooks__removed_in_mid_delivery),
         TEST(test_webhooks__killed_in_mid_delivery_it_is_sent_again),
         TEST(test_webhooks__several_servers_send_each_once),
         cmocka_unit_test(test_webhooks__addresses_inside_are_refused),
         cmocka_unit_test(test_webhooks__urls_inside_are_refused),
         TEST(test_webhooks__names_and_redirects_lead_nowhere),
+        TEST(test_webhooks__what_came_of_a_second_address_counts),
         TEST(test_webhooks__need_an_admin),
     };
     return cmocka_run_group_tests(tests, group_start, group_stop);
