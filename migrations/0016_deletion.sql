@@ -61,39 +61,48 @@ ALTER TABLE project_blob ADD COLUMN used_at timestamptz NOT NULL DEFAULT now();
 CREATE INDEX release_variant_artifact ON release_variant (artifact);
 CREATE INDEX evidence_samples ON evidence (samples) WHERE samples IS NOT NULL;
 CREATE INDEX plan_blob ON plan (blob);
+CREATE INDEX plan_artifact ON plan (artifact);
 CREATE INDEX report_blob ON report (blob);
+CREATE INDEX report_artifact ON report (artifact);
 CREATE INDEX run_active ON run (id) WHERE state IN ('queued', 'running');
 CREATE INDEX derivation_decisions ON derivation USING gin ((canonical::jsonb -> 'decisions'));
 
 -- --- what holds a blob's bytes ---------------------------------------------------------------------
 
-CREATE FUNCTION is_kept(deletion bigint) RETURNS boolean LANGUAGE sql STABLE SET search_path = mlopt, pg_temp AS $$
-    SELECT deletion IS NULL OR EXISTS (SELECT FROM deletion d WHERE d.id = deletion AND d.purged_at IS NULL)
+-- `ahead`, here and below: as if the deletions whose grace is over were purged; only for saying what would happen.
+CREATE FUNCTION is_kept(deletion bigint, ahead boolean) RETURNS boolean LANGUAGE sql STABLE
+    SET search_path = mlopt, pg_temp AS $$
+    SELECT deletion IS NULL OR EXISTS (SELECT FROM deletion d WHERE d.id = deletion AND d.purged_at IS NULL
+                                       AND NOT (ahead AND d.purge_after <= now()))
 $$;
 
 -- Evidence, statements and lineage name an artifact and do not hold it: they say what was, and stay. A derivation holds
--- what was decided, which nobody could compute again, and not what it made.
-CREATE FUNCTION blob_held(d bytea) RETURNS boolean LANGUAGE sql STABLE SET search_path = mlopt, pg_temp AS $$
+-- what was decided, which nobody could compute again, and not what it made. Plans and reports of a damaged artifact stay:
+-- the right bytes may come back. `gone`: artifacts that are taken for removed.
+CREATE FUNCTION blob_held(d bytea, ahead boolean, gone bytea[]) RETURNS boolean LANGUAGE sql STABLE
+    SET search_path = mlopt, pg_temp AS $$
     SELECT EXISTS (SELECT FROM version_blob x JOIN version v ON v.id = x.version_id
-                   WHERE x.digest = d AND is_kept(v.deletion_id))
+                   WHERE x.digest = d AND is_kept(v.deletion_id, ahead))
         OR EXISTS (SELECT FROM dataset_blob x JOIN dataset_version v ON v.id = x.dataset_version_id
-                   WHERE x.digest = d AND is_kept(v.deletion_id))
+                   WHERE x.digest = d AND is_kept(v.deletion_id, ahead))
         OR EXISTS (SELECT FROM variant x JOIN version v ON v.id = x.version_id
-                   WHERE x.artifact = d AND is_kept(x.deletion_id) AND is_kept(v.deletion_id))
+                   WHERE x.artifact = d AND is_kept(x.deletion_id, ahead) AND is_kept(v.deletion_id, ahead))
         OR EXISTS (SELECT FROM release_variant x WHERE x.artifact = d)
         OR EXISTS (SELECT FROM evidence x WHERE x.samples = d)
-        OR EXISTS (SELECT FROM plan x JOIN blob a ON a.digest = x.artifact WHERE x.blob = d AND a.removed_at IS NULL)
-        OR EXISTS (SELECT FROM report x JOIN blob a ON a.digest = x.artifact WHERE x.blob = d AND a.removed_at IS NULL)
+        OR EXISTS (SELECT FROM plan x JOIN blob a ON a.digest = x.artifact WHERE x.blob = d AND x.artifact <> ALL (gone)
+                   AND (a.removed_at IS NULL OR a.removed_why = 'damaged'))
+        OR EXISTS (SELECT FROM report x JOIN blob a ON a.digest = x.artifact WHERE x.blob = d AND x.artifact <> ALL (gone)
+                   AND (a.removed_at IS NULL OR a.removed_why = 'damaged'))
         OR EXISTS (SELECT FROM derivation x WHERE x.canonical::jsonb -> 'decisions' ? ('sha256:' || encode(d, 'hex')))
         OR EXISTS (SELECT FROM run r WHERE r.state IN ('queued', 'running') AND
                    (r.source = d OR EXISTS (SELECT FROM job j WHERE j.run = r.id AND (j.input = d OR j.output = d))))
 $$;
 
-CREATE FUNCTION blob_idle(d bytea, made timestamptz, grace interval) RETURNS boolean LANGUAGE sql STABLE
+CREATE FUNCTION blob_idle(d bytea, made timestamptz, grace interval, ahead boolean) RETURNS boolean LANGUAGE sql STABLE
     SET search_path = mlopt, pg_temp AS $$
     SELECT made <= now() - grace
        AND NOT EXISTS (SELECT FROM project_blob l WHERE l.digest = d AND l.used_at > now() - grace)
-       AND NOT blob_held(d)
+       AND NOT blob_held(d, ahead, '{}')
 $$;
 
 -- --- blobs come and go -----------------------------------------------------------------------------
@@ -138,25 +147,65 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- Marks what nothing holds and nobody used within the grace, behind a digest, in order; their links go. Rows that
--- somebody is working with are left for the next time.
-CREATE FUNCTION blob_collect(behind bytea, grace interval, most integer)
-    RETURNS TABLE (collected bytea, bytes bigint) LANGUAGE plpgsql SECURITY DEFINER
+-- Of the candidates, marks what nothing holds and nobody used within the grace; their links go. Rows that somebody is
+-- working with are left for the next time. A damaged blob whose bytes were put aside is not missed any more then.
+CREATE FUNCTION blob_mark(candidates bytea[], grace interval) RETURNS bytea[] LANGUAGE plpgsql
     SET search_path = mlopt, pg_temp AS $$
 DECLARE
     taken bytea[];
+    marked bytea[];
 BEGIN
     SELECT array_agg(x.digest) INTO taken
-        FROM (SELECT b.digest FROM blob b WHERE b.digest > behind AND b.removed_at IS NULL
-                 AND blob_idle(b.digest, b.created_at, grace) ORDER BY b.digest LIMIT most FOR UPDATE SKIP LOCKED) x;
+        FROM (SELECT b.digest FROM blob b WHERE b.digest = ANY (candidates)
+                 AND (b.removed_at IS NULL OR (b.removed_why = 'damaged' AND b.bytes_gone_at IS NOT NULL))
+                 AND blob_idle(b.digest, b.created_at, grace, false) ORDER BY b.digest FOR UPDATE SKIP LOCKED) x;
     -- again: what was committed between the look and the lock is seen by a new statement only
-    RETURN QUERY WITH gone AS (
-        UPDATE blob b SET removed_at = now(), removed_why = 'collected'
-            WHERE b.digest = ANY (taken) AND b.removed_at IS NULL AND blob_idle(b.digest, b.created_at, grace)
-            RETURNING b.digest, b.size
+    WITH gone AS (
+        UPDATE blob b SET removed_at = now(), removed_why = 'collected' WHERE b.digest = ANY (taken)
+            AND (b.removed_at IS NULL OR (b.removed_why = 'damaged' AND b.bytes_gone_at IS NOT NULL))
+            AND blob_idle(b.digest, b.created_at, grace, false) RETURNING b.digest
     ), unlinked AS (
         DELETE FROM project_blob l USING gone g WHERE l.digest = g.digest
-    ) SELECT g.digest::bytea, g.size FROM gone g ORDER BY 1;
+    ) SELECT array_agg(g.digest::bytea) INTO marked FROM gone g;
+    RETURN coalesce(marked, '{}');
+END $$;
+
+CREATE FUNCTION blob_attached(artifacts bytea[]) RETURNS bytea[] LANGUAGE sql STABLE SET search_path = mlopt, pg_temp AS $$
+    SELECT ARRAY(SELECT blob::bytea FROM plan WHERE artifact = ANY (artifacts)
+                 UNION SELECT blob::bytea FROM report WHERE artifact = ANY (artifacts))
+$$;
+
+-- Marks what can go of the blobs behind a digest up to another, and what was held by those alone: their plans and reports.
+-- `bytes`: that will go; those of a damaged one went before.
+CREATE FUNCTION blob_collect(behind bytea, upto bytea, grace interval)
+    RETURNS TABLE (collected bytea, bytes bigint) LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = mlopt, pg_temp AS $$
+DECLARE
+    marked bytea[];
+BEGIN
+    marked := blob_mark(ARRAY(SELECT b.digest::bytea FROM blob b WHERE b.digest > behind AND b.digest <= upto), grace);
+    IF cardinality(marked) > 0 THEN
+        marked := marked || blob_mark(blob_attached(marked), grace);
+    END IF;
+    RETURN QUERY SELECT b.digest::bytea, CASE WHEN b.bytes_gone_at IS NULL THEN b.size ELSE 0 END
+        FROM blob b WHERE b.digest = ANY (marked) ORDER BY 1;
+END $$;
+
+-- What blob_collect would mark once the deletions whose grace is over are purged. Changes and locks nothing.
+CREATE FUNCTION blob_collectable(behind bytea, upto bytea, grace interval)
+    RETURNS TABLE (collected bytea, bytes bigint) LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path = mlopt, pg_temp AS $$
+DECLARE
+    idle bytea[];
+BEGIN
+    idle := ARRAY(SELECT b.digest::bytea FROM blob b WHERE b.digest > behind AND b.digest <= upto
+                  AND (b.removed_at IS NULL OR (b.removed_why = 'damaged' AND b.bytes_gone_at IS NOT NULL))
+                  AND blob_idle(b.digest, b.created_at, grace, true));
+    RETURN QUERY SELECT b.digest::bytea, CASE WHEN b.bytes_gone_at IS NULL THEN b.size ELSE 0 END
+        FROM blob b WHERE b.digest = ANY (idle) OR (b.digest = ANY (blob_attached(idle)) AND b.removed_at IS NULL
+            AND b.created_at <= now() - grace AND NOT blob_held(b.digest, true, idle)
+            AND NOT EXISTS (SELECT FROM project_blob l WHERE l.digest = b.digest AND l.used_at > now() - grace))
+        ORDER BY 1;
 END $$;
 
 -- Bytes without a row, or with that of a removed blob whose bytes were gone, get the row of a blob that is being removed,
@@ -399,22 +448,27 @@ BEGIN
     RETURN FOUND;
 END $$;
 
-REVOKE ALL ON FUNCTION is_kept(bigint), blob_held(bytea), blob_idle(bytea, timestamptz, interval),
+REVOKE ALL ON FUNCTION is_kept(bigint, boolean), blob_held(bytea, boolean, bytea[]),
+    blob_idle(bytea, timestamptz, interval, boolean), blob_mark(bytea[], interval), blob_attached(bytea[]),
     blob_note(bigint, bytea, bigint, text), blob_revive(bigint, bytea, text), blob_touch(bigint, bytea),
-    blob_collect(bytea, interval, integer), blob_orphan(bytea, bigint), blob_going(bytea, integer), blob_gone(bytea),
+    blob_collect(bytea, bytea, interval), blob_collectable(bytea, bytea, interval), blob_orphan(bytea, bigint),
+    blob_going(bytea, integer), blob_gone(bytea),
     blob_damaged(bytea), blob_damaged_lock(bytea), blob_healed(bytea), require_bytes(bytea), require_version(bigint),
     deletion_lock(text, bigint), deletion_blockers(text, bigint, text),
     deletion_make(bigint, text, text, bigint, text, text, text, text, text, interval, bigint),
     deletion_undo(bigint, text, text), deletion_purge(integer), model_reopen(bigint, text),
     dataset_reopen(bigint, text), version_archive(bigint, text, text) FROM PUBLIC;
 GRANT SELECT ON deletion TO mlopt_server, mlopt_worker;
-GRANT EXECUTE ON FUNCTION is_kept(bigint), blob_held(bytea), blob_idle(bytea, timestamptz, interval),
+GRANT EXECUTE ON FUNCTION is_kept(bigint, boolean), blob_held(bytea, boolean, bytea[]),
+    blob_idle(bytea, timestamptz, interval, boolean),
     blob_note(bigint, bytea, bigint, text), blob_revive(bigint, bytea, text), blob_touch(bigint, bytea),
-    blob_collect(bytea, interval, integer), blob_orphan(bytea, bigint), blob_going(bytea, integer), blob_gone(bytea),
+    blob_collect(bytea, bytea, interval), blob_collectable(bytea, bytea, interval), blob_orphan(bytea, bigint),
+    blob_going(bytea, integer), blob_gone(bytea),
     blob_damaged(bytea), blob_damaged_lock(bytea), blob_healed(bytea), deletion_lock(text, bigint),
     deletion_blockers(text, bigint, text),
     deletion_make(bigint, text, text, bigint, text, text, text, text, text, interval, bigint),
     deletion_undo(bigint, text, text), deletion_purge(integer), model_reopen(bigint, text),
     dataset_reopen(bigint, text), version_archive(bigint, text, text) TO mlopt_server;
-GRANT EXECUTE ON FUNCTION blob_note(bigint, bytea, bigint, text), blob_revive(bigint, bytea, text), blob_damaged(bytea),
-    blob_damaged_lock(bytea), blob_gone(bytea), blob_healed(bytea) TO mlopt_worker;
+-- Workers report damage; what becomes of the blob is decided by a server, who reads the bytes itself.
+GRANT EXECUTE ON FUNCTION blob_note(bigint, bytea, bigint, text), blob_revive(bigint, bytea, text), blob_damaged(bytea)
+    TO mlopt_worker;

@@ -127,5 +127,7 @@ MLO_MUST_USE enum mlo_status mlo_blob_store_empty(struct mlo_blob_store *store, 
  * last blob is copied. Whoever removes bytes of blobs holds it exclusively while it does; rows can go at any
  * time. */
 #define MLO_BLOB_HOLD_KEY "7021734"
+/* Held exclusively, and taken before that one, by who removes bytes: it tells collectors from a backup. */
+#define MLO_BLOB_COLLECTOR_KEY "7021735"
 
 #endif

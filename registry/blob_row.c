@@ -190,13 +190,15 @@ enum mlo_status mlo_blob_quarantine(struct mlo_db_conn *conn, struct mlo_blob_st
         *aside = NULL;
     mlo_param_digest(&p, digest);
     enum mlo_status status = mlo_blob_check(store, digest, NULL, &seen);
-    if (status != MLO_OK && status != MLO_EDIGEST) {
+    if (status != MLO_OK && status != MLO_EDIGEST && status != MLO_ENOTFOUND) {
         if (err)
             *err = seen;
         return status;
     }
-    if (status != MLO_OK)
+    if (status == MLO_EDIGEST)
         status = mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_DAMAGED], &p, NULL, err);
+    else
+        status = MLO_OK; /* one that is marked may be settled still */
     if (status == MLO_OK)
         status = settle(conn, store, actor, digest, &p, damaged, &where, err);
     if (status == MLO_OK && aside)
@@ -206,9 +208,34 @@ enum mlo_status mlo_blob_quarantine(struct mlo_db_conn *conn, struct mlo_blob_st
     return status;
 }
 
+/* As far as a worker may: the row is marked, under its lock, and that is audited. */
+static enum mlo_status mark_damaged(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                    const struct mlo_actor *actor, const struct mlo_digest *digest,
+                                    bool *damaged, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    enum mlo_status status = mlo_db_begin(conn, err);
+    if (status != MLO_OK)
+        return status;
+    mlo_param_digest(&p, digest);
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_DAMAGED], &p, &rows, err));
+    status = mlo_blob_check(store, digest, NULL, err);
+    if (status == MLO_EDIGEST) {
+        status = mlo_rows_bool(&rows, 0, 0) ? audit_damage(conn, actor, digest, NULL, err) : MLO_OK;
+    } else if (status == MLO_OK) {
+        *damaged = false;
+        status = MLO_ECANCELLED; /* the mark is taken back */
+    }
+out:
+    mlo_rows_clear(&rows);
+    status = mlo_db_end(conn, status, err);
+    return *damaged ? status : MLO_OK;
+}
+
 enum mlo_status mlo_blob_report_damage(struct mlo_db *db, struct mlo_blob_store *store,
                                        const struct mlo_actor *actor, const struct mlo_digest *digest,
-                                       struct mlo_error *err)
+                                       bool settle_it, struct mlo_error *err)
 {
     struct mlo_db_conn *conn = NULL;
     struct mlo_error failed = {0};
@@ -216,11 +243,12 @@ enum mlo_status mlo_blob_report_damage(struct mlo_db *db, struct mlo_blob_store 
     bool damaged = true;
     enum mlo_status status = mlo_db_acquire(db, &conn, &failed);
     if (status == MLO_OK)
-        status = mlo_blob_quarantine(conn, store, actor, digest, &damaged, &aside, &failed);
+        status = settle_it ? mlo_blob_quarantine(conn, store, actor, digest, &damaged, &aside, &failed)
+                           : mark_damaged(conn, store, actor, digest, &damaged, &failed);
     mlo_db_release(conn);
     mlo_digest_text(digest, text);
     if (status != MLO_OK)
-        mlo_log_error(MLO_LOG_ERROR, "a damaged blob could not be put aside", &failed);
+        mlo_log_error(MLO_LOG_ERROR, "a damaged blob could not be marked or put aside", &failed);
     if (!damaged) {
         mlo_error_set(err, MLO_EIO, "blob %s was damaged when it was read, and is right now", text);
         mlo_error_hint(err, "try again");

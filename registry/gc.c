@@ -4,15 +4,43 @@
 
 #include "registry/sql_impl.h"
 
-enum { GC_PURGE, GC_COLLECT, GC_GOING, GC_GONE, GC_LOCK };
-enum { PURGE_BATCH = 100, COLLECT_BATCH = 64, REMOVE_BATCH = 16, ITEMS_MAX = 1000 };
+enum {
+    GC_PURGE,
+    GC_DUE,
+    GC_UPTO,
+    GC_COLLECT,
+    GC_COLLECTABLE,
+    GC_GOING,
+    GC_GONE,
+    GC_REPORTED,
+    GC_COLLECTOR,
+    GC_LOCK
+};
+/* MARK_BATCH: rows that one statement looks at, whether they can go or not */
+enum { PURGE_BATCH = 100, MARK_BATCH = 256, REMOVE_BATCH = 16, ITEMS_MAX = 1000, BUSY_MS = 20 };
 
 const struct mlo_sql mlo_sql_gc[] = {
     [GC_PURGE] = {"gc_purge", "SELECT which, project, what, seq FROM deletion_purge($1)", 1},
+    [GC_DUE] = {"gc_due",
+                "SELECT count(*) FROM deletion WHERE purge_after <= now() AND undone_at IS NULL AND "
+                "purged_at IS NULL",
+                0},
+    [GC_UPTO] = {"gc_upto",
+                 "SELECT digest FROM (SELECT digest FROM blob WHERE digest > $1 ORDER BY digest LIMIT $2) x "
+                 "ORDER BY digest DESC LIMIT 1",
+                 2},
     [GC_COLLECT] = {"gc_collect",
-                    "SELECT collected, bytes FROM blob_collect($1, make_interval(secs => $2), $3)", 3},
+                    "SELECT collected, bytes FROM blob_collect($1, $2, make_interval(secs => $3))", 3},
+    [GC_COLLECTABLE] = {"gc_collectable",
+                        "SELECT collected, bytes FROM blob_collectable($1, $2, make_interval(secs => $3))",
+                        3},
     [GC_GOING] = {"gc_going", "SELECT going, bytes FROM blob_going($1, $2)", 2},
     [GC_GONE] = {"gc_gone", "SELECT blob_gone($1)", 1},
+    [GC_REPORTED] = {"gc_reported",
+                     "SELECT digest FROM blob WHERE digest > $1 AND removed_at IS NOT NULL "
+                     "AND bytes_gone_at IS NULL AND removed_why = 'damaged' ORDER BY digest LIMIT 1",
+                     1},
+    [GC_COLLECTOR] = {"gc_collector", "SELECT pg_try_advisory_xact_lock(" MLO_BLOB_COLLECTOR_KEY ")", 0},
     [GC_LOCK] = {"gc_lock", "SELECT pg_try_advisory_xact_lock(" MLO_BLOB_HOLD_KEY ")", 0},
 };
 const size_t mlo_sql_gc_count = MLO_COUNT(mlo_sql_gc);
@@ -23,20 +51,18 @@ struct gc {
     const struct mlo_gc_options *o;
     struct mlo_gc_result *out;
     json_t *items;
-    uint64_t ends_ns; /* 0: never */
+    uint64_t half_ns, ends_ns; /* 0: never; marking leaves the second half to the removal of bytes */
 };
 
-static bool time_over(struct gc *gc)
+static bool over(uint64_t ends_ns)
 {
-    if (gc->ends_ns && mlo_clock_ns() >= gc->ends_ns)
-        gc->out->more = true;
-    return gc->out->more;
+    return ends_ns && mlo_clock_ns() >= ends_ns;
 }
 
-enum mlo_status mlo_bytes_lock(struct mlo_db_conn *conn, bool *got, struct mlo_error *err)
+static enum mlo_status try_lock(struct gc *gc, int statement, bool *got, struct mlo_error *err)
 {
     struct mlo_rows rows = {0};
-    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_gc[GC_LOCK], NULL, &rows, err);
+    enum mlo_status status = mlo_db_exec(gc->conn, &mlo_sql_gc[statement], NULL, &rows, err);
     *got = status == MLO_OK && mlo_rows_bool(&rows, 0, 0);
     mlo_rows_clear(&rows);
     return status;
@@ -79,9 +105,12 @@ out:
 
 static enum mlo_status purge(struct gc *gc, struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
-    for (int count = PURGE_BATCH; status == MLO_OK && count == PURGE_BATCH && !time_over(gc);)
+    enum mlo_status status;
+    int count;
+    do {
         status = purge_some(gc, &count, err);
+    } while (status == MLO_OK && count == PURGE_BATCH && !over(gc->ends_ns));
+    gc->out->more = status == MLO_OK && count == PURGE_BATCH;
     return status;
 }
 
@@ -109,59 +138,83 @@ static void take_items(struct gc *gc, const struct mlo_rows *rows)
     }
 }
 
-/* The next of them behind *behind, which moves on; *count 0: there are no more. */
-static enum mlo_status mark_some(struct gc *gc, struct mlo_digest *behind, int *count, struct mlo_error *err)
+/* *upto: the last of the rows to look at now; *any false: there are none behind. */
+static enum mlo_status read_upto(struct gc *gc, struct mlo_digest *upto, bool *any, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
-    struct mlo_digest digest = *behind;
+    mlo_param_digest(&p, &gc->out->next);
+    mlo_param_i64(&p, MARK_BATCH);
+    enum mlo_status status = mlo_db_exec(gc->conn, &mlo_sql_gc[GC_UPTO], &p, &rows, err);
+    *any = status == MLO_OK && mlo_rows_count(&rows) && mlo_rows_digest(&rows, 0, 0, upto);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+/* Those of the rows behind `next` up to there that can go, and what goes with them. */
+static enum mlo_status mark_upto(struct gc *gc, const struct mlo_digest *upto, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    struct mlo_digest digest;
     char text[MLO_DIGEST_TEXT_SIZE];
     int64_t bytes = 0;
+    int count;
     json_t *digests = json_array();
-    enum mlo_status status = mlo_db_begin(gc->conn, err);
-    if (status != MLO_OK) {
-        json_decref(digests);
-        return status;
-    }
-    mlo_param_digest(&p, behind);
+    enum mlo_status status = MLO_OK;
+    mlo_param_digest(&p, &gc->out->next);
+    mlo_param_digest(&p, upto);
     mlo_param_i64(&p, gc->o->grace_s);
-    mlo_param_i64(&p, COLLECT_BATCH);
-    MLO_TRY(mlo_db_exec(gc->conn, &mlo_sql_gc[GC_COLLECT], &p, &rows, err));
-    *count = mlo_rows_count(&rows);
-    for (int r = 0; r < *count; r++) {
+    MLO_TRY(mlo_db_exec(gc->conn, &mlo_sql_gc[gc->o->dry_run ? GC_COLLECTABLE : GC_COLLECT], &p, &rows, err));
+    count = mlo_rows_count(&rows);
+    for (int r = 0; r < count; r++) {
         mlo_rows_digest(&rows, r, 0, &digest);
         bytes += mlo_rows_i64(&rows, r, 1);
         json_array_append_new(digests, json_string(mlo_digest_text(&digest, text)));
     }
-    if (*count)
+    if (count && !gc->o->dry_run)
         MLO_TRY(audit_collect(gc, digests, bytes, err));
     take_items(gc, &rows);
+    gc->out->marked += count;
+    gc->out->marked_bytes += bytes;
 out:
-    status = mlo_db_end(gc->conn, status, err);
-    if (status == MLO_OK) {
-        *behind = digest;
-        gc->out->marked += *count;
-        gc->out->marked_bytes += bytes;
-    }
     mlo_rows_clear(&rows);
     json_decref(digests);
     return status;
 }
 
-/* What was marked may have held plans and reports, which come with the next round. */
-static enum mlo_status mark(struct gc *gc, struct mlo_error *err)
+static enum mlo_status mark_some(struct gc *gc, bool *any, struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
-    for (int64_t before = -1; status == MLO_OK && before != gc->out->marked && !time_over(gc);) {
-        struct mlo_digest behind = {{0}};
-        before = gc->out->marked;
-        for (int count = 1; status == MLO_OK && count && !time_over(gc);)
-            status = mark_some(gc, &behind, &count, err);
+    struct mlo_digest upto;
+    enum mlo_status status = read_upto(gc, &upto, any, err);
+    if (status != MLO_OK || !*any)
+        return status;
+    if (!gc->o->dry_run) { /* else nothing is written: no transaction, no snapshot that lasts */
+        status = mlo_db_begin(gc->conn, err);
+        if (status == MLO_OK)
+            status = mlo_db_end(gc->conn, mark_upto(gc, &upto, err), err);
+    } else {
+        status = mark_upto(gc, &upto, err);
     }
+    if (status == MLO_OK)
+        gc->out->next = upto;
+    return status;
+}
+
+static enum mlo_status mark(struct gc *gc, uint64_t ends_ns, struct mlo_error *err)
+{
+    enum mlo_status status;
+    bool any;
+    do {
+        status = mark_some(gc, &any, err);
+    } while (status == MLO_OK && any && !over(ends_ns));
+    gc->out->more |= status == MLO_OK && any;
     return status;
 }
 
 /* --- 3: bytes ------------------------------------------------------------------------------------------ */
+
+enum { BUSY = -1 }; /* instead of a count: another collector removes some at this moment */
 
 static enum mlo_status remove_some(struct gc *gc, struct mlo_digest *behind, int *count,
                                    struct mlo_error *err)
@@ -170,12 +223,16 @@ static enum mlo_status remove_some(struct gc *gc, struct mlo_digest *behind, int
     struct mlo_rows rows = {0};
     struct mlo_digest digest = *behind;
     int64_t bytes = 0;
-    bool got = false;
+    bool mine = false, got = false;
     enum mlo_status status = mlo_db_begin(gc->conn, err);
     if (status != MLO_OK)
         return status;
+    *count = BUSY;
+    MLO_TRY(try_lock(gc, GC_COLLECTOR, &mine, err));
+    if (!mine)
+        goto out;
     *count = 0;
-    MLO_TRY(mlo_bytes_lock(gc->conn, &got, err));
+    MLO_TRY(try_lock(gc, GC_LOCK, &got, err));
     if (!got) {
         gc->out->backup = true;
         goto out;
@@ -195,7 +252,7 @@ static enum mlo_status remove_some(struct gc *gc, struct mlo_digest *behind, int
 out:
     mlo_rows_clear(&rows);
     status = mlo_db_end(gc->conn, status, err);
-    if (status == MLO_OK) {
+    if (status == MLO_OK && *count > 0) {
         *behind = digest;
         gc->out->removed += *count;
         gc->out->removed_bytes += bytes;
@@ -206,38 +263,80 @@ out:
 static enum mlo_status remove_bytes(struct gc *gc, struct mlo_error *err)
 {
     struct mlo_digest behind = {{0}};
-    enum mlo_status status = MLO_OK;
-    for (int count = 1; status == MLO_OK && count && !time_over(gc);)
+    enum mlo_status status;
+    int count;
+    do {
         status = remove_some(gc, &behind, &count, err);
+        if (status == MLO_OK && count == BUSY)
+            mlo_clock_sleep_ms(BUSY_MS);
+    } while (status == MLO_OK && count && !over(gc->ends_ns));
+    gc->out->more |= status == MLO_OK && count;
+    return status;
+}
+
+/* --- damage that workers reported -----------------------------------------------------------------------
+ */
+
+/* Their bytes are put aside, or found to be right. What cannot be read is left for the next run. */
+static enum mlo_status settle_damage(struct gc *gc, struct mlo_error *err)
+{
+    struct mlo_digest at = {{0}};
+    enum mlo_status status;
+    bool any;
+    do {
+        struct mlo_params p = MLO_PARAMS_INIT;
+        struct mlo_rows rows = {0};
+        struct mlo_error failed = {0};
+        bool damaged;
+        mlo_param_digest(&p, &at);
+        status = mlo_db_exec(gc->conn, &mlo_sql_gc[GC_REPORTED], &p, &rows, err);
+        any = status == MLO_OK && mlo_rows_count(&rows) && mlo_rows_digest(&rows, 0, 0, &at);
+        mlo_rows_clear(&rows);
+        if (any &&
+            mlo_blob_quarantine(gc->conn, gc->o->blobs, gc->actor, &at, &damaged, NULL, &failed) != MLO_OK)
+            mlo_log_error(MLO_LOG_WARN, "a blob that was reported as damaged could not be looked at",
+                          &failed);
+    } while (status == MLO_OK && any && !over(gc->ends_ns));
     return status;
 }
 
 /* --- all of it ----------------------------------------------------------------------------------------- */
 
-/* What would happen is what happens, and is then taken back. */
-static enum mlo_status try_it(struct gc *gc, struct mlo_error *err)
+static enum mlo_status say_what_would(struct gc *gc, struct mlo_error *err)
 {
-    struct mlo_error ignored = {0};
-    enum mlo_status status = mlo_db_begin(gc->conn, err);
-    if (status != MLO_OK)
-        return status;
-    status = purge(gc, err);
+    static const struct mlo_digest start;
+    enum mlo_status status = MLO_OK;
+    if (mlo_digest_eq(&gc->o->behind, &start))
+        status = mlo_sql_number(gc->conn, &mlo_sql_gc[GC_DUE], NULL, &gc->out->purged, err);
+    return status == MLO_OK ? mark(gc, gc->ends_ns, err) : status;
+}
+
+/* Some of each step, so that no step keeps the others from their turn, however little time there is. All
+ * deletions are purged before marking begins: what they held may lie anywhere. */
+static enum mlo_status collect(struct gc *gc, struct mlo_error *err)
+{
+    enum mlo_status status = purge(gc, err);
+    if (status == MLO_OK && !gc->out->more)
+        status = mark(gc, gc->half_ns, err);
     if (status == MLO_OK)
-        status = mark(gc, err);
-    (void)!mlo_db_end(gc->conn, MLO_ECANCELLED, &ignored);
-    return status;
+        status = remove_bytes(gc, err);
+    return status == MLO_OK && !gc->out->more ? settle_damage(gc, err) : status;
 }
 
 static enum mlo_status begin(struct gc *gc, struct mlo_error *err)
 {
     memset(gc->out, 0, sizeof *gc->out);
+    gc->out->next = gc->o->behind;
     enum mlo_status status = mlo_actor_require(gc->actor, 0, MLO_ADMIN, err);
     if (status != MLO_OK)
         return status;
     if (gc->o->grace_s < 0 || gc->o->grace_s > MLO_GRACE_MAX_S)
         return mlo_error_set(err, MLO_EINVAL, "a grace period is 0 to %lld seconds", MLO_GRACE_MAX_S);
-    if (gc->o->budget_ms)
-        gc->ends_ns = mlo_clock_ns() + (uint64_t)gc->o->budget_ms * 1000000u;
+    if (gc->o->budget_ms) {
+        uint64_t now = mlo_clock_ns(), budget_ns = (uint64_t)gc->o->budget_ms * 1000000u;
+        gc->half_ns = now + budget_ns / 2;
+        gc->ends_ns = now + budget_ns;
+    }
     return MLO_OK;
 }
 
@@ -261,14 +360,7 @@ enum mlo_status mlo_gc_run(struct mlo_db_conn *conn, const struct mlo_actor *act
     if (status != MLO_OK)
         return status;
     gc.items = items ? json_array() : NULL;
-    if (options->dry_run) {
-        status = try_it(&gc, err);
-    } else {
-        MLO_TRY(purge(&gc, err));
-        MLO_TRY(mark(&gc, err));
-        MLO_TRY(remove_bytes(&gc, err));
-    }
-out:
+    status = options->dry_run ? say_what_would(&gc, err) : collect(&gc, err);
     if (status == MLO_OK && items)
         *items = json_incref(gc.items);
     json_decref(gc.items);

@@ -7,7 +7,10 @@
  *   3. the bytes of marked blobs are removed, under the lock of the row: who brings the same bytes at that
  *      moment waits, and then sees whether they are there.
  *
- * Bytes go only while nobody makes a backup, which needs them (an advisory lock). */
+ * At the end it looks at blobs that workers reported as damaged: their bytes are put aside, or found to be
+ * right, and then they count again. Bytes go only while nobody makes a backup, which needs them (an advisory
+ * lock); collectors remove bytes one after the other. Step 2 looks at all rows in order of their digests: a
+ * run that ends early says how far it came, and the next goes on there. */
 #ifndef MLO_REGISTRY_GC_H
 #define MLO_REGISTRY_GC_H
 
@@ -20,17 +23,20 @@
 struct mlo_gc_options {
     struct mlo_blob_store *blobs;
     int64_t grace_s;   /* of blobs that nobody refers to; that of a deletion was fixed when it was made */
-    int64_t budget_ms; /* ends after so long, between two steps; 0: when it is done */
-    bool dry_run;      /* says what steps 1 and 2 would do; nothing changes */
+    int64_t budget_ms; /* ends after about so long, with a part of each step done; 0: when it is done */
+    bool dry_run;      /* says what steps 1 and 2 would do; only reads, and locks nothing */
+    struct mlo_digest behind; /* `next` of the run before; zeros: from the start */
 };
 struct mlo_gc_result {
     int64_t purged;                 /* deletions */
     int64_t marked, marked_bytes;   /* blobs */
     int64_t removed, removed_bytes; /* whose bytes went, those that an earlier run marked included */
     bool backup;                    /* bytes were left because somebody makes a backup */
-    bool more;                      /* the time was over: run it again */
+    bool more;                      /* the time was over: run it again, behind `next` */
+    struct mlo_digest next;
 };
-/* An admin of the installation. `items` (may be NULL): array of what was marked, or would be: {digest, size},
+/* An admin of the installation. A dry run counts the deletions only in the run that begins at the start.
+ * `items` (may be NULL): array of what was marked, or would be: {digest, size},
  * at most 1,000; yours. */
 MLO_MUST_USE enum mlo_status mlo_gc_run(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                         const struct mlo_gc_options *options, struct mlo_gc_result *out,
@@ -40,8 +46,5 @@ MLO_MUST_USE enum mlo_status mlo_gc_run(struct mlo_db_conn *conn, const struct m
 MLO_MUST_USE enum mlo_status mlo_gc_finish(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                            const struct mlo_gc_options *options, struct mlo_gc_result *out,
                                            struct mlo_error *err);
-
-/* Takes the lock on removing bytes for this transaction; *got false: somebody makes a backup. */
-MLO_MUST_USE enum mlo_status mlo_bytes_lock(struct mlo_db_conn *conn, bool *got, struct mlo_error *err);
 
 #endif

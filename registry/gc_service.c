@@ -26,8 +26,7 @@ static bool stopping(struct mlo_gc_service *s)
 static void collect(struct mlo_gc_service *s)
 {
     const struct mlo_actor actor = MLO_ACTOR_SYSTEM;
-    const struct mlo_gc_options options = {
-        .blobs = s->o.blobs, .grace_s = s->o.grace_s, .budget_ms = PIECE_MS};
+    struct mlo_gc_options options = {.blobs = s->o.blobs, .grace_s = s->o.grace_s, .budget_ms = PIECE_MS};
     struct mlo_gc_result r = {.more = true};
     struct mlo_error err = {0};
     enum mlo_status status = MLO_OK;
@@ -37,6 +36,7 @@ static void collect(struct mlo_gc_service *s)
         if (status == MLO_OK)
             status = mlo_gc_run(conn, &actor, &options, &r, NULL, &err);
         mlo_db_release(conn);
+        options.behind = r.next;
         if (status == MLO_OK && (r.purged || r.marked || r.removed)) {
             char removed[24], bytes[32];
             snprintf(removed, sizeof removed, "%lld", (long long)r.removed);

@@ -2,7 +2,9 @@
 #ifndef MLO_TESTS_UPKEEP_FIXTURE_H
 #define MLO_TESTS_UPKEEP_FIXTURE_H
 
+#include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/pg_fixture.h"
@@ -121,6 +123,29 @@ static inline bool upkeep_has(struct upkeep *u, const char *text)
 {
     struct mlo_digest d = upkeep_digest(text);
     return mlo_blob_exists(u->blobs, &d);
+}
+
+/* Yours. */
+static inline char *upkeep_path(const struct upkeep *u, const char *text)
+{
+    char *path;
+    struct mlo_error err = {0};
+    struct mlo_digest d = upkeep_digest(text);
+    assert_mlo_ok(mlo_blob_path(u->blobs, &d, u->dir, false, &path, &err), &err);
+    return path;
+}
+
+/* Another bit in its bytes. */
+static inline void upkeep_damage(const struct upkeep *u, const char *text)
+{
+    char *path = upkeep_path(u, text), byte = 0;
+    assert_int_equal(chmod(path, 0600), 0);
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0 && pread(fd, &byte, 1, 2) == 1);
+    byte ^= 4;
+    assert_int_equal(pwrite(fd, &byte, 1, 2), 1);
+    close(fd);
+    free(path);
 }
 
 static inline void upkeep_sql(struct upkeep *u, const char *text)

@@ -115,7 +115,7 @@ static enum mlo_status damaged(struct mlo_request *req, const struct mlo_digest 
 {
     const struct mlo_actor actor = MLO_ACTOR_SYSTEM;
     mlo_request_db_release(req);
-    return mlo_blob_report_damage(req->http->options.db, req->http->options.blobs, &actor, digest, err);
+    return mlo_blob_report_damage(req->http->options.db, req->http->options.blobs, &actor, digest, true, err);
 }
 
 enum mlo_status mlo_request_blob(struct mlo_request *req, const struct mlo_digest *digest, size_t max_bytes,

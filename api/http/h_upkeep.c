@@ -126,22 +126,30 @@ enum mlo_status h_gc(struct mlo_request *req, struct mlo_error *err)
     struct mlo_gc_options options = {.blobs = req->http->options.blobs, .budget_ms = BUDGET_MS};
     struct mlo_gc_result r;
     struct mlo_db_conn *conn;
+    const char *cursor;
+    char next[MLO_DIGEST_TEXT_SIZE];
     json_t *body, *items = NULL;
     bool no = false;
     enum mlo_status status;
     MLO_TRY(mlo_request_json(req, &body, err));
+    MLO_TRY(mlo_json_get_str(body, "cursor", "", &cursor, err));
+    if (*cursor && !mlo_digest_parse(cursor, &options.behind)) {
+        status = mlo_error_set(err, MLO_EINVAL, "the cursor is not one that a collection gave");
+        mlo_error_where(err, "cursor");
+        goto out;
+    }
     MLO_TRY(mlo_json_get_bool(body, "dry_run", &no, &options.dry_run, err));
     MLO_TRY(read_grace(req, body, &options.grace_s, err));
     MLO_TRY(mlo_request_db(req, &conn, err));
     MLO_TRY(mlo_gc_run(conn, &actor, &options, &r, &items, err));
-    MLO_TRY(mlo_reply_json(req, 200,
-                           json_pack("{s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:O}", "dry_run",
-                                     options.dry_run, "grace_s", (json_int_t)options.grace_s, "purged",
-                                     (json_int_t)r.purged, "marked", (json_int_t)r.marked, "marked_bytes",
-                                     (json_int_t)r.marked_bytes, "removed", (json_int_t)r.removed,
-                                     "removed_bytes", (json_int_t)r.removed_bytes, "backup", r.backup, "more",
-                                     r.more, "items", items),
-                           err));
+    MLO_TRY(mlo_reply_json(
+        req, 200,
+        json_pack("{s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b, s:s?, s:O}", "dry_run", options.dry_run,
+                  "grace_s", (json_int_t)options.grace_s, "purged", (json_int_t)r.purged, "marked",
+                  (json_int_t)r.marked, "marked_bytes", (json_int_t)r.marked_bytes, "removed",
+                  (json_int_t)r.removed, "removed_bytes", (json_int_t)r.removed_bytes, "backup", r.backup,
+                  "more", r.more, "next", r.more ? mlo_digest_text(&r.next, next) : NULL, "items", items),
+        err));
 out:
     json_decref(items);
     return status;

@@ -51,7 +51,7 @@ static enum mlo_status place(struct mlo_worker *worker, const struct mlo_digest 
     enum mlo_status status = mlo_blob_path(worker->o.blobs, digest, worker->scratch_dir, true, &bytes, err);
     if (status == MLO_EDIGEST) {
         const struct mlo_actor actor = {.name = worker->id, .role = MLO_ADMIN, .via = "worker"};
-        status = mlo_blob_report_damage(worker->o.db, worker->o.blobs, &actor, digest, err);
+        status = mlo_blob_report_damage(worker->o.db, worker->o.blobs, &actor, digest, false, err);
     }
     /* a hard link where it can be: external data must lie inside the model's folder, links followed */
     if (status == MLO_OK && link(bytes, path) != 0 && symlink(bytes, path) != 0)

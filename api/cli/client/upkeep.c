@@ -255,12 +255,15 @@ static enum mlo_status gc_run(struct mlo_cli *cli, struct mlo_error *err)
         status = mlo_client_call(client, "POST", "/v1/gc", NULL, body, &part, err);
         for (size_t i = 0; status == MLO_OK && i < MLO_COUNT(numbers); i++)
             add_number(sum, part.json, numbers[i]);
-        more = status == MLO_OK && mlo_json_bool(part.json, "more", false) && !mlo_cli_has(cli, "dry-run");
+        const char *next = mlo_json_str(part.json, "next", NULL);
+        more = status == MLO_OK && next;
         if (status == MLO_OK) {
             add_list(sum, part.json, "items");
             json_object_set(sum, "dry_run", json_object_get(part.json, "dry_run"));
             json_object_set(sum, "backup", json_object_get(part.json, "backup"));
-            json_object_set_new(sum, "more", json_boolean(mlo_json_bool(part.json, "more", false) && !more));
+            json_object_set_new(sum, "more", json_false());
+            if (more && json_object_set_new(body, "cursor", json_string(next)) != 0)
+                status = mlo_error_nomem(err);
         }
         mlo_response_clear(&part);
         if (status != MLO_OK)

@@ -88,7 +88,9 @@ static void test_upkeep__collects_what_was_uploaded_for_nothing(void **state)
     assert_int_equal(mlo_json_i64(reply.json, "removed", -1), 0);
     post(api, &reply, "/v1/gc", "{\"dry_run\":true,\"grace_s\":0}", 200);
     assert_int_equal(mlo_json_i64(reply.json, "marked_bytes", 0), 11);
+    assert_true(json_is_null(json_object_get(reply.json, "next")));
     post(api, &reply, "/v1/gc", "{\"grace_s\":-1}", 422);
+    post(api, &reply, "/v1/gc", "{\"cursor\":\"elsewhere\"}", 422);
     post(api, &reply, "/v1/gc", "{\"grace_s\":0}", 200);
     assert_int_equal(mlo_json_i64(reply.json, "removed", 0), 1);
     snprintf(path, sizeof path, "/v1/projects/demo/blobs/%s", digest);

@@ -163,6 +163,165 @@ static void test_gc__leaves_bytes_to_a_backup(void **state)
     upkeep_close(&u);
 }
 
+/* Another collector is no backup: it is waited for, as long as there is time. */
+static void test_gc__tells_a_collector_from_a_backup(void **state)
+{
+    struct upkeep u;
+    struct mlo_db_conn *other;
+    struct mlo_gc_result r;
+    upkeep_open(&u, *state);
+    upkeep_put(&u, "nobody's");
+    assert_mlo_ok(mlo_db_acquire(u.f->server, &other, &u.f->err), &u.f->err);
+    assert_mlo_ok(mlo_db_exec_text(other,
+                                   "BEGIN; SELECT pg_advisory_xact_lock(" MLO_BLOB_COLLECTOR_KEY
+                                   "), pg_advisory_xact_lock(" MLO_BLOB_HOLD_KEY ")",
+                                   &u.f->err),
+                  &u.f->err);
+    struct mlo_gc_options o = {.blobs = u.blobs, .budget_ms = 50};
+    assert_mlo_ok(mlo_gc_run(u.f->conn, &root, &o, &r, NULL, &u.f->err), &u.f->err);
+    assert_false(r.backup);
+    assert_true(r.more);
+    assert_int_equal(r.marked, 1);
+    assert_int_equal(r.removed, 0);
+    assert_mlo_ok(mlo_db_exec_text(other, "COMMIT", &u.f->err), &u.f->err);
+    mlo_db_release(other);
+    o.budget_ms = 0;
+    o.behind = r.next;
+    assert_mlo_ok(mlo_gc_run(u.f->conn, &root, &o, &r, NULL, &u.f->err), &u.f->err);
+    assert_false(r.more);
+    assert_int_equal(r.removed, 1);
+    upkeep_close(&u);
+}
+
+/* A plan of an artifact whose bytes were damaged is there when the right ones are back. When nothing holds
+ * the artifact, both go. */
+static void test_gc__keeps_the_plans_of_a_damaged_artifact(void **state)
+{
+    struct upkeep u;
+    char sql[1000], artifact[MLO_DIGEST_TEXT_SIZE], hex[2][MLO_DIGEST_TEXT_SIZE];
+    bool damaged;
+    upkeep_open(&u, *state);
+    struct mlo_version_info v = upkeep_version(&u, "cnn", "model");
+    struct mlo_digest plan = upkeep_put(&u, "plan"), report = upkeep_put(&u, "report");
+    mlo_digest_hex(&v.artifact, artifact);
+    snprintf(
+        sql, sizeof sql,
+        "INSERT INTO plan (project_id, artifact, fingerprint, made_for, blob, size, signer, machine_class) "
+        "VALUES (%lld, '\\x%s', sha256('f'), '{}', '\\x%s', 4, 'ed25519:%064d', 'm');"
+        "INSERT INTO report (project_id, artifact, blob, size) VALUES (%lld, '\\x%s', '\\x%s', 6)",
+        (long long)u.project, artifact, mlo_digest_hex(&plan, hex[0]), 0, (long long)u.project, artifact,
+        mlo_digest_hex(&report, hex[1]));
+    upkeep_sql(&u, sql);
+    upkeep_damage(&u, "model");
+    assert_mlo_ok(mlo_blob_quarantine(u.f->conn, u.blobs, &root, &v.artifact, &damaged, NULL, &u.f->err),
+                  &u.f->err);
+    assert_true(damaged);
+    struct mlo_gc_result r = upkeep_gc(&u, 0);
+    assert_int_equal(r.marked, 0);
+    assert_true(upkeep_has(&u, "plan"));
+    assert_true(upkeep_has(&u, "report"));
+    /* nobody needs it any more: it is not missed, and what was attached to it goes */
+    assert_mlo_ok(upkeep_delete(&u, "cnn", 1, NULL, 0, NULL), &u.f->err);
+    json_t *out = upkeep_fsck(&u, false, 3600);
+    assert_int_equal(json_array_size(json_object_get(out, "problems")), 1);
+    json_decref(out);
+    r = upkeep_gc(&u, 0);
+    assert_int_equal(r.marked, 3);
+    assert_int_equal(r.marked_bytes, 10);
+    assert_int_equal(r.removed, 2);
+    upkeep_clean(&u);
+    upkeep_close(&u);
+}
+
+/* --- little time, many rows ------------------------------------------------------------------------------
+ */
+
+/* Rows that look as if they were of blobs long ago; they have no bytes, which removal does not mind. */
+static void many_rows(struct upkeep *u, int count)
+{
+    char sql[300];
+    snprintf(sql, sizeof sql,
+             "INSERT INTO blob (digest, size, created_at) SELECT sha256(('row ' || i)::bytea), 1, "
+             "now() - interval '30 days' FROM generate_series(1, %d) i",
+             count);
+    upkeep_sql(u, sql);
+}
+
+static int64_t count_of(struct upkeep *u, const struct mlo_sql *sql)
+{
+    struct mlo_rows rows = {0};
+    assert_mlo_ok(mlo_db_exec(u->f->conn, sql, NULL, &rows, &u->f->err), &u->f->err);
+    int64_t count = mlo_rows_i64(&rows, 0, 0);
+    mlo_rows_clear(&rows);
+    return count;
+}
+static const struct mlo_sql count_live = {"test_live", "SELECT count(*) FROM blob WHERE removed_at IS NULL",
+                                          0},
+                            count_audit = {"test_audit", "SELECT count(*) FROM audit", 0};
+
+/* Each piece goes on where the one before stopped, whether there was anything to mark there or not, and
+ * removes bytes. */
+static void test_gc__ends_however_little_time_a_piece_has(void **state)
+{
+    struct upkeep u;
+    struct mlo_gc_result r;
+    int64_t removed = 0, marked = 0;
+    int pieces = 0;
+    upkeep_open(&u, *state);
+    many_rows(&u, 4000);
+    upkeep_put(&u, "nobody's");
+    /* held, and so looked at in vain by every pass */
+    upkeep_sql(&u, "INSERT INTO evidence (project_id, artifact, metric, unit, value, protocol, engine, "
+                   "machine_class, samples) SELECT (SELECT min(id) FROM project), digest, 'top1', '1', 1, "
+                   "'p', 'e', 'm', digest FROM blob WHERE size = 1 ORDER BY digest LIMIT 3000");
+    struct mlo_gc_options o = {.blobs = u.blobs, .budget_ms = 1};
+    do {
+        assert_mlo_ok(mlo_gc_run(u.f->conn, &root, &o, &r, NULL, &u.f->err), &u.f->err);
+        marked += r.marked;
+        removed += r.removed;
+        assert_true(!r.more || r.removed || memcmp(&r.next, &o.behind, sizeof r.next) != 0);
+        o.behind = r.next;
+    } while (r.more && ++pieces < 1000);
+    assert_false(r.more);
+    assert_true(pieces > 0);
+    assert_int_equal(marked, 1001);
+    assert_int_equal(removed, 1001);
+    assert_false(upkeep_has(&u, "nobody's"));
+    assert_int_equal(count_of(&u, &count_live), 3000);
+    print_message("%d pieces\n", pieces);
+    upkeep_close(&u);
+}
+
+/* --- a dry run -------------------------------------------------------------------------------------------
+ */
+
+/* It says what a run would do, deletions that are due included, and neither changes, locks nor audits. */
+static void test_gc__a_dry_run_only_reads(void **state)
+{
+    struct upkeep u;
+    struct mlo_gc_result dry, r;
+    struct mlo_db_conn *reader;
+    upkeep_open(&u, *state);
+    upkeep_version(&u, "cnn", "model");
+    upkeep_put(&u, "nobody's");
+    assert_mlo_ok(upkeep_delete(&u, "cnn", 1, NULL, 0, NULL), &u.f->err);
+    int64_t events = count_of(&u, &count_audit);
+    struct mlo_gc_options o = {.blobs = u.blobs, .dry_run = true};
+    assert_mlo_ok(mlo_db_acquire(u.f->server, &reader, &u.f->err), &u.f->err);
+    assert_mlo_ok(mlo_db_exec_text(reader, "SET default_transaction_read_only = on", &u.f->err), &u.f->err);
+    assert_mlo_ok(mlo_gc_run(reader, &root, &o, &dry, NULL, &u.f->err), &u.f->err);
+    assert_mlo_ok(mlo_db_exec_text(reader, "RESET default_transaction_read_only", &u.f->err), &u.f->err);
+    mlo_db_release(reader);
+    assert_int_equal(count_of(&u, &count_audit), events);
+    assert_int_equal(dry.purged, 1);
+    assert_int_equal(dry.marked, 2);
+    r = upkeep_gc(&u, 0);
+    assert_int_equal(r.purged, dry.purged);
+    assert_int_equal(r.marked, dry.marked);
+    assert_int_equal(r.marked_bytes, dry.marked_bytes);
+    upkeep_close(&u);
+}
+
 /* --- the same bytes are brought at that very moment ------------------------------------------------------
  */
 
@@ -172,7 +331,8 @@ static void test_gc__a_marked_blob_is_brought_back(void **state)
     upkeep_open(&u, *state);
     struct mlo_digest d = upkeep_put(&u, "again");
     struct mlo_rows rows = {0};
-    static const struct mlo_sql mark = {"test_mark", "SELECT count(*) FROM blob_collect('', '0', 10)", 0};
+    static const struct mlo_sql mark = {
+        "test_mark", "SELECT count(*) FROM blob_collect('', decode(repeat('ff', 32), 'hex'), '0')", 0};
     assert_mlo_ok(mlo_db_exec(u.f->conn, &mark, NULL, &rows, &u.f->err), &u.f->err);
     assert_int_equal(mlo_rows_i64(&rows, 0, 0), 1);
     mlo_rows_clear(&rows);
@@ -222,7 +382,9 @@ static void test_gc__bytes_that_went_are_not_recorded(void **state)
     upkeep_open(&u, *state);
     struct bringer b = {.u = &u, .digest = upkeep_put(&u, "again")};
     assert_mlo_ok(mlo_db_acquire(u.f->server, &gc, &u.f->err), &u.f->err);
-    assert_mlo_ok(mlo_db_exec_text(gc, "SELECT blob_collect('', '0', 10)", &u.f->err), &u.f->err);
+    assert_mlo_ok(
+        mlo_db_exec_text(gc, "SELECT blob_collect('', decode(repeat('ff', 32), 'hex'), '0')", &u.f->err),
+        &u.f->err);
     assert_mlo_ok(mlo_db_exec_text(gc, "BEGIN; SELECT blob_going('', 10)", &u.f->err), &u.f->err);
     assert_int_equal(pthread_create(&thread, NULL, bring, &b), 0);
     for (int i = 0; i < 20; i++) {
@@ -355,9 +517,16 @@ static void test_gc__races_with_uploads_of_the_same_bytes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_gc__removes_what_nothing_refers_to),       T(test_gc__keeps_what_is_referred_to),
-        T(test_gc__grace_begins_with_the_last_use),       T(test_gc__leaves_bytes_to_a_backup),
-        T(test_gc__a_marked_blob_is_brought_back),        T(test_gc__bytes_that_went_are_not_recorded),
+        T(test_gc__removes_what_nothing_refers_to),
+        T(test_gc__keeps_what_is_referred_to),
+        T(test_gc__grace_begins_with_the_last_use),
+        T(test_gc__leaves_bytes_to_a_backup),
+        T(test_gc__keeps_the_plans_of_a_damaged_artifact),
+        T(test_gc__ends_however_little_time_a_piece_has),
+        T(test_gc__a_dry_run_only_reads),
+        T(test_gc__tells_a_collector_from_a_backup),
+        T(test_gc__a_marked_blob_is_brought_back),
+        T(test_gc__bytes_that_went_are_not_recorded),
         T(test_gc__races_with_uploads_of_the_same_bytes),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
