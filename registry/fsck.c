@@ -203,7 +203,7 @@ out:
     if (status != MLO_OK || !mine)
         return status;
     f->orphans++;
-    return problem(f, "orphan", pair, NULL, "removed", err);
+    return problem(f, "orphan", pair, NULL, "marked", err);
 }
 
 static enum mlo_status look(struct fsck *f, const struct pair *pair, struct mlo_error *err)
@@ -264,7 +264,7 @@ static enum mlo_status merge(struct fsck *f, const struct mlo_rows *rows, struct
     size_t s = 0;
     while (s < f->seen_count && memcmp(f->seen[s].digest.bytes, at->bytes, MLO_DIGEST_SIZE) <= 0)
         s++;
-    while (status == MLO_OK && !time_over(f) && (r < count || s < f->seen_count)) {
+    while (status == MLO_OK && (r < count || s < f->seen_count)) {
         struct pair pair = {0};
         struct mlo_digest row = {{0}};
         if (r < count)
@@ -285,6 +285,8 @@ static enum mlo_status merge(struct fsck *f, const struct mlo_rows *rows, struct
             pair.entry = f->seen[s++];
         status = look(f, &pair, err);
         *at = pair.digest;
+        if (time_over(f)) /* not before the first: each call does something */
+            break;
     }
     if (status == MLO_OK && r == count && s == f->seen_count)
         memset(at->bytes + 1, 0xff, MLO_DIGEST_SIZE - 1); /* the shard is done */
@@ -345,16 +347,39 @@ static enum mlo_status on_leftover(void *arg, const struct mlo_blob_leftover *le
     return status;
 }
 
-/* Orphans were marked; their bytes go as those of any removed blob. */
+/* What became of those that were marked in this run. */
+static enum mlo_status say_removed(struct fsck *f, struct mlo_error *err)
+{
+    json_t *row;
+    size_t i;
+    json_array_foreach(f->problems, i, row)
+    {
+        struct mlo_digest digest;
+        struct mlo_error seen = {0};
+        if (strcmp(mlo_json_str(row, "kind", ""), "orphan") != 0 ||
+            !mlo_digest_parse(mlo_json_str(row, "digest", ""), &digest))
+            continue;
+        bool gone = mlo_blob_size(f->o->blobs, &digest, NULL, &seen) == MLO_ENOTFOUND;
+        const char *what = gone        ? "removed"
+                           : f->backup ? "marked; gc removes it after the backup that is being made"
+                                       : "marked; gc removes it";
+        if (json_object_set_new(row, "repaired", json_string(what)) != 0)
+            return mlo_error_nomem(err);
+    }
+    return MLO_OK;
+}
+
+/* Orphans were marked; their bytes go as those of any removed blob, as far as the time allows. */
 static enum mlo_status remove_orphans(struct fsck *f, struct mlo_error *err)
 {
-    const struct mlo_gc_options options = {.blobs = f->o->blobs, .grace_s = f->o->grace_s};
+    const struct mlo_gc_options options = {
+        .blobs = f->o->blobs, .grace_s = f->o->grace_s, .budget_ms = f->o->budget_ms};
     struct mlo_gc_result result;
     if (!f->orphans)
         return MLO_OK;
     enum mlo_status status = mlo_gc_finish(f->conn, f->actor, &options, &result, err);
     f->backup = result.backup;
-    return status;
+    return status == MLO_OK ? say_removed(f, err) : status;
 }
 
 /* --- all of it -------------------------------------------------------------------------------------------

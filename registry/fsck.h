@@ -5,7 +5,9 @@
  *
  * Problems, by kind:
  *   missing     a row without bytes: restore them from a backup, or upload the file again (`used_by` says
- * which) size        a blob of another size than its row says damaged     other bytes than the digest says
+ *               which)
+ *   size        a blob of another size than its row says
+ *   damaged     other bytes than the digest says
  *   unreadable  the disk or the server refuses to give them
  *   orphan      bytes without a row, past the grace
  *   returned    a damaged blob whose right bytes are back

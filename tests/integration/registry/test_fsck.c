@@ -1,30 +1,8 @@
 /* The reconciler: every kind of difference is found and named; repair does what is safe; reads find damage.
  */
-#include <fcntl.h>
 #include <sys/stat.h>
 
 #include "tests/upkeep_fixture.h"
-
-static char *path_of(const struct upkeep *u, const char *text)
-{
-    char *path;
-    struct mlo_error err = {0};
-    struct mlo_digest d = upkeep_digest(text);
-    assert_mlo_ok(mlo_blob_path(u->blobs, &d, u->dir, false, &path, &err), &err);
-    return path;
-}
-
-static void flip_a_bit(const struct upkeep *u, const char *text)
-{
-    char *path = path_of(u, text), byte = 0;
-    assert_int_equal(chmod(path, 0600), 0);
-    int fd = open(path, O_RDWR);
-    assert_true(fd >= 0 && pread(fd, &byte, 1, 2) == 1);
-    byte ^= 4;
-    assert_int_equal(pwrite(fd, &byte, 1, 2), 1);
-    close(fd);
-    free(path);
-}
 
 /* The problem of this kind and content; NULL: none. Borrowed. */
 static const json_t *find(const json_t *out, const char *kind, const char *text)
@@ -47,7 +25,7 @@ static size_t problems(const json_t *out)
 
 static void make_old(const struct upkeep *u, const char *text)
 {
-    char *path = path_of(u, text);
+    char *path = upkeep_path(u, text);
     const struct timespec times[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
     assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
     free(path);
@@ -68,8 +46,8 @@ static void test_fsck__finds_every_difference(void **state)
     json_t *out;
     d = upkeep_digest("missing one");
     assert_mlo_ok(mlo_blob_remove(u.blobs, &d, &u.f->err), &u.f->err);
-    flip_a_bit(&u, "damaged one");
-    char *path = path_of(&u, "short one");
+    upkeep_damage(&u, "damaged one");
+    char *path = upkeep_path(&u, "short one");
     assert_int_equal(chmod(path, 0600), 0);
     assert_int_equal(truncate(path, 3), 0);
     free(path);
@@ -127,7 +105,7 @@ static void test_fsck__counts_what_returned(void **state)
     bool damaged;
     upkeep_open(&u, *state);
     struct mlo_version_info v = upkeep_version(&u, "cnn", "precious");
-    flip_a_bit(&u, "precious");
+    upkeep_damage(&u, "precious");
     assert_mlo_ok(mlo_blob_quarantine(u.f->conn, u.blobs, &root, &v.artifact, &damaged, NULL, &u.f->err),
                   &u.f->err);
     assert_true(damaged);
@@ -202,7 +180,7 @@ static void test_fsck__goes_on_where_it_stopped(void **state)
         snprintf(text, sizeof text, "blob %d", i);
         upkeep_put(&u, text);
     }
-    flip_a_bit(&u, "blob 7");
+    upkeep_damage(&u, "blob 7");
     struct mlo_fsck_options o = {.blobs = u.blobs, .bytes = true, .grace_s = 3600, .budget_ms = 1};
     do {
         json_t *out;
@@ -222,6 +200,115 @@ static void test_fsck__goes_on_where_it_stopped(void **state)
     upkeep_close(&u);
 }
 
+/* A shard of many folders, whose listing alone takes longer than the budget: each call does something. */
+static void test_fsck__goes_on_in_a_shard_that_takes_long(void **state)
+{
+    struct upkeep u;
+    char cursor[MLO_DIGEST_TEXT_SIZE] = "", last[MLO_DIGEST_TEXT_SIZE];
+    size_t found = 0;
+    int calls = 0, made = 0;
+    upkeep_open(&u, *state);
+    for (int i = 0; made < 150; i++) {
+        char text[32];
+        snprintf(text, sizeof text, "orphan %d", i);
+        if (upkeep_digest(text).bytes[0] != 0x17)
+            continue;
+        assert_mlo_ok(mlo_blob_put_bytes(u.blobs, text, strlen(text), NULL, &u.f->err), &u.f->err);
+        made++;
+    }
+    struct mlo_fsck_options o = {.blobs = u.blobs, .budget_ms = 1};
+    do {
+        json_t *out;
+        snprintf(last, sizeof last, "%s", cursor);
+        assert_mlo_ok(mlo_fsck_run(u.f->conn, &root, &o, cursor, &out, &u.f->err), &u.f->err);
+        found += problems(out);
+        snprintf(cursor, sizeof cursor, "%s", mlo_json_str(out, "next", ""));
+        json_decref(out);
+        assert_string_not_equal(cursor, last);
+        calls++;
+    } while (cursor[0]);
+    assert_int_equal(found, made);
+    print_message("%d calls\n", calls);
+    upkeep_close(&u);
+}
+
+/* While a backup is made the bytes of an orphan stay, and that is what it says. */
+static void test_fsck__says_what_it_did(void **state)
+{
+    struct upkeep u;
+    struct mlo_db_conn *backup;
+    upkeep_open(&u, *state);
+    assert_mlo_ok(mlo_blob_put_bytes(u.blobs, "orphan", 6, NULL, &u.f->err), &u.f->err);
+    assert_mlo_ok(mlo_db_acquire(u.f->server, &backup, &u.f->err), &u.f->err);
+    assert_mlo_ok(
+        mlo_db_exec_text(backup, "SELECT pg_advisory_lock_shared(" MLO_BLOB_HOLD_KEY ")", &u.f->err),
+        &u.f->err);
+    json_t *out = upkeep_fsck(&u, true, 0);
+    assert_true(mlo_json_bool(out, "backup", false));
+    const char *done = mlo_json_str(find(out, "orphan", "orphan"), "repaired", "");
+    assert_non_null(strstr(done, "marked"));
+    assert_non_null(strstr(done, "backup"));
+    json_decref(out);
+    assert_true(upkeep_has(&u, "orphan"));
+    assert_mlo_ok(
+        mlo_db_exec_text(backup, "SELECT pg_advisory_unlock_shared(" MLO_BLOB_HOLD_KEY ")", &u.f->err),
+        &u.f->err);
+    mlo_db_release(backup);
+    assert_int_equal(upkeep_gc(&u, 0).removed, 1);
+    upkeep_close(&u);
+}
+
+static const struct mlo_sql call_gone = {"test_gone", "SELECT blob_gone($1)", 1},
+                            call_healed = {"test_healed", "SELECT blob_healed($1)", 1},
+                            call_lock = {"test_lock", "SELECT blob_damaged_lock($1)", 1},
+                            call_damaged = {"test_damaged", "SELECT blob_damaged($1)", 1};
+
+static enum mlo_status as_worker(struct upkeep *u, const struct mlo_sql *sql, const struct mlo_digest *digest)
+{
+    struct mlo_db_conn *conn;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_digest(&p, digest);
+    assert_mlo_ok(mlo_db_acquire(u->f->worker, &conn, &u->f->err), &u->f->err);
+    enum mlo_status status = mlo_db_exec(conn, sql, &p, NULL, &u->f->err);
+    mlo_db_release(conn);
+    return status;
+}
+
+/* A worker reports damage, and nothing more: a server looks itself. */
+static void test_fsck__a_worker_only_reports(void **state)
+{
+    struct upkeep u;
+    upkeep_open(&u, *state);
+    const struct mlo_actor worker = {.name = "w", .role = MLO_ADMIN, .via = "worker"};
+    struct mlo_version_info one = upkeep_version(&u, "cnn", "fine"), two = upkeep_version(&u, "cnn", "bad");
+    assert_mlo_status(as_worker(&u, &call_gone, &one.artifact), MLO_EFORBIDDEN, &u.f->err);
+    assert_mlo_status(as_worker(&u, &call_healed, &one.artifact), MLO_EFORBIDDEN, &u.f->err);
+    assert_mlo_status(as_worker(&u, &call_lock, &one.artifact), MLO_EFORBIDDEN, &u.f->err);
+    /* what is right is not marked */
+    assert_mlo_status(mlo_blob_report_damage(u.f->worker, u.blobs, &worker, &one.artifact, false, &u.f->err),
+                      MLO_EIO, &u.f->err);
+    assert_mlo_ok(mlo_blob_linked(u.f->conn, u.project, &one.artifact, NULL, &u.f->err), &u.f->err);
+    upkeep_damage(&u, "bad");
+    assert_mlo_status(mlo_blob_report_damage(u.f->worker, u.blobs, &worker, &two.artifact, false, &u.f->err),
+                      MLO_EDIGEST, &u.f->err);
+    assert_mlo_status(mlo_blob_linked(u.f->conn, u.project, &two.artifact, NULL, &u.f->err), MLO_ENOTFOUND,
+                      &u.f->err);
+    assert_true(upkeep_has(&u, "bad")); /* where it was */
+    /* a false report lasts until the next collection */
+    assert_mlo_ok(as_worker(&u, &call_damaged, &one.artifact), &u.f->err);
+    upkeep_gc(&u, 3600);
+    assert_mlo_ok(mlo_blob_linked(u.f->conn, u.project, &one.artifact, NULL, &u.f->err), &u.f->err);
+    assert_false(upkeep_has(&u, "bad"));
+    json_t *out = upkeep_fsck(&u, false, 3600);
+    assert_int_equal(problems(out), 1);
+    assert_non_null(find(out, "missing", "bad"));
+    assert_int_equal(mlo_json_i64(out, "quarantined", 0), 1);
+    json_decref(out);
+    upkeep_put(&u, "bad");
+    upkeep_clean(&u);
+    upkeep_close(&u);
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, pg_fixture_setup, pg_fixture_teardown)
 
 int main(void)
@@ -231,6 +318,9 @@ int main(void)
         T(test_fsck__counts_what_returned),
         T(test_fsck__removes_what_uploads_left),
         T(test_fsck__goes_on_where_it_stopped),
+        T(test_fsck__goes_on_in_a_shard_that_takes_long),
+        T(test_fsck__says_what_it_did),
+        T(test_fsck__a_worker_only_reports),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
 }
