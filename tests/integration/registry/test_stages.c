@@ -1,6 +1,5 @@
 /* Promotion, rollback, history, resolving; the audit chain. */
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "tests/pg_fixture.h"
@@ -270,9 +269,10 @@ static int waiting(struct mlo_db_conn *conn)
 {
     PGresult *result = PQexec(mlo_db_pg(conn), "SELECT count(*) FROM pg_stat_activity WHERE "
                                                "wait_event_type = 'Lock' AND datname = current_database()");
-    int n = atoi(PQgetvalue(result, 0, 0));
+    int64_t n = -1;
+    mlo_str_to_i64(PQgetvalue(result, 0, 0), &n);
     PQclear(result);
-    return n;
+    return (int)n;
 }
 
 /* Both have seen that there is no such release yet, and wait to make it. */
