@@ -44,15 +44,24 @@ static enum mlo_status entry_body(const struct mlo_actor *actor, const struct ml
     return mlo_buf_ok(out) ? MLO_OK : mlo_error_nomem(err);
 }
 
+/* The parameters of AUDIT_APPEND; *body holds what they borrow. */
+static enum mlo_status entry_params(int64_t project_id, const struct mlo_actor *actor,
+                                    const struct mlo_audit_event *event, struct mlo_buf *body,
+                                    struct mlo_params *p, struct mlo_error *err)
+{
+    enum mlo_status status = entry_body(actor, event, body, err);
+    mlo_param_i64(p, project_id);
+    mlo_param_bytes(p, mlo_buf_str(body), body->len);
+    return status;
+}
+
 enum mlo_status mlo_audit_queue(struct mlo_db_conn *conn, int64_t project_id, const struct mlo_actor *actor,
                                 const struct mlo_audit_event *event, struct mlo_rows *rows,
                                 struct mlo_error *err)
 {
     struct mlo_buf body = MLO_BUF_INIT;
     struct mlo_params p = MLO_PARAMS_INIT;
-    enum mlo_status status = entry_body(actor, event, &body, err);
-    mlo_param_i64(&p, project_id);
-    mlo_param_bytes(&p, mlo_buf_str(&body), body.len);
+    enum mlo_status status = entry_params(project_id, actor, event, &body, &p, err);
     if (status == MLO_OK)
         status = mlo_db_queue(conn, &mlo_sql_audit[AUDIT_APPEND], &p, rows, err);
     mlo_buf_clear(&body);
@@ -64,9 +73,7 @@ enum mlo_status mlo_audit_append(struct mlo_db_conn *conn, int64_t project_id, c
 {
     struct mlo_buf body = MLO_BUF_INIT;
     struct mlo_params p = MLO_PARAMS_INIT;
-    enum mlo_status status = entry_body(actor, event, &body, err);
-    mlo_param_i64(&p, project_id);
-    mlo_param_bytes(&p, mlo_buf_str(&body), body.len);
+    enum mlo_status status = entry_params(project_id, actor, event, &body, &p, err);
     if (status == MLO_OK)
         status = mlo_sql_number(conn, &mlo_sql_audit[AUDIT_APPEND], &p, seq, err);
     mlo_buf_clear(&body);

@@ -1,6 +1,6 @@
 /* The rows of blobs: which bytes there are, and which projects may see them. A row that is not marked as
  * removed has its bytes; who brings bytes and who removes them meet at the row's lock
- * (migrations/0016_deletion.sql). */
+ * (migrations/0015_deletion.sql). */
 #include "registry/blob_upkeep.h"
 #include "registry/models.h"
 #include "registry/sql_impl.h"

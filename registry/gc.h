@@ -1,4 +1,4 @@
-/* Garbage collection: the bytes of blobs that nothing refers to (migrations/0016_deletion.sql says what
+/* Garbage collection: the bytes of blobs that nothing refers to (migrations/0015_deletion.sql says what
  * does), when their grace is over. Three steps, each in small transactions, so that a kill anywhere leaves
  * what the next run goes on with, and several servers may do it at once:
  *

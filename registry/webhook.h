@@ -1,6 +1,6 @@
 /* Webhooks, as Standard Webhooks says (https://www.standardwebhooks.com): who is told of what happens in a
  * project, signed by HMAC-SHA256 with secrets "whsec_…". A delivery is a row that the change's own
- * transaction writes (migrations/0018_webhooks.sql); mlo_webhooks_start sends them, at least once each. All
+ * transaction writes (migrations/0016_webhooks.sql); mlo_webhooks_start sends them, at least once each. All
  * of it needs an admin of the project, and is in its audit log. */
 #ifndef MLO_REGISTRY_WEBHOOK_H
 #define MLO_REGISTRY_WEBHOOK_H

@@ -64,24 +64,17 @@ static enum mlo_status post_reason(struct mlo_cli *cli, const char *what, const 
     struct mlo_buf path = MLO_BUF_INIT;
     struct mlo_response done = {0};
     const char *reason = NULL;
-    json_t *body = NULL;
     enum mlo_status status;
     MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
     MLO_TRY(mlo_client_ref_plain(&ref, false, false, err));
     MLO_TRY(mlo_client_reason(cli, &reason, err));
-    body = json_pack("{s:s}", "reason", reason);
-    if (!body) {
-        status = mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
-        goto out;
-    }
     MLO_TRY(mlo_client_open(cli, &client, err));
     mlo_client_path(&path, "/v1/projects/%s/models/%s/", ref.project, ref.name);
     mlo_buf_puts(&path, what);
-    MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), NULL, body, &done, err));
+    MLO_TRY(mlo_client_post_reason(client, mlo_buf_str(&path), reason, &done, err));
     MLO_TRY(cli->json ? mlo_cli_print_json(done.json, err)
                       : mlo_cli_print(err, "%s/%s: %s\n", ref.project, ref.name, said));
 out:
-    json_decref(body);
     mlo_buf_clear(&path);
     mlo_response_clear(&done);
     mlo_client_close(client);

@@ -157,6 +157,10 @@ MLO_MUST_USE enum mlo_status mlo_client_print_variants(const json_t *items, stru
 /* --reason, which must say something. */
 MLO_MUST_USE enum mlo_status mlo_client_reason(struct mlo_cli *cli, const char **reason,
                                                struct mlo_error *err);
+/* POSTs {"reason": reason}. */
+MLO_MUST_USE enum mlo_status mlo_client_post_reason(struct mlo_client *client, const char *path,
+                                                    const char *reason, struct mlo_response *out,
+                                                    struct mlo_error *err);
 /* A stage as it is now, with its ETag. */
 MLO_MUST_USE enum mlo_status mlo_client_read_stage(struct mlo_client *client,
                                                    const struct mlo_client_ref *ref, const char *stage,

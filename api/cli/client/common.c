@@ -119,6 +119,17 @@ out:
     return status;
 }
 
+enum mlo_status mlo_client_post_reason(struct mlo_client *client, const char *path, const char *reason,
+                                       struct mlo_response *out, struct mlo_error *err)
+{
+    json_t *body = json_pack("{s:s}", "reason", reason);
+    if (!body)
+        return mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
+    enum mlo_status status = mlo_client_call(client, "POST", path, NULL, body, out, err);
+    json_decref(body);
+    return status;
+}
+
 enum mlo_status mlo_client_upload(struct mlo_client *client, const char *project, const char *file,
                                   const char *role, const char *media_type, json_t *files,
                                   struct mlo_error *err)

@@ -83,7 +83,6 @@ static enum mlo_status undelete_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_buf path = MLO_BUF_INIT;
     struct mlo_response done = {0};
     const char *reason;
-    json_t *body = NULL;
     int64_t id;
     enum mlo_status status;
     MLO_TRY(mlo_client_reason(cli, &reason, err));
@@ -92,18 +91,12 @@ static enum mlo_status undelete_run(struct mlo_cli *cli, struct mlo_error *err)
         mlo_error_hint(err, "mlopt deletions %s", cli->args[0]);
         goto out;
     }
-    body = json_pack("{s:s}", "reason", reason);
-    if (!body) {
-        status = mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
-        goto out;
-    }
     MLO_TRY(mlo_client_open(cli, &client, err));
     mlo_client_path(&path, "/v1/projects/%s/deletions/%d/undo", cli->args[0], (long long)id);
-    MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), NULL, body, &done, err));
+    MLO_TRY(mlo_client_post_reason(client, mlo_buf_str(&path), reason, &done, err));
     MLO_TRY(cli->json ? mlo_cli_print_json(done.json, err)
                       : mlo_cli_print(err, "%s is there again\n", mlo_json_str(done.json, "object", "")));
 out:
-    json_decref(body);
     mlo_buf_clear(&path);
     mlo_response_clear(&done);
     mlo_client_close(client);
@@ -149,25 +142,18 @@ static enum mlo_status archive_as(struct mlo_cli *cli, const char *verb, struct 
     struct mlo_buf path = MLO_BUF_INIT;
     struct mlo_response done = {0};
     const char *reason, *version;
-    json_t *body = NULL;
     enum mlo_status status;
     MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
     MLO_TRY(mlo_client_ref_plain(&ref, true, false, err));
     MLO_TRY(mlo_client_ref_version(&ref, &version, err));
     MLO_TRY(mlo_client_reason(cli, &reason, err));
-    body = json_pack("{s:s}", "reason", reason);
-    if (!body) {
-        status = mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
-        goto out;
-    }
     MLO_TRY(mlo_client_open(cli, &client, err));
     mlo_client_path(&path, "/v1/projects/%s/models/%s/versions/%s/%s", ref.project, ref.name, version, verb);
-    MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), NULL, body, &done, err));
+    MLO_TRY(mlo_client_post_reason(client, mlo_buf_str(&path), reason, &done, err));
     MLO_TRY(cli->json ? mlo_cli_print_json(done.json, err)
                       : mlo_cli_print(err, "%s/%s@%lld is %sd\n", ref.project, ref.name,
                                       (long long)mlo_json_i64(done.json, "version", 0), verb));
 out:
-    json_decref(body);
     mlo_buf_clear(&path);
     mlo_response_clear(&done);
     mlo_client_close(client);

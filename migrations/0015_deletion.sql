@@ -60,6 +60,7 @@ ALTER TABLE project_blob ADD COLUMN used_at timestamptz NOT NULL DEFAULT now();
 
 CREATE INDEX release_variant_artifact ON release_variant (artifact);
 CREATE INDEX evidence_samples ON evidence (samples) WHERE samples IS NOT NULL;
+CREATE INDEX reproduction_made ON reproduction (made);
 CREATE INDEX plan_blob ON plan (blob);
 CREATE INDEX plan_artifact ON plan (artifact);
 CREATE INDEX report_blob ON report (blob);
@@ -78,7 +79,8 @@ $$;
 
 -- Evidence, statements and lineage name an artifact and do not hold it: they say what was, and stay. A derivation holds
 -- what was decided, which nobody could compute again, and not what it made. Plans and reports of a damaged artifact stay:
--- the right bytes may come back. `gone`: artifacts that are taken for removed.
+-- the right bytes may come back. What a variant came out as when it was made again stays as evidence does: other bytes
+-- than before are the proof that they were other ones. `gone`: artifacts that are taken for removed.
 CREATE FUNCTION blob_held(d bytea, ahead boolean, gone bytea[]) RETURNS boolean LANGUAGE sql STABLE
     SET search_path = mlopt, pg_temp AS $$
     SELECT EXISTS (SELECT FROM version_blob x JOIN version v ON v.id = x.version_id
@@ -89,6 +91,7 @@ CREATE FUNCTION blob_held(d bytea, ahead boolean, gone bytea[]) RETURNS boolean 
                    WHERE x.artifact = d AND is_kept(x.deletion_id, ahead) AND is_kept(v.deletion_id, ahead))
         OR EXISTS (SELECT FROM release_variant x WHERE x.artifact = d)
         OR EXISTS (SELECT FROM evidence x WHERE x.samples = d)
+        OR EXISTS (SELECT FROM reproduction x WHERE x.made = d AND x.made <> x.artifact)
         OR EXISTS (SELECT FROM plan x JOIN blob a ON a.digest = x.artifact WHERE x.blob = d AND x.artifact <> ALL (gone)
                    AND (a.removed_at IS NULL OR a.removed_why = 'damaged'))
         OR EXISTS (SELECT FROM report x JOIN blob a ON a.digest = x.artifact WHERE x.blob = d AND x.artifact <> ALL (gone)
@@ -305,6 +308,9 @@ BEGIN
     END LOOP;
     RETURN NEW;
 END $$;
+CREATE FUNCTION needs_made() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = mlopt, pg_temp AS $$ BEGIN PERFORM require_bytes(NEW.made); RETURN NEW; END $$;
+CREATE TRIGGER needs BEFORE INSERT ON reproduction FOR EACH ROW EXECUTE FUNCTION needs_made();
 CREATE TRIGGER needs BEFORE INSERT ON version_blob FOR EACH ROW EXECUTE FUNCTION needs_digest();
 CREATE TRIGGER needs BEFORE INSERT ON dataset_blob FOR EACH ROW EXECUTE FUNCTION needs_digest();
 CREATE TRIGGER needs BEFORE INSERT ON variant FOR EACH ROW EXECUTE FUNCTION needs_artifact();
@@ -453,7 +459,7 @@ REVOKE ALL ON FUNCTION is_kept(bigint, boolean), blob_held(bytea, boolean, bytea
     blob_note(bigint, bytea, bigint, text), blob_revive(bigint, bytea, text), blob_touch(bigint, bytea),
     blob_collect(bytea, bytea, interval), blob_collectable(bytea, bytea, interval), blob_orphan(bytea, bigint),
     blob_going(bytea, integer), blob_gone(bytea),
-    blob_damaged(bytea), blob_damaged_lock(bytea), blob_healed(bytea), require_bytes(bytea), require_version(bigint),
+    blob_damaged(bytea), blob_damaged_lock(bytea), blob_healed(bytea), require_bytes(bytea), require_version(bigint), needs_made(),
     deletion_lock(text, bigint), deletion_blockers(text, bigint, text),
     deletion_make(bigint, text, text, bigint, text, text, text, text, text, interval, bigint),
     deletion_undo(bigint, text, text), deletion_purge(integer), model_reopen(bigint, text),
