@@ -53,6 +53,17 @@ static void put_big_endian(unsigned char *out, uint64_t value, int bytes)
         out[i] = (unsigned char)(value >> (8 * (bytes - 1 - i)));
 }
 
+void mlo_hasher_link(struct mlo_hasher *hasher, const struct mlo_digest *prev, int64_t seq, const void *body,
+                     size_t size, struct mlo_digest *out)
+{
+    uint8_t number[8];
+    put_big_endian(number, (uint64_t)seq, 8);
+    mlo_hasher_update(hasher, prev->bytes, sizeof prev->bytes);
+    mlo_hasher_update(hasher, number, sizeof number);
+    mlo_hasher_update(hasher, body, size);
+    mlo_hasher_final(hasher, out);
+}
+
 static uint64_t get_big_endian(const unsigned char *in, int bytes)
 {
     uint64_t value = 0;

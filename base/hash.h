@@ -23,6 +23,10 @@ void mlo_hasher_free(struct mlo_hasher *hasher);
 void mlo_hasher_update(struct mlo_hasher *hasher, const void *bytes, size_t size);
 /* The digest of all bytes so far; the hasher starts again, empty. */
 void mlo_hasher_final(struct mlo_hasher *hasher, struct mlo_digest *out);
+/* The hash of a link of a chain: SHA-256 of the hash before (of the first link: zeros), the link's number in
+ * 8 bytes, big-endian, and its body. The hasher must be empty, and is again. */
+void mlo_hasher_link(struct mlo_hasher *hasher, const struct mlo_digest *prev, int64_t seq, const void *body,
+                     size_t size, struct mlo_digest *out);
 
 /* Bytes since it started. */
 uint64_t mlo_hasher_size(const struct mlo_hasher *hasher);

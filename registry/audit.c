@@ -238,18 +238,6 @@ enum mlo_status mlo_audit_head(struct mlo_db_conn *conn, int64_t project_id, str
 
 /* --- checking ---------------------------------------------------------------------------------- */
 
-static void link_hash(struct mlo_hasher *hasher, const struct mlo_digest *prev, int64_t seq,
-                      const struct mlo_buf *body, struct mlo_digest *out)
-{
-    uint8_t number[8];
-    for (int i = 0; i < 8; i++)
-        number[i] = (uint8_t)((uint64_t)seq >> (56 - 8 * i));
-    mlo_hasher_update(hasher, prev->bytes, sizeof prev->bytes);
-    mlo_hasher_update(hasher, number, sizeof number);
-    mlo_hasher_update(hasher, mlo_buf_str(body), body->len);
-    mlo_hasher_final(hasher, out);
-}
-
 static void found_bad(struct mlo_audit_result *result, int64_t seq, const char *fmt, ...) MLO_PRINTF(3, 4);
 static void found_bad(struct mlo_audit_result *result, int64_t seq, const char *fmt, ...)
 {
@@ -280,7 +268,7 @@ static bool check_row(const struct mlo_rows *rows, int r, struct mlo_hasher *has
     }
     mlo_buf_reset(body);
     mlo_rows_bytes(rows, r, 3, body);
-    link_hash(hasher, &prev, seq, body, &computed);
+    mlo_hasher_link(hasher, &prev, seq, mlo_buf_str(body), body->len, &computed);
     if (!mlo_rows_digest(rows, r, 2, &stored) || !mlo_digest_eq(&stored, &computed)) {
         found_bad(result, seq, "the content of entry %lld is not what was hashed: it was changed",
                   (long long)seq);

@@ -121,7 +121,7 @@ MLO_MUST_USE enum mlo_status mlo_blob_copy(struct mlo_blob_store *from, struct m
 MLO_MUST_USE enum mlo_status mlo_blob_store_empty(struct mlo_blob_store *store, bool *empty,
                                                   struct mlo_error *err);
 
-/* --- what is not removed for now ----------------------------------------------------------------- */
+/* --- who may remove bytes ------------------------------------------------------------------------ */
 
 /* PostgreSQL's advisory lock that a backup holds shared, in a session, from before its snapshot until the
  * last blob is copied. Whoever removes bytes of blobs holds it exclusively while it does; rows can go at any

@@ -179,14 +179,8 @@ out:
 /* --- what the version says of itself -------------------------------------------------------------------- */
 
 /* The code that trained it is a commit, and nothing beside it. */
-static enum mlo_status commit(struct mlo_gate_case *c, const struct mlo_release_item *item,
-                              struct finding *out, struct mlo_error *err)
+static void commit(const json_t *facts, struct finding *out)
 {
-    json_t *facts = NULL;
-    MLO_UNUSED(item);
-    enum mlo_status status = mlo_version_facts(c->conn, c->version->id, &facts, err);
-    if (status != MLO_OK)
-        return status;
     const json_t *code = json_object_get(facts, "code");
     const char *text = mlo_json_str(code, "commit", NULL), *remote = mlo_json_str(code, "remote", "");
     bool dirty = mlo_json_bool(code, "dirty", true);
@@ -198,19 +192,11 @@ static enum mlo_status commit(struct mlo_gate_case *c, const struct mlo_release_
         snprintf(out->why, sizeof out->why, "trained by commit %.64s%s%.200s%s", text, *remote ? " of " : "",
                  remote, dirty ? ", with changes that are not in it" : "");
     out->facts = json_incref((json_t *)code);
-    json_decref(facts);
-    return MLO_OK;
 }
 
 /* The data that trained it is known, and in this project. */
-static enum mlo_status dataset(struct mlo_gate_case *c, const struct mlo_release_item *item,
-                               struct finding *out, struct mlo_error *err)
+static void dataset(const json_t *facts, struct finding *out)
 {
-    json_t *facts = NULL;
-    MLO_UNUSED(item);
-    enum mlo_status status = mlo_version_facts(c->conn, c->version->id, &facts, err);
-    if (status != MLO_OK)
-        return status;
     json_t *list = json_object_get(facts, "datasets");
     const json_t *first = json_array_get(list, 0);
     size_t count = json_array_size(list);
@@ -223,18 +209,30 @@ static enum mlo_status dataset(struct mlo_gate_case *c, const struct mlo_release
         snprintf(out->why, sizeof out->why,
                  "the version names no dataset that it was trained on: mlopt push tells it");
     out->facts = json_pack("{s:O?}", "datasets", list);
-    json_decref(facts);
-    return MLO_OK;
 }
 
+/* One of the two: what is found of a variant, or what the version says, which is the same for all of them. */
 static const struct {
     const char *name;
-    fact_fn *check;
-    bool of_version; /* the same for all of its variants: asked once */
-} FACTS[] = {{"derived", derived, false},
-             {"reproduced", reproduced, false},
-             {"commit", commit, true},
-             {"dataset", dataset, true}};
+    fact_fn *of_variant;
+    void (*of_version)(const json_t *facts, struct finding *out);
+} FACTS[] = {{"derived", derived, NULL},
+             {"reproduced", reproduced, NULL},
+             {"commit", NULL, commit},
+             {"dataset", NULL, dataset}};
+
+static enum mlo_status look(struct mlo_gate_case *c, size_t fact, const struct mlo_release_item *item,
+                            struct finding *out, struct mlo_error *err)
+{
+    json_t *facts = NULL;
+    if (FACTS[fact].of_variant)
+        return FACTS[fact].of_variant(c, item, out, err);
+    enum mlo_status status = mlo_version_facts(c->conn, c->version->id, &facts, err);
+    if (status == MLO_OK)
+        FACTS[fact].of_version(facts, out);
+    json_decref(facts);
+    return status;
+}
 
 static enum mlo_status parse(struct mlo_policy_reader *r, const struct mlo_yaml *item, struct mlo_gate *gate)
 {
@@ -257,10 +255,10 @@ static enum mlo_status judge(struct mlo_gate_case *c, const struct mlo_gate *gat
     for (size_t i = 0; i < c->content->count; i++) {
         const struct mlo_release_item *item = &c->content->items[i];
         struct finding found = {0};
-        bool of_version = FACTS[fact].of_version;
+        bool of_version = FACTS[fact].of_version != NULL; /* asked once */
         if (!mlo_gate_concerns(gate, item->target) || (of_version && asked++))
             continue;
-        enum mlo_status status = FACTS[fact].check(c, item, &found, err);
+        enum mlo_status status = look(c, fact, item, &found, err);
         json_t *row = status == MLO_OK
                           ? mlo_gate_row(c, gate, of_version ? NULL : item, found.holds, "%s", found.why)
                           : NULL;

@@ -177,33 +177,32 @@ static enum mlo_status add_secret(struct mlo_db_conn *conn, int64_t id, char sec
     return status;
 }
 
+/* The row of the project's webhook `id` by `sql`, locked or as JSON; `out` NULL: none is wanted. */
 static enum mlo_status find(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t project_id,
-                            int64_t id, struct mlo_error *err)
+                            int64_t id, const struct mlo_sql *sql, json_t **out, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
     enum mlo_status status = mlo_actor_require(actor, project_id, MLO_ADMIN, err);
     mlo_param_i64(&p, project_id);
     mlo_param_i64(&p, id);
     if (status == MLO_OK)
-        status = mlo_sql_number(conn, &mlo_sql_webhook[WEBHOOK_LOCK], &p, NULL, err);
+        status = out ? mlo_sql_object(conn, sql, &p, out, err) : mlo_sql_number(conn, sql, &p, NULL, err);
     if (status == MLO_ENOTFOUND)
         return mlo_error_set(err, MLO_ENOTFOUND, "this project has no webhook %lld", (long long)id);
     return status;
 }
 
+static enum mlo_status lock(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t project_id,
+                            int64_t id, struct mlo_error *err)
+{
+    return find(conn, actor, project_id, id, &mlo_sql_webhook[WEBHOOK_LOCK], NULL, err);
+}
+
 enum mlo_status mlo_webhook_get(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t project_id,
                                 int64_t id, json_t **out, struct mlo_error *err)
 {
-    struct mlo_params p = MLO_PARAMS_INIT;
     *out = NULL;
-    enum mlo_status status = mlo_actor_require(actor, project_id, MLO_ADMIN, err);
-    mlo_param_i64(&p, project_id);
-    mlo_param_i64(&p, id);
-    if (status == MLO_OK)
-        status = mlo_sql_object(conn, &mlo_sql_webhook[WEBHOOK_GET], &p, out, err);
-    if (status == MLO_ENOTFOUND)
-        return mlo_error_set(err, MLO_ENOTFOUND, "this project has no webhook %lld", (long long)id);
-    return status;
+    return find(conn, actor, project_id, id, &mlo_sql_webhook[WEBHOOK_GET], out, err);
 }
 
 enum mlo_status mlo_webhook_list(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t project_id,
@@ -267,7 +266,7 @@ enum mlo_status mlo_webhook_change(struct mlo_db_conn *conn, const struct mlo_ac
     enum mlo_status status = mlo_db_begin(conn, err);
     if (status != MLO_OK)
         return status;
-    MLO_TRY(find(conn, actor, project_id, id, err));
+    MLO_TRY(lock(conn, actor, project_id, id, err));
     MLO_TRY(check(settings, guard, err));
     MLO_TRY(events_text(settings, false, &events, err));
     mlo_param_i64(&p, id);
@@ -297,7 +296,7 @@ enum mlo_status mlo_webhook_remove(struct mlo_db_conn *conn, const struct mlo_ac
     if (status != MLO_OK)
         return status;
     mlo_param_i64(&p, id);
-    MLO_TRY(find(conn, actor, project_id, id, err));
+    MLO_TRY(lock(conn, actor, project_id, id, err));
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_webhook[WEBHOOK_FORGET], &p, NULL, err));
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_webhook[WEBHOOK_REMOVE], &p, NULL, err));
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_webhook[WEBHOOK_DROP], &p, NULL, err));
@@ -317,7 +316,7 @@ enum mlo_status mlo_webhook_rotate(struct mlo_db_conn *conn, const struct mlo_ac
     enum mlo_status status = mlo_db_begin(conn, err);
     if (status != MLO_OK)
         return status;
-    MLO_TRY(find(conn, actor, project_id, id, err));
+    MLO_TRY(lock(conn, actor, project_id, id, err));
     mlo_param_i64(&p, id);
     mlo_param_i64(&p, overlap_s);
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_webhook[WEBHOOK_EXPIRE], &p, NULL, err));

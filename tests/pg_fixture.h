@@ -116,6 +116,23 @@ static inline int pg_fixture_open(struct pg_fixture *f, void **state)
     return 0;
 }
 
+/* Runs the statement as this pool's role: the number in its first row, 0 without rows. */
+static inline int64_t pg_fixture_number(struct mlo_db *db, const char *sql)
+{
+    struct mlo_error err = {0};
+    struct mlo_db_conn *conn;
+    int64_t n = 0;
+    assert_mlo_ok(mlo_db_acquire(db, &conn, &err), &err);
+    PGresult *r = PQexec(mlo_db_pg(conn), sql);
+    if (PQresultStatus(r) != PGRES_TUPLES_OK && PQresultStatus(r) != PGRES_COMMAND_OK)
+        fail_msg("%s: %s", sql, PQresultErrorMessage(r));
+    if (PQntuples(r))
+        assert_true(mlo_str_to_i64(PQgetvalue(r, 0, 0), &n));
+    PQclear(r);
+    mlo_db_release(conn);
+    return n;
+}
+
 /* Test setup with an empty, not migrated database: for tests of migrations. */
 static inline int pg_fixture_setup_empty(void **state)
 {

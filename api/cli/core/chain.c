@@ -35,17 +35,6 @@ struct entry {
     size_t size;
 };
 
-static void compute(struct mlo_hasher *hasher, const struct entry *e, struct mlo_digest *out)
-{
-    unsigned char number[8];
-    for (int i = 0; i < 8; i++)
-        number[i] = (unsigned char)((uint64_t)e->seq >> (56 - 8 * i));
-    mlo_hasher_update(hasher, e->prev.bytes, sizeof e->prev.bytes);
-    mlo_hasher_update(hasher, number, sizeof number);
-    mlo_hasher_update(hasher, e->body, e->size);
-    mlo_hasher_final(hasher, out);
-}
-
 static void check_entry(struct mlo_chain *chain, const struct entry *e, const struct mlo_digest *computed)
 {
     static const struct mlo_digest zero;
@@ -121,7 +110,7 @@ enum mlo_status mlo_chain_check(struct mlo_chain *chain, const char *answer, siz
         if (!take_entry(&answer, end, &e) || (chain->entries && e.seq <= chain->last))
             return mlo_error_set(err, MLO_EFORMAT, "the server's audit log is not in order behind entry %lld",
                                  (long long)chain->last);
-        compute(chain->hasher, &e, &computed);
+        mlo_hasher_link(chain->hasher, &e.prev, e.seq, e.body, e.size, &computed);
         check_entry(chain, &e, &computed);
         enum mlo_status status = fn ? fn(arg, e.seq, e.body, e.size, &computed, err) : MLO_OK;
         if (status != MLO_OK)

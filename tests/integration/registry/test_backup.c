@@ -274,20 +274,6 @@ static void test_backup__is_private_in_any_folder(void **state)
 
 /* --- damaged blobs ---------------------------------------------------------------------------------- */
 
-static int64_t number(struct mlo_db *db, const char *sql)
-{
-    struct mlo_error err = {0};
-    struct mlo_db_conn *conn;
-    assert_mlo_ok(mlo_db_acquire(db, &conn, &err), &err);
-    PGresult *r = PQexec(mlo_db_pg(conn), sql);
-    if (PQresultStatus(r) != PGRES_TUPLES_OK && PQresultStatus(r) != PGRES_COMMAND_OK)
-        fail_msg("%s: %s", sql, PQresultErrorMessage(r));
-    int64_t n = PQntuples(r) ? strtoll(PQgetvalue(r, 0, 0), NULL, 10) : 0;
-    PQclear(r);
-    mlo_db_release(conn);
-    return n;
-}
-
 /* Changes the bytes of version 1 in the store, which is found out: they are put aside and the row says so. */
 static void damage_first(struct site *s, struct mlo_digest *digest)
 {
@@ -319,7 +305,7 @@ static void test_backup__gives_back_what_was_damaged_later(void **state)
     struct mlo_error *err = &s.f->err;
     back_up(&s, name, 2);
     damage_first(&s, &digest);
-    assert_int_equal(number(s.f->owner, DAMAGED), 1);
+    assert_int_equal(pg_fixture_number(s.f->owner, DAMAGED), 1);
     back_up(&s, name, 0);
     struct target t = target_open(&s, "t");
     const struct mlo_restore_options o = to_restore(&s, &t);
@@ -327,10 +313,11 @@ static void test_backup__gives_back_what_was_damaged_later(void **state)
     assert_int_equal(mlo_json_i64(report, "blobs", 0), 2);
     assert_int_equal(mlo_json_i64(report, "healed", 0), 1);
     json_decref(report);
-    assert_int_equal(number(t.db, DAMAGED), 0);
-    assert_int_equal(number(t.db, "select count(*) from mlopt.blob where removed_at is null and removed_why "
-                                  "is null and bytes_gone_at is null"),
-                     2);
+    assert_int_equal(pg_fixture_number(t.db, DAMAGED), 0);
+    assert_int_equal(
+        pg_fixture_number(t.db, "select count(*) from mlopt.blob where removed_at is null and removed_why "
+                                "is null and bytes_gone_at is null"),
+        2);
     assert_mlo_ok(mlo_blob_check(t.blobs, &digest, NULL, err), err);
     target_close(&t);
     site_close(&s);
@@ -358,7 +345,7 @@ static void test_backup__names_what_is_known_to_be_damaged(void **state)
     assert_mlo_ok(mlo_backup_restore(&o, &report, err), err);
     assert_int_equal(mlo_json_i64(report, "healed", -1), 0);
     json_decref(report);
-    assert_int_equal(number(t.db, DAMAGED), 1);
+    assert_int_equal(pg_fixture_number(t.db, DAMAGED), 1);
     target_close(&t);
     site_close(&s);
 }
@@ -378,7 +365,7 @@ static void test_restore__pauses_webhooks(void **state)
                  "insert into mlopt.webhook (project_id, url, events, state, created_by) values (%lld, "
                  "'https://example.com/', '{stage.promote}', '%s', 'test')",
                  (long long)s.shop.project_id, states[i]);
-        number(s.f->owner, sql);
+        pg_fixture_number(s.f->owner, sql);
     }
     put_version(&s, "which two are told of");
     back_up(&s, name, 3);
@@ -387,14 +374,18 @@ static void test_restore__pauses_webhooks(void **state)
     assert_mlo_ok(mlo_backup_restore(&o, &report, err), err);
     assert_int_equal(mlo_json_i64(report, "webhooks_paused", 0), 2);
     json_decref(report);
-    assert_int_equal(number(t.db, "select count(*) from mlopt.webhook_delivery where state = 'pending'"), 2);
-    assert_int_equal(number(t.db, "select count(*) from mlopt.webhook where state = 'enabled'"), 0);
-    assert_int_equal(number(t.db,
-                            "select count(*) from mlopt.webhook where state = 'paused' and state_reason "
-                            "= 'restored from a backup'"),
-                     2);
-    assert_int_equal(number(t.db, "select count(*) from mlopt.webhook where state = 'disabled'"), 1);
-    assert_int_equal(number(s.f->owner, "select count(*) from mlopt.webhook where state = 'enabled'"), 2);
+    assert_int_equal(
+        pg_fixture_number(t.db, "select count(*) from mlopt.webhook_delivery where state = 'pending'"), 2);
+    assert_int_equal(pg_fixture_number(t.db, "select count(*) from mlopt.webhook where state = 'enabled'"),
+                     0);
+    assert_int_equal(
+        pg_fixture_number(t.db, "select count(*) from mlopt.webhook where state = 'paused' and state_reason "
+                                "= 'restored from a backup'"),
+        2);
+    assert_int_equal(pg_fixture_number(t.db, "select count(*) from mlopt.webhook where state = 'disabled'"),
+                     1);
+    assert_int_equal(
+        pg_fixture_number(s.f->owner, "select count(*) from mlopt.webhook where state = 'enabled'"), 2);
     target_close(&t);
     site_close(&s);
 }

@@ -39,17 +39,6 @@ static enum mlo_status push(struct pg_fixture *f, int64_t project_id, const char
 }
 
 /* A number that a statement gives. */
-static int64_t count(struct pg_fixture *f, const char *sql)
-{
-    PGresult *result = PQexec(mlo_db_pg(f->conn), sql);
-    if (PQresultStatus(result) != PGRES_TUPLES_OK)
-        fail_msg("%s: %s", sql, PQresultErrorMessage(result));
-    int64_t n;
-    assert_true(mlo_str_to_i64(PQgetvalue(result, 0, 0), &n));
-    PQclear(result);
-    return n;
-}
-
 static void test_facts__are_in_the_manifest(void **state)
 {
     struct pg_fixture *f = *state;
@@ -126,17 +115,20 @@ static void test_facts__are_rows_and_lineage(void **state)
                   &f->err);
     assert_mlo_ok(push(f, p, "b", "{\"params\": {\"lr\": \"0.001\"}}", &two), &f->err);
     /* model, author, version of each; dataset (digest, name), lr, opt, top1, commit, dirty; lr */
-    assert_int_equal(count(f, "SELECT count(*) FROM version_fact"), 3 + 7 + 3 + 1);
-    assert_int_equal(count(f, "SELECT count(*) FROM fact_name"), 3 + 7);
-    assert_int_equal(count(f,
-                           "SELECT count(*) FROM version_fact r JOIN fact_name n ON n.id = r.name_id WHERE "
-                           "n.kind = 'param' AND n.name = 'lr' AND r.text = '0.001' AND r.number = 0.001"),
-                     1);
-    assert_int_equal(count(f,
-                           "SELECT count(*) FROM version_fact r JOIN fact_name n ON n.id = r.name_id WHERE "
-                           "n.kind = 'param' AND n.name = 'lr' AND r.text = '0.001' AND r.number IS NULL"),
-                     1);
-    assert_int_equal(count(f, "SELECT count(*) FROM lineage_edge WHERE kind = 'trained-on'"), 1);
+    assert_int_equal(pg_fixture_number(f->server, "SELECT count(*) FROM version_fact"), 3 + 7 + 3 + 1);
+    assert_int_equal(pg_fixture_number(f->server, "SELECT count(*) FROM fact_name"), 3 + 7);
+    assert_int_equal(
+        pg_fixture_number(f->server,
+                          "SELECT count(*) FROM version_fact r JOIN fact_name n ON n.id = r.name_id WHERE "
+                          "n.kind = 'param' AND n.name = 'lr' AND r.text = '0.001' AND r.number = 0.001"),
+        1);
+    assert_int_equal(
+        pg_fixture_number(f->server,
+                          "SELECT count(*) FROM version_fact r JOIN fact_name n ON n.id = r.name_id WHERE "
+                          "n.kind = 'param' AND n.name = 'lr' AND r.text = '0.001' AND r.number IS NULL"),
+        1);
+    assert_int_equal(
+        pg_fixture_number(f->server, "SELECT count(*) FROM lineage_edge WHERE kind = 'trained-on'"), 1);
     assert_mlo_status(mlo_db_exec_text(f->conn, "DELETE FROM version_fact", &f->err), MLO_EFORBIDDEN,
                       &f->err);
     assert_mlo_status(mlo_db_exec_text(f->conn, "UPDATE version_fact SET number = 1", &f->err),
@@ -156,7 +148,8 @@ static void test_facts__name_two_versions_of_a_dataset_and_none_deleted(void **s
             mlo_dataset_version_create(f->conn, &root, p, "train", "", NULL, &d[i], 1, &data[i], &f->err),
             &f->err);
     assert_mlo_ok(push(f, p, "a", "{\"datasets\": [\"train@1\", \"train@2\"]}", &v), &f->err);
-    assert_int_equal(count(f, "SELECT count(*) FROM lineage_edge WHERE kind = 'trained-on'"), 2);
+    assert_int_equal(
+        pg_fixture_number(f->server, "SELECT count(*) FROM lineage_edge WHERE kind = 'trained-on'"), 2);
     const struct mlo_deletion_request gone = {
         .project_id = p, .dataset = "train", .version = 1, .reason = "wrong labels", .grace_s = 60};
     assert_mlo_ok(mlo_delete(f->conn, &root, &gone, NULL, NULL, &f->err), &f->err);
@@ -258,15 +251,18 @@ static void test_facts__of_versions_before_them(void **state)
     assert_mlo_ok(mlo_migrate(owner, NULL, &f->err), &f->err);
     mlo_db_release(owner);
     assert_mlo_ok(mlo_db_acquire(f->server, &f->conn, &f->err), &f->err);
-    assert_int_equal(count(f, "SELECT count(*) FROM version_fact"), 9);
-    assert_int_equal(count(f, "SELECT count(*) FROM version_fact r JOIN fact_name n ON n.id = r.name_id JOIN "
-                              "version v ON v.id = r.version_id WHERE n.kind = 'version' AND r.number = "
-                              "v.number AND r.text = ''"),
-                     3);
-    assert_int_equal(count(f,
-                           "SELECT count(*) FROM version_fact r JOIN fact_name n ON n.id = r.name_id WHERE "
-                           "(n.kind, r.text) IN (('model', 'net'), ('author', 'ann'))"),
-                     6);
+    assert_int_equal(pg_fixture_number(f->server, "SELECT count(*) FROM version_fact"), 9);
+    assert_int_equal(
+        pg_fixture_number(f->server,
+                          "SELECT count(*) FROM version_fact r JOIN fact_name n ON n.id = r.name_id JOIN "
+                          "version v ON v.id = r.version_id WHERE n.kind = 'version' AND r.number = "
+                          "v.number AND r.text = ''"),
+        3);
+    assert_int_equal(
+        pg_fixture_number(f->server,
+                          "SELECT count(*) FROM version_fact r JOIN fact_name n ON n.id = r.name_id WHERE "
+                          "(n.kind, r.text) IN (('model', 'net'), ('author', 'ann'))"),
+        6);
 }
 
 int main(void)

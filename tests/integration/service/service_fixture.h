@@ -392,6 +392,9 @@ static inline int service_main(int argc, char **argv)
     return -1;
 }
 
+/* A test with a database and workers of its own. */
+#define SERVICE_TEST(test) cmocka_unit_test_setup_teardown(test, service_setup, service_teardown)
+
 static inline pid_t start_worker_process(struct service_fixture *f, int lease_ms)
 {
     struct mlo_process_options options = MLO_PROCESS_OPTIONS_INIT;

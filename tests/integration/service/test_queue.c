@@ -664,38 +664,36 @@ static void test_roles__worker_may_not_submit_nor_server_claim(void **state)
     }
 }
 
-#define WITH_DATABASE(test) cmocka_unit_test_setup_teardown(test, service_setup, service_teardown)
-
 int main(int argc, char **argv)
 {
     int other = service_main(argc, argv);
     if (other >= 0)
         return other;
     const struct CMUnitTest tests[] = {
-        WITH_DATABASE(test_sql__every_statement_prepares),
-        WITH_DATABASE(test_submit__makes_a_chain_of_jobs),
-        WITH_DATABASE(test_submit__names_the_missing_dataset),
-        WITH_DATABASE(test_submit__names_the_postprocessing_model),
-        WITH_DATABASE(test_submit__refuses_to_select_on_what_evaluates),
-        WITH_DATABASE(test_submit__refuses_another_projects_version_and_a_viewer),
-        WITH_DATABASE(test_submit__same_key_gives_one_run),
-        WITH_DATABASE(test_claim__no_job_twice_among_threads),
-        WITH_DATABASE(test_claim__by_priority_then_age_and_by_target),
-        WITH_DATABASE(test_fencing__late_completion_changes_nothing),
-        WITH_DATABASE(test_lease__heartbeat_prolongs_it),
-        WITH_DATABASE(test_lease__lost_too_often_is_a_dead_letter),
-        WITH_DATABASE(test_failure__that_can_pass_is_tried_again_later),
-        WITH_DATABASE(test_failure__after_max_attempts_fails_the_run),
-        WITH_DATABASE(test_failure__that_cannot_pass_fails_once),
-        WITH_DATABASE(test_return__does_not_count_as_an_attempt),
-        WITH_DATABASE(test_cancel__refuses_what_comes_later),
-        WITH_DATABASE(test_derivation__same_one_is_never_in_flight_twice),
-        WITH_DATABASE(test_derivation__second_run_gets_the_same_artifact),
-        WITH_DATABASE(test_derivation__other_bytes_for_a_known_key_are_refused),
-        WITH_DATABASE(test_expectation__that_does_not_hold_fails_the_run),
-        WITH_DATABASE(test_events__are_in_order_without_gaps),
-        WITH_DATABASE(test_list__pages_from_the_newest),
-        WITH_DATABASE(test_roles__worker_may_not_submit_nor_server_claim),
+        SERVICE_TEST(test_sql__every_statement_prepares),
+        SERVICE_TEST(test_submit__makes_a_chain_of_jobs),
+        SERVICE_TEST(test_submit__names_the_missing_dataset),
+        SERVICE_TEST(test_submit__names_the_postprocessing_model),
+        SERVICE_TEST(test_submit__refuses_to_select_on_what_evaluates),
+        SERVICE_TEST(test_submit__refuses_another_projects_version_and_a_viewer),
+        SERVICE_TEST(test_submit__same_key_gives_one_run),
+        SERVICE_TEST(test_claim__no_job_twice_among_threads),
+        SERVICE_TEST(test_claim__by_priority_then_age_and_by_target),
+        SERVICE_TEST(test_fencing__late_completion_changes_nothing),
+        SERVICE_TEST(test_lease__heartbeat_prolongs_it),
+        SERVICE_TEST(test_lease__lost_too_often_is_a_dead_letter),
+        SERVICE_TEST(test_failure__that_can_pass_is_tried_again_later),
+        SERVICE_TEST(test_failure__after_max_attempts_fails_the_run),
+        SERVICE_TEST(test_failure__that_cannot_pass_fails_once),
+        SERVICE_TEST(test_return__does_not_count_as_an_attempt),
+        SERVICE_TEST(test_cancel__refuses_what_comes_later),
+        SERVICE_TEST(test_derivation__same_one_is_never_in_flight_twice),
+        SERVICE_TEST(test_derivation__second_run_gets_the_same_artifact),
+        SERVICE_TEST(test_derivation__other_bytes_for_a_known_key_are_refused),
+        SERVICE_TEST(test_expectation__that_does_not_hold_fails_the_run),
+        SERVICE_TEST(test_events__are_in_order_without_gaps),
+        SERVICE_TEST(test_list__pages_from_the_newest),
+        SERVICE_TEST(test_roles__worker_may_not_submit_nor_server_claim),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
 }

@@ -298,20 +298,18 @@ static void test_reproduce__refuses_what_cannot_be_made_again(void **state)
     assert_count(f, "select count(*) from mlopt.run where reproduces is not null", 0);
 }
 
-#define WITH_DATABASE(test) cmocka_unit_test_setup_teardown(test, service_setup, service_teardown)
-
 int main(int argc, char **argv)
 {
     int other = service_main(argc, argv);
     if (other >= 0)
         return other;
     const struct CMUnitTest tests[] = {
-        WITH_DATABASE(test_reproduce__the_same_bytes_are_recorded_and_open_the_gate),
-        WITH_DATABASE(test_reproduce__the_statement_says_what_it_is),
-        WITH_DATABASE(test_reproduce__other_bytes_fail_and_name_the_first_derivation),
-        WITH_DATABASE(test_reproduce__the_newest_time_counts),
-        WITH_DATABASE(test_reproduce__follows_the_recorded_decision),
-        WITH_DATABASE(test_reproduce__refuses_what_cannot_be_made_again),
+        SERVICE_TEST(test_reproduce__the_same_bytes_are_recorded_and_open_the_gate),
+        SERVICE_TEST(test_reproduce__the_statement_says_what_it_is),
+        SERVICE_TEST(test_reproduce__other_bytes_fail_and_name_the_first_derivation),
+        SERVICE_TEST(test_reproduce__the_newest_time_counts),
+        SERVICE_TEST(test_reproduce__follows_the_recorded_decision),
+        SERVICE_TEST(test_reproduce__refuses_what_cannot_be_made_again),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
 }

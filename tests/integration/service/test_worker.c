@@ -657,35 +657,33 @@ static void test_worker__stopped_past_its_lease_has_no_effect(void **state)
     assert_clean(f);
 }
 
-#define WITH_DATABASE(test) cmocka_unit_test_setup_teardown(test, service_setup, service_teardown)
-
 int main(int argc, char **argv)
 {
     int other = service_main(argc, argv);
     if (other >= 0)
         return other;
     const struct CMUnitTest tests[] = {
-        WITH_DATABASE(test_worker__completes_a_run),
-        WITH_DATABASE(test_worker__signs_how_it_made_what_it_made),
-        WITH_DATABASE(test_worker__reuses_derivations_and_measures_afresh),
-        WITH_DATABASE(test_worker__two_runs_share_a_derivation_in_flight),
-        WITH_DATABASE(test_worker__a_crashed_child_is_tried_again),
-        WITH_DATABASE(test_worker__a_bad_model_fails_once),
-        WITH_DATABASE(test_worker__refuses_a_result_outside_the_scratch_folder),
-        WITH_DATABASE(test_worker__signs_only_what_it_compiled),
-        WITH_DATABASE(test_worker__a_report_knows_the_steps_before_it),
-        WITH_DATABASE(test_worker__keeps_no_document_of_another_step_or_size),
-        WITH_DATABASE(test_worker__what_a_step_chose_enters_the_derivation),
-        WITH_DATABASE(test_worker__reads_signatures_once),
-        WITH_DATABASE(test_worker__an_unfinished_choice_is_not_reused),
-        WITH_DATABASE(test_worker__a_failed_expectation_fails_the_run),
-        WITH_DATABASE(test_worker__cancellation_stops_a_running_step),
-        WITH_DATABASE(test_worker__stopping_hands_the_job_back),
-        WITH_DATABASE(test_worker__holds_no_transaction_while_working),
-        WITH_DATABASE(test_worker__a_benchmark_has_the_machine_to_itself),
-        WITH_DATABASE(test_worker__exits_when_idle),
-        WITH_DATABASE(test_worker__killed_in_mid_job_loses_nothing),
-        WITH_DATABASE(test_worker__stopped_past_its_lease_has_no_effect),
+        SERVICE_TEST(test_worker__completes_a_run),
+        SERVICE_TEST(test_worker__signs_how_it_made_what_it_made),
+        SERVICE_TEST(test_worker__reuses_derivations_and_measures_afresh),
+        SERVICE_TEST(test_worker__two_runs_share_a_derivation_in_flight),
+        SERVICE_TEST(test_worker__a_crashed_child_is_tried_again),
+        SERVICE_TEST(test_worker__a_bad_model_fails_once),
+        SERVICE_TEST(test_worker__refuses_a_result_outside_the_scratch_folder),
+        SERVICE_TEST(test_worker__signs_only_what_it_compiled),
+        SERVICE_TEST(test_worker__a_report_knows_the_steps_before_it),
+        SERVICE_TEST(test_worker__keeps_no_document_of_another_step_or_size),
+        SERVICE_TEST(test_worker__what_a_step_chose_enters_the_derivation),
+        SERVICE_TEST(test_worker__reads_signatures_once),
+        SERVICE_TEST(test_worker__an_unfinished_choice_is_not_reused),
+        SERVICE_TEST(test_worker__a_failed_expectation_fails_the_run),
+        SERVICE_TEST(test_worker__cancellation_stops_a_running_step),
+        SERVICE_TEST(test_worker__stopping_hands_the_job_back),
+        SERVICE_TEST(test_worker__holds_no_transaction_while_working),
+        SERVICE_TEST(test_worker__a_benchmark_has_the_machine_to_itself),
+        SERVICE_TEST(test_worker__exits_when_idle),
+        SERVICE_TEST(test_worker__killed_in_mid_job_loses_nothing),
+        SERVICE_TEST(test_worker__stopped_past_its_lease_has_no_effect),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
 }
