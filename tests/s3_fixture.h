@@ -6,15 +6,17 @@
  *         s3_fixture_start("memstore");
  *         …
  *         int failed = cmocka_run_group_tests(tests, NULL, NULL);
- *         s3_fixture_stop();
- *         return failed;
+ *         return s3_fixture_end(failed);
  *     }
  *
- * The server ends with the program, however that ends: its script reads from our pipe. */
+ * The server ends with the program, however that ends: its script reads from our pipe. And when one of the
+ * server's daemons ends by itself the program says which, with the ends of the logs, and ends at once: it
+ * does not wait for an answer that cannot come. */
 #ifndef MLO_TESTS_S3_FIXTURE_H
 #define MLO_TESTS_S3_FIXTURE_H
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +26,9 @@
 #include "registry/s3_client.h"
 #include "tests/cm.h"
 
-enum { S3_PATIENCE_MS = 180000, S3_SKIP = 77 };
+/* A request is given up after S3_ATTEMPTS times S3_STALL_MS: a server that hangs is known in less than two
+ * minutes. */
+enum { S3_PATIENCE_MS = 110000, S3_STALL_MS = 15000, S3_ATTEMPTS = 5, S3_SKIP = 77 };
 
 static struct {
     char *dir;
@@ -32,9 +36,14 @@ static struct {
     char endpoint[64], tls_endpoint[64], ca_file[160];
     pid_t pid;
     int commands, answers;
-} s3_server;
+    pthread_t listener;
+    pthread_mutex_t lock;
+    pthread_cond_t answered;
+    unsigned oks; /* answers that nobody has taken yet */
+    bool stopping;
+} s3_server = {.lock = PTHREAD_MUTEX_INITIALIZER, .answered = PTHREAD_COND_INITIALIZER};
 
-/* A line from the script, without its end; exits when none comes. */
+/* A line from the script, without its end; empty when none comes. */
 static inline void s3_fixture_line(char *line, size_t size)
 {
     size_t n = 0;
@@ -43,9 +52,37 @@ static inline void s3_fixture_line(char *line, size_t size)
     line[n] = '\0';
 }
 
+/* Hears what the script says at any time: answers, and that the server has failed. */
+static inline void *s3_fixture_listen(void *arg)
+{
+    MLO_UNUSED(arg);
+    for (char line[512];;) {
+        s3_fixture_line(line, sizeof line);
+        pthread_mutex_lock(&s3_server.lock);
+        if (strcmp(line, "ok") == 0) {
+            s3_server.oks++;
+            pthread_cond_signal(&s3_server.answered);
+        } else if (s3_server.stopping) {
+            pthread_mutex_unlock(&s3_server.lock);
+            return NULL;
+        } else {
+            fflush(stdout);
+            fprintf(stderr, "%s\n", *line ? line : "the S3 server's script ended without a word");
+            _exit(1);
+        }
+        pthread_mutex_unlock(&s3_server.lock);
+    }
+}
+
+/* Ends the server. */
 static inline void s3_fixture_stop(void)
 {
+    pthread_mutex_lock(&s3_server.lock);
+    s3_server.stopping = true;
+    pthread_mutex_unlock(&s3_server.lock);
     close(s3_server.commands);
+    if (s3_server.listener)
+        pthread_join(s3_server.listener, NULL);
     close(s3_server.answers);
     waitpid(s3_server.pid, NULL, 0);
     mlo_fs_remove_tree(s3_server.dir);
@@ -94,15 +131,32 @@ static inline void s3_fixture_start(const char *store)
     setenv("AWS_ACCESS_KEY_ID", "AKIDTEST", 1);
     setenv("AWS_SECRET_ACCESS_KEY", "testsecret", 1);
     signal(SIGPIPE, SIG_IGN);
+    if (pthread_create(&s3_server.listener, NULL, s3_fixture_listen, NULL) != 0) {
+        fprintf(stderr, "no thread to hear the S3 server's script\n");
+        exit(1);
+    }
 }
 
-/* Tells the script something, and waits until it is done. */
+/* Tells the script something, and waits until it is done; the script itself bounds that. */
 static inline void s3_fixture_command(const char *what)
 {
-    char line[256];
-    assert_true(dprintf(s3_server.commands, "%s\n", what) > 0);
-    s3_fixture_line(line, sizeof line);
-    assert_string_equal(line, "ok");
+    pthread_mutex_lock(&s3_server.lock);
+    bool told = dprintf(s3_server.commands, "%s\n", what) > 0;
+    while (told && s3_server.oks == 0)
+        pthread_cond_wait(&s3_server.answered, &s3_server.lock);
+    if (told)
+        s3_server.oks--;
+    pthread_mutex_unlock(&s3_server.lock);
+    assert_true(told);
+}
+
+/* Ends the server and is the program's exit code: after a failed test the server's logs are shown first. */
+static inline int s3_fixture_end(int failed)
+{
+    if (failed)
+        s3_fixture_command("explain");
+    s3_fixture_stop();
+    return failed;
 }
 
 /* Runs a command line on the cluster ("radosgw-admin …", "ceph …"); it must succeed. */
@@ -141,7 +195,11 @@ static inline struct mlo_s3 *s3_fixture_open(const char *bucket)
 {
     struct mlo_error err = {0};
     struct mlo_s3 *s3 = NULL;
-    const struct mlo_s3_options o = {.bucket = bucket, .endpoint = s3_server.endpoint, .region = "us-east-1"};
+    const struct mlo_s3_options o = {.bucket = bucket,
+                                     .endpoint = s3_server.endpoint,
+                                     .region = "us-east-1",
+                                     .stall_ms = S3_STALL_MS,
+                                     .attempts = S3_ATTEMPTS};
     assert_ok(mlo_s3_open(&o, &s3, &err));
     assert_ok(mlo_s3_make_bucket(s3, &err));
     return s3;

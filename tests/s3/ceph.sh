@@ -7,6 +7,9 @@
 # the other end of that pipe may die as it likes. Exits 77 when Debian's packages (ceph-mon ceph-osd radosgw ceph-common
 # ceph-base) are not there. In DIR afterwards: run/{mon,osd,rgw}.pid, tls.crt, log/, and admin (a script: runs a command
 # of Ceph's on this cluster). The keys are AKIDTEST / testsecret.
+#
+# Takes commands, one a line ("restart rgw", "restart all", "explain"), and answers "ok". A daemon that ends by itself, or
+# is waited for too long, is named at once in a line "failed: ...", with the logs' ends on standard error, and all ends.
 set -u
 dir=$1 store=${2:-memstore}
 for program in ceph-mon ceph-osd radosgw radosgw-admin ceph ceph-authtool monmaptool openssl curl; do
@@ -56,6 +59,11 @@ mon data = $dir/mon
 keyring = $dir/mon.keyring
 [osd]
 osd data = $dir/osd
+# A placement group may serve reads for 16 s, and renews that every 8 s. One that could not in time (its OSD was stopped, or
+# had no processor) waits for its replicas' leave; with size 1 nobody ever gives it, and each request there hangs for good
+# ("waiting for readable"). So: an hour. And an OSD that was stopped for long, or whose disk is slow, is no broken one.
+osd pool default read lease ratio = 180
+osd op thread suicide timeout = 3600
 osd objectstore = $store
 osd class dir = $(dirname "$(find /usr/lib -name libcls_rgw.so -print -quit)")
 osd class load list = *
@@ -82,82 +90,126 @@ printf '#!/bin/sh\nCEPH_CONF=%s exec "$@"\n' "$dir/ceph.conf" >admin && chmod +x
 stop() {
     trap '' EXIT INT TERM
     for name in rgw osd mon; do
-        [ -s run/$name.pid ] && kill -KILL "$(cat run/$name.pid)" 2>/dev/null
+        [ -s run/$name.pid ] && kill -KILL "$(<run/$name.pid)" 2>/dev/null
     done
     wait 2>/dev/null
 }
 trap stop EXIT
 trap 'exit 1' INT TERM
+explain() { # the logs' ends, and what the OSD's requests wait for
+    local name log
+    for name in mon osd rgw; do
+        grep -s -m 3 -E 'FAILED ceph_assert|Caught signal|ceph_abort' log/$name.out | cut -c 1-300
+        for log in log/$name.out log/*$name*.log; do
+            [ -s "$log" ] && printf -- '-- %s, its end:\n' "$dir/$log" && tail -n 8 "$log" | cut -c 1-300
+        done
+    done
+    if [ -S run/osd.0.asok ]; then
+        echo "-- what the OSD's requests wait for:"
+        timeout 10 ./admin ceph daemon run/osd.0.asok ops 2>&1 | grep flag_point | sort | uniq -c
+    fi
+} >&2
+fail() { # what happened
+    explain
+    rm -rf osd/block memstore # the large part
+    echo "failed: $1 (see $dir/log)"
+    exit 1
+}
+running() { [ -s "run/$1.pid" ] && kill -0 "$(<"run/$1.pid")" 2>/dev/null; }
+supervise() { # a daemon that should run and does not is the end
+    local name code
+    for name in mon osd rgw; do
+        [ -s run/$name.pid ] && ! running $name || continue
+        wait "$(<run/$name.pid)" 2>/dev/null
+        code=$?
+        fail "the S3 server's $name has ended by itself with exit code $code"
+    done
+}
 start() { # name, command…: the folder knows its process, and what it prints
     local name=$1
     shift
     "$@" </dev/null >>"log/$name.out" 2>&1 &
     echo $! >"run/$name.pid"
 }
-until_true() { # seconds, command…
-    local left=$(($1 * 20))
+end_now() { # name…: as a power cut would
+    local name pid
+    for name in "$@"; do
+        pid=$(<"run/$name.pid")
+        rm -f "run/$name.pid"
+        kill -KILL "$pid" 2>/dev/null
+        wait "$pid" 2>/dev/null
+    done
+}
+patience=180 # seconds for all that a start or a command waits for
+until_true() { # what it is, command…
+    local what=$1
     shift
     until "$@" >>log/wait.out 2>&1; do
-        left=$((left - 1))
-        [ $left -gt 0 ] || { echo "failed: $* (see $dir/log)"; exit 1; }
+        supervise
+        [ $SECONDS -lt $deadline ] || fail "$what did not come up within $patience s"
         sleep 0.05
     done
 }
-end_now() { # name…: as a power cut would
-    for name in "$@"; do
-        kill -KILL "$(cat "run/$name.pid")" 2>/dev/null
-        wait "$(cat "run/$name.pid")" 2>/dev/null
-    done
+set_up() { # command…: one that must succeed
+    timeout $patience "$@" >>log/setup.out 2>&1 || { tail -n 5 log/setup.out >&2; fail "'$*' did not succeed"; }
 }
-rgw_up() { # a gateway that does not come up is started again
-    if ! kill -0 "$(cat run/rgw.pid)" 2>/dev/null; then start rgw radosgw -f -n client.rgw; sleep 1; fi
-    curl -s -m 5 -o /dev/null "http://127.0.0.1:$port/"
+mon_up() {
+    start mon ceph-mon -f -i a
+    until_true "the S3 server's mon" ceph --connect-timeout 5 -s
 }
-osd_up() { ceph osd stat 2>/dev/null | grep -q ' 1 up'; }
+osd_is_up() { ceph --connect-timeout 5 osd stat | grep -q ' 1 up'; }
+osd_up() {
+    start osd ceph-osd -f -i 0
+    until_true "the S3 server's osd" osd_is_up
+}
+rgw_up() {
+    start rgw radosgw -f -n client.rgw
+    until_true "the S3 server's rgw" curl -s -m 5 -o /dev/null "http://127.0.0.1:$port/"
+}
 
-{
-    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost \
-        -addext subjectAltName=DNS:localhost,DNS:*.localhost,IP:127.0.0.1 -keyout tls.key -out tls.crt
-    ceph-authtool --create-keyring mon.keyring --gen-key -n mon. --cap mon 'allow *'
-    ceph-authtool --create-keyring admin.keyring --gen-key -n client.admin --cap mon 'allow *' --cap osd 'allow *' --cap mgr 'allow *'
-    ceph-authtool mon.keyring --import-keyring admin.keyring
-    monmaptool --create --fsid "$(sed -n 's/^fsid = //p' ceph.conf)" --addv a "[v2:127.0.0.1:$v2,v1:127.0.0.1:$v1]" monmap
-    ceph-mon --mkfs -i a --monmap monmap --keyring mon.keyring
-} >log/setup.out 2>&1 || { echo "failed: see $dir/log/setup.out"; exit 1; }
-start mon ceph-mon -f -i a
-until_true 60 ceph --connect-timeout 5 -s
-{
-    uuid=$(cat /proc/sys/kernel/random/uuid)
-    ceph osd new "$uuid"
-    ceph auth get-or-create osd.0 mon 'allow profile osd' osd 'allow *' -o osd/keyring
-    ceph-osd -i 0 --mkfs --osd-uuid "$uuid"
-    ceph auth get-or-create client.rgw mon 'allow *' osd 'allow *' -o rgw/keyring
-} >>log/setup.out 2>&1 || { echo "failed: see $dir/log/setup.out"; exit 1; }
-start osd ceph-osd -f -i 0
-until_true 60 osd_up
-start rgw radosgw -f -n client.rgw
-until_true 120 rgw_up
-radosgw-admin user create --uid=test --display-name=Test --access-key=AKIDTEST --secret-key=testsecret >>log/setup.out 2>&1 ||
-    { echo "failed: see $dir/log/setup.out"; exit 1; }
+deadline=$((SECONDS + patience))
+set_up openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost \
+    -addext subjectAltName=DNS:localhost,DNS:*.localhost,IP:127.0.0.1 -keyout tls.key -out tls.crt
+set_up ceph-authtool --create-keyring mon.keyring --gen-key -n mon. --cap mon 'allow *'
+set_up ceph-authtool --create-keyring admin.keyring --gen-key -n client.admin --cap mon 'allow *' --cap osd 'allow *' --cap mgr 'allow *'
+set_up ceph-authtool mon.keyring --import-keyring admin.keyring
+set_up monmaptool --create --fsid "$(sed -n 's/^fsid = //p' ceph.conf)" --addv a "[v2:127.0.0.1:$v2,v1:127.0.0.1:$v1]" monmap
+set_up ceph-mon --mkfs -i a --monmap monmap --keyring mon.keyring
+mon_up
+uuid=$(</proc/sys/kernel/random/uuid)
+set_up ceph osd new "$uuid"
+set_up ceph auth get-or-create osd.0 mon 'allow profile osd' osd 'allow *' -o osd/keyring
+set_up ceph-osd -i 0 --mkfs --osd-uuid "$uuid"
+set_up ceph auth get-or-create client.rgw mon 'allow *' osd 'allow *' -o rgw/keyring
+osd_up
+rgw_up
+set_up radosgw-admin user create --uid=test --display-name=Test --access-key=AKIDTEST --secret-key=testsecret
 echo "ready $port $tls"
-# Commands, one a line; the end of the input ends all.
-while read -r what; do
+
+patience=110
+while :; do
+    what=""
+    read -r -t 1 what
+    case $? in
+    0) ;;
+    1) exit 0 ;; # the end of the input
+    *) supervise; continue ;; # a second has gone by
+    esac
+    deadline=$((SECONDS + patience))
     case $what in
     'restart rgw')
         end_now rgw
-        start rgw radosgw -f -n client.rgw
-        until_true 120 rgw_up
-        echo ok
+        rgw_up
         ;;
     'restart all') # as after a power cut; only bluestore remembers
         end_now rgw osd mon
-        start mon ceph-mon -f -i a
-        until_true 60 ceph --connect-timeout 5 -s
-        start osd ceph-osd -f -i 0
-        until_true 60 osd_up
-        start rgw radosgw -f -n client.rgw
-        until_true 120 rgw_up
-        echo ok
+        mon_up
+        # or the monitor goes on believing in the OSD that was, and the gateway waits for that one
+        set_up ceph osd down 0
+        osd_up
+        rgw_up
         ;;
+    explain) explain ;;
     esac
+    echo ok
 done

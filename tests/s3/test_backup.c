@@ -84,6 +84,5 @@ int main(void)
         test_backup__from_bucket_to_bucket, pg_fixture_setup, pg_fixture_teardown)};
     s3_fixture_start("memstore");
     int failed = cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
-    s3_fixture_stop();
-    return failed;
+    return s3_fixture_end(failed);
 }

@@ -495,6 +495,5 @@ int main(void)
     };
     s3_fixture_start("memstore");
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    s3_fixture_stop();
-    return failed;
+    return s3_fixture_end(failed);
 }
