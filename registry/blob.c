@@ -227,6 +227,17 @@ enum mlo_status mlo_blob_open_fd(struct mlo_blob_store *store, const struct mlo_
     return store->backend->open_fd(store, digest, fd, size_bytes, err);
 }
 
+bool mlo_blob_open_checked(const struct mlo_blob_store *store)
+{
+    return store->backend->fetch && !store->keeps_copies;
+}
+
+void mlo_blob_copy_drop(struct mlo_blob_store *store, const struct mlo_digest *digest)
+{
+    if (store->backend->copy_drop)
+        store->backend->copy_drop(store, digest);
+}
+
 enum mlo_status mlo_blob_size(struct mlo_blob_store *store, const struct mlo_digest *digest,
                               uint64_t *size_bytes, struct mlo_error *err)
 {
@@ -245,12 +256,23 @@ bool mlo_blob_exists(struct mlo_blob_store *store, const struct mlo_digest *dige
     return mlo_blob_size(store, digest, NULL, &ignored) == MLO_OK;
 }
 
+static enum mlo_status compare(struct mlo_hasher *hasher, const struct mlo_digest *digest,
+                               struct mlo_error *err)
+{
+    struct mlo_digest computed;
+    mlo_hasher_final(hasher, &computed);
+    if (mlo_digest_eq(&computed, digest))
+        return MLO_OK;
+    wrong_digest(digest, &computed, err);
+    mlo_error_prefix(err, "a blob in the store is damaged");
+    return MLO_EDIGEST;
+}
+
 /* Reads all of fd, hashing, into `out` (or NULL); then compares. */
 static enum mlo_status copy_checked(int fd, const struct mlo_digest *digest, struct mlo_buf *out,
                                     struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_digest computed;
     struct mlo_hasher *hasher = mlo_hasher_new();
     char *piece = malloc(PIECE);
     if (!hasher || !piece) {
@@ -266,17 +288,20 @@ static enum mlo_status copy_checked(int fd, const struct mlo_digest *digest, str
         if (out)
             mlo_buf_append(out, piece, got);
     }
-    mlo_hasher_final(hasher, &computed);
-    if (!mlo_digest_eq(&computed, digest)) {
-        status = wrong_digest(digest, &computed, err);
-        mlo_error_prefix(err, "a blob in the store is damaged");
-    } else if (out && !mlo_buf_ok(out)) {
+    status = compare(hasher, digest, err);
+    if (status == MLO_OK && out && !mlo_buf_ok(out))
         status = mlo_error_nomem(err);
-    }
 out:
     mlo_hasher_free(hasher);
     free(piece);
     return status;
+}
+
+enum mlo_status mlo_blob_check_fd(int fd, const struct mlo_digest *digest, struct mlo_error *err)
+{
+    if (lseek(fd, 0, SEEK_SET) != 0)
+        return mlo_error_errno(err, errno, "cannot read a blob");
+    return copy_checked(fd, digest, NULL, err);
 }
 
 /* --- a backend without files ---------------------------------------------------------------------- */
@@ -302,17 +327,11 @@ static enum mlo_status fetch_checked(struct mlo_blob_store *store, const struct 
                                      uint64_t max_bytes, int fd, struct mlo_buf *out, struct mlo_error *err)
 {
     struct taking t = {mlo_hasher_new(), fd, out};
-    struct mlo_digest computed;
     enum mlo_status status = t.hasher ? MLO_OK : mlo_error_nomem(err);
     if (status == MLO_OK)
         status = store->backend->fetch(store, digest, max_bytes, take, &t, err);
-    if (status == MLO_OK) {
-        mlo_hasher_final(t.hasher, &computed);
-        if (!mlo_digest_eq(&computed, digest)) {
-            status = wrong_digest(digest, &computed, err);
-            mlo_error_prefix(err, "a blob in the store is damaged");
-        }
-    }
+    if (status == MLO_OK)
+        status = compare(t.hasher, digest, err);
     mlo_hasher_free(t.hasher);
     return status;
 }

@@ -100,6 +100,15 @@ bool mlo_blob_exists(struct mlo_blob_store *store, const struct mlo_digest *dige
  * store's own file, or a copy without a name that was checked against the digest (MLO_EDIGEST). */
 MLO_MUST_USE enum mlo_status mlo_blob_open_fd(struct mlo_blob_store *store, const struct mlo_digest *digest,
                                               int *fd, uint64_t *size_bytes, struct mlo_error *err);
+/* Whether what mlo_blob_open_fd gives was checked: false for a store's own file, and for a copy that was kept
+ * from before, which whoever sends it hashes on the way (mlo_blob_copy_drop when it is wrong). */
+bool mlo_blob_open_checked(const struct mlo_blob_store *store);
+/* Forgets the copy that the store may keep of a blob that lives elsewhere: it was found damaged. The blob
+ * itself stays. */
+void mlo_blob_copy_drop(struct mlo_blob_store *store, const struct mlo_digest *digest);
+/* Reads all of a descriptor, from its start to its end, and compares (MLO_EDIGEST). */
+MLO_MUST_USE enum mlo_status mlo_blob_check_fd(int fd, const struct mlo_digest *digest,
+                                               struct mlo_error *err);
 /* A path to read the bytes from: the store's own file where it has one, else a copy in `scratch_dir`. The
  * bytes are checked against the digest when `verify` is set (MLO_EDIGEST). *path is yours (free); never write
  * to it. */

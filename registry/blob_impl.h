@@ -48,6 +48,8 @@ struct mlo_blob_backend {
     /* The store's own file. NULL with fetch. */
     enum mlo_status (*path)(struct mlo_blob_store *store, const struct mlo_digest *digest, char **path,
                             struct mlo_error *err);
+    /* Removes the copy that is kept of it here. NULL: none are kept. */
+    void (*copy_drop)(struct mlo_blob_store *store, const struct mlo_digest *digest);
     /* Whether there is no blob. */
     enum mlo_status (*empty)(struct mlo_blob_store *store, bool *empty, struct mlo_error *err);
     /* Upkeep: as in blob_upkeep.h; `name` of put_aside is "<64 hex digits>.<microseconds>". */
@@ -66,6 +68,7 @@ struct mlo_blob_backend {
 struct mlo_blob_store {
     const struct mlo_blob_backend *backend;
     void *state;
+    bool keeps_copies; /* open_fd may give a copy that was checked long ago */
 };
 
 struct mlo_blob_writer {

@@ -220,6 +220,7 @@ static enum mlo_status s3_open(struct mlo_blob_store *store, const char *place, 
     s->prefix = mlo_buf_take(&prefix);
     s->scratch = strdup(set.scratch ? set.scratch : temp && *temp ? temp : "/tmp");
     s->cache = set.cache ? strdup(set.cache) : NULL;
+    store->keeps_copies = s->cache != NULL;
     s->cache_bytes = cache_mb ? (uint64_t)cache_mb << 20 : CACHE_BYTES;
     if (!s->prefix || !s->scratch || (set.cache && !s->cache)) {
         status = mlo_error_nomem(err);
@@ -337,6 +338,20 @@ out:
     return status;
 }
 
+/* Fetched anew by who wants it next. */
+static void s3_copy_drop(struct mlo_blob_store *store, const struct mlo_digest *digest)
+{
+    const struct mlo_blob_s3 *s = store->state;
+    char hex[MLO_DIGEST_TEXT_SIZE], name[MLO_DIGEST_TEXT_SIZE + 8];
+    if (!s->cache)
+        return;
+    snprintf(name, sizeof name, "%s%s", mlo_digest_hex(digest, hex), CACHE_SUFFIX);
+    char *path = mlo_fs_join(s->cache, name, NULL);
+    if (path)
+        unlink(path);
+    free(path);
+}
+
 static enum mlo_status s3_open_fd(struct mlo_blob_store *store, const struct mlo_digest *digest, int *fd,
                                   uint64_t *size_bytes, struct mlo_error *err)
 {
@@ -410,6 +425,7 @@ const struct mlo_blob_backend mlo_blob_backend_s3 = {
     .open_fd = s3_open_fd,
     .size = s3_size,
     .fetch = s3_fetch,
+    .copy_drop = s3_copy_drop,
     .empty = s3_empty,
     .list = mlo_blob_s3_list,
     .remove = mlo_blob_s3_remove,

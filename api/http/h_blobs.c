@@ -110,19 +110,11 @@ out:
     return status;
 }
 
-static enum mlo_status damaged(struct mlo_request *req, const struct mlo_digest *digest,
-                               struct mlo_error *err)
-{
-    const struct mlo_actor actor = MLO_ACTOR_SYSTEM;
-    mlo_request_db_release(req);
-    return mlo_blob_report_damage(req->http->options.db, req->http->options.blobs, &actor, digest, true, err);
-}
-
 enum mlo_status mlo_request_blob(struct mlo_request *req, const struct mlo_digest *digest, size_t max_bytes,
                                  struct mlo_buf *out, struct mlo_error *err)
 {
     enum mlo_status status = mlo_blob_read(req->http->options.blobs, digest, max_bytes, out, err);
-    return status == MLO_EDIGEST ? damaged(req, digest, err) : status;
+    return status == MLO_EDIGEST ? mlo_request_damaged(req, digest, err) : status;
 }
 
 /* For HEAD nothing is read from the descriptor: a store without files is not made to fetch them. */
@@ -132,7 +124,7 @@ static enum mlo_status open_bytes(struct mlo_request *req, const struct mlo_dige
     enum mlo_status status;
     if (strcmp(req->method, "HEAD") != 0) {
         status = mlo_blob_open_fd(req->http->options.blobs, digest, fd, size, err);
-        return status == MLO_EDIGEST ? damaged(req, digest, err) : status;
+        return status == MLO_EDIGEST ? mlo_request_damaged(req, digest, err) : status;
     }
     status = mlo_blob_size(req->http->options.blobs, digest, size, err);
     if (status != MLO_OK)
@@ -160,12 +152,11 @@ out:
 enum mlo_status h_blob_get(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_digest digest;
-    char text[MLO_DIGEST_TEXT_SIZE];
     uint64_t size;
     int fd;
     enum mlo_status status;
     MLO_TRY(open_linked(req, &digest, &fd, &size, err));
-    MLO_TRY(mlo_reply_file(req, fd, size, mlo_digest_text(&digest, text), "application/octet-stream", err));
+    MLO_TRY(mlo_reply_blob(req, fd, size, &digest, "application/octet-stream", err));
 out:
     return status;
 }
@@ -182,7 +173,7 @@ enum mlo_status mlo_reply_artifact(struct mlo_request *req, const struct mlo_dig
     mlo_digest_text(digest, text);
     mlo_reply_header(req, "X-Mlopt-Digest", "%s", text);
     mlo_reply_header(req, "Content-Disposition", "attachment; filename=\"%s\"", file_name);
-    MLO_TRY(mlo_reply_file(req, fd, size, text, "application/octet-stream", err));
+    MLO_TRY(mlo_reply_blob(req, fd, size, digest, "application/octet-stream", err));
 out:
     return status;
 }

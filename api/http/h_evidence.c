@@ -106,16 +106,18 @@ out:
 enum mlo_status mlo_view_report_json(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_report_blob found;
-    char text[MLO_DIGEST_TEXT_SIZE];
     uint64_t size;
     int fd;
     enum mlo_status status;
     MLO_TRY(mlo_view_report(req, &found, err));
     mlo_request_db_release(req);
-    MLO_TRY(mlo_blob_open_fd(req->http->options.blobs, &found.blob, &fd, &size, err));
+    status = mlo_blob_open_fd(req->http->options.blobs, &found.blob, &fd, &size, err);
+    if (status == MLO_EDIGEST)
+        status = mlo_request_damaged(req, &found.blob, err);
+    MLO_TRY(status);
     mlo_reply_header(req, "Content-Disposition", "attachment; filename=\"%s-%lld-%s-report.json\"",
                      mlo_request_param(req, "m"), (long long)found.version, mlo_request_param(req, "name"));
-    MLO_TRY(mlo_reply_file(req, fd, size, mlo_digest_text(&found.blob, text), "application/json", err));
+    MLO_TRY(mlo_reply_blob(req, fd, size, &found.blob, "application/json", err));
 out:
     return status;
 }

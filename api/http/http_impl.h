@@ -52,6 +52,8 @@ struct mlo_request_state {
     bool form_parsed;
     char *form; /* decoded fields: name NUL value NUL … */
     size_t form_size;
+    bool checks;              /* req->file is a whole blob that nobody has checked yet */
+    struct mlo_digest digest; /* of it */
 };
 
 /* request.c: the callbacks of the daemon */
@@ -73,6 +75,10 @@ MLO_MUST_USE enum mlo_status mlo_request_authorize(struct mlo_request *req, stru
 /* reply.c: an error that only HTTP knows (405, 415, 416), as a problem. */
 void mlo_reply_http_problem(struct mlo_request *req, int status, const char *code, const char *title,
                             const char *detail);
+/* blob_body.c: req->file as a body that is hashed while it goes out. Its last piece follows only when the
+ * digest is right; else the blob is put aside and the connection cut, so that nobody takes it for whole.
+ * Takes over the descriptor; NULL: no memory. */
+struct MHD_Response *mlo_blob_body(struct mlo_request *req);
 /* Forgets an answer that was begun. */
 void mlo_reply_reset(struct mlo_request *req);
 

@@ -14,6 +14,7 @@ void mlo_reply_reset(struct mlo_request *req)
     if (req->file >= 0)
         close(req->file);
     req->file = -1;
+    req->state->checks = false;
     req->status = 0;
     req->headers = NULL;
     req->content_type = NULL;

@@ -177,7 +177,9 @@ static enum MHD_Result send_answer(struct mlo_request *req)
     struct MHD_Response *response;
     end_upload(req); /* who reads the answer finds nothing half-done behind it */
     if (req->file >= 0) {
-        response = MHD_create_response_from_fd_at_offset64(req->file_size, req->file, req->file_offset);
+        response = req->state->checks
+                       ? mlo_blob_body(req)
+                       : MHD_create_response_from_fd_at_offset64(req->file_size, req->file, req->file_offset);
         req->state->sent_size = req->file_size;
         if (response)
             req->file = -1; /* the response closes it */

@@ -155,6 +155,16 @@ MLO_MUST_USE enum mlo_status mlo_reply_redirect(struct mlo_request *req, const c
  * If-None-Match against `etag` (without quotes). */
 MLO_MUST_USE enum mlo_status mlo_reply_file(struct mlo_request *req, int fd, uint64_t size, const char *etag,
                                             const char *content_type, struct mlo_error *err);
+/* The bytes of a blob, as mlo_reply_file with its digest as the tag. They are checked on the way where the
+ * store did not (mlo_blob_open_checked): up to 1 MiB, also for a range of it, before the answer begins
+ * (damaged: put aside, and that is the failure), else while the whole goes out. A range of a larger one is
+ * not checked. */
+MLO_MUST_USE enum mlo_status mlo_reply_blob(struct mlo_request *req, int fd, uint64_t size,
+                                            const struct mlo_digest *digest, const char *content_type,
+                                            struct mlo_error *err);
+/* A blob was read and is damaged: it is put aside, logged and audited, and the failure says so. */
+MLO_MUST_USE enum mlo_status mlo_request_damaged(struct mlo_request *req, const struct mlo_digest *digest,
+                                                 struct mlo_error *err);
 /* Adds a member to the problem that a failure of this request becomes; takes over `value`. */
 void mlo_reply_member(struct mlo_request *req, const char *key, json_t *value);
 /* What was added so; NULL: nothing. Borrowed. */

@@ -330,6 +330,14 @@ static void test_blob_s3__a_cache_keeps_what_was_read(void **state)
     assert_ok(mlo_blob_open_fd(store, &digest, &fd, &size, &err));
     assert_int_equal(size, 5);
     close(fd);
+    assert_false(mlo_blob_open_checked(store)); /* a copy that is there is given as it is */
+    assert_true(mlo_blob_open_checked(p->store));
+    mlo_blob_copy_drop(store, &digest); /* it was found damaged: the next one is fetched, if it is there */
+    assert_int_equal(mlo_blob_open_fd(store, &digest, &fd, &size, &err), MLO_ENOTFOUND);
+    assert_ok(mlo_blob_put_bytes(store, "hello", 5, &digest, &err));
+    assert_ok(mlo_blob_open_fd(store, &digest, &fd, &size, &err));
+    close(fd);
+    assert_ok(mlo_s3_delete(p->s3, tally(p).key, &err));
     char *bytes = large_bytes(); /* more than the cache may hold: the older one goes */
     assert_ok(put_large(store, bytes, true, &other, &err));
     assert_ok(mlo_blob_open_fd(store, &other, &fd, &size, &err));

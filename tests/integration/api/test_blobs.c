@@ -1,6 +1,7 @@
 /* Uploads and downloads of bytes. */
 #include "tests/integration/api/api_fixture.h"
 
+#include <fcntl.h>
 #include <ftw.h>
 #include <sys/mount.h>
 
@@ -250,6 +251,145 @@ static void test_blobs__a_full_disk_is_507_and_leaves_nothing(void **state)
     reply_clear(&reply);
 }
 
+/* --- damage ------------------------------------------------------------------------------------- */
+
+/* A blob of so many bytes as the project's, straight into the store; the path of its file, yours. */
+static char *put_large(struct api *api, size_t size, char path[256])
+{
+    const struct mlo_actor system = MLO_ACTOR_SYSTEM;
+    struct mlo_error err = {0};
+    struct mlo_digest digest;
+    char *bytes = malloc(size), *file, *dir = api->dir;
+    for (size_t i = 0; i < size; i++)
+        bytes[i] = (char)(i * 2654435761u >> 13);
+    digest_path("demo", bytes, size, path);
+    assert_mlo_ok(mlo_blob_put_bytes(api->blobs, bytes, size, &digest, &err), &err);
+    assert_mlo_ok(
+        mlo_blob_record_stored(api->pg->conn, api->blobs, &system, api->project, &digest, size, &err), &err);
+    assert_mlo_ok(mlo_blob_path(api->blobs, &digest, dir, false, &file, &err), &err);
+    free(bytes);
+    return file;
+}
+
+static void flip_bit(const char *file, off_t at)
+{
+    char byte;
+    assert_int_equal(chmod(file, 0600), 0);
+    int fd = open(file, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0 && pread(fd, &byte, 1, at) == 1);
+    byte ^= 16;
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
+}
+
+/* It is named, put aside, and gone for everybody. */
+static void assert_put_aside(struct api *api, const char *path, const char *file)
+{
+    struct reply reply = {0};
+    char *aside = mlo_fs_join(api->dir, "blobs", "quarantine", NULL);
+    api_call(api, &reply, "GET", path, api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 404);
+    assert_holds(mlo_buf_str(&reply.body), "was found damaged and put aside");
+    assert_false(mlo_fs_exists(file));
+    assert_true(mlo_fs_exists(aside));
+    assert_int_equal(pg_fixture_number(api->pg->owner, "SELECT count(*) FROM mlopt.audit WHERE "
+                                                       "convert_from(body, 'UTF8')::json->>'action' = "
+                                                       "'blob.damaged'"),
+                     1);
+    free(aside);
+    reply_clear(&reply);
+}
+
+enum { LARGE = (3 << 20) + 12345, SMALL = 40000 };
+
+static void test_blobs__a_large_one_arrives_whole(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_digest got;
+    char path[256], name[MLO_DIGEST_TEXT_SIZE], *file = put_large(api, LARGE, path);
+    api_call(api, &reply, "GET", path, api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 200);
+    assert_int_equal(reply.body.len, LARGE);
+    mlo_digest_of(reply.body.data, reply.body.len, &got);
+    assert_holds(path, mlo_digest_text(&got, name));
+    free(file);
+    reply_clear(&reply);
+}
+
+static void flipped_bit_cuts_the_download(struct api *api, off_t at)
+{
+    struct reply reply = {0};
+    char path[256], *file = put_large(api, LARGE, path);
+    flip_bit(file, at);
+    /* the header is out when it is found: what comes is shorter than it says, so nobody takes it for whole */
+    CURLcode code = api_try(api, &reply, "GET", path, api->token[MLO_VIEWER], NULL, NULL);
+    assert_int_equal(code, CURLE_PARTIAL_FILE);
+    assert_in_range(reply.body.len, 0, LARGE - 1);
+    assert_put_aside(api, path, file);
+    free(file);
+    reply_clear(&reply);
+}
+
+static void test_blobs__a_bit_flipped_at_the_start_is_found_on_read(void **state)
+{
+    flipped_bit_cuts_the_download(*state, 0);
+}
+
+static void test_blobs__a_bit_flipped_at_the_end_is_found_on_read(void **state)
+{
+    flipped_bit_cuts_the_download(*state, LARGE - 1);
+}
+
+static void test_blobs__lost_bytes_are_found_on_read(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char path[256], *file = put_large(api, LARGE, path);
+    assert_int_equal(chmod(file, 0600), 0);
+    assert_int_equal(truncate(file, LARGE - 4096), 0);
+    CURLcode code = api_try(api, &reply, "GET", path, api->token[MLO_VIEWER], NULL, NULL);
+    assert_int_equal(code, CURLE_PARTIAL_FILE);
+    assert_put_aside(api, path, file);
+    free(file);
+    reply_clear(&reply);
+}
+
+static void test_blobs__a_small_damaged_one_is_refused_whole_and_in_ranges(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    const char *range[] = {"Range: bytes=0-9", NULL};
+    char path[256], *file = put_large(api, SMALL, path);
+    flip_bit(file, 20000);
+    api_call(api, &reply, "GET", path, api->token[MLO_VIEWER], NULL, range);
+    assert_http(&reply, 422);
+    assert_code(&reply, "digest-mismatch");
+    assert_holds(mlo_buf_str(&reply.body), "quarantine/");
+    assert_null(strstr(mlo_buf_str(&reply.headers), "Content-Range"));
+    assert_put_aside(api, path, file);
+    free(file);
+    reply_clear(&reply);
+}
+
+/* What documentation says of ranges: those of a large blob are not checked, the whole of it is. */
+static void test_blobs__a_range_that_is_all_is_checked_and_others_of_a_large_one_are_not(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    const char *all[] = {"Range: bytes=0-", NULL}, *some[] = {"Range: bytes=100-199", NULL};
+    char path[256], *file = put_large(api, LARGE, path);
+    flip_bit(file, 2 << 20);
+    api_call(api, &reply, "GET", path, api->token[MLO_VIEWER], NULL, some);
+    assert_http(&reply, 206);
+    assert_int_equal(reply.body.len, 100);
+    CURLcode code = api_try(api, &reply, "GET", path, api->token[MLO_VIEWER], NULL, all);
+    assert_int_equal(code, CURLE_PARTIAL_FILE);
+    assert_put_aside(api, path, file);
+    free(file);
+    reply_clear(&reply);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -261,6 +401,12 @@ int main(void)
         API_TEST(test_blobs__knowing_a_digest_grants_nothing),
         API_TEST(test_blobs__a_refused_upload_does_not_hold_the_store),
         API_TEST(test_blobs__a_full_disk_is_507_and_leaves_nothing),
+        API_TEST(test_blobs__a_large_one_arrives_whole),
+        API_TEST(test_blobs__a_bit_flipped_at_the_start_is_found_on_read),
+        API_TEST(test_blobs__a_bit_flipped_at_the_end_is_found_on_read),
+        API_TEST(test_blobs__lost_bytes_are_found_on_read),
+        API_TEST(test_blobs__a_small_damaged_one_is_refused_whole_and_in_ranges),
+        API_TEST(test_blobs__a_range_that_is_all_is_checked_and_others_of_a_large_one_are_not),
     };
     API_MAIN(tests);
 }
