@@ -250,6 +250,15 @@ enum mlo_status mlo_blob_size(struct mlo_blob_store *store, const struct mlo_dig
     return status;
 }
 
+enum mlo_status mlo_blob_address(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                                 const char *file_name, char **url, struct mlo_error *err)
+{
+    *url = NULL;
+    if (!store->backend->address)
+        return mlo_error_set(err, MLO_EUNSUPPORTED, "a store of files has no addresses for others");
+    return store->backend->address(store, digest, file_name, url, err);
+}
+
 bool mlo_blob_exists(struct mlo_blob_store *store, const struct mlo_digest *digest)
 {
     struct mlo_error ignored = {0};

@@ -118,6 +118,13 @@ MLO_MUST_USE enum mlo_status mlo_blob_path(struct mlo_blob_store *store, const s
 /* Appends the bytes, checked against the digest; MLO_ETOOBIG above max_bytes. */
 MLO_MUST_USE enum mlo_status mlo_blob_read(struct mlo_blob_store *store, const struct mlo_digest *digest,
                                            size_t max_bytes, struct mlo_buf *out, struct mlo_error *err);
+/* An address from which anybody who knows it reads the blob, and nothing else, for MLO_BLOB_ADDRESS_S: what
+ * the store's own server sends from there nobody has checked. `file_name` (or NULL) is what a browser saves
+ * it as. MLO_EUNSUPPORTED where the store hands out none: files, a bucket that is not told to, a customer's
+ * encryption key. MLO_ENOTFOUND when it is not there. *url is yours (free). */
+enum { MLO_BLOB_ADDRESS_S = 300 };
+MLO_MUST_USE enum mlo_status mlo_blob_address(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                                              const char *file_name, char **url, struct mlo_error *err);
 /* Reads all of it and compares with the digest (MLO_EDIGEST). `size_bytes` may be NULL. */
 MLO_MUST_USE enum mlo_status mlo_blob_check(struct mlo_blob_store *store, const struct mlo_digest *digest,
                                             uint64_t *size_bytes, struct mlo_error *err);

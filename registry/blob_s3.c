@@ -32,7 +32,7 @@ char *mlo_blob_s3_key(const struct mlo_blob_s3 *s, const struct mlo_digest *dige
 
 struct settings {
     char *place; /* everything points into it */
-    const char *prefix, *scratch, *cache, *cache_size, *timeout, *attempts;
+    const char *prefix, *scratch, *cache, *cache_size, *timeout, *attempts, *redirect;
     struct mlo_s3_options s3;
 };
 
@@ -76,6 +76,7 @@ static enum mlo_status take_parameter(struct settings *set, char *text, struct m
         {"cache_size", &set->cache_size},
         {"timeout", &set->timeout},
         {"attempts", &set->attempts},
+        {"redirect", &set->redirect},
     };
     const char *names[MLO_COUNT(known)];
     char *equals = strchr(text, '=');
@@ -96,7 +97,7 @@ static enum mlo_status take_parameter(struct settings *set, char *text, struct m
     else
         mlo_error_hint(err,
                        "settings: endpoint, region, style, ca, credentials, profile, encryption, kms_key, "
-                       "customer_key, scratch, cache, cache_size, timeout, attempts");
+                       "customer_key, scratch, cache, cache_size, timeout, attempts, redirect");
     return MLO_EINVAL;
 }
 
@@ -184,6 +185,7 @@ static void s3_close(struct mlo_blob_store *store)
 {
     struct mlo_blob_s3 *s = store->state;
     mlo_s3_close(s->s3);
+    mlo_s3_close(s->outside);
     free(s->prefix);
     free(s->scratch);
     free(s->cache);
@@ -227,6 +229,7 @@ static enum mlo_status s3_open(struct mlo_blob_store *store, const char *place, 
         goto out;
     }
     MLO_TRY(mlo_s3_open(&set.s3, &s->s3, err));
+    MLO_TRY(mlo_blob_s3_open_outside(s, &set.s3, set.redirect, err));
     MLO_TRY(mlo_s3_check_bucket(s->s3, err));
     sweep(s);
 out:
@@ -426,6 +429,7 @@ const struct mlo_blob_backend mlo_blob_backend_s3 = {
     .size = s3_size,
     .fetch = s3_fetch,
     .copy_drop = s3_copy_drop,
+    .address = mlo_blob_s3_address,
     .empty = s3_empty,
     .list = mlo_blob_s3_list,
     .remove = mlo_blob_s3_remove,

@@ -17,9 +17,10 @@ enum {
 
 struct mlo_blob_s3 {
     struct mlo_s3 *s3;
-    char *prefix;  /* "" or ends with a slash */
-    char *scratch; /* where an open blob's bytes are */
-    char *cache;   /* or NULL: a folder that keeps read blobs */
+    struct mlo_s3 *outside; /* the same bucket by the address that clients reach; NULL: they do not */
+    char *prefix;           /* "" or ends with a slash */
+    char *scratch;          /* where an open blob's bytes are */
+    char *cache;            /* or NULL: a folder that keeps read blobs */
     uint64_t cache_bytes;
     atomic_ullong memory; /* of writers' parts, now */
 };
@@ -38,6 +39,13 @@ void mlo_blob_s3_end(struct mlo_blob_writer *writer);
 /* Gives the object `from` its blob's name, and removes it. */
 enum mlo_status mlo_blob_s3_publish(const struct mlo_blob_s3 *s, const char *from,
                                     const struct mlo_digest *digest, struct mlo_error *err);
+
+/* blob_s3_address.c */
+enum mlo_status mlo_blob_s3_address(struct mlo_blob_store *store, const struct mlo_digest *digest,
+                                    const char *file_name, char **url, struct mlo_error *err);
+/* Sets s->outside as the setting `redirect` says ("no", "yes", or an endpoint); NULL is "no". */
+enum mlo_status mlo_blob_s3_open_outside(struct mlo_blob_s3 *s, const struct mlo_s3_options *inside,
+                                         const char *redirect, struct mlo_error *err);
 
 /* blob_s3_session.c */
 enum mlo_status mlo_blob_s3_session_begin(struct mlo_blob_store *store, struct mlo_blob_session *session,

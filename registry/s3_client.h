@@ -119,11 +119,18 @@ MLO_MUST_USE enum mlo_status mlo_s3_list(struct mlo_s3 *s3, const char *prefix, 
 MLO_MUST_USE enum mlo_status mlo_s3_list_uploads(struct mlo_s3 *s3, const char *prefix, mlo_s3_entry_fn *fn,
                                                  void *arg, struct mlo_error *err);
 
-/* An address that anyone may use for `expires_s` seconds, without keys: to read the object (upload NULL), or
- * to PUT a part of an upload. *url is yours (free). MLO_EUNSUPPORTED with a customer's encryption key, which
- * would have to be given away. */
-MLO_MUST_USE enum mlo_status mlo_s3_presign_url(struct mlo_s3 *s3, const char *key, const char *upload,
-                                                int number, uint32_t expires_s, char **url,
-                                                struct mlo_error *err);
+/* What a presigned address is good for: GET of one object, or PUT of one part of an upload. */
+struct mlo_s3_grant {
+    const char *key;
+    const char *upload; /* NULL: the object is read */
+    int number;         /* of the part */
+    /* For reading, or NULL: what S3 answers in these headers. */
+    const char *content_type, *disposition, *cache_control;
+    uint32_t expires_s; /* 1 … MLO_S3_EXPIRY_MAX_S */
+};
+/* An address that anyone may use for so long, without keys, for exactly that. *url is yours (free).
+ * MLO_EUNSUPPORTED with a customer's encryption key, which would have to be given away. */
+MLO_MUST_USE enum mlo_status mlo_s3_presign_url(struct mlo_s3 *s3, const struct mlo_s3_grant *grant,
+                                                char **url, struct mlo_error *err);
 
 #endif

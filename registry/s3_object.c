@@ -1,4 +1,4 @@
-/* Whole objects: put, get, head, delete; the bucket itself; presigned addresses. */
+/* Whole objects: put, get, head, delete; the bucket itself. */
 #include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -220,44 +220,5 @@ enum mlo_status mlo_s3_get(struct mlo_s3 *s3, const char *key, uint64_t offset, 
     }
     if (status == MLO_OK && out)
         *out = g.object;
-    return status;
-}
-
-/* --- presigned ---------------------------------------------------------------------------------- */
-
-enum mlo_status mlo_s3_presign_url(struct mlo_s3 *s3, const char *key, const char *upload, int number,
-                                   uint32_t expires_s, char **url, struct mlo_error *err)
-{
-    const struct mlo_s3_keys keys = {s3->access_key, s3->secret_key, s3->session_token};
-    struct mlo_buf path = MLO_BUF_INIT, text = MLO_BUF_INIT;
-    char digits[12];
-    const struct mlo_s3_pair query[] = {{"partNumber", digits}, {"uploadId", upload}};
-    enum mlo_status status;
-    *url = NULL;
-    if (s3->customer_key)
-        return mlo_error_set(err, MLO_EUNSUPPORTED,
-                             "with a customer's encryption key there are no presigned addresses");
-    snprintf(digits, sizeof digits, "%d", number);
-    mlo_buf_printf(&path, "%s/", s3->path);
-    mlo_s3_encode(&path, key, true);
-    mlo_buf_printf(&text, "%s%s?", s3->base, mlo_buf_str(&path));
-    const struct mlo_s3_request request = {
-        .method = upload ? "PUT" : "GET",
-        .host = s3->host,
-        .path = mlo_buf_str(&path),
-        .query = query,
-        .query_count = upload ? MLO_COUNT(query) : 0,
-        .region = s3->region,
-        .utc_s = mlo_clock_utc_us() / 1000000,
-    };
-    if (!mlo_buf_ok(&path)) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    MLO_TRY(mlo_s3_presign(&request, &keys, expires_s, &text, err));
-    *url = mlo_buf_take(&text);
-out:
-    mlo_buf_clear(&path);
-    mlo_buf_clear(&text);
     return status;
 }

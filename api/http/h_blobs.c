@@ -133,31 +133,53 @@ static enum mlo_status open_bytes(struct mlo_request *req, const struct mlo_dige
     return *fd >= 0 ? MLO_OK : mlo_error_errno(err, errno, "cannot open /dev/null");
 }
 
-static enum mlo_status open_linked(struct mlo_request *req, struct mlo_digest *digest, int *fd,
-                                   uint64_t *size, struct mlo_error *err)
+/* Whether the bytes may come from the store's own address. S3's ETags are not ours, so what depends on ours
+ * is answered here; HEAD costs no bytes. */
+static enum mlo_status may_redirect(const struct mlo_request *req, bool *may, struct mlo_error *err)
 {
-    int64_t project;
-    enum mlo_status status;
-    MLO_TRY(digest_param(req, digest, err));
-    MLO_TRY(mlo_request_project(req, &project, err));
-    MLO_TRY(mlo_blob_linked(req->conn, project, digest, NULL, err));
-    if (strcmp(req->method, "HEAD") == 0 && req->who.role >= MLO_SUBMITTER) /* it will not be sent again */
-        MLO_TRY(mlo_blob_touch(req->conn, project, digest, err));
-    mlo_request_db_release(req);
-    MLO_TRY(open_bytes(req, digest, fd, size, err));
-out:
-    return status;
+    static const char *const ours[] = {"If-Match", "If-Range", "If-None-Match"};
+    const char *wish = mlo_request_query(req, "redirect");
+    *may = strcmp(req->method, "HEAD") != 0 && (!wish || strcmp(wish, "no") != 0);
+    for (size_t i = 0; i < MLO_COUNT(ours); i++)
+        *may = *may && !mlo_request_header(req, ours[i]);
+    if (!wish || strcmp(wish, "no") == 0 || strcmp(wish, "yes") == 0)
+        return MLO_OK;
+    mlo_error_set(err, MLO_EINVAL, "redirect=%.40s is neither no nor yes", wish);
+    mlo_error_where(err, "query");
+    mlo_error_hint(err, "with redirect=no this server sends the bytes itself");
+    return MLO_EINVAL;
 }
 
-enum mlo_status h_blob_get(struct mlo_request *req, struct mlo_error *err)
+/* 307 to the store's own address of the blob; *done: so it was answered. */
+static enum mlo_status redirect(struct mlo_request *req, const struct mlo_digest *digest,
+                                const char *file_name, bool *done, struct mlo_error *err)
 {
-    struct mlo_digest digest;
-    uint64_t size;
-    int fd;
+    char text[MLO_DIGEST_TEXT_SIZE], *url = NULL;
+    struct mlo_error why = {0};
+    bool may;
     enum mlo_status status;
-    MLO_TRY(open_linked(req, &digest, &fd, &size, err));
-    MLO_TRY(mlo_reply_blob(req, fd, size, &digest, "application/octet-stream", err));
+    *done = false;
+    MLO_TRY(may_redirect(req, &may, err));
+    if (!may)
+        goto out;
+    status = mlo_blob_address(req->http->options.blobs, digest, file_name, &url, &why);
+    if (status == MLO_EUNSUPPORTED) {
+        status = MLO_OK;
+        goto out;
+    }
+    if (status != MLO_OK) {
+        if (err)
+            *err = why;
+        goto out;
+    }
+    *done = true;
+    mlo_reply_header(req, "Location", "%s", url);
+    mlo_reply_header(req, "ETag", "\"%s\"", mlo_digest_text(digest, text));
+    mlo_reply_header(req, "Cache-Control", "no-store"); /* whoever has the address may read */
+    mlo_reply_header(req, "Referrer-Policy", "no-referrer");
+    MLO_TRY(mlo_reply_empty(req, 307));
 out:
+    free(url);
     return status;
 }
 
@@ -166,14 +188,34 @@ enum mlo_status mlo_reply_artifact(struct mlo_request *req, const struct mlo_dig
 {
     char text[MLO_DIGEST_TEXT_SIZE];
     uint64_t size;
+    bool done;
     int fd;
     enum mlo_status status;
     mlo_request_db_release(req);
-    MLO_TRY(open_bytes(req, digest, &fd, &size, err));
     mlo_digest_text(digest, text);
     mlo_reply_header(req, "X-Mlopt-Digest", "%s", text);
-    mlo_reply_header(req, "Content-Disposition", "attachment; filename=\"%s\"", file_name);
+    if (file_name)
+        mlo_reply_header(req, "Content-Disposition", "attachment; filename=\"%s\"", file_name);
+    MLO_TRY(redirect(req, digest, file_name, &done, err));
+    if (done)
+        goto out;
+    MLO_TRY(open_bytes(req, digest, &fd, &size, err));
     MLO_TRY(mlo_reply_blob(req, fd, size, digest, "application/octet-stream", err));
+out:
+    return status;
+}
+
+enum mlo_status h_blob_get(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_digest digest;
+    int64_t project;
+    enum mlo_status status;
+    MLO_TRY(digest_param(req, &digest, err));
+    MLO_TRY(mlo_request_project(req, &project, err));
+    MLO_TRY(mlo_blob_linked(req->conn, project, &digest, NULL, err));
+    if (strcmp(req->method, "HEAD") == 0 && req->who.role >= MLO_SUBMITTER) /* it will not be sent again */
+        MLO_TRY(mlo_blob_touch(req->conn, project, &digest, err));
+    MLO_TRY(mlo_reply_artifact(req, &digest, NULL, err));
 out:
     return status;
 }

@@ -32,6 +32,7 @@ static struct {
     enum s3_fault fault;
     size_t after;
     atomic_int times, connections;
+    atomic_int authorized; /* requests with keys or a token in their headers */
 } s3_proxy;
 
 static inline int s3_proxy_connect(unsigned port)
@@ -70,6 +71,8 @@ static inline bool s3_proxy_pass(int from, int to, bool answer, size_t *seen)
         return false;
     size_t size = (size_t)n, begin = *seen;
     *seen += size;
+    if (!answer && memmem(piece, size, "\r\nAuthorization:", 16))
+        atomic_fetch_add(&s3_proxy.authorized, 1);
     bool inside = s3_proxy.after >= begin && s3_proxy.after < *seen;
     if (!answer && memmem(piece, MLO_MIN(size, (size_t)1024), " HTTP/1.1\r\n", 11) &&
         s3_proxy_strikes(S3_FAULT_BUSY)) {

@@ -436,20 +436,25 @@ static void test_s3__presigned_addresses(void **state)
     char *url, *upload;
     size_t count;
     assert_ok(mlo_s3_put(s3, "for all/to read", "hello", 5, NULL, &err));
-    assert_ok(mlo_s3_presign_url(s3, "for all/to read", NULL, 0, 60, &url, &err));
+    struct mlo_s3_grant grant = {.key = "for all/to read", .expires_s = 60};
+    assert_ok(mlo_s3_presign_url(s3, &grant, &url, &err));
     assert_int_equal(ask(url, NULL, &got), 200);
     assert_string_equal(mlo_buf_str(&got), "hello");
+    assert_int_not_equal(ask(url, "written by somebody", &got), 200); /* to read, and nothing else */
+    assert_object(s3, "for all/to read", "hello", 5);
     url[strlen(url) - 1] ^= 1; /* the signature */
     assert_int_equal(ask(url, NULL, &got), 403);
     free(url);
-    assert_ok(mlo_s3_presign_url(s3, "for all/to read", NULL, 0, 1, &url, &err));
+    grant.expires_s = 1;
+    assert_ok(mlo_s3_presign_url(s3, &grant, &url, &err));
     for (int i = 0; i < 600 && ask(url, NULL, &got) == 200; i++) /* until it has expired */
         mlo_clock_sleep_ms(100);
     mlo_buf_reset(&got);
     assert_int_equal(ask(url, NULL, &got), 403);
     free(url);
     assert_ok(mlo_s3_multipart_create(s3, "by parts", &upload, &err));
-    assert_ok(mlo_s3_presign_url(s3, "by parts", upload, 1, 60, &url, &err));
+    grant = (struct mlo_s3_grant){.key = "by parts", .upload = upload, .number = 1, .expires_s = 60};
+    assert_ok(mlo_s3_presign_url(s3, &grant, &url, &err));
     mlo_buf_reset(&got);
     assert_int_equal(ask(url, "sent by somebody", &got), 200);
     assert_ok(mlo_s3_multipart_parts(s3, "by parts", upload, &parts, &count, &err));

@@ -116,8 +116,9 @@ MLO_MUST_USE enum mlo_status mlo_client_send_file(struct mlo_client *client, con
                                                   const char *file, const struct mlo_digest *digest,
                                                   struct mlo_error *err);
 /* GET into a file "<dir>/<name>", atomically, digest checked: against `expected` where given, else against
- * what the server says. `name` NULL: the name that the server gives, else `fallback`. *written is yours
- * (free). */
+ * what the server says. The bytes may come from where the server sends us (its S3 store), without our token;
+ * when that does not work they come through the server. `name` NULL: the name that the server gives, else
+ * `fallback`. *written is yours (free). */
 MLO_MUST_USE enum mlo_status mlo_client_download(struct mlo_client *client, const char *path, const char *dir,
                                                  const char *name, const char *fallback, const char *expected,
                                                  char **written, struct mlo_response *out,

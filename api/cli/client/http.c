@@ -6,35 +6,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "api/cli/client/client.h"
+#include "api/cli/client/http_impl.h"
 
 #ifndef MLOPT_VERSION
 #define MLOPT_VERSION "0"
 #endif
 
 enum { MAX_JSON_BYTES = 64 << 20 };
-
-struct mlo_client {
-    struct mlo_cli *cli;
-    CURL *curl;
-    struct mlo_config config;
-    struct mlo_buf auth; /* the header line */
-    char error[CURL_ERROR_SIZE];
-};
-
-/* What one transfer collects. */
-struct transfer {
-    struct mlo_client *client;
-    struct mlo_response *response;
-    struct mlo_buf body; /* of JSON answers and of errors */
-    bool too_big;
-    int out_fd; /* >= 0: a successful body goes there, hashed */
-    struct mlo_hasher *hasher;
-    int write_errno;
-    struct mlo_cli_progress *progress;
-    const struct mlo_client_part *part; /* of the file that is sent; NULL: no file */
-    uint64_t began_ns;
-};
 
 void mlo_response_clear(struct mlo_response *response)
 {
@@ -147,7 +125,7 @@ static bool header_is(const char *line, size_t n, const char *name, const char *
     return true;
 }
 
-static void copy_text(char *out, size_t size, const char *text, size_t n)
+void mlo_copy_text(char *out, size_t size, const char *text, size_t n)
 {
     snprintf(out, size, "%.*s", (int)MLO_MIN(n, size - 1), text);
 }
@@ -165,41 +143,46 @@ static void take_filename(struct mlo_response *r, const char *value, size_t n)
     for (const char *q = p; q < end; q++)
         if (*q == '/' || *q == '\\')
             p = q + 1;
-    copy_text(r->filename, sizeof r->filename, p, (size_t)(end - p));
+    mlo_copy_text(r->filename, sizeof r->filename, p, (size_t)(end - p));
     if (strcmp(r->filename, "..") == 0 || strcmp(r->filename, ".") == 0)
         r->filename[0] = '\0';
 }
 
 static size_t on_header(char *line, size_t one, size_t n, void *arg)
 {
-    struct transfer *t = arg;
+    struct mlo_transfer *t = arg;
     struct mlo_response *r = t->response;
     const char *v;
     size_t len;
+    if (t->elsewhere)
+        return n * one;
     if (header_is(line, n * one, "ETag", &v, &len)) {
         if (len >= 2 && v[0] == '"' && v[len - 1] == '"')
             v++, len -= 2;
-        copy_text(r->etag, sizeof r->etag, v, len);
+        mlo_copy_text(r->etag, sizeof r->etag, v, len);
         struct mlo_digest digest;
         if (!*r->digest && mlo_digest_parse(r->etag, &digest))
             mlo_digest_text(&digest, r->digest);
     } else if (header_is(line, n * one, "X-Mlopt-Digest", &v, &len)) {
-        copy_text(r->digest, sizeof r->digest, v, len);
+        mlo_copy_text(r->digest, sizeof r->digest, v, len);
     } else if (header_is(line, n * one, "X-Mlopt-Variant", &v, &len)) {
-        copy_text(r->variant, sizeof r->variant, v, len);
+        mlo_copy_text(r->variant, sizeof r->variant, v, len);
     } else if (header_is(line, n * one, "X-Mlopt-Version", &v, &len)) {
-        copy_text(r->version, sizeof r->version, v, len);
+        mlo_copy_text(r->version, sizeof r->version, v, len);
     } else if (header_is(line, n * one, "X-Request-Id", &v, &len)) {
-        copy_text(t->client->cli->request_id, sizeof t->client->cli->request_id, v, len);
+        mlo_copy_text(t->client->cli->request_id, sizeof t->client->cli->request_id, v, len);
     } else if (header_is(line, n * one, "Content-Disposition", &v, &len)) {
         take_filename(r, v, len);
+    } else if (t->follows && header_is(line, n * one, "Location", &v, &len)) {
+        mlo_buf_reset(&t->location);
+        mlo_buf_append(&t->location, v, len);
     }
     return n * one;
 }
 
 static size_t on_body(char *bytes, size_t one, size_t n, void *arg)
 {
-    struct transfer *t = arg;
+    struct mlo_transfer *t = arg;
     long http = 0;
     n *= one;
     curl_easy_getinfo(t->client->curl, CURLINFO_RESPONSE_CODE, &http);
@@ -221,7 +204,7 @@ static size_t on_body(char *bytes, size_t one, size_t n, void *arg)
 
 static int on_progress(void *arg, curl_off_t down_total, curl_off_t down, curl_off_t up_total, curl_off_t up)
 {
-    struct transfer *t = arg;
+    struct mlo_transfer *t = arg;
     double total = (double)(up_total > 0 ? up_total : down_total), now = (double)(up_total > 0 ? up : down);
     double before = t->part ? (double)t->part->first : 0;
     if (t->part)
@@ -268,7 +251,7 @@ static enum mlo_status problem(struct mlo_client *c, long http, const json_t *bo
     return status;
 }
 
-static enum mlo_status curl_failed(struct mlo_client *c, const struct transfer *t, CURLcode code,
+static enum mlo_status curl_failed(struct mlo_client *c, const struct mlo_transfer *t, CURLcode code,
                                    struct mlo_error *err)
 {
     const char *url = c->config.url;
@@ -292,7 +275,8 @@ static enum mlo_status curl_failed(struct mlo_client *c, const struct transfer *
 
 /* --- transfers --------------------------------------------------------------------------------- */
 
-static CURLcode set_up(struct transfer *t, const char *method, const char *url, struct curl_slist *headers)
+void mlo_transfer_set_up(struct mlo_transfer *t, const char *method, const char *url,
+                         struct curl_slist *headers)
 {
     CURL *curl = t->client->curl;
     curl_easy_reset(curl);
@@ -319,10 +303,9 @@ static CURLcode set_up(struct transfer *t, const char *method, const char *url, 
     curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
     if (mlo_str_starts(url, "http://127.") || mlo_str_starts(url, "http://localhost"))
         curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
-    return CURLE_OK;
 }
 
-static bool add_header(struct curl_slist **list, const char *line)
+bool mlo_add_header(struct curl_slist **list, const char *line)
 {
     struct curl_slist *more = line && *line ? curl_slist_append(*list, line) : *list;
     if (line && *line && !more)
@@ -331,8 +314,7 @@ static bool add_header(struct curl_slist **list, const char *line)
     return true;
 }
 
-/* Performs the request; a body of JSON is parsed, an answer of 400 and above becomes an error. */
-static enum mlo_status perform(struct transfer *t, struct mlo_error *err)
+enum mlo_status mlo_transfer_perform(struct mlo_transfer *t, struct mlo_error *err)
 {
     struct mlo_client *c = t->client;
     CURLcode code = curl_easy_perform(c->curl);
@@ -353,6 +335,8 @@ static enum mlo_status perform(struct transfer *t, struct mlo_error *err)
     }
     if (t->response->http >= 400)
         return problem(c, t->response->http, t->response->json, err);
+    if (t->response->http == 307 && t->follows && t->location.len)
+        return MLO_OK;
     if (t->response->http >= 300 && t->response->http != 304)
         return mlo_error_set(err, MLO_EUNAVAILABLE,
                              "%s answered %ld: it is no mlopt server, or stands behind "
@@ -367,7 +351,7 @@ static enum mlo_status call(struct mlo_client *client, const char *method, const
                             struct mlo_buf *bytes, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct transfer t = {.client = client, .response = out, .out_fd = -1};
+    struct mlo_transfer t = {.client = client, .response = out, .out_fd = -1};
     struct curl_slist *headers = NULL;
     struct mlo_buf url = MLO_BUF_INIT;
     char *text = NULL;
@@ -375,14 +359,14 @@ static enum mlo_status call(struct mlo_client *client, const char *method, const
     mlo_buf_printf(&url, "%s%s", client->config.url, path);
     if (body)
         text = json_dumps(body, JSON_COMPACT);
-    if (!mlo_buf_ok(&url) || (body && !text) || !add_header(&headers, mlo_buf_str(&client->auth)) ||
-        !add_header(&headers, header) ||
-        !add_header(&headers, body ? "Content-Type: application/json" : NULL) ||
-        !add_header(&headers, "Accept: application/json, application/problem+json")) {
+    if (!mlo_buf_ok(&url) || (body && !text) || !mlo_add_header(&headers, mlo_buf_str(&client->auth)) ||
+        !mlo_add_header(&headers, header) ||
+        !mlo_add_header(&headers, body ? "Content-Type: application/json" : NULL) ||
+        !mlo_add_header(&headers, "Accept: application/json, application/problem+json")) {
         status = mlo_error_nomem(err);
         goto out;
     }
-    set_up(&t, method, mlo_buf_str(&url), headers);
+    mlo_transfer_set_up(&t, method, mlo_buf_str(&url), headers);
     if (body) {
         curl_easy_setopt(client->curl, CURLOPT_POSTFIELDS, text);
         curl_easy_setopt(client->curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(text));
@@ -392,7 +376,7 @@ static enum mlo_status call(struct mlo_client *client, const char *method, const
         curl_easy_setopt(client->curl, CURLOPT_POSTFIELDSIZE, 0L);
         curl_easy_setopt(client->curl, CURLOPT_POSTFIELDS, "");
     }
-    MLO_TRY(perform(&t, err));
+    MLO_TRY(mlo_transfer_perform(&t, err));
     if (bytes && bytes->len == 0) { /* as it is, without a copy */
         struct mlo_buf unused = *bytes;
         *bytes = t.body;
@@ -464,7 +448,8 @@ enum mlo_status mlo_client_send_part(struct mlo_client *client, const char *meth
                                      struct mlo_response *out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct transfer t = {.client = client, .response = out, .out_fd = -1, .progress = progress, .part = part};
+    struct mlo_transfer t = {
+        .client = client, .response = out, .out_fd = -1, .progress = progress, .part = part};
     struct sending sending = {part->fd, part->first, part->size};
     struct curl_slist *headers = NULL;
     struct mlo_buf url = MLO_BUF_INIT;
@@ -474,96 +459,22 @@ enum mlo_status mlo_client_send_part(struct mlo_client *client, const char *meth
         snprintf(range, sizeof range, "Content-Range: bytes %llu-%llu/%llu", (unsigned long long)part->first,
                  (unsigned long long)(part->first + part->size - 1), (unsigned long long)part->file_size);
     mlo_buf_printf(&url, "%s%s", client->config.url, path);
-    if (!mlo_buf_ok(&url) || !add_header(&headers, mlo_buf_str(&client->auth)) ||
-        !add_header(&headers, "Content-Type: application/octet-stream") || !add_header(&headers, range) ||
+    if (!mlo_buf_ok(&url) || !mlo_add_header(&headers, mlo_buf_str(&client->auth)) ||
+        !mlo_add_header(&headers, "Content-Type: application/octet-stream") ||
+        !mlo_add_header(&headers, range) ||
         /* a refusal comes before the bytes are sent */
-        !add_header(&headers, "Expect: 100-continue")) {
+        !mlo_add_header(&headers, "Expect: 100-continue")) {
         status = mlo_error_nomem(err);
         goto out;
     }
-    set_up(&t, method, mlo_buf_str(&url), headers);
+    mlo_transfer_set_up(&t, method, mlo_buf_str(&url), headers);
     curl_easy_setopt(client->curl, CURLOPT_UPLOAD, 1L);
     curl_easy_setopt(client->curl, CURLOPT_UPLOAD_BUFFERSIZE, 1L << 20);
     curl_easy_setopt(client->curl, CURLOPT_READFUNCTION, on_read);
     curl_easy_setopt(client->curl, CURLOPT_READDATA, &sending);
     curl_easy_setopt(client->curl, CURLOPT_INFILESIZE_LARGE, (curl_off_t)part->size);
-    MLO_TRY(perform(&t, err));
+    MLO_TRY(mlo_transfer_perform(&t, err));
 out:
-    curl_slist_free_all(headers);
-    mlo_buf_clear(&t.body);
-    mlo_buf_clear(&url);
-    return status;
-}
-
-/* Puts the finished temporary file in its place, when its bytes are what they should be. */
-static enum mlo_status finish_download(struct transfer *t, const char *temp, const char *dir,
-                                       const char *name, const char *fallback, const char *expected,
-                                       char **written, struct mlo_error *err)
-{
-    struct mlo_digest got, want;
-    char text[MLO_DIGEST_TEXT_SIZE];
-    const struct mlo_response *r = t->response;
-    mlo_hasher_final(t->hasher, &got);
-    const char *claimed = expected ? expected : r->digest;
-    if (!mlo_digest_parse(claimed, &want))
-        return mlo_error_set(err, MLO_EDIGEST, "the server does not say which digest the bytes have");
-    if (!mlo_digest_eq(&got, &want))
-        return mlo_error_set(err, MLO_EDIGEST, "the bytes received hash to %s, not to %s; nothing was kept",
-                             mlo_digest_text(&got, text), claimed);
-    if (fsync(t->out_fd) != 0)
-        return mlo_error_errno(err, errno, "cannot write %s to disk", temp);
-    if (!name)
-        name = *r->filename ? r->filename : fallback;
-    char *path = mlo_fs_join(dir, mlo_fs_basename(name), NULL);
-    if (!path)
-        return mlo_error_nomem(err);
-    if (rename(temp, path) != 0) {
-        enum mlo_status status = mlo_error_errno(err, errno, "cannot put %s in its place", path);
-        free(path);
-        return status;
-    }
-    *written = path;
-    return MLO_OK;
-}
-
-enum mlo_status mlo_client_download(struct mlo_client *client, const char *path, const char *dir,
-                                    const char *name, const char *fallback, const char *expected,
-                                    char **written, struct mlo_response *out, struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    struct mlo_cli_progress progress;
-    struct transfer t = {.client = client, .response = out, .out_fd = -1, .progress = &progress};
-    struct curl_slist *headers = NULL;
-    struct mlo_buf url = MLO_BUF_INIT;
-    const char *scratch = NULL;
-    char *temp = NULL;
-    *written = NULL;
-    memset(out, 0, sizeof *out);
-    mlo_cli_progress_start(&progress, client->cli, fallback);
-    mlo_buf_printf(&url, "%s%s", client->config.url, path);
-    t.hasher = mlo_hasher_new();
-    if (!t.hasher || !mlo_buf_ok(&url) || !add_header(&headers, mlo_buf_str(&client->auth))) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    MLO_TRY(mlo_fs_mkdirs(dir, err));
-    MLO_TRY(mlo_cli_scratch(dir, &scratch, err)); /* beside its place, so that the rename is one */
-    temp = mlo_fs_join(scratch, "download", NULL);
-    if (!temp || (t.out_fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)) < 0) {
-        status = mlo_error_errno(err, temp ? errno : ENOMEM, "cannot write in %s", dir);
-        goto out;
-    }
-    set_up(&t, "GET", mlo_buf_str(&url), headers);
-    status = perform(&t, err);
-    mlo_cli_progress_end(&progress);
-    if (status == MLO_OK)
-        status = finish_download(&t, temp, dir, name, fallback, expected, written, err);
-out:
-    if (t.out_fd >= 0)
-        close(t.out_fd);
-    mlo_cli_scratch_remove();
-    free(temp);
-    mlo_hasher_free(t.hasher);
     curl_slist_free_all(headers);
     mlo_buf_clear(&t.body);
     mlo_buf_clear(&url);

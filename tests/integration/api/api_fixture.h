@@ -19,6 +19,8 @@
 #define API_MAX_BLOB ((uint64_t)1 << 20)
 #define API_PATIENCE_S 120 /* for what comes at once where the machine has nothing else to do */
 
+static const char *api_blobs_url; /* the store; NULL: a folder of the test's own */
+
 struct api {
     struct pg_fixture *pg;
     char *dir;
@@ -201,7 +203,10 @@ static inline int api_setup(void **state)
     pg_fixture_setup((void **)&api->pg);
     assert_mlo_ok(mlo_fs_tempdir(NULL, "mlopt-api-", &api->dir, &err), &err);
     struct mlo_buf text = MLO_BUF_INIT;
-    mlo_buf_printf(&text, "file:%s/blobs", api->dir);
+    if (api_blobs_url)
+        mlo_buf_puts(&text, api_blobs_url);
+    else
+        mlo_buf_printf(&text, "file:%s/blobs", api->dir);
     url = mlo_buf_take(&text);
     assert_mlo_ok(mlo_blob_store_open(url, &api->blobs, &err), &err);
     free(url);

@@ -1,0 +1,49 @@
+/* Presigned addresses: what somebody without keys may do with one object, for a while. */
+#include <stdlib.h>
+
+#include "registry/s3_impl.h"
+
+enum mlo_status mlo_s3_presign_url(struct mlo_s3 *s3, const struct mlo_s3_grant *grant, char **url,
+                                   struct mlo_error *err)
+{
+    const struct mlo_s3_keys keys = {s3->access_key, s3->secret_key, s3->session_token};
+    struct mlo_buf path = MLO_BUF_INIT, text = MLO_BUF_INIT;
+    char digits[12];
+    const struct mlo_s3_pair part[] = {{"partNumber", digits}, {"uploadId", grant->upload}};
+    const struct mlo_s3_pair answer[] = {{"response-content-type", grant->content_type},
+                                         {"response-content-disposition", grant->disposition},
+                                         {"response-cache-control", grant->cache_control}};
+    struct mlo_s3_pair given[MLO_COUNT(answer)];
+    size_t count = 0;
+    enum mlo_status status;
+    *url = NULL;
+    if (s3->customer_key)
+        return mlo_error_set(err, MLO_EUNSUPPORTED,
+                             "with a customer's encryption key there are no presigned addresses");
+    for (size_t i = 0; i < MLO_COUNT(answer); i++)
+        if (answer[i].value)
+            given[count++] = answer[i];
+    snprintf(digits, sizeof digits, "%d", grant->number);
+    mlo_buf_printf(&path, "%s/", s3->path);
+    mlo_s3_encode(&path, grant->key, true);
+    mlo_buf_printf(&text, "%s%s?", s3->base, mlo_buf_str(&path));
+    const struct mlo_s3_request request = {
+        .method = grant->upload ? "PUT" : "GET",
+        .host = s3->host,
+        .path = mlo_buf_str(&path),
+        .query = grant->upload ? part : given,
+        .query_count = grant->upload ? MLO_COUNT(part) : count,
+        .region = s3->region,
+        .utc_s = mlo_clock_utc_us() / 1000000,
+    };
+    if (!mlo_buf_ok(&path)) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_s3_presign(&request, &keys, grant->expires_s, &text, err));
+    *url = mlo_buf_take(&text);
+out:
+    mlo_buf_clear(&path);
+    mlo_buf_clear(&text);
+    return status;
+}
