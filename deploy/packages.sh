@@ -5,7 +5,7 @@ PACKAGES_BUILD="build-essential cmake ninja-build pkg-config libpq-dev libcurl4-
 PACKAGES_RUN="postgresql-15 dataset-fashion-mnist"
 PACKAGES_TEST="libcmocka-dev libonnx-testdata ccache valgrind clang libomp-dev clang-format curl jq procps python3 python3-numpy python3-onnx
  chromium chromium-driver python3-selenium fonts-dejavu-core
- ceph-mon ceph-osd ceph-common ceph-base radosgw git openssh-client"
+ ceph-mon ceph-osd ceph-common ceph-base radosgw python3-swift git openssh-client"
 
 die() {
     printf 'error: %s\n' "$*" >&2

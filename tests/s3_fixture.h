@@ -1,5 +1,6 @@
-/* A private S3 server (Ceph) per test program, by tests/s3/ceph.sh. Without Debian's packages the program
- * says so and exits with 77, which ctest counts as skipped.
+/* A private S3 server per test program: Ceph by tests/s3/ceph.sh, or, where the program takes it as its
+ * argument (s3_fixture_choose), Swift by tests/s3/swift.sh. Without Debian's packages the program says so and
+ * exits with 77, which ctest counts as skipped.
  *
  *     int main(void)
  *     {
@@ -31,6 +32,7 @@
 enum { S3_PATIENCE_MS = 110000, S3_STALL_MS = 15000, S3_ATTEMPTS = 5, S3_SKIP = 77 };
 
 static struct {
+    bool swift; /* else Ceph */
     char *dir;
     unsigned port, tls_port;
     char endpoint[64], tls_endpoint[64], ca_file[160];
@@ -90,6 +92,17 @@ static inline void s3_fixture_stop(void)
     s3_server.dir = NULL;
 }
 
+/* The server that the program's arguments name: "swift", or none. Before it is started. */
+static inline void s3_fixture_choose(int argc, char **argv)
+{
+    s3_server.swift = argc == 2 && strcmp(argv[1], "swift") == 0;
+    if (argc > 1 && !s3_server.swift) {
+        fprintf(stderr, "usage: %s [swift]\n", argv[0]);
+        exit(2);
+    }
+}
+
+/* `store` is Ceph's: "memstore" or "bluestore". */
 static inline void s3_fixture_start(const char *store)
 {
     struct mlo_error err = {0};
@@ -102,8 +115,9 @@ static inline void s3_fixture_start(const char *store)
         fprintf(stderr, "no folder for the S3 server: %s\n", err.message);
         exit(1);
     }
-    const char *const argv[] = {"/bin/bash", MLOPT_SOURCE_DIR "/tests/s3/ceph.sh", s3_server.dir, store,
-                                NULL};
+    const char *script =
+        s3_server.swift ? MLOPT_SOURCE_DIR "/tests/s3/swift.sh" : MLOPT_SOURCE_DIR "/tests/s3/ceph.sh";
+    const char *const argv[] = {"/bin/bash", script, s3_server.dir, s3_server.swift ? NULL : store, NULL};
     struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
     o.argv = argv;
     o.stdin_fd = in[0];

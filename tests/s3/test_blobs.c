@@ -500,6 +500,8 @@ static void test_blob_s3__survives_what_passes(void **state)
                    {S3_FAULT_CUT_REQUEST, 3, 100}},
       reading[] = {{S3_FAULT_CUT_ANSWER, 4, 3000000}, {S3_FAULT_BUSY, 3, 0}, {S3_FAULT_LOST_ANSWER, 2, 0}};
     for (size_t i = 0; i < 2 * MLO_COUNT(writing); i++) {
+        if (s3_server.swift && writing[i / 2].fault != S3_FAULT_LOST_ANSWER)
+            continue; /* whatever the server: this process is tested, and once is enough */
         /* a store of its own: connections that are kept have seen too many bytes for "after" */
         struct mlo_blob_store *fresh = open_store(p, s3_proxy.endpoint, "&timeout=20");
         s3_proxy_set(writing[i / 2].fault, writing[i / 2].times, writing[i / 2].after);
@@ -596,6 +598,8 @@ static void test_blob_s3__memory_is_bounded(void **state)
     struct mlo_digest digest;
     struct rusage before, after;
     size_t piece = 1 << 20;
+    if (s3_server.swift)
+        skip(); /* it is this process that is measured: once is enough */
     char *bytes = calloc(1, piece);
     getrusage(RUSAGE_SELF, &before);
     assert_ok(mlo_blob_writer_open(p->store, &w, &err));
@@ -614,7 +618,7 @@ static void test_blob_s3__memory_is_bounded(void **state)
 
 #define WITH_STORE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         WITH_STORE(test_blob_s3__memory_is_bounded), /* first: the peak is this test's */
@@ -632,6 +636,7 @@ int main(void)
         WITH_STORE(test_blob_s3__finds_what_was_changed_on_the_way),
         WITH_STORE(test_blob_s3__a_dead_connection_is_given_up),
     };
+    s3_fixture_choose(argc, argv);
     s3_fixture_start("memstore");
     s3_proxy_start();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
