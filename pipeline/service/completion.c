@@ -8,7 +8,7 @@
 #include "pipeline/service/service_impl.h"
 #include "registry/attest.h"
 
-enum { S_DONE, S_END_ATTEMPT, S_READY, S_OPEN, S_RESULTS, S_RUN, S_SET_RESULTS, S_SIZES };
+enum { S_DONE, S_END_ATTEMPT, S_NEXT, S_READY, S_OPEN, S_RESULTS, S_RUN, S_SET_RESULTS, S_SIZES };
 
 const struct mlo_sql MLO_COMPLETION_SQL[] = {
     [S_DONE] = {"completion_done",
@@ -19,17 +19,21 @@ const struct mlo_sql MLO_COMPLETION_SQL[] = {
                        "update attempt set ended_at = clock_timestamp(), outcome = $3, error = $4 "
                        "where job = $1 and token = $2::uuid",
                        4},
+    /* the derive step that will work on what this one made */
+    [S_NEXT] = {"completion_next",
+                "select step, spec from job where run = $1 and position = $2 and kind = 'derive'", 2},
     /* A job works on what the last derive step before it made, else on the upload. */
     [S_READY] =
         {"completion_ready",
          "update job j set state = 'ready', ready_at = clock_timestamp(), not_before = clock_timestamp(), "
-         "  input = coalesce((select d.output from job d where d.run = j.run and d.kind = 'derive' "
+         "  derivation = case when j.position = $2 then $3::bytea end, input = coalesce((select d.output "
+         "from job d where d.run = j.run and d.kind = 'derive' "
          "    and d.position < j.position order by d.position desc limit 1), r.source) "
          "from run r where r.id = $1 and j.run = $1 and j.state = 'waiting' and not exists ("
          "  select from job_dep d join job n on n.id = d.needs "
          "  where d.job = j.id and n.state not in ('succeeded', 'reused')) "
          "returning j.id",
-         1},
+         3},
     [S_OPEN] = {"completion_open",
                 "select count(*) from job where run = $1 and state not in ('succeeded', 'reused')", 1},
     [S_RESULTS] = {"completion_results",
@@ -452,6 +456,34 @@ out:
     return status;
 }
 
+/* The key of the derive step that works on what this one made: a claim passes over what is made already. */
+static enum mlo_status next_key(struct mlo_db_conn *conn, const struct complete *c, bool *has_key,
+                                struct mlo_digest *key, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_rows rows = {0};
+    struct mlo_error unknown = {0}; /* a step that this program does not know has a key for who does */
+    char *text = NULL;
+    json_t *spec = NULL;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    if (!c->what->has_artifact || c->job->reproduces)
+        return MLO_OK;
+    mlo_param_i64(&p, c->job->run);
+    mlo_param_i64(&p, c->job->position + 1);
+    MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_NEXT], &p, &rows, err));
+    if (mlo_rows_count(&rows) == 0)
+        goto out;
+    const char *spec_text = mlo_rows_text(&rows, 0, 1);
+    MLO_TRY(mlo_json_parse(spec_text, strlen(spec_text), "the job's spec", &spec, err));
+    *has_key = mlo_job_derivation(mlo_rows_text(&rows, 0, 0), json_object_get(spec, "options"),
+                                  &c->what->artifact, c->job->datasets, NULL, &text, key, &unknown) == MLO_OK;
+out:
+    free(text);
+    json_decref(spec);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
 static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -486,13 +518,19 @@ static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct m
         goto out;
     }
     struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_digest key;
+    bool has_key = false;
+    MLO_TRY(next_key(conn, c, &has_key, &key, err));
     mlo_param_i64(&p, c->job->run);
+    mlo_param_i64(&p, c->job->position + 1);
+    mlo_param_digest(&p, has_key ? &key : NULL);
     MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_READY], &p, &rows, err));
     for (int i = 0; i < mlo_rows_count(&rows); i++)
         MLO_TRY(mlo_job_event(conn, mlo_rows_i64(&rows, i, 0), "job", err));
     /* also for the jobs of other runs that waited for this derivation */
     if (mlo_rows_count(&rows) > 0 || c->job->has_key)
         MLO_TRY(mlo_queue_notify(conn, err));
+    p.count = 1;
     MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_OPEN], &p, &rows, err));
     if (mlo_rows_i64(&rows, 0, 0) == 0)
         MLO_TRY(finish_run(conn, c, err));

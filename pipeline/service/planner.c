@@ -29,9 +29,9 @@ const struct mlo_sql MLO_PLANNER_SQL[] = {
     [S_INSERT_JOB] =
         {"planner_insert_job",
          "insert into job (run, project, position, name, step, kind, target, exclusive, state, priority, "
-         "  spec, input, ready_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, "
-         "  case when $9 = 'ready' then clock_timestamp() end) returning id",
-         12},
+         "  spec, input, ready_at, derivation) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, "
+         "  case when $9 = 'ready' then clock_timestamp() end, $13) returning id",
+         13},
     [S_INSERT_DEP] = {"planner_insert_dep", "insert into job_dep (job, needs) values ($1, $2)", 2},
     [S_CANCEL_RUN] = {"planner_cancel_run", "select state, project from run where id = $1", 1},
     [S_CANCEL_JOBS] = {"planner_cancel_jobs", "select id from job where run = $1 order by id for update", 1},
@@ -401,12 +401,20 @@ static enum mlo_status insert_job(struct mlo_db_conn *conn, const struct submit 
     struct mlo_rows rows = {0};
     struct mlo_buf text = MLO_BUF_INIT;
     struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_digest key;
+    bool has_key = false;
+    char *canonical = NULL;
     json_t *spec = json_pack("{s:O}", "options", job->recipe_step->options);
     if (spec)
         mlo_json_canonical(spec, &text);
     if (!spec || !mlo_buf_ok(&text)) {
         status = mlo_error_nomem(err);
         goto out;
+    }
+    if (derive && job->needs < 0) { /* the others' follow from what those before them make */
+        MLO_TRY(mlo_job_derivation(job->step->name, job->recipe_step->options, &plan->source_input,
+                                   plan->datasets, NULL, &canonical, &key, err));
+        has_key = true;
     }
     mlo_param_i64(&p, submit->run);
     mlo_param_i64(&p, plan->project);
@@ -420,6 +428,7 @@ static enum mlo_status insert_job(struct mlo_db_conn *conn, const struct submit 
     mlo_param_i64(&p, submit->request->priority);
     mlo_param_text(&p, mlo_buf_str(&text));
     mlo_param_digest(&p, job->needs >= 0 ? NULL : derive ? &plan->source_input : &plan->source);
+    mlo_param_digest(&p, has_key ? &key : NULL);
     MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_INSERT_JOB], &p, &rows, err));
     ids[position] = mlo_rows_i64(&rows, 0, 0);
     if (job->needs >= 0) {
@@ -429,6 +438,7 @@ static enum mlo_status insert_job(struct mlo_db_conn *conn, const struct submit 
         MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_INSERT_DEP], &p, NULL, err));
     }
 out:
+    free(canonical);
     json_decref(spec);
     mlo_buf_clear(&text);
     mlo_rows_clear(&rows);

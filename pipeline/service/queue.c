@@ -7,11 +7,10 @@
 #include "pipeline/service/service_impl.h"
 
 enum {
-    S_CANDIDATE,
     S_CLAIM,
+    S_KEY,
     S_NOTE_KEY,
-    S_ATTEMPT,
-    S_START_RUN,
+    S_SETTLE,
     S_BEAT,
     S_PROGRESS,
     S_STATE,
@@ -23,6 +22,7 @@ enum {
     S_RUN_ACTOR,
 };
 
+/* Columns of queue_claim (migrations/0017_fairness.sql). */
 enum {
     C_ID,
     C_RUN,
@@ -43,46 +43,25 @@ enum {
     C_LAST_DERIVE,
     C_MAX_ATTEMPTS,
     C_LABELS,
+    C_TOKEN,
+    C_ATTEMPTS,
+    C_CLAIMS,
+    C_DERIVATION,
 };
 
 const struct mlo_sql MLO_QUEUE_SQL[] = {
-    /* A ready job whose derivation somebody is making already is passed over: once made, it is reused. */
-    [S_CANDIDATE] =
-        {"queue_candidate",
-         "select j.id, j.run, j.project, r.version, j.position, j.name, j.step, j.kind, j.exclusive, j.spec, "
-         "  j.input, r.source, r.datasets, r.variant, r.created_by, "
-         "  not exists (select from job e where e.run = j.run and e.kind = 'derive' and e.position < "
-         "j.position), "
-         "  not exists (select from job l where l.run = j.run and l.kind = 'derive' and l.position > "
-         "j.position), "
-         "  j.max_attempts, (select b.digest from version_blob b where b.version_id = r.version and "
-         "  b.role = '" MLO_ROLE_LABELS "' order by b.name limit 1) "
-         "from job j join run r on r.id = j.run "
-         "where j.state = 'ready' and j.not_before <= clock_timestamp() and j.target = any($1::text[]) "
-         "  and not exists (select from job f where f.state = 'running' and f.derivation = j.derivation) "
-         "order by j.priority desc, j.id limit 1 for update of j skip locked",
-         1},
-    [S_CLAIM] =
-        {"queue_claim",
-         "update job set state = 'running', token = gen_random_uuid(), worker = $2, "
-         "  lease_until = clock_timestamp() + $3::bigint * interval '1 millisecond', "
-         "  attempts = attempts + 1, claims = claims + 1, derivation = $4, progress = 0, message = '', "
-         "  started_at = coalesce(started_at, clock_timestamp()) "
-         "where id = $1 returning token::text, attempts, claims",
-         4},
+    [S_CLAIM] = {"queue_claim",
+                 "select * from queue_claim($1, $2::text[], $3::text[], $4, $5, $6::integer, $7)", 7},
+    [S_KEY] = {"queue_key", "update job set derivation = $3 where id = $1 and token = $2::uuid", 3},
     [S_NOTE_KEY] = {"queue_note_key", "update job set derivation = $2 where id = $1 and state = 'ready'", 2},
-    [S_ATTEMPT] = {"queue_attempt",
-                   "insert into attempt (job, number, token, worker, started_at) "
-                   "values ($1, $2, $3::uuid, $4, clock_timestamp())",
-                   4},
-    [S_START_RUN] = {"queue_start_run",
-                     "update run set state = 'running', started_at = clock_timestamp() "
-                     "where id = $1 and state = 'queued'",
-                     1},
-    [S_BEAT] = {"queue_beat",
-                "update job set lease_until = clock_timestamp() + $3::bigint * interval '1 millisecond' "
-                "where id = $1 and token = $2::uuid",
-                3},
+    [S_SETTLE] = {"queue_settle", "select queue_settle($1::integer)", 1},
+    /* a beat that a crash of the database undoes ends the lease sooner, and loses nothing: it waits for no
+     * disk */
+    [S_BEAT] =
+        {"queue_beat",
+         "update job set lease_until = clock_timestamp() + $3::bigint * interval '1 millisecond' "
+         "where id = $1 and token = $2::uuid and set_config('synchronous_commit', 'off', true) = 'off'",
+         3},
     [S_PROGRESS] = {"queue_progress",
                     "update job set progress = $3, message = $4 where id = $1 and token = $2::uuid", 4},
     [S_EXPIRED] =
@@ -178,9 +157,10 @@ out:
     return status;
 }
 
-static enum mlo_status copy_text(const struct mlo_rows *rows, int column, char **out, struct mlo_error *err)
+static enum mlo_status copy_text(const struct mlo_rows *rows, int row, int column, char **out,
+                                 struct mlo_error *err)
 {
-    const char *text = mlo_rows_text(rows, 0, column);
+    const char *text = mlo_rows_text(rows, row, column);
     *out = text ? strdup(text) : NULL;
     return text && !*out ? mlo_error_nomem(err) : MLO_OK;
 }
@@ -209,30 +189,35 @@ static enum mlo_status read_reproduce(const json_t *spec, struct mlo_job *job, s
     return MLO_OK;
 }
 
-static enum mlo_status read_candidate(const struct mlo_rows *rows, struct mlo_job *job, struct mlo_error *err)
+static enum mlo_status read_claimed(const struct mlo_rows *rows, int row, struct mlo_job *job,
+                                    struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     json_t *spec = NULL;
-    job->id = mlo_rows_i64(rows, 0, C_ID);
-    job->run = mlo_rows_i64(rows, 0, C_RUN);
-    job->project = mlo_rows_i64(rows, 0, C_PROJECT);
-    job->version = mlo_rows_i64(rows, 0, C_VERSION);
-    job->position = (int)mlo_rows_i64(rows, 0, C_POSITION);
-    job->max_attempts = (int)mlo_rows_i64(rows, 0, C_MAX_ATTEMPTS);
-    job->derive = mlo_str_eq(mlo_rows_text(rows, 0, C_KIND), "derive");
-    job->exclusive = mlo_rows_bool(rows, 0, C_EXCLUSIVE);
-    job->from_source = mlo_rows_bool(rows, 0, C_FROM_SOURCE);
-    job->has_labels = mlo_rows_digest(rows, 0, C_LABELS, &job->labels);
-    MLO_TRY(copy_text(rows, C_NAME, &job->name, err));
-    MLO_TRY(copy_text(rows, C_STEP, &job->step, err));
-    MLO_TRY(copy_text(rows, C_CREATED_BY, &job->created_by, err));
-    if (job->derive && mlo_rows_bool(rows, 0, C_LAST_DERIVE))
-        MLO_TRY(copy_text(rows, C_VARIANT, &job->variant, err));
-    const char *datasets = mlo_rows_text(rows, 0, C_DATASETS), *text = mlo_rows_text(rows, 0, C_SPEC);
+    job->id = mlo_rows_i64(rows, row, C_ID);
+    job->run = mlo_rows_i64(rows, row, C_RUN);
+    job->project = mlo_rows_i64(rows, row, C_PROJECT);
+    job->version = mlo_rows_i64(rows, row, C_VERSION);
+    job->position = (int)mlo_rows_i64(rows, row, C_POSITION);
+    job->max_attempts = (int)mlo_rows_i64(rows, row, C_MAX_ATTEMPTS);
+    job->attempts = (int)mlo_rows_i64(rows, row, C_ATTEMPTS);
+    job->number = (int)mlo_rows_i64(rows, row, C_CLAIMS);
+    snprintf(job->token, sizeof job->token, "%s", mlo_rows_text(rows, row, C_TOKEN));
+    job->derive = mlo_str_eq(mlo_rows_text(rows, row, C_KIND), "derive");
+    job->exclusive = mlo_rows_bool(rows, row, C_EXCLUSIVE);
+    job->from_source = mlo_rows_bool(rows, row, C_FROM_SOURCE);
+    job->has_labels = mlo_rows_digest(rows, row, C_LABELS, &job->labels);
+    MLO_TRY(copy_text(rows, row, C_NAME, &job->name, err));
+    MLO_TRY(copy_text(rows, row, C_STEP, &job->step, err));
+    MLO_TRY(copy_text(rows, row, C_CREATED_BY, &job->created_by, err));
+    if (job->derive && mlo_rows_bool(rows, row, C_LAST_DERIVE))
+        MLO_TRY(copy_text(rows, row, C_VARIANT, &job->variant, err));
+    const char *datasets = mlo_rows_text(rows, row, C_DATASETS), *text = mlo_rows_text(rows, row, C_SPEC);
     MLO_TRY(mlo_json_parse(datasets, strlen(datasets), "the run's datasets", &job->datasets, err));
     MLO_TRY(mlo_json_parse(text, strlen(text), "the job's spec", &spec, err));
     job->options = json_incref(json_object_get(spec, "options"));
-    if (!mlo_rows_digest(rows, 0, C_SOURCE, &job->source) || !mlo_rows_digest(rows, 0, C_INPUT, &job->input))
+    if (!mlo_rows_digest(rows, row, C_SOURCE, &job->source) ||
+        !mlo_rows_digest(rows, row, C_INPUT, &job->input))
         status = mlo_error_set(err, MLO_EINTERNAL, "job %lld is ready without an input", (long long)job->id);
     const char *decision = mlo_json_str(json_object_get(spec, "reproduce"), "decision", NULL);
     if (status == MLO_OK && job->derive &&
@@ -246,89 +231,115 @@ out:
     return status;
 }
 
-struct claim {
-    const struct mlo_claimer *claimer;
-    struct mlo_job *job;
-    bool found;
-};
-
-static enum mlo_status claim_tx(struct mlo_db_conn *conn, void *arg, struct mlo_error *err)
+/* Gives a claimed job back whose derivation another attempt makes already: it is passed over till then. */
+static enum mlo_status put_back(struct mlo_db *db, const struct mlo_job *job, struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
-    struct claim *claim = arg;
-    struct mlo_job *job = claim->job;
-    struct mlo_rows rows = {0};
-    claim->found = false;
-    mlo_job_clear(job);
+    const struct mlo_attempt_failure back = {
+        .job = job->id, .token = job->token, .end = MLO_ATTEMPT_RETURNED};
+    struct mlo_db_conn *conn;
+    enum mlo_status status = mlo_queue_fail(db, &back, err);
+    if (status == MLO_ELEASE || status == MLO_ECANCELLED)
+        return MLO_OK;
+    if (status == MLO_OK)
+        status = mlo_db_acquire(db, &conn, err);
+    if (status != MLO_OK)
+        return status;
     struct mlo_params p = MLO_PARAMS_INIT;
-    mlo_param_text(&p, claim->claimer->targets);
-    MLO_TRY(mlo_db_exec(conn, &MLO_QUEUE_SQL[S_CANDIDATE], &p, &rows, err));
-    if (mlo_rows_count(&rows) == 0)
-        goto out;
-    MLO_TRY(read_candidate(&rows, job, err));
-    p = (struct mlo_params)MLO_PARAMS_INIT;
     mlo_param_i64(&p, job->id);
-    mlo_param_text(&p, claim->claimer->worker);
-    mlo_param_i64(&p, claim->claimer->lease_ms);
-    /* one that reproduces neither waits for who makes the same, nor keeps anybody waiting */
-    mlo_param_digest(&p, job->has_key && !job->reproduces ? &job->key : NULL);
-    MLO_TRY(mlo_db_exec(conn, &MLO_QUEUE_SQL[S_CLAIM], &p, &rows, err));
-    snprintf(job->token, sizeof job->token, "%s", mlo_rows_text(&rows, 0, 0));
-    job->attempts = (int)mlo_rows_i64(&rows, 0, 1);
-    job->number = (int)mlo_rows_i64(&rows, 0, 2);
-    p = (struct mlo_params)MLO_PARAMS_INIT;
+    mlo_param_digest(&p, &job->key);
+    status = mlo_db_exec(conn, &MLO_QUEUE_SQL[S_NOTE_KEY], &p, NULL, err);
+    mlo_db_release(conn);
+    return status;
+}
+
+/* The key of a job is known when it becomes ready, and the claim kept to it. Another one means that this
+ * program has another revision of the step than the one that made the job ready. *kept is false when somebody
+ * makes that derivation already; the job is ready again then. */
+static enum mlo_status settle_key(struct mlo_db *db, const struct mlo_job *job, const struct mlo_rows *rows,
+                                  int row, bool *kept, struct mlo_error *err)
+{
+    struct mlo_digest known;
+    struct mlo_db_conn *conn;
+    *kept = true;
+    if (!job->has_key || job->reproduces || /* which waits for nobody, and keeps nobody waiting */
+        (mlo_rows_digest(rows, row, C_DERIVATION, &known) && mlo_digest_eq(&known, &job->key)))
+        return MLO_OK;
+    enum mlo_status status = mlo_db_acquire(db, &conn, err);
+    if (status != MLO_OK)
+        return status;
+    struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_i64(&p, job->id);
-    mlo_param_i64(&p, job->number);
     mlo_param_text(&p, job->token);
-    mlo_param_text(&p, claim->claimer->worker);
-    MLO_TRY(mlo_db_exec(conn, &MLO_QUEUE_SQL[S_ATTEMPT], &p, NULL, err));
-    p = (struct mlo_params)MLO_PARAMS_INIT;
-    mlo_param_i64(&p, job->run);
-    MLO_TRY(mlo_db_exec(conn, &MLO_QUEUE_SQL[S_START_RUN], &p, &rows, err));
-    if (mlo_rows_affected(&rows) == 1) {
-        json_t *data = json_pack("{s:s}", "state", "running");
-        status = data ? mlo_run_event(conn, job->run, "run", data, err) : mlo_error_nomem(err);
-        json_decref(data);
-        MLO_TRY(status);
+    mlo_param_digest(&p, &job->key);
+    status = mlo_db_exec(conn, &MLO_QUEUE_SQL[S_KEY], &p, NULL, err);
+    mlo_db_release(conn);
+    if (status != MLO_EEXISTS)
+        return status;
+    *kept = false;
+    return put_back(db, job, err);
+}
+
+static enum mlo_status claim_rows(struct mlo_db *db, const struct mlo_claimer *claimer, int wanted,
+                                  struct mlo_rows *rows, struct mlo_error *err)
+{
+    enum { TRIES = 5 };
+    struct mlo_db_conn *conn;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    enum mlo_status status = mlo_db_acquire(db, &conn, err);
+    if (status != MLO_OK)
+        return status;
+    mlo_param_text(&p, claimer->worker);
+    mlo_param_text(&p, claimer->targets);
+    mlo_param_text(&p, claimer->gpus ? claimer->gpus : "{}");
+    mlo_param_i64(&p, claimer->memory_bytes ? (int64_t)claimer->memory_bytes : INT64_MAX);
+    mlo_param_i64(&p, claimer->disk_bytes ? (int64_t)claimer->disk_bytes : INT64_MAX);
+    mlo_param_i64(&p, wanted);
+    mlo_param_i64(&p, claimer->lease_ms);
+    for (int i = 0; i < TRIES; i++) {
+        status = mlo_db_exec(conn, &MLO_QUEUE_SQL[S_CLAIM], &p, rows, err);
+        if (status == MLO_OK || (status != MLO_EEXISTS && !mlo_db_retryable(conn)))
+            break;
     }
-    MLO_TRY(mlo_job_event(conn, job->id, "job", err));
-    claim->found = true;
-out:
+    mlo_db_release(conn);
+    return status == MLO_EEXISTS ? MLO_OK : status;
+}
+
+enum mlo_status mlo_queue_claim(struct mlo_db *db, const struct mlo_claimer *claimer, struct mlo_job *jobs,
+                                int wanted, int *count, struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    enum mlo_status status = claim_rows(db, claimer, wanted, &rows, err);
+    *count = 0;
+    for (int i = 0; status == MLO_OK && i < mlo_rows_count(&rows); i++) {
+        struct mlo_job *job = &jobs[*count];
+        bool kept = false;
+        *job = (struct mlo_job){.id = 0};
+        status = read_claimed(&rows, i, job, err);
+        if (status == MLO_OK)
+            status = settle_key(db, job, &rows, i, &kept, err);
+        if (status == MLO_OK && kept)
+            ++*count;
+        else
+            mlo_job_clear(job);
+    }
+    /* what was read is the caller's even so; the lease of the rest runs out */
+    if (*count > 0)
+        status = MLO_OK;
     mlo_rows_clear(&rows);
     return status;
 }
 
-static enum mlo_status note_key_tx(struct mlo_db_conn *conn, void *arg, struct mlo_error *err)
+enum mlo_status mlo_queue_settle(struct mlo_db *db, struct mlo_error *err)
 {
-    const struct mlo_job *job = arg;
+    enum { MOST = 20000 };
+    struct mlo_db_conn *conn;
     struct mlo_params p = MLO_PARAMS_INIT;
-    mlo_param_i64(&p, job->id);
-    mlo_param_digest(&p, &job->key);
-    return mlo_db_exec(conn, &MLO_QUEUE_SQL[S_NOTE_KEY], &p, NULL, err);
-}
-
-enum mlo_status mlo_queue_claim(struct mlo_db *db, const struct mlo_claimer *claimer, struct mlo_job *job,
-                                bool *found, struct mlo_error *err)
-{
-    enum { TRIES = 16 };
-    struct claim claim = {claimer, job, false};
-    enum mlo_status status = MLO_OK;
-    *found = false;
-    for (int i = 0; i < TRIES; i++) {
-        status = mlo_service_pool_tx(db, claim_tx, &claim, err);
-        if (status != MLO_EEXISTS)
-            break;
-        /* the unique index: another run is making this derivation now. Noted, the job is passed over till
-         * then */
-        status = mlo_service_pool_tx(db, note_key_tx, job, err);
-        if (status != MLO_OK)
-            break;
-    }
-    if (status == MLO_EEXISTS)
-        status = MLO_OK;
-    *found = status == MLO_OK && claim.found;
-    if (!*found)
-        mlo_job_clear(job);
+    enum mlo_status status = mlo_db_acquire(db, &conn, err);
+    if (status != MLO_OK)
+        return status;
+    mlo_param_i64(&p, MOST);
+    status = mlo_db_exec(conn, &MLO_QUEUE_SQL[S_SETTLE], &p, NULL, err);
+    mlo_db_release(conn);
     return status;
 }
 
@@ -336,31 +347,28 @@ enum mlo_status mlo_queue_claim(struct mlo_db *db, const struct mlo_claimer *cla
 
 struct beat {
     const struct mlo_job *job;
-    uint32_t lease_ms;
     double fraction;
     const char *message;
 };
 
-static enum mlo_status beat_tx(struct mlo_db_conn *conn, void *arg, struct mlo_error *err)
-{
-    const struct beat *beat = arg;
-    struct mlo_rows rows = {0};
-    struct mlo_params p = MLO_PARAMS_INIT;
-    mlo_param_i64(&p, beat->job->id);
-    mlo_param_text(&p, beat->job->token);
-    mlo_param_i64(&p, beat->lease_ms);
-    enum mlo_status status = mlo_db_exec(conn, &MLO_QUEUE_SQL[S_BEAT], &p, &rows, err);
-    if (status == MLO_OK && mlo_rows_affected(&rows) == 0)
-        status = mlo_check_token(conn, beat->job->id, beat->job->token, err);
-    mlo_rows_clear(&rows);
-    return status;
-}
-
 enum mlo_status mlo_queue_beat(struct mlo_db *db, const struct mlo_job *job, uint32_t lease_ms,
                                struct mlo_error *err)
 {
-    struct beat beat = {.job = job, .lease_ms = lease_ms};
-    return mlo_service_pool_tx(db, beat_tx, &beat, err);
+    struct mlo_db_conn *conn;
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    enum mlo_status status = mlo_db_acquire(db, &conn, err);
+    if (status != MLO_OK)
+        return status;
+    mlo_param_i64(&p, job->id);
+    mlo_param_text(&p, job->token);
+    mlo_param_i64(&p, lease_ms);
+    status = mlo_db_exec(conn, &MLO_QUEUE_SQL[S_BEAT], &p, &rows, err);
+    if (status == MLO_OK && mlo_rows_affected(&rows) == 0)
+        status = mlo_check_token(conn, job->id, job->token, err);
+    mlo_rows_clear(&rows);
+    mlo_db_release(conn);
+    return status;
 }
 
 static enum mlo_status progress_tx(struct mlo_db_conn *conn, void *arg, struct mlo_error *err)
@@ -433,7 +441,9 @@ static enum mlo_status fail_tx(struct mlo_db_conn *conn, void *arg, struct mlo_e
     } else if (again) {
         outcome = f->end == MLO_ATTEMPT_LOST ? "lost" : "retried";
         mlo_param_text(&p, error);
-        mlo_param_i64(&p, (int64_t)f->backoff_ms << MLO_MIN(MLO_MAX(attempts - 1, 0), 10));
+        /* a first loss is the worker's, not the job's: nothing is gained by waiting */
+        bool at_once = f->end == MLO_ATTEMPT_LOST && attempts <= 1;
+        mlo_param_i64(&p, at_once ? 0 : (int64_t)f->backoff_ms << MLO_MIN(MLO_MAX(attempts - 1, 0), 10));
         MLO_TRY(mlo_db_exec(conn, &MLO_QUEUE_SQL[S_RETRY], &p, NULL, err));
     } else {
         outcome = f->end == MLO_ATTEMPT_LOST ? "lost" : "failed";

@@ -28,17 +28,13 @@ const struct mlo_sql MLO_RUNS_SQL[] = {
                  "insert into run_event (run, seq, at, kind, data) "
                  "select $1, event_seq, clock_timestamp(), $2, $3 from s",
                  3},
-    [S_JOB_EVENT] =
-        {"runs_job_event",
-         "with s as (update run set event_seq = event_seq + 1 "
-         "  where id = (select run from job where id = $1) returning id, event_seq) "
-         "insert into run_event (run, seq, at, kind, data) "
-         "select s.id, s.event_seq, clock_timestamp(), $2, json_build_object('job', j.id, 'step', j.step, "
-         "  'name', j.name, 'state', case j.state when 'waiting' then 'blocked' when 'ready' then 'queued' "
-         "  when 'reused' then 'succeeded' else j.state end, 'progress', j.progress, 'message', "
-         "j.message)::text "
-         "from s, job j where j.id = $1",
-         2},
+    [S_JOB_EVENT] = {"runs_job_event",
+                     "with s as (update run set event_seq = event_seq + 1 "
+                     "  where id = (select run from job where id = $1) returning id, event_seq) "
+                     "insert into run_event (run, seq, at, kind, data) "
+                     "select s.id, s.event_seq, clock_timestamp(), $2, job_event_data(j.id, j.step, j.name, "
+                     "  j.state, j.progress, j.message) from s, job j where j.id = $1",
+                     2},
     [S_NOTIFY] = {"runs_notify", "select pg_notify('" MLO_QUEUE_CHANNEL "', '')", 0},
     [S_CLOSE_JOBS] = {"runs_close_jobs",
                       "update job set state = 'cancelled', token = null, lease_until = null, "

@@ -70,10 +70,16 @@ struct mlo_claimer {
     const char *worker;
     const char *targets; /* PostgreSQL array literal: {any,cpu} */
     uint32_t lease_ms;
+    const char *gpus;                  /* models, array literal; NULL: none */
+    uint64_t memory_bytes, disk_bytes; /* of a job; 0: as much as it wants */
 };
-/* Takes the first ready job that the claimer can do; *found is false when there is none. */
+/* Takes up to `wanted` ready jobs that the claimer can do, by share, priority and age (docs/queue.md), and
+ * fills jobs[0] to jobs[*count - 1], each yours (mlo_job_clear). *count is 0 when there is none. */
 MLO_MUST_USE enum mlo_status mlo_queue_claim(struct mlo_db *db, const struct mlo_claimer *claimer,
-                                             struct mlo_job *job, bool *found, struct mlo_error *err);
+                                             struct mlo_job *jobs, int wanted, int *count,
+                                             struct mlo_error *err);
+/* Counts what ended into shares and months' totals; often, by whoever comes first. */
+MLO_MUST_USE enum mlo_status mlo_queue_settle(struct mlo_db *db, struct mlo_error *err);
 /* Prolongs the lease. MLO_ELEASE: the job is not this attempt's any more; MLO_ECANCELLED: nobody's. */
 MLO_MUST_USE enum mlo_status mlo_queue_beat(struct mlo_db *db, const struct mlo_job *job, uint32_t lease_ms,
                                             struct mlo_error *err);

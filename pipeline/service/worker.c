@@ -21,7 +21,7 @@ const struct mlo_sql MLO_WORKER_SQL[] = {
 };
 const size_t MLO_WORKER_SQL_COUNT = MLO_COUNT(MLO_WORKER_SQL);
 
-enum { WATCH_STOP_MS = 100, SWEEP_EVERY_MS = 1000, TOUCH_EVERY_MS = 5000 };
+enum { WATCH_STOP_MS = 100, SWEEP_EVERY_MS = 500, TOUCH_EVERY_MS = 5000 };
 
 #define MS_NS 1000000ull
 
@@ -64,15 +64,18 @@ static void wait_for_work(struct mlo_worker *worker, uint64_t seen)
     pthread_mutex_unlock(&worker->lock);
 }
 
-static void begin_lease(struct mlo_slot *slot, uint64_t claimed_ns)
+/* Gives the slot a claimed job. */
+static void begin_lease(struct mlo_slot *slot, const struct mlo_job *job, uint64_t claimed_ns)
 {
     pthread_mutex_lock(&slot->lock);
+    slot->job = *job;
     slot->busy = true;
     slot->taken = MLO_OK;
     /* from before the claim: our idea of its end is never later than the database's */
     slot->lease_end_ns = claimed_ns + slot->worker->o.lease_ms * MS_NS;
     slot->next_beat_ns = claimed_ns + slot->worker->o.lease_ms * MS_NS / 3;
     pthread_mutex_unlock(&slot->lock);
+    slot->assigned = true;
 }
 
 static void end_lease(struct mlo_slot *slot)
@@ -83,25 +86,54 @@ static void end_lease(struct mlo_slot *slot)
     pthread_mutex_unlock(&slot->lock);
 }
 
+/* Claims for this slot and all others that have nothing to do, in one statement. Under worker->claiming. */
+static enum mlo_status claim_for_all(struct mlo_slot *mine, struct mlo_error *err)
+{
+    struct mlo_worker *worker = mine->worker;
+    const struct mlo_claimer claimer = {
+        .worker = worker->id, .targets = mlo_buf_str(&worker->targets), .lease_ms = worker->o.lease_ms};
+    uint64_t now = mlo_clock_ns();
+    int idle = 1, count = 0;
+    worker->idle[0] = mine;
+    for (unsigned i = 0; i < worker->o.slots; i++) {
+        struct mlo_slot *slot = &worker->slots[i];
+        pthread_mutex_lock(&slot->lock);
+        if (slot != mine && slot->started && !slot->busy && !slot->gone)
+            worker->idle[idle++] = slot;
+        pthread_mutex_unlock(&slot->lock);
+    }
+    enum mlo_status status = mlo_queue_claim(worker->o.db, &claimer, worker->claimed, idle, &count, err);
+    for (int i = 0; i < count; i++)
+        begin_lease(worker->idle[i], &worker->claimed[i], now);
+    if (count > 1)
+        wake_all(worker);
+    return status;
+}
+
 static void *slot_main(void *arg)
 {
     struct mlo_slot *slot = arg;
     struct mlo_worker *worker = slot->worker;
-    struct mlo_claimer claimer = {worker->id, mlo_buf_str(&worker->targets), worker->o.lease_ms};
-    bool complained = false;
-    while (!atomic_load(&worker->stopping)) {
+    bool complained = false, more = true;
+    while (more) {
         struct mlo_error error = {0};
-        bool found = false;
-        uint64_t seen = generation(worker), now = mlo_clock_ns();
-        enum mlo_status status = mlo_queue_claim(worker->o.db, &claimer, &slot->job, &found, &error);
+        uint64_t seen = generation(worker);
+        enum mlo_status status = MLO_OK;
+        pthread_mutex_lock(&worker->claiming);
+        more = !atomic_load(&worker->stopping);
+        if (!slot->assigned && more)
+            status = claim_for_all(slot, &error);
+        bool found = slot->assigned;
+        slot->assigned = false;
+        slot->gone = !more; /* nobody claims for it from here on */
+        pthread_mutex_unlock(&worker->claiming);
         if (status != MLO_OK && !complained)
             mlo_log_error(MLO_LOG_WARN, "cannot claim jobs", &error);
         complained = status != MLO_OK;
         if (found) {
-            begin_lease(slot, now);
             mlo_attempt_run(slot);
             end_lease(slot);
-        } else {
+        } else if (more) {
             wait_for_work(worker, seen);
         }
     }
@@ -244,6 +276,9 @@ static void sweep(struct mlo_worker *worker)
         snprintf(text, sizeof text, "%d", count);
         mlo_log(MLO_LOG_WARN, "leases had run out", "jobs", text, NULL);
     }
+    status = mlo_queue_settle(worker->o.db, &error);
+    if (status != MLO_OK && !mlo_status_info(status)->retry)
+        mlo_log_error(MLO_LOG_WARN, "cannot count what jobs took", &error);
 }
 
 static void serve(struct mlo_worker *worker, const volatile sig_atomic_t *stop)
@@ -342,7 +377,9 @@ static enum mlo_status start_slots(struct mlo_worker *worker, struct mlo_error *
         int failed = pthread_create(&slot->thread, NULL, slot_main, slot);
         if (failed)
             return mlo_error_errno(err, failed, "cannot start a thread");
+        pthread_mutex_lock(&slot->lock);
         slot->started = true;
+        pthread_mutex_unlock(&slot->lock);
     }
     return MLO_OK;
 }
@@ -364,6 +401,7 @@ static enum mlo_status worker_init(struct mlo_worker *worker, const struct mlo_w
     worker->o = *options;
     fill_defaults(&worker->o);
     pthread_mutex_init(&worker->lock, NULL);
+    pthread_mutex_init(&worker->claiming, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&worker->wake, &attr);
@@ -374,7 +412,9 @@ static enum mlo_status worker_init(struct mlo_worker *worker, const struct mlo_w
     snprintf(worker->id, sizeof worker->id, "%s-%d-%08x", worker->host, (int)getpid(), random);
     worker->exe = options->exe ? strdup(options->exe) : mlo_process_self();
     worker->slots = calloc(worker->o.slots, sizeof *worker->slots);
-    if (!worker->exe || !worker->slots)
+    worker->idle = calloc(worker->o.slots, sizeof(struct mlo_slot *));
+    worker->claimed = calloc(worker->o.slots, sizeof *worker->claimed);
+    if (!worker->exe || !worker->slots || !worker->idle || !worker->claimed)
         return mlo_error_nomem(err);
     for (unsigned i = 0; i < worker->o.slots; i++) {
         worker->slots[i].worker = worker;
@@ -388,10 +428,13 @@ static void worker_clear(struct mlo_worker *worker)
     for (unsigned i = 0; worker->slots && i < worker->o.slots; i++)
         pthread_mutex_destroy(&worker->slots[i].lock);
     free(worker->slots);
+    free(worker->idle);
+    free(worker->claimed);
     free(worker->exe);
     mlo_buf_clear(&worker->targets);
     mlo_scratch_close(worker);
     pthread_cond_destroy(&worker->wake);
+    pthread_mutex_destroy(&worker->claiming);
     pthread_mutex_destroy(&worker->lock);
 }
 

@@ -20,12 +20,16 @@ struct mlo_worker {
     pthread_cond_t wake;
     uint64_t generation; /* notifications so far */
     struct mlo_slot *slots;
+    pthread_mutex_t claiming; /* of what follows: one slot claims for all that are idle */
+    struct mlo_slot **idle;   /* room for all slots */
+    struct mlo_job *claimed;  /* the same */
 };
 
 struct mlo_slot {
     struct mlo_worker *worker;
     pthread_t thread;
     bool started;
+    bool assigned, gone;  /* under worker->claiming: it has a job that it has not begun; it takes no more */
     pthread_mutex_t lock; /* of what follows: the heartbeat comes from the main thread */
     bool busy;
     struct mlo_job job;

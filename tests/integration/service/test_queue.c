@@ -6,10 +6,10 @@ static const struct mlo_claimer BRIEF = {"brief-worker", "{any,cpu}", 1};
 
 static bool claim(struct service_fixture *f, const struct mlo_claimer *who, struct mlo_job *job)
 {
-    bool found = false;
+    int found = 0;
     *job = (struct mlo_job){.id = 0};
-    assert_mlo_ok(mlo_queue_claim(f->worker, who, job, &found, &f->err), &f->err);
-    return found;
+    assert_mlo_ok(mlo_queue_claim(f->worker, who, job, 1, &found, &f->err), &f->err);
+    return found == 1;
 }
 
 static enum mlo_status end_attempt(struct service_fixture *f, const struct mlo_job *job,
@@ -250,10 +250,10 @@ struct claiming {
 static void *claim_all(void *arg)
 {
     struct claiming *c = arg;
-    bool found = true;
+    int found = 1;
     while (found && c->status == MLO_OK && c->count <= CLAIM_RUNS) {
         struct mlo_job job = {.id = 0};
-        c->status = mlo_queue_claim(c->f->worker, &CLAIMER, &job, &found, &c->err);
+        c->status = mlo_queue_claim(c->f->worker, &CLAIMER, &job, 1, &found, &c->err);
         if (found)
             c->ids[c->count++] = job.id;
         mlo_job_clear(&job);
