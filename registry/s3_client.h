@@ -1,8 +1,9 @@
 /* A client of one bucket of an S3 server (Amazon S3 API Reference, 2006-03-01), over libcurl: signed
  * requests, retries with exponential backoff and full jitter for what can pass (5xx, 429, timeouts, cut
  * connections), none for what cannot (4xx). Every body is signed by its SHA-256, which the server checks;
- * what comes back is for the caller to check. Errors name the bucket, the key, the HTTP status, S3's code,
- * the request id, and what to do. Safe from several threads. */
+ * over https a part of a multipart upload is not, as TLS already finds what is changed on the way. What comes
+ * back is for the caller to check. Errors name the bucket, the key, the HTTP status, S3's code, the request
+ * id, and what to do. Safe from several threads. */
 #ifndef MLO_REGISTRY_S3_CLIENT_H
 #define MLO_REGISTRY_S3_CLIENT_H
 

@@ -93,6 +93,8 @@ enum mlo_status h_blob_put(struct mlo_request *req, struct mlo_error *err)
             status =
                 mlo_error_set(err, MLO_EDIGEST, "the bytes have the digest %s", mlo_digest_text(&sent, text));
             mlo_error_where(err, "%s", mlo_request_param(req, "digest"));
+            mlo_error_hint(
+                err, "the file changed or was damaged on the way: compute its SHA-256 again and repeat");
             goto out;
         }
         MLO_TRY(mlo_request_db(req, &conn, err));
@@ -104,9 +106,6 @@ enum mlo_status h_blob_put(struct mlo_request *req, struct mlo_error *err)
                                      (json_int_t)upload->size),
                            err));
 out:
-    if (status == MLO_EDIGEST)
-        mlo_error_hint(err,
-                       "the file changed or was damaged on the way: compute its SHA-256 again and repeat");
     return status;
 }
 

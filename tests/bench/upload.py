@@ -46,10 +46,11 @@ def interval(ratios, rounds=2000):
 
 
 class Server:
-    def __init__(self, build, folder):
+    def __init__(self, build, folder, blobs=None):
         env = dict(os.environ, XDG_CONFIG_HOME=folder + "/config", no_proxy="*")
         data = folder + "/data"
-        self.process = subprocess.Popen([build + "/mlopt", "up", "--data", data, "--workers", "0", "--listen", "127.0.0.1:0"],
+        store = ["--blobs", blobs] if blobs else []
+        self.process = subprocess.Popen([build + "/mlopt", "up", "--data", data, "--workers", "0", "--listen", "127.0.0.1:0"] + store,
                                         stdout=subprocess.PIPE, stderr=open(folder + "/log", "w"), text=True, env=env)
         line = ""
         while not line.startswith("ready:"):

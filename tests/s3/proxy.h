@@ -19,7 +19,7 @@ enum s3_fault {
     S3_FAULT_CUT_REQUEST, /* the same, of the request */
     S3_FAULT_FLIP_ANSWER, /* one bit of byte `after` */
     S3_FAULT_FLIP_REQUEST,
-    S3_FAULT_ETAG,        /* the first digit of an ETag header */
+    S3_FAULT_ETAG,        /* the first digit of an ETag header; the first `after` ones are let through */
     S3_FAULT_MUTE,        /* the connection is taken, and nothing comes */
     S3_FAULT_BUSY,        /* 503 SlowDown, at once */
     S3_FAULT_LOST_ANSWER, /* the request arrives, its answer does not */
@@ -31,7 +31,7 @@ static struct {
     int listener;
     enum s3_fault fault;
     size_t after;
-    atomic_int times, connections;
+    atomic_int times, connections, etags;
     atomic_int authorized; /* requests with keys or a token in their headers */
 } s3_proxy;
 
@@ -88,7 +88,8 @@ static inline bool s3_proxy_pass(int from, int to, bool answer, size_t *seen)
     if (answer && s3_proxy_strikes(S3_FAULT_LOST_ANSWER))
         return false;
     char *etag = answer && s3_proxy.fault == S3_FAULT_ETAG ? memmem(piece, size, "ETag: \"", 7) : NULL;
-    if (etag && s3_proxy_strikes(S3_FAULT_ETAG))
+    if (etag && atomic_fetch_add(&s3_proxy.etags, 1) >= (int)s3_proxy.after &&
+        s3_proxy_strikes(S3_FAULT_ETAG))
         etag[7] = etag[7] == 'a' ? 'b' : 'a';
     return mlo_fs_write_full(to, piece, size);
 }
@@ -162,6 +163,7 @@ static inline void s3_proxy_set(enum s3_fault fault, int times, size_t after)
     atomic_store(&s3_proxy.times, 0);
     s3_proxy.fault = fault;
     s3_proxy.after = after;
+    atomic_store(&s3_proxy.etags, 0);
     atomic_store(&s3_proxy.times, times);
 }
 

@@ -5,21 +5,20 @@
 #include "tests/integration/api/api_fixture.h"
 
 static const char TEXT[] = "0123456789 bytes of a model";
-static char g_url[256];
+static char g_bucket[32]; /* of the test */
 
 /* A server whose store is a bucket of its own; `more` are settings. */
 static int start(void **state, const char *more)
 {
     static int number;
-    char bucket[32];
-    snprintf(bucket, sizeof bucket, "redirect-%d", ++number);
-    mlo_s3_close(s3_fixture_open(bucket));
-    snprintf(g_url, sizeof g_url, "s3:%s/here?endpoint=%s%s", bucket, s3_server.endpoint, more);
-    api_blobs_url = g_url;
+    char url[256];
+    snprintf(g_bucket, sizeof g_bucket, "redirect-%d", ++number);
+    mlo_s3_close(s3_fixture_open(g_bucket));
+    snprintf(url, sizeof url, "s3:%s/here?endpoint=%s%s", g_bucket, s3_server.endpoint, more);
     s3_proxy_set(S3_FAULT_NONE, 0, 0);
     atomic_store(&s3_proxy.authorized, 0);
     atomic_store(&s3_proxy.connections, 0);
-    return api_setup(state);
+    return api_setup_with(state, url, API_MAX_BLOB);
 }
 
 static int setup(void **state)
@@ -324,13 +323,12 @@ static void test_redirect__damage_in_the_bucket_is_found(void **state)
     struct mlo_buf text = MLO_BUF_INIT, said = MLO_BUF_INIT;
     struct mlo_digest digest;
     struct reply reply = {0};
-    char hex[MLO_DIGEST_TEXT_SIZE], key[160], path[256], bucket[32];
+    char hex[MLO_DIGEST_TEXT_SIZE], key[160], path[256];
     api_version(api, "cnn", TEXT, "");
     mlo_digest_of(TEXT, strlen(TEXT), &digest);
     mlo_digest_hex(&digest, hex);
     snprintf(key, sizeof key, "here/sha256/%.2s/%.2s/%s", hex, hex + 2, hex);
-    snprintf(bucket, sizeof bucket, "%.*s", (int)strcspn(g_url + 3, "/"), g_url + 3);
-    struct mlo_s3 *s3 = s3_fixture_open(bucket);
+    struct mlo_s3 *s3 = s3_fixture_open(g_bucket);
     assert_ok(mlo_s3_put(s3, key, "1123456789 bytes of a model", strlen(TEXT), NULL, &err));
     assert_int_not_equal(pull(api, &text, &said), 0);
     assert_holds(mlo_buf_str(&said), "is damaged in the store: its bytes were put aside");

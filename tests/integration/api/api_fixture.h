@@ -19,8 +19,6 @@
 #define API_MAX_BLOB ((uint64_t)1 << 20)
 #define API_PATIENCE_S 120 /* for what comes at once where the machine has nothing else to do */
 
-static const char *api_blobs_url; /* the store; NULL: a folder of the test's own */
-
 struct api {
     struct pg_fixture *pg;
     char *dir;
@@ -194,22 +192,18 @@ static inline void api_raw(struct api *api, const char *bytes, size_t size, stru
     close(fd);
 }
 
-static inline int api_setup(void **state)
+/* The store at `blobs`, NULL: files in a folder of its own. */
+static inline int api_setup_with(void **state, const char *blobs, uint64_t max_blob_bytes)
 {
     struct mlo_error err = {0};
     const struct mlo_actor system = MLO_ACTOR_SYSTEM;
     struct api *api = calloc(1, sizeof *api);
-    char *url;
     pg_fixture_setup((void **)&api->pg);
     assert_mlo_ok(mlo_fs_tempdir(NULL, "mlopt-api-", &api->dir, &err), &err);
     struct mlo_buf text = MLO_BUF_INIT;
-    if (api_blobs_url)
-        mlo_buf_puts(&text, api_blobs_url);
-    else
-        mlo_buf_printf(&text, "file:%s/blobs", api->dir);
-    url = mlo_buf_take(&text);
-    assert_mlo_ok(mlo_blob_store_open(url, &api->blobs, &err), &err);
-    free(url);
+    mlo_buf_printf(&text, "file:%s/blobs", api->dir);
+    assert_mlo_ok(mlo_blob_store_open(blobs ? blobs : mlo_buf_str(&text), &api->blobs, &err), &err);
+    mlo_buf_clear(&text);
     for (int role = 0; role < MLO_ROLE_COUNT; role++)
         assert_mlo_ok(mlo_token_create(api->pg->conn, &system, mlo_role_name((enum mlo_role)role),
                                        (enum mlo_role)role, 0, 0, api->token[role], NULL, &err),
@@ -224,7 +218,7 @@ static inline int api_setup(void **state)
                                        .ledger = api->ledger,
                                        .modules = mlo_web_module(),
                                        .module_count = 1,
-                                       .max_blob_bytes = API_MAX_BLOB,
+                                       .max_blob_bytes = max_blob_bytes,
                                        /* a test that is held up is no slow client */
                                        .header_timeout_ms = API_PATIENCE_S * 1000,
                                        .idle_timeout_s = API_PATIENCE_S,
@@ -232,6 +226,11 @@ static inline int api_setup(void **state)
     assert_mlo_ok(mlo_http_start(&options, &api->http, &err), &err);
     *state = api;
     return 0;
+}
+
+static inline int api_setup(void **state)
+{
+    return api_setup_with(state, NULL, API_MAX_BLOB);
 }
 
 static inline int api_teardown(void **state)

@@ -1,0 +1,149 @@
+/* What the S3 server, or something before it, changes is found before anything is acknowledged: the client of
+ * the API gets an error that names it, the database knows no blob, and the same upload works afterwards. */
+#include "tests/integration/api/api_fixture.h"
+#include "tests/s3/proxy.h"
+
+enum { SMALL = 100000, PARTS = (9 << 20) + 5 /* two of them */ };
+
+static int setup_at(void **state, const char *endpoint, const char *more)
+{
+    static int number;
+    struct mlo_buf url = MLO_BUF_INIT;
+    char bucket[32];
+    s3_proxy_set(S3_FAULT_NONE, 0, 0);
+    snprintf(bucket, sizeof bucket, "integrity-%d", ++number);
+    mlo_s3_close(s3_fixture_open(bucket));
+    mlo_buf_printf(&url, "s3:%s/x?endpoint=%s%s", bucket, endpoint, more);
+    int failed = api_setup_with(state, mlo_buf_str(&url), 64 << 20);
+    mlo_buf_clear(&url);
+    return failed;
+}
+
+static int setup(void **state)
+{
+    s3_proxy.to = s3_server.port;
+    return setup_at(state, s3_proxy.endpoint, "");
+}
+
+static int setup_tls(void **state)
+{
+    char endpoint[64], ca[200];
+    s3_proxy.to = s3_server.tls_port;
+    snprintf(endpoint, sizeof endpoint, "https://127.0.0.1:%u", s3_proxy.port);
+    snprintf(ca, sizeof ca, "&ca=%s", s3_server.ca_file);
+    return setup_at(state, endpoint, ca);
+}
+
+/* A text, yours, and its blob's address. */
+static char *text_of(size_t size, unsigned seed, char path[160])
+{
+    char *text = malloc(size + 1), name[MLO_DIGEST_TEXT_SIZE];
+    struct mlo_digest digest;
+    for (size_t i = 0; i < size; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        text[i] = (char)('a' + (seed >> 24) % 26);
+    }
+    text[size] = '\0';
+    mlo_digest_of(text, size, &digest);
+    snprintf(path, 160, "/v1/projects/demo/blobs/%s", mlo_digest_text(&digest, name));
+    return text;
+}
+
+static void assert_stored(struct api *api, const char *path, const char *text)
+{
+    struct reply reply = {0};
+    api_call(api, &reply, "GET", path, api->token[MLO_SUBMITTER], NULL, NULL);
+    assert_http(&reply, 200);
+    assert_int_equal(reply.body.len, strlen(text));
+    assert_memory_equal(reply.body.data, text, reply.body.len);
+    reply_clear(&reply);
+}
+
+static void test_integrity__what_was_changed_is_never_acknowledged(void **state)
+{
+    static const struct {
+        enum s3_fault fault;
+        size_t size, after;
+        const char *says;
+    } cases[] = {
+        {S3_FAULT_ETAG, SMALL, 0, "MD5"},                 /* of the object */
+        {S3_FAULT_ETAG, PARTS, 0, "InvalidPart"},         /* of a part */
+        {S3_FAULT_ETAG, PARTS, 2, "of parts that make"},  /* of what the parts became */
+        {S3_FAULT_FLIP_REQUEST, SMALL, SMALL / 2, "400"}, /* a bit of the object's bytes */
+        {S3_FAULT_FLIP_REQUEST, PARTS, 4 << 20, "400"},   /* of a part's */
+    };
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        struct reply reply = {0};
+        char path[160];
+        char *text = text_of(cases[i].size, (unsigned)i + 1, path);
+        assert_int_equal(setup(state), 0); /* new connections, whose bytes `after` counts */
+        struct api *api = *state;
+        s3_proxy_set(cases[i].fault, 1, cases[i].after);
+        api_call(api, &reply, "PUT", path, api->token[MLO_SUBMITTER], text, NULL);
+        s3_proxy_assert_struck();
+        assert_http(&reply, 422);
+        assert_code(&reply, "digest-mismatch");
+        assert_holds(mlo_json_str(reply.json, "detail", ""), cases[i].says);
+        assert_int_equal(pg_fixture_number(api->pg->server, "SELECT count(*) FROM blob"), 0);
+        api_call(api, &reply, "HEAD", path, api->token[MLO_SUBMITTER], NULL, NULL);
+        assert_int_equal(reply.status, 404);
+        api_call(api, &reply, "PUT", path, api->token[MLO_SUBMITTER], text, NULL);
+        assert_http(&reply, 201);
+        assert_stored(api, path, text);
+        reply_clear(&reply);
+        free(text);
+        api_teardown(state);
+    }
+}
+
+/* TLS finds it, both ways; another connection brings the right bytes. */
+static void test_integrity__tls_finds_what_was_changed(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char path[160];
+    char *text = text_of(PARTS, 77, path);
+    s3_proxy_set(S3_FAULT_FLIP_REQUEST, 1, 4 << 20);
+    api_call(api, &reply, "PUT", path, api->token[MLO_SUBMITTER], text, NULL);
+    assert_http(&reply, 201);
+    s3_proxy_assert_struck();
+    s3_proxy_set(S3_FAULT_FLIP_ANSWER, 1, 2 << 20);
+    assert_stored(api, path, text);
+    s3_proxy_assert_struck();
+    reply_clear(&reply);
+    free(text);
+}
+
+/* The gateway sends an answer's head and body apart: where the head is acknowledged late, 40 ms pass between
+ * them. The fastest of many is no matter of load. */
+static void test_integrity__answers_on_a_kept_connection_come_at_once(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_s3 *s3 = s3_fixture_open("speed");
+    uint64_t least = UINT64_MAX;
+    for (int i = 0; i < 50; i++) {
+        uint64_t began = mlo_clock_ns();
+        assert_ok(mlo_s3_check_bucket(s3, &err));
+        if (i) /* the first has a new connection */
+            least = MLO_MIN(least, mlo_clock_ns() - began);
+    }
+    if (least > 35000000)
+        fail_msg("no answer in less than %.1f ms", (double)least / 1e6);
+    mlo_s3_close(s3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_integrity__what_was_changed_is_never_acknowledged),
+        cmocka_unit_test_setup_teardown(test_integrity__tls_finds_what_was_changed, setup_tls, api_teardown),
+        cmocka_unit_test(test_integrity__answers_on_a_kept_connection_come_at_once),
+    };
+    curl_global_init(CURL_GLOBAL_DEFAULT);
+    s3_fixture_start("memstore");
+    s3_proxy_start();
+    int failed = cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
+    s3_fixture_stop();
+    return failed;
+}
