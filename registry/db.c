@@ -220,9 +220,11 @@ void mlo_db_release(struct mlo_db_conn *conn)
     settle(conn);
     conn->depth = 0;
     conn->doomed = false;
-    if (PQstatus(conn->pg) == CONNECTION_OK && PQtransactionStatus(conn->pg) != PQTRANS_IDLE)
+    bool keep = PQstatus(conn->pg) == CONNECTION_OK && !conn->broken;
+    if (keep && PQtransactionStatus(conn->pg) != PQTRANS_IDLE)
         PQclear(PQexec(conn->pg, "ROLLBACK"));
-    bool keep = PQstatus(conn->pg) == CONNECTION_OK && PQtransactionStatus(conn->pg) == PQTRANS_IDLE;
+    keep = keep && PQstatus(conn->pg) == CONNECTION_OK && PQtransactionStatus(conn->pg) == PQTRANS_IDLE &&
+           PQpipelineStatus(conn->pg) == PQ_PIPELINE_OFF;
     if (!keep) {
         conn_free(conn);
         conn = NULL;
@@ -297,7 +299,10 @@ enum mlo_status mlo_db_fail(struct mlo_db_conn *conn, const PGresult *result, co
 {
     const char *state = result ? PQresultErrorField(result, PG_DIAG_SQLSTATE) : NULL;
     snprintf(conn->sqlstate, sizeof conn->sqlstate, "%s", state ? state : "");
-    if (PQstatus(conn->pg) == CONNECTION_BAD)
+    /* What the server refuses has a state. Without one it is libpq that says so: the connection broke, which
+     * its status tells only after the next read. */
+    conn->broken = conn->broken || PQstatus(conn->pg) == CONNECTION_BAD || (result && !state);
+    if (conn->broken)
         return unreachable(conn->db, PQerrorMessage(conn->pg), err);
     const char *message = result ? PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY) : NULL;
     const char *detail = result ? PQresultErrorField(result, PG_DIAG_MESSAGE_DETAIL) : NULL;

@@ -29,6 +29,7 @@ struct mlo_db_conn {
     size_t prepared_count;
     int depth;   /* of transactions */
     bool doomed; /* an inner transaction failed */
+    bool broken; /* libpq lost it, whatever its status says */
     char sqlstate[6];
     struct mlo_db_queued queue[QUEUE_MAX];
     size_t queued; /* above 0: the connection is in pipeline mode */

@@ -1,6 +1,8 @@
 /* The pool, statements, transactions, migrations and roles. */
+#include <poll.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "tests/pg_fixture.h"
@@ -310,6 +312,32 @@ static void test_queue__a_broken_connection_is_told(void **state)
     mlo_db_close(db);
 }
 
+/* A PostgreSQL that is killed takes nothing more, and what it said last is no answer: libpq notes the failed
+ * write, and its status stays good. */
+static void test_queue__a_connection_that_takes_nothing_is_told(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_db *db = pg_fixture_pool(f, MLO_ROLE_SERVER, 1);
+    struct mlo_db_conn *conn;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    mlo_param_i64(&p, 1);
+    assert_mlo_ok(mlo_db_acquire(db, &conn, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec(conn, &sql[2], &p, NULL, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(conn, "LISTEN anything", &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(f->conn, "NOTIFY anything", &f->err), &f->err);
+    struct pollfd said = {PQsocket(mlo_db_pg(conn)), POLLIN, 0};
+    assert_int_equal(poll(&said, 1, 60000), 1);
+    assert_mlo_ok(mlo_db_begin(conn, &f->err), &f->err);
+    assert_int_equal(shutdown(PQsocket(mlo_db_pg(conn)), SHUT_WR), 0);
+    assert_mlo_status(mlo_db_exec(conn, &sql[2], &p, &rows, &f->err), MLO_EUNAVAILABLE, &f->err);
+    assert_mlo_status(mlo_db_end(conn, MLO_EUNAVAILABLE, &f->err), MLO_EUNAVAILABLE, &f->err);
+    mlo_rows_clear(&rows);
+    mlo_db_release(conn);
+    assert_mlo_ok(mlo_db_ping(db, &f->err), &f->err);
+    mlo_db_close(db);
+}
+
 /* --- migrations -------------------------------------------------------------------------------- */
 
 static void test_migrate__twice_is_once(void **state)
@@ -471,6 +499,7 @@ int main(void)
         WITH_DB(test_queue__a_commit_that_rolls_back_is_told),
         WITH_DB(test_queue__an_inner_transaction_waits_for_its_own),
         WITH_DB(test_queue__a_broken_connection_is_told),
+        WITH_DB(test_queue__a_connection_that_takes_nothing_is_told),
         WITH_DB(test_ahead__answers_once_and_what_was_asked),
         WITH_EMPTY_DB(test_migrate__twice_is_once),
         WITH_EMPTY_DB(test_migrate__newer_and_edited_are_refused),

@@ -1,0 +1,381 @@
+/* The server itself is killed (SIGKILL) at every step that writes, while clients talk HTTP to it: uploads
+ * whole and in pieces, versions, promotions, comments, deletions, garbage collection, the ledger's writer and
+ * the sender of webhooks. Or its connections to PostgreSQL are ended there, or PostgreSQL is (its immediate
+ * shutdown). It is started again and the clients repeat what was not answered.
+ *
+ * After each: what was acknowledged is there, nothing happened twice that must not, every event of the audit
+ * log reached the webhook and every promotion the ledger, and `mlopt audit verify` and `mlopt fsck --bytes`
+ * find nothing. A run takes some of the steps, from a random first one that is printed (MLOPT_FAULT_SEED sets
+ * it); MLOPT_FAULT_ALL=1 takes all, which takes minutes. */
+#include "tests/fault/server_fixture.h"
+
+/* OCCURRENCES: of one step, so that a poll of the background is not counted forever. */
+enum { KILLS = 6, CUTS = 2, DATABASE_KILLS = 2, OCCURRENCES = 3 };
+
+#define DEMO "/v1/projects/demo"
+
+/* What one round of the traffic made, and how. */
+struct round {
+    char tag[32];
+    int64_t generation; /* before the promotion */
+    int comments_asked;
+};
+
+static void content(const struct round *r, const char *kind, char out[96], char digest[MLO_DIGEST_TEXT_SIZE])
+{
+    struct mlo_digest d;
+    snprintf(out, 96, "%s of %s", kind, r->tag);
+    mlo_digest_of(out, strlen(out), &d);
+    mlo_digest_text(&d, digest);
+}
+
+/* --- the traffic ------------------------------------------------------------------------------------- */
+
+static void put_whole(struct service *s, const struct round *r, const char *kind)
+{
+    struct answer a = {0};
+    char text[96], digest[MLO_DIGEST_TEXT_SIZE], path[256];
+    content(r, kind, text, digest);
+    snprintf(path, sizeof path, DEMO "/blobs/%s", digest);
+    ask(s, &a, "PUT", path, text, NULL);
+    assert_answer(s, &a, a.status == 201 || (a.status == 200 && a.lost));
+    answer_clear(&a);
+}
+
+/* As api/cli/client/upload.c: asks where it stands after whatever happened. */
+static void put_pieces(struct service *s, const struct round *r)
+{
+    struct answer a = {0};
+    char text[96], digest[MLO_DIGEST_TEXT_SIZE], path[256], whole[256], range[80];
+    content(r, "pieces", text, digest);
+    size_t size = strlen(text), offset = 0;
+    snprintf(whole, sizeof whole, DEMO "/blobs/%s", digest);
+    ask(s, &a, "POST", DEMO "/uploads", "{}", NULL);
+    assert_answer(s, &a, a.status == 201);
+    snprintf(path, sizeof path, DEMO "/uploads/%s", mlo_json_str(a.json, "id", "?"));
+    while (offset < size) {
+        size_t n = MLO_MIN(size - offset, (size_t)10);
+        char piece[16];
+        snprintf(piece, sizeof piece, "%.*s", (int)n, text + offset);
+        snprintf(range, sizeof range, "Content-Range: bytes %zu-%zu/%zu", offset, offset + n - 1, size);
+        ask(s, &a, "PATCH", path, piece, range);
+        assert_answer(s, &a, a.status == 202 || (a.lost && (a.status == 416 || a.status == 409)));
+        ask(s, &a, "GET", path, NULL, NULL);
+        assert_answer(s, &a, a.status == 200);
+        offset = (size_t)mlo_json_i64(a.json, "offset", 0);
+    }
+    snprintf(path + strlen(path), sizeof path - strlen(path), "?digest=%s", digest);
+    ask(s, &a, "PUT", path, NULL, NULL);
+    if (a.status == 404 && a.lost) /* it was finished, and nobody said so: then the bytes are there */
+        ask(s, &a, "HEAD", whole, NULL, NULL);
+    assert_answer(s, &a, a.status == 201 || a.status == 200);
+    answer_clear(&a);
+}
+
+static json_t *file_of(const struct round *r, const char *kind, const char *role)
+{
+    char text[96], digest[MLO_DIGEST_TEXT_SIZE];
+    content(r, kind, text, digest);
+    return json_pack("{s:s, s:s, s:s}", "role", role, "name", kind, "digest", digest);
+}
+
+static void add_version(struct service *s, const char *model, json_t *files)
+{
+    struct answer a = {0};
+    char path[256];
+    snprintf(path, sizeof path, DEMO "/models/%s/versions", model);
+    ask_json(s, &a, path, json_pack("{s:o, s:s}", "files", files, "description", ""), NULL);
+    assert_answer(s, &a, a.status == 201 || (a.status == 200 && a.lost));
+    answer_clear(&a);
+}
+
+static json_t *production(struct service *s, struct answer *a)
+{
+    ask(s, a, "GET", DEMO "/models/staged/stages/production", NULL, NULL);
+    assert_answer(s, a, a->status == 200);
+    return a->json;
+}
+
+/* If-Match keeps a repeated one from moving twice: 412 says that it was done, when it was. */
+static void promote(struct service *s, struct round *r)
+{
+    struct answer a = {0};
+    char match[64];
+    json_t *stage = production(s, &a);
+    r->generation = mlo_json_i64(stage, "generation", 0);
+    int64_t version = mlo_json_i64(json_object_get(stage, "release"), "version", 0) == 1 ? 2 : 1;
+    snprintf(match, sizeof match, "If-Match: \"%lld\"", (long long)r->generation);
+    ask_json(s, &a, DEMO "/models/staged/promotions",
+             json_pack("{s:s, s:I, s:{s:s}, s:s}", "stage", "production", "version", (json_int_t)version,
+                       "variants", "any", "source", "reason", r->tag),
+             match);
+    assert_answer(s, &a, a.status == 201 || (a.lost && a.status == 412));
+    stage = production(s, &a);
+    assert_answer(s, &a,
+                  mlo_json_i64(stage, "generation", 0) == r->generation + 1 &&
+                      mlo_json_i64(json_object_get(stage, "release"), "version", 0) == version);
+    answer_clear(&a);
+}
+
+static void comment(struct service *s, struct round *r)
+{
+    struct answer a = {0};
+    char path[256];
+    snprintf(path, sizeof path, DEMO "/models/%s/versions/1/comments", r->tag);
+    ask_json(s, &a, path, json_pack("{s:s}", "text", r->tag), NULL);
+    assert_answer(s, &a, a.status == 201);
+    r->comments_asked = a.lost + 1;
+    answer_clear(&a);
+}
+
+/* A version goes for good, and with it bytes that only it held. */
+static void delete_and_collect(struct service *s, struct round *r)
+{
+    struct answer a = {0};
+    char model[64], cursor[MLO_DIGEST_TEXT_SIZE] = "";
+    snprintf(model, sizeof model, "old-%s", r->tag);
+    ask_json(s, &a, DEMO "/deletions",
+             json_pack("{s:s, s:i, s:s, s:i}", "model", model, "version", 1, "reason", r->tag, "grace_s", 0),
+             NULL);
+    assert_answer(s, &a, a.status == 201 || (a.lost && (a.status == 404 || a.status == 409)));
+    do {
+        ask_json(s, &a, "/v1/gc", json_pack("{s:i, s:s}", "grace_s", 0, "cursor", cursor), NULL);
+        assert_answer(s, &a, a.status == 200);
+        snprintf(cursor, sizeof cursor, "%s", mlo_json_str(a.json, "next", ""));
+    } while (mlo_json_bool(a.json, "more", false));
+    answer_clear(&a);
+}
+
+/* Until the ledger and the webhooks have done what the traffic left to them. */
+static void settle(struct service *s)
+{
+    static const char LEFT[] =
+        "SELECT (SELECT count(*) FROM mlopt.ledger_event) - (SELECT count(*) FROM mlopt.ledger_commit) + "
+        "(SELECT count(*) FROM mlopt.webhook_delivery WHERE state = 'pending')";
+    uint64_t begin = mlo_clock_ns(), ended = begin;
+    service_heal(s);
+    while (service_number(s, LEFT)) {
+        uint64_t now = mlo_clock_ns();
+        if (now - begin > PATIENCE_S * 1000000000ull)
+            service_fail(s, "the ledger or a webhook does not catch up");
+        if (now - ended > 3000000000ull && atomic_load(&s->plan->struck)) {
+            end_leases(s); /* of a sender that lost its connection; at least once is what is promised */
+            ended = now;
+        }
+        mlo_clock_sleep_ms(30);
+        service_heal(s);
+    }
+}
+
+static void traffic(struct service *s, struct round *r)
+{
+    char old[64];
+    snprintf(old, sizeof old, "old-%s", r->tag);
+    put_whole(s, r, "whole");
+    put_pieces(s, r);
+    add_version(s, r->tag, json_pack("[o, o]", file_of(r, "whole", "model"), file_of(r, "pieces", "data")));
+    put_whole(s, r, "old");
+    add_version(s, old, json_pack("[o]", file_of(r, "old", "model")));
+    promote(s, r);
+    comment(s, r);
+    delete_and_collect(s, r);
+    settle(s);
+}
+
+/* --- what holds after it ------------------------------------------------------------------------------ */
+
+static void check_bytes(struct service *s, const struct round *r, const char *kind)
+{
+    struct answer a = {0};
+    char text[96], digest[MLO_DIGEST_TEXT_SIZE], path[256];
+    content(r, kind, text, digest);
+    snprintf(path, sizeof path, DEMO "/blobs/%s", digest);
+    ask(s, &a, "GET", path, NULL, NULL);
+    assert_answer(s, &a, a.status == 200 && strcmp(mlo_buf_str(&a.body), text) == 0);
+    answer_clear(&a);
+}
+
+static void check_gone(struct service *s, const struct round *r)
+{
+    struct answer a = {0};
+    char text[96], digest[MLO_DIGEST_TEXT_SIZE], path[256];
+    const char *hex = digest + strlen("sha256:");
+    content(r, "old", text, digest);
+    snprintf(path, sizeof path, DEMO "/blobs/%s", digest);
+    ask(s, &a, "GET", path, NULL, NULL);
+    assert_answer(s, &a, a.status == 404);
+    snprintf(path, sizeof path, "%s/blobs/sha256/%.2s/%.2s/%s", s->dir, hex, hex + 2, hex);
+    assert_false(mlo_fs_exists(path));
+    answer_clear(&a);
+}
+
+static size_t count_items(struct service *s, const struct round *r, const char *what)
+{
+    struct answer a = {0};
+    char path[256];
+    snprintf(path, sizeof path, DEMO "/models/%s/%s", r->tag, what);
+    ask(s, &a, "GET", path, NULL, NULL);
+    assert_answer(s, &a, a.status == 200);
+    size_t n = json_array_size(json_object_get(a.json, "items"));
+    answer_clear(&a);
+    return n;
+}
+
+/* The promotion, told at least once. */
+static bool was_told(const struct round *r)
+{
+    bool told = false;
+    pthread_mutex_lock(&receiver.lock);
+    for (size_t i = 0; i < receiver.count; i++)
+        told = told || strstr(receiver.calls[i].body, r->tag);
+    receiver.count = 0;
+    pthread_mutex_unlock(&receiver.lock);
+    return told;
+}
+
+static void check(struct service *s, const struct round *r)
+{
+    struct answer a = {0};
+    static const char *const verify[] = {"audit", "demo", "verify", NULL};
+    static const char *const fsck[] = {"fsck", "--bytes", NULL};
+    check_bytes(s, r, "whole");
+    check_bytes(s, r, "pieces");
+    check_gone(s, r);
+    assert_int_equal(count_items(s, r, "versions"), 1);
+    assert_in_range(count_items(s, r, "versions/1/comments"), 1, r->comments_asked);
+    assert_int_equal(mlo_json_i64(production(s, &a), "generation", 0), r->generation + 1);
+    answer_clear(&a);
+    if (!was_told(r))
+        service_fail(s, "no webhook tells of the promotion");
+    run_mlopt(s, verify);
+    run_mlopt(s, fsck);
+}
+
+/* --- campaigns ---------------------------------------------------------------------------------------- */
+
+static void arm(struct service *s, enum fault_kind kind, const char *at, long occurrence)
+{
+    struct fault_plan *p = s->plan;
+    p->kind = kind;
+    snprintf(p->at, sizeof p->at, "%s", at);
+    p->occurrence = occurrence;
+    p->database = mlo_embedded_pid(s->f->pg);
+    atomic_store(&p->struck, 0);
+    atomic_store(&p->count, 0);
+    s->database_back = false;
+    atomic_store(&p->armed, 1);
+}
+
+/* Whether the fault struck: a step of the background may not come in one round. */
+static bool one(struct service *s, const char *name, size_t number, enum fault_kind kind, const char *at,
+                long occurrence)
+{
+    struct round r = {0};
+    snprintf(r.tag, sizeof r.tag, "%s-%zu", name, number);
+    arm(s, kind, at, occurrence);
+    traffic(s, &r);
+    atomic_store(&s->plan->armed, 0);
+    check(s, &r);
+    return atomic_load(&s->plan->struck) != 0;
+}
+
+struct target {
+    char text[FAULT_STEP_TEXT];
+    long occurrence;
+};
+
+/* The steps of the round before; those of PostgreSQL only, where the fault is its end. Yours. */
+static struct target *targets_of(const struct fault_plan *p, enum fault_kind kind, size_t *count)
+{
+    struct target *all = calloc(FAULT_STEPS_MAX * OCCURRENCES, sizeof *all);
+    size_t n = 0, steps = atomic_load(&p->count);
+    assert_true(steps < FAULT_STEPS_MAX);
+    for (size_t i = 0; i < steps; i++)
+        for (long o = 0; o < MLO_MIN(p->steps[i].count, (long)OCCURRENCES); o++) {
+            if (kind != FAULT_KILL && !strstr(p->steps[i].text, "PQ"))
+                continue;
+            snprintf(all[n].text, sizeof all[n].text, "%s", p->steps[i].text);
+            all[n++].occurrence = o;
+        }
+    *count = n;
+    return all;
+}
+
+static void open_demo(struct service *s)
+{
+    struct answer a = {0};
+    struct round first = {.tag = "first"}, second = {.tag = "second"};
+    char url[64];
+    ask(s, &a, "POST", "/v1/projects", "{\"name\":\"demo\"}", NULL);
+    assert_answer(s, &a, a.status == 201);
+    put_whole(s, &first, "staged");
+    put_whole(s, &second, "staged");
+    add_version(s, "staged", json_pack("[o]", file_of(&first, "staged", "model")));
+    add_version(s, "staged", json_pack("[o]", file_of(&second, "staged", "model")));
+    snprintf(url, sizeof url, "http://127.0.0.1:%u/hook", receiver.port);
+    ask_json(s, &a, DEMO "/webhooks", json_pack("{s:s, s:[s]}", "url", url, "events", "stage.promote"), NULL);
+    assert_answer(s, &a, a.status == 201);
+    answer_clear(&a);
+}
+
+static void campaign(struct pg_fixture *f, const char *name, enum fault_kind kind, size_t some)
+{
+    struct service s;
+    const char *all = getenv("MLOPT_FAULT_ALL"), *seed_text = getenv("MLOPT_FAULT_SEED");
+    int64_t seed = mlo_clock_utc_us() / 1000;
+    size_t count, missed = 0, done = 0;
+    if (seed_text)
+        mlo_str_to_i64(seed_text, &seed);
+    service_open(&s, f);
+    open_demo(&s);
+    one(&s, name, 0, FAULT_NONE, "", 0); /* passes all steps: which are there? */
+    struct target *targets = targets_of(s.plan, kind, &count);
+    assert_true(count > 60);
+    double stride = all ? 1 : (double)count / (double)MLO_MIN(some, count);
+    double first = all ? 0 : (double)(seed % 1000) / 1000 * stride;
+    print_message("%s: %zu steps, every %.1f from %.1f (MLOPT_FAULT_SEED=%lld)\n", name, count, stride, first,
+                  (long long)seed);
+    for (double at = first; at < (double)count; at += stride) {
+        const struct target *t = &targets[(size_t)at];
+        bool struck = one(&s, name, (size_t)at + 1, kind, t->text, t->occurrence);
+        if (!struck)
+            print_message("%s: not met: %s, %ld\n", name, t->text, t->occurrence);
+        missed += !struck;
+        done++;
+    }
+    print_message("%s: %zu struck, %zu not met, the server was started %d times\n", name, done - missed,
+                  missed, s.starts);
+    assert_true(missed * 4 <= done + 3);
+    free(targets);
+    service_close(&s);
+}
+
+static void test_kill__the_server_at_each_step(void **state)
+{
+    campaign(*state, "kill", FAULT_KILL, KILLS);
+}
+
+static void test_cut__its_connections_at_each_step(void **state)
+{
+    campaign(*state, "cut", FAULT_CUT, CUTS);
+}
+
+static void test_kill__postgresql_at_each_step(void **state)
+{
+    campaign(*state, "database", FAULT_DATABASE, DATABASE_KILLS);
+}
+
+#define T(name) cmocka_unit_test_setup_teardown(name, pg_fixture_setup, pg_fixture_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        T(test_kill__the_server_at_each_step),
+        T(test_cut__its_connections_at_each_step),
+        T(test_kill__postgresql_at_each_step),
+    };
+    curl_global_init(CURL_GLOBAL_DEFAULT);
+    int failed = cmocka_run_group_tests(tests, webhook_group_start, webhook_group_stop);
+    curl_global_cleanup();
+    return failed;
+}
