@@ -16,9 +16,9 @@ const struct mlo_sql mlo_sql_upload[] = {
                      "FROM upload WHERE id = $1 AND project_id = $2 AND expires_at > now()",
                      2},
     [UPLOAD_KEEP] = {"upload_keep",
-                     "UPDATE upload SET size = $3, hash_state = $4, "
-                     "expires_at = now() + make_interval(secs => $5) WHERE id = $1 AND size = $2",
-                     5},
+                     "UPDATE upload SET size = $3, hash_state = $4, place = $5, "
+                     "expires_at = now() + make_interval(secs => $6) WHERE id = $1 AND size = $2",
+                     6},
     [UPLOAD_DROP] = {"upload_drop", "DELETE FROM upload WHERE id = $1", 1},
     [UPLOAD_EXPIRED] = {"upload_expired",
                         "DELETE FROM upload WHERE id IN (SELECT id FROM upload WHERE expires_at <= now() "
@@ -119,6 +119,7 @@ enum mlo_status mlo_upload_keep(struct mlo_db_conn *conn, struct mlo_upload *upl
     mlo_param_i64(&p, (int64_t)from_bytes);
     mlo_param_i64(&p, (int64_t)upload->session.size_bytes);
     mlo_param_bytes(&p, upload->session.hash.bytes, sizeof upload->session.hash.bytes);
+    mlo_param_text(&p, upload->session.place);
     mlo_param_i64(&p, MLO_UPLOAD_EXPIRES_S);
     enum mlo_status status = mlo_db_exec(conn, &mlo_sql_upload[UPLOAD_KEEP], &p, &rows, err);
     if (status == MLO_OK && mlo_rows_affected(&rows) == 0) {
