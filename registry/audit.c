@@ -75,7 +75,9 @@ enum mlo_status mlo_audit_append(struct mlo_db_conn *conn, int64_t project_id, c
     struct mlo_params p = MLO_PARAMS_INIT;
     enum mlo_status status = entry_params(project_id, actor, event, &body, &p, err);
     if (status == MLO_OK)
-        status = mlo_sql_number(conn, &mlo_sql_audit[AUDIT_APPEND], &p, seq, err);
+        status = !seq && mlo_db_in_transaction(conn)
+                     ? mlo_db_queue_last(conn, &mlo_sql_audit[AUDIT_APPEND], &p, err)
+                     : mlo_sql_number(conn, &mlo_sql_audit[AUDIT_APPEND], &p, seq, err);
     mlo_buf_clear(&body);
     return status;
 }

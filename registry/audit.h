@@ -16,7 +16,9 @@ struct mlo_audit_event {
     const char *reason; /* NULL: none */
 };
 
-/* Appends an entry; *seq may be NULL. Waits for other transactions that appended to this chain. */
+/* Appends an entry, and waits for other transactions that appended to this chain. Where nobody asks for its
+ * number (seq NULL) and in a transaction, only when that commits (mlo_db_queue_last): the chain is locked
+ * last. */
 MLO_MUST_USE enum mlo_status mlo_audit_append(struct mlo_db_conn *conn, int64_t project_id,
                                               const struct mlo_actor *actor,
                                               const struct mlo_audit_event *event, int64_t *seq,

@@ -24,7 +24,7 @@ const struct mlo_sql mlo_sql_comment[] = {
                     2},
     [COMMENT_ADD] = {"comment_add",
                      "INSERT INTO comment (model_id, version_id, release_id, text, actor, via, audit_seq) "
-                     "VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING id",
+                     "VALUES ($1, $2, $3, $4, $5, $6, " MLO_AUDIT_LAST("$7") ") RETURNING id",
                      7},
     [COMMENT_GET] = {"comment_get", "SELECT " COLUMNS " FROM " TABLES " WHERE c.id = $1", 1},
     [COMMENTS_VERSION] =
@@ -91,9 +91,8 @@ enum mlo_status mlo_comment_add(struct mlo_db_conn *conn, const struct mlo_actor
                                 const struct mlo_comment_on *on, const char *text, json_t **out,
                                 struct mlo_error *err)
 {
-    struct mlo_rows place = {0};
+    struct mlo_rows place = {0}, added = {0};
     struct mlo_params add = MLO_PARAMS_INIT, get = MLO_PARAMS_INIT;
-    int64_t seq, id;
     json_t *after = NULL;
     enum mlo_status status = check(text, err);
     if (status != MLO_OK)
@@ -101,6 +100,7 @@ enum mlo_status mlo_comment_add(struct mlo_db_conn *conn, const struct mlo_actor
     status = mlo_db_begin(conn, err);
     if (status != MLO_OK)
         return status;
+    MLO_TRY(mlo_db_unlock_early(conn, err));
     MLO_TRY(find(conn, on, &place, err));
     int64_t project = mlo_rows_i64(&place, 0, 0);
     MLO_TRY(mlo_actor_require(actor, project, MLO_SUBMITTER, err));
@@ -111,21 +111,25 @@ enum mlo_status mlo_comment_add(struct mlo_db_conn *conn, const struct mlo_actor
     }
     struct mlo_audit_event event = {
         .action = "comment.add", .object = mlo_rows_text(&place, 0, 1), .after = after};
-    MLO_TRY(mlo_audit_append(conn, project, actor, &event, &seq, err));
+    MLO_TRY(mlo_audit_queue(conn, project, actor, &event, NULL, err));
     mlo_param_i64(&add, on->model_id);
     mlo_param_id(&add, on->version_id);
     mlo_param_id(&add, on->version_id ? 0 : mlo_rows_i64(&place, 0, 2));
     mlo_param_text(&add, text);
     mlo_param_text(&add, actor->name);
     mlo_param_text(&add, actor->via ? actor->via : "system");
-    mlo_param_i64(&add, seq);
-    MLO_TRY(mlo_sql_number(conn, &mlo_sql_comment[COMMENT_ADD], &add, &id, err));
-    mlo_param_i64(&get, id);
-    MLO_TRY(mlo_sql_object(conn, &mlo_sql_comment[COMMENT_GET], &get, out, err));
+    mlo_param_i64(&add, project);
+    MLO_TRY(mlo_db_queue(conn, &mlo_sql_comment[COMMENT_ADD], &add, &added, err));
 out:
     json_decref(after);
     mlo_rows_clear(&place);
-    return mlo_db_end(conn, status, err);
+    status = mlo_db_end(conn, status, err); /* sends what is queued, with its COMMIT */
+    if (status == MLO_OK) {
+        mlo_param_i64(&get, mlo_rows_i64(&added, 0, 0));
+        status = mlo_sql_object(conn, &mlo_sql_comment[COMMENT_GET], &get, out, err);
+    }
+    mlo_rows_clear(&added);
+    return status;
 }
 
 enum mlo_status mlo_comment_list(struct mlo_db_conn *conn, const struct mlo_comment_on *on,

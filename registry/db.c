@@ -220,6 +220,7 @@ void mlo_db_release(struct mlo_db_conn *conn)
     settle(conn);
     conn->depth = 0;
     conn->doomed = false;
+    mlo_db_last_clear(conn);
     bool keep = PQstatus(conn->pg) == CONNECTION_OK && !conn->broken;
     if (keep && PQtransactionStatus(conn->pg) != PQTRANS_IDLE)
         PQclear(PQexec(conn->pg, "ROLLBACK"));
@@ -326,10 +327,12 @@ enum mlo_status mlo_db_fail(struct mlo_db_conn *conn, const PGresult *result, co
 enum mlo_status mlo_db_begin(struct mlo_db_conn *conn, struct mlo_error *err)
 {
     if (conn->depth == 0) { /* it travels with the first statement */
-        enum mlo_status status = mlo_db_queue_text(conn, "BEGIN", err);
+        enum mlo_status status = mlo_db_queue_text(conn, "BEGIN", NULL, err);
         if (status != MLO_OK)
             return status;
         conn->doomed = false;
+        conn->early = false;
+        mlo_db_last_clear(conn);
     }
     conn->depth++;
     return MLO_OK;
@@ -338,16 +341,6 @@ enum mlo_status mlo_db_begin(struct mlo_db_conn *conn, struct mlo_error *err)
 bool mlo_db_did(const PGresult *result, const char *what)
 {
     return strcmp(what, "COMMIT") != 0 || strcmp(PQcmdStatus((PGresult *)result), "COMMIT") == 0;
-}
-
-/* In one round trip with what is queued. */
-static enum mlo_status commit(struct mlo_db_conn *conn, struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    if (conn->queued == 0)
-        return mlo_db_exec_text(conn, "COMMIT", err);
-    status = mlo_db_queue_text(conn, "COMMIT", err);
-    return status == MLO_OK ? mlo_db_flush(conn, err) : status;
 }
 
 static void roll_back(struct mlo_db_conn *conn)
@@ -371,20 +364,25 @@ enum mlo_status mlo_db_end(struct mlo_db_conn *conn, enum mlo_status status, str
         conn->doomed = true;
         mlo_db_queue_forget(conn);
     }
-    if (--conn->depth > 0) {
+    if (conn->depth > 1) {
+        conn->depth--;
         mlo_db_ahead_clear(conn); /* it was read for what has ended */
         return status;
     }
     if (!conn->doomed) {
-        status = commit(conn, err);
+        status = mlo_db_queue_held(conn, err);
+        status = status == MLO_OK ? mlo_db_commit(conn, err) : status;
         if (status != MLO_OK && PQtransactionStatus(conn->pg) != PQTRANS_IDLE)
             roll_back(conn);
-        mlo_db_ahead_clear(conn);
-        return status;
+    } else {
+        roll_back(conn);
+        if (status == MLO_OK)
+            status =
+                mlo_error_set(err, MLO_EINTERNAL, "a part of the transaction failed and was not reported");
     }
-    roll_back(conn);
-    if (status == MLO_OK)
-        return mlo_error_set(err, MLO_EINTERNAL, "a part of the transaction failed and was not reported");
+    conn->depth = 0;
+    mlo_db_last_clear(conn);
+    mlo_db_ahead_clear(conn);
     return status;
 }
 

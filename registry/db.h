@@ -131,6 +131,11 @@ MLO_MUST_USE enum mlo_status mlo_db_prepare_all(struct mlo_db_conn *conn, const 
 MLO_MUST_USE enum mlo_status mlo_db_queue(struct mlo_db_conn *conn, const struct mlo_sql *sql,
                                           const struct mlo_params *params, struct mlo_rows *rows,
                                           struct mlo_error *err);
+/* Inside a transaction: the same, but with the COMMIT of the outermost one and behind all that it did, in the
+ * order of these calls; forgotten when it is rolled back. For what locks a row that many want, and whose
+ * answer nobody reads. What fails is reported by the outermost mlo_db_end. */
+MLO_MUST_USE enum mlo_status mlo_db_queue_last(struct mlo_db_conn *conn, const struct mlo_sql *sql,
+                                               const struct mlo_params *params, struct mlo_error *err);
 /* Waits for all that is queued. */
 MLO_MUST_USE enum mlo_status mlo_db_flush(struct mlo_db_conn *conn, struct mlo_error *err);
 /* Inside a transaction: queues a statement that will be asked for. The first mlo_db_exec of it with the same
@@ -152,6 +157,20 @@ MLO_MUST_USE enum mlo_status mlo_db_begin(struct mlo_db_conn *conn, struct mlo_e
 MLO_MUST_USE enum mlo_status mlo_db_end(struct mlo_db_conn *conn, enum mlo_status status,
                                         struct mlo_error *err);
 bool mlo_db_in_transaction(const struct mlo_db_conn *conn);
+
+/* --- locks that do not wait for the disk -------------------------------------------------------- */
+
+/* Inside a transaction: its COMMIT lets go of the locks before its bytes are on disk (and on the replicas
+ * that the session waits for), and mlo_db_end waits for them afterwards, in the same round trip. So who waits
+ * for a row that many lock waits for no disk, and their commits share one. As with every commit, MLO_OK means
+ * durable; a failure behind the COMMIT (MLO_EUNAVAILABLE) that it is not known whether the change stayed.
+ * What others may have read of it before that is said in docs/promotion.md. Where the role may not, nothing
+ * changes. */
+MLO_MUST_USE enum mlo_status mlo_db_unlock_early(struct mlo_db_conn *conn, struct mlo_error *err);
+/* Outside a transaction: returns when all that was committed before this call, by whomever, is as durable as
+ * a commit of this session. Between reading what a transaction of the kind above may have written and telling
+ * it to who will remember it. Costs a round trip where that is so already. */
+MLO_MUST_USE enum mlo_status mlo_db_settle(struct mlo_db_conn *conn, struct mlo_error *err);
 
 /* --- setting up -------------------------------------------------------------------------------- */
 

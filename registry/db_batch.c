@@ -47,6 +47,20 @@ static enum mlo_status receive(struct mlo_db_conn *conn, const struct mlo_db_que
     return so_far;
 }
 
+/* The end of the pipeline. What came behind a COMMIT is committed there, and may fail there. */
+static enum mlo_status synced(struct mlo_db_conn *conn, enum mlo_status so_far, struct mlo_error *err)
+{
+    for (bool end = false; !end && PQstatus(conn->pg) == CONNECTION_OK;) {
+        PGresult *result = PQgetResult(conn->pg);
+        ExecStatusType outcome = PQresultStatus(result);
+        end = outcome == PGRES_PIPELINE_SYNC || PQpipelineStatus(conn->pg) == PQ_PIPELINE_OFF;
+        if (result && outcome != PGRES_PIPELINE_SYNC && so_far == MLO_OK)
+            so_far = mlo_db_fail(conn, result, "the end of a batch", err);
+        PQclear(result);
+    }
+    return so_far;
+}
+
 enum mlo_status mlo_db_flush(struct mlo_db_conn *conn, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -60,20 +74,21 @@ enum mlo_status mlo_db_flush(struct mlo_db_conn *conn, struct mlo_error *err)
         status = receive(conn, &conn->queue[i], status, err);
     if (PQstatus(conn->pg) != CONNECTION_OK)
         return status != MLO_OK ? status : mlo_db_fail(conn, NULL, "a batch", err);
-    PQclear(PQgetResult(conn->pg)); /* of the sync */
+    status = synced(conn, status, err);
     if (!PQexitPipelineMode(conn->pg) && status == MLO_OK)
         status = mlo_db_fail(conn, NULL, "a batch", err);
     return status;
 }
 
-enum mlo_status mlo_db_queue_text(struct mlo_db_conn *conn, const char *text, struct mlo_error *err)
+enum mlo_status mlo_db_queue_text(struct mlo_db_conn *conn, const char *text, struct mlo_rows *rows,
+                                  struct mlo_error *err)
 {
     if (conn->queued == QUEUE_MAX) {
         enum mlo_status status = mlo_db_flush(conn, err);
         if (status != MLO_OK)
             return status;
     }
-    return send_next(conn, text, text, NULL, NULL, err);
+    return send_next(conn, text, text, NULL, rows, err);
 }
 
 enum mlo_status mlo_db_queue(struct mlo_db_conn *conn, const struct mlo_sql *sql,
@@ -89,6 +104,66 @@ enum mlo_status mlo_db_queue(struct mlo_db_conn *conn, const struct mlo_sql *sql
     if (status == MLO_OK)
         status = mlo_db_prepare(conn, sql, params, err);
     return status == MLO_OK ? send_next(conn, sql->name, NULL, params, rows, err) : status;
+}
+
+/* --- at the end -------------------------------------------------------------------------------- */
+
+static size_t value_size(const struct mlo_params *params, int i)
+{
+    if (!params->values[i])
+        return 0;
+    return params->formats[i] ? (size_t)params->sizes[i] : strlen(params->values[i]) + 1;
+}
+
+enum mlo_status mlo_db_queue_last(struct mlo_db_conn *conn, const struct mlo_sql *sql,
+                                  const struct mlo_params *params, struct mlo_error *err)
+{
+    static const struct mlo_params none = MLO_PARAMS_INIT;
+    const struct mlo_params *from = params ? params : &none;
+    size_t size = 0;
+    if (conn->depth == 0)
+        return mlo_error_set(err, MLO_EINTERNAL, "statement %s is queued outside a transaction", sql->name);
+    enum mlo_status status = mlo_db_prepare(conn, sql, from, err);
+    if (status != MLO_OK)
+        return status;
+    for (int i = 0; i < from->count; i++)
+        size += value_size(from, i);
+    struct mlo_db_last *entry = calloc(1, sizeof *entry + size);
+    if (!entry)
+        return mlo_error_nomem(err);
+    entry->sql = sql;
+    entry->params = *from;
+    char *at = entry->bytes;
+    for (int i = 0; i < from->count; i++) {
+        size_t n = value_size(from, i);
+        if (!from->values[i])
+            continue;
+        memcpy(at, from->values[i], n);
+        entry->params.values[i] = at;
+        at += n;
+    }
+    if (!conn->last)
+        conn->last_end = &conn->last;
+    *conn->last_end = entry;
+    conn->last_end = &entry->next;
+    return MLO_OK;
+}
+
+enum mlo_status mlo_db_queue_held(struct mlo_db_conn *conn, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    for (struct mlo_db_last *entry = conn->last; entry && status == MLO_OK; entry = entry->next)
+        status = mlo_db_queue(conn, entry->sql, &entry->params, NULL, err);
+    return status;
+}
+
+void mlo_db_last_clear(struct mlo_db_conn *conn)
+{
+    while (conn->last) {
+        struct mlo_db_last *entry = conn->last;
+        conn->last = entry->next;
+        free(entry);
+    }
 }
 
 void mlo_db_queue_forget(struct mlo_db_conn *conn)

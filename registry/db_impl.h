@@ -3,6 +3,7 @@
 #define MLO_REGISTRY_DB_IMPL_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "registry/db.h"
 
@@ -21,6 +22,14 @@ struct mlo_db_ahead {
     struct mlo_rows rows;
 };
 
+/* A statement that waits for the COMMIT. */
+struct mlo_db_last {
+    struct mlo_db_last *next;
+    const struct mlo_sql *sql;
+    struct mlo_params params;
+    char bytes[]; /* what they borrow */
+};
+
 struct mlo_db_conn {
     struct mlo_db *db;
     PGconn *pg;
@@ -30,9 +39,11 @@ struct mlo_db_conn {
     int depth;   /* of transactions */
     bool doomed; /* an inner transaction failed */
     bool broken; /* libpq lost it, whatever its status says */
+    bool early;  /* its locks go before it is on disk */
     char sqlstate[6];
     struct mlo_db_queued queue[QUEUE_MAX];
-    size_t queued; /* above 0: the connection is in pipeline mode */
+    size_t queued;                        /* above 0: the connection is in pipeline mode */
+    struct mlo_db_last *last, **last_end; /* in order; `last_end` is where the next one goes */
     struct mlo_db_ahead *ahead[AHEAD_MAX];
     size_t ahead_count;
 };
@@ -44,7 +55,8 @@ struct mlo_db {
     unsigned total, max;
     uint32_t wait_ms;
     char *conninfo, *user, *application, *options;
-    char place[256]; /* "/run/x (database mlopt)": for errors */
+    atomic_int may_settle; /* enum may: known from the first that asked */
+    char place[256];       /* "/run/x (database mlopt)": for errors */
 };
 
 /* Fills err from a failed result (or from the connection when result is NULL). */
@@ -59,9 +71,17 @@ enum mlo_status mlo_db_prepare(struct mlo_db_conn *conn, const struct mlo_sql *s
 bool mlo_db_did(const PGresult *result, const char *what);
 #define MLO_NOT_COMMITTED "a part of the transaction had failed, so nothing of it was kept"
 
+/* db_durable.c */
+/* In one round trip with what is queued. */
+enum mlo_status mlo_db_commit(struct mlo_db_conn *conn, struct mlo_error *err);
+
 /* db_batch.c */
 /* Queues plain SQL: BEGIN, COMMIT. */
-enum mlo_status mlo_db_queue_text(struct mlo_db_conn *conn, const char *text, struct mlo_error *err);
+enum mlo_status mlo_db_queue_text(struct mlo_db_conn *conn, const char *text, struct mlo_rows *rows,
+                                  struct mlo_error *err);
+/* Queues what waits for the COMMIT. */
+enum mlo_status mlo_db_queue_held(struct mlo_db_conn *conn, struct mlo_error *err);
+void mlo_db_last_clear(struct mlo_db_conn *conn);
 /* What is queued still runs, but nobody waits for its rows any more. */
 void mlo_db_queue_forget(struct mlo_db_conn *conn);
 /* Takes the answer that was read ahead; false: there is none. */

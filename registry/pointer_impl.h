@@ -45,15 +45,19 @@ enum mlo_status mlo_stage_move(struct mlo_db_conn *conn, const struct mlo_actor 
 /* Reads ahead what mlo_stage_move will ask for. Only `content` and `restores` of `to` count. */
 enum mlo_status mlo_stage_move_ahead(struct mlo_db_conn *conn, const struct mlo_pointer *at,
                                      const struct mlo_move_to *to, struct mlo_error *err);
+/* Behind mlo_db_end: a refusal that says what is in the stage is told when that is on disk. Returns `status`,
+ * or what went wrong. */
+enum mlo_status mlo_stage_answer(struct mlo_db_conn *conn, enum mlo_status status, struct mlo_error *err);
 /* The move that was written. */
 void mlo_stage_moved(const struct mlo_pointer *at, const struct mlo_move_to *to,
                      const struct mlo_move_rows *rows, struct mlo_move *out);
 void mlo_move_rows_clear(struct mlo_move_rows *rows);
 
-/* What a rollback leaves behind: the release that was in the stage, quarantined unless it is already. */
-enum mlo_status mlo_quarantine_begin(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                                     const struct mlo_pointer *left, const struct mlo_move *move,
-                                     const char *reason, struct mlo_error *err);
+/* Queues what a rollback leaves behind, after mlo_stage_move: the release that was in the stage, quarantined
+ * unless it is already. */
+enum mlo_status mlo_quarantine_queue(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                     const struct mlo_pointer *left, const char *reason,
+                                     struct mlo_error *err);
 
 /* The case of putting this content into that stage. */
 void mlo_gate_case_init(struct mlo_gate_case *c, struct mlo_db_conn *conn, const struct mlo_pointer *at,

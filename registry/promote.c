@@ -129,6 +129,7 @@ enum mlo_status mlo_stage_promote(struct mlo_db_conn *conn, const struct mlo_act
     enum mlo_status status = mlo_db_begin(conn, err);
     if (status != MLO_OK)
         return status;
+    MLO_TRY(mlo_db_unlock_early(conn, err));
     MLO_TRY(mlo_pointer_lock_for(conn, promotion->model_id, promotion->stage, promotion->version, &at, err));
     MLO_TRY(mlo_actor_require(actor, at.project_id, MLO_PROMOTER, err));
     MLO_TRY(mlo_pointer_match(&at, promotion->if_match, err));
@@ -173,5 +174,5 @@ out:
         *promotion->decision = json_incref(decision.document);
     json_decref(decision.document);
     mlo_release_content_clear(&content);
-    return status;
+    return mlo_stage_answer(conn, status, err);
 }

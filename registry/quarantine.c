@@ -4,7 +4,7 @@
 #include "registry/pointer_impl.h"
 #include "registry/sql_impl.h"
 
-enum { Q_OPEN, Q_ADD, Q_FIND, Q_LIST, Q_NAMED, Q_END };
+enum { Q_ADD, Q_FIND, Q_LIST, Q_NAMED, Q_END };
 
 /* The bytes of a release for each target: another name for them is no way around. */
 #define BYTES_OF(id)                                                                                         \
@@ -13,11 +13,14 @@ enum { Q_OPEN, Q_ADD, Q_FIND, Q_LIST, Q_NAMED, Q_END };
 #define IS_OPEN "NOT EXISTS (SELECT FROM quarantine_end e WHERE e.quarantine_id = q.id)"
 
 const struct mlo_sql mlo_sql_quarantine[] = {
-    [Q_OPEN] = {"quarantine_open", "SELECT q.id FROM quarantine q WHERE q.release_id = $1 AND " IS_OPEN, 1},
-    [Q_ADD] = {"quarantine_add",
-               "INSERT INTO quarantine (model_id, release_id, move_id, actor, reason, audit_seq) "
-               "VALUES ($1, $2, $3, $4, $5, $6)",
-               6},
+    /* unless it was put back by a rollback to it, and is still in there */
+    [Q_ADD] =
+        {"quarantine_add",
+         "INSERT INTO quarantine (model_id, release_id, move_id, actor, reason, audit_seq) "
+         "SELECT mv.model_id, $4, mv.id, $5, $6, mv.audit_seq FROM stage_move mv WHERE mv.model_id = $1 "
+         "AND mv.stage = $2 AND mv.generation = $3 AND NOT EXISTS (SELECT FROM quarantine q WHERE "
+         "q.release_id = $7 AND " IS_OPEN ")",
+         7},
     [Q_FIND] =
         {"quarantine_find",
          "SELECT r.seq, q.actor, q.reason, to_char(q.at, 'YYYY-MM-DD HH24:MI:SS'), mv.stage "
@@ -40,32 +43,25 @@ const struct mlo_sql mlo_sql_quarantine[] = {
                  "WHERE q.model_id = $1 AND r.seq = $2 AND " IS_OPEN " ORDER BY q.id",
                  2},
     [Q_END] = {"quarantine_end",
-               "INSERT INTO quarantine_end (quarantine_id, actor, reason, audit_seq) VALUES ($1, $2, $3, $4)",
+               "INSERT INTO quarantine_end (quarantine_id, actor, reason, audit_seq) VALUES ($1, $2, "
+               "$3, " MLO_AUDIT_LAST("$4") ")",
                4},
 };
 const size_t mlo_sql_quarantine_count = MLO_COUNT(mlo_sql_quarantine);
 
-enum mlo_status mlo_quarantine_begin(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                                     const struct mlo_pointer *left, const struct mlo_move *move,
-                                     const char *reason, struct mlo_error *err)
+enum mlo_status mlo_quarantine_queue(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                     const struct mlo_pointer *left, const char *reason,
+                                     struct mlo_error *err)
 {
-    struct mlo_params open = MLO_PARAMS_INIT, add = MLO_PARAMS_INIT;
-    struct mlo_rows rows = {0};
-    enum mlo_status status;
-    mlo_param_i64(&open, left->release_id);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_quarantine[Q_OPEN], &open, &rows, err));
-    if (mlo_rows_count(&rows) > 0)
-        goto out; /* it was put back by a rollback to it, and is still in there */
+    struct mlo_params add = MLO_PARAMS_INIT;
     mlo_param_i64(&add, left->model_id);
+    mlo_param_text(&add, left->stage);
+    mlo_param_i64(&add, left->generation + 1);
     mlo_param_i64(&add, left->release_id);
-    mlo_param_i64(&add, move->id);
     mlo_param_text(&add, actor->name);
     mlo_param_text(&add, reason);
-    mlo_param_i64(&add, move->audit_seq);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_quarantine[Q_ADD], &add, NULL, err));
-out:
-    mlo_rows_clear(&rows);
-    return status;
+    mlo_param_i64(&add, left->release_id);
+    return mlo_db_queue(conn, &mlo_sql_quarantine[Q_ADD], &add, NULL, err);
 }
 
 /* Asks, now or ahead, whether these bytes are in quarantine. */
@@ -132,7 +128,6 @@ enum mlo_status mlo_quarantine_release(struct mlo_db_conn *conn, const struct ml
     struct mlo_rows rows = {0};
     struct mlo_pointer at;
     char object[300];
-    int64_t seq;
     json_t *after = NULL;
     if (!reason || reason[strspn(reason, " \t\r\n")] == '\0') {
         mlo_error_set(err, MLO_EINVAL, "letting a release out of quarantine needs a reason");
@@ -142,6 +137,7 @@ enum mlo_status mlo_quarantine_release(struct mlo_db_conn *conn, const struct ml
     enum mlo_status status = mlo_db_begin(conn, err);
     if (status != MLO_OK)
         return status;
+    MLO_TRY(mlo_db_unlock_early(conn, err));
     /* one at a time: every rollback of production holds this too */
     MLO_TRY(mlo_pointer_lock(conn, model_id, "production", &at, err));
     MLO_TRY(mlo_actor_require(actor, at.project_id, MLO_APPROVER, err));
@@ -160,14 +156,14 @@ enum mlo_status mlo_quarantine_release(struct mlo_db_conn *conn, const struct ml
         status = mlo_error_nomem(err);
         goto out;
     }
-    MLO_TRY(mlo_audit_append(conn, at.project_id, actor, &event, &seq, err));
+    MLO_TRY(mlo_audit_queue(conn, at.project_id, actor, &event, NULL, err));
     for (int r = 0; r < mlo_rows_count(&rows); r++) {
         struct mlo_params end = MLO_PARAMS_INIT;
         mlo_param_i64(&end, mlo_rows_i64(&rows, r, 0));
         mlo_param_text(&end, actor->name);
         mlo_param_text(&end, reason);
-        mlo_param_i64(&end, seq);
-        MLO_TRY(mlo_db_exec(conn, &mlo_sql_quarantine[Q_END], &end, NULL, err));
+        mlo_param_i64(&end, at.project_id);
+        MLO_TRY(mlo_db_queue(conn, &mlo_sql_quarantine[Q_END], &end, NULL, err));
     }
 out:
     json_decref(after);

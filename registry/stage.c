@@ -303,6 +303,17 @@ void mlo_move_rows_clear(struct mlo_move_rows *rows)
     mlo_rows_clear(&rows->decision);
 }
 
+enum mlo_status mlo_stage_answer(struct mlo_db_conn *conn, enum mlo_status status, struct mlo_error *err)
+{
+    struct mlo_error why = {0};
+    if ((status != MLO_ECONFLICT && status != MLO_EPRECONDITION) || mlo_db_in_transaction(conn))
+        return status;
+    enum mlo_status settled = mlo_db_settle(conn, &why);
+    if (settled != MLO_OK && err)
+        *err = why;
+    return settled == MLO_OK ? status : settled;
+}
+
 enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                    const struct mlo_rollback *rollback, struct mlo_move *out,
                                    struct mlo_error *err)
@@ -310,6 +321,7 @@ enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_ac
     struct mlo_pointer at;
     struct mlo_rows rows = {0};
     struct mlo_move_rows written = {0};
+    struct mlo_move_to to = {.kind = "rollback", .action = "stage.rollback", .reason = rollback->reason};
     struct mlo_params p = MLO_PARAMS_INIT;
     memset(out, 0, sizeof *out);
     if (!mlo_stage_valid(rollback->stage))
@@ -322,6 +334,7 @@ enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_ac
     enum mlo_status status = mlo_db_begin(conn, err);
     if (status != MLO_OK)
         return status;
+    MLO_TRY(mlo_db_unlock_early(conn, err));
     MLO_TRY(mlo_pointer_lock(conn, rollback->model_id, rollback->stage, &at, err));
     MLO_TRY(mlo_actor_may_rollback(actor, at.project_id, err));
     MLO_TRY(mlo_pointer_match(&at, rollback->if_match, err));
@@ -342,14 +355,11 @@ enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_ac
                                      "nothing was in %s before: there is nothing to roll back to", at.object);
         goto out;
     }
-    struct mlo_move_to to = {.kind = "rollback",
-                             .action = "stage.rollback",
-                             .reason = rollback->reason,
-                             .restores = mlo_rows_i64(&rows, 0, 0),
-                             .release_id = mlo_rows_i64(&rows, 0, 1),
-                             .release_seq = mlo_rows_i64(&rows, 0, 2),
-                             .version = mlo_rows_i64(&rows, 0, 3),
-                             .quarantined = at.release_seq};
+    to.restores = mlo_rows_i64(&rows, 0, 0);
+    to.release_id = mlo_rows_i64(&rows, 0, 1);
+    to.release_seq = mlo_rows_i64(&rows, 0, 2);
+    to.version = mlo_rows_i64(&rows, 0, 3);
+    to.quarantined = at.release_seq;
     if (to.release_id == at.release_id) {
         status = mlo_error_set(err, MLO_ECONFLICT, "%s holds release %lld already", at.object,
                                (long long)to.release_seq);
@@ -360,14 +370,14 @@ enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_ac
         goto out;
     }
     MLO_TRY(mlo_stage_move(conn, actor, &at, &to, &written, err));
-    MLO_TRY(mlo_db_flush(conn, err));
-    mlo_stage_moved(&at, &to, &written, out);
-    MLO_TRY(mlo_quarantine_begin(conn, actor, &at, out, rollback->reason, err));
+    MLO_TRY(mlo_quarantine_queue(conn, actor, &at, rollback->reason, err));
 out:
     mlo_rows_clear(&rows);
-    status = mlo_db_end(conn, status, err);
+    status = mlo_db_end(conn, status, err); /* sends what is queued, with its COMMIT */
+    if (status == MLO_OK)
+        mlo_stage_moved(&at, &to, &written, out);
     mlo_move_rows_clear(&written);
-    return status;
+    return mlo_stage_answer(conn, status, err);
 }
 
 /* --- reading ----------------------------------------------------------------------------------- */

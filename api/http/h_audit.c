@@ -51,6 +51,7 @@ enum mlo_status h_audit_chain(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_request_query_i64(req, "limit", 10000, 1, 10000, &limit, err));
     MLO_TRY(chain_param(req, &project, err));
     MLO_TRY(mlo_audit_chain(req->conn, project, after, limit, &req->out, err));
+    MLO_TRY(mlo_db_settle(req->conn, err)); /* its head is remembered */
     MLO_TRY(mlo_reply_out(req, 200, "application/octet-stream", err));
 out:
     return status;
@@ -71,6 +72,7 @@ enum mlo_status h_audit_verify(struct mlo_request *req, struct mlo_error *err)
     }
     MLO_TRY(chain_param(req, &project, err));
     MLO_TRY(mlo_view_audit_verify(req->conn, project, head ? &remembered : NULL, &value, err));
+    MLO_TRY(mlo_db_settle(req->conn, err));
     MLO_TRY(mlo_reply_json(req, 200, value, err));
 out:
     return status;

@@ -53,6 +53,7 @@ enum mlo_status h_stage(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_request_stage(stage, "path", MLO_ENOTFOUND, err));
     MLO_TRY(mlo_request_model(req, NULL, &model, err));
     MLO_TRY(mlo_stage_get(req->conn, model, stage, &value, err));
+    MLO_TRY(mlo_db_settle(req->conn, err)); /* its ETag is remembered */
     mlo_reply_header(req, "ETag", "\"%lld\"", (long long)mlo_json_i64(value, "generation", 0));
     MLO_TRY(mlo_reply_json(req, 200, value, err));
 out:

@@ -12,9 +12,8 @@ enum mlo_status mlo_service_tx(struct mlo_db_conn *conn, mlo_tx_fn *fn, void *ar
         if (status != MLO_OK)
             return status;
         status = fn(conn, arg, err);
-        bool again = status != MLO_OK && !nested && i + 1 < TX_TRIES && mlo_db_retryable(conn);
         status = mlo_db_end(conn, status, err);
-        if (!again || status == MLO_OK)
+        if (status == MLO_OK || nested || i + 1 >= TX_TRIES || !mlo_db_retryable(conn))
             return status;
         mlo_clock_sleep_ms(5u << i);
     }

@@ -338,6 +338,127 @@ static void test_queue__a_connection_that_takes_nothing_is_told(void **state)
     mlo_db_close(db);
 }
 
+/* --- the end of a transaction ------------------------------------------------------------------ */
+
+static void put_last(struct pg_fixture *f, int64_t value)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, value);
+    assert_mlo_ok(mlo_db_queue_last(f->conn, &batch[1], &p, &f->err), &f->err);
+}
+
+static void test_last__runs_behind_all_or_not_at_all(void **state)
+{
+    struct pg_fixture *f = *state;
+    make_table(f);
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    put_last(f, 1);
+    assert_mlo_ok(mlo_db_end(f->conn, MLO_OK, &f->err), &f->err);
+    for (int64_t i = 2; i <= 70; i++) /* more than one queue */
+        put_last(f, i);
+    put(f, 1000);
+    assert_true(sum(f, 10000) == 1000); /* none yet */
+    assert_mlo_ok(mlo_db_end(f->conn, MLO_OK, &f->err), &f->err);
+    assert_true(sum(f, 10000) == 1000 + 70 * 71 / 2);
+    /* a transaction that is given up, and the next one */
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    put_last(f, 3000);
+    assert_int_equal(mlo_db_end(f->conn, MLO_ECONFLICT, NULL), MLO_ECONFLICT);
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_end(f->conn, MLO_OK, &f->err), &f->err);
+    assert_true(sum(f, 10000) == 1000 + 70 * 71 / 2);
+    /* what fails there undoes all */
+    struct mlo_params zero = MLO_PARAMS_INIT;
+    mlo_param_i64(&zero, 0);
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    put(f, 5000);
+    assert_mlo_ok(mlo_db_queue_last(f->conn, &sql[2], &zero, &f->err), &f->err);
+    assert_int_equal(mlo_db_end(f->conn, MLO_OK, &f->err), MLO_EINVAL);
+    assert_non_null(strstr(f->err.message, "t_divide"));
+    assert_true(sum(f, 10000) == 1000 + 70 * 71 / 2);
+}
+
+/* Whether the log is on disk up to where it stood when the caller asked. */
+static bool on_disk(struct pg_fixture *f, int64_t lsn)
+{
+    char text[96];
+    snprintf(text, sizeof text, "SELECT (pg_current_wal_flush_lsn() - '0/0'::pg_lsn >= %lld)::int",
+             (long long)lsn);
+    return pg_fixture_number(f->owner, text) == 1;
+}
+
+static int64_t end_of_log(struct pg_fixture *f)
+{
+    return pg_fixture_number(f->owner, "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn");
+}
+
+static void test_early__answers_when_it_is_on_disk(void **state)
+{
+    struct pg_fixture *f = *state;
+    make_table(f);
+    assert_mlo_status(mlo_db_unlock_early(f->conn, &f->err), MLO_EINTERNAL, &f->err);
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_unlock_early(f->conn, &f->err), &f->err);
+    assert_mlo_status(mlo_db_settle(f->conn, &f->err), MLO_EINTERNAL, &f->err);
+    put(f, 1);
+    assert_mlo_ok(mlo_db_flush(f->conn, &f->err), &f->err);
+    int64_t written = end_of_log(f);
+    assert_mlo_ok(mlo_db_end(f->conn, MLO_OK, &f->err), &f->err);
+    assert_true(on_disk(f, written));
+    assert_true(sum(f, 1000) == 1);
+    /* the session is as it was */
+    PGresult *r = PQexec(mlo_db_pg(f->conn), "SHOW synchronous_commit");
+    assert_string_equal(PQgetvalue(r, 0, 0), "on");
+    PQclear(r);
+    /* what another session left to the log writer */
+    struct mlo_db_conn *other;
+    assert_mlo_ok(mlo_db_acquire(f->owner, &other, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(other, "BEGIN; SET LOCAL synchronous_commit = off", &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(other, "CREATE TABLE late (i int); COMMIT", &f->err), &f->err);
+    written = end_of_log(f);
+    assert_mlo_ok(mlo_db_settle(f->conn, &f->err), &f->err);
+    assert_true(on_disk(f, written));
+    mlo_db_release(other);
+    /* a failure is one of the transaction */
+    struct mlo_params zero = MLO_PARAMS_INIT;
+    mlo_param_i64(&zero, 0);
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_unlock_early(f->conn, &f->err), &f->err);
+    put(f, 2);
+    assert_mlo_ok(mlo_db_queue(f->conn, &sql[2], &zero, NULL, &f->err), &f->err);
+    assert_int_equal(mlo_db_end(f->conn, MLO_OK, &f->err), MLO_EINVAL);
+    assert_true(sum(f, 1000) == 1);
+}
+
+static void as_superuser(struct pg_fixture *f, const char *text)
+{
+    char *admin = mlo_embedded_conninfo(f->pg, NULL, f->database);
+    PGconn *pg = PQconnectdb(admin);
+    PGresult *r = PQexec(pg, text);
+    assert_int_equal(PQresultStatus(r), PGRES_COMMAND_OK);
+    PQclear(r);
+    PQfinish(pg);
+    free(admin);
+}
+
+/* Where the role may not emit a message: the commits of before. */
+static void test_early__without_the_right_is_an_ordinary_commit(void **state)
+{
+    struct pg_fixture *f = *state;
+    as_superuser(f, "REVOKE EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, text) FROM PUBLIC");
+    make_table(f);
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_unlock_early(f->conn, &f->err), &f->err);
+    put(f, 4);
+    assert_mlo_ok(mlo_db_flush(f->conn, &f->err), &f->err);
+    int64_t written = end_of_log(f);
+    assert_mlo_ok(mlo_db_end(f->conn, MLO_OK, &f->err), &f->err);
+    assert_true(on_disk(f, written));
+    assert_mlo_ok(mlo_db_settle(f->conn, &f->err), &f->err);
+    assert_true(sum(f, 1000) == 4);
+}
+
 /* --- migrations -------------------------------------------------------------------------------- */
 
 static void test_migrate__twice_is_once(void **state)
@@ -501,6 +622,9 @@ int main(void)
         WITH_DB(test_queue__a_broken_connection_is_told),
         WITH_DB(test_queue__a_connection_that_takes_nothing_is_told),
         WITH_DB(test_ahead__answers_once_and_what_was_asked),
+        WITH_DB(test_last__runs_behind_all_or_not_at_all),
+        WITH_DB(test_early__answers_when_it_is_on_disk),
+        WITH_DB(test_early__without_the_right_is_an_ordinary_commit),
         WITH_EMPTY_DB(test_migrate__twice_is_once),
         WITH_EMPTY_DB(test_migrate__newer_and_edited_are_refused),
         WITH_EMPTY_DB(test_migrate__failing_script_leaves_nothing),
