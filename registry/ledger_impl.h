@@ -15,6 +15,7 @@ struct mlo_ledger {
     pthread_mutex_t lock; /* key, kicked, stopping */
     pthread_cond_t woken;
     struct mlo_sign_key *key;
+    int64_t pack_grace_s;
     bool kicked, stopping, started;
     pthread_t thread;
 };
@@ -37,6 +38,14 @@ enum mlo_status mlo_ledger_rows_after(struct mlo_db_conn *conn, int64_t project_
 /* ledger_repo.c: brings the repository at `path` to the head in PostgreSQL. */
 enum mlo_status mlo_ledger_repo_sync(struct mlo_ledger *ledger, struct mlo_db_conn *conn, int64_t project_id,
                                      const char *path, struct mlo_error *err);
+/* ledger_pack.c: packs what fills a run of the first n commits, and takes away what packs have replaced for
+ * long enough. Under the repository's lock. */
+struct git_repository;
+enum mlo_status mlo_ledger_pack(struct mlo_ledger *ledger, struct mlo_db_conn *conn, int64_t project_id,
+                                struct git_repository *repo, const char *path, int64_t n,
+                                struct mlo_error *err);
+/* Whether all the packs that the list names are there: else objects are missing. */
+bool mlo_ledger_packs_usable(const char *path);
 /* Pushes it to another one: a folder, where a bare repository is made, or a URL. */
 enum mlo_status mlo_ledger_repo_push(const char *path, const char *to, struct mlo_error *err);
 

@@ -180,7 +180,7 @@ static enum mlo_status move_branch(struct mlo_ledger *ledger, git_repository *re
 }
 
 static enum mlo_status bring_up(struct mlo_ledger *ledger, struct mlo_db_conn *conn, int64_t project_id,
-                                git_repository *repo, const char *path, int64_t n, json_t *state,
+                                git_repository *repo, const char *path, int64_t *n, json_t *state,
                                 struct mlo_error *err)
 {
     struct writer w = {.ledger = ledger, .path = path};
@@ -191,11 +191,11 @@ static enum mlo_status bring_up(struct mlo_ledger *ledger, struct mlo_db_conn *c
     if (git_repository_odb(&w.odb, repo) != 0)
         return git_failed(err, "cannot open", path);
     for (int count = BATCH; count == BATCH;) {
-        MLO_TRY(mlo_ledger_rows_after(conn, project_id, n, BATCH, &rows, err));
+        MLO_TRY(mlo_ledger_rows_after(conn, project_id, *n, BATCH, &rows, err));
         count = mlo_rows_count(&rows);
         for (int r = 0; r < count; r++, any = true) {
             MLO_TRY(put_commit(&w, state, &rows, r, &id, err));
-            n = mlo_rows_i64(&rows, r, LEDGER_ROW_N);
+            *n = mlo_rows_i64(&rows, r, LEDGER_ROW_N);
         }
     }
     if (any)
@@ -210,6 +210,7 @@ enum mlo_status mlo_ledger_repo_sync(struct mlo_ledger *ledger, struct mlo_db_co
                                      const char *path, struct mlo_error *err)
 {
     git_repository *repo = NULL;
+    struct mlo_error unpacked = {0};
     json_t *state = json_object();
     int64_t n;
     enum mlo_status status = MLO_OK;
@@ -220,7 +221,7 @@ enum mlo_status mlo_ledger_repo_sync(struct mlo_ledger *ledger, struct mlo_db_co
         return err ? err->status : MLO_EIO;
     }
     MLO_TRY(open_repository(&repo, path, err));
-    if (!read_tip(repo, conn, project_id, &n, state, &status, err)) {
+    if (!mlo_ledger_packs_usable(path) || !read_tip(repo, conn, project_id, &n, state, &status, err)) {
         MLO_TRY(status);
         git_repository_free(repo); /* not the ledger's: made again */
         repo = NULL;
@@ -229,7 +230,10 @@ enum mlo_status mlo_ledger_repo_sync(struct mlo_ledger *ledger, struct mlo_db_co
         n = 0;
         MLO_TRY(open_repository(&repo, path, err));
     }
-    MLO_TRY(bring_up(ledger, conn, project_id, repo, path, n, state, err));
+    MLO_TRY(bring_up(ledger, conn, project_id, repo, path, &n, state, err));
+    if (mlo_ledger_pack(ledger, conn, project_id, repo, path, n, &unpacked) != MLO_OK)
+        mlo_log_error(MLO_LOG_WARN, "a ledger's commits could not be packed: clones ask for each object",
+                      &unpacked);
 out:
     git_repository_free(repo);
     json_decref(state);

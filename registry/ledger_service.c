@@ -23,7 +23,7 @@ const struct mlo_sql mlo_sql_ledger_service[] = {
 };
 const size_t mlo_sql_ledger_service_count = MLO_COUNT(mlo_sql_ledger_service);
 
-enum { POLL_MS = 1000, RETRY_MS = 5000 };
+enum { POLL_MS = 1000, RETRY_MS = 5000, PACK_GRACE_S = 3600 };
 
 static const char KEY[] = "ledger.key", NEXT_KEY[] = "ledger.key.next";
 
@@ -310,6 +310,9 @@ enum mlo_status mlo_ledger_open(const struct mlo_ledger_options *options, struct
     ledger->db = options->db;
     ledger->on_step = options->on_step;
     ledger->step_arg = options->step_arg;
+    ledger->pack_grace_s = options->pack_grace_s == MLO_LEDGER_NO_GRACE ? 0
+                           : options->pack_grace_s                      ? options->pack_grace_s
+                                                                        : PACK_GRACE_S;
     ledger->dir = strdup(options->dir);
     ledger->mirror = options->mirror ? strdup(options->mirror) : NULL;
     if (!ledger->dir || (options->mirror && !ledger->mirror)) {

@@ -4,7 +4,8 @@
  * each event has one commit. What a killed server left is finished by the next call.
  *
  *     DIR/ledger.key        the private key (0600); made when the installation has none
- *     DIR/PROJECT.git       the repository: removed at any time, it is made again */
+ *     DIR/PROJECT.git       the repository: removed at any time, it is made again. Full runs of commits are
+ *                           in packs; the file `packs` lists them */
 #ifndef MLO_REGISTRY_LEDGER_SERVICE_H
 #define MLO_REGISTRY_LEDGER_SERVICE_H
 
@@ -22,9 +23,13 @@ struct mlo_ledger_options {
     const char *dir;    /* made when it is not there, mode 0700; copied */
     const char *mirror; /* repositories MIRROR/PROJECT.git are pushed to: a folder (bare repositories are made
                            in it), or a URL that libgit2 can push to; NULL: none; copied */
+    unsigned pack_grace_s; /* how long what a pack replaces is served beside it, for clones under way; 0: an
+                              hour; MLO_LEDGER_NO_GRACE: tests */
     mlo_ledger_step_fn *on_step;
     void *step_arg;
 };
+#define MLO_LEDGER_NO_GRACE UINT32_MAX
+
 /* Opens or makes the key and registers it. MLO_ECONFLICT when the installation signs with a key that is not
  * here. */
 MLO_MUST_USE enum mlo_status mlo_ledger_open(const struct mlo_ledger_options *options,
@@ -46,6 +51,9 @@ void mlo_ledger_kick(struct mlo_ledger *ledger);
  * does not continue: one of them was rewritten. MLO_OK without a mirror. */
 MLO_MUST_USE enum mlo_status mlo_ledger_push(struct mlo_ledger *ledger, const char *project,
                                              struct mlo_error *err);
+
+/* Appends objects/info/packs of the repository at `path`: "P pack-ID.pack", a line each, and an empty one. */
+void mlo_ledger_packs_list(const char *path, struct mlo_buf *out);
 
 /* The commit that a repository (a clone, a mirror) is at: its HEAD, or main. MLO_ENOTFOUND when it has none.
  */

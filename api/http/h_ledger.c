@@ -1,7 +1,6 @@
 /* Ledgers: their commits as JSON, and their repositories as stock git reads them over plain HTTP (git's
  * "dumb" protocol: files). Signing keys. */
 #include <ctype.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -116,25 +115,17 @@ out:
 enum mlo_status h_git_packs(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_ledger *ledger;
-    struct dirent *entry;
     int64_t project;
-    char *repository = NULL, *path = NULL;
+    char *repository = NULL;
     enum mlo_status status;
     MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(ledger_of(req, &ledger, err));
     repository = mlo_ledger_repository(ledger, mlo_request_param(req, "p"));
-    path = repository ? mlo_fs_join(repository, "objects", "pack", NULL) : NULL;
-    DIR *folder = path ? opendir(path) : NULL;
-    while (folder && (entry = readdir(folder)))
-        if (mlo_str_starts(entry->d_name, "pack-") && mlo_str_ends(entry->d_name, ".pack"))
-            mlo_buf_printf(&req->out, "P %s\n", entry->d_name);
-    if (folder)
-        closedir(folder);
-    mlo_buf_putc(&req->out, '\n');
+    MLO_TRY(repository ? MLO_OK : mlo_error_nomem(err));
+    mlo_ledger_packs_list(repository, &req->out);
     MLO_TRY(mlo_reply_out(req, 200, "text/plain; charset=utf-8", err));
 out:
     free(repository);
-    free(path);
     return status;
 }
 

@@ -1,5 +1,8 @@
 /* Ledgers as clients see them: stock git over plain HTTP, and `mlopt audit verify`, which trusts no server.
  */
+#include <pthread.h>
+#include <stdatomic.h>
+
 #include "tests/integration/api/api_fixture.h"
 #include "tests/integration/registry/ledger_fixture.h"
 
@@ -241,10 +244,89 @@ static void test_audit_verify__trusts_keys_by_the_one_before(void **state)
     mlo_buf_clear(&out);
 }
 
+/* A clone of the ledger as `name`; how many requests it took. */
+static int64_t clone_requests(struct api *api, const char *name)
+{
+    struct mlo_buf out = MLO_BUF_INIT;
+    int64_t count = 0;
+    assert_shell(
+        api->dir, &out,
+        "GIT_CURL_VERBOSE=1 git -c http.extraHeader='Authorization: Bearer %s' clone "
+        "http://127.0.0.1:%u/v1/projects/demo/ledger.git %s > %s.log 2>&1 || { tail -5 %s.log; exit 1; }; "
+        "git -C %s fsck --strict --full > %s.fsck 2>&1 || { cat %s.fsck; exit 1; }",
+        api->token[MLO_VIEWER], mlo_http_port(api->http), name, name, name, name, name, name);
+    assert_shell(api->dir, &out, "grep -c 'Send header: GET' %s.log", name);
+    out.data[strcspn(out.data, "\n")] = '\0';
+    assert_true(mlo_str_to_i64(out.data, &count));
+    mlo_buf_clear(&out);
+    return count;
+}
+
+struct cloner {
+    struct api *api;
+    int clones;
+    atomic_bool stop;
+};
+
+static void *keep_cloning(void *arg)
+{
+    struct cloner *c = arg;
+    do {
+        char name[32];
+        snprintf(name, sizeof name, "beside%d", c->clones++);
+        clone_requests(c->api, name);
+    } while (!atomic_load(&c->stop));
+    return NULL;
+}
+
+/* Stock git clones before there are packs, while they are made, beside what they replace, and behind that. */
+static void test_ledger__packs_make_a_clone_cheap(void **state)
+{
+    struct api *api = *state;
+    struct pg_fixture *f = api->pg;
+    struct mlo_buf out = MLO_BUF_INIT, ids = MLO_BUF_INIT;
+    struct cloner cloner = {.api = api};
+    pthread_t thread;
+    char *path = mlo_ledger_repository(api->ledger, "demo");
+    ledger_events(f, api->project, 0, 20);
+    assert_true(clone_requests(api, "few") > 40);
+    assert_int_equal(pthread_create(&thread, NULL, keep_cloning, &cloner), 0);
+    for (int i = 20; i < 300; i += 20) {
+        ledger_events(f, api->project, i, 20);
+        assert_mlo_ok(mlo_ledger_sync(api->ledger, f->conn, api->project, &f->err), &f->err);
+    }
+    atomic_store(&cloner.stop, true);
+    pthread_join(thread, NULL);
+    int64_t loose = clone_requests(api, "loose");
+    assert_shell(path, &ids, "git rev-list main && git rev-list --objects main | sort");
+    /* an hour later */
+    assert_shell(path, &out, "sed -i 's/\"since\":[0-9]*/\"since\":1/g' packs && cat packs");
+    int64_t packed = clone_requests(api, "packed");
+    print_message("300 commits: %lld requests, with packs %lld\n", (long long)loose, (long long)packed);
+    assert_true(loose > 900);
+    assert_true(packed < loose / 8);
+    assert_shell(api->dir, &out, "cd packed && git rev-list main && git rev-list --objects main | sort");
+    assert_string_equal(mlo_buf_str(&out), mlo_buf_str(&ids));
+    assert_shell(path, &out, "ls objects/pack | grep -c '[.]pack$'");
+    assert_string_equal(mlo_buf_str(&out), "2\n"); /* of 256 and of 32 */
+    assert_shell(path, &out, "git fsck --strict --full");
+    /* what comes later is pulled on top */
+    ledger_events(f, api->project, 300, 40);
+    assert_shell(
+        api->dir, &out,
+        "cd few && git -c http.extraHeader='Authorization: Bearer %s' pull -q && git rev-list --count main",
+        api->token[MLO_VIEWER]);
+    assert_string_equal(mlo_buf_str(&out), "340\n");
+    mlo_buf_clear(&out);
+    mlo_buf_clear(&ids);
+    free(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         API_TEST(test_ledger__stock_git_clones_and_checks_it),
+        API_TEST(test_ledger__packs_make_a_clone_cheap),
         API_TEST(test_audit_verify__finds_and_names_what_was_tampered_with),
         API_TEST(test_audit_verify__finds_a_wholesale_rewrite),
         API_TEST(test_audit_verify__trusts_keys_by_the_one_before),

@@ -69,6 +69,23 @@ static inline void shop_promote(struct shop *s, const char *reason)
     s->generation = move.generation;
 }
 
+/* Recorded changes, as many as the ledger will have commits. */
+static inline void ledger_events(struct pg_fixture *f, int64_t project_id, int first, int count)
+{
+    const struct mlo_audit_event event = {.action = "policy.set", .object = "shop"};
+    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+    for (int i = first; i < first + count; i++) {
+        char path[40], text[80];
+        int64_t seq;
+        snprintf(path, sizeof path, "policy/m%d.yaml", i % 7);
+        snprintf(text, sizeof text, "# the %d. change\nstages: {}\n", i);
+        const struct mlo_ledger_file file = {.path = path, .text = text, .size = strlen(text)};
+        assert_mlo_ok(mlo_audit_append(f->conn, project_id, &root, &event, &seq, &f->err), &f->err);
+        assert_mlo_ok(mlo_ledger_append(f->conn, project_id, seq, &file, 1, &f->err), &f->err);
+    }
+    assert_mlo_ok(mlo_db_end(f->conn, MLO_OK, &f->err), &f->err);
+}
+
 static inline void shop_sync(struct shop *s)
 {
     assert_mlo_ok(mlo_ledger_sync(s->ledger, s->f->conn, s->project_id, &s->f->err), &s->f->err);
