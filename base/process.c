@@ -47,6 +47,13 @@ static char **merged_env(const char *const *extra)
     return env;
 }
 
+/* How it was started. */
+struct start {
+    pid_t parent;
+    int parent_fd;       /* the end of the report's pipe that the parent reads */
+    unsigned long flags; /* its new namespaces */
+};
+
 static bool set_limit(int what, uint64_t value)
 {
     struct rlimit limit = {value, value};
@@ -67,10 +74,31 @@ static bool redirect(int fd, int target, bool null_when_absent)
     return dup2(fd, target) >= 0;
 }
 
+static bool set_limits(const struct mlo_process_options *o, bool own_users)
+{
+    static const struct rlimit none = {0, 0};
+    return set_limit(RLIMIT_AS, o->max_memory_bytes) && set_limit(RLIMIT_CPU, o->max_cpu_s) &&
+           set_limit(RLIMIT_FSIZE, o->max_file_bytes) && set_limit(RLIMIT_NOFILE, o->max_files) &&
+           set_limit(RLIMIT_NPROC, own_users ? o->max_processes : 0) &&
+           (!o->no_core_dump || setrlimit(RLIMIT_CORE, &none) == 0);
+}
+
+/* Whether who started us is still there. In a process namespace of our own no number says so: the pipe that
+ * it reads has no reader any more. */
+static bool has_parent(const struct start *start, int report)
+{
+    struct pollfd pipe = {report, 0, 0};
+    if (!(start->flags & CLONE_NEWPID))
+        return getppid() == start->parent;
+    return poll(&pipe, 1, 0) == 0;
+}
+
 /* In the child. Only async-signal-safe calls. */
-static void child_exec(const struct mlo_process_options *o, char **env, int report_fd, pid_t parent)
+static void child_exec(const struct mlo_process_options *o, char **env, int report_fd,
+                       const struct start *start)
 {
     sigset_t none;
+    close(start->parent_fd); /* has_parent() asks who else has it */
     sigemptyset(&none);
     bool ok = sigprocmask(SIG_SETMASK, &none, NULL) == 0;
     signal(SIGPIPE, SIG_DFL);
@@ -89,11 +117,9 @@ static void child_exec(const struct mlo_process_options *o, char **env, int repo
         if (dup3(report, 3, O_CLOEXEC) >= 0)
             report = 3;
     }
-    if (ok)
-        syscall(SYS_close_range, 4u, ~0u, 0u);
-    if (ok && o->no_network && unshare(CLONE_NEWNET) < 0)
+    if (ok && o->no_network && !(start->flags & CLONE_NEWNET) && unshare(CLONE_NEWNET) < 0)
         unshare(CLONE_NEWUSER | CLONE_NEWNET); /* hardening: where even this is refused it runs as it is */
-    ok = ok && set_limit(RLIMIT_AS, o->max_memory_bytes) && set_limit(RLIMIT_CPU, o->max_cpu_s);
+    ok = ok && set_limits(o, start->flags & CLONE_NEWUSER);
     if (ok && o->run_as_uid) {
         gid_t gid = o->run_as_gid;
         ok = setgroups(1, &gid) == 0 && setresgid(gid, gid, gid) == 0 &&
@@ -101,11 +127,14 @@ static void child_exec(const struct mlo_process_options *o, char **env, int repo
     }
     if (ok && o->die_with_parent) { /* after setuid, which clears it */
         ok = prctl(PR_SET_PDEATHSIG, o->death_signal ? o->death_signal : SIGTERM) == 0;
-        if (ok && getppid() != parent)
+        if (ok && !has_parent(start, report))
             _exit(127); /* it died before we could ask to be told */
     }
     if (ok && o->cwd)
         ok = chdir(o->cwd) == 0;
+    ok = ok && (!o->confine || o->confine(o->confine_arg));
+    if (ok)
+        syscall(SYS_close_range, 4u, ~0u, 0u);
     if (ok)
         execve(o->argv[0], (char *const *)o->argv, env);
     int e = errno;
@@ -113,6 +142,39 @@ static void child_exec(const struct mlo_process_options *o, char **env, int repo
         /* the exit status says it too */
     }
     _exit(127);
+}
+
+#if defined(__SANITIZE_THREAD__)
+#define MAY_CLONE false /* its fork stops what other threads hold of the sanitizer; a clone does not */
+#else
+#define MAY_CLONE true
+#endif
+
+/* With namespaces of our own where that is asked for and can be had. */
+static pid_t fork_into(const struct mlo_process_options *o, struct start *start)
+{
+    static const unsigned long wanted[] = {CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC,
+                                           CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC};
+    for (size_t i = 0; o->own_namespaces && MAY_CLONE && i < sizeof wanted / sizeof *wanted; i++) {
+        start->flags = wanted[i];
+        long pid = syscall(SYS_clone, wanted[i] | SIGCHLD, 0, 0, 0, 0);
+        if (pid >= 0)
+            return (pid_t)pid;
+    }
+    start->flags = 0;
+    return fork();
+}
+
+bool mlo_process_can_namespaces(void)
+{
+    const struct mlo_process_options o = {.own_namespaces = true};
+    struct start start = {0};
+    pid_t pid = fork_into(&o, &start);
+    if (pid == 0)
+        _exit(0);
+    while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR) {
+    }
+    return pid > 0 && start.flags != 0;
 }
 
 enum mlo_status mlo_process_start(const struct mlo_process_options *options, pid_t *pid,
@@ -127,13 +189,13 @@ enum mlo_status mlo_process_start(const struct mlo_process_options *options, pid
         free(env);
         return mlo_error_errno(err, errno, "cannot start %s", options->argv[0]);
     }
-    pid_t parent = getpid();
+    struct start start = {.parent = getpid(), .parent_fd = report[0]};
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old); /* no handler of ours may run in the child */
-    pid_t child = fork();
+    pid_t child = fork_into(options, &start);
     if (child == 0) {
-        child_exec(options, env, report[1], parent);
+        child_exec(options, env, report[1], &start);
         _exit(127);
     }
     int fork_errno = errno;

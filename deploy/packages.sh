@@ -1,7 +1,7 @@
 # Sourced by the other scripts: which Debian packages are needed, and installing those that are missing.
 
 PACKAGES_BUILD="build-essential cmake ninja-build pkg-config libpq-dev libcurl4-openssl-dev libexpat1-dev libgit2-dev libjansson-dev
- libyaml-dev libprotobuf-c-dev protobuf-c-compiler libssl-dev libmicrohttpd-dev libdnnl-dev libzip-dev zlib1g-dev"
+ libyaml-dev libprotobuf-c-dev protobuf-c-compiler libssl-dev libmicrohttpd-dev libdnnl-dev libzip-dev zlib1g-dev libseccomp-dev"
 PACKAGES_RUN="postgresql-15 dataset-fashion-mnist"
 PACKAGES_TEST="libcmocka-dev libonnx-testdata ccache valgrind clang libomp-dev clang-format curl jq procps python3 python3-numpy python3-onnx
  chromium chromium-driver python3-selenium fonts-dejavu-core

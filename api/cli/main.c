@@ -68,6 +68,7 @@ static const struct mlo_cli_verb *const verbs[] = {
     &mlo_verb_server,
     &mlo_verb_worker,
     &mlo_verb_migrate,
+    &mlo_verb_doctor,
     &mlo_verb_backup,
     &mlo_verb_backup_verify,
     &mlo_verb_restore,

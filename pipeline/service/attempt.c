@@ -441,10 +441,13 @@ static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashe
     enum mlo_status status = MLO_OK;
     struct mlo_worker *worker = slot->worker;
     struct mlo_machine_lock lock = MLO_MACHINE_LOCK_INIT;
+    struct mlo_confinement confined = {.out = NULL};
     struct mlo_child child = {
         .exe = worker->exe,
-        .dir = dir,
+        .folder = dir,
         .max_memory_bytes = worker->o.max_memory_bytes,
+        .max_scratch_bytes = worker->o.max_scratch_bytes,
+        .max_tasks = worker->o.max_tasks,
         .max_s = worker->o.max_job_s,
         .watch = watch,
         .progress = on_progress,
@@ -452,13 +455,19 @@ static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashe
     };
     json_t *result = NULL;
     int64_t started_us = mlo_clock_utc_us();
-    MLO_TRY(mlo_attempt_inputs(worker, &slot->job, dir, err));
+    MLO_TRY(mlo_confinement_init(worker, &slot->job, dir, &confined, err));
+    MLO_TRY(mlo_attempt_inputs(worker, &slot->job, dir, confined.checkpoints, err));
+    MLO_TRY(mlo_confinement_close(worker, dir, &confined, err));
+    child.dir = confined.out;
+    child.sandbox = confined.sandbox;
+    child.env = confined.env;
     MLO_TRY(mlo_machine_lock(worker->o.work_dir, slot->job.exclusive, watch, slot, &lock, err));
     status = mlo_child_run(&child, &result, crashed, err);
     mlo_machine_unlock(&lock);
     MLO_TRY(status);
-    MLO_TRY(deliver(slot, dir, result, started_us, err));
+    MLO_TRY(deliver(slot, confined.out, result, started_us, err));
 out:
+    mlo_confinement_clear(&confined);
     json_decref(result);
     return status;
 }

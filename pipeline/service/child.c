@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 extern char **environ;
 
 enum { WATCH_MS = 100, WATCH_MS_WITHOUT_PIDFD = 10, LINE_MAX_BYTES = 4096, STDERR_TAIL = 240 };
+enum { USAGE_EVERY_MS = 500, FOLDER_EVERY_MS = 1000, FILES_MAX = 4096 };
 enum { RESULT_MAX_BYTES = 64 << 20 };
 
 /* --- the machine's lock -------------------------------------------------------------------------------- */
@@ -124,24 +126,25 @@ static bool drain(const struct mlo_child *child, int fd, struct lines *lines)
  * The step runs what somebody uploaded: it gets what it needs, and no address, password or token. */
 static bool passed_on(const char *variable)
 {
-    static const char *const beginnings[] = {"PATH=", "HOME=",   "TMPDIR=",    "TZ=",     "LANG=",   "LC_",
-                                             "OMP_",  "GOMP_",   "DNNL_",      "ONEDNN_", "MALLOC_", "LD_",
-                                             "CUDA_", "NVIDIA_", "MLOPT_ISA=", "ASAN_",   "LSAN_",   "UBSAN_",
-                                             "TSAN_", "GCOV_",   "VALGRIND_"};
+    static const char *const beginnings[] = {
+        "PATH=", "TZ=",     "LANG=",      "LC_",   "OMP_",  "GOMP_",  "DNNL_", "ONEDNN_", "MALLOC_",  "LD_",
+        "CUDA_", "NVIDIA_", "MLOPT_ISA=", "ASAN_", "LSAN_", "UBSAN_", "TSAN_", "GCOV_",   "VALGRIND_"};
     for (size_t i = 0; i < MLO_COUNT(beginnings); i++)
         if (mlo_str_starts(variable, beginnings[i]))
             return true;
     return false;
 }
 
-/* The names to unset, NULL-terminated, in one block; NULL when out of memory. */
-static const char **withheld(void)
+/* The names to unset, and what is set, NULL-terminated, in one block; NULL when out of memory. */
+static const char **environment(const char *const *set)
 {
-    size_t count = 0, bytes = 0;
+    size_t count = 0, more = 0, bytes = 0;
     for (char **e = environ; *e; e++, count++)
         bytes += strlen(*e) + 1;
-    const char **names = malloc((count + 1) * sizeof *names + bytes);
-    char *text = names ? (char *)(names + count + 1) : NULL;
+    while (set && set[more])
+        more++;
+    const char **names = malloc((count + more + 1) * sizeof *names + bytes);
+    char *text = names ? (char *)(names + count + more + 1) : NULL;
     size_t n = 0;
     for (char **e = environ; names && *e; e++) {
         size_t length = strcspn(*e, "=");
@@ -152,6 +155,8 @@ static const char **withheld(void)
         names[n++] = text;
         text += length + 1;
     }
+    for (size_t i = 0; names && i < more; i++)
+        names[n++] = set[i];
     if (names)
         names[n] = NULL;
     return names;
@@ -180,11 +185,56 @@ static int end_group(pid_t pid)
     }
 }
 
+/* --- what it uses -------------------------------------------------------------------------------------- */
+
+struct looks {
+    uint64_t usage_ns, folder_ns; /* when to look next */
+};
+
+static enum mlo_status too_much(struct mlo_error *err, const char *what, uint64_t have, uint64_t limit,
+                                const char *option)
+{
+    char a[32], b[32];
+    mlo_error_set(err, MLO_ETOOBIG, "the step's processes %s %s; a job may have %s on this worker", what,
+                  mlo_str_size(have, a), mlo_str_size(limit, b));
+    mlo_error_hint(err, "`mlopt worker --%s` sets it", option);
+    return MLO_ETOOBIG;
+}
+
+/* The kernel's limits are of one process; a job has as many as it likes. */
+static enum mlo_status look_at_usage(const struct mlo_child *child, pid_t pid, struct looks *next,
+                                     struct mlo_error *err)
+{
+    struct mlo_usage usage;
+    uint64_t now = mlo_clock_ns(), bytes;
+    if ((child->max_memory_bytes || child->max_tasks) && now >= next->usage_ns) {
+        mlo_usage_of(pid, &usage);
+        if (child->max_memory_bytes && usage.memory_bytes > child->max_memory_bytes)
+            return too_much(err, "took", usage.memory_bytes, child->max_memory_bytes, "max-memory");
+        if (child->max_tasks && usage.tasks > child->max_tasks) {
+            mlo_error_set(err, MLO_ETOOBIG, "the step has more than %u processes and threads",
+                          child->max_tasks);
+            mlo_error_hint(err, "`mlopt worker --max-tasks` sets it");
+            return MLO_ETOOBIG;
+        }
+        next->usage_ns = mlo_clock_ns() + USAGE_EVERY_MS * 1000000ull;
+    }
+    if (child->max_scratch_bytes && now >= next->folder_ns) {
+        bytes = mlo_usage_of_folder(child->folder, child->max_scratch_bytes);
+        if (bytes > child->max_scratch_bytes)
+            return too_much(err, "wrote more than", child->max_scratch_bytes, child->max_scratch_bytes,
+                            "max-scratch");
+        next->folder_ns = mlo_clock_ns() + FOLDER_EVERY_MS * 1000000ull;
+    }
+    return MLO_OK;
+}
+
 static enum mlo_status supervise(const struct mlo_child *child, pid_t pid, int fd, int *wait_status,
                                  struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct lines lines = {.len = 0};
+    struct looks next = {0};
     uint64_t deadline_ns = child->max_s ? mlo_clock_ns() + child->max_s * 1000000000ull : 0;
     int pid_fd = (int)syscall(SYS_pidfd_open, pid, 0u);
     int wait_ms = pid_fd >= 0 ? WATCH_MS : WATCH_MS_WITHOUT_PIDFD;
@@ -196,6 +246,8 @@ static enum mlo_status supervise(const struct mlo_child *child, pid_t pid, int f
         if (open)
             open = drain(child, fd, &lines);
         status = child->watch(child->arg, err);
+        if (status == MLO_OK)
+            status = look_at_usage(child, pid, &next, err);
         if (status == MLO_OK && deadline_ns && mlo_clock_ns() > deadline_ns)
             status = mlo_error_set(err, MLO_ETIMEOUT, "the step did not end within %u s", child->max_s);
     }
@@ -208,13 +260,10 @@ static enum mlo_status supervise(const struct mlo_child *child, pid_t pid, int f
 }
 
 /* The last line or two that the child wrote on stderr, for the message of a crash. */
-static void stderr_tail(const char *path, struct mlo_error *err)
+static void stderr_tail(int fd, struct mlo_error *err)
 {
     char tail[STDERR_TAIL + 1];
     size_t got = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return;
     off_t size = lseek(fd, 0, SEEK_END);
     if (size > STDERR_TAIL)
         lseek(fd, size - STDERR_TAIL, SEEK_SET);
@@ -222,7 +271,6 @@ static void stderr_tail(const char *path, struct mlo_error *err)
         lseek(fd, 0, SEEK_SET);
     if (!mlo_fs_read_full(fd, tail, STDERR_TAIL, &got))
         got = 0;
-    close(fd);
     while (got && (tail[got - 1] == '\n' || tail[got - 1] == ' '))
         got--;
     tail[got] = '\0';
@@ -233,7 +281,7 @@ static void stderr_tail(const char *path, struct mlo_error *err)
         mlo_error_hint(err, "it last printed: %s", tail);
 }
 
-static enum mlo_status crashed(int wait_status, const char *stderr_path, struct mlo_error *err)
+static enum mlo_status crashed(int wait_status, int stderr_fd, struct mlo_error *err)
 {
     if (WIFSIGNALED(wait_status)) {
         int sig = WTERMSIG(wait_status);
@@ -244,7 +292,7 @@ static enum mlo_status crashed(int wait_status, const char *stderr_path, struct 
         mlo_error_set(err, MLO_EJOB, "the step's process ended with exit status %d and no result",
                       WEXITSTATUS(wait_status));
     }
-    stderr_tail(stderr_path, err);
+    stderr_tail(stderr_fd, err);
     return MLO_EJOB;
 }
 
@@ -266,6 +314,13 @@ static enum mlo_status step_error(const json_t *result, const char *dir, struct 
     return status;
 }
 
+/* Not a link to elsewhere, nor a pipe that nobody writes to: who could put another one there has ended. */
+static bool is_file(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0 && S_ISREG(st.st_mode);
+}
+
 enum mlo_status mlo_child_run(const struct mlo_child *child, json_t **result, bool *was_crash,
                               struct mlo_error *err)
 {
@@ -273,7 +328,7 @@ enum mlo_status mlo_child_run(const struct mlo_child *child, json_t **result, bo
     int pipe_fd[2] = {-1, -1}, stderr_fd = -1, wait_status = 0;
     pid_t pid = -1;
     json_t *value = NULL;
-    const char **env = withheld();
+    const char **env = environment(child->env);
     *was_crash = false;
     char *result_path = mlo_fs_join(child->dir, "result.json", NULL);
     char *stderr_path = mlo_fs_join(child->dir, "stderr.log", NULL);
@@ -281,7 +336,7 @@ enum mlo_status mlo_child_run(const struct mlo_child *child, json_t **result, bo
         status = mlo_error_nomem(err);
         goto out;
     }
-    stderr_fd = open(stderr_path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
+    stderr_fd = open(stderr_path, O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600);
     if (stderr_fd < 0 || pipe2(pipe_fd, O_CLOEXEC) < 0) {
         status = mlo_error_errno(err, errno, "cannot prepare the step's process");
         goto out;
@@ -295,25 +350,40 @@ enum mlo_status mlo_child_run(const struct mlo_child *child, json_t **result, bo
     options.stderr_fd = stderr_fd;
     options.own_group = true;
     options.die_with_parent = true;
-    options.no_network = true;
+    options.death_signal = SIGKILL;
+    options.no_network = options.own_namespaces = true;
     options.max_memory_bytes = child->max_memory_bytes;
+    options.max_file_bytes = child->max_scratch_bytes;
+    options.max_files = FILES_MAX;
+    options.max_processes = child->max_tasks;
+    options.no_core_dump = true;
+    if (child->max_s) /* where the clock on the wall is not looked at any more */
+        options.max_cpu_s = (uint32_t)MLO_MIN((uint64_t)child->max_s * (mlo_cpu_count() + 1), UINT32_MAX);
+    if (child->sandbox) {
+        options.confine = mlo_sandbox_enter;
+        options.confine_arg = child->sandbox;
+    }
     MLO_TRY(mlo_process_start(&options, &pid, err));
     close(pipe_fd[1]);
     pipe_fd[1] = -1;
     MLO_TRY(supervise(child, pid, pipe_fd[0], &wait_status, err));
+    if (!is_file(result_path)) {
+        status = crashed(wait_status, stderr_fd, err);
+        *was_crash = true;
+        goto out;
+    }
     if (mlo_fs_size(result_path) > RESULT_MAX_BYTES) {
         status = mlo_error_set(err, MLO_ETOOBIG, "the step's result is larger than %d MiB",
                                RESULT_MAX_BYTES >> 20);
         goto out;
     }
-    if (!mlo_fs_exists(result_path) || mlo_json_load_file(result_path, &value, err) != MLO_OK ||
-        !json_is_object(value)) {
-        status = crashed(wait_status, stderr_path, err);
+    if (mlo_json_load_file(result_path, &value, err) != MLO_OK || !json_is_object(value)) {
+        status = crashed(wait_status, stderr_fd, err);
         *was_crash = true;
         goto out;
     }
     if (!mlo_str_eq(mlo_json_str(value, "status", NULL), "ok")) {
-        status = step_error(value, child->dir, err);
+        status = step_error(value, child->folder, err);
         goto out;
     }
     *result = json_incref(value);

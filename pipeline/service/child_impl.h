@@ -2,7 +2,7 @@
 #ifndef MLO_SERVICE_CHILD_IMPL_H
 #define MLO_SERVICE_CHILD_IMPL_H
 
-#include "base/base.h"
+#include "pipeline/service/sandbox_impl.h"
 
 /* Called at least every 100 ms while the child runs; a status other than MLO_OK ends its process group and
  * becomes the outcome. Fills err. */
@@ -11,8 +11,14 @@ typedef void mlo_child_progress_fn(void *arg, double fraction, const char *messa
 
 struct mlo_child {
     const char *exe;
-    const char *dir; /* holds job.json; gets result.json and stderr.log */
-    uint64_t max_memory_bytes;
+    const char *dir;                   /* holds job.json; gets result.json and stderr.log */
+    const char *folder;                /* of all that the attempt has on the disk */
+    const struct mlo_sandbox *sandbox; /* or NULL */
+    const char *const *env;            /* "NAME=value", NULL-terminated, beside what is passed on; or NULL */
+    /* Of all its processes together; 0: none. A job that goes beyond fails with MLO_ETOOBIG: trying again
+     * does not help. */
+    uint64_t max_memory_bytes, max_scratch_bytes;
+    unsigned max_tasks;
     uint32_t max_s; /* wall time; 0: none */
     mlo_child_watch_fn *watch;
     mlo_child_progress_fn *progress;

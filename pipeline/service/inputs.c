@@ -1,10 +1,9 @@
 /* What a step reads, put where it can read it: links into the blob store under the names that people gave. */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "pipeline/service/blob_cache_impl.h"
 #include "pipeline/service/worker_impl.h"
 #include "pipeline/steps/checkpoint.h"
 
@@ -41,22 +40,27 @@ static enum mlo_status read_files(struct mlo_worker *worker, int statement, int6
     return status;
 }
 
+static enum mlo_status from_store(void *arg, const struct mlo_digest *digest, const char *scratch,
+                                  char **path, struct mlo_error *err)
+{
+    struct mlo_worker *worker = arg;
+    return mlo_blob_path(worker->o.blobs, digest, scratch, true, path, err);
+}
+
 /* <dir>/<name> with the blob's bytes. */
 static enum mlo_status place(struct mlo_worker *worker, const struct mlo_digest *digest, const char *dir,
                              const char *name, struct mlo_error *err)
 {
-    char *bytes = NULL, *path = mlo_fs_join(dir, name, NULL);
+    const struct mlo_blob_cache cache = {
+        .dir = worker->cache_dir, .scratch = worker->scratch_dir, .max_bytes = worker->o.max_cache_bytes};
+    char *path = mlo_fs_join(dir, name, NULL);
     if (!path)
         return mlo_error_nomem(err);
-    enum mlo_status status = mlo_blob_path(worker->o.blobs, digest, worker->scratch_dir, true, &bytes, err);
+    enum mlo_status status = mlo_blob_cache_place(&cache, digest, from_store, worker, path, NULL, err);
     if (status == MLO_EDIGEST) {
         const struct mlo_actor actor = {.name = worker->id, .role = MLO_ADMIN, .via = "worker"};
         status = mlo_blob_report_damage(worker->o.db, worker->o.blobs, &actor, digest, false, err);
     }
-    /* a hard link where it can be: external data must lie inside the model's folder, links followed */
-    if (status == MLO_OK && link(bytes, path) != 0 && symlink(bytes, path) != 0)
-        status = mlo_error_errno(err, errno, "cannot place '%s' in the scratch folder", name);
-    free(bytes);
     free(path);
     return status;
 }
@@ -315,21 +319,20 @@ out:
 }
 
 enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_job *job, const char *dir,
-                                   struct mlo_error *err)
+                                   const char *checkpoints, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const struct mlo_step *step = mlo_step_find(job->step);
     char *in = mlo_fs_join(dir, "in", NULL), *source_dir = mlo_fs_join(dir, "in", "source", NULL);
     char *variant_dir = mlo_fs_join(dir, "in", "variant", NULL),
-         *json_path = mlo_fs_join(dir, "job.json", NULL),
-         *checkpoints = mlo_fs_join(worker->o.work_dir, "checkpoints", NULL);
+         *json_path = mlo_fs_join(dir, "out", "job.json", NULL);
     char *source = NULL, *model = NULL;
     json_t *out = NULL;
     if (!step) {
         status = mlo_error_set(err, MLO_EUNSUPPORTED, "this program has no step '%s'", job->step);
         goto out;
     }
-    if (!in || !source_dir || !variant_dir || !json_path || !checkpoints) {
+    if (!in || !source_dir || !variant_dir || !json_path) {
         status = mlo_error_nomem(err);
         goto out;
     }
@@ -368,7 +371,6 @@ out:
     free(source_dir);
     free(variant_dir);
     free(json_path);
-    free(checkpoints);
     free(source);
     free(model);
     return status;

@@ -112,9 +112,19 @@ struct mlo_worker_options {
     uint32_t poll_ms;           /* fallback to the notification; 0: 1,000 */
     uint32_t drain_ms;   /* how long running jobs may go on after the stop flag; then they are handed back */
     uint32_t backoff_ms; /* before the second attempt, doubled for each further one; 0: 1,000 */
-    uint64_t max_memory_bytes; /* of a job's child (address space); 0: no limit */
-    uint32_t max_job_s;        /* wall time of an attempt; 0: no limit */
-    bool exit_when_idle;       /* return when nothing is ready or running */
+    uint64_t max_memory_bytes;  /* of a job: address space of each process, memory of all; 0: no limit */
+    uint32_t max_job_s;         /* wall time of an attempt; 0: no limit */
+    uint64_t max_scratch_bytes; /* of a job's scratch folder; 0: no limit */
+    uint64_t max_cache_bytes;   /* of blobs from a store of objects, in work_dir; 0: 16 GiB */
+    unsigned max_tasks;         /* processes and threads of a job together; 0: 4,096 */
+    /* NULL-terminated absolute paths beyond system software and the job's own folders (mlo_isolation), or
+     * NULL */
+    const char *const
+        *allow_read; /* that a job may read and run programs from, such as a Python environment */
+    const char *const
+        *allow_write;       /* folders that a job may write in; what it leaves there other jobs find */
+    bool require_isolation; /* rather do not start than run jobs where the kernel lacks a layer */
+    bool exit_when_idle;    /* return when nothing is ready or running */
 };
 
 /* Claims and runs jobs until *stop is not 0 (set it from a signal handler or another thread; it is looked at
@@ -123,6 +133,10 @@ struct mlo_worker_options {
  * removed, and the worker's row says stopped. */
 MLO_MUST_USE enum mlo_status mlo_worker_run(const struct mlo_worker_options *options,
                                             const volatile sig_atomic_t *stop, struct mlo_error *err);
+
+/* What keeps a job's processes from harm on this machine (pipeline/service/sandbox_impl.h), as the kernel is:
+ * [{"layer","on","note"}], *out is yours; *whole: nothing is lacking. */
+MLO_MUST_USE enum mlo_status mlo_isolation(json_t **out, bool *whole, struct mlo_error *err);
 
 /* The hidden verb: `PROGRAM step-exec DIR` calls mlo_step_child(DIR, 1, err) — progress goes to stdout — and
  * exits 0 when result.json was written, else 1 after printing the error on stderr. */

@@ -1,4 +1,5 @@
 /* The worker: slots that claim and run jobs, and one thread that listens, beats for all of them and reaps. */
+#include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +25,7 @@ const size_t MLO_WORKER_SQL_COUNT = MLO_COUNT(MLO_WORKER_SQL);
 enum { WATCH_STOP_MS = 100, SWEEP_EVERY_MS = 500, TOUCH_EVERY_MS = 5000 };
 
 #define MS_NS 1000000ull
+#define CACHE_BYTES ((uint64_t)16 << 30)
 
 /* The flag is set from a signal handler or from another thread. */
 static bool told_to_stop(const volatile sig_atomic_t *stop)
@@ -370,6 +372,33 @@ static enum mlo_status register_worker(struct mlo_worker *worker, const volatile
     return told_to_stop(stop) ? MLO_OK : status;
 }
 
+/* What keeps jobs from harm here, said once; MLO_EUNAVAILABLE where all of it is wanted and some is lacking.
+ */
+static enum mlo_status tell_isolation(const struct mlo_worker *worker, struct mlo_error *err)
+{
+    json_t *layers = NULL, *layer;
+    size_t i;
+    bool whole = false;
+    enum mlo_status status = mlo_isolation(&layers, &whole, err);
+    json_array_foreach(layers, i, layer)
+    {
+        const char *name = mlo_json_str(layer, "layer", ""), *note = mlo_json_str(layer, "note", "");
+        if (mlo_json_bool(layer, "on", false))
+            continue;
+        mlo_log(MLO_LOG_WARN, "jobs are less confined than they could be", "lacking", name, "note", note,
+                NULL);
+        if (status == MLO_OK && worker->o.require_isolation) {
+            status =
+                mlo_error_set(err, MLO_EUNAVAILABLE, "this machine cannot confine jobs: %s: %s", name, note);
+            mlo_error_hint(
+                err, "`mlopt doctor` lists the layers; without --require-isolation the worker runs jobs "
+                     "with those that there are");
+        }
+    }
+    json_decref(layers);
+    return status;
+}
+
 static enum mlo_status start_slots(struct mlo_worker *worker, struct mlo_error *err)
 {
     for (unsigned i = 0; i < worker->o.slots; i++) {
@@ -391,6 +420,8 @@ static void fill_defaults(struct mlo_worker_options *o)
     o->lease_ms = o->lease_ms ? o->lease_ms : 15000;
     o->poll_ms = o->poll_ms ? o->poll_ms : 1000;
     o->backoff_ms = o->backoff_ms ? o->backoff_ms : 1000;
+    o->max_tasks = o->max_tasks ? o->max_tasks : 4096;
+    o->max_cache_bytes = o->max_cache_bytes ? o->max_cache_bytes : CACHE_BYTES;
 }
 
 static enum mlo_status worker_init(struct mlo_worker *worker, const struct mlo_worker_options *options,
@@ -431,6 +462,8 @@ static void worker_clear(struct mlo_worker *worker)
     free(worker->idle);
     free(worker->claimed);
     free(worker->exe);
+    free(worker->work_dir);
+    free(worker->cache_dir);
     mlo_buf_clear(&worker->targets);
     mlo_scratch_close(worker);
     pthread_cond_destroy(&worker->wake);
@@ -445,6 +478,16 @@ enum mlo_status mlo_worker_run(const struct mlo_worker_options *options, const v
     struct mlo_worker worker = {.scratch_fd = -1, .targets = MLO_BUF_INIT};
     MLO_TRY(worker_init(&worker, options, err));
     MLO_TRY(mlo_fs_mkdirs(worker.o.work_dir, err));
+    if (!(worker.work_dir = realpath(worker.o.work_dir, NULL))) { /* a step has another working folder */
+        status = mlo_error_errno(err, errno, "cannot use the folder %s", worker.o.work_dir);
+        goto out;
+    }
+    worker.o.work_dir = worker.work_dir;
+    if (!(worker.cache_dir = mlo_fs_join(worker.work_dir, "blobs", NULL))) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(tell_isolation(&worker, err));
     MLO_TRY(mlo_scratch_open(&worker, err));
     MLO_TRY(register_worker(&worker, stop, err));
     mlo_log(MLO_LOG_INFO, "worker started", "worker", worker.id, "targets", mlo_buf_str(&worker.targets),

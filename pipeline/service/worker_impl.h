@@ -5,18 +5,19 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "pipeline/service/sandbox_impl.h"
 #include "pipeline/service/service_impl.h"
 
 struct mlo_worker {
     struct mlo_worker_options o; /* with the defaults filled in */
     char id[160];                /* host-pid-random: one per process start */
     char host[128];
-    char *exe, *scratch_dir; /* scratch_dir: of this worker */
-    int scratch_fd;          /* its lock: held as long as we live */
-    struct mlo_buf targets;  /* array literal */
-    atomic_bool stopping;    /* no new jobs */
-    atomic_bool hand_back;   /* running ones are given up */
-    pthread_mutex_t lock;    /* of wake and the generation */
+    char *exe, *work_dir, *scratch_dir, *cache_dir; /* absolute; scratch_dir: of this worker */
+    int scratch_fd;                                 /* its lock: held as long as we live */
+    struct mlo_buf targets;                         /* array literal */
+    atomic_bool stopping;                           /* no new jobs */
+    atomic_bool hand_back;                          /* running ones are given up */
+    pthread_mutex_t lock;                           /* of wake and the generation */
     pthread_cond_t wake;
     uint64_t generation; /* notifications so far */
     struct mlo_slot *slots;
@@ -45,9 +46,25 @@ struct mlo_slot {
 /* Runs the slot's claimed job to its end, whatever that is: completed, failed, handed back or lost. */
 void mlo_attempt_run(struct mlo_slot *slot);
 
-/* Fills <dir>/in with the job's inputs and writes <dir>/job.json. */
+/* Fills <dir>/in with the job's inputs and writes <dir>/out/job.json. */
 MLO_MUST_USE enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_job *job,
-                                                const char *dir, struct mlo_error *err);
+                                                const char *dir, const char *checkpoints,
+                                                struct mlo_error *err);
+
+/* The folders of a job, <dir>/in and <dir>/out and those that it shares with the other jobs of its project,
+ * which are made; what its process may do, once its inputs are placed, and its environment. */
+struct mlo_confinement {
+    struct mlo_arena *arena;
+    const char *out, *checkpoints, *kernels;
+    struct mlo_sandbox *sandbox;
+    const char *env[8];
+};
+MLO_MUST_USE enum mlo_status mlo_confinement_init(struct mlo_worker *worker, const struct mlo_job *job,
+                                                  const char *dir, struct mlo_confinement *out,
+                                                  struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_confinement_close(struct mlo_worker *worker, const char *dir,
+                                                   struct mlo_confinement *c, struct mlo_error *err);
+void mlo_confinement_clear(struct mlo_confinement *c);
 
 /* The statement of what a job made, as canonical JSON of a signed envelope. *out is yours (free); `signer`
  * gets the worker's key. */

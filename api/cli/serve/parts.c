@@ -87,13 +87,26 @@ static void on_stop(int number)
     stop_flag = 1;
 }
 
+/* Absolute, and there: a misspelt path would only be noticed by a job that fails. */
+static enum mlo_status allowed_paths(const struct mlo_cli *cli, const char *option, const char **out,
+                                     size_t room, struct mlo_error *err)
+{
+    for (size_t i = 0; i + 1 < room && (out[i] = mlo_cli_opt_at(cli, option, i)); i++) {
+        if (out[i][0] != '/' || !mlo_fs_exists(out[i])) {
+            mlo_error_set(err, MLO_EINVAL, "--%s %s: that is no absolute path that exists", option, out[i]);
+            return MLO_EINVAL;
+        }
+    }
+    return MLO_OK;
+}
+
 static enum mlo_status worker_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_db *db = NULL;
     struct mlo_blob_store *blobs = NULL;
-    const char *targets[16] = {NULL}, *work_dir = NULL;
-    int64_t slots, threads, drain_s, memory_mb, job_s;
+    const char *targets[16] = {NULL}, *readable[16] = {NULL}, *writable[16] = {NULL}, *work_dir = NULL;
+    int64_t slots, threads, drain_s, memory_mb, scratch_mb, cache_mb, tasks, job_s;
     struct sigaction action = {.sa_handler = on_stop};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
@@ -104,8 +117,13 @@ static enum mlo_status worker_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_cli_int(cli, "drain", 10, 0, 86400, &drain_s, err));
     MLO_TRY(mlo_cli_int(cli, "max-memory", 0, 1, 1 << 30, &memory_mb, err));
     MLO_TRY(mlo_cli_int(cli, "max-job-time", 0, 1, 1 << 30, &job_s, err));
+    MLO_TRY(mlo_cli_int(cli, "max-scratch", 0, 1, 1 << 30, &scratch_mb, err));
+    MLO_TRY(mlo_cli_int(cli, "cache", 0, 1, 1 << 30, &cache_mb, err));
+    MLO_TRY(mlo_cli_int(cli, "max-tasks", 0, 16, 1 << 22, &tasks, err));
     for (size_t i = 0; i + 1 < MLO_COUNT(targets); i++)
         targets[i] = mlo_cli_opt_at(cli, "target", i);
+    MLO_TRY(allowed_paths(cli, "allow-read", readable, MLO_COUNT(readable), err));
+    MLO_TRY(allowed_paths(cli, "allow-write", writable, MLO_COUNT(writable), err));
     MLO_TRY(open_database(cli, "mlopt worker", (unsigned)slots + 2, &db, err));
     MLO_TRY(open_blobs(cli, &blobs, err));
     MLO_TRY(check_schema(db, err));
@@ -119,6 +137,12 @@ static enum mlo_status worker_run(struct mlo_cli *cli, struct mlo_error *err)
         .drain_ms = (uint32_t)drain_s * 1000u,
         .max_memory_bytes = (uint64_t)memory_mb << 20,
         .max_job_s = (uint32_t)job_s,
+        .max_scratch_bytes = (uint64_t)scratch_mb << 20,
+        .max_tasks = (unsigned)tasks,
+        .max_cache_bytes = (uint64_t)cache_mb << 20,
+        .allow_read = readable,
+        .allow_write = writable,
+        .require_isolation = mlo_cli_has(cli, "require-isolation"),
         .exit_when_idle = mlo_cli_has(cli, "exit-when-idle"),
     };
     MLO_TRY(mlo_worker_run(&options, &stop_flag, err));
@@ -199,8 +223,14 @@ static const struct mlo_cli_option worker_options[] = {
     {"threads", 0, "N", "threads of a job (all CPUs)"},
     {"target", 0, "T", "a further target that it offers", NULL, true},
     {"drain", 0, "S", "when stopped, running jobs may go on so long (10)"},
-    {"max-memory", 0, "MB", "address space of a job (no limit)"},
+    {"max-memory", 0, "MB", "address space of each of a job's processes, and memory of all (no limit)"},
+    {"max-scratch", 0, "MB", "a job's scratch folder (no limit)"},
+    {"cache", 0, "MB", "blobs of a store of objects, kept in the work dir for the next job (16384)"},
+    {"max-tasks", 0, "N", "processes and threads of a job (4096)"},
     {"max-job-time", 0, "S", "of one attempt (no limit)"},
+    {"allow-read", 0, "PATH", "that jobs may read, and run programs from", NULL, true},
+    {"allow-write", 0, "DIR", "that jobs may write in", NULL, true},
+    {"require-isolation", 0, NULL, "do not start where `mlopt doctor` finds a layer lacking"},
     {"exit-when-idle", 0, NULL, "end when no job is ready or running"},
     MLO_OPTION_LOG,
     {NULL},

@@ -1,4 +1,4 @@
-/* The verbs that are the service: up, server, worker, migrate, backup, restore. */
+/* The verbs that are the service: up, server, worker, migrate, doctor, backup, restore. */
 #ifndef MLO_CLI_SERVE_H
 #define MLO_CLI_SERVE_H
 
@@ -6,7 +6,8 @@
 #include "api/http/http.h"
 #include "registry/gc_service.h"
 
-extern const struct mlo_cli_verb mlo_verb_up, mlo_verb_server, mlo_verb_worker, mlo_verb_migrate;
+extern const struct mlo_cli_verb mlo_verb_up, mlo_verb_server, mlo_verb_worker, mlo_verb_migrate,
+    mlo_verb_doctor;
 extern const struct mlo_cli_verb mlo_verb_backup, mlo_verb_backup_verify, mlo_verb_restore;
 
 #define MLO_DEFAULT_LISTEN "127.0.0.1:8640"

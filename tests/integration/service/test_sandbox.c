@@ -1,0 +1,608 @@
+/* A hostile step: what it tries is refused or ended, and the worker goes on. Each layer is asked for only
+ * where the kernel has it, and what it lacks is said. */
+#include "pipeline/service/sandbox_impl.h"
+#include "tests/integration/service/service_fixture.h"
+
+#include <linux/capability.h>
+#include <netinet/in.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+
+/* --- the attacks: 0 when it came through, else the errno that stopped it -------------------------------- */
+
+struct target {
+    char *root;        /* the test's folder: secret, blobs, state */
+    const char *dir;   /* the step's own */
+    const char *model; /* its input */
+    pid_t worker;
+};
+
+static int tried(long result)
+{
+    return result < 0 ? errno : 0;
+}
+
+static int open_there(const struct target *t, const char *name, int flags)
+{
+    char *path = mlo_fs_join(t->root, name, NULL);
+    int fd = open(path, flags | O_CLOEXEC, 0600), outcome = tried(fd);
+    if (fd >= 0)
+        close(fd);
+    free(path);
+    return outcome;
+}
+
+static int of_worker(const struct target *t, const char *name, int flags)
+{
+    char path[64], byte;
+    snprintf(path, sizeof path, "/proc/%d/%s", (int)t->worker, name);
+    int fd = open(path, flags | O_CLOEXEC), outcome = tried(fd);
+    if (fd >= 0)
+        outcome = flags == O_RDONLY ? tried(read(fd, &byte, 1)) : 0;
+    if (fd >= 0)
+        close(fd);
+    return outcome;
+}
+
+static int read_secret(const struct target *t)
+{
+    return open_there(t, "secret", O_RDONLY);
+}
+
+static int read_shadow(const struct target *t)
+{
+    MLO_UNUSED(t);
+    int fd = open("/etc/shadow", O_RDONLY | O_CLOEXEC);
+    return tried(fd);
+}
+
+static int list_blobs(const struct target *t)
+{
+    return open_there(t, "blobs", O_RDONLY | O_DIRECTORY);
+}
+
+static int list_jobs(const struct target *t)
+{
+    return open_there(t, "work/scratch", O_RDONLY | O_DIRECTORY);
+}
+
+static int plant_file(const struct target *t)
+{
+    return open_there(t, "planted", O_WRONLY | O_CREAT);
+}
+
+static int overwrite_input(const struct target *t)
+{
+    return tried(open(t->model, O_WRONLY | O_CLOEXEC));
+}
+
+static int truncate_input(const struct target *t)
+{
+    return tried(truncate(t->model, 0));
+}
+
+static int remove_input(const struct target *t)
+{
+    return tried(unlink(t->model));
+}
+
+/* An input has the blob store's own bytes: under another name in a folder to write in it would be open. */
+static int link_input(const struct target *t)
+{
+    char *mine = mlo_fs_join(t->dir, "mine", NULL);
+    int outcome = tried(link(t->model, mine));
+    if (outcome == 0)
+        outcome = tried(open(mine, O_WRONLY | O_CLOEXEC));
+    free(mine);
+    return outcome;
+}
+
+static int hide_input(const struct target *t)
+{
+    return tried(chmod(t->model, 0));
+}
+
+static int set_user_id(const struct target *t)
+{
+    return tried(chmod(t->model, 04755));
+}
+
+static int own_program(const struct target *t)
+{
+    char *path = mlo_fs_join(t->dir, "program", NULL), *const argv[] = {path, NULL}, *const env[] = {NULL};
+    int outcome = 0, fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0700), answer[2] = {-1, -1};
+    if (fd < 0 || !mlo_fs_write_full(fd, "#!/bin/true\n", 12) || close(fd) != 0 ||
+        pipe2(answer, O_CLOEXEC) != 0)
+        abort();
+    pid_t pid = fork();
+    if (pid == 0) {
+        execve(path, argv, env);
+        outcome = errno;
+        if (write(answer[1], &outcome, sizeof outcome) < 0)
+            _exit(1);
+        _exit(0);
+    }
+    close(answer[1]);
+    outcome = 0;
+    if (read(answer[0], &outcome, sizeof outcome) < 0)
+        outcome = 0;
+    close(answer[0]);
+    waitpid(pid, NULL, 0);
+    free(path);
+    return outcome;
+}
+
+static int inet_socket(const struct target *t)
+{
+    MLO_UNUSED(t);
+    return tried(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+}
+
+static int unix_socket(const struct target *t)
+{
+    MLO_UNUSED(t);
+    return tried(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+}
+
+static int datagram_pair(const struct target *t)
+{
+    int pair[2];
+    MLO_UNUSED(t);
+    return tried(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, pair));
+}
+
+static int trace_worker(const struct target *t)
+{
+    return tried(ptrace(PTRACE_ATTACH, t->worker, NULL, NULL));
+}
+
+static int read_worker(const struct target *t)
+{
+    char byte;
+    struct iovec mine = {&byte, 1}, its = {(void *)0x1000, 1};
+    return tried(process_vm_readv(t->worker, &mine, 1, &its, 1, 0));
+}
+
+static int worker_environment(const struct target *t)
+{
+    return of_worker(t, "environ", O_RDONLY);
+}
+
+static int worker_memory(const struct target *t)
+{
+    return of_worker(t, "mem", O_RDWR);
+}
+
+static int signal_worker(const struct target *t)
+{
+    return tried(kill(t->worker, SIGUSR2)); /* which nobody handles here */
+}
+
+static int limit_worker(const struct target *t)
+{
+    struct rlimit none = {0, 0};
+    return tried(syscall(SYS_prlimit64, t->worker, RLIMIT_CORE, &none, NULL));
+}
+
+static int new_user_namespace(const struct target *t)
+{
+    MLO_UNUSED(t);
+    return tried(syscall(SYS_unshare, 0x10000000));
+}
+
+static int ring(const struct target *t)
+{
+    char parameters[120] = {0};
+    MLO_UNUSED(t);
+    return tried(syscall(425, 1, parameters)); /* io_uring_setup */
+}
+
+static int mount_there(const struct target *t)
+{
+    return tried(mount("none", t->dir, "tmpfs", 0, NULL));
+}
+
+/* The other way round: 0 when something is there that should not be. */
+static int capabilities(const struct target *t)
+{
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct have[2] = {{0}};
+    MLO_UNUSED(t);
+    return syscall(SYS_capget, &header, have) == 0 && !have[0].permitted && !have[1].permitted ? EPERM : 0;
+}
+
+static int new_privileges(const struct target *t)
+{
+    MLO_UNUSED(t);
+    return prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1 ? EPERM : 0;
+}
+
+static int environment(const struct target *t)
+{
+    MLO_UNUSED(t);
+    return getenv("MLOPT_DATABASE") || getenv("AWS_SECRET_ACCESS_KEY") ? 0 : EPERM;
+}
+
+static int descriptors(const struct target *t)
+{
+    MLO_UNUSED(t);
+    for (int fd = 3; fd < 1024; fd++)
+        if (fcntl(fd, F_GETFD) >= 0)
+            return 0;
+    return EPERM;
+}
+
+enum { ALWAYS, LANDLOCK = 1, LANDLOCK_NEW_SIGNALS = 6, NAMESPACES = 100 };
+static const struct attack {
+    const char *name;
+    int (*run)(const struct target *t);
+    int needs; /* a version of Landlock, or NAMESPACES */
+} attacks[] = {
+    {"read_secret", read_secret, LANDLOCK},
+    {"read_shadow", read_shadow, LANDLOCK},
+    {"list_blobs", list_blobs, LANDLOCK},
+    {"list_jobs", list_jobs, LANDLOCK},
+    {"plant_file", plant_file, LANDLOCK},
+    {"overwrite_input", overwrite_input, LANDLOCK},
+    {"truncate_input", truncate_input, 3},
+    {"remove_input", remove_input, LANDLOCK},
+    {"link_input", link_input, LANDLOCK},
+    {"hide_input", hide_input, ALWAYS},
+    {"set_user_id", set_user_id, ALWAYS},
+    {"own_program", own_program, LANDLOCK},
+    {"inet_socket", inet_socket, ALWAYS},
+    {"unix_socket", unix_socket, ALWAYS},
+    {"datagram_pair", datagram_pair, ALWAYS},
+    {"trace_worker", trace_worker, ALWAYS},
+    {"read_worker", read_worker, ALWAYS},
+    {"worker_environment", worker_environment, LANDLOCK},
+    {"worker_memory", worker_memory, LANDLOCK},
+    {"signal_worker", signal_worker, LANDLOCK_NEW_SIGNALS},
+    {"limit_worker", limit_worker, ALWAYS},
+    {"new_user_namespace", new_user_namespace, ALWAYS},
+    {"ring", ring, ALWAYS},
+    {"mount_there", mount_there, ALWAYS},
+    {"capabilities", capabilities, ALWAYS},
+    {"new_privileges", new_privileges, ALWAYS},
+    {"environment", environment, ALWAYS},
+    {"descriptors", descriptors, ALWAYS},
+};
+
+static void try_all(const struct target *t, const char *model)
+{
+    for (size_t i = 0; i < MLO_COUNT(attacks); i++) {
+        char line[64];
+        int outcome = attacks[i].run(t);
+        snprintf(line, sizeof line, "%s-%s", outcome ? "refused" : "done", attacks[i].name);
+        micro_log(model, "optimize", line);
+    }
+}
+
+/* --- the greedy ones: they end when somebody ends them ---------------------------------------------------
+ */
+
+static void eat_memory_in_children(const struct target *t, const char *model)
+{
+    enum { CHILDREN = 6, EACH = 40 << 20 };
+    MLO_UNUSED(model);
+    MLO_UNUSED(t);
+    for (int i = 0; i < CHILDREN; i++) {
+        if (fork() != 0)
+            continue;
+        volatile char *bytes = malloc(EACH);
+        for (size_t at = 0; bytes && at < EACH; at += 4096)
+            bytes[at] = 1;
+        for (;;)
+            pause();
+    }
+    for (;;)
+        pause();
+}
+
+static void fill_disk(const struct target *t, const char *model)
+{
+    static char block[1 << 20];
+    MLO_UNUSED(model);
+    for (int i = 0; i < 256; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "fill%d", i);
+        char *path = mlo_fs_join(t->dir, name, NULL);
+        int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+        memset(block, i + 1, sizeof block);
+        if (fd < 0 || !mlo_fs_write_full(fd, block, sizeof block))
+            abort();
+        close(fd);
+        free(path);
+        usleep(20000);
+    }
+    for (;;)
+        pause();
+}
+
+static void one_huge_file(const struct target *t, const char *model)
+{
+    char *path = mlo_fs_join(t->dir, "huge", NULL);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    signal(SIGXFSZ, SIG_IGN);
+    int outcome = tried(pwrite(fd, "x", 1, (off_t)1 << 40));
+    micro_log(model, "optimize", outcome == EFBIG ? "refused-huge" : "done-huge");
+    free(path);
+}
+
+static void bomb(const struct target *t, const char *model)
+{
+    MLO_UNUSED(t);
+    for (int i = 0; i < 2000; i++) {
+        pid_t pid = fork();
+        if (pid == 0)
+            for (;;)
+                pause();
+        if (pid < 0) {
+            micro_log(model, "optimize", "refused-fork");
+            return; /* what it has made stays, and must go with it */
+        }
+    }
+    for (;;)
+        pause();
+}
+
+static void hide(const struct target *t, const char *model)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        setsid();
+        if (fork() != 0)
+            _exit(0);
+        for (;;)
+            pause();
+    }
+    MLO_UNUSED(t);
+    waitpid(pid, NULL, 0);
+    micro_log(model, "optimize", "hidden");
+}
+
+static void put_a_pipe_for_the_result(const struct target *t, const char *model)
+{
+    char *path = mlo_fs_join(t->dir, "result.json", NULL);
+    MLO_UNUSED(model);
+    if (mkfifo(path, 0600) != 0)
+        abort();
+    _exit(0);
+}
+
+static const struct {
+    const char *name;
+    void (*run)(const struct target *t, const char *model);
+} deeds[] = {{"all", try_all},
+             {"memory", eat_memory_in_children},
+             {"disk", fill_disk},
+             {"huge", one_huge_file},
+             {"bomb", bomb},
+             {"hide", hide},
+             {"pipe", put_a_pipe_for_the_result}};
+
+static int hostile_step(const char *dir)
+{
+    json_t *job = NULL;
+    struct mlo_error err = {0};
+    struct mlo_buf model = MLO_BUF_INIT;
+    char *in = mlo_fs_join(dir, "job.json", NULL);
+    if (mlo_json_load_file(in, &job, &err) != MLO_OK ||
+        mlo_fs_read(mlo_json_str(job, "model", ""), 1 << 20, &model, &err) != MLO_OK) {
+        fprintf(stderr, "%s\n", err.message);
+        return 1;
+    }
+    const char *text = mlo_buf_str(&model);
+    char *deed = micro_value(text, "optimize", "deed"), *state = micro_value(text, "all", "state");
+    struct target t = {.root = mlo_fs_join(state, "..", NULL),
+                       .dir = dir,
+                       .model = mlo_json_str(job, "model", ""),
+                       .worker = (pid_t)micro_number(text, "optimize", "worker", 0)};
+    for (size_t i = 0; deed && i < MLO_COUNT(deeds); i++)
+        if (strcmp(deeds[i].name, deed) == 0)
+            deeds[i].run(&t, text);
+    free(deed);
+    free(state);
+    free(t.root);
+    free(in);
+    mlo_buf_clear(&model);
+    json_decref(job);
+    return micro_step(dir);
+}
+
+/* --- the tests --------------------------------------------------------------------------------------------
+ */
+
+static int64_t hostile(struct service_fixture *f, const char *deed)
+{
+    char orders[128];
+    snprintf(orders, sizeof orders, "optimize.deed=%s\noptimize.worker=%d", deed, (int)getpid());
+    return submit(f, add_version(f, deed, orders), RECIPE_DERIVE, 0);
+}
+
+/* Nothing of the job is left, and the same worker does the next one. */
+static void assert_goes_on(struct service_fixture *f)
+{
+    static int next;
+    char name[32];
+    snprintf(name, sizeof name, "next%d", next++);
+    int64_t run = submit(f, add_version(f, name, "optimize.sleep_ms=0"), RECIPE_DERIVE, 0);
+    wait_run(f, run);
+    assert_run(f, run, -1, "state", "succeeded");
+    wait_until(jobs_in_scratch(f) == 0);
+}
+
+static void assert_error(struct service_fixture *f, int64_t run, const char *part)
+{
+    json_t *value = get_run(f, run);
+    const char *message = mlo_json_str(json_object_get(value, "error"), "message", "");
+    if (!strstr(message, part))
+        fail_msg("'%s' does not say '%s'", message, part);
+    json_decref(value);
+}
+
+static bool kernel_has(int layer)
+{
+    return layer == NAMESPACES ? mlo_process_can_namespaces() : mlo_landlock_abi() >= layer;
+}
+
+static void test_sandbox__refuses_what_is_no_business_of_a_step(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    char *secret = mlo_fs_join(f->dir, "secret", NULL), *planted = mlo_fs_join(f->dir, "planted", NULL);
+    struct mlo_buf before = MLO_BUF_INIT, after = MLO_BUF_INIT;
+    char *log = mlo_fs_join(f->state, "log", NULL);
+    assert_mlo_ok(mlo_fs_write_atomic(secret, "secret", 6, &f->err), &f->err);
+    setenv("MLOPT_DATABASE", "postgres://somebody:password@host/mlopt", 1);
+    setenv("AWS_SECRET_ACCESS_KEY", "key", 1);
+    signal(SIGUSR2, SIG_IGN);
+    start_worker(f, &w, 1);
+    int64_t run = hostile(f, "all");
+    wait_run(f, run);
+    unsetenv("MLOPT_DATABASE");
+    unsetenv("AWS_SECRET_ACCESS_KEY");
+    assert_run(f, run, -1, "state", "succeeded");
+    assert_mlo_ok(mlo_fs_read(log, 1 << 20, &after, &f->err), &f->err);
+    for (size_t i = 0; i < MLO_COUNT(attacks); i++) {
+        char line[64];
+        snprintf(line, sizeof line, "refused-%s optimize", attacks[i].name);
+        if (!kernel_has(attacks[i].needs))
+            print_message("left out, for this kernel lacks the layer: %s\n", attacks[i].name);
+        else if (!strstr(mlo_buf_str(&after), line))
+            fail_msg("not refused: %s\n%s", attacks[i].name, mlo_buf_str(&after));
+    }
+    assert_false(kernel_has(LANDLOCK) && mlo_fs_exists(planted));
+    assert_goes_on(f);
+    stop_worker(&w);
+    mlo_buf_clear(&before);
+    mlo_buf_clear(&after);
+    free(secret);
+    free(planted);
+    free(log);
+}
+
+static void test_sandbox__ends_who_takes_too_much(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    start_worker_with(f, &w,
+                      (struct mlo_worker_options){.max_memory_bytes = SANITIZED ? 0 : (uint64_t)160 << 20,
+                                                  .max_scratch_bytes = (uint64_t)16 << 20,
+                                                  .max_tasks = 64});
+    int64_t run;
+    if (!SANITIZED) { /* a sanitizer's own memory is larger than any limit */
+        run = hostile(f, "memory");
+        wait_run(f, run);
+        assert_run(f, run, -1, "state", "failed");
+        assert_error(f, run, "a job may have 167.8 MB");
+        assert_int_equal(job_i64(f, run, 0, "attempt"), 1); /* trying again would not help */
+        assert_goes_on(f);
+    }
+    run = hostile(f, "disk");
+    wait_run(f, run);
+    assert_run(f, run, -1, "state", "failed");
+    assert_error(f, run, "a job may have 16.8 MB");
+    assert_goes_on(f);
+    run = hostile(f, "huge");
+    wait_run(f, run);
+    assert_run(f, run, -1, "state", "succeeded");
+    assert_int_equal(micro_count(f->state, "refused-huge optimize"), 1);
+    stop_worker(&w);
+}
+
+static void test_sandbox__ends_what_multiplies(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    start_worker_with(f, &w, (struct mlo_worker_options){.max_tasks = 64});
+    int64_t run = hostile(f, "bomb");
+    wait_run(f, run);
+    /* an ordinary user's 65th is refused by the kernel; root's job is ended */
+    if (micro_count(f->state, "refused-fork optimize") == 0) {
+        assert_run(f, run, -1, "state", "failed");
+        assert_error(f, run, "more than 64 processes and threads");
+    }
+    assert_goes_on(f);
+    wait_until(!any_child_alive(f));
+    stop_worker(&w);
+}
+
+static void test_sandbox__ends_what_hides(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    if (!kernel_has(NAMESPACES)) {
+        print_message("left out: this kernel refuses namespaces\n");
+        skip();
+    }
+    start_worker(f, &w, 1);
+    int64_t run = hostile(f, "hide");
+    wait_run(f, run);
+    assert_run(f, run, -1, "state", "succeeded");
+    assert_int_equal(micro_count(f->state, "hidden optimize"), 1);
+    wait_until(!any_child_alive(f));
+    stop_worker(&w);
+}
+
+static void test_sandbox__waits_for_no_pipe(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    start_worker(f, &w, 1);
+    int64_t run = hostile(f, "pipe");
+    wait_run(f, run);
+    assert_run(f, run, -1, "state", "failed");
+    assert_error(f, run, "no result");
+    assert_goes_on(f);
+    stop_worker(&w);
+}
+
+static void test_sandbox__says_what_the_kernel_has(void **state)
+{
+    json_t *layers, *layer;
+    struct mlo_error err = {0};
+    size_t i;
+    bool whole, all_on = true;
+    MLO_UNUSED(state);
+    assert_mlo_ok(mlo_isolation(&layers, &whole, &err), &err);
+    json_array_foreach(layers, i, layer)
+    {
+        const char *name = mlo_json_str(layer, "layer", "");
+        bool on = mlo_json_bool(layer, "on", false);
+        all_on = all_on && on;
+        if (strcmp(name, "namespaces") == 0)
+            assert_int_equal(on, kernel_has(NAMESPACES));
+        if (strcmp(name, "landlock-files") == 0)
+            assert_int_equal(on, kernel_has(LANDLOCK));
+        if (!on)
+            print_message("lacking: %s: %s\n", name, mlo_json_str(layer, "note", ""));
+    }
+    assert_int_equal(whole, all_on);
+    json_decref(layers);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], MLO_STEP_EXEC_VERB) == 0)
+        return hostile_step(argv[2]);
+    int other = service_main(argc, argv);
+    if (other >= 0)
+        return other;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sandbox__says_what_the_kernel_has),
+        SERVICE_TEST(test_sandbox__refuses_what_is_no_business_of_a_step),
+        SERVICE_TEST(test_sandbox__ends_who_takes_too_much),
+        SERVICE_TEST(test_sandbox__ends_what_multiplies),
+        SERVICE_TEST(test_sandbox__ends_what_hides),
+        SERVICE_TEST(test_sandbox__waits_for_no_pipe),
+    };
+    return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
+}
