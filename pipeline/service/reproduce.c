@@ -37,52 +37,6 @@ const struct mlo_sql MLO_REPRODUCE_SQL[] = {
 };
 const size_t MLO_REPRODUCE_SQL_COUNT = MLO_COUNT(MLO_REPRODUCE_SQL);
 
-/* Where two documents differ first, as "passes.fold": that member of both (NULL: absent there). */
-static bool first_difference(const json_t *a, const json_t *b, char *path, size_t size, const json_t **in_a,
-                             const json_t **in_b)
-{
-    const char *key;
-    json_t *value;
-    size_t used = strlen(path);
-    if (json_equal((json_t *)a, (json_t *)b))
-        return false;
-    *in_a = a;
-    *in_b = b;
-    if (!json_is_object(a) || !json_is_object(b))
-        return true;
-    for (int side = 0; side < 2; side++) {
-        json_object_foreach((json_t *)(side ? b : a), key, value)
-        {
-            snprintf(path + used, size - used, "%s%s", used ? "." : "", key);
-            if (first_difference(json_object_get(a, key), json_object_get(b, key), path, size, in_a, in_b))
-                return true;
-            path[used] = '\0';
-        }
-    }
-    return true;
-}
-
-/* The derivation that this program would make is not the one that was recorded. */
-static enum mlo_status another(const char *step, const json_t *recorded, const json_t *ours,
-                               struct mlo_error *err)
-{
-    char path[200] = "";
-    const json_t *was = NULL, *is = NULL;
-    if (!first_difference(recorded, ours, path, sizeof path, &was, &is))
-        return MLO_OK;
-    char *a = was ? json_dumps(was, JSON_ENCODE_ANY | JSON_COMPACT) : NULL,
-         *b = is ? json_dumps(is, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
-    enum mlo_status status = mlo_error_set(
-        err, MLO_EUNSUPPORTED,
-        "this program would make another derivation: its %.100s is %.100s, and %.100s was recorded", path,
-        b ? b : "absent", a ? a : "nothing");
-    mlo_error_where(err, "step '%s'", step);
-    mlo_error_hint(err, "run it with the version of mlopt that made it");
-    free(a);
-    free(b);
-    return status;
-}
-
 /* {"derivation","artifact","decision"?} of a job of the run that made the variant, after checking that this
  * program would make that derivation. `named`: of the variant, for the last job. */
 static enum mlo_status recall(struct mlo_db_conn *conn, const struct mlo_rows *rows, int row,
@@ -112,7 +66,7 @@ static enum mlo_status recall(struct mlo_db_conn *conn, const struct mlo_rows *r
         goto out;
     }
     MLO_TRY(mlo_derivation_get(conn, &key, &recorded, err));
-    MLO_TRY(another(step, json_object_get(recorded, "derivation"), ours, err));
+    MLO_TRY(mlo_step_derivation_same(step, json_object_get(recorded, "derivation"), ours, err));
     *out = json_pack("{s:s, s:s, s:s*}", "derivation", mlo_digest_text(&key, key_text), "artifact",
                      mlo_digest_text(&output, output_text), "decision", decision);
     if (!*out)

@@ -173,6 +173,10 @@ mlo_step_derivation(const struct mlo_step *step, const json_t *options, const st
                     const struct mlo_digest *calibrate, const struct mlo_digest *select,
                     const struct mlo_digest *postprocess, const json_t *decisions, json_t **out,
                     struct mlo_error *err);
+/* MLO_EUNSUPPORTED, with the first member that differs, where `ours`, which this program would make, is not
+ * the derivation that was recorded: then only another version of mlopt can repeat that. */
+MLO_MUST_USE enum mlo_status mlo_step_derivation_same(const char *step, const json_t *recorded,
+                                                      const json_t *ours, struct mlo_error *err);
 
 /* The child's side of a job: reads <dir>/job.json
  *   {"step","options","model","source","calibrate","select","evaluate" (paths or null),"postprocess" (path,

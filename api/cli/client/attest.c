@@ -1,110 +1,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/cli/client/client.h"
-#include "base/dsse.h"
+#include "api/cli/client/statement.h"
 #include "engines/plans.h"
-#include "registry/attest.h"
-
-/* One statement, its signature checked. */
-struct statement {
-    json_t *value; /* NULL: the envelope does not hold */
-    struct mlo_public_key signer;
-    struct mlo_error why;
-};
-
-static void open_statement(const json_t *item, struct statement *out)
-{
-    struct mlo_buf payload = MLO_BUF_INIT;
-    memset(out, 0, sizeof *out);
-    if (mlo_dsse_verify(json_object_get(item, "envelope"), MLO_ATTEST_PAYLOAD, &payload, &out->signer,
-                        &out->why) == MLO_OK &&
-        mlo_json_parse(mlo_buf_str(&payload), payload.len, "the statement", &out->value, &out->why) ==
-            MLO_OK &&
-        (strcmp(mlo_json_str(out->value, "_type", ""), MLO_ATTEST_STATEMENT) != 0 ||
-         strcmp(mlo_json_str(out->value, "predicateType", ""), MLO_ATTEST_PREDICATE) != 0)) {
-        (void)mlo_error_set(&out->why, MLO_EFORMAT,
-                            "the envelope holds no in-toto statement of SLSA provenance");
-        json_decref(out->value);
-        out->value = NULL;
-    }
-    mlo_buf_clear(&payload);
-}
-
-static const char *sha256_of(const json_t *resource)
-{
-    return mlo_json_str(json_object_get(resource, "digest"), "sha256", "");
-}
-
-static const json_t *subject(const json_t *statement)
-{
-    return json_array_get(json_object_get(statement, "subject"), 0);
-}
-
-static const json_t *definition(const json_t *statement)
-{
-    return json_object_get(json_object_get(statement, "predicate"), "buildDefinition");
-}
-
-/* The digest of the model that it was made of. */
-static const char *parent_of(const json_t *statement)
-{
-    json_t *item;
-    size_t i;
-    json_array_foreach(json_object_get(definition(statement), "resolvedDependencies"), i, item)
-    {
-        if (strcmp(mlo_json_str(item, "name", ""), "model") == 0)
-            return sha256_of(item);
-    }
-    return "";
-}
-
-static enum mlo_status fetch(struct mlo_cli *cli, struct mlo_client_ref *ref, json_t **out, char source[72],
-                             struct mlo_error *err)
-{
-    struct mlo_client *client = NULL;
-    struct mlo_buf path = MLO_BUF_INIT;
-    json_t *variants = NULL, *item;
-    size_t i;
-    const char *version;
-    enum mlo_status status;
-    source[0] = '\0';
-    MLO_TRY(mlo_client_ref_parse(cli->args[0], ref, err));
-    MLO_TRY(mlo_client_ref_version(ref, &version, err));
-    if (!*ref->variant)
-        snprintf(ref->variant, sizeof ref->variant, "source");
-    MLO_TRY(mlo_client_open(cli, &client, err));
-    mlo_client_path(&path, "/v1/projects/%s/models/%s/versions/%s/variants", ref->project, ref->name,
-                    version);
-    MLO_TRY(mlo_client_list(client, mlo_buf_str(&path), 0, &variants, err));
-    json_array_foreach(variants, i, item)
-    {
-        const char *artifact = mlo_json_str(item, "artifact", "");
-        if (strcmp(mlo_json_str(item, "variant", ""), "source") == 0 && mlo_str_starts(artifact, "sha256:"))
-            snprintf(source, 72, "%.64s", artifact + 7);
-    }
-    mlo_client_path(&path, "/%s/attestations", ref->variant);
-    MLO_TRY(mlo_client_get(client, mlo_buf_str(&path), out, err));
-out:
-    json_decref(variants);
-    mlo_buf_clear(&path);
-    mlo_client_close(client);
-    return status;
-}
 
 static enum mlo_status show_run(struct mlo_cli *cli, struct mlo_error *err)
 {
+    struct mlo_client *client = NULL;
     struct mlo_client_ref ref;
     json_t *answer = NULL, *item, *all = json_array();
     char source[72];
     size_t i;
     enum mlo_status status;
-    MLO_TRY(fetch(cli, &ref, &answer, source, err));
+    MLO_TRY(mlo_client_open(cli, &client, err));
+    MLO_TRY(mlo_statements_fetch(client, cli->args[0], &ref, &answer, source, err));
     if (cli->json) {
         json_array_foreach(json_object_get(answer, "items"), i, item)
         {
-            struct statement s;
-            open_statement(item, &s);
+            struct mlo_statement s;
+            mlo_statement_open(item, &s);
             json_array_append_new(all, json_pack("{s:O, s:O?, s:O}", "signer",
                                                  json_object_get(item, "signer"), "statement", s.value,
                                                  "envelope", json_object_get(item, "envelope")));
@@ -117,17 +31,17 @@ static enum mlo_status show_run(struct mlo_cli *cli, struct mlo_error *err)
     mlo_table_init(&table, "made|step|artifact|of|when (UTC)|signed by");
     json_array_foreach(json_object_get(answer, "items"), i, item)
     {
-        struct statement s;
+        struct mlo_statement s;
         char artifact[16], parent[16], when[32], made[440];
-        open_statement(item, &s);
-        const json_t *derivation =
-            json_object_get(json_object_get(definition(s.value), "externalParameters"), "derivation");
-        snprintf(artifact, sizeof artifact, "%.12s", sha256_of(subject(s.value)));
-        snprintf(parent, sizeof parent, "%.12s", parent_of(s.value));
-        bool again =
-            json_object_get(json_object_get(definition(s.value), "internalParameters"), "reproduces") != NULL;
+        mlo_statement_open(item, &s);
+        const json_t *derivation = json_object_get(
+            json_object_get(mlo_statement_definition(s.value), "externalParameters"), "derivation");
+        snprintf(artifact, sizeof artifact, "%.12s", mlo_statement_sha256(mlo_statement_subject(s.value)));
+        snprintf(parent, sizeof parent, "%.12s", mlo_statement_parent(s.value));
+        bool again = json_object_get(json_object_get(mlo_statement_definition(s.value), "internalParameters"),
+                                     "reproduces") != NULL;
         snprintf(made, sizeof made, "%.400s%s",
-                 mlo_json_str(subject(s.value), "name", "(the signature does not hold)"),
+                 mlo_json_str(mlo_statement_subject(s.value), "name", "(the signature does not hold)"),
                  again ? " (again)" : "");
         mlo_table_row(&table, made, mlo_json_str(derivation, "step", ""), artifact, parent,
                       mlo_client_time(item, "made_at", when), mlo_json_str(item, "signer", ""));
@@ -137,12 +51,13 @@ static enum mlo_status show_run(struct mlo_cli *cli, struct mlo_error *err)
 out:
     json_decref(all);
     json_decref(answer);
+    mlo_client_close(client);
     return status;
 }
 
 /* The statement of this artifact whose signature holds and whose signer is trusted; else why there is none.
  */
-static enum mlo_status find(const json_t *items, const char *artifact, struct statement *out,
+static enum mlo_status find(const json_t *items, const char *artifact, struct mlo_statement *out,
                             struct mlo_error *err)
 {
     json_t *item;
@@ -153,11 +68,11 @@ static enum mlo_status find(const json_t *items, const char *artifact, struct st
     json_array_foreach((json_t *)items, i, item)
     {
         char text[MLO_PUBLIC_KEY_TEXT_SIZE];
-        open_statement(item, out);
+        mlo_statement_open(item, out);
         if (!out->value) {
             *err = out->why;
             status = err->status;
-        } else if (strcmp(sha256_of(subject(out->value)), artifact) == 0) {
+        } else if (strcmp(mlo_statement_sha256(mlo_statement_subject(out->value)), artifact) == 0) {
             status = mlo_plan_key_trusted(&out->signer, err);
             if (status == MLO_OK)
                 return MLO_OK;
@@ -176,6 +91,7 @@ static enum mlo_status find(const json_t *items, const char *artifact, struct st
 
 static enum mlo_status verify_run(struct mlo_cli *cli, struct mlo_error *err)
 {
+    struct mlo_client *client = NULL;
     struct mlo_client_ref ref;
     json_t *answer = NULL, *steps = json_array();
     struct mlo_buf trust = MLO_BUF_INIT;
@@ -189,23 +105,24 @@ static enum mlo_status verify_run(struct mlo_cli *cli, struct mlo_error *err)
         mlo_buf_puts(&trust, before ? before : "");
         setenv(MLO_PLAN_TRUST_ENV, mlo_buf_str(&trust), 1);
     }
-    MLO_TRY(fetch(cli, &ref, &answer, source, err));
+    MLO_TRY(mlo_client_open(cli, &client, err));
+    MLO_TRY(mlo_statements_fetch(client, cli->args[0], &ref, &answer, source, err));
     const char *top = mlo_json_str(answer, "artifact", "");
     snprintf(artifact, sizeof artifact, "%.64s", mlo_str_starts(top, "sha256:") ? top + 7 : "");
     const json_t *items = json_object_get(answer, "items");
     /* from the variant down to the upload, each step by what it says it was made of */
     for (size_t n = 0; strcmp(artifact, source) != 0; n++) {
-        struct statement s;
+        struct mlo_statement s;
         if (n > json_array_size(items)) {
             status = mlo_error_set(err, MLO_EDIGEST, "the statements do not lead to the upload");
             goto out;
         }
         MLO_TRY(find(items, artifact, &s, err));
         json_array_append_new(steps, json_pack("{s:s, s:s, s:s, s:s}", "made",
-                                               mlo_json_str(subject(s.value), "name", ""), "artifact",
-                                               artifact, "of", parent_of(s.value), "signer",
-                                               mlo_public_key_text(&s.signer, key_text)));
-        snprintf(artifact, sizeof artifact, "%.64s", parent_of(s.value));
+                                               mlo_json_str(mlo_statement_subject(s.value), "name", ""),
+                                               "artifact", artifact, "of", mlo_statement_parent(s.value),
+                                               "signer", mlo_public_key_text(&s.signer, key_text)));
+        snprintf(artifact, sizeof artifact, "%.64s", mlo_statement_parent(s.value));
         json_decref(s.value);
     }
     if (cli->json)
@@ -218,6 +135,7 @@ static enum mlo_status verify_run(struct mlo_cli *cli, struct mlo_error *err)
 out:
     json_decref(steps);
     json_decref(answer);
+    mlo_client_close(client);
     mlo_buf_clear(&trust);
     return status;
 }

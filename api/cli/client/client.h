@@ -126,6 +126,14 @@ MLO_MUST_USE enum mlo_status mlo_client_download(struct mlo_client *client, cons
 
 /* --- shared pieces ----------------------------------------------------------------------------- */
 
+/* Downloads a version of a dataset into `dir`, with its dataset.json. *row, what the server says of it, is
+ * yours; {path, digest} of each file is appended to `paths`. */
+MLO_MUST_USE enum mlo_status mlo_client_data(struct mlo_client *client, const char *project, const char *name,
+                                             const char *version, const char *dir, json_t **row,
+                                             json_t *paths, struct mlo_error *err);
+/* `reproduce --local`: what the statements of a variant say, done again by this program. */
+MLO_MUST_USE enum mlo_status mlo_client_reproduce_here(struct mlo_cli *cli, struct mlo_error *err);
+
 /* Makes the project when it is not there and the token may. */
 MLO_MUST_USE enum mlo_status mlo_client_ensure_project(struct mlo_client *client, const char *project,
                                                        struct mlo_error *err);

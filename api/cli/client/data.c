@@ -239,42 +239,58 @@ out:
     return status;
 }
 
+enum mlo_status mlo_client_data(struct mlo_client *client, const char *project, const char *name,
+                                const char *version, const char *dir, json_t **row, json_t *paths,
+                                struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_buf path = MLO_BUF_INIT;
+    json_t *file;
+    size_t i;
+    mlo_client_path(&path, "/v1/projects/%s/datasets/%s/versions/%s", project, name, version);
+    MLO_TRY(mlo_client_get(client, mlo_buf_str(&path), row, err));
+    json_array_foreach(json_object_get(*row, "files"), i, file)
+    {
+        struct mlo_response response;
+        char *written = NULL;
+        const char *digest = mlo_json_str(file, "digest", "");
+        mlo_buf_reset(&path);
+        mlo_client_path(&path, "/v1/projects/%s/blobs/%s", project, digest);
+        status = mlo_client_download(client, mlo_buf_str(&path), dir, mlo_json_str(file, "name", "data"),
+                                     "data", digest, &written, &response, err);
+        mlo_response_clear(&response);
+        if (status != MLO_OK)
+            goto out;
+        json_array_append_new(paths, json_pack("{s:s, s:s}", "path", written, "digest", digest));
+        free(written);
+    }
+    status = write_manifest(dir, json_object_get(*row, "files"), json_object_get(*row, "metadata"), err);
+out:
+    mlo_buf_clear(&path);
+    return status;
+}
+
 static enum mlo_status data_pull_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_client *client = NULL;
     struct mlo_client_ref ref;
-    struct mlo_buf path = MLO_BUF_INIT;
     const char *version, *dir = NULL;
-    json_t *row = NULL, *file, *paths = json_array(), *all = NULL;
+    json_t *row = NULL, *file, *files = json_array(), *paths = json_array(), *all = NULL;
     size_t i;
     MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
     MLO_TRY(mlo_client_ref_plain(&ref, true, false, err));
     MLO_TRY(mlo_client_ref_version(&ref, &version, err));
     MLO_TRY(mlo_cli_required(cli, "out", &dir, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
-    mlo_client_path(&path, "/v1/projects/%s/datasets/%s/versions/%s", ref.project, ref.name, version);
-    MLO_TRY(mlo_client_get(client, mlo_buf_str(&path), &row, err));
-    json_array_foreach(json_object_get(row, "files"), i, file)
+    MLO_TRY(mlo_client_data(client, ref.project, ref.name, version, dir, &row, files, err));
+    json_array_foreach(files, i, file)
     {
-        struct mlo_response response;
-        char *written = NULL;
-        const char *digest = mlo_json_str(file, "digest", "");
-        mlo_buf_reset(&path);
-        mlo_client_path(&path, "/v1/projects/%s/blobs/%s", ref.project, digest);
-        status = mlo_client_download(client, mlo_buf_str(&path), dir, mlo_json_str(file, "name", "data"),
-                                     "data", digest, &written, &response, err);
-        mlo_response_clear(&response);
-        if (status != MLO_OK)
-            goto out;
-        json_array_append_new(paths, json_string(written));
+        json_array_append(paths, json_object_get(file, "path"));
         if (!cli->json)
-            status = mlo_cli_print(err, "%s  %s\n", written, digest);
-        free(written);
-        if (status != MLO_OK)
-            goto out;
+            MLO_TRY(mlo_cli_print(err, "%s  %s\n", mlo_json_str(file, "path", ""),
+                                  mlo_json_str(file, "digest", "")));
     }
-    MLO_TRY(write_manifest(dir, json_object_get(row, "files"), json_object_get(row, "metadata"), err));
     if (cli->json) {
         all = json_pack("{s:O,s:O}", "dataset", row, "files", paths);
         MLO_TRY(mlo_cli_print_json(all, err));
@@ -284,8 +300,8 @@ static enum mlo_status data_pull_run(struct mlo_cli *cli, struct mlo_error *err)
 out:
     json_decref(all);
     json_decref(row);
+    json_decref(files);
     json_decref(paths);
-    mlo_buf_clear(&path);
     mlo_client_close(client);
     return status;
 }

@@ -67,6 +67,10 @@ static enum mlo_status reproduce_run(struct mlo_cli *cli, struct mlo_error *err)
         mlo_error_hint(err, "mlopt variants %s/%s@%s", ref.project, ref.name, version);
         goto out;
     }
+    if (mlo_cli_has(cli, "local")) {
+        status = mlo_client_reproduce_here(cli, err);
+        goto out;
+    }
     MLO_TRY(mlo_cli_int(cli, "timeout", 0, 1, 1 << 30, &timeout, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
     mlo_client_path(&path, "/v1/projects/%s/models/%s/versions/%s/variants/%s/reproductions", ref.project,
@@ -104,6 +108,8 @@ out:
 }
 
 static const struct mlo_cli_option options[] = {
+    {"local", 0, NULL, "by this program, on this machine; the server is not told"},
+    {"threads", 0, "N", "with --local: threads of the engine (1)"},
     {"list", 0, NULL, "what came out each time it was made again, newest first"},
     {"no-wait", 0, NULL, "submit it, and do not follow it"},
     {"timeout", 0, "S", "exit code 7 after S seconds; the run goes on"},
@@ -122,5 +128,7 @@ const struct mlo_cli_verb mlo_verb_reproduce = {
     .detail =
         "A worker runs the recorded derivations again, from the recorded inputs and decisions, past all\n"
         "caches, and signs what came out. The first derivation that gives other bytes is named. A policy\n"
-        "can ask for it: - provenance: reproduced\n",
+        "can ask for it: - provenance: reproduced\n"
+        "With --local nobody else's word counts: the inputs are downloaded by their digests, and the steps\n"
+        "are those of this program, which must have the recorded revisions.\n",
 };
