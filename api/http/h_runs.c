@@ -161,6 +161,27 @@ out:
     return status;
 }
 
+enum mlo_status h_run_log(struct mlo_request *req, struct mlo_error *err)
+{
+    const char *text = mlo_request_query(req, "job");
+    json_t *run = NULL, *value = NULL;
+    int64_t project, id, job = 0;
+    enum mlo_status status;
+    if (text && (!mlo_str_to_i64(text, &job) || job < 1)) {
+        status = mlo_error_set(err, MLO_EINVAL, "'%.40s' is no job: jobs have numbers", text);
+        mlo_error_where(err, "query parameter 'job'");
+        goto out;
+    }
+    MLO_TRY(run_param(req, &project, &id, err));
+    MLO_TRY(mlo_run_get(req->conn, project, id, &run, err)); /* it is this project's */
+    MLO_TRY(mlo_run_log(req->conn, id, job, &value, err));
+    MLO_TRY(mlo_reply_json(req, 200, json_incref(value), err));
+out:
+    json_decref(run);
+    json_decref(value);
+    return status;
+}
+
 enum mlo_status h_run_cancel(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);

@@ -1,4 +1,6 @@
 /* Health, who am I, queue and workers. */
+#include <string.h>
+
 #include "api/http/handlers_impl.h"
 
 enum mlo_status h_healthz(struct mlo_request *req, struct mlo_error *err)
@@ -66,4 +68,47 @@ enum mlo_status h_workers(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_reply_json(req, 200, value, err));
 out:
     return status;
+}
+
+static enum mlo_status wish(struct mlo_request *req, enum mlo_worker_wish what, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_db_conn *conn;
+    const char *reason = "", *name = mlo_request_param(req, "id");
+    json_t *body, *all = NULL, *item;
+    size_t i;
+    enum mlo_status status;
+    if (req->body.len) {
+        MLO_TRY(mlo_request_json(req, &body, err));
+        MLO_TRY(mlo_json_get_str(body, "reason", "", &reason, err));
+    }
+    MLO_TRY(mlo_request_db(req, &conn, err));
+    MLO_TRY(mlo_worker_control(conn, &actor, name, what, *reason ? reason : NULL, err));
+    MLO_TRY(mlo_worker_list(conn, &all, err));
+    status = mlo_error_set(err, MLO_ENOTFOUND, "the worker '%.120s' has not been seen since yesterday", name);
+    json_array_foreach(json_object_get(all, "items"), i, item)
+    {
+        if (strcmp(mlo_json_str(item, "name", ""), name) == 0) {
+            status = mlo_reply_json(req, 200, json_incref(item), err);
+            break;
+        }
+    }
+out:
+    json_decref(all);
+    return status;
+}
+
+enum mlo_status h_worker_pause(struct mlo_request *req, struct mlo_error *err)
+{
+    return wish(req, MLO_WORKER_PAUSE, err);
+}
+
+enum mlo_status h_worker_resume(struct mlo_request *req, struct mlo_error *err)
+{
+    return wish(req, MLO_WORKER_RUN, err);
+}
+
+enum mlo_status h_worker_drain(struct mlo_request *req, struct mlo_error *err)
+{
+    return wish(req, MLO_WORKER_DRAIN, err);
 }

@@ -10,7 +10,8 @@
 extern const struct mlo_upload_body mlo_blob_upload;  /* h_blobs.c */
 extern const struct mlo_upload_body mlo_piece_upload; /* h_uploads.c */
 
-mlo_handler_fn h_healthz, h_readyz, h_me, h_queue, h_workers;                          /* h_service.c */
+mlo_handler_fn h_healthz, h_readyz, h_me, h_queue, h_workers, h_worker_pause, h_worker_resume,
+    h_worker_drain;                                                                    /* h_service.c */
 mlo_handler_fn h_projects, h_project_create, h_tokens, h_token_create, h_token_revoke; /* h_projects.c */
 mlo_handler_fn h_blob_get, h_blob_put;                                                 /* h_blobs.c */
 mlo_handler_fn h_upload_begin, h_upload_get, h_upload_append, h_upload_finish,
@@ -18,7 +19,7 @@ mlo_handler_fn h_upload_begin, h_upload_get, h_upload_append, h_upload_finish,
 mlo_handler_fn h_models, h_model, h_version_create, h_versions, h_version, h_variants; /* h_models.c */
 mlo_handler_fn h_evidence, h_lineage, h_variant_artifact, h_variant_report;            /* h_evidence.c */
 mlo_handler_fn h_dataset_create, h_datasets, h_dataset, h_dataset_version;             /* h_datasets.c */
-mlo_handler_fn h_run_create, h_runs, h_run, h_run_events, h_run_cancel;                /* h_runs.c */
+mlo_handler_fn h_run_create, h_runs, h_run, h_run_events, h_run_log, h_run_cancel;     /* h_runs.c */
 mlo_handler_fn h_stages, h_stage, h_promote, h_rollback, h_history, h_stage_artifact;  /* h_stages.c */
 mlo_handler_fn h_project_history;
 mlo_handler_fn h_search;                                                                /* h_search.c */

@@ -47,6 +47,10 @@ static const struct mlo_route ROUTES[] = {
     READ("/v1/me", h_me, "Who the token stands for."),
     READ("/v1/queue", h_queue, "What is queued, and whether anybody can take it."),
     READ("/v1/workers", h_workers, "The workers of the last day."),
+    POST("/v1/workers/{id}/pause", MLO_ADMIN, h_worker_pause,
+         "A worker goes on with its jobs, and takes no more."),
+    POST("/v1/workers/{id}/resume", MLO_ADMIN, h_worker_resume, "A paused worker takes jobs again."),
+    POST("/v1/workers/{id}/drain", MLO_ADMIN, h_worker_drain, "A worker leaves when its jobs are done."),
     {.method = "GET",
      .path = "/v1/tokens",
      .handler = h_tokens,
@@ -143,6 +147,7 @@ static const struct mlo_route ROUTES[] = {
     READ(P "/runs/{id}", h_run, "A run with its jobs and their progress."),
     READ(P "/runs/{id}/events", h_run_events,
          "What happened in a run after a number, waiting for it if asked to."),
+    READ(P "/runs/{id}/log", h_run_log, "What the steps of a run wrote on stderr."),
     POST(P "/runs/{id}/cancel", MLO_SUBMITTER, h_run_cancel, "Cancels a run."),
 
     READ(M "/stages", h_stages, "Staging and production of a model."),

@@ -37,7 +37,8 @@ void mlo_piece_state(struct mlo_buf *out, const char *state)
         const char *state, *look;
     } looks[] = {{"succeeded", "good"}, {"production", "good"}, {"active", "good"},   {"running", "busy"},
                  {"staging", "warn"},   {"failed", "bad"},      {"lost", "bad"},      {"rollback", "warn"},
-                 {"reused", "good"},    {"promotion", "good"},  {"cancelled", "off"}, {"blocked", "off"}};
+                 {"reused", "good"},    {"promotion", "good"},  {"cancelled", "off"}, {"paused", "warn"},
+                 {"draining", "warn"},  {"stopped", "off"},     {"blocked", "off"}};
     const char *look = "plain";
     for (size_t i = 0; i < MLO_COUNT(looks); i++)
         if (strcmp(looks[i].state, state) == 0)

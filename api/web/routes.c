@@ -45,6 +45,8 @@ static const struct mlo_route ROUTES[] = {
     PAGE("/runs", page_runs, "Runs of all projects."),
     PAGE("/runs/{p}/{id}", page_run, "A run with its jobs."),
     FORM("/runs/{p}/{id}/cancel", MLO_SUBMITTER, page_run_cancel, "Cancels a run."),
+    PAGE("/workers", page_workers, "The workers of the last day."),
+    FORM("/workers/{id}/{what}", MLO_ADMIN, page_worker_wish, "Pauses, resumes or drains a worker."),
     PAGE("/audit", page_audit_index, "The audit logs there are."),
     PAGE("/audit/{p}", page_audit, "The audit log of a project."),
 };

@@ -55,7 +55,10 @@ enum mlo_status page_runs(struct mlo_request *req, struct mlo_error *err)
         else
             HTML(out, "<option value=\"%s\">%s</option>", states[i], text);
     }
-    HTML(out, "</select></label><button>Show</button></form><section class=\"panel\">");
+    HTML(out, "</select></label><button>Show</button></form>");
+    if (req->who.project_id == 0)
+        HTML(out, "<p><a href=\"/workers\">Workers</a></p>");
+    HTML(out, "<section class=\"panel\">");
     if (json_array_size(json_object_get(runs, "items")))
         mlo_piece_runs(out, json_object_get(runs, "items"));
     else
@@ -153,10 +156,24 @@ static void expectations(struct mlo_buf *out, const json_t *items)
     HTML(out, "</ul></section>");
 }
 
+/* What the steps wrote on stderr. */
+static void logs(struct mlo_buf *out, const json_t *items)
+{
+    const json_t *item;
+    size_t i;
+    if (json_array_size(items) == 0)
+        return;
+    HTML(out, "<h2>Logs</h2><section class=\"panel\" id=\"logs\">");
+    json_array_foreach((json_t *)items, i, item)
+        HTML(out, "<details><summary>%s, attempt %lld</summary><pre>%s</pre></details>",
+             mlo_text(item, "name"), (long long)mlo_json_i64(item, "attempt", 0), mlo_text(item, "text"));
+    HTML(out, "</section>");
+}
+
 enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_buf *out = &req->out;
-    json_t *run = NULL, *job;
+    json_t *run = NULL, *log = NULL, *job;
     int64_t project, id;
     size_t i;
     char title[64];
@@ -165,6 +182,7 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
         return mlo_error_set(err, MLO_ENOTFOUND, "there is no run '%.60s'", mlo_request_param(req, "id"));
     MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(mlo_view_run(req->conn, project, id, &run, err));
+    MLO_TRY(mlo_run_log(req->conn, id, 0, &log, err));
     const char *state = mlo_text(run, "state");
     bool open = strcmp(state, "queued") == 0 || strcmp(state, "running") == 0;
     snprintf(title, sizeof title, "Run #%lld", (long long)id);
@@ -190,7 +208,8 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
         job_row(out, run, job, json_object_get(run, "error"));
     HTML(out, "</tbody></table></div></section>");
     expectations(out, json_object_get(run, "expectations"));
-    HTML(out, "</div>");
+    HTML(out, "</div>"); /* not live: what somebody opened stays open */
+    logs(out, json_object_get(log, "items"));
     if (open && req->who.role >= MLO_SUBMITTER) {
         HTML(out, "<form class=\"inline\" method=\"post\" action=\"/runs/%s/%lld/cancel\">",
              mlo_request_param(req, "p"), (long long)id);
@@ -201,6 +220,7 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_page_end(req, 200, err));
 out:
     json_decref(run);
+    json_decref(log);
     return status;
 }
 

@@ -90,6 +90,7 @@ mlo_handler_fn page_home, page_login, page_login_post, page_logout, page_asset, 
 mlo_handler_fn page_check, page_approve, page_quarantine_release;
 mlo_handler_fn page_comment;
 mlo_handler_fn page_model, page_search, page_promote, page_rollback, page_promotions;
+mlo_handler_fn page_workers, page_worker_wish;
 mlo_handler_fn page_runs, page_run, page_run_cancel, page_audit_index, page_audit;
 
 /* A text of a JSON object for a page: "" when absent. */

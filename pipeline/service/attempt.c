@@ -76,6 +76,12 @@ static enum mlo_status watch(void *arg, struct mlo_error *err)
     return status;
 }
 
+static void on_log(void *arg, int stderr_fd, bool last)
+{
+    struct mlo_slot *slot = arg;
+    mlo_job_log_look(&slot->log, stderr_fd, last);
+}
+
 /* --- what the child left ------------------------------------------------------------------------------- */
 
 /* Opens a file that the child names. The child ran an untrusted model: what leads out of its folder is
@@ -451,6 +457,7 @@ static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashe
         .max_s = worker->o.max_job_s,
         .watch = watch,
         .progress = on_progress,
+        .log = on_log,
         .arg = slot,
     };
     json_t *result = NULL;
@@ -533,6 +540,7 @@ void mlo_attempt_run(struct mlo_slot *slot)
     slot->fraction = slot->sent_fraction = 0;
     slot->sent_ns = 0;
     slot->message[0] = '\0';
+    mlo_job_log_begin(&slot->log, slot->worker->o.db, &slot->job);
     log_end(slot, MLO_LOG_INFO, "job claimed", NULL);
     if (slot->job.broken.status != MLO_OK) {
         error = slot->job.broken;

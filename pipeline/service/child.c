@@ -229,8 +229,8 @@ static enum mlo_status look_at_usage(const struct mlo_child *child, pid_t pid, s
     return MLO_OK;
 }
 
-static enum mlo_status supervise(const struct mlo_child *child, pid_t pid, int fd, int *wait_status,
-                                 struct mlo_error *err)
+static enum mlo_status supervise(const struct mlo_child *child, pid_t pid, int fd, int stderr_fd,
+                                 int *wait_status, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct lines lines = {.len = 0};
@@ -246,6 +246,8 @@ static enum mlo_status supervise(const struct mlo_child *child, pid_t pid, int f
         if (open)
             open = drain(child, fd, &lines);
         status = child->watch(child->arg, err);
+        if (child->log)
+            child->log(child->arg, stderr_fd, false);
         if (status == MLO_OK)
             status = look_at_usage(child, pid, &next, err);
         if (status == MLO_OK && deadline_ns && mlo_clock_ns() > deadline_ns)
@@ -254,6 +256,8 @@ static enum mlo_status supervise(const struct mlo_child *child, pid_t pid, int f
     *wait_status = end_group(pid);
     if (open)
         drain(child, fd, &lines);
+    if (child->log)
+        child->log(child->arg, stderr_fd, true);
     if (pid_fd >= 0)
         close(pid_fd);
     return status;
@@ -366,7 +370,7 @@ enum mlo_status mlo_child_run(const struct mlo_child *child, json_t **result, bo
     MLO_TRY(mlo_process_start(&options, &pid, err));
     close(pipe_fd[1]);
     pipe_fd[1] = -1;
-    MLO_TRY(supervise(child, pid, pipe_fd[0], &wait_status, err));
+    MLO_TRY(supervise(child, pid, pipe_fd[0], stderr_fd, &wait_status, err));
     if (!is_file(result_path)) {
         status = crashed(wait_status, stderr_fd, err);
         *was_crash = true;

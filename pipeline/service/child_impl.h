@@ -7,6 +7,9 @@
 /* Called at least every 100 ms while the child runs; a status other than MLO_OK ends its process group and
  * becomes the outcome. Fills err. */
 typedef enum mlo_status mlo_child_watch_fn(void *arg, struct mlo_error *err);
+/* What it wrote on stderr so far is in the file; called as often as mlo_child_watch_fn, and when it has
+ * ended. */
+typedef void mlo_child_log_fn(void *arg, int stderr_fd, bool last);
 typedef void mlo_child_progress_fn(void *arg, double fraction, const char *message);
 
 struct mlo_child {
@@ -22,6 +25,7 @@ struct mlo_child {
     uint32_t max_s; /* wall time; 0: none */
     mlo_child_watch_fn *watch;
     mlo_child_progress_fn *progress;
+    mlo_child_log_fn *log; /* or NULL */
     void *arg;
 };
 

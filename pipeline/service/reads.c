@@ -82,7 +82,7 @@ const struct mlo_sql MLO_READS_SQL[] = {
          "select w.id as name, w.host, w.pid, "
          "  case when w.state <> 'stopped' and not (" ALIVE ") then 'lost' else w.state end as state, "
          "  w.machine_class, to_json(w.targets) as capabilities, w.slots, w.started_at, "
-         "  w.last_seen_at, "
+         "  w.last_seen_at, w.wish, w.wish_by, w.wish_at, w.wish_reason, to_json(w.lacking) as lacking, "
          "  (select min(j.id) from job j where j.state = 'running' and j.worker = w.id) as job, "
          "  (select coalesce(json_agg(json_build_object('id', j.id, 'run', j.run, 'step', j.step) "
          "    order by j.id), '[]') from job j where j.state = 'running' and j.worker = w.id) as jobs "

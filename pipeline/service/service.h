@@ -87,15 +87,33 @@ MLO_MUST_USE enum mlo_status mlo_run_list(struct mlo_db_conn *conn, const struct
 MLO_MUST_USE enum mlo_status mlo_run_events(struct mlo_db_conn *conn, int64_t run, int64_t after, int limit,
                                             json_t **out, struct mlo_error *err);
 
+/* {"items":[{"job","position","name","step","attempt","began_at","last_at","text"}],"next":null}: what the
+ * steps of a run wrote on stderr, by job and attempt, as far as it was sent; of one job unless `job` is 0.
+ * The text is clean (UTF-8, no control characters but tab and line feed) and bounded: the beginning and the
+ * end of each attempt. */
+MLO_MUST_USE enum mlo_status mlo_run_log(struct mlo_db_conn *conn, int64_t run, int64_t job, json_t **out,
+                                         struct mlo_error *err);
+
 /* {"queued","running","blocked","failed","oldest_queued_s", "expired" (leases), "workers" (active),
  *  "targets":[{"target","queued","workers"}]}: what is queued, and whether anybody can take it. */
 MLO_MUST_USE enum mlo_status mlo_queue_overview(struct mlo_db_conn *conn, json_t **out,
                                                 struct mlo_error *err);
 
-/* {"items":[{"name" (id, one per process start),"host","pid","state":"active"|"draining"|"stopped"|"lost",
+/* {"items":[{"name" (id, one per process
+ * start),"host","pid","state":"active"|"paused"|"draining"|"stopped"|"lost",
  *  "machine_class","capabilities":[targets],"slots","started_at","last_seen_at","job": id|null,
- *  "jobs":[{"id","run","step"}]}],"next":null}: those of the last day, newest first. */
+ *  "jobs":[{"id","run","step"}],"wish":"run"|"pause"|"drain","wish_by","wish_at","wish_reason" (null: nobody
+ * asked), "lacking":[layers of isolation]}],"next":null}: those of the last day, newest first. */
 MLO_MUST_USE enum mlo_status mlo_worker_list(struct mlo_db_conn *conn, json_t **out, struct mlo_error *err);
+
+/* What somebody wants of a worker. Within about a second it claims no more jobs (paused), or leaves when
+ * those that it has are done, however long they take (drained; that cannot be taken back: MLO_ECONFLICT).
+ * Needs an admin of the installation, and is audited there. MLO_ENOTFOUND, MLO_ECONFLICT for one that
+ * stopped. `reason` may be NULL. */
+enum mlo_worker_wish { MLO_WORKER_RUN, MLO_WORKER_PAUSE, MLO_WORKER_DRAIN };
+MLO_MUST_USE enum mlo_status mlo_worker_control(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                                const char *worker, enum mlo_worker_wish wish,
+                                                const char *reason, struct mlo_error *err);
 
 /* --- workers ------------------------------------------------------------------------------------------- */
 

@@ -8,17 +8,18 @@
 
 #include "pipeline/service/worker_impl.h"
 
-enum { S_REGISTER, S_TOUCH, S_FORGET, S_IDLE };
+enum { S_REGISTER, S_TOUCH, S_FORGET, S_IDLE, S_WISH };
 
 const struct mlo_sql MLO_WORKER_SQL[] = {
     [S_REGISTER] = {"worker_register",
-                    "insert into worker (id, host, pid, machine_class, targets, slots, state) "
-                    "values ($1, $2, $3, $4, $5::text[], $6, 'active')",
-                    6},
+                    "insert into worker (id, host, pid, machine_class, targets, slots, state, lacking) "
+                    "values ($1, $2, $3, $4, $5::text[], $6, 'active', $7::text[])",
+                    7},
     [S_TOUCH] = {"worker_touch",
                  "update worker set state = $2, last_seen_at = clock_timestamp() where id = $1", 2},
     [S_FORGET] = {"worker_forget", "delete from worker where last_seen_at < now() - interval '7 days'", 0},
     [S_IDLE] = {"worker_idle", "select not exists (select from job where state in ('ready', 'running'))", 0},
+    [S_WISH] = {"worker_wish", "select wish from worker where id = $1", 1},
 };
 const size_t MLO_WORKER_SQL_COUNT = MLO_COUNT(MLO_WORKER_SQL);
 
@@ -123,7 +124,7 @@ static void *slot_main(void *arg)
         enum mlo_status status = MLO_OK;
         pthread_mutex_lock(&worker->claiming);
         more = !atomic_load(&worker->stopping);
-        if (!slot->assigned && more)
+        if (!slot->assigned && more && !atomic_load(&worker->paused))
             status = claim_for_all(slot, &error);
         bool found = slot->assigned;
         slot->assigned = false;
@@ -283,36 +284,70 @@ static void sweep(struct mlo_worker *worker)
         mlo_log_error(MLO_LOG_WARN, "cannot count what jobs took", &error);
 }
 
+/* Looks at what somebody wants of it; true when it is to leave. *changed: its state is another one. */
+static bool obey(struct mlo_worker *worker, bool *changed)
+{
+    struct mlo_error error = {0};
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    bool leave = false;
+    mlo_param_text(&p, worker->id);
+    /* while the database is away it goes on as it was */
+    if (on_conn(worker, S_WISH, &p, &rows, &error) == MLO_OK && mlo_rows_count(&rows) == 1) {
+        bool pause = strcmp(mlo_rows_text(&rows, 0, 0), "pause") == 0;
+        leave = strcmp(mlo_rows_text(&rows, 0, 0), "drain") == 0;
+        *changed = atomic_exchange(&worker->paused, pause) != pause;
+        if (*changed)
+            mlo_log(MLO_LOG_INFO, pause ? "paused" : "resumed", "worker", worker->id, NULL);
+        if (*changed && !pause)
+            wake_all(worker);
+    }
+    mlo_rows_clear(&rows);
+    return leave;
+}
+
+static const char *state_of(struct mlo_worker *worker, bool leaving)
+{
+    return leaving ? "draining" : atomic_load(&worker->paused) ? "paused" : "active";
+}
+
 static void serve(struct mlo_worker *worker, const volatile sig_atomic_t *stop)
 {
     struct mlo_db_conn *conn = NULL;
     struct mlo_error error = {0};
-    uint64_t next_sweep = 0, next_touch = 0, stop_ns = 0;
-    while (!stop_ns || !all_idle(worker)) {
+    uint64_t next_sweep = 0, next_touch = 0, told_ns = 0;
+    bool leaving = false, changed = false;
+    while (!leaving || !all_idle(worker)) {
         listen_once(worker, &conn);
         for (unsigned i = 0; i < worker->o.slots; i++)
             beat(&worker->slots[i]);
         uint64_t now = mlo_clock_ns();
+        bool leave = false;
         if (now >= next_sweep) {
             sweep(worker);
             next_sweep = mlo_clock_ns() + SWEEP_EVERY_MS * MS_NS;
-            if (!stop_ns && worker->o.exit_when_idle && queue_is_idle(worker)) {
-                stop_ns = now;
-                atomic_store(&worker->stopping, true);
-                wake_all(worker);
-            }
+            bool drain = !leaving && obey(worker, &changed);
+            leave |= drain || (!leaving && worker->o.exit_when_idle && queue_is_idle(worker));
+            if (changed)
+                next_touch = 0;
+            changed = false;
         }
-        if (now >= next_touch) {
-            touch(worker, stop_ns ? "draining" : "active");
-            next_touch = now + TOUCH_EVERY_MS * MS_NS;
+        if (!told_ns && told_to_stop(stop)) {
+            told_ns = now;
+            leave = true;
         }
-        if (!stop_ns && told_to_stop(stop)) {
-            stop_ns = now;
+        if (leave && !leaving) {
+            leaving = true;
             next_touch = 0;
             atomic_store(&worker->stopping, true);
             wake_all(worker);
         }
-        if (stop_ns && mlo_clock_ns() >= stop_ns + worker->o.drain_ms * MS_NS)
+        if (now >= next_touch) {
+            touch(worker, state_of(worker, leaving));
+            next_touch = now + TOUCH_EVERY_MS * MS_NS;
+        }
+        /* who was asked to drain has all the time it needs; who is told to stop has not */
+        if (told_ns && mlo_clock_ns() >= told_ns + worker->o.drain_ms * MS_NS)
             atomic_store(&worker->hand_back, true);
     }
     if (conn && mlo_db_exec_text(conn, "unlisten *", &error) != MLO_OK)
@@ -322,9 +357,9 @@ static void serve(struct mlo_worker *worker, const volatile sig_atomic_t *stop)
 
 /* --- start and end ------------------------------------------------------------------------------------- */
 
-static void add_target(struct mlo_buf *targets, const char *target)
+static void add_word(struct mlo_buf *array, const char *word)
 {
-    mlo_buf_printf(targets, "%s\"%s\"", targets->len > 1 ? "," : "", target);
+    mlo_buf_printf(array, "%s\"%s\"", array->len > 1 ? "," : "", word);
 }
 
 /* "any", "cpu", what this machine satisfies, and what the caller adds. */
@@ -332,15 +367,15 @@ static enum mlo_status find_targets(struct mlo_worker *worker, struct mlo_error 
 {
     static const char *const known[] = {"cpu:avx2", "cpu:avx512", "cpu:avx512-vnni", "cpu:avx512-fp16"};
     mlo_buf_putc(&worker->targets, '{');
-    add_target(&worker->targets, "any");
-    add_target(&worker->targets, "cpu");
+    add_word(&worker->targets, "any");
+    add_word(&worker->targets, "cpu");
     for (size_t i = 0; i < MLO_COUNT(known); i++)
         if (mlo_machine_satisfies(known[i]))
-            add_target(&worker->targets, known[i]);
+            add_word(&worker->targets, known[i]);
     for (const char *const *extra = worker->o.targets; extra && *extra; extra++) {
         if (strpbrk(*extra, "\"\\"))
             return mlo_error_set(err, MLO_EINVAL, "'%s' is no target", *extra);
-        add_target(&worker->targets, *extra);
+        add_word(&worker->targets, *extra);
     }
     mlo_buf_putc(&worker->targets, '}');
     return mlo_buf_ok(&worker->targets) ? MLO_OK : mlo_error_nomem(err);
@@ -359,6 +394,7 @@ static enum mlo_status register_worker(struct mlo_worker *worker, const volatile
     mlo_param_text(&p, class_name);
     mlo_param_text(&p, mlo_buf_str(&worker->targets));
     mlo_param_i64(&p, worker->o.slots);
+    mlo_param_text(&p, mlo_buf_str(&worker->lacking));
     for (bool told = false;; told = true) {
         status = on_conn(worker, S_REGISTER, &p, NULL, err);
         if (status == MLO_OK || !mlo_status_info(status)->retry || told_to_stop(stop))
@@ -374,17 +410,19 @@ static enum mlo_status register_worker(struct mlo_worker *worker, const volatile
 
 /* What keeps jobs from harm here, said once; MLO_EUNAVAILABLE where all of it is wanted and some is lacking.
  */
-static enum mlo_status tell_isolation(const struct mlo_worker *worker, struct mlo_error *err)
+static enum mlo_status tell_isolation(struct mlo_worker *worker, struct mlo_error *err)
 {
     json_t *layers = NULL, *layer;
     size_t i;
     bool whole = false;
     enum mlo_status status = mlo_isolation(&layers, &whole, err);
+    mlo_buf_putc(&worker->lacking, '{');
     json_array_foreach(layers, i, layer)
     {
         const char *name = mlo_json_str(layer, "layer", ""), *note = mlo_json_str(layer, "note", "");
         if (mlo_json_bool(layer, "on", false))
             continue;
+        add_word(&worker->lacking, name);
         mlo_log(MLO_LOG_WARN, "jobs are less confined than they could be", "lacking", name, "note", note,
                 NULL);
         if (status == MLO_OK && worker->o.require_isolation) {
@@ -396,7 +434,8 @@ static enum mlo_status tell_isolation(const struct mlo_worker *worker, struct ml
         }
     }
     json_decref(layers);
-    return status;
+    mlo_buf_putc(&worker->lacking, '}');
+    return status == MLO_OK && !mlo_buf_ok(&worker->lacking) ? mlo_error_nomem(err) : status;
 }
 
 static enum mlo_status start_slots(struct mlo_worker *worker, struct mlo_error *err)
@@ -465,6 +504,7 @@ static void worker_clear(struct mlo_worker *worker)
     free(worker->work_dir);
     free(worker->cache_dir);
     mlo_buf_clear(&worker->targets);
+    mlo_buf_clear(&worker->lacking);
     mlo_scratch_close(worker);
     pthread_cond_destroy(&worker->wake);
     pthread_mutex_destroy(&worker->claiming);
@@ -475,7 +515,7 @@ enum mlo_status mlo_worker_run(const struct mlo_worker_options *options, const v
                                struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_worker worker = {.scratch_fd = -1, .targets = MLO_BUF_INIT};
+    struct mlo_worker worker = {.scratch_fd = -1, .targets = MLO_BUF_INIT, .lacking = MLO_BUF_INIT};
     MLO_TRY(worker_init(&worker, options, err));
     MLO_TRY(mlo_fs_mkdirs(worker.o.work_dir, err));
     if (!(worker.work_dir = realpath(worker.o.work_dir, NULL))) { /* a step has another working folder */

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "pipeline/service/job_log_impl.h"
 #include "pipeline/service/sandbox_impl.h"
 #include "pipeline/service/service_impl.h"
 
@@ -15,6 +16,8 @@ struct mlo_worker {
     char *exe, *work_dir, *scratch_dir, *cache_dir; /* absolute; scratch_dir: of this worker */
     int scratch_fd;                                 /* its lock: held as long as we live */
     struct mlo_buf targets;                         /* array literal */
+    struct mlo_buf lacking;                         /* layers of isolation; array literal */
+    atomic_bool paused;                             /* no new jobs for now */
     atomic_bool stopping;                           /* no new jobs */
     atomic_bool hand_back;                          /* running ones are given up */
     pthread_mutex_t lock;                           /* of wake and the generation */
@@ -38,6 +41,7 @@ struct mlo_slot {
     uint64_t lease_end_ns; /* by our own clock: past it we no longer know */
     uint64_t next_beat_ns;
     /* of the slot's own thread */
+    struct mlo_job_log log;
     double fraction, sent_fraction;
     char message[200];
     uint64_t sent_ns;

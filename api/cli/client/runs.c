@@ -153,6 +153,44 @@ out:
     return status;
 }
 
+/* Each job's text below a line that names it. */
+static enum mlo_status log_run(struct mlo_cli *cli, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_client *client = NULL;
+    struct mlo_buf path = MLO_BUF_INIT;
+    json_t *run = NULL, *items = NULL, *item;
+    size_t i;
+    int64_t id, job;
+    MLO_TRY(run_id(cli->args[0], &id, err));
+    MLO_TRY(mlo_cli_int(cli, "job", 0, 1, INT64_MAX, &job, err));
+    MLO_TRY(mlo_client_open(cli, &client, err));
+    MLO_TRY(find_run(client, mlo_cli_opt(cli, "project"), id, &run, err));
+    mlo_client_path(&path, "/v1/projects/%s/runs/%d/log", mlo_json_str(run, "project", ""), (long long)id);
+    if (job)
+        mlo_buf_printf(&path, "?job=%lld", (long long)job);
+    MLO_TRY(mlo_client_list(client, mlo_buf_str(&path), 0, &items, err));
+    if (cli->json) {
+        MLO_TRY(mlo_cli_print_json(items, err));
+        goto out;
+    }
+    json_array_foreach(items, i, item)
+    {
+        const char *text = mlo_json_str(item, "text", "");
+        size_t size = strlen(text);
+        MLO_TRY(mlo_cli_print(err, "== job %lld, %s, attempt %lld\n%s%s",
+                              (long long)mlo_json_i64(item, "job", 0), mlo_json_str(item, "name", ""),
+                              (long long)mlo_json_i64(item, "attempt", 0), text,
+                              size && text[size - 1] != '\n' ? "\n" : ""));
+    }
+out:
+    json_decref(run);
+    json_decref(items);
+    mlo_buf_clear(&path);
+    mlo_client_close(client);
+    return status;
+}
+
 static enum mlo_status cancel_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -196,6 +234,22 @@ const struct mlo_cli_verb mlo_verb_runs = {
     .positional = "[ID]",
     .max_args = 1,
     .help = "runs, newest first; with a number: that one, with its jobs",
+};
+static const struct mlo_cli_option log_options[] = {
+    {"project", 0, "NAME", "the run's project"},
+    {"job", 0, "N", "only this job's"},
+    MLO_OPTION_URL,
+    {NULL},
+};
+const struct mlo_cli_verb mlo_verb_runs_log = {
+    .name = "runs log",
+    .group = "Runs",
+    .run = log_run,
+    .options = log_options,
+    .positional = "ID",
+    .min_args = 1,
+    .max_args = 1,
+    .help = "what the steps of a run wrote on stderr",
 };
 static const struct mlo_cli_option cancel_options[] = {
     {"project", 0, "NAME", "the run's project"},

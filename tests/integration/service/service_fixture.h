@@ -320,6 +320,10 @@ static inline int micro_step(const char *dir)
         fprintf(stderr, "about to crash\n");
         __builtin_trap(); /* a signal that it sends to itself does not end the first process of a namespace */
     }
+    char *says = micro_value(text, step, "says");
+    for (int64_t n = micro_number(text, step, "lines", 1); says && n > 0; n--)
+        fprintf(stderr, "%s %lld\n", says, (long long)n);
+    free(says);
     int64_t sleep_ms = micro_number(text, step, "sleep_ms", 0);
     for (int64_t ms = 0; ms < sleep_ms || micro_held(text, step, state); ms += 50) {
         printf("{\"fraction\":%.3f,\"message\":\"working\"}\n", (double)ms / (double)(ms + sleep_ms + 1000));

@@ -1,5 +1,6 @@
 /* Workers with the micro step: the real protocol, real processes, real blobs. */
 #include "base/dsse.h"
+#include "pipeline/service/job_log_impl.h"
 #include "registry/attest.h"
 #include "tests/integration/service/service_fixture.h"
 
@@ -601,6 +602,160 @@ static void test_worker__exits_when_idle(void **state)
     assert_run(f, run, -1, "state", "succeeded");
 }
 
+/* The text of a job's attempt, or NULL; yours. */
+static char *log_of(struct service_fixture *f, int64_t run, const char *step, int attempt)
+{
+    json_t *log = NULL, *item;
+    char *text = NULL;
+    size_t i;
+    assert_mlo_ok(mlo_run_log(f->pg->conn, run, 0, &log, &f->err), &f->err);
+    json_array_foreach(json_object_get(log, "items"), i, item)
+    {
+        if (strcmp(mlo_json_str(item, "step", ""), step) == 0 && mlo_json_i64(item, "attempt", 0) == attempt)
+            text = strdup(mlo_json_str(item, "text", ""));
+    }
+    json_decref(log);
+    return text;
+}
+
+static bool log_is(struct service_fixture *f, int64_t run, const char *step, int attempt, const char *wanted)
+{
+    char *text = log_of(f, run, step, attempt);
+    bool is = text && strcmp(text, wanted) == 0;
+    free(text);
+    return is;
+}
+
+static void test_worker__sends_what_steps_write(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    int64_t run = submit(
+        f,
+        add_version(f, "talks",
+                    "optimize.says=h\xc3\xa9llo \x1b[31m\xff<b>\noptimize.hold=1\nquantize.says=again\n"
+                    "quantize.crashes=1\nevaluate.says=0123456789abcdef\nevaluate.lines=30000"),
+        RECIPE_TINY, 0);
+    start_worker(f, &w, 1);
+    /* while it runs; without what a terminal would obey, or a database refuse */
+    wait_until(log_is(f, run, "optimize", 1, "h\xc3\xa9llo ?[31m?<b> 1\n"));
+    assert_run(f, run, 0, "state", "running");
+    release_steps(f);
+    wait_run(f, run);
+    stop_worker(&w);
+    assert_run(f, run, -1, "state", "succeeded");
+    assert_true(log_is(f, run, "quantize", 1, "about to crash\n")); /* each attempt has its own */
+    assert_true(log_is(f, run, "quantize", 2, "again 1\n"));
+    char *text = log_of(f, run, "evaluate", 1); /* 660,000 bytes of it: the beginning and the end are kept */
+    assert_non_null(text);
+    assert_true(strlen(text) > (256 << 10) && strlen(text) < (300 << 10));
+    assert_true(mlo_str_starts(text, "0123456789abcdef 30000\n0123456789abcdef 29999\n"));
+    assert_non_null(strstr(text, " bytes are left out here ...\n"));
+    assert_non_null(strstr(text, "\n0123456789abcdef 2\n0123456789abcdef 1\n"));
+    free(text);
+    assert_null(log_of(f, run, "benchmark", 1)); /* it said nothing */
+    /* who lost the job says no more of it */
+    int64_t rows = count_rows(f, "select count(*) from mlopt.attempt_log");
+    struct mlo_job stale = {.id = job_i64(f, run, 0, "id"), .token = "00000000-0000-4000-8000-000000000000"};
+    struct mlo_job_log late;
+    char path[] = "/tmp/mlopt-log-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0 && mlo_fs_write_full(fd, "too late\n", 9));
+    mlo_job_log_begin(&late, f->worker, &stale);
+    mlo_job_log_look(&late, fd, true);
+    assert_true(late.lost);
+    assert_int_equal(count_rows(f, "select count(*) from mlopt.attempt_log"), rows);
+    close(fd);
+    unlink(path);
+    assert_clean(f);
+}
+
+/* The name of the only worker. */
+static char *worker_name(struct service_fixture *f)
+{
+    json_t *workers = NULL;
+    assert_mlo_ok(mlo_worker_list(f->pg->conn, &workers, &f->err), &f->err);
+    json_t *items = json_object_get(workers, "items");
+    char *name =
+        json_array_size(items) == 1 ? strdup(mlo_json_str(json_array_get(items, 0), "name", "")) : NULL;
+    json_decref(workers);
+    return name;
+}
+
+static bool worker_is(struct service_fixture *f, const char *state)
+{
+    json_t *workers = NULL;
+    assert_mlo_ok(mlo_worker_list(f->pg->conn, &workers, &f->err), &f->err);
+    bool is =
+        strcmp(mlo_json_str(json_array_get(json_object_get(workers, "items"), 0), "state", ""), state) == 0;
+    json_decref(workers);
+    return is;
+}
+
+static void test_worker__is_paused_and_resumed(void **state)
+{
+    struct service_fixture *f = *state;
+    const struct mlo_actor other = {
+        .name = "someone", .role = MLO_ADMIN, .project_id = f->project, .via = "api"};
+    struct test_worker w;
+    int64_t run = submit(f, add_version(f, "slow", "optimize.hold=1"), RECIPE_TINY, 0);
+    start_worker(f, &w, 2);
+    wait_for_log(f, "start optimize", 1);
+    char *name = worker_name(f);
+    assert_mlo_status(mlo_worker_control(f->pg->conn, &other, name, MLO_WORKER_PAUSE, NULL, &f->err),
+                      MLO_EFORBIDDEN, &f->err); /* a project's admin is not the installation's */
+    assert_mlo_status(mlo_worker_control(f->pg->conn, &SYSTEM, "nobody", MLO_WORKER_PAUSE, NULL, &f->err),
+                      MLO_ENOTFOUND, &f->err);
+    assert_mlo_ok(mlo_worker_control(f->pg->conn, &SYSTEM, name, MLO_WORKER_PAUSE, "new disk", &f->err),
+                  &f->err);
+    wait_until(worker_is(f, "paused"));
+    int64_t later = submit(f, f->version, RECIPE_DERIVE, 0);
+    release_steps(f);
+    wait_until(count_rows(f, "select count(*) from mlopt.job where state = 'succeeded'") ==
+               1); /* what it had */
+    wait_until(!jobs_in_scratch(f));
+    mlo_clock_sleep_ms(1500); /* it would have claimed at once */
+    assert_count(f, "select count(*) from mlopt.attempt", 1);
+    assert_run(f, later, -1, "state", "queued");
+    assert_mlo_ok(mlo_worker_control(f->pg->conn, &SYSTEM, name, MLO_WORKER_RUN, NULL, &f->err), &f->err);
+    wait_run(f, run);
+    wait_run(f, later);
+    assert_true(worker_is(f, "active"));
+    stop_worker(&w);
+    assert_mlo_status(mlo_worker_control(f->pg->conn, &SYSTEM, name, MLO_WORKER_PAUSE, NULL, &f->err),
+                      MLO_ECONFLICT, &f->err);
+    assert_count(
+        f,
+        "select count(*) from mlopt.audit where project_id = 0 and convert_from(body, 'UTF8')::json ->> "
+        "'action' in ('worker.pause', 'worker.resume')",
+        2);
+    assert_clean(f);
+    free(name);
+}
+
+static void test_worker__drains_however_long_it_takes(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    int64_t run = submit(f, add_version(f, "slow", "optimize.hold=1"), RECIPE_TINY, 0);
+    start_worker(f, &w, 1);
+    wait_for_log(f, "start optimize", 1);
+    char *name = worker_name(f);
+    assert_mlo_ok(mlo_worker_control(f->pg->conn, &SYSTEM, name, MLO_WORKER_DRAIN, NULL, &f->err), &f->err);
+    assert_mlo_status(mlo_worker_control(f->pg->conn, &SYSTEM, name, MLO_WORKER_RUN, NULL, &f->err),
+                      MLO_ECONFLICT, &f->err);
+    wait_until(worker_is(f, "draining"));
+    assert_run(f, run, 0, "state", "running"); /* not handed back, though this worker's drain_ms is 0 */
+    release_steps(f);
+    pthread_join(w.thread, NULL); /* nobody set its flag */
+    assert_mlo_ok(w.status, &w.err);
+    assert_true(worker_is(f, "stopped"));
+    assert_run(f, run, 0, "state", "succeeded");
+    assert_run(f, run, 1, "state", "queued");
+    assert_clean(f);
+    free(name);
+}
+
 static void test_worker__killed_in_mid_job_loses_nothing(void **state)
 {
     struct service_fixture *f = *state;
@@ -684,6 +839,9 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_worker__holds_no_transaction_while_working),
         SERVICE_TEST(test_worker__a_benchmark_has_the_machine_to_itself),
         SERVICE_TEST(test_worker__exits_when_idle),
+        SERVICE_TEST(test_worker__sends_what_steps_write),
+        SERVICE_TEST(test_worker__is_paused_and_resumed),
+        SERVICE_TEST(test_worker__drains_however_long_it_takes),
         SERVICE_TEST(test_worker__killed_in_mid_job_loses_nothing),
         SERVICE_TEST(test_worker__stopped_past_its_lease_has_no_effect),
     };

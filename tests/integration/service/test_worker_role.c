@@ -44,14 +44,15 @@ static void test_worker_role__has_these_rights(void **state)
     struct service_fixture *f = *state;
     assert_rights(
         f, WHOLE("select"),
-        "attempt attestation blob dataset dataset_blob dataset_samples dataset_version deletion derivation "
+        "attempt attempt_log attestation blob dataset dataset_blob dataset_samples dataset_version deletion "
+        "derivation "
         "evidence job job_dep lineage_edge model plan project project_blob project_queue report "
         "reproduction run run_event schema_migration signature usage_entry usage_month variant version "
         "version_blob worker");
-    assert_rights(
-        f, WHOLE("insert"),
-        "attempt attestation blob dataset_samples derivation evidence lineage_edge plan project_blob report "
-        "reproduction run_event signature variant worker");
+    assert_rights(f, WHOLE("insert"),
+                  "attempt attempt_log attestation blob dataset_samples derivation evidence lineage_edge "
+                  "plan project_blob report "
+                  "reproduction run_event signature variant worker");
     assert_rights(f, WHOLE("update"), "");
     assert_rights(f, WHOLE("delete"), "worker");
     assert_rights(f, WHOLE("truncate"), "");
@@ -72,7 +73,7 @@ static void test_worker_role__has_these_rights(void **state)
                   "select string_agg(proname, ' ' order by proname) from pg_proc where pronamespace = "
                   "'mlopt'::regnamespace and prorettype <> 'trigger'::regtype and "
                   "has_function_privilege('mlopt_worker', oid, 'execute')",
-                  "audit_append blob_damaged blob_note blob_revive queue_claim queue_settle");
+                  "audit_append blob_damaged blob_note blob_revive job_event_data queue_claim queue_settle");
     assert_rights(
         f,
         "select (rolsuper or rolcreaterole or rolcreatedb or rolreplication or rolbypassrls)::text || "

@@ -1,0 +1,123 @@
+/* The workers: what they do, what their kernels lack; pausing and draining them. */
+#include <string.h>
+
+#include "api/web/web_impl.h"
+
+static const struct {
+    const char *what, *text;
+    enum mlo_worker_wish wish;
+} CHANGES[] = {{"pause", "Pause", MLO_WORKER_PAUSE},
+               {"resume", "Resume", MLO_WORKER_RUN},
+               {"drain", "Drain", MLO_WORKER_DRAIN}};
+
+/* What can be asked of it now. */
+static bool offered(const json_t *worker, enum mlo_worker_wish change)
+{
+    const char *state = mlo_text(worker, "state"), *wish = mlo_text(worker, "wish");
+    bool paused = strcmp(wish, "pause") == 0;
+    if (strcmp(state, "stopped") == 0 || strcmp(state, "lost") == 0 || strcmp(wish, "drain") == 0)
+        return false;
+    return change == MLO_WORKER_DRAIN || paused == (change == MLO_WORKER_RUN);
+}
+
+static void buttons(struct mlo_request *req, const json_t *worker)
+{
+    struct mlo_buf *out = &req->out;
+    for (size_t i = 0; i < MLO_COUNT(CHANGES); i++) {
+        if (!offered(worker, CHANGES[i].wish))
+            continue;
+        HTML(out, "<form class=\"inline\" method=\"post\" action=\"/workers/%s/%s\">",
+             mlo_text(worker, "name"), CHANGES[i].what);
+        mlo_page_csrf_field(req);
+        HTML(out, "<button>%s</button></form> ", CHANGES[i].text);
+    }
+}
+
+static void words(struct mlo_buf *out, const json_t *list)
+{
+    json_t *word;
+    size_t i;
+    json_array_foreach((json_t *)list, i, word) HTML(out, "%s%s", i ? ", " : "", json_string_value(word));
+}
+
+static void worker_row(struct mlo_request *req, const json_t *worker, bool may_change)
+{
+    struct mlo_buf *out = &req->out;
+    HTML(out, "<tr><td><b>%s</b><br><small>%s</small></td><td>", mlo_text(worker, "name"),
+         mlo_text(worker, "machine_class"));
+    mlo_piece_state(out, mlo_text(worker, "state"));
+    if (mlo_text(worker, "wish_by")[0]) {
+        HTML(out, "<br><small>%s by %s", mlo_text(worker, "wish"), mlo_text(worker, "wish_by"));
+        if (mlo_text(worker, "wish_reason")[0])
+            HTML(out, ": %s", mlo_text(worker, "wish_reason"));
+        HTML(out, "</small>");
+    }
+    HTML(out, "</td><td>");
+    words(out, json_object_get(worker, "capabilities"));
+    HTML(out, "</td><td class=\"n\">%lld of %lld</td><td>",
+         (long long)json_array_size(json_object_get(worker, "jobs")),
+         (long long)mlo_json_i64(worker, "slots", 0));
+    if (json_array_size(json_object_get(worker, "lacking")))
+        words(out, json_object_get(worker, "lacking"));
+    else
+        HTML(out, "<span class=\"muted\">nothing</span>");
+    HTML(out, "</td><td class=\"n\">");
+    mlo_piece_time(out, mlo_json_str(worker, "last_seen_at", NULL));
+    HTML(out, "</td><td>");
+    if (may_change)
+        buttons(req, worker);
+    HTML(out, "</td></tr>");
+}
+
+enum mlo_status page_workers(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_buf *out = &req->out;
+    struct mlo_db_conn *conn;
+    json_t *workers = NULL, *worker;
+    size_t i;
+    enum mlo_status status;
+    MLO_TRY(mlo_actor_require(&actor, 0, MLO_VIEWER, err));
+    MLO_TRY(mlo_request_db(req, &conn, err));
+    MLO_TRY(mlo_worker_list(conn, &workers, err));
+    mlo_page_begin(req, "Workers", "runs");
+    HTML(out, "<h1>Workers</h1><section class=\"panel\">");
+    if (json_array_size(json_object_get(workers, "items")) == 0) {
+        HTML(out, "<p class=\"empty\">No worker was seen since yesterday. Start one:</p><pre>mlopt worker "
+                  "--blobs URL --work-dir DIR</pre>");
+    } else {
+        HTML(
+            out,
+            "<div class=\"scroll\"><table "
+            "id=\"workers\"><thead><tr><th>Worker</th><th>State</th><th>Targets</th>"
+            "<th class=\"n\">Jobs</th><th>Isolation lacks</th><th class=\"n\">Seen</th><th></th></tr></thead>"
+            "<tbody>");
+        json_array_foreach(json_object_get(workers, "items"), i, worker)
+            worker_row(req, worker, actor.role >= MLO_ADMIN && actor.project_id == 0);
+        HTML(out, "</tbody></table></div>");
+    }
+    HTML(out, "</section>");
+    MLO_TRY(mlo_page_end(req, 200, err));
+out:
+    json_decref(workers);
+    return status;
+}
+
+enum mlo_status page_worker_wish(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    const char *what = mlo_request_param(req, "what"), *reason = mlo_request_form(req, "reason");
+    struct mlo_db_conn *conn;
+    enum mlo_status status;
+    MLO_TRY(mlo_page_csrf_check(req, err));
+    MLO_TRY(mlo_request_db(req, &conn, err));
+    status = mlo_error_set(err, MLO_ENOTFOUND, "a worker is paused, resumed or drained, not '%.40s'", what);
+    for (size_t i = 0; i < MLO_COUNT(CHANGES); i++)
+        if (strcmp(CHANGES[i].what, what) == 0)
+            status = mlo_worker_control(conn, &actor, mlo_request_param(req, "id"), CHANGES[i].wish,
+                                        reason && reason[0] ? reason : NULL, err);
+    MLO_TRY(status);
+    MLO_TRY(mlo_reply_redirect(req, "/workers"));
+out:
+    return status;
+}
