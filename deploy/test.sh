@@ -20,6 +20,8 @@ require_debian12
 install_missing $PACKAGES_BUILD $PACKAGES_RUN $PACKAGES_TEST
 
 jobs=$(nproc)
+# Tests wait for a third of their time, for a server's start or a bound that is to pass: one more at a time uses that.
+test_jobs=$((jobs + 1))
 # What two of the builds compile alike is compiled once; who has a ccache of one's own keeps it.
 if [ -z "${CMAKE_C_COMPILER_LAUNCHER:-}" ] && command -v ccache >/dev/null; then
     export CMAKE_C_COMPILER_LAUNCHER=ccache CCACHE_DIR="$PWD/build-cache" CCACHE_MAXSIZE=2G \
@@ -93,19 +95,20 @@ suite() {
     if [ $((p + f)) = 0 ] || { [ $code != 0 ] && [ "$f" = 0 ]; }; then fail "$name:ctest-ended-with-$code"; fi
 }
 
-build build-test -DCMAKE_BUILD_TYPE=RelWithDebInfo && suite release build-test -j "$jobs"
+build build-test -DCMAKE_BUILD_TYPE=RelWithDebInfo && suite release build-test -j "$test_jobs"
 
 if [ $mode != quick ]; then
     build build-asan -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="-g1 -O1" -DMLOPT_SANITIZE=address,undefined &&
-        suite asan build-asan -j "$jobs" -L 'unit|db|fault|conformance|fuzz'
-    build build-toolchain -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMLOPT_SERVICE=OFF && suite toolchain build-toolchain -j "$jobs" -L unit
+        suite asan build-asan -j "$test_jobs" -L 'unit|db|fault|conformance|fuzz'
+    build build-toolchain -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMLOPT_SERVICE=OFF && suite toolchain build-toolchain -j "$test_jobs" -L unit
     # valgrind sees AVX2 only, and runs code some fifty times slower: all but the engines' arithmetic
     label='unit\.(base|graph|passes|measure|steps|cli)|integration'
     [ $mode = long ] && label='unit|integration' && export MLOPT_VALGRIND=long
     stage valgrind
     if [ -x build-test/mlopt ]; then
         tests/valgrind.sh build-test "$label" >"$out/valgrind" 2>&1
-        tail -5 "$out/valgrind"
+        echo "the longest:"
+        sed -n 's/^clean: \(.*\) (\([0-9]*\) s)$/\2 \1/p' "$out/valgrind" | sort -rn | head -12
         grep '^left out: ' "$out/valgrind"
         p=$(grep -c '^clean: ' "$out/valgrind")
         f=$(grep -c '^not clean: ' "$out/valgrind")

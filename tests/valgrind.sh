@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tests/valgrind.sh BUILD-DIR REGEX: runs the cmocka programs whose name matches under valgrind's memcheck, as many at a time as
-# there are processors, and prints "clean: NAME (N s)", "not clean: NAME" with the report, or "left out: NAME: why".
+# tests/valgrind.sh BUILD-DIR REGEX: runs the cmocka programs whose name matches under valgrind's memcheck, one more at a time
+# than there are processors (some wait), and prints "clean: NAME (N s)", "not clean: NAME" with the report, or "left out: NAME: why".
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 dir=$(cd "$1" && pwd) pattern=$2
@@ -50,4 +50,4 @@ for program in "$dir"/tests/*; do
     cost=$(awk -v name="$name" '$1 == name { print $3 }' "$costs" 2>/dev/null)
     printf '%s %s\0' "${cost:-0}" "$program" >>"$list"
 done
-sort -z -k1,1rg "$list" | sed -z 's/^[^ ]* //' | xargs -0 -r -n 1 -P "$(nproc)" "$0" "$dir" "$pattern" --one
+sort -z -k1,1rg "$list" | sed -z 's/^[^ ]* //' | xargs -0 -r -n 1 -P $(($(nproc) + 1)) "$0" "$dir" "$pattern" --one

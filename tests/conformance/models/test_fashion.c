@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "pipeline/measure/measure.h"
+#include "tests/isa_case.h"
 
 #define IMAGES "/usr/share/datasets/fashion-mnist/t10k-images-idx3-ubyte.gz"
 #define LABELS "/usr/share/datasets/fashion-mnist/t10k-labels-idx1-ubyte.gz"
@@ -179,5 +180,7 @@ int main(void)
         print_message("dataset-fashion-mnist is not installed\n");
         return 77;
     }
+    if (isa_case_is_elsewhere())
+        return ISA_CASE_SKIP;
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
