@@ -372,7 +372,7 @@ enum mlo_status mlo_db_end(struct mlo_db_conn *conn, enum mlo_status status, str
     if (!conn->doomed) {
         status = mlo_db_queue_held(conn, err);
         status = status == MLO_OK ? mlo_db_commit(conn, err) : status;
-        if (status != MLO_OK && PQtransactionStatus(conn->pg) != PQTRANS_IDLE)
+        if (status != MLO_OK && (conn->queued || PQtransactionStatus(conn->pg) != PQTRANS_IDLE))
             roll_back(conn);
     } else {
         roll_back(conn);
