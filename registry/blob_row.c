@@ -16,7 +16,10 @@ enum {
     BLOB_DAMAGED,
     BLOB_DAMAGED_LOCK,
     BLOB_HEALED,
-    BLOB_GONE
+    BLOB_GONE,
+    BLOB_REPORT,
+    BLOB_REPORTED,
+    BLOB_LOOKED
 };
 
 const struct mlo_sql mlo_sql_blob_row[] = {
@@ -33,6 +36,10 @@ const struct mlo_sql mlo_sql_blob_row[] = {
     [BLOB_DAMAGED_LOCK] = {"blob_damaged_lock", "SELECT blob_damaged_lock($1)", 1},
     [BLOB_HEALED] = {"blob_healed", "SELECT blob_healed($1)", 1},
     [BLOB_GONE] = {"blob_gone", "SELECT blob_gone($1)", 1},
+    [BLOB_REPORT] = {"blob_report", "SELECT blob_report($1)", 1},
+    [BLOB_REPORTED] = {"blob_reported", "SELECT 1 FROM blob WHERE digest = $1 AND reported_at IS NOT NULL",
+                       1},
+    [BLOB_LOOKED] = {"blob_looked", "SELECT blob_looked($1)", 1},
 };
 const size_t mlo_sql_blob_row_count = MLO_COUNT(mlo_sql_blob_row);
 
@@ -133,12 +140,13 @@ enum mlo_status mlo_blob_touch(struct mlo_db_conn *conn, int64_t project_id, con
 /* --- damage ---------------------------------------------------------------------------------------- */
 
 static enum mlo_status audit_damage(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                                    const struct mlo_digest *digest, const char *aside, struct mlo_error *err)
+                                    const char *action, const struct mlo_digest *digest, const char *aside,
+                                    struct mlo_error *err)
 {
     char text[MLO_DIGEST_TEXT_SIZE];
     json_t *after = json_pack("{s:s?}", "aside", aside);
     struct mlo_audit_event event = {
-        .action = "blob.damaged", .object = mlo_digest_text(digest, text), .after = after};
+        .action = action, .object = mlo_digest_text(digest, text), .after = after};
     enum mlo_status status =
         after ? mlo_audit_append(conn, 0, actor, &event, NULL, err) : mlo_error_nomem(err);
     json_decref(after);
@@ -171,7 +179,7 @@ static enum mlo_status settle(struct mlo_db_conn *conn, struct mlo_blob_store *s
     if (status == MLO_EDIGEST)
         MLO_TRY(mlo_blob_put_aside(store, digest, aside, err));
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_GONE], p, NULL, err));
-    MLO_TRY(audit_damage(conn, actor, digest, *aside, err));
+    MLO_TRY(audit_damage(conn, actor, "blob.damaged", digest, *aside, err));
     *damaged = true;
 out:
     mlo_rows_clear(&rows);
@@ -201,6 +209,8 @@ enum mlo_status mlo_blob_quarantine(struct mlo_db_conn *conn, struct mlo_blob_st
         status = MLO_OK; /* one that is marked may be settled still */
     if (status == MLO_OK)
         status = settle(conn, store, actor, digest, &p, damaged, &where, err);
+    if (status == MLO_OK) /* what was reported of it is answered */
+        status = mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_LOOKED], &p, NULL, err);
     if (status == MLO_OK && aside)
         *aside = where;
     else
@@ -208,29 +218,45 @@ enum mlo_status mlo_blob_quarantine(struct mlo_db_conn *conn, struct mlo_blob_st
     return status;
 }
 
-/* As far as a worker may: the row is marked, under its lock, and that is audited. */
-static enum mlo_status mark_damaged(struct mlo_db_conn *conn, struct mlo_blob_store *store,
-                                    const struct mlo_actor *actor, const struct mlo_digest *digest,
-                                    bool *damaged, struct mlo_error *err)
+enum mlo_status mlo_blob_settle_report(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                       const struct mlo_digest *digest, struct mlo_error *err)
+{
+    const struct mlo_actor actor = MLO_ACTOR_SYSTEM;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    char text[MLO_DIGEST_TEXT_SIZE], *aside = NULL;
+    bool damaged = false;
+    mlo_param_digest(&p, digest);
+    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_REPORTED], &p, &rows, err);
+    if (status == MLO_OK && mlo_rows_count(&rows) > 0)
+        status = mlo_blob_quarantine(conn, store, &actor, digest, &damaged, &aside, err);
+    if (damaged)
+        mlo_log(MLO_LOG_ERROR, "a blob is damaged", "blob", mlo_digest_text(digest, text), "aside",
+                aside ? aside : "-", NULL);
+    mlo_rows_clear(&rows);
+    free(aside);
+    return status;
+}
+
+/* As far as a worker may: it says so, and that is audited. Nothing is hidden by what it says. */
+static enum mlo_status report(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                              const struct mlo_actor *actor, const struct mlo_digest *digest, bool *damaged,
+                              struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
-    enum mlo_status status = mlo_db_begin(conn, err);
-    if (status != MLO_OK)
+    enum mlo_status status = mlo_blob_check(store, digest, NULL, err);
+    if (status == MLO_OK)
+        *damaged = false;
+    if (status != MLO_EDIGEST || (status = mlo_db_begin(conn, err)) != MLO_OK)
         return status;
     mlo_param_digest(&p, digest);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_DAMAGED], &p, &rows, err));
-    status = mlo_blob_check(store, digest, NULL, err);
-    if (status == MLO_EDIGEST) {
-        status = mlo_rows_bool(&rows, 0, 0) ? audit_damage(conn, actor, digest, NULL, err) : MLO_OK;
-    } else if (status == MLO_OK) {
-        *damaged = false;
-        status = MLO_ECANCELLED; /* the mark is taken back */
-    }
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_REPORT], &p, &rows, err));
+    if (mlo_rows_bool(&rows, 0, 0))
+        MLO_TRY(audit_damage(conn, actor, "blob.report", digest, NULL, err));
 out:
     mlo_rows_clear(&rows);
-    status = mlo_db_end(conn, status, err);
-    return *damaged ? status : MLO_OK;
+    return mlo_db_end(conn, status, err);
 }
 
 enum mlo_status mlo_blob_report_damage(struct mlo_db *db, struct mlo_blob_store *store,
@@ -244,7 +270,7 @@ enum mlo_status mlo_blob_report_damage(struct mlo_db *db, struct mlo_blob_store 
     enum mlo_status status = mlo_db_acquire(db, &conn, &failed);
     if (status == MLO_OK)
         status = settle_it ? mlo_blob_quarantine(conn, store, actor, digest, &damaged, &aside, &failed)
-                           : mark_damaged(conn, store, actor, digest, &damaged, &failed);
+                           : report(conn, store, actor, digest, &damaged, &failed);
     mlo_db_release(conn);
     mlo_digest_text(digest, text);
     if (status != MLO_OK)

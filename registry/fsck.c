@@ -8,10 +8,11 @@
 enum { FSCK_ROWS, FSCK_ROW, FSCK_USERS, FSCK_ORPHAN, FSCK_SESSION };
 
 const struct mlo_sql mlo_sql_fsck[] = {
-    [FSCK_ROWS] = {"fsck_rows",
-                   "SELECT digest, size, removed_why, bytes_gone_at IS NOT NULL FROM blob "
-                   "WHERE digest > $1 AND digest <= $2 ORDER BY digest",
-                   2},
+    [FSCK_ROWS] =
+        {"fsck_rows",
+         "SELECT digest, size, removed_why, bytes_gone_at IS NOT NULL, reported_at IS NOT NULL FROM blob "
+         "WHERE digest > $1 AND digest <= $2 ORDER BY digest",
+         2},
     [FSCK_ROW] = {"fsck_row", "SELECT removed_why FROM blob WHERE digest = $1", 1},
     [FSCK_USERS] =
         {"fsck_users",
@@ -48,6 +49,7 @@ struct fsck {
 struct pair {
     struct mlo_digest digest;
     bool row, bytes, gone;
+    bool reported;           /* by a worker, as damaged */
     const char *removed_why; /* NULL: the row says that the bytes are there */
     int64_t size;            /* of the row */
     struct mlo_blob_entry entry;
@@ -120,6 +122,8 @@ static enum mlo_status check_bytes(struct fsck *f, const struct pair *pair, stru
     struct mlo_error seen = {0};
     enum mlo_status status = mlo_blob_check(f->o->blobs, &pair->digest, NULL, &seen);
     f->bytes += (int64_t)pair->entry.size_bytes;
+    if (status == MLO_OK && pair->reported && f->o->repair) /* and nobody needs to look again */
+        return mlo_blob_settle_report(f->conn, f->o->blobs, &pair->digest, err);
     if (status == MLO_OK || status == MLO_ENOTFOUND) /* removed meanwhile: the row will say so */
         return MLO_OK;
     if (status == MLO_EDIGEST)
@@ -218,7 +222,7 @@ static enum mlo_status look(struct fsck *f, const struct pair *pair, struct mlo_
                      (unsigned long long)pair->entry.size_bytes, (long long)pair->size);
             return put_aside(f, "size", pair, detail, err);
         }
-        return f->o->bytes ? check_bytes(f, pair, err) : MLO_OK;
+        return f->o->bytes || pair->reported ? check_bytes(f, pair, err) : MLO_OK;
     }
     if (pair->row && strcmp(pair->removed_why, "damaged") == 0)
         return was_damaged(f, pair, err);
@@ -279,6 +283,7 @@ static enum mlo_status merge(struct fsck *f, const struct mlo_rows *rows, struct
             pair.size = mlo_rows_i64(rows, r, 1);
             pair.removed_why = mlo_rows_text(rows, r, 2);
             pair.gone = mlo_rows_bool(rows, r, 3);
+            pair.reported = mlo_rows_bool(rows, r, 4);
             r++;
         }
         if (pair.bytes)

@@ -37,8 +37,9 @@ const struct mlo_sql mlo_sql_gc[] = {
     [GC_GOING] = {"gc_going", "SELECT going, bytes FROM blob_going($1, $2)", 2},
     [GC_GONE] = {"gc_gone", "SELECT blob_gone($1)", 1},
     [GC_REPORTED] = {"gc_reported",
-                     "SELECT digest FROM blob WHERE digest > $1 AND removed_at IS NOT NULL "
-                     "AND bytes_gone_at IS NULL AND removed_why = 'damaged' ORDER BY digest LIMIT 1",
+                     "SELECT digest FROM blob WHERE digest > $1 AND (reported_at IS NOT NULL OR "
+                     "(removed_at IS NOT NULL AND bytes_gone_at IS NULL AND removed_why = 'damaged')) "
+                     "ORDER BY digest LIMIT 1",
                      1},
     [GC_COLLECTOR] = {"gc_collector", "SELECT pg_try_advisory_xact_lock(" MLO_BLOB_COLLECTOR_KEY ")", 0},
     [GC_LOCK] = {"gc_lock", "SELECT pg_try_advisory_xact_lock(" MLO_BLOB_HOLD_KEY ")", 0},

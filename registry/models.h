@@ -62,13 +62,18 @@ MLO_MUST_USE enum mlo_status mlo_blob_quarantine(struct mlo_db_conn *conn, struc
                                                  struct mlo_error *err);
 
 /* For whoever got MLO_EDIGEST of a read: does that on a connection of its own, logs it, and puts what was
- * done into `err`. `settle_it` false, as for a worker, whose role may not do more: the row is marked only,
- * and a server settles it (garbage collection, the reconciler, an upload of the right bytes). Returns
- * MLO_EDIGEST; MLO_EIO (reading again helps) when they are right now. */
+ * done into `err`. `settle_it` false, as for a worker, whose role may not do more: it is reported only,
+ * nothing is hidden by that, and a server looks for itself (who asks for the blob or uploads it next, garbage
+ * collection, the reconciler). Returns MLO_EDIGEST; MLO_EIO (reading again helps) when they are right now. */
 MLO_MUST_USE enum mlo_status mlo_blob_report_damage(struct mlo_db *db, struct mlo_blob_store *store,
                                                     const struct mlo_actor *actor,
                                                     const struct mlo_digest *digest, bool settle_it,
                                                     struct mlo_error *err);
+
+/* Looks at a blob that a worker reported as damaged (mlo_blob_quarantine), before anybody is told that it is
+ * there. One statement where nobody did. Outside of a transaction. */
+MLO_MUST_USE enum mlo_status mlo_blob_settle_report(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                                    const struct mlo_digest *digest, struct mlo_error *err);
 
 /* A blob within a manifest. */
 struct mlo_manifest_blob {

@@ -36,6 +36,7 @@ static enum mlo_status put_begin(struct mlo_request *req, struct mlo_error *err)
         return mlo_error_nomem(err);
     MLO_TRY(digest_param(req, &upload->expected, err));
     MLO_TRY(mlo_request_project(req, &upload->project, err));
+    MLO_TRY(mlo_blob_settle_report(req->conn, req->http->options.blobs, &upload->expected, err));
     status = mlo_blob_linked(req->conn, upload->project, &upload->expected, NULL, err);
     if (status == MLO_OK && mlo_blob_exists(req->http->options.blobs, &upload->expected)) {
         upload->hasher = mlo_hasher_new();
@@ -211,8 +212,11 @@ enum mlo_status h_blob_get(struct mlo_request *req, struct mlo_error *err)
     enum mlo_status status;
     MLO_TRY(digest_param(req, &digest, err));
     MLO_TRY(mlo_request_project(req, &project, err));
+    bool asks = strcmp(req->method, "HEAD") == 0 && req->who.role >= MLO_SUBMITTER;
+    if (asks)
+        MLO_TRY(mlo_blob_settle_report(req->conn, req->http->options.blobs, &digest, err));
     MLO_TRY(mlo_blob_linked(req->conn, project, &digest, NULL, err));
-    if (strcmp(req->method, "HEAD") == 0 && req->who.role >= MLO_SUBMITTER) /* it will not be sent again */
+    if (asks) /* it will not be sent again */
         MLO_TRY(mlo_blob_touch(req->conn, project, &digest, err));
     MLO_TRY(mlo_reply_artifact(req, &digest, NULL, err));
 out:

@@ -372,6 +372,40 @@ static void test_blobs__a_small_damaged_one_is_refused_whole_and_in_ranges(void 
     reply_clear(&reply);
 }
 
+/* A worker may only report it: whoever pushes the file again has the server look, and brings the bytes. */
+static void test_blobs__one_that_a_worker_reported_is_taken_again(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    struct mlo_digest digest;
+    const struct mlo_actor worker = {.name = "w", .role = MLO_ADMIN, .via = "worker"};
+    const char *text = "weights", *submitter = api->token[MLO_SUBMITTER];
+    char path[256], *file;
+    digest_path("demo", text, strlen(text), path);
+    mlo_digest_of(text, strlen(text), &digest);
+    api_call(api, &reply, "PUT", path, submitter, text, NULL);
+    assert_http(&reply, 201);
+    assert_mlo_ok(mlo_blob_path(api->blobs, &digest, api->dir, false, &file, &err), &err);
+    for (int round = 0; round < 2; round++) {
+        flip_bit(file, 3);
+        assert_mlo_status(mlo_blob_report_damage(api->pg->worker, api->blobs, &worker, &digest, false, &err),
+                          MLO_EDIGEST, &err);
+        assert_true(mlo_fs_exists(file));
+        if (round == 0) { /* as `mlopt push` does; a PUT alone is enough too */
+            api_call(api, &reply, "HEAD", path, submitter, NULL, NULL);
+            assert_http(&reply, 404);
+        }
+        api_call(api, &reply, "PUT", path, submitter, text, NULL);
+        assert_http(&reply, 201);
+        api_call(api, &reply, "GET", path, submitter, NULL, NULL);
+        assert_http(&reply, 200);
+        assert_string_equal(mlo_buf_str(&reply.body), text);
+    }
+    free(file);
+    reply_clear(&reply);
+}
+
 /* What documentation says of ranges: those of a large blob are not checked, the whole of it is. */
 static void test_blobs__a_range_that_is_all_is_checked_and_others_of_a_large_one_are_not(void **state)
 {
@@ -406,6 +440,7 @@ int main(void)
         API_TEST(test_blobs__a_bit_flipped_at_the_end_is_found_on_read),
         API_TEST(test_blobs__lost_bytes_are_found_on_read),
         API_TEST(test_blobs__a_small_damaged_one_is_refused_whole_and_in_ranges),
+        API_TEST(test_blobs__one_that_a_worker_reported_is_taken_again),
         API_TEST(test_blobs__a_range_that_is_all_is_checked_and_others_of_a_large_one_are_not),
     };
     API_MAIN(tests);

@@ -261,7 +261,9 @@ static void test_fsck__says_what_it_did(void **state)
 static const struct mlo_sql call_gone = {"test_gone", "SELECT blob_gone($1)", 1},
                             call_healed = {"test_healed", "SELECT blob_healed($1)", 1},
                             call_lock = {"test_lock", "SELECT blob_damaged_lock($1)", 1},
-                            call_damaged = {"test_damaged", "SELECT blob_damaged($1)", 1};
+                            call_damaged = {"test_damaged", "SELECT blob_damaged($1)", 1},
+                            call_looked = {"test_looked", "SELECT blob_looked($1)", 1},
+                            call_report = {"test_report", "SELECT blob_report($1)", 1};
 
 static enum mlo_status as_worker(struct upkeep *u, const struct mlo_sql *sql, const struct mlo_digest *digest)
 {
@@ -274,7 +276,13 @@ static enum mlo_status as_worker(struct upkeep *u, const struct mlo_sql *sql, co
     return status;
 }
 
-/* A worker reports damage, and nothing more: a server looks itself. */
+static int64_t reports(struct upkeep *u)
+{
+    return pg_fixture_number(u->f->owner, "SELECT count(*) FROM mlopt.blob WHERE reported_at IS NOT NULL");
+}
+
+/* A worker reports damage, and nothing more: nobody misses a blob because of what it says, true or not,
+ * before a server has looked itself. */
 static void test_fsck__a_worker_only_reports(void **state)
 {
     struct upkeep u;
@@ -284,19 +292,32 @@ static void test_fsck__a_worker_only_reports(void **state)
     assert_mlo_status(as_worker(&u, &call_gone, &one.artifact), MLO_EFORBIDDEN, &u.f->err);
     assert_mlo_status(as_worker(&u, &call_healed, &one.artifact), MLO_EFORBIDDEN, &u.f->err);
     assert_mlo_status(as_worker(&u, &call_lock, &one.artifact), MLO_EFORBIDDEN, &u.f->err);
-    /* what is right is not marked */
+    assert_mlo_status(as_worker(&u, &call_damaged, &one.artifact), MLO_EFORBIDDEN, &u.f->err);
+    assert_mlo_status(as_worker(&u, &call_looked, &one.artifact), MLO_EFORBIDDEN, &u.f->err);
+    /* what is right is not reported */
     assert_mlo_status(mlo_blob_report_damage(u.f->worker, u.blobs, &worker, &one.artifact, false, &u.f->err),
                       MLO_EIO, &u.f->err);
-    assert_mlo_ok(mlo_blob_linked(u.f->conn, u.project, &one.artifact, NULL, &u.f->err), &u.f->err);
+    assert_int_equal(reports(&u), 0);
     upkeep_damage(&u, "bad");
     assert_mlo_status(mlo_blob_report_damage(u.f->worker, u.blobs, &worker, &two.artifact, false, &u.f->err),
                       MLO_EDIGEST, &u.f->err);
-    assert_mlo_status(mlo_blob_linked(u.f->conn, u.project, &two.artifact, NULL, &u.f->err), MLO_ENOTFOUND,
-                      &u.f->err);
-    assert_true(upkeep_has(&u, "bad")); /* where it was */
-    /* a false report lasts until the next collection */
-    assert_mlo_ok(as_worker(&u, &call_damaged, &one.artifact), &u.f->err);
+    assert_mlo_ok(as_worker(&u, &call_report, &one.artifact), &u.f->err); /* a false one */
+    assert_int_equal(reports(&u), 2);
+    assert_mlo_ok(mlo_blob_linked(u.f->conn, u.project, &one.artifact, NULL, &u.f->err), &u.f->err);
+    assert_mlo_ok(mlo_blob_linked(u.f->conn, u.project, &two.artifact, NULL, &u.f->err), &u.f->err);
+    /* fsck looks at what is reported, without being told to read all bytes */
+    const struct mlo_fsck_options quick = {.blobs = u.blobs, .grace_s = 3600};
+    json_t *seen;
+    assert_mlo_ok(mlo_fsck_run(u.f->conn, &root, &quick, NULL, &seen, &u.f->err), &u.f->err);
+    assert_int_equal(problems(seen), 1);
+    assert_non_null(find(seen, "damaged", "bad"));
+    json_decref(seen);
+    /* who asks for one before it is sent again has a server look at it: a false report hides nothing */
+    assert_mlo_ok(mlo_blob_settle_report(u.f->conn, u.blobs, &one.artifact, &u.f->err), &u.f->err);
+    assert_mlo_ok(mlo_blob_linked(u.f->conn, u.project, &one.artifact, NULL, &u.f->err), &u.f->err);
+    assert_int_equal(reports(&u), 1);
     upkeep_gc(&u, 3600);
+    assert_int_equal(reports(&u), 0);
     assert_mlo_ok(mlo_blob_linked(u.f->conn, u.project, &one.artifact, NULL, &u.f->err), &u.f->err);
     assert_false(upkeep_has(&u, "bad"));
     json_t *out = upkeep_fsck(&u, false, 3600);
