@@ -135,7 +135,7 @@ static void test_webhooks__a_worker_forges_nothing(void **state)
     assert_mlo_ok(mlo_db_acquire(f->worker, &worker, &f->err), &f->err);
     assert_mlo_status(try_append(worker, h.shop.project_id, "worker", "stage.promote", &f->err),
                       MLO_EFORBIDDEN, &f->err);
-    assert_mlo_ok(try_append(worker, h.shop.project_id, "worker", "blob.damaged", &f->err), &f->err);
+    assert_mlo_ok(try_append(worker, h.shop.project_id, "worker", "variant.name", &f->err), &f->err);
     mlo_db_release(worker);
     assert_int_equal(number(&h, "select count(*) from mlopt.audit where convert_from(body, 'UTF8') like "
                                 "'%stage.promote%'"),
