@@ -91,6 +91,12 @@ static enum mlo_status compare(struct mlo_gate_case *c, const struct mlo_rows *p
     const char *difference = mlo_json_str(is, "difference", NULL);
     if (difference)
         say(v, false, "%s", difference);
+    else if (mlo_json_bool(is, "too_large", false))
+        say(v, false, "what %s of version %lld takes and gives is too large to be kept, and compared",
+            next->variant.name, (long long)c->version->number);
+    else if (mlo_json_bool(was, "too_large", false))
+        say(v, false, "what %s of version %lld, which is there, takes and gives is too large to be compared",
+            variant, number);
     else if (!json_is_object(after))
         say(v, false, "no worker has read %s of version %lld: any run on it does", next->variant.name,
             (long long)c->version->number);

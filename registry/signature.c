@@ -14,15 +14,18 @@ const struct mlo_sql mlo_sql_signature[] = {
                        5},
     [SIGNATURE_OF] =
         {"signature_of",
-         "SELECT b.digest, f.digest, m.document, l.document, m.worker, "
-         "to_char(m.at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), v.manifest::json -> "
+         /* the bytes may be another project's too: who read them there, and when, is not told here */
+         "SELECT b.digest, f.digest, m.document, l.document, j.worker, "
+         "to_char(j.at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), v.manifest::json -> "
          "'signature' "
-         "FROM version v JOIN version_blob b ON b.version_id = v.id AND b.role = 'model' "
+         "FROM version v JOIN model o ON o.id = v.model_id "
+         "JOIN version_blob b ON b.version_id = v.id AND b.role = 'model' "
          "LEFT JOIN LATERAL (SELECT digest FROM version_blob WHERE version_id = v.id AND role = "
          "'" MLO_ROLE_LABELS "' ORDER BY name LIMIT 1) f ON true "
          "LEFT JOIN LATERAL (SELECT * FROM signature WHERE blob = $2 ORDER BY id DESC LIMIT 1) m ON true "
          "LEFT JOIN LATERAL (SELECT * FROM signature WHERE blob = f.digest ORDER BY id DESC LIMIT 1) l ON "
-         "true WHERE v.id = $1",
+         "true LEFT JOIN LATERAL (SELECT m.worker, m.at FROM job x WHERE x.id = m.job_id "
+         "AND x.project = o.project_id) j ON true WHERE v.id = $1",
          2},
     [SIGNATURE_VERSION] = {"signature_version",
                            "SELECT p.id, p.name || '/' || m.name || '@' || v.number, b.digest FROM version v "
@@ -31,6 +34,9 @@ const struct mlo_sql mlo_sql_signature[] = {
                            1},
 };
 const size_t mlo_sql_signature_count = MLO_COUNT(mlo_sql_signature);
+
+/* The only member of a document that stands for one that is not kept. */
+#define TOO_LARGE "too_large"
 
 enum mlo_status mlo_signature_known(struct mlo_db_conn *conn, const struct mlo_digest *blob, bool *known,
                                     struct mlo_error *err)
@@ -56,10 +62,14 @@ enum mlo_status mlo_signature_record(struct mlo_db_conn *conn, const struct mlo_
         status = mlo_error_nomem(err);
         goto out;
     }
-    if (text.len > MLO_SIGNATURE_MAX_BYTES) {
-        status =
-            mlo_error_set(err, MLO_ETOOBIG, "a signature has at most %zu bytes", MLO_SIGNATURE_MAX_BYTES);
-        goto out;
+    if (text.len > MLO_SIGNATURE_MAX_BYTES) { /* that it is so is kept, so that nobody reads it again */
+        size_t size = text.len;
+        mlo_buf_reset(&text);
+        mlo_buf_printf(&text, "{\"" TOO_LARGE "\":%zu}", size);
+        if (!mlo_buf_ok(&text)) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
     }
     mlo_digest_of(text.data, text.len, &digest);
     mlo_param_digest(&p, &reading->blob);
@@ -78,19 +88,24 @@ out:
 
 enum { S_SOURCE, S_LABEL_FILE, S_MODEL, S_LABELS, S_WORKER, S_AT, S_DECLARED };
 
-/* What was read of the model and of the version's label file, together; NULL in *out where either is missing.
- */
-static enum mlo_status combine(const struct mlo_rows *rows, json_t **out, struct mlo_error *err)
+/* What was read of the model and of the version's label file, together; NULL in *out where either is missing,
+ * or too large to be kept. */
+static enum mlo_status combine(const struct mlo_rows *rows, json_t **out, bool *too_large,
+                               struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const char *model = mlo_rows_text(rows, 0, S_MODEL), *text = mlo_rows_text(rows, 0, S_LABELS);
     json_t *read = NULL, *labels = NULL;
     *out = NULL;
+    *too_large = false;
     if (!model || (!mlo_rows_null(rows, 0, S_LABEL_FILE) && !text))
         return MLO_OK;
     MLO_TRY(mlo_json_parse(model, strlen(model), "a signature", &read, err));
     if (text)
         MLO_TRY(mlo_json_parse(text, strlen(text), "a signature", &labels, err));
+    *too_large = json_object_get(read, TOO_LARGE) || json_object_get(labels, TOO_LARGE);
+    if (*too_large)
+        goto out;
     json_t *set = json_object_get(labels, "labels");
     if (json_object_set_new(read, "labels", set ? json_incref(set) : json_null()) != 0) {
         status = mlo_error_nomem(err);
@@ -123,6 +138,7 @@ enum mlo_status mlo_signature_get(struct mlo_db_conn *conn, int64_t version_id,
     struct mlo_digest source;
     char text[MLO_DIGEST_TEXT_SIZE], why[400] = "";
     json_t *read = NULL, *declared = NULL;
+    bool too_large = false;
     mlo_param_i64(&p, version_id);
     mlo_param_digest(&p, artifact);
     *out = NULL;
@@ -131,7 +147,7 @@ enum mlo_status mlo_signature_get(struct mlo_db_conn *conn, int64_t version_id,
         status = mlo_error_set(err, MLO_ENOTFOUND, "there is no such version");
         goto out;
     }
-    MLO_TRY(combine(&rows, &read, err));
+    MLO_TRY(combine(&rows, &read, &too_large, err));
     const char *said = mlo_rows_text(&rows, 0, S_DECLARED);
     bool of_upload = mlo_rows_digest(&rows, 0, S_SOURCE, &source) && mlo_digest_eq(&source, artifact);
     if (said && of_upload)
@@ -140,10 +156,11 @@ enum mlo_status mlo_signature_get(struct mlo_db_conn *conn, int64_t version_id,
         json_object_set_new(declared, "labels", json_null());
     if (declared && read && !json_equal(declared, read))
         say_difference(declared, read, why);
-    *out = json_pack("{s:s, s:O?, s:s?, s:s?, s:O?, s:s?}", "artifact", mlo_digest_text(artifact, text),
-                     "read", read, "read_at", read ? mlo_rows_text(&rows, 0, S_AT) : NULL, "worker",
-                     read ? mlo_rows_text(&rows, 0, S_WORKER) : NULL, "declared", declared, "difference",
-                     *why ? why : NULL);
+    *out =
+        json_pack("{s:s, s:O?, s:b, s:s?, s:s?, s:O?, s:s?}", "artifact", mlo_digest_text(artifact, text),
+                  "read", read, TOO_LARGE, too_large, "read_at", read ? mlo_rows_text(&rows, 0, S_AT) : NULL,
+                  "worker", read ? mlo_rows_text(&rows, 0, S_WORKER) : NULL, "declared", declared,
+                  "difference", *why ? why : NULL);
     if (!*out)
         status = mlo_error_nomem(err);
 out:

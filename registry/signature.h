@@ -18,16 +18,17 @@ struct mlo_signature_reading {
     const char *worker;
     int64_t job_id;
 };
-/* Keeps what a worker read; the same again is fine; MLO_ETOOBIG beyond MLO_SIGNATURE_MAX_BYTES. Another
- * reading of the same bytes is kept beside it: the newest counts. *added (may be NULL) tells whether it was
- * news. */
+/* Keeps what a worker read; the same again is fine. Of one beyond MLO_SIGNATURE_MAX_BYTES it keeps that it is
+ * too large: it is known then, and nobody reads it again. Another reading of the same bytes is kept beside
+ * it: the newest counts. *added (may be NULL) tells whether it was news. */
 MLO_MUST_USE enum mlo_status mlo_signature_record(struct mlo_db_conn *conn,
                                                   const struct mlo_signature_reading *reading, bool *added,
                                                   struct mlo_error *err);
 
-/* {"artifact", "read": {inputs, outputs, labels} | null (no worker has read the model, or its label file),
- *  "read_at", "worker", "declared": as pushed | null, "difference": text | null}. `difference` says where
- * what was declared for the upload is not what was read. *out is yours. */
+/* {"artifact", "read": {inputs, outputs, labels} | null (no worker has read the model, or its label file, or
+ * it is "too_large"), "read_at", "worker" (both null where a job of another project read the same bytes),
+ * "declared": as pushed | null, "difference": text | null}. `difference` says where what was declared for the
+ * upload is not what was read. *out is yours. */
 MLO_MUST_USE enum mlo_status mlo_signature_get(struct mlo_db_conn *conn, int64_t version_id,
                                                const struct mlo_digest *artifact, json_t **out,
                                                struct mlo_error *err);

@@ -443,10 +443,7 @@ static enum mlo_status record_signatures(struct mlo_db_conn *conn, const struct 
     for (size_t i = 0; i < c->what->signature_count; i++) {
         const struct mlo_signature_reading *reading = &c->what->signatures[i];
         bool added = false;
-        status = mlo_signature_record(conn, reading, &added, err);
-        if (status == MLO_ETOOBIG) /* then it is not known: no job fails of it */
-            status = MLO_OK;
-        MLO_TRY(status);
+        MLO_TRY(mlo_signature_record(conn, reading, &added, err));
         news = news || (added && (mlo_digest_eq(&reading->blob, &c->job->source) ||
                                   (c->job->has_labels && mlo_digest_eq(&reading->blob, &c->job->labels))));
     }

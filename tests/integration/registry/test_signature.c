@@ -217,6 +217,88 @@ static void test_signature__what_is_not_so_is_in_the_log(void **state)
     json_decref(wrong);
 }
 
+/* A job of the project, for its number. */
+static int64_t job_of(struct place *at, int64_t project, int64_t version)
+{
+    char sql[700];
+    snprintf(sql, sizeof sql,
+             "WITH r AS (INSERT INTO mlopt.run (project, version, recipe_name, recipe, target, source, "
+             "datasets, created_by) SELECT %lld, version_id, 'r', 'r', 'any', digest, '{}', 'x' "
+             "FROM mlopt.version_blob WHERE version_id = %lld AND role = 'model' RETURNING id) "
+             "INSERT INTO mlopt.job (run, project, position, name, step, kind, target, state, spec) "
+             "SELECT id, %lld, 0, 'j', 'optimize', 'derive', 'any', 'ready', '{}' FROM r RETURNING id",
+             (long long)project, (long long)version, (long long)project);
+    return pg_fixture_number(at->f->owner, sql);
+}
+
+static void record(struct place *at, const struct mlo_digest *bytes, json_t *document, int64_t job,
+                   bool *added)
+{
+    struct mlo_db_conn *worker;
+    const struct mlo_signature_reading reading = {
+        .blob = *bytes, .document = document, .worker = "host of their own", .job_id = job};
+    assert_mlo_ok(mlo_db_acquire(at->f->worker, &worker, &at->f->err), &at->f->err);
+    assert_mlo_ok(mlo_signature_record(worker, &reading, added, &at->f->err), &at->f->err);
+    mlo_db_release(worker);
+}
+
+/* The same bytes in two projects: who read them for the one, and when, is not the other's to know. */
+static void test_signature__says_nothing_of_other_projects(void **state)
+{
+    struct place at = setup(*state), other = at;
+    struct mlo_version_info theirs, ours;
+    json_t *document = doc(SIGNATURE("[1,3]", "[1,10]")), *seen = NULL;
+    bool added;
+    assert_mlo_ok(mlo_project_ensure(at.f->conn, &root, "other", &other.project, &at.f->err), &at.f->err);
+    assert_mlo_ok(mlo_model_ensure(at.f->conn, &root, other.project, "net", &other.model, &at.f->err),
+                  &at.f->err);
+    theirs = push(&other, "same bytes", NULL, NULL, NULL);
+    ours = push(&at, "same bytes", NULL, NULL, NULL);
+    record(&other, &theirs.artifact, document, job_of(&other, other.project, theirs.id), &added);
+    assert_true(added);
+    assert_mlo_ok(mlo_signature_get(at.f->conn, theirs.id, &theirs.artifact, &seen, &at.f->err), &at.f->err);
+    assert_string_equal(mlo_json_str(seen, "worker", "?"), "host of their own");
+    assert_true(json_is_string(json_object_get(seen, "read_at")));
+    json_decref(seen);
+    assert_mlo_ok(mlo_signature_get(at.f->conn, ours.id, &ours.artifact, &seen, &at.f->err), &at.f->err);
+    assert_true(
+        json_is_object(json_object_get(seen, "read"))); /* it follows from the bytes, which are ours too */
+    assert_true(json_is_null(json_object_get(seen, "worker")));
+    assert_true(json_is_null(json_object_get(seen, "read_at")));
+    json_decref(seen);
+    json_decref(document);
+}
+
+/* Kept as that, once: the next job does not read it again, and a gate says why it compares nothing. */
+static void test_signature__too_large_is_known_too(void **state)
+{
+    struct place at = setup(*state);
+    json_t *names = json_array(), *document, *seen = NULL;
+    bool added, known = false;
+    char name[64];
+    for (int i = 0; i < 80000; i++) {
+        snprintf(name, sizeof name, "an input with quite a long name that is number %d", i);
+        json_array_append_new(names, json_pack("{s:s, s:s}", "name", name, "type", "float32"));
+    }
+    document = json_pack("{s:o, s:[]}", "inputs", names, "outputs");
+    policy(&at, 0, "stages:\n  production:\n    - compatible: production\n");
+    push(&at, "one", NULL, NULL, NULL);
+    assert_mlo_ok(promote(&at, 1, "any", 0, NULL), &at.f->err);
+    struct mlo_version_info large = push(&at, "large", NULL, NULL, NULL);
+    record(&at, &large.artifact, document, 1, &added);
+    assert_true(added);
+    assert_mlo_ok(mlo_signature_known(at.f->conn, &large.artifact, &known, &at.f->err), &at.f->err);
+    assert_true(known);
+    record(&at, &large.artifact, document, 2, &added);
+    assert_false(added);
+    assert_mlo_ok(mlo_signature_get(at.f->conn, large.id, &large.artifact, &seen, &at.f->err), &at.f->err);
+    assert_true(json_is_null(json_object_get(seen, "read")));
+    assert_true(mlo_json_bool(seen, "too_large", false));
+    refused(&at, 2, "any", 1, "too large");
+    json_decref(seen);
+    json_decref(document);
+}
+
 static void test_provenance__commit_and_dataset(void **state)
 {
     struct place at = setup(*state);
@@ -253,6 +335,8 @@ int main(void)
         TEST(test_compatible__compares_what_workers_read),
         TEST(test_compatible__labels_belong_to_it),
         TEST(test_signature__what_is_not_so_is_in_the_log),
+        TEST(test_signature__says_nothing_of_other_projects),
+        TEST(test_signature__too_large_is_known_too),
         TEST(test_provenance__commit_and_dataset),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
