@@ -15,7 +15,16 @@
 #include "registry/pg_tool.h"
 #include "registry/sql_impl.h"
 
-enum { BACKUP_HOLD, BACKUP_HELD, BACKUP_LET_GO, BACKUP_EXPORT, BACKUP_AUDIT, BACKUP_LEDGERS, BACKUP_SCHEMA };
+enum {
+    BACKUP_HOLD,
+    BACKUP_HELD,
+    BACKUP_LET_GO,
+    BACKUP_EXPORT,
+    BACKUP_AUDIT,
+    BACKUP_LEDGERS,
+    BACKUP_SCHEMA,
+    BACKUP_NEEDED
+};
 
 const struct mlo_sql mlo_sql_backup[] = {
     [BACKUP_HOLD] = {"backup_hold", "SELECT 1 FROM pg_advisory_lock_shared(" MLO_BLOB_HOLD_KEY ")", 0},
@@ -37,6 +46,7 @@ const struct mlo_sql mlo_sql_backup[] = {
                         0},
     [BACKUP_SCHEMA] = {"backup_schema",
                        "SELECT number, name, digest FROM schema_migration ORDER BY number DESC LIMIT 1", 0},
+    [BACKUP_NEEDED] = {"backup_needed", "SELECT blob_held($1, false, '{}')::integer", 1},
 };
 const size_t mlo_sql_backup_count = MLO_COUNT(mlo_sql_backup);
 
@@ -49,6 +59,7 @@ struct making {
     struct mlo_blob_store *store; /* the backup's own */
     FILE *list;
     json_t *manifest, *missing;
+    int64_t needed; /* of the missing ones: something refers to them */
     struct mlo_backup_progress progress;
     int64_t count, copied;
     uint64_t bytes, copied_bytes;
@@ -260,6 +271,25 @@ static bool have(const struct making *m, const struct mlo_digest *digest, uint64
     return status == MLO_OK && size == size_bytes;
 }
 
+/* The store has lost it. What nothing refers to is no loss: that is noted, and the backup goes on. */
+static enum mlo_status note_missing(struct making *m, const struct mlo_digest *digest, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    char text[MLO_DIGEST_TEXT_SIZE];
+    int64_t needed = 0;
+    mlo_param_digest(&p, digest);
+    enum mlo_status status = mlo_sql_number(m->conn, &mlo_sql_backup[BACKUP_NEEDED], &p, &needed, err);
+    if (status != MLO_OK)
+        return status;
+    json_t *name = json_string(mlo_digest_text(digest, text));
+    /* those that are needed first: one of them is named where the backup fails */
+    if (json_array_insert_new(m->missing, needed ? (size_t)m->needed : json_array_size(m->missing), name) !=
+        0)
+        return mlo_error_nomem(err);
+    m->needed += needed;
+    return MLO_OK;
+}
+
 static enum mlo_status keep_blob(void *arg, const struct mlo_digest *digest, uint64_t size_bytes,
                                  struct mlo_error *err)
 {
@@ -275,10 +305,13 @@ static enum mlo_status keep_blob(void *arg, const struct mlo_digest *digest, uin
             *err = lost;
             return status;
         }
-        if (damaged)
-            json_array_append_new(m->missing, json_string(mlo_digest_text(digest, text)));
-        else
+        if (damaged) {
+            status = note_missing(m, digest, err);
+            if (status != MLO_OK)
+                return status;
+        } else {
             m->copied++, m->copied_bytes += size_bytes;
+        }
         step(m, "blob");
         if (!damaged && mlo_blob_size(m->store, digest, &size, &lost) == MLO_OK && size != size_bytes)
             return mlo_error_set(err, MLO_EDIGEST, "blob %s has %llu bytes, and the database says %llu",
@@ -312,7 +345,7 @@ static enum mlo_status copy_blobs(struct making *m, const char *all, struct mlo_
         goto out;
     }
     unlink(all);
-    lost = json_array_size(m->missing);
+    lost = (size_t)m->needed;
     if (lost && !m->o->allow_damaged) {
         status = mlo_error_set(err, MLO_EDIGEST,
                                "the blob store has lost %zu blob%s, or their bytes changed: %s%s", lost,
@@ -464,10 +497,11 @@ static enum mlo_status make(struct making *m, json_t **report, struct mlo_error 
         mlo_error_prefix(err, "the backup %s is whole, but the audit log does not tell of it", m->name);
         goto out;
     }
-    *report = json_pack("{s:s, s:s, s:s?, s:I, s:I, s:I, s:I, s:O}", "snapshot", m->name, "digest", text,
+    *report = json_pack("{s:s, s:s, s:s?, s:I, s:I, s:I, s:I, s:O, s:I}", "snapshot", m->name, "digest", text,
                         "signed_by", m->key ? fingerprint : NULL, "blobs", (json_int_t)m->count, "bytes",
                         (json_int_t)m->bytes, "copied", (json_int_t)m->copied, "copied_bytes",
-                        (json_int_t)m->copied_bytes, "missing", m->missing);
+                        (json_int_t)m->copied_bytes, "missing", m->missing, "missing_needed",
+                        (json_int_t)m->needed);
     if (!*report)
         status = mlo_error_nomem(err);
 out:

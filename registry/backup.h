@@ -42,9 +42,9 @@ struct mlo_backup_options {
     void *step_arg;
 };
 /* Makes a backup. *report (yours) is {snapshot, digest (of the manifest), signed_by, blobs, bytes, copied,
- * copied_bytes, missing: […]}. MLO_EDIGEST names a blob that the store lost or that changed there: nothing
- * was made then, but what could be copied stays for the next time. MLO_ECONFLICT while another one writes
- * there. */
+ * copied_bytes, missing: […], missing_needed: how many of those, the first, something refers to}. MLO_EDIGEST
+ * names a blob that the store lost or that changed there: nothing was made then, but what could be copied
+ * stays for the next time. MLO_ECONFLICT while another one writes there. */
 MLO_MUST_USE enum mlo_status mlo_backup_make(const struct mlo_backup_options *options, json_t **report,
                                              struct mlo_error *err);
 

@@ -132,9 +132,10 @@ static void print_size(struct mlo_buf *out, const json_t *report, const char *co
 static void print_missing(struct mlo_buf *out, const json_t *report)
 {
     const json_t *missing = json_object_get(report, "missing"), *digest;
-    size_t i;
+    size_t i, needed = (size_t)mlo_json_i64(report, "missing_needed", INT32_MAX);
     json_array_foreach(missing, i, digest)
-        mlo_buf_printf(out, "  without %s: the blob store had lost it\n", json_string_value(digest));
+        mlo_buf_printf(out, "  without %s: the blob store had lost it%s\n", json_string_value(digest),
+                       i < needed ? "" : ", and nothing refers to it");
 }
 
 static enum mlo_status print_take(struct mlo_buf *out, struct mlo_error *err)

@@ -323,6 +323,43 @@ static void test_backup__gives_back_what_was_damaged_later(void **state)
     site_close(&s);
 }
 
+/* What nothing refers to is no loss: noted, and the backup goes on, and so does its restore. */
+static void test_backup__notes_what_is_damaged_and_not_needed(void **state)
+{
+    struct site s = site_open(*state);
+    const struct mlo_actor system = MLO_ACTOR_SYSTEM;
+    char text[MLO_DIGEST_TEXT_SIZE], *path = NULL;
+    json_t *report = NULL;
+    struct mlo_digest digest, needed;
+    struct mlo_error *err = &s.f->err;
+    assert_mlo_ok(mlo_blob_put_bytes(s.blobs, "nobody's", 8, &digest, err), err);
+    assert_mlo_ok(mlo_blob_record_stored(s.f->conn, s.blobs, &system, s.shop.project_id, &digest, 8, err),
+                  err);
+    assert_mlo_ok(mlo_blob_path(s.blobs, &digest, s.dir, false, &path, err), err);
+    assert_int_equal(unlink(path), 0);
+    const struct mlo_backup_options make = to_backup(&s);
+    assert_mlo_ok(mlo_backup_make(&make, &report, err), err);
+    assert_int_equal(mlo_json_i64(report, "blobs", 0), 2);
+    assert_int_equal(mlo_json_i64(report, "missing_needed", -1), 0);
+    assert_int_equal(json_array_size(json_object_get(report, "missing")), 1);
+    assert_string_equal(json_string_value(json_array_get(json_object_get(report, "missing"), 0)),
+                        mlo_digest_text(&digest, text));
+    json_decref(report);
+    struct target t = target_open(&s, "t");
+    const struct mlo_restore_options o = to_restore(&s, &t);
+    assert_mlo_ok(mlo_backup_restore(&o, &report, err), err);
+    json_decref(report);
+    target_close(&t);
+    /* one that is needed beside it is the one that is named */
+    mlo_fs_remove_tree(s.backup);
+    damage_first(&s, &needed);
+    assert_mlo_status(mlo_backup_make(&make, &report, err), MLO_EDIGEST, err);
+    assert_non_null(strstr(err->message, mlo_digest_text(&needed, text)));
+    assert_non_null(strstr(err->message, "lost 1 blob,"));
+    free(path);
+    site_close(&s);
+}
+
 /* It has not: the backup fails and names it; made without it, the restored row stays damaged. */
 static void test_backup__names_what_is_known_to_be_damaged(void **state)
 {
@@ -497,6 +534,7 @@ int main(void)
         TEST(test_backup__without_its_lock_is_none),
         TEST(test_backup__is_private_in_any_folder),
         TEST(test_backup__gives_back_what_was_damaged_later),
+        TEST(test_backup__notes_what_is_damaged_and_not_needed),
         TEST(test_backup__names_what_is_known_to_be_damaged),
         TEST(test_restore__pauses_webhooks),
         TEST(test_backup__of_another_key_is_refused),
