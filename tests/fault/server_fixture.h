@@ -98,7 +98,10 @@ static inline bool service_try_start(struct service *s)
     return ready;
 }
 
-/* As the superuser, on a connection of its own: that of a pool may be one that the fault ended. */
+static inline void service_heal(struct service *s);
+
+/* As the superuser, on a connection of its own: that of a pool may be one that the fault ended. The fault may
+ * strike a thread of the background just now: then PostgreSQL is started again here. */
 static inline int64_t service_number(struct service *s, const char *sql)
 {
     uint64_t until = mlo_clock_ns() + PATIENCE_S * 1000000000ull;
@@ -115,6 +118,7 @@ static inline int64_t service_number(struct service *s, const char *sql)
         if (ok)
             return n;
         mlo_clock_sleep_ms(50);
+        service_heal(s);
     }
 }
 
