@@ -2,7 +2,7 @@
 #ifndef MLO_REGISTRY_BLOB_IMPL_H
 #define MLO_REGISTRY_BLOB_IMPL_H
 
-#include "registry/blob.h"
+#include "registry/blob_direct.h"
 #include "registry/blob_upkeep.h"
 
 /* Takes the next bytes of a blob; a failure ends the reading. */
@@ -36,6 +36,20 @@ struct mlo_blob_backend {
                                        const struct mlo_digest *digest, struct mlo_error *err);
     enum mlo_status (*session_drop)(struct mlo_blob_store *store, const struct mlo_blob_session *session,
                                     struct mlo_error *err);
+    /* Direct uploads: as in blob_direct.h. `info` may get NULL. All NULL: there are none. */
+    enum mlo_status (*direct_begin)(struct mlo_blob_store *store, uint64_t size_bytes,
+                                    struct mlo_blob_session *session, struct mlo_error *err);
+    bool (*direct_info)(const struct mlo_blob_session *session, struct mlo_blob_direct *out);
+    enum mlo_status (*direct_arrived)(struct mlo_blob_store *store, const struct mlo_blob_session *session,
+                                      bool *arrived, struct mlo_error *err);
+    enum mlo_status (*direct_address)(struct mlo_blob_store *store, const struct mlo_blob_session *session,
+                                      int number, const char *md5, char **url, struct mlo_error *err);
+    enum mlo_status (*direct_verify)(struct mlo_blob_store *store, struct mlo_blob_session *session,
+                                     uint32_t budget_ms, bool *done, struct mlo_error *err);
+    enum mlo_status (*direct_publish)(struct mlo_blob_store *store, const struct mlo_blob_session *session,
+                                      const struct mlo_digest *digest, struct mlo_error *err);
+    enum mlo_status (*direct_drop)(struct mlo_blob_store *store, const struct mlo_blob_session *session,
+                                   struct mlo_error *err);
     enum mlo_status (*open_fd)(struct mlo_blob_store *store, const struct mlo_digest *digest, int *fd,
                                uint64_t *size_bytes, struct mlo_error *err);
     /* Without opening it; NULL: open_fd tells. */
@@ -96,6 +110,8 @@ struct mlo_blob_piece {
     void *state;
 };
 
+/* An empty session with an id. */
+enum mlo_status mlo_blob_session_new(struct mlo_blob_session *out, struct mlo_error *err);
 /* fetch into a descriptor; the bytes are checked against the digest. */
 enum mlo_status mlo_blob_fetch_fd(struct mlo_blob_store *store, const struct mlo_digest *digest, int fd,
                                   struct mlo_error *err);

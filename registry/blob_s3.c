@@ -32,7 +32,7 @@ char *mlo_blob_s3_key(const struct mlo_blob_s3 *s, const struct mlo_digest *dige
 
 struct settings {
     char *place; /* everything points into it */
-    const char *prefix, *scratch, *cache, *cache_size, *timeout, *attempts, *redirect;
+    const char *prefix, *scratch, *cache, *cache_size, *timeout, *attempts, *redirect, *direct;
     struct mlo_s3_options s3;
 };
 
@@ -77,6 +77,7 @@ static enum mlo_status take_parameter(struct settings *set, char *text, struct m
         {"timeout", &set->timeout},
         {"attempts", &set->attempts},
         {"redirect", &set->redirect},
+        {"direct", &set->direct},
     };
     const char *names[MLO_COUNT(known)];
     char *equals = strchr(text, '=');
@@ -97,7 +98,7 @@ static enum mlo_status take_parameter(struct settings *set, char *text, struct m
     else
         mlo_error_hint(err,
                        "settings: endpoint, region, style, ca, credentials, profile, encryption, kms_key, "
-                       "customer_key, scratch, cache, cache_size, timeout, attempts, redirect");
+                       "customer_key, scratch, cache, cache_size, timeout, attempts, redirect, direct");
     return MLO_EINVAL;
 }
 
@@ -229,7 +230,7 @@ static enum mlo_status s3_open(struct mlo_blob_store *store, const char *place, 
         goto out;
     }
     MLO_TRY(mlo_s3_open(&set.s3, &s->s3, err));
-    MLO_TRY(mlo_blob_s3_open_outside(s, &set.s3, set.redirect, err));
+    MLO_TRY(mlo_blob_s3_open_outside(s, &set.s3, set.redirect, set.direct, err));
     MLO_TRY(mlo_s3_check_bucket(s->s3, err));
     sweep(s);
 out:
@@ -425,6 +426,13 @@ const struct mlo_blob_backend mlo_blob_backend_s3 = {
     .piece_end = mlo_blob_s3_piece_end,
     .session_publish = mlo_blob_s3_session_publish,
     .session_drop = mlo_blob_s3_session_drop,
+    .direct_begin = mlo_blob_s3_direct_begin,
+    .direct_info = mlo_blob_s3_direct_info,
+    .direct_arrived = mlo_blob_s3_direct_arrived,
+    .direct_address = mlo_blob_s3_direct_address,
+    .direct_verify = mlo_blob_s3_direct_verify,
+    .direct_publish = mlo_blob_s3_direct_publish,
+    .direct_drop = mlo_blob_s3_direct_drop,
     .open_fd = s3_open_fd,
     .size = s3_size,
     .fetch = s3_fetch,

@@ -5,9 +5,17 @@
 #include "registry/blob_s3_impl.h"
 
 enum mlo_status mlo_blob_s3_open_outside(struct mlo_blob_s3 *s, const struct mlo_s3_options *inside,
-                                         const char *redirect, struct mlo_error *err)
+                                         const char *redirect, const char *direct, struct mlo_error *err)
 {
     struct mlo_s3_options outside = *inside;
+    s->direct = direct && strcmp(direct, "yes") == 0;
+    if (direct && !s->direct && strcmp(direct, "no") != 0)
+        return mlo_error_set(err, MLO_EINVAL, "direct=%.40s is neither no nor yes", direct);
+    if (s->direct && (!redirect || strcmp(redirect, "no") == 0)) {
+        mlo_error_set(err, MLO_EINVAL, "direct=yes needs the address at which clients reach the bucket");
+        mlo_error_hint(err, "add redirect=yes, or redirect=https://host");
+        return MLO_EINVAL;
+    }
     if (!redirect || strcmp(redirect, "no") == 0)
         return MLO_OK;
     if (strcmp(redirect, "yes") != 0)

@@ -18,6 +18,7 @@ enum {
 struct mlo_blob_s3 {
     struct mlo_s3 *s3;
     struct mlo_s3 *outside; /* the same bucket by the address that clients reach; NULL: they do not */
+    bool direct;            /* and they may write there what the server hands out addresses for */
     char *prefix;           /* "" or ends with a slash */
     char *scratch;          /* where an open blob's bytes are */
     char *cache;            /* or NULL: a folder that keeps read blobs */
@@ -43,9 +44,28 @@ enum mlo_status mlo_blob_s3_publish(const struct mlo_blob_s3 *s, const char *fro
 /* blob_s3_address.c */
 enum mlo_status mlo_blob_s3_address(struct mlo_blob_store *store, const struct mlo_digest *digest,
                                     const char *file_name, char **url, struct mlo_error *err);
-/* Sets s->outside as the setting `redirect` says ("no", "yes", or an endpoint); NULL is "no". */
+/* Sets s->outside as the setting `redirect` says ("no", "yes", or an endpoint), and s->direct as `direct`
+ * does ("no", "yes"); NULL is "no". */
 enum mlo_status mlo_blob_s3_open_outside(struct mlo_blob_s3 *s, const struct mlo_s3_options *inside,
-                                         const char *redirect, struct mlo_error *err);
+                                         const char *redirect, const char *direct, struct mlo_error *err);
+
+/* blob_s3_direct.c */
+enum mlo_status mlo_blob_s3_direct_begin(struct mlo_blob_store *store, uint64_t size_bytes,
+                                         struct mlo_blob_session *session, struct mlo_error *err);
+bool mlo_blob_s3_direct_info(const struct mlo_blob_session *session, struct mlo_blob_direct *out);
+enum mlo_status mlo_blob_s3_direct_arrived(struct mlo_blob_store *store,
+                                           const struct mlo_blob_session *session, bool *arrived,
+                                           struct mlo_error *err);
+enum mlo_status mlo_blob_s3_direct_address(struct mlo_blob_store *store,
+                                           const struct mlo_blob_session *session, int number,
+                                           const char *md5, char **url, struct mlo_error *err);
+enum mlo_status mlo_blob_s3_direct_verify(struct mlo_blob_store *store, struct mlo_blob_session *session,
+                                          uint32_t budget_ms, bool *done, struct mlo_error *err);
+enum mlo_status mlo_blob_s3_direct_publish(struct mlo_blob_store *store,
+                                           const struct mlo_blob_session *session,
+                                           const struct mlo_digest *digest, struct mlo_error *err);
+enum mlo_status mlo_blob_s3_direct_drop(struct mlo_blob_store *store, const struct mlo_blob_session *session,
+                                        struct mlo_error *err);
 
 /* blob_s3_session.c */
 enum mlo_status mlo_blob_s3_session_begin(struct mlo_blob_store *store, struct mlo_blob_session *session,

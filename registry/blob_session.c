@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum mlo_status mlo_blob_session_begin(struct mlo_blob_store *store, struct mlo_blob_session *out,
-                                       struct mlo_error *err)
+enum mlo_status mlo_blob_session_new(struct mlo_blob_session *out, struct mlo_error *err)
 {
     uint8_t random[(MLO_BLOB_SESSION_ID_SIZE - 1) / 2];
     struct mlo_hasher *hasher = mlo_hasher_new();
@@ -17,7 +16,14 @@ enum mlo_status mlo_blob_session_begin(struct mlo_blob_store *store, struct mlo_
     mlo_hex(random, sizeof random, out->id);
     mlo_hasher_save(hasher, &out->hash);
     mlo_hasher_free(hasher);
-    return store->backend->session_begin(store, out, err);
+    return MLO_OK;
+}
+
+enum mlo_status mlo_blob_session_begin(struct mlo_blob_store *store, struct mlo_blob_session *out,
+                                       struct mlo_error *err)
+{
+    enum mlo_status status = mlo_blob_session_new(out, err);
+    return status == MLO_OK ? store->backend->session_begin(store, out, err) : status;
 }
 
 enum mlo_status mlo_blob_piece_open(struct mlo_blob_store *store, struct mlo_blob_session *session,
@@ -29,6 +35,11 @@ enum mlo_status mlo_blob_piece_open(struct mlo_blob_store *store, struct mlo_blo
     *out = NULL;
     if (!piece || !hasher) {
         status = mlo_error_nomem(err);
+        goto out;
+    }
+    if (mlo_blob_direct_info(store, session, NULL)) {
+        status = mlo_error_set(err, MLO_ECONFLICT, "the parts of upload %s go to the bucket", session->id);
+        mlo_error_hint(err, "ask for their addresses, or begin an upload in pieces");
         goto out;
     }
     piece->store = store;
@@ -108,12 +119,15 @@ enum mlo_status mlo_blob_session_publish(struct mlo_blob_store *store, const str
     enum mlo_status status = mlo_blob_session_digest(session, &digest, err);
     if (status != MLO_OK)
         return status;
-    status = store->backend->session_publish(store, session, &digest, err);
+    status = mlo_blob_direct_info(store, session, NULL)
+                 ? store->backend->direct_publish(store, session, &digest, err)
+                 : store->backend->session_publish(store, session, &digest, err);
     return status == MLO_ENOTFOUND && mlo_blob_exists(store, &digest) ? MLO_OK : status;
 }
 
 enum mlo_status mlo_blob_session_drop(struct mlo_blob_store *store, const struct mlo_blob_session *session,
                                       struct mlo_error *err)
 {
-    return store->backend->session_drop(store, session, err);
+    return mlo_blob_direct_info(store, session, NULL) ? store->backend->direct_drop(store, session, err)
+                                                      : store->backend->session_drop(store, session, err);
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "registry/sql_impl.h"
+#include "registry/upload.h"
 
 enum {
     GC_PURGE,
@@ -312,6 +313,18 @@ static enum mlo_status say_what_would(struct gc *gc, struct mlo_error *err)
     return status == MLO_OK ? mark(gc, gc->ends_ns, err) : status;
 }
 
+/* Uploads that nobody went on with. */
+static enum mlo_status sweep_uploads(struct gc *gc, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    for (int removed = 1; status == MLO_OK && removed;) {
+        status = mlo_upload_sweep(gc->conn, gc->o->blobs, &removed, err);
+        if (gc->ends_ns && mlo_clock_ns() >= gc->ends_ns)
+            break;
+    }
+    return status;
+}
+
 /* Some of each step, so that no step keeps the others from their turn, however little time there is. All
  * deletions are purged before marking begins: what they held may lie anywhere. */
 static enum mlo_status collect(struct gc *gc, struct mlo_error *err)
@@ -321,7 +334,9 @@ static enum mlo_status collect(struct gc *gc, struct mlo_error *err)
         status = mark(gc, gc->half_ns, err);
     if (status == MLO_OK)
         status = remove_bytes(gc, err);
-    return status == MLO_OK && !gc->out->more ? settle_damage(gc, err) : status;
+    if (status == MLO_OK && !gc->out->more)
+        status = settle_damage(gc, err);
+    return status == MLO_OK ? sweep_uploads(gc, err) : status;
 }
 
 static enum mlo_status begin(struct gc *gc, struct mlo_error *err)

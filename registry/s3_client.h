@@ -124,8 +124,10 @@ MLO_MUST_USE enum mlo_status mlo_s3_list_uploads(struct mlo_s3 *s3, const char *
 /* What a presigned address is good for: GET of one object, or PUT of one part of an upload. */
 struct mlo_s3_grant {
     const char *key;
-    const char *upload; /* NULL: the object is read */
-    int number;         /* of the part */
+    const char *upload;  /* NULL: the object is read */
+    int number;          /* of the part */
+    const char *md5;     /* of the part, in base64: it must come with this header, and is checked; or NULL */
+    uint64_t size_bytes; /* of the part: it must have it; 0: any */
     /* For reading, or NULL: what S3 answers in these headers. */
     const char *content_type, *disposition, *cache_control;
     uint32_t expires_s; /* 1 … MLO_S3_EXPIRY_MAX_S */

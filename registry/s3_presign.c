@@ -14,7 +14,9 @@ enum mlo_status mlo_s3_presign_url(struct mlo_s3 *s3, const struct mlo_s3_grant 
                                          {"response-content-disposition", grant->disposition},
                                          {"response-cache-control", grant->cache_control}};
     struct mlo_s3_pair given[MLO_COUNT(answer)];
-    size_t count = 0;
+    struct mlo_s3_pair headers[2];
+    char length[24];
+    size_t count = 0, header_count = 0;
     enum mlo_status status;
     *url = NULL;
     if (s3->customer_key)
@@ -24,6 +26,11 @@ enum mlo_status mlo_s3_presign_url(struct mlo_s3 *s3, const struct mlo_s3_grant 
         if (answer[i].value)
             given[count++] = answer[i];
     snprintf(digits, sizeof digits, "%d", grant->number);
+    snprintf(length, sizeof length, "%llu", (unsigned long long)grant->size_bytes);
+    if (grant->size_bytes)
+        headers[header_count++] = (struct mlo_s3_pair){"content-length", length};
+    if (grant->md5)
+        headers[header_count++] = (struct mlo_s3_pair){"content-md5", grant->md5};
     mlo_buf_printf(&path, "%s/", s3->path);
     mlo_s3_encode(&path, grant->key, true);
     mlo_buf_printf(&text, "%s%s?", s3->base, mlo_buf_str(&path));
@@ -33,6 +40,8 @@ enum mlo_status mlo_s3_presign_url(struct mlo_s3 *s3, const struct mlo_s3_grant 
         .path = mlo_buf_str(&path),
         .query = grant->upload ? part : given,
         .query_count = grant->upload ? MLO_COUNT(part) : count,
+        .headers = headers,
+        .header_count = header_count,
         .region = s3->region,
         .utc_s = mlo_clock_utc_us() / 1000000,
     };

@@ -34,10 +34,13 @@ static void take_session(const struct mlo_rows *rows, int row, struct mlo_blob_s
 }
 
 /* The row goes first: bytes that nobody names harm nobody, a row without its bytes does. */
-static enum mlo_status sweep(struct mlo_db_conn *conn, struct mlo_blob_store *store, struct mlo_error *err)
+enum mlo_status mlo_upload_sweep(struct mlo_db_conn *conn, struct mlo_blob_store *store, int *removed,
+                                 struct mlo_error *err)
 {
     struct mlo_rows rows = {0};
     enum mlo_status status = mlo_db_exec(conn, &mlo_sql_upload[UPLOAD_EXPIRED], NULL, &rows, err);
+    if (removed)
+        *removed = status == MLO_OK ? mlo_rows_count(&rows) : 0;
     for (int r = 0; status == MLO_OK && r < mlo_rows_count(&rows); r++) {
         struct mlo_blob_session session = {0};
         struct mlo_error ignored = {0};
@@ -49,17 +52,18 @@ static enum mlo_status sweep(struct mlo_db_conn *conn, struct mlo_blob_store *st
     return status;
 }
 
-enum mlo_status mlo_upload_begin(struct mlo_db_conn *conn, struct mlo_blob_store *store,
-                                 const struct mlo_actor *actor, int64_t project_id, struct mlo_upload *out,
-                                 struct mlo_error *err)
+static enum mlo_status begin(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                             const struct mlo_actor *actor, int64_t project_id, const uint64_t *direct_size,
+                             struct mlo_upload *out, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
     enum mlo_status status = mlo_actor_require(actor, project_id, MLO_SUBMITTER, err);
     memset(out, 0, sizeof *out);
     if (status != MLO_OK)
         return status;
-    MLO_TRY(sweep(conn, store, err));
-    MLO_TRY(mlo_blob_session_begin(store, &out->session, err));
+    MLO_TRY(mlo_upload_sweep(conn, store, NULL, err));
+    MLO_TRY(direct_size ? mlo_blob_direct_begin(store, *direct_size, &out->session, err)
+                        : mlo_blob_session_begin(store, &out->session, err));
     mlo_param_text(&p, out->session.id);
     mlo_param_i64(&p, project_id);
     mlo_param_text(&p, out->session.place);
@@ -76,6 +80,23 @@ enum mlo_status mlo_upload_begin(struct mlo_db_conn *conn, struct mlo_blob_store
     status = mlo_upload_find(conn, project_id, out->session.id, out, err);
 out:
     return status;
+}
+
+enum mlo_status mlo_upload_begin(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                 const struct mlo_actor *actor, int64_t project_id, struct mlo_upload *out,
+                                 struct mlo_error *err)
+{
+    return begin(conn, store, actor, project_id, NULL, out, err);
+}
+
+enum mlo_status mlo_upload_begin_direct(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                        const struct mlo_actor *actor, int64_t project_id,
+                                        uint64_t size_bytes, struct mlo_upload *out, struct mlo_error *err)
+{
+    if (size_bytes > MLO_UPLOAD_BYTES_MAX)
+        return mlo_error_set(err, MLO_ETOOBIG, "an upload holds at most %llu bytes",
+                             (unsigned long long)MLO_UPLOAD_BYTES_MAX);
+    return begin(conn, store, actor, project_id, &size_bytes, out, err);
 }
 
 enum mlo_status mlo_upload_find(struct mlo_db_conn *conn, int64_t project_id, const char *id,

@@ -3,7 +3,7 @@
 #ifndef MLO_REGISTRY_UPLOAD_H
 #define MLO_REGISTRY_UPLOAD_H
 
-#include "registry/blob.h"
+#include "registry/blob_direct.h"
 #include "registry/models.h"
 
 #define MLO_UPLOAD_BYTES_MAX ((uint64_t)1 << 40)
@@ -19,6 +19,12 @@ struct mlo_upload {
 MLO_MUST_USE enum mlo_status mlo_upload_begin(struct mlo_db_conn *conn, struct mlo_blob_store *store,
                                               const struct mlo_actor *actor, int64_t project_id,
                                               struct mlo_upload *out, struct mlo_error *err);
+/* The same for so many bytes whose parts go straight to the bucket (blob_direct.h); MLO_EUNSUPPORTED where
+ * the store has no such uploads. */
+MLO_MUST_USE enum mlo_status mlo_upload_begin_direct(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                                     const struct mlo_actor *actor, int64_t project_id,
+                                                     uint64_t size_bytes, struct mlo_upload *out,
+                                                     struct mlo_error *err);
 /* MLO_ENOTFOUND when the project has none of that id (any more). */
 MLO_MUST_USE enum mlo_status mlo_upload_find(struct mlo_db_conn *conn, int64_t project_id, const char *id,
                                              struct mlo_upload *out, struct mlo_error *err);
@@ -32,6 +38,10 @@ MLO_MUST_USE enum mlo_status mlo_upload_keep(struct mlo_db_conn *conn, struct ml
 MLO_MUST_USE enum mlo_status mlo_upload_finish(struct mlo_db_conn *conn, struct mlo_blob_store *store,
                                                const struct mlo_actor *actor, const struct mlo_upload *upload,
                                                const struct mlo_digest *expected, struct mlo_error *err);
+/* Removes a few that have expired, with their bytes, of pieces and of parts in a bucket; *removed (or NULL):
+ * how many. Whoever begins an upload does it, and garbage collection until there are none. */
+MLO_MUST_USE enum mlo_status mlo_upload_sweep(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                              int *removed, struct mlo_error *err);
 /* Forgets it and its bytes; needs a submitter. */
 MLO_MUST_USE enum mlo_status mlo_upload_drop(struct mlo_db_conn *conn, struct mlo_blob_store *store,
                                              const struct mlo_actor *actor, const struct mlo_upload *upload,

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/http/direct_impl.h"
 #include "api/http/handlers_impl.h"
 
 static enum mlo_status find(struct mlo_request *req, struct mlo_upload *out, struct mlo_error *err)
@@ -16,32 +17,55 @@ out:
     return status;
 }
 
-/* Where it stands, as headers and as JSON. */
+/* Where it stands, as headers and as JSON. `ask`: also which parts the bucket has, of a direct one. */
 static enum mlo_status reply_state(struct mlo_request *req, int http, const struct mlo_upload *upload,
-                                   struct mlo_error *err)
+                                   bool ask, struct mlo_error *err)
 {
     uint64_t size = upload->session.size_bytes;
+    json_t *state = json_pack("{s:s, s:I, s:s}", "id", upload->session.id, "offset", (json_int_t)size,
+                              "expires_at", upload->expires_at);
+    enum mlo_status status = state ? mlo_direct_state(req, upload, ask, state, err) : mlo_error_nomem(err);
+    if (status != MLO_OK) {
+        json_decref(state);
+        return status;
+    }
     mlo_reply_header(req, "Location", "/v1/projects/%s/uploads/%s", mlo_request_param(req, "p"),
                      upload->session.id);
     mlo_reply_header(req, "Upload-Offset", "%" PRIu64, size);
     if (size)
         mlo_reply_header(req, "Range", "0-%" PRIu64, size - 1);
     mlo_reply_header(req, "Cache-Control", "no-store");
-    return mlo_reply_json(req, http,
-                          json_pack("{s:s, s:I, s:s}", "id", upload->session.id, "offset", (json_int_t)size,
-                                    "expires_at", upload->expires_at),
-                          err);
+    return mlo_reply_json(req, http, state, err);
 }
 
 enum mlo_status h_upload_begin(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_upload upload;
-    int64_t project;
+    json_t *body;
+    bool direct = false;
+    const bool no = false;
+    const int64_t none = 0;
+    int64_t project, size = 0;
     enum mlo_status status;
     MLO_TRY(mlo_request_project(req, &project, err));
-    MLO_TRY(mlo_upload_begin(req->conn, req->http->options.blobs, &actor, project, &upload, err));
-    MLO_TRY(reply_state(req, 201, &upload, err));
+    if (req->body.len) {
+        MLO_TRY(mlo_request_json(req, &body, err));
+        MLO_TRY(mlo_json_get_bool(body, "direct", &no, &direct, err));
+        MLO_TRY(mlo_json_get_i64(body, "size", direct ? NULL : &none, &size, err));
+        if (size < 0) {
+            status = mlo_error_set(err, MLO_EINVAL, "'size' is no number of bytes");
+            goto out;
+        }
+    }
+    status = direct ? mlo_upload_begin_direct(req->conn, req->http->options.blobs, &actor, project,
+                                              (uint64_t)size, &upload, err)
+                    : MLO_EUNSUPPORTED;
+    if (status == MLO_EUNSUPPORTED) /* not offered, or not asked for */
+        status = mlo_upload_begin(req->conn, req->http->options.blobs, &actor, project, &upload, err);
+    if (status != MLO_OK)
+        goto out;
+    MLO_TRY(reply_state(req, 201, &upload, false, err));
 out:
     return status;
 }
@@ -51,7 +75,7 @@ enum mlo_status h_upload_get(struct mlo_request *req, struct mlo_error *err)
     struct mlo_upload upload;
     enum mlo_status status;
     MLO_TRY(find(req, &upload, err));
-    MLO_TRY(reply_state(req, 200, &upload, err));
+    MLO_TRY(reply_state(req, 200, &upload, true, err));
 out:
     return status;
 }
@@ -73,7 +97,9 @@ enum mlo_status h_upload_finish(struct mlo_request *req, struct mlo_error *err)
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_upload upload;
     struct mlo_digest expected;
+    struct mlo_db_conn *conn;
     char text[MLO_DIGEST_TEXT_SIZE];
+    bool done;
     enum mlo_status status;
     const char *digest = mlo_request_query(req, "digest");
     if (!digest || !mlo_str_starts(digest, "sha256:") || !mlo_digest_parse(digest, &expected)) {
@@ -83,7 +109,13 @@ enum mlo_status h_upload_finish(struct mlo_request *req, struct mlo_error *err)
         return MLO_EINVAL;
     }
     MLO_TRY(find(req, &upload, err));
-    MLO_TRY(mlo_upload_finish(req->conn, req->http->options.blobs, &actor, &upload, &expected, err));
+    MLO_TRY(mlo_direct_verify(req, &upload, &done, err));
+    if (!done) {
+        MLO_TRY(reply_state(req, 202, &upload, false, err));
+        goto out;
+    }
+    MLO_TRY(mlo_request_db(req, &conn, err));
+    MLO_TRY(mlo_upload_finish(conn, req->http->options.blobs, &actor, &upload, &expected, err));
     MLO_TRY(mlo_reply_json(req, 201,
                            json_pack("{s:s, s:I}", "digest", mlo_digest_text(&expected, text), "size",
                                      (json_int_t)upload.session.size_bytes),
@@ -195,7 +227,7 @@ enum mlo_status h_upload_append(struct mlo_request *req, struct mlo_error *err)
         return mlo_error_set(err, MLO_EUSAGE, "the body has %" PRIu64 " bytes, Content-Range says %" PRIu64,
                              piece->size, piece->said);
     MLO_TRY(keep(req, piece, err));
-    MLO_TRY(reply_state(req, 202, &piece->upload, err));
+    MLO_TRY(reply_state(req, 202, &piece->upload, false, err));
 out:
     return status;
 }

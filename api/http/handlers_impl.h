@@ -14,6 +14,7 @@ mlo_handler_fn h_healthz, h_readyz, h_me, h_queue, h_workers, h_worker_pause, h_
     h_worker_drain;                                                                    /* h_service.c */
 mlo_handler_fn h_projects, h_project_create, h_tokens, h_token_create, h_token_revoke; /* h_projects.c */
 mlo_handler_fn h_blob_get, h_blob_put;                                                 /* h_blobs.c */
+mlo_handler_fn h_upload_parts;                                                         /* h_direct.c */
 mlo_handler_fn h_upload_begin, h_upload_get, h_upload_append, h_upload_finish,
     h_upload_drop;                                                                     /* h_uploads.c */
 mlo_handler_fn h_models, h_model, h_version_create, h_versions, h_version, h_variants; /* h_models.c */

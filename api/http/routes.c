@@ -81,6 +81,8 @@ static const struct mlo_route ROUTES[] = {
      .handler = h_upload_get,
      .role = MLO_SUBMITTER,
      .docs = "Where an upload stands."},
+    POST(P "/uploads/{id}/parts", MLO_SUBMITTER, h_upload_parts,
+         "Addresses of the bucket for parts of a direct upload."),
     {.method = "PATCH",
      .path = P "/uploads/{id}",
      .handler = h_upload_append,

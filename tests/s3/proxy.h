@@ -33,6 +33,7 @@ static struct {
     size_t after;
     atomic_int times, connections, etags;
     atomic_int authorized; /* requests with keys or a token in their headers */
+    atomic_int puts;
 } s3_proxy;
 
 static inline int s3_proxy_connect(unsigned port)
@@ -73,6 +74,8 @@ static inline bool s3_proxy_pass(int from, int to, bool answer, size_t *seen)
     *seen += size;
     if (!answer && memmem(piece, size, "\r\nAuthorization:", 16))
         atomic_fetch_add(&s3_proxy.authorized, 1);
+    if (!answer && size > 5 && memcmp(piece, "PUT /", 5) == 0)
+        atomic_fetch_add(&s3_proxy.puts, 1);
     bool inside = s3_proxy.after >= begin && s3_proxy.after < *seen;
     if (!answer && memmem(piece, MLO_MIN(size, (size_t)1024), " HTTP/1.1\r\n", 11) &&
         s3_proxy_strikes(S3_FAULT_BUSY)) {

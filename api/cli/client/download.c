@@ -42,25 +42,34 @@ out:
     return status;
 }
 
-/* The bytes from where the server sends us: without our token, and over TLS where the server is. `why` says
- * what was wrong, without the address, which whoever reads it could use. */
+bool mlo_client_may_go(const struct mlo_client *client, const char *url, char host[128], char why[256])
+{
+    const char *begin = strstr(url, "://");
+    bool tls = mlo_str_starts(url, "https://");
+    host[0] = '\0';
+    if (begin)
+        mlo_copy_text(host, 128, begin + 3, strcspn(begin + 3, "/?#"));
+    if (!*host || (!tls && !mlo_str_starts(url, "http://")) || strchr(host, '@'))
+        snprintf(why, 256, "the server sends us to no address");
+    else if (!tls && mlo_str_starts(client->config.url, "https://"))
+        snprintf(why, 256, "the server sends us to %s without TLS", host);
+    else
+        return true;
+    return false;
+}
+
+/* The bytes from where the server sends us, without our token. `why` says what was wrong. */
 static bool fetch_elsewhere(struct mlo_transfer *t, char why[256], struct mlo_error *err)
 {
-    const char *url = mlo_buf_str(&t->location), *host = strstr(url, "://");
-    bool tls = mlo_str_starts(url, "https://");
-    char name[128] = "";
+    const char *url = mlo_buf_str(&t->location);
+    char name[128];
     long http = 0;
-    if (host)
-        mlo_copy_text(name, sizeof name, host + 3, strcspn(host + 3, "/?#"));
-    if (!mlo_buf_ok(&t->location) || !*name || (!tls && !mlo_str_starts(url, "http://")) ||
-        strchr(name, '@')) {
-        snprintf(why, 256, "the server sends us to no address");
+    if (!mlo_buf_ok(&t->location)) {
+        snprintf(why, 256, "out of memory");
         return false;
     }
-    if (!tls && mlo_str_starts(t->client->config.url, "https://")) {
-        snprintf(why, 256, "the server sends us to %s without TLS", name);
+    if (!mlo_client_may_go(t->client, url, name, why))
         return false;
-    }
     if (start_anew(t, err) != MLO_OK) {
         snprintf(why, 256, "%.255s", err->message);
         return false;

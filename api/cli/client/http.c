@@ -423,15 +423,9 @@ enum mlo_status mlo_client_head(struct mlo_client *client, const char *path, boo
     return status;
 }
 
-/* What is still to be sent of a part. */
-struct sending {
-    int fd;
-    uint64_t at, left;
-};
-
-static size_t on_read(char *out, size_t one, size_t n, void *arg)
+size_t mlo_sending_read(char *out, size_t one, size_t n, void *arg)
 {
-    struct sending *sending = arg;
+    struct mlo_sending *sending = arg;
     ssize_t got;
     do
         got = pread(sending->fd, out, MLO_MIN(one * n, sending->left), (off_t)sending->at);
@@ -450,7 +444,7 @@ enum mlo_status mlo_client_send_part(struct mlo_client *client, const char *meth
     enum mlo_status status = MLO_OK;
     struct mlo_transfer t = {
         .client = client, .response = out, .out_fd = -1, .progress = progress, .part = part};
-    struct sending sending = {part->fd, part->first, part->size};
+    struct mlo_sending sending = {part->fd, part->first, part->size};
     struct curl_slist *headers = NULL;
     struct mlo_buf url = MLO_BUF_INIT;
     char range[96] = "";
@@ -470,7 +464,7 @@ enum mlo_status mlo_client_send_part(struct mlo_client *client, const char *meth
     mlo_transfer_set_up(&t, method, mlo_buf_str(&url), headers);
     curl_easy_setopt(client->curl, CURLOPT_UPLOAD, 1L);
     curl_easy_setopt(client->curl, CURLOPT_UPLOAD_BUFFERSIZE, 1L << 20);
-    curl_easy_setopt(client->curl, CURLOPT_READFUNCTION, on_read);
+    curl_easy_setopt(client->curl, CURLOPT_READFUNCTION, mlo_sending_read);
     curl_easy_setopt(client->curl, CURLOPT_READDATA, &sending);
     curl_easy_setopt(client->curl, CURLOPT_INFILESIZE_LARGE, (curl_off_t)part->size);
     MLO_TRY(mlo_transfer_perform(&t, err));

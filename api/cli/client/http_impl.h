@@ -1,4 +1,4 @@
-/* Private to api/cli/client/http.c and download.c: one transfer by libcurl. */
+/* Private to http.c, download.c and direct.c of api/cli/client: one transfer by libcurl. */
 #ifndef MLO_CLI_HTTP_IMPL_H
 #define MLO_CLI_HTTP_IMPL_H
 
@@ -37,6 +37,16 @@ void mlo_transfer_set_up(struct mlo_transfer *t, const char *method, const char 
                          struct curl_slist *headers);
 /* Performs the request; a body of JSON is parsed, an answer of 400 and above becomes an error. */
 MLO_MUST_USE enum mlo_status mlo_transfer_perform(struct mlo_transfer *t, struct mlo_error *err);
+/* What is still to be sent of a part, and curl's function that reads it. */
+struct mlo_sending {
+    int fd;
+    uint64_t at, left;
+};
+size_t mlo_sending_read(char *out, size_t one, size_t n, void *arg);
+/* May bytes come from, or go to, the address that our server gives? Over TLS where the server is; else `why`
+ * says why not. `host` gets its name, which may be shown: the address itself may not, whoever has it could
+ * use it. */
+bool mlo_client_may_go(const struct mlo_client *client, const char *url, char host[128], char why[256]);
 /* Adds a line ("" and NULL: none). False: out of memory. */
 bool mlo_add_header(struct curl_slist **list, const char *line);
 /* Cut to what fits. */

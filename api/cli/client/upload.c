@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "api/cli/client/client.h"
+#include "api/cli/client/direct.h"
 
 /* A larger file goes in pieces: what a broken connection costs is one of them at the most. */
 #define PIECE_BYTES ((uint64_t)32 << 20)
@@ -19,7 +19,9 @@ struct sender {
     struct mlo_cli_progress progress;
     char *note;      /* the file that remembers the session */
     char id[64];     /* of the session; "" when there is none */
+    long http;       /* of the last answer about it */
     uint64_t offset; /* where it stands */
+    json_t *direct;  /* parts that go to the bucket, as the server says; NULL: pieces */
 };
 
 /* --- what is remembered between processes -----------------------------------------------------------------
@@ -84,9 +86,27 @@ static enum mlo_status ask(struct sender *s, const char *method, const char *que
         if (mlo_json_str(response.json, "id", NULL))
             snprintf(s->id, sizeof s->id, "%s", mlo_json_str(response.json, "id", ""));
         s->offset = (uint64_t)mlo_json_i64(response.json, "offset", 0);
+        s->http = response.http;
+        if (mlo_json_str(response.json, "id", NULL)) {
+            json_decref(s->direct);
+            s->direct = json_incref(json_object_get(response.json, "direct"));
+        }
     }
     mlo_response_clear(&response);
     mlo_buf_clear(&path);
+    return status;
+}
+
+static enum mlo_status begin_session(struct sender *s, bool direct, struct mlo_error *err)
+{
+    json_t *body =
+        direct ? json_pack("{s:b, s:I}", "direct", 1, "size", (json_int_t)s->part.file_size) : json_object();
+    s->id[0] = '\0';
+    s->offset = 0;
+    enum mlo_status status = body ? ask(s, "POST", "", body, err) : mlo_error_nomem(err);
+    json_decref(body);
+    if (status == MLO_OK)
+        write_note(s);
     return status;
 }
 
@@ -96,17 +116,12 @@ static enum mlo_status open_session(struct sender *s, struct mlo_error *err)
     struct mlo_error own = {0};
     read_note(s);
     enum mlo_status status = s->id[0] ? ask(s, "GET", "", NULL, &own) : MLO_ENOTFOUND;
-    if (status == MLO_ENOTFOUND || (status == MLO_OK && s->offset > s->part.file_size)) {
-        json_t *empty = json_object();
-        s->id[0] = '\0';
-        s->offset = 0;
-        status = ask(s, "POST", "", empty, err);
-        json_decref(empty);
-        if (status == MLO_OK)
-            write_note(s);
-    } else if (status != MLO_OK && err) {
+    uint64_t size = status == MLO_OK && s->direct ? (uint64_t)mlo_json_i64(s->direct, "size", 0) : 0;
+    if (status == MLO_ENOTFOUND || (status == MLO_OK && s->offset > s->part.file_size) ||
+        (size && size != s->part.file_size))
+        return begin_session(s, true, err);
+    if (status != MLO_OK && err)
         *err = own;
-    }
     return status;
 }
 
@@ -134,7 +149,7 @@ static bool passing(enum mlo_status status)
 
 static enum mlo_status send_pieces(struct sender *s, struct mlo_error *err)
 {
-    enum mlo_status status = open_session(s, err);
+    enum mlo_status status = MLO_OK;
     int tries = 0;
     while (status == MLO_OK && s->offset < s->part.file_size) {
         uint64_t before = s->offset;
@@ -158,6 +173,73 @@ static enum mlo_status send_pieces(struct sender *s, struct mlo_error *err)
     return status;
 }
 
+/* The end: the bytes become the blob. Of parts in the bucket the server reads a while, and is asked again. */
+static enum mlo_status finish(struct sender *s, const char *digest, struct mlo_error *err)
+{
+    char query[96], done[32], all[32], text[96];
+    snprintf(query, sizeof query, "?digest=%s", digest);
+    for (int tries = 0;;) {
+        struct mlo_error own = {0};
+        uint64_t before = s->offset;
+        enum mlo_status status = ask(s, "PUT", query, NULL, &own);
+        if (status == MLO_OK && (!s->direct || s->http != 202))
+            return MLO_OK;
+        if (status == MLO_OK) {
+            snprintf(text, sizeof text, "%s of %s verified", mlo_str_size(s->offset, done),
+                     mlo_str_size(s->part.file_size, all));
+            mlo_cli_progress(&s->progress, (double)s->offset / (double)s->part.file_size, text);
+            tries = s->offset > before ? 0 : tries;
+        } else if (!s->direct || !passing(status) || ++tries >= TRIES) {
+            if (err)
+                *err = own;
+            return status;
+        } else {
+            mlo_clock_sleep_ms(200u << tries);
+        }
+    }
+}
+
+/* Nothing could be put into the bucket: the file goes through the server after all. */
+static enum mlo_status send_indirectly(struct sender *s, const char *why, struct mlo_error *err)
+{
+    struct mlo_error ignored = {0};
+    mlo_cli_note(mlo_client_cli(s->client), "%s; sending the file through the server", why);
+    if (ask(s, "DELETE", "", NULL, &ignored) != MLO_OK)
+        mlo_cli_note(mlo_client_cli(s->client), "upload %s is left behind; it expires by itself", s->id);
+    json_decref(s->direct);
+    s->direct = NULL;
+    enum mlo_status status = begin_session(s, false, err);
+    return status == MLO_OK ? send_pieces(s, err) : status;
+}
+
+/* Parts straight to the bucket. */
+static enum mlo_status send_direct(struct sender *s, struct mlo_error *err)
+{
+    struct mlo_buf path = MLO_BUF_INIT;
+    struct mlo_error own = {0}, ignored = {0};
+    bool some = false;
+    enum mlo_status status = MLO_OK;
+    session_path(s, &path);
+    if (!mlo_buf_ok(&path))
+        return mlo_error_nomem(err);
+    for (int tries = 0;;) {
+        status = mlo_client_send_parts(s->client, mlo_buf_str(&path), s->direct, s->part.fd, &s->progress,
+                                       &some, &own);
+        if (!passing(status) || !some || ++tries >= TRIES)
+            break;
+        mlo_clock_sleep_ms(200u << tries);
+        (void)!ask(s, "GET", "", NULL, &ignored); /* what has arrived by now */
+    }
+    mlo_buf_clear(&path);
+    if ((status == MLO_EUNAVAILABLE || status == MLO_EUNSUPPORTED) && !some)
+        return send_indirectly(s, own.message, err);
+    if (passing(status))
+        mlo_error_hint(&own, "run the command again: it sends the parts that have not arrived");
+    if (status != MLO_OK && err)
+        *err = own;
+    return status;
+}
+
 static enum mlo_status send_whole(struct sender *s, const char *digest, struct mlo_error *err)
 {
     struct mlo_buf path = MLO_BUF_INIT;
@@ -176,7 +258,7 @@ enum mlo_status mlo_client_send_file(struct mlo_client *client, const char *proj
 {
     enum mlo_status status = MLO_OK;
     struct sender s = {.client = client, .project = project};
-    char text[MLO_DIGEST_TEXT_SIZE], query[96];
+    char text[MLO_DIGEST_TEXT_SIZE];
     struct stat st;
     mlo_cli_progress_start(&s.progress, mlo_client_cli(client), mlo_fs_basename(file));
     s.part.fd = open(file, O_RDONLY | O_CLOEXEC);
@@ -191,9 +273,9 @@ enum mlo_status mlo_client_send_file(struct mlo_client *client, const char *proj
         goto out;
     }
     MLO_TRY(find_note(&s, digest, err));
-    MLO_TRY(send_pieces(&s, err));
-    snprintf(query, sizeof query, "?digest=%s", text);
-    status = ask(&s, "PUT", query, NULL, err);
+    MLO_TRY(open_session(&s, err));
+    MLO_TRY(s.direct ? send_direct(&s, err) : send_pieces(&s, err));
+    status = finish(&s, text, err);
     if (status == MLO_EDIGEST) { /* what lies there is of no use */
         struct mlo_error dropping = {0};
         if (ask(&s, "DELETE", "", NULL, &dropping) != MLO_OK)
@@ -205,6 +287,7 @@ out:
     mlo_cli_progress_end(&s.progress);
     if (s.part.fd >= 0)
         close(s.part.fd);
+    json_decref(s.direct);
     free(s.note);
     return status;
 }

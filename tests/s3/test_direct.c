@@ -1,0 +1,486 @@
+/* Uploads whose parts go straight to the bucket: what an address is good for, that nothing is a blob before
+ * it was read back, and `mlopt push` with it. */
+#include "tests/s3/proxy.h"
+
+#include <openssl/evp.h>
+
+#include "registry/gc.h"
+
+#include "tests/integration/api/api_fixture.h"
+
+enum { PART = 8 << 20, SIZE = 2 * PART + 1000003, PUSHED = 41 << 20 };
+#define UPLOADS "/v1/projects/demo/uploads"
+
+static char g_url[256], g_bucket[32], *g_bytes; /* PUSHED of them */
+
+static int start(void **state, const char *more)
+{
+    static int number;
+    snprintf(g_bucket, sizeof g_bucket, "direct-%d", ++number);
+    mlo_s3_close(s3_fixture_open(g_bucket));
+    snprintf(g_url, sizeof g_url, "s3:%s/here?endpoint=%s%s", g_bucket, s3_server.endpoint, more);
+    s3_proxy_set(S3_FAULT_NONE, 0, 0);
+    atomic_store(&s3_proxy.authorized, 0);
+    atomic_store(&s3_proxy.puts, 0);
+    return api_setup_with(state, g_url, 0);
+}
+
+static int setup(void **state)
+{
+    return start(state, "&redirect=yes&direct=yes");
+}
+
+static int setup_outside(void **state)
+{
+    char more[128];
+    snprintf(more, sizeof more, "&direct=yes&redirect=%s", s3_proxy.endpoint);
+    return start(state, more);
+}
+
+static int setup_nowhere(void **state)
+{
+    return start(state, "&direct=yes&redirect=http://127.0.0.1:1");
+}
+
+static int setup_downloads_only(void **state)
+{
+    return start(state, "&redirect=yes");
+}
+
+static void md5_of(const char *bytes, size_t size, char out[32])
+{
+    unsigned char sum[EVP_MAX_MD_SIZE];
+    unsigned n;
+    assert_int_equal(EVP_Digest(bytes, size, sum, &n, EVP_md5(), NULL), 1);
+    EVP_EncodeBlock((unsigned char *)out, sum, (int)n);
+}
+
+struct source {
+    const char *bytes;
+    size_t left;
+};
+
+static size_t from_source(char *to, size_t one, size_t count, void *arg)
+{
+    struct source *s = arg;
+    size_t n = MLO_MIN(one * count, s->left);
+    memcpy(to, s->bytes, n);
+    s->bytes += n;
+    s->left -= n;
+    return n;
+}
+
+/* PUT by anybody, without a token; `md5` NULL: without that header. The status. */
+static long put(const char *url, const char *bytes, size_t size, const char *md5)
+{
+    struct source source = {bytes, size};
+    struct curl_slist *headers = curl_slist_append(NULL, "Expect:");
+    struct mlo_buf ignored = MLO_BUF_INIT;
+    char header[64];
+    CURL *curl = curl_easy_init();
+    long http = 0;
+    snprintf(header, sizeof header, "Content-MD5: %s", md5 ? md5 : "");
+    if (md5)
+        headers = curl_slist_append(headers, header);
+    curl_easy_setopt(curl, CURLOPT_URL, url);
+    curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
+    curl_easy_setopt(curl, CURLOPT_TIMEOUT, (long)API_PATIENCE_S);
+    curl_easy_setopt(curl, CURLOPT_UPLOAD, 1L);
+    curl_easy_setopt(curl, CURLOPT_INFILESIZE_LARGE, (curl_off_t)size);
+    curl_easy_setopt(curl, CURLOPT_READFUNCTION, from_source);
+    curl_easy_setopt(curl, CURLOPT_READDATA, &source);
+    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
+    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, reply_take);
+    curl_easy_setopt(curl, CURLOPT_WRITEDATA, &ignored);
+    (void)!curl_easy_perform(curl); /* a refusal may come while it is sent */
+    curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &http);
+    curl_slist_free_all(headers);
+    curl_easy_cleanup(curl);
+    mlo_buf_clear(&ignored);
+    return http;
+}
+
+/* Begins a direct upload of SIZE bytes; its path. */
+static void begin(struct api *api, char path[128])
+{
+    struct reply reply = {0};
+    char body[96];
+    snprintf(body, sizeof body, "{\"direct\": true, \"size\": %d}", SIZE);
+    api_call(api, &reply, "POST", UPLOADS, api->token[MLO_SUBMITTER], body, NULL);
+    assert_http(&reply, 201);
+    const json_t *direct = json_object_get(reply.json, "direct");
+    assert_non_null(direct);
+    assert_int_equal(mlo_json_i64(direct, "part_size", 0), PART);
+    assert_int_equal(mlo_json_i64(direct, "parts", 0), 3);
+    snprintf(path, 128, UPLOADS "/%s", mlo_json_str(reply.json, "id", "?"));
+    reply_clear(&reply);
+}
+
+/* The address of a part of g_bytes; yours (free). */
+static char *address(struct api *api, const char *path, int number, char md5[32])
+{
+    struct reply reply = {0};
+    char body[128], parts[160];
+    size_t first = (size_t)(number - 1) * PART;
+    md5_of(g_bytes + first, MLO_MIN((size_t)PART, SIZE - first), md5);
+    snprintf(body, sizeof body, "{\"parts\": [{\"number\": %d, \"md5\": \"%s\"}]}", number, md5);
+    snprintf(parts, sizeof parts, "%s/parts", path);
+    api_call(api, &reply, "POST", parts, api->token[MLO_SUBMITTER], body, NULL);
+    assert_http(&reply, 200);
+    const json_t *item = json_array_get(json_object_get(reply.json, "items"), 0);
+    assert_int_equal(mlo_json_i64(item, "number", 0), number);
+    char *url = strdup(mlo_json_str(item, "url", ""));
+    reply_clear(&reply);
+    return url;
+}
+
+static void put_part(struct api *api, const char *path, int number)
+{
+    size_t first = (size_t)(number - 1) * PART;
+    char md5[32], *url = address(api, path, number, md5);
+    assert_int_equal(put(url, g_bytes + first, MLO_MIN((size_t)PART, SIZE - first), md5), 200);
+    free(url);
+}
+
+static void finish(struct api *api, struct reply *reply, const char *path, const struct mlo_digest *digest)
+{
+    char url[256], text[MLO_DIGEST_TEXT_SIZE];
+    snprintf(url, sizeof url, "%s?digest=%s", path, mlo_digest_text(digest, text));
+    do
+        api_call(api, reply, "PUT", url, api->token[MLO_SUBMITTER], NULL, NULL);
+    while (reply->status == 202);
+}
+
+static long head_blob(struct api *api, const struct mlo_digest *digest)
+{
+    struct reply reply = {0};
+    char path[256], text[MLO_DIGEST_TEXT_SIZE];
+    snprintf(path, sizeof path, "/v1/projects/demo/blobs/%s", mlo_digest_text(digest, text));
+    api_call(api, &reply, "HEAD", path, api->token[MLO_VIEWER], NULL, NULL);
+    long http = reply.status;
+    reply_clear(&reply);
+    return http;
+}
+
+static enum mlo_status count_entry(void *arg, const struct mlo_s3_entry *entry, struct mlo_error *err)
+{
+    MLO_UNUSED(err);
+    if (!mlo_str_starts(entry->key, "here/sha256/"))
+        ++*(int *)arg;
+    return MLO_OK;
+}
+
+/* Objects that are no blobs, and uploads that go on. */
+static int leftovers(void)
+{
+    struct mlo_error err = {0};
+    struct mlo_s3 *s3 = s3_fixture_open(g_bucket);
+    int n = 0;
+    assert_ok(mlo_s3_list(s3, "", count_entry, &n, &err));
+    assert_ok(mlo_s3_list_uploads(s3, "", count_entry, &n, &err));
+    mlo_s3_close(s3);
+    return n;
+}
+
+static void test_direct__parts_become_a_blob_when_they_were_read_back(void **state)
+{
+    struct api *api = *state;
+    struct mlo_error err = {0};
+    struct reply reply = {0};
+    struct mlo_digest digest, other;
+    char path[128];
+    mlo_digest_of(g_bytes, SIZE, &digest);
+    mlo_digest_of("x", 1, &other);
+    begin(api, path);
+    put_part(api, path, 3);
+    put_part(api, path, 1);
+    api_call(api, &reply, "GET", path, api->token[MLO_SUBMITTER], NULL, NULL);
+    assert_http(&reply, 200);
+    char *arrived =
+        json_dumps(json_object_get(json_object_get(reply.json, "direct"), "arrived"), JSON_COMPACT);
+    assert_string_equal(arrived, "[[1,1],[3,3]]");
+    free(arrived);
+    finish(api, &reply, path, &digest);
+    assert_http(&reply, 409);
+    assert_holds(mlo_json_str(reply.json, "detail", ""), "part 2 of 3 has not arrived");
+    put_part(api, path, 2);
+    assert_int_equal(head_blob(api, &digest), 404);
+    finish(api, &reply, path, &other); /* it is what its bytes are, not what it is said to be */
+    assert_http(&reply, 422);
+    assert_code(&reply, "digest-mismatch");
+    assert_int_equal(head_blob(api, &other), 404);
+    assert_int_equal(head_blob(api, &digest), 404);
+    finish(api, &reply, path, &digest);
+    assert_http(&reply, 201);
+    assert_int_equal(mlo_json_i64(reply.json, "size", 0), SIZE);
+    assert_int_equal(head_blob(api, &digest), 200);
+    assert_mlo_ok(mlo_blob_check(api->blobs, &digest, NULL, &err), &err);
+    assert_int_equal(leftovers(), 0);
+    finish(api, &reply, path, &digest);
+    assert_http(&reply, 404);
+    reply_clear(&reply);
+}
+
+/* Of one part, of that size and MD5; to nobody but the project; not after the object was made. */
+static void test_direct__an_address_is_for_exactly_that(void **state)
+{
+    struct api *api = *state;
+    struct mlo_error err = {0};
+    const struct mlo_actor system = MLO_ACTOR_SYSTEM;
+    struct reply reply = {0};
+    struct mlo_digest digest;
+    int64_t project;
+    char path[128], parts[160], md5[32], wrong[32], stranger[MLO_TOKEN_TEXT_SIZE];
+    begin(api, path);
+    char *url = address(api, path, 1, md5);
+    md5_of(g_bytes + 1, PART, wrong);
+    assert_int_equal(put(url, g_bytes + 1, PART, md5), 400);   /* S3 itself looks */
+    assert_int_equal(put(url, g_bytes + 1, PART, wrong), 403); /* another MD5 was signed */
+    assert_int_equal(put(url, g_bytes, PART, NULL), 403);      /* as was that there is one */
+    assert_int_equal(put(url, g_bytes, PART - 1, md5), 403);   /* and the size */
+    snprintf(parts, sizeof parts, "%s/parts", path);
+    static const char *const bad[] = {
+        "{\"parts\": []}",
+        "{\"parts\": [{\"number\": 0, \"md5\": \"1B2M2Y8AsgTpgAmY7PhCfg==\"}]}",
+        "{\"parts\": [{\"number\": 4, \"md5\": \"1B2M2Y8AsgTpgAmY7PhCfg==\"}]}",
+        "{\"parts\": [{\"number\": 1, \"md5\": \"short\"}]}",
+        "{\"parts\": [{\"number\": 1, \"md5\": \"1B2M2Y8AsgTpgAmY7PhC\\r\\ng=\"}]}",
+        "{\"parts\": [{\"number\": 1}]}",
+    };
+    for (size_t i = 0; i < MLO_COUNT(bad); i++) {
+        api_call(api, &reply, "POST", parts, api->token[MLO_SUBMITTER], bad[i], NULL);
+        assert_http(&reply, 422);
+    }
+    api_call(api, &reply, "PATCH", path, api->token[MLO_SUBMITTER], "bytes", NULL);
+    assert_http(&reply, 409);
+    assert_mlo_ok(mlo_project_create(api->pg->conn, &system, "other", "", &project, &err), &err);
+    assert_mlo_ok(
+        mlo_token_create(api->pg->conn, &system, "stranger", MLO_ADMIN, project, 0, stranger, NULL, &err),
+        &err);
+    snprintf(parts, sizeof parts, "/v1/projects/other/uploads/%s/parts", strrchr(path, '/') + 1);
+    api_call(api, &reply, "POST", parts, stranger,
+             "{\"parts\": [{\"number\": 1, \"md5\": \"1B2M2Y8AsgTpgAmY7PhCfg==\"}]}", NULL);
+    assert_http(&reply, 404);
+    for (int number = 1; number <= 3; number++)
+        put_part(api, path, number);
+    mlo_digest_of("x", 1, &digest);
+    finish(api, &reply, path, &digest);
+    assert_http(&reply, 422); /* the object is made */
+    assert_int_not_equal(put(url, g_bytes, PART, md5), 200);
+    api_call(api, &reply, "DELETE", path, api->token[MLO_SUBMITTER], NULL, NULL);
+    assert_http(&reply, 204);
+    assert_int_equal(leftovers(), 0);
+    begin(api, path);
+    put_part(api, path, 2);
+    api_call(api, &reply, "DELETE", path, api->token[MLO_SUBMITTER], NULL, NULL);
+    assert_http(&reply, 204);
+    assert_int_equal(leftovers(), 0);
+    free(url);
+    reply_clear(&reply);
+}
+
+/* Any server goes on with reading back what another began; what changed meanwhile is found. */
+static void test_direct__verifying_goes_on(void **state)
+{
+    struct api *api = *state;
+    struct mlo_error err = {0};
+    struct mlo_upload upload;
+    struct reply reply = {0};
+    struct mlo_digest digest, got;
+    char path[128], key[128];
+    bool done;
+    int steps = 0;
+    mlo_digest_of(g_bytes, SIZE, &digest);
+    for (int changed = 0; changed < 2; changed++) {
+        begin(api, path);
+        for (int number = 1; number <= 3; number++)
+            put_part(api, path, number);
+        assert_mlo_ok(mlo_upload_find(api->pg->conn, api->project, strrchr(path, '/') + 1, &upload, &err),
+                      &err);
+        assert_mlo_ok(mlo_blob_direct_verify(api->blobs, &upload.session, 0, &done, &err), &err);
+        assert_false(done);
+        assert_mlo_status(mlo_blob_session_publish(api->blobs, &upload.session, &err), MLO_EINTERNAL, &err);
+        if (changed) {
+            struct mlo_s3 *s3 = s3_fixture_open(g_bucket);
+            snprintf(key, sizeof key, "here/uploads/%s", upload.session.id);
+            assert_ok(mlo_s3_put(s3, key, g_bytes + 1, SIZE, NULL, &err));
+            mlo_s3_close(s3);
+            assert_mlo_status(mlo_blob_direct_verify(api->blobs, &upload.session, 0, &done, &err),
+                              MLO_EDIGEST, &err);
+            break;
+        }
+        while (!done) {
+            uint64_t before = upload.session.size_bytes;
+            assert_mlo_ok(mlo_upload_keep(api->pg->conn, &upload, steps ? before : 0, &err), &err);
+            assert_mlo_ok(mlo_upload_find(api->pg->conn, api->project, strrchr(path, '/') + 1, &upload, &err),
+                          &err);
+            assert_mlo_ok(mlo_blob_direct_verify(api->blobs, &upload.session, 0, &done, &err), &err);
+            steps++;
+        }
+        assert_true(steps > 0);
+        assert_mlo_ok(mlo_blob_session_digest(&upload.session, &got, &err), &err);
+        assert_true(mlo_digest_eq(&got, &digest));
+        finish(api, &reply, path, &digest);
+        assert_http(&reply, 201);
+    }
+    reply_clear(&reply);
+}
+
+/* Garbage collection ends what nobody went on with, parts and made objects alike. */
+static void test_direct__abandoned_ones_go(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    const struct mlo_actor system = MLO_ACTOR_SYSTEM;
+    const struct mlo_gc_options options = {.blobs = api->blobs, .grace_s = 3600};
+    struct mlo_gc_result result;
+    struct mlo_digest other;
+    char path[128];
+    mlo_digest_of("x", 1, &other);
+    begin(api, path);
+    put_part(api, path, 1);
+    begin(api, path);
+    for (int number = 1; number <= 3; number++)
+        put_part(api, path, number);
+    finish(api, &reply, path, &other);
+    assert_http(&reply, 422);
+    assert_int_equal(leftovers(), 2);
+    assert_mlo_ok(mlo_gc_run(api->pg->conn, &system, &options, &result, NULL, &err), &err);
+    assert_int_equal(leftovers(), 2); /* not yet */
+    pg_fixture_number(api->pg->server, "UPDATE upload SET expires_at = now() - interval '1 s'");
+    assert_mlo_ok(mlo_gc_run(api->pg->conn, &system, &options, &result, NULL, &err), &err);
+    assert_int_equal(leftovers(), 0);
+    reply_clear(&reply);
+}
+
+static void test_direct__not_unless_told_to(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    struct mlo_blob_store *store;
+    api_call(api, &reply, "POST", UPLOADS, api->token[MLO_SUBMITTER],
+             "{\"direct\": true, \"size\": 100000000}", NULL);
+    assert_http(&reply, 201);
+    assert_null(json_object_get(reply.json, "direct"));
+    snprintf(g_url, sizeof g_url, "s3:%s/here?endpoint=%s&direct=yes", g_bucket, s3_server.endpoint);
+    assert_int_equal(mlo_blob_store_open(g_url, &store, &err), MLO_EINVAL);
+    reply_clear(&reply);
+}
+
+/* --- mlopt push ----------------------------------------------------------------------------------------- */
+
+/* Begins to push a model with a document of PUSHED bytes. */
+static pid_t push(struct api *api, int *log)
+{
+    struct mlo_error err = {0};
+    struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
+    char url[64], token[128], home[160], *file = mlo_fs_join(api->dir, "large.txt", NULL);
+    char *path = mlo_fs_join(api->dir, "log", NULL);
+    const char *const argv[] = {
+        getenv("MLOPT"), "push", "demo/cnn", MLOPT_SOURCE_DIR "/deploy/models/fashion_cnn.onnx", file, NULL};
+    const char *const env[] = {url, token, home, "XDG_STATE_HOME", "LC_ALL=C", NULL};
+    pid_t pid;
+    snprintf(url, sizeof url, "MLOPT_URL=http://127.0.0.1:%u", mlo_http_port(api->http));
+    snprintf(token, sizeof token, "MLOPT_TOKEN=%s", api->token[MLO_SUBMITTER]);
+    snprintf(home, sizeof home, "HOME=%s", api->dir);
+    if (access(file, F_OK) != 0)
+        assert_mlo_ok(mlo_fs_write_atomic(file, g_bytes, PUSHED, &err), &err);
+    *log = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    o.argv = argv;
+    o.env = env;
+    o.stderr_fd = *log;
+    assert_mlo_ok(mlo_process_start(&o, &pid, &err), &err);
+    free(file);
+    free(path);
+    return pid;
+}
+
+/* It ended well, and the document is there; `said` gets its log. */
+static void assert_pushed(struct api *api, pid_t pid, int log, char said[4096])
+{
+    struct mlo_error err = {0};
+    struct mlo_digest digest;
+    int how;
+    assert_int_equal(waitpid(pid, &how, 0), pid);
+    ssize_t n = pread(log, said, 4095, 0);
+    said[MLO_MAX(n, 0)] = '\0';
+    close(log);
+    if (how != 0)
+        fail_msg("push: %d: %s", how, said);
+    mlo_digest_of(g_bytes, PUSHED, &digest);
+    assert_mlo_ok(mlo_blob_check(api->blobs, &digest, NULL, &err), &err);
+    assert_int_equal(head_blob(api, &digest), 200);
+    assert_int_equal(leftovers(), 0);
+    assert_null(strstr(said, "X-Amz-"));
+}
+
+static void test_direct__push_sends_parts_without_its_token(void **state)
+{
+    char said[4096];
+    int log;
+    s3_proxy_set(S3_FAULT_CUT_REQUEST, 2, 3000000); /* two parts have to be sent again */
+    pid_t pid = push(*state, &log);
+    assert_pushed(*state, pid, log, said);
+    s3_proxy_assert_struck();
+    assert_int_equal(atomic_load(&s3_proxy.authorized), 0);
+    assert_in_range(atomic_load(&s3_proxy.puts), 8, 12);
+    assert_string_equal(said, "");
+}
+
+/* Killed as soon as a part has arrived, and run again: what arrived is not sent again. */
+static void test_direct__push_goes_on_after_a_kill(void **state)
+{
+    char said[4096];
+    int log, how;
+    pid_t pid = push(*state, &log);
+    bool ended = false;
+    while (atomic_load(&s3_proxy.puts) < 5 && !ended) { /* four at a time: one is there */
+        mlo_clock_sleep_ms(1);
+        ended = waitpid(pid, &how, WNOHANG) != 0;
+    }
+    if (!ended) {
+        kill(pid, SIGKILL);
+        assert_int_equal(waitpid(pid, &how, 0), pid);
+    }
+    close(log);
+    int before = atomic_load(&s3_proxy.puts);
+    pid = push(*state, &log);
+    assert_pushed(*state, pid, log, said);
+    assert_true(atomic_load(&s3_proxy.puts) - before < 6);
+}
+
+static void test_direct__push_goes_round_a_bucket_that_it_cannot_reach(void **state)
+{
+    char said[4096];
+    int log;
+    pid_t pid = push(*state, &log);
+    assert_pushed(*state, pid, log, said);
+    assert_holds(said, "sending the file through the server");
+}
+
+#define WITH(test, setup_) cmocka_unit_test_setup_teardown(test, setup_, api_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        WITH(test_direct__parts_become_a_blob_when_they_were_read_back, setup),
+        WITH(test_direct__an_address_is_for_exactly_that, setup),
+        WITH(test_direct__verifying_goes_on, setup),
+        WITH(test_direct__abandoned_ones_go, setup),
+        WITH(test_direct__not_unless_told_to, setup_downloads_only),
+        WITH(test_direct__push_sends_parts_without_its_token, setup_outside),
+        WITH(test_direct__push_goes_on_after_a_kill, setup_outside),
+        WITH(test_direct__push_goes_round_a_bucket_that_it_cannot_reach, setup_nowhere),
+    };
+    g_bytes = malloc(PUSHED);
+    mlo_random_bytes(g_bytes, PUSHED);
+    curl_global_init(CURL_GLOBAL_DEFAULT);
+    s3_fixture_start("memstore");
+    s3_proxy_start();
+    int failed = cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
+    s3_fixture_stop();
+    free(g_bytes);
+    return failed;
+}
