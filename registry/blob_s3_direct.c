@@ -164,6 +164,25 @@ static enum mlo_status missing(const struct mlo_blob_direct *d, const struct mlo
     return mlo_error_set(err, MLO_ECONFLICT, "there are parts behind the last one, %d", d->parts);
 }
 
+/* Swift takes parts also after the object was made of them: other bytes of the same MD5 could come behind our
+ * reading. With such a server there are no direct uploads. */
+static enum mlo_status check_closed(struct mlo_blob_s3 *s, const char *key, const struct place *place,
+                                    struct mlo_error *err)
+{
+    struct mlo_s3_part *parts = NULL;
+    size_t count;
+    enum mlo_status status = mlo_s3_multipart_parts(s->s3, key, place->upload, &parts, &count, err);
+    free(parts);
+    if (status == MLO_ENOTFOUND)
+        return MLO_OK;
+    if (status != MLO_OK)
+        return status;
+    mlo_error_set(err, MLO_EUNSUPPORTED,
+                  "this S3 server lets parts be replaced after the object was made of them");
+    mlo_error_hint(err, "set direct=no in the store's address; OpenStack Swift does so");
+    return MLO_EUNSUPPORTED;
+}
+
 /* The object of the parts; what is done already is not done again. */
 static enum mlo_status make_object(struct mlo_blob_s3 *s, const char *key, struct place *place,
                                    struct mlo_error *err)
@@ -189,6 +208,7 @@ static enum mlo_status make_object(struct mlo_blob_s3 *s, const char *key, struc
                                (unsigned long long)place->direct.size_bytes);
         goto out;
     }
+    MLO_TRY(check_closed(s, key, place, err));
     snprintf(place->etag, sizeof place->etag, "%s", object.etag);
 out:
     free(parts);
