@@ -74,11 +74,23 @@ static bool redirect(int fd, int target, bool null_when_absent)
     return dup2(fd, target) >= 0;
 }
 
+/* For good, or where that is refused (by valgrind) as far as it goes. */
+static bool set_files_limit(uint64_t value)
+{
+    struct rlimit have;
+    if (value == 0 || set_limit(RLIMIT_NOFILE, value))
+        return true;
+    if (getrlimit(RLIMIT_NOFILE, &have) != 0)
+        return false;
+    have.rlim_cur = value < have.rlim_max ? value : have.rlim_max;
+    return setrlimit(RLIMIT_NOFILE, &have) == 0;
+}
+
 static bool set_limits(const struct mlo_process_options *o, bool own_users)
 {
     static const struct rlimit none = {0, 0};
     return set_limit(RLIMIT_AS, o->max_memory_bytes) && set_limit(RLIMIT_CPU, o->max_cpu_s) &&
-           set_limit(RLIMIT_FSIZE, o->max_file_bytes) && set_limit(RLIMIT_NOFILE, o->max_files) &&
+           set_limit(RLIMIT_FSIZE, o->max_file_bytes) && set_files_limit(o->max_files) &&
            set_limit(RLIMIT_NPROC, own_users ? o->max_processes : 0) &&
            (!o->no_core_dump || setrlimit(RLIMIT_CORE, &none) == 0);
 }

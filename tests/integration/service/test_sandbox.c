@@ -239,11 +239,11 @@ static int descriptors(const struct target *t)
     return EPERM;
 }
 
-enum { ALWAYS, LANDLOCK = 1, LANDLOCK_NEW_SIGNALS = 6, NAMESPACES = 100 };
+enum { ALWAYS, LANDLOCK = 1, LANDLOCK_NEW_SIGNALS = 6, NAMESPACES = 100, SECCOMP };
 static const struct attack {
     const char *name;
     int (*run)(const struct target *t);
-    int needs; /* a version of Landlock, or NAMESPACES */
+    int needs; /* a version of Landlock, or one of the other layers */
 } attacks[] = {
     {"read_secret", read_secret, LANDLOCK},
     {"read_shadow", read_shadow, LANDLOCK},
@@ -254,21 +254,21 @@ static const struct attack {
     {"truncate_input", truncate_input, 3},
     {"remove_input", remove_input, LANDLOCK},
     {"link_input", link_input, LANDLOCK},
-    {"hide_input", hide_input, ALWAYS},
-    {"set_user_id", set_user_id, ALWAYS},
+    {"hide_input", hide_input, SECCOMP},
+    {"set_user_id", set_user_id, SECCOMP},
     {"own_program", own_program, LANDLOCK},
-    {"inet_socket", inet_socket, ALWAYS},
-    {"unix_socket", unix_socket, ALWAYS},
-    {"datagram_pair", datagram_pair, ALWAYS},
-    {"trace_worker", trace_worker, ALWAYS},
-    {"read_worker", read_worker, ALWAYS},
+    {"inet_socket", inet_socket, SECCOMP},
+    {"unix_socket", unix_socket, SECCOMP},
+    {"datagram_pair", datagram_pair, SECCOMP},
+    {"trace_worker", trace_worker, SECCOMP},
+    {"read_worker", read_worker, SECCOMP},
     {"worker_environment", worker_environment, LANDLOCK},
     {"worker_memory", worker_memory, LANDLOCK},
     {"signal_worker", signal_worker, LANDLOCK_NEW_SIGNALS},
-    {"limit_worker", limit_worker, ALWAYS},
-    {"new_user_namespace", new_user_namespace, ALWAYS},
-    {"ring", ring, ALWAYS},
-    {"mount_there", mount_there, ALWAYS},
+    {"limit_worker", limit_worker, SECCOMP},
+    {"new_user_namespace", new_user_namespace, SECCOMP},
+    {"ring", ring, SECCOMP},
+    {"mount_there", mount_there, SECCOMP},
     {"capabilities", capabilities, ALWAYS},
     {"new_privileges", new_privileges, ALWAYS},
     {"environment", environment, ALWAYS},
@@ -448,8 +448,27 @@ static void assert_error(struct service_fixture *f, int64_t run, const char *par
     json_decref(value);
 }
 
+/* As `mlopt doctor` has it. */
+static bool layer_is_on(const char *name)
+{
+    json_t *layers = NULL, *layer;
+    struct mlo_error err = {0};
+    size_t i;
+    bool whole, on = false;
+    assert_mlo_ok(mlo_isolation(&layers, &whole, &err), &err);
+    json_array_foreach(layers, i, layer)
+    {
+        if (strcmp(mlo_json_str(layer, "layer", ""), name) == 0)
+            on = mlo_json_bool(layer, "on", false);
+    }
+    json_decref(layers);
+    return on;
+}
+
 static bool kernel_has(int layer)
 {
+    if (layer == SECCOMP)
+        return layer_is_on("seccomp");
     return layer == NAMESPACES ? mlo_process_can_namespaces() : mlo_landlock_abi() >= layer;
 }
 
