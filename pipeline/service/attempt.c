@@ -448,6 +448,7 @@ static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashe
     struct mlo_worker *worker = slot->worker;
     struct mlo_machine_lock lock = MLO_MACHINE_LOCK_INIT;
     struct mlo_confinement confined = {.out = NULL};
+    struct mlo_load load;
     struct mlo_child child = {
         .exe = worker->exe,
         .folder = dir,
@@ -469,7 +470,10 @@ static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashe
     child.sandbox = confined.sandbox;
     child.env = confined.env;
     MLO_TRY(mlo_machine_lock(worker->o.work_dir, slot->job.exclusive, watch, slot, &lock, err));
+    mlo_load_begin(&load);
     status = mlo_child_run(&child, &result, crashed, err);
+    if (status == MLO_OK && slot->job.exclusive && json_is_object(json_object_get(result, "report")))
+        json_object_set_new(json_object_get(result, "report"), "load", mlo_load_end(&load));
     mlo_machine_unlock(&lock);
     MLO_TRY(status);
     MLO_TRY(deliver(slot, confined.out, result, started_us, err));

@@ -70,6 +70,15 @@ MLO_MUST_USE enum mlo_status mlo_confinement_close(struct mlo_worker *worker, co
                                                    struct mlo_confinement *c, struct mlo_error *err);
 void mlo_confinement_clear(struct mlo_confinement *c);
 
+/* What the machine does while a job has it to itself: {"seconds","cpus","own_cpus","other_cpus"}, CPUs at
+ * work on average, by the job's processes and by all others; yours, NULL where the kernel does not tell. */
+struct mlo_load {
+    uint64_t at_ns;
+    double busy_s, own_s;
+};
+void mlo_load_begin(struct mlo_load *load);
+json_t *mlo_load_end(const struct mlo_load *load);
+
 /* The statement of what a job made, as canonical JSON of a signed envelope. *out is yours (free); `signer`
  * gets the worker's key. */
 struct mlo_attest_run {

@@ -583,6 +583,17 @@ static void test_worker__a_benchmark_has_the_machine_to_itself(void **state)
     uint64_t eval_start = log_time(f, "start evaluate "), eval_end = log_time(f, "end evaluate ");
     uint64_t bench_start = log_time(f, "start benchmark "), bench_end = log_time(f, "end benchmark ");
     assert_true(bench_start > eval_end || eval_start > bench_end);
+    /* what else the machine did meanwhile stands beside what was measured, and beside nothing else */
+    json_t *value = get_run(f, bench), *job = json_array_get(json_object_get(value, "jobs"), 0);
+    const json_t *load = json_object_get(json_object_get(job, "report"), "load");
+    assert_true(mlo_json_f64(load, "seconds", 0) >= 0.3);
+    assert_true(mlo_json_f64(load, "other_cpus", -1) >= 0 && mlo_json_f64(load, "own_cpus", -1) >= 0);
+    assert_true(mlo_json_f64(load, "own_cpus", 99) < 99 && mlo_json_i64(load, "cpus", 0) > 0);
+    json_decref(value);
+    value = get_run(f, other);
+    job = json_array_get(json_object_get(value, "jobs"), 0);
+    assert_null(json_object_get(json_object_get(job, "report"), "load"));
+    json_decref(value);
     assert_clean(f);
 }
 
