@@ -277,12 +277,17 @@ static const struct attack {
 
 static void try_all(const struct target *t, const char *model)
 {
+    char *skip = micro_value(model, "optimize", "skip"), word[64];
     for (size_t i = 0; i < MLO_COUNT(attacks); i++) {
         char line[64];
+        snprintf(word, sizeof word, " %s ", attacks[i].name);
+        if (skip && strstr(skip, word)) /* what it would do is not kept from it here */
+            continue;
         int outcome = attacks[i].run(t);
         snprintf(line, sizeof line, "%s-%s", outcome ? "refused" : "done", attacks[i].name);
         micro_log(model, "optimize", line);
     }
+    free(skip);
 }
 
 /* --- the greedy ones: they end when somebody ends them ---------------------------------------------------
@@ -420,11 +425,18 @@ static int hostile_step(const char *dir)
 /* --- the tests --------------------------------------------------------------------------------------------
  */
 
+static bool kernel_has(int layer);
+
 static int64_t hostile(struct service_fixture *f, const char *deed)
 {
-    char orders[128];
-    snprintf(orders, sizeof orders, "optimize.deed=%s\noptimize.worker=%d", deed, (int)getpid());
-    return submit(f, add_version(f, deed, orders), RECIPE_DERIVE, 0);
+    struct mlo_buf orders = MLO_BUF_INIT;
+    mlo_buf_printf(&orders, "optimize.deed=%s\noptimize.worker=%d\noptimize.skip= ", deed, (int)getpid());
+    for (size_t i = 0; i < MLO_COUNT(attacks); i++)
+        if (!kernel_has(attacks[i].needs))
+            mlo_buf_printf(&orders, "%s ", attacks[i].name);
+    int64_t run = submit(f, add_version(f, deed, mlo_buf_str(&orders)), RECIPE_DERIVE, 0);
+    mlo_buf_clear(&orders);
+    return run;
 }
 
 /* Nothing of the job is left, and the same worker does the next one. */
