@@ -1,4 +1,4 @@
-/* Runs: submit, look, follow, cancel. */
+/* Runs: submit, look, follow, cancel, take up again. */
 #include <string.h>
 
 #include "api/http/handlers_impl.h"
@@ -182,7 +182,11 @@ out:
     return status;
 }
 
-enum mlo_status h_run_cancel(struct mlo_request *req, struct mlo_error *err)
+typedef enum mlo_status run_change_fn(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t run,
+                                      const char *reason, struct mlo_error *err);
+
+/* A change of the run with an optional reason. */
+static enum mlo_status change_run(struct mlo_request *req, run_change_fn *change, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
     const char *reason = NULL;
@@ -195,11 +199,21 @@ enum mlo_status h_run_cancel(struct mlo_request *req, struct mlo_error *err)
     }
     MLO_TRY(run_param(req, &project, &run, err));
     MLO_TRY(mlo_run_get(req->conn, project, run, &value, err)); /* it is this project's */
-    MLO_TRY(mlo_run_cancel(req->conn, &actor, run, reason && reason[0] ? reason : NULL, err));
+    MLO_TRY(change(req->conn, &actor, run, reason && reason[0] ? reason : NULL, err));
     MLO_TRY(reply_run(req, project, run, err));
 out:
     json_decref(value);
     return status;
+}
+
+enum mlo_status h_run_cancel(struct mlo_request *req, struct mlo_error *err)
+{
+    return change_run(req, mlo_run_cancel, err);
+}
+
+enum mlo_status h_run_requeue(struct mlo_request *req, struct mlo_error *err)
+{
+    return change_run(req, mlo_run_requeue, err);
 }
 
 enum mlo_status h_run_events(struct mlo_request *req, struct mlo_error *err)

@@ -151,6 +151,11 @@ static const struct mlo_route ROUTES[] = {
          "What happened in a run after a number, waiting for it if asked to."),
     READ(P "/runs/{id}/log", h_run_log, "What the steps of a run wrote on stderr."),
     POST(P "/runs/{id}/cancel", MLO_SUBMITTER, h_run_cancel, "Cancels a run."),
+    POST(P "/runs/{id}/requeue", MLO_SUBMITTER, h_run_requeue, "Takes up a run again that failed."),
+
+    READ(P "/queue", h_project_queue, "A project's share of the workers, its limits, what waits."),
+    PUT(P "/queue", MLO_ADMIN, h_project_queue_change, "Changes what is given of it; pauses it."),
+    READ(P "/usage", h_usage, "What a project's attempts used, by month; as CSV if asked for."),
 
     READ(M "/stages", h_stages, "Staging and production of a model."),
     READ(M "/stages/{s}", h_stage, "A stage; its ETag is what a move must send as If-Match."),

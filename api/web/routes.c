@@ -45,6 +45,8 @@ static const struct mlo_route ROUTES[] = {
     PAGE("/runs", page_runs, "Runs of all projects."),
     PAGE("/runs/{p}/{id}", page_run, "A run with its jobs."),
     FORM("/runs/{p}/{id}/cancel", MLO_SUBMITTER, page_run_cancel, "Cancels a run."),
+    FORM("/runs/{p}/{id}/requeue", MLO_SUBMITTER, page_run_requeue, "Takes up a run again that failed."),
+    PAGE("/usage/{p}", page_usage, "A project's share of the workers, and what it used by month."),
     PAGE("/workers", page_workers, "The workers of the last day."),
     FORM("/workers/{id}/{what}", MLO_ADMIN, page_worker_wish, "Pauses, resumes or drains a worker."),
     PAGE("/audit", page_audit_index, "The audit logs there are."),

@@ -1,4 +1,4 @@
-/* Runs: the list, one run with its jobs, cancelling. */
+/* Runs: the list, one run with its jobs, cancelling, taking up again. */
 #include <math.h>
 #include <string.h>
 
@@ -132,6 +132,10 @@ static void facts(struct mlo_buf *out, const json_t *run)
     mlo_piece_time(out, mlo_json_str(run, "created_at", NULL));
     HTML(out, " by %s</dd></div><div><dt>Finished</dt><dd>", mlo_text(run, "created_by"));
     mlo_piece_time(out, mlo_json_str(run, "finished_at", NULL));
+    HTML(out, "</dd></div><div><dt>Used</dt><dd><a href=\"/usage/%s\">%.1f CPU s</a>",
+         mlo_text(run, "project"), mlo_json_f64(json_object_get(run, "usage"), "cpu_s", 0));
+    if (mlo_json_f64(json_object_get(run, "usage"), "gpu_s", 0) > 0)
+        HTML(out, ", %.1f GPU s", mlo_json_f64(json_object_get(run, "usage"), "gpu_s", 0));
     HTML(out, "</dd></div>");
     json_object_foreach((json_t *)datasets, role, set) if (json_is_object(set))
         HTML(out, "<div><dt>%s%s</dt><dd>%s<span class=\"muted\">@%lld</span></dd></div>",
@@ -168,6 +172,28 @@ static void logs(struct mlo_buf *out, const json_t *items)
         HTML(out, "<details><summary>%s, attempt %lld</summary><pre>%s</pre></details>",
              mlo_text(item, "name"), (long long)mlo_json_i64(item, "attempt", 0), mlo_text(item, "text"));
     HTML(out, "</section>");
+}
+
+static void change_form(struct mlo_request *req, int64_t id, const char *what, const char *button)
+{
+    HTML(&req->out, "<form class=\"inline\" method=\"post\" action=\"/runs/%s/%lld/%s\">",
+         mlo_request_param(req, "p"), (long long)id, what);
+    mlo_page_csrf_field(req);
+    HTML(
+        &req->out,
+        "<input name=\"reason\" placeholder=\"Why (optional)\" aria-label=\"Why\"><button>%s</button></form>",
+        button);
+}
+
+/* What trying again can help: a job of the run failed, and not what it made. */
+static bool has_failed_job(const json_t *run)
+{
+    const json_t *job;
+    size_t i;
+    bool failed = false;
+    json_array_foreach(json_object_get(run, "jobs"), i, job) failed =
+        failed || strcmp(mlo_text(job, "state"), "failed") == 0;
+    return failed && strcmp(mlo_text(run, "state"), "failed") == 0 && !mlo_text(run, "reproduces")[0];
 }
 
 enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
@@ -211,11 +237,9 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
     HTML(out, "</div>"); /* not live: what somebody opened stays open */
     logs(out, json_object_get(log, "items"));
     if (open && req->who.role >= MLO_SUBMITTER) {
-        HTML(out, "<form class=\"inline\" method=\"post\" action=\"/runs/%s/%lld/cancel\">",
-             mlo_request_param(req, "p"), (long long)id);
-        mlo_page_csrf_field(req);
-        HTML(out, "<input name=\"reason\" placeholder=\"Why (optional)\" aria-label=\"Why\"><button>Cancel "
-                  "this run</button></form>");
+        change_form(req, id, "cancel", "Cancel this run");
+    } else if (has_failed_job(run) && req->who.role >= MLO_SUBMITTER) {
+        change_form(req, id, "requeue", "Try again from there");
     }
     MLO_TRY(mlo_page_end(req, 200, err));
 out:
@@ -224,7 +248,10 @@ out:
     return status;
 }
 
-enum mlo_status page_run_cancel(struct mlo_request *req, struct mlo_error *err)
+typedef enum mlo_status run_change_fn(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t run,
+                                      const char *reason, struct mlo_error *err);
+
+static enum mlo_status change_run(struct mlo_request *req, run_change_fn *change, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
     const char *reason = mlo_request_form(req, "reason");
@@ -236,9 +263,19 @@ enum mlo_status page_run_cancel(struct mlo_request *req, struct mlo_error *err)
         return mlo_error_set(err, MLO_ENOTFOUND, "there is no run '%.60s'", mlo_request_param(req, "id"));
     MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(mlo_run_get(req->conn, project, id, &run, err));
-    MLO_TRY(mlo_run_cancel(req->conn, &actor, id, reason && reason[0] ? reason : NULL, err));
+    MLO_TRY(change(req->conn, &actor, id, reason && reason[0] ? reason : NULL, err));
     MLO_TRY(mlo_reply_redirect(req, "/runs/%s/%lld", mlo_request_param(req, "p"), (long long)id));
 out:
     json_decref(run);
     return status;
+}
+
+enum mlo_status page_run_cancel(struct mlo_request *req, struct mlo_error *err)
+{
+    return change_run(req, mlo_run_cancel, err);
+}
+
+enum mlo_status page_run_requeue(struct mlo_request *req, struct mlo_error *err)
+{
+    return change_run(req, mlo_run_requeue, err);
 }

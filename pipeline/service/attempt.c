@@ -1,6 +1,7 @@
 /* One attempt at a job: inputs, child, blobs, completion. The token fences its effect; what it costs to be
  * wrong about the lease is work done twice, never an effect twice. */
 #include <fcntl.h>
+#include <fts.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -374,6 +375,17 @@ static enum mlo_status complete(struct mlo_slot *slot, const struct mlo_completi
     }
 }
 
+/* What the job put into the blob store. */
+static uint64_t written_bytes(const struct mlo_completion *made)
+{
+    uint64_t sum = made->size_bytes + made->document_bytes;
+    for (size_t i = 0; i < json_array_size(made->plans); i++)
+        sum += (uint64_t)mlo_json_i64(json_array_get(made->plans, i), "size", 0);
+    for (size_t i = 0; i < json_array_size(made->observations); i++)
+        sum += (uint64_t)mlo_json_i64(json_array_get(made->observations, i), "samples_bytes", 0);
+    return sum;
+}
+
 static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *result, int64_t started_us,
                                struct mlo_error *err)
 {
@@ -405,6 +417,8 @@ static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *r
         completion.signer = signer;
     }
     MLO_TRY(take_samples(slot, dir, json_object_get(result, "samples"), &completion, err));
+    slot->cost.written_bytes = written_bytes(&completion);
+    completion.cost = slot->cost;
     take_signatures(slot, json_object_get(result, "signatures"), &completion);
     MLO_TRY(complete(slot, &completion, err));
 out:
@@ -442,6 +456,22 @@ static enum mlo_status try_reuse(struct mlo_slot *slot, bool *done, struct mlo_e
     return status;
 }
 
+/* The inputs that lie in the folder. */
+static uint64_t read_bytes(const char *dir)
+{
+    char *in = mlo_fs_join(dir, "in", NULL);
+    char *const roots[] = {in, NULL};
+    FTS *walk = in ? fts_open(roots, FTS_LOGICAL | FTS_NOCHDIR, NULL) : NULL; /* a blob may be a link */
+    uint64_t sum = 0;
+    for (FTSENT *entry; walk && (entry = fts_read(walk));)
+        if (entry->fts_info == FTS_F)
+            sum += (uint64_t)entry->fts_statp->st_size;
+    if (walk)
+        fts_close(walk);
+    free(in);
+    return sum;
+}
+
 static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashed, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -456,6 +486,7 @@ static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashe
         .max_scratch_bytes = worker->o.max_scratch_bytes,
         .max_tasks = worker->o.max_tasks,
         .max_s = worker->o.max_job_s,
+        .cpu_s = &slot->cost.cpu_s,
         .watch = watch,
         .progress = on_progress,
         .log = on_log,
@@ -469,6 +500,7 @@ static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashe
     child.dir = confined.out;
     child.sandbox = confined.sandbox;
     child.env = confined.env;
+    slot->cost.read_bytes = read_bytes(dir);
     MLO_TRY(mlo_machine_lock(worker->o.work_dir, slot->job.exclusive, watch, slot, &lock, err));
     mlo_load_begin(&load);
     status = mlo_child_run(&child, &result, crashed, err);
@@ -504,6 +536,7 @@ static void report_failure(struct mlo_slot *slot, struct mlo_error *error, enum 
         .error = end == MLO_ATTEMPT_RETURNED ? NULL : error,
         .retry = retry,
         .backoff_ms = slot->worker->o.backoff_ms,
+        .cost = &slot->cost,
     };
     struct mlo_error refused = {0}, lease = {0};
     enum mlo_status status;
@@ -542,6 +575,7 @@ void mlo_attempt_run(struct mlo_slot *slot)
     char *dir = NULL;
     bool crashed = false, reused = false;
     slot->fraction = slot->sent_fraction = 0;
+    slot->cost = (struct mlo_cost){.cpu_s = 0};
     slot->sent_ns = 0;
     slot->message[0] = '\0';
     mlo_job_log_begin(&slot->log, slot->worker->o.db, &slot->job);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -173,13 +174,22 @@ static bool has_ended(pid_t pid)
     return failed ? errno == ECHILD : info.si_pid == pid; /* ECHILD: somebody else waited for it */
 }
 
-static int end_group(pid_t pid)
+static double seconds_of(struct timeval t)
+{
+    return (double)t.tv_sec + (double)t.tv_usec / 1e6;
+}
+
+/* *cpu_s is what it and the processes that it waited for used. */
+static int end_group(pid_t pid, double *cpu_s)
 {
     int wait_status;
+    struct rusage used;
     kill(-pid, SIGKILL);
     for (;;) {
-        if (waitpid(pid, &wait_status, 0) == pid)
+        if (wait4(pid, &wait_status, 0, &used) == pid) {
+            *cpu_s = seconds_of(used.ru_utime) + seconds_of(used.ru_stime);
             return wait_status;
+        }
         if (errno != EINTR)
             return W_EXITCODE(127, 0); /* nobody knows: not success */
     }
@@ -253,7 +263,7 @@ static enum mlo_status supervise(const struct mlo_child *child, pid_t pid, int f
         if (status == MLO_OK && deadline_ns && mlo_clock_ns() > deadline_ns)
             status = mlo_error_set(err, MLO_ETIMEOUT, "the step did not end within %u s", child->max_s);
     }
-    *wait_status = end_group(pid);
+    *wait_status = end_group(pid, child->cpu_s);
     if (open)
         drain(child, fd, &lines);
     if (child->log)

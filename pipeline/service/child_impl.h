@@ -23,6 +23,7 @@ struct mlo_child {
     uint64_t max_memory_bytes, max_scratch_bytes;
     unsigned max_tasks;
     uint32_t max_s; /* wall time; 0: none */
+    double *cpu_s;  /* gets what it and the processes that it waited for used, when it was started */
     mlo_child_watch_fn *watch;
     mlo_child_progress_fn *progress;
     mlo_child_log_fn *log; /* or NULL */

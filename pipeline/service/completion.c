@@ -8,17 +8,13 @@
 #include "pipeline/service/service_impl.h"
 #include "registry/attest.h"
 
-enum { S_DONE, S_END_ATTEMPT, S_NEXT, S_READY, S_OPEN, S_RESULTS, S_RUN, S_SET_RESULTS, S_SIZES };
+enum { S_DONE, S_NEXT, S_READY, S_OPEN, S_RESULTS, S_RUN, S_SET_RESULTS, S_SIZES };
 
 const struct mlo_sql MLO_COMPLETION_SQL[] = {
     [S_DONE] = {"completion_done",
                 "update job set state = $2, output = $3, result = $4, token = null, lease_until = null, "
                 "  error = $5, progress = 1, message = '', finished_at = clock_timestamp() where id = $1",
                 5},
-    [S_END_ATTEMPT] = {"completion_end_attempt",
-                       "update attempt set ended_at = clock_timestamp(), outcome = $3, error = $4 "
-                       "where job = $1 and token = $2::uuid",
-                       4},
     /* the derive step that will work on what this one made */
     [S_NEXT] = {"completion_next",
                 "select step, spec from job where run = $1 and position = $2 and kind = 'derive'", 2},
@@ -421,12 +417,8 @@ static enum mlo_status close_job(struct mlo_db_conn *conn, const struct complete
     mlo_param_text(&p, mlo_buf_str(&text));
     mlo_param_text(&p, error);
     MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_DONE], &p, NULL, err));
-    p = (struct mlo_params)MLO_PARAMS_INIT;
-    mlo_param_i64(&p, c->job->id);
-    mlo_param_text(&p, c->job->token);
-    mlo_param_text(&p, error ? "failed" : "succeeded");
-    mlo_param_text(&p, error);
-    MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_END_ATTEMPT], &p, NULL, err));
+    MLO_TRY(mlo_attempt_end_row(conn, c->job->id, c->job->token, error ? "failed" : "succeeded", error,
+                                &c->what->cost, err));
     MLO_TRY(mlo_job_event(conn, c->job->id, "job", err));
 out:
     mlo_buf_clear(&text);

@@ -18,7 +18,6 @@ enum {
     S_RETURN,
     S_RETRY,
     S_FAIL,
-    S_END_ATTEMPT,
     S_RUN_ACTOR,
 };
 
@@ -87,10 +86,6 @@ const struct mlo_sql MLO_QUEUE_SQL[] = {
                 "update job set state = 'failed', token = null, lease_until = null, error = $2, "
                 "  finished_at = clock_timestamp() where id = $1",
                 2},
-    [S_END_ATTEMPT] = {"queue_end_attempt",
-                       "update attempt set ended_at = clock_timestamp(), outcome = $3, error = $4 "
-                       "where job = $1 and token = $2::uuid",
-                       4},
     [S_RUN_ACTOR] = {"queue_run_actor", "select created_by, project from run where id = $1", 1},
 };
 const size_t MLO_QUEUE_SQL_COUNT = MLO_COUNT(MLO_QUEUE_SQL);
@@ -450,12 +445,7 @@ static enum mlo_status fail_tx(struct mlo_db_conn *conn, void *arg, struct mlo_e
         mlo_param_text(&p, error);
         MLO_TRY(mlo_db_exec(conn, &MLO_QUEUE_SQL[S_FAIL], &p, NULL, err));
     }
-    p = (struct mlo_params)MLO_PARAMS_INIT;
-    mlo_param_i64(&p, f->job);
-    mlo_param_text(&p, f->token);
-    mlo_param_text(&p, outcome);
-    mlo_param_text(&p, error);
-    MLO_TRY(mlo_db_exec(conn, &MLO_QUEUE_SQL[S_END_ATTEMPT], &p, NULL, err));
+    MLO_TRY(mlo_attempt_end_row(conn, f->job, f->token, outcome, error, f->cost, err));
     MLO_TRY(mlo_job_event(conn, f->job, "job", err));
     if (again)
         MLO_TRY(mlo_queue_notify(conn, err));

@@ -9,6 +9,14 @@ enum { S_RUN, S_JOBS, S_LIST, S_EVENTS, S_RUN_STATE, S_QUEUE, S_TARGETS, S_WORKE
 
 #define UTC(column) "to_char(" column " at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"')"
 
+/* what attempts used: an object of their sums */
+#define USAGE(which)                                                                                         \
+    "(select json_build_object('attempts', count(*), 'wall_s', coalesce(round(sum(extract(epoch from "       \
+    "coalesce(u.ended_at, clock_timestamp()) - u.started_at)), 3), 0), 'cpu_s', coalesce(round(sum(u.cpu_s)" \
+    "::numeric, 3), 0), 'gpu_s', coalesce(round(sum(u.gpu_s)::numeric, 3), 0), 'read_bytes', "               \
+    "coalesce(sum(u.read_bytes), 0), 'written_bytes', coalesce(sum(u.written_bytes), 0)) from attempt u "    \
+    "where " which ") as usage"
+
 #define RUN_COLUMNS                                                                                          \
     "r.id, p.name as project, m.name as model, v.number as version, r.recipe_name as recipe, r.target, "     \
     "r.state, "                                                                                              \
@@ -28,8 +36,10 @@ enum { S_RUN, S_JOBS, S_LIST, S_EVENTS, S_RUN_STATE, S_QUEUE, S_TARGETS, S_WORKE
 
 const struct mlo_sql MLO_READS_SQL[] = {
     [S_RUN] = {"reads_run",
-               "select r.recipe as recipe_text, " RUN_COLUMNS
-               "where r.id = $1 and ($2::bigint = 0 or r.project = $2)",
+               "select r.recipe as recipe_text, " USAGE(
+                   "u.job in (select x.id from job x where x.run = r.id)") ", " RUN_COLUMNS
+                                                                           "where r.id = $1 and ($2::bigint "
+                                                                           "= 0 or r.project = $2)",
                2},
     [S_JOBS] =
         {"reads_jobs",
@@ -41,14 +51,17 @@ const struct mlo_sql MLO_READS_SQL[] = {
          "j.worker, "
          "  j.created_at, j.started_at, j.finished_at, "
          "  extract(epoch from j.finished_at - j.started_at)::float8 as seconds, j.error::json as error, "
-         "  j.derivation, j.input, j.output, j.result::json->'report' as report, "
-         "  (select coalesce(json_agg(n.position order by n.position), '[]') from job_dep d "
-         "    join job n on n.id = d.needs where d.job = j.id) as needs, "
-         "  (select coalesce(json_agg(json_build_object('number', a.number, 'worker', a.worker, "
-         "'started_at', " UTC("a.started_at") ", 'ended_at', " UTC(
-             "a.ended_at") ", 'outcome', a.outcome, 'error', a.error::json) "
-                           "    order by a.number), '[]') from attempt a where a.job = j.id) as attempts "
-                           "from job j where j.run = $1 order by j.position",
+         "  " USAGE("u.job = j.id") ", j.derivation, j.input, j.output, j.result::json->'report' as report, "
+                                    "  (select coalesce(json_agg(n.position order by n.position), '[]') from "
+                                    "job_dep d "
+                                    "    join job n on n.id = d.needs where d.job = j.id) as needs, "
+                                    "  (select coalesce(json_agg(json_build_object('number', a.number, "
+                                    "'worker', a.worker, "
+                                    "'started_at', " UTC("a.started_at") ", 'ended_at', " UTC(
+                                        "a.ended_at") ", 'outcome', a.outcome, 'error', a.error::json) "
+                                                      "    order by a.number), '[]') from attempt a where "
+                                                      "a.job = j.id) as attempts "
+                                                      "from job j where j.run = $1 order by j.position",
          1},
     [S_LIST] = {"reads_list",
                 "select " RUN_COLUMNS

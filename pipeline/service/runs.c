@@ -11,10 +11,16 @@ enum {
     S_JOB_EVENT,
     S_NOTIFY,
     S_CLOSE_JOBS,
+    S_END_ATTEMPT,
     S_CLOSE_ATTEMPTS,
     S_END_RUN,
     S_RUN
 };
+
+/* A job for a GPU holds one as long as its attempt lasts. */
+#define GPU_SECONDS(job)                                                                                     \
+    "gpu_s = (select case when t.target like 'cuda%' then "                                                  \
+    "extract(epoch from clock_timestamp() - a.started_at) else 0 end from job t where t.id = " job ")"
 
 const struct mlo_sql MLO_RUNS_SQL[] = {
     [S_LOCK_JOBS] = {"runs_lock_jobs",
@@ -41,10 +47,18 @@ const struct mlo_sql MLO_RUNS_SQL[] = {
                       "finished_at = clock_timestamp() "
                       "where run = $1 and state in ('waiting', 'ready', 'running') returning id",
                       1},
-    [S_CLOSE_ATTEMPTS] = {"runs_close_attempts",
-                          "update attempt a set ended_at = clock_timestamp(), outcome = 'cancelled' "
-                          "from job j where j.run = $1 and a.job = j.id and a.ended_at is null",
-                          1},
+    [S_END_ATTEMPT] =
+        {"runs_end_attempt",
+         "update attempt a set ended_at = clock_timestamp(), outcome = $3, error = $4, cpu_s = $5, "
+         "  read_bytes = $6, written_bytes = $7, " GPU_SECONDS("a.job") " where job = $1 and "
+                                                                        "token = $2::uuid",
+         7},
+    [S_CLOSE_ATTEMPTS] =
+        {"runs_close_attempts",
+         "update attempt a set ended_at = clock_timestamp(), outcome = 'cancelled', " GPU_SECONDS(
+             "a.job") " "
+                      "from job j where j.run = $1 and a.job = j.id and a.ended_at is null",
+         1},
     [S_END_RUN] = {"runs_end",
                    "update run set state = $2, error = $3, finished_at = clock_timestamp() where id = $1", 3},
     [S_RUN] = {"runs_describe",
@@ -112,6 +126,26 @@ enum mlo_status mlo_job_event(struct mlo_db_conn *conn, int64_t job, const char 
     mlo_param_i64(&p, job);
     mlo_param_text(&p, kind);
     return mlo_db_exec(conn, &MLO_RUNS_SQL[S_JOB_EVENT], &p, NULL, err);
+}
+
+enum mlo_status mlo_attempt_end_row(struct mlo_db_conn *conn, int64_t job, const char *token,
+                                    const char *outcome, const char *error, const struct mlo_cost *cost,
+                                    struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, job);
+    mlo_param_text(&p, token);
+    mlo_param_text(&p, outcome);
+    mlo_param_text(&p, error);
+    if (cost) {
+        mlo_param_f64(&p, cost->cpu_s);
+        mlo_param_i64(&p, (int64_t)cost->read_bytes);
+        mlo_param_i64(&p, (int64_t)cost->written_bytes);
+    } else {
+        for (int i = 0; i < 3; i++)
+            mlo_param_null(&p);
+    }
+    return mlo_db_exec(conn, &MLO_RUNS_SQL[S_END_ATTEMPT], &p, NULL, err);
 }
 
 enum mlo_status mlo_queue_notify(struct mlo_db_conn *conn, struct mlo_error *err)

@@ -57,6 +57,29 @@ MLO_MUST_USE enum mlo_status mlo_run_reproduce(struct mlo_db_conn *conn,
 MLO_MUST_USE enum mlo_status mlo_run_cancel(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                             int64_t run, const char *reason, struct mlo_error *err);
 
+/* Takes a failed run up again: what was done stays, the failed job has all its attempts anew. MLO_ECONFLICT
+ * when it has not failed, or failed by an expectation or a reproduction, which trying again does not change.
+ */
+MLO_MUST_USE enum mlo_status mlo_run_requeue(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                             int64_t run, const char *reason, struct mlo_error *err);
+
+/* A project's share and limits (docs/queue.md):
+ * {"project","weight","max_running","gpu_seconds_month","paused",
+ * "paused_by","paused_at","paused_reason","queued","running","gpu_seconds_used" (this month)}. */
+MLO_MUST_USE enum mlo_status mlo_project_queue_get(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                                   int64_t project, json_t **out, struct mlo_error *err);
+/* Changes what `change` has of "weight","max_running","gpu_seconds_month" (null: no limit) and "paused";
+ * needs the role admin in the project, is audited, and answers as above. `reason` may be NULL. */
+MLO_MUST_USE enum mlo_status mlo_project_queue_set(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                                   int64_t project, const json_t *change, const char *reason,
+                                                   json_t **out, struct mlo_error *err);
+/* [{"month": "2026-01","attempts","reused","failed","wall_s","cpu_s","gpu_s","read_bytes","written_bytes"}],
+ * newest first: what the attempts that ended in it used. */
+MLO_MUST_USE enum mlo_status mlo_usage_months(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                              int64_t project, json_t **out, struct mlo_error *err);
+/* The same as comma-separated values, a header line first. */
+void mlo_usage_csv(struct mlo_buf *out, const char *project, const json_t *months);
+
 /* JSON below is what docs/api.md shows for the same thing, so that handlers pass it on, with these additions.
  *
  * A run, "Runs" there. In "jobs", state is blocked (needs others) | queued | running | succeeded | failed |

@@ -7,10 +7,11 @@
 /* Statement tables, for the test that prepares every one. */
 extern const struct mlo_sql MLO_QUEUE_SQL[], MLO_COMPLETION_SQL[], MLO_PLANNER_SQL[], MLO_READS_SQL[],
     MLO_RUNS_SQL[], MLO_WORKER_SQL[], MLO_INPUTS_SQL[], MLO_ATTEST_SQL[], MLO_REPRODUCE_SQL[],
-    MLO_CONTROL_SQL[], MLO_JOB_LOG_SQL[];
+    MLO_CONTROL_SQL[], MLO_JOB_LOG_SQL[], MLO_REQUEUE_SQL[], MLO_SHARES_SQL[];
 extern const size_t MLO_QUEUE_SQL_COUNT, MLO_COMPLETION_SQL_COUNT, MLO_PLANNER_SQL_COUNT, MLO_READS_SQL_COUNT,
     MLO_RUNS_SQL_COUNT, MLO_WORKER_SQL_COUNT, MLO_INPUTS_SQL_COUNT, MLO_ATTEST_SQL_COUNT,
-    MLO_REPRODUCE_SQL_COUNT, MLO_CONTROL_SQL_COUNT, MLO_JOB_LOG_SQL_COUNT;
+    MLO_REPRODUCE_SQL_COUNT, MLO_CONTROL_SQL_COUNT, MLO_JOB_LOG_SQL_COUNT, MLO_REQUEUE_SQL_COUNT,
+    MLO_SHARES_SQL_COUNT;
 
 /* --- transactions (tx.c) ------------------------------------------------------------------------------- */
 
@@ -88,6 +89,12 @@ MLO_MUST_USE enum mlo_status mlo_queue_beat(struct mlo_db *db, const struct mlo_
 MLO_MUST_USE enum mlo_status mlo_queue_progress(struct mlo_db *db, const struct mlo_job *job, double fraction,
                                                 const char *message, struct mlo_error *err);
 
+/* What an attempt used. */
+struct mlo_cost {
+    double cpu_s;                       /* of its child and the processes that the child waited for */
+    uint64_t read_bytes, written_bytes; /* inputs it was given; what it put into the blob store */
+};
+
 enum mlo_attempt_end {
     MLO_ATTEMPT_FAILED,   /* error says why; retried when that can help and attempts are left */
     MLO_ATTEMPT_LOST,     /* the lease ran out */
@@ -99,6 +106,7 @@ struct mlo_attempt_failure {
     enum mlo_attempt_end end;
     const struct mlo_error *error; /* NULL when returned */
     bool retry;                    /* trying again can help */
+    const struct mlo_cost *cost;   /* NULL: not known */
     uint32_t backoff_ms;           /* before the second attempt, doubled for each further one */
 };
 /* Ends an attempt that made nothing. MLO_ELEASE (or MLO_ECANCELLED) when the token is not the job's. */
@@ -128,6 +136,7 @@ struct mlo_completion {
     const char *envelope; /* the worker's signed statement of an artifact that it made (attest.c), or NULL */
     const char *signer;   /* of the envelope */
     const char *machine_class, *program; /* of who ran it */
+    struct mlo_cost cost;
     struct mlo_sample_set { /* the samples of a dataset that the step read, as mlo_samples_record takes them
                              */
         struct mlo_digest dataset;
@@ -156,6 +165,10 @@ MLO_MUST_USE enum mlo_status mlo_run_event(struct mlo_db_conn *conn, int64_t run
                                            const json_t *data, struct mlo_error *err);
 MLO_MUST_USE enum mlo_status mlo_job_event(struct mlo_db_conn *conn, int64_t job, const char *kind,
                                            struct mlo_error *err);
+/* Ends an attempt; `error` is JSON text or NULL, `cost` may be NULL. */
+MLO_MUST_USE enum mlo_status mlo_attempt_end_row(struct mlo_db_conn *conn, int64_t job, const char *token,
+                                                 const char *outcome, const char *error,
+                                                 const struct mlo_cost *cost, struct mlo_error *err);
 /* Wakes the workers when the transaction commits. */
 MLO_MUST_USE enum mlo_status mlo_queue_notify(struct mlo_db_conn *conn, struct mlo_error *err);
 /* Ends a run whose jobs are locked: open jobs are cancelled, their attempts ended. `error` is JSON

@@ -42,6 +42,7 @@ struct mlo_slot {
     uint64_t next_beat_ns;
     /* of the slot's own thread */
     struct mlo_job_log log;
+    struct mlo_cost cost;
     double fraction, sent_fraction;
     char message[200];
     uint64_t sent_ns;

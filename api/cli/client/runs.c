@@ -191,7 +191,8 @@ out:
     return status;
 }
 
-static enum mlo_status cancel_run(struct mlo_cli *cli, struct mlo_error *err)
+/* POST …/runs/ID/<what>, with --reason. */
+static enum mlo_status change_run(struct mlo_cli *cli, const char *what, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_client *client = NULL;
@@ -203,12 +204,13 @@ static enum mlo_status cancel_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(run_id(cli->args[0], &id, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
     MLO_TRY(find_run(client, mlo_cli_opt(cli, "project"), id, &run, err));
-    mlo_client_path(&path, "/v1/projects/%s/runs/%d/cancel", mlo_json_str(run, "project", ""), (long long)id);
+    mlo_client_path(&path, "/v1/projects/%s/runs/%d/%s", mlo_json_str(run, "project", ""), (long long)id,
+                    what);
     body = reason ? json_pack("{s:s}", "reason", reason) : json_object();
     MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), NULL, body, &response, err));
     MLO_TRY(cli->json ? mlo_cli_print_json(response.json, err)
                       : mlo_cli_print(err, "run %lld  %s\n", (long long)id,
-                                      mlo_json_str(response.json, "state", "cancelled")));
+                                      mlo_json_str(response.json, "state", "")));
 out:
     json_decref(run);
     json_decref(body);
@@ -216,6 +218,16 @@ out:
     mlo_buf_clear(&path);
     mlo_client_close(client);
     return status;
+}
+
+static enum mlo_status cancel_run(struct mlo_cli *cli, struct mlo_error *err)
+{
+    return change_run(cli, "cancel", err);
+}
+
+static enum mlo_status requeue_run(struct mlo_cli *cli, struct mlo_error *err)
+{
+    return change_run(cli, "requeue", err);
 }
 
 static const struct mlo_cli_option runs_options[] = {
@@ -266,4 +278,14 @@ const struct mlo_cli_verb mlo_verb_cancel = {
     .min_args = 1,
     .max_args = 1,
     .help = "stop a run",
+};
+const struct mlo_cli_verb mlo_verb_requeue = {
+    .name = "requeue",
+    .group = "Runs",
+    .run = requeue_run,
+    .options = cancel_options,
+    .positional = "ID",
+    .min_args = 1,
+    .max_args = 1,
+    .help = "take up a failed run again, from the job that failed",
 };

@@ -36,6 +36,9 @@ static void test_worker__completes_a_run(void **state)
     for (int i = 0; i < 4; i++)
         assert_run(f, run, i, "state", "succeeded");
     assert_count(f, "select count(*) from mlopt.derivation", 2);
+    assert_count(f, "select count(*) from mlopt.attempt where cpu_s > 0 and read_bytes > 0 and gpu_s = 0", 4);
+    assert_count(f, "select count(*) from mlopt.attempt where written_bytes > 0",
+                 3); /* all but the evaluation */
     assert_count(f, "select count(*) from mlopt.variant where name = 'tiny' and run_id is not null", 1);
     assert_count(
         f, "select count(*) from mlopt.evidence where data_role = 'evaluate' and dataset is not null", 2);
