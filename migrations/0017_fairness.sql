@@ -2,8 +2,8 @@
 -- cost. See docs/queue.md.
 --
 -- Fair queueing by start tags (Goyal, Vin, Cheng: Start-time Fair Queueing, SIGCOMM 1996): `service` is the time that a
--- project's jobs had, over its weight; the project with the least is next. A claim charges what the job is expected to
--- take; queue_settle puts what it took in that place, and counts what runs meanwhile.
+-- project's jobs had, over its weight; the project with the least is next. A claim charges what every job takes at
+-- least; queue_settle adds what it took beyond that, and counts what runs as it stands.
 
 CREATE TABLE project_queue (
     project           bigint PRIMARY KEY REFERENCES project,
@@ -16,7 +16,8 @@ CREATE TABLE project_queue (
     paused_reason     text,
     service           double precision NOT NULL DEFAULT 0,
     running_s         double precision NOT NULL DEFAULT 0,            -- of what runs: not in `service` yet
-    claimed_at        timestamptz                                     -- of its last job
+    claimed_at        timestamptz,                                    -- of its last job
+    idle              boolean NOT NULL DEFAULT true                   -- nothing of it was ready at the last settling
 ) WITH (fillfactor = 20); -- rewritten at each claim: room in the page for it
 
 -- The service of who was next last: who comes back from idling begins there.
@@ -35,7 +36,7 @@ BEGIN
 END $$;
 CREATE TRIGGER project_queue_of_new AFTER INSERT ON project FOR EACH ROW EXECUTE FUNCTION project_queue_of_new();
 
-ALTER TABLE job ADD COLUMN expected_s double precision NOT NULL DEFAULT 1 CHECK (expected_s >= 0),
+ALTER TABLE job ADD COLUMN expected_s double precision NOT NULL DEFAULT 0.05 CHECK (expected_s >= 0), -- charged by a claim
                 ADD COLUMN memory_bytes bigint NOT NULL DEFAULT 0,    -- what a worker must have; 0: anything will do
                 ADD COLUMN disk_bytes bigint NOT NULL DEFAULT 0,
                 ADD COLUMN gpu text;                                  -- a GPU model; NULL: any
@@ -238,14 +239,17 @@ BEGIN
     )
     SELECT count(*) INTO taken FROM ended;
     UPDATE queue_clock k SET service = greatest(k.service, n.service) FROM (
-        SELECT coalesce(min(q.service + q.running_s / q.weight) FILTER (WHERE q.claimed_at > now_ - interval '10 s'),
+        SELECT coalesce(min(q.service + q.running_s / q.weight) FILTER (WHERE NOT q.idle AND q.claimed_at > now_ - interval '10 s'),
                         max(q.service + q.running_s / q.weight), 0) AS service FROM project_queue q) n
         WHERE k.service < n.service;
     SELECT k.service INTO clock FROM queue_clock k;
-    UPDATE project_queue q SET service = clock - w.saved / q.weight - q.running_s / q.weight
-        FROM (SELECT p.project, CASE WHEN EXISTS (SELECT FROM job j WHERE j.state = 'ready' AND j.project = p.project)
-                                     THEN saved_s ELSE 0 END AS saved FROM project_queue p) w
-        WHERE w.project = q.project AND q.service + q.running_s / q.weight < clock - w.saved / q.weight - 1e-9;
+    -- who began since the last time begins where the others are by now
+    UPDATE project_queue q SET idle = w.idle, service = greatest(q.service, clock - q.running_s / q.weight -
+                                                   CASE WHEN w.idle OR q.idle THEN 0 ELSE saved_s / q.weight END)
+        FROM (SELECT p.project, NOT EXISTS (SELECT FROM job j WHERE j.state = 'ready' AND j.project = p.project) AS idle
+              FROM project_queue p) w
+        WHERE w.project = q.project AND (q.idle <> w.idle OR q.service + q.running_s / q.weight < clock - 1e-9 -
+                                                   CASE WHEN w.idle OR q.idle THEN 0 ELSE saved_s / q.weight END);
     RETURN taken;
 END $$;
 

@@ -61,7 +61,9 @@ enum mlo_status mlo_lineage_add(struct mlo_db_conn *conn, int64_t project_id, co
     mlo_param_text(&p, kind);
     mlo_param_digest(&p, derivation);
     mlo_param_id(&p, run_id);
-    return mlo_db_exec(conn, &mlo_sql_lineage[LINEAGE_ADD], &p, NULL, err);
+    /* nobody waits for an answer */
+    return mlo_db_in_transaction(conn) ? mlo_db_queue(conn, &mlo_sql_lineage[LINEAGE_ADD], &p, NULL, err)
+                                       : mlo_db_exec(conn, &mlo_sql_lineage[LINEAGE_ADD], &p, NULL, err);
 }
 
 enum mlo_status mlo_lineage_get(struct mlo_db_conn *conn, int64_t project_id, const struct mlo_digest *digest,

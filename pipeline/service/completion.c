@@ -358,6 +358,10 @@ static enum mlo_status finish_run(struct mlo_db_conn *conn, const struct complet
     char *error = NULL;
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_i64(&p, c->job->run);
+    if (!c->job->reproduces) {
+        MLO_TRY(mlo_db_ahead(conn, &MLO_COMPLETION_SQL[S_RESULTS], &p, err));
+        MLO_TRY(mlo_db_ahead(conn, &MLO_COMPLETION_SQL[S_SIZES], &p, err));
+    }
     MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_RUN], &p, &rows, err));
     if (c->job->reproduces) {
         MLO_TRY(mlo_run_end(conn, c->job->run, "succeeded", NULL, &c->actor, err));
@@ -376,7 +380,7 @@ static enum mlo_status finish_run(struct mlo_db_conn *conn, const struct complet
     if (results) {
         mlo_json_canonical(results, &text);
         mlo_param_text(&p, mlo_buf_str(&text));
-        MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_SET_RESULTS], &p, NULL, err));
+        MLO_TRY(mlo_db_queue(conn, &MLO_COMPLETION_SQL[S_SET_RESULTS], &p, NULL, err));
     }
     if (held == MLO_EEXPECT && !(error = mlo_error_json(&why, 0))) {
         status = mlo_error_nomem(err);
@@ -416,7 +420,7 @@ static enum mlo_status close_job(struct mlo_db_conn *conn, const struct complete
     mlo_param_digest(&p, c->what->has_artifact ? &c->what->artifact : NULL);
     mlo_param_text(&p, mlo_buf_str(&text));
     mlo_param_text(&p, error);
-    MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_DONE], &p, NULL, err));
+    MLO_TRY(mlo_db_queue(conn, &MLO_COMPLETION_SQL[S_DONE], &p, NULL, err));
     MLO_TRY(mlo_attempt_end_row(conn, c->job->id, c->job->token, error ? "failed" : "succeeded", error,
                                 &c->what->cost, err));
     MLO_TRY(mlo_job_event(conn, c->job->id, "job", err));
@@ -445,31 +449,36 @@ out:
     return status;
 }
 
-/* The key of the derive step that works on what this one made: a claim passes over what is made already. */
-static enum mlo_status next_key(struct mlo_db_conn *conn, const struct complete *c, bool *has_key,
+/* Asks for the derive step that will work on what this one made: what a job is never changes, so that it is
+ * asked for with the first statement. */
+static enum mlo_status ask_next(struct mlo_db_conn *conn, const struct complete *c, struct mlo_rows *next,
+                                struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, c->job->run);
+    mlo_param_i64(&p, c->job->position + 1);
+    return c->what->has_artifact && !c->job->reproduces
+               ? mlo_db_queue(conn, &MLO_COMPLETION_SQL[S_NEXT], &p, next, err)
+               : MLO_OK;
+}
+
+/* Its key: a claim passes over what is made already. */
+static enum mlo_status next_key(const struct complete *c, const struct mlo_rows *next, bool *has_key,
                                 struct mlo_digest *key, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_rows rows = {0};
     struct mlo_error unknown = {0}; /* a step that this program does not know has a key for who does */
     char *text = NULL;
     json_t *spec = NULL;
-    struct mlo_params p = MLO_PARAMS_INIT;
-    if (!c->what->has_artifact || c->job->reproduces)
+    if (mlo_rows_count(next) == 0)
         return MLO_OK;
-    mlo_param_i64(&p, c->job->run);
-    mlo_param_i64(&p, c->job->position + 1);
-    MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_NEXT], &p, &rows, err));
-    if (mlo_rows_count(&rows) == 0)
-        goto out;
-    const char *spec_text = mlo_rows_text(&rows, 0, 1);
+    const char *spec_text = mlo_rows_text(next, 0, 1);
     MLO_TRY(mlo_json_parse(spec_text, strlen(spec_text), "the job's spec", &spec, err));
-    *has_key = mlo_job_derivation(mlo_rows_text(&rows, 0, 0), json_object_get(spec, "options"),
+    *has_key = mlo_job_derivation(mlo_rows_text(next, 0, 0), json_object_get(spec, "options"),
                                   &c->what->artifact, c->job->datasets, NULL, &text, key, &unknown) == MLO_OK;
 out:
     free(text);
     json_decref(spec);
-    mlo_rows_clear(&rows);
     return status;
 }
 
@@ -477,11 +486,11 @@ static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct m
 {
     enum mlo_status status = MLO_OK;
     const struct complete *c = arg;
-    struct mlo_rows rows = {0};
+    struct mlo_rows rows = {0}, next = {0};
     struct mlo_error difference = {0};
     char *error = NULL;
-    MLO_TRY(mlo_lock_jobs_of(conn, c->job->id, NULL, err));
-    MLO_TRY(mlo_check_token(conn, c->job->id, c->job->token, err));
+    MLO_TRY(ask_next(conn, c, &next, err));
+    MLO_TRY(mlo_lock_and_check(conn, c->job->id, c->job->token, err));
     if (c->what->has_artifact && !c->job->reproduces)
         MLO_TRY(record_artifact(conn, c, err));
     else if (c->what->has_artifact)
@@ -509,7 +518,7 @@ static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct m
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_digest key;
     bool has_key = false;
-    MLO_TRY(next_key(conn, c, &has_key, &key, err));
+    MLO_TRY(next_key(c, &next, &has_key, &key, err));
     mlo_param_i64(&p, c->job->run);
     mlo_param_i64(&p, c->job->position + 1);
     mlo_param_digest(&p, has_key ? &key : NULL);
@@ -526,6 +535,7 @@ static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct m
 out:
     free(error);
     mlo_rows_clear(&rows);
+    mlo_rows_clear(&next);
     return status;
 }
 

@@ -9,7 +9,6 @@ enum {
     S_TOKEN,
     S_EVENT,
     S_JOB_EVENT,
-    S_NOTIFY,
     S_CLOSE_JOBS,
     S_END_ATTEMPT,
     S_CLOSE_ATTEMPTS,
@@ -41,7 +40,6 @@ const struct mlo_sql MLO_RUNS_SQL[] = {
                      "select s.id, s.event_seq, clock_timestamp(), $2, job_event_data(j.id, j.step, j.name, "
                      "  j.state, j.progress, j.message) from s, job j where j.id = $1",
                      2},
-    [S_NOTIFY] = {"runs_notify", "select pg_notify('" MLO_QUEUE_CHANNEL "', '')", 0},
     [S_CLOSE_JOBS] = {"runs_close_jobs",
                       "update job set state = 'cancelled', token = null, lease_until = null, "
                       "finished_at = clock_timestamp() "
@@ -85,6 +83,15 @@ out:
     return status;
 }
 
+enum mlo_status mlo_lock_and_check(struct mlo_db_conn *conn, int64_t job, const char *token,
+                                   struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, job);
+    enum mlo_status status = mlo_db_queue(conn, &MLO_RUNS_SQL[S_LOCK_JOBS], &p, NULL, err);
+    return status == MLO_OK ? mlo_check_token(conn, job, token, err) : status;
+}
+
 enum mlo_status mlo_check_token(struct mlo_db_conn *conn, int64_t job, const char *token,
                                 struct mlo_error *err)
 {
@@ -115,7 +122,7 @@ enum mlo_status mlo_run_event(struct mlo_db_conn *conn, int64_t run, const char 
     mlo_param_text(&p, kind);
     mlo_param_text(&p, mlo_buf_str(&text));
     enum mlo_status status =
-        mlo_buf_ok(&text) ? mlo_db_exec(conn, &MLO_RUNS_SQL[S_EVENT], &p, NULL, err) : mlo_error_nomem(err);
+        mlo_buf_ok(&text) ? mlo_db_queue(conn, &MLO_RUNS_SQL[S_EVENT], &p, NULL, err) : mlo_error_nomem(err);
     mlo_buf_clear(&text);
     return status;
 }
@@ -125,7 +132,7 @@ enum mlo_status mlo_job_event(struct mlo_db_conn *conn, int64_t job, const char 
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_i64(&p, job);
     mlo_param_text(&p, kind);
-    return mlo_db_exec(conn, &MLO_RUNS_SQL[S_JOB_EVENT], &p, NULL, err);
+    return mlo_db_queue(conn, &MLO_RUNS_SQL[S_JOB_EVENT], &p, NULL, err);
 }
 
 enum mlo_status mlo_attempt_end_row(struct mlo_db_conn *conn, int64_t job, const char *token,
@@ -145,12 +152,7 @@ enum mlo_status mlo_attempt_end_row(struct mlo_db_conn *conn, int64_t job, const
         for (int i = 0; i < 3; i++)
             mlo_param_null(&p);
     }
-    return mlo_db_exec(conn, &MLO_RUNS_SQL[S_END_ATTEMPT], &p, NULL, err);
-}
-
-enum mlo_status mlo_queue_notify(struct mlo_db_conn *conn, struct mlo_error *err)
-{
-    return mlo_db_exec(conn, &MLO_RUNS_SQL[S_NOTIFY], NULL, NULL, err);
+    return mlo_db_queue(conn, &MLO_RUNS_SQL[S_END_ATTEMPT], &p, NULL, err);
 }
 
 /* State changes of a run in the project's audit chain: "run.submitted", "run.finished". */
@@ -178,7 +180,8 @@ static enum mlo_status audit_end(struct mlo_db_conn *conn, int64_t run, const ch
         .object = object,
         .after = after,
     };
-    status = after ? mlo_audit_append(conn, mlo_rows_i64(&rows, 0, 0), actor, &event, NULL, err)
+    /* sent with the COMMIT: the chain's lock is held for no round trip */
+    status = after ? mlo_audit_queue(conn, mlo_rows_i64(&rows, 0, 0), actor, &event, NULL, err)
                    : mlo_error_nomem(err);
 out:
     json_decref(after);
@@ -197,13 +200,13 @@ enum mlo_status mlo_run_end(struct mlo_db_conn *conn, int64_t run, const char *s
         return mlo_error_nomem(err);
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_i64(&p, run);
-    MLO_TRY(mlo_db_exec(conn, &MLO_RUNS_SQL[S_CLOSE_ATTEMPTS], &p, NULL, err));
+    MLO_TRY(mlo_db_queue(conn, &MLO_RUNS_SQL[S_CLOSE_ATTEMPTS], &p, NULL, err));
     MLO_TRY(mlo_db_exec(conn, &MLO_RUNS_SQL[S_CLOSE_JOBS], &p, &closed, err));
     for (int i = 0; i < mlo_rows_count(&closed); i++)
         MLO_TRY(mlo_job_event(conn, mlo_rows_i64(&closed, i, 0), "job", err));
     mlo_param_text(&p, state);
     mlo_param_text(&p, error);
-    MLO_TRY(mlo_db_exec(conn, &MLO_RUNS_SQL[S_END_RUN], &p, NULL, err));
+    MLO_TRY(mlo_db_queue(conn, &MLO_RUNS_SQL[S_END_RUN], &p, NULL, err));
     MLO_TRY(mlo_run_event(conn, run, "run", data, err));
     /* also wakes workers whose attempts were taken away, and jobs that waited for a derivation in flight */
     MLO_TRY(mlo_queue_notify(conn, err));

@@ -7,11 +7,11 @@
 /* Statement tables, for the test that prepares every one. */
 extern const struct mlo_sql MLO_QUEUE_SQL[], MLO_COMPLETION_SQL[], MLO_PLANNER_SQL[], MLO_READS_SQL[],
     MLO_RUNS_SQL[], MLO_WORKER_SQL[], MLO_INPUTS_SQL[], MLO_ATTEST_SQL[], MLO_REPRODUCE_SQL[],
-    MLO_CONTROL_SQL[], MLO_JOB_LOG_SQL[], MLO_REQUEUE_SQL[], MLO_SHARES_SQL[];
+    MLO_CONTROL_SQL[], MLO_JOB_LOG_SQL[], MLO_REQUEUE_SQL[], MLO_SHARES_SQL[], MLO_TX_SQL[];
 extern const size_t MLO_QUEUE_SQL_COUNT, MLO_COMPLETION_SQL_COUNT, MLO_PLANNER_SQL_COUNT, MLO_READS_SQL_COUNT,
     MLO_RUNS_SQL_COUNT, MLO_WORKER_SQL_COUNT, MLO_INPUTS_SQL_COUNT, MLO_ATTEST_SQL_COUNT,
     MLO_REPRODUCE_SQL_COUNT, MLO_CONTROL_SQL_COUNT, MLO_JOB_LOG_SQL_COUNT, MLO_REQUEUE_SQL_COUNT,
-    MLO_SHARES_SQL_COUNT;
+    MLO_SHARES_SQL_COUNT, MLO_TX_SQL_COUNT;
 
 /* --- transactions (tx.c) ------------------------------------------------------------------------------- */
 
@@ -160,7 +160,11 @@ MLO_MUST_USE enum mlo_status mlo_lock_jobs_of(struct mlo_db_conn *conn, int64_t 
 /* Whether the token is the running attempt's: MLO_OK, MLO_ELEASE or MLO_ECANCELLED. */
 MLO_MUST_USE enum mlo_status mlo_check_token(struct mlo_db_conn *conn, int64_t job, const char *token,
                                              struct mlo_error *err);
-/* Appends to the run's events. */
+/* Both, in one round trip. */
+MLO_MUST_USE enum mlo_status mlo_lock_and_check(struct mlo_db_conn *conn, int64_t job, const char *token,
+                                                struct mlo_error *err);
+/* Appends to the run's events. This and what follows is sent with the next statement whose answer is waited
+ * for, or with the COMMIT (mlo_db_queue). */
 MLO_MUST_USE enum mlo_status mlo_run_event(struct mlo_db_conn *conn, int64_t run, const char *kind,
                                            const json_t *data, struct mlo_error *err);
 MLO_MUST_USE enum mlo_status mlo_job_event(struct mlo_db_conn *conn, int64_t job, const char *kind,
@@ -169,7 +173,7 @@ MLO_MUST_USE enum mlo_status mlo_job_event(struct mlo_db_conn *conn, int64_t job
 MLO_MUST_USE enum mlo_status mlo_attempt_end_row(struct mlo_db_conn *conn, int64_t job, const char *token,
                                                  const char *outcome, const char *error,
                                                  const struct mlo_cost *cost, struct mlo_error *err);
-/* Wakes the workers when the transaction commits. */
+/* Wakes the workers when the transaction has committed (tx.c). */
 MLO_MUST_USE enum mlo_status mlo_queue_notify(struct mlo_db_conn *conn, struct mlo_error *err);
 /* Ends a run whose jobs are locked: open jobs are cancelled, their attempts ended. `error` is JSON
  * text or NULL; `actor` is for the audit row. */

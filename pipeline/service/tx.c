@@ -4,6 +4,43 @@
 
 enum { TX_TRIES = 5 };
 
+enum { S_NOTIFY, S_NOTIFY_WITHIN };
+
+/* A NOTIFY takes a lock that all commits of the database with one wait for, until its own is on the disk. So
+ * it has a transaction of its own, which waits for no disk: what it tells of is there already. */
+const struct mlo_sql MLO_TX_SQL[] = {
+    [S_NOTIFY] = {"tx_notify",
+                  "select pg_notify('" MLO_QUEUE_CHANNEL
+                  "', '') where set_config('synchronous_commit', 'off', true) "
+                  "= 'off'",
+                  0},
+    [S_NOTIFY_WITHIN] = {"tx_notify_within", "select pg_notify('" MLO_QUEUE_CHANNEL "', '')", 0},
+};
+const size_t MLO_TX_SQL_COUNT = MLO_COUNT(MLO_TX_SQL);
+
+/* The transaction of this thread that mlo_service_tx will commit, and whether workers are to be woken then.
+ */
+static _Thread_local struct {
+    const struct mlo_db_conn *conn;
+    bool wake;
+} mine;
+
+enum mlo_status mlo_queue_notify(struct mlo_db_conn *conn, struct mlo_error *err)
+{
+    if (mine.conn != conn) /* somebody else commits */
+        return mlo_db_queue(conn, &MLO_TX_SQL[S_NOTIFY_WITHIN], NULL, NULL, err);
+    mine.wake = true;
+    return MLO_OK;
+}
+
+/* Nobody waits for it: workers look by themselves too. */
+static void wake_workers(struct mlo_db_conn *conn)
+{
+    struct mlo_error error = {0};
+    if (mlo_db_exec(conn, &MLO_TX_SQL[S_NOTIFY], NULL, NULL, &error) != MLO_OK)
+        mlo_log_error(MLO_LOG_DEBUG, "cannot notify the workers", &error);
+}
+
 enum mlo_status mlo_service_tx(struct mlo_db_conn *conn, mlo_tx_fn *fn, void *arg, struct mlo_error *err)
 {
     bool nested = mlo_db_in_transaction(conn);
@@ -11,9 +48,19 @@ enum mlo_status mlo_service_tx(struct mlo_db_conn *conn, mlo_tx_fn *fn, void *ar
         enum mlo_status status = mlo_db_begin(conn, err);
         if (status != MLO_OK)
             return status;
+        if (!nested) {
+            mine.conn = conn;
+            mine.wake = false;
+        }
         status = fn(conn, arg, err);
-        status = mlo_db_end(conn, status, err);
-        if (status == MLO_OK || nested || i + 1 >= TX_TRIES || !mlo_db_retryable(conn))
+        status = mlo_db_end(conn, status, err); /* which may be what sends the last statements */
+        bool again = status != MLO_OK && !nested && i + 1 < TX_TRIES && mlo_db_retryable(conn);
+        bool wake = !nested && status == MLO_OK && mine.wake;
+        if (!nested)
+            mine.conn = NULL;
+        if (wake)
+            wake_workers(conn);
+        if (!again)
             return status;
         mlo_clock_sleep_ms(5u << i);
     }

@@ -549,6 +549,23 @@ static int read_options(int argc, char **argv)
     return optind;
 }
 
+/* A PostgreSQL that has been at work for a while does not make new WAL files, but takes old ones again. */
+static void warm_up(void)
+{
+    static const char *const statements[] = {"alter system set min_wal_size = '1GB'",
+                                             "alter system set checkpoint_timeout = '1h'",
+                                             "select pg_reload_conf()", "create table warm (n int)"};
+    char *conninfo = mlo_embedded_conninfo(pg_fixture_server, NULL, "postgres");
+    PGconn *conn = PQconnectdb(conninfo);
+    for (size_t i = 0; i < MLO_COUNT(statements); i++)
+        PQclear(PQexec(conn, statements[i]));
+    for (int i = 0; i < 24; i++)
+        PQclear(PQexec(conn, "insert into warm values (1); select pg_switch_wal()"));
+    PQclear(PQexec(conn, "checkpoint"));
+    PQfinish(conn);
+    free(conninfo);
+}
+
 int main(int argc, char **argv)
 {
     int other = service_main(argc, argv);
@@ -564,6 +581,7 @@ int main(int argc, char **argv)
     char *dir = mlo_fs_join(pg_fixture_dir, "pg", NULL);
     struct mlo_embedded_options options = {.dir = dir};
     assert_mlo_ok(mlo_embedded_start(&options, &pg_fixture_server, &err), &err);
+    warm_up();
     for (size_t i = 0; i < MLO_COUNT(SECTIONS); i++) {
         void *state;
         if (!asked(&SECTIONS[i], argv + first, argc - first))

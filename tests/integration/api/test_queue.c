@@ -91,11 +91,11 @@ static void test_requeue__takes_a_failed_run_up_again(void **state)
     const char *token = api->token[MLO_SUBMITTER];
     char path[128], of[96], sql[400];
     api_version(api, "cnn", "one", "");
-    api_call(
-        api, &reply, "POST", "/v1/projects/demo/runs", token,
-        "{\"model\":\"cnn\",\"recipe\":\"name: mine\\ntarget: any\\nsteps:\\n  - optimize: {}\\n  - to-float16: "
-        "{}\\n\"}",
-        NULL);
+    api_call(api, &reply, "POST", "/v1/projects/demo/runs", token,
+             "{\"model\":\"cnn\",\"recipe\":\"name: mine\\ntarget: any\\nsteps:\\n  - optimize: {}\\n  - "
+             "to-float16: "
+             "{}\\n\"}",
+             NULL);
     assert_http(&reply, 201);
     long long run = (long long)mlo_json_i64(reply.json, "id", 0);
     snprintf(of, sizeof of, "/v1/projects/demo/runs/%lld", run);
