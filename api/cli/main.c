@@ -36,6 +36,7 @@ static const struct mlo_cli_verb *const verbs[] = {
     &mlo_verb_deletions,
     &mlo_verb_archive,
     &mlo_verb_unarchive,
+    &mlo_verb_plan,
     &mlo_verb_submit,
     &mlo_verb_runs,
     &mlo_verb_runs_log,

@@ -55,17 +55,16 @@ static enum mlo_status check_key(const struct mlo_request *req, const char **key
     return MLO_OK;
 }
 
-enum mlo_status h_run_create(struct mlo_request *req, struct mlo_error *err)
+/* What a run is submitted or planned with; *recipe is the caller's. */
+static enum mlo_status read_request(struct mlo_request *req, const struct mlo_actor *actor,
+                                    struct mlo_recipe **recipe, struct mlo_run_request *out,
+                                    struct mlo_error *err)
 {
-    struct mlo_actor actor = mlo_request_actor(req);
-    struct mlo_recipe *recipe = NULL;
     struct mlo_version_info version;
-    const char *model_name, *key;
-    json_t *body, *value = NULL;
-    int64_t project, model, number, latest = 0, run, priority, normal = 0;
-    bool created;
+    const char *model_name;
+    json_t *body;
+    int64_t project, model, number, latest = 0, priority, normal = 0;
     enum mlo_status status;
-    MLO_TRY(check_key(req, &key, err));
     MLO_TRY(mlo_request_json(req, &body, err));
     MLO_TRY(mlo_json_get_str(body, "model", NULL, &model_name, err));
     MLO_TRY(mlo_json_get_i64(body, "version", &latest, &number, err));
@@ -75,18 +74,34 @@ enum mlo_status h_run_create(struct mlo_request *req, struct mlo_error *err)
         mlo_error_where(err, "field 'priority'");
         goto out;
     }
-    MLO_TRY(read_recipe(body, &recipe, err));
+    MLO_TRY(read_recipe(body, recipe, err));
     MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(mlo_model_find(req->conn, project, model_name, &model, err));
     MLO_TRY(mlo_version_find(req->conn, model, number, &version, err));
-    const struct mlo_run_request request = {.project = project,
-                                            .version = version.id,
-                                            .recipe = recipe,
-                                            .priority = (int)priority,
-                                            .actor = &actor,
-                                            .idempotency_key = key};
+    *out = (struct mlo_run_request){.project = project,
+                                    .version = version.id,
+                                    .recipe = *recipe,
+                                    .priority = (int)priority,
+                                    .actor = actor};
+out:
+    return status;
+}
+
+enum mlo_status h_run_create(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_run_request request;
+    struct mlo_recipe *recipe = NULL;
+    const char *key;
+    json_t *value = NULL;
+    int64_t run;
+    bool created;
+    enum mlo_status status;
+    MLO_TRY(check_key(req, &key, err));
+    MLO_TRY(read_request(req, &actor, &recipe, &request, err));
+    request.idempotency_key = key;
     MLO_TRY(mlo_run_submit(req->conn, &request, &run, &created, err));
-    MLO_TRY(mlo_view_run(req->conn, project, run, &value, err));
+    MLO_TRY(mlo_view_run(req->conn, request.project, run, &value, err));
     if (created)
         mlo_reply_header(req, "Location", "/v1/projects/%s/runs/%lld", mlo_request_param(req, "p"),
                          (long long)run);
@@ -94,6 +109,21 @@ enum mlo_status h_run_create(struct mlo_request *req, struct mlo_error *err)
     value = NULL;
 out:
     json_decref(value);
+    mlo_recipe_free(recipe);
+    return status;
+}
+
+enum mlo_status h_plan(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_run_request request;
+    struct mlo_recipe *recipe = NULL;
+    json_t *value = NULL;
+    enum mlo_status status;
+    MLO_TRY(read_request(req, &actor, &recipe, &request, err));
+    MLO_TRY(mlo_run_plan(req->conn, &request, &value, err));
+    MLO_TRY(mlo_reply_json(req, 200, value, err));
+out:
     mlo_recipe_free(recipe);
     return status;
 }

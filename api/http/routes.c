@@ -146,6 +146,8 @@ static const struct mlo_route ROUTES[] = {
 
     READ(P "/runs", h_runs, "The runs of a project, newest first."),
     POST(P "/runs", MLO_SUBMITTER, h_run_create, "Submits a recipe on a version."),
+    POST(P "/plans", MLO_SUBMITTER, h_plan,
+         "What submitting would do: its jobs, what is cached, how long it takes."),
     READ(P "/runs/{id}", h_run, "A run with its jobs and their progress."),
     READ(P "/runs/{id}/events", h_run_events,
          "What happened in a run after a number, waiting for it if asked to."),

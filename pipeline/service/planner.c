@@ -7,13 +7,23 @@
 
 #include "pipeline/service/service_impl.h"
 
-enum { S_VERSION, S_EXISTING, S_INSERT_RUN, S_INSERT_JOB, S_INSERT_DEP, S_CANCEL_RUN, S_CANCEL_JOBS };
+enum {
+    S_VERSION,
+    S_EXISTING,
+    S_INSERT_RUN,
+    S_INSERT_JOB,
+    S_INSERT_DEP,
+    S_CANCEL_RUN,
+    S_CANCEL_JOBS,
+    S_HISTORY
+};
 
 const struct mlo_sql MLO_PLANNER_SQL[] = {
     [S_VERSION] = {"planner_version",
                    "select p.id, p.name, m.name, v.number, v.manifest_digest, b.digest, "
                    "  exists (select from version_blob d where d.version_id = v.id "
-                   "          and d.role in ('data', 'external-data')) "
+                   "          and d.role in ('data', 'external-data')), (select s.size from blob s where "
+                   "s.digest = b.digest) "
                    "from version v join model m on m.id = v.model_id join project p on p.id = m.project_id "
                    "join version_blob b on b.version_id = v.id and b.role = 'model' where v.id = $1",
                    1},
@@ -33,6 +43,16 @@ const struct mlo_sql MLO_PLANNER_SQL[] = {
          "  case when $9 = 'ready' then clock_timestamp() end, $13) returning id",
          13},
     [S_INSERT_DEP] = {"planner_insert_dep", "insert into job_dep (job, needs) values ($1, $2)", 2},
+    /* of the newest 500 of the step: those on a model of half to twice the size */
+    [S_HISTORY] = {"planner_history",
+                   "select percentile_cont(0.5) within group (order by h.s)::float8, count(*) from ("
+                   "  select extract(epoch from j.finished_at - a.started_at) as s from ("
+                   "    select id, run, claims, finished_at from job where step = $1 and state = 'succeeded' "
+                   "    order by id desc limit 500) j "
+                   "  join attempt a on a.job = j.id and a.number = j.claims join run r on r.id = j.run "
+                   "  join blob b on b.digest = r.source "
+                   "  where b.size between $2::bigint / 2 and $2::bigint * 2 order by j.id desc limit 31) h",
+                   2},
     [S_CANCEL_RUN] = {"planner_cancel_run", "select state, project from run where id = $1", 1},
     [S_CANCEL_JOBS] = {"planner_cancel_jobs", "select id from job where run = $1 order by id for update", 1},
 };
@@ -51,8 +71,9 @@ struct planned_job {
 struct plan {
     int64_t project, version;
     char project_name[104], object[256]; /* "fashion/cnn@2" */
-    struct mlo_digest source;            /* the model file */
-    struct mlo_digest source_input;      /* what stands for the upload in a derivation */
+    int64_t source_bytes;
+    struct mlo_digest source;       /* the model file */
+    struct mlo_digest source_input; /* what stands for the upload in a derivation */
     json_t *datasets;
     struct planned_job jobs[MAX_JOBS];
     int job_count;
@@ -78,6 +99,7 @@ static enum mlo_status resolve_version(struct mlo_db_conn *conn, const struct ml
     snprintf(plan->project_name, sizeof plan->project_name, "%s", mlo_rows_text(&rows, 0, 1));
     snprintf(plan->object, sizeof plan->object, "%s/%s@%s", mlo_rows_text(&rows, 0, 1),
              mlo_rows_text(&rows, 0, 2), mlo_rows_text(&rows, 0, 3));
+    plan->source_bytes = mlo_rows_i64(&rows, 0, 7);
     mlo_rows_digest(&rows, 0, 5, &plan->source);
     /* weights in files of their own are part of what a derivation reads: then the manifest stands for all */
     mlo_rows_digest(&rows, 0, mlo_rows_bool(&rows, 0, 6) ? 4 : 5, &plan->source_input);
@@ -278,6 +300,43 @@ static json_t *job_json(const struct planned_job *job, int position)
                      "options", job->recipe_step->options, "needs", needs, "cached", 0);
 }
 
+/* Adds "estimate_s", the median of what the step took on models of about this size, and "estimate_of", of how
+ * many times; null where it never ran on such. */
+static enum mlo_status add_estimate(struct mlo_db_conn *conn, const struct plan *plan,
+                                    const struct planned_job *job, json_t *row, struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_text(&p, job->step->name);
+    mlo_param_i64(&p, plan->source_bytes);
+    enum mlo_status status = mlo_db_exec(conn, &MLO_PLANNER_SQL[S_HISTORY], &p, &rows, err);
+    if (status == MLO_OK) {
+        bool known = mlo_rows_i64(&rows, 0, 1) > 0;
+        json_object_set_new(row, "estimate_s", known ? json_real(mlo_rows_f64(&rows, 0, 0)) : json_null());
+        json_object_set_new(row, "estimate_of", json_integer(mlo_rows_i64(&rows, 0, 1)));
+    }
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+/* The sum over what is not cached; null when one of them never ran. */
+static json_t *total_estimate(const json_t *jobs)
+{
+    const json_t *row;
+    size_t i;
+    double sum = 0;
+    json_array_foreach((json_t *)jobs, i, row)
+    {
+        const json_t *each = json_object_get(row, "estimate_s");
+        if (mlo_json_bool(row, "cached", false))
+            continue;
+        if (!json_is_number(each))
+            return json_null();
+        sum += json_number_value(each);
+    }
+    return json_real(sum);
+}
+
 static enum mlo_status show_plan(struct mlo_db_conn *conn, const struct plan *plan, json_t *jobs,
                                  struct mlo_error *err)
 {
@@ -292,6 +351,7 @@ static enum mlo_status show_plan(struct mlo_db_conn *conn, const struct plan *pl
             status = mlo_error_nomem(err);
             goto out;
         }
+        MLO_TRY(add_estimate(conn, plan, job, row, err));
         if (!known || job->step->kind != MLO_STEP_DERIVE)
             continue;
         free(canonical);
@@ -320,8 +380,9 @@ enum mlo_status mlo_run_plan(struct mlo_db_conn *conn, const struct mlo_run_requ
     json_t *jobs = json_array();
     MLO_TRY(make_plan(conn, request, &plan, err));
     MLO_TRY(show_plan(conn, &plan, jobs, err));
-    *out = json_pack("{s:s?, s:s, s:s, s:O, s:O}", "variant", plan.variant, "on", plan.object, "target",
-                     request->recipe->target, "datasets", plan.datasets, "jobs", jobs);
+    *out = json_pack("{s:s?, s:o, s:s, s:s, s:O, s:O}", "variant", plan.variant, "estimate_s",
+                     total_estimate(jobs), "on", plan.object, "target", request->recipe->target, "datasets",
+                     plan.datasets, "jobs", jobs);
     if (!*out)
         status = mlo_error_nomem(err);
 out:

@@ -32,8 +32,10 @@ MLO_MUST_USE enum mlo_status mlo_run_submit(struct mlo_db_conn *conn, const stru
                                             int64_t *run, bool *created, struct mlo_error *err);
 
 /* What mlo_run_submit would do, without doing it: {"variant","target","datasets":{role: {"name","version",
- * "digest"}},"jobs":[{"position","name","step","kind","target","needs":[position…],"derivation"?,"cached"}]}.
- * "derivation" and "cached" are known where the inputs are (the whole chain, when it is cached). */
+ * "digest"}},"jobs":[{"position","name","step","kind","target","needs":[position…],"derivation"?,"cached",
+ * "estimate_s","estimate_of"}],"estimate_s"}: medians of what the step took on models of about this size
+ * (null: it never did), of how many, and their sum over what is not cached. "derivation" and "cached" are
+ * known where the inputs are (the whole chain, when it is cached). */
 MLO_MUST_USE enum mlo_status mlo_run_plan(struct mlo_db_conn *conn, const struct mlo_run_request *request,
                                           json_t **out, struct mlo_error *err);
 

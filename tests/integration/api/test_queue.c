@@ -136,12 +136,33 @@ static void test_requeue__takes_a_failed_run_up_again(void **state)
     reply_clear(&reply);
 }
 
+static void test_plan__submits_nothing(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    const char *body =
+        "{\"model\":\"cnn\",\"recipe\":\"name: mine\\ntarget: any\\nsteps:\\n  - optimize: {}\\n\"}";
+    api_version(api, "cnn", "one", "");
+    api_call(api, &reply, "POST", "/v1/projects/demo/plans", api->token[MLO_VIEWER], body, NULL);
+    assert_http(&reply, 403);
+    api_call(api, &reply, "POST", "/v1/projects/demo/plans", api->token[MLO_SUBMITTER], body, NULL);
+    assert_http(&reply, 200);
+    const json_t *job = json_array_get(json_object_get(reply.json, "jobs"), 0);
+    assert_string_equal(mlo_json_str(job, "step", ""), "optimize");
+    assert_false(mlo_json_bool(job, "cached", true));
+    assert_true(mlo_str_starts(mlo_json_str(job, "derivation", ""), "sha256:"));
+    api_call(api, &reply, "GET", "/v1/projects/demo/runs", api->token[MLO_VIEWER], NULL, NULL);
+    assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 0);
+    reply_clear(&reply);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_queue__is_changed_by_admins_and_audited, api_setup,
                                         api_teardown),
         cmocka_unit_test_setup_teardown(test_usage__is_listed_and_exported, api_setup, api_teardown),
+        cmocka_unit_test_setup_teardown(test_plan__submits_nothing, api_setup, api_teardown),
         cmocka_unit_test_setup_teardown(test_requeue__takes_a_failed_run_up_again, api_setup, api_teardown),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);

@@ -527,7 +527,18 @@ static void test_derivation__second_run_gets_the_same_artifact(void **state)
     struct mlo_run_request request = {
         .project = f->project, .version = f->version, .recipe = r, .actor = &SYSTEM};
     assert_mlo_ok(mlo_run_plan(f->pg->conn, &request, &plan, &f->err), &f->err);
-    assert_true(mlo_json_bool(json_array_get(json_object_get(plan, "jobs"), 0), "cached", false));
+    const json_t *step = json_array_get(json_object_get(plan, "jobs"), 0);
+    assert_true(mlo_json_bool(step, "cached", false));
+    assert_int_equal(mlo_json_i64(step, "estimate_of", -1),
+                     1); /* the one that worked, not the one that reused */
+    assert_true(json_is_number(json_object_get(step, "estimate_s")));
+    assert_float_equal(mlo_json_f64(plan, "estimate_s", -1), 0, 0); /* nothing is left to do */
+    json_decref(plan);
+    mlo_recipe_free(r);
+    r = recipe(RECIPE_OBSERVE); /* a step that never ran */
+    request.recipe = r;
+    assert_mlo_ok(mlo_run_plan(f->pg->conn, &request, &plan, &f->err), &f->err);
+    assert_true(json_is_null(json_object_get(plan, "estimate_s")));
     json_decref(plan);
     mlo_recipe_free(r);
     mlo_job_clear(&first);
