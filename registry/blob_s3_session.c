@@ -103,6 +103,12 @@ static enum mlo_status read_state(const struct mlo_blob_s3 *s, const struct mlo_
         st->in_parts += st->parts[st->count++].size_bytes;
     if (!digest_parts(st->parts, st->count, &digest))
         return mlo_error_nomem(err);
+    if (st->count && st->in_parts == session->size_bytes && !mlo_digest_eq(&digest, &st->parts_digest)) {
+        /* who was killed while completing it had sent the rest, which is kept beside, as the last part */
+        st->in_parts -= st->parts[--st->count].size_bytes;
+        if (!digest_parts(st->parts, st->count, &digest))
+            return mlo_error_nomem(err);
+    }
     if (!mlo_digest_eq(&digest, &st->parts_digest)) {
         mlo_error_set(err, MLO_EDIGEST, "parts of upload %s are not what was stored", session->id);
         mlo_error_hint(err,

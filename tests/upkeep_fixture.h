@@ -18,16 +18,22 @@ struct upkeep {
     int64_t project;
 };
 
-static inline void upkeep_open(struct upkeep *u, struct pg_fixture *f)
+/* The store at `blobs`, NULL: files in a folder of its own. */
+static inline void upkeep_open_at(struct upkeep *u, struct pg_fixture *f, const char *blobs)
 {
     struct mlo_buf url = MLO_BUF_INIT;
     *u = (struct upkeep){.f = f};
     assert_mlo_ok(mlo_fs_tempdir("/tmp", "mlopt-upkeep-", &u->dir, &f->err), &f->err);
     u->root = mlo_fs_join(u->dir, "blobs", NULL);
     mlo_buf_printf(&url, "file:%s", u->root);
-    assert_mlo_ok(mlo_blob_store_open(mlo_buf_str(&url), &u->blobs, &f->err), &f->err);
+    assert_mlo_ok(mlo_blob_store_open(blobs ? blobs : mlo_buf_str(&url), &u->blobs, &f->err), &f->err);
     mlo_buf_clear(&url);
     assert_mlo_ok(mlo_project_ensure(f->conn, &root, "fashion", &u->project, &f->err), &f->err);
+}
+
+static inline void upkeep_open(struct upkeep *u, struct pg_fixture *f)
+{
+    upkeep_open_at(u, f, NULL);
 }
 
 static inline void upkeep_close(struct upkeep *u)

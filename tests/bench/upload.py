@@ -2,11 +2,15 @@
 """Uploads beside what reading, hashing and writing alone take, in turn, on the same disk.
 
     tests/bench/upload.py BUILD [--mb 100 --mb 1024] [--rounds 5] [--small 200] [--dir FOLDER]
+    tests/bench/upload.py BUILD --memory 5120
 
 BUILD is a build folder. A server (`mlopt up`) gets each file by one PUT from curl, into its file store. Beside it, the
 plain work on the same file: read, SHA-256, write in pieces of 256 KiB, fsync, rename, fsync of the folder. The file is
 in the page cache for both. The small case is one connection that sends many files of 64 KiB, one after the other.
 A ratio is plain time / upload time, so 0.8 is 80% of the plain rate; its interval is a bootstrap over rounds.
+
+--memory MB measures no time but the server's peak memory: a stream of so many megabytes in one PUT, then a model with a
+file of them beside it by `mlopt push`, in pieces.
 """
 import argparse, hashlib, http.client, json, os, random, signal, shutil, statistics, subprocess, tempfile, time
 from urllib.parse import urlsplit
@@ -140,12 +144,36 @@ def small(server, folder, count, rounds, size=64 << 10):
     report("%d files of %d KB" % (count, size >> 10), count * size, ours, plains)
 
 
+def stream(megabytes):
+    """A shell command that writes so many megabytes, always the same."""
+    return "openssl enc -aes-128-ctr -nosalt -K %032x -iv %032x -in /dev/zero 2>/dev/null | head -c %dM" % (megabytes, 0, megabytes)
+
+
+def memory(server, build, folder, megabytes):
+    print("server at rest: %s KB" % server.memory(), flush=True)
+    digest = subprocess.run(["bash", "-c", stream(megabytes) + " | openssl dgst -sha256 -r"], check=True, capture_output=True,
+                            text=True).stdout.split()[0]
+    began = time.monotonic()
+    subprocess.run(["bash", "-c", stream(megabytes) + ' | curl -sSf -o /dev/null -T - -H "$1" "$2"', "-", "Authorization: Bearer " +
+                    server.token, "%s/v1/projects/speed/blobs/sha256:%s" % (server.url, digest)], check=True)
+    print("one PUT of %d MB: %.0f s, peak %s KB" % (megabytes, time.monotonic() - began, server.memory()), flush=True)
+    path = folder + "/weights.data"
+    with open(path, "wb") as out:
+        out.truncate(megabytes << 20)  # sparse
+    environment = dict(os.environ, MLOPT_URL=server.url, MLOPT_TOKEN=server.token, XDG_CONFIG_HOME=folder + "/config")
+    began = time.monotonic()
+    model = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../deploy/models/fashion_cnn.onnx")
+    subprocess.run([build + "/mlopt", "push", "speed/large", model, path], check=True, env=environment)
+    print("mlopt push of %d MB: %.0f s, peak %s KB" % (megabytes, time.monotonic() - began, server.memory()), flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build")
     parser.add_argument("--mb", type=int, action="append")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--small", type=int, default=200)
+    parser.add_argument("--memory", type=int)
     parser.add_argument("--dir", default="/var/tmp")  # on a disk: $TMPDIR may be memory
     args = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="mlopt-upload-", dir=args.dir)
@@ -153,6 +181,9 @@ def main():
     os.mkdir(folder + "/plain")
     server = Server(os.path.abspath(args.build), folder)
     try:
+        if args.memory:
+            memory(server, os.path.abspath(args.build), folder, args.memory)
+            return
         for megabytes in args.mb or [100, 1024]:
             large(server, folder, megabytes, args.rounds)
         if args.small:

@@ -2,6 +2,7 @@
 """Uploads through a server that keeps its blobs in S3, beside a plain PUT of the same file by curl, in turn.
 
     tests/bench/upload_s3.py BUILD [--mb 100 --mb 400] [--rounds 5] [--tls] [--apart] [--dir FOLDER]
+    tests/bench/upload_s3.py BUILD --memory 5120
 
 BUILD is a build folder. Ceph's gateway (tests/s3/ceph.sh, its store in memory) and a server (`mlopt up`) in front of it run
 on this machine; the file is in the page cache. Sides of a round, in an order that turns:
@@ -11,7 +12,7 @@ on this machine; the file is in the page cache. Sides of a round, in an order th
     signed   the same with the body's SHA-256 in the signature, computed by openssl in that time, and checked by S3
 
 --tls: everybody talks to the gateway by https. --apart: the gateway's processes run on the first core, all others on the
-second, as if it were another machine.
+second, as if it were another machine. --memory MB as in upload.py; the gateway's store is on disk then.
 
 A ratio is plain (signed) time / upload time, so 0.8 is 80% of curl's rate; its interval is a bootstrap over rounds.
 Processor seconds of each process stand beside it: with few cores they are what the time goes to.
@@ -26,10 +27,10 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Gateway:
-    def __init__(self, folder, tls):
+    def __init__(self, folder, tls, store="memstore"):
         source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "s3", "ceph.sh")
         self.folder = folder + "/ceph"
-        self.process = subprocess.Popen(["bash", source, self.folder, "memstore"], stdin=subprocess.PIPE,
+        self.process = subprocess.Popen(["bash", source, self.folder, store], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True)
         line = self.process.stdout.readline().split()
         if line[:1] != ["ready"]:
@@ -124,17 +125,21 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--memory", type=int)
     parser.add_argument("--dir", default="/var/tmp")
     args = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="mlopt-upload-", dir=args.dir)
     os.chmod(folder, 0o755)
     os.environ.update(KEYS)
-    gateway = Gateway(folder, args.tls)
+    gateway = Gateway(folder, args.tls, "bluestore" if args.memory else "memstore")
     server = None
     if args.apart:
         gateway.keep_apart()
     try:
         server = upload.Server(os.path.abspath(args.build), folder, gateway.address())
+        if args.memory:
+            upload.memory(server, os.path.abspath(args.build), folder, args.memory)
+            return
         for megabytes in args.mb or [100, 400]:
             one_size(server, gateway, folder, megabytes, args.rounds)
         print("server's peak memory: %s KB" % server.memory())

@@ -1,108 +1,11 @@
 /* SIGKILL at every step that writes, of uploads, promotions with their ledger, deletion with garbage
- * collection and repair; and PostgreSQL's connections cut at every step of the last. A step is a call that
- * changes a file or talks to PostgreSQL: the linker puts kill_point() before and behind each of them (--wrap,
- * tests/CMakeLists.txt), in this program alone.
+ * collection and repair; and PostgreSQL's connections cut at every step of the last.
  *
  * After each: what was acknowledged is there, no row is without its bytes, the audit chains and the ledger
- * verify, and the next one goes on. A run takes some of the steps, from a random first one that is printed
- * (MLOPT_FAULT_SEED sets it); MLOPT_FAULT_ALL=1 takes all. */
-#include <errno.h>
-#include <signal.h>
-#include <stdio.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
+ * verify, and the next one goes on. tests/kill_fixture.h says what a step is and how many a run takes. */
+#include "tests/kill_fixture.h"
 
-#include "tests/upkeep_fixture.h"
-
-enum { STEPS = 8 };
-
-/* --- the points --------------------------------------------------------------------------------------------
- */
-
-enum fault { FAULT_NONE, FAULT_KILL, FAULT_CUT };
-
-static enum fault fault; /* of this process: a child's only */
-static long fault_at, fault_count;
-static const char *fault_conninfo; /* of the superuser */
-static bool fault_busy;
-
-PGresult *__real_PQexec(PGconn *pg, const char *text);
-PGresult *__real_PQexecPrepared(PGconn *pg, const char *name, int count, const char *const *values,
-                                const int *lengths, const int *formats, int result_format);
-int __real_PQpipelineSync(PGconn *pg);
-int __real_rename(const char *from, const char *to);
-int __real_unlink(const char *path);
-int __real_fsync(int fd);
-int __real_fdatasync(int fd);
-int __real_ftruncate(int fd, off_t size);
-ssize_t __real_write(int fd, const void *bytes, size_t size);
-
-static void cut(void)
-{
-    PGconn *pg = PQconnectdb(fault_conninfo);
-    PQclear(__real_PQexec(pg, "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-                              "WHERE application_name = 'victim'"));
-    PQfinish(pg);
-}
-
-static void kill_point(void)
-{
-    if (fault == FAULT_NONE || fault_busy || fault_count++ != fault_at)
-        return;
-    fault_busy = true;
-    if (fault == FAULT_KILL)
-        kill(getpid(), SIGKILL);
-    else
-        cut();
-    fault_busy = false;
-}
-
-/* clang-format off */
-#define WRAP(type, name, parameters, arguments)                                                              \
-    type __wrap_##name parameters;                                                                           \
-    type __wrap_##name parameters                                                                            \
-    {                                                                                                        \
-        kill_point();                                                                                        \
-        type result = __real_##name arguments;                                                               \
-        int e = errno;                                                                                       \
-        kill_point();                                                                                        \
-        errno = e;                                                                                           \
-        return result;                                                                                       \
-    }
-WRAP(PGresult *, PQexec, (PGconn *pg, const char *text), (pg, text))
-WRAP(PGresult *, PQexecPrepared, (PGconn *pg, const char *name, int count, const char *const *values,
-     const int *lengths, const int *formats, int result_format),
-     (pg, name, count, values, lengths, formats, result_format))
-WRAP(int, PQpipelineSync, (PGconn *pg), (pg))
-WRAP(int, rename, (const char *from, const char *to), (from, to))
-WRAP(int, unlink, (const char *path), (path))
-WRAP(int, fsync, (int fd), (fd))
-WRAP(int, fdatasync, (int fd), (fd))
-WRAP(int, ftruncate, (int fd, off_t size), (fd, size))
-WRAP(ssize_t, write, (int fd, const void *bytes, size_t size), (fd, bytes, size))
-/* clang-format on */
-
-/* --- the victim: a process of its own ----------------------------------------------------------------------
- */
-
-struct victim {
-    struct mlo_db_conn *conn;
-    struct mlo_blob_store *blobs;
-    struct mlo_ledger *ledger;
-    int64_t project, model; /* model: "staged" */
-    const char *tag;        /* of this run */
-    int acks;               /* a pipe */
-    struct mlo_error err;
-};
-
-/* No point of its own: what is told is told. */
-static void acknowledge(const struct victim *v, char what)
-{
-    if (syscall(SYS_write, v->acks, &what, 1) != 1)
-        _exit(3);
-}
-
-typedef enum mlo_status scenario_fn(struct victim *v);
+/* --- what is done -------------------------------------------------------------------------------------- */
 
 static void content(const char *tag, const char *kind, char out[64])
 {
@@ -206,86 +109,7 @@ out:
     return status;
 }
 
-/* --- running one -------------------------------------------------------------------------------------------
- */
-
-struct campaign {
-    struct upkeep u;
-    char *ledger_dir, *url, *conninfo, *admin;
-    struct mlo_ledger *ledger;
-    int64_t model;
-};
-
-/* In the child: never comes back. Its own connections: those of the parent are not used. */
-static void be_victim(struct campaign *c, scenario_fn *scenario, const char *tag, enum fault kind, long at,
-                      int acks, int counts)
-{
-    struct victim v = {.project = c->u.project, .model = c->model, .tag = tag, .acks = acks};
-    struct mlo_db *db;
-    const struct mlo_db_options options = {
-        .conninfo = c->conninfo, .application = "victim", .max_connections = 2};
-    if (mlo_db_open(&options, &db, &v.err) != MLO_OK || mlo_db_acquire(db, &v.conn, &v.err) != MLO_OK ||
-        mlo_blob_store_open(c->url, &v.blobs, &v.err) != MLO_OK)
-        _exit(2);
-    const struct mlo_ledger_options ledger = {.db = db, .dir = c->ledger_dir};
-    if (mlo_ledger_open(&ledger, &v.ledger, &v.err) != MLO_OK)
-        _exit(2);
-    fault_conninfo = c->admin;
-    fault_at = at;
-    fault = kind;
-    enum mlo_status status = scenario(&v);
-    fault = FAULT_NONE;
-    if (syscall(SYS_write, counts, &fault_count, sizeof fault_count) != sizeof fault_count)
-        _exit(2);
-    if (status != MLO_OK && kind != FAULT_CUT)
-        fprintf(stderr, "victim: %s\n", v.err.message);
-    _exit(status == MLO_OK ? 0 : 1);
-}
-
-/* What it acknowledged; *steps is how many points it passed, 0 when it was killed. */
-static void run_victim(struct campaign *c, scenario_fn *scenario, const char *tag, enum fault kind, long at,
-                       char acks[8], long *steps)
-{
-    int pipes[2][2], wait_status;
-    assert_true(pipe(pipes[0]) == 0 && pipe(pipes[1]) == 0);
-    pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0)
-        be_victim(c, scenario, tag, kind, at, pipes[0][1], pipes[1][1]);
-    close(pipes[0][1]);
-    close(pipes[1][1]);
-    assert_int_equal(waitpid(pid, &wait_status, 0), pid);
-    memset(acks, 0, 8);
-    assert_true(read(pipes[0][0], acks, 7) >= 0);
-    *steps = 0;
-    if (read(pipes[1][0], steps, sizeof *steps) < 0)
-        *steps = 0;
-    close(pipes[0][0]);
-    close(pipes[1][0]);
-    if (WIFSIGNALED(wait_status) ? WTERMSIG(wait_status) != SIGKILL || kind != FAULT_KILL
-                                 : WEXITSTATUS(wait_status) > (kind == FAULT_CUT))
-        fail_msg("%s, fault at %ld: the process ended with %x", tag, at, (unsigned)wait_status);
-}
-
-/* --- what holds after each ---------------------------------------------------------------------------------
- */
-
-static void look_at_histories(struct campaign *c)
-{
-    struct pg_fixture *f = c->u.f;
-    const int64_t chains[] = {0, c->u.project};
-    struct mlo_ledger_result ledger;
-    for (size_t i = 0; i < MLO_COUNT(chains); i++) {
-        struct mlo_audit_result audit;
-        assert_mlo_ok(mlo_audit_verify(f->conn, chains[i], NULL, &audit, &f->err), &f->err);
-        if (!audit.intact)
-            fail_msg("chain %lld: %s", (long long)chains[i], audit.problem);
-    }
-    assert_mlo_ok(mlo_ledger_sync(c->ledger, f->conn, c->u.project, &f->err), &f->err);
-    assert_mlo_ok(mlo_ledger_verify(f->conn, c->u.project, &ledger, &f->err), &f->err);
-    if (!ledger.intact)
-        fail_msg("ledger: %s", ledger.problem);
-}
+/* --- what holds after it ------------------------------------------------------------------------------- */
 
 static bool version_there(struct campaign *c, const char *model)
 {
@@ -314,6 +138,7 @@ static void before_uploads(struct campaign *c, const char *tag)
 
 static void after_uploads(struct campaign *c, const char *tag, const char *acks)
 {
+    upkeep_clean(&c->u); /* no row without its bytes */
     assert_true(!strchr(acks, 'p') || recorded(c, tag, "pieces"));
     assert_true(!strchr(acks, 'w') || recorded(c, tag, "whole"));
     assert_true(!strchr(acks, 'v') || version_there(c, tag));
@@ -333,6 +158,7 @@ static void after_promotions(struct campaign *c, const char *tag, const char *ac
 {
     int64_t now, version, acknowledged = (int64_t)strlen(acks);
     MLO_UNUSED(tag);
+    upkeep_clean(&c->u);
     assert_mlo_ok(generation(c->u.f->conn, c->model, &now, &version, &c->u.f->err), &c->u.f->err);
     assert_in_range(now - moves_before, acknowledged, acknowledged + 1);
 }
@@ -353,6 +179,7 @@ static void after_collecting(struct campaign *c, const char *tag, const char *ac
 {
     char text[64];
     bool there = version_there(c, tag);
+    upkeep_clean(&c->u);
     content(tag, "model", text);
     assert_false(there && strchr(acks, 'd'));
     assert_true(!there || upkeep_has(&c->u, text));
@@ -365,97 +192,38 @@ static void after_collecting(struct campaign *c, const char *tag, const char *ac
     assert_false(upkeep_has(&c->u, text));
 }
 
-/* --- campaigns
- * ---------------------------------------------------------------------------------------------- */
+/* --- campaigns ---------------------------------------------------------------------------------------- */
 
-struct plan {
-    const char *name;
-    scenario_fn *scenario;
-    void (*before)(struct campaign *c, const char *tag);
-    void (*after)(struct campaign *c, const char *tag, const char *acks);
-    const char *all_acks;
-};
-
-static void open_campaign(struct campaign *c, struct pg_fixture *f)
+/* What promotions move between. */
+static void begin_staged(struct campaign *c)
 {
-    struct mlo_buf url = MLO_BUF_INIT;
-    memset(c, 0, sizeof *c);
-    upkeep_open(&c->u, f);
-    mlo_buf_printf(&url, "file:%s", c->u.root);
-    c->url = mlo_buf_take(&url);
-    c->ledger_dir = mlo_fs_join(c->u.dir, "ledger", NULL);
-    c->conninfo = mlo_embedded_conninfo(f->pg, MLO_ROLE_SERVER, f->database);
-    c->admin = mlo_embedded_conninfo(f->pg, NULL, f->database);
-    const struct mlo_ledger_options ledger = {.db = f->server, .dir = c->ledger_dir};
-    assert_mlo_ok(mlo_ledger_open(&ledger, &c->ledger, &f->err), &f->err);
     c->model = upkeep_version(&c->u, "staged", "staged one").model_id;
     upkeep_version(&c->u, "staged", "staged two");
 }
 
-static void close_campaign(struct campaign *c)
-{
-    mlo_ledger_close(c->ledger);
-    free(c->url);
-    free(c->ledger_dir);
-    free(c->conninfo);
-    free(c->admin);
-    upkeep_close(&c->u);
-}
-
-static void one(struct campaign *c, const struct plan *plan, enum fault kind, long at, long *steps)
-{
-    char tag[40], acks[8];
-    snprintf(tag, sizeof tag, "%s-%ld", plan->name, at);
-    plan->before(c, tag);
-    run_victim(c, plan->scenario, tag, kind, at, acks, steps);
-    if (*steps && kind != FAULT_CUT)
-        assert_string_equal(acks, plan->all_acks);
-    upkeep_clean(&c->u); /* no row without its bytes */
-    plan->after(c, tag, acks);
-    look_at_histories(c);
-}
-
-static void campaign(struct pg_fixture *f, const struct plan *plan, enum fault kind)
-{
-    struct campaign c;
-    const char *all = getenv("MLOPT_FAULT_ALL"), *seed_text = getenv("MLOPT_FAULT_SEED");
-    int64_t seed = mlo_clock_utc_us() / 1000;
-    long steps, ignored;
-    open_campaign(&c, f);
-    one(&c, plan, kind, 1000000, &steps); /* passes all points: how many are there? */
-    assert_true(steps > 20);
-    if (seed_text)
-        mlo_str_to_i64(seed_text, &seed);
-    double stride = all ? 1 : (double)steps / STEPS;
-    double first = all ? 0 : (double)(seed % 1000) / 1000 * stride;
-    print_message("%s: %ld steps, every %.1f from %.1f (MLOPT_FAULT_SEED=%lld)\n", plan->name, steps,
-                  stride > 1 ? stride : 1, first, (long long)seed);
-    for (double at = first; at<(double)steps; at += stride> 1 ? stride : 1)
-        one(&c, plan, kind, (long)at, &ignored);
-    close_campaign(&c);
-}
-
 static void test_kill__at_each_step_of_uploads(void **state)
 {
-    const struct plan plan = {"uploads", uploads, before_uploads, after_uploads, "pwv"};
+    const struct plan plan = {"uploads", uploads, begin_staged, before_uploads, after_uploads, "pwv", NULL};
     campaign(*state, &plan, FAULT_KILL);
 }
 
 static void test_kill__at_each_step_of_promotions_and_their_ledger(void **state)
 {
-    const struct plan plan = {"promotions", promotions, before_promotions, after_promotions, "mm"};
+    const struct plan plan = {"promotions",     promotions, begin_staged, before_promotions,
+                              after_promotions, "mm",       NULL};
     campaign(*state, &plan, FAULT_KILL);
 }
 
 static void test_kill__at_each_step_of_garbage_collection(void **state)
 {
-    const struct plan plan = {"gc", collecting, before_collecting, after_collecting, "d"};
+    const struct plan plan = {"gc", collecting, begin_staged, before_collecting, after_collecting, "d", NULL};
     campaign(*state, &plan, FAULT_KILL);
 }
 
 static void test_cut__postgresql_at_each_step_of_garbage_collection(void **state)
 {
-    const struct plan plan = {"gc-cut", collecting, before_collecting, after_collecting, "d"};
+    const struct plan plan = {"gc-cut",         collecting, begin_staged, before_collecting,
+                              after_collecting, "d",        NULL};
     campaign(*state, &plan, FAULT_CUT);
 }
 

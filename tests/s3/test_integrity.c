@@ -114,8 +114,8 @@ static void test_integrity__tls_finds_what_was_changed(void **state)
     free(text);
 }
 
-/* The gateway sends an answer's head and body apart: where the head is acknowledged late, 40 ms pass between
- * them. The fastest of many is no matter of load. */
+/* The gateway sends an answer's head and body apart: where the head is acknowledged late, each of them waits
+ * the 40 ms of the kernel's timer. That one of many waits less is no matter of load. */
 static void test_integrity__answers_on_a_kept_connection_come_at_once(void **state)
 {
     MLO_UNUSED(state);
@@ -123,13 +123,13 @@ static void test_integrity__answers_on_a_kept_connection_come_at_once(void **sta
     struct mlo_s3 *s3 = s3_fixture_open("speed");
     uint64_t least = UINT64_MAX;
     for (int i = 0; i < 50; i++) {
-        uint64_t began = mlo_clock_ns();
+        uint64_t began = mlo_clock_ns(), worked = mlo_clock_cpu_ns();
         assert_ok(mlo_s3_check_bucket(s3, &err));
         if (i) /* the first has a new connection */
-            least = MLO_MIN(least, mlo_clock_ns() - began);
+            least = MLO_MIN(least, mlo_clock_ns() - began - (mlo_clock_cpu_ns() - worked));
     }
     if (least > 35000000)
-        fail_msg("no answer in less than %.1f ms", (double)least / 1e6);
+        fail_msg("no answer was waited for less than %.1f ms", (double)least / 1e6);
     mlo_s3_close(s3);
 }
 

@@ -1,0 +1,246 @@
+/* SIGKILL at every step of uploads whose store is S3: before, amid and behind every request to it, and before
+ * and behind every call of PostgreSQL. An upload is a small blob, one in parts under its own name, one in
+ * parts whose digest is known only at its end (copied on the server), one in pieces, and a version of all of
+ * them.
+ *
+ * After each: what was acknowledged is there, no row is without its bytes, the audit chains verify, an upload
+ * in pieces goes on where it stands, and fsck and gc leave nothing behind: no blob of nobody, no unfinished
+ * object, no multipart upload that somebody pays for. */
+#define KILL_STEPS 4
+#include <curl/curl.h>
+
+#include "tests/kill_fixture.h"
+#include "tests/s3_fixture.h"
+
+enum { SMALL = 50000, PARTS = (8 << 20) + 100 /* two */ };
+
+/* --- points at requests ----------------------------------------------------------------------------------
+ */
+
+CURLcode __real_curl_easy_perform(CURL *curl);
+CURLcode __wrap_curl_easy_perform(CURL *curl);
+
+/* Once a request, when a piece of its body is on its way. */
+static int amid(void *arg, curl_off_t down_total, curl_off_t down, curl_off_t up_total, curl_off_t up)
+{
+    bool *passed = arg;
+    MLO_UNUSED(down_total);
+    MLO_UNUSED(down);
+    if (!*passed && up > 0 && up < up_total) {
+        *passed = true;
+        kill_point();
+    }
+    return 0;
+}
+
+CURLcode __wrap_curl_easy_perform(CURL *curl)
+{
+    bool passed = false;
+    if (fault != FAULT_NONE) {
+        curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
+        curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, amid);
+        curl_easy_setopt(curl, CURLOPT_XFERINFODATA, &passed);
+    }
+    kill_point();
+    CURLcode code = __real_curl_easy_perform(curl);
+    kill_point();
+    return code;
+}
+
+/* --- what is uploaded ------------------------------------------------------------------------------------
+ */
+
+/* Bytes, yours, and their digest. */
+static char *bytes_of(const char *tag, const char *kind, size_t size, struct mlo_digest *digest)
+{
+    char *bytes = calloc(1, size);
+    assert_non_null(bytes);
+    snprintf(bytes, size, "%s of %s", kind, tag);
+    memcpy(bytes + size - 40, bytes, 39); /* in its last part as well */
+    mlo_digest_of(bytes, size, digest);
+    return bytes;
+}
+
+static enum mlo_status write_blob(struct victim *v, const char *kind, size_t size, bool told,
+                                  struct mlo_digest *digest)
+{
+    struct mlo_blob_writer *w = NULL;
+    char *bytes = bytes_of(v->tag, kind, size, digest);
+    enum mlo_status status;
+    MLO_TRY(mlo_blob_writer_open_expecting(v->blobs, told ? digest : NULL, told ? size : 0, &w, &v->err));
+    MLO_TRY(mlo_blob_writer_write(w, bytes, size, &v->err));
+    MLO_TRY(mlo_blob_writer_commit(w, digest, NULL, NULL, &v->err));
+    MLO_TRY(mlo_blob_record_stored(v->conn, v->blobs, &root, v->project, digest, size, &v->err));
+out:
+    mlo_blob_writer_free(w);
+    free(bytes);
+    return status;
+}
+
+/* From where the upload stands up to `to`. */
+static enum mlo_status append(struct mlo_db_conn *conn, struct mlo_blob_store *blobs,
+                              struct mlo_upload *upload, const char *bytes, size_t to, struct mlo_error *err)
+{
+    struct mlo_blob_piece *piece;
+    uint64_t from = upload->session.size_bytes;
+    enum mlo_status status = mlo_blob_piece_open(blobs, &upload->session, &piece, err);
+    if (status != MLO_OK)
+        return status;
+    MLO_TRY(mlo_blob_piece_write(piece, bytes + from, to - from, err));
+    MLO_TRY(mlo_blob_piece_commit(piece, err));
+    MLO_TRY(mlo_upload_keep(conn, upload, from, err));
+out:
+    mlo_blob_piece_free(piece);
+    return status;
+}
+
+/* 's', 'd', 'i', 'p': the blobs, as above; 'v': the version. */
+static enum mlo_status uploads(struct victim *v)
+{
+    struct mlo_manifest_blob files[] = {{.role = "model", .name = "m.onnx"},
+                                        {.role = "data", .name = "one"},
+                                        {.role = "data", .name = "two"},
+                                        {.role = "data", .name = "three"}};
+    struct mlo_upload upload;
+    struct mlo_version_info version;
+    int64_t model;
+    char *bytes = bytes_of(v->tag, "pieces", PARTS, &files[3].digest);
+    enum mlo_status status;
+    MLO_TRY(write_blob(v, "small", SMALL, true, &files[0].digest));
+    acknowledge(v, 's');
+    MLO_TRY(write_blob(v, "direct", PARTS, true, &files[1].digest));
+    acknowledge(v, 'd');
+    MLO_TRY(write_blob(v, "incoming", PARTS, false, &files[2].digest));
+    acknowledge(v, 'i');
+    MLO_TRY(mlo_upload_begin(v->conn, v->blobs, &root, v->project, &upload, &v->err));
+    MLO_TRY(append(v->conn, v->blobs, &upload, bytes, SMALL, &v->err));
+    MLO_TRY(append(v->conn, v->blobs, &upload, bytes, PARTS, &v->err));
+    MLO_TRY(mlo_upload_finish(v->conn, v->blobs, &root, &upload, &files[3].digest, &v->err));
+    acknowledge(v, 'p');
+    MLO_TRY(mlo_model_ensure(v->conn, &root, v->project, v->tag, &model, &v->err));
+    MLO_TRY(mlo_version_create(v->conn, &root, model, "", files, MLO_COUNT(files), &version, &v->err));
+    acknowledge(v, 'v');
+out:
+    free(bytes);
+    return status;
+}
+
+/* --- what holds after it -----------------------------------------------------------------------------------
+ */
+
+static void before(struct campaign *c, const char *tag)
+{
+    MLO_UNUSED(c);
+    MLO_UNUSED(tag);
+}
+
+static void assert_there(struct campaign *c, const char *tag, const char *kind, size_t size)
+{
+    struct pg_fixture *f = c->u.f;
+    struct mlo_digest digest;
+    free(bytes_of(tag, kind, size, &digest));
+    assert_mlo_ok(mlo_blob_linked(f->conn, c->u.project, &digest, NULL, &f->err), &f->err);
+    assert_mlo_ok(mlo_blob_check(c->u.blobs, &digest, NULL, &f->err), &f->err);
+}
+
+/* The session that the victim left, if it did: the client sends what is missing. */
+static bool go_on(struct campaign *c, const char *tag)
+{
+    struct pg_fixture *f = c->u.f;
+    struct mlo_upload upload;
+    struct mlo_digest digest;
+    PGresult *r = PQexec(mlo_db_pg(f->conn), "SELECT id FROM upload");
+    assert_true(PQresultStatus(r) == PGRES_TUPLES_OK && PQntuples(r) <= 1);
+    bool left = PQntuples(r) == 1;
+    if (left) {
+        char *bytes = bytes_of(tag, "pieces", PARTS, &digest);
+        assert_mlo_ok(mlo_upload_find(f->conn, c->u.project, PQgetvalue(r, 0, 0), &upload, &f->err), &f->err);
+        if (upload.session.size_bytes < PARTS)
+            assert_mlo_ok(append(f->conn, c->u.blobs, &upload, bytes, PARTS, &f->err), &f->err);
+        assert_mlo_ok(mlo_upload_finish(f->conn, c->u.blobs, &root, &upload, &digest, &f->err), &f->err);
+        free(bytes);
+    }
+    PQclear(r);
+    return left;
+}
+
+static enum mlo_status count_rest(void *arg, const struct mlo_blob_leftover *left, struct mlo_error *err)
+{
+    int *count = arg;
+    MLO_UNUSED(err);
+    print_error("left: %s %s\n", mlo_blob_leftover_name(left->kind), left->name);
+    ++*count;
+    return MLO_OK;
+}
+
+/* fsck finds what the victim left, and nothing worse; gc what nobody refers to. */
+static void assert_cleared(struct campaign *c)
+{
+    static const char *const leftovers[] = {"orphan", "unfinished", "upload", "multipart"};
+    struct pg_fixture *f = c->u.f;
+    bool empty;
+    int count = 0;
+    json_t *found = upkeep_fsck(&c->u, true, 0), *row;
+    size_t i;
+    json_array_foreach(json_object_get(found, "problems"), i, row)
+    {
+        const char *kind = mlo_json_str(row, "kind", "?");
+        bool expected = false;
+        for (size_t k = 0; k < MLO_COUNT(leftovers); k++)
+            expected = expected || strcmp(kind, leftovers[k]) == 0;
+        if (!expected || !json_is_string(json_object_get(row, "repaired")))
+            fail_msg("fsck: %s %s", kind, mlo_json_str(row, "digest", mlo_json_str(row, "name", "")));
+    }
+    json_decref(found);
+    upkeep_gc(&c->u, 0);
+    assert_mlo_ok(mlo_blob_leftovers(c->u.blobs, count_rest, &count, &f->err), &f->err);
+    assert_int_equal(count, 0);
+    assert_mlo_ok(mlo_blob_store_empty(c->u.blobs, &empty, &f->err), &f->err);
+    assert_true(empty);
+}
+
+static void after(struct campaign *c, const char *tag, const char *acks)
+{
+    static const struct {
+        char ack;
+        const char *kind;
+        size_t size;
+    } blobs[] = {
+        {'s', "small", SMALL}, {'d', "direct", PARTS}, {'i', "incoming", PARTS}, {'p', "pieces", PARTS}};
+    struct pg_fixture *f = c->u.f;
+    struct mlo_version_info version;
+    int64_t id;
+    bool went_on = go_on(c, tag);
+    assert_false(went_on && strchr(acks, 'p'));
+    for (size_t i = 0; i < MLO_COUNT(blobs); i++)
+        if (strchr(acks, blobs[i].ack) || (blobs[i].ack == 'p' && went_on))
+            assert_there(c, tag, blobs[i].kind, blobs[i].size);
+    bool there = mlo_model_find(f->conn, c->u.project, tag, &id, &f->err) == MLO_OK &&
+                 mlo_version_find(f->conn, id, 1, &version, &f->err) == MLO_OK;
+    assert_true(there || !strchr(acks, 'v'));
+    if (there)
+        assert_mlo_ok(upkeep_delete(&c->u, tag, 1, NULL, 0, NULL), &f->err);
+    assert_cleared(c);
+}
+
+static void test_kill__at_each_step_of_uploads_to_s3(void **state)
+{
+    char url[200];
+    snprintf(url, sizeof url, "s3:kill/x?endpoint=%s", s3_server.endpoint);
+    mlo_s3_close(s3_fixture_open("kill"));
+    const struct plan plan = {"s3", uploads, NULL, before, after, "sdipv", url};
+    campaign(*state, &plan, FAULT_KILL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_kill__at_each_step_of_uploads_to_s3, pg_fixture_setup,
+                                        pg_fixture_teardown),
+    };
+    curl_global_init(CURL_GLOBAL_DEFAULT);
+    s3_fixture_start("memstore");
+    int failed = cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
+    s3_fixture_stop();
+    return failed;
+}
