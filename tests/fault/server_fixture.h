@@ -81,8 +81,7 @@ static inline bool service_try_start(struct service *s)
     const char *argv[] = {s->mlopt,      "server",   "--blobs", s->blobs_url,           "--ledger",
                           s->ledger_dir, "--listen", listen,    "--webhook-allow-http", "--webhook-allow-net",
                           "127.0.0.0/8", NULL};
-    const char *env[] = {database, plan, options, "LD_PRELOAD=" MLOPT_BINARY_DIR "/tests/libfault_points.so",
-                         NULL};
+    const char *env[] = {database, plan, options, "LD_PRELOAD=" MLOPT_FAULT_POINTS, NULL};
     assert_true(log >= 0 && pipe2(out, O_CLOEXEC) == 0);
     struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
     o.argv = argv, o.env = env, o.stdout_fd = out[1], o.stderr_fd = log;
@@ -296,7 +295,7 @@ static inline void service_open(struct service *s, struct pg_fixture *f)
 {
     const char *mlopt = getenv("MLOPT");
     struct mlo_error err = {0};
-    *s = (struct service){.f = f, .mlopt = mlopt ? mlopt : MLOPT_BINARY_DIR "/mlopt"};
+    *s = (struct service){.f = f, .mlopt = mlopt ? mlopt : MLOPT_PROGRAM};
     assert_mlo_ok(mlo_fs_tempdir(NULL, "mlopt-service-", &s->dir, &err), &err);
     s->plan_path = mlo_fs_join(s->dir, "plan", NULL);
     s->log_path = mlo_fs_join(s->dir, "server.log", NULL);
