@@ -273,7 +273,7 @@ static char *put_large(struct api *api, size_t size, char path[256])
 
 static void flip_bit(const char *file, off_t at)
 {
-    char byte;
+    char byte = 0;
     assert_int_equal(chmod(file, 0600), 0);
     int fd = open(file, O_RDWR | O_CLOEXEC);
     assert_true(fd >= 0 && pread(fd, &byte, 1, at) == 1);
