@@ -16,7 +16,7 @@ BEGIN
     happened := entry ->> 'action';
     IF entry ->> 'via' IS DISTINCT FROM 'worker' OR
        happened IS NULL OR
-       happened <> ALL (ARRAY['run.finish', 'variant.name', 'derivation.reproduce', 'signature.refute', 'blob.damaged']) OR
+       happened <> ALL (ARRAY['run.finish', 'variant.name', 'derivation.reproduce', 'signature.refute', 'blob.report']) OR
        -- an end that the same transaction gave to a run of the project
        (happened = 'run.finish' AND NOT EXISTS (
             SELECT FROM run WHERE project = NEW.project_id AND 'run ' || id = entry ->> 'object' AND

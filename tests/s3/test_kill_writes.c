@@ -272,6 +272,5 @@ int main(void)
     curl_global_init(CURL_GLOBAL_DEFAULT);
     s3_fixture_start("memstore");
     int failed = cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
-    s3_fixture_stop();
-    return failed;
+    return s3_fixture_end(failed);
 }

@@ -359,6 +359,5 @@ int main(void)
     s3_fixture_start("memstore");
     s3_proxy_start();
     int failed = cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
-    s3_fixture_stop();
-    return failed;
+    return s3_fixture_end(failed);
 }

@@ -73,7 +73,7 @@ static void test_worker_role__has_these_rights(void **state)
                   "select string_agg(proname, ' ' order by proname) from pg_proc where pronamespace = "
                   "'mlopt'::regnamespace and prorettype <> 'trigger'::regtype and "
                   "has_function_privilege('mlopt_worker', oid, 'execute')",
-                  "audit_append blob_damaged blob_note blob_revive job_event_data queue_claim queue_settle");
+                  "audit_append blob_note blob_report blob_revive job_event_data queue_claim queue_settle");
     assert_rights(
         f,
         "select (rolsuper or rolcreaterole or rolcreatedb or rolreplication or rolbypassrls)::text || "
