@@ -50,10 +50,17 @@ static enum mlo_status receive(struct mlo_db_conn *conn, const struct mlo_db_que
 /* The end of the pipeline. What came behind a COMMIT is committed there, and may fail there. */
 static enum mlo_status synced(struct mlo_db_conn *conn, enum mlo_status so_far, struct mlo_error *err)
 {
-    for (bool end = false; !end && PQstatus(conn->pg) == CONNECTION_OK;) {
+    bool end = false, ended = false;
+    /* libpq's status stays good where only the write failed: then nothing comes, again and again */
+    while (!end && !conn->broken && PQstatus(conn->pg) == CONNECTION_OK) {
         PGresult *result = PQgetResult(conn->pg);
         ExecStatusType outcome = PQresultStatus(result);
         end = outcome == PGRES_PIPELINE_SYNC || PQpipelineStatus(conn->pg) == PQ_PIPELINE_OFF;
+        if (!result && ended && !end) {
+            conn->broken = true;
+            return so_far != MLO_OK ? so_far : mlo_db_fail(conn, NULL, "the end of a batch", err);
+        }
+        ended = !result;
         if (result && outcome != PGRES_PIPELINE_SYNC && so_far == MLO_OK)
             so_far = mlo_db_fail(conn, result, "the end of a batch", err);
         PQclear(result);
