@@ -26,22 +26,31 @@ steps:
   - optimize: {}
   - quantize: {accuracy_drop: 1pt}
 YAML
+# again CODE ARGUMENT…: `reproduce --local`, which leaves nothing behind.
+again() {
+    local code=$1
+    shift
+    mkdir -p "$work/tmp"
+    TMPDIR=$work/tmp expect "$code" "$MLOPT" reproduce "$@" --local
+    [ -z "$(ls -A "$work/tmp")" ] || fail "left behind: $(find "$work/tmp")"
+}
+
 for name in plain chosen; do
     expect 0 "$MLOPT" submit fashion/cnn --recipe $name.yaml --wait --timeout 1500
     expect 0 "$MLOPT" variants fashion/cnn -o json
     made=$(json "next(v['artifact'] for v in d if v['variant'] == '$name')")
-    expect 0 "$MLOPT" reproduce fashion/cnn@1/$name --local -o json
+    again 0 fashion/cnn@1/$name -o json
     holds "[r['step'] for r in d] == ['optimize', 'quantize'] and all(r['matched'] for r in d)"
     holds "d[-1]['made'] == d[-1]['artifact'] == '$made'"
 done
-expect 0 "$MLOPT" reproduce fashion/cnn@1/plain --local --threads 2
+again 0 fashion/cnn@1/plain --threads 2
 shows "same"
 expect 0 "$MLOPT" attest show fashion/cnn@1/chosen -o json
 holds "any(s['statement']['predicate']['buildDefinition']['externalParameters']['derivation']['decisions'] for s in d)"
 # nobody was told
 expect 0 "$MLOPT" reproduce fashion/cnn@1/plain --list -o json
 holds "d == []"
-expect 1 "$MLOPT" reproduce fashion/cnn@1/source --local
+again 1 fashion/cnn@1/source
 says "is the upload itself"
 
 # somebody says that it was other bytes, and that it was made by another revision
@@ -51,7 +60,7 @@ for what in bytes revision; do
     trap 'kill $forger 2>/dev/null || true; clean_up' EXIT
     wait_until "the forger answers" test -s $what.url
     code=$([ $what = bytes ] && echo 6 || echo 1)
-    MLOPT_URL=$(cat $what.url) expect "$code" "$MLOPT" reproduce fashion/cnn@1/plain --local
+    MLOPT_URL=$(cat $what.url) again "$code" fashion/cnn@1/plain
     [ $what = revision ] || shows "DIFFERS"
     says "$([ $what = bytes ] && echo "sha256:$(printf 'ab%.0s' {1..32}), and sha256:" || echo 'its revision is')"
     kill $forger

@@ -170,7 +170,7 @@ out:
     }
     mlo_dataset_close(dataset);
     json_decref(rows);
-    mlo_cli_scratch_remove();
+    mlo_cli_scratch_remove(dir);
     return status;
 }
 

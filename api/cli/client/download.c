@@ -184,7 +184,7 @@ enum mlo_status mlo_client_download(struct mlo_client *client, const char *path,
 out:
     if (t.out_fd >= 0)
         close(t.out_fd);
-    mlo_cli_scratch_remove();
+    mlo_cli_scratch_remove(scratch);
     free(temp);
     mlo_hasher_free(t.hasher);
     mlo_buf_clear(&t.body);

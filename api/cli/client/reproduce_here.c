@@ -345,7 +345,7 @@ out:
         *err = difference;
     for (size_t i = 0; i < count; i++)
         json_decref(links[i].statement.value);
-    mlo_cli_scratch_remove();
+    mlo_cli_scratch_remove(a.dir);
     free(links);
     free(a.source);
     free(a.model);

@@ -163,9 +163,10 @@ MLO_MUST_USE enum mlo_status mlo_cli_check_output(const char *path, struct mlo_e
 /* Puts the file's name in front of an error's message, unless the error names it already. */
 void mlo_cli_name_file(struct mlo_error *err, const char *path);
 /* A scratch folder that is removed by mlo_cli_scratch_remove, and also when a signal ends the program.
- * parent NULL: $TMPDIR. *path is borrowed until removed. One at a time. */
+ * parent NULL: $TMPDIR. *path is borrowed until removed; NULL after an error. */
 MLO_MUST_USE enum mlo_status mlo_cli_scratch(const char *parent, const char **path, struct mlo_error *err);
-void mlo_cli_scratch_remove(void);
+/* `path`: as it was given out; NULL: nothing. */
+void mlo_cli_scratch_remove(const char *path);
 /* What to say when a signal ends the program ("the run goes on: …"); copied; NULL: nothing. */
 void mlo_cli_on_interrupt(const char *text);
 /* Starts the thread that ends the program tidily on SIGINT and SIGTERM, with exit code 130 or 143. */

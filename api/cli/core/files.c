@@ -10,7 +10,10 @@
 
 /* What a signal has to clean up. The signal thread and the verb share it. */
 static pthread_mutex_t state_lock = PTHREAD_MUTEX_INITIALIZER;
-static char *scratch_path;
+static struct folder {
+    struct folder *next;
+    char *path;
+} *scratch; /* newest first */
 static char interrupt_text[256];
 
 static char *folder_of(const char *path)
@@ -80,25 +83,36 @@ out:
 
 enum mlo_status mlo_cli_scratch(const char *parent, const char **path, struct mlo_error *err)
 {
-    char *made = NULL;
-    enum mlo_status status = mlo_fs_tempdir(parent, "mlopt-", &made, err);
-    if (status != MLO_OK)
-        return status;
-    pthread_mutex_lock(&state_lock);
-    free(scratch_path);
-    scratch_path = made;
+    struct folder *made = calloc(1, sizeof *made);
+    *path = NULL;
+    if (!made)
+        return mlo_error_nomem(err);
+    pthread_mutex_lock(&state_lock); /* a signal in between would leave it */
+    enum mlo_status status = mlo_fs_tempdir(parent, "mlopt-", &made->path, err);
+    if (status == MLO_OK) {
+        made->next = scratch;
+        scratch = made;
+        *path = made->path;
+    }
     pthread_mutex_unlock(&state_lock);
-    *path = made;
-    return MLO_OK;
+    if (status != MLO_OK)
+        free(made);
+    return status;
 }
 
-void mlo_cli_scratch_remove(void)
+void mlo_cli_scratch_remove(const char *path)
 {
     pthread_mutex_lock(&state_lock);
-    if (scratch_path)
-        mlo_fs_remove_tree(scratch_path);
-    free(scratch_path);
-    scratch_path = NULL;
+    for (struct folder **at = &scratch; path && *at; at = &(*at)->next) {
+        struct folder *found = *at;
+        if (found->path != path)
+            continue;
+        mlo_fs_remove_tree(found->path);
+        *at = found->next;
+        free(found->path);
+        free(found);
+        break;
+    }
     pthread_mutex_unlock(&state_lock);
 }
 
@@ -116,8 +130,8 @@ static void *signal_thread(void *arg)
     while (sigwait(set, &number) != 0) {
     }
     pthread_mutex_lock(&state_lock);
-    if (scratch_path)
-        mlo_fs_remove_tree(scratch_path);
+    for (const struct folder *at = scratch; at; at = at->next)
+        mlo_fs_remove_tree(at->path);
     if (isatty(STDERR_FILENO))
         fputs("\r\033[K", stderr);
     fprintf(stderr, "interrupted%s%s\n", *interrupt_text ? ": " : "", interrupt_text);

@@ -59,7 +59,6 @@ int mlo_cli_main(const struct mlo_cli_verb *const *verbs, size_t count, int argc
         status = cli.verb->run(&cli, &err);
     }
 out:
-    mlo_cli_scratch_remove();
     mlo_buf_clear(&text);
     int code = 0;
     if (status != MLO_OK)

@@ -453,7 +453,7 @@ static enum mlo_status derive(struct mlo_cli *cli, const struct derivation *what
     MLO_TRY(print_result(&job, before, after, err));
     MLO_TRY(check_decisions(&job, out, err));
 out:
-    mlo_cli_scratch_remove();
+    mlo_cli_scratch_remove(job.scratch);
     free(job.artifact);
     free(job.parent);
     free(job.checkpoints);

@@ -170,14 +170,21 @@ static void test_scratch__is_removed(void **state)
 {
     MLO_UNUSED(state);
     struct mlo_error err = {0};
-    const char *path = NULL;
+    const char *path = NULL, *within = NULL;
     assert_ok(mlo_cli_scratch(NULL, &path, &err));
-    char *copy = strdup(path);
-    assert_true(mlo_fs_exists(copy));
-    mlo_cli_scratch_remove();
+    /* as a download into it makes one of its own */
+    assert_ok(mlo_cli_scratch(path, &within, &err));
+    char *copy = strdup(path), *copy_within = strdup(within);
+    assert_true(mlo_fs_exists(copy_within));
+    mlo_cli_scratch_remove(within);
+    assert_false(mlo_fs_exists(copy_within));
+    assert_true(mlo_fs_exists(path));
+    assert_string_equal(path, copy);
+    mlo_cli_scratch_remove(path);
     assert_false(mlo_fs_exists(copy));
-    mlo_cli_scratch_remove();
+    mlo_cli_scratch_remove(NULL);
     free(copy);
+    free(copy_within);
 }
 
 int main(void)
