@@ -10,10 +10,11 @@
 
 /* What a signal has to clean up. The signal thread and the verb share it. */
 static pthread_mutex_t state_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct folder {
+struct folder {
     struct folder *next;
     char *path;
-} *scratch; /* newest first */
+};
+static struct folder *scratch; /* newest first */
 static char interrupt_text[256];
 
 static char *folder_of(const char *path)
