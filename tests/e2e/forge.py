@@ -1,12 +1,15 @@
 """A server that passes on what another one answers, but signs (with a key of its own) that the variant is other bytes, or that
-its last step had another revision. forge.py URL FILE WHAT: writes its address to FILE."""
+its last step had another revision or input; or that answers, by the digests that were signed, another model or dataset.
+forge.py URL FILE WHAT: writes its address to FILE."""
 import base64
+import hashlib
 import http.server
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import urllib.parse
 import urllib.request
 
 upstream, out, what = sys.argv[1:]
@@ -36,6 +39,8 @@ def forge(answer):
             continue
         if what == "bytes":
             statement["subject"][0]["digest"]["sha256"] = other
+        elif what == "input":
+            statement["predicate"]["buildDefinition"]["externalParameters"]["derivation"]["inputs"]["model"] = "sha256:" + other
         else:
             statement["predicate"]["buildDefinition"]["externalParameters"]["derivation"]["revision"] += 1
         item["envelope"] = sign(json.dumps(statement).encode(), kind)
@@ -43,18 +48,46 @@ def forge(answer):
         answer["artifact"] = "sha256:" + other
 
 
+fakes = {}  # the path of a blob that the upstream does not have: its bytes
+
+
+def fetch(path, token):
+    request = urllib.request.Request(upstream + path, headers={"Authorization": token})
+    with urllib.request.urlopen(request) as answer:
+        return answer.read(), answer.headers, answer.status
+
+
+def other_model(version, path, token):
+    """The file in the role "model" becomes another one, with a doc_string more."""
+    blobs = path.split("/models/")[0] + "/blobs/"
+    file = next(f for f in version["files"] if f["role"] == "model")
+    fake = fetch(blobs + file["digest"], token)[0] + b"\x32\x05other"
+    file["digest"] = "sha256:" + hashlib.sha256(fake).hexdigest()
+    file["size"] = len(fake)
+    fakes[file["digest"]] = fake
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        request = urllib.request.Request(upstream + self.path, headers={"Authorization": self.headers["Authorization"]})
-        with urllib.request.urlopen(request) as answer:
-            body, headers, status = answer.read(), answer.headers, answer.status
-        if self.path.split("?")[0].endswith("/attestations"):
+        path, token = self.path.split("?")[0], self.headers["Authorization"]
+        fake = fakes.get(urllib.parse.unquote(path.split("/")[-1]))
+        body, headers, status = (fake, {}, 200) if fake else fetch(self.path, token)
+        numbered = path.split("/")[-2] == "versions"
+        if path.endswith("/attestations") and what in ("bytes", "revision", "input"):
             value = json.loads(body)
             forge(value)
             body = json.dumps(value).encode()
+        elif numbered and "/models/" in path and what == "model":
+            value = json.loads(body)
+            other_model(value, path, token)
+            body = json.dumps(value).encode()
+        elif numbered and "/datasets/" in path and what == "data":
+            value = json.loads(body)
+            value["metadata"]["normalize"] = "scale=1/128,mean=0.5,std=0.5"
+            body = json.dumps(value).encode()
         self.send_response(status)
         for name in ("Content-Type", "ETag", "X-Mlopt-Digest", "Content-Disposition"):
-            if headers[name]:
+            if headers.get(name):
                 self.send_header(name, headers[name])
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -53,16 +53,20 @@ holds "d == []"
 again 1 fashion/cnn@1/source
 says "is the upload itself"
 
-# somebody says that it was other bytes, and that it was made by another revision
-for what in bytes revision; do
+# somebody says that it was other bytes, or was made by another revision, or of another model; or answers another upload,
+# or other data, by the names that were signed
+declare -A code=([bytes]=6 [revision]=1 [input]=1 [model]=1 [data]=1)
+declare -A said=([bytes]="sha256:$(printf 'ab%.0s' {1..32}), and sha256:" [revision]='its revision is'
+    [input]="and the statement names sha256:$(printf 'ab%.0s' {1..32})" [model]='and the statement names sha256:'
+    [data]='is not the calibrate data sha256:')
+for what in bytes revision input model data; do
     /usr/bin/python3 "$here/forge.py" "$MLOPT_URL" "$work/$what.url" $what 2>forge-$what.log &
     forger=$!
     trap 'kill $forger 2>/dev/null || true; clean_up' EXIT
     wait_until "the forger answers" test -s $what.url
-    code=$([ $what = bytes ] && echo 6 || echo 1)
-    MLOPT_URL=$(cat $what.url) again "$code" fashion/cnn@1/plain
-    [ $what = revision ] || shows "DIFFERS"
-    says "$([ $what = bytes ] && echo "sha256:$(printf 'ab%.0s' {1..32}), and sha256:" || echo 'its revision is')"
+    MLOPT_URL=$(cat $what.url) again "${code[$what]}" fashion/cnn@1/plain
+    [ $what != bytes ] || shows "DIFFERS"
+    says "${said[$what]}"
     kill $forger
     wait $forger || true
 done

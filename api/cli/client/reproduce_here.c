@@ -120,6 +120,63 @@ out:
     return status;
 }
 
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(mlo_json_str(*(json_t *const *)a, "name", ""),
+                  mlo_json_str(*(json_t *const *)b, "name", ""));
+}
+
+/* The files as a manifest lists them; NULL: out of memory, or something is missing. */
+static json_t *manifest_files(const json_t *files)
+{
+    size_t count = json_array_size(files), i;
+    const json_t **sorted = calloc(count + 1, sizeof *sorted);
+    json_t *out = sorted ? json_array() : NULL;
+    for (i = 0; i < count && sorted; i++)
+        sorted[i] = json_array_get(files, i);
+    if (sorted)
+        qsort(sorted, count, sizeof *sorted, by_name);
+    for (i = 0; i < count && out; i++) {
+        const json_t *file = sorted[i];
+        json_t *row =
+            json_pack("{s:O*, s:O*, s:O*, s:O*, s:O*}", "role", json_object_get(file, "role"), "name",
+                      json_object_get(file, "name"), "digest", json_object_get(file, "digest"), "size",
+                      json_object_get(file, "size"), "media_type", json_object_get(file, "media_type"));
+        if (json_array_append_new(out, row) != 0) {
+            json_decref(out);
+            out = NULL;
+        }
+    }
+    free(sorted);
+    return out;
+}
+
+/* *same: whether what was fetched as a dataset's version has this digest, whatever the server says it is:
+ * that of the manifest (registry/manifest.c), by whose digests its files were fetched. */
+static enum mlo_status is_dataset(const json_t *row, const char *wanted, bool *same, struct mlo_error *err)
+{
+    json_t *facts = json_object_get(row, "facts"), *metadata = json_object_get(row, "metadata");
+    char text[MLO_DIGEST_TEXT_SIZE];
+    struct mlo_digest digest;
+    json_t *manifest = json_pack("{s:o*, s:O*}", "files", manifest_files(json_object_get(row, "files")),
+                                 "metadata", metadata);
+    enum mlo_status status = manifest ? MLO_OK : mlo_error_nomem(err);
+    *same = false;
+    if (json_object_size(facts) && status == MLO_OK && json_object_set(manifest, "facts", facts) != 0)
+        status = mlo_error_nomem(err);
+    MLO_TRY(status);
+    MLO_TRY(mlo_json_digest(manifest, &digest, err));
+    *same = strcmp(mlo_digest_text(&digest, text), wanted) == 0;
+    if (!*same && json_object_size(metadata) == 0) { /* none is answered as an empty one */
+        json_object_del(manifest, "metadata");
+        MLO_TRY(mlo_json_digest(manifest, &digest, err));
+        *same = strcmp(mlo_digest_text(&digest, text), wanted) == 0;
+    }
+out:
+    json_decref(manifest);
+    return status;
+}
+
 /* The dataset of a role, in the version that the derivation names by its digest; *out is its folder. */
 static enum mlo_status fetch_data(struct again *a, const struct link *link, const char *role, const char *dir,
                                   char **out, struct mlo_error *err)
@@ -130,6 +187,7 @@ static enum mlo_status fetch_data(struct again *a, const struct link *link, cons
     const char *wanted =
         mlo_json_str(json_object_get(json_object_get(external(link), "derivation"), "datasets"), role, "");
     char version[24];
+    bool same;
     mlo_client_path(&path, "/v1/projects/%s/runs/%d", a->ref.project, (long long)link->run_id);
     MLO_TRY(mlo_client_get(a->client, mlo_buf_str(&path), &run, err));
     const json_t *data = json_object_get(json_object_get(run, "datasets"), role);
@@ -143,7 +201,8 @@ static enum mlo_status fetch_data(struct again *a, const struct link *link, cons
     *out = mlo_fs_join(dir, role, NULL);
     MLO_TRY(*out ? mlo_fs_mkdirs(*out, err) : mlo_error_nomem(err));
     MLO_TRY(mlo_client_data(a->client, a->ref.project, name + 1, version, *out, &row, files, err));
-    if (strcmp(mlo_json_str(row, "digest", ""), wanted) != 0)
+    MLO_TRY(is_dataset(row, wanted, &same, err));
+    if (!same)
         status =
             mlo_error_set(err, MLO_EDIGEST, "%s@%s is not the %s data %.80s", full, version, role, wanted);
 out:
@@ -184,6 +243,26 @@ static enum mlo_status check(const json_t *derivation, const struct mlo_step **o
         status = mlo_step_derivation_same(name, derivation, ours, err);
     json_decref(ours);
     return status;
+}
+
+/* Whether the file at `path` is what the statement says that the step was run on. */
+static enum mlo_status check_input(const struct link *link, const char *path, struct mlo_error *err)
+{
+    const char *model =
+        mlo_json_str(json_object_get(json_object_get(external(link), "derivation"), "inputs"), "model", "");
+    char text[MLO_DIGEST_TEXT_SIZE], parent[80];
+    struct mlo_digest digest;
+    enum mlo_status status = mlo_digest_of_file(path, &digest, NULL, err);
+    if (status != MLO_OK)
+        return status;
+    mlo_digest_text(&digest, text);
+    snprintf(parent, sizeof parent, "sha256:%.64s", mlo_statement_parent(link->statement.value));
+    if (strcmp(text, model) == 0 && strcmp(text, parent) == 0)
+        return MLO_OK;
+    mlo_error_set(err, MLO_EDIGEST, "the model to start from is %s, and the statement names %.80s", text,
+                  strcmp(text, model) ? model : parent);
+    mlo_error_hint(err, "the server, or who signed, does not tell the truth: nothing was run on it");
+    return MLO_EDIGEST;
 }
 
 /* Runs it on `a->model`, which becomes what came out. */
@@ -257,6 +336,7 @@ static enum mlo_status repeat(struct again *a, const struct link *link, size_t n
     char *dir = mlo_fs_join(a->dir, folder, NULL);
     MLO_TRY(dir ? mlo_fs_mkdirs(dir, err) : mlo_error_nomem(err));
     MLO_TRY(check(derivation, &step, err));
+    MLO_TRY(check_input(link, a->model ? a->model : a->source, err));
     MLO_TRY(run_step(a, link, step, dir, err));
     MLO_TRY(mlo_digest_of_file(a->model, &made, NULL, err));
     MLO_TRY(mlo_json_digest(derivation, &key, err));
