@@ -12,7 +12,7 @@
 #include "pipeline/service/child_impl.h"
 #include "pipeline/service/worker_impl.h"
 
-enum { PROGRESS_EVERY_MS = 500 };
+enum { PROGRESS_EVERY_MS = 500, OBSERVATIONS_MAX = 4096 };
 static const uint64_t PLANS_MAX_BYTES = (uint64_t)8 << 30;     /* of a job's plans together */
 static const uint64_t DOCUMENT_MAX_BYTES = (uint64_t)32 << 20; /* what the pages can show */
 static const uint64_t SAMPLES_MAX_BYTES = (uint64_t)256 << 20; /* 16 Mi samples */
@@ -405,6 +405,10 @@ static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *r
         .observations = json_is_array(observations) ? observations : NULL,
         .plans = json_is_array(plans) ? plans : NULL,
     };
+    if (json_array_size(observations) > OBSERVATIONS_MAX)
+        return mlo_error_set(err, MLO_EFORMAT,
+                             "the step '%s' returned %zu observations; at most %d are taken", slot->job.step,
+                             json_array_size(observations), OBSERVATIONS_MAX);
     if (artifact)
         MLO_TRY(store_file(slot->worker, dir, artifact, &completion.artifact, &completion.size_bytes, err));
     MLO_TRY(store_samples(slot->worker, dir, observations, err));

@@ -17,7 +17,7 @@ extern char **environ;
 
 enum { WATCH_MS = 100, WATCH_MS_WITHOUT_PIDFD = 10, LINE_MAX_BYTES = 4096, STDERR_TAIL = 240 };
 enum { USAGE_EVERY_MS = 500, FOLDER_EVERY_MS = 1000, FILES_MAX = 4096 };
-enum { RESULT_MAX_BYTES = 64 << 20 };
+enum { RESULT_MAX_BYTES = 8 << 20 }; /* parsed it takes up to some hundred times that */
 
 /* --- the machine's lock -------------------------------------------------------------------------------- */
 

@@ -262,18 +262,23 @@ enum mlo_status mlo_isolation(json_t **out, bool *whole, struct mlo_error *err)
          "a step reads system software and its inputs, and writes in its own folders",
          "needs Linux 5.13 with Landlock (lsm=landlock): a step can read and write what the worker's user "
          "can"},
-        {"landlock-truncate", abi >= 3, "a step truncates only files in its own folders", "needs Linux 6.2"},
+        {"landlock-truncate", abi >= 3, "a step truncates only files in its own folders",
+         "needs Linux 6.2; seccomp refuses most ways to"},
         {"landlock-network", abi >= 4, "a step has no TCP, also where namespaces are refused",
          "needs Linux 6.7"},
         {"landlock-signals", abi >= 6,
-         "a step signals only its own processes, also where namespaces are refused", "needs Linux 6.12"},
-        {"seccomp", has_seccomp(), "a step has no sockets, and no calls on other processes, mounts or keys",
+         "a step signals only its own processes, also where namespaces are refused",
+         "needs Linux 6.12; namespaces do the same"},
+        {"seccomp", has_seccomp(),
+         "a step has no sockets, no calls on other processes, mounts or keys, and changes no file's mode or "
+         "times "
+         "by its path",
          "needs CONFIG_SECCOMP_FILTER"},
         {"namespaces", mlo_process_can_namespaces(),
          "a step has an empty network, and what it started ends with it",
          "user namespaces are refused here (sysctl user.max_user_namespaces, "
          "kernel.unprivileged_userns_clone, or a container's profile): a process that a step hid may outlive "
-         "it"},
+         "it, and without landlock-signals it can end single processes of the worker's user"},
     };
     json_t *all = json_array();
     *whole = true;

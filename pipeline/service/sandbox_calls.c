@@ -27,9 +27,11 @@ static const char *const refused[] = {
     "mount", "umount2", "pivot_root", "chroot", "move_mount", "open_tree", "fsopen", "fsconfig", "fsmount",
     "fspick", "mount_setattr", "name_to_handle_at", "open_by_handle_at", "quotactl", "quotactl_fd", "swapon",
     "swapoff", "fanotify_init",
-    /* what Landlock does not know of files: owners and attributes */
-    "chown", "fchown", "lchown", "fchownat", "setxattr", "lsetxattr", "fsetxattr", "removexattr",
-    "lremovexattr", "fremovexattr",
+    /* what Landlock does not know of files: owners, modes, times and attributes of whatever the worker's user
+     * owns; and lengths, of which it knows since version 3. A linker that makes its output executable goes on
+     * without */
+    "chown", "fchown", "lchown", "fchownat", "chmod", "fchmodat", "utime", "utimes", "futimesat", "truncate",
+    "truncate64", "setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr",
     /* namespaces */
     "unshare", "setns",
     /* the kernel's corners */
@@ -54,22 +56,26 @@ static const struct {
     {"clone", {0, SCMP_CMP_MASKED_EQ, CLONE_NEWNS, CLONE_NEWNS}},
     {"clone", {0, SCMP_CMP_MASKED_EQ, CLONE_NEWPID, CLONE_NEWPID}},
     {"clone", {0, SCMP_CMP_MASKED_EQ, CLONE_NEWNET, CLONE_NEWNET}},
-    /* a socket pair of datagrams sends to any address */
+    /* a socket pair of datagrams sends to any address, and one of raw ones is one of datagrams */
     {"socketpair", {1, SCMP_CMP_MASKED_EQ, 0xf, SOCK_DGRAM}},
+    {"socketpair", {1, SCMP_CMP_MASKED_EQ, 0xf, SOCK_RAW}},
     {"sendto", {4, SCMP_CMP_NE, 0, 0}},
+    /* all that the user has: where there is no namespace of processes, that is the worker and the server */
+    {"kill", {0, SCMP_CMP_MASKED_EQ, 0xffffffff, 0xffffffff}},
     /* the limits of another process of the same user */
     {"prlimit64", {0, SCMP_CMP_NE, 0, 0}},
-    /* an input is a link to the blob store's file: it stays readable for others, and no set-user-id program
-     */
-    {"chmod", {1, SCMP_CMP_MASKED_EQ, S_IRUSR, 0}},
+    /* an open file's mode: an input is a link to the blob store's file, and stays readable for others; and no
+     * set-user-id program */
     {"fchmod", {1, SCMP_CMP_MASKED_EQ, S_IRUSR, 0}},
-    {"fchmodat", {2, SCMP_CMP_MASKED_EQ, S_IRUSR, 0}},
-    {"chmod", {1, SCMP_CMP_MASKED_EQ, S_ISUID, S_ISUID}},
     {"fchmod", {1, SCMP_CMP_MASKED_EQ, S_ISUID, S_ISUID}},
-    {"fchmodat", {2, SCMP_CMP_MASKED_EQ, S_ISUID, S_ISUID}},
-    {"chmod", {1, SCMP_CMP_MASKED_EQ, S_ISGID, S_ISGID}},
     {"fchmod", {1, SCMP_CMP_MASKED_EQ, S_ISGID, S_ISGID}},
-    {"fchmodat", {2, SCMP_CMP_MASKED_EQ, S_ISGID, S_ISGID}},
+    /* the times of a file by its path; futimens has none */
+    {"utimensat", {1, SCMP_CMP_NE, 0, 0}},
+    /* opened not for writing and yet made empty, which Landlock knows since version 3 */
+    {"open", {1, SCMP_CMP_MASKED_EQ, O_ACCMODE | O_TRUNC, O_RDONLY | O_TRUNC}},
+    {"open", {1, SCMP_CMP_MASKED_EQ, O_ACCMODE | O_TRUNC, O_ACCMODE | O_TRUNC}},
+    {"openat", {2, SCMP_CMP_MASKED_EQ, O_ACCMODE | O_TRUNC, O_RDONLY | O_TRUNC}},
+    {"openat", {2, SCMP_CMP_MASKED_EQ, O_ACCMODE | O_TRUNC, O_ACCMODE | O_TRUNC}},
     /* typing into a terminal */
     {"ioctl", {1, SCMP_CMP_MASKED_EQ, 0xffffffff, TIOCSTI}},
     {"ioctl", {1, SCMP_CMP_MASKED_EQ, 0xffffffff, TIOCLINUX}},
@@ -96,8 +102,9 @@ static bool fill(scmp_filter_ctx ctx)
     }
     for (size_t i = 0; good && i < MLO_COUNT(too_young); i++)
         good = seccomp_rule_add(ctx, SCMP_ACT_ERRNO(ENOSYS), too_young[i], 0) == 0;
-    /* its flags are in memory, where no filter looks: the C library then uses clone */
-    return good && seccomp_rule_add(ctx, SCMP_ACT_ERRNO(ENOSYS), SCMP_SYS(clone3), 0) == 0;
+    /* their flags are in memory, where no filter looks: whoever calls them then uses clone and openat */
+    return good && seccomp_rule_add(ctx, SCMP_ACT_ERRNO(ENOSYS), SCMP_SYS(clone3), 0) == 0 &&
+           seccomp_rule_add(ctx, SCMP_ACT_ERRNO(ENOSYS), SCMP_SYS(openat2), 0) == 0;
 }
 
 enum mlo_status mlo_sandbox_calls(struct sock_filter **filter, unsigned short *count, struct mlo_error *err)

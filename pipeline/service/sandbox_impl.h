@@ -14,8 +14,8 @@
  * ends with it (base/process.h). limits, and an eye on what all its processes together use (usage.c).
  *
  * A compiler that a step starts to build its kernels, and a runtime's adapter, inherit all of it: running a
- * program of the system gives a step no right that it has not. A program that it wrote itself cannot be run.
- */
+ * program of the system gives a step no right that it has not, and neither does code that it wrote itself,
+ * which the system's loader and interpreters run for it. */
 #ifndef MLO_SERVICE_SANDBOX_IMPL_H
 #define MLO_SERVICE_SANDBOX_IMPL_H
 

@@ -397,8 +397,11 @@ static expr_fn *load(const char *name)
         library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     void *symbol = library ? dlsym(library, "mlopt_kernel") : NULL;
     expr_fn *fn = NULL;
-    if (library)
-        utimensat(folder_fd, name, NULL, AT_SYMLINK_NOFOLLOW); /* used now: the oldest are dropped first */
+    int used = library ? openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC) : -1;
+    if (used >= 0) {
+        futimens(used, NULL); /* now: the oldest are dropped first (a step may not do it by the path) */
+        close(used);
+    }
     if (symbol)
         memcpy(&fn, &symbol, sizeof fn); /* ISO C has no cast from an object's to a function's pointer */
     return fn;

@@ -114,6 +114,72 @@ static int set_user_id(const struct target *t)
     return tried(chmod(t->model, 04755));
 }
 
+/* Landlock has no say in modes, and the worker's user owns what the worker keeps. */
+static int unlock_secret(const struct target *t)
+{
+    char *path = mlo_fs_join(t->root, "secret", NULL);
+    int outcome = tried(chmod(path, 0666));
+    free(path);
+    return outcome;
+}
+
+static int unlock_secret_at(const struct target *t)
+{
+    int root = open(t->root, O_PATH | O_CLOEXEC), outcome = tried(fchmodat(root, "secret", 0666, 0));
+    close(root);
+    return outcome;
+}
+
+static int date_secret(const struct target *t)
+{
+    char *path = mlo_fs_join(t->root, "secret", NULL);
+    int outcome = tried(utimensat(AT_FDCWD, path, NULL, 0));
+    free(path);
+    return outcome;
+}
+
+/* Of a file that Landlock lets it write to: what stops it is not Landlock. */
+static int with_own_file(const struct target *t, long (*act)(const char *path))
+{
+    char *path = mlo_fs_join(t->dir, "own", NULL);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0 || close(fd) != 0)
+        abort();
+    int outcome = tried(act(path));
+    free(path);
+    return outcome;
+}
+
+static long by_truncating(const char *path)
+{
+    return truncate(path, 0);
+}
+
+static long by_reading(const char *path)
+{
+    return syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_TRUNC | O_CLOEXEC);
+}
+
+static long by_opening_for_nothing(const char *path)
+{
+    return syscall(SYS_openat, AT_FDCWD, path, O_ACCMODE | O_TRUNC | O_CLOEXEC);
+}
+
+static int truncate_by_path(const struct target *t)
+{
+    return with_own_file(t, by_truncating);
+}
+
+static int truncate_by_reading(const struct target *t)
+{
+    return with_own_file(t, by_reading);
+}
+
+static int truncate_by_nothing(const struct target *t)
+{
+    return with_own_file(t, by_opening_for_nothing);
+}
+
 static int own_program(const struct target *t)
 {
     char *path = mlo_fs_join(t->dir, "program", NULL), *const argv[] = {path, NULL}, *const env[] = {NULL};
@@ -158,6 +224,14 @@ static int datagram_pair(const struct target *t)
     return tried(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, pair));
 }
 
+/* Linux makes it one of datagrams. */
+static int raw_pair(const struct target *t)
+{
+    int pair[2];
+    MLO_UNUSED(t);
+    return tried(socketpair(AF_UNIX, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair));
+}
+
 static int trace_worker(const struct target *t)
 {
     return tried(ptrace(PTRACE_ATTACH, t->worker, NULL, NULL));
@@ -183,6 +257,20 @@ static int worker_memory(const struct target *t)
 static int signal_worker(const struct target *t)
 {
     return tried(kill(t->worker, SIGUSR2)); /* which nobody handles here */
+}
+
+/* Everybody, with a signal that is none; there is somebody, or the kernel would find nobody. */
+static int signal_all(const struct target *t)
+{
+    MLO_UNUSED(t);
+    pid_t pid = fork();
+    if (pid == 0)
+        for (;;)
+            pause();
+    int outcome = tried(kill(-1, 0));
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    return outcome;
 }
 
 static int limit_worker(const struct target *t)
@@ -256,15 +344,23 @@ static const struct attack {
     {"link_input", link_input, LANDLOCK},
     {"hide_input", hide_input, SECCOMP},
     {"set_user_id", set_user_id, SECCOMP},
+    {"unlock_secret", unlock_secret, SECCOMP},
+    {"unlock_secret_at", unlock_secret_at, SECCOMP},
+    {"date_secret", date_secret, SECCOMP},
+    {"truncate_by_path", truncate_by_path, SECCOMP},
+    {"truncate_by_reading", truncate_by_reading, SECCOMP},
+    {"truncate_by_nothing", truncate_by_nothing, SECCOMP},
     {"own_program", own_program, LANDLOCK},
     {"inet_socket", inet_socket, SECCOMP},
     {"unix_socket", unix_socket, SECCOMP},
     {"datagram_pair", datagram_pair, SECCOMP},
+    {"raw_pair", raw_pair, SECCOMP},
     {"trace_worker", trace_worker, SECCOMP},
     {"read_worker", read_worker, SECCOMP},
     {"worker_environment", worker_environment, LANDLOCK},
     {"worker_memory", worker_memory, LANDLOCK},
     {"signal_worker", signal_worker, LANDLOCK_NEW_SIGNALS},
+    {"signal_all", signal_all, SECCOMP},
     {"limit_worker", limit_worker, SECCOMP},
     {"new_user_namespace", new_user_namespace, SECCOMP},
     {"ring", ring, SECCOMP},
@@ -382,6 +478,53 @@ static void put_a_pipe_for_the_result(const struct target *t, const char *model)
     _exit(0);
 }
 
+static void leave_result(const struct target *t, const char *before, const char *part, size_t times,
+                         const char *after)
+{
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_error err = {0};
+    char *path = mlo_fs_join(t->dir, "result.json", NULL);
+    mlo_buf_puts(&text, before);
+    for (size_t i = 0; i < times; i++)
+        mlo_buf_printf(&text, "%s%s", i ? "," : "", part);
+    mlo_buf_puts(&text, after);
+    if (!mlo_buf_ok(&text) || mlo_fs_write_atomic(path, text.data, text.len, &err) != MLO_OK)
+        abort();
+    _exit(0);
+}
+
+/* Small as text and large once it is parsed. */
+static void bloat_the_result(const struct target *t, const char *model)
+{
+    MLO_UNUSED(model);
+    leave_result(t, "{\"status\":\"ok\",\"more\":[", "{}", (size_t)3 << 20, "]}");
+}
+
+static void observe_too_much(const struct target *t, const char *model)
+{
+    MLO_UNUSED(model);
+    leave_result(t, "{\"status\":\"ok\",\"observations\":[", "{}", 5000, "]}");
+}
+
+/* What is refused is not what the compiler of the kernels needs. */
+static void compile_there(const struct target *t, const char *model)
+{
+    static const char text[] = "int answer(void) { return 42; }\n";
+    char *source = mlo_fs_join(t->dir, "source", NULL), *object = mlo_fs_join(t->dir, "object.so", NULL);
+    const char *const argv[] = {"/usr/bin/cc", "-shared", "-fPIC", "-O2",  "-nostdlib", "-x",
+                                "c",           "-o",      object,  source, NULL};
+    struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
+    struct mlo_error err = {0};
+    int code = -1;
+    o.argv = argv;
+    if (mlo_fs_write_atomic(source, text, sizeof text - 1, &err) == MLO_OK &&
+        mlo_process_run(&o, 60000, 1 << 16, NULL, &code, &err) == MLO_OK && code == 0 &&
+        mlo_fs_size(object) > 0)
+        micro_log(model, "optimize", "compiled");
+    free(source);
+    free(object);
+}
+
 static const struct {
     const char *name;
     void (*run)(const struct target *t, const char *model);
@@ -391,7 +534,10 @@ static const struct {
              {"huge", one_huge_file},
              {"bomb", bomb},
              {"hide", hide},
-             {"pipe", put_a_pipe_for_the_result}};
+             {"pipe", put_a_pipe_for_the_result},
+             {"bloat", bloat_the_result},
+             {"observe", observe_too_much},
+             {"compile", compile_there}};
 
 static int hostile_step(const char *dir)
 {
@@ -596,6 +742,39 @@ static void test_sandbox__waits_for_no_pipe(void **state)
     stop_worker(&w);
 }
 
+static void test_sandbox__takes_no_result_beyond_bounds(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    start_worker(f, &w, 1);
+    int64_t run = hostile(f, "bloat");
+    wait_run(f, run);
+    assert_run(f, run, -1, "state", "failed");
+    assert_error(f, run, "larger than 8 MiB");
+    run = hostile(f, "observe");
+    wait_run(f, run);
+    assert_run(f, run, -1, "state", "failed");
+    assert_error(f, run, "returned 5000 observations; at most 4096 are taken");
+    assert_goes_on(f);
+    stop_worker(&w);
+}
+
+static void test_sandbox__lets_a_step_compile(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    if (access("/usr/bin/cc", X_OK) != 0) {
+        print_message("left out: no compiler here\n");
+        skip();
+    }
+    start_worker(f, &w, 1);
+    int64_t run = hostile(f, "compile");
+    wait_run(f, run);
+    assert_run(f, run, -1, "state", "succeeded");
+    assert_int_equal(micro_count(f->state, "compiled optimize"), 1);
+    stop_worker(&w);
+}
+
 static void test_sandbox__says_what_the_kernel_has(void **state)
 {
     json_t *layers, *layer;
@@ -634,6 +813,8 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_sandbox__ends_what_multiplies),
         SERVICE_TEST(test_sandbox__ends_what_hides),
         SERVICE_TEST(test_sandbox__waits_for_no_pipe),
+        SERVICE_TEST(test_sandbox__takes_no_result_beyond_bounds),
+        SERVICE_TEST(test_sandbox__lets_a_step_compile),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
 }
