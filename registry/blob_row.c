@@ -19,7 +19,8 @@ enum {
     BLOB_GONE,
     BLOB_REPORT,
     BLOB_REPORTED,
-    BLOB_LOOKED
+    BLOB_LOOKED,
+    BLOB_ALONE
 };
 
 const struct mlo_sql mlo_sql_blob_row[] = {
@@ -40,6 +41,9 @@ const struct mlo_sql mlo_sql_blob_row[] = {
     [BLOB_REPORTED] = {"blob_reported", "SELECT 1 FROM blob WHERE digest = $1 AND reported_at IS NOT NULL",
                        1},
     [BLOB_LOOKED] = {"blob_looked", "SELECT blob_looked($1)", 1},
+    [BLOB_ALONE] =
+        {"blob_alone",
+         "SELECT pg_try_advisory_xact_lock(hashtextextended('mlopt damage ' || encode($1, 'hex'), 0))", 1},
 };
 const size_t mlo_sql_blob_row_count = MLO_COUNT(mlo_sql_blob_row);
 
@@ -153,6 +157,17 @@ static enum mlo_status audit_damage(struct mlo_db_conn *conn, const struct mlo_a
     return status;
 }
 
+/* Whether nobody else settles it. In a transaction: nobody begins to until it ends. */
+static enum mlo_status alone(struct mlo_db_conn *conn, const struct mlo_params *p, bool *out,
+                             struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_ALONE], p, &rows, err);
+    *out = status == MLO_OK && mlo_rows_bool(&rows, 0, 0);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
 /* The row is marked already, and that is committed: whatever ends this, no row promises what is not there. */
 static enum mlo_status settle(struct mlo_db_conn *conn, struct mlo_blob_store *store,
                               const struct mlo_actor *actor, const struct mlo_digest *digest,
@@ -160,9 +175,11 @@ static enum mlo_status settle(struct mlo_db_conn *conn, struct mlo_blob_store *s
 {
     struct mlo_rows rows = {0};
     struct mlo_error seen = {0};
+    bool ignored;
     enum mlo_status status = mlo_db_begin(conn, err);
     if (status != MLO_OK)
         return status;
+    MLO_TRY(alone(conn, p, &ignored, err)); /* readers are told that somebody is here */
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_DAMAGED_LOCK], p, &rows, err));
     if (!mlo_rows_bool(&rows, 0, 0))
         goto out; /* it is not marked: the right bytes were brought meanwhile */
@@ -186,27 +203,17 @@ out:
     return mlo_db_end(conn, status, err);
 }
 
-enum mlo_status mlo_blob_quarantine(struct mlo_db_conn *conn, struct mlo_blob_store *store,
-                                    const struct mlo_actor *actor, const struct mlo_digest *digest,
-                                    bool *damaged, char **aside, struct mlo_error *err)
+/* What is to be done about what mlo_blob_check said. */
+static enum mlo_status act(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                           const struct mlo_actor *actor, const struct mlo_digest *digest,
+                           enum mlo_status seen, bool *damaged, char **aside, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
-    struct mlo_error seen = {0};
     char *where = NULL;
-    *damaged = false;
-    if (aside)
-        *aside = NULL;
+    enum mlo_status status = MLO_OK;
     mlo_param_digest(&p, digest);
-    enum mlo_status status = mlo_blob_check(store, digest, NULL, &seen);
-    if (status != MLO_OK && status != MLO_EDIGEST && status != MLO_ENOTFOUND) {
-        if (err)
-            *err = seen;
-        return status;
-    }
-    if (status == MLO_EDIGEST)
+    if (seen == MLO_EDIGEST) /* else: one that is marked may be settled still */
         status = mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_DAMAGED], &p, NULL, err);
-    else
-        status = MLO_OK; /* one that is marked may be settled still */
     if (status == MLO_OK)
         status = settle(conn, store, actor, digest, &p, damaged, &where, err);
     if (status == MLO_OK) /* what was reported of it is answered */
@@ -218,37 +225,71 @@ enum mlo_status mlo_blob_quarantine(struct mlo_db_conn *conn, struct mlo_blob_st
     return status;
 }
 
+static bool settles(enum mlo_status seen)
+{
+    return seen == MLO_OK || seen == MLO_EDIGEST || seen == MLO_ENOTFOUND;
+}
+
+enum mlo_status mlo_blob_quarantine(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                    const struct mlo_actor *actor, const struct mlo_digest *digest,
+                                    bool *damaged, char **aside, struct mlo_error *err)
+{
+    struct mlo_error why = {0};
+    *damaged = false;
+    if (aside)
+        *aside = NULL;
+    enum mlo_status seen = mlo_blob_check(store, digest, NULL, &why);
+    if (settles(seen))
+        return act(conn, store, actor, digest, seen, damaged, aside, err);
+    if (err)
+        *err = why;
+    return seen;
+}
+
+enum mlo_status mlo_blob_reported(struct mlo_db_conn *conn, const struct mlo_digest *digest, bool *out,
+                                  struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    mlo_param_digest(&p, digest);
+    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_REPORTED], &p, &rows, err);
+    *out = status == MLO_OK && mlo_rows_count(&rows) > 0;
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_blob_replaced(struct mlo_db_conn *conn, const struct mlo_digest *digest,
+                                  struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_digest(&p, digest);
+    return mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_LOOKED], &p, NULL, err);
+}
+
 enum mlo_status mlo_blob_settle_report(struct mlo_db_conn *conn, struct mlo_blob_store *store,
                                        const struct mlo_digest *digest, struct mlo_error *err)
 {
     const struct mlo_actor actor = MLO_ACTOR_SYSTEM;
-    struct mlo_params p = MLO_PARAMS_INIT;
-    struct mlo_rows rows = {0};
     char text[MLO_DIGEST_TEXT_SIZE], *aside = NULL;
-    bool damaged = false;
-    mlo_param_digest(&p, digest);
-    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_REPORTED], &p, &rows, err);
-    if (status == MLO_OK && mlo_rows_count(&rows) > 0)
+    bool damaged = false, reported;
+    enum mlo_status status = mlo_blob_reported(conn, digest, &reported, err);
+    if (reported)
         status = mlo_blob_quarantine(conn, store, &actor, digest, &damaged, &aside, err);
     if (damaged)
         mlo_log(MLO_LOG_ERROR, "a blob is damaged", "blob", mlo_digest_text(digest, text), "aside",
                 aside ? aside : "-", NULL);
-    mlo_rows_clear(&rows);
     free(aside);
     return status;
 }
 
 /* As far as a worker may: it says so, and that is audited. Nothing is hidden by what it says. */
-static enum mlo_status report(struct mlo_db_conn *conn, struct mlo_blob_store *store,
-                              const struct mlo_actor *actor, const struct mlo_digest *digest, bool *damaged,
-                              struct mlo_error *err)
+static enum mlo_status report(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                              const struct mlo_digest *digest, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
-    enum mlo_status status = mlo_blob_check(store, digest, NULL, err);
-    if (status == MLO_OK)
-        *damaged = false;
-    if (status != MLO_EDIGEST || (status = mlo_db_begin(conn, err)) != MLO_OK)
+    enum mlo_status status = mlo_db_begin(conn, err);
+    if (status != MLO_OK)
         return status;
     mlo_param_digest(&p, digest);
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_REPORT], &p, &rows, err));
@@ -259,19 +300,53 @@ out:
     return mlo_db_end(conn, status, err);
 }
 
+/* Who reads while another one settles it has nothing to add, and waits for no lock. */
+static enum mlo_status settle_alone(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                    const struct mlo_actor *actor, const struct mlo_digest *digest,
+                                    enum mlo_status seen, bool *damaged, char **aside, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    bool mine, is;
+    mlo_param_digest(&p, digest);
+    enum mlo_status status = alone(conn, &p, &mine, err);
+    is = !mine && seen != MLO_OK;
+    if (status == MLO_OK && mine)
+        status = act(conn, store, actor, digest, seen, &is, aside, err);
+    if (status == MLO_OK)
+        *damaged = is;
+    return status;
+}
+
+/* The bytes are read before a connection is leased: it may take long. */
+static enum mlo_status tell(struct mlo_db *db, struct mlo_blob_store *store, const struct mlo_actor *actor,
+                            const struct mlo_digest *digest, bool settle_it, bool *damaged, char **aside,
+                            struct mlo_error *err)
+{
+    struct mlo_db_conn *conn = NULL;
+    struct mlo_error why = {0};
+    enum mlo_status seen = mlo_blob_check(store, digest, NULL, &why), status;
+    if (!settles(seen) || (!settle_it && seen != MLO_EDIGEST)) {
+        *damaged = seen != MLO_OK;
+        if (seen != MLO_OK)
+            *err = why;
+        return seen;
+    }
+    status = mlo_db_acquire(db, &conn, err);
+    if (status == MLO_OK)
+        status = settle_it ? settle_alone(conn, store, actor, digest, seen, damaged, aside, err)
+                           : report(conn, actor, digest, err);
+    mlo_db_release(conn);
+    return status;
+}
+
 enum mlo_status mlo_blob_report_damage(struct mlo_db *db, struct mlo_blob_store *store,
                                        const struct mlo_actor *actor, const struct mlo_digest *digest,
                                        bool settle_it, struct mlo_error *err)
 {
-    struct mlo_db_conn *conn = NULL;
     struct mlo_error failed = {0};
     char text[MLO_DIGEST_TEXT_SIZE], *aside = NULL;
     bool damaged = true;
-    enum mlo_status status = mlo_db_acquire(db, &conn, &failed);
-    if (status == MLO_OK)
-        status = settle_it ? mlo_blob_quarantine(conn, store, actor, digest, &damaged, &aside, &failed)
-                           : report(conn, store, actor, digest, &damaged, &failed);
-    mlo_db_release(conn);
+    enum mlo_status status = tell(db, store, actor, digest, settle_it, &damaged, &aside, &failed);
     mlo_digest_text(digest, text);
     if (status != MLO_OK)
         mlo_log_error(MLO_LOG_ERROR, "a damaged blob could not be marked or put aside", &failed);

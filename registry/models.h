@@ -61,19 +61,29 @@ MLO_MUST_USE enum mlo_status mlo_blob_quarantine(struct mlo_db_conn *conn, struc
                                                  const struct mlo_digest *digest, bool *damaged, char **aside,
                                                  struct mlo_error *err);
 
-/* For whoever got MLO_EDIGEST of a read: does that on a connection of its own, logs it, and puts what was
- * done into `err`. `settle_it` false, as for a worker, whose role may not do more: it is reported only,
- * nothing is hidden by that, and a server looks for itself (who asks for the blob or uploads it next, garbage
- * collection, the reconciler). Returns MLO_EDIGEST; MLO_EIO (reading again helps) when they are right now. */
+/* For whoever got MLO_EDIGEST of a read: does that on a connection of its own, which it leases when it has
+ * looked, and leaves it to another one who does it already; logs it, and puts what was done into `err`.
+ * `settle_it` false, as for a worker, whose role may not do more: it is reported only, nothing is hidden by
+ * that, and a server looks for itself (garbage collection, the reconciler; until then who may upload is asked
+ * to send it again: mlo_blob_reported). Returns MLO_EDIGEST; MLO_EIO (reading again helps) when they are
+ * right now. */
 MLO_MUST_USE enum mlo_status mlo_blob_report_damage(struct mlo_db *db, struct mlo_blob_store *store,
                                                     const struct mlo_actor *actor,
                                                     const struct mlo_digest *digest, bool settle_it,
                                                     struct mlo_error *err);
 
-/* Looks at a blob that a worker reported as damaged (mlo_blob_quarantine), before anybody is told that it is
- * there. One statement where nobody did. Outside of a transaction. */
+/* Looks at a blob that a worker reported as damaged (mlo_blob_quarantine): it is read with the connection
+ * held, which is for those who have one for themselves. Outside of a transaction. */
 MLO_MUST_USE enum mlo_status mlo_blob_settle_report(struct mlo_db_conn *conn, struct mlo_blob_store *store,
                                                     const struct mlo_digest *digest, struct mlo_error *err);
+
+/* Whether a worker reported it as damaged and nobody has looked since: who has the bytes sends them again,
+ * and they are written, not compared. No bytes are read for it. Ask mlo_blob_linked before. */
+MLO_MUST_USE enum mlo_status mlo_blob_reported(struct mlo_db_conn *conn, const struct mlo_digest *digest,
+                                               bool *out, struct mlo_error *err);
+/* Its bytes were hashed and written anew: what was reported of it is answered. */
+MLO_MUST_USE enum mlo_status mlo_blob_replaced(struct mlo_db_conn *conn, const struct mlo_digest *digest,
+                                               struct mlo_error *err);
 
 /* A blob within a manifest. */
 struct mlo_manifest_blob {

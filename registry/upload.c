@@ -1,4 +1,5 @@
 #include "registry/upload.h"
+#include "registry/models.h"
 #include "registry/sql_impl.h"
 
 #include <string.h>
@@ -183,6 +184,7 @@ enum mlo_status mlo_upload_finish(struct mlo_db_conn *conn, struct mlo_blob_stor
         return status;
     MLO_TRY(mlo_blob_record_stored(conn, store, actor, upload->project_id, &digest,
                                    upload->session.size_bytes, err));
+    MLO_TRY(mlo_blob_replaced(conn, &digest, err));
     MLO_TRY(remove_row(conn, upload, err));
 out:
     return mlo_db_end(conn, status, err);

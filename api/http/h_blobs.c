@@ -31,14 +31,16 @@ static enum mlo_status put_begin(struct mlo_request *req, struct mlo_error *err)
 {
     struct blob_upload *upload = calloc(1, sizeof *upload);
     enum mlo_status status;
+    bool reported = false;
     req->upload = upload;
     if (!upload)
         return mlo_error_nomem(err);
     MLO_TRY(digest_param(req, &upload->expected, err));
     MLO_TRY(mlo_request_project(req, &upload->project, err));
-    MLO_TRY(mlo_blob_settle_report(req->conn, req->http->options.blobs, &upload->expected, err));
     status = mlo_blob_linked(req->conn, upload->project, &upload->expected, NULL, err);
-    if (status == MLO_OK && mlo_blob_exists(req->http->options.blobs, &upload->expected)) {
+    if (status == MLO_OK) /* what is there may be damaged: these bytes take its place */
+        MLO_TRY(mlo_blob_reported(req->conn, &upload->expected, &reported, err));
+    if (status == MLO_OK && !reported && mlo_blob_exists(req->http->options.blobs, &upload->expected)) {
         upload->hasher = mlo_hasher_new();
         status = upload->hasher ? MLO_OK : mlo_error_nomem(err);
     } else if (status == MLO_OK || status == MLO_ENOTFOUND) {
@@ -87,6 +89,7 @@ enum mlo_status h_blob_put(struct mlo_request *req, struct mlo_error *err)
         MLO_TRY(mlo_request_db(req, &conn, err));
         MLO_TRY(mlo_blob_record_stored(conn, req->http->options.blobs, &actor, upload->project,
                                        &upload->expected, upload->size, err));
+        MLO_TRY(mlo_blob_replaced(conn, &upload->expected, err));
     } else {
         struct mlo_digest sent;
         mlo_hasher_final(upload->hasher, &sent);
@@ -208,14 +211,21 @@ out:
 enum mlo_status h_blob_get(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_digest digest;
+    char text[MLO_DIGEST_TEXT_SIZE];
     int64_t project;
     enum mlo_status status;
     MLO_TRY(digest_param(req, &digest, err));
     MLO_TRY(mlo_request_project(req, &project, err));
-    bool asks = strcmp(req->method, "HEAD") == 0 && req->who.role >= MLO_SUBMITTER;
-    if (asks)
-        MLO_TRY(mlo_blob_settle_report(req->conn, req->http->options.blobs, &digest, err));
+    bool asks = strcmp(req->method, "HEAD") == 0 && req->who.role >= MLO_SUBMITTER, reported = false;
     MLO_TRY(mlo_blob_linked(req->conn, project, &digest, NULL, err));
+    if (asks)
+        MLO_TRY(mlo_blob_reported(req->conn, &digest, &reported, err));
+    if (reported) {
+        status = mlo_error_set(err, MLO_ENOTFOUND, "blob %s was reported as damaged",
+                               mlo_digest_text(&digest, text));
+        mlo_error_hint(err, "upload the same file again");
+        goto out;
+    }
     if (asks) /* it will not be sent again */
         MLO_TRY(mlo_blob_touch(req->conn, project, &digest, err));
     MLO_TRY(mlo_reply_artifact(req, &digest, NULL, err));

@@ -406,6 +406,77 @@ static void test_blobs__one_that_a_worker_reported_is_taken_again(void **state)
     reply_clear(&reply);
 }
 
+static int64_t reports(struct api *api)
+{
+    return pg_fixture_number(api->pg->server, "SELECT count(*) FROM blob WHERE reported_at IS NOT NULL");
+}
+
+/* A report has nobody read bytes at a request, and tells other projects nothing. */
+static void test_blobs__a_report_is_not_looked_at_for_who_asks(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    struct mlo_digest digest;
+    const struct mlo_actor worker = {.name = "w", .role = MLO_ADMIN, .via = "worker"};
+    const char *text = "weights of another", *submitter = api->token[MLO_SUBMITTER];
+    char path[256], name[MLO_DIGEST_TEXT_SIZE], *file;
+    api_call(api, &reply, "POST", "/v1/projects", api->token[MLO_ADMIN], "{\"name\":\"other\"}", NULL);
+    assert_http(&reply, 201);
+    api_upload(api, "other", text, name);
+    mlo_digest_of(text, strlen(text), &digest);
+    assert_mlo_ok(mlo_blob_path(api->blobs, &digest, api->dir, false, &file, &err), &err);
+    flip_bit(file, 3);
+    assert_mlo_status(mlo_blob_report_damage(api->pg->worker, api->blobs, &worker, &digest, false, &err),
+                      MLO_EDIGEST, &err);
+    digest_path("demo", text, strlen(text), path);
+    api_call(api, &reply, "HEAD", path, submitter, NULL, NULL);
+    assert_http(&reply, 404);
+    api_call(api, &reply, "PUT", path, submitter, "I only know the name", NULL);
+    assert_http(&reply, 422);
+    assert_true(mlo_fs_exists(file)); /* nobody put it aside */
+    assert_int_equal(reports(api), 1);
+    flip_bit(file, 3); /* now the report is a false one */
+    digest_path("other", text, strlen(text), path);
+    api_call(api, &reply, "HEAD", path, api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 200);
+    api_call(api, &reply, "HEAD", path, submitter, NULL, NULL);
+    assert_http(&reply, 404);
+    assert_int_equal(reports(api), 1);
+    api_upload(api, "other", text, name);
+    assert_int_equal(reports(api), 0);
+    api_call(api, &reply, "HEAD", path, submitter, NULL, NULL);
+    assert_http(&reply, 200);
+    free(file);
+    reply_clear(&reply);
+}
+
+/* Who reads a damaged one while another server puts it aside does not wait for that with a connection. */
+static void test_blobs__one_settles_what_many_read(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    struct mlo_digest digest;
+    char path[256], *file = put_large(api, SMALL, path), hex[MLO_DIGEST_TEXT_SIZE], sql[200];
+    flip_bit(file, 20000);
+    assert_true(mlo_digest_parse(strrchr(path, '/') + 1, &digest));
+    snprintf(sql, sizeof sql, "SELECT pg_advisory_lock(hashtextextended('mlopt damage %s', 0))",
+             mlo_digest_hex(&digest, hex));
+    assert_mlo_ok(mlo_db_exec_text(api->pg->conn, sql, &err), &err);
+    api_call(api, &reply, "GET", path, api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 422);
+    assert_true(mlo_fs_exists(file));
+    assert_int_equal(pg_fixture_number(api->pg->server, "SELECT count(*) FROM blob WHERE removed_at IS NULL"),
+                     1);
+    assert_mlo_ok(mlo_db_exec_text(api->pg->conn, "SELECT pg_advisory_unlock_all()", &err), &err);
+    api_call(api, &reply, "GET", path, api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 422);
+    assert_put_aside(api, path, file);
+    free(file);
+    reply_clear(&reply);
+}
+
 /* What documentation says of ranges: those of a large blob are not checked, the whole of it is. */
 static void test_blobs__a_range_that_is_all_is_checked_and_others_of_a_large_one_are_not(void **state)
 {
@@ -441,6 +512,8 @@ int main(void)
         API_TEST(test_blobs__lost_bytes_are_found_on_read),
         API_TEST(test_blobs__a_small_damaged_one_is_refused_whole_and_in_ranges),
         API_TEST(test_blobs__one_that_a_worker_reported_is_taken_again),
+        API_TEST(test_blobs__a_report_is_not_looked_at_for_who_asks),
+        API_TEST(test_blobs__one_settles_what_many_read),
         API_TEST(test_blobs__a_range_that_is_all_is_checked_and_others_of_a_large_one_are_not),
     };
     API_MAIN(tests);

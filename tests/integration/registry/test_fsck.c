@@ -312,7 +312,7 @@ static void test_fsck__a_worker_only_reports(void **state)
     assert_int_equal(problems(seen), 1);
     assert_non_null(find(seen, "damaged", "bad"));
     json_decref(seen);
-    /* who asks for one before it is sent again has a server look at it: a false report hides nothing */
+    /* a server looks at it: a false report hides nothing */
     assert_mlo_ok(mlo_blob_settle_report(u.f->conn, u.blobs, &one.artifact, &u.f->err), &u.f->err);
     assert_mlo_ok(mlo_blob_linked(u.f->conn, u.project, &one.artifact, NULL, &u.f->err), &u.f->err);
     assert_int_equal(reports(&u), 1);
