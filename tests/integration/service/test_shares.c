@@ -22,7 +22,7 @@ static void add_projects(struct service_fixture *f, struct shares *s, int count)
 {
     s->f = f;
     for (int i = 0; i < count; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "q%d", i);
         assert_mlo_ok(mlo_project_create(f->pg->conn, &SYSTEM, name, "", &s->ids[i], &f->err), &f->err);
         f->project = s->ids[i];
