@@ -64,6 +64,11 @@ enum mlo_status mlo_direct_verify(struct mlo_request *req, struct mlo_upload *up
     mlo_request_db_release(req); /* it may take long */
     enum mlo_status status = mlo_blob_direct_verify(store, &upload->session, VERIFY_MS, done, &failed),
                     keeping;
+    if (status == MLO_EUNSUPPORTED) { /* it can never be finished: it is to expire */
+        if (err)
+            *err = failed;
+        return status;
+    }
     /* also after a failure: what was read need not be read again */
     keeping = mlo_request_db(req, &conn, &kept);
     if (keeping == MLO_OK)

@@ -4,6 +4,7 @@
 
 #include <openssl/evp.h>
 
+#include "registry/blob_s3_impl.h"
 #include "registry/gc.h"
 
 #include "tests/integration/api/api_fixture.h"
@@ -460,6 +461,73 @@ static void test_direct__push_goes_round_a_bucket_that_it_cannot_reach(void **st
     assert_holds(said, "sending the file through the server");
 }
 
+/* The operator switches direct uploads off while one is on its way. */
+static void test_direct__push_goes_on_through_a_server_that_ended_it(void **state)
+{
+    struct api *api = *state;
+    struct mlo_blob_s3 *store = api->blobs->state;
+    char said[4096];
+    int log, how;
+    pid_t pid = push(api, &log);
+    bool ended = false;
+    while (atomic_load(&s3_proxy.puts) < 5 && !ended) { /* four at a time: one is there */
+        mlo_clock_sleep_ms(1);
+        ended = waitpid(pid, &how, WNOHANG) != 0;
+    }
+    if (!ended) {
+        kill(pid, SIGKILL);
+        assert_int_equal(waitpid(pid, &how, 0), pid);
+    }
+    close(log);
+    store->direct = false;
+    pid = push(api, &log);
+    assert_pushed(api, pid, log, said);
+    if (!ended)
+        assert_holds(said, "sending the file through the server");
+}
+
+static enum mlo_status open_ended(struct mlo_blob_store *store, struct mlo_blob_session *session,
+                                  uint32_t budget_ms, bool *done, struct mlo_error *err)
+{
+    MLO_UNUSED(store);
+    MLO_UNUSED(session);
+    MLO_UNUSED(budget_ms);
+    *done = false;
+    return mlo_error_set(err, MLO_EUNSUPPORTED, "parts can be replaced after the object was made of them");
+}
+
+/* A store that turns out to be none for it, at the end, as Swift does: the server keeps nothing alive, the
+ * client sends the file another way. */
+static void test_direct__push_goes_round_a_store_that_lets_parts_be_replaced(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_digest digest;
+    struct mlo_blob_backend swift = *api->blobs->backend;
+    const struct mlo_blob_backend *ceph = api->blobs->backend;
+    char said[4096], path[128];
+    int log;
+    swift.direct_verify = open_ended;
+    api->blobs->backend = &swift;
+    mlo_digest_of(g_bytes, SIZE, &digest);
+    begin(api, path);
+    pg_fixture_number(api->pg->server, "UPDATE upload SET expires_at = now() + interval '100 s'");
+    finish(api, &reply, path, &digest);
+    assert_http(&reply, 422);
+    assert_code(&reply, "unsupported");
+    assert_int_equal(
+        pg_fixture_number(api->pg->server,
+                          "SELECT count(*) FROM upload WHERE expires_at < now() + interval '101 s'"),
+        1);
+    api_call(api, &reply, "DELETE", path, api->token[MLO_SUBMITTER], NULL, NULL);
+    assert_http(&reply, 204);
+    pid_t pid = push(api, &log);
+    assert_pushed(api, pid, log, said);
+    assert_holds(said, "sending the file through the server");
+    api->blobs->backend = ceph;
+    reply_clear(&reply);
+}
+
 #define WITH(test, setup_) cmocka_unit_test_setup_teardown(test, setup_, api_teardown)
 
 int main(void)
@@ -473,6 +541,8 @@ int main(void)
         WITH(test_direct__push_sends_parts_without_its_token, setup_outside),
         WITH(test_direct__push_goes_on_after_a_kill, setup_outside),
         WITH(test_direct__push_goes_round_a_bucket_that_it_cannot_reach, setup_nowhere),
+        WITH(test_direct__push_goes_on_through_a_server_that_ended_it, setup_outside),
+        WITH(test_direct__push_goes_round_a_store_that_lets_parts_be_replaced, setup_outside),
     };
     g_bytes = malloc(PUSHED);
     mlo_random_bytes(g_bytes, PUSHED);

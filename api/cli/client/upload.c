@@ -174,7 +174,7 @@ static enum mlo_status send_pieces(struct sender *s, struct mlo_error *err)
 }
 
 /* The end: the bytes become the blob. Of parts in the bucket the server reads a while, and is asked again. */
-static enum mlo_status finish(struct sender *s, const char *digest, struct mlo_error *err)
+static enum mlo_status finish_once(struct sender *s, const char *digest, struct mlo_error *err)
 {
     char query[96], done[32], all[32], text[96];
     snprintf(query, sizeof query, "?digest=%s", digest);
@@ -199,7 +199,8 @@ static enum mlo_status finish(struct sender *s, const char *digest, struct mlo_e
     }
 }
 
-/* Nothing could be put into the bucket: the file goes through the server after all. */
+/* Nothing could be put into the bucket, or nothing can be made of what was: the file goes through the server
+ * after all, by a session of its own. */
 static enum mlo_status send_indirectly(struct sender *s, const char *why, struct mlo_error *err)
 {
     struct mlo_error ignored = {0};
@@ -231,10 +232,24 @@ static enum mlo_status send_direct(struct sender *s, struct mlo_error *err)
         (void)!ask(s, "GET", "", NULL, &ignored); /* what has arrived by now */
     }
     mlo_buf_clear(&path);
-    if ((status == MLO_EUNAVAILABLE || status == MLO_EUNSUPPORTED) && !some)
+    if (status == MLO_EUNSUPPORTED || (status == MLO_EUNAVAILABLE && !some))
         return send_indirectly(s, own.message, err);
     if (passing(status))
         mlo_error_hint(&own, "run the command again: it sends the parts that have not arrived");
+    if (status != MLO_OK && err)
+        *err = own;
+    return status;
+}
+
+/* The server may find only now that direct uploads do not go with its store, or were switched off. */
+static enum mlo_status finish(struct sender *s, const char *digest, struct mlo_error *err)
+{
+    struct mlo_error own = {0};
+    enum mlo_status status = finish_once(s, digest, &own);
+    if (status == MLO_EUNSUPPORTED && s->direct) {
+        status = send_indirectly(s, own.message, err);
+        return status == MLO_OK ? finish_once(s, digest, err) : status;
+    }
     if (status != MLO_OK && err)
         *err = own;
     return status;
