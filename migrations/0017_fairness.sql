@@ -20,7 +20,8 @@ CREATE TABLE project_queue (
     idle              boolean NOT NULL DEFAULT true                   -- nothing of it was ready at the last settling
 ) WITH (fillfactor = 20); -- rewritten at each claim: room in the page for it
 
--- The service of who was next last: who comes back from idling begins there.
+-- The paper's virtual time: the greatest start tag of what was claimed, or that of who is next by now; once nothing is
+-- left to do the greatest service. Who comes back from idling begins there.
 CREATE TABLE queue_clock (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     service  double precision NOT NULL DEFAULT 0
@@ -159,7 +160,7 @@ BEGIN
                    AS first
         FROM heads h
     ), picked AS (
-        SELECT t.job FROM tagged t WHERE t.first ORDER BY t.priority < 0, t.tag, t.job LIMIT wanted
+        SELECT t.job, t.tag FROM tagged t WHERE t.first ORDER BY t.priority < 0, t.tag, t.job LIMIT wanted
     ), mine AS ( -- without those that somebody else holds: their run is being ended
         SELECT j.id FROM picked k JOIN job j ON j.id = k.job WHERE j.state = 'ready' FOR UPDATE OF j SKIP LOCKED
     ), claimed AS (
@@ -172,6 +173,9 @@ BEGIN
     ), charged AS (
         UPDATE project_queue q SET service = q.service + c.cost / q.weight, claimed_at = now_
             FROM (SELECT x.project, sum(x.expected_s) AS cost FROM claimed x GROUP BY x.project) c WHERE q.project = c.project
+    ), clocked AS (
+        UPDATE queue_clock k SET service = n.tag
+            FROM (SELECT max(p.tag) AS tag FROM picked p JOIN claimed c ON c.id = p.job) n WHERE k.service < n.tag
     ), runs AS (
         SELECT u.id, (u.state = 'queued')::integer AS begins, u.event_seq FROM run u
             WHERE u.id = ANY (ARRAY(SELECT c.run FROM claimed c)) FOR NO KEY UPDATE
@@ -210,10 +214,12 @@ DECLARE
     clock double precision;
     taken integer;
 BEGIN
-    PERFORM set_config('synchronous_commit', 'off', true);
+    -- who settles is the thread of a worker that beats: it does not wait long
+    PERFORM set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '1s', true);
     IF NOT pg_try_advisory_xact_lock(7708122) THEN
         RETURN NULL;
     END IF;
+    PERFORM pg_advisory_xact_lock(7708121); -- a claim locks several rows of project_queue too
     now_ := clock_timestamp();
     WITH ended AS (
         DELETE FROM usage_entry WHERE id IN (SELECT e.id FROM usage_entry e ORDER BY e.id LIMIT most) RETURNING *
@@ -238,10 +244,16 @@ BEGIN
             WHERE q.project = p.project AND (c.more <> 0 OR q.running_s <> coalesce(r.more, 0))
     )
     SELECT count(*) INTO taken FROM ended;
-    UPDATE queue_clock k SET service = greatest(k.service, n.service) FROM (
-        SELECT coalesce(min(q.service + q.running_s / q.weight) FILTER (WHERE NOT q.idle AND q.claimed_at > now_ - interval '10 s'),
-                        max(q.service + q.running_s / q.weight), 0) AS service FROM project_queue q) n
-        WHERE k.service < n.service;
+    -- what runs is in no tag of a claim yet: the clock goes on to who is next, if not limited
+    UPDATE queue_clock k SET service = n.service FROM (
+        SELECT CASE WHEN EXISTS (SELECT FROM job WHERE state = 'ready') OR EXISTS (SELECT FROM job WHERE state = 'running')
+                    THEN min(t.tag) FILTER (WHERE t.open) ELSE max(t.tag) END AS service
+        FROM (SELECT p.service + p.running_s / p.weight AS tag, NOT p.paused
+                     AND EXISTS (SELECT FROM job j WHERE j.state = 'ready' AND j.project = p.project)
+                     AND (p.max_running IS NULL OR p.max_running > (SELECT count(*) FROM job j WHERE j.state = 'running' AND
+                                                                                         j.project = p.project))
+                     AND (NOT p.idle OR p.service + p.running_s / p.weight > c.service) AS open -- no newcomer
+              FROM project_queue p CROSS JOIN queue_clock c) t) n WHERE k.service < n.service;
     SELECT k.service INTO clock FROM queue_clock k;
     -- who began since the last time begins where the others are by now
     UPDATE project_queue q SET idle = w.idle, service = greatest(q.service, clock - q.running_s / q.weight -

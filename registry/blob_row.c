@@ -87,6 +87,8 @@ enum mlo_status mlo_blob_record_stored(struct mlo_db_conn *conn, struct mlo_blob
     const char *why = mlo_rows_text(&rows, 0, 0);
     if (strcmp(why, "live") == 0)
         goto out;
+    if (strcmp(why, "damaged") == 0)
+        MLO_TRY(mlo_db_exec_text(conn, MLO_DB_SLOW_TX, err));
     MLO_TRY(bytes_there(store, digest, why, err));
     mlo_param_i64(&revive, project_id);
     mlo_param_digest(&revive, digest);
@@ -179,6 +181,7 @@ static enum mlo_status settle(struct mlo_db_conn *conn, struct mlo_blob_store *s
     enum mlo_status status = mlo_db_begin(conn, err);
     if (status != MLO_OK)
         return status;
+    MLO_TRY(mlo_db_exec_text(conn, MLO_DB_SLOW_TX, err));
     MLO_TRY(alone(conn, p, &ignored, err)); /* readers are told that somebody is here */
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_DAMAGED_LOCK], p, &rows, err));
     if (!mlo_rows_bool(&rows, 0, 0))

@@ -58,7 +58,10 @@ enum mlo_status mlo_db_open(const struct mlo_db_options *options, struct mlo_db 
     db->user = options->user ? strdup(options->user) : NULL;
     db->application = strdup(options->application ? options->application : "mlopt");
     struct mlo_buf settings = MLO_BUF_INIT;
-    mlo_buf_printf(&settings, "-c search_path=mlopt -c timezone=UTC -c statement_timeout=%u -c jit=off",
+    /* who vanishes inside a transaction leaves its locks; who works long inside one says so itself */
+    mlo_buf_printf(&settings,
+                   "-c search_path=mlopt -c timezone=UTC -c statement_timeout=%u -c jit=off "
+                   "-c idle_in_transaction_session_timeout=30000",
                    options->statement_timeout_ms ? options->statement_timeout_ms : 30000);
     db->options = mlo_buf_take(&settings);
     enum mlo_status status = MLO_OK;

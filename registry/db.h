@@ -157,6 +157,10 @@ MLO_MUST_USE enum mlo_status mlo_db_begin(struct mlo_db_conn *conn, struct mlo_e
 MLO_MUST_USE enum mlo_status mlo_db_end(struct mlo_db_conn *conn, enum mlo_status status,
                                         struct mlo_error *err);
 bool mlo_db_in_transaction(const struct mlo_db_conn *conn);
+/* PostgreSQL ends a transaction, and its connection, of whoever asks for nothing for 30 s in it: one who
+ * vanished keeps no locks. For a transaction that reads blobs, or removes them, this lifts the limit
+ * (mlo_db_exec_text). */
+#define MLO_DB_SLOW_TX "SET LOCAL idle_in_transaction_session_timeout = 0"
 
 /* --- locks that do not wait for the disk -------------------------------------------------------- */
 

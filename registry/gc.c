@@ -230,6 +230,7 @@ static enum mlo_status remove_some(struct gc *gc, struct mlo_digest *behind, int
     if (status != MLO_OK)
         return status;
     *count = BUSY;
+    MLO_TRY(mlo_db_exec_text(gc->conn, MLO_DB_SLOW_TX, err));
     MLO_TRY(try_lock(gc, GC_COLLECTOR, &mine, err));
     if (!mine)
         goto out;

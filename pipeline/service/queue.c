@@ -55,18 +55,18 @@ const struct mlo_sql MLO_QUEUE_SQL[] = {
     [S_NOTE_KEY] = {"queue_note_key", "update job set derivation = $2 where id = $1 and state = 'ready'", 2},
     [S_SETTLE] = {"queue_settle", "select queue_settle($1::integer)", 1},
     /* a beat that a crash of the database undoes ends the lease sooner, and loses nothing: it waits for no
-     * disk */
-    [S_BEAT] =
-        {"queue_beat",
-         "update job set lease_until = clock_timestamp() + $3::bigint * interval '1 millisecond' "
-         "where id = $1 and token = $2::uuid and set_config('synchronous_commit', 'off', true) = 'off'",
-         3},
+     * disk, and for no lock, since one thread beats for all */
+    [S_BEAT] = {"queue_beat",
+                "update job set lease_until = clock_timestamp() + $3::bigint * interval '1 millisecond' "
+                "where id = (select id from job where id = $1 and token = $2::uuid "
+                "  and set_config('synchronous_commit', 'off', true) = 'off' for no key update skip locked)",
+                3},
     [S_PROGRESS] = {"queue_progress",
                     "update job set progress = $3, message = $4 where id = $1 and token = $2::uuid", 4},
     [S_EXPIRED] =
         {"queue_expired",
          "select id, token::text from job where state = 'running' and lease_until < clock_timestamp() "
-         "order by lease_until limit 16",
+         "order by lease_until limit 16 for update skip locked",
          0},
     [S_STATE] = {"queue_expired_still",
                  "select lease_until < clock_timestamp(), attempts, max_attempts from job where id = $1", 1},
@@ -299,25 +299,49 @@ static enum mlo_status claim_rows(struct mlo_db *db, const struct mlo_claimer *c
     return status == MLO_EEXISTS ? MLO_OK : status;
 }
 
+/* A claimed job that cannot be begun. What can pass hands it back; a job that cannot be read fails. */
+static void give_up(struct mlo_db *db, const struct mlo_job *job, const struct mlo_error *why)
+{
+    bool passes =
+        mlo_status_info(why->status)->retry || why->status == MLO_ENOMEM || why->status == MLO_ECONFLICT;
+    const struct mlo_attempt_failure failure = {.job = job->id,
+                                                .token = job->token,
+                                                .end = passes ? MLO_ATTEMPT_RETURNED : MLO_ATTEMPT_FAILED,
+                                                .error = passes ? NULL : why};
+    struct mlo_error error = {0};
+    mlo_log_error(MLO_LOG_WARN, "a claimed job cannot be begun", why);
+    if (mlo_queue_fail(db, &failure, &error) != MLO_OK) /* then its lease runs out */
+        mlo_log_error(MLO_LOG_WARN, "a claimed job cannot be given up", &error);
+}
+
 enum mlo_status mlo_queue_claim(struct mlo_db *db, const struct mlo_claimer *claimer, struct mlo_job *jobs,
                                 int wanted, int *count, struct mlo_error *err)
 {
     struct mlo_rows rows = {0};
     enum mlo_status status = claim_rows(db, claimer, wanted, &rows, err);
     *count = 0;
-    for (int i = 0; status == MLO_OK && i < mlo_rows_count(&rows); i++) {
+    for (int i = 0; i < mlo_rows_count(&rows); i++) {
         struct mlo_job *job = &jobs[*count];
+        struct mlo_error error = {0};
         bool kept = false;
         *job = (struct mlo_job){.id = 0};
-        status = read_claimed(&rows, i, job, err);
-        if (status == MLO_OK)
-            status = settle_key(db, job, &rows, i, &kept, err);
-        if (status == MLO_OK && kept)
+        enum mlo_status one = read_claimed(&rows, i, job, &error);
+        if (one == MLO_OK)
+            one = settle_key(db, job, &rows, i, &kept, &error);
+        if (one == MLO_OK && kept) {
             ++*count;
-        else
-            mlo_job_clear(job);
+            continue;
+        }
+        if (one != MLO_OK)
+            give_up(db, job, &error);
+        if (one != MLO_OK && status == MLO_OK) {
+            status = one;
+            if (err)
+                *err = error;
+        }
+        mlo_job_clear(job);
     }
-    /* what was read is the caller's even so; the lease of the rest runs out */
+    /* what was read is the caller's even so */
     if (*count > 0)
         status = MLO_OK;
     mlo_rows_clear(&rows);
@@ -359,8 +383,12 @@ enum mlo_status mlo_queue_beat(struct mlo_db *db, const struct mlo_job *job, uin
     mlo_param_text(&p, job->token);
     mlo_param_i64(&p, lease_ms);
     status = mlo_db_exec(conn, &MLO_QUEUE_SQL[S_BEAT], &p, &rows, err);
-    if (status == MLO_OK && mlo_rows_affected(&rows) == 0)
+    if (status == MLO_OK && mlo_rows_affected(&rows) == 0) {
         status = mlo_check_token(conn, job->id, job->token, err);
+        if (status == MLO_OK)
+            status =
+                mlo_error_set(err, MLO_ECONFLICT, "another transaction holds job %lld", (long long)job->id);
+    }
     mlo_rows_clear(&rows);
     mlo_db_release(conn);
     return status;
@@ -420,7 +448,12 @@ static enum mlo_status fail_tx(struct mlo_db_conn *conn, void *arg, struct mlo_e
     const char *outcome = "returned";
     if (f->error && !(error = mlo_error_json(f->error, f->job)))
         return mlo_error_nomem(err);
-    MLO_TRY(mlo_lock_jobs_of(conn, f->job, &run, err));
+    if (f->end == MLO_ATTEMPT_LOST) { /* told by the thread that beats: it must not wait */
+        MLO_TRY(mlo_db_exec_text(conn, "set local lock_timeout = '1s'", err));
+        MLO_TRY(mlo_try_lock_jobs_of(conn, f->job, &run, err));
+    } else {
+        MLO_TRY(mlo_lock_jobs_of(conn, f->job, &run, err));
+    }
     MLO_TRY(mlo_check_token(conn, f->job, f->token, err));
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_i64(&p, f->job);
@@ -463,6 +496,8 @@ enum mlo_status mlo_queue_fail(struct mlo_db *db, const struct mlo_attempt_failu
     return mlo_service_pool_tx(db, fail_tx, (void *)failure, err);
 }
 
+#define REAP_NS 1000000000ull /* the rest is there the next time; meanwhile somebody must beat */
+
 static enum mlo_status expired_tx(struct mlo_db_conn *conn, void *arg, struct mlo_error *err)
 {
     return mlo_db_exec(conn, &MLO_QUEUE_SQL[S_EXPIRED], NULL, arg, err);
@@ -476,7 +511,8 @@ enum mlo_status mlo_queue_reap(struct mlo_db *db, uint32_t backoff_ms, int *coun
     *count = 0;
     mlo_error_set(&lost, MLO_ELEASE, "the worker stopped answering, and its lease ran out");
     mlo_error_hint(&lost, "look at the worker's log and at the machine's memory");
-    for (int i = 0; status == MLO_OK && i < mlo_rows_count(&rows); i++) {
+    uint64_t ends_ns = mlo_clock_ns() + REAP_NS;
+    for (int i = 0; status == MLO_OK && i < mlo_rows_count(&rows) && mlo_clock_ns() < ends_ns; i++) {
         struct mlo_attempt_failure failure = {
             .job = mlo_rows_i64(&rows, i, 0),
             .token = mlo_rows_text(&rows, i, 1),
@@ -489,7 +525,7 @@ enum mlo_status mlo_queue_reap(struct mlo_db *db, uint32_t backoff_ms, int *coun
         if (status == MLO_OK)
             ++*count;
         else if (status == MLO_ELEASE || status == MLO_ECANCELLED || status == MLO_ECONFLICT)
-            status = MLO_OK; /* another reaper, or the attempt itself, was first */
+            status = MLO_OK; /* another reaper, or the attempt itself, was first, or is at it */
     }
     mlo_rows_clear(&rows);
     return status;

@@ -6,6 +6,7 @@
 
 enum {
     S_LOCK_JOBS,
+    S_TRY_LOCK_JOBS,
     S_TOKEN,
     S_EVENT,
     S_JOB_EVENT,
@@ -26,6 +27,10 @@ const struct mlo_sql MLO_RUNS_SQL[] = {
                      "select id, run from job where run = (select run from job where id = $1) "
                      "order by id for update",
                      1},
+    [S_TRY_LOCK_JOBS] = {"runs_try_lock_jobs",
+                         "select id, run from job where run = (select run from job where id = $1) "
+                         "order by id for update nowait",
+                         1},
     [S_TOKEN] = {"runs_token", "select state, token::text from job where id = $1", 1},
     /* the run's row is locked by the increment, so numbers appear in the order in which they are given */
     [S_EVENT] = {"runs_event",
@@ -67,13 +72,14 @@ const struct mlo_sql MLO_RUNS_SQL[] = {
 };
 const size_t MLO_RUNS_SQL_COUNT = MLO_COUNT(MLO_RUNS_SQL);
 
-enum mlo_status mlo_lock_jobs_of(struct mlo_db_conn *conn, int64_t job, int64_t *run, struct mlo_error *err)
+static enum mlo_status lock_jobs(struct mlo_db_conn *conn, int statement, int64_t job, int64_t *run,
+                                 struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_rows rows = {0};
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_i64(&p, job);
-    MLO_TRY(mlo_db_exec(conn, &MLO_RUNS_SQL[S_LOCK_JOBS], &p, &rows, err));
+    MLO_TRY(mlo_db_exec(conn, &MLO_RUNS_SQL[statement], &p, &rows, err));
     if (mlo_rows_count(&rows) == 0)
         status = mlo_error_set(err, MLO_ENOTFOUND, "there is no job %lld", (long long)job);
     else if (run)
@@ -81,6 +87,17 @@ enum mlo_status mlo_lock_jobs_of(struct mlo_db_conn *conn, int64_t job, int64_t 
 out:
     mlo_rows_clear(&rows);
     return status;
+}
+
+enum mlo_status mlo_lock_jobs_of(struct mlo_db_conn *conn, int64_t job, int64_t *run, struct mlo_error *err)
+{
+    return lock_jobs(conn, S_LOCK_JOBS, job, run, err);
+}
+
+enum mlo_status mlo_try_lock_jobs_of(struct mlo_db_conn *conn, int64_t job, int64_t *run,
+                                     struct mlo_error *err)
+{
+    return lock_jobs(conn, S_TRY_LOCK_JOBS, job, run, err);
 }
 
 enum mlo_status mlo_lock_and_check(struct mlo_db_conn *conn, int64_t job, const char *token,

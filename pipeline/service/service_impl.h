@@ -76,13 +76,16 @@ struct mlo_claimer {
     uint64_t memory_bytes, disk_bytes; /* of a job; 0: as much as it wants */
 };
 /* Takes up to `wanted` ready jobs that the claimer can do, by share, priority and age (docs/queue.md), and
- * fills jobs[0] to jobs[*count - 1], each yours (mlo_job_clear). *count is 0 when there is none. */
+ * fills jobs[0] to jobs[*count - 1], each yours (mlo_job_clear). *count is 0 when there is none. One that
+ * cannot be read fails, and one that the database kept from being prepared is handed back; the others are
+ * yours even so, and the failure is the status only where there are none. */
 MLO_MUST_USE enum mlo_status mlo_queue_claim(struct mlo_db *db, const struct mlo_claimer *claimer,
                                              struct mlo_job *jobs, int wanted, int *count,
                                              struct mlo_error *err);
 /* Counts what ended into shares and months' totals; often, by whoever comes first. */
 MLO_MUST_USE enum mlo_status mlo_queue_settle(struct mlo_db *db, struct mlo_error *err);
-/* Prolongs the lease. MLO_ELEASE: the job is not this attempt's any more; MLO_ECANCELLED: nobody's. */
+/* Prolongs the lease, and waits for nobody. MLO_ELEASE: the job is not this attempt's any more;
+ * MLO_ECANCELLED: nobody's; MLO_ECONFLICT: another transaction holds its row: try again soon. */
 MLO_MUST_USE enum mlo_status mlo_queue_beat(struct mlo_db *db, const struct mlo_job *job, uint32_t lease_ms,
                                             struct mlo_error *err);
 /* Writes progress, and an event of it. As mlo_queue_beat. */
@@ -112,7 +115,7 @@ struct mlo_attempt_failure {
 /* Ends an attempt that made nothing. MLO_ELEASE (or MLO_ECANCELLED) when the token is not the job's. */
 MLO_MUST_USE enum mlo_status mlo_queue_fail(struct mlo_db *db, const struct mlo_attempt_failure *failure,
                                             struct mlo_error *err);
-/* Ends the attempts whose lease ran out. */
+/* Ends the attempts whose lease ran out, but for those whose rows another transaction holds: next time. */
 MLO_MUST_USE enum mlo_status mlo_queue_reap(struct mlo_db *db, uint32_t backoff_ms, int *count,
                                             struct mlo_error *err);
 /* --- completion (completion.c) ------------------------------------------------------------------------- */
@@ -157,6 +160,9 @@ MLO_MUST_USE enum mlo_status mlo_queue_complete(struct mlo_db *db, const struct 
 /* Locks the jobs of a job's run, lowest id first: the order that every change of several jobs keeps. */
 MLO_MUST_USE enum mlo_status mlo_lock_jobs_of(struct mlo_db_conn *conn, int64_t job, int64_t *run,
                                               struct mlo_error *err);
+/* The same for who must not wait: MLO_ECONFLICT when somebody else holds one of them. */
+MLO_MUST_USE enum mlo_status mlo_try_lock_jobs_of(struct mlo_db_conn *conn, int64_t job, int64_t *run,
+                                                  struct mlo_error *err);
 /* Whether the token is the running attempt's: MLO_OK, MLO_ELEASE or MLO_ECANCELLED. */
 MLO_MUST_USE enum mlo_status mlo_check_token(struct mlo_db_conn *conn, int64_t job, const char *token,
                                              struct mlo_error *err);

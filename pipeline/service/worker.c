@@ -15,8 +15,11 @@ const struct mlo_sql MLO_WORKER_SQL[] = {
                     "insert into worker (id, host, pid, machine_class, targets, slots, state, lacking) "
                     "values ($1, $2, $3, $4, $5::text[], $6, 'active', $7::text[])",
                     7},
-    [S_TOUCH] = {"worker_touch",
-                 "update worker set state = $2, last_seen_at = clock_timestamp() where id = $1", 2},
+    [S_TOUCH] =
+        {"worker_touch",
+         "update worker set state = $2, last_seen_at = clock_timestamp() "
+         "where id = $1 and set_config('lock_timeout', '1s', true) is not null", /* beats wait for it */
+         2},
     [S_FORGET] = {"worker_forget", "delete from worker where last_seen_at < now() - interval '7 days'", 0},
     [S_IDLE] = {"worker_idle", "select not exists (select from job where state in ('ready', 'running'))", 0},
     [S_WISH] = {"worker_wish", "select wish from worker where id = $1", 1},
@@ -168,6 +171,8 @@ static void beat(struct mlo_slot *slot)
             slot->lease_end_ns = now + worker->o.lease_ms * MS_NS;
         else if (status == MLO_ELEASE || status == MLO_ECANCELLED)
             slot->taken = status;
+        else if (status == MLO_ECONFLICT)
+            slot->next_beat_ns = now; /* its row is held for a moment: the next time around */
         else
             slot->next_beat_ns =
                 now + MLO_MIN(worker->o.lease_ms / 6, 1000u) * MS_NS; /* database away: sooner */
@@ -280,7 +285,8 @@ static void sweep(struct mlo_worker *worker)
         mlo_log(MLO_LOG_WARN, "leases had run out", "jobs", text, NULL);
     }
     status = mlo_queue_settle(worker->o.db, &error);
-    if (status != MLO_OK && !mlo_status_info(status)->retry)
+    /* in conflict: a row is held, or claims take long; the next time */
+    if (status != MLO_OK && status != MLO_ECONFLICT && !mlo_status_info(status)->retry)
         mlo_log_error(MLO_LOG_WARN, "cannot count what jobs took", &error);
 }
 

@@ -677,6 +677,88 @@ static void test_roles__worker_may_not_submit_nor_server_claim(void **state)
     }
 }
 
+/* As a worker that vanished inside a completion leaves it. */
+static struct mlo_db_conn *hold_jobs_of(struct service_fixture *f, int64_t run)
+{
+    struct mlo_db_conn *conn;
+    char sql[96];
+    snprintf(sql, sizeof sql, "begin; select from job where run = %lld for update", (long long)run);
+    assert_mlo_ok(mlo_db_acquire(f->pg->owner, &conn, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(conn, sql, &f->err), &f->err);
+    return conn;
+}
+
+static void test_lease__nobody_waits_for_who_vanished_inside_a_completion(void **state)
+{
+    struct service_fixture *f = *state;
+    struct mlo_job jobs[2];
+    int count = 0;
+    int64_t held = submit(f, f->version, RECIPE_OBSERVE, 0), other = submit(f, f->version, RECIPE_OBSERVE, 0);
+    for (int i = 0; i < 2; i++)
+        assert_true(claim(f, &CLAIMER, &jobs[i]));
+    assert_int_equal(jobs[0].run, held);
+    struct mlo_db_conn *vanished = hold_jobs_of(f, held);
+    assert_int_equal(mlo_queue_beat(f->worker, &jobs[0], LEASE_MS, &f->err), MLO_ECONFLICT);
+    assert_mlo_ok(mlo_queue_beat(f->worker, &jobs[1], LEASE_MS, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(vanished, "rollback", &f->err), &f->err);
+    mlo_db_release(vanished);
+    assert_mlo_ok(mlo_queue_beat(f->worker, &jobs[0], LEASE_MS, &f->err), &f->err);
+    end_leases(f);
+    vanished = hold_jobs_of(f, held);
+    assert_mlo_ok(mlo_queue_reap(f->worker, 0, &count, &f->err), &f->err);
+    assert_int_equal(count, 1);
+    assert_run(f, other, 0, "state", "queued");
+    assert_mlo_ok(mlo_db_exec_text(vanished, "rollback", &f->err), &f->err);
+    mlo_db_release(vanished);
+    assert_mlo_ok(mlo_queue_reap(f->worker, 0, &count, &f->err), &f->err);
+    assert_int_equal(count, 1);
+    assert_run(f, held, 0, "state", "queued");
+    for (int i = 0; i < 2; i++)
+        mlo_job_clear(&jobs[i]);
+}
+
+static void test_lease__a_run_whose_other_job_is_held_is_reaped_later(void **state)
+{
+    struct service_fixture *f = *state;
+    struct mlo_job job;
+    int count = 0;
+    int64_t run = submit(f, f->version, RECIPE_TINY, 0);
+    assert_true(claim(f, &CLAIMER, &job));
+    end_leases(f);
+    struct mlo_db_conn *vanished;
+    char sql[128];
+    snprintf(sql, sizeof sql, "begin; select from job where run = %lld and id <> %lld for update",
+             (long long)run, (long long)job.id);
+    assert_mlo_ok(mlo_db_acquire(f->pg->owner, &vanished, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(vanished, sql, &f->err), &f->err);
+    assert_mlo_ok(mlo_queue_reap(f->worker, 0, &count, &f->err), &f->err);
+    assert_int_equal(count, 0);
+    assert_mlo_ok(mlo_db_exec_text(vanished, "rollback", &f->err), &f->err);
+    mlo_db_release(vanished);
+    assert_mlo_ok(mlo_queue_reap(f->worker, 0, &count, &f->err), &f->err);
+    assert_int_equal(count, 1);
+    mlo_job_clear(&job);
+}
+
+static void test_lease__who_asks_for_nothing_in_a_transaction_loses_it(void **state)
+{
+    struct service_fixture *f = *state;
+    struct mlo_db_conn *conn;
+    assert_mlo_ok(mlo_db_acquire(f->worker, &conn, &f->err), &f->err);
+    static const char *const wanted[][2] = {
+        {"show idle_in_transaction_session_timeout", "30s"},
+        {"begin; " MLO_DB_SLOW_TX "; show idle_in_transaction_session_timeout", "0"},
+        {"rollback; show idle_in_transaction_session_timeout", "30s"},
+    };
+    for (size_t i = 0; i < MLO_COUNT(wanted); i++) {
+        PGresult *result = PQexec(mlo_db_pg(conn), wanted[i][0]);
+        assert_int_equal(PQresultStatus(result), PGRES_TUPLES_OK);
+        assert_string_equal(PQgetvalue(result, 0, 0), wanted[i][1]);
+        PQclear(result);
+    }
+    mlo_db_release(conn);
+}
+
 int main(int argc, char **argv)
 {
     int other = service_main(argc, argv);
@@ -706,6 +788,9 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_expectation__that_does_not_hold_fails_the_run),
         SERVICE_TEST(test_events__are_in_order_without_gaps),
         SERVICE_TEST(test_list__pages_from_the_newest),
+        SERVICE_TEST(test_lease__nobody_waits_for_who_vanished_inside_a_completion),
+        SERVICE_TEST(test_lease__a_run_whose_other_job_is_held_is_reaped_later),
+        SERVICE_TEST(test_lease__who_asks_for_nothing_in_a_transaction_loses_it),
         SERVICE_TEST(test_roles__worker_may_not_submit_nor_server_claim),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);

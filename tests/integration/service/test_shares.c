@@ -137,6 +137,72 @@ static void test_share__idling_saves_nothing_up(void **state)
     assert_in_range(counts[1], 4, 6);
 }
 
+/* Claims one job, lets it take as long as its project's jobs take, and ends it; all in no time, the clock of
+ * the records is set back instead. Returns its project. */
+static int work_one(struct shares *s, const double *seconds)
+{
+    const struct mlo_claimer claimer = {.worker = "w", .targets = "{any,cpu}", .lease_ms = 60000};
+    const struct mlo_completion nothing = {.machine_class = "test", .program = "test"};
+    struct mlo_job job;
+    char sql[256];
+    int count = 0, project = 0;
+    assert_mlo_ok(mlo_queue_claim(s->f->worker, &claimer, &job, 1, &count, &s->f->err), &s->f->err);
+    assert_int_equal(count, 1);
+    while (s->ids[project] != job.project)
+        project++;
+    snprintf(sql, sizeof sql,
+             "update attempt set started_at = started_at - interval '%g s' where job = %lld; "
+             "update project_queue set claimed_at = claimed_at - interval '%g s'",
+             seconds[project], (long long)job.id, seconds[project]);
+    run_sql(s->f, sql);
+    assert_mlo_ok(mlo_queue_settle(s->f->worker, &s->f->err), &s->f->err); /* while it runs */
+    assert_mlo_ok(mlo_queue_complete(s->f->worker, &job, &nothing, &s->f->err), &s->f->err);
+    assert_mlo_ok(mlo_queue_settle(s->f->worker, &s->f->err), &s->f->err);
+    mlo_job_clear(&job);
+    return project;
+}
+
+static void test_share__of_long_steps_and_short_ones_is_the_same(void **state)
+{
+    static const double seconds[] = {400, 20};
+    struct shares s = {0};
+    double had[2] = {0};
+    add_projects(*state, &s, 2);
+    add_jobs(&s, 0, 20, 0);
+    add_jobs(&s, 1, 50, 0);
+    assert_mlo_ok(mlo_queue_settle(s.f->worker, &s.f->err), &s.f->err);
+    for (int i = 0; i < 44; i++) {
+        int project = work_one(&s, seconds);
+        had[project] += seconds[project];
+    }
+    if (had[0] > had[1] + 450 || had[1] > had[0] + 450)
+        fail_msg("%g s of long steps and %g s of short ones", had[0], had[1]);
+}
+
+static void test_share__of_a_newcomer_is_not_that_of_one_at_its_limit(void **state)
+{
+    static const double long_steps[] = {0, 400, 0}, short_steps[] = {0, 20, 20};
+    struct shares s = {0};
+    int counts[PROJECTS], had[3] = {0};
+    add_projects(*state, &s, 3);
+    run_sql(s.f, "update project_queue set max_running = 1 where project = "
+                 "(select id from project where name = 'q0')");
+    add_jobs(&s, 0, 3, 0);
+    assert_int_equal(claim_jobs(&s, 1, 1, false, counts), 1); /* which has little, and may have no more */
+    assert_int_equal(counts[0], 1);
+    add_jobs(&s, 1, 40, 0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(work_one(&s, long_steps), 1);
+    assert_int_equal(work_one(&s, short_steps), 1);
+    add_jobs(&s, 2, 30, 0);
+    assert_mlo_ok(mlo_queue_settle(s.f->worker, &s.f->err), &s.f->err);
+    for (int i = 0; i < 20; i++)
+        had[work_one(&s, short_steps)]++;
+    assert_int_equal(had[0], 0);
+    assert_in_range(had[1], 8, 12);
+    assert_in_range(had[2], 8, 12);
+}
+
 static void test_limit__of_jobs_at_once(void **state)
 {
     struct shares s = {0};
@@ -246,6 +312,58 @@ static void test_batch__has_each_derivation_once(void **state)
         2);
 }
 
+static void test_settle__takes_its_turn_with_claims(void **state)
+{
+    struct service_fixture *f = *state;
+    struct mlo_db_conn *claiming;
+    assert_mlo_ok(mlo_db_acquire(f->pg->owner, &claiming, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(claiming, "begin; select pg_advisory_xact_lock(7708121)", &f->err),
+                  &f->err);
+    /* both lock rows of several projects: one behind the other, and never crosswise */
+    assert_int_equal(mlo_queue_settle(f->worker, &f->err), MLO_ECONFLICT);
+    assert_mlo_ok(mlo_db_exec_text(claiming, "rollback", &f->err), &f->err);
+    mlo_db_release(claiming);
+    assert_mlo_ok(mlo_queue_settle(f->worker, &f->err), &f->err);
+}
+
+static void test_batch__goes_on_behind_a_job_that_cannot_be_begun(void **state)
+{
+    struct service_fixture *f = *state;
+    const struct mlo_claimer claimer = {.worker = "w", .targets = "{any,cpu}", .lease_ms = 60000};
+    struct mlo_job jobs[4];
+    char order[16];
+    int count;
+    for (int i = 0; i < 4; i++) {
+        snprintf(order, sizeof order, "n=%d", i);
+        submit(f, add_version(f, "m", order), RECIPE_DERIVE, 0);
+    }
+    /* the first cannot be read at all; the second meets the trouble of the database that the trigger makes */
+    run_sql(f, "update job set spec = '{' where id = (select min(id) from job); "
+               "update job set derivation = null where id = (select min(id) + 1 from job); "
+               "create function trouble() returns trigger language plpgsql as "
+               "$$ begin raise 'busy' using errcode = '40001'; end $$; "
+               "create trigger trouble before update of derivation on job for each row "
+               "when (old.derivation is null and new.derivation is not null) execute function trouble()");
+    assert_mlo_ok(mlo_queue_claim(f->worker, &claimer, jobs, 4, &count, &f->err), &f->err);
+    assert_int_equal(count, 2);
+    for (int i = 0; i < count; i++)
+        mlo_job_clear(&jobs[i]);
+    assert_int_equal(count_rows(f, "select count(*) from mlopt.job where state = 'running'"), 2);
+    assert_int_equal(count_rows(f, "select count(*) from mlopt.job where state = 'failed' and id = (select "
+                                   "min(id) from mlopt.job) and error like '%spec%'"),
+                     1);
+    assert_int_equal(count_rows(f, "select count(*) from mlopt.job where state = 'ready' and attempts = 0 "
+                                   "and id = (select min(id) + 1 from mlopt.job)"),
+                     1);
+    /* alone, it is an error */
+    assert_int_equal(mlo_queue_claim(f->worker, &claimer, jobs, 4, &count, &f->err), MLO_ECONFLICT);
+    assert_int_equal(count, 0);
+    assert_int_equal(
+        count_rows(f,
+                   "select count(*) from mlopt.attempt where outcome = 'returned' and ended_at is not null"),
+        2);
+}
+
 static void test_usage__is_counted_once_and_by_month(void **state)
 {
     struct shares s = {0};
@@ -310,11 +428,15 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_share__follows_the_weights),
         SERVICE_TEST(test_share__is_of_time_and_not_of_jobs),
         SERVICE_TEST(test_share__idling_saves_nothing_up),
+        SERVICE_TEST(test_share__of_long_steps_and_short_ones_is_the_same),
+        SERVICE_TEST(test_share__of_a_newcomer_is_not_that_of_one_at_its_limit),
         SERVICE_TEST(test_limit__of_jobs_at_once),
         SERVICE_TEST(test_pause__of_a_project),
         SERVICE_TEST(test_priority__goes_before_within_a_project_and_below_zero_after_all),
         SERVICE_TEST(test_resources__a_worker_gets_what_it_has_room_for),
         SERVICE_TEST(test_batch__has_each_derivation_once),
+        SERVICE_TEST(test_batch__goes_on_behind_a_job_that_cannot_be_begun),
+        SERVICE_TEST(test_settle__takes_its_turn_with_claims),
         SERVICE_TEST(test_usage__is_counted_once_and_by_month),
         SERVICE_TEST(test_quota__of_gpu_seconds_keeps_gpu_jobs_only),
     };
