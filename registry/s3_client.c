@@ -72,7 +72,6 @@ static enum mlo_status take_endpoint(struct mlo_s3 *s3, const char *endpoint, bo
     mlo_buf_printf(&path, "%s%s", virtual ? "" : "/", virtual ? "" : s3->bucket);
     s3->host = mlo_buf_take(&host);
     s3->base = mlo_buf_take(&base);
-    s3->tls = tls;
     s3->path = mlo_buf_take(&path);
     return s3->host && s3->base && s3->path ? MLO_OK : mlo_error_nomem(err);
 }

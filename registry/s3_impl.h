@@ -21,7 +21,6 @@ struct mlo_s3 {
     char *encryption, *kms_key;
     char *customer_key, *customer_md5; /* base64 */
     uint32_t connect_ms, stall_ms, attempts;
-    bool tls;
     pthread_mutex_t lock; /* of idle */
     CURL *idle[MLO_S3_IDLE_MAX];
     size_t idle_count;
@@ -45,7 +44,6 @@ struct mlo_s3_call {
     const void *body;
     size_t body_size;
     const struct mlo_digest *digest; /* of the body, or NULL */
-    bool bulk;                       /* TLS, where there is, checks the body: the signature leaves it out */
     uint32_t stall_ms;               /* 0: the client's */
     mlo_s3_sink_fn *sink;            /* for the body of a good answer; NULL: it goes to `answer` */
     void *sink_arg;
