@@ -39,10 +39,11 @@ enum mlo_status mlo_ledger_rows_after(struct mlo_db_conn *conn, int64_t project_
 enum mlo_status mlo_ledger_repo_sync(struct mlo_ledger *ledger, struct mlo_db_conn *conn, int64_t project_id,
                                      const char *path, struct mlo_error *err);
 /* ledger_pack.c: packs what fills a run of the first n commits, and takes away what packs have replaced for
- * long enough. Under the repository's lock. */
+ * long enough. Under the repository's lock. *again: a pack was damaged and is gone; with the repository
+ * opened anew (libgit2 keeps what it has read of it), the next call makes it again. */
 struct git_repository;
 enum mlo_status mlo_ledger_pack(struct mlo_ledger *ledger, struct mlo_db_conn *conn, int64_t project_id,
-                                struct git_repository *repo, const char *path, int64_t n,
+                                struct git_repository *repo, const char *path, int64_t n, bool *again,
                                 struct mlo_error *err);
 /* Whether all the packs that the list names are there: else objects are missing. */
 bool mlo_ledger_packs_usable(const char *path);

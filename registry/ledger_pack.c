@@ -6,7 +6,7 @@
  * Crashes and clones that run meanwhile: a pack is made beside, synced, and renamed into place, .pack before
  * .idx; then it is listed (the file `packs`, from which objects/info/packs is answered); what it replaces,
  * loose or packs, is removed when it has been listed for longer than a clone takes that asked for the list
- * before. */
+ * before, and its bytes are found to be what they were: a damaged one is made again from what it replaces. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -18,6 +18,7 @@
 #include <git2.h>
 #include <git2/sys/odb_backend.h>
 
+#include "base/git_file.h"
 #include "registry/ledger_impl.h"
 
 enum { RUN = 32, FANOUT = 8, TRAILER = 20 };
@@ -324,12 +325,12 @@ static enum mlo_status make_missing(struct packing *p, int64_t n, struct mlo_err
         int64_t from = mlo_json_i64(pack, "from", 0), to = mlo_json_i64(pack, "to", 0);
         json_t *other;
         size_t j;
-        bool within = false;
-        json_array_foreach(p->packs, j, other) within =
-            within || (!is(other, RETIRED) && mlo_json_i64(other, "from", 0) <= from &&
-                       mlo_json_i64(other, "to", 0) >= to &&
-                       mlo_json_i64(other, "to", 0) - mlo_json_i64(other, "from", 0) > to - from);
-        if (!within || is(pack, RETIRED))
+        bool covered = false;
+        json_array_foreach(p->packs, j, other) covered =
+            covered || (!is(other, RETIRED) && mlo_json_i64(other, "from", 0) <= from &&
+                        mlo_json_i64(other, "to", 0) >= to &&
+                        mlo_json_i64(other, "to", 0) - mlo_json_i64(other, "from", 0) > to - from);
+        if (!covered || is(pack, RETIRED))
             continue;
         if (json_object_set_new(pack, "state", json_string(RETIRED)) != 0 ||
             json_object_set_new(pack, "since", json_integer(now_s())) != 0)
@@ -337,6 +338,59 @@ static enum mlo_status make_missing(struct packing *p, int64_t n, struct mlo_err
         p->changed = true;
     }
     return MLO_OK;
+}
+
+/* --- whether the bytes are what was written ------------------------------------------------------------- */
+
+static bool sound(const struct packing *p, const json_t *pack)
+{
+    char *data = file_of(p->path, pack, "pack"), *index = file_of(p->path, pack, "idx");
+    struct mlo_git_id sum, name;
+    bool ok = data && index && mlo_git_id_parse(mlo_json_str(pack, "name", ""), &name) &&
+              mlo_git_file_sound(data, &sum) && mlo_git_id_eq(&sum, &name) && mlo_git_file_sound(index, &sum);
+    free(data);
+    free(index);
+    return ok;
+}
+
+static bool within(const json_t *pack, const json_t *larger)
+{
+    return pack != larger && mlo_json_i64(larger, "from", 0) <= mlo_json_i64(pack, "from", 0) &&
+           mlo_json_i64(larger, "to", 0) >= mlo_json_i64(pack, "to", 0);
+}
+
+/* The one that holds what a retired one held. */
+static json_t *instead_of(const struct packing *p, const json_t *pack)
+{
+    json_t *other;
+    size_t i;
+    json_array_foreach(p->packs, i, other)
+    {
+        if (!is(other, RETIRED) && within(pack, other))
+            return other;
+    }
+    return NULL;
+}
+
+/* Off the list; what it was to replace, which is still there, is back on it. `damaged` becomes it, yours. */
+static enum mlo_status drop(struct packing *p, json_t *pack, json_t **damaged, struct mlo_error *err)
+{
+    json_t *other;
+    size_t i, at = 0;
+    *damaged = json_incref(pack);
+    p->changed = true;
+    mlo_log(MLO_LOG_WARN, "a pack of a ledger is damaged; it is made again", "pack",
+            mlo_json_str(pack, "name", ""), "repository", p->path, NULL);
+    json_array_foreach(p->packs, i, other)
+    {
+        if (other == pack)
+            at = i;
+        else if (is(other, RETIRED) && within(other, pack) &&
+                 (json_object_set_new(other, "state", json_string(NEW)) != 0 ||
+                  json_object_set_new(other, "since", json_integer(now_s())) != 0))
+            return mlo_error_nomem(err);
+    }
+    return json_array_remove(p->packs, at) == 0 ? MLO_OK : mlo_error_nomem(err);
 }
 
 /* --- what goes ----------------------------------------------------------------------------------- */
@@ -392,13 +446,17 @@ static void remove_files(struct packing *p, const json_t *pack)
     }
 }
 
-static enum mlo_status clear_away(struct packing *p, struct mlo_error *err)
+/* Stops at a pack that is damaged. */
+static enum mlo_status clear_away(struct packing *p, json_t **damaged, struct mlo_error *err)
 {
     int64_t until = now_s() - p->ledger->pack_grace_s;
     for (size_t i = json_array_size(p->packs); i-- > 0;) {
         json_t *pack = json_array_get(p->packs, i);
         if (mlo_json_i64(pack, "since", 0) > until || is(pack, ALONE))
             continue;
+        json_t *stays = is(pack, RETIRED) ? instead_of(p, pack) : pack;
+        if (stays && !sound(p, stays))
+            return drop(p, stays, damaged, err);
         mlo_ledger_step(p->ledger, "before what it replaces goes");
         if (is(pack, RETIRED)) {
             remove_files(p, pack);
@@ -414,20 +472,28 @@ static enum mlo_status clear_away(struct packing *p, struct mlo_error *err)
 }
 
 enum mlo_status mlo_ledger_pack(struct mlo_ledger *ledger, struct mlo_db_conn *conn, int64_t project_id,
-                                git_repository *repo, const char *path, int64_t n, struct mlo_error *err)
+                                git_repository *repo, const char *path, int64_t n, bool *again,
+                                struct mlo_error *err)
 {
     struct packing p = {.ledger = ledger, .conn = conn, .project_id = project_id, .repo = repo, .path = path};
+    json_t *damaged = NULL;
     enum mlo_status status = MLO_OK;
+    *again = false;
     if (!load(path, &p.packs))
         return mlo_error_set(err, MLO_EFORMAT, "the list of packs in %s cannot be read", path);
     MLO_TRY(make_missing(&p, n, err));
     if (p.changed)
         MLO_TRY(save(&p, err));
     mlo_ledger_step(ledger, "packs listed");
-    MLO_TRY(clear_away(&p, err));
+    MLO_TRY(clear_away(&p, &damaged, err));
     if (p.changed)
         MLO_TRY(save(&p, err));
+    if (damaged) {
+        remove_files(&p, damaged);
+        *again = true;
+    }
 out:
+    json_decref(damaged);
     json_decref(p.packs);
     return status;
 }

@@ -13,7 +13,7 @@
 
 #define BRANCH "refs/heads/main"
 
-enum { BATCH = 200 };
+enum { BATCH = 200, PACK_TRIES = 8 };
 
 static enum mlo_status git_failed(struct mlo_error *err, const char *what, const char *path)
 {
@@ -213,6 +213,7 @@ enum mlo_status mlo_ledger_repo_sync(struct mlo_ledger *ledger, struct mlo_db_co
     struct mlo_error unpacked = {0};
     json_t *state = json_object();
     int64_t n;
+    bool again = true;
     enum mlo_status status = MLO_OK;
     library();
     int fd = lock(path, err);
@@ -231,9 +232,18 @@ enum mlo_status mlo_ledger_repo_sync(struct mlo_ledger *ledger, struct mlo_db_co
         MLO_TRY(open_repository(&repo, path, err));
     }
     MLO_TRY(bring_up(ledger, conn, project_id, repo, path, &n, state, err));
-    if (mlo_ledger_pack(ledger, conn, project_id, repo, path, n, &unpacked) != MLO_OK)
-        mlo_log_error(MLO_LOG_WARN, "a ledger's commits could not be packed: clones ask for each object",
-                      &unpacked);
+    for (int tries = 0; again && tries < PACK_TRIES; tries++) {
+        if (tries) {
+            git_repository_free(repo);
+            repo = NULL;
+            MLO_TRY(open_repository(&repo, path, err));
+        }
+        if (mlo_ledger_pack(ledger, conn, project_id, repo, path, n, &again, &unpacked) != MLO_OK) {
+            mlo_log_error(MLO_LOG_WARN, "a ledger's commits could not be packed: clones ask for each object",
+                          &unpacked);
+            again = false;
+        }
+    }
 out:
     git_repository_free(repo);
     json_decref(state);

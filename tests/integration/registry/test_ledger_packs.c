@@ -87,6 +87,55 @@ static void test_packs__follow_from_the_commits(void **state)
     shop_close(&s);
 }
 
+/* A byte of what is to be the only copy changes before the other copies go. */
+static void test_packs__a_damaged_one_is_made_again(void **state)
+{
+    static const char *const suffixes[] = {"pack", "idx"};
+    struct shop s = shop_open(*state);
+    struct mlo_buf ids = MLO_BUF_INIT, again = MLO_BUF_INIT, out = MLO_BUF_INIT;
+    char *path = mlo_ledger_repository(s.ledger, "shop");
+    struct mlo_ledger *now = without_grace(&s, NULL, NULL);
+    ledger_events(s.f, s.project_id, 0, 33);
+    shop_sync(&s);
+    shop_ids(&s, &ids);
+    for (size_t i = 0; i < MLO_COUNT(suffixes); i++) {
+        mlo_fs_remove_tree(path);
+        shop_sync(&s);
+        assert_says(path, PACKS, "1\n");
+        assert_shell(
+            path, &out,
+            "f=$(ls objects/pack/*.%s) && chmod u+w $f && dd if=/dev/zero of=$f bs=1 seek=600 count=8 "
+            "conv=notrunc",
+            suffixes[i]);
+        write_into(&s, now);
+        assert_says(path, "git fsck --strict --full && git rev-list --count main", "33\n");
+        assert_shell(path, &out, "for p in objects/pack/*.pack; do git verify-pack $p || exit 1; done");
+        assert_says(path, PACKS, "1\n");
+        shop_ids(&s, &again);
+        assert_string_equal(mlo_buf_str(&ids), mlo_buf_str(&again));
+    }
+    /* the one of 256, before those that it replaces go */
+    ledger_events(s.f, s.project_id, 33, 200);
+    write_into(&s, now);
+    ledger_events(s.f, s.project_id, 233, 23);
+    shop_sync(&s);
+    shop_ids(&s, &ids);
+    assert_shell(path, &out,
+                 "f=$(ls -S objects/pack/*.pack | head -1) && chmod u+w $f && dd if=/dev/zero of=$f bs=1 "
+                 "seek=600 count=8 conv=notrunc");
+    write_into(&s, now);
+    assert_says(path, "git fsck --strict --full && git rev-list --count main && " PACKS " && " LOOSE,
+                "256\n1\n0\n");
+    shop_ids(&s, &again);
+    assert_string_equal(mlo_buf_str(&ids), mlo_buf_str(&again));
+    mlo_ledger_close(now);
+    mlo_buf_clear(&ids);
+    mlo_buf_clear(&again);
+    mlo_buf_clear(&out);
+    free(path);
+    shop_close(&s);
+}
+
 /* Only at the steps of packing: those of writing are another test's. */
 static void die_while_packing(void *arg, const char *step)
 {
@@ -164,6 +213,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         WITH_DB(test_packs__follow_from_the_commits),
+        WITH_DB(test_packs__a_damaged_one_is_made_again),
         WITH_DB(test_packs__a_kill_at_every_step_heals),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
