@@ -39,6 +39,7 @@ enum mlo_status h_stages(struct mlo_request *req, struct mlo_error *err)
     enum mlo_status status;
     MLO_TRY(mlo_request_model(req, NULL, &model, err));
     MLO_TRY(mlo_stage_list(req->conn, model, &items, err));
+    MLO_TRY(mlo_db_settle(req->conn, err)); /* its generations are remembered */
     MLO_TRY(mlo_reply_json(req, 200, mlo_list_of(items), err));
 out:
     return status;

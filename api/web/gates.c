@@ -142,6 +142,7 @@ enum mlo_status page_check(struct mlo_request *req, struct mlo_error *err)
     if (!f.move.promotion.reason || !f.move.promotion.reason[0])
         f.move.promotion.reason = "a look at the gates";
     MLO_TRY(mlo_view_move(req, &f.move, &move, err));
+    MLO_TRY(mlo_db_settle(req->conn, err)); /* the form names its generation */
     MLO_TRY(mlo_page_gates(req, json_object_get(move, "decision"), 200, err));
 out:
     json_decref(move);

@@ -267,6 +267,7 @@ enum mlo_status page_model(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_request_model(req, &view.project_id, &view.model_id, err));
     MLO_TRY(mlo_model_get(req->conn, view.model_id, &view.about, err));
     MLO_TRY(mlo_stage_list(req->conn, view.model_id, &view.stages, err));
+    MLO_TRY(mlo_db_settle(req->conn, err)); /* forms name its generations */
     MLO_TRY(mlo_version_list(req->conn, view.model_id, &page, &view.versions, err));
     status = mlo_version_find(req->conn, view.model_id, number, &view.version, err);
     if (status == MLO_OK) {

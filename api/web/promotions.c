@@ -166,6 +166,7 @@ enum mlo_status page_promotions(struct mlo_request *req, struct mlo_error *err)
     filter.stage = at && at[0] ? NULL : stage;
     MLO_TRY(mlo_stage_history(req->conn, &actor, &filter, &page, &moves, err));
     MLO_TRY(mlo_stage_list(req->conn, filter.model_id, &stages, err));
+    MLO_TRY(mlo_db_settle(req->conn, err)); /* forms name its generations */
     mlo_clock_format(mlo_clock_utc_us(), now);
     now[19] = '\0'; /* whole seconds: what the field takes */
     snprintf(title, sizeof title, "Promotion log of %s/%s", p, m);
