@@ -17,7 +17,7 @@ struct mlo_worker {
     int scratch_fd;                                 /* its lock: held as long as we live */
     struct mlo_buf targets;                         /* array literal */
     struct mlo_buf lacking;                         /* layers of isolation; array literal */
-    atomic_bool paused;                             /* no new jobs for now */
+    atomic_bool paused;                             /* it claims nothing until it is resumed */
     atomic_bool stopping;                           /* no new jobs */
     atomic_bool hand_back;                          /* running ones are given up */
     pthread_mutex_t lock;                           /* of wake and the generation */

@@ -261,6 +261,17 @@ static void print_spent(struct load *load, int64_t jobs)
         (double)load->complete_ns / each);
 }
 
+static void forget_spent(struct load *load)
+{
+    load->claim_ns = load->beat_ns = load->sign_ns = load->complete_ns = 0;
+}
+
+static void print_ratio(double *ratio, size_t rounds)
+{
+    double low = quantile(ratio, rounds, 0.1), high = quantile(ratio, rounds, 0.9);
+    printf("  ratio %.2f (10%%: %.2f, 90%%: %.2f)\n", quantile(ratio, rounds, 0.5), low, high);
+}
+
 static void measure_path(struct service_fixture *f)
 {
     enum { PROJECTS = 4 };
@@ -278,7 +289,7 @@ static void measure_path(struct service_fixture *f)
         double b = round_of(&load, true, set.jobs),
                r = round_of(&load, false, set.jobs / 4 / PROJECTS * 4 * PROJECTS);
         if (i < 0) {
-            load.claim_ns = load.beat_ns = load.sign_ns = load.complete_ns = 0;
+            forget_spent(&load);
             continue;
         }
         jobs += load.done;
@@ -289,8 +300,7 @@ static void measure_path(struct service_fixture *f)
     print_rates("  bare claim + complete", bare, (int)set.rounds);
     print_rates("  claim, beat, complete", real, (int)set.rounds);
     print_spent(&load, jobs);
-    double low = quantile(ratio, (size_t)set.rounds, 0.1), high = quantile(ratio, (size_t)set.rounds, 0.9);
-    printf("  ratio %.2f (10%%: %.2f, 90%%: %.2f)\n", quantile(ratio, (size_t)set.rounds, 0.5), low, high);
+    print_ratio(ratio, (size_t)set.rounds);
 }
 
 /* --- share: eleven projects, one of them flooding ----------------------------------------------------------
@@ -383,8 +393,8 @@ static void measure_size(struct service_fixture *small)
         }
         double x = round_of(&one, false, set.jobs / 12 * 12), y = round_of(&two, false, set.jobs / 12 * 12);
         if (i < 0) {
-            one.claim_ns = one.complete_ns = two.claim_ns = two.complete_ns = 0;
-            one.beat_ns = one.sign_ns = two.beat_ns = two.sign_ns = 0;
+            forget_spent(&one);
+            forget_spent(&two);
             continue;
         }
         jobs += one.done;
@@ -396,8 +406,7 @@ static void measure_size(struct service_fixture *small)
     print_spent(&one, jobs);
     print_rates("  full", b, (int)set.rounds);
     print_spent(&two, jobs);
-    double low = quantile(ratio, (size_t)set.rounds, 0.1), high = quantile(ratio, (size_t)set.rounds, 0.9);
-    printf("  ratio %.2f (10%%: %.2f, 90%%: %.2f)\n", quantile(ratio, (size_t)set.rounds, 0.5), low, high);
+    print_ratio(ratio, (size_t)set.rounds);
     service_teardown(&state);
 }
 

@@ -29,14 +29,21 @@ static void content(const struct round *r, const char *kind, char out[96], char 
     mlo_digest_text(&d, digest);
 }
 
+/* And its blob's path. */
+static void content_at(const struct round *r, const char *kind, char text[96], char path[256])
+{
+    char digest[MLO_DIGEST_TEXT_SIZE];
+    content(r, kind, text, digest);
+    snprintf(path, 256, DEMO "/blobs/%s", digest);
+}
+
 /* --- the traffic ------------------------------------------------------------------------------------- */
 
 static void put_whole(struct service *s, const struct round *r, const char *kind)
 {
     struct answer a = {0};
-    char text[96], digest[MLO_DIGEST_TEXT_SIZE], path[256];
-    content(r, kind, text, digest);
-    snprintf(path, sizeof path, DEMO "/blobs/%s", digest);
+    char text[96], path[256];
+    content_at(r, kind, text, path);
     ask(s, &a, "PUT", path, text, NULL);
     assert_answer(s, &a, a.status == 201 || (a.status == 200 && a.lost));
     answer_clear(&a);
@@ -187,9 +194,8 @@ static void traffic(struct service *s, struct round *r)
 static void check_bytes(struct service *s, const struct round *r, const char *kind)
 {
     struct answer a = {0};
-    char text[96], digest[MLO_DIGEST_TEXT_SIZE], path[256];
-    content(r, kind, text, digest);
-    snprintf(path, sizeof path, DEMO "/blobs/%s", digest);
+    char text[96], path[256];
+    content_at(r, kind, text, path);
     ask(s, &a, "GET", path, NULL, NULL);
     assert_answer(s, &a, a.status == 200 && strcmp(mlo_buf_str(&a.body), text) == 0);
     answer_clear(&a);

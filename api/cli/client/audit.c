@@ -61,11 +61,10 @@ static enum mlo_status show_project(struct mlo_client *client, struct mlo_cli *c
             goto out;
         }
         snprintf(seq, sizeof seq, "%lld", (long long)mlo_json_i64(row, "seq", 0));
-        const char *text = mlo_json_str(row, "hash", "");
-        snprintf(hash, sizeof hash, "%.12s", mlo_str_starts(text, "sha256:") ? text + 7 : text);
         mlo_table_row(&table, seq, mlo_client_time(row, "at", time), mlo_json_str(row, "who", ""),
                       mlo_json_str(row, "via", ""), mlo_json_str(row, "action", ""),
-                      mlo_json_str(row, "object", ""), mlo_json_str(row, "reason", ""), hash);
+                      mlo_json_str(row, "object", ""), mlo_json_str(row, "reason", ""),
+                      mlo_client_digest(row, "hash", hash));
     }
     MLO_TRY(mlo_table_print_take(&table, err));
 out:

@@ -199,5 +199,7 @@ MLO_MUST_USE enum mlo_status mlo_client_move(struct mlo_client *client, const st
 MLO_MUST_USE enum mlo_status mlo_client_print_gates(const json_t *decision, struct mlo_error *err);
 /* "2026-01-31 12:34:56" from an RFC 3339 time, into the caller's buffer; "-" for NULL. */
 char *mlo_client_time(const json_t *object, const char *key, char out[32]);
+/* "0123456789ab" from "sha256:0123456789ab…", into the caller's buffer. */
+char *mlo_client_digest(const json_t *object, const char *key, char out[16]);
 
 #endif

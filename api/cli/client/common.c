@@ -165,3 +165,10 @@ char *mlo_client_time(const json_t *object, const char *key, char out[32])
         out[10] = ' ';
     return out;
 }
+
+char *mlo_client_digest(const json_t *object, const char *key, char out[16])
+{
+    const char *text = mlo_json_str(object, key, "");
+    snprintf(out, 16, "%.12s", mlo_str_starts(text, "sha256:") ? text + 7 : text);
+    return out;
+}

@@ -3,14 +3,6 @@
 
 #include "api/cli/client/client.h"
 
-/* "sha256:0123456789ab" as "0123456789ab". */
-static const char *short_digest(const json_t *row, const char *key, char out[16])
-{
-    const char *text = mlo_json_str(row, key, "");
-    snprintf(out, 16, "%.12s", mlo_str_starts(text, "sha256:") ? text + 7 : text);
-    return out;
-}
-
 static enum mlo_status print_items(const json_t *items, struct mlo_error *err)
 {
     struct mlo_table table;
@@ -22,8 +14,8 @@ static enum mlo_status print_items(const json_t *items, struct mlo_error *err)
         char derivation[16], artifact[16], made[16], run[24], when[32];
         snprintf(run, sizeof run, "%lld", (long long)mlo_json_i64(row, "run_id", 0));
         mlo_table_row(&table, mlo_json_bool(row, "matched", false) ? "same" : "DIFFERS",
-                      mlo_json_str(row, "step", ""), short_digest(row, "derivation", derivation),
-                      short_digest(row, "artifact", artifact), short_digest(row, "made", made), run,
+                      mlo_json_str(row, "step", ""), mlo_client_digest(row, "derivation", derivation),
+                      mlo_client_digest(row, "artifact", artifact), mlo_client_digest(row, "made", made), run,
                       mlo_client_time(row, "at", when), mlo_json_str(row, "machine_class", ""),
                       mlo_json_str(row, "program", ""), mlo_json_str(row, "signer", ""));
     }

@@ -362,14 +362,6 @@ out:
     return status;
 }
 
-/* "sha256:0123456789ab" as "0123456789ab". */
-static const char *brief(const json_t *row, const char *key, char out[16])
-{
-    const char *text = mlo_json_str(row, key, "");
-    snprintf(out, 16, "%.12s", mlo_str_starts(text, "sha256:") ? text + 7 : text);
-    return out;
-}
-
 static enum mlo_status print(const json_t *rows, struct mlo_error *err)
 {
     struct mlo_table table;
@@ -380,8 +372,8 @@ static enum mlo_status print(const json_t *rows, struct mlo_error *err)
     {
         char derivation[16], artifact[16], made[16];
         mlo_table_row(&table, mlo_json_bool(row, "matched", false) ? "same" : "DIFFERS",
-                      mlo_json_str(row, "step", ""), brief(row, "derivation", derivation),
-                      brief(row, "artifact", artifact), brief(row, "made", made),
+                      mlo_json_str(row, "step", ""), mlo_client_digest(row, "derivation", derivation),
+                      mlo_client_digest(row, "artifact", artifact), mlo_client_digest(row, "made", made),
                       mlo_json_str(row, "machine_class", ""), mlo_json_str(row, "program", ""),
                       mlo_json_str(row, "signer", ""));
     }
