@@ -150,10 +150,8 @@ static int work_one(struct shares *s, const double *seconds)
     assert_int_equal(count, 1);
     while (s->ids[project] != job.project)
         project++;
-    snprintf(sql, sizeof sql,
-             "update attempt set started_at = started_at - interval '%g s' where job = %lld; "
-             "update project_queue set claimed_at = claimed_at - interval '%g s'",
-             seconds[project], (long long)job.id, seconds[project]);
+    snprintf(sql, sizeof sql, "update attempt set started_at = started_at - interval '%g s' where job = %lld",
+             seconds[project], (long long)job.id);
     run_sql(s->f, sql);
     assert_mlo_ok(mlo_queue_settle(s->f->worker, &s->f->err), &s->f->err); /* while it runs */
     assert_mlo_ok(mlo_queue_complete(s->f->worker, &job, &nothing, &s->f->err), &s->f->err);
@@ -201,6 +199,52 @@ static void test_share__of_a_newcomer_is_not_that_of_one_at_its_limit(void **sta
     assert_int_equal(had[0], 0);
     assert_in_range(had[1], 8, 12);
     assert_in_range(had[2], 8, 12);
+}
+
+/* No claim moves the clock while long steps run: settling does, and who may have no more does not hold it
+ * back. */
+static void test_share__of_a_newcomer_counts_what_runs(void **state)
+{
+    static const double steps[] = {0, 20, 20};
+    struct shares s = {0};
+    int counts[PROJECTS], had[3] = {0};
+    add_projects(*state, &s, 3);
+    run_sql(s.f, "update project_queue set max_running = 1 where project = "
+                 "(select id from project where name = 'q0')");
+    add_jobs(&s, 0, 3, 0);
+    assert_int_equal(claim_jobs(&s, 1, 1, false, counts), 1);
+    add_jobs(&s, 1, 40, 0);
+    assert_int_equal(claim_jobs(&s, 1, 1, false, counts), 1);
+    assert_int_equal(counts[1], 1);
+    run_sql(
+        s.f,
+        "update attempt set started_at = started_at - interval '400 s' where job in (select j.id from job j "
+        "join project p on p.id = j.project where p.name = 'q1')");
+    assert_mlo_ok(mlo_queue_settle(s.f->worker, &s.f->err), &s.f->err);
+    add_jobs(&s, 2, 30, 0);
+    assert_mlo_ok(mlo_queue_settle(s.f->worker, &s.f->err), &s.f->err);
+    for (int i = 0; i < 20; i++)
+        had[work_one(&s, steps)]++;
+    assert_in_range(had[1], 8, 12);
+    assert_in_range(had[2], 8, 12);
+}
+
+/* Nobody is next when the newcomer is seen: claims have moved the clock. */
+static void test_share__of_a_newcomer_counts_what_was_claimed(void **state)
+{
+    struct shares s = {0};
+    int counts[PROJECTS];
+    add_projects(*state, &s, 2);
+    add_jobs(&s, 0, 30, 0);
+    assert_int_equal(claim_jobs(&s, 30, 5, false, counts), 30);
+    /* however slow this machine is, they take no longer than every job counts */
+    run_sql(s.f, "update attempt set started_at = started_at + interval '1 h'");
+    add_jobs(&s, 1, 30, 0);
+    assert_mlo_ok(mlo_queue_settle(s.f->worker, &s.f->err), &s.f->err);
+    add_jobs(&s, 0, 30, 0);
+    assert_int_equal(claim_jobs(&s, 20, 1, false, counts), 20);
+    assert_in_range(counts[0], 8, 12);
+    assert_in_range(counts[1], 8, 12);
 }
 
 static void test_limit__of_jobs_at_once(void **state)
@@ -430,6 +474,8 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_share__idling_saves_nothing_up),
         SERVICE_TEST(test_share__of_long_steps_and_short_ones_is_the_same),
         SERVICE_TEST(test_share__of_a_newcomer_is_not_that_of_one_at_its_limit),
+        SERVICE_TEST(test_share__of_a_newcomer_counts_what_runs),
+        SERVICE_TEST(test_share__of_a_newcomer_counts_what_was_claimed),
         SERVICE_TEST(test_limit__of_jobs_at_once),
         SERVICE_TEST(test_pause__of_a_project),
         SERVICE_TEST(test_priority__goes_before_within_a_project_and_below_zero_after_all),
