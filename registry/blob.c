@@ -407,6 +407,11 @@ enum mlo_status mlo_blob_read(struct mlo_blob_store *store, const struct mlo_dig
     return status;
 }
 
+enum mlo_status mlo_blob_store_ping(struct mlo_blob_store *store, struct mlo_error *err)
+{
+    return store->backend->ping(store, err);
+}
+
 enum mlo_status mlo_blob_store_empty(struct mlo_blob_store *store, bool *empty, struct mlo_error *err)
 {
     return store->backend->empty(store, empty, err);

@@ -412,6 +412,23 @@ static enum mlo_status file_empty(struct mlo_blob_store *store, bool *empty, str
     return MLO_OK;
 }
 
+static enum mlo_status file_ping(struct mlo_blob_store *store, struct mlo_error *err)
+{
+    static const char *const folders[] = {"incoming", "sha256", "uploads"};
+    const struct mlo_blob_files *s = store->state;
+    for (size_t i = 0; i < MLO_COUNT(folders); i++) {
+        char *path = mlo_fs_join(s->root, folders[i], NULL);
+        if (!path)
+            return mlo_error_nomem(err);
+        int failed = access(path, R_OK | W_OK | X_OK) == 0 ? 0 : errno;
+        free(path);
+        if (failed)
+            return mlo_error_set(err, MLO_EUNAVAILABLE, "the blob store cannot be written: %s/%s: %s",
+                                 s->root, folders[i], strerror(failed));
+    }
+    return MLO_OK;
+}
+
 const struct mlo_blob_backend mlo_blob_backend_file = {
     .scheme = "file",
     .open = file_open,
@@ -429,6 +446,7 @@ const struct mlo_blob_backend mlo_blob_backend_file = {
     .session_drop = file_session_drop,
     .open_fd = file_open_fd,
     .path = file_path,
+    .ping = file_ping,
     .empty = file_empty,
     .list = mlo_blob_file_list,
     .remove = mlo_blob_file_remove,

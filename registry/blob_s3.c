@@ -411,6 +411,13 @@ static enum mlo_status s3_empty(struct mlo_blob_store *store, bool *empty, struc
     return status;
 }
 
+/* A list: a HEAD says 404 of a bucket that is gone, too. */
+static enum mlo_status s3_ping(struct mlo_blob_store *store, struct mlo_error *err)
+{
+    bool empty;
+    return s3_empty(store, &empty, err);
+}
+
 const struct mlo_blob_backend mlo_blob_backend_s3 = {
     .scheme = "s3",
     .open = s3_open,
@@ -438,6 +445,7 @@ const struct mlo_blob_backend mlo_blob_backend_s3 = {
     .fetch = s3_fetch,
     .copy_drop = s3_copy_drop,
     .address = mlo_blob_s3_address,
+    .ping = s3_ping,
     .empty = s3_empty,
     .list = mlo_blob_s3_list,
     .remove = mlo_blob_s3_remove,

@@ -11,18 +11,14 @@ enum mlo_status h_healthz(struct mlo_request *req, struct mlo_error *err)
 
 enum mlo_status h_readyz(struct mlo_request *req, struct mlo_error *err)
 {
-    struct mlo_db_conn *conn;
-    enum mlo_status status;
-    MLO_TRY(mlo_request_db(req, &conn, err));
-    status = mlo_migrate_check(conn, err);
-    if (status == MLO_ECONFLICT) { /* a wrong schema: not ready, and not the caller's conflict */
-        err->status = status = MLO_EUNAVAILABLE;
-        goto out;
-    }
-    MLO_TRY(status);
-    MLO_TRY(mlo_reply_json(req, 200, json_pack("{s:s}", "status", "ready"), err));
-out:
-    return status;
+    bool ready;
+    char why[160];
+    json_t *value = mlo_readiness_json(req->http, &ready, why);
+    if (ready)
+        return mlo_reply_json(req, 200, value, err);
+    mlo_reply_member(req, "checks", json_incref(json_object_get(value, "checks")));
+    json_decref(value);
+    return mlo_error_set(err, MLO_EUNAVAILABLE, "not ready: %s", why);
 }
 
 enum mlo_status h_me(struct mlo_request *req, struct mlo_error *err)

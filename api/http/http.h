@@ -39,6 +39,9 @@ uint16_t mlo_http_port(const struct mlo_http *http);
  * in this process until used (16 at most: the oldest goes first). */
 MLO_MUST_USE enum mlo_status mlo_http_login_code(struct mlo_http *http, const char *token, char code[48],
                                                  struct mlo_error *err);
+/* First half of an end that loses nothing: from now on /readyz says 503 and each answer ends its connection,
+ * while the listener stays and all is served. Who shares requests out notices and sends them elsewhere. */
+void mlo_http_drain(struct mlo_http *http);
 /* No new connections; requests in flight get up to `drain_ms` to end; then all is freed. NULL is allowed. */
 void mlo_http_stop(struct mlo_http *http, uint32_t drain_ms);
 

@@ -26,12 +26,16 @@ struct mlo_login_code {
     char *token;
 };
 
+struct mlo_readiness;
+
 struct mlo_http {
     struct mlo_http_options options;
+    struct mlo_readiness *readiness;
     struct mlo_http_module *modules; /* the API first, then the options' */
     size_t module_count;
     struct MHD_Daemon *daemon;
     uint16_t port;
+    _Atomic bool draining; /* another server is to be asked: set before `stopping` */
     _Atomic bool stopping;
     pthread_mutex_t lock; /* connections, codes */
     struct mlo_connection *connections;
@@ -55,6 +59,15 @@ struct mlo_request_state {
     bool checks;              /* req->file is a whole blob that nobody has checked yet */
     struct mlo_digest digest; /* of it */
 };
+
+/* ready.c: what /readyz says. It is looked at by a thread of its own, when somebody asks and the last look is
+ * older than a second, so that an answer takes MLO_READY_WITHIN_MS at most and asking often is no load. */
+#define MLO_READY_WITHIN_MS 2000
+MLO_MUST_USE enum mlo_status mlo_readiness_start(struct mlo_http *http, struct mlo_readiness **out,
+                                                 struct mlo_error *err);
+void mlo_readiness_stop(struct mlo_readiness *readiness); /* NULL is allowed */
+/* {"status","checks":[{"name","ok","ms","code"?}]}; yours. *ready: all of them hold. NULL: no memory. */
+json_t *mlo_readiness_json(struct mlo_http *http, bool *ready, char why[160]);
 
 /* request.c: the callbacks of the daemon */
 enum MHD_Result mlo_request_callback(void *cls, struct MHD_Connection *connection, const char *url,

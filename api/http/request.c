@@ -202,7 +202,7 @@ static enum MHD_Result send_answer(struct mlo_request *req)
     MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
     for (struct mlo_header *header = req->headers; header; header = header->next)
         MHD_add_response_header(response, header->name, header->value);
-    if (atomic_load(&req->http->stopping))
+    if (atomic_load(&req->http->draining))
         MHD_add_response_header(response, "Connection", "close");
     enum MHD_Result result = MHD_queue_response(req->connection, (unsigned)req->status, response);
     MHD_destroy_response(response);

@@ -176,6 +176,8 @@ void mlo_reply_problem(struct mlo_request *req, const struct mlo_error *err);
 
 /* The registry and the rest that the program started the server with. */
 const struct mlo_http_options *mlo_http_options(const struct mlo_http *http);
+/* True once it is to end, and other servers are to be asked. */
+bool mlo_http_draining(const struct mlo_http *http);
 /* True once a stop was asked for: whoever waits for something must come to an end. */
 bool mlo_http_stopping(const struct mlo_http *http);
 /* Exchanges a one-time sign-in code for the token it stands for (a copy in the request's arena); NULL when

@@ -42,7 +42,9 @@ static const struct mlo_route ROUTES[] = {
      .path = "/readyz",
      .handler = h_readyz,
      .open = true,
-     .docs = "PostgreSQL is there, with the schema that this program expects."},
+     .docs =
+         "Requests may come: PostgreSQL with this program's schema and the blob store answer, and it is not "
+         "about to stop."},
 
     READ("/v1/me", h_me, "Who the token stands for."),
     READ("/v1/queue", h_queue, "What is queued, and whether anybody can take it."),

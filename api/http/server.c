@@ -200,6 +200,7 @@ enum mlo_status mlo_http_start(const struct mlo_http_options *options, struct ml
         goto out;
     }
     http->reaper_started = true;
+    MLO_TRY(mlo_readiness_start(http, &http->readiness, err));
     MLO_TRY(listen_on(http, err));
     own->address = NULL; /* the caller's; not needed any more */
     *out = http;
@@ -224,10 +225,16 @@ static void close_idle(struct mlo_http *http)
     pthread_mutex_unlock(&http->lock);
 }
 
+void mlo_http_drain(struct mlo_http *http)
+{
+    atomic_store(&http->draining, true);
+}
+
 void mlo_http_stop(struct mlo_http *http, uint32_t drain_ms)
 {
     if (!http)
         return;
+    mlo_http_drain(http);
     atomic_store(&http->stopping, true);
     if (http->daemon) {
         MHD_socket listener = MHD_quiesce_daemon(http->daemon);
@@ -244,6 +251,7 @@ void mlo_http_stop(struct mlo_http *http, uint32_t drain_ms)
     }
     if (http->reaper_started)
         pthread_join(http->reaper, NULL);
+    mlo_readiness_stop(http->readiness);
     for (size_t i = 0; i < MLO_LOGIN_CODES; i++)
         free(http->codes[i].token);
     pthread_mutex_destroy(&http->lock);
@@ -259,6 +267,11 @@ uint16_t mlo_http_port(const struct mlo_http *http)
 const struct mlo_http_options *mlo_http_options(const struct mlo_http *http)
 {
     return &http->options;
+}
+
+bool mlo_http_draining(const struct mlo_http *http)
+{
+    return atomic_load(&http->draining);
 }
 
 bool mlo_http_stopping(const struct mlo_http *http)

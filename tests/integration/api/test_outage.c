@@ -1,6 +1,35 @@
 /* PostgreSQL goes away and comes back; slow clients; stopping. */
 #include "tests/integration/api/api_fixture.h"
 
+/* Until /readyz answers so: what it says is up to a second old. */
+static void await_ready(struct api *api, long wanted)
+{
+    struct reply reply = {0};
+    uint64_t until = mlo_clock_ns() + API_PATIENCE_S * 1000000000ull;
+    do {
+        api_call(api, &reply, "GET", "/readyz", NULL, NULL, NULL);
+        if (reply.status == wanted)
+            break;
+        mlo_clock_sleep_ms(50);
+    } while (mlo_clock_ns() < until);
+    assert_http(&reply, wanted);
+    reply_clear(&reply);
+}
+
+/* What a check of /readyz says; fails when there is none of that name. */
+static bool check_holds(const struct reply *reply, const char *name)
+{
+    json_t *check;
+    size_t i;
+    json_array_foreach(json_object_get(reply->json, "checks"), i, check)
+    {
+        if (strcmp(mlo_json_str(check, "name", ""), name) == 0)
+            return mlo_json_bool(check, "ok", false);
+    }
+    fail_msg("no check %s in: %s", name, mlo_buf_str(&reply->body));
+    return false;
+}
+
 static void test_outage__postgres_down_is_503_and_heals(void **state)
 {
     struct api *api = *state;
@@ -15,8 +44,15 @@ static void test_outage__postgres_down_is_503_and_heals(void **state)
     assert_code(&reply, "unavailable");
     assert_true(mlo_json_bool(reply.json, "retry", false));
     assert_holds(mlo_buf_str(&reply.headers), "Retry-After:");
+    await_ready(api, 503);
     api_call(api, &reply, "GET", "/readyz", NULL, NULL, NULL);
     assert_http(&reply, 503);
+    assert_code(&reply, "unavailable");
+    assert_holds(mlo_json_str(reply.json, "detail", ""), "database");
+    assert_false(check_holds(&reply, "database"));
+    assert_false(check_holds(&reply, "schema"));
+    assert_true(check_holds(&reply, "blobs"));
+    assert_null(strstr(mlo_buf_str(&reply.body), pg_fixture_dir)); /* anybody may ask */
     api_call(api, &reply, "GET", "/healthz", NULL, NULL, NULL);
     assert_http(&reply, 200);
     char *dir = mlo_fs_join(pg_fixture_dir, "pg", NULL);
@@ -26,6 +62,87 @@ static void test_outage__postgres_down_is_503_and_heals(void **state)
     api->pg->pg = pg_fixture_server;
     api_call(api, &reply, "GET", "/v1/projects", api->token[MLO_VIEWER], NULL, NULL);
     assert_http(&reply, 200);
+    await_ready(api, 200);
+    reply_clear(&reply);
+}
+
+static void test_outage__readiness_tells_what_is_wrong(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char *incoming = mlo_fs_join(api->dir, "blobs", "incoming", NULL),
+         *away = mlo_fs_join(api->dir, "away", NULL);
+    /* the blob store */
+    assert_int_equal(rename(incoming, away), 0);
+    await_ready(api, 503);
+    api_call(api, &reply, "GET", "/readyz", NULL, NULL, NULL);
+    assert_false(check_holds(&reply, "blobs"));
+    assert_true(check_holds(&reply, "database"));
+    assert_holds(mlo_json_str(reply.json, "detail", ""), "blobs");
+    assert_int_equal(rename(away, incoming), 0);
+    await_ready(api, 200);
+    /* a schema that this program does not expect */
+    struct mlo_db_conn *conn;
+    assert_mlo_ok(mlo_db_acquire(api->pg->owner, &conn, &api->pg->err), &api->pg->err);
+    assert_mlo_ok(mlo_db_exec_text(conn,
+                                   "create table mlopt.kept as select * from mlopt.schema_migration; "
+                                   "delete from mlopt.schema_migration",
+                                   &api->pg->err),
+                  &api->pg->err);
+    await_ready(api, 503);
+    api_call(api, &reply, "GET", "/readyz", NULL, NULL, NULL);
+    assert_false(check_holds(&reply, "schema"));
+    assert_true(check_holds(&reply, "database"));
+    assert_mlo_ok(
+        mlo_db_exec_text(conn, "insert into mlopt.schema_migration select * from mlopt.kept", &api->pg->err),
+        &api->pg->err);
+    mlo_db_release(conn);
+    await_ready(api, 200);
+    /* about to stop: told at once, and all else is served */
+    mlo_http_drain(api->http);
+    api_call(api, &reply, "GET", "/readyz", NULL, NULL, NULL);
+    assert_http(&reply, 503);
+    assert_false(check_holds(&reply, "draining"));
+    api_call(api, &reply, "GET", "/v1/projects", api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 200);
+    free(incoming);
+    free(away);
+    reply_clear(&reply);
+}
+
+/* A database that takes the connection and never answers: the answer comes all the same. */
+static void test_outage__readiness_answers_in_bounded_time(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    struct mlo_db *deaf = NULL;
+    struct sockaddr_in at = {.sin_family = AF_INET};
+    socklen_t size = sizeof at;
+    char conninfo[128];
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
+    assert_int_equal(listen(fd, 8), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &size), 0);
+    snprintf(conninfo, sizeof conninfo, "host=127.0.0.1 port=%u dbname=x connect_timeout=30 sslmode=disable",
+             ntohs(at.sin_port));
+    const struct mlo_db_options options = {.conninfo = conninfo, .max_connections = 2};
+    assert_mlo_ok(mlo_db_open(&options, &deaf, &err), &err);
+    mlo_http_stop(api->http, 0);
+    const struct mlo_http_options other = {.db = deaf, .blobs = api->blobs, .quiet = true};
+    assert_mlo_ok(mlo_http_start(&other, &api->http, &err), &err);
+    uint64_t began = mlo_clock_ns();
+    api_call(api, &reply, "GET", "/readyz", NULL, NULL, NULL);
+    assert_true(mlo_clock_ns() - began < 25000000000ull); /* the look itself takes 30 s */
+    assert_http(&reply, 503);
+    assert_false(check_holds(&reply, "database"));
+    api_call(api, &reply, "GET", "/healthz", NULL, NULL, NULL);
+    assert_http(&reply, 200);
+    close(fd); /* resets the connection: the look ends */
+    mlo_http_stop(api->http, 0);
+    api->http = NULL;
+    mlo_db_close(deaf);
     reply_clear(&reply);
 }
 
@@ -116,6 +233,8 @@ int main(void)
         API_TEST(test_outage__waiting_longer_than_the_idle_timeout_is_fine),
         API_TEST(test_outage__stop_lets_a_request_end),
         API_TEST(test_outage__postgres_down_is_503_and_heals),
+        API_TEST(test_outage__readiness_tells_what_is_wrong),
+        API_TEST(test_outage__readiness_answers_in_bounded_time),
     };
     API_MAIN(tests);
 }
