@@ -34,8 +34,9 @@ with open("/proc/cpuinfo", encoding="utf-8") as cpu:  # without VNNI, ONNX Runti
     ORT_TARGET = "ort-x86-vnni" if "vnni" in cpu.read() else "ort-x86-avx2"
 
 FOR_ORT = ["--target", ORT_TARGET]
+ONLY = ["--set", "quantize.bias_correction=none"]  # the work that the peers' calibration is
 # extremes as ranges, biases as they were
-PLAINLY = ["--recipe", "int8-cpu", "--set", "quantize.calibrator=minmax", "--set", "quantize.bias_correction=none"]
+PLAINLY = ["--recipe", "int8-cpu", "--set", "quantize.calibrator=minmax", *ONLY]
 ACCURATE = ["--recipe", "int8-accurate"]
 RECOVERED = [*ACCURATE, "--set", "quantize.accuracy_drop=none"]
 # name: how `mlopt quantize` is called, the runtime that the variant is meant for
@@ -53,6 +54,8 @@ OURS = {
     "int8 minmax": (["--calibrator", "minmax"], "cpu"),
     "int8 percentile": (["--calibrator", "percentile"], "cpu"),
     "int8 entropy": (["--calibrator", "entropy"], "cpu"),
+    "int8 percentile, calibrated only": ([*ONLY, "--calibrator", "percentile"], "cpu"),
+    "int8 entropy, calibrated only": ([*ONLY, "--calibrator", "entropy"], "cpu"),
 }
 # name: variable that names its Python, tool and method of quantizers.py
 PEERS = {
@@ -73,7 +76,11 @@ STAGES = (
     (("int8 recovered", "int8 recovered for ORT", "int8 plain", "int8 plain for ORT", "int4 weights"), ()),
     (("int8 minmax", "int8 percentile", "int8 entropy"), ("ORT entropy", "NNCF performance")),
 )
-RESNET_AT, RESNET = 2, (("int8", "int8 percentile", "int8 entropy"), ("ORT percentile", "ORT entropy"))  # behind that stage
+RESNET_AT = 2  # behind that stage
+RESNET = (
+    ("int8", "int8 percentile", "int8 entropy", "int8 percentile, calibrated only", "int8 entropy, calibrated only"),
+    ("ORT percentile", "ORT entropy"),
+)
 
 # A process's peak counts that of the one that it was forked from, so a small one stands in between.
 STAND_IN = """

@@ -304,6 +304,28 @@ out:
     return status;
 }
 
+/* "quantize 54, correct-bias 54": a pass that ran once a layer is named once. */
+static void print_passes(const json_t *passes, struct mlo_buf *out)
+{
+    size_t i, k;
+    const json_t *pass, *other;
+    json_array_foreach(passes, i, pass)
+    {
+        const char *name = mlo_json_str(pass, "pass", "");
+        int64_t changes = 0;
+        size_t first = i;
+        json_array_foreach(passes, k, other)
+        {
+            if (strcmp(mlo_json_str(other, "pass", ""), name) != 0)
+                continue;
+            first = MLO_MIN(first, k);
+            changes += mlo_json_i64(other, "changes", 0);
+        }
+        if (first == i && changes)
+            mlo_buf_printf(out, "%s%s %lld", out->len ? ", " : "", name, (long long)changes);
+    }
+}
+
 static enum mlo_status print_result(const struct job *job, const json_t *before, const json_t *after,
                                     struct mlo_error *err)
 {
@@ -325,10 +347,7 @@ static enum mlo_status print_result(const struct job *job, const json_t *before,
         struct mlo_buf notes = MLO_BUF_INIT;
         json_t *pass;
         size_t k;
-        json_array_foreach(json_object_get(json_object_get(row, "report"), "passes"), k,
-                           pass) if (mlo_json_i64(pass, "changes", 0))
-            mlo_buf_printf(&notes, "%s%s %lld", notes.len ? ", " : "", mlo_json_str(pass, "pass", ""),
-                           (long long)mlo_json_i64(pass, "changes", 0));
+        print_passes(json_object_get(json_object_get(row, "report"), "passes"), &notes);
         print_notes(job->cli, json_object_get(json_object_get(row, "report"), "notes"));
         json_array_foreach(json_object_get(json_object_get(row, "report"), "passes"), k, pass)
             print_notes(job->cli, json_object_get(pass, "notes"));
