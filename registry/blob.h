@@ -85,6 +85,11 @@ MLO_MUST_USE enum mlo_status mlo_blob_session_digest(const struct mlo_blob_sessi
 MLO_MUST_USE enum mlo_status mlo_blob_session_publish(struct mlo_blob_store *store,
                                                       const struct mlo_blob_session *session,
                                                       struct mlo_error *err);
+/* Whether the store has the bytes that the session counts: MLO_ENOTFOUND when they are gone, from a published
+ * one as well, MLO_EDIGEST when they are others. Their hash is not computed. */
+MLO_MUST_USE enum mlo_status mlo_blob_session_check(struct mlo_blob_store *store,
+                                                    const struct mlo_blob_session *session,
+                                                    struct mlo_error *err);
 /* Forgets its bytes; one that is gone is fine. */
 MLO_MUST_USE enum mlo_status mlo_blob_session_drop(struct mlo_blob_store *store,
                                                    const struct mlo_blob_session *session,

@@ -319,6 +319,20 @@ static void file_piece_end(struct mlo_blob_piece *piece)
     free(p);
 }
 
+static enum mlo_status file_session_check(struct mlo_blob_store *store,
+                                          const struct mlo_blob_session *session, struct mlo_error *err)
+{
+    struct stat st;
+    char *path = session_path(store->state, session);
+    if (!path)
+        return mlo_error_nomem(err);
+    int failed = stat(path, &st) == 0 ? 0 : errno;
+    free(path);
+    if (failed && failed != ENOENT)
+        return mlo_error_errno(err, failed, "cannot look at upload %s", session->id);
+    return failed || (uint64_t)st.st_size < session->size_bytes ? gone(session, err) : MLO_OK;
+}
+
 static enum mlo_status file_session_publish(struct mlo_blob_store *store,
                                             const struct mlo_blob_session *session,
                                             const struct mlo_digest *digest, struct mlo_error *err)
@@ -442,6 +456,7 @@ const struct mlo_blob_backend mlo_blob_backend_file = {
     .piece_write = file_piece_write,
     .piece_commit = file_piece_commit,
     .piece_end = file_piece_end,
+    .session_check = file_session_check,
     .session_publish = file_session_publish,
     .session_drop = file_session_drop,
     .open_fd = file_open_fd,

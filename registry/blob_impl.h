@@ -32,6 +32,9 @@ struct mlo_blob_backend {
     enum mlo_status (*piece_commit)(struct mlo_blob_piece *piece, struct mlo_error *err);
     /* Frees piece->state. */
     void (*piece_end)(struct mlo_blob_piece *piece);
+    /* mlo_blob_session_check, of any kind of session */
+    enum mlo_status (*session_check)(struct mlo_blob_store *store, const struct mlo_blob_session *session,
+                                     struct mlo_error *err);
     enum mlo_status (*session_publish)(struct mlo_blob_store *store, const struct mlo_blob_session *session,
                                        const struct mlo_digest *digest, struct mlo_error *err);
     enum mlo_status (*session_drop)(struct mlo_blob_store *store, const struct mlo_blob_session *session,

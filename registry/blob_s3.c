@@ -431,6 +431,7 @@ const struct mlo_blob_backend mlo_blob_backend_s3 = {
     .piece_write = mlo_blob_s3_piece_write,
     .piece_commit = mlo_blob_s3_piece_commit,
     .piece_end = mlo_blob_s3_piece_end,
+    .session_check = mlo_blob_s3_session_check,
     .session_publish = mlo_blob_s3_session_publish,
     .session_drop = mlo_blob_s3_session_drop,
     .direct_begin = mlo_blob_s3_direct_begin,

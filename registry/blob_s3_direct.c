@@ -145,6 +145,22 @@ enum mlo_status mlo_blob_s3_direct_arrived(struct mlo_blob_store *store,
     return status;
 }
 
+enum mlo_status mlo_blob_s3_direct_check(struct mlo_blob_store *store, const struct mlo_blob_session *session,
+                                         struct mlo_error *err)
+{
+    struct mlo_blob_s3 *s = store->state;
+    struct place place;
+    struct mlo_s3_part *parts = NULL;
+    size_t count;
+    char *key;
+    enum mlo_status status = open_place(store, session, &place, &key, err);
+    if (status == MLO_OK)
+        status = mlo_s3_multipart_parts(s->s3, key, place.upload, &parts, &count, err);
+    free(parts);
+    free(key);
+    return status;
+}
+
 /* --- verifying ----------------------------------------------------------------------------------------- */
 
 static enum mlo_status missing(const struct mlo_blob_direct *d, const struct mlo_s3_part *parts, size_t count,

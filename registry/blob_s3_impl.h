@@ -53,6 +53,9 @@ enum mlo_status mlo_blob_s3_open_outside(struct mlo_blob_s3 *s, const struct mlo
 enum mlo_status mlo_blob_s3_direct_begin(struct mlo_blob_store *store, uint64_t size_bytes,
                                          struct mlo_blob_session *session, struct mlo_error *err);
 bool mlo_blob_s3_direct_info(const struct mlo_blob_session *session, struct mlo_blob_direct *out);
+/* Whether the server has the upload of its parts. */
+enum mlo_status mlo_blob_s3_direct_check(struct mlo_blob_store *store, const struct mlo_blob_session *session,
+                                         struct mlo_error *err);
 enum mlo_status mlo_blob_s3_direct_arrived(struct mlo_blob_store *store,
                                            const struct mlo_blob_session *session, bool *arrived,
                                            struct mlo_error *err);
@@ -75,6 +78,8 @@ enum mlo_status mlo_blob_s3_piece_write(struct mlo_blob_piece *piece, const void
                                         struct mlo_error *err);
 enum mlo_status mlo_blob_s3_piece_commit(struct mlo_blob_piece *piece, struct mlo_error *err);
 void mlo_blob_s3_piece_end(struct mlo_blob_piece *piece);
+enum mlo_status mlo_blob_s3_session_check(struct mlo_blob_store *store,
+                                          const struct mlo_blob_session *session, struct mlo_error *err);
 enum mlo_status mlo_blob_s3_session_publish(struct mlo_blob_store *store,
                                             const struct mlo_blob_session *session,
                                             const struct mlo_digest *digest, struct mlo_error *err);

@@ -283,6 +283,41 @@ out:
     return status;
 }
 
+/* Its parts, and what fills none yet. */
+static enum mlo_status check_pieces(struct mlo_blob_s3 *s, const struct mlo_blob_session *session,
+                                    const char *key, struct mlo_error *err)
+{
+    struct state st = {.upload = ""};
+    struct mlo_s3_object object;
+    char *rest = NULL;
+    enum mlo_status status;
+    MLO_TRY(read_state(s, session, key, &st, err));
+    if (session->size_bytes == st.in_parts)
+        goto out;
+    rest = rest_key(key, session->size_bytes);
+    status = rest ? mlo_s3_head(s->s3, rest, &object, err) : mlo_error_nomem(err);
+    if (status == MLO_ENOTFOUND ||
+        (status == MLO_OK && object.size_bytes != session->size_bytes - st.in_parts))
+        status = gone(session, err);
+out:
+    free(rest);
+    free(st.parts);
+    return status;
+}
+
+enum mlo_status mlo_blob_s3_session_check(struct mlo_blob_store *store,
+                                          const struct mlo_blob_session *session, struct mlo_error *err)
+{
+    struct mlo_blob_s3 *s = store->state;
+    char *key = session_key(s, session);
+    enum mlo_status status = key ? mlo_s3_head(s->s3, key, NULL, err) : mlo_error_nomem(err);
+    if (status == MLO_ENOTFOUND) /* not made one object yet */
+        status = mlo_blob_s3_direct_info(session, NULL) ? mlo_blob_s3_direct_check(store, session, err)
+                                                        : check_pieces(s, session, key, err);
+    free(key);
+    return status;
+}
+
 /* Each step can be the last one before a kill: what is done already is not done again. */
 enum mlo_status mlo_blob_s3_session_publish(struct mlo_blob_store *store,
                                             const struct mlo_blob_session *session,

@@ -112,6 +112,12 @@ enum mlo_status mlo_blob_session_digest(const struct mlo_blob_session *session, 
     return MLO_OK;
 }
 
+enum mlo_status mlo_blob_session_check(struct mlo_blob_store *store, const struct mlo_blob_session *session,
+                                       struct mlo_error *err)
+{
+    return store->backend->session_check(store, session, err);
+}
+
 enum mlo_status mlo_blob_session_publish(struct mlo_blob_store *store, const struct mlo_blob_session *session,
                                          struct mlo_error *err)
 {

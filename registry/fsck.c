@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "registry/sql_impl.h"
+#include "registry/upload.h"
 
 enum { FSCK_ROWS, FSCK_ROW, FSCK_USERS, FSCK_ORPHAN, FSCK_SESSION };
 
@@ -352,6 +353,17 @@ static enum mlo_status on_leftover(void *arg, const struct mlo_blob_leftover *le
     return status;
 }
 
+static enum mlo_status on_lost(void *arg, const struct mlo_upload *upload, struct mlo_error *err)
+{
+    struct fsck *f = arg;
+    const struct mlo_blob_session *s = &upload->session;
+    return json_array_append_new(f->problems, json_pack("{s:s, s:s, s:I, s:n, s:s?}", "kind", "lost", "name",
+                                                        s->id, "size", (json_int_t)s->size_bytes, "age_s",
+                                                        "repaired", f->o->repair ? "forgotten" : NULL)) == 0
+               ? MLO_OK
+               : mlo_error_nomem(err);
+}
+
 /* What became of those that were marked in this run. */
 static enum mlo_status say_removed(struct fsck *f, struct mlo_error *err)
 {
@@ -417,6 +429,7 @@ static enum mlo_status run(struct fsck *f, struct mlo_digest *at, char next[MLO_
         }
     }
     MLO_TRY(mlo_blob_leftovers(f->o->blobs, on_leftover, f, err));
+    MLO_TRY(mlo_upload_lost(f->conn, f->o->blobs, f->o->repair, on_lost, f, err));
 out:
     return status;
 }

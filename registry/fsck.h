@@ -11,10 +11,12 @@
  *   unreadable  the disk or the server refuses to give them
  *   orphan      bytes without a row, past the grace
  *   returned    a damaged blob whose right bytes are back
+ *   lost        an upload under way whose bytes are gone: its client has to begin again
  *   unfinished, upload, multipart   what writers, uploads in pieces and S3 uploads left, past the grace
  *
- * Repair: damaged bytes are put aside (mlo_blob_quarantine), orphans and leftovers are removed, returned
- * blobs counted as there again. Nothing is done about missing ones: only their bytes help. */
+ * Repair: damaged bytes are put aside (mlo_blob_quarantine), orphans and leftovers are removed, lost uploads
+ * forgotten, returned blobs counted as there again. Nothing is done about missing ones: only their bytes
+ * help. */
 #ifndef MLO_REGISTRY_FSCK_H
 #define MLO_REGISTRY_FSCK_H
 

@@ -4,17 +4,27 @@
 
 #include <string.h>
 
-enum { UPLOAD_ADD, UPLOAD_FIND, UPLOAD_KEEP, UPLOAD_DROP, UPLOAD_EXPIRED };
+enum {
+    UPLOAD_ADD,
+    UPLOAD_FIND,
+    UPLOAD_KEEP,
+    UPLOAD_DROP,
+    UPLOAD_EXPIRED,
+    UPLOAD_ALL,
+    UPLOAD_SAME,
+    UPLOAD_FORGET
+};
+
+#define UPLOAD_COLUMNS                                                                                       \
+    "SELECT id, place, size, hash_state, project_id, "                                                       \
+    "to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') FROM upload "
 
 const struct mlo_sql mlo_sql_upload[] = {
     [UPLOAD_ADD] = {"upload_add",
                     "INSERT INTO upload (id, project_id, place, hash_state, created_by, expires_at) "
                     "VALUES ($1, $2, $3, $4, $5, now() + make_interval(secs => $6))",
                     6},
-    [UPLOAD_FIND] = {"upload_find",
-                     "SELECT id, place, size, hash_state, project_id, "
-                     "to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') "
-                     "FROM upload WHERE id = $1 AND project_id = $2 AND expires_at > now()",
+    [UPLOAD_FIND] = {"upload_find", UPLOAD_COLUMNS "WHERE id = $1 AND project_id = $2 AND expires_at > now()",
                      2},
     [UPLOAD_KEEP] = {"upload_keep",
                      "UPDATE upload SET size = $3, hash_state = $4, place = $5, "
@@ -25,6 +35,10 @@ const struct mlo_sql mlo_sql_upload[] = {
                         "DELETE FROM upload WHERE id IN (SELECT id FROM upload WHERE expires_at <= now() "
                         "ORDER BY expires_at LIMIT 8 FOR UPDATE SKIP LOCKED) RETURNING id, place",
                         0},
+    [UPLOAD_ALL] = {"upload_all", UPLOAD_COLUMNS "WHERE expires_at > now() ORDER BY id", 0},
+    [UPLOAD_SAME] = {"upload_same", "SELECT 1 FROM upload WHERE id = $1 AND size = $2 AND place = $3", 3},
+    [UPLOAD_FORGET] = {"upload_forget",
+                       "DELETE FROM upload WHERE id = $1 AND size = $2 AND place = $3 RETURNING 1", 3},
 };
 const size_t mlo_sql_upload_count = MLO_COUNT(mlo_sql_upload);
 
@@ -100,34 +114,42 @@ enum mlo_status mlo_upload_begin_direct(struct mlo_db_conn *conn, struct mlo_blo
     return begin(conn, store, actor, project_id, &size_bytes, out, err);
 }
 
+/* The columns of UPLOAD_COLUMNS. */
+static enum mlo_status take_upload(const struct mlo_rows *rows, int row, struct mlo_upload *out,
+                                   struct mlo_error *err)
+{
+    struct mlo_buf state = MLO_BUF_INIT;
+    memset(out, 0, sizeof *out);
+    take_session(rows, row, &out->session);
+    out->session.size_bytes = (uint64_t)mlo_rows_i64(rows, row, 2);
+    mlo_rows_bytes(rows, row, 3, &state);
+    if (!mlo_buf_ok(&state)) {
+        mlo_buf_clear(&state);
+        return mlo_error_nomem(err);
+    }
+    memcpy(out->session.hash.bytes, state.data, MLO_MIN(state.len, sizeof out->session.hash.bytes));
+    mlo_buf_clear(&state);
+    out->project_id = mlo_rows_i64(rows, row, 4);
+    snprintf(out->expires_at, sizeof out->expires_at, "%s", mlo_rows_text(rows, row, 5));
+    return MLO_OK;
+}
+
 enum mlo_status mlo_upload_find(struct mlo_db_conn *conn, int64_t project_id, const char *id,
                                 struct mlo_upload *out, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
-    struct mlo_buf state = MLO_BUF_INIT;
     enum mlo_status status;
     mlo_param_text(&p, id); /* may be out's own */
     mlo_param_i64(&p, project_id);
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_upload[UPLOAD_FIND], &p, &rows, err));
-    memset(out, 0, sizeof *out);
     if (mlo_rows_count(&rows) == 0) {
         status = mlo_error_set(err, MLO_ENOTFOUND, "this project has no upload %.40s", id);
         mlo_error_hint(err, "it was finished, dropped, or expired: begin a new one");
         goto out;
     }
-    take_session(&rows, 0, &out->session);
-    out->session.size_bytes = (uint64_t)mlo_rows_i64(&rows, 0, 2);
-    mlo_rows_bytes(&rows, 0, 3, &state);
-    if (!mlo_buf_ok(&state)) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    memcpy(out->session.hash.bytes, state.data, MLO_MIN(state.len, sizeof out->session.hash.bytes));
-    out->project_id = mlo_rows_i64(&rows, 0, 4);
-    snprintf(out->expires_at, sizeof out->expires_at, "%s", mlo_rows_text(&rows, 0, 5));
+    MLO_TRY(take_upload(&rows, 0, out, err));
 out:
-    mlo_buf_clear(&state);
     mlo_rows_clear(&rows);
     return status;
 }
@@ -161,33 +183,115 @@ static enum mlo_status remove_row(struct mlo_db_conn *conn, const struct mlo_upl
     return mlo_db_exec(conn, &mlo_sql_upload[UPLOAD_DROP], &p, NULL, err);
 }
 
-enum mlo_status mlo_upload_finish(struct mlo_db_conn *conn, struct mlo_blob_store *store,
-                                  const struct mlo_actor *actor, const struct mlo_upload *upload,
-                                  const struct mlo_digest *expected, struct mlo_error *err)
+/* Whether the row still says the same; `remove`: takes it away then. */
+static enum mlo_status same_row(struct mlo_db_conn *conn, const struct mlo_upload *upload, bool remove,
+                                bool *same, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    mlo_param_text(&p, upload->session.id);
+    mlo_param_i64(&p, (int64_t)upload->session.size_bytes);
+    mlo_param_text(&p, upload->session.place);
+    enum mlo_status status =
+        mlo_db_exec(conn, &mlo_sql_upload[remove ? UPLOAD_FORGET : UPLOAD_SAME], &p, &rows, err);
+    *same = status == MLO_OK && mlo_rows_count(&rows) > 0;
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_upload_publish(struct mlo_blob_store *store, const struct mlo_actor *actor,
+                                   const struct mlo_upload *upload, const struct mlo_digest *expected,
+                                   struct mlo_error *err)
 {
     struct mlo_digest digest;
     char a[MLO_DIGEST_TEXT_SIZE], b[MLO_DIGEST_TEXT_SIZE];
-    enum mlo_status status = mlo_actor_require(actor, upload->project_id, MLO_SUBMITTER, err);
-    if (status != MLO_OK)
-        return status;
-    status = mlo_blob_session_digest(&upload->session, &digest, err);
-    if (status == MLO_OK && !mlo_digest_eq(&digest, expected)) {
+    enum mlo_status status;
+    MLO_TRY(mlo_actor_require(actor, upload->project_id, MLO_SUBMITTER, err));
+    MLO_TRY(mlo_blob_session_digest(&upload->session, &digest, err));
+    if (!mlo_digest_eq(&digest, expected)) {
         mlo_error_set(err, MLO_EDIGEST, "the %llu bytes hash to %s, not to %s",
                       (unsigned long long)upload->session.size_bytes, mlo_digest_text(&digest, a),
                       mlo_digest_text(expected, b));
         mlo_error_hint(err, "drop the upload, compute the file's SHA-256 again, and repeat");
-        status = MLO_EDIGEST;
+        return MLO_EDIGEST;
     }
-    if (status == MLO_OK)
-        status = mlo_blob_session_publish(store, &upload->session, err);
+    MLO_TRY(mlo_blob_session_publish(store, &upload->session, err));
+out:
+    return status;
+}
+
+enum mlo_status mlo_upload_record(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                  const struct mlo_actor *actor, const struct mlo_upload *upload,
+                                  const struct mlo_digest *digest, struct mlo_error *err)
+{
+    enum mlo_status status = mlo_actor_require(actor, upload->project_id, MLO_SUBMITTER, err);
     if (status != MLO_OK || (status = mlo_db_begin(conn, err)) != MLO_OK)
         return status;
-    MLO_TRY(mlo_blob_record_stored(conn, store, actor, upload->project_id, &digest,
-                                   upload->session.size_bytes, err));
-    MLO_TRY(mlo_blob_replaced(conn, &digest, err));
+    MLO_TRY(mlo_blob_record_stored(conn, store, actor, upload->project_id, digest, upload->session.size_bytes,
+                                   err));
+    MLO_TRY(mlo_blob_replaced(conn, digest, err));
     MLO_TRY(remove_row(conn, upload, err));
 out:
     return mlo_db_end(conn, status, err);
+}
+
+enum mlo_status mlo_upload_finish(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                  const struct mlo_actor *actor, const struct mlo_upload *upload,
+                                  const struct mlo_digest *expected, struct mlo_error *err)
+{
+    enum mlo_status status;
+    MLO_TRY(mlo_upload_publish(store, actor, upload, expected, err));
+    MLO_TRY(mlo_upload_record(conn, store, actor, upload, expected, err));
+out:
+    return status;
+}
+
+/* Gone from where uploads are, and not because it was published. */
+static enum mlo_status is_lost(struct mlo_blob_store *store, const struct mlo_upload *upload, bool *lost,
+                               struct mlo_error *err)
+{
+    struct mlo_digest digest;
+    struct mlo_error seen = {0};
+    *lost = false;
+    enum mlo_status status = mlo_blob_session_check(store, &upload->session, &seen);
+    if (status == MLO_OK)
+        return MLO_OK;
+    if (status != MLO_ENOTFOUND && status != MLO_EDIGEST) {
+        if (err)
+            *err = seen;
+        return status;
+    }
+    MLO_TRY(mlo_blob_session_digest(&upload->session, &digest, err));
+    status = mlo_blob_size(store, &digest, NULL, &seen);
+    *lost = status == MLO_ENOTFOUND;
+    if (*lost)
+        return MLO_OK;
+    if (status != MLO_OK && err)
+        *err = seen;
+out:
+    return status;
+}
+
+enum mlo_status mlo_upload_lost(struct mlo_db_conn *conn, struct mlo_blob_store *store, bool forget,
+                                mlo_upload_lost_fn *fn, void *arg, struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_upload[UPLOAD_ALL], NULL, &rows, err);
+    for (int r = 0; status == MLO_OK && r < mlo_rows_count(&rows); r++) {
+        struct mlo_upload upload;
+        bool lost;
+        MLO_TRY(take_upload(&rows, r, &upload, err));
+        MLO_TRY(is_lost(store, &upload, &lost, err));
+        if (!lost)
+            continue;
+        /* as the row is now: who goes on with it, or has ended it, has changed the row */
+        MLO_TRY(same_row(conn, &upload, forget, &lost, err));
+        if (lost)
+            MLO_TRY(fn(arg, &upload, err));
+    }
+out:
+    mlo_rows_clear(&rows);
+    return status;
 }
 
 enum mlo_status mlo_upload_drop(struct mlo_db_conn *conn, struct mlo_blob_store *store,

@@ -32,12 +32,26 @@ MLO_MUST_USE enum mlo_status mlo_upload_find(struct mlo_db_conn *conn, int64_t p
  * MLO_ECONFLICT when it did not stand there: what was appended does not count then. */
 MLO_MUST_USE enum mlo_status mlo_upload_keep(struct mlo_db_conn *conn, struct mlo_upload *upload,
                                              uint64_t from_bytes, struct mlo_error *err);
-/* Its bytes become the blob `expected` of the project, and the upload ends. MLO_EDIGEST when they hash to
- * something else: the upload stays, to be asked or dropped. Bytes first, row second; repeated after a crash
- * in between, it ends well. */
+/* The end of an upload, bytes first, row second: each step can be repeated after a crash, by any server, and
+ * by several at once. Publishing makes its bytes visible under `expected`; it asks no database and may take
+ * long (a bucket copies them). MLO_EDIGEST when they hash to something else: the upload stays, to be asked or
+ * dropped. Recording makes them a blob of the project and ends the upload. Both need a submitter. */
+MLO_MUST_USE enum mlo_status mlo_upload_publish(struct mlo_blob_store *store, const struct mlo_actor *actor,
+                                                const struct mlo_upload *upload,
+                                                const struct mlo_digest *expected, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_upload_record(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                               const struct mlo_actor *actor, const struct mlo_upload *upload,
+                                               const struct mlo_digest *digest, struct mlo_error *err);
+/* One after the other. */
 MLO_MUST_USE enum mlo_status mlo_upload_finish(struct mlo_db_conn *conn, struct mlo_blob_store *store,
                                                const struct mlo_actor *actor, const struct mlo_upload *upload,
                                                const struct mlo_digest *expected, struct mlo_error *err);
+/* Uploads under way whose bytes the store has lost: they can never be finished. `forget` removes them.
+ * Safe beside those who finish one. A failure of `fn` ends it. */
+typedef enum mlo_status mlo_upload_lost_fn(void *arg, const struct mlo_upload *upload, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_upload_lost(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                             bool forget, mlo_upload_lost_fn *fn, void *arg,
+                                             struct mlo_error *err);
 /* Removes a few that have expired, with their bytes, of pieces and of parts in a bucket; *removed (or NULL):
  * how many. Whoever begins an upload does it, and garbage collection until there are none. */
 MLO_MUST_USE enum mlo_status mlo_upload_sweep(struct mlo_db_conn *conn, struct mlo_blob_store *store,

@@ -114,8 +114,10 @@ enum mlo_status h_upload_finish(struct mlo_request *req, struct mlo_error *err)
         MLO_TRY(reply_state(req, 202, &upload, false, err));
         goto out;
     }
+    mlo_request_db_release(req); /* a bucket copies all of it */
+    MLO_TRY(mlo_upload_publish(req->http->options.blobs, &actor, &upload, &expected, err));
     MLO_TRY(mlo_request_db(req, &conn, err));
-    MLO_TRY(mlo_upload_finish(conn, req->http->options.blobs, &actor, &upload, &expected, err));
+    MLO_TRY(mlo_upload_record(conn, req->http->options.blobs, &actor, &upload, &expected, err));
     MLO_TRY(mlo_reply_json(req, 201,
                            json_pack("{s:s, s:I}", "digest", mlo_digest_text(&expected, text), "size",
                                      (json_int_t)upload.session.size_bytes),

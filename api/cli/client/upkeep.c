@@ -298,7 +298,7 @@ static enum mlo_status print_problems(const json_t *sum, struct mlo_error *err)
 /* What is wrong still: repaired orphans and leftovers are not, a damaged blob without its bytes is. */
 static size_t open_problems(const json_t *sum)
 {
-    static const char *const cured[] = {"orphan", "unfinished", "upload", "multipart", "returned"};
+    static const char *const cured[] = {"orphan", "lost", "unfinished", "upload", "multipart", "returned"};
     size_t open = 0, i;
     json_t *row;
     json_array_foreach(json_object_get(sum, "problems"), i, row)

@@ -2,6 +2,7 @@
  */
 #include <sys/stat.h>
 
+#include "registry/upload.h"
 #include "tests/upkeep_fixture.h"
 
 /* The problem of this kind and content; NULL: none. Borrowed. */
@@ -167,6 +168,61 @@ static void test_fsck__removes_what_uploads_left(void **state)
 }
 
 /* A budget of no time: one blob or shard a call, and the same sum in the end. */
+static void begin_upload(struct upkeep *u, const char *text, struct mlo_upload *out)
+{
+    struct mlo_blob_piece *piece;
+    struct mlo_error *err = &u->f->err;
+    assert_mlo_ok(mlo_upload_begin(u->f->conn, u->blobs, &root, u->project, out, err), err);
+    assert_mlo_ok(mlo_blob_piece_open(u->blobs, &out->session, &piece, err), err);
+    assert_mlo_ok(mlo_blob_piece_write(piece, text, strlen(text), err), err);
+    assert_mlo_ok(mlo_blob_piece_commit(piece, err), err);
+    mlo_blob_piece_free(piece);
+    assert_mlo_ok(mlo_upload_keep(u->f->conn, out, 0, err), err);
+}
+
+/* The bytes of an upload that somebody may go on with: cut short, or removed. */
+static void test_fsck__names_lost_uploads(void **state)
+{
+    struct upkeep u;
+    struct mlo_upload fine, published, shorter, removed;
+    upkeep_open(&u, *state);
+    struct mlo_error *err = &u.f->err;
+    begin_upload(&u, "goes on", &fine);
+    begin_upload(&u, "published, not recorded", &published);
+    begin_upload(&u, "cut short", &shorter);
+    begin_upload(&u, "removed", &removed);
+    struct mlo_digest d = upkeep_digest("published, not recorded");
+    assert_mlo_ok(mlo_upload_publish(u.blobs, &root, &published, &d, err), err);
+    char *path = mlo_fs_join(u.root, "uploads", shorter.session.id, NULL);
+    assert_int_equal(truncate(path, 3), 0);
+    free(path);
+    path = mlo_fs_join(u.root, "uploads", removed.session.id, NULL);
+    assert_int_equal(unlink(path), 0);
+    free(path);
+
+    for (int repair = 0; repair < 2; repair++) {
+        json_t *out = upkeep_fsck(&u, repair, 3600), *row;
+        size_t i;
+        assert_int_equal(problems(out), 2);
+        json_array_foreach(json_object_get(out, "problems"), i, row)
+        {
+            const char *name = mlo_json_str(row, "name", "");
+            assert_string_equal(mlo_json_str(row, "kind", ""), "lost");
+            assert_true(strcmp(name, shorter.session.id) == 0 || strcmp(name, removed.session.id) == 0);
+            assert_string_equal(mlo_json_str(row, "repaired", ""), repair ? "forgotten" : "");
+        }
+        json_decref(out);
+    }
+    upkeep_clean(&u);
+    assert_mlo_status(mlo_upload_find(u.f->conn, u.project, removed.session.id, &removed, err), MLO_ENOTFOUND,
+                      err);
+    assert_mlo_ok(mlo_upload_record(u.f->conn, u.blobs, &root, &published, &d, err), err);
+    assert_mlo_ok(mlo_blob_linked(u.f->conn, u.project, &d, NULL, err), err);
+    d = upkeep_digest("goes on");
+    assert_mlo_ok(mlo_upload_finish(u.f->conn, u.blobs, &root, &fine, &d, err), err);
+    upkeep_close(&u);
+}
+
 static void test_fsck__goes_on_where_it_stopped(void **state)
 {
     struct upkeep u;
@@ -335,13 +391,10 @@ static void test_fsck__a_worker_only_reports(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_fsck__finds_every_difference),
-        T(test_fsck__counts_what_returned),
-        T(test_fsck__removes_what_uploads_left),
-        T(test_fsck__goes_on_where_it_stopped),
-        T(test_fsck__goes_on_in_a_shard_that_takes_long),
-        T(test_fsck__says_what_it_did),
-        T(test_fsck__a_worker_only_reports),
+        T(test_fsck__finds_every_difference),    T(test_fsck__counts_what_returned),
+        T(test_fsck__removes_what_uploads_left), T(test_fsck__names_lost_uploads),
+        T(test_fsck__goes_on_where_it_stopped),  T(test_fsck__goes_on_in_a_shard_that_takes_long),
+        T(test_fsck__says_what_it_did),          T(test_fsck__a_worker_only_reports),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
 }
