@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -275,21 +274,6 @@ enum mlo_status mlo_fs_tempdir(const char *parent, const char *prefix, char **pa
     }
     *path = text;
     return MLO_OK;
-}
-
-static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    MLO_UNUSED(st);
-    MLO_UNUSED(type);
-    MLO_UNUSED(ftw);
-    remove(path);
-    return 0;
-}
-
-void mlo_fs_remove_tree(const char *path)
-{
-    if (path)
-        nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
 }
 
 bool mlo_fs_exists(const char *path)

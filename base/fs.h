@@ -34,7 +34,8 @@ MLO_MUST_USE enum mlo_status mlo_fs_mkdirs_private(const char *path, struct mlo_
  */
 MLO_MUST_USE enum mlo_status mlo_fs_tempdir(const char *parent, const char *prefix, char **path,
                                             struct mlo_error *err);
-/* rm -rf, does not follow links out of the tree; best effort, an absent path is fine. */
+/* rm -rf, does not follow links out of the tree nor enter what is mounted there; also folders that are locked
+ * and deeper than a path can say. Best effort, an absent path is fine. */
 void mlo_fs_remove_tree(const char *path);
 bool mlo_fs_exists(const char *path);
 /* -1 when it cannot be told. */

@@ -502,6 +502,8 @@ static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashe
     MLO_TRY(mlo_attempt_inputs(worker, &slot->job, dir, confined.checkpoints, err));
     MLO_TRY(mlo_confinement_close(worker, dir, &confined, err));
     child.dir = confined.out;
+    child.kept[0] = confined.checkpoints;
+    child.kept[1] = confined.kernels;
     child.sandbox = confined.sandbox;
     child.env = confined.env;
     slot->cost.read_bytes = read_bytes(dir);

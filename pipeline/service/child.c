@@ -199,6 +199,7 @@ static int end_group(pid_t pid, double *cpu_s)
 
 struct looks {
     uint64_t usage_ns, folder_ns; /* when to look next */
+    uint64_t kept_before[2];
 };
 
 static enum mlo_status too_much(struct mlo_error *err, const char *what, uint64_t have, uint64_t limit,
@@ -209,6 +210,31 @@ static enum mlo_status too_much(struct mlo_error *err, const char *what, uint64_
                   mlo_str_size(have, a), mlo_str_size(limit, b));
     mlo_error_hint(err, "`mlopt worker --%s` sets it", option);
     return MLO_ETOOBIG;
+}
+
+static void look_at_kept(const struct mlo_child *child, struct looks *looks)
+{
+    for (size_t i = 0; child->max_scratch_bytes && i < MLO_COUNT(child->kept); i++)
+        if (child->kept[i])
+            looks->kept_before[i] = mlo_usage_of_folder(child->kept[i], MLO_USAGE_HIDDEN);
+}
+
+/* Other jobs of the project may add there as well: what they do is counted to each of them. */
+static uint64_t scratch_of(const struct mlo_child *child, const struct looks *looks)
+{
+    uint64_t bytes = mlo_usage_of_folder(child->folder, child->max_scratch_bytes);
+    for (size_t i = 0; bytes <= child->max_scratch_bytes && i < MLO_COUNT(child->kept); i++) {
+        uint64_t before = looks->kept_before[i], now;
+        if (!child->kept[i])
+            continue;
+        now = mlo_usage_of_folder(child->kept[i], before > MLO_USAGE_HIDDEN - child->max_scratch_bytes
+                                                      ? MLO_USAGE_HIDDEN
+                                                      : before + child->max_scratch_bytes);
+        if (now == MLO_USAGE_HIDDEN && before != MLO_USAGE_HIDDEN)
+            return now;
+        bytes += now > before ? now - before : 0;
+    }
+    return bytes;
 }
 
 /* The kernel's limits are of one process; a job has as many as it likes. */
@@ -230,7 +256,13 @@ static enum mlo_status look_at_usage(const struct mlo_child *child, pid_t pid, s
         next->usage_ns = mlo_clock_ns() + USAGE_EVERY_MS * 1000000ull;
     }
     if (child->max_scratch_bytes && now >= next->folder_ns) {
-        bytes = mlo_usage_of_folder(child->folder, child->max_scratch_bytes);
+        bytes = scratch_of(child, next);
+        if (bytes == MLO_USAGE_HIDDEN) {
+            mlo_error_set(err, MLO_ETOOBIG,
+                          "the step made folders that cannot be looked at: what they hold cannot be counted");
+            mlo_error_hint(err, "`mlopt worker --max-scratch` limits what a job writes");
+            return MLO_ETOOBIG;
+        }
         if (bytes > child->max_scratch_bytes)
             return too_much(err, "wrote more than", child->max_scratch_bytes, child->max_scratch_bytes,
                             "max-scratch");
@@ -245,6 +277,7 @@ static enum mlo_status supervise(const struct mlo_child *child, pid_t pid, int f
     enum mlo_status status = MLO_OK;
     struct lines lines = {.len = 0};
     struct looks next = {0};
+    look_at_kept(child, &next);
     uint64_t deadline_ns = child->max_s ? mlo_clock_ns() + child->max_s * 1000000000ull : 0;
     int pid_fd = (int)syscall(SYS_pidfd_open, pid, 0u);
     int wait_ms = pid_fd >= 0 ? WATCH_MS : WATCH_MS_WITHOUT_PIDFD;

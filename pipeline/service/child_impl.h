@@ -16,6 +16,7 @@ struct mlo_child {
     const char *exe;
     const char *dir;                   /* holds job.json; gets result.json and stderr.log */
     const char *folder;                /* of all that the attempt has on the disk */
+    const char *kept[2];               /* folders that outlive it: what it adds there counts; or NULL */
     const struct mlo_sandbox *sandbox; /* or NULL */
     const char *const *env;            /* "NAME=value", NULL-terminated, beside what is passed on; or NULL */
     /* Of all its processes together; 0: none. A job that goes beyond fails with MLO_ETOOBIG: trying again

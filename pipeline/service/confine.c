@@ -93,6 +93,10 @@ enum mlo_status mlo_confinement_init(struct mlo_worker *worker, const struct mlo
         out->env[i] = env[i];
     if (!temp || !out->out || !out->checkpoints || !out->kernels || !env[0] || !env[1] || !env[2])
         return mlo_error_nomem(err);
+    if (worker->o.max_scratch_bytes) { /* jobs that failed by it leave what they wrote there */
+        mlo_kept_trim(out->checkpoints, worker->o.max_scratch_bytes / 2);
+        mlo_kept_trim(out->kernels, worker->o.max_scratch_bytes / 2);
+    }
     MLO_TRY(mlo_fs_mkdirs_private(temp, err));
     MLO_TRY(mlo_fs_mkdirs_private(out->checkpoints, err));
     MLO_TRY(mlo_fs_mkdirs_private(out->kernels, err));

@@ -57,7 +57,9 @@ struct mlo_usage {
 };
 /* Of a process and of all that descend from it. */
 void mlo_usage_of(pid_t leader, struct mlo_usage *out);
-/* What the files of a folder take on the disk, links not followed; counting ends beyond `enough`. */
+/* What the files of a folder take on the disk, links not followed; counting ends beyond `enough`.
+ * MLO_USAGE_HIDDEN: some of it cannot be looked at. */
+#define MLO_USAGE_HIDDEN UINT64_MAX
 uint64_t mlo_usage_of_folder(const char *path, uint64_t enough);
 
 #endif

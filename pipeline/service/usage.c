@@ -2,6 +2,7 @@
  * many. They are found by descent, in the lists of children that the kernel keeps of each thread. */
 #include <ctype.h>
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <fts.h>
 #include <stdio.h>
@@ -93,9 +94,13 @@ uint64_t mlo_usage_of_folder(const char *path, uint64_t enough)
     uint64_t bytes = 0;
     char *const roots[] = {(char *)path, NULL};
     FTS *walk = fts_open(roots, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
-    for (FTSENT *entry; walk && bytes <= enough && (entry = fts_read(walk));)
+    for (FTSENT *entry; walk && bytes <= enough && (entry = fts_read(walk));) {
         if (entry->fts_info == FTS_F || entry->fts_info == FTS_D || entry->fts_info == FTS_DEFAULT)
             bytes += (uint64_t)entry->fts_statp->st_blocks * 512;
+        else if ((entry->fts_info == FTS_DNR || entry->fts_info == FTS_ERR || entry->fts_info == FTS_NS) &&
+                 entry->fts_errno != ENOENT)
+            bytes = MLO_USAGE_HIDDEN;
+    }
     if (walk)
         fts_close(walk);
     return bytes;

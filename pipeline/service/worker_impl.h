@@ -92,6 +92,8 @@ MLO_MUST_USE enum mlo_status mlo_attest_completion(struct mlo_worker *worker, co
                                                    char signer[MLO_PUBLIC_KEY_TEXT_SIZE],
                                                    struct mlo_error *err);
 
+/* Removes what was written longest ago until the folder has no more bytes (kept.c). */
+void mlo_kept_trim(const char *folder, uint64_t max_bytes);
 /* Makes this worker's scratch folder, and removes those that dead workers left (scratch.c). */
 MLO_MUST_USE enum mlo_status mlo_scratch_open(struct mlo_worker *worker, struct mlo_error *err);
 void mlo_scratch_close(struct mlo_worker *worker);

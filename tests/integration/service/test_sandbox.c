@@ -427,6 +427,23 @@ static void fill_disk(const struct target *t, const char *model)
         pause();
 }
 
+/* What the jobs of a project keep for one another is on the same disk. */
+static void fill_what_is_kept(const struct target *t, const char *model)
+{
+    const struct target kept = {.dir = getenv("XDG_CACHE_HOME")};
+    MLO_UNUSED(t);
+    fill_disk(&kept, model);
+}
+
+/* Whose user is the worker's is not listed there either. */
+static void lock_a_folder(const struct target *t, const char *model)
+{
+    const struct target locked = {.dir = mlo_fs_join(t->dir, "locked", NULL)};
+    if (mkdir(locked.dir, 0300) != 0)
+        abort();
+    fill_disk(&locked, model);
+}
+
 static void one_huge_file(const struct target *t, const char *model)
 {
     char *path = mlo_fs_join(t->dir, "huge", NULL);
@@ -531,6 +548,8 @@ static const struct {
 } deeds[] = {{"all", try_all},
              {"memory", eat_memory_in_children},
              {"disk", fill_disk},
+             {"kept", fill_what_is_kept},
+             {"locked", lock_a_folder},
              {"huge", one_huge_file},
              {"bomb", bomb},
              {"hide", hide},
@@ -589,9 +608,10 @@ static int64_t hostile(struct service_fixture *f, const char *deed)
 static void assert_goes_on(struct service_fixture *f)
 {
     static int next;
-    char name[32];
-    snprintf(name, sizeof name, "next%d", next++);
-    int64_t run = submit(f, add_version(f, name, "optimize.sleep_ms=0"), RECIPE_DERIVE, 0);
+    char name[32], content[48]; /* each its own: what was made before would be reused */
+    snprintf(name, sizeof name, "next%d", next);
+    snprintf(content, sizeof content, "optimize.sleep_ms=0\nnext=%d", next++);
+    int64_t run = submit(f, add_version(f, name, content), RECIPE_DERIVE, 0);
     wait_run(f, run);
     assert_run(f, run, -1, "state", "succeeded");
     wait_until(jobs_in_scratch(f) == 0);
@@ -687,6 +707,19 @@ static void test_sandbox__ends_who_takes_too_much(void **state)
     wait_run(f, run);
     assert_run(f, run, -1, "state", "failed");
     assert_error(f, run, "a job may have 16.8 MB");
+    assert_goes_on(f);
+    run = hostile(f, "kept");
+    wait_run(f, run);
+    assert_run(f, run, -1, "state", "failed");
+    assert_error(f, run, "a job may have 16.8 MB");
+    assert_goes_on(f); /* which makes room there again */
+    char *kernels = mlo_fs_join(f->work, "kernels", NULL);
+    assert_in_range(mlo_usage_of_folder(kernels, MLO_USAGE_HIDDEN), 1, 9 << 20);
+    free(kernels);
+    run = hostile(f, "locked"); /* cannot be counted, or is more than may be */
+    wait_run(f, run);
+    assert_run(f, run, -1, "state", "failed");
+    wait_until(jobs_in_scratch(f) == 0);
     assert_goes_on(f);
     run = hostile(f, "huge");
     wait_run(f, run);

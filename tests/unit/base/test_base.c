@@ -225,6 +225,48 @@ static void test_fs__bounds_reads_and_writes_atomically(void **state)
     free(dir);
 }
 
+/* As who is not root finds it: a folder that nobody may enter, and one deeper than paths and descriptors go.
+ */
+static void test_fs__removes_what_hides(void **state)
+{
+    enum { DEEP = 3000, NOBODY = 65534 };
+    struct mlo_error err = {0};
+    char *dir;
+    MLO_UNUSED(state);
+    assert_ok(mlo_fs_tempdir(NULL, "mlo-remove-", &dir, &err));
+    assert_int_equal(chmod(dir, 0777), 0);
+    bool was_root = geteuid() == 0;
+    if (was_root)
+        assert_int_equal(seteuid(NOBODY), 0);
+    char *tree = mlo_fs_join(dir, "tree", NULL), *locked = mlo_fs_join(tree, "locked", NULL),
+         *file = mlo_fs_join(locked, "file", NULL);
+    assert_ok(mlo_fs_mkdirs(locked, &err));
+    assert_ok(mlo_fs_write_atomic(file, "x", 1, &err));
+    int at = open(tree, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (int i = 0; i < DEEP; i++) {
+        assert_int_equal(mkdirat(at, "a-name-of-twenty-some", 0700), 0);
+        int next = openat(at, "a-name-of-twenty-some", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        assert_true(next >= 0);
+        if (i % 100 == 99)
+            assert_int_equal(symlinkat("/", at, "out"), 0);
+        close(at);
+        at = next;
+    }
+    close(at);
+    assert_int_equal(chmod(locked, 0), 0);
+    assert_int_equal(chmod(tree, 0500), 0);
+    mlo_fs_remove_tree(tree);
+    assert_false(mlo_fs_exists(tree));
+    if (was_root)
+        assert_int_equal(seteuid(0), 0);
+    mlo_fs_remove_tree(dir);
+    assert_false(mlo_fs_exists(dir));
+    free(file);
+    free(locked);
+    free(tree);
+    free(dir);
+}
+
 static enum mlo_status run_sh(const char *script, uint64_t timeout_ms, struct mlo_buf *out, int *code,
                               struct mlo_error *err)
 {
@@ -476,6 +518,7 @@ int main(void)
         cmocka_unit_test(test_json__canonical_text_is_sorted_and_shortest),
         cmocka_unit_test(test_json__getters_name_the_field),
         cmocka_unit_test(test_fs__bounds_reads_and_writes_atomically),
+        cmocka_unit_test(test_fs__removes_what_hides),
         cmocka_unit_test(test_process__collects_output_and_exit_codes),
         cmocka_unit_test(test_process__whose_end_nobody_knows_is_an_error),
         cmocka_unit_test(test_process__sets_and_unsets_environment),
