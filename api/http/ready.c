@@ -24,7 +24,7 @@ static enum mlo_status check_schema(struct mlo_http *http, struct mlo_error *err
     enum mlo_status status = mlo_db_acquire(http->options.db, &conn, err);
     if (status != MLO_OK)
         return status;
-    status = mlo_migrate_check(conn, err);
+    status = mlo_migrate_runs(conn, err);
     mlo_db_release(conn);
     return status;
 }

@@ -216,11 +216,18 @@ static unsigned connections_now(struct mlo_http *http)
     return info ? info->num_connections : 0;
 }
 
+/* A request that lies there unread is one in flight. */
+static bool has_more(int fd)
+{
+    char byte;
+    return recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+}
+
 static void close_idle(struct mlo_http *http)
 {
     pthread_mutex_lock(&http->lock);
     for (struct mlo_connection *entry = http->connections; entry; entry = entry->next)
-        if (!atomic_load(&entry->busy))
+        if (!atomic_load(&entry->busy) && !has_more(entry->fd))
             shutdown(entry->fd, SHUT_RDWR);
     pthread_mutex_unlock(&http->lock);
 }

@@ -6,8 +6,6 @@
 
 #include "api/cli/serve/serve.h"
 
-enum { DRAIN_MS = 10000 };
-
 static enum mlo_status open_database(const struct mlo_cli *cli, const char *application, unsigned connections,
                                      struct mlo_db **out, struct mlo_error *err)
 {
@@ -23,7 +21,7 @@ static enum mlo_status check_schema(struct mlo_db *db, struct mlo_error *err)
     struct mlo_db_conn *conn = NULL;
     enum mlo_status status = mlo_db_acquire(db, &conn, err);
     if (status == MLO_OK)
-        status = mlo_migrate_check(conn, err);
+        status = mlo_migrate_runs(conn, err);
     mlo_db_release(conn);
     return status;
 }
@@ -38,6 +36,29 @@ static enum mlo_status open_blobs(const struct mlo_cli *cli, struct mlo_blob_sto
 
 /* --- server ------------------------------------------------------------------------------------ */
 
+/* SIGINT or SIGTERM within so long. */
+static bool told_to_stop(uint64_t timeout_ms)
+{
+    uint64_t until = mlo_clock_ns() + timeout_ms * 1000000u;
+    for (uint64_t now; (now = mlo_clock_ns()) < until;) {
+        int number = mlo_serve_wait_signal((uint32_t)MLO_MIN((until - now) / 1000000u + 1, 3600000u));
+        if (number == SIGINT || number == SIGTERM)
+            return true;
+    }
+    return false;
+}
+
+/* Until it is told to end, and then as long as requests may still be sent here: those who share them out
+ * read /readyz only now and then. A second signal says that nobody does any more. */
+static void serve_until_told(struct mlo_http *http, int64_t drain_s)
+{
+    while (!told_to_stop(3600000u)) {
+    }
+    mlo_log(MLO_LOG_INFO, "stopping", NULL);
+    mlo_http_drain(http);
+    told_to_stop((uint64_t)drain_s * 1000u);
+}
+
 static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -50,9 +71,11 @@ static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_listen listen;
     const char *text = mlo_cli_opt(cli, "listen"), *ledger_dir = mlo_cli_opt(cli, "ledger");
     char url[96];
-    int number;
+    int64_t drain_s, finish_s = 0;
     mlo_serve_block_signals();
     MLO_TRY(mlo_serve_log(cli, "server", err));
+    MLO_TRY(mlo_cli_int(cli, "drain", 0, 0, 86400, &drain_s, err));
+    MLO_TRY(mlo_cli_int(cli, "finish", 10, 0, 86400, &finish_s, err));
     MLO_TRY(mlo_listen_parse(text ? text : MLO_DEFAULT_LISTEN, &listen, err));
     MLO_TRY(open_database(cli, "mlopt server", 16, &db, err));
     MLO_TRY(open_blobs(cli, &blobs, err));
@@ -63,13 +86,10 @@ static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_serve_http(cli, &listen, db, blobs, ledger, webhooks, true, &http, err));
     MLO_TRY(mlo_serve_gc(cli, db, blobs, &gc, err));
     MLO_TRY(mlo_cli_print(err, "ready: %s\n", mlo_listen_url(&listen, mlo_http_port(http), url, sizeof url)));
-    do
-        number = mlo_serve_wait_signal(3600 * 1000);
-    while (number != SIGINT && number != SIGTERM);
-    mlo_log(MLO_LOG_INFO, "stopping", NULL);
+    serve_until_told(http, drain_s);
 out:
     mlo_gc_service_stop(gc);
-    mlo_http_stop(http, DRAIN_MS);
+    mlo_http_stop(http, (uint32_t)finish_s * 1000u);
     mlo_webhooks_stop(webhooks);
     mlo_ledger_close(ledger);
     mlo_blob_store_close(blobs);
@@ -199,6 +219,8 @@ static const struct mlo_cli_option server_options[] = {
     OPTION_DATABASE,
     OPTION_BLOBS,
     {"listen", 0, "ADDRESS:PORT", "where it listens (" MLO_DEFAULT_LISTEN ")"},
+    {"drain", 0, "S", "when stopped, say so on /readyz and serve on for so long (0)"},
+    {"finish", 0, "S", "then requests under way may go on so long (10)"},
     {"ledger", 0, "DIR", "write the ledgers, with the key DIR/ledger.key and a repository per project"},
     MLO_OPTION_LEDGER_MIRROR,
     MLO_OPTION_GC,

@@ -495,6 +495,40 @@ static void test_migrate__newer_and_edited_are_refused(void **state)
     mlo_db_release(owner);
 }
 
+/* What a migration that says it only adds must not do to programs that do not know it: the words of
+ * migrations/README.md. */
+static void test_migrate__additive_ones_take_nothing_away(void **state)
+{
+    static const char *const refused[] = {"drop table",   "drop column", "drop function",  "drop view",
+                                          "drop trigger", "rename",      "revoke",         "set not null",
+                                          "alter column", "truncate",    "add constraint", "add check",
+                                          "add foreign",  "add unique"};
+    size_t count;
+    const struct mlo_migration *all = mlo_migrations(&count);
+    MLO_UNUSED(state);
+    assert_true(mlo_migration_additive(&(struct mlo_migration){1, "a", "-- additive: a column\n", 23}));
+    assert_false(mlo_migration_additive(&(struct mlo_migration){1, "a", "-- additives\n", 13}));
+    for (size_t i = 0; i < count; i++) {
+        struct mlo_buf plain = MLO_BUF_INIT; /* one space between words, none of the comments */
+        if (!mlo_migration_additive(&all[i]))
+            continue;
+        for (const char *at = all[i].text; *at;) {
+            if (at[0] == '-' && at[1] == '-') {
+                at += strcspn(at, "\n");
+            } else if (strchr(" \t\r\n", *at)) {
+                at += strspn(at, " \t\r\n");
+                mlo_buf_append(&plain, " ", 1);
+            } else {
+                mlo_buf_append(&plain, at++, 1);
+            }
+        }
+        for (size_t word = 0; word < MLO_COUNT(refused); word++)
+            if (strcasestr(mlo_buf_str(&plain), refused[word]))
+                fail_msg("migration %s says that it only adds, and has '%s'", all[i].name, refused[word]);
+        mlo_buf_clear(&plain);
+    }
+}
+
 static void test_migrate__failing_script_leaves_nothing(void **state)
 {
     struct pg_fixture *f = *state;
@@ -627,6 +661,7 @@ int main(void)
         WITH_DB(test_early__without_the_right_is_an_ordinary_commit),
         WITH_EMPTY_DB(test_migrate__twice_is_once),
         WITH_EMPTY_DB(test_migrate__newer_and_edited_are_refused),
+        cmocka_unit_test(test_migrate__additive_ones_take_nothing_away),
         WITH_EMPTY_DB(test_migrate__failing_script_leaves_nothing),
         WITH_EMPTY_DB(test_migrate__several_at_once),
         WITH_DB(test_roles__history_cannot_be_changed),
