@@ -525,6 +525,7 @@ enum mlo_status mlo_backup_make(const struct mlo_backup_options *options, json_t
     }
     MLO_TRY(open_folder(&m, err));
     MLO_TRY(mlo_db_acquire(options->db, &m.conn, err));
+    mlo_db_unhurried(m.conn, true);
     MLO_TRY(mlo_db_exec_text(m.conn, "SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0",
                              err));
     MLO_TRY(make(&m, report, err));
@@ -533,9 +534,11 @@ out:
         fclose(m.list);
     if (m.held)
         (void)!mlo_db_exec(m.conn, &mlo_sql_backup[BACKUP_LET_GO], NULL, NULL, &ignored);
-    if (m.conn)
+    if (m.conn) {
         (void)!mlo_db_exec_text(m.conn, "RESET statement_timeout; RESET idle_in_transaction_session_timeout",
                                 &ignored);
+        mlo_db_unhurried(m.conn, false);
+    }
     mlo_db_release(m.conn);
     mlo_blob_store_close(m.store);
     if (m.locked)

@@ -383,6 +383,7 @@ enum mlo_status mlo_backup_restore(const struct mlo_restore_options *options, js
     if (status != MLO_OK)
         return status;
     MLO_TRY(mlo_db_acquire(options->db, &r.conn, err));
+    mlo_db_unhurried(r.conn, true);
     MLO_TRY(mlo_db_exec_text(r.conn, "SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0",
                              err));
     MLO_TRY(restore(&r, report, err));

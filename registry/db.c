@@ -54,6 +54,8 @@ enum mlo_status mlo_db_open(const struct mlo_db_options *options, struct mlo_db 
     pthread_condattr_destroy(&monotonic);
     db->max = options->max_connections ? options->max_connections : 8;
     db->wait_ms = options->wait_ms ? options->wait_ms : 10000;
+    uint32_t statement_ms = options->statement_timeout_ms ? options->statement_timeout_ms : 30000;
+    db->answer_ms = options->answer_timeout_ms ? options->answer_timeout_ms : statement_ms + 5000;
     db->conninfo = strdup(options->conninfo);
     db->user = options->user ? strdup(options->user) : NULL;
     db->application = strdup(options->application ? options->application : "mlopt");
@@ -61,8 +63,10 @@ enum mlo_status mlo_db_open(const struct mlo_db_options *options, struct mlo_db 
     /* who vanishes inside a transaction leaves its locks; who works long inside one says so itself */
     mlo_buf_printf(&settings,
                    "-c search_path=mlopt -c timezone=UTC -c statement_timeout=%u -c jit=off "
-                   "-c idle_in_transaction_session_timeout=30000",
-                   options->statement_timeout_ms ? options->statement_timeout_ms : 30000);
+                   "-c idle_in_transaction_session_timeout=30000 "
+                   /* whose host is gone without a word goes too, and its locks (nothing on a unix socket) */
+                   "-c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3",
+                   statement_ms);
     db->options = mlo_buf_take(&settings);
     enum mlo_status status = MLO_OK;
     if (!db->conninfo || !db->application || !db->options || (options->user && !db->user))
@@ -116,9 +120,13 @@ static enum mlo_status conn_new(struct mlo_db *db, struct mlo_db_conn **out, str
     if (!conn)
         return mlo_error_nomem(err);
     conn->db = db;
-    const char *names[10], *values[10];
+    const char *names[14], *values[14];
     int n = 0;
-    names[n] = "connect_timeout", values[n++] = "5"; /* unless conninfo has another */
+    names[n] = "connect_timeout", values[n++] = "5";  /* these, unless conninfo has others */
+    names[n] = "keepalives_idle", values[n++] = "15"; /* a dead host is found out in half a minute */
+    names[n] = "keepalives_interval", values[n++] = "5";
+    names[n] = "keepalives_count", values[n++] = "3";
+    names[n] = "tcp_user_timeout", values[n++] = "30000";
     names[n] = "dbname", values[n++] = db->conninfo; /* expanded; what follows goes over it */
     if (db->user)
         names[n] = "user", values[n++] = db->user;
@@ -143,15 +151,19 @@ static enum mlo_status conn_new(struct mlo_db *db, struct mlo_db_conn **out, str
 
 /* A server that went away has sent its farewell, so the idle socket is readable: only then a round trip
  * tells. */
-static bool still_open(PGconn *pg)
+static bool still_open(struct mlo_db_conn *conn)
 {
+    PGconn *pg = conn->pg;
     if (PQstatus(pg) != CONNECTION_OK)
         return false;
     struct pollfd p = {PQsocket(pg), POLLIN, 0};
     if (poll(&p, 1, 0) == 0)
         return true;
-    PQclear(PQexec(pg, ""));
-    return PQstatus(pg) == CONNECTION_OK;
+    /* after a farewell libpq's status stays good until it reads the end of the stream: the answer tells */
+    PGresult *result = mlo_db_answers(conn, PQsendQuery(pg, ""));
+    bool open = PQresultStatus(result) == PGRES_EMPTY_QUERY && PQstatus(pg) == CONNECTION_OK;
+    PQclear(result);
+    return open;
 }
 
 enum mlo_status mlo_db_acquire(struct mlo_db *db, struct mlo_db_conn **out, struct mlo_error *err)
@@ -187,7 +199,7 @@ enum mlo_status mlo_db_acquire(struct mlo_db *db, struct mlo_db_conn **out, stru
     }
     pthread_mutex_unlock(&db->lock);
 
-    if (conn && !still_open(conn->pg)) {
+    if (conn && !still_open(conn)) {
         conn_free(conn);
         conn = NULL;
     }
@@ -226,9 +238,9 @@ void mlo_db_release(struct mlo_db_conn *conn)
     mlo_db_last_clear(conn);
     bool keep = PQstatus(conn->pg) == CONNECTION_OK && !conn->broken;
     if (keep && PQtransactionStatus(conn->pg) != PQTRANS_IDLE)
-        PQclear(PQexec(conn->pg, "ROLLBACK"));
-    keep = keep && PQstatus(conn->pg) == CONNECTION_OK && PQtransactionStatus(conn->pg) == PQTRANS_IDLE &&
-           PQpipelineStatus(conn->pg) == PQ_PIPELINE_OFF;
+        PQclear(mlo_db_answers(conn, PQsendQuery(conn->pg, "ROLLBACK")));
+    keep = keep && PQstatus(conn->pg) == CONNECTION_OK && !conn->broken &&
+           PQtransactionStatus(conn->pg) == PQTRANS_IDLE && PQpipelineStatus(conn->pg) == PQ_PIPELINE_OFF;
     if (!keep) {
         conn_free(conn);
         conn = NULL;
@@ -306,6 +318,8 @@ enum mlo_status mlo_db_fail(struct mlo_db_conn *conn, const PGresult *result, co
     /* What the server refuses has a state. Without one it is libpq that says so: the connection broke, which
      * its status tells only after the next read. */
     conn->broken = conn->broken || PQstatus(conn->pg) == CONNECTION_BAD || (result && !state);
+    if (conn->silent)
+        return unreachable(conn->db, "it gave no answer in time", err);
     if (conn->broken)
         return unreachable(conn->db, PQerrorMessage(conn->pg), err);
     const char *message = result ? PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY) : NULL;

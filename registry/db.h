@@ -20,6 +20,8 @@ struct mlo_db_options {
     unsigned max_connections;      /* 0: 8 */
     uint32_t wait_ms;              /* how long an acquire waits for a free one; 0: 10,000 */
     uint32_t statement_timeout_ms; /* 0: 30,000 */
+    uint32_t answer_timeout_ms;    /* an answer that takes longer means that the connection is half open: it
+                                      is given up, MLO_EUNAVAILABLE; 0: 5 s above statement_timeout_ms */
 };
 
 /* The roles that the schema knows. */
@@ -43,6 +45,11 @@ void mlo_db_release(struct mlo_db_conn *conn);
 MLO_MUST_USE enum mlo_status mlo_db_ping(struct mlo_db *db, struct mlo_error *err);
 /* The libpq handle, for LISTEN/NOTIFY and COPY. Borrowed. */
 PGconn *mlo_db_pg(struct mlo_db_conn *conn);
+/* How long the calling thread waits for an answer, where that is less than the pool's answer_timeout_ms; 0:
+ * the pool's. For threads that must not be late, with statements that may be given up and sent again. */
+void mlo_db_patience(uint32_t ms);
+/* For a session that sets statement_timeout to 0: answers may take as long as they do. */
+void mlo_db_unhurried(struct mlo_db_conn *conn, bool unhurried);
 /* SQLSTATE of the last failed statement on it, "" when none. Borrowed. */
 const char *mlo_db_sqlstate(const struct mlo_db_conn *conn);
 /* Whether the last failure was a deadlock or a serialisation failure: running the transaction again helps. */

@@ -29,7 +29,7 @@ static enum mlo_status send_next(struct mlo_db_conn *conn, const char *what, con
 static enum mlo_status receive(struct mlo_db_conn *conn, const struct mlo_db_queued *entry,
                                enum mlo_status so_far, struct mlo_error *err)
 {
-    PGresult *result = PQgetResult(conn->pg);
+    PGresult *result = mlo_db_answer(conn);
     ExecStatusType outcome = PQresultStatus(result);
     if (outcome == PGRES_TUPLES_OK || outcome == PGRES_COMMAND_OK) {
         if (!mlo_db_did(result, entry->what) && so_far == MLO_OK)
@@ -42,7 +42,7 @@ static enum mlo_status receive(struct mlo_db_conn *conn, const struct mlo_db_que
         so_far = mlo_db_fail(conn, result, entry->what, err);
     }
     PQclear(result);
-    while (PQstatus(conn->pg) == CONNECTION_OK && (result = PQgetResult(conn->pg)))
+    while (PQstatus(conn->pg) == CONNECTION_OK && (result = mlo_db_answer(conn)))
         PQclear(result); /* the NULL that ends the answers of a statement */
     return so_far;
 }
@@ -53,7 +53,7 @@ static enum mlo_status synced(struct mlo_db_conn *conn, enum mlo_status so_far, 
     bool end = false, ended = false;
     /* libpq's status stays good where only the write failed: then nothing comes, again and again */
     while (!end && !conn->broken && PQstatus(conn->pg) == CONNECTION_OK) {
-        PGresult *result = PQgetResult(conn->pg);
+        PGresult *result = mlo_db_answer(conn);
         ExecStatusType outcome = PQresultStatus(result);
         end = outcome == PGRES_PIPELINE_SYNC || PQpipelineStatus(conn->pg) == PQ_PIPELINE_OFF;
         if (!result && ended && !end) {

@@ -36,10 +36,12 @@ struct mlo_db_conn {
     struct mlo_db_conn *next;
     const struct mlo_sql *prepared[PREPARED_MAX]; /* open addressing by address */
     size_t prepared_count;
-    int depth;   /* of transactions */
-    bool doomed; /* an inner transaction failed */
-    bool broken; /* libpq lost it, whatever its status says */
-    bool early;  /* its locks go before it is on disk */
+    int depth;      /* of transactions */
+    bool doomed;    /* an inner transaction failed */
+    bool broken;    /* libpq lost it, whatever its status says */
+    bool early;     /* its locks go before it is on disk */
+    bool silent;    /* no answer came in time: it is given up */
+    bool unhurried; /* its statements may take as long as they do */
     char sqlstate[6];
     struct mlo_db_queued queue[QUEUE_MAX];
     size_t queued;                        /* above 0: the connection is in pipeline mode */
@@ -53,7 +55,7 @@ struct mlo_db {
     pthread_cond_t freed;
     struct mlo_db_conn *idle;
     unsigned total, max;
-    uint32_t wait_ms;
+    uint32_t wait_ms, answer_ms;
     char *conninfo, *user, *application, *options;
     atomic_int may_settle; /* enum may: known from the first that asked */
     char place[256];       /* "/run/x (database mlopt)": for errors */
@@ -70,6 +72,13 @@ enum mlo_status mlo_db_prepare(struct mlo_db_conn *conn, const struct mlo_sql *s
 /* Whether the server did what `what` says: the COMMIT of a transaction that has failed is a ROLLBACK. */
 bool mlo_db_did(const PGresult *result, const char *what);
 #define MLO_NOT_COMMITTED "a part of the transaction had failed, so nothing of it was kept"
+
+/* db_wait.c */
+/* PQgetResult, for an answer that comes in time; else the connection is given up, and the answer says that it
+ * broke. */
+PGresult *mlo_db_answer(struct mlo_db_conn *conn);
+/* The last of what came to the one thing that was sent; NULL when it was not: the connection says why. */
+PGresult *mlo_db_answers(struct mlo_db_conn *conn, bool sent);
 
 /* db_durable.c */
 /* In one round trip with what is queued. */

@@ -244,7 +244,7 @@ static enum mlo_status prepare(struct mlo_db_conn *conn, const struct mlo_sql *s
     enum mlo_status flushed = mlo_db_flush(conn, err); /* once for a statement and connection */
     if (flushed != MLO_OK)
         return flushed;
-    PGresult *result = PQprepare(conn->pg, sql->name, sql->text, 0, NULL);
+    PGresult *result = mlo_db_answers(conn, PQsendPrepare(conn->pg, sql->name, sql->text, 0, NULL));
     enum mlo_status status = MLO_OK;
     if (PQresultStatus(result) == PGRES_COMMAND_OK) {
         conn->prepared[i] = sql;
@@ -281,8 +281,9 @@ enum mlo_status mlo_db_exec(struct mlo_db_conn *conn, const struct mlo_sql *sql,
     status = mlo_db_prepare(conn, sql, params, err);
     if (status != MLO_OK)
         return status;
-    PGresult *result = PQexecPrepared(conn->pg, sql->name, sql->params, params ? params->values : NULL,
-                                      params ? params->sizes : NULL, params ? params->formats : NULL, 0);
+    int sent = PQsendQueryPrepared(conn->pg, sql->name, sql->params, params ? params->values : NULL,
+                                   params ? params->sizes : NULL, params ? params->formats : NULL, 0);
+    PGresult *result = mlo_db_answers(conn, sent);
     ExecStatusType outcome = PQresultStatus(result);
     if (outcome != PGRES_TUPLES_OK && outcome != PGRES_COMMAND_OK)
         status = mlo_db_fail(conn, result, sql->name, err);
@@ -298,7 +299,7 @@ enum mlo_status mlo_db_exec_text(struct mlo_db_conn *conn, const char *text, str
     enum mlo_status status = mlo_db_flush(conn, err);
     if (status != MLO_OK)
         return status;
-    PGresult *result = PQexec(conn->pg, text);
+    PGresult *result = mlo_db_answers(conn, PQsendQuery(conn->pg, text));
     ExecStatusType outcome = PQresultStatus(result);
     if (outcome != PGRES_TUPLES_OK && outcome != PGRES_COMMAND_OK && outcome != PGRES_EMPTY_QUERY)
         status = mlo_db_fail(conn, result, "SQL", err);
@@ -315,7 +316,7 @@ enum mlo_status mlo_db_prepare_all(struct mlo_db_conn *conn, const struct mlo_sq
         enum mlo_status status = prepare(conn, &table[i], err);
         if (status != MLO_OK)
             return status;
-        PGresult *result = PQdescribePrepared(conn->pg, table[i].name);
+        PGresult *result = mlo_db_answers(conn, PQsendDescribePrepared(conn->pg, table[i].name));
         int params = PQresultStatus(result) == PGRES_COMMAND_OK ? PQnparams(result) : -1;
         PQclear(result);
         if (params != table[i].params)

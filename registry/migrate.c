@@ -122,6 +122,7 @@ enum mlo_status mlo_migrate_set(struct mlo_db_conn *owner, const struct mlo_migr
     size_t done = 0;
     if (applied)
         *applied = 0;
+    mlo_db_unhurried(owner, true);
     MLO_TRY(mlo_db_exec_text(owner, "SET statement_timeout = 0; SELECT pg_advisory_lock(" LOCK_KEY ")", err));
     MLO_TRY(mlo_db_exec_text(owner,
                              "CREATE SCHEMA IF NOT EXISTS mlopt;"
@@ -145,6 +146,7 @@ out:;
     enum mlo_status unlocked =
         mlo_db_exec_text(owner, "SELECT pg_advisory_unlock(" LOCK_KEY "); RESET statement_timeout", &ignored);
     MLO_UNUSED(unlocked); /* a connection that is gone has let go of it */
+    mlo_db_unhurried(owner, false);
     return status;
 }
 

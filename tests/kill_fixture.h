@@ -31,8 +31,10 @@ static const char *fault_conninfo; /* of the superuser */
 static _Thread_local bool fault_busy;
 
 PGresult *__real_PQexec(PGconn *pg, const char *text);
-PGresult *__real_PQexecPrepared(PGconn *pg, const char *name, int count, const char *const *values,
-                                const int *lengths, const int *formats, int result_format);
+int __real_PQsendQuery(PGconn *pg, const char *text);
+int __real_PQsendQueryPrepared(PGconn *pg, const char *name, int count, const char *const *values,
+                               const int *lengths, const int *formats, int result_format);
+PGresult *__real_PQgetResult(PGconn *pg);
 int __real_PQpipelineSync(PGconn *pg);
 int __real_rename(const char *from, const char *to);
 int __real_unlink(const char *path);
@@ -74,7 +76,9 @@ static inline void kill_point(void)
         return result;                                                                                       \
     }
 WRAP(PGresult *, PQexec, (PGconn *pg, const char *text), (pg, text))
-WRAP(PGresult *, PQexecPrepared, (PGconn *pg, const char *name, int count, const char *const *values,
+WRAP(int, PQsendQuery, (PGconn *pg, const char *text), (pg, text))
+WRAP(PGresult *, PQgetResult, (PGconn *pg), (pg))
+WRAP(int, PQsendQueryPrepared, (PGconn *pg, const char *name, int count, const char *const *values,
      const int *lengths, const int *formats, int result_format),
      (pg, name, count, values, lengths, formats, result_format))
 WRAP(int, PQpipelineSync, (PGconn *pg), (pg))

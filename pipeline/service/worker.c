@@ -13,7 +13,8 @@ enum { S_REGISTER, S_TOUCH, S_FORGET, S_IDLE, S_WISH };
 const struct mlo_sql MLO_WORKER_SQL[] = {
     [S_REGISTER] = {"worker_register",
                     "insert into worker (id, host, pid, machine_class, targets, slots, state, lacking) "
-                    "values ($1, $2, $3, $4, $5::text[], $6, 'active', $7::text[])",
+                    "values ($1, $2, $3, $4, $5::text[], $6, 'active', $7::text[]) "
+                    "on conflict do nothing", /* the answer to the first may have got lost */
                     7},
     [S_TOUCH] =
         {"worker_touch",
@@ -26,7 +27,7 @@ const struct mlo_sql MLO_WORKER_SQL[] = {
 };
 const size_t MLO_WORKER_SQL_COUNT = MLO_COUNT(MLO_WORKER_SQL);
 
-enum { WATCH_STOP_MS = 100, SWEEP_EVERY_MS = 500, TOUCH_EVERY_MS = 5000 };
+enum { WATCH_STOP_MS = 100, SWEEP_EVERY_MS = 500, TOUCH_EVERY_MS = 5000, PATIENCE_MIN_MS = 1000 };
 
 #define MS_NS 1000000ull
 #define CACHE_BYTES ((uint64_t)16 << 30)
@@ -252,14 +253,22 @@ static enum mlo_status on_conn(struct mlo_worker *worker, int statement, const s
     return status;
 }
 
-static void touch(struct mlo_worker *worker, const char *state)
+/* On `conn` when there is one: that which listens sends nothing else, and would not notice that nothing comes
+ * because nothing can. It is given up then. */
+static void touch(struct mlo_worker *worker, const char *state, struct mlo_db_conn **conn)
 {
     struct mlo_error error = {0};
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_text(&p, worker->id);
     mlo_param_text(&p, state);
-    if (on_conn(worker, S_TOUCH, &p, NULL, &error) != MLO_OK)
+    enum mlo_status status = *conn ? mlo_db_exec(*conn, &MLO_WORKER_SQL[S_TOUCH], &p, NULL, &error)
+                                   : on_conn(worker, S_TOUCH, &p, NULL, &error);
+    if (status != MLO_OK)
         mlo_log_error(MLO_LOG_WARN, "cannot write the worker's state", &error);
+    if (status == MLO_EUNAVAILABLE) {
+        mlo_db_release(*conn);
+        *conn = NULL;
+    }
 }
 
 static bool queue_is_idle(struct mlo_worker *worker)
@@ -323,6 +332,7 @@ static void serve(struct mlo_worker *worker, const volatile sig_atomic_t *stop)
     struct mlo_error error = {0};
     uint64_t next_sweep = 0, next_touch = 0, told_ns = 0;
     bool leaving = false, changed = false;
+    mlo_db_patience(MLO_MAX(worker->o.lease_ms / 3, (uint32_t)PATIENCE_MIN_MS)); /* beats must not be late */
     while (!leaving || !all_idle(worker)) {
         listen_once(worker, &conn);
         for (unsigned i = 0; i < worker->o.slots; i++)
@@ -349,7 +359,7 @@ static void serve(struct mlo_worker *worker, const volatile sig_atomic_t *stop)
             wake_all(worker);
         }
         if (now >= next_touch) {
-            touch(worker, state_of(worker, leaving));
+            touch(worker, state_of(worker, leaving), &conn);
             next_touch = now + TOUCH_EVERY_MS * MS_NS;
         }
         /* who was asked to drain has all the time it needs; who is told to stop has not */
@@ -359,6 +369,7 @@ static void serve(struct mlo_worker *worker, const volatile sig_atomic_t *stop)
     if (conn && mlo_db_exec_text(conn, "unlisten *", &error) != MLO_OK)
         mlo_log_error(MLO_LOG_DEBUG, "cannot stop listening", &error);
     mlo_db_release(conn);
+    mlo_db_patience(0);
 }
 
 /* --- start and end ------------------------------------------------------------------------------------- */
@@ -409,8 +420,9 @@ static enum mlo_status register_worker(struct mlo_worker *worker, const volatile
             mlo_log_error(MLO_LOG_WARN, "waiting for the database", err);
         mlo_clock_sleep_ms(WATCH_STOP_MS);
     }
-    if (status == MLO_OK)
-        status = on_conn(worker, S_FORGET, NULL, NULL, err);
+    struct mlo_error error = {0};
+    if (status == MLO_OK && on_conn(worker, S_FORGET, NULL, NULL, &error) != MLO_OK) /* the next one does */
+        mlo_log_error(MLO_LOG_DEBUG, "cannot forget old workers", &error);
     return told_to_stop(stop) ? MLO_OK : status;
 }
 
@@ -521,6 +533,7 @@ enum mlo_status mlo_worker_run(const struct mlo_worker_options *options, const v
                                struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
+    struct mlo_db_conn *none = NULL;
     struct mlo_worker worker = {.scratch_fd = -1, .targets = MLO_BUF_INIT, .lacking = MLO_BUF_INIT};
     MLO_TRY(worker_init(&worker, options, err));
     MLO_TRY(mlo_fs_mkdirs(worker.o.work_dir, err));
@@ -547,7 +560,7 @@ enum mlo_status mlo_worker_run(const struct mlo_worker_options *options, const v
     for (unsigned i = 0; i < worker.o.slots; i++)
         if (worker.slots[i].started)
             pthread_join(worker.slots[i].thread, NULL);
-    touch(&worker, "stopped");
+    touch(&worker, "stopped", &none);
     mlo_log(MLO_LOG_INFO, "worker stopped", "worker", worker.id, NULL);
 out:
     worker_clear(&worker);

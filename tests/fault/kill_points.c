@@ -178,10 +178,8 @@ static const char *plain(const char *text, char out[FAULT_STEP_TEXT])
 }
 
 /* clang-format off */
-POINT(PGresult *, PQexec, plain(text, (char[FAULT_STEP_TEXT]){0}), (PGconn *pg, const char *text), (pg, text))
-POINT(PGresult *, PQexecPrepared, named(name), (PGconn *pg, const char *name, int count,
-      const char *const *values, const int *lengths, const int *formats, int result_format),
-      (pg, name, count, values, lengths, formats, result_format))
+POINT(int, PQsendQuery, plain(text, (char[FAULT_STEP_TEXT]){0}), (PGconn *pg, const char *text), (pg, text))
+POINT(PGresult *, PQgetResult, plain("answer", (char[FAULT_STEP_TEXT]){0}), (PGconn *pg), (pg))
 POINT(int, PQsendQueryPrepared, named(name), (PGconn *pg, const char *name, int count,
       const char *const *values, const int *lengths, const int *formats, int result_format),
       (pg, name, count, values, lengths, formats, result_format))

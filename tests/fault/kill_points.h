@@ -19,7 +19,7 @@ enum fault_kind {
 enum { FAULT_STEPS_MAX = 1024, FAULT_STEP_TEXT = 96 };
 
 struct fault_step {
-    char text[FAULT_STEP_TEXT]; /* "before PQexecPrepared blob_note" */
+    char text[FAULT_STEP_TEXT]; /* "before PQsendQueryPrepared blob_note" */
     long count;
 };
 

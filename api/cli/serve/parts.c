@@ -6,13 +6,18 @@
 
 #include "api/cli/serve/serve.h"
 
+/* timeout_ms: of a statement; 0: as mlo_db_open has it */
 static enum mlo_status open_database(const struct mlo_cli *cli, const char *application, unsigned connections,
-                                     struct mlo_db **out, struct mlo_error *err)
+                                     uint32_t timeout_ms, struct mlo_db **out, struct mlo_error *err)
 {
     const char *url = NULL;
     enum mlo_status status = mlo_serve_database(cli, &url, err);
     const struct mlo_db_options options = {
-        .conninfo = url, .application = application, .max_connections = connections};
+        .conninfo = url,
+        .application = application,
+        .max_connections = connections,
+        .statement_timeout_ms = timeout_ms,
+    };
     return status == MLO_OK ? mlo_db_open(&options, out, err) : status;
 }
 
@@ -77,7 +82,7 @@ static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_cli_int(cli, "drain", 0, 0, 86400, &drain_s, err));
     MLO_TRY(mlo_cli_int(cli, "finish", 10, 0, 86400, &finish_s, err));
     MLO_TRY(mlo_listen_parse(text ? text : MLO_DEFAULT_LISTEN, &listen, err));
-    MLO_TRY(open_database(cli, "mlopt server", 16, &db, err));
+    MLO_TRY(open_database(cli, "mlopt server", 16, 0, &db, err));
     MLO_TRY(open_blobs(cli, &blobs, err));
     MLO_TRY(check_schema(db, err));
     if (ledger_dir)
@@ -126,7 +131,7 @@ static enum mlo_status worker_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_db *db = NULL;
     struct mlo_blob_store *blobs = NULL;
     const char *targets[16] = {NULL}, *readable[16] = {NULL}, *writable[16] = {NULL}, *work_dir = NULL;
-    int64_t slots, threads, drain_s, memory_mb, scratch_mb, cache_mb, tasks, job_s;
+    int64_t slots, threads, lease_s, drain_s, memory_mb, scratch_mb, cache_mb, tasks, job_s;
     struct sigaction action = {.sa_handler = on_stop};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
@@ -134,6 +139,7 @@ static enum mlo_status worker_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_cli_required(cli, "work-dir", &work_dir, err));
     MLO_TRY(mlo_cli_int(cli, "slots", 1, 1, 64, &slots, err));
     MLO_TRY(mlo_cli_int(cli, "threads", mlo_cpu_count(), 1, 1024, &threads, err));
+    MLO_TRY(mlo_cli_int(cli, "lease", 15, 1, 3600, &lease_s, err));
     MLO_TRY(mlo_cli_int(cli, "drain", 10, 0, 86400, &drain_s, err));
     MLO_TRY(mlo_cli_int(cli, "max-memory", 0, 1, 1 << 30, &memory_mb, err));
     MLO_TRY(mlo_cli_int(cli, "max-job-time", 0, 1, 1 << 30, &job_s, err));
@@ -144,7 +150,9 @@ static enum mlo_status worker_run(struct mlo_cli *cli, struct mlo_error *err)
         targets[i] = mlo_cli_opt_at(cli, "target", i);
     MLO_TRY(allowed_paths(cli, "allow-read", readable, MLO_COUNT(readable), err));
     MLO_TRY(allowed_paths(cli, "allow-write", writable, MLO_COUNT(writable), err));
-    MLO_TRY(open_database(cli, "mlopt worker", (unsigned)slots + 2, &db, err));
+    /* what a statement brings after the lease is of no use any more */
+    uint32_t timeout_ms = (uint32_t)MLO_MIN(MLO_MAX(lease_s, 5), 30) * 1000u;
+    MLO_TRY(open_database(cli, "mlopt worker", (unsigned)slots + 2, timeout_ms, &db, err));
     MLO_TRY(open_blobs(cli, &blobs, err));
     MLO_TRY(check_schema(db, err));
     const struct mlo_worker_options options = {
@@ -154,6 +162,7 @@ static enum mlo_status worker_run(struct mlo_cli *cli, struct mlo_error *err)
         .targets = targets,
         .slots = (unsigned)slots,
         .threads = (unsigned)threads,
+        .lease_ms = (uint32_t)lease_s * 1000u,
         .drain_ms = (uint32_t)drain_s * 1000u,
         .max_memory_bytes = (uint64_t)memory_mb << 20,
         .max_job_s = (uint32_t)job_s,
@@ -185,7 +194,7 @@ static enum mlo_status migrate_run(struct mlo_cli *cli, struct mlo_error *err)
     bool made = false;
     if (bootstrap)
         MLO_TRY(mlo_db_bootstrap(bootstrap, name ? name : "mlopt", err));
-    MLO_TRY(open_database(cli, "mlopt migrate", 2, &db, err));
+    MLO_TRY(open_database(cli, "mlopt migrate", 2, 0, &db, err));
     MLO_TRY(mlo_db_acquire(db, &conn, err));
     MLO_TRY(mlo_migrate(conn, &applied, err));
     mlo_db_release(conn);
@@ -244,6 +253,7 @@ static const struct mlo_cli_option worker_options[] = {
     {"slots", 0, "N", "jobs at a time (1)"},
     {"threads", 0, "N", "threads of a job (all CPUs)"},
     {"target", 0, "T", "a further target that it offers", NULL, true},
+    {"lease", 0, "S", "a job is another's when its worker was silent so long (15)"},
     {"drain", 0, "S", "when stopped, running jobs may go on so long (10)"},
     {"max-memory", 0, "MB", "address space of each of a job's processes, and memory of all (no limit)"},
     {"max-scratch", 0, "MB", "a job's scratch folder (no limit)"},
