@@ -407,9 +407,9 @@ enum mlo_status mlo_blob_read(struct mlo_blob_store *store, const struct mlo_dig
     return status;
 }
 
-enum mlo_status mlo_blob_store_ping(struct mlo_blob_store *store, struct mlo_error *err)
+enum mlo_status mlo_blob_store_ping(struct mlo_blob_store *store, uint32_t budget_ms, struct mlo_error *err)
 {
-    return store->backend->ping(store, err);
+    return store->backend->ping(store, budget_ms, err);
 }
 
 enum mlo_status mlo_blob_store_empty(struct mlo_blob_store *store, bool *empty, struct mlo_error *err)

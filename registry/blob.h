@@ -138,9 +138,10 @@ MLO_MUST_USE enum mlo_status mlo_blob_check(struct mlo_blob_store *store, const 
 MLO_MUST_USE enum mlo_status mlo_blob_copy(struct mlo_blob_store *from, struct mlo_blob_store *to,
                                            const struct mlo_digest *digest, uint64_t size_bytes,
                                            bool *damaged, struct mlo_error *err);
-/* Whether it answers now, and would take a blob: folders that can be written, a bucket that can be listed.
- * Says nothing of single blobs. */
-MLO_MUST_USE enum mlo_status mlo_blob_store_ping(struct mlo_blob_store *store, struct mlo_error *err);
+/* Whether it answers now, and would take a blob: folders that can be written, a bucket that can be listed
+ * within budget_ms. Says nothing of single blobs. */
+MLO_MUST_USE enum mlo_status mlo_blob_store_ping(struct mlo_blob_store *store, uint32_t budget_ms,
+                                                 struct mlo_error *err);
 /* Whether the store holds no blob at all. */
 MLO_MUST_USE enum mlo_status mlo_blob_store_empty(struct mlo_blob_store *store, bool *empty,
                                                   struct mlo_error *err);

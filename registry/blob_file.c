@@ -426,10 +426,11 @@ static enum mlo_status file_empty(struct mlo_blob_store *store, bool *empty, str
     return MLO_OK;
 }
 
-static enum mlo_status file_ping(struct mlo_blob_store *store, struct mlo_error *err)
+static enum mlo_status file_ping(struct mlo_blob_store *store, uint32_t budget_ms, struct mlo_error *err)
 {
     static const char *const folders[] = {"incoming", "sha256", "uploads"};
     const struct mlo_blob_files *s = store->state;
+    MLO_UNUSED(budget_ms);
     for (size_t i = 0; i < MLO_COUNT(folders); i++) {
         char *path = mlo_fs_join(s->root, folders[i], NULL);
         if (!path)

@@ -71,7 +71,7 @@ struct mlo_blob_backend {
     enum mlo_status (*address)(struct mlo_blob_store *store, const struct mlo_digest *digest,
                                const char *file_name, char **url, struct mlo_error *err);
     /* mlo_blob_store_ping */
-    enum mlo_status (*ping)(struct mlo_blob_store *store, struct mlo_error *err);
+    enum mlo_status (*ping)(struct mlo_blob_store *store, uint32_t budget_ms, struct mlo_error *err);
     /* Whether there is no blob. */
     enum mlo_status (*empty)(struct mlo_blob_store *store, bool *empty, struct mlo_error *err);
     /* Upkeep: as in blob_upkeep.h; `name` of put_aside is "<64 hex digits>.<microseconds>". */

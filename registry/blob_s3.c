@@ -412,10 +412,13 @@ static enum mlo_status s3_empty(struct mlo_blob_store *store, bool *empty, struc
 }
 
 /* A list: a HEAD says 404 of a bucket that is gone, too. */
-static enum mlo_status s3_ping(struct mlo_blob_store *store, struct mlo_error *err)
+static enum mlo_status s3_ping(struct mlo_blob_store *store, uint32_t budget_ms, struct mlo_error *err)
 {
-    bool empty;
-    return s3_empty(store, &empty, err);
+    struct mlo_blob_s3 *s = store->state;
+    char *prefix = mlo_blob_s3_name(s, "sha256", "");
+    enum mlo_status status = prefix ? mlo_s3_ping(s->s3, prefix, budget_ms, err) : mlo_error_nomem(err);
+    free(prefix);
+    return status;
 }
 
 const struct mlo_blob_backend mlo_blob_backend_s3 = {

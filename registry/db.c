@@ -56,6 +56,7 @@ enum mlo_status mlo_db_open(const struct mlo_db_options *options, struct mlo_db 
     db->wait_ms = options->wait_ms ? options->wait_ms : 10000;
     uint32_t statement_ms = options->statement_timeout_ms ? options->statement_timeout_ms : 30000;
     db->answer_ms = options->answer_timeout_ms ? options->answer_timeout_ms : statement_ms + 5000;
+    db->connect_timeout_s = options->connect_timeout_s;
     db->conninfo = strdup(options->conninfo);
     db->user = options->user ? strdup(options->user) : NULL;
     db->application = strdup(options->application ? options->application : "mlopt");
@@ -79,6 +80,15 @@ enum mlo_status mlo_db_open(const struct mlo_db_options *options, struct mlo_db 
     }
     *out = db;
     return MLO_OK;
+}
+
+enum mlo_status mlo_db_open_like(const struct mlo_db *like, const struct mlo_db_options *options,
+                                 struct mlo_db **out, struct mlo_error *err)
+{
+    struct mlo_db_options same = *options;
+    same.conninfo = like->conninfo;
+    same.user = like->user;
+    return mlo_db_open(&same, out, err);
 }
 
 static void conn_free(struct mlo_db_conn *conn)
@@ -120,7 +130,7 @@ static enum mlo_status conn_new(struct mlo_db *db, struct mlo_db_conn **out, str
     if (!conn)
         return mlo_error_nomem(err);
     conn->db = db;
-    const char *names[14], *values[14];
+    const char *names[16], *values[16];
     int n = 0;
     names[n] = "connect_timeout", values[n++] = "5";  /* these, unless conninfo has others */
     names[n] = "keepalives_idle", values[n++] = "15"; /* a dead host is found out in half a minute */
@@ -128,6 +138,10 @@ static enum mlo_status conn_new(struct mlo_db *db, struct mlo_db_conn **out, str
     names[n] = "keepalives_count", values[n++] = "3";
     names[n] = "tcp_user_timeout", values[n++] = "30000";
     names[n] = "dbname", values[n++] = db->conninfo; /* expanded; what follows goes over it */
+    char timeout[16];
+    snprintf(timeout, sizeof timeout, "%u", db->connect_timeout_s);
+    if (db->connect_timeout_s)
+        names[n] = "connect_timeout", values[n++] = timeout;
     if (db->user)
         names[n] = "user", values[n++] = db->user;
     names[n] = "application_name", values[n++] = db->application;

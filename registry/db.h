@@ -22,6 +22,7 @@ struct mlo_db_options {
     uint32_t statement_timeout_ms; /* 0: 30,000 */
     uint32_t answer_timeout_ms;    /* an answer that takes longer means that the connection is half open: it
                                       is given up, MLO_EUNAVAILABLE; 0: 5 s above statement_timeout_ms */
+    uint32_t connect_timeout_s;    /* 0: as in conninfo, else 5 */
 };
 
 /* The roles that the schema knows. */
@@ -32,6 +33,11 @@ struct mlo_db_options {
 /* Makes the pool; connects at the first acquire. *out is yours (mlo_db_close). */
 MLO_MUST_USE enum mlo_status mlo_db_open(const struct mlo_db_options *options, struct mlo_db **out,
                                          struct mlo_error *err);
+/* Another pool on the database of `like`, as the same role: its conninfo and user are taken, the rest is
+ * `options`'.
+ */
+MLO_MUST_USE enum mlo_status mlo_db_open_like(const struct mlo_db *like, const struct mlo_db_options *options,
+                                              struct mlo_db **out, struct mlo_error *err);
 /* Closes all idle connections; every leased one must have been released. NULL is allowed. */
 void mlo_db_close(struct mlo_db *db);
 

@@ -56,6 +56,7 @@ struct mlo_db {
     struct mlo_db_conn *idle;
     unsigned total, max;
     uint32_t wait_ms, answer_ms;
+    uint32_t connect_timeout_s;
     char *conninfo, *user, *application, *options;
     atomic_int may_settle; /* enum may: known from the first that asked */
     char place[256];       /* "/run/x (database mlopt)": for errors */

@@ -120,6 +120,9 @@ MLO_MUST_USE enum mlo_status mlo_s3_list(struct mlo_s3 *s3, const char *prefix, 
                                          void *arg, struct mlo_error *err);
 MLO_MUST_USE enum mlo_status mlo_s3_list_uploads(struct mlo_s3 *s3, const char *prefix, mlo_s3_entry_fn *fn,
                                                  void *arg, struct mlo_error *err);
+/* One list of one name, tried once and within budget_ms: whether the bucket answers. */
+MLO_MUST_USE enum mlo_status mlo_s3_ping(struct mlo_s3 *s3, const char *prefix, uint32_t budget_ms,
+                                         struct mlo_error *err);
 
 /* What a presigned address is good for: GET of one object, or PUT of one part of an upload. */
 struct mlo_s3_grant {

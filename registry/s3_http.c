@@ -288,6 +288,7 @@ static void set_options(const struct mlo_s3 *s3, const struct mlo_s3_call *call,
     curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, (long)s3->connect_ms);
     curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
     curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, (long)MLO_MAX(stall_ms / 1000, 1u));
+    curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, (long)call->budget_ms);
     curl_easy_setopt(curl, CURLOPT_UPLOAD_BUFFERSIZE, (long)BUFFER_BYTES);
     curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, (long)BUFFER_BYTES);
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, r->list);

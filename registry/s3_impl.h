@@ -45,6 +45,7 @@ struct mlo_s3_call {
     size_t body_size;
     const struct mlo_digest *digest; /* of the body, or NULL */
     uint32_t stall_ms;               /* 0: the client's */
+    uint32_t budget_ms;              /* for the whole of an attempt; 0: as long as bytes move */
     mlo_s3_sink_fn *sink;            /* for the body of a good answer; NULL: it goes to `answer` */
     void *sink_arg;
     bool (*begin)(struct mlo_s3_call *call); /* before the sink's first byte of an answer; false: end it */

@@ -109,3 +109,15 @@ enum mlo_status mlo_s3_list_uploads(struct mlo_s3 *s3, const char *prefix, mlo_s
     struct walk w = {.element = "Upload", .fn = fn, .arg = arg};
     return walk(s3, &w, true, prefix, err);
 }
+
+enum mlo_status mlo_s3_ping(struct mlo_s3 *s3, const char *prefix, uint32_t budget_ms, struct mlo_error *err)
+{
+    struct mlo_s3_call call = {.method = "GET", .budget_ms = budget_ms};
+    bool retry;
+    mlo_s3_call_query(&call, "list-type", "2");
+    mlo_s3_call_query(&call, "max-keys", "1");
+    mlo_s3_call_query(&call, "prefix", prefix);
+    enum mlo_status status = mlo_s3_attempt(s3, &call, false, &retry, err);
+    mlo_s3_call_clear(&call);
+    return status;
+}

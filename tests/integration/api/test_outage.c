@@ -1,4 +1,6 @@
 /* PostgreSQL goes away and comes back; slow clients; stopping. */
+#include <signal.h>
+
 #include "tests/integration/api/api_fixture.h"
 
 /* Until /readyz answers so: what it says is up to a second old. */
@@ -110,6 +112,34 @@ static void test_outage__readiness_tells_what_is_wrong(void **state)
     reply_clear(&reply);
 }
 
+/* PostgreSQL hangs amid a look: neither an answer nor the end of the server waits for it. */
+static void test_outage__readiness_leaves_a_hanging_database(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    await_ready(api, 200);
+    struct mlo_db_conn *conn;
+    assert_mlo_ok(mlo_db_acquire(api->pg->owner, &conn, &api->pg->err), &api->pg->err);
+    struct mlo_rows rows = {0};
+    const struct mlo_sql which = {
+        "test_readiness_pid",
+        "select pid from pg_stat_activity where application_name = 'mlopt readiness' "
+        "and datname = current_database()",
+        0};
+    assert_mlo_ok(mlo_db_exec(conn, &which, NULL, &rows, &api->pg->err), &api->pg->err);
+    assert_int_equal(mlo_rows_count(&rows), 1);
+    pid_t backend = (pid_t)mlo_rows_i64(&rows, 0, 0);
+    mlo_rows_clear(&rows);
+    mlo_db_release(conn);
+    assert_int_equal(kill(backend, SIGSTOP), 0);
+    await_ready(api, 503);
+    api_call(api, &reply, "GET", "/readyz", NULL, NULL, NULL);
+    /* all others answer: the look is cut short, and the next one has a new connection */
+    await_ready(api, 200);
+    assert_int_equal(kill(backend, SIGCONT), 0);
+    reply_clear(&reply);
+}
+
 /* A database that takes the connection and never answers: the answer comes all the same. */
 static void test_outage__readiness_answers_in_bounded_time(void **state)
 {
@@ -125,7 +155,7 @@ static void test_outage__readiness_answers_in_bounded_time(void **state)
     assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
     assert_int_equal(listen(fd, 8), 0);
     assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &size), 0);
-    snprintf(conninfo, sizeof conninfo, "host=127.0.0.1 port=%u dbname=x connect_timeout=30 sslmode=disable",
+    snprintf(conninfo, sizeof conninfo, "host=127.0.0.1 port=%u dbname=x connect_timeout=60 sslmode=disable",
              ntohs(at.sin_port));
     const struct mlo_db_options options = {.conninfo = conninfo, .max_connections = 2};
     assert_mlo_ok(mlo_db_open(&options, &deaf, &err), &err);
@@ -134,14 +164,16 @@ static void test_outage__readiness_answers_in_bounded_time(void **state)
     assert_mlo_ok(mlo_http_start(&other, &api->http, &err), &err);
     uint64_t began = mlo_clock_ns();
     api_call(api, &reply, "GET", "/readyz", NULL, NULL, NULL);
-    assert_true(mlo_clock_ns() - began < 25000000000ull); /* the look itself takes 30 s */
+    assert_true(mlo_clock_ns() - began < 25000000000ull); /* connecting would take 60 s */
     assert_http(&reply, 503);
     assert_false(check_holds(&reply, "database"));
     api_call(api, &reply, "GET", "/healthz", NULL, NULL, NULL);
     assert_http(&reply, 200);
-    close(fd); /* resets the connection: the look ends */
+    began = mlo_clock_ns();
     mlo_http_stop(api->http, 0);
+    assert_true(mlo_clock_ns() - began < 25000000000ull);
     api->http = NULL;
+    close(fd);
     mlo_db_close(deaf);
     reply_clear(&reply);
 }
@@ -234,6 +266,7 @@ int main(void)
         API_TEST(test_outage__stop_lets_a_request_end),
         API_TEST(test_outage__postgres_down_is_503_and_heals),
         API_TEST(test_outage__readiness_tells_what_is_wrong),
+        API_TEST(test_outage__readiness_leaves_a_hanging_database),
         API_TEST(test_outage__readiness_answers_in_bounded_time),
     };
     API_MAIN(tests);
