@@ -25,8 +25,12 @@ struct mlo_http_options {
     uint32_t min_body_rate;     /* bytes per second below which an upload is cut; 0: 1,024 */
     uint64_t max_blob_bytes;    /* 0: 8 GiB */
     int64_t grace_s;            /* of what is deleted, and of blobs that nothing refers to; 0: 7 days */
-    bool quiet;                 /* no access log */
-    bool secure_cookie;         /* pages are reached over TLS (a proxy in front) */
+    const char
+        *metrics_address; /* where /metrics, /healthz and /readyz are served without a token; NULL: nowhere */
+    uint16_t metrics_port;   /* 0: any free one */
+    size_t metrics_projects; /* so many projects have series of their own */
+    bool quiet;              /* no access log */
+    bool secure_cookie;      /* pages are reached over TLS (a proxy in front) */
 };
 
 /* Checks the tables, binds and serves. *out is yours: mlo_http_stop. MLO_EUNAVAILABLE when the address cannot
@@ -35,6 +39,8 @@ MLO_MUST_USE enum mlo_status mlo_http_start(const struct mlo_http_options *optio
                                             struct mlo_error *err);
 /* The port it listens on. */
 uint16_t mlo_http_port(const struct mlo_http *http);
+/* That of metrics_address; 0 without one. */
+uint16_t mlo_http_metrics_port(const struct mlo_http *http);
 /* Makes a one-time code that signs a browser in as the bearer of `token`: GET /login?token=CODE. Codes live
  * in this process until used (16 at most: the oldest goes first). */
 MLO_MUST_USE enum mlo_status mlo_http_login_code(struct mlo_http *http, const char *token, char code[48],

@@ -27,10 +27,15 @@ struct mlo_login_code {
 };
 
 struct mlo_readiness;
+struct mlo_traffic;
 
 struct mlo_http {
     struct mlo_http_options options;
     struct mlo_readiness *readiness;
+    struct mlo_traffic *traffic;
+    struct mlo_service_metrics *metrics;
+    struct MHD_Daemon *metrics_daemon; /* of the address for metrics alone, or NULL */
+    uint16_t metrics_port;
     struct mlo_http_module *modules; /* the API first, then the options' */
     size_t module_count;
     struct MHD_Daemon *daemon;
@@ -68,6 +73,23 @@ MLO_MUST_USE enum mlo_status mlo_readiness_start(struct mlo_http *http, struct m
 void mlo_readiness_stop(struct mlo_readiness *readiness); /* NULL is allowed */
 /* {"status","checks":[{"name","ok","ms","code"?}]}; yours. *ready: all of them hold. NULL: no memory. */
 json_t *mlo_readiness_json(struct mlo_http *http, bool *ready, char why[160]);
+
+/* traffic.c: requests by route, counted in this process, without a lock. */
+MLO_MUST_USE enum mlo_status mlo_traffic_new(const struct mlo_http *http, struct mlo_traffic **out,
+                                             struct mlo_error *err);
+void mlo_traffic_free(struct mlo_traffic *traffic); /* NULL is allowed */
+void mlo_traffic_count(struct mlo_http *http, const struct mlo_request *req, bool whole);
+void mlo_traffic_write(const struct mlo_http *http, struct mlo_metrics *out);
+
+/* server.c: where to listen. */
+struct sockaddr_storage;
+MLO_MUST_USE enum mlo_status mlo_http_address(const char *address, uint16_t port,
+                                              struct sockaddr_storage *out, struct mlo_error *err);
+
+/* metrics.c: all metrics of this server, by what an Accept header asks for. The content type. */
+const char *mlo_http_metrics(struct mlo_http *http, const char *accept, struct mlo_buf *out);
+/* Serves /metrics, /healthz and /readyz at an address of their own, without tokens. */
+MLO_MUST_USE enum mlo_status mlo_http_metrics_listen(struct mlo_http *http, struct mlo_error *err);
 
 /* request.c: the callbacks of the daemon */
 enum MHD_Result mlo_request_callback(void *cls, struct MHD_Connection *connection, const char *url,

@@ -361,6 +361,7 @@ void mlo_request_completed(void *cls, struct MHD_Connection *connection, void **
         return;
     end_upload(req);
     mlo_request_db_release(req);
+    mlo_traffic_count(http, req, code == MHD_REQUEST_TERMINATED_COMPLETED_OK);
     log_access(req, code);
     mlo_reply_reset(req);
     mlo_buf_clear(&req->body);

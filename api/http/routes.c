@@ -46,6 +46,9 @@ static const struct mlo_route ROUTES[] = {
          "Requests may come: PostgreSQL with this program's schema and the blob store answer, and it is not "
          "about to stop."},
 
+    READ("/metrics", h_metrics,
+         "What this server and the database count, for Prometheus; of all projects: for tokens of all."),
+
     READ("/v1/me", h_me, "Who the token stands for."),
     READ("/v1/queue", h_queue, "What is queued, and whether anybody can take it."),
     READ("/v1/workers", h_workers, "The workers of the last day."),

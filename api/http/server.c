@@ -96,20 +96,20 @@ static void *reap(void *arg)
     return NULL;
 }
 
-static enum mlo_status parse_address(const struct mlo_http_options *options, struct sockaddr_storage *out,
-                                     struct mlo_error *err)
+enum mlo_status mlo_http_address(const char *address, uint16_t port, struct sockaddr_storage *out,
+                                 struct mlo_error *err)
 {
     struct sockaddr_in *v4 = (struct sockaddr_in *)out;
     struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)out;
     memset(out, 0, sizeof *out);
-    if (inet_pton(AF_INET, options->address, &v4->sin_addr) == 1) {
+    if (inet_pton(AF_INET, address, &v4->sin_addr) == 1) {
         v4->sin_family = AF_INET;
-        v4->sin_port = htons(options->port);
-    } else if (inet_pton(AF_INET6, options->address, &v6->sin6_addr) == 1) {
+        v4->sin_port = htons(port);
+    } else if (inet_pton(AF_INET6, address, &v6->sin6_addr) == 1) {
         v6->sin6_family = AF_INET6;
-        v6->sin6_port = htons(options->port);
+        v6->sin6_port = htons(port);
     } else {
-        mlo_error_set(err, MLO_EINVAL, "'%s' is not an IP address to listen on", options->address);
+        mlo_error_set(err, MLO_EINVAL, "'%s' is not an IP address to listen on", address);
         mlo_error_hint(err, "use 127.0.0.1 for this machine only, 0.0.0.0 for all interfaces");
         return MLO_EINVAL;
     }
@@ -146,7 +146,7 @@ static size_t unescape(void *cls, struct MHD_Connection *connection, char *text)
 static enum mlo_status listen_on(struct mlo_http *http, struct mlo_error *err)
 {
     struct sockaddr_storage address;
-    enum mlo_status status = parse_address(&http->options, &address, err);
+    enum mlo_status status = mlo_http_address(http->options.address, http->options.port, &address, err);
     if (status != MLO_OK)
         return status;
     unsigned flags =
@@ -200,8 +200,13 @@ enum mlo_status mlo_http_start(const struct mlo_http_options *options, struct ml
         goto out;
     }
     http->reaper_started = true;
+    MLO_TRY(mlo_traffic_new(http, &http->traffic, err));
+    MLO_TRY(mlo_service_metrics_new(own->db, own->metrics_projects, &http->metrics, err));
     MLO_TRY(mlo_readiness_start(http, &http->readiness, err));
+    if (own->metrics_address)
+        MLO_TRY(mlo_http_metrics_listen(http, err));
     MLO_TRY(listen_on(http, err));
+    own->metrics_address = NULL;
     own->address = NULL; /* the caller's; not needed any more */
     *out = http;
     http = NULL;
@@ -258,7 +263,11 @@ void mlo_http_stop(struct mlo_http *http, uint32_t drain_ms)
     }
     if (http->reaper_started)
         pthread_join(http->reaper, NULL);
+    if (http->metrics_daemon)
+        MHD_stop_daemon(http->metrics_daemon);
     mlo_readiness_stop(http->readiness);
+    mlo_service_metrics_free(http->metrics);
+    mlo_traffic_free(http->traffic);
     for (size_t i = 0; i < MLO_LOGIN_CODES; i++)
         free(http->codes[i].token);
     pthread_mutex_destroy(&http->lock);
@@ -269,6 +278,11 @@ void mlo_http_stop(struct mlo_http *http, uint32_t drain_ms)
 uint16_t mlo_http_port(const struct mlo_http *http)
 {
     return http->port;
+}
+
+uint16_t mlo_http_metrics_port(const struct mlo_http *http)
+{
+    return http->metrics_port;
 }
 
 const struct mlo_http_options *mlo_http_options(const struct mlo_http *http)

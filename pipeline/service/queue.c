@@ -14,6 +14,7 @@ enum {
     S_BEAT,
     S_PROGRESS,
     S_STATE,
+    S_NOTE_LEASE,
     S_EXPIRED,
     S_RETURN,
     S_RETRY,
@@ -70,6 +71,10 @@ const struct mlo_sql MLO_QUEUE_SQL[] = {
          0},
     [S_STATE] = {"queue_expired_still",
                  "select lease_until < clock_timestamp(), attempts, max_attempts from job where id = $1", 1},
+    [S_NOTE_LEASE] = {"queue_note_lease",
+                      "update attempt a set lease_until = j.lease_until from job j "
+                      "where j.id = $1 and a.job = j.id and a.number = j.claims",
+                      1},
     [S_RETURN] = {"queue_return",
                   "update job set state = 'ready', token = null, lease_until = null, worker = null, "
                   "  attempts = attempts - 1, progress = 0, message = '', not_before = clock_timestamp() "
@@ -464,6 +469,8 @@ static enum mlo_status fail_tx(struct mlo_db_conn *conn, void *arg, struct mlo_e
         status = mlo_error_set(err, MLO_ECONFLICT, "the lease was prolonged meanwhile");
         goto out;
     }
+    if (f->end == MLO_ATTEMPT_LOST) /* how long it takes from then on is a metric */
+        MLO_TRY(mlo_db_queue(conn, &MLO_QUEUE_SQL[S_NOTE_LEASE], &p, NULL, err));
     if (f->end == MLO_ATTEMPT_RETURNED) {
         MLO_TRY(mlo_db_exec(conn, &MLO_QUEUE_SQL[S_RETURN], &p, NULL, err));
     } else if (again) {

@@ -10,6 +10,7 @@
 
 #include <signal.h>
 
+#include "base/metrics.h"
 #include "pipeline/steps/steps.h"
 #include "registry/registry.h"
 
@@ -139,6 +140,19 @@ enum mlo_worker_wish { MLO_WORKER_RUN, MLO_WORKER_PAUSE, MLO_WORKER_DRAIN };
 MLO_MUST_USE enum mlo_status mlo_worker_control(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                                 const char *worker, enum mlo_worker_wish wish,
                                                 const char *reason, struct mlo_error *err);
+
+/* --- metrics ------------------------------------------------------------------------------------------ */
+
+/* What the database tells of queue, attempts, workers and itself, for Prometheus (docs/observability.md): the
+ * same on every server, and bounded in what it costs the database, however often it is asked for. `projects`:
+ * so many of the busiest projects have series of their own. Safe from several threads. *out is yours (free).
+ */
+struct mlo_service_metrics;
+MLO_MUST_USE enum mlo_status mlo_service_metrics_new(struct mlo_db *db, size_t projects,
+                                                     struct mlo_service_metrics **out, struct mlo_error *err);
+void mlo_service_metrics_free(struct mlo_service_metrics *metrics); /* NULL is allowed */
+/* Appends the families; without a database mlopt_database_up alone says so. */
+void mlo_service_metrics_write(struct mlo_service_metrics *metrics, struct mlo_metrics *out);
 
 /* --- workers ------------------------------------------------------------------------------------------- */
 

@@ -136,8 +136,22 @@ enum mlo_status mlo_serve_http(const struct mlo_cli *cli, const struct mlo_liste
         .module_count = 1,
         .quiet = !access_log,
     };
+    const char *metrics = mlo_cli_opt(cli, "metrics");
+    struct mlo_listen at;
+    int64_t projects;
     enum mlo_status status = grace(cli, &options.grace_s, err);
-    return status == MLO_OK ? mlo_http_start(&options, out, err) : status;
+    if (status == MLO_OK)
+        status = mlo_cli_int(cli, "metrics-projects", 0, 0, 1000, &projects, err);
+    if (status == MLO_OK && metrics)
+        status = mlo_listen_parse(metrics, &at, err);
+    if (status != MLO_OK)
+        return status;
+    options.metrics_projects = (size_t)projects;
+    if (metrics) {
+        options.metrics_address = at.address;
+        options.metrics_port = at.port;
+    }
+    return mlo_http_start(&options, out, err);
 }
 
 enum mlo_status mlo_serve_ledger(const struct mlo_cli *cli, struct mlo_db *db, const char *dir,

@@ -69,6 +69,12 @@ MLO_MUST_USE enum mlo_status mlo_serve_webhooks(const struct mlo_cli *cli, struc
         "webhook-allow-http", 0, NULL, "webhooks may go to http:// too"                                      \
     }
 
+#define MLO_OPTION_METRICS                                                                                   \
+    {"metrics", 0, "ADDRESS:PORT", "serve /metrics, /healthz and /readyz there too, without a token"},       \
+    {                                                                                                        \
+        "metrics-projects", 0, "N", "metrics of each of the N busiest projects (0)"                          \
+    }
+
 /* Starts the HTTP server with the pages. A port that is taken is explained. `ledger` and `webhooks` may be
  * NULL. */
 MLO_MUST_USE enum mlo_status mlo_serve_http(const struct mlo_cli *cli, const struct mlo_listen *listen,

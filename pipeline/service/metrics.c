@@ -1,0 +1,517 @@
+/* What the database tells of the service, as metrics. Groups of them, each one statement, whose answer is
+ * kept for at least as long as twenty times what it took: however many scrape, and however much is in the
+ * tables, this uses a twentieth of one backend a group at most. Nothing here reads finished jobs. */
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pipeline/service/service_impl.h"
+
+enum { BOUNDS_MAX = 32, SHARE = 20, TARGETS_MAX = 200, CODES_MAX = 64 };
+static const uint64_t REFRESH_NS =
+    4000000000ull; /* of one scrape for all groups; the rest is there the next time */
+
+enum {
+    S_JOBS,
+    S_ATTEMPTS,
+    S_HISTOGRAMS,
+    S_BOUNDS,
+    S_WORKERS,
+    S_DATABASE,
+    S_TABLES,
+    S_REGISTRY,
+    S_BLOBS,
+    S_OUTBOX
+};
+
+#define AGE(of) "extract(epoch from clock_timestamp() - " of ")::float8"
+
+/* By the partial indexes of the open states, one scan of what is open (enable_seqscan is off). The last
+ * column: 0 a state of a target and class, 1 a state of a project. */
+#define OPEN_JOBS(which, age)                                                                                \
+    "select state, target, priority, project, not_before, " age " as age from job where state = '" which "'"
+
+const struct mlo_sql MLO_METRICS_SQL[] = {
+    [S_JOBS] =
+        {"metrics_jobs",
+         "with open as (" OPEN_JOBS("ready", AGE("greatest(ready_at, not_before)")) " union all " OPEN_JOBS(
+             "running",
+             AGE("lease_until")) " union all " OPEN_JOBS("waiting",
+                                                         "null::float8") "), named as ("
+                                                                         "select case when state = 'ready' "
+                                                                         "and age < 0 then 'delayed' else "
+                                                                         "state end as state, target, "
+                                                                         "case when priority < 0 then "
+                                                                         "'background' when priority > 0 "
+                                                                         "then 'high' else 'normal' end as "
+                                                                         "class, project, age from open) "
+                                                                         "select n.state, n.target, n.class, "
+                                                                         "p.name as project, count(*), "
+                                                                         "max(n.age), grouping(n.project) "
+                                                                         "from named n left join project p "
+                                                                         "on p.id = n.project and "
+                                                                         "$1::boolean "
+                                                                         "group by grouping sets ((n.state, "
+                                                                         "n.target, n.class), (n.state, "
+                                                                         "n.project, p.name)) "
+                                                                         "order by grouping(n.project) desc, "
+                                                                         "count(*) desc",
+         1},
+    [S_ATTEMPTS] = {"metrics_attempts",
+                    "select step, outcome, code, attempts, cpu_s, gpu_s, read_bytes, written_bytes from "
+                    "metric_attempt order by step, outcome, code",
+                    0},
+    [S_HISTOGRAMS] =
+        {"metrics_histograms",
+         "select name, step, bucket, count, sum from metric_histogram order by name, step, bucket", 0},
+    [S_BOUNDS] = {"metrics_bounds", "select unnest(metric_bounds())", 0},
+    [S_WORKERS] =
+        {"metrics_workers",
+         "select case when state <> 'stopped' and last_seen_at < now() - interval '30 seconds' then "
+         "'lost' else state end, count(*), sum(slots) from worker "
+         "where last_seen_at > now() - interval '1 day' group by 1 order by 1",
+         0},
+    [S_DATABASE] =
+        {"metrics_database",
+         "select pg_database_size(current_database())::float8, "
+         "(select " AGE(
+             "min(xact_start)") " from pg_stat_activity "
+                                "  where datname = current_database() and pid <> pg_backend_pid() "
+                                "  and backend_type = 'client backend'), "
+                                "(select count(*) from pg_stat_activity where datname = current_database()), "
+                                "(pg_snapshot_xmax(s)::text::numeric - "
+                                "pg_snapshot_xmin(s)::text::numeric)::float8, "
+                                "pg_has_role('pg_read_all_stats', 'usage') from pg_current_snapshot() s",
+         0},
+    [S_TABLES] =
+        {"metrics_tables",
+         "select relname, n_dead_tup, n_live_tup, "
+         "extract(epoch from greatest(last_vacuum, last_autovacuum))::float8 "
+         "from pg_stat_user_tables where schemaname = 'mlopt' and relname in ('job', 'run', 'attempt', "
+         "'run_event', 'usage_entry', 'project_queue', 'worker', 'webhook_delivery', 'stage', "
+         "'audit_head', 'metric_attempt', 'metric_histogram') order by relname",
+         0},
+    [S_REGISTRY] = {"metrics_registry",
+                    "select (select count(*) from stage_move where kind = 'promotion'), "
+                    "(select count(*) from stage_move where kind = 'rollback'), "
+                    "(select count(*) from gate_decision where not accepted)",
+                    0},
+    [S_BLOBS] = {"metrics_blobs", "select count(*), coalesce(sum(size), 0)::float8 from blob", 0},
+    [S_OUTBOX] =
+        {"metrics_outbox",
+         "select (select count(*) from ledger_event e left join ledger_head h using (project_id) "
+         "  where e.audit_seq > coalesce(h.audit_seq, 0)), "
+         "(select count(*) from webhook_delivery where state = 'pending'), "
+         "(select " AGE(
+             "min(next_at)") " from webhook_delivery where state = 'pending'), "
+                             "(select count(*) from usage_entry), "
+                             "(select " AGE(
+                                 "min(ended_at)") " from usage_entry), (select count(*) from upload)",
+         0},
+};
+const size_t MLO_METRICS_SQL_COUNT = MLO_COUNT(MLO_METRICS_SQL);
+
+struct mlo_service_metrics {
+    struct mlo_db *db;
+    size_t projects;      /* that have series of their own */
+    pthread_mutex_t lock; /* of all that follows */
+    double bounds[BOUNDS_MAX];
+    size_t bound_count;
+    struct kept {
+        struct mlo_rows rows;
+        bool there;
+        uint64_t taken_ns, cost_ns; /* the last attempt, also one that failed */
+        uint64_t failures;
+    } kept[16];
+    bool up; /* the database answered the last time */
+};
+
+static double age_or_zero(const struct mlo_rows *rows, int row, int column)
+{
+    double age = mlo_rows_f64(rows, row, column);
+    return isfinite(age) && age > 0 ? age : 0;
+}
+
+/* --- how each group looks ------------------------------------------------------------------------------ */
+
+static void show_jobs(struct mlo_service_metrics *s, const struct mlo_rows *rows, struct mlo_metrics *m)
+{
+    double oldest = 0, overdue = 0;
+    int shown = 0;
+    size_t projects = 0;
+    mlo_metrics_family(
+        m, MLO_METRIC_GAUGE, "mlopt_queue_jobs",
+        "Jobs that are not done, by state (delayed: waits for another try), target and class of "
+        "priority.");
+    for (int i = 0; i < mlo_rows_count(rows); i++) {
+        if (mlo_rows_i64(rows, i, 6) == 0)
+            continue;
+        const char *state = mlo_rows_text(rows, i, 0);
+        if (strcmp(state, "ready") == 0)
+            oldest = MLO_MAX(oldest, age_or_zero(rows, i, 5));
+        else if (strcmp(state, "running") == 0)
+            overdue = MLO_MAX(overdue, age_or_zero(rows, i, 5));
+        if (shown++ < TARGETS_MAX) /* targets come with recipes */
+            mlo_metrics_value(m, (double)mlo_rows_i64(rows, i, 4), "state", state, "target",
+                              mlo_rows_text(rows, i, 1), "class", mlo_rows_text(rows, i, 2), NULL);
+    }
+    mlo_metrics_family(
+        m, MLO_METRIC_GAUGE, "mlopt_queue_oldest_ready_seconds",
+        "How long the job has waited that has waited longest, of those that a worker could take.");
+    mlo_metrics_value(m, oldest, NULL);
+    mlo_metrics_family(m, MLO_METRIC_GAUGE, "mlopt_queue_lease_overdue_seconds",
+                       "How long ago the lease ran out that ran out first, of jobs still said to run.");
+    mlo_metrics_value(m, overdue, NULL);
+    if (!s->projects)
+        return;
+    mlo_metrics_family(m, MLO_METRIC_GAUGE, "mlopt_project_jobs",
+                       "The same by project, of those that have most (--metrics-projects).");
+    for (int i = 0; i < mlo_rows_count(rows) && projects < s->projects; i++)
+        if (mlo_rows_i64(rows, i, 6) == 0 && mlo_rows_text(rows, i, 3) && ++projects)
+            mlo_metrics_value(m, (double)mlo_rows_i64(rows, i, 4), "project", mlo_rows_text(rows, i, 3),
+                              "state", mlo_rows_text(rows, i, 0), NULL);
+}
+
+enum { A_STEP, A_OUTCOME, A_CODE, A_COUNT, A_CPU, A_GPU, A_READ, A_WRITTEN };
+
+/* The sum of a column over the rows of a step (and outcome) that follow each other. */
+static void sum_by(const struct mlo_rows *rows, struct mlo_metrics *m, int column, bool outcome)
+{
+    for (int i = 0, next; i < mlo_rows_count(rows); i = next) {
+        double sum = 0;
+        for (next = i; next < mlo_rows_count(rows) &&
+                       strcmp(mlo_rows_text(rows, i, A_STEP), mlo_rows_text(rows, next, A_STEP)) == 0 &&
+                       (!outcome ||
+                        strcmp(mlo_rows_text(rows, i, A_OUTCOME), mlo_rows_text(rows, next, A_OUTCOME)) == 0);
+             next++)
+            sum += mlo_rows_f64(rows, next, column);
+        if (outcome)
+            mlo_metrics_value(m, sum, "step", mlo_rows_text(rows, i, A_STEP), "outcome",
+                              mlo_rows_text(rows, i, A_OUTCOME), NULL);
+        else
+            mlo_metrics_value(m, sum, "step", mlo_rows_text(rows, i, A_STEP), NULL);
+    }
+}
+
+/* A worker's word: what is no code of this program's table counts as "other". */
+static const char *known_code(const char *code)
+{
+    const char *known = mlo_status_info(mlo_status_from_code(code))->code;
+    return strcmp(known, code) == 0 ? known : "other";
+}
+
+static void show_failures(const struct mlo_rows *rows, struct mlo_metrics *m)
+{
+    struct {
+        const char *code;
+        double count;
+    } sums[CODES_MAX];
+    size_t count = 0;
+    for (int i = 0; i < mlo_rows_count(rows); i++) {
+        const char *code = mlo_rows_text(rows, i, A_CODE);
+        size_t at = 0;
+        if (!code[0])
+            continue;
+        code = known_code(code);
+        while (at < count && strcmp(sums[at].code, code) != 0)
+            at++;
+        if (at == CODES_MAX)
+            continue;
+        if (at == count)
+            sums[count++].code = code, sums[at].count = 0;
+        sums[at].count += mlo_rows_f64(rows, i, A_COUNT);
+    }
+    mlo_metrics_family(m, MLO_METRIC_COUNTER, "mlopt_job_failures_total",
+                       "Attempts that ended with an error, by its code.");
+    for (size_t i = 0; i < count; i++)
+        mlo_metrics_value(m, sums[i].count, "code", sums[i].code, NULL);
+}
+
+static void show_attempts(struct mlo_service_metrics *s, const struct mlo_rows *rows, struct mlo_metrics *m)
+{
+    static const struct {
+        const char *name, *help;
+        int column;
+    } costs[] = {
+        {"mlopt_job_cpu_seconds_total", "CPU time of attempts.", A_CPU},
+        {"mlopt_job_gpu_seconds_total", "GPUs that attempts held, times how long.", A_GPU},
+        {"mlopt_job_read_bytes_total", "Inputs that attempts were given.", A_READ},
+        {"mlopt_job_written_bytes_total", "What attempts put into the blob store.", A_WRITTEN},
+    };
+    MLO_UNUSED(s);
+    mlo_metrics_family(
+        m, MLO_METRIC_COUNTER, "mlopt_job_attempts_total",
+        "Attempts that ended, by step and outcome (reused: the derivation was known; lost: the "
+        "lease ran out).");
+    sum_by(rows, m, A_COUNT, true);
+    show_failures(rows, m);
+    for (size_t i = 0; i < MLO_COUNT(costs); i++) {
+        mlo_metrics_family(m, MLO_METRIC_COUNTER, costs[i].name, costs[i].help);
+        sum_by(rows, m, costs[i].column, false);
+    }
+}
+
+enum { H_NAME, H_STEP, H_BUCKET, H_COUNT, H_SUM };
+
+/* The rows of one histogram follow each other. */
+static int show_histogram(struct mlo_service_metrics *s, const struct mlo_rows *rows, int from,
+                          struct mlo_metrics *m)
+{
+    uint64_t counts[BOUNDS_MAX + 1] = {0};
+    struct mlo_metrics_histogram h = {.bounds = s->bounds, .count = s->bound_count, .counts = counts};
+    const char *name = mlo_rows_text(rows, from, H_NAME), *step = mlo_rows_text(rows, from, H_STEP);
+    int next = from;
+    for (; next < mlo_rows_count(rows) && strcmp(mlo_rows_text(rows, next, H_NAME), name) == 0 &&
+           strcmp(mlo_rows_text(rows, next, H_STEP), step) == 0;
+         next++) {
+        int64_t bucket = mlo_rows_i64(rows, next, H_BUCKET);
+        if (bucket >= 0 && (size_t)bucket <= s->bound_count)
+            counts[bucket] += (uint64_t)mlo_rows_i64(rows, next, H_COUNT);
+        h.sum += mlo_rows_f64(rows, next, H_SUM);
+    }
+    if (step[0])
+        mlo_metrics_histogram(m, &h, "step", step, NULL);
+    else
+        mlo_metrics_histogram(m, &h, NULL);
+    return next;
+}
+
+static void show_histograms(struct mlo_service_metrics *s, const struct mlo_rows *rows, struct mlo_metrics *m)
+{
+    static const struct {
+        const char *name, *metric, *help;
+    } families[] = {
+        {"recovery", "mlopt_job_recovery_seconds",
+         "From the end of a lost lease to the claim of the next attempt, counted when that has ended."},
+        {"run", "mlopt_job_run_seconds", "From the claim of an attempt to its end; not of what was reused."},
+        {"wait", "mlopt_job_wait_seconds", "From ready to claimed, of attempts that have ended."},
+    };
+    for (size_t f = 0; f < MLO_COUNT(families); f++) {
+        mlo_metrics_family(m, MLO_METRIC_HISTOGRAM, families[f].metric, families[f].help);
+        for (int i = 0; i < mlo_rows_count(rows);)
+            if (strcmp(mlo_rows_text(rows, i, H_NAME), families[f].name) == 0)
+                i = show_histogram(s, rows, i, m);
+            else
+                i++;
+    }
+}
+
+static void show_workers(struct mlo_service_metrics *s, const struct mlo_rows *rows, struct mlo_metrics *m)
+{
+    MLO_UNUSED(s);
+    mlo_metrics_family(m, MLO_METRIC_GAUGE, "mlopt_workers",
+                       "Workers of the last day by state (lost: not seen for 30 s, and never said goodbye).");
+    for (int i = 0; i < mlo_rows_count(rows); i++)
+        mlo_metrics_value(m, mlo_rows_f64(rows, i, 1), "state", mlo_rows_text(rows, i, 0), NULL);
+    mlo_metrics_family(m, MLO_METRIC_GAUGE, "mlopt_worker_slots",
+                       "Their slots: jobs that they take at a time.");
+    for (int i = 0; i < mlo_rows_count(rows); i++)
+        mlo_metrics_value(m, mlo_rows_f64(rows, i, 2), "state", mlo_rows_text(rows, i, 0), NULL);
+}
+
+/* A family of one sample. */
+static void one(struct mlo_metrics *m, enum mlo_metric_type type, const char *name, const char *help,
+                double value)
+{
+    mlo_metrics_family(m, type, name, help);
+    mlo_metrics_value(m, value, NULL);
+}
+
+static void show_database(struct mlo_service_metrics *s, const struct mlo_rows *rows, struct mlo_metrics *m)
+{
+    MLO_UNUSED(s);
+    one(m, MLO_METRIC_GAUGE, "mlopt_database_size_bytes", "Size of the database on its disk.",
+        mlo_rows_f64(rows, 0, 0));
+    one(m, MLO_METRIC_GAUGE, "mlopt_database_oldest_transaction_seconds",
+        "Age of the oldest open transaction that this server may see (mlopt_database_sees_all).",
+        age_or_zero(rows, 0, 1));
+    one(m, MLO_METRIC_GAUGE, "mlopt_database_connections", "Connections to the database, of all programs.",
+        mlo_rows_f64(rows, 0, 2));
+    one(m, MLO_METRIC_GAUGE, "mlopt_database_snapshot_transactions",
+        "Transactions begun since the oldest one began that still runs, of all roles: it holds back vacuum.",
+        mlo_rows_f64(rows, 0, 3));
+    one(m, MLO_METRIC_GAUGE, "mlopt_database_sees_all",
+        "1: the server's role has pg_read_all_stats, and sees other roles' transactions.",
+        mlo_rows_bool(rows, 0, 4));
+}
+
+static void show_tables(struct mlo_service_metrics *s, const struct mlo_rows *rows, struct mlo_metrics *m)
+{
+    MLO_UNUSED(s);
+    mlo_metrics_family(m, MLO_METRIC_GAUGE, "mlopt_database_dead_tuples",
+                       "Rows of a busy table that vacuum has to remove, as PostgreSQL counts them.");
+    for (int i = 0; i < mlo_rows_count(rows); i++)
+        mlo_metrics_value(m, mlo_rows_f64(rows, i, 1), "table", mlo_rows_text(rows, i, 0), NULL);
+    mlo_metrics_family(m, MLO_METRIC_GAUGE, "mlopt_database_live_tuples",
+                       "Its rows, as PostgreSQL counts them.");
+    for (int i = 0; i < mlo_rows_count(rows); i++)
+        mlo_metrics_value(m, mlo_rows_f64(rows, i, 2), "table", mlo_rows_text(rows, i, 0), NULL);
+}
+
+static void show_registry(struct mlo_service_metrics *s, const struct mlo_rows *rows, struct mlo_metrics *m)
+{
+    MLO_UNUSED(s);
+    one(m, MLO_METRIC_COUNTER, "mlopt_promotions_total", "Promotions of releases.", mlo_rows_f64(rows, 0, 0));
+    one(m, MLO_METRIC_COUNTER, "mlopt_rollbacks_total", "Rollbacks.", mlo_rows_f64(rows, 0, 1));
+    one(m, MLO_METRIC_COUNTER, "mlopt_promotions_refused_total", "Promotions that the gates refused.",
+        mlo_rows_f64(rows, 0, 2));
+}
+
+static void show_blobs(struct mlo_service_metrics *s, const struct mlo_rows *rows, struct mlo_metrics *m)
+{
+    MLO_UNUSED(s);
+    one(m, MLO_METRIC_GAUGE, "mlopt_blobs", "Blobs that the database knows.", mlo_rows_f64(rows, 0, 0));
+    one(m, MLO_METRIC_GAUGE, "mlopt_blob_bytes", "Their bytes.", mlo_rows_f64(rows, 0, 1));
+}
+
+static void show_outbox(struct mlo_service_metrics *s, const struct mlo_rows *rows, struct mlo_metrics *m)
+{
+    MLO_UNUSED(s);
+    one(m, MLO_METRIC_GAUGE, "mlopt_ledger_pending",
+        "Changes of stages that are in the audit log and in no ledger yet.", mlo_rows_f64(rows, 0, 0));
+    one(m, MLO_METRIC_GAUGE, "mlopt_webhook_pending", "Deliveries of webhooks that are still to be made.",
+        mlo_rows_f64(rows, 0, 1));
+    one(m, MLO_METRIC_GAUGE, "mlopt_webhook_oldest_due_seconds",
+        "How long the delivery is overdue that is due longest.", age_or_zero(rows, 0, 2));
+    one(m, MLO_METRIC_GAUGE, "mlopt_usage_unsettled", "Ended attempts that are in no total yet.",
+        mlo_rows_f64(rows, 0, 3));
+    one(m, MLO_METRIC_GAUGE, "mlopt_usage_oldest_unsettled_seconds",
+        "How long the first of them has ended: workers settle twice a second.", age_or_zero(rows, 0, 4));
+    one(m, MLO_METRIC_GAUGE, "mlopt_uploads_open", "Uploads in pieces that were begun and not ended.",
+        mlo_rows_f64(rows, 0, 5));
+}
+
+static const struct group {
+    const char *name;
+    int statement;
+    uint32_t min_age_ms;
+    void (*show)(struct mlo_service_metrics *s, const struct mlo_rows *rows, struct mlo_metrics *m);
+} GROUPS[] = {
+    {"jobs", S_JOBS, 1000, show_jobs},
+    {"attempts", S_ATTEMPTS, 1000, show_attempts},
+    {"histograms", S_HISTOGRAMS, 1000, show_histograms},
+    {"workers", S_WORKERS, 1000, show_workers},
+    {"database", S_DATABASE, 10000, show_database},
+    {"tables", S_TABLES, 10000, show_tables},
+    {"registry", S_REGISTRY, 10000, show_registry},
+    {"blobs", S_BLOBS, 60000, show_blobs},
+    {"outbox", S_OUTBOX, 1000, show_outbox},
+};
+
+/* --- reading ------------------------------------------------------------------------------------------- */
+
+static enum mlo_status read_group(struct mlo_service_metrics *s, struct mlo_db_conn *conn,
+                                  const struct group *g, struct mlo_rows *rows, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    enum mlo_status status = mlo_db_begin(conn, err);
+    if (status != MLO_OK)
+        return status;
+    if (g->statement == S_JOBS)
+        mlo_param_bool(&p, s->projects > 0);
+    MLO_TRY(mlo_db_exec_text(conn,
+                             "set local statement_timeout = 2000; set local enable_seqscan = off; "
+                             "set transaction read only",
+                             err));
+    MLO_TRY(mlo_db_exec(conn, &MLO_METRICS_SQL[g->statement], &p, rows, err));
+out:
+    return mlo_db_end(conn, status, err);
+}
+
+static enum mlo_status read_bounds(struct mlo_service_metrics *s, struct mlo_db_conn *conn,
+                                   struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    if (s->bound_count)
+        return MLO_OK;
+    enum mlo_status status = mlo_db_exec(conn, &MLO_METRICS_SQL[S_BOUNDS], NULL, &rows, err);
+    for (int i = 0; i < MLO_MIN(mlo_rows_count(&rows), BOUNDS_MAX); i++)
+        s->bounds[s->bound_count++] = mlo_rows_f64(&rows, i, 0);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+static bool stale(const struct kept *kept, const struct group *g, uint64_t now)
+{
+    uint64_t age_ns = MLO_MAX((uint64_t)g->min_age_ms * 1000000u, SHARE * kept->cost_ns);
+    return !kept->taken_ns || now - kept->taken_ns >= age_ns;
+}
+
+static void refresh(struct mlo_service_metrics *s)
+{
+    struct mlo_db_conn *conn = NULL;
+    struct mlo_error err = {0};
+    uint64_t began = mlo_clock_ns();
+    for (size_t i = 0; i < MLO_COUNT(GROUPS) && mlo_clock_ns() - began < REFRESH_NS; i++) {
+        struct kept *kept = &s->kept[i];
+        uint64_t now = mlo_clock_ns();
+        if (!stale(kept, &GROUPS[i], now))
+            continue;
+        enum mlo_status status = conn ? MLO_OK : mlo_db_acquire(s->db, &conn, &err);
+        s->up = status == MLO_OK;
+        if (status != MLO_OK) { /* then nothing can be said, and nothing old is */
+            mlo_log_error(MLO_LOG_WARN, "metrics: no database", &err);
+            for (size_t g = 0; g < MLO_COUNT(GROUPS); g++)
+                s->kept[g].there = false;
+            return;
+        }
+        status = read_bounds(s, conn, &err);
+        if (status == MLO_OK)
+            status = read_group(s, conn, &GROUPS[i], &kept->rows, &err);
+        kept->taken_ns = now;
+        kept->cost_ns = mlo_clock_ns() - now;
+        kept->there = status == MLO_OK;
+        if (status != MLO_OK) {
+            kept->failures++;
+            mlo_log_error(MLO_LOG_WARN, "metrics: a group cannot be read", &err);
+        }
+    }
+    mlo_db_release(conn);
+}
+
+enum mlo_status mlo_service_metrics_new(struct mlo_db *db, size_t projects, struct mlo_service_metrics **out,
+                                        struct mlo_error *err)
+{
+    _Static_assert(MLO_COUNT(GROUPS) <= MLO_COUNT(((struct mlo_service_metrics *)0)->kept),
+                   "room for all groups");
+    struct mlo_service_metrics *s = *out = calloc(1, sizeof *s);
+    if (!s)
+        return mlo_error_nomem(err);
+    s->db = db;
+    s->projects = projects;
+    pthread_mutex_init(&s->lock, NULL);
+    return MLO_OK;
+}
+
+void mlo_service_metrics_free(struct mlo_service_metrics *s)
+{
+    if (!s)
+        return;
+    for (size_t i = 0; i < MLO_COUNT(s->kept); i++)
+        mlo_rows_clear(&s->kept[i].rows);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+void mlo_service_metrics_write(struct mlo_service_metrics *s, struct mlo_metrics *m)
+{
+    pthread_mutex_lock(&s->lock);
+    refresh(s);
+    for (size_t i = 0; i < MLO_COUNT(GROUPS); i++)
+        if (s->kept[i].there)
+            GROUPS[i].show(s, &s->kept[i].rows, m);
+    one(m, MLO_METRIC_GAUGE, "mlopt_database_up", "Whether the database answered.", s->up);
+    mlo_metrics_family(
+        m, MLO_METRIC_GAUGE, "mlopt_metrics_read_seconds",
+        "What reading a group of metrics from the database took; it is read again after twenty times "
+        "that.");
+    for (size_t i = 0; i < MLO_COUNT(GROUPS); i++)
+        if (s->kept[i].taken_ns)
+            mlo_metrics_value(m, (double)s->kept[i].cost_ns / 1e9, "group", GROUPS[i].name, NULL);
+    mlo_metrics_family(m, MLO_METRIC_COUNTER, "mlopt_metrics_read_failures_total",
+                       "Groups that could not be read: their metrics are missing meanwhile.");
+    for (size_t i = 0; i < MLO_COUNT(GROUPS); i++)
+        mlo_metrics_value(m, (double)s->kept[i].failures, "group", GROUPS[i].name, NULL);
+    pthread_mutex_unlock(&s->lock);
+}

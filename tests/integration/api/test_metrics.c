@@ -1,0 +1,292 @@
+/* /metrics: read by a strict parser, after attempts of every kind; who may read it; without a database. */
+#include "tests/integration/api/api_fixture.h"
+
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include "pipeline/service/service_impl.h"
+#include "tests/metrics_parser.h"
+
+#define RECIPE                                                                                               \
+    "{\"model\":\"cnn\",\"recipe\":\"name: mine\\ntarget: any\\nsteps:\\n  - optimize: {}\\n  - optimize: "  \
+    "{}\\n\"}"
+
+static void submit(struct api *api)
+{
+    struct reply reply = {0};
+    api_call(api, &reply, "POST", "/v1/projects/demo/runs", api->token[MLO_SUBMITTER], RECIPE, NULL);
+    assert_http(&reply, 201);
+    reply_clear(&reply);
+}
+
+static const struct mlo_claimer CLAIMER = {.worker = "w", .targets = "{any,cpu}", .lease_ms = 600000};
+
+static void claim(struct api *api, struct mlo_job *job)
+{
+    int count = 0;
+    assert_mlo_ok(mlo_queue_claim(api->pg->worker, &CLAIMER, job, 1, &count, &api->pg->err), &api->pg->err);
+    assert_int_equal(count, 1);
+}
+
+static void end(struct api *api, struct mlo_job *job, enum mlo_attempt_end how, enum mlo_status status)
+{
+    struct mlo_error why = {0};
+    const struct mlo_cost cost = {.cpu_s = 1.5, .read_bytes = 10, .written_bytes = 20};
+    (void)mlo_error_set(&why, status == MLO_OK ? MLO_EINVAL : status, "so it ended");
+    const struct mlo_attempt_failure failure = {.job = job->id,
+                                                .token = job->token,
+                                                .end = how,
+                                                .error = how == MLO_ATTEMPT_FAILED ? &why : NULL,
+                                                .retry = status == MLO_EUNAVAILABLE,
+                                                .cost = &cost,
+                                                .backoff_ms = 1};
+    assert_mlo_ok(mlo_queue_fail(api->pg->worker, &failure, &api->pg->err), &api->pg->err);
+    mlo_job_clear(job);
+}
+
+/* What a scrape says once `series` is there with this value (figures are up to a second old). */
+static void scrape_until(struct api *api, const char *series, double wanted, struct metric_set *set)
+{
+    struct reply reply = {0};
+    uint64_t until = mlo_clock_ns() + API_PATIENCE_S * 1000000000ull;
+    double value;
+    set->all = NULL;
+    do {
+        free(set->all);
+        api_call(api, &reply, "GET", "/metrics", api->token[MLO_VIEWER], NULL, NULL);
+        assert_http(&reply, 200);
+        assert_holds(mlo_buf_str(&reply.headers), "text/plain; version=0.0.4");
+        metric_parse(mlo_buf_str(&reply.body), false, set);
+        value = metric_get(set, series);
+        if (value == wanted)
+            break;
+        mlo_clock_sleep_ms(200);
+    } while (mlo_clock_ns() < until);
+    if (value != wanted)
+        fail_msg("%s is %g, not %g, in: %s", series, value, wanted, mlo_buf_str(&reply.body));
+    reply_clear(&reply);
+}
+
+#define assert_metric(set, series, wanted)                                                                   \
+    do {                                                                                                     \
+        double value_ = metric_get(set, series);                                                             \
+        if (!(value_ == (wanted)))                                                                           \
+            fail_msg("%s is %g, not %g", series, value_, (double)(wanted));                                  \
+    } while (0)
+
+static void test_metrics__attempts_are_counted_as_they_end(void **state)
+{
+    struct api *api = *state;
+    struct metric_set set;
+    struct mlo_job job = {.id = 0};
+    int count = 0;
+    api_version(api, "cnn", "bytes", "");
+    submit(api);
+    submit(api);
+    /* lost, three seconds ago; then it cannot be reached; handed back; then it fails for good */
+    claim(api, &job);
+    pg_fixture_number(
+        api->pg->owner,
+        "update job set lease_until = clock_timestamp() - interval '3 seconds' where state = 'running'");
+    assert_mlo_ok(mlo_queue_reap(api->pg->worker, 1, &count, &api->pg->err), &api->pg->err);
+    assert_int_equal(count, 1);
+    mlo_job_clear(&job);
+    claim(api, &job);
+    end(api, &job, MLO_ATTEMPT_FAILED, MLO_EUNAVAILABLE);
+    pg_fixture_number(api->pg->owner, "update job set not_before = clock_timestamp() where state = 'ready'");
+    claim(api, &job);
+    end(api, &job, MLO_ATTEMPT_RETURNED, MLO_OK);
+    claim(api, &job);
+    end(api, &job, MLO_ATTEMPT_FAILED, MLO_EINVAL);
+    scrape_until(api, "mlopt_usage_unsettled", 4, &set);
+    assert_metric(&set, "mlopt_queue_jobs{state=\"ready\",target=\"any\",class=\"normal\"}", 1);
+    assert_metric(&set, "mlopt_queue_jobs{state=\"waiting\",target=\"any\",class=\"normal\"}", 1);
+    assert_true(metric_get(&set, "mlopt_queue_oldest_ready_seconds") > 0);
+    assert_metric(&set, "mlopt_database_up", 1);
+    free(set.all);
+    assert_mlo_ok(mlo_queue_settle(api->pg->worker, &api->pg->err), &api->pg->err);
+    scrape_until(api, "mlopt_job_attempts_total{step=\"optimize\",outcome=\"failed\"}", 1, &set);
+    assert_metric(&set, "mlopt_job_attempts_total{step=\"optimize\",outcome=\"lost\"}", 1);
+    assert_metric(&set, "mlopt_job_attempts_total{step=\"optimize\",outcome=\"retried\"}", 1);
+    assert_metric(&set, "mlopt_job_attempts_total{step=\"optimize\",outcome=\"returned\"}", 1);
+    char series[128];
+    const enum mlo_status codes[] = {MLO_ELEASE, MLO_EUNAVAILABLE, MLO_EINVAL};
+    for (size_t i = 0; i < MLO_COUNT(codes); i++) {
+        snprintf(series, sizeof series, "mlopt_job_failures_total{code=\"%s\"}",
+                 mlo_status_info(codes[i])->code);
+        assert_metric(&set, series, 1);
+    }
+    /* the lost lease: from its end to the next claim */
+    assert_metric(&set, "mlopt_job_recovery_seconds_count", 1);
+    assert_true(metric_get(&set, "mlopt_job_recovery_seconds_sum") >= 3);
+    assert_metric(&set, "mlopt_job_recovery_seconds_bucket{le=\"2.5\"}", 0);
+    assert_metric(&set, "mlopt_job_run_seconds_count{step=\"optimize\"}", 4);
+    assert_true(metric_get(&set, "mlopt_job_wait_seconds_count{step=\"optimize\"}") >= 2);
+    assert_metric(&set, "mlopt_job_cpu_seconds_total{step=\"optimize\"}",
+                  4.5); /* nobody knows of the lost one */
+    assert_metric(&set, "mlopt_job_written_bytes_total{step=\"optimize\"}", 60);
+    assert_metric(&set, "mlopt_usage_unsettled", 0);
+    free(set.all);
+}
+
+/* Bounds are inclusive, as "le" says, and the function that sorts into them has them in agreement. */
+static void test_metrics__buckets_agree_with_their_bounds(void **state)
+{
+    struct api *api = *state;
+    assert_int_equal(pg_fixture_number(api->pg->owner, "select array_length(metric_bounds(), 1)"), 17);
+    assert_int_equal(
+        pg_fixture_number(api->pg->owner,
+                          "select count(*) from unnest(metric_bounds()) with ordinality b(le, n) where "
+                          "metric_bucket(le) <> n - 1 or metric_bucket(le * 1.000001) <> n or "
+                          "metric_bucket(le * 0.999999) <> n - 1"),
+        0);
+    assert_int_equal(pg_fixture_number(api->pg->owner, "select metric_bucket(0)"), 0);
+    assert_int_equal(pg_fixture_number(api->pg->owner, "select metric_bucket(1e9)"), 17);
+}
+
+static void test_metrics__requests_are_counted_by_route(void **state)
+{
+    struct api *api = *state;
+    struct metric_set set;
+    struct reply reply = {0};
+    for (int i = 0; i < 3; i++)
+        api_call(api, &reply, "GET", "/v1/projects/demo/models", api->token[MLO_VIEWER], NULL, NULL);
+    api_call(api, &reply, "GET", "/v1/projects/no\"such\\one/models", api->token[MLO_VIEWER], NULL, NULL);
+    api_call(api, &reply, "GET", "/nothing/there", NULL, NULL, NULL);
+    api_version(api, "cnn", "twelve bytes", "");
+    scrape_until(api,
+                 "mlopt_http_requests_total{method=\"GET\",route=\"/v1/projects/{p}/models\",code=\"200\"}",
+                 3, &set);
+    assert_metric(&set, "mlopt_http_requests_total{method=\"any\",route=\"none\",code=\"404\"}", 1);
+    assert_metric(&set,
+                  "mlopt_http_received_bytes_total{method=\"PUT\",route=\"/v1/projects/{p}/blobs/{digest}\"}",
+                  12);
+    double all = metric_get(
+        &set, "mlopt_http_request_duration_seconds_count{method=\"GET\",route=\"/v1/projects/{p}/models\"}");
+    assert_true(all >= 3);
+    assert_true(metric_get(&set, "process_resident_memory_bytes") > 1e6);
+    assert_metric(&set, "mlopt_database_up", 1);
+    assert_true(metric_get(&set, "mlopt_database_size_bytes") > 1e6);
+    assert_metric(&set, "mlopt_build_info{version=\"0.1.0\"}", 1);
+    free(set.all);
+    reply_clear(&reply);
+}
+
+/* Whole output of promtool's own check, where the package prometheus is installed. */
+static void check_by_promtool(const char *text, const char *dir)
+{
+    struct mlo_error err = {0};
+    struct mlo_buf command = MLO_BUF_INIT;
+    char *path = mlo_fs_join(dir, "metrics", NULL);
+    int rc;
+    pid_t pid;
+    assert_mlo_ok(mlo_fs_write_atomic(path, text, strlen(text), &err), &err);
+    mlo_buf_printf(&command, "command -v promtool >/dev/null || exit 77; promtool check metrics < '%s'",
+                   path);
+    char *const argv[] = {"sh", "-c", command.data, NULL};
+    extern char **environ;
+    assert_int_equal(posix_spawn(&pid, "/bin/sh", NULL, NULL, argv, environ), 0);
+    assert_int_equal(waitpid(pid, &rc, 0), pid);
+    if (WIFEXITED(rc) && WEXITSTATUS(rc) == 77)
+        print_message("promtool (package prometheus) is not installed: its check is left out\n");
+    else
+        assert_int_equal(rc, 0);
+    mlo_buf_clear(&command);
+    free(path);
+}
+
+static void test_metrics__both_formats_and_who_may_read(void **state)
+{
+    struct api *api = *state;
+    struct metric_set set;
+    struct reply reply = {0};
+    const char *accept[] = {
+        "Accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5", NULL};
+    api_call(api, &reply, "GET", "/metrics", api->token[MLO_VIEWER], NULL, accept);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.headers), "application/openmetrics-text; version=1.0.0");
+    metric_parse(mlo_buf_str(&reply.body), true, &set);
+    assert_true(set.family_count > 30);
+    free(set.all);
+    api_call(api, &reply, "GET", "/metrics", api->token[MLO_VIEWER], NULL, NULL);
+    check_by_promtool(mlo_buf_str(&reply.body), api->dir);
+    api_call(api, &reply, "GET", "/metrics", NULL, NULL, NULL);
+    assert_http(&reply, 401);
+    api_call(api, &reply, "POST", "/v1/tokens", api->token[MLO_ADMIN],
+             "{\"name\":\"one\",\"role\":\"admin\",\"project\":\"demo\"}", NULL);
+    assert_http(&reply, 201);
+    char *token = strdup(mlo_json_str(reply.json, "token", ""));
+    api_call(api, &reply, "GET", "/metrics", token, NULL, NULL);
+    assert_http(&reply, 403); /* it is of one project, and they are of all */
+    free(token);
+    reply_clear(&reply);
+}
+
+/* The address without tokens says what it can when there is no database to look tokens up in. */
+static void test_metrics__their_own_address_needs_no_database(void **state)
+{
+    struct api *api = *state;
+    struct mlo_error err = {0};
+    struct metric_set set;
+    struct mlo_buf answer = MLO_BUF_INIT;
+    struct mlo_http_options options = {.db = api->pg->server,
+                                       .blobs = api->blobs,
+                                       .quiet = true,
+                                       .metrics_address = "127.0.0.1",
+                                       .metrics_projects = 2};
+    static const char *const paths[] = {"/metrics", "/healthz", "/readyz", "/v1/projects"};
+    static const char *const with[] = {"HTTP/1.1 200", "HTTP/1.1 200", "HTTP/1.1 200", "HTTP/1.1 404"},
+                             *const without[] = {"HTTP/1.1 200", "HTTP/1.1 200", "HTTP/1.1 503",
+                                                 "HTTP/1.1 404"};
+    api_version(api, "cnn", "bytes", "");
+    submit(api);
+    mlo_http_stop(api->http, 1000);
+    assert_mlo_ok(mlo_http_start(&options, &api->http, &err), &err);
+    for (int up = 1; up >= 0; up--) {
+        if (!up) {
+            mlo_embedded_stop(pg_fixture_server);
+            pg_fixture_server = NULL;
+            mlo_clock_sleep_ms(1100); /* what is kept is older than a second */
+        }
+        for (size_t i = 0; i < MLO_COUNT(paths); i++) {
+            struct sockaddr_in to = {.sin_family = AF_INET,
+                                     .sin_port = htons(mlo_http_metrics_port(api->http))};
+            char request[128];
+            int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+            to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+            assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+            int n = snprintf(request, sizeof request,
+                             "GET %s HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", paths[i]);
+            mlo_buf_clear(&answer);
+            assert_true(mlo_fs_write_full(fd, request, (size_t)n));
+            assert_true(api_read_to_end(fd, &answer));
+            close(fd);
+            assert_holds(mlo_buf_str(&answer), up ? with[i] : without[i]);
+            if (i)
+                continue;
+            metric_parse(strstr(mlo_buf_str(&answer), "\r\n\r\n") + 4, false, &set);
+            assert_metric(&set, "mlopt_database_up", up);
+            if (up)
+                assert_metric(&set, "mlopt_project_jobs{project=\"demo\",state=\"ready\"}", 1);
+            free(set.all);
+        }
+    }
+    char *dir = mlo_fs_join(pg_fixture_dir, "pg", NULL);
+    struct mlo_embedded_options pg = {.dir = dir, .no_fsync = true};
+    assert_mlo_ok(mlo_embedded_start(&pg, &pg_fixture_server, &err), &err);
+    api->pg->pg = pg_fixture_server;
+    free(dir);
+    mlo_buf_clear(&answer);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        API_TEST(test_metrics__attempts_are_counted_as_they_end),
+        API_TEST(test_metrics__buckets_agree_with_their_bounds),
+        API_TEST(test_metrics__requests_are_counted_by_route),
+        API_TEST(test_metrics__both_formats_and_who_may_read),
+        API_TEST(test_metrics__their_own_address_needs_no_database),
+    };
+    API_MAIN(tests);
+}
