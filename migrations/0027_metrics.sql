@@ -6,11 +6,21 @@
 ALTER TABLE attempt ADD COLUMN lease_until timestamptz,              -- of one that was lost: when its lease ended
                     ADD COLUMN phases text CHECK (octet_length(phases) <= 4096); -- JSON: {"name": [from_s, to_s]…}
 
-ALTER TABLE usage_entry ADD COLUMN step       text NOT NULL DEFAULT '', -- '': of before this, counted in no metric
-                        ADD COLUMN outcome    text NOT NULL DEFAULT '', -- of the attempt; 'reused' where no work was done
-                        ADD COLUMN code       text NOT NULL DEFAULT '', -- of the error
-                        ADD COLUMN wait_s     double precision,         -- from ready to claimed; NULL: not known any more
-                        ADD COLUMN recovery_s double precision; -- from the end of the lost lease before it to its claim
+-- Attempts that ended and are in no metric yet: rows are added where attempts end, and taken by queue_settle. A crash of
+-- the database forgets them (half a second's), and only them.
+CREATE UNLOGGED TABLE metric_entry (
+    id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    step          text NOT NULL,
+    outcome       text NOT NULL,                         -- of the attempt; 'reused' where no work was done
+    code          text NOT NULL,                         -- of the error
+    wall_s        double precision NOT NULL,
+    wait_s        double precision,                      -- from ready to claimed; NULL: not known any more
+    recovery_s    double precision,                      -- from the end of the lost lease before it to its claim
+    cpu_s         double precision NOT NULL,
+    gpu_s         double precision NOT NULL,
+    read_bytes    double precision NOT NULL,
+    written_bytes double precision NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 
 -- Written by queue_settle alone, one at a time.
 CREATE TABLE metric_attempt (
@@ -47,50 +57,55 @@ CREATE FUNCTION metric_bucket(value double precision) RETURNS integer LANGUAGE s
                                            -0.025, -0.01, -0.005]::double precision[])
 $$;
 
-CREATE OR REPLACE FUNCTION attempt_ended() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+-- By statement, however the attempts end: one at a time, or many by one call.
+CREATE FUNCTION attempt_metrics() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = mlopt, pg_temp AS $$
 BEGIN
-    INSERT INTO usage_entry (project, ended_at, wall_s, expected_s, cpu_s, gpu_s, read_bytes, written_bytes, reused, failed,
-                             step, outcome, code, wait_s, recovery_s)
-        SELECT j.project, NEW.ended_at, greatest(extract(epoch FROM NEW.ended_at - NEW.started_at), 0), j.expected_s,
-               coalesce(NEW.cpu_s, 0), coalesce(NEW.gpu_s, 0), coalesce(NEW.read_bytes, 0), coalesce(NEW.written_bytes, 0),
-               j.state = 'reused', NEW.outcome <> 'succeeded', j.step,
-               CASE WHEN j.state = 'reused' THEN 'reused' ELSE NEW.outcome END,
-               CASE WHEN NEW.error IS NULL THEN '' ELSE coalesce(substring(NEW.error FROM '"code": ?"([a-z0-9-]{1,40})"'), '') END,
+    INSERT INTO metric_entry (step, outcome, code, wall_s, wait_s, recovery_s, cpu_s, gpu_s, read_bytes, written_bytes)
+        SELECT j.step, CASE WHEN j.state = 'reused' THEN 'reused' ELSE a.outcome END,
+               CASE WHEN a.error IS NULL THEN '' ELSE coalesce(substring(a.error FROM '"code": ?"([a-z0-9-]{1,40})"'), '') END,
+               greatest(extract(epoch FROM a.ended_at - a.started_at), 0),
                -- not_before is of the next attempt by now, where there will be one
-               CASE WHEN NEW.outcome NOT IN ('retried', 'lost', 'returned')
-                    THEN greatest(extract(epoch FROM NEW.started_at - greatest(j.ready_at, j.not_before)), 0)
-                    WHEN NEW.number = 1 THEN greatest(extract(epoch FROM NEW.started_at - j.ready_at), 0) END,
-               CASE WHEN NEW.number > 1 THEN
-                   (SELECT greatest(extract(epoch FROM NEW.started_at - p.lease_until), 0) FROM attempt p
-                    WHERE p.job = NEW.job AND p.number = NEW.number - 1 AND p.outcome = 'lost') END
-        FROM job j WHERE j.id = NEW.job;
+               CASE WHEN a.outcome NOT IN ('retried', 'lost', 'returned')
+                    THEN greatest(extract(epoch FROM a.started_at - greatest(j.ready_at, j.not_before)), 0)
+                    WHEN a.number = 1 THEN greatest(extract(epoch FROM a.started_at - j.ready_at), 0) END,
+               CASE WHEN a.number > 1 THEN
+                   (SELECT greatest(extract(epoch FROM a.started_at - p.lease_until), 0) FROM attempt p
+                    WHERE p.job = a.job AND p.number = a.number - 1 AND p.outcome = 'lost') END,
+               coalesce(a.cpu_s, 0), coalesce(a.gpu_s, 0), coalesce(a.read_bytes, 0), coalesce(a.written_bytes, 0)
+        FROM after_ a JOIN before_ b ON b.job = a.job AND b.number = a.number JOIN job j ON j.id = a.job
+        WHERE a.ended_at IS NOT NULL AND b.ended_at IS NULL;
     RETURN NULL;
 END $$;
+CREATE TRIGGER attempt_metrics AFTER UPDATE ON attempt REFERENCING OLD TABLE AS before_ NEW TABLE AS after_
+    FOR EACH STATEMENT EXECUTE FUNCTION attempt_metrics();
 
--- What queue_settle takes is counted in its transaction: each attempt once.
-CREATE FUNCTION usage_settled() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+-- Whenever queue_settle counts what was used, one at a time: each attempt once.
+CREATE FUNCTION metric_settle() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = mlopt, pg_temp AS $$
 BEGIN
-    INSERT INTO metric_attempt AS m
-        SELECT g.step, g.outcome, g.code, count(*), sum(g.wall_s), sum(g.cpu_s), sum(g.gpu_s), sum(g.read_bytes),
-               sum(g.written_bytes)
-        FROM gone g WHERE g.step <> '' GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
-    ON CONFLICT (step, outcome, code) DO UPDATE SET attempts = m.attempts + excluded.attempts,
-        wall_s = m.wall_s + excluded.wall_s, cpu_s = m.cpu_s + excluded.cpu_s, gpu_s = m.gpu_s + excluded.gpu_s,
-        read_bytes = m.read_bytes + excluded.read_bytes, written_bytes = m.written_bytes + excluded.written_bytes;
+    WITH ended AS (
+        DELETE FROM metric_entry WHERE id IN (SELECT e.id FROM metric_entry e ORDER BY e.id LIMIT 20000) RETURNING *
+    ), counted AS (
+        INSERT INTO metric_attempt AS m
+            SELECT e.step, e.outcome, e.code, count(*), sum(e.wall_s), sum(e.cpu_s), sum(e.gpu_s), sum(e.read_bytes),
+                   sum(e.written_bytes)
+            FROM ended e GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+        ON CONFLICT (step, outcome, code) DO UPDATE SET attempts = m.attempts + excluded.attempts,
+            wall_s = m.wall_s + excluded.wall_s, cpu_s = m.cpu_s + excluded.cpu_s, gpu_s = m.gpu_s + excluded.gpu_s,
+            read_bytes = m.read_bytes + excluded.read_bytes, written_bytes = m.written_bytes + excluded.written_bytes
+    )
     INSERT INTO metric_histogram AS h
         SELECT v.name, v.step, metric_bucket(v.value), count(*), sum(v.value)
-        FROM gone g CROSS JOIN LATERAL (VALUES ('run', g.step, CASE WHEN g.outcome <> 'reused' THEN g.wall_s END),
-                                               ('wait', g.step, g.wait_s), ('recovery', '', g.recovery_s)) v(name, step, value)
-        WHERE g.step <> '' AND v.value IS NOT NULL GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+        FROM ended e CROSS JOIN LATERAL (VALUES ('run', e.step, CASE WHEN e.outcome <> 'reused' THEN e.wall_s END),
+                                                ('wait', e.step, e.wait_s), ('recovery', '', e.recovery_s)) v(name, step, value)
+        WHERE v.value IS NOT NULL GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
     ON CONFLICT (name, step, bucket) DO UPDATE SET count = h.count + excluded.count, sum = h.sum + excluded.sum;
     RETURN NULL;
 END $$;
-CREATE TRIGGER usage_settled AFTER DELETE ON usage_entry REFERENCING OLD TABLE AS gone FOR EACH STATEMENT
-    EXECUTE FUNCTION usage_settled();
+CREATE TRIGGER metric_settle AFTER DELETE ON usage_entry FOR EACH STATEMENT EXECUTE FUNCTION metric_settle();
 
-REVOKE ALL ON FUNCTION attempt_ended(), usage_settled(), metric_bounds(), metric_bucket(double precision) FROM PUBLIC;
+REVOKE ALL ON FUNCTION attempt_metrics(), metric_settle(), metric_bounds(), metric_bucket(double precision) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION metric_bounds() TO mlopt_server;
 GRANT SELECT ON metric_attempt, metric_histogram TO mlopt_server;
 GRANT UPDATE (lease_until, phases) ON attempt TO mlopt_worker;
