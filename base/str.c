@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 void mlo_buf_clear(struct mlo_buf *buf)
 {
@@ -174,4 +175,68 @@ char *mlo_str_size(uint64_t bytes, char out[32])
     else
         snprintf(out, 32, v < 10 ? "%.2f %s" : "%.1f %s", v, UNITS[unit]);
     return out;
+}
+
+bool mlo_str_to_size(const char *text, uint64_t *bytes)
+{
+    static const struct {
+        const char *unit;
+        double bytes;
+    } units[] = {{"B", 1},
+                 {"kB", 1e3},
+                 {"MB", 1e6},
+                 {"GB", 1e9},
+                 {"TB", 1e12},
+                 {"PB", 1e15},
+                 {"KiB", 1024.0},
+                 {"MiB", 1048576.0},
+                 {"GiB", 1073741824.0},
+                 {"TiB", 1099511627776.0},
+                 {"PiB", 1125899906842624.0}};
+    size_t n = strspn(text, "0123456789.");
+    char number[32];
+    double value;
+    if (n == 0 || n >= sizeof number)
+        return false;
+    memcpy(number, text, n);
+    number[n] = '\0';
+    if (!mlo_str_to_f64(number, &value))
+        return false;
+    text += n + (text[n] == ' ');
+    for (size_t i = 0; i < MLO_COUNT(units); i++) {
+        if (strcasecmp(text, units[i].unit) != 0 || value * units[i].bytes >= 8e18)
+            continue;
+        *bytes = (uint64_t)(value * units[i].bytes + 0.5);
+        return true;
+    }
+    return false;
+}
+
+bool mlo_str_to_seconds(const char *text, uint64_t *seconds)
+{
+    static const struct {
+        char unit;
+        uint64_t seconds;
+    } units[] = {{'d', 86400}, {'h', 3600}, {'m', 60}, {'s', 1}};
+    size_t next = 0; /* of units: those before it are past */
+    uint64_t sum = 0;
+    if (!*text)
+        return false;
+    while (*text) {
+        uint64_t value = 0;
+        size_t digits = strspn(text, "0123456789");
+        if (digits == 0 || digits > 12)
+            return false;
+        for (size_t i = 0; i < digits; i++)
+            value = 10 * value + (uint64_t)(text[i] - '0');
+        text += digits;
+        while (next < MLO_COUNT(units) && units[next].unit != *text)
+            next++;
+        if (next == MLO_COUNT(units))
+            return false;
+        sum += value * units[next++].seconds;
+        text++;
+    }
+    *seconds = sum;
+    return true;
 }

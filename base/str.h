@@ -46,5 +46,11 @@ bool mlo_str_to_i64(const char *text, int64_t *out);
 bool mlo_str_to_f64(const char *text, double *out); /* finite only; the C locale's point always */
 /* A size for people: "1.4 MB" (decimal units), into the caller's buffer, which is returned. */
 char *mlo_str_size(uint64_t bytes, char out[32]);
+/* A size as people write it, with its unit: "8GB", "1.5 GiB", "512 kB" (letters of any case). Whole string;
+ * false when it is none, or more than 8 EB. */
+bool mlo_str_to_size(const char *text, uint64_t *bytes);
+/* A time as people write it: "2h", "90m", "1h30m", "45s", "2d", units descending and each once. Whole string;
+ * false when it is none. */
+bool mlo_str_to_seconds(const char *text, uint64_t *seconds);
 
 #endif

@@ -92,6 +92,8 @@ static void job_row(struct mlo_buf *out, const json_t *run, const json_t *job, c
     HTML(out, "<tr><td><b>%s</b>", mlo_json_str(job, "name", mlo_text(job, "step")));
     if (mlo_text(job, "message")[0])
         HTML(out, "<br><small>%s</small>", mlo_text(job, "message"));
+    if (mlo_text(job, "waits")[0])
+        HTML(out, "<br><small class=\"waits\">waits: %s</small>", mlo_text(job, "waits"));
     HTML(out, "</td><td>%s</td><td>", mlo_text(job, "kind"));
     mlo_piece_state(out, reused ? "reused" : mlo_text(job, "state"));
     HTML(out, "</td><td>");

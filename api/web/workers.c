@@ -40,6 +40,26 @@ static void words(struct mlo_buf *out, const json_t *list)
     json_array_foreach((json_t *)list, i, word) HTML(out, "%s%s", i ? ", " : "", json_string_value(word));
 }
 
+/* Memory and disk that a job can have there, and its GPUs with who has them. */
+static void room(struct mlo_buf *out, const json_t *worker)
+{
+    const json_t *gpu;
+    size_t i;
+    char size[32];
+    int64_t memory = mlo_json_i64(worker, "memory_bytes", -1), disk = mlo_json_i64(worker, "disk_bytes", -1);
+    if (memory >= 0)
+        HTML(out, "%s of memory", mlo_str_size((uint64_t)memory, size));
+    if (disk >= 0)
+        HTML(out, "<br>%s of disk", mlo_str_size((uint64_t)disk, size));
+    json_array_foreach(json_object_get(worker, "gpus"), i, gpu)
+    {
+        int64_t job = mlo_json_i64(gpu, "job", 0);
+        HTML(out, "<br>%s <small>%s</small>", mlo_text(gpu, "model"), mlo_text(gpu, "uuid"));
+        if (job)
+            HTML(out, " <small>(job %lld)</small>", (long long)job);
+    }
+}
+
 static void worker_row(struct mlo_request *req, const json_t *worker, bool may_change)
 {
     struct mlo_buf *out = &req->out;
@@ -54,6 +74,8 @@ static void worker_row(struct mlo_request *req, const json_t *worker, bool may_c
     }
     HTML(out, "</td><td>");
     words(out, json_object_get(worker, "capabilities"));
+    HTML(out, "</td><td>");
+    room(out, worker);
     HTML(out, "</td><td class=\"n\">%lld of %lld</td><td>",
          (long long)json_array_size(json_object_get(worker, "jobs")),
          (long long)mlo_json_i64(worker, "slots", 0));
@@ -69,17 +91,36 @@ static void worker_row(struct mlo_request *req, const json_t *worker, bool may_c
     HTML(out, "</td></tr>");
 }
 
+/* Jobs that no worker can take. */
+static void stuck(struct mlo_buf *out, const json_t *kinds)
+{
+    const json_t *kind;
+    size_t i;
+    if (json_array_size(kinds) == 0)
+        return;
+    HTML(
+        out,
+        "<h2>Waiting for a worker that is not there</h2><section class=\"panel\"><table id=\"stuck\">"
+        "<thead><tr><th class=\"n\">Jobs</th><th class=\"n\">First run</th><th>Why</th></tr></thead><tbody>");
+    json_array_foreach((json_t *)kinds, i, kind)
+        HTML(out, "<tr><td class=\"n\">%lld</td><td class=\"n\">%lld</td><td>%s</td></tr>",
+             (long long)mlo_json_i64(kind, "queued", 0), (long long)mlo_json_i64(kind, "run", 0),
+             mlo_text(kind, "waits"));
+    HTML(out, "</tbody></table></section>");
+}
+
 enum mlo_status page_workers(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_buf *out = &req->out;
     struct mlo_db_conn *conn;
-    json_t *workers = NULL, *worker;
+    json_t *workers = NULL, *worker, *kinds = NULL;
     size_t i;
     enum mlo_status status;
     MLO_TRY(mlo_actor_require(&actor, 0, MLO_VIEWER, err));
     MLO_TRY(mlo_request_db(req, &conn, err));
     MLO_TRY(mlo_worker_list(conn, &workers, err));
+    MLO_TRY(mlo_queue_stuck(conn, &kinds, err));
     mlo_page_begin(req, "Workers", "runs");
     HTML(out, "<h1>Workers</h1><section class=\"panel\">");
     if (json_array_size(json_object_get(workers, "items")) == 0) {
@@ -89,7 +130,7 @@ enum mlo_status page_workers(struct mlo_request *req, struct mlo_error *err)
         HTML(
             out,
             "<div class=\"scroll\"><table "
-            "id=\"workers\"><thead><tr><th>Worker</th><th>State</th><th>Targets</th>"
+            "id=\"workers\"><thead><tr><th>Worker</th><th>State</th><th>Targets</th><th>A job can have</th>"
             "<th class=\"n\">Jobs</th><th>Isolation lacks</th><th class=\"n\">Seen</th><th></th></tr></thead>"
             "<tbody>");
         json_array_foreach(json_object_get(workers, "items"), i, worker)
@@ -97,9 +138,11 @@ enum mlo_status page_workers(struct mlo_request *req, struct mlo_error *err)
         HTML(out, "</tbody></table></div>");
     }
     HTML(out, "</section>");
+    stuck(out, kinds);
     MLO_TRY(mlo_page_end(req, 200, err));
 out:
     json_decref(workers);
+    json_decref(kinds);
     return status;
 }
 

@@ -476,10 +476,41 @@ static uint64_t read_bytes(const char *dir)
     return sum;
 }
 
+/* Which GPUs it runs on, beside what it uses of them. */
+static enum mlo_status tell_gpus(struct mlo_slot *slot, struct mlo_error *err)
+{
+    struct mlo_buf list = MLO_BUF_INIT;
+    if (slot->gpu_count == 0)
+        return MLO_OK;
+    mlo_buf_putc(&list, '{');
+    for (int i = 0; i < slot->gpu_count; i++)
+        mlo_buf_printf(&list, "%s\"%s\"", i ? "," : "", slot->worker->gpus.items[slot->gpus[i]].uuid);
+    mlo_buf_putc(&list, '}');
+    enum mlo_status status =
+        mlo_buf_ok(&list) ? mlo_queue_tell_gpus(slot->worker->o.db, &slot->job, mlo_buf_str(&list), err)
+                          : mlo_error_nomem(err);
+    mlo_buf_clear(&list);
+    return status;
+}
+
+/* The recipe's time, or the worker's where that is less. True: the recipe's. */
+static bool set_time(const struct mlo_slot *slot, struct mlo_child *child)
+{
+    uint32_t own = slot->job.needs.timeout_s, most = slot->worker->o.max_job_s;
+    bool recipe = own && (!most || own <= most);
+    child->max_s = recipe ? own : most;
+    child->time_hint = recipe
+                           ? "the recipe's 'timeout' sets it: `--set timeout=4h` gives all steps more that "
+                             "say nothing themselves"
+                           : "`mlopt worker --max-job-time` sets it";
+    return recipe;
+}
+
 static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashed, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_worker *worker = slot->worker;
+    bool late = false;
     struct mlo_machine_lock lock = MLO_MACHINE_LOCK_INIT;
     struct mlo_confinement confined = {.out = NULL};
     struct mlo_load load;
@@ -489,7 +520,7 @@ static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashe
         .max_memory_bytes = worker->o.max_memory_bytes,
         .max_scratch_bytes = worker->o.max_scratch_bytes,
         .max_tasks = worker->o.max_tasks,
-        .max_s = worker->o.max_job_s,
+        .out_of_time = &late,
         .cpu_s = &slot->cost.cpu_s,
         .watch = watch,
         .progress = on_progress,
@@ -498,9 +529,11 @@ static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashe
     };
     json_t *result = NULL;
     int64_t started_us = mlo_clock_utc_us();
-    MLO_TRY(mlo_confinement_init(worker, &slot->job, dir, &confined, err));
+    bool recipes_time = set_time(slot, &child);
+    MLO_TRY(tell_gpus(slot, err));
+    MLO_TRY(mlo_confinement_init(slot, dir, &confined, err));
     MLO_TRY(mlo_attempt_inputs(worker, &slot->job, dir, confined.checkpoints, err));
-    MLO_TRY(mlo_confinement_close(worker, dir, &confined, err));
+    MLO_TRY(mlo_confinement_close(slot, dir, &confined, err));
     child.dir = confined.out;
     child.kept[0] = confined.checkpoints;
     child.kept[1] = confined.kernels;
@@ -513,6 +546,7 @@ static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashe
     if (status == MLO_OK && slot->job.exclusive && json_is_object(json_object_get(result, "report")))
         json_object_set_new(json_object_get(result, "report"), "load", mlo_load_end(&load));
     mlo_machine_unlock(&lock);
+    slot->final = late && recipes_time;
     MLO_TRY(status);
     MLO_TRY(deliver(slot, confined.out, result, started_us, err));
 out:
@@ -570,7 +604,8 @@ static void conclude(struct mlo_slot *slot, enum mlo_status status, bool crashed
     } else {
         log_end(slot, MLO_LOG_WARN, "job failed", error);
         mlo_error_where(error, "step '%s'", slot->job.step);
-        report_failure(slot, error, MLO_ATTEMPT_FAILED, crashed || mlo_status_info(status)->retry);
+        report_failure(slot, error, MLO_ATTEMPT_FAILED,
+                       !slot->final && (crashed || mlo_status_info(status)->retry));
     }
 }
 
@@ -583,6 +618,7 @@ void mlo_attempt_run(struct mlo_slot *slot)
     slot->fraction = slot->sent_fraction = 0;
     slot->cost = (struct mlo_cost){.cpu_s = 0};
     slot->sent_ns = 0;
+    slot->final = false;
     slot->message[0] = '\0';
     mlo_job_log_begin(&slot->log, slot->worker->o.db, &slot->job);
     log_end(slot, MLO_LOG_INFO, "job claimed", NULL);

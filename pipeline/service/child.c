@@ -271,6 +271,14 @@ static enum mlo_status look_at_usage(const struct mlo_child *child, pid_t pid, s
     return MLO_OK;
 }
 
+static enum mlo_status late(const struct mlo_child *child, struct mlo_error *err)
+{
+    *child->out_of_time = true;
+    mlo_error_set(err, MLO_ETIMEOUT, "the step did not end within %u s", child->max_s);
+    mlo_error_hint(err, "%s", child->time_hint);
+    return MLO_ETIMEOUT;
+}
+
 static enum mlo_status supervise(const struct mlo_child *child, pid_t pid, int fd, int stderr_fd,
                                  int *wait_status, struct mlo_error *err)
 {
@@ -294,7 +302,7 @@ static enum mlo_status supervise(const struct mlo_child *child, pid_t pid, int f
         if (status == MLO_OK)
             status = look_at_usage(child, pid, &next, err);
         if (status == MLO_OK && deadline_ns && mlo_clock_ns() > deadline_ns)
-            status = mlo_error_set(err, MLO_ETIMEOUT, "the step did not end within %u s", child->max_s);
+            status = late(child, err);
     }
     *wait_status = end_group(pid, child->cpu_s);
     if (open)

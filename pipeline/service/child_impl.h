@@ -23,8 +23,10 @@ struct mlo_child {
      * does not help. */
     uint64_t max_memory_bytes, max_scratch_bytes;
     unsigned max_tasks;
-    uint32_t max_s; /* wall time; 0: none */
-    double *cpu_s;  /* gets what it and the processes that it waited for used, when it was started */
+    uint32_t max_s;        /* wall time; 0: none */
+    bool *out_of_time;     /* gets true when that is over */
+    const char *time_hint; /* says who set it */
+    double *cpu_s;         /* gets what it and the processes that it waited for used, when it was started */
     mlo_child_watch_fn *watch;
     mlo_child_progress_fn *progress;
     mlo_child_log_fn *log; /* or NULL */

@@ -74,11 +74,22 @@ static void add_inputs(struct paths *paths, const char *in)
         fts_close(walk);
 }
 
-enum mlo_status mlo_confinement_init(struct mlo_worker *worker, const struct mlo_job *job, const char *dir,
+/* Which GPUs CUDA lets it see: its own; without one, none. The sandbox keeps the others' devices from it. */
+static const char *visible_gpus(const struct mlo_slot *slot, struct mlo_arena *arena)
+{
+    const char *text = "CUDA_VISIBLE_DEVICES=";
+    for (int i = 0; text && i < slot->gpu_count; i++)
+        text = mlo_arena_printf(arena, "%s%s%s", text, i ? "," : "",
+                                slot->worker->gpus.items[slot->gpus[i]].uuid);
+    return text;
+}
+
+enum mlo_status mlo_confinement_init(const struct mlo_slot *slot, const char *dir,
                                      struct mlo_confinement *out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    long long project = job->project;
+    const struct mlo_worker *worker = slot->worker;
+    long long project = slot->job.project;
     *out = (struct mlo_confinement){.arena = mlo_arena_new()};
     if (!out->arena)
         return mlo_error_nomem(err);
@@ -86,12 +97,12 @@ enum mlo_status mlo_confinement_init(struct mlo_worker *worker, const struct mlo
     out->out = mlo_arena_printf(out->arena, "%s/out", dir);
     out->checkpoints = mlo_arena_printf(out->arena, "%s/checkpoints/%lld", work, project);
     out->kernels = mlo_arena_printf(out->arena, "%s/kernels/%lld", work, project);
-    const char *env[] = {mlo_arena_printf(out->arena, "HOME=%s", out->out),
-                         mlo_arena_printf(out->arena, "TMPDIR=%s", temp),
-                         mlo_arena_printf(out->arena, "XDG_CACHE_HOME=%s", out->kernels)};
+    const char *env[] = {
+        mlo_arena_printf(out->arena, "HOME=%s", out->out), mlo_arena_printf(out->arena, "TMPDIR=%s", temp),
+        mlo_arena_printf(out->arena, "XDG_CACHE_HOME=%s", out->kernels), visible_gpus(slot, out->arena)};
     for (size_t i = 0; i < MLO_COUNT(env); i++)
         out->env[i] = env[i];
-    if (!temp || !out->out || !out->checkpoints || !out->kernels || !env[0] || !env[1] || !env[2])
+    if (!temp || !out->out || !out->checkpoints || !out->kernels || !env[0] || !env[1] || !env[2] || !env[3])
         return mlo_error_nomem(err);
     if (worker->o.max_scratch_bytes) { /* jobs that failed by it leave what they wrote there */
         mlo_kept_trim(out->checkpoints, worker->o.max_scratch_bytes / 2);
@@ -104,10 +115,12 @@ out:
     return status;
 }
 
-enum mlo_status mlo_confinement_close(struct mlo_worker *worker, const char *dir, struct mlo_confinement *c,
+enum mlo_status mlo_confinement_close(const struct mlo_slot *slot, const char *dir, struct mlo_confinement *c,
                                       struct mlo_error *err)
 {
-    struct paths programs = {.arena = c->arena}, inputs = {.arena = c->arena}, folders = {.arena = c->arena};
+    const struct mlo_worker *worker = slot->worker;
+    struct paths programs = {.arena = c->arena}, inputs = {.arena = c->arena}, folders = {.arena = c->arena},
+                 gpus = {.arena = c->arena};
     const char *in = mlo_arena_printf(c->arena, "%s/in", dir);
     if (!in)
         return mlo_error_nomem(err);
@@ -119,10 +132,12 @@ enum mlo_status mlo_confinement_close(struct mlo_worker *worker, const char *dir
     add(&folders, c->checkpoints);
     add(&folders, c->kernels);
     add_all(&folders, worker->o.allow_write);
-    if (programs.failed || inputs.failed || folders.failed)
+    for (int i = 0; i < slot->gpu_count; i++)
+        add(&gpus, worker->gpus.items[slot->gpus[i]].node);
+    if (programs.failed || inputs.failed || folders.failed || gpus.failed)
         return mlo_error_nomem(err);
     const struct mlo_sandbox_rules rules = {
-        .programs = programs.items, .inputs = inputs.items, .folders = folders.items, .gpus = false};
+        .programs = programs.items, .inputs = inputs.items, .folders = folders.items, .gpus = gpus.items};
     return mlo_sandbox_new(&rules, &c->sandbox, err);
 }
 

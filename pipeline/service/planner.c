@@ -39,9 +39,11 @@ const struct mlo_sql MLO_PLANNER_SQL[] = {
     [S_INSERT_JOB] =
         {"planner_insert_job",
          "insert into job (run, project, position, name, step, kind, target, exclusive, state, priority, "
-         "  spec, input, ready_at, derivation) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, "
-         "  case when $9 = 'ready' then clock_timestamp() end, $13) returning id",
-         13},
+         "  spec, input, ready_at, derivation, memory_bytes, disk_bytes, gpus, gpu, timeout_s, estimated) "
+         "values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, "
+         "  case when $9 = 'ready' then clock_timestamp() end, $13, $14, $15, $16::integer, $17, "
+         "  nullif($18::integer, 0), $19::text[]) returning id",
+         19},
     [S_INSERT_DEP] = {"planner_insert_dep", "insert into job_dep (job, needs) values ($1, $2)", 2},
     /* of the newest 500 of the step: those on a model of half to twice the size */
     [S_HISTORY] = {"planner_history",
@@ -66,6 +68,8 @@ struct planned_job {
     char name[96];
     const char *target;
     int needs; /* position of the job before; -1: none */
+    struct mlo_needs resources;
+    bool no_memory, no_disk; /* nobody said how much: estimated */
 };
 
 struct plan {
@@ -250,6 +254,12 @@ static enum mlo_status plan_jobs(const struct mlo_recipe *recipe, struct plan *p
             job->step = step;
             job->target = needed_target(step, recipe->target);
             job->needs = plan->job_count - 1;
+            job->resources = mlo_needs_over(&recipe->needs, &recipe->steps[i].needs);
+            job->no_memory = !job->resources.memory_bytes;
+            job->no_disk = !job->resources.disk_bytes;
+            mlo_needs_estimate(step->name, (uint64_t)MLO_MAX(plan->source_bytes, 0), &job->resources);
+            if (mlo_str_starts(job->target, "cuda") && job->resources.gpus == 0)
+                job->resources.gpus = 1;
             if (step->kind == MLO_STEP_DERIVE)
                 plan->variant = recipe->name;
             snprintf(job->name, sizeof job->name, "%s%s%.60s", step->name,
@@ -289,15 +299,32 @@ out:
 
 /* --- showing ------------------------------------------------------------------------------------------- */
 
+static json_t *needs_json(const struct planned_job *job)
+{
+    const struct mlo_needs *n = &job->resources;
+    json_t *estimated = json_array();
+    if (job->no_memory)
+        json_array_append_new(estimated, json_string("memory"));
+    if (job->no_disk)
+        json_array_append_new(estimated, json_string("disk"));
+    json_t *out = json_pack("{s:I, s:I, s:i, s:s?, s:o}", "memory_bytes", (json_int_t)n->memory_bytes,
+                            "disk_bytes", (json_int_t)n->disk_bytes, "gpus", n->gpus, "gpu",
+                            n->gpu[0] ? n->gpu : NULL, "estimated", estimated);
+    if (out)
+        json_object_set_new(out, "timeout_s", n->timeout_s ? json_integer(n->timeout_s) : json_null());
+    return out;
+}
+
 static json_t *job_json(const struct planned_job *job, int position)
 {
     json_t *needs = json_array();
     if (job->needs >= 0)
         json_array_append_new(needs, json_integer(job->needs));
-    return json_pack("{s:i, s:s, s:s, s:s, s:s, s:O, s:o, s:b}", "position", position, "name", job->name,
+    return json_pack("{s:i, s:s, s:s, s:s, s:s, s:O, s:o, s:b, s:o}", "position", position, "name", job->name,
                      "step", job->step->name, "kind",
                      job->step->kind == MLO_STEP_DERIVE ? "derive" : "observe", "target", job->target,
-                     "options", job->recipe_step->options, "needs", needs, "cached", 0);
+                     "options", job->recipe_step->options, "needs", needs, "cached", 0, "resources",
+                     needs_json(job));
 }
 
 /* Adds "estimate_s", the median of what the step took on models of about this size, and "estimate_of", of how
@@ -490,6 +517,15 @@ static enum mlo_status insert_job(struct mlo_db_conn *conn, const struct submit 
     mlo_param_text(&p, mlo_buf_str(&text));
     mlo_param_digest(&p, job->needs >= 0 ? NULL : derive ? &plan->source_input : &plan->source);
     mlo_param_digest(&p, has_key ? &key : NULL);
+    mlo_param_i64(&p, (int64_t)job->resources.memory_bytes);
+    mlo_param_i64(&p, (int64_t)job->resources.disk_bytes);
+    mlo_param_i64(&p, job->resources.gpus);
+    mlo_param_text(&p, job->resources.gpu[0] ? job->resources.gpu : NULL);
+    mlo_param_i64(&p, job->resources.timeout_s);
+    mlo_param_text(&p, job->no_memory && job->no_disk ? "{memory,disk}"
+                       : job->no_memory               ? "{memory}"
+                       : job->no_disk                 ? "{disk}"
+                                                      : "{}");
     MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_INSERT_JOB], &p, &rows, err));
     ids[position] = mlo_rows_i64(&rows, 0, 0);
     if (job->needs >= 0) {

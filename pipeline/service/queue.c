@@ -20,9 +20,10 @@ enum {
     S_RETRY,
     S_FAIL,
     S_RUN_ACTOR,
+    S_GPUS,
 };
 
-/* Columns of queue_claim (migrations/0017_fairness.sql). */
+/* Columns of queue_claim (migrations/0026_needs.sql). */
 enum {
     C_ID,
     C_RUN,
@@ -47,11 +48,20 @@ enum {
     C_ATTEMPTS,
     C_CLAIMS,
     C_DERIVATION,
+    C_NEXT_STEP, /* not read */
+    C_NEXT_SPEC,
+    C_MEMORY,
+    C_DISK,
+    C_GPUS,
+    C_GPU,
+    C_TIMEOUT,
 };
 
 const struct mlo_sql MLO_QUEUE_SQL[] = {
     [S_CLAIM] = {"queue_claim",
-                 "select * from queue_claim($1, $2::text[], $3::text[], $4, $5, $6::integer, $7)", 7},
+                 "select * from queue_claim($1, $2::text[], $3::text[], $4, $5, $6::integer, $7, "
+                 "$8::text[], $9::bigint, $10::bigint)",
+                 10},
     [S_KEY] = {"queue_key", "update job set derivation = $3 where id = $1 and token = $2::uuid", 3},
     [S_NOTE_KEY] = {"queue_note_key", "update job set derivation = $2 where id = $1 and state = 'ready'", 2},
     [S_SETTLE] = {"queue_settle", "select queue_settle($1::integer)", 1},
@@ -91,6 +101,10 @@ const struct mlo_sql MLO_QUEUE_SQL[] = {
                 "update job set state = 'failed', token = null, lease_until = null, error = $2, "
                 "  finished_at = clock_timestamp() where id = $1",
                 2},
+    [S_GPUS] = {"queue_gpus",
+                "update attempt a set gpu_devices = $3::text[] from job j where j.id = $1 and j.token = "
+                "$2::uuid and a.job = j.id and a.token = j.token",
+                3},
     [S_RUN_ACTOR] = {"queue_run_actor", "select created_by, project from run where id = $1", 1},
 };
 const size_t MLO_QUEUE_SQL_COUNT = MLO_COUNT(MLO_QUEUE_SQL);
@@ -206,6 +220,12 @@ static enum mlo_status read_claimed(const struct mlo_rows *rows, int row, struct
     job->derive = mlo_str_eq(mlo_rows_text(rows, row, C_KIND), "derive");
     job->exclusive = mlo_rows_bool(rows, row, C_EXCLUSIVE);
     job->from_source = mlo_rows_bool(rows, row, C_FROM_SOURCE);
+    job->needs = (struct mlo_needs){.memory_bytes = (uint64_t)mlo_rows_i64(rows, row, C_MEMORY),
+                                    .disk_bytes = (uint64_t)mlo_rows_i64(rows, row, C_DISK),
+                                    .gpus = (int)mlo_rows_i64(rows, row, C_GPUS),
+                                    .timeout_s = (uint32_t)mlo_rows_i64(rows, row, C_TIMEOUT)};
+    const char *gpu = mlo_rows_text(rows, row, C_GPU);
+    snprintf(job->needs.gpu, sizeof job->needs.gpu, "%s", gpu ? gpu : "");
     job->has_labels = mlo_rows_digest(rows, row, C_LABELS, &job->labels);
     MLO_TRY(copy_text(rows, row, C_NAME, &job->name, err));
     MLO_TRY(copy_text(rows, row, C_STEP, &job->step, err));
@@ -279,6 +299,14 @@ static enum mlo_status settle_key(struct mlo_db *db, const struct mlo_job *job, 
     return put_back(db, job, err);
 }
 
+static void room_param(struct mlo_params *p, const uint64_t *bytes)
+{
+    if (bytes)
+        mlo_param_i64(p, (int64_t)MLO_MIN(*bytes, (uint64_t)INT64_MAX));
+    else
+        mlo_param_null(p);
+}
+
 static enum mlo_status claim_rows(struct mlo_db *db, const struct mlo_claimer *claimer, int wanted,
                                   struct mlo_rows *rows, struct mlo_error *err)
 {
@@ -291,10 +319,14 @@ static enum mlo_status claim_rows(struct mlo_db *db, const struct mlo_claimer *c
     mlo_param_text(&p, claimer->worker);
     mlo_param_text(&p, claimer->targets);
     mlo_param_text(&p, claimer->gpus ? claimer->gpus : "{}");
-    mlo_param_i64(&p, claimer->memory_bytes ? (int64_t)claimer->memory_bytes : INT64_MAX);
-    mlo_param_i64(&p, claimer->disk_bytes ? (int64_t)claimer->disk_bytes : INT64_MAX);
+    const uint64_t *most[] = {&claimer->memory_bytes, &claimer->disk_bytes}, any = INT64_MAX;
+    for (size_t i = 0; i < MLO_COUNT(most); i++)
+        room_param(&p, *most[i] ? most[i] : &any);
     mlo_param_i64(&p, wanted);
     mlo_param_i64(&p, claimer->lease_ms);
+    mlo_param_text(&p, claimer->free_gpus);
+    room_param(&p, claimer->free_memory_bytes);
+    room_param(&p, claimer->free_disk_bytes);
     for (int i = 0; i < TRIES; i++) {
         status = mlo_db_exec(conn, &MLO_QUEUE_SQL[S_CLAIM], &p, rows, err);
         if (status == MLO_OK || (status != MLO_EEXISTS && !mlo_db_retryable(conn)))
@@ -421,6 +453,26 @@ enum mlo_status mlo_queue_progress(struct mlo_db *db, const struct mlo_job *job,
 {
     struct beat beat = {.job = job, .fraction = fraction, .message = message};
     return mlo_service_pool_tx(db, progress_tx, &beat, err);
+}
+
+enum mlo_status mlo_queue_tell_gpus(struct mlo_db *db, const struct mlo_job *job, const char *devices,
+                                    struct mlo_error *err)
+{
+    struct mlo_db_conn *conn;
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    enum mlo_status status = mlo_db_acquire(db, &conn, err);
+    if (status != MLO_OK)
+        return status;
+    mlo_param_i64(&p, job->id);
+    mlo_param_text(&p, job->token);
+    mlo_param_text(&p, devices);
+    status = mlo_db_exec(conn, &MLO_QUEUE_SQL[S_GPUS], &p, &rows, err);
+    if (status == MLO_OK && mlo_rows_affected(&rows) == 0)
+        status = mlo_check_token(conn, job->id, job->token, err);
+    mlo_rows_clear(&rows);
+    mlo_db_release(conn);
+    return status;
 }
 
 /* --- failure ------------------------------------------------------------------------------------------- */

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "pipeline/service/service_impl.h"
+#include "pipeline/service/waits_impl.h"
 
 enum { S_RUN, S_JOBS, S_LIST, S_EVENTS, S_RUN_STATE, S_QUEUE, S_TARGETS, S_WORKERS };
 
@@ -44,6 +44,10 @@ const struct mlo_sql MLO_READS_SQL[] = {
     [S_JOBS] =
         {"reads_jobs",
          "select j.id, j.position, j.name, j.step, j.kind, j.target, "
+         "  json_build_object('memory_bytes', j.memory_bytes, 'disk_bytes', j.disk_bytes, 'gpus', "
+         "job_gpus(j.gpus, j.gpu), 'gpu', j.gpu, 'timeout_s', j.timeout_s, 'estimated', "
+         "to_json(j.estimated)) "
+         "    as resources, "
          "  case j.state when 'waiting' then 'blocked' when 'ready' then 'queued' when 'reused' then "
          "'succeeded' "
          "    else j.state end as state, "
@@ -58,7 +62,8 @@ const struct mlo_sql MLO_READS_SQL[] = {
                                     "  (select coalesce(json_agg(json_build_object('number', a.number, "
                                     "'worker', a.worker, "
                                     "'started_at', " UTC("a.started_at") ", 'ended_at', " UTC(
-                                        "a.ended_at") ", 'outcome', a.outcome, 'error', a.error::json) "
+                                        "a.ended_at") ", 'outcome', a.outcome, 'gpus', a.gpu_devices, "
+                                                      "'error', a.error::json) "
                                                       "    order by a.number), '[]') from attempt a where "
                                                       "a.job = j.id) as attempts "
                                                       "from job j where j.run = $1 order by j.position",
@@ -96,6 +101,11 @@ const struct mlo_sql MLO_READS_SQL[] = {
          "  case when w.state <> 'stopped' and not (" ALIVE ") then 'lost' else w.state end as state, "
          "  w.machine_class, to_json(w.targets) as capabilities, w.slots, w.started_at, "
          "  w.last_seen_at, w.wish, w.wish_by, w.wish_at, w.wish_reason, to_json(w.lacking) as lacking, "
+         "  w.memory_bytes, w.disk_bytes, (select coalesce(json_agg(json_build_object('uuid', g->>'uuid', "
+         "    'model', g->>'model', 'memory_bytes', (g->>'memory_bytes')::bigint, 'job', (select min(j.id) "
+         "      from job j join attempt a on a.job = j.id and a.number = j.claims where j.state = 'running' "
+         "      and j.worker = w.id and g->>'uuid' = any(a.gpu_devices)))), '[]') "
+         "    from json_array_elements(w.gpus::json) g) as gpus, "
          "  (select min(j.id) from job j where j.state = 'running' and j.worker = w.id) as job, "
          "  (select coalesce(json_agg(json_build_object('id', j.id, 'run', j.run, 'step', j.step) "
          "    order by j.id), '[]') from job j where j.state = 'running' and j.worker = w.id) as jobs "
@@ -136,6 +146,7 @@ enum mlo_status mlo_run_get(struct mlo_db_conn *conn, int64_t project, int64_t r
     p = (struct mlo_params)MLO_PARAMS_INIT;
     mlo_param_i64(&p, run);
     MLO_TRY(read_all(conn, S_JOBS, &p, &jobs, err));
+    MLO_TRY(mlo_waits_of_run(conn, run, jobs, err));
     json_t *value = json_array_get(runs, 0);
     if (json_object_set(value, "jobs", jobs) < 0)
         status = mlo_error_nomem(err);
@@ -221,16 +232,19 @@ out:
 enum mlo_status mlo_queue_overview(struct mlo_db_conn *conn, json_t **out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    json_t *rows = NULL, *targets = NULL;
+    json_t *rows = NULL, *targets = NULL, *stuck = NULL;
     MLO_TRY(read_all(conn, S_QUEUE, NULL, &rows, err));
     MLO_TRY(read_all(conn, S_TARGETS, NULL, &targets, err));
-    if (json_object_set(json_array_get(rows, 0), "targets", targets) < 0)
+    MLO_TRY(mlo_queue_stuck(conn, &stuck, err));
+    if (json_object_set(json_array_get(rows, 0), "targets", targets) < 0 ||
+        json_object_set(json_array_get(rows, 0), "stuck", stuck) < 0)
         status = mlo_error_nomem(err);
     else
         *out = json_incref(json_array_get(rows, 0));
 out:
     json_decref(rows);
     json_decref(targets);
+    json_decref(stuck);
     return status;
 }
 

@@ -85,10 +85,11 @@ static const char *const system_inputs[] = {"/etc/ld.so.cache",
                                             NULL};
 static const char *const system_devices[] = {"/dev/null",   "/dev/zero",    "/dev/full",
                                              "/dev/random", "/dev/urandom", NULL};
-static const char *const gpu_devices[] = {"/dev/nvidiactl",      "/dev/nvidia-uvm",  "/dev/nvidia-uvm-tools",
-                                          "/dev/nvidia-modeset", "/dev/nvidia-caps", NULL};
+static const char *const driver_devices[] = {"/dev/nvidiactl",        "/dev/nvidia-uvm",
+                                             "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset",
+                                             "/dev/nvidia-caps",      NULL};
 
-enum { FIRST_FD = 64, GPUS_MAX = 64 }; /* away from what a new process puts in its first places */
+enum { FIRST_FD = 64 }; /* away from what a new process puts in its first places */
 
 struct mlo_sandbox {
     int ruleset_fd; /* -1: the kernel has no Landlock */
@@ -127,17 +128,6 @@ static enum mlo_status allow_all(int ruleset, uint64_t handled, const char *cons
     return status;
 }
 
-static enum mlo_status allow_gpus(int ruleset, uint64_t handled, struct mlo_error *err)
-{
-    enum mlo_status status = allow_all(ruleset, handled, gpu_devices, ON_GPUS, err);
-    for (int i = 0; status == MLO_OK && i < GPUS_MAX; i++) {
-        char path[32];
-        snprintf(path, sizeof path, "/dev/nvidia%d", i);
-        status = allow(ruleset, handled, path, ON_GPUS, err);
-    }
-    return status;
-}
-
 static enum mlo_status make_ruleset(const struct mlo_sandbox_rules *rules, int *out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -159,8 +149,10 @@ static enum mlo_status make_ruleset(const struct mlo_sandbox_rules *rules, int *
                  {rules->programs, ON_PROGRAMS}, {rules->inputs, ON_INPUTS}, {rules->folders, ON_FOLDERS}};
     for (size_t i = 0; i < MLO_COUNT(lists); i++)
         MLO_TRY(allow_all(fd, attr.files, lists[i].paths, lists[i].rights, err));
-    if (rules->gpus)
-        MLO_TRY(allow_gpus(fd, attr.files, err));
+    if (rules->gpus && rules->gpus[0]) { /* the driver shares its own among all */
+        MLO_TRY(allow_all(fd, attr.files, driver_devices, ON_GPUS, err));
+        MLO_TRY(allow_all(fd, attr.files, rules->gpus, ON_GPUS, err));
+    }
     *out = fd;
     fd = -1;
 out:

@@ -28,7 +28,7 @@ struct mlo_sandbox_rules {
     const char *const *programs; /* files and folders to read, and to run programs from */
     const char *const *inputs;   /* to read */
     const char *const *folders;  /* to read, write, make and remove in */
-    bool gpus;                   /* the NVIDIA driver's devices */
+    const char *const *gpus;     /* devices of GPUs, for itself alone, beside those of the driver */
 };
 
 /* Prepares what mlo_sandbox_enter does; yours (mlo_sandbox_free). What the kernel has not is left out. */

@@ -34,9 +34,10 @@ MLO_MUST_USE enum mlo_status mlo_run_submit(struct mlo_db_conn *conn, const stru
 
 /* What mlo_run_submit would do, without doing it: {"variant","target","datasets":{role: {"name","version",
  * "digest"}},"jobs":[{"position","name","step","kind","target","needs":[position…],"derivation"?,"cached",
- * "estimate_s","estimate_of"}],"estimate_s"}: medians of what the step took on models of about this size
- * (null: it never did), of how many, and their sum over what is not cached. "derivation" and "cached" are
- * known where the inputs are (the whole chain, when it is cached). */
+ * "resources":{"memory_bytes","disk_bytes","gpus","gpu","timeout_s","estimated" (of memory and disk: from the
+ * model's size)}, "estimate_s","estimate_of"}],"estimate_s"}: medians of what the step took on models of
+ * about this size (null: it never did), of how many, and their sum over what is not cached. "derivation" and
+ * "cached" are known where the inputs are (the whole chain, when it is cached). */
 MLO_MUST_USE enum mlo_status mlo_run_plan(struct mlo_db_conn *conn, const struct mlo_run_request *request,
                                           json_t **out, struct mlo_error *err);
 
@@ -88,7 +89,9 @@ void mlo_usage_csv(struct mlo_buf *out, const char *project, const json_t *month
  * A run, "Runs" there. In "jobs", state is blocked (needs others) | queued | running | succeeded | failed |
  * cancelled, with "reused": true on one whose derivation was known; more members: "position", "name",
  * "target", "max_attempts", "seconds", "needs":[position…], "derivation", "input", "output" (digests or
- * null), "report" (the step's), "attempts":[{"number","worker","started_at","ended_at","outcome","error"}].
+ * null), "report" (the step's), "attempts":[{"number","worker","started_at","ended_at","outcome","gpus"
+ * (UUIDs, null: none),"error"}], "resources":{"memory_bytes","disk_bytes","gpus","gpu","timeout_s",
+ * "estimated"}, "waits" (why a queued job is not taken; null: its turn comes).
  * The run has "datasets" {role: {"name","version","digest"}}, "event_seq" (its ETag), "jobs_total",
  * "jobs_done" and "recipe_text" (canonical). MLO_ENOTFOUND when the project (0: any) has no such run. */
 MLO_MUST_USE enum mlo_status mlo_run_get(struct mlo_db_conn *conn, int64_t project, int64_t run, json_t **out,
@@ -121,15 +124,22 @@ MLO_MUST_USE enum mlo_status mlo_run_log(struct mlo_db_conn *conn, int64_t run, 
                                          struct mlo_error *err);
 
 /* {"queued","running","blocked","failed","oldest_queued_s", "expired" (leases), "workers" (active),
- *  "targets":[{"target","queued","workers"}]}: what is queued, and whether anybody can take it. */
+ *  "targets":[{"target","queued","workers"}], "stuck":[{"queued","job","run","target","memory_bytes",
+ *  "disk_bytes","gpus","gpu","estimated","waits"}]}: what is queued, and whether anybody can take it. */
 MLO_MUST_USE enum mlo_status mlo_queue_overview(struct mlo_db_conn *conn, json_t **out,
                                                 struct mlo_error *err);
+
+/* [{"queued","job","run" (the first of them),"target","memory_bytes","disk_bytes","gpus","gpu","estimated",
+ * "waits"}]: the kinds of queued jobs that no worker can take, oldest first, and why. */
+MLO_MUST_USE enum mlo_status mlo_queue_stuck(struct mlo_db_conn *conn, json_t **out, struct mlo_error *err);
 
 /* {"items":[{"name" (id, one per process
  * start),"host","pid","state":"active"|"paused"|"draining"|"stopped"|"lost",
  *  "machine_class","capabilities":[targets],"slots","started_at","last_seen_at","job": id|null,
  *  "jobs":[{"id","run","step"}],"wish":"run"|"pause"|"drain","wish_by","wish_at","wish_reason" (null: nobody
- * asked), "lacking":[layers of isolation]}],"next":null}: those of the last day, newest first. */
+ * asked), "lacking":[layers of isolation],"memory_bytes","disk_bytes" (that a job can have
+ * there), "gpus":[{"uuid","model","memory_bytes","job": that has it, or null}]}],"next":null}: those of the
+ * last day, newest first. */
 MLO_MUST_USE enum mlo_status mlo_worker_list(struct mlo_db_conn *conn, json_t **out, struct mlo_error *err);
 
 /* What somebody wants of a worker. Within about a second it claims no more jobs (paused), or leaves when
@@ -169,6 +179,8 @@ struct mlo_worker_options {
     uint32_t poll_ms;           /* fallback to the notification; 0: 1,000 */
     uint32_t drain_ms;   /* how long running jobs may go on after the stop flag; then they are handed back */
     uint32_t backoff_ms; /* before the second attempt, doubled for each further one; 0: 1,000 */
+    uint64_t memory_bytes;      /* for all of its jobs together; 0: that of the control group or machine */
+    const char *gpu_inventory;  /* a file in place of the driver, for tests (gpus_impl.h); NULL: the driver */
     uint64_t max_memory_bytes;  /* of a job: address space of each process, memory of all; 0: no limit */
     uint32_t max_job_s;         /* wall time of an attempt; 0: no limit */
     uint64_t max_scratch_bytes; /* of a job's scratch folder; 0: no limit */

@@ -8,11 +8,11 @@
 extern const struct mlo_sql MLO_QUEUE_SQL[], MLO_COMPLETION_SQL[], MLO_PLANNER_SQL[], MLO_READS_SQL[],
     MLO_RUNS_SQL[], MLO_WORKER_SQL[], MLO_INPUTS_SQL[], MLO_ATTEST_SQL[], MLO_REPRODUCE_SQL[],
     MLO_CONTROL_SQL[], MLO_JOB_LOG_SQL[], MLO_REQUEUE_SQL[], MLO_SHARES_SQL[], MLO_TX_SQL[],
-    MLO_METRICS_SQL[];
+    MLO_METRICS_SQL[], MLO_WAITS_SQL[];
 extern const size_t MLO_QUEUE_SQL_COUNT, MLO_COMPLETION_SQL_COUNT, MLO_PLANNER_SQL_COUNT, MLO_READS_SQL_COUNT,
     MLO_RUNS_SQL_COUNT, MLO_WORKER_SQL_COUNT, MLO_INPUTS_SQL_COUNT, MLO_ATTEST_SQL_COUNT,
     MLO_REPRODUCE_SQL_COUNT, MLO_CONTROL_SQL_COUNT, MLO_JOB_LOG_SQL_COUNT, MLO_REQUEUE_SQL_COUNT,
-    MLO_SHARES_SQL_COUNT, MLO_TX_SQL_COUNT, MLO_METRICS_SQL_COUNT;
+    MLO_SHARES_SQL_COUNT, MLO_TX_SQL_COUNT, MLO_METRICS_SQL_COUNT, MLO_WAITS_SQL_COUNT;
 
 /* --- transactions (tx.c) ------------------------------------------------------------------------------- */
 
@@ -54,6 +54,7 @@ struct mlo_job {
     struct mlo_digest decision;
     bool has_labels; /* the version has a label file */
     struct mlo_digest labels;
+    struct mlo_needs needs;  /* with the estimates; the timeout is the recipe's */
     struct mlo_error broken; /* set when it cannot run at all: the attempt fails with it */
 };
 void mlo_job_clear(struct mlo_job *job);
@@ -73,13 +74,17 @@ struct mlo_claimer {
     const char *worker;
     const char *targets; /* PostgreSQL array literal: {any,cpu} */
     uint32_t lease_ms;
-    const char *gpus;                  /* models, array literal; NULL: none */
-    uint64_t memory_bytes, disk_bytes; /* of a job; 0: as much as it wants */
+    const char *gpus;                  /* the model of each, array literal; NULL: none */
+    uint64_t memory_bytes, disk_bytes; /* that a job can have there; 0: as much as it wants */
+    const char *free_gpus;             /* of those GPUs, what no job has; NULL: all */
+    const uint64_t *free_memory_bytes, *free_disk_bytes; /* the same; for all that are claimed together */
 };
 /* Takes up to `wanted` ready jobs that the claimer can do, by share, priority and age (docs/queue.md), and
- * fills jobs[0] to jobs[*count - 1], each yours (mlo_job_clear). *count is 0 when there is none. One that
- * cannot be read fails, and one that the database kept from being prepared is handed back; the others are
- * yours even so, and the failure is the status only where there are none. */
+ * that have room side by side in what is free. A large one whose turn it is and that has room only once
+ * others have ended keeps those behind it from taking what it waits for. It fills jobs[0] to jobs[*count -
+ * 1], each yours (mlo_job_clear). *count is 0 when there is none. One that cannot be read fails, and one that
+ * the database kept from being prepared is handed back; the others are yours even so, and the failure is the
+ * status only where there are none. */
 MLO_MUST_USE enum mlo_status mlo_queue_claim(struct mlo_db *db, const struct mlo_claimer *claimer,
                                              struct mlo_job *jobs, int wanted, int *count,
                                              struct mlo_error *err);
@@ -92,6 +97,10 @@ MLO_MUST_USE enum mlo_status mlo_queue_beat(struct mlo_db *db, const struct mlo_
 /* Writes progress, and an event of it. As mlo_queue_beat. */
 MLO_MUST_USE enum mlo_status mlo_queue_progress(struct mlo_db *db, const struct mlo_job *job, double fraction,
                                                 const char *message, struct mlo_error *err);
+
+/* Notes which GPUs (array literal of UUIDs) the attempt runs on. As mlo_queue_beat. */
+MLO_MUST_USE enum mlo_status mlo_queue_tell_gpus(struct mlo_db *db, const struct mlo_job *job,
+                                                 const char *devices, struct mlo_error *err);
 
 /* What an attempt used. */
 struct mlo_cost {

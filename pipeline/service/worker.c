@@ -12,15 +12,16 @@ enum { S_REGISTER, S_TOUCH, S_FORGET, S_IDLE, S_WISH };
 
 const struct mlo_sql MLO_WORKER_SQL[] = {
     [S_REGISTER] = {"worker_register",
-                    "insert into worker (id, host, pid, machine_class, targets, slots, state, lacking) "
-                    "values ($1, $2, $3, $4, $5::text[], $6, 'active', $7::text[]) "
+                    "insert into worker (id, host, pid, machine_class, targets, slots, state, lacking, "
+                    "  memory_bytes, disk_bytes, gpus) "
+                    "values ($1, $2, $3, $4, $5::text[], $6, 'active', $7::text[], $8, $9, $10) "
                     "on conflict do nothing", /* the answer to the first may have got lost */
-                    7},
+                    10},
     [S_TOUCH] =
         {"worker_touch",
-         "update worker set state = $2, last_seen_at = clock_timestamp() "
+         "update worker set state = $2, last_seen_at = clock_timestamp(), disk_bytes = $3 "
          "where id = $1 and set_config('lock_timeout', '1s', true) is not null", /* beats wait for it */
-         2},
+         3},
     [S_FORGET] = {"worker_forget", "delete from worker where last_seen_at < now() - interval '7 days'", 0},
     [S_IDLE] = {"worker_idle", "select not exists (select from job where state in ('ready', 'running'))", 0},
     [S_WISH] = {"worker_wish", "select wish from worker where id = $1", 1},
@@ -30,6 +31,7 @@ const size_t MLO_WORKER_SQL_COUNT = MLO_COUNT(MLO_WORKER_SQL);
 enum { WATCH_STOP_MS = 100, SWEEP_EVERY_MS = 500, TOUCH_EVERY_MS = 5000, PATIENCE_MIN_MS = 1000 };
 
 #define MS_NS 1000000ull
+#define LARGE ((uint64_t)1 << 30)
 #define CACHE_BYTES ((uint64_t)16 << 30)
 
 /* The flag is set from a signal handler or from another thread. */
@@ -97,10 +99,18 @@ static void end_lease(struct mlo_slot *slot)
 static enum mlo_status claim_for_all(struct mlo_slot *mine, struct mlo_error *err)
 {
     struct mlo_worker *worker = mine->worker;
-    const struct mlo_claimer claimer = {
-        .worker = worker->id, .targets = mlo_buf_str(&worker->targets), .lease_ms = worker->o.lease_ms};
-    uint64_t now = mlo_clock_ns();
+    uint64_t now = mlo_clock_ns(), free_memory, free_disk;
     int idle = 1, count = 0;
+    mlo_room_offer(worker, &free_memory, &free_disk);
+    const struct mlo_claimer claimer = {.worker = worker->id,
+                                        .targets = mlo_buf_str(&worker->targets),
+                                        .lease_ms = worker->o.lease_ms,
+                                        .gpus = mlo_buf_str(&worker->models),
+                                        .memory_bytes = mlo_room_memory_of_job(worker),
+                                        .disk_bytes = mlo_room_disk_of_job(worker),
+                                        .free_gpus = mlo_buf_str(&worker->free_models),
+                                        .free_memory_bytes = &free_memory,
+                                        .free_disk_bytes = &free_disk};
     worker->idle[0] = mine;
     for (unsigned i = 0; i < worker->o.slots; i++) {
         struct mlo_slot *slot = &worker->slots[i];
@@ -110,9 +120,18 @@ static enum mlo_status claim_for_all(struct mlo_slot *mine, struct mlo_error *er
         pthread_mutex_unlock(&slot->lock);
     }
     enum mlo_status status = mlo_queue_claim(worker->o.db, &claimer, worker->claimed, idle, &count, err);
+    /* who asks for a model first: what is left does for the others */
+    for (int named = 1; named >= 0; named--)
+        for (int i = 0; i < count; i++)
+            if ((worker->claimed[i].needs.gpu[0] != '\0') == (named == 1))
+                mlo_room_give(worker->idle[i], &worker->claimed[i]);
+    mlo_gpus_unhold(&worker->gpus);
     for (int i = 0; i < count; i++)
         begin_lease(worker->idle[i], &worker->claimed[i], now);
-    if (count > 1)
+    bool large = false; /* it may have kept others out that have room elsewhere */
+    for (int i = 0; i < count; i++)
+        large = large || worker->claimed[i].needs.gpus > 0 || worker->claimed[i].needs.memory_bytes >= LARGE;
+    if (count > 1 || (large && idle > 1))
         wake_all(worker);
     return status;
 }
@@ -139,7 +158,8 @@ static void *slot_main(void *arg)
         complained = status != MLO_OK;
         if (found) {
             mlo_attempt_run(slot);
-            end_lease(slot);
+            mlo_room_take(slot);
+            end_lease(slot); /* only now can another slot claim for it */
         } else if (more) {
             wait_for_work(worker, seen);
         }
@@ -261,6 +281,7 @@ static void touch(struct mlo_worker *worker, const char *state, struct mlo_db_co
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_text(&p, worker->id);
     mlo_param_text(&p, state);
+    mlo_param_i64(&p, (int64_t)MLO_MIN(mlo_room_disk_of_job(worker), (uint64_t)INT64_MAX));
     enum mlo_status status = *conn ? mlo_db_exec(*conn, &MLO_WORKER_SQL[S_TOUCH], &p, NULL, &error)
                                    : on_conn(worker, S_TOUCH, &p, NULL, &error);
     if (status != MLO_OK)
@@ -404,6 +425,10 @@ static enum mlo_status register_worker(struct mlo_worker *worker, const volatile
     char class_name[256] = "";
     struct mlo_params p = MLO_PARAMS_INIT;
     enum mlo_status status;
+    json_t *gpus = mlo_gpus_json(&worker->gpus);
+    struct mlo_buf text = MLO_BUF_INIT;
+    mlo_json_canonical(gpus, &text);
+    json_decref(gpus);
     mlo_machine_class(class_name, sizeof class_name);
     mlo_param_text(&p, worker->id);
     mlo_param_text(&p, worker->host);
@@ -412,6 +437,9 @@ static enum mlo_status register_worker(struct mlo_worker *worker, const volatile
     mlo_param_text(&p, mlo_buf_str(&worker->targets));
     mlo_param_i64(&p, worker->o.slots);
     mlo_param_text(&p, mlo_buf_str(&worker->lacking));
+    mlo_param_i64(&p, (int64_t)mlo_room_memory_of_job(worker));
+    mlo_param_i64(&p, (int64_t)mlo_room_disk_of_job(worker));
+    mlo_param_text(&p, mlo_buf_str(&text));
     for (bool told = false;; told = true) {
         status = on_conn(worker, S_REGISTER, &p, NULL, err);
         if (status == MLO_OK || !mlo_status_info(status)->retry || told_to_stop(stop))
@@ -423,6 +451,7 @@ static enum mlo_status register_worker(struct mlo_worker *worker, const volatile
     struct mlo_error error = {0};
     if (status == MLO_OK && on_conn(worker, S_FORGET, NULL, NULL, &error) != MLO_OK) /* the next one does */
         mlo_log_error(MLO_LOG_DEBUG, "cannot forget old workers", &error);
+    mlo_buf_clear(&text);
     return told_to_stop(stop) ? MLO_OK : status;
 }
 
@@ -523,6 +552,10 @@ static void worker_clear(struct mlo_worker *worker)
     free(worker->cache_dir);
     mlo_buf_clear(&worker->targets);
     mlo_buf_clear(&worker->lacking);
+    mlo_buf_clear(&worker->models);
+    mlo_buf_clear(&worker->free_models);
+    mlo_gpus_unhold(&worker->gpus);
+    free(worker->gpu_dir);
     mlo_scratch_close(worker);
     pthread_cond_destroy(&worker->wake);
     pthread_mutex_destroy(&worker->claiming);
@@ -534,7 +567,11 @@ enum mlo_status mlo_worker_run(const struct mlo_worker_options *options, const v
 {
     enum mlo_status status = MLO_OK;
     struct mlo_db_conn *none = NULL;
-    struct mlo_worker worker = {.scratch_fd = -1, .targets = MLO_BUF_INIT, .lacking = MLO_BUF_INIT};
+    struct mlo_worker worker = {.scratch_fd = -1,
+                                .targets = MLO_BUF_INIT,
+                                .lacking = MLO_BUF_INIT,
+                                .models = MLO_BUF_INIT,
+                                .free_models = MLO_BUF_INIT};
     MLO_TRY(worker_init(&worker, options, err));
     MLO_TRY(mlo_fs_mkdirs(worker.o.work_dir, err));
     if (!(worker.work_dir = realpath(worker.o.work_dir, NULL))) { /* a step has another working folder */
@@ -546,6 +583,7 @@ enum mlo_status mlo_worker_run(const struct mlo_worker_options *options, const v
         status = mlo_error_nomem(err);
         goto out;
     }
+    MLO_TRY(mlo_room_find(&worker, err));
     MLO_TRY(tell_isolation(&worker, err));
     MLO_TRY(mlo_scratch_open(&worker, err));
     MLO_TRY(register_worker(&worker, stop, err));

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "pipeline/service/gpus_impl.h"
 #include "pipeline/service/job_log_impl.h"
 #include "pipeline/service/sandbox_impl.h"
 #include "pipeline/service/service_impl.h"
@@ -13,6 +14,7 @@ struct mlo_worker {
     struct mlo_worker_options o; /* with the defaults filled in */
     char id[160];                /* host-pid-random: one per process start */
     char host[128];
+    char *gpu_dir;                                  /* where the locks of GPUs are */
     char *exe, *work_dir, *scratch_dir, *cache_dir; /* absolute; scratch_dir: of this worker */
     int scratch_fd;                                 /* its lock: held as long as we live */
     struct mlo_buf targets;                         /* array literal */
@@ -27,14 +29,18 @@ struct mlo_worker {
     pthread_mutex_t claiming; /* of what follows: one slot claims for all that are idle */
     struct mlo_slot **idle;   /* room for all slots */
     struct mlo_job *claimed;  /* the same */
+    struct mlo_gpus gpus;
+    uint64_t memory_bytes;              /* for all of its jobs together */
+    struct mlo_buf models, free_models; /* of GPUs; array literals */
 };
 
 struct mlo_slot {
     struct mlo_worker *worker;
     pthread_t thread;
     bool started;
-    bool assigned, gone;  /* under worker->claiming: it has a job that it has not begun; it takes no more */
-    pthread_mutex_t lock; /* of what follows: the heartbeat comes from the main thread */
+    bool assigned, gone; /* under worker->claiming: it has a job that it has not begun; it takes no more */
+    int gpus[MLO_GPUS_MAX], gpu_count; /* of worker->gpus, the job's; changed under worker->claiming */
+    pthread_mutex_t lock;              /* of what follows: the heartbeat comes from the main thread */
     bool busy;
     struct mlo_job job;
     enum mlo_status taken; /* MLO_ELEASE or MLO_ECANCELLED once the job is not ours any more */
@@ -46,6 +52,7 @@ struct mlo_slot {
     double fraction, sent_fraction;
     char message[200];
     uint64_t sent_ns;
+    bool final; /* what it failed with does not pass: the time that its recipe gives was over */
 };
 
 /* Runs the slot's claimed job to its end, whatever that is: completed, failed, handed back or lost. */
@@ -64,10 +71,9 @@ struct mlo_confinement {
     struct mlo_sandbox *sandbox;
     const char *env[8];
 };
-MLO_MUST_USE enum mlo_status mlo_confinement_init(struct mlo_worker *worker, const struct mlo_job *job,
-                                                  const char *dir, struct mlo_confinement *out,
-                                                  struct mlo_error *err);
-MLO_MUST_USE enum mlo_status mlo_confinement_close(struct mlo_worker *worker, const char *dir,
+MLO_MUST_USE enum mlo_status mlo_confinement_init(const struct mlo_slot *slot, const char *dir,
+                                                  struct mlo_confinement *out, struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_confinement_close(const struct mlo_slot *slot, const char *dir,
                                                    struct mlo_confinement *c, struct mlo_error *err);
 void mlo_confinement_clear(struct mlo_confinement *c);
 
@@ -94,6 +100,24 @@ MLO_MUST_USE enum mlo_status mlo_attest_completion(struct mlo_worker *worker, co
 
 /* Removes what was written longest ago until the folder has no more bytes (kept.c). */
 void mlo_kept_trim(const char *folder, uint64_t max_bytes);
+/* What this machine has (room.c): memory that processes of our control group may take, physical memory where
+ * it has no limit; what is free on the disk of a folder. */
+uint64_t mlo_room_memory(void);
+uint64_t mlo_room_disk(const char *dir);
+/* Finds the memory and GPUs that the worker offers. */
+MLO_MUST_USE enum mlo_status mlo_room_find(struct mlo_worker *worker, struct mlo_error *err);
+/* What a job can have there, when it is alone. */
+uint64_t mlo_room_memory_of_job(const struct mlo_worker *worker);
+uint64_t mlo_room_disk_of_job(struct mlo_worker *worker);
+/* What is free: no memory and disk that a running job was given, whether it uses them yet or not; in
+ * worker->free_models the GPUs that no job of this machine has, held until mlo_gpus_unhold. Under
+ * worker->claiming, as what follows. */
+void mlo_room_offer(struct mlo_worker *worker, uint64_t *memory, uint64_t *disk);
+/* Gives the slot the GPUs that its job was claimed with; without them the job is broken. */
+void mlo_room_give(struct mlo_slot *slot, struct mlo_job *job);
+/* Takes them back once the job's process has ended, however it did. Takes worker->claiming. */
+void mlo_room_take(struct mlo_slot *slot);
+
 /* Makes this worker's scratch folder, and removes those that dead workers left (scratch.c). */
 MLO_MUST_USE enum mlo_status mlo_scratch_open(struct mlo_worker *worker, struct mlo_error *err);
 void mlo_scratch_close(struct mlo_worker *worker);

@@ -4,8 +4,8 @@
 #include "base/yaml.h"
 #include "pipeline/steps/steps.h"
 
-static const char *const TOP_KEYS[] = {"name",  "target", "data",       "postprocess",
-                                       "steps", "expect", "description"};
+static const char *const TOP_KEYS[] = {"name",   "target",      "data",  "postprocess", "steps",
+                                       "expect", "description", "needs", "timeout"};
 static const char *const DATA_KEYS[] = {"calibrate", "select", "evaluate"};
 static const char *const TARGETS[] = {"any", "cpu", "cpu:avx2", "cpu:avx512", "cpu:avx512-vnni"};
 
@@ -86,6 +86,48 @@ static bool valid_name(const char *name)
            strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789-_.") == n;
 }
 
+/* One of the keys that say what a job needs, of the recipe or of a step. */
+static enum mlo_status read_need(struct reader *r, const struct mlo_yaml *node, const char *path,
+                                 struct mlo_needs *out)
+{
+    json_t *value = mlo_yaml_to_json(node);
+    enum mlo_status status =
+        value ? mlo_needs_set(out, node->key, path, value, r->err) : mlo_error_nomem(r->err);
+    json_decref(value);
+    return at_line(r, status, node->key_line);
+}
+
+/* "needs" and "timeout" of a map; `at` is "" for the recipe's, "steps[1]." for a step's. */
+static enum mlo_status read_needs(struct reader *r, const struct mlo_yaml *map, const char *at,
+                                  struct mlo_needs *out)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_yaml *needs = mlo_yaml_get(map, "needs"), *timeout = mlo_yaml_get(map, "timeout");
+    char path[96];
+    *out = MLO_NEEDS_INIT;
+    snprintf(path, sizeof path, "%stimeout", at);
+    if (timeout)
+        MLO_TRY(read_need(r, timeout, path, out));
+    if (!needs)
+        return MLO_OK;
+    if (needs->kind != MLO_YAML_MAP) {
+        status = bad(r, needs->line, "'%sneeds' must say what a job needs", at);
+        mlo_error_hint(r->err, "write for example \"needs: {memory: 8GB, disk: 20GB, gpus: 1, gpu: H100}\"");
+        goto out;
+    }
+    size_t count;
+    const char *const *known = mlo_needs_keys(&count);
+    MLO_TRY(check_keys(r, needs, known, count));
+    for (const struct mlo_yaml *m = needs->first; m; m = m->next) {
+        snprintf(path, sizeof path, "%sneeds.%.40s", at, m->key);
+        MLO_TRY(read_need(r, m, path, out));
+    }
+    snprintf(path, sizeof path, "%sneeds", at);
+    status = at_line(r, mlo_needs_check(out, path, r->err), needs->key_line);
+out:
+    return status;
+}
+
 static enum mlo_status read_header(struct reader *r, const struct mlo_yaml *root)
 {
     enum mlo_status status = MLO_OK;
@@ -127,6 +169,7 @@ static enum mlo_status read_header(struct reader *r, const struct mlo_yaml *root
     }
     if ((node = mlo_yaml_get(root, "postprocess")))
         MLO_TRY(read_text(r, node, &r->recipe->postprocess));
+    MLO_TRY(read_needs(r, root, "", &r->recipe->needs));
 out:
     return status;
 }
@@ -227,6 +270,20 @@ enum mlo_status mlo_recipe_check_data(const struct mlo_recipe *recipe, struct ml
     return MLO_OK;
 }
 
+/* The member of a step's map that is the step: all but what it needs. NULL unless it is one. */
+static const struct mlo_yaml *step_member(const struct mlo_yaml *item)
+{
+    const struct mlo_yaml *step = NULL;
+    for (const struct mlo_yaml *m = item->first; m; m = m->next) {
+        if (strcmp(m->key, "needs") == 0 || strcmp(m->key, "timeout") == 0)
+            continue;
+        if (step)
+            return NULL;
+        step = m;
+    }
+    return step;
+}
+
 static enum mlo_status read_step(struct reader *r, const struct mlo_yaml *item)
 {
     enum mlo_status status = MLO_OK;
@@ -235,11 +292,12 @@ static enum mlo_status read_step(struct reader *r, const struct mlo_yaml *item)
     json_t *given = NULL;
     if (item->kind == MLO_YAML_SCALAR) {
         name = item->text;
-    } else if (item->kind == MLO_YAML_MAP && item->count == 1) {
-        options = item->first;
+    } else if (item->kind == MLO_YAML_MAP && (options = step_member(item))) {
         name = options->key;
     } else {
-        return bad(r, item->line, "a step is written \"- name: {options}\"");
+        status = bad(r, item->line, "a step is written \"- name: {options}\"");
+        mlo_error_hint(r->err, "beside it may stand \"needs: {memory: 8GB}\" and \"timeout: 2h\"");
+        return status;
     }
     const struct mlo_step *step = mlo_step_find(name);
     if (!step)
@@ -262,9 +320,12 @@ static enum mlo_status read_step(struct reader *r, const struct mlo_yaml *item)
         at_line(r, status, option_line(options, r->err, item->line));
         goto out;
     }
+    char at[32];
+    snprintf(at, sizeof at, "steps[%zu].", r->recipe->step_count);
     slot->name = step->name;
     slot->line = item->line;
     r->recipe->step_count++;
+    MLO_TRY(read_needs(r, item, at, &slot->needs));
     MLO_TRY(needs_data(r, slot));
     MLO_TRY(select_apart(r, slot));
 out:
@@ -333,21 +394,36 @@ out:
     return status;
 }
 
+/* Adds what was said of needs to the recipe's or a step's object. */
+static bool put_needs(json_t *object, const struct mlo_needs *needs)
+{
+    json_t *said = mlo_needs_json(needs);
+    bool ok = said && (json_object_size(said) == 0 || json_object_set(object, "needs", said) == 0);
+    json_decref(said);
+    return ok &&
+           (!needs->timeout_s || json_object_set_new(object, "timeout", json_integer(needs->timeout_s)) == 0);
+}
+
 static enum mlo_status make_canonical(struct mlo_recipe *recipe, struct mlo_error *err)
 {
+    bool whole = true;
     json_t *data = json_object(), *steps = json_array(), *expect = json_array();
     const char *const datasets[] = {recipe->calibrate, recipe->select, recipe->evaluate};
     for (size_t i = 0; i < MLO_COUNT(DATA_KEYS); i++)
         if (datasets[i])
             json_object_set_new(data, DATA_KEYS[i], json_string(datasets[i]));
-    for (size_t i = 0; i < recipe->step_count; i++)
-        json_array_append_new(steps, json_pack("{s:O}", recipe->steps[i].name, recipe->steps[i].options));
+    for (size_t i = 0; i < recipe->step_count; i++) {
+        json_t *step = json_pack("{s:O}", recipe->steps[i].name, recipe->steps[i].options);
+        whole = whole && step && put_needs(step, &recipe->steps[i].needs);
+        json_array_append_new(steps, step);
+    }
     for (size_t i = 0; i < recipe->expect_count; i++)
         json_array_append_new(expect, json_string(recipe->expect[i].text));
     json_t *canonical = json_pack("{s:s,s:s,s:o,s:o,s:o}", "name", recipe->name, "target", recipe->target,
                                   "data", data, "steps", steps, "expect", expect);
-    if (!canonical || (recipe->postprocess && json_object_set_new(canonical, "postprocess",
-                                                                  json_string(recipe->postprocess)) != 0)) {
+    whole = whole && canonical && put_needs(canonical, &recipe->needs);
+    if (!whole || (recipe->postprocess &&
+                   json_object_set_new(canonical, "postprocess", json_string(recipe->postprocess)) != 0)) {
         json_decref(canonical);
         return mlo_error_nomem(err);
     }
@@ -435,9 +511,25 @@ static enum mlo_status set_postprocess(struct mlo_recipe *recipe, const char *na
     return none || recipe->postprocess ? make_canonical(recipe, err) : mlo_error_nomem(err);
 }
 
+/* needs.KEY=VALUE and timeout=VALUE. */
+static enum mlo_status set_need(struct mlo_recipe *recipe, const char *key, const json_t *value,
+                                struct mlo_error *err)
+{
+    char path[80];
+    struct mlo_needs needs = recipe->needs;
+    bool timeout = strcmp(key, "timeout") == 0;
+    snprintf(path, sizeof path, "%s%.60s", timeout ? "" : "needs.", key);
+    enum mlo_status status = mlo_needs_set(&needs, key, path, value, err);
+    if (status == MLO_OK)
+        status = mlo_needs_check(&needs, "needs", err);
+    if (status == MLO_OK)
+        recipe->needs = needs;
+    return status;
+}
+
 enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment, struct mlo_error *err)
 {
-    static const char POSTPROCESS[] = "postprocess=";
+    static const char POSTPROCESS[] = "postprocess=", TIMEOUT[] = "timeout=";
     if (mlo_str_starts(assignment, POSTPROCESS))
         return set_postprocess(recipe, assignment + strlen(POSTPROCESS), err);
     enum mlo_status status = MLO_OK;
@@ -448,20 +540,29 @@ enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment
     bool found = false;
     if (!arena)
         return mlo_error_nomem(err);
-    if (!dot || !equals || dot > equals || (size_t)(dot - assignment) >= sizeof step ||
-        (size_t)(equals - dot) > sizeof key) {
+    bool timeout = mlo_str_starts(assignment, TIMEOUT);
+    if (!timeout && (!dot || !equals || dot > equals || (size_t)(dot - assignment) >= sizeof step ||
+                     (size_t)(equals - dot) > sizeof key)) {
         status = mlo_error_set(err, MLO_EINVAL, "'%s' is no setting", assignment);
         mlo_error_hint(err, "write STEP.OPTION=VALUE, such as quantize.calibrator=percentile, "
-                            "data.ROLE=DATASET, or postprocess=MODEL");
+                            "data.ROLE=DATASET, needs.memory=8GB, timeout=2h, or postprocess=MODEL");
         goto out;
     }
-    snprintf(step, sizeof step, "%.*s", (int)(dot - assignment), assignment);
-    snprintf(key, sizeof key, "%.*s", (int)(equals - dot - 1), dot + 1);
+    snprintf(step, sizeof step, "%.*s", timeout ? 0 : (int)(dot - assignment), assignment);
+    snprintf(key, sizeof key, "%.*s", timeout ? (int)(equals - assignment) : (int)(equals - dot - 1),
+             timeout ? assignment : dot + 1);
     struct mlo_yaml *node;
     MLO_TRY(mlo_yaml_parse(arena, equals + 1, strlen(equals + 1), assignment, &node, err));
     value = mlo_yaml_to_json(node);
     if (strcmp(step, "data") == 0) {
         MLO_TRY(set_data(recipe, key, value, err));
+        found = true;
+    } else if (timeout || strcmp(step, "needs") == 0) {
+        if (!value) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+        MLO_TRY(set_need(recipe, key, value, err));
         found = true;
     }
     for (size_t i = 0; i < recipe->step_count; i++) {

@@ -5,6 +5,7 @@
 
 #include "passes/passes.h"
 #include "pipeline/measure/measure.h"
+#include "pipeline/steps/needs.h"
 
 /* Names the numerics that may enter an artifact's bytes; part of every derivation. */
 #define MLO_NUMERICS_ID "invariant-1"
@@ -15,9 +16,10 @@
  */
 
 struct mlo_recipe_step {
-    const char *name; /* of the step table */
-    json_t *options;  /* resolved: every option present */
-    int line;         /* in the recipe's text */
+    const char *name;       /* of the step table */
+    json_t *options;        /* resolved: every option present */
+    struct mlo_needs needs; /* its own: what it says nothing of, the recipe's hold (mlo_needs_over) */
+    int line;               /* in the recipe's text */
 };
 
 /* A parsed, checked recipe; all memory in its arena. */
@@ -29,6 +31,7 @@ struct mlo_recipe {
         *postprocess; /* a model between outputs and metrics, for all roles; NULL: what datasets name */
     struct mlo_recipe_step *steps;
     size_t step_count;
+    struct mlo_needs needs;       /* of each job of it that says nothing else; enters no derivation */
     struct mlo_condition *expect; /* base/condition.h */
     size_t expect_count;
     json_t *canonical; /* the whole, resolved: its canonical text is the recipe's identity */
@@ -40,7 +43,8 @@ MLO_MUST_USE enum mlo_status mlo_recipe_parse(const char *text, size_t size, con
                                               struct mlo_recipe **out, struct mlo_error *err);
 void mlo_recipe_free(struct mlo_recipe *recipe);
 /* Sets one option before anything runs, "quantize.calibrator=percentile", or a dataset,
- * "data.calibrate=shop/calibration", or "postprocess=shop/decode@2" ("none": without). */
+ * "data.calibrate=shop/calibration", or "postprocess=shop/decode@2" ("none": without), or what its jobs need,
+ * "needs.memory=8GB" and "timeout=2h", where a step says nothing else. */
 MLO_MUST_USE enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment,
                                             struct mlo_error *err);
 /* What settings may have undone: every role that a step needs is there, what selects does not evaluate, and a

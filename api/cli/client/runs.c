@@ -52,14 +52,20 @@ static enum mlo_status show_run(const struct mlo_cli *cli, const json_t *run, st
     {
         char id[24];
         const json_t *error = json_object_get(row, "error");
+        const char *waits = mlo_json_str(row, "waits", NULL);
+        struct mlo_buf text = MLO_BUF_INIT;
+        if (waits)
+            mlo_buf_printf(&text, "waits: %s", waits);
         snprintf(id, sizeof id, "%lld", (long long)mlo_json_i64(row, "id", 0));
         snprintf(progress, sizeof progress, "%.0f%%", 100 * mlo_json_f64(row, "progress", 0));
         snprintf(attempt, sizeof attempt, "%lld", (long long)mlo_json_i64(row, "attempt", 0));
         mlo_table_row(&table, id, mlo_json_str(row, "step", ""),
                       mlo_json_bool(row, "reused", false) ? "reused" : mlo_json_str(row, "state", ""),
                       progress, attempt, mlo_json_str(row, "worker", ""),
-                      json_is_object(error) ? mlo_json_str(error, "message", "")
-                                            : mlo_json_str(row, "message", ""));
+                      waits                   ? mlo_buf_str(&text)
+                      : json_is_object(error) ? mlo_json_str(error, "message", "")
+                                              : mlo_json_str(row, "message", ""));
+        mlo_buf_clear(&text);
     }
     MLO_TRY(mlo_table_print_take(&table, err));
     json_array_foreach(json_object_get(run, "expectations"), i, row)

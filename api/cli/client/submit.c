@@ -325,22 +325,38 @@ static const char *seconds_text(const json_t *row, char out[48])
     return out;
 }
 
+static const char *needs_text(const json_t *resources, char *out, size_t size)
+{
+    char memory[32], gpus[64] = "", limit[32] = "";
+    int64_t count = mlo_json_i64(resources, "gpus", 0), timeout_s = mlo_json_i64(resources, "timeout_s", 0);
+    const char *gpu = mlo_json_str(resources, "gpu", NULL);
+    if (count)
+        snprintf(gpus, sizeof gpus, ", %lld %s", (long long)count, gpu ? gpu : count == 1 ? "GPU" : "GPUs");
+    if (timeout_s)
+        snprintf(limit, sizeof limit, ", %lld s at most", (long long)timeout_s);
+    snprintf(out, size, "%s%s%s", mlo_str_size((uint64_t)mlo_json_i64(resources, "memory_bytes", 0), memory),
+             gpus, limit);
+    return out;
+}
+
 static enum mlo_status print_plan(const json_t *plan, struct mlo_error *err)
 {
     struct mlo_table table;
     const json_t *row;
     size_t i;
     char seconds[48], runs[24];
-    mlo_table_init(&table, "job>|step|kind|needs|known|takes about>|of runs>|derivation");
+    mlo_table_init(&table, "job>|step|kind|on|needs|known|takes about>|of runs>|derivation");
     json_array_foreach(json_object_get(plan, "jobs"), i, row)
     {
-        char position[24], derivation[24];
+        char position[24], derivation[24], needs[96];
         snprintf(position, sizeof position, "%lld", (long long)mlo_json_i64(row, "position", 0));
         snprintf(runs, sizeof runs, "%lld", (long long)mlo_json_i64(row, "estimate_of", 0));
         snprintf(derivation, sizeof derivation, "%.19s", mlo_json_str(row, "derivation", ""));
         mlo_table_row(&table, position, mlo_json_str(row, "step", ""), mlo_json_str(row, "kind", ""),
-                      mlo_json_str(row, "target", ""), mlo_json_bool(row, "cached", false) ? "cached" : "",
-                      seconds_text(row, seconds), runs, derivation);
+                      mlo_json_str(row, "target", ""),
+                      needs_text(json_object_get(row, "resources"), needs, sizeof needs),
+                      mlo_json_bool(row, "cached", false) ? "cached" : "", seconds_text(row, seconds), runs,
+                      derivation);
     }
     enum mlo_status status = mlo_table_print_take(&table, err);
     if (status == MLO_OK)

@@ -11,6 +11,26 @@ static void join(const json_t *list, struct mlo_buf *out)
         mlo_buf_printf(out, "%s%s", i ? " " : "", json_string_value(item));
 }
 
+/* "H100 (job 12) H100" */
+static void gpus_text(const json_t *gpus, struct mlo_buf *out)
+{
+    const json_t *gpu;
+    size_t i;
+    json_array_foreach((json_t *)gpus, i, gpu)
+    {
+        int64_t job = mlo_json_i64(gpu, "job", 0);
+        mlo_buf_printf(out, "%s%s", i ? " " : "", mlo_json_str(gpu, "model", ""));
+        if (job)
+            mlo_buf_printf(out, " (job %lld)", (long long)job);
+    }
+}
+
+static const char *size_text(const json_t *row, const char *key, char out[32])
+{
+    int64_t bytes = mlo_json_i64(row, key, -1);
+    return bytes < 0 ? NULL : mlo_str_size((uint64_t)bytes, out);
+}
+
 static enum mlo_status list_workers(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -18,7 +38,7 @@ static enum mlo_status list_workers(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_table table;
     json_t *workers = NULL, *row;
     size_t i;
-    mlo_table_init(&table, "worker|state|jobs>|seen|isolation lacks|asked by|why");
+    mlo_table_init(&table, "worker|state|jobs>|memory>|disk>|GPUs|seen|isolation lacks|asked by|why");
     MLO_TRY(mlo_client_open(cli, &client, err));
     MLO_TRY(mlo_client_list(client, "/v1/workers", 0, &workers, err));
     if (cli->json) {
@@ -27,15 +47,19 @@ static enum mlo_status list_workers(struct mlo_cli *cli, struct mlo_error *err)
     }
     json_array_foreach(workers, i, row)
     {
-        char jobs[48], seen[32];
-        struct mlo_buf lacking = MLO_BUF_INIT;
+        char jobs[48], seen[32], memory[32], disk[32];
+        struct mlo_buf lacking = MLO_BUF_INIT, gpus = MLO_BUF_INIT;
+        gpus_text(json_object_get(row, "gpus"), &gpus);
         join(json_object_get(row, "lacking"), &lacking);
         snprintf(jobs, sizeof jobs, "%zu/%lld", json_array_size(json_object_get(row, "jobs")),
                  (long long)mlo_json_i64(row, "slots", 0));
         mlo_table_row(&table, mlo_json_str(row, "name", ""), mlo_json_str(row, "state", ""), jobs,
-                      mlo_client_time(row, "last_seen_at", seen), lacking.len ? mlo_buf_str(&lacking) : NULL,
-                      mlo_json_str(row, "wish_by", NULL), mlo_json_str(row, "wish_reason", NULL));
+                      size_text(row, "memory_bytes", memory), size_text(row, "disk_bytes", disk),
+                      gpus.len ? mlo_buf_str(&gpus) : NULL, mlo_client_time(row, "last_seen_at", seen),
+                      lacking.len ? mlo_buf_str(&lacking) : NULL, mlo_json_str(row, "wish_by", NULL),
+                      mlo_json_str(row, "wish_reason", NULL));
         mlo_buf_clear(&lacking);
+        mlo_buf_clear(&gpus);
     }
     MLO_TRY(mlo_table_print_take(&table, err));
 out:

@@ -131,7 +131,7 @@ static enum mlo_status worker_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_db *db = NULL;
     struct mlo_blob_store *blobs = NULL;
     const char *targets[16] = {NULL}, *readable[16] = {NULL}, *writable[16] = {NULL}, *work_dir = NULL;
-    int64_t slots, threads, lease_s, drain_s, memory_mb, scratch_mb, cache_mb, tasks, job_s;
+    int64_t slots, threads, lease_s, drain_s, memory_mb, all_mb, scratch_mb, cache_mb, tasks, job_s;
     struct sigaction action = {.sa_handler = on_stop};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
@@ -142,6 +142,7 @@ static enum mlo_status worker_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_cli_int(cli, "lease", 15, 1, 3600, &lease_s, err));
     MLO_TRY(mlo_cli_int(cli, "drain", 10, 0, 86400, &drain_s, err));
     MLO_TRY(mlo_cli_int(cli, "max-memory", 0, 1, 1 << 30, &memory_mb, err));
+    MLO_TRY(mlo_cli_int(cli, "memory", 0, 1, 1 << 30, &all_mb, err));
     MLO_TRY(mlo_cli_int(cli, "max-job-time", 0, 1, 1 << 30, &job_s, err));
     MLO_TRY(mlo_cli_int(cli, "max-scratch", 0, 1, 1 << 30, &scratch_mb, err));
     MLO_TRY(mlo_cli_int(cli, "cache", 0, 1, 1 << 30, &cache_mb, err));
@@ -164,6 +165,8 @@ static enum mlo_status worker_run(struct mlo_cli *cli, struct mlo_error *err)
         .threads = (unsigned)threads,
         .lease_ms = (uint32_t)lease_s * 1000u,
         .drain_ms = (uint32_t)drain_s * 1000u,
+        .memory_bytes = (uint64_t)all_mb << 20,
+        .gpu_inventory = mlo_cli_opt(cli, "gpu-inventory"),
         .max_memory_bytes = (uint64_t)memory_mb << 20,
         .max_job_s = (uint32_t)job_s,
         .max_scratch_bytes = (uint64_t)scratch_mb << 20,
@@ -256,6 +259,9 @@ static const struct mlo_cli_option worker_options[] = {
     {"target", 0, "T", "a further target that it offers", NULL, true},
     {"lease", 0, "S", "a job is another's when its worker was silent so long (15)"},
     {"drain", 0, "S", "when stopped, running jobs may go on so long (10)"},
+    {"memory", 0, "MB",
+     "what its jobs may need together (the control group's limit, or the machine's memory)"},
+    {"gpu-inventory", 0, "FILE", "for tests: GPUs that are not there, as JSON, in place of the driver's"},
     {"max-memory", 0, "MB", "address space of each of a job's processes, and memory of all (no limit)"},
     {"max-scratch", 0, "MB", "a job's scratch folder (no limit)"},
     {"cache", 0, "MB", "blobs of a store of objects, kept in the work dir for the next job (16384)"},

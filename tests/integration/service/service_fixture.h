@@ -253,6 +253,25 @@ static inline json_t *micro_result(const char *dir, const char *step, const char
     return out;
 }
 
+/* "<step>.nodes=A:B": which GPUs it is shown, and which of these files it may write to, as bits. */
+static inline void micro_gpus(const char *model, const char *step, json_t *result)
+{
+    char *nodes = micro_value(model, step, "nodes"), *rest = NULL;
+    const char *shown = getenv("CUDA_VISIBLE_DEVICES");
+    int bit = 1, opened = 0;
+    if (!nodes)
+        return;
+    for (char *node = strtok_r(nodes, ":", &rest); node; node = strtok_r(NULL, ":", &rest), bit *= 2) {
+        int fd = open(node, O_RDWR | O_CLOEXEC);
+        opened |= fd >= 0 ? bit : 0;
+        if (fd >= 0)
+            close(fd);
+    }
+    json_object_set_new(json_object_get(result, "report"), "gpus",
+                        json_pack("{s:s, s:i}", "shown", shown ? shown : "(unset)", "opened", opened));
+    free(nodes);
+}
+
 /* The samples that the job asks for: one of each dataset, of the digest of its role. */
 static inline void micro_samples(const char *dir, const json_t *job, json_t *result)
 {
@@ -343,6 +362,7 @@ static inline int micro_step(const char *dir)
     json_t *result = micro_result(dir, step, text);
     if (result) {
         micro_samples(dir, job, result);
+        micro_gpus(text, step, result);
         micro_signatures(text, job, result);
     }
     enum mlo_status status = mlo_json_save_file(result, out, &err);

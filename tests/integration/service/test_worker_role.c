@@ -65,11 +65,13 @@ static void test_worker_role__has_these_rights(void **state)
         "where relnamespace = 'mlopt'::regnamespace and relkind in ('r', 'p') and "
         "has_column_privilege('mlopt_worker', c.oid, a.attnum, 'update')",
         "attempt.ended_at attempt.error attempt.outcome attempt.cpu_s attempt.gpu_s attempt.read_bytes "
-        "attempt.lease_until attempt.phases "
-        "attempt.written_bytes job.attempts job.claims job.derivation job.error job.finished_at job.input "
+        "attempt.written_bytes attempt.gpu_devices attempt.lease_until attempt.phases job.attempts "
+        "job.claims job.derivation job.error "
+        "job.finished_at job.input "
         "job.lease_until job.message job.not_before job.output job.progress job.ready_at job.result "
         "job.started_at job.state job.token job.worker run.error run.event_seq run.finished_at run.results "
-        "run.started_at run.state run.variant worker.last_seen_at worker.state");
+        "run.started_at run.state run.variant worker.last_seen_at worker.state "
+        "worker.disk_bytes");
     assert_rights(f,
                   "select string_agg(proname, ' ' order by proname) from pg_proc where pronamespace = "
                   "'mlopt'::regnamespace and prorettype <> 'trigger'::regtype and "

@@ -96,6 +96,36 @@ static void test_str__numbers_are_whole_or_nothing(void **state)
     assert_string_equal(mlo_str_size(1200557, text), "1.20 MB");
 }
 
+static void test_str__reads_sizes_and_times(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } sizes[] = {{"8GB", 8000000000}, {"1.5 GiB", 1610612736}, {"512kb", 512000}, {"7B", 7}};
+    static const char *const no_sizes[] = {"",     "8",     "GB",      "8 gigs", "1..5GB",
+                                           "-1GB", "8  GB", "9000PiB", "8GB "};
+    uint64_t value;
+    for (size_t i = 0; i < MLO_COUNT(sizes); i++) {
+        assert_true(mlo_str_to_size(sizes[i].text, &value));
+        assert_true(value == sizes[i].bytes);
+    }
+    for (size_t i = 0; i < MLO_COUNT(no_sizes); i++)
+        assert_false(mlo_str_to_size(no_sizes[i], &value));
+    static const struct {
+        const char *text;
+        uint64_t seconds;
+    } times[] = {{"45s", 45}, {"2h", 7200}, {"1h30m", 5400}, {"2d1s", 172801}};
+    static const char *const no_times[] = {"",    "2",    "h",   "30m1h", "1m1m",
+                                           "2 h", "1.5h", "-1s", "1w",    "9999999999999s"};
+    for (size_t i = 0; i < MLO_COUNT(times); i++) {
+        assert_true(mlo_str_to_seconds(times[i].text, &value));
+        assert_true(value == times[i].seconds);
+    }
+    for (size_t i = 0; i < MLO_COUNT(no_times); i++)
+        assert_false(mlo_str_to_seconds(no_times[i], &value));
+}
+
 static void test_hash__matches_the_standard_vectors(void **state)
 {
     MLO_UNUSED(state);
@@ -512,6 +542,7 @@ int main(void)
         cmocka_unit_test(test_error__keeps_the_innermost_place_and_adds_context),
         cmocka_unit_test(test_error__makes_hostile_names_printable),
         cmocka_unit_test(test_arena__aligns_zeroes_and_runs_cleanups),
+        cmocka_unit_test(test_str__reads_sizes_and_times),
         cmocka_unit_test(test_str__numbers_are_whole_or_nothing),
         cmocka_unit_test(test_hash__matches_the_standard_vectors),
         cmocka_unit_test(test_hash__goes_on_from_a_saved_state),

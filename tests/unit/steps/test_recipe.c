@@ -74,6 +74,112 @@ static void test_recipe__written_differently_is_the_same_recipe(void **state)
     mlo_recipe_free(r);
 }
 
+static void test_recipe__says_what_its_jobs_need(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_recipe *r =
+        parse("name: a\ntimeout: 2h\nneeds: {memory: 8GB, gpus: 2, gpu: nvidia h100}\nsteps:\n"
+              "  - optimize: {}\n    needs: {memory: 1.5GiB, disk: 20 GB, gpus: 0}\n"
+              "  - {benchmark: {}, timeout: 1h30m}\n  - compile: {}\n");
+    struct mlo_needs n = mlo_needs_over(&r->needs, &r->steps[0].needs);
+    assert_true(n.memory_bytes == 1610612736 && n.disk_bytes == 20000000000 && n.timeout_s == 7200);
+    assert_true(n.gpus == 0 && n.gpu[0] == '\0');
+    n = mlo_needs_over(&r->needs, &r->steps[1].needs);
+    assert_true(n.memory_bytes == 8000000000 && n.disk_bytes == 0 && n.timeout_s == 5400 && n.gpus == 2);
+    assert_string_equal(n.gpu, "H100");
+    /* its canonical text says the same */
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_digest a, b;
+    assert_ok(mlo_json_digest(r->canonical, &a, &err));
+    mlo_json_canonical(r->canonical, &text);
+    struct mlo_recipe *again = parse(mlo_buf_str(&text));
+    assert_ok(mlo_json_digest(again->canonical, &b, &err));
+    assert_true(mlo_digest_eq(&a, &b));
+    mlo_recipe_free(again);
+    mlo_buf_clear(&text);
+    assert_ok(mlo_recipe_set(r, "needs.memory=16GB", &err));
+    assert_ok(mlo_recipe_set(r, "timeout=300", &err));
+    assert_true(r->needs.memory_bytes == 16000000000 && r->needs.timeout_s == 300);
+    assert_int_equal(mlo_json_i64(r->canonical, "timeout", 0), 300);
+    assert_int_equal(mlo_recipe_set(r, "needs.gpus=0", &err), MLO_EINVAL); /* of a model, and none */
+    assert_int_equal(mlo_recipe_set(r, "needs.ram=1GB", &err), MLO_EINVAL);
+    mlo_recipe_free(r);
+    /* who says nothing needs nothing that is said: the recipe is the one that it was */
+    r = parse("name: a\nsteps: [optimize]\n");
+    assert_null(json_object_get(r->canonical, "needs"));
+    n = mlo_needs_over(&r->needs, &r->steps[0].needs);
+    assert_true(n.gpus == 0 && !n.memory_bytes && !n.timeout_s);
+    mlo_recipe_free(r);
+}
+
+static void test_recipe__needs_that_mean_nothing_are_refused(void **state)
+{
+    MLO_UNUSED(state);
+    refused("name: a\nneeds: {memory: lots}\nsteps: [optimize]\n", "r.yaml:2: 'needs.memory' must be a size",
+            "8GB");
+    refused("name: a\nneeds: {memory: 8}\nsteps: [optimize]\n", "'needs.memory' must be a size of 1 MB",
+            "8GB");
+    refused("name: a\nneeds:\n  gpu: 4090\nsteps: [optimize]\n", "r.yaml:3: 'needs.gpu' must be the model",
+            "quotes");
+    refused("name: a\nneeds: {gpus: -1}\nsteps: [optimize]\n", "'needs.gpus' must be a whole number",
+            "alone");
+    refused("name: a\nneeds: {gpus: 0, gpu: H100}\nsteps: [optimize]\n", "H100, and wants none",
+            "leave 'gpu' out");
+    refused("name: a\nneeds: {momory: 1GB}\nsteps: [optimize]\n", "unknown key 'momory'",
+            "did you mean 'memory'?");
+    refused("name: a\nneeds: [1]\nsteps: [optimize]\n", "'needs' must say", "memory: 8GB");
+    refused("name: a\ntimeout: 0\nsteps: [optimize]\n", "'timeout' must be a time", "2h");
+    refused("name: a\nsteps:\n  - optimize\n  - compile: {}\n    timeout: soon\n",
+            "r.yaml:5: 'steps[1].timeout' must be a time", "1h30m");
+    refused("name: a\nsteps:\n  - optimize: {}\n    needs: {disk: 1e40GB}\n", "'steps[0].needs.disk' must be",
+            "8GB");
+    refused("name: a\nsteps:\n  - optimize: {}\n    compile: {}\n", "a step is written", "needs: {memory");
+    refused("name: a\nsteps:\n  - needs: {memory: 8GB}\n", "a step is written", "needs: {memory");
+}
+
+static void test_needs__estimates_every_step(void **state)
+{
+    MLO_UNUSED(state);
+    size_t count;
+    const struct mlo_step *const *table = mlo_step_table(&count);
+    for (size_t i = 0; i < count; i++) {
+        struct mlo_needs small = MLO_NEEDS_INIT, large = MLO_NEEDS_INIT, said = MLO_NEEDS_INIT;
+        if (!mlo_needs_known(table[i]->name))
+            fail_msg("nothing says what %s takes", table[i]->name);
+        mlo_needs_estimate(table[i]->name, 1000, &small);
+        mlo_needs_estimate(table[i]->name, 4000000000, &large);
+        assert_true(small.memory_bytes < 200000000 && small.disk_bytes < 100000000);
+        assert_true(large.memory_bytes > 4000000000 && large.disk_bytes >= 4000000000);
+        mlo_needs_estimate(table[i]->name, UINT64_MAX, &large);
+        said.memory_bytes = said.disk_bytes = 5000000;
+        mlo_needs_estimate(table[i]->name, 4000000000, &said);
+        assert_true(said.memory_bytes == 5000000 && said.disk_bytes == 5000000);
+    }
+}
+
+static void test_needs__name_gpus_as_people_do(void **state)
+{
+    MLO_UNUSED(state);
+    static const char *const rows[][2] = {
+        {"NVIDIA H100 80GB HBM3", "H100"},
+        {"NVIDIA A100-SXM4-80GB", "A100"},
+        {"Tesla T4", "T4"},
+        {"NVIDIA GeForce RTX 4090", "RTX-4090"},
+        {"rtx 4090", "RTX-4090"},
+        {"NVIDIA H100 PCIe", "H100"},
+        {"NVIDIA GH200 480GB", "GH200"},
+        {"h200", "H200"},
+        {"NVIDIA", ""},
+    };
+    char out[MLO_GPU_MODEL_SIZE], longest[200];
+    for (size_t i = 0; i < MLO_COUNT(rows); i++)
+        assert_string_equal(mlo_gpu_model(rows[i][0], out), rows[i][1]);
+    memset(longest, 'x', sizeof longest - 1);
+    longest[sizeof longest - 1] = '\0';
+    assert_true(strlen(mlo_gpu_model(longest, out)) < sizeof out);
+}
+
 static void test_recipe__mistakes_name_line_and_nearest_word(void **state)
 {
     MLO_UNUSED(state);
@@ -334,6 +440,10 @@ int main(void)
         cmocka_unit_test(test_recipe__builtin_ones_parse),
         cmocka_unit_test(test_recipe__resolves_every_option),
         cmocka_unit_test(test_recipe__written_differently_is_the_same_recipe),
+        cmocka_unit_test(test_recipe__says_what_its_jobs_need),
+        cmocka_unit_test(test_recipe__needs_that_mean_nothing_are_refused),
+        cmocka_unit_test(test_needs__estimates_every_step),
+        cmocka_unit_test(test_needs__name_gpus_as_people_do),
         cmocka_unit_test(test_recipe__mistakes_name_line_and_nearest_word),
         cmocka_unit_test(test_recipe__select_is_needed_where_a_budget_is_set),
         cmocka_unit_test(test_recipe__bounds_nesting_and_size),
