@@ -468,6 +468,7 @@ const struct mlo_cli_verb mlo_verb_gc = {
     .group = "Service",
     .run = gc_run,
     .options = gc_options,
+    .positional = "",
     .help = "remove the bytes that nothing refers to",
     .detail = "Deletions whose grace period is over become final; then blobs that nothing refers to, and "
               "nobody used\n"
@@ -485,6 +486,7 @@ const struct mlo_cli_verb mlo_verb_fsck = {
     .group = "Service",
     .run = fsck_run,
     .options = fsck_options,
+    .positional = "",
     .help = "compare the blob store with the database, both ways",
     .detail = "Exit code 0: nothing is wrong (any more); 1: something is.\n",
 };
