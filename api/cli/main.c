@@ -40,6 +40,7 @@ static const struct mlo_cli_verb *const verbs[] = {
     &mlo_verb_submit,
     &mlo_verb_runs,
     &mlo_verb_runs_log,
+    &mlo_verb_runs_trace,
     &mlo_verb_cancel,
     &mlo_verb_requeue,
     &mlo_verb_queue_show,

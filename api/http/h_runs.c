@@ -212,6 +212,28 @@ out:
     return status;
 }
 
+enum mlo_status h_run_trace(struct mlo_request *req, struct mlo_error *err)
+{
+    const char *format = mlo_request_query(req, "format");
+    json_t *trace = NULL;
+    int64_t project, run;
+    enum mlo_status status;
+    bool otlp = format && strcmp(format, "otlp") == 0;
+    if (format && format[0] && !otlp && strcmp(format, "json") != 0) {
+        status = mlo_error_set(err, MLO_EINVAL, "there is no format '%.60s'", format);
+        mlo_error_where(err, "query argument 'format'");
+        mlo_error_hint(err, "json or otlp");
+        goto out;
+    }
+    MLO_TRY(run_param(req, &project, &run, err));
+    MLO_TRY(mlo_run_trace(req->conn, project, run, &trace, err));
+    MLO_TRY(
+        mlo_reply_json(req, 200, otlp ? mlo_trace_otlp(trace, MLO_VERSION_TEXT) : json_incref(trace), err));
+out:
+    json_decref(trace);
+    return status;
+}
+
 typedef enum mlo_status run_change_fn(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t run,
                                       const char *reason, struct mlo_error *err);
 

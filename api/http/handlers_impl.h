@@ -21,7 +21,7 @@ mlo_handler_fn h_upload_begin, h_upload_get, h_upload_append, h_upload_finish,
 mlo_handler_fn h_models, h_model, h_version_create, h_versions, h_version, h_variants; /* h_models.c */
 mlo_handler_fn h_evidence, h_lineage, h_variant_artifact, h_variant_report;            /* h_evidence.c */
 mlo_handler_fn h_dataset_create, h_datasets, h_dataset, h_dataset_version;             /* h_datasets.c */
-mlo_handler_fn h_run_create, h_runs, h_run, h_run_events, h_run_log, h_run_cancel, h_run_requeue,
+mlo_handler_fn h_run_create, h_runs, h_run, h_run_events, h_run_log, h_run_trace, h_run_cancel, h_run_requeue,
     h_plan;                                                                           /* h_runs.c */
 mlo_handler_fn h_project_queue, h_project_queue_change, h_usage;                      /* h_queue.c */
 mlo_handler_fn h_stages, h_stage, h_promote, h_rollback, h_history, h_stage_artifact; /* h_stages.c */

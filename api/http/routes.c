@@ -157,6 +157,8 @@ static const struct mlo_route ROUTES[] = {
     READ(P "/runs/{id}/events", h_run_events,
          "What happened in a run after a number, waiting for it if asked to."),
     READ(P "/runs/{id}/log", h_run_log, "What the steps of a run wrote on stderr."),
+    READ(P "/runs/{id}/trace", h_run_trace,
+         "Where a run's time went: waiting, attempts, their phases; as OpenTelemetry's JSON if asked for."),
     POST(P "/runs/{id}/cancel", MLO_SUBMITTER, h_run_cancel, "Cancels a run."),
     POST(P "/runs/{id}/requeue", MLO_SUBMITTER, h_run_requeue, "Takes up a run again that failed."),
 

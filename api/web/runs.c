@@ -201,7 +201,7 @@ static bool has_failed_job(const json_t *run)
 enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_buf *out = &req->out;
-    json_t *run = NULL, *log = NULL, *job;
+    json_t *run = NULL, *log = NULL, *trace = NULL, *job;
     int64_t project, id;
     size_t i;
     char title[64];
@@ -211,6 +211,7 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(mlo_view_run(req->conn, project, id, &run, err));
     MLO_TRY(mlo_run_log(req->conn, id, 0, &log, err));
+    MLO_TRY(mlo_run_trace(req->conn, project, id, &trace, err));
     const char *state = mlo_text(run, "state");
     bool open = strcmp(state, "queued") == 0 || strcmp(state, "running") == 0;
     snprintf(title, sizeof title, "Run #%lld", (long long)id);
@@ -236,7 +237,10 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
         job_row(out, run, job, json_object_get(run, "error"));
     HTML(out, "</tbody></table></div></section>");
     expectations(out, json_object_get(run, "expectations"));
-    HTML(out, "</div>"); /* not live: what somebody opened stays open */
+    HTML(out, "<h2>Time</h2><section class=\"panel\">");
+    mlo_piece_trace(out, trace);
+    HTML(out, "</section></div>"); /* not live: what somebody opened stays open */
+    mlo_piece_trace_table(out, trace);
     logs(out, json_object_get(log, "items"));
     if (open && req->who.role >= MLO_SUBMITTER) {
         change_form(req, id, "cancel", "Cancel this run");
@@ -247,6 +251,7 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
 out:
     json_decref(run);
     json_decref(log);
+    json_decref(trace);
     return status;
 }
 

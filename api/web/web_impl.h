@@ -63,6 +63,10 @@ void mlo_piece_facts(struct mlo_buf *out, const json_t *facts);
 /* Rows of a list of runs (runs.c). */
 void mlo_piece_runs(struct mlo_buf *out, const json_t *items);
 
+/* Where a run's time went, of mlo_run_trace: as a picture, and as a table (trace.c). */
+void mlo_piece_trace(struct mlo_buf *out, const json_t *trace);
+void mlo_piece_trace_table(struct mlo_buf *out, const json_t *trace);
+
 /* The rows of a decision of the gates (gates.c). */
 void mlo_piece_gates(struct mlo_buf *out, const json_t *decision);
 /* What is in quarantine, and what the gates decided last, of a model (gates.c). */

@@ -424,6 +424,7 @@ static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *r
     slot->cost.written_bytes = written_bytes(&completion);
     completion.cost = slot->cost;
     take_signatures(slot, json_object_get(result, "signatures"), &completion);
+    mlo_phases_send(&slot->phases, slot->worker->o.db, &slot->job);
     MLO_TRY(complete(slot, &completion, err));
 out:
     free(envelope);
@@ -529,6 +530,7 @@ static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashe
     };
     json_t *result = NULL;
     int64_t started_us = mlo_clock_utc_us();
+    mlo_phases_next(&slot->phases, "inputs");
     bool recipes_time = set_time(slot, &child);
     MLO_TRY(tell_gpus(slot, err));
     MLO_TRY(mlo_confinement_init(slot, dir, &confined, err));
@@ -540,14 +542,17 @@ static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashe
     child.sandbox = confined.sandbox;
     child.env = confined.env;
     slot->cost.read_bytes = read_bytes(dir);
+    mlo_phases_next(&slot->phases, "turn");
     MLO_TRY(mlo_machine_lock(worker->o.work_dir, slot->job.exclusive, watch, slot, &lock, err));
     mlo_load_begin(&load);
+    mlo_phases_next(&slot->phases, "step");
     status = mlo_child_run(&child, &result, crashed, err);
     if (status == MLO_OK && slot->job.exclusive && json_is_object(json_object_get(result, "report")))
         json_object_set_new(json_object_get(result, "report"), "load", mlo_load_end(&load));
     mlo_machine_unlock(&lock);
     slot->final = late && recipes_time;
     MLO_TRY(status);
+    mlo_phases_next(&slot->phases, "store");
     MLO_TRY(deliver(slot, confined.out, result, started_us, err));
 out:
     mlo_confinement_clear(&confined);
@@ -580,6 +585,7 @@ static void report_failure(struct mlo_slot *slot, struct mlo_error *error, enum 
     };
     struct mlo_error refused = {0}, lease = {0};
     enum mlo_status status;
+    mlo_phases_send(&slot->phases, slot->worker->o.db, &slot->job);
     while ((status = mlo_queue_fail(slot->worker->o.db, &failure, &refused)) != MLO_OK &&
            mlo_status_info(status)->retry && watch_lease(slot, &lease) == MLO_OK)
         mlo_clock_sleep_ms(200);
@@ -619,6 +625,7 @@ void mlo_attempt_run(struct mlo_slot *slot)
     slot->cost = (struct mlo_cost){.cpu_s = 0};
     slot->sent_ns = 0;
     slot->final = false;
+    mlo_phases_begin(&slot->phases);
     slot->message[0] = '\0';
     mlo_job_log_begin(&slot->log, slot->worker->o.db, &slot->job);
     log_end(slot, MLO_LOG_INFO, "job claimed", NULL);

@@ -116,6 +116,21 @@ MLO_MUST_USE enum mlo_status mlo_run_list(struct mlo_db_conn *conn, const struct
 MLO_MUST_USE enum mlo_status mlo_run_events(struct mlo_db_conn *conn, int64_t run, int64_t after, int limit,
                                             json_t **out, struct mlo_error *err);
 
+/* Where a run's time went; all *_s are seconds since it was submitted, "seconds" is its end or now:
+ * {"run","project","model","version","recipe","state","submitted_at","submitted_us","seconds","jobs":[{"job",
+ *  "position","name","step","state","spans":[{"kind":"blocked" (needs other jobs) | "queued" (for a worker,
+ * or for another try) | "attempt","from_s","to_s","open" (goes on), and of an attempt
+ * "attempt","worker","outcome" (null: it runs),"error" (code or
+ * null),"phases":[{"name","from_s","to_s"}]}]}]} Phases are what the attempt's worker told: inputs (fetched
+ * and placed), turn (waited for the machine), step, store (into the blob store), record (the rest).
+ * MLO_ENOTFOUND when the project has no such run. */
+MLO_MUST_USE enum mlo_status mlo_run_trace(struct mlo_db_conn *conn, int64_t project, int64_t run,
+                                           json_t **out, struct mlo_error *err);
+/* The same as OpenTelemetry's JSON of spans (OTLP 1.0, one resourceSpans): a span each for the run, jobs,
+ * attempts, waits and phases. Ids follow from the run, so that the same run is the same trace. New reference;
+ * NULL: no memory. */
+json_t *mlo_trace_otlp(const json_t *trace, const char *version);
+
 /* {"items":[{"job","position","name","step","attempt","began_at","last_at","text"}],"next":null}: what the
  * steps of a run wrote on stderr, by job and attempt, as far as it was sent; of one job unless `job` is 0.
  * The text is clean (UTF-8, no control characters but tab and line feed) and bounded: the beginning and the

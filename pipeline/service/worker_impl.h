@@ -34,6 +34,21 @@ struct mlo_worker {
     struct mlo_buf models, free_models; /* of GPUs; array literals */
 };
 
+/* What an attempt does, one thing after the other; names are constants. */
+struct mlo_phases {
+    uint64_t began_ns;
+    struct {
+        const char *name;
+        uint64_t from_ns;
+    } list[8];
+    size_t count;
+};
+void mlo_phases_begin(struct mlo_phases *phases);
+/* The one before it ends. */
+void mlo_phases_next(struct mlo_phases *phases, const char *name);
+/* Writes them into the attempt's row, if it is still ours; nothing depends on it (trace.c). */
+void mlo_phases_send(const struct mlo_phases *phases, struct mlo_db *db, const struct mlo_job *job);
+
 struct mlo_slot {
     struct mlo_worker *worker;
     pthread_t thread;
@@ -49,6 +64,7 @@ struct mlo_slot {
     /* of the slot's own thread */
     struct mlo_job_log log;
     struct mlo_cost cost;
+    struct mlo_phases phases;
     double fraction, sent_fraction;
     char message[200];
     uint64_t sent_ns;

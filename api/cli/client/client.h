@@ -14,8 +14,8 @@ extern const struct mlo_cli_verb mlo_verb_push, mlo_verb_data_push, mlo_verb_dat
     mlo_verb_comment, mlo_verb_delete, mlo_verb_data_delete, mlo_verb_undelete, mlo_verb_deletions,
     mlo_verb_archive, mlo_verb_unarchive, mlo_verb_gc, mlo_verb_fsck, mlo_verb_requeue, mlo_verb_plan,
     mlo_verb_queue_show, mlo_verb_queue_set, mlo_verb_usage;
-extern const struct mlo_cli_verb mlo_verb_runs_log, mlo_verb_workers_list, mlo_verb_workers_pause,
-    mlo_verb_workers_resume, mlo_verb_workers_drain;
+extern const struct mlo_cli_verb mlo_verb_runs_log, mlo_verb_runs_trace, mlo_verb_workers_list,
+    mlo_verb_workers_pause, mlo_verb_workers_resume, mlo_verb_workers_drain;
 extern const struct mlo_cli_verb mlo_verb_webhooks_list, mlo_verb_webhooks_add, mlo_verb_webhooks_set,
     mlo_verb_webhooks_remove, mlo_verb_webhooks_rotate, mlo_verb_webhooks_ping, mlo_verb_webhooks_deliveries,
     mlo_verb_webhooks_replay, mlo_verb_webhooks_events;

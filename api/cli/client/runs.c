@@ -197,6 +197,87 @@ out:
     return status;
 }
 
+/* A span as a bar of text over the run's time: every one has a mark. */
+static void draw_span(char *out, size_t width, double from, double to, double seconds, char mark)
+{
+    size_t a = (size_t)(from / seconds * (double)width), b = (size_t)(to / seconds * (double)width);
+    a = MLO_MIN(a, width - 1);
+    b = MLO_MIN(MLO_MAX(b, a + 1), width);
+    memset(out, ' ', width);
+    memset(out + a, mark, b - a);
+    out[width] = '\0';
+}
+
+static enum mlo_status trace_row(struct mlo_table *table, const json_t *job, const json_t *span,
+                                 const char *what, char mark, double seconds)
+{
+    char from[24], took[24], bar[41], attempt[24] = "";
+    double begin = mlo_json_f64(span, "from_s", 0), end = mlo_json_f64(span, "to_s", 0);
+    snprintf(from, sizeof from, "%.3f s", begin);
+    snprintf(took, sizeof took, "%.3f s", end - begin);
+    if (json_is_integer(json_object_get(span, "attempt")))
+        snprintf(attempt, sizeof attempt, "%lld", (long long)mlo_json_i64(span, "attempt", 0));
+    draw_span(bar, sizeof bar - 1, begin, end, seconds, mark);
+    mlo_table_row(table, mlo_json_str(job, "name", ""), what, attempt, from, took,
+                  mlo_json_bool(span, "open", false) ? "goes on" : mlo_json_str(span, "outcome", ""), bar);
+    return MLO_OK;
+}
+
+static enum mlo_status show_trace(const json_t *trace, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_table table;
+    json_t *job, *span, *phase;
+    size_t i, s, p;
+    double seconds = MLO_MAX(mlo_json_f64(trace, "seconds", 0), 1e-3);
+    MLO_TRY(mlo_cli_print(err, "run %lld  %s/%s@%lld  %s  %s  %.3f s since it was submitted\n",
+                          (long long)mlo_json_i64(trace, "run", 0), mlo_json_str(trace, "project", ""),
+                          mlo_json_str(trace, "model", ""), (long long)mlo_json_i64(trace, "version", 0),
+                          mlo_json_str(trace, "recipe", ""), mlo_json_str(trace, "state", ""), seconds));
+    mlo_table_init(&table, "job|what|attempt>|after>|took>|outcome|");
+    json_array_foreach(json_object_get(trace, "jobs"), i, job)
+    {
+        json_array_foreach(json_object_get(job, "spans"), s, span)
+        {
+            const char *kind = mlo_json_str(span, "kind", "");
+            MLO_TRY(trace_row(&table, job, span, kind, strcmp(kind, "attempt") == 0 ? '#' : '.', seconds));
+            json_array_foreach(json_object_get(span, "phases"), p, phase)
+            {
+                if (mlo_json_f64(phase, "to_s", 0) - mlo_json_f64(phase, "from_s", 0) >=
+                    5e-4) /* else "0.000 s" */
+                    MLO_TRY(trace_row(&table, job, phase, mlo_json_str(phase, "name", ""), '=', seconds));
+            }
+        }
+    }
+    MLO_TRY(mlo_table_print_take(&table, err));
+out:
+    return status;
+}
+
+static enum mlo_status trace_run(struct mlo_cli *cli, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_client *client = NULL;
+    struct mlo_buf path = MLO_BUF_INIT;
+    json_t *run = NULL, *trace = NULL;
+    int64_t id;
+    bool otlp = mlo_cli_has(cli, "otlp");
+    MLO_TRY(run_id(cli->args[0], &id, err));
+    MLO_TRY(mlo_client_open(cli, &client, err));
+    MLO_TRY(find_run(client, mlo_cli_opt(cli, "project"), id, &run, err));
+    mlo_client_path(&path, "/v1/projects/%s/runs/%d/trace", mlo_json_str(run, "project", ""), (long long)id);
+    if (otlp)
+        mlo_buf_puts(&path, "?format=otlp");
+    MLO_TRY(mlo_client_get(client, mlo_buf_str(&path), &trace, err));
+    MLO_TRY(cli->json || otlp ? mlo_cli_print_json(trace, err) : show_trace(trace, err));
+out:
+    json_decref(run);
+    json_decref(trace);
+    mlo_buf_clear(&path);
+    mlo_client_close(client);
+    return status;
+}
+
 /* POST …/runs/ID/<what>, with --reason. */
 static enum mlo_status change_run(struct mlo_cli *cli, const char *what, struct mlo_error *err)
 {
@@ -268,6 +349,22 @@ const struct mlo_cli_verb mlo_verb_runs_log = {
     .min_args = 1,
     .max_args = 1,
     .help = "what the steps of a run wrote on stderr",
+};
+static const struct mlo_cli_option trace_options[] = {
+    {"project", 0, "NAME", "the run's project"},
+    {"otlp", 0, NULL, "as OpenTelemetry's JSON, for what reads its files"},
+    MLO_OPTION_URL,
+    {NULL},
+};
+const struct mlo_cli_verb mlo_verb_runs_trace = {
+    .name = "runs trace",
+    .group = "Runs",
+    .run = trace_run,
+    .options = trace_options,
+    .positional = "ID",
+    .min_args = 1,
+    .max_args = 1,
+    .help = "where a run's time went: waiting, attempts and their phases",
 };
 static const struct mlo_cli_option cancel_options[] = {
     {"project", 0, "NAME", "the run's project"},

@@ -129,6 +129,45 @@ static void test_metrics__attempts_are_counted_as_they_end(void **state)
     free(set.all);
 }
 
+/* The trace of a run that failed at its third attempt: as JSON, for OpenTelemetry, and on its page. */
+static void test_metrics__a_run_has_a_trace(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_job job = {.id = 0};
+    char cookie[160];
+    api_version(api, "cnn", "bytes", "");
+    submit(api);
+    claim(api, &job);
+    end(api, &job, MLO_ATTEMPT_FAILED, MLO_EINVAL);
+    api_call(api, &reply, "GET", "/v1/projects/demo/runs/1/trace", api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 200);
+    json_t *jobs = json_object_get(reply.json, "jobs"),
+           *spans = json_object_get(json_array_get(jobs, 0), "spans"), *last = json_array_get(spans, 1);
+    assert_int_equal(json_array_size(jobs), 2);
+    assert_int_equal(json_array_size(spans), 2);
+    assert_string_equal(mlo_json_str(json_array_get(spans, 0), "kind", ""), "queued");
+    assert_string_equal(mlo_json_str(last, "outcome", ""), "failed");
+    assert_string_equal(mlo_json_str(last, "error", ""), mlo_status_info(MLO_EINVAL)->code);
+    api_call(api, &reply, "GET", "/v1/projects/demo/runs/1/trace?format=otlp", api->token[MLO_VIEWER], NULL,
+             NULL);
+    assert_http(&reply, 200);
+    assert_int_equal(json_array_size(json_object_get(reply.json, "resourceSpans")), 1);
+    api_call(api, &reply, "GET", "/v1/projects/demo/runs/1/trace?format=xml", api->token[MLO_VIEWER], NULL,
+             NULL);
+    assert_http(&reply, 422);
+    api_call(api, &reply, "GET", "/v1/projects/demo/runs/77/trace", api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 404);
+    snprintf(cookie, sizeof cookie, "Cookie: mlopt_session=%s", api->token[MLO_VIEWER]);
+    const char *session[] = {cookie, NULL};
+    api_call(api, &reply, "GET", "/runs/demo/1", NULL, NULL, session);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.body), "<svg class=\"waterfall\"");
+    assert_holds(mlo_buf_str(&reply.body), "class=\"failed attempt\"");
+    assert_holds(mlo_buf_str(&reply.body), "<details id=\"trace\">");
+    reply_clear(&reply);
+}
+
 /* Bounds are inclusive, as "le" says, and the function that sorts into them has them in agreement. */
 static void test_metrics__buckets_agree_with_their_bounds(void **state)
 {
@@ -283,6 +322,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         API_TEST(test_metrics__attempts_are_counted_as_they_end),
+        API_TEST(test_metrics__a_run_has_a_trace),
         API_TEST(test_metrics__buckets_agree_with_their_bounds),
         API_TEST(test_metrics__requests_are_counted_by_route),
         API_TEST(test_metrics__both_formats_and_who_may_read),
