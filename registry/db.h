@@ -96,6 +96,27 @@ void mlo_param_null(struct mlo_params *params);
 void mlo_param_bytes(struct mlo_params *params, const void *bytes, size_t size);   /* bytea */
 void mlo_param_digest(struct mlo_params *params, const struct mlo_digest *digest); /* NULL: SQL NULL */
 
+/* A parameter that is an array: elements of one kind, in order. Values are copied. */
+struct mlo_array {
+    struct mlo_buf bytes;
+    uint32_t type;
+    int count;
+    bool nulls;
+};
+#define MLO_ARRAY_INIT                                                                                       \
+    {                                                                                                        \
+        .bytes = MLO_BUF_INIT                                                                                \
+    }
+void mlo_array_text(struct mlo_array *array, const char *text); /* NULL: SQL NULL */
+void mlo_array_i64(struct mlo_array *array, int64_t value);
+void mlo_array_f64(struct mlo_array *array, double value);                       /* not finite: SQL NULL */
+void mlo_array_digest(struct mlo_array *array, const struct mlo_digest *digest); /* NULL: SQL NULL */
+void mlo_array_uuid(struct mlo_array *array, const char *text);                  /* no UUID: SQL NULL */
+/* Borrowed until the statement ran. Fails when there was no memory for an element. */
+MLO_MUST_USE enum mlo_status mlo_param_array(struct mlo_params *params, struct mlo_array *array,
+                                             struct mlo_error *err);
+void mlo_array_clear(struct mlo_array *array);
+
 /* Rows of an answer. Zero-initialise; clear when done. */
 struct mlo_rows {
     PGresult *result;

@@ -181,6 +181,14 @@ MLO_MUST_USE enum mlo_status mlo_variant_name(struct mlo_db_conn *conn, const st
                                               const struct mlo_digest *artifact,
                                               const struct mlo_digest *derivation, int64_t run_id,
                                               bool *changed, struct mlo_error *err);
+/* Notes in the project's log that the caller's transaction gave the name of `version` (PROJECT/MODEL@VERSION)
+ * to the artifact: behind all that it did (mlo_db_queue_last). `was`: what had it, NULL: nothing. */
+MLO_MUST_USE enum mlo_status mlo_variant_audit(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                               int64_t project_id, const char *version, const char *name,
+                                               const struct mlo_variant_info *was,
+                                               const struct mlo_digest *artifact,
+                                               const struct mlo_digest *derivation, int64_t run_id,
+                                               struct mlo_error *err);
 /* What the name points at now. */
 MLO_MUST_USE enum mlo_status mlo_variant_find(struct mlo_db_conn *conn, int64_t version_id, const char *name,
                                               struct mlo_variant_info *out, struct mlo_error *err);

@@ -85,6 +85,26 @@ static json_t *state_json(const struct mlo_digest *artifact, const struct mlo_di
                      derivation ? mlo_digest_text(derivation, d) : NULL, "run_id", (json_int_t)run_id);
 }
 
+enum mlo_status mlo_variant_audit(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t project_id,
+                                  const char *version, const char *name, const struct mlo_variant_info *was,
+                                  const struct mlo_digest *artifact, const struct mlo_digest *derivation,
+                                  int64_t run_id, struct mlo_error *err)
+{
+    char object[360];
+    snprintf(object, sizeof object, "%s/%s", version, name);
+    json_t *before =
+        was ? state_json(&was->artifact, was->has_derivation ? &was->derivation : NULL, was->run_id) : NULL;
+    json_t *after = state_json(artifact, derivation, run_id);
+    struct mlo_audit_event event = {
+        .action = "variant.name", .object = object, .before = before, .after = after};
+    enum mlo_status status = after && (before || !was)
+                                 ? mlo_audit_append(conn, project_id, actor, &event, NULL, err)
+                                 : mlo_error_nomem(err);
+    json_decref(before);
+    json_decref(after);
+    return status;
+}
+
 enum mlo_status mlo_variant_name(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t version_id,
                                  const char *name, const struct mlo_digest *artifact,
                                  const struct mlo_digest *derivation, int64_t run_id, bool *changed,
@@ -94,7 +114,6 @@ enum mlo_status mlo_variant_name(struct mlo_db_conn *conn, const struct mlo_acto
     struct mlo_rows rows = {0};
     struct mlo_variant_info now;
     struct mlo_error not_there = {0};
-    json_t *before = NULL, *after = NULL;
     uint64_t size = 0;
     if (changed)
         *changed = false;
@@ -132,20 +151,11 @@ enum mlo_status mlo_variant_name(struct mlo_db_conn *conn, const struct mlo_acto
     mlo_param_id(&add, run_id);
     mlo_param_text(&add, actor->name);
     MLO_TRY(mlo_sql_number(conn, &mlo_sql_variant[VARIANT_ADD], &add, NULL, err));
-
-    char object[360];
-    snprintf(object, sizeof object, "%s/%s", mlo_rows_text(&rows, 0, 1), name);
-    before =
-        there ? state_json(&now.artifact, now.has_derivation ? &now.derivation : NULL, now.run_id) : NULL;
-    after = state_json(artifact, derivation, run_id);
-    struct mlo_audit_event event = {
-        .action = "variant.name", .object = object, .before = before, .after = after};
-    MLO_TRY(mlo_audit_append(conn, project_id, actor, &event, NULL, err));
+    MLO_TRY(mlo_variant_audit(conn, actor, project_id, mlo_rows_text(&rows, 0, 1), name, there ? &now : NULL,
+                              artifact, derivation, run_id, err));
     if (changed)
         *changed = true;
 out:
-    json_decref(before);
-    json_decref(after);
     mlo_rows_clear(&rows);
     return mlo_db_end(conn, status, err);
 }

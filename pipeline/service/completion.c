@@ -1,23 +1,22 @@
-/* The effect of a finished job: one transaction, fenced by the attempt's token. The bytes are in the blob
- * store before it begins, so that no row ever points at nothing. */
+/* The effect of a finished job, row by row: what a step observed, compiled, wrote; what came of a decision;
+ * what came out again. One transaction, fenced by the attempt's token. The bytes are in the blob store before
+ * it begins, so that no row ever points at nothing. What most jobs have is written for many of them by one
+ * call (finish.c). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "pipeline/service/service_impl.h"
+#include "pipeline/service/completion_impl.h"
 #include "registry/attest.h"
 
-enum { S_DONE, S_NEXT, S_READY, S_OPEN, S_RESULTS, S_RUN, S_SET_RESULTS, S_SIZES };
+enum { S_DONE, S_READY, S_OPEN, S_RESULTS, S_RUN, S_SET_RESULTS, S_SIZES };
 
 const struct mlo_sql MLO_COMPLETION_SQL[] = {
     [S_DONE] = {"completion_done",
                 "update job set state = $2, output = $3, result = $4, token = null, lease_until = null, "
                 "  error = $5, progress = 1, message = '', finished_at = clock_timestamp() where id = $1",
                 5},
-    /* the derive step that will work on what this one made */
-    [S_NEXT] = {"completion_next",
-                "select step, spec from job where run = $1 and position = $2 and kind = 'derive'", 2},
     /* A job works on what the last derive step before it made, else on the upload. */
     [S_READY] =
         {"completion_ready",
@@ -44,15 +43,9 @@ const struct mlo_sql MLO_COMPLETION_SQL[] = {
 };
 const size_t MLO_COMPLETION_SQL_COUNT = MLO_COUNT(MLO_COMPLETION_SQL);
 
-struct complete {
-    const struct mlo_job *job;
-    const struct mlo_completion *what;
-    struct mlo_actor actor;
-};
-
 /* --- what a derive step made --------------------------------------------------------------------------- */
 
-static enum mlo_status data_edge(struct mlo_db_conn *conn, const struct complete *c, const char *role,
+static enum mlo_status data_edge(struct mlo_db_conn *conn, const struct mlo_complete *c, const char *role,
                                  const char *kind, const struct mlo_digest *key, struct mlo_error *err)
 {
     struct mlo_digest dataset;
@@ -65,8 +58,8 @@ static enum mlo_status data_edge(struct mlo_db_conn *conn, const struct complete
 /* A step that chose: what it made follows from the decision too, and is named by the derivation with its
  * digest. The one without, which the job was claimed for, leads there as long as the same search would come
  * to the same: one that was ended by the clock would not. */
-static enum mlo_status record_decided(struct mlo_db_conn *conn, const struct complete *c, json_t *derivation,
-                                      struct mlo_digest *key, struct mlo_error *err)
+static enum mlo_status record_decided(struct mlo_db_conn *conn, const struct mlo_complete *c,
+                                      json_t *derivation, struct mlo_digest *key, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const struct mlo_completion *what = c->what;
@@ -96,7 +89,7 @@ out:
     return status;
 }
 
-static enum mlo_status record_artifact(struct mlo_db_conn *conn, const struct complete *c,
+static enum mlo_status record_artifact(struct mlo_db_conn *conn, const struct mlo_complete *c,
                                        struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -137,7 +130,7 @@ out:
 /* --- what came out again -------------------------------------------------------------------------------- */
 
 /* The fact, whatever it is; *difference says so where other bytes came out. */
-static enum mlo_status record_reproduction(struct mlo_db_conn *conn, const struct complete *c,
+static enum mlo_status record_reproduction(struct mlo_db_conn *conn, const struct mlo_complete *c,
                                            struct mlo_error *difference, struct mlo_error *err)
 {
     enum mlo_status status;
@@ -192,7 +185,7 @@ static const struct mlo_digest *subject(const struct mlo_job *job, const json_t 
     return mlo_str_eq(mlo_json_str(object, "subject", ""), "source") ? &job->source : mlo_job_artifact(job);
 }
 
-static enum mlo_status record_observation(struct mlo_db_conn *conn, const struct complete *c,
+static enum mlo_status record_observation(struct mlo_db_conn *conn, const struct mlo_complete *c,
                                           const json_t *seen, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -245,7 +238,7 @@ out:
 
 /* --- what a compile step made -------------------------------------------------------------------------- */
 
-static enum mlo_status record_plan(struct mlo_db_conn *conn, const struct complete *c, const json_t *made,
+static enum mlo_status record_plan(struct mlo_db_conn *conn, const struct mlo_complete *c, const json_t *made,
                                    struct mlo_error *err)
 {
     enum mlo_status status;
@@ -270,7 +263,7 @@ out:
 /* --- what a report step wrote ----------------------------------------------------------------------------
  */
 
-static enum mlo_status record_report(struct mlo_db_conn *conn, const struct complete *c,
+static enum mlo_status record_report(struct mlo_db_conn *conn, const struct mlo_complete *c,
                                      struct mlo_error *err)
 {
     enum mlo_status status;
@@ -290,26 +283,27 @@ out:
 
 /* --- the run ------------------------------------------------------------------------------------------- */
 
-/* The size of what the run made is exact and needs no step to measure it: expectations may name it. */
-static enum mlo_status append_size(struct mlo_db_conn *conn, int64_t run, json_t *all, struct mlo_error *err)
+enum mlo_status mlo_run_append_size(json_t *all, double size, double source_size, struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
-    struct mlo_rows rows = {0};
-    struct mlo_params p = MLO_PARAMS_INIT;
-    mlo_param_i64(&p, run);
-    MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_SIZES], &p, &rows, err));
-    if (mlo_rows_count(&rows) == 0)
-        goto out;
-    double size = (double)mlo_rows_i64(&rows, 0, 0), ratio = size / (double)mlo_rows_i64(&rows, 0, 1);
+    double ratio = size / source_size;
     if (!isfinite(ratio))
-        goto out;
+        return MLO_OK;
     json_t *seen =
         json_pack("{s:s, s:s, s:{}, s:s, s:f, s:f, s:f, s:{s:s, s:{s:f, s:f, s:f}}}", "subject", "variant",
                   "metric", "size", "params", "unit", "bytes", "value", size, "low", size, "high", size,
                   "against", "subject", "source", "ratio", "value", ratio, "low", ratio, "high", ratio);
-    if (!seen || json_array_append_new(all, seen) < 0)
-        status = mlo_error_nomem(err);
-out:
+    return seen && json_array_append_new(all, seen) == 0 ? MLO_OK : mlo_error_nomem(err);
+}
+
+static enum mlo_status append_size(struct mlo_db_conn *conn, int64_t run, json_t *all, struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, run);
+    enum mlo_status status = mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_SIZES], &p, &rows, err);
+    if (status == MLO_OK && mlo_rows_count(&rows) > 0)
+        status = mlo_run_append_size(all, (double)mlo_rows_i64(&rows, 0, 0),
+                                     (double)mlo_rows_i64(&rows, 0, 1), err);
     mlo_rows_clear(&rows);
     return status;
 }
@@ -346,74 +340,84 @@ out:
     return status;
 }
 
-/* Judges the expectations and ends the run; one that only reproduced measured nothing. */
-static enum mlo_status finish_run(struct mlo_db_conn *conn, const struct complete *c, struct mlo_error *err)
+enum mlo_status mlo_run_judge(const char *recipe_text, const json_t *observations, char **results,
+                              char **error, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK, held;
-    struct mlo_rows rows = {0};
     struct mlo_recipe *recipe = NULL;
     struct mlo_error why = {0};
     struct mlo_buf text = MLO_BUF_INIT;
-    json_t *observations = NULL, *results = NULL;
-    char *error = NULL;
-    struct mlo_params p = MLO_PARAMS_INIT;
-    mlo_param_i64(&p, c->job->run);
-    if (!c->job->reproduces) {
-        MLO_TRY(mlo_db_ahead(conn, &MLO_COMPLETION_SQL[S_RESULTS], &p, err));
-        MLO_TRY(mlo_db_ahead(conn, &MLO_COMPLETION_SQL[S_SIZES], &p, err));
-    }
-    MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_RUN], &p, &rows, err));
-    if (c->job->reproduces) {
-        MLO_TRY(mlo_run_end(conn, c->job->run, "succeeded", NULL, &c->actor, err));
-        goto out;
-    }
-    MLO_TRY(run_observations(conn, c->job->run, &observations, err));
-    const char *recipe_text = mlo_rows_text(&rows, 0, 0);
+    json_t *judged = NULL;
+    *results = *error = NULL;
     MLO_TRY(mlo_recipe_parse(recipe_text, strlen(recipe_text), "the run's recipe", &recipe, err));
-    held = mlo_recipe_expect(recipe, observations, &results, &why);
+    held = mlo_recipe_expect(recipe, observations, &judged, &why);
     if (held != MLO_OK && held != MLO_EEXPECT) {
         if (err)
             *err = why;
         status = held;
         goto out;
     }
+    if (judged)
+        mlo_json_canonical(judged, &text);
+    if ((judged && !(*results = mlo_buf_take(&text))) ||
+        (held == MLO_EEXPECT && !(*error = mlo_error_json(&why, 0))))
+        status = mlo_error_nomem(err);
+out:
+    mlo_buf_clear(&text);
+    json_decref(judged);
+    mlo_recipe_free(recipe);
+    return status;
+}
+
+/* Judges the expectations and ends the run; one that only reproduced measured nothing. */
+static enum mlo_status finish_run(struct mlo_db_conn *conn, const struct mlo_complete *c,
+                                  struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_rows rows = {0};
+    json_t *observations = NULL;
+    char *results = NULL, *error = NULL;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    if (c->job->reproduces)
+        return mlo_run_end(conn, c->job->run, "succeeded", NULL, &c->actor, err);
+    mlo_param_i64(&p, c->job->run);
+    MLO_TRY(mlo_db_ahead(conn, &MLO_COMPLETION_SQL[S_RESULTS], &p, err));
+    MLO_TRY(mlo_db_ahead(conn, &MLO_COMPLETION_SQL[S_SIZES], &p, err));
+    MLO_TRY(mlo_db_exec(conn, &MLO_COMPLETION_SQL[S_RUN], &p, &rows, err));
+    MLO_TRY(run_observations(conn, c->job->run, &observations, err));
+    MLO_TRY(mlo_run_judge(mlo_rows_text(&rows, 0, 0), observations, &results, &error, err));
     if (results) {
-        mlo_json_canonical(results, &text);
-        mlo_param_text(&p, mlo_buf_str(&text));
+        mlo_param_text(&p, results);
         MLO_TRY(mlo_db_queue(conn, &MLO_COMPLETION_SQL[S_SET_RESULTS], &p, NULL, err));
     }
-    if (held == MLO_EEXPECT && !(error = mlo_error_json(&why, 0))) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    MLO_TRY(mlo_run_end(conn, c->job->run, held == MLO_OK ? "succeeded" : "failed", error, &c->actor, err));
+    MLO_TRY(mlo_run_end(conn, c->job->run, error ? "failed" : "succeeded", error, &c->actor, err));
 out:
+    free(results);
     free(error);
-    mlo_buf_clear(&text);
     json_decref(observations);
-    json_decref(results);
-    mlo_recipe_free(recipe);
     mlo_rows_clear(&rows);
     return status;
 }
 
 /* --- all of it ----------------------------------------------------------------------------------------- */
 
+enum mlo_status mlo_completion_result(const struct mlo_completion *what, struct mlo_buf *text,
+                                      struct mlo_error *err)
+{
+    json_t *result = json_pack("{s:O?, s:O?}", "report", what->report, "observations", what->observations);
+    if (result)
+        mlo_json_canonical(result, text);
+    json_decref(result);
+    return result && mlo_buf_ok(text) ? MLO_OK : mlo_error_nomem(err);
+}
+
 /* `error`: JSON of why it fails although it made something, or NULL. */
-static enum mlo_status close_job(struct mlo_db_conn *conn, const struct complete *c, const char *error,
+static enum mlo_status close_job(struct mlo_db_conn *conn, const struct mlo_complete *c, const char *error,
                                  struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_buf text = MLO_BUF_INIT;
-    json_t *result =
-        json_pack("{s:O?, s:O?}", "report", c->what->report, "observations", c->what->observations);
-    if (!result)
-        return mlo_error_nomem(err);
-    mlo_json_canonical(result, &text);
-    if (!mlo_buf_ok(&text)) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
+    MLO_TRY(mlo_completion_result(c->what, &text, err));
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_i64(&p, c->job->id);
     mlo_param_text(&p, error ? "failed" : c->what->reused ? "reused" : "succeeded");
@@ -426,12 +430,11 @@ static enum mlo_status close_job(struct mlo_db_conn *conn, const struct complete
     MLO_TRY(mlo_job_event(conn, c->job->id, "job", err));
 out:
     mlo_buf_clear(&text);
-    json_decref(result);
     return status;
 }
 
 /* What was read of models and labels; an uploader who declared something else is contradicted in the log. */
-static enum mlo_status record_signatures(struct mlo_db_conn *conn, const struct complete *c,
+static enum mlo_status record_signatures(struct mlo_db_conn *conn, const struct mlo_complete *c,
                                          struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -449,52 +452,16 @@ out:
     return status;
 }
 
-/* Asks for the derive step that will work on what this one made: what a job is never changes, so that it is
- * asked for with the first statement. */
-static enum mlo_status ask_next(struct mlo_db_conn *conn, const struct complete *c, struct mlo_rows *next,
-                                struct mlo_error *err)
+bool mlo_completion_has_more(const struct mlo_completion *what)
 {
-    struct mlo_params p = MLO_PARAMS_INIT;
-    mlo_param_i64(&p, c->job->run);
-    mlo_param_i64(&p, c->job->position + 1);
-    return c->what->has_artifact && !c->job->reproduces
-               ? mlo_db_queue(conn, &MLO_COMPLETION_SQL[S_NEXT], &p, next, err)
-               : MLO_OK;
+    return json_array_size(what->observations) > 0 || json_array_size(what->plans) > 0 ||
+           what->has_document || what->sample_count > 0 || what->signature_count > 0;
 }
 
-/* Its key: a claim passes over what is made already. */
-static enum mlo_status next_key(const struct complete *c, const struct mlo_rows *next, bool *has_key,
-                                struct mlo_digest *key, struct mlo_error *err)
+enum mlo_status mlo_completion_record_more(struct mlo_db_conn *conn, const struct mlo_complete *c,
+                                           struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_error unknown = {0}; /* a step that this program does not know has a key for who does */
-    char *text = NULL;
-    json_t *spec = NULL;
-    if (mlo_rows_count(next) == 0)
-        return MLO_OK;
-    const char *spec_text = mlo_rows_text(next, 0, 1);
-    MLO_TRY(mlo_json_parse(spec_text, strlen(spec_text), "the job's spec", &spec, err));
-    *has_key = mlo_job_derivation(mlo_rows_text(next, 0, 0), json_object_get(spec, "options"),
-                                  &c->what->artifact, c->job->datasets, NULL, &text, key, &unknown) == MLO_OK;
-out:
-    free(text);
-    json_decref(spec);
-    return status;
-}
-
-static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    const struct complete *c = arg;
-    struct mlo_rows rows = {0}, next = {0};
-    struct mlo_error difference = {0};
-    char *error = NULL;
-    MLO_TRY(ask_next(conn, c, &next, err));
-    MLO_TRY(mlo_lock_and_check(conn, c->job->id, c->job->token, err));
-    if (c->what->has_artifact && !c->job->reproduces)
-        MLO_TRY(record_artifact(conn, c, err));
-    else if (c->what->has_artifact)
-        MLO_TRY(record_reproduction(conn, c, &difference, err));
     for (size_t i = 0; i < json_array_size(c->what->observations); i++)
         MLO_TRY(record_observation(conn, c, json_array_get(c->what->observations, i), err));
     for (size_t i = 0; i < json_array_size(c->what->plans); i++)
@@ -506,6 +473,43 @@ static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct m
         MLO_TRY(mlo_samples_record(conn, &set->dataset, mlo_buf_str(&set->hashes), set->hashes.len, err));
     }
     MLO_TRY(record_signatures(conn, c, err));
+out:
+    return status;
+}
+
+enum mlo_status mlo_completion_next_key(const struct mlo_complete *c, bool *has_key, struct mlo_digest *key,
+                                        struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_error unknown = {0}; /* a step that this program does not know has a key for who does */
+    char *text = NULL;
+    json_t *spec = NULL;
+    const char *next = c->job->next_spec;
+    *has_key = false;
+    if (!next || !c->what->has_artifact || c->job->reproduces)
+        return MLO_OK;
+    MLO_TRY(mlo_json_parse(next, strlen(next), "the job's spec", &spec, err));
+    *has_key = mlo_job_derivation(c->job->next_step, json_object_get(spec, "options"), &c->what->artifact,
+                                  c->job->datasets, NULL, &text, key, &unknown) == MLO_OK;
+out:
+    free(text);
+    json_decref(spec);
+    return status;
+}
+
+static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_complete *c = arg;
+    struct mlo_rows rows = {0};
+    struct mlo_error difference = {0};
+    char *error = NULL;
+    MLO_TRY(mlo_lock_and_check(conn, c->job->id, c->job->token, err));
+    if (c->what->has_artifact && !c->job->reproduces)
+        MLO_TRY(record_artifact(conn, c, err));
+    else if (c->what->has_artifact)
+        MLO_TRY(record_reproduction(conn, c, &difference, err));
+    MLO_TRY(mlo_completion_record_more(conn, c, err));
     if (difference.status != MLO_OK && !(error = mlo_error_json(&difference, c->job->id))) {
         status = mlo_error_nomem(err);
         goto out;
@@ -518,7 +522,7 @@ static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct m
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_digest key;
     bool has_key = false;
-    MLO_TRY(next_key(c, &next, &has_key, &key, err));
+    MLO_TRY(mlo_completion_next_key(c, &has_key, &key, err));
     mlo_param_i64(&p, c->job->run);
     mlo_param_i64(&p, c->job->position + 1);
     mlo_param_digest(&p, has_key ? &key : NULL);
@@ -535,23 +539,10 @@ static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct m
 out:
     free(error);
     mlo_rows_clear(&rows);
-    mlo_rows_clear(&next);
     return status;
 }
 
-enum mlo_status mlo_queue_complete(struct mlo_db *db, const struct mlo_job *job,
-                                   const struct mlo_completion *completion, struct mlo_error *err)
+enum mlo_status mlo_complete_apart(struct mlo_db *db, const struct mlo_complete *c, struct mlo_error *err)
 {
-    struct complete c = {
-        .job = job,
-        .what = completion,
-        .actor = {.name = job->created_by,
-                  .role = MLO_SUBMITTER,
-                  .project_id = job->project,
-                  .via = "worker"},
-    };
-    if (job->derive != completion->has_artifact)
-        return mlo_error_set(err, MLO_EINTERNAL, "the step '%s' %s an artifact", job->step,
-                             job->derive ? "returned no path of" : "observes, and yet returned");
-    return mlo_service_pool_tx(db, complete_tx, &c, err);
+    return mlo_service_pool_tx(db, complete_tx, (void *)c, err);
 }

@@ -48,7 +48,7 @@ enum {
     C_ATTEMPTS,
     C_CLAIMS,
     C_DERIVATION,
-    C_NEXT_STEP, /* not read */
+    C_NEXT_STEP,
     C_NEXT_SPEC,
     C_MEMORY,
     C_DISK,
@@ -65,13 +65,7 @@ const struct mlo_sql MLO_QUEUE_SQL[] = {
     [S_KEY] = {"queue_key", "update job set derivation = $3 where id = $1 and token = $2::uuid", 3},
     [S_NOTE_KEY] = {"queue_note_key", "update job set derivation = $2 where id = $1 and state = 'ready'", 2},
     [S_SETTLE] = {"queue_settle", "select queue_settle($1::integer)", 1},
-    /* a beat that a crash of the database undoes ends the lease sooner, and loses nothing: it waits for no
-     * disk, and for no lock, since one thread beats for all */
-    [S_BEAT] = {"queue_beat",
-                "update job set lease_until = clock_timestamp() + $3::bigint * interval '1 millisecond' "
-                "where id = (select id from job where id = $1 and token = $2::uuid "
-                "  and set_config('synchronous_commit', 'off', true) = 'off' for no key update skip locked)",
-                3},
+    [S_BEAT] = {"queue_beat", "select id, token from queue_beat($1, $2, $3)", 3},
     [S_PROGRESS] = {"queue_progress",
                     "update job set progress = $3, message = $4 where id = $1 and token = $2::uuid", 4},
     [S_EXPIRED] =
@@ -121,6 +115,8 @@ void mlo_job_clear(struct mlo_job *job)
     free(job->created_by);
     free(job->variant);
     free(job->derivation);
+    free(job->next_step);
+    free(job->next_spec);
     json_decref(job->options);
     json_decref(job->datasets);
     *job = (struct mlo_job){.id = 0};
@@ -230,6 +226,8 @@ static enum mlo_status read_claimed(const struct mlo_rows *rows, int row, struct
     MLO_TRY(copy_text(rows, row, C_NAME, &job->name, err));
     MLO_TRY(copy_text(rows, row, C_STEP, &job->step, err));
     MLO_TRY(copy_text(rows, row, C_CREATED_BY, &job->created_by, err));
+    MLO_TRY(copy_text(rows, row, C_NEXT_STEP, &job->next_step, err));
+    MLO_TRY(copy_text(rows, row, C_NEXT_SPEC, &job->next_spec, err));
     if (job->derive && mlo_rows_bool(rows, row, C_LAST_DERIVE))
         MLO_TRY(copy_text(rows, row, C_VARIANT, &job->variant, err));
     const char *datasets = mlo_rows_text(rows, row, C_DATASETS), *text = mlo_rows_text(rows, row, C_SPEC);
@@ -407,28 +405,62 @@ struct beat {
     const char *message;
 };
 
+static bool has_beat(const struct mlo_rows *rows, const struct mlo_beat *beat)
+{
+    for (int i = 0; i < mlo_rows_count(rows); i++)
+        if (mlo_rows_i64(rows, i, 0) == beat->job && mlo_str_eq(mlo_rows_text(rows, i, 1), beat->token))
+            return true;
+    return false;
+}
+
+void mlo_queue_beat_all(struct mlo_db *db, struct mlo_beat *beats, size_t count, uint32_t lease_ms)
+{
+    enum mlo_status status;
+    struct mlo_error error = {0}, *err = &error;
+    struct mlo_db_conn *conn = NULL;
+    struct mlo_rows rows = {0};
+    struct mlo_array ids = MLO_ARRAY_INIT, tokens = MLO_ARRAY_INIT;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    for (size_t i = 0; i < count; i++) {
+        mlo_array_i64(&ids, beats[i].job);
+        mlo_array_uuid(&tokens, beats[i].token);
+    }
+    MLO_TRY(mlo_param_array(&p, &ids, err));
+    MLO_TRY(mlo_param_array(&p, &tokens, err));
+    mlo_param_i64(&p, lease_ms);
+    MLO_TRY(mlo_db_acquire(db, &conn, err));
+    MLO_TRY(mlo_db_exec(conn, &MLO_QUEUE_SQL[S_BEAT], &p, &rows, err));
+    for (size_t i = 0; i < count; i++) {
+        struct mlo_beat *beat = &beats[i];
+        beat->error = (struct mlo_error){.status = MLO_OK};
+        beat->status = MLO_OK;
+        if (has_beat(&rows, beat))
+            continue;
+        beat->status = mlo_check_token(conn, beat->job, beat->token, &beat->error);
+        if (beat->status == MLO_OK)
+            beat->status = mlo_error_set(&beat->error, MLO_ECONFLICT, "another transaction holds job %lld",
+                                         (long long)beat->job);
+    }
+out:
+    for (size_t i = 0; status != MLO_OK && i < count; i++) {
+        beats[i].status = status;
+        beats[i].error = error;
+    }
+    mlo_array_clear(&ids);
+    mlo_array_clear(&tokens);
+    mlo_rows_clear(&rows);
+    mlo_db_release(conn);
+}
+
 enum mlo_status mlo_queue_beat(struct mlo_db *db, const struct mlo_job *job, uint32_t lease_ms,
                                struct mlo_error *err)
 {
-    struct mlo_db_conn *conn;
-    struct mlo_rows rows = {0};
-    struct mlo_params p = MLO_PARAMS_INIT;
-    enum mlo_status status = mlo_db_acquire(db, &conn, err);
-    if (status != MLO_OK)
-        return status;
-    mlo_param_i64(&p, job->id);
-    mlo_param_text(&p, job->token);
-    mlo_param_i64(&p, lease_ms);
-    status = mlo_db_exec(conn, &MLO_QUEUE_SQL[S_BEAT], &p, &rows, err);
-    if (status == MLO_OK && mlo_rows_affected(&rows) == 0) {
-        status = mlo_check_token(conn, job->id, job->token, err);
-        if (status == MLO_OK)
-            status =
-                mlo_error_set(err, MLO_ECONFLICT, "another transaction holds job %lld", (long long)job->id);
-    }
-    mlo_rows_clear(&rows);
-    mlo_db_release(conn);
-    return status;
+    struct mlo_beat beat = {.job = job->id};
+    snprintf(beat.token, sizeof beat.token, "%s", job->token);
+    mlo_queue_beat_all(db, &beat, 1, lease_ms);
+    if (beat.status != MLO_OK && err)
+        *err = beat.error;
+    return beat.status;
 }
 
 static enum mlo_status progress_tx(struct mlo_db_conn *conn, void *arg, struct mlo_error *err)

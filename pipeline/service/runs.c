@@ -173,37 +173,61 @@ enum mlo_status mlo_attempt_end_row(struct mlo_db_conn *conn, int64_t job, const
 }
 
 /* State changes of a run in the project's audit chain: "run.submitted", "run.finished". */
-static enum mlo_status audit_end(struct mlo_db_conn *conn, int64_t run, const char *state, const char *error,
-                                 const struct mlo_actor *actor, struct mlo_error *err)
+static enum mlo_status audit_end(struct mlo_db_conn *conn, const struct mlo_ended_run *run, const char *state,
+                                 const char *error, const struct mlo_actor *actor, struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
-    struct mlo_rows rows = {0};
-    json_t *after = NULL, *why = NULL;
+    json_t *why = NULL;
     char object[64];
-    struct mlo_params p = MLO_PARAMS_INIT;
-    mlo_param_i64(&p, run);
-    MLO_TRY(mlo_db_exec(conn, &MLO_RUNS_SQL[S_RUN], &p, &rows, err));
-    if (mlo_rows_count(&rows) != 1) {
-        status = mlo_error_set(err, MLO_ENOTFOUND, "there is no run %lld", (long long)run);
-        goto out;
-    }
-    snprintf(object, sizeof object, "run %lld", (long long)run);
+    snprintf(object, sizeof object, "run %lld", (long long)run->id);
     if (error && mlo_json_parse(error, strlen(error), "error", &why, NULL) != MLO_OK)
         why = NULL;
-    after = json_pack("{s:s, s:s, s:s, s:O?}", "state", state, "on", mlo_rows_text(&rows, 0, 1), "recipe",
-                      mlo_rows_text(&rows, 0, 2), "error", why);
+    json_t *after = json_pack("{s:s, s:s, s:s, s:O?}", "state", state, "on", run->on, "recipe",
+                              run->recipe_name, "error", why);
     struct mlo_audit_event event = {
         .action = strcmp(state, "cancelled") == 0 ? "run.cancel" : "run.finish",
         .object = object,
         .after = after,
     };
-    /* sent with the COMMIT: the chain's lock is held for no round trip */
-    status = after ? mlo_audit_queue(conn, mlo_rows_i64(&rows, 0, 0), actor, &event, NULL, err)
-                   : mlo_error_nomem(err);
-out:
+    /* with the COMMIT, behind all else: the chain's lock is held for no round trip */
+    enum mlo_status status =
+        after ? mlo_audit_append(conn, run->project, actor, &event, NULL, err) : mlo_error_nomem(err);
     json_decref(after);
     json_decref(why);
-    mlo_rows_clear(&rows);
+    return status;
+}
+
+static enum mlo_status describe(struct mlo_db_conn *conn, int64_t run, struct mlo_rows *rows,
+                                struct mlo_ended_run *out, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, run);
+    enum mlo_status status = mlo_db_exec(conn, &MLO_RUNS_SQL[S_RUN], &p, rows, err);
+    if (status == MLO_OK && mlo_rows_count(rows) != 1)
+        status = mlo_error_set(err, MLO_ENOTFOUND, "there is no run %lld", (long long)run);
+    if (status == MLO_OK)
+        *out = (struct mlo_ended_run){.id = run,
+                                      .project = mlo_rows_i64(rows, 0, 0),
+                                      .on = mlo_rows_text(rows, 0, 1),
+                                      .recipe_name = mlo_rows_text(rows, 0, 2)};
+    return status;
+}
+
+enum mlo_status mlo_run_end_done(struct mlo_db_conn *conn, const struct mlo_ended_run *run, const char *state,
+                                 const char *error, const struct mlo_actor *actor, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    json_t *data = json_pack("{s:s}", "state", state);
+    struct mlo_params p = MLO_PARAMS_INIT;
+    if (!data)
+        return mlo_error_nomem(err);
+    mlo_param_i64(&p, run->id);
+    mlo_param_text(&p, state);
+    mlo_param_text(&p, error);
+    MLO_TRY(mlo_db_queue(conn, &MLO_RUNS_SQL[S_END_RUN], &p, NULL, err));
+    MLO_TRY(mlo_run_event(conn, run->id, "run", data, err));
+    MLO_TRY(audit_end(conn, run, state, error, actor, err));
+out:
+    json_decref(data);
     return status;
 }
 
@@ -211,25 +235,20 @@ enum mlo_status mlo_run_end(struct mlo_db_conn *conn, int64_t run, const char *s
                             const struct mlo_actor *actor, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_rows closed = {0};
-    json_t *data = json_pack("{s:s}", "state", state);
-    if (!data)
-        return mlo_error_nomem(err);
+    struct mlo_rows closed = {0}, described = {0};
+    struct mlo_ended_run ended;
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_i64(&p, run);
     MLO_TRY(mlo_db_queue(conn, &MLO_RUNS_SQL[S_CLOSE_ATTEMPTS], &p, NULL, err));
     MLO_TRY(mlo_db_exec(conn, &MLO_RUNS_SQL[S_CLOSE_JOBS], &p, &closed, err));
+    MLO_TRY(describe(conn, run, &described, &ended, err));
     for (int i = 0; i < mlo_rows_count(&closed); i++)
         MLO_TRY(mlo_job_event(conn, mlo_rows_i64(&closed, i, 0), "job", err));
-    mlo_param_text(&p, state);
-    mlo_param_text(&p, error);
-    MLO_TRY(mlo_db_queue(conn, &MLO_RUNS_SQL[S_END_RUN], &p, NULL, err));
-    MLO_TRY(mlo_run_event(conn, run, "run", data, err));
     /* also wakes workers whose attempts were taken away, and jobs that waited for a derivation in flight */
     MLO_TRY(mlo_queue_notify(conn, err));
-    MLO_TRY(audit_end(conn, run, state, error, actor, err));
+    MLO_TRY(mlo_run_end_done(conn, &ended, state, error, actor, err));
 out:
     mlo_rows_clear(&closed);
-    json_decref(data);
+    mlo_rows_clear(&described);
     return status;
 }

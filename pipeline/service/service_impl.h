@@ -5,14 +5,15 @@
 #include "pipeline/service/service.h"
 
 /* Statement tables, for the test that prepares every one. */
-extern const struct mlo_sql MLO_QUEUE_SQL[], MLO_COMPLETION_SQL[], MLO_PLANNER_SQL[], MLO_READS_SQL[],
-    MLO_RUNS_SQL[], MLO_WORKER_SQL[], MLO_INPUTS_SQL[], MLO_ATTEST_SQL[], MLO_REPRODUCE_SQL[],
-    MLO_CONTROL_SQL[], MLO_JOB_LOG_SQL[], MLO_REQUEUE_SQL[], MLO_SHARES_SQL[], MLO_TX_SQL[],
-    MLO_METRICS_SQL[], MLO_WAITS_SQL[], MLO_TRACE_SQL[];
-extern const size_t MLO_QUEUE_SQL_COUNT, MLO_COMPLETION_SQL_COUNT, MLO_PLANNER_SQL_COUNT, MLO_READS_SQL_COUNT,
-    MLO_RUNS_SQL_COUNT, MLO_WORKER_SQL_COUNT, MLO_INPUTS_SQL_COUNT, MLO_ATTEST_SQL_COUNT,
-    MLO_REPRODUCE_SQL_COUNT, MLO_CONTROL_SQL_COUNT, MLO_JOB_LOG_SQL_COUNT, MLO_REQUEUE_SQL_COUNT,
-    MLO_SHARES_SQL_COUNT, MLO_TX_SQL_COUNT, MLO_METRICS_SQL_COUNT, MLO_WAITS_SQL_COUNT, MLO_TRACE_SQL_COUNT;
+extern const struct mlo_sql MLO_QUEUE_SQL[], MLO_COMPLETION_SQL[], MLO_FINISH_SQL[], MLO_PLANNER_SQL[],
+    MLO_READS_SQL[], MLO_RUNS_SQL[], MLO_WORKER_SQL[], MLO_INPUTS_SQL[], MLO_ATTEST_SQL[],
+    MLO_REPRODUCE_SQL[], MLO_CONTROL_SQL[], MLO_JOB_LOG_SQL[], MLO_REQUEUE_SQL[], MLO_SHARES_SQL[],
+    MLO_TX_SQL[], MLO_METRICS_SQL[], MLO_WAITS_SQL[], MLO_TRACE_SQL[];
+extern const size_t MLO_QUEUE_SQL_COUNT, MLO_COMPLETION_SQL_COUNT, MLO_FINISH_SQL_COUNT,
+    MLO_PLANNER_SQL_COUNT, MLO_READS_SQL_COUNT, MLO_RUNS_SQL_COUNT, MLO_WORKER_SQL_COUNT,
+    MLO_INPUTS_SQL_COUNT, MLO_ATTEST_SQL_COUNT, MLO_REPRODUCE_SQL_COUNT, MLO_CONTROL_SQL_COUNT,
+    MLO_JOB_LOG_SQL_COUNT, MLO_REQUEUE_SQL_COUNT, MLO_SHARES_SQL_COUNT, MLO_TX_SQL_COUNT,
+    MLO_METRICS_SQL_COUNT, MLO_WAITS_SQL_COUNT, MLO_TRACE_SQL_COUNT;
 
 /* --- transactions (tx.c) ------------------------------------------------------------------------------- */
 
@@ -54,8 +55,9 @@ struct mlo_job {
     struct mlo_digest decision;
     bool has_labels; /* the version has a label file */
     struct mlo_digest labels;
-    struct mlo_needs needs;  /* with the estimates; the timeout is the recipe's */
-    struct mlo_error broken; /* set when it cannot run at all: the attempt fails with it */
+    struct mlo_needs needs;      /* with the estimates; the timeout is the recipe's */
+    char *next_step, *next_spec; /* of the derive step that works on what this one makes; NULL: none */
+    struct mlo_error broken;     /* set when it cannot run at all: the attempt fails with it */
 };
 void mlo_job_clear(struct mlo_job *job);
 /* What it works on: the upload, or what the step before made. */
@@ -94,6 +96,14 @@ MLO_MUST_USE enum mlo_status mlo_queue_settle(struct mlo_db *db, struct mlo_erro
  * MLO_ECANCELLED: nobody's; MLO_ECONFLICT: another transaction holds its row: try again soon. */
 MLO_MUST_USE enum mlo_status mlo_queue_beat(struct mlo_db *db, const struct mlo_job *job, uint32_t lease_ms,
                                             struct mlo_error *err);
+/* The same for several jobs in one statement; each has an answer of its own. */
+struct mlo_beat {
+    int64_t job;
+    char token[40];
+    enum mlo_status status; /* out */
+    struct mlo_error error; /* out */
+};
+void mlo_queue_beat_all(struct mlo_db *db, struct mlo_beat *beats, size_t count, uint32_t lease_ms);
 /* Writes progress, and an event of it. As mlo_queue_beat. */
 MLO_MUST_USE enum mlo_status mlo_queue_progress(struct mlo_db *db, const struct mlo_job *job, double fraction,
                                                 const char *message, struct mlo_error *err);
@@ -128,7 +138,8 @@ MLO_MUST_USE enum mlo_status mlo_queue_fail(struct mlo_db *db, const struct mlo_
 /* Ends the attempts whose lease ran out, but for those whose rows another transaction holds: next time. */
 MLO_MUST_USE enum mlo_status mlo_queue_reap(struct mlo_db *db, uint32_t backoff_ms, int *count,
                                             struct mlo_error *err);
-/* --- completion (completion.c) ------------------------------------------------------------------------- */
+/* --- completion (finish.c, completion.c)
+ * ------------------------------------------------------------------------- */
 
 /* The member of a step's report that names what it chose: {"blob","size"}. */
 #define MLO_REPORT_DECISION "decision"
@@ -164,6 +175,16 @@ struct mlo_completion {
 MLO_MUST_USE enum mlo_status mlo_queue_complete(struct mlo_db *db, const struct mlo_job *job,
                                                 const struct mlo_completion *completion,
                                                 struct mlo_error *err);
+/* A job that has ended, and what becomes of telling so. */
+struct mlo_finished {
+    const struct mlo_job *job;
+    const struct mlo_completion *what;
+    enum mlo_status status; /* out */
+    struct mlo_error error; /* out */
+};
+/* The same for several jobs (of one worker: no attempt twice), which share transactions where they can; each
+ * has an answer of its own, and none is harmed by another one's. */
+void mlo_queue_complete_all(struct mlo_db *db, struct mlo_finished *finished, size_t count);
 
 /* --- changes of state inside a transaction (runs.c) ---------------------------------------------------- */
 
@@ -196,5 +217,14 @@ MLO_MUST_USE enum mlo_status mlo_queue_notify(struct mlo_db_conn *conn, struct m
 MLO_MUST_USE enum mlo_status mlo_run_end(struct mlo_db_conn *conn, int64_t run, const char *state,
                                          const char *error, const struct mlo_actor *actor,
                                          struct mlo_error *err);
+struct mlo_ended_run {
+    int64_t id, project;
+    const char *on, *recipe_name; /* PROJECT/MODEL@VERSION */
+};
+/* The same for a locked run that has no open jobs; all of it is queued (mlo_db_queue), and nobody is woken.
+ */
+MLO_MUST_USE enum mlo_status mlo_run_end_done(struct mlo_db_conn *conn, const struct mlo_ended_run *run,
+                                              const char *state, const char *error,
+                                              const struct mlo_actor *actor, struct mlo_error *err);
 
 #endif

@@ -59,6 +59,12 @@ static const struct mlo_sql BARE_DONE = {
     "update bare_job set state = 'done', token = null, lease_until = null where id = $1 and token = $2::uuid",
     2};
 
+static const struct mlo_sql BARE_DONE_ALL = {
+    "bare_done_all",
+    "update bare_job b set state = 'done', token = null, lease_until = null from unnest($1::bigint[], "
+    "$2::uuid[]) d(id, token) where b.id = d.id and b.token = d.token",
+    2};
+
 static void bare_create(struct service_fixture *f)
 {
     run_sql(f,
@@ -83,7 +89,7 @@ static void bare_fill(struct service_fixture *f, int64_t jobs)
 struct load {
     struct service_fixture *f;
     struct mlo_worker worker; /* what signing asks for */
-    bool bare;
+    bool bare, together;
     int64_t wanted; /* jobs of this round */
     _Atomic int64_t done, claimed, claims;
     _Atomic uint64_t claim_ns, beat_ns, sign_ns, complete_ns;
@@ -92,6 +98,8 @@ struct load {
     volatile sig_atomic_t stop;
 };
 
+/* As one writes it who has nothing else to do: each job is completed by itself, or all of a claim together.
+ */
 static void bare_client(struct load *load)
 {
     struct mlo_error err = {0};
@@ -99,46 +107,92 @@ static void bare_client(struct load *load)
     struct mlo_rows rows = {0};
     assert_mlo_ok(mlo_db_acquire(load->f->worker, &conn, &err), &err);
     while (load->done < load->wanted) {
+        struct mlo_array ids = MLO_ARRAY_INIT, tokens = MLO_ARRAY_INIT;
         struct mlo_params p = MLO_PARAMS_INIT;
         mlo_param_i64(&p, set.batch);
         assert_mlo_ok(mlo_db_exec(conn, &BARE_CLAIM, &p, &rows, &err), &err);
-        for (int i = 0; i < mlo_rows_count(&rows); i++) {
-            p = (struct mlo_params)MLO_PARAMS_INIT;
-            mlo_param_text(&p, mlo_rows_text(&rows, i, 0));
-            mlo_param_text(&p, mlo_rows_text(&rows, i, 1));
-            assert_mlo_ok(mlo_db_exec(conn, &BARE_DONE, &p, NULL, &err), &err);
-            load->done++;
+        int count = mlo_rows_count(&rows);
+        for (int i = 0; i < count; i++) {
+            mlo_array_i64(&ids, mlo_rows_i64(&rows, i, 0));
+            mlo_array_uuid(&tokens, mlo_rows_text(&rows, i, 1));
+            if (!load->together) {
+                p = (struct mlo_params)MLO_PARAMS_INIT;
+                mlo_param_text(&p, mlo_rows_text(&rows, i, 0));
+                mlo_param_text(&p, mlo_rows_text(&rows, i, 1));
+                assert_mlo_ok(mlo_db_exec(conn, &BARE_DONE, &p, NULL, &err), &err);
+            }
         }
-        if (mlo_rows_count(&rows) == 0)
+        if (load->together && count > 0) {
+            p = (struct mlo_params)MLO_PARAMS_INIT;
+            assert_mlo_ok(mlo_param_array(&p, &ids, &err), &err);
+            assert_mlo_ok(mlo_param_array(&p, &tokens, &err), &err);
+            assert_mlo_ok(mlo_db_exec(conn, &BARE_DONE_ALL, &p, NULL, &err), &err);
+        }
+        load->done += count;
+        mlo_array_clear(&ids);
+        mlo_array_clear(&tokens);
+        if (count == 0)
             break;
     }
     mlo_rows_clear(&rows);
     mlo_db_release(conn);
 }
 
-/* What the job would have made: other bytes for each, and its signed statement. */
-static void complete_job(struct load *load, const struct mlo_job *job)
+/* What a job would have made: other bytes for each, and its signed statement. */
+struct product {
+    struct mlo_completion made;
+    char signer[MLO_PUBLIC_KEY_TEXT_SIZE], *envelope;
+};
+
+static void make_product(struct load *load, const struct mlo_job *job, struct product *out)
 {
     static const struct mlo_attest_run how = {.started_us = 1, .version = "bench"};
     struct mlo_error err = {0};
-    char text[64], signer[MLO_PUBLIC_KEY_TEXT_SIZE], *envelope = NULL;
-    uint64_t at = mlo_clock_ns();
+    char text[64];
     int n = snprintf(text, sizeof text, "made by job %lld", (long long)job->id);
-    struct mlo_completion made = {.has_artifact = job->derive,
-                                  .size_bytes = (uint64_t)n,
-                                  .machine_class = "bench",
-                                  .program = "mlopt bench"};
-    if (job->derive) {
-        mlo_digest_of(text, (size_t)n, &made.artifact);
-        assert_mlo_ok(mlo_attest_completion(&load->worker, job, &made, &how, &envelope, signer, &err), &err);
-        made.envelope = envelope;
-        made.signer = signer;
+    out->envelope = NULL;
+    out->made = (struct mlo_completion){.has_artifact = job->derive,
+                                        .size_bytes = (uint64_t)n,
+                                        .machine_class = "bench",
+                                        .program = "mlopt bench"};
+    if (!job->derive)
+        return;
+    mlo_digest_of(text, (size_t)n, &out->made.artifact);
+    assert_mlo_ok(
+        mlo_attest_completion(&load->worker, job, &out->made, &how, &out->envelope, out->signer, &err), &err);
+    out->made.envelope = out->envelope;
+    out->made.signer = out->signer;
+}
+
+static void beat_for(struct load *load, const struct mlo_job *jobs, int count)
+{
+    struct mlo_beat beats[MAX_BATCH];
+    for (int i = 0; i < count; i++) {
+        beats[i].job = jobs[i].id;
+        snprintf(beats[i].token, sizeof beats[i].token, "%s", jobs[i].token);
+    }
+    mlo_queue_beat_all(load->f->worker, beats, (size_t)count, 60000);
+    for (int i = 0; i < count; i++)
+        assert_mlo_ok(beats[i].status, &beats[i].error);
+}
+
+static void complete_jobs(struct load *load, const struct mlo_job *jobs, int count)
+{
+    struct product products[MAX_BATCH];
+    struct mlo_finished finished[MAX_BATCH];
+    uint64_t at = mlo_clock_ns();
+    for (int i = 0; i < count; i++) {
+        make_product(load, &jobs[i], &products[i]);
+        finished[i] = (struct mlo_finished){.job = &jobs[i], .what = &products[i].made};
     }
     load->sign_ns += mlo_clock_ns() - at;
     at = mlo_clock_ns();
-    assert_mlo_ok(mlo_queue_complete(load->f->worker, job, &made, &err), &err);
+    mlo_queue_complete_all(load->f->worker, finished, (size_t)count);
     load->complete_ns += mlo_clock_ns() - at;
-    free(envelope);
+    for (int i = 0; i < count; i++) {
+        assert_mlo_ok(finished[i].status, &finished[i].error);
+        free(products[i].envelope);
+    }
 }
 
 static void real_client(struct load *load)
@@ -152,16 +206,18 @@ static void real_client(struct load *load)
         assert_mlo_ok(mlo_queue_claim(load->f->worker, &claimer, jobs, (int)set.batch, &count, &err), &err);
         load->claim_ns += mlo_clock_ns() - at;
         load->claims++;
+        if (count == 0)
+            continue;
+        at = mlo_clock_ns();
+        beat_for(load, jobs, count);
+        load->beat_ns += mlo_clock_ns() - at;
+        complete_jobs(load, jobs, count);
         for (int i = 0; i < count; i++) {
-            at = mlo_clock_ns();
-            assert_mlo_ok(mlo_queue_beat(load->f->worker, &jobs[i], 60000, &err), &err);
-            load->beat_ns += mlo_clock_ns() - at;
-            complete_job(load, &jobs[i]);
             for (int k = 0; k < MAX_PROJECTS; k++)
                 load->served[k] += load->projects[k] == jobs[i].project;
-            load->done++;
             mlo_job_clear(&jobs[i]);
         }
+        load->done += count;
     }
 }
 
@@ -213,6 +269,11 @@ static double round_of(struct load *load, bool bare, int64_t jobs)
     "name: four\ntarget: any\ndata: {calibrate: %s/cal, evaluate: %s/test}\nsteps:\n"                        \
     "  - optimize: {}\n  - quantize: {}\n  - evaluate: {metrics: [top1]}\n  - benchmark: {batch: [1]}\n"
 
+#define RECIPE_EMPTY                                                                                         \
+    "name: empty\ntarget: any\ndata: {evaluate: %s/test}\nsteps:\n"                                          \
+    "  - evaluate: {metrics: [top1]}\n  - evaluate: {metrics: [mse]}\n  - evaluate: {metrics: [mae]}\n"      \
+    "  - benchmark: {batch: [1]}\n"
+
 static void begin_load(struct service_fixture *f, struct load *load, int projects)
 {
     *load = (struct load){.f = f, .worker = {.o = {.db = f->worker, .work_dir = f->work}}};
@@ -229,13 +290,16 @@ static void begin_load(struct service_fixture *f, struct load *load, int project
 }
 
 /* Submits runs of four jobs each in the project, every one on a version of its own. */
-static void submit_runs(struct load *load, int k, int64_t runs)
+static void submit_runs(struct load *load, int k, bool derive, int64_t runs)
 {
     static int64_t number;
     struct service_fixture *f = load->f;
     char text[512], name[16], orders[32];
     snprintf(name, sizeof name, "q%d", k);
-    snprintf(text, sizeof text, RECIPE_FOUR, name, name);
+    if (derive)
+        snprintf(text, sizeof text, RECIPE_FOUR, name, name);
+    else
+        snprintf(text, sizeof text, RECIPE_EMPTY, name);
     f->project = load->projects[k];
     for (int64_t i = 0; i < runs; i++) {
         snprintf(orders, sizeof orders, "n=%lld", (long long)++number);
@@ -272,35 +336,55 @@ static void print_ratio(double *ratio, size_t rounds)
     printf("  ratio %.2f (10%%: %.2f, 90%%: %.2f)\n", quantile(ratio, rounds, 0.5), low, high);
 }
 
+/* Jobs of which nothing comes out, and jobs of which something does. */
+static const struct shape {
+    const char *what;
+    bool derive;
+} SHAPES[] = {{"four that observe", false}, {"two that derive, signed, and two that observe", true}};
+enum { RUN_JOBS = 4 };
+
+static void measure_shape(struct service_fixture *f, struct load *load, const struct shape *shape,
+                          int projects)
+{
+    double bare[MAX_ROUNDS], all[MAX_ROUNDS], real[MAX_ROUNDS], ratio[MAX_ROUNDS], to_all[MAX_ROUNDS];
+    int64_t runs = set.jobs / RUN_JOBS / projects, jobs = 0;
+    printf("path: %lld clients, batch %lld, rounds of %lld jobs in turn, %d projects; runs of %s\n",
+           (long long)set.clients, (long long)set.batch, (long long)set.jobs, projects, shape->what);
+    for (int i = -1; i < set.rounds; i++) { /* one to warm up */
+        bare_fill(f, 2 * set.jobs);
+        for (int k = 0; k < projects; k++)
+            submit_runs(load, k, shape->derive, runs);
+        load->together = false;
+        double b = round_of(load, true, set.jobs);
+        load->together = true;
+        double a = round_of(load, true, set.jobs), r = round_of(load, false, runs * RUN_JOBS * projects);
+        if (i < 0) {
+            forget_spent(load);
+            continue;
+        }
+        jobs += load->done;
+        bare[i] = b;
+        all[i] = a;
+        real[i] = r;
+        ratio[i] = r / b;
+        to_all[i] = r / a;
+    }
+    print_rates("  bare claim + complete", bare, (int)set.rounds);
+    print_rates("  the same, completing together", all, (int)set.rounds);
+    print_rates("  claim, beat, complete", real, (int)set.rounds);
+    print_spent(load, jobs);
+    print_ratio(ratio, (size_t)set.rounds);
+    printf("  to completing together: %.2f\n", quantile(to_all, (size_t)set.rounds, 0.5));
+}
+
 static void measure_path(struct service_fixture *f)
 {
     enum { PROJECTS = 4 };
     struct load load;
-    double bare[MAX_ROUNDS], real[MAX_ROUNDS], ratio[MAX_ROUNDS];
     begin_load(f, &load, PROJECTS);
     bare_create(f);
-    printf("path: %lld clients, batch %lld, rounds of %lld jobs in turn, %d projects\n",
-           (long long)set.clients, (long long)set.batch, (long long)set.jobs, PROJECTS);
-    int64_t jobs = 0;
-    for (int i = -1; i < set.rounds; i++) { /* one to warm up */
-        bare_fill(f, set.jobs);
-        for (int k = 0; k < PROJECTS; k++)
-            submit_runs(&load, k, set.jobs / 4 / PROJECTS);
-        double b = round_of(&load, true, set.jobs),
-               r = round_of(&load, false, set.jobs / 4 / PROJECTS * 4 * PROJECTS);
-        if (i < 0) {
-            forget_spent(&load);
-            continue;
-        }
-        jobs += load.done;
-        bare[i] = b;
-        real[i] = r;
-        ratio[i] = r / b;
-    }
-    print_rates("  bare claim + complete", bare, (int)set.rounds);
-    print_rates("  claim, beat, complete", real, (int)set.rounds);
-    print_spent(&load, jobs);
-    print_ratio(ratio, (size_t)set.rounds);
+    for (size_t i = 0; i < MLO_COUNT(SHAPES); i++)
+        measure_shape(f, &load, &SHAPES[i], PROJECTS);
 }
 
 /* --- share: eleven projects, one of them flooding ----------------------------------------------------------
@@ -314,10 +398,10 @@ static void measure_share(struct service_fixture *f)
     int64_t each = set.jobs;
     begin_load(f, &load, PROJECTS);
     printf("share: %d projects of equal weight, one with ten times the work of each other\n", PROJECTS);
-    submit_runs(&load, 0, each / 4 * 10);
+    submit_runs(&load, 0, true, each / 4 * 10);
     round_of(&load, false, each); /* the flood has the machine for itself before the others come */
     for (int k = 1; k < PROJECTS; k++)
-        submit_runs(&load, k, each / 4);
+        submit_runs(&load, k, true, each / 4);
     for (int k = 0; k < PROJECTS; k++)
         load.served[k] = 0;
     /* as long as everybody has work: three quarters of what the others brought */
@@ -380,7 +464,7 @@ static void measure_size(struct service_fixture *small)
     struct service_fixture *big = state;
     begin_load(small, &one, 4);
     begin_load(big, &two, 4);
-    submit_runs(&two, 0, 1);
+    submit_runs(&two, 0, true, 1);
     round_of(&two, false, 4);
     fill(big, two.projects[3]);
     printf("  %lld jobs in the tables; rounds of %lld jobs, an empty and a full database in turn\n",
@@ -388,8 +472,8 @@ static void measure_size(struct service_fixture *small)
     int64_t jobs = 0;
     for (int i = -1; i < set.rounds; i++) {
         for (int k = 0; k < 3; k++) {
-            submit_runs(&one, k, set.jobs / 12);
-            submit_runs(&two, k, set.jobs / 12);
+            submit_runs(&one, k, true, set.jobs / 12);
+            submit_runs(&two, k, true, set.jobs / 12);
         }
         double x = round_of(&one, false, set.jobs / 12 * 12), y = round_of(&two, false, set.jobs / 12 * 12);
         if (i < 0) {

@@ -63,7 +63,7 @@ static void test_sql__every_statement_prepares(void **state)
         {MLO_JOB_LOG_SQL, MLO_JOB_LOG_SQL_COUNT},     {MLO_REQUEUE_SQL, MLO_REQUEUE_SQL_COUNT},
         {MLO_SHARES_SQL, MLO_SHARES_SQL_COUNT},       {MLO_TX_SQL, MLO_TX_SQL_COUNT},
         {MLO_METRICS_SQL, MLO_METRICS_SQL_COUNT},     {MLO_WAITS_SQL, MLO_WAITS_SQL_COUNT},
-        {MLO_TRACE_SQL, MLO_TRACE_SQL_COUNT},
+        {MLO_TRACE_SQL, MLO_TRACE_SQL_COUNT},         {MLO_FINISH_SQL, MLO_FINISH_SQL_COUNT},
     };
     for (size_t i = 0; i < MLO_COUNT(tables); i++)
         assert_mlo_ok(mlo_db_prepare_all(conn, tables[i].table, tables[i].count, &f->err), &f->err);

@@ -50,7 +50,7 @@ static void test_worker_role__has_these_rights(void **state)
         "reproduction run run_event schema_migration signature usage_entry usage_month variant version "
         "version_blob worker");
     assert_rights(f, WHOLE("insert"),
-                  "attempt attempt_log attestation blob dataset_samples derivation evidence lineage_edge "
+                  "attempt_log attestation blob dataset_samples derivation evidence lineage_edge "
                   "plan project_blob report "
                   "reproduction run_event signature variant worker");
     assert_rights(f, WHOLE("update"), "");
@@ -70,13 +70,14 @@ static void test_worker_role__has_these_rights(void **state)
         "job.finished_at job.input "
         "job.lease_until job.message job.not_before job.output job.progress job.ready_at job.result "
         "job.started_at job.state job.token job.worker run.error run.event_seq run.finished_at run.results "
-        "run.started_at run.state run.variant worker.last_seen_at worker.state "
-        "worker.disk_bytes");
-    assert_rights(f,
-                  "select string_agg(proname, ' ' order by proname) from pg_proc where pronamespace = "
-                  "'mlopt'::regnamespace and prorettype <> 'trigger'::regtype and "
-                  "has_function_privilege('mlopt_worker', oid, 'execute')",
-                  "audit_append blob_note blob_report blob_revive job_event_data queue_claim queue_settle");
+        "run.started_at run.state run.variant worker.last_seen_at worker.state worker.disk_bytes");
+    assert_rights(
+        f,
+        "select string_agg(proname, ' ' order by proname) from pg_proc where pronamespace = "
+        "'mlopt'::regnamespace and prorettype <> 'trigger'::regtype and "
+        "has_function_privilege('mlopt_worker', oid, 'execute')",
+        "audit_append blob_note blob_report blob_revive job_event_data queue_beat queue_claim queue_complete "
+        "queue_settle");
     assert_rights(
         f,
         "select (rolsuper or rolcreaterole or rolcreatedb or rolreplication or rolbypassrls)::text || "
