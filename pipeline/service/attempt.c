@@ -364,7 +364,8 @@ static enum mlo_status complete(struct mlo_slot *slot, const struct mlo_completi
                                 struct mlo_error *err)
 {
     for (;;) {
-        enum mlo_status status = mlo_queue_complete(slot->worker->o.db, &slot->job, completion, err);
+        enum mlo_status status =
+            mlo_together_complete(&slot->worker->together, slot->worker->o.db, &slot->job, completion, err);
         struct mlo_error lease = {0};
         /* MLO_EIO: what was stored is not there any more (mlo_blob_record_stored); only a new attempt helps
          */

@@ -288,6 +288,12 @@ static bool known_to_call(const struct mlo_finished *f)
             (mlo_name_valid(f->job->variant) && strcmp(f->job->variant, MLO_VARIANT_SOURCE) != 0));
 }
 
+bool mlo_queue_complete_shares(const struct mlo_job *job, const struct mlo_completion *what)
+{
+    const struct mlo_finished f = {.job = job, .what = what};
+    return known_to_call(&f) && !mlo_completion_has_more(what);
+}
+
 static void complete_apart(struct mlo_db *db, struct mlo_finished *f)
 {
     struct mlo_complete c = complete_of(f);

@@ -169,36 +169,51 @@ static void *slot_main(void *arg)
 
 /* --- the main thread: lease, notifications, sweep ------------------------------------------------------ */
 
-static void beat(struct mlo_slot *slot)
+/* Whether the slot's lease is to be prolonged now; *out says which job's. */
+static bool beat_due(struct mlo_slot *slot, uint64_t now, struct mlo_beat *out)
 {
-    struct mlo_worker *worker = slot->worker;
-    struct mlo_job mine = {.id = 0};
-    struct mlo_error error = {0};
-    uint64_t now = mlo_clock_ns();
     pthread_mutex_lock(&slot->lock);
     bool due = slot->busy && slot->taken == MLO_OK && now >= slot->next_beat_ns;
     if (due) {
-        mine.id = slot->job.id;
-        snprintf(mine.token, sizeof mine.token, "%s", slot->job.token);
-        slot->next_beat_ns = now + worker->o.lease_ms * MS_NS / 3;
+        out->job = slot->job.id;
+        snprintf(out->token, sizeof out->token, "%s", slot->job.token);
+        slot->next_beat_ns = now + slot->worker->o.lease_ms * MS_NS / 3;
     }
     pthread_mutex_unlock(&slot->lock);
-    if (!due)
-        return;
-    enum mlo_status status = mlo_queue_beat(worker->o.db, &mine, worker->o.lease_ms, &error);
+    return due;
+}
+
+static void take_answer(struct mlo_slot *slot, const struct mlo_beat *beat, uint64_t now)
+{
+    const struct mlo_worker *worker = slot->worker;
     pthread_mutex_lock(&slot->lock);
-    if (slot->busy && strcmp(slot->job.token, mine.token) == 0) {
-        if (status == MLO_OK)
+    if (slot->busy && strcmp(slot->job.token, beat->token) == 0) {
+        if (beat->status == MLO_OK)
             slot->lease_end_ns = now + worker->o.lease_ms * MS_NS;
-        else if (status == MLO_ELEASE || status == MLO_ECANCELLED)
-            slot->taken = status;
-        else if (status == MLO_ECONFLICT)
+        else if (beat->status == MLO_ELEASE || beat->status == MLO_ECANCELLED)
+            slot->taken = beat->status;
+        else if (beat->status == MLO_ECONFLICT)
             slot->next_beat_ns = now; /* its row is held for a moment: the next time around */
         else
             slot->next_beat_ns =
                 now + MLO_MIN(worker->o.lease_ms / 6, 1000u) * MS_NS; /* database away: sooner */
     }
     pthread_mutex_unlock(&slot->lock);
+}
+
+/* For all slots that are due, in one call. */
+static void beat(struct mlo_worker *worker)
+{
+    uint64_t now = mlo_clock_ns();
+    size_t count = 0;
+    for (unsigned i = 0; i < worker->o.slots; i++)
+        count += beat_due(&worker->slots[i], now, &worker->beats[count]);
+    if (count == 0)
+        return;
+    mlo_queue_beat_all(worker->o.db, worker->beats, count, worker->o.lease_ms);
+    for (size_t k = 0; k < count; k++)
+        for (unsigned i = 0; i < worker->o.slots; i++)
+            take_answer(&worker->slots[i], &worker->beats[k], now); /* its own knows it by the token */
 }
 
 /* Makes the next beat of every slot due: a cancellation comes with a notification. */
@@ -356,8 +371,7 @@ static void serve(struct mlo_worker *worker, const volatile sig_atomic_t *stop)
     mlo_db_patience(MLO_MAX(worker->o.lease_ms / 3, (uint32_t)PATIENCE_MIN_MS)); /* beats must not be late */
     while (!leaving || !all_idle(worker)) {
         listen_once(worker, &conn);
-        for (unsigned i = 0; i < worker->o.slots; i++)
-            beat(&worker->slots[i]);
+        beat(worker);
         uint64_t now = mlo_clock_ns();
         bool leave = false;
         if (now >= next_sweep) {
@@ -523,6 +537,7 @@ static enum mlo_status worker_init(struct mlo_worker *worker, const struct mlo_w
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&worker->wake, &attr);
     pthread_condattr_destroy(&attr);
+    mlo_together_init(&worker->together);
     mlo_random_bytes(&random, sizeof random);
     if (gethostname(worker->host, sizeof worker->host - 1) != 0)
         snprintf(worker->host, sizeof worker->host, "unknown");
@@ -531,7 +546,8 @@ static enum mlo_status worker_init(struct mlo_worker *worker, const struct mlo_w
     worker->slots = calloc(worker->o.slots, sizeof *worker->slots);
     worker->idle = calloc(worker->o.slots, sizeof(struct mlo_slot *));
     worker->claimed = calloc(worker->o.slots, sizeof *worker->claimed);
-    if (!worker->exe || !worker->slots || !worker->idle || !worker->claimed)
+    worker->beats = calloc(worker->o.slots, sizeof *worker->beats);
+    if (!worker->exe || !worker->slots || !worker->idle || !worker->claimed || !worker->beats)
         return mlo_error_nomem(err);
     for (unsigned i = 0; i < worker->o.slots; i++) {
         worker->slots[i].worker = worker;
@@ -547,6 +563,7 @@ static void worker_clear(struct mlo_worker *worker)
     free(worker->slots);
     free(worker->idle);
     free(worker->claimed);
+    free(worker->beats);
     free(worker->exe);
     free(worker->work_dir);
     free(worker->cache_dir);
@@ -557,6 +574,7 @@ static void worker_clear(struct mlo_worker *worker)
     mlo_gpus_unhold(&worker->gpus);
     free(worker->gpu_dir);
     mlo_scratch_close(worker);
+    mlo_together_clear(&worker->together);
     pthread_cond_destroy(&worker->wake);
     pthread_mutex_destroy(&worker->claiming);
     pthread_mutex_destroy(&worker->lock);

@@ -10,6 +10,22 @@
 #include "pipeline/service/sandbox_impl.h"
 #include "pipeline/service/service_impl.h"
 
+/* Completions of several threads in one call (together.c). `calls`: how many there were. */
+struct mlo_together {
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t ended;
+    struct mlo_waiting *waiting; /* oldest first */
+    size_t count;                /* of those */
+    bool sending;
+    uint64_t calls;
+};
+void mlo_together_init(struct mlo_together *together);
+void mlo_together_clear(struct mlo_together *together);
+/* mlo_queue_complete, with those that other threads complete meanwhile. */
+MLO_MUST_USE enum mlo_status mlo_together_complete(struct mlo_together *together, struct mlo_db *db,
+                                                   const struct mlo_job *job,
+                                                   const struct mlo_completion *what, struct mlo_error *err);
+
 struct mlo_worker {
     struct mlo_worker_options o; /* with the defaults filled in */
     char id[160];                /* host-pid-random: one per process start */
@@ -32,6 +48,8 @@ struct mlo_worker {
     struct mlo_gpus gpus;
     uint64_t memory_bytes;              /* for all of its jobs together */
     struct mlo_buf models, free_models; /* of GPUs; array literals */
+    struct mlo_beat *beats;             /* the same; of the main thread */
+    struct mlo_together together;
 };
 
 /* What an attempt does, one thing after the other; names are constants. */

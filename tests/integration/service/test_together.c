@@ -1,4 +1,5 @@
 /* Several completions and heartbeats in one call: each has its own answer, and none is harmed by another. */
+#include "pipeline/service/worker_impl.h"
 #include "tests/integration/service/service_fixture.h"
 
 #define RECIPE_THREE                                                                                         \
@@ -275,6 +276,73 @@ static void test_together__at_once_on_the_same_runs(void **state)
     clear_all(jobs, MANY);
 }
 
+struct slot {
+    struct mlo_together *together;
+    struct mlo_db *db;
+    struct mlo_job *job;
+    enum mlo_status status;
+    struct mlo_error error;
+};
+
+static void *complete_slot(void *arg)
+{
+    struct slot *slot = arg;
+    const struct mlo_completion nothing = {.has_artifact = false};
+    slot->status = mlo_together_complete(slot->together, slot->db, slot->job, &nothing, &slot->error);
+    return NULL;
+}
+
+static size_t waiting(struct mlo_together *together, bool *sending)
+{
+    pthread_mutex_lock(&together->lock);
+    size_t count = together->count;
+    *sending = together->sending;
+    pthread_mutex_unlock(&together->lock);
+    return count;
+}
+
+static void test_together__slots_share_the_call_after_the_one_under_way(void **state)
+{
+    struct service_fixture *f = *state;
+    enum { SLOTS = 6, STALE = 4 };
+    struct mlo_together together;
+    struct mlo_job jobs[SLOTS];
+    struct slot slots[SLOTS];
+    pthread_t threads[SLOTS];
+    struct mlo_db_conn *holder;
+    bool sending = false;
+    char sql[96];
+    mlo_together_init(&together);
+    for (int i = 0; i < SLOTS; i++)
+        submit(f, f->version, RECIPE_OBSERVE, 0);
+    claim_all(f, jobs, SLOTS);
+    spoil(&jobs[STALE]);
+    snprintf(sql, sizeof sql, "begin; select from job where id = %lld for update", (long long)jobs[0].id);
+    assert_mlo_ok(mlo_db_acquire(f->pg->owner, &holder, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(holder, sql, &f->err), &f->err);
+    for (int i = 0; i < SLOTS; i++) {
+        slots[i] = (struct slot){.together = &together, .db = f->worker, .job = &jobs[i]};
+        pthread_create(&threads[i], NULL, complete_slot, &slots[i]);
+        if (i == 0)
+            wait_until((waiting(&together, &sending), sending)); /* it waits for the row */
+    }
+    wait_until(waiting(&together, &sending) == SLOTS - 1);
+    assert_mlo_ok(mlo_db_exec_text(holder, "rollback", &f->err), &f->err);
+    mlo_db_release(holder);
+    for (int i = 0; i < SLOTS; i++) {
+        pthread_join(threads[i], NULL);
+        assert_mlo_status(slots[i].status, i == STALE ? MLO_ELEASE : MLO_OK, &slots[i].error);
+    }
+    assert_int_equal(together.calls, 2);
+    assert_int_equal(count_rows(f, "select count(*) from mlopt.run where state = 'succeeded'"), SLOTS - 1);
+    /* which is one commit */
+    assert_int_equal(
+        count_rows(f, "select count(distinct xmin::text) from mlopt.job where state = 'succeeded'"), 2);
+    assert_whole(f);
+    mlo_together_clear(&together);
+    clear_all(jobs, SLOTS);
+}
+
 /* The database loses the worker between the call and its COMMIT: nothing of it stays, and it can be told
  * again. */
 static void test_together__a_crash_before_the_commit_leaves_nothing(void **state)
@@ -433,6 +501,7 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_together__what_was_removed_is_refused_alone),
         SERVICE_TEST(test_together__what_was_derived_leads_on),
         SERVICE_TEST(test_together__at_once_on_the_same_runs),
+        SERVICE_TEST(test_together__slots_share_the_call_after_the_one_under_way),
         SERVICE_TEST(test_together__a_crash_before_the_commit_leaves_nothing),
         SERVICE_TEST(test_together__beats_answer_for_each),
         SERVICE_TEST(test_claim__sees_past_what_it_does_not_offer),
