@@ -7,14 +7,13 @@
 #include "pipeline/service/completion_impl.h"
 #include "registry/models.h"
 
-enum { S_COMPLETE, S_SET_RESULTS };
+enum { S_COMPLETE };
 
 const struct mlo_sql MLO_FINISH_SQL[] = {
     [S_COMPLETE] = {"finish_complete",
                     "select * from queue_complete($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, "
                     "$14, $15, $16, $17, $18, $19)",
                     19},
-    [S_SET_RESULTS] = {"finish_set_results", "update run set results = $2 where id = $1", 2},
 };
 const size_t MLO_FINISH_SQL_COUNT = MLO_COUNT(MLO_FINISH_SQL);
 
@@ -205,21 +204,16 @@ static enum mlo_status end_run(struct mlo_db_conn *conn, const struct mlo_comple
     enum mlo_status status;
     json_t *observations = NULL;
     char *results = NULL, *error = NULL;
-    const struct mlo_ended_run run = {.id = c->job->run,
-                                      .project = c->job->project,
-                                      .on = mlo_rows_text(rows, row, C_OBJECT),
-                                      .recipe_name = mlo_rows_text(rows, row, C_RECIPE_NAME)};
+    struct mlo_ended_run run = {.id = c->job->run,
+                                .project = c->job->project,
+                                .on = mlo_rows_text(rows, row, C_OBJECT),
+                                .recipe_name = mlo_rows_text(rows, row, C_RECIPE_NAME)};
     MLO_TRY(observations_of(mlo_rows_text(rows, row, C_OBSERVED), &observations, err));
     if (!mlo_rows_null(rows, row, C_SIZE))
         MLO_TRY(mlo_run_append_size(observations, (double)mlo_rows_i64(rows, row, C_SIZE),
                                     (double)mlo_rows_i64(rows, row, C_SOURCE_SIZE), err));
     MLO_TRY(mlo_run_judge(mlo_rows_text(rows, row, C_RECIPE), observations, &results, &error, err));
-    if (results) {
-        struct mlo_params p = MLO_PARAMS_INIT;
-        mlo_param_i64(&p, run.id);
-        mlo_param_text(&p, results);
-        MLO_TRY(mlo_db_queue(conn, &MLO_FINISH_SQL[S_SET_RESULTS], &p, NULL, err));
-    }
+    run.results = results;
     MLO_TRY(mlo_run_end_done(conn, &run, error ? "failed" : "succeeded", error, &c->actor, err));
 out:
     free(results);

@@ -222,6 +222,7 @@ MLO_MUST_USE enum mlo_status mlo_run_end(struct mlo_db_conn *conn, int64_t run, 
 struct mlo_ended_run {
     int64_t id, project;
     const char *on, *recipe_name; /* PROJECT/MODEL@VERSION */
+    const char *results;          /* JSON; NULL: as they are */
 };
 /* The same for a locked run that has no open jobs; all of it is queued (mlo_db_queue), and nobody is woken.
  */
