@@ -211,27 +211,74 @@ static void test_metrics__requests_are_counted_by_route(void **state)
     reply_clear(&reply);
 }
 
-/* Whole output of promtool's own check, where the package prometheus is installed. */
-static void check_by_promtool(const char *text, const char *dir)
+/* promtool's own check of a file, where the package prometheus is installed. */
+static void check_by_promtool(const char *what, const char *path)
 {
-    struct mlo_error err = {0};
     struct mlo_buf command = MLO_BUF_INIT;
-    char *path = mlo_fs_join(dir, "metrics", NULL);
     int rc;
     pid_t pid;
-    assert_mlo_ok(mlo_fs_write_atomic(path, text, strlen(text), &err), &err);
-    mlo_buf_printf(&command, "command -v promtool >/dev/null || exit 77; promtool check metrics < '%s'",
-                   path);
+    mlo_buf_printf(&command, "command -v promtool >/dev/null || exit 77; exec promtool check %s '%s' >&2",
+                   strcmp(what, "metrics") == 0 ? "metrics <" : what, path);
     char *const argv[] = {"sh", "-c", command.data, NULL};
     extern char **environ;
     assert_int_equal(posix_spawn(&pid, "/bin/sh", NULL, NULL, argv, environ), 0);
     assert_int_equal(waitpid(pid, &rc, 0), pid);
     if (WIFEXITED(rc) && WEXITSTATUS(rc) == 77)
-        print_message("promtool (package prometheus) is not installed: its check is left out\n");
+        print_message("promtool (package prometheus) is not installed: its check of %s is left out\n", what);
     else
         assert_int_equal(rc, 0);
     mlo_buf_clear(&command);
-    free(path);
+}
+
+/* Whether some family has this name, or the name of its samples in a histogram. */
+static bool is_metric(const struct metric_set *set, const char *name)
+{
+    static const char *const suffixes[] = {"", "_bucket", "_sum", "_count"};
+    char family[128];
+    for (size_t i = 0; i < set->family_count; i++)
+        for (size_t s = 0; s < MLO_COUNT(suffixes); s++) {
+            snprintf(family, sizeof family, "%s%s", set->families[i], suffixes[s]);
+            if (strcmp(family, name) == 0 && (!s || strcmp(set->types[i], "histogram") == 0))
+                return true;
+        }
+    return false;
+}
+
+/* Each metric that a rule names is there, and each runbook that it points to. */
+static void test_metrics__alerts_name_what_is_there(void **state)
+{
+    static const char *const rules = MLOPT_SOURCE_DIR "/deploy/prometheus/rules.yml";
+    static const char *const book = "docs/observability.md#";
+    struct api *api = *state;
+    struct mlo_error err = {0};
+    struct mlo_buf text = MLO_BUF_INIT, docs = MLO_BUF_INIT;
+    struct metric_set set;
+    struct reply reply = {0};
+    size_t metrics = 0, alerts = 0, books = 0;
+    char name[96];
+    api_call(api, &reply, "GET", "/metrics", api->token[MLO_VIEWER], NULL, NULL);
+    metric_parse(mlo_buf_str(&reply.body), false, &set);
+    assert_mlo_ok(mlo_fs_read(rules, 1 << 20, &text, &err), &err);
+    assert_mlo_ok(mlo_fs_read(MLOPT_SOURCE_DIR "/docs/observability.md", 1 << 20, &docs, &err), &err);
+    for (const char *at = mlo_buf_str(&text); (at = strstr(at, "mlopt_")); at += strlen(name), metrics++) {
+        snprintf(name, sizeof name, "%.*s", (int)metric_name_length(at, true), at);
+        if (!is_metric(&set, name))
+            fail_msg("%s: there is no metric %s", rules, name);
+    }
+    for (const char *at = mlo_buf_str(&text); (at = strstr(at, "- alert: ")); at++, alerts++) {
+        snprintf(name, sizeof name, "\n#### %.*s\n", (int)strcspn(at + 9, "\n"), at + 9);
+        assert_holds(mlo_buf_str(&docs), name);
+        const char *link = strstr(at, book);
+        assert_non_null(link);
+        link += strlen(book);
+        books += strncasecmp(link, at + 9, strcspn(at + 9, "\n")) == 0;
+    }
+    assert_true(metrics > 15 && alerts > 10 && books == alerts);
+    check_by_promtool("rules", rules);
+    free(set.all);
+    mlo_buf_clear(&text);
+    mlo_buf_clear(&docs);
+    reply_clear(&reply);
 }
 
 static void test_metrics__both_formats_and_who_may_read(void **state)
@@ -248,7 +295,10 @@ static void test_metrics__both_formats_and_who_may_read(void **state)
     assert_true(set.family_count > 30);
     free(set.all);
     api_call(api, &reply, "GET", "/metrics", api->token[MLO_VIEWER], NULL, NULL);
-    check_by_promtool(mlo_buf_str(&reply.body), api->dir);
+    char *path = mlo_fs_join(api->dir, "metrics", NULL);
+    assert_mlo_ok(mlo_fs_write_atomic(path, reply.body.data, reply.body.len, &api->pg->err), &api->pg->err);
+    check_by_promtool("metrics", path);
+    free(path);
     api_call(api, &reply, "GET", "/metrics", NULL, NULL, NULL);
     assert_http(&reply, 401);
     api_call(api, &reply, "POST", "/v1/tokens", api->token[MLO_ADMIN],
@@ -326,6 +376,7 @@ int main(void)
         API_TEST(test_metrics__buckets_agree_with_their_bounds),
         API_TEST(test_metrics__requests_are_counted_by_route),
         API_TEST(test_metrics__both_formats_and_who_may_read),
+        API_TEST(test_metrics__alerts_name_what_is_there),
         API_TEST(test_metrics__their_own_address_needs_no_database),
     };
     API_MAIN(tests);
