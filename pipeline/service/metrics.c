@@ -25,39 +25,29 @@ enum {
     S_OUTBOX
 };
 
-#define AGE(of) "extract(epoch from clock_timestamp() - " of ")::float8"
+#define AGE(of) "extract(epoch from now() - " of ")::float8"
 
-/* By the partial indexes of the open states, one scan of what is open (enable_seqscan is off). The last
- * column: 0 a state of a target and class, 1 a state of a project. */
-#define OPEN_JOBS(which, age)                                                                                \
-    "select state, target, priority, project, not_before, " age " as age from job where state = '" which "'"
+/* Summed up in one pass over what is open, by the partial index of its state (enable_seqscan is off). */
+#define OPEN_JOBS(as, which, age)                                                                            \
+    "select " as " as state, target, project, sign(priority) as class, count(*) as count, max(" age          \
+    ") as age from job where state = '" which "' group by 1, 2, 3, 4"
+#define READY_AT "greatest(ready_at, not_before)"
+#define READY                                                                                                \
+    OPEN_JOBS("case when " READY_AT " > now() then 'delayed' else 'ready' end", "ready", AGE(READY_AT))
+#define RUNNING OPEN_JOBS("state", "running", AGE("lease_until"))
+#define WAITING OPEN_JOBS("state", "waiting", "null::float8")
+#define CLASS "case o.class when -1 then 'background' when 0 then 'normal' else 'high' end"
 
 const struct mlo_sql MLO_METRICS_SQL[] = {
-    [S_JOBS] =
-        {"metrics_jobs",
-         "with open as (" OPEN_JOBS("ready", AGE("greatest(ready_at, not_before)")) " union all " OPEN_JOBS(
-             "running",
-             AGE("lease_until")) " union all " OPEN_JOBS("waiting",
-                                                         "null::float8") "), named as ("
-                                                                         "select case when state = 'ready' "
-                                                                         "and age < 0 then 'delayed' else "
-                                                                         "state end as state, target, "
-                                                                         "case when priority < 0 then "
-                                                                         "'background' when priority > 0 "
-                                                                         "then 'high' else 'normal' end as "
-                                                                         "class, project, age from open) "
-                                                                         "select n.state, n.target, n.class, "
-                                                                         "p.name as project, count(*), "
-                                                                         "max(n.age), grouping(n.project) "
-                                                                         "from named n left join project p "
-                                                                         "on p.id = n.project and "
-                                                                         "$1::boolean "
-                                                                         "group by grouping sets ((n.state, "
-                                                                         "n.target, n.class), (n.state, "
-                                                                         "n.project, p.name)) "
-                                                                         "order by grouping(n.project) desc, "
-                                                                         "count(*) desc",
-         1},
+    /* the last column: 0 a state of a project, 1 one of a target and class */
+    [S_JOBS] = {"metrics_jobs",
+                "with open as (" READY " union all " RUNNING " union all " WAITING ") "
+                "select o.state, o.target, " CLASS
+                ", p.name, sum(o.count)::bigint, max(o.age), grouping(o.project) "
+                "from open o left join project p on p.id = o.project and $1::boolean "
+                "group by grouping sets ((o.state, o.target, o.class), (o.state, o.project, p.name)) "
+                "order by grouping(o.project) desc, sum(o.count) desc",
+                1},
     [S_ATTEMPTS] = {"metrics_attempts",
                     "select step, outcome, code, attempts, cpu_s, gpu_s, read_bytes, written_bytes from "
                     "metric_attempt order by step, outcome, code",
@@ -412,6 +402,7 @@ static enum mlo_status read_group(struct mlo_service_metrics *s, struct mlo_db_c
         mlo_param_bool(&p, s->projects > 0);
     MLO_TRY(mlo_db_exec_text(conn,
                              "set local statement_timeout = 2000; set local enable_seqscan = off; "
+                             "set local max_parallel_workers_per_gather = 0; "
                              "set transaction read only",
                              err));
     MLO_TRY(mlo_db_exec(conn, &MLO_METRICS_SQL[g->statement], &p, rows, err));
