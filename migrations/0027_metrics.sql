@@ -57,7 +57,8 @@ CREATE FUNCTION metric_bucket(value double precision) RETURNS integer LANGUAGE s
                                            -0.025, -0.01, -0.005]::double precision[])
 $$;
 
--- By statement, however the attempts end: one at a time, or many by one call.
+-- By statement, however the attempts end: one at a time, or many by one call. A row does not change any more after its
+-- attempt's end, so that one with an end has just got it.
 CREATE FUNCTION attempt_metrics() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = mlopt, pg_temp AS $$
 BEGIN
@@ -73,11 +74,10 @@ BEGIN
                    (SELECT greatest(extract(epoch FROM a.started_at - p.lease_until), 0) FROM attempt p
                     WHERE p.job = a.job AND p.number = a.number - 1 AND p.outcome = 'lost') END,
                coalesce(a.cpu_s, 0), coalesce(a.gpu_s, 0), coalesce(a.read_bytes, 0), coalesce(a.written_bytes, 0)
-        FROM after_ a JOIN before_ b ON b.job = a.job AND b.number = a.number JOIN job j ON j.id = a.job
-        WHERE a.ended_at IS NOT NULL AND b.ended_at IS NULL;
+        FROM after_ a JOIN job j ON j.id = a.job WHERE a.ended_at IS NOT NULL;
     RETURN NULL;
 END $$;
-CREATE TRIGGER attempt_metrics AFTER UPDATE ON attempt REFERENCING OLD TABLE AS before_ NEW TABLE AS after_
+CREATE TRIGGER attempt_metrics AFTER UPDATE ON attempt REFERENCING NEW TABLE AS after_
     FOR EACH STATEMENT EXECUTE FUNCTION attempt_metrics();
 
 -- Whenever queue_settle counts what was used, one at a time: each attempt once.
