@@ -31,7 +31,7 @@ enum mlo_status {
     MLO_ERANGE,                 /* an offset is not where the bytes are */
     MLO_ETOOBIG,                /* larger than a limit that protects the process */
     MLO_ENOMEM,                 /* out of memory */
-    MLO_ENOSPC,                 /* disk or quota full */
+    MLO_ENOSPC,                 /* disk full */
     MLO_EIO,                    /* reading or writing failed */
     MLO_EUNAVAILABLE, /* a server this needs (PostgreSQL, blob store, engine library) is not there now */
     MLO_ETIMEOUT,     /* not done in time */
@@ -39,6 +39,7 @@ enum mlo_status {
     MLO_ELEASE,       /* the job's lease is lost: another attempt owns it */
     MLO_EJOB,         /* a job of the run failed */
     MLO_ESTALE,       /* a plan that was compiled for another machine, engine or model */
+    MLO_EQUOTA,       /* what its project may have is used up */
     MLO_EINTERNAL,    /* a bug in mlopt */
     MLO_STATUS_COUNT
 };

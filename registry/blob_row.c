@@ -20,7 +20,8 @@ enum {
     BLOB_REPORT,
     BLOB_REPORTED,
     BLOB_LOOKED,
-    BLOB_ALONE
+    BLOB_ALONE,
+    STORAGE_CHECK
 };
 
 const struct mlo_sql mlo_sql_blob_row[] = {
@@ -44,6 +45,7 @@ const struct mlo_sql mlo_sql_blob_row[] = {
     [BLOB_ALONE] =
         {"blob_alone",
          "SELECT pg_try_advisory_xact_lock(hashtextextended('mlopt damage ' || encode($1, 'hex'), 0))", 1},
+    [STORAGE_CHECK] = {"storage_check", "SELECT storage_check($1, $2)", 2},
 };
 const size_t mlo_sql_blob_row_count = MLO_COUNT(mlo_sql_blob_row);
 
@@ -103,6 +105,15 @@ enum mlo_status mlo_blob_record(struct mlo_db_conn *conn, const struct mlo_actor
                                 const struct mlo_digest *digest, uint64_t size_bytes, struct mlo_error *err)
 {
     return mlo_blob_record_stored(conn, NULL, actor, project_id, digest, size_bytes, err);
+}
+
+enum mlo_status mlo_storage_check(struct mlo_db_conn *conn, int64_t project_id, uint64_t more_bytes,
+                                  struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, project_id);
+    mlo_param_i64(&p, (int64_t)MLO_MIN(more_bytes, (uint64_t)1 << 60));
+    return mlo_db_exec(conn, &mlo_sql_blob_row[STORAGE_CHECK], &p, NULL, err);
 }
 
 enum mlo_status mlo_blob_linked(struct mlo_db_conn *conn, int64_t project_id, const struct mlo_digest *digest,

@@ -320,6 +320,10 @@ static const struct {
     {"53100", MLO_ENOSPC, "make room on the disk of PostgreSQL"},
     {"53200", MLO_ENOMEM, NULL},
     {"53300", MLO_EUNAVAILABLE, "PostgreSQL has no free connection: try again"},
+    {"MLQ01", MLO_EQUOTA,
+     "delete what is not needed, or have an admin of the project raise it: `mlopt queue set PROJECT "
+     "--storage "
+     "SIZE`"},
     {"54", MLO_ETOOBIG, NULL},
     {"58", MLO_EIO, NULL},
 };

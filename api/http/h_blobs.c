@@ -44,6 +44,12 @@ static enum mlo_status put_begin(struct mlo_request *req, struct mlo_error *err)
         upload->hasher = mlo_hasher_new();
         status = upload->hasher ? MLO_OK : mlo_error_nomem(err);
     } else if (status == MLO_OK || status == MLO_ENOTFOUND) {
+        const char *length = mlo_request_header(req, "Content-Length");
+        int64_t bytes = 0;
+        if (!length || !mlo_str_to_i64(length, &bytes) || bytes < 0)
+            bytes = 0; /* then it is known at the end */
+        if (status == MLO_ENOTFOUND)
+            MLO_TRY(mlo_storage_check(req->conn, upload->project, (uint64_t)bytes, err));
         /* also when another project has the bytes: only who really has them may link them */
         status = mlo_blob_writer_open_expecting(req->http->options.blobs, &upload->expected, 0,
                                                 &upload->writer, err);

@@ -58,6 +58,7 @@ enum mlo_status h_upload_begin(struct mlo_request *req, struct mlo_error *err)
             goto out;
         }
     }
+    MLO_TRY(mlo_storage_check(req->conn, project, (uint64_t)size, err));
     status = direct ? mlo_upload_begin_direct(req->conn, req->http->options.blobs, &actor, project,
                                               (uint64_t)size, &upload, err)
                     : MLO_EUNSUPPORTED;

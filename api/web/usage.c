@@ -13,6 +13,7 @@ static void limit(struct mlo_buf *out, const char *name, const json_t *value, co
 
 static void share(struct mlo_buf *out, const json_t *queue)
 {
+    char size[32];
     HTML(out,
          "<section class=\"panel\"><dl "
          "class=\"facts\"><div><dt>Queued</dt><dd>%lld</dd></div><div><dt>Running</dt>"
@@ -21,8 +22,13 @@ static void share(struct mlo_buf *out, const json_t *queue)
          mlo_json_f64(queue, "weight", 1));
     limit(out, "Jobs at once", json_object_get(queue, "max_running"), "");
     limit(out, "GPU time a month", json_object_get(queue, "gpu_seconds_month"), " s");
-    HTML(out, "<div><dt>GPU time this month</dt><dd>%.0f s</dd></div></dl>",
+    HTML(out, "<div><dt>GPU time this month</dt><dd>%.0f s</dd></div>",
          mlo_json_f64(queue, "gpu_seconds_used", 0));
+    HTML(out, "<div><dt>Storage</dt><dd>%s",
+         mlo_str_size((uint64_t)mlo_json_i64(queue, "storage_used", 0), size));
+    if (json_is_integer(json_object_get(queue, "storage_bytes")))
+        HTML(out, " of %s", mlo_str_size((uint64_t)mlo_json_i64(queue, "storage_bytes", 0), size));
+    HTML(out, "</dd></div></dl>");
     if (mlo_json_bool(queue, "paused", false))
         HTML(out, "<p><span class=\"badge bad\">paused</span> by %s: nothing of it is claimed. %s</p>",
              mlo_text(queue, "paused_by"), mlo_text(queue, "paused_reason"));

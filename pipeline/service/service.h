@@ -68,12 +68,13 @@ MLO_MUST_USE enum mlo_status mlo_run_requeue(struct mlo_db_conn *conn, const str
                                              int64_t run, const char *reason, struct mlo_error *err);
 
 /* A project's share and limits (docs/queue.md):
- * {"project","weight","max_running","gpu_seconds_month","paused",
+ * {"project","weight","max_running","gpu_seconds_month","storage_bytes","storage_used","paused",
  * "paused_by","paused_at","paused_reason","queued","running","gpu_seconds_used" (this month)}. */
 MLO_MUST_USE enum mlo_status mlo_project_queue_get(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                                    int64_t project, json_t **out, struct mlo_error *err);
-/* Changes what `change` has of "weight","max_running","gpu_seconds_month" (null: no limit) and "paused";
- * needs the role admin in the project, is audited, and answers as above. `reason` may be NULL. */
+/* Changes what `change` has of "weight","max_running","gpu_seconds_month","storage_bytes" (null: no limit)
+ * and "paused"; needs the role admin in the project, is audited, and answers as above. `reason` may be NULL.
+ */
 MLO_MUST_USE enum mlo_status mlo_project_queue_set(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                                    int64_t project, const json_t *change, const char *reason,
                                                    json_t **out, struct mlo_error *err);

@@ -13,7 +13,8 @@ enum { S_GET, S_SET, S_MONTHS };
 const struct mlo_sql MLO_SHARES_SQL[] = {
     [S_GET] =
         {"shares_get",
-         "select p.name as project, q.weight, q.max_running, q.gpu_seconds_month, q.paused, q.paused_by, "
+         "select p.name as project, q.weight, q.max_running, q.gpu_seconds_month, q.storage_bytes, "
+         "  project_storage(q.project) as storage_used, q.paused, q.paused_by, "
          "  q.paused_at, q.paused_reason, "
          "  (select count(*) from job j where j.state = 'ready' and j.project = q.project) as queued, "
          "  (select count(*) from job j where j.state = 'running' and j.project = q.project) as running, "
@@ -26,6 +27,7 @@ const struct mlo_sql MLO_SHARES_SQL[] = {
          "update project_queue set weight = coalesce($2::float8, weight), "
          "  max_running = case when $3::boolean then $4::integer else max_running end, "
          "  gpu_seconds_month = case when $5::boolean then $6::float8 else gpu_seconds_month end, "
+         "  storage_bytes = case when $10::boolean then $11::bigint else storage_bytes end, "
          "  paused = coalesce($7::boolean, paused), "
          "  paused_by = case when $7::boolean then $8 when not $7::boolean then null else paused_by end, "
          "  paused_at = case when $7::boolean then clock_timestamp() when not $7::boolean then null else "
@@ -33,7 +35,7 @@ const struct mlo_sql MLO_SHARES_SQL[] = {
          "  paused_reason = case when $7::boolean then $9 when not $7::boolean then null else paused_reason "
          "end "
          "where project = $1",
-         9},
+         11},
     [S_MONTHS] = {"shares_months",
                   "select " MONTH_COLUMNS
                   "from usage_month u where u.project = $1 order by u.month desc limit 1200",
@@ -63,8 +65,8 @@ enum mlo_status mlo_project_queue_get(struct mlo_db_conn *conn, const struct mlo
 }
 
 /* NULL and JSON null are told apart: the one leaves a limit, the other removes it. */
-static enum mlo_status read_limit(const json_t *change, const char *key, bool whole, bool *given, double *out,
-                                  struct mlo_error *err)
+static enum mlo_status read_limit(const json_t *change, const char *key, bool whole, double most, bool *given,
+                                  double *out, struct mlo_error *err)
 {
     const json_t *value = json_object_get(change, key);
     *given = value != NULL;
@@ -72,7 +74,7 @@ static enum mlo_status read_limit(const json_t *change, const char *key, bool wh
     if (!value || json_is_null(value))
         return MLO_OK;
     *out = json_number_value(value);
-    if (json_is_number(value) && *out >= 0 && *out <= (whole ? 1e6 : 1e12) && (!whole || *out == floor(*out)))
+    if (json_is_number(value) && *out >= 0 && *out <= most && (!whole || *out == floor(*out)))
         return MLO_OK;
     mlo_error_set(err, MLO_EINVAL, "'%s' is a %snumber of at least 0, or null for no limit", key,
                   whole ? "whole " : "");
@@ -83,12 +85,13 @@ static enum mlo_status read_limit(const json_t *change, const char *key, bool wh
 static enum mlo_status read_change(const json_t *change, struct mlo_params *p, const struct mlo_actor *actor,
                                    const char *reason, struct mlo_error *err)
 {
-    static const char *const known[] = {"weight", "max_running", "gpu_seconds_month", "paused", "reason"};
+    static const char *const known[] = {"weight",        "max_running", "gpu_seconds_month",
+                                        "storage_bytes", "paused",      "reason"};
     const json_t *weight = json_object_get(change, "weight"), *paused = json_object_get(change, "paused"),
                  *value;
     const char *key;
-    bool has_running, has_gpu;
-    double running, gpu;
+    bool has_running, has_gpu, has_storage;
+    double running, gpu, storage;
     enum mlo_status status = MLO_OK;
     json_object_foreach((json_t *)change, key, value)
     {
@@ -110,8 +113,9 @@ static enum mlo_status read_change(const json_t *change, struct mlo_params *p, c
                                    : "'paused' is true or false");
         goto out;
     }
-    MLO_TRY(read_limit(change, "max_running", true, &has_running, &running, err));
-    MLO_TRY(read_limit(change, "gpu_seconds_month", false, &has_gpu, &gpu, err));
+    MLO_TRY(read_limit(change, "max_running", true, 1e6, &has_running, &running, err));
+    MLO_TRY(read_limit(change, "gpu_seconds_month", false, 1e12, &has_gpu, &gpu, err));
+    MLO_TRY(read_limit(change, "storage_bytes", true, 1e18, &has_storage, &storage, err));
     mlo_param_f64(p, weight ? w : NAN);
     mlo_param_bool(p, has_running);
     if (isfinite(running))
@@ -126,14 +130,19 @@ static enum mlo_status read_change(const json_t *change, struct mlo_params *p, c
         mlo_param_null(p);
     mlo_param_text(p, actor->name);
     mlo_param_text(p, reason);
+    mlo_param_bool(p, has_storage);
+    if (isfinite(storage))
+        mlo_param_i64(p, (int64_t)storage);
+    else
+        mlo_param_null(p);
 out:
     return status;
 }
 
 static void drop_counts(json_t *value)
 {
-    static const char *const counts[] = {"project",          "queued",    "running",
-                                         "gpu_seconds_used", "paused_at", "paused_by"};
+    static const char *const counts[] = {"project",      "queued",    "running",  "gpu_seconds_used",
+                                         "storage_used", "paused_at", "paused_by"};
     for (size_t i = 0; i < MLO_COUNT(counts); i++)
         json_object_del(value, counts[i]);
 }

@@ -28,16 +28,20 @@ static const char *limit_text(const json_t *queue, const char *key, char out[32]
 static enum mlo_status show(struct mlo_cli *cli, const json_t *queue, struct mlo_error *err)
 {
     struct mlo_table table;
-    char weight[32], most[32], gpu[64], month[32], queued[24], running[24];
+    char weight[32], most[32], gpu[64], month[32], queued[24], running[24], storage[72], kept[32], may[32];
+    int64_t limit = mlo_json_i64(queue, "storage_bytes", -1);
     if (cli->json)
         return mlo_cli_print_json(queue, err);
     snprintf(queued, sizeof queued, "%lld", (long long)mlo_json_i64(queue, "queued", 0));
     snprintf(running, sizeof running, "%lld", (long long)mlo_json_i64(queue, "running", 0));
     snprintf(gpu, sizeof gpu, "%g of %s", mlo_json_f64(queue, "gpu_seconds_used", 0),
              limit_text(queue, "gpu_seconds_month", month));
-    mlo_table_init(&table, "project|queued>|running>|weight>|jobs at once>|GPU s this month>|state");
+    snprintf(storage, sizeof storage, "%s of %s",
+             mlo_str_size((uint64_t)mlo_json_i64(queue, "storage_used", 0), kept),
+             limit < 0 ? "none" : mlo_str_size((uint64_t)limit, may));
+    mlo_table_init(&table, "project|queued>|running>|weight>|jobs at once>|GPU s this month>|storage>|state");
     mlo_table_row(&table, mlo_json_str(queue, "project", ""), queued, running,
-                  limit_text(queue, "weight", weight), limit_text(queue, "max_running", most), gpu,
+                  limit_text(queue, "weight", weight), limit_text(queue, "max_running", most), gpu, storage,
                   mlo_json_bool(queue, "paused", false) ? "paused" : "open");
     enum mlo_status status = mlo_table_print_take(&table, err);
     if (status == MLO_OK && mlo_json_bool(queue, "paused", false)) {
@@ -88,6 +92,24 @@ static enum mlo_status add_number(const struct mlo_cli *cli, const char *option,
     return MLO_OK;
 }
 
+/* --storage SIZE|none */
+static enum mlo_status add_storage(const struct mlo_cli *cli, json_t *body, struct mlo_error *err)
+{
+    const char *text = mlo_cli_opt(cli, "storage");
+    uint64_t bytes;
+    if (!text)
+        return MLO_OK;
+    if (strcmp(text, "none") == 0) {
+        json_object_set_new(body, "storage_bytes", json_null());
+        return MLO_OK;
+    }
+    if (!mlo_str_to_size(text, &bytes))
+        return mlo_error_set(err, MLO_EUSAGE, "--storage is a size such as 500GB or 2TiB, or none, not '%s'",
+                             text);
+    json_object_set_new(body, "storage_bytes", json_integer((json_int_t)bytes));
+    return MLO_OK;
+}
+
 static enum mlo_status queue_set(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -96,6 +118,7 @@ static enum mlo_status queue_set(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(add_number(cli, "weight", "weight", false, body, err));
     MLO_TRY(add_number(cli, "max-running", "max_running", true, body, err));
     MLO_TRY(add_number(cli, "gpu-seconds", "gpu_seconds_month", true, body, err));
+    MLO_TRY(add_storage(cli, body, err));
     if (pause && resume) {
         status = mlo_error_set(err, MLO_EUSAGE, "--pause or --resume, not both");
         goto out;
@@ -104,7 +127,7 @@ static enum mlo_status queue_set(struct mlo_cli *cli, struct mlo_error *err)
         json_object_set_new(body, "paused", json_boolean(pause));
     if (json_object_size(body) == 0) {
         status = mlo_error_set(err, MLO_EUSAGE, "nothing to change");
-        mlo_error_hint(err, "--weight, --max-running, --gpu-seconds, --pause or --resume");
+        mlo_error_hint(err, "--weight, --max-running, --gpu-seconds, --storage, --pause or --resume");
         goto out;
     }
     if (mlo_cli_opt(cli, "reason"))
@@ -173,6 +196,7 @@ static const struct mlo_cli_option set_options[] = {
     {"weight", 0, "W", "its share of the workers' time beside other projects' (1)"},
     {"max-running", 0, "N|none", "so many of its jobs at once"},
     {"gpu-seconds", 0, "S|none", "so many GPU seconds in a calendar month"},
+    {"storage", 0, "SIZE|none", "so much in the blob store: 500GB, 2TiB"},
     {"pause", 0, NULL, "claim nothing of it; what runs goes on"},
     {"resume", 0, NULL, "go on"},
     {"reason", 0, "TEXT", "why"},

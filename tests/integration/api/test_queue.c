@@ -18,7 +18,7 @@ static void test_queue__is_changed_by_admins_and_audited(void **state)
     static const char *const bad[] = {
         "{\"weight\": 0}",        "{\"weight\": \"2\"}",           "{\"max_running\": -1}",
         "{\"max_running\": 1.5}", "{\"gpu_seconds_month\": true}", "{\"paused\": 1}",
-        "{\"max_runing\": 3}",
+        "{\"max_runing\": 3}",    "{\"storage_bytes\": -1}",       "{\"storage_bytes\": 1.5}",
     };
     struct api *api = *state;
     struct reply reply = {0};
@@ -55,6 +55,57 @@ static void test_queue__is_changed_by_admins_and_audited(void **state)
     api_call(api, &reply, "GET", "/v1/projects/demo/audit?action=queue.", admin, NULL, NULL);
     assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 2);
     assert_holds(mlo_buf_str(&reply.body), "the quarter's accounts");
+    reply_clear(&reply);
+}
+
+static void test_storage__is_limited(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    const char *admin = api->token[MLO_ADMIN], *submitter = api->token[MLO_SUBMITTER];
+    struct mlo_digest small, large;
+    char text[MLO_DIGEST_TEXT_SIZE], path[160], body[4096], limit[64];
+    memset(body, 'x', sizeof body - 1);
+    body[sizeof body - 1] = '\0';
+    mlo_digest_of("tiny", 4, &small);
+    mlo_digest_of(body, strlen(body), &large);
+    api_call(api, &reply, "GET", QUEUE, admin, NULL, NULL);
+    assert_http(&reply, 200);
+    int64_t used = mlo_json_i64(reply.json, "storage_used", -1);
+    assert_true(used >= 0);
+    snprintf(limit, sizeof limit, "{\"storage_bytes\": %lld}", (long long)used + 100);
+    api_call(api, &reply, "PUT", QUEUE, admin, limit, NULL);
+    assert_http(&reply, 200);
+    assert_int_equal(mlo_json_i64(reply.json, "storage_bytes", 0), used + 100);
+    snprintf(path, sizeof path, "/v1/projects/demo/blobs/%s", mlo_digest_text(&large, text));
+    api_call(api, &reply, "PUT", path, submitter, body, NULL);
+    assert_http(&reply, 507);
+    assert_code(&reply, "quota-exceeded");
+    assert_holds(mlo_buf_str(&reply.body), "the project demo would keep");
+    assert_holds(mlo_buf_str(&reply.body), "--storage");
+    api_call(api, &reply, "POST", "/v1/projects/demo/uploads", submitter, "{\"size\": 101}", NULL);
+    assert_http(&reply, 507);
+    api_call(api, &reply, "POST", "/v1/projects/demo/uploads", submitter, "{\"size\": 100}", NULL);
+    assert_http(&reply, 201);
+    snprintf(path, sizeof path, "/v1/projects/demo/blobs/%s", mlo_digest_text(&small, text));
+    api_call(api, &reply, "PUT", path, submitter, "tiny", NULL);
+    assert_http(&reply, 201);
+    /* who has it already brings nothing new */
+    run_sql(api, "update project_queue set storage_bytes = 0");
+    api_call(api, &reply, "PUT", path, submitter, "tiny", NULL);
+    assert_http(&reply, 200);
+    char cookie[160];
+    snprintf(cookie, sizeof cookie, "Cookie: mlopt_session=%s", admin);
+    const char *const headers[] = {cookie, NULL};
+    api_call(api, &reply, "GET", "/usage/demo", NULL, NULL, headers);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.body), "<dt>Storage</dt>");
+    api_call(api, &reply, "PUT", QUEUE, admin, "{\"storage_bytes\": null}", NULL);
+    assert_http(&reply, 200);
+    assert_int_equal(mlo_json_i64(reply.json, "storage_used", 0), used + 4);
+    snprintf(path, sizeof path, "/v1/projects/demo/blobs/%s", mlo_digest_text(&large, text));
+    api_call(api, &reply, "PUT", path, submitter, body, NULL);
+    assert_http(&reply, 201);
     reply_clear(&reply);
 }
 
@@ -161,6 +212,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_queue__is_changed_by_admins_and_audited, api_setup,
                                         api_teardown),
+        cmocka_unit_test_setup_teardown(test_storage__is_limited, api_setup, api_teardown),
         cmocka_unit_test_setup_teardown(test_usage__is_listed_and_exported, api_setup, api_teardown),
         cmocka_unit_test_setup_teardown(test_plan__submits_nothing, api_setup, api_teardown),
         cmocka_unit_test_setup_teardown(test_requeue__takes_a_failed_run_up_again, api_setup, api_teardown),

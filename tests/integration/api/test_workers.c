@@ -93,6 +93,40 @@ static void test_workers__have_a_page(void **state)
     reply_clear(&reply);
 }
 
+static void test_workers__say_what_they_have_and_jobs_what_they_lack(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char cookie[160], path[96];
+    const char *const headers[] = {cookie, NULL};
+    add_worker(api);
+    as_owner(api, "update mlopt.worker set memory_bytes = 16e9, disk_bytes = 100e9, gpus = "
+                  "'[{\"uuid\":\"GPU-<b>\",\"model\":\"H100\",\"memory_bytes\":80000000000}]'");
+    api_version(api, "cnn", "one", "");
+    api_call(api, &reply, "POST", "/v1/projects/demo/runs", api->token[MLO_SUBMITTER],
+             "{\"model\":\"cnn\",\"version\":1,\"recipe\":\"name: x\\ntarget: any\\nneeds: {memory: "
+             "64GB}\\nsteps:\\n  - optimize: {}\\n\"}",
+             NULL);
+    assert_http(&reply, 201);
+    snprintf(path, sizeof path, "/v1/projects/demo/runs/%lld", (long long)mlo_json_i64(reply.json, "id", 0));
+    api_call(api, &reply, "GET", path, api->token[MLO_VIEWER], NULL, NULL);
+    assert_holds(mlo_buf_str(&reply.body), "needs 64.0 GB of memory; the largest worker has 16.0 GB");
+    api_call(api, &reply, "GET", "/v1/queue", api->token[MLO_VIEWER], NULL, NULL);
+    assert_int_equal(json_array_size(json_object_get(reply.json, "stuck")), 1);
+    api_call(api, &reply, "GET", "/v1/workers", api->token[MLO_VIEWER], NULL, NULL);
+    const json_t *gpu =
+        json_array_get(json_object_get(json_array_get(json_object_get(reply.json, "items"), 0), "gpus"), 0);
+    assert_string_equal(mlo_json_str(gpu, "model", ""), "H100");
+    assert_true(json_is_null(json_object_get(gpu, "job")));
+    snprintf(cookie, sizeof cookie, "Cookie: mlopt_session=%s", api->token[MLO_VIEWER]);
+    api_call(api, &reply, "GET", "/workers", NULL, NULL, headers);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.body), "16.0 GB of memory");
+    assert_holds(mlo_buf_str(&reply.body), "GPU-&lt;b&gt;");
+    assert_holds(mlo_buf_str(&reply.body), "the largest worker has 16.0 GB");
+    reply_clear(&reply);
+}
+
 static void test_workers__steps_have_a_log(void **state)
 {
     struct api *api = *state;
@@ -140,6 +174,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         API_TEST(test_workers__are_paused_resumed_and_drained),
         API_TEST(test_workers__have_a_page),
+        API_TEST(test_workers__say_what_they_have_and_jobs_what_they_lack),
         API_TEST(test_workers__steps_have_a_log),
     };
     API_MAIN(tests);

@@ -380,6 +380,32 @@ static void test_timeout__of_the_worker_is_tried_again(void **state)
     assert_int_equal(count_rows(f, "select count(*) from mlopt.attempt"), 2);
 }
 
+/* --- storage ------------------------------------------------------------------------------------------- */
+
+static void test_storage__refuses_what_a_job_makes(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    start_worker(f, &w, 1);
+    run_sql(f, "update project_queue set storage_bytes = project_storage(project)");
+    int64_t run = submit(f, f->version, RECIPE_DERIVE, 0);
+    wait_run(f, run);
+    assert_run(f, run, -1, "state", "failed");
+    json_t *value = get_run(f, run);
+    const json_t *error = json_object_get(json_array_get(json_object_get(value, "jobs"), 0), "error");
+    assert_string_equal(mlo_json_str(error, "code", ""), "quota-exceeded");
+    assert_non_null(strstr(mlo_json_str(error, "message", ""), "the project p would keep"));
+    json_decref(value);
+    assert_int_equal(count_rows(f, "select count(*) from mlopt.attempt"), 1); /* trying again does not help */
+    assert_int_equal(count_rows(f, "select count(*) from mlopt.variant where name = 'derived'"), 0);
+    run_sql(f, "update project_queue set storage_bytes = null");
+    struct mlo_error err = {0};
+    assert_mlo_ok(mlo_run_requeue(f->pg->conn, &SYSTEM, run, "room was made", &err), &err);
+    wait_run(f, run);
+    assert_run(f, run, -1, "state", "succeeded");
+    stop_worker(&w);
+}
+
 /* --- between steps ---------------------------------------------------------------------------------------
  */
 
@@ -431,6 +457,7 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_worker__gives_gpus_back_however_a_job_ends),
         SERVICE_TEST(test_timeout__of_the_recipe_fails_once),
         SERVICE_TEST(test_timeout__of_the_worker_is_tried_again),
+        SERVICE_TEST(test_storage__refuses_what_a_job_makes),
         SERVICE_TEST(test_priority__goes_before_the_next_step),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
