@@ -352,9 +352,12 @@ static inline void *balancer_accept(void *arg)
                 close(client);
             return NULL;
         }
-        for (int i = 0; i < b->count && n < 0; i++, next++)
-            if (atomic_load(&b->ready[next % b->count]))
-                n = next % b->count;
+        /* late answers of /readyz, on a machine that does much else, are waited for */
+        for (uint64_t until = mlo_clock_ns() + WIRE_PATIENCE_S * 1000000000ull;
+             n < 0 && mlo_clock_ns() < until && !atomic_load(&b->stop); mlo_clock_sleep_ms(n < 0 ? 5 : 0))
+            for (int i = 0; i < b->count && n < 0; i++, next++)
+                if (atomic_load(&b->ready[next % b->count]))
+                    n = next % b->count;
         if (n >= 0)
             atomic_fetch_add(&b->open[n], 1);
         int server = n < 0 ? -1 : connect_to(b->all->of[n].port);
@@ -385,6 +388,18 @@ static inline bool says_ready(uint16_t port)
     wire_clear(&a);
     wire_close(&w);
     return ready;
+}
+
+/* It is not ready for that reason, and not merely late. */
+static inline bool not_ready_since(uint16_t port, const char *why)
+{
+    struct wire w = WIRE_INIT(port);
+    struct wire_answer a = {0};
+    const char *wrong = wire_ask(&w, &a, "GET", "/readyz", NULL, NULL, 0);
+    bool so = !wrong && a.status == 503 && strstr(mlo_buf_str(&a.body), why);
+    wire_clear(&a);
+    wire_close(&w);
+    return so;
 }
 
 static inline void *balancer_ask(void *arg)
