@@ -358,6 +358,17 @@ static void take_signatures(const struct mlo_slot *slot, const json_t *read, str
     }
 }
 
+/* Whether what only asks PostgreSQL is to be tried again: as long as the lease lasts, a connection that is
+ * lost costs no attempt, and not the work of one that the child has done. */
+static bool once_more(struct mlo_slot *slot, enum mlo_status status)
+{
+    struct mlo_error lease = {0};
+    if ((status != MLO_EUNAVAILABLE && status != MLO_ETIMEOUT) || watch_lease(slot, &lease) != MLO_OK)
+        return false;
+    mlo_clock_sleep_ms(200);
+    return true;
+}
+
 /* Completes, again as long as the lease lasts when the database is away. A commit whose answer got lost is
  * seen as a lost lease the second time: its effect is there once. */
 static enum mlo_status complete(struct mlo_slot *slot, const struct mlo_completion *completion,
@@ -417,7 +428,11 @@ static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *r
     MLO_TRY(store_document(slot, dir, mlo_json_str(result, "document", NULL), &completion, err));
     MLO_TRY(store_decision(slot, dir, mlo_json_str(result, "decision", NULL), report, err));
     if (artifact && slot->job.has_key) {
-        MLO_TRY(mlo_attest_completion(slot->worker, &slot->job, &completion, &how, &envelope, signer, err));
+        do
+            status =
+                mlo_attest_completion(slot->worker, &slot->job, &completion, &how, &envelope, signer, err);
+        while (once_more(slot, status));
+        MLO_TRY(status);
         completion.envelope = envelope;
         completion.signer = signer;
     }
@@ -436,21 +451,30 @@ out:
 
 /* --- the attempt --------------------------------------------------------------------------------------- */
 
+static enum mlo_status find_known(struct mlo_slot *slot, struct mlo_completion *known, json_t **report,
+                                  struct mlo_error *err)
+{
+    struct mlo_db_conn *conn;
+    enum mlo_status status = mlo_db_acquire(slot->worker->o.db, &conn, err);
+    if (status != MLO_OK)
+        return status;
+    status = mlo_derivation_find(conn, &slot->job.key, &known->artifact, &known->size_bytes, report, err);
+    mlo_db_release(conn);
+    return status;
+}
+
 /* Completes the job without work when its derivation is known and its bytes are there. */
 static enum mlo_status try_reuse(struct mlo_slot *slot, bool *done, struct mlo_error *err)
 {
     enum mlo_status status;
-    struct mlo_db_conn *conn;
     struct mlo_completion known = {.blobs = slot->worker->o.blobs, .reused = true, .has_artifact = true};
     json_t *report = NULL;
     *done = false;
     if (!slot->job.has_key || slot->job.reproduces)
         return MLO_OK;
-    status = mlo_db_acquire(slot->worker->o.db, &conn, err);
-    if (status != MLO_OK)
-        return status;
-    status = mlo_derivation_find(conn, &slot->job.key, &known.artifact, &known.size_bytes, &report, err);
-    mlo_db_release(conn);
+    do
+        status = find_known(slot, &known, &report, err);
+    while (once_more(slot, status));
     if (status == MLO_OK && mlo_blob_exists(slot->worker->o.blobs, &known.artifact)) {
         known.report = report;
         status = complete(slot, &known, err);
