@@ -66,28 +66,35 @@ enum campaign_kind {
     FAULT_MUTE,
     FAULT_CLOCK,
     FAULT_CANCEL,
+    FAULT_SCRATCH,
+    FAULT_STORE,
+    FAULT_DISK,
+    FAULT_HOST,
     FAULT_KINDS
 };
 
-/* `may_fail`: codes of errors that a run may honestly end with, once the attempts of a job are used up. */
+/* `may_fail`: codes of errors that a run may honestly end with, once the attempts of a job are used up. A
+ * lost lease is always one: a loaded machine loses some by itself. */
 static const struct {
     const char *name, *what, *may_fail;
     bool needs_child; /* strikes only where one runs */
 } CAMPAIGN_FAULTS[] = {
-    [FAULT_KILL] = {"kill", "SIGKILL of the worker", "lease-lost", false},
+    [FAULT_KILL] = {"kill", "SIGKILL of the worker", "", false},
     [FAULT_CHILD] = {"child", "SIGKILL of the step's process", "job-failed", true},
-    [FAULT_STOP] = {"stop", "SIGSTOP past the lease, then SIGCONT", "lease-lost", false},
-    [FAULT_TERM] = {"term", "SIGTERM: it hands back what it has", "lease-lost", false},
-    [FAULT_CUT] = {"cut", "pg_terminate_backend of workers' connections", "lease-lost unavailable", false},
-    [FAULT_DATABASE] = {"database", "PostgreSQL's immediate shutdown, and its start",
-                        "lease-lost unavailable", false},
-    [FAULT_FREEZE] = {"freeze", "half-open connections that heal", "lease-lost unavailable timeout", false},
-    [FAULT_RESET] = {"reset", "half-open connections that are reset in the end",
-                     "lease-lost unavailable timeout", false},
-    [FAULT_MUTE] = {"mute", "connections of which nothing is heard again", "lease-lost unavailable timeout",
-                    false},
+    [FAULT_STOP] = {"stop", "SIGSTOP past the lease, then SIGCONT", "", false},
+    [FAULT_TERM] = {"term", "SIGTERM: it hands back what it has", "", false},
+    [FAULT_CUT] = {"cut", "pg_terminate_backend of workers' connections", "unavailable", false},
+    [FAULT_DATABASE] = {"database", "PostgreSQL's immediate shutdown, and its start", "unavailable", false},
+    [FAULT_FREEZE] = {"freeze", "half-open connections that heal", "unavailable timeout", false},
+    [FAULT_RESET] = {"reset", "half-open connections that are reset in the end", "unavailable timeout",
+                     false},
+    [FAULT_MUTE] = {"mute", "connections of which nothing is heard again", "unavailable timeout", false},
     [FAULT_CLOCK] = {"clock", "the clock of one worker jumps, up to a day", "", false},
     [FAULT_CANCEL] = {"cancel", "a run is cancelled", "", false},
+    [FAULT_SCRATCH] = {"scratch", "the disk of the scratch folders is full", "no-space job-failed", false},
+    [FAULT_STORE] = {"store", "the disk of the blob store is full", "no-space", false},
+    [FAULT_DISK] = {"disk", "PostgreSQL's disk is full", "no-space unavailable", false},
+    [FAULT_HOST] = {"host", "the host of a worker is cut off, and healed", "unavailable timeout", false},
 };
 
 enum { FAULTS_MAX = 3, WORKERS_MAX = 3, RUNS_MAX = 3 };

@@ -18,7 +18,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { PROXY_PAIRS = 64, PROXY_LOOK_MS = 5 };
+enum { PROXY_PAIRS = 64, PROXY_LOOK_MS = 20 };
 
 /* of all connections that there are: */
 enum proxy_order {
@@ -103,22 +103,25 @@ static inline void *proxy_main(void *arg)
 {
     struct proxy *p = arg;
     struct pollfd wait[1 + 2 * PROXY_PAIRS];
+    int pair[1 + 2 * PROXY_PAIRS], side[1 + 2 * PROXY_PAIRS];
     while (!atomic_load(&p->stop)) {
         int order = atomic_load(&p->order);
+        nfds_t n = 1;
         proxy_obey(p, order);
         bool passes = order != PROXY_FREEZE;
         wait[0] = (struct pollfd){passes ? p->listener : -1, POLLIN, 0};
-        for (int i = 0; i < PROXY_PAIRS; i++)
-            for (int side = 0; side < 2; side++)
-                wait[1 + 2 * i + side] =
-                    (struct pollfd){passes && !p->pairs[i].mute ? p->pairs[i].side[side] : -1, POLLIN, 0};
-        if (poll(wait, 1 + 2 * PROXY_PAIRS, PROXY_LOOK_MS) <= 0 || atomic_load(&p->order) != order)
+        for (int i = 0; passes && i < PROXY_PAIRS; i++)
+            for (int s = 0; s < 2 && p->pairs[i].side[0] >= 0 && !p->pairs[i].mute; s++) {
+                pair[n] = i, side[n] = s;
+                wait[n++] = (struct pollfd){p->pairs[i].side[s], POLLIN, 0};
+            }
+        if (poll(wait, n, PROXY_LOOK_MS) <= 0 || atomic_load(&p->order) != order)
             continue; /* what was just frozen does not slip through */
-        for (int i = 0; i < PROXY_PAIRS; i++)
-            for (int side = 0; side < 2; side++)
-                if (wait[1 + 2 * i + side].revents && p->pairs[i].side[side] >= 0 &&
-                    !proxy_move(p->pairs[i].side[side], p->pairs[i].side[!side]))
-                    proxy_end(p, i, false);
+        for (nfds_t k = 1; k < n; k++) {
+            int from = p->pairs[pair[k]].side[side[k]], to = p->pairs[pair[k]].side[!side[k]];
+            if (wait[k].revents && from >= 0 && !proxy_move(from, to))
+                proxy_end(p, pair[k], false);
+        }
         if (wait[0].revents)
             proxy_take(p);
     }
@@ -127,10 +130,10 @@ static inline void *proxy_main(void *arg)
     return NULL;
 }
 
-/* `to`: PostgreSQL's socket. False: no port. */
-static inline bool proxy_start(struct proxy *p, const char *to)
+/* `to`: PostgreSQL's socket; `from`: where it listens, INADDR_LOOPBACK. False: no port. */
+static inline bool proxy_start(struct proxy *p, const char *to, in_addr_t from)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(from)};
     socklen_t size = sizeof a;
     memset(p, 0, sizeof *p);
     for (int i = 0; i < PROXY_PAIRS; i++)

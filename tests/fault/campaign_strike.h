@@ -53,6 +53,16 @@ static inline int64_t skew_of(unsigned variant)
     return seconds[variant % MLO_COUNT(seconds)] * 1000000000;
 }
 
+static inline bool fill_disk(struct world *w, const struct campaign_fault *f, enum campaign_disk disk)
+{
+    if (w->free_ns[disk])
+        return false;
+    const char *dir = disk == DISK_SCRATCH ? w->f->work : w->place->disks[disk];
+    place_fill(dir);
+    w->free_ns[disk] = mlo_clock_ns() + (100 + 2 * f->hold_ms) * MS_NS;
+    return true;
+}
+
 /* False: there was nothing to strike. */
 static inline bool strike_worker(struct world *w, const struct campaign_fault *f, int i)
 {
@@ -92,10 +102,10 @@ static inline bool strike_worker(struct world *w, const struct campaign_fault *f
     case FAULT_CLOCK:
         atomic_store(&w->plan->skew_ns[i], skew_of(f->variant));
         return true;
-    case FAULT_CUT:
-    case FAULT_DATABASE:
-    case FAULT_CANCEL:
-    case FAULT_KINDS:
+    case FAULT_HOST:
+        place_cable(i, false);
+        worker->cable_ns = now + hold + (f->variant % 2 ? lease + lease / 4 : 0);
+        return true;
     default:
         return false;
     }
@@ -111,6 +121,12 @@ static inline bool strike(struct world *w, const struct campaign_fault *f, int i
         return stop_database(w, f->hold_ms);
     case FAULT_CANCEL:
         return cancel_run(w, f->variant);
+    case FAULT_SCRATCH:
+        return fill_disk(w, f, DISK_SCRATCH);
+    case FAULT_STORE:
+        return fill_disk(w, f, DISK_STORE);
+    case FAULT_DISK:
+        return fill_disk(w, f, DISK_DATABASE);
     default:
         return strike_worker(w, f, i);
     }
@@ -121,7 +137,7 @@ static inline bool strike(struct world *w, const struct campaign_fault *f, int i
 static inline void start_database(struct world *w, uint64_t now)
 {
     struct mlo_error err = {0};
-    if (!w->database_ns || now < w->database_ns)
+    if (!w->database_ns || now < w->database_ns || w->free_ns[DISK_DATABASE])
         return;
     enum mlo_status status = mlo_embedded_restart(w->f->pg->pg, &err);
     if (status == MLO_ECONFLICT) /* it still ends */
@@ -129,6 +145,26 @@ static inline void start_database(struct world *w, uint64_t now)
     assert_mlo_ok(status, &err);
     w->database_ns = 0;
     say(w, "PostgreSQL is back");
+}
+
+/* PostgreSQL may have ended for want of room; what holds it up starts it again. */
+static inline void look_at_disks(struct world *w, uint64_t now)
+{
+    for (int disk = 0; disk < DISKS; disk++) {
+        if (!w->free_ns[disk] || now < w->free_ns[disk])
+            continue;
+        w->free_ns[disk] = 0;
+        place_free(disk == DISK_SCRATCH ? w->f->work : w->place->disks[disk]);
+        say(w, "there is room again");
+    }
+    struct mlo_error err = {0};
+    if (!w->free_ns[DISK_DATABASE] && !w->database_ns && has_fault(&w->plan->schedule, FAULT_DISK)) {
+        enum mlo_status status = mlo_embedded_restart(w->f->pg->pg, &err);
+        if (status != MLO_ECONFLICT)
+            assert_mlo_ok(status, &err);
+        if (status == MLO_OK)
+            say(w, "PostgreSQL had ended, and is back");
+    }
 }
 
 /* A worker that ends by itself is a failure, but for one that cannot reach PostgreSQL when it starts. */
@@ -145,6 +181,11 @@ static inline void look_at_worker(struct world *w, int i, uint64_t now)
         worker->heal_ns = 0;
         atomic_store(&worker->proxy.order, worker->heal);
         say(w, "connections of worker %d heal", i);
+    }
+    if (worker->cable_ns && now >= worker->cable_ns) {
+        worker->cable_ns = 0;
+        place_cable(i, true);
+        say(w, "the host of worker %d is back", i);
     }
     if (worker->pid && waitpid(worker->pid, &ended, WNOHANG) == worker->pid) {
         worker->pid = 0;
@@ -174,6 +215,7 @@ static inline void look_at_faults(struct world *w, uint64_t begun_ns)
         atomic_store(&f->done, 1);
     }
     start_database(w, now);
+    look_at_disks(w, now);
     for (int i = 0; i < w->plan->schedule.workers; i++)
         look_at_worker(w, i, now);
 }
@@ -190,8 +232,14 @@ static inline void heal_all(struct world *w)
             worker->heal_ns = 1;
         if (worker->wake_ns)
             worker->wake_ns = 1;
+        if (worker->cable_ns)
+            worker->cable_ns = 1;
         look_at_worker(w, i, mlo_clock_ns());
     }
+    for (int disk = 0; disk < DISKS; disk++)
+        if (w->free_ns[disk])
+            w->free_ns[disk] = 1;
+    look_at_disks(w, mlo_clock_ns());
     if (w->database_ns)
         w->database_ns = 1;
     while (w->database_ns) {

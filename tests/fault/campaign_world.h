@@ -8,30 +8,35 @@
 
 #include "pipeline/measure/measure.h"
 #include "tests/fault/campaign.h"
+#include "tests/fault/campaign_place.h"
 #include "tests/fault/campaign_proxy.h"
 #include "tests/integration/service/service_fixture.h"
 
 #define CAMPAIGN_RECIPE                                                                                      \
     "name: micro\ntarget: any\ndata: {calibrate: p/digits, evaluate: p/digits}\nsteps:\n"                    \
     "  - optimize: {}\n  - quantize: {}\n  - evaluate: {metrics: [top1], compare_to: source}\n"
-enum { LEASE_S = 2, IMAGES = 8, PIXELS = 28 };
+enum { LEASE_S = SANITIZED ? 8 : 2, IMAGES = 8, PIXELS = 28 };
 
 struct one_worker {
-    pid_t pid; /* 0: not there */
+    pid_t pid;  /* 0: not there */
+    pid_t host; /* holds its network namespace; 0: it is on ours */
     struct proxy proxy;
-    bool leaves;                         /* it was told to, or PostgreSQL is away while it starts */
-    uint64_t start_ns, wake_ns, heal_ns; /* when; 0: not */
+    bool leaves;                                   /* it was told to, or PostgreSQL is away while it starts */
+    uint64_t start_ns, wake_ns, heal_ns, cable_ns; /* when; 0: not */
     enum proxy_order heal;
 };
 
 struct world {
     struct service_fixture *f;
     struct campaign_plan *plan;
+    const struct place *place;
     const char *mlopt;
     char *plan_path, *log_path, *admin, *socket;
     struct one_worker workers[WORKERS_MAX];
+    PGconn *asking; /* as the superuser; NULL: to be made */
     int64_t version, runs[RUNS_MAX];
-    uint64_t database_ns; /* when PostgreSQL comes back; 0: it is there */
+    uint64_t database_ns;    /* when PostgreSQL comes back; 0: it is there */
+    uint64_t free_ns[DISKS]; /* when there is room again; 0: there is */
     bool struck[FAULTS_MAX], verbose;
 };
 
@@ -106,28 +111,32 @@ static inline void start_worker_of(struct world *w, int i)
 {
     struct one_worker *worker = &w->workers[i];
     struct service_fixture *f = w->f;
-    char database[160], plan[300], number[32], step[40], lease[16], slots[16];
+    char database[160], plan[300], number[32], step[40], lease[16], slots[16], host[24],
+        address[24] = "127.0.0.1";
     const char *asan = getenv("ASAN_OPTIONS");
     struct mlo_buf sanitizer = MLO_BUF_INIT;
+    snprintf(host, sizeof host, "%d", (int)worker->host);
+    if (worker->host)
+        snprintf(address, sizeof address, "10.77.%d.1", i);
     mlo_buf_printf(&sanitizer, "ASAN_OPTIONS=verify_asan_link_order=0:%s", asan ? asan : "");
-    snprintf(database, sizeof database,
-             "MLOPT_DATABASE=host=127.0.0.1 port=%u user=" MLO_ROLE_WORKER " dbname=%s", worker->proxy.port,
-             f->pg->database);
+    snprintf(database, sizeof database, "MLOPT_DATABASE=host=%s port=%u user=" MLO_ROLE_WORKER " dbname=%s",
+             address, worker->proxy.port, f->pg->database);
     snprintf(plan, sizeof plan, "MLOPT_FAULT_PLAN=%s", w->plan_path);
     snprintf(number, sizeof number, "MLOPT_FAULT_WORKER=%d", i);
     snprintf(step, sizeof step, "LD_CAMPAIGN_STEP_MS=%u", w->plan->schedule.step_ms);
     snprintf(lease, sizeof lease, "%d", LEASE_S);
     snprintf(slots, sizeof slots, "%d", w->plan->schedule.slots);
     const char *argv[] = {
-        w->mlopt,    "worker",  "--blobs", f->blob_url,    "--work-dir",          f->work,   "--lease",
-        lease,       "--drain", "1",       "--allow-read", MLOPT_CAMPAIGN_POINTS, "--slots", slots,
-        "--threads", "1",       NULL};
+        ENTER_PROGRAM,         "-t",         host,    "-n",        "--",  w->mlopt,  "worker", "--blobs",
+        f->blob_url,           "--work-dir", f->work, "--lease",   lease, "--drain", "1",      "--allow-read",
+        MLOPT_CAMPAIGN_POINTS, "--slots",    slots,   "--threads", "1",   NULL};
+    enum { THE_PROGRAM = 5 };
     const char *env[] = {
         database, plan, number, step, mlo_buf_str(&sanitizer), "LD_PRELOAD=" MLOPT_CAMPAIGN_POINTS, NULL};
     struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
     int log = open(w->log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     assert_true(log >= 0);
-    o.argv = argv, o.env = env, o.stdout_fd = o.stderr_fd = log;
+    o.argv = worker->host ? argv : argv + THE_PROGRAM, o.env = env, o.stdout_fd = o.stderr_fd = log;
     o.die_with_parent = true, o.death_signal = SIGKILL;
     atomic_store(&w->plan->registered[i], 0);
     assert_mlo_ok(mlo_process_start(&o, &worker->pid, &f->err), &f->err);
@@ -210,8 +219,8 @@ static inline char *socket_of(const char *conninfo)
 
 static inline void open_plan(struct world *w, const struct campaign_schedule *schedule)
 {
-    w->plan_path = mlo_fs_join(w->f->dir, "plan", NULL);
-    int fd = open(w->plan_path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    w->plan_path = mlo_fs_join(w->place->dir, "plan", NULL);
+    int fd = open(w->plan_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     assert_true(fd >= 0 && ftruncate(fd, sizeof *w->plan) == 0);
     w->plan = mmap(NULL, sizeof *w->plan, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     assert_true(w->plan != MAP_FAILED);
@@ -219,19 +228,54 @@ static inline void open_plan(struct world *w, const struct campaign_schedule *sc
     close(fd);
 }
 
-static inline void world_open(struct world *w, const struct campaign_schedule *schedule, bool verbose)
+static inline bool has_fault(const struct campaign_schedule *s, enum campaign_kind kind)
+{
+    bool has = false;
+    for (int i = 0; i < s->count; i++)
+        has |= s->faults[i].kind == kind;
+    return has;
+}
+
+static inline void open_disk(struct world *w)
+{
+    struct mlo_error err = {0};
+    assert_mlo_ok(mlo_fs_mkdirs(w->f->work, &err), &err);
+    if (w->place->disks[DISK_STORE] && !place_mount(w->f->work, DISK_MB[DISK_SCRATCH]))
+        fail_msg("cannot mount %s: %s", w->f->work, strerror(errno));
+}
+
+static inline void world_open(struct world *w, const struct campaign_schedule *schedule,
+                              const struct place *place, bool verbose)
 {
     void *state = NULL;
-    *w = (struct world){.mlopt = MLOPT_PROGRAM, .verbose = verbose};
+    *w = (struct world){.mlopt = MLOPT_PROGRAM, .place = place, .verbose = verbose};
     service_setup(&state);
     w->f = state;
-    w->log_path = mlo_fs_join(w->f->dir, "workers.log", NULL);
+    w->log_path = mlo_fs_join(place->dir, "workers.log", NULL);
+    unlink(w->log_path);
     w->admin = mlo_embedded_conninfo(w->f->pg->pg, NULL, w->f->pg->database);
     w->socket = socket_of(w->admin);
     open_plan(w, schedule);
+    open_disk(w);
     add_inputs(w);
-    for (int i = 0; i < schedule->workers; i++)
-        assert_true(proxy_start(&w->workers[i].proxy, w->socket));
+    for (int i = 0; i < schedule->workers; i++) {
+        assert_true(
+            proxy_start(&w->workers[i].proxy, w->socket, place->hosts ? INADDR_ANY : INADDR_LOOPBACK));
+        if (has_fault(schedule, FAULT_HOST))
+            w->workers[i].host = place_host(i);
+    }
+}
+
+/* After the workers. */
+static inline void end_hosts(struct world *w)
+{
+    for (int i = 0; i < w->plan->schedule.workers; i++) {
+        if (w->workers[i].host) {
+            kill(w->workers[i].host, SIGKILL);
+            waitpid(w->workers[i].host, NULL, 0);
+        }
+        w->workers[i].host = 0;
+    }
 }
 
 static inline void world_close(struct world *w)
@@ -241,8 +285,11 @@ static inline void world_close(struct world *w)
     char *conninfo = mlo_embedded_conninfo(w->f->pg->pg, NULL, "postgres");
     for (int i = 0; i < w->plan->schedule.workers; i++)
         proxy_stop(&w->workers[i].proxy);
+    PQfinish(w->asking);
     snprintf(drop, sizeof drop, "DROP DATABASE %s WITH (FORCE)", w->f->pg->database);
     munmap(w->plan, sizeof *w->plan);
+    if (w->place->disks[DISK_STORE])
+        umount2(w->f->work, MNT_DETACH);
     service_teardown(&state);
     PGconn *pg = PQconnectdb(conninfo); /* a thousand of them would be 10 GB */
     PQclear(PQexec(pg, drop));
@@ -254,18 +301,23 @@ static inline void world_close(struct world *w)
     free(w->socket);
 }
 
-/* A number, as the superuser on a connection of its own: pools may hold some that a fault ended. False while
- * PostgreSQL is away. */
-static inline bool ask_number(const struct world *w, const char *sql, int64_t *n)
+/* A number, as the superuser on a connection of its own, which is made again when a fault ended it. False
+ * while PostgreSQL is away. */
+static inline bool ask_number(struct world *w, const char *sql, int64_t *n)
 {
-    PGconn *pg = PQconnectdb(w->admin);
-    PGresult *r = PQexec(pg, sql);
+    if (!w->asking)
+        w->asking = PQconnectdb(w->admin);
+    PGresult *r = PQexec(w->asking, sql);
     bool ok =
         PQresultStatus(r) == PGRES_TUPLES_OK && PQntuples(r) == 1 && mlo_str_to_i64(PQgetvalue(r, 0, 0), n);
-    if (!ok && w->verbose && PQstatus(pg) == CONNECTION_OK)
-        print_error("%s: %s\n", sql, PQerrorMessage(pg));
+    if (!ok && PQstatus(w->asking) == CONNECTION_OK && PQresultErrorField(r, PG_DIAG_SQLSTATE) &&
+        strncmp(PQresultErrorField(r, PG_DIAG_SQLSTATE), "42", 2) == 0)
+        fail_msg("%s: %s", sql, PQerrorMessage(w->asking));
     PQclear(r);
-    PQfinish(pg);
+    if (!ok) {
+        PQfinish(w->asking);
+        w->asking = NULL;
+    }
     return ok;
 }
 

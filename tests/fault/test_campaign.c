@@ -5,20 +5,21 @@
  *     fault.campaign [--schedules N] [--seconds S] [--lanes L] [--seed CAMPAIGN] [--replay SCHEDULE] [--keep]
  *
  * A schedule follows from its seed alone; one that fails prints the command that replays it. The table at the
- * end says which fault struck in which state how often. Without arguments: 10 s, a new seed. Lanes run
- * schedules beside each other, each with its own PostgreSQL. */
+ * end says which fault struck in which state how often. Without arguments: 8 s, a new seed. Lanes run
+ * schedules beside each other, each with its own PostgreSQL. MLOPT_FAULT_SECONDS and MLOPT_FAULT_SEED are
+ * --seconds and --seed. */
 #include <getopt.h>
 
 #include "tests/fault/campaign_check.h"
 
-enum { LANES_MAX = 16, FAILURES_MAX = 5, RUN_PATIENCE_S = 240, END_PATIENCE_S = 120 };
+enum { LANES_MAX = 16, FAILURES_MAX = 5, SHORT_S = 8, RUN_PATIENCE_S = 240, END_PATIENCE_S = 120 };
 
 static struct {
     int64_t schedules, seconds, lanes, seed, replay;
     bool keep, seeded;
     int lane; /* -1: the parent */
     const char *board;
-} set = {.seconds = 10, .lanes = 2, .lane = -1};
+} set = {.lanes = 2, .lane = -1};
 
 /* What lanes and parent share, in a file. */
 struct board {
@@ -62,7 +63,7 @@ static void go_on(struct world *w)
         if (now >= next) {
             if (!w->database_ns)
                 ask_number(w, "select count(*) from mlopt.run where finished_at is null", &open);
-            next = mlo_clock_ns() + 30 * MS_NS;
+            next = mlo_clock_ns() + 100 * MS_NS;
         }
         if (now - begun > (uint64_t)RUN_PATIENCE_S * 1000 * MS_NS)
             fail_msg("%lld runs are not over after %d s", (long long)open, RUN_PATIENCE_S);
@@ -147,10 +148,12 @@ static void note_results(struct world *w)
         atomic_fetch_add(counts[i].to, (unsigned)count_rows(w->f, counts[i].sql));
 }
 
+static struct place place; /* of this lane */
+
 static void run_schedule(const struct campaign_schedule *schedule, bool verbose, char **calm)
 {
     struct world w;
-    world_open(&w, schedule, verbose);
+    world_open(&w, schedule, &place, verbose);
     for (int i = 0; i < schedule->workers; i++)
         start_worker_of(&w, i);
     atomic_store(&w.plan->armed, 1);
@@ -161,6 +164,7 @@ static void run_schedule(const struct campaign_schedule *schedule, bool verbose,
     heal_all(&w);
     end_workers(&w);
     sweep_scratch(&w);
+    end_hosts(&w);
     check_world(&w, calm);
     note_results(&w);
     world_close(&w);
@@ -188,16 +192,57 @@ static void calm_schedule(char **calm)
     run_schedule(&none, false, calm);
 }
 
+/* On a small disk the log must be too. */
+static void set_log_size(void)
+{
+    char *conninfo = mlo_embedded_conninfo(pg_fixture_server, NULL, "postgres");
+    PGconn *pg = PQconnectdb(conninfo);
+    static const char *const texts[] = {"alter system set max_wal_size = '96MB'",
+                                        "alter system set min_wal_size = '32MB'", "select pg_reload_conf()"};
+    for (size_t i = 0; i < MLO_COUNT(texts); i++)
+        PQclear(PQexec(pg, texts[i]));
+    PQfinish(pg);
+    free(conninfo);
+}
+
+static bool allowed(enum campaign_kind kind)
+{
+    return board->kinds >> kind & 1;
+}
+
+/* The lane's own disks and hosts, and its PostgreSQL. */
+static bool open_place(void)
+{
+    place.dir = strdup(getenv("TMPDIR"));
+    if (allowed(FAULT_DISK)) {
+        assert_int_equal(unshare(CLONE_NEWNS), 0);
+        place.disks[DISK_DATABASE] = place_disk(&place, "d", DISK_MB[DISK_DATABASE]);
+        place.disks[DISK_STORE] = place_disk(&place, "s", DISK_MB[DISK_STORE]);
+        setenv("TMPDIR", place.disks[DISK_DATABASE], 1);
+    }
+    if (allowed(FAULT_HOST)) {
+        assert_int_equal(unshare(CLONE_NEWNET), 0);
+        assert_true(place_loopback());
+        place.hosts = true;
+    }
+    if (pg_fixture_start(NULL) != 0)
+        return false;
+    set_log_size();
+    if (place.disks[DISK_STORE])
+        setenv("TMPDIR", place.disks[DISK_STORE], 1);
+    return true;
+}
+
 static int lane_main(void)
 {
     char *calm = NULL;
     struct campaign_schedule schedule;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     mlo_log_setup(MLO_LOG_ERROR, MLO_LOG_TEXT, 2, "campaign");
-    if (pg_fixture_start(NULL) != 0)
+    if (!open_place())
         return 1;
     calm_schedule(&calm);
-    while (mlo_clock_ns() < board->until_ns) {
+    for (int done = 0; done == 0 || mlo_clock_ns() < board->until_ns; done++) { /* one at least */
         uint64_t n = atomic_fetch_add(&board->next, 1);
         if (n >= (uint64_t)board->schedules)
             break;
@@ -212,6 +257,9 @@ static int lane_main(void)
             fflush(stdout);
     }
     free(calm);
+    free(place.dir);
+    free(place.disks[DISK_STORE]);
+    free(place.disks[DISK_DATABASE]);
     return pg_fixture_stop(NULL);
 }
 
@@ -230,9 +278,7 @@ static void start_lane(struct lane *lane, int number, const char *dir)
     snprintf(seed, sizeof seed, "%lld", (long long)set.replay);
     if (!lane->dir) {
         lane->dir = mlo_fs_join(dir, name, NULL);
-        lane->log = mlo_fs_join(dir, "log-", NULL);
         struct mlo_buf log = MLO_BUF_INIT;
-        free(lane->log);
         mlo_buf_printf(&log, "%s/%s.log", dir, name);
         lane->log = mlo_buf_take(&log);
     }
@@ -263,13 +309,9 @@ static void print_tail(const char *path, size_t most)
 
 static void print_workers(const struct lane *lane)
 {
-    glob_t found = {0};
-    char *pattern = mlo_fs_join(lane->dir, "mlopt-service-*", "workers.log", NULL);
-    if (glob(pattern, 0, NULL, &found) == 0)
-        for (size_t i = 0; i < found.gl_pathc; i++)
-            print_tail(found.gl_pathv[i], 8000);
-    globfree(&found);
-    free(pattern);
+    char *path = mlo_fs_join(lane->dir, "workers.log", NULL);
+    print_tail(path, 8000);
+    free(path);
 }
 
 /* --- the parent ----------------------------------------------------------------------------------------- */
@@ -333,6 +375,20 @@ static void open_board(const char *path, bool make)
     close(fd);
 }
 
+static unsigned kinds_here(void)
+{
+    unsigned kinds = (1u << FAULT_KINDS) - 1;
+    if (!place_can_disks()) {
+        printf("no disks of its own may be mounted: no schedule fills one\n");
+        kinds &= ~(1u << FAULT_SCRATCH | 1u << FAULT_STORE | 1u << FAULT_DISK);
+    }
+    if (SANITIZED || !place_can_hosts()) { /* a sanitizer's library is not for nsenter */
+        printf("no network namespaces, or no ip and nsenter: no host is cut off\n");
+        kinds &= ~(1u << FAULT_HOST);
+    }
+    return kinds;
+}
+
 static void test_campaign__leaves_every_run_complete_or_honestly_failed(void **state)
 {
     struct lane lanes[LANES_MAX] = {{0}};
@@ -347,9 +403,9 @@ static void test_campaign__leaves_every_run_complete_or_honestly_failed(void **s
     open_board(path, true);
     board->seed = set.seeded ? (uint64_t)set.seed : (uint64_t)mlo_clock_utc_us() / 1000 % 100000000;
     board->schedules = set.replay ? 1 : set.schedules ? set.schedules : INT64_MAX;
-    board->until_ns =
-        set.schedules || set.replay ? UINT64_MAX : mlo_clock_ns() + (uint64_t)set.seconds * 1000 * MS_NS;
-    board->kinds = (1u << FAULT_KINDS) - 1;
+    int64_t seconds = set.seconds || set.schedules || set.replay ? set.seconds : SHORT_S;
+    board->until_ns = seconds ? mlo_clock_ns() + (uint64_t)seconds * 1000 * MS_NS : UINT64_MAX;
+    board->kinds = kinds_here();
     printf("campaign seed %llu\n", (unsigned long long)board->seed);
     fflush(stdout);
     int count = set.replay ? 1 : (int)set.lanes;
@@ -404,7 +460,9 @@ static bool read_options(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    if (!read_options(argc, argv)) {
+    const char *seconds = getenv("MLOPT_FAULT_SECONDS"), *seed = getenv("MLOPT_FAULT_SEED");
+    set.seeded = seed && mlo_str_to_i64(seed, &set.seed);
+    if (!read_options(argc, argv) || (seconds && !set.seconds && !mlo_str_to_i64(seconds, &set.seconds))) {
         fprintf(stderr,
                 "usage: %s [--schedules N] [--seconds S] [--lanes L] [--seed CAMPAIGN] [--replay "
                 "SCHEDULE] [--keep]\n",

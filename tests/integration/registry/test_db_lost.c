@@ -29,7 +29,7 @@ static void open_lost(struct lost *t, struct pg_fixture *f, uint32_t answer_ms)
     PQconninfoFree(options);
     free(direct);
     *t = (struct lost){.f = f};
-    assert_true(proxy_start(&t->proxy, path));
+    assert_true(proxy_start(&t->proxy, path, INADDR_LOOPBACK));
     snprintf(conninfo, sizeof conninfo, "host=127.0.0.1 port=%u user=" MLO_ROLE_SERVER " dbname=%s",
              t->proxy.port, f->database);
     const struct mlo_db_options how = {
