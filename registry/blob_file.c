@@ -175,7 +175,18 @@ char *mlo_blob_file_path(const struct mlo_blob_files *s, const struct mlo_digest
     return mlo_fs_join(s->root, "sha256", a, b, hex, NULL);
 }
 
-/* Durable and visible as `digest`: the file `path` of the open descriptor takes that name. */
+/* Whether these bytes are there by that name, whole; their age begins anew then. They are not replaced: a job
+ * may be allowed to read that file, which is not the one that another of the same name would be. */
+static bool is_there(const char *path, const struct mlo_digest *digest)
+{
+    struct mlo_digest have;
+    struct mlo_error ignored = {0};
+    return mlo_fs_exists(path) && mlo_digest_of_file(path, &have, NULL, &ignored) == MLO_OK &&
+           mlo_digest_eq(&have, digest) && utimensat(AT_FDCWD, path, NULL, 0) == 0;
+}
+
+/* Durable and visible as `digest`: the file `path` of the open descriptor takes that name, unless it is
+ * taken. */
 static enum mlo_status publish(const struct mlo_blob_files *s, int fd, const char *from,
                                const struct mlo_digest *digest, struct mlo_error *err)
 {
@@ -192,7 +203,7 @@ static enum mlo_status publish(const struct mlo_blob_files *s, int fd, const cha
     *strrchr(one, '/') = '\0'; /* …/ab */
     futimens(fd, NULL);        /* its age as a blob begins now, also where its last piece is days old */
     if (fchmod(fd, 0444) != 0 || fsync(fd) != 0 || !make_folder(root, one) || !make_folder(one, two) ||
-        rename(from, path) != 0 || !mlo_blob_sync_folder(two))
+        (is_there(path, digest) ? unlink(from) : rename(from, path)) != 0 || !mlo_blob_sync_folder(two))
         status = mlo_error_errno(err, errno, "cannot store a blob in %s", s->root);
 out:
     free(path);

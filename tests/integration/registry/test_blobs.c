@@ -178,6 +178,42 @@ static void test_blob__damage_is_found(void **state)
     mlo_buf_clear(&got);
 }
 
+static ino_t inode_of(const char *path)
+{
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    return st.st_ino;
+}
+
+/* A job that may read the file may read no other of that name. What is damaged is replaced all the same. */
+static void test_blob__written_twice_is_one_file(void **state)
+{
+    struct place *p = *state;
+    struct mlo_digest digest;
+    struct mlo_buf got = MLO_BUF_INIT;
+    const struct timespec old[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+    struct stat st;
+    char *path;
+    assert_ok(mlo_blob_put_bytes(p->store, "precious", 8, &digest, &p->err), &p->err);
+    assert_ok(mlo_blob_path(p->store, &digest, p->dir, false, &path, &p->err), &p->err);
+    ino_t first = inode_of(path);
+    assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
+    assert_ok(mlo_blob_put_bytes(p->store, "precious", 8, &digest, &p->err), &p->err);
+    assert_true(inode_of(path) == first);
+    assert_int_equal(count_files(p, "incoming/*"), 0);
+    assert_int_equal(stat(path, &st), 0);
+    assert_true(st.st_mtim.tv_sec > 1000); /* young again: no orphan whose time has come */
+    assert_int_equal(chmod(path, 0644), 0);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    assert_int_equal(pwrite(fd, "X", 1, 3), 1);
+    close(fd);
+    assert_ok(mlo_blob_put_bytes(p->store, "precious", 8, &digest, &p->err), &p->err);
+    assert_ok(mlo_blob_read(p->store, &digest, 100, &got, &p->err), &p->err);
+    assert_string_equal(mlo_buf_str(&got), "precious");
+    mlo_buf_clear(&got);
+    free(path);
+}
+
 /* Writes 4 MiB; the status of the failure. */
 static enum mlo_status write_much(struct place *p)
 {
@@ -265,6 +301,7 @@ int main(void)
         WITH_STORE(test_blob__wrong_digest_leaves_nothing),
         WITH_STORE(test_blob__absent_is_not_found),
         WITH_STORE(test_blob__damage_is_found),
+        WITH_STORE(test_blob__written_twice_is_one_file),
         WITH_STORE(test_blob__full_disk_leaves_nothing),
         WITH_STORE(test_blob__leavings_of_the_killed_are_swept),
         WITH_STORE(test_blob__addresses),
