@@ -77,21 +77,20 @@ static void arrive(enum campaign_state state)
 
 enum { NONE = -1 };
 
-/* What a statement's name says; `rows`: its answer counts when it has some. A name may stand for all that
- * begin so. */
+/* What a statement's name says; `rows`: its answer counts when it has some. */
 static const struct point {
     const char *name;
     int before, behind;
-    bool rows, whole;
+    bool rows;
 } POINTS[] = {
-    {"queue_claim", STATE_CLAIM, STATE_CLAIMED, true, true},
-    {"queue_expired", NONE, STATE_REAP, true, true},
-    {"queue_beat", STATE_BEAT, NONE, false, true},
-    {"queue_settle", STATE_SETTLE, NONE, false, true},
-    {"queue_retry", STATE_FAILING, NONE, false, true},
-    {"queue_return", STATE_FAILING, NONE, false, true},
-    {"queue_fail", STATE_FAILING, NONE, false, true},
-    {"completion_all", STATE_COMMIT, STATE_COMMITTED, false, false},
+    {"queue_claim", STATE_CLAIM, STATE_CLAIMED, true},
+    {"queue_expired", NONE, STATE_REAP, true},
+    {"queue_beat", STATE_BEAT, NONE, false},
+    {"queue_settle", STATE_SETTLE, NONE, false},
+    {"queue_retry", STATE_FAILING, NONE, false},
+    {"queue_return", STATE_FAILING, NONE, false},
+    {"queue_fail", STATE_FAILING, NONE, false},
+    {"finish_complete", STATE_COMMIT, STATE_COMMITTED, false}, /* completions in one call */
 };
 
 static void saw_statement(const char *name)
@@ -99,7 +98,7 @@ static void saw_statement(const char *name)
     sent = NULL;
     for (size_t i = 0; name && i < sizeof POINTS / sizeof *POINTS; i++) {
         const struct point *p = &POINTS[i];
-        if (p->whole ? strcmp(name, p->name) != 0 : strncmp(name, p->name, strlen(p->name)) != 0)
+        if (strcmp(name, p->name) != 0)
             continue;
         sent = p;
         if (p->before != NONE)
