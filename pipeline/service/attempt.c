@@ -618,21 +618,30 @@ static void report_failure(struct mlo_slot *slot, struct mlo_error *error, enum 
         log_end(slot, MLO_LOG_WARN, "job's failure not recorded", &refused);
 }
 
+static void count_end(struct mlo_slot *slot, enum mlo_worker_end end)
+{
+    atomic_fetch_add(&slot->worker->ends[end], 1);
+}
+
 static void conclude(struct mlo_slot *slot, enum mlo_status status, bool crashed, struct mlo_error *error)
 {
     struct mlo_error lease = {0};
     if (status == MLO_OK) {
+        count_end(slot, MLO_END_DONE);
         log_end(slot, MLO_LOG_INFO, "job done", NULL);
         return;
     }
     enum mlo_status ours = watch_lease(slot, &lease);
     if (status == MLO_ELEASE || ours != MLO_OK) {
+        count_end(slot, ours == MLO_ECANCELLED ? MLO_END_CANCELLED : MLO_END_LOST);
         log_end(slot, ours == MLO_ECANCELLED ? MLO_LOG_INFO : MLO_LOG_WARN,
                 ours == MLO_ECANCELLED ? "job cancelled" : "lease lost", error);
     } else if (status == MLO_ECANCELLED && atomic_load(&slot->worker->hand_back)) {
+        count_end(slot, MLO_END_RETURNED);
         log_end(slot, MLO_LOG_INFO, "job handed back", NULL);
         report_failure(slot, error, MLO_ATTEMPT_RETURNED, true);
     } else {
+        count_end(slot, MLO_END_FAILED);
         log_end(slot, MLO_LOG_WARN, "job failed", error);
         mlo_error_where(error, "step '%s'", slot->job.step);
         report_failure(slot, error, MLO_ATTEMPT_FAILED,

@@ -53,10 +53,13 @@ static enum mlo_status place(struct mlo_worker *worker, const struct mlo_digest 
 {
     const struct mlo_blob_cache cache = {
         .dir = worker->cache_dir, .scratch = worker->scratch_dir, .max_bytes = worker->o.max_cache_bytes};
+    bool hit = false;
     char *path = mlo_fs_join(dir, name, NULL);
     if (!path)
         return mlo_error_nomem(err);
-    enum mlo_status status = mlo_blob_cache_place(&cache, digest, from_store, worker, path, NULL, err);
+    enum mlo_status status = mlo_blob_cache_place(&cache, digest, from_store, worker, path, &hit, err);
+    if (status == MLO_OK)
+        atomic_fetch_add(hit ? &worker->cache_hits : &worker->cache_misses, 1);
     if (status == MLO_EDIGEST) {
         const struct mlo_actor actor = {.name = worker->id, .role = MLO_ADMIN, .via = "worker"};
         status = mlo_blob_report_damage(worker->o.db, worker->o.blobs, &actor, digest, false, err);

@@ -207,9 +207,11 @@ struct mlo_worker_options {
     const char *const
         *allow_read; /* that a job may read and run programs from, such as a Python environment */
     const char *const
-        *allow_write;       /* folders that a job may write in; what it leaves there other jobs find */
-    bool require_isolation; /* rather do not start than run jobs where the kernel lacks a layer */
-    bool exit_when_idle;    /* return when nothing is ready or running */
+        *allow_write;         /* folders that a job may write in; what it leaves there other jobs find */
+    bool require_isolation;   /* rather do not start than run jobs where the kernel lacks a layer */
+    const char *metrics_file; /* for node_exporter's textfile collector: "….prom", written every five seconds
+                                 and removed at the end; NULL: none */
+    bool exit_when_idle;      /* return when nothing is ready or running */
 };
 
 /* Claims and runs jobs until *stop is not 0 (set it from a signal handler or another thread; it is looked at

@@ -395,12 +395,14 @@ static void serve(struct mlo_worker *worker, const volatile sig_atomic_t *stop)
         }
         if (now >= next_touch) {
             touch(worker, state_of(worker, leaving), &conn);
+            mlo_worker_metrics_write(worker);
             next_touch = now + TOUCH_EVERY_MS * MS_NS;
         }
         /* who was asked to drain has all the time it needs; who is told to stop has not */
         if (told_ns && mlo_clock_ns() >= told_ns + worker->o.drain_ms * MS_NS)
             atomic_store(&worker->hand_back, true);
     }
+    mlo_worker_metrics_end(worker);
     if (conn && mlo_db_exec_text(conn, "unlisten *", &error) != MLO_OK)
         mlo_log_error(MLO_LOG_DEBUG, "cannot stop listening", &error);
     mlo_db_release(conn);

@@ -26,6 +26,16 @@ MLO_MUST_USE enum mlo_status mlo_together_complete(struct mlo_together *together
                                                    const struct mlo_job *job,
                                                    const struct mlo_completion *what, struct mlo_error *err);
 
+/* How attempts of this process ended, as it saw them. */
+enum mlo_worker_end {
+    MLO_END_DONE,
+    MLO_END_FAILED,
+    MLO_END_LOST,
+    MLO_END_CANCELLED,
+    MLO_END_RETURNED,
+    MLO_WORKER_ENDS
+};
+
 struct mlo_worker {
     struct mlo_worker_options o; /* with the defaults filled in */
     char id[160];                /* host-pid-random: one per process start */
@@ -38,7 +48,9 @@ struct mlo_worker {
     atomic_bool paused;                             /* it claims nothing until it is resumed */
     atomic_bool stopping;                           /* no new jobs */
     atomic_bool hand_back;                          /* running ones are given up */
-    pthread_mutex_t lock;                           /* of wake and the generation */
+    _Atomic uint64_t ends[MLO_WORKER_ENDS], cache_hits, cache_misses;
+    bool metrics_failed;  /* of the main thread: it was logged */
+    pthread_mutex_t lock; /* of wake and the generation */
     pthread_cond_t wake;
     uint64_t generation; /* notifications so far */
     struct mlo_slot *slots;
@@ -88,6 +100,10 @@ struct mlo_slot {
     uint64_t sent_ns;
     bool final; /* what it failed with does not pass: the time that its recipe gives was over */
 };
+
+/* Writes options.metrics_file, where there is one (worker_metrics.c); removes it. */
+void mlo_worker_metrics_write(struct mlo_worker *worker);
+void mlo_worker_metrics_end(struct mlo_worker *worker);
 
 /* Runs the slot's claimed job to its end, whatever that is: completed, failed, handed back or lost. */
 void mlo_attempt_run(struct mlo_slot *slot);

@@ -175,6 +175,7 @@ static enum mlo_status worker_run(struct mlo_cli *cli, struct mlo_error *err)
         .allow_read = readable,
         .allow_write = writable,
         .require_isolation = mlo_cli_has(cli, "require-isolation"),
+        .metrics_file = mlo_cli_opt(cli, "metrics-file"),
         .exit_when_idle = mlo_cli_has(cli, "exit-when-idle"),
     };
     MLO_TRY(mlo_worker_run(&options, &stop_flag, err));
@@ -270,6 +271,7 @@ static const struct mlo_cli_option worker_options[] = {
     {"allow-read", 0, "PATH", "that jobs may read, and run programs from", NULL, true},
     {"allow-write", 0, "DIR", "that jobs may write in", NULL, true},
     {"require-isolation", 0, NULL, "do not start where `mlopt doctor` finds a layer lacking"},
+    {"metrics-file", 0, "FILE.prom", "write metrics there, for node_exporter's textfile collector"},
     {"exit-when-idle", 0, NULL, "end when no job is ready or running"},
     MLO_OPTION_LOG,
     {NULL},

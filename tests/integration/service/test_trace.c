@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "tests/integration/service/service_fixture.h"
+#include "tests/metrics_parser.h"
 
 static json_t *trace_of(struct service_fixture *f, int64_t run)
 {
@@ -157,6 +158,44 @@ static void test_trace__believes_no_worker(void **state)
     }
 }
 
+/* The file for node_exporter: there while the worker is, sound, and with no name that node_exporter has
+ * itself. */
+static void test_trace__a_worker_writes_its_metrics(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    struct metric_set set = {.all = NULL};
+    struct mlo_buf text = MLO_BUF_INIT;
+    char *path = mlo_fs_join(f->dir, "gpu-1.prom", NULL);
+    int64_t run = submit(f, f->version, RECIPE_TINY, 0);
+    start_worker_with(f, &w, (struct mlo_worker_options){.slots = 1, .metrics_file = path});
+    wait_run(f, run);
+    uint64_t until = mlo_clock_ns() + PATIENCE_S * 1000000000ull;
+    do {
+        free(set.all);
+        set.all = NULL;
+        mlo_buf_reset(&text);
+        if (mlo_fs_exists(path)) {
+            assert_mlo_ok(mlo_fs_read(path, 1 << 20, &text, &f->err), &f->err);
+            metric_parse(mlo_buf_str(&text), false, &set);
+            if (metric_get(&set, "mlopt_worker_attempts_total{worker=\"gpu-1\",end=\"done\"}") == 4)
+                break;
+        }
+        mlo_clock_sleep_ms(100);
+    } while (mlo_clock_ns() < until);
+    assert_true(metric_get(&set, "mlopt_worker_attempts_total{worker=\"gpu-1\",end=\"done\"}") == 4);
+    assert_true(metric_get(&set, "mlopt_worker_slot_limit{worker=\"gpu-1\"}") == 1);
+    assert_true(metric_get(&set, "mlopt_worker_resident_memory_bytes{worker=\"gpu-1\"}") > 1e5);
+    assert_true(metric_get(&set, "mlopt_worker_blob_cache_misses_total{worker=\"gpu-1\"}") > 0);
+    for (size_t i = 0; i < set.count; i++)
+        assert_true(mlo_str_starts(set.all[i].name, "mlopt_worker_"));
+    stop_worker(&w);
+    assert_false(mlo_fs_exists(path));
+    free(set.all);
+    mlo_buf_clear(&text);
+    free(path);
+}
+
 static bool is_hex(const char *text, size_t length)
 {
     return strlen(text) == length && strspn(text, "0123456789abcdef") == length;
@@ -215,6 +254,7 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_trace__shows_lost_attempts_and_what_goes_on),
         SERVICE_TEST(test_trace__believes_no_worker),
         SERVICE_TEST(test_trace__is_opentelemetry_s),
+        SERVICE_TEST(test_trace__a_worker_writes_its_metrics),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
 }
