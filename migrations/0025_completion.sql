@@ -1,4 +1,4 @@
--- Completing and claiming in one call each, for several jobs at once. See docs/queue.md.
+-- Completions and heartbeats in one call, for several jobs at once. See docs/queue.md.
 
 -- A claim looks at what its worker offers, and at nothing else: ready jobs of a target that nobody has cost it one look.
 DROP INDEX job_ready;
@@ -33,158 +33,7 @@ CREATE OR REPLACE FUNCTION job_event_data(job bigint, step text, name text, stat
            coalesce(to_json(message)::text, 'null') || '}'
 $$;
 
--- --- claiming ------------------------------------------------------------------------------------------------------
-
-DROP FUNCTION queue_claim(text, text[], text[], bigint, bigint, integer, bigint); -- it says more now
-
--- Up to `wanted` jobs for a worker that offers these targets, GPU models and room. One claim at a time chooses, so that
--- shares are exact; it holds the lock for its statements only: nothing is lost with a claim that a crash of the
--- database undoes (its token is refused then), so its commit waits for no disk.
--- Order: jobs of negative priority after all others; between projects, the least service; in a project, priority, age.
--- The projects are looked at from the least service on, as long as one could still be next.
-CREATE FUNCTION queue_claim(who text, offers text[], gpus text[], memory bigint, disk bigint, wanted integer, lease_ms bigint)
-    RETURNS TABLE (id bigint, run bigint, project bigint, version bigint, "position" integer, name text, step text,
-                   kind text, exclusive boolean, spec text, input bytea, source bytea, datasets text, variant text,
-                   created_by text, from_source boolean, last_derive boolean, max_attempts integer, labels bytea,
-                   token text, attempts integer, claims integer, derivation bytea, next_step text, next_spec text)
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = mlopt, pg_temp
-    -- planned once a connection, by index whatever the statistics say: planning would take longer than claiming
-    SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $$
-#variable_conflict use_column
-DECLARE
-    now_    timestamptz;
-    p       record;
-    room    bigint;
-    gpu_ok  boolean;
-    more    integer;
-    urgent  integer := 0; -- projects with other than background work
-    bound   double precision;
-    h_job   bigint[];
-    h_rank  integer[];
-    h_cost  double precision[];
-    h_key   bytea[];
-    h_base  double precision[];
-    h_weight double precision[];
-    h_project bigint[];
-    x_job   bigint[];
-    x_rank  integer[];
-    x_cost  double precision[];
-    x_key   bytea[];
-    tags    double precision[];
-    picked  bigint[];
-    ids     bigint[];
-    runs    bigint[];
-    last    double precision;
-BEGIN
-    PERFORM set_config('synchronous_commit', 'off', true), pg_advisory_xact_lock(7708121);
-    now_ := clock_timestamp();
-    FOR p IN
-        WITH RECURSIVE busy(project, target) AS ( -- what is ready, one look into the index each
-            (SELECT j.project, j.target FROM job j WHERE j.state = 'ready' ORDER BY j.project, j.target LIMIT 1)
-            UNION ALL
-            SELECT n.project, n.target FROM busy b CROSS JOIN LATERAL
-                (SELECT j.project, j.target FROM job j WHERE j.state = 'ready' AND (j.project, j.target) > (b.project, b.target)
-                 ORDER BY j.project, j.target LIMIT 1) n
-        )
-        SELECT q.project, q.weight, q.service + q.running_s / q.weight AS base, q.max_running, q.gpu_seconds_month, b.targets
-        FROM (SELECT b.project, array_agg(b.target) AS targets FROM busy b WHERE b.target = ANY (offers) GROUP BY b.project) b
-        JOIN project_queue q ON q.project = b.project WHERE NOT q.paused
-        ORDER BY base, q.project
-    LOOP
-        EXIT WHEN urgent >= wanted AND p.base > bound; -- none of its jobs can be before the first ones of those
-        room := wanted;
-        IF p.max_running IS NOT NULL THEN
-            room := least(wanted, p.max_running - (SELECT count(*) FROM job a WHERE a.state = 'running' AND a.project = p.project));
-            CONTINUE WHEN room <= 0;
-        END IF;
-        gpu_ok := p.gpu_seconds_month IS NULL OR p.gpu_seconds_month > coalesce((SELECT u.gpu_s FROM usage_month u
-                      WHERE u.project = p.project AND u.month = date_trunc('month', now_ AT TIME ZONE 'UTC')::date), 0);
-        SELECT array_agg(h.id), array_agg(h.priority), array_agg(h.expected_s), array_agg(h.derivation::bytea),
-               count(*) FILTER (WHERE h.priority >= 0 AND array_position(h_key, h.derivation::bytea) IS NULL)
-            INTO x_job, x_rank, x_cost, x_key, more FROM (
-                SELECT j.* FROM unnest(p.targets) t(target) CROSS JOIN LATERAL (
-                    SELECT i.id, i.priority, i.expected_s, i.derivation FROM job i
-                    WHERE i.state = 'ready' AND i.project = p.project AND i.target = t.target AND i.not_before <= now_
-                      AND i.memory_bytes <= memory AND i.disk_bytes <= disk AND (i.gpu IS NULL OR i.gpu = ANY (gpus))
-                      -- one that somebody is making already is passed over: once made, it is reused
-                      AND NOT EXISTS (SELECT FROM job f WHERE f.state = 'running' AND f.derivation = i.derivation)
-                    ORDER BY i.priority DESC, i.id LIMIT room) j
-                WHERE gpu_ok OR t.target NOT LIKE 'cuda%'
-                ORDER BY j.priority DESC, j.id LIMIT room) h;
-        CONTINUE WHEN x_job IS NULL;
-        h_job := h_job || x_job;
-        h_rank := h_rank || x_rank;
-        h_cost := h_cost || x_cost;
-        h_key := h_key || x_key;
-        h_base := h_base || array_fill(p.base, ARRAY[cardinality(x_job)]);
-        h_weight := h_weight || array_fill(p.weight, ARRAY[cardinality(x_job)]);
-        h_project := h_project || array_fill(p.project, ARRAY[cardinality(x_job)]);
-        IF more > 0 THEN
-            urgent := urgent + 1;
-            bound := p.base;
-        END IF;
-    END LOOP;
-    IF h_job IS NULL THEN
-        RETURN;
-    END IF;
-    IF cardinality(h_job) = 1 THEN
-        ids := h_job;
-        tags := h_base;
-    ELSE -- a derivation once
-        SELECT array_agg(t.job), array_agg(t.tag) INTO ids, tags FROM (
-            SELECT f.job, f.tag FROM (
-                SELECT x.job, x.tag, x.back, x.key IS NULL OR
-                       row_number() OVER (PARTITION BY x.key ORDER BY x.base, x.rank DESC, x.job) = 1 AS first FROM (
-                    SELECT h.job, h.rank, h.rank < 0 AS back, h.key, h.base,
-                           h.base + (sum(h.cost) OVER (PARTITION BY h.project ORDER BY h.n) - h.cost) / h.weight AS tag
-                    FROM unnest(h_job, h_rank, h_cost, h_key, h_base, h_weight, h_project) WITH ORDINALITY
-                         h(job, rank, cost, key, base, weight, project, n)) x) f
-            WHERE f.first ORDER BY f.back, f.tag, f.job LIMIT wanted) t;
-    END IF;
-    picked := ids;
-    WITH mine AS ( -- without those that somebody else holds: their run is being ended
-        SELECT j.id FROM job j WHERE j.id = ANY (ids) AND j.state = 'ready' ORDER BY j.id FOR NO KEY UPDATE SKIP LOCKED
-    ), claimed AS (
-        UPDATE job j SET state = 'running', token = gen_random_uuid(), worker = who, attempts = j.attempts + 1,
-                         lease_until = now_ + lease_ms * interval '1 millisecond', claims = j.claims + 1, progress = 0,
-                         message = '', started_at = coalesce(j.started_at, now_)
-            FROM mine m WHERE j.id = m.id RETURNING j.id, j.run, j.project, j.claims, j.token, j.expected_s
-    ), tried AS (
-        INSERT INTO attempt (job, number, token, worker, started_at) SELECT c.id, c.claims, c.token, who, now_ FROM claimed c
-    ), charged AS (
-        UPDATE project_queue q SET service = q.service + c.cost / q.weight
-            FROM (SELECT x.project, sum(x.expected_s) AS cost FROM claimed x GROUP BY x.project) c WHERE q.project = c.project
-    )
-    SELECT array_agg(c.id), array_agg(DISTINCT c.run) INTO ids, runs FROM claimed c;
-    IF ids IS NULL THEN
-        RETURN;
-    END IF;
-    SELECT max(h.tag) INTO last FROM unnest(picked, tags) h(job, tag) WHERE h.job = ANY (ids);
-    UPDATE queue_clock k SET service = last WHERE k.service < last;
-    PERFORM FROM run u WHERE u.id = ANY (runs) ORDER BY u.id FOR NO KEY UPDATE; -- as completions do
-    WITH begun AS (
-        UPDATE run u SET state = 'running', started_at = coalesce(u.started_at, now_), event_seq = u.event_seq + o.begins + o.jobs
-            FROM (SELECT r.id, (r.state = 'queued')::integer AS begins, count(*) AS jobs
-                  FROM job c JOIN run r ON r.id = c.run WHERE c.id = ANY (ids) GROUP BY r.id) o
-            WHERE u.id = o.id RETURNING u.id, o.begins, u.event_seq - o.jobs AS base
-    )
-    INSERT INTO run_event (run, seq, at, kind, data)
-        SELECT b.id, b.base, now_, 'run', '{"state":"running"}' FROM begun b WHERE b.begins = 1
-        UNION ALL
-        SELECT b.id, b.base + row_number() OVER (PARTITION BY c.run ORDER BY c.position), now_, 'job',
-               job_event_data(c.id, c.step, c.name, c.state, c.progress, c.message)
-        FROM job c JOIN begun b ON b.id = c.run WHERE c.id = ANY (ids);
-    RETURN QUERY SELECT c.id, c.run, c.project, u.version, c.position, c.name, c.step, c.kind, c.exclusive, c.spec,
-            c.input::bytea, u.source::bytea, u.datasets, u.variant, u.created_by,
-            NOT EXISTS (SELECT FROM job e WHERE e.run = c.run AND e.kind = 'derive' AND e.position < c.position),
-            NOT EXISTS (SELECT FROM job l WHERE l.run = c.run AND l.kind = 'derive' AND l.position > c.position),
-            c.max_attempts,
-            (SELECT b.digest::bytea FROM version_blob b WHERE b.version_id = u.version AND b.role = 'labels' ORDER BY b.name LIMIT 1),
-            c.token::text, c.attempts, c.claims, c.derivation::bytea, n.step, n.spec
-        FROM job c JOIN run u ON u.id = c.run
-        LEFT JOIN job n ON n.run = c.run AND n.position = c.position + 1 AND n.kind = 'derive' AND c.kind = 'derive'
-        WHERE c.id = ANY (ids) ORDER BY c.id;
-END $$;
+-- --- heartbeats ----------------------------------------------------------------------------------------------------
 
 -- Prolongs leases, and waits neither for a disk nor for a row that somebody holds. Those that it prolonged: a beat that a
 -- crash of the database undoes ends the lease sooner, and loses nothing.
@@ -374,10 +223,8 @@ BEGIN
 END $$;
 
 REVOKE ALL ON FUNCTION queue_beat(bigint[], uuid[], bigint),
-    queue_claim(text, text[], text[], bigint, bigint, integer, bigint),
     queue_complete(bigint[], uuid[], text[], bytea[], text[], double precision[], bigint[], bigint[], bigint[], bytea[], bytea[],
                    text[], text[], bytea[], bytea[], text[], text[], text[], bytea[]) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION queue_beat(bigint[], uuid[], bigint),
-    queue_claim(text, text[], text[], bigint, bigint, integer, bigint),
     queue_complete(bigint[], uuid[], text[], bytea[], text[], double precision[], bigint[], bigint[], bigint[], bytea[], bytea[],
                    text[], text[], bytea[], bytea[], text[], text[], text[], bytea[]) TO mlopt_worker;

@@ -1,4 +1,6 @@
--- Claims by what has room, as 0026 has them, with tags that are computed once for all projects as in 0025.
+-- Claims by what a worker offers and has room for; they tell the next derive step as well. See docs/queue.md.
+
+DROP FUNCTION queue_claim(text, text[], text[], bigint, bigint, integer, bigint); -- it is told, and says, more now
 
 -- Up to `wanted` jobs for a worker that offers these targets, GPU models and room. One claim at a time chooses, so that
 -- shares are exact; it holds the lock for its statements only: nothing is lost with a claim that a crash of the
@@ -8,7 +10,7 @@
 -- `gpus` (the model of each), `memory` and `disk` are what a job can have there; `free_…` what no job has now (NULL: all of
 -- it), and what is claimed has room in that together. A large job that has room only once others have ended keeps its
 -- turn: those behind it get nothing of what it waits for.
-CREATE OR REPLACE FUNCTION queue_claim(who text, offers text[], gpus text[], memory bigint, disk bigint, wanted integer, lease_ms bigint,
+CREATE FUNCTION queue_claim(who text, offers text[], gpus text[], memory bigint, disk bigint, wanted integer, lease_ms bigint,
                             free_gpus text[] DEFAULT NULL, free_memory bigint DEFAULT NULL, free_disk bigint DEFAULT NULL)
     RETURNS TABLE (id bigint, run bigint, project bigint, version bigint, "position" integer, name text, step text,
                    kind text, exclusive boolean, spec text, input bytea, source bytea, datasets text, variant text,
@@ -225,3 +227,6 @@ BEGIN
         LEFT JOIN job n ON n.run = c.run AND n.position = c.position + 1 AND n.kind = 'derive' AND c.kind = 'derive'
         WHERE c.id = ANY (ids) ORDER BY c.id;
 END $$;
+
+REVOKE ALL ON FUNCTION queue_claim(text, text[], text[], bigint, bigint, integer, bigint, text[], bigint, bigint) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION queue_claim(text, text[], text[], bigint, bigint, integer, bigint, text[], bigint, bigint) TO mlopt_worker;
