@@ -119,7 +119,7 @@ if [ $mode != quick ]; then
         [ "$f" = 0 ] || failures+=" $(grep '^not clean: ' "$out/valgrind" | sed 's/^not clean: /valgrind:/' | tr '\n' ' ')"
     fi
     if [ $mode = long ]; then
-        MLOPT_FAULT_SECONDS=1800 suite fault-long build-test -L fault --timeout 7200
+        MLOPT_FAULT_SECONDS=1500 suite fault-long build-test -L fault --timeout 7200
     fi
 fi
 

@@ -342,6 +342,16 @@ static inline void *relay_main(void *arg)
     return NULL;
 }
 
+/* Counts a connection to it before looking: who waits for none of an unready one sees this one. */
+static inline bool may_send(struct balancer *b, int n)
+{
+    atomic_fetch_add(&b->open[n], 1);
+    if (atomic_load(&b->ready[n]))
+        return true;
+    atomic_fetch_sub(&b->open[n], 1);
+    return false;
+}
+
 static inline void *balancer_accept(void *arg)
 {
     struct balancer *b = arg;
@@ -354,12 +364,13 @@ static inline void *balancer_accept(void *arg)
         }
         /* late answers of /readyz, on a machine that does much else, are waited for */
         for (uint64_t until = mlo_clock_ns() + WIRE_PATIENCE_S * 1000000000ull;
-             n < 0 && mlo_clock_ns() < until && !atomic_load(&b->stop); mlo_clock_sleep_ms(n < 0 ? 5 : 0))
+             n < 0 && mlo_clock_ns() < until && !atomic_load(&b->stop);) {
             for (int i = 0; i < b->count && n < 0; i++, next++)
-                if (atomic_load(&b->ready[next % b->count]))
+                if (may_send(b, next % b->count))
                     n = next % b->count;
-        if (n >= 0)
-            atomic_fetch_add(&b->open[n], 1);
+            if (n < 0)
+                mlo_clock_sleep_ms(5);
+        }
         int server = n < 0 ? -1 : connect_to(b->all->of[n].port);
         struct relay *r = server < 0 ? NULL : calloc(1, sizeof *r);
         pthread_t thread;

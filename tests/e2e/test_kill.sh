@@ -79,6 +79,8 @@ echo "killed the step"
 # 3. PostgreSQL: requests are refused till it is back, which takes no new start. That waits for what seems to be left of the old
 # server, so that there is time for the request.
 hold benchmark
+# a claim waits for no disk, and a crash may undo it with its attempt: this change waits, for all that was before it too
+expect 0 "$MLOPT" queue set fashion --weight 2
 (cd data/pg/cluster && trap '' INT && exec sleep $patience) &
 decoy=$!
 wait_until "the decoy is there" [ /proc/$decoy/cwd -ef data/pg/cluster ]

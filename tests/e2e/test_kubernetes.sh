@@ -5,7 +5,7 @@ set -euo pipefail
 . "$(dirname "$0")/e2e.sh"
 python3 -c 'import yaml' 2>/dev/null || { echo "python3-yaml is not installed"; exit 77; }
 source=${MLOPT_SOURCE_DIR:-$PWD}
-psql=$(command -v psql || ls /usr/lib/postgresql/*/bin/psql 2>/dev/null | tail -1)
+psql=$(command -v psql || ls /usr/lib/postgresql/*/bin/psql 2>/dev/null | tail -1 || true)
 [ -n "$psql" ] || { echo "psql is not installed"; exit 77; }
 python3 "$source/tests/e2e/kubernetes.py" "$source/deploy/kubernetes" "$MLOPT" "$source" >"$work/queries" || fail "the manifests do not fit"
 

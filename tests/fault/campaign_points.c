@@ -27,7 +27,7 @@ static int me; /* the worker's number */
 
 /* Of this thread: what was sent last, and where its attempt is. */
 static _Thread_local const struct point *sent;
-static _Thread_local bool has_child, delivers, commits, inside;
+static _Thread_local bool has_child, delivers, commits, ends, inside;
 static _Thread_local int looks;
 
 static void pause_ms(long ms)
@@ -90,7 +90,7 @@ static const struct point {
     {"queue_retry", STATE_FAILING, NONE, false},
     {"queue_return", STATE_FAILING, NONE, false},
     {"queue_fail", STATE_FAILING, NONE, false},
-    {"finish_complete", STATE_COMMIT, STATE_COMMITTED, false}, /* completions in one call */
+    {"finish_complete", STATE_COMMIT, NONE, false}, /* completions in one call, within a transaction */
 };
 
 static void saw_statement(const char *name)
@@ -112,6 +112,10 @@ static void saw_result(const PGresult *result)
 {
     const struct point *p = sent;
     ExecStatusType status = PQresultStatus(result);
+    if (result && ends && status == PGRES_COMMAND_OK) {
+        ends = false;
+        arrive(STATE_COMMITTED);
+    }
     if (!result || !p || p->behind == NONE || (status != PGRES_TUPLES_OK && status != PGRES_COMMAND_OK))
         return;
     sent = NULL;
@@ -139,9 +143,6 @@ static void saw_result(const PGresult *result)
         behind;                                                                                              \
         return result;                                                                                       \
     }
-CALL(PGresult *, PQexecPrepared, (PGconn *pg, const char *name, int count, const char *const *values,
-     const int *lengths, const int *formats, int result_format),
-     (pg, name, count, values, lengths, formats, result_format), saw_statement(name), saw_result(result))
 CALL(int, PQsendQueryPrepared, (PGconn *pg, const char *name, int count, const char *const *values,
      const int *lengths, const int *formats, int result_format),
      (pg, name, count, values, lengths, formats, result_format), saw_statement(name), (void)0)
@@ -150,6 +151,8 @@ CALL(int, PQsendQueryParams, (PGconn *pg, const char *text, int count, const Oid
      const char *const *values, const int *lengths, const int *formats, int result_format),
      (pg, text, count, types, values, lengths, formats, result_format),
      commits = delivers && strcmp(text, "COMMIT") == 0, (void)0)
+CALL(int, PQsendQuery, (PGconn *pg, const char *text), (pg, text),
+     if ((ends = delivers && strcmp(text, "COMMIT") == 0)) arrive(STATE_COMMIT), (void)0)
 CALL(int, PQpipelineSync, (PGconn *pg), (pg), if (commits) arrive(STATE_COMMIT), (void)0)
 /* clang-format on */
 

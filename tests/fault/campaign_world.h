@@ -40,7 +40,7 @@ struct world {
     bool struck[FAULTS_MAX], verbose;
 };
 
-static inline void say(const struct world *w, const char *text, ...)
+__attribute__((format(printf, 2, 3))) static inline void say(const struct world *w, const char *text, ...)
 {
     va_list args;
     if (!w->verbose)

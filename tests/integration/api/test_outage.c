@@ -4,7 +4,7 @@
 #include "tests/integration/api/api_fixture.h"
 
 /* Until /readyz answers so: what it says is up to a second old. */
-static void await_ready(struct api *api, long wanted)
+static void await_ready(struct api *api, int wanted)
 {
     struct reply reply = {0};
     uint64_t until = mlo_clock_ns() + API_PATIENCE_S * 1000000000ull;

@@ -128,6 +128,15 @@ static void test_servers__sessions_keys_and_events_are_of_all(void **state)
     wire_clear(&a);
 }
 
+static size_t commits_at(struct servers *all, int server)
+{
+    struct wire_answer a = {0};
+    call(all, server, &a, MLO_VIEWER, "GET", PROJECT "/ledger", "", NULL, 200);
+    size_t count = json_array_size(json_object_get(a.json, "items"));
+    wire_clear(&a);
+    return count;
+}
+
 /* Moves through both, each with what the other's answer said; one chain, one ledger with the same commits. */
 static void test_servers__one_history_and_one_ledger(void **state)
 {
@@ -147,12 +156,8 @@ static void test_servers__one_history_and_one_ledger(void **state)
         call(all, i % 2, &a, MLO_PROMOTER, "POST", MODEL "/promotions", match, promotion(2 - i % 2, body),
              412);
     }
-    for (int64_t commits = 0; commits < 6;) { /* whoever writes them, in the background */
-        call(all, 0, &a, MLO_VIEWER, "GET", PROJECT "/ledger", "", NULL, 200);
-        commits = (int64_t)json_array_size(json_object_get(a.json, "items"));
-        call(all, 1, &b, MLO_VIEWER, "GET", PROJECT "/ledger", "", NULL, 200);
-        mlo_clock_sleep_ms(20);
-    }
+    wait_for(commits_at(all, 0) >= 6); /* whoever writes them, in the background */
+    wait_for(commits_at(all, 1) >= 6);
     call(all, 0, &a, MLO_VIEWER, "GET", PROJECT "/ledger", "", NULL, 200);
     call(all, 1, &b, MLO_VIEWER, "GET", PROJECT "/ledger", "", NULL, 200);
     assert_true(json_equal(json_object_get(a.json, "items"), json_object_get(b.json, "items")));

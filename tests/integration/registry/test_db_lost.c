@@ -47,8 +47,9 @@ static void close_lost(struct lost *t)
 static void mute(struct lost *t)
 {
     atomic_store(&t->proxy.order, PROXY_MUTE);
-    while (atomic_load(&t->proxy.order) != PROXY_PASS)
-        mlo_clock_sleep_ms(1);
+    for (uint64_t until = mlo_clock_ns() + LONG_MS * 1000000ull; atomic_load(&t->proxy.order) != PROXY_PASS;
+         mlo_clock_sleep_ms(1))
+        assert_true(mlo_clock_ns() < until);
 }
 
 static void test_half_open__is_given_up_and_replaced(void **state)
@@ -56,11 +57,13 @@ static void test_half_open__is_given_up_and_replaced(void **state)
     struct lost t;
     struct pg_fixture *f = *state;
     struct mlo_db_conn *conn;
-    open_lost(&t, f, ANSWER_MS);
+    open_lost(&t, f, LONG_MS);
     assert_mlo_ok(mlo_db_ping(t.db, &f->err), &f->err);
     assert_mlo_ok(mlo_db_acquire(t.db, &conn, &f->err), &f->err);
     mute(&t);
+    mlo_db_patience(ANSWER_MS);
     assert_mlo_status(mlo_db_exec_text(conn, "SELECT 1", &f->err), MLO_EUNAVAILABLE, &f->err);
+    mlo_db_patience(0);
     assert_non_null(strstr(f->err.message, "no answer"));
     mlo_db_release(conn);
     assert_mlo_ok(mlo_db_ping(t.db, &f->err), &f->err);
@@ -74,13 +77,15 @@ static void test_half_open__is_given_up_in_a_transaction(void **state)
     struct pg_fixture *f = *state;
     struct mlo_db_conn *conn;
     static const struct mlo_sql one = {"lost_one", "SELECT 1", 0};
-    open_lost(&t, f, ANSWER_MS);
+    open_lost(&t, f, LONG_MS);
     assert_mlo_ok(mlo_db_acquire(t.db, &conn, &f->err), &f->err);
     assert_mlo_ok(mlo_db_exec(conn, &one, NULL, NULL, &f->err), &f->err);
     mute(&t);
+    mlo_db_patience(ANSWER_MS);
     assert_mlo_ok(mlo_db_begin(conn, &f->err), &f->err);
     assert_mlo_ok(mlo_db_queue(conn, &one, NULL, NULL, &f->err), &f->err);
     assert_mlo_status(mlo_db_end(conn, MLO_OK, &f->err), MLO_EUNAVAILABLE, &f->err);
+    mlo_db_patience(0);
     mlo_db_release(conn);
     assert_mlo_ok(mlo_db_ping(t.db, &f->err), &f->err);
     close_lost(&t);

@@ -167,7 +167,6 @@ static void test_fsck__removes_what_uploads_left(void **state)
     upkeep_close(&u);
 }
 
-/* A budget of no time: one blob or shard a call, and the same sum in the end. */
 static void begin_upload(struct upkeep *u, const char *text, struct mlo_upload *out)
 {
     struct mlo_blob_piece *piece;
@@ -223,6 +222,7 @@ static void test_fsck__names_lost_uploads(void **state)
     upkeep_close(&u);
 }
 
+/* A budget of no time: one blob or shard a call, and the same sum in the end. */
 static void test_fsck__goes_on_where_it_stopped(void **state)
 {
     struct upkeep u;

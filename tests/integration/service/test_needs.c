@@ -330,8 +330,7 @@ static void test_worker__gives_gpus_back_however_a_job_ends(void **state)
     wait_run(f, submit(f, add_version(f, "bad", "evaluate.fail=format"), recipe_two, 0));
     wait_run(f, submit(f, add_version(f, "crash", "evaluate.crashes=1"), recipe_two, 0));
     int64_t held = submit(f, add_version(f, "held", "evaluate.hold=1"), recipe_two, 0);
-    while (micro_count(f->state, "start evaluate") < 4)
-        mlo_clock_sleep_ms(20);
+    wait_until(micro_count(f->state, "start evaluate") >= 4);
     json_t *workers = NULL;
     assert_mlo_ok(mlo_worker_list(f->pg->conn, &workers, &f->err), &f->err);
     const json_t *gpu =
@@ -424,8 +423,7 @@ static void test_priority__goes_before_the_next_step(void **state)
             add_version(f, "long", priority ? "optimize.hold=1" : "optimize.hold=1\noptimize.again=1");
         int64_t low = submit(f, version, RECIPE_TINY, priority);
         start_worker(f, &w, 1);
-        while (micro_count(f->state, "start optimize") == before)
-            mlo_clock_sleep_ms(20);
+        wait_until(micro_count(f->state, "start optimize") > before);
         int64_t high = submit(f, quick, RECIPE_OBSERVE, 5); /* while the first step of the other one runs */
         release_steps(f);
         wait_run(f, low);

@@ -173,7 +173,7 @@ static void test_together__what_was_derived_leads_on(void **state)
     static const char *const texts[JOBS] = {"one", "two",
                                             "two"}; /* two derivations may make the same bytes */
     for (int i = 0; i < JOBS; i++) {
-        char name[8], orders[16];
+        char name[16], orders[16];
         snprintf(name, sizeof name, "v%d", i);
         snprintf(orders, sizeof orders, "n=%d", i);
         submit(f, add_version(f, name, orders), RECIPE_TINY, 0);
