@@ -1,6 +1,7 @@
 /* What the database tells of the service, as metrics. Groups of them, each one statement, whose answer is
  * kept for at least as long as twenty times what it took: however many scrape, and however much is in the
- * tables, this uses a twentieth of one backend a group at most. Nothing here reads finished jobs. */
+ * tables, this uses a twentieth of one backend a group at most. Nothing here reads finished jobs. A database
+ * that hangs costs a scrape some seconds, and is said to be down. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -11,6 +12,8 @@
 enum { BOUNDS_MAX = 32, SHARE = 20, TARGETS_MAX = 200, CODES_MAX = 64 };
 static const uint64_t REFRESH_NS =
     4000000000ull; /* of one scrape for all groups; the rest is there the next time */
+static const uint64_t KEPT_MAX_NS = 60000000000ull; /* however long reading took */
+static const uint64_t AGAIN_NS = 1000000000ull;     /* after a database that did not answer */
 
 enum {
     S_JOBS,
@@ -103,8 +106,9 @@ const struct mlo_sql MLO_METRICS_SQL[] = {
 const size_t MLO_METRICS_SQL_COUNT = MLO_COUNT(MLO_METRICS_SQL);
 
 struct mlo_service_metrics {
-    struct mlo_db *db;
-    size_t projects;      /* that have series of their own */
+    struct mlo_db *db; /* a connection of its own: neither do requests wait for a scrape, nor is a pool that
+                          they exhaust taken for a database that is gone */
+    size_t projects;   /* that have series of their own */
     pthread_mutex_t lock; /* of all that follows */
     double bounds[BOUNDS_MAX];
     size_t bound_count;
@@ -114,7 +118,8 @@ struct mlo_service_metrics {
         uint64_t taken_ns, cost_ns; /* the last attempt, also one that failed */
         uint64_t failures;
     } kept[16];
-    bool up; /* the database answered the last time */
+    bool up;          /* the database answered the last time */
+    uint64_t down_ns; /* when it was found not to; 0: it answered */
 };
 
 static double age_or_zero(const struct mlo_rows *rows, int row, int column)
@@ -425,38 +430,65 @@ static enum mlo_status read_bounds(struct mlo_service_metrics *s, struct mlo_db_
 
 static bool stale(const struct kept *kept, const struct group *g, uint64_t now)
 {
-    uint64_t age_ns = MLO_MAX((uint64_t)g->min_age_ms * 1000000u, SHARE * kept->cost_ns);
+    uint64_t age_ns =
+        MLO_MAX((uint64_t)g->min_age_ms * 1000000u, MLO_MIN(SHARE * kept->cost_ns, KEPT_MAX_NS));
     return !kept->taken_ns || now - kept->taken_ns >= age_ns;
+}
+
+/* Then nothing can be said, and nothing old is; all is read anew once it answers. */
+static void lost(struct mlo_service_metrics *s, const struct mlo_error *err)
+{
+    mlo_log_error(MLO_LOG_WARN, "metrics: no database", err);
+    s->up = false;
+    s->down_ns = mlo_clock_ns();
+    for (size_t i = 0; i < MLO_COUNT(GROUPS); i++) {
+        s->kept[i].there = false;
+        s->kept[i].taken_ns = 0;
+    }
+}
+
+/* MLO_EUNAVAILABLE: the database did not answer. Whatever else fails is the group's. */
+static enum mlo_status refresh_group(struct mlo_service_metrics *s, struct mlo_db_conn *conn, size_t i,
+                                     struct mlo_error *err)
+{
+    struct kept *kept = &s->kept[i];
+    uint64_t began = mlo_clock_ns();
+    enum mlo_status status = read_bounds(s, conn, err);
+    if (status == MLO_OK)
+        status = read_group(s, conn, &GROUPS[i], &kept->rows, err);
+    if (status == MLO_EUNAVAILABLE)
+        return status;
+    kept->taken_ns = began;
+    kept->cost_ns = mlo_clock_ns() - began;
+    kept->there = status == MLO_OK;
+    if (status != MLO_OK) {
+        kept->failures++;
+        mlo_log_error(MLO_LOG_WARN, "metrics: a group cannot be read", err);
+    }
+    return MLO_OK;
 }
 
 static void refresh(struct mlo_service_metrics *s)
 {
     struct mlo_db_conn *conn = NULL;
-    struct mlo_error err = {0};
+    enum mlo_status status = MLO_OK;
     uint64_t began = mlo_clock_ns();
+    if (s->down_ns && began - s->down_ns < AGAIN_NS)
+        return; /* scrapes that waited for the one that found out do not wait as long each */
     for (size_t i = 0; i < MLO_COUNT(GROUPS) && mlo_clock_ns() - began < REFRESH_NS; i++) {
-        struct kept *kept = &s->kept[i];
-        uint64_t now = mlo_clock_ns();
-        if (!stale(kept, &GROUPS[i], now))
+        struct mlo_error err = {0};
+        if (!stale(&s->kept[i], &GROUPS[i], mlo_clock_ns()))
             continue;
-        enum mlo_status status = conn ? MLO_OK : mlo_db_acquire(s->db, &conn, &err);
-        s->up = status == MLO_OK;
-        if (status != MLO_OK) { /* then nothing can be said, and nothing old is */
-            mlo_log_error(MLO_LOG_WARN, "metrics: no database", &err);
-            for (size_t g = 0; g < MLO_COUNT(GROUPS); g++)
-                s->kept[g].there = false;
-            return;
-        }
-        status = read_bounds(s, conn, &err);
+        if (!conn)
+            status = mlo_db_acquire(s->db, &conn, &err);
         if (status == MLO_OK)
-            status = read_group(s, conn, &GROUPS[i], &kept->rows, &err);
-        kept->taken_ns = now;
-        kept->cost_ns = mlo_clock_ns() - now;
-        kept->there = status == MLO_OK;
+            status = refresh_group(s, conn, i, &err);
         if (status != MLO_OK) {
-            kept->failures++;
-            mlo_log_error(MLO_LOG_WARN, "metrics: a group cannot be read", &err);
+            lost(s, &err);
+            break;
         }
+        s->up = true;
+        s->down_ns = 0;
     }
     mlo_db_release(conn);
 }
@@ -466,11 +498,24 @@ enum mlo_status mlo_service_metrics_new(struct mlo_db *db, size_t projects, stru
 {
     _Static_assert(MLO_COUNT(GROUPS) <= MLO_COUNT(((struct mlo_service_metrics *)0)->kept),
                    "room for all groups");
-    struct mlo_service_metrics *s = *out = calloc(1, sizeof *s);
+    /* a hanging database is given up after the statement's two seconds and one more */
+    const struct mlo_db_options options = {.application = "mlopt metrics",
+                                           .max_connections = 1,
+                                           .wait_ms = 1000,
+                                           .statement_timeout_ms = 2000,
+                                           .answer_timeout_ms = 3000,
+                                           .connect_timeout_s = 2};
+    struct mlo_service_metrics *s = calloc(1, sizeof *s);
+    *out = NULL;
     if (!s)
         return mlo_error_nomem(err);
-    s->db = db;
+    enum mlo_status status = mlo_db_open_like(db, &options, &s->db, err);
+    if (status != MLO_OK) {
+        free(s);
+        return status;
+    }
     s->projects = projects;
+    *out = s;
     pthread_mutex_init(&s->lock, NULL);
     return MLO_OK;
 }
@@ -481,6 +526,7 @@ void mlo_service_metrics_free(struct mlo_service_metrics *s)
         return;
     for (size_t i = 0; i < MLO_COUNT(s->kept); i++)
         mlo_rows_clear(&s->kept[i].rows);
+    mlo_db_close(s->db);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }

@@ -171,13 +171,14 @@ MLO_MUST_USE enum mlo_status mlo_worker_control(struct mlo_db_conn *conn, const 
 
 /* What the database tells of queue, attempts, workers and itself, for Prometheus (docs/observability.md): the
  * same on every server, and bounded in what it costs the database, however often it is asked for. `projects`:
- * so many of the busiest projects have series of their own. Safe from several threads. *out is yours (free).
- */
+ * so many of the busiest projects have series of their own. It opens a connection of its own to the database
+ * of `db`, which is not kept. Safe from several threads. *out is yours (free). */
 struct mlo_service_metrics;
 MLO_MUST_USE enum mlo_status mlo_service_metrics_new(struct mlo_db *db, size_t projects,
                                                      struct mlo_service_metrics **out, struct mlo_error *err);
 void mlo_service_metrics_free(struct mlo_service_metrics *metrics); /* NULL is allowed */
-/* Appends the families; without a database mlopt_database_up alone says so. */
+/* Appends the families; without a database, or one that does not answer within three seconds,
+ * mlopt_database_up alone says so. */
 void mlo_service_metrics_write(struct mlo_service_metrics *metrics, struct mlo_metrics *out);
 
 /* --- workers ------------------------------------------------------------------------------------------- */

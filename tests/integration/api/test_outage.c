@@ -2,6 +2,7 @@
 #include <signal.h>
 
 #include "tests/integration/api/api_fixture.h"
+#include "tests/metrics_parser.h"
 
 /* Until /readyz answers so: what it says is up to a second old. */
 static void await_ready(struct api *api, int wanted)
@@ -112,25 +113,33 @@ static void test_outage__readiness_tells_what_is_wrong(void **state)
     reply_clear(&reply);
 }
 
+/* The youngest connection of that name. */
+static pid_t backend_of(struct api *api, const char *application)
+{
+    struct mlo_db_conn *conn;
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    const struct mlo_sql which = {"test_outage_pid",
+                                  "select pid from pg_stat_activity where application_name = $1 "
+                                  "and datname = current_database() order by backend_start desc limit 1",
+                                  1};
+    mlo_param_text(&p, application);
+    assert_mlo_ok(mlo_db_acquire(api->pg->owner, &conn, &api->pg->err), &api->pg->err);
+    assert_mlo_ok(mlo_db_exec(conn, &which, &p, &rows, &api->pg->err), &api->pg->err);
+    assert_int_equal(mlo_rows_count(&rows), 1);
+    pid_t backend = (pid_t)mlo_rows_i64(&rows, 0, 0);
+    mlo_rows_clear(&rows);
+    mlo_db_release(conn);
+    return backend;
+}
+
 /* PostgreSQL hangs amid a look: neither an answer nor the end of the server waits for it. */
 static void test_outage__readiness_leaves_a_hanging_database(void **state)
 {
     struct api *api = *state;
     struct reply reply = {0};
     await_ready(api, 200);
-    struct mlo_db_conn *conn;
-    assert_mlo_ok(mlo_db_acquire(api->pg->owner, &conn, &api->pg->err), &api->pg->err);
-    struct mlo_rows rows = {0};
-    const struct mlo_sql which = {
-        "test_readiness_pid",
-        "select pid from pg_stat_activity where application_name = 'mlopt readiness' "
-        "and datname = current_database()",
-        0};
-    assert_mlo_ok(mlo_db_exec(conn, &which, NULL, &rows, &api->pg->err), &api->pg->err);
-    assert_int_equal(mlo_rows_count(&rows), 1);
-    pid_t backend = (pid_t)mlo_rows_i64(&rows, 0, 0);
-    mlo_rows_clear(&rows);
-    mlo_db_release(conn);
+    pid_t backend = backend_of(api, "mlopt readiness");
     assert_int_equal(kill(backend, SIGSTOP), 0);
     await_ready(api, 503);
     api_call(api, &reply, "GET", "/readyz", NULL, NULL, NULL);
@@ -138,6 +147,63 @@ static void test_outage__readiness_leaves_a_hanging_database(void **state)
     await_ready(api, 200);
     assert_int_equal(kill(backend, SIGCONT), 0);
     reply_clear(&reply);
+}
+
+/* Until /metrics says so; fails when an answer is late. */
+static void await_up(struct api *api, double wanted)
+{
+    struct reply reply = {0};
+    struct metric_set set;
+    uint64_t until = mlo_clock_ns() + API_PATIENCE_S * 1000000000ull;
+    double up;
+    do {
+        uint64_t began = mlo_clock_ns();
+        api_call(api, &reply, "GET", "/metrics", api->token[MLO_VIEWER], NULL, NULL);
+        assert_http(&reply, 200);
+        assert_true(mlo_clock_ns() - began < 25000000000ull);
+        metric_parse(mlo_buf_str(&reply.body), false, &set);
+        up = metric_get(&set, "mlopt_database_up");
+        free(set.all);
+        bool figures = strstr(mlo_buf_str(&reply.body), "\nmlopt_database_size_bytes ") != NULL;
+        assert_true(up == 1 || !figures); /* nothing old is said */
+        if (up == wanted && figures == (wanted == 1))
+            break;
+        mlo_clock_sleep_ms(200);
+    } while (mlo_clock_ns() < until);
+    if (mlo_clock_ns() >= until)
+        fail_msg("mlopt_database_up is %g, not %g, or figures lack, in: %s", up, wanted,
+                 mlo_buf_str(&reply.body));
+    reply_clear(&reply);
+}
+
+/* PostgreSQL hangs amid a scrape: it is said to be down within seconds, all figures are back as soon as it
+ * answers, and the end of the server does not wait for it. */
+static void test_outage__metrics_leave_a_hanging_database(void **state)
+{
+    struct api *api = *state;
+    pid_t backends[2];
+    await_up(api, 1);
+    for (size_t i = 0; i < MLO_COUNT(backends); i++) {
+        backends[i] = backend_of(api, "mlopt metrics");
+        mlo_clock_sleep_ms(1100); /* what is kept is older than a second */
+        assert_int_equal(kill(backends[i], SIGSTOP), 0);
+        if (i)
+            break;
+        await_up(api, 0);
+        await_up(api, 1); /* by a new connection */
+    }
+    char ask[256];
+    int fd = api_connect(api);
+    int n = snprintf(ask, sizeof ask, "GET /metrics HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\n\r\n",
+                     api->token[MLO_VIEWER]);
+    assert_true(mlo_fs_write_full(fd, ask, (size_t)n));
+    uint64_t began = mlo_clock_ns();
+    mlo_http_stop(api->http, 0);
+    assert_true(mlo_clock_ns() - began < 25000000000ull);
+    api->http = NULL;
+    close(fd);
+    for (size_t i = 0; i < MLO_COUNT(backends); i++)
+        assert_int_equal(kill(backends[i], SIGCONT), 0);
 }
 
 /* A database that takes the connection and never answers: the answer comes all the same. */
@@ -268,6 +334,7 @@ int main(void)
         API_TEST(test_outage__readiness_tells_what_is_wrong),
         API_TEST(test_outage__readiness_leaves_a_hanging_database),
         API_TEST(test_outage__readiness_answers_in_bounded_time),
+        API_TEST(test_outage__metrics_leave_a_hanging_database),
     };
     API_MAIN(tests);
 }
