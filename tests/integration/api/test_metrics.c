@@ -276,6 +276,16 @@ static void test_metrics__alerts_name_what_is_there(void **state)
         books += strncasecmp(link, at + 9, strcspn(at + 9, "\n")) == 0;
     }
     assert_true(metrics > 15 && alerts > 10 && books == alerts);
+    /* 507 is a project at its quota as well as a full disk: a warning of its own, and no failure of requests
+     */
+    const char *fail = strstr(mlo_buf_str(&text), "- alert: MloptRequestsFail"),
+               *space = strstr(mlo_buf_str(&text), "- alert: MloptNoSpace");
+    assert_true(fail && space && fail < space);
+    const char *without = strstr(fail, "code=~\"5..\",code!=\"507\"");
+    assert_true(without && without < space);
+    const char *level = strstr(space, "severity: ");
+    assert_non_null(strstr(space, "{code=\"507\"}"));
+    assert_true(level && mlo_str_starts(level, "severity: warning"));
     check_by_promtool("rules", rules);
     free(set.all);
     mlo_buf_clear(&text);
