@@ -21,8 +21,14 @@ MISTAKES = [
     ("base/server.yaml", "key: access-key-id", "key: access-key"),
     ("base/server.yaml", "name: AWS_ACCESS_KEY_ID", "name: AWS_ACCESS_ID"),
     ("base/server.yaml", "minAvailable: 1", "minAvailable: 2"),
+    ("base/server.yaml", "- name: metrics", "- name: figures"),
+    ("base/server.yaml", "0.0.0.0:9640", "0.0.0.0:9641"),
+    ("base/network.yaml", "{protocol: TCP, port: metrics}", "{protocol: TCP, port: http}"),
     ("base/workers.yaml", "serviceAccountName: mlopt-worker", "serviceAccountName: worker"),
     ("base/workers.yaml", "- --exit-when-idle", "- --require-isolation"),
+    ("base/workers.yaml", "- --max-scratch\n              - \"20480\"\n", ""),
+    ("base/workers.yaml", "sizeLimit: 50Gi", "sizeLimit: 40Gi"),
+    ("base/workers.yaml", "ephemeral-storage: 60Gi", "ephemeral-storage: 50Gi"),
     ("base/workers.yaml", "strategy: accurate", "strategy: default"),
     ("base/workers.yaml", "image: mlopt-worker", "image: mlopt"),
     ("base/network.yaml", "component: upkeep", "component: keep"),
@@ -73,7 +79,11 @@ def options_of(verb):
     return options[verb]
 
 
-def seconds(args, option):
+def mebibytes(size):
+    return int(size.removesuffix("Gi")) * 1024
+
+
+def figure(args, option):
     return int(args[args.index(option) + 1]) if option in args else 0
 
 
@@ -160,6 +170,8 @@ def look_at(folder):
         check(closed.get("allowPrivilegeEscalation") is False and closed.get("readOnlyRootFilesystem") is True and
               closed.get("capabilities", {}).get("drop") == ["ALL"], f"{who}: its rights are not closed")
         check("memory" in c["resources"]["limits"] and {"cpu", "memory"} <= set(c["resources"]["requests"]), f"{who}: no resources")
+        listens = {int(args[args.index(o) + 1].rsplit(":", 1)[1]) for args in [c.get("args", [])] for o in ("--listen", "--metrics") if o in args}
+        check(listens == {p["containerPort"] for p in c.get("ports", [])}, f"{who}: it listens on {sorted(listens)}")
         volumes = {v["name"] for v in spec.get("volumes", [])}
         for m in c.get("volumeMounts", []):
             check(m["name"] in volumes, f"{who}: no volume {m['name']}")
@@ -179,7 +191,7 @@ def look_at(folder):
         for c in spec.get("initContainers", []) + spec["containers"]:
             ports |= container(c, spec, f"{who}, {c['name']}", images)
             args = c.get("args", [])
-            needs = seconds(args, "--drain") + seconds(args, "--finish")
+            needs = figure(args, "--drain") + figure(args, "--finish")
             check(spec.get("terminationGracePeriodSeconds", 30) > needs, f"{who}: it may take {needs} s to end, and is killed before")
         mounted = {m["name"] for c in spec.get("initContainers", []) + spec["containers"] for m in c.get("volumeMounts", [])}
         check(mounted == {v["name"] for v in spec.get("volumes", [])}, f"{who}: a volume is mounted nowhere")
@@ -244,9 +256,17 @@ def look_at(folder):
                     key_of("Secret", ref, who)
                 print("query", template(d)["metadata"]["labels"]["mlopt.dev/class"], trigger["metadata"]["query"])
             limits = template(d)["spec"]["containers"][0]["resources"]["limits"]
+            # MiB: the job's folder, checkpoints and kernels (half of that each), and the cache of blobs
+            scratch, cache = figure(args, "--max-scratch"), figure(args, "--cache")
+            sizes = {v["name"]: mebibytes(v["emptyDir"]["sizeLimit"]) for v in template(d)["spec"]["volumes"]}
+            check(scratch and 2 * scratch + cache <= sizes["work"], f"{who}: a job may fill more than its volume")
+            check(sum(sizes.values()) < mebibytes(limits["ephemeral-storage"]), f"{who}: its volumes are more than its disk")
             gpu = template(d)["metadata"]["labels"]["mlopt.dev/class"] == "gpu"
             check(("nvidia.com/gpu" in limits) == gpu, f"{who}: GPUs")
             check(("nvidia.com/gpu.present" in template(d)["spec"]["nodeSelector"]) == gpu, f"{who}: nodes")
+    reached = {port["port"] for d in base if d["kind"] == "NetworkPolicy" for rule in d["spec"].get("ingress", []) for port in rule["ports"]}
+    for d, _, ports, _ in pods:
+        check(ports <= reached, f"{called(d)}: nobody may reach {sorted(ports - reached)}")
     policies = [d["spec"] for d in base if d["kind"] == "NetworkPolicy"]
     check(any(p["podSelector"] == {} and set(p["policyTypes"]) == {"Ingress", "Egress"} and "ingress" not in p for p in policies),
           "nothing is closed by default")
