@@ -3,8 +3,8 @@
 PACKAGES_BUILD="build-essential cmake ninja-build pkg-config libpq-dev libcurl4-openssl-dev libexpat1-dev libgit2-dev libjansson-dev
  libyaml-dev libprotobuf-c-dev protobuf-c-compiler libssl-dev libmicrohttpd-dev libdnnl-dev libzip-dev zlib1g-dev libseccomp-dev"
 PACKAGES_RUN="postgresql-15 dataset-fashion-mnist"
-# What the built program needs beside it, in a container: for a server, and for backups and for workers (a compiler for the
-# kernels that are made for a model) the rest.
+# What the built program needs beside it, in a container: PACKAGES_PROGRAM each of them, PACKAGES_WORKER workers too (a compiler,
+# for the kernels that are made for a model).
 PACKAGES_PROGRAM="libprotobuf-c1 libdnnl2 libzip4 zlib1g libseccomp2 libjansson4 libssl3 libyaml-0-2 libpq5 libexpat1 libmicrohttpd12
  libcurl4 libgit2-1.5 ca-certificates"
 PACKAGES_WORKER="gcc libc6-dev"

@@ -7,6 +7,10 @@ command -v dpkg-query >/dev/null || { echo "this machine has no Debian packages"
 . "$(dirname "$0")/e2e.sh"
 source=${MLOPT_SOURCE_DIR:-$PWD}
 ldd "$MLOPT" | grep -qE 'lib(asan|tsan)' && { echo "a build with sanitizers needs their libraries too"; exit 77; }
+# what is no source goes into no image
+{ echo .git; sed 's#^/##; s#/$##' "$source/.gitignore"; } | while IFS= read -r name; do
+    sed 's#^\*\*/##' "$source/.dockerignore" | grep -qxF -- "$name" || fail "$name is not in .dockerignore"
+done
 cd "$work"
 "$source/deploy/container/tree.sh" "$work/tree" "$MLOPT" >packages.txt || fail "tree.sh"
 echo "$(wc -l <packages.txt) packages, $(du -sm tree | cut -f1) MB"
