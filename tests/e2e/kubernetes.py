@@ -32,7 +32,7 @@ MISTAKES = [
     ("base/workers.yaml", "strategy: accurate", "strategy: default"),
     ("base/workers.yaml", "image: mlopt-worker", "image: mlopt"),
     ("base/network.yaml", "component: upkeep", "component: keep"),
-    ("base/upkeep.yaml", "args: [fsck]", "args: [check]"),
+    ("base/upkeep.yaml", "args: [fsck,", "args: [check,"),
     ("base/config.yaml", "gpu-target:", "gpu:"),
     ("base/kustomization.yaml", "  - network.yaml\n", ""),
     ("overlays/example/secrets.yaml", "scaler:", "scale:"),
