@@ -53,6 +53,16 @@ for key in MemoryDenyWriteExecute ProcSubset ProtectProc PrivateNetwork PrivateU
     ! grep -q "^$key=" "$worker" || fail "$key in the worker's unit"
 done
 
+# several on one machine do not know of one another: each is told its part; what units take from files, the recipe sets
+grep -q -- ' --memory ${MLOPT_MEMORY} ' "$worker" || fail "each worker offers all of the machine's memory"
+grep -hE '^ExecStart=' "$here"/*.service | grep -oE '\$\{MLOPT_[A-Z]*\}' | tr -d '${}' | sort -u | while read -r name; do
+    grep -qE "(^|'| )$name=" "$here/../../docs/deploy.md" || fail "docs/deploy.md does not set $name"
+done
+for file in $(sed -nE 's/^(EnvironmentFile=|LoadCredential=[a-z]*:)//p' "$here"/*.service); do
+    grep -qF "$file" "$here/../../docs/deploy.md" || fail "docs/deploy.md does not make $file"
+done
+grep -q 'fsck --repair' "$here/mlopt-upkeep.service" || fail "what killed writers left fails every night"
+
 # secrets are credentials
 ! grep -nEi '^(Environment|ExecStart)=.*(password|secret|token)=[^$]' "$here"/*.service || fail "a secret in a unit"
 for unit in "$here"/*.service; do grep -q '^LoadCredential=' "$unit" || fail "${unit##*/}: no credential"; done
