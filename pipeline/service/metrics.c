@@ -542,7 +542,7 @@ void mlo_service_metrics_write(struct mlo_service_metrics *s, struct mlo_metrics
     mlo_metrics_family(
         m, MLO_METRIC_GAUGE, "mlopt_metrics_read_seconds",
         "What reading a group of metrics from the database took; it is read again after twenty times "
-        "that.");
+        "that, a minute at most.");
     for (size_t i = 0; i < MLO_COUNT(GROUPS); i++)
         if (s->kept[i].taken_ns)
             mlo_metrics_value(m, (double)s->kept[i].cost_ns / 1e9, "group", GROUPS[i].name, NULL);
