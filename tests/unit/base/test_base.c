@@ -259,7 +259,7 @@ static void test_fs__bounds_reads_and_writes_atomically(void **state)
  */
 static void test_fs__removes_what_hides(void **state)
 {
-    enum { DEEP = 3000, NOBODY = 65534 };
+    enum { DEEP = 300, NOBODY = 65534 };
     struct mlo_error err = {0};
     char *dir;
     MLO_UNUSED(state);
