@@ -51,6 +51,9 @@ static bool remove_one(struct removal *r, int parent, const char *name, int leve
     if (unlinkat(parent, name, AT_REMOVEDIR) == 0)
         return true;
     if (level == LEVELS) {
+        int unlocked = open_folder(parent, name); /* one that nobody may write to keeps its parent */
+        if (unlocked >= 0)
+            close(unlocked);
         snprintf(up, sizeof up, ".mlopt-removing-%u", r->moved++);
         return renameat(parent, name, r->top, up) == 0;
     }

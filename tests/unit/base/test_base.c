@@ -297,6 +297,41 @@ static void test_fs__removes_what_hides(void **state)
     free(dir);
 }
 
+/* Deeper than is looked at in place, and every folder of it locked: only one's owner may move it up. */
+static void test_fs__removes_what_is_deep_and_locked(void **state)
+{
+    enum { DEEP = 200, NOBODY = 65534 };
+    struct mlo_error err = {0};
+    char *dir;
+    MLO_UNUSED(state);
+    assert_ok(mlo_fs_tempdir(NULL, "mlo-remove-", &dir, &err));
+    assert_int_equal(chmod(dir, 0777), 0);
+    bool was_root = geteuid() == 0;
+    if (was_root)
+        assert_int_equal(seteuid(NOBODY), 0);
+    char *tree = mlo_fs_join(dir, "tree", NULL);
+    assert_ok(mlo_fs_mkdirs(tree, &err));
+    int at = open(tree, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    for (int i = 0; i < DEEP; i++) {
+        assert_int_equal(mkdirat(at, "locked", 0700), 0);
+        int next = openat(at, "locked", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        assert_true(next >= 0);
+        assert_int_equal(fchmod(at, 0), 0);
+        close(at);
+        at = next;
+    }
+    assert_int_equal(fchmod(at, 0), 0);
+    close(at);
+    mlo_fs_remove_tree(tree);
+    assert_false(mlo_fs_exists(tree));
+    if (was_root)
+        assert_int_equal(seteuid(0), 0);
+    mlo_fs_remove_tree(dir);
+    assert_false(mlo_fs_exists(dir));
+    free(tree);
+    free(dir);
+}
+
 static enum mlo_status run_sh(const char *script, uint64_t timeout_ms, struct mlo_buf *out, int *code,
                               struct mlo_error *err)
 {
@@ -550,6 +585,7 @@ int main(void)
         cmocka_unit_test(test_json__getters_name_the_field),
         cmocka_unit_test(test_fs__bounds_reads_and_writes_atomically),
         cmocka_unit_test(test_fs__removes_what_hides),
+        cmocka_unit_test(test_fs__removes_what_is_deep_and_locked),
         cmocka_unit_test(test_process__collects_output_and_exit_codes),
         cmocka_unit_test(test_process__whose_end_nobody_knows_is_an_error),
         cmocka_unit_test(test_process__sets_and_unsets_environment),
