@@ -92,16 +92,17 @@ void mlo_usage_of(pid_t leader, struct mlo_usage *out)
 uint64_t mlo_usage_of_folder(const char *path, uint64_t enough)
 {
     uint64_t bytes = 0;
+    bool hidden = false;
     char *const roots[] = {(char *)path, NULL};
     FTS *walk = fts_open(roots, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
-    for (FTSENT *entry; walk && bytes <= enough && (entry = fts_read(walk));) {
+    for (FTSENT *entry; walk && !hidden && bytes <= enough && (entry = fts_read(walk));) {
         if (entry->fts_info == FTS_F || entry->fts_info == FTS_D || entry->fts_info == FTS_DEFAULT)
             bytes += (uint64_t)entry->fts_statp->st_blocks * 512;
         else if ((entry->fts_info == FTS_DNR || entry->fts_info == FTS_ERR || entry->fts_info == FTS_NS) &&
                  entry->fts_errno != ENOENT)
-            bytes = MLO_USAGE_HIDDEN;
+            hidden = true;
     }
     if (walk)
         fts_close(walk);
-    return bytes;
+    return hidden ? MLO_USAGE_HIDDEN : bytes;
 }

@@ -1,6 +1,7 @@
 /* A hostile step: what it tries is refused or ended, and the worker goes on. Each layer is asked for only
  * where the kernel has it, and what it lacks is said. */
 #include "pipeline/service/sandbox_impl.h"
+#include "pipeline/service/worker_impl.h"
 #include "tests/integration/service/service_fixture.h"
 
 #include <linux/capability.h>
@@ -832,6 +833,43 @@ static void test_sandbox__says_what_the_kernel_has(void **state)
     json_decref(layers);
 }
 
+/* Wherever the walk meets the folder that it may not read, among files that it may. */
+static void test_usage__what_hides_is_not_counted_over(void **state)
+{
+    struct service_fixture *f = *state;
+    enum { FILES = 40, NOBODY = 65534 };
+    char *dir = NULL, name[16];
+    assert_mlo_ok(mlo_fs_tempdir(NULL, "mlo-usage-", &dir, &f->err), &f->err);
+    assert_int_equal(chmod(dir, 0777), 0);
+    bool was_root = geteuid() == 0;
+    if (was_root)
+        assert_int_equal(seteuid(NOBODY), 0);
+    char *folder = mlo_fs_join(dir, "kept", NULL), *locked = mlo_fs_join(folder, "locked", NULL);
+    assert_mlo_ok(mlo_fs_mkdirs(folder, &f->err), &f->err);
+    for (int i = 0; i < FILES; i++) {
+        snprintf(name, sizeof name, "%d", i);
+        char *path = mlo_fs_join(folder, name, NULL);
+        assert_mlo_ok(mlo_fs_write_atomic(path, "x", 1, &f->err), &f->err);
+        free(path);
+        if (i == FILES / 2)
+            assert_mlo_ok(mlo_fs_mkdirs(locked, &f->err), &f->err);
+    }
+    uint64_t before = mlo_usage_of_folder(folder, MLO_USAGE_HIDDEN);
+    assert_int_equal(chmod(locked, 0), 0);
+    uint64_t after = mlo_usage_of_folder(folder, MLO_USAGE_HIDDEN);
+    mlo_kept_trim(folder, (uint64_t)1 << 30); /* nobody knows whether it has more */
+    bool trimmed = !mlo_fs_exists(folder);
+    if (was_root)
+        assert_int_equal(seteuid(0), 0); /* else what comes next could not end */
+    assert_true(before < (uint64_t)1 << 30);
+    assert_true(after == MLO_USAGE_HIDDEN);
+    assert_true(trimmed);
+    mlo_fs_remove_tree(dir);
+    free(locked);
+    free(folder);
+    free(dir);
+}
+
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], MLO_STEP_EXEC_VERB) == 0)
@@ -848,6 +886,7 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_sandbox__waits_for_no_pipe),
         SERVICE_TEST(test_sandbox__takes_no_result_beyond_bounds),
         SERVICE_TEST(test_sandbox__lets_a_step_compile),
+        SERVICE_TEST(test_usage__what_hides_is_not_counted_over),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
 }
