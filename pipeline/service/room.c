@@ -65,20 +65,39 @@ uint64_t mlo_room_disk(const char *dir)
 
 /* --- what is left of it -------------------------------------------------------------------------------- */
 
-/* What the running jobs were given. */
-static struct mlo_needs used(struct mlo_worker *worker)
+/* What the running jobs were given, and how many there are. */
+static struct mlo_needs used(struct mlo_worker *worker, unsigned *jobs)
 {
     struct mlo_needs sum = {.memory_bytes = 0};
+    *jobs = 0;
     for (unsigned i = 0; i < worker->o.slots; i++) {
         struct mlo_slot *slot = &worker->slots[i];
         pthread_mutex_lock(&slot->lock);
         if (slot->busy) {
+            ++*jobs;
             sum.memory_bytes += slot->job.needs.memory_bytes;
             sum.disk_bytes += slot->job.needs.disk_bytes;
         }
         pthread_mutex_unlock(&slot->lock);
     }
     return sum;
+}
+
+struct mlo_disk_room mlo_room_of_disk(uint64_t alone_bytes, uint64_t free_bytes, uint64_t given_bytes)
+{
+    uint64_t back = given_bytes < UINT64_MAX - free_bytes ? free_bytes + given_bytes : UINT64_MAX,
+             there = MLO_MIN(back, alone_bytes);
+    return (struct mlo_disk_room){.there_bytes = there,
+                                  .free_bytes = there > given_bytes ? there - given_bytes : 0};
+}
+
+/* The disk that there is when no job runs is measured when none does. */
+static struct mlo_disk_room disk_room(struct mlo_worker *worker, const struct mlo_needs *given, unsigned jobs)
+{
+    uint64_t on_disk = mlo_room_disk(worker->o.work_dir);
+    if (jobs == 0)
+        atomic_store(&worker->disk_bytes, on_disk);
+    return mlo_room_of_disk(atomic_load(&worker->disk_bytes), on_disk, given->disk_bytes);
 }
 
 enum mlo_status mlo_room_find(struct mlo_worker *worker, struct mlo_error *err)
@@ -101,17 +120,18 @@ uint64_t mlo_room_memory_of_job(const struct mlo_worker *worker)
 
 uint64_t mlo_room_disk_of_job(struct mlo_worker *worker)
 {
-    uint64_t most = worker->o.max_scratch_bytes,
-             there = mlo_room_disk(worker->o.work_dir) + used(worker).disk_bytes; /* which comes back */
+    unsigned jobs;
+    const struct mlo_needs given = used(worker, &jobs);
+    uint64_t most = worker->o.max_scratch_bytes, there = disk_room(worker, &given, jobs).there_bytes;
     return most ? MLO_MIN(most, there) : there;
 }
 
 void mlo_room_offer(struct mlo_worker *worker, uint64_t *memory, uint64_t *disk)
 {
-    struct mlo_needs taken = used(worker);
-    uint64_t on_disk = mlo_room_disk(worker->o.work_dir);
+    unsigned jobs;
+    const struct mlo_needs taken = used(worker, &jobs);
     *memory = worker->memory_bytes - MLO_MIN(taken.memory_bytes, worker->memory_bytes);
-    *disk = on_disk - MLO_MIN(taken.disk_bytes, on_disk);
+    *disk = disk_room(worker, &taken, jobs).free_bytes;
     if (worker->gpus.count)
         mlo_gpus_hold(&worker->gpus, worker->gpu_dir);
     mlo_buf_reset(&worker->free_models);

@@ -59,6 +59,7 @@ struct mlo_worker {
     struct mlo_job *claimed;  /* the same */
     struct mlo_gpus gpus;
     uint64_t memory_bytes;              /* for all of its jobs together */
+    _Atomic uint64_t disk_bytes;        /* free when last no job ran */
     struct mlo_buf models, free_models; /* of GPUs; array literals */
     struct mlo_beat *beats;             /* the same; of the main thread */
     struct mlo_together together;
@@ -154,6 +155,12 @@ void mlo_kept_trim(const char *folder, uint64_t max_bytes);
  * it has no limit; what is free on the disk of a folder. */
 uint64_t mlo_room_memory(void);
 uint64_t mlo_room_disk(const char *dir);
+/* Of a disk that had `alone` free when no job ran, and has `free` now: what jobs were given is in use whether
+ * it is written yet or not, and comes back; what others wrote meanwhile does not. */
+struct mlo_disk_room {
+    uint64_t there_bytes, free_bytes; /* that a job could have if it were alone; beside those that run */
+};
+struct mlo_disk_room mlo_room_of_disk(uint64_t alone_bytes, uint64_t free_bytes, uint64_t given_bytes);
 /* Finds the memory and GPUs that the worker offers. */
 MLO_MUST_USE enum mlo_status mlo_room_find(struct mlo_worker *worker, struct mlo_error *err);
 /* What a job can have there, when it is alone. */

@@ -2,6 +2,7 @@
 #include "pipeline/service/gpus_impl.h"
 #include "pipeline/service/sandbox_impl.h"
 #include "pipeline/service/waits_impl.h"
+#include "pipeline/service/worker_impl.h"
 #include "tests/integration/service/service_fixture.h"
 
 #define GB 1000000000ull
@@ -106,6 +107,31 @@ static void test_gpus__of_the_driver(void **state)
     mlo_gpus_keep(&gpus, "");
     assert_int_equal(gpus.count, 0);
     free(root);
+}
+
+/* --- the disk ------------------------------------------------------------------------------------------ */
+
+static void test_room__counts_a_disk_once(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        uint64_t alone, free, given, there, offer;
+    } rows[] = {
+        {100, 100, 0, 100, 100},                     /* nobody runs */
+        {100, 100, 40, 100, 60},                     /* given, and nothing of it written */
+        {100, 70, 40, 100, 60},                      /* some of it */
+        {100, 60, 40, 100, 60},                      /* all of it */
+        {100, 30, 40, 70, 30},                       /* others wrote 30 beside it */
+        {100, 0, 40, 40, 0},                         /* the disk is full */
+        {100, 90, 120, 100, 0},                      /* more was given than there is */
+        {100, 300, 40, 100, 60},                     /* others made room: it is seen when nobody runs */
+        {UINT64_MAX, 10, UINT64_MAX, UINT64_MAX, 0}, /* no limit was known */
+    };
+    for (size_t i = 0; i < MLO_COUNT(rows); i++) {
+        struct mlo_disk_room room = mlo_room_of_disk(rows[i].alone, rows[i].free, rows[i].given);
+        assert_true(room.there_bytes == rows[i].there);
+        assert_true(room.free_bytes == rows[i].offer);
+    }
 }
 
 /* --- whose turn it is ---------------------------------------------------------------------------------- */
@@ -447,6 +473,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         SERVICE_TEST(test_gpus__are_found_and_belong_to_one),
         SERVICE_TEST(test_gpus__of_the_driver),
+        SERVICE_TEST(test_room__counts_a_disk_once),
         SERVICE_TEST(test_gpus__a_job_of_two_keeps_its_turn),
         SERVICE_TEST(test_memory__is_divided_among_jobs),
         SERVICE_TEST(test_waits__says_what_nobody_has),
