@@ -9,6 +9,8 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#define NODE "/dev/nvidia"
+
 /* --- what there is: the driver's library -------------------------------------------------------------------
 
  * The part of NVML's interface (nvml.h, "NVML API Reference") that is asked: it has been the same since 2013.
@@ -78,7 +80,7 @@ static bool find_by_nvml(struct mlo_gpus *out)
         struct mlo_gpu *gpu = add(out, uuid, name);
         if (!gpu)
             continue;
-        snprintf(gpu->node, sizeof gpu->node, "/dev/nvidia%u", minor);
+        snprintf(gpu->node, sizeof gpu->node, NODE "%u", minor);
         if (nvml.memory(device, memory) == 0)
             gpu->memory_bytes = memory[0];
     }
@@ -102,9 +104,16 @@ static void value_of(const char *text, const char *key, char *out, size_t size)
     snprintf(out, size, "%.*s", (int)strcspn(at, "\n"), at);
 }
 
+static long long minor_of(const struct mlo_gpu *gpu)
+{
+    return strtoll(gpu->node + strlen(NODE), NULL, 10);
+}
+
+/* As numbers: the tenth is not the second. */
 static int by_node(const void *a, const void *b)
 {
-    return strcmp(((const struct mlo_gpu *)a)->node, ((const struct mlo_gpu *)b)->node);
+    long long x = minor_of(a), y = minor_of(b);
+    return x < y ? -1 : x > y;
 }
 
 void mlo_gpus_of_proc(const char *root, struct mlo_gpus *out)
@@ -120,7 +129,7 @@ void mlo_gpus_of_proc(const char *root, struct mlo_gpus *out)
             value_of(mlo_buf_str(&text), "Device Minor:", minor, sizeof minor);
             struct mlo_gpu *gpu = mlo_str_to_i64(minor, &number) ? add(out, uuid, name) : NULL;
             if (gpu)
-                snprintf(gpu->node, sizeof gpu->node, "/dev/nvidia%lld", (long long)number);
+                snprintf(gpu->node, sizeof gpu->node, NODE "%lld", (long long)number);
         }
         mlo_buf_clear(&text);
         free(path);

@@ -109,6 +109,28 @@ static void test_gpus__of_the_driver(void **state)
     free(root);
 }
 
+/* By number: the tenth comes after the second. */
+static void test_gpus__are_in_the_order_of_their_numbers(void **state)
+{
+    struct service_fixture *f = *state;
+    static const int minors[] = {10, 2, 0, 11, 1};
+    static const char *const nodes[] = {"/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2", "/dev/nvidia10",
+                                        "/dev/nvidia11"};
+    struct mlo_gpus gpus = {.count = 0};
+    char *root = mlo_fs_join(f->dir, "many", NULL), name[64], text[128];
+    for (size_t i = 0; i < MLO_COUNT(minors); i++) {
+        snprintf(name, sizeof name, "many/0000:%02d:00.0/information", minors[i]);
+        snprintf(text, sizeof text, "Model: \t NVIDIA H100\nGPU UUID: \t GPU-%d\nDevice Minor: \t %d\n",
+                 minors[i], minors[i]);
+        free(write_in(f, name, text));
+    }
+    mlo_gpus_of_proc(root, &gpus);
+    assert_int_equal(gpus.count, MLO_COUNT(nodes));
+    for (size_t i = 0; i < MLO_COUNT(nodes); i++)
+        assert_string_equal(gpus.items[i].node, nodes[i]);
+    free(root);
+}
+
 /* --- the disk ------------------------------------------------------------------------------------------ */
 
 static void test_room__counts_a_disk_once(void **state)
@@ -473,6 +495,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         SERVICE_TEST(test_gpus__are_found_and_belong_to_one),
         SERVICE_TEST(test_gpus__of_the_driver),
+        SERVICE_TEST(test_gpus__are_in_the_order_of_their_numbers),
         SERVICE_TEST(test_room__counts_a_disk_once),
         SERVICE_TEST(test_gpus__a_job_of_two_keeps_its_turn),
         SERVICE_TEST(test_memory__is_divided_among_jobs),
