@@ -257,13 +257,29 @@ static bool is_free(const struct mlo_gpu *gpu)
     return gpu->lock_fd >= 0 && !gpu->given;
 }
 
+/* An element of an array literal: whatever a card calls itself. */
+static void add_element(struct mlo_buf *out, const char *text)
+{
+    mlo_buf_putc(out, '"');
+    for (; *text; text++) {
+        if (*text == '"' || *text == '\\')
+            mlo_buf_putc(out, '\\');
+        mlo_buf_putc(out, *text);
+    }
+    mlo_buf_putc(out, '"');
+}
+
 void mlo_gpus_models(const struct mlo_gpus *gpus, bool free_only, struct mlo_buf *out)
 {
     size_t n = 0;
     mlo_buf_putc(out, '{');
-    for (size_t i = 0; i < gpus->count; i++)
-        if (!free_only || is_free(&gpus->items[i]))
-            mlo_buf_printf(out, "%s\"%s\"", n++ ? "," : "", gpus->items[i].model);
+    for (size_t i = 0; i < gpus->count; i++) {
+        if (free_only && !is_free(&gpus->items[i]))
+            continue;
+        if (n++)
+            mlo_buf_putc(out, ',');
+        add_element(out, gpus->items[i].model);
+    }
     mlo_buf_putc(out, '}');
 }
 

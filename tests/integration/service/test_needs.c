@@ -131,6 +131,33 @@ static void test_gpus__are_in_the_order_of_their_numbers(void **state)
     free(root);
 }
 
+/* What a card calls itself reaches the database as it is. */
+static void test_gpus__whose_names_have_quotes(void **state)
+{
+    struct service_fixture *f = *state;
+    struct mlo_gpus gpus;
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    struct mlo_db_conn *conn;
+    static const struct mlo_sql echo = {
+        "test_gpus_echo", "select array_to_string($1::text[], '|'), cardinality($1::text[])", 1};
+    char *path = write_in(f, "quoted.json",
+                          "[{\"uuid\":\"GPU-1\",\"name\":\"12\\\"{A,\\\\B}\"},"
+                          "{\"uuid\":\"GPU-2\",\"name\":\"NVIDIA H100\"}]");
+    assert_mlo_ok(mlo_gpus_find(path, &gpus, &f->err), &f->err);
+    mlo_gpus_models(&gpus, false, &text);
+    mlo_param_text(&p, mlo_buf_str(&text));
+    assert_mlo_ok(mlo_db_acquire(f->worker, &conn, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec(conn, &echo, &p, &rows, &f->err), &f->err);
+    mlo_db_release(conn);
+    assert_string_equal(mlo_rows_text(&rows, 0, 0), "12\"{A,\\B}|H100");
+    assert_int_equal(mlo_rows_i64(&rows, 0, 1), 2);
+    mlo_rows_clear(&rows);
+    mlo_buf_clear(&text);
+    free(path);
+}
+
 /* --- the disk ------------------------------------------------------------------------------------------ */
 
 static void test_room__counts_a_disk_once(void **state)
@@ -496,6 +523,7 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_gpus__are_found_and_belong_to_one),
         SERVICE_TEST(test_gpus__of_the_driver),
         SERVICE_TEST(test_gpus__are_in_the_order_of_their_numbers),
+        SERVICE_TEST(test_gpus__whose_names_have_quotes),
         SERVICE_TEST(test_room__counts_a_disk_once),
         SERVICE_TEST(test_gpus__a_job_of_two_keeps_its_turn),
         SERVICE_TEST(test_memory__is_divided_among_jobs),
