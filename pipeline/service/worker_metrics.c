@@ -63,10 +63,12 @@ static bool write_file(const char *path, const struct mlo_buf *text)
     bool ok = fd >= 0 && fchmod(fd, 0644) == 0 && mlo_fs_write_full(fd, text->data, text->len);
     if (fd >= 0) {
         ok = close(fd) == 0 && ok && rename(beside.data, path) == 0;
-        if (!ok)
-            unlink(beside.data);
     }
+    int why = errno; /* of what went wrong, not of tidying up */
+    if (fd >= 0 && !ok)
+        unlink(beside.data);
     mlo_buf_clear(&beside);
+    errno = why;
     return ok;
 }
 
