@@ -295,7 +295,14 @@ static void complete_apart(struct mlo_db *db, struct mlo_finished *f)
     f->status = mlo_complete_apart(db, &c, &f->error);
 }
 
-/* One transaction for all of the batch. Where it fails, each gets one of its own, and so its own answer. */
+/* Whether it says nothing of any job: the next transaction would wait for the same database in vain. */
+static bool is_of_the_database(enum mlo_status status)
+{
+    return status == MLO_EUNAVAILABLE || status == MLO_ETIMEOUT;
+}
+
+/* One transaction for all of the batch. Where it fails for what is in it, each gets one of its own, and so
+ * its own answer; where the database is away, that is the answer to all, and who has a lease asks again. */
 static void finish(struct mlo_db *db, struct batch *batch)
 {
     struct mlo_error error = {0};
@@ -309,7 +316,7 @@ static void finish(struct mlo_db *db, struct batch *batch)
         struct batch alone = {.jobs = {f}, .count = 1};
         if (status == MLO_OK && batch->apart[i]) {
             complete_apart(db, f);
-        } else if (status != MLO_OK && batch->count == 1) {
+        } else if (status != MLO_OK && (batch->count == 1 || is_of_the_database(status))) {
             f->status = status;
             f->error = error;
         } else if (status != MLO_OK) {

@@ -183,7 +183,8 @@ struct mlo_finished {
     struct mlo_error error; /* out */
 };
 /* The same for several jobs (of one worker: no attempt twice), which share transactions where they can; each
- * has an answer of its own, and none is harmed by another one's. */
+ * has an answer of its own, and none is harmed by another one's. MLO_EUNAVAILABLE, MLO_ETIMEOUT: of the
+ * database, for all that shared the transaction; they can be told again. */
 void mlo_queue_complete_all(struct mlo_db *db, struct mlo_finished *finished, size_t count);
 /* Whether it can share a transaction with others. */
 bool mlo_queue_complete_shares(const struct mlo_job *job, const struct mlo_completion *what);

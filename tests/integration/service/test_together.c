@@ -2,6 +2,10 @@
 #include "pipeline/service/worker_impl.h"
 #include "tests/integration/service/service_fixture.h"
 
+#include <netinet/in.h>
+#include <stdatomic.h>
+#include <sys/socket.h>
+
 #define RECIPE_THREE                                                                                         \
     "name: three\ntarget: any\ndata: {evaluate: p/test}\nsteps:\n  - evaluate: {metrics: [top1]}\n"          \
     "  - evaluate: {metrics: [mse]}\n  - evaluate: {metrics: [mae]}\n"
@@ -385,6 +389,80 @@ static void test_together__a_crash_before_the_commit_leaves_nothing(void **state
     clear_all(jobs, 2);
 }
 
+/* A host that ends each connection as soon as it is made, and counts them. */
+struct hangup {
+    int listener;
+    unsigned port;
+    atomic_uint connections;
+    pthread_t thread;
+};
+
+static void *hang_up(void *arg)
+{
+    struct hangup *host = arg;
+    for (int fd; (fd = accept(host->listener, NULL, NULL)) >= 0; close(fd))
+        atomic_fetch_add(&host->connections, 1);
+    return NULL;
+}
+
+static void hangup_start(struct hangup *host)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof at;
+    *host = (struct hangup){.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    assert_int_equal(bind(host->listener, (struct sockaddr *)&at, size), 0);
+    assert_int_equal(listen(host->listener, 64), 0);
+    assert_int_equal(getsockname(host->listener, (struct sockaddr *)&at, &size), 0);
+    host->port = ntohs(at.sin_port);
+    pthread_create(&host->thread, NULL, hang_up, host);
+}
+
+static void hangup_stop(struct hangup *host)
+{
+    shutdown(host->listener, SHUT_RDWR);
+    pthread_join(host->thread, NULL);
+    close(host->listener);
+}
+
+/* A database that is away is asked once for all of them, not once for each while others wait. */
+static void test_together__a_database_that_is_away_is_asked_once(void **state)
+{
+    struct service_fixture *f = *state;
+    enum { JOBS = 6 };
+    const struct mlo_completion nothing = {.has_artifact = false};
+    struct hangup host;
+    struct mlo_db *away;
+    struct mlo_job jobs[JOBS];
+    struct mlo_finished all[JOBS];
+    char conninfo[96];
+    for (int i = 0; i < JOBS; i++)
+        submit(f, f->version, RECIPE_OBSERVE, 0);
+    claim_all(f, jobs, JOBS);
+    for (int i = 0; i < JOBS; i++)
+        all[i] = (struct mlo_finished){.job = &jobs[i], .what = &nothing};
+    hangup_start(&host);
+    snprintf(conninfo, sizeof conninfo, "host=127.0.0.1 port=%u sslmode=disable gssencmode=disable dbname=x",
+             host.port);
+    const struct mlo_db_options how = {.conninfo = conninfo, .max_connections = 2};
+    assert_mlo_ok(mlo_db_open(&how, &away, &f->err), &f->err);
+    mlo_queue_complete_all(away, all, 1);
+    assert_mlo_status(all[0].status, MLO_EUNAVAILABLE, &all[0].error);
+    unsigned once = atomic_load(&host.connections);
+    mlo_queue_complete_all(away, all, JOBS);
+    assert_int_equal(atomic_load(&host.connections), 2 * once);
+    for (int i = 0; i < JOBS; i++) {
+        assert_mlo_status(all[i].status, MLO_EUNAVAILABLE, &all[i].error);
+        assert_int_equal(all[i].error.status, MLO_EUNAVAILABLE);
+    }
+    mlo_db_close(away);
+    hangup_stop(&host);
+    mlo_queue_complete_all(f->worker, all, JOBS); /* it is back */
+    for (int i = 0; i < JOBS; i++)
+        assert_mlo_ok(all[i].status, &all[i].error);
+    assert_whole(f);
+    clear_all(jobs, JOBS);
+}
+
 static void test_together__beats_answer_for_each(void **state)
 {
     struct service_fixture *f = *state;
@@ -503,6 +581,7 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_together__at_once_on_the_same_runs),
         SERVICE_TEST(test_together__slots_share_the_call_after_the_one_under_way),
         SERVICE_TEST(test_together__a_crash_before_the_commit_leaves_nothing),
+        SERVICE_TEST(test_together__a_database_that_is_away_is_asked_once),
         SERVICE_TEST(test_together__beats_answer_for_each),
         SERVICE_TEST(test_claim__sees_past_what_it_does_not_offer),
         SERVICE_TEST(test_usage__is_counted_by_whom_it_may),
