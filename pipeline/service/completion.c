@@ -281,6 +281,55 @@ out:
     return status;
 }
 
+/* --- what was read of models and labels ---------------------------------------------------------------- */
+
+struct reading {
+    const struct mlo_signature_reading *read;
+    const struct mlo_complete *c;
+    bool *news;
+};
+
+static int by_blob(const void *a, const void *b)
+{
+    const struct mlo_signature_reading *x = ((const struct reading *)a)->read,
+                                       *y = ((const struct reading *)b)->read;
+    int order = memcmp(x->blob.bytes, y->blob.bytes, MLO_DIGEST_SIZE);
+    return order ? order : (x->job_id > y->job_id) - (x->job_id < y->job_id);
+}
+
+static bool is_of_upload(const struct mlo_job *job, const struct mlo_digest *blob)
+{
+    return mlo_digest_eq(blob, &job->source) || (job->has_labels && mlo_digest_eq(blob, &job->labels));
+}
+
+enum mlo_status mlo_completion_record_signatures(struct mlo_db_conn *conn, const struct mlo_complete *jobs,
+                                                 size_t count, bool *news, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    size_t total = 0, n = 0;
+    for (size_t i = 0; i < count; i++) {
+        total += jobs[i].what->signature_count;
+        news[i] = false;
+    }
+    if (total == 0)
+        return MLO_OK;
+    struct reading *all = calloc(total, sizeof *all);
+    if (!all)
+        return mlo_error_nomem(err);
+    for (size_t i = 0; i < count; i++)
+        for (size_t k = 0; k < jobs[i].what->signature_count; k++)
+            all[n++] = (struct reading){&jobs[i].what->signatures[k], &jobs[i], &news[i]};
+    qsort(all, total, sizeof *all, by_blob);
+    for (size_t i = 0; i < total; i++) {
+        bool added = false;
+        MLO_TRY(mlo_signature_record(conn, all[i].read, &added, err));
+        *all[i].news = *all[i].news || (added && is_of_upload(all[i].c->job, &all[i].read->blob));
+    }
+out:
+    free(all);
+    return status;
+}
+
 /* --- the run ------------------------------------------------------------------------------------------- */
 
 enum mlo_status mlo_run_append_size(json_t *all, double size, double source_size, struct mlo_error *err)
@@ -433,32 +482,13 @@ out:
     return status;
 }
 
-/* What was read of models and labels; an uploader who declared something else is contradicted in the log. */
-static enum mlo_status record_signatures(struct mlo_db_conn *conn, const struct mlo_complete *c,
-                                         struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    bool news = false;
-    for (size_t i = 0; i < c->what->signature_count; i++) {
-        const struct mlo_signature_reading *reading = &c->what->signatures[i];
-        bool added = false;
-        MLO_TRY(mlo_signature_record(conn, reading, &added, err));
-        news = news || (added && (mlo_digest_eq(&reading->blob, &c->job->source) ||
-                                  (c->job->has_labels && mlo_digest_eq(&reading->blob, &c->job->labels))));
-    }
-    if (news)
-        MLO_TRY(mlo_signature_refute(conn, &c->actor, c->job->version, err));
-out:
-    return status;
-}
-
 bool mlo_completion_has_more(const struct mlo_completion *what)
 {
     return json_array_size(what->observations) > 0 || json_array_size(what->plans) > 0 ||
-           what->has_document || what->sample_count > 0 || what->signature_count > 0;
+           what->has_document || what->sample_count > 0;
 }
 
-enum mlo_status mlo_completion_record_more(struct mlo_db_conn *conn, const struct mlo_complete *c,
+enum mlo_status mlo_completion_record_more(struct mlo_db_conn *conn, const struct mlo_complete *c, bool news,
                                            struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -472,7 +502,8 @@ enum mlo_status mlo_completion_record_more(struct mlo_db_conn *conn, const struc
         const struct mlo_sample_set *set = &c->what->samples[i];
         MLO_TRY(mlo_samples_record(conn, &set->dataset, mlo_buf_str(&set->hashes), set->hashes.len, err));
     }
-    MLO_TRY(record_signatures(conn, c, err));
+    if (news)
+        MLO_TRY(mlo_signature_refute(conn, &c->actor, c->job->version, err));
 out:
     return status;
 }
@@ -504,12 +535,14 @@ static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct m
     struct mlo_rows rows = {0};
     struct mlo_error difference = {0};
     char *error = NULL;
+    bool news = false;
     MLO_TRY(mlo_lock_and_check(conn, c->job->id, c->job->token, err));
     if (c->what->has_artifact && !c->job->reproduces)
         MLO_TRY(record_artifact(conn, c, err));
     else if (c->what->has_artifact)
         MLO_TRY(record_reproduction(conn, c, &difference, err));
-    MLO_TRY(mlo_completion_record_more(conn, c, err));
+    MLO_TRY(mlo_completion_record_signatures(conn, c, 1, &news, err));
+    MLO_TRY(mlo_completion_record_more(conn, c, news, err));
     if (difference.status != MLO_OK && !(error = mlo_error_json(&difference, c->job->id))) {
         status = mlo_error_nomem(err);
         goto out;

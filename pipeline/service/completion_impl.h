@@ -15,11 +15,19 @@ struct mlo_complete {
 MLO_MUST_USE enum mlo_status mlo_complete_apart(struct mlo_db *db, const struct mlo_complete *c,
                                                 struct mlo_error *err);
 
-/* What a completion has beyond the rows that queue_complete writes: observations, plans, a report, samples,
- * signatures; and their rows, once the token was found right. */
+/* What was read of models and labels, of so many jobs whose tokens were found right: in the order of the
+ * blobs, so that two of these at once wait for each other one way. news[i]: of job i's upload or label file
+ * something was said for the first time. */
+MLO_MUST_USE enum mlo_status mlo_completion_record_signatures(struct mlo_db_conn *conn,
+                                                              const struct mlo_complete *jobs, size_t count,
+                                                              bool *news, struct mlo_error *err);
+/* What a completion has beyond that and the rows that queue_complete writes: observations, plans, a report,
+ * samples; and their rows, once the token was found right. With `news` an uploader who declared something
+ * else is contradicted in the log. */
 bool mlo_completion_has_more(const struct mlo_completion *what);
 MLO_MUST_USE enum mlo_status mlo_completion_record_more(struct mlo_db_conn *conn,
-                                                        const struct mlo_complete *c, struct mlo_error *err);
+                                                        const struct mlo_complete *c, bool news,
+                                                        struct mlo_error *err);
 /* The result that the job's row keeps, as canonical JSON. */
 MLO_MUST_USE enum mlo_status mlo_completion_result(const struct mlo_completion *what, struct mlo_buf *text,
                                                    struct mlo_error *err);

@@ -222,18 +222,17 @@ out:
     return status;
 }
 
-/* What the call said of one job: its answer, and what is still to be written. */
-static enum mlo_status take_row(struct mlo_db_conn *conn, struct batch *batch, const struct mlo_rows *rows,
-                                int row, struct mlo_error *err)
+/* What the call said of one job. *done: its own, and there is more to be written. */
+static enum mlo_status take_verdict(struct batch *batch, const struct mlo_rows *rows, int row,
+                                    struct mlo_finished **done, struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
     int64_t place = mlo_rows_i64(rows, row, C_PLACE);
     const char *verdict = mlo_rows_text(rows, row, C_VERDICT);
+    *done = NULL;
     if (place < 1 || place > (int64_t)batch->count)
         return mlo_error_set(err, MLO_EINTERNAL, "queue_complete speaks of a job %lld of %zu",
                              (long long)place, batch->count);
     struct mlo_finished *f = batch->jobs[place - 1];
-    struct mlo_complete c = complete_of(f);
     f->status = MLO_OK;
     if (strcmp(verdict, "lost") == 0)
         f->status =
@@ -243,29 +242,55 @@ static enum mlo_status take_row(struct mlo_db_conn *conn, struct batch *batch, c
         f->status = mlo_error_set(&f->error, MLO_ECANCELLED, "job %lld was cancelled", (long long)f->job->id);
     else
         batch->apart[place - 1] = strcmp(verdict, "apart") == 0;
-    if (f->status != MLO_OK || batch->apart[place - 1])
-        return MLO_OK;
+    if (f->status == MLO_OK && !batch->apart[place - 1])
+        *done = f;
+    return MLO_OK;
+}
+
+/* What is still to be written of a job that is done. */
+static enum mlo_status record_rest(struct mlo_db_conn *conn, const struct mlo_complete *c, bool news,
+                                   const struct mlo_rows *rows, int row, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
     /* also for the jobs of other runs that waited for this derivation */
-    if (mlo_rows_bool(rows, row, C_READIED) || f->job->has_key)
+    if (mlo_rows_bool(rows, row, C_READIED) || c->job->has_key)
         MLO_TRY(mlo_queue_notify(conn, err));
-    MLO_TRY(mlo_completion_record_more(conn, &c, err));
+    MLO_TRY(mlo_completion_record_more(conn, c, news, err));
     if (mlo_rows_bool(rows, row, C_NAMED))
-        MLO_TRY(audit_name(conn, &c, rows, row, err));
+        MLO_TRY(audit_name(conn, c, rows, row, err));
     if (mlo_rows_bool(rows, row, C_OVER))
-        MLO_TRY(end_run(conn, &c, rows, row, err));
+        MLO_TRY(end_run(conn, c, rows, row, err));
 out:
     return status;
 }
 
+/* The rows come by project: in which order their chains are locked. */
 static enum mlo_status finish_tx(struct mlo_db_conn *conn, void *arg, struct mlo_error *err)
 {
     enum mlo_status status;
     struct batch *batch = arg;
     struct mlo_rows rows = {0};
+    struct mlo_complete done[SHARED_MAX];
+    bool news[SHARED_MAX];
+    int row_of[SHARED_MAX];
+    size_t count = 0;
     memset(batch->apart, 0, sizeof batch->apart);
     MLO_TRY(call(conn, batch, &rows, err));
-    for (int i = 0; i < mlo_rows_count(&rows); i++) /* by project: in which order their chains are locked */
-        MLO_TRY(take_row(conn, batch, &rows, i, err));
+    for (int i = 0; i < mlo_rows_count(&rows); i++) {
+        struct mlo_finished *f;
+        MLO_TRY(take_verdict(batch, &rows, i, &f, err));
+        if (f && count == SHARED_MAX) {
+            status = mlo_error_set(err, MLO_EINTERNAL, "queue_complete speaks of a job twice");
+            goto out;
+        }
+        if (f) {
+            done[count] = complete_of(f);
+            row_of[count++] = i;
+        }
+    }
+    MLO_TRY(mlo_completion_record_signatures(conn, done, count, news, err));
+    for (size_t i = 0; i < count; i++)
+        MLO_TRY(record_rest(conn, &done[i], news[i], &rows, row_of[i], err));
 out:
     mlo_rows_clear(&rows);
     return status;

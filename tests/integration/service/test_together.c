@@ -222,6 +222,69 @@ static void test_together__what_was_derived_leads_on(void **state)
     assert_whole(f);
 }
 
+/* Derive jobs as workers finish them: each with what was read of its artifact. The whole of it is one
+ * commit, in the order of the blobs; one whose reading is of bytes that nobody has fails alone. */
+static void test_together__what_was_read_is_shared(void **state)
+{
+    struct service_fixture *f = *state;
+    enum { JOBS = 4, WRONG = 2 };
+    struct mlo_completion made[JOBS];
+    struct mlo_finished all[JOBS];
+    struct mlo_job jobs[JOBS];
+    json_t *document = json_pack("{s:[],s:[]}", "inputs", "outputs");
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < JOBS; i++) {
+            char name[16], text[32];
+            snprintf(name, sizeof name, "r%d-%d", round, i);
+            snprintf(text, sizeof text, "n=%d-%d", round, i);
+            submit(f, add_version(f, name, text), RECIPE_DERIVE, 0);
+        }
+        claim_all(f, jobs, JOBS);
+        for (int i = 0; i < JOBS; i++) {
+            char text[32];
+            snprintf(text, sizeof text, "made %d %d", round, i);
+            make(f, text, &made[i]);
+            made[i].signatures[0] = (struct mlo_signature_reading){
+                .blob = made[i].artifact, .document = document, .worker = "w", .job_id = jobs[i].id};
+            made[i].signatures[1] = made[i].signatures[0];
+            made[i].signatures[1].blob = jobs[i].source;
+            made[i].signature_count = 2;
+            if (round && i == WRONG)
+                memset(made[i].signatures[1].blob.bytes, 0x5a, MLO_DIGEST_SIZE);
+            all[i] = (struct mlo_finished){.job = &jobs[i], .what = &made[i]};
+            assert_true(mlo_queue_complete_shares(&jobs[i], &made[i]));
+        }
+        mlo_queue_complete_all(f->worker, all, JOBS);
+        if (round == 0) {
+            assert_int_equal(
+                count_rows(f, "select count(distinct xmin::text) from mlopt.job where state = 'succeeded'"),
+                1);
+            assert_int_equal(count_rows(f, "select count(distinct xmin::text) from mlopt.signature"), 1);
+            assert_int_equal(count_rows(f, "select count(*) from (select id, row_number() over (order by "
+                                           "blob) as k, row_number() over (order by id) as n from "
+                                           "mlopt.signature) s where k = n"),
+                             2 * JOBS);
+        }
+        for (int i = 0; i < JOBS; i++)
+            if (!round || i != WRONG)
+                assert_mlo_ok(all[i].status, &all[i].error);
+        if (round == 0)
+            clear_all(jobs, JOBS);
+    }
+    assert_int_not_equal(all[WRONG].status, MLO_OK);
+    assert_int_equal(all[WRONG].error.status, all[WRONG].status);
+    assert_run(f, jobs[WRONG].run, -1, "state", "running");
+    assert_int_equal(count_rows(f, "select count(*) from mlopt.signature"), 2 * (2 * JOBS - 1));
+    assert_int_equal(count_rows(f, "select count(*) from mlopt.run where state = 'succeeded'"), 2 * JOBS - 1);
+    json_t *seen = json_pack("[{}]"); /* what was observed has a transaction of its own */
+    made[WRONG].observations = seen;
+    assert_false(mlo_queue_complete_shares(&jobs[WRONG], &made[WRONG]));
+    assert_whole(f);
+    json_decref(seen);
+    json_decref(document);
+    clear_all(jobs, JOBS);
+}
+
 struct side {
     struct service_fixture *f;
     struct mlo_finished all[MANY];
@@ -578,6 +641,7 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_together__what_contradicts_is_refused_alone),
         SERVICE_TEST(test_together__what_was_removed_is_refused_alone),
         SERVICE_TEST(test_together__what_was_derived_leads_on),
+        SERVICE_TEST(test_together__what_was_read_is_shared),
         SERVICE_TEST(test_together__at_once_on_the_same_runs),
         SERVICE_TEST(test_together__slots_share_the_call_after_the_one_under_way),
         SERVICE_TEST(test_together__a_crash_before_the_commit_leaves_nothing),
