@@ -38,7 +38,7 @@ struct mlo_http {
     uint16_t metrics_port;
     struct mlo_http_module *modules; /* the API first, then the options' */
     size_t module_count;
-    struct MHD_Daemon *daemon;
+    struct MHD_Daemon *_Atomic daemon; /* requests may come before it is known here */
     uint16_t port;
     _Atomic bool draining; /* another server is to be asked: set before `stopping` */
     _Atomic bool stopping;

@@ -203,9 +203,9 @@ enum mlo_status mlo_http_start(const struct mlo_http_options *options, struct ml
     MLO_TRY(mlo_traffic_new(http, &http->traffic, err));
     MLO_TRY(mlo_service_metrics_new(own->db, own->metrics_projects, &http->metrics, err));
     MLO_TRY(mlo_readiness_start(http, &http->readiness, err));
-    if (own->metrics_address)
-        MLO_TRY(mlo_http_metrics_listen(http, err));
     MLO_TRY(listen_on(http, err));
+    if (own->metrics_address) /* it shows the daemon's connections: begins after it, ends before it */
+        MLO_TRY(mlo_http_metrics_listen(http, err));
     own->metrics_address = NULL;
     own->address = NULL; /* the caller's; not needed any more */
     *out = http;
@@ -259,12 +259,13 @@ void mlo_http_stop(struct mlo_http *http, uint32_t drain_ms)
                 break;
             mlo_clock_sleep_ms(5);
         } while (mlo_clock_ns() < until);
-        MHD_stop_daemon(http->daemon);
     }
+    if (http->metrics_daemon) /* asked while requests end; it reads what is freed next */
+        MHD_stop_daemon(http->metrics_daemon);
+    if (http->daemon)
+        MHD_stop_daemon(http->daemon);
     if (http->reaper_started)
         pthread_join(http->reaper, NULL);
-    if (http->metrics_daemon)
-        MHD_stop_daemon(http->metrics_daemon);
     mlo_readiness_stop(http->readiness);
     mlo_service_metrics_free(http->metrics);
     mlo_traffic_free(http->traffic);

@@ -1,7 +1,10 @@
 /* /metrics: read by a strict parser, after attempts of every kind; who may read it; without a database. */
 #include "tests/integration/api/api_fixture.h"
 
+#include <malloc.h>
+#include <pthread.h>
 #include <spawn.h>
+#include <stdatomic.h>
 #include <sys/wait.h>
 
 #include "pipeline/service/service_impl.h"
@@ -380,6 +383,68 @@ static void test_metrics__their_own_address_needs_no_database(void **state)
     mlo_buf_clear(&answer);
 }
 
+struct scraper {
+    uint16_t port;
+    atomic_bool over;
+    atomic_int answers;
+    double most; /* connections that an answer named */
+};
+
+static void *scrape(void *arg)
+{
+    static const char request[] = "GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+                      name[] = "\nmlopt_http_connections ";
+    struct scraper *s = arg;
+    struct mlo_buf answer = MLO_BUF_INIT;
+    while (!atomic_load(&s->over)) {
+        struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(s->port)};
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        mlo_buf_clear(&answer);
+        if (connect(fd, (struct sockaddr *)&to, sizeof to) != 0)
+            mlo_clock_sleep_ms(1);
+        else if (mlo_fs_write_full(fd, request, sizeof request - 1))
+            (void)!api_read_to_end(fd, &answer); /* the server may be gone */
+        close(fd);
+        const char *at = strstr(mlo_buf_str(&answer), name);
+        if (!at)
+            continue;
+        s->most = MLO_MAX(s->most, strtod(at + sizeof name - 1, NULL));
+        atomic_fetch_add(&s->answers, 1);
+    }
+    mlo_buf_clear(&answer);
+    return NULL;
+}
+
+/* Whoever scrapes while a server ends is shown the server as it is, not the memory that it was. */
+static void test_metrics__are_served_until_the_server_ends(void **state)
+{
+    struct api *api = *state;
+    struct mlo_error err = {0};
+    const struct mlo_http_options options = {
+        .db = api->pg->server, .blobs = api->blobs, .quiet = true, .metrics_address = "127.0.0.1"};
+    mlo_http_stop(api->http, 1000);
+    mallopt(M_PERTURB, 0xa5); /* what is freed is seen */
+    for (int round = 0; round < 8; round++) {
+        struct scraper s = {.most = 0};
+        pthread_t thread;
+        assert_mlo_ok(mlo_http_start(&options, &api->http, &err), &err);
+        s.port = mlo_http_metrics_port(api->http);
+        assert_int_equal(pthread_create(&thread, NULL, scrape, &s), 0);
+        uint64_t until = mlo_clock_ns() + API_PATIENCE_S * 1000000000ull;
+        while (!atomic_load(&s.answers) && mlo_clock_ns() < until)
+            mlo_clock_sleep_ms(5);
+        mlo_http_stop(api->http, 0);
+        atomic_store(&s.over, true);
+        pthread_join(thread, NULL);
+        assert_true(atomic_load(&s.answers) > 0);
+        if (s.most > 100)
+            fail_msg("a server without clients said that it has %g", s.most);
+    }
+    mallopt(M_PERTURB, 0);
+    assert_mlo_ok(mlo_http_start(&options, &api->http, &err), &err);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -389,6 +454,7 @@ int main(void)
         API_TEST(test_metrics__requests_are_counted_by_route),
         API_TEST(test_metrics__both_formats_and_who_may_read),
         API_TEST(test_metrics__alerts_name_what_is_there),
+        API_TEST(test_metrics__are_served_until_the_server_ends),
         API_TEST(test_metrics__their_own_address_needs_no_database),
     };
     API_MAIN(tests);
