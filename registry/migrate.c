@@ -73,6 +73,19 @@ static enum mlo_status compare(struct mlo_db_conn *conn, const struct mlo_migrat
     return status;
 }
 
+/* The table of what ran; older databases have it without its last column. */
+static const char make_list[] =
+    "CREATE SCHEMA IF NOT EXISTS mlopt;"
+    "CREATE TABLE IF NOT EXISTS mlopt.schema_migration ("
+    "  number integer PRIMARY KEY, name text NOT NULL,"
+    "  digest bytea NOT NULL CHECK (octet_length(digest) = 32),"
+    "  applied_at timestamptz NOT NULL DEFAULT now());"
+    "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_attribute WHERE attname = 'additive' "
+    "AND attrelid = 'mlopt.schema_migration'::regclass) THEN "
+    "ALTER TABLE mlopt.schema_migration "
+    "ADD COLUMN additive boolean NOT NULL DEFAULT false; END IF; END $$";
+
+/* `m` NULL: the table of what ran. */
 static enum mlo_status apply(struct mlo_db_conn *conn, const struct mlo_migration *m, struct mlo_error *err)
 {
     struct mlo_digest digest;
@@ -81,8 +94,8 @@ static enum mlo_status apply(struct mlo_db_conn *conn, const struct mlo_migratio
         return status;
     status = mlo_db_exec_text(conn, "SET LOCAL lock_timeout = '500ms'", err);
     if (status == MLO_OK)
-        status = mlo_db_exec_text(conn, m->text, err);
-    if (status == MLO_OK) {
+        status = mlo_db_exec_text(conn, m ? m->text : make_list, err);
+    if (status == MLO_OK && m) {
         struct mlo_params p = MLO_PARAMS_INIT;
         digest_of(m, &digest);
         mlo_param_i64(&p, m->number);
@@ -108,7 +121,7 @@ static enum mlo_status apply_patiently(struct mlo_db_conn *conn, const struct ml
             continue;
         }
         if (status != MLO_OK)
-            mlo_error_prefix(err, "migration %s", m->name);
+            mlo_error_prefix(err, "migration %s", m ? m->name : "0000 (the table of migrations)");
         if (locked)
             mlo_error_hint(err, "a long transaction (a backup?) keeps the table: pg_stat_activity has it");
         return status;
@@ -124,17 +137,7 @@ enum mlo_status mlo_migrate_set(struct mlo_db_conn *owner, const struct mlo_migr
         *applied = 0;
     mlo_db_unhurried(owner, true);
     MLO_TRY(mlo_db_exec_text(owner, "SET statement_timeout = 0; SELECT pg_advisory_lock(" LOCK_KEY ")", err));
-    MLO_TRY(mlo_db_exec_text(owner,
-                             "CREATE SCHEMA IF NOT EXISTS mlopt;"
-                             "CREATE TABLE IF NOT EXISTS mlopt.schema_migration ("
-                             "  number integer PRIMARY KEY, name text NOT NULL,"
-                             "  digest bytea NOT NULL CHECK (octet_length(digest) = 32),"
-                             "  applied_at timestamptz NOT NULL DEFAULT now());"
-                             "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_attribute WHERE attname = 'additive' "
-                             "AND attrelid = 'mlopt.schema_migration'::regclass) THEN "
-                             "ALTER TABLE mlopt.schema_migration "
-                             "ADD COLUMN additive boolean NOT NULL DEFAULT false; END IF; END $$",
-                             err));
+    MLO_TRY(apply_patiently(owner, NULL, err));
     MLO_TRY(compare(owner, set, count, true, &done, err));
     for (size_t i = done; i < count; i++) {
         MLO_TRY(apply_patiently(owner, &set[i], err));

@@ -584,6 +584,42 @@ static void *migrate_in_thread(void *arg)
     return status == MLO_OK ? NULL : "a concurrent migration failed";
 }
 
+/* A table that somebody reads for long, as a backup does, is waited for, but nobody queues up behind that. */
+static void test_migrate__readers_do_not_wait_for_it(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_db_conn *owner, *backup;
+    pthread_t thread;
+    void *problem;
+    assert_mlo_ok(mlo_db_acquire(f->owner, &owner, &f->err), &f->err);
+    assert_mlo_ok(mlo_migrate(owner, NULL, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(owner, "ALTER TABLE mlopt.schema_migration DROP COLUMN additive", &f->err),
+                  &f->err); /* as an older release left it */
+    mlo_db_release(owner);
+    assert_mlo_ok(mlo_db_acquire(f->owner, &backup, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_begin(backup, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(backup,
+                                   "SET LOCAL idle_in_transaction_session_timeout = 0; LOCK TABLE "
+                                   "mlopt.schema_migration IN ACCESS SHARE MODE",
+                                   &f->err),
+                  &f->err);
+    assert_int_equal(pthread_create(&thread, NULL, migrate_in_thread, f), 0);
+    uint64_t until = mlo_clock_ns() + 60000000000ull;
+    while (!pg_fixture_number(f->owner, "select count(*) from pg_locks where not granted and relation = "
+                                        "'mlopt.schema_migration'::regclass") &&
+           mlo_clock_ns() < until)
+        mlo_clock_sleep_ms(20);
+    assert_true(mlo_clock_ns() < until);
+    /* it would wait for ever: the backup ends after it */
+    assert_true(pg_fixture_number(f->owner, "select count(*) from mlopt.schema_migration") > 0);
+    assert_mlo_ok(mlo_db_end(backup, MLO_OK, &f->err), &f->err);
+    mlo_db_release(backup);
+    pthread_join(thread, &problem);
+    assert_null(problem);
+    assert_int_equal(
+        pg_fixture_number(f->owner, "select count(*) from mlopt.schema_migration where additive"), 0);
+}
+
 static void test_migrate__several_at_once(void **state)
 {
     struct pg_fixture *f = *state;
@@ -693,6 +729,7 @@ int main(void)
         cmocka_unit_test(test_migrate__additive_ones_take_nothing_away),
         WITH_EMPTY_DB(test_migrate__failing_script_leaves_nothing),
         WITH_EMPTY_DB(test_migrate__several_at_once),
+        WITH_EMPTY_DB(test_migrate__readers_do_not_wait_for_it),
         WITH_DB(test_roles__history_cannot_be_changed),
         WITH_DB(test_roles__triggers_refuse_even_with_too_many_grants),
         WITH_DB(test_roles__worker_sees_no_tokens),
