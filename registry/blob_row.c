@@ -145,6 +145,19 @@ out:
     return status;
 }
 
+enum mlo_status mlo_storage_check_blob(struct mlo_db_conn *conn, int64_t project_id,
+                                       const struct mlo_digest *digest, uint64_t size_bytes,
+                                       struct mlo_error *err)
+{
+    struct mlo_error seen = {0};
+    enum mlo_status status = mlo_blob_linked(conn, project_id, digest, NULL, &seen);
+    if (status == MLO_ENOTFOUND)
+        return mlo_storage_check(conn, project_id, size_bytes, err);
+    if (status != MLO_OK && err)
+        *err = seen;
+    return status;
+}
+
 enum mlo_status mlo_blob_touch(struct mlo_db_conn *conn, int64_t project_id, const struct mlo_digest *digest,
                                struct mlo_error *err)
 {

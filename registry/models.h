@@ -47,6 +47,10 @@ MLO_MUST_USE enum mlo_status mlo_blob_record(struct mlo_db_conn *conn, const str
  * refused by the database, whoever makes them. */
 MLO_MUST_USE enum mlo_status mlo_storage_check(struct mlo_db_conn *conn, int64_t project_id,
                                                uint64_t more_bytes, struct mlo_error *err);
+/* The same for these bytes, before they are published: what the project has already is nothing more. */
+MLO_MUST_USE enum mlo_status mlo_storage_check_blob(struct mlo_db_conn *conn, int64_t project_id,
+                                                    const struct mlo_digest *digest, uint64_t size_bytes,
+                                                    struct mlo_error *err);
 /* MLO_ENOTFOUND unless the project has a link to it: knowing a digest grants nothing. So for one that is
  * damaged, which is said. `size_bytes` may be NULL. */
 MLO_MUST_USE enum mlo_status mlo_blob_linked(struct mlo_db_conn *conn, int64_t project_id,

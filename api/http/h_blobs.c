@@ -91,6 +91,10 @@ enum mlo_status h_blob_put(struct mlo_request *req, struct mlo_error *err)
     char text[MLO_DIGEST_TEXT_SIZE];
     enum mlo_status status = MLO_OK;
     if (upload->writer) {
+        /* before the bytes have a name that nobody would own */
+        MLO_TRY(mlo_request_db(req, &conn, err));
+        MLO_TRY(mlo_storage_check_blob(conn, upload->project, &upload->expected, upload->size, err));
+        mlo_request_db_release(req);
         MLO_TRY(mlo_blob_writer_commit(upload->writer, &upload->expected, NULL, &upload->size, err));
         MLO_TRY(mlo_request_db(req, &conn, err));
         MLO_TRY(mlo_blob_record_stored(conn, req->http->options.blobs, &actor, upload->project,

@@ -115,6 +115,8 @@ enum mlo_status h_upload_finish(struct mlo_request *req, struct mlo_error *err)
         MLO_TRY(reply_state(req, 202, &upload, false, err));
         goto out;
     }
+    MLO_TRY(mlo_request_db(req, &conn, err));
+    MLO_TRY(mlo_storage_check_blob(conn, upload.project_id, &expected, upload.session.size_bytes, err));
     mlo_request_db_release(req); /* a bucket copies all of it */
     MLO_TRY(mlo_upload_publish(req->http->options.blobs, &actor, &upload, &expected, err));
     MLO_TRY(mlo_request_db(req, &conn, err));
@@ -153,6 +155,15 @@ static bool parse_content_range(const char *text, uint64_t *first, uint64_t *siz
     return last >= *first && last < INT64_MAX && (*end == '\0' || *end == '/');
 }
 
+/* What the headers say of the body, 0 when nothing. */
+static uint64_t body_size(const struct mlo_request *req)
+{
+    const char *length = mlo_request_header(req, "Content-Length");
+    int64_t bytes = 0;
+    return length && mlo_str_to_i64(length, &bytes) && bytes > 0 && bytes < INT64_MAX / 2 ? (uint64_t)bytes
+                                                                                          : 0;
+}
+
 static enum mlo_status piece_begin(struct mlo_request *req, struct mlo_error *err)
 {
     struct piece *piece = calloc(1, sizeof *piece);
@@ -177,6 +188,9 @@ static enum mlo_status piece_begin(struct mlo_request *req, struct mlo_error *er
         status = mlo_error_set(err, MLO_ETOOBIG, "an upload holds at most %" PRIu64 " bytes",
                                (uint64_t)MLO_UPLOAD_BYTES_MAX);
     } else {
+        /* of what cannot be kept in the end no more is taken */
+        uint64_t more = piece->said == UINT64_MAX ? body_size(req) : piece->said;
+        MLO_TRY(mlo_storage_check(req->conn, piece->upload.project_id, stands + more, err));
         status = mlo_blob_piece_open(req->http->options.blobs, &piece->upload.session, &piece->bytes, err);
     }
 out:

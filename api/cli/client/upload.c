@@ -99,8 +99,7 @@ static enum mlo_status ask(struct sender *s, const char *method, const char *que
 
 static enum mlo_status begin_session(struct sender *s, bool direct, struct mlo_error *err)
 {
-    json_t *body =
-        direct ? json_pack("{s:b, s:I}", "direct", 1, "size", (json_int_t)s->part.file_size) : json_object();
+    json_t *body = json_pack("{s:b, s:I}", "direct", direct, "size", (json_int_t)s->part.file_size);
     s->id[0] = '\0';
     s->offset = 0;
     enum mlo_status status = body ? ask(s, "POST", "", body, err) : mlo_error_nomem(err);

@@ -109,6 +109,63 @@ static void test_storage__is_limited(void **state)
     reply_clear(&reply);
 }
 
+static void put_digest(struct api *api, struct reply *reply, const char *path, const char *text,
+                       struct mlo_digest *digest)
+{
+    char url[256], name[MLO_DIGEST_TEXT_SIZE];
+    mlo_digest_of(text, strlen(text), digest);
+    snprintf(url, sizeof url, "%s?digest=%s", path, mlo_digest_text(digest, name));
+    api_call(api, reply, "PUT", url, api->token[MLO_SUBMITTER], NULL, NULL);
+}
+
+static void begin_upload(struct api *api, char path[160], const char *text)
+{
+    struct reply reply = {0};
+    api_call(api, &reply, "POST", "/v1/projects/demo/uploads", api->token[MLO_SUBMITTER], "{}", NULL);
+    assert_http(&reply, 201);
+    snprintf(path, 160, "/v1/projects/demo/uploads/%s", mlo_json_str(reply.json, "id", "?"));
+    api_call(api, &reply, "PATCH", path, api->token[MLO_SUBMITTER], text, NULL);
+    assert_http(&reply, 202);
+    reply_clear(&reply);
+}
+
+/* What the limit refuses is not in the store afterwards, in whatever way it came. */
+static void test_storage__keeps_nothing_of_what_it_refuses(void **state)
+{
+    static const char *const chunked[] = {"Transfer-Encoding: chunked", NULL};
+    struct api *api = *state;
+    struct reply reply = {0};
+    const char *submitter = api->token[MLO_SUBMITTER];
+    struct mlo_digest digest;
+    char name[MLO_DIGEST_TEXT_SIZE], path[160], upload[160], again[160];
+    api_version(api, "cnn", "has it", "");
+    begin_upload(api, upload, "in pieces");
+    begin_upload(api, again, "has it");
+    run_sql(api, "insert into project_queue (project) select id from project where name = 'demo' "
+                 "on conflict do nothing");
+    run_sql(api, "update project_queue set storage_bytes = project_storage(project) + 5");
+    mlo_digest_of("of no said size", 15, &digest);
+    snprintf(path, sizeof path, "/v1/projects/demo/blobs/%s", mlo_digest_text(&digest, name));
+    api_call(api, &reply, "PUT", path, submitter, "of no said size", chunked);
+    assert_http(&reply, 507);
+    assert_code(&reply, "quota-exceeded");
+    assert_false(mlo_blob_exists(api->blobs, &digest));
+    put_digest(api, &reply, upload, "in pieces", &digest);
+    assert_http(&reply, 507);
+    assert_code(&reply, "quota-exceeded");
+    assert_false(mlo_blob_exists(api->blobs, &digest));
+    api_call(api, &reply, "PATCH", upload, submitter, "more", NULL);
+    assert_http(&reply, 507);
+    run_sql(api, "update project_queue set storage_bytes = 0");
+    put_digest(api, &reply, again, "has it", &digest); /* that brings nothing new */
+    assert_http(&reply, 201);
+    run_sql(api, "update project_queue set storage_bytes = null");
+    put_digest(api, &reply, upload, "in pieces", &digest);
+    assert_http(&reply, 201);
+    assert_true(mlo_blob_exists(api->blobs, &digest));
+    reply_clear(&reply);
+}
+
 static void test_usage__is_listed_and_exported(void **state)
 {
     struct api *api = *state;
@@ -213,6 +270,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_queue__is_changed_by_admins_and_audited, api_setup,
                                         api_teardown),
         cmocka_unit_test_setup_teardown(test_storage__is_limited, api_setup, api_teardown),
+        cmocka_unit_test_setup_teardown(test_storage__keeps_nothing_of_what_it_refuses, api_setup,
+                                        api_teardown),
         cmocka_unit_test_setup_teardown(test_usage__is_listed_and_exported, api_setup, api_teardown),
         cmocka_unit_test_setup_teardown(test_plan__submits_nothing, api_setup, api_teardown),
         cmocka_unit_test_setup_teardown(test_requeue__takes_a_failed_run_up_again, api_setup, api_teardown),
