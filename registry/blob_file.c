@@ -103,6 +103,7 @@ static int new_file(const struct mlo_blob_files *s, char **path)
             errno = ENOMEM;
         if (fd < 0)
             return -1;
+        (void)!fchmod(fd, 0640); /* the group's other user may look whether its writer lives */
         if (flock(fd, LOCK_EX) == 0 && fstat(fd, &st) == 0 && st.st_nlink == 1)
             return fd;
         close(fd); /* a sweep took it before it was locked */
@@ -158,10 +159,11 @@ bool mlo_blob_sync_folder(const char *path)
     return ok;
 }
 
-/* A shard folder that was made must outlive a power cut as well: its parent is synced. */
+/* A shard folder that was made must outlive a power cut as well: its parent is synced. The mask says whether
+ * the group may write: a worker's user beside the server's. */
 static bool make_folder(const char *parent, const char *path)
 {
-    if (mkdir(path, 0755) == 0)
+    if (mkdir(path, 0777) == 0)
         return mlo_blob_sync_folder(parent);
     return errno == EEXIST;
 }
@@ -175,6 +177,13 @@ char *mlo_blob_file_path(const struct mlo_blob_files *s, const struct mlo_digest
     return mlo_fs_join(s->root, "sha256", a, b, hex, NULL);
 }
 
+/* The age of a blob begins anew. That of another user's file cannot: were it an orphan, and removed at this
+ * moment, recording it would say so. */
+static bool renew(const char *path)
+{
+    return utimensat(AT_FDCWD, path, NULL, 0) == 0 || errno == EACCES || errno == EPERM;
+}
+
 /* Whether these bytes are there by that name, whole; their age begins anew then. They are not replaced: a job
  * may be allowed to read that file, which is not the one that another of the same name would be. */
 static bool is_there(const char *path, const struct mlo_digest *digest)
@@ -182,7 +191,7 @@ static bool is_there(const char *path, const struct mlo_digest *digest)
     struct mlo_digest have;
     struct mlo_error ignored = {0};
     return mlo_fs_exists(path) && mlo_digest_of_file(path, &have, NULL, &ignored) == MLO_OK &&
-           mlo_digest_eq(&have, digest) && utimensat(AT_FDCWD, path, NULL, 0) == 0;
+           mlo_digest_eq(&have, digest) && renew(path);
 }
 
 /* Durable and visible as `digest`: the file `path` of the open descriptor takes that name, unless it is

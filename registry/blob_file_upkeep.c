@@ -170,7 +170,7 @@ static enum mlo_status rest_file(void *arg, int folder, const char *name, const 
         snprintf(left.session, sizeof left.session, "%s", name);
     if (left.kind != MLO_LEFTOVER_QUARANTINE) { /* its writer holds a lock on it */
         int fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-        left.alive = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0;
+        left.alive = fd >= 0 ? flock(fd, LOCK_EX | LOCK_NB) != 0 : errno == EACCES; /* another user's */
         if (fd >= 0)
             close(fd);
     }

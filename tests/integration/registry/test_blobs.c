@@ -1,6 +1,7 @@
 /* The file blob store: digests, full disks, what killed writers leave. */
 #include <fcntl.h>
 #include <glob.h>
+#include <grp.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -11,11 +12,13 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "registry/blob.h"
+#include "registry/blob_upkeep.h"
 
 #define assert_ok(expr, err)                                                                                 \
     do {                                                                                                     \
@@ -282,6 +285,112 @@ static void test_blob__leavings_of_the_killed_are_swept(void **state)
     free(left);
 }
 
+enum { SERVER_USER = 64001, WORKER_USER = 64002, GROUP = 64000 };
+
+/* Runs `fn` as a user of the group, with a store of its own at the same place. */
+static void as_user(const struct place *p, uid_t user,
+                    void (*fn)(struct mlo_blob_store *, struct mlo_error *))
+{
+    int rc;
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        struct mlo_blob_store *store;
+        struct mlo_error err = {0};
+        char url[512];
+        umask(0007);
+        if (setgroups(0, NULL) || setgid(GROUP) || setuid(user))
+            _exit(2);
+        snprintf(url, sizeof url, "file:%s/shared", p->dir);
+        if (mlo_blob_store_open(url, &store, &err) == MLO_OK) {
+            fn(store, &err);
+            mlo_blob_store_close(store);
+        }
+        if (err.status != MLO_OK)
+            fprintf(stderr, "user %u: %s\n", (unsigned)user, err.message);
+        _exit(err.status != MLO_OK);
+    }
+    assert_int_equal(waitpid(pid, &rc, 0), pid);
+    assert_true(WIFEXITED(rc) && WEXITSTATUS(rc) == 0);
+}
+
+static void put_first(struct mlo_blob_store *store, struct mlo_error *err)
+{
+    (void)!mlo_blob_put_bytes(store, "both have it", 12, NULL, err);
+}
+
+/* Texts of the first shard folder's first half: a folder that the other user made. */
+static void text_beside(char text[32])
+{
+    struct mlo_digest first, digest;
+    mlo_digest_of("both have it", 12, &first);
+    for (int i = 0;; i++) {
+        snprintf(text, 32, "beside it %d", i);
+        mlo_digest_of(text, strlen(text), &digest);
+        if (digest.bytes[0] == first.bytes[0])
+            return;
+    }
+}
+
+static void put_again_and_beside(struct mlo_blob_store *store, struct mlo_error *err)
+{
+    char text[32];
+    text_beside(text);
+    if (mlo_blob_put_bytes(store, "both have it", 12, NULL, err) == MLO_OK)
+        (void)!mlo_blob_put_bytes(store, text, strlen(text), NULL, err);
+}
+
+static void leave_unfinished(struct mlo_blob_store *store, struct mlo_error *err)
+{
+    struct mlo_blob_writer *w;
+    if (mlo_blob_writer_open(store, &w, err) == MLO_OK && mlo_blob_writer_write(w, "x", 1, err) == MLO_OK)
+        _exit(0); /* as a killed one */
+}
+
+static void remove_it(struct mlo_blob_store *store, struct mlo_error *err)
+{
+    struct mlo_digest digest;
+    char text[32];
+    text_beside(text);
+    mlo_digest_of(text, strlen(text), &digest);
+    (void)!mlo_blob_remove(store, &digest, err);
+}
+
+/* A server and a worker are users of one group, and the store's folder is the group's. */
+static void test_blob__two_users_share_a_store(void **state)
+{
+    struct place *p = *state;
+    struct mlo_digest digest;
+    struct stat before, after;
+    char text[MLO_DIGEST_TEXT_SIZE], path[512];
+    if (geteuid() != 0) {
+        print_message("not root: two users cannot be tried\n");
+        skip();
+    }
+    char *root = mlo_fs_join(p->dir, "shared", NULL);
+    assert_int_equal(chmod(p->dir, 0755), 0);
+    assert_int_equal(mkdir(root, 0700), 0);
+    assert_int_equal(chown(root, SERVER_USER, GROUP), 0);
+    assert_int_equal(chmod(root, 02770), 0);
+    mlo_digest_of("both have it", 12, &digest);
+    mlo_digest_hex(&digest, text);
+    snprintf(path, sizeof path, "%s/sha256/%.2s/%.2s/%s", root, text, text + 2, text);
+    as_user(p, SERVER_USER, put_first);
+    assert_int_equal(stat(path, &before), 0);
+    as_user(p, WORKER_USER, put_again_and_beside);
+    assert_int_equal(stat(path, &after), 0);
+    assert_int_equal(before.st_ino, after.st_ino); /* not replaced under who reads it */
+    assert_int_equal(after.st_uid, SERVER_USER);
+    assert_int_equal(after.st_gid, GROUP);
+    as_user(p, SERVER_USER, remove_it); /* the worker's, as garbage collection does */
+    as_user(p, WORKER_USER, leave_unfinished);
+    as_user(p, SERVER_USER, put_first); /* opening sweeps */
+    snprintf(path, sizeof path, "%s/incoming/*", root);
+    glob_t found;
+    assert_int_equal(glob(path, 0, NULL, &found), GLOB_NOMATCH);
+    free(root);
+}
+
 static void test_blob__addresses(void **state)
 {
     struct place *p = *state;
@@ -304,6 +413,7 @@ int main(void)
         WITH_STORE(test_blob__written_twice_is_one_file),
         WITH_STORE(test_blob__full_disk_leaves_nothing),
         WITH_STORE(test_blob__leavings_of_the_killed_are_swept),
+        WITH_STORE(test_blob__two_users_share_a_store),
         WITH_STORE(test_blob__addresses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
