@@ -311,9 +311,13 @@ enum mlo_status mlo_blob_s3_session_check(struct mlo_blob_store *store,
     struct mlo_blob_s3 *s = store->state;
     char *key = session_key(s, session);
     enum mlo_status status = key ? mlo_s3_head(s->s3, key, NULL, err) : mlo_error_nomem(err);
-    if (status == MLO_ENOTFOUND) /* not made one object yet */
+    if (status == MLO_ENOTFOUND) { /* not made one object yet */
         status = mlo_blob_s3_direct_info(session, NULL) ? mlo_blob_s3_direct_check(store, session, err)
                                                         : check_pieces(s, session, key, err);
+        struct mlo_error absent = {0}; /* or it was, after we had looked for it */
+        if (status == MLO_ENOTFOUND && mlo_s3_head(s->s3, key, NULL, &absent) == MLO_OK)
+            status = MLO_OK;
+    }
     free(key);
     return status;
 }

@@ -402,6 +402,17 @@ static enum mlo_status remove_orphans(struct fsck *f, struct mlo_error *err)
 /* --- all of it -------------------------------------------------------------------------------------------
  */
 
+#define CURSOR_UPLOADS "upload:"
+
+static bool upload_cursor(const char *cursor, char id[MLO_BLOB_SESSION_ID_SIZE])
+{
+    size_t begin = strlen(CURSOR_UPLOADS);
+    if (!mlo_str_starts(cursor, CURSOR_UPLOADS) || strlen(cursor) - begin != MLO_BLOB_SESSION_ID_SIZE - 1)
+        return false;
+    snprintf(id, MLO_BLOB_SESSION_ID_SIZE, "%s", cursor + begin);
+    return true;
+}
+
 static bool shard_done(const struct mlo_digest *at)
 {
     for (size_t i = 1; i < MLO_DIGEST_SIZE; i++)
@@ -410,13 +421,26 @@ static bool shard_done(const struct mlo_digest *at)
     return true;
 }
 
+/* The uploads behind `at`, which are the last that is looked at. */
+static enum mlo_status uploads(struct fsck *f, char at[MLO_BLOB_SESSION_ID_SIZE],
+                               char next[MLO_DIGEST_TEXT_SIZE], struct mlo_error *err)
+{
+    const struct mlo_upload_lost_options o = {
+        .store = f->o->blobs, .forget = f->o->repair, .ends_ns = f->ends_ns, .fn = on_lost, .arg = f};
+    bool done;
+    enum mlo_status status = mlo_upload_lost(f->conn, &o, at, &done, err);
+    if (status == MLO_OK && !done)
+        snprintf(next, MLO_DIGEST_TEXT_SIZE, CURSOR_UPLOADS "%s", at);
+    return status;
+}
+
 /* The blobs behind *at, then the rest of the store; `next` is the cursor of what is to be done, "" at the
  * end. */
 static enum mlo_status run(struct fsck *f, struct mlo_digest *at, char next[MLO_DIGEST_TEXT_SIZE],
                            struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    next[0] = '\0';
+    char upload[MLO_BLOB_SESSION_ID_SIZE] = "";
     for (unsigned number = at->bytes[0] + shard_done(at); number < MLO_BLOB_SHARDS; number++) {
         if (number != at->bytes[0]) {
             memset(at->bytes, 0, sizeof at->bytes);
@@ -429,7 +453,7 @@ static enum mlo_status run(struct fsck *f, struct mlo_digest *at, char next[MLO_
         }
     }
     MLO_TRY(mlo_blob_leftovers(f->o->blobs, on_leftover, f, err));
-    MLO_TRY(mlo_upload_lost(f->conn, f->o->blobs, f->o->repair, on_lost, f, err));
+    MLO_TRY(uploads(f, upload, next, err));
 out:
     return status;
 }
@@ -440,7 +464,7 @@ enum mlo_status mlo_fsck_run(struct mlo_db_conn *conn, const struct mlo_actor *a
 {
     struct fsck f = {.conn = conn, .actor = actor, .o = options, .now_us = mlo_clock_utc_us()};
     struct mlo_digest at;
-    char next[MLO_DIGEST_TEXT_SIZE];
+    char next[MLO_DIGEST_TEXT_SIZE] = "", upload[MLO_BLOB_SESSION_ID_SIZE];
     *out = NULL;
     memset(&at, 0, sizeof at);
     enum mlo_status status = mlo_actor_require(actor, 0, MLO_ADMIN, err);
@@ -448,7 +472,8 @@ enum mlo_status mlo_fsck_run(struct mlo_db_conn *conn, const struct mlo_actor *a
         return status;
     if (options->grace_s < 0 || options->grace_s > MLO_GRACE_MAX_S)
         return mlo_error_set(err, MLO_EINVAL, "a grace period is 0 to %lld seconds", MLO_GRACE_MAX_S);
-    if (cursor && *cursor && !mlo_digest_parse(cursor, &at)) {
+    bool at_uploads = cursor && upload_cursor(cursor, upload);
+    if (cursor && *cursor && !at_uploads && !mlo_digest_parse(cursor, &at)) {
         status = mlo_error_set(err, MLO_EINVAL, "the cursor is not one that this check gave");
         mlo_error_where(err, "cursor");
         goto out;
@@ -456,7 +481,7 @@ enum mlo_status mlo_fsck_run(struct mlo_db_conn *conn, const struct mlo_actor *a
     if (options->budget_ms)
         f.ends_ns = mlo_clock_ns() + (uint64_t)options->budget_ms * 1000000u;
     f.problems = json_array();
-    MLO_TRY(run(&f, &at, next, err));
+    MLO_TRY(at_uploads ? uploads(&f, upload, next, err) : run(&f, &at, next, err));
     MLO_TRY(remove_orphans(&f, err));
     *out =
         json_pack("{s:O, s:I, s:I, s:I, s:I, s:b, s:s?}", "problems", f.problems, "blobs",

@@ -10,7 +10,7 @@ enum {
     UPLOAD_KEEP,
     UPLOAD_DROP,
     UPLOAD_EXPIRED,
-    UPLOAD_ALL,
+    UPLOAD_NEXT,
     UPLOAD_SAME,
     UPLOAD_FORGET
 };
@@ -35,7 +35,8 @@ const struct mlo_sql mlo_sql_upload[] = {
                         "DELETE FROM upload WHERE id IN (SELECT id FROM upload WHERE expires_at <= now() "
                         "ORDER BY expires_at LIMIT 8 FOR UPDATE SKIP LOCKED) RETURNING id, place",
                         0},
-    [UPLOAD_ALL] = {"upload_all", UPLOAD_COLUMNS "WHERE expires_at > now() ORDER BY id", 0},
+    [UPLOAD_NEXT] = {"upload_next",
+                     UPLOAD_COLUMNS "WHERE expires_at > now() AND id > $1 ORDER BY id LIMIT 64", 1},
     [UPLOAD_SAME] = {"upload_same", "SELECT 1 FROM upload WHERE id = $1 AND size = $2 AND place = $3", 3},
     [UPLOAD_FORGET] = {"upload_forget",
                        "DELETE FROM upload WHERE id = $1 AND size = $2 AND place = $3 RETURNING 1", 3},
@@ -251,6 +252,7 @@ static enum mlo_status is_lost(struct mlo_blob_store *store, const struct mlo_up
                                struct mlo_error *err)
 {
     struct mlo_digest digest;
+    struct mlo_blob_direct direct;
     struct mlo_error seen = {0};
     *lost = false;
     enum mlo_status status = mlo_blob_session_check(store, &upload->session, &seen);
@@ -261,6 +263,10 @@ static enum mlo_status is_lost(struct mlo_blob_store *store, const struct mlo_up
             *err = seen;
         return status;
     }
+    *lost = mlo_blob_direct_info(store, &upload->session, &direct) &&
+            upload->session.size_bytes != direct.size_bytes;
+    if (*lost) /* not verified to its end: what its hash says so far was never published */
+        return MLO_OK;
     MLO_TRY(mlo_blob_session_digest(&upload->session, &digest, err));
     status = mlo_blob_size(store, &digest, NULL, &seen);
     *lost = status == MLO_ENOTFOUND;
@@ -272,25 +278,42 @@ out:
     return status;
 }
 
-enum mlo_status mlo_upload_lost(struct mlo_db_conn *conn, struct mlo_blob_store *store, bool forget,
-                                mlo_upload_lost_fn *fn, void *arg, struct mlo_error *err)
+/* Some behind `at`; *count: how many were looked at, 0 behind the last one. */
+static enum mlo_status lost_behind(struct mlo_db_conn *conn, const struct mlo_upload_lost_options *o,
+                                   char at[MLO_BLOB_SESSION_ID_SIZE], int *count, struct mlo_error *err)
 {
+    struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
-    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_upload[UPLOAD_ALL], NULL, &rows, err);
-    for (int r = 0; status == MLO_OK && r < mlo_rows_count(&rows); r++) {
+    mlo_param_text(&p, at);
+    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_upload[UPLOAD_NEXT], &p, &rows, err);
+    *count = 0;
+    while (status == MLO_OK && *count < mlo_rows_count(&rows)) {
         struct mlo_upload upload;
         bool lost;
-        MLO_TRY(take_upload(&rows, r, &upload, err));
-        MLO_TRY(is_lost(store, &upload, &lost, err));
-        if (!lost)
-            continue;
-        /* as the row is now: who goes on with it, or has ended it, has changed the row */
-        MLO_TRY(same_row(conn, &upload, forget, &lost, err));
+        MLO_TRY(take_upload(&rows, (*count)++, &upload, err));
+        MLO_TRY(is_lost(o->store, &upload, &lost, err));
+        if (lost) /* as the row is now: who goes on with it, or has ended it, has changed the row */
+            MLO_TRY(same_row(conn, &upload, o->forget, &lost, err));
         if (lost)
-            MLO_TRY(fn(arg, &upload, err));
+            MLO_TRY(o->fn(o->arg, &upload, err));
+        snprintf(at, MLO_BLOB_SESSION_ID_SIZE, "%s", upload.session.id);
+        if (o->ends_ns && mlo_clock_ns() >= o->ends_ns)
+            break;
     }
 out:
     mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_upload_lost(struct mlo_db_conn *conn, const struct mlo_upload_lost_options *options,
+                                char at[MLO_BLOB_SESSION_ID_SIZE], bool *done, struct mlo_error *err)
+{
+    enum mlo_status status;
+    int count;
+    do
+        status = lost_behind(conn, options, at, &count, err);
+    while (status == MLO_OK && count && !(options->ends_ns && mlo_clock_ns() >= options->ends_ns));
+    *done = status == MLO_OK && count == 0;
     return status;
 }
 

@@ -46,11 +46,21 @@ MLO_MUST_USE enum mlo_status mlo_upload_record(struct mlo_db_conn *conn, struct 
 MLO_MUST_USE enum mlo_status mlo_upload_finish(struct mlo_db_conn *conn, struct mlo_blob_store *store,
                                                const struct mlo_actor *actor, const struct mlo_upload *upload,
                                                const struct mlo_digest *expected, struct mlo_error *err);
-/* Uploads under way whose bytes the store has lost: they can never be finished. `forget` removes them.
- * Safe beside those who finish one. A failure of `fn` ends it. */
+/* Uploads under way whose bytes the store has lost: they can never be finished. Safe beside those who finish
+ * one. */
 typedef enum mlo_status mlo_upload_lost_fn(void *arg, const struct mlo_upload *upload, struct mlo_error *err);
-MLO_MUST_USE enum mlo_status mlo_upload_lost(struct mlo_db_conn *conn, struct mlo_blob_store *store,
-                                             bool forget, mlo_upload_lost_fn *fn, void *arg,
+struct mlo_upload_lost_options {
+    struct mlo_blob_store *store;
+    bool forget;            /* removes them */
+    uint64_t ends_ns;       /* of mlo_clock_ns; at least one is looked at. 0: goes on to the end */
+    mlo_upload_lost_fn *fn; /* is told; a failure ends it */
+    void *arg;
+};
+/* Those behind `at` ("": from the start), which becomes the id of the last one looked at. *done: there are no
+ * more. */
+MLO_MUST_USE enum mlo_status mlo_upload_lost(struct mlo_db_conn *conn,
+                                             const struct mlo_upload_lost_options *options,
+                                             char at[MLO_BLOB_SESSION_ID_SIZE], bool *done,
                                              struct mlo_error *err);
 /* Removes a few that have expired, with their bytes, of pieces and of parts in a bucket; *removed (or NULL):
  * how many. Whoever begins an upload does it, and garbage collection until there are none. */

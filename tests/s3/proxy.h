@@ -34,6 +34,8 @@ static struct {
     atomic_int times, connections, etags;
     atomic_int authorized; /* requests with keys or a token in their headers */
     atomic_int puts;
+    char seldom[32];    /* text of a request: before it goes on, once, `then` is called */
+    void (*then)(void); /* ("": never) */
 } s3_proxy;
 
 static inline int s3_proxy_connect(unsigned port)
@@ -76,6 +78,10 @@ static inline bool s3_proxy_pass(int from, int to, bool answer, size_t *seen)
         atomic_fetch_add(&s3_proxy.authorized, 1);
     if (!answer && size > 5 && memcmp(piece, "PUT /", 5) == 0)
         atomic_fetch_add(&s3_proxy.puts, 1);
+    if (!answer && s3_proxy.seldom[0] && memmem(piece, size, s3_proxy.seldom, strlen(s3_proxy.seldom))) {
+        s3_proxy.seldom[0] = '\0';
+        s3_proxy.then();
+    }
     bool inside = s3_proxy.after >= begin && s3_proxy.after < *seen;
     if (!answer && memmem(piece, MLO_MIN(size, (size_t)1024), " HTTP/1.1\r\n", 11) &&
         s3_proxy_strikes(S3_FAULT_BUSY)) {

@@ -6,6 +6,7 @@
 
 #include "registry/blob_s3_impl.h"
 #include "registry/gc.h"
+#include "registry/upload.h"
 
 #include "tests/integration/api/api_fixture.h"
 
@@ -530,12 +531,95 @@ static void test_direct__push_goes_round_a_store_that_lets_parts_be_replaced(voi
 
 #define WITH(test, setup_) cmocka_unit_test_setup_teardown(test, setup_, api_teardown)
 
+static struct {
+    struct mlo_blob_store *store;
+    struct mlo_blob_session session;
+    enum mlo_status status;
+    struct mlo_error err;
+} g_other;
+
+static void verify_at_another(void)
+{
+    bool done;
+    g_other.status =
+        mlo_blob_direct_verify(g_other.store, &g_other.session, API_PATIENCE_S * 1000, &done, &g_other.err);
+}
+
+static void find_upload(struct api *api, const char *path, struct mlo_upload *out)
+{
+    struct mlo_error err = {0};
+    int64_t project = pg_fixture_number(api->pg->owner, "select id from project where name = 'demo'");
+    assert_mlo_ok(mlo_upload_find(api->pg->conn, project, strrchr(path, '/') + 1, out, &err), &err);
+}
+
+/* Another server makes the object of the parts between two looks of one who asks whether they are there. */
+static void test_direct__one_that_is_ended_meanwhile_is_not_lost(void **state)
+{
+    struct api *api = *state;
+    struct mlo_error err = {0};
+    struct mlo_upload upload;
+    struct mlo_blob_store *store;
+    char path[128], url[256];
+    begin(api, path);
+    for (int part = 1; part <= 3; part++)
+        put_part(api, path, part);
+    find_upload(api, path, &upload);
+    snprintf(url, sizeof url, "s3:%s/here?endpoint=%s", g_bucket, s3_proxy.endpoint);
+    assert_mlo_ok(mlo_blob_store_open(url, &store, &err), &err);
+    g_other.store = api->blobs;
+    g_other.session = upload.session;
+    g_other.status = MLO_EINTERNAL;
+    s3_proxy.then = verify_at_another;
+    snprintf(s3_proxy.seldom, sizeof s3_proxy.seldom, "uploadId=");
+    enum mlo_status status = mlo_blob_session_check(store, &upload.session, &err);
+    assert_mlo_ok(g_other.status, &g_other.err);
+    assert_mlo_ok(status, &err);
+    mlo_blob_store_close(store);
+}
+
+static enum mlo_status count_lost(void *arg, const struct mlo_upload *upload, struct mlo_error *err)
+{
+    MLO_UNUSED(upload);
+    MLO_UNUSED(err);
+    ++*(int *)arg;
+    return MLO_OK;
+}
+
+/* Of which nothing was verified: that there is an empty blob says nothing about it. */
+static void test_direct__a_lost_one_was_not_published_empty(void **state)
+{
+    struct api *api = *state;
+    struct mlo_error err = {0};
+    struct mlo_upload upload;
+    struct mlo_s3 *s3 = s3_fixture_open(g_bucket);
+    char path[128], key[96], name[160], at[MLO_BLOB_SESSION_ID_SIZE] = "";
+    int lost = 0;
+    bool done;
+    begin(api, path);
+    put_part(api, path, 1);
+    find_upload(api, path, &upload);
+    assert_mlo_ok(mlo_blob_put_bytes(api->blobs, "", 0, NULL, &err), &err);
+    const struct mlo_upload_lost_options o = {.store = api->blobs, .fn = count_lost, .arg = &lost};
+    assert_mlo_ok(mlo_upload_lost(api->pg->conn, &o, at, &done, &err), &err);
+    assert_int_equal(lost, 0);
+    assert_int_equal(sscanf(upload.session.place, "direct %159s", name), 1);
+    snprintf(key, sizeof key, "here/uploads/%s", upload.session.id);
+    assert_mlo_ok(mlo_s3_multipart_abort(s3, key, name, &err), &err); /* as a rule of the bucket does */
+    at[0] = '\0';
+    assert_mlo_ok(mlo_upload_lost(api->pg->conn, &o, at, &done, &err), &err);
+    assert_true(done);
+    assert_int_equal(lost, 1);
+    mlo_s3_close(s3);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         WITH(test_direct__parts_become_a_blob_when_they_were_read_back, setup),
         WITH(test_direct__an_address_is_for_exactly_that, setup),
         WITH(test_direct__verifying_goes_on, setup),
+        WITH(test_direct__one_that_is_ended_meanwhile_is_not_lost, setup),
+        WITH(test_direct__a_lost_one_was_not_published_empty, setup),
         WITH(test_direct__abandoned_ones_go, setup),
         WITH(test_direct__not_unless_told_to, setup_downloads_only),
         WITH(test_direct__push_sends_parts_without_its_token, setup_outside),

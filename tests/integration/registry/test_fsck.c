@@ -222,6 +222,66 @@ static void test_fsck__names_lost_uploads(void **state)
     upkeep_close(&u);
 }
 
+static enum mlo_status count_lost(void *arg, const struct mlo_upload *upload, struct mlo_error *err)
+{
+    MLO_UNUSED(upload);
+    MLO_UNUSED(err);
+    ++*(int *)arg;
+    return MLO_OK;
+}
+
+/* A time that is over already: one upload a call; and a cursor of fsck that is among them. */
+static void test_fsck__uploads_have_a_budget_too(void **state)
+{
+    struct upkeep u;
+    struct mlo_upload all[4];
+    char at[MLO_BLOB_SESSION_ID_SIZE] = "", cursor[MLO_DIGEST_TEXT_SIZE];
+    const char *least = NULL, *most = NULL;
+    int lost = 0, calls = 0;
+    bool done;
+    upkeep_open(&u, *state);
+    struct mlo_error *err = &u.f->err;
+    upkeep_put(&u, "a blob");
+    for (size_t i = 0; i < MLO_COUNT(all); i++) {
+        begin_upload(&u, "some bytes", &all[i]);
+        char *path = mlo_fs_join(u.root, "uploads", all[i].session.id, NULL);
+        assert_int_equal(unlink(path), 0);
+        free(path);
+        least = !least || strcmp(all[i].session.id, least) < 0 ? all[i].session.id : least;
+        most = !most || strcmp(all[i].session.id, most) > 0 ? all[i].session.id : most;
+    }
+    const struct mlo_upload_lost_options o = {.store = u.blobs, .ends_ns = 1, .fn = count_lost, .arg = &lost};
+    do {
+        assert_mlo_ok(mlo_upload_lost(u.f->conn, &o, at, &done, err), err);
+        calls++;
+        assert_int_equal(lost, MLO_MIN(calls, (int)MLO_COUNT(all)));
+    } while (!done && calls < 100);
+    assert_int_equal(calls, MLO_COUNT(all) + 1);
+    assert_string_equal(at, most);
+
+    struct mlo_fsck_options options = {.blobs = u.blobs, .grace_s = 3600};
+    json_t *out;
+    snprintf(cursor, sizeof cursor, "upload:%.32s", least);
+    assert_mlo_ok(mlo_fsck_run(u.f->conn, &root, &options, cursor, &out, err), err);
+    assert_int_equal(problems(out), MLO_COUNT(all) - 1);
+    assert_int_equal(mlo_json_i64(out, "blobs", -1), 0); /* those come before */
+    assert_true(json_is_null(json_object_get(out, "next")));
+    json_decref(out);
+    assert_mlo_status(mlo_fsck_run(u.f->conn, &root, &options, "upload:x", &out, err), MLO_EINVAL, err);
+    /* the time of a call ends among them: the next one goes on there */
+    options.budget_ms = 1;
+    cursor[0] = '\0';
+    size_t found = 0;
+    for (calls = 0; calls == 0 || (cursor[0] && calls < 1000); calls++) {
+        assert_mlo_ok(mlo_fsck_run(u.f->conn, &root, &options, cursor, &out, err), err);
+        found += problems(out);
+        snprintf(cursor, sizeof cursor, "%s", mlo_json_str(out, "next", ""));
+        json_decref(out);
+    }
+    assert_int_equal(found, MLO_COUNT(all));
+    upkeep_close(&u);
+}
+
 /* A budget of no time: one blob or shard a call, and the same sum in the end. */
 static void test_fsck__goes_on_where_it_stopped(void **state)
 {
@@ -391,10 +451,15 @@ static void test_fsck__a_worker_only_reports(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_fsck__finds_every_difference),    T(test_fsck__counts_what_returned),
-        T(test_fsck__removes_what_uploads_left), T(test_fsck__names_lost_uploads),
-        T(test_fsck__goes_on_where_it_stopped),  T(test_fsck__goes_on_in_a_shard_that_takes_long),
-        T(test_fsck__says_what_it_did),          T(test_fsck__a_worker_only_reports),
+        T(test_fsck__finds_every_difference),
+        T(test_fsck__counts_what_returned),
+        T(test_fsck__removes_what_uploads_left),
+        T(test_fsck__names_lost_uploads),
+        T(test_fsck__uploads_have_a_budget_too),
+        T(test_fsck__goes_on_where_it_stopped),
+        T(test_fsck__goes_on_in_a_shard_that_takes_long),
+        T(test_fsck__says_what_it_did),
+        T(test_fsck__a_worker_only_reports),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
 }
