@@ -28,9 +28,10 @@ const struct mlo_sql MLO_REPRODUCE_SQL[] = {
     [S_INSERT_JOB] =
         {"reproduce_insert_job",
          "insert into job (run, project, position, name, step, kind, target, exclusive, state, priority, "
-         "  spec, input, ready_at) "
+         "  spec, input, ready_at, memory_bytes, disk_bytes, gpus, gpu, timeout_s, estimated) "
          "select $1, o.project, o.position, o.name, o.step, o.kind, o.target, o.exclusive, $3, $4, $5, "
-         "  case when $3 = 'ready' then o.input end, case when $3 = 'ready' then clock_timestamp() end "
+         "  case when $3 = 'ready' then o.input end, case when $3 = 'ready' then clock_timestamp() end, "
+         "  o.memory_bytes, o.disk_bytes, o.gpus, o.gpu, o.timeout_s, o.estimated "
          "from job o where o.id = $2 returning id",
          5},
     [S_INSERT_DEP] = {"reproduce_insert_dep", "insert into job_dep (job, needs) values ($1, $2)", 2},

@@ -228,6 +228,31 @@ static void test_reproduce__other_bytes_fail_and_name_the_first_derivation(void 
     assert_int_equal(scratch_left(f), 0);
 }
 
+/* The jobs have the room, the GPUs and the time that those had which are made again. */
+static void test_reproduce__needs_what_was_needed(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    int64_t run = 0;
+    start_worker_with(f, &w, (struct mlo_worker_options){.slots = 1});
+    wait_run(f, submit(f, f->version,
+                       "name: needy\ntarget: any\ndata: {calibrate: p/cal}\nneeds: {memory: 3MB, disk: "
+                       "2MB}\ntimeout: 300\nsteps:\n  - optimize: {}\n  - quantize: {}\n",
+                       0));
+    stop_worker(&w);
+    /* as if it had been made where there are GPUs */
+    assert_count(f,
+                 "with u as (update mlopt.job set gpus = position + 1, gpu = 'H100', estimated = '{disk}' "
+                 "returning 1) select count(*) from u",
+                 2);
+    assert_mlo_ok(ask(f, f->version, "needy", &run), &f->err);
+    assert_count(f,
+                 "select count(*) from mlopt.job o join mlopt.job n using (position, memory_bytes, "
+                 "disk_bytes, gpus, gpu, timeout_s, estimated, max_attempts, target, exclusive) "
+                 "where o.run < n.run and memory_bytes = 3000000 and timeout_s = 300",
+                 2);
+}
+
 /* A later time that gave other bytes closes the gate again. */
 static void test_reproduce__the_newest_time_counts(void **state)
 {
@@ -307,6 +332,7 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_reproduce__the_same_bytes_are_recorded_and_open_the_gate),
         SERVICE_TEST(test_reproduce__the_statement_says_what_it_is),
         SERVICE_TEST(test_reproduce__other_bytes_fail_and_name_the_first_derivation),
+        SERVICE_TEST(test_reproduce__needs_what_was_needed),
         SERVICE_TEST(test_reproduce__the_newest_time_counts),
         SERVICE_TEST(test_reproduce__follows_the_recorded_decision),
         SERVICE_TEST(test_reproduce__refuses_what_cannot_be_made_again),
