@@ -4,7 +4,7 @@
 -- docs/observability.md.
 
 ALTER TABLE attempt ADD COLUMN lease_until timestamptz,              -- of one that was lost: when its lease ended
-                    ADD COLUMN phases text CHECK (octet_length(phases) <= 4096); -- JSON: {"name": [from_s, to_s]…}
+                    ADD COLUMN phases text CHECK (octet_length(phases) <= 4096); -- JSON: [["name", from_s, to_s], …]
 
 -- Attempts that ended and are in no metric yet: rows are added where attempts end, and taken by queue_settle. A crash of
 -- the database forgets them (half a second's), and only them.
@@ -67,12 +67,15 @@ BEGIN
                CASE WHEN a.error IS NULL THEN '' ELSE coalesce(substring(a.error FROM '"code": ?"([a-z0-9-]{1,40})"'), '') END,
                greatest(extract(epoch FROM a.ended_at - a.started_at), 0),
                -- not_before is of the next attempt by now, where there will be one
-               CASE WHEN a.outcome NOT IN ('retried', 'lost', 'returned')
+               CASE WHEN j.ready_at IS NULL THEN NULL -- greatest() would take it for none at all
+                    WHEN a.outcome NOT IN ('retried', 'lost', 'returned')
                     THEN greatest(extract(epoch FROM a.started_at - greatest(j.ready_at, j.not_before)), 0)
                     WHEN a.number = 1 THEN greatest(extract(epoch FROM a.started_at - j.ready_at), 0) END,
-               CASE WHEN a.number > 1 THEN
+               -- not where the job failed with the loss and was taken up again by hand; a return has uncounted its attempt
+               CASE WHEN j.attempts + (a.outcome = 'returned')::integer > 1 THEN
                    (SELECT greatest(extract(epoch FROM a.started_at - p.lease_until), 0) FROM attempt p
-                    WHERE p.job = a.job AND p.number = a.number - 1 AND p.outcome = 'lost') END,
+                    WHERE p.job = a.job AND p.number = a.number - 1 AND p.outcome = 'lost'
+                        AND p.lease_until IS NOT NULL) END,
                coalesce(a.cpu_s, 0), coalesce(a.gpu_s, 0), coalesce(a.read_bytes, 0), coalesce(a.written_bytes, 0)
         FROM after_ a JOIN job j ON j.id = a.job WHERE a.ended_at IS NOT NULL;
     RETURN NULL;

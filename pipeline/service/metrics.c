@@ -90,7 +90,9 @@ const struct mlo_sql MLO_METRICS_SQL[] = {
                     "(select count(*) from stage_move where kind = 'rollback'), "
                     "(select count(*) from gate_decision where not accepted)",
                     0},
-    [S_BLOBS] = {"metrics_blobs", "select count(*), coalesce(sum(size), 0)::float8 from blob", 0},
+    /* of one that was removed the row stays for ever */
+    [S_BLOBS] = {"metrics_blobs",
+                 "select count(*), coalesce(sum(size), 0)::float8 from blob where bytes_gone_at is null", 0},
     [S_OUTBOX] =
         {"metrics_outbox",
          "select (select count(*) from ledger_event e left join ledger_head h using (project_id) "
@@ -356,7 +358,8 @@ static void show_registry(struct mlo_service_metrics *s, const struct mlo_rows *
 static void show_blobs(struct mlo_service_metrics *s, const struct mlo_rows *rows, struct mlo_metrics *m)
 {
     MLO_UNUSED(s);
-    one(m, MLO_METRIC_GAUGE, "mlopt_blobs", "Blobs that the database knows.", mlo_rows_f64(rows, 0, 0));
+    one(m, MLO_METRIC_GAUGE, "mlopt_blobs", "Blobs whose bytes are there, by the database.",
+        mlo_rows_f64(rows, 0, 0));
     one(m, MLO_METRIC_GAUGE, "mlopt_blob_bytes", "Their bytes.", mlo_rows_f64(rows, 0, 1));
 }
 

@@ -134,6 +134,70 @@ static void test_metrics__attempts_are_counted_as_they_end(void **state)
     free(set.all);
 }
 
+/* Loses the job that runs. */
+static void lose(struct api *api, struct mlo_job *job)
+{
+    int count = 0;
+    pg_fixture_number(
+        api->pg->owner,
+        "update job set lease_until = clock_timestamp() - interval '3 seconds' where state = 'running'");
+    assert_mlo_ok(mlo_queue_reap(api->pg->worker, 1, &count, &api->pg->err), &api->pg->err);
+    assert_int_equal(count, 1);
+    mlo_job_clear(job);
+}
+
+/* Neither what nobody knows, nor what a person waited, is a time of the queue. */
+static void test_metrics__unknown_times_are_not_counted(void **state)
+{
+    static const struct mlo_actor system = MLO_ACTOR_SYSTEM;
+    struct api *api = *state;
+    struct metric_set set;
+    struct mlo_job job = {.id = 0};
+    api_version(api, "cnn", "bytes", "");
+    submit(api);
+    pg_fixture_number(api->pg->owner, "update job set max_attempts = 2 where position = 0");
+    claim(api, &job);
+    lose(api, &job);
+    pg_fixture_number(api->pg->owner, "alter table attempt disable trigger attempt_metrics");
+    pg_fixture_number(api->pg->owner, "update attempt set lease_until = null");
+    pg_fixture_number(api->pg->owner, "alter table attempt enable trigger attempt_metrics");
+    pg_fixture_number(api->pg->owner, "update job set ready_at = null where state = 'ready'");
+    claim(api, &job); /* after a loss of which it is not known when it was */
+    lose(api, &job);
+    /* it failed with that; taken up again by hand, much later */
+    assert_mlo_ok(mlo_run_requeue(api->pg->conn, &system, 1, "", &api->pg->err), &api->pg->err);
+    pg_fixture_number(api->pg->owner, "update job set ready_at = null where state = 'ready'");
+    claim(api, &job);
+    end(api, &job, MLO_ATTEMPT_RETURNED, MLO_OK);
+    claim(api, &job);
+    lose(api, &job);
+    claim(api, &job); /* this one counts, also where it is handed back */
+    end(api, &job, MLO_ATTEMPT_RETURNED, MLO_OK);
+    claim(api, &job);
+    end(api, &job, MLO_ATTEMPT_FAILED, MLO_EINVAL);
+    assert_mlo_ok(mlo_queue_settle(api->pg->worker, &api->pg->err), &api->pg->err);
+    scrape_until(api, "mlopt_job_attempts_total{step=\"optimize\",outcome=\"lost\"}", 3, &set);
+    free(set.all);
+    scrape_until(api, "mlopt_job_recovery_seconds_count", 1, &set);
+    assert_true(metric_get(&set, "mlopt_job_recovery_seconds_sum") >= 3);
+    assert_metric(&set, "mlopt_job_wait_seconds_count{step=\"optimize\"}", 1); /* the first: it was ready */
+    free(set.all);
+}
+
+/* A blob that was removed keeps its row, and is no blob of the store. */
+static void test_metrics__blobs_are_those_that_are_there(void **state)
+{
+    struct api *api = *state;
+    struct metric_set set;
+    pg_fixture_number(api->pg->owner,
+                      "insert into blob (digest, size, removed_at, removed_why, bytes_gone_at) select "
+                      "sha256(n::text::bytea), 1000, case when n > 2 then now() end, case when n > 2 then "
+                      "'collected' end, case when n > 3 then now() end from generate_series(1, 5) n");
+    scrape_until(api, "mlopt_blobs", 3, &set); /* two, and one that is going */
+    assert_metric(&set, "mlopt_blob_bytes", 3000);
+    free(set.all);
+}
+
 /* The trace of a run that failed at its third attempt: as JSON, for OpenTelemetry, and on its page. */
 static void test_metrics__a_run_has_a_trace(void **state)
 {
@@ -449,6 +513,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         API_TEST(test_metrics__attempts_are_counted_as_they_end),
+        API_TEST(test_metrics__unknown_times_are_not_counted),
+        API_TEST(test_metrics__blobs_are_those_that_are_there),
         API_TEST(test_metrics__a_run_has_a_trace),
         API_TEST(test_metrics__buckets_agree_with_their_bounds),
         API_TEST(test_metrics__requests_are_counted_by_route),
