@@ -230,3 +230,31 @@ END $$;
 
 REVOKE ALL ON FUNCTION queue_claim(text, text[], text[], bigint, bigint, integer, bigint, text[], bigint, bigint) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION queue_claim(text, text[], text[], bigint, bigint, integer, bigint, text[], bigint, bigint) TO mlopt_worker;
+
+-- --- whether a worker is still wanted --------------------------------------------------------------------------------
+
+-- Whether a worker has something to stay for: a job that is ready, or will be after a wait, and that it could have by its
+-- target, GPUs and room; or one that runs elsewhere, of whose run it could have that or the next: it may be lost, or get
+-- there. A worker of particular targets (`own`) or with GPUs waits for no running jobs but those that need them.
+CREATE FUNCTION queue_holds_for(offers text[], own text[], models text[], most_memory bigint, most_disk bigint) RETURNS boolean
+    LANGUAGE sql STABLE SECURITY DEFINER SET search_path = mlopt, pg_temp SET enable_seqscan = off SET jit = off AS $$
+    SELECT EXISTS (
+        SELECT FROM project_queue q
+        CROSS JOIN LATERAL (SELECT q.gpu_seconds_month IS NULL OR q.gpu_seconds_month > coalesce((SELECT u.gpu_s FROM usage_month u
+            WHERE u.project = q.project AND u.month = date_trunc('month', now() AT TIME ZONE 'UTC')::date), 0) AS gpu_ok) m
+        CROSS JOIN LATERAL (
+            SELECT FROM (
+                SELECT r.project, r.target, r.memory_bytes, r.disk_bytes, r.gpus, r.gpu FROM job r WHERE r.state = 'ready'
+                UNION ALL
+                SELECT a.project, n.target, n.memory_bytes, n.disk_bytes, n.gpus, n.gpu FROM job a
+                JOIN job n ON n.run = a.run AND n.state IN ('running', 'waiting')
+                WHERE a.state = 'running' AND (n.target = ANY (own) OR job_gpus(n.gpus, n.gpu) > 0 OR
+                                               cardinality(own) = 0 AND cardinality(models) = 0)) j
+            WHERE j.project = q.project AND j.target = ANY (offers) AND j.memory_bytes <= most_memory AND j.disk_bytes <= most_disk
+              AND (job_gpus(j.gpus, j.gpu) = 0 OR m.gpu_ok AND job_gpus(j.gpus, j.gpu) <= gpus_of(models, j.gpu))
+              AND (m.gpu_ok OR j.target NOT LIKE 'cuda%')
+            LIMIT 1) x
+        WHERE NOT q.paused AND coalesce(q.max_running, 1) > 0)
+$$;
+REVOKE ALL ON FUNCTION queue_holds_for(text[], text[], text[], bigint, bigint) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION queue_holds_for(text[], text[], text[], bigint, bigint) TO mlopt_worker;

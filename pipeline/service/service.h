@@ -212,7 +212,7 @@ struct mlo_worker_options {
     bool require_isolation;   /* rather do not start than run jobs where the kernel lacks a layer */
     const char *metrics_file; /* for node_exporter's textfile collector: "….prom", written every five seconds
                                  and removed at the end; NULL: none */
-    bool exit_when_idle;      /* return when nothing is ready or running */
+    bool exit_when_idle;      /* return when nothing is left for it */
 };
 
 /* Claims and runs jobs until *stop is not 0 (set it from a signal handler or another thread; it is looked at

@@ -23,7 +23,7 @@ const struct mlo_sql MLO_WORKER_SQL[] = {
          "where id = $1 and set_config('lock_timeout', '1s', true) is not null", /* beats wait for it */
          3},
     [S_FORGET] = {"worker_forget", "delete from worker where last_seen_at < now() - interval '7 days'", 0},
-    [S_IDLE] = {"worker_idle", "select not exists (select from job where state in ('ready', 'running'))", 0},
+    [S_IDLE] = {"worker_idle", "select not queue_holds_for($1::text[], $2::text[], $3::text[], $4, $5)", 5},
     [S_WISH] = {"worker_wish", "select wish from worker where id = $1", 1},
 };
 const size_t MLO_WORKER_SQL_COUNT = MLO_COUNT(MLO_WORKER_SQL);
@@ -311,8 +311,16 @@ static bool queue_is_idle(struct mlo_worker *worker)
 {
     struct mlo_error error = {0};
     struct mlo_rows rows = {0};
-    bool idle = all_idle(worker) && on_conn(worker, S_IDLE, NULL, &rows, &error) == MLO_OK &&
-                mlo_rows_bool(&rows, 0, 0) && all_idle(worker);
+    struct mlo_params p = MLO_PARAMS_INIT;
+    if (!all_idle(worker))
+        return false;
+    mlo_param_text(&p, mlo_buf_str(&worker->targets));
+    mlo_param_text(&p, mlo_buf_str(&worker->own_targets));
+    mlo_param_text(&p, mlo_buf_str(&worker->models));
+    mlo_param_i64(&p, (int64_t)MLO_MIN(mlo_room_memory_of_job(worker), (uint64_t)INT64_MAX));
+    mlo_param_i64(&p, (int64_t)MLO_MIN(mlo_room_disk_of_job(worker), (uint64_t)INT64_MAX));
+    bool idle = on_conn(worker, S_IDLE, &p, &rows, &error) == MLO_OK && mlo_rows_bool(&rows, 0, 0) &&
+                all_idle(worker);
     mlo_rows_clear(&rows);
     return idle;
 }
@@ -421,6 +429,7 @@ static enum mlo_status find_targets(struct mlo_worker *worker, struct mlo_error 
 {
     static const char *const known[] = {"cpu:avx2", "cpu:avx512", "cpu:avx512-vnni", "cpu:avx512-fp16"};
     mlo_buf_putc(&worker->targets, '{');
+    mlo_buf_putc(&worker->own_targets, '{');
     add_word(&worker->targets, "any");
     add_word(&worker->targets, "cpu");
     for (size_t i = 0; i < MLO_COUNT(known); i++)
@@ -430,9 +439,11 @@ static enum mlo_status find_targets(struct mlo_worker *worker, struct mlo_error 
         if (strpbrk(*extra, "\"\\"))
             return mlo_error_set(err, MLO_EINVAL, "'%s' is no target", *extra);
         add_word(&worker->targets, *extra);
+        add_word(&worker->own_targets, *extra);
     }
     mlo_buf_putc(&worker->targets, '}');
-    return mlo_buf_ok(&worker->targets) ? MLO_OK : mlo_error_nomem(err);
+    mlo_buf_putc(&worker->own_targets, '}');
+    return mlo_buf_ok(&worker->targets) && mlo_buf_ok(&worker->own_targets) ? MLO_OK : mlo_error_nomem(err);
 }
 
 static enum mlo_status register_worker(struct mlo_worker *worker, const volatile sig_atomic_t *stop,
@@ -570,6 +581,7 @@ static void worker_clear(struct mlo_worker *worker)
     free(worker->work_dir);
     free(worker->cache_dir);
     mlo_buf_clear(&worker->targets);
+    mlo_buf_clear(&worker->own_targets);
     mlo_buf_clear(&worker->lacking);
     mlo_buf_clear(&worker->models);
     mlo_buf_clear(&worker->free_models);

@@ -43,7 +43,7 @@ struct mlo_worker {
     char *gpu_dir;                                  /* where the locks of GPUs are */
     char *exe, *work_dir, *scratch_dir, *cache_dir; /* absolute; scratch_dir: of this worker */
     int scratch_fd;                                 /* its lock: held as long as we live */
-    struct mlo_buf targets;                         /* array literal */
+    struct mlo_buf targets, own_targets;            /* array literals; own: those that the caller named */
     struct mlo_buf lacking;                         /* layers of isolation; array literal */
     atomic_bool paused;                             /* it claims nothing until it is resumed */
     atomic_bool stopping;                           /* no new jobs */

@@ -31,6 +31,9 @@ MISTAKES = [
     ("base/workers.yaml", "ephemeral-storage: 60Gi", "ephemeral-storage: 50Gi"),
     ("base/workers.yaml", "strategy: accurate", "strategy: default"),
     ("base/workers.yaml", "image: mlopt-worker", "image: mlopt"),
+    ("base/workers.yaml", "memory: 8Gi, ephemeral", "memory: 6Gi, ephemeral"),
+    ("base/workers.yaml", '"20480"', '"10240"'),
+    ("base/config.yaml", "cuda:sm80", "cuda:sm90"),
     ("base/network.yaml", "component: upkeep", "component: keep"),
     ("base/upkeep.yaml", "args: [fsck,", "args: [check,"),
     ("base/config.yaml", "gpu-target:", "gpu:"),
@@ -262,6 +265,13 @@ def look_at(folder):
             check(scratch and 2 * scratch + cache <= sizes["work"], f"{who}: a job may fill more than its volume")
             check(sum(sizes.values()) < mebibytes(limits["ephemeral-storage"]), f"{who}: its volumes are more than its disk")
             gpu = template(d)["metadata"]["labels"]["mlopt.dev/class"] == "gpu"
+            room = int(limits["memory"].removesuffix("Gi")) << 30, seconds(args, "--max-scratch") << 20
+            offered = [find("ConfigMap", "mlopt", who)["data"]["gpu-target"]] if "$(MLOPT_GPU_TARGET)" in args else []
+            for trigger in spec["triggers"]:
+                query = trigger["metadata"]["query"]
+                counted = re.search(r"memory_bytes <= (\d+) AND j.disk_bytes <= (\d+)", query)
+                check(counted and tuple(map(int, counted.groups())) == room, f"{who}: its query counts what has no room in its pods")
+                check(re.findall(r"'(cuda:\w+)'", query) == offered, f"{who}: its query counts other targets than its pods offer")
             check(("nvidia.com/gpu" in limits) == gpu, f"{who}: GPUs")
             check(("nvidia.com/gpu.present" in template(d)["spec"]["nodeSelector"]) == gpu, f"{who}: nodes")
     reached = {port["port"] for d in base if d["kind"] == "NetworkPolicy" for rule in d["spec"].get("ingress", []) for port in rule["ports"]}

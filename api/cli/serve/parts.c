@@ -272,7 +272,7 @@ static const struct mlo_cli_option worker_options[] = {
     {"allow-write", 0, "DIR", "that jobs may write in", NULL, true},
     {"require-isolation", 0, NULL, "do not start where `mlopt doctor` finds a layer lacking"},
     {"metrics-file", 0, "FILE.prom", "write metrics there, for node_exporter's textfile collector"},
-    {"exit-when-idle", 0, NULL, "end when no job is ready or running"},
+    {"exit-when-idle", 0, NULL, "end when no job is left that it could have"},
     MLO_OPTION_LOG,
     {NULL},
 };

@@ -600,11 +600,60 @@ static void test_worker__a_benchmark_has_the_machine_to_itself(void **state)
     assert_clean(f);
 }
 
+/* What two jobs of a run are, one ready and one that waits for it, and whether a worker stays for them that
+ * has 4 GB and 10 GB of disk: one of the CPU alone; one with --target never; one with two H100. */
+static void test_worker__stays_for_what_it_could_have(void **state)
+{
+    static const struct {
+        const char *set; /* of both jobs */
+        bool plain, own, gpus;
+    } cases[] = {
+        {"not_before = now() + interval '1 h'", true, true, true},
+        {"memory_bytes = 4e9, disk_bytes = 10e9", true, true, true},
+        {"memory_bytes = 4e9 + 1", false, false, false},
+        {"memory_bytes = 0, disk_bytes = 10e9 + 1", false, false, false},
+        {"disk_bytes = 0, target = 'never'", false, true, false},
+        {"target = 'any', gpus = 2", false, false, true},
+        {"gpu = 'A100'", false, false, false},
+        {"gpu = 'H100', gpus = 3", false, false, false},
+        {"gpus = 0", false, false, true},
+        {"gpu = null, token = case position when 0 then gen_random_uuid() end, lease_until = case position "
+         "when 0 then now() end, state = case position when 0 then 'running' else state end",
+         true, false, false}, /* it runs: whoever else comes is not of use for it, but where it is lost */
+        {"target = 'never'", false, true, false},
+        {"target = case position when 0 then 'never' else 'any' end", true, true, false},
+        {"target = 'any', gpus = position", true, false, true}, /* the next one needs a GPU */
+        {"gpus = 0, target = 'any', state = 'cancelled', token = null, lease_until = null", false, false,
+         false},
+        {"state = 'ready'", true, true, true},
+    };
+    struct service_fixture *f = *state;
+    submit(f, f->version, "name: two\ntarget: any\nsteps:\n  - optimize: {}\n  - optimize: {}\n", 0);
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        const bool wanted[] = {cases[i].plain, cases[i].own, cases[i].gpus};
+        static const char *const workers[] = {"'{any,cpu}', '{}', '{}'", "'{any,cpu,never}', '{never}', '{}'",
+                                              "'{any,cpu}', '{}', '{H100,H100}'"};
+        char sql[500];
+        snprintf(sql, sizeof sql, "with u as (update mlopt.job set %s returning 1) select count(*) from u",
+                 cases[i].set);
+        assert_int_equal(count_rows(f, sql), 2);
+        for (size_t k = 0; k < MLO_COUNT(workers); k++) {
+            snprintf(sql, sizeof sql, "select mlopt.queue_holds_for(%s, 4000000000, 10000000000)::integer",
+                     workers[k]);
+            if ((count_rows(f, sql) == 1) != wanted[k])
+                fail_msg("%s: worker %zu %s", cases[i].set, k, wanted[k] ? "goes" : "stays");
+        }
+    }
+}
+
 static void test_worker__exits_when_idle(void **state)
 {
     struct service_fixture *f = *state;
     struct test_worker w;
-    int64_t run = submit(f, f->version, RECIPE_TINY, 0);
+    /* what it cannot have keeps it from nothing */
+    static const char recipe_huge[] =
+        "name: h\ntarget: any\nneeds: {memory: 900000GB}\nsteps:\n  - optimize: {}\n";
+    int64_t other = submit(f, f->version, recipe_huge, 0), run = submit(f, f->version, RECIPE_TINY, 0);
     w = (struct test_worker){
         .options = {
             .db = f->worker, .blobs = f->blobs, .work_dir = f->work, .poll_ms = 100, .exit_when_idle = true}};
@@ -614,6 +663,7 @@ static void test_worker__exits_when_idle(void **state)
     pthread_join(w.thread, NULL);
     assert_mlo_ok(w.status, &w.err);
     assert_run(f, run, -1, "state", "succeeded");
+    assert_run(f, other, -1, "state", "queued");
 }
 
 /* The text of a job's attempt, or NULL; yours. */
@@ -852,6 +902,7 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_worker__stopping_hands_the_job_back),
         SERVICE_TEST(test_worker__holds_no_transaction_while_working),
         SERVICE_TEST(test_worker__a_benchmark_has_the_machine_to_itself),
+        SERVICE_TEST(test_worker__stays_for_what_it_could_have),
         SERVICE_TEST(test_worker__exits_when_idle),
         SERVICE_TEST(test_worker__sends_what_steps_write),
         SERVICE_TEST(test_worker__is_paused_and_resumed),
