@@ -1,6 +1,6 @@
 /* The queue's speed, beside a bare SKIP LOCKED loop on the same PostgreSQL (fsync on, in a folder on a disk):
  *
- *     bench.queue [path|share|size|latency|recovery|overhead]… [--dir /var/tmp] [--clients 4] [--batch 1]
+ *     bench.queue [path|share|size|room|latency|recovery]… [--dir /var/tmp] [--clients 4] [--batch 1]
  *                 [--jobs 400] [--rounds 7] [--finished 1000000] [--waiting 100000]
  *
  * Not a test: it prints figures and judges nothing. docs/performance.md has the last ones, docs/queue.md says
@@ -494,6 +494,58 @@ static void measure_size(struct service_fixture *small)
     service_teardown(&state);
 }
 
+/* --- room: claims beside many ready jobs that have no room now -------------------------------------------
+ */
+
+static void measure_room(struct service_fixture *f)
+{
+    enum { CLAIMS = 20 };
+    static const struct {
+        const char *what;
+        uint64_t free;
+    } cases[] = {{"8 GB, all", 8000000000}, {"5 GB", 5000000000}, {"2 GB", 2000000000}};
+    struct load load;
+    begin_load(f, &load, 1);
+    submit_runs(&load, 0, false, 1);
+    for (int kinds = 1; kinds <= 50; kinds += 49) {
+        char sql[1000];
+        snprintf(sql, sizeof sql,
+                 "set statement_timeout = 0; update job set state = 'cancelled', token = null, lease_until = "
+                 "null where state in ('ready', 'waiting', 'running'); "
+                 "insert into job (run, project, position, name, step, kind, target, state, spec, input, "
+                 "ready_at, memory_bytes) select r.id, r.project, %d * 10000000 + n, 'evaluate', 'evaluate', "
+                 "'observe', 'any', 'ready', '{\"options\":{}}', r.source, now(), 3000000000 + n %% %d from "
+                 "run r, generate_series(1, %lld) n where r.id = (select min(id) from run)",
+                 kinds, kinds, (long long)set.waiting);
+        run_sql(f, sql);
+        run_sql(f, "vacuum analyze");
+        printf("room: %lld ready jobs that need 3 GB, of %d kinds; claims of a worker of 8 GB\n",
+               (long long)set.waiting, kinds);
+        for (size_t c = 0; c < MLO_COUNT(cases); c++) {
+            const struct mlo_claimer claimer = {.worker = "bench",
+                                                .targets = "{any,cpu}",
+                                                .lease_ms = 60000,
+                                                .memory_bytes = 8000000000,
+                                                .free_memory_bytes = &cases[c].free};
+            double ms[CLAIMS];
+            int got = 0;
+            for (int i = -3; i < CLAIMS; i++) { /* planned, then measured */
+                struct mlo_job job;
+                int count;
+                uint64_t at = mlo_clock_ns();
+                assert_mlo_ok(mlo_queue_claim(f->worker, &claimer, &job, 1, &count, &f->err), &f->err);
+                if (i >= 0)
+                    ms[i] = seconds(at) * 1e3;
+                got += i >= 0 ? count : 0;
+                if (count)
+                    mlo_job_clear(&job);
+            }
+            printf("  free: %-10s p50 %6.2f ms, p90 %6.2f ms a claim; %d of %d got a job\n", cases[c].what,
+                   quantile(ms, CLAIMS, 0.5), quantile(ms, CLAIMS, 0.9), got, CLAIMS);
+        }
+    }
+}
+
 /* --- latency, overhead, recovery: workers with children
  * ------------------------------------------------------ */
 
@@ -598,8 +650,8 @@ static const struct section {
     const char *name;
     void (*measure)(struct service_fixture *);
 } SECTIONS[] = {
-    {"path", measure_path},       {"share", measure_share},       {"size", measure_size},
-    {"latency", measure_latency}, {"recovery", measure_recovery},
+    {"path", measure_path}, {"share", measure_share},     {"size", measure_size},
+    {"room", measure_room}, {"latency", measure_latency}, {"recovery", measure_recovery},
 };
 
 static bool asked(const struct section *section, char **names, int count)
@@ -633,9 +685,10 @@ static int read_options(int argc, char **argv)
                 right = mlo_str_to_i64(optarg, numbers[i].to) && *numbers[i].to >= numbers[i].least &&
                         *numbers[i].to <= numbers[i].most;
         if (!right) {
-            fprintf(stderr,
-                    "usage: bench.queue [path|share|size|latency|recovery]… [--dir FOLDER] [--clients N] "
-                    "[--batch N] [--jobs N] [--rounds N] [--finished N] [--waiting N]\n");
+            fprintf(
+                stderr,
+                "usage: bench.queue [path|share|size|room|latency|recovery]… [--dir FOLDER] [--clients N] "
+                "[--batch N] [--jobs N] [--rounds N] [--finished N] [--waiting N]\n");
             return -1;
         }
     }
