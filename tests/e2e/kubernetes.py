@@ -265,7 +265,7 @@ def look_at(folder):
             check(scratch and 2 * scratch + cache <= sizes["work"], f"{who}: a job may fill more than its volume")
             check(sum(sizes.values()) < mebibytes(limits["ephemeral-storage"]), f"{who}: its volumes are more than its disk")
             gpu = template(d)["metadata"]["labels"]["mlopt.dev/class"] == "gpu"
-            room = int(limits["memory"].removesuffix("Gi")) << 30, seconds(args, "--max-scratch") << 20
+            room = mebibytes(limits["memory"]) << 20, scratch << 20
             offered = [find("ConfigMap", "mlopt", who)["data"]["gpu-target"]] if "$(MLOPT_GPU_TARGET)" in args else []
             for trigger in spec["triggers"]:
                 query = trigger["metadata"]["query"]

@@ -77,7 +77,7 @@ static void test_worker_role__has_these_rights(void **state)
         "'mlopt'::regnamespace and prorettype <> 'trigger'::regtype and "
         "has_function_privilege('mlopt_worker', oid, 'execute')",
         "audit_append blob_note blob_report blob_revive job_event_data queue_beat queue_claim queue_complete "
-        "queue_settle");
+        "queue_holds_for queue_settle");
     assert_rights(
         f,
         "select (rolsuper or rolcreaterole or rolcreatedb or rolreplication or rolbypassrls)::text || "
