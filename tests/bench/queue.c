@@ -508,15 +508,21 @@ static void measure_room(struct service_fixture *f)
     begin_load(f, &load, 1);
     submit_runs(&load, 0, false, 1);
     for (int kinds = 1; kinds <= 50; kinds += 49) {
-        char sql[1000];
-        snprintf(sql, sizeof sql,
-                 "set statement_timeout = 0; update job set state = 'cancelled', token = null, lease_until = "
-                 "null where state in ('ready', 'waiting', 'running'); "
-                 "insert into job (run, project, position, name, step, kind, target, state, spec, input, "
-                 "ready_at, memory_bytes) select r.id, r.project, %d * 10000000 + n, 'evaluate', 'evaluate', "
-                 "'observe', 'any', 'ready', '{\"options\":{}}', r.source, now(), 3000000000 + n %% %d from "
-                 "run r, generate_series(1, %lld) n where r.id = (select min(id) from run)",
-                 kinds, kinds, (long long)set.waiting);
+        char sql[1600];
+        snprintf(
+            sql, sizeof sql,
+            "set statement_timeout = 0; update job set state = 'cancelled', token = null, lease_until = "
+            "null where state in ('ready', 'waiting', 'running'); "
+            /* a run each: a claim looks at its job's run */
+            "create temp table like_run as select * from run order by id limit 1; "
+            "insert into run (project, version, recipe_name, recipe, target, source, datasets, state, "
+            "created_by, event_seq) select project, version, 'room%d', recipe, target, source, datasets, "
+            "'queued', created_by, 0 from like_run, generate_series(1, %lld); drop table like_run; "
+            "insert into job (run, project, position, name, step, kind, target, state, spec, input, "
+            "ready_at, memory_bytes) select id, project, 0, 'evaluate', 'evaluate', 'observe', 'any', "
+            "'ready', '{\"options\":{}}', source, now(), 3000000000 + id %% %d from run "
+            "where recipe_name = 'room%d'",
+            kinds, (long long)set.waiting, kinds, kinds);
         run_sql(f, sql);
         run_sql(f, "vacuum analyze");
         printf("room: %lld ready jobs that need 3 GB, of %d kinds; claims of a worker of 8 GB\n",
