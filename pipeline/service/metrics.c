@@ -294,17 +294,21 @@ static void show_histograms(struct mlo_service_metrics *s, const struct mlo_rows
     }
 }
 
+/* A sample of each row: its label is column 0. */
+static void gauge_by(struct mlo_metrics *m, const struct mlo_rows *rows, const char *label, int column,
+                     const char *name, const char *help)
+{
+    mlo_metrics_family(m, MLO_METRIC_GAUGE, name, help);
+    for (int i = 0; i < mlo_rows_count(rows); i++)
+        mlo_metrics_value(m, mlo_rows_f64(rows, i, column), label, mlo_rows_text(rows, i, 0), NULL);
+}
+
 static void show_workers(struct mlo_service_metrics *s, const struct mlo_rows *rows, struct mlo_metrics *m)
 {
     MLO_UNUSED(s);
-    mlo_metrics_family(m, MLO_METRIC_GAUGE, "mlopt_workers",
-                       "Workers of the last day by state (lost: not seen for 30 s, and never said goodbye).");
-    for (int i = 0; i < mlo_rows_count(rows); i++)
-        mlo_metrics_value(m, mlo_rows_f64(rows, i, 1), "state", mlo_rows_text(rows, i, 0), NULL);
-    mlo_metrics_family(m, MLO_METRIC_GAUGE, "mlopt_worker_slots",
-                       "Their slots: jobs that they take at a time.");
-    for (int i = 0; i < mlo_rows_count(rows); i++)
-        mlo_metrics_value(m, mlo_rows_f64(rows, i, 2), "state", mlo_rows_text(rows, i, 0), NULL);
+    gauge_by(m, rows, "state", 1, "mlopt_workers",
+             "Workers of the last day by state (lost: not seen for 30 s, and never said goodbye).");
+    gauge_by(m, rows, "state", 2, "mlopt_worker_slots", "Their slots: jobs that they take at a time.");
 }
 
 /* A family of one sample. */
@@ -336,14 +340,9 @@ static void show_database(struct mlo_service_metrics *s, const struct mlo_rows *
 static void show_tables(struct mlo_service_metrics *s, const struct mlo_rows *rows, struct mlo_metrics *m)
 {
     MLO_UNUSED(s);
-    mlo_metrics_family(m, MLO_METRIC_GAUGE, "mlopt_database_dead_tuples",
-                       "Rows of a busy table that vacuum has to remove, as PostgreSQL counts them.");
-    for (int i = 0; i < mlo_rows_count(rows); i++)
-        mlo_metrics_value(m, mlo_rows_f64(rows, i, 1), "table", mlo_rows_text(rows, i, 0), NULL);
-    mlo_metrics_family(m, MLO_METRIC_GAUGE, "mlopt_database_live_tuples",
-                       "Its rows, as PostgreSQL counts them.");
-    for (int i = 0; i < mlo_rows_count(rows); i++)
-        mlo_metrics_value(m, mlo_rows_f64(rows, i, 2), "table", mlo_rows_text(rows, i, 0), NULL);
+    gauge_by(m, rows, "table", 1, "mlopt_database_dead_tuples",
+             "Rows of a busy table that vacuum has to remove, as PostgreSQL counts them.");
+    gauge_by(m, rows, "table", 2, "mlopt_database_live_tuples", "Its rows, as PostgreSQL counts them.");
 }
 
 static void show_registry(struct mlo_service_metrics *s, const struct mlo_rows *rows, struct mlo_metrics *m)

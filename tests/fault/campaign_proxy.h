@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <libpq-fe.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -17,6 +18,8 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
+
+#include "base/base.h"
 
 enum { PROXY_PAIRS = 64, PROXY_LOOK_MS = 20 };
 
@@ -154,6 +157,24 @@ static inline void proxy_stop(struct proxy *p)
     atomic_store(&p->stop, 1);
     pthread_join(p->thread, NULL);
     close(p->listener);
+}
+
+/* PostgreSQL's socket, from a conninfo. Yours. */
+static inline char *pg_socket_of(const char *conninfo)
+{
+    char *problem = NULL;
+    const char *host = "", *port = "5432";
+    struct mlo_buf path = MLO_BUF_INIT;
+    PQconninfoOption *options = PQconninfoParse(conninfo, &problem);
+    for (PQconninfoOption *o = options; o && o->keyword; o++) {
+        if (o->val && strcmp(o->keyword, "host") == 0)
+            host = o->val;
+        if (o->val && strcmp(o->keyword, "port") == 0)
+            port = o->val;
+    }
+    mlo_buf_printf(&path, "%s/.s.PGSQL.%s", host, port);
+    PQconninfoFree(options);
+    return mlo_buf_take(&path);
 }
 
 #endif

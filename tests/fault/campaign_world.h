@@ -198,25 +198,6 @@ static inline void kill_process(pid_t pid, void *arg)
 
 /* --- beginning and end of a schedule -------------------------------------------------------------------- */
 
-/* PostgreSQL's socket, from a conninfo. Yours. */
-static inline char *socket_of(const char *conninfo)
-{
-    char *problem = NULL;
-    const char *host = "", *port = "5432";
-    struct mlo_buf path = MLO_BUF_INIT;
-    PQconninfoOption *options = PQconninfoParse(conninfo, &problem);
-    assert_non_null(options);
-    for (PQconninfoOption *o = options; o->keyword; o++) {
-        if (o->val && strcmp(o->keyword, "host") == 0)
-            host = o->val;
-        if (o->val && strcmp(o->keyword, "port") == 0)
-            port = o->val;
-    }
-    mlo_buf_printf(&path, "%s/.s.PGSQL.%s", host, port);
-    PQconninfoFree(options);
-    return mlo_buf_take(&path);
-}
-
 static inline void open_plan(struct world *w, const struct campaign_schedule *schedule)
 {
     w->plan_path = mlo_fs_join(w->place->dir, "plan", NULL);
@@ -254,7 +235,7 @@ static inline void world_open(struct world *w, const struct campaign_schedule *s
     w->log_path = mlo_fs_join(place->dir, "workers.log", NULL);
     unlink(w->log_path);
     w->admin = mlo_embedded_conninfo(w->f->pg->pg, NULL, w->f->pg->database);
-    w->socket = socket_of(w->admin);
+    w->socket = pg_socket_of(w->admin);
     open_plan(w, schedule);
     open_disk(w);
     add_inputs(w);

@@ -15,21 +15,12 @@ struct lost {
 /* A pool of one connection through a proxy. */
 static void open_lost(struct lost *t, struct pg_fixture *f, uint32_t answer_ms)
 {
-    char conninfo[200], path[300] = "";
-    char *problem = NULL, *direct = mlo_embedded_conninfo(f->pg, NULL, f->database);
-    PQconninfoOption *options = PQconninfoParse(direct, &problem);
-    const char *host = "", *port = "5432";
-    for (PQconninfoOption *o = options; o && o->keyword; o++) {
-        if (o->val && strcmp(o->keyword, "host") == 0)
-            host = o->val;
-        if (o->val && strcmp(o->keyword, "port") == 0)
-            port = o->val;
-    }
-    snprintf(path, sizeof path, "%s/.s.PGSQL.%s", host, port);
-    PQconninfoFree(options);
-    free(direct);
+    char conninfo[200], *direct = mlo_embedded_conninfo(f->pg, NULL, f->database),
+                        *path = pg_socket_of(direct);
     *t = (struct lost){.f = f};
     assert_true(proxy_start(&t->proxy, path, INADDR_LOOPBACK));
+    free(path);
+    free(direct);
     snprintf(conninfo, sizeof conninfo, "host=127.0.0.1 port=%u user=" MLO_ROLE_SERVER " dbname=%s",
              t->proxy.port, f->database);
     const struct mlo_db_options how = {

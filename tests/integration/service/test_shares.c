@@ -177,28 +177,41 @@ static void test_share__of_long_steps_and_short_ones_is_the_same(void **state)
         fail_msg("%g s of long steps and %g s of short ones", had[0], had[1]);
 }
 
+/* Of three projects q0 has one job at work, and may have no more; q1 has forty to do. */
+static void begin_limited(void *fixture, struct shares *s)
+{
+    int counts[PROJECTS];
+    add_projects(fixture, s, 3);
+    run_sql(s->f, "update project_queue set max_running = 1 where project = "
+                  "(select id from project where name = 'q0')");
+    add_jobs(s, 0, 3, 0);
+    assert_int_equal(claim_jobs(s, 1, 1, false, counts), 1);
+    assert_int_equal(counts[0], 1);
+    add_jobs(s, 1, 40, 0);
+}
+
+/* q2 comes; from now on it and q1 have the same. */
+static void assert_newcomer_has_half(struct shares *s, const double *seconds)
+{
+    int had[3] = {0};
+    add_jobs(s, 2, 30, 0);
+    assert_mlo_ok(mlo_queue_settle(s->f->worker, &s->f->err), &s->f->err);
+    for (int i = 0; i < 20; i++)
+        had[work_one(s, seconds)]++;
+    assert_int_equal(had[0], 0);
+    assert_in_range(had[1], 8, 12);
+    assert_in_range(had[2], 8, 12);
+}
+
 static void test_share__of_a_newcomer_is_not_that_of_one_at_its_limit(void **state)
 {
     static const double long_steps[] = {0, 400, 0}, short_steps[] = {0, 20, 20};
     struct shares s = {0};
-    int counts[PROJECTS], had[3] = {0};
-    add_projects(*state, &s, 3);
-    run_sql(s.f, "update project_queue set max_running = 1 where project = "
-                 "(select id from project where name = 'q0')");
-    add_jobs(&s, 0, 3, 0);
-    assert_int_equal(claim_jobs(&s, 1, 1, false, counts), 1); /* which has little, and may have no more */
-    assert_int_equal(counts[0], 1);
-    add_jobs(&s, 1, 40, 0);
+    begin_limited(*state, &s);
     for (int i = 0; i < 3; i++)
         assert_int_equal(work_one(&s, long_steps), 1);
     assert_int_equal(work_one(&s, short_steps), 1);
-    add_jobs(&s, 2, 30, 0);
-    assert_mlo_ok(mlo_queue_settle(s.f->worker, &s.f->err), &s.f->err);
-    for (int i = 0; i < 20; i++)
-        had[work_one(&s, short_steps)]++;
-    assert_int_equal(had[0], 0);
-    assert_in_range(had[1], 8, 12);
-    assert_in_range(had[2], 8, 12);
+    assert_newcomer_has_half(&s, short_steps);
 }
 
 /* No claim moves the clock while long steps run: settling does, and who may have no more does not hold it
@@ -207,13 +220,8 @@ static void test_share__of_a_newcomer_counts_what_runs(void **state)
 {
     static const double steps[] = {0, 20, 20};
     struct shares s = {0};
-    int counts[PROJECTS], had[3] = {0};
-    add_projects(*state, &s, 3);
-    run_sql(s.f, "update project_queue set max_running = 1 where project = "
-                 "(select id from project where name = 'q0')");
-    add_jobs(&s, 0, 3, 0);
-    assert_int_equal(claim_jobs(&s, 1, 1, false, counts), 1);
-    add_jobs(&s, 1, 40, 0);
+    int counts[PROJECTS];
+    begin_limited(*state, &s);
     assert_int_equal(claim_jobs(&s, 1, 1, false, counts), 1);
     assert_int_equal(counts[1], 1);
     run_sql(
@@ -221,12 +229,7 @@ static void test_share__of_a_newcomer_counts_what_runs(void **state)
         "update attempt set started_at = started_at - interval '400 s' where job in (select j.id from job j "
         "join project p on p.id = j.project where p.name = 'q1')");
     assert_mlo_ok(mlo_queue_settle(s.f->worker, &s.f->err), &s.f->err);
-    add_jobs(&s, 2, 30, 0);
-    assert_mlo_ok(mlo_queue_settle(s.f->worker, &s.f->err), &s.f->err);
-    for (int i = 0; i < 20; i++)
-        had[work_one(&s, steps)]++;
-    assert_in_range(had[1], 8, 12);
-    assert_in_range(had[2], 8, 12);
+    assert_newcomer_has_half(&s, steps);
 }
 
 /* Nobody is next when the newcomer is seen: claims have moved the clock. */
