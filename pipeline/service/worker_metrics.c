@@ -41,7 +41,7 @@ static void compose(struct mlo_worker *worker, struct mlo_metrics *m)
     mlo_metrics_value(m, 1, "version", MLOPT_VERSION, "id", worker->id, NULL);
     one(m, MLO_METRIC_GAUGE, "mlopt_worker_slot_limit", "Jobs that it takes at a time.", worker->o.slots);
     one(m, MLO_METRIC_GAUGE, "mlopt_worker_busy_slots", "Jobs that it has now.", busy_slots(worker));
-    one(m, MLO_METRIC_GAUGE, "mlopt_worker_paused", "1: it takes no more, for now.",
+    one(m, MLO_METRIC_GAUGE, "mlopt_worker_paused", "1: it takes no more jobs until it is resumed.",
         atomic_load(&worker->paused));
     mlo_metrics_family(m, MLO_METRIC_COUNTER, "mlopt_worker_attempts_total",
                        "Attempts of this process, by their end.");
