@@ -2,7 +2,6 @@
  * from the calls of libpq, of the file system and of wait at which state an attempt is (campaign.h), stops
  * where a fault is to strike, and has a clock on the wall that can be wrong. In a step it makes the step take
  * longer. */
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <libpq-fe.h>
@@ -19,6 +18,7 @@
 #include <unistd.h>
 
 #include "tests/fault/campaign.h"
+#include "tests/fault/interpose.h"
 
 enum { PARKED_MS = 60000, HALF_LOOKS = 2 };
 
@@ -128,12 +128,7 @@ static void saw_result(const PGresult *result)
     type name parameters;                                                                                    \
     type name parameters                                                                                     \
     {                                                                                                        \
-        static type (*_Atomic real) parameters;                                                              \
-        type (*call) parameters = atomic_load(&real);                                                        \
-        if (!call) {                                                                                         \
-            *(void **)&call = dlsym(RTLD_NEXT, #name);                                                       \
-            atomic_store(&real, call);                                                                       \
-        }                                                                                                    \
+        REAL(type, name, parameters)                                                                         \
         if (inside || !plan)                                                                                 \
             return call arguments;                                                                           \
         before;                                                                                              \
@@ -229,12 +224,7 @@ static int64_t skew_ns(void)
 
 int clock_gettime(clockid_t clock, struct timespec *t)
 {
-    static int (*_Atomic real)(clockid_t, struct timespec *);
-    int (*call)(clockid_t, struct timespec *) = atomic_load(&real);
-    if (!call) {
-        *(void **)&call = dlsym(RTLD_NEXT, "clock_gettime");
-        atomic_store(&real, call);
-    }
+    REAL(int, clock_gettime, (clockid_t, struct timespec *))
     int failed = call(clock, t);
     int64_t skew = clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE ? skew_ns() : 0;
     if (failed || !skew)

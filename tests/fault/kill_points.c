@@ -1,6 +1,5 @@
 /* Loaded into `mlopt server` by LD_PRELOAD: stands before and behind every call that writes, and there does
  * what the plan says (kill_points.h). Calls of libgit2 come by here as well. */
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <libpq-fe.h>
@@ -13,6 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "tests/fault/interpose.h"
 #include "tests/fault/kill_points.h"
 
 static struct fault_plan *plan;
@@ -142,12 +142,7 @@ static const char *place_of(int fd)
     type name parameters;                                                                                    \
     type name parameters                                                                                     \
     {                                                                                                        \
-        static type (*_Atomic real) parameters;                                                              \
-        type (*call) parameters = atomic_load(&real);                                                        \
-        if (!call) {                                                                                         \
-            *(void **)&call = dlsym(RTLD_NEXT, #name);                                                       \
-            atomic_store(&real, call);                                                                       \
-        }                                                                                                    \
+        REAL(type, name, parameters)                                                                         \
         const char *of = what;                                                                               \
         step("before", #name, of);                                                                           \
         type result = call arguments;                                                                        \

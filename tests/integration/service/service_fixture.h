@@ -741,4 +741,24 @@ static inline bool any_child_alive(struct service_fixture *f)
     return alive;
 }
 
+static inline void assert_count(struct service_fixture *f, const char *sql, int64_t wanted)
+{
+    int64_t have = count_rows(f, sql);
+    if (have != wanted)
+        fail_msg("%s: %lld instead of %lld", sql, (long long)have, (long long)wanted);
+}
+
+/* Nothing is left behind: leases, scratch, attempts without an end. */
+static inline void assert_clean(struct service_fixture *f)
+{
+    assert_count(f, "select count(*) from mlopt.job where token is not null or lease_until is not null", 0);
+    assert_count(f, "select count(*) from mlopt.attempt where ended_at is null", 0);
+    assert_int_equal(scratch_left(f), 0);
+}
+
+static inline void wait_for_log(struct service_fixture *f, const char *line, int count)
+{
+    wait_until(micro_count(f->state, line) >= count);
+}
+
 #endif

@@ -2,13 +2,6 @@
 #include "base/dsse.h"
 #include "tests/integration/service/service_fixture.h"
 
-static void assert_count(struct service_fixture *f, const char *sql, int64_t wanted)
-{
-    int64_t have = count_rows(f, sql);
-    if (have != wanted)
-        fail_msg("%s: %lld instead of %lld", sql, (long long)have, (long long)wanted);
-}
-
 static void assert_log(struct service_fixture *f, const char *prefix, int wanted)
 {
     int have = micro_count(f->state, prefix);

@@ -255,19 +255,37 @@ static void test_fs__bounds_reads_and_writes_atomically(void **state)
     free(dir);
 }
 
+/* What root may do says nothing: from here on as somebody else, if it was root. *dir: a folder of all. */
+static bool become_nobody(char **dir)
+{
+    struct mlo_error err = {0};
+    bool was_root = geteuid() == 0;
+    assert_ok(mlo_fs_tempdir(NULL, "mlo-remove-", dir, &err));
+    assert_int_equal(chmod(*dir, 0777), 0);
+    if (was_root)
+        assert_int_equal(seteuid(65534), 0);
+    return was_root;
+}
+
+/* Removes and frees the folder. */
+static void be_root_again(bool was_root, char *dir)
+{
+    if (was_root)
+        assert_int_equal(seteuid(0), 0);
+    mlo_fs_remove_tree(dir);
+    assert_false(mlo_fs_exists(dir));
+    free(dir);
+}
+
 /* As who is not root finds it: a folder that nobody may enter, and one deeper than paths and descriptors go.
  */
 static void test_fs__removes_what_hides(void **state)
 {
-    enum { DEEP = 300, NOBODY = 65534 };
+    enum { DEEP = 300 };
     struct mlo_error err = {0};
     char *dir;
     MLO_UNUSED(state);
-    assert_ok(mlo_fs_tempdir(NULL, "mlo-remove-", &dir, &err));
-    assert_int_equal(chmod(dir, 0777), 0);
-    bool was_root = geteuid() == 0;
-    if (was_root)
-        assert_int_equal(seteuid(NOBODY), 0);
+    bool was_root = become_nobody(&dir);
     char *tree = mlo_fs_join(dir, "tree", NULL), *locked = mlo_fs_join(tree, "locked", NULL),
          *file = mlo_fs_join(locked, "file", NULL);
     assert_ok(mlo_fs_mkdirs(locked, &err));
@@ -287,28 +305,20 @@ static void test_fs__removes_what_hides(void **state)
     assert_int_equal(chmod(tree, 0500), 0);
     mlo_fs_remove_tree(tree);
     assert_false(mlo_fs_exists(tree));
-    if (was_root)
-        assert_int_equal(seteuid(0), 0);
-    mlo_fs_remove_tree(dir);
-    assert_false(mlo_fs_exists(dir));
+    be_root_again(was_root, dir);
     free(file);
     free(locked);
     free(tree);
-    free(dir);
 }
 
 /* Deeper than is looked at in place, and every folder of it locked: only one's owner may move it up. */
 static void test_fs__removes_what_is_deep_and_locked(void **state)
 {
-    enum { DEEP = 200, NOBODY = 65534 };
+    enum { DEEP = 200 };
     struct mlo_error err = {0};
     char *dir;
     MLO_UNUSED(state);
-    assert_ok(mlo_fs_tempdir(NULL, "mlo-remove-", &dir, &err));
-    assert_int_equal(chmod(dir, 0777), 0);
-    bool was_root = geteuid() == 0;
-    if (was_root)
-        assert_int_equal(seteuid(NOBODY), 0);
+    bool was_root = become_nobody(&dir);
     char *tree = mlo_fs_join(dir, "tree", NULL);
     assert_ok(mlo_fs_mkdirs(tree, &err));
     int at = open(tree, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -324,12 +334,8 @@ static void test_fs__removes_what_is_deep_and_locked(void **state)
     close(at);
     mlo_fs_remove_tree(tree);
     assert_false(mlo_fs_exists(tree));
-    if (was_root)
-        assert_int_equal(seteuid(0), 0);
-    mlo_fs_remove_tree(dir);
-    assert_false(mlo_fs_exists(dir));
+    be_root_again(was_root, dir);
     free(tree);
-    free(dir);
 }
 
 static enum mlo_status run_sh(const char *script, uint64_t timeout_ms, struct mlo_buf *out, int *code,
