@@ -119,22 +119,30 @@ static void show_sent(const struct meter *meter, struct mlo_metrics *m, const ch
         mlo_metrics_value(m, (double)load(&meter->sent), "method", method, "route", route, NULL);
 }
 
+/* Of each route. */
+static const struct {
+    enum mlo_metric_type type;
+    const char *name, *help;
+    meter_fn *show;
+} FAMILIES[] = {
+    {MLO_METRIC_COUNTER, "mlopt_http_requests_total",
+     "Requests that ended, by route and status; \"none\" fits no route.", show_statuses},
+    {MLO_METRIC_HISTOGRAM, "mlopt_http_request_duration_seconds",
+     "From the headers of a request to the end of its answer, with what it waited for.", show_durations},
+    {MLO_METRIC_COUNTER, "mlopt_http_received_bytes_total",
+     "Bodies of requests: uploads through this server are those of blobs and uploads.", show_received},
+    {MLO_METRIC_COUNTER, "mlopt_http_sent_bytes_total", "Bodies of answers, as far as they were to be sent.",
+     show_sent},
+};
+
 void mlo_traffic_write(const struct mlo_http *http, struct mlo_metrics *m)
 {
     const union MHD_DaemonInfo *info =
         http->daemon ? MHD_get_daemon_info(http->daemon, MHD_DAEMON_INFO_CURRENT_CONNECTIONS) : NULL;
-    mlo_metrics_family(m, MLO_METRIC_COUNTER, "mlopt_http_requests_total",
-                       "Requests that ended, by route and status; \"none\" fits no route.");
-    each(http, m, show_statuses);
-    mlo_metrics_family(m, MLO_METRIC_HISTOGRAM, "mlopt_http_request_duration_seconds",
-                       "From the headers of a request to the end of its answer, with what it waited for.");
-    each(http, m, show_durations);
-    mlo_metrics_family(m, MLO_METRIC_COUNTER, "mlopt_http_received_bytes_total",
-                       "Bodies of requests: uploads through this server are those of blobs and uploads.");
-    each(http, m, show_received);
-    mlo_metrics_family(m, MLO_METRIC_COUNTER, "mlopt_http_sent_bytes_total",
-                       "Bodies of answers, as far as they were to be sent.");
-    each(http, m, show_sent);
+    for (size_t i = 0; i < MLO_COUNT(FAMILIES); i++) {
+        mlo_metrics_family(m, FAMILIES[i].type, FAMILIES[i].name, FAMILIES[i].help);
+        each(http, m, FAMILIES[i].show);
+    }
     mlo_metrics_family(m, MLO_METRIC_COUNTER, "mlopt_http_requests_cut_total",
                        "Requests whose connection ended before their answer was sent.");
     mlo_metrics_value(m, (double)load(&http->traffic->cut), NULL);
