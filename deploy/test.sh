@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs the test packages, builds, and runs the whole suite. The last line is "N passed, N failed".
-#   deploy/test.sh            everything: -Werror build, ASan+UBSan build, valgrind on unit and integration tests
+#   deploy/test.sh            everything: -Werror build, ASan+UBSan build, valgrind on unit tests
 #   deploy/test.sh --quick    the -Werror build's tests only
-#   deploy/test.sh --long     also valgrind on the engines' tests and on longer cases, and the long fault campaign
+#   deploy/test.sh --long     also valgrind on the engines' and the integration tests and on longer cases, and the long fault campaign
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . deploy/packages.sh
@@ -101,8 +101,9 @@ if [ $mode != quick ]; then
     build build-asan -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG="-g1 -O1" -DMLOPT_SANITIZE=address,undefined &&
         suite asan build-asan -j "$test_jobs" -L 'unit|db|fault|conformance|fuzz'
     build build-toolchain -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMLOPT_SERVICE=OFF && suite toolchain build-toolchain -j "$test_jobs" -L unit
-    # valgrind sees AVX2 only, and runs code some fifty times slower: all but the engines' arithmetic
-    label='unit\.(base|graph|passes|measure|steps|cli)|integration'
+    # valgrind sees AVX2 only, and runs code some fifty times slower: here what reads bytes and builds graphs. The engines'
+    # arithmetic, and the servers that the sanitizers have just run, are for the long form.
+    label='unit\.(base|graph|passes|measure|steps|cli|html)'
     [ $mode = long ] && label='unit|integration' && export MLOPT_VALGRIND=long
     stage valgrind
     if [ -x build-test/mlopt ]; then
