@@ -23,7 +23,7 @@ enum {
     S_GPUS,
 };
 
-/* Columns of queue_claim (migrations/0029_claims.sql). */
+/* Columns of queue_claim (migrations/0030_kinds.sql). */
 enum {
     C_ID,
     C_RUN,

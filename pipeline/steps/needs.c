@@ -183,10 +183,20 @@ bool mlo_needs_known(const char *step)
     return false;
 }
 
+/* Up, by a sixteenth at most: models of about one size need one and the same, so that a claim has few kinds
+ * of needs to look at (migrations/0030_kinds.sql). */
+static uint64_t rounded(uint64_t bytes)
+{
+    uint64_t grain = 1;
+    while (bytes / grain >= 32)
+        grain *= 2;
+    return (bytes + grain - 1) / grain * grain;
+}
+
 static uint64_t times(uint64_t base, double factor, uint64_t model_bytes)
 {
     double sum = (double)base + factor * (double)model_bytes;
-    return sum < (double)SIZE_MAX_BYTES ? (uint64_t)sum : SIZE_MAX_BYTES;
+    return sum < (double)SIZE_MAX_BYTES ? MLO_MIN(rounded((uint64_t)sum), SIZE_MAX_BYTES) : SIZE_MAX_BYTES;
 }
 
 void mlo_needs_estimate(const char *step, uint64_t model_bytes, struct mlo_needs *needs)

@@ -36,7 +36,8 @@ struct mlo_needs mlo_needs_over(const struct mlo_needs *all, const struct mlo_ne
 json_t *mlo_needs_json(const struct mlo_needs *needs);
 
 /* Fills in memory and disk where nothing is said: what the step (of the step table) takes of a model of this
- * size, rounded up from what was measured (docs/queue.md). */
+ * size, rounded up from what was measured, and to one of 16 sizes between a power of two and the next: jobs
+ * of few kinds are quickly claimed (docs/queue.md). */
 void mlo_needs_estimate(const char *step, uint64_t model_bytes, struct mlo_needs *needs);
 /* Whether a step has a row of its own there. */
 bool mlo_needs_known(const char *step);

@@ -158,6 +158,24 @@ static void test_needs__estimates_every_step(void **state)
     }
 }
 
+/* Models of all sizes make few kinds of jobs, and none needs less than it would have. */
+static void test_needs__estimates_are_of_few_sizes(void **state)
+{
+    MLO_UNUSED(state);
+    uint64_t last = 0;
+    int kinds = 0;
+    for (uint64_t size = 1000000; size < 1000000000; size += 100000) {
+        struct mlo_needs n = MLO_NEEDS_INIT;
+        mlo_needs_estimate("optimize", size, &n);
+        double exact = 64e6 + 7 * (double)size;
+        assert_true((double)n.memory_bytes >= exact && (double)n.memory_bytes <= exact * 17 / 16);
+        assert_true(n.memory_bytes >= last);
+        kinds += n.memory_bytes != last;
+        last = n.memory_bytes;
+    }
+    assert_true(kinds > 50 && kinds < 16 * 8);
+}
+
 static void test_needs__name_gpus_as_people_do(void **state)
 {
     MLO_UNUSED(state);
@@ -443,6 +461,7 @@ int main(void)
         cmocka_unit_test(test_recipe__says_what_its_jobs_need),
         cmocka_unit_test(test_recipe__needs_that_mean_nothing_are_refused),
         cmocka_unit_test(test_needs__estimates_every_step),
+        cmocka_unit_test(test_needs__estimates_are_of_few_sizes),
         cmocka_unit_test(test_needs__name_gpus_as_people_do),
         cmocka_unit_test(test_recipe__mistakes_name_line_and_nearest_word),
         cmocka_unit_test(test_recipe__select_is_needed_where_a_budget_is_set),
