@@ -72,6 +72,15 @@ MLO_MUST_USE enum mlo_status mlo_decision_list(struct mlo_db_conn *conn, int64_t
 MLO_MUST_USE enum mlo_status mlo_decision_get(struct mlo_db_conn *conn, int64_t model_id, int64_t id,
                                               json_t **out, struct mlo_error *err);
 
+/* --- what a stage holds, looked at again --------------------------------------------------------- */
+
+/* Judges what a stage holds by the stage's gates on evidence, as they and the evidence are now: {release,
+ * version, generation, conditions: as above, holds}. A condition that compares with the stage itself compared
+ * the release with the one before it when it was promoted, and is left out; so are gates of other kinds,
+ * which are about moving. Changes and records nothing. MLO_ENOTFOUND when the stage is empty. */
+MLO_MUST_USE enum mlo_status mlo_stage_recheck(struct mlo_db_conn *conn, int64_t model_id, const char *stage,
+                                               json_t **out, struct mlo_error *err);
+
 /* --- approvals --------------------------------------------------------------------------------- */
 
 /* Of putting exactly this into a stage. `shown` is from the decision of a dry run that the approver saw: it

@@ -82,6 +82,8 @@ const struct mlo_webhook_event mlo_webhook_events[] = {
     {"quarantine.release", "a release was let out of quarantine"},
     {"version.create", "a version of a model was added"},
     {"run.finish", "a run succeeded, failed or was cancelled"},
+    {"schedule.fail",
+     "what a schedule measured broke its expectations or the stage's gates, or could not be measured"},
     {NULL, NULL},
 };
 

@@ -7,8 +7,7 @@
 #define WAIT_MAX_MS 30000
 #define KEY_MAX 128
 
-/* The recipe that the body names or holds. *out is the caller's. */
-static enum mlo_status read_recipe(const json_t *body, struct mlo_recipe **out, struct mlo_error *err)
+enum mlo_status mlo_request_recipe(const json_t *body, struct mlo_recipe **out, struct mlo_error *err)
 {
     const char *text, *name, *file;
     json_t *assignment;
@@ -74,7 +73,7 @@ static enum mlo_status read_request(struct mlo_request *req, const struct mlo_ac
         mlo_error_where(err, "field 'priority'");
         goto out;
     }
-    MLO_TRY(read_recipe(body, recipe, err));
+    MLO_TRY(mlo_request_recipe(body, recipe, err));
     MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(mlo_model_find(req->conn, project, model_name, &model, err));
     MLO_TRY(mlo_version_find(req->conn, model, number, &version, err));

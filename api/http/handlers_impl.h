@@ -39,6 +39,13 @@ mlo_handler_fn h_deletion_make, h_deletions, h_undelete, h_version_archive, h_ve
     h_fsck; /* h_upkeep.c */
 mlo_handler_fn h_webhooks, h_webhook_create, h_webhook, h_webhook_change, h_webhook_remove, h_webhook_rotate,
     h_webhook_ping, h_webhook_deliveries, h_webhook_delivery, h_webhook_replay;
+mlo_handler_fn h_schedules, h_schedule_create, h_schedule, h_schedule_pause, h_schedule_resume,
+    h_schedule_remove, h_schedule_fire, h_schedule_firings; /* h_schedules.c */
+
+/* The recipe that a body names ("recipe_name") or holds ("recipe", "recipe_file"), with "set" applied. *out
+ * is yours, also after a failure (h_runs.c). */
+MLO_MUST_USE enum mlo_status mlo_request_recipe(const json_t *body, struct mlo_recipe **out,
+                                                struct mlo_error *err);
 
 /* MLO_OK for a stage's name, else `wrong` with the place and the names there are. */
 MLO_MUST_USE enum mlo_status mlo_request_stage(const char *stage, const char *where, enum mlo_status wrong,

@@ -7,6 +7,7 @@
 #define D P "/datasets/{d}"
 
 #define W P "/webhooks"
+#define S P "/schedules"
 
 #define READ(path_, handler_, docs_)                                                                         \
     {                                                                                                        \
@@ -165,6 +166,23 @@ static const struct mlo_route ROUTES[] = {
     READ(P "/queue", h_project_queue, "A project's share of the workers, its limits, what waits."),
     PUT(P "/queue", MLO_ADMIN, h_project_queue_change, "Changes what is given of it; pauses it."),
     READ(P "/usage", h_usage, "What a project's attempts used, by month; as CSV if asked for."),
+
+    READ(S, h_schedules, "The schedules of a project, with their next and last times."),
+    POST(S, MLO_SUBMITTER, h_schedule_create,
+         "Adds a schedule: what a stage holds is measured again by the clock; for production by a promoter."),
+    READ(S "/{name}", h_schedule, "A schedule with its recipe."),
+    {.method = "DELETE",
+     .path = S "/{name}",
+     .handler = h_schedule_remove,
+     .role = MLO_SUBMITTER,
+     .docs = "Removes a schedule; its runs stay; of production by a promoter."},
+    POST(S "/{name}/pause", MLO_SUBMITTER, h_schedule_pause,
+         "Pauses a schedule; of production by a promoter."),
+    POST(S "/{name}/resume", MLO_SUBMITTER, h_schedule_resume,
+         "A paused schedule fires again from its next time on; of production by a promoter."),
+    READ(S "/{name}/firings", h_schedule_firings,
+         "When a schedule fired, and what came of it, newest first."),
+    POST(S "/{name}/firings", MLO_SUBMITTER, h_schedule_fire, "Fires a schedule now."),
 
     READ(M "/stages", h_stages, "Staging and production of a model."),
     READ(M "/stages/{s}", h_stage, "A stage; its ETag is what a move must send as If-Match."),

@@ -132,7 +132,12 @@ static void facts(struct mlo_buf *out, const json_t *run)
          "div><div><dt>Submitted</dt><dd>",
          mlo_text(run, "variant"), mlo_text(run, "target"));
     mlo_piece_time(out, mlo_json_str(run, "created_at", NULL));
-    HTML(out, " by %s</dd></div><div><dt>Finished</dt><dd>", mlo_text(run, "created_by"));
+    if (mlo_str_starts(mlo_text(run, "created_by"), "schedule "))
+        HTML(out, " by <a href=\"/schedules/%s\">%s</a>", mlo_text(run, "project"),
+             mlo_text(run, "created_by"));
+    else
+        HTML(out, " by %s", mlo_text(run, "created_by"));
+    HTML(out, "</dd></div><div><dt>Finished</dt><dd>");
     mlo_piece_time(out, mlo_json_str(run, "finished_at", NULL));
     HTML(out, "</dd></div><div><dt>Used</dt><dd><a href=\"/usage/%s\">%.1f CPU s</a>",
          mlo_text(run, "project"), mlo_json_f64(json_object_get(run, "usage"), "cpu_s", 0));

@@ -32,7 +32,7 @@ static void share(struct mlo_buf *out, const json_t *queue)
     if (mlo_json_bool(queue, "paused", false))
         HTML(out, "<p><span class=\"badge bad\">paused</span> by %s: nothing of it is claimed. %s</p>",
              mlo_text(queue, "paused_by"), mlo_text(queue, "paused_reason"));
-    HTML(out, "</section>");
+    HTML(out, "<p><a href=\"/schedules/%s\">Schedules</a></p></section>", mlo_text(queue, "project"));
 }
 
 enum mlo_status page_usage(struct mlo_request *req, struct mlo_error *err)

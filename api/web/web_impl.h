@@ -95,6 +95,7 @@ mlo_handler_fn page_check, page_approve, page_quarantine_release;
 mlo_handler_fn page_comment;
 mlo_handler_fn page_model, page_search, page_promote, page_rollback, page_promotions;
 mlo_handler_fn page_workers, page_worker_wish;
+mlo_handler_fn page_schedules, page_schedule_change;
 mlo_handler_fn page_usage, page_run_requeue, page_runs, page_run, page_run_cancel, page_audit_index,
     page_audit;
 

@@ -9,7 +9,7 @@
 
 #include "pipeline/service/service_impl.h"
 
-enum { BOUNDS_MAX = 32, SHARE = 20, TARGETS_MAX = 200, CODES_MAX = 64 };
+enum { BOUNDS_MAX = 32, SHARE = 20, TARGETS_MAX = 200, SCHEDULES_MAX = 200, CODES_MAX = 64 };
 static const uint64_t REFRESH_NS =
     4000000000ull; /* of one scrape for all groups; the rest is there the next time */
 static const uint64_t KEPT_MAX_NS = 60000000000ull; /* however long reading took */
@@ -25,7 +25,8 @@ enum {
     S_TABLES,
     S_REGISTRY,
     S_BLOBS,
-    S_OUTBOX
+    S_OUTBOX,
+    S_SCHEDULES
 };
 
 #define AGE(of) "extract(epoch from now() - " of ")::float8"
@@ -103,6 +104,13 @@ const struct mlo_sql MLO_METRICS_SQL[] = {
                              "(select count(*) from usage_entry), "
                              "(select " AGE(
                                  "min(ended_at)") " from usage_entry), (select count(*) from upload)",
+         0},
+    [S_SCHEDULES] =
+        {"metrics_schedules",
+         "select s.id::text, s.state, s.failing, s.succeeded, s.failed, s.skipped, s.cancelled, "
+         "extract(epoch from s.last_success_at)::float8, " AGE("s.next_at") ", (select " AGE(
+             "f.at") " from schedule_firing f where f.schedule_id = s.id and f.state = 'running') "
+                     "from schedule s where s.state <> 'removed' order by s.id",
          0},
 };
 const size_t MLO_METRICS_SQL_COUNT = MLO_COUNT(MLO_METRICS_SQL);
@@ -379,6 +387,56 @@ static void show_outbox(struct mlo_service_metrics *s, const struct mlo_rows *ro
         mlo_rows_f64(rows, 0, 5));
 }
 
+enum { D_ID, D_STATE, D_FAILING, D_SUCCEEDED, D_FAILED, D_SKIPPED, D_CANCELLED, D_SUCCESS, D_DUE, D_RUNNING };
+
+static void show_firings(const struct mlo_rows *rows, struct mlo_metrics *m)
+{
+    static const struct {
+        const char *name;
+        int column;
+    } outcomes[] = {
+        {"succeeded", D_SUCCEEDED}, {"failed", D_FAILED}, {"skipped", D_SKIPPED}, {"cancelled", D_CANCELLED}};
+    int count = MLO_MIN(mlo_rows_count(rows), SCHEDULES_MAX);
+    mlo_metrics_family(m, MLO_METRIC_COUNTER, "mlopt_schedule_firings_total",
+                       "Firings of a schedule (its number), by how they ended.");
+    for (int i = 0; i < count; i++)
+        for (size_t o = 0; o < MLO_COUNT(outcomes); o++)
+            mlo_metrics_value(m, mlo_rows_f64(rows, i, outcomes[o].column), "schedule",
+                              mlo_rows_text(rows, i, D_ID), "outcome", outcomes[o].name, NULL);
+    mlo_metrics_family(m, MLO_METRIC_GAUGE, "mlopt_schedule_last_success_timestamp_seconds",
+                       "When a firing of the schedule succeeded last.");
+    for (int i = 0; i < count; i++)
+        if (!mlo_rows_null(rows, i, D_SUCCESS))
+            mlo_metrics_value(m, mlo_rows_f64(rows, i, D_SUCCESS), "schedule", mlo_rows_text(rows, i, D_ID),
+                              NULL);
+}
+
+static void show_schedules(struct mlo_service_metrics *s, const struct mlo_rows *rows, struct mlo_metrics *m)
+{
+    double enabled = 0, paused = 0, failing = 0, overdue = 0, running = 0;
+    MLO_UNUSED(s);
+    for (int i = 0; i < mlo_rows_count(rows); i++) {
+        bool on = strcmp(mlo_rows_text(rows, i, D_STATE), "enabled") == 0;
+        enabled += on;
+        paused += !on;
+        failing += mlo_rows_bool(rows, i, D_FAILING);
+        overdue = MLO_MAX(overdue, age_or_zero(rows, i, D_DUE));
+        running = MLO_MAX(running, age_or_zero(rows, i, D_RUNNING));
+    }
+    mlo_metrics_family(m, MLO_METRIC_GAUGE, "mlopt_schedules", "Schedules by their state.");
+    mlo_metrics_value(m, enabled, "state", "enabled", NULL);
+    mlo_metrics_value(m, paused, "state", "paused", NULL);
+    one(m, MLO_METRIC_GAUGE, "mlopt_schedules_failing",
+        "Schedules whose last firing that measured failed: what a stage holds broke what is expected of it.",
+        failing);
+    one(m, MLO_METRIC_GAUGE, "mlopt_schedule_overdue_seconds",
+        "How long the schedule is overdue that is due longest: servers fire within a second or two.",
+        overdue);
+    one(m, MLO_METRIC_GAUGE, "mlopt_schedule_running_seconds", "How long the firing runs that runs longest.",
+        running);
+    show_firings(rows, m);
+}
+
 static const struct group {
     const char *name;
     int statement;
@@ -394,6 +452,7 @@ static const struct group {
     {"registry", S_REGISTRY, 10000, show_registry},
     {"blobs", S_BLOBS, 60000, show_blobs},
     {"outbox", S_OUTBOX, 1000, show_outbox},
+    {"schedules", S_SCHEDULES, 5000, show_schedules},
 };
 
 /* --- reading ------------------------------------------------------------------------------------------- */

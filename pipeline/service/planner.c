@@ -13,6 +13,8 @@ enum {
     S_INSERT_RUN,
     S_INSERT_JOB,
     S_INSERT_DEP,
+    S_MADE,
+    S_INSERT_MADE,
     S_CANCEL_RUN,
     S_CANCEL_JOBS,
     S_HISTORY
@@ -45,6 +47,19 @@ const struct mlo_sql MLO_PLANNER_SQL[] = {
          "  nullif($18::integer, 0), $19::text[]) returning id",
          19},
     [S_INSERT_DEP] = {"planner_insert_dep", "insert into job_dep (job, needs) values ($1, $2)", 2},
+    [S_MADE] = {"planner_made",
+                "select d.step, d.key from variant v join derivation d on d.key = v.derivation "
+                "where v.version_id = $1 and v.name = $2 and v.artifact = $3 order by v.id desc limit 1",
+                3},
+    /* what others look at: it was done before the run began */
+    [S_INSERT_MADE] =
+        {"planner_insert_made",
+         "insert into job (run, project, position, name, step, kind, target, state, priority, spec, "
+         "derivation, "
+         "  output, result, progress, finished_at) "
+         "values ($1, $2, $3, $4, $5, 'derive', 'any', 'reused', $6, '{\"options\":{}}', $7, $8, "
+         "  '{\"report\":{}}', 1, now()) returning id",
+         8},
     /* of the newest 500 of the step: those on a model of half to twice the size */
     [S_HISTORY] = {"planner_history",
                    "select percentile_cont(0.5) within group (order by h.s)::float8, count(*) from ("
@@ -63,6 +78,7 @@ const size_t MLO_PLANNER_SQL_COUNT = MLO_COUNT(MLO_PLANNER_SQL);
 enum { MAX_JOBS = 64 };
 
 struct planned_job {
+    bool made; /* it is what the request is on: its step and recipe_step are NULL */
     const struct mlo_recipe_step *recipe_step;
     const struct mlo_step *step;
     char name[96];
@@ -79,9 +95,13 @@ struct plan {
     struct mlo_digest source;       /* the model file */
     struct mlo_digest source_input; /* what stands for the upload in a derivation */
     json_t *datasets;
-    struct planned_job jobs[MAX_JOBS];
+    struct planned_job jobs[MAX_JOBS + 1];
     int job_count;
     const char *variant; /* NULL: nothing is derived */
+    const char *target;  /* the recipe's, or that of what it is on */
+    const struct mlo_run_subject *on;
+    char made_by[64];          /* the step that made it */
+    struct mlo_digest made_as; /* and its derivation */
 };
 
 /* --- planning ------------------------------------------------------------------------------------------ */
@@ -235,6 +255,34 @@ static const char *needed_target(const struct mlo_step *step, const char *target
     return mlo_str_starts(target, "cpu") ? "cpu" : target;
 }
 
+/* What the request is on, as a job that is done: the others work on what it made. The upload needs none. */
+static enum mlo_status plan_subject(struct mlo_db_conn *conn, struct plan *plan, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const struct mlo_run_subject *on = plan->on;
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    if (!on || strcmp(on->variant, MLO_VARIANT_SOURCE) == 0)
+        return MLO_OK;
+    mlo_param_i64(&p, plan->version);
+    mlo_param_text(&p, on->variant);
+    mlo_param_digest(&p, &on->artifact);
+    MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_MADE], &p, &rows, err));
+    if (mlo_rows_count(&rows) != 1 || !mlo_rows_digest(&rows, 0, 1, &plan->made_as)) {
+        status = mlo_error_set(err, MLO_ENOTFOUND, "%s has no variant '%s' of those bytes", plan->object,
+                               on->variant);
+        goto out;
+    }
+    snprintf(plan->made_by, sizeof plan->made_by, "%s", mlo_rows_text(&rows, 0, 0));
+    struct planned_job *job = &plan->jobs[plan->job_count++];
+    *job = (struct planned_job){.made = true, .target = "any", .needs = -1};
+    snprintf(job->name, sizeof job->name, "%.90s", on->variant);
+    plan->variant = on->variant;
+out:
+    mlo_rows_clear(&rows);
+    return status;
+}
+
 static enum mlo_status plan_jobs(const struct mlo_recipe *recipe, struct plan *plan, struct mlo_error *err)
 {
     if (recipe->step_count > MAX_JOBS)
@@ -252,7 +300,7 @@ static enum mlo_status plan_jobs(const struct mlo_recipe *recipe, struct plan *p
             struct planned_job *job = &plan->jobs[plan->job_count];
             job->recipe_step = &recipe->steps[i];
             job->step = step;
-            job->target = needed_target(step, recipe->target);
+            job->target = needed_target(step, plan->target);
             job->needs = plan->job_count - 1;
             job->resources = mlo_needs_over(&recipe->needs, &recipe->steps[i].needs);
             job->no_memory = !job->resources.memory_bytes;
@@ -260,6 +308,10 @@ static enum mlo_status plan_jobs(const struct mlo_recipe *recipe, struct plan *p
             mlo_needs_estimate(step->name, (uint64_t)MLO_MAX(plan->source_bytes, 0), &job->resources);
             if (mlo_str_starts(job->target, "cuda") && job->resources.gpus == 0)
                 job->resources.gpus = 1;
+            if (step->kind == MLO_STEP_DERIVE && plan->on)
+                return mlo_error_set(err, MLO_EINVAL,
+                                     "the step '%s' derives, and what is there is only looked at",
+                                     step->name);
             if (step->kind == MLO_STEP_DERIVE)
                 plan->variant = recipe->name;
             snprintf(job->name, sizeof job->name, "%s%s%.60s", step->name,
@@ -290,8 +342,11 @@ static enum mlo_status make_plan(struct mlo_db_conn *conn, const struct mlo_run_
     MLO_TRY(resolve_dataset(conn, plan, "evaluate", recipe->evaluate, err));
     MLO_TRY(resolve_postprocess(conn, plan, recipe->postprocess, err));
     MLO_TRY(check_roles(recipe, plan, err));
+    plan->on = request->on;
+    plan->target = request->on ? request->on->target : recipe->target;
+    MLO_TRY(plan_subject(conn, plan, err));
     MLO_TRY(plan_jobs(recipe, plan, err));
-    if (plan->job_count == 0)
+    if (recipe->step_count == 0)
         status = mlo_error_set(err, MLO_EINVAL, "the recipe '%s' has no steps", recipe->name);
 out:
     return status;
@@ -315,11 +370,16 @@ static json_t *needs_json(const struct planned_job *job)
     return out;
 }
 
-static json_t *job_json(const struct planned_job *job, int position)
+static json_t *job_json(const struct planned_job *job, const char *made_by, int position)
 {
     json_t *needs = json_array();
     if (job->needs >= 0)
         json_array_append_new(needs, json_integer(job->needs));
+    if (job->made)
+        return json_pack("{s:i, s:s, s:s, s:s, s:s, s:{}, s:o, s:b, s:o, s:f, s:i}", "position", position,
+                         "name", job->name, "step", made_by, "kind", "derive", "target", job->target,
+                         "options", "needs", needs, "cached", 1, "resources", needs_json(job), "estimate_s",
+                         0.0, "estimate_of", 0);
     return json_pack("{s:i, s:s, s:s, s:s, s:s, s:O, s:o, s:b, s:o}", "position", position, "name", job->name,
                      "step", job->step->name, "kind",
                      job->step->kind == MLO_STEP_DERIVE ? "derive" : "observe", "target", job->target,
@@ -373,11 +433,13 @@ static enum mlo_status show_plan(struct mlo_db_conn *conn, const struct plan *pl
     char *canonical = NULL, text[MLO_DIGEST_TEXT_SIZE];
     for (int i = 0; i < plan->job_count; i++) {
         const struct planned_job *job = &plan->jobs[i];
-        json_t *row = job_json(job, i);
+        json_t *row = job_json(job, plan->made_by, i);
         if (!row || json_array_append_new(jobs, row) < 0) {
             status = mlo_error_nomem(err);
             goto out;
         }
+        if (job->made)
+            continue;
         MLO_TRY(add_estimate(conn, plan, job, row, err));
         if (!known || job->step->kind != MLO_STEP_DERIVE)
             continue;
@@ -408,7 +470,7 @@ enum mlo_status mlo_run_plan(struct mlo_db_conn *conn, const struct mlo_run_requ
     MLO_TRY(make_plan(conn, request, &plan, err));
     MLO_TRY(show_plan(conn, &plan, jobs, err));
     *out = json_pack("{s:s?, s:o, s:s, s:s, s:O, s:O}", "variant", plan.variant, "estimate_s",
-                     total_estimate(jobs), "on", plan.object, "target", request->recipe->target, "datasets",
+                     total_estimate(jobs), "on", plan.object, "target", plan.target, "datasets",
                      plan.datasets, "jobs", jobs);
     if (!*out)
         status = mlo_error_nomem(err);
@@ -463,7 +525,7 @@ static enum mlo_status insert_run(struct mlo_db_conn *conn, struct submit *submi
     mlo_param_i64(&p, r->version);
     mlo_param_text(&p, r->recipe->name);
     mlo_param_text(&p, mlo_buf_str(&submit->recipe));
-    mlo_param_text(&p, r->recipe->target);
+    mlo_param_text(&p, plan->target);
     mlo_param_digest(&p, &plan->source);
     mlo_param_text(&p, mlo_buf_str(&datasets));
     mlo_param_i64(&p, r->priority);
@@ -480,12 +542,43 @@ out:
     return status;
 }
 
+static enum mlo_status insert_made(struct mlo_db_conn *conn, const struct submit *submit,
+                                   const struct plan *plan, int position, int64_t *id, struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, submit->run);
+    mlo_param_i64(&p, plan->project);
+    mlo_param_i64(&p, position);
+    mlo_param_text(&p, plan->jobs[position].name);
+    mlo_param_text(&p, plan->made_by);
+    mlo_param_i64(&p, submit->request->priority);
+    mlo_param_digest(&p, &plan->made_as);
+    mlo_param_digest(&p, &plan->on->artifact);
+    enum mlo_status status = mlo_db_exec(conn, &MLO_PLANNER_SQL[S_INSERT_MADE], &p, &rows, err);
+    if (status == MLO_OK)
+        *id = mlo_rows_i64(&rows, 0, 0);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+/* What a job works on, where that is known before the run begins; NULL: what the one before it makes. */
+static const struct mlo_digest *known_input(const struct plan *plan, const struct planned_job *job)
+{
+    if (job->needs < 0)
+        return job->step->kind == MLO_STEP_DERIVE ? &plan->source_input : &plan->source;
+    return plan->jobs[job->needs].made ? &plan->on->artifact : NULL;
+}
+
 static enum mlo_status insert_job(struct mlo_db_conn *conn, const struct submit *submit,
                                   const struct plan *plan, int position, int64_t *ids, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const struct planned_job *job = &plan->jobs[position];
+    if (job->made)
+        return insert_made(conn, submit, plan, position, &ids[position], err);
     bool derive = job->step->kind == MLO_STEP_DERIVE;
+    const struct mlo_digest *input = known_input(plan, job);
     struct mlo_rows rows = {0};
     struct mlo_buf text = MLO_BUF_INIT;
     struct mlo_params p = MLO_PARAMS_INIT;
@@ -512,10 +605,10 @@ static enum mlo_status insert_job(struct mlo_db_conn *conn, const struct submit 
     mlo_param_text(&p, derive ? "derive" : "observe");
     mlo_param_text(&p, job->target);
     mlo_param_bool(&p, job->step->exclusive);
-    mlo_param_text(&p, job->needs < 0 ? "ready" : "waiting");
+    mlo_param_text(&p, input ? "ready" : "waiting");
     mlo_param_i64(&p, submit->request->priority);
     mlo_param_text(&p, mlo_buf_str(&text));
-    mlo_param_digest(&p, job->needs >= 0 ? NULL : derive ? &plan->source_input : &plan->source);
+    mlo_param_digest(&p, input);
     mlo_param_digest(&p, has_key ? &key : NULL);
     mlo_param_i64(&p, (int64_t)job->resources.memory_bytes);
     mlo_param_i64(&p, (int64_t)job->resources.disk_bytes);
@@ -550,7 +643,7 @@ static enum mlo_status announce(struct mlo_db_conn *conn, const struct submit *s
     json_t *data = json_pack("{s:s}", "state", "queued");
     json_t *after =
         json_pack("{s:s, s:s, s:s, s:O}", "on", plan->object, "recipe", submit->request->recipe->name,
-                  "target", submit->request->recipe->target, "datasets", plan->datasets);
+                  "target", plan->target, "datasets", plan->datasets);
     if (!data || !after) {
         status = mlo_error_nomem(err);
         goto out;
@@ -571,7 +664,7 @@ static enum mlo_status submit_tx(struct mlo_db_conn *conn, void *arg, struct mlo
     enum mlo_status status = MLO_OK;
     struct submit *submit = arg;
     struct plan plan = {.project = 0};
-    int64_t ids[MAX_JOBS];
+    int64_t ids[MAX_JOBS + 1];
     submit->run = 0;
     submit->created = false;
     MLO_TRY(mlo_actor_require(submit->request->actor, submit->request->project, MLO_SUBMITTER, err));

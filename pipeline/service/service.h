@@ -16,6 +16,12 @@
 
 /* --- runs (server side) -------------------------------------------------------------------------------- */
 
+/* An artifact of the version that is there already. */
+struct mlo_run_subject {
+    const char *variant, *target; /* its name, and the target that it was chosen for */
+    struct mlo_digest artifact;
+};
+
 struct mlo_run_request {
     int64_t project;                 /* registry id */
     int64_t version;                 /* registry id of the model's version */
@@ -23,6 +29,9 @@ struct mlo_run_request {
     int priority;                    /* higher first; 0 */
     const struct mlo_actor *actor;   /* who; needs the role submitter in the project */
     const char *idempotency_key;     /* or NULL: the same key in a project gives the same run */
+    /* What the steps look at, which all observe then, in place of what the recipe would derive; for the
+     * target that it names. NULL: as the recipe says. */
+    const struct mlo_run_subject *on;
 };
 
 /* Plans the DAG and inserts it in one transaction. The recipe's dataset names are resolved to versions
@@ -232,5 +241,7 @@ MLO_MUST_USE enum mlo_status mlo_isolation(json_t **out, bool *whole, struct mlo
 
 /* The channel of LISTEN/NOTIFY: at most one notification per transaction that makes jobs ready. */
 #define MLO_QUEUE_CHANNEL "mlopt_queue"
+
+#include "pipeline/service/schedules.h"
 
 #endif

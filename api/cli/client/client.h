@@ -19,6 +19,8 @@ extern const struct mlo_cli_verb mlo_verb_runs_log, mlo_verb_runs_trace, mlo_ver
 extern const struct mlo_cli_verb mlo_verb_webhooks_list, mlo_verb_webhooks_add, mlo_verb_webhooks_set,
     mlo_verb_webhooks_remove, mlo_verb_webhooks_rotate, mlo_verb_webhooks_ping, mlo_verb_webhooks_deliveries,
     mlo_verb_webhooks_replay, mlo_verb_webhooks_events;
+extern const struct mlo_cli_verb mlo_verb_schedule_add, mlo_verb_schedule_list, mlo_verb_schedule_show,
+    mlo_verb_schedule_pause, mlo_verb_schedule_resume, mlo_verb_schedule_remove, mlo_verb_schedule_run;
 
 #define MLO_OPTION_URL                                                                                       \
     {                                                                                                        \
@@ -136,6 +138,10 @@ MLO_MUST_USE enum mlo_status mlo_client_data(struct mlo_client *client, const ch
                                              json_t *paths, struct mlo_error *err);
 /* `reproduce --local`: what the statements of a variant say, done again by this program. */
 MLO_MUST_USE enum mlo_status mlo_client_reproduce_here(struct mlo_cli *cli, struct mlo_error *err);
+
+/* Adds what --recipe (a file, or a built-in one's name) and --set say to the body of a request. */
+MLO_MUST_USE enum mlo_status mlo_client_add_recipe(const struct mlo_cli *cli, json_t *body,
+                                                   struct mlo_error *err);
 
 /* Makes the project when it is not there and the token may. */
 MLO_MUST_USE enum mlo_status mlo_client_ensure_project(struct mlo_client *client, const char *project,

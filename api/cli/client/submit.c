@@ -181,22 +181,12 @@ out:
     return status;
 }
 
-static enum mlo_status request_body(struct mlo_cli *cli, const struct mlo_client_ref *ref, json_t **out,
-                                    struct mlo_error *err)
+enum mlo_status mlo_client_add_recipe(const struct mlo_cli *cli, json_t *body, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_buf text = MLO_BUF_INIT;
     const char *recipe = NULL;
-    json_t *body = json_pack("{s:s}", "model", ref->name);
     MLO_TRY(mlo_cli_required(cli, "recipe", &recipe, err));
-    if (*ref->at && strcmp(ref->at, "latest") != 0) {
-        int64_t version = 0;
-        if (!mlo_str_to_i64(ref->at, &version)) {
-            status = mlo_error_set(err, MLO_EUSAGE, "'@%s' is no version", ref->at);
-            goto out;
-        }
-        json_object_set_new(body, "version", json_integer(version));
-    }
     bool is_file = strchr(recipe, '/') || mlo_str_ends(recipe, ".yaml") || mlo_str_ends(recipe, ".yml");
     if (is_file || mlo_fs_exists(recipe)) {
         MLO_TRY(mlo_fs_read(recipe, 1 << 20, &text, err));
@@ -217,10 +207,28 @@ static enum mlo_status request_body(struct mlo_cli *cli, const struct mlo_client
     if (json_array_size(set))
         json_object_set(body, "set", set);
     json_decref(set);
+out:
+    mlo_buf_clear(&text);
+    return status;
+}
+
+static enum mlo_status request_body(struct mlo_cli *cli, const struct mlo_client_ref *ref, json_t **out,
+                                    struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    json_t *body = json_pack("{s:s}", "model", ref->name);
+    if (*ref->at && strcmp(ref->at, "latest") != 0) {
+        int64_t version = 0;
+        if (!mlo_str_to_i64(ref->at, &version)) {
+            status = mlo_error_set(err, MLO_EUSAGE, "'@%s' is no version", ref->at);
+            goto out;
+        }
+        json_object_set_new(body, "version", json_integer(version));
+    }
+    MLO_TRY(mlo_client_add_recipe(cli, body, err));
     *out = json_incref(body);
 out:
     json_decref(body);
-    mlo_buf_clear(&text);
     return status;
 }
 

@@ -72,6 +72,7 @@ static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_http *http = NULL;
     struct mlo_ledger *ledger = NULL;
     struct mlo_gc_service *gc = NULL;
+    struct mlo_schedules *schedules = NULL;
     struct mlo_webhooks *webhooks = NULL;
     struct mlo_listen listen;
     const char *text = mlo_cli_opt(cli, "listen"), *ledger_dir = mlo_cli_opt(cli, "ledger");
@@ -90,9 +91,11 @@ static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_serve_webhooks(cli, db, &webhooks, err));
     MLO_TRY(mlo_serve_http(cli, &listen, db, blobs, ledger, webhooks, true, &http, err));
     MLO_TRY(mlo_serve_gc(cli, db, blobs, &gc, err));
+    MLO_TRY(mlo_schedules_start(db, 0, &schedules, err));
     MLO_TRY(mlo_cli_print(err, "ready: %s\n", mlo_listen_url(&listen, mlo_http_port(http), url, sizeof url)));
     serve_until_told(http, drain_s);
 out:
+    mlo_schedules_stop(schedules);
     mlo_gc_service_stop(gc);
     mlo_http_stop(http, (uint32_t)finish_s * 1000u);
     mlo_webhooks_stop(webhooks);

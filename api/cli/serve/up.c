@@ -27,6 +27,7 @@ struct up {
     struct mlo_blob_store *blobs;
     struct mlo_http *http;
     struct mlo_gc_service *gc;
+    struct mlo_schedules *schedules;
     struct mlo_ledger *ledger;
     struct mlo_webhooks *webhooks;
     struct mlo_brood *brood;
@@ -154,6 +155,7 @@ static enum mlo_status start_parts(struct up *u, struct mlo_error *err)
     MLO_TRY(mlo_serve_http(u->cli, &u->listen, u->db, u->blobs, u->ledger, u->webhooks,
                            mlo_cli_has(u->cli, "access-log"), &u->http, err));
     MLO_TRY(mlo_serve_gc(u->cli, u->db, u->blobs, &u->gc, err));
+    MLO_TRY(mlo_schedules_start(u->db, 0, &u->schedules, err));
     mlo_listen_url(&u->listen, mlo_http_port(u->http), u->url, sizeof u->url);
     const struct mlo_brood_options brood = {
         .count = (unsigned)u->workers,
@@ -243,6 +245,7 @@ static void stop_parts(struct up *u)
         mlo_cli_note(u->cli, "stopping: workers hand back what they have (Ctrl-C again: at once)");
     /* without a database nothing can be handed back: the leases run out */
     mlo_brood_stop(u->brood, u->pg && postgres_lives(u) ? WORKER_GRACE_MS : 0);
+    mlo_schedules_stop(u->schedules);
     mlo_gc_service_stop(u->gc);
     mlo_http_stop(u->http, DRAIN_MS);
     mlo_webhooks_stop(u->webhooks);
