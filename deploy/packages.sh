@@ -10,7 +10,7 @@ PACKAGES_PROGRAM="libprotobuf-c1 libdnnl2 libzip4 zlib1g libseccomp2 libjansson4
 PACKAGES_WORKER="gcc libc6-dev"
 PACKAGES_TEST="libcmocka-dev libonnx-testdata ccache valgrind clang libomp-dev clang-format curl jq procps python3 python3-numpy python3-onnx python3-yaml
  chromium chromium-driver python3-selenium fonts-dejavu-core
- ceph-mon ceph-osd ceph-common ceph-base radosgw python3-swift git openssh-client"
+ ceph-mon ceph-osd ceph-common ceph-base radosgw python3-swift git openssh-client systemd prometheus"
 
 die() {
     printf 'error: %s\n' "$*" >&2
@@ -58,6 +58,18 @@ install_missing() {
         printf "create_main_cluster = false\n" | as_root tee "$drop" >/dev/null
         ;;
     esac
+    # Of prometheus the tests want promtool alone: its service begins neither with the installation nor with the machine.
+    local policy=/usr/sbin/policy-rc.d quiet=no promtool=no
+    case " ${missing[*]} " in
+    *" prometheus "*)
+        promtool=yes
+        if [ ! -e $policy ]; then
+            quiet=yes
+            printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null
+            as_root chmod 0755 $policy
+        fi
+        ;;
+    esac
     local log status=0
     log=$(mktemp)
     # a mirror that stumbles is asked again, and another installation waited for
@@ -66,6 +78,8 @@ install_missing() {
     { as_root apt-get $patience update -q && as_root env DEBIAN_FRONTEND=noninteractive apt-get $patience install -y -q \
         --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 || status=$?
     [ ! -e "$drop" ] || as_root rm -f "$drop"
+    [ $quiet = no ] || as_root rm -f $policy
+    [ $promtool = no ] || as_root update-rc.d prometheus disable >/dev/null 2>&1 || true
     if [ $status != 0 ]; then
         tail -15 "$log" >&2
         rm -f "$log"

@@ -358,9 +358,7 @@ static void take_signatures(const struct mlo_slot *slot, const json_t *read, str
     }
 }
 
-/* Whether what only asks PostgreSQL is to be tried again: as long as the lease lasts, a connection that is
- * lost costs no attempt, and not the work of one that the child has done. */
-static bool once_more(struct mlo_slot *slot, enum mlo_status status)
+bool mlo_attempt_once_more(struct mlo_slot *slot, enum mlo_status status)
 {
     struct mlo_error lease = {0};
     if ((status != MLO_EUNAVAILABLE && status != MLO_ETIMEOUT) || watch_lease(slot, &lease) != MLO_OK)
@@ -431,7 +429,7 @@ static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *r
         do
             status =
                 mlo_attest_completion(slot->worker, &slot->job, &completion, &how, &envelope, signer, err);
-        while (once_more(slot, status));
+        while (mlo_attempt_once_more(slot, status));
         MLO_TRY(status);
         completion.envelope = envelope;
         completion.signer = signer;
@@ -474,7 +472,7 @@ static enum mlo_status try_reuse(struct mlo_slot *slot, bool *done, struct mlo_e
         return MLO_OK;
     do
         status = find_known(slot, &known, &report, err);
-    while (once_more(slot, status));
+    while (mlo_attempt_once_more(slot, status));
     if (status == MLO_OK && mlo_blob_exists(slot->worker->o.blobs, &known.artifact)) {
         known.report = report;
         status = complete(slot, &known, err);
@@ -512,9 +510,12 @@ static enum mlo_status tell_gpus(struct mlo_slot *slot, struct mlo_error *err)
     for (int i = 0; i < slot->gpu_count; i++)
         mlo_buf_printf(&list, "%s\"%s\"", i ? "," : "", slot->worker->gpus.items[slot->gpus[i]].uuid);
     mlo_buf_putc(&list, '}');
-    enum mlo_status status =
-        mlo_buf_ok(&list) ? mlo_queue_tell_gpus(slot->worker->o.db, &slot->job, mlo_buf_str(&list), err)
-                          : mlo_error_nomem(err);
+    enum mlo_status status;
+    do
+        status = mlo_buf_ok(&list)
+                     ? mlo_queue_tell_gpus(slot->worker->o.db, &slot->job, mlo_buf_str(&list), err)
+                     : mlo_error_nomem(err);
+    while (mlo_attempt_once_more(slot, status));
     mlo_buf_clear(&list);
     return status;
 }
@@ -559,7 +560,7 @@ static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashe
     bool recipes_time = set_time(slot, &child);
     MLO_TRY(tell_gpus(slot, err));
     MLO_TRY(mlo_confinement_init(slot, dir, &confined, err));
-    MLO_TRY(mlo_attempt_inputs(worker, &slot->job, dir, confined.checkpoints, err));
+    MLO_TRY(mlo_attempt_inputs(slot, dir, confined.checkpoints, err));
     MLO_TRY(mlo_confinement_close(slot, dir, &confined, err));
     child.dir = confined.out;
     child.kept[0] = confined.checkpoints;

@@ -1,43 +1,115 @@
-/* `mlopt doctor`: what of this machine matters to a service that runs other people's models. */
+/* `mlopt doctor`: what of this machine matters to a service that runs other people's models, and whether the
+ * server answers that it is configured for. */
+#include <string.h>
+
+#include "api/cli/client/client.h"
 #include "api/cli/serve/serve.h"
 #include "pipeline/service/service.h"
+
+/* What the server says of itself, {"url","from","status":"ready"|"not ready"|"unreachable","checks","error"};
+ * NULL: none is configured. */
+static enum mlo_status ask_server(struct mlo_cli *cli, json_t **out, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_config config = {0};
+    struct mlo_client *client = NULL;
+    struct mlo_response answer = {0};
+    struct mlo_error why = {0};
+    *out = NULL;
+    MLO_TRY(mlo_config_load(mlo_cli_opt(cli, "url"), &config, err));
+    if (strcmp(config.url_from, "default") == 0)
+        goto out;
+    MLO_TRY(mlo_client_open(cli, &client, err));
+    enum mlo_status asked = mlo_client_call(client, "GET", "/readyz", NULL, NULL, &answer, &why);
+    cli->request_id[0] = '\0'; /* what it answers is no failure of ours */
+    const char *state = asked == MLO_OK    ? mlo_json_str(answer.json, "status", "not ready")
+                        : answer.http != 0 ? "not ready"
+                                           : "unreachable";
+    json_t *checks = json_object_get(answer.json, "checks");
+    *out = json_pack("{s:s, s:s, s:s, s:O?, s:s?}", "url", config.url, "from", config.url_from, "status",
+                     state, "checks", checks, "error", asked == MLO_OK ? NULL : why.message);
+    if (!*out)
+        status = mlo_error_nomem(err);
+out:
+    mlo_response_clear(&answer);
+    mlo_client_close(client);
+    mlo_config_clear(&config);
+    return status;
+}
+
+static enum mlo_status print_layers(const json_t *layers, bool whole, struct mlo_error *err)
+{
+    struct mlo_table table;
+    const json_t *layer;
+    size_t i;
+    mlo_table_init(&table, "layer|here|what it does, or what it needs");
+    json_array_foreach((json_t *)layers, i, layer)
+        mlo_table_row(&table, mlo_json_str(layer, "layer", ""),
+                      mlo_json_bool(layer, "on", false) ? "yes" : "no", mlo_json_str(layer, "note", ""));
+    enum mlo_status status = mlo_table_print_take(&table, err);
+    if (status == MLO_OK)
+        status = mlo_cli_print(err, "%s\n",
+                               whole ? "jobs are confined by every layer"
+                                     : "jobs run with the layers that there are; a worker with "
+                                       "--require-isolation would not start here");
+    return status;
+}
+
+static enum mlo_status print_server(const json_t *server, struct mlo_error *err)
+{
+    struct mlo_table table;
+    const json_t *check, *checks = json_object_get(server, "checks");
+    size_t i;
+    enum mlo_status status;
+    if (!server)
+        return mlo_cli_print(err, "\nno server is configured (MLOPT_URL, --url, or the config file)\n");
+    MLO_TRY(mlo_cli_print(err, "\nserver %s (%s): %s\n", mlo_json_str(server, "url", ""),
+                          mlo_json_str(server, "from", ""), mlo_json_str(server, "status", "")));
+    if (mlo_json_str(server, "error", NULL))
+        MLO_TRY(mlo_cli_print(err, "%s\n", mlo_json_str(server, "error", "")));
+    if (json_array_size(checks) == 0)
+        return MLO_OK;
+    mlo_table_init(&table, "check|holds|ms>|code");
+    json_array_foreach((json_t *)checks, i, check)
+    {
+        char ms[32];
+        snprintf(ms, sizeof ms, "%.2f", mlo_json_f64(check, "ms", 0));
+        mlo_table_row(&table, mlo_json_str(check, "name", ""),
+                      mlo_json_bool(check, "ok", false) ? "yes" : "no", ms,
+                      mlo_json_str(check, "code", NULL));
+    }
+    status = mlo_table_print_take(&table, err);
+out:
+    return status;
+}
 
 static enum mlo_status doctor_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    json_t *layers = NULL, *layer, *all = NULL;
-    struct mlo_table table;
-    size_t i;
+    json_t *layers = NULL, *server = NULL, *all = NULL;
     bool whole = false;
-    mlo_table_init(&table, "layer|here|what it does, or what it needs");
     MLO_TRY(mlo_isolation(&layers, &whole, err));
+    MLO_TRY(ask_server(cli, &server, err));
     if (cli->json) {
-        all = json_pack("{s:O,s:b}", "isolation", layers, "whole", whole);
-        MLO_TRY(mlo_cli_print_json(all, err));
+        all = json_pack("{s:O,s:b,s:O*}", "isolation", layers, "whole", whole, "server", server);
+        status = all ? mlo_cli_print_json(all, err) : mlo_error_nomem(err);
         goto out;
     }
-    json_array_foreach(layers, i, layer)
-    {
-        mlo_table_row(&table, mlo_json_str(layer, "layer", ""),
-                      mlo_json_bool(layer, "on", false) ? "yes" : "no", mlo_json_str(layer, "note", ""));
-    }
-    MLO_TRY(mlo_table_print_take(&table, err));
-    MLO_TRY(mlo_cli_print(err, "%s\n",
-                          whole
-                              ? "jobs are confined by every layer"
-                              : "jobs run with the layers that there are; a worker with --require-isolation "
-                                "would not start here"));
+    MLO_TRY(print_layers(layers, whole, err));
+    MLO_TRY(print_server(server, err));
 out:
-    mlo_table_clear(&table);
     json_decref(layers);
+    json_decref(server);
     json_decref(all);
     return status;
 }
 
+static const struct mlo_cli_option doctor_options[] = {MLO_OPTION_URL, {NULL}};
 const struct mlo_cli_verb mlo_verb_doctor = {
     .name = "doctor",
     .group = "Service",
     .run = doctor_run,
+    .options = doctor_options,
     .positional = "",
-    .help = "what this machine's kernel has to keep jobs from harm",
+    .help = "what this machine's kernel has to keep jobs from harm, and whether the server is ready",
 };

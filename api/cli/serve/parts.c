@@ -31,6 +31,38 @@ static enum mlo_status check_schema(struct mlo_db *db, struct mlo_error *err)
     return status;
 }
 
+/* The same of a database that may be away still, as behind a power cut: told once, asked again each second,
+ * for
+ * --wait seconds. *told: it is to end, as `stops` (which waits for that long) says, and status is MLO_OK. */
+static enum mlo_status await_schema(const struct mlo_cli *cli, int64_t fallback_s, struct mlo_db *db,
+                                    bool (*stops)(uint64_t timeout_ms), bool *told, struct mlo_error *err)
+{
+    enum mlo_status status;
+    int64_t wait_s;
+    char seconds[24];
+    uint64_t began = mlo_clock_ns();
+    *told = false;
+    MLO_TRY(mlo_cli_int(cli, "wait", fallback_s, 0, 86400, &wait_s, err));
+    snprintf(seconds, sizeof seconds, "%lld", (long long)wait_s);
+    for (bool logged = false;; logged = true) {
+        status = check_schema(db, err);
+        if ((status != MLO_EUNAVAILABLE && status != MLO_ETIMEOUT) ||
+            mlo_clock_ns() - began >= (uint64_t)wait_s * 1000000000u)
+            break;
+        if (!logged)
+            mlo_log(MLO_LOG_WARN, "PostgreSQL does not answer: waiting for it", "at_most_s", seconds, "error",
+                    err->message, NULL);
+        if ((*told = stops(1000)))
+            return MLO_OK;
+    }
+    if (status == MLO_OK && mlo_clock_ns() - began > 1000000000u)
+        mlo_log(MLO_LOG_INFO, "PostgreSQL answers", NULL);
+    else if (status != MLO_OK && wait_s > 0)
+        mlo_error_prefix(err, "waited %s s (--wait)", seconds);
+out:
+    return status;
+}
+
 static enum mlo_status open_blobs(const struct mlo_cli *cli, struct mlo_blob_store **out,
                                   struct mlo_error *err)
 {
@@ -78,6 +110,7 @@ static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
     const char *text = mlo_cli_opt(cli, "listen"), *ledger_dir = mlo_cli_opt(cli, "ledger");
     char url[96];
     int64_t drain_s, finish_s = 0;
+    bool told;
     mlo_serve_block_signals();
     MLO_TRY(mlo_serve_log(cli, "server", err));
     MLO_TRY(mlo_cli_int(cli, "drain", 0, 0, 86400, &drain_s, err));
@@ -85,7 +118,9 @@ static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_listen_parse(text ? text : MLO_DEFAULT_LISTEN, &listen, err));
     MLO_TRY(open_database(cli, "mlopt server", 16, 0, &db, err));
     MLO_TRY(open_blobs(cli, &blobs, err));
-    MLO_TRY(check_schema(db, err));
+    MLO_TRY(await_schema(cli, 0, db, told_to_stop, &told, err));
+    if (told)
+        goto out;
     if (ledger_dir)
         MLO_TRY(mlo_serve_ledger(cli, db, ledger_dir, &ledger, err));
     MLO_TRY(mlo_serve_webhooks(cli, db, &webhooks, err));
@@ -107,12 +142,23 @@ out:
 
 /* --- worker ------------------------------------------------------------------------------------ */
 
+enum { WORKER_WAIT_S = 300 };
+
 static volatile sig_atomic_t stop_flag;
 
 static void on_stop(int number)
 {
     MLO_UNUSED(number);
     stop_flag = 1;
+}
+
+/* Until the stop flag is set, or so long. */
+static bool worker_stops(uint64_t timeout_ms)
+{
+    uint64_t until = mlo_clock_ns() + timeout_ms * 1000000u;
+    while (!stop_flag && mlo_clock_ns() < until)
+        mlo_clock_sleep_ms(50);
+    return stop_flag;
 }
 
 /* Absolute, and there: a misspelt path would only be noticed by a job that fails. */
@@ -135,6 +181,7 @@ static enum mlo_status worker_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_blob_store *blobs = NULL;
     const char *targets[16] = {NULL}, *readable[16] = {NULL}, *writable[16] = {NULL}, *work_dir = NULL;
     int64_t slots, threads, lease_s, drain_s, memory_mb, all_mb, scratch_mb, cache_mb, tasks, job_s;
+    bool told;
     struct sigaction action = {.sa_handler = on_stop};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
@@ -158,7 +205,9 @@ static enum mlo_status worker_run(struct mlo_cli *cli, struct mlo_error *err)
     uint32_t timeout_ms = (uint32_t)MLO_MIN(MLO_MAX(lease_s, 5), 30) * 1000u;
     MLO_TRY(open_database(cli, "mlopt worker", (unsigned)slots + 2, timeout_ms, &db, err));
     MLO_TRY(open_blobs(cli, &blobs, err));
-    MLO_TRY(check_schema(db, err));
+    MLO_TRY(await_schema(cli, WORKER_WAIT_S, db, worker_stops, &told, err));
+    if (told)
+        goto out;
     const struct mlo_worker_options options = {
         .db = db,
         .blobs = blobs,
@@ -235,6 +284,7 @@ static const struct mlo_cli_option server_options[] = {
     OPTION_DATABASE,
     OPTION_BLOBS,
     {"listen", 0, "ADDRESS:PORT", "where it listens (" MLO_DEFAULT_LISTEN ")"},
+    {"wait", 0, "S", "for a PostgreSQL that does not answer when it starts (0)"},
     {"drain", 0, "S", "when stopped, say so on /readyz and serve on for so long (0)"},
     {"finish", 0, "S", "then requests under way may go on so long (10)"},
     {"ledger", 0, "DIR", "write the ledgers, with the key DIR/ledger.key and a repository per project"},
@@ -262,6 +312,7 @@ static const struct mlo_cli_option worker_options[] = {
     {"threads", 0, "N", "threads of a job (all CPUs)"},
     {"target", 0, "T", "a further target that it offers", NULL, true},
     {"lease", 0, "S", "a job is another's when its worker was silent so long (15)"},
+    {"wait", 0, "S", "for a PostgreSQL that does not answer when it starts (300)"},
     {"drain", 0, "S", "when stopped, running jobs may go on so long (10)"},
     {"memory", 0, "MB",
      "what its jobs may need together (the control group's limit, or the machine's memory)"},

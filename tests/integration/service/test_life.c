@@ -267,6 +267,53 @@ static void test_life__drains_however_long_it_takes(void **state)
     free(name);
 }
 
+/* Ends the backends that wait for the lock on a table, once there are any. */
+static void end_waiting(PGconn *admin)
+{
+    int64_t ended = 0;
+    uint64_t until = mlo_clock_ns() + PATIENCE_S * 1000000000ull;
+    while (ended == 0) {
+        PGresult *result =
+            PQexec(admin, "select count(*), count(pg_terminate_backend(pid, 10000)) from pg_locks "
+                          "where not granted and relation = 'mlopt.dataset_blob'::regclass");
+        if (PQresultStatus(result) != PGRES_TUPLES_OK)
+            fail_msg("%s", PQerrorMessage(admin));
+        ended = strtoll(PQgetvalue(result, 0, 0), NULL, 10);
+        PQclear(result);
+        if (mlo_clock_ns() > until)
+            fail_msg("nobody waits for the lock");
+        mlo_clock_sleep_ms(20);
+    }
+}
+
+static void test_life__a_connection_lost_under_the_inputs_costs_no_attempt(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    struct mlo_db_conn *owner;
+    int64_t run = submit(f, f->version, RECIPE_OBSERVE, 0);
+    char *superuser = mlo_embedded_conninfo(f->pg->pg, NULL, f->pg->database);
+    PGconn *admin = PQconnectdb(superuser);
+    free(superuser);
+    assert_mlo_ok(mlo_db_acquire(f->pg->owner, &owner, &f->err), &f->err);
+    /* whoever reads the files of a dataset waits */
+    assert_mlo_ok(
+        mlo_db_exec_text(owner, "begin; lock table mlopt.dataset_blob in access exclusive mode", &f->err),
+        &f->err);
+    start_worker(f, &w, 1);
+    end_waiting(admin);
+    end_waiting(admin); /* it asks again, and that is lost too */
+    assert_mlo_ok(mlo_db_exec_text(owner, "rollback", &f->err), &f->err);
+    mlo_db_release(owner);
+    PQfinish(admin);
+    wait_run(f, run);
+    stop_worker(&w);
+    assert_run(f, run, 0, "state", "succeeded");
+    assert_count(f, "select count(*) from mlopt.attempt", 1);
+    assert_count(f, "select max(attempts) from mlopt.job", 1);
+    assert_clean(f);
+}
+
 int main(int argc, char **argv)
 {
     int other = service_main(argc, argv);
@@ -279,6 +326,7 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_life__sends_what_steps_write),
         SERVICE_TEST(test_life__is_paused_and_resumed),
         SERVICE_TEST(test_life__drains_however_long_it_takes),
+        SERVICE_TEST(test_life__a_connection_lost_under_the_inputs_costs_no_attempt),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
 }
