@@ -187,8 +187,8 @@ static bool is_one_integer(const struct mlo_array *array)
 
 /* y or group as int64; an array of [N] or [N,1] integers. Another kind of y is no class numbers, but may be
  * what else is to be predicted. */
-static enum mlo_status load_integers(struct mlo_dataset *d, const char *name, bool required, int64_t **out,
-                                     struct mlo_error *err)
+static enum mlo_status load_integers(const struct mlo_dataset *d, const char *name, bool required,
+                                     int64_t **out, struct mlo_error *err)
 {
     enum { PIECE = 4096 };
     enum mlo_status status = MLO_OK;
@@ -224,6 +224,22 @@ static enum mlo_status load_integers(struct mlo_dataset *d, const char *name, bo
     }
 out:
     mlo_tensor_clear(&piece);
+    return status;
+}
+
+enum mlo_status mlo_dataset_integers(const struct mlo_dataset *dataset, const char *name, int64_t **out,
+                                     struct mlo_error *err)
+{
+    const struct mlo_array *array = mlo_arrays_find(&dataset->arrays, name);
+    *out = NULL;
+    if (array && array->rank >= 1 && array->dims[0] != dataset->rows)
+        return mlo_error_set(err, MLO_EINVAL, "array '%s' has %lld rows, and the dataset %lld samples", name,
+                             (long long)array->dims[0], (long long)dataset->rows);
+    enum mlo_status status = load_integers(dataset, name, true, out, err);
+    if (status != MLO_OK) {
+        free(*out);
+        *out = NULL;
+    }
     return status;
 }
 

@@ -45,6 +45,10 @@ struct mlo_dataset {
 /* An array that holds one row per sample and may feed an input: neither y nor group. */
 bool mlo_dataset_is_data(const struct mlo_dataset *dataset, const struct mlo_array *array);
 
+/* The samples' numbers of an array that has one integer each; MLO_EINVAL where it has not. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_dataset_integers(const struct mlo_dataset *dataset, const char *name,
+                                                  int64_t **out, struct mlo_error *err);
+
 /* How one array feeds one input of a model. */
 struct mlo_feed {
     const struct mlo_value *input;

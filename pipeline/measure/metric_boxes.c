@@ -214,5 +214,5 @@ static double map50(const struct mlo_scores *s, const uint32_t *times)
 }
 static const char *const columns[WIDTH] = {"class",  "score",  "hit.50", "hit.55", "hit.60", "hit.65",
                                            "hit.70", "hit.75", "hit.80", "hit.85", "hit.90", "hit.95"};
-const struct mlo_statistic mlo_statistic_map = {.value = map, .columns = columns};
-const struct mlo_statistic mlo_statistic_map50 = {.value = map50, .columns = columns};
+const struct mlo_statistic mlo_statistic_map = {.value = map, .columns = columns, .whole = true};
+const struct mlo_statistic mlo_statistic_map50 = {.value = map50, .columns = columns, .whole = true};

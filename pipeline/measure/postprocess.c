@@ -5,6 +5,7 @@
 
 #include "pipeline/measure/dataset_impl.h"
 #include "pipeline/measure/inputs_impl.h"
+#include "pipeline/measure/run_impl.h"
 
 enum { CHUNK = 32 };
 
@@ -234,34 +235,101 @@ static enum mlo_status post_apply(const struct post *p, unsigned threads, struct
     return MLO_OK;
 }
 
+struct mlo_evaluator {
+    const struct mlo_model *model;
+    struct mlo_runner *runner;
+    struct post post;
+    const char *path; /* of the postprocessing model; NULL: none */
+    unsigned threads;
+    int64_t multiple;
+};
+
+void mlo_evaluator_close(struct mlo_evaluator *e)
+{
+    if (!e)
+        return;
+    mlo_runner_close(e->runner);
+    post_clear(&e->post);
+    free(e);
+}
+
+static enum mlo_status of_post(const struct mlo_evaluator *e, enum mlo_status status, struct mlo_error *err)
+{
+    if (status != MLO_OK)
+        mlo_error_prefix(err, "the postprocessing model %s", mlo_fs_basename(e->path));
+    return status;
+}
+
+enum mlo_status mlo_evaluator_open(const struct mlo_model *model, struct mlo_dataset *dataset,
+                                   const struct mlo_run_options *options, struct mlo_evaluator **out,
+                                   struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_evaluator *e = calloc(1, sizeof *e);
+    *out = NULL;
+    if (!e)
+        return mlo_error_nomem(err);
+    e->model = model;
+    e->path = mlo_dataset_postprocess(dataset);
+    e->threads = options ? options->threads : 1;
+    e->multiple = 1;
+    if (e->path) {
+        MLO_TRY(of_post(e, post_open(&e->post, e->path, model, err), err));
+        MLO_TRY(of_post(e, mlo_model_fixed_batch(e->post.model, &e->multiple, err), err));
+        e->multiple = MLO_MAX(e->multiple, (int64_t)1);
+    }
+    MLO_TRY(mlo_runner_open(model, dataset, options, &e->runner, err));
+    *out = e;
+    e = NULL;
+out:
+    mlo_evaluator_close(e);
+    return status;
+}
+
+int64_t mlo_evaluator_multiple(const struct mlo_evaluator *evaluator)
+{
+    return evaluator->multiple;
+}
+
+const struct mlo_graph *mlo_evaluator_graph(const struct mlo_evaluator *evaluator)
+{
+    return evaluator->path ? evaluator->post.model->graph : evaluator->model->graph;
+}
+
+enum mlo_status mlo_evaluator_run(struct mlo_evaluator *e, int64_t begin, int64_t count,
+                                  struct mlo_tensor **outputs, int *output_count, mlo_progress_fn *progress,
+                                  void *progress_arg, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    *output_count = e->model->graph->output_count;
+    *outputs = calloc((size_t)*output_count + 1, sizeof **outputs);
+    if (!*outputs)
+        return mlo_error_nomem(err);
+    MLO_TRY(mlo_runner_run(e->runner, begin, count, *outputs, progress, progress_arg, err));
+    if (e->path)
+        MLO_TRY(of_post(e, post_apply(&e->post, e->threads, outputs, output_count, err), err));
+out:
+    if (status != MLO_OK) {
+        mlo_outputs_free(*outputs, *output_count);
+        *outputs = NULL;
+        *output_count = 0;
+    }
+    return status;
+}
+
 enum mlo_status mlo_run_evaluation(const struct mlo_model *model, struct mlo_dataset *dataset,
                                    const struct mlo_run_options *options, struct mlo_tensor **outputs,
                                    int *count, mlo_progress_fn *progress, void *progress_arg,
                                    struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
-    struct post post = {0};
-    const char *path = mlo_dataset_postprocess(dataset);
-    bool posting = path;
-    *count = model->graph->output_count;
-    *outputs = calloc((size_t)*count + 1, sizeof **outputs);
-    if (!*outputs)
-        return mlo_error_nomem(err);
-    if (path)
-        MLO_TRY(post_open(&post, path, model, err));
-    posting = false;
-    MLO_TRY(mlo_run_dataset(model, dataset, options, *outputs, progress, progress_arg, err));
-    posting = path;
-    if (path)
-        MLO_TRY(post_apply(&post, options ? options->threads : 1, outputs, count, err));
-out:
-    if (status != MLO_OK) {
-        if (posting)
-            mlo_error_prefix(err, "the postprocessing model %s", mlo_fs_basename(path));
-        mlo_outputs_free(*outputs, *count);
-        *outputs = NULL;
-        *count = 0;
-    }
-    post_clear(&post);
+    struct mlo_evaluator *evaluator;
+    *outputs = NULL;
+    *count = 0;
+    enum mlo_status status = mlo_evaluator_open(model, dataset, options, &evaluator, err);
+    if (status != MLO_OK)
+        return status;
+    status = mlo_evaluator_run(evaluator, 0, mlo_runner_samples(evaluator->runner), outputs, count, progress,
+                               progress_arg, err);
+    mlo_evaluator_close(evaluator);
     return status;
 }

@@ -3,12 +3,12 @@
 #include <string.h>
 
 #include "pipeline/measure/inputs_impl.h"
-#include "pipeline/measure/measure.h"
+#include "pipeline/measure/run_impl.h"
 
 enum { DEFAULT_BATCH = 32 };
 static const uint64_t OUTPUT_BYTES_MAX = (uint64_t)16 << 30;
 
-struct runner {
+struct mlo_runner {
     const struct mlo_engine *engine;
     const struct mlo_model *model; /* as fed; compiled is this, or a copy without open dims */
     struct mlo_model *fitted;      /* NULL: nothing was open */
@@ -17,11 +17,12 @@ struct runner {
     struct mlo_plan *plan, *given; /* given: the caller's, run as it is */
     struct mlo_program *program;
     int input_count, output_count;
-    int64_t samples;
+    int64_t samples;                           /* of the dataset, or as many of them as were asked for */
+    int64_t fixed, batch;                      /* fixed: what the model's shapes fix; 0: nothing */
     struct mlo_tensor *inputs, *batch_outputs; /* of one batch */
 };
 
-static void unload(struct runner *r)
+static void unload(struct mlo_runner *r)
 {
     if (r->program)
         r->engine->unload(r->program);
@@ -32,7 +33,7 @@ static void unload(struct runner *r)
 }
 
 /* Compiles for a batch size, unless that is what is loaded. */
-static enum mlo_status prepare(struct runner *r, int64_t batch, struct mlo_error *err)
+static enum mlo_status prepare(struct mlo_runner *r, int64_t batch, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     if (r->program && (r->given || r->options.batch == batch))
@@ -103,8 +104,9 @@ static enum mlo_status collect(const struct mlo_tensor *batch_output, int64_t ba
     return MLO_OK;
 }
 
-static enum mlo_status run_batch(struct runner *r, int64_t begin, int64_t rows, int64_t batch,
-                                 struct mlo_tensor *outputs, struct mlo_error *err)
+/* Samples [begin, begin+rows), which are rows `at`… of `total` in the outputs. */
+static enum mlo_status run_batch(struct mlo_runner *r, int64_t begin, int64_t rows, int64_t batch, int64_t at,
+                                 int64_t total, struct mlo_tensor *outputs, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     MLO_TRY(mlo_dataset_read(r->dataset, r->model, begin, rows, r->inputs, err));
@@ -112,24 +114,25 @@ static enum mlo_status run_batch(struct runner *r, int64_t begin, int64_t rows, 
         MLO_TRY(pad(&r->inputs[i], batch, err));
     MLO_TRY(r->engine->run(r->program, r->inputs, r->batch_outputs, err));
     for (int o = 0; o < r->output_count; o++)
-        MLO_TRY(collect(&r->batch_outputs[o], batch, rows, begin, r->samples,
-                        r->model->graph->outputs[o]->name, &outputs[o], err));
+        MLO_TRY(collect(&r->batch_outputs[o], batch, rows, at, total, r->model->graph->outputs[o]->name,
+                        &outputs[o], err));
 out:
     for (int i = 0; i < r->input_count; i++)
         mlo_tensor_clear(&r->inputs[i]);
     return status;
 }
 
-static enum mlo_status run_all(struct runner *r, int64_t batch, int64_t fixed, struct mlo_tensor *outputs,
+enum mlo_status mlo_runner_run(struct mlo_runner *r, int64_t begin, int64_t count, struct mlo_tensor *outputs,
                                mlo_progress_fn *progress, void *progress_arg, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    int64_t count = r->samples;
-    for (int64_t at = 0; at < count; at += batch) {
-        int64_t rows = MLO_MIN(batch, count - at);
-        int64_t size = fixed ? fixed : rows; /* a free batch gets a plan of its own for the rest */
+    for (int i = 0; i < r->output_count; i++)
+        outputs[i] = (struct mlo_tensor){0};
+    for (int64_t at = 0; at < count; at += r->batch) {
+        int64_t rows = MLO_MIN(r->batch, count - at);
+        int64_t size = r->fixed ? r->fixed : rows; /* a free batch gets a plan of its own for the rest */
         MLO_TRY(prepare(r, size, err));
-        MLO_TRY(run_batch(r, at, rows, size, outputs, err));
+        MLO_TRY(run_batch(r, begin + at, rows, size, at, count, outputs, err));
         if (progress) {
             char text[96];
             snprintf(text, sizeof text, "%lld of %lld samples", (long long)(at + rows), (long long)count);
@@ -137,6 +140,76 @@ static enum mlo_status run_all(struct runner *r, int64_t batch, int64_t fixed, s
         }
     }
 out:
+    if (status != MLO_OK)
+        for (int i = 0; i < r->output_count; i++)
+            mlo_tensor_clear(&outputs[i]);
+    return status;
+}
+
+int64_t mlo_runner_samples(const struct mlo_runner *runner)
+{
+    return runner->samples;
+}
+
+void mlo_runner_close(struct mlo_runner *r)
+{
+    if (!r)
+        return;
+    unload(r);
+    mlo_model_free(r->fitted);
+    for (int i = 0; r->batch_outputs && i < r->output_count; i++)
+        mlo_tensor_clear(&r->batch_outputs[i]);
+    free(r->inputs);
+    free(r->batch_outputs);
+    free(r);
+}
+
+enum mlo_status mlo_runner_open(const struct mlo_model *model, struct mlo_dataset *dataset,
+                                const struct mlo_run_options *options, struct mlo_runner **out,
+                                struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    static const struct mlo_run_options defaults = {0};
+    const struct mlo_run_options *o = options ? options : &defaults;
+    struct mlo_runner *r = calloc(1, sizeof *r);
+    *out = NULL;
+    if (!r)
+        return mlo_error_nomem(err);
+    r->engine = o->engine;
+    r->model = model;
+    r->dataset = dataset;
+    r->given = o->plan;
+    r->options = (struct mlo_compile_options){.numerics = o->numerics, .threads = MLO_MAX(o->threads, 1u)};
+    r->samples = mlo_dataset_count(dataset);
+    if (o->samples > 0)
+        r->samples = MLO_MIN(r->samples, o->samples);
+    r->input_count = mlo_model_input_count(model);
+    r->output_count = model->graph->output_count;
+    r->inputs = calloc((size_t)r->input_count + 1, sizeof *r->inputs);
+    r->batch_outputs = calloc((size_t)r->output_count + 1, sizeof *r->batch_outputs);
+    if (!r->inputs || !r->batch_outputs) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    if (!r->input_count) {
+        status = mlo_error_set(err, MLO_EUNSUPPORTED, "the model has no inputs to feed data to");
+        goto out;
+    }
+    if (r->given && !r->engine) {
+        status = mlo_error_set(err, MLO_EINVAL, "a plan was given without its engine");
+        goto out;
+    }
+    if (!r->engine)
+        MLO_TRY(mlo_engine_find("cpu", &r->engine, err));
+    MLO_TRY(r->engine->probe(err));
+    MLO_TRY(mlo_dataset_check(dataset, model, err));
+    MLO_TRY(mlo_dataset_fit(dataset, model, &r->fitted, err));
+    MLO_TRY(mlo_model_fixed_batch(model, &r->fixed, err));
+    r->batch = r->fixed ? r->fixed : o->batch > 0 ? o->batch : DEFAULT_BATCH;
+    *out = r;
+    r = NULL;
+out:
+    mlo_runner_close(r);
     return status;
 }
 
@@ -144,50 +217,12 @@ enum mlo_status mlo_run_dataset(const struct mlo_model *model, struct mlo_datase
                                 const struct mlo_run_options *options, struct mlo_tensor *outputs,
                                 mlo_progress_fn *progress, void *progress_arg, struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
-    static const struct mlo_run_options defaults = {0};
-    const struct mlo_run_options *o = options ? options : &defaults;
-    int64_t fixed, batch;
-    struct runner r = {.engine = o->engine, .model = model, .dataset = dataset, .given = o->plan};
-    r.options = (struct mlo_compile_options){.numerics = o->numerics, .threads = MLO_MAX(o->threads, 1u)};
-    r.samples = mlo_dataset_count(dataset);
-    if (o->samples > 0)
-        r.samples = MLO_MIN(r.samples, o->samples);
-    r.input_count = mlo_model_input_count(model);
-    r.output_count = model->graph->output_count;
-    for (int i = 0; i < r.output_count; i++)
+    struct mlo_runner *runner = NULL;
+    for (int i = 0; i < model->graph->output_count; i++)
         outputs[i] = (struct mlo_tensor){0};
-    r.inputs = calloc((size_t)r.input_count + 1, sizeof *r.inputs);
-    r.batch_outputs = calloc((size_t)r.output_count + 1, sizeof *r.batch_outputs);
-    if (!r.inputs || !r.batch_outputs) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    if (!r.input_count) {
-        status = mlo_error_set(err, MLO_EUNSUPPORTED, "the model has no inputs to feed data to");
-        goto out;
-    }
-    if (r.given && !r.engine) {
-        status = mlo_error_set(err, MLO_EINVAL, "a plan was given without its engine");
-        goto out;
-    }
-    if (!r.engine)
-        MLO_TRY(mlo_engine_find("cpu", &r.engine, err));
-    MLO_TRY(r.engine->probe(err));
-    MLO_TRY(mlo_dataset_check(dataset, model, err));
-    MLO_TRY(mlo_dataset_fit(dataset, model, &r.fitted, err));
-    MLO_TRY(mlo_model_fixed_batch(model, &fixed, err));
-    batch = fixed ? fixed : o->batch > 0 ? o->batch : DEFAULT_BATCH;
-    MLO_TRY(run_all(&r, batch, fixed, outputs, progress, progress_arg, err));
-out:
-    unload(&r);
-    mlo_model_free(r.fitted);
-    for (int i = 0; r.batch_outputs && i < r.output_count; i++)
-        mlo_tensor_clear(&r.batch_outputs[i]);
-    if (status != MLO_OK)
-        for (int i = 0; i < r.output_count; i++)
-            mlo_tensor_clear(&outputs[i]);
-    free(r.inputs);
-    free(r.batch_outputs);
+    enum mlo_status status = mlo_runner_open(model, dataset, options, &runner, err);
+    if (status == MLO_OK)
+        status = mlo_runner_run(runner, 0, runner->samples, outputs, progress, progress_arg, err);
+    mlo_runner_close(runner);
     return status;
 }

@@ -74,6 +74,33 @@ void mlo_scores_end_unit(struct mlo_scores *scores, size_t unit)
     scores->first[unit + 1] = scores->rows;
 }
 
+enum mlo_status mlo_scores_join(struct mlo_scores *all, const struct mlo_scores *part, struct mlo_error *err)
+{
+    const struct mlo_statistic *statistic = part->metric->statistic;
+    if (statistic->whole || part->first || part->order ||
+        (all->metric && (all->metric != part->metric || all->width != part->width || all->k != part->k)))
+        return mlo_error_set(err, MLO_EINTERNAL, "scores of %s cannot be joined", part->metric->name);
+    size_t width = (size_t)part->width, rows = all->rows + part->rows;
+    all->metric = part->metric;
+    all->k = part->k;
+    all->width = part->width;
+    if (rows > all->row_cap) {
+        size_t cap = MLO_MAX(rows, 2 * all->row_cap);
+        double *values = reallocarray(all->values, cap * width + 1, sizeof *values);
+        if (!values)
+            return mlo_error_nomem(err);
+        all->values = values;
+        all->row_cap = cap;
+    }
+    memcpy(all->values + all->rows * width, part->values, part->rows * width * sizeof *all->values);
+    all->rows = all->units = rows;
+    if (statistic->most_of && rows && part->rows) {
+        double *first = all->values + statistic->most_of - 1;
+        *first = fmax(*first, part->values[statistic->most_of - 1]);
+    }
+    return MLO_OK;
+}
+
 /* --- order ------------------------------------------------------------------------------------------- */
 
 struct keyed {

@@ -25,6 +25,8 @@ struct mlo_statistic {
     mlo_statistic_fn *value;
     bool mean, proportion;      /* the mean of one number a unit; each 0 or 1 */
     const char *const *columns; /* their names, for the file of scores; NULL: "scores" */
+    bool whole;                 /* recorded of all samples at once: what parts recorded cannot be joined */
+    int most_of;                /* column (from 1) that holds the most of all rows; 0: none */
 };
 extern const struct mlo_statistic mlo_statistic_mean, mlo_statistic_share, mlo_statistic_f1,
     mlo_statistic_f1_positive, mlo_statistic_auc, mlo_statistic_spearman, mlo_statistic_perplexity,
@@ -38,6 +40,10 @@ MLO_MUST_USE enum mlo_status mlo_scores_begin(struct mlo_scores *scores, size_t 
                                               struct mlo_error *err);
 double *mlo_scores_add(struct mlo_scores *scores); /* NULL: out of memory; valid until the next */
 void mlo_scores_end_unit(struct mlo_scores *scores, size_t unit);
+/* Puts the units of `part`, recorded by the same metric on the samples that follow, behind those of `all`
+ * (zeroed at first). Not of statistics that are `whole`. */
+MLO_MUST_USE enum mlo_status mlo_scores_join(struct mlo_scores *all, const struct mlo_scores *part,
+                                             struct mlo_error *err);
 /* Rows sorted by one column, descending or ascending; equal ones as they are in `base`, an order of all rows
  * (NULL: their own). *out is to be the scores' own. */
 MLO_MUST_USE enum mlo_status mlo_scores_sort(const struct mlo_scores *scores, int column, bool descending,

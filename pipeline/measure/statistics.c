@@ -66,8 +66,9 @@ static double f1_positive(const struct mlo_scores *s, const uint32_t *times)
     return f1(s, times, true);
 }
 static const char *const f1_columns[] = {"label", "predicted", "classes"};
-const struct mlo_statistic mlo_statistic_f1 = {.value = f1_macro, .columns = f1_columns};
-const struct mlo_statistic mlo_statistic_f1_positive = {.value = f1_positive, .columns = f1_columns};
+const struct mlo_statistic mlo_statistic_f1 = {.value = f1_macro, .columns = f1_columns, .most_of = 3};
+const struct mlo_statistic mlo_statistic_f1_positive = {
+    .value = f1_positive, .columns = f1_columns, .most_of = 3};
 
 /* --- AUC: rows are (score, label 0 or 1), in ascending order of score
  * --------------------------------------- */
@@ -93,7 +94,7 @@ static double auc(const struct mlo_scores *s, const uint32_t *times)
     return pairs / (negatives * positives);
 }
 static const char *const auc_columns[] = {"score", "label"};
-const struct mlo_statistic mlo_statistic_auc = {.value = auc, .columns = auc_columns};
+const struct mlo_statistic mlo_statistic_auc = {.value = auc, .columns = auc_columns, .whole = true};
 
 /* --- Spearman: rows are (output, y, room for two ranks); order by output, order_b by y
  * ------------------------ */
@@ -137,7 +138,8 @@ static double spearman(const struct mlo_scores *s, const uint32_t *times)
     return (sxy - sx * sy / n) / sqrt((sxx - sx * sx / n) * (syy - sy * sy / n));
 }
 static const char *const spearman_columns[] = {"output", "y"};
-const struct mlo_statistic mlo_statistic_spearman = {.value = spearman, .columns = spearman_columns};
+const struct mlo_statistic mlo_statistic_spearman = {
+    .value = spearman, .columns = spearman_columns, .whole = true};
 
 /* --- perplexity: rows are (negative log-likelihood, tokens) of a sample
  * ------------------------------------------ */
