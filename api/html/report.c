@@ -336,6 +336,11 @@ enum mlo_status mlo_report_html(const json_t *report, const struct mlo_report_pa
                                 struct mlo_error *err)
 {
     const char *format = mlo_json_str(report, "format", "");
+    if (strcmp(format, "mlopt-distill-1") == 0) {
+        begin(out, page);
+        mlo_report_distill(out, report);
+        return mlo_buf_ok(out) ? MLO_OK : mlo_error_nomem(err);
+    }
     if (strcmp(format, "mlopt-report-1") != 0) {
         mlo_error_set(err, MLO_EFORMAT, "this is no report that can be shown: its format is '%.60s'", format);
         mlo_error_hint(err, "make it again with the step report of this version of mlopt");

@@ -1,4 +1,5 @@
-/* The page of a report (docs/reports.md): one HTML file that needs nothing else. */
+/* The page of a report (docs/reports.md), or of a distillation evaluation (docs/distillation.md): one HTML
+ * file that needs nothing else. */
 #ifndef MLO_HTML_REPORT_H
 #define MLO_HTML_REPORT_H
 

@@ -18,6 +18,9 @@ void mlo_report_part_precision(struct mlo_buf *out, const json_t *precision);
 void mlo_report_part_tensors(struct mlo_buf *out, const json_t *tensors, const json_t *data);
 void mlo_report_part_samples(struct mlo_buf *out, const json_t *samples, const json_t *data);
 
+/* The body and the end of the page of a distillation evaluation (distill.c). */
+void mlo_report_distill(struct mlo_buf *out, const json_t *report);
+
 /* The share of multiply-adds (of nodes, where none are known) that integers have; NAN: there are no nodes.
  * *nodes: of which it is the share. */
 double mlo_report_integer_share(const json_t *precision, int64_t *integer, int64_t *all, bool *of_macs);

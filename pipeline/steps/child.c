@@ -55,6 +55,9 @@ static enum mlo_status run_job(const char *dir, const json_t *job, struct report
         .reading = reading.postprocess ? &reading : NULL,
         .parent_path = mlo_json_str(job, "parent", NULL),
         .history = json_object_get(job, "history"),
+        .teacher_path = mlo_json_str(job, "teacher", NULL),
+        .teacher_labels_path = mlo_json_str(job, "teacher_labels", NULL),
+        .labels_path = mlo_json_str(job, "student_labels", NULL),
         .out_dir = dir,
         .threads = (unsigned)mlo_json_i64(job, "threads", 1),
         .batch = mlo_json_i64(job, "batch", 0),
@@ -66,7 +69,7 @@ static enum mlo_status run_job(const char *dir, const json_t *job, struct report
     if (!ctx.model_path || !ctx.source_path || !json_is_object(ctx.options) ||
         (step->needs_calibrate && !ctx.calibrate_path) ||
         (mlo_step_reads_select(step, ctx.options) && !ctx.select_path && !ctx.decision_path) ||
-        (step->needs_evaluate && !ctx.evaluate_path))
+        (step->needs_evaluate && !ctx.evaluate_path) || (step->reads_teacher && !ctx.teacher_path))
         return mlo_error_set(err, MLO_EINTERNAL, "the job for the step '%s' lacks an input", name);
     return step->run(&ctx, result, err);
 }

@@ -223,6 +223,26 @@ static enum mlo_status needs_data(struct reader *r, const struct mlo_recipe_step
     return MLO_OK;
 }
 
+/* A step that compares with a teacher names it; one recipe has one. */
+static enum mlo_status names_teacher(struct reader *r, const struct mlo_recipe_step *item)
+{
+    const char *teacher = mlo_json_str(item->options, "teacher", "");
+    if (!mlo_step_find(item->name)->reads_teacher)
+        return MLO_OK;
+    if (!*teacher) {
+        enum mlo_status status =
+            bad(r, item->line, "the step '%s' compares with a teacher, and names none", item->name);
+        mlo_error_hint(r->err, "write for example \"%s: {teacher: MODEL@3/source}\"", item->name);
+        return status;
+    }
+    for (const struct mlo_recipe_step *other = r->recipe->steps; other < item; other++)
+        if (mlo_step_find(other->name)->reads_teacher &&
+            strcmp(mlo_json_str(other->options, "teacher", ""), teacher) != 0)
+            return bad(r, item->line, "the teachers '%.80s' and '%.80s' stand in one recipe, which has one",
+                       mlo_json_str(other->options, "teacher", ""), teacher);
+    return MLO_OK;
+}
+
 /* What is chosen on data looks better on that data than it is. */
 static enum mlo_status select_apart(struct reader *r, const struct mlo_recipe_step *item)
 {
@@ -264,6 +284,8 @@ enum mlo_status mlo_recipe_check_data(const struct mlo_recipe *recipe, struct ml
         enum mlo_status status = needs_data(&r, &recipe->steps[i]);
         if (status == MLO_OK)
             status = select_apart(&r, &recipe->steps[i]);
+        if (status == MLO_OK)
+            status = names_teacher(&r, &recipe->steps[i]);
         if (status != MLO_OK)
             return status;
     }

@@ -84,8 +84,8 @@ static double bytes_of_weights(const struct mlo_graph *graph)
     return bytes;
 }
 
-static enum mlo_status model_json(const char *path, const struct mlo_model *model, json_t **out,
-                                  struct mlo_error *err)
+enum mlo_status mlo_report_model_json(const char *path, const struct mlo_model *model, json_t **out,
+                                      struct mlo_error *err)
 {
     struct mlo_digest digest;
     uint64_t size;
@@ -239,9 +239,9 @@ static enum mlo_status assemble(const struct mlo_step_context *ctx, struct input
               put(out, "notes", notes_json(s.history));
     if (deviation_of(s.history))
         ok = ok && json_object_set(out, "deviation", deviation_of(s.history)) == 0;
-    MLO_TRY(model_json(ctx->source_path, in->source, &made, err));
+    MLO_TRY(mlo_report_model_json(ctx->source_path, in->source, &made, err));
     ok = ok && put(out, "source", made);
-    MLO_TRY(model_json(ctx->model_path, in->variant, &made, err));
+    MLO_TRY(mlo_report_model_json(ctx->model_path, in->variant, &made, err));
     ok = ok && put(out, "variant", made);
     MLO_TRY(mlo_report_precision(&s, in->bound, &made, err));
     ok = ok && put(out, "precision", made);

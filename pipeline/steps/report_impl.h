@@ -81,6 +81,9 @@ MLO_MUST_USE enum mlo_status mlo_report_accuracy(const struct mlo_report_subject
                                                  struct mlo_dataset *dataset, const json_t *metrics,
                                                  json_t **accuracy, json_t **samples, struct mlo_error *err);
 
+/* "digest", "file_bytes", "weight_bytes", "nodes" and "opset" of a model's file. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_report_model_json(const char *path, const struct mlo_model *model,
+                                                   json_t **out, struct mlo_error *err);
 /* A copy of the model whose dims are fixed as far as the dataset (or NULL) and a batch tell. *out is yours.
  */
 MLO_MUST_USE enum mlo_status mlo_report_bound(const struct mlo_model *model,

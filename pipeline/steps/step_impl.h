@@ -18,6 +18,7 @@ extern const struct mlo_step mlo_step_evaluate;
 extern const struct mlo_step mlo_step_benchmark;
 extern const struct mlo_step mlo_step_compile;
 extern const struct mlo_step mlo_step_report;
+extern const struct mlo_step mlo_step_distill_eval;
 
 /* {"name": revision} for the named passes; new reference, NULL when out of memory. */
 json_t *mlo_step_pass_revisions(const char *const *names, size_t count);

@@ -68,8 +68,13 @@ struct mlo_step_context {
     const char *source_path; /* the version's upload */
     const char *calibrate_path, *select_path, *evaluate_path; /* datasets; NULL when the step needs none */
     /* How those are read beyond what they say themselves (normalisation, feeding, the postprocessing model of
-     * the recipe; its limit is of the calibration set only); NULL: as they say. */
+     * the recipe; its limit is of the calibration set, and of what distill-eval compares); NULL: as they say.
+     */
     const struct mlo_dataset_options *reading;
+    /* For a step of `reads_teacher`: the model that it is compared with, what names the classes of both
+     * (label files, signature.h), and of which slice each sample is (a file, measure/distill.h). All but the
+     * first may be NULL. */
+    const char *teacher_path, *teacher_labels_path, *labels_path, *slices_path;
     const char *out_dir; /* scratch: outputs are made here */
     /* For a step of `reads_history`: what the last deriving step before it was given (NULL: the source), and
      * what all of those did, in order: [{"step","options","report"}] (NULL: none). */
@@ -127,6 +132,7 @@ struct mlo_step {
     /* does without, and reads the set where the recipe names one */
     bool takes_calibrate, takes_evaluate;
     bool reads_history; /* is told what the deriving steps before it did */
+    bool reads_teacher; /* is given the model that its option "teacher" names */
     /* Whether it needs the role select with these (resolved) options; NULL: as needs_select says. */
     bool (*selects)(const json_t *options);
     const struct mlo_option_spec *options;
@@ -184,8 +190,9 @@ MLO_MUST_USE enum mlo_status mlo_step_derivation_same(const char *step, const js
 
 /* The child's side of a job: reads <dir>/job.json
  *   {"step","options","model","source","calibrate","select","evaluate" (paths or null),"postprocess" (path,
- *    or absent),"threads","batch","parent","history" (for a step that reads them), "checkpoints" (a folder
- * that outlives the attempt, or absent)} runs the step, and writes <dir>/result.json
+ *    or absent),"threads","batch","parent","history" (for a step that reads them),
+ * "teacher","teacher_labels", "student_labels" (for one that reads the teacher), "checkpoints" (a folder that
+ * outlives the attempt, or absent)} runs the step, and writes <dir>/result.json
  *   {"status":"ok","artifact":path|null,"report":{…},"observations":[…],"plans":[…],"document":path|null,
  *    "decision":path|null}  or
  *   {"status":code,"message","where","hint"}
