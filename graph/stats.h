@@ -151,6 +151,19 @@ MLO_MUST_USE enum mlo_status mlo_gram_add(struct mlo_gram *gram, const struct ml
 /* Element (i, j) of group g; 0 off the diagonal where only that is kept. */
 double mlo_gram_at(const struct mlo_gram *gram, int64_t g, int64_t i, int64_t j);
 
+/* Of pairs: each row followed by what the node is to make of it, one output after the other (of a group: that
+ * group's), so that one matrix holds X^T X, X^T Y and Y^T Y of a least squares fit. `key` is the node's name,
+ * `dim` both together. *pair comes in uninitialized; mlo_gram_pair_clear it, also on failure. */
+MLO_MUST_USE enum mlo_status mlo_gram_pair_init(struct mlo_gram *pair, const struct mlo_node *node,
+                                                struct mlo_error *err);
+void mlo_gram_pair_clear(struct mlo_gram *pair);
+/* The outputs of a group, as mlo_gram_shape tells the rest. */
+const char *mlo_gram_outs(const struct mlo_node *node, int64_t *outs);
+/* Adds at most `rows` rows of one sample: float32 input 0, and outputs of the shape that the node makes. */
+MLO_MUST_USE enum mlo_status mlo_gram_pair_add(struct mlo_gram *pair, const struct mlo_node *node,
+                                               const struct mlo_tensor *x, const struct mlo_tensor *y,
+                                               size_t rows, struct mlo_pool *pool, struct mlo_error *err);
+
 /* --- all of it --------------------------------------------------------------------------------- */
 
 /* Adds all of `more`: what one observer of all samples would have, to the bit. MLO_EINVAL when both saw the

@@ -286,6 +286,9 @@ struct source {
     struct mlo_window w;      /* always three dims; those in front are 1 */
     size_t positions;         /* windows of one image */
     size_t image;             /* elements */
+    size_t dim;               /* of a row, what is behind it not counted */
+    const float *y;           /* outputs that go behind the rows; NULL: none */
+    size_t outs;              /* of a group */
 };
 
 /* The window at a position, as rows of the groups. False: it holds NaN or infinity. */
@@ -322,29 +325,46 @@ static bool read_window(const struct source *s, size_t position, double *rows, s
     return finite;
 }
 
-static bool read_row(const struct source *s, size_t position, double *rows, size_t dim)
+static bool read_row(const struct source *s, size_t position, double *rows)
 {
     bool finite = true;
-    for (size_t i = 0; i < dim; i++) {
-        rows[i] = s->x[position * dim + i];
+    for (size_t i = 0; i < s->dim; i++) {
+        rows[i] = s->x[position * s->dim + i];
         finite &= isfinite(rows[i]) != 0;
     }
     return finite;
 }
 
+/* The outputs of that row or window, behind it; `dim` is that of both together. */
+static bool read_outputs(const struct source *s, size_t position, double *rows, size_t dim)
+{
+    bool finite = true;
+    for (size_t g = 0; g < s->groups; g++)
+        for (size_t o = 0; o < s->outs; o++) {
+            size_t channel = g * s->outs + o;
+            size_t at = s->positions
+                            ? (position / s->positions * s->groups * s->outs + channel) * s->positions +
+                                  position % s->positions
+                            : position * s->outs + channel;
+            rows[g * CHUNK * dim + s->dim + o] = s->y[at];
+            finite &= isfinite(s->y[at]) != 0;
+        }
+    return finite;
+}
+
 /* Window geometry of a sample, with dims of 1 in front so that there are three. */
-static enum mlo_status source_init(struct source *s, const struct mlo_gram *gram, const struct mlo_node *node,
-                                   const struct mlo_tensor *sample, size_t *total, struct mlo_error *err)
+static enum mlo_status source_init(struct source *s, const struct mlo_gram *gram, size_t outs,
+                                   const struct mlo_node *node, const struct mlo_tensor *sample,
+                                   size_t *total, struct mlo_error *err)
 {
     int64_t dims[MLO_MAX_RANK];
     int rank;
-    size_t count = mlo_tensor_count(sample);
-    *s = (struct source){.x = sample->data, .groups = (size_t)gram->groups};
-    *total = count / (size_t)gram->dim;
+    size_t count = mlo_tensor_count(sample), dim = (size_t)gram->dim - outs;
+    *s = (struct source){.x = sample->data, .groups = (size_t)gram->groups, .dim = dim, .outs = outs};
+    *total = count / dim;
     if (!mlo_node_is(node, "Conv")) {
-        if (sample->rank < 1 || sample->dims[sample->rank - 1] != gram->dim)
-            return mlo_error_set(err, MLO_EINVAL, "the input's last dim is not the %lld of the weights",
-                                 (long long)gram->dim);
+        if (sample->rank < 1 || sample->dims[sample->rank - 1] != (int64_t)dim)
+            return mlo_error_set(err, MLO_EINVAL, "the input's last dim is not the %zu of the weights", dim);
         return MLO_OK;
     }
     if (!weight_dims(node, &rank, dims) || sample->rank != rank || sample->dims[1] != dims[1] * gram->groups)
@@ -364,8 +384,10 @@ static enum mlo_status source_init(struct source *s, const struct mlo_gram *gram
     return MLO_OK;
 }
 
-enum mlo_status mlo_gram_add(struct mlo_gram *gram, const struct mlo_node *node,
-                             const struct mlo_tensor *sample, struct mlo_pool *pool, struct mlo_error *err)
+/* At most `most` rows of a sample, spread evenly; with `y`, each followed by its outputs. */
+static enum mlo_status add_rows(struct mlo_gram *gram, const struct mlo_node *node,
+                                const struct mlo_tensor *sample, const struct mlo_tensor *y, size_t outs,
+                                size_t most, struct mlo_pool *pool, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct source s;
@@ -374,12 +396,19 @@ enum mlo_status mlo_gram_add(struct mlo_gram *gram, const struct mlo_node *node,
     double *rows = calloc((size_t)gram->groups * CHUNK * dim, sizeof *rows);
     if (!rows)
         return mlo_error_nomem(err);
-    MLO_TRY(source_init(&s, gram, node, sample, &total, err));
-    size_t take = MLO_MIN(total, (size_t)MLO_GRAM_ROWS);
+    MLO_TRY(source_init(&s, gram, outs, node, sample, &total, err));
+    if (y && mlo_tensor_count(y) != total * s.groups * outs) {
+        status = mlo_error_set(err, MLO_EINVAL, "%zu outputs for %zu rows of %zu", mlo_tensor_count(y), total,
+                               s.groups * outs);
+        goto out;
+    }
+    s.y = y ? y->data : NULL;
+    size_t take = MLO_MIN(total, most);
     for (size_t t = 0; t < take; t++) {
         size_t position = t * total / take;
         double *to = rows + filled * dim; /* a group's rows are CHUNK * dim further */
-        if (conv ? read_window(&s, position, to, dim) : read_row(&s, position, to, dim))
+        bool finite = conv ? read_window(&s, position, to, dim) : read_row(&s, position, to);
+        if (finite && (!y || read_outputs(&s, position, to, dim)))
             filled++;
         else
             gram->skipped++;
@@ -393,6 +422,61 @@ enum mlo_status mlo_gram_add(struct mlo_gram *gram, const struct mlo_node *node,
 out:
     free(rows);
     return status;
+}
+
+enum mlo_status mlo_gram_add(struct mlo_gram *gram, const struct mlo_node *node,
+                             const struct mlo_tensor *sample, struct mlo_pool *pool, struct mlo_error *err)
+{
+    return add_rows(gram, node, sample, NULL, 0, MLO_GRAM_ROWS, pool, err);
+}
+
+/* --- pairs ------------------------------------------------------------------------------------- */
+
+const char *mlo_gram_outs(const struct mlo_node *node, int64_t *outs)
+{
+    int64_t dims[MLO_MAX_RANK], groups, dim;
+    int rank;
+    const char *why = mlo_gram_shape(node, &groups, &dim);
+    *outs = 0;
+    if (why || !weight_dims(node, &rank, dims))
+        return why ? why : "the shape of its weights is not known";
+    if (mlo_node_is(node, "Conv"))
+        *outs = dims[0] / groups;
+    else
+        *outs = dims[mlo_node_is(node, "Gemm") && mlo_node_attr_i(node, "transB", 0) ? 0 : 1];
+    return *outs > 0 ? NULL : "its weights are empty";
+}
+
+enum mlo_status mlo_gram_pair_init(struct mlo_gram *pair, const struct mlo_node *node, struct mlo_error *err)
+{
+    int64_t groups, dim, outs;
+    const char *why = mlo_gram_shape(node, &groups, &dim);
+    *pair = (struct mlo_gram){0};
+    if (!why)
+        why = mlo_gram_outs(node, &outs);
+    if (why)
+        return mlo_error_set(err, MLO_EUNSUPPORTED, "node '%s': %s", node->name, why);
+    *pair = (struct mlo_gram){.key = strdup(node->name), .groups = groups, .dim = dim + outs, .full = true};
+    pair->sum = calloc((size_t)groups * (size_t)pair->dim, sizeof *pair->sum);
+    pair->matrix = calloc((size_t)groups * triangle((size_t)pair->dim), sizeof *pair->matrix);
+    return pair->key && pair->sum && pair->matrix ? MLO_OK : mlo_error_nomem(err);
+}
+
+void mlo_gram_pair_clear(struct mlo_gram *pair)
+{
+    entry_free(pair);
+    *pair = (struct mlo_gram){0};
+}
+
+enum mlo_status mlo_gram_pair_add(struct mlo_gram *pair, const struct mlo_node *node,
+                                  const struct mlo_tensor *x, const struct mlo_tensor *y, size_t rows,
+                                  struct mlo_pool *pool, struct mlo_error *err)
+{
+    int64_t outs;
+    const char *why = mlo_gram_outs(node, &outs);
+    if (why)
+        return mlo_error_set(err, MLO_EUNSUPPORTED, "node '%s': %s", node->name, why);
+    return add_rows(pair, node, x, y, (size_t)outs, rows, pool, err);
 }
 
 enum mlo_status mlo_stats_merge_grams(struct mlo_stats *into, const struct mlo_stats *more,

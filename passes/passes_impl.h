@@ -15,6 +15,7 @@ mlo_pass_fn mlo_pass_freeze_initializers;
 mlo_pass_fn mlo_pass_fuse_matmul_add;
 mlo_pass_fn mlo_pass_fuse_pad;
 mlo_pass_fn mlo_pass_import_qat;
+mlo_pass_fn mlo_pass_prune;
 mlo_pass_fn mlo_pass_quantize;
 mlo_pass_fn mlo_pass_quantize_dynamic;
 mlo_pass_fn mlo_pass_quantize_weights;

@@ -1,6 +1,7 @@
 #include <string.h>
 
 #include "passes/passes_impl.h"
+#include "passes/prune.h"
 
 /* Sorted by name. To add a pass: one file with its mlo_pass_fn, its line in passes_impl.h, one row here. */
 static const struct mlo_pass table[] = {
@@ -75,6 +76,14 @@ static const struct mlo_pass table[] = {
         .options = mlo_import_qat_options,
         .revision = 1,
         .description = "Fake quantization of a training becomes integer weights and biases, checked",
+    },
+    {
+        .name = "prune",
+        .run = mlo_pass_prune,
+        .requires = MLO_PROP_TYPED,
+        .options = mlo_prune_options,
+        .revision = 1,
+        .description = "Channels, heads and neurons that matter least go, with all that depends on them",
     },
     {
         .name = "quantize",

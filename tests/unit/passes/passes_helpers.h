@@ -363,4 +363,24 @@ UNUSED_OK static double deviation(const struct mlo_model *a, const struct mlo_mo
     return deviation_on(inputs, a, b);
 }
 
+/* --- comparing ---------------------------------------------------------------------------------------------
+ */
+
+UNUSED_OK static void compare_golden(const char *name, const char *suffix, const struct mlo_model *model)
+{
+    struct mlo_error err = {0};
+    struct mlo_buf got = MLO_BUF_INIT, wanted = MLO_BUF_INIT;
+    char path[512];
+    snprintf(path, sizeof path, "%s/tests/golden/passes/%s.%s", MLOPT_SOURCE_DIR, name, suffix);
+    mlo_graph_dump(model->graph, &got);
+    assert_true(mlo_buf_ok(&got));
+    if (getenv("MLOPT_UPDATE_GOLDEN"))
+        assert_ok(mlo_fs_write_atomic(path, mlo_buf_str(&got), got.len, &err));
+    assert_ok(mlo_fs_read(path, 1 << 20, &wanted, &err));
+    if (strcmp(mlo_buf_str(&got), mlo_buf_str(&wanted)) != 0)
+        fail_msg("%s differs; now it is:\n%s", path, mlo_buf_str(&got));
+    mlo_buf_clear(&got);
+    mlo_buf_clear(&wanted);
+}
+
 #endif

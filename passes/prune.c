@@ -1,0 +1,302 @@
+#include "passes/prune.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "passes/prune_impl.h"
+
+static const char *const CRITERIA[] = {"auto", "second-order", "activation", "l2", "l1", "bn-scale", NULL};
+static const char *const RATIOS[] = {"sensitivity", "uniform", NULL};
+static const char *const RECONSTRUCT[] = {"least-squares", "bias", "none", NULL};
+const struct mlo_option_spec mlo_prune_options[] = {
+    {.name = "remove",
+     .type = MLO_OPT_STRING,
+     .fallback = "50%",
+     .description = "The share of the multiply-adds that goes, as 50%"},
+    {.name = "criterion",
+     .type = MLO_OPT_STRING,
+     .fallback = "auto",
+     .choices = CRITERIA,
+     .description =
+         "What channels are ranked by: errors of the outputs of those that read them (second-order), what "
+         "they "
+         "bring to these (activation), norms of weights (l2, l1), scales of BatchNormalization; auto: "
+         "second-order with data, l2 without"},
+    {.name = "ratios",
+     .type = MLO_OPT_STRING,
+     .fallback = "sensitivity",
+     .choices = RATIOS,
+     .description = "uniform: the same share of each group; sensitivity: more where it errs less for each "
+                    "multiply-add"},
+    {.name = "round",
+     .type = MLO_OPT_INT,
+     .fallback = "8",
+     .min = 1,
+     .max = 1024,
+     .description = "What stays of a group's channels is a multiple of this"},
+    {.name = "min_channels",
+     .type = MLO_OPT_INT,
+     .fallback = "1",
+     .min = 1,
+     .max = 1 << 20,
+     .description = "At least so many channels stay in a group"},
+    MLO_OPTION_EXCLUDE,
+    {.name = "reconstruct",
+     .type = MLO_OPT_STRING,
+     .fallback = "least-squares",
+     .choices = RECONSTRUCT,
+     .description =
+         "How layers behind are fitted to what the float model made on the calibration data: weights "
+         "and biases, biases alone, or not at all"},
+    {.name = "damp",
+     .type = MLO_OPT_FLOAT,
+     .fallback = "0.001",
+     .min = 0,
+     .max = 1,
+     .description =
+         "How much fitted weights are drawn to those that were there, as a share of the mean square "
+         "of their inputs"},
+    {.name = "samples",
+     .type = MLO_OPT_INT,
+     .fallback = "512",
+     .min = 1,
+     .max = 1 << 20,
+     .description = "Samples of the calibration data that layers are fitted on"},
+    {NULL},
+};
+
+static enum mlo_status read_share(const char *text, double *out, struct mlo_error *err)
+{
+    char number[64];
+    double value;
+    snprintf(number, sizeof number, "%s", text);
+    size_t length = strlen(number);
+    bool percent = length > 0 && number[length - 1] == '%';
+    if (percent)
+        number[length - 1] = '\0';
+    if (!mlo_str_to_f64(number, &value))
+        value = -1;
+    if (percent)
+        value /= 100;
+    if (!(value > 0 && value < 1)) {
+        mlo_error_set(err, MLO_EINVAL, "'%.40s' is no share of multiply-adds that leaves any", text);
+        mlo_error_where(err, "option 'remove'");
+        mlo_error_hint(err, "write for example 50%%; it must be above 0%% and below 100%%");
+        return MLO_EINVAL;
+    }
+    *out = value;
+    return MLO_OK;
+}
+
+static enum mlo_status read_settings(const json_t *options, bool observed, struct prune_settings *out,
+                                     struct mlo_error *err)
+{
+    *out = (struct prune_settings){
+        .criterion = mlo_json_str(options, "criterion", "auto"),
+        .ratios = mlo_json_str(options, "ratios", "sensitivity"),
+        .round = (int)mlo_json_i64(options, "round", 8),
+        .min_channels = (int)mlo_json_i64(options, "min_channels", 1),
+    };
+    if (strcmp(out->criterion, "auto") == 0)
+        out->criterion = observed ? "second-order" : "l2";
+    return read_share(mlo_json_str(options, "remove", "50%"), &out->remove, err);
+}
+
+static bool in_group(const struct prune *p, const struct mlo_value *v, int axis)
+{
+    for (int64_t i = 0; i < mlo_prune_dim(v, axis); i++) {
+        int unit = mlo_prune_unit_at(p, v, axis, i);
+        if (unit >= 0 && p->units[unit].group >= 0)
+            return true;
+    }
+    return false;
+}
+
+enum mlo_status mlo_prune_wanted(const struct mlo_model *model, const json_t *options,
+                                 struct mlo_stats_wants *wants, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct prune_settings s;
+    struct prune *p;
+    struct mlo_arena *arena = mlo_arena_new();
+    if (!arena)
+        return mlo_error_nomem(err);
+    MLO_TRY(read_settings(options, true, &s, err));
+    bool full = strcmp(s.criterion, "second-order") == 0;
+    if (!full && strcmp(s.criterion, "activation") != 0)
+        goto out;
+    MLO_TRY(mlo_pass_refuse_quantized(model->graph, err));
+    MLO_TRY(mlo_prune_analyse(model->graph, json_object_get(options, "exclude"), arena, &p, err));
+    for (int k = 0; k < p->weighted_count; k++) {
+        const struct prune_weighted *w = &p->weighted[k];
+        int64_t groups, dim;
+        if (!mlo_prune_has_gram(w) || mlo_gram_shape(w->node, &groups, &dim) ||
+            !in_group(p, w->node->inputs[0], w->x_axis))
+            continue;
+        struct mlo_stats_want want = {
+            .name = w->node->inputs[0]->name, .gram = w->node, .full = full && dim <= MLO_PRUNE_DIM_MAX};
+        if (!mlo_stats_wants_add(wants, &want)) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+    }
+out:
+    mlo_arena_free(arena);
+    return status;
+}
+
+/* --- report ---------------------------------------------------------------------------------------- */
+
+static json_t *group_json(const struct prune *p, int g)
+{
+    const struct prune_group *group = &p->groups[g];
+    json_t *nodes = json_array();
+    for (int k = 0; k < p->weighted_count; k++) {
+        const struct prune_weighted *w = &p->weighted[k];
+        const struct mlo_value *out = w->node->outputs[0];
+        bool makes = false;
+        for (int64_t i = 0; !makes && i < mlo_prune_dim(out, w->out_axis); i++) {
+            int unit = mlo_prune_unit_at(p, out, w->out_axis, i);
+            makes = unit >= 0 && p->units[unit].group == g;
+        }
+        if (makes)
+            json_array_append_new(nodes, json_string(w->node->name));
+    }
+    return json_pack("{s:s,s:i,s:i,s:i,s:f,s:o}", "node", group->maker ? group->maker->node->name : "",
+                     "from", group->count, "to", group->count - group->removed, "block", group->block,
+                     "error", group->error[group->removed], "nodes", nodes);
+}
+
+static json_t *left_json(const struct prune *p)
+{
+    json_t *left = json_array();
+    for (int k = 0; k < p->weighted_count; k++) {
+        const struct prune_weighted *w = &p->weighted[k];
+        const struct prune_reason *why = mlo_prune_left(p, w);
+        if (!why)
+            continue;
+        char text[400];
+        snprintf(text, sizeof text, "%s%s%.180s%s", why->why, why->node ? " (node '" : "",
+                 why->node ? why->node->name : "", why->node ? "')" : "");
+        json_array_append_new(left, json_pack("{s:s,s:I,s:s}", "node", w->node->name, "channels",
+                                              (json_int_t)mlo_prune_dim(w->node->outputs[0], w->out_axis),
+                                              "why", text));
+    }
+    return left;
+}
+
+static enum mlo_status make_report(const struct prune *p, const struct prune_settings *s, double before,
+                                   double after, json_t **out, struct mlo_error *err)
+{
+    json_t *groups = json_array();
+    for (int g = 0; g < p->group_count; g++)
+        json_array_append_new(groups, group_json(p, g));
+    *out = json_pack("{s:s,s:s,s:{s:f,s:f,s:f},s:o,s:o}", "criterion", s->criterion, "ratios", s->ratios,
+                     "macs", "before", before, "after", after, "removed", 1 - after / before, "groups",
+                     groups, "left", left_json(p));
+    return *out ? MLO_OK : mlo_error_nomem(err);
+}
+
+static enum mlo_status note_kept(const struct prune *p, struct mlo_arena *arena, struct mlo_prune_result *out,
+                                 struct mlo_error *err)
+{
+    size_t cap = 0;
+    for (int i = 0; i < p->value_count; i++)
+        cap += (size_t)MLO_MAX(mlo_prune_rank(p->graph->values[i]), 0);
+    struct mlo_prune_kept *list = mlo_arena_calloc(arena, cap + 1, sizeof *list);
+    if (!list)
+        return mlo_error_nomem(err);
+    for (int i = 0; i < p->value_count; i++) {
+        const struct mlo_value *v = p->graph->values[i];
+        for (int a = 0; a < mlo_prune_rank(v); a++) {
+            int64_t dim = mlo_prune_dim(v, a), count = mlo_prune_kept(p, v, a, NULL);
+            if (dim < 2 || count == dim)
+                continue;
+            int64_t *index = mlo_arena_alloc(arena, (size_t)(count + 1) * sizeof *index);
+            char *name = mlo_arena_strdup(arena, v->name);
+            if (!index || !name)
+                return mlo_error_nomem(err);
+            mlo_prune_kept(p, v, a, index);
+            list[out->kept_count++] = (struct mlo_prune_kept){name, a, dim, count, index};
+        }
+    }
+    out->kept = list;
+    return MLO_OK;
+}
+
+/* --- the pass -------------------------------------------------------------------------------------- */
+
+static enum mlo_status check_groups(const struct prune *p, struct mlo_error *err)
+{
+    if (p->group_count > 0)
+        return MLO_OK;
+    const struct prune_reason *why = p->weighted_count ? mlo_prune_left(p, &p->weighted[0]) : NULL;
+    mlo_error_set(err, MLO_EINVAL, "no group of channels can be pruned%s%s%s%.200s",
+                  why ? "; of node '" : ": no node has constant weights",
+                  why ? p->weighted[0].node->name : "", why ? "': " : "", why ? why->why : "");
+    mlo_error_hint(err,
+                   "run 'mlopt optimize' on the model first: constants and shapes that are folded can be "
+                   "followed");
+    return MLO_EINVAL;
+}
+
+enum mlo_status mlo_prune_model(struct mlo_model *model, const json_t *options, const struct mlo_stats *stats,
+                                struct mlo_arena *arena, struct mlo_pass_context *ctx,
+                                struct mlo_prune_result *out, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct prune_settings s;
+    struct prune *p;
+    uint64_t *macs;
+    *out = (struct mlo_prune_result){0};
+    MLO_TRY(read_settings(options, stats && stats->gram_count > 0, &s, err));
+    MLO_TRY(mlo_pass_refuse_quantized(model->graph, err));
+    MLO_TRY(mlo_pass_check_named(model->graph, json_object_get(options, "exclude"), err));
+    mlo_pass_unlist_initializers(model);
+    MLO_TRY(mlo_prune_analyse(model->graph, json_object_get(options, "exclude"), arena, &p, err));
+    MLO_TRY(check_groups(p, err));
+    MLO_TRY(mlo_prune_macs(model, p, arena, &macs, err));
+    MLO_TRY(mlo_prune_rank_units(p, &s, stats, ctx, err));
+    double before = mlo_prune_cost(p, macs);
+    MLO_TRY(mlo_prune_spend(p, &s, macs, err));
+    MLO_TRY(make_report(p, &s, before, mlo_prune_cost(p, macs), &out->report, err));
+    MLO_TRY(note_kept(p, arena, out, err));
+    for (int g = 0; g < p->group_count; g++)
+        ctx->changes += p->groups[g].removed;
+    MLO_TRY(mlo_prune_apply(p, err));
+    mlo_graph_remove_unused_values(model->graph);
+    MLO_TRY(mlo_graph_infer(model->graph, err));
+    MLO_TRY(mlo_graph_verify(model->graph, err));
+out:
+    if (status != MLO_OK) {
+        json_decref(out->report);
+        out->report = NULL;
+    }
+    return status;
+}
+
+enum mlo_status mlo_pass_prune(struct mlo_model *model, struct mlo_pass_context *ctx, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_prune_result result = {0};
+    struct mlo_arena *arena = mlo_arena_new();
+    size_t i;
+    json_t *row;
+    if (!arena)
+        return mlo_error_nomem(err);
+    MLO_TRY(mlo_prune_model(model, ctx->options, ctx->stats, arena, ctx, &result, err));
+    json_array_foreach(json_object_get(result.report, "groups"), i, row)
+    {
+        mlo_pass_note(ctx, mlo_json_str(row, "node", ""), "%lld of %lld channels stay",
+                      (long long)mlo_json_i64(row, "to", 0), (long long)mlo_json_i64(row, "from", 0));
+    }
+    json_array_foreach(json_object_get(result.report, "left"), i, row)
+    {
+        mlo_pass_note(ctx, mlo_json_str(row, "node", ""), "left alone: %s", mlo_json_str(row, "why", ""));
+    }
+out:
+    json_decref(result.report);
+    mlo_arena_free(arena);
+    return status;
+}

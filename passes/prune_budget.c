@@ -1,0 +1,180 @@
+/* What the units cost in multiply-adds, and which of them go so that a share of these does. */
+#include <math.h>
+
+#include "graph/infer.h"
+#include "passes/prune_impl.h"
+
+enum mlo_status mlo_prune_macs(const struct mlo_model *model, const struct prune *p, struct mlo_arena *arena,
+                               uint64_t **out, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_model *bound = NULL;
+    MLO_UNUSED(p);
+    *out = mlo_arena_calloc(arena, (size_t)model->graph->node_count + 1, sizeof **out);
+    if (!*out)
+        return mlo_error_nomem(err);
+    MLO_TRY(mlo_model_clone_borrowing(model, &bound, err));
+    MLO_TRY(mlo_graph_bind_batch(bound->graph, 1, err));
+    for (int n = 0; n < bound->graph->node_count; n++)
+        (*out)[n] = mlo_node_macs(bound->graph->nodes[n]);
+out:
+    mlo_model_free(bound);
+    return status;
+}
+
+static double share(const struct prune *p, const struct mlo_value *v, int axis)
+{
+    int64_t dim = mlo_prune_dim(v, axis);
+    return dim > 1 ? (double)mlo_prune_kept(p, v, axis, NULL) / (double)dim : 1;
+}
+
+static double share_all(const struct prune *p, const struct mlo_value *v)
+{
+    double product = 1;
+    for (int a = 0; a < mlo_prune_rank(v); a++)
+        product *= share(p, v, a);
+    return product;
+}
+
+/* A node's multiply-adds are its outputs times the length of a sum (of a ConvTranspose: inputs times what
+ * each adds to), and each factor shrinks by what is gone of its axes. */
+static double share_of(const struct prune *p, const struct mlo_node *node)
+{
+    const struct mlo_value *x = mlo_node_input(node, 0), *w = mlo_node_input(node, 1);
+    if (mlo_node_is(node, "ConvTranspose"))
+        return share_all(p, x) * share(p, w, 1);
+    double outputs = share_all(p, node->outputs[0]);
+    if (mlo_node_is(node, "Conv"))
+        return outputs * share(p, w, 1);
+    if (mlo_node_is(node, "Gemm"))
+        return outputs * share(p, x, mlo_node_attr_i(node, "transA", 0) ? 0 : 1);
+    if (mlo_node_is(node, "MatMul"))
+        return outputs * share(p, x, mlo_prune_rank(x) - 1);
+    return outputs;
+}
+
+double mlo_prune_cost(const struct prune *p, const uint64_t *macs)
+{
+    double total = 0;
+    for (int n = 0; n < p->graph->node_count; n++)
+        if (macs[n])
+            total += (double)macs[n] * share_of(p, p->graph->nodes[n]);
+    return total;
+}
+
+/* --- how many of each group ------------------------------------------------------------------------ */
+
+static void set_removed(struct prune *p, int g, int removed)
+{
+    struct prune_group *group = &p->groups[g];
+    for (int i = 0; i < group->count; i++)
+        p->gone[group->order[i]] = i < removed;
+    group->removed = removed;
+}
+
+/* Heads and blocks count one by one, channels in steps. */
+static int step_of(const struct prune_group *group, const struct prune_settings *s)
+{
+    return group->block > 1 ? 1 : s->round;
+}
+
+static int least_kept(const struct prune_group *group, const struct prune_settings *s)
+{
+    int least = MLO_MAX(s->min_channels, step_of(group, s));
+    return MLO_MIN(least, group->count);
+}
+
+/* What stays is a multiple of the step, where anything goes at all. */
+static int next_removed(const struct prune_group *group, const struct prune_settings *s)
+{
+    int step = step_of(group, s), kept = group->count - group->removed;
+    int next = (kept - 1) / step * step;
+    return next < least_kept(group, s) || next < 1 ? -1 : group->count - next;
+}
+
+static void set_ratio(struct prune *p, const struct prune_settings *s, double ratio)
+{
+    for (int g = 0; g < p->group_count; g++) {
+        struct prune_group *group = &p->groups[g];
+        int step = step_of(group, s);
+        int kept = (int)ceil((1 - ratio) * group->count / step - 1e-9) * step;
+        kept = MLO_MIN(MLO_MAX(kept, least_kept(group, s)), group->count);
+        set_removed(p, g, group->count - kept);
+    }
+}
+
+static void spend_evenly(struct prune *p, const struct prune_settings *s, const uint64_t *macs, double limit)
+{
+    double low = 0, high = 1;
+    for (int i = 0; i < 30; i++) {
+        double middle = (low + high) / 2;
+        set_ratio(p, s, middle);
+        if (mlo_prune_cost(p, macs) <= limit)
+            high = middle;
+        else
+            low = middle;
+    }
+    set_ratio(p, s, high);
+}
+
+/* Again and again the step that errs least for each multiply-add that it saves. */
+static void spend_by_error(struct prune *p, const struct prune_settings *s, const uint64_t *macs,
+                           double limit)
+{
+    double cost;
+    while ((cost = mlo_prune_cost(p, macs)) > limit) {
+        int best = -1, best_removed = 0;
+        double best_rate = 0;
+        for (int g = 0; g < p->group_count; g++) {
+            struct prune_group *group = &p->groups[g];
+            int before = group->removed, after = next_removed(group, s);
+            if (after < 0)
+                continue;
+            double error = group->error[after] - group->error[before];
+            set_removed(p, g, after);
+            double saved = cost - mlo_prune_cost(p, macs);
+            set_removed(p, g, before);
+            double rate = saved > 0 ? error / saved : HUGE_VAL;
+            if (best < 0 || rate < best_rate) {
+                best = g;
+                best_rate = rate;
+                best_removed = after;
+            }
+        }
+        if (best < 0)
+            return;
+        set_removed(p, best, best_removed);
+    }
+}
+
+enum mlo_status mlo_prune_spend(struct prune *p, const struct prune_settings *s, const uint64_t *macs,
+                                struct mlo_error *err)
+{
+    for (int g = 0; g < p->group_count; g++)
+        set_removed(p, g, 0);
+    double whole = mlo_prune_cost(p, macs), limit = (1 - s->remove) * whole;
+    if (!(whole > 0)) {
+        mlo_error_set(err, MLO_EUNSUPPORTED, "what its nodes cost is not known: sizes of values are open");
+        mlo_error_hint(err, "export the model with fixed sizes behind the batch");
+        return MLO_EUNSUPPORTED;
+    }
+    set_ratio(p, s, 1);
+    double least = mlo_prune_cost(p, macs);
+    if (least > limit * (1 + 1e-12)) {
+        mlo_error_set(err, MLO_EINVAL,
+                      "%.1f%% of the multiply-adds cannot go: that would leave a group without channels. At "
+                      "most %.1f%% can, from %d groups",
+                      s->remove * 100, floor((1 - least / whole) * 1000) / 10, p->group_count);
+        mlo_error_where(err, "option 'remove'");
+        mlo_error_hint(err, "ask for less, or round to fewer channels (round: %d, min_channels: %d)",
+                       s->round, s->min_channels);
+        return MLO_EINVAL;
+    }
+    for (int g = 0; g < p->group_count; g++)
+        set_removed(p, g, 0);
+    if (s->ratios[0] == 'u')
+        spend_evenly(p, s, macs, limit);
+    else
+        spend_by_error(p, s, macs, limit);
+    return MLO_OK;
+}

@@ -1,0 +1,515 @@
+/* Structured pruning: a golden pair for each rule of coupling. In every net the odd channels are zero (their
+ * weights are), so they go first, and what is left must compute the same. */
+#include "engines/engines.h"
+#include "passes/prune.h"
+#include "tests/unit/passes/passes_helpers.h"
+
+/* A ramp whose odd blocks of indices along `axis` are zero. */
+#define holes(model, name, step, axis, block, ...)                                                           \
+    holes_of(model, name, step, axis, block, RANK(__VA_ARGS__), DIMS(__VA_ARGS__))
+static struct mlo_value *holes_of(struct mlo_model *m, const char *name, float step, int axis, int64_t block,
+                                  int rank, const int64_t *dims)
+{
+    struct mlo_value *v = ramp_of(m, name, step, rank, dims);
+    float *x = v->constant->data;
+    int64_t inner = 1;
+    for (int d = axis + 1; d < rank; d++)
+        inner *= dims[d];
+    for (size_t e = 0; e < mlo_tensor_count(v->constant); e++)
+        if ((int64_t)e / inner % dims[axis] / block % 2)
+            x[e] = 0;
+    return v;
+}
+
+/* The last layer: 1x1, two outputs. */
+static void conclude(struct mlo_model *m, struct mlo_value *x, int64_t channels)
+{
+    finish(m, op(m, "Conv", "y", x, ramp(m, "last", 0.1f, 2, channels, 1, 1)));
+}
+
+static struct mlo_value *first(struct mlo_model *m, const char *name, struct mlo_value *x, int64_t in,
+                               int64_t out)
+{
+    char w[32];
+    snprintf(w, sizeof w, "%s_w", name);
+    struct mlo_value *y = op(m, "Conv", name, x, holes(m, w, 0.1f, 0, 1, out, in, 3, 3));
+    set_ints(y, "pads", 1, 1, 1, 1);
+    return y;
+}
+
+static struct mlo_value *image(struct mlo_model *m)
+{
+    return input(m, "x", -1, 2, 4, 4);
+}
+
+static void build_conv(struct mlo_model *m)
+{
+    struct mlo_value *c = op(m, "Conv", "c", image(m), holes(m, "w", 0.1f, 0, 1, 4, 2, 3, 3),
+                             floats(m, "b", LIST(1, 0, 2, 0), 4));
+    conclude(m, op(m, "Relu", "r", c), 4);
+}
+
+static void build_batchnorm(struct mlo_model *m)
+{
+    struct mlo_value *n =
+        op(m, "BatchNormalization", "n", first(m, "c", image(m), 2, 4),
+           floats(m, "gain", LIST(1, 2, 3, 4), 4), floats(m, "offset", LIST(1, 0, -1, 0), 4),
+           floats(m, "mean", LIST(0.5, 0, 1, 0), 4), floats(m, "var", LIST(1, 2, 3, 4), 4));
+    conclude(m, op(m, "LeakyRelu", "r", n), 4);
+}
+
+/* Two outputs for each channel: four of eight go, and the number of groups. */
+static void build_depthwise(struct mlo_model *m)
+{
+    struct mlo_value *c =
+        op(m, "Clip", "a", first(m, "c", image(m), 2, 4), scalar(m, "low", -1), scalar(m, "high", 6));
+    struct mlo_value *d = op(m, "Conv", "d", c, ramp(m, "dw", 0.1f, 8, 1, 3, 3));
+    assert_true(mlo_node_set_i(d->producer, "group", 4));
+    conclude(m, d, 8);
+}
+
+/* Groups stay equal: index j of both, or of none. */
+static void build_grouped(struct mlo_model *m)
+{
+    struct mlo_value *g =
+        op(m, "Conv", "g", first(m, "c", image(m), 2, 8), holes(m, "gw", 0.1f, 0, 1, 8, 4, 1, 1));
+    assert_true(mlo_node_set_i(g->producer, "group", 2));
+    conclude(m, op(m, "Tanh", "t", g), 8);
+}
+
+static void build_transposed(struct mlo_model *m)
+{
+    struct mlo_value *c = op(m, "ConvTranspose", "c", image(m), holes(m, "w", 0.1f, 1, 1, 2, 4, 3, 3));
+    conclude(m, op(m, "Relu", "r", c), 4);
+}
+
+static void build_residual(struct mlo_model *m)
+{
+    struct mlo_value *a = first(m, "a", image(m), 2, 4);
+    struct mlo_value *b = first(m, "b", op(m, "Relu", "r", a), 4, 4);
+    conclude(m, op(m, "Relu", "s", op(m, "Add", "sum", a, b)), 4);
+}
+
+static void build_concat(struct mlo_model *m)
+{
+    struct mlo_value *x = image(m), *a = first(m, "a", x, 2, 4), *b = first(m, "b", x, 2, 6);
+    struct mlo_value *c = op(m, "Concat", "c", a, x, b); /* what comes from outside stays */
+    assert_true(mlo_node_set_i(c->producer, "axis", 1));
+    conclude(m, op(m, "Relu", "r", c), 12);
+}
+
+/* A gated linear unit: both halves of a Split shrink alike. */
+static void build_glu(struct mlo_model *m)
+{
+    struct mlo_value *c = first(m, "c", image(m), 2, 8), *halves[2];
+    halves[0] = mlo_graph_add_value(m->graph, "left", NULL);
+    halves[1] = mlo_graph_add_value(m->graph, "right", NULL);
+    struct mlo_node *split = mlo_graph_add_node(m->graph, NULL, "", "Split", "split", &c, 1, halves, 2);
+    assert_true(split && mlo_node_set_i(split, "axis", 1));
+    conclude(m, op(m, "Mul", "g", halves[0], op(m, "Sigmoid", "s", halves[1])), 4);
+}
+
+/* Channels of four positions each. */
+static void build_flatten(struct mlo_model *m)
+{
+    struct mlo_value *p = op(m, "MaxPool", "p", first(m, "c", image(m), 2, 4));
+    set_ints(p, "kernel_shape", 2, 2);
+    set_ints(p, "strides", 2, 2);
+    finish(m, op(m, "Gemm", "y", op(m, "Flatten", "f", p), ramp(m, "w", 0.1f, 16, 3)));
+}
+
+static void build_reshape(struct mlo_model *m)
+{
+    struct mlo_value *r = op(m, "Reshape", "r", first(m, "c", image(m), 2, 4), ints(m, "shape", 0, 64));
+    finish(m, op(m, "Gemm", "y", r, ramp(m, "w", 0.1f, 64, 3)));
+}
+
+/* The gate of squeeze and excitation: its last layer is coupled to what it gates. */
+static void build_gate(struct mlo_model *m)
+{
+    struct mlo_value *c = first(m, "c", image(m), 2, 4);
+    struct mlo_value *s = op(m, "Conv", "squeeze", op(m, "GlobalAveragePool", "pool", c),
+                             holes(m, "sw", 0.1f, 0, 1, 2, 4, 1, 1));
+    struct mlo_value *e =
+        op(m, "Conv", "excite", op(m, "Relu", "r", s), holes(m, "ew", 0.1f, 0, 1, 4, 2, 1, 1));
+    conclude(m, op(m, "Mul", "g", c, op(m, "Sigmoid", "gate", e)), 4);
+}
+
+static void build_slopes(struct mlo_model *m)
+{
+    struct mlo_value *p =
+        op(m, "PRelu", "p", first(m, "c", image(m), 2, 4), floats(m, "slope", LIST(1, 2, 3, 4), 4, 1, 1));
+    struct mlo_value *pad = op(m, "Pad", "pad", p, ints(m, "pads", 0, 0, 1, 1, 0, 0, 0, 1));
+    struct mlo_value *mean = op(m, "ReduceMean", "mean", pad);
+    set_ints(mean, "axes", 2, 3);
+    assert_true(mlo_node_set_i(mean->producer, "keepdims", 0));
+    finish(m, op(m, "Gemm", "y", mean, ramp(m, "w", 0.1f, 4, 3)));
+}
+
+/* Channels last. */
+static void build_transpose(struct mlo_model *m)
+{
+    struct mlo_value *t = op(m, "Transpose", "t", first(m, "c", image(m), 2, 4));
+    set_ints(t, "perm", 0, 2, 3, 1);
+    struct mlo_value *a = op(m, "Add", "a", t, floats(m, "b", LIST(1, 0, 2, 0), 4));
+    finish(m, op(m, "MatMul", "y", a, ramp(m, "w", 0.1f, 4, 3)));
+}
+
+static void build_embedding(struct mlo_model *m)
+{
+    struct mlo_value *index = input_of(m, "x", MLO_INT64, 2, DIMS(-1, 3));
+    struct mlo_value *e = op(m, "Gather", "e", holes(m, "table", 0.1f, 1, 1, 10, 4), index);
+    finish(m, op(m, "MatMul", "y", op(m, "Relu", "r", e), ramp(m, "w", 0.1f, 4, 3)));
+}
+
+static struct mlo_value *heads(struct mlo_model *m, const char *name, struct mlo_value *x, int64_t p1,
+                               int64_t p2, int64_t p3)
+{
+    char a[32], b[32], c[32], d[32];
+    snprintf(a, sizeof a, "%s_w", name);
+    snprintf(b, sizeof b, "%s_p", name);
+    snprintf(c, sizeof c, "%s_shape", name);
+    snprintf(d, sizeof d, "%s_r", name);
+    struct mlo_value *p = op(m, "MatMul", b, x, holes(m, a, 0.1f, 1, 2, 4, 8));
+    struct mlo_value *t = op(m, "Transpose", name, op(m, "Reshape", d, p, ints(m, c, 0, 3, 4, 2)));
+    set_ints(t, "perm", 0, p1, p2, p3);
+    return t;
+}
+
+/* Four heads of width 2, as units of Q, K, V and of what reads them. */
+static void build_attention(struct mlo_model *m)
+{
+    struct mlo_value *x = input(m, "x", -1, 3, 4);
+    struct mlo_value *q = heads(m, "q", x, 2, 1, 3), *k = heads(m, "k", x, 2, 3, 1),
+                     *v = heads(m, "v", x, 2, 1, 3);
+    struct mlo_value *s = op(m, "Softmax", "s", op(m, "MatMul", "qk", q, k));
+    struct mlo_value *c = op(m, "Transpose", "c", op(m, "MatMul", "sv", s, v));
+    set_ints(c, "perm", 0, 2, 1, 3);
+    finish(m, op(m, "MatMul", "y", op(m, "Reshape", "joined", c, ints(m, "shape", 0, 3, 8)),
+                 ramp(m, "o", 0.1f, 8, 4)));
+}
+
+/* Q, K and V out of one product: of [3, heads, width], the heads. */
+static void build_packed_attention(struct mlo_model *m)
+{
+    struct mlo_value *x = input(m, "x", -1, 3, 4), *part[3];
+    struct mlo_value *p = op(m, "MatMul", "p", x, holes(m, "qkv", 0.1f, 1, 2, 4, 24));
+    struct mlo_value *t = op(m, "Transpose", "t", op(m, "Reshape", "r", p, ints(m, "split", 0, 3, 3, 4, 2)));
+    set_ints(t, "perm", 2, 0, 3, 1, 4);
+    for (int i = 0; i < 3; i++) {
+        char name[16], index[16];
+        snprintf(name, sizeof name, "part%d", i);
+        snprintf(index, sizeof index, "index%d", i);
+        struct mlo_tensor at = {0};
+        struct mlo_error err = {0};
+        assert_ok(mlo_tensor_init(&at, MLO_INT64, 0, NULL, &err));
+        *(int64_t *)at.data = i;
+        part[i] = op(m, "Gather", name, t, constant_take(m, index, &at));
+    }
+    struct mlo_value *k = op(m, "Transpose", "k", part[1]);
+    set_ints(k, "perm", 0, 1, 3, 2);
+    struct mlo_value *c =
+        op(m, "Transpose", "c",
+           op(m, "MatMul", "sv", op(m, "Softmax", "s", op(m, "MatMul", "qk", part[0], k)), part[2]));
+    set_ints(c, "perm", 0, 2, 1, 3);
+    finish(m, op(m, "MatMul", "y", op(m, "Reshape", "joined", c, ints(m, "shape", 0, 3, 8)),
+                 ramp(m, "o", 0.1f, 8, 4)));
+}
+
+/* What LayerNormalization reads stays whole; the neurons behind it go. */
+static void build_layernorm(struct mlo_model *m)
+{
+    struct mlo_value *h = op(m, "MatMul", "h", input(m, "x", -1, 4), ramp(m, "w1", 0.1f, 4, 4));
+    h = op(m, "LayerNormalization", "n", h, floats(m, "gain", LIST(1, 2, 3, 4), 4));
+    h = op(m, "Add", "b", op(m, "MatMul", "p", h, holes(m, "w2", 0.1f, 1, 1, 4, 8)),
+           floats(m, "bias", LIST(1, 0, 2, 0, 3, 0, 4, 0), 8));
+    finish(m, op(m, "MatMul", "y", op(m, "Relu", "r", h), ramp(m, "w3", 0.1f, 8, 4)));
+}
+
+static const struct {
+    const char *name;
+    void (*build)(struct mlo_model *m);
+    int changes;        /* units */
+    const char *remove; /* of the multiply-adds: so much that half of the units go; NULL: 30% */
+} CASES[] = {
+    {"prune-conv", build_conv, 2},
+    {"prune-batchnorm", build_batchnorm, 2},
+    {"prune-depthwise", build_depthwise, 2},
+    {"prune-grouped", build_grouped, 4},
+    {"prune-transposed", build_transposed, 2},
+    {"prune-residual", build_residual, 2, "45%"},
+    {"prune-concat", build_concat, 5},
+    {"prune-glu", build_glu, 2},
+    {"prune-flatten", build_flatten, 2},
+    {"prune-reshape", build_reshape, 2},
+    {"prune-gate", build_gate, 3},
+    {"prune-slopes", build_slopes, 2},
+    {"prune-transpose", build_transpose, 2},
+    {"prune-embedding", build_embedding, 2},
+    {"prune-attention", build_attention, 2},
+    {"prune-packed-attention", build_packed_attention, 2},
+    {"prune-layernorm", build_layernorm, 4, "38%"},
+};
+#define HALF "{\"remove\": \"30%\", \"ratios\": \"uniform\", \"round\": 1, \"criterion\": \"l2\"}"
+
+static void test_prune__a_golden_pair_for_each_rule(void **state)
+{
+    MLO_UNUSED(state);
+    for (size_t i = 0; i < MLO_COUNT(CASES); i++) {
+        struct mlo_error err = {0};
+        json_t *report = NULL;
+        struct mlo_model *before = new_model(17), *after = new_model(17);
+        CASES[i].build(before);
+        CASES[i].build(after);
+        compare_golden(CASES[i].name, "before", before);
+        char options[200];
+        snprintf(options, sizeof options,
+                 "{\"remove\": \"%s\", \"ratios\": \"uniform\", \"round\": 1, \"criterion\": \"l2\"}",
+                 CASES[i].remove ? CASES[i].remove : "30%");
+        if (run_pass(after, "prune", options, NULL, &report, &err) != MLO_OK)
+            fail_msg("%s: %s", CASES[i].name, err.message);
+        compare_golden(CASES[i].name, "after", after);
+        long long changes = mlo_json_i64(json_array_get(report, 0), "changes", -1);
+        if (changes != CASES[i].changes)
+            fail_msg("%s: %lld units went", CASES[i].name, changes);
+        double worst = deviation(before, after);
+        if (worst > 1e-5)
+            fail_msg("%s: outputs differ by %g", CASES[i].name, worst);
+        json_decref(report);
+        mlo_model_free(before);
+        mlo_model_free(after);
+    }
+}
+
+/* --- what is left alone ---------------------------------------------------------------------------- */
+
+static void test_prune__names_what_it_left_alone_and_why(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    json_t *report = NULL;
+    struct mlo_model *m = new_model(17);
+    struct mlo_value *x = image(m), *d = op(m, "DepthToSpace", "d", first(m, "a", x, 2, 4));
+    assert_true(mlo_node_set_i(d->producer, "blocksize", 2));
+    struct mlo_value *b = first(m, "b", d, 1, 4);
+    conclude(m, b, 4);
+    assert_ok(run_pass(m, "prune", HALF, NULL, &report, &err));
+    assert_true(has_note(report, "a_node", "no rule says what DepthToSpace does"));
+    assert_true(has_note(report, "y_node", "an output of the graph"));
+    assert_true(has_note(report, "b_node", "2 of 4 channels stay"));
+    json_decref(report);
+    mlo_model_free(m);
+}
+
+static void test_prune__refuses_what_it_cannot_do(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_model *m = new_model(17);
+    build_conv(m);
+    assert_int_equal(run_pass(m, "prune", "{\"remove\": \"95%\"}", NULL, NULL, &err), MLO_EINVAL);
+    assert_non_null(strstr(err.message, "without channels. At most 0.0% can"));
+    mlo_model_free(m);
+    m = new_model(17);
+    build_conv(m);
+    assert_int_equal(
+        run_pass(m, "prune", "{\"remove\": \"80%\", \"round\": 1, \"min_channels\": 2}", NULL, NULL, &err),
+        MLO_EINVAL);
+    assert_non_null(strstr(err.message, "At most 50.0% can"));
+    assert_int_equal(run_pass(m, "prune", "{\"remove\": \"100%\"}", NULL, NULL, &err), MLO_EINVAL);
+    assert_non_null(strstr(err.message, "no share of multiply-adds that leaves any"));
+    assert_int_equal(run_pass(m, "prune", "{\"remove\": \"half\"}", NULL, NULL, &err), MLO_EINVAL);
+    assert_int_equal(run_pass(m, "prune", "{\"criterion\": \"activation\"}", NULL, NULL, &err), MLO_EINVAL);
+    assert_non_null(strstr(err.message, "needs statistics"));
+    assert_int_equal(run_pass(m, "prune", "{\"criterion\": \"bn-scale\"}", NULL, NULL, &err), MLO_EINVAL);
+    assert_non_null(strstr(err.message, "has no BatchNormalization"));
+    assert_int_equal(run_pass(m, "prune", "{\"exclude\": [\"c_node\"]}", NULL, NULL, &err), MLO_EINVAL);
+    assert_non_null(strstr(err.message, "no group of channels"));
+    mlo_model_free(m);
+    m = new_model(17);
+    struct mlo_value *x = input(m, "x", -1, 4), *q, *s = scalar(m, "s", 0.5f);
+    q = op(m, "DequantizeLinear", "d", op(m, "QuantizeLinear", "q", x, s), s);
+    finish(m, op(m, "Gemm", "y", q, ramp(m, "w", 0.1f, 4, 3)));
+    assert_int_equal(run_pass(m, "prune", NULL, NULL, NULL, &err), MLO_ECONFLICT);
+    mlo_model_free(m);
+}
+
+/* --- random nets ----------------------------------------------------------------------------------- */
+
+struct random_net {
+    struct mlo_model *m;
+    struct mlo_value *at;
+    int64_t channels;
+    uint32_t seed;
+    int count;
+    char name[32];
+};
+
+static uint32_t any(struct random_net *r, uint32_t below)
+{
+    r->seed = r->seed * 1664525u + 1013904223u;
+    return (r->seed >> 8) % below;
+}
+
+static const char *fresh(struct random_net *r, const char *stem)
+{
+    snprintf(r->name, sizeof r->name, "%s%d", stem, r->count++);
+    return r->name;
+}
+
+static struct mlo_value *random_conv(struct random_net *r, struct mlo_value *x, int64_t out, int64_t per,
+                                     int64_t groups)
+{
+    int64_t k = 1 + 2 * (int64_t)any(r, 2);
+    struct mlo_value *w = holes(r->m, fresh(r, "w"), 0.07f, 0, 1, out, per, k, k);
+    struct mlo_value *y = op(r->m, "Conv", fresh(r, "c"), x, w);
+    set_ints(y, "pads", k / 2, k / 2, k / 2, k / 2);
+    assert_true(mlo_node_set_i(y->producer, "group", groups));
+    return y;
+}
+
+static void add_layer(struct random_net *r)
+{
+    struct mlo_model *m = r->m;
+    int64_t c = r->channels, wide = 2 * (1 + (int64_t)any(r, 5));
+    switch (any(r, 9)) {
+    case 0:
+        r->at = random_conv(r, r->at, wide, c, 1);
+        r->channels = wide;
+        break;
+    case 1: /* depthwise; the first channels come from outside */
+        r->at = random_conv(r, r->at, c, 1, c);
+        break;
+    case 2:
+        r->at = random_conv(r, random_conv(r, r->at, 8, c, 1), 8, 4, 2);
+        r->channels = 8;
+        break;
+    case 3:
+        r->at = op(m, "Relu", fresh(r, "r"), r->at);
+        break;
+    case 4: {
+        struct mlo_value *inner = op(m, "HardSwish", fresh(r, "h"), random_conv(r, r->at, wide, c, 1));
+        r->at = op(m, "Add", fresh(r, "a"), r->at, random_conv(r, inner, c, wide, 1));
+        break;
+    }
+    case 5: {
+        struct mlo_value *other = random_conv(r, r->at, wide, c, 1);
+        r->at = op(m, "Concat", fresh(r, "j"), other, r->at);
+        assert_true(mlo_node_set_i(r->at->producer, "axis", 1));
+        r->channels = c + wide;
+        break;
+    }
+    case 6: {
+        struct mlo_value *s = op(m, "GlobalAveragePool", fresh(r, "p"), r->at);
+        s = random_conv(r, op(m, "Relu", fresh(r, "q"), random_conv(r, s, 4, c, 1)), c, 4, 1);
+        r->at = op(m, "Mul", fresh(r, "g"), op(m, "HardSigmoid", fresh(r, "s"), s), r->at);
+        break;
+    }
+    case 7: { /* there and back */
+        struct mlo_value *t = op(m, "Transpose", fresh(r, "t"), r->at);
+        set_ints(t, "perm", 0, 2, 3, 1);
+        r->at =
+            op(m, "Transpose", fresh(r, "t"), op(m, "Sqrt", fresh(r, "u"), op(m, "Abs", fresh(r, "b"), t)));
+        set_ints(r->at, "perm", 0, 3, 1, 2);
+        break;
+    }
+    default: {
+        struct mlo_value *both = random_conv(r, r->at, 2 * wide, c, 1), *out[2];
+        out[0] = mlo_graph_add_value(m->graph, fresh(r, "l"), NULL);
+        out[1] = mlo_graph_add_value(m->graph, fresh(r, "l"), NULL);
+        struct mlo_node *split =
+            mlo_graph_add_node(m->graph, NULL, "", "Split", fresh(r, "k"), &both, 1, out, 2);
+        assert_true(split && mlo_node_set_i(split, "axis", 1));
+        r->at = op(m, "Mul", fresh(r, "m"), out[0], op(m, "Sigmoid", fresh(r, "o"), out[1]));
+        r->channels = wide;
+    }
+    }
+}
+
+static struct mlo_model *random_model(uint32_t seed)
+{
+    struct random_net r = {.m = new_model(17), .seed = seed * 2654435761u + 1};
+    r.at = random_conv(&r, input(r.m, "x", -1, 2, 4, 4), 6, 2, 1);
+    r.channels = 6;
+    for (uint32_t i = 0, layers = 2 + any(&r, 7); i < layers; i++)
+        add_layer(&r);
+    r.at = op(r.m, "Flatten", "flat", r.at);
+    finish(r.m, op(r.m, "Gemm", "y", r.at, ramp(r.m, "head", 0.05f, r.channels * 16, 3)));
+    return r.m;
+}
+
+/* Reads what was written, runs it on the engine for production, and compares with the kernels of the op
+ * table. */
+static void check_runs(const struct mlo_model *model, uint32_t seed)
+{
+    struct mlo_error err = {0};
+    struct mlo_tensor inputs[4] = {0}, wanted = {0}, got = {0};
+    const struct mlo_engine *engine = NULL;
+    struct mlo_plan *plan = NULL;
+    struct mlo_program *program = NULL;
+    struct mlo_compile_options options = {.batch = 2, .numerics = MLO_NUMERICS_INVARIANT, .threads = 1};
+    make_inputs(model, 2, seed, inputs);
+    assert_ok(mlo_graph_eval(model->graph, inputs, &wanted, &err));
+    assert_ok(mlo_engine_find("cpu", &engine, &err));
+    assert_ok(engine->compile(model, &options, &plan, &err));
+    assert_ok(engine->load(plan, &program, &err));
+    assert_ok(engine->run(program, inputs, &got, &err));
+    assert_true(mlo_tensor_same_shape(&wanted, &got));
+    for (size_t i = 0; i < mlo_tensor_count(&got); i++) {
+        double a = mlo_tensor_get_f64(&wanted, i), b = mlo_tensor_get_f64(&got, i);
+        if (!(fabs(a - b) <= 1e-3 * (1 + fabs(a))))
+            fail_msg("seed %u: output %zu is %g, not %g", seed, i, b, a);
+    }
+    engine->unload(program);
+    engine->free_plan(plan);
+    mlo_tensor_clear(&wanted);
+    mlo_tensor_clear(&got);
+    mlo_tensor_clear(&inputs[0]);
+}
+
+static void test_prune__random_nets_stay_valid_and_lose_zeros_only(void **state)
+{
+    MLO_UNUSED(state);
+    static const char *const OPTIONS[] = {
+        "{\"remove\": \"5%\", \"ratios\": \"uniform\", \"round\": 1, \"criterion\": \"l2\"}",
+        "{\"remove\": \"40%\", \"ratios\": \"sensitivity\", \"round\": 1, \"criterion\": \"l1\"}",
+        "{\"remove\": \"20%\", \"ratios\": \"sensitivity\", \"round\": 2, \"criterion\": \"l2\"}"};
+    int exact = 0, pruned = 0;
+    for (uint32_t seed = 0; seed < 150; seed++) {
+        struct mlo_error err = {0};
+        struct mlo_model *before = random_model(seed), *after = random_model(seed);
+        enum mlo_status status = run_pass(after, "prune", OPTIONS[seed % 3], NULL, NULL, &err);
+        if (status == MLO_EINVAL && strstr(err.message, "of the multiply-adds cannot go")) {
+            mlo_model_free(before);
+            mlo_model_free(after);
+            continue;
+        }
+        if (status != MLO_OK)
+            fail_msg("seed %u: %s", seed, err.message);
+        pruned++;
+        check_runs(after, seed);
+        char a[128], b[128];
+        assert_string_equal(mlo_type_describe(&before->graph->outputs[0]->type, a, sizeof a),
+                            mlo_type_describe(&after->graph->outputs[0]->type, b, sizeof b));
+        if (seed % 3 == 0) { /* so little that only zeros go */
+            double worst = deviation(before, after);
+            if (!(worst <= 1e-3))
+                fail_msg("seed %u: outputs differ by %g", seed, worst);
+            exact++;
+        }
+        mlo_model_free(before);
+        mlo_model_free(after);
+    }
+    assert_true(exact >= 40 && pruned >= 120);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_prune__a_golden_pair_for_each_rule),
+        cmocka_unit_test(test_prune__names_what_it_left_alone_and_why),
+        cmocka_unit_test(test_prune__refuses_what_it_cannot_do),
+        cmocka_unit_test(test_prune__random_nets_stay_valid_and_lose_zeros_only),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
