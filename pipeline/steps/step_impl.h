@@ -8,6 +8,7 @@
 extern const struct mlo_step mlo_step_optimize;
 extern const struct mlo_step mlo_step_equalize;
 extern const struct mlo_step mlo_step_smooth;
+extern const struct mlo_step mlo_step_prune;
 extern const struct mlo_step mlo_step_qat_export;
 extern const struct mlo_step mlo_step_quantize;
 extern const struct mlo_step mlo_step_quantize_dynamic;

@@ -1,0 +1,175 @@
+/* prune: takes channels, heads and neurons out of a float model, and fits what is behind them to what the
+ * model made before. Constants, BatchNormalization and shapes are folded first: what is folded can be
+ * followed. */
+#include <string.h>
+
+#include "pipeline/steps/refit.h"
+
+enum { NAMES_MAX = 32 };
+
+static bool keeps_scales(const json_t *options)
+{
+    return strcmp(mlo_json_str(options, "criterion", "auto"), "bn-scale") == 0;
+}
+
+/* The passes of optimize; scales of BatchNormalization stay where they rank. */
+static size_t names_of(const json_t *options, const char *names[NAMES_MAX])
+{
+    size_t count, n = 0;
+    const char *const *all = mlo_passes_optimize(&count);
+    for (size_t i = 0; i < count && n < NAMES_MAX; i++)
+        if (!keeps_scales(options) || strcmp(all[i], "fold-batchnorm") != 0)
+            names[n++] = all[i];
+    return n;
+}
+
+static enum mlo_status fold(const struct mlo_step_context *ctx, struct mlo_model *model, json_t **report,
+                            struct mlo_error *err)
+{
+    const char *names[NAMES_MAX];
+    struct mlo_pass_request requests[NAMES_MAX] = {0};
+    struct mlo_pass_driver driver = {0};
+    size_t count = names_of(ctx->options, names);
+    for (size_t i = 0; i < count; i++)
+        requests[i].name = names[i];
+    enum mlo_status status = mlo_passes_run(model, requests, count, &driver, err);
+    *report = driver.report;
+    return status;
+}
+
+static bool reconstructs(const json_t *options)
+{
+    return strcmp(mlo_json_str(options, "reconstruct", "least-squares"), "none") != 0;
+}
+
+static enum mlo_status check_data(const struct mlo_step_context *ctx, const struct mlo_stats_wants *wants,
+                                  struct mlo_error *err)
+{
+    const char *criterion = mlo_json_str(ctx->options, "criterion", "auto");
+    if (ctx->calibrate_path)
+        return MLO_OK;
+    bool asked = strcmp(criterion, "auto") != 0 && wants->count > 0;
+    if (!asked && !reconstructs(ctx->options))
+        return MLO_OK;
+    mlo_error_set(err, MLO_EINVAL, "%s %s reads calibration data, and there is none",
+                  asked ? "the criterion" : "reconstruction by",
+                  asked ? criterion : mlo_json_str(ctx->options, "reconstruct", ""));
+    mlo_error_where(err, "option '%s'", asked ? "criterion" : "reconstruct");
+    mlo_error_hint(err,
+                   "give data, or the criterion l2 and reconstruct: none, which do without and lose more "
+                   "accuracy");
+    return MLO_EINVAL;
+}
+
+/* Ranks, prunes and, where it is to, reconstructs. */
+static enum mlo_status prune(const struct mlo_step_context *ctx, struct mlo_model *model,
+                             struct mlo_dataset *dataset, const struct mlo_stats *stats,
+                             struct mlo_pass_context *pass, json_t **report, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_model *source = NULL;
+    struct mlo_prune_result result = {0};
+    struct mlo_arena *arena = mlo_arena_new();
+    json_t *layers = json_array();
+    if (!arena || !layers) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_model_clone(model, &source, err));
+    MLO_TRY(mlo_prune_model(model, ctx->options, stats, arena, pass, &result, err));
+    if (reconstructs(ctx->options)) {
+        const struct mlo_refit_request request = {
+            .ctx = ctx,
+            .source = source,
+            .pruned = model,
+            .result = &result,
+            .dataset = dataset,
+            .samples = mlo_json_i64(ctx->options, "samples", 512),
+            .weights = strcmp(mlo_json_str(ctx->options, "reconstruct", ""), "bias") != 0,
+            .damp = mlo_json_f64(ctx->options, "damp", 0),
+            .from = 0.5,
+            .to = 0.98,
+        };
+        MLO_TRY(mlo_step_refit(&request, layers, pass->notes, err));
+    }
+    *report = result.report;
+    result.report = NULL;
+    if (json_object_set(*report, "layers", layers) != 0)
+        status = mlo_error_nomem(err);
+out:
+    json_decref(result.report);
+    json_decref(layers);
+    mlo_model_free(source);
+    mlo_arena_free(arena);
+    return status;
+}
+
+static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_result *out,
+                           struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_model *model = NULL;
+    struct mlo_dataset *dataset = NULL;
+    struct mlo_stats_wants wants = {0};
+    struct mlo_stats stats;
+    struct mlo_pass_context pass = {.options = ctx->options, .notes = json_array()};
+    struct mlo_pass_request last = {"remove-dead", NULL};
+    struct mlo_pass_driver driver = {0};
+    json_t *passes = NULL, *report = NULL;
+    mlo_stats_init(&stats);
+    if (!pass.notes) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_step_load(ctx->model_path, &model, err));
+    MLO_TRY(fold(ctx, model, &passes, err));
+    MLO_TRY(mlo_prune_wanted(model, ctx->options, &wants, err));
+    MLO_TRY(check_data(ctx, &wants, err));
+    if (ctx->calibrate_path) {
+        MLO_TRY(mlo_step_open_calibration(ctx, model, &dataset, err));
+        MLO_TRY(mlo_step_note_channels(model, dataset, pass.notes, err));
+        if (wants.count > 0)
+            MLO_TRY(mlo_step_observe(ctx, model, dataset, &wants, mlo_json_i64(ctx->options, "samples", 512),
+                                     0.05, 0.4, &stats, err));
+    }
+    mlo_step_progress(ctx, 0.4, "ranking channels");
+    MLO_TRY(prune(ctx, model, dataset, &stats, &pass, &report, err));
+    json_array_append_new(passes, json_pack("{s:s,s:i,s:i,s:f,s:O}", "pass", "prune", "revision",
+                                            mlo_pass_find("prune")->revision, "changes", pass.changes, "ms",
+                                            0.0, "notes", pass.notes));
+    MLO_TRY(mlo_passes_run(model, &last, 1, &driver, err)); /* shapes that were computed and are stated now */
+    MLO_TRY(mlo_step_save(ctx, model, passes, out, err));
+    if (json_object_set(out->report, "pruning", report) != 0)
+        status = mlo_error_nomem(err);
+out:
+    mlo_dataset_close(dataset);
+    mlo_stats_wants_clear(&wants);
+    mlo_stats_clear(&stats);
+    mlo_model_free(model);
+    json_decref(pass.notes);
+    json_decref(driver.report);
+    json_decref(passes);
+    json_decref(report);
+    return status;
+}
+
+static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_error *err)
+{
+    const char *names[NAMES_MAX + 1];
+    size_t count = names_of(options, names);
+    names[count++] = "prune";
+    *out = mlo_step_pass_revisions(names, count);
+    return *out ? MLO_OK : mlo_error_nomem(err);
+}
+
+const struct mlo_step mlo_step_prune = {
+    .name = "prune",
+    .kind = MLO_STEP_DERIVE,
+    .revision = 1,
+    .takes_calibrate = true,
+    .options = mlo_prune_options,
+    .run = run,
+    .passes = passes,
+    .description =
+        "takes channels, heads and neurons out and fits the layers behind them on calibration data",
+};
