@@ -1,4 +1,4 @@
-/* Completions, several in one call of the database (queue_complete, migrations/0025_completion.sql): what
+/* Completions, several in one call of the database (queue_complete, migrations/0031_calls.sql): what
  * most jobs have is written there, set by set. What else there is follows in the same transaction, statement
  * by statement (completion.c); so do the ends of runs, whose expectations are judged here. */
 #include <stdlib.h>

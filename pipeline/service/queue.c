@@ -23,7 +23,7 @@ enum {
     S_GPUS,
 };
 
-/* Columns of queue_claim (migrations/0030_kinds.sql). */
+/* Columns of queue_claim (migrations/0031_calls.sql). */
 enum {
     C_ID,
     C_RUN,

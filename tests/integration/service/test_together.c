@@ -569,23 +569,36 @@ static void test_claim__sees_past_what_it_does_not_offer(void **state)
     clear_all(jobs, 2);
 }
 
-/* The worker's role cannot say that something was counted that was not. */
-static void test_usage__is_counted_by_whom_it_may(void **state)
+/* What an attempt used is counted where it ends, once: the worker's role writes no accounts, and who ends an
+ * attempt again, or changes it afterwards, adds nothing. */
+static void test_usage__is_counted_at_the_end_and_once(void **state)
 {
     struct service_fixture *f = *state;
+    struct mlo_job job;
     static const char *const refused[] = {
-        "update attempt set counted = true", "insert into usage_entry default values",
+        "insert into usage_entry default values", "insert into metric_entry default values",
         "insert into attempt (job, number, token, worker) select id, 9, gen_random_uuid(), 'x' from job"};
+    static const char *const accepted[] = {
+        "update attempt set phases = '[]'",
+        "update attempt set ended_at = now(), outcome = 'failed', cpu_s = 2",
+        "update attempt set ended_at = now(), cpu_s = 3", "update attempt set phases = '[1]', cpu_s = 4"};
     submit(f, f->version, RECIPE_OBSERVE, 0);
-    for (size_t i = 0; i < MLO_COUNT(refused); i++) {
+    claim_all(f, &job, 1);
+    for (size_t i = 0; i < MLO_COUNT(refused) + MLO_COUNT(accepted); i++) {
         struct mlo_db_conn *conn;
         struct mlo_error err = {0};
+        bool refuse = i < MLO_COUNT(refused);
+        const char *sql = refuse ? refused[i] : accepted[i - MLO_COUNT(refused)];
         assert_mlo_ok(mlo_db_acquire(f->worker, &conn, &err), &err);
-        enum mlo_status status = mlo_db_exec_text(conn, refused[i], &err);
+        enum mlo_status status = mlo_db_exec_text(conn, sql, &err);
         mlo_db_release(conn);
-        if (status != MLO_EFORBIDDEN)
-            fail_msg("not refused: %s (%s)", refused[i], err.message);
+        if (status != (refuse ? MLO_EFORBIDDEN : MLO_OK))
+            fail_msg("%srefused: %s (%s)", refuse ? "not " : "", sql, err.message);
     }
+    assert_int_equal(count_rows(f, "select count(*) from mlopt.usage_entry where cpu_s = 2 and failed"), 1);
+    assert_int_equal(count_rows(f, "select count(*) from mlopt.usage_entry"), 1);
+    assert_int_equal(count_rows(f, "select count(*) from mlopt.metric_entry"), 1);
+    mlo_job_clear(&job);
 }
 
 static void test_array__arrives_as_it_was(void **state)
@@ -648,7 +661,7 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_together__a_database_that_is_away_is_asked_once),
         SERVICE_TEST(test_together__beats_answer_for_each),
         SERVICE_TEST(test_claim__sees_past_what_it_does_not_offer),
-        SERVICE_TEST(test_usage__is_counted_by_whom_it_may),
+        SERVICE_TEST(test_usage__is_counted_at_the_end_and_once),
         SERVICE_TEST(test_array__arrives_as_it_was),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);

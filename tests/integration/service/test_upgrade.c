@@ -39,8 +39,17 @@ static int64_t model_of(struct service_fixture *f)
     return id;
 }
 
-/* A run with all kinds of steps, one that failed, one that waits; policies, approvals, promotions, a refusal,
- * a rollback; ledgers; an upload; a rotated key. */
+/* What can be claimed, up to `wanted`; what is got is kept. */
+static int claim_some(struct mlo_db *worker, struct mlo_job *jobs, int wanted, struct mlo_error *err)
+{
+    const struct mlo_claimer claimer = {.worker = "w", .targets = "{any,cpu}", .lease_ms = 600000};
+    int count = 0;
+    assert_mlo_ok(mlo_queue_claim(worker, &claimer, jobs, wanted, &count, err), err);
+    return count;
+}
+
+/* A run with all kinds of steps, one that failed, one that runs, one that waits; policies, approvals,
+ * promotions, a refusal, a rollback; ledgers; an upload; a rotated key. */
 static void fill(struct service_fixture *f)
 {
     struct mlo_db_conn *conn = f->pg->conn;
@@ -56,6 +65,10 @@ static void fill(struct service_fixture *f)
     wait_run(f, submit(f, f->version, RECIPE_COMPILE, 0));
     wait_run(f, submit(f, add_version(f, "broken", "optimize.fail=format"), RECIPE_DERIVE, 0));
     stop_worker(&w);
+    struct mlo_job job;
+    submit(f, f->version, RECIPE_OBSERVE, 5);
+    assert_int_equal(claim_some(f->worker, &job, 1, err), 1);
+    mlo_job_clear(&job);
     submit(f, f->version, RECIPE_DERIVE, 5);
     assert_mlo_ok(mlo_token_create(conn, &SYSTEM, "ci", MLO_SUBMITTER, f->project, 0, token, &id, err), err);
 
@@ -118,7 +131,8 @@ static void shared_columns(PGconn *old, PGconn *source, const char *table, const
     static const char query[] = "select quote_ident(attname) from pg_attribute where attrelid = "
                                 "'mlopt.%s'::regclass and attnum > 0 and not attisdropped and not "
                                 "coalesce(attrelid = to_regclass('mlopt.project_queue') and attname = "
-                                "'claimed_at', false) order by attnum";
+                                "'claimed_at' or attrelid = to_regclass('mlopt.attempt') and attname = "
+                                "'counted', false) order by attnum";
     PGresult *a = ask(old, query, table), *b = ask(source, query, table);
     for (int i = 0; i < PQntuples(a); i++)
         for (int j = 0; j < PQntuples(b); j++)
@@ -260,6 +274,33 @@ static void use(struct service_fixture *f, struct mlo_db *server, int64_t commit
     mlo_buf_clear(&sql);
 }
 
+/* What was ready is claimed, what ran runs on; none is both. */
+static void claim_the_rest(struct service_fixture *f, struct pg_fixture *other, PGconn *old)
+{
+    enum { MOST = 16 };
+    struct mlo_job jobs[MOST];
+    struct mlo_db *worker = pg_fixture_pool(other, MLO_ROLE_WORKER, 2);
+    static const char query[] =
+        "select count(*) filter (where state = 'ready'), count(*) filter (where state = "
+        "'running'), count(*) from mlopt.job";
+    PGresult *before = ask(old, query);
+    int count = claim_some(worker, jobs, MOST, &f->err);
+    PGresult *after = ask(old, query);
+    assert_int_equal(count, strtol(PQgetvalue(before, 0, 0), NULL, 10));
+    assert_int_equal(strtol(PQgetvalue(after, 0, 0), NULL, 10), 0);
+    assert_int_equal(strtol(PQgetvalue(after, 0, 1), NULL, 10),
+                     strtol(PQgetvalue(before, 0, 1), NULL, 10) + count);
+    if (strcmp(PQgetvalue(before, 0, 2), "0") != 0)
+        assert_int_equal(count, 1);
+    for (int i = 0; i < count; i++) {
+        assert_mlo_ok(mlo_queue_beat(worker, &jobs[i], 600000, &f->err), &f->err);
+        mlo_job_clear(&jobs[i]);
+    }
+    PQclear(before);
+    PQclear(after);
+    mlo_db_close(worker);
+}
+
 static void upgrade_from(struct service_fixture *f, PGconn *source, size_t n)
 {
     size_t count;
@@ -307,6 +348,7 @@ static void upgrade_from(struct service_fixture *f, PGconn *source, size_t n)
         mlo_fs_remove_tree(ledger);
         assert_int_equal(rename(kept, ledger), 0);
     }
+    claim_the_rest(f, &other, old);
     PQfinish(old);
     mlo_db_release(conn);
     mlo_db_close(owner);
