@@ -358,10 +358,14 @@ static void take_signatures(const struct mlo_slot *slot, const json_t *read, str
     }
 }
 
-bool mlo_attempt_once_more(struct mlo_slot *slot, enum mlo_status status)
+/* The slot that this thread works for. */
+static _Thread_local struct mlo_slot *at_work;
+
+bool mlo_attempt_once_more(enum mlo_status status)
 {
     struct mlo_error lease = {0};
-    if ((status != MLO_EUNAVAILABLE && status != MLO_ETIMEOUT) || watch_lease(slot, &lease) != MLO_OK)
+    if ((status != MLO_EUNAVAILABLE && status != MLO_ETIMEOUT) || !at_work ||
+        watch_lease(at_work, &lease) != MLO_OK)
         return false;
     mlo_clock_sleep_ms(200);
     return true;
@@ -429,7 +433,7 @@ static enum mlo_status deliver(struct mlo_slot *slot, const char *dir, json_t *r
         do
             status =
                 mlo_attest_completion(slot->worker, &slot->job, &completion, &how, &envelope, signer, err);
-        while (mlo_attempt_once_more(slot, status));
+        while (mlo_attempt_once_more(status));
         MLO_TRY(status);
         completion.envelope = envelope;
         completion.signer = signer;
@@ -472,7 +476,7 @@ static enum mlo_status try_reuse(struct mlo_slot *slot, bool *done, struct mlo_e
         return MLO_OK;
     do
         status = find_known(slot, &known, &report, err);
-    while (mlo_attempt_once_more(slot, status));
+    while (mlo_attempt_once_more(status));
     if (status == MLO_OK && mlo_blob_exists(slot->worker->o.blobs, &known.artifact)) {
         known.report = report;
         status = complete(slot, &known, err);
@@ -515,7 +519,7 @@ static enum mlo_status tell_gpus(struct mlo_slot *slot, struct mlo_error *err)
         status = mlo_buf_ok(&list)
                      ? mlo_queue_tell_gpus(slot->worker->o.db, &slot->job, mlo_buf_str(&list), err)
                      : mlo_error_nomem(err);
-    while (mlo_attempt_once_more(slot, status));
+    while (mlo_attempt_once_more(status));
     mlo_buf_clear(&list);
     return status;
 }
@@ -560,7 +564,7 @@ static enum mlo_status work(struct mlo_slot *slot, const char *dir, bool *crashe
     bool recipes_time = set_time(slot, &child);
     MLO_TRY(tell_gpus(slot, err));
     MLO_TRY(mlo_confinement_init(slot, dir, &confined, err));
-    MLO_TRY(mlo_attempt_inputs(slot, dir, confined.checkpoints, err));
+    MLO_TRY(mlo_attempt_inputs(worker, &slot->job, dir, confined.checkpoints, err));
     MLO_TRY(mlo_confinement_close(slot, dir, &confined, err));
     child.dir = confined.out;
     child.kept[0] = confined.checkpoints;
@@ -656,6 +660,7 @@ void mlo_attempt_run(struct mlo_slot *slot)
     struct mlo_error error = {0};
     char *dir = NULL;
     bool crashed = false, reused = false;
+    at_work = slot;
     slot->fraction = slot->sent_fraction = 0;
     slot->cost = (struct mlo_cost){.cpu_s = 0};
     slot->sent_ns = 0;
@@ -676,6 +681,7 @@ void mlo_attempt_run(struct mlo_slot *slot)
     status = work(slot, dir, &crashed, &error);
 out:
     conclude(slot, status, crashed, &error);
+    at_work = NULL;
     if (dir)
         mlo_fs_remove_tree(dir);
     free(dir);

@@ -26,27 +26,19 @@ const struct mlo_sql MLO_INPUTS_SQL[] = {
 };
 const size_t MLO_INPUTS_SQL_COUNT = MLO_COUNT(MLO_INPUTS_SQL);
 
-static enum mlo_status read_once(struct mlo_db *db, int statement, const struct mlo_params *p,
-                                 struct mlo_rows *rows, struct mlo_error *err)
-{
-    struct mlo_db_conn *conn;
-    enum mlo_status status = mlo_db_acquire(db, &conn, err);
-    if (status != MLO_OK)
-        return status;
-    status = mlo_db_exec(conn, &MLO_INPUTS_SQL[statement], p, rows, err);
-    mlo_db_release(conn);
-    return status;
-}
-
-static enum mlo_status read_files(struct mlo_slot *slot, int statement, int64_t id, struct mlo_rows *rows,
+static enum mlo_status read_files(struct mlo_worker *worker, int statement, int64_t id, struct mlo_rows *rows,
                                   struct mlo_error *err)
 {
     enum mlo_status status;
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_i64(&p, id);
-    do
-        status = read_once(slot->worker->o.db, statement, &p, rows, err);
-    while (mlo_attempt_once_more(slot, status));
+    do {
+        struct mlo_db_conn *conn = NULL;
+        status = mlo_db_acquire(worker->o.db, &conn, err);
+        if (status == MLO_OK)
+            status = mlo_db_exec(conn, &MLO_INPUTS_SQL[statement], &p, rows, err);
+        mlo_db_release(conn);
+    } while (mlo_attempt_once_more(status));
     return status;
 }
 
@@ -79,18 +71,18 @@ static enum mlo_status place(struct mlo_worker *worker, const struct mlo_digest 
 }
 
 /* The files of the upload; *model is the path of the one in the role "model", yours. */
-static enum mlo_status place_version(struct mlo_slot *slot, int64_t version, const char *dir, char **model,
-                                     struct mlo_error *err)
+static enum mlo_status place_version(struct mlo_worker *worker, int64_t version, const char *dir,
+                                     char **model, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_rows rows = {0};
     struct mlo_digest digest;
     MLO_TRY(mlo_fs_mkdirs(dir, err));
-    MLO_TRY(read_files(slot, S_VERSION_FILES, version, &rows, err));
+    MLO_TRY(read_files(worker, S_VERSION_FILES, version, &rows, err));
     for (int i = 0; i < mlo_rows_count(&rows); i++) {
         const char *name = mlo_rows_text(&rows, i, 0);
         mlo_rows_digest(&rows, i, 1, &digest);
-        MLO_TRY(place(slot->worker, &digest, dir, name, err));
+        MLO_TRY(place(worker, &digest, dir, name, err));
         if (strcmp(mlo_rows_text(&rows, i, 2), "model") == 0 && !*model)
             *model = mlo_fs_join(dir, name, NULL);
     }
@@ -137,7 +129,7 @@ out:
     return status;
 }
 
-static enum mlo_status place_dataset(struct mlo_slot *slot, int64_t dataset_version, const char *dir,
+static enum mlo_status place_dataset(struct mlo_worker *worker, int64_t dataset_version, const char *dir,
                                      struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -147,14 +139,14 @@ static enum mlo_status place_dataset(struct mlo_slot *slot, int64_t dataset_vers
     if (!files)
         return mlo_error_nomem(err);
     MLO_TRY(mlo_fs_mkdirs(files, err));
-    MLO_TRY(read_files(slot, S_DATASET_FILES, dataset_version, &rows, err));
+    MLO_TRY(read_files(worker, S_DATASET_FILES, dataset_version, &rows, err));
     if (mlo_rows_count(&rows) == 0) {
         status = mlo_error_set(err, MLO_ENOTFOUND, "the dataset has no files");
         goto out;
     }
     for (int i = 0; i < mlo_rows_count(&rows); i++) {
         mlo_rows_digest(&rows, i, 1, &digest);
-        MLO_TRY(place(slot->worker, &digest, files, mlo_rows_text(&rows, i, 0), err));
+        MLO_TRY(place(worker, &digest, files, mlo_rows_text(&rows, i, 0), err));
     }
     MLO_TRY(describe_dataset(&rows, dir, err));
 out:
@@ -164,17 +156,16 @@ out:
 }
 
 /* Adds the role's path to job.json when the step reads it. */
-static enum mlo_status add_dataset(struct mlo_slot *slot, const char *in, const char *role, bool needed,
-                                   json_t *out, struct mlo_error *err)
+static enum mlo_status add_dataset(struct mlo_worker *worker, const struct mlo_job *job, const char *in,
+                                   const char *role, bool needed, json_t *out, struct mlo_error *err)
 {
-    const struct mlo_job *job = &slot->job;
     const json_t *dataset = json_object_get(job->datasets, role);
     if (!needed || !dataset)
         return json_object_set_new(out, role, json_null()) == 0 ? MLO_OK : mlo_error_nomem(err);
     char *dir = mlo_fs_join(in, role, NULL);
     if (!dir)
         return mlo_error_nomem(err);
-    enum mlo_status status = place_dataset(slot, mlo_json_i64(dataset, "id", 0), dir, err);
+    enum mlo_status status = place_dataset(worker, mlo_json_i64(dataset, "id", 0), dir, err);
     if (status == MLO_OK && json_object_set_new(out, role, json_string(dir)) < 0)
         status = mlo_error_nomem(err);
     if (status != MLO_OK)
@@ -185,14 +176,14 @@ static enum mlo_status add_dataset(struct mlo_slot *slot, const char *in, const 
 
 /* The decision that a job follows when it reproduces: it is an input like any other, so that nothing is
  * chosen anew. */
-static enum mlo_status add_decision(struct mlo_slot *slot, const char *in, json_t *out, struct mlo_error *err)
+static enum mlo_status add_decision(struct mlo_worker *worker, const struct mlo_job *job, const char *in,
+                                    json_t *out, struct mlo_error *err)
 {
-    const struct mlo_job *job = &slot->job;
     if (!job->has_decision)
         return MLO_OK;
     char *path = mlo_fs_join(in, "decision.json", NULL);
     enum mlo_status status =
-        path ? place(slot->worker, &job->decision, in, "decision.json", err) : mlo_error_nomem(err);
+        path ? place(worker, &job->decision, in, "decision.json", err) : mlo_error_nomem(err);
     if (status == MLO_OK && json_object_set_new(out, "decision", json_string(path)) != 0)
         status = mlo_error_nomem(err);
     free(path);
@@ -200,17 +191,16 @@ static enum mlo_status add_decision(struct mlo_slot *slot, const char *in, json_
 }
 
 /* The recipe's postprocessing model, where the step makes metrics. */
-static enum mlo_status add_postprocess(struct mlo_slot *slot, const char *in, bool needed, json_t *out,
-                                       struct mlo_error *err)
+static enum mlo_status add_postprocess(struct mlo_worker *worker, const struct mlo_job *job, const char *in,
+                                       bool needed, json_t *out, struct mlo_error *err)
 {
-    const struct mlo_job *job = &slot->job;
     const json_t *post = json_object_get(job->datasets, MLO_POSTPROCESS);
     char *path = NULL;
     if (!needed || !post)
         return MLO_OK;
     char *dir = mlo_fs_join(in, MLO_POSTPROCESS, NULL);
     enum mlo_status status =
-        dir ? place_version(slot, mlo_json_i64(post, "id", 0), dir, &path, err) : mlo_error_nomem(err);
+        dir ? place_version(worker, mlo_json_i64(post, "id", 0), dir, &path, err) : mlo_error_nomem(err);
     if (status == MLO_OK && json_object_set_new(out, MLO_POSTPROCESS, json_string(path)) < 0)
         status = mlo_error_nomem(err);
     if (status != MLO_OK)
@@ -221,86 +211,73 @@ static enum mlo_status add_postprocess(struct mlo_slot *slot, const char *in, bo
 }
 
 /* Asks for the samples of the datasets that are placed and not known yet. */
-static enum mlo_status unknown_samples(const struct mlo_slot *slot, json_t *out, struct mlo_error *err)
+static enum mlo_status ask_samples(struct mlo_worker *worker, const struct mlo_job *job, json_t *out,
+                                   struct mlo_error *err)
 {
     static const char *const roles[] = {"calibrate", "select", "evaluate"};
-    struct mlo_db_conn *conn = NULL;
     struct mlo_digest digest;
+    enum mlo_status status;
     json_t *asked = json_array();
     if (!asked || json_object_set_new(out, "samples", asked) != 0)
         return mlo_error_nomem(err);
-    enum mlo_status status = mlo_db_acquire(slot->worker->o.db, &conn, err);
-    for (size_t i = 0; status == MLO_OK && i < MLO_COUNT(roles); i++) {
-        const char *text = mlo_json_str(json_object_get(slot->job.datasets, roles[i]), "digest", "");
-        bool known = true;
-        if (!json_is_string(json_object_get(out, roles[i])) || !mlo_digest_parse(text, &digest))
-            continue;
-        status = mlo_samples_known(conn, &digest, &known, err);
-        if (status == MLO_OK && !known && json_array_append_new(asked, json_string(roles[i])) != 0)
-            status = mlo_error_nomem(err);
-    }
-    mlo_db_release(conn);
+    do {
+        struct mlo_db_conn *conn = NULL;
+        json_array_clear(asked);
+        status = mlo_db_acquire(worker->o.db, &conn, err);
+        for (size_t i = 0; status == MLO_OK && i < MLO_COUNT(roles); i++) {
+            const char *text = mlo_json_str(json_object_get(job->datasets, roles[i]), "digest", "");
+            bool known = true;
+            if (!json_is_string(json_object_get(out, roles[i])) || !mlo_digest_parse(text, &digest))
+                continue;
+            status = mlo_samples_known(conn, &digest, &known, err);
+            if (status == MLO_OK && !known && json_array_append_new(asked, json_string(roles[i])) != 0)
+                status = mlo_error_nomem(err);
+        }
+        mlo_db_release(conn);
+    } while (mlo_attempt_once_more(status));
     return status;
 }
 
-static enum mlo_status ask_samples(struct mlo_slot *slot, json_t *out, struct mlo_error *err)
+/* Asks for the signatures of the files that no worker has read yet; what is made is always asked for. */
+static enum mlo_status ask_signatures(struct mlo_worker *worker, const struct mlo_job *job, const char *in,
+                                      json_t *out, struct mlo_error *err)
 {
-    enum mlo_status status;
-    do
-        status = unknown_samples(slot, out, err);
-    while (mlo_attempt_once_more(slot, status));
-    return status;
-}
-
-/* Roles of the files whose signatures no worker has read yet: asked for anew. */
-static enum mlo_status unknown_signatures(const struct mlo_slot *slot, json_t *asked, bool *labels,
-                                          struct mlo_error *err)
-{
-    const struct mlo_job *job = &slot->job;
     const struct {
         const char *role;
         const struct mlo_digest *blob;
     } files[] = {{"source", &job->source},
                  {"model", job->from_source ? NULL : &job->input},
                  {"labels", job->has_labels ? &job->labels : NULL}};
-    struct mlo_db_conn *conn = NULL;
-    json_array_clear(asked);
-    *labels = false;
-    enum mlo_status status = mlo_db_acquire(slot->worker->o.db, &conn, err);
-    for (size_t i = 0; status == MLO_OK && i < MLO_COUNT(files); i++) {
-        bool known = true;
-        if (files[i].blob)
-            status = mlo_signature_known(conn, files[i].blob, &known, err);
-        if (!known)
-            json_array_append_new(asked, json_string(files[i].role));
-        *labels = *labels || (!known && files[i].blob == &job->labels);
-    }
-    mlo_db_release(conn);
-    return status;
-}
-
-/* Asks for the signatures of the files that no worker has read yet; what is made is always asked for. */
-static enum mlo_status ask_signatures(struct mlo_slot *slot, const char *in, json_t *out,
-                                      struct mlo_error *err)
-{
     char *labels = mlo_fs_join(in, "labels", NULL);
     json_t *asked = json_array();
     bool want_labels = false;
     enum mlo_status status = labels && asked ? MLO_OK : mlo_error_nomem(err);
-    MLO_TRY(status);
-    do
-        status = unknown_signatures(slot, asked, &want_labels, err);
-    while (mlo_attempt_once_more(slot, status));
-    MLO_TRY(status);
-    if (want_labels) {
-        status = place(slot->worker, &slot->job.labels, in, "labels", err);
+    while (status == MLO_OK) {
+        struct mlo_db_conn *conn = NULL;
+        json_array_clear(asked);
+        want_labels = false;
+        status = mlo_db_acquire(worker->o.db, &conn, err);
+        for (size_t i = 0; status == MLO_OK && i < MLO_COUNT(files); i++) {
+            bool known = true;
+            if (files[i].blob)
+                status = mlo_signature_known(conn, files[i].blob, &known, err);
+            if (!known)
+                json_array_append_new(asked, json_string(files[i].role));
+            want_labels = want_labels || (!known && files[i].blob == &job->labels);
+        }
+        mlo_db_release(conn); /* before bytes are fetched, which may take long */
+        if (!mlo_attempt_once_more(status))
+            break;
+        status = MLO_OK;
+    }
+    if (status == MLO_OK && want_labels) {
+        status = place(worker, &job->labels, in, "labels", err);
         json_object_set_new(out, "labels", json_string(labels));
     }
-    if (slot->job.derive)
+    if (job->derive)
         json_array_append_new(asked, json_string("artifact"));
     if (status == MLO_OK && json_object_set(out, "signatures", asked) != 0)
         status = mlo_error_nomem(err);
-out:
     json_decref(asked);
     free(labels);
     return status;
@@ -325,10 +302,9 @@ out:
 }
 
 /* For a step that asks: what the deriving steps before it did, and what the last of them was given. */
-static enum mlo_status place_history(struct mlo_slot *slot, const char *in, json_t *out,
-                                     struct mlo_error *err)
+static enum mlo_status place_history(struct mlo_worker *worker, const struct mlo_job *job, const char *in,
+                                     json_t *out, struct mlo_error *err)
 {
-    const struct mlo_job *job = &slot->job;
     enum mlo_status status = MLO_OK;
     struct mlo_rows rows = {0};
     struct mlo_digest parent;
@@ -338,13 +314,13 @@ static enum mlo_status place_history(struct mlo_slot *slot, const char *in, json
         status = mlo_error_nomem(err);
         goto out;
     }
-    MLO_TRY(read_files(slot, S_HISTORY, job->id, &rows, err));
+    MLO_TRY(read_files(worker, S_HISTORY, job->id, &rows, err));
     int count = mlo_rows_count(&rows);
     for (int i = 0; i < count; i++)
         MLO_TRY(add_history(&rows, i, history, err));
     if (count > 1 && mlo_rows_digest(&rows, count - 2, 3, &parent)) {
         MLO_TRY(mlo_fs_mkdirs(dir, err));
-        MLO_TRY(place(slot->worker, &parent, dir, "model.onnx", err));
+        MLO_TRY(place(worker, &parent, dir, "model.onnx", err));
         json_object_set_new(out, "parent", json_string(path));
     }
     if (json_object_set(out, "history", history) != 0)
@@ -357,11 +333,10 @@ out:
     return status;
 }
 
-enum mlo_status mlo_attempt_inputs(struct mlo_slot *slot, const char *dir, const char *checkpoints,
-                                   struct mlo_error *err)
+enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_job *job, const char *dir,
+                                   const char *checkpoints, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    const struct mlo_job *job = &slot->job;
     const struct mlo_step *step = mlo_step_find(job->step);
     char *in = mlo_fs_join(dir, "in", NULL), *source_dir = mlo_fs_join(dir, "in", "source", NULL);
     char *variant_dir = mlo_fs_join(dir, "in", "variant", NULL),
@@ -376,10 +351,10 @@ enum mlo_status mlo_attempt_inputs(struct mlo_slot *slot, const char *dir, const
         status = mlo_error_nomem(err);
         goto out;
     }
-    MLO_TRY(place_version(slot, job->version, source_dir, &source, err));
+    MLO_TRY(place_version(worker, job->version, source_dir, &source, err));
     if (!job->from_source) {
         MLO_TRY(mlo_fs_mkdirs(variant_dir, err));
-        MLO_TRY(place(slot->worker, &job->input, variant_dir, "model.onnx", err));
+        MLO_TRY(place(worker, &job->input, variant_dir, "model.onnx", err));
         if (!(model = mlo_fs_join(variant_dir, "model.onnx", NULL))) {
             status = mlo_error_nomem(err);
             goto out;
@@ -387,24 +362,23 @@ enum mlo_status mlo_attempt_inputs(struct mlo_slot *slot, const char *dir, const
     }
     mlo_checkpoint_trim(checkpoints);
     /* what an earlier attempt kept is no reproduction */
-    out =
-        json_pack("{s:s, s:O, s:s, s:s, s:i, s:i, s:s?}", "step", job->step, "options", job->options, "model",
-                  model ? model : source, "source", source, "threads", (int)slot->worker->o.threads, "batch",
-                  0, "checkpoints", job->reproduces ? NULL : checkpoints);
+    out = json_pack("{s:s, s:O, s:s, s:s, s:i, s:i, s:s?}", "step", job->step, "options", job->options,
+                    "model", model ? model : source, "source", source, "threads", (int)worker->o.threads,
+                    "batch", 0, "checkpoints", job->reproduces ? NULL : checkpoints);
     if (!out) {
         status = mlo_error_nomem(err);
         goto out;
     }
-    MLO_TRY(add_dataset(slot, in, "calibrate", mlo_step_reads_calibrate(step), out, err));
-    MLO_TRY(add_dataset(slot, in, "select", mlo_step_reads_select(step, job->options) && !job->has_decision,
-                        out, err));
-    MLO_TRY(add_decision(slot, in, out, err));
-    MLO_TRY(add_dataset(slot, in, "evaluate", mlo_step_reads_evaluate(step), out, err));
-    MLO_TRY(add_postprocess(slot, in, mlo_step_reads_postprocess(step, job->options), out, err));
-    MLO_TRY(ask_samples(slot, out, err));
-    MLO_TRY(ask_signatures(slot, in, out, err));
+    MLO_TRY(add_dataset(worker, job, in, "calibrate", mlo_step_reads_calibrate(step), out, err));
+    MLO_TRY(add_dataset(worker, job, in, "select",
+                        mlo_step_reads_select(step, job->options) && !job->has_decision, out, err));
+    MLO_TRY(add_decision(worker, job, in, out, err));
+    MLO_TRY(add_dataset(worker, job, in, "evaluate", mlo_step_reads_evaluate(step), out, err));
+    MLO_TRY(add_postprocess(worker, job, in, mlo_step_reads_postprocess(step, job->options), out, err));
+    MLO_TRY(ask_samples(worker, job, out, err));
+    MLO_TRY(ask_signatures(worker, job, in, out, err));
     if (step->reads_history)
-        MLO_TRY(place_history(slot, in, out, err));
+        MLO_TRY(place_history(worker, job, in, out, err));
     MLO_TRY(mlo_json_save_file(out, json_path, err));
 out:
     json_decref(out);

@@ -109,13 +109,15 @@ void mlo_worker_metrics_end(struct mlo_worker *worker);
 /* Runs the slot's claimed job to its end, whatever that is: completed, failed, handed back or lost. */
 void mlo_attempt_run(struct mlo_slot *slot);
 
-/* Whether what only asks PostgreSQL is to be tried again: as long as the lease lasts, a connection that is
- * lost costs no attempt, and not the work of one that the child has done. Waits a moment before. */
-bool mlo_attempt_once_more(struct mlo_slot *slot, enum mlo_status status);
+/* Of the thread of a slot, while it works: whether what only asks PostgreSQL is to be tried again after this
+ * status. As long as the lease lasts, a connection that is lost costs no attempt, and not the work of one
+ * that the child has done. Waits a moment before. */
+bool mlo_attempt_once_more(enum mlo_status status);
 
-/* Fills <dir>/in with the inputs of the slot's job and writes <dir>/out/job.json. */
-MLO_MUST_USE enum mlo_status mlo_attempt_inputs(struct mlo_slot *slot, const char *dir,
-                                                const char *checkpoints, struct mlo_error *err);
+/* Fills <dir>/in with the job's inputs and writes <dir>/out/job.json. */
+MLO_MUST_USE enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_job *job,
+                                                const char *dir, const char *checkpoints,
+                                                struct mlo_error *err);
 
 /* The folders of a job, <dir>/in and <dir>/out and those that it shares with the other jobs of its project,
  * which are made; what its process may do, once its inputs are placed, and its environment. */
