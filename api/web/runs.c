@@ -145,10 +145,15 @@ static void facts(struct mlo_buf *out, const json_t *run)
         HTML(out, ", %.1f GPU s", mlo_json_f64(json_object_get(run, "usage"), "gpu_s", 0));
     HTML(out, "</dd></div>");
     json_object_foreach((json_t *)datasets, role, set) if (json_is_object(set))
-        HTML(out, "<div><dt>%s%s</dt><dd>%s<span class=\"muted\">@%lld</span></dd></div>",
-             strcmp(role, "postprocess") == 0 ? "Outputs " : "Data to ",
-             strcmp(role, "postprocess") == 0 ? "postprocessed by" : role, mlo_text(set, "name"),
-             (long long)mlo_json_i64(set, "version", 0));
+    {
+        const char *title = strcmp(role, "postprocess") == 0 ? "Outputs postprocessed by"
+                            : strcmp(role, "teacher") == 0   ? "Compared with the teacher"
+                                                             : NULL;
+        const char *variant = mlo_json_str(set, "variant", NULL);
+        HTML(out, "<div><dt>%s%s</dt><dd>%s<span class=\"muted\">@%lld%s%s</span></dd></div>",
+             title ? title : "Data to ", title ? "" : role, mlo_text(set, "name"),
+             (long long)mlo_json_i64(set, "version", 0), variant ? "/" : "", variant ? variant : "");
+    }
     HTML(out, "</dl>");
 }
 

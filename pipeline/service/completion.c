@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "pipeline/service/completion_impl.h"
+#include "pipeline/service/teacher_impl.h"
 #include "registry/attest.h"
 
 enum { S_DONE, S_READY, S_OPEN, S_RESULTS, S_RUN, S_SET_RESULTS, S_SIZES };
@@ -494,6 +495,7 @@ enum mlo_status mlo_completion_record_more(struct mlo_db_conn *conn, const struc
     enum mlo_status status = MLO_OK;
     for (size_t i = 0; i < json_array_size(c->what->observations); i++)
         MLO_TRY(record_observation(conn, c, json_array_get(c->what->observations, i), err));
+    MLO_TRY(mlo_teacher_record(conn, c->job, mlo_job_artifact(c->job), err));
     for (size_t i = 0; i < json_array_size(c->what->plans); i++)
         MLO_TRY(record_plan(conn, c, json_array_get(c->what->plans, i), err));
     if (c->what->has_document)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "pipeline/service/blob_cache_impl.h"
+#include "pipeline/service/teacher_impl.h"
 #include "pipeline/service/worker_impl.h"
 #include "pipeline/steps/checkpoint.h"
 
@@ -210,6 +211,53 @@ static enum mlo_status add_postprocess(struct mlo_worker *worker, const struct m
     return status;
 }
 
+/* A file by its digest, as <in>/<name>; its path becomes the member `key` of job.json. */
+static enum mlo_status add_blob(struct mlo_worker *worker, const struct mlo_digest *digest, const char *in,
+                                const char *name, const char *key, json_t *out, struct mlo_error *err)
+{
+    char *path = mlo_fs_join(in, name, NULL);
+    enum mlo_status status = path ? place(worker, digest, in, name, err) : mlo_error_nomem(err);
+    if (status == MLO_OK && json_object_set_new(out, key, json_string(path)) != 0)
+        status = mlo_error_nomem(err);
+    free(path);
+    return status;
+}
+
+/* The teacher, and the label files of both, for a step that compares with one. */
+static enum mlo_status add_teacher(struct mlo_worker *worker, const struct mlo_job *job, const char *in,
+                                   const struct mlo_step *step, json_t *out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const json_t *teacher = json_object_get(job->datasets, MLO_TEACHER);
+    struct mlo_digest digest;
+    char *dir = NULL, *path = NULL;
+    if (!step->reads_teacher || !teacher)
+        return MLO_OK;
+    if (!(dir = mlo_fs_join(in, MLO_TEACHER, NULL))) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    if (strcmp(mlo_json_str(teacher, "variant", ""), MLO_VARIANT_SOURCE) == 0) {
+        MLO_TRY(place_version(worker, mlo_json_i64(teacher, "id", 0), dir, &path, err));
+        if (json_object_set_new(out, MLO_TEACHER, json_string(path)) != 0)
+            status = mlo_error_nomem(err);
+    } else if (mlo_digest_parse(mlo_json_str(teacher, "digest", ""), &digest)) {
+        MLO_TRY(mlo_fs_mkdirs(dir, err));
+        MLO_TRY(add_blob(worker, &digest, dir, "model.onnx", MLO_TEACHER, out, err));
+    }
+    MLO_TRY(status);
+    if (mlo_digest_parse(mlo_json_str(teacher, "labels", ""), &digest))
+        MLO_TRY(add_blob(worker, &digest, in, "teacher-labels", "teacher_labels", out, err));
+    if (job->has_labels)
+        MLO_TRY(add_blob(worker, &job->labels, in, "student-labels", "student_labels", out, err));
+out:
+    if (status != MLO_OK)
+        mlo_error_where(err, "teacher %s", mlo_json_str(teacher, "name", ""));
+    free(dir);
+    free(path);
+    return status;
+}
+
 /* Asks for the samples of the datasets that are placed and not known yet. */
 static enum mlo_status ask_samples(struct mlo_worker *worker, const struct mlo_job *job, json_t *out,
                                    struct mlo_error *err)
@@ -375,6 +423,7 @@ enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_j
     MLO_TRY(add_decision(worker, job, in, out, err));
     MLO_TRY(add_dataset(worker, job, in, "evaluate", mlo_step_reads_evaluate(step), out, err));
     MLO_TRY(add_postprocess(worker, job, in, mlo_step_reads_postprocess(step, job->options), out, err));
+    MLO_TRY(add_teacher(worker, job, in, step, out, err));
     MLO_TRY(ask_samples(worker, job, out, err));
     MLO_TRY(ask_signatures(worker, job, in, out, err));
     if (step->reads_history)

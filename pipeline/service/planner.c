@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "pipeline/service/service_impl.h"
+#include "pipeline/service/teacher_impl.h"
 
 enum {
     S_VERSION,
@@ -220,6 +221,19 @@ out:
     return status;
 }
 
+static enum mlo_status resolve_teacher(struct mlo_db_conn *conn, const struct mlo_run_request *request,
+                                       struct plan *plan, struct mlo_error *err)
+{
+    const char *text = mlo_teacher_of(request->recipe);
+    json_t *entry;
+    if (!text)
+        return MLO_OK;
+    enum mlo_status status = mlo_teacher_resolve(conn, request->actor, plan->project_name, text, &entry, err);
+    if (status == MLO_OK && json_object_set_new(plan->datasets, MLO_TEACHER, entry) != 0)
+        status = mlo_error_nomem(err);
+    return status;
+}
+
 /* Two names may mean the same data. */
 static enum mlo_status check_roles(const struct mlo_recipe *recipe, const struct plan *plan,
                                    struct mlo_error *err)
@@ -341,6 +355,7 @@ static enum mlo_status make_plan(struct mlo_db_conn *conn, const struct mlo_run_
     MLO_TRY(resolve_dataset(conn, plan, "select", recipe->select, err));
     MLO_TRY(resolve_dataset(conn, plan, "evaluate", recipe->evaluate, err));
     MLO_TRY(resolve_postprocess(conn, plan, recipe->postprocess, err));
+    MLO_TRY(resolve_teacher(conn, request, plan, err));
     MLO_TRY(check_roles(recipe, plan, err));
     plan->on = request->on;
     plan->target = request->on ? request->on->target : recipe->target;
