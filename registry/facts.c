@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "registry/evidence.h"
 #include "registry/models.h"
+#include "registry/ref.h"
 #include "registry/sql_impl.h"
 
 enum { FACTS_DATASET, FACTS_OF_VERSION };
@@ -279,13 +281,46 @@ out:
     return status;
 }
 
+/* NAME@V[/VARIANT] of this project, or what that was answered as. */
+static enum mlo_status read_teacher(struct reader *r, const json_t *given, json_t **out)
+{
+    enum mlo_status status;
+    struct mlo_ref ref = {0};
+    struct mlo_version_info version;
+    struct mlo_variant_info variant;
+    int64_t model;
+    char text[320], digest[MLO_DIGEST_TEXT_SIZE];
+    /* a reference has a project; this one is known, whatever it is called */
+    if (json_is_object(given))
+        snprintf(text, sizeof text, "p/%.100s@%lld/%.100s", mlo_json_str(given, "name", ""),
+                 (long long)mlo_json_i64(given, "version", 0),
+                 mlo_json_str(given, "variant", MLO_VARIANT_SOURCE));
+    else
+        snprintf(text, sizeof text, "p/%.300s", json_is_string(given) ? json_string_value(given) : "");
+    if (mlo_ref_parse(text, &ref, NULL) != MLO_OK || ref.stage[0] || !ref.version)
+        return wrong(r, "a teacher is MODEL@VERSION or MODEL@VERSION/VARIANT, of this project", NULL);
+    MLO_TRY(mlo_model_find(r->conn, r->project_id, ref.name, &model, r->err));
+    MLO_TRY(mlo_version_find(r->conn, model, ref.version, &version, r->err));
+    MLO_TRY(mlo_variant_find(r->conn, version.id, ref.variant[0] ? ref.variant : MLO_VARIANT_SOURCE, &variant,
+                             r->err));
+    *out = json_pack("{s:s, s:I, s:s, s:s}", "name", ref.name, "version", (json_int_t)version.number,
+                     "variant", variant.name, "digest", mlo_digest_text(&variant.artifact, digest));
+    if (!*out)
+        status = mlo_error_nomem(r->err);
+out:
+    if (status != MLO_OK)
+        mlo_error_where(r->err, "facts.teacher");
+    return status;
+}
+
 /* --- all --------------------------------------------------------------------------------------- */
 
 static const struct {
     const char *name;
     enum mlo_status (*read)(struct reader *r, const json_t *given, json_t **out);
 } MEMBERS[] = {{"code", read_code},       {"datasets", read_datasets}, {"licence", read_licence},
-               {"metrics", read_metrics}, {"params", read_params},     {"tags", read_tags}};
+               {"metrics", read_metrics}, {"params", read_params},     {"tags", read_tags},
+               {"teacher", read_teacher}};
 
 static enum mlo_status read_member(struct reader *r, const char *name, const json_t *given, json_t *facts)
 {
@@ -307,7 +342,7 @@ static enum mlo_status read_member(struct reader *r, const char *name, const jso
     mlo_error_set(r->err, MLO_EINVAL, "'%.60s' is no member of facts", name);
     mlo_error_where(r->err, "field 'facts'");
     if (!mlo_error_suggest(r->err, name, names, MLO_COUNT(names)))
-        mlo_error_hint(r->err, "facts are code, datasets, licence, metrics, params and tags");
+        mlo_error_hint(r->err, "facts are code, datasets, licence, metrics, params, tags and teacher");
     return MLO_EINVAL;
 }
 

@@ -72,7 +72,7 @@ static bool add_facts(json_t *rows, const json_t *facts)
     return ok && (!licence || add(rows, "licence", "", licence, NULL));
 }
 
-/* What it was trained on, in the lineage. */
+/* What it was trained on, and by whom it was taught, in the lineage. */
 static enum mlo_status add_lineage(struct mlo_db_conn *conn, const struct mlo_version_info *version,
                                    const json_t *facts, struct mlo_error *err)
 {
@@ -84,6 +84,10 @@ static enum mlo_status add_lineage(struct mlo_db_conn *conn, const struct mlo_ve
                        item) if (mlo_digest_parse(mlo_json_str(item, "digest", ""), &digest))
         MLO_TRY(mlo_lineage_add(conn, version->project_id, &version->artifact, &digest, "trained-on", NULL, 0,
                                 err));
+    if (mlo_digest_parse(mlo_json_str(json_object_get(facts, "teacher"), "digest", ""), &digest) &&
+        !mlo_digest_eq(&digest, &version->artifact)) /* a model is not its own teacher */
+        MLO_TRY(mlo_lineage_add(conn, version->project_id, &version->artifact, &digest,
+                                MLO_LINEAGE_DISTILLED_FROM, NULL, 0, err));
 out:
     return status;
 }

@@ -40,6 +40,12 @@ void mlo_piece_facts(struct mlo_buf *out, const json_t *facts)
         mlo_piece_digest(out, mlo_text(item, "digest"));
         HTML(out, "</td></tr>");
     }
+    if ((item = json_object_get(facts, "teacher"))) {
+        HTML(out, "<tr><td>Distilled from</td><td>%s@%lld/%s</td><td class=\"n\">", mlo_text(item, "name"),
+             (long long)mlo_json_i64(item, "version", 0), mlo_text(item, "variant"));
+        mlo_piece_digest(out, mlo_text(item, "digest"));
+        HTML(out, "</td></tr>");
+    }
     fact_rows(out, "Metric", json_object_get(facts, "metrics"));
     fact_rows(out, "Parameter", json_object_get(facts, "params"));
     fact_rows(out, "Tag", json_object_get(facts, "tags"));

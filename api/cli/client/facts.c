@@ -103,6 +103,41 @@ static enum mlo_status add_datasets(const struct mlo_cli *cli, const char *proje
     return MLO_OK;
 }
 
+/* Whether the verb has the option: data have no teacher. */
+static bool teaches(const struct mlo_cli *cli)
+{
+    for (const struct mlo_cli_option *o = cli->verb->options; o && o->name; o++)
+        if (strcmp(o->name, "teacher") == 0)
+            return true;
+    return false;
+}
+
+/* --teacher [PROJECT/]MODEL@V[/VARIANT], of the project that is pushed to. */
+static enum mlo_status add_teacher(const struct mlo_cli *cli, const char *project, json_t *facts,
+                                   struct mlo_error *err)
+{
+    const char *text = mlo_cli_opt(cli, "teacher"), *at = text ? strchr(text, '@') : NULL,
+               *slash = text ? strchr(text, '/') : NULL;
+    size_t n = strlen(project);
+    if (!text)
+        return MLO_OK;
+    if (slash && (!at || slash < at)) {
+        if (strncmp(text, project, n) != 0 || text[n] != '/') {
+            mlo_error_set(err, MLO_EUSAGE, "--teacher %.120s is of another project than %s", text, project);
+            mlo_error_hint(
+                err,
+                "push it to %s too: a project's lineage names its own models; `distill-eval` compares "
+                "across projects",
+                project);
+            return MLO_EUSAGE;
+        }
+        text = slash + 1;
+    }
+    if (json_object_set_new(facts, "teacher", json_string(text)) != 0)
+        return mlo_error_set(err, MLO_EUSAGE, "--teacher '%.120s' is not UTF-8", text);
+    return MLO_OK;
+}
+
 enum mlo_status mlo_client_facts(const struct mlo_cli *cli, const char *project, json_t **out,
                                  struct mlo_error *err)
 {
@@ -117,12 +152,15 @@ enum mlo_status mlo_client_facts(const struct mlo_cli *cli, const char *project,
         facts = json_object();
     if (!json_is_object(facts)) {
         status = mlo_error_set(err, MLO_EFORMAT, "%s is not a JSON object", file);
-        mlo_error_hint(err, "facts are code, datasets, licence, metrics, params and tags: docs/api.md");
+        mlo_error_hint(err,
+                       "facts are code, datasets, licence, metrics, params, tags and teacher: docs/api.md");
         goto out;
     }
     for (size_t i = 0; i < MLO_COUNT(NAMED); i++)
         MLO_TRY(add_named(cli, i, facts, err));
     MLO_TRY(add_datasets(cli, project, facts, err));
+    if (teaches(cli))
+        MLO_TRY(add_teacher(cli, project, facts, err));
     if (code) {
         MLO_TRY(mlo_client_code(code, &reference, err));
         json_object_set(facts, "code", reference);

@@ -132,6 +132,7 @@ static const struct mlo_cli_option options[] = {
     {"labels", 0, "FILE", "the labels of its outputs: one a line, or a JSON array of texts"},
     {"meta", 0, "KEY=VALUE", "metadata of the version", NULL, true},
     MLO_OPTIONS_FACTS,
+    {"teacher", 0, "MODEL@V[/VARIANT]", "the model of the project that it was distilled from"},
     MLO_OPTION_URL,
     {NULL},
 };

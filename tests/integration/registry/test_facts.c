@@ -157,6 +157,50 @@ static void test_facts__name_two_versions_of_a_dataset_and_none_deleted(void **s
     assert_mlo_status(push(f, p, "b", facts, &v), MLO_ENOTFOUND, &f->err);
 }
 
+static void test_facts__name_the_teacher(void **state)
+{
+    static const struct {
+        const char *facts;
+        enum mlo_status status;
+    } wrong[] = {
+        {"{\"teacher\": \"net\"}", MLO_EINVAL},
+        {"{\"teacher\": \"net@production\"}", MLO_EINVAL},
+        {"{\"teacher\": 3}", MLO_EINVAL},
+        {"{\"teacher\": \"other/net@1\"}", MLO_EINVAL},
+        {"{\"teacher\": \"net@9\"}", MLO_ENOTFOUND},
+        {"{\"teacher\": \"none@1\"}", MLO_ENOTFOUND},
+        {"{\"teacher\": \"net@1/int8\"}", MLO_ENOTFOUND},
+        {"{\"teacher\": {\"name\": \"net\"}}", MLO_EINVAL},
+    };
+    struct pg_fixture *f = *state;
+    int64_t p = project(f, "demo"), q = project(f, "apart");
+    struct mlo_version_info big, small, again;
+    json_t *version, *lineage;
+    assert_mlo_ok(push(f, p, "big", NULL, &big), &f->err);
+    for (size_t i = 0; i < MLO_COUNT(wrong); i++) {
+        assert_mlo_status(push(f, p, "small", wrong[i].facts, &small), wrong[i].status, &f->err);
+        assert_true(mlo_str_starts(f->err.where, "facts.teacher"));
+    }
+    assert_mlo_status(push(f, q, "small", "{\"teacher\": \"net@1\"}", &small), MLO_ENOTFOUND, &f->err);
+    assert_mlo_ok(push(f, p, "small", "{\"teacher\": \"net@1\"}", &small), &f->err);
+    assert_mlo_ok(mlo_version_get(f->conn, small.id, &version, &f->err), &f->err);
+    const json_t *teacher = json_object_get(json_object_get(version, "facts"), "teacher");
+    assert_string_equal(mlo_json_str(teacher, "name", ""), "net");
+    assert_string_equal(mlo_json_str(teacher, "variant", ""), "source");
+    assert_int_equal(mlo_json_i64(teacher, "version", 0), 1);
+    /* as it was answered, it is the same again */
+    char *facts = json_dumps(json_object_get(version, "facts"), 0);
+    assert_mlo_ok(push(f, p, "small", facts, &again), &f->err);
+    assert_int_equal(again.id, small.id);
+    free(facts);
+    json_decref(version);
+    assert_mlo_ok(mlo_lineage_get(f->conn, p, &small.artifact, &lineage, &f->err), &f->err);
+    const json_t *edge = json_array_get(json_object_get(lineage, "edges"), 0);
+    assert_string_equal(mlo_json_str(edge, "kind", ""), "distilled-from");
+    assert_int_equal(json_array_size(json_object_get(lineage, "nodes")), 2);
+    json_decref(lineage);
+}
+
 static void test_facts__of_another_project_are_not_to_be_had(void **state)
 {
     struct pg_fixture *f = *state;
@@ -274,6 +318,7 @@ int main(void)
                                         pg_fixture_teardown),
         cmocka_unit_test_setup_teardown(test_facts__name_two_versions_of_a_dataset_and_none_deleted,
                                         pg_fixture_setup, pg_fixture_teardown),
+        cmocka_unit_test_setup_teardown(test_facts__name_the_teacher, pg_fixture_setup, pg_fixture_teardown),
         cmocka_unit_test_setup_teardown(test_facts__of_another_project_are_not_to_be_had, pg_fixture_setup,
                                         pg_fixture_teardown),
         cmocka_unit_test_setup_teardown(test_facts__errors_name_the_member, pg_fixture_setup,
