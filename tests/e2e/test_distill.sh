@@ -6,18 +6,18 @@ cd "$work"
 test=$images/t10k-images-idx3-ubyte.gz,$images/t10k-labels-idx1-ubyte.gz
 read=(--data "$test" --normalize "$normalize" --limit 120)
 quick=(--seconds 0.1 --rounds 2)
-expect 0 "$MLOPT" quantize "$model" --scheme int4-weights --out student.onnx
+cp "$(dirname "$model")/fashion_student.onnx" student.onnx # trained by train_student.py beside it
 
 # --- what works -------------------------------------------------------------------------------------------------
 python3 -c 'print("\n".join("even" if i % 2 else "odd" for i in range(10000)))' >sides.txt
 expect 0 "$MLOPT" distill-eval "$model" student.onnx "${read[@]}" "${quick[@]}" --slices sides.txt --report r.html -o json
 cp stdout r.json
 holds "d['format'] == 'mlopt-distill-1' and d['samples'] == 120 and d['task'] == 'classes' and d['temperature'] == 4"
-holds "d['metrics'][0]['metric'] == 'top1' and 0.85 < d['metrics'][0]['student']['value'] <= 1"
+holds "d['metrics'][0]['metric'] == 'top1' and 0.7 < d['metrics'][0]['student']['value'] < 0.97"
 holds "abs(d['metrics'][0]['student']['value'] - d['metrics'][0]['teacher']['value'] - d['metrics'][0]['difference']['value']) < 1e-12"
 holds "{e['metric'] for e in d['distances']} == {'agreement', 'kl', 'cross_entropy', 'cosine', 'mse'}"
 holds "len(d['per_class']) == 10 and sum(c['n'] for c in d['per_class']) == 120 and [s['n'] for s in d['per_slice']] == [60, 60]"
-holds "0.2 < d['size_ratio'] < 0.35 and d['latency'][0]['ratio_p50']['value'] > 0 and len(d['farthest']) == 16"
+holds "0.03 < d['size_ratio'] < 0.04 and d['latency'][0]['ratio_p50']['value'] > 0 and len(d['farthest']) == 16"
 holds "d['teacher']['digest'] == 'sha256:' + '$(sha256sum "$model" | cut -d' ' -f1)'"
 # the numbers of eval are the same, and none of it depends on batch or threads
 expect 0 "$MLOPT" eval student.onnx --against "$model" --metric top1 "${read[@]}" -o json
@@ -62,7 +62,7 @@ expect 0 "$MLOPT" distill-eval "$model" "$model" "${read[@]}" --no-latency --exp
     --expect 'distill.kl <= 0' --expect 'distill.agreement >= 95%' -o json
 holds "all(v['holds'] for v in d['verdict']) and len(d['verdict']) == 3 and d['metrics'][0]['difference']['value'] == 0"
 holds "d['metrics'][0]['mcnemar_p'] == 1 and d['farthest'] == []"
-expect 6 "$MLOPT" distill-eval "$model" student.onnx "${read[@]}" --no-latency --expect 'distill.size_ratio <= 10%'
+expect 6 "$MLOPT" distill-eval "$model" student.onnx "${read[@]}" --no-latency --expect 'distill.size_ratio <= 1%'
 says "its upper bound"
 shows "NO"
 printf 'name: distilled\ndata: {evaluate: shop/test}\nsteps:\n  - distill-eval: {teacher: shop/big@1, temperature: 2, latency: false}\nexpect:\n  - distill.drop.top1 <= 0.01pt\n' >r.yaml
