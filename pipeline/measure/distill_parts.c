@@ -146,6 +146,8 @@ static enum mlo_status put_parts(const struct mlo_distill *d, struct part *parts
     for (size_t i = 0, at = 0; i < count; i++) {
         if (parts[i].n)
             parts[i].p_holm = p[at++];
+        else if (count > MLO_SLICES_MAX) /* of a vocabulary, only what occurs */
+            continue;
         json_array_append_new(list, part_json(d, &parts[i], key, MLO_MAX(family, (size_t)1)));
     }
     json_t *least = worst_json(list, key);

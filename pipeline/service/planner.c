@@ -319,7 +319,11 @@ static enum mlo_status plan_jobs(const struct mlo_recipe *recipe, struct plan *p
             job->resources = mlo_needs_over(&recipe->needs, &recipe->steps[i].needs);
             job->no_memory = !job->resources.memory_bytes;
             job->no_disk = !job->resources.disk_bytes;
-            mlo_needs_estimate(step->name, (uint64_t)MLO_MAX(plan->source_bytes, 0), &job->resources);
+            int64_t teacher = step->reads_teacher
+                                  ? mlo_json_i64(json_object_get(plan->datasets, MLO_TEACHER), "size", 0)
+                                  : 0;
+            mlo_needs_estimate(step->name, (uint64_t)MLO_MAX(plan->source_bytes + teacher, 0),
+                               &job->resources);
             if (mlo_str_starts(job->target, "cuda") && job->resources.gpus == 0)
                 job->resources.gpus = 1;
             if (step->kind == MLO_STEP_DERIVE && plan->on)

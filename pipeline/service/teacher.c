@@ -48,15 +48,17 @@ static enum mlo_status describe(struct mlo_db_conn *conn, const struct mlo_ref *
     struct mlo_variant_info info;
     char name[256], text[MLO_DIGEST_TEXT_SIZE];
     bool has_labels = false;
+    uint64_t size = version->artifact_size;
     if (strcmp(variant, MLO_VARIANT_SOURCE) != 0) {
         MLO_TRY(mlo_variant_find(conn, version->id, variant, &info, err));
         artifact = info.artifact;
+        size = info.size_bytes;
     }
     MLO_TRY(labels_of(conn, version->id, &labels, &has_labels, err));
     snprintf(name, sizeof name, "%s/%s", ref->project, ref->name);
-    *out = json_pack("{s:I, s:s, s:I, s:s, s:s}", "id", (json_int_t)version->id, "name", name, "version",
+    *out = json_pack("{s:I, s:s, s:I, s:s, s:s, s:I}", "id", (json_int_t)version->id, "name", name, "version",
                      (json_int_t)version->number, "variant", variant, "digest",
-                     mlo_digest_text(&artifact, text));
+                     mlo_digest_text(&artifact, text), "size", (json_int_t)size);
     if (!*out ||
         (has_labels && json_object_set_new(*out, "labels", json_string(mlo_digest_text(&labels, text))) != 0))
         status = mlo_error_nomem(err);

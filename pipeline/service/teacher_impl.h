@@ -1,5 +1,5 @@
 /* The teacher of a run: a member of its datasets, {"id": of the version, "name", "version", "variant",
- * "digest": of the model file, "labels": of its label file, or absent}. */
+ * "digest" and "size": of the model file, "labels": of its label file, or absent}. */
 #ifndef MLO_SERVICE_TEACHER_IMPL_H
 #define MLO_SERVICE_TEACHER_IMPL_H
 

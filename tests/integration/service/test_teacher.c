@@ -76,6 +76,7 @@ static void test_submit__finds_the_teacher(void **state)
     assert_string_equal(mlo_json_str(teacher, "variant", ""), "source");
     assert_int_equal(mlo_json_i64(teacher, "version", 0), 1);
     assert_true(mlo_str_starts(mlo_json_str(teacher, "labels", ""), "sha256:"));
+    assert_int_equal(mlo_json_i64(teacher, "size", 0), strlen("a big model"));
     json_decref(value);
     value = get_run(f, submit(f, f->version, RECIPE("m@1/source"), 0));
     teacher = json_object_get(json_object_get(value, "datasets"), "teacher");
