@@ -1,5 +1,6 @@
 /* What the units cost in multiply-adds, and which of them go so that a share of these does. */
 #include <math.h>
+#include <string.h>
 
 #include "graph/infer.h"
 #include "passes/prune_impl.h"
@@ -117,6 +118,35 @@ static void spend_evenly(struct prune *p, const struct prune_settings *s, const 
     set_ratio(p, s, high);
 }
 
+/* The last step may have saved more than was asked for: where a group can have one back within the limit, the
+ * one whose error is worst gets it. */
+static void give_back(struct prune *p, const struct prune_settings *s, const uint64_t *macs, double limit)
+{
+    for (;;) {
+        int best = -1, best_removed = 0;
+        double most = 0;
+        for (int g = 0; g < p->group_count; g++) {
+            struct prune_group *group = &p->groups[g];
+            int before = group->removed, step = step_of(group, s), kept = group->count - before;
+            int after = group->count - MLO_MIN((kept / step + 1) * step, group->count);
+            if (before == 0)
+                continue;
+            double gain = group->error[before] - group->error[after];
+            set_removed(p, g, after);
+            bool fits = mlo_prune_cost(p, macs) <= limit;
+            set_removed(p, g, before);
+            if (fits && gain > most) {
+                best = g;
+                most = gain;
+                best_removed = after;
+            }
+        }
+        if (best < 0)
+            return;
+        set_removed(p, best, best_removed);
+    }
+}
+
 /* Again and again the step that errs least for each multiply-add that it saves. */
 static void spend_by_error(struct prune *p, const struct prune_settings *s, const uint64_t *macs,
                            double limit)
@@ -172,9 +202,11 @@ enum mlo_status mlo_prune_spend(struct prune *p, const struct prune_settings *s,
     }
     for (int g = 0; g < p->group_count; g++)
         set_removed(p, g, 0);
-    if (s->ratios[0] == 'u')
+    if (strcmp(s->ratios, "uniform") == 0) {
         spend_evenly(p, s, macs, limit);
-    else
+    } else {
         spend_by_error(p, s, macs, limit);
+        give_back(p, s, macs, limit);
+    }
     return MLO_OK;
 }

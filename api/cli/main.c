@@ -10,6 +10,7 @@ static const struct mlo_cli_verb *const verbs[] = {
     &mlo_verb_run,
     &mlo_verb_optimize,
     &mlo_verb_quantize,
+    &mlo_verb_prune,
     &mlo_verb_eval,
     &mlo_verb_distill_eval,
     &mlo_verb_bench,

@@ -61,6 +61,31 @@ static enum mlo_status check_data(const struct mlo_step_context *ctx, const stru
     return MLO_EINVAL;
 }
 
+/* What ranks. Each image gives a Conv hundreds of rows, so that some images do; a Gemm has one row of each.
+ */
+static enum mlo_status observe(const struct mlo_step_context *ctx, const struct mlo_model *model,
+                               struct mlo_dataset *dataset, const struct mlo_stats_wants *wants,
+                               struct mlo_stats *stats, struct mlo_error *err)
+{
+    enum { CONV_SAMPLES = 96 };
+    enum mlo_status status = MLO_OK;
+    int64_t samples = mlo_json_i64(ctx->options, "samples", 512);
+    for (int conv = 0; conv < 2; conv++) {
+        struct mlo_stats_wants some = {0};
+        for (size_t i = 0; i < wants->count && status == MLO_OK; i++)
+            if (strcmp(wants->list[i].gram->op_type, "Conv") == 0 ? conv : !conv)
+                status = mlo_stats_wants_add(&some, &wants->list[i]) ? MLO_OK : mlo_error_nomem(err);
+        if (status == MLO_OK && some.count > 0)
+            status =
+                mlo_step_observe(ctx, model, dataset, &some, conv ? MLO_MIN(samples, CONV_SAMPLES) : samples,
+                                 conv ? 0.2 : 0.05, conv ? 0.4 : 0.2, stats, err);
+        mlo_stats_wants_clear(&some);
+        if (status != MLO_OK)
+            return status;
+    }
+    return status;
+}
+
 /* Ranks, prunes and, where it is to, reconstructs. */
 static enum mlo_status prune(const struct mlo_step_context *ctx, struct mlo_model *model,
                              struct mlo_dataset *dataset, const struct mlo_stats *stats,
@@ -128,9 +153,7 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     if (ctx->calibrate_path) {
         MLO_TRY(mlo_step_open_calibration(ctx, model, &dataset, err));
         MLO_TRY(mlo_step_note_channels(model, dataset, pass.notes, err));
-        if (wants.count > 0)
-            MLO_TRY(mlo_step_observe(ctx, model, dataset, &wants, mlo_json_i64(ctx->options, "samples", 512),
-                                     0.05, 0.4, &stats, err));
+        MLO_TRY(observe(ctx, model, dataset, &wants, &stats, err));
     }
     mlo_step_progress(ctx, 0.4, "ranking channels");
     MLO_TRY(prune(ctx, model, dataset, &stats, &pass, &report, err));

@@ -49,6 +49,23 @@ holds "d['result']['digest'] == 'sha256:' + '$(sha256sum o.onnx | cut -d' ' -f1)
 expect 0 "$MLOPT" inspect o.onnx -o json
 holds "'BatchNormalization' not in d['ops']"
 
+nets=$(dirname "$model")/../../tests/nets/models
+expect 0 "$MLOPT" prune "$model" --remove 30% --out p.onnx -o json # without data: by norms, nothing is fitted
+holds "d['steps'][0]['report']['pruning']['macs']['removed'] >= 0.3 and not d['steps'][0]['report']['pruning']['layers']"
+holds "any(l['node'] == '/head/Gemm' and 'output of the graph' in l['why'] for l in d['steps'][0]['report']['pruning']['left'])"
+expect 0 "$MLOPT" diff "$model" p.onnx -o json
+holds "not d['identical'] and not d['inputs']"
+expect 0 "$MLOPT" prune "$nets/mlp.onnx" --data "$images/train-images-idx3-ubyte.gz,$images/train-labels-idx1-ubyte.gz" --limit 64 \
+    --normalize "$normalize" --remove 40% --out p.onnx
+shows "% removed"
+expect 1 "$MLOPT" prune "$model" --remove 99.9% --out none.onnx
+says "without channels. At most"
+expect 1 "$MLOPT" prune "$model" --remove half --out none.onnx
+says "no share of multiply-adds"
+expect 2 "$MLOPT" prune "$model" --remove 30%
+expect 1 "$MLOPT" prune "$model" --criterion second-order --out none.onnx
+says "the criterion second-order reads calibration data"
+
 expect 0 "$MLOPT" diff "$model" o.onnx -o json
 holds "not d['identical'] and d['ops']['BatchNormalization'] == {'a': 11, 'b': 0} and d['a']['nodes'] == 41 and not d['inputs']"
 holds "any(r['change'] == 'removed' and r['a'] == 'BatchNormalization' for r in d['nodes'])"

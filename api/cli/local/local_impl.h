@@ -7,7 +7,7 @@
 
 extern const struct mlo_cli_verb mlo_verb_inspect, mlo_verb_run, mlo_verb_optimize, mlo_verb_quantize,
     mlo_verb_eval, mlo_verb_bench, mlo_verb_diff, mlo_verb_engines, mlo_verb_step_exec, mlo_verb_bench_child,
-    mlo_verb_compile, mlo_verb_qat_export, mlo_verb_sensitivity, mlo_verb_observe, mlo_verb_distill_eval;
+    mlo_verb_compile, mlo_verb_qat_export, mlo_verb_sensitivity, mlo_verb_observe, mlo_verb_prune;
 
 /* Rows of option tables that several verbs have. */
 #define MLO_OPTION_ENGINE                                                                                    \

@@ -1,0 +1,229 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/cli/local/local_impl.h"
+
+/* The step's options that have a flag of their own, by both names. */
+static const struct {
+    const char *flag, *option;
+} FLAGS[] = {
+    {"remove", "remove"},
+    {"criterion", "criterion"},
+    {"ratios", "ratios"},
+    {"round", "round"},
+    {"samples", "samples"},
+    {"min-channels", "min_channels"},
+    {"reconstruct", "reconstruct"},
+    {"exclude", "exclude"},
+    {"damp", "damp"},
+};
+
+/* The built-in recipe with what the flags say; without data, what does without. */
+static enum mlo_status load(const struct mlo_cli *cli, struct mlo_recipe **out, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    size_t size;
+    const char *text = mlo_recipe_builtin("prune-half", &size);
+    char set[512];
+    if (!text)
+        return mlo_error_set(err, MLO_EINTERNAL, "the recipe prune-half is not in the program");
+    MLO_TRY(mlo_recipe_parse(text, size, "prune-half.yaml", out, err));
+    if (!mlo_cli_has(cli, "data")) {
+        MLO_TRY(mlo_recipe_set(*out, "prune.criterion=l2", err));
+        MLO_TRY(mlo_recipe_set(*out, "prune.reconstruct=none", err));
+    }
+    for (size_t i = 0; i < MLO_COUNT(FLAGS); i++) {
+        const char *value = mlo_cli_opt(cli, FLAGS[i].flag);
+        if (!value)
+            continue;
+        snprintf(set, sizeof set, "prune.%s=%s", FLAGS[i].option, value);
+        MLO_TRY(mlo_recipe_set(*out, set, err));
+    }
+out:
+    return status;
+}
+
+/* What was pruned, what was left alone and why, and how well the layers behind were fitted. */
+static enum mlo_status print_pruning(const struct mlo_cli *cli, const json_t *report, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const json_t *pruning = json_object_get(report, "pruning"), *macs = json_object_get(pruning, "macs");
+    const json_t *pass;
+    struct mlo_table table;
+    size_t i, k;
+    json_t *row;
+    mlo_table_init(&table, "channels of|from>|to>|error of what reads them>");
+    json_array_foreach(json_object_get(pruning, "groups"), i, row)
+    {
+        char node[160], from[24], to[24], error[32];
+        size_t more = json_array_size(json_object_get(row, "nodes"));
+        snprintf(node, sizeof node, "%.120s", mlo_json_str(row, "node", ""));
+        if (more > 1)
+            snprintf(node + strlen(node), sizeof node - strlen(node), " and %zu more", more - 1);
+        snprintf(from, sizeof from, "%lld", (long long)mlo_json_i64(row, "from", 0));
+        snprintf(to, sizeof to, "%lld", (long long)mlo_json_i64(row, "to", 0));
+        snprintf(error, sizeof error, "%.4f", mlo_json_f64(row, "error", 0));
+        mlo_table_row(&table, node, from, to, error);
+    }
+    MLO_TRY(mlo_table_print_take(&table, err));
+    if (json_array_size(json_object_get(pruning, "layers"))) {
+        mlo_table_init(&table, "fitted layer|error before>|after>");
+        json_array_foreach(json_object_get(pruning, "layers"), i, row)
+        {
+            char before[32], after[32];
+            snprintf(before, sizeof before, "%.4f", mlo_json_f64(row, "before", 0));
+            snprintf(after, sizeof after, "%.4f", mlo_json_f64(row, "after", 0));
+            mlo_table_row(&table, mlo_json_str(row, "node", ""), before, after);
+        }
+        MLO_TRY(mlo_table_print_take(&table, err));
+    }
+    json_array_foreach(json_object_get(pruning, "left"), i, row)
+    {
+        mlo_cli_note(cli, "%s: left alone: %s", mlo_json_str(row, "node", ""), mlo_json_str(row, "why", ""));
+    }
+    json_array_foreach(json_object_get(report, "passes"), i, pass)
+    {
+        json_array_foreach(json_object_get(pass, "notes"), k, row)
+        {
+            if (strcmp(mlo_json_str(pass, "pass", ""), "prune") == 0)
+                mlo_cli_note(cli, "%s: %s", mlo_json_str(row, "node", ""), mlo_json_str(row, "note", ""));
+        }
+    }
+    MLO_TRY(mlo_cli_print(err, "multiply-adds %.4g -> %.4g: %.1f%% removed\n",
+                          mlo_json_f64(macs, "before", 0), mlo_json_f64(macs, "after", 0),
+                          100 * mlo_json_f64(macs, "removed", 0)));
+out:
+    return status;
+}
+
+static enum mlo_status print_result(const struct mlo_cli *cli, const json_t *steps, const json_t *before,
+                                    const json_t *after, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    char from[32], to[32];
+    if (cli->json) {
+        json_t *all = json_pack("{s:O,s:O,s:O}", "source", before, "result", after, "steps", steps);
+        status = mlo_cli_print_json(all, err);
+        json_decref(all);
+        return status;
+    }
+    double size_before = (double)mlo_json_i64(before, "size", 1),
+           size_after = (double)mlo_json_i64(after, "size", 0);
+    MLO_TRY(print_pruning(cli, json_object_get(json_array_get(steps, 0), "report"), err));
+    MLO_TRY(mlo_cli_print(err, "size %s -> %s (%.2f)\n%s  %s\n", mlo_str_size((uint64_t)size_before, from),
+                          mlo_str_size((uint64_t)size_after, to), size_after / size_before,
+                          mlo_json_str(after, "path", ""), mlo_json_str(after, "digest", "")));
+out:
+    return status;
+}
+
+static enum mlo_status prune_run(struct mlo_cli *cli, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_recipe *recipe = NULL;
+    struct mlo_local_reading reading = {0};
+    struct mlo_step_result result = {0};
+    struct mlo_cli_progress progress;
+    struct mlo_model *model = NULL;
+    struct mlo_dataset *dataset = NULL;
+    json_t *before = NULL, *after = NULL, *steps = NULL;
+    const struct mlo_step *step = mlo_step_find("prune");
+    const char *out = NULL, *scratch = NULL;
+    int64_t threads;
+    MLO_TRY(mlo_cli_required(cli, "out", &out, err));
+    MLO_TRY(mlo_cli_check_output(out, err));
+    MLO_TRY(mlo_local_report_check(cli, err));
+    MLO_TRY(mlo_cli_int(cli, "threads", mlo_cpu_count(), 1, 1024, &threads, err));
+    MLO_TRY(load(cli, &recipe, err));
+    MLO_TRY(mlo_local_file_json(cli->args[0], &before, err));
+    MLO_TRY(mlo_local_model(cli->args[0], &model, err));
+    if (mlo_cli_has(cli, "data")) /* what is wrong with it is said before any work */
+        MLO_TRY(mlo_local_dataset(cli, model, &dataset, err));
+    mlo_dataset_close(dataset);
+    dataset = NULL;
+    mlo_model_free(model);
+    model = NULL;
+    MLO_TRY(mlo_cli_scratch(NULL, &scratch, err));
+    mlo_local_reading(cli, &reading);
+    MLO_TRY(mlo_cli_int(cli, "limit", 0, 1, INT64_MAX, &reading.options.limit, err));
+    mlo_cli_progress_start(&progress, cli, step->name);
+    struct mlo_step_context ctx = {
+        .options = recipe->steps[0].options,
+        .model_path = cli->args[0],
+        .source_path = cli->args[0],
+        .calibrate_path = mlo_cli_opt(cli, "data"),
+        .reading = &reading.options,
+        .out_dir = scratch,
+        .threads = (unsigned)threads,
+        .progress = mlo_cli_progress,
+        .progress_arg = &progress,
+    };
+    uint64_t begin = mlo_clock_ns();
+    mlo_steps_return_memory();
+    status = step->run(&ctx, &result, err);
+    mlo_cli_progress_end(&progress);
+    if (status != MLO_OK)
+        goto out;
+    steps = json_pack("[{s:s,s:O,s:O,s:f}]", "step", step->name, "options", ctx.options, "report",
+                      result.report, "seconds", (double)(mlo_clock_ns() - begin) * 1e-9);
+    if (!steps) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    ctx.model_path = result.artifact_path;
+    ctx.history = steps;
+    ctx.evaluate_path = mlo_cli_opt(cli, "evaluate");
+    ctx.progress = NULL;
+    MLO_TRY(mlo_local_report(cli, &ctx, err));
+    MLO_TRY(mlo_cli_install(result.artifact_path, out, err));
+    MLO_TRY(mlo_local_file_json(out, &after, err));
+    MLO_TRY(print_result(cli, steps, before, after, err));
+out:
+    mlo_cli_scratch_remove(scratch);
+    mlo_step_result_clear(&result);
+    mlo_dataset_close(dataset);
+    mlo_model_free(model);
+    mlo_recipe_free(recipe);
+    json_decref(before);
+    json_decref(after);
+    json_decref(steps);
+    return status;
+}
+
+static const struct mlo_cli_option options_table[] = {
+    {"data", 0, "FILE", "calibration data: npz, dataset.json, or IDX pair images.gz,labels.gz"},
+    {"remove", 0, "SHARE", "of the multiply-adds: 50%"},
+    {"criterion", 0, "NAME",
+     "which channels go first: second-order (with data), activation, l2 (without data), l1, bn-scale"},
+    {"ratios", 0, "HOW", "sensitivity: more where it errs less; uniform: the same share everywhere"},
+    {"reconstruct", 0, "HOW", "how layers behind are fitted on the data: least-squares, bias, none"},
+    {"round", 0, "N", "what stays of a group is a multiple of N (8)"},
+    {"min-channels", 0, "N", "at least so many stay in a group (1)"},
+    {"exclude", 0, "NODE[,NODE…]", "nodes whose channels stay"},
+    {"samples", 0, "N", "samples that layers are fitted on (512)"},
+    {"damp", 0, "X", "how much fitted weights are drawn to those that were there (0.001)"},
+    {"out", 0, "P.onnx", "where the pruned model is written"},
+    MLO_OPTION_REPORT,
+    {"evaluate", 0, "FILE", "labelled data that --report judges the result on (the calibration data)"},
+    MLO_OPTION_POSTPROCESS,
+    MLO_OPTION_LIMIT,
+    MLO_OPTION_NORMALIZE,
+    MLO_OPTION_MAP,
+    {"threads", 0, "N", "threads (all); they do not change the result"},
+    {NULL},
+};
+const struct mlo_cli_verb mlo_verb_prune = {
+    .name = "prune",
+    .group = "Local (no server needed)",
+    .run = prune_run,
+    .options = options_table,
+    .positional = "MODEL.onnx --data CALIB.npz --remove 50% --out P.onnx",
+    .min_args = 1,
+    .max_args = 1,
+    .help = "take channels, heads and neurons out, and fit the layers behind them",
+    .detail =
+        "  mlopt prune m.onnx --data calib.npz --remove 50% --out m-half.onnx\n"
+        "  mlopt prune m.onnx --data calib.npz --remove 30% --exclude /head/Gemm --round 16 --out m30.onnx\n"
+        "  mlopt prune m.onnx --remove 20% --out m20.onnx   (without data: by norms, nothing is fitted)\n",
+};

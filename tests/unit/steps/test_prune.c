@@ -1,0 +1,274 @@
+/* The step that prunes: what is redundant goes without a trace, the bytes follow from the inputs alone, and
+ * errors say what to do. */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "pipeline/steps/step_impl.h"
+#include "tests/unit/passes/passes_helpers.h"
+
+struct run {
+    char dir[64];
+    struct mlo_step_result result;
+    struct mlo_error err;
+    enum mlo_status status;
+};
+
+/* Runs the step on a model (borrowed) and `samples` samples for its first input; 0: without data. */
+static void run_step(struct run *r, const struct mlo_model *model, int64_t samples, const char *options,
+                     unsigned threads, int64_t batch)
+{
+    struct mlo_error err = {0};
+    char model_path[96], data_path[96];
+    const struct mlo_step *step = mlo_step_find("prune");
+    json_t *given = json_loads(options, 0, NULL), *resolved = NULL;
+    struct mlo_tensor data[4] = {0};
+    assert_non_null(given);
+    *r = (struct run){.dir = "/tmp/mlopt-test-XXXXXX"};
+    assert_non_null(mkdtemp(r->dir));
+    snprintf(model_path, sizeof model_path, "%s/m.onnx", r->dir);
+    snprintf(data_path, sizeof data_path, "%s/x.npz", r->dir);
+    assert_ok(mlo_onnx_save(model, model_path, &err));
+    if (samples) {
+        const struct mlo_value *x = model->graph->inputs[0];
+        int64_t dims[MLO_MAX_RANK] = {samples};
+        uint32_t seed = 7;
+        for (int d = 1; d < x->type.rank; d++)
+            dims[d] = x->type.dims[d].value;
+        assert_ok(mlo_tensor_init(&data[0], MLO_FLOAT32, x->type.rank, dims, &err));
+        for (size_t i = 0; i < mlo_tensor_count(&data[0]); i++) {
+            seed = seed * 1664525u + 1013904223u;
+            ((float *)data[0].data)[i] = (float)(seed >> 8) / 8388608.0f - 1.0f;
+        }
+        assert_ok(mlo_npz_write(data_path, &(struct mlo_npz_array){x->name, &data[0]}, 1, &err));
+    }
+    assert_ok(mlo_options_resolve(step->options, given, &resolved, &err));
+    const struct mlo_step_context ctx = {.options = resolved,
+                                         .model_path = model_path,
+                                         .source_path = model_path,
+                                         .calibrate_path = samples ? data_path : NULL,
+                                         .out_dir = r->dir,
+                                         .threads = threads,
+                                         .batch = batch};
+    r->status = step->run(&ctx, &r->result, &r->err);
+    mlo_tensor_clear(&data[0]);
+    json_decref(given);
+    json_decref(resolved);
+}
+
+static void clear(struct run *r)
+{
+    static const char *const FILES[] = {"m.onnx", "x.npz", "model.onnx"};
+    char path[96];
+    for (size_t i = 0; i < MLO_COUNT(FILES); i++) {
+        snprintf(path, sizeof path, "%s/%s", r->dir, FILES[i]);
+        unlink(path);
+    }
+    assert_int_equal(rmdir(r->dir), 0);
+    mlo_step_result_clear(&r->result);
+}
+
+/* Weights without a pattern. */
+static struct mlo_value *noise_of(struct mlo_model *m, const char *name, float size, uint32_t seed, int rank,
+                                  const int64_t *dims)
+{
+    struct mlo_value *v = ramp_of(m, name, 1, rank, dims);
+    float *x = v->constant->data;
+    for (size_t i = 0; i < mlo_tensor_count(v->constant); i++) {
+        seed = seed * 1664525u + 1013904223u;
+        x[i] = size * ((float)(seed >> 8) / 8388608.0f - 1.0f);
+    }
+    return v;
+}
+#define noise(model, name, size, seed, ...)                                                                  \
+    noise_of(model, name, size, seed, RANK(__VA_ARGS__), DIMS(__VA_ARGS__))
+
+/* Channel 4 + i is twice channel i, so that half of them say all. */
+static struct mlo_model *redundant(void)
+{
+    struct mlo_model *m = new_model(17);
+    struct mlo_value *w = noise(m, "w1", 0.5f, 3, 8, 2, 3, 3), *b = noise(m, "b1", 0.1f, 5, 8);
+    float *x = w->constant->data, *y = b->constant->data;
+    for (int i = 0; i < 4 * 18; i++)
+        x[4 * 18 + i] = 2 * x[i];
+    for (int i = 0; i < 4; i++)
+        y[4 + i] = 2 * y[i];
+    struct mlo_value *c = op(m, "Relu", "r", op(m, "Conv", "c", input(m, "x", -1, 2, 6, 6), w, b));
+    struct mlo_value *d =
+        op(m, "Conv", "d", c, noise(m, "w2", 0.5f, 9, 3, 8, 2, 2), floats(m, "b2", LIST(1, 2, 3), 3));
+    finish(m, op(m, "Relu", "y", d));
+    return m;
+}
+
+static struct mlo_model *load_result(const struct run *r)
+{
+    struct mlo_error err = {0};
+    struct mlo_model *m = NULL;
+    assert_ok(mlo_onnx_load(r->result.artifact_path, &m, &err));
+    assert_ok(mlo_graph_infer(m->graph, &err));
+    return m;
+}
+
+static void test_prune_step__what_is_redundant_goes_without_a_trace(void **state)
+{
+    MLO_UNUSED(state);
+    struct run r;
+    struct mlo_model *m = redundant();
+    run_step(&r, m, 48, "{\"remove\": \"50%\", \"round\": 1, \"criterion\": \"second-order\", \"damp\": 0}",
+             1, 0);
+    if (r.status != MLO_OK)
+        fail_msg("%s", r.err.message);
+    struct mlo_model *pruned = load_result(&r);
+    assert_int_equal(node_named(pruned, "c_node")->inputs[1]->type.dims[0].value, 4);
+    double worst = deviation(m, pruned);
+    if (!(worst < 2e-4))
+        fail_msg("outputs differ by %g", worst);
+    const json_t *pruning = json_object_get(r.result.report, "pruning"),
+                 *layer = json_array_get(json_object_get(pruning, "layers"), 0);
+    assert_string_equal(mlo_json_str(layer, "node", ""), "d_node");
+    assert_true(mlo_json_f64(layer, "before", 0) > 0.1 && mlo_json_f64(layer, "after", 1) < 1e-6);
+    mlo_model_free(pruned);
+    clear(&r);
+    /* the same without reconstruction is another function */
+    run_step(&r, m, 48, "{\"remove\": \"50%\", \"round\": 1, \"reconstruct\": \"none\"}", 1, 0);
+    assert_int_equal(r.status, MLO_OK);
+    pruned = load_result(&r);
+    assert_true(deviation(m, pruned) > 0.1);
+    mlo_model_free(pruned);
+    clear(&r);
+    mlo_model_free(m);
+}
+
+/* Residual sums, a depthwise Conv, a Gemm behind Flatten, BatchNormalization that is folded; batch -1 or
+ * fixed. */
+static struct mlo_model *mixed(int64_t batch)
+{
+    struct mlo_model *m = new_model(17);
+    struct mlo_value *x = input(m, "x", batch, 2, 6, 6);
+    struct mlo_value *a = op(m, "Conv", "a", x, noise(m, "wa", 0.5f, 1, 8, 2, 3, 3));
+    a = op(m, "BatchNormalization", "n", a, noise(m, "gain", 1, 2, 8), noise(m, "offset", 0.3f, 3, 8),
+           noise(m, "mean", 0.2f, 4, 8), floats(m, "var", LIST(1, 2, 3, 4, 5, 6, 7, 8), 8));
+    a = op(m, "Relu", "ra", a);
+    struct mlo_value *e =
+        op(m, "Relu", "re",
+           op(m, "Conv", "e", a, noise(m, "we", 0.4f, 5, 12, 8, 1, 1), noise(m, "be", 0.1f, 6, 12)));
+    struct mlo_value *d = op(m, "Conv", "d", e, noise(m, "wd", 0.4f, 7, 12, 1, 3, 3));
+    set_ints(d, "pads", 1, 1, 1, 1);
+    assert_true(mlo_node_set_i(d->producer, "group", 12));
+    struct mlo_value *p =
+        op(m, "Conv", "p", op(m, "HardSwish", "hd", d), noise(m, "wp", 0.4f, 8, 8, 12, 1, 1));
+    struct mlo_value *s = op(m, "Add", "s", a, p);
+    finish(m, op(m, "Gemm", "y", op(m, "Flatten", "f", s), noise(m, "wy", 0.1f, 9, 128, 3),
+                 floats(m, "by", LIST(1, 2, 3), 3)));
+    return m;
+}
+
+static void digest_of(const struct run *r, char text[MLO_DIGEST_TEXT_SIZE])
+{
+    struct mlo_error err = {0};
+    struct mlo_digest digest;
+    if (r->status != MLO_OK)
+        fail_msg("%s (%s)", r->err.message, r->err.where);
+    assert_ok(mlo_digest_of_file(r->result.artifact_path, &digest, NULL, &err));
+    mlo_digest_text(&digest, text);
+}
+
+#define MIXED "{\"remove\": \"40%\", \"round\": 1}"
+
+static void test_prune_step__threads_and_batch_leave_no_trace(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        unsigned threads;
+        int64_t batch;
+    } HOW[] = {{1, 0}, {2, 0}, {1, 1}, {3, 5}};
+    struct mlo_model *m = mixed(-1);
+    char first[MLO_DIGEST_TEXT_SIZE], text[MLO_DIGEST_TEXT_SIZE];
+    for (size_t i = 0; i < MLO_COUNT(HOW); i++) {
+        struct run r;
+        run_step(&r, m, 37, MIXED, HOW[i].threads, HOW[i].batch);
+        digest_of(&r, i ? text : first);
+        if (i)
+            assert_string_equal(text, first);
+        clear(&r);
+    }
+    mlo_model_free(m);
+    m = mixed(1); /* a model of a fixed batch has the same weights in the end */
+    struct run r;
+    run_step(&r, m, 37, MIXED, 1, 0);
+    assert_int_equal(r.status, MLO_OK);
+    clear(&r);
+    mlo_model_free(m);
+}
+
+static void test_prune_step__layers_are_fitted_to_sums_in_order(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_model *m = mixed(-1);
+    struct run r;
+    size_t i, sums = 0;
+    json_t *layer;
+    run_step(&r, m, 200, MIXED, 2, 0);
+    assert_int_equal(r.status, MLO_OK);
+    const json_t *pruning = json_object_get(r.result.report, "pruning");
+    assert_true(mlo_json_f64(json_object_get(pruning, "macs"), "removed", 0) >= 0.4);
+    json_array_foreach(json_object_get(pruning, "layers"), i, layer)
+    {
+        sums += strcmp(mlo_json_str(layer, "to", ""), "sum") == 0;
+        assert_true(mlo_json_f64(layer, "after", 9) <= mlo_json_f64(layer, "before", 0) * (1 + 1e-6));
+    }
+    assert_true(i >= 2 && sums == 1);
+    clear(&r);
+    /* uniform ratios, norms and biases alone: another way to the same budget */
+    run_step(&r, m, 37,
+             "{\"remove\": \"40%\", \"round\": 2, \"criterion\": \"activation\", \"ratios\": \"uniform\", "
+             "\"reconstruct\": \"bias\"}",
+             1, 0);
+    assert_int_equal(r.status, MLO_OK);
+    pruning = json_object_get(r.result.report, "pruning");
+    json_array_foreach(json_object_get(pruning, "groups"), i, layer)
+    {
+        assert_int_equal(mlo_json_i64(layer, "to", 1) % 2, 0);
+    }
+    clear(&r);
+    mlo_model_free(m);
+}
+
+static void test_prune_step__says_what_it_needs(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_model *m = mixed(-1);
+    struct run r;
+    run_step(&r, m, 0, "{}", 1, 0);
+    assert_int_equal(r.status, MLO_EINVAL);
+    assert_non_null(strstr(r.err.message, "reconstruction by least-squares reads calibration data"));
+    assert_non_null(strstr(r.err.hint, "reconstruct: none"));
+    clear(&r);
+    run_step(&r, m, 0, "{\"criterion\": \"second-order\", \"reconstruct\": \"none\"}", 1, 0);
+    assert_int_equal(r.status, MLO_EINVAL);
+    assert_non_null(strstr(r.err.message, "the criterion second-order reads calibration data"));
+    clear(&r);
+    run_step(&r, m, 0, "{\"criterion\": \"l1\", \"reconstruct\": \"none\", \"round\": 1}", 1, 0);
+    assert_int_equal(r.status, MLO_OK);
+    clear(&r);
+    run_step(&r, m, 0,
+             "{\"criterion\": \"bn-scale\", \"reconstruct\": \"none\", \"round\": 1, \"remove\": \"20%\"}", 1,
+             0);
+    assert_int_equal(r.status, MLO_OK); /* its scales are not folded away before they rank */
+    clear(&r);
+    run_step(&r, m, 8, "{\"remove\": \"99.9%\"}", 1, 0);
+    assert_int_equal(r.status, MLO_EINVAL);
+    assert_non_null(strstr(r.err.message, "99.9% of the multiply-adds cannot go"));
+    clear(&r);
+    mlo_model_free(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_prune_step__what_is_redundant_goes_without_a_trace),
+        cmocka_unit_test(test_prune_step__threads_and_batch_leave_no_trace),
+        cmocka_unit_test(test_prune_step__layers_are_fitted_to_sums_in_order),
+        cmocka_unit_test(test_prune_step__says_what_it_needs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
