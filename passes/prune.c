@@ -42,6 +42,10 @@ const struct mlo_option_spec mlo_prune_options[] = {
      .max = 1 << 20,
      .description = "At least so many channels stay in a group"},
     MLO_OPTION_EXCLUDE,
+    {.name = "freeze_initializers",
+     .type = MLO_OPT_BOOL,
+     .fallback = "false",
+     .description = "In the step: weights that are listed as graph inputs too are made constants first"},
     {.name = "reconstruct",
      .type = MLO_OPT_STRING,
      .fallback = "least-squares",
@@ -235,9 +239,14 @@ static enum mlo_status check_groups(const struct prune *p, struct mlo_error *err
     mlo_error_set(err, MLO_EINVAL, "no group of channels can be pruned%s%s%s%.200s",
                   why ? "; of node '" : ": no node has constant weights",
                   why ? p->weighted[0].node->name : "", why ? "': " : "", why ? why->why : "");
-    mlo_error_hint(err,
-                   "run 'mlopt optimize' on the model first: constants and shapes that are folded can be "
-                   "followed");
+    if (!why)
+        mlo_error_hint(
+            err, "weights that are listed as graph inputs too can be replaced by who runs the model; with "
+                 "freeze_initializers they are made constants");
+    else
+        mlo_error_hint(err,
+                       "run 'mlopt optimize' on the model first: constants and shapes that are folded can be "
+                       "followed");
     return MLO_EINVAL;
 }
 

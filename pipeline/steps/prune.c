@@ -17,6 +17,8 @@ static size_t names_of(const json_t *options, const char *names[NAMES_MAX])
 {
     size_t count, n = 0;
     const char *const *all = mlo_passes_optimize(&count);
+    if (mlo_json_bool(options, "freeze_initializers", false))
+        names[n++] = "freeze-initializers"; /* first, so that the others see constants */
     for (size_t i = 0; i < count && n < NAMES_MAX; i++)
         if (!keeps_scales(options) || strcmp(all[i], "fold-batchnorm") != 0)
             names[n++] = all[i];

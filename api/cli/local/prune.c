@@ -33,6 +33,8 @@ static enum mlo_status load(const struct mlo_cli *cli, struct mlo_recipe **out, 
         MLO_TRY(mlo_recipe_set(*out, "prune.criterion=l2", err));
         MLO_TRY(mlo_recipe_set(*out, "prune.reconstruct=none", err));
     }
+    if (mlo_cli_has(cli, "freeze-initializers"))
+        MLO_TRY(mlo_recipe_set(*out, "prune.freeze_initializers=true", err));
     for (size_t i = 0; i < MLO_COUNT(FLAGS); i++) {
         const char *value = mlo_cli_opt(cli, FLAGS[i].flag);
         if (!value)
@@ -201,6 +203,7 @@ static const struct mlo_cli_option options_table[] = {
     {"round", 0, "N", "what stays of a group is a multiple of N (8)"},
     {"min-channels", 0, "N", "at least so many stay in a group (1)"},
     {"exclude", 0, "NODE[,NODE…]", "nodes whose channels stay"},
+    {"freeze-initializers", 0, NULL, "weights that are listed as inputs too become constants"},
     {"samples", 0, "N", "samples that layers are fitted on (512)"},
     {"damp", 0, "X", "how much fitted weights are drawn to those that were there (0.001)"},
     {"out", 0, "P.onnx", "where the pruned model is written"},
