@@ -352,7 +352,16 @@ enum mlo_status mlo_step_refit(const struct mlo_refit_request *request, json_t *
             continue;
         }
         mlo_step_progress(q.ctx, q.from + (q.to - q.from) * n / g->node_count, "fitting layers");
-        MLO_TRY(fit_layer(&q, node, batch, pool, layers, err));
+        struct mlo_error told = {0};
+        status = fit_layer(&q, node, batch, pool, layers, &told);
+        if (status == MLO_EUNSUPPORTED) { /* the layer works as it is, only not as well */
+            json_array_append_new(notes, json_pack("{s:s,s:s}", "node", node->name, "note", told.message));
+            status = MLO_OK;
+        } else if (status != MLO_OK) {
+            if (err)
+                *err = told;
+            goto out;
+        }
     }
 out:
     mlo_pool_free(pool);
