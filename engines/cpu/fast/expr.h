@@ -88,10 +88,6 @@ extern const struct expr_kernels expr_kernels_avx2, expr_kernels_avx512;
 
 /* The C text of a program; yours (free), NULL: out of memory. */
 char *expr_source(enum mlo_isa isa, const struct expr_program *program);
-/* Under what a kernel is kept: all that its bytes follow from, the compiler with its version and options, and
- * the text. false: out of memory. */
-bool expr_kernel_digest(const char *const *command, const char *version, const char *text,
-                        struct mlo_digest *out);
 /* The compiled program, from the cache or by the system's compiler; NULL where there is none of these, or
  * compilation is switched off (MLOPT_CODEGEN=off). It stays loaded as long as the process lives. */
 expr_fn *expr_compiled(enum mlo_isa isa, const struct expr_program *program);

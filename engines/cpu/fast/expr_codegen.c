@@ -1,31 +1,18 @@
 /* Elementwise programs as C: one loop in which every intermediate result stays in a register. The text is
- * made of indices and numbers only, never of anything a model says in words; it is compiled by the system's
- * compiler, kept in a private folder under its own digest, and loaded from there by this and later processes.
- */
-#include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
+ * made of indices and numbers only, never of anything a model says in words; engines/native.c compiles and
+ * keeps it. */
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/base.h"
 #include "engines/cpu/fast/expr.h"
 #include "engines/cpu/fast/expr_text.h"
+#include "engines/native_impl.h"
 
 /* To be raised when the same program should give another text. */
 #define GENERATOR "mlopt elementwise kernels 1"
-
-enum { COMPILE_TIMEOUT_MS = 300000, LOADED_MAX = 4096, KERNEL_MAX = 1 << 22 };
-
-/* Of the folder: the kernels used last, and none of what compilers that were ended left. */
-static const char *const UNFINISHED[] = {"source", "object", NULL};
-static const struct mlo_cache_limits LIMITS = {
-    .suffix = ".so", .unfinished = UNFINISHED, .max_files = 2048, .max_bytes = (uint64_t)128 << 20};
 
 /* --- the text ------------------------------------------------------------------------------------------- */
 
@@ -194,265 +181,52 @@ char *expr_source(enum mlo_isa isa, const struct expr_program *p)
     return mlo_buf_take(&b);
 }
 
-/* --- the compiler --------------------------------------------------------------------------------------- */
+/* --- compiled --------------------------------------------------------------------------------------------
+ */
 
-static const char *const compilers[] = {"/usr/bin/cc", "/usr/bin/gcc", "/usr/bin/clang"};
-
-/* Found once: which compiler there is, and what it says of itself. */
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static const char *compiler;
-static char compiler_version[256], *folder;
-static int folder_fd = -1; /* open as long as the process lives: what was checked is what is used */
-
-static bool is_private(const struct stat *s, bool is_folder)
-{
-    return s->st_uid == geteuid() && (s->st_mode & 077) == 0 &&
-           (is_folder ? S_ISDIR(s->st_mode) : S_ISREG(s->st_mode));
-}
-
-/* The compiler is given names in the folder, so nobody else may put another one in its place. */
-static bool is_ours(const char *parent)
-{
-    struct stat s;
-    return stat(parent, &s) == 0 && s.st_uid == geteuid() && (s.st_mode & S_IWOTH) == 0;
-}
-
-static char *private_folder(void)
-{
-    const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    struct mlo_error ignored = {0};
-    struct stat s;
-    char *parent = NULL, *path = NULL;
-    if (base && base[0] == '/')
-        parent = mlo_fs_join(base, "mlopt", (char *)NULL);
-    else if (home && home[0] == '/')
-        parent = mlo_fs_join(home, ".cache", "mlopt", (char *)NULL);
-    path = parent ? mlo_fs_join(parent, "kernels", (char *)NULL) : NULL;
-    bool good = path && mlo_fs_mkdirs_private(path, &ignored) == MLO_OK && is_ours(parent);
-    if (good)
-        folder_fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    good = good && folder_fd >= 0 && fstat(folder_fd, &s) == 0 && is_private(&s, true);
-    free(parent);
-    if (good)
-        return path;
-    free(path);
-    return NULL;
-}
-
-static void find_compiler(void)
-{
-    for (size_t i = 0; i < MLO_COUNT(compilers) && !compiler; i++) {
-        const char *argv[] = {compilers[i], "--version", NULL};
-        struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
-        struct mlo_buf out = {0};
-        struct mlo_error ignored = {0};
-        int code = -1;
-        o.argv = argv;
-        if (access(compilers[i], X_OK) == 0 &&
-            mlo_process_run(&o, COMPILE_TIMEOUT_MS, 1 << 16, &out, &code, &ignored) == MLO_OK && code == 0) {
-            compiler = compilers[i];
-            snprintf(compiler_version, sizeof compiler_version, "%.*s", (int)strcspn(mlo_buf_str(&out), "\n"),
-                     mlo_buf_str(&out));
-        }
-        mlo_buf_clear(&out);
-    }
-    folder = compiler ? private_folder() : NULL;
-}
-
-static const char *const flags[] = {"-std=gnu11",
-                                    "-O2",
-                                    "-fPIC",
-                                    "-shared",
-                                    "-nostdlib",
-                                    "-ffp-contract=off",
-                                    "-fno-math-errno",
-                                    "-fno-trapping-math",
-                                    "-fno-strict-aliasing",
-                                    "-w",
-                                    "-mavx2",
-                                    "-mfma",
-                                    NULL};
-static const char *const flags_avx512[] = {"-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", NULL};
-
-enum { COMMAND_MAX = MLO_COUNT(flags) + MLO_COUNT(flags_avx512) + 8 };
-
-static void command_of(enum mlo_isa isa, const char *source, const char *object,
-                       const char *argv[COMMAND_MAX])
-{
-    const char *const rest[] = {"-x", "c", "-o", object, source, NULL};
-    const char *const *const parts[] = {flags, isa >= MLO_ISA_AVX512 ? flags_avx512 : NULL, rest};
-    size_t n = 0;
-    argv[n++] = compiler;
-    for (size_t i = 0; i < MLO_COUNT(parts); i++)
-        for (const char *const *word = parts[i]; word && *word; word++)
-            argv[n++] = *word;
-    argv[n] = NULL;
-}
-
-static bool run_compiler(enum mlo_isa isa, const char *source, const char *object)
-{
-    const char *argv[COMMAND_MAX];
-    struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
-    struct mlo_error ignored = {0};
-    int code = -1, null = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    command_of(isa, source, object, argv);
-    o.argv = argv;
-    o.stdout_fd = o.stderr_fd = null;
-    o.own_group = true;
-    bool good = null >= 0 &&
-                mlo_process_run(&o, COMPILE_TIMEOUT_MS, 1 << 16, NULL, &code, &ignored) == MLO_OK &&
-                code == 0;
-    if (null >= 0)
-        close(null);
-    return good;
-}
-
-bool expr_kernel_digest(const char *const *command, const char *version, const char *text,
-                        struct mlo_digest *out)
-{
-    struct mlo_hasher *h = mlo_hasher_new();
-    if (!h)
-        return false;
-    for (; *command; command++)
-        mlo_hasher_update(h, *command, strlen(*command) + 1);
-    mlo_hasher_update(h, "", 1);
-    mlo_hasher_update(h, version, strlen(version) + 1);
-    mlo_hasher_update(h, text, strlen(text));
-    mlo_hasher_final(h, out);
-    mlo_hasher_free(h);
-    return true;
-}
-
-/* Behind a kernel's library, where the loader does not look, lies the digest of what is before it: a library
- * that lost its end would end the process that loads it, now and at every later start. */
-static bool read_kernel(const char *path, struct mlo_buf *bytes)
-{
-    struct mlo_error ignored = {0};
-    return mlo_fs_read(path, KERNEL_MAX, bytes, &ignored) == MLO_OK;
-}
-
-static bool seal_kernel(const char *path)
-{
-    struct mlo_buf bytes = {0};
-    struct mlo_digest digest;
-    int fd = read_kernel(path, &bytes) ? open(path, O_WRONLY | O_APPEND | O_NOFOLLOW | O_CLOEXEC) : -1;
-    bool good = fd >= 0;
-    if (good) {
-        mlo_digest_of(bytes.data, bytes.len, &digest);
-        good = mlo_fs_write_full(fd, digest.bytes, sizeof digest.bytes) && fchmod(fd, 0600) == 0 &&
-               fdatasync(fd) == 0;
-        close(fd);
-    }
-    mlo_buf_clear(&bytes);
-    return good;
-}
-
-static bool is_whole(const char *path)
-{
-    struct mlo_buf bytes = {0};
-    struct mlo_digest digest;
-    bool good = read_kernel(path, &bytes) && bytes.len > sizeof digest.bytes;
-    if (good) {
-        size_t size = bytes.len - sizeof digest.bytes;
-        mlo_digest_of(bytes.data, size, &digest);
-        good = memcmp(digest.bytes, bytes.data + size, sizeof digest.bytes) == 0;
-    }
-    mlo_buf_clear(&bytes);
-    return good;
-}
-
-/* Compiles next to where the result belongs, and moves it there whole. */
-static bool compile(enum mlo_isa isa, const char *text, const char *path)
-{
-    char *source = mlo_fs_join(folder, "sourceXXXXXX", (char *)NULL);
-    char *object = mlo_fs_join(folder, "objectXXXXXX", (char *)NULL);
-    int in = source ? mkostemp(source, O_CLOEXEC) : -1, out = object ? mkostemp(object, O_CLOEXEC) : -1;
-    bool good = in >= 0 && out >= 0 && mlo_fs_write_full(in, text, strlen(text)) &&
-                run_compiler(isa, source, object) && seal_kernel(object) && rename(object, path) == 0;
-    if (in >= 0) {
-        close(in);
-        unlink(source);
-    }
-    if (out >= 0) {
-        close(out);
-        if (!good)
-            unlink(object);
-    }
-    free(source);
-    free(object);
-    if (good)
-        mlo_cache_trim(folder_fd, &LIMITS);
-    return good;
-}
-
-/* Looked at first, by way of the folder that was checked. (A library is known to the loader by its path, so
- * that must not be the descriptor of the file itself.) */
-static expr_fn *load(const char *name)
-{
-    struct stat s;
-    char path[MLO_DIGEST_TEXT_SIZE + 64];
-    void *library = NULL;
-    snprintf(path, sizeof path, "/proc/self/fd/%d/%s", folder_fd, name);
-    if (fstatat(folder_fd, name, &s, AT_SYMLINK_NOFOLLOW) == 0 && is_private(&s, false) && is_whole(path))
-        library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    void *symbol = library ? dlsym(library, "mlopt_kernel") : NULL;
-    expr_fn *fn = NULL;
-    int used = library ? openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC) : -1;
-    if (used >= 0) {
-        futimens(used, NULL); /* now: the oldest are dropped first (a step may not do it by the path) */
-        close(used);
-    }
-    if (symbol)
-        memcpy(&fn, &symbol, sizeof fn); /* ISO C has no cast from an object's to a function's pointer */
-    return fn;
-}
-
-/* --- what is loaded ------------------------------------------------------------------------------------- */
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct loaded {
-    struct mlo_digest digest;
-    expr_fn *fn; /* NULL: it could not be had, which is not tried again */
-} * loaded;
-static size_t loaded_count;
-
-static expr_fn *look_up(enum mlo_isa isa, const char *text, const struct mlo_digest *digest)
-{
-    char name[MLO_DIGEST_TEXT_SIZE + 8], hex[MLO_DIGEST_TEXT_SIZE];
-    for (size_t i = 0; i < loaded_count; i++)
-        if (memcmp(&loaded[i].digest, digest, sizeof *digest) == 0)
-            return loaded[i].fn;
-    if (loaded_count == LOADED_MAX || (!loaded && !(loaded = calloc(LOADED_MAX, sizeof *loaded))))
-        return NULL;
-    const char *colon = strchr(mlo_digest_text(digest, hex), ':');
-    snprintf(name, sizeof name, "%s.so", colon ? colon + 1 : hex);
-    char *path = mlo_fs_join(folder, name, (char *)NULL);
-    expr_fn *fn = load(name);
-    if (path && !fn && compile(isa, text, path))
-        fn = load(name);
-    free(path);
-    loaded[loaded_count++] = (struct loaded){*digest, fn};
-    return fn;
-}
+static const char *const flags_avx2[] = {"-std=gnu11",
+                                         "-O2",
+                                         "-fPIC",
+                                         "-shared",
+                                         "-nostdlib",
+                                         "-ffp-contract=off",
+                                         "-fno-math-errno",
+                                         "-fno-trapping-math",
+                                         "-fno-strict-aliasing",
+                                         "-w",
+                                         "-mavx2",
+                                         "-mfma",
+                                         NULL};
+static const char *const flags_avx512[] = {"-std=gnu11",
+                                           "-O2",
+                                           "-fPIC",
+                                           "-shared",
+                                           "-nostdlib",
+                                           "-ffp-contract=off",
+                                           "-fno-math-errno",
+                                           "-fno-trapping-math",
+                                           "-fno-strict-aliasing",
+                                           "-w",
+                                           "-mavx2",
+                                           "-mfma",
+                                           "-mavx512f",
+                                           "-mavx512bw",
+                                           "-mavx512vl",
+                                           "-mavx512dq",
+                                           NULL};
 
 expr_fn *expr_compiled(enum mlo_isa isa, const struct expr_program *p)
 {
     const char *wish = getenv("MLOPT_CODEGEN");
-    if (wish && strcmp(wish, "off") == 0)
-        return NULL;
-    pthread_once(&once, find_compiler);
-    if (!folder || p->input_count == 0)
+    if ((wish && strcmp(wish, "off") == 0) || p->input_count == 0)
         return NULL;
     char *text = expr_source(isa, p);
-    struct mlo_digest digest;
-    const char *command[COMMAND_MAX];
+    void *symbol =
+        text ? mlo_native_function(text, isa >= MLO_ISA_AVX512 ? flags_avx512 : flags_avx2, "mlopt_kernel")
+             : NULL;
     expr_fn *fn = NULL;
-    command_of(isa, "", "", command);
-    if (text && expr_kernel_digest(command, compiler_version, text, &digest)) {
-        pthread_mutex_lock(&lock);
-        fn = look_up(isa, text, &digest);
-        pthread_mutex_unlock(&lock);
-    }
+    if (symbol)
+        memcpy(&fn, &symbol, sizeof fn); /* ISO C has no cast from an object's to a function's pointer */
     free(text);
     return fn;
 }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "engines/cpu/fast/expr.h"
+#include "engines/native_impl.h"
 #include "qhelpers.h"
 
 static size_t step_count(const json_t *d)
@@ -368,7 +369,7 @@ static void test_program__kernels_are_named_by_all_that_makes_them(void **state)
     };
     struct mlo_digest digests[MLO_COUNT(cases)];
     for (size_t i = 0; i < MLO_COUNT(cases); i++) {
-        assert_true(expr_kernel_digest(cases[i].command, cases[i].version, cases[i].text, &digests[i]));
+        assert_true(mlo_native_digest(cases[i].command, cases[i].version, cases[i].text, &digests[i]));
         for (size_t k = 0; k < i; k++)
             if (mlo_digest_eq(&digests[i], &digests[k]))
                 fail_msg("cases %zu and %zu have the same name", k, i);
