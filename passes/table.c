@@ -92,7 +92,7 @@ static const struct mlo_pass table[] = {
         .establishes = MLO_PROP_QUANTIZED | MLO_PROP_NO_DEAD,
         .needs_stats = true,
         .options = mlo_quantize_options,
-        .revision = 6,
+        .revision = 7,
         .description =
             "Static quantization: QuantizeLinear and DequantizeLinear pairs, integer weights and biases",
     },

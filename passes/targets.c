@@ -18,6 +18,7 @@ static const struct mlo_target targets[] = {
         .activations = MLO_INT8,
         .symmetric = true,
         .per_channel = true,
+        .skip_only = true,
         .half = true,
         .form = "qdq",
         .only = "int8 activations with zero point 0",

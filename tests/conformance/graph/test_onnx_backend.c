@@ -5,7 +5,8 @@
  *   conformance.graph.onnx_backend --engine NAME [invariant]    all categories on an engine
  *   conformance.graph.onnx_backend --round-trip | --optimize | --raise N    all categories on the evaluator,
  * after the model was written and read again, optimized, or raised to that opset
- *   conformance.graph.onnx_backend --table      runs all and prints the table of docs/conformance.md
+ *   conformance.graph.onnx_backend --cuda-plan  what the cuda engine's lowering accepts, interpreted on the
+ * CPU conformance.graph.onnx_backend --table      runs all and prints the table of docs/conformance.md
  *   conformance.graph.onnx_backend --folder DIR runs tests of another ONNX (newer_onnx.py), prints what fails
  *   conformance.graph.onnx_backend              checks the list
  *
@@ -26,6 +27,7 @@
 #include "passes/passes.h"
 #include "tests/isa_case.h"
 #include "tests/plan_copy.h"
+#include "tests/unit/engines/cuda_interpreter.h"
 
 #define DATA "/usr/share/libonnx-testdata/data"
 #define LIST MLOPT_SOURCE_DIR "/tests/conformance/not_supported.txt"
@@ -258,6 +260,41 @@ out:
     return status == MLO_OK;
 }
 
+/* --- the cuda engine's schedules
+ * ------------------------------------------------------------------------------ */
+
+enum {
+    LOWERED_LEAST = 477
+};                    /* how many tests must be lowered and agree, without a compiler too; it only grows */
+static bool lowering; /* all tests run as schedules */
+static bool refused_by_lowering;
+static int lowered, not_lowered;
+
+/* An op without a kernel on a GPU is no failure here; a wrong result is. */
+static bool run_on_schedule(struct mlo_model *model, const struct mlo_tensor *inputs,
+                            struct mlo_tensor *outputs, struct mlo_error *err)
+{
+    struct mlo_graph *graph = model->graph;
+    struct mlo_tensor fed[INPUTS_MAX];
+    struct mlo_compile_options options = {.threads = 1};
+    struct cuda_schedule *schedule = NULL;
+    int count = 0;
+    for (int i = 0; i < graph->input_count; i++) {
+        struct mlo_type *type = &graph->inputs[i]->type;
+        if (graph->inputs[i]->constant)
+            continue;
+        fed[count++] = inputs[i];
+        type->rank = inputs[i].rank;
+        for (int d = 0; d < type->rank; d++)
+            type->dims[d] = (struct mlo_dim){.value = inputs[i].dims[d]};
+    }
+    enum mlo_status status = cuda_schedule_new(model, &options, 90, &schedule, err);
+    if (status == MLO_EUNSUPPORTED || (status == MLO_OK && !interpret(schedule, fed, outputs)))
+        refused_by_lowering = true;
+    cuda_schedule_free(schedule);
+    return status == MLO_OK && !refused_by_lowering;
+}
+
 /* What is done to a model between reading and running it. */
 static enum { AS_READ, WRITTEN, OPTIMIZED, RAISED } treatment;
 static char raise_options[32];
@@ -308,8 +345,9 @@ static bool try_test(const char *folder, char *why, size_t size)
     if (mlo_onnx_load(path, &model, &err) != MLO_OK ||
         mlo_graph_check_supported(model->graph, &err) != MLO_OK || !treat(&model, &refused, &err) ||
         !read_inputs(folder, model->graph, inputs, &err) || model->graph->output_count > OUTPUTS_MAX ||
-        !(tested ? run_on_engine(tested, model, inputs, outputs, &err)
-                 : run_on_evaluator(model->graph, inputs, outputs, &err))) {
+        !(lowering ? run_on_schedule(model, inputs, outputs, &err)
+          : tested ? run_on_engine(tested, model, inputs, outputs, &err)
+                   : run_on_evaluator(model->graph, inputs, outputs, &err))) {
         snprintf(why, size, "%s (%s)", err.message, err.where);
         passed = refused;
         goto out;
@@ -476,6 +514,33 @@ static bool set_treatment(int argc, char **argv)
     return treatment != AS_READ;
 }
 
+static int run_lowering(void)
+{
+    int failed = 0;
+    lowering = true;
+    for (size_t c = 0; c < MLO_COUNT(categories); c++) {
+        int count;
+        char **names = tests_of(DATA, categories[c], &count), why[1024], folder[512];
+        for (int i = 0; i < count; i++) {
+            refused_by_lowering = false;
+            snprintf(folder, sizeof folder, DATA "/%.200s", names[i]);
+            bool passes = try_test(folder, why, sizeof why);
+            if (reason_of(names[i]))
+                continue;
+            lowered += passes;
+            not_lowered += refused_by_lowering;
+            failed += !passes && !refused_by_lowering;
+            if (!passes)
+                printf("%s %s: %s\n", refused_by_lowering ? "no kernel" : "FAILED", names[i], why);
+        }
+        free_tests(names, count);
+    }
+    printf("%d lowered and right, %d without a kernel, %d wrong\n", lowered, not_lowered, failed);
+    if (lowered < LOWERED_LEAST)
+        printf("at least %d were lowered before\n", LOWERED_LEAST);
+    return failed != 0 || lowered < LOWERED_LEAST;
+}
+
 static int run_all(void)
 {
     int failed = 0;
@@ -497,6 +562,8 @@ int main(int argc, char **argv)
     }
     if (argc > 1 && strcmp(argv[1], "--table") == 0)
         return print_table();
+    if (argc > 1 && strcmp(argv[1], "--cuda-plan") == 0)
+        return run_lowering();
     if (argc > 2 && strcmp(argv[1], "--engine") == 0) {
         struct mlo_error err = {0};
         if (isa_case_is_elsewhere())
