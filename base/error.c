@@ -32,6 +32,7 @@ static const struct mlo_status_info STATUS_TABLE[MLO_STATUS_COUNT] = {
     {MLO_ELEASE, "lease-lost", "lease lost", 409, 6, false},
     {MLO_EJOB, "job-failed", "job failed", 409, 6, false},
     {MLO_ESTALE, "stale-plan", "stale plan", 409, 5, false},
+    {MLO_ENODEVICE, "no-device", "no such device here", 503, 9, true},
     {MLO_EQUOTA, "quota-exceeded", "quota exceeded", 507, 1, false},
     {MLO_EINTERNAL, "internal", "internal error", 500, 1, false},
 };

@@ -39,6 +39,7 @@ enum mlo_status {
     MLO_ELEASE,       /* the job's lease is lost: another attempt owns it */
     MLO_EJOB,         /* a job of the run failed */
     MLO_ESTALE,       /* a plan that was compiled for another machine, engine or model */
+    MLO_ENODEVICE,    /* the engine, or the device, that was asked for is not on this machine */
     MLO_EQUOTA,       /* what its project may have is used up */
     MLO_EINTERNAL,    /* a bug in mlopt */
     MLO_STATUS_COUNT

@@ -33,10 +33,14 @@ if(MLOPT_COVERAGE)
   target_link_options(mlopt_flags INTERFACE --coverage)
 endif()
 
-# mlopt_room(<name> LINK <targets…> PKG <pkg-config modules…>): the room in the current folder.
+# mlopt_room(<name> LINK <targets…> PKG <pkg-config modules…>): the room in the current folder. WITHOUT: a regular
+# expression of what in it is a target of its own.
 function(mlopt_room name)
-  cmake_parse_arguments(ARG "" "" "LINK;PKG;EXTRA" ${ARGN})
+  cmake_parse_arguments(ARG "" "WITHOUT" "LINK;PKG;EXTRA" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.c)
+  if(ARG_WITHOUT)
+    list(FILTER sources EXCLUDE REGEX "${ARG_WITHOUT}")
+  endif()
   add_library(mlopt_${name} STATIC ${sources} ${ARG_EXTRA})
   set_target_properties(mlopt_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   target_link_libraries(mlopt_${name} PUBLIC mlopt_flags ${ARG_LINK} Threads::Threads m)

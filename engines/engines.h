@@ -31,6 +31,26 @@ struct mlo_compile_options {
     /* Not NULL: the plan has constants in common with the others that were compiled with the same object, all
      * from one model; it borrows the model's initializers, so the model must outlive it, unchanged. */
     struct mlo_constants *constants;
+    /* What it is compiled for ("cuda:sm90"), of an engine that compiles for machines other than this one
+     * (can_compile); NULL: this machine. */
+    const char *target;
+    /* Ways of computing steps that were measured before, as `tune` returns them: a step that is not in there,
+     * or whose way is none of its ways here, is computed as the engine's own heuristics say. NULL: none. */
+    const json_t *choices;
+};
+
+typedef void mlo_progress_fn(void *arg, double fraction, const char *message);
+
+/* What a tuner may take, and where it keeps what it knows. */
+struct mlo_tuning_request {
+    double seconds; /* of measuring; 0: until every step is decided */
+    /* Of earlier tunings (as `tune` returns them): what is known there is not measured again. NULL: none. */
+    const json_t *known;
+    const char *keep;  /* a file that is written after each step, and read first: a tuner that was killed
+                          goes on from there; NULL: none */
+    bool prepare_only; /* compiles the ways into the user's cache and measures nothing: needs no device */
+    mlo_progress_fn *progress; /* or NULL */
+    void *progress_arg;
 };
 
 /* Constants in common: packed weights are made once for all plans of a model. Counted: one is freed with the
@@ -117,6 +137,30 @@ struct mlo_engine {
     const struct mlo_model *(*interface)(const struct mlo_plan *plan);
     /* What must be equal where a saved plan is restored: {"engine","version","revision","cpu","isa"…}. */
     enum mlo_status (*identity)(json_t **out, struct mlo_error *err);
+
+    /* --- of engines for a device (all optional) --- */
+    /* Whether plans for `target` ("cuda:sm90") can be compiled here, with or without such a device: MLO_OK;
+     * MLO_EINVAL: it is no target of this engine; MLO_EUNAVAILABLE: what compiling needs is not here. NULL:
+     * the engine compiles for this machine only. */
+    enum mlo_status (*can_compile)(const char *target, struct mlo_error *err);
+    /* Instead of `identity` for a plan's fingerprint: what the machine must have that the plan was compiled
+     * for. A member that it leaves out may be anything where the plan is restored (the name of the GPU, where
+     * nothing was measured on one). */
+    enum mlo_status (*identity_of)(const struct mlo_plan *plan, json_t **out, struct mlo_error *err);
+    /* What of the engine's parts is on this machine; finding nothing is no error:
+     * {"parts":[{"name","kind":"plugin"|"driver"|"library","found":bool,"version","path","why","for":
+     * "compile"|"run"}], "gpus":[{"name","sm":90,"multiprocessors","memory_bytes"}]}. */
+    enum mlo_status (*inventory)(json_t **out, struct mlo_error *err);
+    /* Measures the ways in which each step can be computed on the device at hand. *out is yours: a document
+     * of the form "mlopt-choices-1" (engines/cuda/tune/tune.h). */
+    enum mlo_status (*tune)(const struct mlo_model *model, const struct mlo_compile_options *options,
+                            const struct mlo_tuning_request *request, json_t **out, struct mlo_error *err);
+    /* Times the program where it runs, on inputs that are on the device already: {"replay_us":[…] of the
+     * whole, "upload_us":[…],"download_us":[…], "steps":[{"node","us","occupancy"…}], "arena_bytes",
+     * "constant_bytes","workspace_bytes","device":{…}}. Without `steps` these are left out. *out is yours. */
+    enum mlo_status (*measure)(struct mlo_program *program, const struct mlo_tensor *inputs,
+                               const struct mlo_timing_request *request, bool steps, json_t **out,
+                               struct mlo_error *err);
 };
 
 /* All engines built in, and one by name (MLO_ENOTFOUND lists the names). Each is checked complete once. */
@@ -129,8 +173,17 @@ MLO_MUST_USE enum mlo_status mlo_engine_find(const char *name, const struct mlo_
 MLO_MUST_USE enum mlo_status mlo_machine_describe(json_t **out, struct mlo_error *err);
 /* The short name of the class; written into the caller's buffer, which is returned. */
 char *mlo_machine_class(char *out, size_t size);
-/* Whether this machine satisfies a target ("any", "cpu:avx2", "cpu:avx512-vnni", …). */
+/* Whether this machine satisfies a target ("any", "cpu:avx2", "cpu:avx512-vnni", "cuda:sm90" …). One of a GPU
+ * takes a GPU with at least these features, and an engine that can use it here. */
 bool mlo_machine_satisfies(const char *target);
+/* All names of targets that are not made by a number, each after what it includes. */
+const char *const *mlo_targets(size_t *count);
+/* Whether a GPU of compute capability `gpu` runs machine code for `code`: the same generation, and no less.
+ */
+bool mlo_sm_runs(int gpu, int code);
+/* The compute capabilities of this machine's GPUs, where the cuda engine can use them here; how many. Asked
+ * for once. */
+size_t mlo_machine_gpus(int *sm, size_t max);
 
 /* Observes a model over samples on the invariant numerics: feeds `stats` with every wanted value, sample by
  * sample, so the result does not depend on batch, threads or ISA. `next` fills `inputs` (program-shaped) with

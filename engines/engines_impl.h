@@ -4,8 +4,8 @@
 
 #include "engines/engines.h"
 
-extern const struct mlo_engine mlo_engine_reference, mlo_engine_cpu, mlo_engine_external, mlo_engine_ort,
-    mlo_engine_openvino, mlo_engine_tensorrt;
+extern const struct mlo_engine mlo_engine_reference, mlo_engine_cpu, mlo_engine_cuda, mlo_engine_external,
+    mlo_engine_ort, mlo_engine_openvino, mlo_engine_tensorrt;
 
 /* Makes mlo_isa_current answer `isa` (never more than the machine has) until the next call; negative: ends
  * that. For tests of the invariant numerics; oneDNN keeps what it was first used with. */

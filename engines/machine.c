@@ -1,12 +1,15 @@
 /* The machine: instruction sets, CPU model, and the class that evidence belongs to. */
 #include <ctype.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
 
+#include "engines/cuda/cuda.h"
 #include "engines/engines_impl.h"
+#include "engines/nvml.h"
 
 static const char *const isa_names[] = {"generic", "avx2", "avx512", "avx512-vnni"};
 
@@ -155,18 +158,65 @@ char *mlo_machine_class(char *out, size_t size)
     return out;
 }
 
+static const char *const target_names[] = {
+    "any",       "cpu",       "cpu:avx2",  "cpu:avx512", "cpu:avx512-vnni", "cpu:avx512-fp16", "cuda:sm80",
+    "cuda:sm86", "cuda:sm89", "cuda:sm90", "cuda:sm100", "cuda:sm103",      "cuda:sm120"};
+/* Of processors: the first of target_names. */
 static const struct {
-    const char *name;
     enum mlo_isa isa;
     bool fp16;
-} targets[] = {
-    {"any", MLO_ISA_GENERIC, false},
-    {"cpu", MLO_ISA_GENERIC, false},
-    {"cpu:avx2", MLO_ISA_AVX2, false},
-    {"cpu:avx512", MLO_ISA_AVX512, false},
-    {"cpu:avx512-vnni", MLO_ISA_AVX512_VNNI, false},
-    {"cpu:avx512-fp16", MLO_ISA_AVX512, true},
+} cpu_targets[] = {
+    {MLO_ISA_GENERIC, false}, {MLO_ISA_GENERIC, false},     {MLO_ISA_AVX2, false},
+    {MLO_ISA_AVX512, false},  {MLO_ISA_AVX512_VNNI, false}, {MLO_ISA_AVX512, true},
 };
+
+const char *const *mlo_targets(size_t *count)
+{
+    *count = MLO_COUNT(target_names);
+    return target_names;
+}
+
+bool mlo_sm_runs(int gpu, int code)
+{
+    return gpu / 10 == code / 10 && gpu >= code;
+}
+
+/* The GPUs, asked for once: they do not change while a program runs. */
+static struct mlo_gpu_info gpus[MLO_NVML_GPUS_MAX];
+static size_t gpu_count;
+static bool gpus_usable;
+static pthread_once_t gpus_asked = PTHREAD_ONCE_INIT;
+
+static void ask_gpus(void)
+{
+    struct mlo_nvml *nvml;
+    const struct mlo_engine *cuda;
+    if (mlo_nvml_open(NULL, &nvml, NULL) != MLO_OK)
+        return;
+    gpu_count = mlo_nvml_gpus(nvml, gpus, MLO_COUNT(gpus));
+    mlo_nvml_close(nvml);
+    gpus_usable =
+        gpu_count > 0 && mlo_engine_find("cuda", &cuda, NULL) == MLO_OK && cuda->probe(NULL) == MLO_OK;
+}
+
+size_t mlo_machine_gpus(int *sm, size_t max)
+{
+    size_t count = 0;
+    pthread_once(&gpus_asked, ask_gpus);
+    for (size_t i = 0; gpus_usable && i < gpu_count && count < max; i++)
+        sm[count++] = gpus[i].sm;
+    return count;
+}
+
+static bool satisfies_gpu(int need)
+{
+    int have[MLO_NVML_GPUS_MAX];
+    size_t count = mlo_machine_gpus(have, MLO_COUNT(have));
+    for (size_t i = 0; i < count; i++)
+        if (have[i] >= need)
+            return true;
+    return false;
+}
 
 static bool has_fp16(void)
 {
@@ -179,10 +229,11 @@ static bool has_fp16(void)
 
 bool mlo_machine_satisfies(const char *target)
 {
-    for (size_t i = 0; i < MLO_COUNT(targets); i++)
-        if (strcmp(target, targets[i].name) == 0)
-            return mlo_isa_current() >= targets[i].isa && (!targets[i].fp16 || has_fp16());
-    return false;
+    for (size_t i = 0; i < MLO_COUNT(cpu_targets); i++)
+        if (strcmp(target, target_names[i]) == 0)
+            return mlo_isa_current() >= cpu_targets[i].isa && (!cpu_targets[i].fp16 || has_fp16());
+    int sm = mlo_cuda_target_sm(target);
+    return sm && satisfies_gpu(sm);
 }
 
 enum mlo_status mlo_machine_describe(json_t **out, struct mlo_error *err)
@@ -193,11 +244,17 @@ enum mlo_status mlo_machine_describe(json_t **out, struct mlo_error *err)
     mlo_machine_class(class_name, sizeof class_name);
     uname(&os);
     json_t *fits = json_array();
-    for (size_t i = 0; fits && i < MLO_COUNT(targets); i++)
-        if (mlo_machine_satisfies(targets[i].name))
-            json_array_append_new(fits, json_string(targets[i].name));
+    for (size_t i = 0; fits && i < MLO_COUNT(target_names); i++)
+        if (mlo_machine_satisfies(target_names[i]))
+            json_array_append_new(fits, json_string(target_names[i]));
     *out = json_pack("{s:s, s:s, s:s, s:s, s:i, s:s, s:s, s:o}", "class", class_name, "cpu", model, "isa",
                      mlo_isa_name(mlo_isa_current()), "machine_isa", mlo_isa_name(machine_isa()), "cores",
                      (int)mlo_cpu_count(), "os", os.sysname, "kernel", os.release, "targets", fits);
+    if (*out && gpus_usable) {
+        json_t *names = json_array();
+        for (size_t i = 0; names && i < gpu_count; i++)
+            json_array_append_new(names, json_string(gpus[i].name));
+        json_object_set_new(*out, "gpus", names);
+    }
     return *out ? MLO_OK : mlo_error_nomem(err);
 }

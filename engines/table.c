@@ -5,9 +5,9 @@
 
 #include "engines/engines_impl.h"
 
-static const struct mlo_engine *const engines[] = {&mlo_engine_cpu,       &mlo_engine_external,
-                                                   &mlo_engine_openvino,  &mlo_engine_ort,
-                                                   &mlo_engine_reference, &mlo_engine_tensorrt};
+static const struct mlo_engine *const engines[] = {
+    &mlo_engine_cpu, &mlo_engine_cuda,      &mlo_engine_external, &mlo_engine_openvino,
+    &mlo_engine_ort, &mlo_engine_reference, &mlo_engine_tensorrt};
 
 static pthread_once_t checked = PTHREAD_ONCE_INIT;
 static const struct mlo_engine *const *usable;
@@ -17,7 +17,7 @@ static bool complete(const struct mlo_engine *e)
 {
     return e->name && e->name[0] && e->version && e->probe && e->compile && e->load && e->run && e->observe &&
            e->describe && e->unload && e->free_plan && !e->save == !e->restore && !e->save == !e->interface &&
-           !e->save == !e->identity;
+           !e->save == !e->identity && (!e->identity_of || e->identity) && !e->can_compile == !e->inventory;
 }
 
 /* A row with a hole is a bug that a test shows; the table then stays empty instead of crashing later. */

@@ -333,25 +333,6 @@ out:
     return status;
 }
 
-static enum mlo_status open_image(struct cpu_reader *r, const char *bytes, size_t size, struct mlo_error *err)
-{
-    struct cpu_image_head head;
-    if (!cpu_check(r, size >= sizeof head && (uintptr_t)bytes % 64 == 0, "it ends too early"))
-        return cpu_reader_status(r, err);
-    memcpy(&head, bytes, sizeof head);
-    bool ok = head.magic == CPU_IMAGE_MAGIC && head.fields_bytes <= size - sizeof head &&
-              head.constants_offset % 64 == 0 && head.constants_offset <= size &&
-              head.constants_offset >= sizeof head + head.fields_bytes &&
-              head.constants_bytes <= size - head.constants_offset;
-    if (cpu_check(r, ok, "its parts do not fit into it")) {
-        r->fields = bytes + sizeof head;
-        r->fields_bytes = (size_t)head.fields_bytes;
-        r->constants = bytes + head.constants_offset;
-        r->constants_bytes = (size_t)head.constants_bytes;
-    }
-    return cpu_reader_status(r, err);
-}
-
 static enum mlo_status get_head(struct restorer *s, struct mlo_error *err)
 {
     struct mlo_plan *plan = s->plan;
@@ -380,7 +361,7 @@ enum mlo_status cpu_plan_restore(const void *bytes, size_t size, struct mlo_plan
         free(s.plan);
         return mlo_error_nomem(err);
     }
-    MLO_TRY(open_image(&s.r, bytes, size, err));
+    MLO_TRY(cpu_fields_open(&s.r, CPU_IMAGE_MAGIC, bytes, size, err));
     MLO_TRY(get_head(&s, err));
     MLO_TRY(get_skeleton(&s, err));
     get_slots(&s);

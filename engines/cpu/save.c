@@ -1,9 +1,7 @@
 /* A plan into a file: slots, steps, constants, and a skeleton of the model for what needs the graph at run.
  */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "engines/cpu/image_fields.h"
 
@@ -183,33 +181,6 @@ static enum mlo_status put_step(struct saver *s, const struct cpu_step *step, st
 
 /* --- the file ----------------------------------------------------------------------------------------- */
 
-static bool write_constants(struct saver *s, int fd)
-{
-    static const char zeros[128];
-    for (size_t i = 0; i < s->w.count; i++) {
-        const struct cpu_constant *c = &s->w.constants[i];
-        if (!mlo_fs_write_full(fd, c->data, c->size) ||
-            !mlo_fs_write_full(fd, zeros, (size_t)(cpu_constant_room(c->size) - c->size)))
-            return false;
-    }
-    return true;
-}
-
-static enum mlo_status write_all(struct saver *s, int fd, struct mlo_error *err)
-{
-    if (!mlo_buf_ok(&s->w.fields))
-        return mlo_error_nomem(err);
-    static const char zeros[64];
-    struct cpu_image_head head = {
-        .magic = CPU_IMAGE_MAGIC, .fields_bytes = s->w.fields.len, .constants_bytes = s->w.constants_bytes};
-    uint64_t end = sizeof head + s->w.fields.len;
-    head.constants_offset = (end + 63) & ~(uint64_t)63;
-    bool ok = mlo_fs_write_full(fd, &head, sizeof head) &&
-              mlo_fs_write_full(fd, s->w.fields.data, s->w.fields.len) &&
-              mlo_fs_write_full(fd, zeros, (size_t)(head.constants_offset - end)) && write_constants(s, fd);
-    return ok ? MLO_OK : mlo_error_errno(err, errno, "cannot write the plan");
-}
-
 enum mlo_status cpu_plan_save(const struct mlo_plan *plan, int fd, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -237,7 +208,7 @@ enum mlo_status cpu_plan_save(const struct mlo_plan *plan, int fd, struct mlo_er
     cpu_put_u32(&s.w, (uint32_t)plan->step_count);
     for (int i = 0; i < plan->step_count; i++)
         MLO_TRY(put_step(&s, &plan->steps[i], err));
-    MLO_TRY(write_all(&s, fd, err));
+    MLO_TRY(cpu_fields_write(&s.w, CPU_IMAGE_MAGIC, fd, err));
 out:
     mlo_buf_clear(&s.w.fields);
     free(s.w.constants);

@@ -23,7 +23,7 @@ static void test_table__names_engines_when_unknown(void **state)
     const struct mlo_engine *e;
     assert_int_equal(mlo_engine_find("gpu", &e, &err), MLO_ENOTFOUND);
     assert_non_null(strstr(err.message, "'gpu'"));
-    assert_non_null(strstr(err.hint, "cpu, external, openvino, ort, reference, tensorrt"));
+    assert_non_null(strstr(err.hint, "cpu, cuda, external, openvino, ort, reference, tensorrt"));
 }
 
 static void test_version__names_onednn(void **state)
