@@ -17,6 +17,7 @@ static const struct mlo_cli_verb *const verbs[] = {
     &mlo_verb_engines,
     &mlo_verb_diff,
     &mlo_verb_compile,
+    &mlo_verb_tune,
     &mlo_verb_qat_export,
     &mlo_verb_sensitivity,
     &mlo_verb_observe,

@@ -287,7 +287,8 @@ enum mlo_status mlo_profile(const char *path, const struct mlo_bench_options *op
     json_object_set_new(description, "total_us", json_real(total));
     struct mlo_peaks peaks; /* the roof of this machine says nothing of an engine that runs elsewhere; plans'
                                files hold no graph */
-    if (!l.engine->time && !l.file && mlo_peaks_measure(l.threads, &peaks, NULL) == MLO_OK)
+    if (!l.engine->time && !l.engine->measure && !l.file &&
+        mlo_peaks_measure(l.threads, &peaks, NULL) == MLO_OK)
         MLO_TRY(mlo_roofline(description, l.model, &peaks, err));
     *out = description;
     description = NULL;

@@ -142,7 +142,6 @@ struct mlo_run_options {
      * (mlo_plan_file_model). NULL: the model is compiled. */
     struct mlo_plan *plan;
 };
-typedef void mlo_progress_fn(void *arg, double fraction, const char *message);
 
 /* Runs all samples and returns the outputs, concatenated over the batch, owned by the caller's array of
  * `output_count` tensors (zeroed here). The rest of a dynamic batch gets a plan of its own; a fixed batch is
@@ -304,6 +303,23 @@ MLO_MUST_USE enum mlo_status mlo_bench_child(const char *path, const struct mlo_
 /* The same for the hidden verb's arguments: argv[0] is MODEL, then options as above, each optional. */
 MLO_MUST_USE enum mlo_status mlo_bench_child_args(int argc, char *const *argv, int stdout_fd,
                                                   struct mlo_error *err);
+
+/* --- on a device -----------------------------------------------------------------------------------------
+ */
+
+#define MLO_DEVICE_PROTOCOL "device-1"
+
+/* Measures a model, or a plan, on the device of an engine that has one (mlo_engine.measure), in this process:
+ * {"protocol","engine","batch","replay":{"p50_us":{"value","low","high","n"},"p99_us"}, "upload","download"
+ * (the same, of copies from and to pinned memory), "throughput" (samples a second at p50, without copies),
+ * "arena_bytes","constant_bytes","workspace_bytes","device","steps","floor","percent_of_floor",
+ * "watched":{…}}. What was watched is what the driver's management library told meanwhile: power, clocks, how
+ * busy the device was, memory, and why it slowed down; absent where it told nothing. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_device_bench(const char *path, const struct mlo_bench_options *options,
+                                              json_t **out, struct mlo_error *err);
+/* The numbers of what an engine's `measure` returned. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_device_summary(const json_t *measured, int64_t batch, json_t **out,
+                                                struct mlo_error *err);
 
 /* --- sweeps ---------------------------------------------------------------------------------------- */
 

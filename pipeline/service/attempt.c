@@ -274,7 +274,8 @@ static enum mlo_status store_decision(struct mlo_slot *slot, const char *dir, co
         json_object_del(report, MLO_REPORT_DECISION);
     if (!file)
         return MLO_OK;
-    if (!step || !mlo_step_reads_select(step, slot->job.options) || !json_is_object(report))
+    if (!step || !(step->makes_decision || mlo_step_reads_select(step, slot->job.options)) ||
+        !json_is_object(report))
         return mlo_error_set(err, MLO_EFORMAT,
                              "the step '%s' returned a decision, which is not for it to make",
                              slot->job.step);

@@ -483,6 +483,18 @@ out:
     return status;
 }
 
+/* Of a step that chose and made no artifact: the project has a link to it, as to what it derives. */
+static enum mlo_status record_observed_decision(struct mlo_db_conn *conn, const struct mlo_complete *c,
+                                                struct mlo_error *err)
+{
+    const json_t *decision = json_object_get(c->what->report, MLO_REPORT_DECISION);
+    struct mlo_digest digest;
+    if (!decision || !mlo_digest_parse(mlo_json_str(decision, "blob", ""), &digest))
+        return MLO_OK;
+    return mlo_blob_record_stored(conn, c->what->blobs, &c->actor, c->job->project, &digest,
+                                  (uint64_t)mlo_json_i64(decision, "size", 0), err);
+}
+
 bool mlo_completion_has_more(const struct mlo_completion *what)
 {
     return json_array_size(what->observations) > 0 || json_array_size(what->plans) > 0 ||
@@ -500,6 +512,8 @@ enum mlo_status mlo_completion_record_more(struct mlo_db_conn *conn, const struc
         MLO_TRY(record_plan(conn, c, json_array_get(c->what->plans, i), err));
     if (c->what->has_document)
         MLO_TRY(record_report(conn, c, err));
+    if (!c->what->has_artifact)
+        MLO_TRY(record_observed_decision(conn, c, err));
     for (size_t i = 0; i < c->what->sample_count; i++) {
         const struct mlo_sample_set *set = &c->what->samples[i];
         MLO_TRY(mlo_samples_record(conn, &set->dataset, mlo_buf_str(&set->hashes), set->hashes.len, err));

@@ -8,7 +8,7 @@
 #include "pipeline/service/worker_impl.h"
 #include "pipeline/steps/checkpoint.h"
 
-enum { S_VERSION_FILES, S_DATASET_FILES, S_HISTORY };
+enum { S_VERSION_FILES, S_DATASET_FILES, S_HISTORY, S_TUNINGS };
 
 const struct mlo_sql MLO_INPUTS_SQL[] = {
     [S_VERSION_FILES] = {"inputs_version",
@@ -23,6 +23,12 @@ const struct mlo_sql MLO_INPUTS_SQL[] = {
     [S_HISTORY] = {"inputs_history",
                    "select d.step, d.spec, d.result, d.output from job j join job d on d.run = j.run "
                    "where j.id = $1 and d.kind = 'derive' and d.position < j.position order by d.position",
+                   1},
+    /* what was measured on GPUs for this project, the newest first */
+    [S_TUNINGS] = {"inputs_tunings",
+                   "select t.result::json #>> '{report,decision,blob}' from job j join job t "
+                   "on t.project = j.project and t.step = 'tune' and t.state = 'succeeded' "
+                   "where j.id = $1 and t.result is not null order by t.id desc limit 8",
                    1},
 };
 const size_t MLO_INPUTS_SQL_COUNT = MLO_COUNT(MLO_INPUTS_SQL);
@@ -188,6 +194,35 @@ static enum mlo_status add_decision(struct mlo_worker *worker, const struct mlo_
     if (status == MLO_OK && json_object_set_new(out, "decision", json_string(path)) != 0)
         status = mlo_error_nomem(err);
     free(path);
+    return status;
+}
+
+/* What was measured before, for a step that begins with it: blobs as any other. One that is gone is left out.
+ */
+static enum mlo_status add_tunings(struct mlo_worker *worker, const struct mlo_job *job, const char *in,
+                                   json_t *out, struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    json_t *paths = json_array();
+    enum mlo_status status =
+        paths ? read_files(worker, S_TUNINGS, job->id, &rows, err) : mlo_error_nomem(err);
+    for (int i = 0; status == MLO_OK && i < mlo_rows_count(&rows); i++) {
+        struct mlo_digest digest;
+        struct mlo_error gone = {0};
+        char name[32];
+        if (!mlo_digest_parse(mlo_rows_text(&rows, i, 0) ? mlo_rows_text(&rows, i, 0) : "", &digest))
+            continue;
+        snprintf(name, sizeof name, "tuning-%d.json", i);
+        char *path = mlo_fs_join(in, name, NULL);
+        if (!path || (place(worker, &digest, in, name, &gone) == MLO_OK &&
+                      json_array_append_new(paths, json_string(path)) != 0))
+            status = mlo_error_nomem(err);
+        free(path);
+    }
+    if (status == MLO_OK && json_object_set(out, "tunings", paths) != 0)
+        status = mlo_error_nomem(err);
+    mlo_rows_clear(&rows);
+    json_decref(paths);
     return status;
 }
 
@@ -428,6 +463,8 @@ enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_j
     MLO_TRY(ask_signatures(worker, job, in, out, err));
     if (step->reads_history)
         MLO_TRY(place_history(worker, job, in, out, err));
+    if (step->reads_tunings && !job->has_decision)
+        MLO_TRY(add_tunings(worker, job, in, out, err));
     MLO_TRY(mlo_json_save_file(out, json_path, err));
 out:
     json_decref(out);

@@ -197,8 +197,8 @@ struct mlo_worker_options {
     struct mlo_blob_store *blobs;
     const char *work_dir; /* scratch folders and the machine's benchmark lock live here; made if absent */
     const char *exe;      /* program with the hidden verb `step-exec`; NULL: this one */
-    const char *const *targets; /* NULL-terminated extra targets it offers; "any", "cpu" and what the machine
-                                   satisfies are always there */
+    const char *const *targets; /* NULL-terminated extra targets it offers; "any", "cpu", what the machine
+                                   is and has, and MLO_TARGET_COMPILE_CUDA where it can, are always there */
     unsigned slots;             /* jobs at a time; 0: 1 */
     unsigned threads;           /* per job; 0: 1 */
     uint32_t lease_ms;          /* 0: 15,000 */

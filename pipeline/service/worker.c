@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engines/cuda/cuda.h"
 #include "pipeline/service/worker_impl.h"
 
 enum { S_REGISTER, S_TOUCH, S_FORGET, S_IDLE, S_WISH };
@@ -424,17 +425,46 @@ static void add_word(struct mlo_buf *array, const char *word)
     mlo_buf_printf(array, "%s\"%s\"", array->len > 1 ? "," : "", word);
 }
 
-/* "any", "cpu", what this machine satisfies, and what the caller adds. */
+/* GPUs by what they are, and by what of their generation they run too; and whether plans for GPUs can be
+ * compiled here, which takes none. */
+static void add_gpus(struct mlo_buf *array)
+{
+    const struct mlo_engine *cuda;
+    int sm[MLO_GPUS_MAX];
+    size_t count = mlo_machine_gpus(sm, MLO_COUNT(sm)), known;
+    const char *const *names = mlo_targets(&known);
+    if (mlo_engine_find("cuda", &cuda, NULL) == MLO_OK && cuda->can_compile &&
+        cuda->can_compile("cuda:sm90", NULL) == MLO_OK)
+        add_word(array, MLO_TARGET_COMPILE_CUDA);
+    if (count)
+        add_word(array, "cuda");
+    for (size_t k = 0; k < known; k++) {
+        bool runs = false;
+        for (size_t i = 0; i < count; i++)
+            runs = runs || mlo_sm_runs(sm[i], mlo_cuda_target_sm(names[k]));
+        if (mlo_cuda_target_sm(names[k]) && runs)
+            add_word(array, names[k]);
+    }
+    for (size_t i = 0; i < count; i++) { /* a model that the names above lack */
+        char name[24], word[28];
+        snprintf(name, sizeof name, "cuda:sm%d", sm[i]);
+        snprintf(word, sizeof word, "\"%s\"", name);
+        if (!strstr(mlo_buf_str(array), word))
+            add_word(array, name);
+    }
+}
+
+/* "any", "cpu", what this machine is, and what the caller adds. */
 static enum mlo_status find_targets(struct mlo_worker *worker, struct mlo_error *err)
 {
-    static const char *const known[] = {"cpu:avx2", "cpu:avx512", "cpu:avx512-vnni", "cpu:avx512-fp16"};
+    size_t count;
+    const char *const *known = mlo_targets(&count);
     mlo_buf_putc(&worker->targets, '{');
     mlo_buf_putc(&worker->own_targets, '{');
-    add_word(&worker->targets, "any");
-    add_word(&worker->targets, "cpu");
-    for (size_t i = 0; i < MLO_COUNT(known); i++)
-        if (mlo_machine_satisfies(known[i]))
+    for (size_t i = 0; i < count; i++)
+        if (!mlo_cuda_target_sm(known[i]) && mlo_machine_satisfies(known[i]))
             add_word(&worker->targets, known[i]);
+    add_gpus(&worker->targets);
     for (const char *const *extra = worker->o.targets; extra && *extra; extra++) {
         if (strpbrk(*extra, "\"\\"))
             return mlo_error_set(err, MLO_EINVAL, "'%s' is no target", *extra);

@@ -181,6 +181,7 @@ const struct mlo_step mlo_step_benchmark = {
     .kind = MLO_STEP_OBSERVE,
     .revision = 1,
     .exclusive = true,
+    .offer = mlo_step_engine_offer,
     .options = OPTIONS,
     .run = run,
     .description = "measures latency, throughput and memory beside the source, in alternating processes",

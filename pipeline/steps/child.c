@@ -66,6 +66,11 @@ static enum mlo_status run_job(const char *dir, const json_t *job, struct report
         .progress = report_progress,
         .progress_arg = reporter,
     };
+    const char *tunings[MLO_TUNINGS_MAX + 1] = {NULL};
+    const json_t *paths = json_object_get(job, "tunings");
+    for (size_t i = 0; i < json_array_size(paths) && i < MLO_TUNINGS_MAX; i++)
+        tunings[i] = json_string_value(json_array_get(paths, i));
+    ctx.tunings = tunings;
     if (!ctx.model_path || !ctx.source_path || !json_is_object(ctx.options) ||
         (step->needs_calibrate && !ctx.calibrate_path) ||
         (mlo_step_reads_select(step, ctx.options) && !ctx.select_path && !ctx.decision_path) ||

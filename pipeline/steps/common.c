@@ -5,7 +5,13 @@
 #include "pipeline/steps/step_impl.h"
 
 const char *const mlo_step_compare_choices[] = {"none", "source", NULL};
-const char *const mlo_step_engine_choices[] = {"cpu", "reference", NULL};
+const char *const mlo_step_engine_choices[] = {"cpu", "cuda", "reference", NULL};
+
+const char *mlo_step_engine_offer(const json_t *options, const char *target)
+{
+    bool gpu = strcmp(mlo_json_str(options, "engine", "cpu"), "cuda") == 0;
+    return gpu && !mlo_cuda_target_sm(target) ? "cuda" : NULL;
+}
 
 void mlo_step_result_clear(struct mlo_step_result *result)
 {

@@ -14,7 +14,8 @@ static enum mlo_status check(const json_t *decision, const char *path, const cha
     const char *format = mlo_json_str(decision, "format", NULL);
     enum mlo_status status = MLO_OK;
     if (!format || strcmp(format, MLO_DECISION_FORMAT) != 0 ||
-        !json_is_array(json_object_get(decision, "given_back"))) {
+        (!json_is_array(json_object_get(decision, "given_back")) &&
+         !json_is_object(json_object_get(decision, "choices")))) {
         status = mlo_error_set(err, MLO_EFORMAT, "%s is no decision of the form " MLO_DECISION_FORMAT, path);
         mlo_error_hint(err, "give what --decision wrote, or the blob that the variant's derivation names");
     } else if (strcmp(mlo_json_str(decision, "step", ""), step) != 0) {

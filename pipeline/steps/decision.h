@@ -7,7 +7,9 @@
  *    "samples", "complete": nothing was left to try, "holds": the budget does, "drop": {"value","low","high"}
  *    of what was chosen, "all_integer": the same of no node given back,
  *    "given_back":[{"node","op","to","sqnr_db","macs","why"}], "ranking":[{"node","op","sqnr_db","macs"}],
- *    "tried":[{"given_back":{node: precision},"drop","holds"}]} */
+ *    "tried":[{"given_back":{node: precision},"drop","holds"}]}
+ *
+ * That of the step tune has no data: {"format","step":"tune","model","choices"} (engines/choices.h). */
 #ifndef MLO_STEPS_DECISION_H
 #define MLO_STEPS_DECISION_H
 

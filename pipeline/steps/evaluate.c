@@ -210,6 +210,7 @@ const struct mlo_step mlo_step_evaluate = {
     .kind = MLO_STEP_OBSERVE,
     .revision = 1,
     .needs_evaluate = true,
+    .offer = mlo_step_engine_offer,
     .options = OPTIONS,
     .run = run,
     .description = "measures accuracy on evaluation data, paired with the source",

@@ -166,10 +166,12 @@ static const struct estimate {
     double memory_times;
     double disk_times;
 } ESTIMATES[] = {
-    {"optimize", 7, 2},         {"equalize", 6, 2},         {"smooth", 6, 2},        {"quantize", 6, 2},
-    {"quantize-dynamic", 3, 2}, {"quantize-weights", 3, 2}, {"round-weights", 6, 2}, {"to-float16", 3, 2},
-    {"qat-export", 4, 2},       {"evaluate", 5, 1},         {"benchmark", 5, 1},     {"compile", 5, 3},
-    {"report", 7, 1},           {"distill-eval", 10, 2},    {"prune", 7, 2},
+    {"optimize", 7, 2},      {"equalize", 6, 2},         {"smooth", 6, 2},
+    {"quantize", 6, 2},      {"quantize-dynamic", 3, 2}, {"quantize-weights", 3, 2},
+    {"round-weights", 6, 2}, {"to-float16", 3, 2},       {"qat-export", 4, 2},
+    {"evaluate", 5, 1},      {"benchmark", 5, 1},        {"compile", 5, 3},
+    {"tune", 8, 4},          {"report", 7, 1},           {"distill-eval", 10, 2},
+    {"prune", 7, 2},
 };
 static const struct estimate OTHER = {NULL, 6, 2};
 #define MEMORY_BASE_BYTES (64 * MB)

@@ -2,12 +2,11 @@
 #include <string.h>
 
 #include "base/yaml.h"
-#include "pipeline/steps/steps.h"
+#include "pipeline/steps/step_impl.h"
 
 static const char *const TOP_KEYS[] = {"name",   "target",      "data",  "postprocess", "steps",
                                        "expect", "description", "needs", "timeout"};
 static const char *const DATA_KEYS[] = {"calibrate", "select", "evaluate"};
-static const char *const TARGETS[] = {"any", "cpu", "cpu:avx2", "cpu:avx512", "cpu:avx512-vnni"};
 
 enum { MAX_STEPS = 64, MAX_EXPECT = 64, MAX_TEXT = 1 << 18 };
 
@@ -149,8 +148,10 @@ static enum mlo_status read_header(struct reader *r, const struct mlo_yaml *root
     r->recipe->target = "any";
     if ((node = mlo_yaml_get(root, "target"))) {
         MLO_TRY(read_text(r, node, &r->recipe->target));
-        if (!among(r->recipe->target, TARGETS, MLO_COUNT(TARGETS))) {
-            status = unknown(r, node->line, "target", r->recipe->target, TARGETS, MLO_COUNT(TARGETS));
+        size_t count;
+        const char *const *known = mlo_targets(&count);
+        if (!among(r->recipe->target, known, count) && !mlo_cuda_target_sm(r->recipe->target)) {
+            status = unknown(r, node->line, "target", r->recipe->target, known, count);
             goto out;
         }
     }
@@ -386,6 +387,20 @@ out:
     return status;
 }
 
+/* A step that makes plans has the recipe's target, where it names none and that is a GPU's. */
+static enum mlo_status settle_target(const struct mlo_recipe *recipe, const struct mlo_recipe_step *step,
+                                     struct mlo_error *err)
+{
+    bool makes_plans = mlo_step_find(step->name)->makes_plans; /* else it is another option of that name */
+    const char *target = makes_plans ? mlo_json_str(step->options, "target", NULL) : NULL;
+    enum mlo_status status = target ? mlo_step_check_target(target, err) : MLO_OK;
+    if (status != MLO_OK || !target || mlo_cuda_target_sm(target) || !mlo_cuda_target_sm(recipe->target))
+        return status;
+    return json_object_set_new(step->options, "target", json_string(recipe->target)) == 0
+               ? MLO_OK
+               : mlo_error_nomem(err);
+}
+
 static enum mlo_status read_expectations(struct reader *r, const struct mlo_yaml *root)
 {
     enum mlo_status status = MLO_OK;
@@ -482,6 +497,11 @@ enum mlo_status mlo_recipe_parse(const char *text, size_t size, const char *name
     MLO_TRY(check_keys(&r, root, TOP_KEYS, MLO_COUNT(TOP_KEYS)));
     MLO_TRY(read_header(&r, root));
     MLO_TRY(read_steps(&r, root));
+    for (size_t i = 0; i < recipe->step_count; i++) {
+        status = at_line(&r, settle_target(recipe, &recipe->steps[i], err), recipe->steps[i].line);
+        if (status != MLO_OK)
+            goto out;
+    }
     const struct mlo_yaml *post = mlo_yaml_get(root, "postprocess");
     MLO_TRY(judges(&r, post ? post->key_line : 1));
     MLO_TRY(read_expectations(&r, root));
@@ -601,6 +621,7 @@ enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment
         MLO_TRY(mlo_options_resolve(mlo_step_find(step)->options, options, &resolved, err));
         json_decref(recipe->steps[i].options);
         recipe->steps[i].options = resolved;
+        MLO_TRY(settle_target(recipe, &recipe->steps[i], err));
     }
     if (!found) {
         const char *names[MAX_STEPS];

@@ -2,6 +2,7 @@
 #ifndef MLO_STEPS_STEP_IMPL_H
 #define MLO_STEPS_STEP_IMPL_H
 
+#include "engines/cuda/cuda.h"
 #include "pipeline/steps/sensitivity.h"
 #include "pipeline/steps/steps.h"
 
@@ -18,8 +19,12 @@ extern const struct mlo_step mlo_step_to_float16;
 extern const struct mlo_step mlo_step_evaluate;
 extern const struct mlo_step mlo_step_benchmark;
 extern const struct mlo_step mlo_step_compile;
+extern const struct mlo_step mlo_step_tune;
 extern const struct mlo_step mlo_step_report;
 extern const struct mlo_step mlo_step_distill_eval;
+
+/* Whether the option "target" of a step can be this: MLO_EINVAL. */
+MLO_MUST_USE enum mlo_status mlo_step_check_target(const char *target, struct mlo_error *err);
 
 /* {"name": revision} for the named passes; new reference, NULL when out of memory. */
 json_t *mlo_step_pass_revisions(const char *const *names, size_t count);
@@ -152,6 +157,8 @@ extern const char *const mlo_step_engine_choices[];
         .name = "compare_to", .type = MLO_OPT_STRING, .fallback = "none",                                    \
         .choices = mlo_step_compare_choices, .description = what                                             \
     }
+/* A measurement on the engine "cuda" is made where there is a GPU. */
+const char *mlo_step_engine_offer(const json_t *options, const char *target);
 #define MLO_STEP_OPT_ENGINE                                                                                  \
     {                                                                                                        \
         .name = "engine", .type = MLO_OPT_STRING, .fallback = "cpu", .choices = mlo_step_engine_choices,     \

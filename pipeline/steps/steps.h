@@ -11,6 +11,8 @@
 #define MLO_NUMERICS_ID "invariant-1"
 /* Names the form of a report (docs/reports.md). */
 #define MLO_REPORT_FORMAT "mlopt-report-1"
+/* What a worker offers that can compile plans for GPUs, with or without one. */
+#define MLO_TARGET_COMPILE_CUDA "compile:cuda"
 
 /* --- recipes ----------------------------------------------------------------------------------------------
  */
@@ -96,6 +98,9 @@ struct mlo_step_context {
     /* A decision (decision.h) that a step follows instead of choosing anew: then it needs no select data.
      * NULL: it chooses. And a file where it keeps the best decision so far while it chooses; NULL: none. */
     const char *decision_path, *decision_out;
+    /* For a step of `reads_tunings`: decisions of tunings in this project, the newest first; ended by NULL.
+     * NULL: none. What is no decision that fits is passed over. */
+    const char *const *tunings;
     mlo_progress_fn *progress; /* or NULL */
     void *progress_arg;
 };
@@ -124,6 +129,9 @@ void mlo_step_result_clear(struct mlo_step_result *result);
  * they are freed, so that what it holds is what it uses. (glibc keeps them otherwise, once one was freed.) */
 void mlo_steps_return_memory(void);
 
+/* So many of a project's tunings a step is given at most. */
+enum { MLO_TUNINGS_MAX = 8 };
+
 struct mlo_step {
     const char *name;
     enum mlo_step_kind kind;
@@ -143,9 +151,15 @@ struct mlo_step {
      * {"pass": revision} (new reference). */
     enum mlo_status (*passes)(const json_t *options, json_t **out, struct mlo_error *err);
     const char *description;
+    /* What a worker must offer to do it ("any", "cpu", "cuda:sm90", MLO_TARGET_COMPILE_CUDA) with these
+     * options in a recipe for `target`; NULL, or returning it: as the recipe's target says. Static, or out of
+     * one of the arguments. */
+    const char *(*offer)(const json_t *options, const char *target);
     bool exclusive;      /* wants the machine to itself while it runs (benchmark) */
     bool makes_plans;    /* may return plans, one for each of its option "batch" at most */
     bool makes_document; /* may return a document */
+    bool makes_decision; /* may return a decision, although it selects nothing on data */
+    bool reads_tunings;  /* is given what was measured before (context: tunings) */
     bool shards;         /* its calibration can be done in parts (context: shard, statistics) */
 };
 /* Whether the step is given the calibration set of a recipe that names one. */
@@ -192,7 +206,8 @@ MLO_MUST_USE enum mlo_status mlo_step_derivation_same(const char *step, const js
  *   {"step","options","model","source","calibrate","select","evaluate" (paths or null),"postprocess" (path,
  *    or absent),"threads","batch","parent","history" (for a step that reads them),
  * "teacher","teacher_labels", "student_labels" (for one that reads the teacher), "checkpoints" (a folder that
- * outlives the attempt, or absent)} runs the step, and writes <dir>/result.json
+ * outlives the attempt, or absent), "tunings" ([path…], or absent)} runs the step, and writes
+ * <dir>/result.json
  *   {"status":"ok","artifact":path|null,"report":{…},"observations":[…],"plans":[…],"document":path|null,
  *    "decision":path|null}  or
  *   {"status":code,"message","where","hint"}

@@ -7,9 +7,10 @@
 /* Everything that this machine satisfies, as a list with commas: the server picks the most specific. */
 static void machine_targets(struct mlo_buf *out)
 {
-    static const char *const targets[] = {"cpu:avx512-vnni", "cpu:avx512", "cpu:avx2"};
-    for (size_t i = 0; i < MLO_COUNT(targets); i++)
-        if (mlo_machine_satisfies(targets[i]))
+    size_t count;
+    const char *const *targets = mlo_targets(&count);
+    for (size_t i = count; i-- > 0;)
+        if (strchr(targets[i], ':') && mlo_machine_satisfies(targets[i]))
             mlo_buf_printf(out, "%s%s", out->len ? "," : "", targets[i]);
     if (!out->len)
         mlo_buf_puts(out, "any");

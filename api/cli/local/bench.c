@@ -46,8 +46,8 @@ static enum mlo_status bench_options(const struct mlo_cli *cli, struct mlo_bench
         MLO_TRY(out->engine_b->probe(err));
     }
     const char *clock = mlo_cli_opt(cli, "clock");
-    if (clock && strcmp(clock, "cpu") != 0 && strcmp(clock, "wall") != 0) {
-        status = mlo_error_set(err, MLO_EUSAGE, "--clock is wall or cpu, not '%s'", clock);
+    if (clock && strcmp(clock, "cpu") != 0 && strcmp(clock, "wall") != 0 && strcmp(clock, "device") != 0) {
+        status = mlo_error_set(err, MLO_EUSAGE, "--clock is wall, cpu or device, not '%s'", clock);
         goto out;
     }
     out->cpu_clock = clock && strcmp(clock, "cpu") == 0;
@@ -132,6 +132,12 @@ static enum mlo_status bench_run(struct mlo_cli *cli, struct mlo_error *err)
         status = mlo_local_profile(cli, &options, err);
         goto out;
     }
+    const char *clock = mlo_cli_opt(cli, "clock");
+    if (clock ? strcmp(clock, "device") == 0 : !two && options.engine->measure) {
+        status = two ? mlo_error_set(err, MLO_EUSAGE, "--clock device is for one model")
+                     : mlo_local_device(cli, &options, err);
+        goto out;
+    }
     const char *second = cli->arg_count == 2 ? cli->args[1] : two ? cli->args[0] : NULL;
     mlo_cli_progress_start(&progress, cli, "bench");
     status = mlo_bench(cli->args[0], second, &options, &result, mlo_cli_progress, &progress, err);
@@ -151,7 +157,9 @@ static const struct mlo_cli_option bench_options_table[] = {
     {"rounds", 0, "N", "processes a side, in turn (5)"},
     MLO_OPTION_ENGINE,
     {"against-engine", 0, "NAME", "the engine of the second side: B, or A again when there is no B"},
-    {"clock", 0, "wall|cpu", "cpu: processor time of one thread, on a machine that others use (wall)"},
+    {"clock", 0, "wall|cpu|device",
+     "cpu: processor time of one thread, on a machine that others use; device: by the GPU's events, without "
+     "copies (wall; device of one model on a GPU)"},
     MLO_OPTION_TRUST,
     MLO_OPTION_DIM,
     {"profile", 0, NULL, "where the time of one model goes, by kind of node and node, under the roofline"},

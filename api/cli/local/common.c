@@ -66,6 +66,15 @@ out:
     return status;
 }
 
+enum mlo_status mlo_local_no_device(enum mlo_status probed, struct mlo_error *err)
+{
+    if (probed != MLO_EUNAVAILABLE)
+        return probed;
+    if (err)
+        err->status = MLO_ENODEVICE;
+    return MLO_ENODEVICE;
+}
+
 enum mlo_status mlo_local_engine(const struct mlo_cli *cli, struct mlo_run_options *out,
                                  struct mlo_error *err)
 {
@@ -75,7 +84,7 @@ enum mlo_status mlo_local_engine(const struct mlo_cli *cli, struct mlo_run_optio
     memset(out, 0, sizeof *out);
     MLO_TRY(mlo_cli_int(cli, "threads", 1, 1, 1024, &threads, err));
     MLO_TRY(mlo_engine_find(name ? name : "cpu", &out->engine, err));
-    MLO_TRY(out->engine->probe(err));
+    MLO_TRY(mlo_local_no_device(out->engine->probe(err), err));
     out->threads = (unsigned)threads;
 out:
     return status;

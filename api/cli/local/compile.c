@@ -58,12 +58,17 @@ static enum mlo_status print_info(const json_t *all, struct mlo_error *err)
     mlo_buf_printf(&out, "model       %s\n", mlo_json_str(f, "model", "-"));
     mlo_buf_printf(&out, "made by     mlopt %s, %s, revision %s\n", mlo_json_str(f, "mlopt", "-"),
                    mlo_json_str(m, "version", "-"), mlo_json_str(m, "revision", "-"));
-    mlo_buf_printf(
-        &out, "made for    %s (%s family %s model %s), %s, %lld thread%s, batch %lld, %s numerics\n",
-        mlo_json_str(cpu, "name", "-"), mlo_json_str(cpu, "vendor", "-"), mlo_json_str(cpu, "family", "-"),
-        mlo_json_str(cpu, "model", "-"), mlo_json_str(m, "isa", "-"),
-        (long long)mlo_json_i64(f, "threads", 1), mlo_json_i64(f, "threads", 1) == 1 ? "" : "s",
-        (long long)mlo_json_i64(f, "batch", 0), mlo_json_str(f, "numerics", "-"));
+    if (mlo_json_str(m, "target", NULL))
+        mlo_buf_printf(&out, "made for    %s, %s, batch %lld\n", mlo_json_str(m, "target", ""),
+                       mlo_json_str(m, "gpu", "any GPU of that kind"),
+                       (long long)mlo_json_i64(f, "batch", 0));
+    else
+        mlo_buf_printf(
+            &out, "made for    %s (%s family %s model %s), %s, %lld thread%s, batch %lld, %s numerics\n",
+            mlo_json_str(cpu, "name", "-"), mlo_json_str(cpu, "vendor", "-"),
+            mlo_json_str(cpu, "family", "-"), mlo_json_str(cpu, "model", "-"), mlo_json_str(m, "isa", "-"),
+            (long long)mlo_json_i64(f, "threads", 1), mlo_json_i64(f, "threads", 1) == 1 ? "" : "s",
+            (long long)mlo_json_i64(f, "batch", 0), mlo_json_str(f, "numerics", "-"));
     print_ports(&out, f, "inputs");
     print_ports(&out, f, "outputs");
     if (mlo_json_bool(all, "fits_this_machine", false))
@@ -111,6 +116,52 @@ out:
     return status;
 }
 
+/* Of a plan for a device: who chose how its steps are computed. */
+static enum mlo_status print_chosen(const struct mlo_engine *engine, const struct mlo_plan *plan,
+                                    struct mlo_error *err)
+{
+    json_t *all = NULL, *node;
+    size_t i;
+    int measured = 0;
+    enum mlo_status status = engine->describe(plan, &all, err);
+    const json_t *nodes = json_object_get(all, "nodes");
+    json_array_foreach((json_t *)nodes, i, node)
+    {
+        measured += strcmp(mlo_json_str(node, "chosen", ""), "measured") == 0;
+    }
+    if (status == MLO_OK)
+        status =
+            mlo_cli_print(err, "%zu steps: %d as they were measured to be fastest, %zu as heuristics say%s\n",
+                          json_array_size(nodes), measured, json_array_size(nodes) - (size_t)measured,
+                          measured ? "" : "; `mlopt tune` measures, on a GPU");
+    json_decref(all);
+    return status;
+}
+
+/* For another machine the engine must be able to compile; else it must be able to run. */
+static enum mlo_status compile_engine(const struct mlo_cli *cli, struct mlo_run_options *run,
+                                      struct mlo_error *err)
+{
+    enum mlo_status status;
+    const char *target = mlo_cli_opt(cli, "target"), *name = mlo_cli_opt(cli, "engine");
+    int64_t threads;
+    if (!target)
+        return mlo_local_engine(cli, run, err);
+    *run = (struct mlo_run_options){0};
+    MLO_TRY(mlo_cli_int(cli, "threads", 1, 1, 1024, &threads, err));
+    MLO_TRY(mlo_engine_find(name ? name : "cuda", &run->engine, err));
+    if (!run->engine->can_compile) {
+        status = mlo_error_set(err, MLO_EUSAGE, "the engine '%s' compiles for this machine only",
+                               run->engine->name);
+        mlo_error_hint(err, "leave out --target, or --engine");
+        goto out;
+    }
+    MLO_TRY(mlo_local_no_device(run->engine->can_compile(target, err), err));
+    run->threads = (unsigned)threads;
+out:
+    return status;
+}
+
 static enum mlo_status compile_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status;
@@ -119,11 +170,12 @@ static enum mlo_status compile_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_model *model = NULL, *bound = NULL;
     struct mlo_plan *plan = NULL;
     struct mlo_sign_key *key = NULL;
+    json_t *choices = NULL;
     struct mlo_plan_source source = {.numerics = MLO_NUMERICS_FAST};
     uint64_t begin = mlo_clock_ns();
     MLO_TRY(mlo_cli_required(cli, "out", &out, err));
     MLO_TRY(mlo_cli_check_output(out, err));
-    MLO_TRY(mlo_local_engine(cli, &run, err));
+    MLO_TRY(compile_engine(cli, &run, err));
     if (!run.engine->save) {
         status = mlo_error_set(err, MLO_EUNSUPPORTED, "the engine '%s' has no plans that can be kept",
                                run.engine->name);
@@ -135,17 +187,24 @@ static enum mlo_status compile_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_local_bound(cli, model, &bound, err));
     MLO_TRY(mlo_digest_of_file(cli->args[0], &source.model, NULL, err));
     source.threads = run.threads;
-    struct mlo_compile_options options = {
-        .batch = source.batch, .numerics = source.numerics, .threads = source.threads};
+    MLO_TRY(mlo_local_choices(mlo_cli_opt(cli, "choices"), &choices, err));
+    struct mlo_compile_options options = {.batch = source.batch,
+                                          .numerics = source.numerics,
+                                          .threads = source.threads,
+                                          .target = mlo_cli_opt(cli, "target"),
+                                          .choices = choices};
     MLO_TRY(run.engine->compile(bound, &options, &plan, err));
     MLO_TRY(mlo_plan_write(run.engine, plan, &source, key, out, err));
     MLO_TRY(print_compiled(cli, out, (double)(mlo_clock_ns() - begin) * 1e-9, err));
+    if (run.engine->can_compile && !cli->json)
+        MLO_TRY(print_chosen(run.engine, plan, err));
 out:
     if (plan)
         run.engine->free_plan(plan);
     mlo_model_free(bound);
     mlo_model_free(model);
     mlo_sign_key_free(key);
+    json_decref(choices);
     return status;
 }
 
@@ -155,6 +214,8 @@ static const struct mlo_cli_option options_table[] = {
     {"dim", 0, "NAME=N", "bind another free dim", NULL, true},
     MLO_OPTION_THREADS,
     MLO_OPTION_ENGINE,
+    {"target", 0, "cuda:smNN", "for a GPU of that compute capability, which need not be here (this machine)"},
+    {"choices", 0, "FILE", "what `mlopt tune` measured: how each step is computed"},
     {"key", 0, "FILE", "the private key to sign with (your own, made at first use)"},
     {NULL},
 };
@@ -166,7 +227,8 @@ const struct mlo_cli_verb mlo_verb_compile = {
     .positional = "MODEL.onnx --out FILE.plan",
     .min_args = 1,
     .max_args = 1,
-    .help = "compile a model for this machine into a signed plan that loads in milliseconds",
+    .help = "compile a model for this machine, or for a GPU, into a signed plan that loads in milliseconds",
     .detail = "  mlopt compile m.onnx --batch 8 --threads 2 --out m.plan\n"
+              "  mlopt compile m.onnx --target cuda:sm90 --batch 8 --out m.plan\n"
               "  mlopt bench m.plan --batch 8 --threads 2\n",
 };

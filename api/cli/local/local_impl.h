@@ -7,7 +7,8 @@
 
 extern const struct mlo_cli_verb mlo_verb_inspect, mlo_verb_run, mlo_verb_optimize, mlo_verb_quantize,
     mlo_verb_eval, mlo_verb_bench, mlo_verb_diff, mlo_verb_engines, mlo_verb_step_exec, mlo_verb_bench_child,
-    mlo_verb_compile, mlo_verb_qat_export, mlo_verb_sensitivity, mlo_verb_observe, mlo_verb_prune;
+    mlo_verb_compile, mlo_verb_tune, mlo_verb_qat_export, mlo_verb_sensitivity, mlo_verb_observe,
+    mlo_verb_distill_eval, mlo_verb_prune;
 
 /* Rows of option tables that several verbs have. */
 #define MLO_OPTION_ENGINE                                                                                    \
@@ -115,6 +116,16 @@ MLO_MUST_USE enum mlo_status mlo_local_dataset_at(const struct mlo_cli *cli, con
 /* --engine (its probe passed) and --threads. */
 MLO_MUST_USE enum mlo_status mlo_local_engine(const struct mlo_cli *cli, struct mlo_run_options *out,
                                               struct mlo_error *err);
+/* MLO_ENODEVICE where an engine's probe says that something is not available here: another exit code than
+ * that of a server that does not answer. Returns the status, also in `err`. */
+enum mlo_status mlo_local_no_device(enum mlo_status probed, struct mlo_error *err);
+/* Reads a document of choices, or a decision of the step tune, that holds them; *out (yours) stays NULL
+ * without a path. */
+MLO_MUST_USE enum mlo_status mlo_local_choices(const char *path, json_t **out, struct mlo_error *err);
+/* Prints what was found of the cuda engine (mlo_cuda_found). */
+MLO_MUST_USE enum mlo_status mlo_local_gpu_print(const json_t *found, struct mlo_error *err);
+/* MLO_ENODEVICE, with what to do, where it finds no GPU that can be used. */
+MLO_MUST_USE enum mlo_status mlo_local_gpu_needed(const json_t *found, struct mlo_error *err);
 /* The recipe named by an option's value: a file's path, or one that is built in. */
 MLO_MUST_USE enum mlo_status mlo_local_recipe_text(const char *name, struct mlo_buf *text, bool *builtin,
                                                    struct mlo_error *err);
@@ -133,6 +144,9 @@ MLO_MUST_USE enum mlo_status mlo_local_report(const struct mlo_cli *cli, const s
 /* Prints `bench --profile`, and writes --flame. */
 MLO_MUST_USE enum mlo_status mlo_local_profile(const struct mlo_cli *cli, const struct mlo_bench_options *o,
                                                struct mlo_error *err);
+/* Measures and prints one model, or plan, on the device of its engine. */
+MLO_MUST_USE enum mlo_status mlo_local_device(const struct mlo_cli *cli, const struct mlo_bench_options *o,
+                                              struct mlo_error *err);
 /* For qsort of a profile's nodes (json_t *): those that take longest come first. */
 int mlo_local_by_time(const void *a, const void *b);
 /* Appends a profile (mlo_profile) as a flame graph: one SVG. */

@@ -1,9 +1,11 @@
-/* `mlopt doctor`: what of this machine matters to a service that runs other people's models, and whether the
- * server answers that it is configured for. */
+/* `mlopt doctor`: what of this machine matters to a service that runs other people's models, what is here for
+ * GPUs, and whether the server answers that it is configured for. */
 #include <string.h>
 
 #include "api/cli/client/client.h"
+#include "api/cli/local/local_impl.h"
 #include "api/cli/serve/serve.h"
+#include "engines/cuda/found.h"
 #include "pipeline/service/service.h"
 
 /* What the server says of itself, {"url","from","status":"ready"|"not ready"|"unreachable","checks","error"};
@@ -86,30 +88,42 @@ out:
 static enum mlo_status doctor_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    json_t *layers = NULL, *server = NULL, *all = NULL;
+    json_t *layers = NULL, *server = NULL, *all = NULL, *gpu = NULL;
     bool whole = false;
     MLO_TRY(mlo_isolation(&layers, &whole, err));
+    MLO_TRY(mlo_cuda_found(&gpu, err));
     MLO_TRY(ask_server(cli, &server, err));
     if (cli->json) {
-        all = json_pack("{s:O,s:b,s:O*}", "isolation", layers, "whole", whole, "server", server);
-        status = all ? mlo_cli_print_json(all, err) : mlo_error_nomem(err);
-        goto out;
+        all = json_pack("{s:O,s:b,s:O,s:O*}", "isolation", layers, "whole", whole, "gpu", gpu, "server",
+                        server);
+        MLO_TRY(all ? mlo_cli_print_json(all, err) : mlo_error_nomem(err));
+    } else {
+        MLO_TRY(print_layers(layers, whole, err));
+        MLO_TRY(mlo_cli_print(err, "\n"));
+        MLO_TRY(mlo_local_gpu_print(gpu, err));
+        MLO_TRY(print_server(server, err));
     }
-    MLO_TRY(print_layers(layers, whole, err));
-    MLO_TRY(print_server(server, err));
+    if (mlo_cli_has(cli, "gpu"))
+        status = mlo_local_gpu_needed(gpu, err);
 out:
     json_decref(layers);
     json_decref(server);
     json_decref(all);
+    json_decref(gpu);
     return status;
 }
 
-static const struct mlo_cli_option doctor_options[] = {MLO_OPTION_URL, {NULL}};
+static const struct mlo_cli_option doctor_options[] = {
+    MLO_OPTION_URL,
+    {"gpu", 0, NULL, "exit code 9 where no GPU can be used"},
+    {NULL},
+};
 const struct mlo_cli_verb mlo_verb_doctor = {
     .name = "doctor",
     .group = "Service",
     .run = doctor_run,
     .options = doctor_options,
     .positional = "",
-    .help = "what this machine's kernel has to keep jobs from harm, and whether the server is ready",
+    .help = "what this machine's kernel has to keep jobs from harm, what is here for GPUs, and whether the "
+            "server is ready",
 };

@@ -335,6 +335,33 @@ static void test_plan__writes_what_jobs_need(void **state)
     json_decref(value);
 }
 
+/* A plan for a GPU is compiled by whoever can, without one; what is measured is measured on one. */
+static void test_plan__compiles_for_gpus_without_one(void **state)
+{
+    struct service_fixture *f = *state;
+    static const struct {
+        const char *target;
+        int64_t gpus;
+    } jobs[] = {{"compile:cuda", 0}, {"cuda:sm90", 1}, {"cuda", 1}, {"any", 0}};
+    struct mlo_recipe *r = recipe("name: a\ntarget: any\nsteps:\n  - compile: {target: cuda:sm90}\n"
+                                  "  - tune: {target: cuda:sm90}\n  - benchmark: {engine: cuda}\n"
+                                  "  - compile: {}\n");
+    const struct mlo_run_request request = {
+        .project = f->project, .version = f->version, .recipe = r, .actor = &SYSTEM};
+    int64_t run;
+    assert_mlo_ok(mlo_run_submit(f->pg->conn, &request, &run, NULL, &f->err), &f->err);
+    mlo_recipe_free(r);
+    for (size_t i = 0; i < MLO_COUNT(jobs); i++) {
+        char sql[256];
+        snprintf(sql, sizeof sql,
+                 "select count(*) from mlopt.job where run = %lld and position = %zu and target = '%s' "
+                 "and coalesce(gpus, 0) = %lld",
+                 (long long)run, i, jobs[i].target, (long long)jobs[i].gpus);
+        if (count_rows(f, sql) != 1)
+            fail_msg("job %zu: not %s", i, jobs[i].target);
+    }
+}
+
 /* --- workers ---------------------------------------------------------------------------------------------
  */
 
@@ -529,6 +556,7 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_memory__is_divided_among_jobs),
         SERVICE_TEST(test_waits__says_what_nobody_has),
         SERVICE_TEST(test_plan__writes_what_jobs_need),
+        SERVICE_TEST(test_plan__compiles_for_gpus_without_one),
         SERVICE_TEST(test_worker__gives_each_job_gpus_of_its_own),
         SERVICE_TEST(test_worker__gives_gpus_back_however_a_job_ends),
         SERVICE_TEST(test_timeout__of_the_recipe_fails_once),

@@ -452,6 +452,38 @@ static void test_steps__derivation_names_all_that_determines_the_bytes(void **st
     json_decref(options);
 }
 
+/* A step that makes plans has the recipe's target where that is a GPU's, or its own. */
+static void test_recipe__compiles_for_a_gpu(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_recipe *r =
+        parse("name: a\ntarget: cuda:sm100\nsteps:\n  - compile: {}\n  - tune: {target: cuda:sm90}\n");
+    const struct mlo_step *compile = mlo_step_find("compile"), *tune = mlo_step_find("tune");
+    assert_string_equal(r->target, "cuda:sm100");
+    assert_string_equal(mlo_json_str(r->steps[0].options, "target", ""), "cuda:sm100");
+    assert_string_equal(mlo_json_str(r->steps[1].options, "target", ""), "cuda:sm90");
+    /* who compiles needs no GPU, who measures does */
+    assert_string_equal(compile->offer(r->steps[0].options, r->target), MLO_TARGET_COMPILE_CUDA);
+    assert_string_equal(tune->offer(r->steps[1].options, r->target), "cuda:sm90");
+    assert_ok(mlo_recipe_set(r, "compile.target=cuda:sm80", &err));
+    assert_string_equal(mlo_json_str(r->steps[0].options, "target", ""), "cuda:sm80");
+    assert_int_equal(mlo_recipe_set(r, "compile.target=cpu:avx2", &err), MLO_EINVAL);
+    mlo_recipe_free(r);
+    r = parse("name: a\ntarget: cpu:avx2\nsteps:\n  - compile: {}\n  - benchmark: {engine: cuda}\n");
+    assert_string_equal(mlo_json_str(r->steps[0].options, "target", ""), "recipe");
+    assert_null(compile->offer(r->steps[0].options, r->target));
+    const struct mlo_step *bench = mlo_step_find("benchmark");
+    assert_string_equal(bench->offer(r->steps[1].options, r->target), "cuda");
+    assert_null(bench->offer(r->steps[1].options, "cuda:sm90"));
+    assert_null(bench->offer(r->steps[0].options, "any"));
+    mlo_recipe_free(r);
+    refused("name: a\ntarget: cuda:sm9\nsteps:\n  - compile: {}\n", "unknown target 'cuda:sm9'",
+            "did you mean 'cuda:sm");
+    refused("name: a\nsteps:\n  - compile: {target: gpu}\n",
+            "r.yaml:3: plans cannot be made for the target 'gpu'", "cuda:sm90");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -459,6 +491,7 @@ int main(void)
         cmocka_unit_test(test_recipe__resolves_every_option),
         cmocka_unit_test(test_recipe__written_differently_is_the_same_recipe),
         cmocka_unit_test(test_recipe__says_what_its_jobs_need),
+        cmocka_unit_test(test_recipe__compiles_for_a_gpu),
         cmocka_unit_test(test_recipe__needs_that_mean_nothing_are_refused),
         cmocka_unit_test(test_needs__estimates_every_step),
         cmocka_unit_test(test_needs__estimates_are_of_few_sizes),
