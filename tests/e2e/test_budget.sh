@@ -95,8 +95,8 @@ json "$job['message']"
 expect 0 "$MLOPT" variants fashion/deep -o json
 holds "[v['variant'] for v in d] == ['source']"
 [ -z "$(find "$work/data" -path '*scratch*' -name job.json)" ] || fail "the attempt's files are left"
-# the search itself is kept for the next one, which goes on with it
-kept() { grep -l mlopt-decision-1 "$work"/data/*/checkpoints/*/*.checkpoint 2>/dev/null | tail -1; }
+# the search itself is kept for the next one, which goes on with it; so is that of the run before, which is older
+kept() { grep -l mlopt-decision-1 "$work"/data/*/checkpoints/*/*.checkpoint 2>/dev/null | xargs -r ls -t | head -1; }
 cp "$(kept)" so_far.json || fail "the search was not kept"
 python3 -c "
 import json

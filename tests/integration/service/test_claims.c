@@ -94,7 +94,7 @@ static void test_claims__choose_what_a_look_at_every_job_would(void **state)
     int64_t id;
     submit(f, f->version, RECIPE_OBSERVE, 0);
     for (int i = 0; i < 3; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "q%d", i);
         assert_mlo_ok(mlo_project_create(f->pg->conn, &SYSTEM, name, "", &id, &f->err), &f->err);
     }

@@ -197,7 +197,7 @@ static void build_packed_attention(struct mlo_model *m)
     struct mlo_value *t = op(m, "Transpose", "t", op(m, "Reshape", "r", p, ints(m, "split", 0, 3, 3, 4, 2)));
     set_ints(t, "perm", 2, 0, 3, 1, 4);
     for (int i = 0; i < 3; i++) {
-        char name[16], index[16];
+        char name[32], index[32];
         snprintf(name, sizeof name, "part%d", i);
         snprintf(index, sizeof index, "index%d", i);
         struct mlo_tensor at = {0};
