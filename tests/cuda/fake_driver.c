@@ -205,21 +205,31 @@ struct CUmod_st {
     char entry[64];
 };
 
+/* Section i of an image, whose parts may lie at any address. */
+static Elf64_Shdr section_of(const unsigned char *bytes, const Elf64_Ehdr *head, int i)
+{
+    Elf64_Shdr section;
+    memcpy(&section, bytes + head->e_shoff + (size_t)i * sizeof section, sizeof section);
+    return section;
+}
+
 CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
     const unsigned char *bytes = image;
-    const Elf64_Ehdr *head = image;
+    Elf64_Ehdr head;
     MAY_FAIL();
     if (memcmp(bytes, ELFMAG, SELFMAG) != 0)
         return CUDA_ERROR_INVALID_IMAGE;
-    const Elf64_Shdr *s = (const Elf64_Shdr *)(bytes + head->e_shoff);
-    const char *names = (const char *)bytes + s[head->e_shstrndx].sh_offset;
-    for (int i = 0; i < head->e_shnum; i++)
-        if (strcmp(names + s[i].sh_name, FAKE_TEXT_SECTION) == 0) {
+    memcpy(&head, bytes, sizeof head);
+    const char *names = (const char *)bytes + section_of(bytes, &head, head.e_shstrndx).sh_offset;
+    for (int i = 0; i < head.e_shnum; i++) {
+        Elf64_Shdr section = section_of(bytes, &head, i);
+        if (strcmp(names + section.sh_name, FAKE_TEXT_SECTION) == 0) {
             *module = take(sizeof **module);
-            (*module)->text = strdup((const char *)bytes + s[i].sh_offset);
+            (*module)->text = strdup((const char *)bytes + section.sh_offset);
             return CUDA_SUCCESS;
         }
+    }
     return CUDA_ERROR_NO_BINARY_FOR_GPU;
 }
 

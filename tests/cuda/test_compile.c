@@ -61,6 +61,7 @@ static void test_nvrtc__compiles_refuses_and_remembers(void **state)
     MUST(cuda_compile_text(&good, 90, &same, &same_size, &again, err)); /* out of the cache */
     assert_int_equal(size, same_size);
     assert_memory_equal(image, same, size);
+    free(same);
     assert_int_equal(r.registers, again.registers);
     for (size_t cut = 0; cut < size; cut += 1 + cut / 5)
         assert_int_equal(cuda_cubin_read(image, cut, "k", &again, &problem), MLO_EFORMAT);
