@@ -87,6 +87,12 @@ void mlo_schedule_read_row(struct mlo_schedule_row *s)
     s->model_name = mlo_rows_text(r, 0, 12);
 }
 
+void mlo_schedule_label(const struct mlo_schedule_row *row, char out[MLO_SCHEDULE_LABEL_SIZE])
+{
+    snprintf(out, MLO_SCHEDULE_LABEL_SIZE, "schedule %s of %s/%s", row->name, row->project_name,
+             row->model_name);
+}
+
 enum mlo_status mlo_schedule_lock(struct mlo_db_conn *conn, int64_t project, const char *name,
                                   struct mlo_schedule_row *out, struct mlo_error *err)
 {

@@ -15,8 +15,8 @@ const struct mlo_sql MLO_SCHEDULE_END_SQL[] = {
                 "select f.id, f.schedule_id, f.release from schedule s join schedule_firing f on "
                 "f.schedule_id = s.id where f.state = 'running' and not exists (select from schedule_run x "
                 "  join run r on r.id = x.run_id where x.firing_id = f.id and r.finished_at is null) "
-                "order by f.id limit 1 for update of s, f skip locked",
-                0},
+                "and f.id > $1 order by f.id limit 1 for update of s, f skip locked",
+                1},
     [S_ROW] = {"schedule_row", "select " MLO_SCHEDULE_COLUMNS "where s.id = $1", 1},
     [S_RUNS] = {"schedule_runs",
                 "select x.run_id, x.target, x.variant, r.state, r.error from schedule_run x "
@@ -41,7 +41,10 @@ enum { R_RUN, R_TARGET, R_VARIANT, R_STATE, R_ERROR };
 
 struct end {
     const char *now;
-    bool none, failed;
+    int64_t behind;              /* the one to end has a higher number */
+    int64_t firing;              /* that is ended; 0: none is over */
+    const struct mlo_error *why; /* how the one behind `behind` ended cannot be found out; NULL: not tried */
+    char name[MLO_SCHEDULE_LABEL_SIZE];
     const char *state;
     json_t *error, *conditions, *runs; /* NULL: none; runs: their numbers */
 };
@@ -116,6 +119,16 @@ out:
     return status;
 }
 
+/* It measured, and nobody can say what that means: it failed. */
+static enum mlo_status by_error(struct end *end, struct mlo_error *err)
+{
+    char *text = mlo_error_json(end->why, 0);
+    end->error = text ? json_loads(text, 0, NULL) : NULL;
+    end->state = "failed";
+    free(text);
+    return end->error ? MLO_OK : mlo_error_nomem(err);
+}
+
 static enum mlo_status record(struct mlo_db_conn *conn, const struct mlo_schedule_row *row, int64_t firing,
                               const struct end *end, struct mlo_error *err)
 {
@@ -153,26 +166,28 @@ static enum mlo_status end_tx(struct mlo_db_conn *conn, void *arg, struct mlo_er
     const struct mlo_actor system = MLO_ACTOR_SYSTEM;
     struct mlo_schedule_row row = {.id = 0};
     struct mlo_rows over = {0}, runs = {0};
-    struct mlo_params p = MLO_PARAMS_INIT, q = MLO_PARAMS_INIT;
+    struct mlo_params o = MLO_PARAMS_INIT, p = MLO_PARAMS_INIT, q = MLO_PARAMS_INIT;
     end_clear(end);
-    end->none = end->failed = false;
-    MLO_TRY(mlo_db_exec(conn, &MLO_SCHEDULE_END_SQL[S_OVER], NULL, &over, err));
-    if (mlo_rows_count(&over) == 0) {
-        end->none = true;
+    end->firing = 0;
+    mlo_param_i64(&o, end->behind);
+    MLO_TRY(mlo_db_exec(conn, &MLO_SCHEDULE_END_SQL[S_OVER], &o, &over, err));
+    if (mlo_rows_count(&over) == 0)
         goto out;
-    }
     int64_t firing = mlo_rows_i64(&over, 0, 0), release = mlo_rows_i64(&over, 0, 2);
     mlo_param_i64(&p, mlo_rows_i64(&over, 0, 1));
     MLO_TRY(mlo_db_exec(conn, &MLO_SCHEDULE_END_SQL[S_ROW], &p, &row.rows, err));
     mlo_schedule_read_row(&row);
+    if (end->why && firing != end->behind + 1)
+        goto out; /* another server ended it meanwhile */
+    end->firing = firing;
+    mlo_schedule_label(&row, end->name);
     mlo_param_i64(&q, firing);
     MLO_TRY(mlo_db_exec(conn, &MLO_SCHEDULE_END_SQL[S_RUNS], &q, &runs, err));
     MLO_TRY(by_runs(&runs, end, err));
     if (strcmp(end->state, "succeeded") == 0)
-        MLO_TRY(by_gates(conn, &row, release, end, err));
+        MLO_TRY(end->why ? by_error(end, err) : by_gates(conn, &row, release, end, err));
     MLO_TRY(record(conn, &row, firing, end, err));
-    end->failed = strcmp(end->state, "failed") == 0;
-    if (end->failed)
+    if (strcmp(end->state, "failed") == 0)
         MLO_TRY(mlo_schedule_audit(conn, &row, &system, "schedule.fail",
                                    json_pack("{s:I, s:I, s:O, s:O}", "firing", (json_int_t)firing, "release",
                                              (json_int_t)release, "runs", end->runs, "error", end->error),
@@ -184,13 +199,24 @@ out:
     return status;
 }
 
-enum mlo_status mlo_schedule_end_over(struct mlo_db *db, const char *now, struct mlo_schedule_tick *tick,
-                                      bool *none, struct mlo_error *err)
+enum mlo_status mlo_schedule_end_over(struct mlo_db *db, const char *now, struct mlo_schedule_walk *walk,
+                                      struct mlo_schedule_tick *tick, struct mlo_error *err)
 {
-    struct end end = {.now = now};
+    struct end end = {.now = now, .behind = walk->firing};
+    struct mlo_error why;
     enum mlo_status status = mlo_service_pool_tx(db, end_tx, &end, err);
-    *none = status == MLO_OK && end.none;
-    tick->ended += status == MLO_OK && !end.none;
+    walk->none = end.firing == 0; /* also of an error: then it is nobody's */
+    if (!walk->none)
+        walk->firing = end.firing;
+    if (status != MLO_OK && !walk->none && !mlo_schedule_passes(status)) {
+        why = *err;
+        end.why = &why;
+        end.behind = walk->firing - 1;
+        status = mlo_service_pool_tx(db, end_tx, &end, err);
+    }
+    tick->ended += status == MLO_OK && end.firing != 0;
+    if (status != MLO_OK && !walk->none)
+        mlo_error_prefix(err, "%s", end.name);
     end_clear(&end);
     return status;
 }

@@ -13,8 +13,9 @@ const struct mlo_sql MLO_SCHEDULE_FIRE_SQL[] = {
     /* one that another server fires at the moment is its own */
     [S_DUE] = {"schedule_due",
                "select " MLO_SCHEDULE_COLUMNS "where s.state = 'enabled' and s.next_at <= " NOW(
-                   "$1") " order by s.next_at, s.id limit 1 for update of s skip locked",
-               1},
+                   "$1") " and (s.next_at, s.id) > (coalesce($2::timestamptz, '-infinity'), $3) "
+                         "order by s.next_at, s.id limit 1 for update of s skip locked",
+               3},
     [S_THIS] = {"schedule_this_due",
                 "select " MLO_SCHEDULE_COLUMNS
                 "where s.id = $1 and s.state = 'enabled' and s.next_at = $2::timestamptz for update of s",
@@ -26,7 +27,10 @@ const struct mlo_sql MLO_SCHEDULE_FIRE_SQL[] = {
         {"schedule_add_firing",
          "insert into schedule_firing (schedule_id, due_at, at, fired_by, state, release, version, error, "
          "ended_at) select $1, $2::timestamptz, n.at, $4, $5, $6, $7, $8, "
-         "case when $5 <> 'running' then n.at end from (select " NOW("$3") " as at) n returning id",
+         "case when $5 <> 'running' then n.at end from (select " NOW(
+             "$3") " as at) n "
+                   /* a clock that was put back comes to the same time again */
+                   "on conflict (schedule_id, due_at) do nothing returning id",
          8},
     [S_RUN] = {"schedule_add_run",
                "insert into schedule_run (firing_id, run_id, target, variant) values ($1, $2, $3, $4)", 4},
@@ -147,6 +151,7 @@ struct firing {
     int64_t release, version; /* 0: none */
 };
 
+/* *id 0: there is one for that time. */
 static enum mlo_status add_firing(struct mlo_db_conn *conn, const struct mlo_schedule_row *row,
                                   const struct firing *f, int64_t *id, struct mlo_error *err)
 {
@@ -162,7 +167,7 @@ static enum mlo_status add_firing(struct mlo_db_conn *conn, const struct mlo_sch
     mlo_param_text(&p, f->error);
     enum mlo_status status = mlo_db_exec(conn, &MLO_SCHEDULE_FIRE_SQL[S_FIRING], &p, &rows, err);
     if (status == MLO_OK)
-        *id = mlo_rows_i64(&rows, 0, 0);
+        *id = mlo_rows_count(&rows) ? mlo_rows_i64(&rows, 0, 0) : 0;
     mlo_rows_clear(&rows);
     return status;
 }
@@ -214,6 +219,8 @@ enum mlo_status mlo_schedule_fire(struct mlo_db_conn *conn, const struct mlo_sch
     f.release = mlo_json_i64(release, "release", 0);
     f.version = mlo_json_i64(release, "version", 0);
     MLO_TRY(add_firing(conn, row, &f, firing, err));
+    if (!*firing)
+        goto out;
     MLO_TRY(submit_all(conn, row, &actor, release, *firing, err));
     if (by)
         MLO_TRY(mlo_schedule_audit(
@@ -230,9 +237,11 @@ out:
 /* One schedule that is due, through the transactions that it takes. */
 struct due {
     const char *now;
+    const struct mlo_schedule_walk *behind;
     bool none, skipped; /* nothing is due; a firing before it is in the way */
+    int64_t firing;     /* that was added; 0: none */
     int64_t id;         /* of the schedule */
-    char at[MLO_SCHEDULE_TIME_SIZE];
+    char at[MLO_SCHEDULE_TIME_SIZE], name[MLO_SCHEDULE_LABEL_SIZE];
     struct mlo_error why; /* why it could not be fired */
     bool pause;           /* nor is there a next time */
 };
@@ -275,10 +284,12 @@ static enum mlo_status due_tx(struct mlo_db_conn *conn, void *arg, struct mlo_er
     struct mlo_schedule_row row = {.id = 0};
     struct mlo_error why = {0};
     struct mlo_params p = MLO_PARAMS_INIT;
-    int64_t firing, before;
+    int64_t before;
     due->none = due->skipped = false;
-    due->id = 0;
+    due->id = due->firing = 0;
     mlo_param_text(&p, due->now);
+    mlo_param_text(&p, due->behind->due_at[0] ? due->behind->due_at : NULL);
+    mlo_param_i64(&p, due->behind->schedule);
     MLO_TRY(mlo_db_exec(conn, &MLO_SCHEDULE_FIRE_SQL[S_DUE], &p, &row.rows, err));
     if (mlo_rows_count(&row.rows) == 0) {
         due->none = true;
@@ -287,14 +298,16 @@ static enum mlo_status due_tx(struct mlo_db_conn *conn, void *arg, struct mlo_er
     mlo_schedule_read_row(&row);
     due->id = row.id;
     snprintf(due->at, sizeof due->at, "%s", row.next_at);
+    mlo_schedule_label(&row, due->name);
     MLO_TRY(running(conn, &row, &before, err));
     due->skipped = before != 0;
     if (due->skipped) {
         (void)in_the_way(before, &why);
-        MLO_TRY(record(conn, &row, due, "skipped", &why, &firing, err));
+        MLO_TRY(record(conn, &row, due, "skipped", &why, &due->firing, err));
     } else {
-        MLO_TRY(mlo_schedule_fire(conn, &row, due->at, due->now, NULL, &firing, err));
+        MLO_TRY(mlo_schedule_fire(conn, &row, due->at, due->now, NULL, &due->firing, err));
     }
+    due->skipped = due->skipped && due->firing;
     MLO_TRY(advance(conn, &row, due->now, due->skipped ? "skipped" : "running", err));
 out:
     mlo_rows_clear(&row.rows);
@@ -322,44 +335,52 @@ static enum mlo_status failed_tx(struct mlo_db_conn *conn, void *arg, struct mlo
         mlo_param_text(&q, due->why.message);
         MLO_TRY(mlo_db_exec(conn, &MLO_SCHEDULE_FIRE_SQL[S_PAUSE], &q, NULL, err));
     } else {
-        MLO_TRY(advance(conn, &row, due->now, "failed", err));
+        MLO_TRY(advance(conn, &row, due->now, firing ? "failed" : "running", err));
+        if (!firing)
+            goto out; /* what came of that time is recorded and told */
     }
     MLO_TRY(mlo_schedule_audit(conn, &row, &system, "schedule.fail",
-                               json_pack("{s:I, s:b, s:{s:s, s:s}}", "firing", (json_int_t)firing, "paused",
-                                         due->pause, "error", "code", mlo_status_info(due->why.status)->code,
-                                         "message", due->why.message),
+                               json_pack("{s:o, s:b, s:{s:s, s:s}}", "firing",
+                                         firing ? json_integer(firing) : json_null(), "paused", due->pause,
+                                         "error", "code", mlo_status_info(due->why.status)->code, "message",
+                                         due->why.message),
                                NULL, err));
 out:
     mlo_rows_clear(&row.rows);
     return status;
 }
 
-/* Whether it says nothing of the schedule: the next tick asks again. */
-static bool passes(enum mlo_status status)
+bool mlo_schedule_passes(enum mlo_status status)
 {
     return mlo_status_info(status)->retry || status == MLO_ECONFLICT; /* a deadlock */
 }
 
-enum mlo_status mlo_schedule_fire_due(struct mlo_db *db, const char *now, struct mlo_schedule_tick *tick,
-                                      bool *none, struct mlo_error *err)
+enum mlo_status mlo_schedule_fire_due(struct mlo_db *db, const char *now, struct mlo_schedule_walk *walk,
+                                      struct mlo_schedule_tick *tick, struct mlo_error *err)
 {
-    struct due due = {.now = now};
+    struct due due = {.now = now, .behind = walk};
     enum mlo_status status = mlo_service_pool_tx(db, due_tx, &due, err);
-    *none = status == MLO_OK && due.none;
+    walk->none = due.id == 0; /* also of an error: then it is nobody's */
+    if (walk->none)
+        return status;
+    walk->schedule = due.id;
+    snprintf(walk->due_at, sizeof walk->due_at, "%s", due.at);
     if (status == MLO_OK) {
-        tick->fired += !due.none && !due.skipped;
+        tick->fired += due.firing && !due.skipped;
         tick->skipped += due.skipped;
         return MLO_OK;
     }
-    if (passes(status) || !due.id)
-        return status;
-    due.why = *err;
-    status = mlo_service_pool_tx(db, failed_tx, &due, err);
-    if (status != MLO_OK && !passes(status)) {
-        due.pause = true;
+    if (!mlo_schedule_passes(status)) {
         due.why = *err;
         status = mlo_service_pool_tx(db, failed_tx, &due, err);
+        if (status != MLO_OK && !mlo_schedule_passes(status)) {
+            due.pause = true;
+            due.why = *err;
+            status = mlo_service_pool_tx(db, failed_tx, &due, err);
+        }
+        tick->failed += status == MLO_OK;
     }
-    tick->failed += status == MLO_OK;
+    if (status != MLO_OK)
+        mlo_error_prefix(err, "%s", due.name);
     return status;
 }

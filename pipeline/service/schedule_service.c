@@ -1,6 +1,7 @@
 /* The clock of schedules: a thread of each server, which looks what is due and what is over. */
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "pipeline/service/schedule_impl.h"
@@ -17,38 +18,73 @@ struct mlo_schedules {
     bool stopping;
 };
 
+static bool told_to_stop(struct mlo_schedules *s)
+{
+    if (!s)
+        return false;
+    pthread_mutex_lock(&s->lock);
+    bool stopping = s->stopping;
+    pthread_mutex_unlock(&s->lock);
+    return stopping;
+}
+
+typedef enum mlo_status next_fn(struct mlo_db *db, const char *now, struct mlo_schedule_walk *walk,
+                                struct mlo_schedule_tick *tick, struct mlo_error *err);
+
+/* Each row, also behind one that fails: the first failure is what is told. */
+static enum mlo_status each(next_fn *next, struct mlo_schedules *s, struct mlo_db *db, const char *now,
+                            struct mlo_schedule_tick *tick, struct mlo_error *err)
+{
+    struct mlo_schedule_walk walk = {.none = false};
+    enum mlo_status first = MLO_OK;
+    for (int i = 0; i < TICK_MAX && !walk.none && !told_to_stop(s); i++) {
+        struct mlo_error failed = {0};
+        enum mlo_status status = next(db, now, &walk, tick, &failed);
+        if (status != MLO_OK && first == MLO_OK) {
+            first = status;
+            *err = failed;
+        }
+    }
+    return first;
+}
+
+/* s: whose stop ends it between two rows; NULL: nobody's */
+static enum mlo_status tick_of(struct mlo_schedules *s, struct mlo_db *db, const char *now,
+                               struct mlo_schedule_tick *tick, struct mlo_error *err)
+{
+    struct mlo_error firing = {0};
+    /* ends first: what is over is in nobody's way */
+    enum mlo_status ended = each(mlo_schedule_end_over, s, db, now, tick, err);
+    enum mlo_status fired = each(mlo_schedule_fire_due, s, db, now, tick, &firing);
+    if (ended == MLO_OK && fired != MLO_OK)
+        *err = firing;
+    return ended != MLO_OK ? ended : fired;
+}
+
 enum mlo_status mlo_schedule_tick(struct mlo_db *db, const char *now, struct mlo_schedule_tick *tick,
                                   struct mlo_error *err)
 {
     struct mlo_schedule_tick ignored;
-    enum mlo_status status = MLO_OK;
-    bool none = false;
     tick = tick ? tick : &ignored;
     *tick = (struct mlo_schedule_tick){0};
-    /* ends first: what is over is in nobody's way */
-    for (int i = 0; i < TICK_MAX && !none; i++)
-        MLO_TRY(mlo_schedule_end_over(db, now, tick, &none, err));
-    none = false;
-    for (int i = 0; i < TICK_MAX && !none; i++)
-        MLO_TRY(mlo_schedule_fire_due(db, now, tick, &none, err));
-out:
-    return status;
+    return tick_of(NULL, db, now, tick, err);
 }
 
 static void *keep_time(void *arg)
 {
     struct mlo_schedules *s = arg;
-    bool trouble = false;
+    struct mlo_error told = {0};
     pthread_mutex_lock(&s->lock);
     while (!s->stopping) {
         struct timespec until;
         struct mlo_error err = {0};
         int woken = 0;
         pthread_mutex_unlock(&s->lock);
-        bool failed = mlo_schedule_tick(s->db, NULL, NULL, &err) != MLO_OK;
-        if (failed && !trouble) /* once, and not each second that a database is away */
+        struct mlo_schedule_tick did = {0};
+        bool failed = tick_of(s, s->db, NULL, &did, &err) != MLO_OK;
+        if (failed && strcmp(err.message, told.message) != 0) /* once, and not each second that it lasts */
             mlo_log_error(MLO_LOG_WARN, "schedules wait: the next look goes on", &err);
-        trouble = failed;
+        told = err;
         clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_sec += s->every_ms / 1000;
         until.tv_nsec += (long)(s->every_ms % 1000) * 1000000;

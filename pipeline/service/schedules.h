@@ -70,8 +70,10 @@ struct mlo_schedule_tick {
     int ended;                  /* firings whose runs are over */
 };
 /* Fires what is due and ends what is over, until nothing is left to do; what another server does at the
- * moment is left to it. `now` (RFC 3339) stands for the database's clock where it is not NULL. Times that
- * were missed are one firing, due at the first of them. `tick` (may be NULL) counts. */
+ * moment is left to it. One that fails is in nobody's way: the others go on, the first failure is returned,
+ * with the schedule's name, and the next tick tries again. `now` (RFC 3339) stands for the database's clock
+ * where it is not NULL. Times that were missed are one firing, due at the first of them. `tick` (may be NULL)
+ * counts. */
 MLO_MUST_USE enum mlo_status mlo_schedule_tick(struct mlo_db *db, const char *now,
                                                struct mlo_schedule_tick *tick, struct mlo_error *err);
 
@@ -80,7 +82,7 @@ MLO_MUST_USE enum mlo_status mlo_schedule_tick(struct mlo_db *db, const char *no
 struct mlo_schedules;
 MLO_MUST_USE enum mlo_status mlo_schedules_start(struct mlo_db *db, uint32_t every_ms,
                                                  struct mlo_schedules **out, struct mlo_error *err);
-/* Waits for the tick under way. NULL is allowed. */
+/* Waits for the transaction under way, not for all that is due. NULL is allowed. */
 void mlo_schedules_stop(struct mlo_schedules *schedules);
 
 #endif

@@ -541,6 +541,116 @@ static void test_schedules__tell_when_there_is_nothing_to_measure(void **state)
     assert_count(f, "select count(*) from mlopt.run", 0);
 }
 
+/* --- in nobody's way ----------------------------------------------------------------------------------- */
+
+/* As the database's owner, what no program does. */
+static void alter(struct service_fixture *f, const char *sql)
+{
+    struct mlo_db_conn *conn;
+    assert_mlo_ok(mlo_db_acquire(f->pg->owner, &conn, &f->err), &f->err);
+    PGresult *result = PQexec(mlo_db_pg(conn), sql);
+    if (PQresultStatus(result) != PGRES_COMMAND_OK)
+        fail_msg("%s: %s", sql, PQerrorMessage(mlo_db_pg(conn)));
+    PQclear(result);
+    mlo_db_release(conn);
+}
+
+static void run_all(struct service_fixture *f)
+{
+    struct test_worker w;
+    start_worker(f, &w, 2);
+    wait_until(count_rows(f, "select count(*) from mlopt.run where finished_at is null") == 0);
+    stop_worker(&w);
+}
+
+static void test_schedules__go_on_behind_one_that_fails(void **state)
+{
+    struct service_fixture *f = *state;
+    struct mlo_schedule_tick did;
+    char now[MLO_SCHEDULE_TIME_SIZE];
+    promote(f, false);
+    assert_mlo_ok(add(f, &SYSTEM, "bad", "0 3 * * *", NULL, RECIPE_WATCH), &f->err);
+    assert_mlo_ok(add(f, &SYSTEM, "good", "0 3 * * *", NULL, RECIPE_WATCH), &f->err);
+    alter(f, "create function mlopt.refuse_bad() returns trigger language plpgsql as $$ begin if "
+             "new.schedule_id = (select id from mlopt.schedule where name = 'bad') then raise exception 'no "
+             "firing of bad'; end if; return new; end $$");
+    /* it can neither be fired nor can that be recorded, nor can it be paused for that */
+    alter(f, "create trigger refuse_bad before insert on mlopt.schedule_firing for each row execute function "
+             "mlopt.refuse_bad()");
+    time_of(f, "bad", "next_at", now);
+    assert_int_not_equal(mlo_schedule_tick(f->pg->server, now, &did, &f->err), MLO_OK);
+    assert_non_null(strstr(f->err.message, "schedule bad of p/m"));
+    assert_int_equal(did.fired, 1);
+    assert_counts(f, "good", 0, 0, 0, "running");
+    assert_counts(f, "bad", 0, 0, 0, "none");
+    alter(f, "drop trigger refuse_bad on mlopt.schedule_firing");
+    assert_int_equal(tick(f, now).fired, 1); /* it was kept */
+    run_all(f);
+    /* nor ended */
+    alter(f, "create trigger refuse_bad before update on mlopt.schedule_firing for each row execute function "
+             "mlopt.refuse_bad()");
+    assert_int_not_equal(mlo_schedule_tick(f->pg->server, now, &did, &f->err), MLO_OK);
+    assert_non_null(strstr(f->err.message, "schedule bad of p/m"));
+    assert_int_equal(did.ended, 1);
+    assert_counts(f, "good", 1, 0, 0, "succeeded");
+    assert_counts(f, "bad", 0, 0, 0, "running");
+    alter(f, "drop trigger refuse_bad on mlopt.schedule_firing");
+    assert_int_equal(tick(f, now).ended, 1);
+    assert_counts(f, "bad", 1, 0, 0, "succeeded");
+}
+
+static void test_schedules__fail_where_nobody_can_say_how_they_ended(void **state)
+{
+    struct service_fixture *f = *state;
+    promote(f, false);
+    watch_failures(f);
+    set_policy(f, "stages:\n  production:\n    - evidence: top1 >= 0.8\n", 0);
+    assert_mlo_ok(add(f, &SYSTEM, "nightly", "0 3 * * *", NULL, RECIPE_WATCH), &f->err);
+    assert_int_equal(tick_due(f, "nightly").fired, 1);
+    /* a policy of a program that knew more */
+    alter(f, "alter table mlopt.policy disable trigger user");
+    alter(f, "update mlopt.policy set text = 'stages: [nothing that is known]'");
+    alter(f, "alter table mlopt.policy enable trigger user");
+    finish(f, "nightly");
+    assert_counts(f, "nightly", 0, 1, 0, "failed");
+    assert_count(f,
+                 "select count(*) from mlopt.schedule_firing where error::json ->> 'message' <> '' and "
+                 "error::json ->> 'code' <> ''",
+                 1);
+    assert_count(f, TOLD, 1);
+    assert_count(f, "select count(*) from mlopt.run where state = 'succeeded'", 1);
+}
+
+static void test_schedules__fire_once_for_a_time_that_comes_again(void **state)
+{
+    struct service_fixture *f = *state;
+    static const char AGAIN[] = "update mlopt.schedule set next_at = (select min(due_at) from "
+                                "mlopt.schedule_firing)";
+    promote(f, false);
+    assert_mlo_ok(add(f, &SYSTEM, "nightly", "0 3 * * *", NULL, RECIPE_WATCH), &f->err);
+    assert_int_equal(tick_due(f, "nightly").fired, 1);
+    for (int over = 0; over < 2; over++) { /* while it runs, and afterwards */
+        alter(f, AGAIN); /* as a clock that was put back, and a schedule that was resumed then */
+        struct mlo_schedule_tick did = tick_due(f, "nightly");
+        assert_int_equal(did.fired + did.skipped + did.failed, 0);
+        assert_count(f,
+                     "select count(*) from mlopt.schedule s join mlopt.schedule_firing f on s.next_at = "
+                     "f.due_at + interval '1 day' where s.state = 'enabled'",
+                     1);
+        assert_counts(f, "nightly", over, 0, 0, over ? "succeeded" : "running");
+        if (!over)
+            finish(f, "nightly");
+    }
+    /* nor is what cannot be fired paused for it */
+    alter(f, "update mlopt.schedule set recipe = '{}'");
+    alter(f, AGAIN);
+    tick_due(f, "nightly");
+    assert_counts(f, "nightly", 1, 0, 0, "succeeded");
+    assert_int_equal(tick_due(f, "nightly").failed, 1);
+    assert_counts(f, "nightly", 1, 1, 0, "failed");
+    assert_count(f, "select count(*) from mlopt.schedule where state = 'enabled'", 1);
+}
+
 static void test_schedules__count_what_was_cancelled(void **state)
 {
     struct service_fixture *f = *state;
@@ -571,6 +681,9 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_schedules__tell_of_gates_that_would_refuse_now),
         SERVICE_TEST(test_schedules__tell_when_there_is_nothing_to_measure),
         SERVICE_TEST(test_schedules__count_what_was_cancelled),
+        SERVICE_TEST(test_schedules__go_on_behind_one_that_fails),
+        SERVICE_TEST(test_schedules__fail_where_nobody_can_say_how_they_ended),
+        SERVICE_TEST(test_schedules__fire_once_for_a_time_that_comes_again),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
 }
