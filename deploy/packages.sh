@@ -49,36 +49,34 @@ install_missing() {
     done
     [ ${#missing[@]} -gt 0 ] || return 0
     printf 'installing %d Debian packages: %s\n' ${#missing[@]} "${missing[*]}"
-    # The postgresql-15 package makes a system cluster when it is installed first. mlopt runs a private
-    # server of its own, so the package is told not to, for the time of this installation only.
-    local drop=/etc/postgresql-common/createcluster.d/mlopt-install.conf
-    case " ${missing[*]} " in
-    *" postgresql-15 "*)
-        as_root mkdir -p "${drop%/*}"
-        printf "create_main_cluster = false\n" | as_root tee "$drop" >/dev/null
-        ;;
-    esac
-    # Of prometheus the tests want promtool alone: its service begins neither with the installation nor with the machine.
-    local policy=/usr/sbin/policy-rc.d quiet=no promtool=no
-    case " ${missing[*]} " in
-    *" prometheus "*)
-        promtool=yes
-        if [ ! -e $policy ]; then
-            quiet=yes
-            printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null
-            as_root chmod 0755 $policy
-        fi
-        ;;
-    esac
+    local drop=/etc/postgresql-common/createcluster.d/mlopt-install.conf policy=/usr/sbin/policy-rc.d quiet=no promtool=no
     local log status=0
     log=$(mktemp)
     # a mirror that stumbles is asked again, and another installation waited for
     local patience="-o Acquire::Retries=5 -o DPkg::Lock::Timeout=900"
-    # shellcheck disable=SC2086
-    { as_root apt-get $patience update -q && as_root env DEBIAN_FRONTEND=noninteractive apt-get $patience install -y -q \
-        --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 || status=$?
-    [ ! -e "$drop" ] || as_root rm -f "$drop"
-    [ $quiet = no ] || as_root rm -f $policy
+    case " ${missing[*]} " in *" prometheus "*) promtool=yes ;; esac
+    # In a shell of its own, which takes away what is there for this installation only, also where it is interrupted.
+    (
+        trap 'exit 130' INT TERM
+        trap '[ ! -e "$drop" ] || as_root rm -f "$drop"; [ $quiet = no ] || as_root rm -f $policy' EXIT
+        # The postgresql-15 package makes a system cluster when it is installed first. mlopt runs a private
+        # server of its own, so the package is told not to.
+        case " ${missing[*]} " in
+        *" postgresql-15 "*)
+            as_root mkdir -p "${drop%/*}"
+            printf "create_main_cluster = false\n" | as_root tee "$drop" >/dev/null
+            ;;
+        esac
+        # Of prometheus the tests want promtool alone: its service begins neither with the installation nor with the machine.
+        if [ $promtool = yes ] && [ ! -e $policy ]; then
+            quiet=yes
+            printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null
+            as_root chmod 0755 $policy
+        fi
+        # shellcheck disable=SC2086
+        as_root apt-get $patience update -q && as_root env DEBIAN_FRONTEND=noninteractive apt-get $patience install -y -q \
+            --no-install-recommends "${missing[@]}"
+    ) >"$log" 2>&1 || status=$?
     [ $promtool = no ] || as_root update-rc.d prometheus disable >/dev/null 2>&1 || true
     if [ $status != 0 ]; then
         tail -15 "$log" >&2
