@@ -9,26 +9,34 @@
 #include "pipeline/service/service.h"
 
 /* What the server says of itself, {"url","from","status":"ready"|"not ready"|"unreachable","checks","error"};
- * NULL: none is configured. */
+ * NULL: none is configured. A configuration that cannot be read is such an error too (url and from are null
+ * then): what is on this machine is told all the same. */
 static enum mlo_status ask_server(struct mlo_cli *cli, json_t **out, struct mlo_error *err)
 {
-    enum mlo_status status;
+    enum mlo_status status = MLO_OK;
     struct mlo_config config = {0};
     struct mlo_client *client = NULL;
     struct mlo_response answer = {0};
     struct mlo_error why = {0};
     *out = NULL;
-    MLO_TRY(mlo_config_load(mlo_cli_opt(cli, "url"), &config, err));
-    if (strcmp(config.url_from, "default") == 0)
+    enum mlo_status asked = mlo_config_load(mlo_cli_opt(cli, "url"), &config, &why);
+    if (asked == MLO_OK && strcmp(config.url_from, "default") == 0)
         goto out;
-    MLO_TRY(mlo_client_open(cli, &client, err));
-    enum mlo_status asked = mlo_client_call(client, "GET", "/readyz", NULL, NULL, &answer, &why);
+    if (asked == MLO_OK)
+        asked = mlo_client_open(cli, &client, &why);
+    if (asked == MLO_OK)
+        asked = mlo_client_call(client, "GET", "/readyz", NULL, NULL, &answer, &why);
+    if (asked == MLO_ENOMEM) {
+        *err = why;
+        status = asked;
+        goto out;
+    }
     cli->request_id[0] = '\0'; /* what it answers is no failure of ours */
     const char *state = asked == MLO_OK    ? mlo_json_str(answer.json, "status", "not ready")
                         : answer.http != 0 ? "not ready"
                                            : "unreachable";
     json_t *checks = json_object_get(answer.json, "checks");
-    *out = json_pack("{s:s, s:s, s:s, s:O?, s:s?}", "url", config.url, "from", config.url_from, "status",
+    *out = json_pack("{s:s?, s:s?, s:s, s:O?, s:s?}", "url", config.url, "from", config.url_from, "status",
                      state, "checks", checks, "error", asked == MLO_OK ? NULL : why.message);
     if (!*out)
         status = mlo_error_nomem(err);
@@ -65,8 +73,11 @@ static enum mlo_status print_server(const json_t *server, struct mlo_error *err)
     enum mlo_status status;
     if (!server)
         return mlo_cli_print(err, "\nno server is configured (MLOPT_URL, --url, or the config file)\n");
-    MLO_TRY(mlo_cli_print(err, "\nserver %s (%s): %s\n", mlo_json_str(server, "url", ""),
-                          mlo_json_str(server, "from", ""), mlo_json_str(server, "status", "")));
+    if (!mlo_json_str(server, "url", NULL))
+        MLO_TRY(mlo_cli_print(err, "\nserver: %s\n", mlo_json_str(server, "status", "")));
+    else
+        MLO_TRY(mlo_cli_print(err, "\nserver %s (%s): %s\n", mlo_json_str(server, "url", ""),
+                              mlo_json_str(server, "from", ""), mlo_json_str(server, "status", "")));
     if (mlo_json_str(server, "error", NULL))
         MLO_TRY(mlo_cli_print(err, "%s\n", mlo_json_str(server, "error", "")));
     if (json_array_size(checks) == 0)

@@ -31,9 +31,14 @@ static enum mlo_status check_schema(struct mlo_db *db, struct mlo_error *err)
     return status;
 }
 
+static bool is_away(enum mlo_status status)
+{
+    return status == MLO_EUNAVAILABLE || status == MLO_ETIMEOUT;
+}
+
 /* The same of a database that may be away still, as behind a power cut: told once, asked again each second,
- * for
- * --wait seconds. *told: it is to end, as `stops` (which waits for that long) says, and status is MLO_OK. */
+ * for --wait seconds. *told: it is to end, as `stops` (which waits for that long) says, and status is MLO_OK.
+ */
 static enum mlo_status await_schema(const struct mlo_cli *cli, int64_t fallback_s, struct mlo_db *db,
                                     bool (*stops)(uint64_t timeout_ms), bool *told, struct mlo_error *err)
 {
@@ -46,8 +51,7 @@ static enum mlo_status await_schema(const struct mlo_cli *cli, int64_t fallback_
     snprintf(seconds, sizeof seconds, "%lld", (long long)wait_s);
     for (bool logged = false;; logged = true) {
         status = check_schema(db, err);
-        if ((status != MLO_EUNAVAILABLE && status != MLO_ETIMEOUT) ||
-            mlo_clock_ns() - began >= (uint64_t)wait_s * 1000000000u)
+        if (!is_away(status) || mlo_clock_ns() - began >= (uint64_t)wait_s * 1000000000u)
             break;
         if (!logged)
             mlo_log(MLO_LOG_WARN, "PostgreSQL does not answer: waiting for it", "at_most_s", seconds, "error",
@@ -57,7 +61,7 @@ static enum mlo_status await_schema(const struct mlo_cli *cli, int64_t fallback_
     }
     if (status == MLO_OK && mlo_clock_ns() - began > 1000000000u)
         mlo_log(MLO_LOG_INFO, "PostgreSQL answers", NULL);
-    else if (status != MLO_OK && wait_s > 0)
+    else if (is_away(status) && wait_s > 0)
         mlo_error_prefix(err, "waited %s s (--wait)", seconds);
 out:
     return status;

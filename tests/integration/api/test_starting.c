@@ -96,6 +96,23 @@ static void test_starting__a_worker_waits_for_the_database(void **state)
     free(log);
 }
 
+static void test_starting__nobody_waits_for_a_schema(void **state)
+{
+    struct api *api = *state;
+    char *empty = mlo_embedded_conninfo(api->pg->pg, MLO_ROLE_WORKER, "postgres"),
+         *log = mlo_fs_join(api->dir, "worker.log", NULL);
+    struct mlo_buf blobs = MLO_BUF_INIT, text = MLO_BUF_INIT;
+    mlo_buf_printf(&blobs, "file:%s/blobs", api->dir);
+    assert_int_not_equal(exit_of(start_worker(empty, mlo_buf_str(&blobs), api->dir, "600", log)), 0);
+    assert_int_equal(mlo_fs_read(log, 1 << 20, &text, NULL), MLO_OK);
+    assert_holds(mlo_buf_str(&text), "mlopt migrate");
+    assert_null(strstr(mlo_buf_str(&text), "wait")); /* nor does it say so */
+    mlo_buf_clear(&blobs);
+    mlo_buf_clear(&text);
+    free(empty);
+    free(log);
+}
+
 /* What `mlopt doctor` says of the server at `url`; yours. */
 static json_t *doctor(const char *url)
 {
@@ -159,6 +176,12 @@ static void test_starting__the_doctor_asks_the_server(void **state)
     all = doctor("http://127.0.0.1:1"); /* nobody listens there */
     assert_string_equal(mlo_json_str(json_object_get(all, "server"), "status", ""), "unreachable");
     json_decref(all);
+    all = doctor("nowhere"); /* what is here is told all the same */
+    server = json_object_get(all, "server");
+    assert_string_equal(mlo_json_str(server, "status", ""), "unreachable");
+    assert_holds(mlo_json_str(server, "error", ""), "'nowhere' is no address of a server");
+    assert_true(json_array_size(json_object_get(all, "isolation")) > 0);
+    json_decref(all);
 }
 
 int main(void)
@@ -166,6 +189,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_starting__a_worker_waits_for_the_database, api_setup,
                                         api_teardown),
+        cmocka_unit_test_setup_teardown(test_starting__nobody_waits_for_a_schema, api_setup, api_teardown),
         cmocka_unit_test_setup_teardown(test_starting__the_doctor_asks_the_server, api_setup, api_teardown),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
