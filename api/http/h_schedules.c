@@ -31,8 +31,13 @@ enum mlo_status h_schedule_create(struct mlo_request *req, struct mlo_error *err
     MLO_TRY(mlo_json_get_str(body, "stage", "production", &request.stage, err));
     MLO_TRY(mlo_json_get_str(body, "time_zone", "UTC", &request.time_zone, err));
     MLO_TRY(mlo_json_get_i64(body, "priority", &(int64_t){MLO_SCHEDULE_PRIORITY}, &priority, err));
-    request.priority = (int)MLO_MAX((int64_t)-1000, MLO_MIN((int64_t)1000, priority));
-    request.paused = mlo_json_bool(body, "paused", false);
+    if (priority < -100 || priority > 100) {
+        status = mlo_error_set(err, MLO_EINVAL, "priority is %lld, not -100 to 100", (long long)priority);
+        mlo_error_where(err, "field 'priority'");
+        goto out;
+    }
+    request.priority = (int)priority;
+    MLO_TRY(mlo_json_get_bool(body, "paused", &(bool){false}, &request.paused, err));
     MLO_TRY(mlo_request_recipe(body, &recipe, err));
     request.recipe = recipe;
     MLO_TRY(mlo_request_project(req, &request.project, err));

@@ -107,7 +107,9 @@ const struct mlo_sql MLO_METRICS_SQL[] = {
          0},
     [S_SCHEDULES] =
         {"metrics_schedules",
-         "select s.id::text, s.state, s.failing, s.succeeded, s.failed, s.skipped, s.cancelled, "
+         /* whoever paused one knows of it; one that a server paused has a reason */
+         "select s.id::text, s.state, s.failing and (s.state = 'enabled' or s.state_reason is not null), "
+         "s.succeeded, s.failed, s.skipped, s.cancelled, "
          "extract(epoch from s.last_success_at)::float8, " AGE("s.next_at") ", (select " AGE(
              "f.at") " from schedule_firing f where f.schedule_id = s.id and f.state = 'running') "
                      "from schedule s where s.state <> 'removed' order by s.id",

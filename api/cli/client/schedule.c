@@ -258,7 +258,8 @@ VERB(add, "add", add_run, add_options, "PROJECT/MODEL", 1, 1,
 VERB(list, "list", list_run, url_options, "PROJECT", 1, 1, "the schedules of a project");
 VERB(show, "show", show_run, show_options, "PROJECT NAME", 2, 2,
      "a schedule, when it fired and what came of it");
-VERB(pause, "pause", pause_run, reason_options, "PROJECT NAME", 2, 2, "a schedule fires no more for now");
+VERB(pause, "pause", pause_run, reason_options, "PROJECT NAME", 2, 2,
+     "a schedule fires no more until it is resumed");
 VERB(resume, "resume", resume_run, reason_options, "PROJECT NAME", 2, 2,
      "a paused schedule fires again, from its next time on");
 VERB(remove, "remove", remove_run, url_options, "PROJECT NAME", 2, 2, "remove a schedule; its runs stay");

@@ -144,6 +144,8 @@ static void test_schedules__say_what_is_wrong(void **state)
         {"benchmark: {batch: [1]}", "optimize: {}\\n  - benchmark: {}", "makes something"},
         {"benchmark: {batch: [1]}", "benchmrk: {}", "watch.yaml:3"},
         {"\"cnn\"", "\"gnn\"", "gnn"},
+        {"\"stage\"", "\"priority\": 5000000000, \"stage\"", "priority is 5000000000, not -100 to 100"},
+        {"\"stage\"", "\"paused\": \"yes\", \"stage\"", "paused"},
     };
     struct api *api = *state;
     struct reply reply = {0};
