@@ -214,9 +214,13 @@ static enum mlo_status add_tunings(struct mlo_worker *worker, const struct mlo_j
             continue;
         snprintf(name, sizeof name, "tuning-%d.json", i);
         char *path = mlo_fs_join(in, name, NULL);
-        if (!path || (place(worker, &digest, in, name, &gone) == MLO_OK &&
-                      json_array_append_new(paths, json_string(path)) != 0))
+        enum mlo_status placed = path ? place(worker, &digest, in, name, &gone) : MLO_OK;
+        if (!path || (placed == MLO_OK && json_array_append_new(paths, json_string(path)) != 0)) {
             status = mlo_error_nomem(err);
+        } else if (placed != MLO_OK && placed != MLO_ENOTFOUND && placed != MLO_EDIGEST) {
+            *err = gone; /* it may be there: the attempt is tried again */
+            status = placed;
+        }
         free(path);
     }
     if (status == MLO_OK && json_object_set(out, "tunings", paths) != 0)
