@@ -79,9 +79,10 @@ static int step_of(const struct prune_group *group, const struct prune_settings 
     return group->block > 1 ? 1 : s->round;
 }
 
+/* A multiple of the step too. */
 static int least_kept(const struct prune_group *group, const struct prune_settings *s)
 {
-    int least = MLO_MAX(s->min_channels, step_of(group, s));
+    int step = step_of(group, s), least = (MLO_MAX(s->min_channels, step) - 1) / step * step + step;
     return MLO_MIN(least, group->count);
 }
 

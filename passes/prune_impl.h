@@ -34,6 +34,7 @@ struct prune_unit {
     uint64_t hash;
     bool makes, reads; /* it has an index of weights that make channels; that read them */
     double worth;
+    bool ranked; /* something was there to tell its worth by */
 };
 
 struct prune_group {       /* units with indices on the same axes: one is as good as another */

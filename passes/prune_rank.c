@@ -34,8 +34,10 @@ static int64_t index_at(const struct mlo_tensor *t, int axis, size_t e)
     return (int64_t)(e / inner % (size_t)t->dims[axis]);
 }
 
-/* Adds each index's share of the sum of |w| or w^2 to its unit. */
-static void add_norms(struct prune *p, const struct mlo_value *v, int axis, bool squares)
+enum { ALL_GROUPS = -1 };
+
+/* Adds each index's share of the sum of |w| or w^2 to its unit, if that is of the group. */
+static void add_norms(struct prune *p, const struct mlo_value *v, int axis, bool squares, int group)
 {
     const struct mlo_tensor *t = v->constant;
     size_t count = mlo_tensor_count(t);
@@ -48,18 +50,20 @@ static void add_norms(struct prune *p, const struct mlo_value *v, int axis, bool
             int unit = pass ? mlo_prune_unit_at(p, v, axis, index_at(t, axis, e)) : -1;
             if (!pass)
                 total += size;
-            else if (unit >= 0 && total > 0)
+            if (unit < 0 || (group != ALL_GROUPS && p->units[unit].group != group))
+                continue;
+            p->units[unit].ranked = true;
+            if (total > 0)
                 p->units[unit].worth += size / total;
         }
 }
 
-static bool by_norm(struct prune *p, bool squares)
+static void by_norm(struct prune *p, bool squares, int group)
 {
     for (int k = 0; k < p->weighted_count; k++) {
         const struct prune_weighted *w = &p->weighted[k];
-        add_norms(p, w->node->inputs[w->weight], w->w_out, squares);
+        add_norms(p, w->node->inputs[w->weight], w->w_out, squares, group);
     }
-    return true;
 }
 
 /* |gamma| of BatchNormalization (Liu et al. 2017, "Learning Efficient Convolutional Networks through Network
@@ -72,7 +76,7 @@ static bool by_bn_scale(struct prune *p)
         if (!mlo_node_is(node, "BatchNormalization") || !mlo_node_fixed(node, 1))
             continue;
         any = true;
-        add_norms(p, node->inputs[1], 0, false);
+        add_norms(p, node->inputs[1], 0, false, ALL_GROUPS);
     }
     return any;
 }
@@ -98,7 +102,10 @@ static void by_activation(struct prune *p, const struct prune_weighted *w, const
                 int unit = pass ? mlo_prune_unit_at(p, x, w->x_axis, mlo_prune_gram_channel(w, g, r)) : -1;
                 if (!pass)
                     total += sum;
-                else if (unit >= 0 && total > 0)
+                if (unit < 0)
+                    continue;
+                p->units[unit].ranked = true;
+                if (total > 0)
                     p->units[unit].worth += sum / total;
             }
 }
@@ -149,14 +156,34 @@ static enum mlo_status order_group(struct prune *p, struct prune_group *group, s
     return MLO_OK;
 }
 
+static bool is_ranked(const struct prune *p, const struct prune_group *group)
+{
+    for (int i = 0; i < group->count; i++)
+        if (p->units[group->order[i]].ranked)
+            return true;
+    return false;
+}
+
+/* A criterion that says nothing of a group would call all of it worthless. */
+static void rank_rest(struct prune *p, int g, const char *why, struct mlo_pass_context *ctx)
+{
+    const struct prune_group *group = &p->groups[g];
+    by_norm(p, true, g);
+    if (group->maker)
+        mlo_pass_note(ctx, group->maker->node->name, "ranked by norms of weights: %s", why);
+}
+
 enum mlo_status mlo_prune_rank_units(struct prune *p, const struct prune_settings *s,
                                      const struct mlo_stats *stats, struct mlo_pass_context *ctx,
                                      struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     bool second = strcmp(s->criterion, "second-order") == 0, done = false;
-    for (int u = 0; u < p->unit_count; u++)
+    const char *unranked = "nothing that reads its channels has a matrix of what it reads";
+    for (int u = 0; u < p->unit_count; u++) {
         p->units[u].worth = 0;
+        p->units[u].ranked = false;
+    }
     if (second || strcmp(s->criterion, "activation") == 0) {
         if (!stats) {
             mlo_error_set(err, MLO_EINVAL, "the criterion %s needs statistics of observed values",
@@ -174,14 +201,17 @@ enum mlo_status mlo_prune_rank_units(struct prune *p, const struct prune_setting
             mlo_error_hint(err, "it was folded, or never there: use l2 or second-order");
             return MLO_EINVAL;
         }
+        unranked = "no BatchNormalization scales its channels";
     } else {
-        by_norm(p, strcmp(s->criterion, "l1") != 0);
+        by_norm(p, strcmp(s->criterion, "l1") != 0, ALL_GROUPS);
     }
     for (int g = 0; g < p->group_count; g++) {
         done = false;
         if (second)
             MLO_TRY(mlo_prune_second_order(p, &p->groups[g], stats, &done, err));
-        if (second && !done && p->groups[g].maker)
+        if (!done && !is_ranked(p, &p->groups[g]))
+            rank_rest(p, g, unranked, ctx);
+        else if (second && !done && p->groups[g].maker)
             mlo_pass_note(ctx, p->groups[g].maker->node->name,
                           "ranked by activations: no full matrix of what reads its channels (of at most %d "
                           "inputs) was there",

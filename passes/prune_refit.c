@@ -102,7 +102,7 @@ static enum mlo_status solve(struct fit *f, double damp, struct mlo_error *err)
         if (mlo_cholesky(f->a, f->n))
             break;
         if (attempt == 6)
-            return mlo_error_set(err, MLO_EINVAL,
+            return mlo_error_set(err, MLO_EUNSUPPORTED,
                                  "the matrix of inputs has no Cholesky factor, however damped");
     }
     for (size_t i = 0; i < f->n; i++) {
@@ -226,7 +226,7 @@ enum mlo_status mlo_refit(struct mlo_node *node, const struct mlo_gram *pair, bo
     }
     *out = (struct mlo_refit){total > 0 ? before / total : 0, total > 0 ? after / total : 0, biased != NULL};
     if (!mlo_tensor_is_finite(&w) || !mlo_tensor_is_finite(&b)) {
-        status = mlo_error_set(err, MLO_EINVAL, "node '%s': its fit is not finite", node->name);
+        status = mlo_error_set(err, MLO_EUNSUPPORTED, "node '%s': its fit is not finite", node->name);
         goto out;
     }
     if (weights)

@@ -40,6 +40,8 @@ static void layer_norm(struct prune *p, const struct mlo_node *node)
     mlo_prune_link_all(p, node, node->inputs[0], node->outputs[0]);
     mlo_prune_fix_from(p, node, node->outputs[0], axis_of(node, -1),
                        "LayerNormalization takes its mean over all of the axis: the group stays whole");
+    for (int i = 1; i < node->input_count; i++) /* which a constant of another node may be too */
+        mlo_prune_fix_value(p, node, node->inputs[i], "it scales or shifts what LayerNormalization makes");
     for (int i = 1; i < node->output_count; i++)
         mlo_prune_fix_value(p, node, node->outputs[i], "it is a mean of LayerNormalization");
 }

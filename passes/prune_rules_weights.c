@@ -57,7 +57,7 @@ static enum mlo_status fix_conv(const struct prune *p, struct mlo_node *node, st
     if (groups == 1 || mlo_prune_dim(node->inputs[1], 1) != 1)
         return MLO_OK;
     int64_t kept = mlo_prune_kept(p, node->inputs[0], 1, NULL);
-    if (kept != groups && !mlo_node_set_i(node, "group", kept))
+    if (kept > 0 && kept != groups && !mlo_node_set_i(node, "group", kept))
         return mlo_error_nomem(err);
     return MLO_OK;
 }

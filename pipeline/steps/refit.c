@@ -91,10 +91,10 @@ out:
 
 /* One layer's fit. */
 struct layer {
-    struct mlo_node *node;             /* of the pruned model */
-    const char *read[VALUES];          /* there: its input, and what its outputs are added to (or NULL) */
-    const char *target[VALUES];        /* in the source: what it should make, or the sum with it */
-    const struct mlo_prune_kept *kept; /* channels of the target; NULL: all */
+    struct mlo_node *node;      /* of the pruned model */
+    const char *read[VALUES];   /* there: its input, and what its outputs are added to (or NULL) */
+    const char *target[VALUES]; /* in the source: what it should make, or the sum with it */
+    const struct mlo_prune_kept *kept[MLO_MAX_RANK]; /* indices of the target's axes; NULL: all */
     bool joint;
 };
 
@@ -164,42 +164,52 @@ static void plan_layer(const struct mlo_refit_request *q, struct mlo_node *node,
     const struct mlo_node *end = biased ? biased : node;
     const struct mlo_value *y = end->outputs[0];
     *layer = (struct layer){.node = node, .read = {node->inputs[0]->name}, .target = {y->name}};
-    layer->kept = kept_of(q, y, mlo_node_is(node, "Conv") ? 1 : y->type.rank - 1);
+    for (int d = 0; d < y->type.rank; d++) /* rows may have gone as well as channels */
+        layer->kept[d] = kept_of(q, y, d);
     join_sum(q, layer, y);
 }
 
 /* --- streaming ------------------------------------------------------------------------------------- */
 
-/* The channels that stayed, less the other summand. */
+/* Copies what stayed of `inner` numbers that axes from `axis` on span. */
+static float *gather(const struct layer *layer, const struct mlo_tensor *whole, int axis, const float *x,
+                     size_t inner, float *to)
+{
+    bool cut = false;
+    for (int d = axis; d < whole->rank; d++)
+        cut = cut || layer->kept[d];
+    if (!cut) {
+        memcpy(to, x, inner * sizeof *to);
+        return to + inner;
+    }
+    const struct mlo_prune_kept *kept = layer->kept[axis];
+    size_t step = inner / (size_t)MLO_MAX(whole->dims[axis], 1);
+    int64_t count = kept ? kept->count : whole->dims[axis];
+    for (int64_t i = 0; i < count; i++)
+        to = gather(layer, whole, axis + 1, x + (size_t)(kept ? kept->index[i] : i) * step, step, to);
+    return to;
+}
+
+/* What stayed of the target, less the other summand. */
 static enum mlo_status target_of(const struct layer *layer, const struct mlo_tensor *whole,
-                                 const struct mlo_tensor *other, bool conv, struct mlo_tensor *out,
+                                 const struct mlo_tensor *other, struct mlo_tensor *out,
                                  struct mlo_error *err)
 {
     enum mlo_status status;
     int64_t dims[MLO_MAX_RANK];
-    int axis = conv ? 1 : whole->rank - 1;
-    size_t inner = 1, outer = 1;
     for (int d = 0; d < whole->rank; d++) {
-        dims[d] = d == axis && layer->kept ? layer->kept->count : whole->dims[d];
-        if (d < axis)
-            outer *= (size_t)dims[d];
-        else if (d > axis)
-            inner *= (size_t)dims[d];
+        const struct mlo_prune_kept *kept = layer->kept[d];
+        if (kept && (d == 0 || kept->before != whole->dims[d]))
+            return mlo_error_set(err, MLO_EUNSUPPORTED, "rows of what it makes went too");
+        dims[d] = kept ? kept->count : whole->dims[d];
     }
     MLO_TRY(mlo_tensor_init(out, MLO_FLOAT32, whole->rank, dims, err));
     float *to = out->data;
-    const float *x = whole->data;
-    for (size_t o = 0; o < outer; o++)
-        for (int64_t c = 0; c < dims[axis]; c++, to += inner)
-            memcpy(to,
-                   x + (o * (size_t)whole->dims[axis] + (size_t)(layer->kept ? layer->kept->index[c] : c)) *
-                           inner,
-                   inner * sizeof *to);
+    gather(layer, whole, 0, whole->data, mlo_tensor_count(whole), to);
     if (other && mlo_tensor_count(other) != mlo_tensor_count(out)) {
         status = mlo_error_set(err, MLO_EINTERNAL, "the summands of '%s' differ in size", layer->node->name);
         goto out;
     }
-    to = out->data;
     for (size_t i = 0; other && i < mlo_tensor_count(out); i++)
         to[i] -= ((const float *)other->data)[i];
 out:
@@ -269,7 +279,6 @@ static enum mlo_status stream(const struct mlo_refit_request *q, const struct la
     int slots = q->pruned->graph->input_count;
     struct mlo_tensor *in = calloc((size_t)slots + 1, sizeof *in);
     int64_t rows = MLO_MAX(ROWS_PER_INPUT * pair->dim, ROWS_MIN) / q->samples + 1;
-    bool conv = mlo_node_is(layer->node, "Conv");
     if (!in)
         return mlo_error_nomem(err);
     MLO_TRY(runner_open(&was, q, q->source, batch, layer->target, err));
@@ -279,8 +288,8 @@ static enum mlo_status stream(const struct mlo_refit_request *q, const struct la
         MLO_TRY(read_batch(q, now.model, at, got, in, err));
         MLO_TRY(was.engine->run(was.program, in, was.out, err));
         MLO_TRY(now.engine->run(now.program, in, now.out, err));
-        MLO_TRY(target_of(layer, &was.out[was.place[0]], layer->joint ? &now.out[now.place[1]] : NULL, conv,
-                          &y, err));
+        MLO_TRY(
+            target_of(layer, &was.out[was.place[0]], layer->joint ? &now.out[now.place[1]] : NULL, &y, err));
         MLO_TRY(add_samples(layer, pair, &now.out[now.place[0]], &y, batch, got,
                             (size_t)MLO_MIN(rows, (int64_t)MLO_GRAM_ROWS), pool, err));
         mlo_tensor_clear(&y);

@@ -301,6 +301,71 @@ static void test_prune__names_what_it_left_alone_and_why(void **state)
     mlo_model_free(m);
 }
 
+static void test_prune__leaves_what_layernorm_shares(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    json_t *report = NULL;
+    struct mlo_model *m = new_model(17);
+    struct mlo_value *shared = ramp(m, "shared", 0.1f, 8), *x = input(m, "x", -1, 4);
+    struct mlo_value *a = op(m, "Relu", "ra", op(m, "MatMul", "a", x, holes(m, "wa", 0.1f, 1, 1, 4, 8)));
+    struct mlo_value *b = op(m, "Relu", "rb", op(m, "Gemm", "b", a, ramp(m, "wb", 0.1f, 8, 8), shared));
+    struct mlo_value *c = op(m, "Gemm", "c", b, ramp(m, "wc", 0.1f, 8, 8));
+    struct mlo_value *n = op(m, "LayerNormalization", "n", c, ramp(m, "gain", 0.1f, 8), shared);
+    finish(m, op(m, "MatMul", "y", n, ramp(m, "wy", 0.1f, 8, 3)));
+    if (run_pass(m, "prune", HALF, NULL, &report, &err) != MLO_OK)
+        fail_msg("%s", err.message);
+    assert_true(has_note(report, "b_node", "what LayerNormalization makes"));
+    assert_true(has_note(report, "a_node", "of 8 channels stay"));
+    assert_int_equal(shared->type.dims[0].value, 8);
+    json_decref(report);
+    mlo_model_free(m);
+}
+
+static void test_prune__groups_on_channels_not_known_stay(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_model *m = new_model(17);
+    struct mlo_value *x = input(m, "x", -1, -1, 4, 4);
+    x->type.dims[1] = (struct mlo_dim){-1, "channels"};
+    struct mlo_value *r = op(m, "Reshape", "r", x, ints(m, "shape", 0, -1, 4, 4));
+    struct mlo_value *d = op(m, "Conv", "d", r, ramp(m, "wd", 0.1f, 4, 1, 1, 1));
+    assert_true(mlo_node_set_i(d->producer, "group", 4));
+    conclude(m, op(m, "Relu", "a", first(m, "c", d, 4, 4)), 4);
+    if (run_pass(m, "prune", HALF, NULL, NULL, &err) != MLO_OK)
+        fail_msg("%s", err.message);
+    assert_int_equal(mlo_node_attr_i(node_named(m, "d_node"), "group", 1), 4);
+    mlo_model_free(m);
+}
+
+static void test_prune__ranks_by_norms_what_no_batchnorm_scales(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    json_t *report = NULL;
+    struct mlo_model *before = new_model(17), *after = new_model(17);
+    for (int k = 0; k < 2; k++) {
+        struct mlo_model *m = k ? after : before;
+        struct mlo_value *n =
+            op(m, "BatchNormalization", "n", first(m, "a", image(m), 2, 4),
+               floats(m, "gain", LIST(1, 0, 3, 0), 4), floats(m, "offset", LIST(1, 0, -1, 0), 4),
+               floats(m, "mean", LIST(0.5, 0, 1, 0), 4), floats(m, "var", LIST(1, 2, 3, 4), 4));
+        conclude(m, op(m, "Relu", "rb", first(m, "b", op(m, "Relu", "ra", n), 4, 4)), 4);
+    }
+    if (run_pass(after, "prune",
+                 "{\"remove\": \"45%\", \"ratios\": \"uniform\", \"round\": 1, \"criterion\": \"bn-scale\"}",
+                 NULL, &report, &err) != MLO_OK)
+        fail_msg("%s", err.message);
+    assert_true(has_note(report, "b_node", "ranked by norms of weights: no BatchNormalization"));
+    assert_false(has_note(report, "a_node", "ranked by norms of weights"));
+    assert_true(has_note(report, "b_node", "2 of 4 channels stay"));
+    assert_true(deviation(before, after) <= 1e-5); /* only zeros went */
+    json_decref(report);
+    mlo_model_free(before);
+    mlo_model_free(after);
+}
+
 static void test_prune__refuses_what_it_cannot_do(void **state)
 {
     MLO_UNUSED(state);
@@ -316,6 +381,10 @@ static void test_prune__refuses_what_it_cannot_do(void **state)
         run_pass(m, "prune", "{\"remove\": \"80%\", \"round\": 1, \"min_channels\": 2}", NULL, NULL, &err),
         MLO_EINVAL);
     assert_non_null(strstr(err.message, "At most 50.0% can"));
+    assert_int_equal(
+        run_pass(m, "prune", "{\"remove\": \"10%\", \"round\": 2, \"min_channels\": 3}", NULL, NULL, &err),
+        MLO_EINVAL); /* three are no multiple of two, and four are all */
+    assert_non_null(strstr(err.message, "At most 0.0% can"));
     assert_int_equal(run_pass(m, "prune", "{\"remove\": \"100%\"}", NULL, NULL, &err), MLO_EINVAL);
     assert_non_null(strstr(err.message, "no share of multiply-adds that leaves any"));
     assert_int_equal(run_pass(m, "prune", "{\"remove\": \"half\"}", NULL, NULL, &err), MLO_EINVAL);
@@ -508,6 +577,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_prune__a_golden_pair_for_each_rule),
         cmocka_unit_test(test_prune__names_what_it_left_alone_and_why),
+        cmocka_unit_test(test_prune__leaves_what_layernorm_shares),
+        cmocka_unit_test(test_prune__groups_on_channels_not_known_stay),
+        cmocka_unit_test(test_prune__ranks_by_norms_what_no_batchnorm_scales),
         cmocka_unit_test(test_prune__refuses_what_it_cannot_do),
         cmocka_unit_test(test_prune__random_nets_stay_valid_and_lose_zeros_only),
     };

@@ -233,6 +233,68 @@ static void test_prune_step__layers_are_fitted_to_sums_in_order(void **state)
     mlo_model_free(m);
 }
 
+/* Of what a ConvTranspose alone reads there is no matrix: channels without weights go first, and not those
+ * that happen to come first. */
+static void test_prune_step__ranks_by_norms_what_nothing_observes(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_model *m = new_model(17);
+    struct run r;
+    struct mlo_value *w = noise(m, "wc", 0.5f, 3, 8, 2, 3, 3);
+    memset((float *)w->constant->data + 4 * 18, 0, 4 * 18 * sizeof(float));
+    struct mlo_value *c = op(m, "Relu", "rc", op(m, "Conv", "c", input(m, "x", -1, 2, 6, 6), w));
+    struct mlo_value *t =
+        op(m, "Relu", "rt", op(m, "ConvTranspose", "t", c, noise(m, "wt", 0.5f, 5, 8, 8, 2, 2)));
+    finish(m, op(m, "Conv", "y", t, noise(m, "wy", 0.5f, 9, 3, 8, 1, 1)));
+    float strong = ((float *)w->constant->data)[0];
+    run_step(&r, m, 24,
+             "{\"remove\": \"50%\", \"round\": 1, \"ratios\": \"uniform\", \"reconstruct\": \"none\"}", 1, 0);
+    if (r.status != MLO_OK)
+        fail_msg("%s", r.err.message);
+    const json_t *passes = json_object_get(r.result.report, "passes");
+    assert_true(has_note(passes, "c_node", "ranked by norms of weights: nothing that reads its channels"));
+    assert_false(has_note(passes, "t_node", "ranked by"));
+    struct mlo_model *pruned = load_result(&r);
+    const struct mlo_value *left = node_named(pruned, "c_node")->inputs[1];
+    assert_true(left->type.dims[0].value >= 4 && left->type.dims[0].value < 8);
+    assert_true(((const float *)left->constant->data)[0] == strong);
+    mlo_model_free(pruned);
+    clear(&r);
+    mlo_model_free(m);
+}
+
+/* Tokens are mixed by a MatMul whose rows are channels, of which some went: a fit is made on those that
+ * stayed. */
+static void test_prune_step__fits_where_rows_went_too(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_model *m = new_model(17);
+    struct run r;
+    size_t i;
+    bool fitted = false;
+    json_t *layer;
+    struct mlo_value *e = op(m, "Conv", "e", input(m, "x", -1, 2, 4, 4), noise(m, "we", 0.5f, 1, 8, 2, 1, 1));
+    struct mlo_value *c = op(m, "Conv", "c", e, noise(m, "wc", 0.5f, 2, 8, 8, 1, 1));
+    struct mlo_value *b = op(m, "Reshape", "b", c, ints(m, "shape", -1, 8, 16));
+    struct mlo_value *d = op(m, "MatMul", "d", b, noise(m, "wd", 0.3f, 3, 16, 16));
+    d = op(m, "Relu", "rd", op(m, "Add", "a", d, noise(m, "bd", 0.1f, 4, 16)));
+    struct mlo_value *f = op(m, "Transpose", "f", op(m, "Add", "s", d, b));
+    set_ints(f, "perm", 0, 2, 1);
+    finish(m, op(m, "MatMul", "y", f, noise(m, "wy", 0.5f, 5, 8, 3)));
+    run_step(&r, m, 24, "{\"remove\": \"50%\", \"round\": 1, \"ratios\": \"uniform\"}", 1, 0);
+    if (r.status != MLO_OK)
+        fail_msg("%s", r.err.message);
+    const json_t *layers = json_object_get(json_object_get(r.result.report, "pruning"), "layers");
+    json_array_foreach(layers, i, layer)
+    {
+        fitted = fitted || strcmp(mlo_json_str(layer, "node", ""), "d_node") == 0;
+        assert_true(mlo_json_f64(layer, "after", 9) <= mlo_json_f64(layer, "before", 0) * (1 + 1e-6));
+    }
+    assert_true(fitted);
+    clear(&r);
+    mlo_model_free(m);
+}
+
 static void test_prune_step__says_what_it_needs(void **state)
 {
     MLO_UNUSED(state);
@@ -268,6 +330,8 @@ int main(void)
         cmocka_unit_test(test_prune_step__what_is_redundant_goes_without_a_trace),
         cmocka_unit_test(test_prune_step__threads_and_batch_leave_no_trace),
         cmocka_unit_test(test_prune_step__layers_are_fitted_to_sums_in_order),
+        cmocka_unit_test(test_prune_step__ranks_by_norms_what_nothing_observes),
+        cmocka_unit_test(test_prune_step__fits_where_rows_went_too),
         cmocka_unit_test(test_prune_step__says_what_it_needs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
