@@ -385,9 +385,11 @@ static void part_parts(struct mlo_buf *out, const json_t *r, const char *member,
                        const char *title)
 {
     const json_t *list = json_object_get(r, member);
-    size_t count = json_array_size(list), last = MLO_MIN(count, (size_t)MLO_PAGE_ROWS);
+    size_t count = json_array_size(list), last = MLO_MIN(count, (size_t)MLO_PAGE_ROWS), compared = 0;
     if (!count)
         return;
+    for (size_t i = 0; i < count; i++) /* a row without samples is no comparison */
+        compared += !isnan(number(json_array_get(list, i), "p_holm"));
     HTML(out,
          "<h2>%s</h2><section class=\"panel\"><div class=\"scroll\"><table><thead><tr><th>%s</th><th "
          "class=\"n\">Samples</th><th class=\"n\">Teacher</th><th class=\"n\">Student</th><th "
@@ -400,10 +402,10 @@ static void part_parts(struct mlo_buf *out, const json_t *r, const char *member,
     HTML(out, "</tbody></table></div>");
     mlo_report_left_out(out, count - last);
     HTML(out,
-         "<p class=\"muted\">p is that of the exact test, corrected for the %zu comparisons of this table; "
-         "the "
-         "interval is of each alone.</p></section>",
-         count);
+         "<p class=\"muted\">p is that of the exact test, corrected for the %zu comparison%s of this table "
+         "(its "
+         "rows with samples); the interval is of each alone.</p></section>",
+         compared, compared == 1 ? "" : "s");
 }
 
 /* --- disagreement --------------------------------------------------------------------------------------- */

@@ -25,7 +25,7 @@ static enum mlo_status load(const struct mlo_cli *cli, struct mlo_recipe **out, 
     enum mlo_status status = MLO_OK;
     size_t size;
     const char *text = mlo_recipe_builtin("prune-half", &size);
-    char set[512];
+    struct mlo_buf set = MLO_BUF_INIT;
     if (!text)
         return mlo_error_set(err, MLO_EINTERNAL, "the recipe prune-half is not in the program");
     MLO_TRY(mlo_recipe_parse(text, size, "prune-half.yaml", out, err));
@@ -39,10 +39,16 @@ static enum mlo_status load(const struct mlo_cli *cli, struct mlo_recipe **out, 
         const char *value = mlo_cli_opt(cli, FLAGS[i].flag);
         if (!value)
             continue;
-        snprintf(set, sizeof set, "prune.%s=%s", FLAGS[i].option, value);
-        MLO_TRY(mlo_recipe_set(*out, set, err));
+        mlo_buf_reset(&set);
+        mlo_buf_printf(&set, "prune.%s=%s", FLAGS[i].option, value); /* a list of nodes has any length */
+        if (!mlo_buf_ok(&set)) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+        MLO_TRY(mlo_recipe_set(*out, mlo_buf_str(&set), err));
     }
 out:
+    mlo_buf_clear(&set);
     return status;
 }
 

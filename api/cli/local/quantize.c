@@ -95,7 +95,7 @@ static enum mlo_status load_recipe(const struct mlo_cli *cli, const struct deriv
                                    struct mlo_recipe **out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_buf text = MLO_BUF_INIT, flag = MLO_BUF_INIT;
     struct mlo_recipe *recipe = NULL;
     const char *name = NULL, *assignment;
     char label[160];
@@ -113,10 +113,14 @@ static enum mlo_status load_recipe(const struct mlo_cli *cli, const struct deriv
         MLO_TRY(mlo_recipe_set(recipe, assignment, err));
     for (size_t i = 0; i < MLO_COUNT(what->flags) && what->flags[i]; i++)
         if (mlo_cli_has(cli, what->flags[i]) && !(whole && strcmp(what->flags[i], "scheme") == 0)) {
-            char set[512];
-            snprintf(set, sizeof set, "%s.%s=%s", flagged_step(recipe, what->step), what->flags[i],
-                     mlo_cli_opt(cli, what->flags[i]));
-            MLO_TRY(mlo_recipe_set(recipe, set, err));
+            mlo_buf_reset(&flag);
+            mlo_buf_printf(&flag, "%s.%s=%s", flagged_step(recipe, what->step), what->flags[i],
+                           mlo_cli_opt(cli, what->flags[i])); /* a list of nodes has any length */
+            if (!mlo_buf_ok(&flag)) {
+                status = mlo_error_nomem(err);
+                goto out;
+            }
+            MLO_TRY(mlo_recipe_set(recipe, mlo_buf_str(&flag), err));
         }
     if (!what->fixed && !what->observes &&
         mlo_cli_has(cli, "accuracy-drop")) { /* a text, also where it is a number */
@@ -138,6 +142,7 @@ static enum mlo_status load_recipe(const struct mlo_cli *cli, const struct deriv
 out:
     mlo_recipe_free(recipe);
     mlo_buf_clear(&text);
+    mlo_buf_clear(&flag);
     return status;
 }
 

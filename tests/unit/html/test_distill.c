@@ -211,6 +211,7 @@ static void test_distill_page__whole(void **state)
                                         "0.02",
                                         "<b class=\"lost\">7</b>",
                                         ">17</td>",
+                                        "corrected for the 1 comparison of this table",
                                         "0.1×",
                                         "1 dress",
                                         "3.25",
