@@ -79,7 +79,12 @@ enum mlo_status mlo_teacher_resolve(struct mlo_db_conn *conn, const struct mlo_a
     /* MODEL@3/int8-cpu has a slash, too: PROJECT/ is what stands before one that comes before any '@' */
     const char *slash = strchr(text, '/'), *at = strchr(text, '@');
     bool own = !slash || (at && at < slash);
-    snprintf(full, sizeof full, "%s%s%.200s", own ? project_name : "", own ? "/" : "", text);
+    int length = snprintf(full, sizeof full, "%s%s%s", own ? project_name : "", own ? "/" : "", text);
+    if (length < 0 || (size_t)length >= sizeof full) {
+        status = mlo_error_set(err, MLO_EINVAL, "'%.60s…' is longer than a reference can be", text);
+        mlo_error_hint(err, "the teacher is MODEL@VERSION/VARIANT of a project that you may read");
+        goto out;
+    }
     MLO_TRY(mlo_ref_parse(full, &ref, err));
     if (ref.stage[0]) {
         status =

@@ -44,15 +44,22 @@ static enum mlo_status try_submit(struct service_fixture *f, const char *text, c
     return status;
 }
 
+#define A20 "aaaaaaaaaaaaaaaaaaaa"
+#define A80 A20 A20 A20 A20
+
 static void test_submit__finds_the_teacher(void **state)
 {
     static const struct {
         const char *recipe, *says;
         enum mlo_status status;
     } wrong[] = {
-        {RECIPE("nothing@1"), "nothing", MLO_ENOTFOUND},       {RECIPE("m@7"), "7", MLO_ENOTFOUND},
-        {RECIPE("m@1/int8"), "int8", MLO_ENOTFOUND},           {RECIPE("r/big@1"), "r", MLO_ENOTFOUND},
-        {RECIPE("m@production"), "names a stage", MLO_EINVAL}, {RECIPE("\"\""), "names none", MLO_EINVAL},
+        {RECIPE("nothing@1"), "nothing", MLO_ENOTFOUND},
+        {RECIPE("m@7"), "7", MLO_ENOTFOUND},
+        {RECIPE("m@1/int8"), "int8", MLO_ENOTFOUND},
+        {RECIPE("r/big@1"), "r", MLO_ENOTFOUND},
+        {RECIPE("m@production"), "names a stage", MLO_EINVAL},
+        {RECIPE("\"\""), "names none", MLO_EINVAL},
+        {RECIPE("m@1/" A80 A80 A80 A80), "is longer than", MLO_EINVAL},
     };
     struct service_fixture *f = *state;
     add_elsewhere(f);
