@@ -222,30 +222,47 @@ static void *load(const char *name, const char *symbol_name)
 
 /* --- what is loaded ------------------------------------------------------------------------------------- */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* `making` is held while a function is compiled, `table_lock` only while the table is read or written: what
+ * is there already need not wait for a compiler. Only who holds both writes. */
+static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER, table_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct loaded {
     struct mlo_digest digest;
     void *fn; /* NULL: it could not be had, which is not tried again */
 } * loaded;
 static size_t loaded_count;
 
+static bool find_loaded(const struct mlo_digest *digest, void **fn)
+{
+    bool found = false;
+    pthread_mutex_lock(&table_lock);
+    for (size_t i = 0; i < loaded_count && !found; i++)
+        if (memcmp(&loaded[i].digest, digest, sizeof *digest) == 0) {
+            *fn = loaded[i].fn;
+            found = true;
+        }
+    pthread_mutex_unlock(&table_lock);
+    return found;
+}
+
+/* Under `making`: somebody else may have made it meanwhile. */
 static void *look_up(const char *const *flags, const char *text, const char *symbol,
                      const struct mlo_digest *digest)
 {
     char name[MLO_DIGEST_TEXT_SIZE + 8], hex[MLO_DIGEST_TEXT_SIZE];
-    for (size_t i = 0; i < loaded_count; i++)
-        if (memcmp(&loaded[i].digest, digest, sizeof *digest) == 0)
-            return loaded[i].fn;
-    if (loaded_count == LOADED_MAX || (!loaded && !(loaded = calloc(LOADED_MAX, sizeof *loaded))))
-        return NULL;
+    void *fn = NULL;
+    if (find_loaded(digest, &fn) || loaded_count == LOADED_MAX ||
+        (!loaded && !(loaded = calloc(LOADED_MAX, sizeof *loaded))))
+        return fn;
     const char *colon = strchr(mlo_digest_text(digest, hex), ':');
     snprintf(name, sizeof name, "%s.so", colon ? colon + 1 : hex);
     char *path = mlo_fs_join(folder, name, (char *)NULL);
-    void *fn = load(name, symbol);
+    fn = load(name, symbol);
     if (path && !fn && compile(flags, text, path))
         fn = load(name, symbol);
     free(path);
+    pthread_mutex_lock(&table_lock);
     loaded[loaded_count++] = (struct loaded){*digest, fn};
+    pthread_mutex_unlock(&table_lock);
     return fn;
 }
 
@@ -256,10 +273,10 @@ void *mlo_native_function(const char *text, const char *const *flags, const char
     void *fn = NULL;
     pthread_once(&once, find_compiler);
     if (folder && command_of(flags, "", "", command) &&
-        mlo_native_digest(command, compiler_version, text, &digest)) {
-        pthread_mutex_lock(&lock);
+        mlo_native_digest(command, compiler_version, text, &digest) && !find_loaded(&digest, &fn)) {
+        pthread_mutex_lock(&making);
         fn = look_up(flags, text, symbol, &digest);
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_unlock(&making);
     }
     return fn;
 }

@@ -240,6 +240,7 @@ struct cuda_schedule {
     struct cuda_tensor *output_tensors;
     int *observed_slots;
     struct cuda_tensor *observed_tensors;
+    int observed_count;
     size_t arena_bytes, constant_bytes;
 };
 
@@ -260,8 +261,8 @@ MLO_MUST_USE enum mlo_status cuda_memory_verify(const struct cuda_schedule *sche
 void cuda_schedule_dump(const struct cuda_schedule *schedule, struct mlo_buf *out);
 
 /* gemm.c: whether cuBLASLt computes the product with everything that the struct says. What it does not is an
- * own kernel, which has no tensor cores: lowering splits such a product into one that fuses (int8: to int32
- * sums) and a chain. */
+ * own kernel, which has no tensor cores: lowering makes products that fuse (int8: plain int32 sums, with a
+ * chain behind them). */
 bool cuda_gemm_fuses(const struct cuda_gemm *gemm);
 
 /* --- kernels/ ------------------------------------------------------------------------------------------- */

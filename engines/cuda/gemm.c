@@ -33,5 +33,5 @@ bool cuda_gemm_fuses(const struct cuda_gemm *g)
     if (is_fp8(g->a))
         return is_fp8(g->b) && !(g->a == MLO_FLOAT8E5M2 && g->b == MLO_FLOAT8E5M2) && is_half(g->d) &&
                is_packed(g);
-    return g->a == g->b && g->a == g->d && (is_half(g->a) || g->a == MLO_FLOAT32);
+    return g->a == g->b && (g->d == g->a || g->d == MLO_FLOAT32) && (is_half(g->a) || g->a == MLO_FLOAT32);
 }

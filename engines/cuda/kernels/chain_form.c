@@ -77,7 +77,7 @@ static enum mlo_status check(const struct cuda_chain *c, struct mlo_error *err)
 
 /* --- registers ------------------------------------------------------------------------------------------ */
 
-static bool is_integral(float v)
+bool chain_is_integral(float v)
 {
     return v > -16777217.0f && v < 16777217.0f && v == (float)(int)v;
 }
@@ -89,9 +89,9 @@ static enum chain_kind joined(const struct chain_form *f, int a, int b)
     if (ka == CHAIN_EITHER && kb == CHAIN_EITHER)
         return CHAIN_FLOAT;
     if (ka == CHAIN_EITHER)
-        return kb == CHAIN_WHOLE && is_integral(f->chain->code[a].alpha) ? CHAIN_WHOLE : CHAIN_FLOAT;
+        return kb == CHAIN_WHOLE && chain_is_integral(f->chain->code[a].alpha) ? CHAIN_WHOLE : CHAIN_FLOAT;
     if (kb == CHAIN_EITHER)
-        return ka == CHAIN_WHOLE && is_integral(f->chain->code[b].alpha) ? CHAIN_WHOLE : CHAIN_FLOAT;
+        return ka == CHAIN_WHOLE && chain_is_integral(f->chain->code[b].alpha) ? CHAIN_WHOLE : CHAIN_FLOAT;
     return ka == CHAIN_WHOLE && kb == CHAIN_WHOLE ? CHAIN_WHOLE : CHAIN_FLOAT;
 }
 

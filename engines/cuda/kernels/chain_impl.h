@@ -40,6 +40,7 @@ void chain_value(struct mlo_buf *b, const struct chain_form *f, int reg, enum ch
                  chain_name_fn *name, const void *arg);
 int chain_arguments(const struct cuda_chain_instruction *in); /* how many of a, b, c are registers */
 bool chain_is_reduction(enum cuda_chain_op op);
+bool chain_is_integral(float v); /* an integer that float32 has exactly, as all its neighbours */
 
 /* --- text (chain.c) --- */
 

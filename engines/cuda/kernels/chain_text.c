@@ -136,7 +136,7 @@ static void pair(struct mlo_buf *b, const struct chain_form *f, int reg, chain_n
                           : f->kind[reg] == CHAIN_WHOLE;
     for (int k = 0; whole && compares && k < 2; k++) {
         const struct cuda_chain_instruction *side = &f->chain->code[k ? in->b : in->a];
-        if (side->op == CUDA_OP_CONSTANT && side->alpha != (float)(int)side->alpha)
+        if (side->op == CUDA_OP_CONSTANT && !chain_is_integral(side->alpha))
             whole = false;
     }
     if (in->op == CUDA_OP_MOD) {

@@ -239,9 +239,8 @@ static void define_numbers(struct mlo_buf *b, const struct cuda_kernel_use *use,
             mlo_buf_printf(b, "#define %s %lld\n", k->numbers[i], (long long)use->n[i]);
     for (size_t i = 0; i < MLO_COUNT(k->floats); i++)
         if (k->floats[i]) {
-            bool factor = strstr(k->floats[i], "SCALE") || strcmp(k->floats[i], "ALPHA") == 0;
             mlo_buf_printf(b, "#define %s ", k->floats[i]);
-            cuda_float_append(b, factor && use->f[i] == 0 ? 1 : use->f[i]); /* a factor that was not said */
+            cuda_float_append(b, use->f[i]);
             mlo_buf_putc(b, '\n');
         }
     for (int i = 0; i < ROW_TYPES && k->types[i]; i++) {

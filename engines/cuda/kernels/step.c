@@ -69,6 +69,7 @@ enum mlo_status cuda_conv_kernel(const struct cuda_conv *c, struct cuda_kernel_u
     out->f[0] = c->low;
     out->f[1] = c->high;
     out->f[2] = c->residual_scale;
+    out->f[3] = 1;
     out->types[0] = c->x.dtype;
     out->types[1] = c->w.dtype;
     out->types[2] = c->y.dtype;
@@ -86,7 +87,7 @@ enum mlo_status cuda_gemm_kernel(const struct cuda_gemm *g, struct cuda_kernel_u
                                     .n = {g->m, g->n, g->k, g->batch, g->ta, g->tb, g->lda, g->ldb, g->ldc,
                                           g->ldd, g->batch_a, g->batch_b, g->batch_c, g->batch_d, g->has_c,
                                           g->has_bias, g->has_scale, g->scale_per_column, g->activation},
-                                    .f = {g->alpha},
+                                    .f = {g->alpha, 0, 0, 1},
                                     .types = {g->a, g->b, g->d, g->c}};
     out->n[31] = !g->has_scale; /* then the bias has d's type */
     return MLO_OK;

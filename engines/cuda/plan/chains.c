@@ -3,12 +3,13 @@
  * The index space of a chain has the wanted value's dims as axes, and those that reductions behind it take
  * away. Each value in the chain maps its dims to axes. All reductions of a chain are over the same axes; a
  * node that this does not hold for is *cut*: computed by a chain of its own, before. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engines/cuda/plan/plan_impl.h"
 
-enum { AXES = 16, MEMBERS = 48, RESULTS = 4 };
+enum { AXES = 16, MEMBERS = 48, RESULTS = 4, EXACT_MOST = 1 << 24 /* of integers in float32 */ };
 
 struct member {
     const struct mlo_node *node;
@@ -207,7 +208,8 @@ static int visit_operand(struct chain_builder *b, const struct mlo_node *node, c
     double number;
     if (!v || f->skip[i])
         return -1;
-    if (lower_number(v, &number) && (!is_integer(v->type.dtype) || number == (double)(float)number))
+    /* larger integers are loaded: registers of numbers are float32 */
+    if (lower_number(v, &number) && (!is_integer(v->type.dtype) || fabs(number) <= EXACT_MOST))
         return chain_number(b, number);
     for (int k = 0; k < v->type.rank; k++)
         own[k] = f->align[i] == ALIGN_CHANNEL ? map[f->axis] : map[rank - v->type.rank + k];
@@ -638,6 +640,46 @@ enum mlo_status chain_copy(struct lower *l, const struct mlo_node *node, const s
     int reg = load(b, from, map, is_integer(from->dtype) && from->dtype != to->dtype);
     add_result(b, NULL, to, map, reg);
     MLO_TRY(finish(b, node, false));
+out:
+    return status;
+}
+
+/* Activations as functions of a register; those with bounds take them as alpha and beta. */
+static const enum cuda_math activations[] = {
+    [CUDA_ACT_RELU] = CUDA_MATH_RELU,       [CUDA_ACT_CLIP] = CUDA_MATH_CLIP,
+    [CUDA_ACT_SIGMOID] = CUDA_MATH_SIGMOID, [CUDA_ACT_TANH] = CUDA_MATH_TANH,
+    [CUDA_ACT_GELU] = CUDA_MATH_GELU,       [CUDA_ACT_GELU_TANH] = CUDA_MATH_GELU_TANH,
+    [CUDA_ACT_SWISH] = CUDA_MATH_SWISH,
+};
+
+enum mlo_status chain_product(struct lower *l, const struct mlo_node *node, const struct place *sums,
+                              const struct product_numbers *numbers, const struct epilogue *e,
+                              const struct place *residual, const struct place *y, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct chain_builder *b;
+    int map[MLO_MAX_RANK];
+    struct place columns = {.dtype = MLO_FLOAT32, .rank = 1, .strides = {1}};
+    MLO_TRY(builder_new(l, err, &b));
+    root_axes(b, sums->dims, sums->rank, map);
+    const int *last = &map[sums->rank - 1];
+    columns.dims[0] = sums->dims[sums->rank - 1];
+    columns.slot = numbers->scale;
+    int reg = load(b, sums, map, false);
+    reg = chain_add(b, CUDA_OP_MUL, reg, load(b, &columns, last, false), 0);
+    columns.slot = numbers->bias;
+    if (numbers->bias >= 0)
+        reg = chain_add(b, CUDA_OP_ADD, reg, load(b, &columns, last, false), 0);
+    if (residual)
+        reg = chain_add(b, CUDA_OP_ADD, reg, load(b, residual, map, false), 0);
+    if (e->activation == CUDA_ACT_CLIP)
+        reg = chain_unary(b, CUDA_MATH_CLIP, reg, e->low, e->high);
+    else if (e->activation != CUDA_ACT_NONE)
+        reg = chain_unary(b, activations[e->activation], reg, 0, 0);
+    if (e->quantized)
+        reg = chain_quantize(b, CUDA_OP_QUANTIZE, reg, e->scale, 0, INT8_MIN, INT8_MAX);
+    add_result(b, NULL, y, map, reg);
+    MLO_TRY(finish(b, node, true));
 out:
     return status;
 }

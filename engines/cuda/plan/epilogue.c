@@ -172,6 +172,13 @@ static bool is_widening(const struct mlo_node *node)
     return mlo_node_is(node, "Cast") && node->outputs[0]->type.dtype == MLO_FLOAT32;
 }
 
+/* cuBLASLt has float32 results of 16-bit operands, but its GELU is near enough in 16 bits only, and what it
+ * adds has the type of the result. */
+static bool may_widen(const struct epilogue_wish *wish, const struct epilogue *e)
+{
+    return wish->chain || (wish->gemm && !e->residual && e->activation != CUDA_ACT_GELU);
+}
+
 /* Commutes with a positive scale. */
 static bool is_homogeneous(enum cuda_activation a)
 {
@@ -199,12 +206,12 @@ void epilogue_follow(struct lower *l, const struct mlo_value *start, const struc
             take(&next, node);
         } else if (free && node->inputs[0] == v && activation(node, wish->gemm, exact, &next)) {
             take(&next, node);
-        } else if (wish->gemm && !out->residual && is_widening(node) && lower_is_float(v->type.dtype)) {
+        } else if (may_widen(wish, out) && is_widening(node) && lower_is_float(v->type.dtype)) {
             take(&next, node);
             *out = next;
             return;
-        } else if (wish->may_quantize && is_homogeneous(out->activation) && node->inputs[0] == v &&
-                   quant_to_int8(node, &next.scale)) {
+        } else if (wish->may_quantize && (wish->chain || is_homogeneous(out->activation)) &&
+                   node->inputs[0] == v && quant_to_int8(node, &next.scale)) {
             take(&next, node);
             next.quantized = true;
             *out = next;

@@ -141,18 +141,98 @@ static int pack_int8(struct lower *l, const struct product *v)
 }
 
 /* The result's rows, queries before heads where the Transpose behind it brings that. */
-static void place_result(struct lower *l, const struct product *v, struct place *y)
+static void place_result(struct lower *l, const struct product *v, int rank, struct place *y)
 {
     static const int64_t swap[] = {0, 2, 1, 3};
     size_t count = 0;
     const struct mlo_node *next = lower_reader(l, v->e.end);
     const int64_t *perm =
         next && mlo_node_is(next, "Transpose") ? mlo_node_attr_ints(next, "perm", &count) : NULL;
-    if (y->rank != 4 || y->dims[0] != 1 || count != 4 || memcmp(perm, swap, sizeof swap) != 0 ||
+    if (y->rank != 4 || rank != 4 || y->dims[0] != 1 || count != 4 || memcmp(perm, swap, sizeof swap) != 0 ||
         v->e.residual)
         return;
     y->strides[1] = y->dims[3];
     y->strides[2] = y->dims[1] * y->dims[3];
+}
+
+/* Who computes it: cuBLASLt, or an own kernel without tensor cores. */
+static const char *gemm_impl(const struct cuda_gemm *g)
+{
+    return cuda_gemm_fuses(g) ? "cublasLt" : "matmul";
+}
+
+/* cuBLASLt has int8 products with plain int32 sums only: what makes numbers of them, and what follows, is a
+ * chain. */
+static enum mlo_status emit_int8(struct lower *l, struct product *v, const struct mlo_tensor *own,
+                                 struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct cuda_gemm *g = mlo_arena_calloc(l->arena, 1, sizeof *g);
+    const struct mlo_value *y = v->node->outputs[0];
+    struct epilogue_wish wish = {
+        .axis = y->type.rank - 1, .columns = v->n, .chain = true, .may_quantize = true};
+    struct place residual;
+    if (!g)
+        return mlo_error_nomem(err);
+    epilogue_follow(l, y, &wish, &v->e);
+    struct epilogue whole = v->e; /* a chain quantizes by itself: nothing is in the unit of bytes */
+    whole.quantized = false;
+    v->numbers = (struct product_numbers){.own = own,
+                                          .alpha = v->alpha,
+                                          .beta = v->beta,
+                                          .x_scale = v->x_scale,
+                                          .w = &v->q,
+                                          .columns = v->n,
+                                          .padded = v->n,
+                                          .bias_dtype = MLO_FLOAT32};
+    MLO_TRY(product_slots(l, &whole, &v->numbers, err));
+    MLO_TRY(flat_operand(l, v, &v->oa, err));
+    if (v->oa.turned || v->oa.ld % INT8_MULTIPLE) {
+        MLO_TRY(copy_rows(l, v->node, &v->oa.p, err));
+        if (!as_matrix(&v->oa))
+            return mlo_error_set(err, MLO_EINTERNAL, "'%s' is no matrix", v->a->name);
+    }
+    int a_slot = lower_slot_at(l, &v->oa.p), b_slot = pack_int8(l, v);
+    int64_t dims[MLO_MAX_RANK];
+    struct place sums;
+    if (!lower_dims(y, dims))
+        return lower_unsupported(v->node, err, "the shape of its result is not known before it runs");
+    place_dense(&sums, MLO_INT32, y->type.rank, dims, WANT_ROWS);
+    sums.slot = lower_slot(l, CUDA_SLOT_ARENA, place_bytes(&sums));
+    *g = (struct cuda_gemm){.m = v->m,
+                            .n = v->n,
+                            .k = v->k,
+                            .batch = 1,
+                            .ta = v->oa.turned,
+                            .tb = true,
+                            .lda = v->oa.ld,
+                            .ldb = v->k,
+                            .ldd = v->n,
+                            .a = MLO_INT8,
+                            .b = MLO_INT8,
+                            .c = MLO_INT32,
+                            .d = MLO_INT32,
+                            .alpha = 1.0f};
+    struct cuda_step *step = lower_step(l, CUDA_STEP_GEMM, v->node, gemm_impl(g));
+    if (!step || a_slot < 0 || b_slot < 0 || sums.slot < 0)
+        return mlo_error_nomem(err);
+    step->gemm = g;
+    step->precision = lower_precision(l, g->a, true);
+    step->in[0] = a_slot;
+    step->in[1] = b_slot;
+    step->in_count = 2;
+    step->out[0] = sums.slot;
+    step->out_count = 1;
+    if (v->e.residual)
+        MLO_TRY(lower_demand(l, v->e.residual, WANT_ANY, &residual, err));
+    MLO_TRY(lower_place_new(l, v->e.end, WANT_ROWS, &v->y, err));
+    MLO_TRY(
+        chain_product(l, v->node, &sums, &v->numbers, &v->e, v->e.residual ? &residual : NULL, &v->y, err));
+    l->done[v->node->index] = true;
+    MLO_TRY(epilogue_take(l, &v->e, &l->s->steps[l->s->step_count - 1], err));
+    lower_set(l, v->e.end, &v->y);
+out:
+    return status;
 }
 
 static enum mlo_status emit(struct lower *l, struct product *v, int rank, const int64_t *lead,
@@ -160,8 +240,7 @@ static enum mlo_status emit(struct lower *l, struct product *v, int rank, const 
 {
     enum mlo_status status = MLO_OK;
     struct cuda_gemm *g = mlo_arena_calloc(l->arena, 1, sizeof *g);
-    struct epilogue_wish wish = {
-        .axis = v->node->outputs[0]->type.rank - 1, .columns = v->n, .gemm = true, .may_quantize = v->int8};
+    struct epilogue_wish wish = {.axis = v->node->outputs[0]->type.rank - 1, .columns = v->n, .gemm = true};
     struct mlo_tensor own = {0};
     struct operand oy = {0};
     bool flat = rank <= 2 || v->batch == 1;
@@ -170,34 +249,36 @@ static enum mlo_status emit(struct lower *l, struct product *v, int rank, const 
         return mlo_error_nomem(err);
     if (v->own && !product_constant(l, v->own, &own))
         return lower_unsupported(v->node, err, "what is added to it is no constant row");
+    if (v->int8)
+        return emit_int8(l, v, v->own ? &own : NULL, err);
     if (v->node->outputs[0]->type.rank >= 1)
         epilogue_follow(l, v->node->outputs[0], &wish, &v->e);
     enum mlo_dtype dtype = v->node->outputs[0]->type.dtype, d = v->e.end->type.dtype;
     v->numbers = (struct product_numbers){.own = v->own ? &own : NULL,
                                           .alpha = v->alpha,
                                           .beta = v->beta,
-                                          .x_scale = v->x_scale,
-                                          .w = v->int8 ? &v->q : NULL,
                                           .columns = v->n,
                                           .padded = v->n,
-                                          .bias_dtype = v->int8 ? MLO_FLOAT32 : d};
+                                          .bias_dtype = d};
     MLO_TRY(product_slots(l, &v->e, &v->numbers, err));
     MLO_TRY(lower_place_new(l, v->e.end, WANT_ROWS, &v->y, err));
     if (!flat)
-        place_result(l, v, &v->y);
+        place_result(l, v, rank, &v->y);
     if (flat && !v->ta)
         MLO_TRY(flat_operand(l, v, &v->oa, err));
     else
         MLO_TRY(operand_of(l, v, v->a, true, rank, lead, &v->oa, err));
-    if (v->int8) {
-        b_slot = pack_int8(l, v);
-        v->ob = (struct operand){.turned = true, .ld = v->k};
-    } else {
-        MLO_TRY(operand_of(l, v, v->b, false, flat ? 2 : rank, lead, &v->ob, err));
-        b_slot = lower_slot_at(l, &v->ob.p);
-    }
+    MLO_TRY(operand_of(l, v, v->b, false, flat ? 2 : rank, lead, &v->ob, err));
+    b_slot = lower_slot_at(l, &v->ob.p);
     oy.p = v->y;
     oy.ld = v->n;
+    if (!flat && oy.p.rank == rank - 1) { /* of a vector on the left: its row is no dim of the result */
+        oy.p.rank = rank;
+        oy.p.dims[rank - 2] = 1;
+        oy.p.strides[rank - 2] = v->n;
+        oy.p.dims[rank - 1] = v->n;
+        oy.p.strides[rank - 1] = 1;
+    }
     if (!flat && (!as_matrix(&oy) || oy.turned || !as_batch(&oy)))
         return mlo_error_set(err, MLO_EINTERNAL, "the result of '%s' is no matrix", v->node->name);
     *g = (struct cuda_gemm){.m = v->m,
@@ -212,26 +293,27 @@ static enum mlo_status emit(struct lower *l, struct product *v, int rank, const 
                             .batch_a = flat ? 0 : v->oa.batch,
                             .batch_b = flat ? 0 : v->ob.batch,
                             .batch_d = flat ? 0 : oy.batch,
-                            .a = v->int8 ? MLO_INT8 : dtype,
-                            .b = v->int8 ? MLO_INT8 : dtype,
+                            .a = dtype,
+                            .b = dtype,
                             .c = d,
                             .d = d,
-                            .alpha = v->int8 ? 1.0f : (float)v->alpha,
+                            .alpha = (float)v->alpha,
                             .has_bias = v->numbers.bias >= 0,
-                            .has_scale = v->numbers.scale >= 0,
-                            .scale_per_column = true,
                             .activation = v->e.activation};
     struct place c = {0};
     int c_slot = -1;
     if (v->e.residual) {
         MLO_TRY(product_demand(l, v->e.residual, WANT_ROWS, &c, err));
+        if (c.dtype != g->c)
+            return mlo_error_set(err, MLO_EINTERNAL, "the residual of '%s' is %s, its result %s",
+                                 v->node->name, mlo_dtype_name(c.dtype), mlo_dtype_name(g->c));
         c_slot = lower_slot_at(l, &c);
         g->has_c = true;
         g->ldc = g->ldd;
         g->batch_c = g->batch_d;
     }
     int a_slot = lower_slot_at(l, &v->oa.p), k = 0;
-    struct cuda_step *step = lower_step(l, CUDA_STEP_GEMM, v->node, "cublasLt");
+    struct cuda_step *step = lower_step(l, CUDA_STEP_GEMM, v->node, gemm_impl(g));
     if (!step || a_slot < 0 || b_slot < 0 || (g->has_c && c_slot < 0))
         return mlo_error_nomem(err);
     step->gemm = g;
@@ -244,8 +326,6 @@ static enum mlo_status emit(struct lower *l, struct product *v, int rank, const 
     }
     if (g->has_bias)
         step->in[k++] = v->numbers.bias;
-    if (g->has_scale)
-        step->in[k++] = v->numbers.scale;
     step->in_count = k;
     step->out[0] = v->y.slot;
     step->out_count = 1;

@@ -266,8 +266,10 @@ enum mlo_status cuda_memory_verify(const struct cuda_schedule *s, struct mlo_err
                 MLO_TRY(wrong(s, step->in[k], i, "is read before it is written", err));
         }
     }
-    for (int i = 0; i < s->model->graph->output_count; i++)
-        for (int at = s->output_slots[i];; at = s->slots[at].root) {
+    int outputs = s->model->graph->output_count;
+    for (int i = 0; i < outputs + s->observed_count; i++)
+        for (int at = i < outputs ? s->output_slots[i] : s->observed_slots[i - outputs];;
+             at = s->slots[at].root) {
             reader[at] = s->step_count;
             if (!s->slots[at].is_part)
                 break;

@@ -183,6 +183,16 @@ bool chain_takes_view(const struct lower *l, const struct mlo_node *node);
 MLO_MUST_USE enum mlo_status chain_copy(struct lower *l, const struct mlo_node *node,
                                         const struct place *from, const struct place *to,
                                         struct mlo_error *err);
+/* Behind int32 sums of int8 operands: y = activation(sums * scale + bias + residual), quantized where the
+ * epilogue says so. scale and bias: the slots in `numbers`, one a column of the last dim; residual: NULL:
+ * none.
+ */
+struct product_numbers;
+struct epilogue;
+MLO_MUST_USE enum mlo_status chain_product(struct lower *l, const struct mlo_node *node,
+                                           const struct place *sums, const struct product_numbers *numbers,
+                                           const struct epilogue *e, const struct place *residual,
+                                           const struct place *y, struct mlo_error *err);
 /* Writes one number everywhere. */
 MLO_MUST_USE enum mlo_status chain_fill(struct lower *l, const struct mlo_node *node, const struct place *to,
                                         double number, struct mlo_error *err);
@@ -208,7 +218,8 @@ struct epilogue {
 struct epilogue_wish {
     int axis; /* of the columns, which a bias has one of each */
     int64_t columns;
-    bool gemm; /* only what cuBLASLt computes */
+    bool gemm;  /* only what cuBLASLt computes */
+    bool chain; /* a chain computes it: any activation, and quantization after it */
     bool may_quantize;
     bool takes_bytes; /* a residual may be int8 */
 };

@@ -124,6 +124,7 @@ static enum mlo_status outputs(struct lower *l, struct mlo_error *err)
         return mlo_error_nomem(err);
     for (int i = 0; i < l->g->output_count; i++)
         MLO_TRY(show(l, l->g->outputs[i], &s->output_slots[i], &s->output_tensors[i], err));
+    s->observed_count = (int)l->observed_count;
     for (size_t i = 0; i < l->observed_count; i++)
         MLO_TRY(show(l, l->observed[i], &s->observed_slots[i], &s->observed_tensors[i], err));
 out:

@@ -20,8 +20,9 @@ static const struct mlo_node *whole_dequantize(const struct mlo_value *value)
 {
     const struct mlo_node *node = value ? value->producer : NULL;
     double number;
+    /* a maximum is the maximum of the bytes only where more is more */
     if (!node || !mlo_node_is(node, "DequantizeLinear") || node->inputs[0]->constant ||
-        !lower_number(node->inputs[1], &number) || mlo_node_attr_i(node, "block_size", 0) ||
+        !lower_number(node->inputs[1], &number) || !(number > 0) || mlo_node_attr_i(node, "block_size", 0) ||
         (mlo_node_input(node, 2) && !lower_number(node->inputs[2], &number)))
         return NULL;
     enum mlo_dtype dtype = node->inputs[0]->type.dtype;

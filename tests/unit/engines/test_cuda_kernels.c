@@ -209,7 +209,7 @@ static void check_conv(const struct window *s)
     memcpy(use.n + 23, rest, sizeof rest);
     use.f[1] = 6;
     use.f[2] = 0.5f;
-    use.f[3] = cuda_type_is_whole(s->y) ? 4 : 0;
+    use.f[3] = cuda_type_is_whole(s->y) ? 4 : 1;
     struct mlo_tensor *tensors[8] = {&xl, &wl};
     int count = 2;
     if (s->residual)
@@ -300,7 +300,8 @@ static void check_pool(const struct pooling *p)
     struct mlo_tensor want = evaluated(&n, node->outputs[0], &in), xl = channels_last(&x),
                       wl = channels_last(&want);
     struct mlo_tensor yl = like(&wl, p->dtype);
-    struct cuda_kernel_use use = {.kernel = cuda_kernel_find("pool"), .types = {p->dtype, p->dtype}};
+    struct cuda_kernel_use use = {
+        .kernel = cuda_kernel_find("pool"), .f = {1}, .types = {p->dtype, p->dtype}};
     struct window s = {.kernel = p->kernel, .stride = p->stride, .pad = p->pad, .dilation = 1};
     geometry(use.n, dims, want.dims, &s);
     use.n[23] = p->average;
@@ -833,8 +834,8 @@ static void check_rows(const struct nvrtc *n, int sm, enum mlo_dtype dtype)
     for (size_t i = 0; cuda_kernel_name(i); i++) {
         const char *name = cuda_kernel_name(i);
         char what[64];
-        struct cuda_kernel_use use = {.kernel = cuda_kernel_find(name),
-                                      .types = {dtype, dtype, dtype, dtype}};
+        struct cuda_kernel_use use = {
+            .kernel = cuda_kernel_find(name), .f = {1, 1, 1, 1}, .types = {dtype, dtype, dtype, dtype}};
         struct window s = {.kernel = 3, .stride = 1, .pad = 1, .dilation = 1};
         const int64_t x[] = {32, 96, 56, 56};
         snprintf(what, sizeof what, "%s %s", name, mlo_dtype_name(dtype));

@@ -289,6 +289,125 @@ static struct mlo_value *conv8(struct net *n, struct mlo_value *x, const struct 
     return node->outputs[0];
 }
 
+/* int32 sums by the library, all that follows in one chain: also a residual of floats, which is no number of
+ * bytes, and a GELU. */
+static void test_cuda_plan__int8_product(void **state)
+{
+    MLO_UNUSED(state);
+    for (int with = 0; with < 2; with++) {
+        struct net n = net_new(11);
+        struct mlo_value *x = net_input(&n, "x", 2, (int64_t[]){5, 32}), *y;
+        struct mlo_value *norm =
+            net_op(&n, "LayerNormalization", x, net_floats(&n, 1, (int64_t[]){32}, 1), NULL);
+        y = net_op(&n, "MatMul", quantized(&n, norm, 0.02), weights8(&n, 2, (int64_t[]){32, 32}, 1), NULL);
+        y = net_op(&n, "Add", y, net_floats(&n, 1, (int64_t[]){32}, 0.5f), NULL);
+        y = with ? net_op(&n, "Add", norm, y, NULL) : net_op(&n, "Sigmoid", y, NULL, NULL);
+        y = quantized(&n, y, 0.03);
+        net_finish(&n, net_op(&n, "MatMul", y, weights8(&n, 2, (int64_t[]){32, 16}, 1), NULL));
+        struct mlo_tensor in = random_tensor(2, (int64_t[]){5, 32}, 3);
+        struct cuda_schedule *s = agrees(&n, 0, true, &in, 0.02, "int8 products");
+        expect(s, 0, 2, 0, 3, 0);
+        for (int i = 0; i < s->step_count; i++)
+            if (s->steps[i].kind == CUDA_STEP_GEMM) {
+                assert_true(cuda_gemm_fuses(s->steps[i].gemm));
+                assert_string_equal(s->steps[i].impl, "cublasLt");
+                assert_string_equal(s->steps[i].precision, "int8");
+            }
+        cuda_schedule_free(s);
+        mlo_tensor_clear(&in);
+        mlo_model_free(n.model);
+    }
+}
+
+/* A vector has no dim for its row or column in the result. */
+static void test_cuda_plan__vectors_and_batches(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        int ra, rb;
+        int64_t a[4], b[4];
+    } cases[] = {{1, 3, {4}, {3, 4, 5}},
+                 {1, 4, {4}, {2, 3, 4, 5}},
+                 {1, 4, {4}, {1, 3, 4, 1}},
+                 {4, 1, {2, 3, 5, 4}, {4}},
+                 {3, 1, {3, 5, 4}, {4}}};
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        struct net n = net_new(4);
+        struct mlo_value *x = net_input(&n, "x", cases[i].ra, cases[i].a);
+        struct mlo_value *w = net_floats(&n, cases[i].rb, cases[i].b, 1);
+        net_finish(&n, net_op(&n, "MatMul", x, w, NULL));
+        struct mlo_tensor in = random_tensor(cases[i].ra, cases[i].a, 3);
+        struct cuda_schedule *s = agrees(&n, 0, true, &in, 1e-5, "a vector and a batch");
+        expect(s, 0, 1, 0, 0, 0);
+        cuda_schedule_free(s);
+        mlo_tensor_clear(&in);
+        mlo_model_free(n.model);
+    }
+}
+
+/* Nothing times alpha 0 is C alone; a negative scale turns a maximum around. */
+static void test_cuda_plan__zero_and_negative_factors(void **state)
+{
+    MLO_UNUSED(state);
+    struct net n = net_new(4);
+    struct mlo_node *node =
+        net_node(&n, "Gemm", net_input(&n, "x", 2, (int64_t[]){3, 8}),
+                 net_floats(&n, 2, (int64_t[]){8, 5}, 1), net_floats(&n, 1, (int64_t[]){5}, 1));
+    assert_true(mlo_node_set_f(node, "alpha", 0));
+    net_finish(&n, node->outputs[0]);
+    struct mlo_tensor in = random_tensor(2, (int64_t[]){3, 8}, 3);
+    cuda_schedule_free(agrees(&n, 0, true, &in, 1e-6, "a Gemm with alpha 0"));
+    mlo_tensor_clear(&in);
+    mlo_model_free(n.model);
+    n = net_new(4);
+    struct mlo_value *x = net_input_of(&n, MLO_INT8, "x", 4, (int64_t[]){1, 2, 4, 4});
+    x = net_op(&n, "DequantizeLinear", x, net_scalar(&n, MLO_FLOAT32, -0.5), NULL);
+    node = net_node(&n, "MaxPool", x, NULL, NULL);
+    assert_true(mlo_node_set_ints(node, "kernel_shape", (int64_t[]){2, 2}, 2));
+    net_finish(&n, node->outputs[0]);
+    in = random_tensor_of(MLO_INT8, 4, (int64_t[]){1, 2, 4, 4}, 3);
+    for (int i = 0; i < 32; i++)
+        ((int8_t *)in.data)[i] = (int8_t)(i * 37);
+    cuda_schedule_free(agrees(&n, 0, false, &in, 1e-6, "a maximum of what is scaled by less than 0"));
+    mlo_tensor_clear(&in);
+    mlo_model_free(n.model);
+}
+
+/* float32 has not all integers beyond 2^24: numbers of them are no reason to compute in it. */
+static void test_cuda_plan__large_integers(void **state)
+{
+    MLO_UNUSED(state);
+    static const int64_t numbers[] = {(int64_t)1 << 30, (int64_t)1 << 40, INT64_MAX};
+    for (size_t i = 0; i < MLO_COUNT(numbers); i++)
+        for (int op = 0; op < 3; op++) {
+            static const char *const ops[] = {"Add", "Min", "Less"};
+            const int64_t from = numbers[i] == INT64_MAX ? INT64_MAX - 9 : numbers[i] - 4;
+            struct net n = net_new(4);
+            struct mlo_value *x = net_input_of(&n, MLO_INT64, "x", 1, (int64_t[]){8});
+            struct mlo_tensor in = {0}, got[4] = {0};
+            MUST(mlo_tensor_init(&in, MLO_INT64, 1, (int64_t[]){8}, err));
+            for (int k = 0; k < 8; k++)
+                ((int64_t *)in.data)[k] = op ? from + k : k - 9;
+            net_finish(&n, net_op(&n, ops[op], x, net_ints(&n, 1, &numbers[i]), NULL));
+            for (int by_kernels = 0; by_kernels < 2; by_kernels++) {
+                struct cuda_schedule *s = lower(&n, 0);
+                if (!interpret_with(s, by_kernels, &in, got)) {
+                    cuda_schedule_free(s);
+                    break;
+                }
+                for (int k = 0; k < 8; k++) {
+                    int64_t a = ((const int64_t *)in.data)[k], b = numbers[i];
+                    int64_t want = op == 0 ? a + b : op == 1 ? MLO_MIN(a, b) : a < b;
+                    assert_true(mlo_tensor_get_i64(&got[0], (size_t)k) == want);
+                }
+                mlo_tensor_clear(&got[0]);
+                cuda_schedule_free(s);
+            }
+            mlo_tensor_clear(&in);
+            mlo_model_free(n.model);
+        }
+}
+
 /* Quantization at the edges only: inside, every product reads and writes bytes. Where a tie rounds to the
  * other side, results differ by the last step. */
 static void test_cuda_plan__int8(void **state)
@@ -309,8 +428,9 @@ static void test_cuda_plan__int8(void **state)
     net_finish(&n, net_op(&n, "Add", y, net_floats(&n, 1, (int64_t[]){32}, 0.5f), NULL));
     struct mlo_tensor in = random_tensor(4, (int64_t[]){2, 3, 12, 12}, 3);
     struct cuda_schedule *s = agrees(&n, 2, true, &in, 0.02, "an int8 net");
-    /* quantize; the stem with room for more channels; depthwise by an own kernel; the mean; the product */
-    expect(s, 2, 1, 0, 2, 1);
+    /* quantize; the stem with room for more channels; depthwise by an own kernel; the mean; the product, and
+     * what makes numbers of its sums */
+    expect(s, 2, 1, 0, 3, 1);
     for (int i = 0; i < s->step_count; i++)
         if (s->steps[i].kind != CUDA_STEP_CHAIN)
             assert_string_equal(s->steps[i].precision, "int8");
@@ -410,7 +530,8 @@ static void test_cuda_plan__observed_values_stay(void **state)
         assert_true(fabsf(((const float *)out[0].data)[i] - want) < 1e-5f);
         assert_true(fabsf(((const float *)out[1].data)[i] - tanhf(want)) < 1e-5f);
     }
-    assert_true(s->slots[s->observed_slots[0]].last == s->step_count);
+    struct cuda_slot *seen = &s->slots[s->observed_slots[0]];
+    assert_true(seen->last == s->step_count);
     mlo_tensor_clear(&in);
     mlo_tensor_clear(&out[0]);
     mlo_tensor_clear(&out[1]);
@@ -424,6 +545,10 @@ int main(void)
         cmocka_unit_test(test_cuda_plan__convolutional_net),
         cmocka_unit_test(test_cuda_plan__encoder),
         cmocka_unit_test(test_cuda_plan__int8),
+        cmocka_unit_test(test_cuda_plan__int8_product),
+        cmocka_unit_test(test_cuda_plan__vectors_and_batches),
+        cmocka_unit_test(test_cuda_plan__zero_and_negative_factors),
+        cmocka_unit_test(test_cuda_plan__large_integers),
         cmocka_unit_test(test_cuda_plan__wrong_memory_is_found),
         cmocka_unit_test(test_cuda_plan__refusals_say_why),
         cmocka_unit_test(test_cuda_plan__observed_values_stay),
