@@ -168,33 +168,38 @@ CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device)
     return CUDA_SUCCESS;
 }
 
+static CUcontext primary, current;
+static int holders; /* of the primary one */
+
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
     (void)device;
     MAY_FAIL();
-    *context = take(1);
+    if (!holders++)
+        primary = take(1);
+    *context = primary;
     return CUDA_SUCCESS;
 }
 
-static CUcontext retained;
 CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 {
     (void)device;
-    if (retained)
-        give(retained);
-    retained = NULL;
+    if (--holders == 0)
+        give(primary);
+    current = holders ? current : NULL;
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxSetCurrent(CUcontext context)
 {
-    retained = context;
+    MAY_FAIL();
+    current = context;
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetCurrent(CUcontext *context)
 {
-    *context = retained;
+    *context = current;
     return CUDA_SUCCESS;
 }
 

@@ -2,7 +2,9 @@
  * memory, the order of launches, graphs, failures, and plans as files. */
 #include "tests/cuda/cuda_case.h"
 
+#include <elf.h>
 #include <fcntl.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -239,6 +241,7 @@ static void test_load__gives_everything_back_wherever_it_fails(void **state)
         int result;
         enum mlo_status status;
     } cases[] = {
+        {"cuCtxSetCurrent", CUDA_ERROR_LAUNCH_FAILED, MLO_EIO},
         {"cuMemAlloc", CUDA_ERROR_OUT_OF_MEMORY, MLO_ENOMEM},
         {"cuMemAllocHost", CUDA_ERROR_OUT_OF_MEMORY, MLO_ENOMEM},
         {"cuModuleLoadData", CUDA_ERROR_NO_BINARY_FOR_GPU, MLO_ESTALE},
@@ -374,6 +377,77 @@ static void test_save__restores_what_runs_alike(void **state)
     assert_int_equal(fake->live(), 0);
 }
 
+static unsigned char *find(const void *in, size_t size, const void *what, size_t length)
+{
+    unsigned char *at = memmem(in, size, what, length);
+    assert_non_null(at);
+    return at;
+}
+
+/* A shape whose count of elements wraps round to the output's, each at the same place. */
+static void test_restore__refuses_an_output_of_another_shape(void **state)
+{
+    MLO_UNUSED(state);
+    struct net n = mlp();
+    struct mlo_plan *plan = compile(n.model, NULL, 0), *again;
+    struct saved s = save(plan);
+    struct mlo_error problem = {0};
+    struct cuda_tensor own, t = plan->schedule->output_tensors[0];
+    memcpy(&own, &t, sizeof own);
+    unsigned char *at = find(s.bytes, s.size, &own, sizeof own);
+    t.rank = 2;
+    t.dims[0] = 5;
+    t.dims[1] = 0x3333333333333334;
+    t.strides[0] = t.strides[1] = 0;
+    memcpy(at, &t, sizeof t);
+    assert_int_equal(cuda_engine.restore(s.bytes, s.size, &again, &problem), MLO_EFORMAT);
+    t.dims[0] = 1; /* fewer than the output has */
+    t.dims[1] = 1;
+    memcpy(at, &t, sizeof t);
+    assert_int_equal(cuda_engine.restore(s.bytes, s.size, &again, &problem), MLO_EFORMAT);
+    t.dims[0] = 0; /* empty, and behind that a dimension that cannot be */
+    t.dims[1] = -1;
+    memcpy(at, &t, sizeof t);
+    assert_int_equal(cuda_engine.restore(s.bytes, s.size, &again, &problem), MLO_EFORMAT);
+    memcpy(at, &own, sizeof own);
+    MUST(cuda_engine.restore(s.bytes, s.size, &again, err));
+    cuda_engine.free_plan(again);
+    cuda_engine.free_plan(plan);
+    free(s.bytes);
+    mlo_model_free(n.model);
+}
+
+/* An image that has the digest that it should, and names bytes behind its end. */
+static void test_restore__refuses_an_image_that_is_not_whole(void **state)
+{
+    MLO_UNUSED(state);
+    struct net n = mlp();
+    struct mlo_plan *plan = compile(n.model, NULL, 0), *again;
+    struct saved s = save(plan);
+    struct mlo_error problem = {0};
+    struct cuda_work *w = NULL;
+    for (int i = 0; i < plan->work_count && !w; i++)
+        w = plan->works[i].kind == CUDA_WORK_KERNEL ? &plan->works[i] : NULL;
+    assert_non_null(w);
+    unsigned char *image = find(s.bytes, s.size, w->image, w->image_bytes),
+                  *digest = find(s.bytes, s.size, w->image_digest.bytes, sizeof w->image_digest.bytes);
+    Elf64_Ehdr head;
+    Elf64_Shdr section;
+    memcpy(&head, image, sizeof head);
+    unsigned char *last = image + head.e_shoff + (head.e_shnum - 1u) * sizeof section;
+    memcpy(&section, last, sizeof section);
+    section.sh_size = w->image_bytes;
+    memcpy(last, &section, sizeof section);
+    struct mlo_digest made;
+    mlo_digest_of(image, w->image_bytes, &made);
+    memcpy(digest, made.bytes, sizeof made.bytes);
+    assert_int_equal(cuda_engine.restore(s.bytes, s.size, &again, &problem), MLO_EFORMAT);
+    assert_non_null(strstr(problem.message, w->entry));
+    cuda_engine.free_plan(plan);
+    free(s.bytes);
+    mlo_model_free(n.model);
+}
+
 /* Each byte of the fields in turn, and each length: an error, or a plan that can be described and freed. */
 static void test_restore__survives_any_damage(void **state)
 {
@@ -483,8 +557,27 @@ static void test_tune__measures_what_the_driver_can_run(void **state)
     assert_true(json_equal(choices, again));
     options.choices = choices;
     struct mlo_plan *plan = NULL;
+    json_t *described, *step;
+    size_t i, measured = 0;
     MUST(cuda_engine.compile(n.model, &options, &plan, err));
+    MUST(cuda_engine.describe(plan, &described, err));
+    assert_string_equal(mlo_json_str(described, "choice", ""), "measured");
+    json_array_foreach(json_object_get(described, "nodes"), i, step)
+    { /* an own kernel that was measured to be fastest, or a step that nothing else computes */
+        const char *chosen = mlo_json_str(step, "chosen", "");
+        measured += strcmp(chosen, "measured") == 0;
+        assert_true(strcmp(chosen, "measured") == 0 || strcmp(chosen, "only way") == 0);
+    }
+    assert_int_equal(measured, 2);
+    json_decref(described);
     cuda_engine.free_plan(plan);
+    setenv("FAKE_CUDA_SM", "80", 1); /* what it measures fits no other GPU */
+    struct mlo_error problem = {0};
+    json_t *none = NULL;
+    assert_int_equal(cuda_engine.tune(n.model, &options, &request, &none, &problem), MLO_EUNAVAILABLE);
+    assert_null(none);
+    assert_non_null(strstr(problem.hint, "cuda:sm80"));
+    unsetenv("FAKE_CUDA_SM");
     json_decref(choices);
     json_decref(again);
     mlo_model_free(n.model);
@@ -501,6 +594,8 @@ int main(void)
         cmocka_unit_test(test_run__says_what_failed_and_the_next_run_is_right),
         cmocka_unit_test(test_load__refuses_a_gpu_that_the_plan_is_not_for),
         cmocka_unit_test(test_save__restores_what_runs_alike),
+        cmocka_unit_test(test_restore__refuses_an_output_of_another_shape),
+        cmocka_unit_test(test_restore__refuses_an_image_that_is_not_whole),
         cmocka_unit_test(test_restore__survives_any_damage),
         cmocka_unit_test(test_measure__times_the_whole_the_copies_and_each_step),
         cmocka_unit_test(test_tune__measures_what_the_driver_can_run),

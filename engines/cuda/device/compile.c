@@ -52,12 +52,12 @@ void cuda_plan_free(struct mlo_plan *plan)
 /* --- keys: equal ones are computed by one image ----------------------------------------------------------
  */
 
-static void source_key(const struct cuda_source *s, struct mlo_digest *out)
+/* False: out of memory, and there is no key. */
+static bool source_key(const struct cuda_source *s, struct mlo_digest *out)
 {
     struct mlo_hasher *h = mlo_hasher_new();
-    *out = (struct mlo_digest){0};
     if (!h)
-        return;
+        return false;
     mlo_hasher_update(h, "kernel", 7);
     mlo_hasher_update(h, s->text, strlen(s->text) + 1);
     mlo_hasher_update(h, s->grid, sizeof s->grid);
@@ -65,15 +65,15 @@ static void source_key(const struct cuda_source *s, struct mlo_digest *out)
     mlo_hasher_update(h, &s->shared_bytes, sizeof s->shared_bytes);
     mlo_hasher_final(h, out);
     mlo_hasher_free(h);
+    return true;
 }
 
 /* The structs come zeroed from an arena, so that their padding is zero too. */
-static void library_key(const struct cuda_step *step, struct mlo_digest *out)
+static bool library_key(const struct cuda_step *step, struct mlo_digest *out)
 {
     struct mlo_hasher *h = mlo_hasher_new();
-    *out = (struct mlo_digest){0};
     if (!h)
-        return;
+        return false;
     mlo_hasher_update(h, &step->kind, sizeof step->kind);
     mlo_hasher_update(h, step->precision, strlen(step->precision) + 1);
     if (step->kind == CUDA_STEP_CONV)
@@ -86,6 +86,7 @@ static void library_key(const struct cuda_step *step, struct mlo_digest *out)
         mlo_hasher_update(h, &step->copy_bytes, sizeof step->copy_bytes);
     mlo_hasher_final(h, out);
     mlo_hasher_free(h);
+    return true;
 }
 
 static int find_work(const struct mlo_plan *plan, const struct mlo_digest *key)
@@ -138,7 +139,10 @@ enum mlo_status cuda_plan_own_kernel(struct mlo_plan *plan, int step, struct mlo
     enum mlo_status status = cuda_step_source(plan->schedule, &plan->schedule->steps[step], &source, err);
     if (status != MLO_OK)
         return status;
-    source_key(&source, &key);
+    if (!source_key(&source, &key)) {
+        cuda_source_clear(&source);
+        return mlo_error_nomem(err);
+    }
     int known = find_work(plan, &key);
     if (known >= 0)
         plan->work_of[step] = known;
@@ -179,6 +183,12 @@ static enum mlo_status library_work(struct mlo_plan *plan, const struct cuda_ste
     return status == MLO_ENOMEM ? mlo_error_nomem(err) : MLO_OK;
 }
 
+bool cuda_step_has_choice(const struct cuda_step *step)
+{
+    return step->kind == CUDA_STEP_CONV || step->kind == CUDA_STEP_ATTENTION ||
+           (step->kind == CUDA_STEP_GEMM && cuda_gemm_fuses(step->gemm));
+}
+
 static enum mlo_status add_step(struct mlo_plan *plan, int index, const json_t *choices,
                                 struct mlo_error *err)
 {
@@ -187,11 +197,15 @@ static enum mlo_status add_step(struct mlo_plan *plan, int index, const json_t *
     struct cuda_work work;
     struct mlo_digest key;
     struct mlo_error refused = {0};
-    if (step->kind == CUDA_STEP_CHAIN || step->kind == CUDA_STEP_KERNEL ||
-        strcmp(mlo_json_str(way, "library", ""), "own") == 0 ||
-        (step->kind == CUDA_STEP_GEMM && !cuda_gemm_fuses(step->gemm)))
-        return cuda_plan_own_kernel(plan, index, err);
-    library_key(step, &key);
+    bool own = strcmp(mlo_json_str(way, "library", ""), "own") == 0;
+    if (own || (step->kind != CUDA_STEP_COPY && !cuda_step_has_choice(step))) {
+        enum mlo_status done = cuda_plan_own_kernel(plan, index, err);
+        if (done == MLO_OK && own && cuda_step_has_choice(step))
+            plan->works[plan->work_of[index]].measured = true;
+        return done;
+    }
+    if (!library_key(step, &key))
+        return mlo_error_nomem(err);
     int known = find_work(plan, &key);
     if (known >= 0) {
         plan->work_of[index] = known;

@@ -40,6 +40,25 @@ static const char *text(const struct image *m, const Elf64_Shdr *strings, uint64
     return p && at < strings->sh_size && memchr(p + at, 0, strings->sh_size - at) ? p + at : "";
 }
 
+/* What the file says that it holds is there: who loads it is not told how long it is. */
+static bool is_whole(const struct image *m, const Elf64_Ehdr *head)
+{
+    Elf64_Shdr s;
+    Elf64_Phdr p;
+    for (size_t i = 0; section(m, i, &s); i++)
+        if (s.sh_type != SHT_NULL && s.sh_type != SHT_NOBITS && !range(m, s.sh_offset, s.sh_size))
+            return false;
+    if (head->e_phnum && (head->e_phentsize != sizeof p || head->e_phoff > m->size ||
+                          !range(m, head->e_phoff, head->e_phnum * sizeof p)))
+        return false;
+    for (size_t i = 0; i < head->e_phnum; i++) {
+        memcpy(&p, m->bytes + head->e_phoff + i * sizeof p, sizeof p);
+        if (p.p_filesz && !range(m, p.p_offset, p.p_filesz))
+            return false;
+    }
+    return true;
+}
+
 static bool open_image(struct image *m, const void *bytes, size_t size)
 {
     Elf64_Ehdr head;
@@ -53,7 +72,8 @@ static bool open_image(struct image *m, const void *bytes, size_t size)
         return false;
     m->table = head.e_shoff;
     m->count = head.e_shnum;
-    return range(m, m->table, m->count * sizeof(Elf64_Shdr)) && section(m, head.e_shstrndx, &m->names);
+    return range(m, m->table, m->count * sizeof(Elf64_Shdr)) && section(m, head.e_shstrndx, &m->names) &&
+           is_whole(m, &head);
 }
 
 /* The number of the symbol `name`; 0: there is none (the first is always empty). */

@@ -229,11 +229,12 @@ enum mlo_status cuda_device_get(struct mlo_plan *plan, struct cuda_device **out,
         status = open_device(plan, &plan->device, err);
     if (status == MLO_OK) {
         plan->device->references++;
-        *out = plan->device;
         CUresult result = plan->device->driver->cuCtxSetCurrent(plan->device->context);
         if (result != CUDA_SUCCESS)
             status = cuda_failed(result, "opening the GPU", err);
-        if (status != MLO_OK && --plan->device->references == 0) {
+        if (status == MLO_OK) { /* who has it puts it back: nobody does who was refused it */
+            *out = plan->device;
+        } else if (--plan->device->references == 0) {
             close_device(plan, plan->device);
             plan->device = NULL;
         }

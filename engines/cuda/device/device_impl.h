@@ -94,6 +94,8 @@ struct mlo_plan *cuda_plan_new_take(struct cuda_schedule *schedule, int sm);
 /* Computes one step by an own kernel from now on, whatever library could do it. */
 MLO_MUST_USE enum mlo_status cuda_plan_own_kernel(struct mlo_plan *plan, int step, struct mlo_error *err);
 void cuda_work_clear(struct cuda_work *work);
+/* Libraries and an own kernel can compute it; else there is one way only. */
+bool cuda_step_has_choice(const struct cuda_step *step);
 
 /* save.c */
 MLO_MUST_USE enum mlo_status cuda_plan_save(const struct mlo_plan *plan, int fd, struct mlo_error *err);
@@ -190,7 +192,7 @@ MLO_MUST_USE enum mlo_status cuda_plan_describe(const struct mlo_plan *plan, jso
 /* --- cuDNN (dnn_graph.c, dnn_plan.c) -------------------------------------------------------------------- */
 
 /* Descriptions of devices for compiling without one: {"deviceVer":900,…}, by compute capability. Written by
- * hand from data sheets until they are exported from a device (cuda_profile_export). */
+ * hand from data sheets. */
 extern const struct mlo_embedded_file cuda_profiles[];
 extern const size_t cuda_profiles_count;
 

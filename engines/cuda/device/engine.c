@@ -107,7 +107,10 @@ static json_t *describe_step(const struct mlo_plan *plan, int i)
     json_t *row = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:o}", "node", step->node ? step->node->name : "",
                             "op", step->node ? step->node->op_type : "", "impl", step->impl, "by",
                             work_names[w->kind], "precision", step->precision, "chosen",
-                            w->measured ? "measured" : "heuristic", "fused", fused);
+                            !cuda_step_has_choice(step) ? "only way"
+                            : w->measured               ? "measured"
+                                                        : "heuristic",
+                            "fused", fused);
     if (w->choice)
         json_object_set_new(row, "choice", json_string(w->choice));
     if (w->kind == CUDA_WORK_KERNEL)
@@ -130,7 +133,7 @@ enum mlo_status cuda_plan_describe(const struct mlo_plan *plan, json_t **out, st
     for (int i = 0; i < plan->schedule->step_count; i++) {
         json_array_append_new(nodes, describe_step(plan, i));
         int8_nodes += strcmp(plan->schedule->steps[i].precision, "int8") == 0;
-        measured += plan->works[plan->work_of[i]].measured;
+        measured += cuda_step_has_choice(&plan->schedule->steps[i]) && plan->works[plan->work_of[i]].measured;
     }
     for (int i = 0; i < plan->work_count; i++)
         image_bytes += plan->works[i].image_bytes;

@@ -52,18 +52,19 @@ static enum mlo_status compile(const struct cuda_nvrtc *api, const struct cuda_s
     return status;
 }
 
-static void key_of(const char *const *options, const char *version, const char *text, struct mlo_digest *out)
+/* False: out of memory. */
+static bool key_of(const char *const *options, const char *version, const char *text, struct mlo_digest *out)
 {
     struct mlo_hasher *h = mlo_hasher_new();
-    *out = (struct mlo_digest){0};
     if (!h)
-        return;
+        return false;
     mlo_hasher_update(h, version, strlen(version) + 1);
     for (int i = 0; i < OPTIONS; i++)
         mlo_hasher_update(h, options[i], strlen(options[i]) + 1);
     mlo_hasher_update(h, text, strlen(text));
     mlo_hasher_final(h, out);
     mlo_hasher_free(h);
+    return true;
 }
 
 enum mlo_status cuda_compile_text(const struct cuda_source *source, int sm, void **image, size_t *size_bytes,
@@ -80,7 +81,8 @@ enum mlo_status cuda_compile_text(const struct cuda_source *source, int sm, void
     snprintf(arch, sizeof arch, "-arch=sm_%d", sm);
     /* As the CPU computes it: a product and a sum become one rounding only where the text says fmaf. */
     const char *const options[OPTIONS] = {arch, "--std=c++17", "-default-device", "--fmad=false"};
-    key_of(options, version, source->text, &key);
+    if (!key_of(options, version, source->text, &key))
+        return mlo_error_nomem(err);
     bool known = cuda_cache_get(&key, "cubin", &bytes) &&
                  cuda_cubin_read(bytes.data, bytes.len, source->entry, resources, NULL) == MLO_OK;
     if (!known) {

@@ -117,7 +117,6 @@ static void put_work(const struct cuda_work *work, struct cpu_writer *w)
     cpu_put_bytes(w, work->grid, sizeof work->grid);
     cpu_put_bytes(w, work->block, sizeof work->block);
     cpu_put_u32(w, work->shared_bytes);
-    cpu_put_bytes(w, &work->resources, sizeof work->resources);
     cpu_put_i64(w, work->workspace_bytes);
     cpu_put_text(w, work->choice ? work->choice : "");
     cpu_put_u32(w, work->measured);
@@ -192,16 +191,19 @@ static size_t element_bytes(enum mlo_dtype dtype)
 static bool covers(const struct cuda_schedule *s, int slot, const struct cuda_tensor *t)
 {
     uint64_t last = 0;
-    if (slot < 0 || slot >= s->slot_count || t->rank < 0 || t->rank > CUDA_RANK || !element_bytes(t->dtype))
+    size_t count;
+    if (slot < 0 || slot >= s->slot_count || t->rank < 0 || t->rank > CUDA_RANK || !element_bytes(t->dtype) ||
+        !mlo_shape_count(t->rank, t->dims, &count))
         return false;
     for (int i = 0; i < t->rank; i++) {
         uint64_t step;
-        if (t->dims[i] < 1 || t->strides[i] < 0 ||
-            __builtin_mul_overflow((uint64_t)t->dims[i] - 1, (uint64_t)t->strides[i], &step) ||
-            __builtin_add_overflow(last, step, &last) || last > BYTES_MAX)
-            return t->dims[i] == 0 && t->strides[i] >= 0;
+        if (t->strides[i] < 0)
+            return false;
+        if (count && (__builtin_mul_overflow((uint64_t)t->dims[i] - 1, (uint64_t)t->strides[i], &step) ||
+                      __builtin_add_overflow(last, step, &last) || last > BYTES_MAX))
+            return false;
     }
-    return (last + 1) * element_bytes(t->dtype) <= s->slots[slot].size_bytes;
+    return !count || (last + 1) * element_bytes(t->dtype) <= s->slots[slot].size_bytes;
 }
 
 static void get_slots(struct restorer *s)
@@ -293,7 +295,7 @@ static void check_ends(struct restorer *s)
 {
     const struct cuda_schedule *c = s->schedule;
     const struct mlo_graph *g = c->model->graph;
-    size_t bytes;
+    size_t bytes, covered;
     int64_t dims[MLO_MAX_RANK];
     for (int i = 0; i < g->input_count; i++) {
         const struct mlo_type *t = &g->inputs[i]->type;
@@ -306,10 +308,13 @@ static void check_ends(struct restorer *s)
     }
     for (int i = 0; i < g->output_count; i++) {
         const struct cuda_tensor *t = &c->output_tensors[i];
+        const struct mlo_type *type = &g->outputs[i]->type;
         if (g->outputs[i]->constant)
             continue;
-        bool ok = mlo_type_static(&g->outputs[i]->type, dims) && covers(c, c->output_slots[i], t) &&
-                  t->dtype == g->outputs[i]->type.dtype &&
+        /* as many elements as its type has: they are all copied when it is delivered */
+        bool ok = mlo_type_static(type, dims) && covers(c, c->output_slots[i], t) &&
+                  t->dtype == type->dtype && mlo_shape_bytes(type->dtype, type->rank, dims, &bytes) &&
+                  mlo_shape_bytes(t->dtype, t->rank, t->dims, &covered) && bytes == covered &&
                   (c->slots[c->output_slots[i]].kind != CUDA_SLOT_CONST ||
                    c->slots[c->output_slots[i]].data != NULL);
         cpu_check(&s->r, ok, "an output fits no slot");
@@ -334,7 +339,6 @@ static enum mlo_status get_work(struct restorer *s, struct cuda_work *w, struct 
     cpu_get_bytes(&s->r, w->grid, sizeof w->grid);
     cpu_get_bytes(&s->r, w->block, sizeof w->block);
     w->shared_bytes = cpu_get_u32(&s->r);
-    cpu_get_bytes(&s->r, &w->resources, sizeof w->resources);
     w->workspace_bytes = cpu_get_i64(&s->r);
     const char *choice = cpu_get_text(&s->r);
     w->measured = cpu_get_u32(&s->r) != 0;
@@ -353,7 +357,10 @@ static enum mlo_status get_work(struct restorer *s, struct cuda_work *w, struct 
     if (w->image && !mlo_digest_eq(&digest, &w->image_digest))
         return mlo_error_set(err, MLO_EDIGEST,
                              "the plan is damaged: an image has another digest than it should");
-    return MLO_OK;
+    /* The driver takes an image without its size, and trusts what it says of itself. */
+    return w->kind == CUDA_WORK_KERNEL
+               ? cuda_cubin_read(w->image, w->image_bytes, w->entry, &w->resources, err)
+               : MLO_OK;
 }
 
 /* A struct out of the file has booleans that are neither. */
@@ -377,7 +384,8 @@ static bool conv_fits(const struct cuda_schedule *s, const struct cuda_step *ste
             return false;
     int at = 2 + c->has_residual;
     size_t channels = covers(s, step->out[0], &c->y) ? (size_t)c->y.dims[1] : SIZE_MAX / 8;
-    if (c->has_bias && s->slots[step->in[at++]].size_bytes < 2 * channels)
+    size_t bias_bytes = c->has_scale ? sizeof(float) : element_bytes(c->y.dtype);
+    if (c->has_bias && s->slots[step->in[at++]].size_bytes < bias_bytes * channels)
         return false;
     if (c->has_scale && s->slots[step->in[at]].size_bytes < 4 * channels)
         return false;
@@ -417,14 +425,17 @@ static bool gemm_fits(const struct cuda_schedule *s, const struct cuda_step *ste
         (unsigned)g->activation > CUDA_ACT_SWISH || (unsigned)g->d >= MLO_DTYPE_COUNT || g->n < 1 ||
         step->in_count != 2 + g->has_c + g->has_bias + g->has_scale || step->out_count != 1)
         return false;
-    size_t each = element_bytes(g->d);
+    size_t columns = (size_t)g->n, bias_bytes = g->has_scale ? sizeof(float) : element_bytes(g->d),
+           scale_bytes = sizeof(float) * (g->scale_per_column ? columns : 1);
+    int bias_at = 2 + g->has_c, scale_at = bias_at + g->has_bias;
     return matrix_fits(s, step->in[0], g->a, g->ta ? g->k : g->m, g->ta ? g->m : g->k, g->lda, g->batch,
                        g->batch_a) &&
            matrix_fits(s, step->in[1], g->b, g->tb ? g->n : g->k, g->tb ? g->k : g->n, g->ldb, g->batch,
                        g->batch_b) &&
            matrix_fits(s, step->out[0], g->d, g->m, g->n, g->ldd, g->batch, g->batch_d) &&
            (!g->has_c || matrix_fits(s, step->in[2], g->c, g->m, g->n, g->ldc, g->batch, g->batch_c)) &&
-           (!g->has_bias || s->slots[step->in[2 + g->has_c]].size_bytes / (size_t)g->n >= each);
+           (!g->has_bias || s->slots[step->in[bias_at]].size_bytes / columns >= bias_bytes) &&
+           (!g->has_scale || s->slots[step->in[scale_at]].size_bytes >= scale_bytes);
 }
 
 static void get_body(struct restorer *s, struct cuda_step *step)

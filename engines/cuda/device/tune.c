@@ -379,11 +379,17 @@ static const struct cuda_tensor *tensor_out(const struct cuda_step *step)
     return step->kind == CUDA_STEP_CONV ? &step->conv->y : &step->attention->o;
 }
 
+/* An error counts in steps: relative to the largest value a small one would hide many. */
+static bool counts_steps(enum mlo_dtype type)
+{
+    return type == MLO_INT8 || type == MLO_UINT8;
+}
+
 /* What rounding may do to the largest value, by the type of the result and that of the products. */
 static double tolerance_of(enum mlo_dtype type, const char *precision)
 {
-    if (type == MLO_INT8 || type == MLO_UINT8)
-        return 1.5 / 127; /* a step */
+    if (counts_steps(type))
+        return 1.5; /* one, and no second */
     if (type == MLO_BFLOAT16 || strcmp(precision, "bf16") == 0)
         return 0x1p-6;
     if (type == MLO_FLOAT16 || strcmp(precision, "f16") == 0 || strcmp(precision, "tf32") == 0)
@@ -421,9 +427,10 @@ static enum mlo_status check(void *arg, const struct cuda_step *step, const stru
         if (isnan(a) && isnan(w)) /* neither writes it: what lies between the parts of a slot */
             continue;
         largest = fmax(largest, fabs(w));
-        most = isnan(a) || isnan(w) ? NAN : isnan(most) ? most : fmax(most, fabs(a - w));
+        /* against what is not finite nothing can be held */
+        most = isnan(a) || !isfinite(w) ? NAN : isnan(most) ? most : fmax(most, fabs(a - w));
     }
-    *error = largest > 0 ? most / largest : most;
+    *error = largest > 0 && !counts_steps(type) ? most / largest : most;
     *tolerance = tolerance_of(type, step->precision);
 out:
     cuda_work_clear(&own);
@@ -471,8 +478,19 @@ enum mlo_status cuda_program_tune(const struct mlo_model *model, const struct ml
     struct cuda_peaks peaks;
     json_t *machine = NULL;
     MLO_TRY(cuda_plan_compile(model, options, &b.plan, err));
-    if (!request->prepare_only)
+    if (!request->prepare_only) {
+        struct cuda_gpu gpu;
+        MLO_TRY(cuda_gpu_find(&gpu, err));
+        if (gpu.sm != b.plan->sm) { /* it may run that code, but what is fast on it is another thing */
+            status = mlo_error_set(err, MLO_EUNAVAILABLE,
+                                   "nothing is measured for sm_%d on this GPU (%s), which is sm_%d",
+                                   b.plan->sm, gpu.name, gpu.sm);
+            mlo_error_hint(err, "tune for it: --target cuda:sm%d; or run this on a GPU of sm_%d", gpu.sm,
+                           b.plan->sm);
+            goto out;
+        }
         MLO_TRY(cuda_program_load(b.plan, &b.program, err));
+    }
     MLO_TRY(cuda_engine.identity_of(b.plan, &machine, err));
     bool known = read_peaks(b.plan->sm, &peaks);
     b.l2_bytes = known ? peaks.l2_bytes : 0;
