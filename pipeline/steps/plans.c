@@ -62,6 +62,13 @@ enum mlo_status mlo_step_planning_init(struct mlo_step_planning *p, const struct
             continue; /* what a free batch would have got besides */
         p->batches[p->count++] = fixed ? fixed : batch;
     }
+    if (!p->count) {
+        status = mlo_error_set(err, MLO_EINVAL,
+                               "the model's batch is fixed at %lld, which is none of those that are wanted",
+                               (long long)fixed);
+        mlo_error_where(err, "option 'batch'");
+        mlo_error_hint(err, "write batch: %lld, or upload the model with a free batch", (long long)fixed);
+    }
 out:
     return status;
 }
@@ -72,7 +79,7 @@ void mlo_step_planning_clear(struct mlo_step_planning *p)
     *p = (struct mlo_step_planning){0};
 }
 
-/* How many of the plan's steps there are, and were measured. */
+/* How many of the plan's steps can be computed in several ways, and how many of them were measured. */
 static enum mlo_status count_steps(const struct mlo_engine *engine, const struct mlo_plan *plan,
                                    int64_t *steps, int64_t *measured, struct mlo_error *err)
 {
@@ -81,8 +88,9 @@ static enum mlo_status count_steps(const struct mlo_engine *engine, const struct
     enum mlo_status status = engine->describe(plan, &all, err);
     json_array_foreach(json_object_get(all, "nodes"), i, node)
     {
-        *steps += 1;
-        *measured += strcmp(mlo_json_str(node, "chosen", ""), "measured") == 0;
+        const char *chosen = mlo_json_str(node, "chosen", "");
+        *steps += strcmp(chosen, "only way") != 0;
+        *measured += strcmp(chosen, "measured") == 0;
     }
     json_decref(all);
     return status;
@@ -145,9 +153,10 @@ enum mlo_status mlo_step_make_plans(struct mlo_step_planning *p, const json_t *c
     }
     if (!target)
         return MLO_OK;
-    const char *note = measured == steps ? "every step is computed as it was measured to be fastest"
-                       : measured        ? "steps that were not measured are computed as heuristics say"
-                                         : "nothing was measured: heuristics chose how each step is computed";
+    const char *note = !steps              ? "no step can be computed in several ways"
+                       : measured == steps ? "every step is computed as it was measured to be fastest"
+                       : measured          ? "steps that were not measured are computed as heuristics say"
+                                  : "nothing was measured: heuristics chose how each step is computed";
     if (json_object_set_new(out->report, "target", json_string(target)) != 0 ||
         json_object_set_new(out->report, "steps", json_integer(steps)) != 0 ||
         json_object_set_new(out->report, "measured", json_integer(measured)) != 0 ||

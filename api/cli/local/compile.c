@@ -121,19 +121,22 @@ static enum mlo_status print_chosen(const struct mlo_engine *engine, const struc
                                     struct mlo_error *err)
 {
     json_t *all = NULL, *node;
-    size_t i;
-    int measured = 0;
+    size_t i, measured = 0, only = 0;
     enum mlo_status status = engine->describe(plan, &all, err);
     const json_t *nodes = json_object_get(all, "nodes");
     json_array_foreach((json_t *)nodes, i, node)
     {
-        measured += strcmp(mlo_json_str(node, "chosen", ""), "measured") == 0;
+        const char *chosen = mlo_json_str(node, "chosen", "");
+        measured += strcmp(chosen, "measured") == 0;
+        only += strcmp(chosen, "only way") == 0;
     }
+    size_t guessed = json_array_size(nodes) - measured - only;
     if (status == MLO_OK)
-        status =
-            mlo_cli_print(err, "%zu steps: %d as they were measured to be fastest, %zu as heuristics say%s\n",
-                          json_array_size(nodes), measured, json_array_size(nodes) - (size_t)measured,
-                          measured ? "" : "; `mlopt tune` measures, on a GPU");
+        status = mlo_cli_print(err,
+                               "%zu steps: %zu as they were measured to be fastest, %zu as heuristics say, "
+                               "%zu in the only way%s\n",
+                               json_array_size(nodes), measured, guessed, only,
+                               measured || !guessed ? "" : "; `mlopt tune` measures, on a GPU");
     json_decref(all);
     return status;
 }
