@@ -213,7 +213,7 @@ static bool satisfies_gpu(int need)
     int have[MLO_NVML_GPUS_MAX];
     size_t count = mlo_machine_gpus(have, MLO_COUNT(have));
     for (size_t i = 0; i < count; i++)
-        if (have[i] >= need)
+        if (mlo_sm_runs(have[i], need))
             return true;
     return false;
 }

@@ -303,6 +303,17 @@ static void test_observe__delivers_inner_values_inputs_and_outputs(void **state)
     mlo_model_free(n.model);
 }
 
+/* An engine of a device compiles for one that is not here, where its compiler is; else there is nothing to
+ * ask it. All others look at a model before they look for what runs it. */
+static bool compiles_here(const struct mlo_engine *e, const char **target)
+{
+    *target = NULL;
+    if (!e->can_compile || e->probe(NULL) == MLO_OK)
+        return true;
+    *target = "cuda:sm90";
+    return e->can_compile(*target, NULL) == MLO_OK;
+}
+
 static void test_observe__refuses_unknown_names(void **state)
 {
     MLO_UNUSED(state);
@@ -315,6 +326,8 @@ static void test_observe__refuses_unknown_names(void **state)
     size_t count;
     const struct mlo_engine *const *table = mlo_engine_table(&count);
     for (size_t i = 0; i < count; i++) {
+        if (!compiles_here(table[i], &o.target))
+            continue;
         assert_int_equal(table[i]->compile(n.model, &o, &plan, &problem), MLO_ENOTFOUND);
         assert_non_null(strstr(problem.message, "nowhere"));
     }
@@ -380,6 +393,8 @@ static void test_compile__refuses_unknown_ops(void **state)
         struct mlo_compile_options o = {.batch = 1};
         struct mlo_plan *plan = NULL;
         struct mlo_error problem = {0};
+        if (!compiles_here(table[i], &o.target))
+            continue;
         assert_int_equal(table[i]->compile(n.model, &o, &plan, &problem), MLO_EUNSUPPORTED);
         assert_non_null(strstr(problem.message, "Reluu"));
     }
