@@ -107,6 +107,12 @@ here=$?
 "$mlopt" engines cuda -o json >"$out/engines.json" 2>/dev/null
 cat "$out/engines.txt"
 if [ $here -eq 9 ]; then
+    if nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then # there is one: a green end would say that it was tried
+        cat "$out/engines.err"
+        echo "FAILED: this machine has a GPU, and the cuda engine cannot use it"
+        grep "cuda engine" "$out/configure.log" 2>/dev/null
+        exit 1
+    fi
     echo "no GPU that can be used: everything was built, nothing was run on a GPU"
     exit 0
 elif [ $here -ne 0 ]; then
