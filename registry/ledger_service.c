@@ -227,11 +227,12 @@ static enum mlo_status round_of_all(struct mlo_ledger *ledger, json_t *done, str
         int64_t id = mlo_rows_i64(&rows, r, 0), n = mlo_rows_i64(&rows, r, 2);
         if (!mlo_rows_bool(&rows, r, 3) && mlo_json_i64(done, project, 0) == n)
             continue;
-        status = sync_named(ledger, conn, id, project, err);
+        /* the head from before: what another server adds meanwhile is of the next round */
+        status = mlo_ledger_head(conn, id, &head, err);
+        if (status == MLO_OK)
+            status = sync_named(ledger, conn, id, project, err);
         if (status == MLO_OK)
             status = mlo_ledger_push(ledger, project, err);
-        if (status == MLO_OK)
-            status = mlo_ledger_head(conn, id, &head, err);
         if (status == MLO_OK)
             json_object_set_new(done, project, json_integer(head.n));
         else

@@ -93,22 +93,31 @@ out:
     return status;
 }
 
-/* Written up to date before it is shown, so that a clone holds what was promoted a moment ago. */
+/* Written up to date before it is shown, so that a clone holds what was promoted a moment ago. The tip is the
+ * repository's, not the database's: another server's commit may be recorded before its objects are here. */
 enum mlo_status h_git_refs(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_ledger *ledger;
-    struct mlo_ledger_place head;
-    char id[MLO_GIT_ID_TEXT_SIZE];
+    struct mlo_error none = {0};
+    struct mlo_git_id tip;
+    char id[MLO_GIT_ID_TEXT_SIZE], *repository = NULL;
     int64_t project;
     enum mlo_status status;
     MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(ledger_of(req, &ledger, err));
     MLO_TRY(mlo_ledger_sync(ledger, req->conn, project, err));
-    MLO_TRY(mlo_ledger_head(req->conn, project, &head, err));
-    if (head.n)
-        mlo_buf_printf(&req->out, "%s\trefs/heads/main\n", mlo_git_id_text(&head.id, id));
+    repository = mlo_ledger_repository(ledger, mlo_request_param(req, "p"));
+    MLO_TRY(repository ? MLO_OK : mlo_error_nomem(err));
+    status = mlo_ledger_tip(repository, &tip, &none);
+    if (status == MLO_OK) {
+        mlo_buf_printf(&req->out, "%s\trefs/heads/main\n", mlo_git_id_text(&tip, id));
+    } else if (status != MLO_ENOTFOUND) { /* nothing was promoted yet */
+        *err = none;
+        goto out;
+    }
     MLO_TRY(mlo_reply_out(req, 200, "text/plain; charset=utf-8", err));
 out:
+    free(repository);
     return status;
 }
 

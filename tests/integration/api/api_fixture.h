@@ -25,8 +25,9 @@ struct api {
     struct mlo_blob_store *blobs;
     struct mlo_http *http;
     struct mlo_ledger *ledger;
-    char token[MLO_ROLE_COUNT][MLO_TOKEN_TEXT_SIZE]; /* of all projects */
-    int64_t project;                                 /* "demo" */
+    void (*on_ledger_step)(struct api *api, const char *step); /* of any thread; may be NULL */
+    char token[MLO_ROLE_COUNT][MLO_TOKEN_TEXT_SIZE];           /* of all projects */
+    int64_t project;                                           /* "demo" */
 };
 
 struct reply {
@@ -192,6 +193,13 @@ static inline void api_raw(struct api *api, const char *bytes, size_t size, stru
     close(fd);
 }
 
+static inline void api_ledger_step(void *arg, const char *step)
+{
+    struct api *api = arg;
+    if (api->on_ledger_step)
+        api->on_ledger_step(api, step);
+}
+
 /* The store at `blobs`, NULL: files in a folder of its own. */
 static inline int api_setup_with(void **state, const char *blobs, uint64_t max_blob_bytes)
 {
@@ -210,7 +218,8 @@ static inline int api_setup_with(void **state, const char *blobs, uint64_t max_b
                       &err);
     assert_mlo_ok(mlo_project_create(api->pg->conn, &system, "demo", "", &api->project, &err), &err);
     char *ledgers = mlo_fs_join(api->dir, "ledger", NULL);
-    const struct mlo_ledger_options ledger = {.db = api->pg->server, .dir = ledgers};
+    const struct mlo_ledger_options ledger = {
+        .db = api->pg->server, .dir = ledgers, .on_step = api_ledger_step, .step_arg = api};
     assert_mlo_ok(mlo_ledger_open(&ledger, &api->ledger, &err), &err);
     free(ledgers);
     struct mlo_http_options options = {.db = api->pg->server,

@@ -322,11 +322,52 @@ static void test_ledger__packs_make_a_clone_cheap(void **state)
     free(path);
 }
 
+/* Another server's part of what is written, while this one answers. */
+static void write_elsewhere(struct api *api, const char *step)
+{
+    struct mlo_error err = {0};
+    struct mlo_buf out = MLO_BUF_INIT;
+    struct mlo_ledger *ledger;
+    char *dir;
+    if (strcmp(step, "after the branch") != 0)
+        return;
+    api->on_ledger_step = NULL;
+    assert_mlo_ok(mlo_fs_tempdir(api->dir, "other-", &dir, &err), &err);
+    const struct mlo_ledger_options options = {.db = api->pg->server, .dir = dir};
+    assert_shell(api->dir, &out, "cp -p ledger/ledger.key %s/", dir);
+    assert_mlo_ok(mlo_ledger_open(&options, &ledger, &err), &err);
+    ledger_events(api->pg, api->project, 1, 1);
+    assert_mlo_ok(mlo_ledger_sync(ledger, api->pg->conn, api->project, &err), &err);
+    mlo_ledger_close(ledger);
+    mlo_buf_clear(&out);
+    free(dir);
+}
+
+static void assert_cloned(struct api *api, const char *name, const char *commits)
+{
+    struct mlo_buf out = MLO_BUF_INIT;
+    clone_requests(api, name);
+    assert_shell(api->dir, &out, "git -C %s rev-list --count main", name);
+    assert_string_equal(mlo_buf_str(&out), commits);
+    mlo_buf_clear(&out);
+}
+
+/* Else a clone asks for a commit whose objects come later. */
+static void test_ledger__names_a_commit_when_its_objects_are_there(void **state)
+{
+    struct api *api = *state;
+    ledger_events(api->pg, api->project, 0, 1);
+    api->on_ledger_step = write_elsewhere;
+    assert_cloned(api, "one", "1\n");
+    assert_cloned(api, "two", "2\n");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         API_TEST(test_ledger__stock_git_clones_and_checks_it),
         API_TEST(test_ledger__packs_make_a_clone_cheap),
+        API_TEST(test_ledger__names_a_commit_when_its_objects_are_there),
         API_TEST(test_audit_verify__finds_and_names_what_was_tampered_with),
         API_TEST(test_audit_verify__finds_a_wholesale_rewrite),
         API_TEST(test_audit_verify__trusts_keys_by_the_one_before),
