@@ -1,25 +1,13 @@
-/* The planner: a recipe and a version become a run with jobs. Derive steps form a chain, in the recipe's
+/* The planner: a recipe and a version become an outline of a run. Derive steps form a chain, in the recipe's
  * order; the observe steps follow on what the chain made, one after another, so that they do not disturb each
  * other. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "pipeline/service/service_impl.h"
+#include "pipeline/service/planner_impl.h"
 #include "pipeline/service/teacher_impl.h"
 
-enum {
-    S_VERSION,
-    S_EXISTING,
-    S_INSERT_RUN,
-    S_INSERT_JOB,
-    S_INSERT_DEP,
-    S_MADE,
-    S_INSERT_MADE,
-    S_CANCEL_RUN,
-    S_CANCEL_JOBS,
-    S_HISTORY
-};
+enum { S_VERSION, S_MADE };
 
 const struct mlo_sql MLO_PLANNER_SQL[] = {
     [S_VERSION] = {"planner_version",
@@ -30,85 +18,15 @@ const struct mlo_sql MLO_PLANNER_SQL[] = {
                    "from version v join model m on m.id = v.model_id join project p on p.id = m.project_id "
                    "join version_blob b on b.version_id = v.id and b.role = 'model' where v.id = $1",
                    1},
-    [S_EXISTING] = {"planner_existing",
-                    "select id, version, recipe from run where project = $1 and idempotency_key = $2", 2},
-    [S_INSERT_RUN] =
-        {"planner_insert_run",
-         "insert into run (project, version, recipe_name, recipe, target, source, datasets, priority, "
-         "  variant, idempotency_key, created_by) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) "
-         "on conflict (project, idempotency_key) where idempotency_key is not null do nothing "
-         "returning id",
-         11},
-    [S_INSERT_JOB] =
-        {"planner_insert_job",
-         "insert into job (run, project, position, name, step, kind, target, exclusive, state, priority, "
-         "  spec, input, ready_at, derivation, memory_bytes, disk_bytes, gpus, gpu, timeout_s, estimated) "
-         "values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, "
-         "  case when $9 = 'ready' then clock_timestamp() end, $13, $14, $15, $16::integer, $17, "
-         "  nullif($18::integer, 0), $19::text[]) returning id",
-         19},
-    [S_INSERT_DEP] = {"planner_insert_dep", "insert into job_dep (job, needs) values ($1, $2)", 2},
     [S_MADE] = {"planner_made",
                 "select d.step, d.key from variant v join derivation d on d.key = v.derivation "
                 "where v.version_id = $1 and v.name = $2 and v.artifact = $3 order by v.id desc limit 1",
                 3},
-    /* what others look at: it was done before the run began */
-    [S_INSERT_MADE] =
-        {"planner_insert_made",
-         "insert into job (run, project, position, name, step, kind, target, state, priority, spec, "
-         "derivation, "
-         "  output, result, progress, finished_at) "
-         "values ($1, $2, $3, $4, $5, 'derive', 'any', 'reused', $6, '{\"options\":{}}', $7, $8, "
-         "  '{\"report\":{}}', 1, now()) returning id",
-         8},
-    /* of the newest 500 of the step: those on a model of half to twice the size */
-    [S_HISTORY] = {"planner_history",
-                   "select percentile_cont(0.5) within group (order by h.s)::float8, count(*) from ("
-                   "  select extract(epoch from j.finished_at - a.started_at) as s from ("
-                   "    select id, run, claims, finished_at from job where step = $1 and state = 'succeeded' "
-                   "    order by id desc limit 500) j "
-                   "  join attempt a on a.job = j.id and a.number = j.claims join run r on r.id = j.run "
-                   "  join blob b on b.digest = r.source "
-                   "  where b.size between $2::bigint / 2 and $2::bigint * 2 order by j.id desc limit 31) h",
-                   2},
-    [S_CANCEL_RUN] = {"planner_cancel_run", "select state, project from run where id = $1", 1},
-    [S_CANCEL_JOBS] = {"planner_cancel_jobs", "select id from job where run = $1 order by id for update", 1},
 };
 const size_t MLO_PLANNER_SQL_COUNT = MLO_COUNT(MLO_PLANNER_SQL);
 
-enum { MAX_JOBS = 64 };
-
-struct planned_job {
-    bool made; /* it is what the request is on: its step and recipe_step are NULL */
-    const struct mlo_recipe_step *recipe_step;
-    const struct mlo_step *step;
-    char name[96];
-    const char *target;
-    int needs; /* position of the job before; -1: none */
-    struct mlo_needs resources;
-    bool no_memory, no_disk; /* nobody said how much: estimated */
-};
-
-struct plan {
-    int64_t project, version;
-    char project_name[104], object[256]; /* "fashion/cnn@2" */
-    int64_t source_bytes;
-    struct mlo_digest source;       /* the model file */
-    struct mlo_digest source_input; /* what stands for the upload in a derivation */
-    json_t *datasets;
-    struct planned_job jobs[MAX_JOBS + 1];
-    int job_count;
-    const char *variant; /* NULL: nothing is derived */
-    const char *target;  /* the recipe's, or that of what it is on */
-    const struct mlo_run_subject *on;
-    char made_by[64];          /* the step that made it */
-    struct mlo_digest made_as; /* and its derivation */
-};
-
-/* --- planning ------------------------------------------------------------------------------------------ */
-
 static enum mlo_status resolve_version(struct mlo_db_conn *conn, const struct mlo_run_request *request,
-                                       struct plan *plan, struct mlo_error *err)
+                                       struct mlo_run_outline *plan, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_rows rows = {0};
@@ -133,8 +51,8 @@ out:
     return status;
 }
 
-static enum mlo_status resolve_dataset(struct mlo_db_conn *conn, struct plan *plan, const char *role,
-                                       const char *text, struct mlo_error *err)
+static enum mlo_status resolve_dataset(struct mlo_db_conn *conn, struct mlo_run_outline *plan,
+                                       const char *role, const char *text, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_ref ref = {0};
@@ -170,8 +88,8 @@ out:
 }
 
 /* The recipe's postprocessing model: a model of the project, a version of it. */
-static enum mlo_status resolve_postprocess(struct mlo_db_conn *conn, struct plan *plan, const char *text,
-                                           struct mlo_error *err)
+static enum mlo_status resolve_postprocess(struct mlo_db_conn *conn, struct mlo_run_outline *plan,
+                                           const char *text, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_ref ref = {0};
@@ -222,7 +140,7 @@ out:
 }
 
 static enum mlo_status resolve_teacher(struct mlo_db_conn *conn, const struct mlo_run_request *request,
-                                       struct plan *plan, struct mlo_error *err)
+                                       struct mlo_run_outline *plan, struct mlo_error *err)
 {
     const char *text = mlo_teacher_of(request->recipe);
     json_t *entry;
@@ -235,7 +153,7 @@ static enum mlo_status resolve_teacher(struct mlo_db_conn *conn, const struct ml
 }
 
 /* Two names may mean the same data. */
-static enum mlo_status check_roles(const struct mlo_recipe *recipe, const struct plan *plan,
+static enum mlo_status check_roles(const struct mlo_recipe *recipe, const struct mlo_run_outline *plan,
                                    struct mlo_error *err)
 {
     const json_t *select = json_object_get(plan->datasets, "select"),
@@ -273,7 +191,8 @@ static const char *needed_target(const struct mlo_step *step, const json_t *opti
 }
 
 /* What the request is on, as a job that is done: the others work on what it made. The upload needs none. */
-static enum mlo_status plan_subject(struct mlo_db_conn *conn, struct plan *plan, struct mlo_error *err)
+static enum mlo_status plan_subject(struct mlo_db_conn *conn, struct mlo_run_outline *plan,
+                                    struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const struct mlo_run_subject *on = plan->on;
@@ -291,8 +210,8 @@ static enum mlo_status plan_subject(struct mlo_db_conn *conn, struct plan *plan,
         goto out;
     }
     snprintf(plan->made_by, sizeof plan->made_by, "%s", mlo_rows_text(&rows, 0, 0));
-    struct planned_job *job = &plan->jobs[plan->job_count++];
-    *job = (struct planned_job){.made = true, .target = "any", .needs = -1};
+    struct mlo_planned_job *job = &plan->jobs[plan->job_count++];
+    *job = (struct mlo_planned_job){.made = true, .target = "any", .needs = -1};
     snprintf(job->name, sizeof job->name, "%.90s", on->variant);
     plan->variant = on->variant;
 out:
@@ -300,11 +219,12 @@ out:
     return status;
 }
 
-static enum mlo_status plan_jobs(const struct mlo_recipe *recipe, struct plan *plan, struct mlo_error *err)
+static enum mlo_status plan_jobs(const struct mlo_recipe *recipe, struct mlo_run_outline *plan,
+                                 struct mlo_error *err)
 {
-    if (recipe->step_count > MAX_JOBS)
+    if (recipe->step_count > MLO_PLANNED_JOBS_MAX)
         return mlo_error_set(err, MLO_ETOOBIG, "the recipe has %zu steps; at most %d are planned",
-                             recipe->step_count, MAX_JOBS);
+                             recipe->step_count, MLO_PLANNED_JOBS_MAX);
     const enum mlo_step_kind order[] = {MLO_STEP_DERIVE, MLO_STEP_OBSERVE};
     for (size_t k = 0; k < MLO_COUNT(order); k++) {
         for (size_t i = 0; i < recipe->step_count; i++) {
@@ -314,7 +234,7 @@ static enum mlo_status plan_jobs(const struct mlo_recipe *recipe, struct plan *p
                                      recipe->steps[i].name);
             if (step->kind != order[k])
                 continue;
-            struct planned_job *job = &plan->jobs[plan->job_count];
+            struct mlo_planned_job *job = &plan->jobs[plan->job_count];
             job->recipe_step = &recipe->steps[i];
             job->step = step;
             job->target = needed_target(step, recipe->steps[i].options, plan->target);
@@ -346,8 +266,8 @@ static enum mlo_status plan_jobs(const struct mlo_recipe *recipe, struct plan *p
     return MLO_OK;
 }
 
-static enum mlo_status make_plan(struct mlo_db_conn *conn, const struct mlo_run_request *request,
-                                 struct plan *plan, struct mlo_error *err)
+enum mlo_status mlo_run_outline_make(struct mlo_db_conn *conn, const struct mlo_run_request *request,
+                                     struct mlo_run_outline *plan, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const struct mlo_recipe *recipe = request->recipe;
@@ -372,405 +292,4 @@ static enum mlo_status make_plan(struct mlo_db_conn *conn, const struct mlo_run_
         status = mlo_error_set(err, MLO_EINVAL, "the recipe '%s' has no steps", recipe->name);
 out:
     return status;
-}
-
-/* --- showing ------------------------------------------------------------------------------------------- */
-
-static json_t *needs_json(const struct planned_job *job)
-{
-    const struct mlo_needs *n = &job->resources;
-    json_t *estimated = json_array();
-    if (job->no_memory)
-        json_array_append_new(estimated, json_string("memory"));
-    if (job->no_disk)
-        json_array_append_new(estimated, json_string("disk"));
-    json_t *out = json_pack("{s:I, s:I, s:i, s:s?, s:o}", "memory_bytes", (json_int_t)n->memory_bytes,
-                            "disk_bytes", (json_int_t)n->disk_bytes, "gpus", n->gpus, "gpu",
-                            n->gpu[0] ? n->gpu : NULL, "estimated", estimated);
-    if (out)
-        json_object_set_new(out, "timeout_s", n->timeout_s ? json_integer(n->timeout_s) : json_null());
-    return out;
-}
-
-static json_t *job_json(const struct planned_job *job, const char *made_by, int position)
-{
-    json_t *needs = json_array();
-    if (job->needs >= 0)
-        json_array_append_new(needs, json_integer(job->needs));
-    if (job->made)
-        return json_pack("{s:i, s:s, s:s, s:s, s:s, s:{}, s:o, s:b, s:o, s:f, s:i}", "position", position,
-                         "name", job->name, "step", made_by, "kind", "derive", "target", job->target,
-                         "options", "needs", needs, "cached", 1, "resources", needs_json(job), "estimate_s",
-                         0.0, "estimate_of", 0);
-    return json_pack("{s:i, s:s, s:s, s:s, s:s, s:O, s:o, s:b, s:o}", "position", position, "name", job->name,
-                     "step", job->step->name, "kind",
-                     job->step->kind == MLO_STEP_DERIVE ? "derive" : "observe", "target", job->target,
-                     "options", job->recipe_step->options, "needs", needs, "cached", 0, "resources",
-                     needs_json(job));
-}
-
-/* Adds "estimate_s", the median of what the step took on models of about this size, and "estimate_of", of how
- * many times; null where it never ran on such. */
-static enum mlo_status add_estimate(struct mlo_db_conn *conn, const struct plan *plan,
-                                    const struct planned_job *job, json_t *row, struct mlo_error *err)
-{
-    struct mlo_rows rows = {0};
-    struct mlo_params p = MLO_PARAMS_INIT;
-    mlo_param_text(&p, job->step->name);
-    mlo_param_i64(&p, plan->source_bytes);
-    enum mlo_status status = mlo_db_exec(conn, &MLO_PLANNER_SQL[S_HISTORY], &p, &rows, err);
-    if (status == MLO_OK) {
-        bool known = mlo_rows_i64(&rows, 0, 1) > 0;
-        json_object_set_new(row, "estimate_s", known ? json_real(mlo_rows_f64(&rows, 0, 0)) : json_null());
-        json_object_set_new(row, "estimate_of", json_integer(mlo_rows_i64(&rows, 0, 1)));
-    }
-    mlo_rows_clear(&rows);
-    return status;
-}
-
-/* The sum over what is not cached; null when one of them never ran. */
-static json_t *total_estimate(const json_t *jobs)
-{
-    const json_t *row;
-    size_t i;
-    double sum = 0;
-    json_array_foreach((json_t *)jobs, i, row)
-    {
-        const json_t *each = json_object_get(row, "estimate_s");
-        if (mlo_json_bool(row, "cached", false))
-            continue;
-        if (!json_is_number(each))
-            return json_null();
-        sum += json_number_value(each);
-    }
-    return json_real(sum);
-}
-
-static enum mlo_status show_plan(struct mlo_db_conn *conn, const struct plan *plan, json_t *jobs,
-                                 struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    struct mlo_digest input = plan->source_input, key;
-    bool known = true; /* the input of this job */
-    char *canonical = NULL, text[MLO_DIGEST_TEXT_SIZE];
-    for (int i = 0; i < plan->job_count; i++) {
-        const struct planned_job *job = &plan->jobs[i];
-        json_t *row = job_json(job, plan->made_by, i);
-        if (!row || json_array_append_new(jobs, row) < 0) {
-            status = mlo_error_nomem(err);
-            goto out;
-        }
-        if (job->made)
-            continue;
-        MLO_TRY(add_estimate(conn, plan, job, row, err));
-        if (!known || job->step->kind != MLO_STEP_DERIVE)
-            continue;
-        free(canonical);
-        canonical = NULL;
-        MLO_TRY(mlo_job_derivation(job->step->name, job->recipe_step->options, &input, plan->datasets, NULL,
-                                   &canonical, &key, err));
-        json_object_set_new(row, "derivation", json_string(mlo_digest_text(&key, text)));
-        enum mlo_status found = mlo_derivation_find(conn, &key, &input, NULL, NULL, err);
-        if (found != MLO_OK && found != MLO_ENOTFOUND) {
-            status = found;
-            goto out;
-        }
-        known = found == MLO_OK;
-        json_object_set_new(row, "cached", json_boolean(known));
-    }
-out:
-    free(canonical);
-    return status;
-}
-
-enum mlo_status mlo_run_plan(struct mlo_db_conn *conn, const struct mlo_run_request *request, json_t **out,
-                             struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    struct plan plan = {.project = 0};
-    json_t *jobs = json_array();
-    MLO_TRY(make_plan(conn, request, &plan, err));
-    MLO_TRY(show_plan(conn, &plan, jobs, err));
-    *out = json_pack("{s:s?, s:o, s:s, s:s, s:O, s:O}", "variant", plan.variant, "estimate_s",
-                     total_estimate(jobs), "on", plan.object, "target", plan.target, "datasets",
-                     plan.datasets, "jobs", jobs);
-    if (!*out)
-        status = mlo_error_nomem(err);
-out:
-    json_decref(plan.datasets);
-    json_decref(jobs);
-    return status;
-}
-
-/* --- submitting ---------------------------------------------------------------------------------------- */
-
-struct submit {
-    const struct mlo_run_request *request;
-    struct mlo_buf recipe; /* canonical */
-    int64_t run;
-    bool created;
-};
-
-static enum mlo_status find_existing(struct mlo_db_conn *conn, struct submit *submit, struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    struct mlo_rows rows = {0};
-    struct mlo_params p = MLO_PARAMS_INIT;
-    mlo_param_i64(&p, submit->request->project);
-    mlo_param_text(&p, submit->request->idempotency_key);
-    MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_EXISTING], &p, &rows, err));
-    if (mlo_rows_count(&rows) == 0)
-        goto out;
-    submit->run = mlo_rows_i64(&rows, 0, 0);
-    if (mlo_rows_i64(&rows, 0, 1) != submit->request->version ||
-        !mlo_str_eq(mlo_rows_text(&rows, 0, 2), mlo_buf_str(&submit->recipe))) {
-        status = mlo_error_set(err, MLO_ECONFLICT,
-                               "this idempotency key was used for run %lld, which is another one",
-                               (long long)submit->run);
-        mlo_error_hint(err, "use a new key for a new run");
-    }
-out:
-    mlo_rows_clear(&rows);
-    return status;
-}
-
-static enum mlo_status insert_run(struct mlo_db_conn *conn, struct submit *submit, const struct plan *plan,
-                                  struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    const struct mlo_run_request *r = submit->request;
-    struct mlo_rows rows = {0};
-    struct mlo_buf datasets = MLO_BUF_INIT;
-    struct mlo_params p = MLO_PARAMS_INIT;
-    mlo_json_canonical(plan->datasets, &datasets);
-    mlo_param_i64(&p, r->project);
-    mlo_param_i64(&p, r->version);
-    mlo_param_text(&p, r->recipe->name);
-    mlo_param_text(&p, mlo_buf_str(&submit->recipe));
-    mlo_param_text(&p, plan->target);
-    mlo_param_digest(&p, &plan->source);
-    mlo_param_text(&p, mlo_buf_str(&datasets));
-    mlo_param_i64(&p, r->priority);
-    mlo_param_text(&p, plan->variant);
-    mlo_param_text(&p, r->idempotency_key);
-    mlo_param_text(&p, r->actor->name);
-    MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_INSERT_RUN], &p, &rows, err));
-    submit->created = mlo_rows_count(&rows) == 1;
-    if (submit->created)
-        submit->run = mlo_rows_i64(&rows, 0, 0);
-out:
-    mlo_buf_clear(&datasets);
-    mlo_rows_clear(&rows);
-    return status;
-}
-
-static enum mlo_status insert_made(struct mlo_db_conn *conn, const struct submit *submit,
-                                   const struct plan *plan, int position, int64_t *id, struct mlo_error *err)
-{
-    struct mlo_rows rows = {0};
-    struct mlo_params p = MLO_PARAMS_INIT;
-    mlo_param_i64(&p, submit->run);
-    mlo_param_i64(&p, plan->project);
-    mlo_param_i64(&p, position);
-    mlo_param_text(&p, plan->jobs[position].name);
-    mlo_param_text(&p, plan->made_by);
-    mlo_param_i64(&p, submit->request->priority);
-    mlo_param_digest(&p, &plan->made_as);
-    mlo_param_digest(&p, &plan->on->artifact);
-    enum mlo_status status = mlo_db_exec(conn, &MLO_PLANNER_SQL[S_INSERT_MADE], &p, &rows, err);
-    if (status == MLO_OK)
-        *id = mlo_rows_i64(&rows, 0, 0);
-    mlo_rows_clear(&rows);
-    return status;
-}
-
-/* What a job works on, where that is known before the run begins; NULL: what the one before it makes. */
-static const struct mlo_digest *known_input(const struct plan *plan, const struct planned_job *job)
-{
-    if (job->needs < 0)
-        return job->step->kind == MLO_STEP_DERIVE ? &plan->source_input : &plan->source;
-    return plan->jobs[job->needs].made ? &plan->on->artifact : NULL;
-}
-
-static enum mlo_status insert_job(struct mlo_db_conn *conn, const struct submit *submit,
-                                  const struct plan *plan, int position, int64_t *ids, struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    const struct planned_job *job = &plan->jobs[position];
-    if (job->made)
-        return insert_made(conn, submit, plan, position, &ids[position], err);
-    bool derive = job->step->kind == MLO_STEP_DERIVE;
-    const struct mlo_digest *input = known_input(plan, job);
-    struct mlo_rows rows = {0};
-    struct mlo_buf text = MLO_BUF_INIT;
-    struct mlo_params p = MLO_PARAMS_INIT;
-    struct mlo_digest key;
-    bool has_key = false;
-    char *canonical = NULL;
-    json_t *spec = json_pack("{s:O}", "options", job->recipe_step->options);
-    if (spec)
-        mlo_json_canonical(spec, &text);
-    if (!spec || !mlo_buf_ok(&text)) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    if (derive && job->needs < 0) { /* the others' follow from what those before them make */
-        MLO_TRY(mlo_job_derivation(job->step->name, job->recipe_step->options, &plan->source_input,
-                                   plan->datasets, NULL, &canonical, &key, err));
-        has_key = true;
-    }
-    mlo_param_i64(&p, submit->run);
-    mlo_param_i64(&p, plan->project);
-    mlo_param_i64(&p, position);
-    mlo_param_text(&p, job->name);
-    mlo_param_text(&p, job->step->name);
-    mlo_param_text(&p, derive ? "derive" : "observe");
-    mlo_param_text(&p, job->target);
-    mlo_param_bool(&p, job->step->exclusive);
-    mlo_param_text(&p, input ? "ready" : "waiting");
-    mlo_param_i64(&p, submit->request->priority);
-    mlo_param_text(&p, mlo_buf_str(&text));
-    mlo_param_digest(&p, input);
-    mlo_param_digest(&p, has_key ? &key : NULL);
-    mlo_param_i64(&p, (int64_t)job->resources.memory_bytes);
-    mlo_param_i64(&p, (int64_t)job->resources.disk_bytes);
-    mlo_param_i64(&p, job->resources.gpus);
-    mlo_param_text(&p, job->resources.gpu[0] ? job->resources.gpu : NULL);
-    mlo_param_i64(&p, job->resources.timeout_s);
-    mlo_param_text(&p, job->no_memory && job->no_disk ? "{memory,disk}"
-                       : job->no_memory               ? "{memory}"
-                       : job->no_disk                 ? "{disk}"
-                                                      : "{}");
-    MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_INSERT_JOB], &p, &rows, err));
-    ids[position] = mlo_rows_i64(&rows, 0, 0);
-    if (job->needs >= 0) {
-        p = (struct mlo_params)MLO_PARAMS_INIT;
-        mlo_param_i64(&p, ids[position]);
-        mlo_param_i64(&p, ids[job->needs]);
-        MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_INSERT_DEP], &p, NULL, err));
-    }
-out:
-    free(canonical);
-    json_decref(spec);
-    mlo_buf_clear(&text);
-    mlo_rows_clear(&rows);
-    return status;
-}
-
-static enum mlo_status announce(struct mlo_db_conn *conn, const struct submit *submit,
-                                const struct plan *plan, struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    char object[64];
-    json_t *data = json_pack("{s:s}", "state", "queued");
-    json_t *after =
-        json_pack("{s:s, s:s, s:s, s:O}", "on", plan->object, "recipe", submit->request->recipe->name,
-                  "target", plan->target, "datasets", plan->datasets);
-    if (!data || !after) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    snprintf(object, sizeof object, "run %lld", (long long)submit->run);
-    struct mlo_audit_event event = {.action = "run.submit", .object = object, .after = after};
-    MLO_TRY(mlo_run_event(conn, submit->run, "run", data, err));
-    MLO_TRY(mlo_queue_notify(conn, err));
-    MLO_TRY(mlo_audit_append(conn, plan->project, submit->request->actor, &event, NULL, err));
-out:
-    json_decref(data);
-    json_decref(after);
-    return status;
-}
-
-static enum mlo_status submit_tx(struct mlo_db_conn *conn, void *arg, struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    struct submit *submit = arg;
-    struct plan plan = {.project = 0};
-    int64_t ids[MAX_JOBS + 1];
-    submit->run = 0;
-    submit->created = false;
-    MLO_TRY(mlo_actor_require(submit->request->actor, submit->request->project, MLO_SUBMITTER, err));
-    if (submit->request->idempotency_key)
-        MLO_TRY(find_existing(conn, submit, err));
-    if (submit->run)
-        goto out;
-    MLO_TRY(make_plan(conn, submit->request, &plan, err));
-    MLO_TRY(insert_run(conn, submit, &plan, err));
-    if (!submit->created) { /* somebody with the same key was faster */
-        MLO_TRY(find_existing(conn, submit, err));
-        goto out;
-    }
-    for (int i = 0; i < plan.job_count; i++)
-        MLO_TRY(insert_job(conn, submit, &plan, i, ids, err));
-    MLO_TRY(announce(conn, submit, &plan, err));
-out:
-    json_decref(plan.datasets);
-    return status;
-}
-
-enum mlo_status mlo_run_submit(struct mlo_db_conn *conn, const struct mlo_run_request *request, int64_t *run,
-                               bool *created, struct mlo_error *err)
-{
-    struct submit submit = {.request = request, .recipe = MLO_BUF_INIT};
-    mlo_json_canonical(request->recipe->canonical, &submit.recipe);
-    enum mlo_status status =
-        mlo_buf_ok(&submit.recipe) ? mlo_service_tx(conn, submit_tx, &submit, err) : mlo_error_nomem(err);
-    if (status == MLO_OK) {
-        *run = submit.run;
-        if (created)
-            *created = submit.created;
-    }
-    mlo_buf_clear(&submit.recipe);
-    return status;
-}
-
-/* --- cancelling ---------------------------------------------------------------------------------------- */
-
-struct cancel {
-    const struct mlo_actor *actor;
-    int64_t run;
-    const char *reason;
-};
-
-static enum mlo_status cancel_tx(struct mlo_db_conn *conn, void *arg, struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    const struct cancel *cancel = arg;
-    struct mlo_rows rows = {0};
-    struct mlo_error why = {0};
-    char *error = NULL;
-    struct mlo_params p = MLO_PARAMS_INIT;
-    mlo_param_i64(&p, cancel->run);
-    MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_CANCEL_JOBS], &p, NULL, err));
-    MLO_TRY(mlo_db_exec(conn, &MLO_PLANNER_SQL[S_CANCEL_RUN], &p, &rows, err));
-    if (mlo_rows_count(&rows) == 0) {
-        status = mlo_error_set(err, MLO_ENOTFOUND, "there is no run %lld", (long long)cancel->run);
-        goto out;
-    }
-    MLO_TRY(mlo_actor_require(cancel->actor, mlo_rows_i64(&rows, 0, 1), MLO_SUBMITTER, err));
-    const char *state = mlo_rows_text(&rows, 0, 0);
-    if (strcmp(state, "queued") != 0 && strcmp(state, "running") != 0) {
-        status = mlo_error_set(err, MLO_ECONFLICT, "run %lld has %s already", (long long)cancel->run,
-                               strcmp(state, "cancelled") == 0 ? "been cancelled" : state);
-        goto out;
-    }
-    const char *reason = cancel->reason && *cancel->reason ? cancel->reason : NULL;
-    mlo_error_set(&why, MLO_ECANCELLED, "cancelled by %s%s%s", cancel->actor->name, reason ? ": " : "",
-                  reason ? reason : "");
-    if (!(error = mlo_error_json(&why, 0))) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    MLO_TRY(mlo_run_end(conn, cancel->run, "cancelled", error, cancel->actor, err));
-out:
-    free(error);
-    mlo_rows_clear(&rows);
-    return status;
-}
-
-enum mlo_status mlo_run_cancel(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t run,
-                               const char *reason, struct mlo_error *err)
-{
-    struct cancel cancel = {actor, run, reason};
-    return mlo_service_tx(conn, cancel_tx, &cancel, err);
 }
