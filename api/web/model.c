@@ -223,7 +223,9 @@ static enum mlo_status draw(struct mlo_request *req, const struct model_view *vi
              "<th class=\"n\">p50 / source</th><th></th></tr></thead><tbody>",
              (long long)view->version.number);
         variant_rows(out, view);
-        HTML(out, "</tbody></table></div></section>");
+        HTML(out, "</tbody></table></div>");
+        mlo_piece_variant_plot(out, view->variants);
+        HTML(out, "</section>");
     }
     if (json_object_size(view->facts)) {
         HTML(out, "<h2>What version %lld says of itself</h2><section class=\"panel\">",
