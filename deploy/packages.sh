@@ -10,6 +10,7 @@ PACKAGES_PROGRAM="libprotobuf-c1 libdnnl2 libzip4 zlib1g libseccomp2 libjansson4
 PACKAGES_WORKER="gcc libc6-dev"
 PACKAGES_TEST="libcmocka-dev libonnx-testdata ccache valgrind clang libomp-dev clang-format curl jq procps python3 python3-numpy python3-onnx python3-yaml
  chromium chromium-driver python3-selenium fonts-dejavu-core
+ man-db zsh fish
  ceph-mon ceph-osd ceph-common ceph-base radosgw python3-swift git openssh-client systemd prometheus"
 
 die() {

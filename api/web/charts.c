@@ -94,8 +94,9 @@ void mlo_piece_variant_plot(struct mlo_buf *out, const json_t *variants)
             .hollow = i == 0,
         };
     }
-    snprintf(x_title, sizeof x_title, "p50 in ms, batch %lld, %lld threads",
-             (long long)mlo_json_i64(load, "batch", 0), (long long)mlo_json_i64(load, "threads", 0));
+    snprintf(x_title, sizeof x_title, "p50 in ms, batch %lld, %lld thread%s",
+             (long long)mlo_json_i64(load, "batch", 0), (long long)mlo_json_i64(load, "threads", 0),
+             mlo_json_i64(load, "threads", 0) == 1 ? "" : "s");
     snprintf(y_title, sizeof y_title, "%.40s%s", name, share ? " in %" : "");
     const struct mlo_plot plot = {
         .label = "Accuracy against latency of the variants; the table says the same",

@@ -48,8 +48,8 @@ void mlo_piece_progress(struct mlo_buf *out, double fraction);
 void mlo_piece_json(struct mlo_buf *out, const json_t *value);
 /* "Older" when the list has more: a link to the same page with the cursor. */
 void mlo_piece_next(struct mlo_request *req, const json_t *list);
-/* Accuracy against latency of the variants of mlo_view_variants, with the Pareto front; nothing where fewer than two
- * have both (charts.c). */
+/* Accuracy against latency of the variants of mlo_view_variants, with the Pareto front; nothing where fewer
+ * than two have both (charts.c). */
 void mlo_piece_variant_plot(struct mlo_buf *out, const json_t *variants);
 /* The lineage graph as an SVG (lineage.c). */
 void mlo_piece_lineage(struct mlo_buf *out, const json_t *lineage);

@@ -16,6 +16,9 @@ pc=$(find "$work/inst" -name mlopt.pc)
 lib=$(dirname "$(find "$work/inst" -name libmlopt.so)")
 [ -f "$pc" ] && [ -f "$work/inst/include/mlopt.h" ] || fail "installed files are missing: $(find "$work/inst" -type f)"
 export PKG_CONFIG_PATH=${pc%/*}
+for file in man/man1/mlopt.1 bash-completion/completions/mlopt zsh/site-functions/_mlopt fish/vendor_completions.d/mlopt.fish; do
+    grep -q promote "$work/inst/share/$file" || fail "share/$file was not installed, or says nothing"
+done
 
 # Symbols: what is exported is the list, each with its version; nothing of the rooms shows.
 nm -D --defined-only "$lib/libmlopt.so" | awk '$2 != "A" {print $3}' | sort >"$work/symbols"

@@ -99,8 +99,20 @@ MLO_MUST_USE enum mlo_status mlo_cli_required(const struct mlo_cli *cli, const c
 
 void mlo_cli_help(const struct mlo_cli *cli, struct mlo_buf *out); /* of the program */
 void mlo_cli_help_verb(const struct mlo_cli_verb *verb, struct mlo_buf *out);
-void mlo_cli_completion(const struct mlo_cli *cli, struct mlo_buf *out); /* for bash */
-void mlo_cli_man(const struct mlo_cli *cli, struct mlo_buf *out);        /* troff */
+/* What completes the verbs, their options and the values of those with choices in a shell: "bash", "zsh" or
+ * "fish"; MLO_EUSAGE for another. */
+MLO_MUST_USE enum mlo_status mlo_cli_completion(const struct mlo_cli *cli, const char *shell,
+                                                struct mlo_buf *out, struct mlo_error *err);
+void mlo_cli_man(const struct mlo_cli *cli, struct mlo_buf *out); /* mlopt(1), for man */
+/* The heading of verb i when it is the first one with it, else NULL: groups in the order of their first verb.
+ */
+const char *mlo_cli_group_at(const struct mlo_cli *cli, size_t i);
+/* How the program may end; ended by a NULL text. */
+struct mlo_cli_exit_code {
+    int code;
+    const char *text;
+};
+const struct mlo_cli_exit_code *mlo_cli_exit_codes(void);
 extern const struct mlo_cli_verb mlo_verb_help, mlo_verb_completion;
 
 /* --- output ------------------------------------------------------------------------------------------------
@@ -135,14 +147,29 @@ bool mlo_cli_colour(FILE *stream);
 /* "12.3 us", "4.56 ms", "1.20 s" from microseconds, into the caller's buffer, which is returned. */
 char *mlo_cli_duration(double us, char out[32]);
 
-/* Progress on stderr: a bar on a terminal, lines with --progress plain, JSON lines with json, else nothing.
- * A mlo_progress_fn with the struct as `arg`. */
+/* How fast something goes on, smoothed over some seconds: it follows a link that changes its speed and does
+ * not jump. Zeroed before use. */
+struct mlo_cli_rate {
+    uint64_t first_ns, last_ns;
+    double last_fraction, per_s; /* fractions of the whole */
+};
+/* What was done at a time; one that is less than before begins anew. */
+void mlo_cli_rate_add(struct mlo_cli_rate *rate, uint64_t now_ns, double fraction);
+/* Seconds until all is done; negative while nothing can be said: within the first second, or when nothing
+ * moves. */
+double mlo_cli_rate_left(const struct mlo_cli_rate *rate);
+/* "8 s", "3 min 20 s", "2 h 5 min", into the caller's buffer, which is returned. */
+char *mlo_cli_left(double seconds, char out[32]);
+
+/* Progress on stderr: a bar with the time left on a terminal (cut to its width), lines with --progress plain,
+ * JSON lines with json, else nothing. A mlo_progress_fn with the struct as `arg`. */
 struct mlo_cli_progress {
     const struct mlo_cli *cli;
     const char *what;
     char last[96];
     double last_fraction;
     uint64_t last_ns;
+    struct mlo_cli_rate rate;
     bool drawn;
 };
 void mlo_cli_progress_start(struct mlo_cli_progress *progress, const struct mlo_cli *cli, const char *what);

@@ -30,8 +30,27 @@ void mlo_cli_help_verb(const struct mlo_cli_verb *verb, struct mlo_buf *out)
     options_block("for every verb", mlo_cli_global_options(), out);
 }
 
-/* Groups in the order of their first verb. */
-static const char *group_at(const struct mlo_cli *cli, size_t i)
+const struct mlo_cli_exit_code *mlo_cli_exit_codes(void)
+{
+    static const struct mlo_cli_exit_code codes[] = {
+        {0, "ok"},
+        {1, "failed"},
+        {2, "wrong usage"},
+        {3, "not found"},
+        {4, "not signed in, or not allowed"},
+        {5, "a conflict"},
+        {6, "the run failed"},
+        {7, "timed out"},
+        {8, "refused by a gate"},
+        {9, "the engine or the device that was asked for is not on this machine"},
+        {130, "interrupted"},
+        {143, "terminated"},
+        {0, NULL},
+    };
+    return codes;
+}
+
+const char *mlo_cli_group_at(const struct mlo_cli *cli, size_t i)
 {
     const struct mlo_cli_verb *v = cli->verbs[i];
     if (v->flags & MLO_CLI_HIDDEN)
@@ -47,7 +66,7 @@ void mlo_cli_help(const struct mlo_cli *cli, struct mlo_buf *out)
     mlo_buf_puts(out, "mlopt: smaller and faster models, measured, promoted and rolled back\n\n"
                       "usage: mlopt VERB [options] …\n");
     for (size_t i = 0; i < cli->verb_count; i++) {
-        const char *group = group_at(cli, i);
+        const char *group = mlo_cli_group_at(cli, i);
         if (!group)
             continue;
         mlo_buf_printf(out, "\n%s:\n", group);
@@ -58,129 +77,9 @@ void mlo_cli_help(const struct mlo_cli *cli, struct mlo_buf *out)
         }
     }
     options_block("for every verb", mlo_cli_global_options(), out);
-    mlo_buf_puts(out,
-                 "\nmlopt VERB --help says more. Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 not "
-                 "allowed,\n5 gate or conflict, 6 job failed, 7 timed out, 130 interrupted.\n");
-}
-
-void mlo_cli_completion(const struct mlo_cli *cli, struct mlo_buf *out)
-{
-    mlo_buf_puts(out, "# bash completion of mlopt:  source <(mlopt completion bash)\n"
-                      "_mlopt() {\n"
-                      "    local cur=${COMP_WORDS[COMP_CWORD]} verb= word words=\n"
-                      "    for word in \"${COMP_WORDS[@]:1:COMP_CWORD-1}\"; do\n"
-                      "        [[ $word == -* ]] || verb=\"$verb $word\"\n"
-                      "    done\n"
-                      "    case \"$verb \" in\n");
-    /* the longer names first, so that "data push" is not taken for "data" */
-    for (int words = 2; words >= 1; words--) {
-        for (size_t i = 0; i < cli->verb_count; i++) {
-            const struct mlo_cli_verb *v = cli->verbs[i];
-            if ((v->flags & MLO_CLI_HIDDEN) || (strchr(v->name, ' ') != NULL) != (words == 2))
-                continue;
-            mlo_buf_printf(out, "    \" %s \"*) words=\"", v->name);
-            const struct mlo_cli_option *sets[] = {v->options, mlo_cli_global_options()};
-            for (size_t s = 0; s < 2; s++)
-                for (const struct mlo_cli_option *o = sets[s]; o && o->name; o++)
-                    mlo_buf_printf(out, "--%s ", o->name);
-            mlo_buf_puts(out, "\" ;;\n");
-        }
-    }
-    for (size_t i = 0; i < cli->verb_count; i++) {
-        const struct mlo_cli_verb *v = cli->verbs[i];
-        const char *space = strchr(v->name, ' ');
-        if (!space || (v->flags & MLO_CLI_HIDDEN))
-            continue;
-        mlo_buf_printf(out, "    \" %.*s \") words+=\" %s\" ;;&\n", (int)(space - v->name), v->name,
-                       space + 1);
-    }
-    mlo_buf_puts(out, "    \" \") words=\"");
-    const char *last = "";
-    for (size_t i = 0; i < cli->verb_count; i++) {
-        const struct mlo_cli_verb *v = cli->verbs[i];
-        size_t first = strcspn(v->name, " ");
-        bool again = strncmp(last, v->name, first) == 0 && (last[first] == ' ' || last[first] == '\0');
-        if (!(v->flags & MLO_CLI_HIDDEN) && !again)
-            mlo_buf_printf(out, "%.*s ", (int)first, v->name);
-        last = v->name;
-    }
-    mlo_buf_puts(out, "--help --version\" ;;\n"
-                      "    esac\n"
-                      "    if [[ $cur == -* || $verb == \"\" || -n $words && $words != --* ]]; then\n"
-                      "        mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$cur\")\n"
-                      "    else\n"
-                      "        mapfile -t COMPREPLY < <(compgen -f -- \"$cur\")\n"
-                      "    fi\n"
-                      "}\n"
-                      "complete -o filenames -F _mlopt mlopt\n");
-}
-
-static void man_text(const char *text, struct mlo_buf *out)
-{
-    bool start = true;
-    for (; *text; text++) {
-        if (start && (*text == '.' || *text == '\''))
-            mlo_buf_puts(out, "\\&");
-        if (*text == '\\' || *text == '-')
-            mlo_buf_putc(out, '\\');
-        mlo_buf_putc(out, *text);
-        start = *text == '\n';
-    }
-}
-
-static void man_options(const struct mlo_cli_option *options, struct mlo_buf *out)
-{
-    for (; options && options->name; options++) {
-        mlo_buf_puts(out, ".TP\n.B ");
-        if (options->letter)
-            mlo_buf_printf(out, "\\-%c, ", options->letter);
-        mlo_buf_puts(out, "\\-\\-");
-        man_text(options->name, out);
-        if (options->value) {
-            mlo_buf_putc(out, ' ');
-            man_text(options->value, out);
-        }
-        mlo_buf_putc(out, '\n');
-        man_text(options->help, out);
-        mlo_buf_putc(out, '\n');
-    }
-}
-
-void mlo_cli_man(const struct mlo_cli *cli, struct mlo_buf *out)
-{
-    mlo_buf_puts(out, ".TH MLOPT 1\n.SH NAME\nmlopt \\- optimize, measure, promote and roll back models\n"
-                      ".SH SYNOPSIS\n.B mlopt\n.I VERB\n[options]\n.SH OPTIONS FOR EVERY VERB\n");
-    man_options(mlo_cli_global_options(), out);
-    for (size_t i = 0; i < cli->verb_count; i++) {
-        const char *group = group_at(cli, i);
-        if (!group)
-            continue;
-        mlo_buf_printf(out, ".SH %s\n", group);
-        for (size_t j = i; j < cli->verb_count; j++) {
-            const struct mlo_cli_verb *v = cli->verbs[j];
-            if ((v->flags & MLO_CLI_HIDDEN) || strcmp(v->group, group) != 0)
-                continue;
-            mlo_buf_puts(out, ".SS mlopt ");
-            man_text(v->name, out);
-            mlo_buf_putc(out, ' ');
-            man_text(v->positional, out);
-            mlo_buf_putc(out, '\n');
-            man_text(v->help, out);
-            mlo_buf_puts(out, ".\n");
-            if (v->detail) {
-                mlo_buf_puts(out, ".PP\n.nf\n");
-                man_text(v->detail, out);
-                mlo_buf_puts(out, ".fi\n");
-            }
-            man_options(v->options, out);
-        }
-    }
-    mlo_buf_puts(out,
-                 ".SH EXIT STATUS\n0 ok, 1 failed, 2 usage, 3 not found, 4 not allowed, 5 conflict, "
-                 "6 job failed, 7 timed out, 8 refused by a gate, 130 interrupted.\n"
-                 ".SH ENVIRONMENT\n.TP\n.B MLOPT_URL\nthe server\n.TP\n.B MLOPT_TOKEN\nthe token; never an "
-                 "argument\n.TP\n.B NO_COLOR\nno escape codes\n"
-                 ".SH FILES\n~/.config/mlopt/config: url = …, token = … (mode 0600)\n");
+    mlo_buf_puts(out, "\nmlopt VERB --help says more.\n\nexit codes:\n");
+    for (const struct mlo_cli_exit_code *c = mlo_cli_exit_codes(); c->text; c++)
+        mlo_buf_printf(out, "  %3d  %s\n", c->code, c->text);
 }
 
 static enum mlo_status help_run(struct mlo_cli *cli, struct mlo_error *err)
@@ -212,11 +111,10 @@ out:
 
 static enum mlo_status completion_run(struct mlo_cli *cli, struct mlo_error *err)
 {
-    if (strcmp(cli->args[0], "bash") != 0)
-        return mlo_error_set(err, MLO_EUSAGE, "completion is there for bash, not for '%s'", cli->args[0]);
     struct mlo_buf text = MLO_BUF_INIT;
-    mlo_cli_completion(cli, &text);
-    enum mlo_status status = mlo_cli_print(err, "%s", mlo_buf_str(&text));
+    enum mlo_status status = mlo_cli_completion(cli, cli->args[0], &text, err);
+    if (status == MLO_OK)
+        status = mlo_cli_print(err, "%s", mlo_buf_str(&text));
     mlo_buf_clear(&text);
     return status;
 }
@@ -238,8 +136,11 @@ const struct mlo_cli_verb mlo_verb_completion = {
     .name = "completion",
     .group = "Other",
     .run = completion_run,
-    .positional = "bash",
+    .positional = "bash|zsh|fish",
     .min_args = 1,
     .max_args = 1,
-    .help = "shell completion: source <(mlopt completion bash)",
+    .help = "what completes verbs and options in a shell",
+    .detail = "  source <(mlopt completion bash)                                  # in ~/.bashrc\n"
+              "  mlopt completion zsh > ~/.zsh/completions/_mlopt                 # a folder of $fpath\n"
+              "  mlopt completion fish > ~/.config/fish/completions/mlopt.fish\n",
 };

@@ -1,6 +1,8 @@
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "api/cli/core/cli.h"
@@ -198,15 +200,67 @@ void mlo_cli_progress_start(struct mlo_cli_progress *p, const struct mlo_cli *cl
     p->last_fraction = -1;
 }
 
-static void draw_bar(struct mlo_cli_progress *p, double fraction, const char *message)
+void mlo_cli_rate_add(struct mlo_cli_rate *r, uint64_t now_ns, double fraction)
+{
+    const double window_s = 5;
+    if (!r->first_ns || fraction < r->last_fraction) {
+        *r = (struct mlo_cli_rate){.first_ns = now_ns, .last_ns = now_ns, .last_fraction = fraction};
+        return;
+    }
+    double gone_s = (double)(now_ns - r->last_ns) * 1e-9;
+    if (gone_s < 0.2)
+        return;
+    double now_per_s = (fraction - r->last_fraction) / gone_s;
+    double weight = r->per_s > 0 ? 1 - exp(-gone_s / window_s) : 1;
+    r->per_s += weight * (now_per_s - r->per_s);
+    r->last_ns = now_ns;
+    r->last_fraction = fraction;
+}
+
+double mlo_cli_rate_left(const struct mlo_cli_rate *r)
+{
+    double left_s = r->per_s > 0 ? (1 - r->last_fraction) / r->per_s : -1;
+    return r->last_ns - r->first_ns < 1000000000u || !(left_s < 1e6) ? -1 : left_s;
+}
+
+char *mlo_cli_left(double seconds, char out[32])
+{
+    double s = ceil(seconds);
+    if (s < 60)
+        snprintf(out, 32, "%.0f s", s);
+    else if (s < 3600)
+        snprintf(out, 32, "%.0f min %.0f s", floor(s / 60), fmod(s, 60));
+    else
+        snprintf(out, 32, "%.0f h %.0f min", floor(s / 3600), floor(fmod(s, 3600) / 60));
+    return out;
+}
+
+static size_t terminal_columns(void)
+{
+    struct winsize size;
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
+}
+
+static void draw_bar(struct mlo_cli_progress *p, double fraction, const char *message, const char *left)
 {
     enum { WIDTH = 24 };
-    char bar[WIDTH + 1];
-    int full = (int)(fraction * WIDTH + 0.5);
-    for (int i = 0; i < WIDTH; i++)
+    char bar[WIDTH + 1], line[512];
+    size_t full = (size_t)(fraction * WIDTH + 0.5), columns = 0, n = 0, most = terminal_columns() - 1;
+    for (size_t i = 0; i < WIDTH; i++)
         bar[i] = i < full ? '#' : '.';
     bar[WIDTH] = '\0';
-    fprintf(stderr, "\r\033[K%s [%s] %3.0f%%  %.60s", p->what, bar, 100 * fraction, message);
+    snprintf(line, sizeof line, "%.80s [%s] %3.0f%%%s%s%s  %.200s", p->what, bar, 100 * fraction,
+             *left ? "  " : "", left, *left ? " left" : "", message);
+    /* A line that wraps could not be drawn over; whole characters, and none that moves the cursor. */
+    for (; line[n]; n++) {
+        unsigned char c = (unsigned char)line[n];
+        columns += (c & 0xc0) != 0x80;
+        if (columns > most)
+            break;
+        if (c < 0x20 || c == 0x7f)
+            line[n] = ' ';
+    }
+    fprintf(stderr, "\r\033[K%.*s", (int)n, line);
     fflush(stderr);
     p->drawn = true;
 }
@@ -221,6 +275,7 @@ void mlo_cli_progress(void *arg, double fraction, const char *message)
     fraction = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction;
     uint64_t now = mlo_clock_ns();
     bool news = strcmp(p->last, message) != 0;
+    mlo_cli_rate_add(&p->rate, now, fraction);
     bool bar = mode == MLO_PROGRESS_AUTO && isatty(STDERR_FILENO);
     uint64_t gap_ns = bar ? 50000000u : 500000000u;
     if (p->last_ns && now - p->last_ns < gap_ns && (bar || !news) && fraction < 1)
@@ -232,17 +287,24 @@ void mlo_cli_progress(void *arg, double fraction, const char *message)
     p->last_ns = now;
     p->last_fraction = fraction;
     snprintf(p->last, sizeof p->last, "%s", message);
+    double left_s = fraction < 1 ? mlo_cli_rate_left(&p->rate) : -1;
+    char left[32] = "";
+    if (left_s >= 0)
+        mlo_cli_left(left_s, left);
     if (bar) {
-        draw_bar(p, fraction, message);
+        draw_bar(p, fraction, message, left);
     } else if (mode == MLO_PROGRESS_JSON) {
         json_t *line = json_pack("{s:s,s:f,s:s}", "what", p->what, "fraction", fraction, "message", message);
+        if (line && left_s >= 0)
+            json_object_set_new(line, "seconds_left", json_real(ceil(left_s)));
         char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
         if (text)
             fprintf(stderr, "%s\n", text);
         free(text);
         json_decref(line);
     } else if (mode == MLO_PROGRESS_PLAIN) {
-        fprintf(stderr, "%s: %3.0f%% %s\n", p->what, 100 * fraction, message);
+        fprintf(stderr, "%s: %3.0f%% %s%s%s%s\n", p->what, 100 * fraction, message, *left ? ", " : "", left,
+                *left ? " left" : "");
     }
 }
 

@@ -187,6 +187,40 @@ static void test_scratch__is_removed(void **state)
     free(copy_within);
 }
 
+static void test_rate__says_what_is_left(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_cli_rate rate = {0};
+    const uint64_t second = 1000000000u;
+    uint64_t now = 5 * second;
+    mlo_cli_rate_add(&rate, now,
+                     0.25); /* an upload that is taken up again: what was there before says no speed */
+    assert_true(mlo_cli_rate_left(&rate) < 0);
+    mlo_cli_rate_add(&rate, now + second / 2, 0.30);
+    assert_true(mlo_cli_rate_left(&rate) < 0); /* too early to say */
+    for (int i = 1; i <= 4; i++)
+        mlo_cli_rate_add(&rate, now + (uint64_t)i * second, 0.25 + 0.1 * i);
+    assert_float_equal(mlo_cli_rate_left(&rate), 3.5, 0.05); /* 0.35 at 0.1 a second */
+    for (int i = 5; i <= 30; i++)                            /* then it stands */
+        mlo_cli_rate_add(&rate, now + (uint64_t)i * second, 0.65);
+    assert_true(mlo_cli_rate_left(&rate) > 200);
+    mlo_cli_rate_add(&rate, now + 31 * second, 0.1); /* and begins anew */
+    assert_true(mlo_cli_rate_left(&rate) < 0);
+}
+
+static void test_left__picks_the_unit(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        double seconds;
+        const char *text;
+    } cases[] = {{0, "0 s"},          {7.2, "8 s"},        {59.5, "1 min 0 s"},
+                 {200, "3 min 20 s"}, {7500, "2 h 5 min"}, {999999, "277 h 46 min"}};
+    char text[32];
+    for (size_t i = 0; i < MLO_COUNT(cases); i++)
+        assert_string_equal(mlo_cli_left(cases[i].seconds, text), cases[i].text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -194,6 +228,8 @@ int main(void)
         cmocka_unit_test(test_table__no_escape_codes_from_texts),
         cmocka_unit_test(test_table__grows),
         cmocka_unit_test(test_duration__picks_the_unit),
+        cmocka_unit_test(test_rate__says_what_is_left),
+        cmocka_unit_test(test_left__picks_the_unit),
         cmocka_unit_test(test_config__text),
         cmocka_unit_test(test_config__flag_over_environment_over_file),
         cmocka_unit_test(test_install__whole_or_untouched),

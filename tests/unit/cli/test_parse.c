@@ -207,15 +207,56 @@ static void test_help__is_made_from_the_table(void **state)
     assert_contains(mlo_buf_str(&text), "-c, --colour NAME");
     assert_contains(mlo_buf_str(&text), "--no-input");
     mlo_buf_reset(&text);
-    mlo_cli_completion(&cli, &text);
-    assert_contains(mlo_buf_str(&text), "\" data push \"*) words=\"--output");
-    assert_contains(mlo_buf_str(&text), "complete -o filenames -F _mlopt mlopt");
-    assert_null(strstr(mlo_buf_str(&text), "inner"));
-    mlo_buf_reset(&text);
     mlo_cli_man(&cli, &text);
-    assert_contains(mlo_buf_str(&text), ".SS mlopt data push NAME");
-    assert_contains(mlo_buf_str(&text), "\\-\\-colour NAME");
+    assert_contains(mlo_buf_str(&text), ".SS \"mlopt data push NAME\"");
+    assert_contains(mlo_buf_str(&text), "\\-\\-colour\\fR \\fINAME");
+    assert_contains(mlo_buf_str(&text), "(one of red, green)");
+    assert_null(strstr(mlo_buf_str(&text), "inner"));
     mlo_buf_clear(&text);
+}
+
+/* What the shells make of it is tested with them: tests/e2e/test_terminal.py. */
+static void test_completion__is_made_from_the_table(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        const char *shell, *parts[4];
+    } cases[] = {
+        {"bash",
+         {"complete -o filenames -F _mlopt mlopt", "\"data push\")", "--colour|-c) words=\"red green\"",
+          "--wet"}},
+        {"zsh",
+         {"#compdef mlopt", "'data push')", "'--colour=[which colour]:NAME:(red green)'",
+          "'push:send data'"}},
+        {"fish",
+         {"-n '__mlopt_verb \"paint\"' -l colour -s c -x -a 'red green' -d 'which colour'",
+          "-a push -d 'send data'", "-a paint -d 'paint a wall'", "-l no-input"}},
+    };
+    const struct mlo_cli cli = {.verbs = table, .verb_count = MLO_COUNT(table)};
+    struct mlo_error err = {0};
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        struct mlo_buf text = MLO_BUF_INIT;
+        assert_ok(mlo_cli_completion(&cli, cases[i].shell, &text, &err));
+        for (size_t p = 0; p < MLO_COUNT(cases[i].parts); p++)
+            assert_contains(mlo_buf_str(&text), cases[i].parts[p]);
+        assert_null(strstr(mlo_buf_str(&text), "inner"));
+        mlo_buf_clear(&text);
+    }
+    struct mlo_buf text = MLO_BUF_INIT;
+    assert_int_equal(mlo_cli_completion(&cli, "tcsh", &text, &err), MLO_EUSAGE);
+    mlo_buf_clear(&text);
+}
+
+/* How a program can end is in the list that help and man page print. */
+static void test_exit_codes__are_all_listed(void **state)
+{
+    MLO_UNUSED(state);
+    for (int s = 0; s < MLO_STATUS_COUNT; s++) {
+        bool listed = false;
+        for (const struct mlo_cli_exit_code *c = mlo_cli_exit_codes(); c->text; c++)
+            listed = listed || c->code == mlo_status_info((enum mlo_status)s)->exit_code;
+        assert_true(listed);
+    }
 }
 
 int main(void)
@@ -228,6 +269,8 @@ int main(void)
         cmocka_unit_test(test_parse__values_are_checked),
         cmocka_unit_test(test_check__finds_what_hides_a_global_option),
         cmocka_unit_test(test_help__is_made_from_the_table),
+        cmocka_unit_test(test_completion__is_made_from_the_table),
+        cmocka_unit_test(test_exit_codes__are_all_listed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
