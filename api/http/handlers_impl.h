@@ -11,6 +11,7 @@ extern const struct mlo_upload_body mlo_blob_upload;  /* h_blobs.c */
 extern const struct mlo_upload_body mlo_piece_upload; /* h_uploads.c */
 
 mlo_handler_fn h_metrics; /* metrics.c */
+mlo_handler_fn h_openapi; /* openapi.c */
 mlo_handler_fn h_healthz, h_readyz, h_me, h_queue, h_workers, h_worker_pause, h_worker_resume,
     h_worker_drain;                                                                    /* h_service.c */
 mlo_handler_fn h_projects, h_project_create, h_tokens, h_token_create, h_token_revoke; /* h_projects.c */

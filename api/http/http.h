@@ -54,4 +54,16 @@ void mlo_http_stop(struct mlo_http *http, uint32_t drain_ms);
 /* The API's own rows, for tests and documentation. */
 const struct mlo_route *mlo_http_api_routes(size_t *count);
 
+/* An operation of the contract (api/openapi.yaml); a row of the API's routes is the same but for HEAD, which
+ * every GET serves. */
+struct mlo_operation {
+    const char *method, *path, *id;
+    mlo_handler_fn *handler;
+    bool open;
+    enum mlo_role role;
+};
+const struct mlo_operation *mlo_http_operations(size_t *count);
+/* The contract as JSON text, as served at /v1/openapi.json. */
+const char *mlo_http_contract(size_t *size);
+
 #endif

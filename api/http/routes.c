@@ -50,6 +50,11 @@ static const struct mlo_route ROUTES[] = {
     READ("/metrics", h_metrics,
          "What this server and the database count, for Prometheus; of all projects: for tokens of all."),
 
+    {.method = "GET",
+     .path = "/v1/openapi.json",
+     .handler = h_openapi,
+     .open = true,
+     .docs = "This contract, for programs; /docs/api is the same for people."},
     READ("/v1/me", h_me, "Who the token stands for."),
     READ("/v1/queue", h_queue, "What is queued, and whether anybody can take it."),
     READ("/v1/workers", h_workers, "The workers of the last day."),

@@ -20,6 +20,8 @@
 static const struct mlo_route ROUTES[] = {
     OPEN("/assets/{name}", page_asset, "Style sheet, script, icon."),
     OPEN("/login", page_login, "The sign-in form; with token, a one-time link signs in."),
+    OPEN("/docs/api", page_docs, "The contract of the API: what there is, by topic."),
+    OPEN("/docs/api/{topic}", page_docs_topic, "A topic of the API, or its schemas."),
     {.method = "POST",
      .path = "/login",
      .handler = page_login_post,

@@ -94,6 +94,7 @@ MLO_MUST_USE enum mlo_status mlo_page_gates(struct mlo_request *req, const json_
 
 mlo_handler_fn page_home, page_login, page_login_post, page_logout, page_asset, page_artifact, page_report,
     page_report_json;
+mlo_handler_fn page_docs, page_docs_topic;
 mlo_handler_fn page_check, page_approve, page_quarantine_release;
 mlo_handler_fn page_comment;
 mlo_handler_fn page_model, page_search, page_promote, page_rollback, page_promotions;

@@ -48,7 +48,9 @@ static void test_routes__every_row_needs_a_token_and_says_what_it_is(void **stat
     reply_clear(&reply);
 }
 
-static void test_routes__every_row_refuses_a_lower_role(void **state)
+/* All routes by all roles: below the row's it is a 403, from there on never; and never a failure of the
+ * server. */
+static void test_routes__every_row_asks_for_its_role(void **state)
 {
     struct api *api = *state;
     struct reply reply = {0};
@@ -56,16 +58,22 @@ static void test_routes__every_row_refuses_a_lower_role(void **state)
     const struct mlo_route *routes = mlo_http_api_routes(&count);
     char path[512];
     for (size_t i = 0; i < count; i++) {
-        if (routes[i].open || routes[i].role == MLO_VIEWER)
-            continue;
         concrete(routes[i].path, path, sizeof path);
-        api_call(api, &reply, routes[i].method, path, api->token[routes[i].role - 1],
-                 strcmp(routes[i].method, "POST") == 0 ? "{}" : NULL, NULL);
-        assert_http(&reply, 403);
-        assert_code(&reply, "forbidden");
-        checked++;
+        bool post = strcmp(routes[i].method, "POST") == 0;
+        if (strcmp(routes[i].path, "/v1/tokens/{id}") == 0) /* none of those that are still to ask */
+            snprintf(path, sizeof path, "/v1/tokens/999999");
+        for (int role = MLO_VIEWER; role < MLO_ROLE_COUNT; role++) {
+            api_call(api, &reply, routes[i].method, path, api->token[role], post ? "{}" : NULL, NULL);
+            bool low = !routes[i].open && role < (int)routes[i].role;
+            if ((reply.status == 403) != low || reply.status == 401 || reply.status >= 500)
+                fail_msg("%s %s as %s: %ld %s", routes[i].method, path, mlo_role_name((enum mlo_role)role),
+                         reply.status, mlo_buf_str(&reply.body));
+            if (low)
+                assert_code(&reply, "forbidden");
+            checked++;
+        }
     }
-    assert_true(checked >= 8);
+    assert_int_equal(checked, count * MLO_ROLE_COUNT);
     reply_clear(&reply);
 }
 
@@ -201,7 +209,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         API_TEST(test_routes__every_row_needs_a_token_and_says_what_it_is),
-        API_TEST(test_routes__every_row_refuses_a_lower_role),
+        API_TEST(test_routes__every_row_asks_for_its_role),
         API_TEST(test_routes__pages_need_a_session),
         API_TEST(test_routes__a_problem_has_its_members),
         API_TEST(test_routes__bodies_are_strict_and_bounded),

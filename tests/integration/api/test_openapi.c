@@ -1,0 +1,401 @@
+/* The contract and the server are the same: rows and operations one to one; every example of api/openapi.yaml
+ * is sent, and the answer must be one that the contract knows. */
+#include "tests/integration/api/api_fixture.h"
+
+#include "tests/integration/api/schema_fixture.h"
+
+#define DEMO "/v1/projects/demo"
+#define UPLOAD_ID "0123456789abcdef0123456789abcdef" /* the examples' */
+
+static json_t *load_contract(void)
+{
+    size_t size;
+    struct mlo_error err = {0};
+    json_t *contract = NULL;
+    const char *text = mlo_http_contract(&size);
+    assert_mlo_ok(mlo_json_parse(text, size, "contract", &contract, &err), &err);
+    return contract;
+}
+
+static void test_openapi__has_every_route_and_no_other(void **state)
+{
+    struct mlo_buf wrong = MLO_BUF_INIT;
+    size_t routes_count, count, met = 0;
+    const struct mlo_route *routes = mlo_http_api_routes(&routes_count);
+    const struct mlo_operation *operations = mlo_http_operations(&count);
+    MLO_UNUSED(state);
+    for (size_t i = 0; i < routes_count; i++) {
+        const struct mlo_operation *found = NULL;
+        for (size_t j = 0; j < count && !found; j++)
+            if (strcmp(routes[i].method, operations[j].method) == 0 &&
+                strcmp(routes[i].path, operations[j].path) == 0)
+                found = &operations[j];
+        if (!found)
+            mlo_buf_printf(&wrong, "%s %s is not in api/openapi.yaml\n", routes[i].method, routes[i].path);
+        else if (found->handler != routes[i].handler || found->open != routes[i].open ||
+                 (!found->open && found->role != routes[i].role))
+            mlo_buf_printf(&wrong, "%s %s has another handler or x-role in api/openapi.yaml\n",
+                           routes[i].method, routes[i].path);
+        else
+            met++;
+    }
+    for (size_t j = 0; j < count; j++) {
+        bool head = strcmp(operations[j].method, "HEAD") == 0, found = false;
+        const char *method = head ? "GET" : operations[j].method;
+        for (size_t i = 0; i < routes_count; i++)
+            found = found || (strcmp(routes[i].method, method) == 0 &&
+                              strcmp(routes[i].path, operations[j].path) == 0 &&
+                              routes[i].handler == operations[j].handler);
+        if (!found)
+            mlo_buf_printf(&wrong, "%s %s (%s) is no route\n", operations[j].method, operations[j].path,
+                           operations[j].id);
+    }
+    if (wrong.len)
+        fail_msg("%s", mlo_buf_str(&wrong));
+    assert_true(met > 100);
+}
+
+static void check_refs(const json_t *root, const json_t *at, size_t *seen)
+{
+    const char *key;
+    json_t *value;
+    size_t i;
+    if (json_object_get(at, "$ref")) {
+        ++*seen;
+        if (!schema_resolve(root, at))
+            fail_msg("%s names nothing", mlo_json_str(at, "$ref", "?"));
+    }
+    json_object_foreach((json_t *)at, key, value) check_refs(root, value, seen);
+    json_array_foreach((json_t *)at, i, value) check_refs(root, value, seen);
+}
+
+static void test_openapi__is_whole_and_served(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_buf why = MLO_BUF_INIT;
+    json_t *contract = load_contract(), *value, *code;
+    const char *name;
+    size_t seen = 0, size, i;
+    const char *text = mlo_http_contract(&size);
+    check_refs(contract, contract, &seen);
+    assert_true(seen > 500);
+    /* every code that a failure may have, and the examples of problems */
+    const json_t *components = json_object_get(contract, "components");
+    const json_t *problem = json_object_get(json_object_get(components, "schemas"), "Problem");
+    const json_t *codes =
+        json_object_get(json_object_get(json_object_get(problem, "properties"), "code"), "enum");
+    for (int s = MLO_OK + 1; s < MLO_STATUS_COUNT; s++) {
+        bool listed = false;
+        json_array_foreach((json_t *)codes, i, code) listed =
+            listed || strcmp(json_string_value(code), mlo_status_info((enum mlo_status)s)->code) == 0;
+        if (!listed)
+            fail_msg("the code '%s' is not in the contract", mlo_status_info((enum mlo_status)s)->code);
+    }
+    json_object_foreach(json_object_get(components, "responses"), name, value)
+    {
+        const json_t *media = json_object_get(json_object_get(value, "content"), "application/problem+json");
+        if (!schema_fits(contract, problem, json_object_get(media, "example"), name, &why))
+            fail_msg("%s", mlo_buf_str(&why));
+    }
+    api_call(api, &reply, "GET", "/v1/openapi.json", NULL, NULL, NULL);
+    assert_http(&reply, 200);
+    assert_string_equal(mlo_buf_str(&reply.body), text);
+    assert_string_equal(mlo_json_str(reply.json, "openapi", ""), "3.1.0");
+    json_decref(contract);
+    reply_clear(&reply);
+}
+
+/* --- the installation that the examples speak of ----------------------------------------------------- */
+
+static void as_admin(struct api *api, struct reply *reply, const char *method, const char *path,
+                     const char *body, const char *if_match, int wanted)
+{
+    char header[64];
+    snprintf(header, sizeof header, "If-Match: \"%s\"", if_match ? if_match : "");
+    const char *const headers[] = {if_match ? header : NULL, NULL};
+    api_call(api, reply, method, path, api->token[MLO_ADMIN], body, headers);
+    if (reply->status != wanted)
+        fail_msg("%s %s: %ld %s", method, path, reply->status, mlo_buf_str(&reply->body));
+}
+
+#define CHOICE "\"variants\": {\"any\": \"source\"}, "
+#define RECIPE "\"recipe\": \"name: mine\\nsteps:\\n  - benchmark: {batch: [1]}\\n\""
+
+static void make_world(struct api *api)
+{
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    struct mlo_db_conn *conn;
+    char digest[MLO_DIGEST_TEXT_SIZE], body[512];
+    const char *const models[] = {"cnn", "old", "gone"}, *const versions[] = {"a model", "b model",
+                                                                              "c model"};
+    for (size_t i = 0; i < 3; i++)
+        api_version(api, models[i], "a model", "");
+    for (size_t i = 1; i < 3; i++)
+        api_version(api, "cnn", versions[i], "");
+    api_upload(api, "demo", "a model", digest);
+    snprintf(body, sizeof body,
+             "{\"files\": [{\"role\": \"data\", \"name\": \"test.npz\", \"digest\": \"%s\"}]}", digest);
+    as_admin(api, &reply, "POST", DEMO "/datasets/test/versions", body, NULL, 201);
+    as_admin(api, &reply, "POST", DEMO "/deletions", "{\"model\": \"gone\", \"reason\": \"not needed\"}",
+             NULL, 201);
+    for (int v = 1; v <= 2; v++) {
+        char generation[4] = {(char)('0' + v - 1)};
+        snprintf(body, sizeof body,
+                 "{\"stage\": \"production\", \"version\": %d, " CHOICE "\"reason\": \"it is good\"}", v);
+        as_admin(api, &reply, "POST", DEMO "/models/cnn/promotions", body, generation, 201);
+    }
+    as_admin(api, &reply, "POST", DEMO "/models/cnn/promotions",
+             "{\"stage\": \"staging\", \"version\": 1, " CHOICE "\"reason\": \"why not\", \"dry_run\": true}",
+             "0", 200);
+    snprintf(body, sizeof body, "{\"stage\": \"staging\", \"version\": 1, " CHOICE "\"shown\": \"%s\"}",
+             mlo_json_str(json_object_get(reply.json, "decision"), "shown", ""));
+    as_admin(api, &reply, "POST", DEMO "/models/cnn/approvals", body, NULL, 201);
+    as_admin(api, &reply, "POST", DEMO "/runs", "{\"model\": \"cnn\", \"version\": 1, " RECIPE "}", NULL,
+             201);
+    as_admin(api, &reply, "POST", DEMO "/schedules",
+             "{\"name\": \"nightly\", \"model\": \"cnn\", \"cron\": \"0 3 * * *\", " RECIPE "}", NULL, 201);
+    as_admin(api, &reply, "POST", DEMO "/webhooks", "{\"url\": \"https://example.com/in\"}", NULL, 201);
+    as_admin(api, &reply, "POST", DEMO "/webhooks/1/pings", "{}", NULL, 202);
+    assert_mlo_ok(mlo_db_acquire(api->pg->owner, &conn, &err), &err);
+    assert_mlo_ok(mlo_db_exec_text(conn,
+                                   "insert into mlopt.worker (id, host, pid, machine_class, targets, slots, "
+                                   "state, lacking) values ('host-1', 'host', 1, 'test', '{any,cpu}', 2, "
+                                   "'active', '{namespaces}')",
+                                   &err),
+                  &err);
+    mlo_db_release(conn);
+    reply_clear(&reply);
+}
+
+/* --- an example ----------------------------------------------------------------------------------------- */
+
+struct example {
+    const char *method, *path; /* of the operation */
+    const json_t *operation;
+    struct mlo_buf url, body;
+    char headers[8][256];
+    size_t header_count;
+};
+
+static void append_value(struct mlo_buf *out, const json_t *value, bool url)
+{
+    char *text =
+        json_is_string(value) ? strdup(json_string_value(value)) : json_dumps(value, JSON_ENCODE_ANY);
+    char *safe = url ? curl_easy_escape(NULL, text, 0) : NULL;
+    mlo_buf_puts(out, url ? safe : text);
+    curl_free(safe);
+    free(text);
+}
+
+/* Path, query and headers with the examples of the parameters. */
+static void fill_in(const json_t *contract, struct example *e)
+{
+    struct mlo_buf value = MLO_BUF_INIT;
+    json_t *item;
+    size_t i;
+    char mark[64];
+    char query = '?';
+    mlo_buf_puts(&e->url, e->path);
+    json_array_foreach(json_object_get(e->operation, "parameters"), i, item)
+    {
+        const json_t *parameter = schema_resolve(contract, item),
+                     *example = json_object_get(parameter, "example");
+        const char *name = mlo_json_str(parameter, "name", ""), *in = mlo_json_str(parameter, "in", "");
+        if (!example) {
+            assert_false(mlo_json_bool(parameter, "required", false));
+            continue;
+        }
+        if (!schema_fits(contract, json_object_get(parameter, "schema"), example, name, &value))
+            fail_msg("%s: example of %s", e->path, mlo_buf_str(&value));
+        mlo_buf_reset(&value);
+        append_value(&value, example, strcmp(in, "header") != 0);
+        if (strcmp(in, "path") == 0) {
+            snprintf(mark, sizeof mark, "{%s}", name);
+            char *url = strdup(mlo_buf_str(&e->url)), *at = strstr(url, mark);
+            assert_non_null(at);
+            mlo_buf_reset(&e->url);
+            mlo_buf_printf(&e->url, "%.*s%s%s", (int)(at - url), url, mlo_buf_str(&value), at + strlen(mark));
+            free(url);
+        } else if (strcmp(in, "query") == 0) {
+            mlo_buf_printf(&e->url, "%c%s=%s", query, name, mlo_buf_str(&value));
+            query = '&';
+        } else {
+            snprintf(e->headers[e->header_count++], sizeof e->headers[0], "%s: %s", name,
+                     mlo_buf_str(&value));
+        }
+        mlo_buf_reset(&value);
+    }
+    assert_null(strchr(mlo_buf_str(&e->url), '{'));
+    const char *type;
+    json_object_foreach(json_object_get(json_object_get(e->operation, "requestBody"), "content"), type, item)
+    {
+        const json_t *example = json_object_get(item, "example");
+        assert_non_null(example);
+        if (!schema_fits(contract, json_object_get(item, "schema"), example, "body", &value))
+            fail_msg("%s: example of the %s", e->path, mlo_buf_str(&value));
+        append_value(&e->body, example, false);
+        if (strcmp(type, "application/json") != 0)
+            snprintf(e->headers[e->header_count++], sizeof e->headers[0], "Content-Type: %s", type);
+    }
+    mlo_buf_clear(&value);
+}
+
+/* Uploads have ids that nobody foresees: one is begun, and has its bytes unless the example brings them. */
+static void with_upload(struct api *api, struct example *e)
+{
+    struct reply reply = {0};
+    char *url = strdup(mlo_buf_str(&e->url)), *at = strstr(url, UPLOAD_ID), path[256];
+    if (at) {
+        as_admin(api, &reply, "POST", DEMO "/uploads", "{}", NULL, 201);
+        mlo_buf_reset(&e->url);
+        mlo_buf_printf(&e->url, "%.*s%s%s", (int)(at - url), url, mlo_json_str(reply.json, "id", "?"),
+                       at + strlen(UPLOAD_ID));
+        snprintf(path, sizeof path, DEMO "/uploads/%s", mlo_json_str(reply.json, "id", "?"));
+        if (strcmp(e->method, "PATCH") != 0)
+            as_admin(api, &reply, "PATCH", path, "a model", NULL, 202);
+    }
+    free(url);
+    reply_clear(&reply);
+}
+
+/* The documented answer of this status; NULL: none. */
+static const json_t *response_of(const json_t *contract, const json_t *operation, long status)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%ld", status);
+    const json_t *found = json_object_get(json_object_get(operation, "responses"), text);
+    return found ? schema_resolve(contract, found) : NULL;
+}
+
+static const char *content_type(const struct reply *reply, char out[80])
+{
+    const char *at = strstr(mlo_buf_str(&reply->headers), "Content-Type: ");
+    snprintf(out, 80, "%.*s", at ? (int)strcspn(at + 14, ";\r\n") : 0, at ? at + 14 : "");
+    return out;
+}
+
+static void check_answer(const json_t *contract, const struct example *e, const struct reply *reply,
+                         struct mlo_buf *wrong)
+{
+    struct mlo_buf why = MLO_BUF_INIT;
+    char type[80];
+    int64_t expected = mlo_json_i64(e->operation, "x-example-status", 0);
+    const json_t *response = response_of(contract, e->operation, reply->status), *content;
+    bool good = expected ? reply->status == expected : reply->status >= 200 && reply->status < 300;
+    if (!good || !response) {
+        mlo_buf_printf(wrong, "%s %s: %ld, %s: %.300s\n", e->method, mlo_buf_str(&e->url), reply->status,
+                       response ? "not as its example says" : "which is not documented",
+                       mlo_buf_str(&reply->body));
+        return;
+    }
+    content = json_object_get(response, "content");
+    content_type(reply, type);
+    if (!content && reply->body.len)
+        mlo_buf_printf(wrong, "%s %s: a body that is not documented\n", e->method, mlo_buf_str(&e->url));
+    const json_t *media = json_object_get(content, type);
+    if (content && !media)
+        mlo_buf_printf(wrong, "%s %s: '%s' is no documented content type\n", e->method, mlo_buf_str(&e->url),
+                       type);
+    if (media && mlo_str_ends(type, "json") &&
+        !schema_fits(contract, json_object_get(media, "schema"), reply->json, "body", &why))
+        mlo_buf_printf(wrong, "%s %s: %s in %.1500s\n", e->method, mlo_buf_str(&e->url), mlo_buf_str(&why),
+                       mlo_buf_str(&reply->body));
+    mlo_buf_clear(&why);
+}
+
+static void test_openapi__answers_every_example(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_buf wrong = MLO_BUF_INIT;
+    json_t *contract = load_contract();
+    size_t count, sent = 0;
+    const struct mlo_operation *operations = mlo_http_operations(&count);
+    make_world(api);
+    for (int removing = 0; removing < 2; removing++) /* what others need is removed last */
+        for (size_t i = 0; i < count; i++) {
+            if ((strcmp(operations[i].method, "DELETE") == 0) != removing)
+                continue;
+            char method[16];
+            struct example e = {.method = operations[i].method, .path = operations[i].path};
+            snprintf(method, sizeof method, "%s", e.method);
+            for (char *c = method; *c; c++)
+                *c = (char)(*c | 0x20);
+            e.operation =
+                json_object_get(json_object_get(json_object_get(contract, "paths"), e.path), method);
+            assert_non_null(e.operation);
+            fill_in(contract, &e);
+            with_upload(api, &e);
+            const char *headers[9] = {NULL};
+            for (size_t h = 0; h < e.header_count; h++)
+                headers[h] = e.headers[h];
+            api_call(api, &reply, e.method, mlo_buf_str(&e.url),
+                     operations[i].open ? NULL : api->token[MLO_ADMIN],
+                     e.body.len ? mlo_buf_str(&e.body) : NULL, headers);
+            check_answer(contract, &e, &reply, &wrong);
+            mlo_buf_clear(&e.url);
+            mlo_buf_clear(&e.body);
+            sent++;
+        }
+    json_decref(contract);
+    reply_clear(&reply);
+    if (wrong.len)
+        fail_msg("%s", mlo_buf_str(&wrong));
+    assert_int_equal(sent, count);
+    mlo_buf_clear(&wrong);
+}
+
+static void test_openapi__can_be_read_as_pages(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    json_t *contract = load_contract(), *tag;
+    size_t i, count;
+    char path[128];
+    const struct mlo_operation *operations = mlo_http_operations(&count);
+    struct mlo_buf topics = MLO_BUF_INIT;
+    api_call(api, &reply, "GET", "/docs/api", NULL, NULL, NULL);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.headers), "default-src 'none'");
+    for (i = 0; i < count; i++)
+        assert_holds(mlo_buf_str(&reply.body), operations[i].path);
+    assert_true(reply.body.len < 100000);
+    json_array_foreach(json_object_get(contract, "tags"), i, tag)
+    {
+        snprintf(path, sizeof path, "/docs/api/%s", mlo_json_str(tag, "name", ""));
+        assert_holds(mlo_buf_str(&reply.body), path);
+    }
+    json_array_foreach(json_object_get(contract, "tags"), i, tag)
+    {
+        snprintf(path, sizeof path, "/docs/api/%s", mlo_json_str(tag, "name", ""));
+        api_call(api, &reply, "GET", path, NULL, NULL, NULL);
+        assert_http(&reply, 200);
+        assert_true(reply.body.len < 100000);
+        mlo_buf_append(&topics, reply.body.data, reply.body.len);
+    }
+    for (i = 0; i < count; i++) { /* each has its section on one of them */
+        snprintf(path, sizeof path, "id=\"%s\"", operations[i].id);
+        assert_holds(mlo_buf_str(&topics), path);
+    }
+    api_call(api, &reply, "GET", "/docs/api/schemas", NULL, NULL, NULL);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.body), "id=\"Problem\"");
+    api_call(api, &reply, "GET", "/docs/api/nothing", NULL, NULL, NULL);
+    assert_http(&reply, 404);
+    mlo_buf_clear(&topics);
+    json_decref(contract);
+    reply_clear(&reply);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_openapi__has_every_route_and_no_other),
+        API_TEST(test_openapi__is_whole_and_served),
+        API_TEST(test_openapi__answers_every_example),
+        API_TEST(test_openapi__can_be_read_as_pages),
+    };
+    API_MAIN(tests);
+}
