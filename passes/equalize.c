@@ -254,7 +254,7 @@ static enum mlo_status write_stage(const struct stage *s, struct mlo_error *err)
             ((float *)bias.data)[o] =
                 (float)((old ? beta * (double)((const float *)old->data)[o * step] * s->out[o] : 0) +
                         (s->shift ? s->shift[o] : 0));
-        snprintf(name, sizeof name, "%.240s_bias", node->name);
+        snprintf(name, sizeof name, "%.*s_bias", mlo_pass_cut(node->name, 240), node->name);
         MLO_TRY(mlo_pass_set_const_take(node, 2, name, &bias, err));
         if (mlo_node_attr(node, "beta") && !mlo_node_set_f(node, "beta", 1.0f)) {
             status = mlo_error_nomem(err);

@@ -59,7 +59,7 @@ static struct mlo_value *constant(struct mlo_graph *graph, const char *name, con
                                   struct mlo_tensor *t)
 {
     char text[256];
-    snprintf(text, sizeof text, "%.230s_%s", name, suffix);
+    snprintf(text, sizeof text, "%.*s_%s", mlo_pass_cut(name, 230), name, suffix);
     return mlo_graph_add_constant_take(graph, text, t);
 }
 
@@ -212,7 +212,7 @@ static enum mlo_status shift_bias(const struct weighted *w, const struct affine 
     MLO_TRY(mlo_tensor_init(&b, MLO_FLOAT32, 1, &a->channels, err));
     for (int64_t c = 0; c < a->channels; c++)
         ((float *)b.data)[c] = (float)((bias ? (double)bias[(size_t)c * step] * a->k[c] : 0) + a->d[c]);
-    snprintf(name, sizeof name, "%.240s_bias", w->node->name);
+    snprintf(name, sizeof name, "%.*s_bias", mlo_pass_cut(w->node->name, 240), w->node->name);
     MLO_TRY(mlo_pass_set_const_take(w->node, 2, name, &b, err));
 out:
     mlo_tensor_clear(&b);
@@ -282,7 +282,8 @@ static enum mlo_status write_bias(const struct weighted *w, const struct mlo_ten
     char name[256];
     int64_t count = w->channels, dim = (int64_t)w->p.count;
     size_t step = mlo_tensor_count(b) > 1;
-    snprintf(name, sizeof name, "%.230s", w->node->inputs[2]->name);
+    snprintf(name, sizeof name, "%.*s", mlo_pass_cut(w->node->inputs[2]->name, 230),
+             w->node->inputs[2]->name);
     *fits = true;
     MLO_TRY(mlo_tensor_init(&q, MLO_INT32, 1, &count, err));
     MLO_TRY(mlo_tensor_init(&scales, MLO_FLOAT32, w->p.scale->rank, &dim, err));

@@ -310,7 +310,7 @@ static struct mlo_value *number(struct mlo_graph *graph, const char *name, const
     struct mlo_tensor t = {0};
     struct mlo_error ignored;
     char text[256];
-    snprintf(text, sizeof text, "%.230s_%s", name, suffix);
+    snprintf(text, sizeof text, "%.*s_%s", mlo_pass_cut(name, 230), name, suffix);
     if (mlo_tensor_init(&t, MLO_FLOAT32, 0, NULL, &ignored) != MLO_OK)
         return NULL;
     *(float *)t.data = (float)value;
@@ -327,7 +327,7 @@ static enum mlo_status put_before(struct mlo_node *q, struct mlo_value *x, doubl
     struct mlo_graph *graph = q->graph;
     struct mlo_value *bounds[3] = {x, NULL, NULL};
     int count = 1;
-    snprintf(text, sizeof text, "%.230s_clipped", x->name);
+    snprintf(text, sizeof text, "%.*s_clipped", mlo_pass_cut(x->name, 230), x->name);
     struct mlo_value *y = mlo_graph_add_value(graph, text, &x->type);
     bool relu = low == 0 && high == INFINITY, ok = y != NULL;
     if (!relu && low > -INFINITY)
@@ -336,7 +336,7 @@ static enum mlo_status put_before(struct mlo_node *q, struct mlo_value *x, doubl
         ok = (bounds[2] = number(graph, x->name, "greatest", high)) && ok;
     for (int i = 1; i < 3; i++)
         count = bounds[i] ? i + 1 : count;
-    snprintf(text, sizeof text, "%.230s_Clip", q->name);
+    snprintf(text, sizeof text, "%.*s_Clip", mlo_pass_cut(q->name, 230), q->name);
     ok = ok && mlo_graph_add_node(graph, q, "", relu ? "Relu" : "Clip", text, bounds, count, &y, 1) &&
          mlo_node_set_input(q, 0, y);
     return ok ? MLO_OK : mlo_error_nomem(err);
@@ -372,7 +372,7 @@ static enum mlo_status retype(struct mlo_node *q, enum mlo_dtype dtype, int64_t 
     const struct mlo_tensor *scale = mlo_node_fixed(q, 1);
     MLO_TRY(mlo_tensor_init(&t, dtype, scale->rank, scale->dims, err));
     mlo_tensor_set_f64(&t, 0, (double)zero);
-    snprintf(text, sizeof text, "%.230s_zero_point", q->inputs[0]->name);
+    snprintf(text, sizeof text, "%.*s_zero_point", mlo_pass_cut(q->inputs[0]->name, 230), q->inputs[0]->name);
     struct mlo_value *made = mlo_graph_add_constant_take(q->graph, text, &t), *y = q->outputs[0];
     bool ok = made && mlo_node_set_input(q, 2, made);
     for (int u = 0; ok && u < y->use_count; u++)

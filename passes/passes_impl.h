@@ -51,6 +51,9 @@ bool mlo_graph_is_quantized(const struct mlo_graph *graph);
 /* --- helpers -----------------------------------------------------------------------------------------------
  */
 
+/* How many bytes of `text`, at most `most`, end between code points of its UTF-8: for "%.*s", so that a name
+ * that is cut does not end in half a character. Bytes that are no UTF-8 count one each. */
+int mlo_pass_cut(const char *text, int most);
 /* Adds {"node", "note"} to ctx->notes. */
 void mlo_pass_note(struct mlo_pass_context *ctx, const char *node, const char *fmt, ...) MLO_PRINTF(3, 4);
 

@@ -181,8 +181,9 @@ static json_t *left_json(const struct prune *p)
         if (!why)
             continue;
         char text[400];
-        snprintf(text, sizeof text, "%s%s%.180s%s", why->why, why->node ? " (node '" : "",
-                 why->node ? why->node->name : "", why->node ? "')" : "");
+        const char *name = why->node ? why->node->name : "";
+        snprintf(text, sizeof text, "%s%s%.*s%s", why->why, why->node ? " (node '" : "",
+                 mlo_pass_cut(name, 180), name, why->node ? "')" : "");
         json_array_append_new(left, json_pack("{s:s,s:I,s:s}", "node", w->node->name, "channels",
                                               (json_int_t)mlo_prune_dim(w->node->outputs[0], w->out_axis),
                                               "why", text));

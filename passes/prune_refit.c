@@ -232,7 +232,7 @@ enum mlo_status mlo_refit(struct mlo_node *node, const struct mlo_gram *pair, bo
     if (weights)
         MLO_TRY(mlo_pass_set_const_take(node, 1, "weight", &w, err));
     if (biased) {
-        snprintf(name, sizeof name, "%.240s_bias", node->name);
+        snprintf(name, sizeof name, "%.*s_bias", mlo_pass_cut(node->name, 240), node->name);
         if (old) { /* of the shape that it has */
             b.rank = old_count > 1 ? old->rank : 1;
             for (int d = 0; old_count > 1 && d < old->rank; d++)

@@ -214,9 +214,9 @@ static enum mlo_status make_params(struct mlo_graph *graph, const char *name, en
     MLO_TRY(mlo_tensor_init(&zero, dtype, 0, NULL, err));
     *(float *)scale.data = group->scale;
     mlo_tensor_set_f64(&zero, 0, group->zero_point);
-    snprintf(text, sizeof text, "%.230s_scale", name);
+    snprintf(text, sizeof text, "%.*s_scale", mlo_pass_cut(name, 230), name);
     group->scale_value = mlo_graph_add_constant_take(graph, text, &scale);
-    snprintf(text, sizeof text, "%.230s_zero_point", name);
+    snprintf(text, sizeof text, "%.*s_zero_point", mlo_pass_cut(name, 230), name);
     group->zero_point_value = mlo_graph_add_constant_take(graph, text, &zero);
     if (!group->scale_value || !group->zero_point_value)
         status = mlo_error_nomem(err);
@@ -252,10 +252,10 @@ static enum mlo_status insert_pair(struct mlo_value *value, struct mlo_node *bef
     enum mlo_status status = make_params(graph, value->name, dtype, group, err);
     if (status != MLO_OK)
         return status;
-    snprintf(text, sizeof text, "%.230s_dequantized", value->name);
+    snprintf(text, sizeof text, "%.*s_dequantized", mlo_pass_cut(value->name, 230), value->name);
     struct mlo_value *dequantized = mlo_graph_add_value(graph, text, &type);
     type.dtype = dtype;
-    snprintf(text, sizeof text, "%.230s_quantized", value->name);
+    snprintf(text, sizeof text, "%.*s_quantized", mlo_pass_cut(value->name, 230), value->name);
     struct mlo_value *quantized = mlo_graph_add_value(graph, text, &type);
     if (!dequantized || !quantized ||
         !(settings->target->apart ? replace_integer_uses(plan, value, dequantized)
@@ -263,10 +263,10 @@ static enum mlo_status insert_pair(struct mlo_value *value, struct mlo_node *bef
         return mlo_error_nomem(err);
     struct mlo_value *q_in[] = {value, group->scale_value, group->zero_point_value};
     struct mlo_value *dq_in[] = {quantized, group->scale_value, group->zero_point_value};
-    snprintf(text, sizeof text, "%.230s_QuantizeLinear", value->name);
+    snprintf(text, sizeof text, "%.*s_QuantizeLinear", mlo_pass_cut(value->name, 230), value->name);
     if (!mlo_graph_add_node(graph, before, "", "QuantizeLinear", text, q_in, 3, &quantized, 1))
         return mlo_error_nomem(err);
-    snprintf(text, sizeof text, "%.230s_DequantizeLinear", value->name);
+    snprintf(text, sizeof text, "%.*s_DequantizeLinear", mlo_pass_cut(value->name, 230), value->name);
     if (!mlo_graph_add_node(graph, before, "", "DequantizeLinear", text, dq_in, 3, &dequantized, 1))
         return mlo_error_nomem(err);
     return MLO_OK;

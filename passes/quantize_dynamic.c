@@ -192,7 +192,7 @@ static struct mlo_value *new_value(struct site *site, const char *base, const ch
 {
     char text[256];
     struct mlo_type type = {.dtype = dtype, .rank = -1};
-    snprintf(text, sizeof text, "%.230s_%s", base, suffix);
+    snprintf(text, sizeof text, "%.*s_%s", mlo_pass_cut(base, 230), base, suffix);
     return mlo_graph_add_value(site->graph, text, &type);
 }
 
@@ -200,7 +200,7 @@ static struct mlo_value *new_constant(struct site *site, const char *base, const
                                       struct mlo_tensor *tensor)
 {
     char text[256];
-    snprintf(text, sizeof text, "%.230s_%s", base, suffix);
+    snprintf(text, sizeof text, "%.*s_%s", mlo_pass_cut(base, 230), base, suffix);
     return mlo_graph_add_constant_take(site->graph, text, tensor);
 }
 
@@ -215,7 +215,7 @@ static struct mlo_node *add(struct site *site, const char *op, const char *base,
     for (int i = 0; i < out_count; i++)
         if (!out[i])
             return NULL;
-    snprintf(text, sizeof text, "%.230s_%s", base, suffix);
+    snprintf(text, sizeof text, "%.*s_%s", mlo_pass_cut(base, 230), base, suffix);
     return mlo_graph_add_node(site->graph, site->before, "", op, text, in, count, out, out_count);
 }
 

@@ -120,7 +120,7 @@ enum mlo_status mlo_quantize_correct_bias(struct mlo_node *node, const struct ml
     for (size_t r = 0; r < (size_t)rows; r++)
         ((float *)bias.data)[r] =
             (float)((before ? beta * (double)((const float *)before->data)[r * step] : 0) + losses[r]);
-    snprintf(name, sizeof name, "%.240s_bias", node->name);
+    snprintf(name, sizeof name, "%.*s_bias", mlo_pass_cut(node->name, 240), node->name);
     MLO_TRY(mlo_pass_set_const_take(node, 2, name, &bias, err));
     if (mlo_node_attr(node, "beta") && !mlo_node_set_f(node, "beta", 1.0f))
         status = mlo_error_nomem(err);
@@ -137,7 +137,7 @@ enum mlo_status mlo_quantize_add_bias(struct mlo_node *node, int64_t outputs, st
     if (mlo_node_is(node, "MatMul") || mlo_node_input(node, 2))
         return MLO_OK;
     MLO_TRY(mlo_tensor_init(&bias, MLO_FLOAT32, 1, &outputs, err));
-    snprintf(name, sizeof name, "%.240s_bias", node->name);
+    snprintf(name, sizeof name, "%.*s_bias", mlo_pass_cut(node->name, 240), node->name);
     MLO_TRY(mlo_pass_set_const_take(node, 2, name, &bias, err));
     if (mlo_node_attr(node, "beta") && !mlo_node_set_f(node, "beta", 1.0f))
         status = mlo_error_nomem(err);

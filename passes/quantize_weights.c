@@ -150,10 +150,10 @@ struct mlo_value *mlo_quantize_add_dequantize(struct mlo_node *node, const char 
     char text[256];
     struct mlo_type type = quantized->type;
     type.dtype = MLO_FLOAT32;
-    snprintf(text, sizeof text, "%.230s_dequantized", name);
+    snprintf(text, sizeof text, "%.*s_dequantized", mlo_pass_cut(name, 230), name);
     struct mlo_value *out = mlo_graph_add_value(node->graph, text, &type);
     struct mlo_value *inputs[] = {quantized, scale, zero};
-    snprintf(text, sizeof text, "%.230s_DequantizeLinear", name);
+    snprintf(text, sizeof text, "%.*s_DequantizeLinear", mlo_pass_cut(name, 230), name);
     struct mlo_node *dq = out ? mlo_graph_add_node(node->graph, node, "", "DequantizeLinear", text, inputs,
                                                    zero ? 3 : 2, &out, 1)
                               : NULL;
@@ -167,7 +167,7 @@ static struct mlo_value *add_constant(struct mlo_graph *graph, const char *name,
                                       struct mlo_tensor *tensor)
 {
     char text[256];
-    snprintf(text, sizeof text, "%.230s_%s", name, suffix);
+    snprintf(text, sizeof text, "%.*s_%s", mlo_pass_cut(name, 230), name, suffix);
     return mlo_graph_add_constant_take(graph, text, tensor);
 }
 
@@ -227,7 +227,7 @@ static enum mlo_status quantize_bias(struct mlo_node *node, const struct work *w
     enum mlo_status status;
     struct mlo_tensor q = {0}, scales = {0};
     char name[256];
-    snprintf(name, sizeof name, "%.230s", node->inputs[2]->name);
+    snprintf(name, sizeof name, "%.*s", mlo_pass_cut(node->inputs[2]->name, 230), node->inputs[2]->name);
     MLO_TRY(mlo_tensor_init(&q, MLO_INT32, 1, &work->outputs, err));
     MLO_TRY(make_vector(&scales, MLO_FLOAT32, work->scale_count, list, err));
     float *s = scales.data;

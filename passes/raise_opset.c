@@ -15,7 +15,7 @@ static enum mlo_status set_constant(struct mlo_node *node, int input, const char
                                     struct mlo_tensor *tensor, struct mlo_error *err)
 {
     char name[256];
-    snprintf(name, sizeof name, "%.230s_%s", node->name, suffix);
+    snprintf(name, sizeof name, "%.*s_%s", mlo_pass_cut(node->name, 230), node->name, suffix);
     struct mlo_value *value = mlo_graph_add_constant_take(node->graph, name, tensor);
     if (!value) {
         mlo_tensor_clear(tensor);

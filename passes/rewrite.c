@@ -6,13 +6,25 @@
 
 #include "passes/passes_impl.h"
 
+int mlo_pass_cut(const char *text, int most)
+{
+    enum { CODE_POINT_MAX = 4 };
+    int length = (int)strnlen(text, (size_t)MLO_MAX(most, 0)), start = length;
+    if (!text[length]) /* whole */
+        return length;
+    for (int back = 1; back < CODE_POINT_MAX && start > 0 && (text[start] & 0xc0) == 0x80; back++)
+        start--;
+    return (text[start] & 0xc0) == 0xc0 ? start : length;
+}
+
 void mlo_pass_note(struct mlo_pass_context *ctx, const char *node, const char *fmt, ...)
 {
-    char text[512];
+    char text[516];
     va_list args;
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
+    text[mlo_pass_cut(text, 511)] = '\0'; /* it quotes names: half a character would be no JSON */
     json_t *note = json_pack("{s:s, s:s}", "node", node, "note", text);
     if (note)
         json_array_append_new(ctx->notes, note);
@@ -294,7 +306,7 @@ enum mlo_status mlo_pass_scale_channels(struct mlo_node *node, const double *sca
         b[c] = (float)(before * scale[c] + shift[c]);
     }
     MLO_TRY(mlo_pass_set_const_take(node, 1, "weight", &weights, err));
-    snprintf(name, sizeof name, "%.240s_bias", node->name);
+    snprintf(name, sizeof name, "%.*s_bias", mlo_pass_cut(node->name, 240), node->name);
     MLO_TRY(mlo_pass_set_const_take(node, 2, name, &bias, err));
     if (mlo_node_attr(node, "beta") && !mlo_node_set_f(node, "beta", 1.0f))
         status = mlo_error_nomem(err);

@@ -229,9 +229,9 @@ static enum mlo_status put_mul(const struct site *site, const double *inverse, s
     MLO_TRY(mlo_tensor_init(&vector, MLO_FLOAT32, 1, &site->channels, err));
     for (size_t c = 0; c < (size_t)site->channels; c++)
         ((float *)vector.data)[c] = (float)inverse[c];
-    snprintf(name, sizeof name, "%.230s_smooth_scale", site->x->name);
+    snprintf(name, sizeof name, "%.*s_smooth_scale", mlo_pass_cut(site->x->name, 230), site->x->name);
     struct mlo_value *scale = mlo_graph_add_constant_take(graph, name, &vector);
-    snprintf(name, sizeof name, "%.230s_smooth", site->x->name);
+    snprintf(name, sizeof name, "%.*s_smooth", mlo_pass_cut(site->x->name, 230), site->x->name);
     struct mlo_type type = site->x->type;
     struct mlo_value *y = mlo_graph_add_value(graph, name, &type), *inputs[] = {site->x, scale};
     struct mlo_node *first = site->users[0];

@@ -342,9 +342,10 @@ static struct mlo_value *add_cast(struct mlo_value *value, enum mlo_dtype to)
     struct mlo_type type = value->type;
     type.dtype = to;
     int at = value->producer ? value->producer->index + 1 : 0;
-    snprintf(text, sizeof text, "%.230s_%s", value->name, mlo_dtype_name(to));
+    snprintf(text, sizeof text, "%.*s_%s", mlo_pass_cut(value->name, 230), value->name, mlo_dtype_name(to));
     struct mlo_value *out = mlo_graph_add_value(graph, text, &type);
-    snprintf(text, sizeof text, "%.230s_to_%s", value->name, mlo_dtype_name(to));
+    snprintf(text, sizeof text, "%.*s_to_%s", mlo_pass_cut(value->name, 230), value->name,
+             mlo_dtype_name(to));
     struct mlo_node *cast = out ? mlo_graph_add_node(graph, at < graph->node_count ? graph->nodes[at] : NULL,
                                                      "", "Cast", text, &value, 1, &out, 1)
                                 : NULL;
@@ -368,7 +369,8 @@ static enum mlo_status convert_constant(struct convert *c, struct mlo_value *val
         value->type.dtype = c->type;
     } else {
         char name[256];
-        snprintf(name, sizeof name, "%.230s_%s", value->name, mlo_dtype_name(c->type));
+        snprintf(name, sizeof name, "%.*s_%s", mlo_pass_cut(value->name, 230), value->name,
+                 mlo_dtype_name(c->type));
         struct mlo_value *beside = mlo_graph_add_constant_take(c->graph, name, &half);
         if (!beside || !redirect(c, value, beside, true))
             status = mlo_error_nomem(err);

@@ -332,7 +332,7 @@ static enum mlo_status apply(const struct form *form, struct site *site, struct 
             mlo_graph_remove_node(site->activation);
     }
     char name[256];
-    snprintf(name, sizeof name, "%.240s_quantized", site->node->name);
+    snprintf(name, sizeof name, "%.*s_quantized", mlo_pass_cut(site->node->name, 240), site->node->name);
     struct mlo_node *made =
         mlo_graph_add_node(site->graph, before, form->domain, form->becomes, name, inputs, count, &out, 1);
     if (!made || !mlo_pass_copy_attrs(site->node, made))

@@ -8,7 +8,7 @@ static struct mlo_value *add_constant(struct mlo_graph *graph, const char *name,
                                       struct mlo_tensor *tensor)
 {
     char text[256];
-    snprintf(text, sizeof text, "%.230s_%s", name, suffix);
+    snprintf(text, sizeof text, "%.*s_%s", mlo_pass_cut(name, 230), name, suffix);
     return mlo_graph_add_constant_take(graph, text, tensor);
 }
 
@@ -61,10 +61,10 @@ enum mlo_status mlo_packed_dequantize(struct mlo_node *node, const struct mlo_pa
     struct mlo_value *sv = add_constant(graph, name, "scale", &scales);
     struct mlo_value *zv = p->zeros ? add_constant(graph, name, "zero_point", &zeros) : NULL;
     struct mlo_type type = node->inputs[1]->type;
-    snprintf(text, sizeof text, "%.230s_dequantized", name);
+    snprintf(text, sizeof text, "%.*s_dequantized", mlo_pass_cut(name, 230), name);
     struct mlo_value *value = mlo_graph_add_value(graph, text, &type);
     struct mlo_value *inputs[] = {qv, sv, zv};
-    snprintf(text, sizeof text, "%.230s_DequantizeLinear", name);
+    snprintf(text, sizeof text, "%.*s_DequantizeLinear", mlo_pass_cut(name, 230), name);
     struct mlo_node *dq = qv && sv && value && (zv || !p->zeros)
                               ? mlo_graph_add_node(graph, node, "", "DequantizeLinear", text, inputs,
                                                    p->zeros ? 3 : 2, &value, 1)
@@ -170,7 +170,7 @@ enum mlo_status mlo_packed_nbits(struct mlo_node *node, const struct mlo_packed 
         zv = add_constant(graph, name, "zero_point", &zeros);
     struct mlo_value *inputs[] = {node->inputs[0], bv, sv, zv, NULL, bias};
     char node_name[256];
-    snprintf(node_name, sizeof node_name, "%.230s_MatMulNBits", node->name);
+    snprintf(node_name, sizeof node_name, "%.*s_MatMulNBits", mlo_pass_cut(node->name, 230), node->name);
     int index = node->index;
     if (!bv || !sv || (p->zeros && !zv)) {
         status = mlo_error_nomem(err);

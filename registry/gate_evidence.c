@@ -252,6 +252,8 @@ static bool params_match(const char *params, const struct mlo_condition *conditi
     bool match = have && postprocess_matches(have, condition);
     for (size_t i = 0; match && i < condition->param_count; i++)
         match = strcmp(condition->params[i].key, "postprocess") == 0 ||
+                (strcmp(condition->params[i].key, "teacher") == 0 && /* a digest, by its beginning */
+                 mlo_str_starts(mlo_json_str(have, "teacher", ""), condition->params[i].value)) ||
                 param_matches(have, &condition->params[i]);
     json_decref(have);
     return match;

@@ -86,6 +86,11 @@ MLO_MUST_USE enum mlo_status mlo_distill(const struct mlo_distill_side *teacher,
 /* --- pieces, for tests and other callers -----------------------------------------------------------------
  */
 
+/* {"value","low","high","n"}; where one of the first three is NaN or infinite, which no claim can rest on,
+ * {"missing": why, "n"}. Yours; NULL when out of memory. */
+json_t *mlo_estimate_json(const struct mlo_estimate *estimate);
+/* Why there is no such estimate, in words; NULL where all of it is finite. */
+const char *mlo_estimate_missing(const struct mlo_estimate *estimate);
 /* Log-probabilities at a temperature of one row of `count` scores: log softmax(z / T), of probabilities
  * with z = log max(p, 1e-30). false: the row holds a NaN, +infinity, or nothing but -infinity. */
 bool mlo_log_softmax(const double *scores, size_t count, double temperature, bool probabilities, double *out);

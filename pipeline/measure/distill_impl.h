@@ -9,10 +9,18 @@
 enum { MLO_DISTILL_TEACHER, MLO_DISTILL_STUDENT, MLO_DISTILL_SIDES, MLO_DISTILL_METRICS = 8 };
 extern const char *const mlo_distill_names[MLO_DISTILL_SIDES]; /* "teacher", "student" */
 
+/* Why a sample has no distance between its outputs. */
+enum mlo_distill_apart {
+    MLO_DISTILL_NEAR,   /* it has one */
+    MLO_DISTILL_MASKED, /* infinite in one of them alone */
+    MLO_DISTILL_LARGE,  /* squares that overflow */
+};
+
 /* What is kept of a sample. */
 struct mlo_distill_row {
     double kl, cross_entropy; /* at the temperature */
-    double cosine, mse;       /* of the outputs as they are */
+    double cosine, mse;       /* of the outputs as they are; NAN where `apart` says why there is none */
+    enum mlo_distill_apart apart;
     double confidence[MLO_DISTILL_SIDES];
     double error[MLO_DISTILL_SIDES]; /* mean squared, against y; of values */
     int32_t best[MLO_DISTILL_SIDES]; /* class */
@@ -59,6 +67,12 @@ static inline const struct mlo_tensor *mlo_distill_output(const struct mlo_disti
 {
     return &run->outputs[run->index];
 }
+/* Whether the outputs as they are are of one kind, so that distances between them mean something. */
+static inline bool mlo_distill_alike(const struct mlo_distill *d)
+{
+    return !d->classes ||
+           (!d->in[0]->classes && !d->in[1]->classes && d->probabilities[0] == d->probabilities[1]);
+}
 /* Whether metrics read log-probabilities of the common classes instead of the output itself. */
 static inline bool mlo_distill_translates(const struct mlo_distill *d, int side)
 {
@@ -82,7 +96,9 @@ MLO_MUST_USE enum mlo_status mlo_distill_json(const struct mlo_distill *d, json_
                                               struct mlo_error *err);
 MLO_MUST_USE enum mlo_status mlo_distill_parts(const struct mlo_distill *d, json_t *out,
                                                struct mlo_error *err);
-json_t *mlo_distill_estimate_json(const struct mlo_estimate *estimate);
+/* Sets the number; of a NaN or an infinity, which JSON has no form for, a text under "missing" says what it
+ * was. false: out of memory. */
+bool mlo_distill_put(json_t *out, const char *key, double value);
 
 /* Whether the side gives the sample its label. */
 static inline bool mlo_distill_right(const struct mlo_distill_row *row, int side)

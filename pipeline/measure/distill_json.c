@@ -2,6 +2,7 @@
  * whose resamples all statistics share, each seeded by its own number: threads and their order change
  * nothing. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -155,10 +156,32 @@ out:
 
 /* --- JSON ----------------------------------------------------------------------------------------------- */
 
-json_t *mlo_distill_estimate_json(const struct mlo_estimate *e)
+const char *mlo_estimate_missing(const struct mlo_estimate *e)
 {
+    return isnan(e->value)                           ? "it is not a number (NaN)"
+           : isinf(e->value)                         ? "it is infinite"
+           : !isfinite(e->low) || !isfinite(e->high) ? "its interval is not finite"
+                                                     : NULL;
+}
+
+json_t *mlo_estimate_json(const struct mlo_estimate *e)
+{
+    const char *missing = mlo_estimate_missing(e);
+    if (missing)
+        return json_pack("{s:s,s:I}", "missing", missing, "n", (json_int_t)e->n);
     return json_pack("{s:f,s:f,s:f,s:I}", "value", e->value, "low", e->low, "high", e->high, "n",
                      (json_int_t)e->n);
+}
+
+bool mlo_distill_put(json_t *out, const char *key, double value)
+{
+    if (isfinite(value))
+        return json_object_set_new(out, key, json_real(value)) == 0;
+    const struct mlo_estimate e = {value, value, value, 1};
+    json_t *missing = json_object_get(out, "missing");
+    if (!missing && json_object_set_new(out, "missing", missing = json_object()) != 0)
+        return false;
+    return json_object_set_new(missing, key, json_string(mlo_estimate_missing(&e))) == 0;
 }
 
 static enum mlo_status metric_json(const struct mlo_distill *d, size_t m, const struct mlo_estimate *gain,
@@ -176,11 +199,10 @@ static enum mlo_status metric_json(const struct mlo_distill *d, size_t m, const 
         }
     }
     MLO_TRY(mlo_scores_paired(d->scores[m][1], d->scores[m][0], &difference, err));
-    row =
-        json_pack("{s:s,s:s,s:b,s:I,s:o,s:o,s:o}", "metric", use->name, "unit", use->row->unit,
-                  "higher_is_better", (int)use->row->higher_is_better, "n", (json_int_t)difference.n,
-                  "teacher", mlo_distill_estimate_json(&side[0]), "student",
-                  mlo_distill_estimate_json(&side[1]), "difference", mlo_distill_estimate_json(&difference));
+    row = json_pack("{s:s,s:s,s:b,s:I,s:o,s:o,s:o}", "metric", use->name, "unit", use->row->unit,
+                    "higher_is_better", (int)use->row->higher_is_better, "n", (json_int_t)difference.n,
+                    "teacher", mlo_estimate_json(&side[0]), "student", mlo_estimate_json(&side[1]),
+                    "difference", mlo_estimate_json(&difference));
     double p = mlo_scores_mcnemar(d->scores[m][1], d->scores[m][0]);
     if (row && p >= 0)
         json_object_set_new(row, "mcnemar_p", json_real(p));
@@ -192,11 +214,12 @@ out:
     return status;
 }
 
-static bool put_distance(json_t *out, const char *name, const char *unit, const struct mlo_estimate *e)
+static bool put_distance(json_t *out, const char *name, const char *unit, const struct mlo_estimate *e,
+                         const char *missing)
 {
-    if (!isfinite(e->value)) /* the outputs are of other kinds */
-        return true;
-    json_t *row = mlo_distill_estimate_json(e);
+    json_t *row = mlo_estimate_json(e);
+    if (row && missing && json_object_get(row, "missing"))
+        json_object_set_new(row, "missing", json_string(missing));
     return row && json_object_set_new(row, "unit", json_string(unit)) == 0 &&
            json_object_set_new(row, "metric", json_string(name)) == 0 && json_array_append_new(out, row) == 0;
 }
@@ -214,20 +237,39 @@ static enum mlo_status agreement_of(const struct mlo_distill *d, struct mlo_esti
     return MLO_OK;
 }
 
+/* Why the outputs themselves have no distance in the mean: samples that have none. */
+static void why_apart(const struct mlo_distill *d, char *out, size_t size)
+{
+    int64_t masked = 0, large = 0;
+    for (int64_t i = 0; i < d->count; i++) {
+        masked += d->rows[i].apart == MLO_DISTILL_MASKED;
+        large += d->rows[i].apart == MLO_DISTILL_LARGE;
+    }
+    snprintf(out, size, "%lld of %lld samples have none: %s", (long long)(masked + large),
+             (long long)d->count,
+             masked ? "an output is infinite (masked) in one model and not in the other"
+                    : "the squares of the outputs are beyond what a number holds");
+}
+
 static enum mlo_status distances(const struct mlo_distill *d, const struct mlo_estimate *all, json_t *out,
                                  struct mlo_error *err)
 {
     struct mlo_estimate agreement;
+    char missing[160];
     bool ok = true;
     if (d->classes) {
         enum mlo_status status = agreement_of(d, &agreement, err);
         if (status != MLO_OK)
             return status;
-        ok = put_distance(out, "agreement", "fraction", &agreement) &&
-             put_distance(out, "kl", "nats", &all[KL]) &&
-             put_distance(out, "cross_entropy", "nats", &all[CROSS_ENTROPY]);
+        ok = put_distance(out, "agreement", "fraction", &agreement, NULL) &&
+             put_distance(out, "kl", "nats", &all[KL], NULL) &&
+             put_distance(out, "cross_entropy", "nats", &all[CROSS_ENTROPY], NULL);
     }
-    ok = ok && put_distance(out, "cosine", "1", &all[COSINE]) && put_distance(out, "mse", "1", &all[MSE]);
+    if (mlo_distill_alike(d)) {
+        why_apart(d, missing, sizeof missing);
+        ok = ok && put_distance(out, "cosine", "1", &all[COSINE], missing) &&
+             put_distance(out, "mse", "1", &all[MSE], missing);
+    }
     return ok ? MLO_OK : mlo_error_nomem(err);
 }
 
@@ -270,15 +312,14 @@ static json_t *calibration(const struct mlo_distill *d, const struct sample *sam
     for (int s = 0; s < MLO_DISTILL_SIDES; s++) {
         json_t *side = json_object();
         for (int k = 0; k < SCHEMES; k++) {
-            json_t *one =
-                json_pack("{s:o,s:o}", "ece", mlo_distill_estimate_json(&all[ECE + s * SCHEMES + k]), "bins",
-                          bins_json(d, samples, s, k));
+            json_t *one = json_pack("{s:o,s:o}", "ece", mlo_estimate_json(&all[ECE + s * SCHEMES + k]),
+                                    "bins", bins_json(d, samples, s, k));
             json_object_set_new(side, SCHEME_NAMES[k], one);
         }
         json_object_set_new(out, mlo_distill_names[s], side);
     }
     for (int k = 0; k < SCHEMES; k++)
-        json_object_set_new(difference, SCHEME_NAMES[k], mlo_distill_estimate_json(&all[ECE_GAIN + k]));
+        json_object_set_new(difference, SCHEME_NAMES[k], mlo_estimate_json(&all[ECE_GAIN + k]));
     json_object_set_new(out, "difference", difference);
     return out;
 }

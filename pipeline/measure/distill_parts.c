@@ -64,14 +64,14 @@ static json_t *part_json(const struct mlo_distill *d, const struct part *p, cons
     if (!p->n)
         return o;
     if (d->classes) {
-        json_object_set_new(o, "agreement", json_real((double)p->agree / n));
-        json_object_set_new(o, "kl", json_real(p->kl / n));
-    } else if (isfinite(p->mse)) {
-        json_object_set_new(o, "mse", json_real(p->mse / n));
+        mlo_distill_put(o, "agreement", (double)p->agree / n);
+        mlo_distill_put(o, "kl", p->kl / n);
+    } else {
+        mlo_distill_put(o, "mse", p->mse / n);
     }
     if (d->targets)
         for (int s = 0; s < MLO_DISTILL_SIDES; s++)
-            json_object_set_new(o, mlo_distill_names[s], json_real(p->error[s] / n));
+            mlo_distill_put(o, mlo_distill_names[s], p->error[s] / n);
     if (d->labels) {
         double value = (double)(p->only_student - p->only_teacher) / n, all_low, all_high;
         for (int s = 0; s < MLO_DISTILL_SIDES; s++)
@@ -254,8 +254,9 @@ static enum mlo_status confusion(const struct mlo_distill *d, json_t *out, struc
         json_array_append_new(list, pair);
     }
     free(pairs);
-    json_t *whole =
-        json_pack("{s:I,s:I,s:o}", "samples", (json_int_t)count, "pairs", (json_int_t)distinct, "list", list);
+    size_t left_out = distinct > PAIRS_SHOWN ? distinct - PAIRS_SHOWN : 0;
+    json_t *whole = json_pack("{s:I,s:I,s:I,s:o}", "samples", (json_int_t)count, "pairs",
+                              (json_int_t)distinct, "left_out", (json_int_t)left_out, "list", list);
     return whole && json_object_set_new(out, "confusion", whole) == 0 ? MLO_OK : mlo_error_nomem(err);
 }
 
@@ -290,15 +291,19 @@ static int farthest_first(const void *a, const void *b)
 static json_t *sample_json(const struct mlo_distill *d, const struct far *f)
 {
     const struct mlo_distill_row *row = &d->rows[f->sample];
-    json_t *o = json_pack("{s:I,s:f}", "sample", (json_int_t)f->sample, d->classes ? "kl" : "mse", f->by);
+    json_t *o = json_pack("{s:I}", "sample", (json_int_t)f->sample);
+    mlo_distill_put(o, d->classes ? "kl" : "mse", f->by);
     if (d->labels)
         json_object_set_new(o, "label", json_integer(row->label));
     for (int s = 0; s < MLO_DISTILL_SIDES && d->classes; s++)
         json_object_set_new(
             o, mlo_distill_names[s],
             json_pack("{s:i,s:f}", "class", (int)row->best[s], "confidence", row->confidence[s]));
-    for (int s = 0; s < MLO_DISTILL_SIDES && d->targets; s++)
-        json_object_set_new(o, mlo_distill_names[s], json_pack("{s:f}", "error", row->error[s]));
+    for (int s = 0; s < MLO_DISTILL_SIDES && d->targets; s++) {
+        json_t *side = json_object();
+        mlo_distill_put(side, "error", row->error[s]);
+        json_object_set_new(o, mlo_distill_names[s], side);
+    }
     if (d->o->slices)
         json_object_set_new(o, "slice", json_string(d->o->slices->names[d->o->slices->of[f->sample]]));
     return o;
@@ -316,6 +321,8 @@ static enum mlo_status samples(const struct mlo_distill *d, json_t *out, struct 
     }
     for (int64_t i = 0; i < d->count; i++) {
         double by = d->classes ? d->rows[i].kl : d->rows[i].mse;
+        if (isnan(by)) /* beyond what a number holds */
+            by = INFINITY;
         if (by > 0)
             all[count++] = (struct far){by, i};
     }

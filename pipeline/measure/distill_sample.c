@@ -96,14 +96,15 @@ static void distances(const struct mlo_distill_work *w, struct mlo_distill_row *
     const struct mlo_distill *d = w->d;
     const double *a = w->runs[0].raw, *b = w->runs[1].raw;
     double aa = 0, bb = 0, ab = 0, squares = 0;
-    if (d->classes &&
-        (d->in[0]->classes || d->in[1]->classes || d->probabilities[0] != d->probabilities[1])) {
+    bool masked = false;
+    if (!mlo_distill_alike(d)) {
         row->cosine = row->mse = NAN;
         return;
     }
     for (size_t k = 0; k < d->width[0]; k++) {
         if (isinf(a[k]) && a[k] == b[k]) /* masked in both */
             continue;
+        masked = masked || isinf(a[k]) || isinf(b[k]);
         aa += a[k] * a[k];
         bb += b[k] * b[k];
         ab += a[k] * b[k];
@@ -111,8 +112,10 @@ static void distances(const struct mlo_distill_work *w, struct mlo_distill_row *
     }
     row->cosine = aa > 0 && bb > 0 ? fmax(-1, fmin(1, ab / sqrt(aa * bb))) : aa == bb;
     row->mse = squares / (double)d->width[0];
-    if (!isfinite(row->mse) || !isfinite(row->cosine)) /* masked in one of them */
-        row->cosine = row->mse = NAN;
+    if (isfinite(row->mse) && isfinite(row->cosine))
+        return;
+    row->cosine = row->mse = NAN;
+    row->apart = masked ? MLO_DISTILL_MASKED : MLO_DISTILL_LARGE;
 }
 
 /* Mean squared error of both against y. */

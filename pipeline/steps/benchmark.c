@@ -9,18 +9,8 @@ static const struct mlo_option_spec OPTIONS[] = {
     MLO_STEP_OPT_THREADS,
     MLO_STEP_OPT_COMPARE_TO("measure the source in alternating processes and report the ratio"),
     MLO_STEP_OPT_ENGINE,
-    {.name = "seconds",
-     .type = MLO_OPT_FLOAT,
-     .fallback = "1.5",
-     .min = 0.05,
-     .max = 3600,
-     .description = "measuring time per model and batch size"},
-    {.name = "rounds",
-     .type = MLO_OPT_INT,
-     .fallback = "6",
-     .min = 2,
-     .max = 1000,
-     .description = "processes per model and batch size"},
+    MLO_STEP_OPT_SECONDS,
+    MLO_STEP_OPT_ROUNDS,
     {NULL},
 };
 
@@ -135,12 +125,7 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     const json_t *batches = json_object_get(ctx->options, "batch");
     size_t count = json_array_size(batches);
     struct mlo_bench_result result = {0};
-    struct mlo_bench_options bench = {
-        .threads = (unsigned)mlo_json_i64(ctx->options, "threads", 1),
-        .seconds = mlo_json_f64(ctx->options, "seconds", 1.5),
-        .rounds = (int)mlo_json_i64(ctx->options, "rounds", 6),
-        .exe = ctx->exe,
-    };
+    struct mlo_bench_options bench = mlo_step_bench_options(ctx, NULL);
     json_t *params = NULL;
     out->observations = json_array();
     out->report = json_object();

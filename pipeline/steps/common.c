@@ -183,6 +183,30 @@ bool mlo_step_compare(json_t *observation, const char *kind, const struct mlo_es
     return json_object_set_new(observation, "against", against) == 0;
 }
 
+struct mlo_bench_options mlo_step_bench_options(const struct mlo_step_context *ctx,
+                                                const struct mlo_engine *engine)
+{
+    return (struct mlo_bench_options){
+        .engine = engine,
+        .threads = (unsigned)mlo_json_i64(ctx->options, "threads", 1),
+        .seconds = mlo_json_f64(ctx->options, "seconds", 1.5),
+        .rounds = (int)mlo_json_i64(ctx->options, "rounds", 6),
+        .exe = ctx->exe,
+    };
+}
+
+size_t mlo_step_fold_names(const json_t *options, const char *but, const char *names[MLO_STEP_FOLD_MAX])
+{
+    size_t count, n = 0;
+    const char *const *all = mlo_passes_optimize(&count);
+    if (mlo_json_bool(options, "freeze_initializers", false))
+        names[n++] = "freeze-initializers"; /* first, so that the others see constants */
+    for (size_t i = 0; i < count && n < MLO_STEP_FOLD_MAX; i++)
+        if (!but || strcmp(all[i], but) != 0)
+            names[n++] = all[i];
+    return n;
+}
+
 enum mlo_status mlo_step_engine(const struct mlo_step_context *ctx, const struct mlo_engine **out,
                                 struct mlo_error *err)
 {

@@ -89,18 +89,8 @@ static const struct mlo_option_spec OPTIONS[] = {
      .description = "measure both in alternating processes, too"},
     MLO_STEP_OPT_BATCH("batch sizes of the latency"),
     MLO_STEP_OPT_THREADS,
-    {.name = "seconds",
-     .type = MLO_OPT_FLOAT,
-     .fallback = "1.5",
-     .min = 0.05,
-     .max = 3600,
-     .description = "measuring time per model and batch size"},
-    {.name = "rounds",
-     .type = MLO_OPT_INT,
-     .fallback = "6",
-     .min = 2,
-     .max = 1000,
-     .description = "processes per model and batch size"},
+    MLO_STEP_OPT_SECONDS,
+    MLO_STEP_OPT_ROUNDS,
     {NULL},
 };
 
@@ -193,39 +183,56 @@ struct observing {
     const struct mlo_engine *engine;
     const char *teacher; /* its digest */
     json_t *out;
+    json_t *missing; /* what could not be measured: {"metric","params","why"} */
 };
 
-/* One number about the student. `key` and `value`: a parameter beside the teacher; or NULL. */
+/* An estimate as the report has it, or why it has none (borrowed). */
+struct seen {
+    struct mlo_estimate estimate;
+    const char *missing;
+};
+
+/* One number about the student. `key` and `value`: a parameter beside the teacher; or NULL. What is no number
+ * is no evidence: it is kept with its reason, and no condition that names it holds. */
 static enum mlo_status observe(const struct observing *o, const char *metric, const char *unit,
-                               const char *role, const struct mlo_estimate *estimate, const char *key,
-                               const char *value, struct mlo_error *err)
+                               const char *role, const struct seen *what, const char *key, const char *value,
+                               struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
+    const char *why = what->missing ? what->missing : mlo_estimate_missing(&what->estimate);
     json_t *params = json_pack("{s:s}", "teacher", o->teacher), *seen = NULL;
-    if (!params || (key && json_object_set_new(params, key, json_string(value)) != 0) ||
-        !(seen = mlo_step_observation("variant", metric, params, unit, estimate, MLO_DISTILL_PROTOCOL,
-                                      o->engine)) ||
-        (role && json_object_set_new(seen, "data_role", json_string(role)) != 0) ||
-        json_array_append(o->out, seen) != 0)
+    if (!params || (key && json_object_set_new(params, key, json_string(value)) != 0))
+        status = mlo_error_nomem(err);
+    else if (why) {
+        json_t *row = json_pack("{s:s,s:O,s:s}", "metric", metric, "params", params, "why", why);
+        if (!row || json_array_append_new(o->missing, row) != 0)
+            status = mlo_error_nomem(err);
+    } else if (!(seen = mlo_step_observation("variant", metric, params, unit, &what->estimate,
+                                             MLO_DISTILL_PROTOCOL, o->engine)) ||
+               (role && json_object_set_new(seen, "data_role", json_string(role)) != 0) ||
+               json_array_append(o->out, seen) != 0)
         status = mlo_error_nomem(err);
     json_decref(params);
     json_decref(seen);
     return status;
 }
 
-static struct mlo_estimate estimate_of(const json_t *e)
+static struct seen seen_of(const json_t *e)
 {
     double value = mlo_json_f64(e, "value", NAN);
-    return (struct mlo_estimate){value, mlo_json_f64(e, "low", value), mlo_json_f64(e, "high", value),
-                                 mlo_json_i64(e, "n", 0)};
+    return (struct seen){
+        {value, mlo_json_f64(e, "low", value), mlo_json_f64(e, "high", value), mlo_json_i64(e, "n", 0)},
+        mlo_json_str(e, "missing", NULL)};
 }
 
 /* What the student lost: positive where it is worse than the teacher. */
-static struct mlo_estimate drop_of(const struct mlo_estimate *difference, bool higher_is_better)
+static struct seen drop_of(const json_t *difference, bool higher_is_better)
 {
-    struct mlo_estimate d = *difference;
-    /* 0 - x, so that no loss is 0 and not -0 */
-    return higher_is_better ? (struct mlo_estimate){0 - d.value, 0 - d.high, 0 - d.low, d.n} : d;
+    struct seen s = seen_of(difference);
+    const struct mlo_estimate d = s.estimate;
+    if (higher_is_better) /* 0 - x, so that no loss is 0 and not -0 */
+        s.estimate = (struct mlo_estimate){0 - d.value, 0 - d.high, 0 - d.low, d.n};
+    return s;
 }
 
 static enum mlo_status observe_metrics(const struct observing *o, const json_t *report, struct mlo_error *err)
@@ -239,12 +246,12 @@ static enum mlo_status observe_metrics(const struct observing *o, const json_t *
         const char *metric = mlo_json_str(row, "metric", ""), *unit = mlo_json_str(row, "unit", "");
         const char *const sides[] = {"teacher", "student"};
         for (size_t s = 0; s < MLO_COUNT(sides); s++) {
-            struct mlo_estimate e = estimate_of(json_object_get(row, sides[s]));
+            struct seen e = seen_of(json_object_get(row, sides[s]));
             snprintf(name, sizeof name, "distill.%s.%s", sides[s], metric);
             MLO_TRY(observe(o, name, unit, "evaluate", &e, NULL, NULL, err));
         }
-        struct mlo_estimate difference = estimate_of(json_object_get(row, "difference"));
-        struct mlo_estimate drop = drop_of(&difference, mlo_json_bool(row, "higher_is_better", true));
+        struct seen drop =
+            drop_of(json_object_get(row, "difference"), mlo_json_bool(row, "higher_is_better", true));
         snprintf(name, sizeof name, "distill.drop.%s", metric);
         MLO_TRY(observe(o, name, unit, "evaluate", &drop, NULL, NULL, err));
     }
@@ -264,7 +271,7 @@ static enum mlo_status observe_distances(const struct observing *o, const json_t
     {
         const char *metric = mlo_json_str(row, "metric", "");
         bool tempered = strcmp(metric, "kl") == 0 || strcmp(metric, "cross_entropy") == 0;
-        struct mlo_estimate e = estimate_of(row);
+        struct seen e = seen_of(row);
         snprintf(name, sizeof name, "distill.%s", metric);
         MLO_TRY(observe(o, name, mlo_json_str(row, "unit", ""), "evaluate", &e,
                         tempered ? "temperature" : NULL, temperature, err));
@@ -281,9 +288,8 @@ static enum mlo_status observe_calibration(const struct observing *o, const json
     const json_t *calibration = json_object_get(report, "calibration");
     for (size_t k = 0; calibration && k < MLO_COUNT(schemes); k++) {
         const json_t *student = json_object_get(json_object_get(calibration, "student"), schemes[k]);
-        struct mlo_estimate own = estimate_of(json_object_get(student, "ece")),
-                            more = estimate_of(
-                                json_object_get(json_object_get(calibration, "difference"), schemes[k]));
+        struct seen own = seen_of(json_object_get(student, "ece")),
+                    more = seen_of(json_object_get(json_object_get(calibration, "difference"), schemes[k]));
         MLO_TRY(observe(o, "distill.ece", "fraction", "evaluate", &own, "bins", schemes[k], err));
         MLO_TRY(observe(o, "distill.drop.ece", "fraction", "evaluate", &more, "bins", schemes[k], err));
     }
@@ -300,7 +306,7 @@ static enum mlo_status observe_worst(const struct observing *o, const json_t *re
         const json_t *worst = json_object_get(json_object_get(report, "worst"), kinds[k][0]);
         if (!worst)
             continue;
-        struct mlo_estimate e = estimate_of(worst), drop = drop_of(&e, true);
+        struct seen drop = drop_of(worst, true);
         MLO_TRY(observe(o, kinds[k][1], "fraction", "evaluate", &drop, NULL, NULL, err));
     }
 out:
@@ -330,26 +336,20 @@ static enum mlo_status sizes(const struct observing *o, const struct side sides[
         const json_t *teacher = json_object_get(json_object_get(report, "teacher"), rows[i].member),
                      *student = json_object_get(json_object_get(report, "student"), rows[i].member);
         double ratio = json_number_value(student) / json_number_value(teacher);
-        const struct mlo_estimate e = {ratio, ratio, ratio, 1};
-        if (!isfinite(ratio)) /* no weights at all */
-            continue;
-        json_object_set_new(report, i ? "weights_ratio" : "size_ratio", json_real(ratio));
+        const struct seen e = {{ratio, ratio, ratio, 1},
+                               isfinite(ratio) ? NULL : "the teacher has no weights to compare with"};
+        if (isfinite(ratio))
+            json_object_set_new(report, i ? "weights_ratio" : "size_ratio", json_real(ratio));
         MLO_TRY(observe(o, rows[i].metric, "ratio", NULL, &e, NULL, NULL, err));
     }
 out:
     return status;
 }
 
-static json_t *estimate_json(const struct mlo_estimate *e)
-{
-    return json_pack("{s:f,s:f,s:f,s:I}", "value", e->value, "low", e->low, "high", e->high, "n",
-                     (json_int_t)e->n);
-}
-
 static json_t *bench_json(const struct mlo_bench_side *s)
 {
-    return json_pack("{s:o,s:o,s:o,s:f,s:I}", "p50_us", estimate_json(&s->p50_us), "p90_us",
-                     estimate_json(&s->p90_us), "p99_us", estimate_json(&s->p99_us), "throughput",
+    return json_pack("{s:o,s:o,s:o,s:f,s:I}", "p50_us", mlo_estimate_json(&s->p50_us), "p90_us",
+                     mlo_estimate_json(&s->p90_us), "p99_us", mlo_estimate_json(&s->p99_us), "throughput",
                      s->throughput, "peak_rss_bytes", (json_int_t)s->peak_rss_bytes);
 }
 
@@ -364,11 +364,7 @@ static enum mlo_status latency(const struct observing *o, const struct side side
     enum mlo_status status = MLO_OK;
     const struct mlo_step_context *ctx = o->ctx;
     const json_t *batches = json_object_get(ctx->options, "batch");
-    struct mlo_bench_options bench = {.engine = o->engine,
-                                      .threads = (unsigned)mlo_json_i64(ctx->options, "threads", 1),
-                                      .seconds = mlo_json_f64(ctx->options, "seconds", 1.5),
-                                      .rounds = (int)mlo_json_i64(ctx->options, "rounds", 6),
-                                      .exe = ctx->exe};
+    struct mlo_bench_options bench = mlo_step_bench_options(ctx, o->engine);
     struct mlo_bench_result r = {0};
     json_t *list = json_array();
     for (size_t i = 0; i < json_array_size(batches); i++) {
@@ -378,14 +374,15 @@ static enum mlo_status latency(const struct observing *o, const struct side side
         MLO_TRY(mlo_bench(sides[0].path, sides[1].path, &bench, &r, bench_progress, (void *)ctx, err));
         json_t *row = json_pack("{s:I,s:i,s:o,s:o,s:o,s:o,s:O}", "batch", (json_int_t)bench.batch, "threads",
                                 (int)bench.threads, "teacher", bench_json(&r.a), "student", bench_json(&r.b),
-                                "ratio_p50", estimate_json(&r.ratio_p50), "ratio_p99",
-                                estimate_json(&r.ratio_p99), "machine", r.machine);
+                                "ratio_p50", mlo_estimate_json(&r.ratio_p50), "ratio_p99",
+                                mlo_estimate_json(&r.ratio_p99), "machine", r.machine);
         if (json_array_append_new(list, row) != 0) {
             status = mlo_error_nomem(err);
             goto out;
         }
-        MLO_TRY(observe(o, "distill.latency_ratio.p50", "ratio", NULL, &r.ratio_p50, "batch", batch, err));
-        MLO_TRY(observe(o, "distill.latency_ratio.p99", "ratio", NULL, &r.ratio_p99, "batch", batch, err));
+        const struct seen p50 = {r.ratio_p50, NULL}, p99 = {r.ratio_p99, NULL};
+        MLO_TRY(observe(o, "distill.latency_ratio.p50", "ratio", NULL, &p50, "batch", batch, err));
+        MLO_TRY(observe(o, "distill.latency_ratio.p99", "ratio", NULL, &p99, "batch", batch, err));
         mlo_bench_result_clear(&r);
     }
     if (json_object_set(report, "latency", list) != 0)
@@ -488,6 +485,11 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     json_t *report = NULL;
     out->observations = o.out = json_array();
     out->report = json_object();
+    o.missing = json_array();
+    if (!o.out || !out->report || !o.missing) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
     if (!ctx->teacher_path) {
         status = mlo_error_set(err, MLO_EINVAL, "the step distill-eval has no teacher");
         mlo_error_hint(err, "name one in the recipe: distill-eval: {teacher: MODEL@VERSION/VARIANT}");
@@ -508,11 +510,16 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     MLO_TRY(observe_worst(&o, report, err));
     if (mlo_json_bool(ctx->options, "latency", true))
         MLO_TRY(latency(&o, sides, report, err));
+    if (json_array_size(o.missing) && json_object_set(report, "missing", o.missing) != 0) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
     MLO_TRY(save(ctx, report, out, err));
 out:
     mlo_slices_clear(&slices);
     side_clear(&sides[0]);
     side_clear(&sides[1]);
+    json_decref(o.missing);
     json_decref(report);
     return status;
 }

@@ -9,27 +9,14 @@ static const struct mlo_option_spec OPTIONS[] = {
     {NULL},
 };
 
-enum { NAMES_MAX = 32 };
-
-static size_t names_of(const json_t *options, const char *names[NAMES_MAX])
-{
-    size_t count, n = 0;
-    const char *const *all = mlo_passes_optimize(&count);
-    if (mlo_json_bool(options, "freeze_initializers", false))
-        names[n++] = "freeze-initializers"; /* first, so that the others see constants */
-    for (size_t i = 0; i < count && n < NAMES_MAX; i++)
-        names[n++] = all[i];
-    return n;
-}
-
 static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_result *out,
                            struct mlo_error *err)
 {
     enum mlo_status status;
     struct mlo_model *model = NULL;
-    struct mlo_pass_request requests[NAMES_MAX] = {0};
-    const char *names[NAMES_MAX];
-    size_t count = names_of(ctx->options, names);
+    struct mlo_pass_request requests[MLO_STEP_FOLD_MAX] = {0};
+    const char *names[MLO_STEP_FOLD_MAX];
+    size_t count = mlo_step_fold_names(ctx->options, NULL, names);
     for (size_t i = 0; i < count; i++)
         requests[i].name = names[i];
     MLO_TRY(mlo_step_load(ctx->model_path, &model, err));
@@ -43,8 +30,8 @@ out:
 
 static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_error *err)
 {
-    const char *names[NAMES_MAX];
-    size_t count = names_of(options, names);
+    const char *names[MLO_STEP_FOLD_MAX];
+    size_t count = mlo_step_fold_names(options, NULL, names);
     *out = mlo_step_pass_revisions(names, count);
     return *out ? MLO_OK : mlo_error_nomem(err);
 }

@@ -5,31 +5,18 @@
 
 #include "pipeline/steps/refit.h"
 
-enum { NAMES_MAX = 32 };
-
-static bool keeps_scales(const json_t *options)
-{
-    return strcmp(mlo_json_str(options, "criterion", "auto"), "bn-scale") == 0;
-}
-
 /* The passes of optimize; scales of BatchNormalization stay where they rank. */
-static size_t names_of(const json_t *options, const char *names[NAMES_MAX])
+static size_t names_of(const json_t *options, const char *names[MLO_STEP_FOLD_MAX])
 {
-    size_t count, n = 0;
-    const char *const *all = mlo_passes_optimize(&count);
-    if (mlo_json_bool(options, "freeze_initializers", false))
-        names[n++] = "freeze-initializers"; /* first, so that the others see constants */
-    for (size_t i = 0; i < count && n < NAMES_MAX; i++)
-        if (!keeps_scales(options) || strcmp(all[i], "fold-batchnorm") != 0)
-            names[n++] = all[i];
-    return n;
+    bool ranks = strcmp(mlo_json_str(options, "criterion", "auto"), "bn-scale") == 0;
+    return mlo_step_fold_names(options, ranks ? "fold-batchnorm" : NULL, names);
 }
 
 static enum mlo_status fold(const struct mlo_step_context *ctx, struct mlo_model *model, json_t **report,
                             struct mlo_error *err)
 {
-    const char *names[NAMES_MAX];
-    struct mlo_pass_request requests[NAMES_MAX] = {0};
+    const char *names[MLO_STEP_FOLD_MAX];
+    struct mlo_pass_request requests[MLO_STEP_FOLD_MAX] = {0};
     struct mlo_pass_driver driver = {0};
     size_t count = names_of(ctx->options, names);
     for (size_t i = 0; i < count; i++)
@@ -180,7 +167,7 @@ out:
 
 static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_error *err)
 {
-    const char *names[NAMES_MAX + 1];
+    const char *names[MLO_STEP_FOLD_MAX + 1];
     size_t count = names_of(options, names);
     names[count++] = "prune";
     *out = mlo_step_pass_revisions(names, count);

@@ -157,6 +157,23 @@ extern const char *const mlo_step_engine_choices[];
         .name = "compare_to", .type = MLO_OPT_STRING, .fallback = "none",                                    \
         .choices = mlo_step_compare_choices, .description = what                                             \
     }
+#define MLO_STEP_OPT_SECONDS                                                                                 \
+    {                                                                                                        \
+        .name = "seconds", .type = MLO_OPT_FLOAT, .fallback = "1.5", .min = 0.05, .max = 3600,               \
+        .description = "measuring time per model and batch size"                                             \
+    }
+#define MLO_STEP_OPT_ROUNDS                                                                                  \
+    {                                                                                                        \
+        .name = "rounds", .type = MLO_OPT_INT, .fallback = "6", .min = 2, .max = 1000,                       \
+        .description = "processes per model and batch size"                                                  \
+    }
+/* What those options say, of a measurement on that engine; the batch is the caller's. */
+struct mlo_bench_options mlo_step_bench_options(const struct mlo_step_context *ctx,
+                                                const struct mlo_engine *engine);
+/* The passes of optimize with what the option freeze_initializers adds in front, and without `but` (NULL:
+ * all): their count. */
+enum { MLO_STEP_FOLD_MAX = 32 };
+size_t mlo_step_fold_names(const json_t *options, const char *but, const char *names[MLO_STEP_FOLD_MAX]);
 /* A measurement on the engine "cuda" is made where there is a GPU. */
 const char *mlo_step_engine_offer(const json_t *options, const char *target);
 #define MLO_STEP_OPT_ENGINE                                                                                  \

@@ -200,17 +200,18 @@ static enum mlo_status expectations(const struct mlo_cli *cli, const struct mlo_
 
 /* --- output --------------------------------------------------------------------------------------------- */
 
-static void estimate_text(const json_t *e, bool share, bool difference, char out[96])
+static void estimate_text(const json_t *e, bool share, bool difference, char out[160])
 {
     double v = mlo_json_f64(e, "value", NAN), low = mlo_json_f64(e, "low", v),
            high = mlo_json_f64(e, "high", v);
+    const char *missing = mlo_json_str(e, "missing", NULL);
     if (isnan(v))
-        snprintf(out, 96, "-");
+        snprintf(out, 160, "-%s%s%s", missing ? " (" : "", missing ? missing : "", missing ? ")" : "");
     else if (share)
-        snprintf(out, 96, difference ? "%+.2f pt [%+.2f, %+.2f]" : "%.2f%% [%.2f, %.2f]", 100 * v, 100 * low,
+        snprintf(out, 160, difference ? "%+.2f pt [%+.2f, %+.2f]" : "%.2f%% [%.2f, %.2f]", 100 * v, 100 * low,
                  100 * high);
     else
-        snprintf(out, 96, difference ? "%+.5g [%+.5g, %+.5g]" : "%.5g [%.5g, %.5g]", v, low, high);
+        snprintf(out, 160, difference ? "%+.5g [%+.5g, %+.5g]" : "%.5g [%.5g, %.5g]", v, low, high);
 }
 
 static const json_t *in(const json_t *o, const char *a, const char *b, const char *c)
@@ -225,7 +226,7 @@ static void ece_rows(struct mlo_table *table, const json_t *r)
     static const char *const schemes[][2] = {{"equal_width", "ECE, bins of equal width"},
                                              {"equal_mass", "ECE, bins of equal mass"}};
     for (size_t k = 0; k < MLO_COUNT(schemes); k++) {
-        char side[2][96], difference[96];
+        char side[2][160], difference[160];
         estimate_text(json_object_get(in(r, "calibration", "teacher", schemes[k][0]), "ece"), true, false,
                       side[0]);
         estimate_text(json_object_get(in(r, "calibration", "student", schemes[k][0]), "ece"), true, false,
@@ -244,12 +245,14 @@ static void latency_rows(struct mlo_table *table, const json_t *r)
         static const char *const percentiles[][3] = {{"p50_us", "ratio_p50", "p50"},
                                                      {"p99_us", "ratio_p99", "p99"}};
         for (size_t k = 0; k < MLO_COUNT(percentiles); k++) {
-            char name[64], a[32], b[32], ratio[96];
+            char name[64], a[32], b[32], ratio[160];
             const json_t *of = json_object_get(row, percentiles[k][1]);
             snprintf(name, sizeof name, "latency %s, batch %lld", percentiles[k][2],
                      (long long)mlo_json_i64(row, "batch", 1));
-            snprintf(ratio, sizeof ratio, "%.3gx [%.3g, %.3g]", mlo_json_f64(of, "value", 0),
-                     mlo_json_f64(of, "low", 0), mlo_json_f64(of, "high", 0));
+            estimate_text(of, false, false, ratio);
+            if (json_object_get(of, "value"))
+                snprintf(ratio, sizeof ratio, "%.3gx [%.3g, %.3g]", mlo_json_f64(of, "value", 0),
+                         mlo_json_f64(of, "low", 0), mlo_json_f64(of, "high", 0));
             mlo_table_row(
                 table, name,
                 mlo_cli_duration(mlo_json_f64(in(row, "teacher", percentiles[k][0], NULL), "value", 0), a),
@@ -264,7 +267,7 @@ static enum mlo_status print_sides(const json_t *r, struct mlo_error *err)
     struct mlo_table table;
     const json_t *row;
     size_t i;
-    char a[96], b[96], difference[96], p[24];
+    char a[160], b[160], difference[160], p[24];
     mlo_table_init(&table, "|teacher|student|student - teacher (95%)|McNemar p>");
     json_array_foreach(json_object_get(r, "metrics"), i, row)
     {
@@ -291,7 +294,7 @@ static enum mlo_status print_between(const json_t *r, struct mlo_error *err)
     struct mlo_table table;
     const json_t *row, *worst;
     size_t i;
-    char value[96], name[96];
+    char value[160], name[96];
     mlo_table_init(&table, "between them|value (95%)");
     json_array_foreach(json_object_get(r, "distances"), i, row)
     {

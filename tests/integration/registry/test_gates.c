@@ -314,6 +314,37 @@ static void test_gate__postprocessed_numbers_are_read_where_it_names_the_model(v
     json_decref(params);
 }
 
+/* What a distillation evaluation measured: a number of the student whose parameters name the teacher. */
+static void test_gate__reads_what_a_student_lost(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct shop s = shop(f);
+    char digest[MLO_DIGEST_TEXT_SIZE], gate[256];
+    json_t *params = json_pack("{s:s}", "teacher", mlo_digest_text(&s.source[2], digest));
+    struct mlo_evidence lost = {.artifact = s.int8[1],
+                                .metric = "distill.drop.top1",
+                                .params = params,
+                                .observed = {0.008, 0.002, 0.014},
+                                .dataset = &s.test,
+                                .data_role = "evaluate"};
+    policy(f, &s, false, 0, "stages: {staging: [{evidence: distill.drop.top1 <= 1pt, dataset: test}]}");
+    judged(f, &s, false, "was not measured");
+    measure(f, &s, lost); /* the value would do, the upper bound does not */
+    judged(f, &s, false, "its upper bound 0.014 is not <= 0.01");
+    lost.observed = (struct mlo_interval){0.004, 0.001, 0.009};
+    measure(f, &s, lost);
+    judged(f, &s, true, "its upper bound 0.009 is <= 0.01");
+    /* and of one teacher, where the gate names it */
+    snprintf(gate, sizeof gate, "stages: {staging: [{evidence: 'distill.drop.top1[teacher=%.24s] <= 1pt'}]}",
+             digest);
+    policy(f, &s, false, 1, gate);
+    judged(f, &s, true, "its upper bound 0.009 is <= 0.01");
+    policy(f, &s, false, 2,
+           "stages: {staging: [{evidence: 'distill.drop.top1[teacher=sha256:0000] <= 1pt'}]}");
+    judged(f, &s, false, "was not measured");
+    json_decref(params);
+}
+
 static void test_gate__old_evidence_is_refused(void **state)
 {
     struct pg_fixture *f = *state;
@@ -578,6 +609,7 @@ int main(void)
         TEST(test_history__the_server_cannot_change_it),
         TEST(test_gate__the_bound_decides),
         TEST(test_gate__postprocessed_numbers_are_read_where_it_names_the_model),
+        TEST(test_gate__reads_what_a_student_lost),
         TEST(test_gate__old_evidence_is_refused),
         TEST(test_gate__data_that_made_it_cannot_judge_it),
         TEST(test_gate__samples_are_compared_not_names),

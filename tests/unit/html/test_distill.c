@@ -227,6 +227,26 @@ static void test_distill_page__whole(void **state)
     mlo_buf_clear(&page);
 }
 
+/* What has no number says why, and a table that was cut counts all of its rows. */
+static void test_distill_page__what_is_missing(void **state)
+{
+    struct mlo_buf page = MLO_BUF_INIT;
+    (void)state;
+    page_of(
+        "{\"format\": \"mlopt-distill-1\", \"task\": \"classes\", \"classes\": 40, \"distances\": "
+        "[{\"metric\": "
+        "\"cosine\", \"unit\": \"1\", \"missing\": \"masked <b>\"}], \"missing\": [{\"metric\": "
+        "\"distill.cosine\", \"why\": \"masked <b>\"}], \"confusion\": {\"samples\": 900, \"pairs\": 577, "
+        "\"left_out\": 576, \"list\": [{\"teacher\": 1, \"student\": 2, \"count\": 5}]}}",
+        &page);
+    assert_holds(&page, ">Not measured<");
+    assert_holds(&page, "<code>distill.cosine</code>");
+    assert_holds(&page, "<small>masked &lt;b&gt;</small>");
+    assert_holds(&page, "576 more");
+    assert_null(strstr(mlo_buf_str(&page), "nan"));
+    mlo_buf_clear(&page);
+}
+
 /* What is not there is not shown, and nothing that has another type than it should does harm. */
 static void test_distill_page__little(void **state)
 {
@@ -255,6 +275,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_distill_page__whole),
+        cmocka_unit_test(test_distill_page__what_is_missing),
         cmocka_unit_test(test_distill_page__little),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

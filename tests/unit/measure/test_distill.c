@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "pipeline/measure/distill.h"
+#include "pipeline/measure/distill_impl.h"
 
 enum { CLASSES = 3, SAMPLES = 600 };
 
@@ -626,6 +626,67 @@ static void test_distill__values(void **state)
     close_pair(&p);
 }
 
+/* What has no number keeps its row, and says why. */
+static void test_distill__missing_numbers_have_a_reason(void **state)
+{
+    static const int64_t y[] = {0, 1, 0};
+    double t[] = {2, 1, 0, 0, 3, 0, 1, 0, -INFINITY}, s[] = {1, 0, -INFINITY, 0, 2, 0, 2, 0, -INFINITY};
+    struct pair p;
+    (void)state;
+    open_pair(&p, &(struct given){3, {3, 3}, {t, s}, y, NULL, NULL});
+    json_t *r = compare(&p, NULL);
+    static const char *const none[] = {"cosine", "mse"};
+    for (size_t i = 0; i < MLO_COUNT(none); i++) {
+        const json_t *row = named(json_object_get(r, "distances"), "metric", none[i]);
+        assert_non_null(row);
+        assert_null(json_object_get(row, "value"));
+        assert_string_equal(mlo_json_str(row, "missing", ""),
+                            "1 of 3 samples have none: an output is infinite (masked) in one model and not "
+                            "in the other");
+    }
+    assert_true(isfinite(distance(r, "kl")));
+    json_decref(r);
+    close_pair(&p);
+    json_t *o = json_object();
+    assert_true(mlo_distill_put(o, "mse", NAN) && mlo_distill_put(o, "error", INFINITY) &&
+                mlo_distill_put(o, "kl", 0.5));
+    assert_null(json_object_get(o, "mse"));
+    assert_string_equal(mlo_json_str(json_object_get(o, "missing"), "mse", ""), "it is not a number (NaN)");
+    assert_string_equal(mlo_json_str(json_object_get(o, "missing"), "error", ""), "it is infinite");
+    assert_float_equal(mlo_json_f64(o, "kl", 0), 0.5, 0);
+    json_decref(o);
+    const struct mlo_estimate open = {1, -INFINITY, 2, 3}, whole = {1, 0, 2, 3};
+    o = mlo_estimate_json(&open);
+    assert_string_equal(mlo_json_str(o, "missing", ""), "its interval is not finite");
+    assert_null(json_object_get(o, "value"));
+    json_decref(o);
+    o = mlo_estimate_json(&whole);
+    assert_float_equal(mlo_json_f64(o, "high", 0), 2, 0);
+    assert_null(json_object_get(o, "missing"));
+    json_decref(o);
+}
+
+/* A table of pairs that is cut says how many are not in it. */
+static void test_distill__confusion_counts_what_it_leaves_out(void **state)
+{
+    enum { MANY = 1600, WIDE = 41 };
+    static double t[MANY * WIDE], s[MANY * WIDE];
+    struct pair p;
+    (void)state;
+    for (int i = 0; i < MANY; i++) {
+        t[i * WIDE + i / 40] = 1;
+        s[i * WIDE + (i / 40 + 1 + i % 40) % WIDE] = 1; /* each pair of classes once */
+    }
+    open_pair(&p, &(struct given){MANY, {WIDE, WIDE}, {t, s}, NULL, NULL, NULL});
+    json_t *r = compare(&p, &(struct mlo_distill_options){.task = MLO_DISTILL_CLASSES});
+    const json_t *confusion = json_object_get(r, "confusion");
+    assert_int_equal(mlo_json_i64(confusion, "pairs", 0), MANY);
+    assert_int_equal(json_array_size(json_object_get(confusion, "list")), 1024);
+    assert_int_equal(mlo_json_i64(confusion, "left_out", 0), MANY - 1024);
+    json_decref(r);
+    close_pair(&p);
+}
+
 /* --- what is refused, and what is odd ------------------------------------------------------------------- */
 
 static void test_distill__bad_outputs(void **state)
@@ -734,6 +795,8 @@ int main(void)
         cmocka_unit_test(test_distill__other_label_sets),
         cmocka_unit_test(test_distill__other_order_of_names),
         cmocka_unit_test(test_distill__values),
+        cmocka_unit_test(test_distill__missing_numbers_have_a_reason),
+        cmocka_unit_test(test_distill__confusion_counts_what_it_leaves_out),
         cmocka_unit_test(test_distill__bad_outputs),
         cmocka_unit_test(test_distill__labels_out_of_range),
         cmocka_unit_test(test_distill__one_class_and_one_sample),

@@ -1,6 +1,7 @@
 /* Structured pruning: a golden pair for each rule of coupling. In every net the odd channels are zero (their
  * weights are), so they go first, and what is left must compute the same. */
 #include "engines/engines.h"
+#include "passes/passes_impl.h"
 #include "passes/prune.h"
 #include "tests/unit/passes/passes_helpers.h"
 
@@ -301,6 +302,35 @@ static void test_prune__names_what_it_left_alone_and_why(void **state)
     mlo_model_free(m);
 }
 
+/* A reason quotes the node in its way; a long name is cut between characters, or the report would lose it. */
+static void test_prune__cuts_names_between_characters(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        const char *text;
+        int most, cut;
+    } cases[] = {{"abc", 3, 3},         {"abc", 2, 2},         {"abc", 0, 0},
+                 {"a\u00e9", 2, 1},     {"a\u00e9", 3, 3},     {"\u20ac\u20ac", 5, 3},
+                 {"\U0001f600x", 3, 0}, {"\U0001f600x", 4, 4}, {"\x80\x80\x80\x80\x80\x80", 5, 5}};
+    for (size_t i = 0; i < MLO_COUNT(cases); i++)
+        assert_int_equal(mlo_pass_cut(cases[i].text, cases[i].most), cases[i].cut);
+    struct mlo_error err = {0};
+    json_t *report = NULL;
+    struct mlo_model *m = new_model(17);
+    struct mlo_value *x = image(m), *d = op(m, "DepthToSpace", "d", first(m, "a", x, 2, 4));
+    char name[256];
+    memset(name, 'n', 179);
+    snprintf(name + 179, sizeof name - 179, "\u00e9\u00e9\u00e9");
+    d->producer->name = name;
+    assert_true(mlo_node_set_i(d->producer, "blocksize", 2));
+    conclude(m, first(m, "b", d, 1, 4), 4);
+    assert_ok(run_pass(m, "prune", HALF, NULL, &report, &err));
+    assert_true(has_note(report, "a_node", "no rule says what DepthToSpace does"));
+    assert_true(has_note(report, "a_node", "nnn')"));
+    json_decref(report);
+    mlo_model_free(m);
+}
+
 static void test_prune__leaves_what_layernorm_shares(void **state)
 {
     MLO_UNUSED(state);
@@ -577,6 +607,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_prune__a_golden_pair_for_each_rule),
         cmocka_unit_test(test_prune__names_what_it_left_alone_and_why),
+        cmocka_unit_test(test_prune__cuts_names_between_characters),
         cmocka_unit_test(test_prune__leaves_what_layernorm_shares),
         cmocka_unit_test(test_prune__groups_on_channels_not_known_stay),
         cmocka_unit_test(test_prune__ranks_by_norms_what_no_batchnorm_scales),

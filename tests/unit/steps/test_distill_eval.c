@@ -1,4 +1,5 @@
 /* The step distill-eval: what it asks of a recipe, and what it returns as measurements. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "pipeline/steps/steps.h"
@@ -52,8 +53,8 @@ static void test_recipe__names_one_teacher(void **state)
 /* --- what it returns --------------------------------------------------------------------------------------
  */
 
-/* logits = x * scale + shift, of a row of three. */
-static char *save_model(const char *name, float scale)
+/* logits = x * scale, or what the activation makes of that, of a row of three. */
+static char *save_activated(const char *name, float scale, const char *activation)
 {
     struct mlo_error err = {0};
     struct mlo_model *m = NULL;
@@ -68,6 +69,11 @@ static char *save_model(const char *name, float scale)
     *(float *)factor.data = scale;
     assert_ok(mlo_value_make_constant_take(k, &factor, &err));
     assert_non_null(mlo_graph_add_node(m->graph, NULL, "", "Mul", "mul", in, 2, &y, 1));
+    if (activation) {
+        struct mlo_value *z = mlo_graph_add_value(m->graph, "activated", NULL);
+        assert_non_null(mlo_graph_add_node(m->graph, NULL, "", activation, "a", &y, 1, &z, 1));
+        y = z;
+    }
     assert_ok(mlo_graph_add_output(m->graph, y, &err));
     assert_ok(mlo_graph_infer(m->graph, &err));
     char *path = mlo_fs_join(scratch, name, NULL);
@@ -76,9 +82,15 @@ static char *save_model(const char *name, float scale)
     return path;
 }
 
+static char *save_model(const char *name, float scale)
+{
+    return save_activated(name, scale, NULL);
+}
+
 enum { SAMPLES = 60 };
 
-static char *save_data(void)
+/* `last`: what the first sample has for its third class. */
+static char *save_data(float last)
 {
     struct mlo_error err = {0};
     struct mlo_tensor x = {0}, y = {0};
@@ -89,6 +101,7 @@ static char *save_data(void)
             ((float *)x.data)[3 * i + k] = (float)((i * 7 + k * 5) % 11) / 4;
         ((int64_t *)y.data)[i] = i % 3;
     }
+    ((float *)x.data)[2] = last;
     const struct mlo_npz_array arrays[] = {{"x", &x}, {"y", &y}};
     char *path = mlo_fs_join(scratch, "d.npz", NULL);
     assert_ok(mlo_npz_write(path, arrays, 2, &err));
@@ -113,7 +126,7 @@ static void test_step__returns_measurements_of_the_student(void **state)
     struct mlo_error err = {0};
     const struct mlo_step *step = mlo_step_find("distill-eval");
     char *teacher = save_model("teacher.onnx", 1), *student = save_model("student.onnx", -1),
-         *data = save_data();
+         *data = save_data(2.5f);
     json_t *given = json_pack("{s:b,s:s}", "latency", 0, "teacher", "p/big@1"), *options, *report;
     struct mlo_step_result result = {0};
     struct mlo_digest digest;
@@ -178,11 +191,61 @@ static void test_step__returns_measurements_of_the_student(void **state)
     free(data);
 }
 
+/* Masked in the teacher alone: outputs have no distance. That is said, is no measurement, and no condition
+ * holds by it. */
+static void test_step__keeps_what_has_no_number_as_missing(void **state)
+{
+    struct mlo_error err = {0};
+    const struct mlo_step *step = mlo_step_find("distill-eval");
+    char *teacher = save_model("teacher.onnx", 1), *student = save_activated("student.onnx", 1, "Relu"),
+         *data = save_data(-INFINITY);
+    json_t *given = json_pack("{s:b}", "latency", 0), *options, *report, *results;
+    struct mlo_step_result result = {0};
+    const json_t *row;
+    size_t i;
+    (void)state;
+    assert_ok(mlo_options_resolve(step->options, given, &options, &err));
+    const struct mlo_step_context ctx = {.options = options,
+                                         .model_path = student,
+                                         .source_path = student,
+                                         .teacher_path = teacher,
+                                         .evaluate_path = data,
+                                         .out_dir = scratch,
+                                         .threads = 1};
+    if (step->run(&ctx, &result, &err) != MLO_OK)
+        fail_msg("%s", err.message);
+    assert_ok(mlo_json_load_file(result.document_path, &report, &err));
+    json_array_foreach(result.observations, i, row)
+    {
+        assert_true(json_is_number(json_object_get(row, "value")));
+        assert_string_not_equal(mlo_json_str(row, "metric", ""), "distill.cosine");
+    }
+    const json_t *missing = json_object_get(report, "missing"), *first = json_array_get(missing, 0);
+    assert_int_equal(json_array_size(missing), 2);
+    assert_string_equal(mlo_json_str(first, "metric", ""), "distill.cosine");
+    assert_non_null(strstr(mlo_json_str(first, "why", ""), "1 of 60 samples have none"));
+    assert_true(mlo_str_starts(mlo_json_str(json_object_get(first, "params"), "teacher", ""), "sha256:"));
+    struct mlo_recipe *r =
+        parse("name: a\ndata: {evaluate: t}\nsteps: [distill-eval]\nexpect:\n  - distill.cosine >= 0\n");
+    assert_int_equal(mlo_recipe_expect(r, result.observations, &results, &err), MLO_EEXPECT);
+    assert_non_null(strstr(err.message, "was not measured"));
+    mlo_recipe_free(r);
+    json_decref(results);
+    json_decref(report);
+    json_decref(given);
+    json_decref(options);
+    mlo_step_result_clear(&result);
+    free(teacher);
+    free(student);
+    free(data);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_recipe__names_one_teacher),
         cmocka_unit_test(test_step__returns_measurements_of_the_student),
+        cmocka_unit_test(test_step__keeps_what_has_no_number_as_missing),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }
