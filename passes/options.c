@@ -1,8 +1,9 @@
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "passes/passes.h"
+#include "passes/passes_impl.h"
 
 static const char *type_name(enum mlo_option_type type)
 {
@@ -270,4 +271,28 @@ enum mlo_status mlo_options_resolve(const struct mlo_option_spec *specs, const j
 out:
     json_decref(result);
     return status;
+}
+
+enum mlo_status mlo_pass_read_share(const char *text, const char *option, const char *what, double *out,
+                                    struct mlo_error *err)
+{
+    char number[64];
+    double value;
+    snprintf(number, sizeof number, "%s", text);
+    size_t length = strlen(number);
+    bool percent = length > 0 && number[length - 1] == '%';
+    if (percent)
+        number[length - 1] = '\0';
+    if (!mlo_str_to_f64(number, &value))
+        value = -1;
+    if (percent)
+        value /= 100;
+    if (!(value > 0 && value < 1)) {
+        mlo_error_set(err, MLO_EINVAL, "'%.40s' is no %s", text, what);
+        mlo_error_where(err, "option '%s'", option);
+        mlo_error_hint(err, "write for example 50%%; it must be above 0%% and below 100%%");
+        return MLO_EINVAL;
+    }
+    *out = value;
+    return MLO_OK;
 }

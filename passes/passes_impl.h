@@ -23,6 +23,7 @@ mlo_pass_fn mlo_pass_raise_opset;
 mlo_pass_fn mlo_pass_remove_dead;
 mlo_pass_fn mlo_pass_remove_identity;
 mlo_pass_fn mlo_pass_smooth;
+mlo_pass_fn mlo_pass_sparsify;
 mlo_pass_fn mlo_pass_to_float16;
 mlo_pass_fn mlo_pass_to_qoperator;
 
@@ -59,6 +60,10 @@ void mlo_pass_note(struct mlo_pass_context *ctx, const char *node, const char *f
 
 /* MLO_ECONFLICT, naming the first node that shows it, where the graph computes in integers already. */
 MLO_MUST_USE enum mlo_status mlo_pass_refuse_quantized(const struct mlo_graph *graph, struct mlo_error *err);
+
+/* An option that is a share, as "50%" or "0.5", above 0 and below 1; else MLO_EINVAL: it "is no <what>". */
+MLO_MUST_USE enum mlo_status mlo_pass_read_share(const char *text, const char *option, const char *what,
+                                                 double *out, struct mlo_error *err);
 
 /* Options that name nodes: whether one of the names is `name`; MLO_EINVAL with the nearest name, where the
  * graph has no such node (of the option `exclude`). */

@@ -70,29 +70,6 @@ const struct mlo_option_spec mlo_prune_options[] = {
     {NULL},
 };
 
-static enum mlo_status read_share(const char *text, double *out, struct mlo_error *err)
-{
-    char number[64];
-    double value;
-    snprintf(number, sizeof number, "%s", text);
-    size_t length = strlen(number);
-    bool percent = length > 0 && number[length - 1] == '%';
-    if (percent)
-        number[length - 1] = '\0';
-    if (!mlo_str_to_f64(number, &value))
-        value = -1;
-    if (percent)
-        value /= 100;
-    if (!(value > 0 && value < 1)) {
-        mlo_error_set(err, MLO_EINVAL, "'%.40s' is no share of multiply-adds that leaves any", text);
-        mlo_error_where(err, "option 'remove'");
-        mlo_error_hint(err, "write for example 50%%; it must be above 0%% and below 100%%");
-        return MLO_EINVAL;
-    }
-    *out = value;
-    return MLO_OK;
-}
-
 static enum mlo_status read_settings(const json_t *options, bool observed, struct prune_settings *out,
                                      struct mlo_error *err)
 {
@@ -104,7 +81,8 @@ static enum mlo_status read_settings(const json_t *options, bool observed, struc
     };
     if (strcmp(out->criterion, "auto") == 0)
         out->criterion = observed ? "second-order" : "l2";
-    return read_share(mlo_json_str(options, "remove", "50%"), &out->remove, err);
+    return mlo_pass_read_share(mlo_json_str(options, "remove", "50%"), "remove",
+                               "share of multiply-adds that leaves any", &out->remove, err);
 }
 
 static bool in_group(const struct prune *p, const struct mlo_value *v, int axis)

@@ -25,24 +25,31 @@ static int heavier(const void *a, const void *b)
     return x->index < y->index ? -1 : 1;
 }
 
-/* The factor in reverse: l[n-1-i][n-1-j] is R_ji of the columns in the order they are rounded in. */
-static enum mlo_status factor(const struct mlo_gram *gram, int64_t g, double damp, const struct column *order,
-                              size_t n, double **out, struct mlo_error *err)
+enum mlo_status mlo_gram_factor(const struct mlo_gram *gram, int64_t g, const struct mlo_gram_damping *how,
+                                const size_t *order, double **out, double *added, struct mlo_error *err)
 {
-    double *l = malloc(n * n * sizeof *l), mean = 0;
+    size_t n = (size_t)gram->dim;
+    const double *sum = gram->sum + (size_t)g * n;
+    double *l = malloc((n * n + 1) * sizeof *l), mean = 0, rows = how->centred ? (double)gram->rows : 0;
     *out = l;
     if (!l)
         return mlo_error_nomem(err);
-    for (size_t i = 0; i < n; i++)
-        mean += mlo_gram_at(gram, g, (int64_t)i, (int64_t)i);
+    for (size_t i = 0; i < n; i++) {
+        double d = mlo_gram_at(gram, g, (int64_t)i, (int64_t)i);
+        mean += how->centred ? fmax(d - sum[i] * sum[i] / rows, 0) : d;
+    }
     mean /= (double)n;
-    double lambda = mean > 0 ? damp * mean : 1;
+    double lambda = mean > 0 ? how->damp * mean : 1;
     for (int attempt = 0; attempt < 6; attempt++, lambda *= 10) {
         for (size_t i = 0; i < n; i++)
-            for (size_t j = 0; j <= i; j++)
-                l[i * n + j] =
-                    mlo_gram_at(gram, g, (int64_t)order[n - 1 - i].index, (int64_t)order[n - 1 - j].index) +
-                    (i == j ? lambda : 0);
+            for (size_t j = 0; j <= i; j++) {
+                size_t a = order[n - 1 - i], b = order[n - 1 - j];
+                double v = mlo_gram_at(gram, g, (int64_t)a, (int64_t)b);
+                if (how->centred)
+                    v -= sum[a] * sum[b] / rows;
+                l[i * n + j] = v + (i == j ? lambda : 0);
+            }
+        *added = lambda;
         if (mlo_cholesky(l, n))
             return MLO_OK;
         if (lambda == 0)
@@ -53,7 +60,7 @@ static enum mlo_status factor(const struct mlo_gram *gram, int64_t g, double dam
 
 /* Rows [first, first + count) of the weights, at most SLAB. `shift` and `error` are [n][SLAB]. */
 static void round_slab(const struct mlo_weight_grid *grid, size_t first, size_t count, const float *w,
-                       const double *l, const struct column *order, double *shift, double *error, int16_t *q)
+                       const double *l, const size_t *order, double *shift, double *error, int16_t *q)
 {
     size_t n = grid->columns;
     for (size_t i = 0; i < n * SLAB; i++)
@@ -61,7 +68,7 @@ static void round_slab(const struct mlo_weight_grid *grid, size_t first, size_t 
     for (size_t b = 0; b < n; b += BLOCK) {
         size_t end = MLO_MIN(b + BLOCK, n);
         for (size_t i = b; i < end; i++) {
-            size_t column = order[i].index;
+            size_t column = order[i];
             double rii = l[(n - 1 - i) * n + (n - 1 - i)];
             for (size_t r = 0; r < count; r++) {
                 size_t row = first + r, at = row * n + column;
@@ -85,21 +92,26 @@ enum mlo_status mlo_round_gptq(const struct mlo_rounding *how, const struct mlo_
     enum mlo_status status = MLO_OK;
     size_t n = grid->columns;
     double *l = NULL;
-    struct column *order = malloc((n + 1) * sizeof *order);
-    double *shift = malloc((2 * n * SLAB + 1) * sizeof *shift);
-    if (!order || !shift) {
+    const struct mlo_gram_damping damping = {.damp = how->damp};
+    struct column *columns = malloc((n + 1) * sizeof *columns);
+    size_t *order = malloc((n + 1) * sizeof *order);
+    double *shift = malloc((2 * n * SLAB + 1) * sizeof *shift), added;
+    if (!columns || !order || !shift) {
         status = mlo_error_nomem(err);
         goto out;
     }
     for (size_t i = 0; i < n; i++)
-        order[i] = (struct column){i, mlo_gram_at(gram, g, (int64_t)i, (int64_t)i)};
+        columns[i] = (struct column){i, mlo_gram_at(gram, g, (int64_t)i, (int64_t)i)};
     if (how->act_order)
-        qsort(order, n, sizeof *order, heavier);
-    MLO_TRY(factor(gram, g, how->damp, order, n, &l, err));
+        qsort(columns, n, sizeof *columns, heavier);
+    for (size_t i = 0; i < n; i++)
+        order[i] = columns[i].index;
+    MLO_TRY(mlo_gram_factor(gram, g, &damping, order, &l, &added, err));
     for (size_t r = 0; r < count; r += SLAB)
         round_slab(grid, first + r, MLO_MIN((size_t)SLAB, count - r), w, l, order, shift, shift + n * SLAB,
                    q);
 out:
+    free(columns);
     free(order);
     free(shift);
     free(l);

@@ -52,6 +52,18 @@ MLO_MUST_USE enum mlo_status mlo_round_adaround(const struct mlo_rounding *how,
 double mlo_round_error(const struct mlo_weight_grid *grid, size_t row, const float *w,
                        const struct mlo_gram *gram, int64_t g, const int16_t *q);
 
+/* How H is made of the Gram matrix G: damped, and about the means of the inputs where a bias takes these. */
+struct mlo_gram_damping {
+    double damp; /* of the mean of the diagonal, which is added to it */
+    bool centred;
+};
+/* The factor of H = R R^T, R upper triangular, for columns in `order` (a permutation of the gram->dim
+ * inputs): R_ji, j <= i, is (*out)[(n-1-j) * n + (n-1-i)]. *out is yours (free), also on failure; *added is
+ * what stands on the diagonal. Damps more where it must; MLO_EINVAL where nothing helps. */
+MLO_MUST_USE enum mlo_status mlo_gram_factor(const struct mlo_gram *gram, int64_t g,
+                                             const struct mlo_gram_damping *how, const size_t *order,
+                                             double **out, double *added, struct mlo_error *err);
+
 /* The lower Cholesky factor of the symmetric matrix a[n][n], of which the lower triangle is read and
  * overwritten. False: it is not positive definite. */
 bool mlo_cholesky(double *a, size_t n);

@@ -2,6 +2,7 @@
 
 #include "passes/passes_impl.h"
 #include "passes/prune.h"
+#include "passes/sparsify.h"
 
 /* Sorted by name. To add a pass: one file with its mlo_pass_fn, its line in passes_impl.h, one row here. */
 static const struct mlo_pass table[] = {
@@ -144,6 +145,15 @@ static const struct mlo_pass table[] = {
         .options = mlo_smooth_options,
         .revision = 1,
         .description = "Outliers of the inputs of matrix products move into the weights (SmoothQuant)",
+    },
+    {
+        .name = "sparsify",
+        .run = mlo_pass_sparsify,
+        .requires = MLO_PROP_TYPED,
+        .options = mlo_sparsify_options,
+        .revision = 1,
+        .description =
+            "Single weights become zero, anywhere or two of four; the others make it good (SparseGPT)",
     },
     {
         .name = "to-float16",

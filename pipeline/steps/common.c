@@ -73,6 +73,30 @@ json_t *mlo_step_pass_revisions(const char *const *names, size_t count)
     return out;
 }
 
+size_t mlo_step_folding(bool freeze, const char *but, const char *names[MLO_STEP_FOLDING])
+{
+    size_t count, n = 0;
+    const char *const *all = mlo_passes_optimize(&count);
+    if (freeze)
+        names[n++] = "freeze-initializers"; /* first, so that the others see constants */
+    for (size_t i = 0; i < count && n < MLO_STEP_FOLDING - 1; i++)
+        if (!but || strcmp(all[i], but) != 0)
+            names[n++] = all[i];
+    return n;
+}
+
+enum mlo_status mlo_step_fold(struct mlo_model *model, const char *const *names, size_t count,
+                              json_t **report, struct mlo_error *err)
+{
+    struct mlo_pass_request requests[MLO_STEP_FOLDING] = {0};
+    struct mlo_pass_driver driver = {0};
+    for (size_t i = 0; i < count; i++)
+        requests[i].name = names[i];
+    enum mlo_status status = mlo_passes_run(model, requests, count, &driver, err);
+    *report = driver.report;
+    return status;
+}
+
 enum mlo_status mlo_step_check_size(const struct mlo_model *model, struct mlo_error *err)
 {
     struct mlo_error told = {0};
@@ -193,18 +217,6 @@ struct mlo_bench_options mlo_step_bench_options(const struct mlo_step_context *c
         .rounds = (int)mlo_json_i64(ctx->options, "rounds", 6),
         .exe = ctx->exe,
     };
-}
-
-size_t mlo_step_fold_names(const json_t *options, const char *but, const char *names[MLO_STEP_FOLD_MAX])
-{
-    size_t count, n = 0;
-    const char *const *all = mlo_passes_optimize(&count);
-    if (mlo_json_bool(options, "freeze_initializers", false))
-        names[n++] = "freeze-initializers"; /* first, so that the others see constants */
-    for (size_t i = 0; i < count && n < MLO_STEP_FOLD_MAX; i++)
-        if (!but || strcmp(all[i], but) != 0)
-            names[n++] = all[i];
-    return n;
 }
 
 enum mlo_status mlo_step_engine(const struct mlo_step_context *ctx, const struct mlo_engine **out,

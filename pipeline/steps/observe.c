@@ -332,6 +332,30 @@ out:
     return status;
 }
 
+enum mlo_status mlo_step_observe_grams(const struct mlo_step_context *ctx, const struct mlo_model *model,
+                                       struct mlo_dataset *dataset, const struct mlo_stats_wants *wants,
+                                       double from, double to, struct mlo_stats *stats, struct mlo_error *err)
+{
+    enum { CONV_SAMPLES = 96 };
+    enum mlo_status status = MLO_OK;
+    int64_t samples = mlo_json_i64(ctx->options, "samples", 512);
+    double middle = from + (to - from) * 3 / 7;
+    for (int conv = 0; conv < 2; conv++) {
+        struct mlo_stats_wants some = {0};
+        for (size_t i = 0; i < wants->count && status == MLO_OK; i++)
+            if (mlo_node_is(wants->list[i].gram, "Conv") ? conv : !conv)
+                status = mlo_stats_wants_add(&some, &wants->list[i]) ? MLO_OK : mlo_error_nomem(err);
+        if (status == MLO_OK && some.count > 0)
+            status =
+                mlo_step_observe(ctx, model, dataset, &some, conv ? MLO_MIN(samples, CONV_SAMPLES) : samples,
+                                 conv ? middle : from, conv ? to : middle, stats, err);
+        mlo_stats_wants_clear(&some);
+        if (status != MLO_OK)
+            return status;
+    }
+    return status;
+}
+
 enum mlo_status mlo_step_run_observed(const struct mlo_step_context *ctx, const char *pass,
                                       mlo_step_wanted_fn *wanted, const char *message,
                                       struct mlo_step_result *out, struct mlo_error *err)

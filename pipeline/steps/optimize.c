@@ -14,9 +14,9 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
 {
     enum mlo_status status;
     struct mlo_model *model = NULL;
-    struct mlo_pass_request requests[MLO_STEP_FOLD_MAX] = {0};
-    const char *names[MLO_STEP_FOLD_MAX];
-    size_t count = mlo_step_fold_names(ctx->options, NULL, names);
+    struct mlo_pass_request requests[MLO_STEP_FOLDING] = {0};
+    const char *names[MLO_STEP_FOLDING];
+    size_t count = mlo_step_folding(mlo_json_bool(ctx->options, "freeze_initializers", false), NULL, names);
     for (size_t i = 0; i < count; i++)
         requests[i].name = names[i];
     MLO_TRY(mlo_step_load(ctx->model_path, &model, err));
@@ -30,8 +30,8 @@ out:
 
 static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_error *err)
 {
-    const char *names[MLO_STEP_FOLD_MAX];
-    size_t count = mlo_step_fold_names(options, NULL, names);
+    const char *names[MLO_STEP_FOLDING];
+    size_t count = mlo_step_folding(mlo_json_bool(options, "freeze_initializers", false), NULL, names);
     *out = mlo_step_pass_revisions(names, count);
     return *out ? MLO_OK : mlo_error_nomem(err);
 }

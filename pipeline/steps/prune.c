@@ -5,25 +5,16 @@
 
 #include "pipeline/steps/refit.h"
 
-/* The passes of optimize; scales of BatchNormalization stay where they rank. */
-static size_t names_of(const json_t *options, const char *names[MLO_STEP_FOLD_MAX])
+static bool keeps_scales(const json_t *options)
 {
-    bool ranks = strcmp(mlo_json_str(options, "criterion", "auto"), "bn-scale") == 0;
-    return mlo_step_fold_names(options, ranks ? "fold-batchnorm" : NULL, names);
+    return strcmp(mlo_json_str(options, "criterion", "auto"), "bn-scale") == 0;
 }
 
-static enum mlo_status fold(const struct mlo_step_context *ctx, struct mlo_model *model, json_t **report,
-                            struct mlo_error *err)
+/* Scales of BatchNormalization stay where they rank. */
+static size_t names_of(const json_t *options, const char *names[MLO_STEP_FOLDING])
 {
-    const char *names[MLO_STEP_FOLD_MAX];
-    struct mlo_pass_request requests[MLO_STEP_FOLD_MAX] = {0};
-    struct mlo_pass_driver driver = {0};
-    size_t count = names_of(ctx->options, names);
-    for (size_t i = 0; i < count; i++)
-        requests[i].name = names[i];
-    enum mlo_status status = mlo_passes_run(model, requests, count, &driver, err);
-    *report = driver.report;
-    return status;
+    return mlo_step_folding(mlo_json_bool(options, "freeze_initializers", false),
+                            keeps_scales(options) ? "fold-batchnorm" : NULL, names);
 }
 
 static bool reconstructs(const json_t *options)
@@ -48,31 +39,6 @@ static enum mlo_status check_data(const struct mlo_step_context *ctx, const stru
                    "give data, or the criterion l2 and reconstruct: none, which do without and lose more "
                    "accuracy");
     return MLO_EINVAL;
-}
-
-/* What ranks. Each image gives a Conv hundreds of rows, so that some images do; a Gemm has one row of each.
- */
-static enum mlo_status observe(const struct mlo_step_context *ctx, const struct mlo_model *model,
-                               struct mlo_dataset *dataset, const struct mlo_stats_wants *wants,
-                               struct mlo_stats *stats, struct mlo_error *err)
-{
-    enum { CONV_SAMPLES = 96 };
-    enum mlo_status status = MLO_OK;
-    int64_t samples = mlo_json_i64(ctx->options, "samples", 512);
-    for (int conv = 0; conv < 2; conv++) {
-        struct mlo_stats_wants some = {0};
-        for (size_t i = 0; i < wants->count && status == MLO_OK; i++)
-            if (strcmp(wants->list[i].gram->op_type, "Conv") == 0 ? conv : !conv)
-                status = mlo_stats_wants_add(&some, &wants->list[i]) ? MLO_OK : mlo_error_nomem(err);
-        if (status == MLO_OK && some.count > 0)
-            status =
-                mlo_step_observe(ctx, model, dataset, &some, conv ? MLO_MIN(samples, CONV_SAMPLES) : samples,
-                                 conv ? 0.2 : 0.05, conv ? 0.4 : 0.2, stats, err);
-        mlo_stats_wants_clear(&some);
-        if (status != MLO_OK)
-            return status;
-    }
-    return status;
 }
 
 /* Ranks, prunes and, where it is to, reconstructs. */
@@ -129,6 +95,7 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     struct mlo_pass_context pass = {.options = ctx->options, .notes = json_array()};
     struct mlo_pass_request last = {"remove-dead", NULL};
     struct mlo_pass_driver driver = {0};
+    const char *names[MLO_STEP_FOLDING];
     json_t *passes = NULL, *report = NULL;
     mlo_stats_init(&stats);
     if (!pass.notes) {
@@ -136,13 +103,13 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
         goto out;
     }
     MLO_TRY(mlo_step_load(ctx->model_path, &model, err));
-    MLO_TRY(fold(ctx, model, &passes, err));
+    MLO_TRY(mlo_step_fold(model, names, names_of(ctx->options, names), &passes, err));
     MLO_TRY(mlo_prune_wanted(model, ctx->options, &wants, err));
     MLO_TRY(check_data(ctx, &wants, err));
     if (ctx->calibrate_path) {
         MLO_TRY(mlo_step_open_calibration(ctx, model, &dataset, err));
         MLO_TRY(mlo_step_note_channels(model, dataset, pass.notes, err));
-        MLO_TRY(observe(ctx, model, dataset, &wants, &stats, err));
+        MLO_TRY(mlo_step_observe_grams(ctx, model, dataset, &wants, 0.05, 0.4, &stats, err));
     }
     mlo_step_progress(ctx, 0.4, "ranking channels");
     MLO_TRY(prune(ctx, model, dataset, &stats, &pass, &report, err));
@@ -167,7 +134,7 @@ out:
 
 static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_error *err)
 {
-    const char *names[MLO_STEP_FOLD_MAX + 1];
+    const char *names[MLO_STEP_FOLDING];
     size_t count = names_of(options, names);
     names[count++] = "prune";
     *out = mlo_step_pass_revisions(names, count);

@@ -10,6 +10,7 @@ extern const struct mlo_step mlo_step_optimize;
 extern const struct mlo_step mlo_step_equalize;
 extern const struct mlo_step mlo_step_smooth;
 extern const struct mlo_step mlo_step_prune;
+extern const struct mlo_step mlo_step_sparsify;
 extern const struct mlo_step mlo_step_qat_export;
 extern const struct mlo_step mlo_step_quantize;
 extern const struct mlo_step mlo_step_quantize_dynamic;
@@ -28,6 +29,14 @@ MLO_MUST_USE enum mlo_status mlo_step_check_target(const char *target, struct ml
 
 /* {"name": revision} for the named passes; new reference, NULL when out of memory. */
 json_t *mlo_step_pass_revisions(const char *const *names, size_t count);
+
+/* The passes of optimize, for steps that begin by them: freeze-initializers in front (so that the others see
+ * constants) where asked for, `but` (or NULL) left out. Returns how many; there is room for one more. */
+enum { MLO_STEP_FOLDING = 32 };
+size_t mlo_step_folding(bool freeze, const char *but, const char *names[MLO_STEP_FOLDING]);
+/* Runs them; *report is the driver's, yours, also on failure. */
+MLO_MUST_USE enum mlo_status mlo_step_fold(struct mlo_model *model, const char *const *names, size_t count,
+                                           json_t **report, struct mlo_error *err);
 
 /* Tells progress when somebody listens. */
 void mlo_step_progress(const struct mlo_step_context *ctx, double fraction, const char *message);
@@ -87,6 +96,12 @@ MLO_MUST_USE enum mlo_status mlo_step_observe(const struct mlo_step_context *ctx
                                               const struct mlo_stats_wants *wants, int64_t samples,
                                               double from, double to, struct mlo_stats *stats,
                                               struct mlo_error *err);
+/* The same for Gram matrices, with the option `samples` of the step: a Conv, which has hundreds of rows in
+ * each image, is observed on some images, a Gemm, which has one, on all. */
+MLO_MUST_USE enum mlo_status
+mlo_step_observe_grams(const struct mlo_step_context *ctx, const struct mlo_model *model,
+                       struct mlo_dataset *dataset, const struct mlo_stats_wants *wants, double from,
+                       double to, struct mlo_stats *stats, struct mlo_error *err);
 /* The same for a step's calibration, which may be long: goes on where an attempt before was, does one shard
  * of it, or reads what shards wrote, as the context says. `stats` comes in empty. */
 MLO_MUST_USE enum mlo_status mlo_step_calibrate(const struct mlo_step_context *ctx,
@@ -170,10 +185,6 @@ extern const char *const mlo_step_engine_choices[];
 /* What those options say, of a measurement on that engine; the batch is the caller's. */
 struct mlo_bench_options mlo_step_bench_options(const struct mlo_step_context *ctx,
                                                 const struct mlo_engine *engine);
-/* The passes of optimize with what the option freeze_initializers adds in front, and without `but` (NULL:
- * all): their count. */
-enum { MLO_STEP_FOLD_MAX = 32 };
-size_t mlo_step_fold_names(const json_t *options, const char *but, const char *names[MLO_STEP_FOLD_MAX]);
 /* A measurement on the engine "cuda" is made where there is a GPU. */
 const char *mlo_step_engine_offer(const json_t *options, const char *target);
 #define MLO_STEP_OPT_ENGINE                                                                                  \

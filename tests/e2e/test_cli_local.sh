@@ -65,6 +65,24 @@ says "no share of multiply-adds"
 expect 2 "$MLOPT" prune "$model" --remove 30%
 expect 1 "$MLOPT" prune "$model" --criterion second-order --out none.onnx
 says "the criterion second-order reads calibration data"
+expect 0 "$MLOPT" prune "$model" --scheme unstructured --sparsity 70% --scope global --out s.onnx -o json # by magnitude
+holds "abs(d['steps'][0]['report']['sparsity']['sparsity'] - 0.7) < 1e-3"
+holds "all(r['faster'] == 'no' for r in d['steps'][0]['report']['sparsity']['speed'])"
+for isa in generic avx2; do
+    MLOPT_ISA=$isa expect 0 "$MLOPT" prune "$nets/mlp.onnx" --scheme 2:4 --limit 64 --normalize "$normalize" --out "s-$isa.onnx" \
+        --data "$images/train-images-idx3-ubyte.gz,$images/train-labels-idx1-ubyte.gz"
+    shows "sparsegpt"
+    shows "not faster on the engine cpu"
+done
+cmp s-generic.onnx s-avx2.onnx || fail "the instruction set left a trace"
+expect 2 "$MLOPT" prune "$model" --scheme 2:4 --remove 30% --out none.onnx
+says "means nothing with the scheme 2:4"
+expect 2 "$MLOPT" prune "$model" --scheme 2:3 --out none.onnx
+says "no scheme '2:3'"
+expect 1 "$MLOPT" prune "$model" --scheme 2:4 --sparsity 60% --out none.onnx
+says "2:4 makes half of the weights zero"
+expect 1 "$MLOPT" prune "$model" --scheme unstructured --criterion sparsegpt --out none.onnx
+says "the criterion sparsegpt reads calibration data"
 
 expect 0 "$MLOPT" diff "$model" o.onnx -o json
 holds "not d['identical'] and d['ops']['BatchNormalization'] == {'a': 11, 'b': 0} and d['a']['nodes'] == 41 and not d['inputs']"

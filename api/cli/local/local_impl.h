@@ -72,6 +72,9 @@ struct mlo_local_dims {
 /* Reads all --dim NAME=N; the list points into the struct. */
 MLO_MUST_USE enum mlo_status mlo_local_dims(const struct mlo_cli *cli, struct mlo_local_dims *out,
                                             struct mlo_error *err);
+/* Prints what the step sparsify reported: layers, what stayed dense, where it can be faster. */
+MLO_MUST_USE enum mlo_status mlo_local_print_sparsity(const struct mlo_cli *cli, const json_t *report,
+                                                      struct mlo_error *err);
 /* Loads a model all of whose ops are known. */
 MLO_MUST_USE enum mlo_status mlo_local_model(const char *path, struct mlo_model **out, struct mlo_error *err);
 /* A copy with --batch N (1) and --dim NAME=N bound. *out is yours. */

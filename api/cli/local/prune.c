@@ -4,51 +4,101 @@
 
 #include "api/cli/local/local_impl.h"
 
-/* The step's options that have a flag of their own, by both names. */
+/* What --scheme chooses: a step, and the built-in recipe that it begins from. */
+enum scheme { STRUCTURED, UNSTRUCTURED, TWO_OF_FOUR };
 static const struct {
-    const char *flag, *option;
-} FLAGS[] = {
-    {"remove", "remove"},
-    {"criterion", "criterion"},
-    {"ratios", "ratios"},
-    {"round", "round"},
-    {"samples", "samples"},
-    {"min-channels", "min_channels"},
-    {"reconstruct", "reconstruct"},
-    {"exclude", "exclude"},
-    {"damp", "damp"},
+    const char *name, *step, *recipe, *pattern;
+} SCHEMES[] = {
+    [STRUCTURED] = {"structured", "prune", "prune-half", NULL},
+    [UNSTRUCTURED] = {"unstructured", "sparsify", "sparse-half", "unstructured"},
+    [TWO_OF_FOUR] = {"2:4", "sparsify", "sparse-half", "2:4"},
 };
 
+/* Steps' options that have a flag of their own, by both names; in both steps where none is named. */
+static const struct {
+    const char *flag, *option, *step;
+} FLAGS[] = {
+    {"remove", "remove", "prune"},
+    {"ratios", "ratios", "prune"},
+    {"round", "round", "prune"},
+    {"min-channels", "min_channels", "prune"},
+    {"reconstruct", "reconstruct", "prune"},
+    {"sparsity", "sparsity", "sparsify"},
+    {"scope", "scope", "sparsify"},
+    {"min-weights", "min_weights", "sparsify"},
+    {"criterion", "criterion", NULL},
+    {"samples", "samples", NULL},
+    {"exclude", "exclude", NULL},
+    {"damp", "damp", NULL},
+};
+
+static enum mlo_status read_scheme(const struct mlo_cli *cli, enum scheme *out, struct mlo_error *err)
+{
+    const char *names[MLO_COUNT(SCHEMES)], *given = mlo_cli_opt(cli, "scheme");
+    *out = STRUCTURED;
+    for (size_t i = 0; i < MLO_COUNT(SCHEMES); i++)
+        names[i] = SCHEMES[i].name;
+    for (size_t i = 0; given && i < MLO_COUNT(SCHEMES); i++)
+        if (strcmp(SCHEMES[i].name, given) == 0) {
+            *out = (enum scheme)i;
+            return MLO_OK;
+        }
+    if (!given)
+        return MLO_OK;
+    mlo_error_set(err, MLO_EUSAGE, "there is no scheme '%.40s'", given);
+    mlo_error_where(err, "option '--scheme'");
+    if (!mlo_error_suggest(err, given, names, MLO_COUNT(names)))
+        mlo_error_hint(err, "it is structured, unstructured or 2:4");
+    return MLO_EUSAGE;
+}
+
+static enum mlo_status set(struct mlo_recipe *recipe, const char *step, const char *option, const char *value,
+                           struct mlo_error *err)
+{
+    struct mlo_buf text = MLO_BUF_INIT;
+    mlo_buf_printf(&text, "%s.%s=%s", step, option, value); /* a list of nodes has any length */
+    enum mlo_status status =
+        mlo_buf_ok(&text) ? mlo_recipe_set(recipe, mlo_buf_str(&text), err) : mlo_error_nomem(err);
+    mlo_buf_clear(&text);
+    return status;
+}
+
 /* The built-in recipe with what the flags say; without data, what does without. */
-static enum mlo_status load(const struct mlo_cli *cli, struct mlo_recipe **out, struct mlo_error *err)
+static enum mlo_status load(const struct mlo_cli *cli, enum scheme scheme, struct mlo_recipe **out,
+                            struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     size_t size;
-    const char *text = mlo_recipe_builtin("prune-half", &size);
-    struct mlo_buf set = MLO_BUF_INIT;
+    char file[64];
+    const char *step = SCHEMES[scheme].step, *text = mlo_recipe_builtin(SCHEMES[scheme].recipe, &size);
     if (!text)
-        return mlo_error_set(err, MLO_EINTERNAL, "the recipe prune-half is not in the program");
-    MLO_TRY(mlo_recipe_parse(text, size, "prune-half.yaml", out, err));
+        return mlo_error_set(err, MLO_EINTERNAL, "the recipe %s is not in the program",
+                             SCHEMES[scheme].recipe);
+    snprintf(file, sizeof file, "%s.yaml", SCHEMES[scheme].recipe);
+    MLO_TRY(mlo_recipe_parse(text, size, file, out, err));
     if (!mlo_cli_has(cli, "data")) {
-        MLO_TRY(mlo_recipe_set(*out, "prune.criterion=l2", err));
-        MLO_TRY(mlo_recipe_set(*out, "prune.reconstruct=none", err));
+        MLO_TRY(set(*out, step, "criterion", scheme == STRUCTURED ? "l2" : "magnitude", err));
+        if (scheme == STRUCTURED)
+            MLO_TRY(set(*out, step, "reconstruct", "none", err));
     }
+    if (SCHEMES[scheme].pattern)
+        MLO_TRY(set(*out, step, "pattern", SCHEMES[scheme].pattern, err));
     if (mlo_cli_has(cli, "freeze-initializers"))
-        MLO_TRY(mlo_recipe_set(*out, "prune.freeze_initializers=true", err));
+        MLO_TRY(set(*out, step, "freeze_initializers", "true", err));
     for (size_t i = 0; i < MLO_COUNT(FLAGS); i++) {
         const char *value = mlo_cli_opt(cli, FLAGS[i].flag);
         if (!value)
             continue;
-        mlo_buf_reset(&set);
-        mlo_buf_printf(&set, "prune.%s=%s", FLAGS[i].option, value); /* a list of nodes has any length */
-        if (!mlo_buf_ok(&set)) {
-            status = mlo_error_nomem(err);
+        if (FLAGS[i].step && strcmp(FLAGS[i].step, step) != 0) {
+            status = mlo_error_set(err, MLO_EUSAGE, "--%s means nothing with the scheme %s", FLAGS[i].flag,
+                                   SCHEMES[scheme].name);
+            mlo_error_hint(err, scheme == STRUCTURED ? "give --scheme unstructured or 2:4 with it"
+                                                     : "leave --scheme out, which is structured then");
             goto out;
         }
-        MLO_TRY(mlo_recipe_set(*out, mlo_buf_str(&set), err));
+        MLO_TRY(set(*out, step, FLAGS[i].option, value, err));
     }
 out:
-    mlo_buf_clear(&set);
     return status;
 }
 
@@ -118,7 +168,9 @@ static enum mlo_status print_result(const struct mlo_cli *cli, const json_t *ste
     }
     double size_before = (double)mlo_json_i64(before, "size", 1),
            size_after = (double)mlo_json_i64(after, "size", 0);
-    MLO_TRY(print_pruning(cli, json_object_get(json_array_get(steps, 0), "report"), err));
+    const json_t *report = json_object_get(json_array_get(steps, 0), "report");
+    MLO_TRY(json_object_get(report, "sparsity") ? mlo_local_print_sparsity(cli, report, err)
+                                                : print_pruning(cli, report, err));
     MLO_TRY(mlo_cli_print(err, "size %s -> %s (%.2f)\n%s  %s\n", mlo_str_size((uint64_t)size_before, from),
                           mlo_str_size((uint64_t)size_after, to), size_after / size_before,
                           mlo_json_str(after, "path", ""), mlo_json_str(after, "digest", "")));
@@ -136,14 +188,16 @@ static enum mlo_status prune_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_model *model = NULL;
     struct mlo_dataset *dataset = NULL;
     json_t *before = NULL, *after = NULL, *steps = NULL;
-    const struct mlo_step *step = mlo_step_find("prune");
+    enum scheme scheme;
     const char *out = NULL, *scratch = NULL;
     int64_t threads;
     MLO_TRY(mlo_cli_required(cli, "out", &out, err));
     MLO_TRY(mlo_cli_check_output(out, err));
     MLO_TRY(mlo_local_report_check(cli, err));
     MLO_TRY(mlo_cli_int(cli, "threads", mlo_cpu_count(), 1, 1024, &threads, err));
-    MLO_TRY(load(cli, &recipe, err));
+    MLO_TRY(read_scheme(cli, &scheme, err));
+    MLO_TRY(load(cli, scheme, &recipe, err));
+    const struct mlo_step *step = mlo_step_find(SCHEMES[scheme].step);
     MLO_TRY(mlo_local_file_json(cli->args[0], &before, err));
     MLO_TRY(mlo_local_model(cli->args[0], &model, err));
     if (mlo_cli_has(cli, "data")) /* what is wrong with it is said before any work */
@@ -201,17 +255,23 @@ out:
 
 static const struct mlo_cli_option options_table[] = {
     {"data", 0, "FILE", "calibration data: npz, dataset.json, or IDX pair images.gz,labels.gz"},
-    {"remove", 0, "SHARE", "of the multiply-adds: 50%"},
+    {"scheme", 0, "NAME",
+     "structured: channels go (the default); unstructured: single weights become zero; 2:4: two of four do"},
+    {"remove", 0, "SHARE", "structured: of the multiply-adds: 50%"},
     {"criterion", 0, "NAME",
-     "which channels go first: second-order (with data), activation, l2 (without data), l1, bn-scale"},
+     "which channels go first: second-order (with data), activation, l2 (without data), l1, bn-scale; which "
+     "weights: sparsegpt (with data), magnitude"},
+    {"sparsity", 0, "SHARE", "unstructured: of the weights that become zero: 50%"},
+    {"scope", 0, "NAME", "unstructured: layer: the same share of each; global: the smallest of the model"},
+    {"min-weights", 0, "N", "unstructured and 2:4: layers with fewer weights stay dense (1024)"},
     {"ratios", 0, "HOW", "sensitivity: more where it errs less; uniform: the same share everywhere"},
     {"reconstruct", 0, "HOW", "how layers behind are fitted on the data: least-squares, bias, none"},
     {"round", 0, "N", "what stays of a group is a multiple of N (8)"},
     {"min-channels", 0, "N", "at least so many stay in a group (1)"},
-    {"exclude", 0, "NODE[,NODE…]", "nodes whose channels stay"},
+    {"exclude", 0, "NODE[,NODE…]", "nodes that stay as they are"},
     {"freeze-initializers", 0, NULL, "weights that are listed as inputs too become constants"},
-    {"samples", 0, "N", "samples that layers are fitted on (512)"},
-    {"damp", 0, "X", "how much fitted weights are drawn to those that were there (0.001)"},
+    {"samples", 0, "N", "samples that layers are observed and fitted on (512)"},
+    {"damp", 0, "X", "how much fitted weights are drawn to those that were there (0.001; sparsegpt: 0.01)"},
     {"out", 0, "P.onnx", "where the pruned model is written"},
     MLO_OPTION_REPORT,
     {"evaluate", 0, "FILE", "labelled data that --report judges the result on (the calibration data)"},
@@ -230,9 +290,10 @@ const struct mlo_cli_verb mlo_verb_prune = {
     .positional = "MODEL.onnx --data CALIB.npz --remove 50% --out P.onnx",
     .min_args = 1,
     .max_args = 1,
-    .help = "take channels, heads and neurons out, and fit the layers behind them",
+    .help = "take channels, heads and neurons out and fit the layers behind them, or make weights zero",
     .detail =
         "  mlopt prune m.onnx --data calib.npz --remove 50% --out m-half.onnx\n"
         "  mlopt prune m.onnx --data calib.npz --remove 30% --exclude /head/Gemm --round 16 --out m30.onnx\n"
-        "  mlopt prune m.onnx --remove 20% --out m20.onnx   (without data: by norms, nothing is fitted)\n",
+        "  mlopt prune m.onnx --remove 20% --out m20.onnx   (without data: by norms, nothing is fitted)\n"
+        "  mlopt prune m.onnx --scheme 2:4 --data calib.npz --out m24.onnx   (SparseGPT; the shapes stay)\n",
 };

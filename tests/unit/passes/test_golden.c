@@ -247,6 +247,17 @@ static void build_body(struct mlo_model *m)
     finish(m, last);
 }
 
+/* Half of each row is near zero. Two channels make no group of four, so 2:4 leaves the Conv alone. */
+static void build_sparse(struct mlo_model *m)
+{
+    struct mlo_value *c = op(m, "Conv", "c", input(m, "x", -1, 2, 2, 2),
+                             floats(m, "w", LIST(1, 0.001f, -0.002f, 3), 2, 2, 1, 1));
+    struct mlo_value *g =
+        op(m, "Gemm", "y", op(m, "Flatten", "f", c),
+           floats(m, "v", LIST(1, 0.001f, 0.001f, 2, 0, -0.0005f, 1, 3), 8, 1), floats(m, "b", LIST(1), 1));
+    finish(m, g);
+}
+
 static const struct {
     const char *name;
     void (*build)(struct mlo_model *model);
@@ -277,6 +288,8 @@ static const struct {
      "{\"min_weights\": 0, \"convolutions\": true}", true},
     {"qat", build_qat, "import-qat", 0.0078125 * 0.0625 / 2, 5},
     {"qoperator", build_silu_in_pairs, "to-qoperator", 0.05, 6},
+    {"sparse", build_sparse, "sparsify", 0.01, 2, "{\"min_weights\": 0, \"criterion\": \"magnitude\"}"},
+    {"sparse-2-4", build_sparse, "sparsify", 0.01, 1, "{\"min_weights\": 0, \"pattern\": \"2:4\"}"},
     {"float16", build_silu, "to-float16", 0.01, 6, NULL, true},
 };
 

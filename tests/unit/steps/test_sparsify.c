@@ -1,0 +1,189 @@
+/* The step that makes weights zero: the bytes follow from the inputs alone, and errors say what to do. */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "pipeline/steps/step_impl.h"
+#include "tests/unit/passes/passes_helpers.h"
+
+struct run {
+    char dir[64];
+    struct mlo_step_result result;
+    struct mlo_error err;
+    enum mlo_status status;
+};
+
+static float noise_at(uint32_t *seed)
+{
+    *seed = *seed * 1664525u + 1013904223u;
+    return (float)(*seed >> 8) / 8388608.0f - 1.0f;
+}
+
+/* Runs the step on a model (borrowed) with `samples` samples; 0: without data. */
+static void run_step(struct run *r, const struct mlo_model *model, int64_t samples, const char *options,
+                     unsigned threads, int64_t batch)
+{
+    struct mlo_error err = {0};
+    char model_path[96], data_path[96];
+    const struct mlo_step *step = mlo_step_find("sparsify");
+    json_t *given = json_loads(options, 0, NULL), *resolved = NULL;
+    *r = (struct run){.dir = "/tmp/mlopt-test-XXXXXX"};
+    assert_true(given && step && mkdtemp(r->dir));
+    snprintf(model_path, sizeof model_path, "%s/m.onnx", r->dir);
+    snprintf(data_path, sizeof data_path, "%s/x.npz", r->dir);
+    assert_ok(mlo_onnx_save(model, model_path, &err));
+    if (samples) {
+        struct mlo_tensor x = {0};
+        uint32_t seed = 7;
+        assert_ok(mlo_tensor_init(&x, MLO_FLOAT32, 4, DIMS(samples, 4, 6, 6), &err));
+        for (size_t i = 0; i < mlo_tensor_count(&x); i++)
+            ((float *)x.data)[i] = noise_at(&seed);
+        assert_ok(mlo_npz_write(data_path, &(struct mlo_npz_array){"x", &x}, 1, &err));
+        mlo_tensor_clear(&x);
+    }
+    assert_ok(mlo_options_resolve(step->options, given, &resolved, &err));
+    const struct mlo_step_context ctx = {.options = resolved,
+                                         .model_path = model_path,
+                                         .source_path = model_path,
+                                         .calibrate_path = samples ? data_path : NULL,
+                                         .out_dir = r->dir,
+                                         .threads = threads,
+                                         .batch = batch};
+    r->status = step->run(&ctx, &r->result, &r->err);
+    json_decref(given);
+    json_decref(resolved);
+}
+
+static void clear(struct run *r)
+{
+    static const char *const FILES[] = {"m.onnx", "x.npz", "model.onnx"};
+    char path[96];
+    for (size_t i = 0; i < MLO_COUNT(FILES); i++) {
+        snprintf(path, sizeof path, "%s/%s", r->dir, FILES[i]);
+        unlink(path);
+    }
+    assert_int_equal(rmdir(r->dir), 0);
+    mlo_step_result_clear(&r->result);
+}
+
+static struct mlo_value *noise_of(struct mlo_model *m, const char *name, uint32_t seed, int rank,
+                                  const int64_t *dims)
+{
+    struct mlo_value *v = ramp_of(m, name, 1, rank, dims);
+    for (size_t i = 0; i < mlo_tensor_count(v->constant); i++)
+        ((float *)v->constant->data)[i] = 0.3f * noise_at(&seed);
+    return v;
+}
+#define noise(model, name, seed, ...) noise_of(model, name, seed, RANK(__VA_ARGS__), DIMS(__VA_ARGS__))
+
+/* A Conv with BatchNormalization, a depthwise and a grouped Conv, a Gemm. */
+static struct mlo_model *net(void)
+{
+    struct mlo_model *m = new_model(17);
+    struct mlo_value *a = op(m, "Conv", "a", input(m, "x", -1, 4, 6, 6), noise(m, "wa", 1, 16, 4, 3, 3));
+    set_ints(a, "pads", 1, 1, 1, 1);
+    a = op(m, "BatchNormalization", "n", a,
+           floats(m, "gain", LIST(1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8), 16),
+           noise(m, "offset", 3, 16), noise(m, "mean", 4, 16),
+           floats(m, "var", LIST(1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8), 16));
+    struct mlo_value *d = op(m, "Conv", "d", op(m, "Relu", "ra", a), noise(m, "wd", 7, 16, 1, 3, 3));
+    assert_true(mlo_node_set_i(d->producer, "group", 16));
+    struct mlo_value *e = op(m, "Conv", "e", op(m, "HardSwish", "h", d), noise(m, "we", 8, 8, 8, 1, 1));
+    assert_true(mlo_node_set_i(e->producer, "group", 2));
+    finish(m, op(m, "Gemm", "y", op(m, "Flatten", "f", e), noise(m, "wy", 9, 128, 3), noise(m, "by", 2, 3)));
+    return m;
+}
+
+static void digest_of(const struct run *r, char text[MLO_DIGEST_TEXT_SIZE])
+{
+    struct mlo_error err = {0};
+    struct mlo_digest digest;
+    if (r->status != MLO_OK)
+        fail_msg("%s (%s)", r->err.message, r->err.where);
+    assert_ok(mlo_digest_of_file(r->result.artifact_path, &digest, NULL, &err));
+    mlo_digest_text(&digest, text);
+}
+
+static void test_sparsify_step__threads_and_batch_leave_no_trace(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        unsigned threads;
+        int64_t batch;
+    } HOW[] = {{1, 0}, {2, 0}, {1, 1}, {3, 5}};
+    static const char *const OPTIONS[] = {"{\"min_weights\": 0}",
+                                          "{\"min_weights\": 0, \"pattern\": \"2:4\"}"};
+    struct mlo_model *m = net();
+    for (size_t o = 0; o < MLO_COUNT(OPTIONS); o++) {
+        char first[MLO_DIGEST_TEXT_SIZE], text[MLO_DIGEST_TEXT_SIZE];
+        for (size_t i = 0; i < MLO_COUNT(HOW); i++) {
+            struct run r;
+            run_step(&r, m, 37, OPTIONS[o], HOW[i].threads, HOW[i].batch);
+            digest_of(&r, i ? text : first);
+            if (i)
+                assert_string_equal(text, first);
+            clear(&r);
+        }
+    }
+    mlo_model_free(m);
+}
+
+static void test_sparsify_step__reports_layers_and_what_stayed_dense(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_model *m = net();
+    struct run r;
+    struct mlo_error err = {0};
+    size_t i;
+    json_t *layer;
+    run_step(&r, m, 40, "{\"min_weights\": 0, \"pattern\": \"2:4\"}", 1, 0);
+    assert_int_equal(r.status, MLO_OK);
+    const json_t *report = json_object_get(r.result.report, "sparsity");
+    assert_int_equal(json_array_size(json_object_get(report, "layers")), 3);
+    assert_true(mlo_json_f64(report, "sparsity", 0) == 0.5);
+    json_array_foreach(json_object_get(report, "layers"), i, layer)
+    {
+        assert_string_equal(mlo_json_str(layer, "criterion", ""), "sparsegpt");
+        assert_true(mlo_json_f64(layer, "output_error", 9) < 0.5);
+    }
+    const json_t *left = json_array_get(json_object_get(report, "left"), 0);
+    assert_string_equal(mlo_json_str(left, "node", ""), "d_node");
+    assert_contains(mlo_json_str(left, "why", ""), "sums over 1 channel");
+    struct mlo_model *made = NULL; /* what was written is a model of the same shapes */
+    assert_ok(mlo_onnx_load(r.result.artifact_path, &made, &err));
+    assert_ok(mlo_graph_infer(made->graph, &err));
+    assert_int_equal(count_ops(made, "BatchNormalization"), 0);
+    double far = deviation(m, made);
+    assert_true(far > 0 && far < 10);
+    mlo_model_free(made);
+    clear(&r);
+    mlo_model_free(m);
+}
+
+static void test_sparsify_step__without_data(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_model *m = net();
+    struct run r;
+    run_step(&r, m, 0, "{\"min_weights\": 0, \"criterion\": \"sparsegpt\"}", 1, 0);
+    assert_int_equal(r.status, MLO_EINVAL);
+    assert_contains(r.err.message, "there is none");
+    assert_contains(r.err.hint, "magnitude");
+    clear(&r);
+    run_step(&r, m, 0, "{\"min_weights\": 0, \"sparsity\": \"75%\"}", 1, 0);
+    assert_int_equal(r.status, MLO_OK);
+    const json_t *report = json_object_get(r.result.report, "sparsity");
+    assert_string_equal(mlo_json_str(report, "criterion", ""), "magnitude");
+    assert_true(mlo_json_f64(report, "sparsity", 0) == 0.75);
+    clear(&r);
+    mlo_model_free(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sparsify_step__threads_and_batch_leave_no_trace),
+        cmocka_unit_test(test_sparsify_step__reports_layers_and_what_stayed_dense),
+        cmocka_unit_test(test_sparsify_step__without_data),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
