@@ -1,36 +1,26 @@
 #include "registry/gc_service.h"
 
-#include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
+
+#include "base/periodic.h"
 
 struct mlo_gc_service {
     struct mlo_gc_service_options o;
-    pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t woken;
-    bool stopping;
+    struct mlo_periodic *clock;
 };
 
-enum { PIECE_MS = 5000, FIRST_AFTER_S = 60 };
-
-static bool stopping(struct mlo_gc_service *s)
-{
-    pthread_mutex_lock(&s->lock);
-    bool now = s->stopping;
-    pthread_mutex_unlock(&s->lock);
-    return now;
-}
+enum { PIECE_MS = 5000, FIRST_AFTER_MS = 60000 };
 
 /* In pieces, so that a stop need not wait for all of it. */
-static void collect(struct mlo_gc_service *s)
+static void collect(struct mlo_periodic *clock, void *arg)
 {
+    const struct mlo_gc_service *s = arg;
     const struct mlo_actor actor = MLO_ACTOR_SYSTEM;
     struct mlo_gc_options options = {.blobs = s->o.blobs, .grace_s = s->o.grace_s, .budget_ms = PIECE_MS};
     struct mlo_gc_result r = {.more = true};
     struct mlo_error err = {0};
     enum mlo_status status = MLO_OK;
-    while (status == MLO_OK && r.more && !stopping(s)) {
+    while (status == MLO_OK && r.more && !mlo_periodic_stopping(clock)) {
         struct mlo_db_conn *conn = NULL;
         status = mlo_db_acquire(s->o.db, &conn, &err);
         if (status == MLO_OK)
@@ -48,63 +38,28 @@ static void collect(struct mlo_gc_service *s)
         mlo_log_error(MLO_LOG_WARN, "garbage collection failed; the next one goes on", &err);
 }
 
-static void *keep_clean(void *arg)
-{
-    struct mlo_gc_service *s = arg;
-    int64_t wait_s = MLO_MIN((int64_t)FIRST_AFTER_S, s->o.every_s);
-    pthread_mutex_lock(&s->lock);
-    while (!s->stopping) {
-        struct timespec until;
-        int woken = 0;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_sec += wait_s;
-        while (!s->stopping && woken == 0)
-            woken = pthread_cond_timedwait(&s->woken, &s->lock, &until);
-        if (s->stopping)
-            break;
-        pthread_mutex_unlock(&s->lock);
-        collect(s);
-        pthread_mutex_lock(&s->lock);
-        wait_s = s->o.every_s;
-    }
-    pthread_mutex_unlock(&s->lock);
-    return NULL;
-}
-
 enum mlo_status mlo_gc_service_start(const struct mlo_gc_service_options *options,
                                      struct mlo_gc_service **out, struct mlo_error *err)
 {
-    pthread_condattr_t attributes;
+    const uint64_t every_ms = (uint64_t)MLO_MAX(options->every_s, 1) * 1000;
     struct mlo_gc_service *s = calloc(1, sizeof *s);
     *out = NULL;
     if (!s)
         return mlo_error_nomem(err);
     s->o = *options;
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->woken, &attributes);
-    pthread_condattr_destroy(&attributes);
-    if (pthread_create(&s->thread, NULL, keep_clean, s) != 0) {
-        pthread_cond_destroy(&s->woken);
-        pthread_mutex_destroy(&s->lock);
+    enum mlo_status status = mlo_periodic_start(collect, s, MLO_MIN((uint64_t)FIRST_AFTER_MS, every_ms),
+                                                every_ms, "collects garbage", &s->clock, err);
+    if (status == MLO_OK)
+        *out = s;
+    else
         free(s);
-        return mlo_error_set(err, MLO_EUNAVAILABLE, "cannot start the thread that collects garbage");
-    }
-    *out = s;
-    return MLO_OK;
+    return status;
 }
 
 void mlo_gc_service_stop(struct mlo_gc_service *s)
 {
     if (!s)
         return;
-    pthread_mutex_lock(&s->lock);
-    s->stopping = true;
-    pthread_cond_signal(&s->woken);
-    pthread_mutex_unlock(&s->lock);
-    pthread_join(s->thread, NULL);
-    pthread_cond_destroy(&s->woken);
-    pthread_mutex_destroy(&s->lock);
+    mlo_periodic_stop(s->clock);
     free(s);
 }

@@ -89,6 +89,11 @@ void mlo_response_clear(struct mlo_response *response);
 MLO_MUST_USE enum mlo_status mlo_client_call(struct mlo_client *client, const char *method, const char *path,
                                              const char *header, const json_t *body, struct mlo_response *out,
                                              struct mlo_error *err);
+/* The same for a verb that makes one request: opens and closes the client. *out (NULL: not wanted) is yours.
+ */
+MLO_MUST_USE enum mlo_status mlo_client_ask(struct mlo_cli *cli, const char *method,
+                                            const struct mlo_buf *path, const json_t *body, json_t **out,
+                                            struct mlo_error *err);
 /* GET. */
 MLO_MUST_USE enum mlo_status mlo_client_get(struct mlo_client *client, const char *path, json_t **out,
                                             struct mlo_error *err);

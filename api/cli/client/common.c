@@ -119,6 +119,21 @@ out:
     return status;
 }
 
+enum mlo_status mlo_client_ask(struct mlo_cli *cli, const char *method, const struct mlo_buf *path,
+                               const json_t *body, json_t **out, struct mlo_error *err)
+{
+    struct mlo_client *client = NULL;
+    struct mlo_response answer = {0};
+    enum mlo_status status = mlo_buf_ok(path) ? mlo_client_open(cli, &client, err) : mlo_error_nomem(err);
+    if (status == MLO_OK)
+        status = mlo_client_call(client, method, mlo_buf_str(path), NULL, body, &answer, err);
+    if (status == MLO_OK && out)
+        *out = json_incref(answer.json);
+    mlo_response_clear(&answer);
+    mlo_client_close(client);
+    return status;
+}
+
 enum mlo_status mlo_client_post_reason(struct mlo_client *client, const char *path, const char *reason,
                                        struct mlo_response *out, struct mlo_error *err)
 {

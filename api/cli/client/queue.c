@@ -5,17 +5,6 @@
 #include "api/cli/client/client.h"
 #include "pipeline/service/service.h"
 
-static enum mlo_status ask(struct mlo_cli *cli, const char *method, const char *path, const json_t *body,
-                           struct mlo_response *answer, struct mlo_error *err)
-{
-    struct mlo_client *client = NULL;
-    enum mlo_status status = mlo_client_open(cli, &client, err);
-    if (status == MLO_OK)
-        status = mlo_client_call(client, method, path, NULL, body, answer, err);
-    mlo_client_close(client);
-    return status;
-}
-
 /* --- queue --------------------------------------------------------------------------------------- */
 
 static const char *limit_text(const json_t *queue, const char *key, char out[32])
@@ -56,13 +45,12 @@ static enum mlo_status queue_call(struct mlo_cli *cli, const char *method, const
                                   struct mlo_error *err)
 {
     struct mlo_buf path = MLO_BUF_INIT;
-    struct mlo_response answer = {0};
+    json_t *answer = NULL;
     mlo_client_path(&path, "/v1/projects/%s/queue", cli->args[0]);
-    enum mlo_status status =
-        mlo_buf_ok(&path) ? ask(cli, method, mlo_buf_str(&path), body, &answer, err) : mlo_error_nomem(err);
+    enum mlo_status status = mlo_client_ask(cli, method, &path, body, &answer, err);
     if (status == MLO_OK)
-        status = show(cli, answer.json, err);
-    mlo_response_clear(&answer);
+        status = show(cli, answer, err);
+    json_decref(answer);
     mlo_buf_clear(&path);
     return status;
 }
@@ -169,21 +157,20 @@ static enum mlo_status usage_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status;
     struct mlo_buf path = MLO_BUF_INIT, text = MLO_BUF_INIT;
-    struct mlo_response answer = {0};
+    json_t *answer = NULL;
     bool csv = mlo_cli_has(cli, "csv");
     mlo_client_path(&path, "/v1/projects/%s/usage", cli->args[0]);
-    MLO_TRY(mlo_buf_ok(&path) ? MLO_OK : mlo_error_nomem(err));
-    MLO_TRY(ask(cli, "GET", mlo_buf_str(&path), NULL, &answer, err));
+    MLO_TRY(mlo_client_ask(cli, "GET", &path, NULL, &answer, err));
     if (csv) {
-        mlo_usage_csv(&text, cli->args[0], json_object_get(answer.json, "items"));
+        mlo_usage_csv(&text, cli->args[0], json_object_get(answer, "items"));
         MLO_TRY(mlo_cli_print(err, "%s", mlo_buf_str(&text)));
     } else if (cli->json) {
-        MLO_TRY(mlo_cli_print_json(json_object_get(answer.json, "items"), err));
+        MLO_TRY(mlo_cli_print_json(json_object_get(answer, "items"), err));
     } else {
-        MLO_TRY(print_months(json_object_get(answer.json, "items"), err));
+        MLO_TRY(print_months(json_object_get(answer, "items"), err));
     }
 out:
-    mlo_response_clear(&answer);
+    json_decref(answer);
     mlo_buf_clear(&path);
     mlo_buf_clear(&text);
     return status;

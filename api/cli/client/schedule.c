@@ -12,20 +12,12 @@ enum { FIRINGS_SHOWN = 20 };
 static enum mlo_status ask(struct mlo_cli *cli, const char *method, const char *rest, const json_t *body,
                            json_t **out, struct mlo_error *err)
 {
-    struct mlo_client *client = NULL;
     struct mlo_buf path = MLO_BUF_INIT;
-    struct mlo_response answer = {0};
     mlo_client_path(&path, "/v1/projects/%s/schedules", cli->args[0]);
     if (cli->arg_count > 1)
         mlo_client_path(&path, "/%s", cli->args[1]);
     mlo_buf_puts(&path, rest);
-    enum mlo_status status = mlo_buf_ok(&path) ? mlo_client_open(cli, &client, err) : mlo_error_nomem(err);
-    if (status == MLO_OK)
-        status = mlo_client_call(client, method, mlo_buf_str(&path), NULL, body, &answer, err);
-    if (status == MLO_OK && out)
-        *out = json_incref(answer.json);
-    mlo_response_clear(&answer);
-    mlo_client_close(client);
+    enum mlo_status status = mlo_client_ask(cli, method, &path, body, out, err);
     mlo_buf_clear(&path);
     return status;
 }

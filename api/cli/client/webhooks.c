@@ -7,39 +7,21 @@
 
 enum { PING_PATIENCE_S = 60, PING_LOOK_MS = 250 };
 
-/* One request: the path is made of the project (args[0]) and what follows. */
-static enum mlo_status ask(struct mlo_cli *cli, const char *method, const char *path, const json_t *body,
-                           json_t **out, struct mlo_error *err)
-{
-    struct mlo_client *client = NULL;
-    struct mlo_response answer = {0};
-    enum mlo_status status = mlo_client_open(cli, &client, err);
-    if (status == MLO_OK)
-        status = mlo_client_call(client, method, path, NULL, body, &answer, err);
-    if (status == MLO_OK && out)
-        *out = json_incref(answer.json);
-    mlo_response_clear(&answer);
-    mlo_client_close(client);
-    return status;
-}
-
-static enum mlo_status path_of(struct mlo_cli *cli, struct mlo_buf *path, const char *rest,
-                               struct mlo_error *err)
+static void path_of(struct mlo_cli *cli, struct mlo_buf *path, const char *rest)
 {
     mlo_client_path(path, "/v1/projects/%s/webhooks", cli->args[0]);
     for (int i = 1; i < cli->arg_count; i++)
         mlo_client_path(path, i == 1 ? "/%s" : "/deliveries/%s", cli->args[i]);
     mlo_buf_puts(path, rest);
-    return mlo_buf_ok(path) ? MLO_OK : mlo_error_nomem(err);
 }
 
+/* One request: the path is made of the arguments and what follows. */
 static enum mlo_status call(struct mlo_cli *cli, const char *method, const char *rest, const json_t *body,
                             json_t **out, struct mlo_error *err)
 {
     struct mlo_buf path = MLO_BUF_INIT;
-    enum mlo_status status = path_of(cli, &path, rest, err);
-    if (status == MLO_OK)
-        status = ask(cli, method, mlo_buf_str(&path), body, out, err);
+    path_of(cli, &path, rest);
+    enum mlo_status status = mlo_client_ask(cli, method, &path, body, out, err);
     mlo_buf_clear(&path);
     return status;
 }
@@ -249,7 +231,8 @@ static enum mlo_status deliveries_run(struct mlo_cli *cli, struct mlo_error *err
         status = cli->json ? mlo_cli_print_json(items, err) : print_delivery(items, err);
         goto out;
     }
-    MLO_TRY(path_of(cli, &path, "/deliveries", err));
+    path_of(cli, &path, "/deliveries");
+    MLO_TRY(mlo_buf_ok(&path) ? MLO_OK : mlo_error_nomem(err));
     MLO_TRY(mlo_client_open(cli, &client, err));
     MLO_TRY(mlo_client_list(client, mlo_buf_str(&path), (size_t)limit, &items, err));
     if (cli->json) {
