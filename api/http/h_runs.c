@@ -37,6 +37,12 @@ enum mlo_status mlo_request_recipe(const json_t *body, struct mlo_recipe **out, 
     }
     MLO_TRY(mlo_recipe_parse(text, size, file, out, err));
     json_t *set = json_object_get(body, "set");
+    if (set && !json_is_array(set) && !json_is_null(set)) {
+        status = mlo_error_set(err, MLO_EINVAL, "'set' must be an array of assignments");
+        mlo_error_where(err, "field 'set'");
+        mlo_error_hint(err, "for example [\"quantize.calibrator=percentile\"]");
+        goto out;
+    }
     json_array_foreach(set, i, assignment)
         MLO_TRY(mlo_recipe_set(*out, json_is_string(assignment) ? json_string_value(assignment) : "", err));
 out:

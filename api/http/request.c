@@ -276,12 +276,16 @@ static void take_body(struct mlo_request *req, const char *bytes, size_t size)
         atomic_store(&entry->receiving, true);
 }
 
+static bool has_json(const struct mlo_request *req)
+{
+    return req->route->kind == MLO_ROUTE_API && !req->route->upload && req->body.len;
+}
+
 /* A JSON row takes a body that says it is JSON, or that says nothing. */
 static bool wrong_media_type(const struct mlo_request *req)
 {
     const char *type = mlo_request_header(req, "Content-Type");
-    return req->route->kind == MLO_ROUTE_API && !req->route->upload && req->body.len && type &&
-           strncasecmp(type, "application/json", 16) != 0;
+    return has_json(req) && type && strncasecmp(type, "application/json", 16) != 0;
 }
 
 static void serve(struct mlo_request *req)
@@ -292,7 +296,11 @@ static void serve(struct mlo_request *req)
                                "the body must be JSON: send it with Content-Type: application/json");
         return;
     }
-    enum mlo_status status = req->route->handler(req, &err);
+    json_t *body;
+    /* also where the handler needs nothing of it: what is not understood is not taken */
+    enum mlo_status status = has_json(req) ? mlo_request_json(req, &body, &err) : MLO_OK;
+    if (status == MLO_OK)
+        status = req->route->handler(req, &err);
     mlo_request_db_release(req);
     if (status == MLO_OK && req->status == 0)
         status =

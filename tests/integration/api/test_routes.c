@@ -133,6 +133,24 @@ static void test_routes__bodies_are_strict_and_bounded(void **state)
         api_call(api, &reply, "POST", "/v1/projects", api->token[MLO_ADMIN], bad[i], NULL);
         assert_http(&reply, 422);
     }
+    /* also where nothing of the body is needed, and what is not of the type it must have */
+    const char *json[] = {"Content-Type: application/json", NULL};
+    const char *const rotations[] = {"[null, null]", "{", "7", "{\"a\": 1, \"a\": 1}"};
+    for (size_t i = 0; i < MLO_COUNT(rotations); i++) {
+        api_call(api, &reply, "POST", "/v1/keys/rotations", api->token[MLO_ADMIN], rotations[i],
+                 rotations[i][0] == '{' ? NULL : json);
+        assert_http(&reply, 422);
+    }
+    api_version(api, "cnn", "a model", "");
+    api_call(api, &reply, "POST", "/v1/projects/demo/plans", api->token[MLO_ADMIN],
+             "{\"model\": \"cnn\", \"recipe\": \"name: mine\\nsteps:\\n  - benchmark: {batch: [1]}\\n\", "
+             "\"set\": {}}",
+             NULL);
+    assert_http(&reply, 422);
+    assert_string_equal(mlo_json_str(reply.json, "where", ""), "field 'set'");
+    api_call(api, &reply, "GET", "/v1/projects/demo/models/cnn/quarantine?all=null", api->token[MLO_ADMIN],
+             NULL, NULL);
+    assert_http(&reply, 422);
     const char *form[] = {"Content-Type: application/x-www-form-urlencoded", NULL};
     api_call(api, &reply, "POST", "/v1/projects", api->token[MLO_ADMIN], "name=x", form);
     assert_http(&reply, 415);
