@@ -1,5 +1,6 @@
 #include "registry/audit.h"
 
+#include <ctype.h>
 #include <string.h>
 
 #include "registry/sql_impl.h"
@@ -130,6 +131,34 @@ static json_t *entry_json(const struct mlo_rows *rows, int row)
     return item;
 }
 
+/* A day, or a time in UTC: they are compared as texts. */
+static enum mlo_status check_moment(const char *text, const char *name, struct mlo_error *err)
+{
+    enum { DAY = 10, SECOND = 19 };
+    static const char shape[] = "0000-00-00T00:00:00";
+    size_t n = 0;
+    if (!text || !*text)
+        return MLO_OK;
+    for (; text[n] && n < SECOND; n++)
+        if (shape[n] == '0' ? !isdigit((unsigned char)text[n]) : text[n] != shape[n])
+            goto bad;
+    if (n != DAY && n != SECOND)
+        goto bad;
+    int month = (text[5] - '0') * 10 + text[6] - '0', day = (text[8] - '0') * 10 + text[9] - '0';
+    if (month < 1 || month > 12 || day < 1 || day > 31)
+        goto bad;
+    const char *rest = text + n;
+    if (*rest == '.')
+        rest += 1 + strspn(rest + 1, "0123456789");
+    if (strcmp(rest, n == DAY ? "" : "Z") == 0)
+        return MLO_OK;
+bad:
+    mlo_error_set(err, MLO_EINVAL, "'%.60s' is no time", text);
+    mlo_error_where(err, "%s", name);
+    mlo_error_hint(err, "a day or a time in UTC: 2026-01-31 or 2026-01-31T12:00:00Z");
+    return MLO_EINVAL;
+}
+
 enum mlo_status mlo_audit_list(struct mlo_db_conn *conn, int64_t project_id,
                                const struct mlo_audit_filter *filter, const struct mlo_page *page,
                                json_t **out, struct mlo_error *err)
@@ -142,6 +171,8 @@ enum mlo_status mlo_audit_list(struct mlo_db_conn *conn, int64_t project_id,
     *out = NULL;
     if (!items)
         return mlo_error_nomem(err);
+    MLO_TRY(check_moment(filter ? filter->since : NULL, "since", err));
+    MLO_TRY(check_moment(filter ? filter->until : NULL, "until", err));
     MLO_TRY(mlo_page_limit(page, &limit, err));
     MLO_TRY(mlo_page_number(page, INT64_MAX, &before, err));
     /* filtered here: the log's bytes are not asked to be JSON that PostgreSQL can read */

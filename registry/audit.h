@@ -39,7 +39,7 @@ struct mlo_audit_filter {
     const char *action;        /* exact, or a prefix when it ends in '.'; NULL: all */
     const char *who;           /* exact; NULL: all */
     const char *object;        /* prefix; NULL: all */
-    const char *since, *until; /* time stamps, as in the body's `at`; NULL: all */
+    const char *since, *until; /* days, or times as in the body's `at`, else MLO_EINVAL; NULL: all */
 };
 /* Newest first: {"items":[{seq, hash, prev_hash, body, action, who, via, …the members of body}], "next"};
  * `body` is the exact text that was hashed. `filter` may be NULL; with one, an answer may hold fewer items

@@ -225,6 +225,18 @@ static void test_stages__a_client_verifies_the_audit_chain(void **state)
     assert_http(&reply, 200);
     assert_true(mlo_json_bool(reply.json, "ok", false));
     assert_string_equal(mlo_json_str(reply.json, "head", ""), mlo_digest_text(&link, text));
+    static const char *const moments[] = {"AAA", "2026-1-1", "2026-13-01", "2026-01-31T12",
+                                          "2026-01-31T12:00:00+01:00"};
+    for (size_t i = 0; i < MLO_COUNT(moments); i++) {
+        char url[128];
+        snprintf(url, sizeof url, "/v1/projects/demo/audit?since=%s", moments[i]);
+        api_call(api, &reply, "GET", url, api->token[MLO_VIEWER], NULL, NULL);
+        assert_http(&reply, 422);
+    }
+    api_call(api, &reply, "GET", "/v1/projects/demo/audit?since=2020-01-31&until=2020-02-01T12:00:00.5Z",
+             api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 200);
+    assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 0);
     api_call(api, &reply, "GET", "/v1/projects/demo/audit?action=stage.&who=promoter", api->token[MLO_VIEWER],
              NULL, NULL);
     assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 1);
