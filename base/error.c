@@ -49,6 +49,8 @@ enum mlo_status mlo_status_from_code(const char *code)
     for (int i = 0; i < MLO_STATUS_COUNT; i++)
         if (code && strcmp(STATUS_TABLE[i].code, code) == 0)
             return STATUS_TABLE[i].status;
+    if (code && strcmp(code, "rate-limited") == 0) /* HTTP alone has it: the same later */
+        return MLO_EUNAVAILABLE;
     return MLO_EINTERNAL;
 }
 

@@ -91,6 +91,11 @@ enum mlo_status mlo_request_authorize(struct mlo_request *req, struct mlo_error 
     req->token = mlo_arena_strdup(req->arena, token);
     if (!req->token)
         return mlo_error_nomem(err);
+    unsigned wait_s;
+    if (!page && !mlo_rate_take(req->http->rate, req->who.token_id, mlo_clock_ns(), &wait_s)) {
+        mlo_reply_too_many(req, wait_s);
+        return MLO_OK; /* it is answered */
+    }
     if (req->who.role < req->route->role) {
         mlo_error_set(err, MLO_EFORBIDDEN, "the token '%s' has the role %s; this needs %s", req->who.name,
                       mlo_role_name(req->who.role), mlo_role_name(req->route->role));

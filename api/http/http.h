@@ -27,7 +27,8 @@ struct mlo_http_options {
     int64_t grace_s;            /* of what is deleted, and of blobs that nothing refers to; 0: 7 days */
     const char
         *metrics_address; /* where /metrics, /healthz and /readyz are served without a token; NULL: nowhere */
-    uint16_t metrics_port;   /* 0: any free one */
+    uint16_t metrics_port; /* 0: any free one */
+    unsigned rate_limit;   /* of a token, requests of the API a second; ten times as many at once. 0: none */
     size_t metrics_projects; /* so many projects have series of their own */
     bool quiet;              /* no access log */
     bool secure_cookie;      /* pages are reached over TLS (a proxy in front) */

@@ -28,11 +28,13 @@ struct mlo_login_code {
 
 struct mlo_readiness;
 struct mlo_traffic;
+struct mlo_rate;
 
 struct mlo_http {
     struct mlo_http_options options;
     struct mlo_readiness *readiness;
     struct mlo_traffic *traffic;
+    struct mlo_rate *rate; /* NULL: no limit */
     struct mlo_service_metrics *metrics;
     struct MHD_Daemon *metrics_daemon; /* of the address for metrics alone, or NULL */
     uint16_t metrics_port;
@@ -81,6 +83,16 @@ void mlo_traffic_free(struct mlo_traffic *traffic); /* NULL is allowed */
 void mlo_traffic_count(struct mlo_http *http, const struct mlo_request *req, bool whole);
 void mlo_traffic_write(const struct mlo_http *http, struct mlo_metrics *out);
 
+/* rate.c: how many requests a token may make. */
+MLO_MUST_USE enum mlo_status mlo_rate_new(unsigned per_second, struct mlo_rate **out, struct mlo_error *err);
+void mlo_rate_free(struct mlo_rate *rate); /* NULL is allowed */
+/* Counts a request. False: it is one too many, and *wait_s says when to come again, at least 1. `rate` may be
+ * NULL: there is no limit. */
+bool mlo_rate_take(struct mlo_rate *rate, int64_t token, uint64_t now_ns, unsigned *wait_s);
+
+/* gzip.c: makes req->out smaller where that is worth it and the client takes it, and says so in headers. */
+void mlo_http_gzip(struct mlo_request *req);
+
 /* server.c: where to listen. */
 struct sockaddr_storage;
 MLO_MUST_USE enum mlo_status mlo_http_address(const char *address, uint16_t port,
@@ -110,6 +122,8 @@ MLO_MUST_USE enum mlo_status mlo_request_authorize(struct mlo_request *req, stru
 /* reply.c: an error that only HTTP knows (405, 415, 416), as a problem. */
 void mlo_reply_http_problem(struct mlo_request *req, int status, const char *code, const char *title,
                             const char *detail);
+/* 429: the token made too many requests; the next may come after wait_s. */
+void mlo_reply_too_many(struct mlo_request *req, unsigned wait_s);
 /* blob_body.c: req->file as a body that is hashed while it goes out. Its last piece follows only when the
  * digest is right; else the blob is put aside and the connection cut, so that nobody takes it for whole.
  * Takes over the descriptor; NULL: no memory. */

@@ -155,6 +155,16 @@ void mlo_reply_http_problem(struct mlo_request *req, int status, const char *cod
     problem(req, status, code, title, false, &err);
 }
 
+void mlo_reply_too_many(struct mlo_request *req, unsigned wait_s)
+{
+    struct mlo_error err = {0};
+    snprintf(err.message, sizeof err.message,
+             "the token '%.100s' makes more requests than this server lets one", req->who.name);
+    snprintf(err.hint, sizeof err.hint, "wait for the seconds that Retry-After says");
+    problem(req, 429, "rate-limited", "too many requests", true, &err);
+    mlo_reply_header(req, "Retry-After", "%u", wait_s);
+}
+
 /* One range of "bytes=a-b", "bytes=a-", "bytes=-n". 0: none or not understood (send all), 1: *first and
  * *count hold it, -1: outside the file. */
 static int parse_range(const char *text, uint64_t size, uint64_t *first, uint64_t *count)

@@ -141,7 +141,7 @@ static void admit(struct mlo_request *req, const struct header_facts *facts)
     }
     if (mlo_request_authorize(req, &err) != MLO_OK)
         goto refuse;
-    if (req->status) { /* a page without a session: sent to the sign-in page */
+    if (req->status) { /* a page without a session: sent to the sign-in page; or too many requests */
         req->state->refused = true;
         return;
     }
@@ -184,6 +184,7 @@ static enum MHD_Result send_answer(struct mlo_request *req)
         if (response)
             req->file = -1; /* the response closes it */
     } else {
+        mlo_http_gzip(req);
         size_t size = req->out.len;
         req->state->sent_size = size;
         if (!mlo_buf_ok(&req->out))

@@ -200,6 +200,8 @@ enum mlo_status mlo_http_start(const struct mlo_http_options *options, struct ml
         goto out;
     }
     http->reaper_started = true;
+    if (own->rate_limit)
+        MLO_TRY(mlo_rate_new(own->rate_limit, &http->rate, err));
     MLO_TRY(mlo_traffic_new(http, &http->traffic, err));
     MLO_TRY(mlo_service_metrics_new(own->db, own->metrics_projects, &http->metrics, err));
     MLO_TRY(mlo_readiness_start(http, &http->readiness, err));
@@ -269,6 +271,7 @@ void mlo_http_stop(struct mlo_http *http, uint32_t drain_ms)
     mlo_readiness_stop(http->readiness);
     mlo_service_metrics_free(http->metrics);
     mlo_traffic_free(http->traffic);
+    mlo_rate_free(http->rate);
     for (size_t i = 0; i < MLO_LOGIN_CODES; i++)
         free(http->codes[i].token);
     pthread_mutex_destroy(&http->lock);

@@ -38,30 +38,61 @@ static enum mlo_status sign_in_form(struct mlo_request *req, int http_status, co
     return mlo_page_end(req, http_status, err);
 }
 
+/* Who signs in or out is told by the log of what the token is bound to. */
+static enum mlo_status record(struct mlo_request *req, const char *action, const char *how,
+                              struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_db_conn *conn;
+    char object[40];
+    json_t *after = how ? json_pack("{s:s}", "how", how) : NULL;
+    enum mlo_status status;
+    snprintf(object, sizeof object, "token %lld", (long long)req->who.token_id);
+    const struct mlo_audit_event event = {.action = action, .object = object, .after = after};
+    MLO_TRY(mlo_request_db(req, &conn, err));
+    MLO_TRY(mlo_audit_append(conn, req->who.project_id, &actor, &event, NULL, err));
+out:
+    json_decref(after);
+    return status;
+}
+
+static void record_refusal(const struct mlo_request *req)
+{
+    mlo_log(MLO_LOG_WARN, "a sign-in was refused", "address", req->address, "request", req->id, NULL);
+}
+
 enum mlo_status page_login(struct mlo_request *req, struct mlo_error *err)
 {
     const char *code = mlo_request_query(req, "token"), *next = mlo_request_query(req, "next");
+    enum mlo_status status;
     if (!code || !code[0])
         return sign_in_form(req, 200, next, NULL, err);
     const char *token = mlo_http_redeem(req, code);
     if (!token)
         return sign_in_form(req, 401, next,
                             "This sign-in link was used already, or the service was restarted since.", err);
+    MLO_TRY(mlo_http_identify(req, token, &req->who, err));
+    MLO_TRY(record(req, "session.sign-in", "link", err));
     set_cookie(req, token, SESSION_S);
-    return mlo_reply_redirect(req, "%s", next_path(next));
+    MLO_TRY(mlo_reply_redirect(req, "%s", next_path(next)));
+out:
+    return status;
 }
 
 enum mlo_status page_login_post(struct mlo_request *req, struct mlo_error *err)
 {
     const char *token = mlo_request_form(req, "token"), *next = mlo_request_form(req, "next");
-    struct mlo_principal who;
     token = token ? token + strspn(token, " \t\r\n") : "";
     char *trimmed = mlo_arena_strndup(req->arena, token, strcspn(token, " \t\r\n"));
     if (!trimmed)
         return mlo_error_nomem(err);
-    enum mlo_status status = mlo_http_identify(req, trimmed, &who, err);
-    if (status == MLO_EAUTH)
+    enum mlo_status status = mlo_http_identify(req, trimmed, &req->who, err);
+    if (status == MLO_EAUTH) {
+        record_refusal(req);
         return sign_in_form(req, 401, next, "This is not a token that works here.", err);
+    }
+    if (status == MLO_OK)
+        status = record(req, "session.sign-in", "token", err);
     if (status != MLO_OK)
         return status;
     set_cookie(req, trimmed, SESSION_S);
@@ -72,6 +103,7 @@ enum mlo_status page_logout(struct mlo_request *req, struct mlo_error *err)
 {
     enum mlo_status status;
     MLO_TRY(mlo_page_csrf_check(req, err));
+    MLO_TRY(record(req, "session.sign-out", NULL, err));
     set_cookie(req, "", 0);
     MLO_TRY(mlo_reply_redirect(req, "/login"));
 out:

@@ -138,15 +138,18 @@ enum mlo_status mlo_serve_http(const struct mlo_cli *cli, const struct mlo_liste
     };
     const char *metrics = mlo_cli_opt(cli, "metrics");
     struct mlo_listen at;
-    int64_t projects;
+    int64_t projects, rate = 0;
     enum mlo_status status = grace(cli, &options.grace_s, err);
     if (status == MLO_OK)
         status = mlo_cli_int(cli, "metrics-projects", 0, 0, 1000, &projects, err);
+    if (status == MLO_OK)
+        status = mlo_cli_int(cli, "rate-limit", 0, 0, 1000000, &rate, err);
     if (status == MLO_OK && metrics)
         status = mlo_listen_parse(metrics, &at, err);
     if (status != MLO_OK)
         return status;
     options.metrics_projects = (size_t)projects;
+    options.rate_limit = (unsigned)rate;
     if (metrics) {
         options.metrics_address = at.address;
         options.metrics_port = at.port;

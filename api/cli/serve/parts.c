@@ -296,6 +296,7 @@ static const struct mlo_cli_option server_options[] = {
     MLO_OPTION_GC,
     MLO_OPTION_WEBHOOKS,
     MLO_OPTION_METRICS,
+    MLO_OPTION_RATE,
     MLO_OPTION_LOG,
     {NULL},
 };

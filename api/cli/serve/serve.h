@@ -75,6 +75,11 @@ MLO_MUST_USE enum mlo_status mlo_serve_webhooks(const struct mlo_cli *cli, struc
         "metrics-projects", 0, "N", "metrics of each of the N busiest projects (0)"                          \
     }
 
+#define MLO_OPTION_RATE                                                                                      \
+    {                                                                                                        \
+        "rate-limit", 0, "N", "requests a second of one token, ten times as many at once (0: no limit)"      \
+    }
+
 /* Starts the HTTP server with the pages. A port that is taken is explained. `ledger` and `webhooks` may be
  * NULL. */
 MLO_MUST_USE enum mlo_status mlo_serve_http(const struct mlo_cli *cli, const struct mlo_listen *listen,

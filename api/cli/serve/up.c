@@ -309,6 +309,7 @@ static const struct mlo_cli_option options[] = {
     MLO_OPTION_GC,
     MLO_OPTION_WEBHOOKS,
     MLO_OPTION_METRICS,
+    MLO_OPTION_RATE,
     MLO_OPTION_LOG,
     {NULL},
 };

@@ -110,6 +110,47 @@ static void test_pages__a_one_time_link_signs_in_once(void **state)
     reply_clear(&reply);
 }
 
+static void test_pages__who_signs_in_and_out_is_in_the_log(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    const struct mlo_actor system = MLO_ACTOR_SYSTEM;
+    char bound[MLO_TOKEN_TEXT_SIZE], body[160], csrf[96];
+    int64_t id;
+    assert_mlo_ok(
+        mlo_token_create(api->pg->conn, &system, "bound", MLO_VIEWER, api->project, 0, bound, &id, &err),
+        &err);
+    api_call(api, &reply, "POST", "/login", NULL, "token=mlopt_wrong", NULL);
+    assert_http(&reply, 401);
+    const char *const *cookie = session(api, bound);
+    api_call(api, &reply, "GET", "/audit/demo", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    reply_field(&reply, "csrf", csrf);
+    snprintf(body, sizeof body, "csrf=%s", csrf);
+    api_call(api, &reply, "POST", "/logout", NULL, body, cookie);
+    assert_http(&reply, 303);
+    /* in the log of its project; a token of all in the installation's */
+    api_call(api, &reply, "GET", "/v1/projects/demo/audit?action=session.", bound, NULL, NULL);
+    assert_http(&reply, 200);
+    const json_t *items = json_object_get(reply.json, "items"), *out = json_array_get(items, 0),
+                 *in = json_array_get(items, 1);
+    assert_int_equal(json_array_size(items), 2);
+    assert_string_equal(mlo_json_str(out, "action", ""), "session.sign-out");
+    assert_string_equal(mlo_json_str(in, "action", ""), "session.sign-in");
+    assert_string_equal(mlo_json_str(in, "who", ""), "bound");
+    assert_string_equal(mlo_json_str(in, "via", ""), "web");
+    assert_string_equal(mlo_json_str(in, "address", ""), "127.0.0.1");
+    assert_string_equal(mlo_json_str(json_object_get(in, "after"), "how", ""), "token");
+    assert_null(strstr(mlo_buf_str(&reply.body), bound));
+    snprintf(body, sizeof body, "token=%s", api->token[MLO_ADMIN]);
+    api_call(api, &reply, "POST", "/login", NULL, body, NULL);
+    assert_http(&reply, 303);
+    api_call(api, &reply, "GET", "/v1/projects/-/audit?action=session.", api->token[MLO_ADMIN], NULL, NULL);
+    assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 1);
+    reply_clear(&reply);
+}
+
 static void test_pages__nothing_that_a_user_wrote_becomes_markup(void **state)
 {
     struct api *api = *state;
@@ -273,6 +314,7 @@ int main(void)
         cmocka_unit_test(test_pages__html_escapes_what_is_not_the_format),
         API_TEST(test_pages__facts_are_shown_and_found),
         API_TEST(test_pages__a_one_time_link_signs_in_once),
+        API_TEST(test_pages__who_signs_in_and_out_is_in_the_log),
         API_TEST(test_pages__nothing_that_a_user_wrote_becomes_markup),
         API_TEST(test_pages__forms_follow_the_rules_of_the_api),
         API_TEST(test_pages__a_report_is_linked_and_escaped),
