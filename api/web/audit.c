@@ -100,18 +100,25 @@ static void rows(struct mlo_buf *out, const json_t *items)
     }
 }
 
-static const char *filter_text(const struct mlo_request *req, const char *name)
+/* Links to the file, under the same filters. */
+static void export_form(struct mlo_request *req, const char *name)
 {
-    const char *text = mlo_request_query(req, name);
-    return text && text[0] ? text : NULL;
+    static const char *const kept[] = {"who", "action", "object", "since", "until"};
+    struct mlo_buf *out = &req->out;
+    HTML(out, "<form class=\"export\" method=\"get\" action=\"/audit/%s/export\">", name);
+    for (size_t i = 0; i < MLO_COUNT(kept); i++) {
+        const char *value = mlo_request_query(req, kept[i]);
+        if (value && value[0])
+            HTML(out, "<input type=\"hidden\" name=\"%s\" value=\"%s\">", kept[i], value);
+    }
+    HTML(out, "<button name=\"format\" value=\"csv\">Export as CSV</button> <button name=\"format\" "
+              "value=\"json\">as JSON</button></form>");
 }
 
 enum mlo_status page_audit(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
-    const struct mlo_audit_filter filter = {.who = filter_text(req, "who"),
-                                            .action = filter_text(req, "action"),
-                                            .object = filter_text(req, "object")};
+    struct mlo_audit_filter filter;
     const char *name = mlo_request_param(req, "p");
     bool installation = strcmp(name, "-") == 0;
     struct mlo_buf *out = &req->out;
@@ -121,6 +128,7 @@ enum mlo_status page_audit(struct mlo_request *req, struct mlo_error *err)
     int64_t project = 0;
     char title[160];
     enum mlo_status status;
+    mlo_page_audit_filter(req, &filter);
     MLO_TRY(mlo_request_page(req, &page, err));
     MLO_TRY(mlo_request_db(req, &conn, err));
     if (installation)
@@ -135,10 +143,12 @@ enum mlo_status page_audit(struct mlo_request *req, struct mlo_error *err)
     HTML(out,
          "<form class=\"filters\" method=\"get\"><label>Who<input name=\"who\" value=\"%s\"></label>"
          "<label>Action<input name=\"action\" value=\"%s\" placeholder=\"stage.\"></label>"
-         "<label>Object begins with<input name=\"object\" value=\"%s\"></label><button>Show</button></form>"
+         "<label>Object begins with<input name=\"object\" value=\"%s\"></label><label>Since (UTC)<input "
+         "type=\"datetime-local\" step=\"1\" name=\"since\" value=\"%s\"></label><label>Until (UTC)<input "
+         "type=\"datetime-local\" step=\"1\" name=\"until\" value=\"%s\"></label><button>Show</button></form>"
          "<section class=\"panel\">",
-         filter.who ? filter.who : "", filter.action ? filter.action : "",
-         filter.object ? filter.object : "");
+         filter.who ? filter.who : "", filter.action ? filter.action : "", filter.object ? filter.object : "",
+         filter.since ? filter.since : "", filter.until ? filter.until : "");
     if (json_array_size(json_object_get(entries, "items"))) {
         HTML(out,
              "<div class=\"scroll\"><table id=\"audit\"><thead><tr><th "
@@ -151,6 +161,7 @@ enum mlo_status page_audit(struct mlo_request *req, struct mlo_error *err)
         HTML(out, "<p class=\"empty\">No such entry.</p>");
     }
     HTML(out, "</section>");
+    export_form(req, name);
     MLO_TRY(mlo_page_end(req, 200, err));
 out:
     json_decref(entries);

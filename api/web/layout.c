@@ -5,7 +5,10 @@
 
 static const struct {
     const char *section, *href, *text;
-} NAVIGATION[] = {{"models", "/", "Models"}, {"runs", "/runs", "Runs"}, {"audit", "/audit", "Audit"}};
+} NAVIGATION[] = {{"models", "/", "Models"},
+                  {"runs", "/runs", "Runs"},
+                  {"projects", "/projects", "Projects"},
+                  {"audit", "/audit", "Audit"}};
 
 void mlo_page_begin(struct mlo_request *req, const char *title, const char *section)
 {

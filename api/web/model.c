@@ -82,7 +82,8 @@ static void variant_rows(struct mlo_buf *out, const struct model_view *view)
         const json_t *latency = json_object_get(item, "latency");
         const char *name = mlo_text(item, "variant");
         size_t rows = MLO_MAX(json_array_size(latency), (size_t)1);
-        HTML(out, "<tr><td rowspan=\"%zu\"><b>%s</b><br><small>", rows, name);
+        HTML(out, "<tr><td rowspan=\"%zu\"><a href=\"/variant/%s/%s/%lld/%s\"><b>%s</b></a><br><small>", rows,
+             view->project, view->model, (long long)view->version.number, name, name);
         mlo_piece_digest(out, mlo_text(item, "artifact"));
         HTML(out, "</small></td><td rowspan=\"%zu\" class=\"n\">", rows);
         mlo_piece_size(out, json_object_get(item, "size"));
@@ -212,8 +213,9 @@ static enum mlo_status draw(struct mlo_request *req, const struct model_view *vi
     json_array_foreach(view->stages, i, stage) stage_card(out, stage);
     HTML(out,
          "</div><p class=\"links\"><a href=\"/promotions/%s/%s\">Promotion log</a> <a "
-         "href=\"/audit/%s\">Audit log</a> <a href=\"/search/%s\">Search</a></p>",
-         view->project, view->model, view->project, view->project);
+         "href=\"/audit/%s\">Audit log</a> <a href=\"/search/%s\">Search</a> <a "
+         "href=\"/compare/%s/%s\">Compare</a></p>",
+         view->project, view->model, view->project, view->project, view->project, view->model);
     if (view->variants) {
         HTML(out,
              "<h2>Variants of version %lld</h2><section class=\"panel\"><div class=\"scroll\"><table "

@@ -133,8 +133,8 @@ void mlo_piece_json(struct mlo_buf *out, const json_t *value)
 
 void mlo_piece_next(struct mlo_request *req, const json_t *list)
 {
-    static const char *const kept[] = {"q",      "version", "stage",  "state", "who",
-                                       "action", "object",  "filter", "order"};
+    static const char *const kept[] = {"q",      "version", "stage", "state", "who",  "action",
+                                       "object", "filter",  "order", "since", "until"};
     const char *next = mlo_json_str(list, "next", NULL);
     if (!next)
         return;

@@ -33,6 +33,18 @@ static const struct mlo_route ROUTES[] = {
     PAGE("/", page_home, "Models, recent runs, last moves."),
     PAGE("/models/{p}/{m}", page_model, "A model: stages, variants, lineage, versions."),
     PAGE("/search/{p}", page_search, "Versions of a project by metrics, parameters, tags, code and data."),
+    PAGE("/variant/{p}/{m}/{v}/{name}", page_variant, "A variant with all that was measured of it."),
+    PAGE("/compare/{p}/{m}", page_compare, "Up to five variants of a model side by side."),
+    PAGE("/projects", page_projects, "The projects, and what belongs to each."),
+    PAGE("/datasets", page_datasets, "The datasets, each with its latest version."),
+    {.method = "GET",
+     .path = "/tokens",
+     .handler = page_tokens,
+     .role = MLO_ADMIN,
+     .kind = MLO_ROUTE_PAGE,
+     .docs = "The tokens there are, and a form to make one."},
+    FORM("/tokens", MLO_ADMIN, page_token_make, "Makes a token and shows it once."),
+    FORM("/tokens/{id}/revoke", MLO_ADMIN, page_token_revoke, "Revokes a token."),
     PAGE("/artifact/{p}/{m}/{v}/{name}", page_artifact, "Downloads a variant."),
     PAGE("/report/{p}/{m}/{v}/{name}", page_report, "What explains a variant."),
     PAGE("/report/{p}/{m}/{v}/{name}/json", page_report_json, "The same as JSON."),
@@ -56,6 +68,7 @@ static const struct mlo_route ROUTES[] = {
     FORM("/workers/{id}/{what}", MLO_ADMIN, page_worker_wish, "Pauses, resumes or drains a worker."),
     PAGE("/audit", page_audit_index, "The audit logs there are."),
     PAGE("/audit/{p}", page_audit, "The audit log of a project."),
+    PAGE("/audit/{p}/export", page_audit_export, "The same as a file: format=csv or json."),
 };
 
 const struct mlo_http_module *mlo_web_module(void)

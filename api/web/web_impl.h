@@ -98,10 +98,14 @@ mlo_handler_fn page_docs, page_docs_topic;
 mlo_handler_fn page_check, page_approve, page_quarantine_release;
 mlo_handler_fn page_comment;
 mlo_handler_fn page_model, page_search, page_promote, page_rollback, page_promotions;
+mlo_handler_fn page_variant, page_compare, page_projects, page_datasets, page_tokens, page_token_make,
+    page_token_revoke;
 mlo_handler_fn page_workers, page_worker_wish;
 mlo_handler_fn page_schedules, page_schedule_change;
 mlo_handler_fn page_usage, page_run_requeue, page_runs, page_run, page_run_cancel, page_audit_index,
-    page_audit;
+    page_audit, page_audit_export;
+/* The filters of the audit page, of the query (audit_export.c). */
+void mlo_page_audit_filter(const struct mlo_request *req, struct mlo_audit_filter *out);
 
 /* A text of a JSON object for a page: "" when absent. */
 static inline const char *mlo_text(const json_t *object, const char *key)

@@ -72,6 +72,24 @@ shows "succeeded"
 expect 0 "$MLOPT" runs 1
 shows "benchmark"
 expect 3 "$MLOPT" runs 999
+expect 0 "$MLOPT" runs log 1
+cp stdout once
+expect 0 "$MLOPT" runs log 1 --follow # of a run that has ended: the same, and the end
+cmp -s stdout once || fail "followed, the log is another"
+expect 2 "$MLOPT" runs log 1 --follow -o json
+expect 0 "$MLOPT" watch 1 -o json
+holds "d['run']['id'] == 1 and [v['variant'] for v in d['variants']] == ['source', 'short']"
+expect 3 "$MLOPT" watch 999
+
+# side by side, each against the first
+expect 0 "$MLOPT" compare fashion/cnn@1 fashion/cnn@1/short
+shows "fashion/cnn@1/short"
+shows "latency: batch 1, threads 1"
+expect 0 "$MLOPT" compare fashion/cnn fashion/cnn/short fashion/cnn@1/short -o json
+holds "[v['variant'] for v in d] == ['source', 'short', 'short'] and d[2]['subject'] == 'fashion/cnn@1/short'"
+expect 3 "$MLOPT" compare fashion/cnn@1 fashion/cnn@1/shrt
+says "did you mean fashion/cnn@1/short?"
+expect 2 "$MLOPT" compare fashion/cnn@1
 
 # the same again: every derivation is reused, and measured afresh
 expect 0 "$MLOPT" submit fashion/cnn@1 --recipe short.yaml --wait --timeout 1500 -o json
@@ -116,7 +134,13 @@ says "fashion/nothing"
 expect 1 "$MLOPT" submit fashion/cnn --recipe int8-cpu --set data.evalute=fashion/test
 says "data.evaluate"
 sed 's/^name: short/name: tuned/' short.yaml >tuned.yaml
-expect 0 "$MLOPT" submit fashion/cnn --recipe tuned.yaml --set quantize.calibrator=percentile --set benchmark.rounds=2 --wait --timeout 1500 -o json
+expect 0 "$MLOPT" submit fashion/cnn --recipe tuned.yaml --set quantize.calibrator=percentile --set benchmark.rounds=2 -o json
+followed=$(json "d['id']")
+expect 0 "$MLOPT" runs log "$followed" --follow # while it runs
+cp stdout live
+expect 0 "$MLOPT" runs log "$followed"
+while read -r line; do grep -qxF -- "$line" live || fail "the followed log lacks: $line"; done <stdout
+expect 0 "$MLOPT" watch "$followed" --timeout 1500 -o json
 holds "next(j['reused'] for j in d['run']['jobs'] if j['step'] == 'optimize')"
 holds "not next(j['reused'] for j in d['run']['jobs'] if j['step'] == 'quantize')"
 holds "[v['artifact'] != '$first' for v in d['variants'] if v['variant'] == 'tuned'] == [True]"

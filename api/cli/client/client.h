@@ -21,6 +21,7 @@ extern const struct mlo_cli_verb mlo_verb_webhooks_list, mlo_verb_webhooks_add, 
     mlo_verb_webhooks_replay, mlo_verb_webhooks_events;
 extern const struct mlo_cli_verb mlo_verb_schedule_add, mlo_verb_schedule_list, mlo_verb_schedule_show,
     mlo_verb_schedule_pause, mlo_verb_schedule_resume, mlo_verb_schedule_remove, mlo_verb_schedule_run;
+extern const struct mlo_cli_verb mlo_verb_watch, mlo_verb_compare;
 
 #define MLO_OPTION_URL                                                                                       \
     {                                                                                                        \
@@ -165,6 +166,14 @@ MLO_MUST_USE enum mlo_status mlo_client_upload(struct mlo_client *client, const 
 MLO_MUST_USE enum mlo_status mlo_client_wait_run(struct mlo_client *client, struct mlo_cli *cli,
                                                  const char *project, int64_t id, int64_t timeout_s,
                                                  json_t **run, struct mlo_error *err);
+/* The number of a run; MLO_EUSAGE when it is none. */
+MLO_MUST_USE enum mlo_status mlo_client_run_id(const char *text, int64_t *id, struct mlo_error *err);
+/* A run by its number, in the project `only` or (NULL) in those that the token sees; yours. */
+MLO_MUST_USE enum mlo_status mlo_client_find_run(struct mlo_client *client, const char *only, int64_t id,
+                                                 json_t **out, struct mlo_error *err);
+/* What a run that has ended left behind: the variants of its version; with -o json the run, too. */
+MLO_MUST_USE enum mlo_status mlo_client_print_end(struct mlo_client *client, struct mlo_cli *cli,
+                                                  const json_t *run, struct mlo_error *err);
 /* How a finished run ends the program: MLO_OK, or why it failed. */
 MLO_MUST_USE enum mlo_status mlo_client_run_outcome(const json_t *run, struct mlo_error *err);
 /* What is said of a version: --facts, and over it the other MLO_OPTIONS_FACTS. *out is yours, {} when nothing

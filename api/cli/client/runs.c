@@ -2,8 +2,8 @@
 
 #include "api/cli/client/client.h"
 
-static enum mlo_status find_run(struct mlo_client *client, const char *only, int64_t id, json_t **out,
-                                struct mlo_error *err)
+enum mlo_status mlo_client_find_run(struct mlo_client *client, const char *only, int64_t id, json_t **out,
+                                    struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     json_t *projects = NULL, *name;
@@ -128,7 +128,7 @@ out:
     return status;
 }
 
-static enum mlo_status run_id(const char *text, int64_t *id, struct mlo_error *err)
+enum mlo_status mlo_client_run_id(const char *text, int64_t *id, struct mlo_error *err)
 {
     if (mlo_str_to_i64(text, id) && *id > 0)
         return MLO_OK;
@@ -145,54 +145,16 @@ static enum mlo_status runs_run(struct mlo_cli *cli, struct mlo_error *err)
     int64_t id = 0, limit;
     MLO_TRY(mlo_cli_int(cli, "limit", 20, 1, 10000, &limit, err));
     if (cli->arg_count)
-        MLO_TRY(run_id(cli->args[0], &id, err));
+        MLO_TRY(mlo_client_run_id(cli->args[0], &id, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
     if (id) {
-        MLO_TRY(find_run(client, mlo_cli_opt(cli, "project"), id, &run, err));
+        MLO_TRY(mlo_client_find_run(client, mlo_cli_opt(cli, "project"), id, &run, err));
         MLO_TRY(show_run(cli, run, err));
     } else {
         MLO_TRY(list_runs(client, cli, limit, err));
     }
 out:
     json_decref(run);
-    mlo_client_close(client);
-    return status;
-}
-
-/* Each job's text below a line that names it. */
-static enum mlo_status log_run(struct mlo_cli *cli, struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    struct mlo_client *client = NULL;
-    struct mlo_buf path = MLO_BUF_INIT;
-    json_t *run = NULL, *items = NULL, *item;
-    size_t i;
-    int64_t id, job;
-    MLO_TRY(run_id(cli->args[0], &id, err));
-    MLO_TRY(mlo_cli_int(cli, "job", 0, 1, INT64_MAX, &job, err));
-    MLO_TRY(mlo_client_open(cli, &client, err));
-    MLO_TRY(find_run(client, mlo_cli_opt(cli, "project"), id, &run, err));
-    mlo_client_path(&path, "/v1/projects/%s/runs/%d/log", mlo_json_str(run, "project", ""), (long long)id);
-    if (job)
-        mlo_buf_printf(&path, "?job=%lld", (long long)job);
-    MLO_TRY(mlo_client_list(client, mlo_buf_str(&path), 0, &items, err));
-    if (cli->json) {
-        MLO_TRY(mlo_cli_print_json(items, err));
-        goto out;
-    }
-    json_array_foreach(items, i, item)
-    {
-        const char *text = mlo_json_str(item, "text", "");
-        size_t size = strlen(text);
-        MLO_TRY(mlo_cli_print(err, "== job %lld, %s, attempt %lld\n%s%s",
-                              (long long)mlo_json_i64(item, "job", 0), mlo_json_str(item, "name", ""),
-                              (long long)mlo_json_i64(item, "attempt", 0), text,
-                              size && text[size - 1] != '\n' ? "\n" : ""));
-    }
-out:
-    json_decref(run);
-    json_decref(items);
-    mlo_buf_clear(&path);
     mlo_client_close(client);
     return status;
 }
@@ -262,9 +224,9 @@ static enum mlo_status trace_run(struct mlo_cli *cli, struct mlo_error *err)
     json_t *run = NULL, *trace = NULL;
     int64_t id;
     bool otlp = mlo_cli_has(cli, "otlp");
-    MLO_TRY(run_id(cli->args[0], &id, err));
+    MLO_TRY(mlo_client_run_id(cli->args[0], &id, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
-    MLO_TRY(find_run(client, mlo_cli_opt(cli, "project"), id, &run, err));
+    MLO_TRY(mlo_client_find_run(client, mlo_cli_opt(cli, "project"), id, &run, err));
     mlo_client_path(&path, "/v1/projects/%s/runs/%d/trace", mlo_json_str(run, "project", ""), (long long)id);
     if (otlp)
         mlo_buf_puts(&path, "?format=otlp");
@@ -288,9 +250,9 @@ static enum mlo_status change_run(struct mlo_cli *cli, const char *what, struct 
     json_t *run = NULL, *body = NULL;
     int64_t id;
     const char *reason = mlo_cli_opt(cli, "reason");
-    MLO_TRY(run_id(cli->args[0], &id, err));
+    MLO_TRY(mlo_client_run_id(cli->args[0], &id, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
-    MLO_TRY(find_run(client, mlo_cli_opt(cli, "project"), id, &run, err));
+    MLO_TRY(mlo_client_find_run(client, mlo_cli_opt(cli, "project"), id, &run, err));
     mlo_client_path(&path, "/v1/projects/%s/runs/%d/%s", mlo_json_str(run, "project", ""), (long long)id,
                     what);
     body = reason ? json_pack("{s:s}", "reason", reason) : json_object();
@@ -333,22 +295,6 @@ const struct mlo_cli_verb mlo_verb_runs = {
     .positional = "[ID]",
     .max_args = 1,
     .help = "runs, newest first; with a number: that one, with its jobs",
-};
-static const struct mlo_cli_option log_options[] = {
-    {"project", 0, "NAME", "the run's project"},
-    {"job", 0, "N", "only this job's"},
-    MLO_OPTION_URL,
-    {NULL},
-};
-const struct mlo_cli_verb mlo_verb_runs_log = {
-    .name = "runs log",
-    .group = "Runs",
-    .run = log_run,
-    .options = log_options,
-    .positional = "ID",
-    .min_args = 1,
-    .max_args = 1,
-    .help = "what the steps of a run wrote on stderr",
 };
 static const struct mlo_cli_option trace_options[] = {
     {"project", 0, "NAME", "the run's project"},

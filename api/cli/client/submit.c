@@ -257,8 +257,8 @@ static enum mlo_status post_run(struct mlo_client *client, const struct mlo_clie
     return status;
 }
 
-static enum mlo_status print_end(struct mlo_client *client, struct mlo_cli *cli, const json_t *run,
-                                 struct mlo_error *err)
+enum mlo_status mlo_client_print_end(struct mlo_client *client, struct mlo_cli *cli, const json_t *run,
+                                     struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_buf path = MLO_BUF_INIT;
@@ -307,7 +307,7 @@ static enum mlo_status submit_run(struct mlo_cli *cli, struct mlo_error *err)
     mlo_cli_note(cli, "run %lld: %s on %s/%s@%lld", (long long)id, mlo_json_str(response.json, "recipe", ""),
                  ref.project, ref.name, (long long)mlo_json_i64(response.json, "version", 0));
     MLO_TRY(mlo_client_wait_run(client, cli, ref.project, id, timeout, &run, err));
-    MLO_TRY(print_end(client, cli, run, err));
+    MLO_TRY(mlo_client_print_end(client, cli, run, err));
     cli->request_id[0] = '\0'; /* the requests went well: it is the run that may have failed */
     MLO_TRY(mlo_client_run_outcome(run, err));
 out:

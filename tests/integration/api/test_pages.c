@@ -164,6 +164,11 @@ static void test_pages__nothing_that_a_user_wrote_becomes_markup(void **state)
                                         "/audit/demo?who=%22%3E%3Cscript%3E",
                                         "/?q=%3Cscript%3Ealert(1)%3C/script%3E",
                                         "/promotions/demo/cnn?at=%22%3E%3Cscript%3E&stage=production",
+                                        "/variant/demo/cnn/1/source",
+                                        "/compare/demo/cnn?a=1/source",
+                                        "/projects",
+                                        "/datasets",
+                                        "/tokens",
                                         "/audit"};
     api_version(api, "cnn", "one", "<script>alert(1)</script>\"'&");
     const char *headers[] = {"If-Match: \"0\"", NULL};
@@ -294,6 +299,125 @@ static void test_pages__a_report_is_linked_and_escaped(void **state)
     reply_clear(&reply);
 }
 
+static void test_pages__variants_side_by_side(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    static const struct {
+        const char *path, *holds;
+        int http;
+    } cases[] = {
+        {"/variant/demo/cnn/1/source", "Nothing was measured of it yet", 200},
+        {"/variant/demo/cnn/latest/source", "cnn@2", 200},
+        {"/variant/demo/cnn/1/none", "has no variant &#39;none&#39;", 404},
+        {"/variant/demo/cnn/9/source", "", 404},
+        {"/compare/demo/cnn", "<select name=\"e\">", 200},
+        {"/compare/demo/cnn?a=1/source&b=2/source", "<option value=\"2/source\" selected>", 200},
+        {"/compare/demo/cnn?b=2/source", "id=\"compared\"", 200},
+        {"/compare/demo/cnn?a=1/%3Cscript%3E", "&lt;script&gt;", 404},
+        {"/compare/demo/cnn?a=9/source", "", 404},
+        {"/compare/demo/cnn?a=source", "VERSION/VARIANT", 422},
+        {"/compare/demo/cnn?a=-1/source", "VERSION/VARIANT", 422},
+        {"/compare/demo/none", "", 404},
+    };
+    const char *const *cookie = session(api, api->token[MLO_VIEWER]);
+    api_version(api, "cnn", "one", "");
+    api_version(api, "cnn", "two", "");
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        api_call(api, &reply, "GET", cases[i].path, NULL, NULL, cookie);
+        assert_http(&reply, cases[i].http);
+        assert_holds(mlo_buf_str(&reply.body), cases[i].holds);
+        assert_null(strstr(mlo_buf_str(&reply.body), "<script>"));
+    }
+    reply_clear(&reply);
+}
+
+static void test_pages__tokens_are_made_shown_once_and_revoked(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char csrf[96], body[256], made[MLO_TOKEN_TEXT_SIZE] = "";
+    const char *const *cookie = session(api, api->token[MLO_APPROVER]);
+    api_call(api, &reply, "GET", "/tokens", NULL, NULL, cookie);
+    assert_http(&reply, 403);
+    cookie = session(api, api->token[MLO_ADMIN]);
+    api_call(api, &reply, "GET", "/tokens", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    reply_field(&reply, "csrf", csrf);
+    api_call(api, &reply, "POST", "/tokens", NULL, "name=x&role=viewer",
+             cookie); /* no form of this session */
+    assert_http(&reply, 403);
+    static const char *const bad[] = {"name=&role=viewer", "name=x&role=king", "name=x&role=viewer&days=0",
+                                      "name=x&role=viewer&days=two", "name=x&role=viewer&project=nope"};
+    for (size_t i = 0; i < MLO_COUNT(bad); i++) {
+        snprintf(body, sizeof body, "csrf=%s&%s", csrf, bad[i]);
+        api_call(api, &reply, "POST", "/tokens", NULL, body, cookie);
+        assert_in_range((unsigned long)reply.status, 400, 499);
+    }
+    snprintf(body, sizeof body, "csrf=%s&name=%%3Cb%%3Eci&role=submitter&project=demo&days=30", csrf);
+    api_call(api, &reply, "POST", "/tokens", NULL, body, cookie);
+    assert_http(&reply, 201);
+    const char *text = strstr(mlo_buf_str(&reply.body), "id=\"made\">");
+    assert_non_null(text);
+    text += strlen("id=\"made\">");
+    snprintf(made, sizeof made, "%.*s", (int)strcspn(text, "<"), text);
+    assert_holds(mlo_buf_str(&reply.headers), "Cache-Control: no-store");
+    assert_holds(mlo_buf_str(&reply.body), "&lt;b&gt;ci");
+    api_call(api, &reply, "GET", "/v1/projects/demo/models", made, NULL, NULL);
+    assert_http(&reply, 200);
+    api_call(api, &reply, "GET", "/tokens", NULL, NULL, cookie);
+    assert_null(strstr(mlo_buf_str(&reply.body), made));
+    api_call(api, &reply, "GET", "/v1/tokens", api->token[MLO_ADMIN], NULL, NULL);
+    const json_t *newest = json_array_get(json_object_get(reply.json, "items"), 0);
+    assert_string_equal(mlo_json_str(newest, "name", ""), "<b>ci");
+    assert_string_equal(mlo_json_str(newest, "project", ""), "demo");
+    char path[64];
+    snprintf(path, sizeof path, "/tokens/%lld/revoke", (long long)mlo_json_i64(newest, "id", 0));
+    snprintf(body, sizeof body, "csrf=%s", csrf);
+    api_call(api, &reply, "POST", path, NULL, body, cookie);
+    assert_http(&reply, 303);
+    api_call(api, &reply, "GET", "/v1/projects/demo/models", made, NULL, NULL);
+    assert_http(&reply, 401);
+    reply_clear(&reply);
+}
+
+static void test_pages__the_audit_log_is_exported(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    const char *const *cookie = session(api, api->token[MLO_ADMIN]);
+    const char *headers[] = {"If-Match: \"0\"", NULL};
+    api_version(api, "cnn", "one", "");
+    api_call(api, &reply, "POST", "/v1/projects/demo/models/cnn/promotions", api->token[MLO_PROMOTER],
+             "{\"stage\":\"staging\",\"variants\":{\"any\":\"source\"},\"reason\":\"=1+1, \\\"so\\\"\"}",
+             headers);
+    assert_http(&reply, 201);
+    api_call(api, &reply, "GET", "/audit/demo/export?action=stage.", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.headers), "Content-Disposition: attachment; filename=\"audit-demo.csv\"");
+    assert_holds(mlo_buf_str(&reply.body),
+                 "seq,at,who,via,address,request_id,action,object,reason,before,after,prev_hash,hash\r\n");
+    assert_holds(mlo_buf_str(&reply.body), "\"'=1+1, \"\"so\"\"\""); /* no formula, quotes doubled */
+    assert_null(strstr(mlo_buf_str(&reply.body), "version.create"));
+    api_call(api, &reply, "GET", "/audit/demo/export?format=json", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_true(json_array_size(json_object_get(reply.json, "items")) >= 2);
+    assert_string_equal(mlo_json_str(json_array_get(json_object_get(reply.json, "items"), 0), "reason", ""),
+                        "=1+1, \"so\"");
+    assert_holds(mlo_json_str(json_array_get(json_object_get(reply.json, "items"), 0), "hash", ""),
+                 "sha256:");
+    api_call(api, &reply, "GET", "/audit/demo/export?format=json&until=2001-01-01", NULL, NULL, cookie);
+    assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 0);
+    api_call(api, &reply, "GET", "/audit/demo/export?format=xml", NULL, NULL, cookie);
+    assert_http(&reply, 422);
+    api_call(api, &reply, "GET", "/audit/-/export", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    cookie = session(api, api->token[MLO_APPROVER]);
+    api_call(api, &reply, "GET", "/audit/-/export", NULL, NULL, cookie);
+    assert_http(&reply, 403);
+    reply_clear(&reply);
+}
+
 static void test_pages__assets_are_served(void **state)
 {
     struct api *api = *state;
@@ -318,6 +442,9 @@ int main(void)
         API_TEST(test_pages__nothing_that_a_user_wrote_becomes_markup),
         API_TEST(test_pages__forms_follow_the_rules_of_the_api),
         API_TEST(test_pages__a_report_is_linked_and_escaped),
+        API_TEST(test_pages__variants_side_by_side),
+        API_TEST(test_pages__tokens_are_made_shown_once_and_revoked),
+        API_TEST(test_pages__the_audit_log_is_exported),
         API_TEST(test_pages__assets_are_served),
     };
     API_MAIN(tests);

@@ -1,0 +1,149 @@
+/* The audit log as a file, under the filters of its page: CSV for a spreadsheet, JSON with the exact texts.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/web/web_impl.h"
+
+/* What one answer holds in memory. */
+#define EXPORT_MAX ((size_t)16 << 20)
+
+static const char *const COLUMNS[] = {"seq",        "at",        "who",    "via",    "address",
+                                      "request_id", "action",    "object", "reason", "before",
+                                      "after",      "prev_hash", "hash"};
+
+/* RFC 4180. What a spreadsheet would take for a formula gets an apostrophe in front: the texts are what users
+ * wrote. */
+static void cell(struct mlo_buf *out, const char *text)
+{
+    mlo_buf_putc(out, '"');
+    if (*text && strchr("=+-@\t\r", *text))
+        mlo_buf_putc(out, '\'');
+    for (; *text; text++) {
+        if (*text == '"')
+            mlo_buf_putc(out, '"');
+        mlo_buf_putc(out, *text);
+    }
+    mlo_buf_putc(out, '"');
+}
+
+static void csv_row(struct mlo_buf *out, const json_t *entry)
+{
+    for (size_t c = 0; c < MLO_COUNT(COLUMNS); c++) {
+        const json_t *value = json_object_get(entry, COLUMNS[c]);
+        if (c)
+            mlo_buf_putc(out, ',');
+        if (json_is_string(value)) {
+            cell(out, json_string_value(value));
+        } else if (json_is_integer(value)) {
+            mlo_buf_printf(out, "%lld", (long long)json_integer_value(value));
+        } else if (value && !json_is_null(value)) {
+            struct mlo_buf text = MLO_BUF_INIT;
+            mlo_json_canonical(value, &text);
+            cell(out, mlo_buf_str(&text));
+            mlo_buf_clear(&text);
+        }
+    }
+    mlo_buf_puts(out, "\r\n");
+}
+
+static void json_row(struct mlo_buf *out, const json_t *entry, bool first)
+{
+    char *text = json_dumps(entry, JSON_COMPACT);
+    if (text)
+        mlo_buf_printf(out, "%s%s", first ? "" : ",\n", text);
+    else
+        out->failed = true;
+    free(text);
+}
+
+void mlo_page_audit_filter(const struct mlo_request *req, struct mlo_audit_filter *out)
+{
+    const struct {
+        const char *name, **place;
+    } fields[] = {{"who", &out->who},
+                  {"action", &out->action},
+                  {"object", &out->object},
+                  {"since", &out->since},
+                  {"until", &out->until}};
+    memset(out, 0, sizeof *out);
+    for (size_t i = 0; i < MLO_COUNT(fields); i++) {
+        const char *text = mlo_request_query(req, fields[i].name);
+        *fields[i].place = text && text[0] ? text : NULL;
+    }
+}
+
+static enum mlo_status write_entries(struct mlo_request *req, struct mlo_db_conn *conn, int64_t project,
+                                     bool csv, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct mlo_audit_filter filter;
+    struct mlo_page page = {.limit = MLO_PAGE_MAX};
+    struct mlo_buf *out = &req->out;
+    json_t *entries = NULL, *item;
+    size_t i;
+    bool first = true;
+    mlo_page_audit_filter(req, &filter);
+    do {
+        json_decref(entries);
+        entries = NULL;
+        MLO_TRY(mlo_audit_list(conn, project, &filter, &page, &entries, err));
+        json_array_foreach(json_object_get(entries, "items"), i, item)
+        {
+            if (csv)
+                csv_row(out, item);
+            else
+                json_row(out, item, first);
+            first = false;
+        }
+        if (out->len > EXPORT_MAX) {
+            status = mlo_error_set(err, MLO_ETOOBIG, "the entries are more than one answer holds");
+            mlo_error_hint(
+                err,
+                "narrow it with since and until, or fetch …/audit/chain of the API, which has all of it");
+            goto out;
+        }
+        const char *next = mlo_json_str(entries, "next", NULL);
+        page.cursor = next ? mlo_arena_strdup(req->arena, next) : NULL;
+    } while (page.cursor);
+out:
+    json_decref(entries);
+    return status;
+}
+
+enum mlo_status page_audit_export(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    const char *name = mlo_request_param(req, "p"), *format = mlo_request_query(req, "format");
+    bool installation = strcmp(name, "-") == 0, csv = !format || strcmp(format, "csv") == 0;
+    struct mlo_db_conn *conn;
+    int64_t project = 0;
+    enum mlo_status status;
+    if (!csv && strcmp(format, "json") != 0) {
+        status = mlo_error_set(err, MLO_EINVAL, "there is no format '%.40s'", format);
+        mlo_error_hint(err, "csv or json");
+        goto out;
+    }
+    MLO_TRY(mlo_request_db(req, &conn, err));
+    if (installation)
+        MLO_TRY(mlo_actor_require(&actor, 0, MLO_ADMIN, err));
+    else
+        MLO_TRY(mlo_request_project(req, &project, err));
+    mlo_buf_reset(&req->out);
+    if (csv) {
+        for (size_t c = 0; c < MLO_COUNT(COLUMNS); c++)
+            mlo_buf_printf(&req->out, "%s%s", c ? "," : "", COLUMNS[c]);
+        mlo_buf_puts(&req->out, "\r\n");
+    } else {
+        mlo_buf_puts(&req->out, "{\"items\":[");
+    }
+    MLO_TRY(write_entries(req, conn, project, csv, err));
+    if (!csv)
+        mlo_buf_puts(&req->out, "]}\n");
+    mlo_reply_header(req, "Content-Disposition", "attachment; filename=\"audit-%s.%s\"",
+                     installation ? "installation" : name, csv ? "csv" : "json");
+    MLO_TRY(
+        mlo_reply_out(req, 200, csv ? "text/csv; charset=utf-8; header=present" : "application/json", err));
+out:
+    return status;
+}
