@@ -7,13 +7,19 @@
 #include "passes/prune_impl.h"
 
 static const char *const CRITERIA[] = {"auto", "second-order", "activation", "l2", "l1", "bn-scale", NULL};
+static const char *const OF[] = {"multiply-adds", "weights", NULL};
 static const char *const RATIOS[] = {"sensitivity", "uniform", NULL};
 static const char *const RECONSTRUCT[] = {"least-squares", "bias", "none", NULL};
 const struct mlo_option_spec mlo_prune_options[] = {
     {.name = "remove",
      .type = MLO_OPT_STRING,
      .fallback = "50%",
-     .description = "The share of the multiply-adds that goes, as 50%"},
+     .description = "The share of the multiply-adds (or of what `of` says) that goes, as 50%"},
+    {.name = "of",
+     .type = MLO_OPT_STRING,
+     .fallback = "multiply-adds",
+     .choices = OF,
+     .description = "What a share of goes: multiply-adds, for speed, or weights, for size"},
     {.name = "criterion",
      .type = MLO_OPT_STRING,
      .fallback = "auto",
@@ -76,13 +82,14 @@ static enum mlo_status read_settings(const json_t *options, bool observed, struc
     *out = (struct prune_settings){
         .criterion = mlo_json_str(options, "criterion", "auto"),
         .ratios = mlo_json_str(options, "ratios", "sensitivity"),
+        .of = mlo_json_str(options, "of", OF[0]),
         .round = (int)mlo_json_i64(options, "round", 8),
         .min_channels = (int)mlo_json_i64(options, "min_channels", 1),
     };
     if (strcmp(out->criterion, "auto") == 0)
         out->criterion = observed ? "second-order" : "l2";
-    return mlo_pass_read_share(mlo_json_str(options, "remove", "50%"), "remove",
-                               "share of multiply-adds that leaves any", &out->remove, err);
+    snprintf(what, sizeof what, "share of %s that leaves any", out->of);
+    return mlo_pass_read_share(mlo_json_str(options, "remove", "50%"), "remove", what, &out->remove, err);
 }
 
 static bool in_group(const struct prune *p, const struct mlo_value *v, int axis)
@@ -150,6 +157,12 @@ static json_t *group_json(const struct prune *p, int g)
                      "error", group->error[group->removed], "nodes", nodes);
 }
 
+/* By node, with nothing gone; their sums. */
+struct costs {
+    uint64_t *macs, *weights;
+    double macs_before, weights_before;
+};
+
 static json_t *left_json(const struct prune *p)
 {
     json_t *left = json_array();
@@ -169,15 +182,24 @@ static json_t *left_json(const struct prune *p)
     return left;
 }
 
-static enum mlo_status make_report(const struct prune *p, const struct prune_settings *s, double before,
-                                   double after, json_t **out, struct mlo_error *err)
+/* What a cost was, and is with what is gone. */
+static json_t *spent_json(const struct prune *p, double before, const uint64_t *cost)
+{
+    double after = mlo_prune_cost(p, cost);
+    return json_pack("{s:f,s:f,s:f}", "before", before, "after", after, "removed",
+                     before > 0 ? 1 - after / before : 0);
+}
+
+static enum mlo_status make_report(const struct prune *p, const struct prune_settings *s,
+                                   const struct costs *costs, json_t **out, struct mlo_error *err)
 {
     json_t *groups = json_array();
     for (int g = 0; g < p->group_count; g++)
         json_array_append_new(groups, group_json(p, g));
-    *out = json_pack("{s:s,s:s,s:{s:f,s:f,s:f},s:o,s:o}", "criterion", s->criterion, "ratios", s->ratios,
-                     "macs", "before", before, "after", after, "removed", 1 - after / before, "groups",
-                     groups, "left", left_json(p));
+    *out = json_pack("{s:s,s:s,s:s,s:o,s:o,s:o,s:o}", "criterion", s->criterion, "ratios", s->ratios, "of",
+                     s->of, "macs", spent_json(p, costs->macs_before, costs->macs), "weights",
+                     spent_json(p, costs->weights_before, costs->weights), "groups", groups, "left",
+                     left_json(p));
     return *out ? MLO_OK : mlo_error_nomem(err);
 }
 
@@ -236,7 +258,7 @@ enum mlo_status mlo_prune_model(struct mlo_model *model, const json_t *options, 
     enum mlo_status status;
     struct prune_settings s;
     struct prune *p;
-    uint64_t *macs;
+    struct costs costs;
     *out = (struct mlo_prune_result){0};
     MLO_TRY(read_settings(options, stats && stats->gram_count > 0, &s, err));
     MLO_TRY(mlo_pass_refuse_quantized(model->graph, err));
@@ -244,11 +266,13 @@ enum mlo_status mlo_prune_model(struct mlo_model *model, const json_t *options, 
     mlo_pass_unlist_initializers(model);
     MLO_TRY(mlo_prune_analyse(model->graph, json_object_get(options, "exclude"), arena, &p, err));
     MLO_TRY(check_groups(p, err));
-    MLO_TRY(mlo_prune_macs(model, p, arena, &macs, err));
+    MLO_TRY(mlo_prune_macs(model, p, arena, &costs.macs, err));
+    MLO_TRY(mlo_prune_weights(p, arena, &costs.weights, err));
     MLO_TRY(mlo_prune_rank_units(p, &s, stats, ctx, err));
-    double before = mlo_prune_cost(p, macs);
-    MLO_TRY(mlo_prune_spend(p, &s, macs, err));
-    MLO_TRY(make_report(p, &s, before, mlo_prune_cost(p, macs), &out->report, err));
+    costs.macs_before = mlo_prune_cost(p, costs.macs);
+    costs.weights_before = mlo_prune_cost(p, costs.weights);
+    MLO_TRY(mlo_prune_spend(p, &s, strcmp(s.of, OF[1]) == 0 ? costs.weights : costs.macs, err));
+    MLO_TRY(make_report(p, &s, &costs, &out->report, err));
     MLO_TRY(note_kept(p, arena, out, err));
     for (int g = 0; g < p->group_count; g++)
         ctx->changes += p->groups[g].removed;

@@ -1,4 +1,5 @@
-/* What the units cost in multiply-adds, and which of them go so that a share of these does. */
+/* What the units cost in multiply-adds and in weights, and which of them go so that a share of either does.
+ */
 #include <math.h>
 #include <string.h>
 
@@ -54,12 +55,34 @@ static double share_of(const struct prune *p, const struct mlo_node *node)
     return outputs;
 }
 
-double mlo_prune_cost(const struct prune *p, const uint64_t *macs)
+enum mlo_status mlo_prune_weights(const struct prune *p, struct mlo_arena *arena, uint64_t **out,
+                                  struct mlo_error *err)
+{
+    const struct mlo_graph *graph = p->graph;
+    *out = mlo_arena_calloc(arena, (size_t)graph->node_count + 1, sizeof **out);
+    if (!*out)
+        return mlo_error_nomem(err);
+    for (int n = 0; n < graph->node_count; n++) {
+        const struct mlo_node *node = graph->nodes[n];
+        bool looks_up = mlo_node_is(node, "Gather");
+        const struct mlo_tensor *w = looks_up || (node->op && (node->op->flags & MLO_OP_WEIGHTED))
+                                         ? mlo_node_fixed(node, looks_up ? 0 : 1)
+                                         : NULL;
+        for (int before = 0; before < n && w; before++)
+            if ((*out)[before] && (mlo_node_fixed(graph->nodes[before], 0) == w ||
+                                   mlo_node_fixed(graph->nodes[before], 1) == w))
+                w = NULL;
+        (*out)[n] = w && w->rank > 1 ? mlo_tensor_count(w) : 0;
+    }
+    return MLO_OK;
+}
+
+double mlo_prune_cost(const struct prune *p, const uint64_t *costs)
 {
     double total = 0;
     for (int n = 0; n < p->graph->node_count; n++)
-        if (macs[n])
-            total += (double)macs[n] * share_of(p, p->graph->nodes[n]);
+        if (costs[n])
+            total += (double)costs[n] * share_of(p, p->graph->nodes[n]);
     return total;
 }
 
@@ -105,13 +128,13 @@ static void set_ratio(struct prune *p, const struct prune_settings *s, double ra
     }
 }
 
-static void spend_evenly(struct prune *p, const struct prune_settings *s, const uint64_t *macs, double limit)
+static void spend_evenly(struct prune *p, const struct prune_settings *s, const uint64_t *costs, double limit)
 {
     double low = 0, high = 1;
     for (int i = 0; i < 30; i++) {
         double middle = (low + high) / 2;
         set_ratio(p, s, middle);
-        if (mlo_prune_cost(p, macs) <= limit)
+        if (mlo_prune_cost(p, costs) <= limit)
             high = middle;
         else
             low = middle;
@@ -121,7 +144,7 @@ static void spend_evenly(struct prune *p, const struct prune_settings *s, const 
 
 /* The last step may have saved more than was asked for: where a group can have one back within the limit, the
  * one whose error is worst gets it. */
-static void give_back(struct prune *p, const struct prune_settings *s, const uint64_t *macs, double limit)
+static void give_back(struct prune *p, const struct prune_settings *s, const uint64_t *costs, double limit)
 {
     for (;;) {
         int best = -1, best_removed = 0;
@@ -134,7 +157,7 @@ static void give_back(struct prune *p, const struct prune_settings *s, const uin
                 continue;
             double gain = group->error[before] - group->error[after];
             set_removed(p, g, after);
-            bool fits = mlo_prune_cost(p, macs) <= limit;
+            bool fits = mlo_prune_cost(p, costs) <= limit;
             set_removed(p, g, before);
             if (fits && gain > most) {
                 best = g;
@@ -148,12 +171,12 @@ static void give_back(struct prune *p, const struct prune_settings *s, const uin
     }
 }
 
-/* Again and again the step that errs least for each multiply-add that it saves. */
-static void spend_by_error(struct prune *p, const struct prune_settings *s, const uint64_t *macs,
+/* Again and again the step that errs least for what it saves. */
+static void spend_by_error(struct prune *p, const struct prune_settings *s, const uint64_t *costs,
                            double limit)
 {
     double cost;
-    while ((cost = mlo_prune_cost(p, macs)) > limit) {
+    while ((cost = mlo_prune_cost(p, costs)) > limit) {
         int best = -1, best_removed = 0;
         double best_rate = 0;
         for (int g = 0; g < p->group_count; g++) {
@@ -163,7 +186,7 @@ static void spend_by_error(struct prune *p, const struct prune_settings *s, cons
                 continue;
             double error = group->error[after] - group->error[before];
             set_removed(p, g, after);
-            double saved = cost - mlo_prune_cost(p, macs);
+            double saved = cost - mlo_prune_cost(p, costs);
             set_removed(p, g, before);
             double rate = saved > 0 ? error / saved : HUGE_VAL;
             if (best < 0 || rate < best_rate) {
@@ -178,24 +201,24 @@ static void spend_by_error(struct prune *p, const struct prune_settings *s, cons
     }
 }
 
-enum mlo_status mlo_prune_spend(struct prune *p, const struct prune_settings *s, const uint64_t *macs,
+enum mlo_status mlo_prune_spend(struct prune *p, const struct prune_settings *s, const uint64_t *costs,
                                 struct mlo_error *err)
 {
     for (int g = 0; g < p->group_count; g++)
         set_removed(p, g, 0);
-    double whole = mlo_prune_cost(p, macs), limit = (1 - s->remove) * whole;
+    double whole = mlo_prune_cost(p, costs), limit = (1 - s->remove) * whole;
     if (!(whole > 0)) {
         mlo_error_set(err, MLO_EUNSUPPORTED, "what its nodes cost is not known: sizes of values are open");
         mlo_error_hint(err, "export the model with fixed sizes behind the batch");
         return MLO_EUNSUPPORTED;
     }
     set_ratio(p, s, 1);
-    double least = mlo_prune_cost(p, macs);
+    double least = mlo_prune_cost(p, costs);
     if (least > limit * (1 + 1e-12)) {
         mlo_error_set(err, MLO_EINVAL,
-                      "%.1f%% of the multiply-adds cannot go: that would leave a group without channels. At "
+                      "%.1f%% of the %s cannot go: that would leave a group without channels. At "
                       "most %.1f%% can, from %d groups",
-                      s->remove * 100, floor((1 - least / whole) * 1000) / 10, p->group_count);
+                      s->remove * 100, s->of, floor((1 - least / whole) * 1000) / 10, p->group_count);
         mlo_error_where(err, "option 'remove'");
         mlo_error_hint(err, "ask for less, or round to fewer channels (round: %d, min_channels: %d)",
                        s->round, s->min_channels);
@@ -204,10 +227,10 @@ enum mlo_status mlo_prune_spend(struct prune *p, const struct prune_settings *s,
     for (int g = 0; g < p->group_count; g++)
         set_removed(p, g, 0);
     if (strcmp(s->ratios, "uniform") == 0) {
-        spend_evenly(p, s, macs, limit);
+        spend_evenly(p, s, costs, limit);
     } else {
-        spend_by_error(p, s, macs, limit);
-        give_back(p, s, macs, limit);
+        spend_by_error(p, s, costs, limit);
+        give_back(p, s, costs, limit);
     }
     return MLO_OK;
 }

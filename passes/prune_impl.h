@@ -129,21 +129,26 @@ int mlo_prune_unit_at(const struct prune *p, const struct mlo_value *v, int axis
  */
 MLO_MUST_USE enum mlo_status mlo_prune_macs(const struct mlo_model *model, const struct prune *p,
                                             struct mlo_arena *arena, uint64_t **out, struct mlo_error *err);
-double mlo_prune_cost(const struct prune *p, const uint64_t *macs);
+/* Weights of each node, likewise: those that it multiplies with, or looks up; of two nodes that share them,
+ * the first has them. */
+MLO_MUST_USE enum mlo_status mlo_prune_weights(const struct prune *p, struct mlo_arena *arena, uint64_t **out,
+                                               struct mlo_error *err);
+/* The sum of either with what is gone now. */
+double mlo_prune_cost(const struct prune *p, const uint64_t *costs);
 
 struct prune_settings {
-    const char *criterion, *ratios;
-    double remove; /* share of the multiply-adds */
+    const char *criterion, *ratios, *of;
+    double remove; /* share of what `of` names */
     int round, min_channels;
 };
 /* Sets the groups' order and error. `notes`: what had to be done otherwise. */
 MLO_MUST_USE enum mlo_status mlo_prune_rank_units(struct prune *p, const struct prune_settings *s,
                                                   const struct mlo_stats *stats, struct mlo_pass_context *ctx,
                                                   struct mlo_error *err);
-/* Sets what is gone, so that the share of multiply-adds goes: MLO_EINVAL when that would leave a group
+/* Sets what is gone, so that the share of these costs goes: MLO_EINVAL when that would leave a group
  * without channels, with how much can go. */
 MLO_MUST_USE enum mlo_status mlo_prune_spend(struct prune *p, const struct prune_settings *s,
-                                             const uint64_t *macs, struct mlo_error *err);
+                                             const uint64_t *costs, struct mlo_error *err);
 /* Takes what is gone out of weights, attributes and types. */
 MLO_MUST_USE enum mlo_status mlo_prune_apply(const struct prune *p, struct mlo_error *err);
 

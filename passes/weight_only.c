@@ -7,6 +7,7 @@
 #include "passes/weight_only_impl.h"
 
 static const char *const types[] = {"int4", "uint4", "int8", "uint8", NULL};
+static const char *const conv_bits[] = {"8", "4", NULL};
 static const char *const forms[] = {"qdq", "matmulnbits", NULL};
 
 const struct mlo_option_spec mlo_quantize_weights_options[] = {
@@ -49,14 +50,19 @@ const struct mlo_option_spec mlo_quantize_weights_options[] = {
     {.name = "convolutions",
      .type = MLO_OPT_BOOL,
      .fallback = "true",
-     .description = "Weights of Conv too, in 8 bits per output channel"},
+     .description = "Weights of Conv too, with one scale an output channel"},
+    {.name = "convolution_bits",
+     .type = MLO_OPT_STRING,
+     .fallback = "8",
+     .choices = conv_bits,
+     .description = "Of these: 8, or 4 (with a 4-bit type; needs opset 21)"},
     MLO_OPTION_MIN_WEIGHTS,
     MLO_OPTION_EXCLUDE,
     {NULL},
 };
 
 struct settings {
-    bool four_bits, is_unsigned, nbits, search;
+    bool four_bits, conv_four_bits, is_unsigned, nbits, search;
     size_t block;
     struct mlo_rounding rounding;
     struct mlo_weights_choice choice;
@@ -67,6 +73,7 @@ static enum mlo_status read_settings(const json_t *options, struct settings *s, 
     const char *type = mlo_json_str(options, "type", "int4");
     *s = (struct settings){
         .four_bits = mlo_str_ends(type, "int4"),
+        .conv_four_bits = strcmp(mlo_json_str(options, "convolution_bits", "8"), "4") == 0,
         .is_unsigned = type[0] == 'u',
         .nbits = strcmp(mlo_json_str(options, "form", "qdq"), "matmulnbits") == 0,
         .search = mlo_json_bool(options, "search_scale", true),
@@ -79,6 +86,12 @@ static enum mlo_status read_settings(const json_t *options, struct settings *s, 
         mlo_error_set(err, MLO_EINVAL, "blocks of %zu weights: 16, 32, 64, 128 and 256 are possible",
                       s->block);
         mlo_error_where(err, "option 'block'");
+        return MLO_EINVAL;
+    }
+    if (s->conv_four_bits && !s->four_bits) {
+        mlo_error_set(err, MLO_EINVAL, "convolutions in 4 bits go with the types int4 and uint4, not %s",
+                      type);
+        mlo_error_where(err, "option 'convolution_bits'");
         return MLO_EINVAL;
     }
     if (s->nbits && s->block == 0) {
@@ -203,7 +216,7 @@ static enum mlo_status pack(const struct settings *s, const struct mlo_node *nod
     enum mlo_status status;
     const struct mlo_gram *gram = mlo_stats_find_gram(stats, node);
     struct mlo_weight_layout l = mlo_weight_layout_of(node);
-    bool four = s->four_bits && l.column_axis >= 0;
+    bool four = l.column_axis >= 0 ? s->four_bits : s->conv_four_bits;
     bool blocked = s->block != 0 && l.column_axis >= 0;
     *p = (struct mlo_packed){.blocked = blocked};
     p->dtype = s->is_unsigned ? (four ? MLO_UINT4 : MLO_UINT8) : (four ? MLO_INT4 : MLO_INT8);
@@ -329,8 +342,9 @@ enum mlo_status mlo_pass_quantize_weights(struct mlo_model *model, struct mlo_pa
             continue;
         }
         chosen[count++] = node;
-        if (!mlo_node_is(node, "Conv") && (s.four_bits || s.block) &&
-            (!s.nbits || mlo_packed_nbits_obstacle(node)))
+        if (mlo_node_is(node, "Conv")
+                ? s.conv_four_bits
+                : (s.four_bits || s.block) && (!s.nbits || mlo_packed_nbits_obstacle(node)))
             opset = 21;
     }
     if (count == 0) {

@@ -29,6 +29,8 @@ MLO_MUST_USE enum mlo_status mlo_derivation_get(struct mlo_db_conn *conn, const 
 
 #define MLO_LINEAGE_DERIVED_FROM "derived-from"
 #define MLO_LINEAGE_DISTILLED_FROM "distilled-from"
+#define MLO_LINEAGE_FINE_TUNED_FROM                                                                          \
+    "fine-tuned-from" /* made of it elsewhere: no derivation of ours says how */
 #define MLO_LINEAGE_CALIBRATED_WITH "calibrated-with"
 #define MLO_LINEAGE_SELECTED_WITH "selected-with"
 #define MLO_LINEAGE_EVALUATED_ON "evaluated-on"

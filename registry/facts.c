@@ -281,8 +281,8 @@ out:
     return status;
 }
 
-/* NAME@V[/VARIANT] of this project, or what that was answered as. */
-static enum mlo_status read_teacher(struct reader *r, const json_t *given, json_t **out)
+/* NAME@V[/VARIANT] of this project, or what that was answered as. `what` is the member for people. */
+static enum mlo_status read_model(struct reader *r, const char *what, const json_t *given, json_t **out)
 {
     enum mlo_status status;
     struct mlo_ref ref = {0};
@@ -298,7 +298,7 @@ static enum mlo_status read_teacher(struct reader *r, const json_t *given, json_
     else
         snprintf(text, sizeof text, "p/%.300s", json_is_string(given) ? json_string_value(given) : "");
     if (mlo_ref_parse(text, &ref, NULL) != MLO_OK || ref.stage[0] || !ref.version)
-        return wrong(r, "a teacher is MODEL@VERSION or MODEL@VERSION/VARIANT, of this project", NULL);
+        return wrong(r, what, NULL);
     MLO_TRY(mlo_model_find(r->conn, r->project_id, ref.name, &model, r->err));
     MLO_TRY(mlo_version_find(r->conn, model, ref.version, &version, r->err));
     MLO_TRY(mlo_variant_find(r->conn, version.id, ref.variant[0] ? ref.variant : MLO_VARIANT_SOURCE, &variant,
@@ -309,8 +309,19 @@ static enum mlo_status read_teacher(struct reader *r, const json_t *given, json_
         status = mlo_error_nomem(r->err);
 out:
     if (status != MLO_OK)
-        mlo_error_where(r->err, "facts.teacher");
+        mlo_error_where(r->err, "facts.%s", r->path);
     return status;
+}
+
+#define MODEL_OF(who) who " is MODEL@VERSION or MODEL@VERSION/VARIANT, of this project"
+static enum mlo_status read_teacher(struct reader *r, const json_t *given, json_t **out)
+{
+    return read_model(r, MODEL_OF("a teacher"), given, out);
+}
+
+static enum mlo_status read_origin(struct reader *r, const json_t *given, json_t **out)
+{
+    return read_model(r, MODEL_OF("what it was derived from"), given, out);
 }
 
 /* --- all --------------------------------------------------------------------------------------- */
@@ -318,9 +329,9 @@ out:
 static const struct {
     const char *name;
     enum mlo_status (*read)(struct reader *r, const json_t *given, json_t **out);
-} MEMBERS[] = {{"code", read_code},       {"datasets", read_datasets}, {"licence", read_licence},
-               {"metrics", read_metrics}, {"params", read_params},     {"tags", read_tags},
-               {"teacher", read_teacher}};
+} MEMBERS[] = {{"code", read_code},       {"datasets", read_datasets}, {"derived_from", read_origin},
+               {"licence", read_licence}, {"metrics", read_metrics},   {"params", read_params},
+               {"tags", read_tags},       {"teacher", read_teacher}};
 
 static enum mlo_status read_member(struct reader *r, const char *name, const json_t *given, json_t *facts)
 {
@@ -342,7 +353,8 @@ static enum mlo_status read_member(struct reader *r, const char *name, const jso
     mlo_error_set(r->err, MLO_EINVAL, "'%.60s' is no member of facts", name);
     mlo_error_where(r->err, "field 'facts'");
     if (!mlo_error_suggest(r->err, name, names, MLO_COUNT(names)))
-        mlo_error_hint(r->err, "facts are code, datasets, licence, metrics, params, tags and teacher");
+        mlo_error_hint(r->err, "facts are code, datasets, derived_from, licence, metrics, params, tags and "
+                               "teacher");
     return MLO_EINVAL;
 }
 

@@ -7,8 +7,10 @@
  *      "metrics":  {"val/top1": 0.913},
  *      "tags":     {"team": "vision", "nightly": ""},
  *      "licence":  "Apache-2.0",
- *      "teacher":  {"name": "big", "version": 3, "variant": "source", "digest": "sha256:…"}}  what it was
+ *      "teacher":  {"name": "big", "version": 3, "variant": "source", "digest": "sha256:…"},  what it was
  * distilled from
+ *      "derived_from": {"name": "net", "version": 3, "variant": "pruned", "digest": "sha256:…"}}  what it was
+ * made of elsewhere: fine-tuned, say
  *
  * Each member may be absent, `remote` too. They are declared by who pushes, not measured: gates on evidence
  * do not read them. */
@@ -30,8 +32,8 @@ bool mlo_fact_name_valid(const char *name);
 /* Checks what was given (NULL, null: nothing) and brings it into the form above: credentials are taken out of
  * `remote`, metrics become reals, empty members are left out. A dataset may be "NAME[@V]", "sha256:…" or an
  * object with a digest; it becomes what it is in this project, and the list is sorted by digest. A teacher
- * may be "NAME@V[/VARIANT]". MLO_EINVAL names the member, MLO_ENOTFOUND a dataset that the project does not
- * have. *out is yours: NULL when there are none. */
+ * and what it was derived from may be "NAME@V[/VARIANT]". MLO_EINVAL names the member, MLO_ENOTFOUND a
+ * dataset that the project does not have. *out is yours: NULL when there are none. */
 MLO_MUST_USE enum mlo_status mlo_facts_read(struct mlo_db_conn *conn, int64_t project_id, const json_t *given,
                                             json_t **out, struct mlo_error *err);
 /* The facts of a version as its manifest holds them, {} when none were given. *out is yours. */

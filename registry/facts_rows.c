@@ -5,7 +5,7 @@
 #include "registry/facts_impl.h"
 #include "registry/sql_impl.h"
 
-enum { FACTS_NAMES, FACTS_ROWS };
+enum { FACTS_NAMES, FACTS_ROWS, FACTS_HOLD, FACTS_ANCESTOR };
 
 #define GIVEN(json) "jsonb_to_recordset(" json "::jsonb) AS f (k text, n text, t text, v double precision)"
 
@@ -22,6 +22,15 @@ const struct mlo_sql mlo_sql_facts_rows[] = {
          "INSERT INTO version_fact (version_id, name_id, text, number) SELECT DISTINCT $3::bigint, x.id, "
          "f.t, f.v FROM " GIVEN(
              "$2") " JOIN fact_name x ON x.project_id = $1 AND x.kind = f.k AND x.name = f.n",
+         3},
+    /* of two pushes that close a circle between them, each would see half: those of a project take turns */
+    [FACTS_HOLD] = {"facts_hold",
+                    "SELECT pg_advisory_xact_lock(hashtextextended('mlopt fine-tuned-from', $1))", 1},
+    /* whether $3 is what $2 is, or what that came from */
+    [FACTS_ANCESTOR] =
+        {"facts_ancestor",
+         "WITH RECURSIVE up(digest) AS (SELECT $2::bytea UNION SELECT e.parent FROM lineage_edge e JOIN up u "
+         "ON e.child = u.digest WHERE e.project_id = $1) SELECT 1 FROM up WHERE digest = $3::bytea LIMIT 1",
          3},
 };
 const size_t mlo_sql_facts_rows_count = MLO_COUNT(mlo_sql_facts_rows);
@@ -72,6 +81,42 @@ static bool add_facts(json_t *rows, const json_t *facts)
     return ok && (!licence || add(rows, "licence", "", licence, NULL));
 }
 
+/* The edge to what it was made of. What is an ancestor of that, or the very same file, cannot be: nothing
+ * comes from what came from it. */
+static enum mlo_status add_origin(struct mlo_db_conn *conn, const struct mlo_version_info *version,
+                                  const json_t *origin, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_digest digest;
+    struct mlo_params hold = MLO_PARAMS_INIT, p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    if (!mlo_digest_parse(mlo_json_str(origin, "digest", ""), &digest))
+        return MLO_OK;
+    bool same = mlo_digest_eq(&digest, &version->artifact);
+    mlo_param_i64(&hold, version->project_id);
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_facts_rows[FACTS_HOLD], &hold, NULL, err));
+    mlo_param_i64(&p, version->project_id);
+    mlo_param_digest(&p, &digest);
+    mlo_param_digest(&p, &version->artifact);
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_facts_rows[FACTS_ANCESTOR], &p, &rows, err));
+    if (mlo_rows_count(&rows) > 0) {
+        mlo_error_set(err, MLO_EINVAL, "the model %s %s@%lld/%s, so it cannot be derived from that",
+                      same ? "is the same file as" : "is an ancestor of", mlo_json_str(origin, "name", ""),
+                      (long long)mlo_json_i64(origin, "version", 0), mlo_json_str(origin, "variant", ""));
+        mlo_error_where(err, "facts.derived_from");
+        mlo_error_hint(err,
+                       same ? "push the file that training wrote"
+                            : "push the file that training wrote, or name the version that it began with");
+        status = MLO_EINVAL;
+        goto out;
+    }
+    MLO_TRY(mlo_lineage_add(conn, version->project_id, &version->artifact, &digest,
+                            MLO_LINEAGE_FINE_TUNED_FROM, NULL, 0, err));
+out:
+    mlo_rows_clear(&rows);
+    return status;
+}
+
 /* What it was trained on, and by whom it was taught, in the lineage. */
 static enum mlo_status add_lineage(struct mlo_db_conn *conn, const struct mlo_version_info *version,
                                    const json_t *facts, struct mlo_error *err)
@@ -88,6 +133,8 @@ static enum mlo_status add_lineage(struct mlo_db_conn *conn, const struct mlo_ve
         !mlo_digest_eq(&digest, &version->artifact)) /* a model is not its own teacher */
         MLO_TRY(mlo_lineage_add(conn, version->project_id, &version->artifact, &digest,
                                 MLO_LINEAGE_DISTILLED_FROM, NULL, 0, err));
+    if (json_object_get(facts, "derived_from"))
+        MLO_TRY(add_origin(conn, version, json_object_get(facts, "derived_from"), err));
 out:
     return status;
 }

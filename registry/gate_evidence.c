@@ -38,12 +38,12 @@ const struct mlo_sql mlo_sql_gate_evidence[] = {
         {"gate_consumed",
          "WITH RECURSIVE up(root, digest) AS (SELECT a, a FROM unnest($2::bytea[]) a UNION "
          "SELECT u.root, e.parent FROM lineage_edge e JOIN up u ON e.child = u.digest "
-         "WHERE e.project_id = $1 AND e.kind IN ('derived-from', 'distilled-from')) "
+         "WHERE e.project_id = $1 AND e.kind IN ('derived-from', 'distilled-from', 'fine-tuned-from')) "
          "SELECT DISTINCT u.root, e.parent, e.kind, (SELECT d.name || '@' || dv.number FROM "
          "dataset_version dv JOIN dataset d ON d.id = dv.dataset_id WHERE dv.manifest_digest = e.parent "
          "AND d.project_id = $1 ORDER BY dv.id DESC LIMIT 1) FROM up u JOIN lineage_edge e ON "
          "e.project_id = $1 AND e.child = u.digest AND e.kind NOT IN ('derived-from', "
-         "'distilled-from', 'evaluated-on')",
+         "'distilled-from', 'fine-tuned-from', 'evaluated-on')",
          2},
 };
 const size_t mlo_sql_gate_evidence_count = MLO_COUNT(mlo_sql_gate_evidence);

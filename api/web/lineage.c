@@ -105,6 +105,12 @@ static int top_of(const struct node *node)
     return PAD + node->row * (BOX_H + GAP_Y);
 }
 
+/* What the parent did for the child. */
+static const char *const LABELS[][2] = {
+    {"calibrated-with", "calibrates"}, {"selected-with", "selects"},  {"evaluated-on", "evaluates"},
+    {"trained-on", "trains"},          {"distilled-from", "teaches"}, {"fine-tuned-from", "fine-tuned"},
+};
+
 static void draw_edge(struct mlo_buf *out, const struct node *from, const struct node *to, const json_t *edge)
 {
     const char *kind = mlo_text(edge, "kind"), *step = mlo_text(edge, "step");
@@ -125,10 +131,10 @@ static void draw_edge(struct mlo_buf *out, const struct node *from, const struct
         HTML(out, "<path class=\"edge%s\" d=\"M%d %dC%d %d %d %d %d %d\" marker-end=\"url(#tip)\"/>",
              derived ? "" : " used", x1, y1, x1 + bend, y1, x2 - bend, y2, x2 - 2, y2);
     }
-    const char *label = derived                              ? (step[0] ? step : "derived")
-                        : mlo_str_starts(kind, "calibrated") ? "calibrates"
-                        : mlo_str_starts(kind, "selected")   ? "selects"
-                                                             : "evaluates";
+    const char *label = derived ? (step[0] ? step : "derived") : "";
+    for (size_t i = 0; i < MLO_COUNT(LABELS); i++)
+        if (strcmp(kind, LABELS[i][0]) == 0)
+            label = LABELS[i][1];
     HTML(out, "<text class=\"label\" x=\"%d\" y=\"%d\">%s</text>", label_x, label_y, label);
 }
 

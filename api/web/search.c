@@ -22,6 +22,9 @@ static void fact_rows(struct mlo_buf *out, const char *what, const json_t *value
     }
 }
 
+/* Other models that it comes from: members, and what they are to it. */
+static const char *const MODELS[][2] = {{"teacher", "Distilled from"}, {"derived_from", "Fine-tuned from"}};
+
 void mlo_piece_facts(struct mlo_buf *out, const json_t *facts)
 {
     const json_t *code = json_object_get(facts, "code");
@@ -40,8 +43,10 @@ void mlo_piece_facts(struct mlo_buf *out, const json_t *facts)
         mlo_piece_digest(out, mlo_text(item, "digest"));
         HTML(out, "</td></tr>");
     }
-    if ((item = json_object_get(facts, "teacher"))) {
-        HTML(out, "<tr><td>Distilled from</td><td>%s@%lld/%s</td><td class=\"n\">", mlo_text(item, "name"),
+    for (size_t k = 0; k < MLO_COUNT(MODELS); k++) {
+        if (!(item = json_object_get(facts, MODELS[k][0])))
+            continue;
+        HTML(out, "<tr><td>%s</td><td>%s@%lld/%s</td><td class=\"n\">", MODELS[k][1], mlo_text(item, "name"),
              (long long)mlo_json_i64(item, "version", 0), mlo_text(item, "variant"));
         mlo_piece_digest(out, mlo_text(item, "digest"));
         HTML(out, "</td></tr>");

@@ -103,27 +103,31 @@ static enum mlo_status add_datasets(const struct mlo_cli *cli, const char *proje
     return MLO_OK;
 }
 
+/* Other models that a model comes from: options, and members of facts. */
+static const char *const MODELS[][2] = {{"teacher", "teacher"}, {"derived-from", "derived_from"}};
+
 /* Whether the verb has the option: data have no teacher. */
-static bool teaches(const struct mlo_cli *cli)
+static bool has_option(const struct mlo_cli *cli, const char *name)
 {
     for (const struct mlo_cli_option *o = cli->verb->options; o && o->name; o++)
-        if (strcmp(o->name, "teacher") == 0)
+        if (strcmp(o->name, name) == 0)
             return true;
     return false;
 }
 
-/* --teacher [PROJECT/]MODEL@V[/VARIANT], of the project that is pushed to. */
-static enum mlo_status add_teacher(const struct mlo_cli *cli, const char *project, json_t *facts,
-                                   struct mlo_error *err)
+/* --teacher [PROJECT/]MODEL@V[/VARIANT], of the project that is pushed to; likewise --derived-from. */
+static enum mlo_status add_model(const struct mlo_cli *cli, const char *option, const char *member,
+                                 const char *project, json_t *facts, struct mlo_error *err)
 {
-    const char *text = mlo_cli_opt(cli, "teacher"), *at = text ? strchr(text, '@') : NULL,
+    const char *text = mlo_cli_opt(cli, option), *at = text ? strchr(text, '@') : NULL,
                *slash = text ? strchr(text, '/') : NULL;
     size_t n = strlen(project);
     if (!text)
         return MLO_OK;
     if (slash && (!at || slash < at)) {
         if (strncmp(text, project, n) != 0 || text[n] != '/') {
-            mlo_error_set(err, MLO_EUSAGE, "--teacher %.120s is of another project than %s", text, project);
+            mlo_error_set(err, MLO_EUSAGE, "--%s %.120s is of another project than %s", option, text,
+                          project);
             mlo_error_hint(
                 err,
                 "push it to %s too: a project's lineage names its own models; `distill-eval` compares "
@@ -133,8 +137,8 @@ static enum mlo_status add_teacher(const struct mlo_cli *cli, const char *projec
         }
         text = slash + 1;
     }
-    if (json_object_set_new(facts, "teacher", json_string(text)) != 0)
-        return mlo_error_set(err, MLO_EUSAGE, "--teacher '%.120s' is not UTF-8", text);
+    if (json_object_set_new(facts, member, json_string(text)) != 0)
+        return mlo_error_set(err, MLO_EUSAGE, "--%s '%.120s' is not UTF-8", option, text);
     return MLO_OK;
 }
 
@@ -153,14 +157,16 @@ enum mlo_status mlo_client_facts(const struct mlo_cli *cli, const char *project,
     if (!json_is_object(facts)) {
         status = mlo_error_set(err, MLO_EFORMAT, "%s is not a JSON object", file);
         mlo_error_hint(err,
-                       "facts are code, datasets, licence, metrics, params, tags and teacher: docs/api.md");
+                       "facts are code, datasets, derived_from, licence, metrics, params, tags and teacher: "
+                       "docs/api.md");
         goto out;
     }
     for (size_t i = 0; i < MLO_COUNT(NAMED); i++)
         MLO_TRY(add_named(cli, i, facts, err));
     MLO_TRY(add_datasets(cli, project, facts, err));
-    if (teaches(cli))
-        MLO_TRY(add_teacher(cli, project, facts, err));
+    for (size_t i = 0; i < MLO_COUNT(MODELS); i++)
+        if (has_option(cli, MODELS[i][0]))
+            MLO_TRY(add_model(cli, MODELS[i][0], MODELS[i][1], project, facts, err));
     if (code) {
         MLO_TRY(mlo_client_code(code, &reference, err));
         json_object_set(facts, "code", reference);

@@ -133,6 +133,8 @@ static const struct mlo_cli_option options[] = {
     {"meta", 0, "KEY=VALUE", "metadata of the version", NULL, true},
     MLO_OPTIONS_FACTS,
     {"teacher", 0, "MODEL@V[/VARIANT]", "the model of the project that it was distilled from"},
+    {"derived-from", 0, "MODEL@V[/VARIANT]",
+     "the model of the project that it was made of elsewhere (pulled, fine-tuned)"},
     MLO_OPTION_URL,
     {NULL},
 };

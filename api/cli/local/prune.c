@@ -19,6 +19,7 @@ static const struct {
     const char *flag, *option, *step;
 } FLAGS[] = {
     {"remove", "remove", "prune"},
+    {"of", "of", "prune"},
     {"ratios", "ratios", "prune"},
     {"round", "round", "prune"},
     {"min-channels", "min_channels", "prune"},
@@ -148,9 +149,12 @@ static enum mlo_status print_pruning(const struct mlo_cli *cli, const json_t *re
                 mlo_cli_note(cli, "%s: %s", mlo_json_str(row, "node", ""), mlo_json_str(row, "note", ""));
         }
     }
-    MLO_TRY(mlo_cli_print(err, "multiply-adds %.4g -> %.4g: %.1f%% removed\n",
-                          mlo_json_f64(macs, "before", 0), mlo_json_f64(macs, "after", 0),
-                          100 * mlo_json_f64(macs, "removed", 0)));
+    const json_t *weights = json_object_get(pruning, "weights");
+    MLO_TRY(mlo_cli_print(
+        err, "multiply-adds %.4g -> %.4g: %.1f%% removed\nweights %.4g -> %.4g: %.1f%% removed\n",
+        mlo_json_f64(macs, "before", 0), mlo_json_f64(macs, "after", 0),
+        100 * mlo_json_f64(macs, "removed", 0), mlo_json_f64(weights, "before", 0),
+        mlo_json_f64(weights, "after", 0), 100 * mlo_json_f64(weights, "removed", 0)));
 out:
     return status;
 }
@@ -258,6 +262,8 @@ static const struct mlo_cli_option options_table[] = {
     {"scheme", 0, "NAME",
      "structured: channels go (the default); unstructured: single weights become zero; 2:4: two of four do"},
     {"remove", 0, "SHARE", "structured: of the multiply-adds: 50%"},
+    {"of", 0, "WHAT",
+     "structured: what that share is of: multiply-adds, for speed (the default), or weights, for size"},
     {"criterion", 0, "NAME",
      "which channels go first: second-order (with data), activation, l2 (without data), l1, bn-scale; which "
      "weights: sparsegpt (with data), magnitude"},

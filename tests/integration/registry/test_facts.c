@@ -201,6 +201,58 @@ static void test_facts__name_the_teacher(void **state)
     json_decref(lineage);
 }
 
+/* A pruned variant that was pulled, fine-tuned and pushed again names what it began with. */
+static void test_facts__name_what_it_was_made_of(void **state)
+{
+    static const struct {
+        const char *facts, *says;
+        enum mlo_status status;
+    } wrong[] = {
+        {"{\"derived_from\": \"net\"}", "what it was derived from is MODEL@VERSION", MLO_EINVAL},
+        {"{\"derived_from\": \"net@staging\"}", "of this project", MLO_EINVAL},
+        {"{\"derived_from\": \"other/net@1\"}", "of this project", MLO_EINVAL},
+        {"{\"derived_from\": [1]}", "of this project", MLO_EINVAL},
+        {"{\"derived_from\": \"net@9\"}", "9", MLO_ENOTFOUND},
+        {"{\"derived_from\": \"net@1/thin\"}", "thin", MLO_ENOTFOUND},
+    };
+    struct pg_fixture *f = *state;
+    int64_t p = project(f, "demo"), q = project(f, "apart");
+    struct mlo_version_info first, tuned, last, again;
+    json_t *version, *lineage;
+    assert_mlo_ok(push(f, p, "float", NULL, &first), &f->err);
+    for (size_t i = 0; i < MLO_COUNT(wrong); i++) {
+        assert_mlo_status(push(f, p, "tuned", wrong[i].facts, &tuned), wrong[i].status, &f->err);
+        assert_true(mlo_str_starts(f->err.where, "facts.derived_from"));
+        if (!strstr(f->err.message, wrong[i].says))
+            fail_msg("'%s' does not say '%s'", f->err.message, wrong[i].says);
+    }
+    assert_mlo_status(push(f, q, "tuned", "{\"derived_from\": \"net@1\"}", &tuned), MLO_ENOTFOUND, &f->err);
+    assert_mlo_ok(push(f, p, "tuned", "{\"derived_from\": \"net@1/source\"}", &tuned), &f->err);
+    assert_mlo_ok(mlo_version_get(f->conn, tuned.id, &version, &f->err), &f->err);
+    char *facts = json_dumps(json_object_get(version, "facts"), 0);
+    assert_non_null(strstr(facts, "derived_from"));
+    assert_mlo_ok(push(f, p, "tuned", facts, &again), &f->err); /* as it was answered, it is the same */
+    assert_int_equal(again.id, tuned.id);
+    free(facts);
+    json_decref(version);
+    assert_mlo_ok(mlo_lineage_get(f->conn, p, &tuned.artifact, &lineage, &f->err), &f->err);
+    const json_t *edge = json_array_get(json_object_get(lineage, "edges"), 0);
+    char child[MLO_DIGEST_TEXT_SIZE], parent[MLO_DIGEST_TEXT_SIZE];
+    assert_string_equal(mlo_json_str(edge, "kind", ""), MLO_LINEAGE_FINE_TUNED_FROM);
+    assert_string_equal(mlo_json_str(edge, "child", ""), mlo_digest_text(&tuned.artifact, child));
+    assert_string_equal(mlo_json_str(edge, "parent", ""), mlo_digest_text(&first.artifact, parent));
+    json_decref(lineage);
+    /* the file itself, and a circle: neither the version nor the edge stays */
+    assert_mlo_ok(push(f, p, "later", "{\"derived_from\": \"net@2\"}", &last), &f->err);
+    assert_mlo_status(push(f, p, "tuned", "{\"derived_from\": \"net@2\"}", &again), MLO_EINVAL, &f->err);
+    assert_non_null(strstr(f->err.message, "is the same file as net@2/source"));
+    assert_mlo_status(push(f, p, "float", "{\"derived_from\": \"net@3\"}", &again), MLO_EINVAL, &f->err);
+    assert_non_null(strstr(f->err.message, "is an ancestor of net@3/source"));
+    assert_int_equal(
+        pg_fixture_number(f->server, "SELECT count(*) FROM lineage_edge WHERE kind = 'fine-tuned-from'"), 2);
+    assert_int_equal(pg_fixture_number(f->server, "SELECT count(*) FROM version"), 3);
+}
+
 static void test_facts__of_another_project_are_not_to_be_had(void **state)
 {
     struct pg_fixture *f = *state;
@@ -319,6 +371,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_facts__name_two_versions_of_a_dataset_and_none_deleted,
                                         pg_fixture_setup, pg_fixture_teardown),
         cmocka_unit_test_setup_teardown(test_facts__name_the_teacher, pg_fixture_setup, pg_fixture_teardown),
+        cmocka_unit_test_setup_teardown(test_facts__name_what_it_was_made_of, pg_fixture_setup, pg_fixture_teardown),
         cmocka_unit_test_setup_teardown(test_facts__of_another_project_are_not_to_be_had, pg_fixture_setup,
                                         pg_fixture_teardown),
         cmocka_unit_test_setup_teardown(test_facts__errors_name_the_member, pg_fixture_setup,
