@@ -12,6 +12,7 @@ enum { SLAB = 512 /* rows of weights that are swept together */ };
 
 static const char *const PATTERNS[] = {"unstructured", "2:4", NULL};
 static const char *const CRITERIA[] = {"auto", "sparsegpt", "magnitude", NULL};
+static const char *const STORAGE[] = {"auto", "dense", "bitmap", NULL};
 static const char *const SCOPES[] = {"layer", "global", NULL};
 const struct mlo_option_spec mlo_sparsify_options[] = {
     {.name = "pattern",
@@ -62,6 +63,13 @@ const struct mlo_option_spec mlo_sparsify_options[] = {
      .type = MLO_OPT_STRINGS,
      .fallback = "",
      .description = "Names of nodes that stay dense"},
+    {.name = "storage",
+     .type = MLO_OPT_STRING,
+     .fallback = "auto",
+     .choices = STORAGE,
+     .description =
+         "In the step: bitmap: a bit for each weight and those that are not zero, with ops that put "
+         "them together; auto: bitmap for unstructured, dense for 2:4"},
     {.name = "freeze_initializers",
      .type = MLO_OPT_BOOL,
      .fallback = "false",
@@ -121,6 +129,13 @@ enum mlo_status mlo_sparsify_check(const json_t *options, struct mlo_error *err)
 {
     struct settings s;
     return read_settings(options, &s, err);
+}
+
+bool mlo_sparsify_packs(const json_t *options)
+{
+    const char *storage = mlo_json_str(options, "storage", "auto");
+    bool anywhere = strcmp(mlo_json_str(options, "pattern", "unstructured"), "unstructured") == 0;
+    return strcmp(storage, "bitmap") == 0 || (strcmp(storage, "auto") == 0 && anywhere);
 }
 
 /* --- which layers -------------------------------------------------------------------------------- */

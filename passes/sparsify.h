@@ -40,4 +40,20 @@ struct mlo_sparse_layer {
 json_t *mlo_sparse_speed(const char *pattern, const struct mlo_sparse_layer *layers, size_t count,
                          uint64_t all_macs);
 
+/* --- storage ------------------------------------------------------------------------------------- */
+
+/* Whether the (resolved) options want sparse weights packed: the option `storage`, which by itself packs
+ * zeros anywhere and leaves 2:4 dense for compilers that look for it in constants. */
+bool mlo_sparsify_packs(const json_t *options);
+/* Replaces float32 constants that have zeros enough (a bit for each weight and the others take at most 3/4 of
+ * the bytes) by that form and ONNX ops that put them together, at opset 13, which the model is raised to;
+ * where it cannot be, a note says so and it stays dense. Lossless to the bit. *report is yours:
+ * {"form":"bitmap"|"dense","tensors","bytes_before","bytes_after"}. Types of what was added are not inferred.
+ */
+MLO_MUST_USE enum mlo_status mlo_sparse_pack(struct mlo_model *model, struct mlo_pass_context *ctx,
+                                             json_t **report, struct mlo_error *err);
+/* Makes all that has this form, and no other, dense constants again; *count: how many. Reads only constants,
+ * of which the model has at least a 32nd of the bytes, so that no small file becomes a large model. */
+MLO_MUST_USE enum mlo_status mlo_sparse_unpack(struct mlo_model *model, int *count, struct mlo_error *err);
+
 #endif

@@ -30,7 +30,7 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     struct mlo_stats stats;
     struct mlo_pass_context pass = {.options = ctx->options, .notes = json_array()};
     const char *names[MLO_STEP_FOLDING];
-    json_t *passes = NULL, *report = NULL;
+    json_t *passes = NULL, *report = NULL, *storage = NULL;
     mlo_stats_init(&stats);
     if (!pass.notes) {
         status = mlo_error_nomem(err);
@@ -49,13 +49,18 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     mlo_step_progress(ctx, 0.6, "making weights zero");
     MLO_TRY(
         mlo_sparsify_model(model, ctx->options, ctx->calibrate_path ? &stats : NULL, &pass, &report, err));
+    if (mlo_sparsify_packs(ctx->options))
+        MLO_TRY(mlo_sparse_pack(model, &pass, &storage, err));
+    else
+        storage = json_pack("{s:s}", "form", "dense");
     json_array_append_new(passes, json_pack("{s:s,s:i,s:i,s:f,s:O}", "pass", "sparsify", "revision",
                                             mlo_pass_find("sparsify")->revision, "changes", pass.changes,
                                             "ms", 0.0, "notes", pass.notes));
     MLO_TRY(mlo_graph_infer(model->graph, err));
     MLO_TRY(mlo_graph_verify(model->graph, err));
     MLO_TRY(mlo_step_save(ctx, model, passes, out, err));
-    if (json_object_set(out->report, "sparsity", report) != 0)
+    if (json_object_set(report, "storage", storage) != 0 ||
+        json_object_set(out->report, "sparsity", report) != 0)
         status = mlo_error_nomem(err);
 out:
     mlo_dataset_close(dataset);
@@ -65,6 +70,7 @@ out:
     json_decref(pass.notes);
     json_decref(passes);
     json_decref(report);
+    json_decref(storage);
     return status;
 }
 

@@ -75,6 +75,11 @@ for isa in generic avx2; do
     shows "not faster on the engine cpu"
 done
 cmp s-generic.onnx s-avx2.onnx || fail "the instruction set left a trace"
+expect 0 "$MLOPT" prune "$nets/mlp.onnx" --scheme unstructured --out packed.onnx -o json
+holds "d['steps'][0]['report']['sparsity']['storage']['form'] == 'bitmap' and d['result']['size'] < 0.6 * d['source']['size']"
+expect 0 "$MLOPT" prune "$nets/mlp.onnx" --scheme unstructured --storage dense --out unpacked.onnx
+expect 0 "$MLOPT" eval packed.onnx --against unpacked.onnx --data "$test" --normalize "$normalize" --limit 300 --metric top1 -o json
+holds "d['metrics'][0]['difference']['value'] == 0"
 expect 2 "$MLOPT" prune "$model" --scheme 2:4 --remove 30% --out none.onnx
 says "means nothing with the scheme 2:4"
 expect 2 "$MLOPT" prune "$model" --scheme 2:3 --out none.onnx

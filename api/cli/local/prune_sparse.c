@@ -61,6 +61,12 @@ enum mlo_status mlo_local_print_sparsity(const struct mlo_cli *cli, const json_t
                 mlo_cli_note(cli, "%s: %s", mlo_json_str(row, "node", ""), mlo_json_str(row, "note", ""));
         }
     }
+    const json_t *storage = json_object_get(sparsity, "storage");
+    if (mlo_json_i64(storage, "tensors", 0) > 0)
+        MLO_TRY(mlo_cli_print(err, "stored as bitmap: %lld tensors, %lld bytes instead of %lld\n",
+                              (long long)mlo_json_i64(storage, "tensors", 0),
+                              (long long)mlo_json_i64(storage, "bytes_after", 0),
+                              (long long)mlo_json_i64(storage, "bytes_before", 0)));
     MLO_TRY(mlo_cli_print(err, "weights %lld, %.1f%% of them zero; not faster on the engine cpu\n",
                           (long long)mlo_json_i64(sparsity, "weights", 0),
                           100 * mlo_json_f64(sparsity, "sparsity", 0)));
