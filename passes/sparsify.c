@@ -39,7 +39,7 @@ const struct mlo_option_spec mlo_sparsify_options[] = {
                     "weights of the model it has"},
     {.name = "block",
      .type = MLO_OPT_INT,
-     .fallback = "128",
+     .fallback = "4",
      .min = 4,
      .max = 4096,
      .description = "sparsegpt: inputs whose zeros are chosen at once, a multiple of 4"},
@@ -100,7 +100,7 @@ static enum mlo_status read_settings(const json_t *options, struct settings *s, 
         .global = strcmp(mlo_json_str(options, "scope", "layer"), "global") == 0,
         .bias = mlo_json_bool(options, "bias", true),
         .damp = mlo_json_f64(options, "damp", 0.01),
-        .block = (size_t)mlo_json_i64(options, "block", 128),
+        .block = (size_t)mlo_json_i64(options, "block", 4),
         .choice = mlo_weights_choice_read(options),
     };
     enum mlo_status status =

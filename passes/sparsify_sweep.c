@@ -130,12 +130,13 @@ out:
 struct sweep {
     const struct sparse_rows *s;
     const double *l;
-    double *shift;  /* [n][rows]: of w'_i, times R_ii */
-    double *error;  /* [n][rows] */
-    double *trial;  /* [block][rows]: shifts when none of the block goes */
-    double *scores; /* [block][rows] */
-    double *step;   /* [rows] */
-    uint8_t *gone;  /* [block][rows] */
+    double *shift;   /* [n][rows]: of w'_i, times R_ii */
+    double *error;   /* [n][rows] */
+    double *trial;   /* [block][rows]: shifts when none of the block goes */
+    double *scores;  /* [block][rows] */
+    double *step;    /* [rows] */
+    uint8_t *gone;   /* [block][rows] */
+    uint64_t *share; /* of each block: how many of its weights go */
 };
 
 static double factor_at(const struct sweep *w, size_t j, size_t i)
@@ -180,8 +181,7 @@ static enum mlo_status sweep_block(struct sweep *w, size_t first, size_t end, st
     size_t count = (end - first) * s->rows;
     if (!s->groups) {
         score(w, first, end);
-        MLO_TRY(
-            mlo_sparse_mark_least(w->scores, count, mlo_sparse_quota_take(s->quota, count), w->gone, err));
+        MLO_TRY(mlo_sparse_mark_least(w->scores, count, w->share[first / s->block], w->gone, err));
     }
     for (size_t i = first; i < end; i++) {
         if (s->groups && i % MLO_SPARSE_GROUP == 0) {
@@ -199,6 +199,29 @@ out:
     return status;
 }
 
+/* How many go in each block: those of it that are among the cheapest of all inputs while none has gone.
+ * Positions of a kernel and inputs that matter little have more zeros than others; the paper gives each block
+ * the same. */
+static enum mlo_status share_out(struct sweep *w, struct mlo_error *err)
+{
+    const struct sparse_rows *s = w->s;
+    size_t count = s->n * s->rows;
+    uint8_t *gone = malloc(count + 1);
+    if (!gone)
+        return mlo_error_nomem(err);
+    for (size_t i = 0; i < s->n; i++)
+        for (size_t r = 0; r < s->rows; r++) {
+            double cost = factor_at(w, i, i) * s->w[i * s->rows + r];
+            w->error[i * s->rows + r] = cost * cost; /* the sweep writes it anew */
+        }
+    enum mlo_status status =
+        mlo_sparse_mark_least(w->error, count, mlo_sparse_quota_take(s->quota, count), gone, err);
+    for (size_t i = 0; status == MLO_OK && i < count; i++)
+        w->share[i / s->rows / s->block] += gone[i];
+    free(gone);
+    return status;
+}
+
 enum mlo_status mlo_sparse_gpt(const struct sparse_rows *s, const double *l, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -210,10 +233,13 @@ enum mlo_status mlo_sparse_gpt(const struct sparse_rows *s, const double *l, str
     w.scores = malloc(part * sizeof *w.scores);
     w.step = malloc((s->rows + 1) * sizeof *w.step);
     w.gone = malloc(part);
-    if (!w.shift || !w.error || !w.trial || !w.scores || !w.step || !w.gone) {
+    w.share = calloc(s->n / s->block + 1, sizeof *w.share);
+    if (!w.share || !w.shift || !w.error || !w.trial || !w.scores || !w.step || !w.gone) {
         status = mlo_error_nomem(err);
         goto out;
     }
+    if (!s->groups)
+        MLO_TRY(share_out(&w, err));
     for (size_t b = 0; b < s->n; b += s->block)
         MLO_TRY(sweep_block(&w, b, MLO_MIN(b + s->block, s->n), err));
     for (size_t i = 0; i < s->n * s->rows; i++)
@@ -229,6 +255,7 @@ out:
     free(w.scores);
     free(w.step);
     free(w.gone);
+    free(w.share);
     return status;
 }
 
