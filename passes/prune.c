@@ -79,6 +79,7 @@ const struct mlo_option_spec mlo_prune_options[] = {
 static enum mlo_status read_settings(const json_t *options, bool observed, struct prune_settings *out,
                                      struct mlo_error *err)
 {
+    char what[64];
     *out = (struct prune_settings){
         .criterion = mlo_json_str(options, "criterion", "auto"),
         .ratios = mlo_json_str(options, "ratios", "sensitivity"),

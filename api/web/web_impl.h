@@ -66,6 +66,8 @@ void mlo_piece_facts(struct mlo_buf *out, const json_t *facts);
 /* Rows of a list of runs (runs.c). */
 void mlo_piece_runs(struct mlo_buf *out, const json_t *items);
 
+/* What a search found so far, of a run that is one: as a picture, and as a table (front.c). */
+void mlo_piece_front(struct mlo_buf *out, const json_t *run);
 /* Where a run's time went, of mlo_run_trace: as a picture, and as a table (trace.c). */
 void mlo_piece_trace(struct mlo_buf *out, const json_t *trace);
 void mlo_piece_trace_table(struct mlo_buf *out, const json_t *trace);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "pipeline/service/completion_impl.h"
+#include "pipeline/service/search_impl.h"
 #include "pipeline/service/teacher_impl.h"
 #include "registry/attest.h"
 
@@ -566,6 +567,13 @@ static enum mlo_status complete_tx(struct mlo_db_conn *conn, void *arg, struct m
     MLO_TRY(close_job(conn, c, error, err));
     if (error) {
         MLO_TRY(mlo_run_end(conn, c->job->run, "failed", error, &c->actor, err));
+        goto out;
+    }
+    if (mlo_search_chose(c)) {
+        bool over;
+        MLO_TRY(mlo_search_follow(conn, c, &over, &error, err));
+        if (over)
+            MLO_TRY(mlo_run_end(conn, c->job->run, error ? "failed" : "succeeded", error, &c->actor, err));
         goto out;
     }
     struct mlo_params p = MLO_PARAMS_INIT;

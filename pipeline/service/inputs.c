@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "pipeline/service/blob_cache_impl.h"
+#include "pipeline/service/search_impl.h"
 #include "pipeline/service/teacher_impl.h"
 #include "pipeline/service/worker_impl.h"
 #include "pipeline/steps/checkpoint.h"
@@ -420,6 +421,25 @@ out:
     return status;
 }
 
+/* For a step that asks: what its run did so far. */
+static enum mlo_status add_run(struct mlo_worker *worker, const struct mlo_job *job, json_t *out,
+                               struct mlo_error *err)
+{
+    enum mlo_status status;
+    json_t *run = NULL;
+    do {
+        struct mlo_db_conn *conn = NULL;
+        status = mlo_db_acquire(worker->o.db, &conn, err);
+        if (status == MLO_OK)
+            status = mlo_search_so_far(conn, job->id, &run, err);
+        mlo_db_release(conn);
+    } while (mlo_attempt_once_more(status));
+    if (status == MLO_OK && json_object_set(out, "run", run) != 0)
+        status = mlo_error_nomem(err);
+    json_decref(run);
+    return status;
+}
+
 enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_job *job, const char *dir,
                                    const char *checkpoints, struct mlo_error *err)
 {
@@ -467,6 +487,8 @@ enum mlo_status mlo_attempt_inputs(struct mlo_worker *worker, const struct mlo_j
     MLO_TRY(ask_signatures(worker, job, in, out, err));
     if (step->reads_history)
         MLO_TRY(place_history(worker, job, in, out, err));
+    if (step->reads_run)
+        MLO_TRY(add_run(worker, job, out, err));
     if (step->reads_tunings && !job->has_decision)
         MLO_TRY(add_tunings(worker, job, in, out, err));
     MLO_TRY(mlo_json_save_file(out, json_path, err));

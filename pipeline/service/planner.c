@@ -180,7 +180,7 @@ static enum mlo_status check_roles(const struct mlo_recipe *recipe, const struct
 
 /* What a worker must offer. A derived artifact is the same wherever it is made; a measurement is made on the
  * kind of device that the target names, and says the machine's class; a step may know better. */
-static const char *needed_target(const struct mlo_step *step, const json_t *options, const char *target)
+const char *mlo_needed_target(const struct mlo_step *step, const json_t *options, const char *target)
 {
     const char *own = step->offer ? step->offer(options, target) : NULL;
     if (own)
@@ -237,7 +237,7 @@ static enum mlo_status plan_jobs(const struct mlo_recipe *recipe, struct mlo_run
             struct mlo_planned_job *job = &plan->jobs[plan->job_count];
             job->recipe_step = &recipe->steps[i];
             job->step = step;
-            job->target = needed_target(step, recipe->steps[i].options, plan->target);
+            job->target = mlo_needed_target(step, recipe->steps[i].options, plan->target);
             job->needs = plan->job_count - 1;
             job->resources = mlo_needs_over(&recipe->needs, &recipe->steps[i].needs);
             job->no_memory = !job->resources.memory_bytes;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pipeline/service/service_impl.h"
+#include "pipeline/service/search_impl.h"
 
 enum {
     S_CLAIM,
@@ -234,6 +234,7 @@ static enum mlo_status read_claimed(const struct mlo_rows *rows, int row, struct
     MLO_TRY(mlo_json_parse(datasets, strlen(datasets), "the run's datasets", &job->datasets, err));
     MLO_TRY(mlo_json_parse(text, strlen(text), "the job's spec", &spec, err));
     job->options = json_incref(json_object_get(spec, "options"));
+    job->from_source = job->from_source || mlo_json_bool(spec, "from_source", false);
     if (!mlo_rows_digest(rows, row, C_SOURCE, &job->source) ||
         !mlo_rows_digest(rows, row, C_INPUT, &job->input))
         status = mlo_error_set(err, MLO_EINTERNAL, "job %lld is ready without an input", (long long)job->id);
@@ -535,6 +536,7 @@ static enum mlo_status fail_tx(struct mlo_db_conn *conn, void *arg, struct mlo_e
     int64_t run;
     char *error = NULL;
     const char *outcome = "returned";
+    bool dropped = false; /* it is a candidate's: its search goes on without it */
     if (f->error && !(error = mlo_error_json(f->error, f->job)))
         return mlo_error_nomem(err);
     if (f->end == MLO_ATTEMPT_LOST) { /* told by the thread that beats: it must not wait */
@@ -574,6 +576,8 @@ static enum mlo_status fail_tx(struct mlo_db_conn *conn, void *arg, struct mlo_e
     if (again)
         MLO_TRY(mlo_queue_notify(conn, err));
     else
+        MLO_TRY(mlo_search_drop(conn, f->job, run, &dropped, err));
+    if (!again && !dropped)
         MLO_TRY(fail_run(conn, run, error, err));
 out:
     free(error);

@@ -148,6 +148,13 @@ enum mlo_status mlo_run_get(struct mlo_db_conn *conn, int64_t project, int64_t r
     MLO_TRY(read_all(conn, S_JOBS, &p, &jobs, err));
     MLO_TRY(mlo_waits_of_run(conn, run, jobs, err));
     json_t *value = json_array_get(runs, 0);
+    for (size_t i = json_array_size(jobs); i > 0; i--) { /* the newest choice has all there is to say */
+        json_t *search = json_object_get(json_object_get(json_array_get(jobs, i - 1), "report"), "search");
+        if (!search)
+            continue;
+        json_object_set(value, "search", search);
+        break;
+    }
     if (json_object_set(value, "jobs", jobs) < 0)
         status = mlo_error_nomem(err);
     else

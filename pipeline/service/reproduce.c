@@ -11,14 +11,18 @@ enum { S_CHAIN, S_INSERT_RUN, S_INSERT_JOB, S_INSERT_DEP };
 enum { C_JOB, C_STEP, C_SPEC, C_INPUT, C_OUTPUT, C_KEY, C_RESULT, C_DATASETS, C_ON };
 
 const struct mlo_sql MLO_REPRODUCE_SQL[] = {
-    [S_CHAIN] = {"reproduce_chain",
-                 "select j.id, j.step, j.spec, j.input, j.output, j.derivation, j.result, r.datasets, "
-                 "  p.name || '/' || m.name || '@' || v.number from job j join run r on r.id = j.run "
-                 "join version v on v.id = r.version join model m on m.id = v.model_id "
-                 "join project p on p.id = m.project_id "
-                 "where j.run = $1 and j.kind = 'derive' and r.project = $2 and j.output is not null "
-                 "order by j.position",
-                 2},
+    [S_CHAIN] =
+        {"reproduce_chain",
+         "select j.id, j.step, j.spec, j.input, j.output, j.derivation, j.result, r.datasets, "
+         "  p.name || '/' || m.name || '@' || v.number from job j join run r on r.id = j.run "
+         "join version v on v.id = r.version join model m on m.id = v.model_id "
+         "join project p on p.id = m.project_id "
+         "where j.run = $1 and j.kind = 'derive' and r.project = $2 and j.output is not null "
+         /* of a search's jobs, those of the candidate */
+         "and (j.spec::json ->> 'candidate') is not distinct from (select c.spec::json ->> 'candidate' "
+         "  from job c where c.run = $1 and c.kind = 'derive' and c.output = $3 "
+         "  order by c.position limit 1) order by j.position",
+         3},
     [S_INSERT_RUN] = {"reproduce_insert_run",
                       "insert into run (project, version, recipe_name, recipe, target, source, datasets, "
                       "  priority, reproduces, created_by) "
@@ -172,6 +176,7 @@ static enum mlo_status reproduce_tx(struct mlo_db_conn *conn, void *arg, struct 
     }
     mlo_param_i64(&p, variant.run_id);
     mlo_param_i64(&p, request->project);
+    mlo_param_digest(&p, &variant.artifact);
     MLO_TRY(mlo_db_exec(conn, &MLO_REPRODUCE_SQL[S_CHAIN], &p, &chain, err));
     int count = mlo_rows_count(&chain);
     if (count == 0 || !mlo_rows_digest(&chain, count - 1, C_OUTPUT, &last) ||

@@ -24,13 +24,18 @@ const struct mlo_sql MLO_REQUEUE_SQL[] = {
          "end, "
          "  attempts = 0, progress = 0, message = '', error = null, finished_at = null, "
          "  not_before = clock_timestamp(), ready_at = clock_timestamp() "
-         "where j.run = $1 and j.state in ('failed', 'cancelled') returning j.id, j.state",
+         "where j.run = $1 and j.state in ('failed', 'cancelled') "
+         "and j.spec::json ->> 'candidate' is null returning j.id, j.state",
          1},
     [S_OPEN_RUN] =
         {"requeue_open",
          "update run set state = 'queued', error = null, results = null, finished_at = null where id = $1",
          1},
-    [S_FAILED] = {"requeue_failed", "select count(*) from job where run = $1 and state = 'failed'", 1},
+    [S_FAILED] = {"requeue_failed",
+                  /* a search goes on without a candidate that failed */
+                  "select count(*) from job where run = $1 and state = 'failed' "
+                  "and spec::json ->> 'candidate' is null",
+                  1},
 };
 const size_t MLO_REQUEUE_SQL_COUNT = MLO_COUNT(MLO_REQUEUE_SQL);
 

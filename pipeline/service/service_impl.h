@@ -74,6 +74,9 @@ MLO_MUST_USE enum mlo_status mlo_job_derivation(const char *step, const json_t *
                                                 const char *decision, char **text, struct mlo_digest *key,
                                                 struct mlo_error *err);
 
+/* What a worker must offer to do a step of a recipe for this target. Static, or out of an argument. */
+const char *mlo_needed_target(const struct mlo_step *step, const json_t *options, const char *target);
+
 /* --- the queue (queue.c) ------------------------------------------------------------------------------- */
 
 struct mlo_claimer {

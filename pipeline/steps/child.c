@@ -55,6 +55,7 @@ static enum mlo_status run_job(const char *dir, const json_t *job, struct report
         .reading = reading.postprocess ? &reading : NULL,
         .parent_path = mlo_json_str(job, "parent", NULL),
         .history = json_object_get(job, "history"),
+        .run = json_object_get(job, "run"),
         .teacher_path = mlo_json_str(job, "teacher", NULL),
         .teacher_labels_path = mlo_json_str(job, "teacher_labels", NULL),
         .labels_path = mlo_json_str(job, "student_labels", NULL),

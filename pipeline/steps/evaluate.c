@@ -16,6 +16,22 @@ static const struct mlo_option_spec OPTIONS[] = {
     {NULL},
 };
 
+static const struct mlo_option_spec SCREEN_OPTIONS[] = {
+    {.name = "metrics",
+     .type = MLO_OPT_STRINGS,
+     .fallback = "top1",
+     .description = "names of the metric table"},
+    {.name = "samples",
+     .type = MLO_OPT_INT,
+     .fallback = "0",
+     .min = 0,
+     .max = 1 << 30,
+     .description = "the first so many of the data of the role select; 0: all"},
+    MLO_STEP_OPT_COMPARE_TO("run the source as well and compare on the same samples"),
+    MLO_STEP_OPT_ENGINE,
+    {NULL},
+};
+
 /* One model run over the whole dataset. */
 struct side {
     const char *subject, *path;
@@ -91,6 +107,12 @@ out:
     return status;
 }
 
+/* Which data: screen has an option of its own. */
+static const char *role_of(const struct mlo_step_context *ctx)
+{
+    return json_object_get(ctx->options, "samples") ? "select" : "evaluate";
+}
+
 /* What a number is of, beside the metric and the data: the recipe's postprocessing model (one of the
  * dataset's own is in the dataset's digest). */
 static enum mlo_status params_of(const struct mlo_step_context *ctx, json_t **out, struct mlo_error *err)
@@ -102,7 +124,8 @@ static enum mlo_status params_of(const struct mlo_step_context *ctx, json_t **ou
     *out = json_object();
     if (post)
         MLO_TRY(mlo_digest_of_file(post, &digest, NULL, err));
-    if (!*out ||
+    int64_t first = mlo_json_i64(ctx->options, "samples", 0); /* of fewer samples it is another number */
+    if (!*out || (first && json_object_set_new(*out, "samples", json_integer(first)) != 0) ||
         (post && json_object_set_new(*out, "postprocess", json_string(mlo_digest_text(&digest, text))) != 0))
         status = mlo_error_nomem(err);
 out:
@@ -121,7 +144,7 @@ static enum mlo_status observe(const struct mlo_step_context *ctx, const struct 
     MLO_TRY(mlo_scores_estimate(scores, &estimate, err));
     o = mlo_step_observation(subject, metric->name, params, metric->row->unit, &estimate, MLO_EVAL_PROTOCOL,
                              engine);
-    if (!o || json_object_set_new(o, "data_role", json_string("evaluate"))) {
+    if (!o || json_object_set_new(o, "data_role", json_string(role_of(ctx)))) {
         status = mlo_error_nomem(err);
         goto out;
     }
@@ -184,7 +207,9 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     out->report = json_object();
     MLO_TRY(check_names(names, err));
     MLO_TRY(mlo_step_engine(ctx, &engine, err));
-    MLO_TRY(mlo_step_open_dataset(ctx, ctx->evaluate_path, 0, &dataset, err));
+    bool screens = strcmp(role_of(ctx), "select") == 0;
+    MLO_TRY(mlo_step_open_dataset(ctx, screens ? ctx->select_path : ctx->evaluate_path,
+                                  mlo_json_i64(ctx->options, "samples", 0), &dataset, err));
     MLO_TRY(mlo_dataset_target(dataset, &target, err));
     if (compares)
         MLO_TRY(side_run(&source, dataset, engine, err));
@@ -214,4 +239,16 @@ const struct mlo_step mlo_step_evaluate = {
     .options = OPTIONS,
     .run = run,
     .description = "measures accuracy on evaluation data, paired with the source",
+};
+
+const struct mlo_step mlo_step_screen = {
+    .name = "screen",
+    .kind = MLO_STEP_OBSERVE,
+    .revision = 1,
+    .needs_select = true,
+    .offer = mlo_step_engine_offer,
+    .options = SCREEN_OPTIONS,
+    .run = run,
+    .description =
+        "measures accuracy on data that selects, paired with the source: for a choice, not for gates",
 };

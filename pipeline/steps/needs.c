@@ -171,7 +171,8 @@ static const struct estimate {
     {"round-weights", 6, 2}, {"to-float16", 3, 2},       {"qat-export", 4, 2},
     {"evaluate", 5, 1},      {"benchmark", 5, 1},        {"compile", 5, 3},
     {"tune", 8, 4},          {"report", 7, 1},           {"distill-eval", 10, 2},
-    {"prune", 7, 2},         {"sparsify", 9, 2},
+    {"prune", 7, 2},         {"sparsify", 9, 2},         {"screen", 5, 1},
+    {"search", 0, 0},
 };
 static const struct estimate OTHER = {NULL, 6, 2};
 #define MEMORY_BASE_BYTES (64 * MB)

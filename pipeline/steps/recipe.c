@@ -275,6 +275,22 @@ static enum mlo_status judges(struct reader *r, int line)
     return status;
 }
 
+/* A search plans its jobs itself; its goal is what a recipe's expectations are. */
+static enum mlo_status alone(struct reader *r)
+{
+    for (size_t i = 0; i < r->recipe->step_count; i++) {
+        const struct mlo_recipe_step *item = &r->recipe->steps[i];
+        if (!mlo_step_find(item->name)->reads_run || (r->recipe->step_count == 1 && !r->recipe->expect_count))
+            continue;
+        enum mlo_status status =
+            bad(r, item->line, "the step '%s' stands alone in a recipe without 'expect'", item->name);
+        mlo_error_hint(r->err,
+                       "what its candidates are made of is in its knobs, what they must keep in 'goal'");
+        return status;
+    }
+    return MLO_OK;
+}
+
 enum mlo_status mlo_recipe_check_data(const struct mlo_recipe *recipe, struct mlo_error *err)
 {
     struct reader r = {(struct mlo_recipe *)recipe, recipe->name, err};
@@ -339,6 +355,10 @@ static enum mlo_status read_step(struct reader *r, const struct mlo_yaml *item)
     }
     struct mlo_recipe_step *slot = &r->recipe->steps[r->recipe->step_count];
     status = mlo_options_resolve(step->options, given, &slot->options, r->err);
+    if (status == MLO_OK && step->check && (status = step->check(slot->options, r->err)) != MLO_OK) {
+        json_decref(slot->options);
+        slot->options = NULL;
+    }
     if (status != MLO_OK) {
         at_line(r, status, option_line(options, r->err, item->line));
         goto out;
@@ -505,6 +525,7 @@ enum mlo_status mlo_recipe_parse(const char *text, size_t size, const char *name
     const struct mlo_yaml *post = mlo_yaml_get(root, "postprocess");
     MLO_TRY(judges(&r, post ? post->key_line : 1));
     MLO_TRY(read_expectations(&r, root));
+    MLO_TRY(alone(&r));
     MLO_TRY(make_canonical(recipe, err));
     *out = recipe;
     recipe = NULL;
@@ -618,9 +639,12 @@ enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment
             goto out;
         }
         json_t *resolved;
-        MLO_TRY(mlo_options_resolve(mlo_step_find(step)->options, options, &resolved, err));
+        const struct mlo_step *row = mlo_step_find(step);
+        MLO_TRY(mlo_options_resolve(row->options, options, &resolved, err));
         json_decref(recipe->steps[i].options);
         recipe->steps[i].options = resolved;
+        if (row->check)
+            MLO_TRY(row->check(resolved, err));
         MLO_TRY(settle_target(recipe, &recipe->steps[i], err));
     }
     if (!found) {

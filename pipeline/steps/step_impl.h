@@ -18,6 +18,8 @@ extern const struct mlo_step mlo_step_quantize_weights;
 extern const struct mlo_step mlo_step_round_weights;
 extern const struct mlo_step mlo_step_to_float16;
 extern const struct mlo_step mlo_step_evaluate;
+extern const struct mlo_step mlo_step_screen;
+extern const struct mlo_step mlo_step_search;
 extern const struct mlo_step mlo_step_benchmark;
 extern const struct mlo_step mlo_step_compile;
 extern const struct mlo_step mlo_step_tune;

@@ -101,6 +101,8 @@ struct mlo_step_context {
     /* For a step of `reads_tunings`: decisions of tunings in this project, the newest first; ended by NULL.
      * NULL: none. What is no decision that fits is passed over. */
     const char *const *tunings;
+    /* For a step of `reads_run`: what the run did so far (search.h); else NULL. */
+    const json_t *run;
     mlo_progress_fn *progress; /* or NULL */
     void *progress_arg;
 };
@@ -144,6 +146,8 @@ struct mlo_step {
     /* Whether it needs the role select with these (resolved) options; NULL: as needs_select says. */
     bool (*selects)(const json_t *options);
     const struct mlo_option_spec *options;
+    /* What else its (resolved) options must be, said when a recipe is read; NULL: nothing. */
+    enum mlo_status (*check)(const json_t *options, struct mlo_error *err);
     enum mlo_status (*run)(const struct mlo_step_context *ctx, struct mlo_step_result *out,
                            struct mlo_error *err);
     const char *pass; /* the only one that it runs: its revision enters the key; NULL: `passes` tells */
@@ -159,6 +163,7 @@ struct mlo_step {
     bool makes_plans;    /* may return plans, one for each of its option "batch" at most */
     bool makes_document; /* may return a document */
     bool makes_decision; /* may return a decision, although it selects nothing on data */
+    bool reads_run;      /* is given what the run did so far (context: run) */
     bool reads_tunings;  /* is given what was measured before (context: tunings) */
     bool shards;         /* its calibration can be done in parts (context: shard, statistics) */
 };
@@ -205,9 +210,9 @@ MLO_MUST_USE enum mlo_status mlo_step_derivation_same(const char *step, const js
 /* The child's side of a job: reads <dir>/job.json
  *   {"step","options","model","source","calibrate","select","evaluate" (paths or null),"postprocess" (path,
  *    or absent),"threads","batch","parent","history" (for a step that reads them),
- * "teacher","teacher_labels", "student_labels" (for one that reads the teacher), "checkpoints" (a folder that
- * outlives the attempt, or absent), "tunings" ([path…], or absent)} runs the step, and writes
- * <dir>/result.json
+ * "run" (for a step that reads it), "teacher","teacher_labels", "student_labels" (for one that reads the
+ * teacher), "checkpoints" (a folder that outlives the attempt, or absent), "tunings" ([path…], or absent)}
+ * runs the step, and writes <dir>/result.json
  *   {"status":"ok","artifact":path|null,"report":{…},"observations":[…],"plans":[…],"document":path|null,
  *    "decision":path|null}  or
  *   {"status":code,"message","where","hint"}

@@ -37,7 +37,7 @@ extern const struct mlo_cli_verb mlo_verb_watch, mlo_verb_compare;
         {"tag", 0, "KEY[=VALUE]", "a tag", NULL, true},                                                      \
         {"licence", 0, "TEXT", "an SPDX expression: Apache-2.0"},                                            \
     {                                                                                                        \
-        "facts", 0, "FILE.json", "all of these as JSON (docs/search.md); options go over it"                 \
+        "facts", 0, "FILE.json", "all of these as JSON (docs/facts.md); options go over it"                  \
     }
 
 /* --- names ---------------------------------------------------------------------------------------------- */
@@ -184,6 +184,8 @@ MLO_MUST_USE enum mlo_status mlo_client_facts(const struct mlo_cli *cli, const c
  * there is none. *out is yours. */
 MLO_MUST_USE enum mlo_status mlo_client_code(const char *dir, json_t **out, struct mlo_error *err);
 
+/* What the search of a run found so far; nothing for another run. */
+MLO_MUST_USE enum mlo_status mlo_client_print_front(const json_t *run, struct mlo_error *err);
 /* The variants of a version as a table for people. */
 MLO_MUST_USE enum mlo_status mlo_client_print_variants(const json_t *items, struct mlo_error *err);
 /* --reason, which must say something. */

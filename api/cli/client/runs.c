@@ -68,6 +68,7 @@ static enum mlo_status show_run(const struct mlo_cli *cli, const json_t *run, st
         mlo_buf_clear(&text);
     }
     MLO_TRY(mlo_table_print_take(&table, err));
+    MLO_TRY(mlo_client_print_front(run, err));
     json_array_foreach(json_object_get(run, "expectations"), i, row)
         MLO_TRY(mlo_cli_print(err, "%s  %s  %s\n", mlo_json_bool(row, "holds", false) ? "holds" : "FAILS",
                               mlo_json_str(row, "condition", ""), mlo_json_str(row, "reason", "")));

@@ -181,12 +181,46 @@ out:
     return status;
 }
 
+/* What --goal and --budget set of a search's recipe: a time, or a number of jobs. */
+static enum mlo_status add_search(const struct mlo_cli *cli, json_t *set, struct mlo_error *err)
+{
+    const char *goal = mlo_cli_opt(cli, "goal"), *budget = mlo_cli_opt(cli, "budget");
+    struct mlo_buf text = MLO_BUF_INIT;
+    uint64_t seconds;
+    int64_t jobs;
+    if (goal && strpbrk(goal, "\"\\\n"))
+        return mlo_error_set(err, MLO_EUSAGE, "--goal has quotes, backslashes or lines");
+    if (goal)
+        mlo_buf_printf(&text, "search.goal=\"%s\"", goal);
+    if (goal)
+        json_array_append_new(set, json_string(mlo_buf_str(&text)));
+    mlo_buf_reset(&text);
+    if (budget && mlo_str_to_i64(budget, &jobs) && jobs > 0)
+        mlo_buf_printf(&text, "search.jobs=%lld", (long long)jobs);
+    else if (budget && mlo_str_to_seconds(budget, &seconds) && seconds > 0)
+        mlo_buf_printf(&text, "search.time=%s", budget);
+    else if (budget)
+        mlo_error_set(err, MLO_EUSAGE, "--budget '%.40s' is neither a time nor a number of jobs", budget);
+    bool bad = budget && text.len == 0;
+    if (bad)
+        mlo_error_hint(err, "write --budget 30m, --budget 1h30m or --budget 40");
+    else if (budget)
+        json_array_append_new(set, json_string(mlo_buf_str(&text)));
+    mlo_buf_clear(&text);
+    return bad ? MLO_EUSAGE : MLO_OK;
+}
+
 enum mlo_status mlo_client_add_recipe(const struct mlo_cli *cli, json_t *body, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_buf text = MLO_BUF_INIT;
     const char *recipe = NULL;
-    MLO_TRY(mlo_cli_required(cli, "recipe", &recipe, err));
+    json_t *set = json_array();
+    bool searches = mlo_cli_opt(cli, "goal") || mlo_cli_opt(cli, "budget");
+    if (searches && !mlo_cli_opt(cli, "recipe"))
+        recipe = "search";
+    else
+        MLO_TRY(mlo_cli_required(cli, "recipe", &recipe, err));
     bool is_file = strchr(recipe, '/') || mlo_str_ends(recipe, ".yaml") || mlo_str_ends(recipe, ".yml");
     if (is_file || mlo_fs_exists(recipe)) {
         MLO_TRY(mlo_fs_read(recipe, 1 << 20, &text, err));
@@ -201,13 +235,13 @@ enum mlo_status mlo_client_add_recipe(const struct mlo_cli *cli, json_t *body, s
         json_object_set_new(body, "recipe_name", json_string(recipe));
     }
     const char *assignment;
-    json_t *set = json_array();
     for (size_t i = 0; (assignment = mlo_cli_opt_at(cli, "set", i)); i++)
         json_array_append_new(set, json_string(assignment));
+    MLO_TRY(add_search(cli, set, err));
     if (json_array_size(set))
         json_object_set(body, "set", set);
-    json_decref(set);
 out:
+    json_decref(set);
     mlo_buf_clear(&text);
     return status;
 }
@@ -402,6 +436,8 @@ out:
 
 #define OPTIONS_RECIPE                                                                                       \
     {"recipe", 0, "FILE|NAME", "a recipe file, or one that is built in (int8-cpu)"},                         \
+        {"goal", 0, "GOAL", "of a search: 'accuracy_drop<=0.5pt, min latency' (without --recipe: search)"},  \
+        {"budget", 0, "TIME|JOBS", "of a search: 30m, or a number of jobs"},                                 \
     {                                                                                                        \
         "set", 0, "STEP.OPTION=VALUE", "changes an option of the recipe, or a dataset: data.ROLE=NAME",      \
             NULL, true                                                                                       \
@@ -436,6 +472,7 @@ const struct mlo_cli_verb mlo_verb_submit = {
     .min_args = 1,
     .max_args = 1,
     .help = "run a recipe on a version",
-    .detail = "  mlopt submit shop/ranker --recipe int8-cpu --wait \\\n"
+    .detail = "  mlopt submit shop/ranker --goal 'accuracy_drop<=0.5pt, min latency' --budget 30m\n"
+              "  mlopt submit shop/ranker --recipe int8-cpu --wait \\\n"
               "      --set data.calibrate=shop/calibration --set data.evaluate=shop/test\n",
 };

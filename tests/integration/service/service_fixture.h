@@ -21,6 +21,7 @@
 
 #include "engines/plans_impl.h"
 #include "pipeline/service/service_impl.h"
+#include "pipeline/steps/search.h"
 
 /* For what takes a moment where the machine has nothing else to do. No test here compares times: a step that
  * must not end by itself is held, and a lease that must run out is ended in the database. */
@@ -189,6 +190,31 @@ static inline void micro_decision(const char *dir, const char *step, const char 
     free(path);
 }
 
+/* What the real step chooses of what it is told. */
+static inline json_t *micro_search(const char *dir, const json_t *job)
+{
+    struct mlo_error err = {0};
+    json_t *decision = NULL;
+    char *path = mlo_fs_join(dir, "decision.json", NULL);
+    if (mlo_search_decide(json_object_get(job, "options"), json_object_get(job, "run"), &decision, &err) !=
+            MLO_OK ||
+        mlo_json_save_file(decision, path, &err) != MLO_OK) {
+        free(path);
+        return json_pack("{s:s, s:s, s:s, s:s}", "status", "invalid", "message", err.message, "where", "",
+                         "hint", "");
+    }
+    json_t *out = json_pack("{s:s, s:n, s:{s:o}, s:[], s:s}", "status", "ok", "artifact", "report", "search",
+                            decision, "observations", "decision", path);
+    free(path);
+    return out;
+}
+
+static inline bool micro_derives(const char *step)
+{
+    const struct mlo_step *row = mlo_step_find(step);
+    return row && row->kind == MLO_STEP_DERIVE;
+}
+
 static inline json_t *micro_result(const char *dir, const char *step, const char *model)
 {
     char *fail = micro_value(model, step, "fail");
@@ -202,7 +228,7 @@ static inline json_t *micro_result(const char *dir, const char *step, const char
     if (strcmp(step, "compile") == 0)
         return json_pack("{s:s, s:n, s:{}, s:[], s:o}", "status", "ok", "artifact", "report", "observations",
                          "plans", micro_plan(dir, model, kind));
-    if (strcmp(step, "optimize") == 0 || strcmp(step, "quantize") == 0) {
+    if (micro_derives(step)) {
         struct mlo_buf text = MLO_BUF_INIT;
         char *elsewhere = micro_value(model, step, "artifact"), *path = mlo_fs_join(dir, "out.onnx", NULL);
         mlo_buf_printf(&text, "%s# %s\n", model, step);
@@ -238,10 +264,16 @@ static inline json_t *micro_result(const char *dir, const char *step, const char
     }
     bool ratio = strcmp(step, "benchmark") == 0;
     double drop = (double)micro_number(model, step, "drop_percent", 0) / 100;
+    if (strstr(model, "\n# prune\n")) /* "<step>.pruned_percent=": what pruning costs more */
+        drop += (double)micro_number(model, step, "pruned_percent", 0) / 100;
     json_t *out =
         json_pack("{s:s, s:n, s:{}, s:[o, o]}", "status", "ok", "artifact", "report", "observations",
                   micro_observation("source", ratio ? "latency.p50" : "top1", 0.9, ratio),
                   micro_observation("variant", ratio ? "latency.p50" : "top1", 0.9 - drop, ratio));
+    if (strcmp(step, "screen") == 0)
+        for (size_t i = 0; i < 2; i++)
+            json_object_set_new(json_array_get(json_object_get(out, "observations"), i), "data_role",
+                                json_string("select"));
     if (ratio) {
         char *path = mlo_fs_join(dir, "samples.json", NULL);
         if (mlo_fs_write_atomic(path, "[[1,2,3]]", 9, NULL) != MLO_OK)
@@ -359,7 +391,7 @@ static inline int micro_step(const char *dir)
         fflush(stdout);
         usleep(50000);
     }
-    json_t *result = micro_result(dir, step, text);
+    json_t *result = strcmp(step, "search") == 0 ? micro_search(dir, job) : micro_result(dir, step, text);
     if (result) {
         micro_samples(dir, job, result);
         micro_gpus(text, step, result);

@@ -77,7 +77,7 @@ static void test_worker_role__has_these_rights(void **state)
         "'mlopt'::regnamespace and prorettype <> 'trigger'::regtype and "
         "has_function_privilege('mlopt_worker', oid, 'execute')",
         "attempt_sound audit_append blob_note blob_report blob_revive job_event_data job_sound queue_beat "
-        "queue_claim queue_complete queue_holds_for queue_settle run_sound");
+        "queue_claim queue_complete queue_holds_for queue_settle run_sound search_drop search_plan");
     assert_rights(
         f,
         "select (rolsuper or rolcreaterole or rolcreatedb or rolreplication or rolbypassrls)::text || "

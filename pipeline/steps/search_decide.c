@@ -1,0 +1,338 @@
+/* What a search does next: candidates that were not tried, as long as the budgets last; then those that are
+ * worth it on all of the select data; then the front on the evaluation data; then the end. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pipeline/steps/search_impl.h"
+#include "pipeline/steps/step_impl.h"
+
+/* Shares of the budgets of time that may be used when a rung's jobs are planned: what is left is for those
+ * after it. */
+static const double RUNG_SHARE[] = {
+    [MLO_RUNG_SCREEN] = 0.65, [MLO_RUNG_SELECT] = 0.85, [MLO_RUNG_EVALUATE] = 1e9};
+enum { KEPT_LEAST = 3 };
+
+static double budget_s(const json_t *options, const char *key)
+{
+    uint64_t seconds = 0;
+    const char *text = mlo_json_str(options, key, "none");
+    return mlo_str_to_seconds(text, &seconds) ? (double)seconds : INFINITY;
+}
+
+/* Which budget keeps a rung from beginning (more); NULL: none. `more`: of what was used, what it would take.
+ */
+static const char *out_of(const struct mlo_search_state *s, int rung, double more)
+{
+    double share = RUNG_SHARE[rung];
+    if (s->elapsed_s + more * s->elapsed_s > share * budget_s(s->options, "time"))
+        return "time";
+    return s->cpu_s + more * s->cpu_s > share * budget_s(s->options, "cpu") ? "cpu" : NULL;
+}
+
+static size_t kept_of(const struct mlo_search_state *s, size_t tried)
+{
+    size_t share = (size_t)ceil((double)tried * mlo_json_f64(s->options, "keep", 0.5) - 1e-9);
+    return MLO_MIN(tried, MLO_MAX(share, (size_t)KEPT_LEAST));
+}
+
+/* Jobs that the rungs after the first take when so many were tried; those that choose among them. */
+static int64_t later_jobs(const struct mlo_search_state *s, size_t tried)
+{
+    int64_t kept = (int64_t)kept_of(s, tried), front = mlo_json_i64(s->options, "front", 4);
+    return kept + MLO_MIN(kept, front) + 3;
+}
+
+/* The same steps up to this one, of another candidate that was begun or is planned before it: then the result
+ * is there. */
+static bool shared(const struct mlo_search_state *s, size_t candidate, size_t step, const bool *planned)
+{
+    for (size_t i = 0; i < s->count; i++) {
+        bool same =
+            i != candidate && (s->all[i].begun || planned[i]) && json_array_size(s->all[i].steps) > step;
+        for (size_t k = 0; same && k <= step; k++)
+            same = json_equal(json_array_get(s->all[i].steps, k), json_array_get(s->all[candidate].steps, k));
+        if (same)
+            return true;
+    }
+    return false;
+}
+
+static int64_t jobs_of(const struct mlo_search_state *s, size_t candidate, const bool *planned)
+{
+    int64_t jobs = 2; /* screen, benchmark */
+    for (size_t k = 0; k < json_array_size(s->all[candidate].steps); k++)
+        jobs += !shared(s, candidate, k, planned);
+    return jobs;
+}
+
+/* --- blocks -------------------------------------------------------------------------------------------- */
+
+static enum mlo_status add_step(json_t *steps, const char *name, json_t *given, struct mlo_error *err)
+{
+    json_t *resolved = NULL;
+    enum mlo_status status = given ? mlo_options_resolve(mlo_step_find(name)->options, given, &resolved, err)
+                                   : mlo_error_nomem(err);
+    if (status == MLO_OK &&
+        json_array_append_new(steps, json_pack("{s:s, s:O}", "step", name, "options", resolved)) != 0)
+        status = mlo_error_nomem(err);
+    json_decref(given);
+    json_decref(resolved);
+    return status;
+}
+
+static json_t *measured(const struct mlo_search_state *s, int64_t samples)
+{
+    json_t *out = json_pack("{s:[s], s:s}", "metrics", s->metric.name, "compare_to", "source");
+    if (out && samples >= 0)
+        json_object_set_new(out, "samples", json_integer(samples));
+    return out;
+}
+
+static json_t *timed(const struct mlo_search_state *s)
+{
+    return json_pack("{s:[I], s:I, s:s, s:O, s:O}", "batch", (json_int_t)mlo_json_i64(s->options, "batch", 1),
+                     "threads", (json_int_t)mlo_json_i64(s->options, "threads", 1), "compare_to", "source",
+                     "seconds", json_object_get(s->options, "seconds"), "rounds",
+                     json_object_get(s->options, "rounds"));
+}
+
+/* What a candidate does in a rung. */
+static enum mlo_status add_block(const struct mlo_search_state *s, struct mlo_search_candidate *c, int rung,
+                                 json_t *next, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    json_t *steps = rung == MLO_RUNG_SCREEN ? json_copy((json_t *)c->steps) : json_array();
+    if (!steps)
+        return mlo_error_nomem(err);
+    if (rung == MLO_RUNG_SCREEN) {
+        MLO_TRY(add_step(steps, "screen", measured(s, mlo_json_i64(s->options, "screen", 0)), err));
+        MLO_TRY(add_step(steps, "benchmark", timed(s), err));
+    } else if (rung == MLO_RUNG_SELECT) {
+        MLO_TRY(add_step(steps, "screen", measured(s, 0), err));
+    } else {
+        MLO_TRY(add_step(steps, "evaluate", measured(s, -1), err));
+    }
+    json_t *block = json_pack("{s:s, s:i, s:s?, s:O}", "candidate", c->name, "rung", rung, "input",
+                              rung == MLO_RUNG_SCREEN ? NULL : c->artifact, "steps", steps);
+    if (!block || json_array_append_new(next, block) != 0)
+        status = mlo_error_nomem(err);
+out:
+    json_decref(steps);
+    return status;
+}
+
+/* --- rungs --------------------------------------------------------------------------------------------- */
+
+static enum mlo_status plan_screen(struct mlo_search_state *s, json_t *next, char *why, size_t size,
+                                   struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    int64_t budget = mlo_json_i64(s->options, "jobs", 0), used = s->used_jobs + 1; /* and this one */
+    size_t tried = 0, together = (size_t)mlo_json_i64(s->options, "together", 1), left = 0;
+    bool planned[MLO_SEARCH_CANDIDATES] = {false};
+    for (size_t i = 0; i < s->count; i++)
+        tried += s->all[i].begun > 0;
+    for (size_t i = 0; i < s->count; i++) {
+        struct mlo_search_candidate *c = &s->all[i];
+        if (c->begun)
+            continue;
+        left++;
+        if (json_array_size(next) >= together)
+            continue;
+        double more = tried ? (double)(json_array_size(next) + 1) / (double)tried : 0;
+        const char *out = out_of(s, MLO_RUNG_SCREEN, more);
+        int64_t cost = jobs_of(s, i, planned);
+        if (out)
+            snprintf(why, size, "the budget of %s", out);
+        if (!out && budget && used + cost + later_jobs(s, tried + json_array_size(next) + 1) > budget)
+            snprintf(why, size, "the budget of %lld jobs", (long long)budget);
+        if (*why)
+            break; /* and what comes after it, which was worth less */
+        MLO_TRY(add_block(s, c, MLO_RUNG_SCREEN, next, err));
+        planned[i] = true;
+        used += cost;
+        left--;
+    }
+    if (*why) {
+        size_t used_up = strlen(why);
+        snprintf(why + used_up, size - used_up, " ended the search before all candidates were tried");
+    }
+out:
+    return status;
+}
+
+/* Points that are whole and did not fail, best first. */
+static size_t ordered(struct mlo_search_state *s, size_t *order, int *rank)
+{
+    size_t count = 0;
+    struct mlo_search_point *points = calloc(s->count, sizeof *points);
+    for (size_t i = 0; points && i < s->count; i++)
+        if (!s->all[i].failed)
+            points[i] = s->all[i].point;
+    if (points)
+        mlo_points_rank(points, s->count, rank);
+    free(points);
+    for (size_t i = 0; points && i < s->count; i++) {
+        if (rank[i] < 0)
+            continue;
+        size_t at = count++;
+        for (; at > 0; at--) { /* few; stable, so that ties fall to what is listed first */
+            size_t before = order[at - 1];
+            int by = (int)mlo_goal_held(&s->goal, &s->all[before].point, true) -
+                     (int)mlo_goal_held(&s->goal, &s->all[i].point, true);
+            if (by == 0)
+                by = rank[i] - rank[before];
+            if (by == 0)
+                by = mlo_goal_order(&s->goal, &s->all[i].point, &s->all[before].point) < 0 ? -1 : 1;
+            if (by > 0)
+                break;
+            order[at] = before;
+        }
+        order[at] = i;
+    }
+    return count;
+}
+
+/* Who is kept after the first rung, and why the others are not. */
+static void halve(struct mlo_search_state *s, const size_t *order, const int *rank, size_t count)
+{
+    size_t keep = kept_of(s, count), hopeful = 0;
+    bool chosen = s->last_rung > MLO_RUNG_SCREEN; /* already, on what was known then */
+    for (size_t k = 0; k < count; k++)
+        hopeful += mlo_goal_held(&s->goal, &s->all[order[k]].point, true) == s->goal.count;
+    for (size_t k = 0; k < count; k++) {
+        struct mlo_search_candidate *c = &s->all[order[k]];
+        bool hope = mlo_goal_held(&s->goal, &c->point, true) == s->goal.count;
+        c->kept = chosen ? c->begun > MLO_RUNG_SCREEN : k < keep && (hope || hopeful == 0);
+        if (!c->kept)
+            c->why = !hope && hopeful     ? "even by the better end of its intervals it misses the goal"
+                     : rank[order[k]] > 0 ? "others are better on every axis"
+                                          : "others of the front are nearer to the goal";
+    }
+}
+
+/* The front among those that were judged on as many samples as any: values of fewer are not compared. */
+static void mark_front(struct mlo_search_state *s, const size_t *order, const int *rank, size_t count)
+{
+    int furthest = 0;
+    struct mlo_search_point *points = calloc(s->count, sizeof *points);
+    int *own = malloc(s->count * sizeof *own);
+    (void)rank;
+    for (size_t k = 0; k < count; k++)
+        furthest = MLO_MAX(furthest, s->all[order[k]].screened);
+    for (size_t k = 0; points && own && k < count; k++)
+        if (s->all[order[k]].screened == furthest)
+            points[order[k]] = s->all[order[k]].point;
+    if (points && own) {
+        mlo_points_rank(points, s->count, own);
+        for (size_t i = 0; i < s->count; i++)
+            s->all[i].front = own[i] == 0;
+    }
+    free(points);
+    free(own);
+}
+
+static enum mlo_status plan_rung(struct mlo_search_state *s, const size_t *order, size_t count, int rung,
+                                 json_t *next, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    size_t most = rung == MLO_RUNG_EVALUATE ? (size_t)mlo_json_i64(s->options, "front", 4) : count;
+    for (size_t k = 0; k < count && json_array_size(next) < most; k++) {
+        struct mlo_search_candidate *c = &s->all[order[k]];
+        if (rung == MLO_RUNG_EVALUATE ? c->front : c->kept)
+            MLO_TRY(add_block(s, c, rung, next, err));
+    }
+out:
+    return status;
+}
+
+/* --- the end ------------------------------------------------------------------------------------------- */
+
+static enum mlo_status tell(struct mlo_search_state *s, const size_t *order, size_t count, int rung,
+                            json_t *next, const char *stopped, json_t **out, struct mlo_error *err)
+{
+    json_t *points = json_array(), *front = json_array();
+    const struct mlo_search_candidate *best = NULL;
+    bool done = json_array_size(next) == 0, met;
+    char why[400];
+    for (size_t i = 0; i < s->count; i++)
+        json_array_append_new(points, mlo_search_point_json(s, &s->all[i]));
+    for (size_t k = 0; k < count; k++) {
+        const struct mlo_search_candidate *c = &s->all[order[k]];
+        if (!c->front)
+            continue;
+        json_array_append_new(front, json_string(c->name));
+        if (!best || mlo_goal_order(&s->goal, &c->point, &best->point) < 0)
+            best = c;
+    }
+    met = best && mlo_goal_held(&s->goal, &best->point, false) == s->goal.count;
+    if (!done)
+        snprintf(why, sizeof why, "%zu candidates in rung %d", json_array_size(next), rung);
+    else if (met)
+        snprintf(why, sizeof why, "%s keeps the goal", best->name);
+    else if (best)
+        snprintf(
+            why, sizeof why,
+            "nothing that was tried keeps the goal; the best found is %s: an accuracy drop of %.2f points "
+            "(at most %.2f), %.2f times the source's latency, %.2f times its size",
+            best->name, 100 * best->point.axis[MLO_AXIS_DROP].value,
+            100 * best->point.axis[MLO_AXIS_DROP].high, best->point.axis[MLO_AXIS_LATENCY].value,
+            best->point.axis[MLO_AXIS_SIZE].value);
+    else if (s->last_rung == 0)
+        snprintf(why, sizeof why, "nothing was tried: %s", stopped);
+    else
+        snprintf(why, sizeof why, "no candidate could be made and measured%s%.200s",
+                 s->count && s->all[0].why ? ": " : "", s->count && s->all[0].why ? s->all[0].why : "");
+    *out = json_pack("{s:s, s:s, s:s, s:i, s:{s:I, s:f, s:f}, s:I, s:O, s:O, s:s?, s:b, s:b, s:s, s:s, s:O}",
+                     "format", MLO_SEARCH_FORMAT, "goal", mlo_json_str(s->options, "goal", ""), "metric",
+                     s->metric.name, "rung", rung, "used", "jobs", (json_int_t)s->used_jobs, "elapsed_s",
+                     s->elapsed_s, "cpu_s", s->cpu_s, "source_bytes", (json_int_t)s->source_bytes, "points",
+                     points, "front", front, "best", best ? best->name : NULL, "met", met, "done", done,
+                     "why", why, "stopped", stopped, "next", next);
+    json_decref(points);
+    json_decref(front);
+    return *out ? MLO_OK : mlo_error_nomem(err);
+}
+
+enum mlo_status mlo_search_decide(const json_t *options, const json_t *run, json_t **out,
+                                  struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_search_state s;
+    char stopped[160] = "";
+    size_t order[MLO_SEARCH_CANDIDATES], count;
+    int rank[MLO_SEARCH_CANDIDATES], rung = MLO_RUNG_SCREEN;
+    json_t *next = json_array();
+    MLO_TRY(mlo_search_state_init(&s, options, run, err));
+    if (!next) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    count = ordered(&s, order, rank);
+    if (s.last_rung <= MLO_RUNG_SCREEN)
+        MLO_TRY(plan_screen(&s, next, stopped, sizeof stopped, err));
+    halve(&s, order, rank, count);
+    mark_front(&s, order, rank, count);
+    if (json_array_size(next) == 0 && s.last_rung == MLO_RUNG_SCREEN) {
+        rung = MLO_RUNG_SELECT;
+        const char *spent = out_of(&s, rung, 0);
+        if (spent)
+            snprintf(stopped, sizeof stopped,
+                     "the budget of %s ended the search on a part of the select data", spent);
+        else
+            MLO_TRY(plan_rung(&s, order, count, rung, next, err));
+    }
+    if (json_array_size(next) == 0 && s.last_rung < MLO_RUNG_EVALUATE) {
+        rung = MLO_RUNG_EVALUATE;
+        MLO_TRY(plan_rung(&s, order, count, rung, next, err));
+    }
+    if (json_array_size(next) == 0)
+        rung = MLO_MAX(s.last_rung, 1);
+    MLO_TRY(tell(&s, order, count, rung, next, stopped, out, err));
+out:
+    json_decref(next);
+    mlo_search_state_clear(&s);
+    return status;
+}

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# A search by its commands: the one line that submits it, the front and its page, a point that is promoted, and what is
+# said of goals that nobody can meet and of data without labels.
+set -euo pipefail
+. "$(dirname "$0")/e2e.sh"
+cd "$work"
+start_up --workers 1
+push_example 64 200
+expect 0 "$MLOPT" data push fashion/selection $images/t10k-images-idx3-ubyte.gz $images/t10k-labels-idx1-ubyte.gz \
+    --normalize "$normalize" --first 2000 --count 200
+quick=(--set search.seconds=0.1 --set search.rounds=2 --set search.screen=100)
+
+expect 0 "$MLOPT" submit fashion/cnn --goal 'accuracy_drop<=5pt, min latency' --budget 30 "${quick[@]}" \
+    --set 'search.prune=[none, 30%]' --set 'search.precision=[int8, float]' --wait -o json
+run=$(json "d['run']['id']")
+expect 0 "$MLOPT" runs "$run" -o json
+holds "d['search']['done'] and d['search']['met'] and d['search']['used']['jobs'] <= 30"
+holds "len(d['search']['points']) == 4 and all(p['state'] != 'failed' for p in d['search']['points'])"
+holds "all('evaluated' in p for p in d['search']['points'] if p['front'])"
+best=$(json "d['search']['best']")
+expect 0 "$MLOPT" runs "$run"
+shows "front"
+shows "$best keeps the goal"
+expect 0 "$MLOPT" variants fashion/cnn
+shows "search-$best"
+expect 0 "$MLOPT" promote fashion/cnn@1 --variant any="search-$best" --to staging --reason 'the front' --yes
+expect 0 "$MLOPT" pull fashion/cnn@1/"search-$best" --out pulled
+expect 0 curl -sf -H "Authorization: Bearer $MLOPT_TOKEN" "$MLOPT_URL/runs/fashion/$run"
+[ "$(grep -c 'class="front"' "$work/stdout")" -ge 1 ] || fail "no picture of the front"
+grep -q "the table below says the same" "$work/stdout" || fail "the picture names no table"
+! grep -q ' style=' "$work/stdout" || fail "the page's policy allows no style attributes"
+
+# --- what cannot be ---------------------------------------------------------------------------------------------------
+expect 6 "$MLOPT" submit fashion/cnn --goal 'size<=100, min size' --budget 20 "${quick[@]}" \
+    --set 'search.precision=[int8-weights]' --set search.prune=none --wait
+says "nothing that was tried keeps the goal; the best found is int8-weights"
+expect 2 "$MLOPT" submit fashion/cnn --goal 'min size' --budget soon
+says "neither a time nor a number of jobs"
+expect 1 "$MLOPT" submit fashion/cnn --goal 'accuracy_dorp<=1pt'
+says "did you mean 'accuracy_drop'?"
+expect 1 "$MLOPT" submit fashion/cnn --budget 5m --set search.prun=none
+says "prun"
+python3 - <<'PY'
+import numpy
+numpy.savez("bare.npz", x=numpy.zeros((8, 1, 28, 28), numpy.float32))
+PY
+expect 0 "$MLOPT" data push fashion/bare bare.npz
+expect 6 "$MLOPT" submit fashion/cnn --budget 5m --set data.select=fashion/bare "${quick[@]}" --wait
+says "needs labels"
+stop_up
+echo "ok: a search, its front, and what is refused"

@@ -1,0 +1,355 @@
+/* What a search chooses: goals, the order of points, candidates, rungs and budgets. */
+#include "tests/cm.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "pipeline/steps/search_impl.h"
+
+static struct mlo_bounded exact(double value)
+{
+    return (struct mlo_bounded){value, value, value, true};
+}
+
+static struct mlo_bounded wide(double value, double by)
+{
+    return (struct mlo_bounded){value, value - by, value + by, true};
+}
+
+static struct mlo_search_point point(double drop, double latency, double size)
+{
+    return (struct mlo_search_point){.axis = {exact(drop), exact(latency), exact(size)},
+                                     .p99_us = exact(latency * 1000),
+                                     .p99_ratio = exact(latency),
+                                     .size_bytes = size * 1e6};
+}
+
+static void test_goal__parses(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_goal g;
+    struct mlo_error err = {0};
+    assert_ok(
+        mlo_goal_parse("accuracy_drop<=0.5pt, latency_p99 <= 5ms,size<0.25*source , min size", &g, &err));
+    assert_int_equal(g.count, 3);
+    assert_int_equal(g.objective, MLO_AXIS_SIZE);
+    assert_true(fabs(g.conditions[0].offset - 0.005) < 1e-12);
+    assert_true(fabs(g.conditions[1].offset - 5000) < 1e-9);
+    assert_true(g.conditions[2].factor == 0.25 && strcmp(g.conditions[2].base, "source") == 0);
+    assert_ok(mlo_goal_parse("size<=1.5MB", &g, &err));
+    assert_true(g.objective == MLO_AXIS_LATENCY && g.conditions[0].offset == 1.5e6);
+    assert_ok(mlo_goal_parse("latency_p50<=800us", &g, &err));
+    assert_true(g.conditions[0].offset == 800);
+}
+
+static void test_goal__what_it_is_not(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        const char *text, *says, *hint;
+    } wrong[] = {
+        {"", "empty", ""},
+        {"min latency,", "empty", ""},
+        {"min latency, min size", "second objective", ""},
+        {"min accuracy", "makes least", ""},
+        {"min laency", "makes least", "latency"},
+        {"top1<=0.9", "does not measure", "accuracy_drop"},
+        {"sise<=3", "does not measure", "size"},
+        {"size>=3MB", "write <=", ""},
+        {"size<=3 MBs", "not understood", ""},
+        {"accuracy_drop<=5ms", "not understood", ""},
+        {"accuracy_drop<=source", "against the source already", ""},
+        {"size<=production", "so many times the source", ""},
+        {"size<=source - 1", "so many times the source", ""},
+        {"latency_p99[batch=1]<=5", "parameters", ""},
+        {"size<=1,size<=1,size<=1,size<=1,size<=1,size<=1,size<=1", "too many", ""},
+    };
+    for (size_t i = 0; i < MLO_COUNT(wrong); i++) {
+        struct mlo_goal g;
+        struct mlo_error err = {0};
+        assert_int_equal(mlo_goal_parse(wrong[i].text, &g, &err), MLO_EINVAL);
+        if (!strstr(err.message, wrong[i].says) || !strstr(err.hint, wrong[i].hint))
+            fail_msg("'%s': '%s' (%s)", wrong[i].text, err.message, err.hint);
+    }
+    char longer[400];
+    struct mlo_goal g;
+    struct mlo_error err = {0};
+    memset(longer, 'x', sizeof longer - 1);
+    longer[sizeof longer - 1] = '\0';
+    assert_int_equal(mlo_goal_parse(longer, &g, &err), MLO_EINVAL);
+}
+
+static void test_pareto__ties_and_intervals(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_search_point p[] = {point(0.00, 1.0, 1.0), point(0.01, 0.5, 0.3), point(0.01, 0.5, 0.3),
+                                   point(0.02, 0.5, 0.3), point(0.00, 0.9, 1.2), point(0.03, 0.6, 0.4)};
+    int rank[7];
+    mlo_points_rank(p, 6, rank);
+    const int wanted[] = {0, 0, 0, 1, 0, 2};
+    assert_memory_equal(rank, wanted, sizeof wanted);
+    assert_false(mlo_point_dominates(&p[1], &p[2], false)); /* equal */
+    assert_true(mlo_point_dominates(&p[1], &p[3], false));
+    assert_true(mlo_point_dominates(&p[1], &p[3], true));
+    /* overlapping intervals: better by what was measured, not surely */
+    p[1].axis[MLO_AXIS_DROP] = wide(0.01, 0.008);
+    p[3].axis[MLO_AXIS_DROP] = wide(0.02, 0.008);
+    assert_true(mlo_point_dominates(&p[1], &p[3], false));
+    assert_false(mlo_point_dominates(&p[1], &p[3], true));
+    /* what was not measured is of no rank, and stands in nobody's way; neither does what is no number */
+    p[0].axis[MLO_AXIS_LATENCY].known = false;
+    p[4].axis[MLO_AXIS_DROP] = exact(NAN);
+    mlo_points_rank(p, 6, rank);
+    assert_int_equal(rank[0], -1);
+    assert_int_equal(rank[1], 0);
+    mlo_points_rank(p, 0, rank);
+}
+
+static void test_goal__orders_points(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_goal g;
+    struct mlo_error err = {0};
+    assert_ok(mlo_goal_parse("accuracy_drop<=1pt, latency_p99<=0.9*source, min latency", &g, &err));
+    struct mlo_search_point slow = point(0, 0.8, 1), fast = point(0.005, 0.4, 1),
+                            lossy = point(0.05, 0.1, 0.1), unsure = point(0.009, 0.3, 1);
+    unsure.axis[MLO_AXIS_DROP] = wide(0.009, 0.004);
+    assert_int_equal(mlo_goal_held(&g, &fast, false), 2);
+    assert_int_equal(mlo_goal_held(&g, &unsure, false), 1);
+    assert_int_equal(mlo_goal_held(&g, &unsure, true), 2);
+    assert_int_equal(mlo_goal_held(&g, &lossy, true), 1);
+    assert_true(mlo_goal_order(&g, &fast, &slow) < 0 && mlo_goal_order(&g, &slow, &fast) > 0);
+    assert_true(mlo_goal_order(&g, &slow, &unsure) < 0);  /* a bound that does not surely hold comes after */
+    assert_true(mlo_goal_order(&g, &unsure, &lossy) < 0); /* both miss one: who is nearer to the accuracy */
+    assert_int_equal(mlo_goal_order(&g, &fast, &fast), 0);
+    slow.p99_ratio.known = false;
+    assert_int_equal(mlo_goal_held(&g, &slow, false), 1);
+    assert_int_equal(mlo_goal_held(&g, &slow, true), 2);
+}
+
+/* --- the choice ---------------------------------------------------------------------------------------- */
+
+static json_t *options_of(const char *text)
+{
+    struct mlo_error err = {0};
+    json_t *given = NULL, *options = NULL;
+    assert_ok(mlo_json_parse(text, strlen(text), "options", &given, &err));
+    assert_ok(mlo_options_resolve(mlo_step_find("search")->options, given, &options, &err));
+    json_decref(given);
+    return options;
+}
+
+static void test_space__is_each_combination_once(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    json_t *space = NULL,
+           *options = options_of("{\"prune\":[\"none\",\"30%\"],\"precision\":[\"float\",\"int8\"],"
+                                 "\"calibrator\":[\"mse\",\"minmax\"],\"mixed\":[\"none\",\"0.3pt\"]}");
+    assert_ok(mlo_search_space(options, &space, &err));
+    /* of float, calibrators change nothing: 2 * (1 + 2 * 2) */
+    assert_int_equal(json_array_size(space), 10);
+    static const char *const first[] = {"float", "int8-mse"};
+    for (size_t i = 0; i < MLO_COUNT(first); i++) {
+        bool found = false;
+        for (size_t k = 0; k < 4; k++)
+            found = found || strcmp(mlo_json_str(json_array_get(space, k), "name", ""), first[i]) == 0;
+        assert_true(found);
+    }
+    for (size_t i = 0; i < json_array_size(space); i++)
+        for (size_t k = 0; k < i; k++)
+            assert_string_not_equal(mlo_json_str(json_array_get(space, i), "name", ""),
+                                    mlo_json_str(json_array_get(space, k), "name", ""));
+    json_decref(space);
+    json_decref(options);
+    /* too many */
+    json_t *prune = json_array();
+    for (int i = 1; i < 99; i++) {
+        char share[8];
+        snprintf(share, sizeof share, "%d%%", i);
+        json_array_append_new(prune, json_string(share));
+    }
+    options = options_of("{\"precision\":[\"float\",\"int8\"]}");
+    json_object_set_new(options, "prune", prune);
+    assert_int_equal(mlo_search_space(options, &space, &err), MLO_ETOOBIG);
+    json_decref(options);
+}
+
+static json_t *bounds(double value)
+{
+    return json_pack("{s:f, s:f, s:f}", "value", value, "low", value, "high", value);
+}
+
+static json_t *seen(const char *metric, const char *kind, double against, double value)
+{
+    return json_pack("{s:s, s:s, s:f, s:f, s:f, s:i, s:{s:s, s:o}}", "subject", "variant", "metric", metric,
+                     "value", value, "low", value, "high", value, "n", 100, "against", "subject", "source",
+                     kind, bounds(against));
+}
+
+/* Does what was chosen: candidate number k loses k tenths of a point and has 1 / (k + 1) of the latency. */
+static void work(json_t *run, const json_t *decision, const char *failing)
+{
+    json_t *jobs = json_object_get(run, "jobs"), *block, *step;
+    size_t i, k, n = 0;
+    json_array_append_new(jobs,
+                          json_pack("{s:s, s:s, s:{}}", "step", "search", "state", "succeeded", "spec"));
+    json_array_foreach(json_object_get(decision, "next"), i, block)
+    {
+        const char *name = mlo_json_str(block, "candidate", "");
+        for (n = 0;
+             strcmp(mlo_json_str(json_array_get(json_object_get(decision, "points"), n), "name", ""), name);)
+            n++;
+        json_array_foreach(json_object_get(block, "steps"), k, step)
+        {
+            const char *what = mlo_json_str(step, "step", "");
+            bool fails = failing && strcmp(failing, name) == 0;
+            json_t *all = json_array();
+            if (strcmp(what, "screen") == 0 || strcmp(what, "evaluate") == 0)
+                json_array_append_new(all, seen("top1", "difference", -0.001 * (double)n, 0.9));
+            if (strcmp(what, "benchmark") == 0) {
+                json_array_append_new(all, seen("latency.p50", "ratio", 1 / (double)(n + 1), 100));
+                json_array_append_new(all, seen("latency.p99", "ratio", 1 / (double)(n + 1), 120));
+            }
+            json_array_append_new(jobs,
+                                  json_pack("{s:s, s:s, s:{s:s, s:O}, s:s, s:i, s:{s:o}}", "step", what,
+                                            "state", fails ? "failed" : "succeeded", "spec", "candidate",
+                                            name, "rung", json_object_get(block, "rung"), "output", name,
+                                            "size", 500, "result", "observations", all));
+        }
+    }
+}
+
+static json_t *new_run(void)
+{
+    return json_pack("{s:f, s:f, s:i, s:[]}", "elapsed_s", 1.0, "cpu_s", 1.0, "source_bytes", 1000, "jobs");
+}
+
+static json_t *decide(const json_t *options, const json_t *run)
+{
+    struct mlo_error err = {0};
+    json_t *decision = NULL, *again = NULL;
+    assert_ok(mlo_search_decide(options, run, &decision, &err));
+    assert_ok(mlo_search_decide(options, run, &again, &err));
+    assert_true(json_equal(decision, again)); /* the same of the same */
+    json_decref(again);
+    return decision;
+}
+
+/* To the end; the number of choices. *last is yours. */
+static int search(const json_t *options, json_t *run, const char *failing, json_t **last)
+{
+    for (int i = 1; i < 100; i++) {
+        *last = decide(options, run);
+        if (mlo_json_bool(*last, "done", false))
+            return i;
+        work(run, *last, failing);
+        json_decref(*last);
+    }
+    fail_msg("no end");
+    return 0;
+}
+
+static int blocks_in(const json_t *run, const char *step, int rung)
+{
+    const json_t *job;
+    size_t i;
+    int n = 0;
+    json_array_foreach(json_object_get(run, "jobs"), i, job) n +=
+        strcmp(mlo_json_str(job, "step", ""), step) == 0 &&
+        mlo_json_i64(json_object_get(job, "spec"), "rung", 0) == rung;
+    return n;
+}
+
+#define SIX "\"prune\":[\"none\",\"20%\",\"40%\"],\"precision\":[\"float\",\"int8\"]"
+
+static void test_decide__halves_and_ends_on_the_front(void **state)
+{
+    MLO_UNUSED(state);
+    json_t *options = options_of(
+               "{\"goal\":\"accuracy_drop<=0.25pt, min latency\",\"together\":4,\"front\":2," SIX "}"),
+           *run = new_run(), *end;
+    /* four, two, the half of six, two of the front, the end */
+    assert_int_equal(search(options, run, NULL, &end), 5);
+    assert_int_equal(blocks_in(run, "benchmark", MLO_RUNG_SCREEN), 6);
+    assert_int_equal(blocks_in(run, "screen", MLO_RUNG_SELECT), 3);
+    assert_int_equal(blocks_in(run, "evaluate", MLO_RUNG_EVALUATE), 2);
+    assert_true(mlo_json_bool(end, "met", false));
+    const json_t *points = json_object_get(end, "points");
+    /* the third loses 0.2 points: the fastest that keeps the goal */
+    assert_string_equal(mlo_json_str(end, "best", ""), mlo_json_str(json_array_get(points, 2), "name", "?"));
+    assert_string_equal(mlo_json_str(json_array_get(points, 5), "state", ""), "dropped");
+    assert_non_null(strstr(mlo_json_str(json_array_get(points, 5), "why", ""), "misses the goal"));
+    json_decref(end);
+    json_decref(run);
+    json_decref(options);
+}
+
+static void test_decide__keeps_budgets(void **state)
+{
+    MLO_UNUSED(state);
+    static const int budgets[] = {4, 9, 12, 15, 20, 27, 40};
+    for (size_t i = 0; i < MLO_COUNT(budgets); i++) {
+        char text[200];
+        snprintf(text, sizeof text, "{\"jobs\":%d,\"together\":2,%s}", budgets[i], SIX);
+        json_t *options = options_of(text), *run = new_run(), *end;
+        search(options, run, NULL, &end);
+        size_t jobs = json_array_size(json_object_get(run, "jobs")) + 1; /* the last choice is one too */
+        if (jobs > (size_t)budgets[i])
+            fail_msg("%zu jobs of %d", jobs, budgets[i]);
+        json_decref(end);
+        json_decref(run);
+        json_decref(options);
+    }
+    /* time: no more candidates after two thirds of it, no select rung after 85%, and yet an end */
+    json_t *options = options_of("{\"time\":\"100s\",\"together\":1," SIX "}"), *run = new_run(), *end;
+    work(run, end = decide(options, run), NULL);
+    json_decref(end);
+    json_object_set_new(run, "elapsed_s", json_real(90));
+    end = decide(options, run);
+    assert_int_equal(mlo_json_i64(end, "rung", 0), MLO_RUNG_EVALUATE);
+    assert_non_null(strstr(mlo_json_str(end, "stopped", ""), "the budget of time"));
+    work(run, end, NULL);
+    json_decref(end);
+    end = decide(options, run);
+    assert_true(mlo_json_bool(end, "done", false));
+    json_decref(end);
+    json_decref(run);
+    json_decref(options);
+}
+
+static void test_decide__without_what_failed(void **state)
+{
+    MLO_UNUSED(state);
+    json_t *options = options_of("{\"goal\":\"min latency\",\"precision\":[\"float\",\"int8\"]}"),
+           *run = new_run(), *end;
+    search(options, run, "int8-mse", &end);
+    assert_string_equal(mlo_json_str(end, "best", ""), "float");
+    json_decref(end);
+    json_decref(run);
+    json_decref(options);
+    options = options_of("{\"precision\":[\"float\"]}");
+    run = new_run();
+    search(options, run, "float", &end);
+    assert_false(mlo_json_bool(end, "met", true));
+    assert_non_null(strstr(mlo_json_str(end, "why", ""), "no candidate"));
+    json_decref(end);
+    json_decref(run);
+    json_decref(options);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_goal__parses),
+        cmocka_unit_test(test_goal__what_it_is_not),
+        cmocka_unit_test(test_pareto__ties_and_intervals),
+        cmocka_unit_test(test_goal__orders_points),
+        cmocka_unit_test(test_space__is_each_combination_once),
+        cmocka_unit_test(test_decide__halves_and_ends_on_the_front),
+        cmocka_unit_test(test_decide__keeps_budgets),
+        cmocka_unit_test(test_decide__without_what_failed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
