@@ -4,7 +4,7 @@
 #include "api/web/web_impl.h"
 
 /* "#2 v1 int8-cpu": the release's number, its version, and its variants by name. */
-static void release_text(struct mlo_buf *out, const json_t *release)
+static void release_text(struct mlo_buf *out, const char *p, const char *m, const json_t *release)
 {
     const json_t *item;
     size_t i;
@@ -12,8 +12,9 @@ static void release_text(struct mlo_buf *out, const json_t *release)
         HTML(out, "<span class=\"muted\">empty</span>");
         return;
     }
-    HTML(out, "<span><span class=\"muted\">#%lld</span> v%lld",
-         (long long)mlo_json_i64(release, "release", 0), (long long)mlo_json_i64(release, "version", 0));
+    long long number = (long long)mlo_json_i64(release, "release", 0);
+    HTML(out, "<span><a href=\"/release/%s/%s/%lld\">#%lld</a> v%lld", p, m, number, number,
+         (long long)mlo_json_i64(release, "version", 0));
     json_array_foreach(json_object_get(release, "variants"), i, item)
         HTML(out, "%s%s", i ? ", " : " ", mlo_text(item, "variant"));
     HTML(out, "</span>");
@@ -45,9 +46,9 @@ void mlo_piece_moves(struct mlo_buf *out, const json_t *items, bool models)
              "</td><td><span class=\"kind %s\">%s</span><br><small>generation %lld</small></td><td "
              "class=\"nowrap\"><span class=\"moved\"><span class=\"muted\">from</span>",
              mlo_text(item, "kind"), mlo_text(item, "kind"), (long long)mlo_json_i64(item, "generation", 0));
-        release_text(out, json_object_get(item, "from"));
+        release_text(out, mlo_text(item, "project"), mlo_text(item, "model"), json_object_get(item, "from"));
         HTML(out, "<span class=\"muted\">to</span>");
-        release_text(out, to);
+        release_text(out, mlo_text(item, "project"), mlo_text(item, "model"), to);
         HTML(out, "</span></td><td>");
         mlo_piece_variants(out, json_object_get(to, "variants"), true);
         HTML(out, "</td><td>%s<br><small>via %s</small></td><td class=\"reason\">%s</td></tr>",
@@ -135,9 +136,9 @@ static void rollback_form(struct mlo_request *req, const json_t *stage)
          mlo_text(stage, "stage"), (long long)mlo_json_i64(stage, "generation", 0));
     mlo_piece_state(out, mlo_text(stage, "stage"));
     HTML(out, " ");
-    release_text(out, release);
+    release_text(out, mlo_request_param(req, "p"), mlo_request_param(req, "m"), release);
     HTML(out, " → ");
-    release_text(out, previous);
+    release_text(out, mlo_request_param(req, "p"), mlo_request_param(req, "m"), previous);
     HTML(out, " ");
     mlo_piece_variants(out, json_object_get(previous, "variants"), false);
     HTML(out,

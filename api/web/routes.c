@@ -55,6 +55,8 @@ static const struct mlo_route ROUTES[] = {
          "Lets a release out of quarantine."),
     FORM("/models/{p}/{m}/rollback", MLO_VIEWER, page_rollback, "Rolls back, by the rules of the API."),
     FORM("/models/{p}/{m}/comment", MLO_SUBMITTER, page_comment, "Says something of a version or a release."),
+    PAGE("/release/{p}/{m}/{n}", page_release,
+         "A release: its variants' numbers, what the gates said, its moves."),
     PAGE("/promotions/{p}/{m}", page_promotions, "The promotion log of a model."),
     PAGE("/runs", page_runs, "Runs of all projects."),
     PAGE("/runs/{p}/{id}", page_run, "A run with its jobs."),

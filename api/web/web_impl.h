@@ -51,6 +51,9 @@ void mlo_piece_next(struct mlo_request *req, const json_t *list);
 /* Accuracy against latency of the variants of mlo_view_variants, with the Pareto front; nothing where fewer
  * than two have both (charts.c). */
 void mlo_piece_variant_plot(struct mlo_buf *out, const json_t *variants);
+/* A run's jobs and what they need of each other as an SVG; nothing for one job alone or for very many
+ * (dag.c). */
+void mlo_piece_dag(struct mlo_buf *out, const json_t *jobs);
 /* The lineage graph as an SVG (lineage.c). */
 void mlo_piece_lineage(struct mlo_buf *out, const json_t *lineage);
 /* Rows of the promotion log (promotions.c); with `models`, a column that names the model. */
@@ -100,8 +103,8 @@ mlo_handler_fn page_docs, page_docs_topic;
 mlo_handler_fn page_check, page_approve, page_quarantine_release;
 mlo_handler_fn page_comment;
 mlo_handler_fn page_model, page_search, page_promote, page_rollback, page_promotions;
-mlo_handler_fn page_variant, page_compare, page_projects, page_datasets, page_tokens, page_token_make,
-    page_token_revoke;
+mlo_handler_fn page_release, page_variant, page_compare, page_projects, page_datasets, page_tokens,
+    page_token_make, page_token_revoke;
 mlo_handler_fn page_workers, page_worker_wish;
 mlo_handler_fn page_schedules, page_schedule_change;
 mlo_handler_fn page_usage, page_run_requeue, page_runs, page_run, page_run_cancel, page_audit_index,

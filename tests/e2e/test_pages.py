@@ -181,6 +181,7 @@ def check_live_run(stand, run):
     """The run's page follows the run to its end without being loaded by hand."""
     stand.go(f"/runs/fashion/{run}")
     assert len(stand.all("#jobs tbody tr")) >= 4
+    assert len(stand.all("svg.dag g.job")) == 5 and len(stand.all("svg.dag path.edge")) >= 4
     # elements come and go while the page refreshes itself
     moving = [StaleElementReferenceException, NoSuchElementException]
     WebDriverWait(stand.browser, PATIENCE, 0.3, ignored_exceptions=moving).until(
@@ -333,6 +334,10 @@ def check_gates(stand, run):
     assert stand.browser.current_url.endswith("/promotions/fashion/cnn"), stand.one("main").text
     newest = stand.one("table.moves tbody tr").text
     assert "paul" in newest and "measured, wanted" in newest, newest
+    stand.go("/" + stand.all("table.moves tbody tr")[0].find_elements(By.CSS_SELECTOR, "a[href^='/release/']")[-1].get_attribute("href").split("/", 3)[3])
+    assert stand.all(".decision tr.holds") and last in stand.one("#parts").text, stand.one("main").text
+    stand.shot("release")
+    stand.go("/promotions/fashion/cnn")
     stand.one("form.back input[name=reason]").send_keys("and back")
     stand.press("form.back button")
     assert "rollback" in stand.one("table.moves tbody tr").text

@@ -221,6 +221,20 @@ static void test_pages__forms_follow_the_rules_of_the_api(void **state)
     api_call(api, &reply, "GET", "/promotions/demo/cnn", NULL, NULL, cookie);
     assert_http(&reply, 200);
     assert_holds(mlo_buf_str(&reply.body), "réason 2");
+    assert_holds(mlo_buf_str(&reply.body), "<a href=\"/release/demo/cnn/2\">#2</a>");
+    struct reply release = {0};
+    api_call(api, &release, "GET", "/release/demo/cnn/2", NULL, NULL, cookie);
+    assert_http(&release, 200);
+    assert_holds(mlo_buf_str(&release.body), "/models/demo/cnn?version=2\">Version 2</a>");
+    assert_holds(mlo_buf_str(&release.body), "No gate is set for production");
+    assert_null(strstr(mlo_buf_str(&release.body), "réason 1"));
+    static const char *const none[] = {"/release/demo/cnn/3", "/release/demo/cnn/0", "/release/demo/cnn/x",
+                                       "/release/demo/no/1"};
+    for (size_t i = 0; i < MLO_COUNT(none); i++) {
+        api_call(api, &release, "GET", none[i], NULL, NULL, cookie);
+        assert_http(&release, 404);
+    }
+    reply_clear(&release);
     reply_field(&reply, "generation", generation);
     snprintf(body, sizeof body, "csrf=%s&stage=production&generation=%s&reason=", csrf, generation);
     api_call(api, &reply, "POST", "/models/demo/cnn/rollback", NULL, body, cookie);
