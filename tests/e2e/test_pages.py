@@ -395,7 +395,7 @@ def check_axe(stand):
     for scheme in ("light", "dark"):
         stand.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
         for page in ("/", "/models/fashion/cnn", "/variant/fashion/cnn/1/source", "/compare/fashion/cnn?a=1/source&b=1/source",
-                     "/promotions/fashion/cnn", "/runs", "/runs/fashion/1", "/projects", "/datasets", "/tokens", "/workers", "/usage/fashion",
+                     "/promotions/fashion/cnn", "/release/fashion/cnn/1", "/runs", "/runs/fashion/1", "/projects", "/datasets", "/tokens", "/workers", "/usage/fashion",
                      "/schedules/fashion", "/search/fashion", "/audit", "/audit/fashion"):
             stand.go(page)
             stand.browser.execute_script(axe)
@@ -403,6 +403,7 @@ def check_axe(stand):
             assert "violations" in result, (page, result)
             found += [(scheme, page, v["id"], v["impact"], v["nodes"][0]["html"][:160], v["nodes"][0]["failureSummary"][:200])
                       for v in result["violations"] if v["impact"] in ("serious", "critical")]
+    stand.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     assert not found, "\n".join(map(str, found))
 
 
