@@ -111,9 +111,10 @@ void mlo_piece_variant_plot(struct mlo_buf *out, const json_t *variants)
              mlo_text(load, "machine_class"), mlo_text(metric, "dataset"));
         mlo_plot_scatter(out, &plot);
         HTML(out,
-             "<p class=\"muted\"><small>Dots joined by the dashed line are the Pareto front: no other "
-             "variant is as "
-             "fast and as accurate. Bars are 95&nbsp;%% intervals; the empty dot is the source.</small></p>");
+             "<p class=\"muted\"><small>Green dots are the Pareto front: no other variant is as fast and as "
+             "accurate. "
+             "Bars are 95&nbsp;%% intervals; the empty dot is %s.</small></p>",
+             mlo_text(json_array_get(variants, 0), "variant"));
     }
     free(points);
 }

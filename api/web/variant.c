@@ -405,7 +405,7 @@ static void side_by_side(struct mlo_request *req, const struct compared *c)
         size_t n;
         json_array_foreach(json_object_get(c->rows[i], "evidence"), n, row)
         {
-            bool shown = false;
+            bool shown = strcmp(mlo_text(row, "metric"), "size") == 0; /* known of all, above */
             for (size_t before = 0; before < i && !shown; before++)
                 shown = same_in(c->rows[before], row) != NULL;
             if (!shown)
