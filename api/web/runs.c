@@ -241,15 +241,15 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
     error_box(out, json_object_get(run, "error"));
     HTML(out, "</section>");
     mlo_piece_front(out, run);
-    HTML(out, "<h2>Jobs</h2><section class=\"panel\">");
-    mlo_piece_dag(out, json_object_get(run, "jobs"));
-    HTML(out, "<div class=\"scroll\"><table "
+    HTML(out, "<h2>Jobs</h2><section class=\"panel\"><div class=\"scroll\"><table "
               "id=\"jobs\"><thead><tr><th>Step</th>"
               "<th>Kind</th><th>State</th><th>Progress</th><th>Worker</th><th class=\"n\">Started</th>"
               "<th class=\"n\">Took</th><th>Artifact</th></tr></thead><tbody>");
     json_array_foreach(json_object_get(run, "jobs"), i, job)
         job_row(out, run, job, json_object_get(run, "error"));
-    HTML(out, "</tbody></table></div></section>");
+    HTML(out, "</tbody></table></div>");
+    mlo_piece_dag(out, json_object_get(run, "jobs"));
+    HTML(out, "</section>");
     expectations(out, json_object_get(run, "expectations"));
     HTML(out, "<h2>Time</h2><section class=\"panel\">");
     mlo_piece_trace(out, trace);
