@@ -278,12 +278,27 @@ enum mlo_status h_run_events(struct mlo_request *req, struct mlo_error *err)
     int64_t project, run, after, wait_ms, limit;
     json_t *value = NULL, *event;
     size_t i;
+    const char *last = mlo_request_header(req, "Last-Event-ID");
     enum mlo_status status;
     MLO_TRY(mlo_request_query_i64(req, "after", 0, 0, INT64_MAX, &after, err));
     MLO_TRY(mlo_request_query_i64(req, "wait_ms", 0, 0, WAIT_MAX_MS, &wait_ms, err));
     MLO_TRY(mlo_request_query_i64(req, "limit", 200, 1, 1000, &limit, err));
     MLO_TRY(run_param(req, &project, &run, err));
     MLO_TRY(mlo_run_get(req->conn, project, run, &value, err)); /* it is this project's */
+    if (last && last[0] && (!mlo_str_to_i64(last, &after) || after < 0)) {
+        status = mlo_error_set(err, MLO_EINVAL, "'%.40s' is no number of an event", last);
+        mlo_error_where(err, "header Last-Event-ID");
+        goto out;
+    }
+    if (mlo_wants_stream(req)) {
+        json_decref(value);
+        value = NULL;
+        MLO_TRY(mlo_run_events(req->conn, run, after, 1, &value, err));
+        bool over = mlo_json_bool(value, "done", false) && !json_array_size(json_object_get(value, "items"));
+        status = over && last ? mlo_reply_empty(req, 204) /* the client need not come again */
+                              : mlo_reply_run_stream(req, run, after, err);
+        goto out;
+    }
     uint64_t until = mlo_clock_ns() + (uint64_t)wait_ms * 1000000;
     for (;;) {
         struct mlo_db_conn *conn;

@@ -48,6 +48,12 @@ mlo_handler_fn h_schedules, h_schedule_create, h_schedule, h_schedule_pause, h_s
 MLO_MUST_USE enum mlo_status mlo_request_recipe(const json_t *body, struct mlo_recipe **out,
                                                 struct mlo_error *err);
 
+/* run_stream.c: whether the client rather has a stream of events, and such an answer: what happened in the
+ * run after the event `after`, and what happens, until it ends. */
+bool mlo_wants_stream(const struct mlo_request *req);
+MLO_MUST_USE enum mlo_status mlo_reply_run_stream(struct mlo_request *req, int64_t run, int64_t after,
+                                                  struct mlo_error *err);
+
 /* MLO_OK for a stage's name, else `wrong` with the place and the names there are. */
 MLO_MUST_USE enum mlo_status mlo_request_stage(const char *stage, const char *where, enum mlo_status wrong,
                                                struct mlo_error *err);

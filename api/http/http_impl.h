@@ -63,8 +63,9 @@ struct mlo_request_state {
     bool form_parsed;
     char *form; /* decoded fields: name NUL value NUL … */
     size_t form_size;
-    bool checks;              /* req->file is a whole blob that nobody has checked yet */
-    struct mlo_digest digest; /* of it */
+    struct MHD_Response *response; /* in place of req->out and req->file; NULL: none */
+    bool checks;                   /* req->file is a whole blob that nobody has checked yet */
+    struct mlo_digest digest;      /* of it */
 };
 
 /* ready.c: what /readyz says. It is looked at by a thread of its own, when somebody asks and the last look is

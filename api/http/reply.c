@@ -14,6 +14,9 @@ void mlo_reply_reset(struct mlo_request *req)
     if (req->file >= 0)
         close(req->file);
     req->file = -1;
+    if (req->state->response)
+        MHD_destroy_response(req->state->response);
+    req->state->response = NULL;
     req->state->checks = false;
     req->status = 0;
     req->headers = NULL;

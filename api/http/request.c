@@ -176,7 +176,10 @@ static enum MHD_Result send_answer(struct mlo_request *req)
 {
     struct MHD_Response *response;
     end_upload(req); /* who reads the answer finds nothing half-done behind it */
-    if (req->file >= 0) {
+    if (req->state->response) {
+        response = req->state->response;
+        req->state->response = NULL;
+    } else if (req->file >= 0) {
         response = req->state->checks
                        ? mlo_blob_body(req)
                        : MHD_create_response_from_fd_at_offset64(req->file_size, req->file, req->file_offset);

@@ -1,0 +1,143 @@
+/* Events of a run as a stream: while it runs, to its end, and from where a client was. */
+#include "tests/integration/api/api_fixture.h"
+
+#define RUN "/v1/projects/demo/runs/1"
+
+static void submit(struct api *api)
+{
+    struct reply reply = {0};
+    api_version(api, "cnn", "a model", "");
+    api_call(api, &reply, "POST", "/v1/projects/demo/runs", api->token[MLO_SUBMITTER],
+             "{\"model\": \"cnn\", \"recipe\": \"name: mine\\nsteps:\\n  - benchmark: {batch: [1]}\\n\"}",
+             NULL);
+    assert_http(&reply, 201);
+    assert_int_equal(mlo_json_i64(reply.json, "id", 0), 1);
+    reply_clear(&reply);
+}
+
+static void cancel(struct api *api)
+{
+    struct reply reply = {0};
+    api_call(api, &reply, "POST", RUN "/cancel", api->token[MLO_SUBMITTER], "{}", NULL);
+    assert_http(&reply, 200);
+    reply_clear(&reply);
+}
+
+/* Asks for the stream on a connection of its own, yours to read and close. */
+static int ask(struct api *api, const char *more)
+{
+    struct mlo_buf request = MLO_BUF_INIT;
+    int fd = api_connect(api);
+    mlo_buf_printf(&request,
+                   "GET " RUN
+                   "/events HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: Bearer %s\r\n"
+                   "Accept: text/event-stream\r\n%s\r\n",
+                   api->token[MLO_VIEWER], more);
+    assert_true(mlo_fs_write_full(fd, request.data, request.len));
+    mlo_buf_clear(&request);
+    return fd;
+}
+
+/* Reads on until `text` holds `part`. */
+static void read_until(int fd, struct mlo_buf *text, const char *part)
+{
+    struct timeval patience = {.tv_sec = API_PATIENCE_S};
+    char piece[512];
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    while (!strstr(mlo_buf_str(text), part)) {
+        ssize_t n = read(fd, piece, sizeof piece);
+        if (n <= 0)
+            fail_msg("no '%s' in: %s", part, mlo_buf_str(text));
+        mlo_buf_append(text, piece, (size_t)n);
+    }
+}
+
+static void test_run_stream__goes_on_until_the_run_ends(void **state)
+{
+    struct api *api = *state;
+    struct mlo_buf text = MLO_BUF_INIT;
+    submit(api);
+    int fd = ask(api, "");
+    read_until(fd, &text, "id: 1\nevent: run\ndata: {");
+    assert_holds(mlo_buf_str(&text), "HTTP/1.1 200");
+    assert_holds(mlo_buf_str(&text), "Content-Type: text/event-stream\r\n");
+    assert_null(strstr(mlo_buf_str(&text), "event: end"));
+    cancel(api);
+    assert_true(api_read_to_end(fd, &text));
+    close(fd);
+    assert_holds(mlo_buf_str(&text), "\"state\":\"cancelled\"");
+    assert_holds(mlo_buf_str(&text), "event: end\ndata: {\"state\":\"cancelled\"}\n\n");
+    mlo_buf_clear(&text);
+}
+
+static void test_run_stream__goes_on_from_where_the_client_was(void **state)
+{
+    struct api *api = *state;
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct reply reply = {0};
+    char header[64];
+    submit(api);
+    cancel(api);
+    int fd = ask(api, "Last-Event-ID: 1\r\n");
+    assert_true(api_read_to_end(fd, &text));
+    close(fd);
+    assert_null(strstr(mlo_buf_str(&text), "id: 1\n"));
+    assert_holds(mlo_buf_str(&text), "id: 2\n");
+    assert_holds(mlo_buf_str(&text), "event: end");
+    api_call(api, &reply, "GET", RUN "/events", api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 200);
+    assert_true(mlo_json_bool(reply.json, "done", false));
+    snprintf(header, sizeof header, "Last-Event-ID: %lld\r\n",
+             (long long)mlo_json_i64(reply.json, "next", 0));
+    mlo_buf_reset(&text);
+    fd = ask(api, header);
+    assert_true(api_read_to_end(fd, &text));
+    close(fd);
+    assert_holds(mlo_buf_str(&text), "HTTP/1.1 204");
+    const char *const bad[] = {"Accept: text/event-stream", "Last-Event-ID: x", NULL};
+    api_call(api, &reply, "GET", RUN "/events", api->token[MLO_VIEWER], NULL, bad);
+    assert_http(&reply, 422);
+    assert_string_equal(mlo_json_str(reply.json, "where", ""), "header Last-Event-ID");
+    const char *const stream[] = {"Accept: text/event-stream", NULL};
+    api_call(api, &reply, "GET", "/v1/projects/demo/runs/7/events", api->token[MLO_VIEWER], NULL, stream);
+    assert_http(&reply, 404);
+    api_call(api, &reply, "HEAD", RUN "/events", api->token[MLO_VIEWER], NULL, stream);
+    assert_http(&reply, 200);
+    reply_clear(&reply);
+    mlo_buf_clear(&text);
+}
+
+/* Many streams of a run that nobody takes: each is ended by a server that stops, and none holds a connection
+ * to the database, of which there are fewer. */
+static void test_run_stream__ends_with_the_server(void **state)
+{
+    enum { MANY = 40 };
+    struct api *api = *state;
+    struct reply reply = {0};
+    int fds[MANY];
+    submit(api);
+    for (int i = 0; i < MANY; i++) {
+        struct mlo_buf text = MLO_BUF_INIT;
+        fds[i] = ask(api, "");
+        read_until(fds[i], &text, "id: 1\n");
+        mlo_buf_clear(&text);
+    }
+    api_call(api, &reply, "GET", RUN, api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 200);
+    mlo_http_drain(api->http);
+    for (int i = 0; i < MANY; i++) {
+        assert_true(api_read_to_end(fds[i], NULL));
+        close(fds[i]);
+    }
+    reply_clear(&reply);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        API_TEST(test_run_stream__goes_on_until_the_run_ends),
+        API_TEST(test_run_stream__goes_on_from_where_the_client_was),
+        API_TEST(test_run_stream__ends_with_the_server),
+    };
+    API_MAIN(tests);
+}
