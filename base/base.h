@@ -19,6 +19,7 @@
 #include "base/macros.h"
 #include "base/process.h"
 #include "base/sign.h"
+#include "base/sm.h"
 #include "base/ssh_sign.h"
 #include "base/str.h"
 #include "base/suggest.h"

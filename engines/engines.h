@@ -178,9 +178,6 @@ char *mlo_machine_class(char *out, size_t size);
 bool mlo_machine_satisfies(const char *target);
 /* All names of targets that are not made by a number, each after what it includes. */
 const char *const *mlo_targets(size_t *count);
-/* Whether a GPU of compute capability `gpu` runs machine code for `code`: the same generation, and no less.
- */
-bool mlo_sm_runs(int gpu, int code);
 /* The compute capabilities of this machine's GPUs, where the cuda engine can use them here; how many. Asked
  * for once. */
 size_t mlo_machine_gpus(int *sm, size_t max);

@@ -7,7 +7,6 @@
 #include <string.h>
 #include <sys/utsname.h>
 
-#include "engines/cuda/cuda.h"
 #include "engines/engines_impl.h"
 #include "engines/nvml.h"
 
@@ -174,11 +173,6 @@ const char *const *mlo_targets(size_t *count)
 {
     *count = MLO_COUNT(target_names);
     return target_names;
-}
-
-bool mlo_sm_runs(int gpu, int code)
-{
-    return gpu / 10 == code / 10 && gpu >= code;
 }
 
 /* The GPUs, asked for once: they do not change while a program runs. */

@@ -17,16 +17,7 @@ static const struct {
     {"cpu:amx-int8", "cpu:avx512-fp16"},
 };
 
-#define CUDA "cuda:sm"
 enum { CUDA_RANK = 100 };
-
-static int cuda_number(const char *target)
-{
-    int64_t number;
-    if (!mlo_str_starts(target, CUDA) || !mlo_str_to_i64(target + strlen(CUDA), &number))
-        return 0;
-    return number > 0 && number < 1000 ? (int)number : 0;
-}
 
 static const char *implied_by(const char *target)
 {
@@ -43,7 +34,7 @@ bool mlo_target_valid(const char *target)
     if (strcmp(target, "any") == 0)
         return true;
     if (mlo_str_starts(target, "cuda:"))
-        return cuda_number(target) > 0;
+        return mlo_cuda_target_sm(target) > 0;
     static const char name[] = "abcdefghijklmnopqrstuvwxyz0123456789",
                       feature[] = "abcdefghijklmnopqrstuvwxyz0123456789-_.";
     size_t kind = strspn(target, name);
@@ -53,9 +44,9 @@ bool mlo_target_valid(const char *target)
 
 static bool one_satisfies(const char *consumer, const char *target)
 {
-    int have = cuda_number(consumer), need = cuda_number(target);
+    int have = mlo_cuda_target_sm(consumer), need = mlo_cuda_target_sm(target);
     if (have && need)
-        return have >= need;
+        return mlo_sm_runs(have, need);
     for (const char *c = consumer; strcmp(c, "any") != 0; c = implied_by(c))
         if (strcmp(c, target) == 0)
             return true;
@@ -82,7 +73,7 @@ bool mlo_target_satisfies(const char *consumer, const char *target)
 
 int mlo_target_rank(const char *target)
 {
-    int rank = 0, cuda = cuda_number(target);
+    int rank = 0, cuda = mlo_cuda_target_sm(target);
     if (cuda)
         return CUDA_RANK + cuda;
     for (const char *t = target; strcmp(t, "any") != 0; t = implied_by(t))

@@ -4,7 +4,7 @@
 #ifndef MLO_ENGINES_CUDA_PLUGIN_IMPL_H
 #define MLO_ENGINES_CUDA_PLUGIN_IMPL_H
 
-#include "engines/cuda/cuda.h"
+#include "engines/engines.h"
 
 extern const char cuda_plugin_abi[];
 

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engines/cuda/cuda.h"
+#include "engines/engines.h"
 #include "pipeline/service/worker_impl.h"
 
 enum { S_REGISTER, S_TOUCH, S_FORGET, S_IDLE, S_WISH };

@@ -2,7 +2,7 @@
 #ifndef MLO_STEPS_STEP_IMPL_H
 #define MLO_STEPS_STEP_IMPL_H
 
-#include "engines/cuda/cuda.h"
+#include "engines/engines.h"
 #include "pipeline/steps/sensitivity.h"
 #include "pipeline/steps/steps.h"
 

@@ -436,8 +436,9 @@ static void test_target__implications(void **state)
     MLO_UNUSED(state);
     assert_true(mlo_target_satisfies("cpu:avx512-vnni", "cpu:avx2"));
     assert_false(mlo_target_satisfies("cpu:avx2", "cpu:avx512-vnni"));
-    assert_true(mlo_target_satisfies("cpu:avx2,cuda:sm90", "cuda:sm80"));
-    assert_false(mlo_target_satisfies("cuda:sm80", "cuda:sm90"));
+    assert_true(mlo_target_satisfies("cpu:avx2,cuda:sm89", "cuda:sm80"));
+    assert_false(mlo_target_satisfies("cuda:sm80", "cuda:sm89"));
+    assert_false(mlo_target_satisfies("cuda:sm120", "cuda:sm90")); /* as with workers and plans */
     assert_true(mlo_target_satisfies(NULL, "any"));
     assert_false(mlo_target_satisfies(NULL, "cpu:avx2"));
     assert_true(mlo_target_rank("cpu:avx512-vnni") > mlo_target_rank("cpu:avx2"));

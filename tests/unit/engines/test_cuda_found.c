@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engines/cuda/cuda.h"
+#include "engines/engines.h"
 #include "engines/cuda/found.h"
 #include "engines/nvml.h"
 #include "tests/cm.h"
