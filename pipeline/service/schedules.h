@@ -12,6 +12,8 @@
 
 /* Background work, which waits for everybody else's. */
 #define MLO_SCHEDULE_PRIORITY (-10)
+/* Of a project, removed ones not counted. */
+enum { MLO_SCHEDULES_MAX = 100 };
 
 struct mlo_schedule_request {
     int64_t project, model; /* registry ids */
@@ -34,7 +36,8 @@ struct mlo_schedule_request {
 
 /* Adds one; production needs the role promoter in the project, staging that of a submitter. MLO_EEXISTS: the
  * name is taken. MLO_EINVAL: the expression, the zone, or a recipe with steps that make something. Where the
- * stage holds a release, what the recipe names must be there. Audited ("schedule.create"). */
+ * stage holds a release, what the recipe names must be there. MLO_EQUOTA: the project has MLO_SCHEDULES_MAX.
+ * Audited ("schedule.create"). */
 MLO_MUST_USE enum mlo_status mlo_schedule_add(struct mlo_db_conn *conn,
                                               const struct mlo_schedule_request *request, json_t **out,
                                               struct mlo_error *err);

@@ -255,6 +255,32 @@ static void test_schedules__are_checked_when_they_are_added(void **state)
     assert_mlo_ok(add(f, &promoter, "nightly", "0 4 * * *", NULL, RECIPE_WATCH), &f->err);
 }
 
+static void test_schedules__are_no_more_than_a_project_may_have(void **state)
+{
+    struct service_fixture *f = *state;
+    const struct mlo_actor promoter = {.name = "pam", .role = MLO_PROMOTER, .via = "api"};
+    struct mlo_db_conn *conn;
+    char sql[600];
+    promote(f, false);
+    assert_mlo_ok(add(f, &promoter, "first", "0 3 * * *", NULL, RECIPE_WATCH), &f->err);
+    snprintf(sql, sizeof sql,
+             "insert into mlopt.schedule (project_id, model_id, stage, name, cron, time_zone, recipe_name, "
+             "recipe, priority, state, next_at, created_by) select project_id, model_id, stage, 's' || n, "
+             "cron, time_zone, recipe_name, recipe, priority, state, next_at, created_by "
+             "from mlopt.schedule, generate_series(2, %d) n",
+             MLO_SCHEDULES_MAX);
+    assert_mlo_ok(mlo_db_acquire(f->pg->owner, &conn, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(conn, sql, &f->err), &f->err);
+    mlo_db_release(conn);
+    assert_int_equal(add(f, &promoter, "more", "0 3 * * *", NULL, RECIPE_WATCH), MLO_EQUOTA);
+    assert_non_null(strstr(f->err.message, "100 schedules"));
+    assert_int_equal(count_rows(f, "select count(*) from mlopt.schedule where name = 'more'"), 0);
+    assert_mlo_ok(
+        mlo_schedule_set(f->pg->conn, &promoter, f->project, "s7", MLO_SCHEDULE_REMOVE, NULL, NULL, &f->err),
+        &f->err);
+    assert_mlo_ok(add(f, &promoter, "more", "0 3 * * *", NULL, RECIPE_WATCH), &f->err);
+}
+
 /* --- firing -------------------------------------------------------------------------------------------- */
 
 struct server {
@@ -672,6 +698,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         SERVICE_TEST(test_schedules__know_zones_and_their_changes),
         SERVICE_TEST(test_schedules__are_checked_when_they_are_added),
+        SERVICE_TEST(test_schedules__are_no_more_than_a_project_may_have),
         SERVICE_TEST(test_schedules__fire_once_whatever_number_of_servers),
         SERVICE_TEST(test_schedules__measure_again_what_the_stage_holds),
         SERVICE_TEST(test_schedules__make_one_of_all_times_that_were_missed),
