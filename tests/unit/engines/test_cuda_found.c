@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engines/engines.h"
 #include "engines/cuda/found.h"
+#include "engines/engines.h"
 #include "engines/nvml.h"
 #include "tests/cm.h"
 
