@@ -80,7 +80,7 @@ def main():
     p.add_argument("--min-weights", type=int, default=1024)
     o = p.parse_args()
     with tempfile.TemporaryDirectory() as o.folder:
-        print("| net | zeros | of its weights | float | magnitude | SparseGPT | SparseGPT less magnitude, paired | size | compressed | judged on |")
+        print("| net | zeros | of layers' weights | float | magnitude | SparseGPT | SparseGPT less magnitude, paired | size | compressed | judged on |")
         print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|")
         for net in quantize_nets.nets(o):
             for title, scheme in SCHEMES:
