@@ -233,17 +233,19 @@ static bool match(const struct mlo_node *end, const struct mlo_tensor **mask,
 {
     static const int32_t two = 2;
     static const int64_t zero = 0, all = -1;
-    if (!mlo_node_is(end, "Reshape") || end->outputs[0]->is_output)
+    if (!mlo_node_is(end, "Reshape") || end->output_count != 1 || !end->outputs[0] ||
+        end->outputs[0]->is_output)
         return false;
     const struct mlo_node *slice = from(end, 0, "Slice"), *gather = from(slice ? slice : end, 0, "Gather");
     const struct mlo_node *mul = from(gather, 1, "Mul"), *sum = from(mul, 0, "CumSum");
     const struct mlo_node *flat = from(sum, 0, "Reshape"), *mod = from(flat, 0, "Mod");
     const struct mlo_node *div = from(mod, 0, "Div"), *cast = from(div, 0, "Cast");
-    if (!cast || mul->inputs[1] != flat->outputs[0] || mlo_node_attr_i(gather, "axis", 0) != 0 ||
-        mlo_node_attr_i(sum, "exclusive", 0) != 0 || mlo_node_attr_i(sum, "reverse", 0) != 0 ||
-        mlo_node_attr_i(mod, "fmod", 0) != 0 || mlo_node_attr_i(cast, "to", 0) != MLO_INT32 ||
-        !holds(sum, 1, MLO_INT64, 1, &zero) || !holds(flat, 1, MLO_INT64, 1, &all) ||
-        !holds(mod, 1, MLO_INT32, 1, &two) || !holds(div, 1, MLO_INT32, 8, POWERS))
+    if (!cast || mul->input_count != 2 || mul->inputs[1] != flat->outputs[0] ||
+        mlo_node_attr_i(gather, "axis", 0) != 0 || mlo_node_attr_i(sum, "exclusive", 0) != 0 ||
+        mlo_node_attr_i(sum, "reverse", 0) != 0 || mlo_node_attr_i(mod, "fmod", 0) != 0 ||
+        mlo_node_attr_i(cast, "to", 0) != MLO_INT32 || !holds(sum, 1, MLO_INT64, 1, &zero) ||
+        !holds(flat, 1, MLO_INT64, 1, &all) || !holds(mod, 1, MLO_INT32, 1, &two) ||
+        !holds(div, 1, MLO_INT32, 8, POWERS))
         return false;
     *mask = mlo_node_fixed(cast, 0);
     *weights = mlo_node_fixed(gather, 0);
