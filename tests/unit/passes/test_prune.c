@@ -396,6 +396,53 @@ static void test_prune__ranks_by_norms_what_no_batchnorm_scales(void **state)
     mlo_model_free(after);
 }
 
+/* Convolutions have the multiply-adds here and the product behind has the weights: a share of either goes. */
+static void test_prune__a_share_of_the_weights(void **state)
+{
+    MLO_UNUSED(state);
+    static const char *const of[] = {"multiply-adds", "weights"};
+    struct mlo_error err = {0};
+    double removed[2][2];
+    for (int k = 0; k < 2; k++) {
+        struct mlo_model *m = new_model(17);
+        struct mlo_value *c = op(m, "Conv", "c", image(m), ramp(m, "cw", 0.1f, 8, 2, 3, 3));
+        set_ints(c, "pads", 1, 1, 1, 1);
+        struct mlo_value *d = op(m, "Conv", "d", op(m, "Relu", "rc", c), ramp(m, "dw", 0.1f, 8, 8, 3, 3));
+        set_ints(d, "pads", 1, 1, 1, 1);
+        struct mlo_value *f = op(m, "Flatten", "f", op(m, "GlobalAveragePool", "p", d));
+        struct mlo_value *h = op(m, "Relu", "rh", op(m, "Gemm", "h", f, ramp(m, "hw", 0.1f, 8, 64)));
+        struct mlo_value *g = op(m, "Relu", "rg", op(m, "Gemm", "g", h, ramp(m, "gw", 0.1f, 64, 64)));
+        finish(m, op(m, "Gemm", "y", g, ramp(m, "yw", 0.1f, 64, 3)));
+        struct mlo_arena *arena = mlo_arena_new();
+        struct mlo_pass_context ctx = {.notes = json_array()};
+        struct mlo_prune_result result = {0};
+        json_t *given = json_pack("{s:s,s:s,s:i}", "remove", "50%", "of", of[k], "round", 1), *options;
+        assert_ok(mlo_options_resolve(mlo_prune_options, given, &options, &err));
+        assert_ok(mlo_prune_model(m, options, NULL, arena, &ctx, &result, &err));
+        const json_t *macs = json_object_get(result.report, "macs"),
+                     *weights = json_object_get(result.report, "weights");
+        removed[k][0] = mlo_json_f64(macs, "removed", -1);
+        removed[k][1] = mlo_json_f64(weights, "removed", -1);
+        assert_string_equal(mlo_json_str(result.report, "of", ""), of[k]);
+        assert_float_equal(mlo_json_f64(weights, "before", 0),
+                           8 * 2 * 9 + 8 * 8 * 9 + 8 * 64 + 64 * 64 + 64 * 3, 0);
+        double left = 0; /* what the file has now is what the report says */
+        for (int n = 0; n < m->graph->node_count; n++) {
+            const struct mlo_tensor *w = mlo_node_fixed(m->graph->nodes[n], 1);
+            left += w && w->rank > 1 ? (double)mlo_tensor_count(w) : 0;
+        }
+        assert_float_equal(mlo_json_f64(weights, "after", 0), left, 1e-9);
+        json_decref(result.report);
+        json_decref(ctx.notes);
+        json_decref(given);
+        json_decref(options);
+        mlo_arena_free(arena);
+        mlo_model_free(m);
+    }
+    assert_true(removed[0][0] >= 0.5 && removed[1][1] >= 0.5);
+    assert_true(removed[0][1] < removed[1][1]); /* not the same choice */
+}
+
 static void test_prune__refuses_what_it_cannot_do(void **state)
 {
     MLO_UNUSED(state);
@@ -404,6 +451,9 @@ static void test_prune__refuses_what_it_cannot_do(void **state)
     build_conv(m);
     assert_int_equal(run_pass(m, "prune", "{\"remove\": \"95%\"}", NULL, NULL, &err), MLO_EINVAL);
     assert_non_null(strstr(err.message, "without channels. At most 0.0% can"));
+    assert_int_equal(run_pass(m, "prune", "{\"remove\": \"95%\", \"of\": \"weights\"}", NULL, NULL, &err),
+                     MLO_EINVAL);
+    assert_non_null(strstr(err.message, "95.0% of the weights cannot go"));
     mlo_model_free(m);
     m = new_model(17);
     build_conv(m);
@@ -611,6 +661,7 @@ int main(void)
         cmocka_unit_test(test_prune__leaves_what_layernorm_shares),
         cmocka_unit_test(test_prune__groups_on_channels_not_known_stay),
         cmocka_unit_test(test_prune__ranks_by_norms_what_no_batchnorm_scales),
+        cmocka_unit_test(test_prune__a_share_of_the_weights),
         cmocka_unit_test(test_prune__refuses_what_it_cannot_do),
         cmocka_unit_test(test_prune__random_nets_stay_valid_and_lose_zeros_only),
     };

@@ -127,6 +127,28 @@ static void test_weights__convolutions_take_8_bits_per_channel(void **state)
     mlo_model_free(m);
 }
 
+/* One scale a channel, 4 bits, and the opset that has them; only where the others have 4 bits too. */
+static void test_weights__convolutions_take_4_bits_where_asked(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_model *m = new_model(17), *before = NULL;
+    finish(m, op(m, "Conv", "y", input(m, "x", -1, 1, 2), floats(m, "w", LIST(7, -3, 14, 3), 2, 1, 2)));
+    assert_int_equal(run_pass(m, "quantize-weights",
+                              "{\"type\": \"int8\", \"convolution_bits\": \"4\", " SMALL "}", NULL, NULL,
+                              &err),
+                     MLO_EINVAL);
+    assert_non_null(strstr(err.message, "go with the types int4 and uint4"));
+    assert_ok(mlo_model_clone(m, &before, &err));
+    assert_ok(run_pass(m, "quantize-weights", "{\"convolution_bits\": \"4\", " SMALL "}", NULL, NULL, &err));
+    assert_int_equal(mlo_model_opset(m, ""), 21);
+    assert_constant(m, "w_scale", MLO_FLOAT32, 1, 2);
+    assert_constant(m, "w_quantized", MLO_INT4, 7, -3, 7, 2 /* 1.5 to even */);
+    assert_true(deviation(before, m) > 0);
+    mlo_model_free(before);
+    mlo_model_free(m);
+}
+
 static void test_weights__search_gives_up_the_outlier_s_exactness(void **state)
 {
     MLO_UNUSED(state);
@@ -235,6 +257,7 @@ int main(void)
         cmocka_unit_test(test_weights__mat_mul_n_bits_by_hand),
         cmocka_unit_test(test_weights__mat_mul_n_bits_of_a_gemm_keeps_its_bias),
         cmocka_unit_test(test_weights__convolutions_take_8_bits_per_channel),
+        cmocka_unit_test(test_weights__convolutions_take_4_bits_where_asked),
         cmocka_unit_test(test_weights__search_gives_up_the_outlier_s_exactness),
         cmocka_unit_test(test_weights__gptq_reads_what_was_observed),
         cmocka_unit_test(test_weights__what_stays_in_float_and_why),
