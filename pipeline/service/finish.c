@@ -302,6 +302,7 @@ out:
 static bool known_to_call(const struct mlo_finished *f)
 {
     return !f->job->reproduces && !json_object_get(f->what->report, MLO_REPORT_DECISION) &&
+           !json_object_get(f->what->report, "search") && /* which plans jobs (search.c) */
            (!f->what->has_artifact || f->job->has_key) &&
            (!f->job->variant ||
             (mlo_name_valid(f->job->variant) && strcmp(f->job->variant, MLO_VARIANT_SOURCE) != 0));

@@ -249,7 +249,7 @@ static enum mlo_status plan_jobs(const struct mlo_recipe *recipe, struct mlo_run
                                &job->resources);
             if (mlo_str_starts(job->target, "cuda") && job->resources.gpus == 0)
                 job->resources.gpus = 1;
-            if (step->kind == MLO_STEP_DERIVE && plan->on)
+            if ((step->kind == MLO_STEP_DERIVE || step->reads_run) && plan->on)
                 return mlo_error_set(err, MLO_EINVAL,
                                      "the step '%s' derives, and what is there is only looked at",
                                      step->name);

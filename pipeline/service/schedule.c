@@ -150,7 +150,8 @@ static enum mlo_status check_recipe(const struct mlo_recipe *recipe, struct mlo_
 {
     for (size_t i = 0; i < recipe->step_count; i++) {
         const struct mlo_step *step = mlo_step_find(recipe->steps[i].name);
-        if (step && step->kind == MLO_STEP_OBSERVE && !step->makes_plans && !step->makes_document)
+        if (step && step->kind == MLO_STEP_OBSERVE && !step->makes_plans && !step->makes_document &&
+            !step->reads_run)
             continue;
         mlo_error_set(err, MLO_EINVAL, "the step '%s' makes something; a schedule measures what is there",
                       recipe->steps[i].name);

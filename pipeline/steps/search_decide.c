@@ -163,6 +163,17 @@ out:
     return status;
 }
 
+/* Once the rungs after the first began: which no budget let begin. */
+static void tell_untried(const struct mlo_search_state *s, char *stopped, size_t size)
+{
+    size_t untried = 0;
+    for (size_t i = 0; i < s->count; i++)
+        untried += s->all[i].begun == 0;
+    if (untried)
+        snprintf(stopped, size, "a budget ended the search before %zu of %zu candidates were tried", untried,
+                 s->count);
+}
+
 /* Points that are whole and did not fail, best first. */
 static size_t ordered(struct mlo_search_state *s, size_t *order, int *rank)
 {
@@ -313,6 +324,8 @@ enum mlo_status mlo_search_decide(const json_t *options, const json_t *run, json
     count = ordered(&s, order, rank);
     if (s.last_rung <= MLO_RUNG_SCREEN)
         MLO_TRY(plan_screen(&s, next, stopped, sizeof stopped, err));
+    else
+        tell_untried(&s, stopped, sizeof stopped);
     halve(&s, order, rank, count);
     mark_front(&s, order, rank, count);
     if (json_array_size(next) == 0 && s.last_rung == MLO_RUNG_SCREEN) {

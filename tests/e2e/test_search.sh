@@ -40,6 +40,8 @@ expect 2 "$MLOPT" submit fashion/cnn --goal 'min size' --budget soon
 says "neither a time nor a number of jobs"
 expect 1 "$MLOPT" submit fashion/cnn --goal 'accuracy_dorp<=1pt'
 says "did you mean 'accuracy_drop'?"
+expect 1 "$MLOPT" schedule add fashion/cnn --name again --cron '0 3 * * *' --recipe search
+says "makes something"
 expect 1 "$MLOPT" submit fashion/cnn --budget 5m --set search.prun=none
 says "prun"
 python3 - <<'PY'

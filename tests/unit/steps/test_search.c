@@ -166,7 +166,7 @@ static void test_space__is_each_combination_once(void **state)
     /* too many */
     json_t *prune = json_array();
     for (int i = 1; i < 99; i++) {
-        char share[8];
+        char share[16];
         snprintf(share, sizeof share, "%d%%", i);
         json_array_append_new(prune, json_string(share));
     }
@@ -298,6 +298,10 @@ static void test_decide__keeps_budgets(void **state)
         size_t jobs = json_array_size(json_object_get(run, "jobs")) + 1; /* the last choice is one too */
         if (jobs > (size_t)budgets[i])
             fail_msg("%zu jobs of %d", jobs, budgets[i]);
+        const json_t *last = json_array_get(json_object_get(end, "points"), 5);
+        bool tried = strcmp(mlo_json_str(last, "state", ""), "not tried") != 0;
+        assert_int_equal(tried,
+                         !*mlo_json_str(end, "stopped", "")); /* what was left out is said at the end */
         json_decref(end);
         json_decref(run);
         json_decref(options);
