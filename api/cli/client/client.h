@@ -145,8 +145,9 @@ MLO_MUST_USE enum mlo_status mlo_client_data(struct mlo_client *client, const ch
 /* `reproduce --local`: what the statements of a variant say, done again by this program. */
 MLO_MUST_USE enum mlo_status mlo_client_reproduce_here(struct mlo_cli *cli, struct mlo_error *err);
 
-/* Adds what --recipe (a file, or a built-in one's name) and --set say to the body of a request. */
-MLO_MUST_USE enum mlo_status mlo_client_add_recipe(const struct mlo_cli *cli, json_t *body,
+/* Adds what --recipe (a file, or a built-in one's name) and --set say to the body of a request; `searches`:
+ * the verb has --goal and --budget too. */
+MLO_MUST_USE enum mlo_status mlo_client_add_recipe(const struct mlo_cli *cli, bool searches, json_t *body,
                                                    struct mlo_error *err);
 
 /* Makes the project when it is not there and the token may. */

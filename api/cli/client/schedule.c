@@ -144,7 +144,7 @@ static enum mlo_status add_run(struct mlo_cli *cli, struct mlo_error *err)
         status = mlo_error_set(err, MLO_EUSAGE, "the options are not UTF-8 text");
         goto out;
     }
-    MLO_TRY(mlo_client_add_recipe(cli, body, err));
+    MLO_TRY(mlo_client_add_recipe(cli, false, body, err));
     cli->args[0] = ref.project;
     MLO_TRY(ask(cli, "POST", "", body, &answer, err));
     MLO_TRY(print_one(cli, answer, err));

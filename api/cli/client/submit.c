@@ -210,14 +210,15 @@ static enum mlo_status add_search(const struct mlo_cli *cli, json_t *set, struct
     return bad ? MLO_EUSAGE : MLO_OK;
 }
 
-enum mlo_status mlo_client_add_recipe(const struct mlo_cli *cli, json_t *body, struct mlo_error *err)
+enum mlo_status mlo_client_add_recipe(const struct mlo_cli *cli, bool searches, json_t *body,
+                                      struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_buf text = MLO_BUF_INIT;
     const char *recipe = NULL;
     json_t *set = json_array();
-    bool searches = mlo_cli_opt(cli, "goal") || mlo_cli_opt(cli, "budget");
-    if (searches && !mlo_cli_opt(cli, "recipe"))
+    bool goal = searches && (mlo_cli_opt(cli, "goal") || mlo_cli_opt(cli, "budget"));
+    if (goal && !mlo_cli_opt(cli, "recipe"))
         recipe = "search";
     else
         MLO_TRY(mlo_cli_required(cli, "recipe", &recipe, err));
@@ -237,7 +238,8 @@ enum mlo_status mlo_client_add_recipe(const struct mlo_cli *cli, json_t *body, s
     const char *assignment;
     for (size_t i = 0; (assignment = mlo_cli_opt_at(cli, "set", i)); i++)
         json_array_append_new(set, json_string(assignment));
-    MLO_TRY(add_search(cli, set, err));
+    if (goal)
+        MLO_TRY(add_search(cli, set, err));
     if (json_array_size(set))
         json_object_set(body, "set", set);
 out:
@@ -259,7 +261,7 @@ static enum mlo_status request_body(struct mlo_cli *cli, const struct mlo_client
         }
         json_object_set_new(body, "version", json_integer(version));
     }
-    MLO_TRY(mlo_client_add_recipe(cli, body, err));
+    MLO_TRY(mlo_client_add_recipe(cli, true, body, err));
     *out = json_incref(body);
 out:
     json_decref(body);
