@@ -51,7 +51,7 @@ const struct mlo_sql MLO_SCHEDULE_SQL[] = {
                  "select p.name, m.name from model m join project p on p.id = m.project_id "
                  "where m.id = $2 and m.project_id = $1",
                  2},
-    [S_COUNT] = {"schedule_count",
+    [S_COUNT] = {"schedules_kept",
                  "select count(*) from schedule where project_id = $1 and state <> 'removed'", 1},
 };
 const size_t MLO_SCHEDULE_SQL_COUNT = MLO_COUNT(MLO_SCHEDULE_SQL);
