@@ -11,12 +11,11 @@ bool mlo_point_whole(const struct mlo_search_point *point)
     return true;
 }
 
-bool mlo_point_dominates(const struct mlo_search_point *a, const struct mlo_search_point *b, bool surely)
+bool mlo_point_dominates(const struct mlo_search_point *a, const struct mlo_search_point *b)
 {
     bool better = false;
     for (int i = 0; i < MLO_AXES; i++) {
-        double ours = surely ? a->axis[i].high : a->axis[i].value,
-               theirs = surely ? b->axis[i].low : b->axis[i].value;
+        double ours = a->axis[i].value, theirs = b->axis[i].value;
         if (!(ours <= theirs))
             return false;
         better = better || ours < theirs;
@@ -36,7 +35,7 @@ void mlo_points_rank(const struct mlo_search_point *points, size_t count, int *r
             bool first = rank[i] < 0 && mlo_point_whole(&points[i]);
             for (size_t k = 0; first && k < count; k++)
                 if ((rank[k] < 0 || rank[k] == layer) && mlo_point_whole(&points[k]))
-                    first = !mlo_point_dominates(&points[k], &points[i], false);
+                    first = !mlo_point_dominates(&points[k], &points[i]);
             if (first) {
                 rank[i] = layer;
                 left--;

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/yaml.h"
+#include "pipeline/steps/search.h"
 #include "pipeline/steps/step_impl.h"
 
 static const char *const TOP_KEYS[] = {"name",   "target",      "data",  "postprocess", "steps",
@@ -275,13 +276,35 @@ static enum mlo_status judges(struct reader *r, int line)
     return status;
 }
 
+/* What a search finds is RECIPE-CANDIDATE, which must be a variant's name. */
+static enum mlo_status names_fit(struct reader *r, const struct mlo_recipe_step *item)
+{
+    json_t *space = NULL, *one;
+    size_t i;
+    enum mlo_status status = mlo_search_space(item->options, &space, r->err);
+    json_array_foreach(space, i, one)
+    {
+        const char *name = mlo_json_str(one, "name", "");
+        size_t length = strlen(r->recipe->name) + 1 + strlen(name);
+        if (status != MLO_OK || length <= MLO_SEARCH_VARIANT_MAX)
+            continue;
+        status = bad(r, item->line, "the variant's name '%.100s-%.96s' has %zu characters, of %d at most",
+                     r->recipe->name, name, length, MLO_SEARCH_VARIANT_MAX);
+        mlo_error_hint(r->err, "give the recipe a shorter name");
+    }
+    json_decref(space);
+    return status;
+}
+
 /* A search plans its jobs itself; its goal is what a recipe's expectations are. */
 static enum mlo_status alone(struct reader *r)
 {
     for (size_t i = 0; i < r->recipe->step_count; i++) {
         const struct mlo_recipe_step *item = &r->recipe->steps[i];
-        if (!mlo_step_find(item->name)->reads_run || (r->recipe->step_count == 1 && !r->recipe->expect_count))
+        if (!mlo_step_find(item->name)->reads_run)
             continue;
+        if (r->recipe->step_count == 1 && !r->recipe->expect_count)
+            return names_fit(r, item);
         enum mlo_status status =
             bad(r, item->line, "the step '%s' stands alone in a recipe without 'expect'", item->name);
         mlo_error_hint(r->err,
@@ -295,6 +318,8 @@ enum mlo_status mlo_recipe_check_data(const struct mlo_recipe *recipe, struct ml
 {
     struct reader r = {(struct mlo_recipe *)recipe, recipe->name, err};
     enum mlo_status judged = judges(&r, recipe->step_count ? recipe->steps[0].line : 1);
+    if (judged == MLO_OK) /* again: options are set after it was parsed */
+        judged = alone(&r);
     if (judged != MLO_OK)
         return judged;
     for (size_t i = 0; i < recipe->step_count; i++) {

@@ -37,9 +37,9 @@ struct mlo_search_point {
 };
 /* Whether all axes are known. */
 bool mlo_point_whole(const struct mlo_search_point *point);
-/* Whether `a` is nowhere worse than `b` and somewhere better, by values; `surely`: also where each is at the
- * end of its interval that speaks against it. Of two that are equal on all axes neither dominates. */
-bool mlo_point_dominates(const struct mlo_search_point *a, const struct mlo_search_point *b, bool surely);
+/* Whether `a` is nowhere worse than `b` and somewhere better, by values. Of two that are equal on all axes
+ * neither dominates. */
+bool mlo_point_dominates(const struct mlo_search_point *a, const struct mlo_search_point *b);
 /* The front: rank[i] is 0 where nothing dominates point i, 1 where only those of rank 0 do, and so on; -1 for
  * a point that is not whole. Of equal ones all have the same rank. */
 void mlo_points_rank(const struct mlo_search_point *points, size_t count, int *rank);
@@ -55,8 +55,9 @@ int mlo_goal_order(const struct mlo_goal *goal, const struct mlo_search_point *a
 
 /* All candidates of a search's (resolved) options, in the order in which they are tried: [{"name","steps":
  * [{"step","options" (resolved)}]}]. Those that come to the same are one. MLO_EINVAL for a value that a knob
- * does not have; MLO_ETOOBIG for more than MLO_SEARCH_CANDIDATES. *out is yours. */
-enum { MLO_SEARCH_CANDIDATES = 128 };
+ * does not have, and for two that come to one name; MLO_ETOOBIG for more than MLO_SEARCH_CANDIDATES. *out is
+ * yours. */
+enum { MLO_SEARCH_CANDIDATES = 128, MLO_SEARCH_VARIANT_MAX = 100 /* bytes of RECIPE-CANDIDATE */ };
 MLO_MUST_USE enum mlo_status mlo_search_space(const json_t *options, json_t **out, struct mlo_error *err);
 /* What can be said of a search's options before anything is done: goal, knobs, budgets. */
 MLO_MUST_USE enum mlo_status mlo_search_check(const json_t *options, struct mlo_error *err);

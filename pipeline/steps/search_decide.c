@@ -69,19 +69,6 @@ static int64_t jobs_of(const struct mlo_search_state *s, size_t candidate, const
 
 /* --- blocks -------------------------------------------------------------------------------------------- */
 
-static enum mlo_status add_step(json_t *steps, const char *name, json_t *given, struct mlo_error *err)
-{
-    json_t *resolved = NULL;
-    enum mlo_status status = given ? mlo_options_resolve(mlo_step_find(name)->options, given, &resolved, err)
-                                   : mlo_error_nomem(err);
-    if (status == MLO_OK &&
-        json_array_append_new(steps, json_pack("{s:s, s:O}", "step", name, "options", resolved)) != 0)
-        status = mlo_error_nomem(err);
-    json_decref(given);
-    json_decref(resolved);
-    return status;
-}
-
 static json_t *measured(const struct mlo_search_state *s, int64_t samples)
 {
     json_t *out = json_pack("{s:[s], s:s}", "metrics", s->metric.name, "compare_to", "source");
@@ -107,12 +94,13 @@ static enum mlo_status add_block(const struct mlo_search_state *s, struct mlo_se
     if (!steps)
         return mlo_error_nomem(err);
     if (rung == MLO_RUNG_SCREEN) {
-        MLO_TRY(add_step(steps, "screen", measured(s, mlo_json_i64(s->options, "screen", 0)), err));
-        MLO_TRY(add_step(steps, "benchmark", timed(s), err));
+        MLO_TRY(
+            mlo_search_add_step(steps, "screen", measured(s, mlo_json_i64(s->options, "screen", 0)), err));
+        MLO_TRY(mlo_search_add_step(steps, "benchmark", timed(s), err));
     } else if (rung == MLO_RUNG_SELECT) {
-        MLO_TRY(add_step(steps, "screen", measured(s, 0), err));
+        MLO_TRY(mlo_search_add_step(steps, "screen", measured(s, 0), err));
     } else {
-        MLO_TRY(add_step(steps, "evaluate", measured(s, -1), err));
+        MLO_TRY(mlo_search_add_step(steps, "evaluate", measured(s, -1), err));
     }
     json_t *block = json_pack("{s:s, s:i, s:s?, s:O}", "candidate", c->name, "rung", rung, "input",
                               rung == MLO_RUNG_SCREEN ? NULL : c->artifact, "steps", steps);
@@ -225,12 +213,11 @@ static void halve(struct mlo_search_state *s, const size_t *order, const int *ra
 }
 
 /* The front among those that were judged on as many samples as any: values of fewer are not compared. */
-static void mark_front(struct mlo_search_state *s, const size_t *order, const int *rank, size_t count)
+static void mark_front(struct mlo_search_state *s, const size_t *order, size_t count)
 {
     int furthest = 0;
     struct mlo_search_point *points = calloc(s->count, sizeof *points);
     int *own = malloc(s->count * sizeof *own);
-    (void)rank;
     for (size_t k = 0; k < count; k++)
         furthest = MLO_MAX(furthest, s->all[order[k]].screened);
     for (size_t k = 0; points && own && k < count; k++)
@@ -245,16 +232,35 @@ static void mark_front(struct mlo_search_state *s, const size_t *order, const in
     free(own);
 }
 
+/* Those that a rung takes, in order; of the front the nearest to the goal first, as the end names one. */
+static size_t taken(const struct mlo_search_state *s, const size_t *order, size_t count, int rung,
+                    size_t *out)
+{
+    size_t n = 0;
+    for (size_t k = 0; k < count; k++) {
+        const struct mlo_search_candidate *c = &s->all[order[k]];
+        if (rung == MLO_RUNG_EVALUATE ? !c->front : !c->kept)
+            continue;
+        size_t at = n++;
+        for (; rung == MLO_RUNG_EVALUATE && at > 0; at--) {
+            if (mlo_goal_order(&s->goal, &c->point, &s->all[out[at - 1]].point) >= 0)
+                break;
+            out[at] = out[at - 1];
+        }
+        out[at] = order[k];
+    }
+    return n;
+}
+
 static enum mlo_status plan_rung(struct mlo_search_state *s, const size_t *order, size_t count, int rung,
                                  json_t *next, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    size_t most = rung == MLO_RUNG_EVALUATE ? (size_t)mlo_json_i64(s->options, "front", 4) : count;
-    for (size_t k = 0; k < count && json_array_size(next) < most; k++) {
-        struct mlo_search_candidate *c = &s->all[order[k]];
-        if (rung == MLO_RUNG_EVALUATE ? c->front : c->kept)
-            MLO_TRY(add_block(s, c, rung, next, err));
-    }
+    size_t all[MLO_SEARCH_CANDIDATES],
+        n = taken(s, order, count, rung, all),
+        most = rung == MLO_RUNG_EVALUATE ? (size_t)mlo_json_i64(s->options, "front", 4) : count;
+    for (size_t k = 0; k < MLO_MIN(n, most); k++)
+        MLO_TRY(add_block(s, &s->all[all[k]], rung, next, err));
 out:
     return status;
 }
@@ -266,8 +272,11 @@ static enum mlo_status tell(struct mlo_search_state *s, const size_t *order, siz
 {
     json_t *points = json_array(), *front = json_array();
     const struct mlo_search_candidate *best = NULL;
-    bool done = json_array_size(next) == 0, met;
+    bool done = json_array_size(next) == 0, met, evaluated = s->last_rung == MLO_RUNG_EVALUATE;
     char why[400];
+    struct mlo_error reason = {0}; /* of the first candidate: also what is cut off is UTF-8 */
+    if (s->count && s->all[0].why)
+        mlo_error_set(&reason, MLO_EINVAL, ": %.200s", s->all[0].why);
     for (size_t i = 0; i < s->count; i++)
         json_array_append_new(points, mlo_search_point_json(s, &s->all[i]));
     for (size_t k = 0; k < count; k++) {
@@ -275,6 +284,8 @@ static enum mlo_status tell(struct mlo_search_state *s, const size_t *order, siz
         if (!c->front)
             continue;
         json_array_append_new(front, json_string(c->name));
+        if (evaluated && !c->evaluated.known)
+            continue; /* only what chose it has judged it */
         if (!best || mlo_goal_order(&s->goal, &c->point, &best->point) < 0)
             best = c;
     }
@@ -293,9 +304,10 @@ static enum mlo_status tell(struct mlo_search_state *s, const size_t *order, siz
             best->point.axis[MLO_AXIS_SIZE].value);
     else if (s->last_rung == 0)
         snprintf(why, sizeof why, "nothing was tried: %s", stopped);
+    else if (evaluated)
+        snprintf(why, sizeof why, "nothing of the front could be judged on the evaluation data");
     else
-        snprintf(why, sizeof why, "no candidate could be made and measured%s%.200s",
-                 s->count && s->all[0].why ? ": " : "", s->count && s->all[0].why ? s->all[0].why : "");
+        snprintf(why, sizeof why, "no candidate could be made and measured%.220s", reason.message);
     *out = json_pack("{s:s, s:s, s:s, s:i, s:{s:I, s:f, s:f}, s:I, s:O, s:O, s:s?, s:b, s:b, s:s, s:s, s:O}",
                      "format", MLO_SEARCH_FORMAT, "goal", mlo_json_str(s->options, "goal", ""), "metric",
                      s->metric.name, "rung", rung, "used", "jobs", (json_int_t)s->used_jobs, "elapsed_s",
@@ -327,7 +339,7 @@ enum mlo_status mlo_search_decide(const json_t *options, const json_t *run, json
     else
         tell_untried(&s, stopped, sizeof stopped);
     halve(&s, order, rank, count);
-    mark_front(&s, order, rank, count);
+    mark_front(&s, order, count);
     if (json_array_size(next) == 0 && s.last_rung == MLO_RUNG_SCREEN) {
         rung = MLO_RUNG_SELECT;
         const char *spent = out_of(&s, rung, 0);

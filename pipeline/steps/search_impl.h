@@ -33,6 +33,9 @@ struct mlo_search_state {
 MLO_MUST_USE enum mlo_status mlo_search_state_init(struct mlo_search_state *s, const json_t *options,
                                                    const json_t *run, struct mlo_error *err);
 void mlo_search_state_clear(struct mlo_search_state *s);
+/* Appends a step with resolved options; takes `given`. */
+MLO_MUST_USE enum mlo_status mlo_search_add_step(json_t *steps, const char *name, json_t *given,
+                                                 struct mlo_error *err);
 /* A candidate in a decision; yours, NULL when out of memory. */
 json_t *mlo_search_point_json(const struct mlo_search_state *s, const struct mlo_search_candidate *c);
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pipeline/steps/search.h"
+#include "pipeline/steps/search_impl.h"
 #include "pipeline/steps/step_impl.h"
 
 enum { K_PRUNE, K_PRECISION, K_CALIBRATOR, K_ROUNDING, K_MIXED, KNOBS };
@@ -34,8 +34,7 @@ static const char *value_of(const json_t *options, int knob, const size_t index[
     return json_string_value(json_array_get(json_object_get(options, KNOB_NAMES[knob]), index[knob]));
 }
 
-/* Appends a step with resolved options; takes `given`. */
-static enum mlo_status add_step(json_t *steps, const char *name, json_t *given, struct mlo_error *err)
+enum mlo_status mlo_search_add_step(json_t *steps, const char *name, json_t *given, struct mlo_error *err)
 {
     const struct mlo_step *step = mlo_step_find(name);
     json_t *resolved = NULL;
@@ -86,7 +85,7 @@ static enum mlo_status add_precision(const json_t *options, const size_t index[K
         json_object_set_new(given, "accuracy_drop", json_string(mixed));
         json_object_set_new(given, "metric", json_string(mlo_json_str(options, "metric", "top1")));
     }
-    return add_step(steps, p->step, given, err);
+    return mlo_search_add_step(steps, p->step, given, err);
 }
 
 static enum mlo_status make_candidate(const json_t *options, const size_t index[KNOBS], json_t **out,
@@ -100,12 +99,13 @@ static enum mlo_status make_candidate(const json_t *options, const size_t index[
         return mlo_error_nomem(err);
     if (strcmp(prune, "none") != 0) {
         add_name(name, sizeof name, "prune", prune);
-        MLO_TRY(add_step(steps, "prune",
-                         json_pack("{s:s, s:s, s:s, s:s}", "remove", prune, "criterion", "second-order",
-                                   "ratios", "sensitivity", "reconstruct", "least-squares"),
-                         err));
+        MLO_TRY(mlo_search_add_step(steps, "prune",
+                                    json_pack("{s:s, s:s, s:s, s:s}", "remove", prune, "criterion",
+                                              "second-order", "ratios", "sensitivity", "reconstruct",
+                                              "least-squares"),
+                                    err));
     }
-    MLO_TRY(add_step(steps, "optimize", json_object(), err));
+    MLO_TRY(mlo_search_add_step(steps, "optimize", json_object(), err));
     MLO_TRY(add_precision(options, index, steps, name, sizeof name, err));
     *out = json_pack("{s:s, s:O}", "name", name, "steps", steps);
     if (!*out)
@@ -115,14 +115,23 @@ out:
     return status;
 }
 
-static bool is_new(const json_t *all, const json_t *candidate)
+/* Appends it where no other has its steps. Jobs are known by their candidate's name: no two have one. */
+static enum mlo_status add_candidate(json_t *all, json_t *candidate, struct mlo_error *err)
 {
     const json_t *other;
+    const char *name = mlo_json_str(candidate, "name", "");
     size_t i;
-    json_array_foreach((json_t *)all, i,
-                       other) if (json_equal(json_object_get(other, "steps"),
-                                             json_object_get(candidate, "steps"))) return false;
-    return true;
+    json_array_foreach(all, i, other)
+    {
+        if (json_equal(json_object_get(other, "steps"), json_object_get(candidate, "steps")))
+            return MLO_OK;
+        if (strcmp(mlo_json_str(other, "name", ""), name) != 0)
+            continue;
+        mlo_error_set(err, MLO_EINVAL, "two candidates of the search come to the same name, '%.96s'", name);
+        mlo_error_hint(err, "list each value once, in one spelling: 30%% and 0.3pt");
+        return MLO_EINVAL;
+    }
+    return json_array_append(all, candidate) == 0 ? MLO_OK : mlo_error_nomem(err);
 }
 
 static enum mlo_status bad_value(struct mlo_error *err, int knob, const char *value, const char *form)
@@ -216,10 +225,7 @@ enum mlo_status mlo_search_space(const json_t *options, json_t **out, struct mlo
             if (places != sum)
                 continue;
             MLO_TRY(make_candidate(options, index, &one, err));
-            if (is_new(all, one) && json_array_append(all, one) != 0) {
-                status = mlo_error_nomem(err);
-                goto out;
-            }
+            MLO_TRY(add_candidate(all, one, err));
             json_decref(one);
             one = NULL;
             if (json_array_size(all) > MLO_SEARCH_CANDIDATES) {

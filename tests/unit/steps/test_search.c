@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "pipeline/steps/search_impl.h"
@@ -89,14 +90,12 @@ static void test_pareto__ties_and_intervals(void **state)
     mlo_points_rank(p, 6, rank);
     const int wanted[] = {0, 0, 0, 1, 0, 2};
     assert_memory_equal(rank, wanted, sizeof wanted);
-    assert_false(mlo_point_dominates(&p[1], &p[2], false)); /* equal */
-    assert_true(mlo_point_dominates(&p[1], &p[3], false));
-    assert_true(mlo_point_dominates(&p[1], &p[3], true));
-    /* overlapping intervals: better by what was measured, not surely */
+    assert_false(mlo_point_dominates(&p[1], &p[2])); /* equal */
+    assert_true(mlo_point_dominates(&p[1], &p[3]));
+    /* overlapping intervals: better by what was measured */
     p[1].axis[MLO_AXIS_DROP] = wide(0.01, 0.008);
     p[3].axis[MLO_AXIS_DROP] = wide(0.02, 0.008);
-    assert_true(mlo_point_dominates(&p[1], &p[3], false));
-    assert_false(mlo_point_dominates(&p[1], &p[3], true));
+    assert_true(mlo_point_dominates(&p[1], &p[3]));
     /* what was not measured is of no rank, and stands in nobody's way; neither does what is no number */
     p[0].axis[MLO_AXIS_LATENCY].known = false;
     p[4].axis[MLO_AXIS_DROP] = exact(NAN);
@@ -163,6 +162,16 @@ static void test_space__is_each_combination_once(void **state)
                                     mlo_json_str(json_array_get(space, k), "name", ""));
     json_decref(space);
     json_decref(options);
+    /* two spellings: jobs are known by the names of their candidates */
+    static const char *const twice[] = {"{\"precision\":[\"int8\"],\"mixed\":[\"0.3pt\",\"0.3 pt\"]}",
+                                        "{\"prune\":[\"30%\",\"+30%\"]}"};
+    for (size_t i = 0; i < MLO_COUNT(twice); i++) {
+        options = options_of(twice[i]);
+        err = (struct mlo_error){0};
+        assert_int_equal(mlo_search_space(options, &space, &err), MLO_EINVAL);
+        assert_non_null(strstr(err.message, "the same name"));
+        json_decref(options);
+    }
     /* too many */
     json_t *prune = json_array();
     for (int i = 1; i < 99; i++) {
@@ -343,6 +352,58 @@ static void test_decide__without_what_failed(void **state)
     json_decref(options);
 }
 
+static void test_decide__names_nothing_that_was_not_evaluated(void **state)
+{
+    MLO_UNUSED(state);
+    json_t *options =
+               options_of("{\"goal\":\"accuracy_drop<=0.25pt, min latency\",\"front\":1,\"keep\":1," SIX "}"),
+           *run = new_run(), *now;
+    for (now = decide(options, run); mlo_json_i64(now, "rung", 0) < MLO_RUNG_EVALUATE;
+         now = decide(options, run)) {
+        work(run, now, NULL);
+        json_decref(now);
+    }
+    const json_t *next = json_object_get(now, "next");
+    char *judged = strdup(mlo_json_str(json_array_get(next, 0), "candidate", ""));
+    assert_int_equal(json_array_size(next), 1);
+    assert_string_equal(judged, mlo_json_str(now, "best", ""));
+    work(run, now, judged); /* which cannot be judged */
+    json_decref(now);
+    now = decide(options, run);
+    assert_true(mlo_json_bool(now, "done", false));
+    assert_true(json_array_size(json_object_get(now, "front")) > 0);
+    assert_null(mlo_json_str(now, "best", NULL));
+    assert_false(mlo_json_bool(now, "met", true));
+    assert_non_null(strstr(mlo_json_str(now, "why", ""), "evaluation data"));
+    free(judged);
+    json_decref(now);
+    json_decref(run);
+    json_decref(options);
+}
+
+static void test_decide__why_is_cut_as_text(void **state)
+{
+    MLO_UNUSED(state);
+    json_t *options = options_of("{\"precision\":[\"float\"]}");
+    for (int shift = 0; shift < 2; shift++) {
+        char message[302] = "x";
+        for (int i = 0; i < 150; i++)
+            memcpy(message + shift + (size_t)2 * (size_t)i, "\xc3\xa4", 2);
+        message[shift + 300] = '\0';
+        json_t *run = new_run(), *end;
+        json_t *job =
+            json_pack("{s:s, s:s, s:{s:s, s:i}, s:{s:s}}", "step", "optimize", "state", "failed", "spec",
+                      "candidate", "float", "rung", MLO_RUNG_SCREEN, "error", "message", message);
+        assert_non_null(job);
+        json_array_append_new(json_object_get(run, "jobs"), job);
+        end = decide(options, run);
+        assert_non_null(strstr(mlo_json_str(end, "why", ""), "no candidate could be made and measured: "));
+        json_decref(end);
+        json_decref(run);
+    }
+    json_decref(options);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -354,6 +415,8 @@ int main(void)
         cmocka_unit_test(test_decide__halves_and_ends_on_the_front),
         cmocka_unit_test(test_decide__keeps_budgets),
         cmocka_unit_test(test_decide__without_what_failed),
+        cmocka_unit_test(test_decide__names_nothing_that_was_not_evaluated),
+        cmocka_unit_test(test_decide__why_is_cut_as_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
