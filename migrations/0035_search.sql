@@ -1,6 +1,8 @@
 -- additive
--- A search plans its next jobs in the transaction that completes the job which chose them: whoever has that job's token
--- does, once. A worker still makes no job of its own: the rows are those of a run whose search it has just completed.
+-- A search plans its next jobs in the transaction that completes the job which chose them, once: behind that job there is
+-- nothing yet but what this transaction planned. It is the transaction that this asks for, not the token, which the completion
+-- has taken away by then. Who planned what is told by created_at, which is the transaction's own time and which a worker may
+-- not change: a row's xmin alone it gets by any update.
 
 CREATE FUNCTION search_plan(parent bigint, place integer, name text, step text, kind text, target text, exclusive boolean,
                             state text, spec text, input bytea, derivation bytea, memory_bytes bigint, disk_bytes bigint,
@@ -12,9 +14,11 @@ DECLARE
     made bigint;
 BEGIN
     SELECT j.run, j.project, j.priority INTO p FROM job j JOIN run r ON r.id = j.run
-        WHERE j.id = parent AND j.step = 'search' AND j.state = 'succeeded' AND j.position < place AND r.state = 'running'
-          AND j.xmin = pg_current_xact_id()::xid;
-    IF NOT FOUND OR place >= 4096 OR state NOT IN ('ready', 'waiting') OR
+        WHERE j.id = parent AND j.step = 'search' AND j.state = 'succeeded' AND r.state = 'running'
+          AND j.xmin = pg_current_xact_id()::xid
+          AND place = (SELECT max(o.position) FROM job o WHERE o.run = j.run) + 1
+          AND NOT EXISTS (SELECT FROM job o WHERE o.run = j.run AND o.position > j.position AND o.created_at <> now());
+    IF NOT FOUND OR place >= 4096 OR state NOT IN ('ready', 'waiting') OR json_typeof(spec::json) <> 'object' OR
        EXISTS (SELECT FROM unnest(needs) n WHERE NOT EXISTS (SELECT FROM job o WHERE o.id = n AND o.run = p.run)) THEN
         RAISE EXCEPTION 'only the search that chose a job plans it' USING ERRCODE = 'insufficient_privilege';
     END IF;
@@ -29,8 +33,8 @@ BEGIN
 END $$;
 
 -- A candidate that failed is out of the search, which goes on without it: what waits for the failed job is cancelled, and the
--- next choice waits for the others alone.
-CREATE FUNCTION search_drop(failed bigint) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+-- next choice waits for the others alone. Returns what it cancelled.
+CREATE FUNCTION search_drop(failed bigint) RETURNS SETOF bigint LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = mlopt, pg_temp AS $$
 DECLARE
     f record;
@@ -40,8 +44,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    UPDATE job j SET state = 'cancelled', finished_at = clock_timestamp()
-        WHERE j.run = f.run AND j.state = 'waiting' AND j.spec::json ->> 'candidate' = f.candidate;
+    RETURN QUERY UPDATE job j SET state = 'cancelled', finished_at = clock_timestamp()
+        WHERE j.run = f.run AND j.state = 'waiting' AND j.spec::json ->> 'candidate' = f.candidate RETURNING j.id;
     DELETE FROM job_dep d USING job w, job n
         WHERE d.job = w.id AND w.run = f.run AND w.step = 'search' AND w.state = 'waiting'
           AND n.id = d.needs AND n.spec::json ->> 'candidate' = f.candidate;

@@ -603,11 +603,13 @@ enum mlo_status mlo_queue_reap(struct mlo_db *db, uint32_t backoff_ms, int *coun
     struct mlo_rows rows = {0};
     struct mlo_error lost = {0};
     enum mlo_status status = mlo_service_pool_tx(db, expired_tx, &rows, err);
+    int expired = status == MLO_OK ? mlo_rows_count(&rows) : 0;
     *count = 0;
     mlo_error_set(&lost, MLO_ELEASE, "the worker stopped answering, and its lease ran out");
     mlo_error_hint(&lost, "look at the worker's log and at the machine's memory");
     uint64_t ends_ns = mlo_clock_ns() + REAP_NS;
-    for (int i = 0; status == MLO_OK && i < mlo_rows_count(&rows) && mlo_clock_ns() < ends_ns; i++) {
+    for (int i = 0; i < expired && mlo_clock_ns() < ends_ns; i++) { /* also behind one that fails */
+        struct mlo_error failed = {0};
         struct mlo_attempt_failure failure = {
             .job = mlo_rows_i64(&rows, i, 0),
             .token = mlo_rows_text(&rows, i, 1),
@@ -616,11 +618,15 @@ enum mlo_status mlo_queue_reap(struct mlo_db *db, uint32_t backoff_ms, int *coun
             .retry = true,
             .backoff_ms = backoff_ms,
         };
-        status = mlo_queue_fail(db, &failure, err);
-        if (status == MLO_OK)
+        enum mlo_status one = mlo_queue_fail(db, &failure, &failed);
+        if (one == MLO_OK) {
             ++*count;
-        else if (status == MLO_ELEASE || status == MLO_ECANCELLED || status == MLO_ECONFLICT)
-            status = MLO_OK; /* another reaper, or the attempt itself, was first, or is at it */
+        } else if (one != MLO_ELEASE && one != MLO_ECANCELLED && one != MLO_ECONFLICT && status == MLO_OK) {
+            /* else another reaper, or the attempt itself, was first, or is at it */
+            status = one; /* the first is what is told */
+            if (err)
+                *err = failed;
+        }
     }
     mlo_rows_clear(&rows);
     return status;

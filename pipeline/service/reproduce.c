@@ -18,11 +18,15 @@ const struct mlo_sql MLO_REPRODUCE_SQL[] = {
          "join version v on v.id = r.version join model m on m.id = v.model_id "
          "join project p on p.id = m.project_id "
          "where j.run = $1 and j.kind = 'derive' and r.project = $2 and j.output is not null "
-         /* of a search's jobs, those of the candidate */
+         /* of a search's jobs, those of the candidate that ends on the artifact: of several the named one */
          "and (j.spec::json ->> 'candidate') is not distinct from (select c.spec::json ->> 'candidate' "
-         "  from job c where c.run = $1 and c.kind = 'derive' and c.output = $3 "
-         "  order by c.position limit 1) order by j.position",
-         3},
+         "  from job c where c.run = $1 and c.kind = 'derive' and c.output = $3 and not exists ("
+         "    select from job l where l.run = $1 and l.kind = 'derive' and l.output is not null "
+         "    and l.position > c.position "
+         "    and (l.spec::json ->> 'candidate') is not distinct from (c.spec::json ->> 'candidate')) "
+         "  order by r.recipe_name || '-' || (c.spec::json ->> 'candidate') = $4 desc, c.position limit 1) "
+         "order by j.position",
+         4},
     [S_INSERT_RUN] = {"reproduce_insert_run",
                       "insert into run (project, version, recipe_name, recipe, target, source, datasets, "
                       "  priority, reproduces, created_by) "
@@ -102,6 +106,8 @@ static enum mlo_status insert_job(struct mlo_db_conn *conn, const struct reprodu
     json_t *spec = NULL, *wanted = NULL;
     MLO_TRY(mlo_json_parse(spec_text, strlen(spec_text), "a job's spec", &spec, err));
     MLO_TRY(recall(conn, rows, row, json_object_get(spec, "options"), named, &wanted, err));
+    (void)json_object_del(spec, "candidate"); /* no search goes on without it: where it fails, its run does */
+    (void)json_object_del(spec, "rung");
     if (json_object_set(spec, "reproduce", wanted) != 0) {
         status = mlo_error_nomem(err);
         goto out;
@@ -177,6 +183,7 @@ static enum mlo_status reproduce_tx(struct mlo_db_conn *conn, void *arg, struct 
     mlo_param_i64(&p, variant.run_id);
     mlo_param_i64(&p, request->project);
     mlo_param_digest(&p, &variant.artifact);
+    mlo_param_text(&p, variant.name);
     MLO_TRY(mlo_db_exec(conn, &MLO_REPRODUCE_SQL[S_CHAIN], &p, &chain, err));
     int count = mlo_rows_count(&chain);
     if (count == 0 || !mlo_rows_digest(&chain, count - 1, C_OUTPUT, &last) ||

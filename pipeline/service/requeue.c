@@ -33,8 +33,8 @@ const struct mlo_sql MLO_REQUEUE_SQL[] = {
          1},
     [S_FAILED] = {"requeue_failed",
                   /* a search goes on without a candidate that failed */
-                  "select count(*) from job where run = $1 and state = 'failed' "
-                  "and spec::json ->> 'candidate' is null",
+                  "select count(*), exists (select from job where run = $1 and step = 'search') "
+                  "from job where run = $1 and state = 'failed' and spec::json ->> 'candidate' is null",
                   1},
 };
 const size_t MLO_REQUEUE_SQL_COUNT = MLO_COUNT(MLO_REQUEUE_SQL);
@@ -58,10 +58,11 @@ static enum mlo_status check(struct mlo_db_conn *conn, const struct requeue *r, 
     mlo_param_i64(&p, r->run);
     enum mlo_status status = mlo_db_exec(conn, &MLO_REQUEUE_SQL[S_FAILED], &p, &failed, err);
     if (status == MLO_OK && (mlo_rows_i64(&failed, 0, 0) == 0 || mlo_rows_bool(rows, 0, 2))) {
-        status =
-            mlo_error_set(err, MLO_ECONFLICT, "%s of run %lld, and trying again would change nothing",
-                          mlo_rows_bool(rows, 0, 2) ? "other bytes came out" : "an expectation did not hold",
-                          (long long)r->run);
+        status = mlo_error_set(err, MLO_ECONFLICT, "%s of run %lld, and trying again would change nothing",
+                               mlo_rows_bool(rows, 0, 2)      ? "other bytes came out"
+                               : mlo_rows_bool(&failed, 0, 1) ? "nothing kept the goal of the search"
+                                                              : "an expectation did not hold",
+                               (long long)r->run);
         mlo_error_hint(err, "submit a new run");
     }
     mlo_rows_clear(&failed);

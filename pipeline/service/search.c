@@ -10,7 +10,7 @@
 #include "pipeline/steps/search.h"
 #include "registry/attest.h"
 
-enum { S_RUN, S_PLAN, S_KEY, S_CANDIDATE, S_DROP, S_READY, S_SO_FAR, S_JOBS };
+enum { S_RUN, S_PLAN, S_MADE, S_CANDIDATE, S_DROP, S_READY, S_SO_FAR, S_JOBS };
 
 const struct mlo_sql MLO_SEARCH_SQL[] = {
     /* a derive step reads the manifest's files where weights lie in files of their own (planner.c) */
@@ -26,12 +26,15 @@ const struct mlo_sql MLO_SEARCH_SQL[] = {
                 "select search_plan($1, $2::integer, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, "
                 "$14::integer, $15, $16::integer, $17::text[], $18::bigint[])",
                 18},
-    /* what names a variant: the derivation with its decision, where a step chose */
-    [S_KEY] = {"search_key",
-               "select d.key from derivation d where d.artifact = $1 and d.step = $2 "
-               "order by d.canonical like '%\"decisions\":[\"%' desc, d.key limit 1",
-               2},
-    [S_CANDIDATE] = {"search_candidate", "select spec::json ->> 'candidate' from job where id = $1", 1},
+    /* the job of this run that made a point */
+    [S_MADE] = {"search_made",
+                "select step, spec, input, derivation, result from job where run = $1 and kind = 'derive' "
+                "and output = $2 and spec::json ->> 'candidate' = $3 order by position desc limit 1",
+                3},
+    [S_CANDIDATE] = {"search_candidate",
+                     "select j.spec::json ->> 'candidate' from job j where j.id = $1 and exists ("
+                     "  select from job w where w.run = j.run and w.step = 'search' and w.state = 'waiting')",
+                     1},
     [S_DROP] = {"search_drop", "select search_drop($1)", 1},
     [S_READY] =
         {"search_ready",
@@ -277,33 +280,61 @@ out:
 
 /* --- the front ----------------------------------------------------------------------------------------- */
 
+/* What names a variant: the derivation of this run's own job, with its decision where a step chose. */
+static enum mlo_status key_of(struct mlo_db_conn *conn, const struct mlo_job *job, const char *candidate,
+                              const struct mlo_digest *artifact, struct mlo_digest *key,
+                              struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_digest input;
+    json_t *spec = NULL, *result = NULL;
+    char *canonical = NULL;
+    mlo_param_i64(&p, job->run);
+    mlo_param_digest(&p, artifact);
+    mlo_param_text(&p, candidate);
+    MLO_TRY(mlo_db_exec(conn, &MLO_SEARCH_SQL[S_MADE], &p, &rows, err));
+    bool made = mlo_rows_count(&rows) == 1 && mlo_rows_digest(&rows, 0, 2, &input);
+    if (made) {
+        MLO_TRY(parsed(&rows, 0, 1, &spec, err));
+        MLO_TRY(parsed(&rows, 0, 4, &result, err));
+    }
+    const json_t *report = json_object_get(result, "report");
+    const char *decision = mlo_json_str(json_object_get(report, MLO_REPORT_DECISION), "blob", NULL);
+    if (!made || (!decision && !mlo_rows_digest(&rows, 0, 3, key)))
+        status =
+            mlo_error_set(err, MLO_EINTERNAL, "the point '%.96s' of a search has no derivation", candidate);
+    else if (decision)
+        status = mlo_job_derivation(mlo_rows_text(&rows, 0, 0), json_object_get(spec, "options"), &input,
+                                    job->datasets, decision, &canonical, key, err);
+out:
+    free(canonical);
+    json_decref(spec);
+    json_decref(result);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
 static enum mlo_status name_point(struct mlo_db_conn *conn, const struct growth *g, const json_t *point,
                                   struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const struct mlo_job *job = g->c->job;
     struct mlo_digest artifact, key, select;
-    struct mlo_rows rows = {0};
-    struct mlo_params p = MLO_PARAMS_INIT;
-    char name[101];
-    int n = snprintf(name, sizeof name, "%s-%s", g->name, mlo_json_str(point, "name", ""));
+    char name[MLO_SEARCH_VARIANT_MAX + 1];
+    const char *candidate = mlo_json_str(point, "name", "");
+    int n = snprintf(name, sizeof name, "%s-%s", g->name, candidate);
     const char *data = mlo_json_str(json_object_get(job->datasets, "select"), "digest", "");
     if (n >= (int)sizeof name || !mlo_name_valid(name) ||
         !mlo_digest_parse(mlo_json_str(point, "artifact", ""), &artifact))
         return mlo_error_set(err, MLO_EFORMAT, "a search names a point '%.100s' without an artifact", name);
-    mlo_param_digest(&p, &artifact);
-    mlo_param_text(&p, mlo_json_str(point, "made_by", ""));
-    MLO_TRY(mlo_db_exec(conn, &MLO_SEARCH_SQL[S_KEY], &p, &rows, err));
-    if (mlo_rows_count(&rows) != 1 || !mlo_rows_digest(&rows, 0, 0, &key)) {
-        status = mlo_error_set(err, MLO_EINTERNAL, "the point '%s' of a search has no derivation", name);
-        goto out;
-    }
+    MLO_TRY(key_of(conn, job, candidate, &artifact, &key, err));
     MLO_TRY(mlo_variant_name(conn, &g->c->actor, g->version, name, &artifact, &key, job->run, NULL, err));
     if (mlo_digest_parse(data, &select)) /* so that no gate takes evidence on it */
         MLO_TRY(mlo_lineage_add(conn, job->project, &artifact, &select, MLO_LINEAGE_SELECTED_WITH, &key,
                                 job->run, err));
 out:
-    mlo_rows_clear(&rows);
     return status;
 }
 
@@ -376,6 +407,8 @@ enum mlo_status mlo_search_drop(struct mlo_db_conn *conn, int64_t job, int64_t r
     if (!*dropped)
         goto out;
     MLO_TRY(mlo_db_exec(conn, &MLO_SEARCH_SQL[S_DROP], &p, &rows, err));
+    for (int i = 0; i < mlo_rows_count(&rows); i++) /* what was cancelled with it */
+        MLO_TRY(mlo_job_event(conn, mlo_rows_i64(&rows, i, 0), "job", err));
     p = (struct mlo_params)MLO_PARAMS_INIT;
     mlo_param_i64(&p, run);
     MLO_TRY(mlo_db_exec(conn, &MLO_SEARCH_SQL[S_READY], &p, &rows, err));

@@ -6,7 +6,10 @@
 
 #define SEARCH(options)                                                                                      \
     "name: seek\ntarget: any\ndata: {calibrate: p/cal, select: p/sel, evaluate: p/test}\nsteps:\n"           \
-    "  - search: {prune: [none, 50%], precision: [float, int8], together: 2, " options "}\n"
+    "  - search: {prune: [none, 50%], precision: [int8, float], together: 2, " options "}\n"
+#define ALSO                                                                                                 \
+    "name: also\ntarget: any\ndata: {calibrate: p/cal, select: p/sel, evaluate: p/test}\nsteps:\n"           \
+    "  - search: {prune: [none, 50%], precision: [int8, float], together: 2}\n"
 #define PLAIN SEARCH("goal: \"accuracy_drop<=0.5pt, min latency\"")
 
 static const struct mlo_claimer WORKER = {"w", "{any,cpu}", LEASE_MS};
@@ -64,6 +67,48 @@ static int64_t jobs_with(struct service_fixture *f, int64_t run, const char *whe
     return count_rows(f, sql);
 }
 
+static void claim(struct service_fixture *f, struct mlo_job *job)
+{
+    int found = 0;
+    assert_mlo_ok(mlo_queue_claim(f->worker, &WORKER, job, 1, &found, &f->err), &f->err);
+    assert_int_equal(found, 1);
+}
+
+/* For good. */
+static void fail_job(struct service_fixture *f, const struct mlo_job *job)
+{
+    struct mlo_error why = {0};
+    (void)mlo_error_set(&why, MLO_EINVAL, "told to fail");
+    struct mlo_attempt_failure failure = {
+        .job = job->id, .token = job->token, .end = MLO_ATTEMPT_FAILED, .error = &why};
+    assert_mlo_ok(mlo_queue_fail(f->worker, &failure, &f->err), &f->err);
+}
+
+/* A variant is named by the derivation of the run's own job, also where another one came to the same bytes.
+ */
+static void test_search__names_what_its_run_made(void **state)
+{
+    struct service_fixture *f = *state;
+    struct test_worker w;
+    int64_t run = submit(f, f->version, PLAIN, 0);
+    start_worker(f, &w, 2);
+    wait_run(f, run);
+    assert_run(f, run, -1, "state", "succeeded");
+    (void)count_rows(f,
+                     "insert into mlopt.derivation (key, canonical, step, artifact, size, report) select "
+                     "decode(repeat('00', 4), 'hex') || substr(key, 5), replace(canonical, '{', '{ '), step, "
+                     "artifact, size, report from mlopt.derivation returning 1");
+    run = submit(f, f->version, ALSO, 0);
+    wait_run(f, run);
+    assert_run(f, run, -1, "state", "succeeded");
+    stop_worker(&w);
+    assert_true(count_rows(f, "select count(*) from mlopt.variant where name like 'also-%'") > 0);
+    assert_count(f,
+                 "select count(*) from mlopt.variant where name like 'also-%' and substr(derivation, 1, 4) = "
+                 "decode(repeat('00', 4), 'hex')",
+                 0);
+}
+
 static void test_search__ends_on_a_front_of_variants(void **state)
 {
     struct service_fixture *f = *state;
@@ -119,8 +164,16 @@ static void test_search__ends_on_a_front_of_variants(void **state)
     assert_mlo_ok(mlo_run_reproduce(f->pg->conn, &request, &made, &f->err), &f->err);
     wait_run(f, made);
     assert_run(f, made, -1, "state", "succeeded");
+    assert_int_equal(jobs_with(f, made, "spec::json ->> 'candidate' is not null"), 0);
     stop_worker(&a);
     stop_worker(&b);
+    /* where that fails, its run does: no search goes on without it */
+    struct mlo_job job;
+    assert_mlo_ok(mlo_run_reproduce(f->pg->conn, &request, &made, &f->err), &f->err);
+    claim(f, &job);
+    fail_job(f, &job);
+    mlo_job_clear(&job);
+    assert_run(f, made, -1, "state", "failed");
     json_decref(search);
     json_decref(second);
     assert_clean(f);
@@ -213,13 +266,6 @@ static json_t *choose(struct service_fixture *f, const struct mlo_job *job)
     return report;
 }
 
-static void claim(struct service_fixture *f, struct mlo_job *job)
-{
-    int found = 0;
-    assert_mlo_ok(mlo_queue_claim(f->worker, &WORKER, job, 1, &found, &f->err), &f->err);
-    assert_int_equal(found, 1);
-}
-
 static void test_search__is_planned_by_the_attempt_that_has_the_job(void **state)
 {
     struct service_fixture *f = *state;
@@ -286,6 +332,27 @@ static void test_search__survives_killed_workers(void **state)
     assert_planned_once(f, run);
 }
 
+static void assert_not_planned(struct mlo_db_conn *conn, const char *before, int64_t parent, int64_t place)
+{
+    char sql[400];
+    PQclear(PQexec(mlo_db_pg(conn), "begin"));
+    PGresult *result = PQexec(mlo_db_pg(conn), before);
+    if (*before) { /* it may */
+        assert_int_equal(PQresultStatus(result), PGRES_COMMAND_OK);
+        assert_string_not_equal(PQcmdTuples(result), "0");
+    }
+    PQclear(result);
+    snprintf(sql, sizeof sql,
+             "select mlopt.search_plan(%lld, %lld, 'x', 'optimize', 'derive', 'any', false, 'ready', '{}', "
+             "null, null, 0, 0, 0, null, 0, '{}', '{}')",
+             (long long)parent, (long long)place);
+    result = PQexec(mlo_db_pg(conn), sql);
+    const char *code = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+    assert_string_equal(code ? code : "done", "42501");
+    PQclear(result);
+    PQclear(PQexec(mlo_db_pg(conn), "rollback"));
+}
+
 /* A worker's role plans nothing but in the completion of a search's choice. */
 static void test_search__nobody_else_plans_jobs(void **state)
 {
@@ -293,22 +360,61 @@ static void test_search__nobody_else_plans_jobs(void **state)
     struct mlo_db_conn *conn;
     struct mlo_job job;
     int64_t run = submit(f, f->version, PLAIN, 0);
-    char sql[400];
     claim(f, &job);
-    snprintf(
-        sql, sizeof sql,
-        "select mlopt.search_plan(%lld, 1, 'x', 'optimize', 'derive', 'any', false, 'ready', '{}', null, "
-        "null, 0, 0, 0, null, 0, '{}', '{}')",
-        (long long)job.id);
     assert_mlo_ok(mlo_db_acquire(f->worker, &conn, &f->err), &f->err);
-    PGresult *result = PQexec(mlo_db_pg(conn), sql);
-    const char *code = PQresultErrorField(result, PG_DIAG_SQLSTATE);
-    assert_string_equal(code ? code : "done", "42501");
-    PQclear(result);
-    mlo_db_release(conn);
+    assert_not_planned(conn, "", job.id, 1);
     assert_int_equal(jobs_with(f, run, "true"), 1);
+    /* nor behind a choice of before, in a transaction that changed its row, and those behind it */
+    json_t *report = choose(f, &job);
+    struct mlo_completion done = {.blobs = f->blobs, .report = report};
+    assert_mlo_ok(mlo_queue_complete(f->worker, &job, &done, &f->err), &f->err);
+    int64_t planned = jobs_with(f, run, "true");
+    char touch[160];
+    snprintf(touch, sizeof touch, "update mlopt.job set progress = 0.5 where run = %lld", (long long)run);
+    assert_not_planned(conn, touch, job.id, planned);
+    assert_not_planned(conn, touch, job.id, planned + 7);
+    mlo_db_release(conn);
+    assert_int_equal(jobs_with(f, run, "true"), planned);
+    json_decref(report);
     mlo_job_clear(&job);
 }
+
+/* A job that cannot be failed, whatever is wrong with it, keeps no other one from being taken up again. */
+static void test_reap__goes_on_behind_one_that_cannot_be_failed(void **state)
+{
+    struct service_fixture *f = *state;
+    struct mlo_job choice, broken, sound;
+    int reaped = 0;
+    (void)submit(f, f->version, PLAIN, 0);
+    claim(f, &choice);
+    json_t *report = choose(f, &choice);
+    struct mlo_completion done = {.blobs = f->blobs, .report = report};
+    assert_mlo_ok(mlo_queue_complete(f->worker, &choice, &done, &f->err), &f->err);
+    claim(f, &broken); /* a candidate's, whose spec is read to go on without it */
+    (void)submit(f, f->version, ALSO, 0);
+    claim(f, &sound);
+    char sql[200];
+    snprintf(sql, sizeof sql,
+             "update mlopt.job set max_attempts = 1, spec = 'none' where id = %lld returning 1",
+             (long long)broken.id);
+    (void)count_rows(f, sql);
+    end_leases(f);
+    snprintf(
+        sql, sizeof sql,
+        "update mlopt.job set lease_until = lease_until - interval '1 minute' where id = %lld returning 1",
+        (long long)broken.id);
+    (void)count_rows(f, sql);
+    assert_true(mlo_queue_reap(f->worker, 1, &reaped, &f->err) != MLO_OK);
+    assert_int_equal(reaped, 1);
+    snprintf(sql, sizeof sql, "id = %lld and state = 'ready'", (long long)sound.id);
+    assert_int_equal(jobs_with(f, sound.run, sql), 1);
+    json_decref(report);
+    mlo_job_clear(&choice);
+    mlo_job_clear(&broken);
+    mlo_job_clear(&sound);
+}
+
+#define NAME64 "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 
 static void test_search__bad_recipes(void **state)
 {
@@ -318,6 +424,10 @@ static void test_search__bad_recipes(void **state)
     } wrong[] = {
         {SEARCH("pruen: [none]"), "pruen", "prune"},
         {SEARCH("rounding: []"), "rounding", "none"},
+        {SEARCH("mixed: [0.3pt, 0.3 pt]"), "the same name", "spelling"},
+        {"name: " NAME64 "\ntarget: any\ndata: {calibrate: p/cal, select: p/sel, evaluate: p/test}\n"
+         "steps:\n  - search: {prune: [25.0000000000000000000000%], precision: [float]}\n",
+         "101 characters, of 100", "shorter"},
         {SEARCH("goal: \"latency_p99>=5ms\""), "write <=", ""},
         {SEARCH("goal: \"min latncy\""), "latncy", "latency"},
         {SEARCH("time: soon"), "soon", "30m"},
@@ -349,6 +459,7 @@ int main(int argc, char **argv)
         return other;
     const struct CMUnitTest tests[] = {
         SERVICE_TEST(test_sql__every_statement_prepares),
+        SERVICE_TEST(test_search__names_what_its_run_made),
         SERVICE_TEST(test_search__ends_on_a_front_of_variants),
         SERVICE_TEST(test_search__goes_on_without_a_candidate_that_fails),
         SERVICE_TEST(test_search__says_the_best_where_nothing_keeps_the_goal),
@@ -356,6 +467,7 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_search__is_planned_by_the_attempt_that_has_the_job),
         SERVICE_TEST(test_search__survives_killed_workers),
         SERVICE_TEST(test_search__nobody_else_plans_jobs),
+        SERVICE_TEST(test_reap__goes_on_behind_one_that_cannot_be_failed),
         SERVICE_TEST(test_search__bad_recipes),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
