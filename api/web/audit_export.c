@@ -7,6 +7,8 @@
 
 /* What one answer holds in memory. */
 #define EXPORT_MAX ((size_t)16 << 20)
+/* So many entries are read for one answer, whatever the filters leave of them. */
+enum { EXPORT_READ_MAX = 100000 };
 
 static const char *const COLUMNS[] = {"seq",        "at",        "who",    "via",    "address",
                                       "request_id", "action",    "object", "reason", "before",
@@ -73,6 +75,27 @@ void mlo_page_audit_filter(const struct mlo_request *req, struct mlo_audit_filte
     }
 }
 
+/* More than one answer may read: fine where what is left to be read lies before `since`, of which the next
+ * entries by the thousand are taken as a sign. */
+static enum mlo_status read_enough(struct mlo_db_conn *conn, int64_t project, const char *since,
+                                   const char *cursor, struct mlo_error *err)
+{
+    const struct mlo_audit_filter filter = {.since = since};
+    const struct mlo_page page = {.limit = 1, .cursor = cursor};
+    json_t *newer = NULL;
+    enum mlo_status status = MLO_OK;
+    if (since)
+        MLO_TRY(mlo_audit_list(conn, project, &filter, &page, &newer, err));
+    if (!since || json_array_size(json_object_get(newer, "items"))) {
+        status = mlo_error_set(err, MLO_ETOOBIG, "the log has more entries than one answer looks through");
+        mlo_error_hint(
+            err, "narrow it with a later since, or fetch …/audit/chain of the API, which has all of it");
+    }
+out:
+    json_decref(newer);
+    return status;
+}
+
 static enum mlo_status write_entries(struct mlo_request *req, struct mlo_db_conn *conn, int64_t project,
                                      bool csv, struct mlo_error *err)
 {
@@ -83,6 +106,7 @@ static enum mlo_status write_entries(struct mlo_request *req, struct mlo_db_conn
     json_t *entries = NULL, *item;
     size_t i;
     bool first = true;
+    int64_t newest = 0;
     mlo_page_audit_filter(req, &filter);
     do {
         json_decref(entries);
@@ -104,7 +128,15 @@ static enum mlo_status write_entries(struct mlo_request *req, struct mlo_db_conn
             goto out;
         }
         const char *next = mlo_json_str(entries, "next", NULL);
+        int64_t at = 0;
         page.cursor = next ? mlo_arena_strdup(req->arena, next) : NULL;
+        if (!next || !mlo_str_to_i64(next, &at))
+            break;
+        newest = MLO_MAX(newest, at); /* a cursor is a place in the chain, which has no gaps */
+        if (newest - at > EXPORT_READ_MAX) {
+            status = read_enough(conn, project, filter.since, next, err);
+            break;
+        }
     } while (page.cursor);
 out:
     json_decref(entries);

@@ -424,6 +424,31 @@ static void test_pages__the_audit_log_is_exported(void **state)
     assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 0);
     api_call(api, &reply, "GET", "/audit/demo/export?format=xml", NULL, NULL, cookie);
     assert_http(&reply, 422);
+    /* a long chain: what is far back is not looked for, unless `since` says that nothing is wanted of it */
+    struct mlo_db_conn *conn;
+    struct mlo_error err = {0};
+    assert_mlo_ok(mlo_db_acquire(api->pg->owner, &conn, &err), &err);
+    assert_mlo_ok(
+        mlo_db_exec_text(conn,
+                         "insert into mlopt.audit select p.id, a.seq, h.hash, convert_to(format('{\"at\": "
+                         "\"%s-01-01T00:00:00.000Z\"}', a.year), 'UTF8'), h.hash from mlopt.project p join "
+                         "mlopt.audit_head h on h.project_id = p.id, (select 300000 + n, 2031 from "
+                         "generate_series(1, 500) n union all select 100000 + n, case when n > 100 then 2031 "
+                         "else 2030 end from generate_series(1, 600) n) a(seq, year) where p.name = 'demo'",
+                         &err),
+        &err);
+    api_call(api, &reply, "GET", "/audit/demo/export?format=json&since=2031-01-01", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 1000);
+    api_call(api, &reply, "GET", "/audit/demo/export?format=json&since=2030-01-01", NULL, NULL, cookie);
+    assert_http(&reply, 413);
+    api_call(api, &reply, "GET", "/audit/demo/export", NULL, NULL, cookie);
+    assert_http(&reply, 413);
+    assert_holds(mlo_buf_str(&reply.body), "a later since");
+    assert_mlo_ok(mlo_db_exec_text(conn, "delete from mlopt.audit where seq > 100000", &err), &err);
+    mlo_db_release(conn);
+    api_call(api, &reply, "GET", "/audit/demo/export?format=xml", NULL, NULL, cookie);
+    assert_http(&reply, 422);
     api_call(api, &reply, "GET", "/audit/-/export", NULL, NULL, cookie);
     assert_http(&reply, 200);
     cookie = session(api, api->token[MLO_APPROVER]);
