@@ -5,6 +5,8 @@ shells themselves, as somebody sees it who presses the tabulator.
 Needs MLOPT (path of the program). What a shell or a checker is missing for is said and left out.
 """
 import fcntl
+import http.server
+import json
 import os
 import pty
 import re
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import time
 
 MLOPT = os.environ["MLOPT"]
@@ -245,6 +248,42 @@ def check_questions(work, env):
         up.wait(PATIENCE)
 
 
+def check_follow(env):
+    """A log that is followed over a server that is away for a moment: each line once."""
+    texts = ["one\n", None, "one\ntwo\nthr", "one\ntwo\nthree\n", "one\ntwo\nthree\nfour"]
+    turn = [-2]  # the first question is where the run is
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            if "/log" not in self.path:
+                turn[0] += 1
+                answer = {"id": 7, "project": "shop", "state": "succeeded" if turn[0] == len(texts) - 1 else "running"}
+            elif texts[turn[0]] is None:
+                self.close_connection = True  # without a word
+                return
+            else:
+                answer = {"items": [{"job": 3, "attempt": 1, "name": "optimize", "text": texts[turn[0]]}], "next": None}
+            body = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        there = dict(env, MLOPT_URL=f"http://127.0.0.1:{server.server_port}", MLOPT_TOKEN="x")
+        followed = plain(["runs", "log", "7", "--project", "shop", "--follow"], there)
+        assert followed.stdout == "== job 3, optimize, attempt 1\none\ntwo\nthree\nfour\n", followed
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def main():
     work = tempfile.mkdtemp(prefix="mlopt-terminal-")
     os.chmod(work, 0o755)  # PostgreSQL runs as another user when this one is root
@@ -258,6 +297,7 @@ def main():
         check_fish(work, env)
         check_colours(env)
         check_progress(env)
+        check_follow(env)
         if "up" in re.findall(r"^  (\S+)", plain(["--help"], env).stdout, re.M):
             check_questions(work, env)
         print("ok")

@@ -167,6 +167,9 @@ MLO_MUST_USE enum mlo_status mlo_client_upload(struct mlo_client *client, const 
 MLO_MUST_USE enum mlo_status mlo_client_wait_run(struct mlo_client *client, struct mlo_cli *cli,
                                                  const char *project, int64_t id, int64_t timeout_s,
                                                  json_t **run, struct mlo_error *err);
+/* Whether a request that failed is worth another try: that can help, and the server answered a minute ago or
+ * later (mlo_clock_ns). */
+bool mlo_client_may_ask_again(enum mlo_status status, uint64_t last_answer_ns);
 /* The number of a run; MLO_EUSAGE when it is none. */
 MLO_MUST_USE enum mlo_status mlo_client_run_id(const char *text, int64_t *id, struct mlo_error *err);
 /* A run by its number, in the project `only` or (NULL) in those that the token sees; yours. */

@@ -4,68 +4,56 @@
 
 #include "api/cli/client/client.h"
 
-enum { POLL_MS = 1000, TAIL_MAX = 160, SEEN_MAX = 512 };
+/* The pause between two looks, and what it grows to while nothing is written. */
+enum { PAUSE_MS = 1000, PAUSE_MAX_MS = 10000, RETRY_MS = 500 };
 
-/* What was printed of one attempt's text. */
+/* What was printed of one attempt's text, which only grows. */
 struct seen {
     int64_t job, attempt;
-    size_t printed;          /* bytes of the text as it was then */
-    uint32_t sum;            /* of them */
-    char tail[TAIL_MAX + 1]; /* their end */
+    size_t printed; /* bytes */
 };
 
 struct follow {
-    struct mlo_cli *cli;
-    struct seen seen[SEEN_MAX];
-    size_t count;
+    struct mlo_client *client;
+    const char *log_path, *run_path;
+    struct seen *seen;
+    size_t count, room;
     int64_t job, attempt; /* whose text was printed last */
 };
 
-static uint32_t sum_of(const char *text, size_t size)
-{
-    uint32_t sum = 2166136261u; /* FNV-1a */
-    for (size_t i = 0; i < size; i++)
-        sum = (sum ^ (unsigned char)text[i]) * 16777619u;
-    return sum;
-}
-
+/* Valid until the next call; NULL: no memory. */
 static struct seen *seen_of(struct follow *f, int64_t job, int64_t attempt)
 {
     for (size_t i = 0; i < f->count; i++)
         if (f->seen[i].job == job && f->seen[i].attempt == attempt)
             return &f->seen[i];
-    if (f->count == SEEN_MAX)
-        return NULL;
+    if (f->count == f->room) {
+        size_t room = f->room ? 2 * f->room : 64;
+        struct seen *seen = reallocarray(f->seen, room, sizeof *seen);
+        if (!seen)
+            return NULL;
+        f->seen = seen;
+        f->room = room;
+    }
     f->seen[f->count] = (struct seen){.job = job, .attempt = attempt};
     return &f->seen[f->count++];
 }
 
-/* Where the new part of the text begins. The server keeps the beginning and the end of a long text: what was
- * printed is then found again by its end, and when that is gone, all that is there is printed. */
-static const char *news(const struct seen *s, const char *text, size_t size)
-{
-    if (!s || s->printed == 0)
-        return text;
-    if (s->printed <= size && sum_of(text, s->printed) == s->sum)
-        return text + s->printed;
-    const char *last = NULL;
-    for (const char *at = strstr(text, s->tail); at; at = strstr(at + 1, s->tail))
-        last = at;
-    return last ? last + strlen(s->tail) : text;
-}
-
-/* Complete lines only, unless the run is over: a line is not torn by another job's. */
-static enum mlo_status print_news(struct follow *f, const json_t *item, bool over, struct mlo_error *err)
+/* Complete lines only, unless the run is over: a line is not torn by another job's. *any: something was new.
+ */
+static enum mlo_status print_news(struct follow *f, const json_t *item, bool over, bool *any,
+                                  struct mlo_error *err)
 {
     const char *text = mlo_json_str(item, "text", "");
     int64_t job = mlo_json_i64(item, "job", 0), attempt = mlo_json_i64(item, "attempt", 0);
     struct seen *s = seen_of(f, job, attempt);
     size_t size = strlen(text);
+    if (!s)
+        return mlo_error_nomem(err);
     if (!over)
         while (size && text[size - 1] != '\n')
             size--;
-    const char *from = news(s, text, size);
-    if (from >= text + size)
+    if (s->printed >= size)
         return MLO_OK;
     enum mlo_status status = MLO_OK;
     if (f->job != job || f->attempt != attempt)
@@ -73,16 +61,11 @@ static enum mlo_status print_news(struct follow *f, const json_t *item, bool ove
                                mlo_json_str(item, "name", ""), (long long)attempt);
     f->job = job;
     f->attempt = attempt;
-    int length = (int)(text + size - from);
     if (status == MLO_OK)
-        status = mlo_cli_print(err, "%.*s%s", length, from, text[size - 1] == '\n' ? "" : "\n");
-    if (s) {
-        size_t tail = MLO_MIN(size, (size_t)TAIL_MAX);
-        s->printed = size;
-        s->sum = sum_of(text, size);
-        memcpy(s->tail, text + size - tail, tail);
-        s->tail[tail] = '\0';
-    }
+        status = mlo_cli_print(err, "%.*s%s", (int)(size - s->printed), text + s->printed,
+                               text[size - 1] == '\n' ? "" : "\n");
+    s->printed = size;
+    *any = true;
     return status;
 }
 
@@ -92,39 +75,60 @@ static bool is_over(const json_t *run)
     return strcmp(state, "queued") != 0 && strcmp(state, "running") != 0;
 }
 
-/* The log until the run has ended: its state is read before the log is, so that nothing is missed. */
-static enum mlo_status follow_log(struct mlo_client *client, struct mlo_cli *cli, const json_t *first,
-                                  const char *log_path, struct mlo_error *err)
+/* One look: whether the run is over, and then its log, so that nothing is missed. *items is yours. */
+static enum mlo_status look(struct follow *f, bool *over, json_t **items, struct mlo_error *err)
+{
+    json_t *run = NULL;
+    enum mlo_status status = mlo_client_get(f->client, f->run_path, &run, err);
+    *over = status == MLO_OK && is_over(run);
+    json_decref(run);
+    return status == MLO_OK ? mlo_client_list(f->client, f->log_path, 0, items, err) : status;
+}
+
+/* The log until the run has ended. */
+static enum mlo_status follow_log(struct mlo_client *client, const json_t *run, const char *log_path,
+                                  struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct follow *f = calloc(1, sizeof *f);
     struct mlo_buf path = MLO_BUF_INIT;
-    json_t *run = NULL, *items = NULL, *item;
+    json_t *items = NULL, *item;
     size_t i;
-    bool over = is_over(first);
-    if (!f)
-        return mlo_error_nomem(err);
-    f->cli = cli;
-    mlo_client_path(&path, "/v1/projects/%s/runs/%d", mlo_json_str(first, "project", ""),
-                    (long long)mlo_json_i64(first, "id", 0));
+    uint64_t last_answer = mlo_clock_ns();
+    uint32_t pause = PAUSE_MS;
+    char note[128];
+    long long id = (long long)mlo_json_i64(run, "id", 0);
+    bool over = is_over(run);
+    mlo_client_path(&path, "/v1/projects/%s/runs/%d", mlo_json_str(run, "project", ""), id);
+    struct follow f = {.client = client, .log_path = log_path, .run_path = mlo_buf_str(&path)};
+    snprintf(note, sizeof note, "the run goes on: mlopt runs %lld", id);
+    mlo_cli_on_interrupt(over ? NULL : note);
     for (;;) {
-        MLO_TRY(mlo_client_list(client, log_path, 0, &items, err));
-        json_array_foreach(items, i, item) MLO_TRY(print_news(f, item, over, err));
+        struct mlo_error trouble = {0};
+        bool any = false;
+        status = look(&f, &over, &items, &trouble);
+        if (status != MLO_OK && !mlo_client_may_ask_again(status, last_answer)) {
+            *err = trouble;
+            mlo_error_hint(err, "mlopt runs %lld", id);
+            goto out;
+        }
+        if (status != MLO_OK) {
+            mlo_clock_sleep_ms(RETRY_MS);
+            continue;
+        }
+        last_answer = mlo_clock_ns();
+        json_array_foreach(items, i, item) MLO_TRY(print_news(&f, item, over, &any, err));
         json_decref(items);
         items = NULL;
         if (over)
             break;
-        mlo_clock_sleep_ms(POLL_MS);
-        MLO_TRY(mlo_client_get(client, mlo_buf_str(&path), &run, err));
-        over = is_over(run);
-        json_decref(run);
-        run = NULL;
+        pause = any ? PAUSE_MS : MLO_MIN(2 * pause, (uint32_t)PAUSE_MAX_MS);
+        mlo_clock_sleep_ms(pause);
     }
 out:
+    mlo_cli_on_interrupt(NULL);
     json_decref(items);
-    json_decref(run);
     mlo_buf_clear(&path);
-    free(f);
+    free(f.seen);
     return status;
 }
 
@@ -167,7 +171,7 @@ static enum mlo_status log_run(struct mlo_cli *cli, struct mlo_error *err)
     if (job)
         mlo_buf_printf(&path, "?job=%lld", (long long)job);
     if (mlo_cli_has(cli, "follow")) {
-        MLO_TRY(follow_log(client, cli, run, mlo_buf_str(&path), err));
+        MLO_TRY(follow_log(client, run, mlo_buf_str(&path), err));
         goto out;
     }
     MLO_TRY(mlo_client_list(client, mlo_buf_str(&path), 0, &items, err));

@@ -131,6 +131,12 @@ static enum mlo_status poll_events(struct mlo_client *client, struct watch *w, c
     return status;
 }
 
+bool mlo_client_may_ask_again(enum mlo_status status, uint64_t last_answer_ns)
+{
+    return mlo_status_info(status)->retry &&
+           mlo_clock_ns() - last_answer_ns <= (uint64_t)PATIENCE_MS * 1000000u;
+}
+
 enum mlo_status mlo_client_wait_run(struct mlo_client *client, struct mlo_cli *cli, const char *project,
                                     int64_t id, int64_t timeout_s, json_t **run, struct mlo_error *err)
 {
@@ -162,8 +168,7 @@ enum mlo_status mlo_client_wait_run(struct mlo_client *client, struct mlo_cli *c
         status = poll_events(client, &w, project, id, wait, &after, &done, &trouble);
         if (status == MLO_OK) {
             last_answer = mlo_clock_ns();
-        } else if (!mlo_status_info(status)->retry ||
-                   mlo_clock_ns() - last_answer > (uint64_t)PATIENCE_MS * 1000000u) {
+        } else if (!mlo_client_may_ask_again(status, last_answer)) {
             *err = trouble;
             mlo_error_hint(err, "mlopt runs %lld", (long long)id);
             goto out;
