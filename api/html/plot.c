@@ -259,7 +259,10 @@ void mlo_plot_scatter(struct mlo_buf *out, const struct mlo_plot *plot)
         free(d);
         return;
     }
-    mlo_plot_front(plot, d->front);
+    if (!plot->front)
+        mlo_plot_front(plot, d->front);
+    for (size_t i = 0; plot->front && i < d->count; i++)
+        d->front[i] = plot->front[i] && placed(&plot->points[i]);
     size_t shown = 0;
     for (size_t i = 0; i < d->count; i++) {
         const struct mlo_plot_point *p = &plot->points[i];
@@ -275,7 +278,8 @@ void mlo_plot_scatter(struct mlo_buf *out, const struct mlo_plot *plot)
          links ? "group" : "img", plot->label);
     HTML(out, " width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\">", WIDTH, HEIGHT, WIDTH, HEIGHT);
     axes(out, d);
-    front_line(out, d);
+    if (!plot->front)
+        front_line(out, d);
     for (size_t i = 0; i < d->count; i++)
         if (placed(&plot->points[i]))
             dot(out, d, i);

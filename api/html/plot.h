@@ -25,6 +25,9 @@ struct mlo_plot {
     bool more_x, more_y;           /* more is better on that axis; else less is */
     const struct mlo_plot_point *points;
     size_t count;
+    /* Which of the points are on the front, by more than these two axes; NULL: found here and joined by
+     * steps. */
+    const bool *front;
 };
 
 /* front[i] (plot->count of them, at most MLO_PLOT_POINTS are written): whether no other point is at least as
@@ -33,8 +36,8 @@ struct mlo_plot {
 size_t mlo_plot_front(const struct mlo_plot *plot, bool *front);
 
 /* Appends the picture, 600 by 340, in a <div class="scroll">; nothing when no point has a position. Points on
- * the front have the class "front" and are joined by steps. Names are left out where they would cover
- * another; with more than 16 points only those of the front are written. */
+ * the front have the class "front" and, where they were found here, are joined by steps. Names are left out
+ * where they would cover another; with more than 16 points only those of the front are written. */
 void mlo_plot_scatter(struct mlo_buf *out, const struct mlo_plot *plot);
 
 #endif

@@ -1,108 +1,90 @@
 /* What a search found: accuracy and latency of its candidates as a picture, and all of it as a table. */
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "api/html/plot.h"
 #include "api/web/web_impl.h"
 
-enum { WIDTH = 640, HEIGHT = 320, LEFT = 64, BOTTOM = 44, TOP = 14, RIGHT = 16, TICKS = 4 };
-
-struct scale {
-    double low, high;
-};
+enum { TITLE_MAX = 120 };
 
 static double of(const json_t *point, const char *key)
 {
     return mlo_json_f64(json_object_get(point, key), "value", NAN);
 }
 
-static bool drawn(const json_t *point)
+static struct mlo_plot_point plotted(const json_t *point, char title[TITLE_MAX])
 {
-    return isfinite(of(point, "accuracy_drop")) && isfinite(of(point, "latency_ratio"));
-}
-
-static struct scale scale_of(const json_t *points, const char *key, double with)
-{
-    struct scale s = {with, with};
-    const json_t *point;
-    size_t i;
-    json_array_foreach((json_t *)points, i, point)
-    {
-        if (!drawn(point))
-            continue;
-        s.low = fmin(s.low, of(point, key));
-        s.high = fmax(s.high, of(point, key));
-    }
-    double margin = fmax((s.high - s.low) * 0.08, 1e-3);
-    return (struct scale){s.low - margin, s.high + margin};
-}
-
-static double x_of(struct scale s, double value)
-{
-    return LEFT + (value - s.low) / (s.high - s.low) * (WIDTH - LEFT - RIGHT);
-}
-
-/* Less is lower: the corner at the bottom left is the best. */
-static double y_of(struct scale s, double value)
-{
-    return HEIGHT - BOTTOM - (value - s.low) / (s.high - s.low) * (HEIGHT - BOTTOM - TOP);
-}
-
-static void axes(struct mlo_buf *out, struct scale x, struct scale y)
-{
-    for (int i = 0; i <= TICKS; i++) {
-        double vx = x.low + (x.high - x.low) * i / TICKS, vy = y.low + (y.high - y.low) * i / TICKS;
-        HTML(out,
-             "<line class=\"tick\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"></line><text class=\"y\" "
-             "x=\"%d\" "
-             "y=\"%.1f\">%.2f</text><text class=\"x\" x=\"%.1f\" y=\"%d\">%.2f</text>",
-             LEFT, WIDTH - RIGHT, y_of(y, vy), y_of(y, vy), LEFT - 6, y_of(y, vy) + 4, 100 * vy, x_of(x, vx),
-             HEIGHT - BOTTOM + 16, vx);
-    }
-    HTML(out,
-         "<text class=\"x\" x=\"%d\" y=\"%d\">latency (p50), times the source's</text>"
-         "<text class=\"name\" x=\"%d\" y=\"%d\">accuracy drop, points</text>",
-         (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, LEFT + 4, TOP + 8);
-}
-
-static void dot(struct mlo_buf *out, struct scale sx, struct scale sy, const json_t *point)
-{
-    bool front = mlo_json_bool(point, "front", false);
-    const json_t *drop = json_object_get(point, "accuracy_drop");
-    double x = x_of(sx, of(point, "latency_ratio")), y = y_of(sy, of(point, "accuracy_drop"));
-    double low = fmax(mlo_json_f64(drop, "low", 0), sy.low),
-           high = fmin(mlo_json_f64(drop, "high", 0), sy.high);
-    /* the area says the size */
-    double radius = 3 + 5 * sqrt(fmin(fmax(mlo_json_f64(point, "size_ratio", 0), 0), 2));
-    HTML(out, "<g class=\"%s%s\"><title>%s: drop %.2f points, latency x %.3f, size x %.3f</title>",
-         front ? "front" : "other", mlo_json_bool(point, "meets", false) ? " meets" : "",
-         mlo_text(point, "name"), 100 * of(point, "accuracy_drop"), of(point, "latency_ratio"),
-         mlo_json_f64(point, "size_ratio", 0));
-    if (high > low)
-        HTML(out, "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"></line>", x, x, y_of(sy, low),
-             y_of(sy, high));
-    HTML(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"%.1f\"></circle>", x, y, radius);
-    if (front)
-        HTML(out, "<text class=\"%s\" x=\"%.1f\" y=\"%.1f\">%s</text>", x > WIDTH / 2.0 ? "y" : "name",
-             x + (x > WIDTH / 2.0 ? -radius - 4 : radius + 4), y - 5, mlo_text(point, "name"));
-    HTML(out, "</g>");
+    const json_t *drop = json_object_get(point, "accuracy_drop"),
+                 *latency = json_object_get(point, "latency_ratio");
+    double size = mlo_json_f64(point, "size_ratio", NAN);
+    char more[40] = "";
+    if (isfinite(size))
+        snprintf(more, sizeof more, ", size x %.4g", size);
+    snprintf(title, TITLE_MAX, "drop %.4g points, latency x %.4g%s", 100 * of(point, "accuracy_drop"),
+             of(point, "latency_ratio"), more);
+    return (struct mlo_plot_point){
+        .x = of(point, "latency_ratio"),
+        .x_low = mlo_json_f64(latency, "low", NAN),
+        .x_high = mlo_json_f64(latency, "high", NAN),
+        .y = 100 * of(point, "accuracy_drop"),
+        .y_low = 100 * mlo_json_f64(drop, "low", NAN),
+        .y_high = 100 * mlo_json_f64(drop, "high", NAN),
+        .name = mlo_text(point, "name"),
+        .title = title,
+        .hollow = !mlo_json_bool(point, "meets", false),
+    };
 }
 
 static void picture(struct mlo_buf *out, const json_t *points)
 {
-    struct scale x = scale_of(points, "latency_ratio", 1), y = scale_of(points, "accuracy_drop", 0);
+    size_t most = json_array_size(points) + 1, count = 1, measured = 0, i;
+    struct mlo_plot_point *plot_points = calloc(most, sizeof *plot_points);
+    char(*titles)[TITLE_MAX] = calloc(most, sizeof *titles);
+    bool *front = calloc(most, sizeof *front);
     const json_t *point;
-    size_t i;
-    HTML(out,
-         "<div class=\"scroll\"><svg class=\"front\" role=\"img\" aria-label=\"Accuracy drop and latency of "
-         "the "
-         "candidates; the table below says the same\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\">",
-         WIDTH, HEIGHT, WIDTH, HEIGHT);
-    axes(out, x, y);
-    for (int front = 0; front < 2; front++)
-        json_array_foreach((json_t *)points, i,
-                           point) if (drawn(point) && mlo_json_bool(point, "front", false) == front)
-            dot(out, x, y, point);
-    HTML(out, "</svg></div>");
+    if (!plot_points || !titles || !front) {
+        out->failed = true;
+        goto out;
+    }
+    plot_points[0] = (struct mlo_plot_point){.x = 1,
+                                             .x_low = NAN,
+                                             .x_high = NAN,
+                                             .y_low = NAN,
+                                             .y_high = NAN,
+                                             .name = "source",
+                                             .title = "what the others are compared with"};
+    for (int on = 1; on >= 0; on--) /* those of the front first: a plot has a bound */
+        json_array_foreach((json_t *)points, i, point)
+        {
+            if (mlo_json_bool(point, "front", false) != (on == 1))
+                continue;
+            plot_points[count] = plotted(point, titles[count]);
+            front[count] = on == 1;
+            measured += isfinite(plot_points[count].x) && isfinite(plot_points[count].y);
+            count++;
+        }
+    const struct mlo_plot plot = {
+        .label = "Accuracy drop and latency of the candidates; the table below says the same",
+        .x_title = "latency (p50), times the source's",
+        .y_title = "accuracy drop, points",
+        .points = plot_points,
+        .count = count,
+        .front = front,
+    };
+    if (measured) {
+        mlo_plot_scatter(out, &plot);
+        HTML(out,
+             "<p class=\"muted\"><small>Green dots are the front, which counts size too; an empty one does "
+             "not keep the goal. Bars are intervals.</small></p>");
+    } else {
+        HTML(out, "<p class=\"muted\">No candidate has both an accuracy and a latency yet.</p>");
+    }
+out:
+    free(plot_points);
+    free(titles);
+    free(front);
 }
 
 static void cell(struct mlo_buf *out, const json_t *point, const char *key, double times, int digits)

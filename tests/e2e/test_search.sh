@@ -28,7 +28,7 @@ expect 0 "$MLOPT" pull fashion/cnn@1/"search-$best" --out pulled
 code=$(sed -n 's,.*/login?token=,,p' up.log | tail -1)
 expect 0 curl -sf -c cookies -o /dev/null "$MLOPT_URL/login?token=$code"
 expect 0 curl -sf -b cookies "$MLOPT_URL/runs/fashion/$run"
-[ "$(grep -c 'class="front"' "$work/stdout")" -ge 1 ] || fail "no picture of the front"
+grep -q 'class="point front' "$work/stdout" || fail "no picture of the front"
 grep -q "the table below says the same" "$work/stdout" || fail "the picture names no table"
 ! grep -q ' style=' "$work/stdout" || fail "the page's policy allows no style attributes"
 

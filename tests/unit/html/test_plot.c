@@ -146,6 +146,28 @@ static void test_plot__many_points_name_only_the_front(void **state)
     free(points);
 }
 
+static void test_plot__a_front_by_more_than_two_axes_is_taken(void **state)
+{
+    (void)state;
+    const struct mlo_plot_point points[] = {AT(1, 1, "best of two"), AT(2, 2, "small"),
+                                            AT(NAN, 0, "nowhere")};
+    const bool front[] = {false, true, true};
+    struct mlo_plot plot = {.label = "l",
+                            .x_title = "x",
+                            .y_title = "y",
+                            .points = points,
+                            .count = MLO_COUNT(points),
+                            .front = front};
+    struct mlo_buf out = MLO_BUF_INIT;
+    mlo_plot_scatter(&out, &plot);
+    assert_true(mlo_buf_ok(&out));
+    assert_int_equal(count_of(&out, "point front\"><title>small (on"), 1);
+    assert_int_equal(count_of(&out, "point front"), 1);
+    assert_int_equal(count_of(&out, "<circle"), 2);
+    assert_int_equal(count_of(&out, "path class=\"front\""), 0); /* no steps: these two axes do not say it */
+    mlo_buf_clear(&out);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -154,6 +176,7 @@ int main(void)
         cmocka_unit_test(test_plot__texts_are_escaped),
         cmocka_unit_test(test_plot__odd_numbers_draw_something_finite_or_nothing),
         cmocka_unit_test(test_plot__many_points_name_only_the_front),
+        cmocka_unit_test(test_plot__a_front_by_more_than_two_axes_is_taken),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
