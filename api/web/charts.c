@@ -68,6 +68,7 @@ void mlo_piece_variant_plot(struct mlo_buf *out, const json_t *variants)
     bool share = mlo_str_starts(name, "top");
     double times = share ? 100 : 1;
     char x_title[96], y_title[64];
+    const char *compared = NULL; /* the first variant, where it is drawn */
     size_t i, n = 0;
     if (!load || !metric)
         return;
@@ -83,6 +84,8 @@ void mlo_piece_variant_plot(struct mlo_buf *out, const json_t *variants)
         if (!json_is_object(p50) || strcmp(mlo_text(accuracy, "metric"), name) != 0 ||
             strcmp(mlo_text(accuracy, "dataset"), mlo_text(metric, "dataset")) != 0)
             continue;
+        if (i == 0)
+            compared = mlo_text(item, "variant");
         points[n++] = (struct mlo_plot_point){
             .x = mlo_json_f64(p50, "value", NAN) / 1e3,
             .x_low = mlo_json_f64(p50, "low", NAN) / 1e3,
@@ -113,8 +116,8 @@ void mlo_piece_variant_plot(struct mlo_buf *out, const json_t *variants)
         HTML(out,
              "<p class=\"muted\"><small>Green dots are the Pareto front: no other variant is as fast and as "
              "accurate. "
-             "Bars are 95&nbsp;%% intervals; the empty dot is %s.</small></p>",
-             mlo_text(json_array_get(variants, 0), "variant"));
+             "Bars are 95&nbsp;%% intervals%s%s.</small></p>",
+             compared ? "; the empty dot is " : "", compared ? compared : "");
     }
     free(points);
 }

@@ -50,7 +50,8 @@ enum mlo_status mlo_page_end(struct mlo_request *req, int http_status, struct ml
 {
     HTML(&req->out, "</main>");
     if (req->token)
-        HTML(&req->out, "<footer class=\"wrap\">Times are UTC. Intervals are 95&nbsp;%%.</footer>");
+        HTML(&req->out, "<footer class=\"wrap\">Times are UTC. Intervals are 95&nbsp;%%. <a "
+                        "href=\"/docs/api\">The API</a></footer>");
     HTML(&req->out, "</body></html>\n");
     mlo_reply_header(
         req, "Content-Security-Policy",

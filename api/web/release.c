@@ -102,6 +102,9 @@ static void numbers(struct mlo_buf *out, const struct release_view *v, const jso
     for (int p99 = 0; p99 < 2; p99++) {
         HTML(out, "</td><td class=\"n\">");
         mlo_piece_us(out, mlo_json_f64(json_object_get(latency, p99 ? "p99_us" : "p50_us"), "value", NAN));
+        if (latency && !p99) /* numbers of another load do not compare */
+            HTML(out, "<br><small>batch %lld, %s</small>", (long long)mlo_json_i64(latency, "batch", 0),
+                 mlo_text(latency, "machine_class"));
     }
     HTML(out, "</td>");
 }
@@ -192,8 +195,11 @@ enum mlo_status page_release(struct mlo_request *req, struct mlo_error *err)
     }
     MLO_TRY(find_moves(req, &v, err));
     if (!v.release) {
-        status = mlo_error_set(err, MLO_ENOTFOUND, "no stage of this model held a release %lld",
-                               (long long)v.number);
+        status =
+            mlo_error_set(err, MLO_ENOTFOUND,
+                          v.cut ? "no newer move is of a release %lld; older ones were not looked through"
+                                : "no stage of this model held a release %lld",
+                          (long long)v.number);
         goto out;
     }
     MLO_TRY(find_decisions(req, &v, err));
