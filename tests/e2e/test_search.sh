@@ -36,6 +36,8 @@ grep -q "the table below says the same" "$work/stdout" || fail "the picture name
 expect 6 "$MLOPT" submit fashion/cnn --goal 'size<=100, min size' --budget 20 "${quick[@]}" \
     --set 'search.precision=[int8-weights]' --set search.prune=none --wait
 says "nothing that was tried keeps the goal; the best found is int8-weights"
+expect 2 "$MLOPT" submit fashion/cnn --goal $'min size\xff'
+says "--goal is not UTF-8 text"
 expect 2 "$MLOPT" submit fashion/cnn --goal 'min size' --budget soon
 says "neither a time nor a number of jobs"
 expect 1 "$MLOPT" submit fashion/cnn --goal 'accuracy_dorp<=1pt'

@@ -108,9 +108,12 @@ static enum mlo_status print_table(const json_t *variants, struct mlo_error *err
         if (json_is_object(a)) {
             bool share = mlo_str_starts(mlo_json_str(a, "metric", ""), "top");
             double unit = share ? 100 : 1;
-            snprintf(accuracy, sizeof accuracy, "%.20s %.4g%s [%.4g, %.4g]", mlo_json_str(a, "metric", ""),
-                     unit * mlo_json_f64(a, "value", NAN), share ? "%" : "",
-                     unit * mlo_json_f64(a, "low", NAN), unit * mlo_json_f64(a, "high", NAN));
+            double a_low = unit * mlo_json_f64(a, "low", NAN), a_high = unit * mlo_json_f64(a, "high", NAN);
+            int written = snprintf(accuracy, sizeof accuracy, "%.20s %.4g%s", mlo_json_str(a, "metric", ""),
+                                   unit * mlo_json_f64(a, "value", NAN), share ? "%" : "");
+            if (isfinite(a_low) && isfinite(a_high))
+                snprintf(accuracy + written, sizeof accuracy - (size_t)written, " [%.4g, %.4g]", a_low,
+                         a_high);
             bool same =
                 strcmp(mlo_json_str(a, "metric", ""), mlo_json_str(first_accuracy, "metric", "")) == 0 &&
                 strcmp(mlo_json_str(a, "dataset", ""), mlo_json_str(first_accuracy, "dataset", "")) == 0;

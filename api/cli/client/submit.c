@@ -186,6 +186,15 @@ out:
     return status;
 }
 
+/* Appends a text of the command line, which may be no UTF-8. */
+static enum mlo_status add_text(json_t *set, const char *option, const char *text, struct mlo_error *err)
+{
+    json_t *value = json_string(text);
+    if (!value)
+        return mlo_error_set(err, MLO_EUSAGE, "%s is not UTF-8 text", option);
+    return json_array_append_new(set, value) == 0 ? MLO_OK : mlo_error_nomem(err);
+}
+
 /* What --goal and --budget set of a search's recipe: a time, or a number of jobs. */
 static enum mlo_status add_search(const struct mlo_cli *cli, json_t *set, struct mlo_error *err)
 {
@@ -195,24 +204,26 @@ static enum mlo_status add_search(const struct mlo_cli *cli, json_t *set, struct
     int64_t jobs;
     if (goal && strpbrk(goal, "\"\\\n"))
         return mlo_error_set(err, MLO_EUSAGE, "--goal has quotes, backslashes or lines");
-    if (goal)
+    enum mlo_status status = MLO_OK;
+    if (goal) {
         mlo_buf_printf(&text, "search.goal=\"%s\"", goal);
-    if (goal)
-        json_array_append_new(set, json_string(mlo_buf_str(&text)));
+        MLO_TRY(add_text(set, "--goal", mlo_buf_str(&text), err));
+    }
     mlo_buf_reset(&text);
     if (budget && mlo_str_to_i64(budget, &jobs) && jobs > 0)
         mlo_buf_printf(&text, "search.jobs=%lld", (long long)jobs);
     else if (budget && mlo_str_to_seconds(budget, &seconds) && seconds > 0)
         mlo_buf_printf(&text, "search.time=%s", budget);
     else if (budget)
-        mlo_error_set(err, MLO_EUSAGE, "--budget '%.40s' is neither a time nor a number of jobs", budget);
-    bool bad = budget && text.len == 0;
-    if (bad)
+        status =
+            mlo_error_set(err, MLO_EUSAGE, "--budget '%.40s' is neither a time nor a number of jobs", budget);
+    if (status != MLO_OK)
         mlo_error_hint(err, "write --budget 30m, --budget 1h30m or --budget 40");
     else if (budget)
-        json_array_append_new(set, json_string(mlo_buf_str(&text)));
+        status = add_text(set, "--budget", mlo_buf_str(&text), err);
+out:
     mlo_buf_clear(&text);
-    return bad ? MLO_EUSAGE : MLO_OK;
+    return status;
 }
 
 enum mlo_status mlo_client_add_recipe(const struct mlo_cli *cli, bool searches, json_t *body,
@@ -242,7 +253,7 @@ enum mlo_status mlo_client_add_recipe(const struct mlo_cli *cli, bool searches, 
     }
     const char *assignment;
     for (size_t i = 0; (assignment = mlo_cli_opt_at(cli, "set", i)); i++)
-        json_array_append_new(set, json_string(assignment));
+        MLO_TRY(add_text(set, "--set", assignment, err));
     if (goal)
         MLO_TRY(add_search(cli, set, err));
     if (json_array_size(set))
