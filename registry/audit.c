@@ -87,8 +87,6 @@ enum mlo_status mlo_audit_append(struct mlo_db_conn *conn, int64_t project_id, c
 
 static bool matches(const json_t *item, const struct mlo_audit_filter *f)
 {
-    if (!f)
-        return true;
     const char *action = mlo_json_str(item, "action", ""), *at = mlo_json_str(item, "at", "");
     if (f->action && *f->action &&
         !(mlo_str_ends(f->action, ".") ? mlo_str_starts(action, f->action) : strcmp(action, f->action) == 0))
@@ -131,31 +129,50 @@ static json_t *entry_json(const struct mlo_rows *rows, int row)
     return item;
 }
 
-/* A day, or a time in UTC: they are compared as texts. */
-static enum mlo_status check_moment(const char *text, const char *name, struct mlo_error *err)
+/* The two digits at `at`, up to `most`; -1: they are none. */
+static int two_digits(const char *at, int most)
 {
-    enum { DAY = 10, SECOND = 19 };
+    if (!isdigit((unsigned char)at[0]) || !isdigit((unsigned char)at[1]))
+        return -1;
+    int value = (at[0] - '0') * 10 + at[1] - '0';
+    return value <= most ? value : -1;
+}
+
+bool mlo_audit_moment(const char *text, bool last, char out[MLO_AUDIT_MOMENT_SIZE])
+{
+    enum { DAY = 10, MINUTE = 16, SECOND = 19 };
     static const char shape[] = "0000-00-00T00:00:00";
     size_t n = 0;
-    if (!text || !*text)
-        return MLO_OK;
-    for (; text[n] && n < SECOND; n++)
-        if (shape[n] == '0' ? !isdigit((unsigned char)text[n]) : text[n] != shape[n])
-            goto bad;
-    if (n != DAY && n != SECOND)
-        goto bad;
-    int month = (text[5] - '0') * 10 + text[6] - '0', day = (text[8] - '0') * 10 + text[9] - '0';
-    if (month < 1 || month > 12 || day < 1 || day > 31)
-        goto bad;
+    snprintf(out, MLO_AUDIT_MOMENT_SIZE, "%s",
+             last ? "0000-00-00T23:59:59.999Z" : "0000-00-00T00:00:00.000Z");
+    for (; text[n] && n < SECOND && (shape[n] == '0' ? isdigit((unsigned char)text[n]) : text[n] == shape[n]);
+         n++)
+        out[n] = text[n];
+    if (n != DAY && n != MINUTE && n != SECOND)
+        return false;
     const char *rest = text + n;
-    if (*rest == '.')
-        rest += 1 + strspn(rest + 1, "0123456789");
-    if (strcmp(rest, n == DAY ? "" : "Z") == 0)
+    if (n == SECOND && *rest == '.') {
+        size_t digits = strspn(++rest, "0123456789");
+        for (size_t i = 0; i < 3; i++)
+            out[SECOND + 1 + i] = i < digits ? rest[i] : '0';
+        rest += digits;
+    }
+    if (n > DAY && *rest == 'Z')
+        rest++;
+    return !*rest && two_digits(out + 5, 12) > 0 && two_digits(out + 8, 31) > 0 &&
+           two_digits(out + 11, 23) >= 0 && two_digits(out + 14, 59) >= 0 && two_digits(out + 17, 59) >= 0;
+}
+
+/* A bound as the entries' `at` is written, with which it is compared as a text; "": there is none. */
+static enum mlo_status read_bound(const char *text, const char *name, bool last,
+                                  char out[MLO_AUDIT_MOMENT_SIZE], struct mlo_error *err)
+{
+    out[0] = '\0';
+    if (!text || !*text || mlo_audit_moment(text, last, out))
         return MLO_OK;
-bad:
     mlo_error_set(err, MLO_EINVAL, "'%.60s' is no time", text);
     mlo_error_where(err, "%s", name);
-    mlo_error_hint(err, "a day or a time in UTC: 2026-01-31 or 2026-01-31T12:00:00Z");
+    mlo_error_hint(err, "a day or a time in UTC: 2026-01-31, 2026-01-31T12:00 or 2026-01-31T12:00:00Z");
     return MLO_EINVAL;
 }
 
@@ -168,11 +185,17 @@ enum mlo_status mlo_audit_list(struct mlo_db_conn *conn, int64_t project_id,
     bool more = true;
     enum mlo_status status;
     json_t *items = json_array();
+    struct mlo_audit_filter asked = {0};
+    char since[MLO_AUDIT_MOMENT_SIZE], until[MLO_AUDIT_MOMENT_SIZE];
     *out = NULL;
     if (!items)
         return mlo_error_nomem(err);
-    MLO_TRY(check_moment(filter ? filter->since : NULL, "since", err));
-    MLO_TRY(check_moment(filter ? filter->until : NULL, "until", err));
+    if (filter)
+        asked = *filter;
+    MLO_TRY(read_bound(asked.since, "since", false, since, err));
+    MLO_TRY(read_bound(asked.until, "until", true, until, err));
+    asked.since = since;
+    asked.until = until;
     MLO_TRY(mlo_page_limit(page, &limit, err));
     MLO_TRY(mlo_page_number(page, INT64_MAX, &before, err));
     /* filtered here: the log's bytes are not asked to be JSON that PostgreSQL can read */
@@ -190,7 +213,7 @@ enum mlo_status mlo_audit_list(struct mlo_db_conn *conn, int64_t project_id,
                 goto out;
             }
             before = mlo_rows_i64(&rows, r, 0);
-            if (matches(item, filter))
+            if (matches(item, &asked))
                 json_array_append_new(items, item);
             else
                 json_decref(item);

@@ -35,11 +35,16 @@ MLO_MUST_USE enum mlo_status mlo_audit_queue(struct mlo_db_conn *conn, int64_t p
  * locked until the end). */
 #define MLO_AUDIT_LAST(project) "(SELECT h.seq FROM audit_head h WHERE h.project_id = " project ")"
 
+/* A day (2026-01-31) or a time in UTC (2026-01-31T12:00, 2026-01-31T12:00:00.5; a Z may follow) as an entry's
+ * `at` is written; what is not said becomes its first instant, or its last. False: it is none. */
+#define MLO_AUDIT_MOMENT_SIZE 25
+bool mlo_audit_moment(const char *text, bool last, char out[MLO_AUDIT_MOMENT_SIZE]);
+
 struct mlo_audit_filter {
     const char *action;        /* exact, or a prefix when it ends in '.'; NULL: all */
     const char *who;           /* exact; NULL: all */
     const char *object;        /* prefix; NULL: all */
-    const char *since, *until; /* days, or times as in the body's `at`, else MLO_EINVAL; NULL: all */
+    const char *since, *until; /* moments, both included, else MLO_EINVAL; NULL: all */
 };
 /* Newest first: {"items":[{seq, hash, prev_hash, body, action, who, via, …the members of body}], "next"};
  * `body` is the exact text that was hashed. `filter` may be NULL; with one, an answer may hold fewer items

@@ -108,11 +108,20 @@ static void export_form(struct mlo_request *req, const char *name)
     HTML(out, "<form class=\"export\" method=\"get\" action=\"/audit/%s/export\">", name);
     for (size_t i = 0; i < MLO_COUNT(kept); i++) {
         const char *value = mlo_request_query(req, kept[i]);
-        if (value && value[0])
+        if (value)
             HTML(out, "<input type=\"hidden\" name=\"%s\" value=\"%s\">", kept[i], value);
     }
     HTML(out, "<button name=\"format\" value=\"csv\">Export as CSV</button> <button name=\"format\" "
               "value=\"json\">as JSON</button></form>");
+}
+
+/* A bound as a datetime-local field takes it: to the second, which means all of that second. */
+static const char *field_time(const char *text, bool last, char out[MLO_AUDIT_MOMENT_SIZE])
+{
+    if (!text || !mlo_audit_moment(text, last, out))
+        return "";
+    out[strlen("2026-01-31T12:00:00")] = '\0';
+    return out;
 }
 
 enum mlo_status page_audit(struct mlo_request *req, struct mlo_error *err)
@@ -126,7 +135,7 @@ enum mlo_status page_audit(struct mlo_request *req, struct mlo_error *err)
     struct mlo_page page;
     json_t *entries = NULL;
     int64_t project = 0;
-    char title[160];
+    char title[160], since[MLO_AUDIT_MOMENT_SIZE], until[MLO_AUDIT_MOMENT_SIZE];
     enum mlo_status status;
     mlo_page_audit_filter(req, &filter);
     MLO_TRY(mlo_request_page(req, &page, err));
@@ -148,7 +157,7 @@ enum mlo_status page_audit(struct mlo_request *req, struct mlo_error *err)
          "type=\"datetime-local\" step=\"1\" name=\"until\" value=\"%s\"></label><button>Show</button></form>"
          "<section class=\"panel\">",
          filter.who ? filter.who : "", filter.action ? filter.action : "", filter.object ? filter.object : "",
-         filter.since ? filter.since : "", filter.until ? filter.until : "");
+         field_time(filter.since, false, since), field_time(filter.until, true, until));
     if (json_array_size(json_object_get(entries, "items"))) {
         HTML(out,
              "<div class=\"scroll\"><table id=\"audit\"><thead><tr><th "

@@ -368,6 +368,11 @@ def check_audit(stand):
     stand.one("#audit details summary").click()
     assert "before" in stand.one("#audit details").text
     stand.shot("audit")
+    for name, moment in (("since", "2001-01-31T12:00:00"), ("until", "2101-01-31T12:00:00")):
+        stand.browser.execute_script("document.querySelector(arguments[0]).value = arguments[1]", f"input[name={name}]", moment)
+    stand.press("form.filters button")
+    assert len(stand.all("#audit tbody tr")) >= 2
+    assert "2001-01-31T12:00" in stand.one("input[name=since]").get_attribute("value")
 
 
 def check_narrow(stand):

@@ -422,6 +422,11 @@ static void test_pages__the_audit_log_is_exported(void **state)
                  "sha256:");
     api_call(api, &reply, "GET", "/audit/demo/export?format=json&until=2001-01-01", NULL, NULL, cookie);
     assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 0);
+    api_call(api, &reply, "GET", "/audit/demo?since=2026-01-31T12:00&until=2101-01-31", NULL, NULL, cookie);
+    assert_http(&reply, 200); /* and as a browser's fields take them */
+    assert_holds(mlo_buf_str(&reply.body), "name=\"since\" value=\"2026-01-31T12:00:00\"");
+    assert_holds(mlo_buf_str(&reply.body), "name=\"until\" value=\"2101-01-31T23:59:59\"");
+    assert_holds(mlo_buf_str(&reply.body), "version.create");
     api_call(api, &reply, "GET", "/audit/demo/export?format=xml", NULL, NULL, cookie);
     assert_http(&reply, 422);
     /* a long chain: what is far back is not looked for, unless `since` says that nothing is wanted of it */

@@ -225,7 +225,13 @@ static void test_stages__a_client_verifies_the_audit_chain(void **state)
     assert_http(&reply, 200);
     assert_true(mlo_json_bool(reply.json, "ok", false));
     assert_string_equal(mlo_json_str(reply.json, "head", ""), mlo_digest_text(&link, text));
-    static const char *const moments[] = {"AAA", "2026-1-1", "2026-13-01", "2026-01-31T12",
+    static const char *const moments[] = {"AAA",
+                                          "2026-1-1",
+                                          "2026-13-01",
+                                          "2026-01-31T12",
+                                          "2026-01-31T24:00",
+                                          "2026-01-31T12:60",
+                                          "2026-01-31Z",
                                           "2026-01-31T12:00:00+01:00"};
     for (size_t i = 0; i < MLO_COUNT(moments); i++) {
         char url[128];
@@ -240,6 +246,17 @@ static void test_stages__a_client_verifies_the_audit_chain(void **state)
     api_call(api, &reply, "GET", "/v1/projects/demo/audit?action=stage.&who=promoter", api->token[MLO_VIEWER],
              NULL, NULL);
     assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 1);
+    const char *at = mlo_json_str(json_array_get(json_object_get(reply.json, "items"), 0), "at", "");
+    char when[32], url[192];
+    snprintf(when, sizeof when, "%s", at); /* a day, a minute and a second are whole, at both ends */
+    for (size_t i = 0; i < 3; i++) {
+        static const int lengths[] = {10, 16, 19};
+        snprintf(url, sizeof url, "/v1/projects/demo/audit?action=stage.&since=%.*s&until=%.*s", lengths[i],
+                 when, lengths[i], when);
+        api_call(api, &reply, "GET", url, api->token[MLO_VIEWER], NULL, NULL);
+        assert_http(&reply, 200);
+        assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 1);
+    }
     api_call(api, &reply, "GET", "/v1/projects/-/audit", api->token[MLO_APPROVER], NULL, NULL);
     assert_http(&reply, 403);
     api_call(api, &reply, "GET", "/v1/projects/-/audit", api->token[MLO_ADMIN], NULL, NULL);
