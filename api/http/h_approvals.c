@@ -74,7 +74,7 @@ enum mlo_status h_quarantine(struct mlo_request *req, struct mlo_error *err)
     json_t *value = NULL;
     int64_t model;
     enum mlo_status status;
-    if (all && all[0] && strcmp(all, "true") != 0 && strcmp(all, "false") != 0) {
+    if (all && strcmp(all, "true") != 0 && strcmp(all, "false") != 0) {
         status = mlo_error_set(err, MLO_EINVAL, "all=%.40s is neither true nor false", all);
         mlo_error_where(err, "query argument 'all'");
         goto out;

@@ -18,19 +18,13 @@ out:
     return status;
 }
 
-static const char *query_or_null(const struct mlo_request *req, const char *name)
-{
-    const char *text = mlo_request_query(req, name);
-    return text && text[0] ? text : NULL;
-}
-
 enum mlo_status h_audit(struct mlo_request *req, struct mlo_error *err)
 {
-    const struct mlo_audit_filter filter = {.action = query_or_null(req, "action"),
-                                            .who = query_or_null(req, "who"),
-                                            .object = query_or_null(req, "object"),
-                                            .since = query_or_null(req, "since"),
-                                            .until = query_or_null(req, "until")};
+    const struct mlo_audit_filter filter = {.action = mlo_request_query(req, "action"),
+                                            .who = mlo_request_query(req, "who"),
+                                            .object = mlo_request_query(req, "object"),
+                                            .since = mlo_request_query(req, "since"),
+                                            .until = mlo_request_query(req, "until")};
     struct mlo_page page;
     json_t *value = NULL;
     int64_t project;
@@ -59,7 +53,7 @@ out:
 
 enum mlo_status h_audit_verify(struct mlo_request *req, struct mlo_error *err)
 {
-    const char *head = query_or_null(req, "head");
+    const char *head = mlo_request_query(req, "head");
     struct mlo_audit_head remembered = {0};
     json_t *value = NULL;
     int64_t project;

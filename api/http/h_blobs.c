@@ -152,7 +152,6 @@ static enum mlo_status may_redirect(const struct mlo_request *req, bool *may, st
 {
     static const char *const ours[] = {"If-Match", "If-Range", "If-None-Match"};
     const char *wish = mlo_request_query(req, "redirect");
-    wish = wish && wish[0] ? wish : NULL;
     *may = strcmp(req->method, "HEAD") != 0 && (!wish || strcmp(wish, "no") != 0);
     for (size_t i = 0; i < MLO_COUNT(ours); i++)
         *may = *may && !mlo_request_header(req, ours[i]);

@@ -59,7 +59,7 @@ enum mlo_status h_lineage(struct mlo_request *req, struct mlo_error *err)
     json_t *value = NULL;
     enum mlo_status status;
     MLO_TRY(mlo_request_version_any(req, &info, err));
-    MLO_TRY(mlo_variant_find(req->conn, info.id, name && name[0] ? name : MLO_VARIANT_SOURCE, &variant, err));
+    MLO_TRY(mlo_variant_find(req->conn, info.id, name ? name : MLO_VARIANT_SOURCE, &variant, err));
     MLO_TRY(mlo_lineage_get(req->conn, info.project_id, &variant.artifact, &value, err));
     MLO_TRY(mlo_reply_json(req, 200, value, err));
 out:

@@ -75,7 +75,7 @@ enum mlo_status h_models(struct mlo_request *req, struct mlo_error *err)
     enum mlo_status status;
     MLO_TRY(mlo_request_page(req, &page, err));
     MLO_TRY(mlo_request_project(req, &project, err));
-    MLO_TRY(mlo_model_list(req->conn, &actor, project, q && q[0] ? q : NULL, &page, &value, err));
+    MLO_TRY(mlo_model_list(req->conn, &actor, project, q, &page, &value, err));
     MLO_TRY(mlo_reply_json(req, 200, value, err));
 out:
     return status;

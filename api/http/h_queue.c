@@ -40,7 +40,7 @@ enum mlo_status h_usage(struct mlo_request *req, struct mlo_error *err)
     int64_t project;
     enum mlo_status status;
     bool csv = format && strcmp(format, "csv") == 0;
-    if (format && format[0] && !csv && strcmp(format, "json") != 0) {
+    if (format && !csv && strcmp(format, "json") != 0) {
         status = mlo_error_set(err, MLO_EINVAL, "there is no format '%.60s'", format);
         mlo_error_where(err, "query argument 'format'");
         mlo_error_hint(err, "json or csv");

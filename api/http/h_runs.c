@@ -146,7 +146,7 @@ enum mlo_status h_runs(struct mlo_request *req, struct mlo_error *err)
     cursor = page.cursor;
     for (size_t i = 0; i < MLO_COUNT(states) && !known; i++)
         known = strcmp(filter.state, states[i]) == 0;
-    if (!known || (cursor && cursor[0] && !mlo_str_to_i64(cursor, &filter.before))) {
+    if (!known || (cursor && !mlo_str_to_i64(cursor, &filter.before))) {
         status = mlo_error_set(err, MLO_EINVAL, "%s",
                                known ? "the cursor is not one that this list gave"
                                      : "there is no such state of a run");
@@ -157,7 +157,7 @@ enum mlo_status h_runs(struct mlo_request *req, struct mlo_error *err)
     }
     filter.limit = (int)page.limit;
     MLO_TRY(mlo_request_project(req, &filter.project, err));
-    if (model && model[0])
+    if (model)
         MLO_TRY(mlo_model_find(req->conn, filter.project, model, &filter.model, err));
     MLO_TRY(mlo_view_runs(req->conn, &filter, &value, err));
     MLO_TRY(mlo_reply_json(req, 200, value, err));
@@ -224,7 +224,7 @@ enum mlo_status h_run_trace(struct mlo_request *req, struct mlo_error *err)
     int64_t project, run;
     enum mlo_status status;
     bool otlp = format && strcmp(format, "otlp") == 0;
-    if (format && format[0] && !otlp && strcmp(format, "json") != 0) {
+    if (format && !otlp && strcmp(format, "json") != 0) {
         status = mlo_error_set(err, MLO_EINVAL, "there is no format '%.60s'", format);
         mlo_error_where(err, "query argument 'format'");
         mlo_error_hint(err, "json or otlp");

@@ -21,7 +21,6 @@ enum mlo_status mlo_reply_stage_list(struct mlo_request *req, mlo_stage_list_fn 
     json_t *value = NULL;
     int64_t model;
     enum mlo_status status;
-    stage = stage && stage[0] ? stage : NULL;
     MLO_TRY(mlo_request_page(req, &page, err));
     if (stage)
         MLO_TRY(mlo_request_stage(stage, "query argument 'stage'", MLO_EINVAL, err));
@@ -155,11 +154,11 @@ enum mlo_status h_history(struct mlo_request *req, struct mlo_error *err)
     json_t *value = NULL;
     enum mlo_status status;
     MLO_TRY(mlo_request_page(req, &page, err));
-    filter.stage = stage && stage[0] ? stage : NULL;
+    filter.stage = stage;
     if (filter.stage)
         MLO_TRY(mlo_request_stage(stage, "query argument 'stage'", MLO_EINVAL, err));
     MLO_TRY(mlo_request_model(req, &filter.project_id, &filter.model_id, err));
-    if (at && at[0]) {
+    if (at) {
         MLO_TRY(mlo_stage_at(req->conn, filter.model_id, filter.stage ? filter.stage : "production", at,
                              &value, err));
         json_t *items = json_array();

@@ -12,7 +12,8 @@ const char *mlo_request_header(const struct mlo_request *req, const char *name)
 
 const char *mlo_request_query(const struct mlo_request *req, const char *name)
 {
-    return MHD_lookup_connection_value(req->connection, MHD_GET_ARGUMENT_KIND, name);
+    const char *text = MHD_lookup_connection_value(req->connection, MHD_GET_ARGUMENT_KIND, name);
+    return text && text[0] ? text : NULL;
 }
 
 enum mlo_status mlo_request_query_i64(const struct mlo_request *req, const char *name, int64_t fallback,
@@ -20,7 +21,7 @@ enum mlo_status mlo_request_query_i64(const struct mlo_request *req, const char 
 {
     const char *text = mlo_request_query(req, name);
     *out = fallback;
-    if (!text || !text[0])
+    if (!text)
         return MLO_OK;
     if (!mlo_str_to_i64(text, out) || *out < low || *out > high) {
         mlo_error_set(err, MLO_EINVAL, "%s is '%.60s', not a whole number from %lld to %lld", name, text,

@@ -91,7 +91,7 @@ struct mlo_request {
 
 /* --- reading ----------------------------------------------------------------------------------- */
 
-/* A header's or query argument's value; NULL when absent. */
+/* A header's or query argument's value; NULL when absent. An argument that is empty counts as absent. */
 const char *mlo_request_header(const struct mlo_request *req, const char *name);
 const char *mlo_request_query(const struct mlo_request *req, const char *name);
 /* A whole number in the query, `fallback` when absent; MLO_EINVAL names the argument. */

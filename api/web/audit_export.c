@@ -69,10 +69,8 @@ void mlo_page_audit_filter(const struct mlo_request *req, struct mlo_audit_filte
                   {"since", &out->since},
                   {"until", &out->until}};
     memset(out, 0, sizeof *out);
-    for (size_t i = 0; i < MLO_COUNT(fields); i++) {
-        const char *text = mlo_request_query(req, fields[i].name);
-        *fields[i].place = text && text[0] ? text : NULL;
-    }
+    for (size_t i = 0; i < MLO_COUNT(fields); i++)
+        *fields[i].place = mlo_request_query(req, fields[i].name);
 }
 
 /* More than one answer may read: fine where what is left to be read lies before `since`, of which the next

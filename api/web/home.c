@@ -44,8 +44,6 @@ enum mlo_status page_home(struct mlo_request *req, struct mlo_error *err)
     const struct mlo_history_filter all = {.project_id = req->who.project_id};
     json_t *models = NULL, *runs = NULL, *moves = NULL;
     enum mlo_status status;
-    if (q && !q[0])
-        q = NULL;
     MLO_TRY(mlo_request_page(req, &page, err));
     MLO_TRY(mlo_request_db(req, &conn, err));
     MLO_TRY(mlo_model_list(conn, &actor, req->who.project_id, q, &page, &models, err));

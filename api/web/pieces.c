@@ -144,7 +144,7 @@ void mlo_piece_next(struct mlo_request *req, const json_t *list)
          req->path, next);
     for (size_t i = 0; i < MLO_COUNT(kept); i++) {
         const char *value = mlo_request_query(req, kept[i]);
-        if (value && value[0])
+        if (value)
             HTML(&req->out, "<input type=\"hidden\" name=\"%s\" value=\"%s\">", kept[i], value);
     }
     HTML(&req->out, "<button>Older</button></form>");

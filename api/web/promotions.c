@@ -164,7 +164,7 @@ enum mlo_status page_promotions(struct mlo_request *req, struct mlo_error *err)
         stage = NULL;
     MLO_TRY(mlo_request_page(req, &page, err));
     MLO_TRY(mlo_request_model(req, &filter.project_id, &filter.model_id, err));
-    filter.stage = at && at[0] ? NULL : stage;
+    filter.stage = at ? NULL : stage;
     MLO_TRY(mlo_stage_history(req->conn, &actor, &filter, &page, &moves, err));
     MLO_TRY(mlo_stage_list(req->conn, filter.model_id, &stages, err));
     MLO_TRY(mlo_db_settle(req->conn, err)); /* forms name its generations */
@@ -189,8 +189,8 @@ enum mlo_status page_promotions(struct mlo_request *req, struct mlo_error *err)
          "</select></label><label>Time (UTC)<input type=\"datetime-local\" step=\"1\" name=\"at\" "
          "value=\"%s\" "
          "required></label><button>Look</button></form>",
-         at && at[0] ? at : now);
-    if (at && at[0])
+         at ? at : now);
+    if (at)
         MLO_TRY(at_answer(req, filter.model_id, stage ? stage : "production", at, err));
     HTML(out, "</section>");
     MLO_TRY(mlo_piece_governance(req, filter.model_id, err));

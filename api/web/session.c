@@ -65,7 +65,7 @@ enum mlo_status page_login(struct mlo_request *req, struct mlo_error *err)
 {
     const char *code = mlo_request_query(req, "token"), *next = mlo_request_query(req, "next");
     enum mlo_status status;
-    if (!code || !code[0])
+    if (!code)
         return sign_in_form(req, 200, next, NULL, err);
     const char *token = mlo_http_redeem(req, code);
     if (!token)

@@ -281,7 +281,7 @@ static enum mlo_status find_compared(struct mlo_request *req, int64_t model, str
                    *slash = text ? strchr(text, '/') : NULL;
         char digits[24] = "";
         int64_t number;
-        if (!text || !text[0])
+        if (!text)
             continue;
         if (slash && (size_t)(slash - text) < sizeof digits)
             snprintf(digits, sizeof digits, "%.*s", (int)(slash - text), text);

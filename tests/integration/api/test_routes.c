@@ -123,6 +123,36 @@ static void test_routes__a_problem_has_its_members(void **state)
     reply_clear(&reply);
 }
 
+static void test_routes__an_empty_argument_is_none(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    static const char *const paths[] = {
+        "runs?state=&model=&cursor=&limit=",
+        "runs/1/log?job=",
+        "runs/1/trace?format=",
+        "history?stage=&cursor=",
+        "models/cnn/history?stage=&at=",
+        "models/cnn/versions/1/evidence?variant=&metric=",
+        "models/cnn/versions/1/lineage?variant=",
+        "ledger?cursor=",
+        "audit?who=&action=&object=&since=&until=",
+    };
+    char path[128];
+    api_version(api, "cnn", "a model", "");
+    api_call(api, &reply, "POST", "/v1/projects/demo/runs", api->token[MLO_ADMIN],
+             "{\"model\": \"cnn\", \"recipe\": \"name: mine\\nsteps:\\n  - benchmark: {batch: [1]}\\n\"}",
+             NULL);
+    assert_http(&reply, 201);
+    for (size_t i = 0; i < MLO_COUNT(paths); i++) {
+        snprintf(path, sizeof path, "/v1/projects/demo/%s", paths[i]);
+        api_call(api, &reply, "GET", path, api->token[MLO_ADMIN], NULL, NULL);
+        if (reply.status != 200)
+            fail_msg("%s: %ld %s", path, reply.status, mlo_buf_str(&reply.body));
+    }
+    reply_clear(&reply);
+}
+
 static void test_routes__bodies_are_strict_and_bounded(void **state)
 {
     struct api *api = *state;
@@ -230,6 +260,7 @@ int main(void)
         API_TEST(test_routes__every_row_asks_for_its_role),
         API_TEST(test_routes__pages_need_a_session),
         API_TEST(test_routes__a_problem_has_its_members),
+        API_TEST(test_routes__an_empty_argument_is_none),
         API_TEST(test_routes__bodies_are_strict_and_bounded),
         API_TEST(test_routes__ambiguous_requests_are_refused),
         API_TEST(test_routes__tokens_are_made_listed_and_revoked),
