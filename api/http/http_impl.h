@@ -9,6 +9,7 @@
 #include "api/http/http.h"
 
 #define MLO_LOGIN_CODES 16
+#define MLO_STREAMS_PER_TOKEN 64 /* open at a time, at one server */
 
 /* A connection, as the reaper sees it. The socket is only ever shut down here, never closed. */
 struct mlo_connection {
@@ -29,6 +30,7 @@ struct mlo_login_code {
 struct mlo_readiness;
 struct mlo_traffic;
 struct mlo_rate;
+struct mlo_stream;
 
 struct mlo_http {
     struct mlo_http_options options;
@@ -44,10 +46,11 @@ struct mlo_http {
     uint16_t port;
     _Atomic bool draining; /* another server is to be asked: set before `stopping` */
     _Atomic bool stopping;
-    pthread_mutex_t lock; /* connections, codes */
+    pthread_mutex_t lock; /* connections, codes, streams */
     struct mlo_connection *connections;
     struct mlo_login_code codes[MLO_LOGIN_CODES];
     size_t next_code;
+    struct mlo_stream *streams; /* run_stream.c's, those that are open */
     pthread_t reaper;
     bool reaper_started;
 };
@@ -125,6 +128,8 @@ void mlo_reply_http_problem(struct mlo_request *req, int status, const char *cod
                             const char *detail);
 /* 429: the token made too many requests; the next may come after wait_s. */
 void mlo_reply_too_many(struct mlo_request *req, unsigned wait_s);
+/* 429: the token has as many streams open as it may. */
+void mlo_reply_too_many_streams(struct mlo_request *req, unsigned wait_s);
 /* blob_body.c: req->file as a body that is hashed while it goes out. Its last piece follows only when the
  * digest is right; else the blob is put aside and the connection cut, so that nobody takes it for whole.
  * Takes over the descriptor; NULL: no memory. */

@@ -168,6 +168,16 @@ void mlo_reply_too_many(struct mlo_request *req, unsigned wait_s)
     mlo_reply_header(req, "Retry-After", "%u", wait_s);
 }
 
+void mlo_reply_too_many_streams(struct mlo_request *req, unsigned wait_s)
+{
+    struct mlo_error err = {0};
+    snprintf(err.message, sizeof err.message, "the token '%.100s' has %d streams of events open, all it may",
+             req->who.name, MLO_STREAMS_PER_TOKEN);
+    snprintf(err.hint, sizeof err.hint, "close one, or ask without Accept: text/event-stream");
+    problem(req, 429, "rate-limited", "too many streams", true, &err);
+    mlo_reply_header(req, "Retry-After", "%u", wait_s);
+}
+
 /* One range of "bytes=a-b", "bytes=a-", "bytes=-n". 0: none or not understood (send all), 1: *first and
  * *count hold it, -1: outside the file. */
 static int parse_range(const char *text, uint64_t size, uint64_t *first, uint64_t *count)

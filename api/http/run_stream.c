@@ -6,27 +6,61 @@
 
 #include "api/http/handlers_impl.h"
 
-/* ALIVE: a line that says nothing, so that a client that went away is noticed. LIFE: then the client comes
- * again, and its token is checked again. */
-enum { LOOK_MS = 250, ALIVE_S = 10, LIFE_S = 15 * 60, AT_ONCE = 200, BLOCK = 8192 };
+/* LOOK: between two looks, doubled up to LOOK_MOST while nothing happens. ALIVE: a line that says nothing, so
+ * that a client that went away is noticed; and the token is checked again. LIFE: then the client comes again.
+ */
+enum { LOOK_MS = 250, LOOK_MOST_MS = 2000, ALIVE_S = 10, LIFE_S = 15 * 60, AT_ONCE = 200, BLOCK = 8192 };
 
-struct stream {
+struct mlo_stream {
     struct mlo_http *http;
-    int64_t run, after;
+    struct mlo_stream *next, **link; /* of http->streams */
+    char *token;
+    int64_t token_id, run, after;
     struct mlo_buf text; /* not yet sent, from `sent` on */
     size_t sent;
-    uint64_t began_ns, wrote_ns;
+    uint64_t began_ns, wrote_ns, checked_ns;
+    uint32_t look_ms;
     bool ended;
 };
 
+/* Whether the token may have one more, which is counted then. */
+static bool stream_enter(struct mlo_stream *s)
+{
+    struct mlo_http *http = s->http;
+    size_t open = 0;
+    pthread_mutex_lock(&http->lock);
+    for (const struct mlo_stream *other = http->streams; other; other = other->next)
+        open += other->token_id == s->token_id;
+    bool may = open < MLO_STREAMS_PER_TOKEN;
+    if (may) {
+        s->next = http->streams;
+        s->link = &http->streams;
+        if (s->next)
+            s->next->link = &s->next;
+        http->streams = s;
+    }
+    pthread_mutex_unlock(&http->lock);
+    return may;
+}
+
 static void stream_free(void *cls)
 {
-    struct stream *s = cls;
+    struct mlo_stream *s = cls;
+    if (s->link) {
+        pthread_mutex_lock(&s->http->lock);
+        *s->link = s->next;
+        if (s->next)
+            s->next->link = s->link;
+        pthread_mutex_unlock(&s->http->lock);
+    }
+    if (s->token)
+        explicit_bzero(s->token, strlen(s->token));
+    free(s->token);
     mlo_buf_clear(&s->text);
     free(s);
 }
 
-static void put(struct stream *s, const char *kind, const json_t *data)
+static void put(struct mlo_stream *s, const char *kind, const json_t *data)
 {
     char *text = json_dumps(data, JSON_COMPACT);
     if (text)
@@ -35,16 +69,24 @@ static void put(struct stream *s, const char *kind, const json_t *data)
     free(text);
 }
 
-/* What happened since, as text. A database that does not answer ends the stream: the client comes again. */
-static void look(struct stream *s)
+/* What happened since, as text. A database that does not answer ends the stream, and a token that was revoked
+ * or has expired: the client comes again, and is told. */
+static void look(struct mlo_stream *s)
 {
     struct mlo_error err = {0};
     struct mlo_db_conn *conn;
     json_t *found = NULL, *event;
     size_t i;
+    uint64_t now = mlo_clock_ns();
     enum mlo_status status = mlo_db_acquire(s->http->options.db, &conn, &err);
     if (status == MLO_OK) {
-        status = mlo_run_events(conn, s->run, s->after, AT_ONCE, &found, &err);
+        if (now - s->checked_ns > (uint64_t)ALIVE_S * 1000000000) {
+            struct mlo_principal who;
+            status = mlo_token_check(conn, s->token, &who, &err);
+            s->checked_ns = now;
+        }
+        if (status == MLO_OK)
+            status = mlo_run_events(conn, s->run, s->after, AT_ONCE, &found, &err);
         mlo_db_release(conn);
     }
     if (status != MLO_OK) {
@@ -67,9 +109,17 @@ static void look(struct stream *s)
     json_decref(found);
 }
 
+/* In steps: a server that stops waits for no stream. */
+static void rest(struct mlo_stream *s)
+{
+    for (uint32_t slept = 0; slept < s->look_ms && !mlo_http_draining(s->http); slept += LOOK_MS)
+        mlo_clock_sleep_ms(LOOK_MS);
+    s->look_ms = MLO_MIN(s->look_ms * 2, (uint32_t)LOOK_MOST_MS);
+}
+
 static ssize_t stream_read(void *cls, uint64_t at, char *out, size_t most)
 {
-    struct stream *s = cls;
+    struct mlo_stream *s = cls;
     MLO_UNUSED(at);
     while (s->sent == s->text.len) {
         uint64_t now = mlo_clock_ns();
@@ -78,10 +128,12 @@ static ssize_t stream_read(void *cls, uint64_t at, char *out, size_t most)
         mlo_buf_reset(&s->text);
         s->sent = 0;
         look(s);
+        if (s->text.len)
+            s->look_ms = LOOK_MS;
         if (s->text.len == 0 && now - s->wrote_ns > (uint64_t)ALIVE_S * 1000000000)
             mlo_buf_puts(&s->text, ":\n\n");
         if (s->text.len == 0 && !s->ended)
-            mlo_clock_sleep_ms(LOOK_MS);
+            rest(s);
     }
     size_t n = MLO_MIN(most, s->text.len - s->sent);
     memcpy(out, s->text.data + s->sent, n);
@@ -99,11 +151,23 @@ bool mlo_wants_stream(const struct mlo_request *req)
 enum mlo_status mlo_reply_run_stream(struct mlo_request *req, int64_t run, int64_t after,
                                      struct mlo_error *err)
 {
-    struct stream *s = calloc(1, sizeof *s);
+    struct mlo_stream *s = calloc(1, sizeof *s);
     if (!s)
         return mlo_error_nomem(err);
-    *s = (struct stream){.http = req->http, .run = run, .after = after, .began_ns = mlo_clock_ns()};
-    s->wrote_ns = s->began_ns;
+    *s = (struct mlo_stream){.http = req->http, .run = run, .after = after, .began_ns = mlo_clock_ns()};
+    s->wrote_ns = s->checked_ns = s->began_ns;
+    s->look_ms = LOOK_MS;
+    s->token_id = req->who.token_id;
+    s->token = strdup(req->token);
+    if (!s->token) {
+        stream_free(s);
+        return mlo_error_nomem(err);
+    }
+    if (!stream_enter(s)) {
+        stream_free(s);
+        mlo_reply_too_many_streams(req, ALIVE_S);
+        return MLO_OK; /* it is answered */
+    }
     mlo_buf_puts(&s->text, "retry: 1000\n\n");
     req->state->response =
         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, stream_read, s, stream_free);

@@ -68,10 +68,15 @@ enum mlo_status page_login(struct mlo_request *req, struct mlo_error *err)
     if (!code)
         return sign_in_form(req, 200, next, NULL, err);
     const char *token = mlo_http_redeem(req, code);
-    if (!token)
+    status = token ? mlo_http_identify(req, token, &req->who, err) : MLO_EAUTH;
+    if (status == MLO_EAUTH) {
+        record_refusal(req);
         return sign_in_form(req, 401, next,
-                            "This sign-in link was used already, or the service was restarted since.", err);
-    MLO_TRY(mlo_http_identify(req, token, &req->who, err));
+                            token ? "The token of this sign-in link does not work any more."
+                                  : "This sign-in link was used already, or the service was restarted since.",
+                            err);
+    }
+    MLO_TRY(status);
     MLO_TRY(record(req, "session.sign-in", "link", err));
     set_cookie(req, token, SESSION_S);
     MLO_TRY(mlo_reply_redirect(req, "%s", next_path(next)));

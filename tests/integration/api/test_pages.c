@@ -90,16 +90,35 @@ static void test_pages__a_one_time_link_signs_in_once(void **state)
     struct api *api = *state;
     struct reply reply = {0};
     struct mlo_error err = {0};
-    char code[48], path[128];
+    const struct mlo_actor system = MLO_ACTOR_SYSTEM;
+    char code[48], path[128], token[MLO_TOKEN_TEXT_SIZE], log[1024] = "";
+    int64_t id;
+    int fds[2];
+    assert_int_equal(pipe(fds), 0);
     assert_mlo_ok(mlo_http_login_code(api->http, api->token[MLO_ADMIN], code, &err), &err);
     snprintf(path, sizeof path, "/login?token=%s", code);
     api_call(api, &reply, "GET", path, NULL, NULL, NULL);
     assert_http(&reply, 303);
     assert_holds(mlo_buf_str(&reply.headers), "Location: /\r\n");
     assert_holds(mlo_buf_str(&reply.headers), api->token[MLO_ADMIN]);
+    mlo_log_setup(MLO_LOG_WARN, MLO_LOG_TEXT, fds[1], "test");
     api_call(api, &reply, "GET", path, NULL, NULL, NULL);
     assert_http(&reply, 401);
     assert_holds(mlo_buf_str(&reply.body), "used already");
+    assert_mlo_ok(mlo_token_create(api->pg->conn, &system, "gone", MLO_VIEWER, 0, 0, token, &id, &err), &err);
+    assert_mlo_ok(mlo_http_login_code(api->http, token, code, &err), &err);
+    assert_mlo_ok(mlo_token_revoke(api->pg->conn, &system, id, &err), &err);
+    snprintf(path, sizeof path, "/login?token=%s", code);
+    api_call(api, &reply, "GET", path, NULL, NULL, NULL);
+    assert_http(&reply, 401);
+    assert_holds(mlo_buf_str(&reply.body), "does not work any more");
+    mlo_log_setup(MLO_LOG_INFO, MLO_LOG_TEXT, 2, "mlopt");
+    close(fds[1]);
+    assert_true(read(fds[0], log, sizeof log - 1) > 0);
+    close(fds[0]);
+    const char *first = strstr(log, "a sign-in was refused"); /* both are told */
+    assert_non_null(first);
+    assert_non_null(strstr(first + 1, "a sign-in was refused"));
     api_call(api, &reply, "POST", "/login", NULL, "token=wrong&next=/", NULL);
     assert_http(&reply, 401);
     /* signing in leads to no other server */

@@ -24,7 +24,7 @@ static void cancel(struct api *api)
 }
 
 /* Asks for the stream on a connection of its own, yours to read and close. */
-static int ask(struct api *api, const char *more)
+static int ask_as(struct api *api, const char *token, const char *more)
 {
     struct mlo_buf request = MLO_BUF_INIT;
     int fd = api_connect(api);
@@ -32,10 +32,15 @@ static int ask(struct api *api, const char *more)
                    "GET " RUN
                    "/events HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: Bearer %s\r\n"
                    "Accept: text/event-stream\r\n%s\r\n",
-                   api->token[MLO_VIEWER], more);
+                   token, more);
     assert_true(mlo_fs_write_full(fd, request.data, request.len));
     mlo_buf_clear(&request);
     return fd;
+}
+
+static int ask(struct api *api, const char *more)
+{
+    return ask_as(api, api->token[MLO_VIEWER], more);
 }
 
 /* Reads on until `text` holds `part`. */
@@ -109,9 +114,28 @@ static void test_run_stream__goes_on_from_where_the_client_was(void **state)
 
 /* Many streams of a run that nobody takes: each is ended by a server that stops, and none holds a connection
  * to the database, of which there are fewer. */
+static void test_run_stream__ends_with_its_token(void **state)
+{
+    struct api *api = *state;
+    struct mlo_error err = {0};
+    const struct mlo_actor system = MLO_ACTOR_SYSTEM;
+    struct mlo_buf text = MLO_BUF_INIT;
+    char token[MLO_TOKEN_TEXT_SIZE];
+    int64_t id;
+    submit(api);
+    assert_mlo_ok(mlo_token_create(api->pg->conn, &system, "t", MLO_VIEWER, 0, 0, token, &id, &err), &err);
+    int fd = ask_as(api, token, "");
+    read_until(fd, &text, "id: 1\n");
+    assert_mlo_ok(mlo_token_revoke(api->pg->conn, &system, id, &err), &err);
+    assert_true(api_read_to_end(fd, &text)); /* at the next check, although the run goes on */
+    close(fd);
+    assert_null(strstr(mlo_buf_str(&text), "event: end"));
+    mlo_buf_clear(&text);
+}
+
 static void test_run_stream__ends_with_the_server(void **state)
 {
-    enum { MANY = 40 };
+    enum { MANY = 64 }; /* as many as a token may have */
     struct api *api = *state;
     struct reply reply = {0};
     int fds[MANY];
@@ -122,6 +146,11 @@ static void test_run_stream__ends_with_the_server(void **state)
         read_until(fds[i], &text, "id: 1\n");
         mlo_buf_clear(&text);
     }
+    const char *const stream[] = {"Accept: text/event-stream", NULL};
+    api_call(api, &reply, "GET", RUN "/events", api->token[MLO_VIEWER], NULL, stream);
+    assert_http(&reply, 429); /* one more than a token may have */
+    assert_holds(mlo_buf_str(&reply.headers), "Retry-After: ");
+    assert_holds(mlo_json_str(reply.json, "hint", ""), "close one");
     api_call(api, &reply, "GET", RUN, api->token[MLO_VIEWER], NULL, NULL);
     assert_http(&reply, 200);
     mlo_http_drain(api->http);
@@ -137,6 +166,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         API_TEST(test_run_stream__goes_on_until_the_run_ends),
         API_TEST(test_run_stream__goes_on_from_where_the_client_was),
+        API_TEST(test_run_stream__ends_with_its_token),
         API_TEST(test_run_stream__ends_with_the_server),
     };
     API_MAIN(tests);
