@@ -18,10 +18,15 @@
 #include "passes/sparsify.h"
 
 enum {
-    PACK_MIN_BYTES = 4096, /* nodes and names of one tensor take about 900 */
+    PACK_MIN_BYTES = 4096,
     PACK_OPSET = 13,
+    NAME_BYTES = 48, /* of the tensor's name in what the parts are called */
+    PART_SIZE = 96,
+    NAME_COUNT = 42, /* how often it stands in a file: of nodes, their inputs, outputs and types, constants */
+    NODES_BYTES = 820, /* of one tensor's nodes and constants, less that and the numbers */
 };
 #define PACK_SHARE 0.75 /* of the dense bytes: more is not worth the ops */
+#define DENSE "_dense"  /* behind the tensor's whole name: what unpacking calls it by */
 
 static const int32_t POWERS[8] = {1, 2, 4, 8, 16, 32, 64, 128};
 
@@ -34,9 +39,12 @@ static size_t nonzero_count(const struct mlo_tensor *t)
     return n;
 }
 
-static uint64_t packed_bytes(size_t count, size_t nonzero)
+/* What a tensor takes in a file in this form, at most. */
+static uint64_t packed_bytes(const struct mlo_value *v)
 {
-    return (count + 7) / 8 + 4 * ((uint64_t)nonzero + 1);
+    size_t count = mlo_tensor_count(v->constant), nonzero = nonzero_count(v->constant);
+    return (count + 7) / 8 + 4 * ((uint64_t)nonzero + 1) + NODES_BYTES +
+           NAME_COUNT * (uint64_t)mlo_pass_cut(v->name, NAME_BYTES) + strlen(v->name);
 }
 
 static bool pays(const struct mlo_value *v)
@@ -45,7 +53,7 @@ static bool pays(const struct mlo_value *v)
     if (!mlo_value_is_fixed(v) || v->is_input || v->is_output || v->use_count == 0 ||
         t->dtype != MLO_FLOAT32 || t->size_bytes < PACK_MIN_BYTES || mlo_tensor_count(t) > INT_MAX / 2)
         return false;
-    return (double)packed_bytes(mlo_tensor_count(t), nonzero_count(t)) <= PACK_SHARE * (double)t->size_bytes;
+    return (double)packed_bytes(v) <= PACK_SHARE * (double)t->size_bytes;
 }
 
 /* --- packing ------------------------------------------------------------------------------------- */
@@ -82,17 +90,32 @@ static bool packer_init(struct packer *p, struct mlo_graph *graph)
     return p->powers && p->two && p->axis && p->flat && p->start;
 }
 
-/* A node of the form that makes "<name>_<part>"; NULL: out of memory, or an input is. */
+/* "<the name, cut>_<part>" */
+static void part_name(char text[PART_SIZE], const char *name, const char *part)
+{
+    snprintf(text, PART_SIZE, "%.*s_%s", mlo_pass_cut(name, NAME_BYTES), name, part);
+}
+
+/* A node of the form; NULL: out of memory, or an input is. */
+static struct mlo_value *add_named(const struct packer *p, const char *name, const char *part, const char *op,
+                                   const char *made, struct mlo_value *a, struct mlo_value *b,
+                                   struct mlo_value *c)
+{
+    char text[PART_SIZE];
+    struct mlo_value *inputs[] = {a, b, c};
+    int count = c ? 3 : b ? 2 : 1;
+    struct mlo_value *out = a ? mlo_graph_add_value(p->graph, made, NULL) : NULL;
+    snprintf(text, sizeof text, "%.*s_%s_%s", mlo_pass_cut(name, NAME_BYTES), name, part, op);
+    return out && mlo_graph_add_node(p->graph, p->before, "", op, text, inputs, count, &out, 1) ? out : NULL;
+}
+
+/* The same, which makes "<name>_<part>". */
 static struct mlo_value *add_node(const struct packer *p, const char *name, const char *part, const char *op,
                                   struct mlo_value *a, struct mlo_value *b, struct mlo_value *c)
 {
-    char text[256];
-    struct mlo_value *inputs[] = {a, b, c};
-    int count = c ? 3 : b ? 2 : 1;
-    snprintf(text, sizeof text, "%.200s_%s", name, part);
-    struct mlo_value *out = a ? mlo_graph_add_value(p->graph, text, NULL) : NULL;
-    snprintf(text, sizeof text, "%.200s_%s_%s", name, part, op);
-    return out && mlo_graph_add_node(p->graph, p->before, "", op, text, inputs, count, &out, 1) ? out : NULL;
+    char text[PART_SIZE];
+    part_name(text, name, part);
+    return add_named(p, name, part, op, text, a, b, c);
 }
 
 /* The mask and the weights of a tensor as constants. */
@@ -101,7 +124,7 @@ static enum mlo_status add_parts(const struct packer *p, const struct mlo_value 
 {
     enum mlo_status status;
     struct mlo_tensor bits = {0}, kept = {0};
-    char text[256];
+    char text[PART_SIZE];
     const uint32_t *x = v->constant->data;
     size_t count = mlo_tensor_count(v->constant), next = 1;
     const int64_t rows[] = {(int64_t)((count + 7) / 8), 1}, n = (int64_t)nonzero_count(v->constant) + 1;
@@ -114,9 +137,9 @@ static enum mlo_status add_parts(const struct packer *p, const struct mlo_value 
             ((uint8_t *)bits.data)[i / 8] |= (uint8_t)(1u << (i % 8));
             ((uint32_t *)kept.data)[next++] = x[i];
         }
-    snprintf(text, sizeof text, "%.200s_mask", v->name);
+    part_name(text, v->name, "mask");
     *mask = mlo_graph_add_constant_take(p->graph, text, &bits);
-    snprintf(text, sizeof text, "%.200s_nonzero", v->name);
+    part_name(text, v->name, "nonzero");
     *weights = *mask ? mlo_graph_add_constant_take(p->graph, text, &kept) : NULL;
     if (!*weights)
         status = mlo_error_nomem(err);
@@ -130,12 +153,15 @@ static enum mlo_status pack_value(const struct packer *p, struct mlo_value *v, s
 {
     enum mlo_status status;
     struct mlo_value *mask, *weights, *flat, *index, *made, *end, *shape;
-    char text[256];
+    char text[PART_SIZE];
+    struct mlo_buf whole = MLO_BUF_INIT;
     const int64_t count = (int64_t)mlo_tensor_count(v->constant), one = 1, rank = v->constant->rank;
     MLO_TRY(add_parts(p, v, &mask, &weights, err));
     struct mlo_value *cast = add_node(p, v->name, "bytes", "Cast", mask, NULL, NULL);
-    if (!cast || !mlo_node_set_i(cast->producer, "to", MLO_INT32))
-        return mlo_error_nomem(err);
+    if (!cast || !mlo_node_set_i(cast->producer, "to", MLO_INT32)) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
     made = add_node(p, v->name, "shifted", "Div", cast, p->powers, NULL);
     made = add_node(p, v->name, "bits", "Mod", made, p->two, NULL);
     flat = add_node(p, v->name, "flat", "Reshape", made, p->flat, NULL);
@@ -143,16 +169,20 @@ static enum mlo_status pack_value(const struct packer *p, struct mlo_value *v, s
     index = made ? add_node(p, v->name, "index", "Mul", made, flat, NULL) : NULL;
     made = index ? add_node(p, v->name, "weights", "Gather", weights, index, NULL) : NULL;
     if (count % 8 != 0) {
-        snprintf(text, sizeof text, "%.200s_count", v->name);
+        part_name(text, v->name, "count");
         end = add_const(p->graph, text, MLO_INT64, 1, &one, &count);
         made = end ? add_node(p, v->name, "all", "Slice", made, p->start, end) : NULL;
     }
-    snprintf(text, sizeof text, "%.200s_shape", v->name);
+    part_name(text, v->name, "shape");
     shape = add_const(p->graph, text, MLO_INT64, 1, &rank, v->constant->dims);
-    made = shape ? add_node(p, v->name, "dense", "Reshape", made, shape, NULL) : NULL;
+    mlo_buf_printf(&whole, "%s" DENSE, v->name);
+    made = shape && mlo_buf_ok(&whole)
+               ? add_named(p, v->name, "dense", "Reshape", mlo_buf_str(&whole), made, shape, NULL)
+               : NULL;
     if (!made || !mlo_value_replace_uses(v, made))
         status = mlo_error_nomem(err);
 out:
+    mlo_buf_clear(&whole);
     return status;
 }
 
@@ -199,7 +229,7 @@ enum mlo_status mlo_sparse_pack(struct mlo_model *model, struct mlo_pass_context
             continue;
         count++;
         before += v->constant->size_bytes;
-        after += packed_bytes(mlo_tensor_count(v->constant), nonzero_count(v->constant));
+        after += packed_bytes(v);
         MLO_TRY(pack_value(&packer, v, err));
     }
     mlo_graph_remove_unused_values(graph);
@@ -219,6 +249,13 @@ static const struct mlo_node *from(const struct mlo_node *node, int i, const cha
     return made && mlo_node_is(made, op) ? made : NULL;
 }
 
+/* The same where nobody else reads what it makes: then a mask makes one tensor, and no small file many. */
+static const struct mlo_node *alone(const struct mlo_node *node, int i, const char *op)
+{
+    const struct mlo_node *made = from(node, i, op);
+    return made && made->outputs[0]->use_count == 1 && !made->outputs[0]->is_output ? made : NULL;
+}
+
 /* Whether input i is a constant of these numbers. */
 static bool holds(const struct mlo_node *node, int i, enum mlo_dtype dtype, size_t count, const void *numbers)
 {
@@ -236,11 +273,12 @@ static bool match(const struct mlo_node *end, const struct mlo_tensor **mask,
     if (!mlo_node_is(end, "Reshape") || end->output_count != 1 || !end->outputs[0] ||
         end->outputs[0]->is_output)
         return false;
-    const struct mlo_node *slice = from(end, 0, "Slice"), *gather = from(slice ? slice : end, 0, "Gather");
-    const struct mlo_node *mul = from(gather, 1, "Mul"), *sum = from(mul, 0, "CumSum");
-    const struct mlo_node *flat = from(sum, 0, "Reshape"), *mod = from(flat, 0, "Mod");
-    const struct mlo_node *div = from(mod, 0, "Div"), *cast = from(div, 0, "Cast");
-    if (!cast || mul->input_count != 2 || mul->inputs[1] != flat->outputs[0] ||
+    const struct mlo_node *slice = alone(end, 0, "Slice"), *gather = alone(slice ? slice : end, 0, "Gather");
+    const struct mlo_node *mul = alone(gather, 1, "Mul"), *sum = alone(mul, 0, "CumSum");
+    const struct mlo_node *flat = from(sum, 0, "Reshape"), *mod = alone(flat, 0, "Mod");
+    const struct mlo_node *div = alone(mod, 0, "Div"), *cast = alone(div, 0, "Cast");
+    if (!cast || cast->inputs[0]->use_count != 1 || flat->outputs[0]->use_count != 2 ||
+        flat->outputs[0]->is_output || mul->input_count != 2 || mul->inputs[1] != flat->outputs[0] ||
         mlo_node_attr_i(gather, "axis", 0) != 0 || mlo_node_attr_i(sum, "exclusive", 0) != 0 ||
         mlo_node_attr_i(sum, "reverse", 0) != 0 || mlo_node_attr_i(mod, "fmod", 0) != 0 ||
         mlo_node_attr_i(cast, "to", 0) != MLO_INT32 || !holds(sum, 1, MLO_INT64, 1, &zero) ||
@@ -287,34 +325,44 @@ enum mlo_status mlo_sparse_unpack(struct mlo_model *model, int *count, struct ml
     enum mlo_status status = MLO_OK;
     struct mlo_graph *graph = model->graph;
     struct mlo_tensor t = {0};
-    *count = 0;
+    struct mlo_buf name = MLO_BUF_INIT;
+    int found = 0;
     for (int n = 0; n < graph->node_count; n++) {
         const struct mlo_tensor *mask, *weights, *shape;
         struct mlo_node *node = graph->nodes[n];
-        char name[256];
         if (!match(node, &mask, &weights, &shape))
             continue;
         MLO_TRY(mlo_tensor_init(&t, MLO_FLOAT32, (int)shape->dims[0], shape->data, err));
         if (decode(mask, weights, &t)) {
             struct mlo_value *made = node->outputs[0];
-            snprintf(name, sizeof name, "%.200s", made->name);
-            if (mlo_str_ends(name, "_dense"))
-                name[strlen(name) - strlen("_dense")] = '\0';
-            struct mlo_value *dense = mlo_graph_add_constant_take(graph, name, &t);
+            size_t length = strlen(made->name);
+            mlo_buf_reset(&name);
+            mlo_buf_append(&name, made->name, length - (mlo_str_ends(made->name, DENSE) ? strlen(DENSE) : 0));
+            struct mlo_value *dense =
+                mlo_buf_ok(&name) ? mlo_graph_add_constant_take(graph, mlo_buf_str(&name), &t) : NULL;
             if (!dense || !mlo_value_replace_uses(made, dense)) {
                 status = mlo_error_nomem(err);
                 goto out;
             }
-            ++*count;
+            found++;
         }
         mlo_tensor_clear(&t);
     }
-    if (*count > 0) { /* what put them together */
+    if (count)
+        *count = found;
+    if (found > 0) { /* what put them together */
         struct mlo_pass_context quiet = {.notes = json_array()};
         status = mlo_pass_remove_dead(model, &quiet, err);
         json_decref(quiet.notes);
     }
 out:
     mlo_tensor_clear(&t);
+    mlo_buf_clear(&name);
     return status;
+}
+
+enum mlo_status mlo_sparse_load(const char *path, struct mlo_model **out, struct mlo_error *err)
+{
+    enum mlo_status status = mlo_onnx_load(path, out, err);
+    return status == MLO_OK ? mlo_sparse_unpack(*out, NULL, err) : status;
 }

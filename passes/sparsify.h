@@ -52,8 +52,12 @@ bool mlo_sparsify_packs(const json_t *options);
  */
 MLO_MUST_USE enum mlo_status mlo_sparse_pack(struct mlo_model *model, struct mlo_pass_context *ctx,
                                              json_t **report, struct mlo_error *err);
-/* Makes all that has this form, and no other, dense constants again; *count: how many. Reads only constants,
- * of which the model has at least a 32nd of the bytes, so that no small file becomes a large model. */
+/* Makes all that has this form, and no other, dense constants again; *count (NULL: nobody asks): how many.
+ * Reads only constants, of which the model has at least a 32nd of the bytes, each mask for one tensor, so
+ * that no small file becomes a large model. */
 MLO_MUST_USE enum mlo_status mlo_sparse_unpack(struct mlo_model *model, int *count, struct mlo_error *err);
+/* mlo_onnx_load for all that run or change a model: it has its weights as constants, however they are stored.
+ * (Engines fold small constants alone, and would put large weights together in every inference.) */
+MLO_MUST_USE enum mlo_status mlo_sparse_load(const char *path, struct mlo_model **out, struct mlo_error *err);
 
 #endif

@@ -9,6 +9,7 @@
 
 #include "engines/session.h"
 #include "passes/passes.h"
+#include "passes/sparsify.h"
 
 struct mlopt_session {
     struct mlo_session *inner;
@@ -199,6 +200,7 @@ static enum mlo_status open_take(struct mlo_model *model, const struct mlopt_opt
     }
     MLO_TRY(mlo_engine_find(o->engine ? o->engine : "cpu", &options.engine, err));
     MLO_TRY(mlo_graph_check_supported(model->graph, err));
+    MLO_TRY(mlo_sparse_unpack(model, NULL, err));
     if (!o->optimize)
         MLO_TRY(optimize(model, err));
     struct mlo_model *taken = model;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "passes/sparsify.h"
 #include "pipeline/measure/bench_impl.h"
 #include "pipeline/measure/cpus_impl.h"
 #include "pipeline/measure/inputs_impl.h"
@@ -212,7 +213,7 @@ enum mlo_status mlo_bench_open(const char *path, const struct mlo_bench_options 
     if (mlo_plan_is_file(path))
         MLO_TRY(open_plan(path, o, l, err));
     else
-        MLO_TRY(mlo_onnx_load(path, &l->model, err));
+        MLO_TRY(mlo_sparse_load(path, &l->model, err));
     MLO_TRY(mlo_model_fixed_batch(l->model, &fixed, err));
     if (fixed && fixed != l->batch) {
         status = mlo_error_set(err, MLO_EINVAL,

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "passes/sparsify.h"
 #include "pipeline/measure/dataset_impl.h"
 #include "pipeline/measure/inputs_impl.h"
 #include "pipeline/measure/run_impl.h"
@@ -209,7 +210,7 @@ static enum mlo_status post_open(struct post *p, const char *path, const struct 
                                  struct mlo_error *err)
 {
     enum mlo_status status;
-    MLO_TRY(mlo_onnx_load(path, &p->model, err));
+    MLO_TRY(mlo_sparse_load(path, &p->model, err));
     MLO_TRY(mlo_graph_check_supported(p->model->graph, err));
     MLO_TRY(match(p, model->graph, err));
 out:

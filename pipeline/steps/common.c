@@ -51,12 +51,9 @@ void mlo_step_progress(const struct mlo_step_context *ctx, double fraction, cons
 
 enum mlo_status mlo_step_load(const char *path, struct mlo_model **out, struct mlo_error *err)
 {
-    int unpacked;
-    enum mlo_status status = mlo_onnx_load(path, out, err);
+    enum mlo_status status = mlo_sparse_load(path, out, err);
     if (status == MLO_OK)
         status = mlo_graph_check_supported((*out)->graph, err);
-    if (status == MLO_OK) /* every step sees sparse weights as constants, however they are stored */
-        status = mlo_sparse_unpack(*out, &unpacked, err);
     if (status == MLO_OK) /* weights that stay there come back when they are read */
         mlo_fs_forget((*out)->mapping.data, (*out)->mapping.size);
     if (status != MLO_OK && err && !strstr(err->message, mlo_fs_basename(path)))

@@ -2,12 +2,13 @@
 #include <string.h>
 
 #include "api/cli/local/local_impl.h"
+#include "passes/sparsify.h"
 
 enum mlo_status mlo_local_model(const char *path, struct mlo_model **out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_model *model = NULL;
-    MLO_TRY(mlo_onnx_load(path, &model, err));
+    MLO_TRY(mlo_sparse_load(path, &model, err));
     MLO_TRY(mlo_graph_check_supported(model->graph, err));
     *out = model;
     model = NULL;

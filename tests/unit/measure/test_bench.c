@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "passes/sparsify.h"
+#include "pipeline/measure/bench_impl.h"
 #include "pipeline/measure/cpus_impl.h"
 #include "tests/unit/measure/fixture.h"
 
@@ -73,6 +75,42 @@ static void test_bench__alternates_and_gives_the_ratio(void **state)
     assert_contains(mlo_json_str(r.machine, "engine", ""), "cpus 1, batch 4");
     assert_int_equal(json_array_size(json_object_get(r.machine, "pinned_cpus")), mlo_cpu_count() > 1);
     mlo_bench_result_clear(&r);
+}
+
+/* Sparse weights are put together when a model is loaded, not in each call that is timed. */
+static void test_bench__packed_weights_are_constants(void **state)
+{
+    (void)state;
+    enum { SIZE = 700 };
+    struct mlo_error err = {0};
+    struct mlo_model *m = NULL;
+    struct mlo_tensor w = {0};
+    struct mlo_type type = {MLO_FLOAT32, 2, {{-1, "batch"}, {SIZE, NULL}}, NULL};
+    struct mlo_pass_context ctx = {.notes = json_array()};
+    struct mlo_bench_options o = {.batch = 1, .threads = 1};
+    struct mlo_bench_loaded l;
+    json_t *report = NULL;
+    assert_ok(mlo_model_new(17, &m, &err));
+    assert_ok(mlo_tensor_init(&w, MLO_FLOAT32, 2, (int64_t[]){SIZE, SIZE}, &err));
+    for (size_t i = 0; i < SIZE * SIZE; i++)
+        ((float *)w.data)[i] = (float)(i % 2);
+    struct mlo_value *x = mlo_graph_add_value(m->graph, "x", &type);
+    struct mlo_value *in[] = {x, mlo_graph_add_constant_take(m->graph, "w", &w)};
+    struct mlo_value *y = mlo_graph_add_value(m->graph, "y", NULL);
+    assert_non_null(mlo_graph_add_node(m->graph, NULL, "", "MatMul", "matmul", in, 2, &y, 1));
+    assert_ok(mlo_graph_add_input(m->graph, x, &err));
+    assert_ok(mlo_graph_add_output(m->graph, y, &err));
+    assert_ok(mlo_graph_infer(m->graph, &err));
+    assert_ok(mlo_sparse_pack(m, &ctx, &report, &err));
+    assert_int_equal(mlo_json_i64(report, "tensors", 0), 1);
+    const char *path = in_scratch("packed.onnx");
+    assert_ok(mlo_onnx_save(m, path, &err));
+    assert_ok(mlo_bench_open(path, &o, &l, &err));
+    assert_int_equal(l.model->graph->node_count, 1);
+    mlo_bench_close(&l);
+    json_decref(report);
+    json_decref(ctx.notes);
+    mlo_model_free(m);
 }
 
 static void test_bench__one_model_alone(void **state)
@@ -232,6 +270,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_cpus__chooses_as_many_as_asked),
         cmocka_unit_test(test_bench__measures_a_real_model),
         cmocka_unit_test(test_sweep__measures_every_point_and_finds_the_best),
+        cmocka_unit_test(test_bench__packed_weights_are_constants), /* the last: it pins this process */
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

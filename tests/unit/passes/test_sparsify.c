@@ -566,123 +566,6 @@ static void test_sparsify__shared_weights_stay_shared(void **state)
     mlo_model_free(m);
 }
 
-/* --- storage ------------------------------------------------------------------------------------- */
-
-/* Weights of 1,101 x 4 (no multiple of 8 among the elements' counts) and a Conv's, most of them zero; one
- * tensor has too few zeros. */
-static struct mlo_model *packable(void)
-{
-    struct mlo_model *m = new_model(11);
-    uint32_t seed = 8;
-    struct mlo_value *w = noise(m, "w", 1, 1101, 3), *k = noise(m, "k", 2, 32, 3, 4, 4),
-                     *d = noise(m, "d", 3, 3, 1000);
-    float *x = w->constant->data, *half = k->constant->data;
-    for (size_t i = 0; i < 1101 * 3; i++)
-        if (next_seed(&seed) % 10 < 6)
-            x[i] = 0;
-    for (size_t i = 0; i < 32 * 48; i++)
-        if (i % 2)
-            half[i] = 0;
-    x[5] = -0.0f;
-    x[6] = 1e-42f;
-    struct mlo_value *c = op(m, "Conv", "c", input(m, "x", -1, 3, 4, 4), k);
-    struct mlo_value *e = op(m, "MatMul", "e", input(m, "z", -1, 1101), w);
-    struct mlo_value *y = op(m, "MatMul", "y", e, d), *f = op(m, "Flatten", "f", c);
-    finish(m, op(m, "Concat", "both", y, f));
-    assert_true(mlo_node_set_i(node_named(m, "both_node"), "axis", 1));
-    struct mlo_error err = {0};
-    assert_ok(mlo_graph_infer(m->graph, &err));
-    return m;
-}
-
-static const struct mlo_tensor *weights_of(const struct mlo_model *m, const char *node)
-{
-    return mlo_node_const(node_named(m, node), 1);
-}
-
-static json_t *pack(struct mlo_model *m)
-{
-    struct mlo_error err = {0};
-    struct mlo_pass_context ctx = {.notes = json_array()};
-    json_t *report;
-    assert_ok(mlo_sparse_pack(m, &ctx, &report, &err));
-    assert_ok(mlo_graph_infer(m->graph, &err));
-    assert_ok(mlo_graph_verify(m->graph, &err));
-    json_decref(ctx.notes);
-    return report;
-}
-
-static void test_pack__is_lossless_and_smaller(void **state)
-{
-    MLO_UNUSED(state);
-    struct mlo_error err = {0};
-    struct mlo_model *m = packable(), *was = packable();
-    int count;
-    json_t *report = pack(m);
-    assert_string_equal(mlo_json_str(report, "form", ""), "bitmap");
-    assert_int_equal(mlo_json_i64(report, "tensors", 0), 2);
-    assert_int_equal(mlo_model_opset(m, ""), 13);
-    assert_int_equal(count_ops(m, "CumSum"), 2);
-    assert_int_equal(count_ops(m, "Slice"), 1); /* 3303 = 8 x 413 - 1 */
-    assert_null(weights_of(m, "e_node"));
-    assert_non_null(weights_of(m, "y_node")); /* no zeros */
-    struct mlo_buf dense = MLO_BUF_INIT, packed = MLO_BUF_INIT;
-    assert_ok(mlo_onnx_serialize(was, &dense, &err));
-    assert_ok(mlo_onnx_serialize(m, &packed, &err));
-    int64_t saved = mlo_json_i64(report, "bytes_before", 0) - mlo_json_i64(report, "bytes_after", 0);
-    assert_true((int64_t)(dense.len - packed.len) > saved - 2 * 1100 && packed.len < dense.len);
-    mlo_buf_clear(&dense);
-    mlo_buf_clear(&packed);
-    assert_true(deviation(was, m) == 0); /* the ops do what the decoder does */
-    assert_ok(mlo_sparse_unpack(m, &count, &err));
-    assert_int_equal(count, 2);
-    assert_ok(mlo_graph_infer(m->graph, &err));
-    assert_ok(mlo_graph_verify(m->graph, &err));
-    assert_int_equal(m->graph->node_count, was->graph->node_count);
-    static const char *const NODES[] = {"e_node", "y_node", "c_node"};
-    for (size_t i = 0; i < MLO_COUNT(NODES); i++) {
-        const struct mlo_tensor *a = weights_of(m, NODES[i]), *b = weights_of(was, NODES[i]);
-        assert_true(a && a->rank == b->rank && a->size_bytes == b->size_bytes);
-        assert_memory_equal(a->data, b->data, a->size_bytes);
-    }
-    assert_ok(mlo_sparse_unpack(m, &count, &err));
-    assert_int_equal(count, 0);
-    json_decref(report);
-    mlo_model_free(m);
-    mlo_model_free(was);
-}
-
-/* A mask that counts other weights than there are, other powers, another shape: not the form. */
-static void test_unpack__takes_no_other_form(void **state)
-{
-    MLO_UNUSED(state);
-    for (int what = 0; what < 6; what++) {
-        struct mlo_error err = {0};
-        struct mlo_model *m = packable();
-        int count;
-        json_decref(pack(m));
-        uint8_t *mask = mlo_graph_value(m->graph, "w_mask")->constant->data;
-        struct mlo_tensor *shape = mlo_graph_value(m->graph, "w_shape")->constant;
-        float *weights = mlo_graph_value(m->graph, "w_nonzero")->constant->data;
-        if (what == 0)
-            mask[7] ^= 1;
-        if (what == 1)
-            memset(mask, 255, 413);
-        if (what == 2)
-            ((int64_t *)shape->data)[0] = 1102;
-        if (what == 3)
-            ((int64_t *)shape->data)[0] = -1101;
-        if (what == 4)
-            weights[0] = 1;
-        if (what == 5)
-            ((int32_t *)mlo_graph_value(m->graph, "sparse_powers")->constant->data)[3] = 9;
-        assert_ok(mlo_sparse_unpack(m, &count, &err));
-        if (count != (what == 5 ? 0 : 1))
-            fail_msg("case %d: %d tensors were unpacked", what, count);
-        mlo_model_free(m);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -696,8 +579,6 @@ int main(void)
         cmocka_unit_test(test_sparsify__says_where_it_cannot_be_faster),
         cmocka_unit_test(test_sparsify__bad_input_is_named),
         cmocka_unit_test(test_sparsify__shared_weights_stay_shared),
-        cmocka_unit_test(test_pack__is_lossless_and_smaller),
-        cmocka_unit_test(test_unpack__takes_no_other_form),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
