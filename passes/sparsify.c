@@ -148,9 +148,10 @@ struct layer {
     const struct mlo_gram *gram; /* whole and seen; or NULL */
     const char *why;             /* SparseGPT could not be, when it was asked for; else NULL */
     bool gpt;
-    const struct layer *same; /* an earlier one with the same weights */
+    struct layer *same; /* an earlier one with the same weights */
     uint64_t weights, target, zeros;
     double weight_error, output_error; /* output_error below 0: not known */
+    bool shared; /* a later layer has its weights: no bias takes the means, which are of one of them */
     bool bias_corrected, changed;
 };
 
@@ -253,6 +254,8 @@ static enum mlo_status find_layers(const struct settings *s, const struct mlo_mo
             if (other->source == l->source && other->layout.row_step == l->layout.row_step &&
                 mlo_node_is(other->node, "Conv") == mlo_node_is(node, "Conv"))
                 l->same = other;
+        if (l->same)
+            l->same->shared = true;
     }
     if (*count == 0) {
         const json_t *first = json_array_get(left, 0);
@@ -351,7 +354,7 @@ static enum mlo_status work_init(struct work *k, const struct settings *s, struc
     size_t rows = l->layout.rows, columns = l->layout.columns;
     *k = (struct work){.s = s, .layer = l, .rows = rows, .columns = columns};
     k->quota = (struct sparse_quota){.total = l->weights, .zeros = l->target};
-    k->centred = l->gpt && s->bias && bias_of(l, &input);
+    k->centred = l->gpt && s->bias && !l->shared && bias_of(l, &input);
     k->order = malloc((columns + 1) * sizeof *k->order);
     k->w = malloc((rows * columns + 1) * sizeof *k->w);
     k->made = malloc((rows * columns + 1) * sizeof *k->made);
@@ -481,7 +484,7 @@ static enum mlo_status set_bias(struct work *k, struct mlo_error *err)
     for (size_t r = 0; r < k->rows; r++)
         ((float *)bias.data)[r] =
             (float)((before ? (double)((const float *)before->data)[r] : 0) + k->loss[r]);
-    snprintf(name, sizeof name, "%.240s_bias", k->layer->node->name);
+    snprintf(name, sizeof name, "%.*s_bias", mlo_pass_cut(k->layer->node->name, 240), k->layer->node->name);
     MLO_TRY(mlo_pass_set_const_take(node, input, name, &bias, err));
     k->layer->bias_corrected = true;
 out:

@@ -566,6 +566,29 @@ static void test_sparsify__shared_weights_stay_shared(void **state)
     mlo_model_free(m);
 }
 
+/* No bias takes the means of weights that another layer has too, with other inputs and its own bias. */
+static void test_sparsify__shared_weights_leave_biases_alone(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_model *m = new_model(17);
+    struct mlo_value *w = noise(m, "w", 4, 8, 8);
+    struct mlo_value *a = op(m, "Gemm", "a", input(m, "x", -1, 8), w, noise(m, "ba", 6, 8));
+    struct mlo_value *b = op(m, "Gemm", "b", op(m, "Relu", "r", a), w, noise(m, "bb", 7, 8));
+    finish(m, op(m, "Gemm", "y", b, noise(m, "wy", 8, 8, 4), noise(m, "by", 9, 4)));
+    struct mlo_stats stats;
+    watch_model(m, &stats);
+    const struct mlo_tensor *before = mlo_node_const(node_named(m, "a_node"), 2);
+    json_t *report = sparsify(m, "{\"min_weights\": 0}", &stats);
+    assert_string_equal(mlo_json_str(row_of(report, "layers", "b_node"), "shares", ""), "a_node");
+    assert_false(mlo_json_bool(row_of(report, "layers", "a_node"), "bias_corrected", true));
+    assert_false(mlo_json_bool(row_of(report, "layers", "b_node"), "bias_corrected", true));
+    assert_true(mlo_json_bool(row_of(report, "layers", "y_node"), "bias_corrected", false));
+    assert_ptr_equal(mlo_node_const(node_named(m, "a_node"), 2), before);
+    json_decref(report);
+    mlo_stats_clear(&stats);
+    mlo_model_free(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -579,6 +602,7 @@ int main(void)
         cmocka_unit_test(test_sparsify__says_where_it_cannot_be_faster),
         cmocka_unit_test(test_sparsify__bad_input_is_named),
         cmocka_unit_test(test_sparsify__shared_weights_stay_shared),
+        cmocka_unit_test(test_sparsify__shared_weights_leave_biases_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
