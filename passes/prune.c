@@ -72,7 +72,8 @@ const struct mlo_option_spec mlo_prune_options[] = {
      .fallback = "512",
      .min = 1,
      .max = 1 << 20,
-     .description = "Samples of the calibration data that layers are fitted on"},
+     .description = "Samples of the calibration data that layers are ranked by and fitted on; a Conv whose "
+                    "output has more than one position is ranked by at most 96"},
     {NULL},
 };
 

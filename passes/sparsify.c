@@ -79,7 +79,8 @@ const struct mlo_option_spec mlo_sparsify_options[] = {
      .fallback = "512",
      .min = 1,
      .max = 1 << 20,
-     .description = "In the step: samples of the calibration data that inputs are observed on"},
+     .description = "In the step: samples of the calibration data that inputs are observed on; of a Conv "
+                    "whose output has more than one position, at most 96"},
     {NULL},
 };
 

@@ -1,7 +1,8 @@
 /* Where zeros among weights make a model faster: a row for each runtime, said before anyone is promised a
  * speed-up. Dense kernels multiply zeros like other numbers; sparse tensor cores (compute capability 8.0 and
  * above) skip two of four, in types and shapes that the libraries on top of them ask for. Whether they are
- * faster there is for a measurement to say: the row tells only where they can be. */
+ * faster there is for a measurement to say: the row tells only where they can be. The multiples are
+ * an assumption that was not verified: what is published differs by library and version. */
 #include <string.h>
 
 #include "passes/sparsify_impl.h"

@@ -332,6 +332,16 @@ out:
     return status;
 }
 
+/* Whether a node has more rows in a sample than a Gemm: a Conv, unless its output is one position. */
+static bool many_rows(const struct mlo_node *node)
+{
+    const struct mlo_type *y = &node->outputs[0]->type;
+    bool many = y->rank < 3;
+    for (int i = 2; i < y->rank; i++)
+        many = many || y->dims[i].value != 1;
+    return mlo_node_is(node, "Conv") && many;
+}
+
 enum mlo_status mlo_step_observe_grams(const struct mlo_step_context *ctx, const struct mlo_model *model,
                                        struct mlo_dataset *dataset, const struct mlo_stats_wants *wants,
                                        double from, double to, struct mlo_stats *stats, struct mlo_error *err)
@@ -343,7 +353,7 @@ enum mlo_status mlo_step_observe_grams(const struct mlo_step_context *ctx, const
     for (int conv = 0; conv < 2; conv++) {
         struct mlo_stats_wants some = {0};
         for (size_t i = 0; i < wants->count && status == MLO_OK; i++)
-            if (mlo_node_is(wants->list[i].gram, "Conv") ? conv : !conv)
+            if (many_rows(wants->list[i].gram) == (conv == 1))
                 status = mlo_stats_wants_add(&some, &wants->list[i]) ? MLO_OK : mlo_error_nomem(err);
         if (status == MLO_OK && some.count > 0)
             status =

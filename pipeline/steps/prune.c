@@ -144,7 +144,7 @@ static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_er
 const struct mlo_step mlo_step_prune = {
     .name = "prune",
     .kind = MLO_STEP_DERIVE,
-    .revision = 1,
+    .revision = 2,
     .takes_calibrate = true,
     .options = mlo_prune_options,
     .run = run,

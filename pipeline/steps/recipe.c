@@ -323,7 +323,10 @@ enum mlo_status mlo_recipe_check_data(const struct mlo_recipe *recipe, struct ml
     if (judged != MLO_OK)
         return judged;
     for (size_t i = 0; i < recipe->step_count; i++) {
+        const struct mlo_step *row = mlo_step_find(recipe->steps[i].name);
         enum mlo_status status = needs_data(&r, &recipe->steps[i]);
+        if (status == MLO_OK && row && row->check)
+            status = row->check(recipe->steps[i].options, err);
         if (status == MLO_OK)
             status = select_apart(&r, &recipe->steps[i]);
         if (status == MLO_OK)
@@ -668,8 +671,6 @@ enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment
         MLO_TRY(mlo_options_resolve(row->options, options, &resolved, err));
         json_decref(recipe->steps[i].options);
         recipe->steps[i].options = resolved;
-        if (row->check)
-            MLO_TRY(row->check(resolved, err));
         MLO_TRY(settle_target(recipe, &recipe->steps[i], err));
     }
     if (!found) {

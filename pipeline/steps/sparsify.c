@@ -86,9 +86,10 @@ static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_er
 const struct mlo_step mlo_step_sparsify = {
     .name = "sparsify",
     .kind = MLO_STEP_DERIVE,
-    .revision = 1,
+    .revision = 2,
     .takes_calibrate = true,
     .options = mlo_sparsify_options,
+    .check = mlo_sparsify_check,
     .run = run,
     .passes = passes,
     .description =

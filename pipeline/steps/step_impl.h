@@ -99,7 +99,8 @@ MLO_MUST_USE enum mlo_status mlo_step_observe(const struct mlo_step_context *ctx
                                               double from, double to, struct mlo_stats *stats,
                                               struct mlo_error *err);
 /* The same for Gram matrices, with the option `samples` of the step: a Conv, which has hundreds of rows in
- * each image, is observed on some images, a Gemm, which has one, on all. */
+ * each image, is observed on 96 images, a Gemm and a Conv whose output is one position, which have one, on
+ * all. */
 MLO_MUST_USE enum mlo_status
 mlo_step_observe_grams(const struct mlo_step_context *ctx, const struct mlo_model *model,
                        struct mlo_dataset *dataset, const struct mlo_stats_wants *wants, double from,

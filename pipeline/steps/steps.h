@@ -49,7 +49,8 @@ void mlo_recipe_free(struct mlo_recipe *recipe);
  * "needs.memory=8GB" and "timeout=2h", where a step says nothing else. */
 MLO_MUST_USE enum mlo_status mlo_recipe_set(struct mlo_recipe *recipe, const char *assignment,
                                             struct mlo_error *err);
-/* What settings may have undone: every role that a step needs is there, what selects does not evaluate, and a
+/* What settings may have undone, of which one alone may contradict what another will change: options of a
+ * step fit each other, every role that a step needs is there, what selects does not evaluate, and a
  * postprocessing model has a step that makes metrics. */
 MLO_MUST_USE enum mlo_status mlo_recipe_check_data(const struct mlo_recipe *recipe, struct mlo_error *err);
 /* The recipes that are built into the program (pipeline/recipes), by name; NULL text when unknown. */

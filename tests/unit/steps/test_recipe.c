@@ -295,6 +295,24 @@ static void test_recipe__set_changes_one_option(void **state)
     mlo_recipe_free(r);
 }
 
+/* Options that contradict each other are said when the recipe is read, or when all settings are made. */
+static void test_recipe__options_of_a_step_fit_each_other(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_recipe *r = NULL;
+    const char *text = "name: a\nsteps:\n  - sparsify: {pattern: \"2:4\", sparsity: 60%}\n";
+    assert_int_equal(mlo_recipe_parse(text, strlen(text), "a", &r, &err), MLO_EINVAL);
+    assert_contains(err.message, "2:4 makes half of the weights zero");
+    r = parse("name: a\nsteps:\n  - sparsify: {pattern: \"2:4\"}\n");
+    assert_ok(mlo_recipe_set(r, "sparsify.sparsity=60%", &err));
+    assert_int_equal(mlo_recipe_check_data(r, &err), MLO_EINVAL);
+    assert_contains(err.message, "2:4 makes half of the weights zero");
+    assert_ok(mlo_recipe_set(r, "sparsify.pattern=unstructured", &err));
+    assert_ok(mlo_recipe_check_data(r, &err));
+    mlo_recipe_free(r);
+}
+
 static void test_recipe__expectations_read_the_variants_bounds(void **state)
 {
     MLO_UNUSED(state);
@@ -500,6 +518,7 @@ int main(void)
         cmocka_unit_test(test_recipe__select_is_needed_where_a_budget_is_set),
         cmocka_unit_test(test_recipe__bounds_nesting_and_size),
         cmocka_unit_test(test_recipe__set_changes_one_option),
+        cmocka_unit_test(test_recipe__options_of_a_step_fit_each_other),
         cmocka_unit_test(test_recipe__expectations_read_the_variants_bounds),
         cmocka_unit_test(test_steps__table_is_complete),
         cmocka_unit_test(test_recipe__a_model_stands_before_the_metrics),

@@ -1,7 +1,9 @@
 /* The step that makes weights zero: the bytes follow from the inputs alone, and errors say what to do. */
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
+#include "passes/sparsify.h"
 #include "pipeline/steps/step_impl.h"
 #include "tests/unit/passes/passes_helpers.h"
 
@@ -178,12 +180,55 @@ static void test_sparsify_step__without_data(void **state)
     mlo_model_free(m);
 }
 
+/* A Conv whose output is one position has a row in a sample, like a Gemm, and is observed on all of them. */
+static void test_sparsify_step__convs_of_one_position_see_all_samples(void **state)
+{
+    MLO_UNUSED(state);
+    enum { SAMPLES = 120 };
+    struct mlo_error err = {0};
+    struct mlo_model *m = new_model(17);
+    struct mlo_value *a = op(m, "Conv", "a", input(m, "x", -1, 4, 6, 6), noise(m, "wa", 1, 8, 4, 3, 3));
+    finish(m, op(m, "Conv", "b", op(m, "Relu", "r", a), noise(m, "wb", 2, 4, 8, 4, 4)));
+    assert_ok(mlo_graph_infer(m->graph, &err));
+    struct mlo_tensor x = {0};
+    char path[] = "/tmp/mlopt-test-XXXXXX";
+    int file = mkstemp(path);
+    assert_true(file >= 0);
+    close(file);
+    assert_ok(mlo_tensor_init(&x, MLO_FLOAT32, 4, DIMS(SAMPLES, 4, 6, 6), &err));
+    memset(x.data, 0, x.size_bytes);
+    assert_ok(mlo_npz_write(path, &(struct mlo_npz_array){"x", &x}, 1, &err));
+    mlo_tensor_clear(&x);
+    json_t *given = json_object(), *options = NULL;
+    assert_ok(mlo_options_resolve(mlo_step_find("sparsify")->options, given, &options, &err));
+    const struct mlo_step_context ctx = {.options = options, .calibrate_path = path, .threads = 1};
+    struct mlo_dataset *dataset = NULL;
+    struct mlo_stats_wants wants = {0};
+    struct mlo_stats stats;
+    mlo_stats_init(&stats);
+    json_object_set_new(options, "min_weights", json_integer(0));
+    assert_ok(mlo_sparsify_wanted(m, options, &wants, &err));
+    assert_int_equal(wants.count, 2);
+    assert_ok(mlo_step_open_calibration(&ctx, m, &dataset, &err));
+    assert_ok(mlo_step_observe_grams(&ctx, m, dataset, &wants, 0, 1, &stats, &err));
+    assert_int_equal(mlo_stats_find_gram(&stats, node_named(m, "a_node"))->rows, 96 * 16);
+    assert_int_equal(mlo_stats_find_gram(&stats, node_named(m, "b_node"))->rows, SAMPLES);
+    mlo_dataset_close(dataset);
+    mlo_stats_wants_clear(&wants);
+    mlo_stats_clear(&stats);
+    unlink(path);
+    json_decref(given);
+    json_decref(options);
+    mlo_model_free(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sparsify_step__threads_and_batch_leave_no_trace),
         cmocka_unit_test(test_sparsify_step__reports_layers_and_what_stayed_dense),
         cmocka_unit_test(test_sparsify_step__without_data),
+        cmocka_unit_test(test_sparsify_step__convs_of_one_position_see_all_samples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
