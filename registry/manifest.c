@@ -45,6 +45,13 @@ static enum mlo_status check(struct mlo_db_conn *conn, int64_t project_id, struc
             mlo_error_where(err, "file '%s'", b->name);
             return status;
         }
+        if (b->size_said && b->said_bytes != b->size_bytes) {
+            mlo_error_set(err, MLO_EINVAL, "the blob of the file '%.100s' has %llu bytes, not %llu", b->name,
+                          (unsigned long long)b->size_bytes, (unsigned long long)b->said_bytes);
+            mlo_error_where(err, "file '%.100s'", b->name);
+            mlo_error_hint(err, "is it the digest of another file? 'size' may be left out");
+            return MLO_EINVAL;
+        }
         if (!b->media_type || !*b->media_type)
             b->media_type = DEFAULT_MEDIA_TYPE;
     }

@@ -101,6 +101,8 @@ struct mlo_manifest_blob {
     struct mlo_digest digest;
     const char *media_type; /* NULL: "application/octet-stream" */
     uint64_t size_bytes;    /* filled in from the project's blobs */
+    bool size_said;         /* then it must be said_bytes */
+    uint64_t said_bytes;
 };
 
 /* --- models and versions ----------------------------------------------------------------------- */

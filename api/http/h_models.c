@@ -39,11 +39,20 @@ enum mlo_status mlo_files_read(const json_t *body, struct mlo_files *out, struct
     {
         struct mlo_manifest_blob *blob = &out->blobs[out->count++];
         const char *digest;
+        const int64_t unsaid = -1;
+        int64_t said;
         memset(blob, 0, sizeof *blob);
         MLO_TRY(mlo_json_get_str(item, "role", NULL, &blob->role, err));
         MLO_TRY(mlo_json_get_str(item, "name", NULL, &blob->name, err));
         MLO_TRY(mlo_json_get_str(item, "media_type", "application/octet-stream", &blob->media_type, err));
         MLO_TRY(mlo_json_get_str(item, "digest", NULL, &digest, err));
+        MLO_TRY(mlo_json_get_i64(item, "size", &unsaid, &said, err));
+        blob->size_said = json_object_get(item, "size") != NULL;
+        if (blob->size_said && said < 0) {
+            status = mlo_error_set(err, MLO_EINVAL, "a size is a number of bytes, not %lld", (long long)said);
+            goto out;
+        }
+        blob->said_bytes = (uint64_t)MLO_MAX(said, 0);
         if (!mlo_str_starts(digest, "sha256:") || !mlo_digest_parse(digest, &blob->digest)) {
             status = mlo_error_set(err, MLO_EINVAL, "'%.80s' is no digest", digest);
             mlo_error_hint(err, "a digest is sha256: and 64 lowercase hex digits");

@@ -282,7 +282,7 @@ enum mlo_status h_run_events(struct mlo_request *req, struct mlo_error *err)
     enum mlo_status status;
     MLO_TRY(mlo_request_query_i64(req, "after", 0, 0, INT64_MAX, &after, err));
     MLO_TRY(mlo_request_query_i64(req, "wait_ms", 0, 0, WAIT_MAX_MS, &wait_ms, err));
-    MLO_TRY(mlo_request_query_i64(req, "limit", 200, 1, 1000, &limit, err));
+    MLO_TRY(mlo_request_query_i64(req, "limit", 200, 1, MLO_PAGE_MAX, &limit, err));
     MLO_TRY(run_param(req, &project, &run, err));
     MLO_TRY(mlo_run_get(req->conn, project, run, &value, err)); /* it is this project's */
     if (last && last[0] && (!mlo_str_to_i64(last, &after) || after < 0)) {

@@ -44,7 +44,7 @@ def main():
                                                        "reason": "it is good"}, If_Match=f'"{version - 1}"')
     call("POST", f"{DEMO}/runs", {"model": "cnn", "version": 1, "recipe": RECIPE})
     call("POST", f"{DEMO}/schedules", {"name": "nightly", "model": "cnn", "cron": "0 3 * * *", "recipe": RECIPE})
-    call("POST", f"{DEMO}/webhooks", {"url": "https://example.com/in"})
+    call("POST", f"{DEMO}/webhooks", {"url": "https://hooks.invalid/in"})
     print(call("POST", "/v1/tokens", {"name": "contract", "role": "admin"})["token"])
 
 

@@ -129,4 +129,47 @@ static inline bool schema_fits(const json_t *root, const json_t *schema, const j
     return fits;
 }
 
+/* What the schema says of a member, itself or by what it is put together of. *closed: it lists members. */
+static inline const json_t *schema_member(const json_t *root, const json_t *schema, const char *key,
+                                          bool *closed)
+{
+    static const char *const parts[] = {"allOf", "anyOf"};
+    schema = schema_resolve(root, schema);
+    const json_t *properties = json_object_get(schema, "properties"), *found;
+    size_t i;
+    *closed = *closed || properties;
+    if ((found = json_object_get(properties, key)) ||
+        (found = json_object_get(schema, "additionalProperties")))
+        return found;
+    for (size_t p = 0; p < MLO_COUNT(parts); p++) /* what is said last says most: a list of what */
+        for (i = json_array_size(json_object_get(schema, parts[p])); i-- > 0;)
+            if ((found =
+                     schema_member(root, json_array_get(json_object_get(schema, parts[p]), i), key, closed)))
+                return found;
+    return NULL;
+}
+
+/* Tells `why` of the members of an answer that a schema which lists members leaves out. */
+static inline void schema_unlisted(const json_t *root, const json_t *schema, const json_t *value,
+                                   const char *where, struct mlo_buf *why)
+{
+    char deeper[512];
+    const char *key;
+    json_t *item;
+    size_t i;
+    json_object_foreach((json_t *)value, key, item)
+    {
+        bool closed = false;
+        const json_t *member = schema_member(root, schema, key, &closed);
+        snprintf(deeper, sizeof deeper, "%.400s.%.100s", where, key);
+        if (member)
+            schema_unlisted(root, member, item, deeper, why);
+        else if (closed)
+            schema_no(why, deeper, "not listed");
+    }
+    const json_t *items = json_object_get(schema_resolve(root, schema), "items");
+    for (i = 0; items && i < json_array_size(value); i++)
+        schema_unlisted(root, items, json_array_get(value, i), where, why);
+}
+
 #endif

@@ -123,6 +123,28 @@ static void test_routes__a_problem_has_its_members(void **state)
     reply_clear(&reply);
 }
 
+static void test_routes__a_size_that_is_said_is_compared(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char digest[MLO_DIGEST_TEXT_SIZE], body[256];
+    static const struct {
+        const char *size;
+        int http;
+    } cases[] = {{"8", 422}, {"-1", 422}, {"\"7\"", 422}, {"7", 201}};
+    api_upload(api, "demo", "a model", digest);
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        snprintf(
+            body, sizeof body,
+            "{\"files\": [{\"role\": \"model\", \"name\": \"m.onnx\", \"digest\": \"%s\", \"size\": %s}]}",
+            digest, cases[i].size);
+        api_call(api, &reply, "POST", "/v1/projects/demo/models/cnn/versions", api->token[MLO_ADMIN], body,
+                 NULL);
+        assert_http(&reply, cases[i].http);
+    }
+    reply_clear(&reply);
+}
+
 static void test_routes__an_empty_argument_is_none(void **state)
 {
     struct api *api = *state;
@@ -260,6 +282,7 @@ int main(void)
         API_TEST(test_routes__every_row_asks_for_its_role),
         API_TEST(test_routes__pages_need_a_session),
         API_TEST(test_routes__a_problem_has_its_members),
+        API_TEST(test_routes__a_size_that_is_said_is_compared),
         API_TEST(test_routes__an_empty_argument_is_none),
         API_TEST(test_routes__bodies_are_strict_and_bounded),
         API_TEST(test_routes__ambiguous_requests_are_refused),
