@@ -4,7 +4,7 @@
 
 #include "base/yaml.h"
 
-enum { MAX_DEPTH = 32, MAX_NODES = 20000 };
+enum { MAX_DEPTH = 32, MAX_NODES = 40000 };
 
 struct builder {
     struct mlo_arena *arena;
