@@ -332,6 +332,27 @@ static void test_claim__by_priority_then_age_and_by_target(void **state)
     assert_run(f, cpu, -1, "state", "running");
 }
 
+/* What runs goes on; behind each of its steps a run gives way to one that came later and is more urgent. */
+static void test_preemption__is_at_the_end_of_a_step(void **state)
+{
+    struct service_fixture *f = *state;
+    struct mlo_job first, job;
+    int64_t slow = submit(f, f->version, RECIPE_TINY, 0);
+    assert_true(claim(f, &CLAIMER, &first));
+    assert_int_equal(first.run, slow);
+    int64_t urgent = submit(f, add_version(f, "urgent", "n=1"), RECIPE_OBSERVE, 5);
+    assert_run(f, slow, 0, "state", "running");
+    assert_mlo_ok(complete(f, &first, "made", 0), &f->err);
+    assert_run(f, slow, 1, "state", "queued");
+    const int64_t wanted[] = {urgent, slow};
+    for (size_t i = 0; i < MLO_COUNT(wanted); i++) {
+        assert_true(claim(f, &CLAIMER, &job));
+        assert_int_equal(job.run, wanted[i]);
+        mlo_job_clear(&job);
+    }
+    mlo_job_clear(&first);
+}
+
 /* --- fencing and leases -------------------------------------------------------------------------------- */
 
 static void test_fencing__late_completion_changes_nothing(void **state)
@@ -792,6 +813,7 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_submit__same_key_gives_one_run),
         SERVICE_TEST(test_claim__no_job_twice_among_threads),
         SERVICE_TEST(test_claim__by_priority_then_age_and_by_target),
+        SERVICE_TEST(test_preemption__is_at_the_end_of_a_step),
         SERVICE_TEST(test_fencing__late_completion_changes_nothing),
         SERVICE_TEST(test_lease__heartbeat_prolongs_it),
         SERVICE_TEST(test_lease__lost_too_often_is_a_dead_letter),
