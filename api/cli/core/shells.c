@@ -33,6 +33,41 @@ static bool begins(const struct mlo_cli *cli, size_t i)
     return shown(cli->verbs[i]);
 }
 
+/* A shell's case over first words: what stands before and behind the first word, each second word, and the
+ * end. */
+struct second_words {
+    const char *before, *behind;
+    void (*each)(const struct mlo_cli_verb *v, struct mlo_buf *out);
+    const char *end;
+};
+
+static const char *second_word(const struct mlo_cli_verb *v)
+{
+    return v->name + first_word(v) + 1;
+}
+
+/* For each first word what may stand behind it. */
+static void cases_of_second_words(const struct mlo_cli *cli, const struct second_words *as,
+                                  struct mlo_buf *out)
+{
+    for (size_t i = 0; i < cli->verb_count; i++) {
+        if (!begins(cli, i))
+            continue;
+        bool some = false;
+        for (size_t j = i; j < cli->verb_count; j++) {
+            const struct mlo_cli_verb *v = cli->verbs[j];
+            if (!shown(v) || !has_two_words(v) || !same_first_word(v, cli->verbs[i]))
+                continue;
+            if (!some)
+                mlo_buf_printf(out, "%s%.*s%s", as->before, (int)first_word(v), v->name, as->behind);
+            as->each(v, out);
+            some = true;
+        }
+        if (some)
+            mlo_buf_puts(out, as->end);
+    }
+}
+
 /* What the first word says: the help of the verb of that name, else of the first one below it. */
 static const char *help_of_first_word(const struct mlo_cli *cli, size_t i)
 {
@@ -106,6 +141,14 @@ static void bash_values(const struct mlo_cli_option *o, struct mlo_buf *out)
     mlo_buf_puts(out, "\"; values=1 ;;\n");
 }
 
+static void bash_second_word(const struct mlo_cli_verb *v, struct mlo_buf *out)
+{
+    mlo_buf_printf(out, " %s", second_word(v));
+}
+
+static const struct second_words BASH_SECOND_WORDS = {"            ", ") words+=\"", bash_second_word,
+                                                      "\" values=1 ;;\n"};
+
 static void bash(const struct mlo_cli *cli, struct mlo_buf *out)
 {
     mlo_buf_puts(out,
@@ -158,22 +201,7 @@ static void bash(const struct mlo_cli *cli, struct mlo_buf *out)
                       "    # behind a first word: the second ones that there are, where none stands yet\n"
                       "    if [[ -n $first && -z $second && $cur != -* && $prev == \"$first\" ]]; then\n"
                       "        case $first in\n");
-    for (size_t i = 0; i < cli->verb_count; i++) {
-        if (!begins(cli, i))
-            continue;
-        bool some = false;
-        for (size_t j = i; j < cli->verb_count; j++) {
-            const struct mlo_cli_verb *v = cli->verbs[j];
-            if (!shown(v) || !has_two_words(v) || !same_first_word(v, cli->verbs[i]))
-                continue;
-            if (!some)
-                mlo_buf_printf(out, "            %.*s) words+=\"", (int)first_word(v), v->name);
-            mlo_buf_printf(out, " %s", v->name + first_word(v) + 1);
-            some = true;
-        }
-        if (some)
-            mlo_buf_puts(out, "\" values=1 ;;\n");
-    }
+    cases_of_second_words(cli, &BASH_SECOND_WORDS, out);
     mlo_buf_puts(out, "        esac\n"
                       "    fi\n"
                       "    if [[ -n $words && ( -n $values || $cur == -* ) ]]; then\n"
@@ -238,6 +266,14 @@ static void zsh_word(const char *name, int length, const char *help, struct mlo_
     mlo_buf_puts(out, "'\n");
 }
 
+static void zsh_second_word(const struct mlo_cli_verb *v, struct mlo_buf *out)
+{
+    zsh_word(second_word(v), (int)strlen(second_word(v)), v->help, out);
+}
+
+static const struct second_words ZSH_SECOND_WORDS = {"        ", ") found=(\n", zsh_second_word,
+                                                     "            ) ;;\n"};
+
 static void zsh(const struct mlo_cli *cli, struct mlo_buf *out)
 {
     mlo_buf_puts(out, "#compdef mlopt\n"
@@ -269,23 +305,7 @@ static void zsh(const struct mlo_cli *cli, struct mlo_buf *out)
     mlo_buf_puts(out, "\n        return\n    fi\n"
                       "    if [[ -z $second && $words[CURRENT] != -* ]] && (( CURRENT == at + 1 )); then\n"
                       "        found=()\n        case $first in\n");
-    for (size_t i = 0; i < cli->verb_count; i++) {
-        if (!begins(cli, i))
-            continue;
-        bool some = false;
-        for (size_t j = i; j < cli->verb_count; j++) {
-            const struct mlo_cli_verb *v = cli->verbs[j];
-            if (!shown(v) || !has_two_words(v) || !same_first_word(v, cli->verbs[i]))
-                continue;
-            if (!some)
-                mlo_buf_printf(out, "        %.*s) found=(\n", (int)first_word(v), v->name);
-            const char *second = v->name + first_word(v) + 1;
-            zsh_word(second, (int)strlen(second), v->help, out);
-            some = true;
-        }
-        if (some)
-            mlo_buf_puts(out, "            ) ;;\n");
-    }
+    cases_of_second_words(cli, &ZSH_SECOND_WORDS, out);
     mlo_buf_puts(out, "        esac\n"
                       "        (( $#found )) && _describe verb found\n"
                       "    fi\n"
