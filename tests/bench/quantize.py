@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -237,7 +238,7 @@ def save(rows, path):
 
 def main():
     p = argparse.ArgumentParser(description="Quantization next to other tools' quantizers.")
-    words = lambda text: text.split(",")  # noqa: E731
+    words = lambda text: re.split(r",(?! )", text)  # noqa: E731; names of methods have ", " in them
     p.add_argument("--folder", default="build-bench")
     p.add_argument("--nets", type=words)
     p.add_argument("--ours", type=words, default=list(OURS))
