@@ -10,7 +10,8 @@ void mlo_rounding_read(const json_t *options, struct mlo_rounding *out)
 {
     const char *name = mlo_json_str(options, "rounding", "nearest");
     *out = (struct mlo_rounding){.damp = mlo_json_f64(options, "damp", 0.01),
-                                 .act_order = mlo_json_bool(options, "act_order", false)};
+                                 .act_order = mlo_json_bool(options, "act_order", false),
+                                 .sweeps = mlo_json_i64(options, "sweeps", 0)};
     for (int i = 0; mlo_rounding_names[i]; i++)
         if (strcmp(mlo_rounding_names[i], name) == 0)
             out->method = (enum mlo_rounding_method)i;

@@ -2,6 +2,11 @@
  * Transformers", arXiv:2210.17323): columns are rounded one after the other, and what a column's rounding did
  * to the outputs is made good by the columns that follow.
  *
+ * Sweeps of coordinate descent may follow (Behdin et al., 2023, "QuantEase: Optimization-based Quantization
+ * for Language Models", arXiv:2309.01885): each integer in turn is the best one for those that the others
+ * have now, so that e^T H e only falls, and columns that GPTQ rounded early see the errors of those behind
+ * them.
+ *
  * The paper updates the remaining weights by rows of the Cholesky factor of the inverse of H = G + damp. With
  * H = R R^T, R upper triangular, the same choice is: round w_i + (sum over j < i of R_ji e_j) / R_ii, where
  * e_j is the error that column j was left with. So the inverse is never made. */
@@ -85,6 +90,47 @@ static void round_slab(const struct mlo_weight_grid *grid, size_t first, size_t 
     }
 }
 
+/* One row: `slope` [n] is H e for the errors e of its integers. Returns whether an integer changed. */
+static bool descend(const struct mlo_weight_grid *grid, size_t row, const float *w, const double *h,
+                    double *error, double *slope, int16_t *q)
+{
+    size_t n = grid->columns;
+    bool changed = false;
+    for (size_t i = 0; i < n; i++) {
+        double hii = h[i * n + i], others = slope[i] - hii * error[i];
+        int chosen = mlo_grid_nearest(grid, row, i, (double)w[i] + others / hii);
+        if (chosen == q[i])
+            continue;
+        double now = (double)w[i] - mlo_grid_value(grid, row, i, chosen), step = now - error[i];
+        /* the nearest of what a grid has is not always better: its ends, and rounding of what is computed */
+        if (!(step * (2 * slope[i] + hii * step) < 0))
+            continue;
+        mlo_add_scaled(slope, h + i * n, step, n);
+        q[i] = (int16_t)chosen;
+        error[i] = now;
+        changed = true;
+    }
+    return changed;
+}
+
+/* Sweeps over the rows [first, first + count) until none changes. h is [n][n], e and slope are [n]. */
+static void sweep(const struct mlo_rounding *how, const struct mlo_weight_grid *grid, size_t first,
+                  size_t count, const float *w, const double *h, double *error, double *slope, int16_t *q)
+{
+    size_t n = grid->columns;
+    for (size_t row = first; row < first + count; row++) {
+        for (size_t i = 0; i < n; i++)
+            slope[i] = 0;
+        for (size_t i = 0; i < n; i++) {
+            error[i] = (double)w[row * n + i] - mlo_grid_value(grid, row, i, q[row * n + i]);
+            mlo_add_scaled(slope, h + i * n, error[i], n);
+        }
+        for (int64_t s = 0; s < how->sweeps; s++)
+            if (!descend(grid, row, w + row * n, h, error, slope, q + row * n))
+                break;
+    }
+}
+
 enum mlo_status mlo_round_gptq(const struct mlo_rounding *how, const struct mlo_weight_grid *grid,
                                size_t first, size_t count, const float *w, const struct mlo_gram *gram,
                                int64_t g, int16_t *q, struct mlo_error *err)
@@ -110,6 +156,12 @@ enum mlo_status mlo_round_gptq(const struct mlo_rounding *how, const struct mlo_
     for (size_t r = 0; r < count; r += SLAB)
         round_slab(grid, first + r, MLO_MIN((size_t)SLAB, count - r), w, l, order, shift, shift + n * SLAB,
                    q);
+    if (how->sweeps > 0) { /* the factor has done its work: its room is H's */
+        for (size_t i = 0; i < n; i++)
+            for (size_t j = 0; j < n; j++)
+                l[i * n + j] = mlo_gram_at(gram, g, (int64_t)i, (int64_t)j) + (i == j ? added : 0);
+        sweep(how, grid, first, count, w, l, shift, shift + n, q);
+    }
 out:
     free(columns);
     free(order);

@@ -24,10 +24,11 @@ struct mlo_rounding {
     enum mlo_rounding_method method;
     double damp;    /* of GPTQ: what is added to the diagonal, as a share of its mean */
     bool act_order; /* of GPTQ: columns of large inputs first */
+    int64_t sweeps; /* of GPTQ: coordinate descent behind it, at most so often over each row */
 };
 /* NULL-terminated, for options; in the order of the enum. */
 extern const char *const mlo_rounding_names[];
-/* The options "rounding", "damp" and "act_order" of a pass. */
+/* The options "rounding", "damp", "act_order" and "sweeps" of a pass. */
 void mlo_rounding_read(const json_t *options, struct mlo_rounding *out);
 
 /* Chooses q[rows][columns] for w[rows][columns]. Rows belong to the groups of `gram` in equal shares; NULL,

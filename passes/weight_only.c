@@ -43,6 +43,13 @@ const struct mlo_option_spec mlo_quantize_weights_options[] = {
      .type = MLO_OPT_BOOL,
      .fallback = "false",
      .description = "gptq: rounds the weights of the largest inputs first"},
+    {.name = "sweeps",
+     .type = MLO_OPT_INT,
+     .fallback = "0",
+     .min = 0,
+     .max = 100,
+     .description =
+         "gptq: then each weight is rounded again for what the others have become, so often at most"},
     {.name = "search_scale",
      .type = MLO_OPT_BOOL,
      .fallback = "true",

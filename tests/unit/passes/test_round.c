@@ -33,13 +33,18 @@ static void layer_free(struct layer *l)
 
 static const float one = 1.0f;
 
+static void round_as(struct mlo_rounding how, size_t rows, size_t columns, const float *w,
+                     const float *scales, const struct mlo_gram *gram, int16_t *q)
+{
+    struct mlo_error err = {0};
+    struct mlo_weight_grid grid = {rows, columns, columns, 1, -7, 7, scales, NULL};
+    assert_ok(mlo_round_weights(&how, &grid, w, gram, q, &err));
+}
+
 static void round_with(enum mlo_rounding_method method, size_t rows, size_t columns, const float *w,
                        const float *scales, const struct mlo_gram *gram, bool act_order, int16_t *q)
 {
-    struct mlo_error err = {0};
-    struct mlo_rounding how = {method, 0.01, act_order};
-    struct mlo_weight_grid grid = {rows, columns, columns, 1, -7, 7, scales, NULL};
-    assert_ok(mlo_round_weights(&how, &grid, w, gram, q, &err));
+    round_as((struct mlo_rounding){method, 0.01, act_order, 0}, rows, columns, w, scales, gram, q);
 }
 
 /* Two inputs that are always equal: only the sum of the two weights matters, 0.4 + 0.4. To the nearest it
@@ -89,6 +94,21 @@ static void test_round__act_order_begins_with_the_largest_input(void **state)
     round_with(MLO_ROUND_GPTQ, 1, 2, LIST(0.4f, 0.4f), &one, l.gram, true, q);
     assert_int_equal(q[1], 0);
     assert_int_equal(q[0], 3);
+    layer_free(&l);
+}
+
+/* The same in order, and then again: for the 0.4 that weight 1 was left with, weight 0 is best at 0.4 + 0.4 *
+ * 10 / 1.505, which goes to 3; for the -2.6 of that, weight 1 stays where 0.4 - 2.6 * 10 / 100.505 goes to,
+ * at 0. */
+static void test_gptq__a_sweep_looks_back(void **state)
+{
+    MLO_UNUSED(state);
+    struct layer l;
+    int16_t q[2];
+    layer_new(&l, 2, LIST(1, 10), 1);
+    round_as((struct mlo_rounding){MLO_ROUND_GPTQ, 0.01, false, 1}, 1, 2, LIST(0.4f, 0.4f), &one, l.gram, q);
+    assert_int_equal(q[0], 3);
+    assert_int_equal(q[1], 0);
     layer_free(&l);
 }
 
@@ -185,6 +205,50 @@ static void test_gptq__chooses_what_the_paper_s_formulas_choose(void **state)
     layer_free(&l);
 }
 
+/* e^T H e, H damped by a hundredth of its mean. */
+static double damped_error(const struct mlo_weight_grid *grid, size_t r, const float *w,
+                           const struct mlo_gram *gram, const int16_t *q)
+{
+    double mean = 0, squares = 0;
+    for (int i = 0; i < N; i++) {
+        double e = (double)w[i] - mlo_grid_value(grid, r, (size_t)i, q[i]);
+        mean += mlo_gram_at(gram, 0, i, i) / N;
+        squares += e * e;
+    }
+    return mlo_round_error(grid, r, w, gram, 0, q) + 0.01 * mean * squares;
+}
+
+/* Behind the sweeps no other integer for any one weight is better, and no row is worse than without. */
+static void test_gptq__sweeps_end_where_no_weight_can_be_better(void **state)
+{
+    MLO_UNUSED(state);
+    static float x[SAMPLES * N], w[ROWS * N], scales[ROWS];
+    static int16_t q[ROWS * N], before[ROWS * N];
+    struct layer l;
+    correlated(x, 7);
+    weights_of(w, scales);
+    layer_new(&l, N, x, SAMPLES);
+    struct mlo_weight_grid grid = {ROWS, N, N, 1, -7, 7, scales, NULL};
+    round_with(MLO_ROUND_GPTQ, ROWS, N, w, scales, l.gram, false, before);
+    round_as((struct mlo_rounding){MLO_ROUND_GPTQ, 0.01, false, 100}, ROWS, N, w, scales, l.gram, q);
+    double total = 0, total_before = 0;
+    for (size_t r = 0; r < ROWS; r++) {
+        int16_t *row = q + r * N;
+        double best = damped_error(&grid, r, w + r * N, l.gram, row);
+        total += best;
+        total_before += damped_error(&grid, r, w + r * N, l.gram, before + r * N);
+        assert_true(best <= damped_error(&grid, r, w + r * N, l.gram, before + r * N) * (1 + 1e-9));
+        for (size_t i = 0; i < N; i++) {
+            int16_t chosen = row[i];
+            for (row[i] = -7; row[i] <= 7; row[i]++)
+                assert_true(damped_error(&grid, r, w + r * N, l.gram, row) >= best * (1 - 1e-9));
+            row[i] = chosen;
+        }
+    }
+    assert_true(total < total_before);
+    layer_free(&l);
+}
+
 /* Errors fall from nearest to GPTQ and to AdaRound; AdaRound ends where no single flip helps, on floor or
  * ceiling everywhere. */
 static void test_adaround__ends_where_no_flip_helps(void **state)
@@ -252,6 +316,8 @@ int main(void)
         cmocka_unit_test(test_round__equal_inputs_by_hand),
         cmocka_unit_test(test_round__unrelated_inputs_are_rounded_to_the_nearest),
         cmocka_unit_test(test_round__act_order_begins_with_the_largest_input),
+        cmocka_unit_test(test_gptq__a_sweep_looks_back),
+        cmocka_unit_test(test_gptq__sweeps_end_where_no_weight_can_be_better),
         cmocka_unit_test(test_gptq__chooses_what_the_paper_s_formulas_choose),
         cmocka_unit_test(test_adaround__ends_where_no_flip_helps),
         cmocka_unit_test(test_cholesky__panels_and_rests),
