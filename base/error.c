@@ -49,8 +49,15 @@ enum mlo_status mlo_status_from_code(const char *code)
     for (int i = 0; i < MLO_STATUS_COUNT; i++)
         if (code && strcmp(STATUS_TABLE[i].code, code) == 0)
             return STATUS_TABLE[i].status;
-    if (code && strcmp(code, "rate-limited") == 0) /* HTTP alone has it: the same later */
-        return MLO_EUNAVAILABLE;
+    static const struct {
+        const char *code;
+        enum mlo_status status;
+    } http_alone[] = {{"rate-limited", MLO_EUNAVAILABLE}, /* the same later */
+                      {"idempotency-key-in-use", MLO_EUNAVAILABLE},
+                      {"idempotency-key-reused", MLO_EINVAL}};
+    for (size_t i = 0; code && i < MLO_COUNT(http_alone); i++)
+        if (strcmp(http_alone[i].code, code) == 0)
+            return http_alone[i].status;
     return MLO_EINTERNAL;
 }
 

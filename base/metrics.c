@@ -6,40 +6,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/fs.h"
 #include "base/macros.h"
-
-/* The greatest q of a media type in an Accept header: 1 without one, 0 when it is not named. */
-static double quality(const char *accept, const char *type)
-{
-    double best = 0;
-    size_t length = strlen(type);
-    for (const char *at = accept; at && *at;) {
-        const char *end = at + strcspn(at, ",");
-        at += strspn(at, " \t");
-        if (strncasecmp(at, type, length) == 0 && strspn(at + length, "; ,\t") + (at[length] == '\0') > 0) {
-            double q = 1;
-            for (const char *p = memchr(at, ';', (size_t)(end - at)); p && p < end;
-                 p = memchr(p + 1, ';', (size_t)(end - p - 1))) {
-                const char *name = p + 1 + strspn(p + 1, " \t");
-                if ((*name == 'q' || *name == 'Q') && name[1] == '=')
-                    q = strtod(name + 2, NULL);
-            }
-            best = MLO_MAX(best, q);
-        }
-        at = *end ? end + 1 : end;
-    }
-    return best;
-}
+#include "base/str.h"
 
 bool mlo_metrics_accept(const char *accept)
 {
-    double open = quality(accept, "application/openmetrics-text");
-    return open > 0 && open >= quality(accept, "text/plain");
+    double open = mlo_str_quality(accept, "application/openmetrics-text");
+    return open > 0 && open >= mlo_str_quality(accept, "text/plain");
 }
 
 static const char *const TYPES[] = {[MLO_METRIC_GAUGE] = "gauge",

@@ -78,21 +78,4 @@ MLO_MUST_USE enum mlo_status mlo_token_check(struct mlo_db_conn *conn, const cha
 MLO_MUST_USE enum mlo_status mlo_token_list(struct mlo_db_conn *conn, int64_t project_id, json_t **out,
                                             struct mlo_error *err);
 
-/* --- Idempotency-Key --------------------------------------------------------------------------- */
-
-/* In the transaction of the request it protects. First time: *replay false, and the caller does its work and
- * calls mlo_idempotency_finish. Repeated: *replay true with the answer given then (*response yours, may be
- * JSON null). A second request with the key waits for the first. The same key with another request:
- * MLO_ECONFLICT. */
-MLO_MUST_USE enum mlo_status mlo_idempotency_begin(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                                                   const char *key, const struct mlo_digest *request,
-                                                   bool *replay, int *http_status, json_t **response,
-                                                   struct mlo_error *err);
-MLO_MUST_USE enum mlo_status mlo_idempotency_finish(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                                                    const char *key, int http_status, const json_t *response,
-                                                    struct mlo_error *err);
-/* Forgets keys older than this many seconds; *removed may be NULL. */
-MLO_MUST_USE enum mlo_status mlo_idempotency_expire(struct mlo_db_conn *conn, int64_t older_than_s,
-                                                    int64_t *removed, struct mlo_error *err);
-
 #endif

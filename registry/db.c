@@ -367,6 +367,7 @@ enum mlo_status mlo_db_begin(struct mlo_db_conn *conn, struct mlo_error *err)
             return status;
         conn->doomed = false;
         conn->early = false;
+        conn->part_end = NULL;
         mlo_db_last_clear(conn);
     }
     conn->depth++;
@@ -418,6 +419,47 @@ enum mlo_status mlo_db_end(struct mlo_db_conn *conn, enum mlo_status status, str
     conn->depth = 0;
     mlo_db_last_clear(conn);
     mlo_db_ahead_clear(conn);
+    return status;
+}
+
+enum mlo_status mlo_db_part_begin(struct mlo_db_conn *conn, struct mlo_error *err)
+{
+    if (conn->depth == 0 || conn->doomed || conn->part_end)
+        return mlo_error_set(err, MLO_EINTERNAL, "no place for a part of a transaction");
+    enum mlo_status status = mlo_db_queue_text(conn, "SAVEPOINT part", NULL, err);
+    if (status != MLO_OK)
+        return status;
+    conn->part_end = conn->last ? conn->last_end : &conn->last;
+    conn->part_depth = conn->depth;
+    return MLO_OK;
+}
+
+enum mlo_status mlo_db_part_end(struct mlo_db_conn *conn, enum mlo_status status, bool *goes_on,
+                                struct mlo_error *err)
+{
+    struct mlo_db_last **from = conn->part_end;
+    *goes_on = false;
+    conn->part_end = NULL;
+    if (!from || conn->depth != conn->part_depth)
+        return mlo_error_set(err, MLO_EINTERNAL, "no part of a transaction to end");
+    if (status == MLO_OK)
+        status = mlo_db_flush(conn, err);
+    if (status == MLO_OK && !conn->doomed) {
+        status = mlo_db_queue_text(conn, "RELEASE SAVEPOINT part", NULL, err);
+        *goes_on = status == MLO_OK;
+        return status;
+    }
+    if (status == MLO_OK)
+        status = mlo_error_set(err, MLO_EINTERNAL, "a part of the transaction failed and was not reported");
+    settle(conn);
+    mlo_db_last_cut(conn, from);
+    struct mlo_error why = {0};
+    if (mlo_db_exec_text(conn, "ROLLBACK TO SAVEPOINT part; RELEASE SAVEPOINT part", &why) != MLO_OK) {
+        *err = why;
+        return why.status;
+    }
+    conn->doomed = false;
+    *goes_on = true;
     return status;
 }
 

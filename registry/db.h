@@ -191,6 +191,13 @@ MLO_MUST_USE enum mlo_status mlo_db_begin(struct mlo_db_conn *conn, struct mlo_e
 MLO_MUST_USE enum mlo_status mlo_db_end(struct mlo_db_conn *conn, enum mlo_status status,
                                         struct mlo_error *err);
 bool mlo_db_in_transaction(const struct mlo_db_conn *conn);
+/* Inside a transaction: begins a part of it that may fail alone, as an item of many does. One at a time. */
+MLO_MUST_USE enum mlo_status mlo_db_part_begin(struct mlo_db_conn *conn, struct mlo_error *err);
+/* Ends it: keeps what it did when `status` is MLO_OK; else undoes it, with what it left for the COMMIT, and
+ * returns `status` (err untouched): the transaction goes on. Where even that fails nothing goes on: the
+ * failure is it. */
+MLO_MUST_USE enum mlo_status mlo_db_part_end(struct mlo_db_conn *conn, enum mlo_status status, bool *goes_on,
+                                             struct mlo_error *err);
 /* PostgreSQL ends a transaction, and its connection, of whoever asks for nothing for 30 s in it: one who
  * vanished keeps no locks. For a transaction that reads blobs, or removes them, this lifts the limit
  * (mlo_db_exec_text). */

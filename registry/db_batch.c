@@ -164,13 +164,19 @@ enum mlo_status mlo_db_queue_held(struct mlo_db_conn *conn, struct mlo_error *er
     return status;
 }
 
-void mlo_db_last_clear(struct mlo_db_conn *conn)
+void mlo_db_last_cut(struct mlo_db_conn *conn, struct mlo_db_last **from)
 {
-    while (conn->last) {
-        struct mlo_db_last *entry = conn->last;
-        conn->last = entry->next;
+    while (*from) {
+        struct mlo_db_last *entry = *from;
+        *from = entry->next;
         free(entry);
     }
+    conn->last_end = from;
+}
+
+void mlo_db_last_clear(struct mlo_db_conn *conn)
+{
+    mlo_db_last_cut(conn, &conn->last);
 }
 
 void mlo_db_queue_forget(struct mlo_db_conn *conn)

@@ -46,6 +46,8 @@ struct mlo_db_conn {
     struct mlo_db_queued queue[QUEUE_MAX];
     size_t queued;                        /* above 0: the connection is in pipeline mode */
     struct mlo_db_last *last, **last_end; /* in order; `last_end` is where the next one goes */
+    struct mlo_db_last **part_end;        /* of a part that may fail alone: where its own begin */
+    int part_depth;
     struct mlo_db_ahead *ahead[AHEAD_MAX];
     size_t ahead_count;
 };
@@ -92,6 +94,8 @@ enum mlo_status mlo_db_queue_text(struct mlo_db_conn *conn, const char *text, st
 /* Queues what waits for the COMMIT. */
 enum mlo_status mlo_db_queue_held(struct mlo_db_conn *conn, struct mlo_error *err);
 void mlo_db_last_clear(struct mlo_db_conn *conn);
+/* Forgets those from `from` on, a place in the list. */
+void mlo_db_last_cut(struct mlo_db_conn *conn, struct mlo_db_last **from);
 /* What is queued still runs, but nobody waits for its rows any more. */
 void mlo_db_queue_forget(struct mlo_db_conn *conn);
 /* Takes the answer that was read ahead; false: there is none. */

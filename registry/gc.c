@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "registry/idempotency.h"
 #include "registry/sql_impl.h"
 #include "registry/upload.h"
 
@@ -337,6 +338,8 @@ static enum mlo_status collect(struct gc *gc, struct mlo_error *err)
         status = remove_bytes(gc, err);
     if (status == MLO_OK && !gc->out->more)
         status = settle_damage(gc, err);
+    if (status == MLO_OK)
+        status = mlo_idempotency_expire(gc->conn, NULL, err);
     return status == MLO_OK ? sweep_uploads(gc, err) : status;
 }
 

@@ -1,92 +1,144 @@
 /* Idempotency-Key: a row that a second request with the same key waits for, then reads. */
-#include "registry/actor.h"
+#include "registry/idempotency.h"
+
+#include <string.h>
+
 #include "registry/sql_impl.h"
 
-enum { IDEMPOTENCY_ADD, IDEMPOTENCY_GET, IDEMPOTENCY_FINISH, IDEMPOTENCY_EXPIRE };
+enum { IDEMPOTENCY_PATIENCE, IDEMPOTENCY_TAKE, IDEMPOTENCY_GET, IDEMPOTENCY_FINISH, IDEMPOTENCY_EXPIRE };
+enum { EXPIRE_BATCH = 10000 };
 
 const struct mlo_sql mlo_sql_idempotency[] = {
-    [IDEMPOTENCY_ADD] =
-        {"idempotency_add",
-         "INSERT INTO idempotency (token_id, key, request) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING", 3},
-    [IDEMPOTENCY_GET] =
-        {"idempotency_get",
-         "SELECT request, http_status, response FROM idempotency WHERE token_id = $1 AND key = $2", 2},
+    /* of this transaction: how long it waits for the one with the same key, and then for whatever else */
+    [IDEMPOTENCY_PATIENCE] = {"idempotency_patience", "SELECT set_config('lock_timeout', $1, true)", 1},
+    [IDEMPOTENCY_TAKE] =
+        {"idempotency_take",
+         "INSERT INTO idempotency AS i (token_id, key, method, path, request) VALUES ($1, $2, $3, $4, $5) "
+         "ON CONFLICT (token_id, key) DO UPDATE SET method = excluded.method, path = excluded.path, "
+         "request = excluded.request, created_at = now(), http_status = NULL, headers = NULL, "
+         "response = NULL WHERE i.created_at <= now() - make_interval(secs => $6)",
+         6},
+    /* a row without a status is this transaction's own: nobody else's is seen before it is whole */
+    [IDEMPOTENCY_GET] = {"idempotency_get",
+                         "SELECT http_status, method = $3 AND path = $4 AND request = $5, headers, response "
+                         "FROM idempotency WHERE token_id = $1 AND key = $2",
+                         5},
     [IDEMPOTENCY_FINISH] =
         {"idempotency_finish",
-         "UPDATE idempotency SET http_status = $3, response = $4 WHERE token_id = $1 AND key = $2", 4},
-    [IDEMPOTENCY_EXPIRE] = {"idempotency_expire",
-                            "DELETE FROM idempotency WHERE created_at < now() - make_interval(secs => $1)",
-                            1},
+         "UPDATE idempotency SET http_status = $3, headers = $4, response = $5 WHERE token_id = $1 AND key = "
+         "$2",
+         5},
+    [IDEMPOTENCY_EXPIRE] =
+        {"idempotency_expire",
+         "DELETE FROM idempotency WHERE (token_id, key) IN (SELECT token_id, key FROM idempotency "
+         "WHERE created_at <= now() - make_interval(secs => $1) ORDER BY created_at LIMIT $2 "
+         "FOR UPDATE SKIP LOCKED)",
+         2},
 };
 const size_t mlo_sql_idempotency_count = MLO_COUNT(mlo_sql_idempotency);
 
-enum mlo_status mlo_idempotency_begin(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                                      const char *key, const struct mlo_digest *request, bool *replay,
-                                      int *http_status, json_t **response, struct mlo_error *err)
+void mlo_idempotent_answer_clear(struct mlo_idempotent_answer *answer)
 {
-    struct mlo_params p = MLO_PARAMS_INIT, find = MLO_PARAMS_INIT;
+    json_decref(answer->headers);
+    mlo_buf_clear(&answer->body);
+    memset(answer, 0, sizeof *answer);
+}
+
+static void name_params(const struct mlo_idempotent *request, struct mlo_params *p)
+{
+    mlo_param_i64(p, request->token_id);
+    mlo_param_text(p, request->key);
+}
+
+static void request_params(const struct mlo_idempotent *request, struct mlo_params *p)
+{
+    name_params(request, p);
+    mlo_param_text(p, request->method);
+    mlo_param_text(p, request->path);
+    mlo_param_digest(p, &request->body);
+}
+
+static enum mlo_status queue_patience(struct mlo_db_conn *conn, int ms, struct mlo_error *err)
+{
+    char text[16];
+    struct mlo_params p = MLO_PARAMS_INIT;
+    snprintf(text, sizeof text, "%d", ms);
+    mlo_param_text(&p, text);
+    return mlo_db_queue(conn, &mlo_sql_idempotency[IDEMPOTENCY_PATIENCE], &p, NULL, err);
+}
+
+/* One round trip: the row is taken, and read. */
+static enum mlo_status take(struct mlo_db_conn *conn, const struct mlo_idempotent *request,
+                            struct mlo_rows *rows, struct mlo_error *err)
+{
+    struct mlo_params add = MLO_PARAMS_INIT, get = MLO_PARAMS_INIT;
+    enum mlo_status status;
+    request_params(request, &add);
+    mlo_param_i64(&add, MLO_IDEMPOTENCY_S);
+    request_params(request, &get);
+    MLO_TRY(queue_patience(conn, MLO_IDEMPOTENCY_WAIT_MS, err));
+    MLO_TRY(mlo_db_queue(conn, &mlo_sql_idempotency[IDEMPOTENCY_TAKE], &add, NULL, err));
+    MLO_TRY(queue_patience(conn, 0, err));
+    MLO_TRY(mlo_db_exec(conn, &mlo_sql_idempotency[IDEMPOTENCY_GET], &get, rows, err));
+out:
+    return status;
+}
+
+enum mlo_status mlo_idempotency_begin(struct mlo_db_conn *conn, const struct mlo_idempotent *request,
+                                      enum mlo_idempotency *how, struct mlo_idempotent_answer *answer,
+                                      struct mlo_error *err)
+{
     struct mlo_rows rows = {0};
-    struct mlo_digest before;
-    enum mlo_status status = MLO_OK;
-    *replay = false;
-    *response = NULL;
+    *how = MLO_IDEMPOTENCY_NEW;
     if (!mlo_db_in_transaction(conn))
         return mlo_error_set(err, MLO_EINTERNAL, "an idempotency key needs the transaction of its request");
-    mlo_param_i64(&p, actor->token_id);
-    mlo_param_text(&p, key);
-    mlo_param_digest(&p, request);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_idempotency[IDEMPOTENCY_ADD], &p, &rows, err));
-    if (mlo_rows_affected(&rows) == 1)
-        goto out;
-    mlo_param_i64(&find, actor->token_id);
-    mlo_param_text(&find, key);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_idempotency[IDEMPOTENCY_GET], &find, &rows, err));
-    if (mlo_rows_count(&rows) == 0 || mlo_rows_null(&rows, 0, 1)) {
-        status = mlo_error_set(err, MLO_ECONFLICT, "a request with this Idempotency-Key is under way");
-        mlo_error_hint(err, "try again");
+    enum mlo_status status = take(conn, request, &rows, err);
+    if (status == MLO_ECONFLICT && strcmp(mlo_db_sqlstate(conn), "55P03") == 0) { /* lock_not_available */
+        *how = MLO_IDEMPOTENCY_BUSY;
+        status = MLO_OK;
         goto out;
     }
-    if (!mlo_rows_digest(&rows, 0, 0, &before) || !mlo_digest_eq(&before, request)) {
-        status = mlo_error_set(err, MLO_ECONFLICT, "this Idempotency-Key was used for another request");
-        mlo_error_hint(err, "use a new key for a new request");
+    if (status != MLO_OK || mlo_rows_null(&rows, 0, 0))
         goto out;
-    }
-    const char *text = mlo_rows_text(&rows, 0, 2);
-    *http_status = (int)mlo_rows_i64(&rows, 0, 1);
-    *response = text ? json_loads(text, JSON_DECODE_ANY, NULL) : json_null();
-    *replay = true;
-    if (!*response)
+    answer->http_status = (int)mlo_rows_i64(&rows, 0, 0);
+    *how = mlo_rows_bool(&rows, 0, 1) ? MLO_IDEMPOTENCY_DONE : MLO_IDEMPOTENCY_OTHER;
+    if (*how == MLO_IDEMPOTENCY_OTHER)
+        goto out;
+    const char *headers = mlo_rows_text(&rows, 0, 2), *body = mlo_rows_text(&rows, 0, 3);
+    if (headers)
+        status = mlo_json_parse(headers, strlen(headers), "headers", &answer->headers, err);
+    mlo_buf_puts(&answer->body, body ? body : "");
+    if (status == MLO_OK && !mlo_buf_ok(&answer->body))
         status = mlo_error_nomem(err);
 out:
     mlo_rows_clear(&rows);
     return status;
 }
 
-enum mlo_status mlo_idempotency_finish(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                                       const char *key, int http_status, const json_t *response,
-                                       struct mlo_error *err)
+enum mlo_status mlo_idempotency_finish(struct mlo_db_conn *conn, const struct mlo_idempotent *request,
+                                       const struct mlo_idempotent_answer *answer, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
-    struct mlo_buf text = MLO_BUF_INIT;
-    if (response)
-        mlo_json_canonical(response, &text);
-    mlo_param_i64(&p, actor->token_id);
-    mlo_param_text(&p, key);
-    mlo_param_i64(&p, http_status);
-    mlo_param_text(&p, response ? mlo_buf_str(&text) : NULL);
-    enum mlo_status status = mlo_buf_ok(&text)
-                                 ? mlo_db_exec(conn, &mlo_sql_idempotency[IDEMPOTENCY_FINISH], &p, NULL, err)
+    struct mlo_buf headers = MLO_BUF_INIT;
+    if (answer->headers)
+        mlo_json_canonical(answer->headers, &headers);
+    name_params(request, &p);
+    mlo_param_i64(&p, answer->http_status);
+    mlo_param_text(&p, answer->headers ? mlo_buf_str(&headers) : NULL);
+    mlo_param_text(&p, mlo_buf_str(&answer->body));
+    enum mlo_status status = mlo_buf_ok(&headers) && mlo_buf_ok(&answer->body)
+                                 ? mlo_db_queue(conn, &mlo_sql_idempotency[IDEMPOTENCY_FINISH], &p, NULL, err)
                                  : mlo_error_nomem(err);
-    mlo_buf_clear(&text);
+    mlo_buf_clear(&headers);
     return status;
 }
 
-enum mlo_status mlo_idempotency_expire(struct mlo_db_conn *conn, int64_t older_than_s, int64_t *removed,
-                                       struct mlo_error *err)
+enum mlo_status mlo_idempotency_expire(struct mlo_db_conn *conn, int64_t *removed, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
-    mlo_param_i64(&p, older_than_s);
+    mlo_param_i64(&p, MLO_IDEMPOTENCY_S);
+    mlo_param_i64(&p, EXPIRE_BATCH);
     enum mlo_status status = mlo_db_exec(conn, &mlo_sql_idempotency[IDEMPOTENCY_EXPIRE], &p, &rows, err);
     if (status == MLO_OK && removed)
         *removed = mlo_rows_affected(&rows);

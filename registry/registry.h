@@ -18,6 +18,7 @@
 #include "registry/gates.h"
 #include "registry/gc.h"
 #include "registry/gc_service.h"
+#include "registry/idempotency.h"
 #include "registry/keys.h"
 #include "registry/ledger.h"
 #include "registry/ledger_check.h"

@@ -92,7 +92,7 @@ enum mlo_status mlo_request_authorize(struct mlo_request *req, struct mlo_error 
     if (!req->token)
         return mlo_error_nomem(err);
     unsigned wait_s;
-    if (!page && !mlo_rate_take(req->http->rate, req->who.token_id, mlo_clock_ns(), &wait_s)) {
+    if (!mlo_rate_take(req->http->rate, req->who.token_id, mlo_clock_ns(), &wait_s)) {
         mlo_reply_too_many(req, wait_s);
         return MLO_OK; /* it is answered */
     }

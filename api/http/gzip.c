@@ -1,6 +1,5 @@
 /* Answers of the API in gzip, for who takes it. Pages are not: a page shows what its address says beside a
  * secret of the session, and the length of the two compressed together would tell of the secret (BREACH). */
-#include <string.h>
 #include <zlib.h>
 
 #include "api/http/http_impl.h"
@@ -10,18 +9,8 @@ enum { WORTH_IT = 1024, LEVEL = 1, GZIP_WINDOW = 15 + 16 };
 /* Whether an Accept-Encoding has gzip (or *), and not with q=0. */
 static bool takes_gzip(const char *accept)
 {
-    bool star = false;
-    while (accept && *accept) {
-        accept += strspn(accept, " \t,");
-        size_t whole = strcspn(accept, ","), name = strcspn(accept, " \t;,");
-        const char *q = memchr(accept, '=', whole);
-        bool none = q && strspn(q + 1, "0. \t") == (size_t)(accept + whole - (q + 1));
-        if (name == 4 && strncasecmp(accept, "gzip", 4) == 0)
-            return !none;
-        star = star || (name == 1 && *accept == '*' && !none);
-        accept += whole;
-    }
-    return star;
+    double gzip = mlo_str_quality(accept, "gzip");
+    return gzip > 0 || (gzip < 0 && mlo_str_quality(accept, "*") > 0);
 }
 
 static bool compress_to(const struct mlo_buf *in, struct mlo_buf *out)

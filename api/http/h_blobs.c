@@ -218,27 +218,79 @@ out:
     return status;
 }
 
+/* Whether the project has it; `asks`: to know whether it must be sent. */
+static enum mlo_status look_up(struct mlo_request *req, int64_t project, const struct mlo_digest *digest,
+                               bool asks, uint64_t *size_bytes, struct mlo_error *err)
+{
+    char text[MLO_DIGEST_TEXT_SIZE];
+    bool reported = false;
+    enum mlo_status status;
+    asks = asks && req->who.role >= MLO_SUBMITTER;
+    MLO_TRY(mlo_blob_linked(req->conn, project, digest, size_bytes, err));
+    if (asks)
+        MLO_TRY(mlo_blob_reported(req->conn, digest, &reported, err));
+    if (reported) {
+        status = mlo_error_set(err, MLO_ENOTFOUND, "blob %s was reported as damaged",
+                               mlo_digest_text(digest, text));
+        mlo_error_hint(err, "upload the same file again");
+    } else if (asks) { /* it will not be sent again */
+        status = mlo_blob_touch(req->conn, project, digest, err);
+    }
+out:
+    return status;
+}
+
 enum mlo_status h_blob_get(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_digest digest;
-    char text[MLO_DIGEST_TEXT_SIZE];
     int64_t project;
     enum mlo_status status;
     MLO_TRY(digest_param(req, &digest, err));
     MLO_TRY(mlo_request_project(req, &project, err));
-    bool asks = strcmp(req->method, "HEAD") == 0 && req->who.role >= MLO_SUBMITTER, reported = false;
-    MLO_TRY(mlo_blob_linked(req->conn, project, &digest, NULL, err));
-    if (asks)
-        MLO_TRY(mlo_blob_reported(req->conn, &digest, &reported, err));
-    if (reported) {
-        status = mlo_error_set(err, MLO_ENOTFOUND, "blob %s was reported as damaged",
-                               mlo_digest_text(&digest, text));
-        mlo_error_hint(err, "upload the same file again");
-        goto out;
-    }
-    if (asks) /* it will not be sent again */
-        MLO_TRY(mlo_blob_touch(req->conn, project, &digest, err));
+    MLO_TRY(look_up(req, project, &digest, strcmp(req->method, "HEAD") == 0, NULL, err));
     MLO_TRY(mlo_reply_artifact(req, &digest, NULL, err));
 out:
+    return status;
+}
+
+enum mlo_status h_blob_lookup(struct mlo_request *req, struct mlo_error *err)
+{
+    enum { LOOKUP_MAX = 200 };
+    const json_t *digests;
+    json_t *body, *item, *items = json_array();
+    int64_t project;
+    size_t i;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_json(req, &body, err));
+    MLO_TRY(mlo_request_items(body, "digests", LOOKUP_MAX, &digests, err));
+    MLO_TRY(mlo_request_project(req, &project, err));
+    json_array_foreach((json_t *)digests, i, item)
+    {
+        struct mlo_digest digest;
+        struct mlo_error absent = {0};
+        uint64_t size = 0;
+        const char *text = json_is_string(item) ? json_string_value(item) : "";
+        if (!mlo_str_starts(text, "sha256:") || !mlo_digest_parse(text, &digest)) {
+            status = mlo_error_set(err, MLO_EINVAL, "'%.80s' is no digest", text);
+            mlo_error_where(err, "digests[%zu]", i);
+            mlo_error_hint(err, "a digest is sha256: and 64 lowercase hex digits");
+            goto out;
+        }
+        status = look_up(req, project, &digest, true, &size, &absent);
+        if (status != MLO_OK && status != MLO_ENOTFOUND && status != MLO_EDIGEST) {
+            *err = absent;
+            goto out;
+        }
+        json_t *row = json_pack("{s:O, s:b, s:o}", "digest", item, "there", status == MLO_OK, "size",
+                                status == MLO_OK ? json_integer((json_int_t)size) : json_null());
+        if (json_array_append_new(items, row) != 0) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+    }
+    status = mlo_reply_json(req, 200, mlo_list_of(items), err);
+    items = NULL;
+out:
+    json_decref(items);
     return status;
 }

@@ -13,6 +13,17 @@ json_t *mlo_list_of(json_t *items)
     return json_pack("{s:o, s:n}", "items", items, "next");
 }
 
+enum mlo_status mlo_request_items(const json_t *body, const char *name, size_t most, const json_t **out,
+                                  struct mlo_error *err)
+{
+    *out = json_object_get(body, name);
+    if (json_is_array(*out) && json_array_size(*out) >= 1 && json_array_size(*out) <= most)
+        return MLO_OK;
+    mlo_error_set(err, MLO_EINVAL, "'%s' must be an array of 1 to %zu", name, most);
+    mlo_error_where(err, "field '%s'", name);
+    return MLO_EINVAL;
+}
+
 void mlo_json_rename(json_t *object, const char *from, const char *to)
 {
     json_t *value = json_incref(json_object_get(object, from));

@@ -5,7 +5,6 @@
 
 #define POLL_MS 150
 #define WAIT_MAX_MS 30000
-#define KEY_MAX 128
 
 enum mlo_status mlo_request_recipe(const json_t *body, struct mlo_recipe **out, struct mlo_error *err)
 {
@@ -49,30 +48,12 @@ out:
     return status;
 }
 
-static enum mlo_status check_key(const struct mlo_request *req, const char **key, struct mlo_error *err)
+/* How a run is to be done; *recipe is the caller's. */
+static enum mlo_status read_how(const json_t *body, struct mlo_recipe **recipe, struct mlo_run_request *out,
+                                struct mlo_error *err)
 {
-    *key = mlo_request_header(req, "Idempotency-Key");
-    if (*key && (!**key || strlen(*key) > KEY_MAX)) {
-        mlo_error_set(err, MLO_EINVAL, "an Idempotency-Key has 1 to %d characters", KEY_MAX);
-        mlo_error_where(err, "header Idempotency-Key");
-        return MLO_EINVAL;
-    }
-    return MLO_OK;
-}
-
-/* What a run is submitted or planned with; *recipe is the caller's. */
-static enum mlo_status read_request(struct mlo_request *req, const struct mlo_actor *actor,
-                                    struct mlo_recipe **recipe, struct mlo_run_request *out,
-                                    struct mlo_error *err)
-{
-    struct mlo_version_info version;
-    const char *model_name;
-    json_t *body;
-    int64_t project, model, number, latest = 0, priority, normal = 0;
+    int64_t priority, normal = 0;
     enum mlo_status status;
-    MLO_TRY(mlo_request_json(req, &body, err));
-    MLO_TRY(mlo_json_get_str(body, "model", NULL, &model_name, err));
-    MLO_TRY(mlo_json_get_i64(body, "version", &latest, &number, err));
     MLO_TRY(mlo_json_get_i64(body, "priority", &normal, &priority, err));
     if (priority < -100 || priority > 100) {
         status = mlo_error_set(err, MLO_EINVAL, "priority is %lld, not -100 to 100", (long long)priority);
@@ -80,14 +61,46 @@ static enum mlo_status read_request(struct mlo_request *req, const struct mlo_ac
         goto out;
     }
     MLO_TRY(mlo_request_recipe(body, recipe, err));
-    MLO_TRY(mlo_request_project(req, &project, err));
-    MLO_TRY(mlo_model_find(req->conn, project, model_name, &model, err));
-    MLO_TRY(mlo_version_find(req->conn, model, number, &version, err));
-    *out = (struct mlo_run_request){.project = project,
-                                    .version = version.id,
-                                    .recipe = *recipe,
-                                    .priority = (int)priority,
-                                    .actor = actor};
+    out->recipe = *recipe;
+    out->priority = (int)priority;
+out:
+    return status;
+}
+
+/* What it is done on: "model" and "version" of an object. */
+static enum mlo_status read_on(struct mlo_request *req, const json_t *on, struct mlo_run_request *out,
+                               int64_t *number, struct mlo_error *err)
+{
+    struct mlo_version_info version;
+    const char *name;
+    int64_t model, latest = 0;
+    enum mlo_status status;
+    MLO_TRY(mlo_json_get_str(on, "model", NULL, &name, err));
+    MLO_TRY(mlo_json_get_i64(on, "version", &latest, number, err));
+    MLO_TRY(mlo_model_find(req->conn, out->project, name, &model, err));
+    MLO_TRY(mlo_version_find(req->conn, model, *number, &version, err));
+    out->version = version.id;
+    *number = version.number;
+out:
+    return status;
+}
+
+/* What a run is submitted or planned with; *recipe is the caller's. */
+static enum mlo_status read_request(struct mlo_request *req, const struct mlo_actor *actor,
+                                    struct mlo_recipe **recipe, struct mlo_run_request *out,
+                                    struct mlo_error *err)
+{
+    const char *model;
+    json_t *body;
+    int64_t number, latest = 0;
+    enum mlo_status status;
+    *out = (struct mlo_run_request){.actor = actor};
+    MLO_TRY(mlo_request_json(req, &body, err));
+    MLO_TRY(mlo_json_get_str(body, "model", NULL, &model, err));
+    MLO_TRY(mlo_json_get_i64(body, "version", &latest, &number, err));
+    MLO_TRY(read_how(body, recipe, out, err));
+    MLO_TRY(mlo_request_project(req, &out->project, err));
+    MLO_TRY(read_on(req, body, out, &number, err));
 out:
     return status;
 }
@@ -97,20 +110,15 @@ enum mlo_status h_run_create(struct mlo_request *req, struct mlo_error *err)
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_run_request request;
     struct mlo_recipe *recipe = NULL;
-    const char *key;
     json_t *value = NULL;
     int64_t run;
-    bool created;
     enum mlo_status status;
-    MLO_TRY(check_key(req, &key, err));
     MLO_TRY(read_request(req, &actor, &recipe, &request, err));
-    request.idempotency_key = key;
-    MLO_TRY(mlo_run_submit(req->conn, &request, &run, &created, err));
+    MLO_TRY(mlo_run_submit(req->conn, &request, &run, err));
     MLO_TRY(mlo_view_run(req->conn, request.project, run, &value, err));
-    if (created)
-        mlo_reply_header(req, "Location", "/v1/projects/%s/runs/%lld", mlo_request_param(req, "p"),
-                         (long long)run);
-    status = mlo_reply_json(req, created ? 201 : 200, value, err);
+    mlo_reply_header(req, "Location", "/v1/projects/%s/runs/%lld", mlo_request_param(req, "p"),
+                     (long long)run);
+    status = mlo_reply_json(req, 201, value, err);
     value = NULL;
 out:
     json_decref(value);
@@ -271,6 +279,137 @@ enum mlo_status h_run_cancel(struct mlo_request *req, struct mlo_error *err)
 enum mlo_status h_run_requeue(struct mlo_request *req, struct mlo_error *err)
 {
     return change_run(req, mlo_run_requeue, err);
+}
+
+/* --- many at once ------------------------------------------------------------------------------------ */
+
+/* What one of many came to: its members, and the run or the problem. A part of the transaction that failed
+ * alone leaves the others. Takes over `item`. */
+static enum mlo_status end_item(struct mlo_request *req, json_t *items, json_t *item, int http, json_t *run,
+                                enum mlo_status status, struct mlo_error *own, struct mlo_error *err)
+{
+    bool goes_on;
+    own->status = status;
+    status = mlo_db_part_end(req->conn, status, &goes_on, own);
+    if (status != MLO_OK && (!goes_on || mlo_status_info(status)->http >= 500)) {
+        *err = *own;
+        json_decref(item);
+        json_decref(run);
+        return status;
+    }
+    if (status != MLO_OK) {
+        json_decref(run);
+        run = NULL;
+        http = mlo_status_info(status)->http;
+    }
+    bool set = json_object_set_new(item, "status", json_integer(http)) == 0;
+    set = json_object_set_new(item, status == MLO_OK ? "run" : "problem",
+                              status == MLO_OK ? run : mlo_problem_json(own)) == 0 &&
+          set;
+    return json_array_append_new(items, item) == 0 && set ? MLO_OK : mlo_error_nomem(err);
+}
+
+static enum mlo_status cancel_items(struct mlo_request *req, int64_t project, const json_t *ids,
+                                    const char *reason, json_t *items, struct mlo_error *err)
+{
+    struct mlo_actor actor = mlo_request_actor(req);
+    enum mlo_status status = MLO_OK;
+    json_t *id;
+    size_t i;
+    json_array_foreach((json_t *)ids, i, id)
+    {
+        struct mlo_error own = {0};
+        int64_t run = json_integer_value(id);
+        json_t *before = NULL, *after = NULL;
+        MLO_TRY(mlo_db_part_begin(req->conn, err));
+        enum mlo_status done = mlo_run_get(req->conn, project, run, &before, &own); /* it is this project's */
+        if (done == MLO_OK)
+            done = mlo_run_cancel(req->conn, &actor, run, *reason ? reason : NULL, &own);
+        if (done == MLO_OK)
+            done = mlo_view_run(req->conn, project, run, &after, &own);
+        json_decref(before);
+        MLO_TRY(end_item(req, items, json_pack("{s:I}", "id", (json_int_t)run), 200, after, done, &own, err));
+    }
+out:
+    return status;
+}
+
+enum mlo_status h_runs_cancel(struct mlo_request *req, struct mlo_error *err)
+{
+    enum { CANCEL_MAX = 100 };
+    const json_t *ids;
+    json_t *body, *id, *items = json_array();
+    const char *reason;
+    int64_t project;
+    size_t i;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_json(req, &body, err));
+    MLO_TRY(mlo_json_get_str(body, "reason", "", &reason, err));
+    MLO_TRY(mlo_request_items(body, "runs", CANCEL_MAX, &ids, err));
+    json_array_foreach((json_t *)ids, i, id)
+    {
+        if (json_is_integer(id))
+            continue;
+        status = mlo_error_set(err, MLO_EINVAL, "a run is named by its number");
+        mlo_error_where(err, "runs[%zu]", i);
+        goto out;
+    }
+    MLO_TRY(mlo_request_project(req, &project, err));
+    MLO_TRY(mlo_db_begin(req->conn, err));
+    status = cancel_items(req, project, ids, reason, items, err);
+    MLO_TRY(mlo_db_end(req->conn, status, err));
+    MLO_TRY(mlo_reply_json(req, 200, mlo_list_of(json_incref(items)), err));
+out:
+    json_decref(items);
+    return status;
+}
+
+static enum mlo_status submit_items(struct mlo_request *req, struct mlo_run_request *request,
+                                    const json_t *models, json_t *items, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    json_t *on;
+    size_t i;
+    json_array_foreach((json_t *)models, i, on)
+    {
+        struct mlo_error own = {0};
+        int64_t run, number = 0;
+        json_t *value = NULL;
+        MLO_TRY(mlo_db_part_begin(req->conn, err));
+        enum mlo_status done = read_on(req, on, request, &number, &own);
+        if (done == MLO_OK)
+            done = mlo_run_submit(req->conn, request, &run, &own);
+        if (done == MLO_OK)
+            done = mlo_view_run(req->conn, request->project, run, &value, &own);
+        json_t *item = json_pack("{s:s, s:o}", "model", mlo_json_str(on, "model", ""), "version",
+                                 number ? json_integer(number) : json_null());
+        MLO_TRY(end_item(req, items, item, 201, value, done, &own, err));
+    }
+out:
+    return status;
+}
+
+enum mlo_status h_run_batch(struct mlo_request *req, struct mlo_error *err)
+{
+    enum { BATCH_MAX = 50 };
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_run_request request = {.actor = &actor};
+    struct mlo_recipe *recipe = NULL;
+    const json_t *models;
+    json_t *body, *items = json_array();
+    enum mlo_status status;
+    MLO_TRY(mlo_request_json(req, &body, err));
+    MLO_TRY(mlo_request_items(body, "models", BATCH_MAX, &models, err));
+    MLO_TRY(read_how(body, &recipe, &request, err));
+    MLO_TRY(mlo_request_project(req, &request.project, err));
+    MLO_TRY(mlo_db_begin(req->conn, err));
+    status = submit_items(req, &request, models, items, err);
+    MLO_TRY(mlo_db_end(req->conn, status, err));
+    MLO_TRY(mlo_reply_json(req, 200, mlo_list_of(json_incref(items)), err));
+out:
+    json_decref(items);
+    mlo_recipe_free(recipe);
+    return status;
 }
 
 enum mlo_status h_run_events(struct mlo_request *req, struct mlo_error *err)

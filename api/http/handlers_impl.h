@@ -15,15 +15,15 @@ mlo_handler_fn h_openapi; /* openapi.c */
 mlo_handler_fn h_healthz, h_readyz, h_me, h_queue, h_workers, h_worker_pause, h_worker_resume,
     h_worker_drain;                                                                    /* h_service.c */
 mlo_handler_fn h_projects, h_project_create, h_tokens, h_token_create, h_token_revoke; /* h_projects.c */
-mlo_handler_fn h_blob_get, h_blob_put;                                                 /* h_blobs.c */
+mlo_handler_fn h_blob_get, h_blob_put, h_blob_lookup;                                  /* h_blobs.c */
 mlo_handler_fn h_upload_parts;                                                         /* h_direct.c */
 mlo_handler_fn h_upload_begin, h_upload_get, h_upload_append, h_upload_finish,
     h_upload_drop;                                                                     /* h_uploads.c */
 mlo_handler_fn h_models, h_model, h_version_create, h_versions, h_version, h_variants; /* h_models.c */
 mlo_handler_fn h_evidence, h_lineage, h_variant_artifact, h_variant_report;            /* h_evidence.c */
 mlo_handler_fn h_dataset_create, h_datasets, h_dataset, h_dataset_version;             /* h_datasets.c */
-mlo_handler_fn h_run_create, h_runs, h_run, h_run_events, h_run_log, h_run_trace, h_run_cancel, h_run_requeue,
-    h_plan;                                                                           /* h_runs.c */
+mlo_handler_fn h_run_create, h_run_batch, h_runs_cancel, h_runs, h_run, h_run_events, h_run_log, h_run_trace,
+    h_run_cancel, h_run_requeue, h_plan;                                              /* h_runs.c */
 mlo_handler_fn h_project_queue, h_project_queue_change, h_usage;                      /* h_queue.c */
 mlo_handler_fn h_stages, h_stage, h_promote, h_rollback, h_history, h_stage_artifact; /* h_stages.c */
 mlo_handler_fn h_project_history;
@@ -68,6 +68,10 @@ MLO_MUST_USE enum mlo_status mlo_reply_stage_list(struct mlo_request *req, mlo_s
 #define MLO_CHOICES_MAX 16
 MLO_MUST_USE enum mlo_status mlo_request_choices(const json_t *body, struct mlo_release_choice *choices,
                                                  size_t *count, struct mlo_error *err);
+
+/* The body's array `name`, of 1 to `most`; borrowed. */
+MLO_MUST_USE enum mlo_status mlo_request_items(const json_t *body, const char *name, size_t most,
+                                               const json_t **out, struct mlo_error *err);
 
 /* {"items": array, "next": null}; takes over the array. */
 json_t *mlo_list_of(json_t *items);

@@ -120,6 +120,10 @@ struct mlo_connection *mlo_connection_of(struct MHD_Connection *connection);
 const struct mlo_route *mlo_route_match(const struct mlo_http *http, struct mlo_request *req,
                                         const char **allow);
 
+/* once.c: runs the row's handler. Under an Idempotency-Key, where the row takes one: in one transaction with
+ * the answer, or not at all where that request was answered before. */
+MLO_MUST_USE enum mlo_status mlo_request_handle(struct mlo_request *req, struct mlo_error *err);
+
 /* auth.c: who it is, and whether the row allows it. */
 MLO_MUST_USE enum mlo_status mlo_request_authorize(struct mlo_request *req, struct mlo_error *err);
 
@@ -128,6 +132,9 @@ void mlo_reply_http_problem(struct mlo_request *req, int status, const char *cod
                             const char *detail);
 /* 429: the token made too many requests; the next may come after wait_s. */
 void mlo_reply_too_many(struct mlo_request *req, unsigned wait_s);
+/* A problem with a code that HTTP alone has, and words of `err`. */
+void mlo_reply_coded_problem(struct mlo_request *req, int status, const char *code, const char *title,
+                             bool retry, const struct mlo_error *err);
 /* 429: the token has as many streams open as it may. */
 void mlo_reply_too_many_streams(struct mlo_request *req, unsigned wait_s);
 /* blob_body.c: req->file as a body that is hashed while it goes out. Its last piece follows only when the

@@ -18,6 +18,5 @@ const char *mlo_http_contract(size_t *size)
 enum mlo_status h_openapi(struct mlo_request *req, struct mlo_error *err)
 {
     mlo_buf_append(&req->out, mlo_openapi_json, mlo_openapi_json_size);
-    mlo_reply_header(req, "Cache-Control", "no-cache");
-    return mlo_reply_out(req, 200, "application/json", err);
+    return mlo_reply_tagged(req, "application/json", err);
 }

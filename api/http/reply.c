@@ -100,21 +100,34 @@ enum mlo_status mlo_reply_redirect(struct mlo_request *req, const char *fmt, ...
     return mlo_reply_empty(req, 303);
 }
 
-static void problem(struct mlo_request *req, int status, const char *code, const char *title, bool retry,
-                    const struct mlo_error *err)
+/* A problem's members; `id` "": without. NULL: no memory. */
+static json_t *problem_json(int status, const char *code, const char *title, bool retry,
+                            const struct mlo_error *err, const char *id)
 {
-    mlo_buf_clear(&req->out);
     json_t *value = json_pack("{s:s, s:s, s:i, s:s}", "type", "about:blank", "title", title, "status", status,
                               "code", code);
     /* a message may quote bytes that are not UTF-8: what jansson refuses is left out */
     const struct {
         const char *key, *text;
-    } members[] = {
-        {"detail", err->message}, {"where", err->where}, {"hint", err->hint}, {"request_id", req->id}};
+    } members[] = {{"detail", err->message}, {"where", err->where}, {"hint", err->hint}, {"request_id", id}};
     for (size_t i = 0; i < MLO_COUNT(members); i++)
         if (members[i].text[0])
             json_object_set_new(value, members[i].key, json_string(members[i].text));
     json_object_set_new(value, "retry", json_boolean(retry));
+    return value;
+}
+
+json_t *mlo_problem_json(const struct mlo_error *err)
+{
+    const struct mlo_status_info *info = mlo_status_info(err->status);
+    return problem_json(info->http, info->code, info->text, info->retry, err, "");
+}
+
+static void problem(struct mlo_request *req, int status, const char *code, const char *title, bool retry,
+                    const struct mlo_error *err)
+{
+    mlo_buf_clear(&req->out);
+    json_t *value = problem_json(status, code, title, retry, err, req->id);
     if (req->state->members)
         json_object_update_missing(value, req->state->members);
     if (!value || json_dump_callback(value, dump_to_buf, &req->out, JSON_COMPACT) != 0)
@@ -158,13 +171,23 @@ void mlo_reply_http_problem(struct mlo_request *req, int status, const char *cod
     problem(req, status, code, title, false, &err);
 }
 
+void mlo_reply_coded_problem(struct mlo_request *req, int status, const char *code, const char *title,
+                             bool retry, const struct mlo_error *err)
+{
+    problem(req, status, code, title, retry, err);
+}
+
 void mlo_reply_too_many(struct mlo_request *req, unsigned wait_s)
 {
     struct mlo_error err = {0};
     snprintf(err.message, sizeof err.message,
              "the token '%.100s' makes more requests than this server lets one", req->who.name);
     snprintf(err.hint, sizeof err.hint, "wait for the seconds that Retry-After says");
-    problem(req, 429, "rate-limited", "too many requests", true, &err);
+    err.status = MLO_EUNAVAILABLE;
+    if (req->module->failed)
+        req->module->failed(req, &err, 429);
+    else
+        problem(req, 429, "rate-limited", "too many requests", true, &err);
     mlo_reply_header(req, "Retry-After", "%u", wait_s);
 }
 
@@ -228,6 +251,21 @@ static bool etag_listed(const char *list, const char *etag)
         if (at > list && at[-1] == '"' && at[length] == '"')
             return true;
     return false;
+}
+
+enum mlo_status mlo_reply_tagged(struct mlo_request *req, const char *content_type, struct mlo_error *err)
+{
+    struct mlo_digest digest;
+    char hex[MLO_DIGEST_TEXT_SIZE], tag[33];
+    if (!mlo_buf_ok(&req->out))
+        return mlo_error_nomem(err);
+    mlo_digest_of(mlo_buf_str(&req->out), req->out.len, &digest);
+    snprintf(tag, sizeof tag, "%.32s", mlo_digest_hex(&digest, hex));
+    mlo_reply_header(req, "ETag", "W/\"%s\"", tag); /* weak: with gzip it has other bytes */
+    mlo_reply_header(req, "Cache-Control", "no-cache");
+    if (etag_listed(mlo_request_header(req, "If-None-Match"), tag))
+        return mlo_reply_empty(req, 304);
+    return mlo_reply_out(req, 200, content_type, err);
 }
 
 enum mlo_status mlo_reply_file(struct mlo_request *req, int fd, uint64_t size, const char *etag,

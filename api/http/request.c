@@ -304,7 +304,7 @@ static void serve(struct mlo_request *req)
     /* also where the handler needs nothing of it: what is not understood is not taken */
     enum mlo_status status = has_json(req) ? mlo_request_json(req, &body, &err) : MLO_OK;
     if (status == MLO_OK)
-        status = req->route->handler(req, &err);
+        status = mlo_request_handle(req, &err);
     mlo_request_db_release(req);
     if (status == MLO_OK && req->status == 0)
         status =

@@ -42,6 +42,9 @@ struct mlo_route {
     bool open;          /* no sign-in needed */
     bool basic;         /* the token may come as the password of HTTP's Basic scheme, as git sends it */
     enum mlo_role role; /* the least role, when not open */
+    bool once;          /* an Idempotency-Key makes it take effect once: all of it is one transaction, so the
+                           handler keeps its connection, and what it does outside of the database may be done again */
+    const char *secret; /* the member of the answer that is shown this once and never kept; NULL: none */
     uint64_t max_body;  /* bytes; 0: the request has no body */
     const char *docs;   /* one sentence, for people */
     const struct mlo_upload_body *upload; /* or NULL: the body is collected in req->body */
@@ -146,6 +149,10 @@ MLO_MUST_USE enum mlo_status mlo_reply_json(struct mlo_request *req, int status,
 /* An answer of what was appended to req->out. */
 MLO_MUST_USE enum mlo_status mlo_reply_out(struct mlo_request *req, int status, const char *content_type,
                                            struct mlo_error *err);
+/* The same with 200 and an ETag of its bytes; 304 where If-None-Match has that. For what changes with the
+ * program and may be kept. */
+MLO_MUST_USE enum mlo_status mlo_reply_tagged(struct mlo_request *req, const char *content_type,
+                                              struct mlo_error *err);
 /* No body: 204, 304. */
 MLO_MUST_USE enum mlo_status mlo_reply_empty(struct mlo_request *req, int status);
 /* 303 to a path of this server. */
@@ -171,6 +178,9 @@ void mlo_reply_member(struct mlo_request *req, const char *key, json_t *value);
 const json_t *mlo_reply_members(const struct mlo_request *req);
 /* A problem: err by the status table. What the core does with a handler's failure on API routes. */
 void mlo_reply_problem(struct mlo_request *req, const struct mlo_error *err);
+
+/* The same of one item among many, as a member of an answer: without a request_id. Yours; NULL: no memory. */
+json_t *mlo_problem_json(const struct mlo_error *err);
 
 /* --- the server -------------------------------------------------------------------------------- */
 

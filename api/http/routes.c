@@ -13,7 +13,20 @@
     {                                                                                                        \
         .method = "GET", .path = path_, .handler = handler_, .role = MLO_VIEWER, .docs = docs_               \
     }
+/* What creates or acts takes effect once under an Idempotency-Key… */
 #define POST(path_, role_, handler_, docs_)                                                                  \
+    {                                                                                                        \
+        .method = "POST", .path = path_, .handler = handler_, .role = role_, .once = true,                   \
+        .max_body = MLO_BODY_JSON_MAX, .docs = docs_                                                         \
+    }
+/* …and shows a secret this once. */
+#define POST_SECRET(path_, role_, handler_, secret_, docs_)                                                  \
+    {                                                                                                        \
+        .method = "POST", .path = path_, .handler = handler_, .role = role_, .once = true,                   \
+        .secret = secret_, .max_body = MLO_BODY_JSON_MAX, .docs = docs_                                      \
+    }
+/* What only answers, or goes on where it stands: repeated it does no harm. */
+#define ASK(path_, role_, handler_, docs_)                                                                   \
     {                                                                                                        \
         .method = "POST", .path = path_, .handler = handler_, .role = role_, .max_body = MLO_BODY_JSON_MAX,  \
         .docs = docs_                                                                                        \
@@ -67,7 +80,8 @@ static const struct mlo_route ROUTES[] = {
      .handler = h_tokens,
      .role = MLO_ADMIN,
      .docs = "All tokens, without their texts."},
-    POST("/v1/tokens", MLO_ADMIN, h_token_create, "Makes a token; its text is shown this once."),
+    POST_SECRET("/v1/tokens", MLO_ADMIN, h_token_create, "token",
+                "Makes a token; its text is shown this once."),
     {.method = "DELETE",
      .path = "/v1/tokens/{id}",
      .handler = h_token_revoke,
@@ -86,14 +100,15 @@ static const struct mlo_route ROUTES[] = {
      .max_body = MLO_BODY_BLOB_MAX,
      .upload = &mlo_blob_upload,
      .docs = "Uploads bytes by their digest, streaming."},
+    ASK(P "/blobs/lookup", MLO_VIEWER, h_blob_lookup, "Which of many blobs this project has."),
     POST(P "/uploads", MLO_SUBMITTER, h_upload_begin, "Begins an upload in pieces."),
     {.method = "GET",
      .path = P "/uploads/{id}",
      .handler = h_upload_get,
      .role = MLO_SUBMITTER,
      .docs = "Where an upload stands."},
-    POST(P "/uploads/{id}/parts", MLO_SUBMITTER, h_upload_parts,
-         "Addresses of the bucket for parts of a direct upload."),
+    ASK(P "/uploads/{id}/parts", MLO_SUBMITTER, h_upload_parts,
+        "Addresses of the bucket for parts of a direct upload."),
     {.method = "PATCH",
      .path = P "/uploads/{id}",
      .handler = h_upload_append,
@@ -157,8 +172,8 @@ static const struct mlo_route ROUTES[] = {
 
     READ(P "/runs", h_runs, "The runs of a project, newest first."),
     POST(P "/runs", MLO_SUBMITTER, h_run_create, "Submits a recipe on a version."),
-    POST(P "/plans", MLO_SUBMITTER, h_plan,
-         "What submitting would do: its jobs, what is cached, how long it takes."),
+    ASK(P "/plans", MLO_SUBMITTER, h_plan,
+        "What submitting would do: its jobs, what is cached, how long it takes."),
     READ(P "/runs/{id}", h_run, "A run with its jobs and their progress."),
     READ(P "/runs/{id}/events", h_run_events,
          "What happened in a run after a number, waiting for it if asked to."),
@@ -166,6 +181,8 @@ static const struct mlo_route ROUTES[] = {
     READ(P "/runs/{id}/trace", h_run_trace,
          "Where a run's time went: waiting, attempts, their phases; as OpenTelemetry's JSON if asked for."),
     POST(P "/runs/{id}/cancel", MLO_SUBMITTER, h_run_cancel, "Cancels a run."),
+    POST(P "/runs/cancel", MLO_SUBMITTER, h_runs_cancel, "Cancels many runs, each for itself."),
+    POST(P "/runs/batch", MLO_SUBMITTER, h_run_batch, "Submits a recipe on many versions, each for itself."),
     POST(P "/runs/{id}/requeue", MLO_SUBMITTER, h_run_requeue, "Takes up a run again that failed."),
 
     READ(P "/queue", h_project_queue, "A project's share of the workers, its limits, what waits."),
@@ -227,18 +244,18 @@ static const struct mlo_route ROUTES[] = {
     GIT("objects/{dir}/{file}", h_git_object, "An object of the repository."),
     GIT("objects/pack/{file}", h_git_pack, "A pack of the repository, or its index."),
 
-    POST("/v1/gc", MLO_ADMIN, h_gc,
-         "Removes the bytes that nothing refers to, past their grace; a dry run only says which."),
-    POST("/v1/fsck", MLO_ADMIN, h_fsck,
-         "Compares the rows of blobs with the bytes in the store; repairs if asked to."),
+    ASK("/v1/gc", MLO_ADMIN, h_gc,
+        "Removes the bytes that nothing refers to, past their grace; a dry run only says which."),
+    ASK("/v1/fsck", MLO_ADMIN, h_fsck,
+        "Compares the rows of blobs with the bytes in the store; repairs if asked to."),
 
     ADMIN("GET", W, h_webhooks, "The webhooks of a project."),
-    POST(W, MLO_ADMIN, h_webhook_create, "Makes a webhook; its secret is shown this once."),
+    POST_SECRET(W, MLO_ADMIN, h_webhook_create, "secret", "Makes a webhook; its secret is shown this once."),
     ADMIN("GET", W "/{id}", h_webhook, "A webhook, without its secrets."),
     PUT(W "/{id}", MLO_ADMIN, h_webhook_change, "Changes what is given of a webhook."),
     ADMIN("DELETE", W "/{id}", h_webhook_remove, "Removes a webhook; what it sent stays to be read."),
-    POST(W "/{id}/secrets", MLO_ADMIN, h_webhook_rotate,
-         "Makes a new secret, shown this once; the one before signs for a while too."),
+    POST_SECRET(W "/{id}/secrets", MLO_ADMIN, h_webhook_rotate, "secret",
+                "Makes a new secret, shown this once; the one before signs for a while too."),
     POST(W "/{id}/pings", MLO_ADMIN, h_webhook_ping, "Sends a delivery that says nothing."),
     ADMIN("GET", W "/{id}/deliveries", h_webhook_deliveries, "What was sent, newest first."),
     ADMIN("GET", W "/{id}/deliveries/{n}", h_webhook_delivery,
@@ -247,7 +264,7 @@ static const struct mlo_route ROUTES[] = {
 
     READ("/v1/keys", h_keys, "The keys that sign ledgers."),
     READ("/v1/keys/allowed_signers", h_allowed_signers, "The same as a file for git and ssh-keygen."),
-    POST("/v1/keys/rotations", MLO_ADMIN, h_key_rotate, "Makes a new key that the one before vouches for."),
+    ASK("/v1/keys/rotations", MLO_ADMIN, h_key_rotate, "Makes a new key that the one before vouches for."),
     POST("/v1/keys/revocations", MLO_ADMIN, h_key_revoke,
          "Says from when on the signatures of a key count for nothing."),
 };

@@ -144,8 +144,7 @@ static ssize_t stream_read(void *cls, uint64_t at, char *out, size_t most)
 
 bool mlo_wants_stream(const struct mlo_request *req)
 {
-    const char *accept = mlo_request_header(req, "Accept");
-    return accept && strcasestr(accept, "text/event-stream");
+    return mlo_str_quality(mlo_request_header(req, "Accept"), "text/event-stream") > 0;
 }
 
 enum mlo_status mlo_reply_run_stream(struct mlo_request *req, int64_t run, int64_t after,

@@ -223,7 +223,7 @@ enum mlo_status page_docs(struct mlo_request *req, struct mlo_error *err)
         operations(out, contract, mlo_text(tag, "name"), false);
         HTML(out, "</tbody></table></div></section>");
     }
-    MLO_TRY(mlo_page_end(req, 200, err));
+    MLO_TRY(mlo_page_end_tagged(req, err));
 out:
     json_decref(contract);
     return status;
@@ -264,7 +264,7 @@ enum mlo_status page_docs_topic(struct mlo_request *req, struct mlo_error *err)
         all_schemas(&req->out, contract);
     else
         operations(&req->out, contract, topic, true);
-    MLO_TRY(mlo_page_end(req, 200, err));
+    MLO_TRY(mlo_page_end_tagged(req, err));
 out:
     json_decref(contract);
     return status;

@@ -3,6 +3,8 @@
 
 #include "api/web/web_impl.h"
 
+#define PAGE "text/html; charset=utf-8"
+
 static const struct {
     const char *section, *href, *text;
 } NAVIGATION[] = {{"models", "/", "Models"},
@@ -46,7 +48,7 @@ void mlo_page_begin(struct mlo_request *req, const char *title, const char *sect
     HTML(out, "</div></header>\n<main class=\"wrap\">");
 }
 
-enum mlo_status mlo_page_end(struct mlo_request *req, int http_status, struct mlo_error *err)
+static void frame_end(struct mlo_request *req)
 {
     HTML(&req->out, "</main>");
     if (req->token)
@@ -58,7 +60,18 @@ enum mlo_status mlo_page_end(struct mlo_request *req, int http_status, struct ml
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'");
     mlo_reply_header(req, "Referrer-Policy", "same-origin");
-    return mlo_reply_out(req, http_status, "text/html; charset=utf-8", err);
+}
+
+enum mlo_status mlo_page_end(struct mlo_request *req, int http_status, struct mlo_error *err)
+{
+    frame_end(req);
+    return mlo_reply_out(req, http_status, PAGE, err);
+}
+
+enum mlo_status mlo_page_end_tagged(struct mlo_request *req, struct mlo_error *err)
+{
+    frame_end(req);
+    return mlo_reply_tagged(req, PAGE, err);
 }
 
 void mlo_page_failed(struct mlo_request *req, const struct mlo_error *err, int http_status)

@@ -17,6 +17,8 @@ extern const size_t mlo_web_assets_count;
 void mlo_page_begin(struct mlo_request *req, const char *title, const char *section);
 /* The rest, and the answer. */
 MLO_MUST_USE enum mlo_status mlo_page_end(struct mlo_request *req, int http_status, struct mlo_error *err);
+/* The same of a page that says one thing to everybody, with an ETag (mlo_reply_tagged). */
+MLO_MUST_USE enum mlo_status mlo_page_end_tagged(struct mlo_request *req, struct mlo_error *err);
 /* The module's `failed`: a page that says what went wrong and what to do. */
 void mlo_page_failed(struct mlo_request *req, const struct mlo_error *err, int http_status);
 

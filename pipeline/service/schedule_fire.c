@@ -104,7 +104,7 @@ static enum mlo_status submit_one(struct mlo_db_conn *conn, const struct mlo_sch
                                             .actor = actor,
                                             .on = &on};
     if (firing) {
-        MLO_TRY(mlo_run_submit(conn, &request, &run, NULL, err));
+        MLO_TRY(mlo_run_submit(conn, &request, &run, err));
         MLO_TRY(note_run(conn, firing, run, &on, err));
     } else {
         MLO_TRY(mlo_run_plan(conn, &request, &plan, err));

@@ -28,7 +28,6 @@ struct mlo_run_request {
     const struct mlo_recipe *recipe; /* parsed, with every --set applied */
     int priority;                    /* higher first; 0 */
     const struct mlo_actor *actor;   /* who; needs the role submitter in the project */
-    const char *idempotency_key;     /* or NULL: the same key in a project gives the same run */
     /* What the steps look at, which all observe then, in place of what the recipe would derive; for the
      * target that it names. NULL: as the recipe says. */
     const struct mlo_run_subject *on;
@@ -36,10 +35,9 @@ struct mlo_run_request {
 
 /* Plans the DAG and inserts it in one transaction. The recipe's dataset names are resolved to versions
  * ("NAME" is the latest, "NAME@V" that one) that the project may read. MLO_ENOTFOUND names the missing
- * dataset and where the recipe names it. The same idempotency key with another version or recipe is
- * MLO_ECONFLICT. *created (may be NULL) is false when an earlier run is returned. */
+ * dataset and where the recipe names it. */
 MLO_MUST_USE enum mlo_status mlo_run_submit(struct mlo_db_conn *conn, const struct mlo_run_request *request,
-                                            int64_t *run, bool *created, struct mlo_error *err);
+                                            int64_t *run, struct mlo_error *err);
 
 /* What mlo_run_submit would do, without doing it: {"variant","target","datasets":{role: {"name","version",
  * "digest"}},"jobs":[{"position","name","step","kind","target","needs":[position…],"derivation"?,"cached",

@@ -4,18 +4,14 @@
 
 #include "pipeline/service/planner_impl.h"
 
-enum { S_EXISTING, S_INSERT_RUN, S_INSERT_JOB, S_INSERT_DEP, S_INSERT_MADE };
+enum { S_INSERT_RUN, S_INSERT_JOB, S_INSERT_DEP, S_INSERT_MADE };
 
 const struct mlo_sql MLO_SUBMIT_SQL[] = {
-    [S_EXISTING] = {"submit_existing",
-                    "select id, version, recipe from run where project = $1 and idempotency_key = $2", 2},
     [S_INSERT_RUN] =
         {"submit_insert_run",
          "insert into run (project, version, recipe_name, recipe, target, source, datasets, priority, "
-         "  variant, idempotency_key, created_by) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) "
-         "on conflict (project, idempotency_key) where idempotency_key is not null do nothing "
-         "returning id",
-         11},
+         "  variant, created_by) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) returning id",
+         10},
     [S_INSERT_JOB] =
         {"submit_insert_job",
          "insert into job (run, project, position, name, step, kind, target, exclusive, state, priority, "
@@ -41,31 +37,7 @@ struct submit {
     const struct mlo_run_request *request;
     struct mlo_buf recipe; /* canonical */
     int64_t run;
-    bool created;
 };
-
-static enum mlo_status find_existing(struct mlo_db_conn *conn, struct submit *submit, struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    struct mlo_rows rows = {0};
-    struct mlo_params p = MLO_PARAMS_INIT;
-    mlo_param_i64(&p, submit->request->project);
-    mlo_param_text(&p, submit->request->idempotency_key);
-    MLO_TRY(mlo_db_exec(conn, &MLO_SUBMIT_SQL[S_EXISTING], &p, &rows, err));
-    if (mlo_rows_count(&rows) == 0)
-        goto out;
-    submit->run = mlo_rows_i64(&rows, 0, 0);
-    if (mlo_rows_i64(&rows, 0, 1) != submit->request->version ||
-        !mlo_str_eq(mlo_rows_text(&rows, 0, 2), mlo_buf_str(&submit->recipe))) {
-        status = mlo_error_set(err, MLO_ECONFLICT,
-                               "this idempotency key was used for run %lld, which is another one",
-                               (long long)submit->run);
-        mlo_error_hint(err, "use a new key for a new run");
-    }
-out:
-    mlo_rows_clear(&rows);
-    return status;
-}
 
 static enum mlo_status insert_run(struct mlo_db_conn *conn, struct submit *submit,
                                   const struct mlo_run_outline *plan, struct mlo_error *err)
@@ -85,12 +57,9 @@ static enum mlo_status insert_run(struct mlo_db_conn *conn, struct submit *submi
     mlo_param_text(&p, mlo_buf_str(&datasets));
     mlo_param_i64(&p, r->priority);
     mlo_param_text(&p, plan->variant);
-    mlo_param_text(&p, r->idempotency_key);
     mlo_param_text(&p, r->actor->name);
     MLO_TRY(mlo_db_exec(conn, &MLO_SUBMIT_SQL[S_INSERT_RUN], &p, &rows, err));
-    submit->created = mlo_rows_count(&rows) == 1;
-    if (submit->created)
-        submit->run = mlo_rows_i64(&rows, 0, 0);
+    submit->run = mlo_rows_i64(&rows, 0, 0);
 out:
     mlo_buf_clear(&datasets);
     mlo_rows_clear(&rows);
@@ -223,19 +192,9 @@ static enum mlo_status submit_tx(struct mlo_db_conn *conn, void *arg, struct mlo
     struct submit *submit = arg;
     struct mlo_run_outline plan = {.project = 0};
     int64_t ids[MLO_PLANNED_JOBS_MAX + 1];
-    submit->run = 0;
-    submit->created = false;
     MLO_TRY(mlo_actor_require(submit->request->actor, submit->request->project, MLO_SUBMITTER, err));
-    if (submit->request->idempotency_key)
-        MLO_TRY(find_existing(conn, submit, err));
-    if (submit->run)
-        goto out;
     MLO_TRY(mlo_run_outline_make(conn, submit->request, &plan, err));
     MLO_TRY(insert_run(conn, submit, &plan, err));
-    if (!submit->created) { /* somebody with the same key was faster */
-        MLO_TRY(find_existing(conn, submit, err));
-        goto out;
-    }
     for (int i = 0; i < plan.job_count; i++)
         MLO_TRY(insert_job(conn, submit, &plan, i, ids, err));
     MLO_TRY(announce(conn, submit, &plan, err));
@@ -245,17 +204,14 @@ out:
 }
 
 enum mlo_status mlo_run_submit(struct mlo_db_conn *conn, const struct mlo_run_request *request, int64_t *run,
-                               bool *created, struct mlo_error *err)
+                               struct mlo_error *err)
 {
     struct submit submit = {.request = request, .recipe = MLO_BUF_INIT};
     mlo_json_canonical(request->recipe->canonical, &submit.recipe);
     enum mlo_status status =
         mlo_buf_ok(&submit.recipe) ? mlo_service_tx(conn, submit_tx, &submit, err) : mlo_error_nomem(err);
-    if (status == MLO_OK) {
+    if (status == MLO_OK)
         *run = submit.run;
-        if (created)
-            *created = submit.created;
-    }
     mlo_buf_clear(&submit.recipe);
     return status;
 }

@@ -181,7 +181,7 @@ static inline size_t take_bytes(char *bytes, size_t size, size_t count, void *ar
 }
 
 static inline CURLcode perform(struct service *s, struct answer *a, const char *method, const char *path,
-                               const char *body, const char *header)
+                               const char *body, const char *key, const char *header)
 {
     char url[1024], auth[128];
     struct curl_slist *list = NULL;
@@ -190,6 +190,8 @@ static inline CURLcode perform(struct service *s, struct answer *a, const char *
     snprintf(auth, sizeof auth, "Authorization: Bearer %s", s->token);
     list = curl_slist_append(list, auth);
     list = curl_slist_append(list, "Expect:");
+    if (key)
+        list = curl_slist_append(list, key);
     if (header)
         list = curl_slist_append(list, header);
     if (body && body[0] == '{')
@@ -219,19 +221,23 @@ static inline CURLcode perform(struct service *s, struct answer *a, const char *
     return code;
 }
 
-/* Asks until there is an answer that trying again cannot change. `header` may be NULL. */
+/* Asks until there is an answer that trying again cannot change. `header` may be NULL. All tries of a POST
+ * have one key, so that it takes effect once. */
 static inline void ask(struct service *s, struct answer *a, const char *method, const char *path,
                        const char *body, const char *header)
 {
+    static _Atomic unsigned asked;
     uint64_t until = mlo_clock_ns() + PATIENCE_S * 1000000000ull;
+    char key[64];
     int lost = 0;
+    snprintf(key, sizeof key, "Idempotency-Key: %d-%u", (int)getpid(), asked++);
     for (;;) {
         answer_clear(a);
-        CURLcode code = perform(s, a, method, path, body, header);
+        CURLcode code = perform(s, a, method, path, body, strcmp(method, "POST") == 0 ? key : NULL, header);
         if (mlo_buf_str(&a->body)[0] == '{')
             a->json = json_loads(mlo_buf_str(&a->body), JSON_REJECT_DUPLICATES, NULL);
         a->lost = lost;
-        if (code == CURLE_OK && a->status < 500)
+        if (code == CURLE_OK && a->status < 500 && !mlo_json_bool(a->json, "retry", false))
             return;
         bool passing = code != CURLE_OK || mlo_json_bool(a->json, "retry", false);
         if (!passing || mlo_clock_ns() > until) {

@@ -84,9 +84,11 @@ struct mlo_response {
 };
 void mlo_response_clear(struct mlo_response *response);
 
+#define MLO_CLIENT_KEY "Idempotency-Key: "
 /* One request with a JSON body (NULL: none) and a JSON answer. `header` ("If-Match: …") may be NULL. An
  * answer of 400 and above becomes an error with the server's words; cli->request_id is set from every answer.
- */
+ * A POST takes effect once, and is sent again where its answer was lost or the server says "later": `header`
+ * may be the key, else it has one of its own. */
 MLO_MUST_USE enum mlo_status mlo_client_call(struct mlo_client *client, const char *method, const char *path,
                                              const char *header, const json_t *body, struct mlo_response *out,
                                              struct mlo_error *err);
@@ -108,9 +110,6 @@ MLO_MUST_USE enum mlo_status mlo_client_list(struct mlo_client *client, const ch
  * it is printed and *items is NULL; else *items is yours, to show as a table. */
 MLO_MUST_USE enum mlo_status mlo_client_model_list(struct mlo_cli *cli, const char *what, size_t max,
                                                    json_t **items, struct mlo_error *err);
-/* HEAD: whether it is there. Other failures than 404 are errors. */
-MLO_MUST_USE enum mlo_status mlo_client_head(struct mlo_client *client, const char *path, bool *there,
-                                             struct mlo_error *err);
 /* A part of an open file. */
 struct mlo_client_part {
     int fd;
@@ -157,10 +156,22 @@ MLO_MUST_USE enum mlo_status mlo_client_ensure_project(struct mlo_client *client
 MLO_MUST_USE enum mlo_status mlo_client_projects(struct mlo_client *client, const char *only, json_t **out,
                                                  struct mlo_error *err);
 
-/* One file of an upload: digest, HEAD, PUT when it is not there, and its row for the manifest. */
+/* A file of an upload, and what it is there. */
+struct mlo_client_file {
+    const char *path, *role, *media_type;
+    struct mlo_digest digest; /* of mlo_client_upload */
+    uint64_t size_bytes;
+};
+/* All files of an upload: their digests, one question which of them the project lacks, those, and their rows
+ * for the manifest, appended to the array `rows`. */
 MLO_MUST_USE enum mlo_status mlo_client_upload(struct mlo_client *client, const char *project,
-                                               const char *file, const char *role, const char *media_type,
-                                               json_t *files, struct mlo_error *err);
+                                               struct mlo_client_file *files, size_t count, json_t *rows,
+                                               struct mlo_error *err);
+
+/* `submit` of several models of a project: with what `body` says of how, in one request. */
+MLO_MUST_USE enum mlo_status mlo_client_submit_many(struct mlo_cli *cli, json_t *body, struct mlo_error *err);
+/* `cancel` of several runs: one request a project. */
+MLO_MUST_USE enum mlo_status mlo_client_cancel_many(struct mlo_cli *cli, struct mlo_error *err);
 
 /* Follows a run to its end, showing progress; *run is what it came to, yours. MLO_ETIMEOUT after timeout_s
  * (0: never): the run goes on. */

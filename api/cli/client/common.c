@@ -145,26 +145,49 @@ enum mlo_status mlo_client_post_reason(struct mlo_client *client, const char *pa
     return status;
 }
 
-enum mlo_status mlo_client_upload(struct mlo_client *client, const char *project, const char *file,
-                                  const char *role, const char *media_type, json_t *files,
+/* Which of them the project has, as the items of an answer; in their order. */
+static enum mlo_status look_up(struct mlo_client *client, const char *project,
+                               const struct mlo_client_file *files, size_t count,
+                               struct mlo_response *response, struct mlo_error *err)
+{
+    struct mlo_buf path = MLO_BUF_INIT;
+    json_t *digests = json_array(), *body = json_pack("{s:O}", "digests", digests);
+    char text[MLO_DIGEST_TEXT_SIZE];
+    for (size_t i = 0; i < count; i++)
+        json_array_append_new(digests, json_string(mlo_digest_text(&files[i].digest, text)));
+    mlo_client_path(&path, "/v1/projects/%s/blobs/lookup", project);
+    enum mlo_status status =
+        json_array_size(digests) == count && body
+            ? mlo_client_call(client, "POST", mlo_buf_str(&path), NULL, body, response, err)
+            : mlo_error_nomem(err);
+    json_decref(digests);
+    json_decref(body);
+    mlo_buf_clear(&path);
+    return status;
+}
+
+enum mlo_status mlo_client_upload(struct mlo_client *client, const char *project,
+                                  struct mlo_client_file *files, size_t count, json_t *rows,
                                   struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
-    struct mlo_buf path = MLO_BUF_INIT;
-    struct mlo_digest digest;
-    uint64_t size = 0;
+    struct mlo_response response = {0};
     char text[MLO_DIGEST_TEXT_SIZE];
-    bool there = false;
-    MLO_TRY(mlo_digest_of_file(file, &digest, &size, err));
-    mlo_client_path(&path, "/v1/projects/%s/blobs/%s", project, mlo_digest_text(&digest, text));
-    MLO_TRY(mlo_client_head(client, mlo_buf_str(&path), &there, err));
-    if (!there)
-        MLO_TRY(mlo_client_send_file(client, project, file, &digest, err));
-    json_array_append_new(files,
-                          json_pack("{s:s,s:s,s:s,s:I,s:s}", "role", role, "name", mlo_fs_basename(file),
-                                    "digest", text, "size", (json_int_t)size, "media_type", media_type));
+    enum mlo_status status = MLO_OK;
+    for (size_t i = 0; i < count; i++)
+        MLO_TRY(mlo_digest_of_file(files[i].path, &files[i].digest, &files[i].size_bytes, err));
+    MLO_TRY(look_up(client, project, files, count, &response, err));
+    const json_t *items = json_object_get(response.json, "items");
+    for (size_t i = 0; i < count; i++) {
+        const struct mlo_client_file *f = &files[i];
+        if (!mlo_json_bool(json_array_get(items, i), "there", false))
+            MLO_TRY(mlo_client_send_file(client, project, f->path, &f->digest, err));
+        json_array_append_new(rows,
+                              json_pack("{s:s,s:s,s:s,s:I,s:s}", "role", f->role, "name",
+                                        mlo_fs_basename(f->path), "digest", mlo_digest_text(&f->digest, text),
+                                        "size", (json_int_t)f->size_bytes, "media_type", f->media_type));
+    }
 out:
-    mlo_buf_clear(&path);
+    mlo_response_clear(&response);
     return status;
 }
 

@@ -199,6 +199,7 @@ static enum mlo_status data_push_run(struct mlo_cli *cli, struct mlo_error *err)
     char *with[3], *postprocess = (char *)(uintptr_t)mlo_cli_opt(cli, "postprocess");
     int count = cli->arg_count - 1;
     const char *roles[3] = {NULL};
+    struct mlo_client_file sent[3];
     int64_t samples = 0;
     MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
     MLO_TRY(mlo_client_ref_plain(&ref, false, false, err));
@@ -216,8 +217,9 @@ static enum mlo_status data_push_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_client_open(cli, &client, err));
     MLO_TRY(mlo_client_ensure_project(client, ref.project, err));
     for (int i = 0; i < count; i++)
-        MLO_TRY(mlo_client_upload(client, ref.project, names[i], roles[i], "application/octet-stream", files,
-                                  err));
+        sent[i] = (struct mlo_client_file){
+            .path = names[i], .role = roles[i], .media_type = "application/octet-stream"};
+    MLO_TRY(mlo_client_upload(client, ref.project, sent, (size_t)count, files, err));
     const char *description = mlo_cli_opt(cli, "description");
     body = json_pack("{s:O,s:O,s:O,s:s}", "files", files, "metadata", metadata, "facts", facts, "description",
                      description ? description : "");

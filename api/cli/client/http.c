@@ -345,11 +345,14 @@ enum mlo_status mlo_transfer_perform(struct mlo_transfer *t, struct mlo_error *e
     return MLO_OK;
 }
 
-/* `bytes` (may be NULL) gets the body of a good answer that is no JSON. */
-static enum mlo_status call(struct mlo_client *client, const char *method, const char *path,
-                            const char *header, const json_t *body, struct mlo_response *out,
-                            struct mlo_buf *bytes, struct mlo_error *err)
+/* One request. `key` (may be NULL) is a header, too; `bytes` (may be NULL) gets the body of a good answer
+ * that is no JSON. *sent: something of it went out. */
+static enum mlo_status call_once(struct mlo_client *client, const char *method, const char *path,
+                                 const char *header, const char *key, const json_t *body,
+                                 struct mlo_response *out, struct mlo_buf *bytes, bool *sent,
+                                 struct mlo_error *err)
 {
+    long request_size = 0;
     enum mlo_status status = MLO_OK;
     struct mlo_transfer t = {.client = client, .response = out, .out_fd = -1};
     struct curl_slist *headers = NULL;
@@ -360,7 +363,7 @@ static enum mlo_status call(struct mlo_client *client, const char *method, const
     if (body)
         text = json_dumps(body, JSON_COMPACT);
     if (!mlo_buf_ok(&url) || (body && !text) || !mlo_add_header(&headers, mlo_buf_str(&client->auth)) ||
-        !mlo_add_header(&headers, header) ||
+        !mlo_add_header(&headers, header) || !mlo_add_header(&headers, key) ||
         !mlo_add_header(&headers, body ? "Content-Type: application/json" : NULL) ||
         !mlo_add_header(&headers, "Accept: application/json, application/problem+json")) {
         status = mlo_error_nomem(err);
@@ -376,7 +379,10 @@ static enum mlo_status call(struct mlo_client *client, const char *method, const
         curl_easy_setopt(client->curl, CURLOPT_POSTFIELDSIZE, 0L);
         curl_easy_setopt(client->curl, CURLOPT_POSTFIELDS, "");
     }
-    MLO_TRY(mlo_transfer_perform(&t, err));
+    status = mlo_transfer_perform(&t, err);
+    curl_easy_getinfo(client->curl, CURLINFO_REQUEST_SIZE, &request_size);
+    *sent = request_size > 0;
+    MLO_TRY(status);
     if (bytes && bytes->len == 0) { /* as it is, without a copy */
         struct mlo_buf unused = *bytes;
         *bytes = t.body;
@@ -392,35 +398,52 @@ out:
     return status;
 }
 
+/* A key of its own makes a POST safe to be sent again when its answer was lost; a caller may bring one. The
+ * one that takes none must not be: each makes a key that signs. */
+static const char *key_for(const char *method, const char *path, const char *header, char out[64])
+{
+    uint8_t random[16];
+    if (strcmp(method, "POST") != 0 || strcmp(path, "/v1/keys/rotations") == 0)
+        return NULL;
+    if (header && mlo_str_starts(header, MLO_CLIENT_KEY))
+        return "";
+    mlo_random_bytes(random, sizeof random);
+    snprintf(out, 64, MLO_CLIENT_KEY);
+    mlo_hex(random, sizeof random, out + strlen(out));
+    return out;
+}
+
 enum mlo_status mlo_client_call(struct mlo_client *client, const char *method, const char *path,
                                 const char *header, const json_t *body, struct mlo_response *out,
                                 struct mlo_error *err)
 {
-    return call(client, method, path, header, body, out, NULL, err);
+    enum { TRIES = 4, FIRST_WAIT_MS = 250 };
+    const uint64_t until = mlo_clock_ns() + 30 * 1000000000ull;
+    char text[64];
+    const char *key = key_for(method, path, header, text);
+    bool sent = false;
+    enum mlo_status status = MLO_OK;
+    for (int i = 0; i < TRIES; i++) {
+        if (i) {
+            mlo_response_clear(out);
+            mlo_clock_sleep_ms(FIRST_WAIT_MS << (i - 1));
+        }
+        status = call_once(client, method, path, header, key, body, out, NULL, &sent, err);
+        /* where nobody listened at first, nothing was lost */
+        if (status != MLO_EUNAVAILABLE || !key || (!i && !sent) || mlo_clock_ns() > until)
+            break;
+    }
+    return status;
 }
 
 enum mlo_status mlo_client_get_bytes(struct mlo_client *client, const char *path, struct mlo_buf *out,
                                      struct mlo_error *err)
 {
     struct mlo_response response;
-    enum mlo_status status = call(client, "GET", path, NULL, NULL, &response, out, err);
+    bool sent;
+    enum mlo_status status = call_once(client, "GET", path, NULL, NULL, NULL, &response, out, &sent, err);
     mlo_response_clear(&response);
     return status == MLO_OK && !mlo_buf_ok(out) ? mlo_error_nomem(err) : status;
-}
-
-enum mlo_status mlo_client_head(struct mlo_client *client, const char *path, bool *there,
-                                struct mlo_error *err)
-{
-    struct mlo_response response;
-    struct mlo_error own = {0};
-    enum mlo_status status = mlo_client_call(client, "HEAD", path, NULL, NULL, &response, &own);
-    *there = status == MLO_OK;
-    if (status != MLO_OK && response.http == 404)
-        status = MLO_OK;
-    else if (status != MLO_OK && err)
-        *err = own;
-    mlo_response_clear(&response);
-    return status;
 }
 
 size_t mlo_sending_read(char *out, size_t one, size_t n, void *arg)

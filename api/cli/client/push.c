@@ -1,3 +1,4 @@
+#include <stdlib.h>
 #include <string.h>
 
 #include "api/cli/client/client.h"
@@ -85,7 +86,12 @@ static enum mlo_status push_run(struct mlo_cli *cli, struct mlo_error *err)
     const char *labels = mlo_cli_opt(cli, "labels");
     char **names = cli->args + 1;
     int count = cli->arg_count - 1, model;
+    struct mlo_client_file *sent = calloc((size_t)count + 1, sizeof *sent);
     char size[32];
+    if (!sent) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
     MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
     MLO_TRY(mlo_client_ref_plain(&ref, false, false, err));
     MLO_TRY(add_metadata(cli, metadata, err));
@@ -96,10 +102,13 @@ static enum mlo_status push_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_client_open(cli, &client, err));
     MLO_TRY(mlo_client_ensure_project(client, ref.project, err));
     for (int i = 0; i < count; i++)
-        MLO_TRY(mlo_client_upload(client, ref.project, names[i], i == model ? "model" : role_of(names[i]),
-                                  i == model ? "application/onnx" : "application/octet-stream", files, err));
+        sent[i] = (struct mlo_client_file){.path = names[i],
+                                           .role = i == model ? "model" : role_of(names[i]),
+                                           .media_type =
+                                               i == model ? "application/onnx" : "application/octet-stream"};
     if (labels)
-        MLO_TRY(mlo_client_upload(client, ref.project, labels, "labels", "text/plain", files, err));
+        sent[count] = (struct mlo_client_file){.path = labels, .role = "labels", .media_type = "text/plain"};
+    MLO_TRY(mlo_client_upload(client, ref.project, sent, (size_t)(count + (labels != NULL)), files, err));
     const char *description = mlo_cli_opt(cli, "description");
     body = json_pack("{s:O,s:s,s:O,s:O,s:O}", "files", files, "description", description ? description : "",
                      "metadata", metadata, "facts", facts, "signature", signature);
@@ -116,6 +125,7 @@ static enum mlo_status push_run(struct mlo_cli *cli, struct mlo_error *err)
                           mlo_json_str(file, "digest", ""),
                           response.http == 200 ? "  (the latest version already is this)" : ""));
 out:
+    free(sent);
     json_decref(files);
     json_decref(metadata);
     json_decref(facts);

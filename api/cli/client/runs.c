@@ -272,7 +272,7 @@ out:
 
 static enum mlo_status cancel_run(struct mlo_cli *cli, struct mlo_error *err)
 {
-    return change_run(cli, "cancel", err);
+    return cli->arg_count > 1 ? mlo_client_cancel_many(cli, err) : change_run(cli, "cancel", err);
 }
 
 static enum mlo_status requeue_run(struct mlo_cli *cli, struct mlo_error *err)
@@ -324,10 +324,10 @@ const struct mlo_cli_verb mlo_verb_cancel = {
     .group = "Runs",
     .run = cancel_run,
     .options = cancel_options,
-    .positional = "ID",
+    .positional = "ID…",
     .min_args = 1,
-    .max_args = 1,
-    .help = "stop a run",
+    .max_args = -1,
+    .help = "stop runs",
 };
 const struct mlo_cli_verb mlo_verb_requeue = {
     .name = "requeue",

@@ -284,28 +284,18 @@ out:
     return status;
 }
 
-/* A key of our own makes it safe to send the request again when the answer was lost. */
 static enum mlo_status post_run(struct mlo_client *client, const struct mlo_client_ref *ref, const char *key,
                                 const json_t *body, struct mlo_response *response, struct mlo_error *err)
 {
-    char header[192], random[33];
-    uint8_t bytes[16];
-    struct mlo_buf path = MLO_BUF_INIT;
-    mlo_random_bytes(bytes, sizeof bytes);
-    mlo_hex(bytes, sizeof bytes, random);
-    snprintf(header, sizeof header, "Idempotency-Key: %.128s", key ? key : random);
+    struct mlo_buf path = MLO_BUF_INIT, header = MLO_BUF_INIT;
     mlo_client_path(&path, "/v1/projects/%s/runs", ref->project);
-    enum mlo_status status = MLO_OK;
-    for (int attempt = 0; attempt < 3; attempt++) {
-        if (attempt) {
-            mlo_response_clear(response);
-            mlo_clock_sleep_ms(500);
-        }
-        status = mlo_client_call(client, "POST", mlo_buf_str(&path), header, body, response, err);
-        if (status != MLO_EUNAVAILABLE || response->http)
-            break;
-    }
+    mlo_buf_printf(&header, MLO_CLIENT_KEY "%s", key ? key : "");
+    enum mlo_status status = key && strpbrk(key, "\r\n")
+                                 ? mlo_error_set(err, MLO_EUSAGE, "--idempotency-key holds a line break")
+                                 : mlo_client_call(client, "POST", mlo_buf_str(&path),
+                                                   key ? mlo_buf_str(&header) : NULL, body, response, err);
     mlo_buf_clear(&path);
+    mlo_buf_clear(&header);
     return status;
 }
 
@@ -340,6 +330,13 @@ static enum mlo_status submit_run(struct mlo_cli *cli, struct mlo_error *err)
     const char *version;
     json_t *body = NULL, *run = NULL;
     int64_t timeout;
+    if (cli->arg_count > 1 && mlo_cli_has(cli, "wait"))
+        return mlo_error_set(err, MLO_EUSAGE, "--wait follows one run: submit one, or `mlopt watch` each");
+    if (cli->arg_count > 1) {
+        MLO_TRY(mlo_client_add_recipe(cli, true, body = json_object(), err));
+        status = mlo_client_submit_many(cli, body, err);
+        goto out;
+    }
     MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
     MLO_TRY(mlo_client_ref_plain(&ref, true, false, err));
     MLO_TRY(mlo_client_ref_version(&ref, &version, err));
@@ -477,7 +474,7 @@ static const struct mlo_cli_option options[] = {
     OPTIONS_RECIPE,
     {"wait", 0, NULL, "follow the run to its end; exit code 6 when it fails"},
     {"timeout", 0, "S", "with --wait: exit code 7 after S seconds; the run goes on"},
-    {"idempotency-key", 0, "KEY", "the same key gives the same run"},
+    {"idempotency-key", 0, "KEY", "for a day, the same key gives the same run"},
     MLO_OPTION_URL,
     {NULL},
 };
@@ -486,11 +483,12 @@ const struct mlo_cli_verb mlo_verb_submit = {
     .group = "Runs",
     .run = submit_run,
     .options = options,
-    .positional = "PROJECT/MODEL[@V] --recipe FILE|NAME",
+    .positional = "PROJECT/MODEL[@V]… --recipe FILE|NAME",
     .min_args = 1,
-    .max_args = 1,
-    .help = "run a recipe on a version",
+    .max_args = -1,
+    .help = "run a recipe on a version, or on many of a project",
     .detail = "  mlopt submit shop/ranker --goal 'accuracy_drop<=0.5pt, min latency' --budget 30m\n"
               "  mlopt submit shop/ranker --recipe int8-cpu --wait \\\n"
-              "      --set data.calibrate=shop/calibration --set data.evaluate=shop/test\n",
+              "      --set data.calibrate=shop/calibration --set data.evaluate=shop/test\n"
+              "  mlopt submit shop/ranker shop/tagger shop/scorer@4 --recipe int8-cpu\n",
 };

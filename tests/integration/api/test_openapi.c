@@ -55,6 +55,37 @@ static void test_openapi__has_every_route_and_no_other(void **state)
     assert_true(met > 100);
 }
 
+/* Rows that take an Idempotency-Key say so in the contract, and no others; whoever creates or acts takes one,
+ * but for these, which only answer, go on where they stand, or make what must not be made in one transaction.
+ */
+static void test_openapi__says_who_takes_an_idempotency_key(void **state)
+{
+    static const char *const without[] = {"/plans", "/lookup", "/parts", "/gc", "/fsck", "/rotations"};
+    static const char ref[] = "#/components/parameters/idem";
+    json_t *contract = load_contract(), *item;
+    size_t count, keyed = 0, j;
+    const struct mlo_route *routes = mlo_http_api_routes(&count);
+    MLO_UNUSED(state);
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(routes[i].method, "POST") != 0 || strncmp(routes[i].path, "/v1/", 4) != 0) {
+            assert_false(routes[i].once);
+            continue;
+        }
+        bool takes = true, listed = false;
+        for (j = 0; j < MLO_COUNT(without); j++)
+            takes = takes && !mlo_str_ends(routes[i].path, without[j]);
+        const json_t *operation =
+            json_object_get(json_object_get(json_object_get(contract, "paths"), routes[i].path), "post");
+        json_array_foreach(json_object_get(operation, "parameters"), j, item) listed =
+            listed || strcmp(mlo_json_str(item, "$ref", ""), ref) == 0;
+        if (routes[i].once != takes || listed != takes)
+            fail_msg("%s: takes a key: %d, listed: %d", routes[i].path, routes[i].once, listed);
+        keyed += takes;
+    }
+    assert_true(keyed > 30);
+    json_decref(contract);
+}
+
 static void check_refs(const json_t *root, const json_t *at, size_t *seen)
 {
     const char *key;
@@ -397,6 +428,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_openapi__has_every_route_and_no_other),
+        cmocka_unit_test(test_openapi__says_who_takes_an_idempotency_key),
         API_TEST(test_openapi__is_whole_and_served),
         API_TEST(test_openapi__answers_every_example),
         API_TEST(test_openapi__can_be_read_as_pages),

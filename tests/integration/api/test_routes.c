@@ -123,6 +123,123 @@ static void test_routes__a_problem_has_its_members(void **state)
     reply_clear(&reply);
 }
 
+/* What is wrong with a problem; NULL: nothing. */
+static const char *wrong_problem(const json_t *codes, const struct reply *reply)
+{
+    static const char *const members[] = {"type", "title",      "status", "code",     "detail",   "where",
+                                          "hint", "request_id", "retry",  "blockers", "decision", "checks"};
+    const char *headers = mlo_buf_str(&reply->headers), *id = strstr(headers, "X-Request-Id: "), *key;
+    char own[80] = "";
+    bool known = false;
+    json_t *value;
+    size_t i;
+    if (!strstr(headers, "Content-Type: application/problem+json\r\n"))
+        return "its content type";
+    if (!reply->json)
+        return "that it is no JSON";
+    if (id)
+        snprintf(own, sizeof own, "%.*s", (int)strcspn(id + 14, "\r"), id + 14);
+    if (!own[0] || strcmp(mlo_json_str(reply->json, "request_id", ""), own) != 0)
+        return "its request_id";
+    if (strcmp(mlo_json_str(reply->json, "type", ""), "about:blank") != 0 ||
+        !mlo_json_str(reply->json, "title", "")[0])
+        return "type or title";
+    if (mlo_json_i64(reply->json, "status", 0) != reply->status)
+        return "its status";
+    if (!mlo_json_str(reply->json, "detail", "")[0])
+        return "that it says nothing";
+    if (!json_is_boolean(json_object_get(reply->json, "retry")))
+        return "retry";
+    json_array_foreach((json_t *)codes, i, value) known =
+        known || strcmp(json_string_value(value), mlo_json_str(reply->json, "code", "")) == 0;
+    if (!known)
+        return "its code";
+    json_object_foreach(reply->json, key, value)
+    {
+        known = false;
+        for (i = 0; i < MLO_COUNT(members); i++)
+            known = known || strcmp(members[i], key) == 0;
+        if (!known)
+            return "a member that no problem has";
+    }
+    if ((reply->status == 422 || reply->status == 428) && !mlo_json_str(reply->json, "where", "")[0])
+        return "that it does not say where";
+    /* a place is named as every place is */
+    static const char *const places[] = {"field '",          "header", "request body",
+                                         "query argument '", "path",   "stage '"};
+    const char *where = mlo_json_str(reply->json, "where", "path");
+    known = false;
+    for (i = 0; i < MLO_COUNT(places); i++)
+        known = known || mlo_str_starts(where, places[i]);
+    return known ? NULL : "how it says where";
+}
+
+/* Each row is asked wrongly in every way that it can be: the answer is a problem with all its members. */
+static void test_routes__every_row_answers_what_is_wrong_as_a_problem(void **state)
+{
+    enum { FORM, BROKEN, LIST, EMPTY, TYPES, QUERY, NAME, ANONYMOUS, LOW, KINDS };
+    static const char *const bodies[KINDS] = {
+        [FORM] = "name=x",
+        [BROKEN] = "{\"a\":",
+        [LIST] = "[1]",
+        [EMPTY] = "{}",
+        [TYPES] =
+            "{\"name\":[],\"model\":{},\"text\":7,\"reason\":[],\"stage\":7,\"role\":1,\"url\":1,\"files\":"
+            "{},\"cron\":{},\"fingerprint\":[],\"parts\":7,\"digests\":[7],\"runs\":[\"x\"],\"models\":[7],"
+            "\"recipe\":7,\"cursor\":7,\"direct\":7,\"size\":\"x\",\"overlap_s\":[],\"dry_run\":7,\"shown\":"
+            "7,"
+            "\"weight\":\"x\"}"};
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_buf wrong = MLO_BUF_INIT;
+    struct mlo_error err = {0};
+    size_t count, size, problems = 0;
+    json_t *contract = NULL;
+    const char *text = mlo_http_contract(&size);
+    const struct mlo_route *routes = mlo_http_api_routes(&count);
+    assert_mlo_ok(mlo_json_parse(text, size, "contract", &contract, &err), &err);
+    const json_t *problem =
+        json_object_get(json_object_get(json_object_get(contract, "components"), "schemas"), "Problem");
+    const json_t *codes =
+        json_object_get(json_object_get(json_object_get(problem, "properties"), "code"), "enum");
+    api_version(api, "1", "a model", "");
+    for (size_t i = 0; i < count; i++)
+        for (int kind = 0; kind < KINDS; kind++) {
+            char path[600], form[64] = "Content-Type: application/x-www-form-urlencoded",
+                            json[40] = "Content-Type: application/json", match[24] = "If-Match: \"0\"";
+            const char *headers[3] = {match, NULL, NULL}, *token = api->token[MLO_ADMIN];
+            bool takes = routes[i].max_body && !routes[i].upload;
+            if ((bodies[kind] && !takes) || (routes[i].open && kind >= ANONYMOUS))
+                continue;
+            concrete(routes[i].path, path, sizeof path - 80);
+            if (kind == QUERY)
+                strcat(
+                    path,
+                    "?limit=none&cursor=%FF&at=never&since=soon&revision=x&wait_ms=x&all=7&redirect=7&job=x");
+            if (kind == NAME && strchr(routes[i].path, '{'))
+                snprintf(strrchr(path, '1') ? strrchr(path, '1') : path + strlen(path), 80, "..%%20%%27no");
+            headers[1] = kind == FORM ? form : bodies[kind] ? json : NULL;
+            token = kind == ANONYMOUS ? NULL : kind == LOW ? api->token[MLO_VIEWER] : token;
+            api_call(api, &reply, routes[i].method, path, token,
+                     bodies[kind] ? bodies[kind]
+                     : takes      ? "{}"
+                                  : NULL,
+                     headers);
+            if (reply.status < 400)
+                continue;
+            problems++;
+            const char *what = reply.status >= 500 ? "that it is the server's" : wrong_problem(codes, &reply);
+            if (what)
+                mlo_buf_printf(&wrong, "%s %s (%d): %ld, wrong is %s: %.300s", routes[i].method, path, kind,
+                               reply.status, what, mlo_buf_str(&reply.body));
+        }
+    if (wrong.len)
+        fail_msg("%s", mlo_buf_str(&wrong));
+    assert_true(problems > 400);
+    json_decref(contract);
+    reply_clear(&reply);
+}
+
 static void test_routes__a_size_that_is_said_is_compared(void **state)
 {
     struct api *api = *state;
@@ -282,6 +399,7 @@ int main(void)
         API_TEST(test_routes__every_row_asks_for_its_role),
         API_TEST(test_routes__pages_need_a_session),
         API_TEST(test_routes__a_problem_has_its_members),
+        API_TEST(test_routes__every_row_answers_what_is_wrong_as_a_problem),
         API_TEST(test_routes__a_size_that_is_said_is_compared),
         API_TEST(test_routes__an_empty_argument_is_none),
         API_TEST(test_routes__bodies_are_strict_and_bounded),

@@ -108,7 +108,7 @@ static void test_servers__sessions_keys_and_events_are_of_all(void **state)
         "{\"model\":\"cnn\",\"recipe\":\"name: mine\\ntarget: any\\nsteps:\\n  - optimize: {}\\n\"}";
     call(all, 0, &a, MLO_SUBMITTER, "POST", PROJECT "/runs", "Idempotency-Key: k1\r\n", text, 201);
     long long run = (long long)mlo_json_i64(a.json, "id", 0);
-    call(all, 1, &a, MLO_SUBMITTER, "POST", PROJECT "/runs", "Idempotency-Key: k1\r\n", text, 200);
+    call(all, 1, &a, MLO_SUBMITTER, "POST", PROJECT "/runs", "Idempotency-Key: k1\r\n", text, 201);
     assert_int_equal(mlo_json_i64(a.json, "id", 0), run);
     /* who waits at one hears of what the other did */
     snprintf(path, sizeof path, PROJECT "/runs/%lld/events", run);

@@ -277,7 +277,7 @@ static void test_stages__runs_are_submitted_once_per_key(void **state)
     assert_http(&reply, 201);
     long long id = (long long)mlo_json_i64(reply.json, "id", 0);
     api_call(api, &reply, "POST", "/v1/projects/demo/runs", token, body, key);
-    assert_http(&reply, 200);
+    assert_http(&reply, 201);
     assert_int_equal(mlo_json_i64(reply.json, "id", 0), id);
     snprintf(path, sizeof path, "/v1/projects/demo/runs/%lld/events?wait_ms=200", id);
     api_call(api, &reply, "GET", path, token, NULL, NULL);

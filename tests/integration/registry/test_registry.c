@@ -389,26 +389,43 @@ static void test_token__life(void **state)
 static void test_idempotency__replays_and_refuses(void **state)
 {
     struct pg_fixture *f = *state;
-    struct mlo_digest one = digest_of("request"), two = digest_of("another");
-    json_t *answer = json_pack("{s:i}", "id", 5), *got;
-    bool replay;
-    int http = 0;
+    struct mlo_idempotent one = {
+        .token_id = 7, .key = "k", .method = "POST", .path = "/v1/x", .body = digest_of("request")};
+    struct mlo_idempotent other = one, elsewhere = one, anothers = one;
+    struct mlo_idempotent_answer answer = {.http_status = 201,
+                                           .headers = json_pack("{s:s}", "ETag", "\"1\"")};
+    struct mlo_idempotent_answer got = {0};
+    enum mlo_idempotency how;
+    other.body = digest_of("another");
+    elsewhere.path = "/v1/y";
+    anothers.token_id = 8;
+    mlo_buf_puts(&answer.body, "{\"id\":5}\n");
+    assert_mlo_status(mlo_idempotency_begin(f->conn, &one, &how, &got, &f->err), MLO_EINTERNAL, &f->err);
     assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
-    assert_mlo_ok(mlo_idempotency_begin(f->conn, &root, "k", &one, &replay, &http, &got, &f->err), &f->err);
-    assert_false(replay);
-    assert_mlo_ok(mlo_idempotency_finish(f->conn, &root, "k", 201, answer, &f->err), &f->err);
+    assert_mlo_ok(mlo_idempotency_begin(f->conn, &one, &how, &got, &f->err), &f->err);
+    assert_int_equal(how, MLO_IDEMPOTENCY_NEW);
+    assert_mlo_ok(mlo_idempotency_finish(f->conn, &one, &answer, &f->err), &f->err);
     assert_mlo_ok(mlo_db_end(f->conn, MLO_OK, &f->err), &f->err);
-    assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
-    assert_mlo_ok(mlo_idempotency_begin(f->conn, &root, "k", &one, &replay, &http, &got, &f->err), &f->err);
-    assert_true(replay && http == 201 && json_equal(got, answer));
-    json_decref(got);
-    assert_mlo_status(mlo_idempotency_begin(f->conn, &root, "k", &two, &replay, &http, &got, &f->err),
-                      MLO_ECONFLICT, &f->err);
-    assert_int_equal(mlo_db_end(f->conn, MLO_ECONFLICT, NULL), MLO_ECONFLICT);
-    int64_t removed;
-    assert_mlo_ok(mlo_idempotency_expire(f->conn, 0, &removed, &f->err), &f->err);
-    assert_int_equal(removed, 1);
-    json_decref(answer);
+    const struct {
+        const struct mlo_idempotent *request;
+        enum mlo_idempotency how;
+    } cases[] = {{&one, MLO_IDEMPOTENCY_DONE},
+                 {&other, MLO_IDEMPOTENCY_OTHER},
+                 {&elsewhere, MLO_IDEMPOTENCY_OTHER},
+                 {&anothers, MLO_IDEMPOTENCY_NEW}};
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        assert_mlo_ok(mlo_db_begin(f->conn, &f->err), &f->err);
+        assert_mlo_ok(mlo_idempotency_begin(f->conn, cases[i].request, &how, &got, &f->err), &f->err);
+        assert_int_equal(how, cases[i].how);
+        if (how == MLO_IDEMPOTENCY_DONE) {
+            assert_int_equal(got.http_status, 201);
+            assert_true(json_equal(got.headers, answer.headers));
+            assert_string_equal(mlo_buf_str(&got.body), "{\"id\":5}\n");
+        }
+        assert_int_equal(mlo_db_end(f->conn, MLO_ECANCELLED, NULL), MLO_ECANCELLED);
+        mlo_idempotent_answer_clear(&got);
+    }
+    mlo_idempotent_answer_clear(&answer);
 }
 
 static void test_ref__forms(void **state)

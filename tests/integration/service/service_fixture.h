@@ -579,7 +579,7 @@ static inline int64_t submit(struct service_fixture *f, int64_t version, const c
     struct mlo_run_request request = {
         .project = f->project, .version = version, .recipe = r, .priority = priority, .actor = &SYSTEM};
     int64_t run = 0;
-    assert_mlo_ok(mlo_run_submit(f->pg->conn, &request, &run, NULL, &f->err), &f->err);
+    assert_mlo_ok(mlo_run_submit(f->pg->conn, &request, &run, &f->err), &f->err);
     mlo_recipe_free(r);
     return run;
 }

@@ -323,7 +323,7 @@ static void test_plan__writes_what_jobs_need(void **state)
     assert_int_equal(mlo_json_i64(needs, "timeout_s", 0), 300);
     json_decref(plan);
     int64_t run;
-    assert_mlo_ok(mlo_run_submit(f->pg->conn, &request, &run, NULL, &f->err), &f->err);
+    assert_mlo_ok(mlo_run_submit(f->pg->conn, &request, &run, &f->err), &f->err);
     mlo_recipe_free(r);
     json_t *value = get_run(f, run);
     needs = json_object_get(json_array_get(json_object_get(value, "jobs"), 1), "resources");
@@ -349,7 +349,7 @@ static void test_plan__compiles_for_gpus_without_one(void **state)
     const struct mlo_run_request request = {
         .project = f->project, .version = f->version, .recipe = r, .actor = &SYSTEM};
     int64_t run;
-    assert_mlo_ok(mlo_run_submit(f->pg->conn, &request, &run, NULL, &f->err), &f->err);
+    assert_mlo_ok(mlo_run_submit(f->pg->conn, &request, &run, &f->err), &f->err);
     mlo_recipe_free(r);
     for (size_t i = 0; i < MLO_COUNT(jobs); i++) {
         char sql[256];

@@ -128,7 +128,7 @@ static void test_submit__names_the_missing_dataset(void **state)
         struct mlo_recipe *r = recipe(text);
         struct mlo_run_request request = {
             .project = f->project, .version = f->version, .recipe = r, .actor = &SYSTEM};
-        assert_mlo_status(mlo_run_submit(f->pg->conn, &request, &run, NULL, &err), MLO_ENOTFOUND, &err);
+        assert_mlo_status(mlo_run_submit(f->pg->conn, &request, &run, &err), MLO_ENOTFOUND, &err);
         if (!strstr(err.message, wrong[i]) || !strstr(err.where, "calibrate"))
             fail_msg("'%s' [%s] does not name %s", err.message, err.where, wrong[i]);
         mlo_recipe_free(r);
@@ -160,7 +160,7 @@ static void test_submit__names_the_postprocessing_model(void **state)
         struct mlo_recipe *r = recipe(text);
         struct mlo_run_request request = {
             .project = f->project, .version = f->version, .recipe = r, .actor = &SYSTEM};
-        assert_mlo_status(mlo_run_submit(f->pg->conn, &request, &run, NULL, &err),
+        assert_mlo_status(mlo_run_submit(f->pg->conn, &request, &run, &err),
                           i == 3 ? MLO_EINVAL : MLO_ENOTFOUND, &err);
         assert_string_equal(err.where, "recipe, postprocess");
         mlo_recipe_free(r);
@@ -178,7 +178,7 @@ static void test_submit__refuses_to_select_on_what_evaluates(void **state)
                "steps:\n  - quantize: {accuracy_drop: 0.5pt}\n");
     struct mlo_run_request request = {
         .project = f->project, .version = f->version, .recipe = r, .actor = &SYSTEM};
-    assert_mlo_status(mlo_run_submit(f->pg->conn, &request, &run, NULL, &err), MLO_EINVAL, &err);
+    assert_mlo_status(mlo_run_submit(f->pg->conn, &request, &run, &err), MLO_EINVAL, &err);
     if (!strstr(err.message, "p/test@1 and p/test are the same") || !strstr(err.where, "select"))
         fail_msg("'%s' [%s]", err.message, err.where);
     mlo_recipe_free(r);
@@ -193,66 +193,12 @@ static void test_submit__refuses_another_projects_version_and_a_viewer(void **st
     int64_t other, run;
     assert_mlo_ok(mlo_project_create(f->pg->conn, &SYSTEM, "q", "", &other, &err), &err);
     struct mlo_run_request request = {.project = other, .version = f->version, .recipe = r, .actor = &SYSTEM};
-    assert_mlo_status(mlo_run_submit(f->pg->conn, &request, &run, NULL, &err), MLO_ENOTFOUND, &err);
+    assert_mlo_status(mlo_run_submit(f->pg->conn, &request, &run, &err), MLO_ENOTFOUND, &err);
     struct mlo_actor viewer = {.name = "eve", .role = MLO_VIEWER, .via = "api"};
     request =
         (struct mlo_run_request){.project = f->project, .version = f->version, .recipe = r, .actor = &viewer};
-    assert_mlo_status(mlo_run_submit(f->pg->conn, &request, &run, NULL, &err), MLO_EFORBIDDEN, &err);
+    assert_mlo_status(mlo_run_submit(f->pg->conn, &request, &run, &err), MLO_EFORBIDDEN, &err);
     mlo_recipe_free(r);
-}
-
-struct same_key {
-    struct service_fixture *f;
-    const struct mlo_recipe *recipe;
-    int64_t run;
-    bool created;
-    enum mlo_status status;
-    struct mlo_error err;
-};
-
-static void *submit_with_key(void *arg)
-{
-    struct same_key *s = arg;
-    struct mlo_db_conn *conn;
-    s->status = mlo_db_acquire(s->f->pg->server, &conn, &s->err);
-    if (s->status != MLO_OK)
-        return NULL;
-    struct mlo_run_request request = {.project = s->f->project,
-                                      .version = s->f->version,
-                                      .recipe = s->recipe,
-                                      .actor = &SYSTEM,
-                                      .idempotency_key = "once"};
-    s->status = mlo_run_submit(conn, &request, &s->run, &s->created, &s->err);
-    mlo_db_release(conn);
-    return NULL;
-}
-
-static void test_submit__same_key_gives_one_run(void **state)
-{
-    enum { THREADS = 6 };
-    struct service_fixture *f = *state;
-    struct same_key all[THREADS] = {0};
-    pthread_t threads[THREADS];
-    struct mlo_recipe *r = recipe(RECIPE_TINY), *other = recipe(RECIPE_DERIVE);
-    int created = 0;
-    for (int i = 0; i < THREADS; i++) {
-        all[i] = (struct same_key){.f = f, .recipe = r};
-        pthread_create(&threads[i], NULL, submit_with_key, &all[i]);
-    }
-    for (int i = 0; i < THREADS; i++)
-        pthread_join(threads[i], NULL);
-    for (int i = 0; i < THREADS; i++) {
-        assert_mlo_ok(all[i].status, &all[i].err);
-        assert_int_equal(all[i].run, all[0].run);
-        created += all[i].created;
-    }
-    assert_int_equal(created, 1);
-    assert_int_equal(count_rows(f, "select count(*) from mlopt.job"), 4);
-    struct same_key conflict = {.f = f, .recipe = other};
-    submit_with_key(&conflict);
-    assert_int_equal(conflict.status, MLO_ECONFLICT);
-    mlo_recipe_free(r);
-    mlo_recipe_free(other);
 }
 
 /* --- claiming ------------------------------------------------------------------------------------------ */
@@ -810,7 +756,6 @@ int main(int argc, char **argv)
         SERVICE_TEST(test_submit__names_the_postprocessing_model),
         SERVICE_TEST(test_submit__refuses_to_select_on_what_evaluates),
         SERVICE_TEST(test_submit__refuses_another_projects_version_and_a_viewer),
-        SERVICE_TEST(test_submit__same_key_gives_one_run),
         SERVICE_TEST(test_claim__no_job_twice_among_threads),
         SERVICE_TEST(test_claim__by_priority_then_age_and_by_target),
         SERVICE_TEST(test_preemption__is_at_the_end_of_a_step),

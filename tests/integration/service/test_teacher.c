@@ -39,7 +39,7 @@ static enum mlo_status try_submit(struct service_fixture *f, const char *text, c
     struct mlo_recipe *r = recipe(text);
     struct mlo_run_request request = {
         .project = f->project, .version = f->version, .recipe = r, .actor = actor};
-    enum mlo_status status = mlo_run_submit(f->pg->conn, &request, &run, NULL, err);
+    enum mlo_status status = mlo_run_submit(f->pg->conn, &request, &run, err);
     mlo_recipe_free(r);
     return status;
 }
