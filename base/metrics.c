@@ -9,14 +9,14 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/accept.h"
 #include "base/fs.h"
 #include "base/macros.h"
-#include "base/str.h"
 
 bool mlo_metrics_accept(const char *accept)
 {
-    double open = mlo_str_quality(accept, "application/openmetrics-text");
-    return open > 0 && open >= mlo_str_quality(accept, "text/plain");
+    double open = mlo_accept_quality(accept, "application/openmetrics-text");
+    return open > 0 && open >= mlo_accept_quality(accept, "text/plain");
 }
 
 static const char *const TYPES[] = {[MLO_METRIC_GAUGE] = "gauge",

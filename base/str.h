@@ -43,9 +43,6 @@ bool mlo_str_ends(const char *text, const char *suffix);
 bool mlo_str_eq(const char *a, const char *b);
 /* Whole-string numbers: false when there is anything but the number, or it does not fit. */
 bool mlo_str_to_i64(const char *text, int64_t *out);
-/* The greatest weight of `name` in a header like Accept or Accept-Encoding (RFC 9110, 12.4.2): 0 to 1, 1
- * where it says none or nonsense; -1: `name` is not listed, or `list` is NULL. */
-double mlo_str_quality(const char *list, const char *name);
 bool mlo_str_to_f64(const char *text, double *out); /* finite only; the C locale's point always */
 /* A size for people: "1.4 MB" (decimal units), into the caller's buffer, which is returned. */
 char *mlo_str_size(uint64_t bytes, char out[32]);

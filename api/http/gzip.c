@@ -3,14 +3,15 @@
 #include <zlib.h>
 
 #include "api/http/http_impl.h"
+#include "base/accept.h"
 
 enum { WORTH_IT = 1024, LEVEL = 1, GZIP_WINDOW = 15 + 16 };
 
 /* Whether an Accept-Encoding has gzip (or *), and not with q=0. */
 static bool takes_gzip(const char *accept)
 {
-    double gzip = mlo_str_quality(accept, "gzip");
-    return gzip > 0 || (gzip < 0 && mlo_str_quality(accept, "*") > 0);
+    double gzip = mlo_accept_quality(accept, "gzip");
+    return gzip > 0 || (gzip < 0 && mlo_accept_quality(accept, "*") > 0);
 }
 
 static bool compress_to(const struct mlo_buf *in, struct mlo_buf *out)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "api/http/handlers_impl.h"
+#include "base/accept.h"
 
 /* LOOK: between two looks, doubled up to LOOK_MOST while nothing happens. ALIVE: a line that says nothing, so
  * that a client that went away is noticed; and the token is checked again. LIFE: then the client comes again.
@@ -144,7 +145,7 @@ static ssize_t stream_read(void *cls, uint64_t at, char *out, size_t most)
 
 bool mlo_wants_stream(const struct mlo_request *req)
 {
-    return mlo_str_quality(mlo_request_header(req, "Accept"), "text/event-stream") > 0;
+    return mlo_accept_quality(mlo_request_header(req, "Accept"), "text/event-stream") > 0;
 }
 
 enum mlo_status mlo_reply_run_stream(struct mlo_request *req, int64_t run, int64_t after,
