@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What a version says about itself: the code by git, datasets, parameters, metrics, tags; and finding it by them.
 set -euo pipefail
-. "$(dirname "$0")/e2e.sh"
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/e2e.sh"
 command -v git >/dev/null || { echo "git is not installed"; exit 77; }
 cd "$work"
 start_up
@@ -70,5 +71,38 @@ shows "team=vision"
 expect 1 "$MLOPT" search fashion 'top1 > 0.5'
 says "filter, column 1"
 expect 3 "$MLOPT" search nowhere
+
+# --- answers that are lost: each request is sent again, and happened once -----------------------------------------------
+mkfifo hold
+python3 "$here/lossy.py" "$MLOPT_URL" <hold >lossy &
+exec 3>hold
+until grep -q http lossy; do sleep 0.05; done
+lossy=$(cat lossy)
+expect 0 "$MLOPT" comment fashion/cnn@1 "seen" --url "$lossy"
+expect 0 "$MLOPT" push fashion/tagger "$model" --url "$lossy"
+expect 0 "$MLOPT" promote fashion/cnn@1 --variant source --to staging --reason "try it" --url "$lossy"
+expect 0 "$MLOPT" comment fashion/cnn@1 -o json
+holds "len(d) == 1"
+expect 0 "$MLOPT" history fashion/cnn -o json
+holds "len(d) == 1"
+
+# --- many at once: what fails leaves the others ---------------------------------------------------------------------------
+printf 'name: mine\nsteps:\n  - benchmark: {batch: [1]}\n' >mine.yaml
+expect 0 "$MLOPT" queue set fashion --pause --reason "so that they wait"
+expect 3 "$MLOPT" submit fashion/cnn@1 fashion/tagger fashion/nothing --recipe mine.yaml --url "$lossy" -o json
+holds "[(i['model'], i['version'], i['status']) for i in d] == [('cnn', 1, 201), ('tagger', 1, 201), ('nothing', None, 404)]"
+says "1 of 3 were not submitted"
+ids=$(json "' '.join(str(i['run']['id']) for i in d if 'run' in i)")
+expect 2 "$MLOPT" submit fashion/cnn other/cnn --recipe mine.yaml
+expect 2 "$MLOPT" submit fashion/cnn fashion/tagger --recipe mine.yaml --wait
+expect 0 "$MLOPT" runs -o json
+holds "len(d) == 2"
+expect 0 "$MLOPT" cancel $ids --reason "not needed" --url "$lossy"
+shows "cancelled"
+expect 5 "$MLOPT" cancel $ids
+says "2 of 2 were not cancelled"
+expect 3 "$MLOPT" cancel 7777 8888
+exec 3>&-
+
 grep -rq s3cret data && fail "the secret of the remote's address is in the data folder"
 stop_up

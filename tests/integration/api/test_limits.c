@@ -62,6 +62,18 @@ static void test_rate__is_a_429_that_says_when_to_come_again(void **state)
     assert_http(&reply, 200);
     api_call(api, &reply, "GET", "/healthz", NULL, NULL, NULL);
     assert_http(&reply, 200);
+    /* a session's pages count for its token, and it is a page that says so */
+    char cookie[160];
+    const char *const headers[] = {cookie, NULL};
+    snprintf(cookie, sizeof cookie, "Cookie: mlopt_session=%s", api->token[MLO_PROMOTER]);
+    for (int i = 0; i < 1000 && reply.status != 429; i++)
+        api_call(api, &reply, "GET", "/projects", NULL, NULL, headers);
+    assert_http(&reply, 429);
+    assert_holds(mlo_buf_str(&reply.headers), "Retry-After: 1\r\n");
+    assert_holds(mlo_buf_str(&reply.headers), "Content-Type: text/html");
+    assert_holds(mlo_buf_str(&reply.body), "makes more requests");
+    api_call(api, &reply, "GET", "/docs/api", NULL, NULL, headers);
+    assert_http(&reply, 200);
     reply_clear(&reply);
 }
 
@@ -89,11 +101,18 @@ static void test_gzip__is_for_who_takes_it(void **state)
         const char *accept;
         bool gzip;
     } CASES[] = {
-        {"Accept-Encoding: gzip", true},      {"Accept-Encoding: br, GZIP;q=0.5", true},
-        {"Accept-Encoding: *", true},         {"Accept-Encoding: deflate, *;q=0.1", true},
-        {"Accept-Encoding: gzip;q=0", false}, {"Accept-Encoding: gzip; q=0.000, *", false},
-        {"Accept-Encoding: *;q=0", false},    {"Accept-Encoding: identity", false},
-        {"Accept-Encoding: gzipped", false},  {"X-Nothing: gzip", false},
+        {"Accept-Encoding: gzip", true},
+        {"Accept-Encoding: br, GZIP;q=0.5", true},
+        {"Accept-Encoding: *", true},
+        {"Accept-Encoding: deflate, *;q=0.1", true},
+        {"Accept-Encoding: gzip;q=0", false},
+        {"Accept-Encoding: gzip; q=0.000, *", false},
+        {"Accept-Encoding: *;q=0", false},
+        {"Accept-Encoding: identity", false},
+        {"Accept-Encoding: *, gzip;q=0.0", false},
+        {"Accept-Encoding: gzip ; x=1;Q=0", false},
+        {"Accept-Encoding: gzipped", false},
+        {"X-Nothing: gzip", false},
     };
     struct api *api = *state;
     struct reply reply = {0};
@@ -137,6 +156,33 @@ static void test_gzip__is_for_who_takes_it(void **state)
     reply_clear(&reply);
 }
 
+/* What changes with the program is asked for once. */
+static void test_etag__of_the_contract(void **state)
+{
+    static const char *const paths[] = {"/v1/openapi.json", "/docs/api", "/docs/api/runs"};
+    struct api *api = *state;
+    struct reply reply = {0};
+    for (size_t i = 0; i < MLO_COUNT(paths); i++) {
+        char tag[64], line[96];
+        const char *const headers[] = {line, NULL};
+        api_call(api, &reply, "GET", paths[i], NULL, NULL, NULL);
+        assert_http(&reply, 200);
+        const char *at = strstr(mlo_buf_str(&reply.headers), "ETag: W/\"");
+        assert_non_null(at);
+        assert_holds(mlo_buf_str(&reply.headers), "Cache-Control: no-cache\r\n");
+        snprintf(tag, sizeof tag, "%.*s", (int)strcspn(at + 6, "\r"), at + 6);
+        snprintf(line, sizeof line, "If-None-Match: \"x\", %s", tag);
+        api_call(api, &reply, "GET", paths[i], NULL, NULL, headers);
+        assert_http(&reply, 304);
+        assert_int_equal(reply.body.len, 0);
+        assert_holds(mlo_buf_str(&reply.headers), tag);
+        snprintf(line, sizeof line, "If-None-Match: \"x\"");
+        api_call(api, &reply, "GET", paths[i], NULL, NULL, headers);
+        assert_http(&reply, 200);
+    }
+    reply_clear(&reply);
+}
+
 /* Nobody allows another site's pages to read answers. */
 static void test_cors__is_off(void **state)
 {
@@ -159,6 +205,7 @@ int main(void)
         cmocka_unit_test(test_rate__fills_again_and_holds_ten_seconds),
         API_TEST(test_rate__is_a_429_that_says_when_to_come_again),
         API_TEST(test_gzip__is_for_who_takes_it),
+        API_TEST(test_etag__of_the_contract),
         API_TEST(test_cors__is_off),
     };
     API_MAIN(tests);
