@@ -8,6 +8,7 @@
 #include "registry/audit.h"
 #include "registry/backup.h"
 #include "registry/blob.h"
+#include "registry/catalog.h"
 #include "registry/comment.h"
 #include "registry/db.h"
 #include "registry/deletion.h"

@@ -13,7 +13,7 @@
     X(upload) X(keys) X(ledger_write) X(ledger_service) X(ledger_verify) X(attest) X(policy) X(gate)         \
     X(gate_evidence) X(gate_provenance) X(approval) X(quarantine) X(samples) X(facts) X(facts_rows)          \
     X(backup) X(restore) X(reproduction) X(comment) X(blob_row) X(gc) X(deletion) X(fsck) X(signature)       \
-    X(gate_compatible) X(search) X(webhook) X(webhook_delivery) X(webhook_send)
+    X(gate_compatible) X(search) X(catalog) X(webhook) X(webhook_delivery) X(webhook_send)
 /* clang-format on */
 
 #define MLO_SQL_DECLARE(module)                                                                              \

@@ -42,6 +42,10 @@ mlo_handler_fn h_webhooks, h_webhook_create, h_webhook, h_webhook_change, h_webh
     h_webhook_ping, h_webhook_deliveries, h_webhook_delivery, h_webhook_replay;
 mlo_handler_fn h_schedules, h_schedule_create, h_schedule, h_schedule_pause, h_schedule_resume,
     h_schedule_remove, h_schedule_fire, h_schedule_firings; /* h_schedules.c */
+mlo_handler_fn h_mlflow_model, h_mlflow_models, h_mlflow_latest, h_mlflow_latest_post, h_mlflow_alias,
+    h_mlflow_version, h_mlflow_versions, h_mlflow_download_uri, h_mlflow_server; /* h_mlflow.c */
+mlo_handler_fn h_mlflow_artifacts, h_mlflow_file, h_mlflow_variant_file,
+    h_mlflow_stage_file; /* mlflow_files.c */
 
 /* The recipe that a body names ("recipe_name") or holds ("recipe", "recipe_file"), with "set" applied. *out
  * is yours, also after a failure (h_runs.c). */

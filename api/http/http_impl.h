@@ -127,9 +127,9 @@ MLO_MUST_USE enum mlo_status mlo_request_handle(struct mlo_request *req, struct 
 /* auth.c: who it is, and whether the row allows it. */
 MLO_MUST_USE enum mlo_status mlo_request_authorize(struct mlo_request *req, struct mlo_error *err);
 
-/* reply.c: an error that only HTTP knows (405, 415, 416), as a problem. */
+/* reply.c: an error that only HTTP knows (405, 415, 416), as a problem; hint "": none. */
 void mlo_reply_http_problem(struct mlo_request *req, int status, const char *code, const char *title,
-                            const char *detail);
+                            const char *detail, const char *hint);
 /* 429: the token made too many requests; the next may come after wait_s. */
 void mlo_reply_too_many(struct mlo_request *req, unsigned wait_s);
 /* A problem with a code that HTTP alone has, and words of `err`. */

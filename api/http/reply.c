@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "api/http/http_impl.h"
+#include "api/http/mlflow_impl.h"
 
 void mlo_reply_reset(struct mlo_request *req)
 {
@@ -130,6 +130,8 @@ static void problem(struct mlo_request *req, int status, const char *code, const
     json_t *value = problem_json(status, code, title, retry, err, req->id);
     if (req->state->members)
         json_object_update_missing(value, req->state->members);
+    if (mlo_mlflow_path(req->path))
+        mlo_mlflow_problem(value, status, req->route != NULL);
     if (!value || json_dump_callback(value, dump_to_buf, &req->out, JSON_COMPACT) != 0)
         mlo_buf_reset(&req->out);
     json_decref(value);
@@ -164,10 +166,11 @@ void mlo_reply_problem(struct mlo_request *req, const struct mlo_error *err)
 }
 
 void mlo_reply_http_problem(struct mlo_request *req, int status, const char *code, const char *title,
-                            const char *detail)
+                            const char *detail, const char *hint)
 {
     struct mlo_error err = {0};
     snprintf(err.message, sizeof err.message, "%s", detail);
+    snprintf(err.hint, sizeof err.hint, "%s", hint);
     problem(req, status, code, title, false, &err);
 }
 
@@ -287,7 +290,7 @@ enum mlo_status mlo_reply_file(struct mlo_request *req, int fd, uint64_t size, c
     if (range < 0) {
         close(fd);
         mlo_reply_http_problem(req, 416, "range-not-satisfiable", "range not satisfiable",
-                               "the range lies outside of the file");
+                               "the range lies outside of the file", "");
         mlo_reply_header(req, "Content-Range", "bytes */%" PRIu64, size);
         return MLO_OK;
     }

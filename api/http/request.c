@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "api/http/http_impl.h"
+#include "api/http/mlflow_impl.h"
 
 /* So much of a refused request's body is read and dropped: a client that is still sending when the connection
  * is closed may never see the answer. One that waits for "100 Continue" gets its answer at once. */
@@ -128,15 +128,19 @@ static void admit(struct mlo_request *req, const struct header_facts *facts)
         goto refuse;
     }
     if (!mlo_route_match(req->http, req, &allow)) {
+        bool writes = mlo_mlflow_write_call(req, &err);
         if (allow && allow[0]) {
             mlo_reply_http_problem(req, 405, "method-not-allowed", "method not allowed",
-                                   "this address does not take that method");
+                                   writes ? err.message : "this address does not take that method", err.hint);
             mlo_reply_header(req, "Allow", "%s", allow);
             req->state->refused = true;
             return;
         }
-        mlo_error_set(&err, MLO_ENOTFOUND, "there is nothing at %.300s", req->path);
-        mlo_error_hint(&err, "the addresses are listed in docs/api.md");
+        if (!writes) {
+            mlo_error_set(&err, MLO_ENOTFOUND, "there is nothing at %.300s", req->path);
+            mlo_error_hint(&err, "the addresses are listed in docs/%s.md",
+                           mlo_mlflow_path(req->path) ? "mlflow" : "api");
+        }
         goto refuse;
     }
     if (mlo_request_authorize(req, &err) != MLO_OK)
@@ -297,7 +301,7 @@ static void serve(struct mlo_request *req)
     struct mlo_error err = {0};
     if (wrong_media_type(req)) {
         mlo_reply_http_problem(req, 415, "unsupported-media-type", "unsupported media type",
-                               "the body must be JSON: send it with Content-Type: application/json");
+                               "the body must be JSON: send it with Content-Type: application/json", "");
         return;
     }
     json_t *body;

@@ -50,6 +50,15 @@
         .role = MLO_VIEWER, .docs = docs_                                                                    \
     }
 
+/* MLflow's client may sign in with a user name and the token as the password. */
+#define MLFLOW "/api/2.0/mlflow/"
+#define MLFLOW_FILES "/api/2.0/mlflow-artifacts/artifacts"
+#define MLFLOW_GET(path_, handler_, docs_)                                                                   \
+    {                                                                                                        \
+        .method = "GET", .path = path_, .handler = handler_, .basic = true, .role = MLO_VIEWER,              \
+        .docs = docs_                                                                                        \
+    }
+
 static const struct mlo_route ROUTES[] = {
     {.method = "GET", .path = "/healthz", .handler = h_healthz, .open = true, .docs = "The process lives."},
     {.method = "GET",
@@ -267,6 +276,34 @@ static const struct mlo_route ROUTES[] = {
     ASK("/v1/keys/rotations", MLO_ADMIN, h_key_rotate, "Makes a new key that the one before vouches for."),
     POST("/v1/keys/revocations", MLO_ADMIN, h_key_revoke,
          "Says from when on the signatures of a key count for nothing."),
+
+    MLFLOW_GET(MLFLOW "registered-models/search", h_mlflow_models, "MLflow: models by name and tags."),
+    MLFLOW_GET(MLFLOW "registered-models/get", h_mlflow_model,
+               "MLflow: a model with its aliases and latest versions."),
+    MLFLOW_GET(MLFLOW "registered-models/get-latest-versions", h_mlflow_latest,
+               "MLflow: the newest version of a model, and those in its stages."),
+    {.method = "POST",
+     .path = MLFLOW "registered-models/get-latest-versions",
+     .handler = h_mlflow_latest_post,
+     .basic = true,
+     .role = MLO_VIEWER,
+     .max_body = MLO_BODY_JSON_MAX,
+     .docs = "MLflow: the same, as its client asks first."},
+    MLFLOW_GET(MLFLOW "registered-models/alias", h_mlflow_alias,
+               "MLflow: the version that an alias, which is a stage, stands for."),
+    MLFLOW_GET(MLFLOW "model-versions/search", h_mlflow_versions,
+               "MLflow: versions by name, number and tags."),
+    MLFLOW_GET(MLFLOW "model-versions/get", h_mlflow_version, "MLflow: a version with its tags and aliases."),
+    MLFLOW_GET(MLFLOW "model-versions/get-download-uri", h_mlflow_download_uri,
+               "MLflow: where the files of a version are."),
+    MLFLOW_GET(MLFLOW_FILES, h_mlflow_artifacts, "MLflow: the files of a version, variant or stage."),
+    MLFLOW_GET(MLFLOW_FILES "/{n}/{v}/{file}", h_mlflow_file, "MLflow: a file of a version."),
+    MLFLOW_GET(MLFLOW_FILES "/{n}/{v}/variants/{name}/{file}", h_mlflow_variant_file,
+               "MLflow: a file of a variant."),
+    MLFLOW_GET(MLFLOW_FILES "/{n}/{v}/stages/{s}/{file}", h_mlflow_stage_file,
+               "MLflow: a file of what a stage holds."),
+    MLFLOW_GET("/api/3.0/mlflow/server-info", h_mlflow_server,
+               "MLflow: which of its ways of downloading there are."),
 };
 
 const struct mlo_route *mlo_http_api_routes(size_t *count)
