@@ -10,6 +10,12 @@ const char *mlo_role_name(enum mlo_role role)
     return role < MLO_ROLE_COUNT ? role_names[role] : "unknown";
 }
 
+const char *mlo_kind_name(enum mlo_principal_kind kind)
+{
+    static const char *const names[MLO_KIND_COUNT] = {"token", "person", "service"};
+    return kind < MLO_KIND_COUNT ? names[kind] : "unknown";
+}
+
 bool mlo_role_parse(const char *text, enum mlo_role *out)
 {
     for (size_t i = 0; text && i < MLO_ROLE_COUNT; i++) {
@@ -44,14 +50,57 @@ enum mlo_status mlo_actor_require(const struct mlo_actor *actor, int64_t project
     return in_scope(actor, project_id, err);
 }
 
-enum mlo_status mlo_actor_may_rollback(const struct mlo_actor *actor, int64_t project_id,
+enum mlo_role mlo_actor_role(const struct mlo_actor *actor, const char *stage)
+{
+    return MLO_MAX(actor->role, actor->stage_role[mlo_stage_index(stage)]);
+}
+
+enum mlo_role mlo_principal_most(const struct mlo_principal *who)
+{
+    enum mlo_role most = who->role;
+    for (size_t i = 0; i < MLO_COUNT(who->stage_role); i++)
+        most = MLO_MAX(most, who->stage_role[i]);
+    return most;
+}
+
+enum mlo_status mlo_actor_require_stage(const struct mlo_actor *actor, int64_t project_id, const char *stage,
+                                        enum mlo_role role, struct mlo_error *err)
+{
+    enum mlo_role has = mlo_actor_role(actor, stage);
+    if (has < role) {
+        mlo_error_set(err, MLO_EFORBIDDEN, "%s is a %s for %s; this needs a %s", actor->name,
+                      mlo_role_name(has), stage, mlo_role_name(role));
+        mlo_error_hint(err,
+                       "an admin of the project grants roles: mlopt members set PROJECT NAME --stage %s=%s",
+                       stage, mlo_role_name(role));
+        return MLO_EFORBIDDEN;
+    }
+    return in_scope(actor, project_id, err);
+}
+
+enum mlo_status mlo_actor_may_rollback(const struct mlo_actor *actor, int64_t project_id, const char *stage,
                                        struct mlo_error *err)
 {
+    bool elsewhere = actor->only_stage && actor->only_stage[0] && strcmp(actor->only_stage, stage) != 0;
     if (actor->rollback == MLO_RIGHT_BY_ROLE)
-        return mlo_actor_require(actor, project_id, MLO_PROMOTER, err);
-    if (actor->rollback == MLO_RIGHT_GRANTED)
+        return mlo_actor_require_stage(actor, project_id, stage, MLO_PROMOTER, err);
+    if (actor->rollback == MLO_RIGHT_GRANTED && !elsewhere)
         return in_scope(actor, project_id, err);
-    mlo_error_set(err, MLO_EFORBIDDEN, "the token of %s may not roll back", actor->name);
+    mlo_error_set(err, MLO_EFORBIDDEN, "the token of %s may not roll back%s%s", actor->name,
+                  elsewhere ? " " : "", elsewhere ? stage : "");
     mlo_error_hint(err, "ask an admin for a token with the right to roll back");
     return MLO_EFORBIDDEN;
+}
+
+enum mlo_status mlo_actor_may_approve(const struct mlo_actor *actor, int64_t project_id, const char *stage,
+                                      struct mlo_error *err)
+{
+    if (actor->kind == MLO_KIND_SERVICE && !actor->may_approve) {
+        mlo_error_set(err, MLO_EFORBIDDEN, "%s is a service account, and was not granted to approve",
+                      actor->name);
+        mlo_error_hint(
+            err, "let a person approve; or an admin grants it: mlopt members set PROJECT NAME --approve");
+        return MLO_EFORBIDDEN;
+    }
+    return mlo_actor_require_stage(actor, project_id, stage, MLO_PROMOTER, err);
 }

@@ -3,6 +3,7 @@
 #define MLO_REGISTRY_ACTOR_H
 
 #include "registry/db.h"
+#include "registry/ref.h"
 
 /* Each includes those before it. */
 enum mlo_role { MLO_VIEWER, MLO_SUBMITTER, MLO_PROMOTER, MLO_APPROVER, MLO_ADMIN, MLO_ROLE_COUNT };
@@ -12,6 +13,10 @@ bool mlo_role_parse(const char *text, enum mlo_role *out);
 /* Rolling back is a right of its own: as the role says (a promoter may), or granted to the token, or
  * withheld. */
 enum mlo_right { MLO_RIGHT_BY_ROLE, MLO_RIGHT_GRANTED, MLO_RIGHT_WITHHELD };
+
+/* What a token speaks for: itself, or a member of a project (member.h). */
+enum mlo_principal_kind { MLO_KIND_TOKEN, MLO_KIND_PERSON, MLO_KIND_SERVICE, MLO_KIND_COUNT };
+const char *mlo_kind_name(enum mlo_principal_kind kind); /* "token", "person", "service" */
 
 /* Texts are borrowed by the functions that take an actor. */
 struct mlo_actor {
@@ -23,6 +28,12 @@ struct mlo_actor {
     const char *address;    /* of the peer; NULL: none */
     const char *request_id; /* NULL: none */
     enum mlo_right rollback;
+    /* What moves or judges a stage asks for this or `role`, whichever is more: in the order of
+     * mlo_stage_names. */
+    enum mlo_role stage_role[MLO_STAGE_COUNT];
+    const char *only_stage; /* a token for one stage; NULL or "": any */
+    enum mlo_principal_kind kind;
+    bool may_approve; /* of a service account */
 };
 /* The program itself, with all rights: set-up, workers. */
 #define MLO_ACTOR_SYSTEM                                                                                     \
@@ -35,9 +46,19 @@ struct mlo_actor {
 MLO_MUST_USE enum mlo_status mlo_actor_require(const struct mlo_actor *actor, int64_t project_id,
                                                enum mlo_role role, struct mlo_error *err);
 
-/* The same for a rollback. */
+/* The role in a stage; that of the project, or more. `stage` is valid. */
+enum mlo_role mlo_actor_role(const struct mlo_actor *actor, const char *stage);
+/* The same as mlo_actor_require for what moves or judges a stage. */
+MLO_MUST_USE enum mlo_status mlo_actor_require_stage(const struct mlo_actor *actor, int64_t project_id,
+                                                     const char *stage, enum mlo_role role,
+                                                     struct mlo_error *err);
+/* The same for a rollback of a stage. */
 MLO_MUST_USE enum mlo_status mlo_actor_may_rollback(const struct mlo_actor *actor, int64_t project_id,
-                                                    struct mlo_error *err);
+                                                    const char *stage, struct mlo_error *err);
+/* The same for an approval: a promoter, whose role then counts; a service account only where it was granted.
+ */
+MLO_MUST_USE enum mlo_status mlo_actor_may_approve(const struct mlo_actor *actor, int64_t project_id,
+                                                   const char *stage, struct mlo_error *err);
 
 #define MLO_TOKEN_TEXT_SIZE 64 /* "mlopt_" + 43 characters + NUL, with room */
 
@@ -53,6 +74,9 @@ struct mlo_token_request {
     enum mlo_role role;
     int64_t project_id, expires_at_us;
     enum mlo_right rollback;
+    int64_t member;          /* of the project: the token speaks for it, with `role` at most; 0: for itself */
+    const char *member_name; /* of it, for the audit log */
+    const char *stage; /* the only one that it moves or judges, with `role`; elsewhere it reads. NULL: any */
 };
 MLO_MUST_USE enum mlo_status mlo_token_make(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                             const struct mlo_token_request *request,
@@ -61,21 +85,35 @@ MLO_MUST_USE enum mlo_status mlo_token_make(struct mlo_db_conn *conn, const stru
 /* MLO_ENOTFOUND when there is none; revoking twice is fine. */
 MLO_MUST_USE enum mlo_status mlo_token_revoke(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                               int64_t id, struct mlo_error *err);
+/* The same of a member's: MLO_ENOTFOUND for another's. */
+MLO_MUST_USE enum mlo_status mlo_token_revoke_of(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                                 int64_t member, int64_t id, struct mlo_error *err);
 
 /* A token that was checked. */
 struct mlo_principal {
     int64_t token_id, project_id;
     enum mlo_role role;
+    enum mlo_role stage_role[MLO_STAGE_COUNT]; /* these four as in mlo_actor */
+    enum mlo_principal_kind kind;
+    bool may_approve;
+    char only_stage[16];
     enum mlo_right rollback;
-    char name[204];
+    char name[240]; /* the token's, a person's, or "service:PROJECT/NAME" */
 };
+/* The most that it may do in any stage. */
+enum mlo_role mlo_principal_most(const struct mlo_principal *who);
+
 /* MLO_EAUTH when the text is no living token: unknown, malformed, expired or revoked (the message does not
  * tell which of unknown and revoked it was). Notes the use, at most once a minute. */
 MLO_MUST_USE enum mlo_status mlo_token_check(struct mlo_db_conn *conn, const char *text,
                                              struct mlo_principal *out, struct mlo_error *err);
-/* Array of {id, prefix, name, role, may_rollback (null: as the role says), project, created_at, created_by,
- * expires_at, revoked_at, last_used_at}, newest first. project_id 0: all. */
+/* Array of {id, prefix, name, role, may_rollback (null: as the role says), project, member (null: none),
+ * kind, stage (null: any), created_at, created_by, expires_at, revoked_at, last_used_at}, newest first.
+ * project_id 0: all. `role` is the most that it has outside of stages. */
 MLO_MUST_USE enum mlo_status mlo_token_list(struct mlo_db_conn *conn, int64_t project_id, json_t **out,
                                             struct mlo_error *err);
+/* The same of a member. */
+MLO_MUST_USE enum mlo_status mlo_token_list_of(struct mlo_db_conn *conn, int64_t member, json_t **out,
+                                               struct mlo_error *err);
 
 #endif

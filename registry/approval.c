@@ -254,7 +254,7 @@ static enum mlo_status add(struct mlo_db_conn *conn, const struct mlo_actor *act
     mlo_param_i64(&p, at->generation);
     mlo_param_digest(&p, &c->content->digest);
     mlo_param_digest(&p, &c->shown);
-    mlo_param_text(&p, mlo_role_name(actor->role));
+    mlo_param_text(&p, mlo_role_name(mlo_actor_role(actor, at->stage)));
     mlo_param_i64(&p, actor->token_id);
     mlo_param_text(&p, actor->name);
     mlo_param_text(&p, actor->via ? actor->via : "system");
@@ -290,7 +290,7 @@ enum mlo_status mlo_approval_give(struct mlo_db_conn *conn, const struct mlo_act
     if (status != MLO_OK)
         return status;
     MLO_TRY(mlo_pointer_lock(conn, approval->model_id, approval->stage, &at, err));
-    MLO_TRY(mlo_actor_require(actor, at.project_id, MLO_PROMOTER, err));
+    MLO_TRY(mlo_actor_may_approve(actor, at.project_id, approval->stage, err));
     MLO_TRY(mlo_version_find(conn, approval->model_id, approval->version, &version, err));
     MLO_TRY(mlo_release_content(conn, &version, approval->choices, approval->choice_count, &content, err));
     mlo_gate_case_init(&c, conn, &at, &version, &content);
@@ -346,7 +346,7 @@ enum mlo_status mlo_approval_withdraw(struct mlo_db_conn *conn, const struct mlo
     MLO_TRY(mlo_pointer_lock(conn, model_id, stage, &at, err));
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_approval[A_FIND], &find, &rows, err));
     bool own = strcmp(mlo_rows_text(&rows, 0, 1), actor->name) == 0;
-    MLO_TRY(mlo_actor_require(actor, at.project_id, own ? MLO_PROMOTER : MLO_ADMIN, err));
+    MLO_TRY(mlo_actor_require_stage(actor, at.project_id, stage, own ? MLO_PROMOTER : MLO_ADMIN, err));
     if (!mlo_rows_bool(&rows, 0, 2)) {
         status = mlo_error_set(err, MLO_ECONFLICT, "approval %lld is withdrawn already", (long long)id);
         goto out;

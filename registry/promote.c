@@ -131,7 +131,7 @@ enum mlo_status mlo_stage_promote(struct mlo_db_conn *conn, const struct mlo_act
         return status;
     MLO_TRY(mlo_db_unlock_early(conn, err));
     MLO_TRY(mlo_pointer_lock_for(conn, promotion->model_id, promotion->stage, promotion->version, &at, err));
-    MLO_TRY(mlo_actor_require(actor, at.project_id, MLO_PROMOTER, err));
+    MLO_TRY(mlo_actor_require_stage(actor, at.project_id, promotion->stage, MLO_PROMOTER, err));
     MLO_TRY(mlo_pointer_match(&at, promotion->if_match, err));
     MLO_TRY(mlo_version_find(conn, promotion->model_id, promotion->version, &version, err));
     if (version.archived) {

@@ -39,8 +39,9 @@ const struct mlo_sql mlo_sql_quarantine[] = {
                              "ORDER BY q.id DESC LIMIT $4",
          4},
     [Q_NAMED] = {"quarantine_named",
-                 "SELECT q.id FROM quarantine q JOIN release r ON r.id = q.release_id "
-                 "WHERE q.model_id = $1 AND r.seq = $2 AND " IS_OPEN " ORDER BY q.id",
+                 "SELECT q.id, mv.stage FROM quarantine q JOIN release r ON r.id = q.release_id "
+                 "JOIN stage_move mv ON mv.id = q.move_id WHERE q.model_id = $1 AND r.seq = $2 AND " IS_OPEN
+                 " ORDER BY q.id",
                  2},
     [Q_END] = {"quarantine_end",
                "INSERT INTO quarantine_end (quarantine_id, actor, reason, audit_seq) VALUES ($1, $2, "
@@ -140,7 +141,6 @@ enum mlo_status mlo_quarantine_release(struct mlo_db_conn *conn, const struct ml
     MLO_TRY(mlo_db_unlock_early(conn, err));
     /* one at a time: every rollback of production holds this too */
     MLO_TRY(mlo_pointer_lock(conn, model_id, "production", &at, err));
-    MLO_TRY(mlo_actor_require(actor, at.project_id, MLO_APPROVER, err));
     mlo_param_i64(&find, model_id);
     mlo_param_i64(&find, release);
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_quarantine[Q_NAMED], &find, &rows, err));
@@ -148,6 +148,8 @@ enum mlo_status mlo_quarantine_release(struct mlo_db_conn *conn, const struct ml
         status = mlo_error_set(err, MLO_ENOTFOUND, "release %lld is not in quarantine", (long long)release);
         goto out;
     }
+    for (int r = 0; r < mlo_rows_count(&rows); r++) /* for each stage that it was rolled back from */
+        MLO_TRY(mlo_actor_require_stage(actor, at.project_id, mlo_rows_text(&rows, r, 1), MLO_APPROVER, err));
     snprintf(object, sizeof object, "%.*s#%lld", (int)strcspn(at.object, ":"), at.object, (long long)release);
     after = json_pack("{s:I}", "release", (json_int_t)release);
     struct mlo_audit_event event = {

@@ -5,12 +5,20 @@
 
 #include "base/base.h"
 
-static const char *const stages[] = {"staging", "production"};
+static const char *const stages[MLO_STAGE_COUNT] = {"staging", "production"};
 
 const char *const *mlo_stage_names(size_t *count)
 {
     *count = MLO_COUNT(stages);
     return stages;
+}
+
+size_t mlo_stage_index(const char *name)
+{
+    size_t i = 0;
+    while (i + 1 < MLO_COUNT(stages) && !mlo_str_eq(name, stages[i]))
+        i++;
+    return i;
 }
 
 bool mlo_stage_valid(const char *name)

@@ -23,5 +23,8 @@ bool mlo_name_valid(const char *name);
 /* "staging" or "production". */
 bool mlo_stage_valid(const char *name);
 const char *const *mlo_stage_names(size_t *count);
+enum { MLO_STAGE_COUNT = 2 };
+/* Where a valid name stands in them. */
+size_t mlo_stage_index(const char *name);
 
 #endif

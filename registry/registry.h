@@ -10,6 +10,7 @@
 #include "registry/blob.h"
 #include "registry/catalog.h"
 #include "registry/comment.h"
+#include "registry/member.h"
 #include "registry/db.h"
 #include "registry/deletion.h"
 #include "registry/embedded.h"

@@ -8,7 +8,7 @@
 /* A module X defines mlo_sql_X[] and mlo_sql_X_count; the test of all statements walks this list. */
 /* clang-format off */
 #define MLO_SQL_MODULES(X)                                                                                   \
-    X(bootstrap) X(durable) X(migrate) X(token) X(idempotency) X(audit) X(project) X(model) X(version) X(variant)       \
+    X(bootstrap) X(durable) X(migrate) X(token) X(member) X(idempotency) X(audit) X(project) X(model) X(version) X(variant)       \
     X(dataset) X(derivation) X(lineage) X(evidence) X(stage) X(release) X(plan) X(report) X(ledger)          \
     X(upload) X(keys) X(ledger_write) X(ledger_service) X(ledger_verify) X(attest) X(policy) X(gate)         \
     X(gate_evidence) X(gate_provenance) X(approval) X(quarantine) X(samples) X(facts) X(facts_rows)          \

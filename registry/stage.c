@@ -336,7 +336,7 @@ enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_ac
         return status;
     MLO_TRY(mlo_db_unlock_early(conn, err));
     MLO_TRY(mlo_pointer_lock(conn, rollback->model_id, rollback->stage, &at, err));
-    MLO_TRY(mlo_actor_may_rollback(actor, at.project_id, err));
+    MLO_TRY(mlo_actor_may_rollback(actor, at.project_id, rollback->stage, err));
     MLO_TRY(mlo_pointer_match(&at, rollback->if_match, err));
     if (rollback->to_release) {
         mlo_param_i64(&p, at.model_id);

@@ -12,29 +12,38 @@ enum { TOKEN_ADD, TOKEN_FIND, TOKEN_USED, TOKEN_REVOKE, TOKEN_GET, TOKEN_LIST };
 const struct mlo_sql mlo_sql_token[] = {
     [TOKEN_ADD] =
         {"token_add",
-         "INSERT INTO token (hash, prefix, name, role, project_id, created_by, expires_at, may_rollback) "
-         "VALUES ($1, $2, $3, $4, $5, $6, to_timestamp($7::double precision / 1e6), $8::boolean) "
-         "RETURNING id",
-         8},
-    [TOKEN_FIND] = {"token_find",
-                    "SELECT id, name, role, project_id, hash, revoked_at IS NOT NULL, "
-                    "coalesce(expires_at <= now(), false), may_rollback FROM token WHERE hash = $1",
-                    1},
+         "INSERT INTO token (hash, prefix, name, role, project_id, created_by, expires_at, may_rollback, "
+         "member_id, stage) VALUES ($1, $2, $3, $4, $5, $6, to_timestamp($7::double precision / 1e6), "
+         "$8::boolean, $9, $10) RETURNING id",
+         10},
+    [TOKEN_FIND] =
+        {"token_find",
+         "SELECT t.id, t.name, t.role, t.project_id, t.hash, t.revoked_at IS NOT NULL "
+         "OR m.removed_at IS NOT NULL, coalesce(t.expires_at <= now(), false), t.may_rollback, "
+         "t.stage, m.kind, m.name, m.role, m.staging_role, m.production_role, m.may_approve, p.name "
+         "FROM token t LEFT JOIN member m ON m.id = t.member_id "
+         "LEFT JOIN project p ON p.id = m.project_id WHERE t.hash IN ($1, $2)",
+         2},
     [TOKEN_USED] = {"token_used",
                     "UPDATE token SET last_used_at = now() WHERE id = $1 "
                     "AND (last_used_at IS NULL OR last_used_at < now() - interval '1 minute')",
                     1},
     [TOKEN_REVOKE] = {"token_revoke",
                       "UPDATE token SET revoked_at = now() WHERE id = $1 AND revoked_at IS NULL", 1},
-    [TOKEN_GET] = {"token_get", "SELECT coalesce(project_id, 0), name, role, prefix FROM token WHERE id = $1",
+    [TOKEN_GET] = {"token_get",
+                   "SELECT coalesce(project_id, 0), name, role, prefix, coalesce(member_id, 0) FROM token "
+                   "WHERE id = $1",
                    1},
-    [TOKEN_LIST] = {"token_list",
-                    "SELECT t.id, t.prefix, t.name, t.role, t.may_rollback, p.name AS project, t.created_at, "
-                    "t.created_by, "
-                    "t.expires_at, "
-                    "t.revoked_at, t.last_used_at FROM token t LEFT JOIN project p ON p.id = t.project_id "
-                    "WHERE $1::bigint IS NULL OR t.project_id = $1 ORDER BY t.id DESC",
-                    1},
+    [TOKEN_LIST] =
+        {"token_list",
+         "SELECT t.id, t.prefix, t.name, "
+         "CASE WHEN t.role = 'admin' THEN coalesce(m.role, t.role) ELSE t.role END AS role, "
+         "t.may_rollback, p.name AS project, m.name AS member, coalesce(m.kind, 'token') AS kind, "
+         "t.stage, t.created_at, t.created_by, t.expires_at, t.revoked_at, t.last_used_at "
+         "FROM token t LEFT JOIN project p ON p.id = t.project_id "
+         "LEFT JOIN member m ON m.id = t.member_id WHERE ($1::bigint IS NULL OR t.project_id = $1) "
+         "AND ($2::bigint IS NULL OR t.member_id = $2) ORDER BY t.id DESC",
+         2},
 };
 const size_t mlo_sql_token_count = MLO_COUNT(mlo_sql_token);
 
@@ -51,6 +60,16 @@ static void base64url(const uint8_t *bytes, size_t size, char *out)
     if (have > 0)
         *out++ = digits[bits << (6 - have) & 63];
     *out = '\0';
+}
+
+/* What a token is found by. One of a member, or for one stage, has a name of its own: a program of before
+ * these existed would take it for one that may do all that its role says. */
+static void hash_of(const char *text, bool scoped, struct mlo_digest *out)
+{
+    char named[sizeof "scoped:" + MLO_TOKEN_TEXT_SIZE];
+    snprintf(named, sizeof named, "%s%.*s", scoped ? "scoped:" : "", MLO_TOKEN_TEXT_SIZE, text);
+    mlo_digest_of(named, strlen(named), out);
+    explicit_bzero(named, sizeof named);
 }
 
 static enum mlo_status write_audit(struct mlo_db_conn *conn, const struct mlo_actor *actor,
@@ -98,12 +117,27 @@ enum mlo_status mlo_token_make(struct mlo_db_conn *conn, const struct mlo_actor 
         return mlo_error_set(err, MLO_EINVAL, "a token needs a name of 1 to 200 characters");
     if ((unsigned)role >= MLO_ROLE_COUNT)
         return mlo_error_set(err, MLO_EINVAL, "unknown role %d", (int)role);
+    if (mlo_str_starts(name, "service:") || strcmp(name, "system") == 0)
+        return mlo_error_set(err, MLO_EINVAL, "'%.60s' is a name that a token cannot have", name);
+    if (request->stage && !mlo_stage_valid(request->stage)) {
+        mlo_error_set(err, MLO_EINVAL, "there is no stage '%.60s'", request->stage);
+        mlo_error_hint(err, "staging or production");
+        return MLO_EINVAL;
+    }
+    if (request->stage && role != MLO_PROMOTER && role != MLO_APPROVER && !request->member) {
+        mlo_error_set(err, MLO_EINVAL, "a %s has no rights of one stage alone", mlo_role_name(role));
+        mlo_error_hint(err,
+                       "a token for one stage is a promoter's or an approver's there, and reads elsewhere");
+        return MLO_EINVAL;
+    }
+    if (request->member && request->rollback == MLO_RIGHT_GRANTED)
+        return mlo_error_set(err, MLO_EINVAL, "a member's token may roll back what its member may");
     if (expires_at_us && expires_at_us <= mlo_clock_utc_us())
         return mlo_error_set(err, MLO_EINVAL, "the token would have expired already");
     mlo_random_bytes(secret, sizeof secret);
     memcpy(text, PREFIX, sizeof PREFIX);
     base64url(secret, sizeof secret, text + strlen(PREFIX));
-    mlo_digest_of(text, strlen(text), &hash);
+    hash_of(text, request->member || request->stage, &hash);
     snprintf(prefix, sizeof prefix, "%s", text);
 
     mlo_param_digest(&p, &hash);
@@ -117,14 +151,17 @@ enum mlo_status mlo_token_make(struct mlo_db_conn *conn, const struct mlo_actor 
         mlo_param_null(&p);
     else
         mlo_param_bool(&p, request->rollback == MLO_RIGHT_GRANTED);
+    mlo_param_id(&p, request->member);
+    mlo_param_text(&p, request->stage);
     status = mlo_db_begin(conn, err);
     if (status == MLO_OK) {
         status = mlo_sql_number(conn, &mlo_sql_token[TOKEN_ADD], &p, &made, err);
         if (status == MLO_OK)
             status = write_audit(conn, actor, project_id, "token.create", made,
-                                 json_pack("{s:s, s:s, s:s, s:I, s:s}", "name", name, "role",
+                                 json_pack("{s:s, s:s, s:s, s:I, s:s, s:s*, s:s*}", "name", name, "role",
                                            mlo_role_name(role), "prefix", prefix, "expires_at_us",
-                                           (json_int_t)expires_at_us, "rollback", rights[request->rollback]),
+                                           (json_int_t)expires_at_us, "rollback", rights[request->rollback],
+                                           "member", request->member_name, "stage", request->stage),
                                  false, err);
         status = mlo_db_end(conn, status, err);
     }
@@ -138,6 +175,12 @@ enum mlo_status mlo_token_make(struct mlo_db_conn *conn, const struct mlo_actor 
 enum mlo_status mlo_token_revoke(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t id,
                                  struct mlo_error *err)
 {
+    return mlo_token_revoke_of(conn, actor, 0, id, err);
+}
+
+enum mlo_status mlo_token_revoke_of(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t member,
+                                    int64_t id, struct mlo_error *err)
+{
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_rows token = {0}, done = {0};
     mlo_param_i64(&p, id);
@@ -145,7 +188,7 @@ enum mlo_status mlo_token_revoke(struct mlo_db_conn *conn, const struct mlo_acto
     if (status != MLO_OK)
         return status;
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_token[TOKEN_GET], &p, &token, err));
-    if (mlo_rows_count(&token) == 0) {
+    if (mlo_rows_count(&token) == 0 || (member && mlo_rows_i64(&token, 0, 4) != member)) {
         status = mlo_error_set(err, MLO_ENOTFOUND, "there is no token %lld", (long long)id);
         goto out;
     }
@@ -163,12 +206,71 @@ out:
     return mlo_db_end(conn, status, err);
 }
 
+/* The most of what was granted in a stage, as the columns say; NULL: as in the project. */
+static enum mlo_role stage_role(const struct mlo_rows *rows, int column, enum mlo_role role)
+{
+    enum mlo_role granted;
+    return mlo_role_parse(mlo_rows_text(rows, 0, column), &granted) ? MLO_MAX(role, granted) : role;
+}
+
+/* What the row of a good token stands for. False: a role that this program does not know. */
+static bool read_principal(const struct mlo_rows *rows, struct mlo_principal *out)
+{
+    enum {
+        NAME = 1,
+        ROLE = 2,
+        ROLLBACK = 7,
+        STAGE = 8,
+        KIND,
+        MEMBER,
+        MEMBER_ROLE,
+        STAGING,
+        PRODUCTION,
+        APPROVE,
+        PROJECT
+    };
+    enum mlo_role most, role;
+    memset(out, 0, sizeof *out);
+    out->token_id = mlo_rows_i64(rows, 0, 0);
+    out->project_id = mlo_rows_i64(rows, 0, 3);
+    out->rollback = mlo_rows_null(rows, 0, ROLLBACK)   ? MLO_RIGHT_BY_ROLE
+                    : mlo_rows_bool(rows, 0, ROLLBACK) ? MLO_RIGHT_GRANTED
+                                                       : MLO_RIGHT_WITHHELD;
+    if (!mlo_role_parse(mlo_rows_text(rows, 0, ROLE), &most))
+        return false;
+    role = most;
+    if (mlo_rows_null(rows, 0, KIND)) {
+        snprintf(out->name, sizeof out->name, "%s", mlo_rows_text(rows, 0, NAME));
+    } else {
+        bool service = strcmp(mlo_rows_text(rows, 0, KIND), "service") == 0;
+        if (!mlo_role_parse(mlo_rows_text(rows, 0, MEMBER_ROLE), &role))
+            return false;
+        out->kind = service ? MLO_KIND_SERVICE : MLO_KIND_PERSON;
+        out->may_approve = mlo_rows_bool(rows, 0, APPROVE);
+        snprintf(out->name, sizeof out->name, "%s%s%s%s", service ? "service:" : "",
+                 service ? mlo_rows_text(rows, 0, PROJECT) : "", service ? "/" : "",
+                 mlo_rows_text(rows, 0, MEMBER));
+    }
+    const char *only = mlo_rows_text(rows, 0, STAGE);
+    snprintf(out->only_stage, sizeof out->only_stage, "%s", only ? only : "");
+    size_t count;
+    const char *const *stages = mlo_stage_names(&count);
+    for (size_t i = 0; i < count; i++) {
+        enum mlo_role granted =
+            stage_role(rows, i == mlo_stage_index("staging") ? STAGING : PRODUCTION, role);
+        bool here = !only || strcmp(only, stages[i]) == 0;
+        out->stage_role[i] = here ? MLO_MIN(granted, most) : MLO_VIEWER;
+    }
+    out->role = only ? MLO_VIEWER : MLO_MIN(role, most);
+    return true;
+}
+
 enum mlo_status mlo_token_check(struct mlo_db_conn *conn, const char *text, struct mlo_principal *out,
                                 struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT, used = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
-    struct mlo_digest hash, stored;
+    struct mlo_digest hash[2], stored;
     enum mlo_status status = MLO_OK;
     if (!text || !mlo_str_starts(text, PREFIX) || strlen(text) != strlen(PREFIX) + SECRET_CHARS) {
         mlo_error_set(err, MLO_EAUTH, "that is not a token");
@@ -176,11 +278,15 @@ enum mlo_status mlo_token_check(struct mlo_db_conn *conn, const char *text, stru
                        strlen(PREFIX) + SECRET_CHARS);
         return MLO_EAUTH;
     }
-    mlo_digest_of(text, strlen(text), &hash);
-    mlo_param_digest(&p, &hash);
+    for (int scoped = 0; scoped < 2; scoped++) {
+        hash_of(text, scoped, &hash[scoped]);
+        mlo_param_digest(&p, &hash[scoped]);
+    }
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_token[TOKEN_FIND], &p, &rows, err));
     if (mlo_rows_count(&rows) == 0 || !mlo_rows_digest(&rows, 0, 4, &stored) ||
-        !mlo_equal_constant_time(&hash, &stored, sizeof hash) || mlo_rows_bool(&rows, 0, 5)) {
+        !(mlo_equal_constant_time(&hash[0], &stored, sizeof stored) |
+          mlo_equal_constant_time(&hash[1], &stored, sizeof stored)) ||
+        mlo_rows_bool(&rows, 0, 5)) {
         status = mlo_error_set(err, MLO_EAUTH, "the token is unknown or was revoked");
         goto out;
     }
@@ -188,15 +294,9 @@ enum mlo_status mlo_token_check(struct mlo_db_conn *conn, const char *text, stru
         status = mlo_error_set(err, MLO_EAUTH, "the token has expired");
         goto out;
     }
-    out->token_id = mlo_rows_i64(&rows, 0, 0);
-    out->project_id = mlo_rows_i64(&rows, 0, 3);
-    out->rollback = mlo_rows_null(&rows, 0, 7)   ? MLO_RIGHT_BY_ROLE
-                    : mlo_rows_bool(&rows, 0, 7) ? MLO_RIGHT_GRANTED
-                                                 : MLO_RIGHT_WITHHELD;
-    snprintf(out->name, sizeof out->name, "%s", mlo_rows_text(&rows, 0, 1));
-    if (!mlo_role_parse(mlo_rows_text(&rows, 0, 2), &out->role)) {
-        status =
-            mlo_error_set(err, MLO_EINTERNAL, "token %lld has an unknown role", (long long)out->token_id);
+    if (!read_principal(&rows, out)) {
+        status = mlo_error_set(err, MLO_EINTERNAL, "token %lld has an unknown role",
+                               (long long)mlo_rows_i64(&rows, 0, 0));
         goto out;
     }
     mlo_param_i64(&used, out->token_id);
@@ -206,10 +306,23 @@ out:
     return status;
 }
 
-enum mlo_status mlo_token_list(struct mlo_db_conn *conn, int64_t project_id, json_t **out,
-                               struct mlo_error *err)
+static enum mlo_status list(struct mlo_db_conn *conn, int64_t project_id, int64_t member, json_t **out,
+                            struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_id(&p, project_id);
+    mlo_param_id(&p, member);
     return mlo_sql_array(conn, &mlo_sql_token[TOKEN_LIST], &p, out, err);
+}
+
+enum mlo_status mlo_token_list(struct mlo_db_conn *conn, int64_t project_id, json_t **out,
+                               struct mlo_error *err)
+{
+    return list(conn, project_id, 0, out, err);
+}
+
+enum mlo_status mlo_token_list_of(struct mlo_db_conn *conn, int64_t member, json_t **out,
+                                  struct mlo_error *err)
+{
+    return list(conn, 0, member, out, err);
 }

@@ -96,9 +96,16 @@ enum mlo_status mlo_request_authorize(struct mlo_request *req, struct mlo_error 
         mlo_reply_too_many(req, wait_s);
         return MLO_OK; /* it is answered */
     }
-    if (req->who.role < req->route->role) {
+    if (page && req->who.kind == MLO_KIND_SERVICE) {
+        mlo_error_set(err, MLO_EFORBIDDEN, "%s is a service account: the pages are for people",
+                      req->who.name);
+        mlo_error_hint(err, "sign in with a token of your own");
+        return MLO_EFORBIDDEN;
+    }
+    enum mlo_role has = req->route->by_stage ? mlo_principal_most(&req->who) : req->who.role;
+    if (has < req->route->role) {
         mlo_error_set(err, MLO_EFORBIDDEN, "the token '%s' has the role %s; this needs %s", req->who.name,
-                      mlo_role_name(req->who.role), mlo_role_name(req->route->role));
+                      mlo_role_name(has), mlo_role_name(req->route->role));
         mlo_error_hint(err, "ask an admin for a token with the role %s", mlo_role_name(req->route->role));
         return MLO_EFORBIDDEN;
     }
@@ -111,14 +118,19 @@ struct mlo_actor mlo_request_actor(const struct mlo_request *req)
     const char *via = req->route->kind == MLO_ROUTE_PAGE        ? "web"
                       : agent && mlo_str_starts(agent, "mlopt") ? "cli"
                                                                 : "api";
-    return (struct mlo_actor){.token_id = req->who.token_id,
+    struct mlo_actor actor = {.token_id = req->who.token_id,
                               .name = req->who.name,
                               .role = req->who.role,
                               .rollback = req->who.rollback,
                               .project_id = req->who.project_id,
+                              .kind = req->who.kind,
+                              .may_approve = req->who.may_approve,
+                              .only_stage = req->who.only_stage,
                               .via = via,
                               .address = req->address,
                               .request_id = req->id};
+    memcpy(actor.stage_role, req->who.stage_role, sizeof actor.stage_role);
+    return actor;
 }
 
 /* --- one-time codes ---------------------------------------------------------------------------- */

@@ -54,12 +54,12 @@ enum mlo_status h_token_create(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_db_conn *conn;
-    const char *name, *role_name, *project_name = NULL;
+    const char *name, *role_name, *project_name = NULL, *stage;
     char text[MLO_TOKEN_TEXT_SIZE];
     enum mlo_role role;
     json_t *body;
     bool rollback;
-    int64_t project = 0, days = 0, zero = 0, id;
+    int64_t project = 0, expires, id;
     enum mlo_status status;
     MLO_TRY(mlo_actor_require(&actor, 0, MLO_ADMIN, err));
     MLO_TRY(mlo_request_json(req, &body, err));
@@ -71,21 +71,15 @@ enum mlo_status h_token_create(struct mlo_request *req, struct mlo_error *err)
         mlo_error_hint(err, "one of viewer, submitter, promoter, approver, admin");
         goto out;
     }
-    if (!json_is_null(json_object_get(body, "expires_days")))
-        MLO_TRY(mlo_json_get_i64(body, "expires_days", &zero, &days, err));
-    if (days < 0 || days > 36500) {
-        status = mlo_error_set(err, MLO_EINVAL, "expires_days is %lld, not 1 to 36500", (long long)days);
-        mlo_error_where(err, "field 'expires_days'");
-        goto out;
-    }
+    MLO_TRY(mlo_request_token_life(body, &expires, err));
+    MLO_TRY(mlo_request_token_stage(body, &stage, err));
     MLO_TRY(mlo_request_db(req, &conn, err));
     if (json_object_get(body, "project") && !json_is_null(json_object_get(body, "project"))) {
         MLO_TRY(mlo_json_get_str(body, "project", NULL, &project_name, err));
         MLO_TRY(mlo_project_find(conn, &actor, project_name, MLO_ADMIN, &project, err));
     }
-    int64_t expires = days ? mlo_clock_utc_us() + days * 86400 * 1000000 : 0;
     struct mlo_token_request token = {
-        .name = name, .role = role, .project_id = project, .expires_at_us = expires};
+        .name = name, .role = role, .project_id = project, .expires_at_us = expires, .stage = stage};
     if (!json_is_null(json_object_get(body, "rollback")) && json_object_get(body, "rollback")) {
         MLO_TRY(mlo_json_get_bool(body, "rollback", NULL, &rollback, err));
         token.rollback = rollback ? MLO_RIGHT_GRANTED : MLO_RIGHT_WITHHELD;

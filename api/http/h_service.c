@@ -21,12 +21,19 @@ enum mlo_status h_readyz(struct mlo_request *req, struct mlo_error *err)
     return mlo_error_set(err, MLO_EUNAVAILABLE, "not ready: %s", why);
 }
 
+static const char *in_stage(const struct mlo_principal *who, const char *stage)
+{
+    return mlo_role_name(MLO_MAX(who->role, who->stage_role[mlo_stage_index(stage)]));
+}
+
 enum mlo_status h_me(struct mlo_request *req, struct mlo_error *err)
 {
     const struct mlo_principal *who = &req->who;
     return mlo_reply_json(req, 200,
-                          json_pack("{s:s, s:s, s:o, s:I, s:s}", "name", who->name, "role",
-                                    mlo_role_name(who->role), "project_id",
+                          json_pack("{s:s, s:s, s:s, s:{s:s, s:s}, s:o, s:I, s:s}", "name", who->name, "kind",
+                                    mlo_kind_name(who->kind), "role", mlo_role_name(who->role), "stages",
+                                    "staging", in_stage(who, "staging"), "production",
+                                    in_stage(who, "production"), "project_id",
                                     who->project_id ? json_integer(who->project_id) : json_null(), "token_id",
                                     (json_int_t)who->token_id, "version", MLO_VERSION_TEXT),
                           err);

@@ -17,6 +17,13 @@ mlo_handler_fn h_healthz, h_readyz, h_me, h_queue, h_workers, h_worker_pause, h_
 mlo_handler_fn h_projects, h_project_create, h_tokens, h_token_create, h_token_revoke; /* h_projects.c */
 mlo_handler_fn h_blob_get, h_blob_put, h_blob_lookup;                                  /* h_blobs.c */
 mlo_handler_fn h_upload_parts;                                                         /* h_direct.c */
+mlo_handler_fn h_members, h_member, h_member_set, h_member_remove, h_member_tokens, h_member_token_create,
+    h_member_token_revoke; /* h_members.c */
+/* Of a body that asks for a token: when it expires (0: never), and the stage that it is for (NULL: any). */
+MLO_MUST_USE enum mlo_status mlo_request_token_life(const json_t *body, int64_t *expires_at_us,
+                                                    struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_request_token_stage(const json_t *body, const char **stage,
+                                                     struct mlo_error *err);
 mlo_handler_fn h_upload_begin, h_upload_get, h_upload_append, h_upload_finish,
     h_upload_drop;                                                                     /* h_uploads.c */
 mlo_handler_fn h_models, h_model, h_version_create, h_versions, h_version, h_variants; /* h_models.c */

@@ -29,9 +29,11 @@ struct mlo_http_options {
         *metrics_address; /* where /metrics, /healthz and /readyz are served without a token; NULL: nowhere */
     uint16_t metrics_port; /* 0: any free one */
     unsigned rate_limit;   /* of a token, requests of the API a second; ten times as many at once. 0: none */
-    size_t metrics_projects; /* so many projects have series of their own */
-    bool quiet;              /* no access log */
-    bool secure_cookie;      /* pages are reached over TLS (a proxy in front) */
+    size_t metrics_projects;        /* so many projects have series of their own */
+    bool quiet;                     /* no access log */
+    bool secure_cookie;             /* pages are reached over TLS (a proxy in front) */
+    const char *tls_cert, *tls_key; /* PEM files: all but metrics_address speaks TLS; NULL: plain HTTP. Read
+                                     * again when they change */
 };
 
 /* Checks the tables, binds and serves. *out is yours: mlo_http_stop. MLO_EUNAVAILABLE when the address cannot
@@ -40,6 +42,8 @@ MLO_MUST_USE enum mlo_status mlo_http_start(const struct mlo_http_options *optio
                                             struct mlo_error *err);
 /* The port it listens on. */
 uint16_t mlo_http_port(const struct mlo_http *http);
+/* Whether it speaks TLS there. */
+bool mlo_http_tls(const struct mlo_http *http);
 /* That of metrics_address; 0 without one. */
 uint16_t mlo_http_metrics_port(const struct mlo_http *http);
 /* Makes a one-time code that signs a browser in as the bearer of `token`: GET /login?token=CODE. Codes live

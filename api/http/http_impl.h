@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 
 #include "api/http/http.h"
+#include "api/http/tls.h"
 
 #define MLO_LOGIN_CODES 16
 #define MLO_STREAMS_PER_TOKEN 64 /* open at a time, at one server */
@@ -37,6 +38,7 @@ struct mlo_http {
     struct mlo_readiness *readiness;
     struct mlo_traffic *traffic;
     struct mlo_rate *rate; /* NULL: no limit */
+    struct mlo_tls *tls;   /* NULL: plain HTTP */
     struct mlo_service_metrics *metrics;
     struct MHD_Daemon *metrics_daemon; /* of the address for metrics alone, or NULL */
     uint16_t metrics_port;

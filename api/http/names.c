@@ -14,8 +14,9 @@ enum mlo_status mlo_request_project(struct mlo_request *req, int64_t *out, struc
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_db_conn *conn;
     enum mlo_status status;
+    enum mlo_role role = req->route->by_stage ? MLO_VIEWER : req->route->role;
     MLO_TRY(mlo_request_db(req, &conn, err));
-    MLO_TRY(mlo_project_find(conn, &actor, mlo_request_param(req, "p"), req->route->role, out, err));
+    MLO_TRY(mlo_project_find(conn, &actor, mlo_request_param(req, "p"), role, out, err));
 out:
     return status;
 }

@@ -208,6 +208,8 @@ static enum MHD_Result send_answer(struct mlo_request *req)
     if (req->content_type)
         MHD_add_response_header(response, "Content-Type", req->content_type);
     MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    if (req->http->tls) /* RFC 6797: from now on never without */
+        MHD_add_response_header(response, "Strict-Transport-Security", "max-age=31536000");
     for (struct mlo_header *header = req->headers; header; header = header->next)
         MHD_add_response_header(response, header->name, header->value);
     if (atomic_load(&req->http->draining))

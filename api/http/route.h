@@ -45,6 +45,7 @@ struct mlo_route {
     bool once;          /* an Idempotency-Key makes it take effect once: all of it is one transaction, so the
                            handler keeps its connection, and what it does outside of the database may be done again */
     const char *secret; /* the member of the answer that is shown this once and never kept; NULL: none */
+    bool by_stage;      /* it may be had for a stage alone: the registry asks which */
     uint64_t max_body;  /* bytes; 0: the request has no body */
     const char *docs;   /* one sentence, for people */
     const struct mlo_upload_body *upload; /* or NULL: the body is collected in req->body */

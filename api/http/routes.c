@@ -32,6 +32,13 @@
         .docs = docs_                                                                                        \
     }
 
+/* What moves or judges a stage. */
+#define STAGE_POST(path_, role_, handler_, docs_)                                                            \
+    {                                                                                                        \
+        .method = "POST", .path = path_, .handler = handler_, .role = role_, .by_stage = true,               \
+        .max_body = MLO_BODY_JSON_MAX, .docs = docs_                                                         \
+    }
+
 #define PUT(path_, role_, handler_, docs_)                                                                   \
     {                                                                                                        \
         .method = "PUT", .path = path_, .handler = handler_, .role = role_, .max_body = MLO_BODY_JSON_MAX,   \
@@ -99,6 +106,16 @@ static const struct mlo_route ROUTES[] = {
 
     READ("/v1/projects", h_projects, "The projects that the token may see."),
     POST("/v1/projects", MLO_ADMIN, h_project_create, "Makes a project."),
+
+    READ(P "/members", h_members, "The members of a project: people and service accounts, with their roles."),
+    READ(P "/members/{name}", h_member, "A member of a project."),
+    PUT(P "/members/{name}", MLO_ADMIN, h_member_set,
+        "Adds a member, or changes all of it: its role in the project and, higher, in a stage."),
+    ADMIN("DELETE", P "/members/{name}", h_member_remove, "Removes a member; its tokens end with it."),
+    ADMIN("GET", P "/members/{name}/tokens", h_member_tokens, "A member's tokens, without their texts."),
+    POST(P "/members/{name}/tokens", MLO_ADMIN, h_member_token_create,
+         "Makes a token for a member, for all or less than it may; its text is shown this once."),
+    ADMIN("DELETE", P "/members/{name}/tokens/{id}", h_member_token_revoke, "Revokes a member's token."),
 
     READ(P "/blobs/{digest}", h_blob_get,
          "The bytes of a blob of this project; HEAD tells whether it is there."),
@@ -218,7 +235,8 @@ static const struct mlo_route ROUTES[] = {
     READ(M "/stages", h_stages, "Staging and production of a model."),
     READ(M "/stages/{s}", h_stage, "A stage; its ETag is what a move must send as If-Match."),
     READ(M "/stages/{s}/artifact", h_stage_artifact, "The bytes of what the stage holds for a target."),
-    POST(M "/promotions", MLO_PROMOTER, h_promote, "Puts a release in a stage; needs If-Match and a reason."),
+    STAGE_POST(M "/promotions", MLO_PROMOTER, h_promote,
+               "Puts a release in a stage; needs If-Match and a reason."),
     POST(M "/rollbacks", MLO_VIEWER, h_rollback,
          "Brings back the release before, or another; needs If-Match and a reason."),
     READ(M "/history", h_history, "The promotion log of a model; with at, what was in force at a time."),
@@ -235,13 +253,13 @@ static const struct mlo_route ROUTES[] = {
     READ(M "/decisions/{id}", h_decision, "One decision of the gates, with all numbers."),
 
     READ(M "/approvals", h_approvals, "Approvals of promotions, newest first."),
-    POST(M "/approvals", MLO_PROMOTER, h_approve, "Approves exactly what a dry run showed."),
-    POST(M "/approvals/{id}/withdraw", MLO_PROMOTER, h_approval_withdraw,
-         "Withdraws an approval; needs a reason."),
+    STAGE_POST(M "/approvals", MLO_PROMOTER, h_approve, "Approves exactly what a dry run showed."),
+    STAGE_POST(M "/approvals/{id}/withdraw", MLO_PROMOTER, h_approval_withdraw,
+               "Withdraws an approval; needs a reason."),
     READ(M "/quarantine", h_quarantine,
          "What was rolled back and is not promoted again; with all, also what was let out."),
-    POST(M "/quarantine/{r}/release", MLO_APPROVER, h_quarantine_release,
-         "Lets a release out of quarantine; needs a reason."),
+    STAGE_POST(M "/quarantine/{r}/release", MLO_APPROVER, h_quarantine_release,
+               "Lets a release out of quarantine; needs a reason."),
 
     READ(P "/audit", h_audit, "The audit log with the exact bytes that were hashed, newest first."),
     READ(P "/audit/chain", h_audit_chain, "The bytes that were hashed, oldest first, for checking them."),

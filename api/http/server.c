@@ -92,6 +92,8 @@ static void *reap(void *arg)
             if (too_slow(http, entry, now))
                 shutdown(entry->fd, SHUT_RDWR);
         pthread_mutex_unlock(&http->lock);
+        if (http->tls)
+            mlo_tls_refresh(http->tls);
     }
     return NULL;
 }
@@ -153,6 +155,16 @@ static enum mlo_status listen_on(struct mlo_http *http, struct mlo_error *err)
         MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL | MHD_USE_ITC;
     if (address.ss_family == AF_INET6)
         flags |= MHD_USE_IPv6;
+    struct MHD_OptionItem secure[] = {
+        {MHD_OPTION_HTTPS_PRIORITIES, 0, (void *)mlo_tls_priorities},
+        {MHD_OPTION_HTTPS_CERT_CALLBACK2, 0, mlo_tls_callback()},
+        {MHD_OPTION_END, 0, NULL},
+    };
+    struct MHD_OptionItem *more = &secure[MLO_COUNT(secure) - 1];
+    if (http->tls) {
+        flags |= MHD_USE_TLS;
+        more = secure;
+    }
 #ifdef MLOPT_SANITIZED
     size_t stack_size = (size_t)2 << 20; /* red zones make frames several times larger */
 #else
@@ -165,7 +177,7 @@ static enum mlo_status listen_on(struct mlo_http *http, struct mlo_error *err)
         MHD_OPTION_NOTIFY_CONNECTION, connection_changed, http, MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned)http->options.idle_timeout_s, MHD_OPTION_CONNECTION_LIMIT, http->options.max_connections,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, CONNECTION_BYTES, MHD_OPTION_THREAD_STACK_SIZE, stack_size,
-        MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL, MHD_OPTION_END);
+        MHD_OPTION_UNESCAPE_CALLBACK, unescape, NULL, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
     if (!http->daemon) {
         mlo_error_set(err, MLO_EUNAVAILABLE, "cannot listen on %s port %u: %s", http->options.address,
                       http->options.port, errno ? strerror(errno) : "unknown reason");
@@ -195,6 +207,10 @@ enum mlo_status mlo_http_start(const struct mlo_http_options *options, struct ml
     own->min_body_rate = options->min_body_rate ? options->min_body_rate : 1024;
     own->max_blob_bytes = options->max_blob_bytes ? options->max_blob_bytes : MLO_BODY_BLOB_MAX;
     MLO_TRY(take_modules(http, err));
+    if (own->tls_cert) {
+        MLO_TRY(mlo_tls_open(own->tls_cert, own->tls_key, &http->tls, err));
+        own->secure_cookie = true;
+    }
     if (pthread_create(&http->reaper, NULL, reap, http) != 0) {
         status = mlo_error_set(err, MLO_EUNAVAILABLE, "cannot start a thread");
         goto out;
@@ -209,7 +225,7 @@ enum mlo_status mlo_http_start(const struct mlo_http_options *options, struct ml
     if (own->metrics_address) /* it shows the daemon's connections: begins after it, ends before it */
         MLO_TRY(mlo_http_metrics_listen(http, err));
     own->metrics_address = NULL;
-    own->address = NULL; /* the caller's; not needed any more */
+    own->address = own->tls_cert = own->tls_key = NULL; /* the caller's; not needed any more */
     *out = http;
     http = NULL;
 out:
@@ -272,6 +288,7 @@ void mlo_http_stop(struct mlo_http *http, uint32_t drain_ms)
     mlo_service_metrics_free(http->metrics);
     mlo_traffic_free(http->traffic);
     mlo_rate_free(http->rate);
+    mlo_tls_close(http->tls);
     for (size_t i = 0; i < MLO_LOGIN_CODES; i++)
         free(http->codes[i].token);
     pthread_mutex_destroy(&http->lock);
@@ -282,6 +299,11 @@ void mlo_http_stop(struct mlo_http *http, uint32_t drain_ms)
 uint16_t mlo_http_port(const struct mlo_http *http)
 {
     return http->port;
+}
+
+bool mlo_http_tls(const struct mlo_http *http)
+{
+    return http->tls != NULL;
 }
 
 uint16_t mlo_http_metrics_port(const struct mlo_http *http)

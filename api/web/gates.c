@@ -243,7 +243,7 @@ static void quarantined(struct mlo_request *req, const json_t *items)
              mlo_text(item, "actor"));
         mlo_piece_time(out, mlo_json_str(item, "at", NULL));
         HTML(out, ": “%s”</div>", mlo_text(item, "reason"));
-        if (req->who.role >= MLO_APPROVER)
+        if (mlo_principal_most(&req->who) >= MLO_APPROVER)
             HTML(out, "<label>Reason<input name=\"reason\" required maxlength=\"500\"></label><button>Let it "
                       "out</button>");
         HTML(out, "</form>");

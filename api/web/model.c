@@ -244,7 +244,7 @@ static enum mlo_status draw(struct mlo_request *req, const struct model_view *vi
     }
     if (view->variants)
         MLO_TRY(mlo_piece_comments(req, &view->version, err));
-    if (view->variants && req->who.role >= MLO_PROMOTER)
+    if (view->variants && mlo_principal_most(&req->who) >= MLO_PROMOTER)
         promote_form(req, view);
     HTML(out,
          "<h2>Versions</h2><section class=\"panel\"><div class=\"scroll\"><table><thead><tr><th>Version</th>"

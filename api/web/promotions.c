@@ -116,7 +116,7 @@ static enum mlo_status at_answer(struct mlo_request *req, int64_t model, const c
 
 static bool may_rollback(const struct mlo_request *req)
 {
-    return req->who.rollback == MLO_RIGHT_BY_ROLE ? req->who.role >= MLO_PROMOTER
+    return req->who.rollback == MLO_RIGHT_BY_ROLE ? mlo_principal_most(&req->who) >= MLO_PROMOTER
                                                   : req->who.rollback == MLO_RIGHT_GRANTED;
 }
 

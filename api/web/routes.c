@@ -16,6 +16,11 @@
         .method = "POST", .path = path_, .handler = handler_, .role = role_, .max_body = MLO_BODY_FORM_MAX,  \
         .kind = MLO_ROUTE_PAGE, .docs = docs_                                                                \
     }
+#define STAGE_FORM(path_, role_, handler_, docs_)                                                            \
+    {                                                                                                        \
+        .method = "POST", .path = path_, .handler = handler_, .role = role_, .by_stage = true,               \
+        .max_body = MLO_BODY_FORM_MAX, .kind = MLO_ROUTE_PAGE, .docs = docs_                                 \
+    }
 
 static const struct mlo_route ROUTES[] = {
     OPEN("/assets/{name}", page_asset, "Style sheet, script, icon."),
@@ -48,11 +53,11 @@ static const struct mlo_route ROUTES[] = {
     PAGE("/artifact/{p}/{m}/{v}/{name}", page_artifact, "Downloads a variant."),
     PAGE("/report/{p}/{m}/{v}/{name}", page_report, "What explains a variant."),
     PAGE("/report/{p}/{m}/{v}/{name}/json", page_report_json, "The same as JSON."),
-    FORM("/models/{p}/{m}/promote", MLO_PROMOTER, page_promote, "Promotes, by the rules of the API."),
-    FORM("/models/{p}/{m}/check", MLO_PROMOTER, page_check, "What the gates say of a promotion."),
-    FORM("/models/{p}/{m}/approve", MLO_PROMOTER, page_approve, "Approves what was shown."),
-    FORM("/models/{p}/{m}/quarantine", MLO_APPROVER, page_quarantine_release,
-         "Lets a release out of quarantine."),
+    STAGE_FORM("/models/{p}/{m}/promote", MLO_PROMOTER, page_promote, "Promotes, by the rules of the API."),
+    STAGE_FORM("/models/{p}/{m}/check", MLO_PROMOTER, page_check, "What the gates say of a promotion."),
+    STAGE_FORM("/models/{p}/{m}/approve", MLO_PROMOTER, page_approve, "Approves what was shown."),
+    STAGE_FORM("/models/{p}/{m}/quarantine", MLO_APPROVER, page_quarantine_release,
+               "Lets a release out of quarantine."),
     FORM("/models/{p}/{m}/rollback", MLO_VIEWER, page_rollback, "Rolls back, by the rules of the API."),
     FORM("/models/{p}/{m}/comment", MLO_SUBMITTER, page_comment, "Says something of a version or a release."),
     PAGE("/release/{p}/{m}/{n}", page_release,

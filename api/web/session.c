@@ -56,9 +56,20 @@ out:
     return status;
 }
 
+static bool is_service(const struct mlo_request *req)
+{
+    return req->who.kind == MLO_KIND_SERVICE;
+}
+
 static void record_refusal(const struct mlo_request *req)
 {
     mlo_log(MLO_LOG_WARN, "a sign-in was refused", "address", req->address, "request", req->id, NULL);
+}
+
+static enum mlo_status refuse_service(struct mlo_request *req, const char *next, struct mlo_error *err)
+{
+    record_refusal(req);
+    return sign_in_form(req, 403, next, "This is a service account's token: the pages are for people.", err);
 }
 
 enum mlo_status page_login(struct mlo_request *req, struct mlo_error *err)
@@ -77,6 +88,8 @@ enum mlo_status page_login(struct mlo_request *req, struct mlo_error *err)
                             err);
     }
     MLO_TRY(status);
+    if (is_service(req))
+        return refuse_service(req, next, err);
     MLO_TRY(record(req, "session.sign-in", "link", err));
     set_cookie(req, token, SESSION_S);
     MLO_TRY(mlo_reply_redirect(req, "%s", next_path(next)));
@@ -96,6 +109,8 @@ enum mlo_status page_login_post(struct mlo_request *req, struct mlo_error *err)
         record_refusal(req);
         return sign_in_form(req, 401, next, "This is not a token that works here.", err);
     }
+    if (status == MLO_OK && is_service(req))
+        return refuse_service(req, next, err);
     if (status == MLO_OK)
         status = record(req, "session.sign-in", "token", err);
     if (status != MLO_OK)

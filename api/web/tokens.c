@@ -11,6 +11,12 @@ static void token_row(struct mlo_request *req, const json_t *token)
     const json_t *may = json_object_get(token, "may_rollback");
     HTML(out, "<tr><td><b>%s</b><br><small><code>%s…</code></small></td><td>%s", mlo_text(token, "name"),
          mlo_text(token, "prefix"), mlo_text(token, "role"));
+    if (mlo_json_str(token, "stage", NULL))
+        HTML(out, "<br><small>%s alone</small>", mlo_text(token, "stage"));
+    if (mlo_json_str(token, "member", NULL))
+        HTML(out, "<br><small>of the %s %s</small>",
+             strcmp(mlo_text(token, "kind"), "service") == 0 ? "service account" : "member",
+             mlo_text(token, "member"));
     if (json_is_boolean(may))
         HTML(out, "<br><small>%s roll back</small>", json_is_true(may) ? "may" : "may not");
     HTML(out, "</td><td>%s</td><td class=\"n\">", project ? project : "all");

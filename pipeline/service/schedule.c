@@ -292,7 +292,8 @@ enum mlo_status mlo_schedule_add(struct mlo_db_conn *conn, const struct mlo_sche
     struct mlo_buf recipe = MLO_BUF_INIT;
     enum mlo_status status;
     MLO_TRY(check_request(request, err));
-    MLO_TRY(mlo_actor_require(request->actor, request->project, role_for(request->stage), err));
+    MLO_TRY(mlo_actor_require_stage(request->actor, request->project, request->stage,
+                                    role_for(request->stage), err));
     MLO_TRY(mlo_cron_parse(request->cron, &add.cron, err));
     mlo_json_canonical(request->recipe->canonical, &recipe);
     add.recipe = mlo_buf_str(&recipe);
@@ -334,7 +335,7 @@ static enum mlo_status set_tx(struct mlo_db_conn *conn, void *arg, struct mlo_er
     json_decref(set->out);
     set->out = NULL;
     MLO_TRY(mlo_schedule_lock(conn, set->project, set->name, &row, err));
-    MLO_TRY(mlo_actor_require(set->actor, set->project, role_for(row.stage), err));
+    MLO_TRY(mlo_actor_require_stage(set->actor, set->project, row.stage, role_for(row.stage), err));
     if (strcmp(row.state, state) != 0) {
         mlo_param_i64(&p, row.id);
         mlo_param_text(&p, state);

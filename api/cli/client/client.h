@@ -22,10 +22,13 @@ extern const struct mlo_cli_verb mlo_verb_webhooks_list, mlo_verb_webhooks_add, 
 extern const struct mlo_cli_verb mlo_verb_schedule_add, mlo_verb_schedule_list, mlo_verb_schedule_show,
     mlo_verb_schedule_pause, mlo_verb_schedule_resume, mlo_verb_schedule_remove, mlo_verb_schedule_run;
 extern const struct mlo_cli_verb mlo_verb_watch, mlo_verb_compare;
+extern const struct mlo_cli_verb mlo_verb_members_list, mlo_verb_members_set, mlo_verb_members_remove,
+    mlo_verb_members_token, mlo_verb_members_tokens, mlo_verb_members_revoke;
 
 #define MLO_OPTION_URL                                                                                       \
+    {"url", 0, "URL", "the server (MLOPT_URL; the token comes from MLOPT_TOKEN or the config file)"},        \
     {                                                                                                        \
-        "url", 0, "URL", "the server (MLOPT_URL; the token comes from MLOPT_TOKEN or the config file)"       \
+        "ca-file", 0, "FILE", "trust this certificate too, or what it signed (MLOPT_CA_FILE)"                \
     }
 
 /* What mlo_client_facts reads. */

@@ -177,8 +177,7 @@ static enum mlo_status begin_part(struct parts *p, struct slot *slot, const json
     curl_easy_setopt(slot->curl, CURLOPT_SEEKDATA, slot);
     curl_easy_setopt(slot->curl, CURLOPT_WRITEFUNCTION, ignore);
     curl_easy_setopt(slot->curl, CURLOPT_HTTPHEADER, slot->headers);
-    if (mlo_str_starts(url, "http://127.") || mlo_str_starts(url, "http://localhost"))
-        curl_easy_setopt(slot->curl, CURLOPT_NOPROXY, "*");
+    mlo_client_reach(p->client, slot->curl, url);
     if (curl_multi_add_handle(p->multi, slot->curl) != CURLM_OK) {
         end_slot(p, slot);
         return mlo_error_nomem(err);

@@ -43,6 +43,12 @@ enum mlo_status mlo_client_open(struct mlo_cli *cli, struct mlo_client **out, st
         return mlo_error_nomem(err);
     c->cli = cli;
     MLO_TRY(mlo_config_load(mlo_cli_opt(cli, "url"), &c->config, err));
+    c->ca_file = mlo_cli_opt(cli, "ca-file") ? mlo_cli_opt(cli, "ca-file") : c->config.ca_file;
+    if (c->ca_file && access(c->ca_file, R_OK) != 0) {
+        status = mlo_error_errno(err, errno, "cannot read the certificate %s", c->ca_file);
+        mlo_error_where(err, "--ca-file, MLOPT_CA_FILE or ca-file in the config file");
+        goto out;
+    }
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != 0 || !(c->curl = curl_easy_init())) {
         status = mlo_error_nomem(err);
         goto out;
@@ -251,6 +257,46 @@ static enum mlo_status problem(struct mlo_client *c, long http, const json_t *bo
     return status;
 }
 
+/* Whether a server at the client's host and port answers `scheme`: for a hint alone. */
+static bool speaks(const struct mlo_client *c, const char *scheme)
+{
+    struct mlo_buf url = MLO_BUF_INIT;
+    CURL *curl = curl_easy_init();
+    mlo_buf_printf(&url, "%s%s/healthz", scheme, strstr(c->config.url, "://") + 3);
+    bool does = false;
+    if (curl && mlo_buf_ok(&url)) {
+        curl_easy_setopt(curl, CURLOPT_URL, mlo_buf_str(&url));
+        curl_easy_setopt(curl, CURLOPT_NOBODY, 1L);
+        curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
+        curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
+        curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
+        curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, 3000L);
+        CURLcode code = curl_easy_perform(curl);
+        does = code == CURLE_OK || code == CURLE_PEER_FAILED_VERIFICATION;
+    }
+    curl_easy_cleanup(curl);
+    mlo_buf_clear(&url);
+    return does;
+}
+
+/* http where TLS is spoken, or the other way round, breaks in ways that say nothing of it. */
+static enum mlo_status wrong_scheme(const struct mlo_client *c, CURLcode code, struct mlo_error *err)
+{
+    const char *url = c->config.url;
+    bool plain = mlo_str_starts(url, "http://");
+    bool suspect = plain
+                       ? code == CURLE_GOT_NOTHING || code == CURLE_RECV_ERROR || code == CURLE_SEND_ERROR ||
+                             code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_WEIRD_SERVER_REPLY
+                       : code == CURLE_SSL_CONNECT_ERROR;
+    if (!suspect || !speaks(c, plain ? "https://" : "http://"))
+        return MLO_OK;
+    mlo_error_set(err, MLO_EUSAGE, "the server at %s speaks %s", url,
+                  plain ? "TLS, and this address says plain HTTP" : "plain HTTP, and this address says TLS");
+    mlo_error_where(err, "address from %s", c->config.url_from);
+    mlo_error_hint(err, "use %s%s", plain ? "https://" : "http://", strstr(url, "://") + 3);
+    return MLO_EUSAGE;
+}
+
 static enum mlo_status curl_failed(struct mlo_client *c, const struct mlo_transfer *t, CURLcode code,
                                    struct mlo_error *err)
 {
@@ -269,11 +315,39 @@ static enum mlo_status curl_failed(struct mlo_client *c, const struct mlo_transf
         return mlo_error_set(err, MLO_ETIMEOUT, "%s did not answer in time", url);
     if (code == CURLE_OUT_OF_MEMORY)
         return mlo_error_nomem(err);
+    if (code == CURLE_PEER_FAILED_VERIFICATION) {
+        mlo_error_set(err, MLO_EUNAVAILABLE, "the certificate of %s is not to be trusted: %s", url,
+                      *c->error ? c->error : curl_easy_strerror(code));
+        mlo_error_where(err, "address from %s", c->config.url_from);
+        mlo_error_hint(err,
+                       "give the certificate that signed it with --ca-file FILE or MLOPT_CA_FILE, and the "
+                       "address by a name that is in it");
+        return MLO_EUNAVAILABLE;
+    }
+    if (code == CURLE_SSL_CACERT_BADFILE) {
+        mlo_error_set(err, MLO_EFORMAT, "%s holds no certificate in PEM", c->ca_file ? c->ca_file : "it");
+        mlo_error_where(err, "--ca-file, MLOPT_CA_FILE or ca-file in the config file");
+        return MLO_EFORMAT;
+    }
+    enum mlo_status scheme = wrong_scheme(c, code, err);
+    if (scheme != MLO_OK)
+        return scheme;
     return mlo_error_set(err, MLO_EUNAVAILABLE, "the connection to %s broke: %s", url,
                          *c->error ? c->error : curl_easy_strerror(code));
 }
 
 /* --- transfers --------------------------------------------------------------------------------- */
+
+void mlo_client_reach(const struct mlo_client *client, CURL *curl, const char *url)
+{
+    const char *host = strstr(url, "://");
+    host = host ? host + 3 : url;
+    if (mlo_str_starts(host, "127.") || mlo_str_starts(host, "localhost"))
+        curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
+    curl_easy_setopt(curl, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
+    if (client->ca_file) /* those of the system stay: Debian's curl reads their folder as well */
+        curl_easy_setopt(curl, CURLOPT_CAINFO, client->ca_file);
+}
 
 void mlo_transfer_set_up(struct mlo_transfer *t, const char *method, const char *url,
                          struct curl_slist *headers)
@@ -301,8 +375,7 @@ void mlo_transfer_set_up(struct mlo_transfer *t, const char *method, const char 
     curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, on_progress);
     curl_easy_setopt(curl, CURLOPT_XFERINFODATA, t);
     curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
-    if (mlo_str_starts(url, "http://127.") || mlo_str_starts(url, "http://localhost"))
-        curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
+    mlo_client_reach(t->client, curl, url);
 }
 
 bool mlo_add_header(struct curl_slist **list, const char *line)

@@ -12,6 +12,7 @@ struct mlo_client {
     struct mlo_config config;
     struct mlo_buf auth; /* the header line */
     char error[CURL_ERROR_SIZE];
+    const char *ca_file; /* --ca-file or the configuration's; NULL: the system's certificates alone */
     bool stays; /* nobody is followed to another server any more: it did not work */
 };
 
@@ -32,6 +33,8 @@ struct mlo_transfer {
     uint64_t began_ns;
 };
 
+/* How a connection to `url` is made: proxies, and whose certificates are trusted. */
+void mlo_client_reach(const struct mlo_client *client, CURL *curl, const char *url);
 /* Readies the client's handle for a request; url and headers are borrowed until it was performed. */
 void mlo_transfer_set_up(struct mlo_transfer *t, const char *method, const char *url,
                          struct curl_slist *headers);

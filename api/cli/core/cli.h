@@ -204,6 +204,7 @@ MLO_MUST_USE enum mlo_status mlo_cli_signals_start(struct mlo_error *err);
 /* Flag > MLOPT_<NAME> > ~/.config/mlopt/config > fallback. */
 struct mlo_config {
     char *url, *token;                 /* owned; token NULL when there is none */
+    char *ca_file;                     /* certificates to trust beside the system's; owned, or NULL */
     const char *url_from, *token_from; /* "--url", "MLOPT_URL", "config file", "default" */
 };
 /* `flag_url` may be NULL. A config file that others can read and that holds a token is refused. */

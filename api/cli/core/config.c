@@ -9,6 +9,7 @@ void mlo_config_clear(struct mlo_config *config)
 {
     free(config->url);
     free(config->token);
+    free(config->ca_file);
     memset(config, 0, sizeof *config);
 }
 
@@ -25,7 +26,7 @@ static enum mlo_status set_text(char **slot, const char *text, size_t n, struct 
 enum mlo_status mlo_config_parse(const char *text, const char *name, struct mlo_config *out,
                                  struct mlo_error *err)
 {
-    static const char *const keys[] = {"url", "token"};
+    static const char *const keys[] = {"url", "token", "ca-file"};
     int line = 0;
     while (*text) {
         size_t n = strcspn(text, "\n");
@@ -54,6 +55,8 @@ enum mlo_status mlo_config_parse(const char *text, const char *name, struct mlo_
             status = set_text(&out->url, value, value_len, err);
         } else if (strcmp(key, "token") == 0) {
             status = set_text(&out->token, value, value_len, err);
+        } else if (strcmp(key, "ca-file") == 0) {
+            status = set_text(&out->ca_file, value, value_len, err);
         } else {
             status = mlo_error_set(err, MLO_EFORMAT, "unknown key '%s'", key);
             mlo_error_where(err, "%s:%d", name, line);
@@ -122,7 +125,7 @@ enum mlo_status mlo_config_load(const char *flag_url, struct mlo_config *out, st
     enum mlo_status status = MLO_OK;
     memset(out, 0, sizeof *out);
     MLO_TRY(load_file(out, err));
-    const char *url = getenv("MLOPT_URL"), *token = getenv("MLOPT_TOKEN");
+    const char *url = getenv("MLOPT_URL"), *token = getenv("MLOPT_TOKEN"), *ca = getenv("MLOPT_CA_FILE");
     if (url && *url) {
         MLO_TRY(set_text(&out->url, url, strlen(url), err));
         out->url_from = "MLOPT_URL";
@@ -131,6 +134,8 @@ enum mlo_status mlo_config_load(const char *flag_url, struct mlo_config *out, st
         MLO_TRY(set_text(&out->token, token, strlen(token), err));
         out->token_from = "MLOPT_TOKEN";
     }
+    if (ca && *ca)
+        MLO_TRY(set_text(&out->ca_file, ca, strlen(ca), err));
     if (flag_url) {
         MLO_TRY(set_text(&out->url, flag_url, strlen(flag_url), err));
         out->url_from = "--url";

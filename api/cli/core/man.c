@@ -113,7 +113,8 @@ void mlo_cli_man(const struct mlo_cli *cli, struct mlo_buf *out)
     }
     mlo_buf_puts(out,
                  ".SH ENVIRONMENT\n.TP\n.B MLOPT_URL\nthe server\n.TP\n.B MLOPT_TOKEN\nthe token; never an "
-                 "argument\n.TP\n.B NO_COLOR\nno escape codes\n"
-                 ".SH FILES\n.TP\n.I ~/.config/mlopt/config\nlines url = \\(dq...\\(dq and token = "
-                 "\\(dq...\\(dq (then with mode 0600)\n");
+                 "argument\n.TP\n.B MLOPT_CA_FILE\na certificate to trust beside the system's\n.TP\n.B "
+                 "NO_COLOR\nno escape codes\n"
+                 ".SH FILES\n.TP\n.I ~/.config/mlopt/config\nlines url = \\(dq...\\(dq, token = "
+                 "\\(dq...\\(dq (then with mode 0600) and ca-file = \\(dq...\\(dq\n");
 }

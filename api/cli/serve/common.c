@@ -36,15 +36,36 @@ enum mlo_status mlo_listen_parse(const char *text, struct mlo_listen *out, struc
     return MLO_OK;
 }
 
-char *mlo_listen_url(const struct mlo_listen *listen, uint16_t port, char *out, size_t size)
+char *mlo_listen_url(const struct mlo_listen *listen, bool tls, uint16_t port, char *out, size_t size)
 {
     const char *host = listen->address;
     if (strcmp(host, "0.0.0.0") == 0)
         host = "127.0.0.1";
     else if (strcmp(host, "::") == 0)
         host = "::1";
-    snprintf(out, size, strchr(host, ':') ? "http://[%s]:%u" : "http://%s:%u", host, port);
+    snprintf(out, size, strchr(host, ':') ? "http%s://[%s]:%u" : "http%s://%s:%u", tls ? "s" : "", host,
+             port);
     return out;
+}
+
+enum mlo_status mlo_serve_tls(const struct mlo_cli *cli, const char **cert, const char **key,
+                              struct mlo_error *err)
+{
+    const struct {
+        const char *option, *variable, **out;
+    } files[] = {{"tls-cert", "MLOPT_TLS_CERT", cert}, {"tls-key", "MLOPT_TLS_KEY", key}};
+    for (size_t i = 0; i < MLO_COUNT(files); i++) {
+        const char *text = mlo_cli_opt(cli, files[i].option);
+        if (!text)
+            text = getenv(files[i].variable);
+        *files[i].out = text && *text ? text : NULL;
+    }
+    if (!*cert == !*key)
+        return MLO_OK;
+    mlo_error_set(err, MLO_EUSAGE, "TLS needs a certificate and its key: --%s is missing",
+                  files[*cert ? 1 : 0].option);
+    mlo_error_hint(err, "or set %s", files[*cert ? 1 : 0].variable);
+    return MLO_EUSAGE;
 }
 
 enum mlo_status mlo_serve_log(const struct mlo_cli *cli, const char *component, struct mlo_error *err)
@@ -146,6 +167,9 @@ enum mlo_status mlo_serve_http(const struct mlo_cli *cli, const struct mlo_liste
         status = mlo_cli_int(cli, "rate-limit", 0, 0, 1000000, &rate, err);
     if (status == MLO_OK && metrics)
         status = mlo_listen_parse(metrics, &at, err);
+    if (status != MLO_OK)
+        return status;
+    status = mlo_serve_tls(cli, &options.tls_cert, &options.tls_key, err);
     if (status != MLO_OK)
         return status;
     options.metrics_projects = (size_t)projects;

@@ -5,6 +5,7 @@
 #include "api/cli/client/client.h"
 #include "api/cli/local/local_impl.h"
 #include "api/cli/serve/serve.h"
+#include "api/http/tls.h"
 #include "engines/cuda/found.h"
 #include "pipeline/service/service.h"
 
@@ -44,6 +45,55 @@ out:
     mlo_response_clear(&answer);
     mlo_client_close(client);
     mlo_config_clear(&config);
+    return status;
+}
+
+/* What a server that is started with these files would say, {"cert","key","subject","names","from","until",
+ * "days_left","ok","error"}; NULL: there are none. *why: what is wrong with them. */
+static enum mlo_status look_at_tls(const struct mlo_cli *cli, json_t **out, struct mlo_error *why,
+                                   struct mlo_error *err)
+{
+    const char *cert, *key;
+    struct mlo_tls_facts facts = {.subject = ""};
+    char from[32] = "", until[32] = "";
+    *out = NULL;
+    enum mlo_status status = mlo_serve_tls(cli, &cert, &key, err);
+    if (status != MLO_OK || !cert)
+        return status;
+    status = mlo_tls_check(cert, key, &facts, why);
+    if (status == MLO_ENOMEM) {
+        *err = *why;
+        return status;
+    }
+    if (facts.not_after_us) {
+        mlo_clock_format(facts.not_before_us, from);
+        mlo_clock_format(facts.not_after_us, until);
+    }
+    int64_t left_us = facts.not_after_us - mlo_clock_utc_us();
+    *out =
+        json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:b, s:b, s:s?}", "cert", cert, "key", key, "subject",
+                  facts.subject, "names", facts.names, "from", from, "until", until, "days_left",
+                  (json_int_t)(facts.not_after_us ? left_us / 86400000000 : 0), "key_is_open",
+                  facts.key_is_open, "ok", status == MLO_OK, "error", status == MLO_OK ? NULL : why->message);
+    return *out ? MLO_OK : mlo_error_nomem(err);
+}
+
+static enum mlo_status print_tls(const json_t *tls, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    if (!tls)
+        return MLO_OK;
+    MLO_TRY(mlo_cli_print(err, "\nTLS %s: %s\n", mlo_json_str(tls, "cert", ""),
+                          mlo_json_bool(tls, "ok", false) ? "good" : mlo_json_str(tls, "error", "")));
+    if (mlo_json_str(tls, "until", "")[0])
+        MLO_TRY(mlo_cli_print(err, "for %s; until %s (%lld days)\n",
+                              mlo_json_str(tls, "names", "")[0] ? mlo_json_str(tls, "names", "")
+                                                                : "no name, so no client takes it",
+                              mlo_json_str(tls, "until", ""), (long long)mlo_json_i64(tls, "days_left", 0)));
+    if (mlo_json_bool(tls, "key_is_open", false))
+        MLO_TRY(mlo_cli_print(err, "everybody on this machine can read the key: chmod 600 %s\n",
+                              mlo_json_str(tls, "key", "")));
+out:
     return status;
 }
 
@@ -99,33 +149,42 @@ out:
 static enum mlo_status doctor_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    json_t *layers = NULL, *server = NULL, *all = NULL, *gpu = NULL;
+    json_t *layers = NULL, *server = NULL, *all = NULL, *gpu = NULL, *tls = NULL;
+    struct mlo_error bad_tls = {0};
     bool whole = false;
     MLO_TRY(mlo_isolation(&layers, &whole, err));
     MLO_TRY(mlo_cuda_found(&gpu, err));
+    MLO_TRY(look_at_tls(cli, &tls, &bad_tls, err));
     MLO_TRY(ask_server(cli, &server, err));
     if (cli->json) {
-        all = json_pack("{s:O,s:b,s:O,s:O*}", "isolation", layers, "whole", whole, "gpu", gpu, "server",
-                        server);
+        all = json_pack("{s:O,s:b,s:O,s:O*,s:O*}", "isolation", layers, "whole", whole, "gpu", gpu, "server",
+                        server, "tls", tls);
         MLO_TRY(all ? mlo_cli_print_json(all, err) : mlo_error_nomem(err));
     } else {
         MLO_TRY(print_layers(layers, whole, err));
         MLO_TRY(mlo_cli_print(err, "\n"));
         MLO_TRY(mlo_local_gpu_print(gpu, err));
+        MLO_TRY(print_tls(tls, err));
         MLO_TRY(print_server(server, err));
     }
-    if (mlo_cli_has(cli, "gpu"))
+    if (bad_tls.status != MLO_OK) {
+        *err = bad_tls;
+        status = bad_tls.status;
+    } else if (mlo_cli_has(cli, "gpu"))
         status = mlo_local_gpu_needed(gpu, err);
 out:
     json_decref(layers);
     json_decref(server);
     json_decref(all);
     json_decref(gpu);
+    json_decref(tls);
     return status;
 }
 
 static const struct mlo_cli_option doctor_options[] = {
     MLO_OPTION_URL,
+    {"tls-cert", 0, "FILE", "a certificate to look at, as mlopt server takes it (MLOPT_TLS_CERT)"},
+    {"tls-key", 0, "FILE", "its key (MLOPT_TLS_KEY)"},
     {"gpu", 0, NULL, "exit code 9 where no GPU can be used"},
     {NULL},
 };

@@ -131,7 +131,8 @@ static enum mlo_status server_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_serve_http(cli, &listen, db, blobs, ledger, webhooks, true, &http, err));
     MLO_TRY(mlo_serve_gc(cli, db, blobs, &gc, err));
     MLO_TRY(mlo_schedules_start(db, 0, &schedules, err));
-    MLO_TRY(mlo_cli_print(err, "ready: %s\n", mlo_listen_url(&listen, mlo_http_port(http), url, sizeof url)));
+    MLO_TRY(mlo_cli_print(err, "ready: %s\n",
+                          mlo_listen_url(&listen, mlo_http_tls(http), mlo_http_port(http), url, sizeof url)));
     serve_until_told(http, drain_s);
 out:
     mlo_schedules_stop(schedules);
@@ -297,6 +298,7 @@ static const struct mlo_cli_option server_options[] = {
     MLO_OPTION_WEBHOOKS,
     MLO_OPTION_METRICS,
     MLO_OPTION_RATE,
+    MLO_OPTION_TLS,
     MLO_OPTION_LOG,
     {NULL},
 };

@@ -19,8 +19,19 @@ struct mlo_listen {
 };
 MLO_MUST_USE enum mlo_status mlo_listen_parse(const char *text, struct mlo_listen *out,
                                               struct mlo_error *err);
-/* "http://ADDRESS:PORT", with a loopback name in place of "any address", into the caller's buffer. */
-char *mlo_listen_url(const struct mlo_listen *listen, uint16_t port, char *out, size_t size);
+/* "http://ADDRESS:PORT" (tls: "https://…"), with a loopback name in place of "any address", into the caller's
+ * buffer. */
+char *mlo_listen_url(const struct mlo_listen *listen, bool tls, uint16_t port, char *out, size_t size);
+
+/* --tls-cert and --tls-key, or MLOPT_TLS_CERT and MLOPT_TLS_KEY; both or none (then NULL). MLO_EUSAGE: one.
+ */
+MLO_MUST_USE enum mlo_status mlo_serve_tls(const struct mlo_cli *cli, const char **cert, const char **key,
+                                           struct mlo_error *err);
+#define MLO_OPTION_TLS                                                                                       \
+    {"tls-cert", 0, "FILE", "speak TLS with this certificate in PEM, then its issuers' (MLOPT_TLS_CERT)"},   \
+    {                                                                                                        \
+        "tls-key", 0, "FILE", "its key in PEM (MLOPT_TLS_KEY); both are read again when they change"         \
+    }
 
 /* --log-level and --log-format; `component` is in every line. */
 MLO_MUST_USE enum mlo_status mlo_serve_log(const struct mlo_cli *cli, const char *component,

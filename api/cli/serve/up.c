@@ -156,7 +156,7 @@ static enum mlo_status start_parts(struct up *u, struct mlo_error *err)
                            mlo_cli_has(u->cli, "access-log"), &u->http, err));
     MLO_TRY(mlo_serve_gc(u->cli, u->db, u->blobs, &u->gc, err));
     MLO_TRY(mlo_schedules_start(u->db, 0, &u->schedules, err));
-    mlo_listen_url(&u->listen, mlo_http_port(u->http), u->url, sizeof u->url);
+    mlo_listen_url(&u->listen, mlo_http_tls(u->http), mlo_http_port(u->http), u->url, sizeof u->url);
     const struct mlo_brood_options brood = {
         .count = (unsigned)u->workers,
         .database = worker,
@@ -310,6 +310,7 @@ static const struct mlo_cli_option options[] = {
     MLO_OPTION_WEBHOOKS,
     MLO_OPTION_METRICS,
     MLO_OPTION_RATE,
+    MLO_OPTION_TLS,
     MLO_OPTION_LOG,
     {NULL},
 };

@@ -28,6 +28,7 @@ struct api {
     void (*on_ledger_step)(struct api *api, const char *step); /* of any thread; may be NULL */
     char token[MLO_ROLE_COUNT][MLO_TOKEN_TEXT_SIZE];           /* of all projects */
     int64_t project;                                           /* "demo" */
+    const char *ca; /* the server speaks TLS, and this is its certificate; NULL: plain HTTP */
 };
 
 struct reply {
@@ -59,7 +60,8 @@ static inline CURLcode api_try(struct api *api, struct reply *reply, const char 
     struct curl_slist *list = NULL;
     CURL *curl = curl_easy_init();
     reply_clear(reply);
-    snprintf(url, sizeof url, "http://127.0.0.1:%u%s", mlo_http_port(api->http), path);
+    snprintf(url, sizeof url, "http%s://127.0.0.1:%u%s", api->ca ? "s" : "", mlo_http_port(api->http), path);
+    curl_easy_setopt(curl, CURLOPT_CAINFO, api->ca);
     curl_easy_setopt(curl, CURLOPT_URL, url);
     curl_easy_setopt(curl, CURLOPT_TIMEOUT, (long)API_PATIENCE_S);
     curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");

@@ -183,6 +183,10 @@ static void make_world(struct api *api)
     snprintf(body, sizeof body, "{\"stage\": \"staging\", \"version\": 1, " CHOICE "\"shown\": \"%s\"}",
              mlo_json_str(json_object_get(reply.json, "decision"), "shown", ""));
     as_admin(api, &reply, "POST", DEMO "/models/cnn/approvals", body, NULL, 201);
+    as_admin(api, &reply, "PUT", DEMO "/members/anna", "{\"role\": \"viewer\"}", NULL, 201);
+    as_admin(api, &reply, "POST", DEMO "/members/anna/tokens", "{\"name\": \"laptop\"}", NULL, 201);
+    as_admin(api, &reply, "PUT", DEMO "/members/bot", "{\"kind\": \"service\", \"role\": \"viewer\"}", NULL,
+             201);
     as_admin(api, &reply, "POST", DEMO "/runs", "{\"model\": \"cnn\", \"version\": 1, " RECIPE "}", NULL,
              201);
     as_admin(api, &reply, "POST", DEMO "/schedules",
