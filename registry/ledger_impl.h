@@ -35,9 +35,10 @@ enum { LEDGER_ROW_N, LEDGER_ROW_ID, LEDGER_ROW_SEQ, LEDGER_ROW_BODY, LEDGER_ROW_
 enum mlo_status mlo_ledger_rows_after(struct mlo_db_conn *conn, int64_t project_id, int64_t n, int64_t limit,
                                       struct mlo_rows *rows, struct mlo_error *err);
 
-/* ledger_repo.c: brings the repository at `path` to the head in PostgreSQL. */
+/* ledger_repo.c: brings the repository at `path` to the head in PostgreSQL; `packs`: and packs what can be.
+ */
 enum mlo_status mlo_ledger_repo_sync(struct mlo_ledger *ledger, struct mlo_db_conn *conn, int64_t project_id,
-                                     const char *path, struct mlo_error *err);
+                                     const char *path, bool packs, struct mlo_error *err);
 /* ledger_pack.c: packs what fills a run of the first n commits, and takes away what packs have replaced for
  * long enough. Under the repository's lock. *again: a pack was damaged and is gone; with the repository
  * opened anew (libgit2 keeps what it has read of it), the next call makes it again. */

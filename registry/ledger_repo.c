@@ -207,13 +207,13 @@ out:
 }
 
 enum mlo_status mlo_ledger_repo_sync(struct mlo_ledger *ledger, struct mlo_db_conn *conn, int64_t project_id,
-                                     const char *path, struct mlo_error *err)
+                                     const char *path, bool packs, struct mlo_error *err)
 {
     git_repository *repo = NULL;
     struct mlo_error unpacked = {0};
     json_t *state = json_object();
     int64_t n;
-    bool again = true;
+    bool again = packs;
     enum mlo_status status = MLO_OK;
     library();
     int fd = lock(path, err);

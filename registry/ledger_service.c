@@ -23,7 +23,7 @@ const struct mlo_sql mlo_sql_ledger_service[] = {
 };
 const size_t mlo_sql_ledger_service_count = MLO_COUNT(mlo_sql_ledger_service);
 
-enum { POLL_MS = 1000, RETRY_MS = 5000, PACK_GRACE_S = 3600 };
+enum { POLL_MS = 1000, RETRY_MS = 5000, PACK_GRACE_S = 3600, PACK_LOOK_S = 600 };
 
 static const char KEY[] = "ledger.key", NEXT_KEY[] = "ledger.key.next";
 
@@ -172,18 +172,18 @@ static enum mlo_status write_pending(struct mlo_ledger *ledger, struct mlo_db_co
 }
 
 static enum mlo_status sync_named(struct mlo_ledger *ledger, struct mlo_db_conn *conn, int64_t project_id,
-                                  const char *project, struct mlo_error *err)
+                                  const char *project, bool packs, struct mlo_error *err)
 {
     char *path = mlo_ledger_repository(ledger, project);
     enum mlo_status status = path ? write_pending(ledger, conn, project_id, err) : mlo_error_nomem(err);
     if (status == MLO_OK)
-        status = mlo_ledger_repo_sync(ledger, conn, project_id, path, err);
+        status = mlo_ledger_repo_sync(ledger, conn, project_id, path, packs, err);
     free(path);
     return status;
 }
 
-enum mlo_status mlo_ledger_sync(struct mlo_ledger *ledger, struct mlo_db_conn *conn, int64_t project_id,
-                                struct mlo_error *err)
+static enum mlo_status sync_one(struct mlo_ledger *ledger, struct mlo_db_conn *conn, int64_t project_id,
+                                bool packs, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
@@ -192,9 +192,21 @@ enum mlo_status mlo_ledger_sync(struct mlo_ledger *ledger, struct mlo_db_conn *c
     if (status == MLO_OK && mlo_rows_count(&rows) == 0)
         status = mlo_error_set(err, MLO_ENOTFOUND, "there is no project %lld", (long long)project_id);
     if (status == MLO_OK)
-        status = sync_named(ledger, conn, project_id, mlo_rows_text(&rows, 0, 0), err);
+        status = sync_named(ledger, conn, project_id, mlo_rows_text(&rows, 0, 0), packs, err);
     mlo_rows_clear(&rows);
     return status;
+}
+
+enum mlo_status mlo_ledger_sync(struct mlo_ledger *ledger, struct mlo_db_conn *conn, int64_t project_id,
+                                struct mlo_error *err)
+{
+    return sync_one(ledger, conn, project_id, true, err);
+}
+
+enum mlo_status mlo_ledger_freshen(struct mlo_ledger *ledger, struct mlo_db_conn *conn, int64_t project_id,
+                                   struct mlo_error *err)
+{
+    return sync_one(ledger, conn, project_id, false, err);
 }
 
 enum mlo_status mlo_ledger_push(struct mlo_ledger *ledger, const char *project, struct mlo_error *err)
@@ -230,7 +242,7 @@ static enum mlo_status round_of_all(struct mlo_ledger *ledger, json_t *done, str
         /* the head from before: what another server adds meanwhile is of the next round */
         status = mlo_ledger_head(conn, id, &head, err);
         if (status == MLO_OK)
-            status = sync_named(ledger, conn, id, project, err);
+            status = sync_named(ledger, conn, id, project, true, err);
         if (status == MLO_OK)
             status = mlo_ledger_push(ledger, project, err);
         if (status == MLO_OK)
@@ -250,12 +262,18 @@ static void *keep_written(void *arg)
     struct mlo_ledger *ledger = arg;
     json_t *done = json_object();
     enum mlo_status before = MLO_OK;
+    uint64_t all_ns = mlo_clock_ns();
     pthread_mutex_lock(&ledger->lock);
     while (!ledger->stopping) {
         struct mlo_error err = {0};
         struct timespec until;
         ledger->kicked = false;
         pthread_mutex_unlock(&ledger->lock);
+        /* also where nothing was written: what packs replaced goes when it was kept for long enough */
+        if (mlo_clock_ns() - all_ns > (uint64_t)MLO_MAX(ledger->pack_grace_s, PACK_LOOK_S) * 1000000000u) {
+            json_object_clear(done);
+            all_ns = mlo_clock_ns();
+        }
         enum mlo_status status = round_of_all(ledger, done, &err);
         if (status != MLO_OK && status != before)
             mlo_log(MLO_LOG_WARN, "a ledger could not be written; it is tried again", "error", err.message,

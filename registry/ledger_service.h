@@ -37,12 +37,15 @@ MLO_MUST_USE enum mlo_status mlo_ledger_open(const struct mlo_ledger_options *op
 /* Stops the thread, if there is one. NULL is allowed. */
 void mlo_ledger_close(struct mlo_ledger *ledger);
 
-/* Writes what is recorded and not written, and brings the repository to the last commit. `conn` is not in a
- * transaction. */
+/* Writes what is recorded and not written, brings the repository to the last commit, and packs what can be.
+ * `conn` is not in a transaction. */
 MLO_MUST_USE enum mlo_status mlo_ledger_sync(struct mlo_ledger *ledger, struct mlo_db_conn *conn,
                                              int64_t project_id, struct mlo_error *err);
-/* The same for every project whenever there is something to write, on a thread of its own, and the push to
- * the mirror; failures are logged and tried again. */
+/* The same without packing: for who reads, and waits. */
+MLO_MUST_USE enum mlo_status mlo_ledger_freshen(struct mlo_ledger *ledger, struct mlo_db_conn *conn,
+                                                int64_t project_id, struct mlo_error *err);
+/* mlo_ledger_sync for every project whenever there is something to write, on a thread of its own, and the
+ * push to the mirror; failures are logged and tried again. */
 MLO_MUST_USE enum mlo_status mlo_ledger_start(struct mlo_ledger *ledger, struct mlo_error *err);
 /* Tells the thread that there is something to write now. NULL is allowed. */
 void mlo_ledger_kick(struct mlo_ledger *ledger);

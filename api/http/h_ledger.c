@@ -35,7 +35,7 @@ enum mlo_status h_ledger(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_request_project(req, &project, err));
     /* what is there is shown also by a server that can write none */
     if (ledger && !mlo_request_query(req, "cursor") &&
-        mlo_ledger_sync(ledger, req->conn, project, &why) != MLO_OK)
+        mlo_ledger_freshen(ledger, req->conn, project, &why) != MLO_OK)
         mlo_log_error(MLO_LOG_WARN, "a ledger could not be written", &why);
     MLO_TRY(mlo_ledger_list(req->conn, project, &page, &value, err));
     MLO_TRY(mlo_reply_json(req, 200, value, err));
@@ -105,7 +105,7 @@ enum mlo_status h_git_refs(struct mlo_request *req, struct mlo_error *err)
     enum mlo_status status;
     MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(ledger_of(req, &ledger, err));
-    MLO_TRY(mlo_ledger_sync(ledger, req->conn, project, err));
+    MLO_TRY(mlo_ledger_freshen(ledger, req->conn, project, err));
     repository = mlo_ledger_repository(ledger, mlo_request_param(req, "p"));
     MLO_TRY(repository ? MLO_OK : mlo_error_nomem(err));
     status = mlo_ledger_tip(repository, &tip, &none);

@@ -163,6 +163,23 @@ static inline void api_version(struct api *api, const char *model, const char *t
     reply_clear(&reply);
 }
 
+/* A member of demo with a token, whose text is put into `token`. */
+static inline void api_member(struct api *api, const char *name, const char *settings,
+                              const char *token_settings, char token[MLO_TOKEN_TEXT_SIZE])
+{
+    char path[256];
+    struct reply reply = {0};
+    snprintf(path, sizeof path, "/v1/projects/demo/members/%s", name);
+    api_call(api, &reply, "PUT", path, api->token[MLO_ADMIN], settings, NULL);
+    if (reply.status != 201 && reply.status != 200)
+        fail_msg("member: %ld %s", reply.status, mlo_buf_str(&reply.body));
+    snprintf(path, sizeof path, "/v1/projects/demo/members/%s/tokens", name);
+    api_call(api, &reply, "POST", path, api->token[MLO_ADMIN], token_settings, NULL);
+    assert_http(&reply, 201);
+    snprintf(token, MLO_TOKEN_TEXT_SIZE, "%s", mlo_json_str(reply.json, "token", ""));
+    reply_clear(&reply);
+}
+
 /* A connection to the server, yours to close. */
 static inline int api_connect(struct api *api)
 {

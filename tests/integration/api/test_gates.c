@@ -105,6 +105,88 @@ static void test_gates__a_refusal_shows_the_numbers(void **state)
     reply_clear(&reply);
 }
 
+static long promote_as(struct api *api, struct reply *reply, const char *token, const char *stage,
+                       const char *if_match, int version, bool dry_run)
+{
+    char body[256], header[32];
+    const char *const headers[] = {header, NULL};
+    snprintf(header, sizeof header, "If-Match: \"%s\"", if_match);
+    snprintf(
+        body, sizeof body,
+        "{\"stage\": \"%s\", \"version\": %d, \"variants\": {\"any\": \"source\"}, \"reason\": \"why not\", "
+        "\"dry_run\": %s}",
+        stage, version, dry_run ? "true" : "false");
+    api_call(api, reply, "POST", MODEL "/promotions", token, body, headers);
+    return reply->status;
+}
+
+static long approve_as(struct api *api, struct reply *reply, const char *token, const char *stage,
+                       const char *shown)
+{
+    char body[256];
+    snprintf(body, sizeof body,
+             "{\"stage\": \"%s\", \"version\": 1, \"variants\": {\"any\": \"source\"}, \"shown\": \"%s\"}",
+             stage, shown);
+    api_call(api, reply, "POST", MODEL "/approvals", token, body, NULL);
+    return reply->status;
+}
+
+/* A promoter of staging alone moves no production; an approver of production alone counts there as one, and
+ * in staging is nobody; a service account approves where that was granted. */
+static void test_gates__roles_are_by_stage(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char stager[MLO_TOKEN_TEXT_SIZE], both[MLO_TOKEN_TEXT_SIZE], judge[MLO_TOKEN_TEXT_SIZE],
+        robot[MLO_TOKEN_TEXT_SIZE], shown[96];
+    const char *const whole = "{\"name\": \"t\"}";
+    api_member(api, "stager", "{\"role\": \"submitter\", \"stages\": {\"staging\": \"promoter\"}}", whole,
+               stager);
+    api_member(api, "both", "{\"role\": \"promoter\"}", whole, both);
+    api_member(api, "judge", "{\"role\": \"viewer\", \"stages\": {\"production\": \"approver\"}}", whole,
+               judge);
+    api_member(api, "robot", "{\"kind\": \"service\", \"role\": \"approver\"}", whole, robot);
+    api_version(api, "cnn", "one", "");
+    assert_int_equal(promote_as(api, &reply, stager, "staging", "0", 1, false), 201);
+    assert_int_equal(promote_as(api, &reply, stager, "production", "0", 1, true), 403);
+    assert_holds(mlo_json_str(reply.json, "detail", ""), "is a submitter for production");
+    set_policy(api, &reply, "0",
+               "stages: {production: [{approvals: 1}], staging: [{approvals: 1, role: promoter}]}");
+    assert_http(&reply, 201);
+    assert_int_equal(promote_as(api, &reply, both, "production", "0", 1, true), 200);
+    snprintf(shown, sizeof shown, "%s", mlo_json_str(json_object_get(reply.json, "decision"), "shown", ""));
+    assert_int_equal(approve_as(api, &reply, stager, "production", shown), 403);
+    assert_int_equal(approve_as(api, &reply, robot, "production", shown), 403);
+    assert_holds(mlo_json_str(reply.json, "detail", ""), "service account");
+    assert_int_equal(approve_as(api, &reply, judge, "staging", shown), 403);
+    assert_int_equal(approve_as(api, &reply, both, "production", shown),
+                     201); /* of a lesser role: it does not count */
+    assert_holds(first_why(json_object_get(reply.json, "decision")), "0 of 1 given; 1 by a lesser role");
+    assert_int_equal(promote_as(api, &reply, both, "production", "0", 1, false), 409);
+    assert_int_equal(approve_as(api, &reply, judge, "production", shown), 201);
+    assert_holds(first_why(json_object_get(reply.json, "decision")), "1 of 1 given: judge");
+    /* granted, it counts too, under its own name */
+    api_member(api, "robot", "{\"kind\": \"service\", \"role\": \"approver\", \"approve\": true}", whole,
+               robot);
+    assert_int_equal(approve_as(api, &reply, robot, "production", shown), 201);
+    assert_holds(first_why(json_object_get(reply.json, "decision")), "service:demo/robot");
+    /* a token for the other stage takes the right away from who has it */
+    char narrow[MLO_TOKEN_TEXT_SIZE];
+    api_member(api, "both", "{\"role\": \"promoter\"}", "{\"name\": \"t\", \"stage\": \"staging\"}", narrow);
+    assert_int_equal(promote_as(api, &reply, narrow, "production", "0", 1, false), 403);
+    assert_int_equal(promote_as(api, &reply, both, "production", "0", 1, false), 201);
+    /* and so it is with what goes back */
+    const char *const match[] = {"If-Match: \"1\"", NULL};
+    const char *const back = "{\"stage\": \"production\", \"reason\": \"no\"}";
+    api_call(api, &reply, "POST", MODEL "/rollbacks", narrow, back, match);
+    assert_http(&reply, 403);
+    api_call(api, &reply, "POST", MODEL "/rollbacks", stager, back, match);
+    assert_http(&reply, 403);
+    api_call(api, &reply, "POST", MODEL "/rollbacks", both, back, match);
+    assert_http(&reply, 409); /* there is nothing to go back to */
+    reply_clear(&reply);
+}
+
 static void test_gates__approvals_and_quarantine(void **state)
 {
     struct api *api = *state;
@@ -260,9 +342,9 @@ static void test_gates__a_stage_serves_what_fits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        API_TEST(test_gates__a_policy_has_revisions),   API_TEST(test_gates__a_refusal_shows_the_numbers),
-        API_TEST(test_gates__approvals_and_quarantine), API_TEST(test_gates__pages_show_and_approve),
-        API_TEST(test_gates__a_stage_serves_what_fits),
+        API_TEST(test_gates__a_policy_has_revisions), API_TEST(test_gates__a_refusal_shows_the_numbers),
+        API_TEST(test_gates__roles_are_by_stage),     API_TEST(test_gates__approvals_and_quarantine),
+        API_TEST(test_gates__pages_show_and_approve), API_TEST(test_gates__a_stage_serves_what_fits),
     };
     API_MAIN(tests);
 }

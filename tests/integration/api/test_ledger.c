@@ -290,8 +290,13 @@ static void test_ledger__packs_make_a_clone_cheap(void **state)
     char *path = mlo_ledger_repository(api->ledger, "demo");
     ledger_events(f, api->project, 0, 20);
     assert_true(clone_requests(api, "few") > 40);
+    /* who asks does not wait for packs, though there is one to make now; who writes makes it */
+    ledger_events(f, api->project, 20, 40);
+    assert_true(clone_requests(api, "waiting") > 120);
+    assert_shell(path, &out, "ls objects/pack | wc -l");
+    assert_string_equal(mlo_buf_str(&out), "0\n");
     assert_int_equal(pthread_create(&thread, NULL, keep_cloning, &cloner), 0);
-    for (int i = 20; i < 300; i += 20) {
+    for (int i = 60; i < 300; i += 20) {
         ledger_events(f, api->project, i, 20);
         assert_mlo_ok(mlo_ledger_sync(api->ledger, f->conn, api->project, &f->err), &f->err);
     }
@@ -301,6 +306,7 @@ static void test_ledger__packs_make_a_clone_cheap(void **state)
     assert_shell(path, &ids, "git rev-list main && git rev-list --objects main | sort");
     /* an hour later */
     assert_shell(path, &out, "sed -i 's/\"since\":[0-9]*/\"since\":1/g' packs && cat packs");
+    assert_mlo_ok(mlo_ledger_sync(api->ledger, f->conn, api->project, &f->err), &f->err);
     int64_t packed = clone_requests(api, "packed");
     print_message("300 commits: %lld requests, with packs %lld\n", (long long)loose, (long long)packed);
     assert_true(loose > 900);

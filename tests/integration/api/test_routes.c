@@ -77,6 +77,156 @@ static void test_routes__every_row_asks_for_its_role(void **state)
     reply_clear(&reply);
 }
 
+/* The same for members of a project, people and service accounts, with a higher role in one stage: what moves
+ * or judges a stage is open to them, all else as to their role; and for tokens that are for less than their
+ * member.
+ */
+static void test_routes__members_have_roles_by_stage(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    static const struct {
+        const char *name, *settings, *token;
+        enum mlo_role role, most;
+    } cases[] = {
+        {"a", "{\"role\": \"viewer\", \"stages\": {\"staging\": \"promoter\"}}", "{\"name\": \"t\"}",
+         MLO_VIEWER, MLO_PROMOTER},
+        {"b", "{\"role\": \"submitter\", \"stages\": {\"production\": \"approver\"}}", "{\"name\": \"t\"}",
+         MLO_SUBMITTER, MLO_APPROVER},
+        {"c", "{\"role\": \"admin\"}", "{\"name\": \"t\", \"read_only\": true}", MLO_VIEWER, MLO_VIEWER},
+        {"d", "{\"role\": \"promoter\"}", "{\"name\": \"t\", \"stage\": \"staging\"}", MLO_VIEWER,
+         MLO_PROMOTER},
+        {"e", "{\"kind\": \"service\", \"role\": \"submitter\"}", "{\"name\": \"t\"}", MLO_SUBMITTER,
+         MLO_SUBMITTER},
+        {"f", "{\"kind\": \"service\", \"role\": \"admin\"}", "{\"name\": \"t\"}", MLO_ADMIN, MLO_ADMIN},
+    };
+    size_t count, checked = 0;
+    const struct mlo_route *routes = mlo_http_api_routes(&count);
+    char path[512], token[MLO_TOKEN_TEXT_SIZE];
+    for (size_t c = 0; c < MLO_COUNT(cases); c++) {
+        api_member(api, cases[c].name, cases[c].settings, cases[c].token, token);
+        for (size_t i = 0; i < count; i++) {
+            const struct mlo_route *row = &routes[i];
+            concrete(row->path, path, sizeof path);
+            if (row->open || strncmp(path, "/v1/projects/demo", 17) != 0)
+                continue; /* the installation's own: below */
+            bool post = strcmp(row->method, "POST") == 0 || strcmp(row->method, "PUT") == 0;
+            api_call(api, &reply, row->method, path, token, post ? "{}" : NULL, NULL);
+            bool low = (row->by_stage ? cases[c].most : cases[c].role) < row->role;
+            if ((reply.status == 403) != low || reply.status == 401 || reply.status >= 500)
+                fail_msg("%s %s as %s: %ld %s", row->method, path, cases[c].name, reply.status,
+                         mlo_buf_str(&reply.body));
+            checked++;
+        }
+        /* whatever it is in its project, it is nothing elsewhere */
+        api_call(api, &reply, "GET", "/v1/tokens", token, NULL, NULL);
+        assert_http(&reply, 403);
+        api_call(api, &reply, "POST", "/v1/projects", token, "{\"name\": \"mine\"}", NULL);
+        assert_http(&reply, 403);
+    }
+    assert_true(checked > 400);
+    reply_clear(&reply);
+}
+
+static void test_routes__members_tokens_end_with_them(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    const char *admin = api->token[MLO_ADMIN];
+    char token[MLO_TOKEN_TEXT_SIZE], path[128], body[128];
+    static const char member[] = "/v1/projects/demo/members/ci";
+    static const char *const bad[] = {"{}",
+                                      "{\"role\": \"king\"}",
+                                      "{\"role\": \"viewer\", \"stages\": {\"testing\": \"promoter\"}}",
+                                      "{\"role\": \"viewer\", \"stages\": {\"staging\": \"admin\"}}",
+                                      "{\"role\": \"viewer\", \"stages\": []}",
+                                      "{\"role\": \"viewer\", \"kind\": \"robot\"}",
+                                      "{\"role\": \"viewer\", \"approve\": true}"};
+    for (size_t i = 0; i < MLO_COUNT(bad); i++) {
+        api_call(api, &reply, "PUT", member, admin, bad[i], NULL);
+        assert_http(&reply, 422);
+    }
+    api_member(api, "ci", "{\"kind\": \"service\", \"role\": \"submitter\"}", "{\"name\": \"builds\"}",
+               token);
+    api_call(api, &reply, "GET", "/v1/me", token, NULL, NULL);
+    assert_http(&reply, 200);
+    assert_string_equal(mlo_json_str(reply.json, "name", ""), "service:demo/ci");
+    assert_string_equal(mlo_json_str(reply.json, "kind", ""), "service");
+    /* pages are for people, by whichever way in */
+    snprintf(body, sizeof body, "token=%s", token);
+    api_call(api, &reply, "POST", "/login", NULL, body, NULL);
+    assert_http(&reply, 403);
+    assert_null(strstr(mlo_buf_str(&reply.headers), "Set-Cookie"));
+    snprintf(body, sizeof body, "Cookie: mlopt_session=%s", token);
+    const char *const cookie[] = {body, NULL};
+    api_call(api, &reply, "GET", "/", NULL, NULL, cookie);
+    assert_http(&reply, 403);
+    /* what it does is told as what it is */
+    snprintf(path, sizeof path, "/v1/projects/demo/models/cnn/versions");
+    char digest[MLO_DIGEST_TEXT_SIZE], version[256];
+    api_upload(api, "demo", "a model", digest);
+    snprintf(version, sizeof version,
+             "{\"files\": [{\"role\": \"model\", \"name\": \"m.onnx\", \"digest\": \"%s\"}]}", digest);
+    api_call(api, &reply, "POST", path, token, version, NULL);
+    assert_http(&reply, 201);
+    api_call(api, &reply, "GET", "/v1/projects/demo/audit?who=service:demo/ci", admin, NULL, NULL);
+    assert_http(&reply, 200);
+    assert_true(json_array_size(json_object_get(reply.json, "items")) >= 1);
+    /* no token has a name like that by itself */
+    api_call(api, &reply, "POST", "/v1/tokens", admin,
+             "{\"name\": \"service:demo/ci\", \"role\": \"viewer\"}", NULL);
+    assert_http(&reply, 422);
+    /* its role changes under it */
+    api_call(api, &reply, "PUT", member, admin, "{\"kind\": \"service\", \"role\": \"viewer\"}", NULL);
+    assert_http(&reply, 200);
+    assert_int_equal(mlo_json_i64(reply.json, "tokens", 0), 1);
+    assert_true(mlo_json_str(reply.json, "last_used_at", NULL) != NULL);
+    api_call(api, &reply, "POST", path, token, version, NULL);
+    assert_http(&reply, 403);
+    api_call(api, &reply, "PUT", member, admin, "{\"kind\": \"person\", \"role\": \"viewer\"}", NULL);
+    assert_http(&reply, 409);
+    /* one token, then the rest with it; another member's are none of its */
+    api_call(api, &reply, "GET", "/v1/projects/demo/members/ci/tokens", admin, NULL, NULL);
+    assert_http(&reply, 200);
+    assert_null(strstr(mlo_buf_str(&reply.body), token));
+    long long id = (long long)mlo_json_i64(json_array_get(json_object_get(reply.json, "items"), 0), "id", 0);
+    api_call(api, &reply, "PUT", "/v1/projects/demo/members/eve", admin, "{\"role\": \"viewer\"}", NULL);
+    assert_http(&reply, 201);
+    snprintf(path, sizeof path, "/v1/projects/demo/members/eve/tokens/%lld", id);
+    api_call(api, &reply, "DELETE", path, admin, NULL, NULL);
+    assert_http(&reply, 404);
+    snprintf(path, sizeof path, "/v1/projects/demo/members/ci/tokens/%lld", id);
+    api_call(api, &reply, "DELETE", path, admin, NULL, NULL);
+    assert_http(&reply, 204);
+    api_call(api, &reply, "GET", "/v1/me", token, NULL, NULL);
+    assert_http(&reply, 401);
+    api_member(api, "ci", "{\"kind\": \"service\", \"role\": \"viewer\"}", "{\"name\": \"builds\"}", token);
+    api_call(api, &reply, "DELETE", "/v1/projects/demo/members/ci?reason=over", admin, NULL, NULL);
+    assert_http(&reply, 204);
+    api_call(api, &reply, "GET", "/v1/me", token, NULL, NULL);
+    assert_http(&reply, 401);
+    api_call(api, &reply, "GET", member, admin, NULL, NULL);
+    assert_http(&reply, 404);
+    api_call(api, &reply, "GET", "/v1/projects/demo/audit?action=member.", admin, NULL, NULL);
+    assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 5);
+    assert_string_equal(mlo_json_str(json_array_get(json_object_get(reply.json, "items"), 0), "reason", ""),
+                        "over");
+    /* a program of before looks tokens up by their own hash: there is none */
+    struct mlo_digest hash;
+    struct mlo_db_conn *conn;
+    struct mlo_error err = {0};
+    mlo_digest_of(token, strlen(token), &hash);
+    char hex[MLO_DIGEST_TEXT_SIZE], sql[256];
+    snprintf(sql, sizeof sql,
+             "do $$ begin if exists (select from mlopt.token where hash = decode('%s', 'hex')) then raise "
+             "exception 'found'; end if; end $$",
+             mlo_digest_hex(&hash, hex));
+    assert_mlo_ok(mlo_db_acquire(api->pg->owner, &conn, &err), &err);
+    assert_mlo_ok(mlo_db_exec_text(conn, sql, &err), &err);
+    mlo_db_release(conn);
+    reply_clear(&reply);
+}
+
 static void test_routes__pages_need_a_session(void **state)
 {
     struct api *api = *state;
@@ -397,6 +547,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         API_TEST(test_routes__every_row_needs_a_token_and_says_what_it_is),
         API_TEST(test_routes__every_row_asks_for_its_role),
+        API_TEST(test_routes__members_have_roles_by_stage),
+        API_TEST(test_routes__members_tokens_end_with_them),
         API_TEST(test_routes__pages_need_a_session),
         API_TEST(test_routes__a_problem_has_its_members),
         API_TEST(test_routes__every_row_answers_what_is_wrong_as_a_problem),
