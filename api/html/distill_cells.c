@@ -88,16 +88,3 @@ void mlo_distill_bytes(struct mlo_buf *out, const json_t *side)
 }
 
 /* "3 Dress", or "3" where classes have no names. */
-void mlo_distill_class(struct mlo_buf *out, const json_t *r, const json_t *which)
-{
-    if (!json_is_integer(which)) {
-        HTML(out, MLO_DASH);
-        return;
-    }
-    json_int_t at = json_integer_value(which);
-    const char *name =
-        at >= 0 ? json_string_value(json_array_get(json_object_get(r, "class_names"), (size_t)at)) : NULL;
-    HTML(out, "%lld", (long long)at);
-    if (name)
-        HTML(out, " %s", name);
-}

@@ -31,8 +31,6 @@ void mlo_distill_p_cell(struct mlo_buf *out, double p);
 void mlo_distill_time(struct mlo_buf *out, double us);
 /* The size of a side's file. */
 void mlo_distill_bytes(struct mlo_buf *out, const json_t *side);
-/* "3 Dress", or "3" where classes have no names. */
-void mlo_distill_class(struct mlo_buf *out, const json_t *r, const json_t *which);
 
 /* The parts of distill_parts.c. Nothing where the report has nothing of the kind. */
 void mlo_distill_part_calibration(struct mlo_buf *out, const json_t *r);

@@ -97,7 +97,7 @@ static void part_row(struct mlo_buf *out, const json_t *r, const json_t *row, co
     bool values = strcmp(mlo_json_str(r, "task", ""), "values") == 0;
     HTML(out, "<tr><td class=\"nowrap\">");
     if (strcmp(key, "class") == 0)
-        mlo_distill_class(out, r, json_object_get(row, key));
+        mlo_report_class(out, json_object_get(r, "class_names"), json_object_get(row, key));
     else
         HTML(out, "%s", mlo_json_str(row, key, ""));
     HTML(out, "</td><td class=\"n\">%lld</td>", (long long)mlo_json_i64(row, "n", 0));
@@ -217,9 +217,9 @@ void mlo_distill_part_confusion(struct mlo_buf *out, const json_t *r)
         if (i == PAIRS)
             break;
         HTML(out, "<tr><td>");
-        mlo_distill_class(out, r, json_object_get(pair, "teacher"));
+        mlo_report_class(out, json_object_get(r, "class_names"), json_object_get(pair, "teacher"));
         HTML(out, "</td><td>");
-        mlo_distill_class(out, r, json_object_get(pair, "student"));
+        mlo_report_class(out, json_object_get(r, "class_names"), json_object_get(pair, "student"));
         HTML(out, "</td><td class=\"n\">%lld</td>", (long long)mlo_json_i64(pair, "count", 0));
         static const char *const right[] = {"teacher_right", "student_right"};
         for (size_t s = 0; s < 2; s++) {
@@ -239,18 +239,6 @@ void mlo_distill_part_confusion(struct mlo_buf *out, const json_t *r)
     HTML(out, "</section>");
 }
 
-static void prediction(struct mlo_buf *out, const json_t *r, const json_t *side, const json_t *label)
-{
-    const json_t *of = json_object_get(side, "class");
-    bool wrong =
-        json_is_integer(label) && json_is_integer(of) && json_integer_value(label) != json_integer_value(of);
-    HTML(out, "<td class=\"%s\">", wrong ? "wrong" : "right");
-    mlo_distill_class(out, r, of);
-    if (!isnan(mlo_distill_number(side, "confidence")))
-        HTML(out, " <small>%.1f&nbsp;%%</small>", 100 * mlo_distill_number(side, "confidence"));
-    HTML(out, "</td>");
-}
-
 void mlo_distill_part_farthest(struct mlo_buf *out, const json_t *r)
 {
     const json_t *list = json_object_get(r, "farthest"), *row;
@@ -268,17 +256,12 @@ void mlo_distill_part_farthest(struct mlo_buf *out, const json_t *r)
     HTML(out, "<th class=\"n\">%s</th></tr></thead><tbody>", classes ? "KL" : "Mean squared difference");
     json_array_foreach((json_t *)list, i, row)
     {
-        const json_t *label = json_object_get(row, "label");
         if (i == MLO_PAGE_ROWS)
             break;
         HTML(out, "<tr><td class=\"n\">%lld</td>", (long long)mlo_json_i64(row, "sample", 0));
-        if (classes) {
-            HTML(out, "<td>");
-            mlo_distill_class(out, r, label);
-            HTML(out, "</td>");
-            prediction(out, r, json_object_get(row, "teacher"), label);
-            prediction(out, r, json_object_get(row, "student"), label);
-        }
+        if (classes)
+            mlo_report_predictions(out, json_object_get(r, "class_names"), row, mlo_distill_sides,
+                                   "confidence", true);
         if (sliced)
             HTML(out, "<td>%s</td>", mlo_json_str(row, "slice", ""));
         double by = mlo_distill_number(row, classes ? "kl" : "mse");

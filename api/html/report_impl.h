@@ -30,6 +30,13 @@ void mlo_report_db_cell(struct mlo_buf *out, double db);
 /* Begins and ends the part of a list that is folded away; `count` rows of it. Nothing when 0. */
 void mlo_report_more_begin(struct mlo_buf *out, size_t count, const char *what);
 void mlo_report_more_end(struct mlo_buf *out, size_t count);
+/* "3 Dress", or "3" where classes have no names (`names`: an array, or NULL); a dash for what is no number.
+ */
+void mlo_report_class(struct mlo_buf *out, const json_t *names, const json_t *number);
+/* Cells of a sample whose label is known: the label, and of both sides the class that it chose (member
+ * "class"), right or wrong, beside how sure it was (member `score`: a share, in percent, or any number). */
+void mlo_report_predictions(struct mlo_buf *out, const json_t *names, const json_t *sample,
+                            const char *const sides[2], const char *score, bool share);
 /* "and 12 more" for rows that a page does not show. */
 void mlo_report_left_out(struct mlo_buf *out, size_t count);
 

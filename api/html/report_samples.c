@@ -3,30 +3,39 @@
 
 #include "api/html/report_impl.h"
 
-/* "3 Dress", or "3" where classes have no names. */
-static void class_text(struct mlo_buf *out, const json_t *classes, const json_t *number)
+void mlo_report_class(struct mlo_buf *out, const json_t *names, const json_t *number)
 {
     if (!json_is_integer(number)) {
         HTML(out, "<span class=\"muted\">–</span>");
         return;
     }
     json_int_t at = json_integer_value(number);
-    const char *name = at >= 0 ? json_string_value(json_array_get(classes, (size_t)at)) : NULL;
+    const char *name = at >= 0 ? json_string_value(json_array_get(names, (size_t)at)) : NULL;
     HTML(out, "%lld", (long long)at);
     if (name)
         HTML(out, " %s", name);
 }
 
-static void prediction(struct mlo_buf *out, const json_t *classes, const json_t *p, const json_t *label)
+void mlo_report_predictions(struct mlo_buf *out, const json_t *names, const json_t *sample,
+                            const char *const sides[2], const char *score, bool share)
 {
-    const json_t *number = json_object_get(p, "class"), *score = json_object_get(p, "score");
-    bool wrong = json_is_integer(label) && json_is_integer(number) &&
-                 json_integer_value(label) != json_integer_value(number);
-    HTML(out, "<td class=\"%s\">", wrong ? "wrong" : "right");
-    class_text(out, classes, number);
-    if (json_is_number(score))
-        HTML(out, " <small>%.4g</small>", json_number_value(score));
+    const json_t *label = json_object_get(sample, "label");
+    HTML(out, "<td>");
+    mlo_report_class(out, names, label);
     HTML(out, "</td>");
+    for (int i = 0; i < 2; i++) {
+        const json_t *side = json_object_get(sample, sides[i]), *of = json_object_get(side, "class");
+        bool wrong = json_is_integer(label) && json_is_integer(of) &&
+                     json_integer_value(label) != json_integer_value(of);
+        double sure = mlo_json_f64(side, score, NAN);
+        HTML(out, "<td class=\"%s\">", wrong ? "wrong" : "right");
+        mlo_report_class(out, names, of);
+        if (!isnan(sure) && share)
+            HTML(out, " <small>%.1f&nbsp;%%</small>", 100 * sure);
+        else if (!isnan(sure))
+            HTML(out, " <small>%.4g</small>", sure);
+        HTML(out, "</td>");
+    }
 }
 
 static void number(struct mlo_buf *out, const json_t *value)
@@ -39,15 +48,10 @@ static void number(struct mlo_buf *out, const json_t *value)
 
 static void sample_row(struct mlo_buf *out, const json_t *s, const json_t *classes, bool predicts)
 {
-    const json_t *label = json_object_get(s, "label");
+    static const char *const sides[] = {"source", "variant"};
     HTML(out, "<tr><td class=\"n\">%lld</td>", (long long)mlo_json_i64(s, "sample", 0));
-    if (predicts) {
-        HTML(out, "<td>");
-        class_text(out, classes, label);
-        HTML(out, "</td>");
-        prediction(out, classes, json_object_get(s, "source"), label);
-        prediction(out, classes, json_object_get(s, "variant"), label);
-    }
+    if (predicts)
+        mlo_report_predictions(out, classes, s, sides, "score", false);
     HTML(out, "<td class=\"n\"><b>");
     number(out, json_object_get(s, "deviation"));
     HTML(out, "</b></td><td class=\"name\"><code>%s</code>[%lld] <small>", mlo_json_str(s, "output", ""),

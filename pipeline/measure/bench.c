@@ -170,8 +170,11 @@ static enum mlo_status measure_once(const struct session *s, bool second, struct
                                     struct round *round, struct mlo_error *err)
 {
     json_t *report;
+    struct mlo_bench_options own = *s->options;
+    if (second && own.threads_b)
+        own.threads = own.threads_b;
     enum mlo_status status =
-        mlo_bench_child_report(s->exe, side->path, engine_name(s, second), s->options, s->child_seconds,
+        mlo_bench_child_report(s->exe, side->path, engine_name(s, second), &own, s->child_seconds,
                                s->pinned ? &s->cpus : NULL, &report, err);
     if (status == MLO_OK)
         status = take_report(report, side, round, err);
@@ -235,6 +238,8 @@ static enum mlo_status describe(const struct session *s, json_t *load_before, st
         json_object_set_new(*out, "engine_b", json_string(result->b.engine_version));
     json_object_set_new(*out, "clock", json_string(s->options->cpu_clock ? "cpu" : "wall"));
     json_object_set_new(*out, "threads", json_integer(MLO_MAX(s->options->threads, 1u)));
+    if (s->options->threads_b && result->b.path)
+        json_object_set_new(*out, "threads_b", json_integer(s->options->threads_b));
     json_object_set_new(*out, "rounds", json_integer(s->rounds));
     json_object_set_new(*out, "pinned_cpus", cpus);
     json_object_set(*out, "load_average_before", load_before);
@@ -296,7 +301,7 @@ enum mlo_status mlo_bench(const char *path_a, const char *path_b, const struct m
         status = mlo_error_nomem(err);
         goto out;
     }
-    s.pinned = mlo_cpus_choose(MLO_MAX(options->threads, 1u), &s.cpus);
+    s.pinned = mlo_cpus_choose(MLO_MAX(MLO_MAX(options->threads, options->threads_b), 1u), &s.cpus);
     MLO_TRY(run_rounds(&s, out, progress, progress_arg, err));
     MLO_TRY(describe(&s, load, out, err));
 out:

@@ -253,6 +253,7 @@ struct mlo_bench_options {
     const struct mlo_engine *engine_b; /* of the second side; NULL: the same */
     int64_t batch;                     /* 0: 1. A model whose batch is fixed at another size is MLO_EINVAL */
     unsigned threads;                  /* 0: 1 */
+    unsigned threads_b;                /* of the second side; 0: the same */
     const struct mlo_binding *dims;    /* sizes of open dims besides the batch */
     size_t dim_count;
     double seconds;       /* measuring time per side over all rounds; 0: 1 */

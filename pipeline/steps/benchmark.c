@@ -7,6 +7,7 @@
 static const struct mlo_option_spec OPTIONS[] = {
     MLO_STEP_OPT_BATCH("batch sizes to measure"),
     MLO_STEP_OPT_THREADS,
+    MLO_STEP_OPT_SOURCE_THREADS,
     MLO_STEP_OPT_COMPARE_TO("measure the source in alternating processes and report the ratio"),
     MLO_STEP_OPT_ENGINE,
     MLO_STEP_OPT_SECONDS,
@@ -117,6 +118,11 @@ static enum mlo_status observe_size(const struct mlo_step_context *ctx, const st
     return status;
 }
 
+static json_t *params_of(int64_t batch, int64_t threads)
+{
+    return json_pack("{s:I,s:I}", "batch", (json_int_t)batch, "threads", (json_int_t)threads);
+}
+
 static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_result *out,
                            struct mlo_error *err)
 {
@@ -126,7 +132,13 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     size_t count = json_array_size(batches);
     struct mlo_bench_result result = {0};
     struct mlo_bench_options bench = mlo_step_bench_options(ctx, NULL);
-    json_t *params = NULL;
+    int64_t threads = bench.threads, source_threads = mlo_json_i64(ctx->options, "source_threads", 0);
+    json_t *params = NULL, *source_params = NULL;
+    source_threads = source_threads ? source_threads : threads;
+    if (compares) {
+        bench.threads = (unsigned)source_threads;
+        bench.threads_b = (unsigned)threads;
+    }
     out->observations = json_array();
     out->report = json_object();
     MLO_TRY(mlo_step_engine(ctx, &bench.engine, err));
@@ -137,14 +149,15 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
         bench.batch = json_integer_value(json_array_get(batches, i));
         MLO_TRY(
             mlo_bench(first, compares ? ctx->model_path : NULL, &bench, &result, part_progress, &part, err));
-        params = json_pack("{s:I,s:i}", "batch", (json_int_t)bench.batch, "threads", (int)bench.threads);
-        if (!params) {
+        params = params_of(bench.batch, threads);
+        source_params = params_of(bench.batch, source_threads);
+        if (!params || !source_params) {
             status = mlo_error_nomem(err);
             goto out;
         }
         if (compares) {
-            MLO_TRY(observe_side(ctx, bench.engine, "source", &result.a, params, bench.batch, result.machine,
-                                 NULL, NULL, out->observations, err));
+            MLO_TRY(observe_side(ctx, bench.engine, "source", &result.a, source_params, bench.batch,
+                                 result.machine, NULL, NULL, out->observations, err));
             MLO_TRY(observe_side(ctx, bench.engine, "variant", &result.b, params, bench.batch, result.machine,
                                  &result.ratio_p50, &result.ratio_p99, out->observations, err));
         } else {
@@ -152,11 +165,13 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
                                  NULL, NULL, out->observations, err));
         }
         json_decref(params);
-        params = NULL;
+        json_decref(source_params);
+        params = source_params = NULL;
         mlo_bench_result_clear(&result);
     }
 out:
     json_decref(params);
+    json_decref(source_params);
     mlo_bench_result_clear(&result);
     return status;
 }

@@ -172,7 +172,7 @@ static const struct estimate {
     {"evaluate", 5, 1},      {"benchmark", 5, 1},        {"compile", 5, 3},
     {"tune", 8, 4},          {"report", 7, 1},           {"distill-eval", 10, 2},
     {"prune", 7, 2},         {"sparsify", 9, 2},         {"screen", 5, 1},
-    {"search", 5, 1},
+    {"trial", 5, 1},         {"search", 5, 1},
 };
 static const struct estimate OTHER = {NULL, 6, 2};
 #define MEMORY_BASE_BYTES (64 * MB)

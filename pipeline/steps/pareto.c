@@ -1,4 +1,5 @@
 /* Which of several points are worth having, and in which order for a goal. */
+#include <math.h>
 #include <string.h>
 
 #include "pipeline/steps/search.h"
@@ -42,6 +43,67 @@ void mlo_points_rank(const struct mlo_search_point *points, size_t count, int *r
             }
         }
     }
+}
+
+/* --- volume -------------------------------------------------------------------------------------------- */
+
+enum { POINTS_MAX = 160 };
+static const double SPAN = 1.25; /* of the bound, and of what the source has */
+
+static double drop_bound(const struct mlo_goal *goal)
+{
+    double bound = 0.05;
+    for (size_t i = 0; i < goal->count; i++)
+        if (strcmp(goal->conditions[i].metric, "accuracy_drop") == 0 && goal->conditions[i].offset > 0)
+            bound = goal->conditions[i].offset;
+    return SPAN * bound;
+}
+
+/* The area that boxes from the origin to (x, y) cover together. */
+static double area(double (*boxes)[2], size_t count)
+{
+    double sum = 0, high = 0;
+    for (size_t i = 1; i < count; i++) /* by x, the longest first; few */
+        for (size_t k = i; k > 0 && boxes[k][0] > boxes[k - 1][0]; k--)
+            for (int d = 0; d < 2; d++) {
+                double t = boxes[k][d];
+                boxes[k][d] = boxes[k - 1][d];
+                boxes[k - 1][d] = t;
+            }
+    for (size_t i = 0; i < count; i++) {
+        if (boxes[i][1] <= high)
+            continue;
+        sum += boxes[i][0] * (boxes[i][1] - high);
+        high = boxes[i][1];
+    }
+    return sum;
+}
+
+double mlo_points_volume(const struct mlo_goal *goal, const struct mlo_search_point *points, size_t count)
+{
+    double reach[POINTS_MAX][MLO_AXES], boxes[POINTS_MAX][2], bound = drop_bound(goal), volume = 0;
+    size_t n = 0;
+    for (size_t i = 0; i < count && n < POINTS_MAX; i++) {
+        const struct mlo_bounded *a = points[i].axis;
+        if (!mlo_point_whole(&points[i]) || !(a[MLO_AXIS_LATENCY].value > 0) || !(a[MLO_AXIS_SIZE].value > 0))
+            continue;
+        double room[MLO_AXES] = {1 - MLO_MAX(a[MLO_AXIS_DROP].value, 0.0) / bound,
+                                 log(SPAN / a[MLO_AXIS_LATENCY].value), log(SPAN / a[MLO_AXIS_SIZE].value)};
+        if (!(room[0] > 0 && room[1] > 0 && room[2] > 0))
+            continue;
+        size_t at = n++;
+        for (; at > 0 && reach[at - 1][0] < room[0]; at--) /* the most accurate first */
+            memcpy(reach[at], reach[at - 1], sizeof reach[at]);
+        memcpy(reach[at], room, sizeof room);
+    }
+    for (size_t i = 0; i < n;
+         i++) { /* a slab of the drop between two points: what is as accurate reaches it */
+        double thick = reach[i][0] - (i + 1 < n ? reach[i + 1][0] : 0);
+        for (size_t k = 0; k <= i; k++)
+            memcpy(boxes[k], &reach[k][1], sizeof boxes[k]);
+        volume += thick > 0 ? thick * area(boxes, i + 1) : 0;
+    }
+    return volume;
 }
 
 static struct mlo_condition_facts facts_of(const struct mlo_condition *c, const struct mlo_search_point *p)

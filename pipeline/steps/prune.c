@@ -88,57 +88,30 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
                            struct mlo_error *err)
 {
     enum mlo_status status;
-    struct mlo_model *model = NULL;
-    struct mlo_dataset *dataset = NULL;
-    struct mlo_stats_wants wants = {0};
-    struct mlo_stats stats;
-    struct mlo_pass_context pass = {.options = ctx->options, .notes = json_array()};
+    struct mlo_step_changing c = {0};
     struct mlo_pass_request last = {"remove-dead", NULL};
     struct mlo_pass_driver driver = {0};
     const char *names[MLO_STEP_FOLDING];
-    json_t *passes = NULL, *report = NULL;
-    mlo_stats_init(&stats);
-    if (!pass.notes) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    MLO_TRY(mlo_step_load(ctx->model_path, &model, err));
-    MLO_TRY(mlo_step_fold(model, names, names_of(ctx->options, names), &passes, err));
-    MLO_TRY(mlo_prune_wanted(model, ctx->options, &wants, err));
-    MLO_TRY(check_data(ctx, &wants, err));
-    if (ctx->calibrate_path) {
-        MLO_TRY(mlo_step_open_calibration(ctx, model, &dataset, err));
-        MLO_TRY(mlo_step_note_channels(model, dataset, pass.notes, err));
-        MLO_TRY(mlo_step_observe_grams(ctx, model, dataset, &wants, 0.05, 0.4, &stats, err));
-    }
+    MLO_TRY(mlo_step_changing_init(&c, ctx, names, names_of(ctx->options, names), err));
+    MLO_TRY(mlo_prune_wanted(c.model, ctx->options, &c.wants, err));
+    MLO_TRY(check_data(ctx, &c.wants, err));
+    MLO_TRY(mlo_step_changing_observe(&c, ctx, 0.05, 0.4, err));
     mlo_step_progress(ctx, 0.4, "ranking channels");
-    MLO_TRY(prune(ctx, model, dataset, &stats, &pass, &report, err));
-    json_array_append_new(passes, json_pack("{s:s,s:i,s:i,s:f,s:O}", "pass", "prune", "revision",
-                                            mlo_pass_find("prune")->revision, "changes", pass.changes, "ms",
-                                            0.0, "notes", pass.notes));
-    MLO_TRY(mlo_passes_run(model, &last, 1, &driver, err)); /* shapes that were computed and are stated now */
-    MLO_TRY(mlo_step_save(ctx, model, passes, out, err));
-    if (json_object_set(out->report, "pruning", report) != 0)
-        status = mlo_error_nomem(err);
+    MLO_TRY(prune(ctx, c.model, c.dataset, &c.stats, &c.pass, &c.report, err));
+    MLO_TRY(mlo_step_changing_note(&c, "prune", err));
+    MLO_TRY(
+        mlo_passes_run(c.model, &last, 1, &driver, err)); /* shapes that were computed and are stated now */
+    MLO_TRY(mlo_step_changing_save(&c, ctx, "pruning", out, err));
 out:
-    mlo_dataset_close(dataset);
-    mlo_stats_wants_clear(&wants);
-    mlo_stats_clear(&stats);
-    mlo_model_free(model);
-    json_decref(pass.notes);
+    mlo_step_changing_clear(&c);
     json_decref(driver.report);
-    json_decref(passes);
-    json_decref(report);
     return status;
 }
 
 static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_error *err)
 {
     const char *names[MLO_STEP_FOLDING];
-    size_t count = names_of(options, names);
-    names[count++] = "prune";
-    *out = mlo_step_pass_revisions(names, count);
-    return *out ? MLO_OK : mlo_error_nomem(err);
+    return mlo_step_changing_passes(names, names_of(options, names), "prune", out, err);
 }
 
 const struct mlo_step mlo_step_prune = {

@@ -46,17 +46,24 @@ void mlo_points_rank(const struct mlo_search_point *points, size_t count, int *r
 /* How many of the goal's conditions hold; `hopeful`: that could still hold, by the end of the interval that
  * speaks for them. One that was not measured holds only hopefully. */
 size_t mlo_goal_held(const struct mlo_goal *goal, const struct mlo_search_point *point, bool hopeful);
+/* How much of the space of drop, latency and size (both on a logarithmic scale) the points reach together:
+ * what is nowhere better than one of them, up to the goal's bound of the drop (5 points where it has none)
+ * and a quarter more than it, and to 1.25 times the source's latency and size. Measurements that are not
+ * known reach nothing; of a drop below 0 no more is thought than of 0. */
+double mlo_points_volume(const struct mlo_goal *goal, const struct mlo_search_point *points, size_t count);
 /* Below 0: `a` is better for the goal: more of it holds, then less of its objective, then of the other axes.
  */
 int mlo_goal_order(const struct mlo_goal *goal, const struct mlo_search_point *a,
                    const struct mlo_search_point *b);
 
-/* --- the space (search_space.c) ------------------------------------------------------------------------ */
+/* --- the space (search_knobs.c, search_space.c)
+ * ------------------------------------------------------------------------ */
 
-/* All candidates of a search's (resolved) options, in the order in which they are tried: [{"name","steps":
- * [{"step","options" (resolved)}]}]. Those that come to the same are one. MLO_EINVAL for a value that a knob
- * does not have, and for two that come to one name; MLO_ETOOBIG for more than MLO_SEARCH_CANDIDATES. *out is
- * yours. */
+/* All candidates of a search's (resolved) options, in the order in which they are listed: [{"name","shape",
+ * "form","precision","share","round","threads","between","steps":[{"step","options" (resolved)}]}]. Those
+ * that come to the same are one. With the option foresee, behind them those whose share of pruning lies
+ * between two that are listed, as many as there is room for. MLO_EINVAL for a value that a knob does not
+ * have, and for two that come to one name; MLO_ETOOBIG for more than MLO_SEARCH_CANDIDATES. *out is yours. */
 enum { MLO_SEARCH_CANDIDATES = 128, MLO_SEARCH_VARIANT_MAX = 100 /* bytes of RECIPE-CANDIDATE */ };
 MLO_MUST_USE enum mlo_status mlo_search_space(const json_t *options, json_t **out, struct mlo_error *err);
 /* What can be said of a search's options before anything is done: goal, knobs, budgets. */

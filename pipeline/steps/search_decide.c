@@ -12,7 +12,7 @@
  * after it. */
 static const double RUNG_SHARE[] = {
     [MLO_RUNG_SCREEN] = 0.65, [MLO_RUNG_SELECT] = 0.85, [MLO_RUNG_EVALUATE] = 1e9};
-enum { KEPT_LEAST = 3 };
+enum { KEPT_LEAST = 3, SURVIVOR_TIMES = 2 /* as many rounds for those that are kept */ };
 
 static double budget_s(const json_t *options, const char *key)
 {
@@ -61,7 +61,7 @@ static bool shared(const struct mlo_search_state *s, size_t candidate, size_t st
 
 static int64_t jobs_of(const struct mlo_search_state *s, size_t candidate, const bool *planned)
 {
-    int64_t jobs = 2; /* screen, benchmark */
+    int64_t jobs = 1; /* its trial */
     for (size_t k = 0; k < json_array_size(s->all[candidate].steps); k++)
         jobs += !shared(s, candidate, k, planned);
     return jobs;
@@ -69,20 +69,27 @@ static int64_t jobs_of(const struct mlo_search_state *s, size_t candidate, const
 
 /* --- blocks -------------------------------------------------------------------------------------------- */
 
-static json_t *measured(const struct mlo_search_state *s, int64_t samples)
+static json_t *judged(const struct mlo_search_state *s)
 {
-    json_t *out = json_pack("{s:[s], s:s}", "metrics", s->metric.name, "compare_to", "source");
-    if (out && samples >= 0)
-        json_object_set_new(out, "samples", json_integer(samples));
-    return out;
+    return json_pack("{s:[s], s:s}", "metrics", s->metric.name, "compare_to", "source");
 }
 
-static json_t *timed(const struct mlo_search_state *s)
+/* Judging and timing in one job; the more it counts the longer it is timed. */
+static json_t *trial(const struct mlo_search_state *s, const struct mlo_search_candidate *c, int64_t samples,
+                     int times)
 {
-    return json_pack("{s:[I], s:I, s:s, s:O, s:O}", "batch", (json_int_t)mlo_json_i64(s->options, "batch", 1),
-                     "threads", (json_int_t)mlo_json_i64(s->options, "threads", 1), "compare_to", "source",
-                     "seconds", json_object_get(s->options, "seconds"), "rounds",
-                     json_object_get(s->options, "rounds"));
+    json_t *out = judged(s);
+    json_t *more = json_pack("{s:I, s:[I], s:I, s:I, s:f, s:I}", "samples", (json_int_t)samples, "batch",
+                             (json_int_t)mlo_json_i64(s->options, "batch", 1), "threads",
+                             (json_int_t)c->threads, "source_threads", (json_int_t)s->source_threads,
+                             "seconds", times * mlo_json_f64(s->options, "seconds", 1.5), "rounds",
+                             (json_int_t)MLO_MIN(times * mlo_json_i64(s->options, "rounds", 6), 1000));
+    if (!out || !more || json_object_update(out, more) != 0) {
+        json_decref(out);
+        out = NULL;
+    }
+    json_decref(more);
+    return out;
 }
 
 /* What a candidate does in a rung. */
@@ -95,12 +102,11 @@ static enum mlo_status add_block(const struct mlo_search_state *s, struct mlo_se
         return mlo_error_nomem(err);
     if (rung == MLO_RUNG_SCREEN) {
         MLO_TRY(
-            mlo_search_add_step(steps, "screen", measured(s, mlo_json_i64(s->options, "screen", 0)), err));
-        MLO_TRY(mlo_search_add_step(steps, "benchmark", timed(s), err));
+            mlo_search_add_step(steps, "trial", trial(s, c, mlo_json_i64(s->options, "screen", 0), 1), err));
     } else if (rung == MLO_RUNG_SELECT) {
-        MLO_TRY(mlo_search_add_step(steps, "screen", measured(s, 0), err));
+        MLO_TRY(mlo_search_add_step(steps, "trial", trial(s, c, 0, SURVIVOR_TIMES), err));
     } else {
-        MLO_TRY(mlo_search_add_step(steps, "evaluate", measured(s, -1), err));
+        MLO_TRY(mlo_search_add_step(steps, "evaluate", judged(s), err));
     }
     json_t *block = json_pack("{s:s, s:i, s:s?, s:O}", "candidate", c->name, "rung", rung, "input",
                               rung == MLO_RUNG_SCREEN ? NULL : c->artifact, "steps", steps);
@@ -113,22 +119,30 @@ out:
 
 /* --- rungs --------------------------------------------------------------------------------------------- */
 
+/* The next to be tried; s->count: none. */
+static size_t pick(const struct mlo_search_state *s, const bool *planned, size_t together)
+{
+    if (mlo_json_bool(s->options, "foresee", false))
+        return mlo_search_pick(s, planned, MLO_MAX(together / 2, (size_t)1));
+    for (size_t i = 0; i < s->count; i++)
+        if (!s->all[i].begun && !planned[i])
+            return i;
+    return s->count;
+}
+
 static enum mlo_status plan_screen(struct mlo_search_state *s, json_t *next, char *why, size_t size,
                                    struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     int64_t budget = mlo_json_i64(s->options, "jobs", 0), used = s->used_jobs + 1; /* and this one */
-    size_t tried = 0, together = (size_t)mlo_json_i64(s->options, "together", 1), left = 0;
+    size_t tried = 0, together = (size_t)mlo_json_i64(s->options, "together", 1);
     bool planned[MLO_SEARCH_CANDIDATES] = {false};
     for (size_t i = 0; i < s->count; i++)
         tried += s->all[i].begun > 0;
-    for (size_t i = 0; i < s->count; i++) {
-        struct mlo_search_candidate *c = &s->all[i];
-        if (c->begun)
-            continue;
-        left++;
-        if (json_array_size(next) >= together)
-            continue;
+    while (json_array_size(next) < together) {
+        size_t i = pick(s, planned, together);
+        if (i == s->count)
+            break;
         double more = tried ? (double)(json_array_size(next) + 1) / (double)tried : 0;
         const char *out = out_of(s, MLO_RUNG_SCREEN, more);
         int64_t cost = jobs_of(s, i, planned);
@@ -138,10 +152,9 @@ static enum mlo_status plan_screen(struct mlo_search_state *s, json_t *next, cha
             snprintf(why, size, "the budget of %lld jobs", (long long)budget);
         if (*why)
             break; /* and what comes after it, which was worth less */
-        MLO_TRY(add_block(s, c, MLO_RUNG_SCREEN, next, err));
+        MLO_TRY(add_block(s, &s->all[i], MLO_RUNG_SCREEN, next, err));
         planned[i] = true;
         used += cost;
-        left--;
     }
     if (*why) {
         size_t used_up = strlen(why);
@@ -155,9 +168,14 @@ out:
 static void tell_untried(const struct mlo_search_state *s, char *stopped, size_t size)
 {
     size_t untried = 0;
+    const bool planned[MLO_SEARCH_CANDIDATES] = {false};
     for (size_t i = 0; i < s->count; i++)
-        untried += s->all[i].begun == 0;
-    if (untried)
+        untried += s->all[i].begun == 0 && !s->all[i].between;
+    bool left = pick(s, planned, 2) < s->count;
+    for (size_t i = 0; i < s->count && !left; i++)
+        if (!s->all[i].begun)
+            s->all[i].why = "by what others came to it would add nothing to the front";
+    if (untried && left)
         snprintf(stopped, size, "a budget ended the search before %zu of %zu candidates were tried", untried,
                  s->count);
 }
@@ -197,18 +215,26 @@ static size_t ordered(struct mlo_search_state *s, size_t *order, int *rank)
 /* Who is kept after the first rung, and why the others are not. */
 static void halve(struct mlo_search_state *s, const size_t *order, const int *rank, size_t count)
 {
-    size_t keep = kept_of(s, count), hopeful = 0;
+    size_t keep = kept_of(s, count), hopeful = 0, among[MLO_SEARCH_CANDIDATES], kept[MLO_SEARCH_CANDIDATES],
+           n = 0;
     bool chosen = s->last_rung > MLO_RUNG_SCREEN; /* already, on what was known then */
     for (size_t k = 0; k < count; k++)
         hopeful += mlo_goal_held(&s->goal, &s->all[order[k]].point, true) == s->goal.count;
+    for (size_t k = 0; k < count; k++)
+        if (hopeful == 0 || mlo_goal_held(&s->goal, &s->all[order[k]].point, true) == s->goal.count)
+            among[n++] = order[k];
+    n = mlo_search_spread(s, among, n, keep, kept);
+    for (size_t k = 0; k < n && !chosen; k++)
+        s->all[kept[k]].kept = true;
     for (size_t k = 0; k < count; k++) {
         struct mlo_search_candidate *c = &s->all[order[k]];
         bool hope = mlo_goal_held(&s->goal, &c->point, true) == s->goal.count;
-        c->kept = chosen ? c->begun > MLO_RUNG_SCREEN : k < keep && (hope || hopeful == 0);
+        if (chosen)
+            c->kept = c->begun > MLO_RUNG_SCREEN;
         if (!c->kept)
             c->why = !hope && hopeful     ? "even by the better end of its intervals it misses the goal"
                      : rank[order[k]] > 0 ? "others are better on every axis"
-                                          : "others of the front are nearer to the goal";
+                                          : "others of the front reach more, or are nearer to the goal";
     }
 }
 
@@ -232,34 +258,32 @@ static void mark_front(struct mlo_search_state *s, const size_t *order, size_t c
     free(own);
 }
 
-/* Those that a rung takes, in order; of the front the nearest to the goal first, as the end names one. */
+/* Those that a rung takes; of the front the nearest to the goal, as the end names it, and then what reaches
+ * most beside it. */
 static size_t taken(const struct mlo_search_state *s, const size_t *order, size_t count, int rung,
                     size_t *out)
 {
-    size_t n = 0;
+    size_t n = 0, front[MLO_SEARCH_CANDIDATES], all = (size_t)mlo_json_i64(s->options, "front", 4);
     for (size_t k = 0; k < count; k++) {
         const struct mlo_search_candidate *c = &s->all[order[k]];
-        if (rung == MLO_RUNG_EVALUATE ? !c->front : !c->kept)
+        if (rung == MLO_RUNG_SELECT && c->kept)
+            out[n++] = order[k];
+        if (rung == MLO_RUNG_SELECT || !c->front)
             continue;
         size_t at = n++;
-        for (; rung == MLO_RUNG_EVALUATE && at > 0; at--) {
-            if (mlo_goal_order(&s->goal, &c->point, &s->all[out[at - 1]].point) >= 0)
-                break;
-            out[at] = out[at - 1];
-        }
-        out[at] = order[k];
+        for (; at > 0 && mlo_goal_order(&s->goal, &c->point, &s->all[front[at - 1]].point) < 0; at--)
+            front[at] = front[at - 1];
+        front[at] = order[k];
     }
-    return n;
+    return rung == MLO_RUNG_SELECT ? n : mlo_search_spread(s, front, n, all, out);
 }
 
 static enum mlo_status plan_rung(struct mlo_search_state *s, const size_t *order, size_t count, int rung,
                                  json_t *next, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    size_t all[MLO_SEARCH_CANDIDATES],
-        n = taken(s, order, count, rung, all),
-        most = rung == MLO_RUNG_EVALUATE ? (size_t)mlo_json_i64(s->options, "front", 4) : count;
-    for (size_t k = 0; k < MLO_MIN(n, most); k++)
+    size_t all[MLO_SEARCH_CANDIDATES], n = taken(s, order, count, rung, all);
+    for (size_t k = 0; k < n; k++)
         MLO_TRY(add_block(s, &s->all[all[k]], rung, next, err));
 out:
     return status;
@@ -278,7 +302,8 @@ static enum mlo_status tell(struct mlo_search_state *s, const size_t *order, siz
     if (s->count && s->all[0].why)
         mlo_error_set(&reason, MLO_EINVAL, ": %.200s", s->all[0].why);
     for (size_t i = 0; i < s->count; i++)
-        json_array_append_new(points, mlo_search_point_json(s, &s->all[i]));
+        if (!s->all[i].between || s->all[i].begun) /* of those between only what was looked at */
+            json_array_append_new(points, mlo_search_point_json(s, &s->all[i]));
     for (size_t k = 0; k < count; k++) {
         const struct mlo_search_candidate *c = &s->all[order[k]];
         if (!c->front)

@@ -7,9 +7,47 @@
 /* Rungs of the halving, as jobs name them; 0 is none. */
 enum { MLO_RUNG_SCREEN = 1, MLO_RUNG_SELECT, MLO_RUNG_EVALUATE };
 
-/* A candidate and what is known of it; texts are borrowed of the state's documents. */
+/* --- knobs (search_knobs.c) ---------------------------------------------------------------------------- */
+
+enum mlo_search_knob {
+    MLO_KNOB_PRUNE,
+    MLO_KNOB_ROUND,
+    MLO_KNOB_PRECISION,
+    MLO_KNOB_SPARSITY,
+    MLO_KNOB_CALIBRATOR,
+    MLO_KNOB_ROUNDING,
+    MLO_KNOB_MIXED,
+    MLO_KNOB_THREADS,
+    MLO_KNOBS
+};
+extern const char *const mlo_search_knob_names[MLO_KNOBS]; /* as options are named */
+
+/* What a precision is made by, and which other knobs change it. */
+struct mlo_search_precision {
+    const char *name, *step; /* NULL: floats stay */
+    const char *options;     /* JSON */
+    bool calibrates;         /* calibrator, rounding, mixed */
+    bool sparse;             /* sparsity */
+};
+/* NULL when unknown. */
+const struct mlo_search_precision *mlo_search_precision_find(const char *name);
+/* A share of the weights or of the multiply-adds, "30%", as a fraction; negative where it is none. */
+double mlo_search_share(const char *text);
+/* Whether all values of a knob are such as it has: MLO_EINVAL names the one that is not. */
+MLO_MUST_USE enum mlo_status mlo_search_check_knob(const json_t *options, enum mlo_search_knob knob,
+                                                   struct mlo_error *err);
+
+/* --- the state (search_points.c) ----------------------------------------------------------------------- */
+
+/* A candidate and what is known of it; texts are borrowed of the state's documents. Its shape is what pruning
+ * left, its form how weights are kept: what is known of both alone foretells what they are together. */
 struct mlo_search_candidate {
     const char *name, *artifact, *made_by, *why;
+    const char *shape, *form, *precision;
+    double share;    /* of the multiply-adds that go */
+    int64_t round;   /* of channels */
+    int64_t threads; /* that it is timed with */
+    bool between;    /* its share is not listed: it lies between two that are */
     const json_t *steps;
     struct mlo_search_point point;
     struct mlo_bounded accuracy, evaluated, evaluated_drop;
@@ -26,6 +64,7 @@ struct mlo_search_state {
     struct mlo_search_candidate *all;
     size_t count;
     double elapsed_s, cpu_s, source_bytes;
+    int64_t source_threads; /* that the source is timed with: the first of the list */
     int64_t used_jobs;
     int last_rung;
 };
@@ -38,5 +77,24 @@ MLO_MUST_USE enum mlo_status mlo_search_add_step(json_t *steps, const char *name
                                                  struct mlo_error *err);
 /* A candidate in a decision; yours, NULL when out of memory. */
 json_t *mlo_search_point_json(const struct mlo_search_state *s, const struct mlo_search_candidate *c);
+
+/* --- what is foreseen (search_foresee.c) --------------------------------------------------------------- */
+
+/* Whether it was measured, on all axes. */
+bool mlo_search_measured(const struct mlo_search_candidate *c);
+/* What a candidate that was not tried will come to, by those that were: shape, form and threads each do what
+ * they did alone (latency and size times, drops added up), and a share between two that were measured lies
+ * between them. False where one of these is not known. */
+bool mlo_search_foresee(const struct mlo_search_state *s, const struct mlo_search_candidate *c,
+                        struct mlo_search_point *out);
+/* The next to be tried beside `planned` ones: each value of each knob alone, in the order in which they are
+ * listed; then what adds most to the front by what is foreseen. s->count: nothing that promises more. `most`
+ * (foreseen ones at once): those that come after it wait for what these bring. */
+size_t mlo_search_pick(const struct mlo_search_state *s, const bool *planned, size_t most);
+/* So many of `among` (indices of measured candidates, best first) as `most` says, into `out`: the first, and
+ * then what adds most to what those before it reach; ties, and what adds nothing, as they stand. Returns how
+ * many. */
+size_t mlo_search_spread(const struct mlo_search_state *s, const size_t *among, size_t count, size_t most,
+                         size_t *out);
 
 #endif

@@ -44,7 +44,10 @@ static void take_observation(const struct mlo_search_state *s, struct mlo_search
     const char *metric = mlo_json_str(seen, "metric", "");
     if (strcmp(mlo_json_str(seen, "subject", ""), "variant") != 0)
         return;
-    if (strcmp(step, "screen") == 0 && strcmp(metric, s->metric.name) == 0) {
+    /* in jobs of their own, as searches before revision 2 had them */
+    bool tried = strcmp(step, "trial") == 0, judged = tried || strcmp(step, "screen") == 0,
+         timed = tried || strcmp(step, "benchmark") == 0;
+    if (judged && strcmp(metric, s->metric.name) == 0) {
         c->point.axis[MLO_AXIS_DROP] = drop_of(&s->metric, seen);
         c->accuracy = bounded(seen);
         c->screened = rung;
@@ -52,10 +55,10 @@ static void take_observation(const struct mlo_search_state *s, struct mlo_search
     } else if (strcmp(step, "evaluate") == 0 && strcmp(metric, s->metric.name) == 0) {
         c->evaluated_drop = drop_of(&s->metric, seen);
         c->evaluated = bounded(seen);
-    } else if (strcmp(step, "benchmark") == 0 && strcmp(metric, "latency.p50") == 0) {
+    } else if (timed && strcmp(metric, "latency.p50") == 0) {
         c->point.p50_us = bounded(seen);
         c->point.axis[MLO_AXIS_LATENCY] = ratio_of(seen);
-    } else if (strcmp(step, "benchmark") == 0 && strcmp(metric, "latency.p99") == 0) {
+    } else if (timed && strcmp(metric, "latency.p99") == 0) {
         c->point.p99_us = bounded(seen);
         c->point.p99_ratio = ratio_of(seen);
     }
@@ -113,11 +116,13 @@ enum mlo_status mlo_search_state_init(struct mlo_search_state *s, const json_t *
     enum mlo_status status;
     json_t *job;
     size_t i;
-    *s = (struct mlo_search_state){.options = options,
-                                   .run = run,
-                                   .elapsed_s = mlo_json_f64(run, "elapsed_s", 0),
-                                   .cpu_s = mlo_json_f64(run, "cpu_s", 0),
-                                   .source_bytes = (double)mlo_json_i64(run, "source_bytes", 0)};
+    *s = (struct mlo_search_state){
+        .options = options,
+        .run = run,
+        .elapsed_s = mlo_json_f64(run, "elapsed_s", 0),
+        .cpu_s = mlo_json_f64(run, "cpu_s", 0),
+        .source_bytes = (double)mlo_json_i64(run, "source_bytes", 0),
+        .source_threads = json_integer_value(json_array_get(json_object_get(options, "threads"), 0))};
     MLO_TRY(mlo_goal_parse(mlo_json_str(options, "goal", ""), &s->goal, err));
     MLO_TRY(mlo_metric_find(mlo_json_str(options, "metric", ""), &s->metric, err));
     MLO_TRY(mlo_search_space(options, &s->space, err));
@@ -128,8 +133,15 @@ enum mlo_status mlo_search_state_init(struct mlo_search_state *s, const json_t *
     }
     for (i = 0; i < s->count; i++) {
         const json_t *row = json_array_get(s->space, i);
-        s->all[i].name = mlo_json_str(row, "name", "");
-        s->all[i].steps = json_object_get(row, "steps");
+        s->all[i] = (struct mlo_search_candidate){.name = mlo_json_str(row, "name", ""),
+                                                  .shape = mlo_json_str(row, "shape", ""),
+                                                  .form = mlo_json_str(row, "form", ""),
+                                                  .precision = mlo_json_str(row, "precision", ""),
+                                                  .share = mlo_json_f64(row, "share", 0),
+                                                  .round = mlo_json_i64(row, "round", 0),
+                                                  .threads = mlo_json_i64(row, "threads", 1),
+                                                  .between = mlo_json_bool(row, "between", false),
+                                                  .steps = json_object_get(row, "steps")};
     }
     json_array_foreach(json_object_get(run, "jobs"), i, job) take_job(s, job);
 out:

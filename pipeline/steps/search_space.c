@@ -6,33 +6,12 @@
 #include "pipeline/steps/search_impl.h"
 #include "pipeline/steps/step_impl.h"
 
-enum { K_PRUNE, K_PRECISION, K_CALIBRATOR, K_ROUNDING, K_MIXED, KNOBS };
-static const char *const KNOB_NAMES[KNOBS] = {"prune", "precision", "calibrator", "rounding", "mixed"};
-
-/* What a precision is made by; `form`: the options that it has beside those of other knobs. */
-static const struct precision {
-    const char *name, *step; /* NULL: floats stay */
-    const char *options;     /* JSON */
-    bool calibrates;         /* the knobs calibrator, rounding and mixed change it */
-} PRECISIONS[] = {
-    {"float", NULL, NULL, false},
-    {"fp16", "to-float16", "{\"type\":\"float16\",\"keep_io\":true}", false},
-    {"int8", "quantize",
-     "{\"scheme\":\"int8\",\"form\":\"qdq\",\"per_channel\":true,\"bias_correction\":\"full\"}", true},
-    {"int8-dynamic", "quantize-dynamic", "{\"type\":\"int8\",\"per_channel\":true}", false},
-    {"int8-weights", "quantize-weights", "{\"type\":\"int8\",\"block\":0}", false},
-    {"int4-weights", "quantize-weights", "{\"type\":\"int4\",\"block\":32,\"form\":\"qdq\"}", false},
+/* One combination: texts are borrowed, but for a share between two that are listed. */
+struct combination {
+    const char *prune, *precision, *sparsity, *calibrator, *rounding, *mixed;
+    int64_t round, first_round, threads, first_threads;
+    bool between;
 };
-
-static const struct precision *find_precision(const char *name)
-{
-    return mlo_named_row(name, PRECISIONS, MLO_COUNT(PRECISIONS), sizeof PRECISIONS[0]);
-}
-
-static const char *value_of(const json_t *options, int knob, const size_t index[KNOBS])
-{
-    return json_string_value(json_array_get(json_object_get(options, KNOB_NAMES[knob]), index[knob]));
-}
 
 enum mlo_status mlo_search_add_step(json_t *steps, const char *name, json_t *given, struct mlo_error *err)
 {
@@ -52,62 +31,98 @@ static void add_name(char *name, size_t size, const char *prefix, const char *pa
 {
     size_t used = strlen(name);
     snprintf(name + used, size - used, "%s%s%s", used ? "-" : "", prefix, part);
-    for (char *c = name + used; *c; c++) /* "30%", "0.5 pt" */
+    for (char *c = name + used; *c; c++) { /* "30%", "0.5 pt", "2:4" */
+        if (*c == ':')
+            *c = '-';
         if (!strchr("abcdefghijklmnopqrstuvwxyz0123456789.-", *c)) {
             memmove(c, c + 1, strlen(c));
             c--;
         }
+    }
 }
 
-static enum mlo_status add_precision(const json_t *options, const size_t index[KNOBS], json_t *steps,
-                                     char *name, size_t size, struct mlo_error *err)
+static void add_number(char *name, size_t size, const char *prefix, int64_t number)
 {
-    const struct precision *p = find_precision(value_of(options, K_PRECISION, index));
+    char text[24];
+    snprintf(text, sizeof text, "%lld", (long long)number);
+    add_name(name, size, prefix, text);
+}
+
+/* What pruning leaves; a plain model is folded and fused. */
+static enum mlo_status add_shape(const struct combination *c, json_t *steps, char *name, size_t size,
+                                 struct mlo_error *err)
+{
+    if (strcmp(c->prune, "none") == 0)
+        return mlo_search_add_step(steps, "optimize", json_object(), err);
+    add_name(name, size, "prune", c->prune);
+    if (c->round != c->first_round)
+        add_number(name, size, "round", c->round);
+    json_t *given =
+        json_pack("{s:s, s:s, s:s, s:s, s:I}", "remove", c->prune, "criterion", "second-order", "ratios",
+                  "sensitivity", "reconstruct", "least-squares", "round", (json_int_t)c->round);
+    /* wide kernels want two blocks of channels on both sides (docs/pruning.md) */
+    if (given && c->round >= 16 &&
+        json_object_set_new(given, "min_channels", json_integer(2 * c->round)) != 0) {
+        json_decref(given);
+        given = NULL;
+    }
+    return mlo_search_add_step(steps, "prune", given, err);
+}
+
+static enum mlo_status add_form(const json_t *options, const struct combination *c, json_t *steps, char *name,
+                                size_t size, struct mlo_error *err)
+{
+    const struct mlo_search_precision *p = mlo_search_precision_find(c->precision);
     json_t *given = NULL;
-    add_name(name, size, "", p->name);
-    if (!p->step)
+    if (!p->step) {
+        add_name(name, size, "", p->name);
         return MLO_OK;
+    }
     enum mlo_status status =
         mlo_json_parse(p->options, strlen(p->options), "a precision's options", &given, err);
     if (status != MLO_OK)
         return status;
+    if (p->sparse) {
+        bool by_pattern = strcmp(c->sparsity, "2:4") == 0;
+        add_name(name, size, p->name, c->sparsity);
+        json_object_set_new(given, by_pattern ? "pattern" : "sparsity", json_string(c->sparsity));
+        return mlo_search_add_step(steps, p->step, given, err);
+    }
+    add_name(name, size, "", p->name);
     if (p->calibrates) {
-        const char *calibrator = value_of(options, K_CALIBRATOR, index),
-                   *rounding = value_of(options, K_ROUNDING, index),
-                   *mixed = value_of(options, K_MIXED, index);
-        add_name(name, size, "", calibrator);
-        if (strcmp(rounding, "nearest") != 0)
-            add_name(name, size, "", rounding);
-        if (strcmp(mixed, "none") != 0)
-            add_name(name, size, "mixed", mixed);
-        json_object_set_new(given, "calibrator", json_string(calibrator));
-        json_object_set_new(given, "rounding", json_string(rounding));
-        json_object_set_new(given, "accuracy_drop", json_string(mixed));
+        add_name(name, size, "", c->calibrator);
+        if (strcmp(c->rounding, "nearest") != 0)
+            add_name(name, size, "", c->rounding);
+        if (strcmp(c->mixed, "none") != 0)
+            add_name(name, size, "mixed", c->mixed);
+        json_object_set_new(given, "calibrator", json_string(c->calibrator));
+        json_object_set_new(given, "rounding", json_string(c->rounding));
+        json_object_set_new(given, "accuracy_drop", json_string(c->mixed));
         json_object_set_new(given, "metric", json_string(mlo_json_str(options, "metric", "top1")));
     }
     return mlo_search_add_step(steps, p->step, given, err);
 }
 
-static enum mlo_status make_candidate(const json_t *options, const size_t index[KNOBS], json_t **out,
+static enum mlo_status make_candidate(const json_t *options, const struct combination *c, json_t **out,
                                       struct mlo_error *err)
 {
-    enum mlo_status status = MLO_OK;
-    char name[96] = "";
-    const char *prune = value_of(options, K_PRUNE, index);
+    enum mlo_status status;
+    char shape[96] = "", form[96] = "", name[96] = "";
+    double share = mlo_search_share(c->prune);
     json_t *steps = json_array();
     if (!steps)
         return mlo_error_nomem(err);
-    if (strcmp(prune, "none") != 0) {
-        add_name(name, sizeof name, "prune", prune);
-        MLO_TRY(mlo_search_add_step(steps, "prune",
-                                    json_pack("{s:s, s:s, s:s, s:s}", "remove", prune, "criterion",
-                                              "second-order", "ratios", "sensitivity", "reconstruct",
-                                              "least-squares"),
-                                    err));
-    }
-    MLO_TRY(mlo_search_add_step(steps, "optimize", json_object(), err));
-    MLO_TRY(add_precision(options, index, steps, name, sizeof name, err));
-    *out = json_pack("{s:s, s:O}", "name", name, "steps", steps);
+    MLO_TRY(add_shape(c, steps, shape, sizeof shape, err));
+    MLO_TRY(add_form(options, c, steps, form, sizeof form, err));
+    if (*shape)
+        add_name(name, sizeof name, "", shape);
+    add_name(name, sizeof name, "", form);
+    if (c->threads != c->first_threads)
+        add_number(name, sizeof name, "threads", c->threads);
+    *out =
+        json_pack("{s:s, s:s, s:s, s:s, s:f, s:I, s:I, s:b, s:O}", "name", name, "shape", shape, "form", form,
+                  "precision", c->precision, "share", MLO_MAX(share, 0.0), "round", (json_int_t)c->round,
+                  "threads", (json_int_t)c->threads, "between", c->between, "steps", steps);
     if (!*out)
         status = mlo_error_nomem(err);
 out:
@@ -115,7 +130,13 @@ out:
     return status;
 }
 
-/* Appends it where no other has its steps. Jobs are known by their candidate's name: no two have one. */
+static bool same_candidate(const json_t *a, const json_t *b)
+{
+    return json_equal(json_object_get(a, "steps"), json_object_get(b, "steps")) &&
+           mlo_json_i64(a, "threads", 1) == mlo_json_i64(b, "threads", 1);
+}
+
+/* Appends it where no other is the same. Jobs are known by their candidate's name: no two have one. */
 static enum mlo_status add_candidate(json_t *all, json_t *candidate, struct mlo_error *err)
 {
     const json_t *other;
@@ -123,7 +144,7 @@ static enum mlo_status add_candidate(json_t *all, json_t *candidate, struct mlo_
     size_t i;
     json_array_foreach(all, i, other)
     {
-        if (json_equal(json_object_get(other, "steps"), json_object_get(candidate, "steps")))
+        if (same_candidate(other, candidate))
             return MLO_OK;
         if (strcmp(mlo_json_str(other, "name", ""), name) != 0)
             continue;
@@ -134,60 +155,37 @@ static enum mlo_status add_candidate(json_t *all, json_t *candidate, struct mlo_
     return json_array_append(all, candidate) == 0 ? MLO_OK : mlo_error_nomem(err);
 }
 
-static enum mlo_status bad_value(struct mlo_error *err, int knob, const char *value, const char *form)
+static const json_t *value_at(const json_t *options, enum mlo_search_knob knob, const size_t index[MLO_KNOBS])
 {
-    mlo_error_set(err, MLO_EINVAL, "the knob '%s' cannot be '%.60s'", KNOB_NAMES[knob], value);
-    mlo_error_where(err, "option '%s'", KNOB_NAMES[knob]);
-    mlo_error_hint(err, "%s", form);
-    return MLO_EINVAL;
+    return json_array_get(json_object_get(options, mlo_search_knob_names[knob]), index[knob]);
 }
 
-static bool is_share(const char *text)
+static const char *text_at(const json_t *options, enum mlo_search_knob knob, const size_t index[MLO_KNOBS])
 {
-    char number[32];
-    double share;
-    size_t n = strlen(text);
-    if (n < 2 || n >= sizeof number || text[n - 1] != '%')
-        return false;
-    snprintf(number, sizeof number, "%.*s", (int)n - 1, text);
-    return mlo_str_to_f64(number, &share) && share > 0 && share < 100;
+    return json_string_value(value_at(options, knob, index));
 }
 
-static enum mlo_status check_knob(const json_t *options, int knob, struct mlo_error *err)
+static struct combination combination_of(const json_t *options, const size_t index[MLO_KNOBS])
 {
-    static const char *const budget_form = "write none, or points such as 0.3pt";
-    const json_t *list = json_object_get(options, KNOB_NAMES[knob]);
-    const char *names[MLO_COUNT(PRECISIONS)];
-    struct mlo_condition budget;
-    struct mlo_error ignored = {0};
-    char text[96];
-    for (size_t i = 0; i < MLO_COUNT(PRECISIONS); i++)
-        names[i] = PRECISIONS[i].name;
-    if (json_array_size(list) == 0)
-        return bad_value(err, knob, "", "name one value at least; none, where it should not be used");
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const char *value = json_string_value(json_array_get(list, i));
-        snprintf(text, sizeof text, "accuracy_drop<=%.60s", value);
-        if (knob == K_PRUNE && strcmp(value, "none") != 0 && !is_share(value))
-            return bad_value(err, knob, value,
-                             "write none, or the share of the multiply-adds that goes: 30%");
-        if (knob == K_PRECISION && !find_precision(value)) {
-            bad_value(err, knob, value, "");
-            if (!mlo_error_suggest(err, value, names, MLO_COUNT(names)))
-                mlo_error_hint(err, "known are float, fp16, int8, int8-dynamic, int8-weights, int4-weights");
-            return MLO_EINVAL;
-        }
-        if (knob == K_MIXED && strcmp(value, "none") != 0 &&
-            (!mlo_str_ends(value, "pt") || mlo_condition_parse(text, &budget, &ignored) != MLO_OK))
-            return bad_value(err, knob, value, budget_form);
-    }
-    return MLO_OK;
+    static const size_t first[MLO_KNOBS] = {0};
+    return (struct combination){
+        .prune = text_at(options, MLO_KNOB_PRUNE, index),
+        .precision = text_at(options, MLO_KNOB_PRECISION, index),
+        .sparsity = text_at(options, MLO_KNOB_SPARSITY, index),
+        .calibrator = text_at(options, MLO_KNOB_CALIBRATOR, index),
+        .rounding = text_at(options, MLO_KNOB_ROUNDING, index),
+        .mixed = text_at(options, MLO_KNOB_MIXED, index),
+        .round = json_integer_value(value_at(options, MLO_KNOB_ROUND, index)),
+        .first_round = json_integer_value(value_at(options, MLO_KNOB_ROUND, first)),
+        .threads = json_integer_value(value_at(options, MLO_KNOB_THREADS, index)),
+        .first_threads = json_integer_value(value_at(options, MLO_KNOB_THREADS, first)),
+    };
 }
 
 /* The indices of the combination after this one; false after the last. */
-static bool next_combination(const size_t counts[KNOBS], size_t index[KNOBS])
+static bool next_combination(const size_t counts[MLO_KNOBS], size_t index[MLO_KNOBS])
 {
-    for (int k = KNOBS - 1; k >= 0; k--) {
+    for (int k = MLO_KNOBS - 1; k >= 0; k--) {
         if (++index[k] < counts[k])
             return true;
         index[k] = 0;
@@ -195,16 +193,118 @@ static bool next_combination(const size_t counts[KNOBS], size_t index[KNOBS])
     return false;
 }
 
+static enum mlo_status add_combination(const json_t *options, const struct combination *c, json_t *all,
+                                       struct mlo_error *err)
+{
+    json_t *one = NULL;
+    enum mlo_status status = make_candidate(options, c, &one, err);
+    if (status == MLO_OK)
+        status = add_candidate(all, one, err);
+    json_decref(one);
+    return status;
+}
+
+/* What is listed first stands first, of all knobs alike: by the sum of places. */
+static enum mlo_status add_listed(const json_t *options, const size_t counts[MLO_KNOBS], size_t most,
+                                  json_t *all, struct mlo_error *err)
+{
+    for (size_t sum = 0; sum <= most; sum++) {
+        size_t index[MLO_KNOBS] = {0};
+        do {
+            size_t places = 0;
+            for (int k = 0; k < MLO_KNOBS; k++)
+                places += index[k];
+            if (places != sum)
+                continue;
+            struct combination c = combination_of(options, index);
+            enum mlo_status status = add_combination(options, &c, all, err);
+            if (status != MLO_OK)
+                return status;
+            if (json_array_size(all) > MLO_SEARCH_CANDIDATES) {
+                mlo_error_set(err, MLO_ETOOBIG, "the knobs of the search make more than %d candidates",
+                              MLO_SEARCH_CANDIDATES);
+                mlo_error_hint(err, "list fewer values");
+                return MLO_ETOOBIG;
+            }
+        } while (next_combination(counts, index));
+    }
+    return MLO_OK;
+}
+
+/* --- between ------------------------------------------------------------------------------------------- */
+
+enum { HALVINGS = 2, SHARES = 64 };
+
+static int by_number(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The shares that are listed, and 0 for none, in order. */
+static size_t listed_shares(const json_t *options, double shares[SHARES])
+{
+    const json_t *list = json_object_get(options, mlo_search_knob_names[MLO_KNOB_PRUNE]);
+    size_t n = 0;
+    for (size_t i = 0; i < json_array_size(list) && n < SHARES / 4; i++)
+        shares[n++] = MLO_MAX(mlo_search_share(json_string_value(json_array_get(list, i))), 0.0);
+    qsort(shares, n, sizeof shares[0], by_number);
+    return n;
+}
+
+/* Every combination with this share in place of the first that is listed. */
+static enum mlo_status add_share(const json_t *options, const size_t counts[MLO_KNOBS], double share,
+                                 json_t *all, struct mlo_error *err)
+{
+    char text[32];
+    size_t index[MLO_KNOBS] = {0}, own[MLO_KNOBS];
+    snprintf(text, sizeof text, "%.6g%%", 100 * share);
+    memcpy(own, counts, sizeof own);
+    own[MLO_KNOB_PRUNE] = 1;
+    do {
+        struct combination c = combination_of(options, index);
+        c.prune = text;
+        c.between = true;
+        if (json_array_size(all) == MLO_SEARCH_CANDIDATES)
+            return MLO_OK;
+        enum mlo_status status = add_combination(options, &c, all, err);
+        if (status != MLO_OK)
+            return status;
+    } while (next_combination(own, index));
+    return MLO_OK;
+}
+
+/* The middle of every two neighbours, then that of every two of the shares there are then. */
+static enum mlo_status add_between(const json_t *options, const size_t counts[MLO_KNOBS], json_t *all,
+                                   struct mlo_error *err)
+{
+    double shares[SHARES];
+    size_t n = listed_shares(options, shares);
+    for (int k = 0; k < HALVINGS; k++) {
+        size_t before = n;
+        for (size_t i = 0; i + 1 < before && n < SHARES; i++) {
+            if (shares[i] == shares[i + 1])
+                continue;
+            shares[n] = (shares[i] + shares[i + 1]) / 2;
+            enum mlo_status status = add_share(options, counts, shares[n++], all, err);
+            if (status != MLO_OK)
+                return status;
+        }
+        qsort(shares, n, sizeof shares[0], by_number);
+    }
+    return MLO_OK;
+}
+
 enum mlo_status mlo_search_space(const json_t *options, json_t **out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    size_t counts[KNOBS], total = 1, most = 0;
-    json_t *all = json_array(), *one = NULL;
+    size_t counts[MLO_KNOBS], total = 1, most = 0;
+    json_t *all = json_array();
     if (!all)
         return mlo_error_nomem(err);
-    for (int k = 0; k < KNOBS; k++) {
-        MLO_TRY(check_knob(options, k, err));
-        counts[k] = json_array_size(json_object_get(options, KNOB_NAMES[k]));
+    for (int k = 0; k < MLO_KNOBS; k++) {
+        MLO_TRY(mlo_search_check_knob(options, (enum mlo_search_knob)k, err));
+        counts[k] = json_array_size(json_object_get(options, mlo_search_knob_names[k]));
         most += counts[k];
         total *= MLO_MIN(counts[k], (size_t)4096);
         if (total > 65536)
@@ -215,31 +315,11 @@ enum mlo_status mlo_search_space(const json_t *options, json_t **out, struct mlo
             mlo_error_set(err, MLO_ETOOBIG, "the knobs of the search have more than 65,536 combinations");
         goto out;
     }
-    /* what is listed first is tried first, of all knobs alike: by the sum of places */
-    for (size_t sum = 0; sum <= most; sum++) {
-        size_t index[KNOBS] = {0};
-        do {
-            size_t places = 0;
-            for (int k = 0; k < KNOBS; k++)
-                places += index[k];
-            if (places != sum)
-                continue;
-            MLO_TRY(make_candidate(options, index, &one, err));
-            MLO_TRY(add_candidate(all, one, err));
-            json_decref(one);
-            one = NULL;
-            if (json_array_size(all) > MLO_SEARCH_CANDIDATES) {
-                status =
-                    mlo_error_set(err, MLO_ETOOBIG, "the knobs of the search make more than %d candidates",
-                                  MLO_SEARCH_CANDIDATES);
-                mlo_error_hint(err, "list fewer values");
-                goto out;
-            }
-        } while (next_combination(counts, index));
-    }
+    MLO_TRY(add_listed(options, counts, most, all, err));
+    if (mlo_json_bool(options, "foresee", false))
+        MLO_TRY(add_between(options, counts, all, err));
     *out = json_incref(all);
 out:
-    json_decref(one);
     json_decref(all);
     return status;
 }

@@ -24,52 +24,32 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
                            struct mlo_error *err)
 {
     enum mlo_status status;
-    struct mlo_model *model = NULL;
-    struct mlo_dataset *dataset = NULL;
-    struct mlo_stats_wants wants = {0};
-    struct mlo_stats stats;
-    struct mlo_pass_context pass = {.options = ctx->options, .notes = json_array()};
+    struct mlo_step_changing c = {0};
     const char *names[MLO_STEP_FOLDING];
-    json_t *passes = NULL, *report = NULL, *storage = NULL;
-    mlo_stats_init(&stats);
-    if (!pass.notes) {
+    json_t *storage = NULL;
+    MLO_TRY(mlo_sparsify_check(ctx->options, err));
+    MLO_TRY(check_data(ctx, err));
+    MLO_TRY(mlo_step_changing_init(&c, ctx, names, names_of(ctx->options, names), err));
+    if (ctx->calibrate_path)
+        MLO_TRY(mlo_sparsify_wanted(c.model, ctx->options, &c.wants, err));
+    MLO_TRY(mlo_step_changing_observe(&c, ctx, 0.05, 0.6, err));
+    mlo_step_progress(ctx, 0.6, "making weights zero");
+    MLO_TRY(mlo_sparsify_model(c.model, ctx->options, ctx->calibrate_path ? &c.stats : NULL, &c.pass,
+                               &c.report, err));
+    if (mlo_sparsify_packs(ctx->options))
+        MLO_TRY(mlo_sparse_pack(c.model, &c.pass, &storage, err));
+    else
+        storage = json_pack("{s:s}", "form", "dense");
+    if (json_object_set(c.report, "storage", storage) != 0) {
         status = mlo_error_nomem(err);
         goto out;
     }
-    MLO_TRY(mlo_sparsify_check(ctx->options, err));
-    MLO_TRY(check_data(ctx, err));
-    MLO_TRY(mlo_step_load(ctx->model_path, &model, err));
-    MLO_TRY(mlo_step_fold(model, names, names_of(ctx->options, names), &passes, err));
-    if (ctx->calibrate_path) {
-        MLO_TRY(mlo_sparsify_wanted(model, ctx->options, &wants, err));
-        MLO_TRY(mlo_step_open_calibration(ctx, model, &dataset, err));
-        MLO_TRY(mlo_step_note_channels(model, dataset, pass.notes, err));
-        MLO_TRY(mlo_step_observe_grams(ctx, model, dataset, &wants, 0.05, 0.6, &stats, err));
-    }
-    mlo_step_progress(ctx, 0.6, "making weights zero");
-    MLO_TRY(
-        mlo_sparsify_model(model, ctx->options, ctx->calibrate_path ? &stats : NULL, &pass, &report, err));
-    if (mlo_sparsify_packs(ctx->options))
-        MLO_TRY(mlo_sparse_pack(model, &pass, &storage, err));
-    else
-        storage = json_pack("{s:s}", "form", "dense");
-    json_array_append_new(passes, json_pack("{s:s,s:i,s:i,s:f,s:O}", "pass", "sparsify", "revision",
-                                            mlo_pass_find("sparsify")->revision, "changes", pass.changes,
-                                            "ms", 0.0, "notes", pass.notes));
-    MLO_TRY(mlo_graph_infer(model->graph, err));
-    MLO_TRY(mlo_graph_verify(model->graph, err));
-    MLO_TRY(mlo_step_save(ctx, model, passes, out, err));
-    if (json_object_set(report, "storage", storage) != 0 ||
-        json_object_set(out->report, "sparsity", report) != 0)
-        status = mlo_error_nomem(err);
+    MLO_TRY(mlo_step_changing_note(&c, "sparsify", err));
+    MLO_TRY(mlo_graph_infer(c.model->graph, err));
+    MLO_TRY(mlo_graph_verify(c.model->graph, err));
+    MLO_TRY(mlo_step_changing_save(&c, ctx, "sparsity", out, err));
 out:
-    mlo_dataset_close(dataset);
-    mlo_stats_wants_clear(&wants);
-    mlo_stats_clear(&stats);
-    mlo_model_free(model);
-    json_decref(pass.notes);
-    json_decref(passes);
-    json_decref(report);
+    mlo_step_changing_clear(&c);
     json_decref(storage);
     return status;
 }
@@ -77,10 +57,7 @@ out:
 static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_error *err)
 {
     const char *names[MLO_STEP_FOLDING];
-    size_t count = names_of(options, names);
-    names[count++] = "sparsify";
-    *out = mlo_step_pass_revisions(names, count);
-    return *out ? MLO_OK : mlo_error_nomem(err);
+    return mlo_step_changing_passes(names, names_of(options, names), "sparsify", out, err);
 }
 
 const struct mlo_step mlo_step_sparsify = {

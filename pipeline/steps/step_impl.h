@@ -19,6 +19,7 @@ extern const struct mlo_step mlo_step_round_weights;
 extern const struct mlo_step mlo_step_to_float16;
 extern const struct mlo_step mlo_step_evaluate;
 extern const struct mlo_step mlo_step_screen;
+extern const struct mlo_step mlo_step_trial;
 extern const struct mlo_step mlo_step_search;
 extern const struct mlo_step mlo_step_benchmark;
 extern const struct mlo_step mlo_step_compile;
@@ -119,6 +120,37 @@ typedef enum mlo_status mlo_step_wanted_fn(const struct mlo_model *model, const 
 MLO_MUST_USE enum mlo_status mlo_step_run_observed(const struct mlo_step_context *ctx, const char *pass,
                                                    mlo_step_wanted_fn *wanted, const char *message,
                                                    struct mlo_step_result *out, struct mlo_error *err);
+/* What a step holds that folds a float model, observes it on calibration data, changes it, and keeps a report
+ * of its own beside the passes'. Clear it in any case. */
+struct mlo_step_changing {
+    struct mlo_model *model;
+    struct mlo_dataset *dataset;
+    struct mlo_stats_wants wants;
+    struct mlo_stats stats;
+    struct mlo_pass_context pass;
+    json_t *passes, *report; /* the driver's, the step's */
+};
+/* Loads the model and folds it by these passes. */
+MLO_MUST_USE enum mlo_status mlo_step_changing_init(struct mlo_step_changing *c,
+                                                    const struct mlo_step_context *ctx,
+                                                    const char *const *names, size_t count,
+                                                    struct mlo_error *err);
+/* Observes what c->wants says; nothing without calibration data. */
+MLO_MUST_USE enum mlo_status mlo_step_changing_observe(struct mlo_step_changing *c,
+                                                       const struct mlo_step_context *ctx, double from,
+                                                       double to, struct mlo_error *err);
+/* The pass that changed the model, with its notes, behind those that folded it. */
+MLO_MUST_USE enum mlo_status mlo_step_changing_note(struct mlo_step_changing *c, const char *pass,
+                                                    struct mlo_error *err);
+/* Saves the model, with c->report as the member `section` of the step's. */
+MLO_MUST_USE enum mlo_status mlo_step_changing_save(struct mlo_step_changing *c,
+                                                    const struct mlo_step_context *ctx, const char *section,
+                                                    struct mlo_step_result *out, struct mlo_error *err);
+void mlo_step_changing_clear(struct mlo_step_changing *c);
+/* {"name": revision} of the passes that fold (there is room for one more in `names`) and of that one. */
+MLO_MUST_USE enum mlo_status mlo_step_changing_passes(const char **names, size_t count, const char *pass,
+                                                      json_t **out, struct mlo_error *err);
+
 /* Full bias correction: layer by layer from the front, what quantization did to the means of a node's outputs
  * is taken off its bias. Appends to `report`, a driver's. */
 MLO_MUST_USE enum mlo_status mlo_step_correct_biases(const struct mlo_step_context *ctx,
@@ -169,6 +201,11 @@ extern const char *const mlo_step_engine_choices[];
     {                                                                                                        \
         .name = "threads", .type = MLO_OPT_INT, .fallback = "1", .min = 1, .max = 1024,                      \
         .description = "threads of the engine"                                                               \
+    }
+#define MLO_STEP_OPT_SOURCE_THREADS                                                                          \
+    {                                                                                                        \
+        .name = "source_threads", .type = MLO_OPT_INT, .fallback = "0", .min = 0, .max = 1024,               \
+        .description = "threads that the source is measured with; 0: the same"                               \
     }
 #define MLO_STEP_OPT_COMPARE_TO(what)                                                                        \
     {                                                                                                        \

@@ -10,7 +10,7 @@ static const struct mlo_step *const STEPS[] = {
     &mlo_step_evaluate,      &mlo_step_benchmark,        &mlo_step_compile,
     &mlo_step_tune,          &mlo_step_report,           &mlo_step_distill_eval,
     &mlo_step_prune,         &mlo_step_sparsify,         &mlo_step_screen,
-    &mlo_step_search,
+    &mlo_step_trial,         &mlo_step_search,
 };
 
 const struct mlo_step *const *mlo_step_table(size_t *count)

@@ -1,17 +1,23 @@
 #!/usr/bin/env python3
-"""A search next to the fixed recipes of the tree: all of them on one net, on a service of its own, judged on the same
-evaluation data and timed with the same options; then which of the recipes lie outside the search's front.
+"""A search next to the fixed recipes of the tree: all of them on one net, on a service of its own, with the same data; then
+which of the recipes lie outside the search's front, and by how much a point of it is faster than the recipes that are as accurate.
 
     tests/bench/search.py --mlopt build-dev/mlopt [--net tests/nets/models/mobilenet_v2.onnx] [--jobs 40] [--out FILE.json]
 
-Needs Debian's dataset-fashion-mnist; takes minutes. The data that selects is of the training images, behind those that calibrate.
+What the search and the recipes made is pulled and measured again, all of it by the same rule: latency in sweeps over all files in
+random order, each beside the source in alternating processes (files of the same bytes are one); accuracy on the evaluation data,
+paired. A machine that others use: `taskset -c 1 chrt -f 10` in front. Needs Debian's dataset-fashion-mnist; takes a quarter of an
+hour. The data that selects is of the training images, behind those that calibrate.
 """
 import argparse
+import hashlib
 import json
 import os
 import pathlib
+import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,8 +26,8 @@ import time
 IMAGES = "/usr/share/datasets/fashion-mnist"
 NORMALIZE = "scale=1/255,mean=0.2860,std=0.3530"
 TOP = pathlib.Path(__file__).resolve().parents[2]
-FIXED = ("fp16", "int4-gptq", "int4-weights", "int8-accurate", "int8-cpu", "int8-dynamic", "int8-tensorrt", "int8-weights",
-         "prune-half")  # frozen beforehand; qat-export wants a net that was trained for it
+NOT_FIXED = ("search", "qat-export")  # the latter wants a net that was trained for it
+FIXED = sorted(p.stem for p in (TOP / "pipeline/recipes").glob("*.yaml") if p.stem not in NOT_FIXED)
 
 
 class Service:
@@ -47,29 +53,88 @@ class Service:
         self.up.wait()
 
 
-def same_measurements(recipe, options):
-    """The recipe's text with this tool's measurements in place of its own, for any worker."""
+def without_measurements(recipe):
+    """The recipe's text with one measurement in place of its own, for any worker."""
     text = (TOP / "pipeline/recipes" / f"{recipe}.yaml").read_text()
     kept = [line for line in text.splitlines() if not re.match(r"\s*- (evaluate|benchmark|report)|expect:|target:", line)]
     if not any(line.startswith("data:") for line in kept):
         kept.insert(0, "data: {evaluate: fashion/test}")
-    return "\n".join(kept + [f"  - evaluate: {{metrics: [top1], compare_to: source}}",
-                             f"  - benchmark: {{batch: [1], threads: 1, compare_to: source, {options}}}"]) + "\n"
+    return "\n".join(kept + ["  - evaluate: {metrics: [top1], compare_to: source}"]) + "\n"
 
 
-def fixed_point(service, recipe, options):
-    (service.folder / f"{recipe}.yaml").write_text(same_measurements(recipe, options))
-    done = service("submit", "fashion/net", "--recipe", f"{recipe}.yaml", "--wait", "-o", "json", may_fail=True)
+def pulled(service, kind, variant, name):
+    into = service.folder / "pulled" / kind / name
+    service("pull", f"fashion/net@1/{variant}", "--out", into)
+    path = next(into.glob("**/*.onnx"))
+    return {"kind": kind, "name": name, "path": str(path), "size": path.stat().st_size,
+            "digest": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def fixed_point(service, recipe):
+    (service.folder / f"{recipe}.yaml").write_text(without_measurements(recipe))
+    done = service("submit", "fashion/net", "--recipe", f"{recipe}.yaml", "--wait", may_fail=True)
     if done.returncode:
+        print(f"{recipe}: {done.stderr.strip()}", file=sys.stderr)
         return None
-    variant = next(v for v in json.loads(done.stdout)["variants"] if v["variant"] == recipe)
-    seen = {e["metric"]: e["comparison_value"] for e in variant["evidence"] if e.get("baseline") and e["data_role"] != "select"}
-    return {"name": recipe, "drop": -seen["top1"], "latency": seen["latency.p50"], "size": variant["size"]}
+    return pulled(service, "recipe", recipe, recipe)
 
 
-def outside(point, front):
-    """Not reached by any point of the front on all three axes."""
-    return not any(f["drop"] <= point["drop"] and f["latency"] <= point["latency"] and f["size"] <= point["size"] for f in front)
+class Measured:
+    """Latencies of all sweeps, and paired accuracies, of files by their digest."""
+
+    def __init__(self, program, source, points, options):
+        self.program, self.source, self.options = program, str(source), options
+        self.files = {p["digest"]: p["path"] for p in points}
+        self.sweeps, self.pairs = [], {}
+
+    def call(self, *args):
+        done = subprocess.run([self.program, *args, "-q", "-o", "json"], capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"mlopt {' '.join(args)}: {done.stderr}")
+        return json.loads(done.stdout)
+
+    def sweep(self):
+        order, row = list(self.files), {}
+        random.shuffle(order)
+        for d in order:
+            row[d] = self.call("bench", self.source, self.files[d], *self.options)["ratio_p50"]["value"]
+        self.sweeps.append(row)
+
+    def ratio(self, a, b=None):
+        """a / b (b: the source), with a 95% interval of a bootstrap over sweeps."""
+        rows = [r[a] / (r[b] if b else 1) for r in self.sweeps]
+        drawn = random.Random(1)
+        medians = sorted(statistics.median(drawn.choices(rows, k=len(rows))) for _ in range(2000))
+        return statistics.median(rows), medians[50], medians[1949]
+
+    def drop(self, a, b=None):
+        """How many points a loses against b (the source), with its paired 95% interval."""
+        if a == b:
+            return 0.0, 0.0, 0.0
+        if (a, b) not in self.pairs:
+            data = ["--data", f"{IMAGES}/t10k-images-idx3-ubyte.gz,{IMAGES}/t10k-labels-idx1-ubyte.gz", "--normalize", NORMALIZE]
+            seen = self.call("eval", self.files[a], "--against", self.files[b] if b else self.source, "--metric", "top1", *data)
+            d = seen["metrics"][0]["difference"]
+            self.pairs[a, b] = tuple(-100 * d[k] for k in ("value", "high", "low"))
+        return self.pairs[a, b]
+
+
+def reaches(m, point, recipe, by_interval):
+    """Whether a point of the front is as good on all three axes: by what was measured, or as far as intervals can tell."""
+    if point["size"] > recipe["size"]:
+        return False
+    ratio, drop = (m.ratio(point["digest"], recipe["digest"]), m.drop(point["digest"], recipe["digest"]))
+    at = 1 if by_interval else 0  # the end that speaks for the point
+    return ratio[at] <= 1 and drop[at] <= 0
+
+
+def fastest(m, recipes, point, allowed):
+    """Of the recipes that lose no more than the point (by value), or are not shown to lose other than it does (by interval)."""
+    def as_accurate(r):
+        d = m.drop(point["digest"], r["digest"])  # what the point loses more than the recipe
+        return d[0] >= 0 if allowed == "value" else d[1] <= 0 <= d[2]
+    them = [r for r in recipes if as_accurate(r)]
+    return min(them, key=lambda r: m.ratio(r["digest"])[0], default=None)
 
 
 def main():
@@ -77,43 +142,66 @@ def main():
     p.add_argument("--mlopt", required=True)
     p.add_argument("--net", default=TOP / "tests/nets/models/mobilenet_v2.onnx")
     p.add_argument("--jobs", type=int, default=40)
-    p.add_argument("--samples", type=int, default=3000, help="of the selection and of the evaluation data (3000)")
-    p.add_argument("--goal", default="accuracy_drop<=1pt, min latency")
+    p.add_argument("--calibrate", type=int, default=1024, help="training images, the first ones (1024)")
+    p.add_argument("--select", type=int, default=10000, help="training images behind 20,000 (10000)")
+    p.add_argument("--sweeps", type=int, default=15, help="of latencies over all files (15)")
+    p.add_argument("--goal", default="accuracy_drop<=3pt, min latency")
+    p.add_argument("--recipes", nargs="*", default=FIXED)
     p.add_argument("--set", action="append", default=[])
     p.add_argument("--out")
     a = p.parse_args()
-    options = "seconds: 0.6, rounds: 4"
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         folder.chmod(0o711)
-        service = Service(str(pathlib.Path(a.mlopt).resolve()), folder)
+        program = str(pathlib.Path(a.mlopt).resolve())
+        service = Service(program, folder)
         try:
             service("push", "fashion/net", pathlib.Path(a.net).resolve())
-            for name, part, first, count in (("calibration", "train", 0, 256), ("selection", "train", 10000, a.samples),
-                                             ("test", "t10k", 0, a.samples)):
+            for name, part, first, count in (("calibration", "train", 0, a.calibrate), ("selection", "train", 20000, a.select),
+                                             ("test", "t10k", 0, 10000)):
                 service("data", "push", f"fashion/{name}", f"{IMAGES}/{part}-images-idx3-ubyte.gz",
                         f"{IMAGES}/{part}-labels-idx1-ubyte.gz", "--first", first, "--count", count, "--normalize", NORMALIZE)
             began = time.time()
             extra = [x for s in a.set for x in ("--set", s)]
-            done = service("submit", "fashion/net", "--goal", a.goal, "--budget", a.jobs, "--set", "search.seconds=0.6", "--set",
-                           "search.rounds=4", *extra, "--wait", "-o", "json", may_fail=True)
+            done = service("submit", "fashion/net", "--goal", a.goal, "--budget", a.jobs, *extra, "--wait", may_fail=True)
             took = time.time() - began
             runs = json.loads(service("runs", "-o", "json").stdout)
             search = json.loads(service("runs", runs[0]["id"], "-o", "json").stdout)["search"]
-            front = [{"name": x["name"], "drop": x["evaluated_drop"]["value"], "latency": x["latency_ratio"]["value"], "size": x["size"]}
-                     for x in search["points"] if x["front"] and "evaluated_drop" in x]
-            fixed = [x for x in (fixed_point(service, r, options) for r in FIXED) if x]
+            front = [pulled(service, "front", f"search-{x['name']}", x["name"]) for x in search["points"]
+                     if x["front"] and "evaluated_drop" in x]
+            recipes = [x for x in (fixed_point(service, r) for r in a.recipes) if x]
         finally:
             service.close()
-    print(f"search: {search['used']['jobs'] + 1} jobs, {took:.0f} s: {search['why']}; {search['stopped']}")
-    for kind, rows in (("front", front), ("fixed", fixed)):
-        for x in sorted(rows, key=lambda x: x["latency"]):
-            note = ("outside" if outside(x, front) else "inside") if kind == "fixed" else ""
-            print(f"{kind:6} {x['name']:24} drop {100 * x['drop']:6.2f} pt  latency x {x['latency']:.3f}  {x['size']:8} bytes  {note}")
-    if done.returncode:
-        print(done.stderr.strip().splitlines()[0])
-    if a.out:
-        pathlib.Path(a.out).write_text(json.dumps({"search": search, "front": front, "fixed": fixed}, indent=1))
+        m = Measured(program, pathlib.Path(a.net).resolve(), front + recipes, ["--rounds", "4", "--seconds", "0.2"])
+        for _ in range(a.sweeps):
+            m.sweep()
+        print(f"search: {search['used']['jobs'] + 1} jobs, {took:.0f} s; {search['why']}; {search['stopped']}")
+        if done.returncode:
+            print(done.stderr.strip().splitlines()[0])
+        for x in search["points"]:
+            drop, latency = ((x.get(k) or {}).get("value") for k in ("accuracy_drop", "latency_ratio"))
+            if drop is not None and latency is not None:
+                print(f"  tried {x['name']:26} drop {100 * drop:6.2f}  latency x {latency:.3f}  {x['size']:7} bytes  rung {x['rung']}"
+                      f"{'  front' if x['front'] else ''}")
+        for x in sorted(front + recipes, key=lambda x: m.ratio(x["digest"])[0]):
+            x["drop"], x["latency"] = m.drop(x["digest"]), m.ratio(x["digest"])
+            note = ""
+            if x["kind"] == "recipe":
+                x["reached"] = {how: [f["name"] for f in front if reaches(m, f, x, how == "interval")] for how in ("value", "interval")}
+                note = "; ".join(f"by {how}: {'inside' if by else 'OUTSIDE'}" for how, by in x["reached"].items())
+            print("%-6s %-26s drop %5.2f [%5.2f, %5.2f]  latency x %.3f [%.3f, %.3f]  %7d bytes  %s"
+                  % (x["kind"], x["name"], *x["drop"], *x["latency"], x["size"], note))
+        for x in front:
+            for how in ("value", "interval"):
+                r = fastest(m, recipes, x, how)
+                if r:
+                    ratio = m.ratio(x["digest"], r["digest"])
+                    x.setdefault("against", {})[how] = {"recipe": r["name"], "ratio": ratio}
+                    print("%-26s against %-14s, the fastest that %s: x %.3f [%.3f, %.3f]%s"
+                          % (x["name"], r["name"], "loses no more" if how == "value" else "is as accurate as can be told", *ratio,
+                             "  10% faster" if ratio[2] <= 0.9 else ""))
+        if a.out:
+            pathlib.Path(a.out).write_text(json.dumps({"search": search, "front": front, "recipes": recipes}, indent=1))
 
 
 if __name__ == "__main__":

@@ -72,6 +72,10 @@ struct mlo_local_dims {
 /* Reads all --dim NAME=N; the list points into the struct. */
 MLO_MUST_USE enum mlo_status mlo_local_dims(const struct mlo_cli *cli, struct mlo_local_dims *out,
                                             struct mlo_error *err);
+/* Notes on what a step left as it was (`section` of its report has the list "left"), "NODE: kept: WHY", and
+ * those of its pass. */
+void mlo_local_note_left(const struct mlo_cli *cli, const json_t *report, const char *section,
+                         const char *kept, const char *pass);
 /* Prints what the step sparsify reported: layers, what stayed dense, where it can be faster. */
 MLO_MUST_USE enum mlo_status mlo_local_print_sparsity(const struct mlo_cli *cli, const json_t *report,
                                                       struct mlo_error *err);

@@ -105,14 +105,31 @@ out:
     return status;
 }
 
+void mlo_local_note_left(const struct mlo_cli *cli, const json_t *report, const char *section,
+                         const char *kept, const char *pass)
+{
+    const json_t *left = json_object_get(json_object_get(report, section), "left"), *one;
+    size_t i, k;
+    json_t *row;
+    json_array_foreach((json_t *)left, i, row)
+        mlo_cli_note(cli, "%s: %s: %s", mlo_json_str(row, "node", ""), kept, mlo_json_str(row, "why", ""));
+    json_array_foreach(json_object_get(report, "passes"), i, one)
+    {
+        json_array_foreach(json_object_get(one, "notes"), k, row)
+        {
+            if (strcmp(mlo_json_str(one, "pass", ""), pass) == 0)
+                mlo_cli_note(cli, "%s: %s", mlo_json_str(row, "node", ""), mlo_json_str(row, "note", ""));
+        }
+    }
+}
+
 /* What was pruned, what was left alone and why, and how well the layers behind were fitted. */
 static enum mlo_status print_pruning(const struct mlo_cli *cli, const json_t *report, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const json_t *pruning = json_object_get(report, "pruning"), *macs = json_object_get(pruning, "macs");
-    const json_t *pass;
     struct mlo_table table;
-    size_t i, k;
+    size_t i;
     json_t *row;
     mlo_table_init(&table, "channels of|from>|to>|error of what reads them>");
     json_array_foreach(json_object_get(pruning, "groups"), i, row)
@@ -139,18 +156,7 @@ static enum mlo_status print_pruning(const struct mlo_cli *cli, const json_t *re
         }
         MLO_TRY(mlo_table_print_take(&table, err));
     }
-    json_array_foreach(json_object_get(pruning, "left"), i, row)
-    {
-        mlo_cli_note(cli, "%s: left alone: %s", mlo_json_str(row, "node", ""), mlo_json_str(row, "why", ""));
-    }
-    json_array_foreach(json_object_get(report, "passes"), i, pass)
-    {
-        json_array_foreach(json_object_get(pass, "notes"), k, row)
-        {
-            if (strcmp(mlo_json_str(pass, "pass", ""), "prune") == 0)
-                mlo_cli_note(cli, "%s: %s", mlo_json_str(row, "node", ""), mlo_json_str(row, "note", ""));
-        }
-    }
+    mlo_local_note_left(cli, report, "pruning", "left alone", "prune");
     const json_t *weights = json_object_get(pruning, "weights");
     MLO_TRY(mlo_cli_print(
         err, "multiply-adds %.4g -> %.4g: %.1f%% removed\nweights %.4g -> %.4g: %.1f%% removed\n",

@@ -44,23 +44,10 @@ enum mlo_status mlo_local_print_sparsity(const struct mlo_cli *cli, const json_t
                                          struct mlo_error *err)
 {
     enum mlo_status status;
-    const json_t *sparsity = json_object_get(report, "sparsity"), *pass;
-    size_t i, k;
-    json_t *row;
+    const json_t *sparsity = json_object_get(report, "sparsity");
     MLO_TRY(print_layers(sparsity, err));
     MLO_TRY(print_speed(sparsity, err));
-    json_array_foreach(json_object_get(sparsity, "left"), i, row)
-    {
-        mlo_cli_note(cli, "%s: stays dense: %s", mlo_json_str(row, "node", ""), mlo_json_str(row, "why", ""));
-    }
-    json_array_foreach(json_object_get(report, "passes"), i, pass)
-    {
-        json_array_foreach(json_object_get(pass, "notes"), k, row)
-        {
-            if (strcmp(mlo_json_str(pass, "pass", ""), "sparsify") == 0)
-                mlo_cli_note(cli, "%s: %s", mlo_json_str(row, "node", ""), mlo_json_str(row, "note", ""));
-        }
-    }
+    mlo_local_note_left(cli, report, "sparsity", "stays dense", "sparsify");
     const json_t *storage = json_object_get(sparsity, "storage");
     if (mlo_json_i64(storage, "tensors", 0) > 0)
         MLO_TRY(mlo_cli_print(err, "stored as bitmap: %lld tensors, %lld bytes instead of %lld\n",

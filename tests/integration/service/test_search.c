@@ -6,21 +6,17 @@
 
 #define SEARCH(options)                                                                                      \
     "name: seek\ntarget: any\ndata: {calibrate: p/cal, select: p/sel, evaluate: p/test}\nsteps:\n"           \
-    "  - search: {prune: [none, 50%], precision: [int8, float], together: 2, " options "}\n"
+    "  - search: {prune: [none, 50%], precision: [int8, float], together: 2, foresee: false, " options "}\n"
 #define ALSO                                                                                                 \
     "name: also\ntarget: any\ndata: {calibrate: p/cal, select: p/sel, evaluate: p/test}\nsteps:\n"           \
-    "  - search: {prune: [none, 50%], precision: [int8, float], together: 2}\n"
+    "  - search: {prune: [none, 50%], precision: [int8, float], together: 2, foresee: false}\n"
 #define PLAIN SEARCH("goal: \"accuracy_drop<=0.5pt, min latency\"")
 
 static const struct mlo_claimer WORKER = {"w", "{any,cpu}", LEASE_MS};
 
 static void test_sql__every_statement_prepares(void **state)
 {
-    struct service_fixture *f = *state;
-    struct mlo_db_conn *conn;
-    assert_mlo_ok(mlo_db_acquire(f->worker, &conn, &f->err), &f->err);
-    assert_mlo_ok(mlo_db_prepare_all(conn, MLO_SEARCH_SQL, MLO_SEARCH_SQL_COUNT, &f->err), &f->err);
-    mlo_db_release(conn);
+    assert_prepares(*state, MLO_SEARCH_SQL, MLO_SEARCH_SQL_COUNT);
 }
 
 /* What no search may be: something planned twice, or left open. */
@@ -114,7 +110,7 @@ static void test_search__ends_on_a_front_of_variants(void **state)
     struct service_fixture *f = *state;
     struct test_worker a, b;
     struct mlo_variant_info variant;
-    int64_t version = add_version(f, "hard", "screen.pruned_percent=9\nevaluate.pruned_percent=9"),
+    int64_t version = add_version(f, "hard", "trial.pruned_percent=9\nevaluate.pruned_percent=9"),
             run = submit(f, version, PLAIN, 0);
     assert_int_equal(jobs_with(f, run, "true"), 1);
     start_worker(f, &a, 2);
@@ -126,7 +122,7 @@ static void test_search__ends_on_a_front_of_variants(void **state)
     assert_true(mlo_json_bool(search, "done", false) && mlo_json_bool(search, "met", false));
     /* two batches of two, all of the select data, the front, the end */
     assert_int_equal(jobs_with(f, run, "step = 'search'"), 5);
-    assert_int_equal(jobs_with(f, run, "step = 'benchmark'"), 4);
+    assert_int_equal(jobs_with(f, run, "step = 'trial' and spec::json ->> 'rung' = '1'"), 4);
     assert_int_equal(jobs_with(f, run, "step = 'evaluate'"),
                      json_array_size(json_object_get(search, "front")));
     /* what two candidates have in common was made once */
@@ -194,7 +190,7 @@ static void test_search__goes_on_without_a_candidate_that_fails(void **state)
     assert_string_equal(mlo_json_str(search, "best", ""), "float");
     json_decref(search);
     /* all of them: the run says why */
-    version = add_version(f, "worse", "optimize.fail=invalid");
+    version = add_version(f, "worse", "optimize.fail=invalid\nprune.fail=invalid");
     run = submit(f, version, PLAIN, 0);
     wait_run(f, run);
     assert_run(f, run, -1, "state", "failed");
@@ -211,7 +207,7 @@ static void test_search__says_the_best_where_nothing_keeps_the_goal(void **state
 {
     struct service_fixture *f = *state;
     struct test_worker w;
-    int64_t version = add_version(f, "lossy", "screen.drop_percent=3\nscreen.pruned_percent=5"),
+    int64_t version = add_version(f, "lossy", "trial.drop_percent=3\ntrial.pruned_percent=5"),
             run = submit(f, version, PLAIN, 0);
     start_worker(f, &w, 1);
     wait_run(f, run);
@@ -231,15 +227,15 @@ static void test_search__keeps_its_budget_of_jobs(void **state)
 {
     struct service_fixture *f = *state;
     struct test_worker w;
-    int64_t run = submit(f, f->version, SEARCH("goal: \"min size\", jobs: 12"), 0);
+    int64_t run = submit(f, f->version, SEARCH("goal: \"min size\", jobs: 11"), 0);
     start_worker(f, &w, 2);
     wait_run(f, run);
     stop_worker(&w);
     assert_run(f, run, -1, "state", "succeeded");
     json_t *search = search_of(f, run);
-    assert_true(jobs_with(f, run, "state = 'succeeded'") <= 12);
+    assert_true(jobs_with(f, run, "state = 'succeeded'") <= 11);
     assert_true(jobs_with(f, run, "step = 'evaluate'") > 0);
-    assert_true(jobs_with(f, run, "step = 'benchmark'") < 4);
+    assert_true(jobs_with(f, run, "step = 'trial' and spec::json ->> 'rung' = '1'") < 4);
     json_decref(search);
 }
 

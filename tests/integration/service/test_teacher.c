@@ -10,11 +10,7 @@
 
 static void test_sql__every_statement_prepares(void **state)
 {
-    struct service_fixture *f = *state;
-    struct mlo_db_conn *conn;
-    assert_mlo_ok(mlo_db_acquire(f->worker, &conn, &f->err), &f->err);
-    assert_mlo_ok(mlo_db_prepare_all(conn, MLO_TEACHER_SQL, MLO_TEACHER_SQL_COUNT, &f->err), &f->err);
-    mlo_db_release(conn);
+    assert_prepares(*state, MLO_TEACHER_SQL, MLO_TEACHER_SQL_COUNT);
 }
 
 /* A version of another project, with a label file. */

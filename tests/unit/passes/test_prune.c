@@ -227,6 +227,68 @@ static void build_layernorm(struct mlo_model *m)
     finish(m, op(m, "MatMul", "y", op(m, "Relu", "r", h), ramp(m, "w3", 0.1f, 8, 4)));
 }
 
+static void build_instance_norm(struct mlo_model *m)
+{
+    struct mlo_value *n =
+        op(m, "InstanceNormalization", "n", first(m, "c", image(m), 2, 4),
+           floats(m, "gain", LIST(1, 2, 3, 4), 4), floats(m, "offset", LIST(1, 0, -1, 0), 4));
+    conclude(m, op(m, "Relu", "r", n), 4);
+}
+
+/* Along the channels it compares all of them: they stay, and those of the layer behind it go. */
+static void build_softmax(struct mlo_model *m)
+{
+    struct mlo_value *s = op(m, "Softmax", "s", first(m, "a", image(m), 2, 4));
+    assert_true(mlo_node_set_i(s->producer, "axis", 1));
+    conclude(m, op(m, "Relu", "r", first(m, "b", s, 4, 4)), 4);
+}
+
+static void build_resize(struct mlo_model *m)
+{
+    struct mlo_value *r = op(m, "Resize", "r", first(m, "c", image(m), 2, 4), floats(m, "roi", LIST(0), 0),
+                             floats(m, "scales", LIST(1, 1, 2, 2), 4));
+    conclude(m, r, 4);
+}
+
+/* Rows are cut, and channels move along. */
+static void build_slice(struct mlo_model *m)
+{
+    struct mlo_value *s = op(m, "Slice", "s", first(m, "c", image(m), 2, 4), ints(m, "starts", 1),
+                             ints(m, "ends", 3), ints(m, "axes", 2));
+    conclude(m, op(m, "Relu", "r", s), 4);
+}
+
+static void build_unsqueeze(struct mlo_model *m)
+{
+    struct mlo_value *c = first(m, "c", image(m), 2, 4), *at = ints(m, "axis", 1);
+    conclude(m, op(m, "Squeeze", "s", op(m, "Relu", "r", op(m, "Unsqueeze", "u", c, at)), at), 4);
+}
+
+/* Positions are repeated; the channels that the shape states are stated anew. */
+static void build_expand(struct mlo_model *m)
+{
+    struct mlo_value *p = op(m, "GlobalAveragePool", "p", first(m, "c", image(m), 2, 4));
+    conclude(m, op(m, "Expand", "e", p, ints(m, "shape", 1, 4, 3, 3)), 4);
+}
+
+/* The size of the batch is read, that of the channels is not. */
+static void build_shape(struct mlo_model *m)
+{
+    struct mlo_value *c = first(m, "c", image(m), 2, 4);
+    struct mlo_value *batch = op(m, "Gather", "batch", op(m, "Shape", "sizes", c), ints(m, "zero", 0));
+    struct mlo_value *shape = op(m, "Concat", "shape", batch, ints(m, "rest", -1));
+    assert_true(mlo_node_set_i(shape->producer, "axis", 0));
+    finish(m, op(m, "Gemm", "y", op(m, "Reshape", "r", c, shape), ramp(m, "w", 0.1f, 64, 3)));
+}
+
+/* What no rule knows keeps all that it touches; the layer behind it is pruned. */
+static void build_no_rule(struct mlo_model *m)
+{
+    struct mlo_value *d = op(m, "DepthToSpace", "d", first(m, "a", image(m), 2, 4));
+    assert_true(mlo_node_set_i(d->producer, "blocksize", 2));
+    conclude(m, first(m, "b", d, 1, 4), 4);
+}
+
 static const struct {
     const char *name;
     void (*build)(struct mlo_model *m);
@@ -250,6 +312,14 @@ static const struct {
     {"prune-attention", build_attention, 2},
     {"prune-packed-attention", build_packed_attention, 2},
     {"prune-layernorm", build_layernorm, 4, "38%"},
+    {"prune-instance-norm", build_instance_norm, 2},
+    {"prune-softmax", build_softmax, 2, "30%"},
+    {"prune-resize", build_resize, 2},
+    {"prune-slice", build_slice, 2},
+    {"prune-unsqueeze", build_unsqueeze, 2},
+    {"prune-expand", build_expand, 2},
+    {"prune-shape", build_shape, 2},
+    {"prune-no-rule", build_no_rule, 2},
 };
 #define HALF "{\"remove\": \"30%\", \"ratios\": \"uniform\", \"round\": 1, \"criterion\": \"l2\"}"
 

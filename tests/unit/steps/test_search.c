@@ -144,8 +144,9 @@ static void test_space__is_each_combination_once(void **state)
     MLO_UNUSED(state);
     struct mlo_error err = {0};
     json_t *space = NULL,
-           *options = options_of("{\"prune\":[\"none\",\"30%\"],\"precision\":[\"float\",\"int8\"],"
-                                 "\"calibrator\":[\"mse\",\"minmax\"],\"mixed\":[\"none\",\"0.3pt\"]}");
+           *options = options_of(
+               "{\"foresee\":false,\"prune\":[\"none\",\"30%\"],\"precision\":[\"float\",\"int8\"],"
+               "\"calibrator\":[\"mse\",\"minmax\"],\"mixed\":[\"none\",\"0.3pt\"]}");
     assert_ok(mlo_search_space(options, &space, &err));
     /* of float, calibrators change nothing: 2 * (1 + 2 * 2) */
     assert_int_equal(json_array_size(space), 10);
@@ -197,6 +198,28 @@ static json_t *seen(const char *metric, const char *kind, double against, double
                      kind, bounds(against));
 }
 
+/* Whether a step was done before, behind the same steps: then it is reused. `path` tells what came of it. */
+static bool done_before(const json_t *jobs, const json_t *block, size_t step, char path[32])
+{
+    json_t *steps = json_array();
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_digest digest;
+    char name[MLO_DIGEST_TEXT_SIZE];
+    const json_t *job;
+    size_t i;
+    bool before = false;
+    for (size_t k = 0; k <= step; k++)
+        json_array_append(steps, json_array_get(json_object_get(block, "steps"), k));
+    mlo_json_canonical(steps, &text);
+    mlo_digest_of(mlo_buf_str(&text), text.len, &digest);
+    snprintf(path, 32, "%.31s", mlo_digest_text(&digest, name));
+    json_array_foreach(jobs, i, job) before =
+        before || strcmp(mlo_json_str(json_object_get(job, "spec"), "path", ""), path) == 0;
+    mlo_buf_clear(&text);
+    json_decref(steps);
+    return before;
+}
+
 /* Does what was chosen: candidate number k loses k tenths of a point and has 1 / (k + 1) of the latency. */
 static void work(json_t *run, const json_t *decision, const char *failing)
 {
@@ -215,17 +238,22 @@ static void work(json_t *run, const json_t *decision, const char *failing)
             const char *what = mlo_json_str(step, "step", "");
             bool fails = failing && strcmp(failing, name) == 0;
             json_t *all = json_array();
-            if (strcmp(what, "screen") == 0 || strcmp(what, "evaluate") == 0)
+            if (strcmp(what, "trial") == 0 || strcmp(what, "evaluate") == 0)
                 json_array_append_new(all, seen("top1", "difference", -0.001 * (double)n, 0.9));
-            if (strcmp(what, "benchmark") == 0) {
+            if (strcmp(what, "trial") == 0) {
                 json_array_append_new(all, seen("latency.p50", "ratio", 1 / (double)(n + 1), 100));
                 json_array_append_new(all, seen("latency.p99", "ratio", 1 / (double)(n + 1), 120));
             }
-            json_array_append_new(jobs,
-                                  json_pack("{s:s, s:s, s:{s:s, s:O}, s:s, s:i, s:{s:o}}", "step", what,
-                                            "state", fails ? "failed" : "succeeded", "spec", "candidate",
-                                            name, "rung", json_object_get(block, "rung"), "output", name,
-                                            "size", 500, "result", "observations", all));
+            char path[32];
+            bool reused = json_array_size(all) == 0 && done_before(jobs, block, k, path);
+            json_array_append_new(
+                jobs, json_pack("{s:s, s:s, s:{s:s, s:O, s:s}, s:s, s:i, s:{s:o}}", "step", what, "state",
+                                fails    ? "failed"
+                                : reused ? "reused"
+                                         : "succeeded",
+                                "spec", "candidate", name, "rung", json_object_get(block, "rung"), "path",
+                                json_array_size(all) ? "" : path, "output", name, "size", 500, "result",
+                                "observations", all));
         }
     }
 }
@@ -271,7 +299,7 @@ static int blocks_in(const json_t *run, const char *step, int rung)
     return n;
 }
 
-#define SIX "\"prune\":[\"none\",\"20%\",\"40%\"],\"precision\":[\"float\",\"int8\"]"
+#define SIX "\"foresee\":false,\"prune\":[\"none\",\"20%\",\"40%\"],\"precision\":[\"float\",\"int8\"]"
 
 static void test_decide__halves_and_ends_on_the_front(void **state)
 {
@@ -281,8 +309,8 @@ static void test_decide__halves_and_ends_on_the_front(void **state)
            *run = new_run(), *end;
     /* four, two, the half of six, two of the front, the end */
     assert_int_equal(search(options, run, NULL, &end), 5);
-    assert_int_equal(blocks_in(run, "benchmark", MLO_RUNG_SCREEN), 6);
-    assert_int_equal(blocks_in(run, "screen", MLO_RUNG_SELECT), 3);
+    assert_int_equal(blocks_in(run, "trial", MLO_RUNG_SCREEN), 6);
+    assert_int_equal(blocks_in(run, "trial", MLO_RUNG_SELECT), 3);
     assert_int_equal(blocks_in(run, "evaluate", MLO_RUNG_EVALUATE), 2);
     assert_true(mlo_json_bool(end, "met", false));
     const json_t *points = json_object_get(end, "points");
@@ -304,7 +332,10 @@ static void test_decide__keeps_budgets(void **state)
         snprintf(text, sizeof text, "{\"jobs\":%d,\"together\":2,%s}", budgets[i], SIX);
         json_t *options = options_of(text), *run = new_run(), *end;
         search(options, run, NULL, &end);
-        size_t jobs = json_array_size(json_object_get(run, "jobs")) + 1; /* the last choice is one too */
+        size_t jobs = 1, k; /* the last choice is one too */
+        const json_t *job;
+        json_array_foreach(json_object_get(run, "jobs"), k, job) jobs +=
+            strcmp(mlo_json_str(job, "state", ""), "reused") != 0;
         if (jobs > (size_t)budgets[i])
             fail_msg("%zu jobs of %d", jobs, budgets[i]);
         const json_t *last = json_array_get(json_object_get(end, "points"), 5);
@@ -381,6 +412,144 @@ static void test_decide__names_nothing_that_was_not_evaluated(void **state)
     json_decref(options);
 }
 
+/* --- what is foreseen ---------------------------------------------------------------------------------- */
+
+#define WORLD                                                                                                \
+    "\"goal\":\"accuracy_drop<=0.8pt, min latency\",\"prune\":[\"none\",\"25%\",\"50%\"],"                   \
+    "\"precision\":[\"float\",\"int8-weights\",\"int8-dynamic\"]"
+
+/* A world in which shape and form know nothing of each other: two points are lost by pruning all of it, and a
+ * tenth by integers; dynamic ones are slow. */
+static void work_apart(json_t *run, const json_t *decision)
+{
+    json_t *jobs = json_object_get(run, "jobs"), *block, *step;
+    size_t i, k;
+    json_array_append_new(jobs,
+                          json_pack("{s:s, s:s, s:{}}", "step", "search", "state", "succeeded", "spec"));
+    json_array_foreach(json_object_get(decision, "next"), i, block)
+    {
+        const char *name = mlo_json_str(block, "candidate", "");
+        double share = strncmp(name, "prune", 5) == 0 ? atof(name + 5) / 100 : 0;
+        bool integers = strstr(name, "int8") != NULL, slow = strstr(name, "dynamic") != NULL;
+        double drop = 0.02 * share + (integers ? 0.001 : 0), latency = (1 - share) * (slow ? 2 : 1);
+        json_array_foreach(json_object_get(block, "steps"), k, step)
+        {
+            const char *what = mlo_json_str(step, "step", "");
+            json_t *all = json_array();
+            if (strcmp(what, "trial") == 0 || strcmp(what, "evaluate") == 0)
+                json_array_append_new(all, seen("top1", "difference", -drop, 0.9));
+            if (strcmp(what, "trial") == 0)
+                json_array_append_new(all, seen("latency.p50", "ratio", latency, 100));
+            json_array_append_new(jobs, json_pack("{s:s, s:s, s:{s:s, s:O}, s:s, s:i, s:{s:o}}", "step", what,
+                                                  "state", "succeeded", "spec", "candidate", name, "rung",
+                                                  json_object_get(block, "rung"), "output", name, "size",
+                                                  (int)(1000 * (1 - share) * (integers ? 0.3 : 1)), "result",
+                                                  "observations", all));
+        }
+    }
+}
+
+static json_t *search_apart(const json_t *options, json_t *run)
+{
+    for (int i = 1; i < 100; i++) {
+        json_t *now = decide(options, run);
+        if (mlo_json_bool(now, "done", false))
+            return now;
+        work_apart(run, now);
+        json_decref(now);
+    }
+    fail_msg("no end");
+    return NULL;
+}
+
+static const json_t *point_named(const json_t *decision, const char *name)
+{
+    const json_t *point;
+    size_t i;
+    json_array_foreach(json_object_get(decision, "points"), i, point)
+    {
+        if (strcmp(mlo_json_str(point, "name", ""), name) == 0)
+            return point;
+    }
+    return NULL;
+}
+
+static void test_foresee__tries_values_alone_and_then_what_they_promise(void **state)
+{
+    MLO_UNUSED(state);
+    json_t *options = options_of("{" WORLD "}"), *run = new_run(), *first = decide(options, run);
+    static const char *const alone[] = {"float", "int8-weights", "prune25-float", "int8-dynamic",
+                                        "prune50-float"};
+    const json_t *next = json_object_get(first, "next");
+    assert_int_equal(json_array_size(next), MLO_COUNT(alone)); /* and the rest waits for what they bring */
+    for (size_t i = 0; i < MLO_COUNT(alone); i++)
+        assert_string_equal(mlo_json_str(json_array_get(next, i), "candidate", ""), alone[i]);
+    json_decref(first);
+    json_t *end = search_apart(options, run);
+    /* 43.75% would lose too much: of the shares that are between those listed this is the largest */
+    assert_string_equal(mlo_json_str(end, "best", ""), "prune37.5-float");
+    /* as small as possible, within the bound: the front is not only what the goal asks for */
+    assert_true(mlo_json_bool(point_named(end, "prune25-int8-weights"), "front", false));
+    /* what is slow alone is not tried with anything */
+    assert_string_equal(mlo_json_str(point_named(end, "prune25-int8-dynamic"), "state", ""), "not tried");
+    assert_non_null(strstr(mlo_json_str(point_named(end, "prune25-int8-dynamic"), "why", ""), "add nothing"));
+    assert_string_equal(mlo_json_str(end, "stopped", "?"), "");
+    json_decref(end);
+    json_decref(run);
+    json_decref(options);
+}
+
+static void test_foresee__is_what_comes_of_it(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_search_state s;
+    struct mlo_search_point p;
+    json_t *options = options_of("{\"together\":4,\"threads\":[1,2]," WORLD "}"), *run = new_run(), *first;
+    work_apart(run, first = decide(options, run));
+    assert_ok(mlo_search_state_init(&s, options, run, &err));
+    size_t found = 0;
+    for (size_t i = 0; i < s.count; i++) {
+        const struct mlo_search_candidate *c = &s.all[i];
+        bool known = mlo_search_foresee(&s, c, &p);
+        /* nobody has said what half of it does, nor what lies before it and behind a quarter */
+        assert_int_equal(known, c->share <= 0.25 && !strstr(c->name, "dynamic"));
+        if (strcmp(c->name, "prune12.5-int8-weights") != 0)
+            continue;
+        found++;
+        assert_true(known && c->between);
+        assert_true(fabs(p.axis[MLO_AXIS_DROP].value - 0.0035) < 1e-9);
+        assert_true(fabs(p.axis[MLO_AXIS_LATENCY].value - 0.875) < 1e-9);
+        assert_true(fabs(p.axis[MLO_AXIS_SIZE].value - 0.875 * 0.3) < 1e-3);
+    }
+    assert_int_equal(found, 1);
+    mlo_search_state_clear(&s);
+    json_decref(first);
+    json_decref(run);
+    json_decref(options);
+}
+
+static void test_volume__is_of_what_is_reached(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_goal g;
+    struct mlo_error err = {0};
+    assert_ok(mlo_goal_parse("accuracy_drop<=4pt", &g, &err));
+    double side = log(1.25 / 0.5);
+    struct mlo_search_point p[] = {point(0.025, 0.5, 0.5), point(0.03, 0.6, 0.6), point(0, 1.25, 0.1),
+                                   point(0.0375, 0.25, 0.5)};
+    assert_true(fabs(mlo_points_volume(&g, p, 1) - 0.5 * side * side) < 1e-12);
+    /* what another one dominates adds nothing; nor does what is as slow as is thought of at all */
+    assert_true(fabs(mlo_points_volume(&g, p, 3) - 0.5 * side * side) < 1e-12);
+    double more = 0.25 * (log(1.25 / 0.25) - side) * side;
+    assert_true(fabs(mlo_points_volume(&g, p, 4) - 0.5 * side * side - more) < 1e-12);
+    p[1] = point(-0.01, 1, 1); /* luck: no more than no drop */
+    p[2] = point(0, 1, 1);
+    assert_true(fabs(mlo_points_volume(&g, &p[1], 1) - mlo_points_volume(&g, &p[2], 1)) < 1e-12);
+    p[0].axis[MLO_AXIS_SIZE].known = false;
+    assert_true(mlo_points_volume(&g, p, 1) == 0);
+}
+
 static void test_decide__why_is_cut_as_text(void **state)
 {
     MLO_UNUSED(state);
@@ -416,6 +585,9 @@ int main(void)
         cmocka_unit_test(test_decide__keeps_budgets),
         cmocka_unit_test(test_decide__without_what_failed),
         cmocka_unit_test(test_decide__names_nothing_that_was_not_evaluated),
+        cmocka_unit_test(test_foresee__tries_values_alone_and_then_what_they_promise),
+        cmocka_unit_test(test_foresee__is_what_comes_of_it),
+        cmocka_unit_test(test_volume__is_of_what_is_reached),
         cmocka_unit_test(test_decide__why_is_cut_as_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

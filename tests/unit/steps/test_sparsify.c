@@ -4,94 +4,31 @@
 #include <unistd.h>
 
 #include "passes/sparsify.h"
-#include "pipeline/steps/step_impl.h"
-#include "tests/unit/passes/passes_helpers.h"
+#include "tests/unit/steps/step_run.h"
 
-struct run {
-    char dir[64];
-    struct mlo_step_result result;
-    struct mlo_error err;
-    enum mlo_status status;
-};
-
-static float noise_at(uint32_t *seed)
-{
-    *seed = *seed * 1664525u + 1013904223u;
-    return (float)(*seed >> 8) / 8388608.0f - 1.0f;
-}
-
-/* Runs the step on a model (borrowed) with `samples` samples; 0: without data. */
 static void run_step(struct run *r, const struct mlo_model *model, int64_t samples, const char *options,
                      unsigned threads, int64_t batch)
 {
-    struct mlo_error err = {0};
-    char model_path[96], data_path[96];
-    const struct mlo_step *step = mlo_step_find("sparsify");
-    json_t *given = json_loads(options, 0, NULL), *resolved = NULL;
-    *r = (struct run){.dir = "/tmp/mlopt-test-XXXXXX"};
-    assert_true(given && step && mkdtemp(r->dir));
-    snprintf(model_path, sizeof model_path, "%s/m.onnx", r->dir);
-    snprintf(data_path, sizeof data_path, "%s/x.npz", r->dir);
-    assert_ok(mlo_onnx_save(model, model_path, &err));
-    if (samples) {
-        struct mlo_tensor x = {0};
-        uint32_t seed = 7;
-        assert_ok(mlo_tensor_init(&x, MLO_FLOAT32, 4, DIMS(samples, 4, 6, 6), &err));
-        for (size_t i = 0; i < mlo_tensor_count(&x); i++)
-            ((float *)x.data)[i] = noise_at(&seed);
-        assert_ok(mlo_npz_write(data_path, &(struct mlo_npz_array){"x", &x}, 1, &err));
-        mlo_tensor_clear(&x);
-    }
-    assert_ok(mlo_options_resolve(step->options, given, &resolved, &err));
-    const struct mlo_step_context ctx = {.options = resolved,
-                                         .model_path = model_path,
-                                         .source_path = model_path,
-                                         .calibrate_path = samples ? data_path : NULL,
-                                         .out_dir = r->dir,
-                                         .threads = threads,
-                                         .batch = batch};
-    r->status = step->run(&ctx, &r->result, &r->err);
-    json_decref(given);
-    json_decref(resolved);
+    run_named(r, "sparsify", model, samples, options, threads, batch);
 }
-
-static void clear(struct run *r)
-{
-    static const char *const FILES[] = {"m.onnx", "x.npz", "model.onnx"};
-    char path[96];
-    for (size_t i = 0; i < MLO_COUNT(FILES); i++) {
-        snprintf(path, sizeof path, "%s/%s", r->dir, FILES[i]);
-        unlink(path);
-    }
-    assert_int_equal(rmdir(r->dir), 0);
-    mlo_step_result_clear(&r->result);
-}
-
-static struct mlo_value *noise_of(struct mlo_model *m, const char *name, uint32_t seed, int rank,
-                                  const int64_t *dims)
-{
-    struct mlo_value *v = ramp_of(m, name, 1, rank, dims);
-    for (size_t i = 0; i < mlo_tensor_count(v->constant); i++)
-        ((float *)v->constant->data)[i] = 0.3f * noise_at(&seed);
-    return v;
-}
-#define noise(model, name, seed, ...) noise_of(model, name, seed, RANK(__VA_ARGS__), DIMS(__VA_ARGS__))
 
 /* A Conv with BatchNormalization, a depthwise and a grouped Conv, a Gemm. */
 static struct mlo_model *net(void)
 {
     struct mlo_model *m = new_model(17);
-    struct mlo_value *a = op(m, "Conv", "a", input(m, "x", -1, 4, 6, 6), noise(m, "wa", 1, 16, 4, 3, 3));
+    struct mlo_value *a =
+        op(m, "Conv", "a", input(m, "x", -1, 4, 6, 6), noise(m, "wa", 0.3f, 1, 16, 4, 3, 3));
     set_ints(a, "pads", 1, 1, 1, 1);
     a = op(m, "BatchNormalization", "n", a,
            floats(m, "gain", LIST(1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8), 16),
-           noise(m, "offset", 3, 16), noise(m, "mean", 4, 16),
+           noise(m, "offset", 0.3f, 3, 16), noise(m, "mean", 0.3f, 4, 16),
            floats(m, "var", LIST(1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8), 16));
-    struct mlo_value *d = op(m, "Conv", "d", op(m, "Relu", "ra", a), noise(m, "wd", 7, 16, 1, 3, 3));
+    struct mlo_value *d = op(m, "Conv", "d", op(m, "Relu", "ra", a), noise(m, "wd", 0.3f, 7, 16, 1, 3, 3));
     assert_true(mlo_node_set_i(d->producer, "group", 16));
-    struct mlo_value *e = op(m, "Conv", "e", op(m, "HardSwish", "h", d), noise(m, "we", 8, 8, 8, 1, 1));
+    struct mlo_value *e = op(m, "Conv", "e", op(m, "HardSwish", "h", d), noise(m, "we", 0.3f, 8, 8, 8, 1, 1));
     assert_true(mlo_node_set_i(e->producer, "group", 2));
-    finish(m, op(m, "Gemm", "y", op(m, "Flatten", "f", e), noise(m, "wy", 9, 128, 3), noise(m, "by", 2, 3)));
+    finish(m, op(m, "Gemm", "y", op(m, "Flatten", "f", e), noise(m, "wy", 0.3f, 9, 128, 3),
+                 noise(m, "by", 0.3f, 2, 3)));
     return m;
 }
 
@@ -187,8 +124,8 @@ static void test_sparsify_step__convs_of_one_position_see_all_samples(void **sta
     enum { SAMPLES = 120 };
     struct mlo_error err = {0};
     struct mlo_model *m = new_model(17);
-    struct mlo_value *a = op(m, "Conv", "a", input(m, "x", -1, 4, 6, 6), noise(m, "wa", 1, 8, 4, 3, 3));
-    finish(m, op(m, "Conv", "b", op(m, "Relu", "r", a), noise(m, "wb", 2, 4, 8, 4, 4)));
+    struct mlo_value *a = op(m, "Conv", "a", input(m, "x", -1, 4, 6, 6), noise(m, "wa", 0.3f, 1, 8, 4, 3, 3));
+    finish(m, op(m, "Conv", "b", op(m, "Relu", "r", a), noise(m, "wb", 0.3f, 2, 4, 8, 4, 4)));
     assert_ok(mlo_graph_infer(m->graph, &err));
     struct mlo_tensor x = {0};
     char path[] = "/tmp/mlopt-test-XXXXXX";

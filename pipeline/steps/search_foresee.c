@@ -1,0 +1,305 @@
+/* What a search expects of candidates that it has not tried, and which it tries next. Shape (what pruning
+ * left) and form (how weights are kept) hardly know of each other: one that prunes a quarter has as much less
+ * to compute whether its weights have 4 bits or 32. So what each does alone foretells what they do together.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "pipeline/steps/search_impl.h"
+
+static const double WORTH_IT = 0.01; /* of the volume that is reached: what adds less is not tried */
+/* What is foreseen to be so much better than the best objective so far is tried first. */
+static const double FASTER = 0.98, LESS_DROP = 0.001;
+
+/* What something does to a model: its drop is added, latency and size are times as large. */
+struct effect {
+    double drop, times[MLO_AXES]; /* times[MLO_AXIS_DROP] is unused */
+    bool known;
+};
+static const struct effect NO_EFFECT = {0, {1, 1, 1}, true};
+static const struct effect UNKNOWN = {0, {1, 1, 1}, false};
+
+bool mlo_search_measured(const struct mlo_search_candidate *c)
+{
+    return c->begun > 0 && !c->failed && mlo_point_whole(&c->point);
+}
+
+static struct effect effect_of(const struct mlo_search_candidate *c)
+{
+    struct effect e = {.drop = c->point.axis[MLO_AXIS_DROP].value, .known = true};
+    for (int i = 0; i < MLO_AXES; i++)
+        e.times[i] = c->point.axis[i].value;
+    return e;
+}
+
+/* What is left of `whole` without `part`. */
+static struct effect without(struct effect whole, struct effect part)
+{
+    struct effect e = {.drop = whole.drop - part.drop, .known = whole.known && part.known};
+    for (int i = 1; i < MLO_AXES; i++)
+        e.times[i] = part.times[i] > 0 ? whole.times[i] / part.times[i] : 1;
+    return e;
+}
+
+static struct effect together(struct effect a, struct effect b)
+{
+    struct effect e = {.drop = a.drop + b.drop, .known = a.known && b.known};
+    for (int i = 1; i < MLO_AXES; i++)
+        e.times[i] = a.times[i] * b.times[i];
+    return e;
+}
+
+/* --- what everything is compared with ------------------------------------------------------------------ */
+
+/* The plainest values: no pruning and floats where they are listed, else what is listed first. */
+struct base {
+    const char *shape, *form;
+    int64_t threads;
+};
+
+static struct base base_of(const struct mlo_search_state *s)
+{
+    struct base b = {s->all[0].shape, s->all[0].form, s->source_threads};
+    for (size_t i = 0; i < s->count; i++) {
+        if (!*s->all[i].shape)
+            b.shape = s->all[i].shape;
+        if (strcmp(s->all[i].form, "float") == 0)
+            b.form = s->all[i].form;
+    }
+    return b;
+}
+
+static bool is_at(const struct mlo_search_candidate *c, const char *shape, const char *form, int64_t threads)
+{
+    return strcmp(c->shape, shape) == 0 && strcmp(c->form, form) == 0 && c->threads == threads;
+}
+
+static struct effect measured_at(const struct mlo_search_state *s, const char *shape, const char *form,
+                                 int64_t threads)
+{
+    for (size_t i = 0; i < s->count; i++)
+        if (mlo_search_measured(&s->all[i]) && is_at(&s->all[i], shape, form, threads))
+            return effect_of(&s->all[i]);
+    return UNKNOWN;
+}
+
+/* Of the base against the source: nothing, where it is the source. */
+static struct effect of_base(const struct mlo_search_state *s, const struct base *b)
+{
+    struct effect e = measured_at(s, b->shape, b->form, b->threads);
+    return !e.known && !*b->shape && strcmp(b->form, "float") == 0 ? NO_EFFECT : e;
+}
+
+static struct effect of_form(const struct mlo_search_state *s, const struct base *b, const char *form)
+{
+    return strcmp(form, b->form) == 0 ? NO_EFFECT
+                                      : without(measured_at(s, b->shape, form, b->threads), of_base(s, b));
+}
+
+static struct effect of_threads(const struct mlo_search_state *s, const struct base *b, int64_t threads)
+{
+    return threads == b->threads ? NO_EFFECT
+                                 : without(measured_at(s, b->shape, b->form, threads), of_base(s, b));
+}
+
+/* By itself, or in whatever form it was measured. */
+static struct effect of_measured_shape(const struct mlo_search_state *s, const struct base *b,
+                                       const char *shape)
+{
+    if (strcmp(shape, b->shape) == 0)
+        return NO_EFFECT;
+    struct effect e = without(measured_at(s, shape, b->form, b->threads), of_base(s, b));
+    for (size_t i = 0; !e.known && i < s->count; i++) {
+        const struct mlo_search_candidate *c = &s->all[i];
+        if (mlo_search_measured(c) && strcmp(c->shape, shape) == 0 && c->threads == b->threads)
+            e = without(without(effect_of(c), of_base(s, b)), of_form(s, b, c->form));
+    }
+    return e;
+}
+
+/* Of a share between two that were measured: between what they do. */
+static struct effect of_shape(const struct mlo_search_state *s, const struct base *b,
+                              const struct mlo_search_candidate *c)
+{
+    struct effect own = of_measured_shape(s, b, c->shape), low = UNKNOWN, high = UNKNOWN;
+    double below = -1, above = 2;
+    if (own.known || !c->between)
+        return own;
+    for (size_t i = 0; i < s->count; i++) {
+        const struct mlo_search_candidate *o = &s->all[i];
+        bool nearer = o->share < c->share ? o->share > below : o->share > c->share && o->share < above;
+        if (!nearer || (o->round != c->round && o->share > 0))
+            continue;
+        struct effect e = of_measured_shape(s, b, o->shape);
+        if (e.known && o->share < c->share) {
+            below = o->share;
+            low = e;
+        } else if (e.known) {
+            above = o->share;
+            high = e;
+        }
+    }
+    double t = (c->share - below) / (above - below);
+    struct effect e = {.drop = low.drop + t * (high.drop - low.drop), .known = low.known && high.known};
+    for (int i = 1; i < MLO_AXES; i++)
+        e.times[i] = low.times[i] + t * (high.times[i] - low.times[i]);
+    return e;
+}
+
+bool mlo_search_foresee(const struct mlo_search_state *s, const struct mlo_search_candidate *c,
+                        struct mlo_search_point *out)
+{
+    struct base b = base_of(s);
+    struct effect e = together(together(of_base(s, &b), of_shape(s, &b, c)),
+                               together(of_form(s, &b, c->form), of_threads(s, &b, c->threads)));
+    *out = (struct mlo_search_point){.size_bytes = e.times[MLO_AXIS_SIZE] * s->source_bytes};
+    for (int i = 0; i < MLO_AXES; i++) {
+        double v = i == MLO_AXIS_DROP ? e.drop : e.times[i];
+        out->axis[i] = (struct mlo_bounded){v, v, v, e.known};
+    }
+    return e.known;
+}
+
+/* --- what comes next ----------------------------------------------------------------------------------- */
+
+/* One value alone, all others the plainest. */
+static bool stands_alone(const struct base *b, const struct mlo_search_candidate *c)
+{
+    return !c->between &&
+           (strcmp(c->shape, b->shape) != 0) + (strcmp(c->form, b->form) != 0) + (c->threads != b->threads) <=
+               1;
+}
+
+/* Another calibration of the same precision tells what to think of this one: where it is out, so is this. 1:
+ * it is; 0: there is none; -1: it is being tried. */
+static int told_off(const struct mlo_search_state *s, const struct mlo_search_candidate *c,
+                    const bool *planned)
+{
+    int out = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        const struct mlo_search_candidate *o = &s->all[i];
+        if (o == c || strcmp(o->precision, c->precision) != 0 || strcmp(o->form, c->form) == 0 ||
+            strcmp(o->shape, c->shape) != 0 || o->threads != c->threads)
+            continue;
+        if (planned[i])
+            return -1;
+        if (!mlo_search_measured(o))
+            continue;
+        bool beaten = mlo_goal_held(&s->goal, &o->point, true) < s->goal.count;
+        for (size_t k = 0; !beaten && k < s->count; k++)
+            beaten = mlo_search_measured(&s->all[k]) && mlo_point_dominates(&s->all[k].point, &o->point);
+        if (!beaten)
+            return 0;
+        out = 1;
+    }
+    return out;
+}
+
+/* What was measured, as if it were exact: a guess is judged by values, too. */
+static struct mlo_search_point by_value(struct mlo_search_point p)
+{
+    struct mlo_bounded *all[] = {&p.axis[0], &p.axis[1], &p.axis[2], &p.p50_us, &p.p99_us, &p.p99_ratio};
+    for (size_t i = 0; i < MLO_COUNT(all); i++)
+        all[i]->low = all[i]->high = all[i]->value;
+    return p;
+}
+
+static bool keeps_goal(const struct mlo_search_state *s, const struct mlo_search_point *p)
+{
+    return mlo_goal_held(&s->goal, p, true) == s->goal.count;
+}
+
+/* What is known, and what is foreseen of planned ones; *best: the least objective of those that keep the
+ * goal. */
+static size_t reached(const struct mlo_search_state *s, const bool *planned, struct mlo_search_point *points,
+                      double *best)
+{
+    size_t n = 0;
+    *best = INFINITY;
+    for (size_t i = 0; i < s->count; i++) {
+        bool there = mlo_search_measured(&s->all[i]);
+        if (there)
+            points[n] = by_value(s->all[i].point);
+        if (!there && !(planned[i] && mlo_search_foresee(s, &s->all[i], &points[n])))
+            continue;
+        if (keeps_goal(s, &points[n]))
+            *best = MLO_MIN(*best, points[n].axis[s->goal.objective].value);
+        n++;
+    }
+    return n;
+}
+
+/* What serves the goal itself better than all there is, the best of that; else what adds most to the front.
+ */
+static size_t pick_foreseen(const struct mlo_search_state *s, const bool *planned)
+{
+    struct mlo_search_point points[MLO_SEARCH_CANDIDATES + 1], p;
+    enum mlo_axis objective = s->goal.objective;
+    double best;
+    size_t n = reached(s, planned, points, &best), chosen = s->count;
+    double volume = mlo_points_volume(&s->goal, points, n), most = WORTH_IT * volume,
+           leader = objective == MLO_AXIS_DROP ? best - LESS_DROP : best * FASTER;
+    bool serves = false;
+    for (size_t i = 0; i < s->count; i++) {
+        if (s->all[i].begun || planned[i] || !mlo_search_foresee(s, &s->all[i], &p))
+            continue;
+        if (keeps_goal(s, &p) && p.axis[objective].value < leader) {
+            leader = p.axis[objective].value;
+            chosen = i;
+            serves = true;
+        }
+        points[n] = p;
+        double more = serves ? 0 : mlo_points_volume(&s->goal, points, n + 1) - volume;
+        if (more > most) {
+            most = more;
+            chosen = i;
+        }
+    }
+    return chosen;
+}
+
+size_t mlo_search_pick(const struct mlo_search_state *s, const bool *planned, size_t most)
+{
+    struct base b = base_of(s);
+    size_t guesses = 0;
+    bool waits = false;
+    for (size_t i = 0; i < s->count; i++) {
+        const struct mlo_search_candidate *c = &s->all[i];
+        guesses += planned[i] && !stands_alone(&b, c);
+        if (c->begun || planned[i] || !stands_alone(&b, c))
+            continue;
+        int off = told_off(s, c, planned);
+        waits = waits || off < 0;
+        if (off == 0)
+            return i;
+    }
+    for (size_t i = 0; i < s->count; i++) /* what is alone tells more of the others than they do */
+        waits = waits || (planned[i] && stands_alone(&b, &s->all[i]));
+    return waits || guesses >= most ? s->count : pick_foreseen(s, planned);
+}
+
+size_t mlo_search_spread(const struct mlo_search_state *s, const size_t *among, size_t count, size_t most,
+                         size_t *out)
+{
+    struct mlo_search_point points[MLO_SEARCH_CANDIDATES + 1];
+    bool used[MLO_SEARCH_CANDIDATES] = {false};
+    size_t n = 0;
+    while (n < MLO_MIN(most, count)) {
+        size_t chosen = count;
+        double gain = -1, volume = mlo_points_volume(&s->goal, points, n);
+        for (size_t i = 0; i < count && (n > 0 || i == 0); i++) {
+            if (used[i])
+                continue;
+            points[n] = s->all[among[i]].point;
+            double more = mlo_points_volume(&s->goal, points, n + 1) - volume;
+            if (more > gain + 1e-12) {
+                gain = more;
+                chosen = i;
+            }
+        }
+        used[chosen] = true;
+        points[n] = s->all[among[chosen]].point;
+        out[n++] = among[chosen];
+    }
+    return n;
+}
