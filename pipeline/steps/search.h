@@ -60,10 +60,11 @@ int mlo_goal_order(const struct mlo_goal *goal, const struct mlo_search_point *a
  * ------------------------------------------------------------------------ */
 
 /* All candidates of a search's (resolved) options, in the order in which they are listed: [{"name","shape",
- * "form","precision","share","round","threads","between","steps":[{"step","options" (resolved)}]}]. Those
- * that come to the same are one. With the option foresee, behind them those whose share of pruning lies
- * between two that are listed, as many as there is room for. MLO_EINVAL for a value that a knob does not
- * have, and for two that come to one name; MLO_ETOOBIG for more than MLO_SEARCH_CANDIDATES. *out is yours. */
+ * "form","precision","share","sparsity","round","threads","between","steps":[{"step","options"
+ * (resolved)}]}]. Those that come to the same are one. With the option foresee, behind them those whose share
+ * of pruning lies between two that are listed, as many as there is room for. MLO_EINVAL for a value that a
+ * knob does not have, and for two that come to one name; MLO_ETOOBIG for more than MLO_SEARCH_CANDIDATES.
+ * *out is yours. */
 enum { MLO_SEARCH_CANDIDATES = 128, MLO_SEARCH_VARIANT_MAX = 100 /* bytes of RECIPE-CANDIDATE */ };
 MLO_MUST_USE enum mlo_status mlo_search_space(const json_t *options, json_t **out, struct mlo_error *err);
 /* What can be said of a search's options before anything is done: goal, knobs, budgets. */

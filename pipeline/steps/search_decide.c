@@ -33,14 +33,14 @@ static const char *out_of(const struct mlo_search_state *s, int rung, double mor
 
 static size_t kept_of(const struct mlo_search_state *s, size_t tried)
 {
-    size_t share = (size_t)ceil((double)tried * mlo_json_f64(s->options, "keep", 0.5) - 1e-9);
+    size_t share = (size_t)ceil((double)tried * mlo_json_f64(s->options, "keep", 0.4) - 1e-9);
     return MLO_MIN(tried, MLO_MAX(share, (size_t)KEPT_LEAST));
 }
 
 /* Jobs that the rungs after the first take when so many were tried; those that choose among them. */
 static int64_t later_jobs(const struct mlo_search_state *s, size_t tried)
 {
-    int64_t kept = (int64_t)kept_of(s, tried), front = mlo_json_i64(s->options, "front", 4);
+    int64_t kept = (int64_t)kept_of(s, tried), front = mlo_json_i64(s->options, "front", 5);
     return kept + MLO_MIN(kept, front) + 3;
 }
 
@@ -83,7 +83,7 @@ static json_t *trial(const struct mlo_search_state *s, const struct mlo_search_c
                              (json_int_t)mlo_json_i64(s->options, "batch", 1), "threads",
                              (json_int_t)c->threads, "source_threads", (json_int_t)s->source_threads,
                              "seconds", times * mlo_json_f64(s->options, "seconds", 1.5), "rounds",
-                             (json_int_t)MLO_MIN(times * mlo_json_i64(s->options, "rounds", 6), 1000));
+                             (json_int_t)MLO_MIN(times * mlo_json_i64(s->options, "rounds", 12), 1000));
     if (!out || !more || json_object_update(out, more) != 0) {
         json_decref(out);
         out = NULL;
@@ -167,17 +167,19 @@ out:
 /* Once the rungs after the first began: which no budget let begin. */
 static void tell_untried(const struct mlo_search_state *s, char *stopped, size_t size)
 {
-    size_t untried = 0;
+    size_t untried = 0, listed = 0;
     const bool planned[MLO_SEARCH_CANDIDATES] = {false};
-    for (size_t i = 0; i < s->count; i++)
+    for (size_t i = 0; i < s->count; i++) {
         untried += s->all[i].begun == 0 && !s->all[i].between;
+        listed += !s->all[i].between;
+    }
     bool left = pick(s, planned, 2) < s->count;
     for (size_t i = 0; i < s->count && !left; i++)
         if (!s->all[i].begun)
             s->all[i].why = "by what others came to it would add nothing to the front";
     if (untried && left)
         snprintf(stopped, size, "a budget ended the search before %zu of %zu candidates were tried", untried,
-                 s->count);
+                 listed);
 }
 
 /* Points that are whole and did not fail, best first. */
@@ -263,7 +265,7 @@ static void mark_front(struct mlo_search_state *s, const size_t *order, size_t c
 static size_t taken(const struct mlo_search_state *s, const size_t *order, size_t count, int rung,
                     size_t *out)
 {
-    size_t n = 0, front[MLO_SEARCH_CANDIDATES], all = (size_t)mlo_json_i64(s->options, "front", 4);
+    size_t n = 0, front[MLO_SEARCH_CANDIDATES], all = (size_t)mlo_json_i64(s->options, "front", 5);
     for (size_t k = 0; k < count; k++) {
         const struct mlo_search_candidate *c = &s->all[order[k]];
         if (rung == MLO_RUNG_SELECT && c->kept)

@@ -7,6 +7,7 @@
 
 #include "pipeline/steps/search_impl.h"
 
+static const double CERTAIN = 0.05;  /* of it: more than measurements err */
 static const double WORTH_IT = 0.01; /* of the volume that is reached: what adds less is not tried */
 /* What is foreseen to be so much better than the best objective so far is tried first. */
 static const double FASTER = 0.98, LESS_DROP = 0.001;
@@ -258,24 +259,57 @@ static size_t pick_foreseen(const struct mlo_search_state *s, const bool *planne
     return chosen;
 }
 
+/* Whether a form that stands alone can add to the front, at the best that is known of it beforehand: no drop,
+ * the source's speed, the least size. */
+static bool hopeless(const struct mlo_search_state *s, const struct mlo_search_candidate *c,
+                     const bool *planned)
+{
+    const struct mlo_search_precision *p = mlo_search_precision_find(c->precision);
+    struct mlo_search_point points[MLO_SEARCH_CANDIDATES + 1];
+    double best, least = p->sparse ? MLO_MAX(1 - c->sparsity, 0.0) + p->least_size : p->least_size;
+    if (!p->step || p->least_size == 0 || *c->shape || c->threads != s->source_threads)
+        return false;
+    size_t n = reached(s, planned, points, &best);
+    double volume = mlo_points_volume(&s->goal, points, n);
+    points[n] =
+        (struct mlo_search_point){.axis = {{0, 0, 0, true}, {1, 1, 1, true}, {least, least, least, true}}};
+    return n > 0 && mlo_points_volume(&s->goal, points, n + 1) - volume <= CERTAIN * volume;
+}
+
+/* The next value that is to be tried alone; s->count: none. *waits: some are being tried, or wait for one. */
+static size_t pick_alone(const struct mlo_search_state *s, const struct base *b, const bool *planned,
+                         bool deferred, bool *waits)
+{
+    for (size_t i = 0; i < s->count; i++) {
+        const struct mlo_search_candidate *c = &s->all[i];
+        *waits = *waits || (planned[i] && stands_alone(b, c));
+        if (c->begun || planned[i] || !stands_alone(b, c))
+            continue;
+        /* where integers are no faster, what floats promise comes first */
+        if (s->plain_integers && mlo_search_precision_find(c->precision)->integers && !deferred)
+            continue;
+        int off = told_off(s, c, planned);
+        *waits = *waits || off < 0;
+        if (off == 0 && !hopeless(s, c, planned))
+            return i;
+    }
+    return s->count;
+}
+
 size_t mlo_search_pick(const struct mlo_search_state *s, const bool *planned, size_t most)
 {
     struct base b = base_of(s);
-    size_t guesses = 0;
+    size_t guesses = 0, next;
     bool waits = false;
-    for (size_t i = 0; i < s->count; i++) {
-        const struct mlo_search_candidate *c = &s->all[i];
-        guesses += planned[i] && !stands_alone(&b, c);
-        if (c->begun || planned[i] || !stands_alone(&b, c))
-            continue;
-        int off = told_off(s, c, planned);
-        waits = waits || off < 0;
-        if (off == 0)
-            return i;
-    }
-    for (size_t i = 0; i < s->count; i++) /* what is alone tells more of the others than they do */
-        waits = waits || (planned[i] && stands_alone(&b, &s->all[i]));
-    return waits || guesses >= most ? s->count : pick_foreseen(s, planned);
+    for (size_t i = 0; i < s->count; i++)
+        guesses += planned[i] && !stands_alone(&b, &s->all[i]);
+    if (guesses >= most)
+        return s->count;
+    next = pick_alone(s, &b, planned, false, &waits);
+    if (next < s->count || waits) /* what is alone tells more of the others than they do */
+        return next;
+    next = pick_foreseen(s, planned);
+    return next < s->count || guesses > 0 ? next : pick_alone(s, &b, planned, true, &waits);
 }
 
 size_t mlo_search_spread(const struct mlo_search_state *s, const size_t *among, size_t count, size_t most,

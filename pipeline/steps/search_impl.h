@@ -28,6 +28,9 @@ struct mlo_search_precision {
     const char *options;     /* JSON */
     bool calibrates;         /* calibrator, rounding, mixed */
     bool sparse;             /* sparsity */
+    bool integers;           /* activations are integers too: fast where the processor multiplies them so */
+    double least_size;       /* times the source's file, at best; of those that the engine computes as floats,
+                                and so at its speed at best. 0: nothing is known beforehand */
 };
 /* NULL when unknown. */
 const struct mlo_search_precision *mlo_search_precision_find(const char *name);
@@ -45,6 +48,7 @@ struct mlo_search_candidate {
     const char *name, *artifact, *made_by, *why;
     const char *shape, *form, *precision;
     double share;    /* of the multiply-adds that go */
+    double sparsity; /* of the weights that are zero */
     int64_t round;   /* of channels */
     int64_t threads; /* that it is timed with */
     bool between;    /* its share is not listed: it lies between two that are */
@@ -64,6 +68,7 @@ struct mlo_search_state {
     struct mlo_search_candidate *all;
     size_t count;
     double elapsed_s, cpu_s, source_bytes;
+    bool plain_integers;    /* the machine has no instructions for products of small integers */
     int64_t source_threads; /* that the source is timed with: the first of the list */
     int64_t used_jobs;
     int last_rung;

@@ -64,6 +64,14 @@ static void take_observation(const struct mlo_search_state *s, struct mlo_search
     }
 }
 
+/* What is known of the machine that timed it. */
+static void take_machine(struct mlo_search_state *s, const json_t *seen)
+{
+    const char *isa = mlo_json_str(json_object_get(seen, "machine"), "isa", NULL);
+    if (isa)
+        s->plain_integers = strstr(isa, "vnni") == NULL;
+}
+
 static struct mlo_search_candidate *find(struct mlo_search_state *s, const char *name)
 {
     for (size_t i = 0; i < s->count; i++)
@@ -107,7 +115,10 @@ static void take_job(struct mlo_search_state *s, const json_t *job)
         }
     }
     json_array_foreach(json_object_get(json_object_get(job, "result"), "observations"), i, seen)
+    {
         take_observation(s, c, seen, rung, step);
+        take_machine(s, seen);
+    }
 }
 
 enum mlo_status mlo_search_state_init(struct mlo_search_state *s, const json_t *options, const json_t *run,
@@ -138,6 +149,7 @@ enum mlo_status mlo_search_state_init(struct mlo_search_state *s, const json_t *
                                                   .form = mlo_json_str(row, "form", ""),
                                                   .precision = mlo_json_str(row, "precision", ""),
                                                   .share = mlo_json_f64(row, "share", 0),
+                                                  .sparsity = mlo_json_f64(row, "sparsity", 0),
                                                   .round = mlo_json_i64(row, "round", 0),
                                                   .threads = mlo_json_i64(row, "threads", 1),
                                                   .between = mlo_json_bool(row, "between", false),

@@ -108,7 +108,9 @@ static enum mlo_status make_candidate(const json_t *options, const struct combin
 {
     enum mlo_status status;
     char shape[96] = "", form[96] = "", name[96] = "";
-    double share = mlo_search_share(c->prune);
+    double share = mlo_search_share(c->prune), sparsity = mlo_search_share(c->sparsity);
+    if (sparsity < 0)
+        sparsity = 0.5; /* 2:4 */
     json_t *steps = json_array();
     if (!steps)
         return mlo_error_nomem(err);
@@ -119,10 +121,10 @@ static enum mlo_status make_candidate(const json_t *options, const struct combin
     add_name(name, sizeof name, "", form);
     if (c->threads != c->first_threads)
         add_number(name, sizeof name, "threads", c->threads);
-    *out =
-        json_pack("{s:s, s:s, s:s, s:s, s:f, s:I, s:I, s:b, s:O}", "name", name, "shape", shape, "form", form,
-                  "precision", c->precision, "share", MLO_MAX(share, 0.0), "round", (json_int_t)c->round,
-                  "threads", (json_int_t)c->threads, "between", c->between, "steps", steps);
+    *out = json_pack("{s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:b, s:O}", "name", name, "shape", shape, "form",
+                     form, "precision", c->precision, "share", MLO_MAX(share, 0.0), "sparsity", sparsity,
+                     "round", (json_int_t)c->round, "threads", (json_int_t)c->threads, "between", c->between,
+                     "steps", steps);
     if (!*out)
         status = mlo_error_nomem(err);
 out:

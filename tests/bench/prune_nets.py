@@ -2,7 +2,7 @@
 """Prunes nets and checks what comes out with other people's tools: ONNX's checker, the shapes at the boundary, and a run
 in ONNX Runtime next to mlopt's own. For development: needs onnx and onnxruntime of PyPI, and is skipped (77) without.
 
-    tests/bench/prune_nets.py --mlopt build-dev/mlopt [--remove 30%] MODEL.onnx…
+    tests/bench/prune_nets.py --mlopt build-dev/mlopt [--remove 30%] [--schemes structured unstructured 2:4] --models MODEL.onnx…
 """
 import argparse
 import json
@@ -47,18 +47,27 @@ def feeds(session, seed, sizes):
     return out
 
 
-def check(mlopt, model, remove, sizes):
-    """A line on what became of the model; raises where something does not hold."""
+def what_went(report):
+    if "sparsity" in report:
+        sparsity = report["sparsity"]
+        return f"{sparsity['sparsity']:.1%} of {len(sparsity['layers'])} layers' weights zero", len(sparsity["left"])
+    pruning = report["pruning"]
+    return f"{pruning['macs']['removed']:.1%} of multiply-adds, {len(pruning['groups'])} groups", len(pruning["left"])
+
+
+def check(mlopt, model, scheme, remove, sizes):
+    """Cells on what became of the model; raises where something does not hold."""
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "pruned.onnx"
-        command = [mlopt, "prune", str(model), "--remove", remove, "--out", str(out), "-q", "-o", "json"]
+        share = ["--remove", remove] if scheme == "structured" else []
+        command = [mlopt, "prune", str(model), "--scheme", scheme, *share, "--out", str(out), "-q", "-o", "json"]
         graph = onnx.load(model).graph
         if {i.name for i in graph.input} & {i.name for i in graph.initializer}:  # weights that are listed as inputs
             command.append("--freeze-initializers")
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            return False, " ".join(done.stderr.split())[:300]
-        pruning = json.loads(done.stdout)["steps"][0]["report"]["pruning"]
+            return False, [" ".join(done.stderr.split())[:300]]
+        went, left = what_went(json.loads(done.stdout)["steps"][0]["report"])
         onnx.checker.check_model(str(out), full_check=True)
         assert boundary(model) == boundary(out), "the boundary changed"
         session = ort.InferenceSession(str(out), providers=["CPUExecutionProvider"])
@@ -74,10 +83,7 @@ def check(mlopt, model, remove, sizes):
                 for o, r in zip(session.get_outputs(), results)
             )
         assert worst < 1e-3, f"outputs differ from ONNX Runtime's by {worst}"
-        return True, (
-            f"{pruning['macs']['removed']:.1%} of multiply-adds removed, {len(pruning['groups'])} groups, "
-            f"{len(pruning['left'])} left alone, outputs within {worst:.1e} of ONNX Runtime's"
-        )
+        return True, [went, str(left), "yes", "yes", f"{worst:.1e}"]
 
 
 def main():
@@ -85,17 +91,20 @@ def main():
     parser.add_argument("--mlopt", default="build-dev/mlopt")
     parser.add_argument("--remove", default="30%")
     parser.add_argument("--dim", action="append", default=[], help="NAME=N of an open dim (1)")
-    parser.add_argument("models", nargs="+")
+    parser.add_argument("--schemes", nargs="+", default=["structured", "unstructured", "2:4"])
+    parser.add_argument("--models", nargs="+", required=True)
     args = parser.parse_args()
     sizes = {k: int(v) for k, v in (d.split("=") for d in args.dim)}
     good = True
+    print("| net | scheme | gone | left alone | checker | shapes | off ONNX Runtime by |\n|---|---|---|---:|---|---|---:|")
     for model in args.models:
-        try:
-            ok, said = check(args.mlopt, model, args.remove, sizes)
-        except (AssertionError, subprocess.CalledProcessError, onnx.checker.ValidationError) as wrong:
-            ok, said = False, str(getattr(wrong, "stderr", None) or wrong)
-        good = good and ok
-        print(f"{pathlib.Path(model).name}: {'' if ok else 'FAILED: '}{said}", flush=True)
+        for scheme in args.schemes:
+            try:
+                ok, cells = check(args.mlopt, model, scheme, args.remove, sizes)
+            except (AssertionError, subprocess.CalledProcessError, onnx.checker.ValidationError) as wrong:
+                ok, cells = False, [str(getattr(wrong, "stderr", None) or wrong)]
+            good = good and ok
+            print("| " + " | ".join([pathlib.Path(model).stem, scheme, *([] if ok else ["FAILED"]), *cells]) + " |", flush=True)
     sys.exit(0 if good else 1)
 
 

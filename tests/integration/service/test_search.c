@@ -179,7 +179,9 @@ static void test_search__goes_on_without_a_candidate_that_fails(void **state)
 {
     struct service_fixture *f = *state;
     struct test_worker w;
-    int64_t version = add_version(f, "bad", "quantize.fail=invalid"), run = submit(f, version, PLAIN, 0);
+    int64_t version = add_version(f, "bad",
+                                  "quantize.fail=invalid\ntrial.pruned_percent=9\nevaluate.pruned_percent=9"),
+            run = submit(f, version, PLAIN, 0);
     start_worker(f, &w, 2);
     wait_run(f, run);
     assert_run(f, run, -1, "state", "succeeded");
