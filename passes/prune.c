@@ -253,6 +253,23 @@ static enum mlo_status check_groups(const struct prune *p, struct mlo_error *err
     return MLO_EINVAL;
 }
 
+/* A norm of NaN or infinity orders nothing, and no fit follows from it. */
+static enum mlo_status check_finite(const struct prune *p, struct mlo_error *err)
+{
+    for (int k = 0; k < p->weighted_count; k++) {
+        const struct mlo_node *node = p->weighted[k].node;
+        const struct mlo_value *v = node->inputs[p->weighted[k].weight];
+        if (!v->constant || mlo_tensor_is_finite(v->constant))
+            continue;
+        mlo_error_set(err, MLO_EINVAL,
+                      "the weights '%.200s' hold NaN or infinity: nothing can be ranked by them", v->name);
+        mlo_error_where(err, "node '%s'", node->name);
+        mlo_error_hint(err, "repair the model: what it computes from them is no number either");
+        return MLO_EINVAL;
+    }
+    return MLO_OK;
+}
+
 enum mlo_status mlo_prune_model(struct mlo_model *model, const json_t *options, const struct mlo_stats *stats,
                                 struct mlo_arena *arena, struct mlo_pass_context *ctx,
                                 struct mlo_prune_result *out, struct mlo_error *err)
@@ -268,6 +285,7 @@ enum mlo_status mlo_prune_model(struct mlo_model *model, const json_t *options, 
     mlo_pass_unlist_initializers(model);
     MLO_TRY(mlo_prune_analyse(model->graph, json_object_get(options, "exclude"), arena, &p, err));
     MLO_TRY(check_groups(p, err));
+    MLO_TRY(check_finite(p, err));
     MLO_TRY(mlo_prune_macs(model, p, arena, &costs.macs, err));
     MLO_TRY(mlo_prune_weights(p, arena, &costs.weights, err));
     MLO_TRY(mlo_prune_rank_units(p, &s, stats, ctx, err));

@@ -33,7 +33,7 @@ static const char *out_of(const struct mlo_search_state *s, int rung, double mor
 
 static size_t kept_of(const struct mlo_search_state *s, size_t tried)
 {
-    size_t share = (size_t)ceil((double)tried * mlo_json_f64(s->options, "keep", 0.4) - 1e-9);
+    size_t share = (size_t)ceil((double)tried * mlo_json_f64(s->options, "keep", 0.5) - 1e-9);
     return MLO_MIN(tried, MLO_MAX(share, (size_t)KEPT_LEAST));
 }
 

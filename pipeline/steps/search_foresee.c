@@ -52,7 +52,7 @@ static struct effect together(struct effect a, struct effect b)
 
 /* --- what everything is compared with ------------------------------------------------------------------ */
 
-/* The plainest values: no pruning and floats where they are listed, else what is listed first. */
+/* What is listed first of each knob. */
 struct base {
     const char *shape, *form;
     int64_t threads;
@@ -60,14 +60,7 @@ struct base {
 
 static struct base base_of(const struct mlo_search_state *s)
 {
-    struct base b = {s->all[0].shape, s->all[0].form, s->source_threads};
-    for (size_t i = 0; i < s->count; i++) {
-        if (!*s->all[i].shape)
-            b.shape = s->all[i].shape;
-        if (strcmp(s->all[i].form, "float") == 0)
-            b.form = s->all[i].form;
-    }
-    return b;
+    return (struct base){s->all[0].shape, s->all[0].form, s->source_threads};
 }
 
 static bool is_at(const struct mlo_search_candidate *c, const char *shape, const char *form, int64_t threads)
@@ -259,16 +252,26 @@ static size_t pick_foreseen(const struct mlo_search_state *s, const bool *planne
     return chosen;
 }
 
+static double bits_of(const struct mlo_search_candidate *c)
+{
+    const struct mlo_search_precision *p = mlo_search_precision_find(c->precision);
+    return p->sparse ? p->bits + 32 * (1 - c->sparsity) : p->bits;
+}
+
 /* Whether a form that stands alone can add to the front, at the best that is known of it beforehand: no drop,
- * the source's speed, the least size. */
+ * the source's speed, and no smaller than what was measured of forms with no more bits. */
 static bool hopeless(const struct mlo_search_state *s, const struct mlo_search_candidate *c,
                      const bool *planned)
 {
-    const struct mlo_search_precision *p = mlo_search_precision_find(c->precision);
     struct mlo_search_point points[MLO_SEARCH_CANDIDATES + 1];
-    double best, least = p->sparse ? MLO_MAX(1 - c->sparsity, 0.0) + p->least_size : p->least_size;
-    if (!p->step || p->least_size == 0 || *c->shape || c->threads != s->source_threads)
+    double best, bits = bits_of(c), least = bits / 32;
+    if (bits == 0 || *c->shape || c->threads != s->source_threads)
         return false;
+    for (size_t i = 0; i < s->count; i++) {
+        const struct mlo_search_candidate *o = &s->all[i];
+        if (mlo_search_measured(o) && !*o->shape && bits_of(o) > 0 && bits_of(o) <= bits)
+            least = MLO_MAX(least, o->point.axis[MLO_AXIS_SIZE].value);
+    }
     size_t n = reached(s, planned, points, &best);
     double volume = mlo_points_volume(&s->goal, points, n);
     points[n] =
@@ -312,6 +315,27 @@ size_t mlo_search_pick(const struct mlo_search_state *s, const bool *planned, si
     return next < s->count || guesses > 0 ? next : pick_alone(s, &b, planned, true, &waits);
 }
 
+/* Of those that are not used: the one that loses least, or (`by_volume`) adds most to `n` points; ties fall
+ * to what stands first. */
+static size_t next_of(const struct mlo_search_state *s, const size_t *among, size_t count, const bool *used,
+                      struct mlo_search_point *points, size_t n, bool by_volume)
+{
+    size_t chosen = count;
+    double most = -INFINITY, volume = mlo_points_volume(&s->goal, points, n);
+    for (size_t i = 0; i < count; i++) {
+        if (used[i])
+            continue;
+        points[n] = s->all[among[i]].point;
+        double more = by_volume ? mlo_points_volume(&s->goal, points, n + 1) - volume
+                                : -points[n].axis[MLO_AXIS_DROP].value;
+        if (more > most + 1e-12) {
+            most = more;
+            chosen = i;
+        }
+    }
+    return chosen;
+}
+
 size_t mlo_search_spread(const struct mlo_search_state *s, const size_t *among, size_t count, size_t most,
                          size_t *out)
 {
@@ -319,18 +343,7 @@ size_t mlo_search_spread(const struct mlo_search_state *s, const size_t *among, 
     bool used[MLO_SEARCH_CANDIDATES] = {false};
     size_t n = 0;
     while (n < MLO_MIN(most, count)) {
-        size_t chosen = count;
-        double gain = -1, volume = mlo_points_volume(&s->goal, points, n);
-        for (size_t i = 0; i < count && (n > 0 || i == 0); i++) {
-            if (used[i])
-                continue;
-            points[n] = s->all[among[i]].point;
-            double more = mlo_points_volume(&s->goal, points, n + 1) - volume;
-            if (more > gain + 1e-12) {
-                gain = more;
-                chosen = i;
-            }
-        }
+        size_t chosen = n == 0 ? 0 : next_of(s, among, count, used, points, n, n > 1);
         used[chosen] = true;
         points[n] = s->all[among[chosen]].point;
         out[n++] = among[chosen];

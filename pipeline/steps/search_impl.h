@@ -29,8 +29,8 @@ struct mlo_search_precision {
     bool calibrates;         /* calibrator, rounding, mixed */
     bool sparse;             /* sparsity */
     bool integers;           /* activations are integers too: fast where the processor multiplies them so */
-    double least_size;       /* times the source's file, at best; of those that the engine computes as floats,
-                                and so at its speed at best. 0: nothing is known beforehand */
+    double bits; /* of a weight, of forms that the engine computes as floats, and so at its speed at
+                    best; what has more bits makes no smaller file. 0: other forms */
 };
 /* NULL when unknown. */
 const struct mlo_search_precision *mlo_search_precision_find(const char *name);
@@ -96,9 +96,9 @@ bool mlo_search_foresee(const struct mlo_search_state *s, const struct mlo_searc
  * listed; then what adds most to the front by what is foreseen. s->count: nothing that promises more. `most`
  * (foreseen ones at once): those that come after it wait for what these bring. */
 size_t mlo_search_pick(const struct mlo_search_state *s, const bool *planned, size_t most);
-/* So many of `among` (indices of measured candidates, best first) as `most` says, into `out`: the first, and
- * then what adds most to what those before it reach; ties, and what adds nothing, as they stand. Returns how
- * many. */
+/* So many of `among` (indices of measured candidates, best first) as `most` says, into `out`: the first, the
+ * one that loses least, and then what adds most to what those before it reach; ties, and what adds nothing,
+ * as they stand. Returns how many. */
 size_t mlo_search_spread(const struct mlo_search_state *s, const size_t *among, size_t count, size_t most,
                          size_t *out);
 

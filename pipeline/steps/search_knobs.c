@@ -9,11 +9,8 @@ const char *const mlo_search_knob_names[MLO_KNOBS] = {"prune",      "round",    
                                                       "calibrator", "rounding", "mixed",     "threads"};
 
 static const struct mlo_search_precision PRECISIONS[] = {
-    {.name = "float", .least_size = 0.9},
-    {.name = "fp16",
-     .step = "to-float16",
-     .options = "{\"type\":\"float16\",\"keep_io\":true}",
-     .least_size = 0.5},
+    {.name = "float", .bits = 32},
+    {.name = "fp16", .step = "to-float16", .options = "{\"type\":\"float16\",\"keep_io\":true}", .bits = 16},
     {.name = "int8",
      .step = "quantize",
      .options = "{\"scheme\":\"int8\",\"form\":\"qdq\",\"per_channel\":true,\"bias_correction\":\"full\"}",
@@ -26,27 +23,27 @@ static const struct mlo_search_precision PRECISIONS[] = {
     {.name = "int8-weights",
      .step = "quantize-weights",
      .options = "{\"type\":\"int8\",\"block\":0}",
-     .least_size = 0.25},
+     .bits = 8},
     {.name = "int4-weights",
      .step = "quantize-weights",
      .options = "{\"type\":\"int4\",\"block\":32,\"form\":\"qdq\"}",
-     .least_size = 0.125},
+     .bits = 5},
     {.name = "int4-gptq",
      .step = "round-weights",
      .options = "{\"type\":\"int4\",\"block\":32,\"form\":\"qdq\",\"rounding\":\"gptq\"}",
-     .least_size = 0.125},
+     .bits = 5},
     /* those of Conv too, which have 8 bits above */
     {.name = "int4-all",
      .step = "round-weights",
      .options = "{\"type\":\"int4\",\"block\":128,\"form\":\"qdq\",\"rounding\":\"gptq\","
                 "\"convolution_bits\":\"4\"}",
-     .least_size = 0.125},
-    /* dense kernels multiply zeros like other numbers; a bit for each weight, and those that are left */
+     .bits = 4},
+    /* dense kernels multiply zeros like other numbers */
     {.name = "sparse",
      .step = "sparsify",
      .options = "{\"criterion\":\"sparsegpt\",\"storage\":\"bitmap\"}",
      .sparse = true,
-     .least_size = 1.0 / 32},
+     .bits = 1 /* and those that are left */},
 };
 
 const struct mlo_search_precision *mlo_search_precision_find(const char *name)

@@ -121,10 +121,10 @@ static enum mlo_status make_candidate(const json_t *options, const struct combin
     add_name(name, sizeof name, "", form);
     if (c->threads != c->first_threads)
         add_number(name, sizeof name, "threads", c->threads);
-    *out = json_pack("{s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:b, s:O}", "name", name, "shape", shape, "form",
-                     form, "precision", c->precision, "share", MLO_MAX(share, 0.0), "sparsity", sparsity,
-                     "round", (json_int_t)c->round, "threads", (json_int_t)c->threads, "between", c->between,
-                     "steps", steps);
+    *out = json_pack("{s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:b, s:O}", "name", name, "shape", shape,
+                     "form", form, "precision", c->precision, "share", MLO_MAX(share, 0.0), "sparsity",
+                     sparsity, "round", (json_int_t)c->round, "threads", (json_int_t)c->threads, "between",
+                     c->between, "steps", steps);
     if (!*out)
         status = mlo_error_nomem(err);
 out:
@@ -187,7 +187,7 @@ static struct combination combination_of(const json_t *options, const size_t ind
 /* The indices of the combination after this one; false after the last. */
 static bool next_combination(const size_t counts[MLO_KNOBS], size_t index[MLO_KNOBS])
 {
-    for (int k = MLO_KNOBS - 1; k >= 0; k--) {
+    for (int k = 0; k < MLO_KNOBS; k++) {
         if (++index[k] < counts[k])
             return true;
         index[k] = 0;

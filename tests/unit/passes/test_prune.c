@@ -546,6 +546,12 @@ static void test_prune__refuses_what_it_cannot_do(void **state)
     assert_non_null(strstr(err.message, "no group of channels"));
     mlo_model_free(m);
     m = new_model(17);
+    build_flatten(m);
+    ((float *)mlo_graph_value(m->graph, "w")->constant->data)[5] = INFINITY;
+    assert_int_equal(run_pass(m, "prune", HALF, NULL, NULL, &err), MLO_EINVAL);
+    assert_non_null(strstr(err.message, "'w' hold NaN or infinity"));
+    mlo_model_free(m);
+    m = new_model(17);
     struct mlo_value *x = input(m, "x", -1, 4), *q, *s = scalar(m, "s", 0.5f);
     q = op(m, "DequantizeLinear", "d", op(m, "QuantizeLinear", "q", x, s), s);
     finish(m, op(m, "Gemm", "y", q, ramp(m, "w", 0.1f, 4, 3)));

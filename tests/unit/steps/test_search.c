@@ -477,9 +477,10 @@ static const json_t *point_named(const json_t *decision, const char *name)
 static void test_foresee__tries_values_alone_and_then_what_they_promise(void **state)
 {
     MLO_UNUSED(state);
-    json_t *options = options_of("{" WORLD "}"), *run = new_run(), *first = decide(options, run);
-    static const char *const alone[] = {"float", "int8-weights", "prune25-float", "int8-dynamic",
-                                        "prune50-float"};
+    json_t *options = options_of("{\"together\":6," WORLD "}"), *run = new_run(),
+           *first = decide(options, run);
+    static const char *const alone[] = {"float", "prune25-float", "int8-weights", "prune50-float",
+                                        "int8-dynamic"};
     const json_t *next = json_object_get(first, "next");
     assert_int_equal(json_array_size(next), MLO_COUNT(alone)); /* and the rest waits for what they bring */
     for (size_t i = 0; i < MLO_COUNT(alone); i++)
@@ -505,7 +506,7 @@ static void test_foresee__is_what_comes_of_it(void **state)
     struct mlo_error err = {0};
     struct mlo_search_state s;
     struct mlo_search_point p;
-    json_t *options = options_of("{\"together\":4,\"threads\":[1,2]," WORLD "}"), *run = new_run(), *first;
+    json_t *options = options_of("{\"threads\":[1,2]," WORLD "}"), *run = new_run(), *first;
     work_apart(run, first = decide(options, run));
     assert_ok(mlo_search_state_init(&s, options, run, &err));
     size_t found = 0;
