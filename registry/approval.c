@@ -327,7 +327,7 @@ enum mlo_status mlo_approval_withdraw(struct mlo_db_conn *conn, const struct mlo
     int64_t seq;
     if (!reason || reason[strspn(reason, " \t\r\n")] == '\0') {
         mlo_error_set(err, MLO_EINVAL, "withdrawing an approval needs a reason");
-        mlo_error_where(err, "reason");
+        mlo_error_where(err, "field 'reason'");
         return MLO_EINVAL;
     }
     enum mlo_status status = mlo_db_begin(conn, err);

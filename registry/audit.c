@@ -171,7 +171,7 @@ static enum mlo_status read_bound(const char *text, const char *name, bool last,
     if (!text || !*text || mlo_audit_moment(text, last, out))
         return MLO_OK;
     mlo_error_set(err, MLO_EINVAL, "'%.60s' is no time", text);
-    mlo_error_where(err, "%s", name);
+    mlo_error_where(err, "query argument '%s'", name);
     mlo_error_hint(err, "a day or a time in UTC: 2026-01-31, 2026-01-31T12:00 or 2026-01-31T12:00:00Z");
     return MLO_EINVAL;
 }

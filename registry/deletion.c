@@ -70,7 +70,7 @@ static enum mlo_status need_reason(const char *reason, const char *what, struct 
     if (reason && reason[strspn(reason, " \t\r\n")] != '\0')
         return MLO_OK;
     mlo_error_set(err, MLO_EINVAL, "%s needs a reason", what);
-    mlo_error_where(err, "reason");
+    mlo_error_where(err, "field 'reason'");
     return MLO_EINVAL;
 }
 

@@ -475,7 +475,7 @@ enum mlo_status mlo_fsck_run(struct mlo_db_conn *conn, const struct mlo_actor *a
     bool at_uploads = cursor && upload_cursor(cursor, upload);
     if (cursor && *cursor && !at_uploads && !mlo_digest_parse(cursor, &at)) {
         status = mlo_error_set(err, MLO_EINVAL, "the cursor is not one that this check gave");
-        mlo_error_where(err, "cursor");
+        mlo_error_where(err, "field 'cursor'");
         goto out;
     }
     if (options->budget_ms)

@@ -31,13 +31,13 @@ static enum mlo_status check(struct mlo_db_conn *conn, int64_t project_id, struc
         struct mlo_manifest_blob *b = &blobs[i];
         if (!file_name_valid(b->name)) {
             mlo_error_set(err, MLO_EINVAL, "a file of a manifest needs a plain name, without a path");
-            mlo_error_where(err, "files[%zu].name", i);
+            mlo_error_where(err, "field 'files[%zu].name'", i);
             return MLO_EINVAL;
         }
         if (!mlo_name_valid(b->role)) {
             mlo_error_set(err, MLO_EINVAL, "file %s needs a role: model, data, document, images, labels…",
                           b->name);
-            mlo_error_where(err, "files[%zu].role", i);
+            mlo_error_where(err, "field 'files[%zu].role'", i);
             return MLO_EINVAL;
         }
         enum mlo_status status = mlo_blob_linked(conn, project_id, &b->digest, &b->size_bytes, err);
@@ -48,7 +48,7 @@ static enum mlo_status check(struct mlo_db_conn *conn, int64_t project_id, struc
         if (b->size_said && b->said_bytes != b->size_bytes) {
             mlo_error_set(err, MLO_EINVAL, "the blob of the file '%.100s' has %llu bytes, not %llu", b->name,
                           (unsigned long long)b->size_bytes, (unsigned long long)b->said_bytes);
-            mlo_error_where(err, "file '%.100s'", b->name);
+            mlo_error_where(err, "field 'files[%zu]'", i);
             mlo_error_hint(err, "is it the digest of another file? 'size' may be left out");
             return MLO_EINVAL;
         }

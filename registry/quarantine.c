@@ -132,7 +132,7 @@ enum mlo_status mlo_quarantine_release(struct mlo_db_conn *conn, const struct ml
     json_t *after = NULL;
     if (!reason || reason[strspn(reason, " \t\r\n")] == '\0') {
         mlo_error_set(err, MLO_EINVAL, "letting a release out of quarantine needs a reason");
-        mlo_error_where(err, "reason");
+        mlo_error_where(err, "field 'reason'");
         return MLO_EINVAL;
     }
     enum mlo_status status = mlo_db_begin(conn, err);

@@ -204,7 +204,7 @@ static enum mlo_status read_token(struct run *r, const char *text, struct mlo_er
         return MLO_OK;
 wrong:
     mlo_error_set(err, MLO_EINVAL, "the cursor is not one that this search gave");
-    mlo_error_where(err, "cursor");
+    mlo_error_where(err, "query argument 'cursor'");
     mlo_error_hint(err, "go on with the same filter and order, or begin without a cursor");
     return MLO_EINVAL;
 }

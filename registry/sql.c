@@ -38,7 +38,7 @@ enum mlo_status mlo_page_limit(const struct mlo_page *page, int64_t *limit, stru
     *limit = page && page->limit ? page->limit : MLO_PAGE_DEFAULT;
     if (*limit < 1 || *limit > MLO_PAGE_MAX) {
         mlo_error_set(err, MLO_EINVAL, "limit must be 1 to %d", MLO_PAGE_MAX);
-        mlo_error_where(err, "limit");
+        mlo_error_where(err, "query argument 'limit'");
         return MLO_EINVAL;
     }
     return MLO_OK;
@@ -51,7 +51,7 @@ enum mlo_status mlo_page_number(const struct mlo_page *page, int64_t first, int6
     if (!*cursor_text(page) || mlo_str_to_i64(page->cursor, out))
         return MLO_OK;
     mlo_error_set(err, MLO_EINVAL, "the cursor is not one that this list gave");
-    mlo_error_where(err, "cursor");
+    mlo_error_where(err, "query argument 'cursor'");
     return MLO_EINVAL;
 }
 

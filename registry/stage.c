@@ -328,7 +328,7 @@ enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_ac
         return mlo_stage_unknown(rollback->stage, err);
     if (!rollback->reason || rollback->reason[strspn(rollback->reason, " \t\n")] == '\0') {
         mlo_error_set(err, MLO_EINVAL, "a rollback needs a reason");
-        mlo_error_where(err, "reason");
+        mlo_error_where(err, "field 'reason'");
         return MLO_EINVAL;
     }
     enum mlo_status status = mlo_db_begin(conn, err);

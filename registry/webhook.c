@@ -109,7 +109,7 @@ static enum mlo_status events_text(const struct mlo_webhook_settings *s, bool al
             continue;
         }
         status = mlo_error_set(err, MLO_EINVAL, "there is no event '%.60s'", s->events[i]);
-        mlo_error_where(err, "events");
+        mlo_error_where(err, "field 'events'");
         mlo_error_hint(err, "mlopt webhooks events lists them");
     }
     for (const struct mlo_webhook_event *e = mlo_webhook_events; all && !s->events && e->name; e++)
@@ -132,7 +132,7 @@ static enum mlo_status check(const struct mlo_webhook_settings *s, const struct 
         status = mlo_error_set(err, MLO_EINVAL, "a description has at most 1000 bytes");
     if (status == MLO_OK && s->state && strcmp(s->state, "enabled") != 0 && strcmp(s->state, "paused") != 0) {
         status = mlo_error_set(err, MLO_EINVAL, "a webhook is enabled or paused, not '%.40s'", s->state);
-        mlo_error_where(err, "state");
+        mlo_error_where(err, "field 'state'");
     }
     return status;
 }
@@ -232,6 +232,7 @@ enum mlo_status mlo_webhook_create(struct mlo_db_conn *conn, const struct mlo_ac
     MLO_TRY(mlo_actor_require(actor, project_id, MLO_ADMIN, err));
     if (!settings->url) {
         status = mlo_error_set(err, MLO_EINVAL, "a webhook needs a url");
+        mlo_error_where(err, "field 'url'");
         goto out;
     }
     MLO_TRY(check(settings, guard, err));

@@ -155,7 +155,7 @@ enum mlo_status mlo_webhook_guard_url(const struct mlo_webhook_guard *guard, con
         mlo_error_hint(err, "an operator can allow a network: --webhook-allow-net 10.1.0.0/16");
     }
     if (status != MLO_OK)
-        mlo_error_where(err, "url");
+        mlo_error_where(err, "field 'url'");
     curl_free(scheme);
     curl_free(host);
     curl_free(user);

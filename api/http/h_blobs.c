@@ -106,7 +106,7 @@ enum mlo_status h_blob_put(struct mlo_request *req, struct mlo_error *err)
         if (!mlo_digest_eq(&sent, &upload->expected)) {
             status =
                 mlo_error_set(err, MLO_EDIGEST, "the bytes have the digest %s", mlo_digest_text(&sent, text));
-            mlo_error_where(err, "%s", mlo_request_param(req, "digest"));
+            mlo_error_where(err, "path");
             mlo_error_hint(
                 err, "the file changed or was damaged on the way: compute its SHA-256 again and repeat");
             goto out;
@@ -158,7 +158,7 @@ static enum mlo_status may_redirect(const struct mlo_request *req, bool *may, st
     if (!wish || strcmp(wish, "no") == 0 || strcmp(wish, "yes") == 0)
         return MLO_OK;
     mlo_error_set(err, MLO_EINVAL, "redirect=%.40s is neither no nor yes", wish);
-    mlo_error_where(err, "query");
+    mlo_error_where(err, "query argument 'redirect'");
     mlo_error_hint(err, "with redirect=no this server sends the bytes itself");
     return MLO_EINVAL;
 }
@@ -272,7 +272,7 @@ enum mlo_status h_blob_lookup(struct mlo_request *req, struct mlo_error *err)
         const char *text = json_is_string(item) ? json_string_value(item) : "";
         if (!mlo_str_starts(text, "sha256:") || !mlo_digest_parse(text, &digest)) {
             status = mlo_error_set(err, MLO_EINVAL, "'%.80s' is no digest", text);
-            mlo_error_where(err, "digests[%zu]", i);
+            mlo_error_where(err, "field 'digests[%zu]'", i);
             mlo_error_hint(err, "a digest is sha256: and 64 lowercase hex digits");
             goto out;
         }

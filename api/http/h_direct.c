@@ -97,7 +97,7 @@ static enum mlo_status part_address(struct mlo_request *req, const struct mlo_up
         strspn(md5, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
                     "=") != MD5_TEXT) {
         status = mlo_error_set(err, MLO_EINVAL, "'%.40s' is no MD5", md5);
-        mlo_error_where(err, "md5");
+        mlo_error_where(err, "field 'md5'");
         mlo_error_hint(err, "the 16 bytes of the part's MD5 in base64, as in Content-MD5");
         goto out;
     }
@@ -137,7 +137,7 @@ enum mlo_status h_upload_parts(struct mlo_request *req, struct mlo_error *err)
     }
     if (!json_is_array(parts) || json_array_size(parts) < 1 || json_array_size(parts) > PAGE_PARTS) {
         status = mlo_error_set(err, MLO_EINVAL, "'parts' is no list of 1 to %d parts", PAGE_PARTS);
-        mlo_error_where(err, "parts");
+        mlo_error_where(err, "field 'parts'");
         goto out;
     }
     json_array_foreach(parts, i, part) MLO_TRY(part_address(req, &upload, &direct, part, items, err));

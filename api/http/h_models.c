@@ -72,7 +72,7 @@ enum mlo_status mlo_files_read(const json_t *body, struct mlo_files *out, struct
     }
 out:
     if (status != MLO_OK)
-        mlo_error_where(err, "files[%zu]", i);
+        mlo_error_where(err, "field 'files[%zu]'", i);
     return status;
 }
 

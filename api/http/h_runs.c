@@ -212,7 +212,7 @@ enum mlo_status h_run_log(struct mlo_request *req, struct mlo_error *err)
     enum mlo_status status;
     if (text && (!mlo_str_to_i64(text, &job) || job < 1)) {
         status = mlo_error_set(err, MLO_EINVAL, "'%.40s' is no job: jobs have numbers", text);
-        mlo_error_where(err, "query parameter 'job'");
+        mlo_error_where(err, "query argument 'job'");
         goto out;
     }
     MLO_TRY(run_param(req, &project, &id, err));
@@ -351,7 +351,7 @@ enum mlo_status h_runs_cancel(struct mlo_request *req, struct mlo_error *err)
         if (json_is_integer(id))
             continue;
         status = mlo_error_set(err, MLO_EINVAL, "a run is named by its number");
-        mlo_error_where(err, "runs[%zu]", i);
+        mlo_error_where(err, "field 'runs[%zu]'", i);
         goto out;
     }
     MLO_TRY(mlo_request_project(req, &project, err));

@@ -135,7 +135,7 @@ enum mlo_status h_gc(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_json_get_str(body, "cursor", "", &cursor, err));
     if (*cursor && !mlo_digest_parse(cursor, &options.behind)) {
         status = mlo_error_set(err, MLO_EINVAL, "the cursor is not one that a collection gave");
-        mlo_error_where(err, "cursor");
+        mlo_error_where(err, "field 'cursor'");
         goto out;
     }
     MLO_TRY(mlo_json_get_bool(body, "dry_run", &no, &options.dry_run, err));

@@ -105,7 +105,7 @@ enum mlo_status h_upload_finish(struct mlo_request *req, struct mlo_error *err)
     const char *digest = mlo_request_query(req, "digest");
     if (!digest || !mlo_str_starts(digest, "sha256:") || !mlo_digest_parse(digest, &expected)) {
         mlo_error_set(err, MLO_EINVAL, "finishing an upload needs ?digest=sha256:…");
-        mlo_error_where(err, "query");
+        mlo_error_where(err, "query argument 'digest'");
         mlo_error_hint(err, "a digest is sha256: and 64 lowercase hex digits");
         return MLO_EINVAL;
     }

@@ -315,8 +315,8 @@ static const char *wrong_problem(const json_t *codes, const struct reply *reply)
     if ((reply->status == 422 || reply->status == 428) && !mlo_json_str(reply->json, "where", "")[0])
         return "that it does not say where";
     /* a place is named as every place is */
-    static const char *const places[] = {"field '",          "header", "request body",
-                                         "query argument '", "path",   "stage '"};
+    static const char *const places[] = {"field '", "header",  "request body", "query argument '",
+                                         "path",    "stage '", "facts", "file '",        "recipe"};
     const char *where = mlo_json_str(reply->json, "where", "path");
     known = false;
     for (i = 0; i < MLO_COUNT(places); i++)
@@ -383,8 +383,10 @@ static void test_routes__every_row_answers_what_is_wrong_as_a_problem(void **sta
                 mlo_buf_printf(&wrong, "%s %s (%d): %ld, wrong is %s: %.300s", routes[i].method, path, kind,
                                reply.status, what, mlo_buf_str(&reply.body));
         }
-    if (wrong.len)
-        fail_msg("%s", mlo_buf_str(&wrong));
+    if (wrong.len) {
+        print_error("%s", mlo_buf_str(&wrong));
+        fail();
+    }
     assert_true(problems > 400);
     json_decref(contract);
     reply_clear(&reply);

@@ -103,6 +103,10 @@ static void test_run_stream__goes_on_from_where_the_client_was(void **state)
     api_call(api, &reply, "GET", RUN "/events", api->token[MLO_VIEWER], NULL, bad);
     assert_http(&reply, 422);
     assert_string_equal(mlo_json_str(reply.json, "where", ""), "header Last-Event-ID");
+    const char *const none[] = {"Accept: application/json, text/event-stream;q=0", NULL};
+    api_call(api, &reply, "GET", RUN "/events", api->token[MLO_VIEWER], NULL, none);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.headers), "Content-Type: application/json");
     const char *const stream[] = {"Accept: text/event-stream", NULL};
     api_call(api, &reply, "GET", "/v1/projects/demo/runs/7/events", api->token[MLO_VIEWER], NULL, stream);
     assert_http(&reply, 404);
