@@ -77,7 +77,7 @@ bool mlo_mlflow_write_call(struct mlo_request *req, struct mlo_error *err)
     if (!instead)
         return false;
     mlo_error_set(err, MLO_EFORBIDDEN, "MLflow's API only reads here, whatever the token");
-    mlo_error_hint(err, "%s", instead);
+    mlo_error_hint(err, "instead: %s", instead);
     mlo_reply_member(req, "error_code", json_string("PERMISSION_DENIED"));
     return true;
 }
