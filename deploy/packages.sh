@@ -1,16 +1,16 @@
 # Sourced by the other scripts: which Debian packages are needed, and installing those that are missing.
 
 PACKAGES_BUILD="build-essential cmake ninja-build pkg-config libpq-dev libcurl4-openssl-dev libexpat1-dev libgit2-dev libjansson-dev
- libyaml-dev libprotobuf-c-dev protobuf-c-compiler libssl-dev libmicrohttpd-dev libdnnl-dev libzip-dev zlib1g-dev libseccomp-dev"
+ libyaml-dev libprotobuf-c-dev protobuf-c-compiler libssl-dev libmicrohttpd-dev libgnutls28-dev libdnnl-dev libzip-dev zlib1g-dev libseccomp-dev"
 PACKAGES_RUN="postgresql-15 dataset-fashion-mnist"
 # What the built program needs beside it, in a container: PACKAGES_PROGRAM each of them, PACKAGES_WORKER workers too (a compiler,
 # for the kernels that are made for a model).
-PACKAGES_PROGRAM="libprotobuf-c1 libdnnl2 libzip4 zlib1g libseccomp2 libjansson4 libssl3 libyaml-0-2 libpq5 libexpat1 libmicrohttpd12
+PACKAGES_PROGRAM="libprotobuf-c1 libdnnl2 libzip4 zlib1g libseccomp2 libjansson4 libssl3 libyaml-0-2 libpq5 libexpat1 libmicrohttpd12 libgnutls30
  libcurl4 libgit2-1.5 ca-certificates"
 PACKAGES_WORKER="gcc libc6-dev"
 PACKAGES_TEST="libcmocka-dev libonnx-testdata ccache valgrind clang libomp-dev clang-format curl jq procps python3 python3-numpy python3-onnx python3-yaml
  chromium chromium-driver python3-selenium fonts-dejavu-core
- man-db zsh fish
+ man-db zsh fish openssl
  ceph-mon ceph-osd ceph-common ceph-base radosgw python3-swift git openssh-client systemd prometheus"
 
 die() {

@@ -41,7 +41,10 @@ struct fsck {
     json_t *problems;
     int64_t blobs, bytes, quarantined, young, orphans, now_us;
     bool backup;
-    uint64_t ends_ns;            /* 0: never */
+    uint64_t ends_ns; /* 0: never */
+    /* Leftovers, in the order of the walk: how many were looked at before this call, are seen, and went. */
+    int64_t rest_before, rest_seen, rest_removed;
+    bool rest_any, rest_more;    /* one was looked at in this call; time was over before the end */
     struct mlo_blob_entry *seen; /* of the shard, sorted */
     size_t seen_count, seen_room;
 };
@@ -323,9 +326,9 @@ out:
 /* --- the rest of the store -------------------------------------------------------------------------------
  */
 
-static enum mlo_status on_leftover(void *arg, const struct mlo_blob_leftover *left, struct mlo_error *err)
+static enum mlo_status look_at_leftover(struct fsck *f, const struct mlo_blob_leftover *left,
+                                        struct mlo_error *err)
 {
-    struct fsck *f = arg;
     struct mlo_params p = MLO_PARAMS_INIT;
     enum mlo_status status = MLO_OK;
     bool removed = false;
@@ -344,6 +347,7 @@ static enum mlo_status on_leftover(void *arg, const struct mlo_blob_leftover *le
     status = f->o->repair ? mlo_blob_leftover_drop(f->o->blobs, left, &removed, err) : MLO_OK;
     if (status != MLO_OK || (f->o->repair && !removed))
         return status;
+    f->rest_removed += removed;
     if (json_array_append_new(f->problems, json_pack("{s:s, s:s, s:I, s:I, s:s?}", "kind",
                                                      mlo_blob_leftover_name(left->kind), "name", left->name,
                                                      "size", (json_int_t)left->size_bytes, "age_s",
@@ -351,6 +355,23 @@ static enum mlo_status on_leftover(void *arg, const struct mlo_blob_leftover *le
                                                      removed ? "removed" : NULL)) != 0)
         status = mlo_error_nomem(err);
     return status;
+}
+
+/* As far as the time allows, at least one a call. */
+static enum mlo_status on_leftover(void *arg, const struct mlo_blob_leftover *left, struct mlo_error *err)
+{
+    struct fsck *f = arg;
+    if (f->rest_seen < f->rest_before) {
+        f->rest_seen++;
+        return MLO_OK;
+    }
+    if (f->rest_any && time_over(f)) {
+        f->rest_more = true;
+        return mlo_error_set(err, MLO_ECANCELLED, "the time of this call is over");
+    }
+    f->rest_any = true;
+    f->rest_seen++;
+    return look_at_leftover(f, left, err);
 }
 
 static enum mlo_status on_lost(void *arg, const struct mlo_upload *upload, struct mlo_error *err)
@@ -403,6 +424,7 @@ static enum mlo_status remove_orphans(struct fsck *f, struct mlo_error *err)
  */
 
 #define CURSOR_UPLOADS "upload:"
+#define CURSOR_REST "rest:" /* and how many were looked at and are still there */
 
 static bool upload_cursor(const char *cursor, char id[MLO_BLOB_SESSION_ID_SIZE])
 {
@@ -411,6 +433,12 @@ static bool upload_cursor(const char *cursor, char id[MLO_BLOB_SESSION_ID_SIZE])
         return false;
     snprintf(id, MLO_BLOB_SESSION_ID_SIZE, "%s", cursor + begin);
     return true;
+}
+
+static bool rest_cursor(const char *cursor, int64_t *before)
+{
+    return mlo_str_starts(cursor, CURSOR_REST) && mlo_str_to_i64(cursor + strlen(CURSOR_REST), before) &&
+           *before >= 0;
 }
 
 static bool shard_done(const struct mlo_digest *at)
@@ -434,13 +462,27 @@ static enum mlo_status uploads(struct fsck *f, char at[MLO_BLOB_SESSION_ID_SIZE]
     return status;
 }
 
+/* What is beside blobs, then the uploads. */
+static enum mlo_status rest(struct fsck *f, char next[MLO_DIGEST_TEXT_SIZE], struct mlo_error *err)
+{
+    char upload[MLO_BLOB_SESSION_ID_SIZE] = "";
+    struct mlo_error why = {0};
+    enum mlo_status status = mlo_blob_leftovers(f->o->blobs, on_leftover, f, &why);
+    if (!f->rest_more) {
+        if (status != MLO_OK && err)
+            *err = why;
+        return status == MLO_OK ? uploads(f, upload, next, err) : status;
+    }
+    snprintf(next, MLO_DIGEST_TEXT_SIZE, CURSOR_REST "%lld", (long long)(f->rest_seen - f->rest_removed));
+    return MLO_OK;
+}
+
 /* The blobs behind *at, then the rest of the store; `next` is the cursor of what is to be done, "" at the
  * end. */
 static enum mlo_status run(struct fsck *f, struct mlo_digest *at, char next[MLO_DIGEST_TEXT_SIZE],
                            struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    char upload[MLO_BLOB_SESSION_ID_SIZE] = "";
     for (unsigned number = at->bytes[0] + shard_done(at); number < MLO_BLOB_SHARDS; number++) {
         if (number != at->bytes[0]) {
             memset(at->bytes, 0, sizeof at->bytes);
@@ -452,8 +494,7 @@ static enum mlo_status run(struct fsck *f, struct mlo_digest *at, char next[MLO_
             goto out;
         }
     }
-    MLO_TRY(mlo_blob_leftovers(f->o->blobs, on_leftover, f, err));
-    MLO_TRY(uploads(f, upload, next, err));
+    MLO_TRY(rest(f, next, err));
 out:
     return status;
 }
@@ -472,8 +513,9 @@ enum mlo_status mlo_fsck_run(struct mlo_db_conn *conn, const struct mlo_actor *a
         return status;
     if (options->grace_s < 0 || options->grace_s > MLO_GRACE_MAX_S)
         return mlo_error_set(err, MLO_EINVAL, "a grace period is 0 to %lld seconds", MLO_GRACE_MAX_S);
-    bool at_uploads = cursor && upload_cursor(cursor, upload);
-    if (cursor && *cursor && !at_uploads && !mlo_digest_parse(cursor, &at)) {
+    bool at_uploads = cursor && upload_cursor(cursor, upload),
+         at_rest = cursor && rest_cursor(cursor, &f.rest_before);
+    if (cursor && *cursor && !at_uploads && !at_rest && !mlo_digest_parse(cursor, &at)) {
         status = mlo_error_set(err, MLO_EINVAL, "the cursor is not one that this check gave");
         mlo_error_where(err, "field 'cursor'");
         goto out;
@@ -481,7 +523,9 @@ enum mlo_status mlo_fsck_run(struct mlo_db_conn *conn, const struct mlo_actor *a
     if (options->budget_ms)
         f.ends_ns = mlo_clock_ns() + (uint64_t)options->budget_ms * 1000000u;
     f.problems = json_array();
-    MLO_TRY(at_uploads ? uploads(&f, upload, next, err) : run(&f, &at, next, err));
+    MLO_TRY(at_uploads ? uploads(&f, upload, next, err)
+            : at_rest  ? rest(&f, next, err)
+                       : run(&f, &at, next, err));
     MLO_TRY(remove_orphans(&f, err));
     *out =
         json_pack("{s:O, s:I, s:I, s:I, s:I, s:b, s:s?}", "problems", f.problems, "blobs",

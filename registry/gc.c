@@ -12,14 +12,18 @@ enum {
     GC_UPTO,
     GC_COLLECT,
     GC_COLLECTABLE,
-    GC_GOING,
-    GC_GONE,
+    GC_LEASE,
+    GC_LEASED,
+    GC_UNLEASE,
     GC_REPORTED,
     GC_COLLECTOR,
     GC_LOCK
 };
 /* MARK_BATCH: rows that one statement looks at, whether they can go or not */
 enum { PURGE_BATCH = 100, MARK_BATCH = 256, REMOVE_BATCH = 16, ITEMS_MAX = 1000, BUSY_MS = 20 };
+/* LEASE_S: longer than a delete can be under way in the store that was asked for within LEASE_USED_MS of it
+ */
+enum { LEASE_S = 300, LEASE_USED_MS = 60000 };
 
 const struct mlo_sql mlo_sql_gc[] = {
     [GC_PURGE] = {"gc_purge", "SELECT which, project, what, seq FROM deletion_purge($1)", 1},
@@ -36,8 +40,10 @@ const struct mlo_sql mlo_sql_gc[] = {
     [GC_COLLECTABLE] = {"gc_collectable",
                         "SELECT collected, bytes FROM blob_collectable($1, $2, make_interval(secs => $3))",
                         3},
-    [GC_GOING] = {"gc_going", "SELECT going, bytes FROM blob_going($1, $2)", 2},
-    [GC_GONE] = {"gc_gone", "SELECT blob_gone($1)", 1},
+    [GC_LEASE] = {"gc_lease", "SELECT going, before::text FROM blob_lease($1, $2, make_interval(secs => $3))",
+                  3},
+    [GC_LEASED] = {"gc_leased", "SELECT blob_leased($1)", 1},
+    [GC_UNLEASE] = {"gc_unlease", "SELECT blob_unlease($1, $2::timestamptz, $3)", 3},
     [GC_REPORTED] = {"gc_reported",
                      "SELECT digest FROM blob WHERE digest > $1 AND (reported_at IS NOT NULL OR "
                      "(removed_at IS NOT NULL AND bytes_gone_at IS NULL AND removed_why = 'damaged')) "
@@ -219,48 +225,125 @@ static enum mlo_status mark(struct gc *gc, uint64_t ends_ns, struct mlo_error *e
 
 enum { BUSY = -1 }; /* instead of a count: another collector removes some at this moment */
 
-static enum mlo_status remove_some(struct gc *gc, struct mlo_digest *behind, int *count,
-                                   struct mlo_error *err)
+/* Whether it is this one's turn, in a transaction: else *count is BUSY, or 0 beside a backup. */
+static enum mlo_status take_turn(struct gc *gc, bool *mine, int *count, struct mlo_error *err)
 {
-    struct mlo_params p = MLO_PARAMS_INIT;
-    struct mlo_rows rows = {0};
-    struct mlo_digest digest = *behind;
-    int64_t bytes = 0;
-    bool mine = false, got = false;
-    enum mlo_status status = mlo_db_begin(gc->conn, err);
-    if (status != MLO_OK)
-        return status;
+    bool got = false;
+    enum mlo_status status;
     *count = BUSY;
-    MLO_TRY(mlo_db_exec_text(gc->conn, MLO_DB_SLOW_TX, err));
-    MLO_TRY(try_lock(gc, GC_COLLECTOR, &mine, err));
-    if (!mine)
+    MLO_TRY(try_lock(gc, GC_COLLECTOR, mine, err));
+    if (!*mine)
         goto out;
     *count = 0;
     MLO_TRY(try_lock(gc, GC_LOCK, &got, err));
-    if (!got) {
-        gc->out->backup = true;
+    gc->out->backup |= !got;
+    *mine = got;
+out:
+    return status;
+}
+
+/* Commits that deletes of some may be under way from now on; rows {digest, until when another's may be}. */
+static enum mlo_status lease(struct gc *gc, const struct mlo_digest *behind, struct mlo_rows *rows,
+                             int *count, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    bool mine;
+    enum mlo_status status = mlo_db_begin(gc->conn, err);
+    if (status != MLO_OK)
+        return status;
+    MLO_TRY(take_turn(gc, &mine, count, err));
+    if (!mine)
         goto out;
-    }
     mlo_param_digest(&p, behind);
     mlo_param_i64(&p, REMOVE_BATCH);
-    MLO_TRY(mlo_db_exec(gc->conn, &mlo_sql_gc[GC_GOING], &p, &rows, err));
-    for (int r = 0; r < mlo_rows_count(&rows); r++) {
-        struct mlo_params gone = MLO_PARAMS_INIT;
-        mlo_rows_digest(&rows, r, 0, &digest);
-        MLO_TRY(mlo_blob_remove(gc->o->blobs, &digest, err));
-        mlo_param_digest(&gone, &digest);
-        MLO_TRY(mlo_db_exec(gc->conn, &mlo_sql_gc[GC_GONE], &gone, NULL, err));
-        bytes += mlo_rows_i64(&rows, r, 1);
-    }
-    *count = mlo_rows_count(&rows);
+    mlo_param_i64(&p, LEASE_S);
+    MLO_TRY(mlo_db_exec(gc->conn, &mlo_sql_gc[GC_LEASE], &p, rows, err));
+    *count = mlo_rows_count(rows);
 out:
-    mlo_rows_clear(&rows);
+    return mlo_db_end(gc->conn, status, err);
+}
+
+static enum mlo_status unlease(struct gc *gc, const struct mlo_rows *rows, int row, bool gone,
+                               struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_digest digest;
+    mlo_rows_digest(rows, row, 0, &digest);
+    mlo_param_digest(&p, &digest);
+    mlo_param_text(&p, mlo_rows_text(rows, row, 1));
+    mlo_param_bool(&p, gone);
+    return mlo_db_exec(gc->conn, &mlo_sql_gc[GC_UNLEASE], &p, NULL, err);
+}
+
+/* The bytes of one that is leased, unless it is not to go any more. */
+static enum mlo_status remove_one(struct gc *gc, const struct mlo_rows *rows, int row, int64_t *bytes,
+                                  int64_t *removed, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows size = {0};
+    struct mlo_digest digest;
+    enum mlo_status status;
+    mlo_rows_digest(rows, row, 0, &digest);
+    mlo_param_digest(&p, &digest);
+    MLO_TRY(mlo_db_exec(gc->conn, &mlo_sql_gc[GC_LEASED], &p, &size, err));
+    bool there = mlo_rows_count(&size) > 0 && !mlo_rows_null(&size, 0, 0);
+    if (there) {
+        MLO_TRY(mlo_blob_remove(gc->o->blobs, &digest, err));
+        *bytes += mlo_rows_i64(&size, 0, 0);
+        ++*removed;
+    }
+    MLO_TRY(unlease(gc, rows, row, there, err));
+out:
+    mlo_rows_clear(&size);
+    return status;
+}
+
+/* The leases of those whose delete is not under way, as far as there is a database. `uncertain`: the one
+ * whose delete may be; -1: none. */
+static void give_back(struct gc *gc, const struct mlo_rows *rows, int uncertain)
+{
+    struct mlo_error ignored = {0};
+    enum mlo_status status = MLO_OK;
+    for (int r = 0; r < mlo_rows_count(rows) && status == MLO_OK; r++)
+        if (r != uncertain)
+            status = unlease(gc, rows, r, false, &ignored);
+}
+
+static enum mlo_status remove_some(struct gc *gc, struct mlo_digest *behind, int *count,
+                                   struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    int64_t bytes = 0, removed = 0;
+    int leased, uncertain = -1;
+    bool mine = false;
+    uint64_t began = mlo_clock_ns();
+    enum mlo_status status = lease(gc, behind, &rows, count, err);
+    leased = status == MLO_OK ? *count : 0;
+    if (leased <= 0 || (status = mlo_db_begin(gc->conn, err)) != MLO_OK) {
+        mlo_rows_clear(&rows);
+        return status;
+    }
+    MLO_TRY(mlo_db_exec_text(gc->conn, MLO_DB_SLOW_TX, err));
+    MLO_TRY(take_turn(gc, &mine, count, err));
+    for (int r = 0; mine && r < leased; r++) {
+        bool late = mlo_clock_ns() - began > (uint64_t)LEASE_USED_MS * 1000000u; /* the next round's */
+        status = late ? unlease(gc, &rows, r, false, err) : remove_one(gc, &rows, r, &bytes, &removed, err);
+        if (status != MLO_OK) {
+            uncertain = r;
+            goto out;
+        }
+    }
+out:
     status = mlo_db_end(gc->conn, status, err);
-    if (status == MLO_OK && *count > 0) {
-        *behind = digest;
-        gc->out->removed += *count;
+    if (status != MLO_OK || !mine) {
+        give_back(gc, &rows, uncertain);
+    } else {
+        *count = leased;
+        mlo_rows_digest(&rows, leased - 1, 0, behind);
+        gc->out->removed += removed;
         gc->out->removed_bytes += bytes;
     }
+    mlo_rows_clear(&rows);
     return status;
 }
 
@@ -321,8 +404,10 @@ static enum mlo_status sweep_uploads(struct gc *gc, struct mlo_error *err)
     enum mlo_status status = MLO_OK;
     for (int removed = 1; status == MLO_OK && removed;) {
         status = mlo_upload_sweep(gc->conn, gc->o->blobs, &removed, err);
-        if (gc->ends_ns && mlo_clock_ns() >= gc->ends_ns)
+        if (over(gc->ends_ns)) {
+            gc->out->more |= removed > 0;
             break;
+        }
     }
     return status;
 }

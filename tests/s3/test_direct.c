@@ -612,6 +612,106 @@ static void test_direct__a_lost_one_was_not_published_empty(void **state)
     mlo_s3_close(s3);
 }
 
+/* --- a collector that loses its database while it deletes ------------------------------------------------
+ */
+
+static struct {
+    struct api *api;
+    struct mlo_digest digest;
+    pthread_t thread;
+    enum mlo_status status;
+    struct mlo_error err;
+} g_bringer;
+
+static const char BROUGHT[] = "brought again";
+
+/* Another client brings the same bytes. */
+static enum mlo_status bring(struct mlo_error *err)
+{
+    const struct mlo_actor system = MLO_ACTOR_SYSTEM;
+    struct mlo_db_conn *conn = NULL;
+    int64_t project =
+        pg_fixture_number(g_bringer.api->pg->owner, "select id from project where name = 'demo'");
+    enum mlo_status status;
+    MLO_TRY(mlo_blob_put_bytes(g_bringer.api->blobs, BROUGHT, strlen(BROUGHT), &g_bringer.digest, err));
+    MLO_TRY(mlo_db_acquire(g_bringer.api->pg->server, &conn, err));
+    MLO_TRY(mlo_blob_record_stored(conn, g_bringer.api->blobs, &system, project, &g_bringer.digest,
+                                   strlen(BROUGHT), err));
+out:
+    mlo_db_release(conn);
+    return status;
+}
+
+static void *bring_beside(void *arg)
+{
+    MLO_UNUSED(arg);
+    g_bringer.status = bring(&g_bringer.err);
+    return NULL;
+}
+
+/* The delete is on its way, and stays there for a while; the database that waits for it does not. */
+static void lose_the_database(void)
+{
+    assert_int_equal(
+        pg_fixture_number(g_bringer.api->pg->owner,
+                          "select count(pg_terminate_backend(pid)) from pg_stat_activity where usename "
+                          "= 'mlopt_server' and state like 'idle in transaction%'"),
+        1);
+    assert_int_equal(pthread_create(&g_bringer.thread, NULL, bring_beside, NULL), 0);
+    mlo_clock_sleep_ms(1500);
+}
+
+static int64_t live_rows(struct api *api)
+{
+    return pg_fixture_number(api->pg->owner, "select count(*) from blob where removed_at is null");
+}
+
+static void test_direct__a_delete_that_nobody_noted_takes_no_new_bytes(void **state)
+{
+    struct api *api = *state;
+    struct mlo_error err = {0};
+    const struct mlo_actor system = MLO_ACTOR_SYSTEM;
+    struct mlo_db_conn *conn;
+    struct mlo_gc_result result;
+    struct mlo_gc_options options = {.grace_s = 0};
+    char url[256];
+    g_bringer.api = api;
+    assert_mlo_ok(bring(&err), &err);
+    assert_int_equal(live_rows(api), 1);
+    snprintf(url, sizeof url, "s3:%s/here?endpoint=%s", g_bucket, s3_proxy.endpoint);
+    assert_mlo_ok(mlo_blob_store_open(url, &options.blobs, &err), &err);
+    s3_proxy.then = lose_the_database;
+    snprintf(s3_proxy.seldom, sizeof s3_proxy.seldom, "DELETE /");
+    assert_mlo_ok(mlo_db_acquire(api->pg->server, &conn, &err), &err);
+    assert_int_not_equal(mlo_gc_run(conn, &system, &options, &result, NULL, &err), MLO_OK);
+    mlo_db_release(conn);
+    /* what was brought meanwhile went with the delete, and nobody was told that it was kept: who brings it
+     * waits for the lease, which ends by its time, and sends it again */
+    assert_int_equal(live_rows(api), 0);
+    assert_mlo_status(mlo_blob_size(api->blobs, &g_bringer.digest, NULL, &err), MLO_ENOTFOUND, &err);
+    assert_int_equal(pg_fixture_number(api->pg->owner, "select count(*) from blob where going_until > now()"),
+                     1);
+    pg_fixture_number(api->pg->owner, "update blob set going_until = now()");
+    pthread_join(g_bringer.thread, NULL);
+    assert_int_equal(g_bringer.status, MLO_EIO);
+    assert_int_equal(live_rows(api), 0);
+    /* the next collector ends what that one began, and all is as ever */
+    assert_mlo_ok(mlo_db_acquire(api->pg->server, &conn, &err), &err);
+    assert_mlo_ok(mlo_gc_run(conn, &system, &options, &result, NULL, &err), &err);
+    assert_int_equal(result.removed, 1);
+    assert_mlo_ok(bring(&err), &err);
+    assert_int_equal(live_rows(api), 1);
+    assert_mlo_ok(mlo_blob_check(api->blobs, &g_bringer.digest, NULL, &err), &err);
+    /* one that ends as it should leaves no lease */
+    assert_mlo_ok(mlo_gc_run(conn, &system, &options, &result, NULL, &err), &err);
+    assert_int_equal(result.removed, 1);
+    assert_int_equal(
+        pg_fixture_number(api->pg->owner, "select count(*) from blob where going_until is not null"), 0);
+    assert_mlo_ok(bring(&err), &err);
+    mlo_db_release(conn);
+    mlo_blob_store_close(options.blobs);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -621,6 +721,7 @@ int main(void)
         WITH(test_direct__one_that_is_ended_meanwhile_is_not_lost, setup),
         WITH(test_direct__a_lost_one_was_not_published_empty, setup),
         WITH(test_direct__abandoned_ones_go, setup),
+        WITH(test_direct__a_delete_that_nobody_noted_takes_no_new_bytes, setup),
         WITH(test_direct__not_unless_told_to, setup_downloads_only),
         WITH(test_direct__push_sends_parts_without_its_token, setup_outside),
         WITH(test_direct__push_goes_on_after_a_kill, setup_outside),

@@ -13,7 +13,7 @@ struct mlo_client {
     struct mlo_buf auth; /* the header line */
     char error[CURL_ERROR_SIZE];
     const char *ca_file; /* --ca-file or the configuration's; NULL: the system's certificates alone */
-    bool stays; /* nobody is followed to another server any more: it did not work */
+    bool stays;          /* nobody is followed to another server any more: it did not work */
 };
 
 /* What one transfer collects. */

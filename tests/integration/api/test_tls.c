@@ -172,8 +172,8 @@ static void test_tls__serves_all_that_plain_http_serves(void **state)
              (long long)mlo_json_i64(reply.json, "id", 0));
     api_call(api, &reply, "POST", path, api->token[MLO_ADMIN], "{}", NULL);
     assert_http(&reply, 200);
-    *strrchr(path, '/') = '\0';
-    strcat(path, "/events");
+    char *last = strrchr(path, '/');
+    snprintf(last, sizeof path - (size_t)(last - path), "/events");
     const char *const stream[] = {"Accept: text/event-stream", NULL};
     api_call(api, &reply, "GET", path, api->token[MLO_VIEWER], NULL, stream);
     assert_http(&reply, 200);

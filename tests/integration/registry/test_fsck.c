@@ -316,6 +316,44 @@ static void test_fsck__goes_on_where_it_stopped(void **state)
     upkeep_close(&u);
 }
 
+/* What writers left, more of it than a call has time for: each is found once, and removed once. */
+static void test_fsck__goes_on_among_leftovers(void **state)
+{
+    struct upkeep u;
+    enum { LEFT = 300 };
+    upkeep_open(&u, *state);
+    for (int i = 0; i < LEFT; i++) {
+        char name[40];
+        snprintf(name, sizeof name, "%032x", i);
+        char *path = mlo_fs_join(u.root, "uploads", name, NULL);
+        assert_mlo_ok(mlo_fs_write_atomic(path, "left", 4, &u.f->err), &u.f->err);
+        free(path);
+    }
+    for (int repair = 0; repair < 2; repair++) {
+        struct mlo_fsck_options o = {.blobs = u.blobs, .repair = repair, .budget_ms = 1};
+        char cursor[MLO_DIGEST_TEXT_SIZE] = "rest:0";
+        size_t found = 0;
+        int calls = 0;
+        for (; calls == 0 || (cursor[0] && calls < 1000); calls++) {
+            json_t *out;
+            assert_mlo_ok(mlo_fsck_run(u.f->conn, &root, &o, cursor, &out, &u.f->err), &u.f->err);
+            found += problems(out);
+            snprintf(cursor, sizeof cursor, "%s", mlo_json_str(out, "next", ""));
+            json_decref(out);
+        }
+        assert_int_equal(found, LEFT);
+        assert_true(calls > 1);
+    }
+    struct mlo_fsck_options whole = {.blobs = u.blobs};
+    json_t *out;
+    assert_mlo_ok(mlo_fsck_run(u.f->conn, &root, &whole, "rest:0", &out, &u.f->err), &u.f->err);
+    assert_int_equal(problems(out), 0);
+    json_decref(out);
+    assert_mlo_status(mlo_fsck_run(u.f->conn, &root, &whole, "rest:-1", &out, &u.f->err), MLO_EINVAL,
+                      &u.f->err);
+    upkeep_close(&u);
+}
+
 /* A shard of many folders, whose listing alone takes longer than the budget: each call does something. */
 static void test_fsck__goes_on_in_a_shard_that_takes_long(void **state)
 {
@@ -451,15 +489,11 @@ static void test_fsck__a_worker_only_reports(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        T(test_fsck__finds_every_difference),
-        T(test_fsck__counts_what_returned),
-        T(test_fsck__removes_what_uploads_left),
-        T(test_fsck__names_lost_uploads),
-        T(test_fsck__uploads_have_a_budget_too),
-        T(test_fsck__goes_on_where_it_stopped),
-        T(test_fsck__goes_on_in_a_shard_that_takes_long),
-        T(test_fsck__says_what_it_did),
-        T(test_fsck__a_worker_only_reports),
+        T(test_fsck__finds_every_difference),    T(test_fsck__counts_what_returned),
+        T(test_fsck__removes_what_uploads_left), T(test_fsck__names_lost_uploads),
+        T(test_fsck__uploads_have_a_budget_too), T(test_fsck__goes_on_among_leftovers),
+        T(test_fsck__goes_on_where_it_stopped),  T(test_fsck__goes_on_in_a_shard_that_takes_long),
+        T(test_fsck__says_what_it_did),          T(test_fsck__a_worker_only_reports),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
 }
