@@ -36,9 +36,9 @@ ALTER TABLE blob ADD COLUMN going_until timestamptz;     -- NULL: no delete is u
 -- Those that a collector goes on with now, and until when another's delete may be under way.
 CREATE FUNCTION blob_lease(behind bytea, most integer, lease interval) RETURNS TABLE (going bytea, before timestamptz)
     LANGUAGE sql SECURITY DEFINER SET search_path = mlopt, pg_temp AS $$
-    WITH some AS (SELECT b.digest, b.going_until FROM blob b WHERE b.digest > behind AND b.removed_at IS NOT NULL
+    WITH picked AS (SELECT b.digest, b.going_until FROM blob b WHERE b.digest > behind AND b.removed_at IS NOT NULL
                   AND b.bytes_gone_at IS NULL AND b.removed_why <> 'damaged' ORDER BY b.digest LIMIT most FOR UPDATE SKIP LOCKED),
-         leased AS (UPDATE blob b SET going_until = greatest(s.going_until, now() + lease) FROM some s WHERE b.digest = s.digest
+         leased AS (UPDATE blob b SET going_until = greatest(s.going_until, now() + lease) FROM picked s WHERE b.digest = s.digest
                     RETURNING b.digest, s.going_until)
     SELECT l.digest::bytea, CASE WHEN l.going_until > now() THEN l.going_until END FROM leased l ORDER BY 1
 $$;
