@@ -80,7 +80,12 @@ struct mlo_timing_request {
     uint64_t warm_up_calls, min_calls; /* and at least so many calls */
     size_t max_samples;                /* of more calls a uniform random choice is kept */
     bool cpu_clock;                    /* processor time of the process instead of wall-clock time */
+    /* Of `measure`: numbers of programs of the plan that call in turn on the device, each on a stream of its
+     * own, at most MLO_STREAMS_MAX; none: it is not tried. */
+    const unsigned *streams;
+    size_t stream_count;
 };
+enum { MLO_STREAMS_MAX = 64 };
 struct mlo_timing {
     double *samples_us; /* yours (free) */
     size_t count;
@@ -149,7 +154,8 @@ struct mlo_engine {
     enum mlo_status (*identity_of)(const struct mlo_plan *plan, json_t **out, struct mlo_error *err);
     /* What of the engine's parts is on this machine; finding nothing is no error:
      * {"parts":[{"name","kind":"plugin"|"driver"|"library","found":bool,"version","path","why","for":
-     * "compile"|"run"}], "gpus":[{"name","sm":90,"multiprocessors","memory_bytes"}]}. */
+     * "compile"|"run"}], "gpus":[{"name","uuid","sm":90,"multiprocessors","memory_bytes"}]}; programs run on
+     * the first of the GPUs. */
     enum mlo_status (*inventory)(json_t **out, struct mlo_error *err);
     /* Measures the ways in which each step can be computed on the device at hand. *out is yours: a document
      * of the form "mlopt-choices-1" (engines/cuda/tune/tune.h). */
@@ -157,7 +163,9 @@ struct mlo_engine {
                             const struct mlo_tuning_request *request, json_t **out, struct mlo_error *err);
     /* Times the program where it runs, on inputs that are on the device already: {"replay_us":[…] of the
      * whole, "upload_us":[…],"download_us":[…], "steps":[{"node","us","occupancy"…}], "arena_bytes",
-     * "constant_bytes","workspace_bytes","device":{…}}. Without `steps` these are left out. *out is yours. */
+     * "constant_bytes","workspace_bytes","device":{…},"together":[{"streams":4,"call_us":[…]}]}. Without
+     * `steps` these are left out. A call's time of several streams is the time of all by their number. *out
+     * is yours. */
     enum mlo_status (*measure)(struct mlo_program *program, const struct mlo_tensor *inputs,
                                const struct mlo_timing_request *request, bool steps, json_t **out,
                                struct mlo_error *err);

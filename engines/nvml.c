@@ -166,6 +166,17 @@ size_t mlo_nvml_gpus(struct mlo_nvml *n, struct mlo_gpu_info *out, size_t max)
     return kept;
 }
 
+bool mlo_nvml_gpu(struct mlo_nvml *n, const char *uuid, struct mlo_gpu_info *out)
+{
+    unsigned devices = 0;
+    if (n->count(&devices) != 0)
+        return false;
+    for (unsigned i = 0; i < devices; i++)
+        if (read_info(n, i, out) && strcmp(out->uuid, uuid) == 0)
+            return true;
+    return false;
+}
+
 bool mlo_nvml_state(struct mlo_nvml *n, const char *uuid, struct mlo_gpu_state *out)
 {
     void *device;

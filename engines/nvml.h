@@ -26,6 +26,10 @@ struct mlo_gpu_info {
 /* All that the environment variable CUDA_VISIBLE_DEVICES leaves visible, in the order of NVML; how many. */
 size_t mlo_nvml_gpus(struct mlo_nvml *nvml, struct mlo_gpu_info *out, size_t max);
 
+/* The one with that UUID; false: there is none. CUDA and NVML may number the same GPUs in different orders.
+ */
+bool mlo_nvml_gpu(struct mlo_nvml *nvml, const char *uuid, struct mlo_gpu_info *out);
+
 /* What it does at this moment; a number that is not told is negative. */
 struct mlo_gpu_state {
     double power_w, energy_j, temperature_c;

@@ -21,7 +21,8 @@ const struct mlo_option_spec mlo_quantize_options[] = {
      .type = MLO_OPT_STRING,
      .fallback = "int8",
      .choices = schemes,
-     .description = "The type of the weights: int8, or uint8 around zero point 128"},
+     .description = "The type of the weights: int8, or uint8 around zero point 128; of the target "
+                    "mlopt-cuda-fp8: float8_e4m3fn"},
     {.name = "form",
      .type = MLO_OPT_STRING,
      .fallback = "auto",
@@ -123,6 +124,39 @@ static const char *text_of(const json_t *options, const char *name, const char *
     return strcmp(text, "auto") == 0 ? automatic : text;
 }
 
+/* What float8 has no form of. */
+static void settings_float8(const json_t *options, struct mlo_quantize_settings *out)
+{
+    static const char *const of_floats[] = {"minmax", "moving_average", "percentile"};
+    bool calibrates = false;
+    for (size_t i = 0; i < MLO_COUNT(of_floats); i++)
+        calibrates = calibrates || strcmp(out->calibrator->name, of_floats[i]) == 0;
+    const struct {
+        bool wrong;
+        const char *what, *next;
+    } rules[] = {
+        {out->activations != out->target->activations ||
+             strcmp(mlo_json_str(options, "scheme", "int8"), "int8") != 0 || !out->symmetric ||
+             !out->symmetric_weights || out->reduce_range,
+         "other types, zero points or ranges: activations and weights are float8_e4m3fn",
+         "leave out scheme, activations, symmetric, symmetric_weights and reduce_range, or use the target "
+         "mlopt-cuda"},
+        {!calibrates, "calibrator that weighs the error of equal steps",
+         "calibrator: minmax, moving_average or percentile"},
+        {out->rounding.method != MLO_ROUND_NEAREST, "rounding but the nearest", "rounding: nearest"},
+        {out->correct_bias, "bias_correction by the weights' error alone",
+         "bias_correction: full, which measures the model, or none"},
+        {out->qoperator, "form of integer operators", "form: qdq"},
+    };
+    out->weights = out->target->activations;
+    out->weight_max = 448;
+    for (size_t i = 0; i < MLO_COUNT(rules) && !out->refusal; i++)
+        if (rules[i].wrong) {
+            out->refused = rules[i].what;
+            out->refusal = rules[i].next;
+        }
+}
+
 void mlo_quantize_settings_read(const json_t *options, struct mlo_quantize_settings *out)
 {
     const struct mlo_target *target = mlo_target_find(mlo_json_str(options, "target", "mlopt-cpu"));
@@ -150,6 +184,8 @@ void mlo_quantize_settings_read(const json_t *options, struct mlo_quantize_setti
                       out->activations == target->activations ? target->symmetric
                                                               : mlo_dtype_info(out->activations)->is_signed);
     out->weight_max = out->reduce_range ? 64 : 127;
+    if (mlo_dtype_info(target->activations)->is_float)
+        settings_float8(options, out);
 }
 
 /* What the options ask for and the target's runtime does not take: allowed, but said. */
@@ -363,8 +399,8 @@ enum mlo_status mlo_pass_quantize(struct mlo_model *model, struct mlo_pass_conte
     mlo_quantize_settings_read(ctx->options, &settings);
     MLO_TRY(mlo_pass_refuse_quantized(model->graph, err));
     note_target(&settings, ctx);
-    bool wide = mlo_dtype_info(settings.activations)->bits > 8;
-    MLO_TRY(mlo_pass_raise_opset_to(model, wide ? 21 : 13, ctx, err));
+    const struct mlo_dtype_info *type = mlo_dtype_info(settings.activations);
+    MLO_TRY(mlo_pass_raise_opset_to(model, type->bits > 8 ? 21 : type->is_float ? 19 : 13, ctx, err));
     MLO_TRY(mlo_pass_remove_dead(model, &dead, err));
     MLO_TRY(mlo_quantize_settle(model->graph, &settings, arena, ctx, &plan, err));
     mlo_quantize_note_ranges(model->graph, &plan, ctx);

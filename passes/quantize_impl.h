@@ -12,12 +12,14 @@ struct mlo_quantize_settings {
     const struct mlo_target *target;
     const struct mlo_calibrator *calibrator;
     double percentile;
-    enum mlo_dtype activations; /* MLO_UINT8, MLO_INT8, MLO_UINT16 or MLO_INT16 */
-    bool symmetric;             /* of activations: the zero point in the middle */
-    enum mlo_dtype weights;     /* MLO_INT8 or MLO_UINT8 */
-    bool symmetric_weights;     /* zero point 0, or 128 of uint8 */
+    const char *refused, *refusal; /* what the target does not take, and what to do; or NULL */
+    enum mlo_dtype activations;    /* MLO_UINT8, MLO_INT8, MLO_UINT16, MLO_INT16 or MLO_FLOAT8E4M3FN */
+    bool symmetric;                /* of activations: the zero point in the middle */
+    enum mlo_dtype weights;        /* MLO_INT8, MLO_UINT8 or MLO_FLOAT8E4M3FN */
+    bool symmetric_weights;        /* zero point 0, or 128 of uint8 */
     bool per_channel, reduce_range;
-    int weight_max;        /* 127, or 64 in reduced range: the largest |q - zero point| of a weight */
+    int weight_max;        /* 127, or 64 in reduced range: the largest |q - zero point| of a weight; of
+                              float8 448 */
     bool skip_only;        /* of a residual Add, only the input that is not being accumulated gets a pair */
     bool float_bias;       /* biases stay as they are */
     bool qoperator;        /* the form: integer ops instead of pairs around float ones */
@@ -42,7 +44,7 @@ struct mlo_quantize_range {
     float low, high;
 };
 
-/* The integers of a quantized type, from the type's own range: 0 to 255 for uint8. */
+/* The integers of a quantized type, from the type's own range: 0 to 255 for uint8; of float8 the extremes. */
 void mlo_quantize_limits(enum mlo_dtype dtype, int *low, int *high);
 
 /* A float value of the graph, by mlo_value.index. */

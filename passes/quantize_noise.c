@@ -27,8 +27,8 @@ static double sqnr_of(const struct look *look, const struct mlo_value *value,
     const struct mlo_tensor_stats *t = mlo_stats_find(look->stats, value->name);
     mlo_quantize_limits(look->settings->activations, &least, &most);
     const struct mlo_calibration c = {.levels = most - least + 1};
-    if (!t || t->count == 0)
-        return INFINITY;
+    if (!t || t->count == 0 || mlo_dtype_info(look->settings->activations)->is_float)
+        return INFINITY; /* of a float, the error follows the value: no range leaves it a few levels */
     mlo_calibration_power(t, &c, (float)(least - group->zero_point) * group->scale,
                           (float)(most - group->zero_point) * group->scale, &signal, &noise);
     return mlo_calibration_decibels(signal, noise);

@@ -332,6 +332,12 @@ enum mlo_status mlo_quantize_plan_make(const struct mlo_graph *graph,
                         .integer = mlo_arena_calloc(arena, nodes, sizeof(bool))};
     if (!plan->values || !plan->weighted || !walk.stack || !walk.integer)
         return mlo_error_nomem(err);
+    if (settings->refusal) {
+        (void)mlo_error_set(err, MLO_EINVAL, "the target %s takes no %s", settings->target->name,
+                            settings->refused);
+        mlo_error_hint(err, "%s", settings->refusal);
+        return MLO_EINVAL;
+    }
     enum mlo_status status = mlo_pass_check_named(graph, settings->exclude, err);
     if (status == MLO_OK)
         status = mlo_pass_check_named(graph, settings->half, err);

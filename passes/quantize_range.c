@@ -54,6 +54,11 @@ static enum mlo_status value_range(const struct mlo_value *value,
 void mlo_quantize_limits(enum mlo_dtype dtype, int *low, int *high)
 {
     const struct mlo_dtype_info *info = mlo_dtype_info(dtype);
+    if (info->is_float) { /* of float8_e4m3fn ("FP8 Formats for Deep Learning", Micikevicius et al., 2022) */
+        *high = 448;
+        *low = -*high;
+        return;
+    }
     *low = info->is_signed ? -(1 << (info->bits - 1)) : 0;
     *high = *low + (1 << info->bits) - 1;
 }

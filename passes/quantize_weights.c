@@ -192,9 +192,13 @@ static enum mlo_status quantize_weights(struct mlo_node *node, const struct work
     MLO_TRY(make_vector(&scales, MLO_FLOAT32, work->scale_count, list, err));
     MLO_TRY(make_vector(&zeros, settings->weights, work->scale_count, list, err));
     size_t count = mlo_tensor_count(work->w);
-    uint8_t *out = q.data; /* both types store the low 8 bits */
+    uint8_t *out = q.data; /* the integer types store the low 8 bits */
     for (size_t e = 0; e < count; e++) {
         size_t i = group_of(work, e);
+        if (mlo_dtype_info(settings->weights)->is_float) {
+            mlo_tensor_set_f64(&q, e, (double)(weight_at(work, e) / work->scales[i]));
+            continue;
+        }
         float v = rintf(weight_at(work, e) / work->scales[i]) + (float)work->zeros[i];
         out[e] = (uint8_t)(int)fmaxf(fminf(v, (float)work->most), (float)work->least);
     }

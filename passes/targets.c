@@ -25,6 +25,16 @@ static const struct mlo_target targets[] = {
         .description = "the cuda engine: symmetric, as its matrix units multiply int8 by int8",
     },
     {
+        .name = "mlopt-cuda-fp8",
+        .activations = MLO_FLOAT8E4M3FN,
+        .symmetric = true,
+        .float_bias = true,
+        .half = true,
+        .form = "qdq",
+        .only = "float8 activations",
+        .description = "the cuda engine from sm_89 on: products in float8 (E4M3), one scale a tensor",
+    },
+    {
         .name = "openvino",
         .activations = MLO_UINT8,
         .per_channel = true,
@@ -75,8 +85,9 @@ static const struct mlo_target targets[] = {
         .description = "TensorRT: symmetric, pairs on the inputs of weighted ops and on a residual's skip",
     },
 };
-const char *const mlo_target_names[] = {"mlopt-cpu",    "mlopt-cuda",   "openvino", "openvino-avx2",
-                                        "ort-x86-avx2", "ort-x86-vnni", "tensorrt", NULL};
+const char *const mlo_target_names[] = {"mlopt-cpu",    "mlopt-cuda",    "mlopt-cuda-fp8",
+                                        "openvino",     "openvino-avx2", "ort-x86-avx2",
+                                        "ort-x86-vnni", "tensorrt",      NULL};
 
 /* One letter (enum mlo_target_rule) a target, in the order of the table above. The engine of mlopt fuses any
  * activation behind a product and keeps it in float; ONNX Runtime needs integers on both sides of each op. */
@@ -85,30 +96,31 @@ static const struct {
 } ops[] = {
     /*                       cpu
      *                       | cuda
-     *                       | | openvino
-     *                       | | | openvino-avx2
-     *                       | | | | ort-avx2
-     *                       | | | | | ort-vnni
-     *                       | | | | | | tensorrt */
-    {"Add", "iiiiiii"},
-    {"AveragePool", "iiiiiii"},
-    {"Clip", "aaaaaaa"},
-    {"Concat", "uuuuiiu"},
-    {"Conv", "wwwwoow"},
-    {"ConvTranspose", "--ww--w"},
-    {"Gemm", "wwwwwww"},
-    {"GlobalAveragePool", "iiiiiii"},
-    {"HardSigmoid", "-------"},
-    {"HardSwish", "--aa---"},
-    {"LayerNormalization", "-------"},
-    {"LeakyRelu", "--aaiia"},
-    {"MatMul", "wwppppp"},
-    {"Mul", "----ii-"},
-    {"ReduceMean", "iiiiii-"},
-    {"Relu", "aaaaaaa"},
-    {"Resize", "--uuuuu"},
-    {"Sigmoid", "----ii-"},
-    {"Softmax", "-------"}, /* 8 bits of input cost more accuracy than the op costs time */
+     *                       | | cuda-fp8
+     *                       | | | openvino
+     *                       | | | | openvino-avx2
+     *                       | | | | | ort-avx2
+     *                       | | | | | | ort-vnni
+     *                       | | | | | | | tensorrt */
+    {"Add", "ii-iiiii"},
+    {"AveragePool", "ii-iiiii"},
+    {"Clip", "aa-aaaaa"},
+    {"Concat", "uu-uuiiu"},
+    {"Conv", "ww-wwoow"},
+    {"ConvTranspose", "---ww--w"},
+    {"Gemm", "wwwwwwww"},
+    {"GlobalAveragePool", "ii-iiiii"},
+    {"HardSigmoid", "--------"},
+    {"HardSwish", "---aa---"},
+    {"LayerNormalization", "--------"},
+    {"LeakyRelu", "---aaiia"},
+    {"MatMul", "wwwppppp"},
+    {"Mul", "-----ii-"},
+    {"ReduceMean", "ii-iiii-"},
+    {"Relu", "aa-aaaaa"},
+    {"Resize", "---uuuuu"},
+    {"Sigmoid", "-----ii-"},
+    {"Softmax", "--------"}, /* 8 bits of input cost more accuracy than the op costs time */
 };
 
 const struct mlo_target *mlo_target_table(size_t *count)

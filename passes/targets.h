@@ -18,7 +18,7 @@ enum mlo_target_rule {
 
 struct mlo_target {
     const char *name;
-    enum mlo_dtype activations; /* MLO_UINT8 or MLO_INT8 */
+    enum mlo_dtype activations; /* MLO_UINT8 or MLO_INT8; MLO_FLOAT8E4M3FN: weights too */
     bool symmetric;             /* activations have their zero point in the middle */
     bool per_channel;           /* weights: one scale per output channel */
     bool reduce_range; /* weights in 7 bits, because sums of two products saturate at 16 bits there */

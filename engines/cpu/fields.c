@@ -91,13 +91,22 @@ const void *cpu_get_run(struct cpu_reader *r, size_t size)
     return at;
 }
 
+/* Names go into reports, and JSON holds UTF-8 only. */
+static bool is_utf8(const char *text)
+{
+    json_t *string = json_string(text);
+    json_decref(string);
+    return string != NULL;
+}
+
 const char *cpu_get_text(struct cpu_reader *r)
 {
     size_t size = cpu_get_u32(r);
     const char *text = cpu_get_run(r, size);
-    return text && cpu_check(r, size > 0 && memchr(text, 0, size) == text + size - 1, "a text has no end")
-               ? text
-               : "";
+    bool ok = text &&
+              cpu_check(r, size > 0 && memchr(text, 0, size) == text + size - 1, "a text has no end") &&
+              cpu_check(r, is_utf8(text), "a text is no UTF-8");
+    return ok ? text : "";
 }
 
 const void *cpu_get_const(struct cpu_reader *r, size_t size)

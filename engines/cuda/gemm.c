@@ -1,4 +1,7 @@
-/* Which products cuBLASLt computes with all that belongs to them, known without it. */
+/* Which products cuBLASLt computes with all that belongs to them, known without it: the types of the tables
+ * under cublasLtMatmul in NVIDIA's documentation of cuBLAS (13.0). Of 16-bit operands these have float32
+ * results too, whose bias is float32 (cublasLt.h: of the result's type but for float8). Of float8 there are
+ * none of two float8_e5m2, and a float32 result has a bfloat16 bias. */
 #include "engines/cuda/cuda_impl.h"
 
 static bool is_half(enum mlo_dtype t)
@@ -30,8 +33,9 @@ bool cuda_gemm_fuses(const struct cuda_gemm *g)
     if (g->activation != CUDA_ACT_NONE && g->activation != CUDA_ACT_RELU &&
         g->activation != CUDA_ACT_GELU_TANH && !(g->activation == CUDA_ACT_GELU && tanh_is_near))
         return false;
-    if (is_fp8(g->a))
-        return is_fp8(g->b) && !(g->a == MLO_FLOAT8E5M2 && g->b == MLO_FLOAT8E5M2) && is_half(g->d) &&
-               is_packed(g);
+    if (is_fp8(g->a)) /* float32: bare sums */
+        return is_fp8(g->b) && !(g->a == MLO_FLOAT8E5M2 && g->b == MLO_FLOAT8E5M2) && is_packed(g) &&
+               (is_half(g->d) ||
+                (g->d == MLO_FLOAT32 && !g->has_bias && !g->has_c && g->activation == CUDA_ACT_NONE));
     return g->a == g->b && (g->d == g->a || g->d == MLO_FLOAT32) && (is_half(g->a) || g->a == MLO_FLOAT32);
 }

@@ -68,11 +68,18 @@ static void *watch_run(void *arg)
     return NULL;
 }
 
-/* Without the driver's library nothing is watched, and nothing is said. */
-static void watch_start(struct watch *w)
+/* Without the driver's library nothing is watched, and nothing is said; nor of another GPU than the engine's.
+ */
+static void watch_start(struct watch *w, const struct mlo_engine *engine)
 {
+    json_t *inventory = NULL;
     memset(w, 0, sizeof *w);
-    if (mlo_nvml_open(NULL, &w->nvml, NULL) != MLO_OK || mlo_nvml_gpus(w->nvml, &w->gpu, 1) != 1)
+    if (!engine->inventory || engine->inventory(&inventory, NULL) != MLO_OK)
+        return;
+    const char *uuid = mlo_json_str(json_array_get(json_object_get(inventory, "gpus"), 0), "uuid", "");
+    bool known = mlo_nvml_open(NULL, &w->nvml, NULL) == MLO_OK && mlo_nvml_gpu(w->nvml, uuid, &w->gpu);
+    json_decref(inventory);
+    if (!known)
         return;
     w->begin_ns = mlo_clock_ns();
     w->first_joules = joules(w);
@@ -148,6 +155,25 @@ static bool add_times(json_t *out, const char *name, const json_t *samples)
     return ok;
 }
 
+/* {"streams","call":{"p50_us","p99_us"},"throughput"} of each number of streams; false: out of memory. */
+static bool add_together(json_t *out, const json_t *measured, int64_t batch)
+{
+    json_t *rows = json_array(), *row;
+    size_t i;
+    bool ok = rows && json_object_set_new(out, "together", rows) == 0;
+    json_array_foreach(json_object_get(measured, "together"), i, row)
+    {
+        json_t *one = json_pack("{s:i}", "streams", (int)mlo_json_i64(row, "streams", 0)), *times;
+        ok = ok && one && add_times(one, "call", json_object_get(row, "call_us"));
+        times = json_object_get(one, "call");
+        double p50 = mlo_json_f64(json_object_get(times, "p50_us"), "value", 0);
+        ok = ok &&
+             (p50 <= 0 || json_object_set_new(one, "throughput", json_real((double)batch / p50 * 1e6)) == 0);
+        ok = json_array_append_new(rows, one) == 0 && ok;
+    }
+    return ok;
+}
+
 enum mlo_status mlo_device_summary(const json_t *measured, int64_t batch, json_t **out, struct mlo_error *err)
 {
     static const char *const copied[] = {"arena_bytes", "constant_bytes", "workspace_bytes",
@@ -160,6 +186,8 @@ enum mlo_status mlo_device_summary(const json_t *measured, int64_t batch, json_t
         json_t *value = json_object_get(measured, copied[i]);
         ok = !value || json_object_set(all, copied[i], value) == 0;
     }
+    if (ok && json_object_get(measured, "together"))
+        ok = add_together(all, measured, batch);
     double p50 = mlo_json_f64(json_object_get(json_object_get(all, "replay"), "p50_us"), "value", 0);
     double floor_us = mlo_json_f64(json_object_get(measured, "floor"), "floor_us", 0);
     if (ok && p50 > 0)
@@ -186,14 +214,16 @@ enum mlo_status mlo_device_bench(const char *path, const struct mlo_bench_option
                                                .seconds = seconds,
                                                .warm_up_calls = 10,
                                                .min_calls = 20,
-                                               .max_samples = KEPT_CALLS};
+                                               .max_samples = KEPT_CALLS,
+                                               .streams = options->streams,
+                                               .stream_count = options->stream_count};
     *out = NULL;
     MLO_TRY(mlo_bench_open(path, options, &l, err));
     if (!l.engine->measure) {
         status = mlo_error_set(err, MLO_EUNSUPPORTED, "the engine '%s' runs on no device", l.engine->name);
         goto out;
     }
-    watch_start(&watch);
+    watch_start(&watch, l.engine);
     status = l.engine->measure(l.program, l.inputs, &request, true, &measured, err);
     seen = watch_stop(&watch);
     if (status != MLO_OK)

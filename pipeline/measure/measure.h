@@ -259,6 +259,9 @@ struct mlo_bench_options {
     double seconds;       /* measuring time per side over all rounds; 0: 1 */
     int rounds;           /* alternating processes per side, 2 to 1000; 0: 5 */
     unsigned concurrency; /* of the child: programs of one plan that run at once; 0: 1 */
+    const unsigned
+        *streams; /* of a device: how many programs call in turn, each on its own stream; or none */
+    size_t stream_count;
     bool cpu_clock;  /* processor time instead of wall-clock time: for one thread on a machine that others use
                       */
     const char *exe; /* program whose hidden verb `bench-child` measures one side; NULL: this one */
@@ -314,6 +317,7 @@ MLO_MUST_USE enum mlo_status mlo_bench_child_args(int argc, char *const *argv, i
  * {"protocol","engine","batch","replay":{"p50_us":{"value","low","high","n"},"p99_us"}, "upload","download"
  * (the same, of copies from and to pinned memory), "throughput" (samples a second at p50, without copies),
  * "arena_bytes","constant_bytes","workspace_bytes","device","steps","floor","percent_of_floor",
+ * "together":[{"streams","call":{"p50_us","p99_us"},"throughput"}] (of options.streams, in their order),
  * "watched":{…}}. What was watched is what the driver's management library told meanwhile: power, clocks, how
  * busy the device was, memory, and why it slowed down; absent where it told nothing. *out is yours. */
 MLO_MUST_USE enum mlo_status mlo_device_bench(const char *path, const struct mlo_bench_options *options,

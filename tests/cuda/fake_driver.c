@@ -148,6 +148,14 @@ CUresult cuDeviceGetName(char *name, int size, CUdevice device)
     return CUDA_SUCCESS;
 }
 
+CUresult cuDeviceGetUuid(CUuuid *id, CUdevice device)
+{
+    (void)device;
+    for (int i = 0; i < (int)sizeof id->bytes; i++)
+        id->bytes[i] = (char)(0xa0 + i);
+    return CUDA_SUCCESS;
+}
+
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
 {
     const char *sm = getenv("FAKE_CUDA_SM");
@@ -342,9 +350,10 @@ struct CUgraph_st {
 };
 struct CUstream_st {
     CUgraph capturing;
+    int number; /* by age */
 };
 struct CUevent_st {
-    int recorded;
+    int recorded, stream;
 };
 
 static CUresult launch(const struct op *op)
@@ -440,9 +449,20 @@ CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 {
     (void)flags;
     MAY_FAIL();
+    static int streams;
     *stream = take(sizeof **stream);
     (*stream)->capturing = NULL;
+    (*stream)->number = streams++;
     return CUDA_SUCCESS;
+}
+
+/* What is put on a stream happens at once, so there is nothing to wait for but what was never put. */
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
+{
+    (void)flags;
+    MAY_FAIL();
+    note("stream %d waits for %d", stream->number, event->stream);
+    return event->recorded ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 static void free_graph(CUgraph g)
@@ -502,9 +522,10 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph graph, unsigned l
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {
     const struct CUgraph_st *g = (const struct CUgraph_st *)(void *)exec;
-    (void)stream;
     MAY_FAIL();
     note("replay of %zu", g->count);
+    if (getenv("FAKE_CUDA_STREAMS"))
+        note("on stream %d", stream->number);
     for (size_t i = 0; i < g->count; i++) {
         CUresult result = perform(&g->ops[i]);
         if (result != CUDA_SUCCESS)
@@ -542,6 +563,7 @@ CUresult cuEventDestroy(CUevent event)
 
 CUresult cuEventRecord(CUevent event, CUstream stream)
 {
+    event->stream = stream->number;
     return put(stream, &(struct op){.kind = OP_EVENT, .to = event});
 }
 

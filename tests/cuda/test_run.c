@@ -530,6 +530,79 @@ static void test_measure__times_the_whole_the_copies_and_each_step(void **state)
     assert_int_equal(fake->live(), 0);
 }
 
+/* Programs of one plan that take turns: constants once, values for each; the others begin after the first
+ * one's event, and its last event comes after theirs. */
+static void test_measure__several_streams_take_turns_on_one_plan(void **state)
+{
+    MLO_UNUSED(state);
+    enum { STREAMS = 3, CALLS = 16 * STREAMS };
+    struct net n = mlp();
+    struct mlo_plan *plan = compile(n.model, NULL, 0);
+    struct mlo_program *program;
+    struct cuda_together *together;
+    struct mlo_tensor in[2] = {{0}};
+    struct mlo_buf want = MLO_BUF_INIT, got = MLO_BUF_INIT;
+    char line[64];
+    double us = 0;
+    fill(n.model, in, 3);
+    fake->clear();
+    MUST(cuda_engine.load(plan, &program, err));
+    MUST(cuda_together_new(program, in, STREAMS, &together, err));
+    snprintf(line, sizeof line, "cuMemAlloc %zu\n", plan->schedule->constant_bytes);
+    assert_int_equal(count_of(line), 1);
+    snprintf(line, sizeof line, "cuMemAlloc %zu\n", plan->schedule->arena_bytes);
+    assert_int_equal(count_of(line), STREAMS);
+    assert_int_equal(count_of("cuMemAlloc "), 1 + STREAMS);
+    setenv("FAKE_CUDA_STREAMS", "1", 1);
+    fake->clear();
+    MUST(cuda_together_time(together, &us, err));
+    unsetenv("FAKE_CUDA_STREAMS");
+    assert_true(fabs(us - 250.0 / CALLS) < 1e-9);
+    int first = -1;
+    for (const char *at = fake->log(); *at; at += strcspn(at, "\n") + 1) { /* what concerns streams */
+        int waits = -1, for_event = -1;
+        if (sscanf(at, "stream %d waits for %d", &waits, &for_event) == 2)
+            first = first < 0 ? for_event : first;
+        if (strncmp(at, "stream ", 7) == 0 || strncmp(at, "on stream ", 10) == 0)
+            mlo_buf_append(&got, at, strcspn(at, "\n") + 1);
+    }
+    for (int i = 1; i < STREAMS; i++)
+        mlo_buf_printf(&want, "stream %d waits for %d\n", first + i, first);
+    for (int i = 0; i < CALLS; i++)
+        mlo_buf_printf(&want, "on stream %d\n", first + i % STREAMS);
+    for (int i = 1; i < STREAMS; i++)
+        mlo_buf_printf(&want, "stream %d waits for %d\n", first, first + i);
+    assert_string_equal(mlo_buf_str(&got), mlo_buf_str(&want));
+    cuda_together_free(together);
+
+    const unsigned counts[] = {1, 2}, too_many[] = {MLO_STREAMS_MAX + 1};
+    struct mlo_timing_request request = {
+        .min_calls = 3, .warm_up_calls = 1, .max_samples = 5, .streams = counts, .stream_count = 2};
+    json_t *out;
+    struct mlo_error problem = {0};
+    MUST(cuda_engine.measure(program, in, &request, false, &out, err));
+    const json_t *rows = json_object_get(out, "together");
+    assert_int_equal(json_array_size(rows), 2);
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(mlo_json_i64(json_array_get(rows, i), "streams", 0), counts[i]);
+        assert_int_equal(json_array_size(json_object_get(json_array_get(rows, i), "call_us")), 3);
+    }
+    json_decref(out);
+    request.streams = too_many;
+    request.stream_count = 1;
+    assert_int_equal(cuda_engine.measure(program, in, &request, false, &out, &problem), MLO_EINVAL);
+    fake->clear();
+    fake->fail_next("cuMemAlloc", 2, CUDA_ERROR_OUT_OF_MEMORY); /* the third program's values */
+    assert_int_equal(cuda_together_new(program, in, STREAMS, &together, &problem), MLO_ENOMEM);
+    cuda_engine.unload(program);
+    mlo_buf_clear(&want);
+    mlo_buf_clear(&got);
+    mlo_tensor_clear(in);
+    cuda_engine.free_plan(plan);
+    mlo_model_free(n.model);
+    assert_int_equal(fake->live(), 0);
+}
+
 /* Own kernels are all there is here: each product is compiled, timed in graphs over buffers that take turns,
  * compared with itself, and taken. */
 static void test_tune__measures_what_the_driver_can_run(void **state)
@@ -598,6 +671,7 @@ int main(void)
         cmocka_unit_test(test_restore__refuses_an_image_that_is_not_whole),
         cmocka_unit_test(test_restore__survives_any_damage),
         cmocka_unit_test(test_measure__times_the_whole_the_copies_and_each_step),
+        cmocka_unit_test(test_measure__several_streams_take_turns_on_one_plan),
         cmocka_unit_test(test_tune__measures_what_the_driver_can_run),
     };
     if (!cuda_host_possible()) {

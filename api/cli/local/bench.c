@@ -96,7 +96,7 @@ out:
     return status;
 }
 
-static const char *const of_sweeps[] = {"batches", "concurrency", "p99-limit"};
+static const char *const of_sweeps[] = {"batches", "p99-limit", "concurrency"};
 
 static enum mlo_status bench_run(struct mlo_cli *cli, struct mlo_error *err)
 {
@@ -123,17 +123,19 @@ static enum mlo_status bench_run(struct mlo_cli *cli, struct mlo_error *err)
         status = mlo_local_sweep(cli, &options, err);
         goto out;
     }
-    for (size_t i = 0; i < MLO_COUNT(of_sweeps); i++)
+    const char *clock = mlo_cli_opt(cli, "clock");
+    bool profiles = mlo_cli_has(cli, "profile") || mlo_cli_has(cli, "flame"),
+         device = clock ? strcmp(clock, "device") == 0 : !two && !profiles && options.engine->measure;
+    for (size_t i = 0; i < MLO_COUNT(of_sweeps) - device; i++) /* the last is of devices, too */
         if (mlo_cli_has(cli, of_sweeps[i])) {
             status = mlo_error_set(err, MLO_EUSAGE, "--%s belongs to --sweep", of_sweeps[i]);
             goto out;
         }
-    if (mlo_cli_has(cli, "profile") || mlo_cli_has(cli, "flame")) {
+    if (profiles) {
         status = mlo_local_profile(cli, &options, err);
         goto out;
     }
-    const char *clock = mlo_cli_opt(cli, "clock");
-    if (clock ? strcmp(clock, "device") == 0 : !two && options.engine->measure) {
+    if (device) {
         status = two ? mlo_error_set(err, MLO_EUSAGE, "--clock device is for one model")
                      : mlo_local_device(cli, &options, err);
         goto out;
@@ -166,7 +168,10 @@ static const struct mlo_cli_option bench_options_table[] = {
     {"flame", 0, "FILE.svg", "the same as a drawing: width is time, by the scopes of the nodes' names"},
     {"sweep", 0, NULL, "throughput and latency of one model over --batches and --concurrency"},
     {"batches", 0, "N,N…", "of --sweep: samples a call (1,2,4,8,16,32)"},
-    {"concurrency", 0, "N,N…", "of --sweep: calls at once in one process (1,2,4… up to the CPUs)"},
+    {"concurrency", 0, "N,N…",
+     "of --sweep: calls at once in one process (1,2,4… up to the CPUs); on a GPU without it: streams that "
+     "share "
+     "it, each with a program of its own (none)"},
     {"p99-limit", 0, "MS", "of --sweep: the best throughput is that of a point whose p99 is under it"},
     {NULL},
 };

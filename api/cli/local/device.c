@@ -61,13 +61,34 @@ static enum mlo_status print_steps(const json_t *all, struct mlo_error *err)
     return mlo_table_print_take(&table, err);
 }
 
-enum mlo_status mlo_local_device(const struct mlo_cli *cli, const struct mlo_bench_options *o,
+static void print_together(struct mlo_buf *out, const json_t *all)
+{
+    size_t i;
+    json_t *row;
+    json_array_foreach(json_object_get(all, "together"), i, row)
+    {
+        char us[32];
+        const json_t *p50 = json_object_get(json_object_get(row, "call"), "p50_us");
+        mlo_buf_printf(out, "%-10s %lld at once: %.0f samples/s, a call each %s\n", i ? "" : "streams",
+                       (long long)mlo_json_i64(row, "streams", 0), mlo_json_f64(row, "throughput", 0),
+                       mlo_cli_duration(mlo_json_f64(p50, "value", 0), us));
+    }
+}
+
+enum mlo_status mlo_local_device(const struct mlo_cli *cli, const struct mlo_bench_options *bench,
                                  struct mlo_error *err)
 {
     enum mlo_status status;
     json_t *all = NULL;
+    struct mlo_bench_options options = *bench, *o = &options;
+    int64_t together[MLO_LOCAL_LIST];
+    unsigned streams[MLO_LOCAL_LIST];
     struct mlo_buf text = MLO_BUF_INIT;
     char arena[32], constants[32], workspace[32], least[32];
+    MLO_TRY(mlo_local_list(cli, "concurrency", MLO_STREAMS_MAX, together, &o->stream_count, err));
+    for (size_t i = 0; i < o->stream_count; i++)
+        streams[i] = (unsigned)together[i];
+    o->streams = streams;
     MLO_TRY(mlo_device_bench(cli->args[0], o, &all, err));
     if (cli->json) {
         MLO_TRY(mlo_cli_print_json(all, err));
@@ -78,6 +99,7 @@ enum mlo_status mlo_local_device(const struct mlo_cli *cli, const struct mlo_ben
     print_times(&text, all, "replay", "replay");
     print_times(&text, all, "upload", "upload");
     print_times(&text, all, "download", "download");
+    print_together(&text, all);
     print_watched(&text, json_object_get(all, "watched"));
     mlo_buf_printf(&text, "%-10s %s values, %s constants, %s workspace\n", "memory",
                    mlo_str_size((uint64_t)mlo_json_i64(all, "arena_bytes", 0), arena),

@@ -151,9 +151,15 @@ MLO_MUST_USE enum mlo_status mlo_local_report(const struct mlo_cli *cli, const s
 /* Prints `bench --profile`, and writes --flame. */
 MLO_MUST_USE enum mlo_status mlo_local_profile(const struct mlo_cli *cli, const struct mlo_bench_options *o,
                                                struct mlo_error *err);
+/* "1,2,4" of an option: at most MLO_LOCAL_LIST numbers from 1 to `most`; *count is 0 when it was not given.
+ */
+enum { MLO_LOCAL_LIST = 32 };
+MLO_MUST_USE enum mlo_status mlo_local_list(const struct mlo_cli *cli, const char *name, int64_t most,
+                                            int64_t out[MLO_LOCAL_LIST], size_t *count,
+                                            struct mlo_error *err);
 /* Measures and prints one model, or plan, on the device of its engine. */
-MLO_MUST_USE enum mlo_status mlo_local_device(const struct mlo_cli *cli, const struct mlo_bench_options *o,
-                                              struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_local_device(const struct mlo_cli *cli,
+                                              const struct mlo_bench_options *bench, struct mlo_error *err);
 /* For qsort of a profile's nodes (json_t *): those that take longest come first. */
 int mlo_local_by_time(const void *a, const void *b);
 /* Appends a profile (mlo_profile) as a flame graph: one SVG. */

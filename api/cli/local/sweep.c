@@ -4,11 +4,8 @@
 
 #include "api/cli/local/local_impl.h"
 
-enum { MOST = 32 };
-
-/* "1,2,4" of an option; *count is 0 when it was not given. */
-static enum mlo_status list(const struct mlo_cli *cli, const char *name, int64_t most, int64_t *out,
-                            size_t *count, struct mlo_error *err)
+enum mlo_status mlo_local_list(const struct mlo_cli *cli, const char *name, int64_t most,
+                               int64_t out[MLO_LOCAL_LIST], size_t *count, struct mlo_error *err)
 {
     const char *text = mlo_cli_opt(cli, name);
     *count = 0;
@@ -16,12 +13,12 @@ static enum mlo_status list(const struct mlo_cli *cli, const char *name, int64_t
         char number[24];
         size_t len = strcspn(text, ",");
         snprintf(number, sizeof number, "%.*s", (int)MLO_MIN(len, sizeof number - 1), text);
-        if (*count == MOST || len >= sizeof number || !mlo_str_to_i64(number, &out[*count]) ||
+        if (*count == MLO_LOCAL_LIST || len >= sizeof number || !mlo_str_to_i64(number, &out[*count]) ||
             out[*count] < 1 || out[*count] > most)
             return mlo_error_set(
                 err, MLO_EUSAGE,
-                "--%s is a list of at most %d numbers from 1 to %lld, like 1,2,4; '%s' is none", name, MOST,
-                (long long)most, number);
+                "--%s is a list of at most %d numbers from 1 to %lld, like 1,2,4; '%s' is none", name,
+                MLO_LOCAL_LIST, (long long)most, number);
         (*count)++;
         text += len + (text[len] == ',');
     }
@@ -97,8 +94,8 @@ enum mlo_status mlo_local_sweep(const struct mlo_cli *cli, const struct mlo_benc
     struct mlo_sweep_options o = {.bench = *bench};
     struct mlo_sweep_result result = {0};
     struct mlo_cli_progress progress;
-    int64_t batches[MOST], together[MOST], rounds;
-    unsigned concurrencies[MOST];
+    int64_t batches[MLO_LOCAL_LIST], together[MLO_LOCAL_LIST], rounds;
+    unsigned concurrencies[MLO_LOCAL_LIST];
     double limit_ms;
     if (cli->arg_count > 1 || bench->engine_b) {
         status = mlo_error_set(err, MLO_EUSAGE, "--sweep measures one model on one engine");
@@ -108,8 +105,8 @@ enum mlo_status mlo_local_sweep(const struct mlo_cli *cli, const struct mlo_benc
         status = mlo_error_set(err, MLO_EUSAGE, "--sweep takes --batches 1,2,4 instead of --batch");
         goto out;
     }
-    MLO_TRY(list(cli, "batches", 65536, batches, &o.batch_count, err));
-    MLO_TRY(list(cli, "concurrency", 1024, together, &o.concurrency_count, err));
+    MLO_TRY(mlo_local_list(cli, "batches", 65536, batches, &o.batch_count, err));
+    MLO_TRY(mlo_local_list(cli, "concurrency", 1024, together, &o.concurrency_count, err));
     MLO_TRY(mlo_cli_float(cli, "p99-limit", 0, 1e-6, 1e9, &limit_ms, err));
     MLO_TRY(mlo_cli_float(cli, "seconds", 1, 0.01, 86400, &o.bench.seconds, err));
     MLO_TRY(mlo_cli_int(cli, "rounds", 2, 1, 100, &rounds, err));

@@ -10,17 +10,20 @@ struct mlo_plan *cuda_plan_new_take(struct cuda_schedule *schedule, int sm)
 {
     struct mlo_plan *plan = calloc(1, sizeof *plan);
     int *work_of = calloc((size_t)schedule->step_count + 1, sizeof *work_of);
+    struct cuda_chosen *chosen = calloc((size_t)schedule->step_count + 1, sizeof *chosen);
     const struct mlo_graph *g = schedule->model->graph;
     struct mlo_value **inputs = calloc((size_t)g->input_count + 1, sizeof(struct mlo_value *));
-    if (!plan || !work_of || !inputs || pthread_mutex_init(&plan->lock, NULL) != 0) {
+    if (!plan || !work_of || !chosen || !inputs || pthread_mutex_init(&plan->lock, NULL) != 0) {
         free(inputs);
         free(work_of);
+        free(chosen);
         free(plan);
         return NULL;
     }
     plan->schedule = schedule;
     plan->sm = sm;
     plan->work_of = work_of;
+    plan->chosen = chosen;
     plan->inputs = inputs;
     plan->input_count = mlo_engine_inputs(g, inputs);
     return plan;
@@ -41,6 +44,9 @@ void cuda_plan_free(struct mlo_plan *plan)
     for (int i = 0; i < plan->work_count; i++)
         cuda_work_clear(&plan->works[i]);
     pthread_mutex_destroy(&plan->lock);
+    for (int i = 0; plan->chosen && i < plan->schedule->step_count; i++)
+        free(plan->chosen[i].instead);
+    free(plan->chosen);
     cuda_schedule_free(plan->schedule);
     free(plan->observed);
     free(plan->inputs);
@@ -97,19 +103,30 @@ static int find_work(const struct mlo_plan *plan, const struct mlo_digest *key)
     return -1;
 }
 
+/* Room for so many works; those that are there move only then. False: out of memory. */
+static bool make_room(struct mlo_plan *plan, int cap)
+{
+    struct cuda_work *grown = realloc(plan->works, (size_t)cap * sizeof *grown);
+    if (!grown)
+        return false;
+    plan->works = grown;
+    plan->work_cap = cap;
+    return true;
+}
+
+bool cuda_plan_reserve(struct mlo_plan *plan)
+{
+    int cap = plan->work_count + plan->schedule->step_count + 1;
+    return cap <= plan->work_cap || make_room(plan, cap);
+}
+
 /* Takes the work over, also when it fails. */
 static enum mlo_status add_work(struct mlo_plan *plan, int step, struct cuda_work *work,
                                 struct mlo_error *err)
 {
-    if (plan->work_count == plan->work_cap) {
-        int cap = plan->work_cap ? 2 * plan->work_cap : 64;
-        struct cuda_work *grown = realloc(plan->works, (size_t)cap * sizeof *grown);
-        if (!grown) {
-            cuda_work_clear(work);
-            return mlo_error_nomem(err);
-        }
-        plan->works = grown;
-        plan->work_cap = cap;
+    if (plan->work_count == plan->work_cap && !make_room(plan, plan->work_cap ? 2 * plan->work_cap : 64)) {
+        cuda_work_clear(work);
+        return mlo_error_nomem(err);
     }
     work->step = step;
     if (work->image)
@@ -151,6 +168,28 @@ enum mlo_status cuda_plan_own_kernel(struct mlo_plan *plan, int step, struct mlo
     cuda_source_clear(&source);
     work.key = key;
     return status == MLO_OK && known < 0 ? add_work(plan, step, &work, err) : status;
+}
+
+enum mlo_status cuda_plan_stand_in(struct mlo_plan *plan, int step, const struct mlo_error *why,
+                                   struct mlo_error *err)
+{
+    const struct cuda_step *s = &plan->schedule->steps[step];
+    struct mlo_error own = {0};
+    enum mlo_status status = cuda_plan_own_kernel(plan, step, &own);
+    if (status == MLO_ENOMEM)
+        return mlo_error_nomem(err);
+    if (status != MLO_OK) {
+        mlo_error_set(err, status, "%s, and there is no own kernel for it: %s", why->message, own.message);
+        mlo_error_where(err, "node '%s' (%s)", s->node ? s->node->name : "", s->impl);
+        mlo_error_hint(err, "%s",
+                       own.hint[0] ? own.hint
+                                   : "compile the model again on this machine, with these libraries");
+        return status;
+    }
+    plan->chosen[step].measured = false;
+    free(plan->chosen[step].instead);
+    plan->chosen[step].instead = strdup(why->message);
+    return plan->chosen[step].instead ? MLO_OK : mlo_error_nomem(err);
 }
 
 /* --- libraries ------------------------------------------------------------------------------------------ */
@@ -200,8 +239,7 @@ static enum mlo_status add_step(struct mlo_plan *plan, int index, const json_t *
     bool own = strcmp(mlo_json_str(way, "library", ""), "own") == 0;
     if (own || (step->kind != CUDA_STEP_COPY && !cuda_step_has_choice(step))) {
         enum mlo_status done = cuda_plan_own_kernel(plan, index, err);
-        if (done == MLO_OK && own && cuda_step_has_choice(step))
-            plan->works[plan->work_of[index]].measured = true;
+        plan->chosen[index].measured = done == MLO_OK && own && cuda_step_has_choice(step);
         return done;
     }
     if (!library_key(step, &key))
@@ -209,17 +247,19 @@ static enum mlo_status add_step(struct mlo_plan *plan, int index, const json_t *
     int known = find_work(plan, &key);
     if (known >= 0) {
         plan->work_of[index] = known;
+        plan->chosen[index].measured = way && plan->works[known].measured;
         return MLO_OK;
     }
     enum mlo_status status = library_work(plan, step, way, &work, &refused);
     if (status == MLO_EUNSUPPORTED || status == MLO_EUNAVAILABLE) /* not this one, or not on this machine */
-        return cuda_plan_own_kernel(plan, index, err);
+        return cuda_plan_stand_in(plan, index, &refused, err);
     if (status != MLO_OK) {
         if (err)
             *err = refused;
         return status;
     }
     work.key = key;
+    plan->chosen[index].measured = work.measured;
     return add_work(plan, index, &work, err);
 }
 
@@ -251,8 +291,8 @@ static const json_t *fitting(const json_t *choices, int sm)
 /* A plan that follows measurements is for the GPU that they were made on. */
 static void note_gpu(struct mlo_plan *plan, const json_t *choices)
 {
-    for (int i = 0; i < plan->work_count; i++)
-        if (plan->works[i].measured)
+    for (int i = 0; i < plan->schedule->step_count; i++)
+        if (plan->chosen[i].measured)
             snprintf(plan->gpu, sizeof plan->gpu, "%s",
                      mlo_json_str(json_object_get(choices, "machine"), "gpu", ""));
 }

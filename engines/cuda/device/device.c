@@ -15,9 +15,20 @@ static const struct {
     {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, offsetof(struct cuda_gpu, l2_bytes)},
 };
 
+/* As nvidia-smi writes it: hexadecimal, in groups of 4, 2, 2, 2 and 6 bytes. */
+static void write_uuid(const CUuuid *id, char *out, size_t size)
+{
+    static const char hyphen_behind[16] = {[3] = 1, [5] = 1, [7] = 1, [9] = 1};
+    size_t at = (size_t)snprintf(out, size, "GPU-");
+    for (size_t i = 0; i < sizeof id->bytes && at + 4 < size; i++)
+        at += (size_t)snprintf(out + at, size - at, "%02x%s", (unsigned)(unsigned char)id->bytes[i],
+                               hyphen_behind[i] ? "-" : "");
+}
+
 static bool read_gpu(const struct cuda_driver *d, int index, struct cuda_gpu *out)
 {
     CUdevice device;
+    CUuuid id;
     int major = 0, minor = 0;
     *out = (struct cuda_gpu){.index = index};
     if (d->cuDeviceGet(&device, index) != CUDA_SUCCESS ||
@@ -30,6 +41,8 @@ static bool read_gpu(const struct cuda_driver *d, int index, struct cuda_gpu *ou
     for (size_t i = 0; i < MLO_COUNT(facts); i++) /* what a driver does not know stays 0 */
         (void)d->cuDeviceGetAttribute((int *)((char *)out + facts[i].offset), facts[i].attribute, device);
     out->name[sizeof out->name - 1] = 0;
+    if (d->cuDeviceGetUuid(&id, device) == CUDA_SUCCESS)
+        write_uuid(&id, out->uuid, sizeof out->uuid);
     out->sm = 10 * major + minor;
     (void)d->cuDriverGetVersion(&out->driver);
     return true;
@@ -72,8 +85,9 @@ enum mlo_status cuda_inventory(json_t **out, struct mlo_error *err)
     if (cuda_get_driver(&d, NULL) == MLO_OK && d->cuDeviceGetCount(&count) == CUDA_SUCCESS)
         for (int i = 0; i < count; i++)
             if (read_gpu(d, i, &gpu))
-                json_array_append_new(gpus, json_pack("{s:s, s:i, s:i, s:I}", "name", gpu.name, "sm", gpu.sm,
-                                                      "multiprocessors", gpu.multiprocessors, "memory_bytes",
+                json_array_append_new(gpus, json_pack("{s:s, s:s, s:i, s:i, s:I}", "name", gpu.name, "uuid",
+                                                      gpu.uuid, "sm", gpu.sm, "multiprocessors",
+                                                      gpu.multiprocessors, "memory_bytes",
                                                       (json_int_t)gpu.memory_bytes));
     *out = json_pack("{s:o, s:o}", "parts", parts, "gpus", gpus);
     return *out ? MLO_OK : mlo_error_nomem(err);
@@ -81,10 +95,10 @@ enum mlo_status cuda_inventory(json_t **out, struct mlo_error *err)
 
 /* --- a plan on the device ------------------------------------------------------------------------------- */
 
-static void close_device(const struct mlo_plan *plan, struct cuda_device *device)
+static void close_device(struct cuda_device *device)
 {
     const struct cuda_driver *d = device->driver;
-    for (int i = 0; device->modules && i < plan->work_count; i++)
+    for (int i = 0; device->modules && i <= device->works; i++) /* the last one may have failed halfway */
         if (device->modules[i])
             d->cuModuleUnload(device->modules[i]);
     if (device->constants)
@@ -112,6 +126,20 @@ static enum mlo_status load_module(struct cuda_device *device, const struct cuda
             d->cuFuncSetAttribute(device->functions[index], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                   (int)work->shared_bytes);
     return result == CUDA_SUCCESS ? MLO_OK : cuda_failed(result, "loading a kernel", err);
+}
+
+/* Of the works that are new. */
+static enum mlo_status load_modules(const struct mlo_plan *plan, struct cuda_device *device,
+                                    struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    while (status == MLO_OK && device->works < plan->work_count) {
+        int i = device->works;
+        if (plan->works[i].kind == CUDA_WORK_KERNEL)
+            status = load_module(device, &plan->works[i], i, err);
+        device->works += status == MLO_OK;
+    }
+    return status;
 }
 
 static enum mlo_status upload_constants(const struct mlo_plan *plan, struct cuda_device *device,
@@ -160,21 +188,20 @@ static enum mlo_status open_device(const struct mlo_plan *plan, struct cuda_devi
         status = cuda_failed(result, "opening the GPU", err);
         goto out;
     }
-    device->modules = calloc((size_t)plan->work_count + 1, sizeof *device->modules);
-    device->functions = calloc((size_t)plan->work_count + 1, sizeof *device->functions);
+    size_t works = (size_t)plan->work_count + (size_t)plan->schedule->step_count + 1;
+    device->modules = calloc(works, sizeof *device->modules);
+    device->functions = calloc(works, sizeof *device->functions);
     if (!device->modules || !device->functions) {
         status = mlo_error_nomem(err);
         goto out;
     }
     MLO_TRY(upload_constants(plan, device, err));
-    for (int i = 0; i < plan->work_count; i++)
-        if (plan->works[i].kind == CUDA_WORK_KERNEL)
-            MLO_TRY(load_module(device, &plan->works[i], i, err));
+    MLO_TRY(load_modules(plan, device, err));
     *out = device;
     device = NULL;
 out:
     if (device)
-        close_device(plan, device);
+        close_device(device);
     return status;
 }
 
@@ -208,13 +235,17 @@ static enum mlo_status without_libraries(struct mlo_plan *plan, struct mlo_error
     for (int i = 0; i < plan->schedule->step_count && status == MLO_OK; i++) {
         const struct cuda_work *work = &plan->works[plan->work_of[i]];
         enum cuda_library needed = needs[work->kind];
-        bool can = needed == CUDA_LIB_DRIVER || cuda_library_open(needed)->usable;
-        if (can && work->kind == CUDA_WORK_CUDNN && !work->image_bytes) {
-            status = ask_again(plan, i, err);
-            can = status != MLO_EUNSUPPORTED;
+        struct mlo_error why = {0};
+        if (needed != CUDA_LIB_DRIVER && !cuda_library_open(needed)->usable)
+            why = cuda_library_open(needed)->problem;
+        else if (work->kind == CUDA_WORK_CUDNN && !work->image_bytes)
+            status = ask_again(plan, i, &why);
+        if (status != MLO_OK && status != MLO_EUNSUPPORTED) {
+            if (err)
+                *err = why;
+        } else if (why.status != MLO_OK) {
+            status = cuda_plan_stand_in(plan, i, &why, err);
         }
-        if (!can)
-            status = cuda_plan_own_kernel(plan, i, err);
     }
     return status;
 }
@@ -225,6 +256,8 @@ enum mlo_status cuda_device_get(struct mlo_plan *plan, struct cuda_device **out,
     pthread_mutex_lock(&plan->lock);
     if (!plan->device)
         status = without_libraries(plan, err);
+    if (status == MLO_OK && !plan->device && !cuda_plan_reserve(plan))
+        status = mlo_error_nomem(err);
     if (status == MLO_OK && !plan->device)
         status = open_device(plan, &plan->device, err);
     if (status == MLO_OK) {
@@ -235,10 +268,32 @@ enum mlo_status cuda_device_get(struct mlo_plan *plan, struct cuda_device **out,
         if (status == MLO_OK) { /* who has it puts it back: nobody does who was refused it */
             *out = plan->device;
         } else if (--plan->device->references == 0) {
-            close_device(plan, plan->device);
+            close_device(plan->device);
             plan->device = NULL;
         }
     }
+    pthread_mutex_unlock(&plan->lock);
+    return status;
+}
+
+int cuda_device_work(struct mlo_plan *plan, int step)
+{
+    pthread_mutex_lock(&plan->lock);
+    int work = plan->work_of[step];
+    pthread_mutex_unlock(&plan->lock);
+    return work;
+}
+
+enum mlo_status cuda_device_stand_in(struct mlo_plan *plan, int step, const struct mlo_error *why, int *work,
+                                     struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    pthread_mutex_lock(&plan->lock);
+    if (plan->works[plan->work_of[step]].kind != CUDA_WORK_KERNEL) /* else another program found it, too */
+        status = cuda_plan_stand_in(plan, step, why, err);
+    if (status == MLO_OK)
+        status = load_modules(plan, plan->device, err);
+    *work = plan->work_of[step];
     pthread_mutex_unlock(&plan->lock);
     return status;
 }
@@ -247,7 +302,7 @@ void cuda_device_put(struct mlo_plan *plan)
 {
     pthread_mutex_lock(&plan->lock);
     if (--plan->device->references == 0) {
-        close_device(plan, plan->device);
+        close_device(plan->device);
         plan->device = NULL;
     }
     pthread_mutex_unlock(&plan->lock);

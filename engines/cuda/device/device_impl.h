@@ -63,7 +63,12 @@ struct cuda_work {
     struct cuda_resources resources;
     int64_t workspace_bytes; /* CUDNN */
     char *choice;            /* CUDNN, CUBLASLT: its id; NULL: the library's first */
-    bool measured;           /* the choice is a tuner's */
+    bool measured;           /* the choice is a tuner's, for the step that it was made for */
+};
+/* How a step's work came to be. */
+struct cuda_chosen {
+    bool measured; /* by a tuner, for this very step: kernels of other steps may have the same image */
+    char *instead; /* what a library said for which an own kernel stands in here; NULL: nothing */
 };
 
 struct cuda_device;
@@ -75,8 +80,9 @@ struct mlo_plan {
     char gpu[128];             /* that its choices were measured on; "": none were */
     struct cuda_work *works;
     int work_count, work_cap;
-    int *work_of;              /* by step */
-    struct mlo_value **inputs; /* that callers feed */
+    int *work_of;               /* by step; under the lock once programs are loaded, which have their own */
+    struct cuda_chosen *chosen; /* by step; `instead` under the lock */
+    struct mlo_value **inputs;  /* that callers feed */
     int input_count;
     struct mlo_value **observed;
     size_t observed_count;
@@ -93,6 +99,12 @@ void cuda_plan_free(struct mlo_plan *plan);
 struct mlo_plan *cuda_plan_new_take(struct cuda_schedule *schedule, int sm);
 /* Computes one step by an own kernel from now on, whatever library could do it. */
 MLO_MUST_USE enum mlo_status cuda_plan_own_kernel(struct mlo_plan *plan, int step, struct mlo_error *err);
+/* Room for one more work a step, so that those that programs read stay where they are. False: out of memory.
+ */
+bool cuda_plan_reserve(struct mlo_plan *plan);
+/* The same where a library cannot (`why`, which is kept for describe). An error names what neither can do. */
+MLO_MUST_USE enum mlo_status cuda_plan_stand_in(struct mlo_plan *plan, int step, const struct mlo_error *why,
+                                                struct mlo_error *err);
 void cuda_work_clear(struct cuda_work *work);
 /* Libraries and an own kernel can compute it; else there is one way only. */
 bool cuda_step_has_choice(const struct cuda_step *step);
@@ -106,7 +118,7 @@ MLO_MUST_USE enum mlo_status cuda_plan_restore(const void *bytes, size_t size, s
 
 struct cuda_gpu {
     int index, sm, multiprocessors, driver, clock_khz, memory_clock_khz, l2_bytes;
-    char name[128];
+    char name[128], uuid[48]; /* uuid: "GPU-…", as the driver's management library has it */
     size_t memory_bytes;
 };
 /* The device that programs run on ($CUDA_VISIBLE_DEVICES' first). MLO_EUNAVAILABLE: there is none. */
@@ -120,14 +132,21 @@ struct cuda_device {
     CUdevice handle;
     CUcontext context;
     CUdeviceptr constants;
-    CUmodule *modules;     /* by work; NULL: none */
+    CUmodule *modules;     /* by work, with room for one more a step; NULL: none */
     CUfunction *functions; /* by work */
+    int works;             /* of which modules are loaded */
     int references;
 };
 /* The plan's device, made at first need; each get is ended by a put. The context is current then. */
 MLO_MUST_USE enum mlo_status cuda_device_get(struct mlo_plan *plan, struct cuda_device **out,
                                              struct mlo_error *err);
 void cuda_device_put(struct mlo_plan *plan);
+/* The work of a step now, and another one where its library refused it on this device: an own kernel, for the
+ * programs that are loaded after this one too. */
+int cuda_device_work(struct mlo_plan *plan, int step);
+MLO_MUST_USE enum mlo_status cuda_device_stand_in(struct mlo_plan *plan, int step,
+                                                  const struct mlo_error *why, int *work,
+                                                  struct mlo_error *err);
 
 /* --- programs (program.c) ------------------------------------------------------------------------------- */
 
@@ -150,6 +169,7 @@ struct mlo_program {
     unsigned char *staging; /* pinned: inputs, then outputs */
     size_t *input_at, *output_at, staging_bytes;
     CUdeviceptr *at;               /* by slot */
+    int *work_of;                  /* by step, as it was when it was loaded */
     struct cuda_step_state *steps; /* by step */
     cudnnHandle_t dnn;
     cublasLtHandle_t lt;
@@ -178,6 +198,18 @@ MLO_MUST_USE enum mlo_status cuda_program_enqueue_all(struct mlo_program *progra
 MLO_MUST_USE enum mlo_status cuda_program_enqueue_outputs(struct mlo_program *program, struct mlo_error *err);
 MLO_MUST_USE enum mlo_status cuda_program_enqueue_inputs(struct mlo_program *program, struct mlo_error *err);
 MLO_MUST_USE enum mlo_status cuda_program_wait(struct mlo_program *program, struct mlo_error *err);
+/* Records the steps alone, for inputs that are on the device, as program->device_only; once. */
+MLO_MUST_USE enum mlo_status cuda_program_record(struct mlo_program *program, struct mlo_error *err);
+/* together.c: `count` programs of one plan, of which `first` is one, that call in turn, each on its own
+ * stream with its own values. Free it before `first` is unloaded. */
+struct cuda_together;
+MLO_MUST_USE enum mlo_status cuda_together_new(struct mlo_program *first, const struct mlo_tensor *inputs,
+                                               unsigned count, struct cuda_together **out,
+                                               struct mlo_error *err);
+void cuda_together_free(struct cuda_together *together); /* NULL is fine */
+/* One sample: the microseconds that a call takes of the device's time, of calls by all of them in turn. */
+MLO_MUST_USE enum mlo_status cuda_together_time(struct cuda_together *together, double *us,
+                                                struct mlo_error *err);
 /* measure.c */
 MLO_MUST_USE enum mlo_status cuda_program_profile(struct mlo_program *program,
                                                   const struct mlo_tensor *inputs, int calls, json_t **out,

@@ -100,6 +100,7 @@ static const char *const work_names[CUDA_WORK_KINDS] = {
 static json_t *describe_step(const struct mlo_plan *plan, int i)
 {
     const struct cuda_step *step = &plan->schedule->steps[i];
+    const struct cuda_chosen *chosen = &plan->chosen[i];
     const struct cuda_work *w = &plan->works[plan->work_of[i]];
     json_t *fused = json_array();
     for (int k = 0; k < step->fused_count; k++)
@@ -107,10 +108,13 @@ static json_t *describe_step(const struct mlo_plan *plan, int i)
     json_t *row = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:o}", "node", step->node ? step->node->name : "",
                             "op", step->node ? step->node->op_type : "", "impl", step->impl, "by",
                             work_names[w->kind], "precision", step->precision, "chosen",
-                            !cuda_step_has_choice(step) ? "only way"
-                            : w->measured               ? "measured"
-                                                        : "heuristic",
+                            chosen->instead               ? "stand-in"
+                            : !cuda_step_has_choice(step) ? "only way"
+                            : chosen->measured            ? "measured"
+                                                          : "heuristic",
                             "fused", fused);
+    if (chosen->instead)
+        json_object_set_new(row, "instead", json_string(chosen->instead));
     if (w->choice)
         json_object_set_new(row, "choice", json_string(w->choice));
     if (w->kind == CUDA_WORK_KERNEL)
@@ -130,13 +134,15 @@ enum mlo_status cuda_plan_describe(const struct mlo_plan *plan, json_t **out, st
     int int8_nodes = 0, measured = 0;
     size_t image_bytes = 0;
     json_t *nodes = json_array();
+    pthread_mutex_lock((pthread_mutex_t *)&plan->lock);
     for (int i = 0; i < plan->schedule->step_count; i++) {
         json_array_append_new(nodes, describe_step(plan, i));
         int8_nodes += strcmp(plan->schedule->steps[i].precision, "int8") == 0;
-        measured += cuda_step_has_choice(&plan->schedule->steps[i]) && plan->works[plan->work_of[i]].measured;
+        measured += plan->chosen[i].measured;
     }
     for (int i = 0; i < plan->work_count; i++)
         image_bytes += plan->works[i].image_bytes;
+    pthread_mutex_unlock((pthread_mutex_t *)&plan->lock);
     snprintf(target, sizeof target, "cuda:sm%d", plan->sm);
     *out = json_pack("{s:s, s:s, s:s, s:s, s:s, s:o, s:i, s:I, s:I, s:I, s:i}", "engine", "cuda", "version",
                      version(), "target", target, "choice", measured ? "measured" : "heuristic", "numerics",

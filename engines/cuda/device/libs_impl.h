@@ -37,6 +37,7 @@ const struct cuda_library_state *cuda_library_open(enum cuda_library which);
     X(cuDeviceGetCount)                                                                                      \
     X(cuDeviceGet)                                                                                           \
     X(cuDeviceGetName)                                                                                       \
+    X(cuDeviceGetUuid)                                                                                       \
     X(cuDeviceGetAttribute)                                                                                  \
     X(cuDeviceTotalMem)                                                                                      \
     X(cuDevicePrimaryCtxRetain)                                                                              \
@@ -62,6 +63,7 @@ const struct cuda_library_state *cuda_library_open(enum cuda_library which);
     X(cuStreamCreate)                                                                                        \
     X(cuStreamDestroy)                                                                                       \
     X(cuStreamSynchronize)                                                                                   \
+    X(cuStreamWaitEvent)                                                                                     \
     X(cuStreamBeginCapture)                                                                                  \
     X(cuStreamEndCapture)                                                                                    \
     X(cuGraphInstantiateWithFlags)                                                                           \

@@ -53,7 +53,8 @@ static bool type_of(enum mlo_dtype dtype, cudaDataType_t *out)
 
 static enum mlo_status failed(const struct cuda_cublaslt *api, cublasStatus_t result, struct mlo_error *err)
 {
-    enum mlo_status status = result == CUBLAS_STATUS_NOT_SUPPORTED  ? MLO_EUNSUPPORTED
+    enum mlo_status status = result == CUBLAS_STATUS_NOT_SUPPORTED || result == CUBLAS_STATUS_ARCH_MISMATCH
+                                 ? MLO_EUNSUPPORTED
                              : result == CUBLAS_STATUS_ALLOC_FAILED ? MLO_ENOMEM
                                                                     : MLO_EIO;
     return mlo_error_set(err, status, "cuBLASLt: %s", api->cublasLtGetStatusString(result));

@@ -57,7 +57,14 @@ static json_t *reservoir_json(const struct reservoir *r)
 
 /* --- the whole ------------------------------------------------------------------------------------------ */
 
+/* Puts the program's work between two events, or measures something else; *us is what it took. */
 typedef enum mlo_status enqueue_fn(struct mlo_program *program, struct mlo_error *err);
+typedef enum mlo_status time_fn(void *arg, double *us, struct mlo_error *err);
+struct timed_part {
+    struct mlo_program *program;
+    enqueue_fn *fn;
+    CUevent *events; /* two */
+};
 
 static enum mlo_status replay(struct mlo_program *program, struct mlo_error *err)
 {
@@ -65,25 +72,24 @@ static enum mlo_status replay(struct mlo_program *program, struct mlo_error *err
     return result == CUDA_SUCCESS ? MLO_OK : cuda_failed(result, "starting the graph", err);
 }
 
-static enum mlo_status time_once(struct mlo_program *program, enqueue_fn *fn, CUevent *events, double *us,
-                                 struct mlo_error *err)
+static enum mlo_status time_once(void *arg, double *us, struct mlo_error *err)
 {
-    const struct cuda_driver *d = program->device->driver;
+    const struct timed_part *p = arg;
+    const struct cuda_driver *d = p->program->device->driver;
     enum mlo_status status;
     float ms = 0;
-    GPU(d->cuEventRecord(events[0], program->stream), "timing");
-    MLO_TRY(fn(program, err));
-    GPU(d->cuEventRecord(events[1], program->stream), "timing");
-    GPU(d->cuEventSynchronize(events[1]), "running the steps");
-    GPU(d->cuEventElapsedTime(&ms, events[0], events[1]), "timing");
+    GPU(d->cuEventRecord(p->events[0], p->program->stream), "timing");
+    MLO_TRY(p->fn(p->program, err));
+    GPU(d->cuEventRecord(p->events[1], p->program->stream), "timing");
+    GPU(d->cuEventSynchronize(p->events[1]), "running the steps");
+    GPU(d->cuEventElapsedTime(&ms, p->events[0], p->events[1]), "timing");
     *us = 1000.0 * (double)ms;
 out:
     return status;
 }
 
-static enum mlo_status time_many(struct mlo_program *program, enqueue_fn *fn, CUevent *events,
-                                 const struct mlo_timing_request *request, struct reservoir *out,
-                                 struct mlo_error *err)
+static enum mlo_status time_many(time_fn *fn, void *arg, const struct mlo_timing_request *request,
+                                 struct reservoir *out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     double us = 0;
@@ -92,7 +98,7 @@ static enum mlo_status time_many(struct mlo_program *program, enqueue_fn *fn, CU
         double seconds = warm ? request->warm_up_seconds : request->seconds;
         uint64_t least = warm ? request->warm_up_calls : MLO_MAX(request->min_calls, 1u);
         while (calls < least || (double)(mlo_clock_ns() - start_ns) < seconds * 1e9) {
-            MLO_TRY(time_once(program, fn, events, &us, err));
+            MLO_TRY(fn(arg, &us, err));
             calls++;
             if (!warm)
                 reservoir_add(out, us);
@@ -122,6 +128,11 @@ static enum mlo_status record_steps(struct mlo_program *program, CUevent *betwee
     }
     ended = cuda_capture_end(program, out, status == MLO_OK ? err : NULL);
     return status == MLO_OK ? ended : status;
+}
+
+enum mlo_status cuda_program_record(struct mlo_program *program, struct mlo_error *err)
+{
+    return program->device_only ? MLO_OK : record_steps(program, NULL, &program->device_only, err);
 }
 
 /* --- steps ---------------------------------------------------------------------------------------------- */
@@ -171,7 +182,7 @@ out:
 static double occupancy(const struct mlo_program *program, int step)
 {
     const struct cuda_driver *d = program->device->driver;
-    int which = program->plan->work_of[step], blocks = 0, most = 0;
+    int which = program->work_of[step], blocks = 0, most = 0;
     const struct cuda_work *w = &program->plan->works[which];
     unsigned threads = w->block[0] * w->block[1] * w->block[2];
     if (w->kind != CUDA_WORK_KERNEL ||
@@ -190,7 +201,7 @@ static json_t *step_rows(const struct mlo_program *program, const double *us)
     json_t *rows = json_array();
     for (int i = 0; i < plan->schedule->step_count; i++) {
         const struct cuda_step *step = &plan->schedule->steps[i];
-        const struct cuda_work *w = &plan->works[plan->work_of[i]];
+        const struct cuda_work *w = &plan->works[program->work_of[i]];
         double filled = occupancy(program, i);
         json_t *row = json_pack("{s:s, s:s, s:s, s:f}", "node", step->node ? step->node->name : "", "op",
                                 step->node ? step->node->op_type : "", "impl", step->impl, "us", us[i]);
@@ -226,6 +237,44 @@ static json_t *device_json(const struct cuda_gpu *g)
                      "clock_khz", g->clock_khz, "memory_clock_khz", g->memory_clock_khz);
 }
 
+static enum mlo_status time_together(void *arg, double *us, struct mlo_error *err)
+{
+    return cuda_together_time(arg, us, err);
+}
+
+/* Appends {"streams","call_us":[…]} for each number of streams that is asked for. */
+static enum mlo_status measure_together(struct mlo_program *program, const struct mlo_tensor *inputs,
+                                        const struct mlo_timing_request *request, json_t *out,
+                                        struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    struct cuda_together *together = NULL;
+    struct reservoir r = {0};
+    for (size_t i = 0; i < request->stream_count; i++) {
+        if (request->streams[i] < 1 || request->streams[i] > MLO_STREAMS_MAX) {
+            status = mlo_error_set(err, MLO_EINVAL, "%u streams: 1 to %d run at once", request->streams[i],
+                                   MLO_STREAMS_MAX);
+            goto out;
+        }
+        if (!reservoir_init(&r, request->max_samples)) {
+            status = mlo_error_nomem(err);
+            goto out;
+        }
+        MLO_TRY(cuda_together_new(program, inputs, request->streams[i], &together, err));
+        MLO_TRY(time_many(time_together, together, request, &r, err));
+        json_array_append_new(
+            out, json_pack("{s:i, s:o}", "streams", (int)request->streams[i], "call_us", reservoir_json(&r)));
+        cuda_together_free(together);
+        free(r.us);
+        together = NULL;
+        r.us = NULL;
+    }
+out:
+    cuda_together_free(together);
+    free(r.us);
+    return status;
+}
+
 enum mlo_status cuda_program_measure(struct mlo_program *program, const struct mlo_tensor *inputs,
                                      const struct mlo_timing_request *request, bool steps, json_t **out,
                                      struct mlo_error *err)
@@ -245,8 +294,7 @@ enum mlo_status cuda_program_measure(struct mlo_program *program, const struct m
     double *us = NULL;
     json_t *all = NULL;
     MLO_TRY(cuda_program_upload(program, inputs, err));
-    if (!program->device_only)
-        MLO_TRY(record_steps(program, NULL, &program->device_only, err));
+    MLO_TRY(cuda_program_record(program, err));
     for (size_t i = 0; i < MLO_COUNT(events); i++)
         GPU(d->cuEventCreate(&events[i], CU_EVENT_DEFAULT), "timing");
     all = json_pack("{s:I, s:I, s:I, s:o}", "arena_bytes", (json_int_t)plan->schedule->arena_bytes,
@@ -262,10 +310,16 @@ enum mlo_status cuda_program_measure(struct mlo_program *program, const struct m
             status = mlo_error_nomem(err);
             goto out;
         }
-        MLO_TRY(time_many(program, parts[i].fn, events, &part, &r, err));
+        struct timed_part timed = {program, parts[i].fn, events};
+        MLO_TRY(time_many(time_once, &timed, &part, &r, err));
         json_object_set_new(all, parts[i].name, reservoir_json(&r));
         free(r.us);
         r.us = NULL;
+    }
+    if (request->stream_count) {
+        json_t *together = json_array();
+        json_object_set_new(all, "together", together);
+        MLO_TRY(measure_together(program, inputs, request, together, err));
     }
     if (steps) {
         MLO_TRY(time_steps(program, STEP_CALLS, &us, err));

@@ -54,6 +54,7 @@ void cuda_program_unload(struct mlo_program *program)
         cuda_device_put(program->plan);
     }
     free(program->at);
+    free(program->work_of);
     free(program->steps);
     free(program->input_at);
     free(program->output_at);
@@ -93,7 +94,8 @@ static enum mlo_status lay_out(struct mlo_program *program, struct mlo_error *er
     program->output_at = calloc((size_t)g->output_count + 1, sizeof(size_t));
     program->at = calloc((size_t)s->slot_count + 1, sizeof *program->at);
     program->steps = calloc((size_t)s->step_count + 1, sizeof *program->steps);
-    if (!program->input_at || !program->output_at || !program->at || !program->steps)
+    program->work_of = calloc((size_t)s->step_count + 1, sizeof *program->work_of);
+    if (!program->input_at || !program->output_at || !program->at || !program->steps || !program->work_of)
         return mlo_error_nomem(err);
     for (int i = 0; i < program->plan->input_count; i++) {
         program->input_at[i] = at;
@@ -143,31 +145,46 @@ out:
 
 /* --- steps ---------------------------------------------------------------------------------------------- */
 
-static enum mlo_status load_step(struct mlo_program *program, int index, struct mlo_error *err)
+static enum mlo_status load_library(struct mlo_program *program, int index, struct mlo_error *err)
 {
     const struct mlo_plan *plan = program->plan;
     const struct cuda_step *step = &plan->schedule->steps[index];
-    const struct cuda_work *work = &plan->works[plan->work_of[index]];
+    const struct cuda_work *work = &plan->works[program->work_of[index]];
     struct cuda_step_state *state = &program->steps[index];
     size_t workspace = 0;
+    enum mlo_status status = cuda_library_handles(program, work->kind, err);
+    if (status == MLO_OK && work->kind == CUDA_WORK_CUDNN)
+        status = cuda_dnn_load(program->dnn, plan->schedule, step, work, plan->sm, state->pointers,
+                               &state->dnn, &workspace, err);
+    else if (status == MLO_OK)
+        status =
+            cuda_lt_load(program->lt, step, work, state->pointers, LT_WORKSPACE, &state->lt, &workspace, err);
+    program->workspace_bytes = MLO_MAX(program->workspace_bytes, workspace);
+    return status;
+}
+
+/* What a library has nothing for on this device, an own kernel computes, and the plan remembers why. */
+static enum mlo_status load_step(struct mlo_program *program, int index, struct mlo_error *err)
+{
+    const struct cuda_step *step = &program->plan->schedule->steps[index];
+    struct cuda_step_state *state = &program->steps[index];
+    struct mlo_error why = {0};
     enum mlo_status status = MLO_OK;
     int n = 0;
+    program->work_of[index] = cuda_device_work(program->plan, index);
+    enum cuda_work_kind kind = program->plan->works[program->work_of[index]].kind;
     for (int i = 0; i < step->in_count; i++)
         state->pointers[n++] = program->at[step->in[i]];
     for (int i = 0; i < step->out_count; i++)
         state->pointers[n++] = program->at[step->out[i]];
     for (int i = 0; i < n; i++)
         state->params[i] = &state->pointers[i];
-    if (work->kind == CUDA_WORK_CUDNN || work->kind == CUDA_WORK_CUBLASLT)
-        MLO_TRY(cuda_library_handles(program, work->kind, err));
-    if (work->kind == CUDA_WORK_CUDNN)
-        MLO_TRY(cuda_dnn_load(program->dnn, plan->schedule, step, work, plan->sm, state->pointers,
-                              &state->dnn, &workspace, err));
-    else if (work->kind == CUDA_WORK_CUBLASLT)
-        MLO_TRY(cuda_lt_load(program->lt, step, work, state->pointers, LT_WORKSPACE, &state->lt, &workspace,
-                             err));
-    program->workspace_bytes = MLO_MAX(program->workspace_bytes, workspace);
-out:
+    if (kind == CUDA_WORK_CUDNN || kind == CUDA_WORK_CUBLASLT)
+        status = load_library(program, index, &why);
+    if (status == MLO_EUNSUPPORTED)
+        status = cuda_device_stand_in(program->plan, index, &why, &program->work_of[index], err);
+    else if (status != MLO_OK && err)
+        *err = why;
     if (status != MLO_OK)
         mlo_error_where(err, "node '%s' (%s)", step->node ? step->node->name : "", step->impl);
     return status;
@@ -178,7 +195,7 @@ enum mlo_status cuda_program_enqueue(struct mlo_program *program, int index, str
     const struct mlo_plan *plan = program->plan;
     const struct cuda_driver *d = program->device->driver;
     const struct cuda_step *step = &plan->schedule->steps[index];
-    int which = plan->work_of[index];
+    int which = program->work_of[index];
     const struct cuda_work *w = &plan->works[which];
     struct cuda_step_state *state = &program->steps[index];
     enum mlo_status status = MLO_OK;

@@ -80,6 +80,8 @@ static void put_step(const struct mlo_plan *plan, int index, struct cpu_writer *
     cpu_put_text(w, step->node ? step->node->op_type : "");
     cpu_put_text(w, step->impl);
     cpu_put_text(w, step->precision);
+    cpu_put_u32(w, plan->chosen[index].measured);
+    cpu_put_text(w, plan->chosen[index].instead ? plan->chosen[index].instead : "");
     cpu_put_u32(w, (uint32_t)step->fused_count);
     for (int i = 0; i < step->fused_count; i++)
         cpu_put_text(w, step->fused[i]);
@@ -119,7 +121,6 @@ static void put_work(const struct cuda_work *work, struct cpu_writer *w)
     cpu_put_u32(w, work->shared_bytes);
     cpu_put_i64(w, work->workspace_bytes);
     cpu_put_text(w, work->choice ? work->choice : "");
-    cpu_put_u32(w, work->measured);
     cpu_put_u64(w, work->image_bytes);
     cpu_put_const(w, work->image, work->image_bytes);
 }
@@ -341,7 +342,6 @@ static enum mlo_status get_work(struct restorer *s, struct cuda_work *w, struct 
     w->shared_bytes = cpu_get_u32(&s->r);
     w->workspace_bytes = cpu_get_i64(&s->r);
     const char *choice = cpu_get_text(&s->r);
-    w->measured = cpu_get_u32(&s->r) != 0;
     w->image_bytes = (size_t)cpu_get_u64(&s->r);
     w->image = (void *)(uintptr_t)cpu_get_const(&s->r, w->image_bytes);
     cpu_check(&s->r, kind < CUDA_WORK_KINDS, "a work is of no known kind");
@@ -487,7 +487,7 @@ static bool agrees(enum cuda_step_kind step, enum cuda_work_kind work)
     return false;
 }
 
-static void get_step(struct restorer *s, struct cuda_step *step, int *work_of)
+static void get_step(struct restorer *s, struct cuda_step *step, int *work_of, struct cuda_chosen *chosen)
 {
     const struct cuda_schedule *c = s->schedule;
     uint32_t kind = cpu_get_u32(&s->r), work = cpu_get_u32(&s->r);
@@ -501,6 +501,9 @@ static void get_step(struct restorer *s, struct cuda_step *step, int *work_of)
     step->node = node;
     step->impl = cpu_get_text(&s->r);
     step->precision = cpu_get_text(&s->r);
+    chosen->measured = cpu_get_u32(&s->r) != 0;
+    const char *instead = cpu_get_text(&s->r);
+    chosen->instead = instead[0] ? strdup(instead) : NULL;
     step->replaces = -1;
     step->fused_count = get_count(s, FUSED_MAX, 5);
     step->fused = take(s, (size_t)step->fused_count, sizeof *step->fused);
@@ -531,7 +534,7 @@ static void get_step(struct restorer *s, struct cuda_step *step, int *work_of)
 
 static enum mlo_status get_works(struct restorer *s, struct mlo_error *err)
 {
-    int count = get_count(s, STEPS_MAX, 64);
+    int count = get_count(s, STEPS_MAX, 60);
     enum mlo_status status = cpu_reader_status(&s->r, err);
     if (status != MLO_OK)
         return status;
@@ -549,14 +552,16 @@ static enum mlo_status get_works(struct restorer *s, struct mlo_error *err)
 static enum mlo_status get_steps(struct restorer *s, struct mlo_error *err)
 {
     struct cuda_schedule *c = s->schedule;
-    int count = get_count(s, STEPS_MAX, 40);
+    int count = get_count(s, STEPS_MAX, 48);
     c->steps = take(s, (size_t)count, sizeof *c->steps);
     free(s->plan->work_of);
+    free(s->plan->chosen);
     s->plan->work_of = calloc((size_t)count + 1, sizeof(int));
-    if (!c->steps || !s->plan->work_of)
+    s->plan->chosen = calloc((size_t)count + 1, sizeof *s->plan->chosen);
+    if (!c->steps || !s->plan->work_of || !s->plan->chosen)
         return mlo_error_nomem(err);
     for (int i = 0; i < count && !cpu_failed(&s->r); i++) {
-        get_step(s, &c->steps[i], &s->plan->work_of[i]);
+        get_step(s, &c->steps[i], &s->plan->work_of[i], &s->plan->chosen[i]);
         c->step_count = i + 1;
     }
     cpu_check(&s->r, s->r.at == s->r.fields_bytes, "there is more behind its end");

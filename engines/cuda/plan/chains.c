@@ -676,7 +676,9 @@ enum mlo_status chain_product(struct lower *l, const struct mlo_node *node, cons
         reg = chain_unary(b, CUDA_MATH_CLIP, reg, e->low, e->high);
     else if (e->activation != CUDA_ACT_NONE)
         reg = chain_unary(b, activations[e->activation], reg, 0, 0);
-    if (e->quantized)
+    if (e->quantized && lower_is_float8(y->dtype)) /* storing rounds and saturates */
+        reg = chain_add(b, CUDA_OP_DIV, reg, chain_number(b, e->scale), 0);
+    else if (e->quantized)
         reg = chain_quantize(b, CUDA_OP_QUANTIZE, reg, e->scale, 0, INT8_MIN, INT8_MAX);
     add_result(b, NULL, y, map, reg);
     MLO_TRY(finish(b, node, true));

@@ -72,8 +72,8 @@ static enum mlo_status describe(struct lower *l, const struct mlo_node *node, st
     if (!lower_is_float(v->dtype))
         return lower_unsupported(node, err, "it convolves %s", mlo_dtype_name(v->dtype));
     MLO_TRY(mlo_window_init(&v->w, node, v->spatial, x + 2, w + 2, err));
-    const struct mlo_value *q = quant_source(l, node->inputs[0], &v->x_scale);
-    if (q && quant_weights(node->inputs[1], 0, &v->q)) {
+    const struct mlo_value *q = quant_source(l, node->inputs[0], MLO_INT8, &v->x_scale);
+    if (q && quant_weights(node->inputs[1], MLO_INT8, 0, &v->q)) {
         v->int8 = v->constant = true;
         v->x = q;
         v->weights = *v->q.q;
@@ -133,7 +133,7 @@ static enum mlo_status prepare_result(struct lower *l, struct convolution *v, bo
     v->residual_scale = 1 / v->numbers.unit;
     if (v->e.residual) {
         float scale;
-        const struct mlo_value *q = v->int8 ? quant_source(l, v->e.residual, &scale) : NULL;
+        const struct mlo_value *q = v->int8 ? quant_source(l, v->e.residual, MLO_INT8, &scale) : NULL;
         v->residual = q ? q : v->e.residual;
         v->residual_scale *= q ? scale : 1;
         MLO_TRY(product_demand(l, v->residual, v->kp > v->k ? WANT_WIDE : WANT_LAST, &v->pr, err));
@@ -287,21 +287,34 @@ void geometry_of(int64_t n, int64_t c, const struct mlo_window *w, int64_t *out)
     }
 }
 
-static enum mlo_status with_kernel(struct lower *l, struct convolution *v, bool depthwise,
+/* By positions, input channels, filters; of a transposed one, whose filters stand behind each input channel,
+ * by positions as they stand. */
+static int pack_for_kernel(struct lower *l, const struct convolution *v, bool transposed)
+{
+    struct convolution w = *v;
+    int64_t per_group = (transposed ? v->k : v->c) / v->groups;
+    struct packing p = {.k = v->k, .c = per_group, .taps = v->taps, .at_k = 1, .at_c = v->k};
+    if (transposed) {
+        w.k = p.k = v->c;
+        w.c = v->k;
+        p.at_k = per_group;
+        p.at_c = 1;
+    }
+    p.at_tap = p.k * per_group;
+    return pack(l, &w, &p);
+}
+
+static enum mlo_status with_kernel(struct lower *l, struct convolution *v, const char *row,
                                    struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct cuda_kernel_use *use;
     struct cuda_step *step;
-    int64_t per_group = v->c / v->groups;
+    bool depthwise = strcmp(row, "depthwise") == 0;
     MLO_TRY(prepare_result(l, v, true, err));
     MLO_TRY(product_demand(l, v->x, WANT_LAST, &v->px, err));
-    struct packing p = {.k = v->k, .c = per_group, .taps = v->taps};
-    p.at_k = 1;
-    p.at_c = v->k;
-    p.at_tap = v->k * per_group;
-    int w = pack(l, v, &p), x = lower_slot_at(l, &v->px);
-    MLO_TRY(lower_kernel(l, v->node, depthwise ? "depthwise" : "conv", &use, &step, err));
+    int w = pack_for_kernel(l, v, strcmp(row, "conv_transpose") == 0), x = lower_slot_at(l, &v->px);
+    MLO_TRY(lower_kernel(l, v->node, row, &use, &step, err));
     geometry_of(v->n, v->c, &v->w, use->n);
     use->n[23] = v->e.activation;
     use->n[24] = v->residual != NULL;
@@ -335,7 +348,80 @@ enum mlo_status lower_conv(struct lower *l, const struct mlo_node *node, bool *d
     if (way == WAY_LIBRARY || way == WAY_STEM)
         MLO_TRY(with_library(l, &v, way == WAY_STEM, err));
     else
-        MLO_TRY(with_kernel(l, &v, way == WAY_DEPTHWISE, err));
+        MLO_TRY(with_kernel(l, &v, way == WAY_DEPTHWISE ? "depthwise" : "conv", err));
+    *done = true;
+out:
+    return status;
+}
+
+/* --- transposed
+ * ----------------------------------------------------------------------------------------------- */
+
+static bool list_of(const struct mlo_node *node, const char *name, int count, int64_t *out)
+{
+    size_t n = 0;
+    const int64_t *list = mlo_node_attr_ints(node, name, &n);
+    for (int i = 0; list && i < count && n == (size_t)count; i++)
+        out[i] = list[i];
+    return !list || n == (size_t)count || n == 0;
+}
+
+/* The size of the result is inferred; what is cut off before it follows from that where pads are automatic.
+ */
+static bool spread_of(const struct mlo_node *node, const int64_t *x, const int64_t *w, const int64_t *y,
+                      int spatial, struct mlo_window *out)
+{
+    const char *mode = mlo_node_attr_s(node, "auto_pad", "NOTSET");
+    size_t stated = 0;
+    int64_t pads[6] = {0}, extra[3] = {0};
+    bool automatic =
+        strncmp(mode, "SAME", 4) == 0 || (mlo_node_attr_ints(node, "output_shape", &stated) && stated);
+    *out = (struct mlo_window){.spatial = spatial, .stride = {1, 1, 1}, .dilation = {1, 1, 1}};
+    if (!list_of(node, "strides", spatial, out->stride) ||
+        !list_of(node, "dilations", spatial, out->dilation) ||
+        !list_of(node, "output_padding", spatial, extra) || !list_of(node, "pads", 2 * spatial, pads))
+        return false;
+    for (int i = 0; i < spatial; i++) {
+        out->in[i] = x[2 + i];
+        out->out[i] = y[2 + i];
+        out->kernel[i] = w[2 + i];
+        int64_t full = out->stride[i] * (x[2 + i] - 1) + extra[i] + (w[2 + i] - 1) * out->dilation[i] + 1;
+        int64_t total = MLO_MAX(full - y[2 + i], 0);
+        out->pad_begin[i] = !automatic                        ? pads[i]
+                            : strcmp(mode, "SAME_UPPER") == 0 ? total / 2
+                                                              : total - total / 2;
+        out->pad_begin[i] = strcmp(mode, "VALID") == 0 && !automatic ? 0 : out->pad_begin[i];
+        out->pad_end[i] = total - out->pad_begin[i];
+    }
+    return true;
+}
+
+enum mlo_status lower_conv_transpose(struct lower *l, const struct mlo_node *node, bool *done,
+                                     struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    int64_t x[MLO_MAX_RANK], w[MLO_MAX_RANK], y[MLO_MAX_RANK];
+    if (!mlo_node_is(node, "ConvTranspose"))
+        return MLO_OK;
+    struct convolution v = {.node = node, .x = node->inputs[0], .groups = mlo_node_attr_i(node, "group", 1)};
+    if (!lower_dims(node->inputs[0], x) || !lower_dims(node->inputs[1], w) ||
+        !lower_dims(node->outputs[0], y) || v.x->type.rank < 3 || v.x->type.rank > 5 || v.groups < 1)
+        return lower_unsupported(node, err, "its operands have not three to five known dims");
+    v.spatial = v.x->type.rank - 2;
+    v.dtype = v.y_dtype = node->outputs[0]->type.dtype;
+    if (!lower_is_float(v.dtype))
+        return lower_unsupported(node, err, "it convolves %s", mlo_dtype_name(v.dtype));
+    v.constant = product_constant(l, node->inputs[1], &v.weights);
+    if (!v.constant || !spread_of(node, x, w, y, v.spatial, &v.w))
+        return lower_unsupported(node, err,
+                                 "its weights are no constants, or its attributes do not fit them");
+    v.n = x[0];
+    v.c = x[1];
+    v.k = y[1];
+    v.taps = 1;
+    for (int i = 0; i < v.spatial; i++)
+        v.taps *= w[2 + i];
+    MLO_TRY(with_kernel(l, &v, "conv_transpose", err));
     *done = true;
 out:
     return status;

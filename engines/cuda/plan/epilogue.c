@@ -45,7 +45,9 @@ static bool add(struct lower *l, const struct mlo_node *node, const struct mlo_v
     bool there = lower_is_placed(l, other) || (other->producer && l->pending[other->producer->index]);
     /* Bytes that stand for a residual are read by a chain, which dequantizes on the way; an int8 convolution
      * takes them itself. */
-    bool bytes = quant_source(l, other, &scale) && !lower_is_placed(l, other) && !wish->takes_bytes;
+    bool quantized =
+        quant_source(l, other, MLO_INT8, &scale) || quant_source(l, other, MLO_FLOAT8E4M3FN, &scale);
+    bool bytes = quantized && !lower_is_placed(l, other) && !wish->takes_bytes;
     if (t || e->residual || !there || bytes || !same_shape(v, other))
         return false;
     e->residual = other;
@@ -172,11 +174,11 @@ static bool is_widening(const struct mlo_node *node)
     return mlo_node_is(node, "Cast") && node->outputs[0]->type.dtype == MLO_FLOAT32;
 }
 
-/* cuBLASLt has float32 results of 16-bit operands, but its GELU is near enough in 16 bits only, and what it
- * adds has the type of the result. */
+/* cuBLASLt has float32 results of 16-bit operands (gemm.c), but its GELU is near enough in 16 bits only, and
+ * what it adds has the type of the result. */
 static bool may_widen(const struct epilogue_wish *wish, const struct epilogue *e)
 {
-    return wish->chain || (wish->gemm && !e->residual && e->activation != CUDA_ACT_GELU);
+    return wish->chain || (wish->gemm && !wish->keeps_type && !e->residual && e->activation != CUDA_ACT_GELU);
 }
 
 /* Commutes with a positive scale. */
@@ -211,7 +213,9 @@ void epilogue_follow(struct lower *l, const struct mlo_value *start, const struc
             *out = next;
             return;
         } else if (wish->may_quantize && (wish->chain || is_homogeneous(out->activation)) &&
-                   node->inputs[0] == v && quant_to_int8(node, &next.scale)) {
+                   node->inputs[0] == v &&
+                   (quant_to(node, MLO_INT8, &next.scale) ||
+                    (wish->chain && quant_to(node, MLO_FLOAT8E4M3FN, &next.scale)))) {
             take(&next, node);
             next.quantized = true;
             *out = next;

@@ -117,9 +117,18 @@ static int emit_isinf(struct chain_builder *b, const struct form *f, const int *
     return chain_unary(b, CUDA_MATH_ISINF, in[0], 0, 0);
 }
 
-static bool form_cast(const struct mlo_node *node, struct form *f)
+/* Kernels store the largest float8 where a value is beyond it. */
+static bool overflows(const struct mlo_node *node, const char **why)
 {
-    if (!mlo_node_is(node, "Cast") && !mlo_node_is(node, "CastLike"))
+    if (!lower_is_float8(node->outputs[0]->type.dtype) || mlo_node_attr_i(node, "saturate", 1))
+        return false;
+    *why = "it does not saturate (saturate = 0), as every kernel that stores float8 does";
+    return true;
+}
+
+static bool form_cast(const struct mlo_node *node, struct form *f, const char **why)
+{
+    if ((!mlo_node_is(node, "Cast") && !mlo_node_is(node, "CastLike")) || overflows(node, why))
         return false;
     enum mlo_dtype to = node->outputs[0]->type.dtype, from = node->inputs[0]->type.dtype;
     bool widens = lower_is_float(to) && lower_is_float(from);
@@ -409,7 +418,7 @@ static unsigned from_axis(int64_t axis, int rank)
     return mask;
 }
 
-static bool only_first_output(const struct mlo_node *node)
+bool lower_only_first(const struct mlo_node *node)
 {
     for (int i = 1; i < node->output_count; i++)
         if (node->outputs[i] && (node->outputs[i]->use_count || node->outputs[i]->is_output))
@@ -424,7 +433,7 @@ static bool form_norm(const struct mlo_node *node, struct form *f, int rank, con
     bool rms = mlo_node_is(node, "RMSNormalization") || mlo_node_is(node, "SimplifiedLayerNormalization");
     int64_t axis = instance ? 2 : mlo_node_attr_i(node, "axis", -1);
     if (mlo_node_is(node, "BatchNormalization")) {
-        if (mlo_node_attr_i(node, "training_mode", 0) || rank < 2 || !only_first_output(node)) {
+        if (mlo_node_attr_i(node, "training_mode", 0) || rank < 2 || !lower_only_first(node)) {
             *why = "it is in training mode";
             return false;
         }
@@ -437,7 +446,7 @@ static bool form_norm(const struct mlo_node *node, struct form *f, int rank, con
     }
     if ((!layer && !instance && !rms) || (axis != rank && !in_rank(&axis, rank)))
         return false;
-    if (!only_first_output(node)) {
+    if (!lower_only_first(node)) {
         *why = "its mean or deviation is wanted too";
         return false;
     }
@@ -506,13 +515,21 @@ static bool form_reduction(const struct mlo_node *node, struct form *f, int rank
 static const struct {
     enum mlo_dtype dtype;
     float low, high;
-} quantized_types[] = {{MLO_INT8, -128, 127}, {MLO_UINT8, 0, 255}};
+} quantized_types[] = {{MLO_INT8, -128, 127},
+                       {MLO_UINT8, 0, 255},
+                       {MLO_FLOAT8E4M3FN, -448, 448},
+                       {MLO_FLOAT8E5M2, -57344, 57344}};
 
 static int emit_quantize(struct chain_builder *b, const struct form *f, const int *in)
 {
+    bool small_float = lower_is_float8((enum mlo_dtype)f->attr);
+    int y;
+    if (f->op == CUDA_OP_QUANTIZE && small_float) { /* the type itself rounds and saturates; no zero point */
+        int scale = f->skip[1] ? chain_number(b, f->alpha) : in[1];
+        return chain_add(b, CUDA_OP_CAST, chain_add(b, CUDA_OP_DIV, in[0], scale, 0), (int)f->attr, 0);
+    }
     if (f->skip[1])
         return chain_quantize(b, f->op, in[0], f->alpha, f->beta, f->low, f->high);
-    int y;
     if (f->op == CUDA_OP_DEQUANTIZE) {
         y = f->input_count > 2 && in[2] >= 0 ? chain_add(b, CUDA_OP_SUB, in[0], in[2], 0) : in[0];
         return chain_add(b, CUDA_OP_MUL, y, in[1], 0);
@@ -534,9 +551,12 @@ static bool form_quantize(const struct mlo_node *node, struct form *f, int rank,
         row++;
     if ((row == MLO_COUNT(quantized_types) && (to || dtype != MLO_INT32)) ||
         mlo_node_attr_i(node, "block_size", 0)) {
-        *why = "only int8 and uint8 with one scale, or one a channel, are quantized types here";
+        *why = "only int8, uint8, float8_e4m3fn and float8_e5m2 with one scale, or one a channel, are "
+               "quantized types here";
         return false;
     }
+    if (to && overflows(node, why))
+        return false;
     f->emit = emit_quantize;
     f->op = to ? CUDA_OP_QUANTIZE : CUDA_OP_DEQUANTIZE;
     f->attr = dtype;
@@ -567,7 +587,7 @@ static bool form_quantize(const struct mlo_node *node, struct form *f, int rank,
 static bool computes(const struct mlo_node *node, struct form *f, const char **why)
 {
     int rank = node->inputs[0]->type.rank;
-    if (form_unary(node, f) || form_gelu(node, f) || form_cast(node, f) || form_clip(node, f) ||
+    if (form_unary(node, f) || form_gelu(node, f) || form_cast(node, f, why) || *why || form_clip(node, f) ||
         form_binary(node, f, why) || *why || form_reduction(node, f, rank, why) || *why ||
         form_norm(node, f, rank, why) || *why || form_quantize(node, f, rank, why))
         return *why == NULL;

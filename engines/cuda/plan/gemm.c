@@ -4,7 +4,7 @@
 
 #include "engines/cuda/plan/plan_impl.h"
 
-enum { INT8_MULTIPLE = 16 };
+enum { BYTES_MULTIPLE = 16 }; /* of k and n, for products of int8 and of float8 */
 
 /* An operand: its last two dims as a matrix with a leading dim, those before as batches. */
 struct operand {
@@ -15,11 +15,11 @@ struct operand {
 
 struct product {
     const struct mlo_node *node;
-    const struct mlo_value *a, *b; /* what is read: floats, or the int8 behind them */
+    const struct mlo_value *a, *b; /* what is read: floats, or the 8-bit values behind them */
     bool ta, tb;                   /* by attribute */
     const struct mlo_value *own;   /* added: a constant row; or NULL */
     double alpha, beta;
-    bool int8;
+    enum mlo_dtype bytes; /* MLO_INT8 or MLO_FLOAT8E4M3FN; MLO_DTYPE_NONE: it multiplies floats */
     struct quant_weights q;
     float x_scale;
     int64_t m, n, k, batch;
@@ -128,12 +128,12 @@ out:
     return status;
 }
 
-/* int8 weights lie with k innermost, as the matrix units want them. */
-static int pack_int8(struct lower *l, const struct product *v)
+/* Weights of 8 bits lie with k innermost, as the matrix units want them. */
+static int pack_bytes(struct lower *l, const struct product *v)
 {
     const struct mlo_tensor *w = v->q.q;
-    const int8_t *from = w->data;
-    int8_t *to = mlo_engine_aligned(w->size_bytes);
+    const uint8_t *from = w->data;
+    uint8_t *to = mlo_engine_aligned(w->size_bytes);
     for (int64_t n = 0; to && n < v->n; n++)
         for (int64_t k = 0; k < v->k; k++)
             to[n * v->k + k] = v->tb ? from[n * v->k + k] : from[k * v->n + n];
@@ -161,9 +161,23 @@ static const char *gemm_impl(const struct cuda_gemm *g)
     return cuda_gemm_fuses(g) ? "cublasLt" : "matmul";
 }
 
-/* cuBLASLt has int8 products with plain int32 sums only: what makes numbers of them, and what follows, is a
- * chain. */
-static enum mlo_status emit_int8(struct lower *l, struct product *v, const struct mlo_tensor *own,
+/* The 8-bit operand as rows that the matrix units read. */
+static enum mlo_status bytes_operand(struct lower *l, struct product *v, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    MLO_TRY(flat_operand(l, v, &v->oa, err));
+    if (v->oa.turned || v->oa.ld % BYTES_MULTIPLE) {
+        MLO_TRY(copy_rows(l, v->node, &v->oa.p, err));
+        if (!as_matrix(&v->oa))
+            return mlo_error_set(err, MLO_EINTERNAL, "'%s' is no matrix", v->a->name);
+    }
+out:
+    return status;
+}
+
+/* cuBLASLt's int8 products have plain int32 sums, and its float8 ones float32 sums where a scale a column or
+ * a float32 bias must follow: what makes numbers of them, and what follows, is a chain. */
+static enum mlo_status emit_sums(struct lower *l, struct product *v, const struct mlo_tensor *own,
                                  struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -186,18 +200,14 @@ static enum mlo_status emit_int8(struct lower *l, struct product *v, const struc
                                           .padded = v->n,
                                           .bias_dtype = MLO_FLOAT32};
     MLO_TRY(product_slots(l, &whole, &v->numbers, err));
-    MLO_TRY(flat_operand(l, v, &v->oa, err));
-    if (v->oa.turned || v->oa.ld % INT8_MULTIPLE) {
-        MLO_TRY(copy_rows(l, v->node, &v->oa.p, err));
-        if (!as_matrix(&v->oa))
-            return mlo_error_set(err, MLO_EINTERNAL, "'%s' is no matrix", v->a->name);
-    }
-    int a_slot = lower_slot_at(l, &v->oa.p), b_slot = pack_int8(l, v);
+    MLO_TRY(bytes_operand(l, v, err));
+    int a_slot = lower_slot_at(l, &v->oa.p), b_slot = pack_bytes(l, v);
     int64_t dims[MLO_MAX_RANK];
     struct place sums;
+    enum mlo_dtype wide = v->bytes == MLO_INT8 ? MLO_INT32 : MLO_FLOAT32;
     if (!lower_dims(y, dims))
         return lower_unsupported(v->node, err, "the shape of its result is not known before it runs");
-    place_dense(&sums, MLO_INT32, y->type.rank, dims, WANT_ROWS);
+    place_dense(&sums, wide, y->type.rank, dims, WANT_ROWS);
     sums.slot = lower_slot(l, CUDA_SLOT_ARENA, place_bytes(&sums));
     *g = (struct cuda_gemm){.m = v->m,
                             .n = v->n,
@@ -208,10 +218,10 @@ static enum mlo_status emit_int8(struct lower *l, struct product *v, const struc
                             .lda = v->oa.ld,
                             .ldb = v->k,
                             .ldd = v->n,
-                            .a = MLO_INT8,
-                            .b = MLO_INT8,
-                            .c = MLO_INT32,
-                            .d = MLO_INT32,
+                            .a = v->bytes,
+                            .b = v->bytes,
+                            .c = wide,
+                            .d = wide,
                             .alpha = 1.0f};
     struct cuda_step *step = lower_step(l, CUDA_STEP_GEMM, v->node, gemm_impl(g));
     if (!step || a_slot < 0 || b_slot < 0 || sums.slot < 0)
@@ -235,22 +245,35 @@ out:
     return status;
 }
 
+/* Both scales are in cuBLASLt's alpha, and it writes the 16-bit result with all that follows. */
+static bool takes_scale(const struct product *v)
+{
+    enum mlo_dtype y = v->node->outputs[0]->type.dtype;
+    return v->bytes == MLO_FLOAT8E4M3FN && y != MLO_FLOAT32 && mlo_tensor_count(v->q.scales) == 1;
+}
+
 static enum mlo_status emit(struct lower *l, struct product *v, int rank, const int64_t *lead,
                             struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct cuda_gemm *g = mlo_arena_calloc(l->arena, 1, sizeof *g);
-    struct epilogue_wish wish = {.axis = v->node->outputs[0]->type.rank - 1, .columns = v->n, .gemm = true};
+    struct epilogue_wish wish = {.axis = v->node->outputs[0]->type.rank - 1,
+                                 .columns = v->n,
+                                 .gemm = true,
+                                 .keeps_type = v->bytes != MLO_DTYPE_NONE};
     struct mlo_tensor own = {0};
     struct operand oy = {0};
-    bool flat = rank <= 2 || v->batch == 1;
+    bool flat = rank <= 2 || v->batch == 1, bytes = v->bytes != MLO_DTYPE_NONE;
+    double alpha = v->alpha;
     int b_slot;
     if (!g)
         return mlo_error_nomem(err);
     if (v->own && !product_constant(l, v->own, &own))
         return lower_unsupported(v->node, err, "what is added to it is no constant row");
-    if (v->int8)
-        return emit_int8(l, v, v->own ? &own : NULL, err);
+    if (bytes && !takes_scale(v))
+        return emit_sums(l, v, v->own ? &own : NULL, err);
+    if (bytes)
+        alpha *= (double)v->x_scale * mlo_tensor_get_f64(v->q.scales, 0);
     if (v->node->outputs[0]->type.rank >= 1)
         epilogue_follow(l, v->node->outputs[0], &wish, &v->e);
     enum mlo_dtype dtype = v->node->outputs[0]->type.dtype, d = v->e.end->type.dtype;
@@ -264,12 +287,21 @@ static enum mlo_status emit(struct lower *l, struct product *v, int rank, const 
     MLO_TRY(lower_place_new(l, v->e.end, WANT_ROWS, &v->y, err));
     if (!flat)
         place_result(l, v, rank, &v->y);
-    if (flat && !v->ta)
+    if (bytes)
+        MLO_TRY(bytes_operand(l, v, err));
+    else if (flat && !v->ta)
         MLO_TRY(flat_operand(l, v, &v->oa, err));
     else
         MLO_TRY(operand_of(l, v, v->a, true, rank, lead, &v->oa, err));
-    MLO_TRY(operand_of(l, v, v->b, false, flat ? 2 : rank, lead, &v->ob, err));
-    b_slot = lower_slot_at(l, &v->ob.p);
+    if (bytes) {
+        b_slot = pack_bytes(l, v);
+        v->ob.turned = true;
+        v->ob.ld = v->k;
+        dtype = v->bytes;
+    } else {
+        MLO_TRY(operand_of(l, v, v->b, false, flat ? 2 : rank, lead, &v->ob, err));
+        b_slot = lower_slot_at(l, &v->ob.p);
+    }
     oy.p = v->y;
     oy.ld = v->n;
     if (!flat && oy.p.rank == rank - 1) { /* of a vector on the left: its row is no dim of the result */
@@ -297,7 +329,7 @@ static enum mlo_status emit(struct lower *l, struct product *v, int rank, const 
                             .b = dtype,
                             .c = d,
                             .d = d,
-                            .alpha = (float)v->alpha,
+                            .alpha = (float)alpha,
                             .has_bias = v->numbers.bias >= 0,
                             .activation = v->e.activation};
     struct place c = {0};
@@ -336,15 +368,19 @@ out:
     return status;
 }
 
-/* Fills what int8 operands say; `axis`: of the weights' columns. */
-static void find_int8(struct lower *l, struct product *v, int axis)
+/* Fills what operands of 8 bits say; `axis`: of the weights' columns. */
+static void find_bytes(struct lower *l, struct product *v, int axis)
 {
-    const struct mlo_value *x = quant_source(l, v->a, &v->x_scale);
-    if (!x || v->ta || !quant_weights(v->b, axis, &v->q) || v->q.q->rank != 2 || v->k % INT8_MULTIPLE ||
-        v->n % INT8_MULTIPLE)
+    static const enum mlo_dtype types[] = {MLO_INT8, MLO_FLOAT8E4M3FN};
+    for (size_t i = 0; i < MLO_COUNT(types); i++) {
+        const struct mlo_value *x = quant_source(l, v->a, types[i], &v->x_scale);
+        if (!x || v->ta || !quant_weights(v->b, types[i], axis, &v->q) || v->q.q->rank != 2 ||
+            v->k % BYTES_MULTIPLE || v->n % BYTES_MULTIPLE)
+            continue;
+        v->bytes = types[i];
+        v->a = x;
         return;
-    v->int8 = true;
-    v->a = x;
+    }
 }
 
 enum mlo_status lower_matmul(struct lower *l, const struct mlo_node *node, bool *done, struct mlo_error *err)
@@ -377,7 +413,7 @@ enum mlo_status lower_matmul(struct lower *l, const struct mlo_node *node, bool 
         v.m *= v.batch;
         v.batch = 1;
     }
-    find_int8(l, &v, 1);
+    find_bytes(l, &v, 1);
     MLO_TRY(emit(l, &v, rank, lead, err));
     *done = true;
 out:
@@ -406,7 +442,7 @@ enum mlo_status lower_gemm(struct lower *l, const struct mlo_node *node, bool *d
     v.m = a[v.ta];
     v.k = a[!v.ta];
     v.n = b[!v.tb];
-    find_int8(l, &v, v.tb ? 0 : 1);
+    find_bytes(l, &v, v.tb ? 0 : 1);
     MLO_TRY(emit(l, &v, 2, NULL, err));
     *done = true;
 out:

@@ -18,7 +18,7 @@ static bool zeros(const struct mlo_node *node)
 {
     const struct mlo_tensor *t = mlo_node_const(node, 2);
     for (size_t i = 0; t && i < mlo_tensor_count(t); i++)
-        if (mlo_tensor_get_i64(t, i) != 0)
+        if (mlo_tensor_get_f64(t, i) != 0)
             return false;
     return t || !mlo_node_input(node, 2);
 }
@@ -36,8 +36,11 @@ static bool product_of(const struct prepare *p, struct mlo_node *node, struct pr
         out->w = mlo_node_const(dq, 0);
         out->scales = mlo_node_const(dq, 1);
         out->dequantize = dq;
-        if (out->w->dtype != MLO_INT8 || !out->scales || !zeros(dq) || mlo_node_attr_i(dq, "block_size", 0) ||
-            (mlo_tensor_count(out->scales) > 1 && axis != 1 && axis != -1))
+        size_t scales = out->scales ? mlo_tensor_count(out->scales) : 0;
+        /* one scale of float8 goes into the product's alpha, but several do not */
+        bool bytes = out->w->dtype == MLO_INT8 || (out->w->dtype == MLO_FLOAT8E4M3FN && scales > 1);
+        if (!bytes || !scales || !zeros(dq) || mlo_node_attr_i(dq, "block_size", 0) ||
+            (scales > 1 && axis != 1 && axis != -1))
             return false;
     }
     if (!out->w || out->w->rank != 2 || (!out->scales && !lower_is_float(out->w->dtype)))

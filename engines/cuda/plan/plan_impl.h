@@ -11,6 +11,7 @@
 #include "engines/cuda/cuda_impl.h"
 
 enum { LOWER_ALIGN = 256, LIBRARY_ALIGN = 16, INT8_CHANNELS = 16 };
+enum { FLOAT8_SM = 89 }; /* matrix units multiply float8 from there on */
 
 /* Where a value's elements are. */
 struct place {
@@ -133,7 +134,8 @@ MLO_MUST_USE enum mlo_status lower_unsupported(const struct mlo_node *node, stru
                                                const char *fmt, ...) MLO_PRINTF(3, 4);
 /* What the kernels of chains load and store. */
 bool lower_loads(enum mlo_dtype dtype);
-bool lower_is_float(enum mlo_dtype dtype); /* float32, float16, bfloat16 */
+bool lower_is_float(enum mlo_dtype dtype);  /* float32, float16, bfloat16 */
+bool lower_is_float8(enum mlo_dtype dtype); /* of the two that GPUs have */
 const char *lower_precision(const struct lower *l, enum mlo_dtype dtype, bool product);
 
 /* --- forms.c: nodes as instructions of a chain
@@ -183,9 +185,9 @@ bool chain_takes_view(const struct lower *l, const struct mlo_node *node);
 MLO_MUST_USE enum mlo_status chain_copy(struct lower *l, const struct mlo_node *node,
                                         const struct place *from, const struct place *to,
                                         struct mlo_error *err);
-/* Behind int32 sums of int8 operands: y = activation(sums * scale + bias + residual), quantized where the
- * epilogue says so. scale and bias: the slots in `numbers`, one a column of the last dim; residual: NULL:
- * none.
+/* Behind the bare sums of 8-bit operands (int32, float32): y = activation(sums * scale + bias + residual),
+ * quantized where the epilogue says so. scale and bias: the slots in `numbers`, one a column of the last dim;
+ * residual: NULL: none.
  */
 struct product_numbers;
 struct epilogue;
@@ -212,7 +214,7 @@ struct epilogue {
     const struct mlo_tensor *bias;          /* one a column, a constant; or NULL */
     enum cuda_activation activation;
     float low, high;
-    bool quantized; /* the last node is a QuantizeLinear to int8 by `scale` */
+    bool quantized; /* the last node is a QuantizeLinear by `scale` to the type of `end` */
     float scale;
 };
 struct epilogue_wish {
@@ -222,6 +224,7 @@ struct epilogue_wish {
     bool chain; /* a chain computes it: any activation, and quantization after it */
     bool may_quantize;
     bool takes_bytes; /* a residual may be int8 */
+    bool keeps_type;  /* the result has no more bits than `start` */
 };
 /* Follows the only readers of `start`. */
 void epilogue_follow(struct lower *l, const struct mlo_value *start, const struct epilogue_wish *wish,
@@ -232,16 +235,17 @@ MLO_MUST_USE enum mlo_status epilogue_take(struct lower *l, const struct epilogu
 /* --- quant.c ----------------------------------------------------------------------------------------------
  */
 
-/* The int8 value of zero point 0 and one scale that a value is dequantized from; NULL: none. */
-const struct mlo_value *quant_source(const struct lower *l, const struct mlo_value *value, float *scale);
-/* int8 weights of zero points 0 behind a value, with one scale or one along `axis`. */
+/* The value of that type, zero point 0 and one scale that a value is dequantized from; NULL: none. */
+const struct mlo_value *quant_source(const struct lower *l, const struct mlo_value *value,
+                                     enum mlo_dtype dtype, float *scale);
+/* Weights of that type and zero points 0 behind a value, with one scale or one along `axis`. */
 struct quant_weights {
     const struct mlo_tensor *q;
     const struct mlo_tensor *scales;
 };
-bool quant_weights(const struct mlo_value *value, int axis, struct quant_weights *out);
-/* A QuantizeLinear to int8 with zero point 0 and one scale. */
-bool quant_to_int8(const struct mlo_node *node, float *scale);
+bool quant_weights(const struct mlo_value *value, enum mlo_dtype dtype, int axis, struct quant_weights *out);
+/* A QuantizeLinear to that type with zero point 0 and one scale. */
+bool quant_to(const struct mlo_node *node, enum mlo_dtype dtype, float *scale);
 
 /* --- products.c: what convolutions and products have in common -------------------------------------------
  */
@@ -272,8 +276,10 @@ MLO_MUST_USE enum mlo_status product_demand(struct lower *l, const struct mlo_va
 /* --- lowerings
  * ---------------------------------------------------------------------------------------------- */
 
-lower_fn lower_view, lower_conv, lower_matmul, lower_gemm, lower_pool, lower_gather, lower_concat, lower_pad,
-    lower_resize, lower_search;
+lower_fn lower_view, lower_conv, lower_conv_transpose, lower_matmul, lower_gemm, lower_pool, lower_gather,
+    lower_concat, lower_pad, lower_resize, lower_search, lower_topk;
+/* Nobody wants the node's other outputs. */
+bool lower_only_first(const struct mlo_node *node);
 /* A step of an own kernel, by the name of its row. */
 MLO_MUST_USE enum mlo_status lower_kernel(struct lower *l, const struct mlo_node *node, const char *name,
                                           struct cuda_kernel_use **use, struct cuda_step **step,

@@ -36,14 +36,6 @@ static enum mlo_status connect(struct lower *l, struct cuda_step *step, const st
     return step->in[0] < 0 || step->out[0] < 0 || (second && step->in[1] < 0) ? mlo_error_nomem(err) : MLO_OK;
 }
 
-static bool only_output(const struct mlo_node *node)
-{
-    for (int i = 1; i < node->output_count; i++)
-        if (node->outputs[i] && (node->outputs[i]->use_count || node->outputs[i]->is_output))
-            return false;
-    return true;
-}
-
 enum mlo_status lower_pool(struct lower *l, const struct mlo_node *node, bool *done, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -58,7 +50,7 @@ enum mlo_status lower_pool(struct lower *l, const struct mlo_node *node, bool *d
     const struct mlo_value *v = node->inputs[0];
     if (!lower_dims(v, d) || v->type.rank < 3 || v->type.rank > 5)
         return lower_unsupported(node, err, "its operand has not three to five known dims");
-    if (!only_output(node))
+    if (!lower_only_first(node))
         return lower_unsupported(node, err, "its indices are wanted");
     if (!lower_loads(v->type.dtype))
         return lower_unsupported(node, err, "it pools %s", mlo_dtype_name(v->type.dtype));
@@ -391,6 +383,49 @@ enum mlo_status lower_search(struct lower *l, const struct mlo_node *node, bool 
     use->types[0] = x.dtype;
     MLO_TRY(connect(l, step, &x, NULL, &y, err));
     lower_set(l, node->outputs[0], &y);
+    *done = true;
+out:
+    return status;
+}
+
+/* The k largest or smallest, one after the other: for a k that is known before it runs. */
+enum mlo_status lower_topk(struct lower *l, const struct mlo_node *node, bool *done, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    int64_t d[MLO_MAX_RANK], dims[MLO_MAX_RANK];
+    struct place x, values, places;
+    struct cuda_kernel_use *use;
+    struct cuda_step *step;
+    if (!mlo_node_is(node, "TopK"))
+        return MLO_OK;
+    const struct mlo_value *v = node->inputs[0];
+    const struct mlo_value *of = node->outputs[0] ? node->outputs[0] : node->outputs[1];
+    int rank = v->type.rank, axis = (int)mlo_node_attr_i(node, "axis", -1);
+    axis += axis < 0 ? rank : 0;
+    if (!lower_dims(v, d) || !of || !lower_dims(of, dims) || axis < 0 || axis >= rank)
+        return lower_unsupported(node, err, "its shape or k is not known before it runs");
+    if (!lower_is_float(v->type.dtype))
+        return lower_unsupported(node, err, "it sorts %s", mlo_dtype_name(v->type.dtype));
+    MLO_TRY(product_demand(l, v, WANT_ROWS, &x, err));
+    place_dense(&values, x.dtype, rank, dims, WANT_ROWS);
+    place_dense(&places, MLO_INT64, rank, dims, WANT_ROWS);
+    values.slot = lower_slot(l, CUDA_SLOT_ARENA, place_bytes(&values));
+    places.slot = lower_slot(l, CUDA_SLOT_ARENA, place_bytes(&places));
+    if (values.slot < 0 || places.slot < 0)
+        return mlo_error_nomem(err);
+    MLO_TRY(lower_kernel(l, node, "topk", &use, &step, err));
+    use->n[0] = product_of(d, 0, axis);
+    use->n[1] = d[axis];
+    use->n[2] = product_of(d, axis + 1, rank);
+    use->n[3] = dims[axis];
+    use->n[4] = mlo_node_attr_i(node, "largest", 1) != 0;
+    use->types[0] = x.dtype;
+    MLO_TRY(connect(l, step, &x, NULL, &values, err));
+    step->out[step->out_count++] = places.slot;
+    if (node->outputs[0])
+        lower_set(l, node->outputs[0], &values);
+    if (node->output_count > 1 && node->outputs[1])
+        lower_set(l, node->outputs[1], &places);
     *done = true;
 out:
     return status;

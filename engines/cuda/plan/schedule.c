@@ -4,8 +4,9 @@
 
 #include "engines/cuda/plan/plan_impl.h"
 
-static lower_fn *const lowerings[] = {lower_view,   lower_conv, lower_matmul, lower_gemm,   lower_pool,
-                                      lower_gather, lower_pad,  lower_concat, lower_resize, lower_search};
+static lower_fn *const lowerings[] = {lower_view,   lower_conv,   lower_conv_transpose, lower_matmul,
+                                      lower_gemm,   lower_pool,   lower_gather,         lower_pad,
+                                      lower_concat, lower_resize, lower_search,         lower_topk};
 
 static bool is_wanted(const struct lower *l, const struct mlo_node *node)
 {
@@ -16,7 +17,7 @@ static bool is_wanted(const struct lower *l, const struct mlo_node *node)
 }
 
 /* What no kernel of any kind can hold. */
-static enum mlo_status check(const struct mlo_node *node, struct mlo_error *err)
+static enum mlo_status check(const struct lower *l, const struct mlo_node *node, struct mlo_error *err)
 {
     for (int i = 0; i < node->input_count + node->output_count; i++) {
         const struct mlo_value *v =
@@ -27,6 +28,16 @@ static enum mlo_status check(const struct mlo_node *node, struct mlo_error *err)
             continue;
         if (v->type.dtype == MLO_FLOAT64 || v->type.dtype == MLO_STRING || mlo_holds_values(v->type.dtype))
             return lower_unsupported(node, err, "'%s' is %s", v->name, mlo_dtype_name(v->type.dtype));
+        if (lower_is_float8(v->type.dtype) && l->sm < FLOAT8_SM) {
+            enum mlo_status refused = mlo_error_set(
+                err, MLO_EUNSUPPORTED,
+                "the cuda engine cannot run %s on sm_%d: '%s' is %s, which GPUs multiply from sm_%d on",
+                node->op_type, l->sm, v->name, mlo_dtype_name(v->type.dtype), FLOAT8_SM);
+            mlo_error_where(err, "node '%s' (%s)", node->name, node->op_type);
+            mlo_error_hint(err, "compile it for cuda:sm%d or later, or quantize the float model to int8",
+                           FLOAT8_SM);
+            return refused;
+        }
         if (i >= node->input_count && v->type.rank >= 0 && !mlo_type_static(&v->type, dims))
             return lower_unsupported(node, err, "the shape of '%s' is not known before it runs", v->name);
         for (int k = 0; k < v->type.rank; k++)
@@ -46,7 +57,7 @@ static enum mlo_status lower_node(struct lower *l, const struct mlo_node *node, 
     bool done = false;
     if (l->done[node->index] || !is_wanted(l, node))
         return MLO_OK;
-    MLO_TRY(check(node, err));
+    MLO_TRY(check(l, node, err));
     if (chain_takes_view(l, node) || form_of(node, &form, &why)) {
         l->pending[node->index] = true;
         return MLO_OK;

@@ -26,7 +26,7 @@ static const struct mlo_node *whole_dequantize(const struct mlo_value *value)
         (mlo_node_input(node, 2) && !lower_number(node->inputs[2], &number)))
         return NULL;
     enum mlo_dtype dtype = node->inputs[0]->type.dtype;
-    return dtype == MLO_INT8 || dtype == MLO_UINT8 ? node : NULL;
+    return dtype == MLO_INT8 || dtype == MLO_UINT8 || lower_is_float8(dtype) ? node : NULL;
 }
 
 static double zero_of(const struct mlo_node *node)

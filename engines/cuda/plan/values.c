@@ -67,10 +67,15 @@ bool lower_is_float(enum mlo_dtype dtype)
     return dtype == MLO_FLOAT32 || dtype == MLO_FLOAT16 || dtype == MLO_BFLOAT16;
 }
 
+bool lower_is_float8(enum mlo_dtype dtype)
+{
+    return dtype == MLO_FLOAT8E4M3FN || dtype == MLO_FLOAT8E5M2;
+}
+
 bool lower_loads(enum mlo_dtype dtype)
 {
-    return lower_is_float(dtype) || dtype == MLO_INT8 || dtype == MLO_UINT8 || dtype == MLO_BOOL ||
-           dtype == MLO_INT32 || dtype == MLO_INT64;
+    return lower_is_float(dtype) || lower_is_float8(dtype) || dtype == MLO_INT8 || dtype == MLO_UINT8 ||
+           dtype == MLO_BOOL || dtype == MLO_INT32 || dtype == MLO_INT64;
 }
 
 const char *lower_precision(const struct lower *l, enum mlo_dtype dtype, bool product)
@@ -82,6 +87,9 @@ const char *lower_precision(const struct lower *l, enum mlo_dtype dtype, bool pr
         return "bf16";
     case MLO_INT8:
         return "int8";
+    case MLO_FLOAT8E4M3FN:
+    case MLO_FLOAT8E5M2:
+        return "fp8";
     case MLO_FLOAT32:
         return product && l->tf32 ? "tf32" : "f32";
     default:

@@ -180,6 +180,11 @@ static inline struct number cast_to(struct number x, enum mlo_dtype dtype)
     if (dtype == MLO_BOOL)
         return whole(x.f != 0);
     const struct mlo_dtype_info *info = mlo_dtype_info(dtype);
+    if (info->is_float && info->bits == 8) { /* the only floats that chains round to */
+        uint8_t bits;
+        put(&bits, dtype, 0, x.f);
+        return real(element(&bits, dtype, 0));
+    }
     if (info->is_float)
         return real(x.f);
     if (!x.integer)

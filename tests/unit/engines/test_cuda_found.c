@@ -27,7 +27,10 @@ static void test_nvml__tells_what_it_knows(void **state)
     assert_int_equal(gpus[0].sm, 90);
     assert_int_equal(gpus[1].sm, 86);
     assert_true(gpus[0].memory_bytes == 150000000000ull);
-    assert_int_equal(gpus[0].max_sm_mhz, 0); /* not told */
+    assert_int_equal(gpus[0].max_sm_mhz, 0);               /* not told */
+    assert_true(mlo_nvml_gpu(nvml, "GPU-bbbb", &gpus[2])); /* whatever its number is */
+    assert_string_equal(gpus[2].name, "NVIDIA A10");
+    assert_false(mlo_nvml_gpu(nvml, "GPU-cccc", &gpus[2]));
     assert_true(mlo_nvml_state(nvml, "GPU-aaaa", &now));
     assert_true(now.power_w == 412.5 && now.sm_mhz == 1755 && now.memory_mhz == 3201 && now.busy == 0.97);
     assert_true(now.memory_used_bytes == 1e9 && now.energy_j == -1 && now.temperature_c == -1);

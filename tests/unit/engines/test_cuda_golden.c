@@ -12,6 +12,8 @@ static const struct {
     int steps_f16; /* a floor for who shortens a net: more launches than this fail */
 } nets[] = {{"resnet50", resnet50, 57}, {"mobilenet_v2", mobilenet_v2, 55}, {"bert_base", bert_base, 91}};
 
+enum { BERT = 2 };
+
 /* Every float value was seen between -1 and 1: the quantization is not judged here. */
 static void see_all(const struct mlo_model *model, struct mlo_stats *stats)
 {
@@ -93,13 +95,16 @@ static void compare(const char *net, const char *precision, const struct mlo_buf
 
 static void check(const char *precision, const char *pass, const char *options)
 {
-    for (size_t i = 0; i < MLO_COUNT(nets); i++) {
+    bool fp8 = strcmp(precision, "fp8") == 0; /* of products only, and the rest in 16 bits */
+    for (size_t i = fp8 ? BERT : 0; i < MLO_COUNT(nets); i++) {
         struct net n = nets[i].build();
         struct mlo_buf text = MLO_BUF_INIT;
         if (pass) {
             run_pass(n.model, "fold-batchnorm", NULL);
             run_pass(n.model, pass, options);
         }
+        if (fp8)
+            run_pass(n.model, "to-float16", NULL);
         int steps = describe(n.model, &text);
         compare(nets[i].name, precision, &text);
         if (strcmp(precision, "f16") == 0 && steps > nets[i].steps_f16)
@@ -127,12 +132,19 @@ static void test_cuda_golden__int8(void **state)
     check("int8", "quantize", "{\"target\": \"mlopt-cuda\"}");
 }
 
+static void test_cuda_golden__fp8(void **state)
+{
+    MLO_UNUSED(state);
+    check("fp8", "quantize", "{\"target\": \"mlopt-cuda-fp8\"}");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cuda_golden__f32),
         cmocka_unit_test(test_cuda_golden__f16),
         cmocka_unit_test(test_cuda_golden__int8),
+        cmocka_unit_test(test_cuda_golden__fp8),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

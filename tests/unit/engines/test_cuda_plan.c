@@ -319,6 +319,183 @@ static void test_cuda_plan__int8_product(void **state)
     }
 }
 
+/* --- float8
+ * -------------------------------------------------------------------------------------------------- */
+
+/* A pair around a value of that float type, which its scale has too. */
+static struct mlo_value *pair8(struct net *n, enum mlo_dtype dtype, struct mlo_value *x, double scale)
+{
+    struct mlo_value *s = net_scalar(n, dtype, scale), *zero = net_scalar(n, MLO_FLOAT8E4M3FN, 0);
+    return net_op(n, "DequantizeLinear", net_op(n, "QuantizeLinear", x, s, zero), s, zero);
+}
+
+/* Weights with one scale, or one for each column. */
+static struct mlo_value *weights_float8(struct net *n, enum mlo_dtype dtype, const int64_t *dims,
+                                        bool columns)
+{
+    int64_t count = columns ? dims[1] : 1;
+    double step = 1 / (200 * sqrt((double)dims[0]));
+    struct mlo_value *q = net_numbers(n, MLO_FLOAT8E4M3FN, 2, dims, -448, 448);
+    struct mlo_value *s =
+        columns ? net_numbers(n, dtype, 1, &count, step, 2 * step) : net_scalar(n, dtype, step);
+    struct mlo_node *node = net_node(n, "DequantizeLinear", q, s, NULL);
+    assert_true(mlo_node_set_i(node, "axis", 1));
+    return node->outputs[0];
+}
+
+/* In float16 with one scale a tensor, cuBLASLt does all of it; with a scale a column, or in float32, it sums,
+ * and a chain does the rest. What is halved after it was quantized has Casts between. */
+static void test_cuda_plan__float8_products(void **state)
+{
+    MLO_UNUSED(state);
+    enum { HALF, HALF_COLUMNS, SINGLE, HALVED, FORMS };
+    static const struct {
+        bool half, columns, casts;
+        int gemms, chains;
+        enum mlo_dtype sums;
+    } forms[FORMS] = {
+        [HALF] = {true, false, false, 2, 2, MLO_FLOAT16},
+        [HALF_COLUMNS] = {true, true, false, 2, 3, MLO_FLOAT32},
+        [SINGLE] = {false, false, false, 2, 3, MLO_FLOAT32},
+        [HALVED] = {true, false, true, 2, 2, MLO_FLOAT16},
+    };
+    for (int f = 0; f < FORMS; f++) {
+        struct net n = net_of_opset(19, 11);
+        enum mlo_dtype type = forms[f].half ? MLO_FLOAT16 : MLO_FLOAT32,
+                       outer = forms[f].casts ? MLO_FLOAT32 : type;
+        struct mlo_value *x = net_input_of(&n, type, "x", 2, (int64_t[]){5, 32}), *y;
+        y = forms[f].casts ? net_cast(&n, x, MLO_FLOAT32) : x;
+        y = pair8(&n, outer, y, 0.01);
+        y = forms[f].casts ? net_cast(&n, y, MLO_FLOAT16) : y;
+        struct mlo_value *w = weights_float8(&n, outer, (int64_t[]){32, 48}, forms[f].columns);
+        w = forms[f].casts ? net_cast(&n, w, MLO_FLOAT16) : w;
+        y = net_op(&n, "MatMul", y, w, NULL);
+        y = net_op(&n, "Add", y, cast_constant(&n, type, 1, (int64_t[]){48}, 0.5f), NULL);
+        y = net_op(&n, "Relu", y, NULL, NULL);
+        y = forms[f].casts ? net_cast(&n, y, MLO_FLOAT32) : y;
+        y = pair8(&n, outer, y, 0.02);
+        y = forms[f].casts ? net_cast(&n, y, MLO_FLOAT16) : y;
+        w = weights_float8(&n, outer, (int64_t[]){48, 16}, forms[f].columns);
+        w = forms[f].casts ? net_cast(&n, w, MLO_FLOAT16) : w;
+        net_finish(&n, net_op(&n, "MatMul", y, w, NULL));
+        struct mlo_tensor in = random_tensor_of(type, 2, (int64_t[]){5, 32}, 3);
+        /* a tie that rounds to the other side moves a value by an eighth */
+        struct cuda_schedule *s = agrees(&n, 0, true, &in, 0.04, "float8 products");
+        expect(s, 0, forms[f].gemms, 0, forms[f].chains, 0);
+        for (int i = 0; i < s->step_count; i++)
+            if (s->steps[i].kind == CUDA_STEP_GEMM) {
+                const struct cuda_gemm *g = s->steps[i].gemm;
+                assert_true(cuda_gemm_fuses(g));
+                assert_string_equal(s->steps[i].impl, "cublasLt");
+                assert_string_equal(s->steps[i].precision, "fp8");
+                assert_true(g->a == MLO_FLOAT8E4M3FN && g->b == MLO_FLOAT8E4M3FN && g->d == forms[f].sums);
+                assert_true(!g->ta && g->tb && g->k % 16 == 0 && g->n % 16 == 0);
+                assert_true(i > 1 || g->has_bias == (g->d == MLO_FLOAT16));
+            }
+        cuda_schedule_free(s);
+        mlo_tensor_clear(&in);
+        mlo_model_free(n.model);
+    }
+}
+
+/* Columns that the matrix units do not take are multiplied in floats, and the step says so. */
+static void test_cuda_plan__float8_of_odd_columns_is_multiplied_in_floats(void **state)
+{
+    MLO_UNUSED(state);
+    struct net n = net_of_opset(19, 11);
+    struct mlo_value *x = net_input(&n, "x", 2, (int64_t[]){5, 32});
+    struct mlo_value *w = weights_float8(&n, MLO_FLOAT32, (int64_t[]){32, 10}, false);
+    net_finish(&n, net_op(&n, "MatMul", pair8(&n, MLO_FLOAT32, x, 0.01), w, NULL));
+    struct mlo_tensor in = random_tensor(2, (int64_t[]){5, 32}, 3);
+    struct cuda_schedule *s = agrees(&n, 0, true, &in, 1e-5, "a float8 product of 10 columns");
+    expect(s, 0, 1, 0, 1, 0);
+    assert_string_equal(s->steps[1].precision, "tf32");
+    cuda_schedule_free(s);
+    mlo_tensor_clear(&in);
+    mlo_model_free(n.model);
+}
+
+/* The number of a code of E4M3 ("FP8 Formats for Deep Learning", Micikevicius et al., 2022, table 1). */
+static double e4m3(int code)
+{
+    int exponent = code >> 3 & 15, low = code & 7;
+    double size = exponent ? ldexp(8 + low, exponent - 10) : ldexp(low, -9);
+    return (code & 0x7f) == 0x7f ? NAN : code & 0x80 ? -size : size;
+}
+
+/* The nearest code, of two the even one; beyond the largest the largest. */
+static int nearest_e4m3(double x)
+{
+    int best = 0, sign = signbit(x) ? 0x80 : 0;
+    if (isnan(x))
+        return 0x7f;
+    for (int code = 1; code < 0x7f; code++) {
+        double here = fabs(e4m3(code) - fabs(x)), there = fabs(e4m3(best) - fabs(x));
+        if (here < there || (here == there && code % 2 == 0))
+            best = code;
+    }
+    return isinf(x) ? 0x7e | sign : best | sign;
+}
+
+/* All codes are dequantized exactly; all codes, the middle between any two and both sides of it, what is too
+ * large or too small, and NaN are quantized to the code that a search finds. By the kernels' own texts. */
+static void test_cuda_plan__float8_conversions_are_exact(void **state)
+{
+    MLO_UNUSED(state);
+    enum { CODES = 256, MOST = 4 * CODES + 16 };
+    static const float scales[] = {1, 0.0078125f, 3};
+    float list[MOST];
+    for (size_t k = 0; k < MLO_COUNT(scales); k++) {
+        int count = 0;
+        for (int code = 0; code < 0x7f; code++) {
+            float a = (float)e4m3(code), middle = code < 0x7e ? (a + (float)e4m3(code + 1)) / 2 : 464;
+            const float at[] = {a, middle, nextafterf(middle, 0), nextafterf(middle, INFINITY)};
+            for (size_t i = 0; i < 2 * MLO_COUNT(at) && count < MOST; i++)
+                list[count++] = (i % 2 ? -1 : 1) * at[i / 2] * scales[k];
+        }
+        const float edges[] = {NAN, -NAN, INFINITY, -INFINITY, 1e30f, -1e30f, 1e-30f, -1e-30f};
+        memcpy(list + count, edges, sizeof edges);
+        count += (int)MLO_COUNT(edges);
+        struct net n = net_of_opset(19, 1);
+        struct mlo_value *x = net_input(&n, "x", 1, (int64_t[]){count}),
+                         *s = net_scalar(&n, MLO_FLOAT32, scales[k]);
+        net_finish(&n, net_op(&n, "QuantizeLinear", x, s, net_scalar(&n, MLO_FLOAT8E4M3FN, 0)));
+        struct mlo_tensor in = {0}, got[4] = {0};
+        MUST(mlo_tensor_init(&in, MLO_FLOAT32, 1, (int64_t[]){count}, err));
+        memcpy(in.data, list, (size_t)count * sizeof *list);
+        struct cuda_schedule *schedule = lower(&n, 0);
+        if (interpret_with(schedule, true, &in, got))
+            for (int i = 0; i < count; i++) {
+                int code = ((const uint8_t *)got[0].data)[i],
+                    want = nearest_e4m3((double)(list[i] / scales[k]));
+                if (code != want && !(isnan(list[i]) && (code & 0x7f) == 0x7f))
+                    fail_msg("%a / %g becomes %#x, not %#x", (double)list[i], (double)scales[k], code, want);
+            }
+        mlo_tensor_clear(&got[0]);
+        mlo_tensor_clear(&in);
+        cuda_schedule_free(schedule);
+        mlo_model_free(n.model);
+
+        n = net_of_opset(19, 1);
+        x = net_input_of(&n, MLO_FLOAT8E4M3FN, "x", 1, (int64_t[]){CODES});
+        net_finish(&n, net_op(&n, "DequantizeLinear", x, net_scalar(&n, MLO_FLOAT32, scales[k]), NULL));
+        MUST(mlo_tensor_init(&in, MLO_FLOAT8E4M3FN, 1, (int64_t[]){CODES}, err));
+        for (int i = 0; i < CODES; i++)
+            ((uint8_t *)in.data)[i] = (uint8_t)i;
+        schedule = lower(&n, 0);
+        if (interpret_with(schedule, true, &in, got))
+            for (int i = 0; i < CODES; i++) {
+                float y = ((const float *)got[0].data)[i], want = (float)e4m3(i) * scales[k];
+                if (y != want && !(isnan(y) && isnan(want)))
+                    fail_msg("code %#x becomes %g, not %g", i, (double)y, (double)want);
+            }
+        mlo_tensor_clear(&got[0]);
+        mlo_tensor_clear(&in);
+        cuda_schedule_free(schedule);
+        mlo_model_free(n.model);
+    }
+}
+
 /* A vector has no dim for its row or column in the result. */
 static void test_cuda_plan__vectors_and_batches(void **state)
 {
@@ -507,6 +684,35 @@ static void test_cuda_plan__refusals_say_why(void **state)
     net_finish(&n, net_op(&n, "Add", x, x, NULL));
     refused(&n, "'Add' (Add)", "wraps around");
     mlo_model_free(n.model);
+    n = net_of_opset(19, 1);
+    x = net_input(&n, "x", 1, (int64_t[]){4});
+    struct mlo_node *cast = net_node(&n, "Cast", x, NULL, NULL);
+    assert_true(mlo_node_set_i(cast, "to", MLO_FLOAT8E4M3FN) && mlo_node_set_i(cast, "saturate", 0));
+    net_finish(&n, net_cast(&n, cast->outputs[0], MLO_FLOAT32));
+    refused(&n, "'Cast' (Cast)", "does not saturate");
+    mlo_model_free(n.model);
+}
+
+/* Matrix units multiply float8 from sm_89 on; for older ones the first node that has any is named. */
+static void test_cuda_plan__float8_needs_sm_89(void **state)
+{
+    MLO_UNUSED(state);
+    struct net n = net_of_opset(19, 1);
+    struct mlo_value *x = net_input(&n, "x", 2, (int64_t[]){16, 32});
+    struct mlo_value *w = weights_float8(&n, MLO_FLOAT32, (int64_t[]){32, 16}, false);
+    net_finish(&n, net_op(&n, "MatMul", pair8(&n, MLO_FLOAT32, x, 0.01), w, NULL));
+    struct mlo_compile_options o = {0};
+    for (int sm = 80; sm <= 90; sm++) {
+        struct cuda_schedule *s = NULL;
+        struct mlo_error e = {0};
+        enum mlo_status status = cuda_schedule_new(n.model, &o, sm, &s, &e);
+        assert_int_equal(status, sm < 89 ? MLO_EUNSUPPORTED : MLO_OK);
+        if (sm == 80 && (!strstr(e.message, "float8_e4m3fn") || !strstr(e.message, "sm_80") ||
+                         !strstr(e.where, "node '") || !strstr(e.hint, "cuda:sm89")))
+            fail_msg("refused as '%s' (%s; %s)", e.message, e.where, e.hint);
+        cuda_schedule_free(s);
+    }
+    mlo_model_free(n.model);
 }
 
 /* What is observed is kept, and so is what is delivered in the middle. */
@@ -546,6 +752,10 @@ int main(void)
         cmocka_unit_test(test_cuda_plan__encoder),
         cmocka_unit_test(test_cuda_plan__int8),
         cmocka_unit_test(test_cuda_plan__int8_product),
+        cmocka_unit_test(test_cuda_plan__float8_products),
+        cmocka_unit_test(test_cuda_plan__float8_of_odd_columns_is_multiplied_in_floats),
+        cmocka_unit_test(test_cuda_plan__float8_conversions_are_exact),
+        cmocka_unit_test(test_cuda_plan__float8_needs_sm_89),
         cmocka_unit_test(test_cuda_plan__vectors_and_batches),
         cmocka_unit_test(test_cuda_plan__zero_and_negative_factors),
         cmocka_unit_test(test_cuda_plan__large_integers),

@@ -146,6 +146,49 @@ static void test_targets__schemes_by_hand(void **state)
     }
 }
 
+/* The largest float8 is 448: scales are extremes / 448, one a tensor; what does not fit that is refused. */
+static void test_targets__float8_by_hand(void **state)
+{
+    MLO_UNUSED(state);
+    static const double w[] = {224, -448, 88, 7}; /* of 127, -254, 50, 4 in steps of 254 / 448 */
+    static const struct {
+        const char *options, *message, *hint;
+    } refused[] = {
+        {"\"activations\": \"uint8\"", "float8_e4m3fn", "mlopt-cuda"},
+        {"\"scheme\": \"uint8\"", "float8_e4m3fn", "scheme"},
+        {"\"calibrator\": \"mse\"", "equal steps", "minmax"},
+        {"\"rounding\": \"gptq\"", "rounding", "nearest"},
+        {"\"bias_correction\": \"fast\"", "bias_correction", "full"},
+        {"\"form\": \"qoperator\"", "integer operators", "qdq"},
+    };
+    struct mlo_model *m = gemm_2x2();
+    struct mlo_stats stats;
+    struct mlo_error err = {0};
+    mlo_stats_init(&stats);
+    saw(&stats, "x", LIST(-55, 200, 3), 3);
+    for (size_t i = 0; i < MLO_COUNT(refused); i++) {
+        char options[160];
+        snprintf(options, sizeof options, "{\"target\": \"mlopt-cuda-fp8\", %s}", refused[i].options);
+        assert_int_equal(run_pass(m, "quantize", options, &stats, NULL, &err), MLO_EINVAL);
+        if (!strstr(err.message, refused[i].message) || !strstr(err.hint, refused[i].hint))
+            fail_msg("%s: %s (%s)", options, err.message, err.hint);
+    }
+    mlo_model_free(m);
+    m = gemm_2x2();
+    assert_ok(run_pass(m, "quantize", "{\"target\": \"mlopt-cuda-fp8\"}", &stats, NULL, &err));
+    assert_float_equal(number(m, "x_scale", 0), 200.0 / 448, 1e-6);
+    assert_float_equal(number(m, "w_scale", 0), 254.0 / 448, 1e-6);
+    assert_int_equal(constant_named(m, "w_quantized")->dtype, MLO_FLOAT8E4M3FN);
+    assert_int_equal(constant_named(m, "x_zero_point")->dtype, MLO_FLOAT8E4M3FN);
+    assert_true(number(m, "x_zero_point", 0) == 0 && number(m, "w_zero_point", 0) == 0);
+    for (size_t i = 0; i < MLO_COUNT(w); i++)
+        assert_float_equal(number(m, "w_quantized", i), w[i], 0);
+    assert_string_equal(node_named(m, "y_node")->inputs[2]->name, "b"); /* in float */
+    assert_int_equal(mlo_model_opset(m, ""), 19);
+    mlo_model_free(m);
+    mlo_stats_clear(&stats);
+}
+
 static void test_targets__biases_stay_float_where_the_target_wants_it(void **state)
 {
     MLO_UNUSED(state);
@@ -332,6 +375,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_targets__table_is_whole),
         cmocka_unit_test(test_targets__schemes_by_hand),
+        cmocka_unit_test(test_targets__float8_by_hand),
         cmocka_unit_test(test_targets__biases_stay_float_where_the_target_wants_it),
         cmocka_unit_test(test_targets__onnx_runtime_needs_pairs_on_both_sides),
         cmocka_unit_test(test_targets__a_conv_that_ends_the_model_is_noted),
