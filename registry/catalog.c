@@ -13,6 +13,7 @@ enum {
     CATALOG_VERSIONS_OF
 };
 
+/* clang-format off */
 #define NAME "replace(p.name, '.', '..') || '.' || m.name"
 #define MICROSECONDS(time) "(extract(epoch FROM " time ") * 1000000)::bigint"
 
@@ -37,9 +38,9 @@ enum {
     "(SELECT string_agg(rv.target || '=' || " what ", ',' ORDER BY rv.target) FROM release_variant rv "      \
     "WHERE rv.release_id = r.id)"
 #define STAGE_TAGS(stage)                                                                                    \
-    "'mlopt." stage ".release', " HELD("r.seq::text", stage) ", 'mlopt." stage ".variants', " HELD(          \
-        EACH("rv.variant"),                                                                                  \
-        stage) ", 'mlopt." stage ".digests', " HELD(EACH("'sha256:' || encode(rv.artifact, 'hex')"), stage)
+    "'mlopt." stage ".release', " HELD("r.seq::text", stage) ", "                                            \
+    "'mlopt." stage ".variants', " HELD(EACH("rv.variant"), stage) ", "                                      \
+    "'mlopt." stage ".digests', " HELD(EACH("'sha256:' || encode(rv.artifact, 'hex')"), stage)
 
 #define MODEL_TAGS "jsonb_build_object('mlopt.project', p.name, 'mlopt.model', m.name)"
 #define VERSION_TAGS                                                                                         \
@@ -48,26 +49,22 @@ enum {
     "'mlopt.digest', (SELECT 'sha256:' || encode(b.digest, 'hex') FROM version_blob b "                      \
     "WHERE b.version_id = v.id AND b.role = 'model'), "                                                      \
     "'mlopt.variants', (SELECT string_agg(DISTINCT va.name::text, ',') FROM variant va "                     \
-    "WHERE va.version_id = v.id AND va.deletion_id IS NULL), " STAGE_TAGS("staging") ", " STAGE_TAGS(        \
-        "production") "))"
+    "WHERE va.version_id = v.id AND va.deletion_id IS NULL), "                                               \
+    STAGE_TAGS("staging") ", " STAGE_TAGS("production") "))"
 /* The tag that a condition names, of its uploader. */
 #define OWN_TAG                                                                                              \
     "(SELECT x.text FROM fact_name n JOIN version_fact x ON x.name_id = n.id WHERE n.project_id = "          \
     "m.project_id AND n.kind = 'tag' AND n.name = q.key AND x.version_id = v.id LIMIT 1)"
 
+#define MODEL_VALUE "CASE q.field WHEN 'name' THEN " NAME " WHEN 'tag' THEN " MODEL_TAGS " ->> q.key END"
 #define MODEL_FITS                                                                                           \
-    "NOT EXISTS (SELECT 1 FROM " CONDITIONS("CASE q.field WHEN 'name' THEN " NAME                            \
-                                            " WHEN 'tag' THEN " MODEL_TAGS                                   \
-                                            " ->> q.key END") " WHERE NOT coalesce(" TEXT_HOLDS ", false))"
+    "NOT EXISTS (SELECT 1 FROM " CONDITIONS(MODEL_VALUE) " WHERE NOT coalesce(" TEXT_HOLDS ", false))"
+#define VERSION_VALUE                                                                                        \
+    "CASE q.field WHEN 'name' THEN " NAME " WHEN 'tag' THEN CASE WHEN starts_with(q.key, 'mlopt.') "         \
+    "THEN coalesce(" VERSION_TAGS " ->> q.key, " OWN_TAG ") ELSE " OWN_TAG " END END"
 #define VERSION_FITS                                                                                         \
-    "NOT EXISTS (SELECT 1 FROM " CONDITIONS("CASE q.field WHEN 'name' THEN " NAME                            \
-                                            " WHEN 'tag' THEN CASE WHEN starts_with(q.key, 'mlopt.') "       \
-                                            "THEN coalesce(" VERSION_TAGS " ->> q.key, " OWN_TAG             \
-                                            ") ELSE " OWN_TAG                                                \
-                                            " END END") " WHERE NOT coalesce(CASE q.field WHEN 'version' "   \
-                                                        "THEN " NUMBER_HOLDS("v.number") " "                 \
-                                                                                         "ELSE " TEXT_HOLDS  \
-                                                                                         " END, false))"
+    "NOT EXISTS (SELECT 1 FROM " CONDITIONS(VERSION_VALUE) " WHERE NOT coalesce(CASE q.field "               \
+    "WHEN 'version' THEN " NUMBER_HOLDS("v.number") " ELSE " TEXT_HOLDS " END, false))"
 
 #define MODEL_CHANGED                                                                                        \
     "greatest(m.created_at, (SELECT v.created_at FROM version v WHERE v.model_id = m.id ORDER BY v.number "  \
@@ -76,69 +73,51 @@ enum {
 #define NEWEST(which)                                                                                        \
     "(SELECT v.id FROM version v WHERE v.model_id = m.id AND v.deletion_id IS NULL AND " which               \
     " ORDER BY v.number DESC LIMIT 1)"
+#define HELD_BY_NONE                                                                                         \
+    "v.archived_at IS NULL AND NOT EXISTS (SELECT 1 FROM stage s JOIN release r ON r.id = s.release_id "     \
+    "WHERE s.model_id = m.id AND r.version_id = v.id)"
 
 /* $1: the only project; $2: the only model; $4: the order, $5: 1 or -1; $6, $7, $8: the key of the page
  * before. What is ordered by a number rises in its product with $5. */
-#define MODEL_PAGE(behind, order)                                                                                                                                                                                                                     \
-    "SELECT c.number AS key, c.name, c.project, c.model, m.id, m.description, m.created_by, " MICROSECONDS("m.created_at") " / 1000 AS created_ms, " MICROSECONDS(                                                                                    \
-        MODEL_CHANGED) " / 1000 AS changed_ms, "                                                                                                                                                                                                      \
-                       "(SELECT coalesce(json_agg(json_build_object('stage', s.name, 'version', v.number, "                                                                                                                                           \
-                       "'id', v.id) "                                                                                                                                                                                                                 \
-                       "ORDER BY s.name), '[]') FROM stage s JOIN release r ON r.id = s.release_id JOIN "                                                                                                                                             \
-                       "version v "                                                                                                                                                                                                                   \
-                       "ON v.id = r.version_id WHERE s.model_id = m.id) AS stages, " NEWEST(                                                                                                                                                          \
-                           "v.archived_at IS NULL") " AS latest, " NEWEST("v.archived_at IS NULL AND NOT "                                                                                                                                            \
-                                                                          "EXISTS (SELECT 1 "                                                                                                                                                         \
-                                                                          "FROM stage s JOIN release r ON "                                                                                                                                           \
-                                                                          "r.id = s.release_id WHERE "                                                                                                                                                \
-                                                                          "s.model_id = m.id AND "                                                                                                                                                    \
-                                                                          "r.version_id = v.id)") " AS "                                                                                                                                              \
-                                                                                                  "loose,"                                                                                                                                            \
-                                                                                                  " " NEWEST("v.archived_at IS NOT NULL") " AS archived, " MODEL_TAGS                                                                                 \
-                                                                                                                                          "::json AS tags "                                                                                           \
-                                                                                                                                          "FROM (SELECT * FROM (SELECT m.id, p.name AS project, m.name AS model, " NAME                               \
-                                                                                                                                          " AS name, "                                                                                                \
-                                                                                                                                          "CASE $4::int WHEN 2 THEN " MICROSECONDS("m.created_at") " WHEN 3 THEN " MICROSECONDS(                      \
-                                                                                                                                              MODEL_CHANGED) " ELSE 0 END * $5::bigint AS number FROM model m JOIN project p ON p.id = m.project_id " \
-                                                                                                                                                             "WHERE m.deletion_id IS NULL AND ($1::bigint IS NULL OR m.project_id = $1) "             \
-                                                                                                                                                             "AND ($2::bigint IS NULL OR m.id = $2) AND " MODEL_FITS                                  \
-                                                                                                                                                             ") c WHERE " behind                                                                      \
-                                                                                                                                                             " ORDER BY " order                                                                       \
-                                                                                                                                                             " LIMIT $9) c JOIN model m ON m.id = c.id JOIN project p ON p.id = m.project_id ORDER BY " order
+#define MODEL_PAGE(behind, order)                                                                            \
+    "SELECT c.number AS key, c.name, c.project, c.model, m.id, m.description, m.created_by, "                \
+    MICROSECONDS("m.created_at") " / 1000 AS created_ms, "                                                   \
+    MICROSECONDS(MODEL_CHANGED) " / 1000 AS changed_ms, "                                                    \
+    "(SELECT coalesce(json_agg(json_build_object('stage', s.name, 'version', v.number, 'id', v.id) "         \
+    "ORDER BY s.name), '[]') FROM stage s JOIN release r ON r.id = s.release_id JOIN version v "             \
+    "ON v.id = r.version_id WHERE s.model_id = m.id) AS stages, "                                            \
+    NEWEST("v.archived_at IS NULL") " AS latest, " NEWEST(HELD_BY_NONE) " AS loose, "                        \
+    NEWEST("v.archived_at IS NOT NULL") " AS archived, " MODEL_TAGS "::json AS tags "                        \
+    "FROM (SELECT * FROM (SELECT m.id, p.name AS project, m.name AS model, " NAME " AS name, "               \
+    "CASE $4::int WHEN 2 THEN " MICROSECONDS("m.created_at") " WHEN 3 THEN " MICROSECONDS(MODEL_CHANGED)     \
+    " ELSE 0 END * $5::bigint AS number FROM model m JOIN project p ON p.id = m.project_id "                 \
+    "WHERE m.deletion_id IS NULL AND ($1::bigint IS NULL OR m.project_id = $1) "                             \
+    "AND ($2::bigint IS NULL OR m.id = $2) AND " MODEL_FITS ") c WHERE " behind " ORDER BY " order           \
+    " LIMIT $9) c JOIN model m ON m.id = c.id JOIN project p ON p.id = m.project_id ORDER BY " order
 
 #define VERSION_COLUMNS                                                                                      \
     NAME " AS name, p.name AS project, m.name AS model, v.number AS version, v.id, v.description, "          \
-         "v.created_by, " MICROSECONDS("v.created_at") " / 1000 AS created_ms, " MICROSECONDS(               \
-             VERSION_CHANGED) " / 1000 AS changed_ms, v.archived_at IS NOT NULL AS archived, "               \
-                              "(SELECT coalesce(json_agg(s.name ORDER BY s.name), '[]') FROM stage s JOIN "  \
-                              "release r "                                                                   \
-                              "ON r.id = s.release_id WHERE s.model_id = v.model_id AND r.version_id = "     \
-                              "v.id) AS stages, "                                                            \
-                              "(coalesce(v.manifest::jsonb #> '{facts,tags}', '{}') || " VERSION_TAGS        \
-                              ")::json AS tags "
-#define VERSION_TABLES "version v JOIN model m ON m.id = v.model_id JOIN project p ON p.id = m.project_id"
+    "v.created_by, " MICROSECONDS("v.created_at") " / 1000 AS created_ms, " MICROSECONDS(VERSION_CHANGED)    \
+    " / 1000 AS changed_ms, v.archived_at IS NOT NULL AS archived, "                                         \
+    "(SELECT coalesce(json_agg(s.name ORDER BY s.name), '[]') FROM stage s JOIN release r "                  \
+    "ON r.id = s.release_id WHERE s.model_id = v.model_id AND r.version_id = v.id) AS stages, "              \
+    "(coalesce(v.manifest::jsonb #> '{facts,tags}', '{}') || " VERSION_TAGS ")::json AS tags "
+#define VERSION_TABLES                                                                                       \
+    "version v JOIN model m ON m.id = v.model_id JOIN project p ON p.id = m.project_id"
 
 #define VERSION_PAGE(behind, order)                                                                          \
     "SELECT c.number AS key, " VERSION_COLUMNS "FROM (SELECT * FROM (SELECT v.id, " NAME " AS name, "        \
-    "-v.number AS version, CASE $4::int WHEN 1 THEN v.number WHEN 2 THEN " MICROSECONDS(                     \
-        "v.created_at") " WHEN 3 THEN " MICROSECONDS(VERSION_CHANGED) " ELSE 0 END * $5::bigint AS number "  \
-                                                                      "FROM " VERSION_TABLES                 \
-                                                                      " WHERE v.deletion_id IS NULL AND "    \
-                                                                      "m.deletion_id IS NULL AND "           \
-                                                                      "($1::bigint IS NULL OR m.project_id " \
-                                                                      "= $1) "                               \
-                                                                      "AND ($2::bigint IS NULL OR "          \
-                                                                      "v.model_id = $2) AND " VERSION_FITS   \
-                                                                      ") c WHERE " behind " ORDER BY " order \
-                                                                      " LIMIT $9) c JOIN version v ON v.id " \
-                                                                      "= c.id JOIN model m ON m.id = "       \
-                                                                      "v.model_id "                          \
-                                                                      "JOIN project p ON p.id = "            \
-                                                                      "m.project_id ORDER BY " order
+    "-v.number AS version, CASE $4::int WHEN 1 THEN v.number WHEN 2 THEN " MICROSECONDS("v.created_at")      \
+    " WHEN 3 THEN " MICROSECONDS(VERSION_CHANGED) " ELSE 0 END * $5::bigint AS number FROM " VERSION_TABLES  \
+    " WHERE v.deletion_id IS NULL AND m.deletion_id IS NULL AND ($1::bigint IS NULL OR m.project_id = $1) "  \
+    "AND ($2::bigint IS NULL OR v.model_id = $2) AND " VERSION_FITS ") c WHERE " behind " ORDER BY " order   \
+    " LIMIT $9) c JOIN version v ON v.id = c.id JOIN model m ON m.id = v.model_id "                          \
+    "JOIN project p ON p.id = m.project_id ORDER BY " order
 
 #define RISING "(c.number, c.name, c.version) > ($6::bigint, $7::text, $8::bigint)"
 #define FALLING                                                                                              \
     "c.number >= $6::bigint AND ($7::text IS NULL OR c.name < $7 OR c.name = $7 AND c.version > $8::bigint)"
+/* clang-format on */
 
 const struct mlo_sql mlo_sql_catalog[] = {
     [CATALOG_MODELS] = {"catalog_models",
