@@ -392,7 +392,7 @@ static void search_id(struct search *s)
 /* ID~NUMBER~VERSION~NAME */
 static enum mlo_status read_token(struct search *s, const char *token, struct mlo_error *err)
 {
-    char number[24], version[24];
+    char number[24], version[24], project[104], model[104];
     const char *at = token;
     if (!token)
         return MLO_OK;
@@ -410,7 +410,7 @@ static enum mlo_status read_token(struct search *s, const char *token, struct ml
     snprintf(version, sizeof version, "%.*s", (int)n, at);
     snprintf(s->after.name, sizeof s->after.name, "%s", at + n + 1);
     if (!mlo_str_to_i64(number, &s->after.number) || !mlo_str_to_i64(version, &s->after.version) ||
-        s->after.version < 0)
+        s->after.version < 0 || !mlo_catalog_name_parse(s->after.name, project, model))
         goto bad;
     s->what.after = &s->after;
     return MLO_OK;

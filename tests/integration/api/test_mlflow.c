@@ -395,6 +395,11 @@ static void test_mlflow__searches_find_what_fits(void **state)
              mlo_json_str(reply.json, "next_page_token", ""));
     get(api, &reply, path, 422); /* of another search */
     expect_error(&reply, "INVALID_PARAMETER_VALUE", "page_token");
+    get(api, &reply, R "registered-models/search?max_results=1", 200);
+    snprintf(path, sizeof path, R "registered-models/search?page_token=%.17s0~0~demo.%%ff",
+             mlo_json_str(reply.json, "next_page_token", ""));
+    get(api, &reply, path, 422); /* made by somebody else */
+    expect_error(&reply, "INVALID_PARAMETER_VALUE", "page_token");
     reply_clear(&reply);
 }
 
