@@ -445,12 +445,15 @@ static void add_gpus(struct mlo_buf *array)
         if (mlo_cuda_target_sm(names[k]) && runs)
             add_word(array, names[k]);
     }
-    for (size_t i = 0; i < count; i++) { /* a model that the names above lack */
-        char name[24], word[28];
+    for (size_t i = 0; i < count; i++) { /* a model that the names above lack, and what it is itself */
+        char name[24], word[28], exact[40];
         snprintf(name, sizeof name, "cuda:sm%d", sm[i]);
+        snprintf(exact, sizeof exact, "%s%s", name, MLO_TARGET_EXACT);
         snprintf(word, sizeof word, "\"%s\"", name);
         if (!strstr(mlo_buf_str(array), word))
             add_word(array, name);
+        if (!strstr(mlo_buf_str(array), exact))
+            add_word(array, exact);
     }
 }
 

@@ -13,6 +13,8 @@
 #define MLO_REPORT_FORMAT "mlopt-report-1"
 /* What a worker offers that can compile plans for GPUs, with or without one. */
 #define MLO_TARGET_COMPILE_CUDA "compile:cuda"
+/* Behind a GPU's target: what a worker offers that has that very GPU, not one that runs its code too. */
+#define MLO_TARGET_EXACT ":exact"
 
 /* --- recipes ----------------------------------------------------------------------------------------------
  */

@@ -20,11 +20,26 @@ static const struct mlo_option_spec OPTIONS[] = {
     {NULL},
 };
 
-/* A GPU of that kind. */
+/* A GPU of that very compute capability: one that only runs its code finds other ways fast, and is refused.
+ */
 static const char *offer(const json_t *options, const char *target)
 {
+    static const struct {
+        int sm;
+        const char *word;
+    } known[] = {{70, "cuda:sm70" MLO_TARGET_EXACT},   {75, "cuda:sm75" MLO_TARGET_EXACT},
+                 {80, "cuda:sm80" MLO_TARGET_EXACT},   {86, "cuda:sm86" MLO_TARGET_EXACT},
+                 {87, "cuda:sm87" MLO_TARGET_EXACT},   {88, "cuda:sm88" MLO_TARGET_EXACT},
+                 {89, "cuda:sm89" MLO_TARGET_EXACT},   {90, "cuda:sm90" MLO_TARGET_EXACT},
+                 {100, "cuda:sm100" MLO_TARGET_EXACT}, {103, "cuda:sm103" MLO_TARGET_EXACT},
+                 {110, "cuda:sm110" MLO_TARGET_EXACT}, {120, "cuda:sm120" MLO_TARGET_EXACT},
+                 {121, "cuda:sm121" MLO_TARGET_EXACT}};
     const char *own = mlo_step_plan_target(options);
-    return own ? own : mlo_cuda_target_sm(target) ? target : "cuda";
+    own = own ? own : target;
+    for (size_t i = 0; i < MLO_COUNT(known); i++)
+        if (known[i].sm == mlo_cuda_target_sm(own))
+            return known[i].word;
+    return mlo_cuda_target_sm(own) ? own : "cuda"; /* one that is newer than this list runs nobody else's */
 }
 
 struct part {

@@ -49,11 +49,30 @@ static bool cancel(const struct prepare *p, struct mlo_node *node)
     return mlo_value_replace_uses(node->outputs[0], dq->inputs[0]);
 }
 
+/* Models that were made half after they were quantized have a Cast before each QuantizeLinear and behind each
+ * DequantizeLinear. Chains compute in float32 whatever lies in memory, so these say nothing there. */
+static bool drop_cast(const struct prepare *p, const struct mlo_node *node)
+{
+    struct mlo_value *x = node->inputs[0], *y = node->output_count ? node->outputs[0] : NULL;
+    if (!mlo_node_is(node, "Cast") || !y || prepare_shows(p, y) || !lower_is_float(x->type.dtype) ||
+        !lower_is_float(y->type.dtype))
+        return false;
+    const struct mlo_node *dq = whole_dequantize(x);
+    if (dq && mlo_value_sole_user(x) == node && !prepare_shows(p, x)) {
+        x->type.dtype = y->type.dtype;
+        return mlo_value_replace_uses(y, x);
+    }
+    for (int i = 0; i < y->use_count; i++)
+        if (!mlo_node_is(y->uses[i].node, "QuantizeLinear") || y->uses[i].index != 0)
+            return false;
+    return y->use_count > 0 && mlo_value_replace_uses(y, x);
+}
+
 enum mlo_status prepare_sink(const struct prepare *p, struct mlo_node *node, bool *done,
                              struct mlo_error *err)
 {
     const struct mlo_node *dq = moves(node) ? whole_dequantize(node->inputs[0]) : NULL;
-    if (cancel(p, node)) {
+    if (cancel(p, node) || drop_cast(p, node)) {
         mlo_graph_remove_node(node);
         *done = true;
         return MLO_OK;

@@ -342,7 +342,7 @@ static void test_plan__compiles_for_gpus_without_one(void **state)
     static const struct {
         const char *target;
         int64_t gpus;
-    } jobs[] = {{"compile:cuda", 0}, {"cuda:sm90", 1}, {"cuda", 1}, {"any", 0}};
+    } jobs[] = {{"compile:cuda", 0}, {"cuda:sm90:exact", 1}, {"cuda", 1}, {"any", 0}};
     struct mlo_recipe *r = recipe("name: a\ntarget: any\nsteps:\n  - compile: {target: cuda:sm90}\n"
                                   "  - tune: {target: cuda:sm90}\n  - benchmark: {engine: cuda}\n"
                                   "  - compile: {}\n");

@@ -483,7 +483,7 @@ static void test_recipe__compiles_for_a_gpu(void **state)
     assert_string_equal(mlo_json_str(r->steps[1].options, "target", ""), "cuda:sm90");
     /* who compiles needs no GPU, who measures does */
     assert_string_equal(compile->offer(r->steps[0].options, r->target), MLO_TARGET_COMPILE_CUDA);
-    assert_string_equal(tune->offer(r->steps[1].options, r->target), "cuda:sm90");
+    assert_string_equal(tune->offer(r->steps[1].options, r->target), "cuda:sm90:exact");
     assert_ok(mlo_recipe_set(r, "compile.target=cuda:sm80", &err));
     assert_string_equal(mlo_json_str(r->steps[0].options, "target", ""), "cuda:sm80");
     assert_int_equal(mlo_recipe_set(r, "compile.target=cpu:avx2", &err), MLO_EINVAL);
