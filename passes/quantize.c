@@ -124,25 +124,20 @@ static const char *text_of(const json_t *options, const char *name, const char *
     return strcmp(text, "auto") == 0 ? automatic : text;
 }
 
-/* What float8 has no form of. */
+/* What float8 has no form of. Calibrators that weigh the error of equal steps find nothing there: the
+ * extremes are taken instead, and a note says so. */
 static void settings_float8(const json_t *options, struct mlo_quantize_settings *out)
 {
     static const char *const of_floats[] = {"minmax", "moving_average", "percentile"};
-    bool calibrates = false;
-    for (size_t i = 0; i < MLO_COUNT(of_floats); i++)
-        calibrates = calibrates || strcmp(out->calibrator->name, of_floats[i]) == 0;
+    bool types = out->activations == out->target->activations && out->symmetric && out->symmetric_weights &&
+                 !out->reduce_range && strcmp(mlo_json_str(options, "scheme", "int8"), "int8") == 0;
     const struct {
         bool wrong;
         const char *what, *next;
     } rules[] = {
-        {out->activations != out->target->activations ||
-             strcmp(mlo_json_str(options, "scheme", "int8"), "int8") != 0 || !out->symmetric ||
-             !out->symmetric_weights || out->reduce_range,
-         "other types, zero points or ranges: activations and weights are float8_e4m3fn",
+        {!types, "other types, zero points or ranges: activations and weights are float8_e4m3fn",
          "leave out scheme, activations, symmetric, symmetric_weights and reduce_range, or use the target "
          "mlopt-cuda"},
-        {!calibrates, "calibrator that weighs the error of equal steps",
-         "calibrator: minmax, moving_average or percentile"},
         {out->rounding.method != MLO_ROUND_NEAREST, "rounding but the nearest", "rounding: nearest"},
         {out->correct_bias, "bias_correction by the weights' error alone",
          "bias_correction: full, which measures the model, or none"},
@@ -155,6 +150,10 @@ static void settings_float8(const json_t *options, struct mlo_quantize_settings 
             out->refused = rules[i].what;
             out->refusal = rules[i].next;
         }
+    for (size_t i = 0; i < MLO_COUNT(of_floats); i++)
+        if (strcmp(out->calibrator->name, of_floats[i]) == 0)
+            return;
+    out->calibrator = mlo_calibrator_find(of_floats[0]);
 }
 
 void mlo_quantize_settings_read(const json_t *options, struct mlo_quantize_settings *out)
@@ -192,6 +191,12 @@ void mlo_quantize_settings_read(const json_t *options, struct mlo_quantize_setti
 static void note_target(const struct mlo_quantize_settings *settings, struct mlo_pass_context *ctx)
 {
     const struct mlo_target *target = settings->target;
+    const char *wish = mlo_json_str(ctx->options, "calibrator", settings->calibrator->name);
+    if (strcmp(wish, settings->calibrator->name) != 0)
+        mlo_pass_note(
+            ctx, "",
+            "ranges are the extremes: the calibrator %s weighs the error of equal steps, which %s has not",
+            wish, mlo_dtype_name(settings->activations));
     if (target->only && (settings->activations != target->activations || !settings->symmetric))
         mlo_pass_note(ctx, "",
                       "%s takes %s, and the options ask for others: it will compute in float or "

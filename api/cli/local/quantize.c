@@ -522,7 +522,7 @@ static enum mlo_status export_run(struct mlo_cli *cli, struct mlo_error *err)
     {                                                                                                        \
         "target", 0, "NAME",                                                                                 \
             "the runtime that it is made for: mlopt-cpu, mlopt-cuda, mlopt-cuda-fp8, openvino, "             \
-            "openvino-avx2, ort-x86-avx2, ort-x86-vnni, tensorrt"                                                           \
+            "openvino-avx2, ort-x86-avx2, ort-x86-vnni, tensorrt"                                            \
     }
 
 static const struct mlo_cli_option options_table[] = {
