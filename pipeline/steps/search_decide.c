@@ -214,10 +214,21 @@ static size_t ordered(struct mlo_search_state *s, size_t *order, int *rank)
     return count;
 }
 
+/* How many are kept of so many: those that are to be, and more where jobs would be left over. */
+static size_t keepable(const struct mlo_search_state *s, size_t count)
+{
+    int64_t budget = mlo_json_i64(s->options, "jobs", 0), front = mlo_json_i64(s->options, "front", 5);
+    size_t keep = kept_of(s, count);
+    /* this choice, the two after it, and what of them is evaluated */
+    while (keep < count && s->used_jobs + 3 + (int64_t)keep + 1 + MLO_MIN((int64_t)keep + 1, front) <= budget)
+        keep++;
+    return keep;
+}
+
 /* Who is kept after the first rung, and why the others are not. */
 static void halve(struct mlo_search_state *s, const size_t *order, const int *rank, size_t count)
 {
-    size_t keep = kept_of(s, count), hopeful = 0, among[MLO_SEARCH_CANDIDATES], kept[MLO_SEARCH_CANDIDATES],
+    size_t keep = keepable(s, count), hopeful = 0, among[MLO_SEARCH_CANDIDATES], kept[MLO_SEARCH_CANDIDATES],
            n = 0;
     bool chosen = s->last_rung > MLO_RUNG_SCREEN; /* already, on what was known then */
     for (size_t k = 0; k < count; k++)

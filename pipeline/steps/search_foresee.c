@@ -315,10 +315,9 @@ size_t mlo_search_pick(const struct mlo_search_state *s, const bool *planned, si
     return next < s->count || guesses > 0 ? next : pick_alone(s, &b, planned, true, &waits);
 }
 
-/* Of those that are not used: the one that loses least, or (`by_volume`) adds most to `n` points; ties fall
- * to what stands first. */
-static size_t next_of(const struct mlo_search_state *s, const size_t *among, size_t count, const bool *used,
-                      struct mlo_search_point *points, size_t n, bool by_volume)
+/* Of those that are not used the one that adds most to `n` points; ties fall to what stands first. */
+static size_t most_of(const struct mlo_search_state *s, const size_t *among, size_t count, const bool *used,
+                      struct mlo_search_point *points, size_t n)
 {
     size_t chosen = count;
     double most = -INFINITY, volume = mlo_points_volume(&s->goal, points, n);
@@ -326,12 +325,31 @@ static size_t next_of(const struct mlo_search_state *s, const size_t *among, siz
         if (used[i])
             continue;
         points[n] = s->all[among[i]].point;
-        double more = by_volume ? mlo_points_volume(&s->goal, points, n + 1) - volume
-                                : -points[n].axis[MLO_AXIS_DROP].value;
+        double more = mlo_points_volume(&s->goal, points, n + 1) - volume;
         if (more > most + 1e-12) {
             most = more;
             chosen = i;
         }
+    }
+    return chosen;
+}
+
+/* The one that loses least: of those that are not shown to lose more than the least that was measured, the
+ * one that less was pruned of, and then of more bits. */
+static size_t least_loss(const struct mlo_search_state *s, const size_t *among, size_t count,
+                         const bool *used)
+{
+    size_t chosen = count;
+    double least = INFINITY;
+    for (size_t i = 0; i < count; i++)
+        least = MLO_MIN(least, s->all[among[i]].point.axis[MLO_AXIS_DROP].value);
+    for (size_t i = 0; i < count; i++) {
+        const struct mlo_search_candidate *c = &s->all[among[i]];
+        const struct mlo_search_candidate *best = chosen < count ? &s->all[among[chosen]] : NULL;
+        if (used[i] || c->point.axis[MLO_AXIS_DROP].low > least)
+            continue;
+        if (!best || c->share < best->share || (c->share == best->share && bits_of(c) > bits_of(best)))
+            chosen = i;
     }
     return chosen;
 }
@@ -343,7 +361,9 @@ size_t mlo_search_spread(const struct mlo_search_state *s, const size_t *among, 
     bool used[MLO_SEARCH_CANDIDATES] = {false};
     size_t n = 0;
     while (n < MLO_MIN(most, count)) {
-        size_t chosen = n == 0 ? 0 : next_of(s, among, count, used, points, n, n > 1);
+        size_t chosen = n == 1 ? least_loss(s, among, count, used) : 0;
+        if (n > 1 || chosen == count)
+            chosen = most_of(s, among, count, used, points, n);
         used[chosen] = true;
         points[n] = s->all[among[chosen]].point;
         out[n++] = among[chosen];

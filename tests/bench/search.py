@@ -65,9 +65,7 @@ def without_measurements(recipe):
 def pulled(service, kind, variant, name):
     into = service.folder / "pulled" / kind / name
     service("pull", f"fashion/net@1/{variant}", "--out", into)
-    path = next(into.glob("**/*.onnx"))
-    return {"kind": kind, "name": name, "path": str(path), "size": path.stat().st_size,
-            "digest": hashlib.sha256(path.read_bytes()).hexdigest()}
+    return described(kind, name, next(into.glob("**/*.onnx")))
 
 
 def fixed_point(service, recipe):
@@ -77,6 +75,22 @@ def fixed_point(service, recipe):
         print(f"{recipe}: {done.stderr.strip()}", file=sys.stderr)
         return None
     return pulled(service, "recipe", recipe, recipe)
+
+
+def described(kind, name, path):
+    return {"kind": kind, "name": name, "path": str(path), "size": path.stat().st_size,
+            "digest": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def kept_point(service, recipe, keep):
+    at = keep and pathlib.Path(keep) / f"{recipe}.onnx"
+    if at and at.exists():
+        return described("recipe", recipe, at.resolve())
+    made = fixed_point(service, recipe)
+    if made and at:
+        at.parent.mkdir(parents=True, exist_ok=True)
+        at.write_bytes(pathlib.Path(made["path"]).read_bytes())
+    return made
 
 
 class Measured:
@@ -148,6 +162,7 @@ def main():
     p.add_argument("--goal", default="accuracy_drop<=3pt, min latency")
     p.add_argument("--recipes", nargs="*", default=FIXED)
     p.add_argument("--set", action="append", default=[])
+    p.add_argument("--keep", help="a folder for what recipes made, which is taken from there when it is there")
     p.add_argument("--out")
     a = p.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -169,7 +184,7 @@ def main():
             search = json.loads(service("runs", runs[0]["id"], "-o", "json").stdout)["search"]
             front = [pulled(service, "front", f"search-{x['name']}", x["name"]) for x in search["points"]
                      if x["front"] and "evaluated_drop" in x]
-            recipes = [x for x in (fixed_point(service, r) for r in a.recipes) if x]
+            recipes = [x for x in (kept_point(service, r, a.keep) for r in a.recipes) if x]
         finally:
             service.close()
         m = Measured(program, pathlib.Path(a.net).resolve(), front + recipes, ["--rounds", "4", "--seconds", "0.2"])
