@@ -99,7 +99,7 @@ class Measured:
     def __init__(self, program, source, points, options):
         self.program, self.source, self.options = program, str(source), options
         self.files = {p["digest"]: p["path"] for p in points}
-        self.sweeps, self.pairs = [], {}
+        self.sweeps, self.pairs, self.ratios = [], {}, {}  # ratios are asked for when all sweeps are done
 
     def call(self, *args):
         done = subprocess.run([self.program, *args, "-q", "-o", "json"], capture_output=True, text=True)
@@ -116,10 +116,12 @@ class Measured:
 
     def ratio(self, a, b=None):
         """a / b (b: the source), with a 95% interval of a bootstrap over sweeps."""
-        rows = [r[a] / (r[b] if b else 1) for r in self.sweeps]
-        drawn = random.Random(1)
-        medians = sorted(statistics.median(drawn.choices(rows, k=len(rows))) for _ in range(2000))
-        return statistics.median(rows), medians[50], medians[1949]
+        if (a, b) not in self.ratios:
+            rows = [r[a] / (r[b] if b else 1) for r in self.sweeps]
+            drawn = random.Random(1)
+            medians = sorted(statistics.median(drawn.choices(rows, k=len(rows))) for _ in range(1000))
+            self.ratios[a, b] = (statistics.median(rows), medians[25], medians[974])
+        return self.ratios[a, b]
 
     def drop(self, a, b=None):
         """How many points a loses against b (the source), with its paired 95% interval."""
