@@ -157,12 +157,13 @@ enum mlo_status mlo_token_make(struct mlo_db_conn *conn, const struct mlo_actor 
     if (status == MLO_OK) {
         status = mlo_sql_number(conn, &mlo_sql_token[TOKEN_ADD], &p, &made, err);
         if (status == MLO_OK)
-            status = write_audit(conn, actor, project_id, "token.create", made,
-                                 json_pack("{s:s, s:s, s:s, s:I, s:s, s:s*, s:s*}", "name", name, "role",
-                                           mlo_role_name(role), "prefix", prefix, "expires_at_us",
-                                           (json_int_t)expires_at_us, "rollback", rights[request->rollback],
-                                           "member", request->member_name, "stage", request->stage),
-                                 false, err);
+            status = write_audit(
+                conn, actor, project_id, "token.create", made,
+                json_pack("{s:s, s:s, s:s, s:I, s:s, s:s*, s:s*}", "name", name, "role",
+                          request->member && role == MLO_ADMIN ? "the member's" : mlo_role_name(role),
+                          "prefix", prefix, "expires_at_us", (json_int_t)expires_at_us, "rollback",
+                          rights[request->rollback], "member", request->member_name, "stage", request->stage),
+                false, err);
         status = mlo_db_end(conn, status, err);
     }
     if (status != MLO_OK)
