@@ -17,6 +17,7 @@ enum {
     GC_UNLEASE,
     GC_REPORTED,
     GC_COLLECTOR,
+    GC_COLLECTOR_END,
     GC_LOCK
 };
 /* MARK_BATCH: rows that one statement looks at, whether they can go or not */
@@ -49,7 +50,9 @@ const struct mlo_sql mlo_sql_gc[] = {
                      "(removed_at IS NOT NULL AND bytes_gone_at IS NULL AND removed_why = 'damaged')) "
                      "ORDER BY digest LIMIT 1",
                      1},
-    [GC_COLLECTOR] = {"gc_collector", "SELECT pg_try_advisory_xact_lock(" MLO_BLOB_COLLECTOR_KEY ")", 0},
+    /* of the session: from the lease to its end */
+    [GC_COLLECTOR] = {"gc_collector", "SELECT pg_try_advisory_lock(" MLO_BLOB_COLLECTOR_KEY ")", 0},
+    [GC_COLLECTOR_END] = {"gc_collector_end", "SELECT pg_advisory_unlock(" MLO_BLOB_COLLECTOR_KEY ")", 0},
     [GC_LOCK] = {"gc_lock", "SELECT pg_try_advisory_xact_lock(" MLO_BLOB_HOLD_KEY ")", 0},
 };
 const size_t mlo_sql_gc_count = MLO_COUNT(mlo_sql_gc);
@@ -225,20 +228,12 @@ static enum mlo_status mark(struct gc *gc, uint64_t ends_ns, struct mlo_error *e
 
 enum { BUSY = -1 }; /* instead of a count: another collector removes some at this moment */
 
-/* Whether it is this one's turn, in a transaction: else *count is BUSY, or 0 beside a backup. */
-static enum mlo_status take_turn(struct gc *gc, bool *mine, int *count, struct mlo_error *err)
+/* Whether no backup is being made, and none begins until the transaction ends; else *count is 0. */
+static enum mlo_status no_backup(struct gc *gc, bool *mine, int *count, struct mlo_error *err)
 {
-    bool got = false;
-    enum mlo_status status;
-    *count = BUSY;
-    MLO_TRY(try_lock(gc, GC_COLLECTOR, mine, err));
-    if (!*mine)
-        goto out;
+    enum mlo_status status = try_lock(gc, GC_LOCK, mine, err);
     *count = 0;
-    MLO_TRY(try_lock(gc, GC_LOCK, &got, err));
-    gc->out->backup |= !got;
-    *mine = got;
-out:
+    gc->out->backup |= status == MLO_OK && !*mine;
     return status;
 }
 
@@ -251,7 +246,7 @@ static enum mlo_status lease(struct gc *gc, const struct mlo_digest *behind, str
     enum mlo_status status = mlo_db_begin(gc->conn, err);
     if (status != MLO_OK)
         return status;
-    MLO_TRY(take_turn(gc, &mine, count, err));
+    MLO_TRY(no_backup(gc, &mine, count, err));
     if (!mine)
         goto out;
     mlo_param_digest(&p, behind);
@@ -309,8 +304,8 @@ static void give_back(struct gc *gc, const struct mlo_rows *rows, int uncertain)
             status = unlease(gc, rows, r, false, &ignored);
 }
 
-static enum mlo_status remove_some(struct gc *gc, struct mlo_digest *behind, int *count,
-                                   struct mlo_error *err)
+static enum mlo_status remove_leased(struct gc *gc, struct mlo_digest *behind, int *count,
+                                     struct mlo_error *err)
 {
     struct mlo_rows rows = {0};
     int64_t bytes = 0, removed = 0;
@@ -324,7 +319,7 @@ static enum mlo_status remove_some(struct gc *gc, struct mlo_digest *behind, int
         return status;
     }
     MLO_TRY(mlo_db_exec_text(gc->conn, MLO_DB_SLOW_TX, err));
-    MLO_TRY(take_turn(gc, &mine, count, err));
+    MLO_TRY(no_backup(gc, &mine, count, err));
     for (int r = 0; mine && r < leased; r++) {
         bool late = mlo_clock_ns() - began > (uint64_t)LEASE_USED_MS * 1000000u; /* the next round's */
         status = late ? unlease(gc, &rows, r, false, err) : remove_one(gc, &rows, r, &bytes, &removed, err);
@@ -344,6 +339,22 @@ out:
         gc->out->removed_bytes += bytes;
     }
     mlo_rows_clear(&rows);
+    return status;
+}
+
+/* One collector at a time: whoever leases next knows that this one's deletes have ended, or that it is lost.
+ */
+static enum mlo_status remove_some(struct gc *gc, struct mlo_digest *behind, int *count,
+                                   struct mlo_error *err)
+{
+    struct mlo_error ignored = {0};
+    bool mine = false, ended;
+    enum mlo_status status = try_lock(gc, GC_COLLECTOR, &mine, err);
+    *count = BUSY;
+    if (status == MLO_OK && mine)
+        status = remove_leased(gc, behind, count, err);
+    if (mine)
+        (void)!try_lock(gc, GC_COLLECTOR_END, &ended, &ignored); /* else it went with its session */
     return status;
 }
 
