@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# A large upload that is killed, client or server, goes on where it was: what had arrived is not sent again.
+# A large upload that is killed, client or server, goes on where it was: what had arrived is not sent again. So does a
+# download whose connection breaks, or which is killed.
 set -euo pipefail
-. "$(dirname "$0")/e2e.sh"
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/e2e.sh"
 cd "$work"
 start_up
 address=${MLOPT_URL#http://}
@@ -59,4 +61,51 @@ interrupt client
 resume client
 interrupt server
 resume server
+
+# cutter BYTES HOW: a proxy in front of the server; sets $through.
+cutter() {
+    rm -f cutter.port
+    python3 "$here/cutter.py" "$address" "$@" >cutter.port &
+    cutter_pid=$!
+    for ((i = 0; i < 600; i++)); do [ -s cutter.port ] && break; sleep 0.1; done
+    through=http://127.0.0.1:$(cat cutter.port)
+}
+address=${MLOPT_URL#http://} # of the server that was started last
+
+# no connection carries more than 60 of the 200 MB: each goes on behind the one before
+cutter $((60 << 20)) cut
+expect 0 "$MLOPT" pull demo/large --out cut --url "$through"
+cmp weights.bin cut/weights.bin
+[ "$(grep -c 'going on behind' stderr)" -ge 3 ] || fail "the connection broke less than three times: $(cat stderr)"
+[ -z "$(find cut -name '.mlopt-*')" ] || fail "a part stayed: $(ls -A cut)"
+kill $cutter_pid && wait $cutter_pid 2>/dev/null || true
+
+# a pull that is killed leaves its part, and the next one goes on with it
+cutter $((90 << 20)) stall
+"$MLOPT" pull demo/large --out killed --url "$through" >pull.log 2>&1 </dev/null &
+pid=$!
+part() { find killed -name '.mlopt-*.part' -size +80M 2>/dev/null | grep .; }
+wait_until "80 MB arrive" part >/dev/null
+kill -KILL $pid && wait $pid 2>/dev/null || true
+kill $cutter_pid && wait $cutter_pid 2>/dev/null || true
+arrived=$(stat -c %s "$(part)")
+expect 0 "$MLOPT" pull demo/large --out killed --progress json
+cmp weights.bin killed/weights.bin
+first=$(python3 -c 'import json, sys
+lines = [json.loads(l) for l in sys.stdin if l.startswith("{")]
+print(int(min(l["fraction"] for l in lines if "MB" in l["message"] or "MiB" in l["message"]) * int(sys.argv[1])))' $size <stderr)
+[ "$first" -ge "$arrived" ] || fail "$arrived bytes were there, and it was fetched from $first on"
+echo "after the kill of the client: $arrived of $size bytes were there and were not fetched again"
+
+# what lies there is not believed: a part that is not the beginning of it is thrown away
+rm -rf killed && mkdir killed
+name=.mlopt-$(sha256sum weights.bin | cut -d' ' -f1).part
+head -c $((10 << 20)) /dev/zero >killed/"$name"
+expect 0 "$MLOPT" pull demo/large --out killed
+cmp weights.bin killed/weights.bin
+# and one that is whole needs its name only
+rm killed/weights.bin && cp weights.bin killed/"$name"
+expect 0 "$MLOPT" pull demo/large --out killed
+cmp weights.bin killed/weights.bin
+[ -z "$(find killed -name '.mlopt-*')" ] || fail "a part stayed: $(ls -A killed)"
 stop_up

@@ -6,10 +6,11 @@
 #include <unistd.h>
 
 #include "api/cli/client/http_impl.h"
+#include "api/cli/client/part.h"
 
-/* From the first byte on. */
-static enum mlo_status start_anew(struct mlo_transfer *t, struct mlo_error *err)
+enum mlo_status mlo_transfer_start_anew(struct mlo_transfer *t, struct mlo_error *err)
 {
+    t->had = 0;
     mlo_hasher_free(t->hasher);
     t->hasher = mlo_hasher_new();
     if (!t->hasher)
@@ -20,17 +21,26 @@ static enum mlo_status start_anew(struct mlo_transfer *t, struct mlo_error *err)
     return MLO_OK;
 }
 
-/* The bytes, or (when it follows) where they are. */
+/* The bytes, or (when it follows) where they are. Those that are there already are not asked for again: then
+ * our server sends the rest itself, as only its ETags tell whether it is the rest of the same. */
 static enum mlo_status ask_for_bytes(struct mlo_transfer *t, const char *path, const char *query,
                                      struct mlo_error *err)
 {
     struct curl_slist *headers = NULL;
     struct mlo_buf url = MLO_BUF_INIT;
-    enum mlo_status status;
-    MLO_TRY(start_anew(t, err));
+    char text[MLO_DIGEST_TEXT_SIZE], if_range[MLO_DIGEST_TEXT_SIZE + 16] = "", range[48] = "";
+    enum mlo_status status = MLO_OK;
+    if (t->had) {
+        snprintf(if_range, sizeof if_range, "If-Range: \"%s\"", mlo_digest_text(&t->wanted, text));
+        snprintf(range, sizeof range, "Range: bytes=%llu-", (unsigned long long)t->had);
+        mlo_buf_reset(&t->body);
+    } else {
+        MLO_TRY(mlo_transfer_start_anew(t, err));
+    }
     mlo_response_clear(t->response);
     mlo_buf_printf(&url, "%s%s%s", t->client->config.url, path, query);
-    if (!mlo_buf_ok(&url) || !mlo_add_header(&headers, mlo_buf_str(&t->client->auth))) {
+    if (!mlo_buf_ok(&url) || !mlo_add_header(&headers, mlo_buf_str(&t->client->auth)) ||
+        !mlo_add_header(&headers, if_range) || !mlo_add_header(&headers, range)) {
         status = mlo_error_nomem(err);
         goto out;
     }
@@ -70,7 +80,7 @@ static bool fetch_elsewhere(struct mlo_transfer *t, char why[256], struct mlo_er
     }
     if (!mlo_client_may_go(t->client, url, name, why))
         return false;
-    if (start_anew(t, err) != MLO_OK) {
+    if (mlo_transfer_start_anew(t, err) != MLO_OK) {
         snprintf(why, 256, "%.255s", err->message);
         return false;
     }
@@ -107,6 +117,12 @@ static enum mlo_status check_download(const struct mlo_transfer *t, const char *
     return MLO_OK;
 }
 
+/* Where the file stands that is written: what was hashed is what is in it. */
+static void go_on_behind(struct mlo_transfer *t)
+{
+    t->had = t->hasher ? mlo_hasher_size(t->hasher) : 0;
+}
+
 /* What cannot be had from elsewhere comes through the server, which finds out when the bytes are damaged. */
 static enum mlo_status download(struct mlo_transfer *t, const char *path, const char *expected,
                                 struct mlo_error *err)
@@ -115,12 +131,13 @@ static enum mlo_status download(struct mlo_transfer *t, const char *path, const 
     struct mlo_error wrong = {0};
     char why[256] = "";
     enum mlo_status status;
-    MLO_TRY(ask_for_bytes(t, path, t->follows ? "" : through, err));
+    MLO_TRY(ask_for_bytes(t, path, t->follows && !t->had ? "" : through, err));
     if (t->response->http == 307) {
         if (fetch_elsewhere(t, why, &wrong)) {
             if (check_download(t, expected, &wrong) == MLO_OK)
                 goto out;
             snprintf(why, sizeof why, "%.200s", wrong.message);
+            MLO_TRY(mlo_transfer_start_anew(t, err));
         }
         if (t->write_errno) { /* the disk is full: it will be again */
             status = mlo_error_errno(err, t->write_errno, "cannot write the download");
@@ -129,9 +146,108 @@ static enum mlo_status download(struct mlo_transfer *t, const char *path, const 
         mlo_cli_note(t->client->cli, "%s; asking the server for the bytes", why);
         t->client->stays = true;
         t->follows = false;
+        if (t->keeps)
+            go_on_behind(t);
         MLO_TRY(ask_for_bytes(t, path, through, err));
     }
-    MLO_TRY(check_download(t, expected, err));
+    bool resumed = t->had > 0;
+    status = check_download(t, expected, resumed ? &wrong : err);
+    if (status != MLO_OK && resumed) { /* what lay there was not the beginning of it */
+        MLO_TRY(mlo_transfer_start_anew(t, err));
+        MLO_TRY(ask_for_bytes(t, path, through, err));
+        MLO_TRY(check_download(t, expected, err));
+    }
+    MLO_TRY(status == MLO_OK || resumed ? MLO_OK : status);
+out:
+    return status;
+}
+
+/* A connection that breaks is made again, as long as the server answers, and the bytes that came are not sent
+ * again. */
+static enum mlo_status download_whole(struct mlo_transfer *t, const char *path, const char *expected,
+                                      struct mlo_error *err)
+{
+    enum { PAUSE_MS = 500 };
+    t->last_ns = 0;
+    for (;;) {
+        struct mlo_error trouble = {0};
+        uint64_t had = t->had;
+        char size[32];
+        enum mlo_status status = download(t, path, expected, &trouble);
+        if (status == MLO_OK)
+            return status;
+        bool broke = t->keeps && !t->write_errno && (status == MLO_EUNAVAILABLE || status == MLO_ETIMEOUT);
+        if (!broke || !t->last_ns || !mlo_client_may_ask_again(status, t->last_ns)) {
+            if (err)
+                *err = trouble;
+            return status;
+        }
+        go_on_behind(t);
+        if (t->had > had)
+            mlo_cli_note(t->client->cli, "%s; going on behind %s", trouble.message,
+                         mlo_str_size(t->had, size));
+        mlo_clock_sleep_ms(PAUSE_MS);
+    }
+}
+
+/* Which digest the bytes have, as far as the server says so before it sends them. */
+static bool ask_digest(struct mlo_client *client, const char *path, const char *expected,
+                       struct mlo_digest *out)
+{
+    struct mlo_response response;
+    struct mlo_error ignored = {0};
+    if (expected)
+        return mlo_digest_parse(expected, out);
+    bool known = mlo_client_call(client, "HEAD", path, NULL, NULL, &response, &ignored) == MLO_OK &&
+                 mlo_digest_parse(response.digest, out);
+    mlo_response_clear(&response);
+    return known;
+}
+
+/* All of it may be there, when a process ended between the last byte and the name. A byte is then left to ask
+ * for: what the file is called comes with it. */
+static void leave_a_byte(struct mlo_transfer *t, struct mlo_part *part)
+{
+    struct mlo_hash_state state;
+    struct mlo_digest got;
+    if (!t->had)
+        return;
+    mlo_hasher_save(t->hasher, &state);
+    mlo_hasher_final(t->hasher, &got);
+    if (!mlo_digest_eq(&got, &t->wanted))
+        mlo_hasher_restore(t->hasher, &state);
+    else if (ftruncate(part->fd, (off_t)t->had - 1) == 0)
+        t->had = mlo_part_hash(part, t->hasher);
+    else
+        t->had = 0;
+}
+
+/* The file that is written: what is there of it, where its digest is known, else one that goes with the
+ * process. */
+static enum mlo_status open_output(struct mlo_transfer *t, const char *path, const char *dir,
+                                   const char *expected, struct mlo_part *part, const char **scratch,
+                                   char **temp, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    *part = (struct mlo_part){.fd = -1};
+    if (ask_digest(t->client, path, expected, &t->wanted))
+        mlo_part_open(dir, &t->wanted, part);
+    if (part->path) {
+        t->keeps = true;
+        t->hasher = mlo_hasher_new();
+        *temp = strdup(part->path);
+        if (!t->hasher || !*temp)
+            return mlo_error_nomem(err);
+        t->out_fd = part->fd;
+        t->had = mlo_part_hash(part, t->hasher);
+        leave_a_byte(t, part);
+        return MLO_OK;
+    }
+    MLO_TRY(mlo_cli_scratch(dir, scratch, err)); /* beside its place, so that the rename is one */
+    *temp = mlo_fs_join(*scratch, "download", NULL);
+    if (!*temp || (part->fd = open(*temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)) < 0)
+        status = mlo_error_errno(err, *temp ? errno : ENOMEM, "cannot write in %s", dir);
+    t->out_fd = part->fd;
 out:
     return status;
 }
@@ -165,25 +281,33 @@ enum mlo_status mlo_client_download(struct mlo_client *client, const char *path,
     struct mlo_cli_progress progress;
     struct mlo_transfer t = {
         .client = client, .response = out, .out_fd = -1, .progress = &progress, .follows = !client->stays};
+    struct mlo_part part = {.fd = -1};
     const char *scratch = NULL;
-    char *temp = NULL;
+    char *temp = NULL, size[32];
+    uint64_t kept;
     *written = NULL;
     memset(out, 0, sizeof *out);
     mlo_cli_progress_start(&progress, client->cli, fallback);
     MLO_TRY(mlo_fs_mkdirs(dir, err));
-    MLO_TRY(mlo_cli_scratch(dir, &scratch, err)); /* beside its place, so that the rename is one */
-    temp = mlo_fs_join(scratch, "download", NULL);
-    if (!temp || (t.out_fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)) < 0) {
-        status = mlo_error_errno(err, temp ? errno : ENOMEM, "cannot write in %s", dir);
-        goto out;
-    }
-    status = download(&t, path, expected, err);
+    MLO_TRY(open_output(&t, path, dir, expected, &part, &scratch, &temp, err));
+    if (t.had)
+        mlo_cli_note(client->cli, "%s of it are here already", mlo_str_size(t.had, size));
+    mlo_cli_on_interrupt(t.keeps ? "what came is kept: the same command goes on from there" : NULL);
+    status = download_whole(&t, path, expected, err);
+    mlo_cli_on_interrupt(NULL);
     mlo_cli_progress_end(&progress);
     if (status == MLO_OK)
         status = finish_download(&t, temp, dir, name, fallback, written, err);
 out:
-    if (t.out_fd >= 0)
-        close(t.out_fd);
+    /* what has got its name is no part any more; wrong bytes are of no use */
+    if (t.keeps && status == MLO_OK) {
+        free(part.path);
+        part.path = NULL;
+    }
+    mlo_part_close(&part, status == MLO_EDIGEST, &kept);
+    if (t.keeps && status != MLO_OK && kept && err && !err->hint[0])
+        mlo_error_hint(err, "%s are kept in %s: the same command goes on from there",
+                       mlo_str_size(kept, size), dir);
     mlo_cli_scratch_remove(scratch);
     free(temp);
     mlo_hasher_free(t.hasher);

@@ -193,6 +193,12 @@ static size_t on_body(char *bytes, size_t one, size_t n, void *arg)
     n *= one;
     curl_easy_getinfo(t->client->curl, CURLINFO_RESPONSE_CODE, &http);
     if (t->out_fd >= 0 && http < 300) {
+        /* asked for the rest, and given all of it: it is not what it was */
+        if (t->had && http != 206 && mlo_transfer_start_anew(t, NULL) != MLO_OK) {
+            t->write_errno = errno;
+            return 0;
+        }
+        t->last_ns = mlo_clock_ns();
         if (!mlo_fs_write_full(t->out_fd, bytes, n)) {
             t->write_errno = errno;
             return 0;
@@ -212,9 +218,11 @@ static int on_progress(void *arg, curl_off_t down_total, curl_off_t down, curl_o
 {
     struct mlo_transfer *t = arg;
     double total = (double)(up_total > 0 ? up_total : down_total), now = (double)(up_total > 0 ? up : down);
-    double before = t->part ? (double)t->part->first : 0;
+    double before = t->part ? (double)t->part->first : (double)t->had;
     if (t->part)
         total = (double)t->part->file_size;
+    else if (total > 0)
+        total += before;
     if (!t->progress || total < 1 << 16)
         return 0;
     double seconds = (double)(mlo_clock_ns() - t->began_ns) * 1e-9;

@@ -24,6 +24,10 @@ struct mlo_transfer {
     bool too_big;
     int out_fd; /* >= 0: a successful body goes there, hashed */
     struct mlo_hasher *hasher;
+    uint64_t had; /* bytes of the file that were there before: an answer 206 goes on behind them */
+    struct mlo_digest wanted; /* of all of it, where it keeps */
+    bool keeps;               /* what came stays when the connection breaks */
+    uint64_t last_ns;         /* when bytes of it came last */
     int write_errno;
     struct mlo_cli_progress *progress;
     const struct mlo_client_part *part; /* of the file that is sent; NULL: no file */
@@ -35,6 +39,8 @@ struct mlo_transfer {
 
 /* How a connection to `url` is made: proxies, and whose certificates are trusted. */
 void mlo_client_reach(const struct mlo_client *client, CURL *curl, const char *url);
+/* From the first byte on: what was written and hashed is forgotten (download.c). */
+MLO_MUST_USE enum mlo_status mlo_transfer_start_anew(struct mlo_transfer *t, struct mlo_error *err);
 /* Readies the client's handle for a request; url and headers are borrowed until it was performed. */
 void mlo_transfer_set_up(struct mlo_transfer *t, const char *method, const char *url,
                          struct curl_slist *headers);
