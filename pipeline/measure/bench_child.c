@@ -17,7 +17,6 @@ enum {
     WARM_UP_CALLS = 3,  /* at least, */
     MIN_CALLS = 10,     /* however long one takes */
     KEPT_CALLS = 20000, /* samples in the report */
-    PROFILE_CALLS = 11,
 };
 static const double WARM_UP_SHARE = 0.1; /* of the measuring time */
 static const uint64_t INPUT_SEED = 20260101, RESERVOIR_SEED = 20260102;
@@ -271,7 +270,7 @@ enum mlo_status mlo_profile(const char *path, const struct mlo_bench_options *op
     json_t *description = NULL;
     MLO_TRY(mlo_bench_open(path, options, &l, err));
     if (l.engine->profile)
-        MLO_TRY(l.engine->profile(l.program, l.inputs, PROFILE_CALLS, &description, err));
+        MLO_TRY(l.engine->profile(l.program, l.inputs, MLO_PROFILE_CALLS, &description, err));
     else
         MLO_TRY(l.engine->describe(l.ready, &description, err));
     const json_t *nodes = json_object_get(description, "nodes");
@@ -288,7 +287,7 @@ enum mlo_status mlo_profile(const char *path, const struct mlo_bench_options *op
     json_object_set_new(description, "total_us", json_real(total));
     struct mlo_peaks peaks; /* the roof of this machine says nothing of an engine that runs elsewhere; plans'
                                files hold no graph */
-    if (!l.engine->time && !l.engine->measure && !l.file &&
+    if (!options->no_roof && !l.engine->time && !l.engine->measure && !l.file &&
         mlo_peaks_measure(l.threads, &peaks, NULL) == MLO_OK)
         MLO_TRY(mlo_roofline(description, l.model, &peaks, err));
     *out = description;

@@ -264,6 +264,7 @@ struct mlo_bench_options {
     size_t stream_count;
     bool cpu_clock;  /* processor time instead of wall-clock time: for one thread on a machine that others use
                       */
+    bool no_roof;    /* of mlo_profile: without the roofline, whose peaks take half a second to measure */
     const char *exe; /* program whose hidden verb `bench-child` measures one side; NULL: this one */
 };
 struct mlo_bench_side {
@@ -386,8 +387,9 @@ MLO_MUST_USE enum mlo_status mlo_roofline(json_t *profile, const struct mlo_mode
                                           const struct mlo_peaks *peaks, struct mlo_error *err);
 
 /* Where the time goes: the engine's description of the compiled model with "us" in each node (the median over
- * calls on random inputs of a fixed seed) and "total_us", their sum; with mlo_roofline's members where this
- * machine runs it. MLO_EUNSUPPORTED when the engine cannot tell. *out is yours. */
+ * MLO_PROFILE_CALLS calls on random inputs of a fixed seed) and "total_us", their sum; with mlo_roofline's
+ * members where this machine runs it. MLO_EUNSUPPORTED when the engine cannot tell. *out is yours. */
+enum { MLO_PROFILE_CALLS = 11 };
 MLO_MUST_USE enum mlo_status mlo_profile(const char *path, const struct mlo_bench_options *options,
                                          json_t **out, struct mlo_error *err);
 

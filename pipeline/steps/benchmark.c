@@ -164,6 +164,7 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
             MLO_TRY(observe_side(ctx, bench.engine, "variant", &result.a, params, bench.batch, result.machine,
                                  NULL, NULL, out->observations, err));
         }
+        MLO_TRY(mlo_step_observe_profile(ctx, &bench, params, out->observations, err));
         json_decref(params);
         json_decref(source_params);
         params = source_params = NULL;
@@ -179,7 +180,7 @@ out:
 const struct mlo_step mlo_step_benchmark = {
     .name = "benchmark",
     .kind = MLO_STEP_OBSERVE,
-    .revision = 1,
+    .revision = 2,
     .exclusive = true,
     .offer = mlo_step_engine_offer,
     .options = OPTIONS,
