@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "api/html/load.h"
 #include "api/http/handlers_impl.h"
 
 /* Metrics that say how right a model is, the one shown first first. */
@@ -50,26 +51,25 @@ static json_t *accuracy_of(const json_t *evidence)
     return json_null();
 }
 
-/* The row of this load, made when it is not there. A load is what was run where: batch, threads, machine
- * class. */
+/* The row of the load of this evidence, made when it is not there; rows go by batch. */
 static json_t *latency_row(json_t *rows, const json_t *evidence)
 {
     const json_t *params = json_object_get(evidence, "params");
-    int64_t batch = mlo_json_i64(params, "batch", 1), threads = mlo_json_i64(params, "threads", 1);
-    const char *machine = mlo_json_str(evidence, "machine_class", "");
     size_t i;
-    json_t *row;
-    json_array_foreach(rows, i,
-                       row) if (mlo_json_i64(row, "batch", 0) == batch &&
-                                mlo_json_i64(row, "threads", 0) == threads &&
-                                strcmp(mlo_json_str(row, "machine_class", ""), machine) == 0) return row;
-    row = json_pack("{s:I, s:I, s:s, s:n, s:n, s:n}", "batch", (json_int_t)batch, "threads",
-                    (json_int_t)threads, "machine_class", machine, "p50_us", "p99_us", "ratio");
+    json_t *load = json_pack("{s:I, s:I, s:s, s:n, s:n, s:n}", "batch",
+                             (json_int_t)mlo_json_i64(params, "batch", 1), "threads",
+                             (json_int_t)mlo_json_i64(params, "threads", 1), "machine_class",
+                             mlo_json_str(evidence, "machine_class", ""), "p50_us", "p99_us", "ratio"),
+           *row = mlo_load_row(rows, load);
+    if (row) {
+        json_decref(load);
+        return row;
+    }
     for (i = 0; i < json_array_size(rows); i++)
-        if (mlo_json_i64(json_array_get(rows, i), "batch", 0) > batch)
+        if (mlo_json_i64(json_array_get(rows, i), "batch", 0) > mlo_json_i64(load, "batch", 0))
             break;
-    json_array_insert_new(rows, i, row);
-    return row;
+    json_array_insert_new(rows, i, load);
+    return load;
 }
 
 /* Fills a member from evidence unless newer evidence did. */

@@ -3,30 +3,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/html/load.h"
 #include "api/html/plot.h"
 #include "api/web/web_impl.h"
-
-static bool same_load(const json_t *a, const json_t *b)
-{
-    return mlo_json_i64(a, "batch", 0) == mlo_json_i64(b, "batch", 0) &&
-           mlo_json_i64(a, "threads", 0) == mlo_json_i64(b, "threads", 0) &&
-           strcmp(mlo_text(a, "machine_class"), mlo_text(b, "machine_class")) == 0;
-}
-
-/* The row of a variant's latency under a load; NULL when it was not measured there. */
-static const json_t *row_of(const json_t *variant, const json_t *load)
-{
-    const json_t *row;
-    size_t i;
-    json_array_foreach(json_object_get(variant, "latency"), i, row) if (same_load(row, load)) return row;
-    return NULL;
-}
 
 static size_t measured_under(const json_t *variants, const json_t *load)
 {
     const json_t *item;
     size_t i, n = 0;
-    json_array_foreach((json_t *)variants, i, item) n += row_of(item, load) != NULL;
+    json_array_foreach((json_t *)variants, i, item) n +=
+        mlo_load_row(json_object_get(item, "latency"), load) != NULL;
     return n;
 }
 
@@ -67,7 +53,7 @@ void mlo_piece_variant_plot(struct mlo_buf *out, const json_t *variants)
     const char *name = mlo_text(metric, "metric");
     bool share = mlo_str_starts(name, "top");
     double times = share ? 100 : 1;
-    char x_title[96], y_title[64];
+    char x_title[MLO_LOAD_TEXT_SIZE + 16], y_title[64], load_text[MLO_LOAD_TEXT_SIZE];
     const char *compared = NULL; /* the first variant, where it is drawn */
     size_t i, n = 0;
     if (!load || !metric)
@@ -79,7 +65,7 @@ void mlo_piece_variant_plot(struct mlo_buf *out, const json_t *variants)
     }
     json_array_foreach((json_t *)variants, i, item)
     {
-        const json_t *p50 = json_object_get(row_of(item, load), "p50_us"),
+        const json_t *p50 = json_object_get(mlo_load_row(json_object_get(item, "latency"), load), "p50_us"),
                      *accuracy = json_object_get(item, "accuracy");
         if (!json_is_object(p50) || strcmp(mlo_text(accuracy, "metric"), name) != 0 ||
             strcmp(mlo_text(accuracy, "dataset"), mlo_text(metric, "dataset")) != 0)
@@ -97,9 +83,7 @@ void mlo_piece_variant_plot(struct mlo_buf *out, const json_t *variants)
             .hollow = i == 0,
         };
     }
-    snprintf(x_title, sizeof x_title, "p50 in ms, batch %lld, %lld thread%s",
-             (long long)mlo_json_i64(load, "batch", 0), (long long)mlo_json_i64(load, "threads", 0),
-             mlo_json_i64(load, "threads", 0) == 1 ? "" : "s");
+    snprintf(x_title, sizeof x_title, "p50 in ms, %s", mlo_load_text(load, load_text));
     snprintf(y_title, sizeof y_title, "%.40s%s", name, share ? " in %" : "");
     const struct mlo_plot plot = {
         .label = "Accuracy against latency of the variants; the table says the same",

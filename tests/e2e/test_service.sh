@@ -84,7 +84,7 @@ expect 3 "$MLOPT" watch 999
 # side by side, each against the first
 expect 0 "$MLOPT" compare fashion/cnn@1 fashion/cnn@1/short
 shows "fashion/cnn@1/short"
-shows "latency: batch 1, threads 1"
+shows "latency: batch 1, 1 thread, on"
 expect 0 "$MLOPT" compare fashion/cnn fashion/cnn/short fashion/cnn@1/short -o json
 holds "[v['variant'] for v in d] == ['source', 'short', 'short'] and d[2]['subject'] == 'fashion/cnn@1/short'"
 expect 3 "$MLOPT" compare fashion/cnn@1 fashion/cnn@1/shrt

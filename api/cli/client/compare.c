@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "api/cli/client/client.h"
+#include "api/html/load.h"
 
 enum { COMPARED_MAX = 5 };
 
@@ -44,19 +45,9 @@ out:
     return status;
 }
 
-static bool same_load(const json_t *a, const json_t *b)
-{
-    return mlo_json_i64(a, "batch", 0) == mlo_json_i64(b, "batch", 0) &&
-           mlo_json_i64(a, "threads", 0) == mlo_json_i64(b, "threads", 0) &&
-           strcmp(mlo_json_str(a, "machine_class", ""), mlo_json_str(b, "machine_class", "")) == 0;
-}
-
 static const json_t *latency_under(const json_t *variant, const json_t *load)
 {
-    json_t *row;
-    size_t i;
-    json_array_foreach(json_object_get(variant, "latency"), i, row) if (same_load(row, load)) return row;
-    return NULL;
+    return mlo_load_row(json_object_get(variant, "latency"), load);
 }
 
 /* The load that all of them were measured under, the first of these; NULL when there is none. */
@@ -92,6 +83,7 @@ static enum mlo_status print_table(const json_t *variants, struct mlo_error *err
     const json_t *first_accuracy = json_object_get(first, "accuracy"),
                  *first_p50 = json_object_get(load ? latency_under(first, load) : NULL, "p50_us");
     struct mlo_table table;
+    char load_text[MLO_LOAD_TEXT_SIZE];
     size_t i;
     bool comparable = true;
     mlo_table_init(&table, "variant|size>|/ first>|accuracy (95%)|- first>|p50 (95%)|p99>|p50 / first>");
@@ -139,9 +131,8 @@ static enum mlo_status print_table(const json_t *variants, struct mlo_error *err
     }
     MLO_TRY(mlo_table_print_take(&table, err));
     if (load)
-        MLO_TRY(mlo_cli_print(
-            err, "latency: batch %lld, threads %lld, on %s; ", (long long)mlo_json_i64(load, "batch", 0),
-            (long long)mlo_json_i64(load, "threads", 0), mlo_json_str(load, "machine_class", "?")));
+        MLO_TRY(mlo_cli_print(err, "latency: %s, on %s; ", mlo_load_text(load, load_text),
+                              mlo_json_str(load, "machine_class", "?")));
     else
         MLO_TRY(mlo_cli_print(err, "no latency was measured of all of them under one load; "));
     MLO_TRY(mlo_cli_print(err, "~: the intervals meet, nothing is shown to differ%s\n",
