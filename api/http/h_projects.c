@@ -93,7 +93,7 @@ out:
     return status;
 }
 
-enum mlo_status h_token_revoke(struct mlo_request *req, struct mlo_error *err)
+enum mlo_status mlo_view_token_revoke(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_db_conn *conn;
@@ -106,7 +106,12 @@ enum mlo_status h_token_revoke(struct mlo_request *req, struct mlo_error *err)
     }
     MLO_TRY(mlo_request_db(req, &conn, err));
     MLO_TRY(mlo_token_revoke(conn, &actor, id, err));
-    MLO_TRY(mlo_reply_empty(req, 204));
 out:
     return status;
+}
+
+enum mlo_status h_token_revoke(struct mlo_request *req, struct mlo_error *err)
+{
+    enum mlo_status status = mlo_view_token_revoke(req, err);
+    return status == MLO_OK ? mlo_reply_empty(req, 204) : status;
 }

@@ -20,6 +20,18 @@ MLO_MUST_USE enum mlo_status mlo_view_audit_verify(struct mlo_db_conn *conn, int
                                                    const struct mlo_audit_head *remembered, json_t **out,
                                                    struct mlo_error *err);
 
+/* Adds a version to the model of that name, which is made where there is none, in one transaction: a refused
+ * version leaves no empty model (h_models.c). */
+MLO_MUST_USE enum mlo_status mlo_view_version_add(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                                  int64_t project, const char *model,
+                                                  const struct mlo_version_content *content,
+                                                  struct mlo_version_info *out, struct mlo_error *err);
+/* Submits the run that a body of POST …/runs (docs/api.md) asks for, to the project that {p} names; `key`, or
+ * NULL: the same key gives the same run (h_runs.c). */
+MLO_MUST_USE enum mlo_status mlo_view_submit(struct mlo_request *req, const json_t *body, const char *key,
+                                             int64_t *project, int64_t *run, bool *created,
+                                             struct mlo_error *err);
+
 /* A promotion or rollback as it is asked for, by the API or by a form. */
 struct mlo_move_request {
     bool rollback;
@@ -32,6 +44,9 @@ struct mlo_move_request {
  * decision as a member; in a dry run it is an answer: {stage, kind, generation: null, decision}. */
 MLO_MUST_USE enum mlo_status mlo_view_move(struct mlo_request *req, const struct mlo_move_request *move,
                                            json_t **out, struct mlo_error *err);
+
+/* Revokes the token that {id} names, for an admin of the installation (h_projects.c). */
+MLO_MUST_USE enum mlo_status mlo_view_token_revoke(struct mlo_request *req, struct mlo_error *err);
 
 /* The newest report of the variant that {p}, {m}, {v} and {name} name (of one run: ?run=ID). */
 struct mlo_report_blob {

@@ -3,23 +3,43 @@
 
 #include "api/web/web_impl.h"
 
-enum mlo_status page_projects(struct mlo_request *req, struct mlo_error *err)
+typedef enum mlo_status list_fn(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                const struct mlo_page *page, json_t **out, struct mlo_error *err);
+
+/* The page of a list that the request asks for. */
+static enum mlo_status read_list(struct mlo_request *req, list_fn *list, json_t **out, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
-    struct mlo_buf *out = &req->out;
     struct mlo_db_conn *conn;
     struct mlo_page page;
-    json_t *projects = NULL, *item;
-    size_t i;
     enum mlo_status status;
     MLO_TRY(mlo_request_page(req, &page, err));
     MLO_TRY(mlo_request_db(req, &conn, err));
-    MLO_TRY(mlo_project_list(conn, &actor, &page, &projects, err));
+    MLO_TRY(list(conn, &actor, &page, out, err));
+out:
+    return status;
+}
+
+/* Those that the token may see. */
+static enum mlo_status list_datasets(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                     const struct mlo_page *page, json_t **out, struct mlo_error *err)
+{
+    return mlo_dataset_list(conn, actor, actor->project_id, page, out, err);
+}
+
+enum mlo_status page_projects(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_buf *out = &req->out;
+    json_t *projects = NULL, *item;
+    bool all = req->who.project_id == 0;
+    size_t i;
+    enum mlo_status status;
+    MLO_TRY(read_list(req, mlo_project_list, &projects, err));
     mlo_page_begin(req, "Projects", "projects");
     HTML(out, "<h1>Projects</h1><p class=\"links\"><a href=\"/datasets\">Datasets</a>");
-    if (actor.project_id == 0)
+    if (all)
         HTML(out, " <a href=\"/workers\">Workers</a>");
-    if (actor.project_id == 0 && actor.role >= MLO_ADMIN)
+    if (all && req->who.role >= MLO_ADMIN)
         HTML(out, " <a href=\"/tokens\">Tokens and members</a>");
     HTML(out, "</p><section class=\"panel\"><div class=\"scroll\"><table "
               "id=\"projects\"><thead><tr><th>Project</th>"
@@ -36,8 +56,11 @@ enum mlo_status page_projects(struct mlo_request *req, struct mlo_error *err)
         mlo_piece_time(out, mlo_json_str(item, "created_at", NULL));
         HTML(out,
              "</td><td><a href=\"/search/%s\">Search</a> · <a href=\"/usage/%s\">Queue and usage</a> · "
-             "<a href=\"/schedules/%s\">Schedules</a> · <a href=\"/audit/%s\">Audit log</a></td></tr>",
+             "<a href=\"/schedules/%s\">Schedules</a> · <a href=\"/audit/%s\">Audit log</a>",
              name, name, name, name);
+        if (all && req->who.role >= MLO_ADMIN)
+            HTML(out, " · <a href=\"/tokens?project=%s\">Members</a>", name);
+        HTML(out, "</td></tr>");
     }
     HTML(out, "</tbody></table></div>");
     if (!json_array_size(json_object_get(projects, "items")))
@@ -54,16 +77,11 @@ out:
 
 enum mlo_status page_datasets(struct mlo_request *req, struct mlo_error *err)
 {
-    struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_buf *out = &req->out;
-    struct mlo_db_conn *conn;
-    struct mlo_page page;
     json_t *sets = NULL, *item;
     size_t i;
     enum mlo_status status;
-    MLO_TRY(mlo_request_page(req, &page, err));
-    MLO_TRY(mlo_request_db(req, &conn, err));
-    MLO_TRY(mlo_dataset_list(conn, &actor, req->who.project_id, &page, &sets, err));
+    MLO_TRY(read_list(req, list_datasets, &sets, err));
     mlo_page_begin(req, "Datasets", "projects");
     HTML(out, "<p class=\"eyebrow\"><a href=\"/projects\">Projects</a></p><h1>Datasets</h1><section "
               "class=\"panel\">");

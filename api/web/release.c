@@ -3,13 +3,16 @@
 #include <math.h>
 #include <string.h>
 
+#include "api/html/load.h"
 #include "api/web/web_impl.h"
 
 /* So many moves and decisions are looked through, the newest first. */
 enum { PAGES_MAX = 4, MOVES_A_PAGE = MLO_PAGE_MAX, DECISIONS_A_PAGE = 100 };
 
 struct release_view {
+    const char *project_name, *model_name;
     int64_t project, model, number;
+    long long version; /* its number */
     json_t *moves;     /* those that put it somewhere or took it away */
     json_t *decisions; /* of those that put it somewhere */
     json_t *release;   /* as a move has it: {release, version, variants}; borrowed */
@@ -91,6 +94,7 @@ static enum mlo_status find_decisions(struct mlo_request *req, struct release_vi
 static void numbers(struct mlo_buf *out, const struct release_view *v, const json_t *part)
 {
     const json_t *item, *found = NULL;
+    char load[MLO_LOAD_TEXT_SIZE];
     size_t i;
     json_array_foreach(v->variants, i, item) if (strcmp(mlo_text(item, "artifact"),
                                                         mlo_text(part, "artifact")) == 0) found = item;
@@ -103,17 +107,14 @@ static void numbers(struct mlo_buf *out, const struct release_view *v, const jso
         HTML(out, "</td><td class=\"n\">");
         mlo_piece_us(out, mlo_json_f64(json_object_get(latency, p99 ? "p99_us" : "p50_us"), "value", NAN));
         if (latency && !p99) /* numbers of another load do not compare */
-            HTML(out, "<br><small>batch %lld, %s</small>", (long long)mlo_json_i64(latency, "batch", 0),
+            HTML(out, "<br><small>%s, %s</small>", mlo_load_text(latency, load),
                  mlo_text(latency, "machine_class"));
     }
     HTML(out, "</td>");
 }
 
-static void parts(struct mlo_request *req, const struct release_view *v)
+static void parts(struct mlo_buf *out, const struct release_view *v)
 {
-    const char *p = mlo_request_param(req, "p"), *m = mlo_request_param(req, "m");
-    long long version = (long long)mlo_json_i64(v->release, "version", 0);
-    struct mlo_buf *out = &req->out;
     const json_t *part;
     size_t i;
     HTML(out,
@@ -125,7 +126,7 @@ static void parts(struct mlo_request *req, const struct release_view *v)
     {
         const char *name = mlo_text(part, "variant");
         HTML(out, "<tr><td>%s</td><td><a href=\"/variant/%s/%s/%lld/%s\">%s</a></td><td>",
-             mlo_text(part, "target"), p, m, version, name, name);
+             mlo_text(part, "target"), v->project_name, v->model_name, v->version, name, name);
         mlo_piece_digest(out, mlo_text(part, "artifact"));
         HTML(out, "</td>");
         numbers(out, v, part);
@@ -134,18 +135,16 @@ static void parts(struct mlo_request *req, const struct release_view *v)
     HTML(out, "</tbody></table></div></section>");
 }
 
-static void draw(struct mlo_request *req, const struct release_view *v)
+static void draw(struct mlo_buf *out, const struct release_view *v)
 {
-    const char *p = mlo_request_param(req, "p"), *m = mlo_request_param(req, "m");
-    long long version = (long long)mlo_json_i64(v->release, "version", 0);
-    struct mlo_buf *out = &req->out;
+    const char *p = v->project_name, *m = v->model_name;
     const json_t *item;
     size_t i;
     HTML(out,
          "<p class=\"eyebrow\"><a href=\"/models/%s/%s\">%s/%s</a> / <a href=\"/promotions/%s/%s\">Promotion "
          "log</a></p><h1>Release %lld</h1><p class=\"lead\"><a href=\"/models/%s/%s?version=%lld\">Version "
          "%lld</a>",
-         p, m, p, m, p, m, (long long)v->number, p, m, version, version);
+         p, m, p, m, p, m, (long long)v->number, p, m, v->version, v->version);
     json_array_foreach(v->stages, i, item)
     {
         if (!side(item, "release", v->number))
@@ -156,7 +155,7 @@ static void draw(struct mlo_request *req, const struct release_view *v)
         mlo_piece_time(out, mlo_json_str(item, "moved_at", NULL));
     }
     HTML(out, "</p>");
-    parts(req, v);
+    parts(out, v);
     HTML(out, "<h2>What the gates said</h2>");
     json_array_foreach(v->decisions, i, item)
     {
@@ -181,7 +180,8 @@ static void draw(struct mlo_request *req, const struct release_view *v)
 
 enum mlo_status page_release(struct mlo_request *req, struct mlo_error *err)
 {
-    struct release_view v = {0};
+    struct release_view v = {.project_name = mlo_request_param(req, "p"),
+                             .model_name = mlo_request_param(req, "m")};
     struct mlo_version_info version;
     char title[300];
     enum mlo_status status;
@@ -204,15 +204,15 @@ enum mlo_status page_release(struct mlo_request *req, struct mlo_error *err)
     }
     MLO_TRY(find_decisions(req, &v, err));
     MLO_TRY(mlo_stage_list(req->conn, v.model, &v.stages, err));
-    status = mlo_version_find(req->conn, v.model, mlo_json_i64(v.release, "version", 0), &version, err);
+    v.version = (long long)mlo_json_i64(v.release, "version", 0);
+    status = mlo_version_find(req->conn, v.model, v.version, &version, err);
     if (status == MLO_OK)
         MLO_TRY(mlo_view_variants(req->conn, version.id, &v.variants, err));
     else if (status != MLO_ENOTFOUND) /* a deleted version's numbers are gone, its moves are not */
         goto out;
-    snprintf(title, sizeof title, "Release %lld of %s/%s", (long long)v.number, mlo_request_param(req, "p"),
-             mlo_request_param(req, "m"));
+    snprintf(title, sizeof title, "Release %lld of %s/%s", (long long)v.number, v.project_name, v.model_name);
     mlo_page_begin(req, title, "models");
-    draw(req, &v);
+    draw(&req->out, &v);
     MLO_TRY(mlo_page_end(req, 200, err));
 out:
     json_decref(v.moves);

@@ -3,6 +3,14 @@
 
 #include "api/web/web_impl.h"
 
+/* The project whose members are asked for; "" for all. */
+static const char *shown_project(struct mlo_request *req)
+{
+    const char *query = mlo_request_query(req, "project"),
+               *form = strcmp(req->method, "POST") == 0 ? mlo_request_form(req, "members_of") : NULL;
+    return form ? form : query ? query : "";
+}
+
 static void token_row(struct mlo_request *req, const json_t *token)
 {
     struct mlo_buf *out = &req->out;
@@ -38,6 +46,7 @@ static void token_row(struct mlo_request *req, const json_t *token)
         HTML(out, "<form method=\"post\" action=\"/tokens/%lld/revoke\">",
              (long long)mlo_json_i64(token, "id", 0));
         mlo_page_csrf_field(req);
+        HTML(out, "<input type=\"hidden\" name=\"members_of\" value=\"%s\">", shown_project(req));
         HTML(out, "<button class=\"danger\" aria-label=\"Revoke %s\">Revoke</button></form>",
              mlo_text(token, "name"));
     }
@@ -47,21 +56,38 @@ static void token_row(struct mlo_request *req, const json_t *token)
 static void make_form(struct mlo_request *req, const json_t *projects)
 {
     struct mlo_buf *out = &req->out;
+    const char *shown = shown_project(req);
     const json_t *item;
     size_t i;
-    HTML(out, "<h2>Make a token</h2><section class=\"panel\"><form class=\"filters\" method=\"post\" "
-              "action=\"/tokens\">");
+    HTML(out,
+         "<h2>%s</h2><section class=\"panel\"><form class=\"filters\" method=\"post\" action=\"/tokens\">",
+         *shown ? "Add a member" : "Make a token");
     mlo_page_csrf_field(req);
+    HTML(out, "<input type=\"hidden\" name=\"members_of\" value=\"%s\">", shown);
     HTML(out, "<label class=\"wide\">Name<input name=\"name\" required maxlength=\"200\" "
               "autocomplete=\"off\"></label>"
               "<label>Role<select name=\"role\">");
     for (int r = 0; r < MLO_ROLE_COUNT; r++)
         HTML(out, "<option>%s</option>", mlo_role_name((enum mlo_role)r));
     HTML(out, "</select></label><label>Project<select name=\"project\"><option value=\"\">all</option>");
-    json_array_foreach((json_t *)projects, i, item) HTML(out, "<option>%s</option>", mlo_text(item, "name"));
+    json_array_foreach((json_t *)projects, i, item)
+    {
+        const char *name = mlo_text(item, "name");
+        if (strcmp(name, shown) == 0)
+            HTML(out, "<option selected>%s</option>", name);
+        else
+            HTML(out, "<option>%s</option>", name);
+    }
     HTML(out, "</select></label><label>Days<input name=\"days\" type=\"number\" min=\"1\" max=\"36500\" "
               "value=\"90\"></label>"
               "<button class=\"primary\">Make it</button></form></section>");
+}
+
+/* All of them, or those that may do something in the project now. */
+static bool is_shown(const json_t *token, const char *project)
+{
+    const char *bound = mlo_json_str(token, "project", NULL);
+    return !*project || (!mlo_json_str(token, "revoked_at", NULL) && (!bound || strcmp(bound, project) == 0));
 }
 
 /* `made`: the text of a token that was just made, shown above; or NULL. */
@@ -72,15 +98,25 @@ static enum mlo_status draw_tokens(struct mlo_request *req, const char *made, in
     struct mlo_buf *out = &req->out;
     struct mlo_db_conn *conn;
     struct mlo_page page = {.limit = 200};
+    const char *shown = shown_project(req);
     json_t *tokens = NULL, *projects = NULL, *item;
     size_t i;
     enum mlo_status status;
     MLO_TRY(mlo_request_db(req, &conn, err));
     MLO_TRY(mlo_token_list(conn, 0, &tokens, err));
     MLO_TRY(mlo_project_list(conn, &actor, &page, &projects, err));
-    mlo_page_begin(req, "Tokens and members", "projects");
-    HTML(out, "<p class=\"eyebrow\"><a href=\"/projects\">Projects</a></p><h1>Tokens and members</h1>");
-    HTML(out, "<p class=\"lead\">Who holds a token has its role in its project, or in all.</p>");
+    mlo_page_begin(req, *shown ? "Members" : "Tokens and members", "projects");
+    if (*shown)
+        HTML(out,
+             "<p class=\"eyebrow\"><a href=\"/projects\">Projects</a> / <a href=\"/tokens\">Tokens and "
+             "members</a></p>"
+             "<h1>Members of %s</h1><p class=\"lead\">Whose token works in this project, with those that "
+             "work in all. "
+             "Another role is another token: add it, and revoke the old one.</p>",
+             shown);
+    else
+        HTML(out, "<p class=\"eyebrow\"><a href=\"/projects\">Projects</a></p><h1>Tokens and members</h1>"
+                  "<p class=\"lead\">Who holds a token has its role in its project, or in all.</p>");
     if (made)
         HTML(out,
              "<section class=\"panel\" role=\"status\"><p>The token, shown this once; keep it now:</p><pre "
@@ -91,7 +127,7 @@ static enum mlo_status draw_tokens(struct mlo_request *req, const char *made, in
               "class=\"scroll\"><table "
               "id=\"tokens\"><thead><tr><th>Name</th><th>Role</th><th>Project</th><th class=\"n\">Made"
               "</th><th class=\"n\">Last used</th><th class=\"n\">Expires</th><th></th></tr></thead><tbody>");
-    json_array_foreach(tokens, i, item) token_row(req, item);
+    json_array_foreach(tokens, i, item) if (is_shown(item, shown)) token_row(req, item);
     HTML(out, "</tbody></table></div></section>");
     make_form(req, json_object_get(projects, "items"));
     MLO_TRY(mlo_page_end(req, http_status, err));
@@ -146,19 +182,14 @@ out:
 
 enum mlo_status page_token_revoke(struct mlo_request *req, struct mlo_error *err)
 {
-    struct mlo_actor actor = mlo_request_actor(req);
-    struct mlo_db_conn *conn;
-    int64_t id;
     enum mlo_status status;
     MLO_TRY(mlo_page_csrf_check(req, err));
-    MLO_TRY(mlo_actor_require(&actor, 0, MLO_ADMIN, err));
-    if (!mlo_str_to_i64(mlo_request_param(req, "id"), &id)) {
-        status = mlo_error_set(err, MLO_ENOTFOUND, "there is no token '%.60s'", mlo_request_param(req, "id"));
-        goto out;
-    }
-    MLO_TRY(mlo_request_db(req, &conn, err));
-    MLO_TRY(mlo_token_revoke(conn, &actor, id, err));
-    MLO_TRY(mlo_reply_redirect(req, "/tokens"));
+    MLO_TRY(mlo_view_token_revoke(req, err));
+    const char *shown = shown_project(req);
+    if (*shown && !shown[strspn(shown, "abcdefghijklmnopqrstuvwxyz0123456789._-")])
+        MLO_TRY(mlo_reply_redirect(req, "/tokens?project=%s", shown));
+    else
+        MLO_TRY(mlo_reply_redirect(req, "/tokens"));
 out:
     return status;
 }
