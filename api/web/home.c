@@ -1,4 +1,4 @@
-/* The first page: models, recent runs, last moves. */
+/* The first page: what runs and waits, models, recent runs, last moves. */
 #include <string.h>
 
 #include "api/web/web_impl.h"
@@ -32,6 +32,65 @@ static void model_rows(struct mlo_buf *out, const json_t *items)
     }
 }
 
+/* What goes on in one line, over all classes. */
+static void now_line(struct mlo_buf *out, const json_t *depths)
+{
+    int64_t running = 0, queued = 0;
+    double oldest = 0;
+    const json_t *row;
+    size_t i;
+    json_array_foreach((json_t *)depths, i, row)
+    {
+        running += mlo_json_i64(row, "running", 0);
+        queued += mlo_json_i64(row, "queued", 0);
+        oldest = MLO_MAX(oldest, mlo_json_f64(row, "oldest_queued_s", 0));
+    }
+    HTML(out,
+         "<section class=\"panel\" id=\"now\"><dl class=\"facts\"><div><dt>Jobs that "
+         "run</dt><dd>%lld</dd></div>"
+         "<div><dt>Jobs that wait</dt><dd>%lld</dd></div>",
+         (long long)running, (long long)queued);
+    if (queued) {
+        HTML(out, "<div><dt>The oldest waits for</dt><dd>");
+        mlo_piece_duration(out, oldest);
+        HTML(out, "</dd></div>");
+    }
+    HTML(out, "</dl></section>");
+}
+
+/* Which project waits for which class of machine, and how long: nothing where nothing waits. */
+static void waiting(struct mlo_buf *out, const json_t *depths)
+{
+    const json_t *row;
+    size_t i, shown = 0;
+    json_array_foreach((json_t *)depths, i, row)
+    {
+        if (!mlo_json_i64(row, "queued", 0))
+            continue;
+        if (!shown++)
+            HTML(out,
+                 "<h2>What waits</h2><section class=\"panel\"><div class=\"scroll\"><table id=\"waiting\">"
+                 "<thead><tr><th>Project</th><th>For a worker with</th><th class=\"n\">Waiting</th>"
+                 "<th class=\"n\">The oldest waits for</th><th class=\"n\">Running</th></tr></thead><tbody>");
+        HTML(out,
+             "<tr><td><a href=\"/usage/%s\">%s</a></td><td>%s</td><td class=\"n\">%lld</td><td class=\"n\">",
+             mlo_text(row, "project"), mlo_text(row, "project"), mlo_text(row, "target"),
+             (long long)mlo_json_i64(row, "queued", 0));
+        mlo_piece_duration(out, mlo_json_f64(row, "oldest_queued_s", 0));
+        HTML(out, "</td><td class=\"n\">%lld</td></tr>", (long long)mlo_json_i64(row, "running", 0));
+    }
+    if (shown)
+        HTML(out, "</tbody></table></div></section>");
+}
+
+/* Those stand in a list of their own. */
+static void drop_running(json_t *runs)
+{
+    for (size_t i = json_array_size(runs); i-- > 0;)
+        if (strcmp(mlo_text(json_array_get(runs, i), "state"), "running") == 0)
+            json_array_remove(runs, i);
+}
+
 enum mlo_status page_home(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
@@ -40,22 +99,31 @@ enum mlo_status page_home(struct mlo_request *req, struct mlo_error *err)
     const char *q = mlo_request_query(req, "q");
     struct mlo_page page;
     const struct mlo_page few = {.limit = 8};
-    const struct mlo_run_filter recent = {.project = req->who.project_id, .limit = 8};
+    const struct mlo_run_filter recent = {.project = req->who.project_id, .limit = 8},
+                                going = {.project = req->who.project_id, .limit = 8, .state = "running"};
     const struct mlo_history_filter all = {.project_id = req->who.project_id};
-    json_t *models = NULL, *runs = NULL, *moves = NULL;
+    json_t *models = NULL, *runs = NULL, *live = NULL, *moves = NULL, *depths = NULL;
     enum mlo_status status;
     MLO_TRY(mlo_request_page(req, &page, err));
     MLO_TRY(mlo_request_db(req, &conn, err));
     MLO_TRY(mlo_model_list(conn, &actor, req->who.project_id, q, &page, &models, err));
     MLO_TRY(mlo_view_runs(conn, &recent, &runs, err));
+    MLO_TRY(mlo_view_runs(conn, &going, &live, err));
+    drop_running(json_object_get(runs, "items"));
+    MLO_TRY(mlo_queue_depths(conn, req->who.project_id, &depths, err));
     MLO_TRY(mlo_stage_history(conn, &actor, &all, &few, &moves, err));
 
     mlo_page_begin(req, "Models", "models");
+    HTML(out, "<h1>Models</h1>");
+    now_line(out, depths);
     HTML(out,
-         "<h1>Models</h1><form class=\"filters\" method=\"get\"><label>Name or description<input "
+         "<form class=\"filters\" method=\"get\"><label>Name or description<input "
          "type=\"search\" "
-         "name=\"q\" value=\"%s\"></label><button>Search</button></form><section class=\"panel\">",
+         "name=\"q\" value=\"%s\"></label><button>Search</button>",
          q ? q : "");
+    if (req->who.role >= MLO_SUBMITTER)
+        HTML(out, "<a class=\"button\" href=\"/upload\">Upload a model</a>");
+    HTML(out, "</form><section class=\"panel\">");
     if (json_array_size(json_object_get(models, "items"))) {
         HTML(
             out,
@@ -68,11 +136,21 @@ enum mlo_status page_home(struct mlo_request *req, struct mlo_error *err)
         HTML(out, "<p class=\"empty\">No model has “%s” in its name or description.</p>", q);
     } else {
         HTML(out,
-             "<p class=\"empty\">No model yet. Upload one:</p><pre>mlopt push fashion/cnn model.onnx</pre>");
+             "<p class=\"empty\">No model yet. <a href=\"/upload\">Upload one</a>, or:</p><pre>mlopt push "
+             "fashion/cnn model.onnx</pre>");
     }
-    HTML(out, "</section><h2>Recent runs</h2><section class=\"panel\">");
+    HTML(out, "</section>");
+    if (json_array_size(json_object_get(live, "items"))) {
+        HTML(out, "<h2>What runs</h2><section class=\"panel\" id=\"running\">");
+        mlo_piece_runs(out, json_object_get(live, "items"));
+        HTML(out, "</section>");
+    }
+    waiting(out, depths);
+    HTML(out, "<h2>Recent runs</h2><section class=\"panel\">");
     if (json_array_size(json_object_get(runs, "items")))
         mlo_piece_runs(out, json_object_get(runs, "items"));
+    else if (json_array_size(json_object_get(live, "items")))
+        HTML(out, "<p class=\"empty\">None but those that run.</p>");
     else
         HTML(out, "<p class=\"empty\">No run yet. Submit one:</p><pre>mlopt submit fashion/cnn --recipe "
                   "int8-cpu --wait</pre>");
@@ -86,6 +164,8 @@ enum mlo_status page_home(struct mlo_request *req, struct mlo_error *err)
 out:
     json_decref(models);
     json_decref(runs);
+    json_decref(live);
     json_decref(moves);
+    json_decref(depths);
     return status;
 }

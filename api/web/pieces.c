@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/html/load.h"
 #include "api/web/web_impl.h"
 
 #define DASH "<span class=\"muted\">–</span>"
@@ -59,6 +60,8 @@ void mlo_piece_us(struct mlo_buf *out, double us)
 {
     if (!(us >= 0))
         HTML(out, DASH);
+    else if (us < 10)
+        HTML(out, "%.1f&nbsp;µs", us);
     else if (us < 1000)
         HTML(out, "%.0f&nbsp;µs", us);
     else if (us < 1e6)
@@ -129,6 +132,29 @@ void mlo_piece_json(struct mlo_buf *out, const json_t *value)
     if (text)
         HTML(out, "<pre>%s</pre>", text);
     free(text);
+}
+
+void mlo_piece_params(struct mlo_buf *out, const json_t *params)
+{
+    char load[MLO_LOAD_TEXT_SIZE];
+    const char *key;
+    json_t *value;
+    bool more = *mlo_load_text(params, load) != '\0';
+    HTML(out, "%s", load);
+    json_object_foreach((json_t *)params, key, value)
+    {
+        if (strcmp(key, "batch") == 0 || strcmp(key, "threads") == 0)
+            continue;
+        HTML(out, "%s%s ", more ? ", " : "", key);
+        if (json_is_string(value) && mlo_str_starts(json_string_value(value), "sha256:")) {
+            mlo_piece_digest(out, json_string_value(value));
+        } else {
+            char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_SORT_KEYS);
+            HTML(out, "%s", json_is_string(value) ? json_string_value(value) : text ? text : "");
+            free(text);
+        }
+        more = true;
+    }
 }
 
 void mlo_piece_next(struct mlo_request *req, const json_t *list)

@@ -7,8 +7,7 @@
 
 enum { LABEL_W = 180, CHART_W = 720, ROW_H = 28, BAR_H = 16, TOP = 26, RIGHT = 60, TICKS_MAX = 12 };
 
-/* "812 ms", "3.41 s", "2 min 5 s". */
-static void duration(struct mlo_buf *out, double s)
+void mlo_piece_duration(struct mlo_buf *out, double s)
 {
     if (s < 0.9995)
         HTML(out, "%.0f&nbsp;ms", s * 1000);
@@ -108,7 +107,7 @@ static void job_row(struct mlo_buf *out, const json_t *job, double scale, int to
         if (attempt)
             HTML(out, "attempt %lld, ", (long long)mlo_json_i64(span, "attempt", 0));
         HTML(out, "%s, ", words(span));
-        duration(out, to - from);
+        mlo_piece_duration(out, to - from);
         HTML(out, "</title></rect>");
         json_array_foreach(json_object_get(span, "phases"), p, phase)
         {
@@ -117,7 +116,7 @@ static void job_row(struct mlo_buf *out, const json_t *job, double scale, int to
                 continue;
             bar(out, shade(mlo_text(phase, "name")), "phase", begin, stop, scale, top + 6, BAR_H);
             HTML(out, "%s: %s, ", mlo_text(job, "name"), mlo_text(phase, "name"));
-            duration(out, stop - begin);
+            mlo_piece_duration(out, stop - begin);
             HTML(out, "</title></rect>");
         }
         end = to;
@@ -125,7 +124,7 @@ static void job_row(struct mlo_buf *out, const json_t *job, double scale, int to
     }
     HTML(out, "<text class=\"took\" x=\"%.1f\" y=\"%d\">", LABEL_W + end * scale + 6, top + 18);
     if (worked > 0)
-        duration(out, worked);
+        mlo_piece_duration(out, worked);
     HTML(out, "</text>");
 }
 
@@ -178,9 +177,9 @@ static void table_row(struct mlo_buf *out, const json_t *job, const char *what, 
     if (json_is_integer(json_object_get(span, "attempt")))
         HTML(out, "%lld", (long long)mlo_json_i64(span, "attempt", 0));
     HTML(out, "</td><td class=\"n\">");
-    duration(out, from);
+    mlo_piece_duration(out, from);
     HTML(out, "</td><td class=\"n\">");
-    duration(out, to - from);
+    mlo_piece_duration(out, to - from);
     HTML(out, "</td><td>%s</td><td>%s</td></tr>", how, mlo_text(span, "worker"));
 }
 

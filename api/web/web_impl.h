@@ -25,6 +25,9 @@ void mlo_page_failed(struct mlo_request *req, const struct mlo_error *err, int h
 /* The hidden field that a form of this session must carry, and its check (MLO_EFORBIDDEN). */
 void mlo_page_csrf_field(struct mlo_request *req);
 MLO_MUST_USE enum mlo_status mlo_page_csrf_check(struct mlo_request *req, struct mlo_error *err);
+/* The same of a field that was read another way; NULL: there was none. */
+MLO_MUST_USE enum mlo_status mlo_page_csrf_matches(const struct mlo_request *req, const char *sent,
+                                                   struct mlo_error *err);
 
 /* --- pieces (pieces.c); all append to req->out ------------------------------------------------- */
 
@@ -37,6 +40,8 @@ void mlo_piece_state(struct mlo_buf *out, const char *state);
 void mlo_piece_size(struct mlo_buf *out, const json_t *bytes);
 /* Microseconds as "812 µs" or "1.23 ms". */
 void mlo_piece_us(struct mlo_buf *out, double us);
+/* Seconds as "812 ms", "3.41 s", "2 min 5 s" (trace.c). */
+void mlo_piece_duration(struct mlo_buf *out, double seconds);
 /* "91.30 %" and its interval below. */
 void mlo_piece_accuracy(struct mlo_buf *out, const json_t *accuracy);
 /* "fashion/cnn" linked. */
@@ -48,6 +53,10 @@ void mlo_piece_variants(struct mlo_buf *out, const json_t *variants, bool digest
 void mlo_piece_progress(struct mlo_buf *out, double fraction);
 /* A JSON value, readable; at most some lines are shown at once. */
 void mlo_piece_json(struct mlo_buf *out, const json_t *value);
+/* What a number was measured under besides machine and data, in words: "batch 1, 1 thread"; of evidence's
+ * "params".
+ */
+void mlo_piece_params(struct mlo_buf *out, const json_t *params);
 /* "Older" when the list has more: a link to the same page with the cursor. */
 void mlo_piece_next(struct mlo_request *req, const json_t *list);
 /* Accuracy against latency of the variants of mlo_view_variants, with the Pareto front; nothing where fewer
@@ -71,8 +80,30 @@ void mlo_piece_facts(struct mlo_buf *out, const json_t *facts);
 /* Rows of a list of runs (runs.c). */
 void mlo_piece_runs(struct mlo_buf *out, const json_t *items);
 
+/* The number of the run that {id} names (runs.c). */
+MLO_MUST_USE enum mlo_status mlo_page_run_id(const struct mlo_request *req, int64_t *out,
+                                             struct mlo_error *err);
+/* What the steps of a run wrote, `items` of mlo_run_log: the end of each attempt's text; `open`: the run goes
+ * on, and live.js appends to it (run_log.c). */
+void mlo_piece_log(struct mlo_buf *out, const json_t *run, const json_t *items, bool open);
+
 /* What a search found so far, of a run that is one: as a picture, and as a table (front.c). */
 void mlo_piece_front(struct mlo_buf *out, const json_t *run);
+/* How a variant runs, and where its time goes, by its newest benchmark (profile.c). */
+struct mlo_profile_view {
+    const json_t *measured; /* the evidence, of the variant's; NULL: there is none */
+    json_t *profile;        /* pipeline/steps/profile.c */
+    json_t *reasons;        /* {"node": why it is not in integers} */
+};
+MLO_MUST_USE enum mlo_status mlo_page_profile(struct mlo_request *req, const json_t *variant,
+                                              struct mlo_profile_view *out, struct mlo_error *err);
+void mlo_profile_view_clear(struct mlo_profile_view *view);
+/* Its section; nothing where there is none. */
+void mlo_piece_profile(struct mlo_request *req, const struct mlo_profile_view *view, long long version,
+                       const char *name);
+/* The row of a name among a version's variants; NULL when it is not there (variant.c). */
+const json_t *mlo_page_variant_named(const json_t *variants, const char *name);
+
 /* Where a run's time went, of mlo_run_trace: as a picture, and as a table (trace.c). */
 void mlo_piece_trace(struct mlo_buf *out, const json_t *trace);
 void mlo_piece_trace_table(struct mlo_buf *out, const json_t *trace);
@@ -100,17 +131,19 @@ MLO_MUST_USE enum mlo_status mlo_page_gates(struct mlo_request *req, const json_
 /* --- pages ------------------------------------------------------------------------------------- */
 
 mlo_handler_fn page_home, page_login, page_login_post, page_logout, page_asset, page_artifact, page_report,
-    page_report_json;
+    page_report_json, page_profile_json;
 mlo_handler_fn page_docs, page_docs_topic;
 mlo_handler_fn page_check, page_approve, page_quarantine_release;
 mlo_handler_fn page_comment;
+mlo_handler_fn page_upload, page_upload_post, page_submit, page_submit_post;
+extern const struct mlo_upload_body mlo_page_upload_body; /* upload.c */
 mlo_handler_fn page_model, page_search, page_promote, page_rollback, page_promotions;
 mlo_handler_fn page_release, page_variant, page_compare, page_projects, page_datasets, page_tokens,
     page_token_make, page_token_revoke;
 mlo_handler_fn page_workers, page_worker_wish;
 mlo_handler_fn page_schedules, page_schedule_change;
-mlo_handler_fn page_usage, page_run_requeue, page_runs, page_run, page_run_cancel, page_audit_index,
-    page_audit, page_audit_export;
+mlo_handler_fn page_usage, page_run_requeue, page_runs, page_run, page_run_log, page_run_cancel,
+    page_audit_index, page_audit, page_audit_export;
 /* The filters of the audit page, of the query (audit_export.c). */
 void mlo_page_audit_filter(const struct mlo_request *req, struct mlo_audit_filter *out);
 

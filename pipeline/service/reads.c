@@ -5,7 +5,7 @@
 
 #include "pipeline/service/waits_impl.h"
 
-enum { S_RUN, S_JOBS, S_LIST, S_EVENTS, S_RUN_STATE, S_QUEUE, S_TARGETS, S_WORKERS };
+enum { S_RUN, S_JOBS, S_LIST, S_EVENTS, S_RUN_STATE, S_QUEUE, S_TARGETS, S_DEPTHS, S_WORKERS };
 
 #define UTC(column) "to_char(" column " at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"')"
 
@@ -95,6 +95,18 @@ const struct mlo_sql MLO_READS_SQL[] = {
                    "  where w.state = 'active' and " ALIVE " and j.target = any(w.targets)) as workers "
                    "from job j where j.state = 'ready' group by j.target order by j.target",
                    0},
+    /* two parts, each by its own index: finished jobs are not looked at */
+    [S_DEPTHS] = {"reads_depths",
+                  "select p.name as project, j.target, count(*) filter (where j.waits) as queued, "
+                  "  count(*) filter (where not j.waits) as running, "
+                  "  extract(epoch from now() - min(j.ready_at) filter (where j.waits))::float8 "
+                  "    as oldest_queued_s "
+                  "from (select project, target, ready_at, true as waits from job where state = 'ready' "
+                  "  union all select project, target, ready_at, false from job where state = 'running') j "
+                  "join project p on p.id = j.project where $1::bigint = 0 or p.id = $1 "
+                  "group by p.name, j.target order by oldest_queued_s desc nulls last, p.name, j.target "
+                  "limit 100",
+                  1},
     [S_WORKERS] =
         {"reads_workers",
          "select w.id as name, w.host, w.pid, "
@@ -253,6 +265,14 @@ out:
     json_decref(targets);
     json_decref(stuck);
     return status;
+}
+
+enum mlo_status mlo_queue_depths(struct mlo_db_conn *conn, int64_t project, json_t **out,
+                                 struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, project);
+    return read_all(conn, S_DEPTHS, &p, out, err);
 }
 
 enum mlo_status mlo_worker_list(struct mlo_db_conn *conn, json_t **out, struct mlo_error *err)

@@ -152,6 +152,11 @@ MLO_MUST_USE enum mlo_status mlo_run_log(struct mlo_db_conn *conn, int64_t run, 
 MLO_MUST_USE enum mlo_status mlo_queue_overview(struct mlo_db_conn *conn, json_t **out,
                                                 struct mlo_error *err);
 
+/* [{"project","target","queued","running","oldest_queued_s" (null: nothing waits)}]: what waits and runs of a
+ * project (0: of all) by the class of machine that it is for, the longest wait first; 100 at most. */
+MLO_MUST_USE enum mlo_status mlo_queue_depths(struct mlo_db_conn *conn, int64_t project, json_t **out,
+                                              struct mlo_error *err);
+
 /* [{"queued","job","run" (the first of them),"target","memory_bytes","disk_bytes","gpus","gpu","estimated",
  * "waits"}]: the kinds of queued jobs that no worker can take, oldest first, and why. */
 MLO_MUST_USE enum mlo_status mlo_queue_stuck(struct mlo_db_conn *conn, json_t **out, struct mlo_error *err);
