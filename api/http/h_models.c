@@ -180,6 +180,20 @@ out:
     return status;
 }
 
+enum mlo_status mlo_view_version_add(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t project,
+                                     const char *model, const struct mlo_version_content *content,
+                                     struct mlo_version_info *out, struct mlo_error *err)
+{
+    int64_t id;
+    enum mlo_status status = mlo_db_begin(conn, err);
+    if (status != MLO_OK)
+        return status;
+    status = mlo_model_ensure(conn, actor, project, model, &id, err);
+    if (status == MLO_OK)
+        status = mlo_version_add(conn, actor, id, content, out, err);
+    return mlo_db_end(conn, status, err);
+}
+
 enum mlo_status h_version_create(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
@@ -187,7 +201,7 @@ enum mlo_status h_version_create(struct mlo_request *req, struct mlo_error *err)
     struct mlo_version_info info;
     const char *description;
     json_t *body;
-    int64_t project, model;
+    int64_t project;
     enum mlo_status status;
     if (!files)
         return mlo_error_nomem(err);
@@ -203,19 +217,14 @@ enum mlo_status h_version_create(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_request_project(req, &project, err));
     if (json_object_size(metadata))
         MLO_TRY(add_metadata(req, project, metadata, files, err));
-    /* one transaction: a refused version leaves no empty model */
-    MLO_TRY(mlo_db_begin(req->conn, err));
-    status = mlo_model_ensure(req->conn, &actor, project, mlo_request_param(req, "m"), &model, err);
-    if (status == MLO_OK)
-        status =
-            mlo_version_add(req->conn, &actor, model,
-                            &(struct mlo_version_content){.description = description,
-                                                          .facts = json_object_get(body, "facts"),
-                                                          .signature = json_object_get(body, "signature"),
-                                                          .blobs = files->blobs,
-                                                          .count = files->count},
-                            &info, err);
-    MLO_TRY(mlo_db_end(req->conn, status, err));
+    MLO_TRY(
+        mlo_view_version_add(req->conn, &actor, project, mlo_request_param(req, "m"),
+                             &(struct mlo_version_content){.description = description,
+                                                           .facts = json_object_get(body, "facts"),
+                                                           .signature = json_object_get(body, "signature"),
+                                                           .blobs = files->blobs,
+                                                           .count = files->count},
+                             &info, err));
     MLO_TRY(reply_version(req, info.created ? 201 : 200, info.id, err));
 out:
     return status;

@@ -86,16 +86,14 @@ out:
 }
 
 /* What a run is submitted or planned with; *recipe is the caller's. */
-static enum mlo_status read_request(struct mlo_request *req, const struct mlo_actor *actor,
-                                    struct mlo_recipe **recipe, struct mlo_run_request *out,
-                                    struct mlo_error *err)
+static enum mlo_status read_request(struct mlo_request *req, const json_t *body,
+                                    const struct mlo_actor *actor, struct mlo_recipe **recipe,
+                                    struct mlo_run_request *out, struct mlo_error *err)
 {
     const char *model;
-    json_t *body;
     int64_t number, latest = 0;
     enum mlo_status status;
     *out = (struct mlo_run_request){.actor = actor};
-    MLO_TRY(mlo_request_json(req, &body, err));
     MLO_TRY(mlo_json_get_str(body, "model", NULL, &model, err));
     MLO_TRY(mlo_json_get_i64(body, "version", &latest, &number, err));
     MLO_TRY(read_how(body, recipe, out, err));
@@ -105,24 +103,35 @@ out:
     return status;
 }
 
-enum mlo_status h_run_create(struct mlo_request *req, struct mlo_error *err)
+enum mlo_status mlo_view_submit(struct mlo_request *req, const json_t *body, int64_t *project, int64_t *run,
+                                struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_run_request request;
     struct mlo_recipe *recipe = NULL;
-    json_t *value = NULL;
-    int64_t run;
     enum mlo_status status;
-    MLO_TRY(read_request(req, &actor, &recipe, &request, err));
-    MLO_TRY(mlo_run_submit(req->conn, &request, &run, err));
-    MLO_TRY(mlo_view_run(req->conn, request.project, run, &value, err));
+    MLO_TRY(read_request(req, body, &actor, &recipe, &request, err));
+    *project = request.project;
+    MLO_TRY(mlo_run_submit(req->conn, &request, run, err));
+out:
+    mlo_recipe_free(recipe);
+    return status;
+}
+
+enum mlo_status h_run_create(struct mlo_request *req, struct mlo_error *err)
+{
+    json_t *body, *value = NULL;
+    int64_t project, run;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_json(req, &body, err));
+    MLO_TRY(mlo_view_submit(req, body, &project, &run, err));
+    MLO_TRY(mlo_view_run(req->conn, project, run, &value, err));
     mlo_reply_header(req, "Location", "/v1/projects/%s/runs/%lld", mlo_request_param(req, "p"),
                      (long long)run);
     status = mlo_reply_json(req, 201, value, err);
     value = NULL;
 out:
     json_decref(value);
-    mlo_recipe_free(recipe);
     return status;
 }
 
@@ -131,9 +140,10 @@ enum mlo_status h_plan(struct mlo_request *req, struct mlo_error *err)
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_run_request request;
     struct mlo_recipe *recipe = NULL;
-    json_t *value = NULL;
+    json_t *body, *value = NULL;
     enum mlo_status status;
-    MLO_TRY(read_request(req, &actor, &recipe, &request, err));
+    MLO_TRY(mlo_request_json(req, &body, err));
+    MLO_TRY(read_request(req, body, &actor, &recipe, &request, err));
     MLO_TRY(mlo_run_plan(req->conn, &request, &value, err));
     MLO_TRY(mlo_reply_json(req, 200, value, err));
 out:

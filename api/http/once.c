@@ -67,6 +67,8 @@ static enum mlo_status replay(struct mlo_request *req, const struct mlo_idempote
     }
     mlo_reply_header(req, "Idempotency-Replayed", "true");
     mlo_buf_append(&req->out, mlo_buf_str(&answer->body), answer->body.len);
+    if (req->route->kind == MLO_ROUTE_PAGE)
+        return mlo_reply_empty(req, answer->http_status);
     return mlo_reply_out(req, answer->http_status,
                          answer->http_status >= 400 ? "application/problem+json" : "application/json", err);
 }
@@ -105,6 +107,12 @@ static enum mlo_status finish(struct mlo_request *req, const struct mlo_idempote
     return status;
 }
 
+/* A page that says what was wrong with its form: it stands, and nothing else does. */
+static bool says_no(const struct mlo_request *req)
+{
+    return req->route->kind == MLO_ROUTE_PAGE && req->status >= 400;
+}
+
 /* The handler, and its answer in req. MLO_OK: it and its key are to be kept. */
 static enum mlo_status run(struct mlo_request *req, const struct mlo_idempotent *request,
                            struct mlo_error *err)
@@ -114,6 +122,8 @@ static enum mlo_status run(struct mlo_request *req, const struct mlo_idempotent 
         mlo_reply_problem(req, err);
     else if (status != MLO_OK)
         return status;
+    if (says_no(req))
+        return MLO_ECANCELLED;
     if (!mlo_db_in_transaction(req->conn))
         return mlo_error_set(err, MLO_EINTERNAL, "%s %s lets go of its transaction", req->route->method,
                              req->route->path);
@@ -151,6 +161,8 @@ static enum mlo_status attempt(struct mlo_request *req, const struct mlo_idempot
         goto out; /* a failure that let go of it, and of all that was done */
     status = mlo_db_end(req->conn, status, err);
     *again = status != MLO_OK && mlo_db_retryable(req->conn);
+    if (status == MLO_ECANCELLED && how == MLO_IDEMPOTENCY_NEW && says_no(req))
+        status = MLO_OK;
     if (how == MLO_IDEMPOTENCY_NEW) {
         if (status == MLO_ECONFLICT || status == MLO_EPRECONDITION)
             status = settle(req, status, err);
@@ -170,7 +182,10 @@ out:
 
 enum mlo_status mlo_request_handle(struct mlo_request *req, struct mlo_error *err)
 {
-    const char *header = req->route->once ? mlo_request_header(req, "Idempotency-Key") : NULL;
+    /* a form has its key in a field */
+    const char *header = !req->route->once                    ? NULL
+                         : req->route->kind == MLO_ROUTE_PAGE ? mlo_request_form(req, "key")
+                                                              : mlo_request_header(req, "Idempotency-Key");
     struct mlo_idempotent request = {.token_id = req->who.token_id, .method = req->method, .path = req->path};
     enum mlo_status status;
     bool again = true;

@@ -26,11 +26,10 @@ MLO_MUST_USE enum mlo_status mlo_view_version_add(struct mlo_db_conn *conn, cons
                                                   int64_t project, const char *model,
                                                   const struct mlo_version_content *content,
                                                   struct mlo_version_info *out, struct mlo_error *err);
-/* Submits the run that a body of POST …/runs (docs/api.md) asks for, to the project that {p} names; `key`, or
- * NULL: the same key gives the same run (h_runs.c). */
-MLO_MUST_USE enum mlo_status mlo_view_submit(struct mlo_request *req, const json_t *body, const char *key,
-                                             int64_t *project, int64_t *run, bool *created,
-                                             struct mlo_error *err);
+/* Submits the run that a body of POST …/runs (docs/api.md) asks for, to the project that {p} names
+ * (h_runs.c). */
+MLO_MUST_USE enum mlo_status mlo_view_submit(struct mlo_request *req, const json_t *body, int64_t *project,
+                                             int64_t *run, struct mlo_error *err);
 
 /* A promotion or rollback as it is asked for, by the API or by a form. */
 struct mlo_move_request {

@@ -122,7 +122,7 @@ enum mlo_status mlo_page_gates(struct mlo_request *req, const json_t *decision, 
     HTML(out, " of generation %lld of the stage. An approval covers exactly this.</p></section>",
          (long long)mlo_json_i64(decision, "generation", 0));
     HTML(out, "<h2>Approve</h2><section class=\"panel\">");
-    form(req, decision, "approve", "plain", "Approve what is shown");
+    form(req, decision, "approve", "", "Approve what is shown");
     HTML(out, "</section><h2>Promote</h2><section class=\"panel\">");
     if (accepted)
         form(req, decision, "promote", "primary", "Promote");

@@ -119,8 +119,12 @@ void mlo_page_csrf_field(struct mlo_request *req)
 
 enum mlo_status mlo_page_csrf_check(struct mlo_request *req, struct mlo_error *err)
 {
+    return mlo_page_csrf_matches(req, mlo_request_form(req, "csrf"), err);
+}
+
+enum mlo_status mlo_page_csrf_matches(const struct mlo_request *req, const char *sent, struct mlo_error *err)
+{
     char text[MLO_DIGEST_TEXT_SIZE];
-    const char *sent = mlo_request_form(req, "csrf");
     csrf_text(req, text);
     if (sent && strlen(sent) == strlen(text) && mlo_equal_constant_time(sent, text, strlen(text)))
         return MLO_OK;

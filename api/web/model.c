@@ -214,8 +214,16 @@ static enum mlo_status draw(struct mlo_request *req, const struct model_view *vi
     HTML(out,
          "</div><p class=\"links\"><a href=\"/promotions/%s/%s\">Promotion log</a> <a "
          "href=\"/audit/%s\">Audit log</a> <a href=\"/search/%s\">Search</a> <a "
-         "href=\"/compare/%s/%s\">Compare</a></p>",
+         "href=\"/compare/%s/%s\">Compare</a>",
          view->project, view->model, view->project, view->project, view->project, view->model);
+    if (req->who.role >= MLO_SUBMITTER) {
+        HTML(out, " <a href=\"/upload?project=%s&amp;model=%s\">Upload a version</a>", view->project,
+             view->model);
+        if (view->variants)
+            HTML(out, " <a href=\"/submit/%s/%s?version=%lld\">Submit a recipe</a>", view->project,
+                 view->model, (long long)view->version.number);
+    }
+    HTML(out, "</p>");
     if (view->variants) {
         HTML(out,
              "<h2>Variants of version %lld</h2><section class=\"panel\"><div class=\"scroll\"><table "

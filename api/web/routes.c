@@ -1,11 +1,12 @@
 /* The pages' routes. */
 #include "api/web/web_impl.h"
 
-#define PAGE(path_, handler_, docs_)                                                                         \
+#define ROLE(path_, role_, handler_, docs_)                                                                  \
     {                                                                                                        \
-        .method = "GET", .path = path_, .handler = handler_, .role = MLO_VIEWER, .kind = MLO_ROUTE_PAGE,     \
+        .method = "GET", .path = path_, .handler = handler_, .role = role_, .kind = MLO_ROUTE_PAGE,          \
         .docs = docs_                                                                                        \
     }
+#define PAGE(path_, handler_, docs_) ROLE(path_, MLO_VIEWER, handler_, docs_)
 #define OPEN(path_, handler_, docs_)                                                                         \
     {                                                                                                        \
         .method = "GET", .path = path_, .handler = handler_, .open = true, .kind = MLO_ROUTE_PAGE,           \
@@ -37,17 +38,31 @@ static const struct mlo_route ROUTES[] = {
     FORM("/logout", MLO_VIEWER, page_logout, "Signs out."),
     PAGE("/", page_home, "Models, recent runs, last moves."),
     PAGE("/models/{p}/{m}", page_model, "A model: stages, variants, lineage, versions."),
+    ROLE("/upload", MLO_SUBMITTER, page_upload, "A form to upload a model."),
+    {.method = "POST",
+     .path = "/upload",
+     .handler = page_upload_post,
+     .role = MLO_SUBMITTER,
+     .max_body = MLO_BODY_BLOB_MAX,
+     .upload = &mlo_page_upload_body,
+     .kind = MLO_ROUTE_PAGE,
+     .docs = "Uploads a model: a form with files."},
+    ROLE("/submit/{p}/{m}", MLO_SUBMITTER, page_submit, "A form to submit a recipe for a model."),
+    {.method = "POST",
+     .path = "/submit/{p}/{m}",
+     .handler = page_submit_post,
+     .role = MLO_SUBMITTER,
+     .once = true,
+     .max_body = MLO_BODY_FORM_MAX,
+     .kind = MLO_ROUTE_PAGE,
+     .docs = "Submits a recipe, by the rules of the API."},
     PAGE("/search/{p}", page_search, "Versions of a project by metrics, parameters, tags, code and data."),
     PAGE("/variant/{p}/{m}/{v}/{name}", page_variant, "A variant with all that was measured of it."),
     PAGE("/compare/{p}/{m}", page_compare, "Up to five variants of a model side by side."),
     PAGE("/projects", page_projects, "The projects, and what belongs to each."),
     PAGE("/datasets", page_datasets, "The datasets, each with its latest version."),
-    {.method = "GET",
-     .path = "/tokens",
-     .handler = page_tokens,
-     .role = MLO_ADMIN,
-     .kind = MLO_ROUTE_PAGE,
-     .docs = "The tokens there are, and a form to make one."},
+    ROLE("/tokens", MLO_ADMIN, page_tokens,
+         "The tokens there are, of all or of a project, and a form to make one."),
     FORM("/tokens", MLO_ADMIN, page_token_make, "Makes a token and shows it once."),
     FORM("/tokens/{id}/revoke", MLO_ADMIN, page_token_revoke, "Revokes a token."),
     PAGE("/artifact/{p}/{m}/{v}/{name}", page_artifact, "Downloads a variant."),
@@ -58,6 +73,8 @@ static const struct mlo_route ROUTES[] = {
     STAGE_FORM("/models/{p}/{m}/approve", MLO_PROMOTER, page_approve, "Approves what was shown."),
     STAGE_FORM("/models/{p}/{m}/quarantine", MLO_APPROVER, page_quarantine_release,
                "Lets a release out of quarantine."),
+    PAGE("/profile/{p}/{m}/{v}/{name}", page_profile_json,
+         "Which node of a variant runs how, and how long it takes, as JSON."),
     FORM("/models/{p}/{m}/rollback", MLO_VIEWER, page_rollback, "Rolls back, by the rules of the API."),
     FORM("/models/{p}/{m}/comment", MLO_SUBMITTER, page_comment, "Says something of a version or a release."),
     PAGE("/release/{p}/{m}/{n}", page_release,
@@ -65,6 +82,7 @@ static const struct mlo_route ROUTES[] = {
     PAGE("/promotions/{p}/{m}", page_promotions, "The promotion log of a model."),
     PAGE("/runs", page_runs, "Runs of all projects."),
     PAGE("/runs/{p}/{id}", page_run, "A run with its jobs."),
+    PAGE("/runs/{p}/{id}/log", page_run_log, "What the steps of a run wrote, as a text."),
     FORM("/runs/{p}/{id}/cancel", MLO_SUBMITTER, page_run_cancel, "Cancels a run."),
     FORM("/runs/{p}/{id}/requeue", MLO_SUBMITTER, page_run_requeue, "Takes up a run again that failed."),
     PAGE("/usage/{p}", page_usage, "A project's share of the workers, and what it used by month."),

@@ -119,7 +119,7 @@ static void job_row(struct mlo_buf *out, const json_t *run, const json_t *job, c
     }
 }
 
-static void facts(struct mlo_buf *out, const json_t *run)
+static void facts(struct mlo_buf *out, const json_t *run, double seconds)
 {
     const json_t *datasets = json_object_get(run, "datasets"), *set;
     const char *role;
@@ -139,6 +139,9 @@ static void facts(struct mlo_buf *out, const json_t *run)
         HTML(out, " by %s", mlo_text(run, "created_by"));
     HTML(out, "</dd></div><div><dt>Finished</dt><dd>");
     mlo_piece_time(out, mlo_json_str(run, "finished_at", NULL));
+    HTML(out, "</dd></div><div><dt>%s</dt><dd>",
+         json_is_string(json_object_get(run, "finished_at")) ? "Took" : "Since it was submitted");
+    mlo_piece_duration(out, seconds);
     HTML(out, "</dd></div><div><dt>Used</dt><dd><a href=\"/usage/%s\">%.1f CPU s</a>",
          mlo_text(run, "project"), mlo_json_f64(json_object_get(run, "usage"), "cpu_s", 0));
     if (mlo_json_f64(json_object_get(run, "usage"), "gpu_s", 0) > 0)
@@ -172,20 +175,6 @@ static void expectations(struct mlo_buf *out, const json_t *items)
     HTML(out, "</ul></section>");
 }
 
-/* What the steps wrote on stderr. */
-static void logs(struct mlo_buf *out, const json_t *items)
-{
-    const json_t *item;
-    size_t i;
-    if (json_array_size(items) == 0)
-        return;
-    HTML(out, "<h2>Logs</h2><section class=\"panel\" id=\"logs\">");
-    json_array_foreach((json_t *)items, i, item)
-        HTML(out, "<details><summary>%s, attempt %lld</summary><pre>%s</pre></details>",
-             mlo_text(item, "name"), (long long)mlo_json_i64(item, "attempt", 0), mlo_text(item, "text"));
-    HTML(out, "</section>");
-}
-
 static void change_form(struct mlo_request *req, int64_t id, const char *what, const char *button)
 {
     HTML(&req->out, "<form class=\"inline\" method=\"post\" action=\"/runs/%s/%lld/%s\">",
@@ -208,6 +197,13 @@ static bool has_failed_job(const json_t *run)
     return failed && strcmp(mlo_text(run, "state"), "failed") == 0 && !mlo_text(run, "reproduces")[0];
 }
 
+enum mlo_status mlo_page_run_id(const struct mlo_request *req, int64_t *out, struct mlo_error *err)
+{
+    if (mlo_str_to_i64(mlo_request_param(req, "id"), out) && *out > 0)
+        return MLO_OK;
+    return mlo_error_set(err, MLO_ENOTFOUND, "there is no run '%.60s'", mlo_request_param(req, "id"));
+}
+
 enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_buf *out = &req->out;
@@ -216,8 +212,7 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
     size_t i;
     char title[64];
     enum mlo_status status;
-    if (!mlo_str_to_i64(mlo_request_param(req, "id"), &id) || id < 1)
-        return mlo_error_set(err, MLO_ENOTFOUND, "there is no run '%.60s'", mlo_request_param(req, "id"));
+    MLO_TRY(mlo_page_run_id(req, &id, err));
     MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(mlo_view_run(req->conn, project, id, &run, err));
     MLO_TRY(mlo_run_log(req->conn, id, 0, &log, err));
@@ -237,7 +232,7 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
     mlo_piece_model(out, mlo_text(run, "project"), mlo_text(run, "model"));
     HTML(out, "<span class=\"muted\">@%lld</span></h1><section class=\"panel\">",
          (long long)mlo_json_i64(run, "version", 0));
-    facts(out, run);
+    facts(out, run, mlo_json_f64(trace, "seconds", 0));
     error_box(out, json_object_get(run, "error"));
     HTML(out, "</section>");
     mlo_piece_front(out, run);
@@ -253,14 +248,19 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
     expectations(out, json_object_get(run, "expectations"));
     HTML(out, "<h2>Time</h2><section class=\"panel\">");
     mlo_piece_trace(out, trace);
-    HTML(out, "</section></div>"); /* not live: what somebody opened stays open */
+    HTML(out, "</section></div>");
+    HTML(out, "<div id=\"times\">"); /* live.js takes these afresh once, at the end: what somebody opened
+                                        stays open */
     mlo_piece_trace_table(out, trace);
-    logs(out, json_object_get(log, "items"));
+    HTML(out, "</div>");
+    mlo_piece_log(out, run, json_object_get(log, "items"), open);
+    HTML(out, "<div id=\"after\">");
     if (open && req->who.role >= MLO_SUBMITTER) {
         change_form(req, id, "cancel", "Cancel this run");
     } else if (has_failed_job(run) && req->who.role >= MLO_SUBMITTER) {
         change_form(req, id, "requeue", "Try again from there");
     }
+    HTML(out, "</div>");
     MLO_TRY(mlo_page_end(req, 200, err));
 out:
     json_decref(run);
@@ -280,8 +280,7 @@ static enum mlo_status change_run(struct mlo_request *req, run_change_fn *change
     int64_t project, id;
     enum mlo_status status;
     MLO_TRY(mlo_page_csrf_check(req, err));
-    if (!mlo_str_to_i64(mlo_request_param(req, "id"), &id))
-        return mlo_error_set(err, MLO_ENOTFOUND, "there is no run '%.60s'", mlo_request_param(req, "id"));
+    MLO_TRY(mlo_page_run_id(req, &id, err));
     MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(mlo_run_get(req->conn, project, id, &run, err));
     MLO_TRY(change(req->conn, &actor, id, reason && reason[0] ? reason : NULL, err));

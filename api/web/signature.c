@@ -62,10 +62,11 @@ enum mlo_status mlo_piece_signature(struct mlo_request *req, const struct mlo_ve
     HTML(out, "</tbody></table></div><p class=\"muted\">");
     if (json_is_object(labels))
         HTML(out, "%lld labels. ", (long long)mlo_json_i64(labels, "count", 0));
-    if (json_is_object(read) && mlo_text(found, "worker")[0])
-        HTML(out, "Read by worker %s at %s.</p></section>", mlo_text(found, "worker"),
-             mlo_text(found, "read_at"));
-    else if (json_is_object(read))
+    if (json_is_object(read) && mlo_text(found, "worker")[0]) {
+        HTML(out, "Read by worker %s at ", mlo_text(found, "worker"));
+        mlo_piece_time(out, mlo_text(found, "read_at"));
+        HTML(out, ".</p></section>");
+    } else if (json_is_object(read))
         HTML(out, "Read by a worker.</p></section>"); /* for another project: no more is told */
     else if (mlo_json_bool(found, "too_large", false))
         HTML(out, "As declared at the push; what a worker read is too large to be kept.</p></section>");

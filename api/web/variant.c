@@ -16,7 +16,7 @@ static void measured(struct mlo_buf *out, const json_t *row, const char *key)
     double value = mlo_json_f64(row, key, NAN);
     if (isnan(value))
         HTML(out, "–");
-    else if (mlo_str_starts(mlo_text(row, "metric"), "latency."))
+    else if (strcmp(mlo_text(row, "unit"), "us") == 0)
         mlo_piece_us(out, value);
     else if (mlo_str_starts(mlo_text(row, "metric"), "top"))
         HTML(out, "%.2f&nbsp;%%", 100 * value);
@@ -63,12 +63,9 @@ static void evidence_rows(struct mlo_buf *out, const char *project, const json_t
     json_array_foreach(json_object_get(variant, "evidence"), i, row)
     {
         long long run = (long long)mlo_json_i64(row, "run_id", 0);
-        struct mlo_buf params = MLO_BUF_INIT;
-        if (json_object_size(json_object_get(row, "params")))
-            mlo_json_canonical(json_object_get(row, "params"), &params);
-        HTML(out, "<tr><td><b>%s</b><br><small>%s</small></td><td class=\"n\">", mlo_text(row, "metric"),
-             mlo_buf_str(&params));
-        mlo_buf_clear(&params);
+        HTML(out, "<tr><td><b>%s</b><br><small>", mlo_text(row, "metric"));
+        mlo_piece_params(out, json_object_get(row, "params"));
+        HTML(out, "</small></td><td class=\"n\">");
         interval(out, row);
         HTML(out, "</td><td class=\"n\">%lld</td><td class=\"n\">", (long long)mlo_json_i64(row, "n", 0));
         against(out, row);
@@ -124,7 +121,8 @@ static void history_rows(struct mlo_buf *out, const char *project, const json_t 
 }
 
 static void draw_variant(struct mlo_request *req, const struct mlo_version_info *version,
-                         const json_t *variant, const json_t *history, const json_t *lineage)
+                         const json_t *variant, const json_t *history, const json_t *lineage,
+                         const struct mlo_profile_view *profile)
 {
     const char *p = mlo_request_param(req, "p"), *m = mlo_request_param(req, "m"),
                *name = mlo_text(variant, "variant");
@@ -166,6 +164,7 @@ static void draw_variant(struct mlo_request *req, const struct mlo_version_info 
         HTML(out, "<p class=\"empty\">Nothing was measured of it yet.</p>");
     }
     HTML(out, "</section>");
+    mlo_piece_profile(req, profile, v, name);
     if (json_array_size(json_object_get(variant, "plans"))) {
         HTML(out, "<h2>Plans</h2><section class=\"panel\"><div class=\"scroll\"><table "
                   "id=\"plans\"><thead><tr><th>Machine</th>"
@@ -195,8 +194,7 @@ static void draw_variant(struct mlo_request *req, const struct mlo_version_info 
     HTML(out, "</tbody></table></div></section>");
 }
 
-/* The row of a name among a version's variants; NULL when it is not there. */
-static const json_t *named(const json_t *variants, const char *name)
+const json_t *mlo_page_variant_named(const json_t *variants, const char *name)
 {
     const json_t *item;
     size_t i;
@@ -210,12 +208,13 @@ enum mlo_status page_variant(struct mlo_request *req, struct mlo_error *err)
     const char *name = mlo_request_param(req, "name");
     struct mlo_version_info version;
     struct mlo_digest artifact;
+    struct mlo_profile_view profile = {0};
     json_t *variants = NULL, *history = NULL, *lineage = NULL;
     char title[360];
     enum mlo_status status;
     MLO_TRY(mlo_request_version(req, &version, err));
     MLO_TRY(mlo_view_variants(req->conn, version.id, &variants, err));
-    const json_t *variant = named(variants, name);
+    const json_t *variant = mlo_page_variant_named(variants, name);
     if (!variant) {
         status = mlo_error_set(err, MLO_ENOTFOUND, "version %lld has no variant '%.100s'",
                                (long long)version.number, name);
@@ -227,12 +226,14 @@ enum mlo_status page_variant(struct mlo_request *req, struct mlo_error *err)
         if (status != MLO_OK && status != MLO_ENOTFOUND) /* nothing was derived: no picture */
             goto out;
     }
+    MLO_TRY(mlo_page_profile(req, variant, &profile, err));
     snprintf(title, sizeof title, "%s/%s@%lld/%s", mlo_request_param(req, "p"), mlo_request_param(req, "m"),
              (long long)version.number, name);
     mlo_page_begin(req, title, "models");
-    draw_variant(req, &version, variant, history, lineage);
+    draw_variant(req, &version, variant, history, lineage, &profile);
     MLO_TRY(mlo_page_end(req, 200, err));
 out:
+    mlo_profile_view_clear(&profile);
     json_decref(variants);
     json_decref(history);
     json_decref(lineage);
@@ -293,7 +294,7 @@ static enum mlo_status find_compared(struct mlo_request *req, int64_t model, str
         MLO_TRY(offer_version(req, model, number, c, err));
         for (size_t v = 0; v < c->version_count; v++)
             if (c->numbers[v] == number)
-                c->rows[c->count] = named(c->versions[v], slash + 1);
+                c->rows[c->count] = mlo_page_variant_named(c->versions[v], slash + 1);
         if (!c->rows[c->count]) {
             status = mlo_error_set(err, MLO_ENOTFOUND, "version %lld has no variant '%.100s'",
                                    (long long)number, slash + 1);
@@ -356,14 +357,17 @@ static const json_t *same_in(const json_t *variant, const json_t *measure)
 
 static void measure_row(struct mlo_buf *out, const struct compared *c, const json_t *measure)
 {
-    const json_t *params = json_object_get(measure, "params");
-    struct mlo_buf text = MLO_BUF_INIT;
-    if (json_object_size(params))
-        mlo_json_canonical(params, &text);
-    HTML(out, "<tr><th scope=\"row\">%s<br><small>%s %s</small><br><small>%s</small></th>",
-         mlo_text(measure, "metric"), mlo_text(measure, "dataset_name"), mlo_text(measure, "machine_class"),
-         mlo_buf_str(&text));
-    mlo_buf_clear(&text);
+    const char *const about[] = {mlo_text(measure, "dataset_name"), mlo_text(measure, "machine_class")};
+    HTML(out, "<tr><th scope=\"row\">%s", mlo_text(measure, "metric"));
+    for (size_t i = 0; i < MLO_COUNT(about); i++)
+        if (about[i][0])
+            HTML(out, "<br><small>%s%s</small>", i ? "on " : "data ", about[i]);
+    if (json_object_size(json_object_get(measure, "params"))) {
+        HTML(out, "<br><small>");
+        mlo_piece_params(out, json_object_get(measure, "params"));
+        HTML(out, "</small>");
+    }
+    HTML(out, "</th>");
     for (size_t i = 0; i < c->count; i++) {
         const json_t *row = same_in(c->rows[i], measure);
         HTML(out, "<td class=\"n\">");

@@ -5,6 +5,8 @@ Needs MLOPT (path of the program). MLOPT_SHOTS=DIR also takes screenshots there.
 package axe-playwright-python of PyPI, say), has accessibility checked by axe-core, too. Skipped only where chromium or its
 driver is not installed.
 """
+import glob
+import json
 import os
 import shutil
 import signal
@@ -149,44 +151,136 @@ class Stand:
 
 
 def fill(stand):
-    """A model with a finished run, where the datasets are installed; without them the model alone."""
-    stand.run("push", "fashion/cnn", os.path.join(SOURCE, "deploy/models/fashion_cnn.onnx"),
-              "--description", "<script>window.pwned = 1</script> a small residual CNN")
+    """Datasets for a run, where they are installed: what a browser does not send. True: they are there."""
     if not os.path.isdir(IMAGES):
-        return None
+        return False
     for name, part, count in (("calibration", "train", "256"), ("test", "t10k", "500")):
         stand.run("data", "push", "fashion/" + name, f"{IMAGES}/{part}-images-idx3-ubyte.gz",
                   f"{IMAGES}/{part}-labels-idx1-ubyte.gz", "--count", count, "--normalize", NORMALIZE)
-    recipe = os.path.join(stand.work, "int8-cpu.yaml")
-    with open(recipe, "w", encoding="utf-8") as file:
-        file.write(RECIPE)
-    stand.run("submit", "fashion/cnn", "--recipe", recipe)
-    return 1
+    return True
 
 
 def check_sign_in(stand):
-    stand.go("/models/fashion/cnn")
+    stand.go("/runs")
     assert "/login" in stand.browser.current_url, stand.browser.current_url
     stand.one("input[name=token]").send_keys("mlopt_wrong")
     stand.press("button.primary")
     assert "not a token" in stand.one("[role=alert]").text
     stand.one("input[name=token]").send_keys(stand.token)
     stand.press("button.primary")
-    assert stand.browser.current_url.endswith("/models/fashion/cnn"), stand.browser.current_url
+    assert stand.browser.current_url.endswith("/runs"), stand.browser.current_url
     cookie = stand.browser.get_cookie("mlopt_session")
     assert cookie["httpOnly"] and cookie["sameSite"] == "Strict", cookie
 
 
+def upload(stand, description):
+    """From the first page, by the form: the project and the model come with the first upload."""
+    stand.go("/")
+    stand.press("a[href^='/upload']")
+    stand.one("input[name=project]").send_keys("fashion")
+    stand.one("input[name=model]").send_keys("cnn")
+    stand.one("input[name=description]").send_keys(description)
+    stand.one("input[name=model_file]").send_keys(os.path.join(SOURCE, "deploy/models/fashion_cnn.onnx"))
+    stand.press("form.tall button")
+
+
+def check_upload(stand):
+    upload(stand, ("" if os.environ.get("MLOPT_SHOTS") else "<script>window.pwned = 1</script> ") + "a small residual CNN")
+    assert "/models/fashion/cnn?version=1" in stand.browser.current_url, stand.one("main").text
+    assert "a small residual CNN" in stand.one("main").text
+
+
+def check_submit(stand):
+    """A recipe with a mistake is refused with the place, and keeps what was typed; then it runs. Its number."""
+    stand.press("a[href^='/submit/']")
+    assert {option.text for option in stand.all("select[name=data_evaluate] option")} == {
+        "as the recipe says", "fashion/calibration", "fashion/test"}
+    stand.one("details summary").click()
+    stand.one("textarea[name=recipe]").send_keys(RECIPE.replace("minmax", "minimax"))
+    stand.press("form.tall button")
+    assert "did you mean" in stand.one("[role=alert]").text, stand.one("main").text
+    text = stand.one("textarea[name=recipe]")
+    assert "minimax" in text.get_attribute("value")
+    text.clear()
+    text.send_keys(RECIPE)
+    stand.press("form.tall button")  # the first job runs, and then the project is paused: what follows waits
+    assert "/runs/fashion/" in stand.browser.current_url, stand.one("main").text
+    run = int(stand.browser.current_url.rsplit("/", 1)[1])
+    until = time.monotonic() + PATIENCE
+    while not any(job["attempts"] for job in json.loads(stand.run("runs", str(run), "-o", "json"))["jobs"]):
+        assert time.monotonic() < until, "no job was begun"
+    stand.run("queue", "set", "fashion", "--pause")
+    while any(job["state"] == "running" for job in json.loads(stand.run("runs", str(run), "-o", "json"))["jobs"]):
+        assert time.monotonic() < until, "the first job does not end"
+    return run
+
+
+def check_home(stand, run):
+    """What waits is on the first page, by project and class."""
+    stand.go("/")
+    facts = stand.one("#now").text
+    assert "Jobs that run" in facts and "Jobs that wait" in facts, facts
+    if run:
+        row = stand.one("#waiting tbody tr").text
+        assert "fashion" in row and "any" in row, row
+        assert "The oldest waits for" in facts, facts
+    stand.shot("home")
+
+
+def write_log(stand, job, part, text):
+    """What a step writes on stderr, as its worker keeps it. False: there is no psql."""
+    psql = shutil.which("psql") or next(iter(sorted(glob.glob("/usr/lib/postgresql/*/bin/psql"))), None)
+    if not psql:
+        return False
+    subprocess.run([psql, "-X", "-q", "-h", os.path.join(stand.data, "pg/socket"), "-U", "mlopt_owner", "-d", "mlopt", "-v", "ON_ERROR_STOP=1",
+                    "-v", f"t={text}"], input=f"insert into mlopt.attempt_log (job, number, part, text) values ({job}, 1, {part}, :'t');\n",
+                   text=True, check=True, timeout=PATIENCE)
+    return True
+
+
+def check_log(stand, run):
+    """What is new of a log is appended behind what the page has, at the place that the reader chose."""
+    jobs = json.loads(stand.run("runs", str(run), "-o", "json"))["jobs"]
+    job = next(j["id"] for j in jobs if j["attempts"])
+    if not write_log(stand, job, 100, "".join(f"line {i}\n" for i in range(200))):
+        print("psql is not installed: the live log was not looked at")
+        return
+    pre, text = f"#log-{job}-1 pre", "return document.querySelector(arguments[0]).textContent"
+    wait = WebDriverWait(stand.browser, PATIENCE, 0.1)
+    wait.until(lambda _: stand.all(pre))
+    stand.browser.execute_script("document.querySelector(arguments[0]).parentNode.open = true", pre)
+    stand.browser.execute_script("var p = document.querySelector(arguments[0]); p.here = true; p.scrollTop = 40", pre)
+    write_log(stand, job, 101, "<b>news</b> äöü\n")
+    wait.until(lambda browser: "<b>news</b> äöü\n" in browser.execute_script(text, pre))
+    here, top = stand.browser.execute_script("var p = document.querySelector(arguments[0]); return [p.here, p.scrollTop]", pre)
+    assert here and top == 40, (here, top)
+    # whoever is at the end stays there; more than the page holds leaves a gap, which it says
+    stand.browser.execute_script("var p = document.querySelector(arguments[0]); p.scrollTop = p.scrollHeight", pre)
+    write_log(stand, job, 102, "x" * 50000 + "\nthe end\n")
+    wait.until(lambda browser: browser.execute_script(text, pre).endswith("the end\n"))
+    assert "bytes are left out here" in stand.browser.execute_script(text, pre)
+    left = stand.browser.execute_script("var p = document.querySelector(arguments[0]); return p.scrollHeight - p.clientHeight - p.scrollTop", pre)
+    assert left <= 4, left
+    told = stand.browser.execute_async_script(
+        "var done = arguments[0]; fetch(document.querySelector('#logs .all a').href).then(a => a.text()).then(done)")
+    assert "line 0\n" in told and told.endswith("the end\n") and f"== job {job}, " in told, told[:200]
+
+
 def check_live_run(stand, run):
-    """The run's page follows the run to its end without being loaded by hand."""
+    """The page follows the run to its end without being loaded, and what was opened and scrolled to stays."""
     stand.go(f"/runs/fashion/{run}")
-    assert len(stand.all("#jobs tbody tr")) >= 4
+    assert len(stand.all("#jobs tbody tr")) >= 4 and stand.all("[data-live]")
     assert len(stand.all("svg.dag g.job")) == 5 and len(stand.all("svg.dag path.edge")) >= 4
+    stand.browser.execute_script("window.here = true; document.querySelector('#logs').here = true")
+    check_log(stand, run)
+    stand.run("queue", "set", "fashion", "--resume")
     # elements come and go while the page refreshes itself
     moving = [StaleElementReferenceException, NoSuchElementException]
     WebDriverWait(stand.browser, PATIENCE, 0.3, ignored_exceptions=moving).until(
         lambda _: not stand.all("[data-live]") and any(word in stand.one(".facts").text for word in ("succeeded", "failed", "cancelled")))
     assert "succeeded" in stand.one(".facts").text, stand.one("main").text
+    assert stand.browser.execute_script("return window.here && document.querySelector('#logs').here"), "the page was loaded again"
+    assert not stand.all("form[action$='/cancel']"), "the form outside of the live part was left behind"
     stand.shot("run")
 
 
@@ -212,7 +306,14 @@ def check_variant(stand, run):
     assert stand.one("h1").text == name and stand.all("#names tbody tr"), stand.one("main").text
     if run:
         text = stand.one("#evidence").text
-        assert all(part in text for part in ("top1", "latency.p50", "fashion/test")), text
+        assert all(part in text for part in ("top1", "latency.p50", "fashion/test", "batch 1, 1 thread")), text
+        shares = stand.one("#shares").text
+        assert "Conv" in shares and "int8" in shares and "%" in shares, shares
+        assert len(stand.all("svg.profile rect")) >= 4
+        stand.one("#profile details summary").click()
+        nodes = stand.one("#nodes tbody").text
+        assert "int8" in nodes and "/stem/Conv" in nodes, nodes
+        stand.one("#profile details summary").click()
         stand.shot("variant")
     stand.go("/compare/fashion/cnn")
     Select(stand.one("select[name=a]")).select_by_value("1/source")
@@ -220,7 +321,8 @@ def check_variant(stand, run):
     stand.press("form.filters button")
     assert [a.text for a in stand.all("#compared thead a")] == ["1/source", "1/" + name], stand.one("main").text
     if run:
-        assert "top1" in stand.one("#compared").text and len(stand.all("svg.plot circle")) == 2, stand.one("main").text
+        assert "top1" in stand.one("#compared").text and "batch 1, 1 thread" in stand.one("#compared").text, stand.one("#compared").text
+        assert "{" not in stand.one("#compared").text and len(stand.all("svg.plot circle")) == 2, stand.one("main").text
         stand.shot("compare")
 
 
@@ -265,7 +367,7 @@ def check_moves(stand, run):
         promote(stand, "staging", "int8-cpu", "smaller and faster")
         promote(stand, "production", "int8-cpu", "staging looked good")
     else:
-        stand.run("push", "fashion/cnn", os.path.join(SOURCE, "deploy/models/fashion_cnn.onnx"), "--meta", "build=2")
+        upload(stand, "the same again")
         promote(stand, "production", "source", "staging looked good")
     moves = len(stand.all("table.moves tbody tr"))
     stand.one("form.back input[name=reason]").send_keys("practising <b>the way</b> back")
@@ -293,6 +395,22 @@ def make_token(stand, name, role):
     Select(stand.one("form[action='/tokens'] select[name=project]")).select_by_visible_text("fashion")
     stand.press("form[action='/tokens'] button")
     return stand.one("#made").text
+
+
+def check_members(stand):
+    """Of one project: those who may do something there; one is added and taken away."""
+    stand.go("/projects")
+    stand.press("a[href='/tokens?project=fashion']")
+    assert stand.one("h1").text == "Members of fashion"
+    stand.one("form[action='/tokens'] input[name=name]").send_keys("rosa")
+    Select(stand.one("form[action='/tokens'] select[name=role]")).select_by_visible_text("submitter")
+    assert Select(stand.one("form[action='/tokens'] select[name=project]")).first_selected_option.text == "fashion"
+    stand.press("form[action='/tokens'] button")
+    assert stand.one("#made").text.startswith("mlopt_") and "Members of fashion" in stand.one("h1").text
+    row = [r for r in stand.all("#tokens tbody tr") if "rosa" in r.text]
+    assert len(row) == 1 and "submitter" in row[0].text, stand.one("#tokens").text
+    stand.press("button[aria-label='Revoke rosa']")
+    assert stand.one("h1").text == "Members of fashion" and "rosa" not in stand.one("#tokens").text
 
 
 def check_gates(stand, run):
@@ -375,11 +493,31 @@ def check_audit(stand):
     assert "2001-01-31T12:00" in stand.one("input[name=since]").get_attribute("value")
 
 
-def check_narrow(stand):
+def pages(run):
+    last = "int8-cpu" if run else "source"
+    return ["/", "/models/fashion/cnn", f"/variant/fashion/cnn/1/{last}", f"/compare/fashion/cnn?a=1/source&b=1/{last}",
+            "/promotions/fashion/cnn", "/release/fashion/cnn/1", "/runs", "/projects", "/datasets", "/tokens", "/tokens?project=fashion",
+            "/workers", "/usage/fashion", "/schedules/fashion", "/search/fashion", "/audit", "/audit/fashion", "/upload",
+            "/submit/fashion/cnn"] + ([f"/runs/fashion/{run}"] if run else [])
+
+
+def check_size_and_keys(stand, run):
+    """No page is over 100 KB; all that can be pressed is reached by the keyboard, in the order of the page."""
+    for page in pages(run):
+        stand.go(page)
+        size = stand.browser.execute_script("return performance.getEntriesByType('navigation')[0].decodedBodySize")
+        assert 0 < size <= 100_000, (page, size)
+        wrong = stand.browser.execute_script("""
+            return Array.from(document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea, summary'))
+              .filter(e => e.getClientRects().length && (e.tabIndex !== 0 || getComputedStyle(e).visibility === 'hidden'))
+              .map(e => e.outerHTML.slice(0, 120))""")
+        assert not wrong, (page, wrong)
+
+
+def check_narrow(stand, run):
     """At 380 px nothing but tables and pictures scrolls sideways."""
     stand.size(380, 800)
-    for name in ("/", "/models/fashion/cnn", "/promotions/fashion/cnn", "/audit/fashion", "/runs", "/variant/fashion/cnn/1/source",
-                 "/compare/fashion/cnn?a=1/source&b=1/source", "/projects", "/datasets", "/tokens", "/workers", "/usage/fashion"):
+    for name in pages(run):
         stand.go(name)
         width = stand.browser.execute_script("return document.documentElement.scrollWidth")
         assert width <= 380, (name, width)
@@ -388,7 +526,7 @@ def check_narrow(stand):
     stand.size(1240, 860)
 
 
-def check_axe(stand):
+def check_axe(stand, run):
     """No serious finding of axe-core on any page, in both colours."""
     path = os.environ.get("MLOPT_AXE")
     if not path:
@@ -399,9 +537,7 @@ def check_axe(stand):
     found = []
     for scheme in ("light", "dark"):
         stand.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
-        for page in ("/", "/models/fashion/cnn", "/variant/fashion/cnn/1/source", "/compare/fashion/cnn?a=1/source&b=1/source",
-                     "/promotions/fashion/cnn", "/release/fashion/cnn/1", "/runs", "/runs/fashion/1", "/projects", "/datasets", "/tokens", "/workers", "/usage/fashion",
-                     "/schedules/fashion", "/search/fashion", "/audit", "/audit/fashion"):
+        for page in pages(run):
             stand.go(page)
             stand.browser.execute_script(axe)
             result = stand.browser.execute_async_script("var done = arguments[0]; axe.run().then(done, function (e) { done({error: String(e)}); });")
@@ -441,21 +577,26 @@ def main():
         run = fill(stand)
         stand.open_browser()
         check_sign_in(stand)
+        check_upload(stand)
+        run = check_submit(stand) if run else None
+        check_home(stand, run)
         if run:
             check_live_run(stand, run)
         check_model(stand, run)
         check_variant(stand, run)
         check_report(stand, run)
         check_moves(stand, run)
+        check_members(stand)
         check_gates(stand, run)
         check_time_travel(stand)
         check_audit(stand)
-        check_narrow(stand)
-        check_axe(stand)
+        check_size_and_keys(stand, run)
+        check_narrow(stand, run)
+        check_axe(stand, run)
         check_dark(stand)
         check_sign_out(stand)
         bad = [line for line in stand.browser.get_log("browser")
-               if line["level"] == "SEVERE" and "401" not in line["message"] and "409" not in line["message"]]
+               if line["level"] == "SEVERE" and "401" not in line["message"] and "409" not in line["message"] and "422" not in line["message"]]
         assert not bad, bad
         print("ok")
     finally:

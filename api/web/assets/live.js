@@ -1,23 +1,57 @@
-// Refreshes the part of a page that changes while a run goes on. The page works without it.
+// Follows a run while it goes on. The page works without it: then it is loaded again every three seconds.
 "use strict";
 (function () {
+  // What is new of an attempt's text is appended, so that what was opened, scrolled to or selected stays so. Offsets
+  // are bytes: the page holds the end of the text only.
+  function grow(held, fresh) {
+    var pre = held.querySelector("pre"), had = Number(held.dataset.end), has = Number(fresh.dataset.end);
+    if (has <= had) return;
+    var bytes = new TextEncoder().encode(fresh.querySelector("pre").textContent), from = has - bytes.length;
+    var atEnd = pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 4;
+    var text = new TextDecoder().decode(bytes.subarray(Math.max(0, had - from)));
+    pre.append((from > had ? "... " + (from - had) + " bytes are left out here ...\n" : "") + text);
+    held.dataset.end = has;
+    if (atEnd) pre.scrollTop = pre.scrollHeight;
+  }
+  function logs(next) {
+    var now = document.getElementById("logs"), then = next.getElementById("logs");
+    if (!now || !then) return;
+    then.querySelectorAll("details[data-end]").forEach(function (fresh) {
+      var held = document.getElementById(fresh.id);
+      if (held) return grow(held, fresh);
+      now.insertBefore(document.adoptNode(fresh), now.querySelector(".all"));
+      fresh.querySelector("pre").scrollTop = fresh.querySelector("pre").scrollHeight;
+    });
+    now.querySelector(".all").replaceWith(document.adoptNode(then.querySelector(".all")));
+  }
+  // Puts a part in the place of the old one; what was scrolled sideways and what had the focus stays so.
+  function replace(id, next) {
+    var now = document.getElementById(id), then = next.getElementById(id), chosen = window.getSelection();
+    if (!now || !then || (!chosen.isCollapsed && now.contains(chosen.anchorNode))) return;
+    var moved = Array.from(now.querySelectorAll(".scroll"), function (e) { return e.scrollLeft; });
+    var focus = now.contains(document.activeElement) && document.activeElement.getAttribute("href");
+    now.replaceWith(document.adoptNode(then));
+    then.querySelectorAll(".scroll").forEach(function (e, i) { e.scrollLeft = moved[i] || 0; });
+    var link = focus && then.querySelector('a[href="' + CSS.escape(focus) + '"]');
+    if (link) link.focus({ preventScroll: true });
+  }
+  function take(text) {
+    var next = new DOMParser().parseFromString(text, "text/html"), goesOn = next.querySelector("#live [data-live]");
+    logs(next);
+    ["live"].concat(goesOn ? [] : ["times", "after"]).forEach(function (id) { replace(id, next); });
+  }
   function every() {
     var mark = document.querySelector("#live [data-live]");
     if (!mark) return;
     window.setTimeout(function () {
+      if (document.hidden) return every();
       window.fetch(window.location.href, { credentials: "same-origin" })
         .then(function (answer) { return answer.ok ? answer.text() : null; })
-        .then(function (text) {
-          if (text === null) return;
-          var next = new DOMParser().parseFromString(text, "text/html").getElementById("live");
-          var now = document.getElementById("live");
-          if (next && now) now.replaceWith(document.adoptNode(next));
-          // when the run has ended the whole page is loaded once, for the parts outside
-          if (next && !next.querySelector("[data-live]")) window.location.reload();
-        })
+        .then(function (text) { if (text !== null) take(text); })
         .catch(function () {})
         .then(every);
     }, Number(mark.dataset.live));
   }
+  document.querySelectorAll("#logs details[open] pre").forEach(function (pre) { pre.scrollTop = pre.scrollHeight; });
   every();
 })();

@@ -175,20 +175,24 @@ static void test_pages__nothing_that_a_user_wrote_becomes_markup(void **state)
     struct api *api = *state;
     struct reply reply = {0};
     const char *const *cookie = session(api, api->token[MLO_ADMIN]);
-    static const char *const paths[] = {"/",
-                                        "/models/demo/cnn",
-                                        "/promotions/demo/cnn",
-                                        "/audit/demo",
-                                        "/runs",
-                                        "/audit/demo?who=%22%3E%3Cscript%3E",
-                                        "/?q=%3Cscript%3Ealert(1)%3C/script%3E",
-                                        "/promotions/demo/cnn?at=%22%3E%3Cscript%3E&stage=production",
-                                        "/variant/demo/cnn/1/source",
-                                        "/compare/demo/cnn?a=1/source",
-                                        "/projects",
-                                        "/datasets",
-                                        "/tokens",
-                                        "/audit"};
+    static const char *const paths[] = {
+        "/",
+        "/models/demo/cnn",
+        "/promotions/demo/cnn",
+        "/audit/demo",
+        "/runs",
+        "/audit/demo?who=%22%3E%3Cscript%3E",
+        "/?q=%3Cscript%3Ealert(1)%3C/script%3E",
+        "/promotions/demo/cnn?at=%22%3E%3Cscript%3E&stage=production",
+        "/variant/demo/cnn/1/source",
+        "/compare/demo/cnn?a=1/source",
+        "/projects",
+        "/datasets",
+        "/tokens",
+        "/tokens?project=%3Cscript%3E",
+        "/upload?project=%3Cscript%3E&model=%22%3E%3Cscript%3E",
+        "/submit/demo/cnn?recipe=%3Cscript%3E&set=%3C/textarea%3E%3Cscript%3E",
+        "/audit"};
     api_version(api, "cnn", "one", "<script>alert(1)</script>\"'&");
     const char *headers[] = {"If-Match: \"0\"", NULL};
     api_call(
@@ -329,6 +333,203 @@ static void test_pages__a_report_is_linked_and_escaped(void **state)
     assert_http(&reply, 404); /* of that run there is none */
     api_call(api, &reply, "GET", "/report/demo/cnn/1/source", NULL, NULL, NULL);
     assert_http(&reply, 303); /* to the sign-in page */
+    reply_clear(&reply);
+}
+
+static void test_pages__how_a_variant_runs(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    struct mlo_db_conn *worker;
+    struct mlo_digest samples, artifact;
+    char digest[MLO_DIGEST_TEXT_SIZE];
+    const char *const *cookie = session(api, api->token[MLO_VIEWER]);
+    static const char profile[] =
+        "{\"format\":\"mlopt-profile-1\",\"int8_nodes\":1,\"total_us\":40,\"nodes\":[{\"node\":\"<b>slow\","
+        "\"op\":"
+        "\"Conv\",\"impl\":\"tile\",\"precision\":\"f32\",\"us\":30,\"fused\":[\"/"
+        "Relu\"]},{\"node\":\"fast\",\"op\":"
+        "\"Gemm\",\"impl\":\"row\",\"precision\":\"int8\",\"us\":10,\"fused\":[]}]}";
+    api_version(api, "cnn", "one", "");
+    api_call(api, &reply, "GET", "/profile/demo/cnn/1/source", NULL, NULL, cookie);
+    assert_http(&reply, 404);
+    assert_holds(mlo_buf_str(&reply.body), "- benchmark: {}");
+    add_report(api, "one",
+               "{\"format\":\"mlopt-report-1\",\"precision\":{\"nodes\":[{\"node\":\"<b>slow\",\"runs_in\":"
+               "\"float\","
+               "\"why\":\"its weights are <i>few\"}]}}");
+    api_upload(api, "demo", profile, digest);
+    assert_true(mlo_digest_parse(digest, &samples));
+    mlo_digest_of("one", 3, &artifact);
+    json_t *params = json_pack("{s:i, s:i}", "batch", 8, "threads", 2);
+    const struct mlo_evidence evidence = {.project_id = api->project,
+                                          .artifact = artifact,
+                                          .metric = "profile.total",
+                                          .unit = "us",
+                                          .params = params,
+                                          .observed = {40, 40, 40},
+                                          .protocol = "bench-1",
+                                          .engine = "cpu",
+                                          .machine_class = "a-machine",
+                                          .samples = &samples,
+                                          .run_id = 7};
+    assert_mlo_ok(mlo_db_acquire(api->pg->worker, &worker, &err), &err);
+    assert_mlo_ok(mlo_evidence_add(worker, &evidence, NULL, &err), &err);
+    mlo_db_release(worker);
+    json_decref(params);
+    api_call(api, &reply, "GET", "/variant/demo/cnn/1/source", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    static const char *const parts[] = {
+        "batch 8, 2 threads", "on a-machine by cpu", "1 of 2 steps in int8",
+        "&lt;b&gt;slow",      "75.0&nbsp;%",         "its weights are &lt;i&gt;few",
+        "with /Relu"};
+    for (size_t i = 0; i < MLO_COUNT(parts); i++)
+        assert_holds(mlo_buf_str(&reply.body), parts[i]);
+    assert_null(strstr(mlo_buf_str(&reply.body), "<b>slow"));
+    api_call(api, &reply, "GET", "/profile/demo/cnn/1/source", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_int_equal(json_array_size(json_object_get(reply.json, "nodes")), 2);
+    reply_clear(&reply);
+}
+
+#define FIELD(name, value) "--xx\r\nContent-Disposition: form-data; name=\"" name "\"\r\n\r\n" value "\r\n"
+#define FILE_HEAD(field, name)                                                                               \
+    "--xx\r\nContent-Disposition: form-data; name=\"" field "\"; filename=\"" name                           \
+    "\"\r\nContent-Type: application/octet-stream\r\n\r\n"
+
+/* Sends the form of /upload with these parts behind the field that the session belongs to. */
+static void send_upload(struct api *api, struct reply *reply, const char *const *cookie, const char *csrf,
+                        const char *parts)
+{
+    const char *headers[] = {cookie[0], "Content-Type: multipart/form-data; boundary=xx", NULL};
+    struct mlo_buf body = MLO_BUF_INIT;
+    mlo_buf_printf(&body, FIELD("csrf", "%s") "%s--xx--\r\n", csrf, parts);
+    api_call(api, reply, "POST", "/upload", NULL, mlo_buf_str(&body), headers);
+    mlo_buf_clear(&body);
+}
+
+static void test_pages__a_model_is_uploaded_by_a_form(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char csrf[96], digest[MLO_DIGEST_TEXT_SIZE];
+    struct mlo_digest d;
+    const char *const *cookie = session(api, api->token[MLO_VIEWER]);
+    api_call(api, &reply, "GET", "/upload", NULL, NULL, cookie);
+    assert_http(&reply, 403);
+    cookie = session(api, api->token[MLO_SUBMITTER]);
+    api_call(api, &reply, "GET", "/upload?project=demo&model=%3Cb%3E", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.body), "value=\"&lt;b&gt;\"");
+    reply_field(&reply, "csrf", csrf);
+    static const char both[] = FIELD("project", "demo") FIELD("model", "cnn") FIELD("description", "by form")
+        FILE_HEAD("model_file", "C:\\dir\\m.onnx") "the model\r\n" FILE_HEAD(
+            "data_file", "../w.bin") "weights\r\n" FILE_HEAD("data_file", "") "\r\n";
+    send_upload(api, &reply, cookie, "no form of this session", both);
+    assert_http(&reply, 403);
+    send_upload(api, &reply, cookie, csrf, both);
+    assert_http(&reply, 303);
+    assert_holds(mlo_buf_str(&reply.headers), "Location: /models/demo/cnn?version=1\r\n");
+    api_call(api, &reply, "GET", "/v1/projects/demo/models/cnn/versions/1", api->token[MLO_VIEWER], NULL,
+             NULL);
+    assert_string_equal(mlo_json_str(reply.json, "description", ""), "by form");
+    const json_t *files = json_object_get(reply.json, "files");
+    assert_int_equal(json_array_size(files), 2);
+    for (size_t i = 0; i < 2; i++) { /* the names are the last parts of what the browser says */
+        const json_t *file = json_array_get(files, i);
+        bool model = strcmp(mlo_json_str(file, "role", ""), "model") == 0;
+        mlo_digest_of(model ? "the model" : "weights", model ? 9 : 7, &d);
+        assert_string_equal(mlo_json_str(file, "digest", ""), mlo_digest_text(&d, digest));
+        assert_string_equal(mlo_json_str(file, "name", ""), model ? "m.onnx" : "w.bin");
+    }
+    static const struct {
+        const char *parts, *holds;
+        int http;
+    } bad[] = {
+        {FIELD("project", "demo") FIELD("model", "cnn") FILE_HEAD("model_file", "") "\r\n",
+         "no model was chosen", 422},
+        {FIELD("project", "nope") FIELD("model", "cnn") FILE_HEAD("model_file", "m.onnx") "m\r\n", "nope",
+         404},
+        {FIELD("project", "demo") FIELD("model", "a b/c") FILE_HEAD("model_file", "m.onnx") "m\r\n", "a b/c",
+         422},
+        {FILE_HEAD("model_file", "m.onnx") "m\r\n" FIELD("project", "demo"), "", 404},
+    };
+    for (size_t i = 0; i < MLO_COUNT(bad); i++) {
+        send_upload(api, &reply, cookie, csrf, bad[i].parts);
+        if (reply.status != bad[i].http)
+            fail_msg("form %zu: %ld %s", i, reply.status, mlo_buf_str(&reply.body));
+        assert_holds(mlo_buf_str(&reply.body), bad[i].holds);
+    }
+    const char *cut[] = {cookie[0], "Content-Type: multipart/form-data; boundary=xx", NULL};
+    api_call(api, &reply, "POST", "/upload", NULL, FILE_HEAD("model_file", "m.onnx") "m", cut);
+    assert_in_range((unsigned long)reply.status, 400, 499);
+    api_call(api, &reply, "POST", "/upload", NULL, "csrf=1", cookie); /* no form with files */
+    assert_http(&reply, 400);
+    /* who may make projects makes one with the first upload */
+    cookie = session(api, api->token[MLO_ADMIN]);
+    api_call(api, &reply, "GET", "/upload", NULL, NULL, cookie);
+    reply_field(&reply, "csrf", csrf);
+    send_upload(api, &reply, cookie, csrf,
+                FIELD("project", "fresh") FIELD("model", "net")
+                    FILE_HEAD("model_file", "m.onnx") "the model\r\n");
+    assert_http(&reply, 303);
+    assert_holds(mlo_buf_str(&reply.headers), "Location: /models/fresh/net?version=1\r\n");
+    reply_clear(&reply);
+}
+
+static void test_pages__a_recipe_is_submitted_by_a_form(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char csrf[96], key[96], body[512], first[64];
+    api_version(api, "cnn", "one", "");
+    const char *const *cookie = session(api, api->token[MLO_SUBMITTER]);
+    api_call(api, &reply, "GET", "/submit/demo/cnn?version=1", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.body), "<option value=\"int8-cpu\" selected>");
+    reply_field(&reply, "csrf", csrf);
+    reply_field(&reply, "key", key);
+    snprintf(body, sizeof body,
+             "csrf=%s&key=%s&version=1&recipe_name=fp16&set=&recipe=%%23+%%3Cb%%3E%%0D%%0Aname%%3A+own%%0D%%"
+             "0Atarget%%3A+any%"
+             "%0D%%0Asteps%%3A"
+             "%%0D%%0A++-+optimise%%3A+%%7B%%7D%%0D%%0A",
+             csrf, key);
+    api_call(api, &reply, "POST", "/submit/demo/cnn", NULL, body, cookie);
+    assert_http(&reply, 422); /* said on the form, which keeps what was typed */
+    assert_holds(mlo_buf_str(&reply.body), "role=\"alert\"");
+    assert_holds(mlo_buf_str(&reply.body), "# &lt;b&gt;");
+    assert_holds(mlo_buf_str(&reply.body), "optimize");
+    snprintf(body, sizeof body,
+             "csrf=%s&key=%s&version=1&recipe_name=int4-weights&recipe=&"
+             "set=quantize-weights.block%%3D64%%0D%%0A%%0D%%0Areport.samples%%3D3",
+             csrf, key);
+    for (int i = 0; i < 2; i++) { /* sent twice: one run */
+        api_call(api, &reply, "POST", "/submit/demo/cnn", NULL, body, cookie);
+        assert_http(&reply, 303);
+        const char *at = strstr(mlo_buf_str(&reply.headers), "Location: /runs/demo/");
+        assert_non_null(at);
+        if (i)
+            assert_memory_equal(at, first, strcspn(at, "\r"));
+        snprintf(first, sizeof first, "%.60s", at);
+    }
+    api_call(api, &reply, "GET", "/v1/projects/demo/runs/1", api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 200);
+    assert_holds(mlo_json_str(reply.json, "recipe_text", ""), "\"block\":64");
+    assert_holds(mlo_json_str(reply.json, "recipe_text", ""), "\"samples\":3");
+    api_call(api, &reply, "GET", "/", NULL, NULL, cookie); /* and it waits */
+    assert_holds(mlo_buf_str(&reply.body), "id=\"waiting\"");
+    api_call(api, &reply, "GET", "/runs/demo/1", NULL, NULL, cookie);
+    assert_holds(mlo_buf_str(&reply.body), "Nothing was written yet");
+    api_call(api, &reply, "GET", "/runs/demo/1/log", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.headers), "text/plain");
+    api_call(api, &reply, "GET", "/runs/demo/2/log", NULL, NULL, cookie);
+    assert_http(&reply, 404);
+    cookie = session(api, api->token[MLO_VIEWER]);
+    api_call(api, &reply, "POST", "/submit/demo/cnn", NULL, body, cookie);
+    assert_http(&reply, 403);
     reply_clear(&reply);
 }
 
@@ -505,6 +706,9 @@ int main(void)
         API_TEST(test_pages__nothing_that_a_user_wrote_becomes_markup),
         API_TEST(test_pages__forms_follow_the_rules_of_the_api),
         API_TEST(test_pages__a_report_is_linked_and_escaped),
+        API_TEST(test_pages__how_a_variant_runs),
+        API_TEST(test_pages__a_model_is_uploaded_by_a_form),
+        API_TEST(test_pages__a_recipe_is_submitted_by_a_form),
         API_TEST(test_pages__variants_side_by_side),
         API_TEST(test_pages__tokens_are_made_shown_once_and_revoked),
         API_TEST(test_pages__the_audit_log_is_exported),

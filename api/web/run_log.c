@@ -1,0 +1,91 @@
+/* What the steps of a run wrote: the end of each attempt's text on the page of the run, all of it as a text.
+ */
+#include <string.h>
+
+#include "api/web/web_impl.h"
+
+/* So much of all attempts together is on the page, and of one at least and at most; bytes. */
+enum { LOG_ALL = 40 << 10, LOG_LEAST = 1 << 10, LOG_MOST = 16 << 10 };
+
+/* The last `most` bytes of a text, whole lines where there are any. */
+static const char *end_of(const char *text, size_t size, size_t most)
+{
+    if (size <= most)
+        return text;
+    const char *at = text + size - most, *line = strchr(at, '\n');
+    if (line && line[1])
+        return line + 1;
+    while (((unsigned char)*at & 0xc0) == 0x80) /* not within a character */
+        at++;
+    return at;
+}
+
+/* Whether this attempt is the one that a job of the run is at. */
+static bool goes_on(const json_t *run, const json_t *item)
+{
+    const json_t *job;
+    size_t i;
+    json_array_foreach(json_object_get(run, "jobs"), i, job)
+    {
+        if (mlo_json_i64(job, "id", 0) == mlo_json_i64(item, "job", -1))
+            return strcmp(mlo_text(job, "state"), "running") == 0 &&
+                   mlo_json_i64(job, "attempt", 0) == mlo_json_i64(item, "attempt", -1);
+    }
+    return false;
+}
+
+void mlo_piece_log(struct mlo_buf *out, const json_t *run, const json_t *items, bool open)
+{
+    size_t count = json_array_size(items), i;
+    size_t most =
+        MLO_MIN(MLO_MAX((size_t)LOG_ALL / MLO_MAX(count, (size_t)1), (size_t)LOG_LEAST), (size_t)LOG_MOST);
+    const json_t *item;
+    HTML(out, "<h2>Logs</h2><section class=\"panel\" id=\"logs\">");
+    json_array_foreach((json_t *)items, i, item)
+    {
+        const char *text = mlo_text(item, "text"), *shown = end_of(text, strlen(text), most);
+        long long job = (long long)mlo_json_i64(item, "job", 0),
+                  attempt = (long long)mlo_json_i64(item, "attempt", 0);
+        HTML(out, "<details id=\"log-%lld-%lld\" data-end=\"%zu\"%s><summary>%s, attempt %lld</summary>", job,
+             attempt, strlen(text), goes_on(run, item) ? " open" : "", mlo_text(item, "name"), attempt);
+        if (shown > text)
+            HTML(out, "<p class=\"muted\"><small>The first %zu bytes are left out here.</small></p>",
+                 (size_t)(shown - text));
+        /* the line feed that a <pre> begins with is not part of it */
+        HTML(out, "<pre tabindex=\"0\" role=\"log\" aria-label=\"%s, attempt %lld\">\n%s</pre></details>",
+             mlo_text(item, "name"), attempt, shown);
+    }
+    if (count)
+        HTML(out, "<p class=\"all\"><a href=\"/runs/%s/%lld/log\">All of it as text</a></p></section>",
+             mlo_text(run, "project"), (long long)mlo_json_i64(run, "id", 0));
+    else
+        HTML(out, "<p class=\"all muted\">%s</p></section>",
+             open ? "Nothing was written yet." : "The steps wrote nothing.");
+}
+
+enum mlo_status page_run_log(struct mlo_request *req, struct mlo_error *err)
+{
+    json_t *run = NULL, *log = NULL, *item;
+    int64_t project, id;
+    size_t i;
+    enum mlo_status status;
+    MLO_TRY(mlo_page_run_id(req, &id, err));
+    MLO_TRY(mlo_request_project(req, &project, err));
+    MLO_TRY(mlo_run_get(req->conn, project, id, &run, err));
+    MLO_TRY(mlo_run_log(req->conn, id, 0, &log, err));
+    json_array_foreach(json_object_get(log, "items"), i, item)
+    {
+        const char *text = mlo_text(item, "text");
+        size_t size = strlen(text);
+        mlo_buf_printf(&req->out, "== job %lld, %s, attempt %lld\n", (long long)mlo_json_i64(item, "job", 0),
+                       mlo_text(item, "name"), (long long)mlo_json_i64(item, "attempt", 0));
+        mlo_buf_append(&req->out, text, size);
+        if (size && text[size - 1] != '\n')
+            mlo_buf_putc(&req->out, '\n');
+    }
+    MLO_TRY(mlo_reply_out(req, 200, "text/plain; charset=utf-8", err));
+out:
+    json_decref(run);
+    json_decref(log);
+    return status;
+}
