@@ -316,7 +316,8 @@ static const char *wrong_problem(const json_t *codes, const struct reply *reply)
         return "that it does not say where";
     /* a place is named as every place is */
     static const char *const places[] = {"field '", "header",  "request body", "query argument '",
-                                         "path",    "stage '", "facts", "file '",        "recipe"};
+                                         "path",    "stage '", "facts",        "file '",
+                                         "recipe"};
     const char *where = mlo_json_str(reply->json, "where", "path");
     known = false;
     for (i = 0; i < MLO_COUNT(places); i++)
