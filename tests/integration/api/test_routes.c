@@ -364,8 +364,8 @@ static void test_routes__every_row_answers_what_is_wrong_as_a_problem(void **sta
                 continue;
             concrete(routes[i].path, path, sizeof path - 80);
             if (kind == QUERY)
-                strcat(
-                    path,
+                snprintf(
+                    path + strlen(path), 128, "%s",
                     "?limit=none&cursor=%FF&at=never&since=soon&revision=x&wait_ms=x&all=7&redirect=7&job=x");
             if (kind == NAME && strchr(routes[i].path, '{'))
                 snprintf(strrchr(path, '1') ? strrchr(path, '1') : path + strlen(path), 80, "..%%20%%27no");
