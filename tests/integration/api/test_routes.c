@@ -356,13 +356,13 @@ static void test_routes__every_row_answers_what_is_wrong_as_a_problem(void **sta
     api_version(api, "1", "a model", "");
     for (size_t i = 0; i < count; i++)
         for (int kind = 0; kind < KINDS; kind++) {
-            char path[600], form[64] = "Content-Type: application/x-www-form-urlencoded",
+            char path[800], form[64] = "Content-Type: application/x-www-form-urlencoded",
                             json[40] = "Content-Type: application/json", match[24] = "If-Match: \"0\"";
             const char *headers[3] = {match, NULL, NULL}, *token = api->token[MLO_ADMIN];
             bool takes = routes[i].max_body && !routes[i].upload;
             if ((bodies[kind] && !takes) || (routes[i].open && kind >= ANONYMOUS))
                 continue;
-            concrete(routes[i].path, path, sizeof path - 80);
+            concrete(routes[i].path, path, sizeof path - 160);
             if (kind == QUERY)
                 snprintf(
                     path + strlen(path), 128, "%s",
