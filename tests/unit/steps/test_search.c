@@ -429,7 +429,7 @@ static void work_apart(json_t *run, const json_t *decision)
     json_array_foreach(json_object_get(decision, "next"), i, block)
     {
         const char *name = mlo_json_str(block, "candidate", "");
-        double share = strncmp(name, "prune", 5) == 0 ? atof(name + 5) / 100 : 0;
+        double share = strncmp(name, "prune", 5) == 0 ? strtod(name + 5, NULL) / 100 : 0;
         bool integers = strstr(name, "int8") != NULL, slow = strstr(name, "dynamic") != NULL;
         double drop = 0.02 * share + (integers ? 0.001 : 0), latency = (1 - share) * (slow ? 2 : 1);
         json_array_foreach(json_object_get(block, "steps"), k, step)
