@@ -21,7 +21,6 @@ enum {
     BLOB_REPORTED,
     BLOB_LOOKED,
     BLOB_ALONE,
-    BLOB_GOING,
     STORAGE_CHECK
 };
 /* A delete takes well less than a second; one whose collector was lost is not waited for */
@@ -48,9 +47,6 @@ const struct mlo_sql mlo_sql_blob_row[] = {
     [BLOB_ALONE] =
         {"blob_alone",
          "SELECT pg_try_advisory_xact_lock(hashtextextended('mlopt damage ' || encode($1, 'hex'), 0))", 1},
-    [BLOB_GOING] = {"blob_under_way",
-                    "SELECT 1 FROM blob WHERE digest = $1 AND removed_at IS NOT NULL AND going_until > now()",
-                    1},
     [STORAGE_CHECK] = {"storage_check", "SELECT storage_check($1, $2)", 2},
 };
 const size_t mlo_sql_blob_row_count = MLO_COUNT(mlo_sql_blob_row);
@@ -74,27 +70,6 @@ static enum mlo_status bytes_there(struct mlo_blob_store *store, const struct ml
     return MLO_EIO;
 }
 
-/* Waits while a delete of it may be under way, not for ever. A transaction would keep its collector waiting.
- */
-static enum mlo_status await_delete(struct mlo_db_conn *conn, const struct mlo_digest *digest,
-                                    struct mlo_error *err)
-{
-    struct mlo_params p = MLO_PARAMS_INIT;
-    uint64_t until = mlo_clock_ns() + (uint64_t)GOING_WAIT_MS * 1000000u;
-    bool going = !mlo_db_in_transaction(conn);
-    enum mlo_status status = MLO_OK;
-    mlo_param_digest(&p, digest);
-    while (going && status == MLO_OK && mlo_clock_ns() < until) {
-        struct mlo_rows rows = {0};
-        status = mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_GOING], &p, &rows, err);
-        going = status == MLO_OK && mlo_rows_count(&rows) > 0;
-        mlo_rows_clear(&rows);
-        if (going)
-            mlo_clock_sleep_ms(GOING_LOOK_MS);
-    }
-    return status;
-}
-
 static enum mlo_status under_way(const struct mlo_digest *digest, struct mlo_error *err)
 {
     char text[MLO_DIGEST_TEXT_SIZE];
@@ -104,28 +79,28 @@ static enum mlo_status under_way(const struct mlo_digest *digest, struct mlo_err
     return MLO_EUNAVAILABLE;
 }
 
-enum mlo_status mlo_blob_record_stored(struct mlo_db_conn *conn, struct mlo_blob_store *store,
-                                       const struct mlo_actor *actor, int64_t project_id,
-                                       const struct mlo_digest *digest, uint64_t size_bytes,
-                                       struct mlo_error *err)
+/* *going: a delete of it may be under way. */
+static enum mlo_status record_once(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                   const struct mlo_actor *actor, int64_t project_id,
+                                   const struct mlo_digest *digest, uint64_t size_bytes, bool *going,
+                                   struct mlo_error *err)
 {
     struct mlo_params note = MLO_PARAMS_INIT, revive = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
-    enum mlo_status status = mlo_actor_require(actor, project_id, MLO_SUBMITTER, err);
-    if (status != MLO_OK)
-        return status;
     mlo_param_i64(&note, project_id);
     mlo_param_digest(&note, digest);
     mlo_param_i64(&note, (int64_t)size_bytes);
     mlo_param_text(&note, actor->name);
-    status = await_delete(conn, digest, err);
-    if (status != MLO_OK || (status = mlo_db_begin(conn, err)) != MLO_OK)
+    *going = false;
+    enum mlo_status status = mlo_db_begin(conn, err);
+    if (status != MLO_OK)
         return status;
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_blob_row[BLOB_NOTE], &note, &rows, err));
     const char *why = mlo_rows_text(&rows, 0, 0);
     if (strcmp(why, "live") == 0)
         goto out;
     if (strcmp(why, "going") == 0) {
+        *going = true;
         status = under_way(digest, err);
         goto out;
     }
@@ -139,6 +114,24 @@ enum mlo_status mlo_blob_record_stored(struct mlo_db_conn *conn, struct mlo_blob
 out:
     mlo_rows_clear(&rows);
     return mlo_db_end(conn, status, err);
+}
+
+enum mlo_status mlo_blob_record_stored(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                       const struct mlo_actor *actor, int64_t project_id,
+                                       const struct mlo_digest *digest, uint64_t size_bytes,
+                                       struct mlo_error *err)
+{
+    uint64_t until = mlo_clock_ns() + (uint64_t)GOING_WAIT_MS * 1000000u;
+    bool going, waits = !mlo_db_in_transaction(conn); /* that would keep its collector waiting */
+    enum mlo_status status = mlo_actor_require(actor, project_id, MLO_SUBMITTER, err);
+    if (status != MLO_OK)
+        return status;
+    for (;;) {
+        status = record_once(conn, store, actor, project_id, digest, size_bytes, &going, err);
+        if (!going || !waits || mlo_clock_ns() >= until)
+            return status;
+        mlo_clock_sleep_ms(GOING_LOOK_MS);
+    }
 }
 
 enum mlo_status mlo_blob_record(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t project_id,
