@@ -172,9 +172,12 @@ MLO_MUST_USE enum mlo_status mlo_db_queue_last(struct mlo_db_conn *conn, const s
                                                const struct mlo_params *params, struct mlo_error *err);
 /* Waits for all that is queued. */
 MLO_MUST_USE enum mlo_status mlo_db_flush(struct mlo_db_conn *conn, struct mlo_error *err);
-/* Inside a transaction: queues a statement that will be asked for. The first mlo_db_exec of it with the same
- * parameters gets this answer; one that is never asked for is dropped when the transaction ends. For reading
- * only, and only what nothing in between changes: the answer is of the time when the queue is sent. */
+/* Queues a statement that will be asked for: it is sent with the next one that is waited for. The first
+ * mlo_db_exec of it with the same parameters gets this answer; one that is never asked for is dropped when
+ * the transaction ends, or without one when the connection is given back. For reading only, and only what
+ * nothing in between changes: the answer is of the time when the queue is sent. Where no transaction is open,
+ * the next call is not mlo_db_begin: the statements that travel together are one transaction, of their own.
+ */
 MLO_MUST_USE enum mlo_status mlo_db_ahead(struct mlo_db_conn *conn, const struct mlo_sql *sql,
                                           const struct mlo_params *params, struct mlo_error *err);
 /* Forgets what was read ahead: before a change of what it says. */

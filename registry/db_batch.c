@@ -104,7 +104,7 @@ enum mlo_status mlo_db_queue(struct mlo_db_conn *conn, const struct mlo_sql *sql
     enum mlo_status status = MLO_OK;
     if (rows)
         mlo_rows_clear(rows);
-    if (conn->depth == 0)
+    if (conn->depth == 0 && conn->queued == 0)
         return mlo_error_set(err, MLO_EINTERNAL, "statement %s is queued outside a transaction", sql->name);
     if (conn->queued == QUEUE_MAX)
         status = mlo_db_flush(conn, err);
@@ -208,8 +208,13 @@ enum mlo_status mlo_db_ahead(struct mlo_db_conn *conn, const struct mlo_sql *sql
         return mlo_error_nomem(err);
     entry->sql = sql;
     put_params(&entry->params, params);
-    enum mlo_status status = mlo_buf_ok(&entry->params) ? mlo_db_queue(conn, sql, params, &entry->rows, err)
-                                                        : mlo_error_nomem(err);
+    enum mlo_status status = mlo_buf_ok(&entry->params) ? MLO_OK : mlo_error_nomem(err);
+    if (status == MLO_OK && conn->queued == QUEUE_MAX)
+        status = mlo_db_flush(conn, err);
+    if (status == MLO_OK)
+        status = mlo_db_prepare(conn, sql, params, err);
+    if (status == MLO_OK)
+        status = send_next(conn, sql->name, NULL, params, &entry->rows, err);
     if (status == MLO_OK) {
         conn->ahead[conn->ahead_count++] = entry;
     } else {

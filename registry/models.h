@@ -24,6 +24,9 @@ MLO_MUST_USE enum mlo_status mlo_project_ensure(struct mlo_db_conn *conn, const 
 MLO_MUST_USE enum mlo_status mlo_project_find(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                               const char *name, enum mlo_role role, int64_t *id,
                                               struct mlo_error *err);
+/* The second half of it: whether an actor who needs `role` may know of the project `id`, called `name`. */
+MLO_MUST_USE enum mlo_status mlo_project_admit(const struct mlo_actor *actor, int64_t id, const char *name,
+                                               enum mlo_role role, struct mlo_error *err);
 /* {id, name, description, created_at, created_by, models, datasets} by name, of those in the actor's scope.
  */
 MLO_MUST_USE enum mlo_status mlo_project_list(struct mlo_db_conn *conn, const struct mlo_actor *actor,
@@ -161,6 +164,16 @@ MLO_MUST_USE enum mlo_status mlo_version_find(struct mlo_db_conn *conn, int64_t 
 /* The same, a deleted one too: for what stays of it (evidence, lineage). */
 MLO_MUST_USE enum mlo_status mlo_version_find_any(struct mlo_db_conn *conn, int64_t model_id, int64_t number,
                                                   struct mlo_version_info *out, struct mlo_error *err);
+/* By names, in one round trip: as mlo_project_find for `role`, mlo_model_find and mlo_version_find, or with
+ * `deleted_too` mlo_version_find_any, one after the other, with their failures. */
+MLO_MUST_USE enum mlo_status mlo_version_locate(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                                const char *project, const char *model, int64_t number,
+                                                enum mlo_role role, bool deleted_too,
+                                                struct mlo_version_info *out, struct mlo_error *err);
+/* Reads it ahead (mlo_db_ahead): whether the actor may know of it is asked by the call itself. */
+MLO_MUST_USE enum mlo_status mlo_version_locate_ahead(struct mlo_db_conn *conn, const char *project,
+                                                      const char *model, int64_t number,
+                                                      struct mlo_error *err);
 /* {id, project, model, version, manifest_digest, description, created_at, created_by, facts (facts.h),
  *  archived: {at, by, reason} or null, deletion: number or null, files:[{role, name, digest, size,
  * media_type}]}. */

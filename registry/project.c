@@ -74,15 +74,21 @@ enum mlo_status mlo_project_create(struct mlo_db_conn *conn, const struct mlo_ac
     return make(conn, actor, name, description, false, id, err);
 }
 
+enum mlo_status mlo_project_admit(const struct mlo_actor *actor, int64_t id, const char *name,
+                                  enum mlo_role role, struct mlo_error *err)
+{
+    if (actor->project_id && actor->project_id != id)
+        return mlo_error_set(err, MLO_ENOTFOUND, "there is no project %.100s", name);
+    return mlo_actor_require(actor, id, role, err);
+}
+
 enum mlo_status mlo_project_find(struct mlo_db_conn *conn, const struct mlo_actor *actor, const char *name,
                                  enum mlo_role role, int64_t *id, struct mlo_error *err)
 {
     enum mlo_status status = find(conn, name, id, err);
     if (status != MLO_OK)
         return status;
-    if (actor->project_id && actor->project_id != *id)
-        return mlo_error_set(err, MLO_ENOTFOUND, "there is no project %.100s", name);
-    return mlo_actor_require(actor, *id, role, err);
+    return mlo_project_admit(actor, *id, name, role, err);
 }
 
 enum mlo_status mlo_project_ensure(struct mlo_db_conn *conn, const struct mlo_actor *actor, const char *name,

@@ -20,7 +20,8 @@ const struct mlo_sql mlo_sql_token[] = {
         {"token_find",
          "SELECT t.id, t.name, t.role, t.project_id, t.hash, t.revoked_at IS NOT NULL "
          "OR m.removed_at IS NOT NULL, coalesce(t.expires_at <= now(), false), t.may_rollback, "
-         "t.stage, m.kind, m.name, m.role, m.staging_role, m.production_role, m.may_approve, p.name "
+         "t.stage, m.kind, m.name, m.role, m.staging_role, m.production_role, m.may_approve, p.name, "
+         "t.last_used_at IS NULL OR t.last_used_at < now() - interval '1 minute' "
          "FROM token t LEFT JOIN member m ON m.id = t.member_id "
          "LEFT JOIN project p ON p.id = m.project_id WHERE t.hash IN ($1, $2)",
          2},
@@ -214,22 +215,25 @@ static enum mlo_role stage_role(const struct mlo_rows *rows, int column, enum ml
     return mlo_role_parse(mlo_rows_text(rows, 0, column), &granted) ? MLO_MAX(role, granted) : role;
 }
 
+/* Columns of token_find. */
+enum {
+    NAME = 1,
+    ROLE = 2,
+    ROLLBACK = 7,
+    STAGE,
+    KIND,
+    MEMBER,
+    MEMBER_ROLE,
+    STAGING,
+    PRODUCTION,
+    APPROVE,
+    PROJECT,
+    STALE /* its last use was noted more than a minute ago */
+};
+
 /* What the row of a good token stands for. False: a role that this program does not know. */
 static bool read_principal(const struct mlo_rows *rows, struct mlo_principal *out)
 {
-    enum {
-        NAME = 1,
-        ROLE = 2,
-        ROLLBACK = 7,
-        STAGE = 8,
-        KIND,
-        MEMBER,
-        MEMBER_ROLE,
-        STAGING,
-        PRODUCTION,
-        APPROVE,
-        PROJECT
-    };
     enum mlo_role most, role;
     memset(out, 0, sizeof *out);
     out->token_id = mlo_rows_i64(rows, 0, 0);
@@ -300,8 +304,10 @@ enum mlo_status mlo_token_check(struct mlo_db_conn *conn, const char *text, stru
                                (long long)mlo_rows_i64(&rows, 0, 0));
         goto out;
     }
-    mlo_param_i64(&used, out->token_id);
-    MLO_TRY(mlo_db_exec(conn, &mlo_sql_token[TOKEN_USED], &used, NULL, err));
+    if (mlo_rows_bool(&rows, 0, STALE)) { /* to the minute: a read asks for no write */
+        mlo_param_i64(&used, out->token_id);
+        MLO_TRY(mlo_db_exec(conn, &mlo_sql_token[TOKEN_USED], &used, NULL, err));
+    }
 out:
     mlo_rows_clear(&rows);
     return status;

@@ -13,6 +13,7 @@ enum {
     VERSION_BLOB,
     VERSION_SOURCE,
     VERSION_FIND,
+    VERSION_LOCATE,
     VERSION_GET,
     VERSION_LIST
 };
@@ -22,6 +23,17 @@ enum {
     "CASE WHEN v.archived_at IS NOT NULL THEN json_build_object('at', to_char(v.archived_at, "               \
     "'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), 'by', v.archived_by, 'reason', v.archived_reason) END AS "        \
     "archived, v.deletion_id AS deletion"
+
+/* What a struct mlo_version_info says, in its columns. */
+#define FOUND                                                                                                \
+    "v.id, v.number, v.model_id, m.project_id, v.manifest_digest, b.digest, b.size, "                        \
+    "v.archived_at IS NOT NULL, v.deletion_id IS NOT NULL "
+#define ITS_MODEL "JOIN version_blob b ON b.version_id = v.id AND b.role = 'model' "
+/* The number that is said, or the latest that is not archived, by the index either way. */
+#define NUMBERED(model, number)                                                                              \
+    "CASE WHEN " number "::bigint IS NULL THEN (SELECT l.number FROM version l WHERE l.model_id = " model    \
+    " AND l.deletion_id IS NULL AND l.archived_at IS NULL ORDER BY l.number DESC LIMIT 1) ELSE " number      \
+    " END"
 
 const struct mlo_sql mlo_sql_version[] = {
     [VERSION_LOCK] = {"version_lock",
@@ -46,13 +58,15 @@ const struct mlo_sql mlo_sql_version[] = {
          "INSERT INTO variant (version_id, name, artifact, size, named_by) VALUES ($1, 'source', $2, $3, $4)",
          4},
     [VERSION_FIND] = {"version_find",
-                      "SELECT v.id, v.number, v.model_id, m.project_id, v.manifest_digest, b.digest, b.size, "
-                      "v.archived_at IS NOT NULL, v.deletion_id IS NOT NULL "
-                      "FROM version v JOIN model m ON m.id = v.model_id "
-                      "JOIN version_blob b ON b.version_id = v.id AND b.role = 'model' "
-                      "WHERE v.model_id = $1 AND CASE WHEN $2::bigint IS NULL THEN v.deletion_id IS NULL AND "
-                      "v.archived_at IS NULL ELSE v.number = $2 END ORDER BY v.number DESC LIMIT 1",
+                      "SELECT " FOUND "FROM version v JOIN model m ON m.id = v.model_id " ITS_MODEL
+                      "WHERE v.model_id = $1 AND v.number = " NUMBERED("$1", "$2"),
                       2},
+    [VERSION_LOCATE] = {"version_locate",
+                        "SELECT " FOUND
+                        "FROM project p JOIN model m ON m.project_id = p.id JOIN version v ON "
+                        "v.model_id = m.id " ITS_MODEL "WHERE p.name = $1 AND m.name = $2 AND "
+                        "m.deletion_id IS NULL AND v.number = " NUMBERED("m.id", "$3"),
+                        3},
     [VERSION_GET] =
         {"version_get",
          "SELECT v.id, p.name AS project, m.name AS model, v.number AS version, v.manifest_digest, "
@@ -229,6 +243,30 @@ enum mlo_status mlo_version_ahead(struct mlo_db_conn *conn, int64_t model_id, in
     return mlo_db_ahead(conn, &mlo_sql_version[VERSION_FIND], &p, err);
 }
 
+static enum mlo_status read_info(const struct mlo_rows *rows, struct mlo_version_info *out,
+                                 struct mlo_error *err)
+{
+    out->id = mlo_rows_i64(rows, 0, 0);
+    out->number = mlo_rows_i64(rows, 0, 1);
+    out->model_id = mlo_rows_i64(rows, 0, 2);
+    out->project_id = mlo_rows_i64(rows, 0, 3);
+    out->artifact_size = (uint64_t)mlo_rows_i64(rows, 0, 6);
+    out->archived = mlo_rows_bool(rows, 0, 7);
+    out->deleted = mlo_rows_bool(rows, 0, 8);
+    if (!mlo_rows_digest(rows, 0, 4, &out->manifest) || !mlo_rows_digest(rows, 0, 5, &out->artifact))
+        return mlo_error_set(err, MLO_EINTERNAL, "version %lld has no digests", (long long)out->number);
+    return MLO_OK;
+}
+
+static enum mlo_status not_deleted(const struct mlo_version_info *version, struct mlo_error *err)
+{
+    if (!version->deleted)
+        return MLO_OK;
+    mlo_error_set(err, MLO_ENOTFOUND, "version %lld was deleted", (long long)version->number);
+    mlo_error_hint(err, "within its grace period it can be brought back: mlopt deletions, mlopt undelete");
+    return MLO_ENOTFOUND;
+}
+
 enum mlo_status mlo_version_find_any(struct mlo_db_conn *conn, int64_t model_id, int64_t number,
                                      struct mlo_version_info *out, struct mlo_error *err)
 {
@@ -242,17 +280,8 @@ enum mlo_status mlo_version_find_any(struct mlo_db_conn *conn, int64_t model_id,
         status = number
                      ? mlo_error_set(err, MLO_ENOTFOUND, "the model has no version %lld", (long long)number)
                      : mlo_error_set(err, MLO_ENOTFOUND, "the model has no version");
-    if (status == MLO_OK) {
-        out->id = mlo_rows_i64(&rows, 0, 0);
-        out->number = mlo_rows_i64(&rows, 0, 1);
-        out->model_id = mlo_rows_i64(&rows, 0, 2);
-        out->project_id = mlo_rows_i64(&rows, 0, 3);
-        out->artifact_size = (uint64_t)mlo_rows_i64(&rows, 0, 6);
-        out->archived = mlo_rows_bool(&rows, 0, 7);
-        out->deleted = mlo_rows_bool(&rows, 0, 8);
-        if (!mlo_rows_digest(&rows, 0, 4, &out->manifest) || !mlo_rows_digest(&rows, 0, 5, &out->artifact))
-            status = mlo_error_set(err, MLO_EINTERNAL, "version %lld has no digests", (long long)out->number);
-    }
+    if (status == MLO_OK)
+        status = read_info(&rows, out, err);
     mlo_rows_clear(&rows);
     return status;
 }
@@ -261,11 +290,52 @@ enum mlo_status mlo_version_find(struct mlo_db_conn *conn, int64_t model_id, int
                                  struct mlo_version_info *out, struct mlo_error *err)
 {
     enum mlo_status status = mlo_version_find_any(conn, model_id, number, out, err);
-    if (status != MLO_OK || !out->deleted)
+    return status == MLO_OK ? not_deleted(out, err) : status;
+}
+
+static void locate_params(struct mlo_params *p, const char *project, const char *model, int64_t number)
+{
+    mlo_param_text(p, project);
+    mlo_param_text(p, model);
+    mlo_param_id(p, number);
+}
+
+enum mlo_status mlo_version_locate_ahead(struct mlo_db_conn *conn, const char *project, const char *model,
+                                         int64_t number, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    locate_params(&p, project, model, number);
+    return mlo_db_ahead(conn, &mlo_sql_version[VERSION_LOCATE], &p, err);
+}
+
+enum mlo_status mlo_version_locate(struct mlo_db_conn *conn, const struct mlo_actor *actor,
+                                   const char *project, const char *model, int64_t number, enum mlo_role role,
+                                   bool deleted_too, struct mlo_version_info *out, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_rows rows = {0};
+    int64_t project_id, model_id;
+    memset(out, 0, sizeof *out);
+    locate_params(&p, project, model, number);
+    enum mlo_status status = mlo_db_exec(conn, &mlo_sql_version[VERSION_LOCATE], &p, &rows, err);
+    bool found = status == MLO_OK && mlo_rows_count(&rows) == 1;
+    if (found)
+        status = read_info(&rows, out, err);
+    mlo_rows_clear(&rows);
+    if (status != MLO_OK)
         return status;
-    mlo_error_set(err, MLO_ENOTFOUND, "version %lld was deleted", (long long)out->number);
-    mlo_error_hint(err, "within its grace period it can be brought back: mlopt deletions, mlopt undelete");
-    return MLO_ENOTFOUND;
+    if (found) {
+        status = mlo_project_admit(actor, out->project_id, project, role, err);
+        return status == MLO_OK && !deleted_too ? not_deleted(out, err) : status;
+    }
+    /* one after the other, to say what is not there */
+    status = mlo_project_find(conn, actor, project, role, &project_id, err);
+    if (status == MLO_OK)
+        status = mlo_model_find(conn, project_id, model, &model_id, err);
+    if (status == MLO_OK)
+        status = deleted_too ? mlo_version_find_any(conn, model_id, number, out, err)
+                             : mlo_version_find(conn, model_id, number, out, err);
+    return status;
 }
 
 enum mlo_status mlo_version_get(struct mlo_db_conn *conn, int64_t version_id, json_t **out,

@@ -23,9 +23,12 @@ enum mlo_status mlo_http_identify(struct mlo_request *req, const char *token, st
     struct mlo_db_conn *conn;
     enum mlo_status status;
     MLO_TRY(mlo_request_db(req, &conn, err));
+    if (req->state->bodiless)
+        MLO_TRY(mlo_names_ahead(req, conn, err));
     MLO_TRY(mlo_token_check(conn, token, who, err));
 out:
-    mlo_request_db_release(req); /* an upload may follow: it needs none while it runs */
+    if (status != MLO_OK || !req->state->bodiless)
+        mlo_request_db_release(req); /* a body may follow, slowly: it needs none while it comes */
     return status;
 }
 

@@ -53,6 +53,8 @@ struct mlo_http {
     struct mlo_login_code codes[MLO_LOGIN_CODES];
     size_t next_code;
     struct mlo_stream *streams; /* run_stream.c's, those that are open */
+    uint64_t streams_looked_ns; /* when one of them looked for all */
+    bool streams_looking;
     pthread_t reaper;
     bool reaper_started;
 };
@@ -60,6 +62,7 @@ struct mlo_http {
 struct mlo_request_state {
     bool refused; /* an answer was made before the body: what still arrives is dropped */
     bool upload_begun;
+    bool bodiless; /* nothing follows the headers */
     bool queued;
     uint64_t started_ns, body_size, dropped_size, sent_size;
     json_t *members; /* of a problem; NULL: none */
@@ -128,6 +131,11 @@ MLO_MUST_USE enum mlo_status mlo_request_handle(struct mlo_request *req, struct 
 
 /* auth.c: who it is, and whether the row allows it. */
 MLO_MUST_USE enum mlo_status mlo_request_authorize(struct mlo_request *req, struct mlo_error *err);
+
+/* names.c: reads ahead (mlo_db_ahead) what the path of a request names, where the next statement that is
+ * waited for is sure to come. Nothing of it is told before who asks is known. */
+MLO_MUST_USE enum mlo_status mlo_names_ahead(struct mlo_request *req, struct mlo_db_conn *conn,
+                                             struct mlo_error *err);
 
 /* reply.c: an error that only HTTP knows (405, 415, 416), as a problem; hint "": none. */
 void mlo_reply_http_problem(struct mlo_request *req, int status, const char *code, const char *title,

@@ -34,22 +34,42 @@ out:
     return status;
 }
 
+/* The number that {v} says, 0 for `latest`. */
+static bool version_number(const char *text, int64_t *out)
+{
+    *out = 0;
+    return strcmp(text, "latest") == 0 || (mlo_str_to_i64(text, out) && *out >= 1);
+}
+
 static enum mlo_status find_version(struct mlo_request *req, bool deleted_too, struct mlo_version_info *out,
                                     struct mlo_error *err)
 {
+    struct mlo_actor actor = mlo_request_actor(req);
     const char *text = mlo_request_param(req, "v");
-    int64_t model, number = 0;
+    struct mlo_db_conn *conn;
+    int64_t number;
     enum mlo_status status;
-    if (strcmp(text, "latest") != 0 && (!mlo_str_to_i64(text, &number) || number < 1)) {
+    if (!version_number(text, &number)) {
         mlo_error_set(err, MLO_ENOTFOUND, "'%.60s' is no version", text);
         mlo_error_hint(err, "a version is a number, or latest");
         return MLO_ENOTFOUND;
     }
-    MLO_TRY(mlo_request_model(req, NULL, &model, err));
-    MLO_TRY(deleted_too ? mlo_version_find_any(req->conn, model, number, out, err)
-                        : mlo_version_find(req->conn, model, number, out, err));
+    MLO_TRY(mlo_request_db(req, &conn, err));
+    MLO_TRY(mlo_version_locate(conn, &actor, mlo_request_param(req, "p"), mlo_request_param(req, "m"), number,
+                               req->route->role, deleted_too, out, err));
 out:
     return status;
+}
+
+enum mlo_status mlo_names_ahead(struct mlo_request *req, struct mlo_db_conn *conn, struct mlo_error *err)
+{
+    const char *project = mlo_request_param(req, "p"), *model = mlo_request_param(req, "m"),
+               *version = mlo_request_param(req, "v");
+    int64_t number;
+    if (req->route->kind != MLO_ROUTE_API || !mlo_name_valid(project) || !mlo_name_valid(model) || !version ||
+        !version_number(version, &number))
+        return MLO_OK;
+    return mlo_version_locate_ahead(conn, project, model, number, err);
 }
 
 enum mlo_status mlo_request_version(struct mlo_request *req, struct mlo_version_info *out,

@@ -19,10 +19,24 @@ struct header_facts {
     uint64_t length;
 };
 
+/* A line that goes on in the next one (RFC 9112, 5.2). The library puts what follows behind the *name*, so
+ * that "Transfer-Encoding: chunked" is another header; the name is then a copy, and its value not beside it.
+ */
+static bool folded(const char *name, const char *value)
+{
+    const char *at = name + strlen(name) + 1;
+    if ((uintptr_t)value < (uintptr_t)at)
+        return true;
+    while (at < value && (*at == ' ' || *at == '\t'))
+        at++;
+    return at != value;
+}
+
 static enum MHD_Result look_at_header(void *cls, enum MHD_ValueKind kind, const char *name, const char *value)
 {
     struct header_facts *facts = cls;
     MLO_UNUSED(kind);
+    facts->bad = facts->bad || (value && folded(name, value));
     value = value ? value : "";
     if (strcasecmp(name, "Content-Length") == 0) {
         int64_t length;
@@ -42,7 +56,7 @@ static enum MHD_Result look_at_header(void *cls, enum MHD_ValueKind kind, const 
     } else if (strcasecmp(name, "Cookie") == 0) {
         facts->cookies++;
     }
-    if (strpbrk(name, " \t\r\n"))
+    if (!name[0] || strpbrk(name, " \t\r\n"))
         facts->bad = true;
     return MHD_YES;
 }
@@ -234,7 +248,10 @@ static enum MHD_Result first_call(struct mlo_http *http, struct MHD_Connection *
         atomic_store(&entry->busy, true);
     }
     MHD_get_connection_values(connection, MHD_HEADER_KIND, look_at_header, &facts);
+    req->state->bodiless = !facts.encodings && !facts.length;
     admit(req, &facts);
+    if (req->state->refused)
+        mlo_request_db_release(req);
     const char *expect = mlo_request_header(req, "Expect");
     bool waits = expect && strcasecmp(expect, "100-continue") == 0 && (facts.encodings || facts.length);
     if (req->state->refused && (ambiguous(&facts) || waits || facts.length > DRAIN_AT_MOST)) {

@@ -1,26 +1,29 @@
 /* The events of a run as a stream (text/event-stream of the HTML standard): each with its number as id, so
- * that a client that comes again says with Last-Event-ID where it was. The connection's thread looks at the
- * run now and then; no connection to the database is held between. */
+ * that a client that comes again says with Last-Event-ID where it was. One of the connections' threads now
+ * and then asks for all streams whether something happened, in one statement; a thread reads the events of
+ * its own run when something did. No connection to the database is held between. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "api/http/handlers_impl.h"
 #include "base/accept.h"
 
-/* LOOK: between two looks, doubled up to LOOK_MOST while nothing happens. ALIVE: a line that says nothing, so
- * that a client that went away is noticed; and the token is checked again. LIFE: then the client comes again.
- */
-enum { LOOK_MS = 250, LOOK_MOST_MS = 2000, ALIVE_S = 10, LIFE_S = 15 * 60, AT_ONCE = 200, BLOCK = 8192 };
+/* LOOK: between two looks for all. ALIVE: a line that says nothing, so that a client that went away is
+ * noticed; and the token is checked again. LIFE: then the client comes again. */
+enum { LOOK_MS = 250, ALIVE_S = 10, LIFE_S = 15 * 60, AT_ONCE = 200, BLOCK = 8192 };
+
+/* Look, whatever was found for all: at first, and when that failed. */
+#define UNKNOWN INT64_MAX
 
 struct mlo_stream {
     struct mlo_http *http;
     struct mlo_stream *next, **link; /* of http->streams */
     char *token;
     int64_t token_id, run, after;
+    int64_t mark;        /* the run's last event, for all that is known; under the server's lock */
     struct mlo_buf text; /* not yet sent, from `sent` on */
     size_t sent;
     uint64_t began_ns, wrote_ns, checked_ns;
-    uint32_t look_ms;
     bool ended;
 };
 
@@ -70,30 +73,79 @@ static void put(struct mlo_stream *s, const char *kind, const json_t *data)
     free(text);
 }
 
-/* What happened since, as text. A database that does not answer ends the stream, and a token that was revoked
- * or has expired: the client comes again, and is told. */
-static void look(struct mlo_stream *s)
+static int by_id(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* The runs that are followed, ascending, each once; yours. NULL: none, or no memory. Under the lock. */
+static int64_t *runs_followed(const struct mlo_http *http, size_t *count)
+{
+    size_t open = 0;
+    *count = 0;
+    for (const struct mlo_stream *s = http->streams; s; s = s->next)
+        open++;
+    int64_t *runs = open ? malloc(2 * open * sizeof *runs) : NULL;
+    if (!runs)
+        return NULL;
+    open = 0;
+    for (const struct mlo_stream *s = http->streams; s; s = s->next)
+        runs[open++] = s->run;
+    qsort(runs, open, sizeof *runs, by_id);
+    for (size_t i = 0; i < open; i++)
+        if (i == 0 || runs[i] != runs[i - 1])
+            runs[(*count)++] = runs[i];
+    return runs;
+}
+
+/* One of the streams asks, for all, what was the last that happened; the others find it in their marks. */
+static void look_for_all(struct mlo_http *http)
 {
     struct mlo_error err = {0};
     struct mlo_db_conn *conn;
-    json_t *found = NULL, *event;
-    size_t i;
+    size_t count;
+    pthread_mutex_lock(&http->lock);
     uint64_t now = mlo_clock_ns();
-    enum mlo_status status = mlo_db_acquire(s->http->options.db, &conn, &err);
+    bool mine = !http->streams_looking && now - http->streams_looked_ns >= LOOK_MS * 1000000ull;
+    int64_t *runs = mine ? runs_followed(http, &count) : NULL, *marks;
+    http->streams_looking = http->streams_looking || runs;
+    pthread_mutex_unlock(&http->lock);
+    if (!runs)
+        return;
+    marks = runs + count; /* there is room: twice what is open */
+    enum mlo_status status = mlo_db_acquire(http->options.db, &conn, &err);
     if (status == MLO_OK) {
-        if (now - s->checked_ns > (uint64_t)ALIVE_S * 1000000000) {
-            struct mlo_principal who;
-            status = mlo_token_check(conn, s->token, &who, &err);
-            s->checked_ns = now;
-        }
-        if (status == MLO_OK)
-            status = mlo_run_events(conn, s->run, s->after, AT_ONCE, &found, &err);
+        status = mlo_run_marks(conn, runs, count, marks, &err);
         mlo_db_release(conn);
     }
-    if (status != MLO_OK) {
-        s->ended = true;
-        return;
+    pthread_mutex_lock(&http->lock);
+    for (struct mlo_stream *s = http->streams; s; s = s->next) {
+        const int64_t *found = bsearch(&s->run, runs, count, sizeof *runs, by_id);
+        if (found && s->mark != UNKNOWN)
+            s->mark = status == MLO_OK ? marks[found - runs] : UNKNOWN;
     }
+    http->streams_looked_ns = mlo_clock_ns();
+    http->streams_looking = false;
+    pthread_mutex_unlock(&http->lock);
+    free(runs);
+}
+
+/* Whether something happened behind what was sent; then it is taken as known. */
+static bool has_news(struct mlo_stream *s)
+{
+    pthread_mutex_lock(&s->http->lock);
+    bool news = s->mark > s->after;
+    if (s->mark == UNKNOWN)
+        s->mark = 0;
+    pthread_mutex_unlock(&s->http->lock);
+    return news;
+}
+
+static void read_events(struct mlo_stream *s, const json_t *found)
+{
+    json_t *event;
+    size_t i;
     json_array_foreach(json_object_get(found, "items"), i, event)
     {
         s->after = mlo_json_i64(event, "seq", s->after);
@@ -107,15 +159,34 @@ static void look(struct mlo_stream *s)
         json_decref(end);
         s->ended = true;
     }
-    json_decref(found);
 }
 
-/* In steps: a server that stops waits for no stream. */
-static void rest(struct mlo_stream *s)
+/* What happened since, as text. A database that does not answer ends the stream, and a token that was revoked
+ * or has expired: the client comes again, and is told. */
+static void look(struct mlo_stream *s)
 {
-    for (uint32_t slept = 0; slept < s->look_ms && !mlo_http_draining(s->http); slept += LOOK_MS)
-        mlo_clock_sleep_ms(LOOK_MS);
-    s->look_ms = MLO_MIN(s->look_ms * 2, (uint32_t)LOOK_MOST_MS);
+    struct mlo_error err = {0};
+    struct mlo_db_conn *conn;
+    json_t *found = NULL;
+    uint64_t now = mlo_clock_ns();
+    bool news = has_news(s), check = now - s->checked_ns > (uint64_t)ALIVE_S * 1000000000;
+    if (!news && !check)
+        return;
+    enum mlo_status status = mlo_db_acquire(s->http->options.db, &conn, &err);
+    if (status == MLO_OK) {
+        if (check) {
+            struct mlo_principal who;
+            status = mlo_token_check(conn, s->token, &who, &err);
+            s->checked_ns = now;
+        }
+        if (status == MLO_OK && news)
+            status = mlo_run_events(conn, s->run, s->after, AT_ONCE, &found, &err);
+        mlo_db_release(conn);
+    }
+    if (status == MLO_OK && found)
+        read_events(s, found);
+    s->ended = s->ended || status != MLO_OK;
+    json_decref(found);
 }
 
 static ssize_t stream_read(void *cls, uint64_t at, char *out, size_t most)
@@ -129,12 +200,12 @@ static ssize_t stream_read(void *cls, uint64_t at, char *out, size_t most)
         mlo_buf_reset(&s->text);
         s->sent = 0;
         look(s);
-        if (s->text.len)
-            s->look_ms = LOOK_MS;
         if (s->text.len == 0 && now - s->wrote_ns > (uint64_t)ALIVE_S * 1000000000)
             mlo_buf_puts(&s->text, ":\n\n");
-        if (s->text.len == 0 && !s->ended)
-            rest(s);
+        if (s->text.len == 0 && !s->ended) {
+            mlo_clock_sleep_ms(LOOK_MS);
+            look_for_all(s->http);
+        }
     }
     size_t n = MLO_MIN(most, s->text.len - s->sent);
     memcpy(out, s->text.data + s->sent, n);
@@ -156,7 +227,7 @@ enum mlo_status mlo_reply_run_stream(struct mlo_request *req, int64_t run, int64
         return mlo_error_nomem(err);
     *s = (struct mlo_stream){.http = req->http, .run = run, .after = after, .began_ns = mlo_clock_ns()};
     s->wrote_ns = s->checked_ns = s->began_ns;
-    s->look_ms = LOOK_MS;
+    s->mark = UNKNOWN;
     s->token_id = req->who.token_id;
     s->token = strdup(req->token);
     if (!s->token) {

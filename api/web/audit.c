@@ -3,8 +3,9 @@
 
 #include "api/web/web_impl.h"
 
-/* A chain up to this long is checked whenever the page is shown; a longer one on demand. */
-#define CHECK_AT_ONCE 20000
+/* A chain up to this long is checked whenever the page is shown (with its ledger some 30 ms); a longer one on
+ * demand. */
+#define CHECK_AT_ONCE 250
 
 enum mlo_status page_audit_index(struct mlo_request *req, struct mlo_error *err)
 {

@@ -124,6 +124,11 @@ MLO_MUST_USE enum mlo_status mlo_run_list(struct mlo_db_conn *conn, const struct
 MLO_MUST_USE enum mlo_status mlo_run_events(struct mlo_db_conn *conn, int64_t run, int64_t after, int limit,
                                             json_t **out, struct mlo_error *err);
 
+/* The numbers of the last events of runs, whose ids ascend: marks[i] is that of runs[i], 0 for none. In one
+ * statement, for who follows many of them. */
+MLO_MUST_USE enum mlo_status mlo_run_marks(struct mlo_db_conn *conn, const int64_t *runs, size_t count,
+                                           int64_t *marks, struct mlo_error *err);
+
 /* Where a run's time went; all *_s are seconds since it was submitted, "seconds" is its end or now:
  * {"run","project","model","version","recipe","state","submitted_at","submitted_us","seconds","jobs":[{"job",
  *  "position","name","step","state","spans":[{"kind":"blocked" (needs other jobs) | "queued" (for a worker,

@@ -1,13 +1,17 @@
 #include <arpa/inet.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "api/cli/serve/serve.h"
 #include "api/web/web.h"
+
+#define SERVER_FILES_MAX 65536
 
 const char *const mlo_serve_log_formats[] = {"text", "json", NULL};
 
@@ -141,6 +145,18 @@ enum mlo_status mlo_serve_gc(const struct mlo_cli *cli, struct mlo_db *db, struc
     return mlo_gc_service_start(&options, out, err);
 }
 
+/* A connection is a descriptor, and 1,024 of all kinds is what many shells and services begin with. */
+static void take_descriptors(void)
+{
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 ||
+        files.rlim_cur >= MLO_MIN(files.rlim_max, (rlim_t)SERVER_FILES_MAX))
+        return;
+    files.rlim_cur = MLO_MIN(files.rlim_max, (rlim_t)SERVER_FILES_MAX);
+    if (setrlimit(RLIMIT_NOFILE, &files) != 0)
+        mlo_log(MLO_LOG_WARN, "cannot raise the limit of open files", "error", strerror(errno), NULL);
+}
+
 enum mlo_status mlo_serve_http(const struct mlo_cli *cli, const struct mlo_listen *listen, struct mlo_db *db,
                                struct mlo_blob_store *blobs, struct mlo_ledger *ledger,
                                struct mlo_webhooks *webhooks, bool access_log, struct mlo_http **out,
@@ -178,6 +194,7 @@ enum mlo_status mlo_serve_http(const struct mlo_cli *cli, const struct mlo_liste
         options.metrics_address = at.address;
         options.metrics_port = at.port;
     }
+    take_descriptors();
     return mlo_http_start(&options, out, err);
 }
 

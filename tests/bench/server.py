@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+"""The HTTP server at 2,000 models x 50 versions: reads of a version over 64 kept connections (wrk), with --mlflow next to MLflow's
+server on the same PostgreSQL, in turn; the pages, how long the server takes and how many bytes they have; memory and connections to
+the database under load and after it.
+
+    tests/bench/server.py --mlopt build/mlopt [--mlflow] [--models 2000] [--rounds 7] [--seconds 4] [--long 60] [--realtime] [--json FILE]
+
+Needs wrk (Debian's) and psycopg2; with --mlflow, MLflow (requirements-mlflow.txt). The data set is registry.py's."""
+import argparse
+import hashlib
+import http.client
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import psycopg2
+
+import registry
+from registry import VERSIONS, Server, fill_mlflow, fill_mlopt, schedule, wait
+
+LUA = """
+local models, prefix, middle = %d, %s, %s
+local thread = 1
+function setup(t) t:set("seed", thread) thread = thread + 1 end
+function init(args) math.randomseed(seed * 7919) end
+function request()
+  return wrk.format("GET", prefix .. math.random(0, models - 1) .. middle .. math.random(1, %d))
+end
+function done(summary, latency, requests)
+  local e = summary.errors
+  io.write(string.format("RESULT %%d %%d %%f %%f %%f %%d\\n", summary.requests, summary.duration, latency:percentile(50),
+    latency:percentile(99), latency.max, e.connect + e.read + e.write + e.status + e.timeout))
+end
+"""
+PAGES = {"home": "/", "home, searched": "/?q=net19", "a model": "/models/bench/net7", "a version": "/models/bench/net7?version=3",
+         "busy model": "/models/bench/busy", "promotion log": "/promotions/bench/busy", "in force at a time":
+         "/promotions/bench/busy?stage=production&at=2030-01-01T00:00:00Z", "release": "/release/bench/busy/2", "runs": "/runs",
+         "a run": "/runs/bench/1", "audit": "/audit/bench", "audit, filtered": "/audit/bench?action=stage.&who=admin",
+         "search": "/search/bench", "search, by metric": "/search/bench?filter=tag.team+%3D+t3+and+metric.top1+%3E%3D+0.5&order=metric.loss:asc",
+         "variant": "/variant/bench/net7/3/source", "compare": "/compare/bench/net7?a=1/source&a=2/source", "projects": "/projects",
+         "datasets": "/datasets", "workers": "/workers", "usage": "/usage/bench", "tokens": "/tokens"}
+
+
+def fill_files(db):
+    """Each version has a file of its own, of which there are no bytes."""
+    with db.cursor() as c:
+        c.execute("SET search_path = mlopt; SET synchronous_commit = off")
+        c.execute("INSERT INTO blob (digest, size) SELECT manifest_digest, 5 FROM version ON CONFLICT DO NOTHING")
+        c.execute("INSERT INTO version_blob (version_id, role, name, digest, size, media_type) SELECT id, 'model', 'm.onnx', "
+                  "manifest_digest, 5, 'application/octet-stream' FROM version")
+        c.execute("INSERT INTO variant (version_id, name, artifact, size, named_by) SELECT id, 'source', manifest_digest, 5, 'bench' "
+                  "FROM version")
+        c.execute("VACUUM ANALYZE")
+
+
+def fill_history(ask):
+    """A model with many versions, moves and runs, by the API; so the audit log is long, too."""
+    recipe = "name: bench\nsteps:\n  - benchmark: {batch: [1]}\n"
+    for i in range(60):
+        data = b"busy %d" % i
+        own = "sha256:" + hashlib.sha256(data).hexdigest()
+        ask("PUT", f"/v1/projects/bench/blobs/{own}", raw=data)
+        ask("POST", "/v1/projects/bench/models/busy/versions", {"files": [{"role": "model", "name": "m.onnx", "digest": own}],
+                                                                "description": "one of many"})
+    etag = ask("GET", "/v1/projects/bench/models/busy/stages/production")[1]
+    for i in range(300):
+        ask("POST", "/v1/projects/bench/models/busy/promotions", {"stage": "production", "version": 1 + i % 60, "variants":
+            {"any": "source"}, "reason": "it is better than what was there before"}, headers={"If-Match": etag})
+        etag = '"%d"' % (int(etag.strip('"')) + 1)
+    for i in range(200):
+        ask("POST", "/v1/projects/bench/runs", {"model": "busy", "version": 1 + i % 60, "recipe": recipe})
+
+
+class Wrk:
+    def __init__(self, work, name, port, models, prefix, middle, headers):
+        self.script = os.path.join(work, name + ".lua")
+        with open(self.script, "w") as f:
+            f.write(LUA % (models, json.dumps(prefix), json.dumps(middle), VERSIONS))
+        self.command = ["wrk", "-s", self.script, f"http://127.0.0.1:{port}"]
+        for header in headers:
+            self.command += ["-H", header]
+
+    def __call__(self, connections, seconds, realtime=False):
+        before = ["chrt", "-f", "10"] if realtime else []
+        run = subprocess.run(before + self.command + ["-t", "1", "-c", str(connections), "-d", f"{seconds}s", "--timeout", "60s"],
+                             capture_output=True, text=True)
+        found = re.search(r"RESULT (\S+) (\S+) (\S+) (\S+) (\S+) (\S+)", run.stdout)
+        if not found:
+            sys.exit(f"wrk: {run.stdout} {run.stderr}")
+        n, us, p50, p99, most, errors = (float(x) for x in found.groups())
+        if errors:
+            sys.exit(f"{self.script}: {errors:.0f} of {n:.0f} requests failed\n{run.stdout}")
+        return {"rate": n / us * 1e6, "p50": p50 / 1e3, "p99": p99 / 1e3, "max": most / 1e3}
+
+
+def memory_mb(pid, key="VmRSS"):
+    return int(re.search(key + r":\s+(\d+)", open(f"/proc/{pid}/status").read()).group(1)) / 1024
+
+
+def page(port, path, cookie):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.connect()
+    begin = time.perf_counter()
+    connection.request("GET", path, headers={"Cookie": cookie})
+    answer = connection.getresponse()
+    text = answer.read()
+    took = (time.perf_counter() - begin) * 1e3
+    connection.close()
+    if answer.status != 200:
+        sys.exit(f"{path}: {answer.status} {text[:300]}")
+    return took, len(text)
+
+
+def sign_in(port, token):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", "/login", "token=" + token, {"Content-Type": "application/x-www-form-urlencoded"})
+    return connection.getresponse().getheader("Set-Cookie").split(";")[0]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mlopt", default="build/mlopt")
+    parser.add_argument("--mlflow", action="store_true")
+    parser.add_argument("--models", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=int, default=4, help="of a round")
+    parser.add_argument("--long", type=int, default=60, help="seconds of load before memory is read for the last time")
+    parser.add_argument("--realtime", action="store_true",
+                        help="in the real-time class while it measures, on a machine that others keep busy (needs root)")
+    parser.add_argument("--json")
+    a = parser.parse_args()
+    if not shutil.which("wrk"):
+        sys.exit("wrk is not installed")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as work:
+        os.chmod(work, 0o711)  # PostgreSQL runs as another user when this is root
+        children = []
+        try:
+            run(a, work, children)
+        except BaseException:
+            print("".join(open(os.path.join(work, "log")).readlines()[-15:]), file=sys.stderr)
+            raise
+        finally:
+            for child in reversed(children):
+                child.terminate()
+                child.wait()
+
+
+def run(a, work, children):
+    data = os.path.join(work, "data")
+    log = open(os.path.join(work, "log"), "w")
+    up = subprocess.Popen([a.mlopt, "up", "--data", data, "--listen", "127.0.0.1:0", "--workers", "0", "--log-level", "error"], stdout=log,
+                          stderr=log)
+    children.append(up)
+    wait("mlopt up", lambda: os.path.exists(f"{data}/url") and os.path.getsize(f"{data}/url"), up)
+    port = int(open(f"{data}/url").read().strip().rsplit(":", 1)[1].rstrip("/"))
+    token = open(f"{data}/token").read().strip()
+    ask = Server(port, {"Authorization": "Bearer " + token})
+    socket = open(f"{data}/pg/cluster/postmaster.pid").read().split("\n")[4]
+
+    def connect(name):
+        db = psycopg2.connect(host=socket, user="mlopt_admin", dbname=name)
+        db.autocommit = True
+        return db
+
+    at_rest = memory_mb(up.pid)
+    print("filling", file=sys.stderr)
+    db = connect("mlopt")
+    fill_mlopt(db, a.models)
+    fill_files(db)
+    fill_history(ask)
+    with db.cursor() as c:
+        c.execute("VACUUM ANALYZE")
+    servers = {"mlopt": Wrk(work, "mlopt", port, a.models, "/v1/projects/bench/models/net", "/versions/",
+                            ["Authorization: Bearer " + token])}
+    pids = [up.pid]
+    if a.mlflow:
+        connect("postgres").cursor().execute("CREATE DATABASE mlflow")
+        free = 20000 + os.getpid() % 20000
+        peer = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"postgresql+psycopg2://mlopt_admin@/mlflow?host={socket}",
+             "--default-artifact-root", f"{work}/artifacts", "--host", "127.0.0.1", "--port", str(free), "--workers", "2"],
+            stdout=log, stderr=log, env=dict(os.environ, MLFLOW_DISABLE_TELEMETRY="true"))
+        children.append(peer)
+        mlflow = Server(free, {})
+
+        def there():
+            try:
+                return mlflow("GET", "/health") is not None
+            except OSError:
+                mlflow.connection.close()
+                return False
+        wait("MLflow", there, peer)
+        fill_mlflow(connect("mlflow"), a.models)
+        pids.append(peer.pid)
+        servers["MLflow"] = Wrk(work, "mlflow", free, a.models, "/api/2.0/mlflow/model-versions/get?name=net", "&version=", [])
+
+    result = {"load": os.getloadavg()[0], "pages": {}, "reads": {name: [] for name in servers}}
+    urgent = lambda: a.realtime and (registry.burst.update(pids=pids), schedule(os.SCHED_FIFO, 10))
+    relax = lambda: a.realtime and schedule(os.SCHED_OTHER, 0)
+
+    # --- pages, each first on a connection to the database that has not prepared its statements
+    cookie = sign_in(port, token)
+    for name, path in PAGES.items():
+        urgent()
+        first, size = page(port, path, cookie)
+        again = [page(port, path, cookie)[0] for _ in range(20)]
+        relax()
+        result["pages"][name] = {"first": first, "p50": statistics.median(again), "max": max(again), "bytes": size}
+
+    # --- reads of a version, the servers in turn
+    connections = []
+    for i in range(a.rounds + 1):
+        for name, wrk in servers.items():
+            urgent()
+            figures = wrk(64, a.seconds, a.realtime)
+            relax()
+            if i:  # the first prepares statements
+                result["reads"][name].append(figures)
+            time.sleep(0.5)
+        with db.cursor() as c:
+            c.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'mlopt server%'")
+            connections.append(c.fetchone()[0])
+    under_load = memory_mb(up.pid)
+    if a.long:
+        servers["mlopt"](64, a.long)
+    result["memory"] = {"at rest": at_rest, "after reads": under_load, "after long": memory_mb(up.pid), "peak": memory_mb(up.pid, "VmHWM")}
+    result["connections"] = max(connections)
+    show(a, result)
+
+
+def show(a, result):
+    print(f"load of the machine before it: {result['load']:.1f}\n")
+    print("| 64 connections | reads/s | p50 ms | p99 ms | largest p99 |\n|---|---:|---:|---:|---:|")
+    middle = {}
+    for name, rounds in result["reads"].items():
+        middle[name] = {key: statistics.median(r[key] for r in rounds) for key in ("rate", "p50", "p99")}
+        m = middle[name]
+        print(f"| {name} | {m['rate']:.0f} | {m['p50']:.2f} | {m['p99']:.2f} | {max(r['p99'] for r in rounds):.2f} |")
+    if "MLflow" in middle:
+        ratios = sorted(o["rate"] / t["rate"] for o, t in zip(result["reads"]["mlopt"], result["reads"]["MLflow"]))
+        print(f"\nrate over MLflow's, by round: {ratios[0]:.0f} to {ratios[-1]:.0f}, median {statistics.median(ratios):.0f}")
+    print("\n| page | first ms | p50 ms | largest of 20 | KB |\n|---|---:|---:|---:|---:|")
+    for name, p in result["pages"].items():
+        print(f"| {name} | {p['first']:.1f} | {p['p50']:.1f} | {p['max']:.1f} | {p['bytes'] / 1000:.1f} |")
+    m = result["memory"]
+    print(f"\nserver's memory: {m['at rest']:.1f} MB at rest, {m['after reads']:.1f} MB after the reads, {m['after long']:.1f} MB after "
+          f"{a.long} s more, {m['peak']:.1f} MB at most; {result['connections']} connections to the database at most")
+    if a.json:
+        with open(a.json, "w") as f:
+            json.dump(result, f, indent=1)
+
+
+if __name__ == "__main__":
+    main()
