@@ -1,6 +1,6 @@
-/* Which products cuBLASLt computes with all that belongs to them, known without it: the types of the tables
- * under cublasLtMatmul in NVIDIA's documentation of cuBLAS (13.0). Of 16-bit operands these have float32
- * results too, whose bias is float32 (cublasLt.h: of the result's type but for float8). Of float8 there are
+/* Which products cuBLASLt computes with all that belongs to them, known without it: the types that NVIDIA
+ * documents for cublasLtMatmul. Of 16-bit operands these have float32 results too, whose bias is float32
+ * (cublasLt.h: of the result's type but for float8); that pair was not run on a GPU yet. Of float8 there are
  * none of two float8_e5m2, and a float32 result has a bfloat16 bias. */
 #include "engines/cuda/cuda_impl.h"
 

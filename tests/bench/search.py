@@ -6,7 +6,7 @@ which of the recipes lie outside the search's front, and by how much a point of 
 
 What the search and the recipes made is pulled and measured again, all of it by the same rule: latency in sweeps over all files in
 random order, each beside the source in alternating processes (files of the same bytes are one); accuracy on the evaluation data,
-paired. A machine that others use: `taskset -c 1 chrt -f 10` in front. Needs Debian's dataset-fashion-mnist; takes a quarter of an
+paired. It wants a machine of its own (a real-time class starves what it waits for). Needs Debian's dataset-fashion-mnist; takes a quarter of an
 hour. The data that selects is of the training images, behind those that calibrate.
 """
 import argparse
