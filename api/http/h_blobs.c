@@ -146,9 +146,8 @@ static enum mlo_status open_bytes(struct mlo_request *req, const struct mlo_dige
     return *fd >= 0 ? MLO_OK : mlo_error_errno(err, errno, "cannot open /dev/null");
 }
 
-/* Whether the bytes may come from the store's own address. S3's ETags are not ours, so what depends on ours
- * is answered here; HEAD costs no bytes. */
-static enum mlo_status may_redirect(const struct mlo_request *req, bool *may, struct mlo_error *err)
+/* S3's ETags are not ours, so what depends on ours is answered here; HEAD costs no bytes. */
+enum mlo_status mlo_request_may_redirect(const struct mlo_request *req, bool *may, struct mlo_error *err)
 {
     static const char *const ours[] = {"If-Match", "If-Range", "If-None-Match"};
     const char *wish = mlo_request_query(req, "redirect");
@@ -172,7 +171,7 @@ static enum mlo_status redirect(struct mlo_request *req, const struct mlo_digest
     bool may;
     enum mlo_status status;
     *done = false;
-    MLO_TRY(may_redirect(req, &may, err));
+    MLO_TRY(mlo_request_may_redirect(req, &may, err));
     if (!may)
         goto out;
     status = mlo_blob_address(req->http->options.blobs, digest, file_name, &url, &why);

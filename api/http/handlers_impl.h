@@ -97,6 +97,10 @@ MLO_MUST_USE enum mlo_status mlo_files_read(const json_t *body, struct mlo_files
 /* Renames the member `from` of an object to `to`, when it is there. */
 void mlo_json_rename(json_t *object, const char *from, const char *to);
 
+/* Whether the bytes may come from the store's own address: the query argument "redirect", and what hinders
+ * it. */
+MLO_MUST_USE enum mlo_status mlo_request_may_redirect(const struct mlo_request *req, bool *may,
+                                                      struct mlo_error *err);
 /* The bytes with their headers, or 307 to where the store has them, when it may be so; `file_name` (or NULL)
  * is what they are saved as. Whether the request may have them was asked before. */
 MLO_MUST_USE enum mlo_status mlo_reply_artifact(struct mlo_request *req, const struct mlo_digest *digest,

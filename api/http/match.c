@@ -63,15 +63,22 @@ static bool method_serves(const struct mlo_route *route, const char *method)
 const struct mlo_route *mlo_route_match(const struct mlo_http *http, struct mlo_request *req,
                                         const char **allow)
 {
-    int best = -1;
+    int closest = -1;
+    bool served = false;
     char methods[128] = "";
     for (size_t m = 0; m < http->module_count; m++) {
         const struct mlo_http_module *module = &http->modules[m];
         for (size_t i = 0; i < module->count; i++) {
             const struct mlo_route *route = &module->routes[i];
             int literals;
-            if (!path_fits(route->path, req->path, &literals))
+            if (!path_fits(route->path, req->path, &literals) || literals < closest)
                 continue;
+            if (literals >
+                closest) { /* what fits less is another address (OpenAPI, "Path Templating Matching") */
+                closest = literals;
+                served = false;
+                methods[0] = '\0';
+            }
             if (!method_serves(route, req->method)) {
                 size_t used = strlen(methods);
                 if (!strstr(methods, route->method))
@@ -79,15 +86,14 @@ const struct mlo_route *mlo_route_match(const struct mlo_http *http, struct mlo_
                 continue;
             }
             /* an exact method is better than GET serving HEAD */
-            int rank = literals * 2 + (strcmp(route->method, req->method) == 0);
-            if (rank > best) {
-                best = rank;
+            if (!served || strcmp(route->method, req->method) == 0) {
+                served = true;
                 req->route = route;
                 req->module = module;
             }
         }
     }
-    if (best < 0) {
+    if (!served) {
         *allow = mlo_arena_strdup(req->arena, methods);
         return NULL;
     }

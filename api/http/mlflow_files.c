@@ -258,7 +258,10 @@ static enum mlo_status reply_download(struct mlo_request *req, enum mlo_mlflow_f
     struct mlo_digest digest;
     json_t *item;
     size_t i;
-    enum mlo_status status;
+    bool may_redirect;
+    enum mlo_status status = mlo_request_may_redirect(req, &may_redirect, err);
+    if (status != MLO_OK)
+        return status;
     MLO_TRY(mlo_mlflow_folder(req, mlo_request_param(req, "n"), mlo_request_param(req, "v"), kind, sub,
                               &folder, err));
     if (folder.mlmodel.len && strcmp(file, MLO_MLMODEL_FILE) == 0) {
