@@ -268,6 +268,8 @@ enum mlo_status mlo_profile(const char *path, const struct mlo_bench_options *op
     size_t timed = 0;
     double total = 0;
     json_t *description = NULL;
+    cpu_set_t own; /* what this process measures next chooses among all that it had */
+    bool pinned = sched_getaffinity(0, sizeof own, &own) == 0;
     MLO_TRY(mlo_bench_open(path, options, &l, err));
     if (l.engine->profile)
         MLO_TRY(l.engine->profile(l.program, l.inputs, MLO_PROFILE_CALLS, &description, err));
@@ -295,6 +297,8 @@ enum mlo_status mlo_profile(const char *path, const struct mlo_bench_options *op
 out:
     json_decref(description);
     mlo_bench_close(&l);
+    if (pinned)
+        sched_setaffinity(0, sizeof own, &own);
     return status;
 }
 

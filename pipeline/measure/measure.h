@@ -388,7 +388,8 @@ MLO_MUST_USE enum mlo_status mlo_roofline(json_t *profile, const struct mlo_mode
 
 /* Where the time goes: the engine's description of the compiled model with "us" in each node (the median over
  * MLO_PROFILE_CALLS calls on random inputs of a fixed seed) and "total_us", their sum; with mlo_roofline's
- * members where this machine runs it. MLO_EUNSUPPORTED when the engine cannot tell. *out is yours. */
+ * members where this machine runs it. MLO_EUNSUPPORTED when the engine cannot tell. The calling thread is on
+ * as few CPUs as it asks for meanwhile, and has its own back after it. *out is yours. */
 enum { MLO_PROFILE_CALLS = 11 };
 MLO_MUST_USE enum mlo_status mlo_profile(const char *path, const struct mlo_bench_options *options,
                                          json_t **out, struct mlo_error *err);

@@ -123,8 +123,8 @@ static json_t *params_of(int64_t batch, int64_t threads)
     return json_pack("{s:I,s:I}", "batch", (json_int_t)batch, "threads", (json_int_t)threads);
 }
 
-static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_result *out,
-                           struct mlo_error *err)
+enum mlo_status mlo_step_time(const struct mlo_step_context *ctx, bool profiles, struct mlo_step_result *out,
+                              struct mlo_error *err)
 {
     enum mlo_status status;
     bool compares = mlo_step_compares(ctx);
@@ -164,7 +164,8 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
             MLO_TRY(observe_side(ctx, bench.engine, "variant", &result.a, params, bench.batch, result.machine,
                                  NULL, NULL, out->observations, err));
         }
-        MLO_TRY(mlo_step_observe_profile(ctx, &bench, params, out->observations, err));
+        if (profiles)
+            MLO_TRY(mlo_step_observe_profile(ctx, &bench, params, out->observations, err));
         json_decref(params);
         json_decref(source_params);
         params = source_params = NULL;
@@ -175,6 +176,12 @@ out:
     json_decref(source_params);
     mlo_bench_result_clear(&result);
     return status;
+}
+
+static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_result *out,
+                           struct mlo_error *err)
+{
+    return mlo_step_time(ctx, true, out, err);
 }
 
 const struct mlo_step mlo_step_benchmark = {

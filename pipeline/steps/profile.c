@@ -74,6 +74,8 @@ enum mlo_status mlo_step_observe_profile(const struct mlo_step_context *ctx,
     char *path = NULL;
     enum mlo_status status;
     options.no_roof = true;
+    if (options.threads_b) /* the first side was the source */
+        options.threads = options.threads_b;
     status = mlo_profile(ctx->model_path, &options, &profile, &unable);
     if (status == MLO_EUNSUPPORTED) /* the engine does not tell */
         return MLO_OK;

@@ -182,9 +182,13 @@ json_t *mlo_step_observation(const char *subject, const char *metric, json_t *pa
 /* Adds "against": the comparison with the source, by "difference" or "ratio". false: out of memory. */
 bool mlo_step_compare(json_t *observation, const char *kind, const struct mlo_estimate *estimate);
 
+/* What the step benchmark does by its options: latency, throughput, memory and size as observations, beside
+ * the source where it compares; `profiles`: where the time goes, too. */
+MLO_MUST_USE enum mlo_status mlo_step_time(const struct mlo_step_context *ctx, bool profiles,
+                                           struct mlo_step_result *out, struct mlo_error *err);
 /* Appends where the variant's time goes as an observation "profile.total" (microseconds, the sum over its
- * nodes), whose samples are a file of the nodes as the engine's plan has them (profile.c). Nothing where the
- * engine cannot tell. */
+ * nodes), whose samples are a file of the nodes as the engine's plan has them (profile.c), with the variant's
+ * threads. Nothing where the engine cannot tell. */
 MLO_MUST_USE enum mlo_status mlo_step_observe_profile(const struct mlo_step_context *ctx,
                                                       const struct mlo_bench_options *bench, json_t *params,
                                                       json_t *observations, struct mlo_error *err);

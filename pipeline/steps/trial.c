@@ -1,5 +1,6 @@
 /* trial: what a search wants to know of a candidate, in one job: its metrics on data that selects (the step
- * screen), and its latency beside the source (the step benchmark). */
+ * screen), and its latency beside the source (what the step benchmark times, without
+ * its profile: a search reads none). */
 #include "pipeline/steps/step_impl.h"
 
 static const struct mlo_option_spec OPTIONS[] = {
@@ -29,7 +30,7 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     enum mlo_status status;
     struct mlo_step_result timed = {0};
     MLO_TRY(mlo_step_screen.run(ctx, out, err));
-    MLO_TRY(mlo_step_benchmark.run(ctx, &timed, err));
+    MLO_TRY(mlo_step_time(ctx, false, &timed, err));
     if (json_array_extend(out->observations, timed.observations) != 0)
         status = mlo_error_nomem(err);
 out:

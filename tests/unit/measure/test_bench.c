@@ -212,6 +212,27 @@ static void test_bench__measures_a_real_model(void **state)
     assert_int_equal(mlo_bench(in_scratch("absent.onnx"), NULL, &o, &r, NULL, NULL, &err), MLO_ENOTFOUND);
 }
 
+/* In the process of who asks, which measures other things after it. */
+static void test_profile__gives_the_cpus_back(void **state)
+{
+    (void)state;
+    struct mlo_error err = {0};
+    struct mlo_bench_options o = {.batch = 2, .threads = 1, .no_roof = true};
+    cpu_set_t before, after;
+    json_t *profile = NULL;
+    const char *path = save_model("profiled.onnx", -1);
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    assert_ok(mlo_profile(path, &o, &profile, &err));
+    assert_true(mlo_json_f64(profile, "total_us", 0) > 0);
+    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+    assert_true(CPU_EQUAL(&before, &after));
+    json_decref(profile);
+    /* also where it ends early */
+    assert_int_not_equal(mlo_profile(in_scratch("absent.onnx"), &o, &profile, &err), MLO_OK);
+    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+    assert_true(CPU_EQUAL(&before, &after));
+}
+
 static void test_sweep__measures_every_point_and_finds_the_best(void **state)
 {
     (void)state;
@@ -269,6 +290,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_bench__child_checks_its_arguments),
         cmocka_unit_test(test_cpus__chooses_as_many_as_asked),
         cmocka_unit_test(test_bench__measures_a_real_model),
+        cmocka_unit_test(test_profile__gives_the_cpus_back),
         cmocka_unit_test(test_sweep__measures_every_point_and_finds_the_best),
         cmocka_unit_test(test_bench__packed_weights_are_constants), /* the last: it pins this process */
     };
