@@ -164,22 +164,64 @@ out:
     return status;
 }
 
-/* Once the rungs after the first began: which no budget let begin. */
-static void tell_untried(const struct mlo_search_state *s, char *stopped, size_t size)
+/* The run as it was when its screen ended; yours, NULL when out of memory. */
+static json_t *screen_of(const json_t *run)
 {
-    size_t untried = 0, listed = 0;
+    json_t *out = json_copy((json_t *)run), *jobs = json_array(), *job;
+    size_t i;
+    bool ok = out && jobs;
+    json_array_foreach(json_object_get(run, "jobs"), i, job)
+    {
+        if (ok && mlo_json_i64(json_object_get(job, "spec"), "rung", 0) <= MLO_RUNG_SCREEN)
+            ok = json_array_append(jobs, job) == 0;
+    }
+    ok = ok && json_object_set(out, "jobs", jobs) == 0;
+    json_decref(jobs);
+    if (ok)
+        return out;
+    json_decref(out);
+    return NULL;
+}
+
+/* Whether the screen ended with something that was to be tried: a budget kept it from that. By what was known
+ * then; later rungs measure again. */
+static enum mlo_status left_untried(const struct mlo_search_state *s, bool *left, struct mlo_error *err)
+{
+    struct mlo_search_state then = {0};
     const bool planned[MLO_SEARCH_CANDIDATES] = {false};
+    json_t *run = screen_of(s->run);
+    if (!run)
+        return mlo_error_nomem(err);
+    enum mlo_status status = mlo_search_state_init(&then, s->options, run, err);
+    if (status == MLO_OK)
+        *left = pick(&then, planned, 2) < then.count;
+    mlo_search_state_clear(&then);
+    json_decref(run);
+    return status;
+}
+
+/* Once the rungs after the first began: which no budget let begin. */
+static enum mlo_status tell_untried(const struct mlo_search_state *s, char *stopped, size_t size,
+                                    struct mlo_error *err)
+{
+    enum mlo_status status;
+    size_t untried = 0, listed = 0;
+    bool left = false;
+    MLO_TRY(left_untried(s, &left, err));
     for (size_t i = 0; i < s->count; i++) {
         untried += s->all[i].begun == 0 && !s->all[i].between;
         listed += !s->all[i].between;
     }
-    bool left = pick(s, planned, 2) < s->count;
     for (size_t i = 0; i < s->count && !left; i++)
         if (!s->all[i].begun)
-            s->all[i].why = "by what others came to it would add nothing to the front";
+            s->all[i].why = mlo_search_part_failed(s, &s->all[i])
+                                ? "one of its values failed alone: nothing is foreseen of it"
+                                : "by what others came to it would add nothing to the front";
     if (untried && left)
         snprintf(stopped, size, "a budget ended the search before %zu of %zu candidates were tried", untried,
                  listed);
+out:
+    return status;
 }
 
 /* Points that are whole and did not fail, best first. */
@@ -375,7 +417,7 @@ enum mlo_status mlo_search_decide(const json_t *options, const json_t *run, json
     if (s.last_rung <= MLO_RUNG_SCREEN)
         MLO_TRY(plan_screen(&s, next, stopped, sizeof stopped, err));
     else
-        tell_untried(&s, stopped, sizeof stopped);
+        MLO_TRY(tell_untried(&s, stopped, sizeof stopped, err));
     halve(&s, order, rank, count);
     mark_front(&s, order, count);
     if (json_array_size(next) == 0 && s.last_rung == MLO_RUNG_SCREEN) {

@@ -52,7 +52,7 @@ static struct effect together(struct effect a, struct effect b)
 
 /* --- what everything is compared with ------------------------------------------------------------------ */
 
-/* What is listed first of each knob. */
+/* What is listed first of each knob, of what can be made. */
 struct base {
     const char *shape, *form;
     int64_t threads;
@@ -60,7 +60,11 @@ struct base {
 
 static struct base base_of(const struct mlo_search_state *s)
 {
-    return (struct base){s->all[0].shape, s->all[0].form, s->source_threads};
+    const struct mlo_search_candidate *first = &s->all[0];
+    for (size_t i = s->count; i-- > 0;)
+        if (!s->all[i].failed && !s->all[i].between && s->all[i].threads == s->source_threads)
+            first = &s->all[i];
+    return (struct base){first->shape, first->form, s->source_threads};
 }
 
 static bool is_at(const struct mlo_search_candidate *c, const char *shape, const char *form, int64_t threads)
@@ -140,6 +144,34 @@ static struct effect of_shape(const struct mlo_search_state *s, const struct bas
     return e;
 }
 
+/* A time of the source, by a candidate that was timed beside it: what it took by its ratio. */
+static double source_us(const struct mlo_bounded *us, const struct mlo_bounded *ratio)
+{
+    return us->known && ratio->known && ratio->value > 0 ? us->value / ratio->value : 0;
+}
+
+static struct mlo_bounded guessed(double value, bool known)
+{
+    return (struct mlo_bounded){value, value, value, known};
+}
+
+/* Latencies as goals bound them, by the ratio that is foreseen of the p50: it is thought to be the p99's. */
+static void foresee_latencies(const struct mlo_search_state *s, struct mlo_search_point *p)
+{
+    double p50 = 0, p99 = 0, ratio = p->axis[MLO_AXIS_LATENCY].value;
+    bool known = p->axis[MLO_AXIS_LATENCY].known;
+    for (size_t i = 0; i < s->count && !(p50 > 0 && p99 > 0); i++) {
+        const struct mlo_search_point *o = &s->all[i].point;
+        if (!mlo_search_measured(&s->all[i]))
+            continue;
+        p50 = p50 > 0 ? p50 : source_us(&o->p50_us, &o->axis[MLO_AXIS_LATENCY]);
+        p99 = p99 > 0 ? p99 : source_us(&o->p99_us, &o->p99_ratio);
+    }
+    p->p99_ratio = guessed(ratio, known);
+    p->p50_us = guessed(ratio * p50, known && p50 > 0);
+    p->p99_us = guessed(ratio * p99, known && p99 > 0);
+}
+
 bool mlo_search_foresee(const struct mlo_search_state *s, const struct mlo_search_candidate *c,
                         struct mlo_search_point *out)
 {
@@ -149,8 +181,9 @@ bool mlo_search_foresee(const struct mlo_search_state *s, const struct mlo_searc
     *out = (struct mlo_search_point){.size_bytes = e.times[MLO_AXIS_SIZE] * s->source_bytes};
     for (int i = 0; i < MLO_AXES; i++) {
         double v = i == MLO_AXIS_DROP ? e.drop : e.times[i];
-        out->axis[i] = (struct mlo_bounded){v, v, v, e.known};
+        out->axis[i] = guessed(v, e.known);
     }
+    foresee_latencies(s, out);
     return e.known;
 }
 
@@ -162,6 +195,21 @@ static bool stands_alone(const struct base *b, const struct mlo_search_candidate
     return !c->between &&
            (strcmp(c->shape, b->shape) != 0) + (strcmp(c->form, b->form) != 0) + (c->threads != b->threads) <=
                1;
+}
+
+bool mlo_search_part_failed(const struct mlo_search_state *s, const struct mlo_search_candidate *c)
+{
+    struct base b = base_of(s);
+    struct mlo_search_point p;
+    bool failed = false;
+    for (size_t i = 0; i < s->count && !failed; i++) {
+        const struct mlo_search_candidate *o = &s->all[i];
+        failed = o->failed && stands_alone(&b, o) &&
+                 ((strcmp(o->shape, b.shape) != 0 && strcmp(o->shape, c->shape) == 0) ||
+                  (strcmp(o->form, b.form) != 0 && strcmp(o->form, c->form) == 0) ||
+                  (o->threads != b.threads && o->threads == c->threads));
+    }
+    return failed && !mlo_search_foresee(s, c, &p);
 }
 
 /* Another calibration of the same precision tells what to think of this one: where it is out, so is this. 1:

@@ -89,9 +89,12 @@ json_t *mlo_search_point_json(const struct mlo_search_state *s, const struct mlo
 bool mlo_search_measured(const struct mlo_search_candidate *c);
 /* What a candidate that was not tried will come to, by those that were: shape, form and threads each do what
  * they did alone (latency and size times, drops added up), and a share between two that were measured lies
- * between them. False where one of these is not known. */
+ * between them; of latencies in microseconds and of p99 what the ratio of p50 says. False where one of these
+ * is not known. */
 bool mlo_search_foresee(const struct mlo_search_state *s, const struct mlo_search_candidate *c,
                         struct mlo_search_point *out);
+/* Whether nothing is foreseen of a candidate since one of its values, tried alone, failed. */
+bool mlo_search_part_failed(const struct mlo_search_state *s, const struct mlo_search_candidate *c);
 /* The next to be tried beside `planned` ones: each value of each knob alone, in the order in which they are
  * listed; then what adds most to the front by what is foreseen. s->count: nothing that promises more. `most`
  * (foreseen ones at once): those that come after it wait for what these bring. */

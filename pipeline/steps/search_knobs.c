@@ -30,7 +30,7 @@ static const struct mlo_search_precision PRECISIONS[] = {
      .bits = 5},
     {.name = "int4-gptq",
      .step = "round-weights",
-     .options = "{\"type\":\"int4\",\"block\":32,\"form\":\"qdq\",\"rounding\":\"gptq\"}",
+     .options = "{\"type\":\"int4\",\"block\":32,\"form\":\"qdq\",\"rounding\":\"gptq\",\"sweeps\":20}",
      .bits = 5},
     /* those of Conv too, which have 8 bits above */
     {.name = "int4-all",

@@ -1,6 +1,5 @@
 /* trial: what a search wants to know of a candidate, in one job: its metrics on data that selects (the step
- * screen), and its latency beside the source (what the step benchmark times, without
- * its profile: a search reads none). */
+ * screen), and its latency beside the source (what the step benchmark times; a search reads no profile). */
 #include "pipeline/steps/step_impl.h"
 
 static const struct mlo_option_spec OPTIONS[] = {

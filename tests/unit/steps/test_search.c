@@ -186,6 +186,31 @@ static void test_space__is_each_combination_once(void **state)
     json_decref(options);
 }
 
+/* A precision that a recipe has too is made by its steps: what it made is found again. */
+static void test_space__makes_what_the_recipe_makes(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    struct mlo_recipe *recipe = NULL;
+    size_t size;
+    const char *text = mlo_recipe_builtin("int4-gptq", &size);
+    json_t *options = options_of("{\"precision\":[\"int4-gptq\"]}"), *space = NULL, *step;
+    size_t i;
+    assert_ok(mlo_recipe_parse(text, size, "int4-gptq", &recipe, &err));
+    assert_ok(mlo_search_space(options, &space, &err));
+    assert_int_equal(json_array_size(space), 1);
+    const json_t *steps = json_object_get(json_array_get(space, 0), "steps");
+    assert_int_equal(json_array_size(steps), 2);
+    json_array_foreach(steps, i, step)
+    {
+        assert_string_equal(mlo_json_str(step, "step", ""), recipe->steps[i].name);
+        assert_true(json_equal(json_object_get(step, "options"), recipe->steps[i].options));
+    }
+    json_decref(space);
+    json_decref(options);
+    mlo_recipe_free(recipe);
+}
+
 static json_t *bounds(double value)
 {
     return json_pack("{s:f, s:f, s:f}", "value", value, "low", value, "high", value);
@@ -418,9 +443,16 @@ static void test_decide__names_nothing_that_was_not_evaluated(void **state)
     "\"goal\":\"accuracy_drop<=0.8pt, min latency\",\"prune\":[\"none\",\"25%\",\"50%\"],"                   \
     "\"precision\":[\"float\",\"int8-weights\",\"int8-dynamic\"]"
 
+/* What goes otherwise: candidates whose names hold this fail, and later rungs measure so many times the
+ * latency. */
+struct world {
+    const char *failing;
+    double later;
+};
+
 /* A world in which shape and form know nothing of each other: two points are lost by pruning all of it, and a
- * tenth by integers; dynamic ones are slow. */
-static void work_apart(json_t *run, const json_t *decision)
+ * tenth by integers; dynamic ones are slow. The source takes 100 us, and 150 at the 99th percentile. */
+static void work_apart(json_t *run, const json_t *decision, struct world w)
 {
     json_t *jobs = json_object_get(run, "jobs"), *block, *step;
     size_t i, k;
@@ -432,30 +464,36 @@ static void work_apart(json_t *run, const json_t *decision)
         double share = strncmp(name, "prune", 5) == 0 ? strtod(name + 5, NULL) / 100 : 0;
         bool integers = strstr(name, "int8") != NULL, slow = strstr(name, "dynamic") != NULL;
         double drop = 0.02 * share + (integers ? 0.001 : 0), latency = (1 - share) * (slow ? 2 : 1);
+        bool fails = w.failing && strstr(name, w.failing);
+        if (w.later > 0 && mlo_json_i64(block, "rung", 0) > MLO_RUNG_SCREEN)
+            latency *= w.later;
         json_array_foreach(json_object_get(block, "steps"), k, step)
         {
             const char *what = mlo_json_str(step, "step", "");
             json_t *all = json_array();
             if (strcmp(what, "trial") == 0 || strcmp(what, "evaluate") == 0)
                 json_array_append_new(all, seen("top1", "difference", -drop, 0.9));
-            if (strcmp(what, "trial") == 0)
-                json_array_append_new(all, seen("latency.p50", "ratio", latency, 100));
-            json_array_append_new(jobs, json_pack("{s:s, s:s, s:{s:s, s:O}, s:s, s:i, s:{s:o}}", "step", what,
-                                                  "state", "succeeded", "spec", "candidate", name, "rung",
-                                                  json_object_get(block, "rung"), "output", name, "size",
-                                                  (int)(1000 * (1 - share) * (integers ? 0.3 : 1)), "result",
-                                                  "observations", all));
+            if (strcmp(what, "trial") == 0) {
+                json_array_append_new(all, seen("latency.p50", "ratio", latency, 100 * latency));
+                json_array_append_new(all, seen("latency.p99", "ratio", latency, 150 * latency));
+            }
+            json_array_append_new(jobs,
+                                  json_pack("{s:s, s:s, s:{s:s, s:O}, s:s, s:i, s:{s:o}}", "step", what,
+                                            "state", fails ? "failed" : "succeeded", "spec", "candidate",
+                                            name, "rung", json_object_get(block, "rung"), "output", name,
+                                            "size", (int)(1000 * (1 - share) * (integers ? 0.3 : 1)),
+                                            "result", "observations", all));
         }
     }
 }
 
-static json_t *search_apart(const json_t *options, json_t *run)
+static json_t *search_apart(const json_t *options, json_t *run, struct world w)
 {
     for (int i = 1; i < 100; i++) {
         json_t *now = decide(options, run);
         if (mlo_json_bool(now, "done", false))
             return now;
-        work_apart(run, now);
+        work_apart(run, now, w);
         json_decref(now);
     }
     fail_msg("no end");
@@ -486,7 +524,7 @@ static void test_foresee__tries_values_alone_and_then_what_they_promise(void **s
     for (size_t i = 0; i < MLO_COUNT(alone); i++)
         assert_string_equal(mlo_json_str(json_array_get(next, i), "candidate", ""), alone[i]);
     json_decref(first);
-    json_t *end = search_apart(options, run);
+    json_t *end = search_apart(options, run, (struct world){0});
     /* 43.75% would lose too much: of the shares that are between those listed this is the largest */
     assert_string_equal(mlo_json_str(end, "best", ""), "prune37.5-float");
     /* as small as possible, within the bound: the front is not only what the goal asks for */
@@ -507,7 +545,7 @@ static void test_foresee__is_what_comes_of_it(void **state)
     struct mlo_search_state s;
     struct mlo_search_point p;
     json_t *options = options_of("{\"threads\":[1,2]," WORLD "}"), *run = new_run(), *first;
-    work_apart(run, first = decide(options, run));
+    work_apart(run, first = decide(options, run), (struct world){0});
     assert_ok(mlo_search_state_init(&s, options, run, &err));
     size_t found = 0;
     for (size_t i = 0; i < s.count; i++) {
@@ -522,10 +560,58 @@ static void test_foresee__is_what_comes_of_it(void **state)
         assert_true(fabs(p.axis[MLO_AXIS_DROP].value - 0.0035) < 1e-9);
         assert_true(fabs(p.axis[MLO_AXIS_LATENCY].value - 0.875) < 1e-9);
         assert_true(fabs(p.axis[MLO_AXIS_SIZE].value - 0.875 * 0.3) < 1e-3);
+        /* and so what a goal bounds: the source's times by what was measured */
+        assert_true(p.p50_us.known && fabs(p.p50_us.value - 87.5) < 1e-9);
+        assert_true(p.p99_us.known && fabs(p.p99_us.value - 131.25) < 1e-9);
+        static const char *const missed[] = {"latency_p50<=87us", "latency_p99<=131us",
+                                             "latency_p99<=0.87*source"};
+        for (size_t k = 0; k < MLO_COUNT(missed); k++) {
+            struct mlo_goal g;
+            assert_ok(mlo_goal_parse(missed[k], &g, &err));
+            assert_int_equal(mlo_goal_held(&g, &p, true), 0);
+        }
     }
     assert_int_equal(found, 1);
     mlo_search_state_clear(&s);
     json_decref(first);
+    json_decref(run);
+    json_decref(options);
+}
+
+/* What is listed first cannot be made: the next takes its place, and pruning is tried with that. */
+static void test_foresee__goes_on_where_what_is_first_fails(void **state)
+{
+    MLO_UNUSED(state);
+    json_t *options = options_of("{\"together\":1,\"goal\":\"accuracy_drop<=0.8pt, min latency\",\"prune\":"
+                                 "[\"none\",\"25%\",\"50%\"],\"precision\":[\"int8-weights\",\"float\"]}"),
+           *run = new_run(), *end = search_apart(options, run, (struct world){.failing = "int8"});
+    assert_string_equal(mlo_json_str(end, "best", ""), "prune37.5-float");
+    const json_t *never = point_named(end, "prune50-int8-weights");
+    assert_string_equal(mlo_json_str(never, "state", ""), "not tried");
+    assert_non_null(strstr(mlo_json_str(never, "why", ""), "failed alone"));
+    assert_string_equal(mlo_json_str(end, "stopped", "?"), "");
+    json_decref(end);
+    json_decref(run);
+    json_decref(options);
+}
+
+/* Where those that are kept turn out slower on all of the data, what was not worth trying would seem so: no
+ * budget is to blame for that. */
+static void test_foresee__blames_no_budget_for_what_later_rungs_say(void **state)
+{
+    MLO_UNUSED(state);
+    json_t *options = options_of("{\"together\":6," WORLD "}"), *run = new_run(),
+           *end = search_apart(options, run, (struct world){.later = 1.5});
+    assert_string_equal(mlo_json_str(end, "stopped", "?"), "");
+    json_decref(end);
+    json_decref(run);
+    json_decref(options);
+    /* and where there is one it is named in every rung */
+    options = options_of("{\"together\":2,\"jobs\":16," WORLD "}");
+    run = new_run();
+    end = search_apart(options, run, (struct world){.later = 1.5});
+    assert_non_null(strstr(mlo_json_str(end, "stopped", "?"), "budget ended the search before"));
+    json_decref(end);
     json_decref(run);
     json_decref(options);
 }
@@ -582,12 +668,15 @@ int main(void)
         cmocka_unit_test(test_pareto__ties_and_intervals),
         cmocka_unit_test(test_goal__orders_points),
         cmocka_unit_test(test_space__is_each_combination_once),
+        cmocka_unit_test(test_space__makes_what_the_recipe_makes),
         cmocka_unit_test(test_decide__halves_and_ends_on_the_front),
         cmocka_unit_test(test_decide__keeps_budgets),
         cmocka_unit_test(test_decide__without_what_failed),
         cmocka_unit_test(test_decide__names_nothing_that_was_not_evaluated),
         cmocka_unit_test(test_foresee__tries_values_alone_and_then_what_they_promise),
         cmocka_unit_test(test_foresee__is_what_comes_of_it),
+        cmocka_unit_test(test_foresee__goes_on_where_what_is_first_fails),
+        cmocka_unit_test(test_foresee__blames_no_budget_for_what_later_rungs_say),
         cmocka_unit_test(test_volume__is_of_what_is_reached),
         cmocka_unit_test(test_decide__why_is_cut_as_text),
     };
