@@ -6,8 +6,11 @@ which of the recipes lie outside the search's front, and by how much a point of 
 
 What the search and the recipes made is pulled and measured again, all of it by the same rule: latency in sweeps over all files in
 random order, each beside the source in alternating processes (files of the same bytes are one); accuracy on the evaluation data,
-paired. It wants a machine of its own (a real-time class starves what it waits for). Needs Debian's dataset-fashion-mnist; takes a quarter of an
-hour. The data that selects is of the training images, behind those that calibrate.
+paired. Run it on a machine that nothing else uses: ratios of a few percent are not told apart on a busy one, and wide intervals make
+recipes look as if they were not outside the front. Give it no real-time class (chrt): its server, database and workers wait for what
+it keeps from running. Where others share the machine, use `taskset -c 1` and more --sweeps. Needs Debian's dataset-fashion-mnist;
+takes a quarter of an hour. The data that selects is of the training images, behind those that calibrate. --out is written again
+after each sweep, so that what was cut off still has those before it.
 """
 import argparse
 import hashlib
@@ -27,6 +30,7 @@ IMAGES = "/usr/share/datasets/fashion-mnist"
 NORMALIZE = "scale=1/255,mean=0.2860,std=0.3530"
 TOP = pathlib.Path(__file__).resolve().parents[2]
 NOT_FIXED = ("search", "qat-export")  # the latter wants a net that was trained for it
+REACHED = {"value": "inside", "interval": "not told from"}  # what wide intervals cannot tell is not shown to be inside
 FIXED = sorted(p.stem for p in (TOP / "pipeline/recipes").glob("*.yaml") if p.stem not in NOT_FIXED)
 
 
@@ -35,9 +39,18 @@ class Service:
         self.program, self.folder = program, folder
         self.up = subprocess.Popen([program, "up", "--data", folder / "data", "--listen", "127.0.0.1:0", "--workers", "1"],
                                    stdout=open(folder / "up.log", "w"), stderr=subprocess.STDOUT)
-        for _ in range(1200):
-            if (folder / "data/url").exists() and "ready" in (folder / "up.log").read_text():
-                break
+        try:
+            self.wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def wait(self):
+        folder, until = self.folder, time.monotonic() + 120
+        while not ((folder / "data/url").exists() and "ready" in (folder / "up.log").read_text()):
+            if self.up.poll() is not None or time.monotonic() > until:
+                why = "ended" if self.up.poll() is not None else "is not ready after two minutes"
+                sys.exit(f"mlopt up {why}: {(folder / 'up.log').read_text().strip()[-2000:]}")
             time.sleep(0.1)
         self.env = dict(os.environ, MLOPT_URL=(folder / "data/url").read_text().strip(),
                         MLOPT_TOKEN=(folder / "data/token").read_text().strip())
@@ -49,7 +62,8 @@ class Service:
         return done
 
     def close(self):
-        self.up.send_signal(signal.SIGTERM)
+        if self.up.poll() is None:
+            self.up.send_signal(signal.SIGTERM)
         self.up.wait()
 
 
@@ -82,8 +96,16 @@ def described(kind, name, path):
             "digest": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
-def kept_point(service, recipe, keep):
-    at = keep and pathlib.Path(keep) / f"{recipe}.onnx"
+def kept_name(recipe, a):
+    """What is made of the same recipe, net and data (by one build) is the same: nothing else is taken for it."""
+    of = hashlib.sha256()
+    for part in (without_measurements(recipe).encode(), pathlib.Path(a.net).read_bytes(), f"{a.calibrate} {a.select}".encode()):
+        of.update(hashlib.sha256(part).digest())
+    return f"{recipe}-{of.hexdigest()}.onnx"
+
+
+def kept_point(service, recipe, a):
+    at = a.keep and pathlib.Path(a.keep) / kept_name(recipe, a)
     if at and at.exists():
         return described("recipe", recipe, at.resolve())
     made = fixed_point(service, recipe)
@@ -153,6 +175,13 @@ def fastest(m, recipes, point, allowed):
     return min(them, key=lambda r: m.ratio(r["digest"])[0], default=None)
 
 
+def write(out, search, front, recipes, m):
+    if out:
+        part = pathlib.Path(f"{out}.part")
+        part.write_text(json.dumps({"search": search, "front": front, "recipes": recipes, "sweeps": m.sweeps}, indent=1))
+        part.replace(out)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--mlopt", required=True)
@@ -164,7 +193,7 @@ def main():
     p.add_argument("--goal", default="accuracy_drop<=3pt, min latency")
     p.add_argument("--recipes", nargs="*", default=FIXED)
     p.add_argument("--set", action="append", default=[])
-    p.add_argument("--keep", help="a folder for what recipes made, which is taken from there when it is there")
+    p.add_argument("--keep", help="a folder for what recipes made, which is taken from there when it is there: one folder a build")
     p.add_argument("--out")
     a = p.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -186,12 +215,9 @@ def main():
             search = json.loads(service("runs", runs[0]["id"], "-o", "json").stdout)["search"]
             front = [pulled(service, "front", f"search-{x['name']}", x["name"]) for x in search["points"]
                      if x["front"] and "evaluated_drop" in x]
-            recipes = [x for x in (kept_point(service, r, a.keep) for r in a.recipes) if x]
+            recipes = [x for x in (kept_point(service, r, a) for r in a.recipes) if x]
         finally:
             service.close()
-        m = Measured(program, pathlib.Path(a.net).resolve(), front + recipes, ["--rounds", "4", "--seconds", "0.2"])
-        for _ in range(a.sweeps):
-            m.sweep()
         print(f"search: {search['used']['jobs'] + 1} jobs, {took:.0f} s; {search['why']}; {search['stopped']}")
         if done.returncode:
             print(done.stderr.strip().splitlines()[0])
@@ -199,13 +225,17 @@ def main():
             drop, latency = ((x.get(k) or {}).get("value") for k in ("accuracy_drop", "latency_ratio"))
             if drop is not None and latency is not None:
                 print(f"  tried {x['name']:26} drop {100 * drop:6.2f}  latency x {latency:.3f}  {x['size']:7} bytes  rung {x['rung']}"
-                      f"{'  front' if x['front'] else ''}")
+                      f"{'  front' if x['front'] else ''}", flush=True)
+        m = Measured(program, pathlib.Path(a.net).resolve(), front + recipes, ["--rounds", "4", "--seconds", "0.2"])
+        for _ in range(a.sweeps):
+            m.sweep()
+            write(a.out, search, front, recipes, m)
         for x in sorted(front + recipes, key=lambda x: m.ratio(x["digest"])[0]):
             x["drop"], x["latency"] = m.drop(x["digest"]), m.ratio(x["digest"])
             note = ""
             if x["kind"] == "recipe":
                 x["reached"] = {how: [f["name"] for f in front if reaches(m, f, x, how == "interval")] for how in ("value", "interval")}
-                note = "; ".join(f"by {how}: {'inside' if by else 'OUTSIDE'}" for how, by in x["reached"].items())
+                note = "; ".join(f"by {how}: {REACHED[how] if by else 'OUTSIDE'}" for how, by in x["reached"].items())
             print("%-6s %-26s drop %5.2f [%5.2f, %5.2f]  latency x %.3f [%.3f, %.3f]  %7d bytes  %s"
                   % (x["kind"], x["name"], *x["drop"], *x["latency"], x["size"], note))
         for x in front:
@@ -217,8 +247,7 @@ def main():
                     print("%-26s against %-14s, the fastest that %s: x %.3f [%.3f, %.3f]%s"
                           % (x["name"], r["name"], "loses no more" if how == "value" else "is as accurate as can be told", *ratio,
                              "  10% faster" if ratio[2] <= 0.9 else ""))
-        if a.out:
-            pathlib.Path(a.out).write_text(json.dumps({"search": search, "front": front, "recipes": recipes}, indent=1))
+        write(a.out, search, front, recipes, m)
 
 
 if __name__ == "__main__":
