@@ -365,6 +365,7 @@ enum mlo_status mlo_db_begin(struct mlo_db_conn *conn, struct mlo_error *err)
         enum mlo_status status = mlo_db_queue_text(conn, "BEGIN", NULL, err);
         if (status != MLO_OK)
             return status;
+        conn->sqlstate[0] = '\0'; /* of another's failure */
         conn->doomed = false;
         conn->early = false;
         conn->part_end = NULL;
