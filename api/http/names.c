@@ -9,14 +9,19 @@ enum mlo_status mlo_request_page(const struct mlo_request *req, struct mlo_page 
     return mlo_request_query_i64(req, "limit", MLO_PAGE_DEFAULT, 1, MLO_PAGE_MAX, &out->limit, err);
 }
 
+/* What is asked for a stage alone, the registry asks for there. */
+static enum mlo_role role_of(const struct mlo_route *route)
+{
+    return route->by_stage ? MLO_VIEWER : route->role;
+}
+
 enum mlo_status mlo_request_project(struct mlo_request *req, int64_t *out, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_db_conn *conn;
     enum mlo_status status;
-    enum mlo_role role = req->route->by_stage ? MLO_VIEWER : req->route->role;
     MLO_TRY(mlo_request_db(req, &conn, err));
-    MLO_TRY(mlo_project_find(conn, &actor, mlo_request_param(req, "p"), role, out, err));
+    MLO_TRY(mlo_project_find(conn, &actor, mlo_request_param(req, "p"), role_of(req->route), out, err));
 out:
     return status;
 }
@@ -56,7 +61,7 @@ static enum mlo_status find_version(struct mlo_request *req, bool deleted_too, s
     }
     MLO_TRY(mlo_request_db(req, &conn, err));
     MLO_TRY(mlo_version_locate(conn, &actor, mlo_request_param(req, "p"), mlo_request_param(req, "m"), number,
-                               req->route->role, deleted_too, out, err));
+                               role_of(req->route), deleted_too, out, err));
 out:
     return status;
 }
