@@ -88,6 +88,10 @@ struct mlo_response {
 void mlo_response_clear(struct mlo_response *response);
 
 #define MLO_CLIENT_KEY "Idempotency-Key: "
+/* The header that --idempotency-key says, in *out; *header is NULL without it. MLO_EUSAGE: it breaks a line.
+ */
+MLO_MUST_USE enum mlo_status mlo_client_key(const struct mlo_cli *cli, struct mlo_buf *out,
+                                            const char **header, struct mlo_error *err);
 /* One request with a JSON body (NULL: none) and a JSON answer. `header` ("If-Match: …") may be NULL. An
  * answer of 400 and above becomes an error with the server's words; cli->request_id is set from every answer.
  * A POST takes effect once, and is sent again where its answer was lost or the server says "later": `header`

@@ -479,19 +479,34 @@ out:
     return status;
 }
 
-/* A key of its own makes a POST safe to be sent again when its answer was lost; a caller may bring one. The
- * one that takes none must not be: each makes a key that signs. */
+/* A key of its own makes a POST safe to be sent again when its answer was lost; a caller may bring one. An
+ * upload takes none, and needs none: one begun in vain ends by itself. Of those that sign each makes a key:
+ * that must not be sent again. */
 static const char *key_for(const char *method, const char *path, const char *header, char out[64])
 {
     uint8_t random[16];
     if (strcmp(method, "POST") != 0 || strcmp(path, "/v1/keys/rotations") == 0)
         return NULL;
-    if (header && mlo_str_starts(header, MLO_CLIENT_KEY))
+    if ((header && mlo_str_starts(header, MLO_CLIENT_KEY)) || mlo_str_ends(path, "/uploads"))
         return "";
     mlo_random_bytes(random, sizeof random);
     snprintf(out, 64, MLO_CLIENT_KEY);
     mlo_hex(random, sizeof random, out + strlen(out));
     return out;
+}
+
+enum mlo_status mlo_client_key(const struct mlo_cli *cli, struct mlo_buf *out, const char **header,
+                               struct mlo_error *err)
+{
+    const char *key = mlo_cli_opt(cli, "idempotency-key");
+    *header = NULL;
+    if (!key)
+        return MLO_OK;
+    if (strpbrk(key, "\r\n"))
+        return mlo_error_set(err, MLO_EUSAGE, "--idempotency-key holds a line break");
+    mlo_buf_printf(out, MLO_CLIENT_KEY "%s", key);
+    *header = mlo_buf_str(out);
+    return mlo_buf_ok(out) ? MLO_OK : mlo_error_nomem(err);
 }
 
 enum mlo_status mlo_client_call(struct mlo_client *client, const char *method, const char *path,

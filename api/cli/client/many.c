@@ -93,21 +93,22 @@ enum mlo_status mlo_client_submit_many(struct mlo_cli *cli, json_t *body, struct
 {
     struct mlo_client *client = NULL;
     struct mlo_response response = {0};
-    struct mlo_buf path = MLO_BUF_INIT;
-    char project[104] = "", header[192];
-    const char *key = mlo_cli_opt(cli, "idempotency-key");
+    struct mlo_buf path = MLO_BUF_INIT, key = MLO_BUF_INIT;
+    char project[104] = "";
+    const char *header;
     enum mlo_status status;
     MLO_TRY(read_models(cli, project, body, err));
+    MLO_TRY(mlo_client_key(cli, &key, &header, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
     mlo_client_path(&path, "/v1/projects/%s/runs/batch", project);
-    snprintf(header, sizeof header, MLO_CLIENT_KEY "%.150s", key ? key : "");
-    MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), key ? header : NULL, body, &response, err));
+    MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), header, body, &response, err));
     const json_t *items = json_object_get(response.json, "items");
     MLO_TRY(print_items(cli, items, err));
     MLO_TRY(outcome(items, "submitted", err));
 out:
     mlo_response_clear(&response);
     mlo_buf_clear(&path);
+    mlo_buf_clear(&key);
     mlo_client_close(client);
     return status;
 }

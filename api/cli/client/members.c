@@ -132,6 +132,15 @@ static enum mlo_status token_run(struct mlo_cli *cli, struct mlo_error *err)
     body = json_pack("{s:s, s:I, s:b, s:s*}", "name", name ? name : "mlopt members token", "expires_days",
                      (json_int_t)days, "read_only", mlo_cli_has(cli, "read-only"), "stage", stage);
     MLO_TRY(call(cli, "POST", "/tokens", body, &answer, err));
+    if (!mlo_json_str(answer, "token", NULL)) { /* the answer of before, which broke off */
+        const long long id = (long long)mlo_json_i64(answer, "id", 0);
+        status =
+            mlo_error_set(err, MLO_EIO, "token %lld of %s was made, and its text was lost with the answer",
+                          id, cli->args[1]);
+        mlo_error_hint(err, "revoke it, and make another: mlopt members revoke %s %s %lld", cli->args[0],
+                       cli->args[1], id);
+        goto out;
+    }
     if (cli->json)
         status = mlo_cli_print_json(answer, err);
     else /* alone on its line, so that it can go into a file */

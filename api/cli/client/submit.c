@@ -284,18 +284,18 @@ out:
     return status;
 }
 
-static enum mlo_status post_run(struct mlo_client *client, const struct mlo_client_ref *ref, const char *key,
-                                const json_t *body, struct mlo_response *response, struct mlo_error *err)
+static enum mlo_status post_run(const struct mlo_cli *cli, struct mlo_client *client,
+                                const struct mlo_client_ref *ref, const json_t *body,
+                                struct mlo_response *response, struct mlo_error *err)
 {
-    struct mlo_buf path = MLO_BUF_INIT, header = MLO_BUF_INIT;
+    struct mlo_buf path = MLO_BUF_INIT, key = MLO_BUF_INIT;
+    const char *header;
     mlo_client_path(&path, "/v1/projects/%s/runs", ref->project);
-    mlo_buf_printf(&header, MLO_CLIENT_KEY "%s", key ? key : "");
-    enum mlo_status status = key && strpbrk(key, "\r\n")
-                                 ? mlo_error_set(err, MLO_EUSAGE, "--idempotency-key holds a line break")
-                                 : mlo_client_call(client, "POST", mlo_buf_str(&path),
-                                                   key ? mlo_buf_str(&header) : NULL, body, response, err);
+    enum mlo_status status = mlo_client_key(cli, &key, &header, err);
+    if (status == MLO_OK)
+        status = mlo_client_call(client, "POST", mlo_buf_str(&path), header, body, response, err);
     mlo_buf_clear(&path);
-    mlo_buf_clear(&header);
+    mlo_buf_clear(&key);
     return status;
 }
 
@@ -343,7 +343,7 @@ static enum mlo_status submit_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_cli_int(cli, "timeout", 0, 1, 1 << 30, &timeout, err));
     MLO_TRY(request_body(cli, &ref, &body, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
-    MLO_TRY(post_run(client, &ref, mlo_cli_opt(cli, "idempotency-key"), body, &response, err));
+    MLO_TRY(post_run(cli, client, &ref, body, &response, err));
     int64_t id = mlo_json_i64(response.json, "id", 0);
     if (!mlo_cli_has(cli, "wait")) {
         MLO_TRY(cli->json ? mlo_cli_print_json(response.json, err)
