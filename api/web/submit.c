@@ -150,12 +150,27 @@ static enum mlo_status read_settings(struct mlo_request *req, json_t *set, struc
     return mlo_error_set(err, MLO_ETOOBIG, "there are more than %d settings", SETTINGS_MAX);
 }
 
+/* What fails alone leaves a transaction in which its form can still be drawn. */
+static enum mlo_status submit(struct mlo_request *req, json_t *body, int64_t *project, int64_t *run,
+                              bool *goes_on, struct mlo_error *err)
+{
+    *goes_on = true;
+    if (!req->conn || !mlo_db_in_transaction(req->conn))
+        return mlo_view_submit(req, body, project, run, err);
+    enum mlo_status status = mlo_db_part_begin(req->conn, err);
+    if (status != MLO_OK)
+        return status;
+    status = mlo_view_submit(req, body, project, run, err);
+    return mlo_db_part_end(req->conn, status, goes_on, err);
+}
+
 enum mlo_status page_submit_post(struct mlo_request *req, struct mlo_error *err)
 {
     const char *own = sent(req, "recipe");
     struct mlo_error wrong = {0};
     json_t *set = json_array(), *body = NULL;
     int64_t project, run, version;
+    bool goes_on;
     enum mlo_status status;
     MLO_TRY(mlo_page_csrf_check(req, err));
     if (!mlo_str_to_i64(sent(req, "version"), &version))
@@ -168,11 +183,11 @@ enum mlo_status page_submit_post(struct mlo_request *req, struct mlo_error *err)
         goto out;
     }
     MLO_TRY(read_settings(req, set, err));
-    status = mlo_view_submit(req, body, &project, &run, &wrong);
+    status = submit(req, body, &project, &run, &goes_on, &wrong);
     if (status == MLO_OK) {
         MLO_TRY(mlo_reply_redirect(req, "/runs/%s/%lld", mlo_request_param(req, "p"), (long long)run));
-    } else if (status == MLO_EINVAL || status == MLO_ENOTFOUND || status == MLO_EFORMAT ||
-               status == MLO_EUNSUPPORTED) {
+    } else if (goes_on && (status == MLO_EINVAL || status == MLO_ENOTFOUND || status == MLO_EFORMAT ||
+                           status == MLO_EUNSUPPORTED)) {
         /* what was typed is kept */
         MLO_TRY(draw_form(req, mlo_status_info(status)->http, &wrong, err));
     } else {

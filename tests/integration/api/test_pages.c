@@ -514,6 +514,11 @@ static void test_pages__a_recipe_is_submitted_by_a_form(void **state)
             assert_memory_equal(at, first, strcspn(at, "\r"));
         snprintf(first, sizeof first, "%.60s", at);
     }
+    snprintf(body + strlen(body), sizeof body - strlen(body), "%%0D%%0Areport.seed%%3D4");
+    api_call(api, &reply, "POST", "/submit/demo/cnn", NULL, body, cookie); /* the same form, filled in anew */
+    assert_http(&reply, 422);
+    assert_holds(mlo_buf_str(&reply.headers), "text/html");
+    assert_holds(mlo_buf_str(&reply.body), "open the form again");
     api_call(api, &reply, "GET", "/v1/projects/demo/runs/1", api->token[MLO_VIEWER], NULL, NULL);
     assert_http(&reply, 200);
     assert_holds(mlo_json_str(reply.json, "recipe_text", ""), "\"block\":64");
