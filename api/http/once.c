@@ -40,6 +40,12 @@ static enum mlo_status read_key(struct mlo_request *req, const char *text, const
 static void reply_other(struct mlo_request *req, const struct mlo_idempotent *request)
 {
     struct mlo_error err = {0};
+    if (req->route->kind == MLO_ROUTE_PAGE) {
+        mlo_error_set(&err, MLO_EINVAL, "this form was sent before with something else in it");
+        mlo_error_hint(&err, "open the form again: each is sent once");
+        req->module->failed(req, &err, 422);
+        return;
+    }
     mlo_error_set(&err, MLO_EINVAL, "the Idempotency-Key '%s' was used for another request", request->key);
     mlo_error_where(&err, "header Idempotency-Key");
     mlo_error_hint(&err, "use a new key for a new request, and the same body for the same one");
@@ -49,11 +55,18 @@ static void reply_other(struct mlo_request *req, const struct mlo_idempotent *re
 static void reply_busy(struct mlo_request *req, const struct mlo_idempotent *request)
 {
     struct mlo_error err = {0};
-    mlo_error_set(&err, MLO_ECONFLICT, "the request with the Idempotency-Key '%s' is under way",
-                  request->key);
-    mlo_error_where(&err, "header Idempotency-Key");
-    mlo_error_hint(&err, "send it again after the seconds that Retry-After says: its answer will be there");
-    mlo_reply_coded_problem(req, 409, "idempotency-key-in-use", "request under way", true, &err);
+    if (req->route->kind == MLO_ROUTE_PAGE) {
+        mlo_error_set(&err, MLO_ECONFLICT, "this form was sent before, and that is still under way");
+        mlo_error_hint(&err, "send it again in a moment, which does nothing twice, or open the form again");
+        req->module->failed(req, &err, 409);
+    } else {
+        mlo_error_set(&err, MLO_ECONFLICT, "the request with the Idempotency-Key '%s' is under way",
+                      request->key);
+        mlo_error_where(&err, "header Idempotency-Key");
+        mlo_error_hint(&err,
+                       "send it again after the seconds that Retry-After says: its answer will be there");
+        mlo_reply_coded_problem(req, 409, "idempotency-key-in-use", "request under way", true, &err);
+    }
     mlo_reply_header(req, "Retry-After", "1");
 }
 
@@ -192,7 +205,7 @@ enum mlo_status mlo_request_handle(struct mlo_request *req, struct mlo_error *er
     status = header ? read_key(req, header, &request.key, err) : MLO_OK;
     if (status != MLO_OK)
         return status;
-    if (!header || mlo_json_bool(req->state->json, "dry_run", false)) /* which has no effect */
+    if (!header || (req->route->dry && mlo_json_bool(req->state->json, "dry_run", false)))
         return req->route->handler(req, err);
     mlo_digest_of(mlo_buf_str(&req->body), req->body.len, &request.body);
     for (int i = 0; again && i < TRIES; i++) {

@@ -43,7 +43,10 @@ struct mlo_route {
     bool basic;         /* the token may come as the password of HTTP's Basic scheme, as git sends it */
     enum mlo_role role; /* the least role, when not open */
     bool once;          /* an Idempotency-Key makes it take effect once: all of it is one transaction, so the
-                           handler keeps its connection, and what it does outside of the database may be done again */
+                           handler keeps its connection, and what it does outside of the database may be done
+                           again. A page's form has its key in the field `key`; a page that answers 4xx keeps
+                           nothing */
+    bool dry;           /* "dry_run": true in its body has no effect, and no key */
     const char *secret; /* the member of the answer that is shown this once and never kept; NULL: none */
     bool by_stage;      /* it may be had for a stage alone: the registry asks which */
     uint64_t max_body;  /* bytes; 0: the request has no body */

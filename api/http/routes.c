@@ -25,7 +25,13 @@
         .method = "POST", .path = path_, .handler = handler_, .role = role_, .once = true,                   \
         .secret = secret_, .max_body = MLO_BODY_JSON_MAX, .docs = docs_                                      \
     }
-/* What only answers, or goes on where it stands: repeated it does no harm. */
+/* The same, but that it may be asked for as a dry run. */
+#define POST_OR_DRY(path_, role_, handler_, docs_)                                                           \
+    {                                                                                                        \
+        .method = "POST", .path = path_, .handler = handler_, .role = role_, .once = true, .dry = true,      \
+        .max_body = MLO_BODY_JSON_MAX, .docs = docs_                                                         \
+    }
+/* What only answers, goes on where it stands, or makes what ends by itself: repeated it does no harm. */
 #define ASK(path_, role_, handler_, docs_)                                                                   \
     {                                                                                                        \
         .method = "POST", .path = path_, .handler = handler_, .role = role_, .max_body = MLO_BODY_JSON_MAX,  \
@@ -35,7 +41,7 @@
 /* What moves or judges a stage. */
 #define STAGE_POST(path_, role_, handler_, docs_)                                                            \
     {                                                                                                        \
-        .method = "POST", .path = path_, .handler = handler_, .role = role_, .by_stage = true,               \
+        .method = "POST", .path = path_, .handler = handler_, .role = role_, .once = true, .by_stage = true, \
         .max_body = MLO_BODY_JSON_MAX, .docs = docs_                                                         \
     }
 
@@ -113,8 +119,8 @@ static const struct mlo_route ROUTES[] = {
         "Adds a member, or changes all of it: its role in the project and, higher, in a stage."),
     ADMIN("DELETE", P "/members/{name}", h_member_remove, "Removes a member; its tokens end with it."),
     ADMIN("GET", P "/members/{name}/tokens", h_member_tokens, "A member's tokens, without their texts."),
-    POST(P "/members/{name}/tokens", MLO_ADMIN, h_member_token_create,
-         "Makes a token for a member, for all or less than it may; its text is shown this once."),
+    POST_SECRET(P "/members/{name}/tokens", MLO_ADMIN, h_member_token_create, "token",
+                "Makes a token for a member, for all or less than it may; its text is shown this once."),
     ADMIN("DELETE", P "/members/{name}/tokens/{id}", h_member_token_revoke, "Revokes a member's token."),
 
     READ(P "/blobs/{digest}", h_blob_get,
@@ -127,7 +133,7 @@ static const struct mlo_route ROUTES[] = {
      .upload = &mlo_blob_upload,
      .docs = "Uploads bytes by their digest, streaming."},
     ASK(P "/blobs/lookup", MLO_VIEWER, h_blob_lookup, "Which of many blobs this project has."),
-    POST(P "/uploads", MLO_SUBMITTER, h_upload_begin, "Begins an upload in pieces."),
+    ASK(P "/uploads", MLO_SUBMITTER, h_upload_begin, "Begins an upload in pieces."),
     {.method = "GET",
      .path = P "/uploads/{id}",
      .handler = h_upload_get,
@@ -185,9 +191,9 @@ static const struct mlo_route ROUTES[] = {
          "Archives a version: kept, but neither latest nor promoted; needs a reason."),
     POST(V "/unarchive", MLO_PROMOTER, h_version_unarchive, "Takes it back; needs a reason."),
     READ(P "/deletions", h_deletions, "What was deleted, and until when it can be brought back."),
-    POST(P "/deletions", MLO_ADMIN, h_deletion_make,
-         "Deletes a model, a version, a variant, a dataset or a version of it, unless something refers to "
-         "it."),
+    POST_OR_DRY(P "/deletions", MLO_ADMIN, h_deletion_make,
+                "Deletes a model, a version, a variant, a dataset or a version of it, unless something "
+                "refers to it."),
     POST(P "/deletions/{id}/undo", MLO_ADMIN, h_undelete, "Brings back what was deleted; needs a reason."),
 
     READ(P "/datasets", h_datasets, "The datasets of a project."),
@@ -235,10 +241,17 @@ static const struct mlo_route ROUTES[] = {
     READ(M "/stages", h_stages, "Staging and production of a model."),
     READ(M "/stages/{s}", h_stage, "A stage; its ETag is what a move must send as If-Match."),
     READ(M "/stages/{s}/artifact", h_stage_artifact, "The bytes of what the stage holds for a target."),
-    STAGE_POST(M "/promotions", MLO_PROMOTER, h_promote,
-               "Puts a release in a stage; needs If-Match and a reason."),
-    POST(M "/rollbacks", MLO_VIEWER, h_rollback,
-         "Brings back the release before, or another; needs If-Match and a reason."),
+    {.method = "POST",
+     .path = M "/promotions",
+     .handler = h_promote,
+     .role = MLO_PROMOTER,
+     .once = true,
+     .dry = true,
+     .by_stage = true,
+     .max_body = MLO_BODY_JSON_MAX,
+     .docs = "Puts a release in a stage; needs If-Match and a reason."},
+    POST_OR_DRY(M "/rollbacks", MLO_VIEWER, h_rollback,
+                "Brings back the release before, or another; needs If-Match and a reason."),
     READ(M "/history", h_history, "The promotion log of a model; with at, what was in force at a time."),
     READ(P "/history", h_project_history, "The promotion log of a project."),
 

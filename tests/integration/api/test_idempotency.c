@@ -41,7 +41,7 @@ static const struct {
 } ACTS[] = {
     {"/v1/projects", NULL, "{\"name\":\"second\"}", 201, NULL},
     {"/v1/tokens", NULL, "{\"name\":\"ci\",\"role\":\"viewer\"}", 201, "token"},
-    {DEMO "/uploads", NULL, "{\"size\":4}", 201, NULL},
+    {DEMO "/members/anna/tokens", NULL, "{\"name\":\"laptop\"}", 201, "token"},
     {CNN "/versions/1/comments", NULL, "{\"text\":\"seen\"}", 201, NULL},
     {CNN "/versions/2/archive", NULL, "{\"reason\":\"old\"}", 200, NULL},
     {CNN "/versions/2/unarchive", NULL, "{\"reason\":\"not so old\"}", 200, NULL},
@@ -60,6 +60,8 @@ static const struct {
      NULL},
     {CNN "/rollbacks", "2", "{\"stage\":\"production\",\"reason\":\"x\"}", 201, NULL},
     {CNN "/quarantine/2/release", NULL, "{\"reason\":\"fine\"}", 200, NULL},
+    {CNN "/approvals", NULL, NULL, 201, NULL},
+    {CNN "/approvals/1/withdraw", NULL, "{\"reason\":\"on second thoughts\"}", 200, NULL},
     {DEMO "/webhooks", NULL, "{\"url\":\"https://hooks.invalid/in\"}", 201, "secret"},
     {DEMO "/webhooks/1/secrets", NULL, "{}", 201, "secret"},
     {DEMO "/webhooks/1/pings", NULL, "{}", 202, NULL},
@@ -73,24 +75,41 @@ static const struct {
     "SELECT (SELECT count(*) FROM mlopt.audit) + (SELECT count(*) FROM mlopt.upload) + "                     \
     "(SELECT count(*) FROM mlopt.webhook_delivery) + (SELECT count(*) FROM mlopt.comment)"
 
+/* Bodies that name what only the server knows. */
+static const char *body_of(struct api *api, const char *path, char body[320])
+{
+    const char *admin = api->token[MLO_ADMIN], *const if_match[] = {"If-Match: \"3\"", NULL};
+    struct reply reply = {0};
+    if (mlo_str_ends(path, "/revocations")) {
+        api_call(api, &reply, "GET", "/v1/keys", admin, NULL, NULL);
+        const json_t *key = json_array_get(json_object_get(reply.json, "items"), 0);
+        snprintf(body, 320, "{\"fingerprint\":\"%s\"}", mlo_json_str(key, "fingerprint", ""));
+    } else {
+        static const char move[] =
+            "{\"stage\":\"production\",\"version\":2,\"variants\":{\"any\":\"source\"}";
+        snprintf(body, 320, "%s,\"reason\":\"x\",\"dry_run\":true}", move);
+        api_call(api, &reply, "POST", CNN "/promotions", admin, body, if_match);
+        assert_http(&reply, 200);
+        snprintf(body, 320, "%s,\"shown\":\"%s\"}", move,
+                 mlo_json_str(json_object_get(reply.json, "decision"), "shown", ""));
+    }
+    reply_clear(&reply);
+    return body;
+}
+
 static void test_idempotency__gives_one_effect_and_one_answer(void **state)
 {
     struct api *api = *state;
     struct reply first = {0}, again = {0};
     const char *admin = api->token[MLO_ADMIN];
-    char key[32], body[256];
+    char key[32], body[320];
     api_version(api, "cnn", "one", "");
     api_version(api, "cnn", "two", "");
     api_version(api, "gone", "one", "");
+    api_call(api, &first, "PUT", DEMO "/members/anna", admin, "{\"role\":\"viewer\"}", NULL);
+    assert_http(&first, 201);
     for (size_t i = 0; i < MLO_COUNT(ACTS); i++) {
-        const char *text = ACTS[i].body;
-        if (!text) {
-            api_call(api, &first, "GET", "/v1/keys", admin, NULL, NULL);
-            snprintf(
-                body, sizeof body, "{\"fingerprint\":\"%s\"}",
-                mlo_json_str(json_array_get(json_object_get(first.json, "items"), 0), "fingerprint", ""));
-            text = body;
-        }
+        const char *text = ACTS[i].body ? ACTS[i].body : body_of(api, ACTS[i].path, body);
         snprintf(key, sizeof key, "key-%zu", i);
         post(api, &first, ACTS[i].path, key, ACTS[i].if_match, admin, text);
         if (first.status != ACTS[i].status || replayed(&first))
@@ -128,11 +147,17 @@ static void test_idempotency__a_key_is_one_request_of_one_token(void **state)
         int status;
         bool again;
     } CASES[] = {
-        {"one", "{\"text\":\"seen\"}", 201, false},      {"one", "{\"text\":\"seen\"}", 201, true},
-        {"\"one\"", "{\"text\":\"seen\"}", 201, true},   {"one", "{\"text\":\"other\"}", 422, false},
-        {"", "{\"text\":\"seen\"}", 422, false},         {"a\\\"b", "{\"text\":\"seen\"}", 422, false},
-        {"\"one", "{\"text\":\"seen\"}", 422, false},    {"two", "{\"text\":\" \"}", 422, false},
-        {"two", "{\"text\":\"now it is\"}", 201, false}, /* what failed left no key */
+        {"one", "{\"text\":\"seen\"}", 201, false},
+        {"one", "{\"text\":\"seen\"}", 201, true},
+        {"\"one\"", "{\"text\":\"seen\"}", 201, true},
+        {"one", "{\"text\":\"other\"}", 422, false},
+        {"", "{\"text\":\"seen\"}", 422, false},
+        {"a\\\"b", "{\"text\":\"seen\"}", 422, false},
+        {"\"one", "{\"text\":\"seen\"}", 422, false},
+        {"two", "{\"text\":\" \"}", 422, false},
+        {"two", "{\"text\":\"now it is\"}", 201, false},            /* what failed left no key */
+        {"three", "{\"text\":\"x\",\"dry_run\":true}", 201, false}, /* there is no dry run of it */
+        {"three", "{\"text\":\"x\",\"dry_run\":true}", 201, true},
     };
     struct api *api = *state;
     struct reply reply = {0};
@@ -161,12 +186,12 @@ static void test_idempotency__a_key_is_one_request_of_one_token(void **state)
     post(api, &reply, path, "one", NULL, api->token[MLO_ADMIN], "{\"text\":\"seen\"}");
     assert_http(&reply, 201);
     assert_false(replayed(&reply));
-    assert_int_equal(count(api, "SELECT count(*) FROM mlopt.comment"), 3);
+    assert_int_equal(count(api, "SELECT count(*) FROM mlopt.comment"), 4);
     /* after its time the key is free, and goes with the garbage */
     assert_int_equal(
         count(api, "WITH old AS (UPDATE mlopt.idempotency SET created_at = now() - interval '25 hours' "
                    "RETURNING 1) SELECT count(*) FROM old"),
-        3);
+        4);
     post(api, &reply, path, "one", NULL, token, "{\"text\":\"a day later\"}");
     assert_http(&reply, 201);
     assert_false(replayed(&reply));

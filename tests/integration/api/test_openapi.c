@@ -58,7 +58,8 @@ static void test_openapi__has_every_route_and_no_other(void **state)
  */
 static void test_openapi__says_who_takes_an_idempotency_key(void **state)
 {
-    static const char *const without[] = {"/plans", "/lookup", "/parts", "/gc", "/fsck", "/rotations"};
+    static const char *const without[] = {"/plans", "/lookup", "/uploads",  "/parts",
+                                          "/gc",    "/fsck",   "/rotations"};
     static const char ref[] = "#/components/parameters/idem";
     json_t *contract = load_contract(), *item;
     size_t count, keyed = 0, j;
@@ -81,6 +82,44 @@ static void test_openapi__says_who_takes_an_idempotency_key(void **state)
         keyed += takes;
     }
     assert_true(keyed > 30);
+    json_decref(contract);
+}
+
+static bool has_property(const json_t *root, const json_t *schema, const char *name)
+{
+    json_t *part;
+    size_t i;
+    schema = schema ? schema_resolve(root, schema) : NULL;
+    bool has = json_object_get(json_object_get(schema, "properties"), name) != NULL;
+    json_array_foreach(json_object_get(schema, "allOf"), i, part) has = has || has_property(root, part, name);
+    return has;
+}
+
+/* What a 201 shows this once has its row's `secret`, which is how it is kept nowhere. */
+static void test_openapi__secrets_are_named_in_their_rows(void **state)
+{
+    static const char *const members[] = {"token", "secret"};
+    json_t *contract = load_contract();
+    size_t count, secrets = 0;
+    const struct mlo_route *routes = mlo_http_api_routes(&count);
+    MLO_UNUSED(state);
+    for (size_t i = 0; i < count; i++) {
+        if (!routes[i].once)
+            continue;
+        const json_t *operation =
+            json_object_get(json_object_get(json_object_get(contract, "paths"), routes[i].path), "post");
+        const json_t *made = json_object_get(json_object_get(operation, "responses"), "201");
+        made = made ? schema_resolve(contract, made) : NULL;
+        const json_t *media = json_object_get(json_object_get(made, "content"), "application/json");
+        for (size_t m = 0; m < MLO_COUNT(members); m++) {
+            bool shown = has_property(contract, json_object_get(media, "schema"), members[m]),
+                 named = routes[i].secret && strcmp(routes[i].secret, members[m]) == 0;
+            if (shown != named)
+                fail_msg("%s: shows '%s': %d, its row says so: %d", routes[i].path, members[m], shown, named);
+            secrets += shown;
+        }
+    }
+    assert_true(secrets >= 4);
     json_decref(contract);
 }
 
@@ -364,6 +403,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_openapi__has_every_route_and_no_other),
         cmocka_unit_test(test_openapi__says_who_takes_an_idempotency_key),
+        cmocka_unit_test(test_openapi__secrets_are_named_in_their_rows),
         API_TEST(test_openapi__is_whole_and_served),
         API_TEST(test_openapi__answers_every_example),
         API_TEST(test_openapi__can_be_read_as_pages),
