@@ -1,5 +1,6 @@
 #include "registry/actor.h"
 
+#include <stdarg.h>
 #include <string.h>
 
 static const char *const role_names[MLO_ROLE_COUNT] = {"viewer", "submitter", "promoter", "approver",
@@ -50,6 +51,16 @@ enum mlo_status mlo_actor_require(const struct mlo_actor *actor, int64_t project
     return in_scope(actor, project_id, err);
 }
 
+enum mlo_status mlo_actor_require_person(const struct mlo_actor *actor, struct mlo_error *err)
+{
+    if (actor->kind != MLO_KIND_SERVICE)
+        return MLO_OK;
+    mlo_error_set(err, MLO_EFORBIDDEN, "%s is a service account: members and tokens are made by people",
+                  actor->name);
+    mlo_error_hint(err, "let a person do it who is an admin of the project");
+    return MLO_EFORBIDDEN;
+}
+
 enum mlo_role mlo_actor_role(const struct mlo_actor *actor, const char *stage)
 {
     return MLO_MAX(actor->role, actor->stage_role[mlo_stage_index(stage)]);
@@ -63,6 +74,22 @@ enum mlo_role mlo_principal_most(const struct mlo_principal *who)
     return most;
 }
 
+/* `what` (printf-like) is what the member lacks. */
+static void MLO_PRINTF(3, 4)
+    hint_members_set(const struct mlo_actor *actor, struct mlo_error *err, const char *what, ...)
+{
+    const char *slash = actor->kind == MLO_KIND_SERVICE ? strchr(actor->name, '/') : NULL;
+    char lacks[80];
+    va_list args;
+    va_start(args, what);
+    vsnprintf(lacks, sizeof lacks, what, args);
+    va_end(args);
+    mlo_error_hint(err,
+                   "a person who is an admin of the project grants it, saying all of the member anew: mlopt "
+                   "members set PROJECT %.100s%s --role ROLE%s",
+                   slash ? slash + 1 : actor->name, slash ? " --service" : "", lacks);
+}
+
 enum mlo_status mlo_actor_require_stage(const struct mlo_actor *actor, int64_t project_id, const char *stage,
                                         enum mlo_role role, struct mlo_error *err)
 {
@@ -70,9 +97,11 @@ enum mlo_status mlo_actor_require_stage(const struct mlo_actor *actor, int64_t p
     if (has < role) {
         mlo_error_set(err, MLO_EFORBIDDEN, "%s is a %s for %s; this needs a %s", actor->name,
                       mlo_role_name(has), stage, mlo_role_name(role));
-        mlo_error_hint(err,
-                       "an admin of the project grants roles: mlopt members set PROJECT NAME --stage %s=%s",
-                       stage, mlo_role_name(role));
+        if (actor->kind == MLO_KIND_TOKEN)
+            mlo_error_hint(err, "use a token with the role %s, or one of a member who has it for %s",
+                           mlo_role_name(role), stage);
+        else
+            hint_members_set(actor, err, " --stage %s=%s", stage, mlo_role_name(role));
         return MLO_EFORBIDDEN;
     }
     return in_scope(actor, project_id, err);
@@ -98,8 +127,7 @@ enum mlo_status mlo_actor_may_approve(const struct mlo_actor *actor, int64_t pro
     if (actor->kind == MLO_KIND_SERVICE && !actor->may_approve) {
         mlo_error_set(err, MLO_EFORBIDDEN, "%s is a service account, and was not granted to approve",
                       actor->name);
-        mlo_error_hint(
-            err, "let a person approve; or an admin grants it: mlopt members set PROJECT NAME --approve");
+        hint_members_set(actor, err, " --approve");
         return MLO_EFORBIDDEN;
     }
     return mlo_actor_require_stage(actor, project_id, stage, MLO_PROMOTER, err);

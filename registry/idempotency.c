@@ -6,7 +6,6 @@
 #include "registry/sql_impl.h"
 
 enum { IDEMPOTENCY_PATIENCE, IDEMPOTENCY_TAKE, IDEMPOTENCY_GET, IDEMPOTENCY_FINISH, IDEMPOTENCY_EXPIRE };
-enum { EXPIRE_BATCH = 10000 };
 
 const struct mlo_sql mlo_sql_idempotency[] = {
     /* of this transaction: how long it waits for the one with the same key, and then for whatever else */
@@ -138,7 +137,7 @@ enum mlo_status mlo_idempotency_expire(struct mlo_db_conn *conn, int64_t *remove
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
     mlo_param_i64(&p, MLO_IDEMPOTENCY_S);
-    mlo_param_i64(&p, EXPIRE_BATCH);
+    mlo_param_i64(&p, MLO_IDEMPOTENCY_BATCH);
     enum mlo_status status = mlo_db_exec(conn, &mlo_sql_idempotency[IDEMPOTENCY_EXPIRE], &p, &rows, err);
     if (status == MLO_OK && removed)
         *removed = mlo_rows_affected(&rows);

@@ -47,7 +47,9 @@ MLO_MUST_USE enum mlo_status mlo_idempotency_finish(struct mlo_db_conn *conn,
                                                     const struct mlo_idempotent *request,
                                                     const struct mlo_idempotent_answer *answer,
                                                     struct mlo_error *err);
-/* Forgets keys whose time is over, some thousands at a time; *removed may be NULL. */
+#define MLO_IDEMPOTENCY_BATCH 10000
+/* Forgets keys whose time is over, MLO_IDEMPOTENCY_BATCH at most: when *removed is fewer, all of them. It may
+ * be NULL. */
 MLO_MUST_USE enum mlo_status mlo_idempotency_expire(struct mlo_db_conn *conn, int64_t *removed,
                                                     struct mlo_error *err);
 

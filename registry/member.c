@@ -164,6 +164,8 @@ enum mlo_status mlo_member_set(struct mlo_db_conn *conn, const struct mlo_actor 
     *out = NULL;
     if (status == MLO_OK)
         status = check(name, s, err);
+    if (status == MLO_OK)
+        status = mlo_actor_require_person(actor, err);
     if (status != MLO_OK || (status = mlo_db_begin(conn, err)) != MLO_OK)
         return status;
     MLO_TRY(lock(conn, project_id, name, &rows, &id, err));
@@ -202,6 +204,7 @@ enum mlo_status mlo_member_remove(struct mlo_db_conn *conn, const struct mlo_act
         status = unknown(name, err);
         goto out;
     }
+    MLO_TRY(mlo_actor_require_person(actor, err));
     mlo_param_i64(&p, id);
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_member[M_REMOVE], &p, NULL, err));
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_member[M_REVOKE], &p, &revoked, err));

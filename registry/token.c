@@ -112,6 +112,8 @@ enum mlo_status mlo_token_make(struct mlo_db_conn *conn, const struct mlo_actor 
     struct mlo_params p = MLO_PARAMS_INIT;
     int64_t made = 0;
     enum mlo_status status = mlo_actor_require(actor, project_id, MLO_ADMIN, err);
+    if (status == MLO_OK)
+        status = mlo_actor_require_person(actor, err);
     if (status != MLO_OK)
         return status;
     if (!name || !*name || strlen(name) > 200)
@@ -196,6 +198,7 @@ enum mlo_status mlo_token_revoke_of(struct mlo_db_conn *conn, const struct mlo_a
     }
     int64_t project_id = mlo_rows_i64(&token, 0, 0);
     MLO_TRY(mlo_actor_require(actor, project_id, MLO_ADMIN, err));
+    MLO_TRY(mlo_actor_require_person(actor, err));
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_token[TOKEN_REVOKE], &p, &done, err));
     if (mlo_rows_affected(&done) == 1)
         status = write_audit(conn, actor, project_id, "token.revoke", id,

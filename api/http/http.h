@@ -24,6 +24,7 @@ struct mlo_http_options {
     uint32_t idle_timeout_s;    /* 0: 30 */
     uint32_t min_body_rate;     /* bytes per second below which an upload is cut; 0: 1,024 */
     uint64_t max_blob_bytes;    /* 0: 8 GiB */
+    uint32_t keys_every_ms;     /* how often Idempotency-Keys whose time is over are removed; 0: 600,000 */
     int64_t grace_s;            /* of what is deleted, and of blobs that nothing refers to; 0: 7 days */
     const char
         *metrics_address; /* where /metrics, /healthz and /readyz are served without a token; NULL: nowhere */

@@ -36,6 +36,7 @@ struct mlo_stream;
 struct mlo_http {
     struct mlo_http_options options;
     struct mlo_readiness *readiness;
+    struct mlo_periodic *keys; /* removes Idempotency-Keys whose time is over */
     struct mlo_traffic *traffic;
     struct mlo_rate *rate; /* NULL: no limit */
     struct mlo_tls *tls;   /* NULL: plain HTTP */
@@ -128,6 +129,8 @@ const struct mlo_route *mlo_route_match(const struct mlo_http *http, struct mlo_
 /* once.c: runs the row's handler. Under an Idempotency-Key, where the row takes one: in one transaction with
  * the answer, or not at all where that request was answered before. */
 MLO_MUST_USE enum mlo_status mlo_request_handle(struct mlo_request *req, struct mlo_error *err);
+/* Removes keys whose time is over now and then, all of them: http->keys. */
+MLO_MUST_USE enum mlo_status mlo_keys_start(struct mlo_http *http, struct mlo_error *err);
 
 /* auth.c: who it is, and whether the row allows it. */
 MLO_MUST_USE enum mlo_status mlo_request_authorize(struct mlo_request *req, struct mlo_error *err);

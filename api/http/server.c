@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "api/http/http_impl.h"
+#include "base/periodic.h"
 
 #define REAP_EVERY_MS 250
 #define RATE_WINDOW_NS 5000000000ULL
@@ -206,6 +207,7 @@ enum mlo_status mlo_http_start(const struct mlo_http_options *options, struct ml
     own->idle_timeout_s = options->idle_timeout_s ? options->idle_timeout_s : 30;
     own->min_body_rate = options->min_body_rate ? options->min_body_rate : 1024;
     own->max_blob_bytes = options->max_blob_bytes ? options->max_blob_bytes : MLO_BODY_BLOB_MAX;
+    own->keys_every_ms = options->keys_every_ms ? options->keys_every_ms : 600000;
     MLO_TRY(take_modules(http, err));
     if (own->tls_cert) {
         MLO_TRY(mlo_tls_open(own->tls_cert, own->tls_key, &http->tls, err));
@@ -221,6 +223,7 @@ enum mlo_status mlo_http_start(const struct mlo_http_options *options, struct ml
     MLO_TRY(mlo_traffic_new(http, &http->traffic, err));
     MLO_TRY(mlo_service_metrics_new(own->db, own->metrics_projects, &http->metrics, err));
     MLO_TRY(mlo_readiness_start(http, &http->readiness, err));
+    MLO_TRY(mlo_keys_start(http, err));
     MLO_TRY(listen_on(http, err));
     if (own->metrics_address) /* it shows the daemon's connections: begins after it, ends before it */
         MLO_TRY(mlo_http_metrics_listen(http, err));
@@ -284,6 +287,7 @@ void mlo_http_stop(struct mlo_http *http, uint32_t drain_ms)
         MHD_stop_daemon(http->daemon);
     if (http->reaper_started)
         pthread_join(http->reaper, NULL);
+    mlo_periodic_stop(http->keys);
     mlo_readiness_stop(http->readiness);
     mlo_service_metrics_free(http->metrics);
     mlo_traffic_free(http->traffic);

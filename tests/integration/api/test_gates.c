@@ -150,6 +150,8 @@ static void test_gates__roles_are_by_stage(void **state)
     assert_int_equal(promote_as(api, &reply, stager, "staging", "0", 1, false), 201);
     assert_int_equal(promote_as(api, &reply, stager, "production", "0", 1, true), 403);
     assert_holds(mlo_json_str(reply.json, "detail", ""), "is a submitter for production");
+    assert_holds(mlo_json_str(reply.json, "hint", ""),
+                 "mlopt members set PROJECT stager --role ROLE --stage production=promoter");
     set_policy(api, &reply, "0",
                "stages: {production: [{approvals: 1}], staging: [{approvals: 1, role: promoter}]}");
     assert_http(&reply, 201);
@@ -158,6 +160,8 @@ static void test_gates__roles_are_by_stage(void **state)
     assert_int_equal(approve_as(api, &reply, stager, "production", shown), 403);
     assert_int_equal(approve_as(api, &reply, robot, "production", shown), 403);
     assert_holds(mlo_json_str(reply.json, "detail", ""), "service account");
+    assert_holds(mlo_json_str(reply.json, "hint", ""),
+                 "mlopt members set PROJECT robot --service --role ROLE --approve");
     assert_int_equal(approve_as(api, &reply, judge, "staging", shown), 403);
     assert_int_equal(approve_as(api, &reply, both, "production", shown),
                      201); /* of a lesser role: it does not count */

@@ -300,6 +300,31 @@ static void test_idempotency__of_many_at_once_one_acts(void **state)
     reply_clear(&reply);
 }
 
+/* Each server does so, whether it collects garbage or not. */
+static void test_idempotency__old_keys_go_by_themselves(void **state)
+{
+    struct api *api = *state;
+    struct mlo_http *second;
+    struct mlo_error err = {0};
+    char sql[400];
+    const struct mlo_http_options options = {
+        .db = api->pg->server, .blobs = api->blobs, .keys_every_ms = 20, .quiet = true};
+    snprintf(sql, sizeof sql,
+             "WITH made AS (INSERT INTO mlopt.idempotency (token_id, key, method, path, request, created_at) "
+             "SELECT t.id, 'k' || i, 'POST', '/', sha256(''), now() - make_interval(hours => CASE i WHEN 0 "
+             "THEN 23 ELSE 25 END) FROM mlopt.token t, generate_series(0, %d) i WHERE t.name = 'submitter' "
+             "RETURNING 1) SELECT count(*) FROM made",
+             2 * MLO_IDEMPOTENCY_BATCH + 1); /* more than one look takes at a time */
+    assert_int_equal(count(api, sql), 2 * MLO_IDEMPOTENCY_BATCH + 2);
+    assert_mlo_ok(mlo_http_start(&options, &second, &err), &err);
+    const uint64_t until = mlo_clock_ns() + API_PATIENCE_S * 1000000000ull;
+    while (count(api, "SELECT count(*) FROM mlopt.idempotency") > 1 && mlo_clock_ns() < until)
+        mlo_clock_sleep_ms(20);
+    mlo_http_stop(second, 0);
+    assert_int_equal(count(api, "SELECT count(*) FROM mlopt.idempotency WHERE key = 'k0'"), 1);
+    assert_int_equal(count(api, "SELECT count(*) FROM mlopt.idempotency"), 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -307,6 +332,7 @@ int main(void)
         API_TEST(test_idempotency__a_key_is_one_request_of_one_token),
         API_TEST(test_idempotency__refusals_are_answers_and_dry_runs_take_no_key),
         API_TEST(test_idempotency__of_many_at_once_one_acts),
+        API_TEST(test_idempotency__old_keys_go_by_themselves),
     };
     API_MAIN(tests);
 }

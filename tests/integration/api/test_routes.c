@@ -125,6 +125,26 @@ static void test_routes__members_have_roles_by_stage(void **state)
         assert_http(&reply, 403);
     }
     assert_true(checked > 400);
+    /* the last of them, a service account that is an admin, does not say who may what, itself included */
+    api_call(api, &reply, "GET", "/v1/projects/demo/members/a/tokens", token, NULL, NULL);
+    assert_http(&reply, 200);
+    const long long id =
+        (long long)mlo_json_i64(json_array_get(json_object_get(reply.json, "items"), 0), "id", 0);
+    snprintf(path, sizeof path, "/v1/projects/demo/members/a/tokens/%lld", id);
+    const struct {
+        const char *method, *path, *body;
+    } refused[] = {
+        {"PUT", "/v1/projects/demo/members/f", "{\"kind\":\"service\",\"role\":\"admin\",\"approve\":true}"},
+        {"PUT", "/v1/projects/demo/members/new", "{\"role\":\"approver\"}"},
+        {"POST", "/v1/projects/demo/members/a/tokens", "{\"name\":\"mine\"}"},
+        {"DELETE", path, NULL},
+        {"DELETE", "/v1/projects/demo/members/a", NULL},
+    };
+    for (size_t i = 0; i < MLO_COUNT(refused); i++) {
+        api_call(api, &reply, refused[i].method, refused[i].path, token, refused[i].body, NULL);
+        assert_http(&reply, 403);
+        assert_holds(mlo_json_str(reply.json, "detail", ""), "service:demo/f is a service account");
+    }
     reply_clear(&reply);
 }
 
