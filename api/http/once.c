@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "api/http/http_impl.h"
+#include "base/periodic.h"
 
 enum { TRIES = 4 };
 
@@ -165,14 +166,18 @@ static enum mlo_status attempt(struct mlo_request *req, const struct mlo_idempot
     *again = false;
     MLO_TRY(mlo_request_db(req, &conn, err));
     MLO_TRY(mlo_db_begin(conn, err));
+    mlo_queue_wake_hold(conn);
     status = mlo_idempotency_begin(conn, request, &how, &answer, err);
     if (status == MLO_OK && how == MLO_IDEMPOTENCY_NEW)
         status = run(req, request, err);
     else if (status == MLO_OK) /* there is nothing to keep */
         status = MLO_ECANCELLED;
-    if (!req->conn)
-        goto out; /* a failure that let go of it, and of all that was done */
+    if (!req->conn) { /* a failure that let go of it, and of all that was done */
+        mlo_queue_wake_release(NULL, false);
+        goto out;
+    }
     status = mlo_db_end(req->conn, status, err);
+    mlo_queue_wake_release(req->conn, status == MLO_OK);
     *again = status != MLO_OK && mlo_db_retryable(req->conn);
     if (status == MLO_ECANCELLED && how == MLO_IDEMPOTENCY_NEW && says_no(req))
         status = MLO_OK;
@@ -220,4 +225,29 @@ enum mlo_status mlo_request_handle(struct mlo_request *req, struct mlo_error *er
     if (status == MLO_OK) /* whose handler spoke of it before it was committed */
         mlo_ledger_kick(req->http->options.ledger);
     return status;
+}
+
+/* Whether or not this server collects garbage: keys come by themselves. */
+static void expire(struct mlo_periodic *clock, void *arg)
+{
+    const struct mlo_http *http = arg;
+    struct mlo_error err = {0};
+    enum mlo_status status = MLO_OK;
+    int64_t removed = MLO_IDEMPOTENCY_BATCH;
+    while (status == MLO_OK && removed >= MLO_IDEMPOTENCY_BATCH && !mlo_periodic_stopping(clock)) {
+        struct mlo_db_conn *conn = NULL;
+        status = mlo_db_acquire(http->options.db, &conn, &err);
+        if (status == MLO_OK)
+            status = mlo_idempotency_expire(conn, &removed, &err);
+        mlo_db_release(conn);
+    }
+    if (status != MLO_OK)
+        mlo_log_error(MLO_LOG_WARN, "old Idempotency-Keys stay; the next look goes on", &err);
+}
+
+enum mlo_status mlo_keys_start(struct mlo_http *http, struct mlo_error *err)
+{
+    const uint64_t every_ms = http->options.keys_every_ms;
+    return mlo_periodic_start(expire, http, every_ms, every_ms, "forgets old Idempotency-Keys", &http->keys,
+                              err);
 }

@@ -33,6 +33,13 @@ struct mlo_run_request {
     const struct mlo_run_subject *on;
 };
 
+/* A caller with a transaction of its own around what this header does wakes the workers once that is
+ * committed, as they are woken without one: holds before it begins, lets go when it has ended, on the same
+ * thread. Without that a NOTIFY is part of its COMMIT, which is right and slower. */
+void mlo_queue_wake_hold(const struct mlo_db_conn *conn);
+/* conn NULL: it is gone, with its transaction. */
+void mlo_queue_wake_release(struct mlo_db_conn *conn, bool committed);
+
 /* Plans the DAG and inserts it in one transaction. The recipe's dataset names are resolved to versions
  * ("NAME" is the latest, "NAME@V" that one) that the project may read. MLO_ENOTFOUND names the missing
  * dataset and where the recipe names it. */

@@ -18,8 +18,7 @@ const struct mlo_sql MLO_TX_SQL[] = {
 };
 const size_t MLO_TX_SQL_COUNT = MLO_COUNT(MLO_TX_SQL);
 
-/* The transaction of this thread that mlo_service_tx will commit, and whether workers are to be woken then.
- */
+/* The transaction of this thread behind whose COMMIT there is a look whether workers are to be woken. */
 static _Thread_local struct {
     const struct mlo_db_conn *conn;
     bool wake;
@@ -41,6 +40,19 @@ static void wake_workers(struct mlo_db_conn *conn)
         mlo_log_error(MLO_LOG_DEBUG, "cannot notify the workers", &error);
 }
 
+void mlo_queue_wake_hold(const struct mlo_db_conn *conn)
+{
+    mine.conn = conn;
+    mine.wake = false;
+}
+
+void mlo_queue_wake_release(struct mlo_db_conn *conn, bool committed)
+{
+    mine.conn = NULL;
+    if (conn && committed && mine.wake)
+        wake_workers(conn);
+}
+
 enum mlo_status mlo_service_tx(struct mlo_db_conn *conn, mlo_tx_fn *fn, void *arg, struct mlo_error *err)
 {
     bool nested = mlo_db_in_transaction(conn);
@@ -48,18 +60,13 @@ enum mlo_status mlo_service_tx(struct mlo_db_conn *conn, mlo_tx_fn *fn, void *ar
         enum mlo_status status = mlo_db_begin(conn, err);
         if (status != MLO_OK)
             return status;
-        if (!nested) {
-            mine.conn = conn;
-            mine.wake = false;
-        }
+        if (!nested)
+            mlo_queue_wake_hold(conn);
         status = fn(conn, arg, err);
         status = mlo_db_end(conn, status, err); /* which may be what sends the last statements */
         bool again = status != MLO_OK && !nested && i + 1 < TX_TRIES && mlo_db_retryable(conn);
-        bool wake = !nested && status == MLO_OK && mine.wake;
         if (!nested)
-            mine.conn = NULL;
-        if (wake)
-            wake_workers(conn);
+            mlo_queue_wake_release(conn, status == MLO_OK);
         if (!again)
             return status;
         mlo_clock_sleep_ms(5u << i);
