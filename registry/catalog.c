@@ -37,20 +37,34 @@ enum {
 #define EACH(what)                                                                                           \
     "(SELECT string_agg(rv.target || '=' || " what ", ',' ORDER BY rv.target) FROM release_variant rv "      \
     "WHERE rv.release_id = r.id)"
-#define STAGE_TAGS(stage)                                                                                    \
-    "'mlopt." stage ".release', " HELD("r.seq::text", stage) ", "                                            \
-    "'mlopt." stage ".variants', " HELD(EACH("rv.variant"), stage) ", "                                      \
-    "'mlopt." stage ".digests', " HELD(EACH("'sha256:' || encode(rv.artifact, 'hex')"), stage)
+/* What the server says of a version v beside its uploader's tags: `_` is told the name behind "mlopt." and the
+ * value. */
+#define STAGE_TAGS(_, stage)                                                                                 \
+    _(stage ".release", HELD("r.seq::text", stage))                                                          \
+    _(stage ".variants", HELD(EACH("rv.variant"), stage))                                                    \
+    _(stage ".digests", HELD(EACH("'sha256:' || encode(rv.artifact, 'hex')"), stage))
+#define SERVER_TAGS(_)                                                                                       \
+    _("model", "m.name")                                                                                     \
+    _("manifest", "'sha256:' || encode(v.manifest_digest, 'hex')")                                           \
+    _("digest", "(SELECT 'sha256:' || encode(b.digest, 'hex') FROM version_blob b "                          \
+      "WHERE b.version_id = v.id AND b.role = 'model')")                                                     \
+    _("variants", "(SELECT string_agg(DISTINCT va.name::text, ',') FROM variant va "                         \
+      "WHERE va.version_id = v.id AND va.deletion_id IS NULL)")                                              \
+    STAGE_TAGS(_, "staging")                                                                                 \
+    STAGE_TAGS(_, "production")
+#define BUILT(name, value) ", 'mlopt." name "', " value
+#define CHOSEN(name, value) " WHEN 'mlopt." name "' THEN " value
 
 #define MODEL_TAGS "jsonb_build_object('mlopt.project', p.name, 'mlopt.model', m.name)"
 #define VERSION_TAGS                                                                                         \
-    "jsonb_strip_nulls(jsonb_build_object('mlopt.project', p.name, 'mlopt.model', m.name, "                  \
-    "'mlopt.manifest', 'sha256:' || encode(v.manifest_digest, 'hex'), "                                      \
-    "'mlopt.digest', (SELECT 'sha256:' || encode(b.digest, 'hex') FROM version_blob b "                      \
-    "WHERE b.version_id = v.id AND b.role = 'model'), "                                                      \
-    "'mlopt.variants', (SELECT string_agg(DISTINCT va.name::text, ',') FROM variant va "                     \
-    "WHERE va.version_id = v.id AND va.deletion_id IS NULL), "                                               \
-    STAGE_TAGS("staging") ", " STAGE_TAGS("production") "))"
+    "jsonb_strip_nulls(jsonb_build_object('mlopt.project', p.name" SERVER_TAGS(BUILT) "))"
+/* The one that a condition names: the others are not computed. */
+#define SERVER_TAG "CASE q.key WHEN 'mlopt.project' THEN p.name" SERVER_TAGS(CHOSEN) " END"
+/* Its uploader's: names that begin with "mlopt." are the server's alone, whatever was pushed. */
+#define SERVERS(key) "starts_with(" key ", 'mlopt.')"
+#define OWN_TAGS                                                                                             \
+    "coalesce((SELECT jsonb_object_agg(o.key, o.value) FROM jsonb_each(v.manifest::jsonb #> "                \
+    "'{facts,tags}') o WHERE NOT " SERVERS("o.key") "), '{}')"
 /* The tag that a condition names, of its uploader. */
 #define OWN_TAG                                                                                              \
     "(SELECT x.text FROM fact_name n JOIN version_fact x ON x.name_id = n.id WHERE n.project_id = "          \
@@ -60,8 +74,8 @@ enum {
 #define MODEL_FITS                                                                                           \
     "NOT EXISTS (SELECT 1 FROM " CONDITIONS(MODEL_VALUE) " WHERE NOT coalesce(" TEXT_HOLDS ", false))"
 #define VERSION_VALUE                                                                                        \
-    "CASE q.field WHEN 'name' THEN " NAME " WHEN 'tag' THEN CASE WHEN starts_with(q.key, 'mlopt.') "         \
-    "THEN coalesce(" VERSION_TAGS " ->> q.key, " OWN_TAG ") ELSE " OWN_TAG " END END"
+    "CASE q.field WHEN 'name' THEN " NAME " WHEN 'tag' THEN CASE WHEN " SERVERS("q.key") " THEN "           \
+    SERVER_TAG " ELSE " OWN_TAG " END END"
 #define VERSION_FITS                                                                                         \
     "NOT EXISTS (SELECT 1 FROM " CONDITIONS(VERSION_VALUE) " WHERE NOT coalesce(CASE q.field "               \
     "WHEN 'version' THEN " NUMBER_HOLDS("v.number") " ELSE " TEXT_HOLDS " END, false))"
@@ -101,7 +115,7 @@ enum {
     " / 1000 AS changed_ms, v.archived_at IS NOT NULL AS archived, "                                         \
     "(SELECT coalesce(json_agg(s.name ORDER BY s.name), '[]') FROM stage s JOIN release r "                  \
     "ON r.id = s.release_id WHERE s.model_id = v.model_id AND r.version_id = v.id) AS stages, "              \
-    "(coalesce(v.manifest::jsonb #> '{facts,tags}', '{}') || " VERSION_TAGS ")::json AS tags "
+    "(" OWN_TAGS " || " VERSION_TAGS ")::json AS tags "
 #define VERSION_TABLES                                                                                       \
     "version v JOIN model m ON m.id = v.model_id JOIN project p ON p.id = m.project_id"
 

@@ -252,7 +252,9 @@ static void make_world(struct api *api)
         api_upload(api, "demo", text, one);
         snprintf(body, sizeof body,
                  "{\"files\":[{\"role\":\"model\",\"name\":\"net.onnx\",\"digest\":\"%s\"}%s%s%s],"
-                 "\"description\":\"number %d\",\"facts\":{\"tags\":{\"team\":\"%s\",\"n%d\":\"\"}}}",
+                 "\"description\":\"number %d\",\"facts\":{\"tags\":{\"team\":\"%s\",\"n%d\":\"\","
+                 "\"mlopt.production.release\":\"9\",\"mlopt.staging.digests\":\"any=forged\","
+                 "\"mlopt.own\":\"forged\"}}}",
                  one, i == 1 ? ",{\"role\":\"data\",\"name\":\"net.bin\",\"digest\":\"" : "",
                  i == 1 ? two : "", i == 1 ? "\"}" : "", i + 1, teams[i], i + 1);
         post(api, &reply, "/v1/projects/demo/models/cnn/versions", body, NULL);
@@ -305,6 +307,8 @@ static void test_mlflow__models_versions_and_aliases_are_read(void **state)
     assert_string_equal(tag(version, "mlopt.production.release"), "1");
     assert_string_equal(tag(version, "mlopt.production.variants"), "any=int8,cpu:avx2=source");
     assert_string_equal(tag(version, "mlopt.staging.release"), "none");
+    assert_string_equal(tag(version, "mlopt.staging.digests"), "none"); /* what its uploader says of it */
+    assert_string_equal(tag(version, "mlopt.own"), "none");
     assert_true(mlo_str_starts(tag(version, "mlopt.digest"), "sha256:"));
     assert_holds(tag(version, "mlopt.production.digests"), tag(version, "mlopt.digest"));
     get(api, &reply, R "model-versions/get-download-uri?name=demo.cnn&version=1", 200);
@@ -364,6 +368,11 @@ static void test_mlflow__searches_find_what_fits(void **state)
     VERSIONS("?filter=tags.team%20!%3D%20'edge'", "3 1");
     VERSIONS("?filter=tags.n1%20%3D%20''", "1");
     VERSIONS("?filter=tags.%60mlopt.production.release%60%20%3D%20'1'", "1");
+    VERSIONS("?filter=tags.%60mlopt.production.release%60%20%3D%20'9'", ""); /* its uploader's */
+    VERSIONS("?filter=tags.%60mlopt.staging.digests%60%20LIKE%20'%25forged'", "");
+    VERSIONS("?filter=tags.mlopt.own%20%3D%20'forged'", "");
+    VERSIONS("?filter=tags.mlopt.manifest%20LIKE%20'sha256:%25'%20AND%20tags.mlopt.model%20%3D%20'cnn'",
+             "3 2 1");
     VERSIONS("?filter=tags.mlopt.variants%20LIKE%20'%25int8%25'", "1");
     VERSIONS("?filter=run_id%20%3D%20'x'", "");
     expect_names(api, R "model-versions/search?order_by=name&order_by=version_number%20DESC",
