@@ -98,6 +98,15 @@ uint64_t mlo_blob_writer_size(const struct mlo_blob_writer *writer)
     return writer->size_bytes;
 }
 
+void mlo_blob_writer_digest(struct mlo_blob_writer *writer, struct mlo_digest *out)
+{
+    struct mlo_hash_state state;
+    mlo_blob_hash_end(&writer->beside);
+    mlo_hasher_save(writer->hasher, &state);
+    mlo_hasher_final(writer->hasher, out);
+    mlo_hasher_restore(writer->hasher, &state);
+}
+
 static enum mlo_status wrong_digest(const struct mlo_digest *expected, const struct mlo_digest *got,
                                     struct mlo_error *err)
 {

@@ -29,6 +29,8 @@ MLO_MUST_USE enum mlo_status mlo_blob_writer_write(struct mlo_blob_writer *write
                                                    size_t size, struct mlo_error *err);
 /* Bytes so far. */
 uint64_t mlo_blob_writer_size(const struct mlo_blob_writer *writer);
+/* The digest of the bytes so far; of a writer that is spent: not to be asked. */
+void mlo_blob_writer_digest(struct mlo_blob_writer *writer, struct mlo_digest *out);
 /* Makes it durable and visible under its digest. With `expected`, other bytes are MLO_EDIGEST and nothing is
  * kept. `digest` and `size_bytes` may be NULL. The writer is then spent: free it. */
 MLO_MUST_USE enum mlo_status mlo_blob_writer_commit(struct mlo_blob_writer *writer,

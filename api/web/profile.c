@@ -10,16 +10,18 @@ enum { LABEL_W = 230, BAR_W = 300, ROW_H = 24, VALUE_W = 130 };
 
 /* --- reading ------------------------------------------------------------------------------------------- */
 
-static enum mlo_status read_blob(struct mlo_request *req, const char *digest, size_t most, json_t **out,
-                                 struct mlo_error *err)
+#define FORMAT "mlopt-profile-1"
+
+static enum mlo_status read_blob(struct mlo_request *req, const char *digest, size_t most, const char *what,
+                                 json_t **out, struct mlo_error *err)
 {
     struct mlo_digest parsed;
     struct mlo_buf text = MLO_BUF_INIT;
     enum mlo_status status = MLO_OK;
     if (!mlo_digest_parse(digest, &parsed))
-        return MLO_OK;
+        return mlo_error_set(err, MLO_EINVAL, "%s has no digest", what);
     MLO_TRY(mlo_request_blob(req, &parsed, most, &text, err));
-    MLO_TRY(mlo_json_parse(mlo_buf_str(&text), text.len, "the profile", out, err));
+    MLO_TRY(mlo_json_parse(mlo_buf_str(&text), text.len, what, out, err));
 out:
     mlo_buf_clear(&text);
     return status;
@@ -37,19 +39,34 @@ static const json_t *newest(const json_t *variant)
     return best;
 }
 
+static enum mlo_status read_profile(struct mlo_request *req, const json_t *measured, json_t **out,
+                                    struct mlo_error *err)
+{
+    enum mlo_status status =
+        read_blob(req, mlo_text(measured, "samples"), PROFILE_MAX, "the profile", out, err);
+    if (status != MLO_OK || strcmp(mlo_text(*out, "format"), FORMAT) == 0)
+        return status;
+    json_decref(*out);
+    *out = NULL;
+    mlo_error_set(err, MLO_EINVAL, "what was recorded as the profile is not of the format " FORMAT);
+    mlo_error_hint(err, "benchmark the variant again: the step \"- benchmark: {}\" of a recipe");
+    return MLO_EINVAL;
+}
+
 /* {"node": why it is not in integers} as the variant's report says; {} without one. */
 static enum mlo_status read_reasons(struct mlo_request *req, json_t **out, struct mlo_error *err)
 {
     struct mlo_report_blob found;
-    struct mlo_error none = {0};
     json_t *report = NULL, *node;
     char text[MLO_DIGEST_TEXT_SIZE];
     size_t i;
-    enum mlo_status status = MLO_OK;
+    enum mlo_status status;
     *out = json_object();
-    if (mlo_view_report(req, &found, &none) != MLO_OK || found.size_bytes > REPORT_MAX)
+    status = mlo_view_report(req, &found, err);
+    if (status == MLO_ENOTFOUND) /* none was made */
         return MLO_OK;
-    MLO_TRY(read_blob(req, mlo_digest_text(&found.blob, text), REPORT_MAX, &report, err));
+    MLO_TRY(status);
+    MLO_TRY(read_blob(req, mlo_digest_text(&found.blob, text), REPORT_MAX, "the report", &report, err));
     json_array_foreach(json_object_get(json_object_get(report, "precision"), "nodes"), i,
                        node) if (mlo_text(node, "why")[0])
         json_object_set(*out, mlo_text(node, "node"), json_object_get(node, "why"));
@@ -61,6 +78,16 @@ out:
     return status;
 }
 
+/* The page shows all else: only what would fail it as well fails here. */
+static enum mlo_status or_say(enum mlo_status status, struct mlo_error *why, struct mlo_error *err)
+{
+    if (status != MLO_ENOMEM)
+        return MLO_OK;
+    if (err)
+        *err = *why;
+    return status;
+}
+
 enum mlo_status mlo_page_profile(struct mlo_request *req, const json_t *variant, struct mlo_profile_view *out,
                                  struct mlo_error *err)
 {
@@ -68,8 +95,9 @@ enum mlo_status mlo_page_profile(struct mlo_request *req, const json_t *variant,
     *out = (struct mlo_profile_view){.measured = newest(variant)};
     if (!out->measured)
         return MLO_OK;
-    MLO_TRY(read_blob(req, mlo_text(out->measured, "samples"), PROFILE_MAX, &out->profile, err));
-    MLO_TRY(read_reasons(req, &out->reasons, err));
+    MLO_TRY(or_say(read_profile(req, out->measured, &out->profile, &out->no_profile), &out->no_profile, err));
+    if (out->profile)
+        MLO_TRY(or_say(read_reasons(req, &out->reasons, &out->no_reasons), &out->no_reasons, err));
 out:
     return status;
 }
@@ -205,6 +233,12 @@ void mlo_piece_profile(struct mlo_request *req, const struct mlo_profile_view *v
     size_t count = json_array_size(nodes);
     double total = mlo_json_f64(view->profile, "total_us", 0);
     json_t **sorted = calloc(count + 1, sizeof *sorted);
+    if (view->no_profile.message[0])
+        HTML(
+            out,
+            "<h2>Plan and profile</h2><section class=\"panel\" id=\"profile\"><p class=\"empty\">Its profile "
+            "cannot be shown: %s</p></section>",
+            view->no_profile.message);
     if (!view->profile || !sorted) {
         free(sorted);
         return;
@@ -221,6 +255,9 @@ void mlo_piece_profile(struct mlo_request *req, const struct mlo_profile_view *v
          count + (size_t)mlo_json_i64(view->profile, "left_out", 0));
     mlo_piece_us(out, total);
     HTML(out, ".</p>");
+    if (view->no_reasons.message[0])
+        HTML(out, "<p class=\"muted\">Why a node is not in integers cannot be said: %s</p>",
+             view->no_reasons.message);
     shares_table(out, nodes, total);
     bars(out, sorted, count, total);
     HTML(out,
@@ -248,7 +285,7 @@ enum mlo_status page_profile_json(struct mlo_request *req, struct mlo_error *err
     MLO_TRY(mlo_view_variants(req->conn, version.id, &variants, err));
     const json_t *measured = newest(mlo_page_variant_named(variants, mlo_request_param(req, "name")));
     if (measured)
-        MLO_TRY(read_blob(req, mlo_text(measured, "samples"), PROFILE_MAX, &profile, err));
+        MLO_TRY(read_profile(req, measured, &profile, err));
     if (!profile) {
         status = mlo_error_set(err, MLO_ENOTFOUND, "the variant '%.100s' has no profile",
                                mlo_request_param(req, "name"));

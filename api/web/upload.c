@@ -88,22 +88,27 @@ static enum mlo_status admit(struct page_upload *u, struct mlo_error *err)
 {
     struct mlo_request *req = u->req;
     struct mlo_actor actor = mlo_request_actor(req);
-    const char *length = mlo_request_header(req, "Content-Length");
     struct mlo_error missing = {0};
     struct mlo_db_conn *conn;
-    int64_t bytes = 0;
     enum mlo_status status;
     MLO_TRY(mlo_page_csrf_matches(req, u->fields[F_CSRF], err));
-    if (length && (!mlo_str_to_i64(length, &bytes) || bytes < 0))
-        bytes = 0;
     MLO_TRY(mlo_request_db(req, &conn, err));
     status = mlo_project_find(conn, &actor, u->fields[F_PROJECT], MLO_SUBMITTER, &u->project, &missing);
-    if (status == MLO_ENOTFOUND && actor.project_id == 0 && actor.role >= MLO_ADMIN)
-        status = mlo_project_create(conn, &actor, u->fields[F_PROJECT], "", &u->project, err);
-    else if (status != MLO_OK && err)
-        *err = missing;
-    MLO_TRY(status);
-    MLO_TRY(mlo_storage_check(conn, u->project, (uint64_t)bytes, err));
+    bool make = status == MLO_ENOTFOUND && actor.project_id == 0 && actor.role >= MLO_ADMIN;
+    if (status != MLO_OK && !make) {
+        if (err)
+            *err = missing;
+        goto out;
+    }
+    if (!mlo_name_valid(u->fields[F_MODEL])) { /* before a project is made for it */
+        status =
+            mlo_error_set(err, MLO_EINVAL, "'%.100s' cannot name a model: letters, digits, '.', '_' and '-'",
+                          u->fields[F_MODEL]);
+        goto out;
+    }
+    status = MLO_OK;
+    if (make)
+        MLO_TRY(mlo_project_create(conn, &actor, u->fields[F_PROJECT], "", &u->project, err));
     u->admitted = true;
 out:
     mlo_request_db_release(req); /* an upload may take long */
@@ -121,9 +126,10 @@ static enum mlo_status finish_file(struct page_upload *u, struct mlo_error *err)
     if (!u->writer)
         return MLO_OK;
     MLO_TRY(mlo_request_db(u->req, &conn, err));
-    MLO_TRY(mlo_storage_check(conn, u->project, mlo_blob_writer_size(u->writer), err));
+    mlo_blob_writer_digest(u->writer, &file->digest); /* what the project has already is nothing more */
+    MLO_TRY(mlo_storage_check_blob(conn, u->project, &file->digest, mlo_blob_writer_size(u->writer), err));
     mlo_request_db_release(u->req);
-    MLO_TRY(mlo_blob_writer_commit(u->writer, NULL, &file->digest, &file->size, err));
+    MLO_TRY(mlo_blob_writer_commit(u->writer, &file->digest, NULL, &file->size, err));
     MLO_TRY(mlo_request_db(u->req, &conn, err));
     MLO_TRY(mlo_blob_record_stored(conn, blobs, &actor, u->project, &file->digest, file->size, err));
     MLO_TRY(mlo_blob_replaced(conn, &file->digest, err));
@@ -134,10 +140,25 @@ out:
     return status;
 }
 
+static const char *role_of(const struct mlo_multipart_piece *piece)
+{
+    return strcmp(piece->name, "model_file") == 0 ? "model" : "data";
+}
+
+/* A browser may say a path. */
+static const char *name_of(const struct mlo_multipart_piece *piece)
+{
+    const char *name = piece->filename;
+    for (const char *c = piece->filename; *c; c++)
+        if (*c == '/' || *c == '\\')
+            name = c + 1;
+    return name;
+}
+
 static enum mlo_status begin_file(struct page_upload *u, const struct mlo_multipart_piece *piece,
                                   struct mlo_error *err)
 {
-    const char *name = piece->filename;
+    const char *name = name_of(piece);
     enum mlo_status status;
     MLO_TRY(finish_file(u, err));
     if (!u->admitted)
@@ -145,12 +166,9 @@ static enum mlo_status begin_file(struct page_upload *u, const struct mlo_multip
     if (u->count == FILES_MAX)
         return mlo_error_set(err, MLO_ETOOBIG, "a form takes %d files at most", FILES_MAX);
     struct taken *file = &u->files[u->count];
-    for (const char *c = piece->filename; *c; c++) /* a browser may say a path */
-        if (*c == '/' || *c == '\\')
-            name = c + 1;
     if (!name[0] || strlen(name) > NAME_MAX_BYTES)
         return mlo_error_set(err, MLO_EINVAL, "a file needs a name of at most %d bytes", NAME_MAX_BYTES);
-    *file = (struct taken){.role = strcmp(piece->name, "model_file") == 0 ? "model" : "data"};
+    *file = (struct taken){.role = role_of(piece)};
     snprintf(file->name, sizeof file->name, "%s", name);
     MLO_TRY(mlo_blob_writer_open(mlo_http_options(u->req->http)->blobs, &u->writer, err));
     u->count++;
@@ -182,7 +200,9 @@ static enum mlo_status take(void *arg, const struct mlo_multipart_piece *piece, 
     if (!piece->filename[0] && !piece->size) /* nothing was chosen */
         return MLO_OK;
     /* the first piece of a file may be told twice, the first time without bytes */
-    bool same = u->writer && mlo_blob_writer_size(u->writer) == 0 && piece->size;
+    const struct taken *file = u->count ? &u->files[u->count - 1] : NULL;
+    bool same = u->writer && mlo_blob_writer_size(u->writer) == 0 && piece->size &&
+                strcmp(file->role, role_of(piece)) == 0 && strcmp(file->name, name_of(piece)) == 0;
     if (piece->offset == 0 && !same)
         MLO_TRY(begin_file(u, piece, err));
     MLO_TRY(mlo_blob_writer_write(u->writer, piece->bytes, piece->size, err));

@@ -91,10 +91,12 @@ void mlo_piece_log(struct mlo_buf *out, const json_t *run, const json_t *items, 
 void mlo_piece_front(struct mlo_buf *out, const json_t *run);
 /* How a variant runs, and where its time goes, by its newest benchmark (profile.c). */
 struct mlo_profile_view {
-    const json_t *measured; /* the evidence, of the variant's; NULL: there is none */
-    json_t *profile;        /* pipeline/steps/profile.c */
-    json_t *reasons;        /* {"node": why it is not in integers} */
+    const json_t *measured;                  /* the evidence, of the variant's; NULL: there is none */
+    json_t *profile;                         /* pipeline/steps/profile.c */
+    json_t *reasons;                         /* {"node": why it is not in integers} */
+    struct mlo_error no_profile, no_reasons; /* why one is not there that should be; no message: none is */
 };
+/* What cannot be read is told in the view, for the page to say. MLO_ENOMEM. */
 MLO_MUST_USE enum mlo_status mlo_page_profile(struct mlo_request *req, const json_t *variant,
                                               struct mlo_profile_view *out, struct mlo_error *err);
 void mlo_profile_view_clear(struct mlo_profile_view *view);

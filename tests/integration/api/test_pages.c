@@ -336,32 +336,16 @@ static void test_pages__a_report_is_linked_and_escaped(void **state)
     reply_clear(&reply);
 }
 
-static void test_pages__how_a_variant_runs(void **state)
+/* Where the time of a model went, as a worker measured it. */
+static void add_profile(struct api *api, const char *model_text, const char *profile)
 {
-    struct api *api = *state;
-    struct reply reply = {0};
     struct mlo_error err = {0};
     struct mlo_db_conn *worker;
     struct mlo_digest samples, artifact;
     char digest[MLO_DIGEST_TEXT_SIZE];
-    const char *const *cookie = session(api, api->token[MLO_VIEWER]);
-    static const char profile[] =
-        "{\"format\":\"mlopt-profile-1\",\"int8_nodes\":1,\"total_us\":40,\"nodes\":[{\"node\":\"<b>slow\","
-        "\"op\":"
-        "\"Conv\",\"impl\":\"tile\",\"precision\":\"f32\",\"us\":30,\"fused\":[\"/"
-        "Relu\"]},{\"node\":\"fast\",\"op\":"
-        "\"Gemm\",\"impl\":\"row\",\"precision\":\"int8\",\"us\":10,\"fused\":[]}]}";
-    api_version(api, "cnn", "one", "");
-    api_call(api, &reply, "GET", "/profile/demo/cnn/1/source", NULL, NULL, cookie);
-    assert_http(&reply, 404);
-    assert_holds(mlo_buf_str(&reply.body), "- benchmark: {}");
-    add_report(api, "one",
-               "{\"format\":\"mlopt-report-1\",\"precision\":{\"nodes\":[{\"node\":\"<b>slow\",\"runs_in\":"
-               "\"float\","
-               "\"why\":\"its weights are <i>few\"}]}}");
     api_upload(api, "demo", profile, digest);
     assert_true(mlo_digest_parse(digest, &samples));
-    mlo_digest_of("one", 3, &artifact);
+    mlo_digest_of(model_text, strlen(model_text), &artifact);
     json_t *params = json_pack("{s:i, s:i}", "batch", 8, "threads", 2);
     const struct mlo_evidence evidence = {.project_id = api->project,
                                           .artifact = artifact,
@@ -378,6 +362,28 @@ static void test_pages__how_a_variant_runs(void **state)
     assert_mlo_ok(mlo_evidence_add(worker, &evidence, NULL, &err), &err);
     mlo_db_release(worker);
     json_decref(params);
+}
+
+static void test_pages__how_a_variant_runs(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    const char *const *cookie = session(api, api->token[MLO_VIEWER]);
+    static const char profile[] =
+        "{\"format\":\"mlopt-profile-1\",\"int8_nodes\":1,\"total_us\":40,\"nodes\":[{\"node\":\"<b>slow\","
+        "\"op\":"
+        "\"Conv\",\"impl\":\"tile\",\"precision\":\"f32\",\"us\":30,\"fused\":[\"/"
+        "Relu\"]},{\"node\":\"fast\",\"op\":"
+        "\"Gemm\",\"impl\":\"row\",\"precision\":\"int8\",\"us\":10,\"fused\":[]}]}";
+    api_version(api, "cnn", "one", "");
+    api_call(api, &reply, "GET", "/profile/demo/cnn/1/source", NULL, NULL, cookie);
+    assert_http(&reply, 404);
+    assert_holds(mlo_buf_str(&reply.body), "- benchmark: {}");
+    add_report(api, "one",
+               "{\"format\":\"mlopt-report-1\",\"precision\":{\"nodes\":[{\"node\":\"<b>slow\",\"runs_in\":"
+               "\"float\","
+               "\"why\":\"its weights are <i>few\"}]}}");
+    add_profile(api, "one", profile);
     api_call(api, &reply, "GET", "/variant/demo/cnn/1/source", NULL, NULL, cookie);
     assert_http(&reply, 200);
     static const char *const parts[] = {
@@ -390,6 +396,24 @@ static void test_pages__how_a_variant_runs(void **state)
     api_call(api, &reply, "GET", "/profile/demo/cnn/1/source", NULL, NULL, cookie);
     assert_http(&reply, 200);
     assert_int_equal(json_array_size(json_object_get(reply.json, "nodes")), 2);
+    /* what cannot be read costs the page its profile, not all else */
+    static const char *const bad[] = {"no JSON", "{\"format\":\"another\",\"nodes\":[]}"};
+    for (size_t i = 0; i < MLO_COUNT(bad); i++) {
+        add_profile(api, "one", bad[i]);
+        api_call(api, &reply, "GET", "/variant/demo/cnn/1/source", NULL, NULL, cookie);
+        assert_http(&reply, 200);
+        assert_holds(mlo_buf_str(&reply.body), i ? "not of the format mlopt-profile-1" : "cannot be shown: ");
+        assert_holds(mlo_buf_str(&reply.body), "What the name pointed at");
+        api_call(api, &reply, "GET", "/profile/demo/cnn/1/source", NULL, NULL, cookie);
+        assert_in_range((unsigned long)reply.status, 400, 499);
+    }
+    api_version(api, "cnn", "two", "");
+    add_report(api, "two", "no JSON either");
+    add_profile(api, "two", profile);
+    api_call(api, &reply, "GET", "/variant/demo/cnn/2/source", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.body), "75.0&nbsp;%");
+    assert_holds(mlo_buf_str(&reply.body), "Why a node is not in integers cannot be said: ");
     reply_clear(&reply);
 }
 
@@ -443,6 +467,34 @@ static void test_pages__a_model_is_uploaded_by_a_form(void **state)
         assert_string_equal(mlo_json_str(file, "digest", ""), mlo_digest_text(&d, digest));
         assert_string_equal(mlo_json_str(file, "name", ""), model ? "m.onnx" : "w.bin");
     }
+    /* a file of no bytes does not take those of the next */
+    send_upload(api, &reply, cookie, csrf,
+                FIELD("project", "demo") FIELD("model", "empty")
+                    FILE_HEAD("data_file", "none.bin") "\r\n" FILE_HEAD(
+                        "model_file", "m.onnx") "the model\r\n" FILE_HEAD("data_file", "last.bin") "\r\n");
+    assert_http(&reply, 303);
+    api_call(api, &reply, "GET", "/v1/projects/demo/models/empty/versions/1", api->token[MLO_VIEWER], NULL,
+             NULL);
+    files = json_object_get(reply.json, "files");
+    assert_int_equal(json_array_size(files), 3);
+    for (size_t i = 0; i < 3; i++) {
+        const json_t *file = json_array_get(files, i);
+        bool model = strcmp(mlo_json_str(file, "name", ""), "m.onnx") == 0;
+        assert_string_equal(mlo_json_str(file, "role", ""), model ? "model" : "data");
+        assert_int_equal(mlo_json_i64(file, "size", -1), model ? 9 : 0);
+    }
+    /* what the project has already is not stored once more */
+    api_call(api, &reply, "PUT", "/v1/projects/demo/queue", api->token[MLO_ADMIN], "{\"storage_bytes\": 0}",
+             NULL);
+    assert_http(&reply, 200);
+    send_upload(api, &reply, cookie, csrf,
+                FIELD("project", "demo") FIELD("model", "cnn") FILE_HEAD("model_file", "m.onnx") "more\r\n");
+    assert_http(&reply, 507);
+    send_upload(api, &reply, cookie, csrf, both);
+    assert_http(&reply, 303);
+    api_call(api, &reply, "PUT", "/v1/projects/demo/queue", api->token[MLO_ADMIN],
+             "{\"storage_bytes\": null}", NULL);
+    assert_http(&reply, 200);
     static const struct {
         const char *parts, *holds;
         int http;
@@ -475,6 +527,13 @@ static void test_pages__a_model_is_uploaded_by_a_form(void **state)
                     FILE_HEAD("model_file", "m.onnx") "the model\r\n");
     assert_http(&reply, 303);
     assert_holds(mlo_buf_str(&reply.headers), "Location: /models/fresh/net?version=1\r\n");
+    /* but none for a model that cannot be */
+    send_upload(api, &reply, cookie, csrf,
+                FIELD("project", "never") FIELD("model", "a b/c")
+                    FILE_HEAD("model_file", "m.onnx") "the model\r\n");
+    assert_http(&reply, 422);
+    api_call(api, &reply, "GET", "/v1/projects/never", api->token[MLO_ADMIN], NULL, NULL);
+    assert_http(&reply, 404);
     reply_clear(&reply);
 }
 
