@@ -241,6 +241,11 @@ static void settle(struct mlo_db_conn *conn)
     mlo_db_ahead_clear(conn);
 }
 
+void mlo_db_give_up(struct mlo_db_conn *conn)
+{
+    conn->given_up = true;
+}
+
 void mlo_db_release(struct mlo_db_conn *conn)
 {
     if (!conn)
@@ -250,7 +255,7 @@ void mlo_db_release(struct mlo_db_conn *conn)
     conn->depth = 0;
     conn->doomed = false;
     mlo_db_last_clear(conn);
-    bool keep = PQstatus(conn->pg) == CONNECTION_OK && !conn->broken;
+    bool keep = PQstatus(conn->pg) == CONNECTION_OK && !conn->broken && !conn->given_up;
     if (keep && PQtransactionStatus(conn->pg) != PQTRANS_IDLE)
         PQclear(mlo_db_answers(conn, PQsendQuery(conn->pg, "ROLLBACK")));
     keep = keep && PQstatus(conn->pg) == CONNECTION_OK && !conn->broken &&

@@ -47,6 +47,9 @@ MLO_MUST_USE enum mlo_status mlo_db_acquire(struct mlo_db *db, struct mlo_db_con
                                             struct mlo_error *err);
 /* Gives it back; an open transaction is rolled back, a broken connection closed. NULL is allowed. */
 void mlo_db_release(struct mlo_db_conn *conn);
+/* Its session may hold what the next one must not find (a lock that could not be given back): it still
+ * answers, and mlo_db_release closes it. */
+void mlo_db_give_up(struct mlo_db_conn *conn);
 /* One round trip: for health checks. */
 MLO_MUST_USE enum mlo_status mlo_db_ping(struct mlo_db *db, struct mlo_error *err);
 /* The libpq handle, for LISTEN/NOTIFY and COPY. Borrowed. */

@@ -39,6 +39,7 @@ struct mlo_db_conn {
     int depth;      /* of transactions */
     bool doomed;    /* an inner transaction failed */
     bool broken;    /* libpq lost it, whatever its status says */
+    bool given_up;  /* it goes when it is released */
     bool early;     /* its locks go before it is on disk */
     bool silent;    /* no answer came in time: it is given up */
     bool unhurried; /* its statements may take as long as they do */

@@ -462,7 +462,9 @@ static enum mlo_status uploads(struct fsck *f, char at[MLO_BLOB_SESSION_ID_SIZE]
     return status;
 }
 
-/* What is beside blobs, then the uploads. */
+/* What is beside blobs, then the uploads. The cursor counts what was looked at: where leftovers of before the
+ * place went meanwhile by another hand (an upload that ended), as many behind it are skipped, and the next
+ * whole check looks at them. */
 static enum mlo_status rest(struct fsck *f, char next[MLO_DIGEST_TEXT_SIZE], struct mlo_error *err)
 {
     char upload[MLO_BLOB_SESSION_ID_SIZE] = "";

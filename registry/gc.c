@@ -25,6 +25,8 @@ enum { PURGE_BATCH = 100, MARK_BATCH = 256, REMOVE_BATCH = 16, ITEMS_MAX = 1000,
 /* LEASE_S: longer than a delete can be under way in the store that was asked for within LEASE_USED_MS of it
  */
 enum { LEASE_S = 300, LEASE_USED_MS = 60000 };
+/* How long another collector is waited for that does not end: longer than one turn. */
+enum { BUSY_MOST_MS = 2 * LEASE_USED_MS };
 
 const struct mlo_sql mlo_sql_gc[] = {
     [GC_PURGE] = {"gc_purge", "SELECT which, project, what, seq FROM deletion_purge($1)", 1},
@@ -353,21 +355,27 @@ static enum mlo_status remove_some(struct gc *gc, struct mlo_digest *behind, int
     *count = BUSY;
     if (status == MLO_OK && mine)
         status = remove_leased(gc, behind, count, err);
-    if (mine)
-        (void)!try_lock(gc, GC_COLLECTOR_END, &ended, &ignored); /* else it went with its session */
+    if (mine && try_lock(gc, GC_COLLECTOR_END, &ended, &ignored) != MLO_OK)
+        mlo_db_give_up(gc->conn); /* the turn goes with its session */
     return status;
 }
 
 static enum mlo_status remove_bytes(struct gc *gc, struct mlo_error *err)
 {
     struct mlo_digest behind = {{0}};
+    uint64_t waits_until_ns = 0; /* 0: for nobody */
     enum mlo_status status;
     int count;
     do {
         status = remove_some(gc, &behind, &count, err);
-        if (status == MLO_OK && count == BUSY)
-            mlo_clock_sleep_ms(BUSY_MS);
-    } while (status == MLO_OK && count && !over(gc->ends_ns));
+        if (status != MLO_OK || count != BUSY) {
+            waits_until_ns = 0;
+            continue;
+        }
+        if (!waits_until_ns) /* without a budget it is not waited for without end either */
+            waits_until_ns = mlo_clock_ns() + BUSY_MOST_MS * 1000000ull;
+        mlo_clock_sleep_ms(BUSY_MS);
+    } while (status == MLO_OK && count && !over(gc->ends_ns) && !over(waits_until_ns));
     gc->out->more |= status == MLO_OK && count;
     return status;
 }

@@ -23,7 +23,8 @@
 struct mlo_gc_options {
     struct mlo_blob_store *blobs;
     int64_t grace_s;   /* of blobs that nobody refers to; that of a deletion was fixed when it was made */
-    int64_t budget_ms; /* ends after about so long, with a part of each step done; 0: when it is done */
+    int64_t budget_ms; /* ends after about so long, with a part of each step done; 0: when it is done, or
+                          another collector has had the turn for two minutes */
     bool dry_run;      /* says what steps 1 and 2 would do; only reads, and locks nothing */
     struct mlo_digest behind; /* `next` of the run before; zeros: from the start */
 };
@@ -32,7 +33,7 @@ struct mlo_gc_result {
     int64_t marked, marked_bytes;   /* blobs */
     int64_t removed, removed_bytes; /* whose bytes went, those that an earlier run marked included */
     bool backup;                    /* bytes were left because somebody makes a backup */
-    bool more;                      /* the time was over: run it again, behind `next` */
+    bool more; /* the time was over, or another's turn did not end: run it again, behind `next` */
     struct mlo_digest next;
 };
 /* An admin of the installation. A dry run counts the deletions only in the run that begins at the start.

@@ -193,6 +193,23 @@ static void test_gc__tells_a_collector_from_a_backup(void **state)
     upkeep_close(&u);
 }
 
+/* A session that could not give its turn back still answers, and takes the turn with it. */
+static void test_gc__a_turn_ends_with_its_session(void **state)
+{
+    struct upkeep u;
+    struct mlo_db_conn *lost;
+    upkeep_open(&u, *state);
+    upkeep_put(&u, "nobody's");
+    assert_mlo_ok(mlo_db_acquire(u.f->server, &lost, &u.f->err), &u.f->err);
+    assert_mlo_ok(mlo_db_exec_text(lost, "SELECT pg_advisory_lock(" MLO_BLOB_COLLECTOR_KEY ")", &u.f->err),
+                  &u.f->err);
+    mlo_db_give_up(lost);
+    assert_mlo_ok(mlo_db_exec_text(lost, "SELECT 1", &u.f->err), &u.f->err);
+    mlo_db_release(lost);
+    assert_int_equal(upkeep_gc(&u, 0).removed, 1);
+    upkeep_close(&u);
+}
+
 /* A plan of an artifact whose bytes were damaged is there when the right ones are back. When nothing holds
  * the artifact, both go. */
 static void test_gc__keeps_the_plans_of_a_damaged_artifact(void **state)
@@ -525,6 +542,7 @@ int main(void)
         T(test_gc__ends_however_little_time_a_piece_has),
         T(test_gc__a_dry_run_only_reads),
         T(test_gc__tells_a_collector_from_a_backup),
+        T(test_gc__a_turn_ends_with_its_session),
         T(test_gc__a_marked_blob_is_brought_back),
         T(test_gc__bytes_that_went_are_not_recorded),
         T(test_gc__races_with_uploads_of_the_same_bytes),
