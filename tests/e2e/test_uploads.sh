@@ -103,6 +103,18 @@ name=.mlopt-$(sha256sum weights.bin | cut -d' ' -f1).part
 head -c $((10 << 20)) /dev/zero >killed/"$name"
 expect 0 "$MLOPT" pull demo/large --out killed
 cmp weights.bin killed/weights.bin
+# nor is one that is as long as it, or longer
+for more in 0 5; do
+    rm killed/weights.bin && truncate -s $((size + more)) killed/"$name"
+    expect 0 "$MLOPT" pull demo/large --out killed
+    cmp weights.bin killed/weights.bin
+done
+# and one that has a second name is not written: the other file stays what it is
+rm killed/weights.bin && echo "of somebody" >other && ln other killed/"$name"
+expect 0 "$MLOPT" pull demo/large --out killed
+cmp weights.bin killed/weights.bin
+[ "$(cat other)" = "of somebody" ] || fail "a file with two names was written"
+rm killed/"$name"
 # and one that is whole needs its name only
 rm killed/weights.bin && cp weights.bin killed/"$name"
 expect 0 "$MLOPT" pull demo/large --out killed

@@ -21,10 +21,8 @@ enum mlo_status mlo_transfer_start_anew(struct mlo_transfer *t, struct mlo_error
     return MLO_OK;
 }
 
-/* The bytes, or (when it follows) where they are. Those that are there already are not asked for again: then
- * our server sends the rest itself, as only its ETags tell whether it is the rest of the same. */
-static enum mlo_status ask_for_bytes(struct mlo_transfer *t, const char *path, const char *query,
-                                     struct mlo_error *err)
+static enum mlo_status ask_once(struct mlo_transfer *t, const char *path, const char *query,
+                                struct mlo_error *err)
 {
     struct curl_slist *headers = NULL;
     struct mlo_buf url = MLO_BUF_INIT;
@@ -49,6 +47,24 @@ static enum mlo_status ask_for_bytes(struct mlo_transfer *t, const char *path, c
 out:
     curl_slist_free_all(headers);
     mlo_buf_clear(&url);
+    return status;
+}
+
+/* The bytes, or (when it follows) where they are. Those that are there already are not asked for again: then
+ * our server sends the rest itself, as only its ETags tell whether it is the rest of the same. */
+static enum mlo_status ask_for_bytes(struct mlo_transfer *t, const char *path, const char *query,
+                                     struct mlo_error *err)
+{
+    struct mlo_error why = {0};
+    bool resumes = t->had > 0;
+    enum mlo_status status = ask_once(t, path, query, &why);
+    if (status == MLO_ERANGE && resumes) { /* more is here than it has: it is not the beginning of it */
+        MLO_TRY(mlo_transfer_start_anew(t, err));
+        return ask_once(t, path, query, err);
+    }
+    if (status != MLO_OK && err)
+        *err = why;
+out:
     return status;
 }
 
@@ -304,7 +320,7 @@ out:
         free(part.path);
         part.path = NULL;
     }
-    mlo_part_close(&part, status == MLO_EDIGEST, &kept);
+    mlo_part_close(&part, status == MLO_EDIGEST || status == MLO_ERANGE, &kept);
     if (t.keeps && status != MLO_OK && kept && err && !err->hint[0])
         mlo_error_hint(err, "%s are kept in %s: the same command goes on from there",
                        mlo_str_size(kept, size), dir);

@@ -18,11 +18,11 @@ void mlo_part_open(const char *dir, const struct mlo_digest *digest, struct mlo_
     if (!out->path)
         return;
     out->fd = open(out->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
-    /* who had it before may have put it in its place meanwhile: then the name is another file's, or nobody's
-     */
+    /* who had it before may have put it in its place meanwhile: then the name is another file's, or nobody's.
+     * What is another user's, or has a second name, is not ours alone to write */
     if (out->fd >= 0 && flock(out->fd, LOCK_EX | LOCK_NB) == 0 && fstat(out->fd, &opened) == 0 &&
-        S_ISREG(opened.st_mode) && stat(out->path, &named) == 0 && opened.st_ino == named.st_ino &&
-        opened.st_dev == named.st_dev)
+        S_ISREG(opened.st_mode) && opened.st_uid == geteuid() && opened.st_nlink == 1 &&
+        stat(out->path, &named) == 0 && opened.st_ino == named.st_ino && opened.st_dev == named.st_dev)
         return;
     if (out->fd >= 0)
         close(out->fd);

@@ -11,8 +11,9 @@ struct mlo_part {
     int fd;     /* locked, at its end; -1 */
 };
 
-/* Opens, or makes, the part of `digest` in `dir`. Without one (another process has it, the folder's file
- * system has no locks) `out` is empty and the caller downloads without. */
+/* Opens, or makes, the part of `digest` in `dir`. Without one (another process has it, it is another
+ * user's or has a second name, the folder's file system has no locks) `out` is empty and the caller downloads
+ * without. */
 void mlo_part_open(const char *dir, const struct mlo_digest *digest, struct mlo_part *out);
 /* Feeds what is there to the hasher, which is empty; the number of bytes, and the end of the file is where it
  * is written next. 0 for what cannot be read, which is cut off. */
