@@ -16,6 +16,9 @@ enum { READERS = 64, MEMORY_COUNTS = 1 };
 #endif
 enum { MOST_CONNECTIONS = 16 + 4 }; /* to the database: the pool, and what looks after the service */
 enum { UPLOADERS = 2, TOP_MS = 1500, SAMPLE_MS = 100, MOST_KB = 60 << 10 };
+/* Until pools and caches have filled: two windows in a row that differ by less, or as many as are waited for.
+ * What grows without end differs in the windows behind. */
+enum { WINDOWS = 10, SETTLED_KB = 512 };
 
 /* What a process holds. */
 static long memory_kb(pid_t pid)
@@ -67,7 +70,9 @@ struct client {
     const _Atomic long *pace_us; /* between the beginnings of two rounds; 0: none */
     _Atomic long rounds;
     int number;
-    char wrong[512]; /* the first thing that went wrong */
+    char wrong[512];     /* the first thing that went wrong: to be read when the thread has ended */
+    _Atomic bool failed; /* there is one */
+    bool started;
     bool (*round)(struct client *);
     char cookie[256]; /* of a session, where one was begun */
     char *model;      /* bytes */
@@ -180,7 +185,11 @@ static void *client_main(void *arg)
 {
     struct client *c = arg;
     uint64_t due = mlo_clock_ns();
-    while (!atomic_load(c->stop) && c->round(c)) {
+    while (!atomic_load(c->stop)) {
+        if (!c->round(c)) {
+            atomic_store(&c->failed, true);
+            break;
+        }
         long pace_us = c->pace_us ? atomic_load(c->pace_us) : 0;
         atomic_fetch_add(&c->rounds, 1);
         due =
@@ -216,6 +225,19 @@ static long rounds_of(struct soak *s, bool (*round)(struct client *))
     return n;
 }
 
+static bool goes_well(struct soak *s)
+{
+    for (int i = 0; i < CLIENTS; i++)
+        if (atomic_load(&s->clients[i].failed))
+            return false;
+    return true;
+}
+
+static bool each_has_done_one(struct soak *s)
+{
+    return rounds_of(s, run_round) && rounds_of(s, upload_round) && rounds_of(s, page_round);
+}
+
 static void start_client(struct soak *s, int i, bool (*round)(struct client *))
 {
     struct client *c = &s->clients[i];
@@ -227,11 +249,20 @@ static void start_client(struct soak *s, int i, bool (*round)(struct client *))
                          .pace_us = round == read_round ? &s->pace_us : NULL,
                          .model = s->model,
                          .model_size = s->model_size};
-    assert_int_equal(pthread_create(&c->thread, NULL, client_main, c), 0);
+    c->started = pthread_create(&c->thread, NULL, client_main, c) == 0;
+    if (!c->started) {
+        snprintf(c->wrong, sizeof c->wrong, "no thread for client %d", i);
+        atomic_store(&c->failed, true);
+    }
 }
 
-static void assert_nothing_wrong(struct soak *s)
+/* Nothing is asserted while threads run: they use what a failure takes away. */
+static void end_clients(struct soak *s)
 {
+    atomic_store(&s->stop, true);
+    for (int i = 0; i < CLIENTS; i++)
+        if (s->clients[i].started)
+            pthread_join(s->clients[i].thread, NULL);
     for (int i = 0; i < CLIENTS; i++)
         if (s->clients[i].wrong[0])
             fail_msg("%s", s->clients[i].wrong);
@@ -267,6 +298,24 @@ static double mean_between(const long *samples, size_t count, double from, doubl
     return sum / (double)MLO_MAX(end - first, (size_t)1);
 }
 
+/* Goes on until the server's memory stays where it is, and all that is done beside has been done once. */
+static void settle(struct soak *s, pid_t server, uint64_t window_ms)
+{
+    double before = 0, now = 0;
+    bool settled = false;
+    for (int i = 0; i < WINDOWS && !settled && goes_well(s); i++) {
+        double sum = 0;
+        int n = 0;
+        for (uint64_t end = mlo_clock_ns() + window_ms * 1000000u; mlo_clock_ns() < end; n++) {
+            sum += (double)memory_kb(server);
+            mlo_clock_sleep_ms(SAMPLE_MS);
+        }
+        before = now;
+        now = sum / MLO_MAX(n, 1);
+        settled = i > 0 && now - before < SETTLED_KB && before - now < SETTLED_KB && each_has_done_one(s);
+    }
+}
+
 static void test_load__half_of_the_top_for_long_changes_nothing(void **state)
 {
     struct servers *all = *state;
@@ -300,9 +349,7 @@ static void test_load__half_of_the_top_for_long_changes_nothing(void **state)
     uint64_t from = mlo_clock_ns();
     mlo_clock_sleep_ms(TOP_MS);
     double top = (double)(rounds_of(&s, read_round) - before) / ((double)(mlo_clock_ns() - from) / 1e9);
-    assert_nothing_wrong(&s);
-    assert_true(top > 0);
-    atomic_store(&s.pace_us, (long)(2e6 * READERS / top));
+    atomic_store(&s.pace_us, (long)(2e6 * READERS / MLO_MAX(top, 1.0)));
     for (int i = READERS; i < CLIENTS; i++)
         start_client(&s, i,
                      i < READERS + UPLOADERS    ? upload_round
@@ -310,28 +357,27 @@ static void test_load__half_of_the_top_for_long_changes_nothing(void **state)
                                                 : page_round);
 
     /* half of it, with all else */
-    mlo_clock_sleep_ms((uint32_t)MLO_MIN(seconds * 200, 30000)); /* pools and caches fill */
+    settle(&s, server, (uint64_t)MLO_MIN(seconds * 100, 15000));
     size_t count = 0, room = (size_t)seconds * 1000 / SAMPLE_MS + 16;
     long *memory = calloc(room, sizeof *memory), *files = calloc(room, sizeof *files), most_kb = 0;
     int64_t most_connections = 0;
     before = rounds_of(&s, read_round);
     from = mlo_clock_ns();
-    while (mlo_clock_ns() - from < (uint64_t)seconds * 1000000000u && count < room) {
+    while (goes_well(&s) && mlo_clock_ns() - from < (uint64_t)seconds * 1000000000u && count < room) {
         memory[count] = memory_kb(server);
         files[count] = files_of(server);
         most_kb = MLO_MAX(most_kb, memory[count]);
         if (count++ % 10 == 0)
             most_connections = MLO_MAX(most_connections, database_connections(all, ""));
-        assert_nothing_wrong(&s);
         mlo_clock_sleep_ms(SAMPLE_MS);
     }
-    wait_for(rounds_of(&s, run_round) && rounds_of(&s, upload_round) && rounds_of(&s, page_round));
+    for (uint64_t until = mlo_clock_ns() + WIRE_PATIENCE_S * 1000000000ull;
+         goes_well(&s) && !each_has_done_one(&s) && mlo_clock_ns() < until;)
+        mlo_clock_sleep_ms(SAMPLE_MS);
     double rate = (double)(rounds_of(&s, read_round) - before) / ((double)(mlo_clock_ns() - from) / 1e9);
     long runs = rounds_of(&s, run_round), uploads = rounds_of(&s, upload_round),
          pages = rounds_of(&s, page_round);
-    atomic_store(&s.stop, true);
-    for (int i = 0; i < CLIENTS; i++)
-        pthread_join(s.clients[i].thread, NULL);
+    end_clients(&s);
     double more_kb = mean_between(memory, count, 0.75, 1) - mean_between(memory, count, 0, 0.25),
            more_files = mean_between(files, count, 0.75, 1) - mean_between(files, count, 0, 0.25);
     printf("%lld s: top %.0f reads/s, then %.0f beside %ld uploads, %ld runs, %ld pages; memory at most %ld "
@@ -339,7 +385,9 @@ static void test_load__half_of_the_top_for_long_changes_nothing(void **state)
            "%.0f descriptors, grew by %.1f; %lld connections to the database\n",
            (long long)seconds, top, rate, uploads, runs, pages, most_kb, more_kb,
            mean_between(files, count, 0, 1), more_files, (long long)most_connections);
-    assert_nothing_wrong(&s);
+    assert_true(top > 0);
+    assert_true(rate > top / 8);
+    assert_true(runs && uploads && pages);
     assert_true(more_files < 3); /* of those that come and go */
     assert_true(most_connections <= MOST_CONNECTIONS);
     if (MEMORY_COUNTS) {
