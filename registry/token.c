@@ -279,6 +279,7 @@ enum mlo_status mlo_token_check(struct mlo_db_conn *conn, const char *text, stru
     struct mlo_params p = MLO_PARAMS_INIT, used = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
     struct mlo_digest hash[2], stored;
+    bool found, plain, bound;
     enum mlo_status status = MLO_OK;
     if (!text || !mlo_str_starts(text, PREFIX) || strlen(text) != strlen(PREFIX) + SECRET_CHARS) {
         mlo_error_set(err, MLO_EAUTH, "that is not a token");
@@ -291,10 +292,10 @@ enum mlo_status mlo_token_check(struct mlo_db_conn *conn, const char *text, stru
         mlo_param_digest(&p, &hash[scoped]);
     }
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_token[TOKEN_FIND], &p, &rows, err));
-    if (mlo_rows_count(&rows) == 0 || !mlo_rows_digest(&rows, 0, 4, &stored) ||
-        !(mlo_equal_constant_time(&hash[0], &stored, sizeof stored) |
-          mlo_equal_constant_time(&hash[1], &stored, sizeof stored)) ||
-        mlo_rows_bool(&rows, 0, 5)) {
+    found = mlo_rows_count(&rows) != 0 && mlo_rows_digest(&rows, 0, 4, &stored);
+    plain = found && mlo_equal_constant_time(&hash[0], &stored, sizeof stored);
+    bound = found && mlo_equal_constant_time(&hash[1], &stored, sizeof stored);
+    if (!(plain || bound) || mlo_rows_bool(&rows, 0, 5)) {
         status = mlo_error_set(err, MLO_EAUTH, "the token is unknown or was revoked");
         goto out;
     }
