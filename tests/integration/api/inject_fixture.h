@@ -383,7 +383,7 @@ static inline void probe_operation(struct probe *p, const json_t *contract, stru
     struct mlo_buf path = MLO_BUF_INIT, headers = MLO_BUF_INIT;
     enum form_of_place form;
     const json_t *parameters = json_object_get(c->operation, "parameters");
-    json_t *trials = json_array(), *trial, *media;
+    json_t *trials = json_array(), *trial, *media = NULL;
     size_t i;
     json_object_foreach(json_object_get(json_object_get(c->operation, "requestBody"), "content"), c->type,
                         media) break;
