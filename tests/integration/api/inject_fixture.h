@@ -262,7 +262,8 @@ static inline void trials_of(const json_t *root, const json_t *schema, const jso
     if (others) { /* members of any name */
         copy = json_is_object(base) ? json_copy((json_t *)base) : json_object();
         void *first = json_object_iter(copy);
-        json_object_set(copy, HERE, first ? json_object_iter_value(first) : json_string("x"));
+        json_object_set_new(copy, HERE,
+                            first ? json_incref(json_object_iter_value(first)) : json_string("x"));
         json_array_append_new(out, copy);
     }
     if (items) {
