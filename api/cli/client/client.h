@@ -241,6 +241,17 @@ MLO_MUST_USE enum mlo_status mlo_client_move(struct mlo_client *client, const st
                                              struct mlo_response *out, struct mlo_error *err);
 /* What gates said of a promotion (registry/gates.h) as a table for people. */
 MLO_MUST_USE enum mlo_status mlo_client_print_gates(const json_t *decision, struct mlo_error *err);
+/* Appends the texts of a list: "a b c". */
+void mlo_client_join(const json_t *list, struct mlo_buf *out);
+/* A row of the table for one of the things it lists. */
+typedef void mlo_client_row_fn(struct mlo_table *table, const json_t *item);
+/* A list (an array) as a table of these columns, or, with -o json, as it is. */
+MLO_MUST_USE enum mlo_status mlo_client_print_list(const struct mlo_cli *cli, const json_t *items,
+                                                   const char *columns, mlo_client_row_fn *row,
+                                                   struct mlo_error *err);
+/* One thing as such a table of one row. */
+MLO_MUST_USE enum mlo_status mlo_client_print_item(const json_t *item, const char *columns,
+                                                   mlo_client_row_fn *row, struct mlo_error *err);
 /* "2026-01-31 12:34:56" from an RFC 3339 time, into the caller's buffer; "-" for NULL. */
 char *mlo_client_time(const json_t *object, const char *key, char out[32]);
 /* "0123456789ab" from "sha256:0123456789ab…", into the caller's buffer. */

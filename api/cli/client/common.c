@@ -119,6 +119,36 @@ out:
     return status;
 }
 
+void mlo_client_join(const json_t *list, struct mlo_buf *out)
+{
+    json_t *item;
+    size_t i;
+    json_array_foreach((json_t *)list, i, item)
+        mlo_buf_printf(out, "%s%s", i ? " " : "", json_string_value(item));
+}
+
+enum mlo_status mlo_client_print_list(const struct mlo_cli *cli, const json_t *items, const char *columns,
+                                      mlo_client_row_fn *row, struct mlo_error *err)
+{
+    struct mlo_table table;
+    json_t *item;
+    size_t i;
+    if (cli->json)
+        return mlo_cli_print_json(items, err);
+    mlo_table_init(&table, columns);
+    json_array_foreach((json_t *)items, i, item) row(&table, item);
+    return mlo_table_print_take(&table, err);
+}
+
+enum mlo_status mlo_client_print_item(const json_t *item, const char *columns, mlo_client_row_fn *row,
+                                      struct mlo_error *err)
+{
+    struct mlo_table table;
+    mlo_table_init(&table, columns);
+    row(&table, item);
+    return mlo_table_print_take(&table, err);
+}
+
 enum mlo_status mlo_client_ask(struct mlo_cli *cli, const char *method, const struct mlo_buf *path,
                                const json_t *body, json_t **out, struct mlo_error *err)
 {

@@ -42,19 +42,10 @@ static void add_row(struct mlo_table *table, const json_t *row)
 
 static enum mlo_status list_run(struct mlo_cli *cli, struct mlo_error *err)
 {
-    json_t *answer = NULL, *row;
-    struct mlo_table table;
-    size_t i;
-    enum mlo_status status;
-    MLO_TRY(call(cli, "GET", "", NULL, &answer, err));
-    if (cli->json) {
-        status = mlo_cli_print_json(json_object_get(answer, "items"), err);
-        goto out;
-    }
-    mlo_table_init(&table, MEMBER_COLUMNS);
-    json_array_foreach(json_object_get(answer, "items"), i, row) add_row(&table, row);
-    MLO_TRY(mlo_table_print_take(&table, err));
-out:
+    json_t *answer = NULL;
+    enum mlo_status status = call(cli, "GET", "", NULL, &answer, err);
+    if (status == MLO_OK)
+        status = mlo_client_print_list(cli, json_object_get(answer, "items"), MEMBER_COLUMNS, add_row, err);
     json_decref(answer);
     return status;
 }
@@ -81,7 +72,6 @@ static enum mlo_status stages_of(const struct mlo_cli *cli, json_t **out, struct
 static enum mlo_status set_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     json_t *body = NULL, *stages = NULL, *answer = NULL;
-    struct mlo_table table;
     bool service = mlo_cli_has(cli, "service");
     enum mlo_status status;
     const char *role, *description = mlo_cli_opt(cli, "description"), *reason = mlo_cli_opt(cli, "reason");
@@ -92,13 +82,8 @@ static enum mlo_status set_run(struct mlo_cli *cli, struct mlo_error *err)
     if (mlo_cli_has(cli, "approve"))
         json_object_set_new(body, "approve", json_true());
     MLO_TRY(call(cli, "PUT", "", body, &answer, err));
-    if (cli->json) {
-        status = mlo_cli_print_json(answer, err);
-        goto out;
-    }
-    mlo_table_init(&table, MEMBER_COLUMNS);
-    add_row(&table, answer);
-    MLO_TRY(mlo_table_print_take(&table, err));
+    status = cli->json ? mlo_cli_print_json(answer, err)
+                       : mlo_client_print_item(answer, MEMBER_COLUMNS, add_row, err);
 out:
     json_decref(body);
     json_decref(stages);
@@ -154,30 +139,24 @@ out:
     return status;
 }
 
+static void add_token(struct mlo_table *table, const json_t *row)
+{
+    char id[24], used[32], expires[32], revoked[32], prefix[32];
+    snprintf(id, sizeof id, "%lld", (long long)mlo_json_i64(row, "id", 0));
+    snprintf(prefix, sizeof prefix, "%.20s…", mlo_json_str(row, "prefix", ""));
+    mlo_table_row(table, id, prefix, mlo_json_str(row, "name", ""), mlo_json_str(row, "role", ""),
+                  mlo_json_str(row, "stage", NULL), mlo_client_time(row, "last_used_at", used),
+                  mlo_client_time(row, "expires_at", expires), mlo_client_time(row, "revoked_at", revoked));
+}
+
 static enum mlo_status tokens_run(struct mlo_cli *cli, struct mlo_error *err)
 {
-    json_t *answer = NULL, *row;
-    struct mlo_table table;
-    size_t i;
-    enum mlo_status status;
-    MLO_TRY(call(cli, "GET", "/tokens", NULL, &answer, err));
-    if (cli->json) {
-        status = mlo_cli_print_json(json_object_get(answer, "items"), err);
-        goto out;
-    }
-    mlo_table_init(&table, "id>|token|name|role|stage|last used (UTC)|expires|revoked");
-    json_array_foreach(json_object_get(answer, "items"), i, row)
-    {
-        char id[24], used[32], expires[32], revoked[32], prefix[32];
-        snprintf(id, sizeof id, "%lld", (long long)mlo_json_i64(row, "id", 0));
-        snprintf(prefix, sizeof prefix, "%.20s…", mlo_json_str(row, "prefix", ""));
-        mlo_table_row(&table, id, prefix, mlo_json_str(row, "name", ""), mlo_json_str(row, "role", ""),
-                      mlo_json_str(row, "stage", NULL), mlo_client_time(row, "last_used_at", used),
-                      mlo_client_time(row, "expires_at", expires),
-                      mlo_client_time(row, "revoked_at", revoked));
-    }
-    MLO_TRY(mlo_table_print_take(&table, err));
-out:
+    json_t *answer = NULL;
+    enum mlo_status status = call(cli, "GET", "/tokens", NULL, &answer, err);
+    if (status == MLO_OK)
+        status = mlo_client_print_list(cli, json_object_get(answer, "items"),
+                                       "id>|token|name|role|stage|last used (UTC)|expires|revoked", add_token,
+                                       err);
     json_decref(answer);
     return status;
 }

@@ -39,12 +39,9 @@ static void add_row(struct mlo_table *table, const json_t *row)
 
 static enum mlo_status print_one(struct mlo_cli *cli, const json_t *row, struct mlo_error *err)
 {
-    struct mlo_table table;
     if (cli->json)
         return mlo_cli_print_json(row, err);
-    mlo_table_init(&table, COLUMNS);
-    add_row(&table, row);
-    enum mlo_status status = mlo_table_print_take(&table, err);
+    enum mlo_status status = mlo_client_print_item(row, COLUMNS, add_row, err);
     const char *why = mlo_json_str(row, "state_reason", NULL);
     if (status == MLO_OK && why)
         status = mlo_cli_print(err, "paused by a server: %s\n", why);
@@ -74,30 +71,19 @@ static void add_firing(struct mlo_table *table, const json_t *firing)
 
 static enum mlo_status list_run(struct mlo_cli *cli, struct mlo_error *err)
 {
-    json_t *answer = NULL, *row;
-    struct mlo_table table;
-    size_t i;
-    enum mlo_status status;
-    MLO_TRY(ask(cli, "GET", "", NULL, &answer, err));
-    if (cli->json) {
-        status = mlo_cli_print_json(json_object_get(answer, "items"), err);
-        goto out;
-    }
-    mlo_table_init(&table, COLUMNS);
-    json_array_foreach(json_object_get(answer, "items"), i, row) add_row(&table, row);
-    MLO_TRY(mlo_table_print_take(&table, err));
-out:
+    json_t *answer = NULL;
+    enum mlo_status status = ask(cli, "GET", "", NULL, &answer, err);
+    if (status == MLO_OK)
+        status = mlo_client_print_list(cli, json_object_get(answer, "items"), COLUMNS, add_row, err);
     json_decref(answer);
     return status;
 }
 
 static enum mlo_status show_run(struct mlo_cli *cli, struct mlo_error *err)
 {
-    json_t *schedule = NULL, *page = NULL, *firing;
-    struct mlo_table table;
+    json_t *schedule = NULL, *page = NULL;
     char rest[48];
     int64_t limit;
-    size_t i;
     enum mlo_status status;
     MLO_TRY(mlo_cli_int(cli, "limit", FIRINGS_SHOWN, 1, 200, &limit, err));
     snprintf(rest, sizeof rest, "/firings?limit=%lld", (long long)limit);
@@ -113,9 +99,7 @@ static enum mlo_status show_run(struct mlo_cli *cli, struct mlo_error *err)
         err, "firings: %lld succeeded, %lld failed, %lld cancelled, %lld skipped\n\n",
         (long long)mlo_json_i64(schedule, "succeeded", 0), (long long)mlo_json_i64(schedule, "failed", 0),
         (long long)mlo_json_i64(schedule, "cancelled", 0), (long long)mlo_json_i64(schedule, "skipped", 0)));
-    mlo_table_init(&table, FIRING_COLUMNS);
-    json_array_foreach(json_object_get(page, "items"), i, firing) add_firing(&table, firing);
-    MLO_TRY(mlo_table_print_take(&table, err));
+    MLO_TRY(mlo_client_print_list(cli, json_object_get(page, "items"), FIRING_COLUMNS, add_firing, err));
 out:
     json_decref(schedule);
     json_decref(page);

@@ -34,19 +34,11 @@ static const char *text_of(int64_t number, char out[24])
 
 /* --- webhooks ------------------------------------------------------------------------------------ */
 
-static void join(const json_t *list, struct mlo_buf *out)
-{
-    json_t *item;
-    size_t i;
-    json_array_foreach((json_t *)list, i, item)
-        mlo_buf_printf(out, "%s%s", i ? " " : "", json_string_value(item));
-}
-
 static void add_row(struct mlo_table *table, const json_t *row)
 {
     struct mlo_buf events = MLO_BUF_INIT;
     char id[24], pending[24], since[32];
-    join(json_object_get(row, "events"), &events);
+    mlo_client_join(json_object_get(row, "events"), &events);
     mlo_table_row(table, text_of(mlo_json_i64(row, "id", 0), id), mlo_json_str(row, "state", ""),
                   mlo_json_str(row, "url", ""), text_of(mlo_json_i64(row, "pending", 0), pending),
                   mlo_client_time(row, "failing_since", since), mlo_buf_str(&events));
@@ -57,31 +49,19 @@ static void add_row(struct mlo_table *table, const json_t *row)
 
 static enum mlo_status list_run(struct mlo_cli *cli, struct mlo_error *err)
 {
-    json_t *answer = NULL, *row;
-    struct mlo_table table;
-    size_t i;
-    enum mlo_status status;
-    MLO_TRY(call(cli, "GET", "", NULL, &answer, err));
-    if (cli->json) {
-        status = mlo_cli_print_json(json_object_get(answer, "items"), err);
-        goto out;
-    }
-    mlo_table_init(&table, WEBHOOK_COLUMNS);
-    json_array_foreach(json_object_get(answer, "items"), i, row) add_row(&table, row);
-    MLO_TRY(mlo_table_print_take(&table, err));
-out:
+    json_t *answer = NULL;
+    enum mlo_status status = call(cli, "GET", "", NULL, &answer, err);
+    if (status == MLO_OK)
+        status = mlo_client_print_list(cli, json_object_get(answer, "items"), WEBHOOK_COLUMNS, add_row, err);
     json_decref(answer);
     return status;
 }
 
 static enum mlo_status print_one(struct mlo_cli *cli, const json_t *webhook, struct mlo_error *err)
 {
-    struct mlo_table table;
     if (cli->json)
         return mlo_cli_print_json(webhook, err);
-    mlo_table_init(&table, WEBHOOK_COLUMNS);
-    add_row(&table, webhook);
-    enum mlo_status status = mlo_table_print_take(&table, err);
+    enum mlo_status status = mlo_client_print_item(webhook, WEBHOOK_COLUMNS, add_row, err);
     const char *why = mlo_json_str(webhook, "state_reason", NULL),
                *secret = mlo_json_str(webhook, "secret", NULL);
     if (status == MLO_OK && why)
@@ -195,9 +175,7 @@ static enum mlo_status print_delivery(const json_t *row, struct mlo_error *err)
     struct mlo_table table;
     json_t *attempt;
     size_t i;
-    mlo_table_init(&table, DELIVERY_COLUMNS);
-    add_delivery(&table, row);
-    enum mlo_status status = mlo_table_print_take(&table, err);
+    enum mlo_status status = mlo_client_print_item(row, DELIVERY_COLUMNS, add_delivery, err);
     if (status == MLO_OK)
         status = mlo_cli_print(err, "\nwebhook-id: %s\n%s\n\n", mlo_json_str(row, "message", ""),
                                mlo_json_str(row, "body", ""));
@@ -220,10 +198,8 @@ static enum mlo_status deliveries_run(struct mlo_cli *cli, struct mlo_error *err
 {
     struct mlo_client *client = NULL;
     struct mlo_buf path = MLO_BUF_INIT;
-    struct mlo_table table;
-    json_t *items = NULL, *row;
+    json_t *items = NULL;
     int64_t limit;
-    size_t i;
     enum mlo_status status;
     MLO_TRY(mlo_cli_int(cli, "limit", 20, 1, 10000, &limit, err));
     if (cli->arg_count == 3) {
@@ -235,13 +211,7 @@ static enum mlo_status deliveries_run(struct mlo_cli *cli, struct mlo_error *err
     MLO_TRY(mlo_buf_ok(&path) ? MLO_OK : mlo_error_nomem(err));
     MLO_TRY(mlo_client_open(cli, &client, err));
     MLO_TRY(mlo_client_list(client, mlo_buf_str(&path), (size_t)limit, &items, err));
-    if (cli->json) {
-        status = mlo_cli_print_json(items, err);
-        goto out;
-    }
-    mlo_table_init(&table, DELIVERY_COLUMNS);
-    json_array_foreach(items, i, row) add_delivery(&table, row);
-    MLO_TRY(mlo_table_print_take(&table, err));
+    status = mlo_client_print_list(cli, items, DELIVERY_COLUMNS, add_delivery, err);
 out:
     json_decref(items);
     mlo_client_close(client);

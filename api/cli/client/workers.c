@@ -3,14 +3,6 @@
 
 #include "api/cli/client/client.h"
 
-static void join(const json_t *list, struct mlo_buf *out)
-{
-    json_t *item;
-    size_t i;
-    json_array_foreach((json_t *)list, i, item)
-        mlo_buf_printf(out, "%s%s", i ? " " : "", json_string_value(item));
-}
-
 /* "H100 (job 12) H100" */
 static void gpus_text(const json_t *gpus, struct mlo_buf *out)
 {
@@ -50,7 +42,7 @@ static enum mlo_status list_workers(struct mlo_cli *cli, struct mlo_error *err)
         char jobs[48], seen[32], memory[32], disk[32];
         struct mlo_buf lacking = MLO_BUF_INIT, gpus = MLO_BUF_INIT;
         gpus_text(json_object_get(row, "gpus"), &gpus);
-        join(json_object_get(row, "lacking"), &lacking);
+        mlo_client_join(json_object_get(row, "lacking"), &lacking);
         snprintf(jobs, sizeof jobs, "%zu/%lld", json_array_size(json_object_get(row, "jobs")),
                  (long long)mlo_json_i64(row, "slots", 0));
         mlo_table_row(&table, mlo_json_str(row, "name", ""), mlo_json_str(row, "state", ""), jobs,
