@@ -145,6 +145,15 @@ MLO_MUST_USE enum mlo_status cuda_get_cublaslt(const struct cuda_cublaslt **out,
 
 /* What a failed call of the driver becomes: MLO_ENOMEM, MLO_EUNAVAILABLE (no device) or MLO_EIO. */
 MLO_MUST_USE enum mlo_status cuda_failed(CUresult result, const char *what, struct mlo_error *err);
+/* MLO_TRY for a call of the driver; `what` says what was done with it. */
+#define CUDA_TRY(call, what)                                                                                 \
+    do {                                                                                                     \
+        CUresult gpu_result = (call);                                                                        \
+        if (gpu_result != CUDA_SUCCESS) {                                                                    \
+            status = cuda_failed(gpu_result, what, err);                                                     \
+            goto out;                                                                                        \
+        }                                                                                                    \
+    } while (0)
 #endif
 
 #endif

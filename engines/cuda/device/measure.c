@@ -7,15 +7,6 @@
 #include "engines/cuda/device/device_impl.h"
 #include "engines/cuda/tune/tune.h"
 
-#define GPU(call, what)                                                                                      \
-    do {                                                                                                     \
-        CUresult gpu_result = (call);                                                                        \
-        if (gpu_result != CUDA_SUCCESS) {                                                                    \
-            status = cuda_failed(gpu_result, what, err);                                                     \
-            goto out;                                                                                        \
-        }                                                                                                    \
-    } while (0)
-
 /* --- samples -------------------------------------------------------------------------------------------- */
 
 /* Of more samples than there is room for, a uniform random choice (Vitter 1985, algorithm R). */
@@ -78,11 +69,11 @@ static enum mlo_status time_once(void *arg, double *us, struct mlo_error *err)
     const struct cuda_driver *d = p->program->device->driver;
     enum mlo_status status;
     float ms = 0;
-    GPU(d->cuEventRecord(p->events[0], p->program->stream), "timing");
+    CUDA_TRY(d->cuEventRecord(p->events[0], p->program->stream), "timing");
     MLO_TRY(p->fn(p->program, err));
-    GPU(d->cuEventRecord(p->events[1], p->program->stream), "timing");
-    GPU(d->cuEventSynchronize(p->events[1]), "running the steps");
-    GPU(d->cuEventElapsedTime(&ms, p->events[0], p->events[1]), "timing");
+    CUDA_TRY(d->cuEventRecord(p->events[1], p->program->stream), "timing");
+    CUDA_TRY(d->cuEventSynchronize(p->events[1]), "running the steps");
+    CUDA_TRY(d->cuEventElapsedTime(&ms, p->events[0], p->events[1]), "timing");
     *us = 1000.0 * (double)ms;
 out:
     return status;
@@ -151,14 +142,14 @@ static enum mlo_status time_steps(struct mlo_program *program, int calls, double
         goto out;
     }
     for (size_t i = 0; i <= count; i++)
-        GPU(d->cuEventCreate(&events[i], CU_EVENT_DEFAULT), "timing");
+        CUDA_TRY(d->cuEventCreate(&events[i], CU_EVENT_DEFAULT), "timing");
     MLO_TRY(record_steps(program, events, &graph, err));
     for (size_t r = 0; r <= runs; r++) { /* the first one warms up */
-        GPU(d->cuGraphLaunch(graph, program->stream), "starting the graph");
+        CUDA_TRY(d->cuGraphLaunch(graph, program->stream), "starting the graph");
         MLO_TRY(cuda_program_wait(program, err));
         for (size_t i = 0; r > 0 && i < count; i++) {
             float ms = 0;
-            GPU(d->cuEventElapsedTime(&ms, events[i], events[i + 1]), "timing");
+            CUDA_TRY(d->cuEventElapsedTime(&ms, events[i], events[i + 1]), "timing");
             us[i * runs + r - 1] = 1000.0 * (double)ms;
         }
     }
@@ -296,7 +287,7 @@ enum mlo_status cuda_program_measure(struct mlo_program *program, const struct m
     MLO_TRY(cuda_program_upload(program, inputs, err));
     MLO_TRY(cuda_program_record(program, err));
     for (size_t i = 0; i < MLO_COUNT(events); i++)
-        GPU(d->cuEventCreate(&events[i], CU_EVENT_DEFAULT), "timing");
+        CUDA_TRY(d->cuEventCreate(&events[i], CU_EVENT_DEFAULT), "timing");
     all = json_pack("{s:I, s:I, s:I, s:o}", "arena_bytes", (json_int_t)plan->schedule->arena_bytes,
                     "constant_bytes", (json_int_t)plan->schedule->constant_bytes, "workspace_bytes",
                     (json_int_t)program->workspace_bytes, "device", device_json(&program->device->gpu));

@@ -14,16 +14,6 @@ static size_t rounded(size_t size)
     return (size + STAGING_ALIGN - 1) & ~(size_t)(STAGING_ALIGN - 1);
 }
 
-/* What a step that is not in a plan's constants needs of the device. */
-#define GPU(call, what)                                                                                      \
-    do {                                                                                                     \
-        CUresult gpu_result = (call);                                                                        \
-        if (gpu_result != CUDA_SUCCESS) {                                                                    \
-            status = cuda_failed(gpu_result, what, err);                                                     \
-            goto out;                                                                                        \
-        }                                                                                                    \
-    } while (0)
-
 void cuda_program_unload(struct mlo_program *program)
 {
     if (!program)
@@ -121,7 +111,7 @@ static enum mlo_status take_memory(struct mlo_program *program, struct mlo_error
     const struct cuda_driver *d = program->device->driver;
     if (program->staging_bytes) {
         void *staging = NULL;
-        GPU(d->cuMemAllocHost(&staging, program->staging_bytes), "taking pinned memory");
+        CUDA_TRY(d->cuMemAllocHost(&staging, program->staging_bytes), "taking pinned memory");
         program->staging = staging;
         memset(program->staging, 0, program->staging_bytes);
     }
@@ -134,7 +124,7 @@ static enum mlo_status take_memory(struct mlo_program *program, struct mlo_error
             goto out;
         }
         /* Indices and the like that were never written are then in bounds. */
-        GPU(d->cuMemsetD8Async(program->arena, 0, s->arena_bytes, program->stream), "clearing memory");
+        CUDA_TRY(d->cuMemsetD8Async(program->arena, 0, s->arena_bytes, program->stream), "clearing memory");
     }
     for (int i = 0; i < s->slot_count; i++)
         program->at[i] = (s->slots[i].kind == CUDA_SLOT_CONST ? program->device->constants : program->arena) +
@@ -201,15 +191,15 @@ enum mlo_status cuda_program_enqueue(struct mlo_program *program, int index, str
     enum mlo_status status = MLO_OK;
     switch (w->kind) {
     case CUDA_WORK_KERNEL:
-        GPU(d->cuLaunchKernel(program->device->functions[which], w->grid[0], w->grid[1], w->grid[2],
-                              w->block[0], w->block[1], w->block[2], w->shared_bytes, program->stream,
-                              state->params, NULL),
-            "starting a kernel");
+        CUDA_TRY(d->cuLaunchKernel(program->device->functions[which], w->grid[0], w->grid[1], w->grid[2],
+                                   w->block[0], w->block[1], w->block[2], w->shared_bytes, program->stream,
+                                   state->params, NULL),
+                 "starting a kernel");
         break;
     case CUDA_WORK_COPY:
-        GPU(d->cuMemcpyDtoDAsync(program->at[step->out[0]], program->at[step->in[0]], step->copy_bytes,
-                                 program->stream),
-            "copying on the GPU");
+        CUDA_TRY(d->cuMemcpyDtoDAsync(program->at[step->out[0]], program->at[step->in[0]], step->copy_bytes,
+                                      program->stream),
+                 "copying on the GPU");
         break;
     case CUDA_WORK_CUDNN:
         MLO_TRY(cuda_dnn_run(program->dnn, state->dnn, program->workspace, err));
@@ -242,10 +232,10 @@ enum mlo_status cuda_program_enqueue_inputs(struct mlo_program *program, struct 
     for (int i = 0; i < program->plan->input_count; i++) {
         int slot = s->input_slots[i];
         if (slot >= 0 && s->slots[slot].size_bytes)
-            GPU(program->device->driver->cuMemcpyHtoDAsync(program->at[slot],
-                                                           program->staging + program->input_at[i],
-                                                           s->slots[slot].size_bytes, program->stream),
-                "bringing inputs to the GPU");
+            CUDA_TRY(program->device->driver->cuMemcpyHtoDAsync(program->at[slot],
+                                                                program->staging + program->input_at[i],
+                                                                s->slots[slot].size_bytes, program->stream),
+                     "bringing inputs to the GPU");
     }
 out:
     return status;
@@ -260,9 +250,9 @@ enum mlo_status cuda_program_enqueue_outputs(struct mlo_program *program, struct
         size_t bytes = 0;
         if (slot >= 0 && s->slots[slot].kind != CUDA_SLOT_CONST && span(&s->output_tensors[i], &bytes) &&
             bytes)
-            GPU(program->device->driver->cuMemcpyDtoHAsync(program->staging + program->output_at[i],
-                                                           program->at[slot], bytes, program->stream),
-                "bringing outputs from the GPU");
+            CUDA_TRY(program->device->driver->cuMemcpyDtoHAsync(program->staging + program->output_at[i],
+                                                                program->at[slot], bytes, program->stream),
+                     "bringing outputs from the GPU");
     }
 out:
     return status;
@@ -340,14 +330,14 @@ enum mlo_status cuda_program_load(struct mlo_plan *plan, struct mlo_program **ou
     program->plan = plan;
     MLO_TRY(cuda_device_get(plan, &program->device, err));
     const struct cuda_driver *d = program->device->driver;
-    GPU(d->cuStreamCreate(&program->stream, CU_STREAM_NON_BLOCKING), "making a stream");
+    CUDA_TRY(d->cuStreamCreate(&program->stream, CU_STREAM_NON_BLOCKING), "making a stream");
     MLO_TRY(lay_out(program, err));
     MLO_TRY(take_memory(program, err));
     for (int i = 0; i < plan->schedule->step_count; i++)
         MLO_TRY(load_step(program, i, err));
     if (program->workspace_bytes)
-        GPU(d->cuMemAlloc(&program->workspace, program->workspace_bytes),
-            "taking memory for the libraries' workspace");
+        CUDA_TRY(d->cuMemAlloc(&program->workspace, program->workspace_bytes),
+                 "taking memory for the libraries' workspace");
     MLO_TRY(record(program, err));
     *out = program;
     program = NULL;
@@ -462,7 +452,8 @@ enum mlo_status cuda_program_run(struct mlo_program *program, const struct mlo_t
     if (status != MLO_OK)
         return status;
     if (program->whole) {
-        GPU(program->device->driver->cuGraphLaunch(program->whole, program->stream), "starting the graph");
+        CUDA_TRY(program->device->driver->cuGraphLaunch(program->whole, program->stream),
+                 "starting the graph");
     } else {
         MLO_TRY(cuda_program_enqueue_inputs(program, err));
         MLO_TRY(cuda_program_enqueue_all(program, err));
@@ -510,8 +501,8 @@ static enum mlo_status show(struct mlo_program *program, size_t which, mlo_obser
     if (!copy)
         return mlo_error_nomem(err);
     if (bytes)
-        GPU(program->device->driver->cuMemcpyDtoHAsync(copy, program->at[slot], bytes, program->stream),
-            "bringing a value from the GPU");
+        CUDA_TRY(program->device->driver->cuMemcpyDtoHAsync(copy, program->at[slot], bytes, program->stream),
+                 "bringing a value from the GPU");
     MLO_TRY(cuda_program_wait(program, err));
     MLO_TRY(view(value, tensor, copy, &t, err));
     MLO_TRY(mlo_engine_show(value->name, &t, fn, arg, err));

@@ -7,15 +7,6 @@
 
 enum { ROUNDS = 16 }; /* of calls between two events: what starting costs the host is then no part of it */
 
-#define GPU(call, what)                                                                                      \
-    do {                                                                                                     \
-        CUresult gpu_result = (call);                                                                        \
-        if (gpu_result != CUDA_SUCCESS) {                                                                    \
-            status = cuda_failed(gpu_result, what, err);                                                     \
-            goto out;                                                                                        \
-        }                                                                                                    \
-    } while (0)
-
 struct cuda_together {
     const struct cuda_driver *driver;
     struct mlo_program **programs; /* the first is the caller's */
@@ -63,10 +54,10 @@ enum mlo_status cuda_together_new(struct mlo_program *first, const struct mlo_te
             MLO_TRY(cuda_program_load(first->plan, &t->programs[i], err));
         MLO_TRY(cuda_program_upload(t->programs[i], inputs, err));
         MLO_TRY(cuda_program_record(t->programs[i], err));
-        GPU(t->driver->cuEventCreate(&t->done[i], CU_EVENT_DISABLE_TIMING), "timing");
+        CUDA_TRY(t->driver->cuEventCreate(&t->done[i], CU_EVENT_DISABLE_TIMING), "timing");
     }
-    GPU(t->driver->cuEventCreate(&t->begin, CU_EVENT_DEFAULT), "timing");
-    GPU(t->driver->cuEventCreate(&t->end, CU_EVENT_DEFAULT), "timing");
+    CUDA_TRY(t->driver->cuEventCreate(&t->begin, CU_EVENT_DEFAULT), "timing");
+    CUDA_TRY(t->driver->cuEventCreate(&t->end, CU_EVENT_DEFAULT), "timing");
     *out = t;
     t = NULL;
 out:
@@ -80,20 +71,20 @@ enum mlo_status cuda_together_time(struct cuda_together *t, double *us, struct m
     CUstream first = t->programs[0]->stream;
     enum mlo_status status = MLO_OK;
     float ms = 0;
-    GPU(d->cuEventRecord(t->begin, first), "timing");
+    CUDA_TRY(d->cuEventRecord(t->begin, first), "timing");
     for (unsigned i = 1; i < t->count; i++)
-        GPU(d->cuStreamWaitEvent(t->programs[i]->stream, t->begin, 0), "timing");
+        CUDA_TRY(d->cuStreamWaitEvent(t->programs[i]->stream, t->begin, 0), "timing");
     for (unsigned call = 0; call < ROUNDS * t->count; call++) { /* in turn, so that none runs dry */
         const struct mlo_program *p = t->programs[call % t->count];
-        GPU(d->cuGraphLaunch(p->device_only, p->stream), "starting the graph");
+        CUDA_TRY(d->cuGraphLaunch(p->device_only, p->stream), "starting the graph");
     }
     for (unsigned i = 1; i < t->count; i++) {
-        GPU(d->cuEventRecord(t->done[i], t->programs[i]->stream), "timing");
-        GPU(d->cuStreamWaitEvent(first, t->done[i], 0), "timing");
+        CUDA_TRY(d->cuEventRecord(t->done[i], t->programs[i]->stream), "timing");
+        CUDA_TRY(d->cuStreamWaitEvent(first, t->done[i], 0), "timing");
     }
-    GPU(d->cuEventRecord(t->end, first), "timing");
-    GPU(d->cuEventSynchronize(t->end), "running the steps");
-    GPU(d->cuEventElapsedTime(&ms, t->begin, t->end), "timing");
+    CUDA_TRY(d->cuEventRecord(t->end, first), "timing");
+    CUDA_TRY(d->cuEventSynchronize(t->end), "running the steps");
+    CUDA_TRY(d->cuEventElapsedTime(&ms, t->begin, t->end), "timing");
     *us = 1000.0 * (double)ms / (ROUNDS * t->count);
 out:
     return status;

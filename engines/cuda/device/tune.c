@@ -19,15 +19,6 @@ enum {
 #define SETS_BYTES ((size_t)1 << 30) /* of all buffers that take turns, at most */
 enum { PLACE_ALIGN = 256 };
 
-#define GPU(call, what)                                                                                      \
-    do {                                                                                                     \
-        CUresult gpu_result = (call);                                                                        \
-        if (gpu_result != CUDA_SUCCESS) {                                                                    \
-            status = cuda_failed(gpu_result, what, err);                                                     \
-            goto out;                                                                                        \
-        }                                                                                                    \
-    } while (0)
-
 struct bench {
     struct mlo_plan *plan;
     struct mlo_program *program; /* NULL: nothing is measured */
@@ -188,21 +179,21 @@ static enum mlo_status place_new(const struct bench *b, const struct cuda_step *
     size_t at[POINTERS];
     unsigned char *host = NULL;
     *p = (struct place){.bytes = lay_place(s, step, at)};
-    GPU(d->cuMemAlloc(&p->base, p->bytes), "taking memory to try a way");
+    CUDA_TRY(d->cuMemAlloc(&p->base, p->bytes), "taking memory to try a way");
     if (!(host = calloc(1, p->bytes + 1))) {
         status = mlo_error_nomem(err);
         goto out;
     }
     fill_host(host, p->bytes, 7);
-    GPU(d->cuMemcpyHtoD(p->base, host, p->bytes), "filling memory");
+    CUDA_TRY(d->cuMemcpyHtoD(p->base, host, p->bytes), "filling memory");
     for (int i = 0; i < step->in_count + step->out_count; i++) {
         const struct cuda_slot *slot = &s->slots[slot_of(step, i)];
         p->at[i] = p->base + at[i];
         p->params[i] = &p->at[i];
         if (slot->kind == CUDA_SLOT_CONST && slot->size_bytes) /* scales and weights as they are */
-            GPU(d->cuMemcpyDtoDAsync(p->at[i], b->program->at[slot_of(step, i)], slot->size_bytes,
-                                     b->program->stream),
-                "copying constants");
+            CUDA_TRY(d->cuMemcpyDtoDAsync(p->at[i], b->program->at[slot_of(step, i)], slot->size_bytes,
+                                          b->program->stream),
+                     "copying constants");
     }
     MLO_TRY(cuda_program_wait(b->program, err));
 out:
@@ -233,12 +224,12 @@ static enum mlo_status load_way(const struct bench *b, const struct cuda_step *s
     enum mlo_status status = MLO_OK;
     *l = (struct loaded){.work = work};
     if (work->kind == CUDA_WORK_KERNEL) {
-        GPU(d->cuModuleLoadData(&l->module, work->image), "loading a kernel");
-        GPU(d->cuModuleGetFunction(&l->function, l->module, work->entry), "loading a kernel");
+        CUDA_TRY(d->cuModuleLoadData(&l->module, work->image), "loading a kernel");
+        CUDA_TRY(d->cuModuleGetFunction(&l->function, l->module, work->entry), "loading a kernel");
         if (work->shared_bytes > DEFAULT_SHARED_MAX)
-            GPU(d->cuFuncSetAttribute(l->function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                      (int)work->shared_bytes),
-                "loading a kernel");
+            CUDA_TRY(d->cuFuncSetAttribute(l->function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                           (int)work->shared_bytes),
+                     "loading a kernel");
         return MLO_OK;
     }
     MLO_TRY(cuda_library_handles(b->program, work->kind, err));
@@ -262,10 +253,10 @@ static enum mlo_status enqueue(const struct bench *b, const struct loaded *l, st
         return cuda_dnn_run(b->program->dnn, l->dnn, workspace, err);
     if (l->lt)
         return cuda_lt_run(b->program->lt, l->lt, workspace, workspace_bytes, b->program->stream, err);
-    GPU(b->program->device->driver->cuLaunchKernel(l->function, w->grid[0], w->grid[1], w->grid[2],
-                                                   w->block[0], w->block[1], w->block[2], w->shared_bytes,
-                                                   b->program->stream, p->params, NULL),
-        "starting a kernel");
+    CUDA_TRY(b->program->device->driver->cuLaunchKernel(l->function, w->grid[0], w->grid[1], w->grid[2],
+                                                        w->block[0], w->block[1], w->block[2],
+                                                        w->shared_bytes, b->program->stream, p->params, NULL),
+             "starting a kernel");
 out:
     return status;
 }
@@ -308,20 +299,20 @@ static enum mlo_status time_way(void *arg, const struct cuda_step *step, const s
         workspace_bytes = MLO_MAX(workspace_bytes, needs);
     }
     if (workspace_bytes)
-        GPU(d->cuMemAlloc(&workspace, workspace_bytes), "taking workspace");
+        CUDA_TRY(d->cuMemAlloc(&workspace, workspace_bytes), "taking workspace");
     for (int i = 0; i < sets; i++) /* libraries load their kernels when they first run */
         MLO_TRY(enqueue(b, &ways[i], &places[i], workspace, workspace_bytes, err));
     MLO_TRY(cuda_program_wait(b->program, err));
     MLO_TRY(record_turns(b, ways, places, sets, runs, workspace, workspace_bytes, &graph, err));
     for (size_t i = 0; i < MLO_COUNT(events); i++)
-        GPU(d->cuEventCreate(&events[i], CU_EVENT_DEFAULT), "timing");
+        CUDA_TRY(d->cuEventCreate(&events[i], CU_EVENT_DEFAULT), "timing");
     for (int i = -1; i < count; i++) { /* the first one warms up */
         float ms = 0;
-        GPU(d->cuEventRecord(events[0], b->program->stream), "timing");
-        GPU(d->cuGraphLaunch(graph, b->program->stream), "starting the graph");
-        GPU(d->cuEventRecord(events[1], b->program->stream), "timing");
-        GPU(d->cuEventSynchronize(events[1]), "running a way");
-        GPU(d->cuEventElapsedTime(&ms, events[0], events[1]), "timing");
+        CUDA_TRY(d->cuEventRecord(events[0], b->program->stream), "timing");
+        CUDA_TRY(d->cuGraphLaunch(graph, b->program->stream), "starting the graph");
+        CUDA_TRY(d->cuEventRecord(events[1], b->program->stream), "timing");
+        CUDA_TRY(d->cuEventSynchronize(events[1]), "running a way");
+        CUDA_TRY(d->cuEventElapsedTime(&ms, events[0], events[1]), "timing");
         if (i >= 0)
             us[i] = 1000.0 * (double)ms / runs;
     }
@@ -360,12 +351,12 @@ static enum mlo_status run_once(struct bench *b, const struct cuda_step *step, c
         in_place = in_place ||
                    b->plan->schedule->slots[step->in[i]].root == b->plan->schedule->slots[step->out[0]].root;
     if (!in_place)
-        GPU(d->cuMemsetD8Async(place.at[out], 0xff, bytes, b->program->stream), "poisoning memory");
+        CUDA_TRY(d->cuMemsetD8Async(place.at[out], 0xff, bytes, b->program->stream), "poisoning memory");
     MLO_TRY(load_way(b, step, work, &place, &way, &needs, err));
     if (needs)
-        GPU(d->cuMemAlloc(&workspace, needs), "taking workspace");
+        CUDA_TRY(d->cuMemAlloc(&workspace, needs), "taking workspace");
     MLO_TRY(enqueue(b, &way, &place, workspace, needs, err));
-    GPU(d->cuMemcpyDtoHAsync(host, place.at[out], bytes, b->program->stream), "bringing the result");
+    CUDA_TRY(d->cuMemcpyDtoHAsync(host, place.at[out], bytes, b->program->stream), "bringing the result");
     MLO_TRY(cuda_program_wait(b->program, err));
 out:
     loaded_free(b, &way);
