@@ -7,26 +7,15 @@
 #include "pipeline/steps/step_impl.h"
 
 static const struct mlo_option_spec OPTIONS[] = {
-    {.name = "metrics",
-     .type = MLO_OPT_STRINGS,
-     .fallback = "top1",
-     .description = "names of the metric table"},
+    MLO_STEP_OPT_METRICS,
     MLO_STEP_OPT_COMPARE_TO("evaluate the source as well and compare on the same samples"),
     MLO_STEP_OPT_ENGINE,
     {NULL},
 };
 
 static const struct mlo_option_spec SCREEN_OPTIONS[] = {
-    {.name = "metrics",
-     .type = MLO_OPT_STRINGS,
-     .fallback = "top1",
-     .description = "names of the metric table"},
-    {.name = "samples",
-     .type = MLO_OPT_INT,
-     .fallback = "0",
-     .min = 0,
-     .max = 1 << 30,
-     .description = "the first so many of the data of the role select; 0: all"},
+    MLO_STEP_OPT_METRICS,
+    MLO_STEP_OPT_SELECT_SAMPLES,
     MLO_STEP_OPT_COMPARE_TO("run the source as well and compare on the same samples"),
     MLO_STEP_OPT_ENGINE,
     {NULL},

@@ -204,6 +204,16 @@ extern const char *const mlo_step_compare_choices[];
 extern const char *const mlo_step_engine_choices[];
 
 /* Rows of option tables that several steps have; what they are for differs. */
+#define MLO_STEP_OPT_METRICS                                                                                 \
+    {                                                                                                        \
+        .name = "metrics", .type = MLO_OPT_STRINGS, .fallback = "top1",                                      \
+        .description = "names of the metric table"                                                           \
+    }
+#define MLO_STEP_OPT_SELECT_SAMPLES                                                                          \
+    {                                                                                                        \
+        .name = "samples", .type = MLO_OPT_INT, .fallback = "0", .min = 0, .max = 1 << 30,                   \
+        .description = "the first so many of the data of the role select; 0: all"                            \
+    }
 #define MLO_STEP_OPT_BATCH(what)                                                                             \
     {                                                                                                        \
         .name = "batch", .type = MLO_OPT_INTS, .fallback = "1", .min = 1, .max = 4096, .description = what   \

@@ -3,16 +3,8 @@
 #include "pipeline/steps/step_impl.h"
 
 static const struct mlo_option_spec OPTIONS[] = {
-    {.name = "metrics",
-     .type = MLO_OPT_STRINGS,
-     .fallback = "top1",
-     .description = "names of the metric table"},
-    {.name = "samples",
-     .type = MLO_OPT_INT,
-     .fallback = "0",
-     .min = 0,
-     .max = 1 << 30,
-     .description = "the first so many of the data of the role select; 0: all"},
+    MLO_STEP_OPT_METRICS,
+    MLO_STEP_OPT_SELECT_SAMPLES,
     MLO_STEP_OPT_BATCH("batch sizes of latencies"),
     MLO_STEP_OPT_THREADS,
     MLO_STEP_OPT_SOURCE_THREADS,
