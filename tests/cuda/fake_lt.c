@@ -17,12 +17,27 @@ struct layout {
     long long leading;
 };
 
-/* The structs that the header leaves open hold a pointer to ours. */
+/* The structs that the header leaves open hold a pointer to ours, a copy of `size` bytes of `of`. */
+static void *outside(size_t outer_size, const void *of, size_t size)
+{
+    void *outer = calloc(1, outer_size), *ours = malloc(size);
+    memcpy(ours, of, size);
+    memcpy(outer, &ours, sizeof ours);
+    return outer;
+}
+
 static void *inside(const void *outer)
 {
     void *p;
     memcpy(&p, outer, sizeof p);
     return p;
+}
+
+static cublasStatus_t destroy(void *outer)
+{
+    free(inside(outer));
+    free(outer);
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 size_t cublasLtGetVersion(void)
@@ -50,18 +65,14 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute,
                                         cudaDataType_t scale)
 {
-    struct description *d = calloc(1, sizeof *d);
-    *d = (struct description){.compute = compute, .scale = scale, .epilogue = 1, .bias_type = -1};
-    *out = calloc(1, sizeof **out);
-    memcpy(*out, &d, sizeof d);
+    const struct description d = {.compute = compute, .scale = scale, .epilogue = 1, .bias_type = -1};
+    *out = outside(sizeof **out, &d, sizeof d);
     return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
 {
-    free(inside(d));
-    free(d);
-    return CUBLAS_STATUS_SUCCESS;
+    return destroy(d);
 }
 
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t outer,
@@ -89,18 +100,14 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t outer,
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type, uint64_t rows,
                                           uint64_t columns, int64_t leading)
 {
-    struct layout *l = calloc(1, sizeof *l);
-    *l = (struct layout){type, rows, columns, leading};
-    *out = calloc(1, sizeof **out);
-    memcpy(*out, &l, sizeof l);
+    const struct layout l = {type, rows, columns, leading};
+    *out = outside(sizeof **out, &l, sizeof l);
     return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
 {
-    free(inside(l));
-    free(l);
-    return CUBLAS_STATUS_SUCCESS;
+    return destroy(l);
 }
 
 cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
