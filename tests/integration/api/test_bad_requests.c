@@ -4,6 +4,7 @@
  *
  * The seed is printed; MLOPT_FUZZ_SEED repeats it, MLOPT_FUZZ_SECONDS makes it long: every text in every
  * place, and changed requests for so many seconds. */
+#include "tests/integration/api/contract_fixture.h"
 #include "tests/integration/api/crawl_fixture.h"
 
 #include <poll.h>
@@ -25,24 +26,11 @@ static uint64_t new_seed(void)
 /* --- every field -----------------------------------------------------------------------------------------
  */
 
-static json_t *load_contract(void)
-{
-    size_t size;
-    struct mlo_error err = {0};
-    json_t *contract = NULL;
-    const char *text = mlo_http_contract(&size);
-    assert_mlo_ok(mlo_json_parse(text, size, "contract", &contract, &err), &err);
-    return contract;
-}
-
 static json_t *codes_of(const json_t *contract)
 {
     json_t *codes = json_object(), *code;
-    const json_t *problem =
-        json_object_get(json_object_get(json_object_get(contract, "components"), "schemas"), "Problem");
     size_t i;
-    json_array_foreach(
-        json_object_get(json_object_get(json_object_get(problem, "properties"), "code"), "enum"), i, code)
+    json_array_foreach(contract_codes(contract), i, code)
         json_object_set_new(codes, json_string_value(code), json_true());
     assert_true(json_object_size(codes) > 10);
     return codes;
@@ -141,7 +129,7 @@ static void test_bad__no_text_is_more_than_a_text(void **state)
     struct api *api = *state;
     bool all = from_environment("MLOPT_FUZZ_SECONDS", 0) > 0;
     unsigned most = all ? 0 : 2;
-    json_t *contract = load_contract(), *form;
+    json_t *contract = contract_load(), *form;
     struct probe p = {.api = api,
                       .wire = WIRE_INIT(mlo_http_port(api->http)),
                       .codes = codes_of(contract),

@@ -1,5 +1,6 @@
 /* Every row of the tables: sign-in, roles, docs; and what the server refuses before any handler. */
 #include "tests/integration/api/api_fixture.h"
+#include "tests/integration/api/contract_fixture.h"
 
 /* A path that fits the row: every {segment} filled in. */
 static void concrete(const char *pattern, char *out, size_t size)
@@ -370,16 +371,10 @@ static void test_routes__every_row_answers_what_is_wrong_as_a_problem(void **sta
     struct api *api = *state;
     struct reply reply = {0};
     struct mlo_buf wrong = MLO_BUF_INIT;
-    struct mlo_error err = {0};
-    size_t count, size, problems = 0;
-    json_t *contract = NULL;
-    const char *text = mlo_http_contract(&size);
+    size_t count, problems = 0;
+    json_t *contract = contract_load();
     const struct mlo_route *routes = mlo_http_api_routes(&count);
-    assert_mlo_ok(mlo_json_parse(text, size, "contract", &contract, &err), &err);
-    const json_t *problem =
-        json_object_get(json_object_get(json_object_get(contract, "components"), "schemas"), "Problem");
-    const json_t *codes =
-        json_object_get(json_object_get(json_object_get(problem, "properties"), "code"), "enum");
+    const json_t *codes = contract_codes(contract);
     api_version(api, "1", "a model", "");
     for (size_t i = 0; i < count; i++)
         for (int kind = 0; kind < KINDS; kind++) {
