@@ -21,6 +21,19 @@ static const char *const *session(struct api *api, const char *token)
     return headers;
 }
 
+/* A page that one role may not open and another may: the session of the latter, and what its forms send. */
+static const char *const *open_form(struct api *api, struct reply *reply, const char *path,
+                                    enum mlo_role refused, enum mlo_role role, char csrf[96])
+{
+    api_call(api, reply, "GET", path, NULL, NULL, session(api, api->token[refused]));
+    assert_http(reply, 403);
+    const char *const *cookie = session(api, api->token[role]);
+    api_call(api, reply, "GET", path, NULL, NULL, cookie);
+    assert_http(reply, 200);
+    reply_field(reply, "csrf", csrf);
+    return cookie;
+}
+
 static void test_pages__html_escapes_what_is_not_the_format(void **state)
 {
     struct mlo_buf out = MLO_BUF_INIT;
@@ -439,14 +452,9 @@ static void test_pages__a_model_is_uploaded_by_a_form(void **state)
     struct reply reply = {0};
     char csrf[96], digest[MLO_DIGEST_TEXT_SIZE];
     struct mlo_digest d;
-    const char *const *cookie = session(api, api->token[MLO_VIEWER]);
-    api_call(api, &reply, "GET", "/upload", NULL, NULL, cookie);
-    assert_http(&reply, 403);
-    cookie = session(api, api->token[MLO_SUBMITTER]);
-    api_call(api, &reply, "GET", "/upload?project=demo&model=%3Cb%3E", NULL, NULL, cookie);
-    assert_http(&reply, 200);
+    const char *const *cookie =
+        open_form(api, &reply, "/upload?project=demo&model=%3Cb%3E", MLO_VIEWER, MLO_SUBMITTER, csrf);
     assert_holds(mlo_buf_str(&reply.body), "value=\"&lt;b&gt;\"");
-    reply_field(&reply, "csrf", csrf);
     static const char both[] = FIELD("project", "demo") FIELD("model", "cnn") FIELD("description", "by form")
         FILE_HEAD("model_file", "C:\\dir\\m.onnx") "the model\r\n" FILE_HEAD(
             "data_file", "../w.bin") "weights\r\n" FILE_HEAD("data_file", "") "\r\n";
@@ -635,13 +643,7 @@ static void test_pages__tokens_are_made_shown_once_and_revoked(void **state)
     struct api *api = *state;
     struct reply reply = {0};
     char csrf[96], body[256], made[MLO_TOKEN_TEXT_SIZE] = "";
-    const char *const *cookie = session(api, api->token[MLO_APPROVER]);
-    api_call(api, &reply, "GET", "/tokens", NULL, NULL, cookie);
-    assert_http(&reply, 403);
-    cookie = session(api, api->token[MLO_ADMIN]);
-    api_call(api, &reply, "GET", "/tokens", NULL, NULL, cookie);
-    assert_http(&reply, 200);
-    reply_field(&reply, "csrf", csrf);
+    const char *const *cookie = open_form(api, &reply, "/tokens", MLO_APPROVER, MLO_ADMIN, csrf);
     api_call(api, &reply, "POST", "/tokens", NULL, "name=x&role=viewer",
              cookie); /* no form of this session */
     assert_http(&reply, 403);
