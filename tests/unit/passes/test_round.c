@@ -187,22 +187,34 @@ static void weights_of(float *w, float *scales)
     }
 }
 
+/* Weights, a grid for them, and inputs that go together. */
+struct together {
+    float x[SAMPLES * N], w[ROWS * N], scales[ROWS];
+    int16_t nearest[ROWS * N], gptq[ROWS * N]; /* w rounded */
+    struct layer layer;
+    struct mlo_weight_grid grid;
+};
+
+static const struct mlo_gram *together_new(struct together *t)
+{
+    correlated(t->x, 7);
+    weights_of(t->w, t->scales);
+    layer_new(&t->layer, N, t->x, SAMPLES);
+    t->grid = (struct mlo_weight_grid){ROWS, N, N, 1, -7, 7, t->scales, NULL};
+    round_with(MLO_ROUND_NEAREST, ROWS, N, t->w, t->scales, t->layer.gram, false, t->nearest);
+    round_with(MLO_ROUND_GPTQ, ROWS, N, t->w, t->scales, t->layer.gram, false, t->gptq);
+    return t->layer.gram;
+}
+
 static void test_gptq__chooses_what_the_paper_s_formulas_choose(void **state)
 {
     MLO_UNUSED(state);
-    static float x[SAMPLES * N], w[ROWS * N], scales[ROWS];
-    static int16_t q[ROWS * N], wanted[ROWS * N], nearest[ROWS * N];
-    struct layer l;
-    correlated(x, 7);
-    weights_of(w, scales);
-    layer_new(&l, N, x, SAMPLES);
-    struct mlo_weight_grid grid = {ROWS, N, N, 1, -7, 7, scales, NULL};
-    round_with(MLO_ROUND_GPTQ, ROWS, N, w, scales, l.gram, false, q);
-    round_with(MLO_ROUND_NEAREST, ROWS, N, w, scales, l.gram, false, nearest);
-    textbook_gptq(l.gram, &grid, w, wanted);
-    assert_memory_equal(q, wanted, sizeof q);
-    assert_memory_not_equal(q, nearest, sizeof q);
-    layer_free(&l);
+    static struct together t;
+    static int16_t wanted[ROWS * N];
+    textbook_gptq(together_new(&t), &t.grid, t.w, wanted);
+    assert_memory_equal(t.gptq, wanted, sizeof wanted);
+    assert_memory_not_equal(t.gptq, t.nearest, sizeof wanted);
+    layer_free(&t.layer);
 }
 
 /* e^T H e, H damped by a hundredth of its mean. */
@@ -222,31 +234,28 @@ static double damped_error(const struct mlo_weight_grid *grid, size_t r, const f
 static void test_gptq__sweeps_end_where_no_weight_can_be_better(void **state)
 {
     MLO_UNUSED(state);
-    static float x[SAMPLES * N], w[ROWS * N], scales[ROWS];
-    static int16_t q[ROWS * N], before[ROWS * N];
-    struct layer l;
-    correlated(x, 7);
-    weights_of(w, scales);
-    layer_new(&l, N, x, SAMPLES);
-    struct mlo_weight_grid grid = {ROWS, N, N, 1, -7, 7, scales, NULL};
-    round_with(MLO_ROUND_GPTQ, ROWS, N, w, scales, l.gram, false, before);
-    round_as((struct mlo_rounding){MLO_ROUND_GPTQ, 0.01, false, 100}, ROWS, N, w, scales, l.gram, q);
+    static struct together t;
+    static int16_t q[ROWS * N];
+    const struct mlo_gram *gram = together_new(&t);
+    round_as((struct mlo_rounding){MLO_ROUND_GPTQ, 0.01, false, 100}, ROWS, N, t.w, t.scales, gram, q);
     double total = 0, total_before = 0;
     for (size_t r = 0; r < ROWS; r++) {
+        const float *w = t.w + r * N;
         int16_t *row = q + r * N;
-        double best = damped_error(&grid, r, w + r * N, l.gram, row);
+        double best = damped_error(&t.grid, r, w, gram, row);
+        double before = damped_error(&t.grid, r, w, gram, t.gptq + r * N);
         total += best;
-        total_before += damped_error(&grid, r, w + r * N, l.gram, before + r * N);
-        assert_true(best <= damped_error(&grid, r, w + r * N, l.gram, before + r * N) * (1 + 1e-9));
+        total_before += before;
+        assert_true(best <= before * (1 + 1e-9));
         for (size_t i = 0; i < N; i++) {
             int16_t chosen = row[i];
             for (row[i] = -7; row[i] <= 7; row[i]++)
-                assert_true(damped_error(&grid, r, w + r * N, l.gram, row) >= best * (1 - 1e-9));
+                assert_true(damped_error(&t.grid, r, w, gram, row) >= best * (1 - 1e-9));
             row[i] = chosen;
         }
     }
     assert_true(total < total_before);
-    layer_free(&l);
+    layer_free(&t.layer);
 }
 
 /* Errors fall from nearest to GPTQ and to AdaRound; AdaRound ends where no single flip helps, on floor or
@@ -254,36 +263,30 @@ static void test_gptq__sweeps_end_where_no_weight_can_be_better(void **state)
 static void test_adaround__ends_where_no_flip_helps(void **state)
 {
     MLO_UNUSED(state);
-    static float x[SAMPLES * N], w[ROWS * N], scales[ROWS];
-    static int16_t q[ROWS * N], gptq[ROWS * N], nearest[ROWS * N];
-    struct layer l;
-    correlated(x, 7);
-    weights_of(w, scales);
-    layer_new(&l, N, x, SAMPLES);
-    struct mlo_weight_grid grid = {ROWS, N, N, 1, -7, 7, scales, NULL};
-    round_with(MLO_ROUND_ADAROUND, ROWS, N, w, scales, l.gram, false, q);
-    round_with(MLO_ROUND_GPTQ, ROWS, N, w, scales, l.gram, false, gptq);
-    round_with(MLO_ROUND_NEAREST, ROWS, N, w, scales, l.gram, false, nearest);
+    static struct together t;
+    static int16_t q[ROWS * N];
+    const struct mlo_gram *gram = together_new(&t);
+    round_with(MLO_ROUND_ADAROUND, ROWS, N, t.w, t.scales, gram, false, q);
     double of_gptq = 0, of_nearest = 0;
     for (size_t r = 0; r < ROWS; r++) {
-        const float *row = w + r * N;
-        double ada = mlo_round_error(&grid, r, row, l.gram, 0, q + r * N);
-        double near = mlo_round_error(&grid, r, row, l.gram, 0, nearest + r * N);
+        const float *row = t.w + r * N;
+        double ada = mlo_round_error(&t.grid, r, row, gram, 0, q + r * N);
+        double near = mlo_round_error(&t.grid, r, row, gram, 0, t.nearest + r * N);
         assert_true(ada < 0.5 * near);
-        of_gptq += mlo_round_error(&grid, r, row, l.gram, 0, gptq + r * N);
+        of_gptq += mlo_round_error(&t.grid, r, row, gram, 0, t.gptq + r * N);
         of_nearest += near;
         for (size_t i = 0; i < N; i++) {
-            double exact = (double)row[i] / (double)scales[r];
+            double exact = (double)row[i] / (double)t.scales[r];
             int chosen = q[r * N + i], low = (int)floor(exact), high = (int)ceil(exact);
             assert_true(chosen == low || chosen == high);
             q[r * N + i] = (int16_t)(chosen == low ? high : low);
             if (q[r * N + i] <= 7 && q[r * N + i] >= -7)
-                assert_true(mlo_round_error(&grid, r, row, l.gram, 0, q + r * N) >= ada * (1 - 1e-9));
+                assert_true(mlo_round_error(&t.grid, r, row, gram, 0, q + r * N) >= ada * (1 - 1e-9));
             q[r * N + i] = (int16_t)chosen;
         }
     }
     assert_true(of_gptq < 0.5 * of_nearest);
-    layer_free(&l);
+    layer_free(&t.layer);
 }
 
 static void test_cholesky__panels_and_rests(void **state)
