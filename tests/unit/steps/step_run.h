@@ -22,44 +22,54 @@ static inline float noise_at(uint32_t *seed)
     return (float)(*seed >> 8) / 8388608.0f - 1.0f;
 }
 
-/* Runs the step on a model (borrowed) and `samples` samples for its first input; 0: without data. */
-static inline void run_named(struct run *r, const char *name, const struct mlo_model *model, int64_t samples,
-                             const char *options, unsigned threads, int64_t batch)
+/* Runs the step on a model (borrowed) and one array (its data NULL: without data), which is for the input of
+ * that name. */
+static inline void run_on(struct run *r, const char *name, const struct mlo_model *model,
+                          struct mlo_npz_array array, const char *options, unsigned threads, int64_t batch)
 {
     struct mlo_error err = {0};
     char model_path[96], data_path[96];
     const struct mlo_step *step = mlo_step_find(name);
     json_t *given = json_loads(options, 0, NULL), *resolved = NULL;
-    struct mlo_tensor data = {0};
     assert_true(given && step);
     *r = (struct run){.dir = "/tmp/mlopt-test-XXXXXX"};
     assert_non_null(mkdtemp(r->dir));
     snprintf(model_path, sizeof model_path, "%s/m.onnx", r->dir);
     snprintf(data_path, sizeof data_path, "%s/x.npz", r->dir);
     assert_ok(mlo_onnx_save(model, model_path, &err));
+    if (array.tensor)
+        assert_ok(mlo_npz_write(data_path, &array, 1, &err));
+    assert_ok(mlo_options_resolve(step->options, given, &resolved, &err));
+    const struct mlo_step_context ctx = {.options = resolved,
+                                         .model_path = model_path,
+                                         .source_path = model_path,
+                                         .calibrate_path = array.tensor ? data_path : NULL,
+                                         .out_dir = r->dir,
+                                         .threads = threads,
+                                         .batch = batch};
+    r->status = step->run(&ctx, &r->result, &r->err);
+    json_decref(given);
+    json_decref(resolved);
+}
+
+/* The same with `samples` samples without a pattern for the model's first input; 0: without data. */
+static inline void run_named(struct run *r, const char *name, const struct mlo_model *model, int64_t samples,
+                             const char *options, unsigned threads, int64_t batch)
+{
+    struct mlo_error err = {0};
+    struct mlo_tensor data = {0};
+    const struct mlo_value *x = model->graph->inputs[0];
+    int64_t dims[MLO_MAX_RANK] = {samples};
+    uint32_t seed = 7;
     if (samples) {
-        const struct mlo_value *x = model->graph->inputs[0];
-        int64_t dims[MLO_MAX_RANK] = {samples};
-        uint32_t seed = 7;
         for (int d = 1; d < x->type.rank; d++)
             dims[d] = x->type.dims[d].value;
         assert_ok(mlo_tensor_init(&data, MLO_FLOAT32, x->type.rank, dims, &err));
         for (size_t i = 0; i < mlo_tensor_count(&data); i++)
             ((float *)data.data)[i] = noise_at(&seed);
-        assert_ok(mlo_npz_write(data_path, &(struct mlo_npz_array){x->name, &data}, 1, &err));
     }
-    assert_ok(mlo_options_resolve(step->options, given, &resolved, &err));
-    const struct mlo_step_context ctx = {.options = resolved,
-                                         .model_path = model_path,
-                                         .source_path = model_path,
-                                         .calibrate_path = samples ? data_path : NULL,
-                                         .out_dir = r->dir,
-                                         .threads = threads,
-                                         .batch = batch};
-    r->status = step->run(&ctx, &r->result, &r->err);
+    run_on(r, name, model, (struct mlo_npz_array){x->name, samples ? &data : NULL}, options, threads, batch);
     mlo_tensor_clear(&data);
-    json_decref(given);
-    json_decref(resolved);
 }
 
 static inline void clear(struct run *r)

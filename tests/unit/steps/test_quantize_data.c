@@ -1,54 +1,12 @@
 /* What quantizing says about bad calibration data and odd models: the step as it runs, on files. */
-#include <stdlib.h>
-#include <unistd.h>
-
-#include "pipeline/steps/step_impl.h"
-#include "tests/unit/passes/passes_helpers.h"
-
-struct run {
-    char dir[64];
-    struct mlo_step_result result;
-    struct mlo_error err;
-    enum mlo_status status;
-};
+#include "tests/unit/steps/step_run.h"
 
 /* Runs the step on a model (taken over) and one array, which feeds the input of that name. */
 static void run_step(struct run *r, const char *step_name, struct mlo_model *model, const char *array,
                      const struct mlo_tensor *data, const char *options)
 {
-    struct mlo_error err = {0};
-    char model_path[96], data_path[96];
-    const struct mlo_step *step = mlo_step_find(step_name);
-    json_t *given = options ? json_loads(options, 0, NULL) : NULL, *resolved = NULL;
-    *r = (struct run){.dir = "/tmp/mlopt-test-XXXXXX"};
-    assert_non_null(mkdtemp(r->dir));
-    snprintf(model_path, sizeof model_path, "%s/m.onnx", r->dir);
-    snprintf(data_path, sizeof data_path, "%s/x.npz", r->dir);
-    assert_ok(mlo_onnx_save(model, model_path, &err));
-    assert_ok(mlo_npz_write(data_path, &(struct mlo_npz_array){array, data}, 1, &err));
-    assert_ok(mlo_options_resolve(step->options, given, &resolved, &err));
-    const struct mlo_step_context ctx = {.options = resolved,
-                                         .model_path = model_path,
-                                         .source_path = model_path,
-                                         .calibrate_path = data_path,
-                                         .out_dir = r->dir,
-                                         .threads = 1};
-    r->status = step->run(&ctx, &r->result, &r->err);
-    json_decref(given);
-    json_decref(resolved);
+    run_on(r, step_name, model, (struct mlo_npz_array){array, data}, options ? options : "{}", 1, 0);
     mlo_model_free(model);
-}
-
-static void clear(struct run *r)
-{
-    static const char *const FILES[] = {"m.onnx", "x.npz", "model.onnx"};
-    char path[96];
-    for (size_t i = 0; i < MLO_COUNT(FILES); i++) {
-        snprintf(path, sizeof path, "%s/%s", r->dir, FILES[i]);
-        unlink(path);
-    }
-    assert_int_equal(rmdir(r->dir), 0);
-    mlo_step_result_clear(&r->result);
 }
 
 /* Whether the step or one of its passes has that note. */
