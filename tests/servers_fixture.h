@@ -269,10 +269,10 @@ static inline void *balancer_accept(void *arg)
 static inline bool says_ready(uint16_t port)
 {
     struct wire w = WIRE_INIT(port);
-    struct wire_answer a = {0};
+    struct reply a = {0};
     const char *wrong = wire_ask(&w, &a, "GET", "/readyz", NULL, NULL, 0);
     bool ready = !wrong && a.status == 200;
-    wire_clear(&a);
+    reply_clear(&a);
     wire_close(&w);
     return ready;
 }
@@ -281,10 +281,10 @@ static inline bool says_ready(uint16_t port)
 static inline bool not_ready_since(uint16_t port, const char *why)
 {
     struct wire w = WIRE_INIT(port);
-    struct wire_answer a = {0};
+    struct reply a = {0};
     const char *wrong = wire_ask(&w, &a, "GET", "/readyz", NULL, NULL, 0);
     bool so = !wrong && a.status == 503 && strstr(mlo_buf_str(&a.body), why);
-    wire_clear(&a);
+    reply_clear(&a);
     wire_close(&w);
     return so;
 }

@@ -9,9 +9,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/base.h"
+#include "tests/reply.h"
 
-enum { WIRE_PATIENCE_S = 120 }; /* for a state, on a machine that does much else */
+enum { WIRE_PATIENCE_S = REPLY_PATIENCE_S };
 
 /* A connection that is kept, as HTTP/1.1 has it. A request is sent once. */
 struct wire {
@@ -22,21 +22,6 @@ struct wire {
     {                                                                                                        \
         .fd = -1, .port = (port_)                                                                            \
     }
-
-struct wire_answer {
-    int status;
-    bool closes; /* it says that its connection ends */
-    struct mlo_buf head, body;
-    json_t *json; /* NULL when the body is none */
-};
-
-static inline void wire_clear(struct wire_answer *a)
-{
-    mlo_buf_clear(&a->head);
-    mlo_buf_clear(&a->body);
-    json_decref(a->json);
-    *a = (struct wire_answer){0};
-}
 
 static inline void wire_close(struct wire *w)
 {
@@ -61,11 +46,11 @@ static inline int connect_to(uint16_t port)
 }
 
 /* The value of a header, without its line's end, into `out`. */
-static inline bool wire_header(const struct wire_answer *a, const char *name, char *out, size_t size)
+static inline bool wire_header(const struct reply *a, const char *name, char *out, size_t size)
 {
     char mark[48];
     snprintf(mark, sizeof mark, "\r\n%s: ", name);
-    const char *at = strcasestr(mlo_buf_str(&a->head), mark);
+    const char *at = strcasestr(mlo_buf_str(&a->headers), mark);
     if (!at)
         return false;
     at += strlen(mark);
@@ -84,23 +69,23 @@ static inline const char *wire_send(struct wire *w, const char *bytes, size_t si
 }
 
 /* The answer to what was sent. NULL, or what went wrong. */
-static inline const char *wire_receive(struct wire *w, struct wire_answer *a)
+static inline const char *wire_receive(struct wire *w, struct reply *a)
 {
     char piece[8192], text[32];
     int64_t length = -1;
     const char *end;
-    wire_clear(a);
-    while (!(end = strstr(mlo_buf_str(&a->head), "\r\n\r\n"))) {
+    reply_clear(a);
+    while (!(end = strstr(mlo_buf_str(&a->headers), "\r\n\r\n"))) {
         ssize_t n = recv(w->fd, piece, sizeof piece, 0);
         if (n <= 0)
-            return a->head.len ? "the answer's headers ended early" : "no answer";
-        mlo_buf_append(&a->head, piece, (size_t)n);
+            return a->headers.len ? "the answer's headers ended early" : "no answer";
+        mlo_buf_append(&a->headers, piece, (size_t)n);
     }
-    size_t head = (size_t)(end - a->head.data) + 4;
-    mlo_buf_append(&a->body, a->head.data + head, a->head.len - head);
-    a->head.data[head] = '\0';
-    a->head.len = head;
-    if (sscanf(a->head.data, "HTTP/1.1 %d", &a->status) != 1)
+    size_t head = (size_t)(end - a->headers.data) + 4;
+    mlo_buf_append(&a->body, a->headers.data + head, a->headers.len - head);
+    a->headers.data[head] = '\0';
+    a->headers.len = head;
+    if (sscanf(a->headers.data, "HTTP/1.1 %ld", &a->status) != 1)
         return "no status";
     a->closes = wire_header(a, "Connection", text, sizeof text) && strcasecmp(text, "close") == 0;
     if (wire_header(a, "Content-Length", text, sizeof text) && !mlo_str_to_i64(text, &length))
@@ -115,14 +100,13 @@ static inline const char *wire_receive(struct wire *w, struct wire_answer *a)
     }
     if (a->closes)
         wire_close(w);
-    if (mlo_buf_str(&a->body)[0] == '{')
-        a->json = json_loads(mlo_buf_str(&a->body), JSON_REJECT_DUPLICATES, NULL);
+    reply_parse(a);
     return NULL;
 }
 
 /* `header` is NULL or whole lines; `body` NULL or bytes. */
-static inline const char *wire_ask(struct wire *w, struct wire_answer *a, const char *method,
-                                   const char *path, const char *header, const char *body, size_t size)
+static inline const char *wire_ask(struct wire *w, struct reply *a, const char *method, const char *path,
+                                   const char *header, const char *body, size_t size)
 {
     struct mlo_buf request = MLO_BUF_INIT;
     mlo_buf_printf(&request, "%s %s HTTP/1.1\r\nHost: mlopt\r\n%s", method, path, header ? header : "");

@@ -4,13 +4,13 @@
 #ifndef MLO_TESTS_SERVER_FIXTURE_H
 #define MLO_TESTS_SERVER_FIXTURE_H
 
-#include <curl/curl.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 
 #include "tests/fault/kill_points.h"
 #include "tests/integration/registry/webhook_fixture.h"
+#include "tests/reply.h"
 
 struct service {
     struct pg_fixture *f;
@@ -22,21 +22,6 @@ struct service {
     int starts;
     bool database_back;
 };
-
-struct answer {
-    long status;
-    int lost; /* times that nothing, or "try again", came before */
-    struct mlo_buf headers, body;
-    json_t *json; /* NULL when the body is none */
-};
-
-static inline void answer_clear(struct answer *a)
-{
-    mlo_buf_clear(&a->headers);
-    mlo_buf_clear(&a->body);
-    json_decref(a->json);
-    *a = (struct answer){0};
-}
 
 /* --- the process ----------------------------------------------------------------------------------- */
 
@@ -174,68 +159,22 @@ static inline void service_heal(struct service *s)
 
 /* --- the client ------------------------------------------------------------------------------------ */
 
-static inline size_t take_bytes(char *bytes, size_t size, size_t count, void *arg)
-{
-    mlo_buf_append(arg, bytes, size * count);
-    return size * count;
-}
-
-static inline CURLcode perform(struct service *s, struct answer *a, const char *method, const char *path,
-                               const char *body, const char *key, const char *header)
-{
-    char url[1024], auth[128];
-    struct curl_slist *list = NULL;
-    CURL *curl = curl_easy_init();
-    snprintf(url, sizeof url, "%s%s", s->url, path);
-    snprintf(auth, sizeof auth, "Authorization: Bearer %s", s->token);
-    list = curl_slist_append(list, auth);
-    list = curl_slist_append(list, "Expect:");
-    if (key)
-        list = curl_slist_append(list, key);
-    if (header)
-        list = curl_slist_append(list, header);
-    if (body && body[0] == '{')
-        list = curl_slist_append(list, "Content-Type: application/json");
-    curl_easy_setopt(curl, CURLOPT_URL, url);
-    curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
-    curl_easy_setopt(curl, CURLOPT_TIMEOUT, (long)PATIENCE_S);
-    curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
-    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, take_bytes);
-    curl_easy_setopt(curl, CURLOPT_WRITEDATA, &a->body);
-    curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, take_bytes);
-    curl_easy_setopt(curl, CURLOPT_HEADERDATA, &a->headers);
-    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, list);
-    if (strcmp(method, "HEAD") == 0)
-        curl_easy_setopt(curl, CURLOPT_NOBODY, 1L);
-    else
-        curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, method);
-    if (body) {
-        curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE, (long)strlen(body));
-        curl_easy_setopt(curl, CURLOPT_COPYPOSTFIELDS, body);
-    }
-    CURLcode code = curl_easy_perform(curl);
-    if (code == CURLE_OK)
-        curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &a->status);
-    curl_slist_free_all(list);
-    curl_easy_cleanup(curl);
-    return code;
-}
-
 /* Asks until there is an answer that trying again cannot change. `header` may be NULL. All tries of a POST
  * have one key, so that it takes effect once. */
-static inline void ask(struct service *s, struct answer *a, const char *method, const char *path,
+static inline void ask(struct service *s, struct reply *a, const char *method, const char *path,
                        const char *body, const char *header)
 {
     static _Atomic unsigned asked;
     uint64_t until = mlo_clock_ns() + PATIENCE_S * 1000000000ull;
-    char key[64];
+    char key[64], url[1024];
+    const char *headers[3] = {header, NULL, NULL};
     int lost = 0;
     snprintf(key, sizeof key, "Idempotency-Key: %d-%u", (int)getpid(), asked++);
+    if (strcmp(method, "POST") == 0)
+        headers[header ? 1 : 0] = key;
     for (;;) {
-        answer_clear(a);
-        CURLcode code = perform(s, a, method, path, body, strcmp(method, "POST") == 0 ? key : NULL, header);
-        if (mlo_buf_str(&a->body)[0] == '{')
-            a->json = json_loads(mlo_buf_str(&a->body), JSON_REJECT_DUPLICATES, NULL);
+        snprintf(url, sizeof url, "%s%s", s->url, path);
+        CURLcode code = reply_fetch(a, method, url, NULL, s->token, body, headers);
         a->lost = lost;
         if (code == CURLE_OK && a->status < 500 && !mlo_json_bool(a->json, "retry", false))
             return;
@@ -250,7 +189,7 @@ static inline void ask(struct service *s, struct answer *a, const char *method, 
     }
 }
 
-static inline void ask_json(struct service *s, struct answer *a, const char *path, json_t *body,
+static inline void ask_json(struct service *s, struct reply *a, const char *path, json_t *body,
                             const char *header)
 {
     char *text = json_dumps(body, JSON_COMPACT);

@@ -40,18 +40,18 @@ static void content_at(const struct round *r, const char *kind, char text[96], c
 
 static void put_whole(struct service *s, const struct round *r, const char *kind)
 {
-    struct answer a = {0};
+    struct reply a = {0};
     char text[96], path[256];
     content_at(r, kind, text, path);
     ask(s, &a, "PUT", path, text, NULL);
     assert_answer(s, &a, a.status == 201 || (a.status == 200 && a.lost));
-    answer_clear(&a);
+    reply_clear(&a);
 }
 
 /* As api/cli/client/upload.c: asks where it stands after whatever happened. */
 static void put_pieces(struct service *s, const struct round *r)
 {
-    struct answer a = {0};
+    struct reply a = {0};
     char text[96], digest[MLO_DIGEST_TEXT_SIZE], path[256], whole[256], range[80];
     content(r, "pieces", text, digest);
     size_t size = strlen(text), offset = 0;
@@ -75,7 +75,7 @@ static void put_pieces(struct service *s, const struct round *r)
     if (a.status == 404 && a.lost) /* it was finished, and nobody said so: then the bytes are there */
         ask(s, &a, "HEAD", whole, NULL, NULL);
     assert_answer(s, &a, a.status == 201 || a.status == 200);
-    answer_clear(&a);
+    reply_clear(&a);
 }
 
 static json_t *file_of(const struct round *r, const char *kind, const char *role)
@@ -87,15 +87,15 @@ static json_t *file_of(const struct round *r, const char *kind, const char *role
 
 static void add_version(struct service *s, const char *model, json_t *files)
 {
-    struct answer a = {0};
+    struct reply a = {0};
     char path[256];
     snprintf(path, sizeof path, DEMO "/models/%s/versions", model);
     ask_json(s, &a, path, json_pack("{s:o, s:s}", "files", files, "description", ""), NULL);
     assert_answer(s, &a, a.status == 201);
-    answer_clear(&a);
+    reply_clear(&a);
 }
 
-static json_t *production(struct service *s, struct answer *a)
+static json_t *production(struct service *s, struct reply *a)
 {
     ask(s, a, "GET", DEMO "/models/staged/stages/production", NULL, NULL);
     assert_answer(s, a, a->status == 200);
@@ -105,7 +105,7 @@ static json_t *production(struct service *s, struct answer *a)
 /* One that was done is answered as it was then, not with the 412 that its If-Match has by now. */
 static void promote(struct service *s, struct round *r)
 {
-    struct answer a = {0};
+    struct reply a = {0};
     char match[64];
     json_t *stage = production(s, &a);
     r->generation = mlo_json_i64(stage, "generation", 0);
@@ -120,23 +120,23 @@ static void promote(struct service *s, struct round *r)
     assert_answer(s, &a,
                   mlo_json_i64(stage, "generation", 0) == r->generation + 1 &&
                       mlo_json_i64(json_object_get(stage, "release"), "version", 0) == version);
-    answer_clear(&a);
+    reply_clear(&a);
 }
 
 static void comment(struct service *s, const struct round *r)
 {
-    struct answer a = {0};
+    struct reply a = {0};
     char path[256];
     snprintf(path, sizeof path, DEMO "/models/%s/versions/1/comments", r->tag);
     ask_json(s, &a, path, json_pack("{s:s}", "text", r->tag), NULL);
     assert_answer(s, &a, a.status == 201);
-    answer_clear(&a);
+    reply_clear(&a);
 }
 
 /* A version goes for good, and with it bytes that only it held. */
 static void delete_and_collect(struct service *s, struct round *r)
 {
-    struct answer a = {0};
+    struct reply a = {0};
     char model[64], cursor[MLO_DIGEST_TEXT_SIZE] = "";
     snprintf(model, sizeof model, "old-%s", r->tag);
     ask_json(s, &a, DEMO "/deletions",
@@ -148,7 +148,7 @@ static void delete_and_collect(struct service *s, struct round *r)
         assert_answer(s, &a, a.status == 200);
         snprintf(cursor, sizeof cursor, "%s", mlo_json_str(a.json, "next", ""));
     } while (mlo_json_bool(a.json, "more", false));
-    answer_clear(&a);
+    reply_clear(&a);
 }
 
 /* Until the ledger and the webhooks have done what the traffic left to them. */
@@ -191,17 +191,17 @@ static void traffic(struct service *s, struct round *r)
 
 static void check_bytes(struct service *s, const struct round *r, const char *kind)
 {
-    struct answer a = {0};
+    struct reply a = {0};
     char text[96], path[256];
     content_at(r, kind, text, path);
     ask(s, &a, "GET", path, NULL, NULL);
     assert_answer(s, &a, a.status == 200 && strcmp(mlo_buf_str(&a.body), text) == 0);
-    answer_clear(&a);
+    reply_clear(&a);
 }
 
 static void check_gone(struct service *s, const struct round *r)
 {
-    struct answer a = {0};
+    struct reply a = {0};
     char text[96], digest[MLO_DIGEST_TEXT_SIZE], path[256];
     const char *hex = digest + strlen("sha256:");
     content(r, "old", text, digest);
@@ -210,18 +210,18 @@ static void check_gone(struct service *s, const struct round *r)
     assert_answer(s, &a, a.status == 404);
     snprintf(path, sizeof path, "%s/blobs/sha256/%.2s/%.2s/%s", s->dir, hex, hex + 2, hex);
     assert_false(mlo_fs_exists(path));
-    answer_clear(&a);
+    reply_clear(&a);
 }
 
 static size_t count_items(struct service *s, const struct round *r, const char *what)
 {
-    struct answer a = {0};
+    struct reply a = {0};
     char path[256];
     snprintf(path, sizeof path, DEMO "/models/%s/%s", r->tag, what);
     ask(s, &a, "GET", path, NULL, NULL);
     assert_answer(s, &a, a.status == 200);
     size_t n = json_array_size(json_object_get(a.json, "items"));
-    answer_clear(&a);
+    reply_clear(&a);
     return n;
 }
 
@@ -239,7 +239,7 @@ static bool was_told(const struct round *r)
 
 static void check(struct service *s, const struct round *r)
 {
-    struct answer a = {0};
+    struct reply a = {0};
     static const char *const verify[] = {"audit", "demo", "verify", NULL};
     static const char *const fsck[] = {"fsck", "--bytes", NULL};
     check_bytes(s, r, "whole");
@@ -248,7 +248,7 @@ static void check(struct service *s, const struct round *r)
     assert_int_equal(count_items(s, r, "versions"), 1);
     assert_int_equal(count_items(s, r, "versions/1/comments"), 1);
     assert_int_equal(mlo_json_i64(production(s, &a), "generation", 0), r->generation + 1);
-    answer_clear(&a);
+    reply_clear(&a);
     if (!was_told(r))
         service_fail(s, "no webhook tells of the promotion");
     run_mlopt(s, verify);
@@ -307,7 +307,7 @@ static struct target *targets_of(const struct fault_plan *p, enum fault_kind kin
 
 static void open_demo(struct service *s)
 {
-    struct answer a = {0};
+    struct reply a = {0};
     struct round first = {.tag = "first"}, second = {.tag = "second"};
     char url[64];
     ask(s, &a, "POST", "/v1/projects", "{\"name\":\"demo\"}", NULL);
@@ -319,7 +319,7 @@ static void open_demo(struct service *s)
     snprintf(url, sizeof url, "http://127.0.0.1:%u/hook", receiver.port);
     ask_json(s, &a, DEMO "/webhooks", json_pack("{s:s, s:[s]}", "url", url, "events", "stage.promote"), NULL);
     assert_answer(s, &a, a.status == 201);
-    answer_clear(&a);
+    reply_clear(&a);
 }
 
 static void campaign(struct pg_fixture *f, const char *name, enum fault_kind kind, size_t some)

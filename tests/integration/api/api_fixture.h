@@ -4,6 +4,7 @@
 #define MLO_TESTS_API_FIXTURE_H
 
 #include "tests/pg_fixture.h"
+#include "tests/reply.h"
 
 #include <arpa/inet.h>
 #include <curl/curl.h>
@@ -17,7 +18,7 @@
 #include "api/web/web.h"
 
 #define API_MAX_BLOB ((uint64_t)1 << 20)
-#define API_PATIENCE_S 120 /* for what comes at once where the machine has nothing else to do */
+enum { API_PATIENCE_S = REPLY_PATIENCE_S };
 
 struct api {
     struct pg_fixture *pg;
@@ -31,70 +32,14 @@ struct api {
     const char *ca; /* the server speaks TLS, and this is its certificate; NULL: plain HTTP */
 };
 
-struct reply {
-    long status;
-    struct mlo_buf headers, body;
-    json_t *json; /* NULL when the body is none */
-};
-
-static inline void reply_clear(struct reply *reply)
-{
-    mlo_buf_clear(&reply->headers);
-    mlo_buf_clear(&reply->body);
-    json_decref(reply->json);
-    memset(reply, 0, sizeof *reply);
-}
-
-static inline size_t reply_take(char *bytes, size_t size, size_t count, void *arg)
-{
-    mlo_buf_append(arg, bytes, size * count);
-    return size * count;
-}
-
 /* `headers` is NULL or NULL-terminated; a token becomes Authorization. Fills `reply` afresh; its status is 0
  * when there was no answer. */
 static inline CURLcode api_try(struct api *api, struct reply *reply, const char *method, const char *path,
                                const char *token, const char *body, const char *const *headers)
 {
-    char url[1024], auth[128];
-    struct curl_slist *list = NULL;
-    CURL *curl = curl_easy_init();
-    reply_clear(reply);
+    char url[1024];
     snprintf(url, sizeof url, "http%s://127.0.0.1:%u%s", api->ca ? "s" : "", mlo_http_port(api->http), path);
-    curl_easy_setopt(curl, CURLOPT_CAINFO, api->ca);
-    curl_easy_setopt(curl, CURLOPT_URL, url);
-    curl_easy_setopt(curl, CURLOPT_TIMEOUT, (long)API_PATIENCE_S);
-    curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
-    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, reply_take);
-    curl_easy_setopt(curl, CURLOPT_WRITEDATA, &reply->body);
-    curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, reply_take);
-    curl_easy_setopt(curl, CURLOPT_HEADERDATA, &reply->headers);
-    if (strcmp(method, "HEAD") == 0)
-        curl_easy_setopt(curl, CURLOPT_NOBODY, 1L);
-    else
-        curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, method);
-    if (token) {
-        snprintf(auth, sizeof auth, "Authorization: Bearer %s", token);
-        list = curl_slist_append(list, auth);
-    }
-    for (; headers && *headers; headers++)
-        list = curl_slist_append(list, *headers);
-    if (body) {
-        if (body[0] == '{')
-            list = curl_slist_append(list, "Content-Type: application/json");
-        curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE, (long)strlen(body));
-        curl_easy_setopt(curl, CURLOPT_COPYPOSTFIELDS, body);
-        list = curl_slist_append(list, "Expect:");
-    }
-    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, list);
-    CURLcode code = curl_easy_perform(curl);
-    if (code == CURLE_OK)
-        curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &reply->status);
-    curl_slist_free_all(list);
-    curl_easy_cleanup(curl);
-    if (mlo_buf_str(&reply->body)[0] == '{')
-        reply->json = json_loads(mlo_buf_str(&reply->body), JSON_REJECT_DUPLICATES, NULL);
-    return code;
+    return reply_fetch(reply, method, url, api->ca, token, body, headers);
 }
 
 static inline void api_call(struct api *api, struct reply *reply, const char *method, const char *path,

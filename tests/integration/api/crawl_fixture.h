@@ -39,7 +39,7 @@ static inline void probe_sign_in(struct probe *p)
 /* A page asks to sign in: the session ended on the way, as when a form revoked its token. */
 static inline bool probe_signed_out(const struct probe *p)
 {
-    return p->a.status == 303 && strstr(mlo_buf_str(&p->a.head), "\r\nLocation: /login");
+    return p->a.status == 303 && strstr(mlo_buf_str(&p->a.headers), "\r\nLocation: /login");
 }
 
 /* The value of an attribute between `from` and `to`, without its escapes. */
@@ -147,7 +147,7 @@ static inline void crawl_page(struct crawl *c, const char *path)
         probe_sign_in(p);
     }
     mlo_buf_clear(&url);
-    if (!strstr(mlo_buf_str(&p->a.head), "text/html"))
+    if (!strstr(mlo_buf_str(&p->a.headers), "text/html"))
         return;
     const char *html = mlo_buf_str(&p->a.body);
     for (const char *at = html; (at = strstr(at, "&lt;zq9")); at++)

@@ -78,7 +78,7 @@ static const struct injected {
 struct probe {
     struct api *api;
     struct wire wire;
-    struct wire_answer a;
+    struct reply a;
     json_t *codes; /* what may be a problem's code */
     char cookie[256], csrf[96];
     uint64_t random;
@@ -99,8 +99,8 @@ static inline void probe_wrong(struct probe *p, const char *what, const char *me
                                const char *name)
 {
     if (p->findings++ < 40)
-        mlo_buf_printf(&p->wrong, "%s: %s %.300s with %s: %d %.300s\n", what, method, path, name, p->a.status,
-                       mlo_buf_str(&p->a.body));
+        mlo_buf_printf(&p->wrong, "%s: %s %.300s with %s: %ld %.300s\n", what, method, path, name,
+                       p->a.status, mlo_buf_str(&p->a.body));
 }
 
 /* Sends it, and looks at what every answer must be. */
@@ -130,9 +130,9 @@ static inline void probe_send(struct probe *p, const char *method, const char *p
     p->taken += p->a.status < 400;
     if (p->a.status >= 500)
         probe_wrong(p, "a failure of the server", method, path, name);
-    if (strcasestr(mlo_buf_str(&p->a.head), "\nX-Zq9"))
+    if (strcasestr(mlo_buf_str(&p->a.headers), "\nX-Zq9"))
         probe_wrong(p, "a header that the client wrote", method, path, name);
-    bool page = strstr(mlo_buf_str(&p->a.head), "text/html");
+    bool page = strstr(mlo_buf_str(&p->a.headers), "text/html");
     const char *code = mlo_json_str(p->a.json, "code", NULL);
     if (p->a.status >= 400 && !page && (!code || !json_object_get(p->codes, code)))
         probe_wrong(p, "a refusal without a code", method, path, name);

@@ -165,7 +165,7 @@ static void test_bad__no_text_is_more_than_a_text(void **state)
     assert_true(pages > 20 && shown > 20);
     crawl_free(&c);
     wire_close(&p.wire);
-    wire_clear(&p.a);
+    reply_clear(&p.a);
     mlo_buf_clear(&p.wrong);
     json_decref(p.codes);
     json_decref(contract);
@@ -496,7 +496,7 @@ static void test_bad__changed_requests_hurt_nobody(void **state)
     mlo_buf_clear(&request);
     mlo_buf_clear(&heard.text);
     wire_close(&p.wire);
-    wire_clear(&p.a);
+    reply_clear(&p.a);
 }
 
 /* --- slow clients ------------------------------------------------------------------------------------------

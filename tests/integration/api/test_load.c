@@ -65,7 +65,7 @@ static int64_t database_connections(struct servers *all, const char *also)
 struct client {
     struct servers *all;
     struct wire wire;
-    struct wire_answer a;
+    struct reply a;
     const _Atomic bool *stop;
     const _Atomic long *pace_us; /* between the beginnings of two rounds; 0: none */
     _Atomic long rounds;
@@ -88,7 +88,7 @@ static bool ask(struct client *c, int role, const char *method, const char *path
     const char *wrong = wire_ask(&c->wire, &c->a, method, path, headers, body, size);
     if (!wrong && c->a.status == wanted)
         return true;
-    snprintf(c->wrong, sizeof c->wrong, "%s %s: %s, %d instead of %d: %.200s", method, path,
+    snprintf(c->wrong, sizeof c->wrong, "%s %s: %s, %ld instead of %d: %.200s", method, path,
              wrong ? wrong : "answered", c->a.status, wanted, mlo_buf_str(&c->a.body));
     return false;
 }
@@ -113,7 +113,7 @@ static bool page_round(struct client *c)
     mlo_clock_sleep_ms(20);
     if (!wrong && c->a.status == 200)
         return true;
-    snprintf(c->wrong, sizeof c->wrong, "%s: %s, %d", path, wrong ? wrong : "answered", c->a.status);
+    snprintf(c->wrong, sizeof c->wrong, "%s: %s, %ld", path, wrong ? wrong : "answered", c->a.status);
     return false;
 }
 
@@ -198,7 +198,7 @@ static void *client_main(void *arg)
             usleep((useconds_t)MLO_MIN((due - now) / 1000 + 1, 100000u));
     }
     wire_close(&c->wire);
-    wire_clear(&c->a);
+    reply_clear(&c->a);
     return NULL;
 }
 
@@ -339,7 +339,7 @@ static void test_load__half_of_the_top_for_long_changes_nothing(void **state)
     if (!upload_to(&first, "cnn"))
         fail_msg("%s", first.wrong);
     wire_close(&first.wire);
-    wire_clear(&first.a);
+    reply_clear(&first.a);
 
     /* the top: readers alone, each as fast as it is answered */
     for (int i = 0; i < READERS; i++)

@@ -8,8 +8,8 @@
 /* Long enough for any machine: a second signal ends it. */
 static const char *const DRAIN[] = {"--drain", "3600", "--finish", "120", NULL};
 
-static void call(struct servers *all, int n, struct wire_answer *a, int role, const char *method,
-                 const char *path, const char *header, const char *body, int wanted)
+static void call(struct servers *all, int n, struct reply *a, int role, const char *method, const char *path,
+                 const char *header, const char *body, int wanted)
 {
     struct wire w = WIRE_INIT(all->of[n].port);
     char headers[512];
@@ -17,8 +17,8 @@ static void call(struct servers *all, int n, struct wire_answer *a, int role, co
     const char *wrong = wire_ask(&w, a, method, path, headers, body, body ? strlen(body) : 0);
     wire_close(&w);
     if (wrong || a->status != wanted)
-        fail_msg("%s %s of server %d: %s%d instead of %d: %s", method, path, n, wrong ? wrong : "", a->status,
-                 wanted, mlo_buf_str(&a->body));
+        fail_msg("%s %s of server %d: %s%ld instead of %d: %s", method, path, n, wrong ? wrong : "",
+                 a->status, wanted, mlo_buf_str(&a->body));
 }
 
 static char *digest_path(const char *before, const char *bytes, size_t size, char out[160])
@@ -34,13 +34,13 @@ static char *digest_path(const char *before, const char *bytes, size_t size, cha
 static void add_version(struct servers *all, int n, const char *text)
 {
     char body[256], path[160];
-    struct wire_answer a = {0};
+    struct reply a = {0};
     call(all, n, &a, MLO_SUBMITTER, "PUT", digest_path(PROJECT "/blobs/", text, strlen(text), path), "", text,
          201);
     snprintf(body, sizeof body, "{\"files\":[{\"role\":\"model\",\"name\":\"m.onnx\",\"digest\":\"%s\"}]}",
              digest_path("", text, strlen(text), path));
     call(all, n, &a, MLO_SUBMITTER, "POST", MODEL "/versions", "", body, 201);
-    wire_clear(&a);
+    reply_clear(&a);
 }
 
 static const char *promotion(int version, char body[160])
@@ -57,7 +57,7 @@ static const char *promotion(int version, char body[160])
 static void test_servers__an_upload_goes_on_at_another_server(void **state)
 {
     struct servers *all = *state;
-    struct wire_answer a = {0};
+    struct reply a = {0};
     char path[160], url[320];
     servers_start(all, 2, (const char *const[]){NULL});
     call(all, 0, &a, MLO_SUBMITTER, "POST", PROJECT "/uploads", "", "{}", 201);
@@ -76,13 +76,13 @@ static void test_servers__an_upload_goes_on_at_another_server(void **state)
         call(all, n, &a, MLO_VIEWER, "GET", path, "", NULL, 200);
         assert_string_equal(mlo_buf_str(&a.body), "0123456789");
     }
-    wire_clear(&a);
+    reply_clear(&a);
 }
 
 static void test_servers__sessions_keys_and_events_are_of_all(void **state)
 {
     struct servers *all = *state;
-    struct wire_answer a = {0};
+    struct reply a = {0};
     char body[512], cookie[256], path[128];
     servers_start(all, 2, (const char *const[]){NULL});
     /* signed in at one, known to the other; and a form that one made is taken by the other */
@@ -125,15 +125,15 @@ static void test_servers__sessions_keys_and_events_are_of_all(void **state)
     assert_int_equal(a.status, 200);
     assert_true(json_array_size(json_object_get(a.json, "items")) > 0);
     wire_close(&w);
-    wire_clear(&a);
+    reply_clear(&a);
 }
 
 static size_t commits_at(struct servers *all, int server)
 {
-    struct wire_answer a = {0};
+    struct reply a = {0};
     call(all, server, &a, MLO_VIEWER, "GET", PROJECT "/ledger", "", NULL, 200);
     size_t count = json_array_size(json_object_get(a.json, "items"));
-    wire_clear(&a);
+    reply_clear(&a);
     return count;
 }
 
@@ -141,7 +141,7 @@ static size_t commits_at(struct servers *all, int server)
 static void test_servers__one_history_and_one_ledger(void **state)
 {
     struct servers *all = *state;
-    struct wire_answer a = {0}, b = {0};
+    struct reply a = {0}, b = {0};
     char match[64], body[160], etag[32];
     servers_start(all, 2, (const char *const[]){NULL});
     add_version(all, 0, "one");
@@ -171,8 +171,8 @@ static void test_servers__one_history_and_one_ledger(void **state)
     }
     assert_true(strlen(refs[0]) > 40);
     assert_string_equal(refs[0], refs[1]);
-    wire_clear(&a);
-    wire_clear(&b);
+    reply_clear(&a);
+    reply_clear(&b);
 }
 
 /* --- ended, and nothing lost ---------------------------------------------------------------------- */
@@ -188,7 +188,7 @@ static bool refuses(uint16_t port)
 static void test_servers__the_end_waits_for_what_is_under_way(void **state)
 {
     struct servers *all = *state;
-    struct wire_answer a = {0};
+    struct reply a = {0};
     char path[160], request[512];
     servers_start(all, 1, DRAIN);
     uint16_t port = all->of[0].port;
@@ -238,7 +238,7 @@ static void test_servers__the_end_waits_for_what_is_under_way(void **state)
     wire_close(&idle);
     wire_close(&kept);
     wire_close(&slow);
-    wire_clear(&a);
+    reply_clear(&a);
 }
 
 /* --- a load, through the balancer ----------------------------------------------------------------- */
@@ -246,7 +246,7 @@ static void test_servers__the_end_waits_for_what_is_under_way(void **state)
 struct load {
     struct servers *all;
     struct wire wire;
-    struct wire_answer a;
+    struct reply a;
     _Atomic bool *stop;
     _Atomic long rounds;
     long requests, moves;
@@ -264,8 +264,8 @@ static bool demand(struct load *l, int role, const char *method, const char *pat
     l->requests++;
     if (!wrong && l->a.status == wanted)
         return true;
-    snprintf(l->wrong, sizeof l->wrong, "%s %s: %s%d instead of %d: %.200s", method, path, wrong ? wrong : "",
-             l->a.status, wanted, mlo_buf_str(&l->a.body));
+    snprintf(l->wrong, sizeof l->wrong, "%s %s: %s%ld instead of %d: %.200s", method, path,
+             wrong ? wrong : "", l->a.status, wanted, mlo_buf_str(&l->a.body));
     return false;
 }
 
@@ -366,13 +366,13 @@ static void steady_goes_on(struct steady *s)
 
 static void steady_stop(struct steady *s)
 {
-    struct wire_answer a = {0};
+    struct reply a = {0};
     long requests = 0;
     atomic_store(&s->stop, true);
     for (int i = 0; i < LOADS; i++) {
         pthread_join(s->loads[i].thread, NULL);
         requests += s->loads[i].requests;
-        wire_clear(&s->loads[i].a);
+        reply_clear(&s->loads[i].a);
     }
     balancer_stop(&s->b);
     print_message("%ld requests, %ld promotions, %ld connections to one server and %ld to the other\n",
@@ -387,7 +387,7 @@ static void steady_stop(struct steady *s)
                      s->loads[2].moves);
     call(s->b.all, 0, &a, MLO_VIEWER, "GET", PROJECT "/audit/verify", "", NULL, 200);
     assert_true(mlo_json_bool(a.json, "ok", false));
-    wire_clear(&a);
+    reply_clear(&a);
 }
 
 /* As a Deployment does: to be ended, no more connections, ended, started, ready, the next. */
