@@ -7,12 +7,8 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 binary_dir=${MLOPT_BINARY_DIR:-$(dirname "$(realpath "${MLOPT:?the path of the program}")")}
 venv=${MLOPT_CONTRACT_VENV:-$binary_dir/contract-venv}
-if ! "$venv/bin/schemathesis" --version >/dev/null 2>&1; then
-    rm -rf "$venv"
-    python3 -m venv "$venv" >/dev/null 2>&1 || { echo "python3-venv is not installed"; exit 77; }
-    "$venv/bin/pip" install --quiet --disable-pip-version-check --timeout 10 --retries 1 -r "$here/requirements-contract.txt" \
-        >/dev/null 2>&1 || { rm -rf "$venv"; echo "schemathesis is not here, and PyPI cannot be reached"; exit 77; }
-fi
+. "$here/venv.sh"
+venv_of "$venv" "$here/requirements-contract.txt" schemathesis schemathesis --version
 . "$here/e2e.sh"
 cd "$work"
 start_up --workers 0

@@ -6,12 +6,8 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 binary_dir=${MLOPT_BINARY_DIR:-$(dirname "$(realpath "${MLOPT:?the path of the program}")")}
 venv=${MLOPT_MLFLOW_VENV:-$binary_dir/mlflow-venv}
-if ! "$venv/bin/python" -c 'import mlflow' >/dev/null 2>&1; then
-    rm -rf "$venv"
-    python3 -m venv "$venv" >/dev/null 2>&1 || { echo "python3-venv is not installed"; exit 77; }
-    "$venv/bin/pip" install --quiet --disable-pip-version-check --timeout 10 --retries 1 -r "$here/requirements-mlflow.txt" \
-        >/dev/null 2>&1 || { rm -rf "$venv"; echo "MLflow's client is not here, and PyPI cannot be reached"; exit 77; }
-fi
+. "$here/venv.sh"
+venv_of "$venv" "$here/requirements-mlflow.txt" "MLflow's client" python -c 'import mlflow'
 . "$here/e2e.sh"
 cd "$work"
 printf 'name: folded\ntarget: any\nsteps:\n  - optimize: {}\n' >folded.yaml
