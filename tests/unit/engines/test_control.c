@@ -3,36 +3,13 @@
 #include "engines/engines_impl.h"
 #include "tests/plan_copy.h"
 
-struct fixture {
-    struct mlo_arena *arena;
-    struct mlo_model *model;
-    struct mlo_error err;
-};
-
-static int set_up(void **state)
-{
-    struct fixture *f = calloc(1, sizeof *f);
-    f->arena = mlo_arena_new();
-    *state = f;
-    return f->arena ? 0 : -1;
-}
-
-static int tear_down(void **state)
-{
-    struct fixture *f = *state;
-    mlo_model_free(f->model);
-    mlo_arena_free(f->arena);
-    free(f);
-    return 0;
-}
-
-static void load(struct fixture *f, Onnx__GraphProto *g)
+static void load(struct proto_fixture *f, Onnx__GraphProto *g)
 {
     if (proto_load(proto_model(f->arena, g, 17), &f->model, &f->err) != MLO_OK)
         fail_msg("%s (%s)", f->err.message, f->err.where);
 }
 
-static enum mlo_status run_on(struct fixture *f, const char *name, enum mlo_numerics numerics,
+static enum mlo_status run_on(struct proto_fixture *f, const char *name, enum mlo_numerics numerics,
                               const struct mlo_tensor *inputs, struct mlo_tensor *outputs)
 {
     const struct mlo_engine *engine;
@@ -79,7 +56,7 @@ static Onnx__GraphProto *captured(struct mlo_arena *a)
 
 static void test_control__engines_read_captured_values(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     float x[18], w[4] = {1, -2, 0.5F, 3};
     uint8_t yes = 1;
     for (int i = 0; i < 18; i++)
@@ -107,7 +84,7 @@ static void test_control__engines_read_captured_values(void **state)
 /* A sequence in the middle of a graph. */
 static void test_control__engines_run_sequences(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     load(f, proto_graph(a, "x:f2,i:i.", "y:f", proto_node(a, "Neg", "x", "n"),
                         proto_node(a, "SequenceConstruct", "x,n", "s"),
@@ -128,7 +105,7 @@ static void test_control__engines_run_sequences(void **state)
 /* The file says four elements; the data make two: an engine that trusted the file would read beyond them. */
 static void test_control__a_stated_shape_is_checked(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     Onnx__ModelProto *p = proto_model(a,
                                       proto_graph(a, "x:f4", "y:i1x4", proto_node(a, "NonZero", "x", "n"),
@@ -149,7 +126,7 @@ static void test_control__a_stated_shape_is_checked(void **state)
 
 static void test_control__sequences_are_inputs(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     Onnx__GraphProto *g = proto_graph(a, "s:f", "y:i", proto_node(a, "SequenceLength", "s", "y"), NULL);
     Onnx__TypeProto *type = PROTO_NEW(a, Onnx__TypeProto, onnx__type_proto__init);
@@ -173,7 +150,7 @@ static void test_control__sequences_are_inputs(void **state)
     mlo_tensor_clear(&in);
 }
 
-#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define CASE(name) cmocka_unit_test_setup_teardown(name, proto_set_up, proto_tear_down)
 int main(void)
 {
     const struct CMUnitTest tests[] = {

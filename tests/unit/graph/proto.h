@@ -205,4 +205,28 @@ static inline struct mlo_tensor proto_floats(float *data, int64_t count)
     return (struct mlo_tensor){MLO_FLOAT32, 1, {count}, data, (size_t)count * sizeof *data, false};
 }
 
+/* What a test builds, and the model that comes of it. */
+struct proto_fixture {
+    struct mlo_arena *arena;
+    struct mlo_model *model;
+    struct mlo_error err;
+};
+
+static inline int proto_set_up(void **state)
+{
+    struct proto_fixture *f = calloc(1, sizeof *f);
+    f->arena = mlo_arena_new();
+    *state = f;
+    return f->arena ? 0 : -1;
+}
+
+static inline int proto_tear_down(void **state)
+{
+    struct proto_fixture *f = *state;
+    mlo_model_free(f->model);
+    mlo_arena_free(f->arena);
+    free(f);
+    return 0;
+}
+
 #endif

@@ -1,30 +1,7 @@
 /* If, Loop, Scan and SequenceMap: outer values, limits, inference. */
 #include "proto.h"
 
-struct fixture {
-    struct mlo_arena *arena;
-    struct mlo_model *model;
-    struct mlo_error err;
-};
-
-static int set_up(void **state)
-{
-    struct fixture *f = calloc(1, sizeof *f);
-    f->arena = mlo_arena_new();
-    *state = f;
-    return f->arena ? 0 : -1;
-}
-
-static int tear_down(void **state)
-{
-    struct fixture *f = *state;
-    mlo_model_free(f->model);
-    mlo_arena_free(f->arena);
-    free(f);
-    return 0;
-}
-
-static void load(struct fixture *f, Onnx__GraphProto *g, int64_t opset)
+static void load(struct proto_fixture *f, Onnx__GraphProto *g, int64_t opset)
 {
     if (proto_load(proto_model(f->arena, g, opset), &f->model, &f->err) != MLO_OK)
         fail_msg("%s (%s)", f->err.message, f->err.where);
@@ -42,7 +19,7 @@ static Onnx__GraphProto *endless(struct mlo_arena *a)
 
 static void test_control__an_endless_loop_ends_in_an_error(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_eval eval;
     float x = 1;
     uint8_t go = 1;
@@ -69,7 +46,7 @@ static void test_control__an_endless_loop_ends_in_an_error(void **state)
 /* Three trips of: s = s ++ x[i]; gathered: s's length. The state's shape grows. */
 static void test_control__a_growing_state_has_no_fixed_shape(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     Onnx__GraphProto *body = proto_graph(
         a, "i:i.,c:b.,s:f", "c2:b.,s2:f,n:i", proto_node(a, "Identity", "c", "c2"),
@@ -99,7 +76,7 @@ static void test_control__a_growing_state_has_no_fixed_shape(void **state)
 /* A state whose shape stays is known outside, whatever the number of trips. */
 static void test_control__a_steady_state_keeps_its_shape(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     load(f, endless(f->arena), 17);
     int64_t dims[MLO_MAX_RANK];
     assert_true(mlo_type_static(&f->model->graph->outputs[0]->type, dims));
@@ -111,7 +88,7 @@ static void test_control__a_steady_state_keeps_its_shape(void **state)
 /* An If in a Loop's body that reads the main graph's value, the body's and its own. */
 static void test_control__scopes_nest(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     Onnx__NodeProto *choose = proto_node(a, "If", "odd", "s2");
     proto_g(
@@ -144,7 +121,7 @@ static void test_control__scopes_nest(void **state)
 static void test_control__scan_minds_axes_and_directions(void **state)
 {
     static const int64_t one[] = {1};
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     Onnx__GraphProto *body = proto_graph(a, "s:f2,e:f2", "s2:f2,o:f2", proto_node(a, "Add", "s,e", "s2"),
                                          proto_node(a, "Identity", "s2", "o"), NULL);
@@ -168,7 +145,7 @@ static void test_control__scan_minds_axes_and_directions(void **state)
 
 static void test_control__bad_bodies_are_named(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     Onnx__NodeProto *choose = proto_node(a, "If", "c", "y");
     proto_g(a, choose, "then_branch", proto_graph(a, "", "r:f", proto_node(a, "Neg", "x", "r"), NULL));
@@ -191,7 +168,7 @@ static void test_control__bad_bodies_are_named(void **state)
 /* Loops in loops: inference rounds must not multiply without bound. */
 static void test_control__deep_nesting_infers_fast(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     Onnx__NodeProto *inner = proto_i(a, proto_node(a, "Concat", "x,x", "y_0"), "axis", 0);
     for (int d = 1; d <= 18; d++) {
@@ -209,7 +186,7 @@ static void test_control__deep_nesting_infers_fast(void **state)
     assert_int_equal(f->model->graph->outputs[0]->type.dtype, MLO_FLOAT32);
 }
 
-#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define CASE(name) cmocka_unit_test_setup_teardown(name, proto_set_up, proto_tear_down)
 int main(void)
 {
     const struct CMUnitTest tests[] = {

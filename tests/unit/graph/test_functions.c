@@ -1,29 +1,6 @@
 /* Model-local functions. */
 #include "proto.h"
 
-struct fixture {
-    struct mlo_arena *arena;
-    struct mlo_model *model;
-    struct mlo_error err;
-};
-
-static int set_up(void **state)
-{
-    struct fixture *f = calloc(1, sizeof *f);
-    f->arena = mlo_arena_new();
-    *state = f;
-    return f->arena ? 0 : -1;
-}
-
-static int tear_down(void **state)
-{
-    struct fixture *f = *state;
-    mlo_model_free(f->model);
-    mlo_arena_free(f->arena);
-    free(f);
-    return 0;
-}
-
 /* scale(x; k = 2) = x * k */
 static Onnx__FunctionProto *scale(struct mlo_arena *a)
 {
@@ -37,7 +14,7 @@ static Onnx__FunctionProto *scale(struct mlo_arena *a)
     return fn;
 }
 
-static float run_one(struct fixture *f, float x)
+static float run_one(struct proto_fixture *f, float x)
 {
     struct mlo_tensor in = proto_floats(&x, 1), out = {0};
     if (mlo_graph_eval(f->model->graph, &in, &out, &f->err) != MLO_OK)
@@ -47,7 +24,7 @@ static float run_one(struct fixture *f, float x)
     return y;
 }
 
-static void load(struct fixture *f, const Onnx__ModelProto *p)
+static void load(struct proto_fixture *f, const Onnx__ModelProto *p)
 {
     if (proto_load(p, &f->model, &f->err) != MLO_OK)
         fail_msg("%s (%s)", f->err.message, f->err.where);
@@ -55,7 +32,7 @@ static void load(struct fixture *f, const Onnx__ModelProto *p)
 
 static void test_functions__nest_and_pass_attributes(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     Onnx__ModelProto *p =
         proto_model(a, proto_graph(a, "x:f1", "y:f1", proto_node(a, "local.Both", "x", "y"), NULL), 17);
@@ -78,7 +55,7 @@ static void test_functions__nest_and_pass_attributes(void **state)
 
 static void test_functions__subgraphs_see_the_functions_values(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     Onnx__NodeProto *choose = proto_node(a, "If", "big", "y");
     proto_g(a, choose, "then_branch", proto_graph(a, "", "r:f", proto_node(a, "Neg", "t", "r"), NULL));
@@ -97,7 +74,7 @@ static void test_functions__subgraphs_see_the_functions_values(void **state)
 
 static void test_functions__an_output_may_be_an_input(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     Onnx__ModelProto *p =
         proto_model(a, proto_graph(a, "x:f1", "y:f1,z:f1", proto_node(a, "local.F", "x", "y,z"), NULL), 17);
@@ -113,7 +90,7 @@ static void test_functions__an_output_may_be_an_input(void **state)
 
 static void test_functions__recursion_is_refused(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     Onnx__ModelProto *p =
         proto_model(a, proto_graph(a, "x:f1", "y:f1", proto_node(a, "local.A", "x", "y"), NULL), 17);
@@ -127,7 +104,7 @@ static void test_functions__recursion_is_refused(void **state)
 
 static void test_functions__multiplying_calls_are_refused(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     Onnx__ModelProto *p =
         proto_model(a, proto_graph(a, "x:f1", "y:f1", proto_node(a, "local.F9", "x", "y"), NULL), 17);
@@ -150,7 +127,7 @@ static void test_functions__multiplying_calls_are_refused(void **state)
 
 static void test_functions__opsets_must_mean_the_same(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     Onnx__ModelProto *p =
         proto_model(a, proto_graph(a, "x:f1", "y:f", proto_node(a, "local.F", "x", "y"), NULL), 12);
@@ -160,7 +137,7 @@ static void test_functions__opsets_must_mean_the_same(void **state)
     assert_non_null(strstr(f->err.message, "opset 17"));
 }
 
-#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define CASE(name) cmocka_unit_test_setup_teardown(name, proto_set_up, proto_tear_down)
 int main(void)
 {
     const struct CMUnitTest tests[] = {

@@ -1,33 +1,10 @@
 /* Forms from before opset 7. */
 #include "proto.h"
 
-struct fixture {
-    struct mlo_arena *arena;
-    struct mlo_model *model;
-    struct mlo_error err;
-};
-
-static int set_up(void **state)
-{
-    struct fixture *f = calloc(1, sizeof *f);
-    f->arena = mlo_arena_new();
-    *state = f;
-    return f->arena ? 0 : -1;
-}
-
-static int tear_down(void **state)
-{
-    struct fixture *f = *state;
-    mlo_model_free(f->model);
-    mlo_arena_free(f->arena);
-    free(f);
-    return 0;
-}
-
 /* x[2,3,2] + b[3] along axis 1: numpy's rule would refuse it. */
 static void test_legacy__broadcasts_at_an_axis(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     Onnx__NodeProto *add =
         proto_i(a, proto_i(a, proto_node(a, "Add", "x,b", "y"), "broadcast", 1), "axis", 1);
@@ -50,7 +27,7 @@ static void test_legacy__broadcasts_at_an_axis(void **state)
 
 static void test_legacy__a_bad_axis_is_refused(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     static const int64_t axes[] = {2, -4, INT64_MAX, INT64_MIN};
     for (size_t i = 0; i < MLO_COUNT(axes); i++) {
@@ -65,7 +42,7 @@ static void test_legacy__a_bad_axis_is_refused(void **state)
 
 static void test_legacy__training_is_refused(void **state)
 {
-    struct fixture *f = *state;
+    struct proto_fixture *f = *state;
     struct mlo_arena *a = f->arena;
     Onnx__GraphProto *g = proto_graph(a, "x:f2x3", "y:f2x3", proto_node(a, "Dropout", "x", "y"), NULL);
     assert_int_equal(proto_load(proto_model(a, g, 6), &f->model, &f->err), MLO_EUNSUPPORTED);
@@ -74,7 +51,7 @@ static void test_legacy__training_is_refused(void **state)
     assert_int_equal(proto_load(proto_model(a, g, 6), &f->model, &f->err), MLO_OK);
 }
 
-#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define CASE(name) cmocka_unit_test_setup_teardown(name, proto_set_up, proto_tear_down)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
