@@ -148,6 +148,20 @@ char *mlo_arena_printf(struct mlo_arena *arena, const char *fmt, ...)
     return p;
 }
 
+void *mlo_arena_grow(struct mlo_arena *arena, void *array, int count, int *cap, size_t element)
+{
+    if (count < *cap)
+        return array;
+    int bigger = *cap ? *cap * 2 : 4;
+    void *fresh = mlo_arena_calloc(arena, (size_t)bigger, element);
+    if (!fresh)
+        return NULL;
+    if (count)
+        memcpy(fresh, array, (size_t)count * element);
+    *cap = bigger;
+    return fresh;
+}
+
 int mlo_arena_on_free(struct mlo_arena *arena, void (*fn)(void *arg), void *arg)
 {
     struct cleanup *c = mlo_arena_alloc(arena, sizeof *c);

@@ -29,6 +29,10 @@ char *mlo_arena_strndup(struct mlo_arena *arena, const char *text, size_t n);
 void *mlo_arena_memdup(struct mlo_arena *arena, const void *bytes, size_t size);
 char *mlo_arena_printf(struct mlo_arena *arena, const char *fmt, ...) MLO_PRINTF(2, 3);
 
+/* Room for one element more in an array of `count`, of which *cap fit: the array itself, or a larger one with
+ * its elements (the old one stays, since arenas give nothing back: it doubles). NULL: out of memory. */
+void *mlo_arena_grow(struct mlo_arena *arena, void *array, int count, int *cap, size_t element);
+
 /* Runs fn(arg) when the arena is freed, last registered first. Returns 0, or -1 when out of memory. */
 int mlo_arena_on_free(struct mlo_arena *arena, void (*fn)(void *arg), void *arg);
 

@@ -8,20 +8,6 @@
 #include "graph/model_impl.h"
 #include "graph/op.h"
 
-void *mlo_arena_grow(struct mlo_arena *arena, void *array, int count, int *cap, size_t element)
-{
-    if (count < *cap)
-        return array;
-    int bigger = *cap ? *cap * 2 : 4;
-    void *fresh = mlo_arena_calloc(arena, (size_t)bigger, element);
-    if (!fresh)
-        return NULL;
-    if (count)
-        memcpy(fresh, array, (size_t)count * element);
-    *cap = bigger;
-    return fresh;
-}
-
 struct mlo_graph *mlo_graph_new(struct mlo_model *model, struct mlo_node *owner, const char *name)
 {
     struct mlo_graph *graph = mlo_arena_alloc(model->arena, sizeof *graph);

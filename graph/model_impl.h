@@ -37,8 +37,6 @@ struct mlo_tensor *mlo_model_tensor_take(struct mlo_model *model, struct mlo_ten
 /* Frees a constant's data, or, where it lies in the model's file, gives its pages back. */
 void mlo_model_tensor_drop(const struct mlo_model *model, struct mlo_tensor *tensor);
 
-/* Makes room in an arena array for one more element; NULL: out of memory (the old array stays valid). */
-void *mlo_arena_grow(struct mlo_arena *arena, void *array, int count, int *cap, size_t element);
 bool mlo_value_add_use(struct mlo_value *value, struct mlo_node *node, int index);
 void mlo_value_drop_use(struct mlo_value *value, const struct mlo_node *node, int index);
 /* A slot for the attribute `name`, emptied when it exists. NULL: out of memory. */

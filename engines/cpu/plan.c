@@ -30,24 +30,10 @@ bool cpu_value_bytes(const struct mlo_value *value, size_t *bytes)
            mlo_shape_bytes(value->type.dtype, value->type.rank, dims, bytes);
 }
 
-/* Arenas do not give memory back, so arrays grow by doubling into fresh blocks. */
-static void *grow(struct mlo_arena *arena, void *old, int count, int *cap, size_t size)
-{
-    if (count < *cap)
-        return old;
-    int more = *cap ? *cap * 2 : 64;
-    void *fresh = mlo_arena_calloc(arena, (size_t)more, size);
-    if (!fresh)
-        return NULL;
-    if (count)
-        memcpy(fresh, old, (size_t)count * size);
-    *cap = more;
-    return fresh;
-}
-
 int cpu_slot_new(struct mlo_plan *plan, enum cpu_slot_kind kind, size_t size_bytes)
 {
-    struct cpu_slot *slots = grow(plan->arena, plan->slots, plan->slot_count, &plan->slot_cap, sizeof *slots);
+    struct cpu_slot *slots =
+        mlo_arena_grow(plan->arena, plan->slots, plan->slot_count, &plan->slot_cap, sizeof *slots);
     if (!slots)
         return -1;
     plan->slots = slots;
@@ -133,7 +119,8 @@ int cpu_shared_const(struct mlo_plan *plan, const struct cpu_const_key *key, siz
 struct cpu_step *cpu_step_new(struct mlo_plan *plan, const struct cpu_step_class *cls,
                               const struct mlo_node *node, int in_count, int out_count)
 {
-    struct cpu_step *steps = grow(plan->arena, plan->steps, plan->step_count, &plan->step_cap, sizeof *steps);
+    struct cpu_step *steps =
+        mlo_arena_grow(plan->arena, plan->steps, plan->step_count, &plan->step_cap, sizeof *steps);
     int *slots = mlo_arena_calloc(plan->arena, (size_t)(in_count + out_count + 1), sizeof *slots);
     if (!steps || !slots)
         return NULL;

@@ -100,25 +100,10 @@ const char *lower_precision(const struct lower *l, enum mlo_dtype dtype, bool pr
 /* --- slots and steps ---------------------------------------------------------------------------------------
  */
 
-/* Arenas do not give memory back, so arrays grow by doubling into fresh blocks. */
-static void *grow(struct mlo_arena *arena, void *old, int count, int *cap, size_t size)
-{
-    if (count < *cap)
-        return old;
-    int more = *cap ? *cap * 2 : 64;
-    void *fresh = mlo_arena_calloc(arena, (size_t)more, size);
-    if (!fresh)
-        return NULL;
-    if (count)
-        memcpy(fresh, old, (size_t)count * size);
-    *cap = more;
-    return fresh;
-}
-
 int lower_slot(struct lower *l, enum cuda_slot_kind kind, size_t size_bytes)
 {
     struct cuda_schedule *s = l->s;
-    struct cuda_slot *slots = grow(l->arena, s->slots, s->slot_count, &s->slot_cap, sizeof *slots);
+    struct cuda_slot *slots = mlo_arena_grow(l->arena, s->slots, s->slot_count, &s->slot_cap, sizeof *slots);
     if (!slots)
         return -1;
     s->slots = slots;
@@ -180,7 +165,7 @@ struct cuda_step *lower_step(struct lower *l, enum cuda_step_kind kind, const st
                              const char *impl)
 {
     struct cuda_schedule *s = l->s;
-    struct cuda_step *steps = grow(l->arena, s->steps, s->step_count, &s->step_cap, sizeof *steps);
+    struct cuda_step *steps = mlo_arena_grow(l->arena, s->steps, s->step_count, &s->step_cap, sizeof *steps);
     if (!steps)
         return NULL;
     s->steps = steps;
