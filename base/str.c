@@ -108,6 +108,14 @@ char *mlo_buf_take(struct mlo_buf *buf)
     return data;
 }
 
+bool mlo_str_among(const char *word, const char *const *list, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(word, list[i]) == 0)
+            return true;
+    return false;
+}
+
 bool mlo_str_starts(const char *text, const char *prefix)
 {
     return strncmp(text, prefix, strlen(prefix)) == 0;

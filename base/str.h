@@ -38,6 +38,8 @@ const char *mlo_buf_str(const struct mlo_buf *buf);
 char *mlo_buf_take(struct mlo_buf *buf);
 
 bool mlo_str_starts(const char *text, const char *prefix);
+/* Whether the list has the word. */
+bool mlo_str_among(const char *word, const char *const *list, size_t count);
 bool mlo_str_ends(const char *text, const char *suffix);
 /* Like strcmp(a,b)==0, and true when both are NULL. */
 bool mlo_str_eq(const char *a, const char *b);

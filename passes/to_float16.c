@@ -96,14 +96,6 @@ struct convert {
     char refused[320]; /* why the first node that was kept is; "" */
 };
 
-static bool is_among(const char *text, const char *const *list, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(list[i], text) == 0)
-            return true;
-    return false;
-}
-
 static bool is_float(const struct mlo_value *value)
 {
     return value && value->type.dtype == MLO_FLOAT32;
@@ -143,9 +135,9 @@ static bool computes_shapes(const struct mlo_node *node)
 static const char *obstacle(const struct mlo_node *node)
 {
     bool onnx = node->domain[0] == '\0';
-    if (onnx ? is_among(node->op_type, float_only, MLO_COUNT(float_only))
+    if (onnx ? mlo_str_among(node->op_type, float_only, MLO_COUNT(float_only))
              : strcmp(node->domain, "com.microsoft") != 0 ||
-                   !is_among(node->op_type, microsoft_half, MLO_COUNT(microsoft_half)))
+                   !mlo_str_among(node->op_type, microsoft_half, MLO_COUNT(microsoft_half)))
         return "there is no form of it in half floats that every runtime has";
     if (has_body(node))
         return "its bodies compute in float32";
@@ -185,7 +177,7 @@ static enum mlo_status check_keep(const struct convert *c, const json_t *keep, s
     json_array_foreach((json_t *)keep, i, item)
     {
         const char *text = json_string_value(item);
-        if (is_among(text, names, 2 * count))
+        if (mlo_str_among(text, names, 2 * count))
             continue;
         mlo_error_set(err, MLO_EINVAL, "the model has no node and no op '%s' to keep in float32", text);
         mlo_error_where(err, "option 'keep'");

@@ -94,14 +94,6 @@ static size_t allowed_keys(const struct mlo_gate_kind *kind, const char *out[MLO
     return n;
 }
 
-static bool among(const char *word, const char *const *list, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(word, list[i]) == 0)
-            return true;
-    return false;
-}
-
 static enum mlo_status read_gate(struct mlo_policy_reader *r, const struct mlo_yaml *item,
                                  struct mlo_gate *gate)
 {
@@ -119,7 +111,7 @@ static enum mlo_status read_gate(struct mlo_policy_reader *r, const struct mlo_y
                                   MLO_COUNT(names));
     size_t count = allowed_keys(gate->kind, keys);
     for (const struct mlo_yaml *m = item->first; m; m = m->next)
-        if (!among(m->key, keys, count))
+        if (!mlo_str_among(m->key, keys, count))
             return mlo_policy_unknown(r, m->key_line, "key", m->key, keys, count);
     const struct mlo_yaml *condition = mlo_yaml_get(item, gate->kind->name);
     gate->line = condition->key_line;
@@ -132,7 +124,7 @@ static enum mlo_status read_gate(struct mlo_policy_reader *r, const struct mlo_y
 static enum mlo_status read_stage(struct mlo_policy_reader *r, const struct mlo_yaml *list,
                                   struct mlo_policy_stage *out)
 {
-    if (!among(list->key, STAGES, MLO_COUNT(STAGES)))
+    if (!mlo_str_among(list->key, STAGES, MLO_COUNT(STAGES)))
         return mlo_policy_unknown(r, list->key_line, "stage", list->key, STAGES, MLO_COUNT(STAGES));
     out->name = list->key;
     if (list->kind != MLO_YAML_LIST || list->count > GATES_MAX) {

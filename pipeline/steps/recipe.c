@@ -53,19 +53,11 @@ static enum mlo_status unknown(struct reader *r, int line, const char *kind, con
     return status;
 }
 
-static bool among(const char *word, const char *const *list, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(word, list[i]) == 0)
-            return true;
-    return false;
-}
-
 static enum mlo_status check_keys(struct reader *r, const struct mlo_yaml *map, const char *const *known,
                                   size_t count)
 {
     for (const struct mlo_yaml *m = map->first; m; m = m->next)
-        if (!among(m->key, known, count))
+        if (!mlo_str_among(m->key, known, count))
             return unknown(r, m->key_line, "key", m->key, known, count);
     return MLO_OK;
 }
@@ -151,7 +143,7 @@ static enum mlo_status read_header(struct reader *r, const struct mlo_yaml *root
         MLO_TRY(read_text(r, node, &r->recipe->target));
         size_t count;
         const char *const *known = mlo_targets(&count);
-        if (!among(r->recipe->target, known, count) && !mlo_cuda_target_sm(r->recipe->target)) {
+        if (!mlo_str_among(r->recipe->target, known, count) && !mlo_cuda_target_sm(r->recipe->target)) {
             status = unknown(r, node->line, "target", r->recipe->target, known, count);
             goto out;
         }
