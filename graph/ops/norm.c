@@ -66,7 +66,7 @@ out:
     return status;
 }
 
-static void moments(const struct mlo_tensor *x, size_t first, size_t count, double *mean, double *variance)
+void mlo_op_moments(const struct mlo_tensor *x, size_t first, size_t count, double *mean, double *variance)
 {
     double sum = 0, squares = 0;
     for (size_t i = 0; i < count; i++)
@@ -101,7 +101,7 @@ static enum mlo_status eval_instance_norm(const struct mlo_node *node, const str
     size_t channels = (size_t)x->dims[1], groups = (size_t)x->dims[0] * channels;
     size_t size = groups ? mlo_tensor_count(x) / groups : 0;
     for (size_t g = 0; g < groups; g++) {
-        moments(x, g * size, size, &mean, &variance);
+        mlo_op_moments(x, g * size, size, &mean, &variance);
         double scale = mlo_tensor_get_f64(in[1], g % channels) / sqrt(variance + epsilon);
         double bias = mlo_tensor_get_f64(in[2], g % channels);
         for (size_t i = g * size; i < (g + 1) * size; i++)
@@ -159,7 +159,7 @@ static enum mlo_status eval_layer_norm(const struct mlo_node *node, const struct
     struct mlo_strides s;
     mlo_strides_init(&s, out[0], in[1], bias ? bias : in[1]);
     for (size_t g = 0; g < groups; g++) {
-        moments(x, g * size, size, &mean, &variance);
+        mlo_op_moments(x, g * size, size, &mean, &variance);
         double inverse = 1 / sqrt(variance + epsilon);
         for (size_t i = g * size; i < (g + 1) * size; i++, mlo_strides_next(&s)) {
             double v = (mlo_tensor_get_f64(x, i) - mean) * inverse * mlo_tensor_get_f64(in[1], s.offset[0]);

@@ -4,19 +4,6 @@
 
 #include "graph/ops/ops_impl.h"
 
-static void moments(const struct mlo_tensor *x, size_t first, size_t count, double *mean, double *variance)
-{
-    double sum = 0, squares = 0;
-    for (size_t i = 0; i < count; i++)
-        sum += mlo_tensor_get_f64(x, first + i);
-    *mean = sum / (double)count;
-    for (size_t i = 0; i < count; i++) {
-        double d = mlo_tensor_get_f64(x, first + i) - *mean;
-        squares += d * d;
-    }
-    *variance = squares / (double)count;
-}
-
 /* Scale and bias hold one number for each group (opset 18) or each channel (from 21 on). */
 static enum mlo_status infer_group_norm(const struct mlo_node *node, struct mlo_type *out,
                                         struct mlo_error *err)
@@ -57,7 +44,7 @@ static enum mlo_status eval_group_norm(const struct mlo_node *node, const struct
     size_t each = channels / groups, plane = count ? count / (batch * channels) : 0;
     for (size_t g = 0; count && g < batch * groups; g++) {
         size_t first = g * each * plane;
-        moments(x, first, each * plane, &mean, &variance);
+        mlo_op_moments(x, first, each * plane, &mean, &variance);
         double inverse = 1 / sqrt(variance + epsilon);
         for (size_t i = 0; i < each * plane; i++) {
             size_t k = node->op->since < 21 ? g % groups : g % groups * each + i / plane;

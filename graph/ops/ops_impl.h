@@ -112,6 +112,9 @@ void mlo_strides_next(struct mlo_strides *s);
 /* Element sizes in bytes; 0 for types that have no whole bytes. */
 size_t mlo_dtype_bytes(enum mlo_dtype dtype);
 
+/* Mean and variance of `count` elements from `first` on, in double, in the order of the elements (norm.c). */
+void mlo_op_moments(const struct mlo_tensor *x, size_t first, size_t count, double *mean, double *variance);
+
 /* Elementary functions in double, from additions, multiplications and divisions only, so that their bits
  * depend on no machine and no C library (whose own are chosen by the CPU at run time). Relative error below
  * 1e-13. */
