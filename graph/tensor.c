@@ -165,6 +165,17 @@ size_t mlo_tensor_count(const struct mlo_tensor *tensor)
     return mlo_shape_count(tensor->rank, tensor->dims, &n) ? n : 0;
 }
 
+struct mlo_tensor mlo_tensor_rows(const struct mlo_tensor *all, int64_t at, int64_t rows)
+{
+    struct mlo_tensor part = *all;
+    size_t row = all->size_bytes / (size_t)all->dims[0];
+    part.dims[0] = rows;
+    part.data = (char *)all->data + (size_t)at * row;
+    part.size_bytes = (size_t)rows * row;
+    part.owned = false;
+    return part;
+}
+
 bool mlo_tensor_same_shape(const struct mlo_tensor *a, const struct mlo_tensor *b)
 {
     return a->rank == b->rank &&

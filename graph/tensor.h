@@ -93,6 +93,8 @@ struct mlo_tensor *mlo_values(const struct mlo_tensor *sequence);
 MLO_MUST_USE enum mlo_status mlo_tensor_copy(const struct mlo_tensor *from, struct mlo_tensor *out,
                                              struct mlo_error *err);
 size_t mlo_tensor_count(const struct mlo_tensor *tensor); /* elements */
+/* Rows [at, at+rows) of the first axis, borrowed. */
+struct mlo_tensor mlo_tensor_rows(const struct mlo_tensor *all, int64_t at, int64_t rows);
 bool mlo_tensor_same_shape(const struct mlo_tensor *a, const struct mlo_tensor *b);
 /* Element i as double or int64, from any numeric type (conversion by value; saturating for integers). */
 double mlo_tensor_get_f64(const struct mlo_tensor *tensor, size_t i);

@@ -256,18 +256,6 @@ out:
 
 /* --- a piece -------------------------------------------------------------------------------------------- */
 
-/* Rows [at, at+rows) of the tensor, borrowed. */
-static struct mlo_tensor rows_of(const struct mlo_tensor *all, int64_t at, int64_t rows)
-{
-    struct mlo_tensor part = *all;
-    size_t row = all->size_bytes / (size_t)all->dims[0];
-    part.dims[0] = rows;
-    part.data = (char *)all->data + (size_t)at * row;
-    part.size_bytes = (size_t)rows * row;
-    part.owned = false;
-    return part;
-}
-
 /* What the metrics of the table read. */
 static const struct mlo_tensor *judged(const struct mlo_distill *d, int side,
                                        const struct mlo_distill_run *run)
@@ -308,7 +296,7 @@ static enum mlo_status score(struct mlo_distill_work *w, size_t metric, int side
     const int64_t *groups = mlo_dataset_groups(d->in[side]->dataset);
     struct mlo_tensor target = {0};
     if (w->target.data)
-        target = rows_of(&w->target, at, rows);
+        target = mlo_tensor_rows(&w->target, at, rows);
     const struct mlo_metric_data data = {
         .output = output, .target = w->target.data ? &target : NULL, .groups = groups ? groups + at : NULL};
     enum mlo_status status = mlo_metric_score(&d->metrics[metric], &data, out, err);

@@ -73,18 +73,6 @@ static enum mlo_status match(struct post *p, const struct mlo_graph *graph, stru
 
 /* --- running --------------------------------------------------------------------------------------- */
 
-/* Rows [at, at+rows) of the tensor, borrowed. */
-static struct mlo_tensor rows_of(const struct mlo_tensor *all, int64_t at, int64_t rows)
-{
-    struct mlo_tensor part = *all;
-    size_t row = all->size_bytes / (size_t)all->dims[0];
-    part.dims[0] = rows;
-    part.data = (char *)all->data + (size_t)at * row;
-    part.size_bytes = (size_t)rows * row;
-    part.owned = false;
-    return part;
-}
-
 static enum mlo_status keep(const struct mlo_tensor *part, const char *name, int64_t at, int64_t rows,
                             int64_t samples, struct mlo_tensor *all, struct mlo_error *err)
 {
@@ -126,7 +114,7 @@ static enum mlo_status run_chunk(const struct post *p, const struct mlo_engine *
         goto out;
     }
     for (int i = 0; i < p->inputs; i++)
-        in[i] = rows_of(&before[p->from[i]], at, rows);
+        in[i] = mlo_tensor_rows(&before[p->from[i]], at, rows);
     MLO_TRY(engine->run(program, in, out, err));
     for (int o = 0; o < graph->output_count; o++)
         MLO_TRY(keep(&out[o], graph->outputs[o]->name, at, rows, samples, &after[o], err));
@@ -146,7 +134,7 @@ static enum mlo_status bound(const struct post *p, const struct mlo_tensor *befo
     if (!in)
         return mlo_error_nomem(err);
     for (int i = 0; i < p->inputs; i++)
-        in[i] = rows_of(&before[p->from[i]], 0, rows);
+        in[i] = mlo_tensor_rows(&before[p->from[i]], 0, rows);
     MLO_TRY(mlo_model_clone_borrowing(p->model, out, err));
     MLO_TRY(mlo_graph_bind_inputs((*out)->graph, in, (size_t)p->inputs, err));
 out:
