@@ -119,6 +119,13 @@ const void *cpu_get_const(struct cpu_reader *r, size_t size)
     return cpu_check(r, inside, "a constant lies outside of the file") ? r->constants + offset : NULL;
 }
 
+int cpu_get_count(struct cpu_reader *r, uint32_t max, size_t each)
+{
+    uint32_t n = cpu_get_u32(r);
+    bool ok = cpu_check(r, n <= max && n <= (r->fields_bytes - r->at) / each, "a count is too large");
+    return ok ? (int)n : 0;
+}
+
 size_t cpu_product(size_t a, size_t b, size_t c)
 {
     size_t ab, abc;

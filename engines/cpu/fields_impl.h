@@ -62,6 +62,8 @@ const char *cpu_get_text(struct cpu_reader *r);
 const void *cpu_get_const(struct cpu_reader *r, size_t size);
 /* Fails the reader unless `ok`; returns whether it is (still) good. `what` goes into the error. */
 bool cpu_check(struct cpu_reader *r, bool ok, const char *what);
+/* A number of things, `max` at most, of which each takes at least `each` bytes of what follows. */
+int cpu_get_count(struct cpu_reader *r, uint32_t max, size_t each);
 /* a * b * c bytes; SIZE_MAX when that overflows, which no slot holds. */
 size_t cpu_product(size_t a, size_t b, size_t c);
 bool cpu_failed(const struct cpu_reader *r);

@@ -22,14 +22,6 @@ static void *take(struct restorer *s, size_t count, size_t size)
     return p;
 }
 
-/* A number of things of which each takes at least `each` bytes of the file. */
-static int get_count(struct restorer *s, uint32_t max, size_t each)
-{
-    uint32_t n = cpu_get_u32(&s->r);
-    bool ok = cpu_check(&s->r, n <= max && n <= (s->r.fields_bytes - s->r.at) / each, "a count is too large");
-    return ok ? (int)n : 0;
-}
-
 /* --- the skeleton ------------------------------------------------------------------------------------- */
 
 struct lifted {
@@ -71,7 +63,7 @@ static void attach(struct restorer *s, const struct lifted *l)
 static enum mlo_status get_skeleton(struct restorer *s, struct mlo_error *err)
 {
     enum mlo_status status;
-    int count = get_count(s, ENDS_MAX, 24);
+    int count = cpu_get_count(&s->r, ENDS_MAX, 24);
     struct lifted *lifted = take(s, (size_t)count, sizeof *lifted);
     for (int i = 0; lifted && i < count; i++)
         get_lifted(s, &lifted[i]);
@@ -95,7 +87,7 @@ out:
 static void get_slots(struct restorer *s)
 {
     struct mlo_plan *plan = s->plan;
-    int count = get_count(s, SLOTS_MAX, 4);
+    int count = cpu_get_count(&s->r, SLOTS_MAX, 4);
     plan->slots = take(s, (size_t)count, sizeof *plan->slots);
     s->made = take(s, (size_t)count, sizeof *s->made);
     if (!plan->slots || !s->made)
@@ -157,7 +149,7 @@ static void get_inputs(struct restorer *s)
 {
     struct mlo_plan *plan = s->plan;
     const struct mlo_graph *g = plan->model->graph;
-    int count = get_count(s, ENDS_MAX, 8);
+    int count = cpu_get_count(&s->r, ENDS_MAX, 8);
     plan->inputs = take(s, (size_t)count, sizeof(struct mlo_value *));
     plan->values = take(s, (size_t)g->value_count, sizeof *plan->values);
     if (!plan->inputs || !plan->values)
@@ -187,7 +179,7 @@ static void get_outputs(struct restorer *s)
 {
     struct mlo_plan *plan = s->plan;
     const struct mlo_graph *g = plan->model->graph;
-    int count = get_count(s, ENDS_MAX, 8);
+    int count = cpu_get_count(&s->r, ENDS_MAX, 8);
     plan->output_slots = take(s, (size_t)count, sizeof *plan->output_slots);
     plan->observed = take(s, 0, sizeof(struct mlo_value *));
     plan->observed_slots = take(s, 0, sizeof *plan->observed_slots);
@@ -230,7 +222,7 @@ static const struct mlo_node *node_of(struct restorer *s, const char *id, const 
 
 static int *get_slot_list(struct restorer *s, int *count)
 {
-    *count = get_count(s, ENDS_MAX, 4);
+    *count = cpu_get_count(&s->r, ENDS_MAX, 4);
     int *list = take(s, (size_t)*count, sizeof *list);
     for (int i = 0; list && i < *count; i++) {
         list[i] = cpu_get_i32(&s->r);
@@ -293,7 +285,7 @@ static enum mlo_status get_step(struct restorer *s, struct cpu_step *step, struc
     step->node = node_of(s, id, name, op);
     step->impl = cpu_get_text(&s->r);
     step->precision = cpu_get_text(&s->r);
-    step->fused_count = get_count(s, FUSED_MAX, 5);
+    step->fused_count = cpu_get_count(&s->r, FUSED_MAX, 5);
     step->fused = take(s, (size_t)step->fused_count, sizeof *step->fused);
     for (int i = 0; step->fused && i < step->fused_count; i++)
         step->fused[i] = cpu_get_text(&s->r);
@@ -314,7 +306,7 @@ static enum mlo_status get_steps(struct restorer *s, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_plan *plan = s->plan;
-    int count = get_count(s, STEPS_MAX, 32);
+    int count = cpu_get_count(&s->r, STEPS_MAX, 32);
     plan->steps = take(s, (size_t)count, sizeof *plan->steps);
     MLO_TRY(cpu_reader_status(&s->r, err));
     for (int i = 0; i < count; i++) {

@@ -166,14 +166,6 @@ static void *take(struct restorer *s, size_t count, size_t size)
     return p;
 }
 
-/* A number of things of which each takes at least `each` bytes of the file. */
-static int get_count(struct restorer *s, uint32_t max, size_t each)
-{
-    uint32_t n = cpu_get_u32(&s->r);
-    bool ok = cpu_check(&s->r, n <= max && n <= (s->r.fields_bytes - s->r.at) / each, "a count is too large");
-    return ok ? (int)n : 0;
-}
-
 static void get_name(struct restorer *s, char *out, size_t size)
 {
     const char *text = cpu_get_text(&s->r);
@@ -212,7 +204,7 @@ static void get_slots(struct restorer *s)
     struct cuda_schedule *c = s->schedule;
     c->arena_bytes = (size_t)cpu_get_u64(&s->r);
     c->constant_bytes = (size_t)cpu_get_u64(&s->r);
-    int count = get_count(s, SLOTS_MAX, 32);
+    int count = cpu_get_count(&s->r, SLOTS_MAX, 32);
     c->slots = take(s, (size_t)count, sizeof *c->slots);
     if (!cpu_check(&s->r, c->arena_bytes <= BYTES_MAX && c->constant_bytes <= BYTES_MAX, "it is too large") ||
         !c->slots)
@@ -265,7 +257,7 @@ static enum mlo_status get_ends(struct restorer *s, struct mlo_error *err)
     if (status != MLO_OK)
         return status;
     struct mlo_graph *g = c->model->graph;
-    int count = get_count(s, ENDS_MAX, 9);
+    int count = cpu_get_count(&s->r, ENDS_MAX, 9);
     struct mlo_value **own = take(s, (size_t)count, sizeof(struct mlo_value *));
     c->input_slots = take(s, (size_t)count, sizeof(int));
     if (!own || !c->input_slots)
@@ -278,7 +270,7 @@ static enum mlo_status get_ends(struct restorer *s, struct mlo_error *err)
     keep_inputs(g, own, count);
     for (int i = 0; i < count; i++)
         cpu_check(&s->r, g->input_count == count && g->inputs[i] == own[i], "inputs are mixed up");
-    count = get_count(s, ENDS_MAX, 9 + sizeof *c->output_tensors);
+    count = cpu_get_count(&s->r, ENDS_MAX, 9 + sizeof *c->output_tensors);
     c->output_slots = take(s, (size_t)count, sizeof(int));
     c->output_tensors = take(s, (size_t)count, sizeof *c->output_tensors);
     cpu_check(&s->r, count == g->output_count, "outputs are missing");
@@ -505,12 +497,12 @@ static void get_step(struct restorer *s, struct cuda_step *step, int *work_of, s
     const char *instead = cpu_get_text(&s->r);
     chosen->instead = instead[0] ? strdup(instead) : NULL;
     step->replaces = -1;
-    step->fused_count = get_count(s, FUSED_MAX, 5);
+    step->fused_count = cpu_get_count(&s->r, FUSED_MAX, 5);
     step->fused = take(s, (size_t)step->fused_count, sizeof *step->fused);
     for (int i = 0; step->fused && i < step->fused_count; i++)
         step->fused[i] = cpu_get_text(&s->r);
-    step->in_count = get_count(s, CUDA_STEP_SLOTS, 4);
-    step->out_count = get_count(s, CUDA_STEP_SLOTS, 4);
+    step->in_count = cpu_get_count(&s->r, CUDA_STEP_SLOTS, 4);
+    step->out_count = cpu_get_count(&s->r, CUDA_STEP_SLOTS, 4);
     for (int i = 0; i < step->in_count + step->out_count; i++) {
         int slot = cpu_get_i32(&s->r);
         bool is_out = i >= step->in_count;
@@ -534,7 +526,7 @@ static void get_step(struct restorer *s, struct cuda_step *step, int *work_of, s
 
 static enum mlo_status get_works(struct restorer *s, struct mlo_error *err)
 {
-    int count = get_count(s, STEPS_MAX, 60);
+    int count = cpu_get_count(&s->r, STEPS_MAX, 60);
     enum mlo_status status = cpu_reader_status(&s->r, err);
     if (status != MLO_OK)
         return status;
@@ -552,7 +544,7 @@ static enum mlo_status get_works(struct restorer *s, struct mlo_error *err)
 static enum mlo_status get_steps(struct restorer *s, struct mlo_error *err)
 {
     struct cuda_schedule *c = s->schedule;
-    int count = get_count(s, STEPS_MAX, 48);
+    int count = cpu_get_count(&s->r, STEPS_MAX, 48);
     c->steps = take(s, (size_t)count, sizeof *c->steps);
     free(s->plan->work_of);
     free(s->plan->chosen);
