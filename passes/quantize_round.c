@@ -85,13 +85,23 @@ static void mean_losses(const struct mlo_node *node, const struct mlo_gram *gram
     }
 }
 
+/* The node adds these numbers, all of them, under a name of its own. */
+static enum mlo_status set_bias_take(struct mlo_node *node, struct mlo_tensor *bias, struct mlo_error *err)
+{
+    char name[256];
+    snprintf(name, sizeof name, "%.*s_bias", mlo_pass_cut(node->name, 240), node->name);
+    enum mlo_status status = mlo_pass_set_const_take(node, 2, name, bias, err);
+    if (status == MLO_OK && mlo_node_attr(node, "beta") && !mlo_node_set_f(node, "beta", 1.0f))
+        status = mlo_error_nomem(err);
+    return status;
+}
+
 enum mlo_status mlo_quantize_correct_bias(struct mlo_node *node, const struct mlo_value *dequantized,
                                           struct mlo_arena *arena, struct mlo_pass_context *ctx,
                                           struct mlo_error *err)
 {
     enum mlo_status status;
     struct mlo_tensor bias = {0};
-    char name[256];
     const struct mlo_gram *gram = seen(node, ctx->stats);
     const struct mlo_value *old = mlo_node_input(node, 2);
     const struct mlo_tensor *before = mlo_node_fixed(node, 2);
@@ -120,10 +130,7 @@ enum mlo_status mlo_quantize_correct_bias(struct mlo_node *node, const struct ml
     for (size_t r = 0; r < (size_t)rows; r++)
         ((float *)bias.data)[r] =
             (float)((before ? beta * (double)((const float *)before->data)[r * step] : 0) + losses[r]);
-    snprintf(name, sizeof name, "%.*s_bias", mlo_pass_cut(node->name, 240), node->name);
-    MLO_TRY(mlo_pass_set_const_take(node, 2, name, &bias, err));
-    if (mlo_node_attr(node, "beta") && !mlo_node_set_f(node, "beta", 1.0f))
-        status = mlo_error_nomem(err);
+    status = set_bias_take(node, &bias, err);
 out:
     mlo_tensor_clear(&bias);
     return status;
@@ -133,14 +140,10 @@ enum mlo_status mlo_quantize_add_bias(struct mlo_node *node, int64_t outputs, st
 {
     enum mlo_status status;
     struct mlo_tensor bias = {0};
-    char name[256];
     if (mlo_node_is(node, "MatMul") || mlo_node_input(node, 2))
         return MLO_OK;
     MLO_TRY(mlo_tensor_init(&bias, MLO_FLOAT32, 1, &outputs, err));
-    snprintf(name, sizeof name, "%.*s_bias", mlo_pass_cut(node->name, 240), node->name);
-    MLO_TRY(mlo_pass_set_const_take(node, 2, name, &bias, err));
-    if (mlo_node_attr(node, "beta") && !mlo_node_set_f(node, "beta", 1.0f))
-        status = mlo_error_nomem(err);
+    status = set_bias_take(node, &bias, err);
 out:
     mlo_tensor_clear(&bias);
     return status;
