@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "pipeline/steps/steps.h"
-#include "tests/unit/passes/passes_helpers.h"
+#include "tests/unit/steps/conv_noise.h"
 
 enum { SAMPLES = 23, SIDE = 12 };
 
@@ -17,24 +17,6 @@ static bool in_short(void)
 {
     const char *valgrind = getenv("MLOPT_VALGRIND");
     return valgrind && strcmp(valgrind, "short") == 0;
-}
-
-static struct mlo_value *conv(struct mlo_model *m, const char *name, struct mlo_value *x, int64_t from,
-                              int64_t to)
-{
-    char w[32];
-    struct mlo_tensor t = {0};
-    struct mlo_error err = {0};
-    uint32_t seed = (uint32_t)(from * 31 + to);
-    assert_ok(mlo_tensor_init(&t, MLO_FLOAT32, 4, DIMS(to, from, 3, 3), &err));
-    for (int64_t i = 0; i < to * from * 9; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        ((float *)t.data)[i] = (float)(seed >> 8) / 8388608.0f - 0.9f;
-    }
-    snprintf(w, sizeof w, "%s_w", name);
-    struct mlo_value *y = op(m, "Conv", name, x, constant_take(m, w, &t));
-    set_ints(y, "pads", 1, 1, 1, 1);
-    return y;
 }
 
 static char *path_of(const char *name)
