@@ -21,31 +21,17 @@ out:
 enum mlo_status h_dataset_create(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
-    struct mlo_files *files = mlo_arena_alloc(req->arena, sizeof *files);
     struct mlo_dataset_info info;
-    const char *description;
-    json_t *body;
+    struct mlo_upload_body body;
     int64_t project;
     enum mlo_status status;
-    if (!files)
-        return mlo_error_nomem(err);
-    MLO_TRY(mlo_request_json(req, &body, err));
-    MLO_TRY(mlo_json_get_str(body, "description", "", &description, err));
-    MLO_TRY(mlo_files_read(body, files, err));
-    json_t *metadata = json_object_get(body, "metadata");
-    if (json_is_null(metadata))
-        metadata = NULL;
-    if (metadata && !json_is_object(metadata)) {
-        status = mlo_error_set(err, MLO_EINVAL, "'metadata' must be an object");
-        mlo_error_where(err, "field 'metadata'");
-        goto out;
-    }
+    MLO_TRY(mlo_upload_body_read(req, &body, err));
     MLO_TRY(mlo_request_project(req, &project, err));
-    const struct mlo_dataset_content content = {.description = description,
-                                                .metadata = metadata,
-                                                .facts = json_object_get(body, "facts"),
-                                                .blobs = files->blobs,
-                                                .count = files->count};
+    const struct mlo_dataset_content content = {.description = body.description,
+                                                .metadata = body.metadata,
+                                                .facts = json_object_get(body.json, "facts"),
+                                                .blobs = body.files->blobs,
+                                                .count = body.files->count};
     MLO_TRY(mlo_dataset_version_add(req->conn, &actor, project, mlo_request_param(req, "d"), &content, &info,
                                     err));
     MLO_TRY(reply_dataset(req, info.created ? 201 : 200, info.version_id, err));

@@ -33,7 +33,7 @@ void mlo_json_rename(json_t *object, const char *from, const char *to)
     json_object_set_new(object, to, value);
 }
 
-enum mlo_status mlo_files_read(const json_t *body, struct mlo_files *out, struct mlo_error *err)
+static enum mlo_status read_files(const json_t *body, struct mlo_files *out, struct mlo_error *err)
 {
     const json_t *files = json_object_get(body, "files");
     json_t *item;
@@ -73,6 +73,27 @@ enum mlo_status mlo_files_read(const json_t *body, struct mlo_files *out, struct
 out:
     if (status != MLO_OK)
         mlo_error_where(err, "field 'files[%zu]'", i);
+    return status;
+}
+
+enum mlo_status mlo_upload_body_read(struct mlo_request *req, struct mlo_upload_body *out,
+                                     struct mlo_error *err)
+{
+    enum mlo_status status;
+    *out = (struct mlo_upload_body){.files = mlo_arena_alloc(req->arena, sizeof *out->files)};
+    if (!out->files)
+        return mlo_error_nomem(err);
+    MLO_TRY(mlo_request_json(req, &out->json, err));
+    MLO_TRY(mlo_json_get_str(out->json, "description", "", &out->description, err));
+    MLO_TRY(read_files(out->json, out->files, err));
+    json_t *metadata = json_object_get(out->json, "metadata");
+    if (json_is_object(metadata)) {
+        out->metadata = metadata;
+    } else if (metadata && !json_is_null(metadata)) {
+        status = mlo_error_set(err, MLO_EINVAL, "'metadata' must be an object");
+        mlo_error_where(err, "field 'metadata'");
+    }
+out:
     return status;
 }
 
@@ -197,34 +218,22 @@ enum mlo_status mlo_view_version_add(struct mlo_db_conn *conn, const struct mlo_
 enum mlo_status h_version_create(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
-    struct mlo_files *files = mlo_arena_alloc(req->arena, sizeof *files);
     struct mlo_version_info info;
-    const char *description;
-    json_t *body;
+    struct mlo_upload_body body;
     int64_t project;
     enum mlo_status status;
-    if (!files)
-        return mlo_error_nomem(err);
-    MLO_TRY(mlo_request_json(req, &body, err));
-    MLO_TRY(mlo_json_get_str(body, "description", "", &description, err));
-    MLO_TRY(mlo_files_read(body, files, err));
-    const json_t *metadata = json_object_get(body, "metadata");
-    if (metadata && !json_is_object(metadata) && !json_is_null(metadata)) {
-        status = mlo_error_set(err, MLO_EINVAL, "'metadata' must be an object");
-        mlo_error_where(err, "field 'metadata'");
-        goto out;
-    }
+    MLO_TRY(mlo_upload_body_read(req, &body, err));
     MLO_TRY(mlo_request_project(req, &project, err));
-    if (json_object_size(metadata))
-        MLO_TRY(add_metadata(req, project, metadata, files, err));
-    MLO_TRY(
-        mlo_view_version_add(req->conn, &actor, project, mlo_request_param(req, "m"),
-                             &(struct mlo_version_content){.description = description,
-                                                           .facts = json_object_get(body, "facts"),
-                                                           .signature = json_object_get(body, "signature"),
-                                                           .blobs = files->blobs,
-                                                           .count = files->count},
-                             &info, err));
+    if (json_object_size(body.metadata))
+        MLO_TRY(add_metadata(req, project, body.metadata, body.files, err));
+    MLO_TRY(mlo_view_version_add(
+        req->conn, &actor, project, mlo_request_param(req, "m"),
+        &(struct mlo_version_content){.description = body.description,
+                                      .facts = json_object_get(body.json, "facts"),
+                                      .signature = json_object_get(body.json, "signature"),
+                                      .blobs = body.files->blobs,
+                                      .count = body.files->count},
+        &info, err));
     MLO_TRY(reply_version(req, info.created ? 201 : 200, info.id, err));
 out:
     return status;
