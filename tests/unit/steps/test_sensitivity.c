@@ -269,6 +269,21 @@ static void expect_refusal(struct mlo_model *model, int64_t samples, const char 
     mlo_model_free(model);
 }
 
+/* On more threads, in other batches, the budget's choice and the bytes are the same. */
+static void expect_same(const struct bench *b, const struct mlo_step_result *first)
+{
+    struct mlo_error err = {0};
+    struct mlo_step_result again;
+    struct mlo_digest one, two;
+    assert_ok(mlo_digest_of_file(first->artifact_path, &one, NULL, &err));
+    assert_ok(run_step(b, b->path, 2, 32, &again, &err));
+    assert_ok(mlo_digest_of_file(again.artifact_path, &two, NULL, &err));
+    assert_true(mlo_digest_eq(&one, &two));
+    assert_true(json_equal(json_object_get(first->report, "mixed_precision"),
+                           json_object_get(again.report, "mixed_precision")));
+    mlo_step_result_clear(&again);
+}
+
 #define BUDGET(drop) "{\"per_channel\": false, \"accuracy_drop\": \"" drop "\"}"
 
 static void test_budget__the_ruined_node_alone_goes_back(void **state)
@@ -276,8 +291,7 @@ static void test_budget__the_ruined_node_alone_goes_back(void **state)
     MLO_UNUSED(state);
     struct bench b;
     struct mlo_error err = {0};
-    struct mlo_step_result first, again;
-    struct mlo_digest one, two;
+    struct mlo_step_result first;
     struct mlo_model *m = net(true), *made;
     set_up(&b, m, SAMPLES, BUDGET("0.5pt"));
     assert_ok(run_step(&b, b.path, 1, 1, &first, &err));
@@ -296,13 +310,8 @@ static void test_budget__the_ruined_node_alone_goes_back(void **state)
     assert_null(node_named(made, "b_node")->inputs[1]->producer); /* the float weights themselves */
     assert_non_null(node_named(made, "y_node")->inputs[1]->producer);
     mlo_model_free(made);
-    assert_ok(mlo_digest_of_file(first.artifact_path, &one, NULL, &err));
-    assert_ok(run_step(&b, b.path, 2, 32, &again, &err)); /* the same on more threads, in other batches */
-    assert_ok(mlo_digest_of_file(again.artifact_path, &two, NULL, &err));
-    assert_true(mlo_digest_eq(&one, &two));
-    assert_true(json_equal(decision, json_object_get(again.report, "mixed_precision")));
+    expect_same(&b, &first);
     mlo_step_result_clear(&first);
-    mlo_step_result_clear(&again);
     tear_down(&b);
     mlo_model_free(m);
 }
@@ -396,8 +405,7 @@ static void test_budget__float16_where_the_target_has_it(void **state)
     MLO_UNUSED(state);
     struct bench b;
     struct mlo_error err = {0};
-    struct mlo_step_result first, again;
-    struct mlo_digest one, two;
+    struct mlo_step_result first;
     struct mlo_model *m = net(true), *made;
     set_up(&b, m, SAMPLES,
            "{\"per_channel\": false, \"accuracy_drop\": \"0.5pt\", \"target\": \"tensorrt\"}");
@@ -422,13 +430,8 @@ static void test_budget__float16_where_the_target_has_it(void **state)
     assert_true(mlo_node_is(half->inputs[0]->producer, "Cast"));
     assert_non_null(node_named(made, "y_node")->inputs[1]->producer); /* still integers */
     mlo_model_free(made);
-    assert_ok(mlo_digest_of_file(first.artifact_path, &one, NULL, &err));
-    assert_ok(run_step(&b, b.path, 2, 32, &again, &err));
-    assert_ok(mlo_digest_of_file(again.artifact_path, &two, NULL, &err));
-    assert_true(mlo_digest_eq(&one, &two));
-    assert_true(json_equal(decision, json_object_get(again.report, "mixed_precision")));
+    expect_same(&b, &first);
     mlo_step_result_clear(&first);
-    mlo_step_result_clear(&again);
     tear_down(&b);
     mlo_model_free(m);
 }
