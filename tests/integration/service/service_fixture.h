@@ -726,6 +726,16 @@ static inline void stop_worker(struct test_worker *w)
 }
 
 /* Files and folders under <work>/scratch, but for its lock. */
+/* A worker of one slot takes the run, until it is over, and ends. */
+static inline void work_through(struct service_fixture *f, int64_t run, const char *state)
+{
+    struct test_worker w;
+    start_worker(f, &w, 1);
+    wait_run(f, run);
+    stop_worker(&w);
+    assert_run(f, run, -1, "state", state);
+}
+
 static inline int scratch_left(struct service_fixture *f)
 {
     int n = 0;

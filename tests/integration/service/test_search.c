@@ -208,13 +208,9 @@ static void test_search__goes_on_without_a_candidate_that_fails(void **state)
 static void test_search__says_the_best_where_nothing_keeps_the_goal(void **state)
 {
     struct service_fixture *f = *state;
-    struct test_worker w;
     int64_t version = add_version(f, "lossy", "trial.drop_percent=3\ntrial.pruned_percent=5"),
             run = submit(f, version, PLAIN, 0);
-    start_worker(f, &w, 1);
-    wait_run(f, run);
-    stop_worker(&w);
-    assert_run(f, run, -1, "state", "failed");
+    work_through(f, run, "failed");
     json_t *value = get_run(f, run);
     const json_t *error = json_object_get(value, "error");
     if (!strstr(mlo_json_str(error, "message", ""),

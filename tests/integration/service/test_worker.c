@@ -6,12 +6,8 @@
 static void test_worker__completes_a_run(void **state)
 {
     struct service_fixture *f = *state;
-    struct test_worker w;
     int64_t run = submit(f, f->version, RECIPE_TINY, 0);
-    start_worker(f, &w, 1);
-    wait_run(f, run);
-    stop_worker(&w);
-    assert_run(f, run, -1, "state", "succeeded");
+    work_through(f, run, "succeeded");
     for (int i = 0; i < 4; i++)
         assert_run(f, run, i, "state", "succeeded");
     assert_count(f, "select count(*) from mlopt.derivation", 2);
@@ -196,12 +192,8 @@ static void test_worker__two_runs_share_a_derivation_in_flight(void **state)
 static void test_worker__a_crashed_child_is_tried_again(void **state)
 {
     struct service_fixture *f = *state;
-    struct test_worker w;
     int64_t run = submit(f, add_version(f, "crash", "quantize.crashes=1"), RECIPE_TINY, 0);
-    start_worker(f, &w, 1);
-    wait_run(f, run);
-    stop_worker(&w);
-    assert_run(f, run, -1, "state", "succeeded");
+    work_through(f, run, "succeeded");
     assert_int_equal(job_i64(f, run, 1, "attempt"), 2);
     json_t *value = get_run(f, run);
     json_t *attempts = json_object_get(json_array_get(json_object_get(value, "jobs"), 1), "attempts");
@@ -216,12 +208,8 @@ static void test_worker__a_crashed_child_is_tried_again(void **state)
 static void test_worker__a_bad_model_fails_once(void **state)
 {
     struct service_fixture *f = *state;
-    struct test_worker w;
     int64_t run = submit(f, add_version(f, "bad", "optimize.fail=bad-format"), RECIPE_TINY, 0);
-    start_worker(f, &w, 1);
-    wait_run(f, run);
-    stop_worker(&w);
-    assert_run(f, run, -1, "state", "failed");
+    work_through(f, run, "failed");
     assert_int_equal(micro_count(f->state, "start optimize"), 1);
     json_t *value = get_run(f, run), *error = json_object_get(value, "error");
     assert_string_equal(mlo_json_str(error, "code", ""), "bad-format");
@@ -464,12 +452,8 @@ static void test_worker__an_unfinished_choice_is_not_reused(void **state)
 static void test_worker__a_failed_expectation_fails_the_run(void **state)
 {
     struct service_fixture *f = *state;
-    struct test_worker w;
     int64_t run = submit(f, add_version(f, "worse", "evaluate.drop_percent=3"), RECIPE_TINY, 0);
-    start_worker(f, &w, 1);
-    wait_run(f, run);
-    stop_worker(&w);
-    assert_run(f, run, -1, "state", "failed");
+    work_through(f, run, "failed");
     assert_run(f, run, 3, "state", "succeeded");
     assert_count(f, "select count(*) from mlopt.evidence", 4);
     assert_clean(f);
@@ -503,10 +487,7 @@ static void test_worker__stopping_hands_the_job_back(void **state)
     assert_int_equal(job_i64(f, run, 0, "attempt"), 0);
     assert_clean(f);
     release_steps(f);
-    start_worker(f, &w, 1);
-    wait_run(f, run);
-    stop_worker(&w);
-    assert_run(f, run, -1, "state", "succeeded");
+    work_through(f, run, "succeeded");
     assert_int_equal(job_i64(f, run, 0, "attempt"), 1);
     assert_clean(f);
 }
