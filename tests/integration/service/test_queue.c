@@ -227,23 +227,30 @@ static void *claim_all(void *arg)
     return NULL;
 }
 
-static void test_claim__no_job_twice_among_threads(void **state)
+/* Threads claim all that there is. */
+static void claim_at_once(struct service_fixture *f, struct claiming all[CLAIM_THREADS])
 {
-    struct service_fixture *f = *state;
-    struct claiming all[CLAIM_THREADS] = {0};
     pthread_t threads[CLAIM_THREADS];
-    int64_t seen[CLAIM_RUNS] = {0};
-    int total = 0;
-    for (int i = 0; i < CLAIM_RUNS; i++)
-        submit(f, f->version, RECIPE_OBSERVE, 0);
     for (int i = 0; i < CLAIM_THREADS; i++) {
         all[i].f = f;
         pthread_create(&threads[i], NULL, claim_all, &all[i]);
     }
     for (int i = 0; i < CLAIM_THREADS; i++)
         pthread_join(threads[i], NULL);
-    for (int i = 0; i < CLAIM_THREADS; i++) {
+    for (int i = 0; i < CLAIM_THREADS; i++)
         assert_mlo_ok(all[i].status, &all[i].err);
+}
+
+static void test_claim__no_job_twice_among_threads(void **state)
+{
+    struct service_fixture *f = *state;
+    struct claiming all[CLAIM_THREADS] = {0};
+    int64_t seen[CLAIM_RUNS] = {0};
+    int total = 0;
+    for (int i = 0; i < CLAIM_RUNS; i++)
+        submit(f, f->version, RECIPE_OBSERVE, 0);
+    claim_at_once(f, all);
+    for (int i = 0; i < CLAIM_THREADS; i++) {
         for (int k = 0; k < all[i].count; k++) {
             for (int s = 0; s < total; s++)
                 assert_int_not_equal(seen[s], all[i].ids[k]);
@@ -463,21 +470,13 @@ static void test_derivation__same_one_is_never_in_flight_twice(void **state)
 {
     struct service_fixture *f = *state;
     struct claiming all[CLAIM_THREADS] = {0};
-    pthread_t threads[CLAIM_THREADS];
     struct mlo_job job;
     int total = 0;
     for (int i = 0; i < CLAIM_THREADS; i++)
         submit(f, f->version, RECIPE_DERIVE, 0);
-    for (int i = 0; i < CLAIM_THREADS; i++) {
-        all[i].f = f;
-        pthread_create(&threads[i], NULL, claim_all, &all[i]);
-    }
+    claim_at_once(f, all);
     for (int i = 0; i < CLAIM_THREADS; i++)
-        pthread_join(threads[i], NULL);
-    for (int i = 0; i < CLAIM_THREADS; i++) {
-        assert_mlo_ok(all[i].status, &all[i].err);
         total += all[i].count;
-    }
     assert_int_equal(total, 1);
     /* another version has another derivation: it does not wait */
     submit(f, add_version(f, "n", "another"), RECIPE_DERIVE, 0);
