@@ -725,7 +725,6 @@ static inline void stop_worker(struct test_worker *w)
     assert_mlo_ok(w->status, &w->err);
 }
 
-/* Files and folders under <work>/scratch, but for its lock. */
 /* A worker of one slot takes the run, until it is over, and ends. */
 static inline void work_through(struct service_fixture *f, int64_t run, const char *state)
 {
@@ -736,6 +735,7 @@ static inline void work_through(struct service_fixture *f, int64_t run, const ch
     assert_run(f, run, -1, "state", state);
 }
 
+/* Files and folders under <work>/scratch, but for its lock. */
 static inline int scratch_left(struct service_fixture *f)
 {
     int n = 0;
