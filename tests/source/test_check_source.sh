@@ -38,12 +38,10 @@ direction api/html 'graph|passes|engines|registry|pipeline|api/http|api/web|api/
 direction api/web 'api/cli'
 direction api/http 'api/cli'
 complain "onnx.pb-c.h belongs to the importer and exporter" "$(printf '%s\n' "$product" | grep -v '^graph/onnx' | xargs grep -n 'onnx\.pb-c\.h')"
-complain "private headers are for their own folder" "$(printf '%s\n' "$product" | while read -r f; do
-    grep -nE '#include ".*_impl\.h"' "$f" | while IFS= read -r l; do
-        inc=$(printf '%s' "$l" | sed 's/.*"\(.*\)".*/\1/')
-        case "$f" in "$(dirname "$inc")"/*) ;; *) [ "$(dirname "$inc" | cut -d/ -f1)" = "$(echo "$f" | cut -d/ -f1)" ] || echo "$f: $inc" ;; esac
-    done
-done)"
+complain "private headers are for their own folder" "$(printf '%s\n' "$product" | xargs awk -F'"' '/#include ".*_impl\.h"/ {
+    folder = $2; sub(/\/[^\/]*$/, "", folder); split(folder, of, "/"); split(FILENAME, in_, "/")
+    if (index(FILENAME, folder "/") != 1 && of[1] != in_[1]) print FILENAME ": " $2
+}')"
 
 # 3. style: no tabs in C, no trailing blanks, marks of unfinished work
 complain "tabs or trailing blanks" "$(printf '%s\n' "$sources" | xargs grep -nP '\t|[ \t]+$' | head -20)"
