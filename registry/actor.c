@@ -61,6 +61,15 @@ enum mlo_status mlo_actor_require_person(const struct mlo_actor *actor, struct m
     return MLO_EFORBIDDEN;
 }
 
+enum mlo_status mlo_actor_reason(const char *reason, const char *what, struct mlo_error *err)
+{
+    if (reason && reason[strspn(reason, " \t\r\n")] != '\0')
+        return MLO_OK;
+    mlo_error_set(err, MLO_EINVAL, "%s needs a reason", what);
+    mlo_error_where(err, "field 'reason'");
+    return MLO_EINVAL;
+}
+
 enum mlo_role mlo_actor_role(const struct mlo_actor *actor, const char *stage)
 {
     return MLO_MAX(actor->role, actor->stage_role[mlo_stage_index(stage)]);

@@ -49,6 +49,9 @@ MLO_MUST_USE enum mlo_status mlo_actor_require(const struct mlo_actor *actor, in
 /* MLO_EFORBIDDEN for a service account: what people alone do, which is to say who may what. */
 MLO_MUST_USE enum mlo_status mlo_actor_require_person(const struct mlo_actor *actor, struct mlo_error *err);
 
+/* MLO_EINVAL ("WHAT needs a reason") where the reason that the actor gave says nothing; NULL: none. */
+MLO_MUST_USE enum mlo_status mlo_actor_reason(const char *reason, const char *what, struct mlo_error *err);
+
 /* The role in a stage; that of the project, or more. `stage` is valid. */
 enum mlo_role mlo_actor_role(const struct mlo_actor *actor, const char *stage);
 /* The same as mlo_actor_require for what moves or judges a stage. */

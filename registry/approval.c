@@ -325,12 +325,9 @@ enum mlo_status mlo_approval_withdraw(struct mlo_db_conn *conn, const struct mlo
     struct mlo_pointer at;
     json_t *after = NULL;
     int64_t seq;
-    if (!reason || reason[strspn(reason, " \t\r\n")] == '\0') {
-        mlo_error_set(err, MLO_EINVAL, "withdrawing an approval needs a reason");
-        mlo_error_where(err, "field 'reason'");
-        return MLO_EINVAL;
-    }
-    enum mlo_status status = mlo_db_begin(conn, err);
+    enum mlo_status status = mlo_actor_reason(reason, "withdrawing an approval", err);
+    if (status == MLO_OK)
+        status = mlo_db_begin(conn, err);
     if (status != MLO_OK)
         return status;
     mlo_param_i64(&find, model_id);

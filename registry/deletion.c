@@ -65,15 +65,6 @@ const struct mlo_sql mlo_sql_deletion[] = {
 };
 const size_t mlo_sql_deletion_count = MLO_COUNT(mlo_sql_deletion);
 
-static enum mlo_status need_reason(const char *reason, const char *what, struct mlo_error *err)
-{
-    if (reason && reason[strspn(reason, " \t\r\n")] != '\0')
-        return MLO_OK;
-    mlo_error_set(err, MLO_EINVAL, "%s needs a reason", what);
-    mlo_error_where(err, "field 'reason'");
-    return MLO_EINVAL;
-}
-
 static enum mlo_status one_text(struct mlo_db_conn *conn, int statement, int64_t id, char *out, size_t size,
                                 bool *there, struct mlo_error *err)
 {
@@ -217,7 +208,7 @@ enum mlo_status mlo_delete(struct mlo_db_conn *conn, const struct mlo_actor *act
         *out = NULL;
     enum mlo_status status = mlo_actor_require(actor, request->project_id, MLO_ADMIN, err);
     if (status == MLO_OK && !request->dry_run)
-        status = need_reason(request->reason, "a deletion", err);
+        status = mlo_actor_reason(request->reason, "a deletion", err);
     if (status == MLO_OK && (request->grace_s < 0 || request->grace_s > MLO_GRACE_MAX_S))
         status = mlo_error_set(err, MLO_EINVAL, "a grace period is 0 to %lld seconds", MLO_GRACE_MAX_S);
     if (status != MLO_OK || (status = mlo_db_begin(conn, err)) != MLO_OK)
@@ -258,7 +249,7 @@ enum mlo_status mlo_undelete(struct mlo_db_conn *conn, const struct mlo_actor *a
         *out = NULL;
     enum mlo_status status = mlo_actor_require(actor, project_id, MLO_ADMIN, err);
     if (status == MLO_OK)
-        status = need_reason(reason, "bringing back what was deleted", err);
+        status = mlo_actor_reason(reason, "bringing back what was deleted", err);
     if (status != MLO_OK || (status = mlo_db_begin(conn, err)) != MLO_OK)
         return status;
     mlo_param_i64(&find, deletion);
@@ -342,7 +333,7 @@ enum mlo_status mlo_version_archive(struct mlo_db_conn *conn, const struct mlo_a
     bool there, did = false;
     enum mlo_status status = mlo_actor_require(actor, version->project_id, MLO_PROMOTER, err);
     if (status == MLO_OK)
-        status = need_reason(reason, archived ? "archiving" : "unarchiving", err);
+        status = mlo_actor_reason(reason, archived ? "archiving" : "unarchiving", err);
     if (status != MLO_OK || (status = mlo_db_begin(conn, err)) != MLO_OK)
         return status;
     MLO_TRY(one_text(conn, D_VERSION, version->id, object, sizeof object, &there, err));

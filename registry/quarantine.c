@@ -130,12 +130,9 @@ enum mlo_status mlo_quarantine_release(struct mlo_db_conn *conn, const struct ml
     struct mlo_pointer at;
     char object[300];
     json_t *after = NULL;
-    if (!reason || reason[strspn(reason, " \t\r\n")] == '\0') {
-        mlo_error_set(err, MLO_EINVAL, "letting a release out of quarantine needs a reason");
-        mlo_error_where(err, "field 'reason'");
-        return MLO_EINVAL;
-    }
-    enum mlo_status status = mlo_db_begin(conn, err);
+    enum mlo_status status = mlo_actor_reason(reason, "letting a release out of quarantine", err);
+    if (status == MLO_OK)
+        status = mlo_db_begin(conn, err);
     if (status != MLO_OK)
         return status;
     MLO_TRY(mlo_db_unlock_early(conn, err));

@@ -326,12 +326,9 @@ enum mlo_status mlo_stage_rollback(struct mlo_db_conn *conn, const struct mlo_ac
     memset(out, 0, sizeof *out);
     if (!mlo_stage_valid(rollback->stage))
         return mlo_stage_unknown(rollback->stage, err);
-    if (!rollback->reason || rollback->reason[strspn(rollback->reason, " \t\n")] == '\0') {
-        mlo_error_set(err, MLO_EINVAL, "a rollback needs a reason");
-        mlo_error_where(err, "field 'reason'");
-        return MLO_EINVAL;
-    }
-    enum mlo_status status = mlo_db_begin(conn, err);
+    enum mlo_status status = mlo_actor_reason(rollback->reason, "a rollback", err);
+    if (status == MLO_OK)
+        status = mlo_db_begin(conn, err);
     if (status != MLO_OK)
         return status;
     MLO_TRY(mlo_db_unlock_early(conn, err));

@@ -253,14 +253,12 @@ enum mlo_status mlo_view_move(struct mlo_request *req, const struct mlo_move_req
     struct mlo_promotion promotion = move->promotion;
     struct mlo_move made;
     json_t *decision = NULL;
-    enum mlo_status status;
     *out = NULL;
     promotion.decision = &decision;
-    if (!reason || !reason[strspn(reason, " \t\r\n")]) {
-        mlo_error_set(err, MLO_EINVAL, "a %s needs a reason", move->rollback ? "rollback" : "promotion");
-        mlo_error_where(err, "field 'reason'");
+    enum mlo_status status = mlo_actor_reason(reason, move->rollback ? "a rollback" : "a promotion", err);
+    if (status != MLO_OK) {
         mlo_error_hint(err, "say in a sentence why: it is kept in the promotion log");
-        return MLO_EINVAL;
+        return status;
     }
     if (move->dry_run) {
         status = try_out(req, &actor, move, &promotion, out, err);
