@@ -84,6 +84,17 @@ static inline void clear(struct run *r)
     mlo_step_result_clear(&r->result);
 }
 
+/* Of the model that a run, which went well, has made. */
+static inline void digest_of(const struct run *r, char text[MLO_DIGEST_TEXT_SIZE])
+{
+    struct mlo_error err = {0};
+    struct mlo_digest digest;
+    if (r->status != MLO_OK)
+        fail_msg("%s (%s)", r->err.message, r->err.where);
+    assert_ok(mlo_digest_of_file(r->result.artifact_path, &digest, NULL, &err));
+    mlo_digest_text(&digest, text);
+}
+
 /* A constant without a pattern, of numbers up to `size`. */
 static inline struct mlo_value *noise_of(struct mlo_model *m, const char *name, float size, uint32_t seed,
                                          int rank, const int64_t *dims)

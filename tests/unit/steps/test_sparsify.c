@@ -32,16 +32,6 @@ static struct mlo_model *net(void)
     return m;
 }
 
-static void digest_of(const struct run *r, char text[MLO_DIGEST_TEXT_SIZE])
-{
-    struct mlo_error err = {0};
-    struct mlo_digest digest;
-    if (r->status != MLO_OK)
-        fail_msg("%s (%s)", r->err.message, r->err.where);
-    assert_ok(mlo_digest_of_file(r->result.artifact_path, &digest, NULL, &err));
-    mlo_digest_text(&digest, text);
-}
-
 static void test_sparsify_step__threads_and_batch_leave_no_trace(void **state)
 {
     MLO_UNUSED(state);
