@@ -82,6 +82,8 @@ static enum mlo_status file_open(struct mlo_blob_store *store, const char *place
     MLO_TRY(mlo_fs_mkdirs(incoming, err));
     MLO_TRY(mlo_fs_mkdirs(shards, err));
     MLO_TRY(mlo_fs_mkdirs(uploads, err));
+    if (!mlo_blob_sync_folder(place))
+        status = mlo_error_errno(err, errno, "cannot use the blob store %s", place);
     sweep(incoming);
 out:
     free(incoming);
@@ -159,13 +161,21 @@ bool mlo_blob_sync_folder(const char *path)
     return ok;
 }
 
-/* A shard folder that was made must outlive a power cut as well: its parent is synced. The mask says whether
- * the group may write: a worker's user beside the server's. */
-static bool make_folder(const char *parent, const char *path)
+/* A shard folder must outlive a power cut as well: its parent is synced, once by each process, since whoever
+ * made it may have been killed before. The mask says whether the group may write: a worker's user beside the
+ * server's. */
+static bool make_folder(struct mlo_blob_files *s, unsigned number, const char *parent, const char *path)
 {
-    if (mkdir(path, 0777) == 0)
-        return mlo_blob_sync_folder(parent);
-    return errno == EEXIST;
+    unsigned char bit = (unsigned char)(1u << number % 8);
+    bool made = mkdir(path, 0777) == 0;
+    if (!made && errno != EEXIST)
+        return false;
+    if (!made && (atomic_load(&s->durable[number / 8]) & bit))
+        return true;
+    if (!mlo_blob_sync_folder(parent))
+        return false;
+    atomic_fetch_or(&s->durable[number / 8], bit);
+    return true;
 }
 
 char *mlo_blob_file_path(const struct mlo_blob_files *s, const struct mlo_digest *digest)
@@ -194,32 +204,70 @@ static bool is_there(const char *path, const struct mlo_digest *digest)
            mlo_digest_eq(&have, digest) && renew(path);
 }
 
+/* Where a blob is, and the folders above it. */
+struct place {
+    char *path, *one, *two, *root; /* …/sha256/ab/cd/<digest>, …/ab, …/ab/cd, …/sha256 */
+    unsigned number;               /* 0xabcd */
+};
+
+static void clear_place(struct place *at)
+{
+    free(at->path);
+    free(at->one);
+    free(at->two);
+    free(at->root);
+}
+
+static bool set_place(const struct mlo_blob_files *s, const struct mlo_digest *digest, struct place *at)
+{
+    at->path = mlo_blob_file_path(s, digest);
+    at->two = at->path ? strdup(at->path) : NULL;
+    at->one = at->path ? strdup(at->path) : NULL;
+    at->root = mlo_fs_join(s->root, "sha256", NULL);
+    at->number = digest->bytes[0] * 256u + digest->bytes[1];
+    if (!at->one || !at->two || !at->root)
+        return false;
+    *strrchr(at->two, '/') = '\0';
+    *strrchr(at->one, '/') = '\0';
+    *strrchr(at->one, '/') = '\0';
+    return true;
+}
+
+static bool make_folders(struct mlo_blob_files *s, const struct place *at)
+{
+    return make_folder(s, at->number >> 8, at->root, at->one) &&
+           make_folder(s, 256 + at->number, at->one, at->two);
+}
+
 /* Durable and visible as `digest`: the file `path` of the open descriptor takes that name, unless it is
  * taken. */
-static enum mlo_status publish(const struct mlo_blob_files *s, int fd, const char *from,
+static enum mlo_status publish(struct mlo_blob_files *s, int fd, const char *from,
                                const struct mlo_digest *digest, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    char *path = mlo_blob_file_path(s, digest), *two = path ? strdup(path) : NULL,
-         *one = path ? strdup(path) : NULL;
-    char *root = mlo_fs_join(s->root, "sha256", NULL);
-    if (!one || !two || !root) {
+    struct place at = {0};
+    if (!set_place(s, digest, &at)) {
         status = mlo_error_nomem(err);
         goto out;
     }
-    *strrchr(two, '/') = '\0'; /* …/ab/cd */
-    *strrchr(one, '/') = '\0';
-    *strrchr(one, '/') = '\0'; /* …/ab */
-    futimens(fd, NULL);        /* its age as a blob begins now, also where its last piece is days old */
-    if (fchmod(fd, 0444) != 0 || fsync(fd) != 0 || !make_folder(root, one) || !make_folder(one, two) ||
-        (is_there(path, digest) ? unlink(from) : rename(from, path)) != 0 || !mlo_blob_sync_folder(two))
+    futimens(fd, NULL); /* its age as a blob begins now, also where its last piece is days old */
+    if (fchmod(fd, 0444) != 0 || fsync(fd) != 0 || !make_folders(s, &at) ||
+        (is_there(at.path, digest) ? unlink(from) : rename(from, at.path)) != 0 ||
+        !mlo_blob_sync_folder(at.two))
         status = mlo_error_errno(err, errno, "cannot store a blob in %s", s->root);
 out:
-    free(path);
-    free(one);
-    free(two);
-    free(root);
+    clear_place(&at);
     return status;
+}
+
+/* Whether it was published, by somebody who was killed before its name was on the disk: then it is now. */
+static bool was_published(struct mlo_blob_files *s, const struct mlo_digest *digest)
+{
+    struct place at = {0};
+    bool is = set_place(s, digest, &at) && is_there(at.path, digest) && make_folders(s, &at) &&
+              mlo_blob_sync_folder(at.two);
+    clear_place(&at);
+    return is;
 }
 
 static enum mlo_status file_finish(struct mlo_blob_writer *writer, const struct mlo_digest *digest,
@@ -277,14 +325,27 @@ static enum mlo_status file_session_begin(struct mlo_blob_store *store, struct m
 
 struct file_piece {
     int fd;
+    bool begun;        /* what lay behind the end is cut off */
     uint64_t unsynced; /* bytes whose writing the kernel was not told to begin */
 };
+
+/* Whether the path still leads to the file that is open and locked: before it was locked it may have been
+ * published, and be a blob now. */
+static bool is_that(const char *path, int fd, uint64_t *size_bytes)
+{
+    struct stat named, opened;
+    if (stat(path, &named) != 0 || fstat(fd, &opened) != 0 || named.st_ino != opened.st_ino ||
+        named.st_dev != opened.st_dev)
+        return false;
+    *size_bytes = (uint64_t)opened.st_size;
+    return true;
+}
 
 static enum mlo_status file_piece_open(struct mlo_blob_piece *piece, struct mlo_error *err)
 {
     const struct mlo_blob_files *s = piece->store->state;
     const struct mlo_blob_session *session = piece->session;
-    struct stat st;
+    uint64_t there;
     enum mlo_status status = MLO_OK;
     char *path = session_path(s, session);
     struct file_piece *p = calloc(1, sizeof *p);
@@ -298,10 +359,9 @@ static enum mlo_status file_piece_open(struct mlo_blob_piece *piece, struct mlo_
     } else if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
         status = mlo_error_set(err, MLO_ECONFLICT, "another request is appending to upload %s", session->id);
         mlo_error_hint(err, "wait for it, then ask where the upload stands");
-    } else if (fstat(fd, &st) != 0 || (uint64_t)st.st_size < session->size_bytes) {
-        status = gone(session, err); /* a disk that lost what it had promised */
-    } else if (ftruncate(fd, (off_t)session->size_bytes) != 0 ||
-               lseek(fd, (off_t)session->size_bytes, SEEK_SET) < 0) {
+    } else if (!is_that(path, fd, &there) || there < session->size_bytes) {
+        status = gone(session, err); /* or a disk lost what it had promised */
+    } else if (lseek(fd, (off_t)session->size_bytes, SEEK_SET) < 0) {
         status = mlo_error_errno(err, errno, "cannot write to the blob store %s", s->root);
     }
     free(path);
@@ -320,6 +380,9 @@ static enum mlo_status file_piece_write(struct mlo_blob_piece *piece, const void
                                         struct mlo_error *err)
 {
     struct file_piece *p = piece->state;
+    if (!p->begun && ftruncate(p->fd, (off_t)piece->session->size_bytes) != 0)
+        return write_failed(piece->store->state, err);
+    p->begun = true;
     if (!mlo_fs_write_full(p->fd, bytes, size))
         return write_failed(piece->store->state, err);
     wrote(p->fd, piece->session->size_bytes + piece->size_bytes + size, size, &p->unsynced);
@@ -357,16 +420,20 @@ static enum mlo_status file_session_publish(struct mlo_blob_store *store,
                                             const struct mlo_blob_session *session,
                                             const struct mlo_digest *digest, struct mlo_error *err)
 {
-    const struct mlo_blob_files *s = store->state;
-    enum mlo_status status = MLO_OK;
+    struct mlo_blob_files *s = store->state;
     struct mlo_blob_piece piece = {.store = store, .session = (struct mlo_blob_session *)session};
     char *path = session_path(s, session);
     if (!path)
         return mlo_error_nomem(err);
-    MLO_TRY(file_piece_open(&piece, err)); /* nobody appends, and nothing lies behind the end */
-    status = publish(s, ((struct file_piece *)piece.state)->fd, path, digest, err);
-    file_piece_end(&piece);
-out:
+    enum mlo_status status = file_piece_open(&piece, err); /* nobody appends */
+    if (status == MLO_OK) {
+        int fd = ((struct file_piece *)piece.state)->fd;
+        status = ftruncate(fd, (off_t)session->size_bytes) == 0 ? publish(s, fd, path, digest, err)
+                                                                : write_failed(s, err);
+        file_piece_end(&piece);
+    } else if (status == MLO_ENOTFOUND && was_published(s, digest)) {
+        status = MLO_OK;
+    }
     free(path);
     return status;
 }

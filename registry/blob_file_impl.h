@@ -2,10 +2,16 @@
 #ifndef MLO_REGISTRY_BLOB_FILE_IMPL_H
 #define MLO_REGISTRY_BLOB_FILE_IMPL_H
 
+#include <stdatomic.h>
+
 #include "registry/blob_impl.h"
+
+enum { MLO_BLOB_FOLDERS = 256 + 65536 }; /* sha256/ab, then sha256/ab/cd */
 
 struct mlo_blob_files {
     char *root;
+    /* A bit for each folder whose name this process knows to be on the disk. */
+    atomic_uchar durable[MLO_BLOB_FOLDERS / 8];
 };
 
 /* <root>/sha256/ab/cd/<64 hex digits>. Yours (free); NULL: out of memory. */

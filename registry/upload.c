@@ -155,6 +155,14 @@ out:
     return status;
 }
 
+static enum mlo_status elsewhere(const struct mlo_upload *upload, uint64_t bytes, struct mlo_error *err)
+{
+    mlo_error_set(err, MLO_ECONFLICT, "upload %s does not stand at %llu any more", upload->session.id,
+                  (unsigned long long)bytes);
+    mlo_error_hint(err, "ask where it stands");
+    return MLO_ECONFLICT;
+}
+
 enum mlo_status mlo_upload_keep(struct mlo_db_conn *conn, struct mlo_upload *upload, uint64_t from_bytes,
                                 struct mlo_error *err)
 {
@@ -167,11 +175,8 @@ enum mlo_status mlo_upload_keep(struct mlo_db_conn *conn, struct mlo_upload *upl
     mlo_param_text(&p, upload->session.place);
     mlo_param_i64(&p, MLO_UPLOAD_EXPIRES_S);
     enum mlo_status status = mlo_db_exec(conn, &mlo_sql_upload[UPLOAD_KEEP], &p, &rows, err);
-    if (status == MLO_OK && mlo_rows_affected(&rows) == 0) {
-        status = mlo_error_set(err, MLO_ECONFLICT, "upload %s does not stand at %llu any more",
-                               upload->session.id, (unsigned long long)from_bytes);
-        mlo_error_hint(err, "ask where it stands");
-    }
+    if (status == MLO_OK && mlo_rows_affected(&rows) == 0)
+        status = elsewhere(upload, from_bytes, err);
     mlo_rows_clear(&rows);
     return status;
 }
@@ -197,6 +202,26 @@ static enum mlo_status same_row(struct mlo_db_conn *conn, const struct mlo_uploa
         mlo_db_exec(conn, &mlo_sql_upload[remove ? UPLOAD_FORGET : UPLOAD_SAME], &p, &rows, err);
     *same = status == MLO_OK && mlo_rows_count(&rows) > 0;
     mlo_rows_clear(&rows);
+    return status;
+}
+
+/* The row is looked at again while the store keeps others from appending (a store of files; of S3 what two
+ * wrote at once has two names). */
+enum mlo_status mlo_upload_piece_open(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                      struct mlo_upload *upload, struct mlo_blob_piece **piece,
+                                      struct mlo_error *err)
+{
+    bool same;
+    enum mlo_status status = mlo_blob_piece_open(store, &upload->session, piece, err);
+    if (status != MLO_OK)
+        return status;
+    status = same_row(conn, upload, false, &same, err);
+    if (status == MLO_OK && !same)
+        status = elsewhere(upload, upload->session.size_bytes, err);
+    if (status != MLO_OK) {
+        mlo_blob_piece_free(*piece);
+        *piece = NULL;
+    }
     return status;
 }
 

@@ -28,6 +28,12 @@ MLO_MUST_USE enum mlo_status mlo_upload_begin_direct(struct mlo_db_conn *conn, s
 /* MLO_ENOTFOUND when the project has none of that id (any more). */
 MLO_MUST_USE enum mlo_status mlo_upload_find(struct mlo_db_conn *conn, int64_t project_id, const char *id,
                                              struct mlo_upload *out, struct mlo_error *err);
+/* Opens it to append to, as it was found. MLO_ECONFLICT when it does not stand there any more, or another
+ * request appends to it: what that one was told is kept must not be written over. *piece:
+ * mlo_blob_piece_free. */
+MLO_MUST_USE enum mlo_status mlo_upload_piece_open(struct mlo_db_conn *conn, struct mlo_blob_store *store,
+                                                   struct mlo_upload *upload, struct mlo_blob_piece **piece,
+                                                   struct mlo_error *err);
 /* Writes down where it stands after mlo_blob_piece_commit; `from_bytes` is where it stood before.
  * MLO_ECONFLICT when it did not stand there: what was appended does not count then. */
 MLO_MUST_USE enum mlo_status mlo_upload_keep(struct mlo_db_conn *conn, struct mlo_upload *upload,

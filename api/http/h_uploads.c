@@ -191,7 +191,8 @@ static enum mlo_status piece_begin(struct mlo_request *req, struct mlo_error *er
         /* of what cannot be kept in the end no more is taken */
         uint64_t more = piece->said == UINT64_MAX ? body_size(req) : piece->said;
         MLO_TRY(mlo_storage_check(req->conn, piece->upload.project_id, stands + more, err));
-        status = mlo_blob_piece_open(req->http->options.blobs, &piece->upload.session, &piece->bytes, err);
+        status =
+            mlo_upload_piece_open(req->conn, req->http->options.blobs, &piece->upload, &piece->bytes, err);
     }
 out:
     mlo_request_db_release(req); /* a piece may take long */

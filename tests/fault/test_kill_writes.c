@@ -16,7 +16,7 @@ static enum mlo_status append(struct victim *v, struct mlo_upload *upload, const
 {
     struct mlo_blob_piece *piece;
     uint64_t from = upload->session.size_bytes;
-    enum mlo_status status = mlo_blob_piece_open(v->blobs, &upload->session, &piece, &v->err);
+    enum mlo_status status = mlo_upload_piece_open(v->conn, v->blobs, upload, &piece, &v->err);
     if (status != MLO_OK)
         return status;
     MLO_TRY(mlo_blob_piece_write(piece, bytes, strlen(bytes), &v->err));

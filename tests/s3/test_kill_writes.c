@@ -83,7 +83,7 @@ static enum mlo_status append(struct mlo_db_conn *conn, struct mlo_blob_store *b
 {
     struct mlo_blob_piece *piece;
     uint64_t from = upload->session.size_bytes;
-    enum mlo_status status = mlo_blob_piece_open(blobs, &upload->session, &piece, err);
+    enum mlo_status status = mlo_upload_piece_open(conn, blobs, upload, &piece, err);
     if (status != MLO_OK)
         return status;
     MLO_TRY(mlo_blob_piece_write(piece, bytes + from, to - from, err));

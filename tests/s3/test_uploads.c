@@ -53,7 +53,7 @@ static void send_piece(struct place *p, const char *id, size_t size)
     struct mlo_blob_piece *piece;
     assert_mlo_ok(mlo_upload_find(p->pg->conn, p->project, id, &upload, &err), &err);
     uint64_t from = upload.session.size_bytes;
-    assert_mlo_ok(mlo_blob_piece_open(p->store, &upload.session, &piece, &err), &err);
+    assert_mlo_ok(mlo_upload_piece_open(p->pg->conn, p->store, &upload, &piece, &err), &err);
     assert_mlo_ok(mlo_blob_piece_write(piece, p->bytes + from, MLO_MIN(size, LARGE - from), &err), &err);
     assert_mlo_ok(mlo_blob_piece_commit(piece, &err), &err);
     mlo_blob_piece_free(piece);

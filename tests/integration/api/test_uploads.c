@@ -248,6 +248,38 @@ static void test_uploads__uncounted_bytes_are_written_over(void **state)
     reply_clear(&reply);
 }
 
+/* A request that found the upload before another one appended to it, and comes to the bytes after it: what
+ * that one was told is kept stays, also where the same client sent both. */
+static void test_uploads__a_late_one_writes_over_nothing(void **state)
+{
+    struct api *api = *state;
+    struct mlo_error err = {0};
+    struct reply reply = {0};
+    struct mlo_upload late, current;
+    struct mlo_blob_piece *piece = NULL;
+    char path[128];
+    begin(api, path);
+    const char *id = strrchr(path, '/') + 1;
+    assert_mlo_ok(mlo_upload_find(api->pg->conn, api->project, id, &late, &err), &err);
+    patch(api, &reply, path, NULL, "0123");
+    assert_http(&reply, 202);
+    assert_mlo_status(mlo_upload_piece_open(api->pg->conn, api->blobs, &late, &piece, &err), MLO_ECONFLICT,
+                      &err);
+    assert_null(piece);
+    assert_int_equal(offset_of(api, path), 4);
+    patch(api, &reply, path, NULL, "45");
+    assert_http(&reply, 202);
+    assert_mlo_ok(mlo_upload_find(api->pg->conn, api->project, id, &current, &err), &err);
+    assert_mlo_ok(mlo_upload_piece_open(api->pg->conn, api->blobs, &current, &piece, &err), &err);
+    patch(api, &reply, path, NULL, "6"); /* while another one appends */
+    assert_http(&reply, 409);
+    mlo_blob_piece_free(piece);
+    finish(api, &reply, path, "012345");
+    assert_http(&reply, 201);
+    assert_blob(api, "012345");
+    reply_clear(&reply);
+}
+
 /* Killed between the bytes and the row of a finished upload: finishing again is all it needs. */
 static void test_uploads__finishing_twice_ends_well(void **state)
 {
@@ -307,6 +339,7 @@ int main(void)
         API_TEST(test_uploads__belong_to_their_project),
         API_TEST(test_uploads__what_came_before_the_cut_is_kept),
         API_TEST(test_uploads__uncounted_bytes_are_written_over),
+        API_TEST(test_uploads__a_late_one_writes_over_nothing),
         API_TEST(test_uploads__finishing_twice_ends_well),
         API_TEST(test_uploads__expired_ones_are_swept),
     };

@@ -67,6 +67,117 @@ static size_t count_files(const struct place *p, const char *pattern)
     return n;
 }
 
+/* --- calls that are looked at (tests/CMakeLists.txt: --wrap)
+ * ------------------------------------------------ */
+
+static struct {
+    char paths[64][256]; /* of what was synced */
+    size_t count;
+} synced;
+static void (*before_lock)(void); /* once */
+
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+int __wrap_fsync(int fd)
+{
+    char entry[40];
+    snprintf(entry, sizeof entry, "/proc/self/fd/%d", fd);
+    if (synced.count < MLO_COUNT(synced.paths)) {
+        char *path = synced.paths[synced.count];
+        ssize_t n = readlink(entry, path, sizeof synced.paths[0] - 1);
+        path[n < 0 ? 0 : n] = '\0';
+        synced.count++;
+    }
+    return __real_fsync(fd);
+}
+
+int __real_flock(int fd, int operation);
+int __wrap_flock(int fd, int operation);
+int __wrap_flock(int fd, int operation)
+{
+    void (*call)(void) = before_lock;
+    before_lock = NULL;
+    if (call)
+        call();
+    return __real_flock(fd, operation);
+}
+
+static size_t times_synced(const struct place *p, const char *folder)
+{
+    char *path = mlo_fs_join(p->root, folder, NULL);
+    size_t times = 0;
+    for (size_t i = 0; i < synced.count; i++)
+        times += strcmp(synced.paths[i], path) == 0;
+    free(path);
+    return times;
+}
+
+/* A power cut takes a name whose folder was not synced. Whoever made the folders of a blob, or published it,
+ * may have been killed before that: who goes on does it. */
+static void test_blob__folders_of_the_killed_are_synced(void **state)
+{
+    struct place *p = *state;
+    struct mlo_blob_session session, again;
+    struct mlo_blob_piece *piece;
+    struct mlo_digest digest;
+    char hex[MLO_DIGEST_TEXT_SIZE], one[16], two[16];
+    mlo_digest_of("a blob", 6, &digest);
+    mlo_digest_hex(&digest, hex);
+    snprintf(one, sizeof one, "sha256/%.2s", hex);
+    snprintf(two, sizeof two, "sha256/%.2s/%.2s", hex, hex + 2);
+    for (int i = 0; i < 2; i++) {
+        char *path = mlo_fs_join(p->root, i ? two : one, NULL);
+        assert_int_equal(mkdir(path, 0755), 0);
+        free(path);
+    }
+    synced.count = 0;
+    assert_ok(mlo_blob_session_begin(p->store, &session, &p->err), &p->err);
+    assert_ok(mlo_blob_piece_open(p->store, &session, &piece, &p->err), &p->err);
+    assert_ok(mlo_blob_piece_write(piece, "a blob", 6, &p->err), &p->err);
+    assert_ok(mlo_blob_piece_commit(piece, &p->err), &p->err);
+    mlo_blob_piece_free(piece);
+    again = session;
+    assert_ok(mlo_blob_session_publish(p->store, &session, &p->err), &p->err);
+    assert_int_equal(times_synced(p, "sha256"), 1);
+    assert_int_equal(times_synced(p, one), 1);
+    assert_int_equal(times_synced(p, two), 1);
+    assert_ok(mlo_blob_session_publish(p->store, &again, &p->err), &p->err); /* as after a kill */
+    assert_int_equal(times_synced(p, two), 2);
+    assert_int_equal(times_synced(p, "sha256") + times_synced(p, one), 2); /* known by now */
+    char *path = mlo_fs_join(p->root, two, hex, NULL);
+    assert_int_equal(chmod(path, 0644), 0);
+    assert_int_equal(truncate(path, 3), 0);
+    free(path); /* what is there is not it */
+    assert_int_equal(mlo_blob_session_publish(p->store, &again, &p->err), MLO_ENOTFOUND);
+}
+
+static struct place *racing;
+static struct mlo_blob_session racing_session;
+
+static void publish_it(void)
+{
+    assert_ok(mlo_blob_session_publish(racing->store, &racing_session, &racing->err), &racing->err);
+}
+
+/* Between its opening and its lock a file may become a blob: nobody appends to that one. */
+static void test_blob__what_was_published_meanwhile_is_not_appended_to(void **state)
+{
+    struct place *p = racing = *state;
+    struct mlo_blob_piece *piece;
+    struct mlo_digest digest;
+    assert_ok(mlo_blob_session_begin(p->store, &racing_session, &p->err), &p->err);
+    assert_ok(mlo_blob_piece_open(p->store, &racing_session, &piece, &p->err), &p->err);
+    assert_ok(mlo_blob_piece_write(piece, "whole", 5, &p->err), &p->err);
+    assert_ok(mlo_blob_piece_commit(piece, &p->err), &p->err);
+    mlo_blob_piece_free(piece);
+    struct mlo_blob_session late = racing_session;
+    before_lock = publish_it;
+    assert_int_equal(mlo_blob_piece_open(p->store, &late, &piece, &p->err), MLO_ENOTFOUND);
+    assert_null(before_lock);
+    mlo_digest_of("whole", 5, &digest);
+    assert_ok(mlo_blob_check(p->store, &digest, NULL, &p->err), &p->err);
+}
+
 /* Large ones are hashed by a thread: pieces of any size, an end anywhere, and a writer that gives up. */
 static void test_blob__large_ones_hash_the_same(void **state)
 {
@@ -415,6 +526,8 @@ int main(void)
         WITH_STORE(test_blob__leavings_of_the_killed_are_swept),
         WITH_STORE(test_blob__two_users_share_a_store),
         WITH_STORE(test_blob__addresses),
+        WITH_STORE(test_blob__folders_of_the_killed_are_synced),
+        WITH_STORE(test_blob__what_was_published_meanwhile_is_not_appended_to),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
