@@ -57,7 +57,7 @@ MLO_MUST_USE enum mlo_status mlo_blob_put_bytes(struct mlo_blob_store *store, co
  * what it says counts: bytes beyond size_bytes, of a server that was killed, are written over. */
 struct mlo_blob_session {
     char id[MLO_BLOB_SESSION_ID_SIZE]; /* 32 random hex digits */
-    char place[256];                   /* the backend's own words */
+    char place[384];                   /* the backend's own words */
     uint64_t size_bytes;
     struct mlo_hash_state hash; /* of these bytes */
 };

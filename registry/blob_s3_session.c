@@ -1,20 +1,23 @@
 /* Uploads in pieces on S3: a session is a multipart upload of <prefix>uploads/<id>. Parts but the last must
- * have 5 MiB, pieces need not: what fills no part yet is kept beside, as <prefix>uploads/<id>.<size so far>,
- * which holds the bytes behind the last part. The place says which parts count: "UPLOAD DIGEST SIZE", the
- * digest over the parts' numbers, sizes and ETags, and the size of the state before, whose rest may go now.
- * Parts that a killed server sent beyond are written over, and what two servers wrote at once is found when
- * the upload is completed by the ETags that count. */
+ * have 5 MiB, pieces need not: what fills no part yet, the rest, is kept beside, as
+ * <prefix>uploads/<id>.<size so far>.<its SHA-256, 16 digits of it>. The place says what counts: "UPLOAD
+ * DIGEST BEFORE REST", the digest over the parts' numbers, sizes and ETags, the end of the name of the rest
+ * of the state before, which may go now ("0": it had none), and the rest's SHA-256 ("-": none). Parts that a
+ * killed server sent beyond are written over. What two servers wrote at once is found by what counts: of a
+ * part by its ETag, and a rest of other bytes has another name. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "registry/blob_s3_impl.h"
 
-enum { UPLOAD_MAX = 160 };
+enum { UPLOAD_MAX = 160, REST_NAME_SIZE = 40 };
 
 struct state {
     char upload[UPLOAD_MAX];
     struct mlo_digest parts_digest;
-    uint64_t before;
+    char before[REST_NAME_SIZE], rest[REST_NAME_SIZE]; /* "": none */
+    struct mlo_digest rest_digest;
+    bool rest_known; /* the digest: not of an upload that was begun before it was written down */
     /* What the server has of it. */
     struct mlo_s3_part *parts;
     size_t count;      /* that count */
@@ -32,11 +35,17 @@ static char *session_key(const struct mlo_blob_s3 *s, const struct mlo_blob_sess
     return mlo_blob_s3_name(s, "uploads", session->id);
 }
 
-static char *rest_key(const char *key, uint64_t size_bytes)
+static char *rest_key(const char *key, const char *rest)
 {
     struct mlo_buf name = MLO_BUF_INIT;
-    mlo_buf_printf(&name, "%s.%llu", key, (unsigned long long)size_bytes);
+    mlo_buf_printf(&name, "%s.%s", key, rest);
     return mlo_buf_take(&name);
+}
+
+static void name_rest(uint64_t size_bytes, const struct mlo_digest *digest, char out[REST_NAME_SIZE])
+{
+    char hex[MLO_DIGEST_TEXT_SIZE];
+    snprintf(out, REST_NAME_SIZE, "%llu.%.16s", (unsigned long long)size_bytes, mlo_digest_hex(digest, hex));
 }
 
 static enum mlo_status gone(const struct mlo_blob_session *session, struct mlo_error *err)
@@ -61,28 +70,36 @@ static bool digest_parts(const struct mlo_s3_part *parts, size_t count, struct m
     return hasher != NULL;
 }
 
+/* `rest`: NULL when all bytes are in parts. */
 static enum mlo_status write_place(struct mlo_blob_session *session, const char *upload,
-                                   const struct mlo_s3_part *parts, size_t count, uint64_t before,
-                                   struct mlo_error *err)
+                                   const struct mlo_s3_part *parts, size_t count, const char *before,
+                                   const struct mlo_digest *rest, struct mlo_error *err)
 {
     struct mlo_digest digest;
-    char hex[MLO_DIGEST_TEXT_SIZE];
+    char hex[MLO_DIGEST_TEXT_SIZE], rest_hex[MLO_DIGEST_TEXT_SIZE] = "-";
     if (!digest_parts(parts, count, &digest))
         return mlo_error_nomem(err);
-    snprintf(session->place, sizeof session->place, "%.*s %s %llu", UPLOAD_MAX - 1, upload,
-             mlo_digest_hex(&digest, hex), (unsigned long long)before);
+    if (rest)
+        mlo_digest_hex(rest, rest_hex);
+    snprintf(session->place, sizeof session->place, "%.*s %s %s %s", UPLOAD_MAX - 1, upload,
+             mlo_digest_hex(&digest, hex), *before ? before : "0", rest_hex);
     return MLO_OK;
 }
 
 static bool read_place(const struct mlo_blob_session *session, struct state *st)
 {
-    char hex[MLO_DIGEST_TEXT_SIZE];
-    unsigned long long before;
-    if (sscanf(session->place, "%159s %64s %llu", st->upload, hex, &before) != 3 ||
-        !mlo_digest_parse(hex, &st->parts_digest))
+    char hex[MLO_DIGEST_TEXT_SIZE], rest[MLO_DIGEST_TEXT_SIZE];
+    int count = sscanf(session->place, "%159s %64s %39s %64s", st->upload, hex, st->before, rest);
+    if (count < 3 || !mlo_digest_parse(hex, &st->parts_digest))
         return false;
-    st->before = before;
-    return true;
+    if (strcmp(st->before, "0") == 0)
+        *st->before = '\0';
+    st->rest_known = count == 4 && mlo_digest_parse(rest, &st->rest_digest);
+    if (st->rest_known)
+        name_rest(session->size_bytes, &st->rest_digest, st->rest);
+    else if (count == 3)
+        snprintf(st->rest, sizeof st->rest, "%llu", (unsigned long long)session->size_bytes);
+    return count == 3 || st->rest_known || strcmp(rest, "-") == 0;
 }
 
 /* Asks the server for the parts, and counts those that the session has. st->parts is the caller's (free). */
@@ -132,7 +149,7 @@ enum mlo_status mlo_blob_s3_session_begin(struct mlo_blob_store *store, struct m
         (void)!mlo_s3_multipart_abort(s->s3, key, upload, NULL);
     }
     if (status == MLO_OK)
-        status = write_place(session, upload, NULL, 0, 0, err);
+        status = write_place(session, upload, NULL, 0, "", NULL, err);
     free(upload);
     free(key);
     return status;
@@ -140,9 +157,16 @@ enum mlo_status mlo_blob_s3_session_begin(struct mlo_blob_store *store, struct m
 
 /* --- pieces ---------------------------------------------------------------------------------------- */
 
+struct loading {
+    struct mlo_blob_s3_parts *parts;
+    struct mlo_hasher *hasher;
+};
+
 static enum mlo_status into_parts(void *arg, const void *bytes, size_t size, struct mlo_error *err)
 {
-    return mlo_blob_s3_parts_write(arg, bytes, size, err);
+    const struct loading *to = arg;
+    mlo_hasher_update(to->hasher, bytes, size);
+    return mlo_blob_s3_parts_write(to->parts, bytes, size, err);
 }
 
 static void free_piece(struct s3_piece *p)
@@ -160,14 +184,30 @@ static enum mlo_status load_rest(const struct mlo_blob_s3 *s, const struct mlo_b
     uint64_t rest = session->size_bytes - p->state.in_parts;
     enum mlo_status status = MLO_OK;
     struct mlo_s3_object object;
+    struct mlo_digest digest;
     if (!rest)
         return MLO_OK;
-    char *key = rest_key(p->key, session->size_bytes);
-    if (!key)
-        return mlo_error_nomem(err);
-    status = mlo_s3_get(s->s3, key, 0, UINT64_MAX, rest, into_parts, p->parts, &object, err);
+    if (!*p->state.rest)
+        return gone(session, err);
+    struct loading to = {p->parts, mlo_hasher_new()};
+    char *key = rest_key(p->key, p->state.rest);
+    if (!key || !to.hasher) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    status = mlo_s3_get(s->s3, key, 0, UINT64_MAX, rest, into_parts, &to, &object, err);
     if (status == MLO_ENOTFOUND || status == MLO_ETOOBIG || (status == MLO_OK && object.size_bytes != rest))
         status = gone(session, err);
+    if (status != MLO_OK)
+        goto out;
+    mlo_hasher_final(to.hasher, &digest);
+    if (p->state.rest_known && !mlo_digest_eq(&digest, &p->state.rest_digest)) {
+        status = mlo_error_set(err, MLO_EDIGEST, "the last bytes of upload %s are not what was stored",
+                               session->id);
+        mlo_error_hint(err, "the store is damaged, or somebody writes to it: begin the upload again");
+    }
+out:
+    mlo_hasher_free(to.hasher);
     free(key);
     return status;
 }
@@ -186,7 +226,7 @@ enum mlo_status mlo_blob_s3_piece_open(struct mlo_blob_piece *piece, struct mlo_
     MLO_TRY(
         mlo_blob_s3_parts_new(s, p->key, p->state.upload, p->state.parts, p->state.count, 0, &p->parts, err));
     MLO_TRY(load_rest(s, session, p, err));
-    if (p->state.before && p->state.before != session->size_bytes) {
+    if (*p->state.before && strcmp(p->state.before, p->state.rest) != 0) {
         char *key = rest_key(p->key, p->state.before); /* nobody can come back to it */
         if (key)
             (void)!mlo_s3_delete(s->s3, key, NULL);
@@ -213,20 +253,23 @@ enum mlo_status mlo_blob_s3_piece_commit(struct mlo_blob_piece *piece, struct ml
     struct mlo_blob_session *session = piece->session;
     struct s3_piece *p = piece->state;
     size_t size, count;
+    struct mlo_digest digest;
     enum mlo_status status;
-    char *key = NULL;
+    char name[REST_NAME_SIZE], *key = NULL;
     MLO_TRY(mlo_blob_s3_parts_wait(p->parts, err));
     const char *rest = mlo_blob_s3_parts_rest(p->parts, &size);
     const struct mlo_s3_part *parts = mlo_blob_s3_parts_stored(p->parts, &count);
     if (size) {
-        key = rest_key(p->key, session->size_bytes + piece->size_bytes);
+        mlo_digest_of(rest, size, &digest);
+        name_rest(session->size_bytes + piece->size_bytes, &digest, name);
+        key = rest_key(p->key, name);
         if (!key) {
             status = mlo_error_nomem(err);
             goto out;
         }
-        MLO_TRY(mlo_s3_put(s->s3, key, rest, size, NULL, err));
+        MLO_TRY(mlo_s3_put(s->s3, key, rest, size, &digest, err));
     }
-    MLO_TRY(write_place(session, p->state.upload, parts, count, session->size_bytes, err));
+    MLO_TRY(write_place(session, p->state.upload, parts, count, p->state.rest, size ? &digest : NULL, err));
 out:
     free(key);
     return status;
@@ -294,7 +337,11 @@ static enum mlo_status check_pieces(struct mlo_blob_s3 *s, const struct mlo_blob
     MLO_TRY(read_state(s, session, key, &st, err));
     if (session->size_bytes == st.in_parts)
         goto out;
-    rest = rest_key(key, session->size_bytes);
+    if (!*st.rest) {
+        status = gone(session, err);
+        goto out;
+    }
+    rest = rest_key(key, st.rest);
     status = rest ? mlo_s3_head(s->s3, rest, &object, err) : mlo_error_nomem(err);
     if (status == MLO_ENOTFOUND ||
         (status == MLO_OK && object.size_bytes != session->size_bytes - st.in_parts))

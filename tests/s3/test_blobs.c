@@ -479,6 +479,64 @@ static void test_blob_s3__pieces_that_cross_are_found(void **state)
     free(bytes);
 }
 
+static enum mlo_status spoil(void *arg, const struct mlo_s3_entry *entry, struct mlo_error *err)
+{
+    struct place *p = arg;
+    return mlo_str_starts(entry->key, "models/uploads/")
+               ? mlo_s3_put(p->s3, entry->key, "jello", 5, NULL, err)
+               : MLO_OK;
+}
+
+/* The same with bytes that fill no part: they do not take each other's place, and what is in that place later
+ * is looked at. */
+static void test_blob_s3__rests_that_cross_do_not_meet(void **state)
+{
+    struct place *p = *state;
+    struct mlo_error err = {0};
+    struct mlo_blob_session session, other;
+    struct mlo_digest hello, jello;
+    mlo_digest_of("hello", 5, &hello);
+    mlo_digest_of("jello", 5, &jello);
+    assert_ok(mlo_blob_session_begin(p->store, &session, &err));
+    other = session;
+    assert_ok(append(p->store, &session, "hello", 5, true, &err));
+    assert_ok(append(p->store, &other, "jello", 5, true, &err)); /* whose row says: 409 */
+    assert_ok(mlo_blob_session_publish(p->store, &session, &err));
+    assert_ok(mlo_blob_check(p->store, &hello, NULL, &err));
+    assert_false(mlo_blob_exists(p->store, &jello));
+    assert_holds(p, 1, 0, 0);
+    assert_ok(mlo_blob_session_begin(p->store, &session, &err));
+    assert_ok(append(p->store, &session, "hello", 5, true, &err));
+    assert_ok(mlo_s3_list(p->s3, "", spoil, p, &err));
+    assert_int_equal(append(p->store, &session, " again", 6, true, &err), MLO_EDIGEST);
+    assert_int_equal(mlo_blob_session_publish(p->store, &session, &err), MLO_EDIGEST);
+    assert_ok(mlo_blob_check(p->store, &hello, NULL, &err));
+    assert_ok(mlo_blob_session_drop(p->store, &session, &err));
+    assert_holds(p, 1, 0, 0);
+}
+
+/* One that was begun before its rest had a digest goes on. */
+static void test_blob_s3__a_rest_of_before_is_taken(void **state)
+{
+    struct place *p = *state;
+    struct mlo_error err = {0};
+    struct mlo_blob_session session;
+    struct mlo_digest digest;
+    char upload[160], parts[80], key[96];
+    assert_ok(mlo_blob_session_begin(p->store, &session, &err));
+    assert_ok(append(p->store, &session, "hello", 5, true, &err));
+    assert_int_equal(sscanf(session.place, "%159s %79s", upload, parts), 2);
+    snprintf(session.place, sizeof session.place, "%s %s 0", upload, parts);
+    snprintf(key, sizeof key, "models/uploads/%s.5", session.id);
+    assert_ok(mlo_s3_put(p->s3, key, "hello", 5, NULL, &err));
+    assert_ok(append(p->store, &session, " again", 6, true, &err));
+    assert_ok(append(p->store, &session, "!", 1, true, &err));
+    assert_ok(mlo_blob_session_publish(p->store, &session, &err));
+    mlo_digest_of("hello again!", 12, &digest);
+    assert_ok(mlo_blob_check(p->store, &digest, NULL, &err));
+    assert_holds(p, 1, 0, 0);
+}
+
 /* --- faults ------------------------------------------------------------------------------------------- */
 
 /* Cut answers, lost answers, refusals that pass: the blob is there, and whole. */
@@ -632,6 +690,8 @@ int main(int argc, char **argv)
         WITH_STORE(test_blob_s3__in_pieces),
         WITH_STORE(test_blob_s3__small_and_dropped_sessions),
         WITH_STORE(test_blob_s3__pieces_that_cross_are_found),
+        WITH_STORE(test_blob_s3__rests_that_cross_do_not_meet),
+        WITH_STORE(test_blob_s3__a_rest_of_before_is_taken),
         WITH_STORE(test_blob_s3__survives_what_passes),
         WITH_STORE(test_blob_s3__finds_what_was_changed_on_the_way),
         WITH_STORE(test_blob_s3__a_dead_connection_is_given_up),
