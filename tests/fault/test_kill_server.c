@@ -6,7 +6,8 @@
  * After each: what was acknowledged is there, nothing happened twice that must not, every event of the audit
  * log reached the webhook and every promotion the ledger, and `mlopt audit verify` and `mlopt fsck --bytes`
  * find nothing. A run takes some of the steps, from a random first one that is printed (MLOPT_FAULT_SEED sets
- * it); MLOPT_FAULT_ALL=1 takes all, which takes minutes. */
+ * it); MLOPT_FAULT_ALL=1 takes all, which takes minutes. An argument chooses among the three faults
+ * ("*server*", "*cut*", "*postgresql*"), which can be run beside each other. */
 #include "tests/fault/server_fixture.h"
 
 /* OCCURRENCES: of one step, so that a poll of the background is not counted forever. */
@@ -376,13 +377,15 @@ static void test_kill__postgresql_at_each_step(void **state)
 
 #define T(name) cmocka_unit_test_setup_teardown(name, pg_fixture_setup, pg_fixture_teardown)
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         T(test_kill__the_server_at_each_step),
         T(test_cut__its_connections_at_each_step),
         T(test_kill__postgresql_at_each_step),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     curl_global_init(CURL_GLOBAL_DEFAULT);
     int failed = cmocka_run_group_tests(tests, webhook_group_start, webhook_group_stop);
     curl_global_cleanup();
