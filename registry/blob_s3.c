@@ -71,6 +71,7 @@ static enum mlo_status take_parameter(struct settings *set, char *text, struct m
         {"encryption", &set->s3.encryption},
         {"kms_key", &set->s3.kms_key},
         {"customer_key", &set->s3.customer_key},
+        {"payload", &set->s3.payload},
         {"scratch", &set->scratch},
         {"cache", &set->cache},
         {"cache_size", &set->cache_size},
@@ -96,9 +97,9 @@ static enum mlo_status take_parameter(struct settings *set, char *text, struct m
     if (near)
         mlo_error_hint(err, "did you mean %s=…?", near);
     else
-        mlo_error_hint(err,
-                       "settings: endpoint, region, style, ca, credentials, profile, encryption, kms_key, "
-                       "customer_key, scratch, cache, cache_size, timeout, attempts, redirect, direct");
+        mlo_error_hint(
+            err, "settings: endpoint, region, style, ca, credentials, profile, encryption, kms_key, "
+                 "customer_key, payload, scratch, cache, cache_size, timeout, attempts, redirect, direct");
     return MLO_EINVAL;
 }
 

@@ -8,6 +8,7 @@ enum mlo_status mlo_blob_s3_open_outside(struct mlo_blob_s3 *s, const struct mlo
                                          const char *redirect, const char *direct, struct mlo_error *err)
 {
     struct mlo_s3_options outside = *inside;
+    outside.payload = NULL; /* this one sends nothing */
     s->direct = direct && strcmp(direct, "yes") == 0;
     if (direct && !s->direct && strcmp(direct, "no") != 0)
         return mlo_error_set(err, MLO_EINVAL, "direct=%.40s is neither no nor yes", direct);

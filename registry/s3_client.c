@@ -119,6 +119,21 @@ static enum mlo_status take_encryption(struct mlo_s3 *s3, const struct mlo_s3_op
     return s3->encryption && (s3->kms_key || !o->kms_key) ? MLO_OK : mlo_error_nomem(err);
 }
 
+static enum mlo_status take_payload(struct mlo_s3 *s3, const char *payload, struct mlo_error *err)
+{
+    s3->unsigned_parts = mlo_str_eq(payload, "unsigned");
+    if (payload && !s3->unsigned_parts && strcmp(payload, "signed") != 0) {
+        mlo_error_set(err, MLO_EINVAL, "payload=%.40s is neither signed nor unsigned", payload);
+        mlo_error_hint(err, "signed: each part by its SHA-256; unsigned: TLS alone guards it");
+        return MLO_EINVAL;
+    }
+    if (!s3->unsigned_parts || mlo_str_starts(s3->base, "https://"))
+        return MLO_OK;
+    mlo_error_set(err, MLO_EINVAL, "payload=unsigned leaves parts to TLS, and %s has none", s3->base);
+    mlo_error_hint(err, "name an endpoint that begins with https://, or leave payload out");
+    return MLO_EINVAL;
+}
+
 /* What goes into a header must not end it. */
 static enum mlo_status check_plain(const char *what, const char *text, struct mlo_error *err)
 {
@@ -162,6 +177,7 @@ enum mlo_status mlo_s3_open(const struct mlo_s3_options *o, struct mlo_s3 **out,
     /* a dot in the name does not match Amazon's wildcard certificate */
     bool virtual = o->style ? strcmp(o->style, "virtual") == 0 : !o->endpoint && !strchr(o->bucket, '.');
     MLO_TRY(take_endpoint(s3, o->endpoint ? o->endpoint : mlo_buf_str(&amazon), virtual, err));
+    MLO_TRY(take_payload(s3, o->payload, err));
     MLO_TRY(check_plain("encryption key's name", o->kms_key, err));
     MLO_TRY(take_encryption(s3, o, err));
     MLO_TRY(mlo_s3_read_keys(s3, o->credentials_file, o->profile, err));

@@ -1,9 +1,9 @@
 /* A client of one bucket of an S3 server (Amazon S3 API Reference, 2006-03-01), over libcurl: signed
  * requests, retries with exponential backoff and full jitter for what can pass (5xx, 429, timeouts, cut
- * connections), none for what cannot (4xx). Every body is signed by its SHA-256, which the server checks;
- * over https a part of a multipart upload is not, as TLS already finds what is changed on the way. What comes
- * back is for the caller to check. Errors name the bucket, the key, the HTTP status, S3's code, the request
- * id, and what to do. Safe from several threads. */
+ * connections), none for what cannot (4xx). Every body is signed by its SHA-256, which the server checks,
+ * also over https; payload "unsigned" leaves that out for parts of multipart uploads. What comes back is for
+ * the caller to check. Errors name the bucket, the key, the HTTP status, S3's code, the request id, and what
+ * to do. Safe from several threads. */
 #ifndef MLO_REGISTRY_S3_CLIENT_H
 #define MLO_REGISTRY_S3_CLIENT_H
 
@@ -30,6 +30,7 @@ struct mlo_s3_options {
     const char *encryption;   /* at rest: "AES256", "aws:kms" or "customer" [what the bucket does] */
     const char *kms_key;      /* with aws:kms [the bucket's] */
     const char *customer_key; /* with customer: a file that holds the 32 bytes */
+    const char *payload;      /* of parts: "signed", or "unsigned", over https only [signed] */
     uint32_t connect_ms;      /* [5000] */
     uint32_t stall_ms;        /* no byte moved for so long: the connection is taken for dead [30000] */
     uint32_t attempts;        /* of one request, the first included [6] */

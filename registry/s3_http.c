@@ -224,12 +224,15 @@ static enum mlo_status make_request(const struct mlo_s3 *s3, const struct mlo_s3
     const struct mlo_s3_keys keys = {s3->access_key, s3->secret_key, s3->session_token};
     struct mlo_digest digest;
     int64_t now = mlo_clock_utc_us() / 1000000;
-    /* also over TLS, which may end at a balancer */
-    if (call->digest)
-        digest = *call->digest;
-    else
-        mlo_digest_of(call->body ? call->body : "", call->body_size, &digest);
-    mlo_digest_hex(&digest, r->hash);
+    if (call->unsigned_body) {
+        snprintf(r->hash, sizeof r->hash, "%s", MLO_S3_UNSIGNED);
+    } else { /* also over TLS, which may end at a balancer */
+        if (call->digest)
+            digest = *call->digest;
+        else
+            mlo_digest_of(call->body ? call->body : "", call->body_size, &digest);
+        mlo_digest_hex(&digest, r->hash);
+    }
     add(r, "x-amz-date", mlo_s3_time(now, r->time));
     add(r, "x-amz-content-sha256", r->hash);
     if (s3->session_token)

@@ -20,6 +20,7 @@ struct mlo_s3 {
     char *access_key, *secret_key, *session_token;
     char *encryption, *kms_key;
     char *customer_key, *customer_md5; /* base64 */
+    bool unsigned_parts;               /* TLS alone finds what is changed on the way */
     uint32_t connect_ms, stall_ms, attempts;
     pthread_mutex_t lock; /* of idle */
     CURL *idle[MLO_S3_IDLE_MAX];
@@ -44,9 +45,10 @@ struct mlo_s3_call {
     const void *body;
     size_t body_size;
     const struct mlo_digest *digest; /* of the body, or NULL */
-    uint32_t stall_ms;               /* 0: the client's */
-    uint32_t budget_ms;              /* for the whole of an attempt; 0: as long as bytes move */
-    mlo_s3_sink_fn *sink;            /* for the body of a good answer; NULL: it goes to `answer` */
+    bool unsigned_body;
+    uint32_t stall_ms;    /* 0: the client's */
+    uint32_t budget_ms;   /* for the whole of an attempt; 0: as long as bytes move */
+    mlo_s3_sink_fn *sink; /* for the body of a good answer; NULL: it goes to `answer` */
     void *sink_arg;
     bool (*begin)(struct mlo_s3_call *call); /* before the sink's first byte of an answer; false: end it */
     void *begin_arg;

@@ -75,8 +75,12 @@ enum mlo_status mlo_s3_multipart_put(struct mlo_s3 *s3, const char *key, const c
                                      const void *bytes, size_t size, struct mlo_s3_part *part,
                                      struct mlo_error *err)
 {
-    struct mlo_s3_call call = {
-        .method = "PUT", .key = key, .crypt = MLO_S3_CRYPT_USE, .body = bytes, .body_size = size};
+    struct mlo_s3_call call = {.method = "PUT",
+                               .key = key,
+                               .crypt = MLO_S3_CRYPT_USE,
+                               .body = bytes,
+                               .body_size = size,
+                               .unsigned_body = s3->unsigned_parts};
     char digits[12];
     enum mlo_status status;
     snprintf(digits, sizeof digits, "%d", number);

@@ -339,6 +339,8 @@ static void test_s3__options_that_cannot_be(void **state)
         {.bucket = "good", .encryption = "customer"},
         {.bucket = "good", .encryption = "AES256", .kms_key = "k"},
         {.bucket = "good", .kms_key = "k"},
+        {.bucket = "good", .payload = "half"},
+        {.bucket = "good", .payload = "unsigned", .endpoint = "http://host"},
     };
     for (size_t i = 0; i < MLO_COUNT(bad); i++) {
         struct mlo_error err = {0};

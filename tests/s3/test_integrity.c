@@ -25,13 +25,23 @@ static int setup(void **state)
     return setup_at(state, s3_proxy.endpoint, "");
 }
 
-static int setup_tls(void **state)
+static int setup_tls_with(void **state, const char *more)
 {
-    char endpoint[64], ca[200];
+    char endpoint[64], ca[240];
     s3_proxy.to = s3_server.tls_port;
     snprintf(endpoint, sizeof endpoint, "https://127.0.0.1:%u", s3_proxy.port);
-    snprintf(ca, sizeof ca, "&ca=%s", s3_server.ca_file);
+    snprintf(ca, sizeof ca, "&ca=%s%s", s3_server.ca_file, more);
     return setup_at(state, endpoint, ca);
+}
+
+static int setup_tls(void **state)
+{
+    return setup_tls_with(state, "");
+}
+
+static int setup_unsigned(void **state)
+{
+    return setup_tls_with(state, "&payload=unsigned");
 }
 
 /* A text, yours, and its blob's address. */
@@ -114,6 +124,12 @@ static void test_integrity__tls_finds_what_was_changed(void **state)
     free(text);
 }
 
+/* Parts that are not signed over their bytes: TLS is what finds it. */
+static void test_integrity__unsigned_parts_are_left_to_tls(void **state)
+{
+    test_integrity__tls_finds_what_was_changed(state);
+}
+
 /* The gateway sends an answer's head and body apart: where the head is acknowledged late, each of them waits
  * the 40 ms of the kernel's timer. That one of many waits less is no matter of load. */
 static void test_integrity__answers_on_a_kept_connection_come_at_once(void **state)
@@ -138,6 +154,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_integrity__what_was_changed_is_never_acknowledged),
         cmocka_unit_test_setup_teardown(test_integrity__tls_finds_what_was_changed, setup_tls, api_teardown),
+        cmocka_unit_test_setup_teardown(test_integrity__unsigned_parts_are_left_to_tls, setup_unsigned,
+                                        api_teardown),
         cmocka_unit_test(test_integrity__answers_on_a_kept_connection_come_at_once),
     };
     curl_global_init(CURL_GLOBAL_DEFAULT);
