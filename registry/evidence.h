@@ -41,12 +41,20 @@ MLO_MUST_USE enum mlo_status mlo_lineage_add(struct mlo_db_conn *conn, int64_t p
                                              const struct mlo_digest *child, const struct mlo_digest *parent,
                                              const char *kind, const struct mlo_digest *derivation,
                                              int64_t run_id, struct mlo_error *err);
+/* So many names of a node are told, the first that it had; and its names are counted so far. */
+#define MLO_LINEAGE_NAMES 20
+#define MLO_LINEAGE_COUNTED 1000
 /* All ancestors and descendants within the project:
- * {"nodes":[{digest, type:"artifact"|"dataset"|"intermediate", names:["fashion/cnn@1/source"…], size}],
- *  "edges":[{child, parent, kind, derivation, step, at}], "root": digest}. MLO_ENOTFOUND when unknown. */
+ * {"nodes":[{digest, type:"artifact"|"dataset"|"intermediate", names:["fashion/cnn@1/source"…], names_count,
+ *  size}], "edges":[{child, parent, kind, derivation, step, at}], "root": digest}. MLO_ENOTFOUND when unknown. */
 MLO_MUST_USE enum mlo_status mlo_lineage_get(struct mlo_db_conn *conn, int64_t project_id,
                                              const struct mlo_digest *digest, json_t **out,
                                              struct mlo_error *err);
+/* All variants of the project that the artifact is now, the last named first: {project, model, version,
+ * variant, named_at, named_by, deleted}. */
+MLO_MUST_USE enum mlo_status mlo_lineage_names(struct mlo_db_conn *conn, int64_t project_id,
+                                               const struct mlo_digest *artifact, const struct mlo_page *page,
+                                               json_t **out, struct mlo_error *err);
 
 /* --- evidence
  * ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,18 @@
 #include "registry/evidence.h"
 #include "registry/sql_impl.h"
 
-enum { LINEAGE_ADD, LINEAGE_NODES, LINEAGE_EDGES };
+enum { LINEAGE_ADD, LINEAGE_NODES, LINEAGE_EDGES, LINEAGE_NAMES };
+
+/* The variants of the project that an artifact is now: what a name pointed at before does not count. */
+#define NAMED(digest)                                                                                        \
+    "FROM variant va JOIN version v ON v.id = va.version_id JOIN model m ON m.id = v.model_id "              \
+    "JOIN project p ON p.id = m.project_id WHERE va.artifact = " digest " AND m.project_id = $1 "            \
+    "AND NOT EXISTS (SELECT 1 FROM variant newer WHERE newer.version_id = va.version_id "                    \
+    "AND newer.name = va.name AND newer.id > va.id) "
+#define TEXT_OF(number) #number
+#define TEXT(number) TEXT_OF(number)
+#define FIRST_NAMES TEXT(MLO_LINEAGE_NAMES)
+#define MOST_NAMES TEXT(MLO_LINEAGE_COUNTED)
 
 /* The digest and all its descendants, then all ancestors of those: what it came from and what came of it,
  * each with its calibration and evaluation data. $1 project, $2 digest. */
@@ -18,21 +29,24 @@ const struct mlo_sql mlo_sql_lineage[] = {
                      6},
     [LINEAGE_NODES] =
         {"lineage_nodes",
-         FAMILY ", named AS (SELECT f.digest, "
-                "(SELECT json_agg(p.name || '/' || m.name || '@' || v.number || '/' || va.name ORDER BY "
-                "v.id, va.name) "
-                "FROM (SELECT DISTINCT ON (version_id, name) version_id, name, artifact FROM variant "
-                "WHERE version_id IN (SELECT version_id FROM variant WHERE artifact = f.digest) "
-                "ORDER BY version_id, name, id DESC) va JOIN version v ON v.id = va.version_id "
-                "JOIN model m ON m.id = v.model_id JOIN project p ON p.id = m.project_id "
-                "WHERE va.artifact = f.digest AND m.project_id = $1) AS artifacts, "
-                "(SELECT json_agg(p.name || '/' || d.name || '@' || dv.number ORDER BY dv.id) FROM "
-                "dataset_version dv "
+         FAMILY ", named AS (SELECT f.digest, (SELECT json_agg(t.name ORDER BY t.id) FROM (SELECT va.id, "
+                "p.name || '/' || m.name || '@' || v.number || '/' || va.name AS name " NAMED(
+                    "f.digest") "ORDER BY va.id LIMIT " FIRST_NAMES ") t) AS artifacts, "
+                                "(SELECT count(*) FROM (SELECT 1 " NAMED(
+                                    "f.digest") "LIMIT " MOST_NAMES
+                                                ") t) AS artifacts_count, "
+                "(SELECT json_agg(t.name ORDER BY t.id) FROM (SELECT dv.id, "
+                "p.name || '/' || d.name || '@' || dv.number AS name FROM dataset_version dv "
                 "JOIN dataset d ON d.id = dv.dataset_id JOIN project p ON p.id = d.project_id "
-                "WHERE dv.manifest_digest = f.digest AND d.project_id = $1) AS datasets FROM family f) "
+                "WHERE dv.manifest_digest = f.digest AND d.project_id = $1 ORDER BY dv.id LIMIT " FIRST_NAMES
+                ") t) AS datasets, (SELECT count(*) FROM (SELECT 1 FROM dataset_version dv JOIN dataset d ON "
+                "d.id = dv.dataset_id WHERE dv.manifest_digest = f.digest AND d.project_id = $1 "
+                "LIMIT " MOST_NAMES ") t) AS datasets_count FROM family f) "
                 "SELECT n.digest, CASE WHEN n.datasets IS NOT NULL THEN 'dataset' "
                 "WHEN n.artifacts IS NOT NULL THEN 'artifact' ELSE 'intermediate' END AS type, "
                 "coalesce(n.datasets, n.artifacts, '[]'::json) AS names, "
+                "CASE WHEN n.datasets IS NOT NULL THEN n.datasets_count ELSE n.artifacts_count END AS "
+                "names_count, "
                 "coalesce((SELECT b.size FROM project_blob pb JOIN blob b USING (digest) "
                 "WHERE pb.project_id = $1 AND pb.digest = n.digest), "
                 "(SELECT sum(b.size)::bigint FROM dataset_blob b JOIN dataset_version dv "
@@ -47,6 +61,11 @@ const struct mlo_sql mlo_sql_lineage[] = {
                 "WHERE e.project_id = $1 AND e.child IN (SELECT digest FROM family) ORDER BY e.at, e.child, "
                 "e.parent",
          2},
+    [LINEAGE_NAMES] = {"lineage_names",
+                       "SELECT va.id AS cursor_key, p.name AS project, m.name AS model, v.number AS version, "
+                       "va.name AS variant, va.named_at, va.named_by, va.deletion_id IS NOT NULL AS "
+                       "deleted " NAMED("$2::bytea") "AND va.id < $3 ORDER BY va.id DESC LIMIT $4",
+                       4},
 };
 const size_t mlo_sql_lineage_count = MLO_COUNT(mlo_sql_lineage);
 
@@ -92,4 +111,14 @@ out:
     json_decref(nodes);
     json_decref(edges);
     return status;
+}
+
+enum mlo_status mlo_lineage_names(struct mlo_db_conn *conn, int64_t project_id,
+                                  const struct mlo_digest *artifact, const struct mlo_page *page,
+                                  json_t **out, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    mlo_param_i64(&p, project_id);
+    mlo_param_digest(&p, artifact);
+    return mlo_page_newest(conn, &mlo_sql_lineage[LINEAGE_NAMES], &p, page, out, err);
 }

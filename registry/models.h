@@ -220,6 +220,16 @@ MLO_MUST_USE enum mlo_status mlo_variant_find(struct mlo_db_conn *conn, int64_t 
  * mlo_evidence_list], plans:[as in mlo_variant_plans], reports:[as in mlo_variant_reports]}. */
 MLO_MUST_USE enum mlo_status mlo_variant_list(struct mlo_db_conn *conn, int64_t version_id, json_t **out,
                                               struct mlo_error *err);
+/* What can be compared, in one statement: the variants of the model's newest versions, `newest` of them, and of
+ * those that `numbers` names. Array, the newest version and in it `source` first: {version, variant, artifact,
+ * size}. */
+MLO_MUST_USE enum mlo_status mlo_variant_choice(struct mlo_db_conn *conn, int64_t model_id,
+                                                const int64_t *numbers, size_t count, int newest,
+                                                json_t **out, struct mlo_error *err);
+/* Gives such rows their evidence, as in mlo_variant_list, in one statement. */
+MLO_MUST_USE enum mlo_status mlo_variant_measured(struct mlo_db_conn *conn, int64_t project_id,
+                                                  json_t *const *variants, size_t count,
+                                                  struct mlo_error *err);
 /* All that the name ever pointed at, newest first: {artifact, size, derivation, run_id, named_at, named_by}.
  */
 MLO_MUST_USE enum mlo_status mlo_variant_history(struct mlo_db_conn *conn, int64_t version_id,

@@ -5,7 +5,15 @@
 
 #include <string.h>
 
-enum { VARIANT_ADD, VARIANT_FIND, VARIANT_OWNER, VARIANT_LIST, VARIANT_EVIDENCE, VARIANT_HISTORY };
+enum { VARIANT_ADD, VARIANT_FIND, VARIANT_OWNER, VARIANT_LIST, VARIANT_EVIDENCE, VARIANT_HISTORY,
+       VARIANT_CHOICE, VARIANT_MEASURED };
+
+/* The newest of each kind of evidence of a project ($1), on the artifacts that are `which`. */
+#define NEWEST_EVIDENCE(which)                                                                               \
+    "SELECT " MLO_EVIDENCE_COLUMNS " FROM (SELECT DISTINCT ON (x.artifact, x.dataset, x.metric, "            \
+    "x.params, x.machine_class, x.engine) x.* FROM evidence x WHERE x.project_id = $1 "                      \
+    "AND x.artifact " which " ORDER BY x.artifact, "                                                         \
+    "x.dataset, x.metric, x.params, x.machine_class, x.engine, x.id DESC) e ORDER BY e.metric, e.id"
 
 const struct mlo_sql mlo_sql_variant[] = {
     [VARIANT_ADD] = {"variant_add",
@@ -31,15 +39,21 @@ const struct mlo_sql mlo_sql_variant[] = {
          1},
     [VARIANT_EVIDENCE] =
         {"variant_evidence",
-         "SELECT " MLO_EVIDENCE_COLUMNS " FROM (SELECT DISTINCT ON (x.artifact, x.dataset, x.metric, "
-         "x.params, x.machine_class, x.engine) x.* FROM evidence x WHERE x.project_id = $1 "
-         "AND x.artifact IN (SELECT artifact FROM variant WHERE version_id = $2) ORDER BY x.artifact, "
-         "x.dataset, x.metric, x.params, x.machine_class, x.engine, x.id DESC) e ORDER BY e.metric, e.id",
-         2},
+         NEWEST_EVIDENCE("IN (SELECT artifact FROM variant WHERE version_id = $2)"), 2},
     [VARIANT_HISTORY] = {"variant_history",
                          "SELECT artifact, size, derivation, run_id, named_at, named_by FROM variant "
                          "WHERE version_id = $1 AND name = $2 ORDER BY id DESC",
                          2},
+    [VARIANT_CHOICE] =
+        {"variant_choice",
+         "SELECT v.number AS version, va.name AS variant, va.artifact, va.size FROM version v "
+         "JOIN LATERAL (SELECT DISTINCT ON (name) name, artifact, size FROM variant "
+         "WHERE version_id = v.id AND deletion_id IS NULL ORDER BY name, id DESC) va ON true "
+         "WHERE v.model_id = $1 AND v.deletion_id IS NULL AND (v.number = ANY($2::bigint[]) OR v.number >= "
+         "(SELECT min(number) FROM (SELECT number FROM version WHERE model_id = $1 AND deletion_id IS NULL "
+         "ORDER BY number DESC LIMIT $3) newest)) ORDER BY v.number DESC, va.name <> 'source', va.name",
+         3},
+    [VARIANT_MEASURED] = {"variant_measured", NEWEST_EVIDENCE("= ANY($2::bytea[])"), 2},
 };
 const size_t mlo_sql_variant_count = MLO_COUNT(mlo_sql_variant);
 
@@ -221,5 +235,45 @@ enum mlo_status mlo_variant_history(struct mlo_db_conn *conn, int64_t version_id
         *out = NULL;
         status = mlo_error_set(err, MLO_ENOTFOUND, "the version has no variant %.100s", name);
     }
+    return status;
+}
+
+enum mlo_status mlo_variant_choice(struct mlo_db_conn *conn, int64_t model_id, const int64_t *numbers,
+                                   size_t count, int newest, json_t **out, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_array array = MLO_ARRAY_INIT;
+    enum mlo_status status;
+    for (size_t i = 0; i < count; i++)
+        mlo_array_i64(&array, numbers[i]);
+    mlo_param_i64(&p, model_id);
+    MLO_TRY(mlo_param_array(&p, &array, err));
+    mlo_param_i64(&p, newest);
+    MLO_TRY(mlo_sql_array(conn, &mlo_sql_variant[VARIANT_CHOICE], &p, out, err));
+out:
+    mlo_array_clear(&array);
+    return status;
+}
+
+enum mlo_status mlo_variant_measured(struct mlo_db_conn *conn, int64_t project_id, json_t *const *variants,
+                                     size_t count, struct mlo_error *err)
+{
+    struct mlo_params p = MLO_PARAMS_INIT;
+    struct mlo_array array = MLO_ARRAY_INIT;
+    struct mlo_digest artifact;
+    json_t *evidence = NULL;
+    enum mlo_status status;
+    for (size_t i = 0; i < count; i++)
+        if (mlo_digest_parse(mlo_json_str(variants[i], "artifact", ""), &artifact))
+            mlo_array_digest(&array, &artifact);
+    mlo_param_i64(&p, project_id);
+    MLO_TRY(mlo_param_array(&p, &array, err));
+    MLO_TRY(mlo_sql_array(conn, &mlo_sql_variant[VARIANT_MEASURED], &p, &evidence, err));
+    for (size_t i = 0; i < count; i++)
+        if (!attach(variants[i], "evidence", evidence))
+            status = mlo_error_nomem(err);
+out:
+    mlo_array_clear(&array);
+    json_decref(evidence);
     return status;
 }

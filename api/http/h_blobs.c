@@ -15,18 +15,6 @@ struct blob_upload {
     uint64_t size;
 };
 
-static enum mlo_status digest_param(const struct mlo_request *req, struct mlo_digest *out,
-                                    struct mlo_error *err)
-{
-    const char *text = mlo_request_param(req, "digest");
-    if (mlo_str_starts(text, "sha256:") && mlo_digest_parse(text, out))
-        return MLO_OK;
-    mlo_error_set(err, MLO_EINVAL, "'%.80s' is no digest", text);
-    mlo_error_where(err, "path");
-    mlo_error_hint(err, "a digest is sha256: and 64 lowercase hex digits");
-    return MLO_EINVAL;
-}
-
 static enum mlo_status put_begin(struct mlo_request *req, struct mlo_error *err)
 {
     struct blob_upload *upload = calloc(1, sizeof *upload);
@@ -35,7 +23,7 @@ static enum mlo_status put_begin(struct mlo_request *req, struct mlo_error *err)
     req->upload = upload;
     if (!upload)
         return mlo_error_nomem(err);
-    MLO_TRY(digest_param(req, &upload->expected, err));
+    MLO_TRY(mlo_request_digest(req, &upload->expected, err));
     MLO_TRY(mlo_request_project(req, &upload->project, err));
     status = mlo_blob_linked(req->conn, upload->project, &upload->expected, NULL, err);
     if (status == MLO_OK) /* what is there may be damaged: these bytes take its place */
@@ -244,7 +232,7 @@ enum mlo_status h_blob_get(struct mlo_request *req, struct mlo_error *err)
     struct mlo_digest digest;
     int64_t project;
     enum mlo_status status;
-    MLO_TRY(digest_param(req, &digest, err));
+    MLO_TRY(mlo_request_digest(req, &digest, err));
     MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(look_up(req, project, &digest, strcmp(req->method, "HEAD") == 0, NULL, err));
     MLO_TRY(mlo_reply_artifact(req, &digest, NULL, err));

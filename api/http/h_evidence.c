@@ -66,6 +66,22 @@ out:
     return status;
 }
 
+enum mlo_status h_artifact_names(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_digest artifact;
+    struct mlo_page page;
+    json_t *value = NULL;
+    int64_t project;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_page(req, &page, err));
+    MLO_TRY(mlo_request_digest(req, &artifact, err));
+    MLO_TRY(mlo_request_project(req, &project, err));
+    MLO_TRY(mlo_lineage_names(req->conn, project, &artifact, &page, &value, err));
+    MLO_TRY(mlo_reply_json(req, 200, value, err));
+out:
+    return status;
+}
+
 enum mlo_status mlo_view_artifact(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_version_info info;

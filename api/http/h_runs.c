@@ -422,30 +422,64 @@ out:
     return status;
 }
 
+/* Where a client that comes again was, in place of ?after=. */
+static enum mlo_status last_event(const struct mlo_request *req, int64_t *after, struct mlo_error *err)
+{
+    const char *last = mlo_request_header(req, "Last-Event-ID");
+    if (!last || !last[0] || (mlo_str_to_i64(last, after) && *after >= 0))
+        return MLO_OK;
+    mlo_error_set(err, MLO_EINVAL, "'%.40s' is no number of an event", last);
+    mlo_error_where(err, "header Last-Event-ID");
+    return MLO_EINVAL;
+}
+
+static enum mlo_status stream(struct mlo_request *req, int64_t run, int64_t after, bool logs,
+                              struct mlo_error *err)
+{
+    json_t *value = NULL;
+    enum mlo_status status;
+    MLO_TRY(mlo_run_events(req->conn, run, after, 1, &value, err));
+    bool over = mlo_json_bool(value, "done", false) && !json_array_size(json_object_get(value, "items"));
+    status = over && mlo_request_header(req, "Last-Event-ID")
+                 ? mlo_reply_empty(req, 204) /* the client need not come again */
+                 : mlo_reply_run_stream(req, run, after, logs, err);
+out:
+    json_decref(value);
+    return status;
+}
+
+enum mlo_status mlo_view_run_stream(struct mlo_request *req, struct mlo_error *err)
+{
+    int64_t project, run, after;
+    json_t *value = NULL;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_query_i64(req, "after", 0, 0, INT64_MAX, &after, err));
+    MLO_TRY(run_param(req, &project, &run, err));
+    MLO_TRY(mlo_run_get(req->conn, project, run, &value, err)); /* it is this project's */
+    MLO_TRY(last_event(req, &after, err));
+    if (mlo_wants_stream(req))
+        MLO_TRY(stream(req, run, after, true, err));
+    else
+        MLO_TRY(mlo_reply_redirect(req, "/runs/%s/%lld", mlo_request_param(req, "p"), (long long)run));
+out:
+    json_decref(value);
+    return status;
+}
+
 enum mlo_status h_run_events(struct mlo_request *req, struct mlo_error *err)
 {
     int64_t project, run, after, wait_ms, limit;
     json_t *value = NULL, *event;
     size_t i;
-    const char *last = mlo_request_header(req, "Last-Event-ID");
     enum mlo_status status;
     MLO_TRY(mlo_request_query_i64(req, "after", 0, 0, INT64_MAX, &after, err));
     MLO_TRY(mlo_request_query_i64(req, "wait_ms", 0, 0, WAIT_MAX_MS, &wait_ms, err));
     MLO_TRY(mlo_request_query_i64(req, "limit", 200, 1, MLO_PAGE_MAX, &limit, err));
     MLO_TRY(run_param(req, &project, &run, err));
     MLO_TRY(mlo_run_get(req->conn, project, run, &value, err)); /* it is this project's */
-    if (last && last[0] && (!mlo_str_to_i64(last, &after) || after < 0)) {
-        status = mlo_error_set(err, MLO_EINVAL, "'%.40s' is no number of an event", last);
-        mlo_error_where(err, "header Last-Event-ID");
-        goto out;
-    }
+    MLO_TRY(last_event(req, &after, err));
     if (mlo_wants_stream(req)) {
-        json_decref(value);
-        value = NULL;
-        MLO_TRY(mlo_run_events(req->conn, run, after, 1, &value, err));
-        bool over = mlo_json_bool(value, "done", false) && !json_array_size(json_object_get(value, "items"));
-        status = over && last ? mlo_reply_empty(req, 204) /* the client need not come again */
-                              : mlo_reply_run_stream(req, run, after, err);
+        status = stream(req, run, after, false, err);
         goto out;
     }
     uint64_t until = mlo_clock_ns() + (uint64_t)wait_ms * 1000000;

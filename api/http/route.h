@@ -139,6 +139,9 @@ MLO_MUST_USE enum mlo_status mlo_request_model(struct mlo_request *req, int64_t 
 MLO_MUST_USE enum mlo_status mlo_request_version(struct mlo_request *req, struct mlo_version_info *out,
                                                  struct mlo_error *err);
 
+/* The digest that {digest} is. MLO_EINVAL. */
+MLO_MUST_USE enum mlo_status mlo_request_digest(const struct mlo_request *req, struct mlo_digest *out,
+                                                struct mlo_error *err);
 /* A deleted one too: for what stays of it. */
 MLO_MUST_USE enum mlo_status mlo_request_version_any(struct mlo_request *req, struct mlo_version_info *out,
                                                      struct mlo_error *err);

@@ -170,6 +170,7 @@ static const struct mlo_route ROUTES[] = {
     READ(V "/variants", h_variants, "The variants of a version with size, accuracy and latency as measured."),
     READ(V "/evidence", h_evidence, "What was measured."),
     READ(V "/lineage", h_lineage, "What an artifact came from, and what came from it."),
+    READ(P "/artifacts/{digest}/names", h_artifact_names, "The variants whose bytes an artifact is now."),
     READ(V "/variants/{name}/artifact", h_variant_artifact, "The bytes of a variant."),
 
     READ(V "/variants/{name}/attestations", h_attestations,

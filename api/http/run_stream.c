@@ -21,6 +21,8 @@ struct mlo_stream {
     char *token;
     int64_t token_id, run, after;
     int64_t mark;        /* the run's last event, for all that is known; under the server's lock */
+    bool logs;           /* it is told of what the steps write, too */
+    int64_t log_mark, log_told; /* parts of the log, as `mark`; told of */
     struct mlo_buf text; /* not yet sent, from `sent` on */
     size_t sent;
     uint64_t began_ns, wrote_ns, checked_ns;
@@ -79,19 +81,21 @@ static int by_id(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The runs that are followed, ascending, each once; yours. NULL: none, or no memory. Under the lock. */
-static int64_t *runs_followed(const struct mlo_http *http, size_t *count)
+/* The runs that are followed, or those whose logs are, ascending, each once, and room for a mark of each; yours.
+ * NULL: none, or no memory. Under the lock. */
+static int64_t *runs_followed(const struct mlo_http *http, bool logs, size_t *count)
 {
     size_t open = 0;
     *count = 0;
     for (const struct mlo_stream *s = http->streams; s; s = s->next)
-        open++;
+        open += s->logs || !logs;
     int64_t *runs = open ? malloc(2 * open * sizeof *runs) : NULL;
     if (!runs)
         return NULL;
     open = 0;
     for (const struct mlo_stream *s = http->streams; s; s = s->next)
-        runs[open++] = s->run;
+        if (s->logs || !logs)
+            runs[open++] = s->run;
     qsort(runs, open, sizeof *runs, by_id);
     for (size_t i = 0; i < open; i++)
         if (i == 0 || runs[i] != runs[i - 1])
@@ -99,43 +103,58 @@ static int64_t *runs_followed(const struct mlo_http *http, size_t *count)
     return runs;
 }
 
+/* The mark of a run among those that were asked for; NULL: it was not. */
+static const int64_t *mark_of(const int64_t *runs, size_t count, int64_t run)
+{
+    const int64_t *found = runs ? bsearch(&run, runs, count, sizeof *runs, by_id) : NULL;
+    return found ? found + count : NULL;
+}
+
 /* One of the streams asks, for all, what was the last that happened; the others find it in their marks. */
 static void look_for_all(struct mlo_http *http)
 {
     struct mlo_error err = {0};
     struct mlo_db_conn *conn;
-    size_t count;
+    size_t count, log_count;
     pthread_mutex_lock(&http->lock);
     uint64_t now = mlo_clock_ns();
     bool mine = !http->streams_looking && now - http->streams_looked_ns >= LOOK_MS * 1000000ull;
-    int64_t *runs = mine ? runs_followed(http, &count) : NULL, *marks;
+    int64_t *runs = mine ? runs_followed(http, false, &count) : NULL,
+            *logs = runs ? runs_followed(http, true, &log_count) : NULL;
     http->streams_looking = http->streams_looking || runs;
     pthread_mutex_unlock(&http->lock);
     if (!runs)
         return;
-    marks = runs + count; /* there is room: twice what is open */
     enum mlo_status status = mlo_db_acquire(http->options.db, &conn, &err);
     if (status == MLO_OK) {
-        status = mlo_run_marks(conn, runs, count, marks, &err);
+        status = mlo_run_marks(conn, runs, count, runs + count, &err);
+        if (status == MLO_OK && logs)
+            status = mlo_run_log_marks(conn, logs, log_count, logs + log_count, &err);
         mlo_db_release(conn);
     }
     pthread_mutex_lock(&http->lock);
     for (struct mlo_stream *s = http->streams; s; s = s->next) {
-        const int64_t *found = bsearch(&s->run, runs, count, sizeof *runs, by_id);
-        if (found && s->mark != UNKNOWN)
-            s->mark = status == MLO_OK ? marks[found - runs] : UNKNOWN;
+        const int64_t *mark = mark_of(runs, count, s->run), *log_mark = mark_of(logs, log_count, s->run);
+        if (mark && s->mark != UNKNOWN)
+            s->mark = status == MLO_OK ? *mark : UNKNOWN;
+        if (log_mark && s->logs && status == MLO_OK)
+            s->log_mark = *log_mark;
     }
     http->streams_looked_ns = mlo_clock_ns();
     http->streams_looking = false;
     pthread_mutex_unlock(&http->lock);
     free(runs);
+    free(logs);
 }
 
-/* Whether something happened behind what was sent; then it is taken as known. */
-static bool has_news(struct mlo_stream *s)
+/* Whether something happened behind what was sent; then it is taken as known. *wrote: the steps wrote something.
+ */
+static bool has_news(struct mlo_stream *s, bool *wrote)
 {
     pthread_mutex_lock(&s->http->lock);
     bool news = s->mark > s->after;
+    *wrote = s->log_mark > s->log_told;
+    s->log_told = s->log_mark;
     if (s->mark == UNKNOWN)
         s->mark = 0;
     pthread_mutex_unlock(&s->http->lock);
@@ -169,7 +188,9 @@ static void look(struct mlo_stream *s)
     struct mlo_db_conn *conn;
     json_t *found = NULL;
     uint64_t now = mlo_clock_ns();
-    bool news = has_news(s), check = now - s->checked_ns > (uint64_t)ALIVE_S * 1000000000;
+    bool wrote, news = has_news(s, &wrote), check = now - s->checked_ns > (uint64_t)ALIVE_S * 1000000000;
+    if (wrote) /* without an id: where the client is to go on stays */
+        mlo_buf_puts(&s->text, "event: log\ndata: {}\n\n");
     if (!news && !check)
         return;
     enum mlo_status status = mlo_db_acquire(s->http->options.db, &conn, &err);
@@ -219,13 +240,14 @@ bool mlo_wants_stream(const struct mlo_request *req)
     return mlo_accept_quality(mlo_request_header(req, "Accept"), "text/event-stream") > 0;
 }
 
-enum mlo_status mlo_reply_run_stream(struct mlo_request *req, int64_t run, int64_t after,
+enum mlo_status mlo_reply_run_stream(struct mlo_request *req, int64_t run, int64_t after, bool logs,
                                      struct mlo_error *err)
 {
     struct mlo_stream *s = calloc(1, sizeof *s);
     if (!s)
         return mlo_error_nomem(err);
-    *s = (struct mlo_stream){.http = req->http, .run = run, .after = after, .began_ns = mlo_clock_ns()};
+    *s = (struct mlo_stream){
+        .http = req->http, .run = run, .after = after, .logs = logs, .began_ns = mlo_clock_ns()};
     s->wrote_ns = s->checked_ns = s->began_ns;
     s->mark = UNKNOWN;
     s->token_id = req->who.token_id;

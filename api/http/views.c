@@ -110,6 +110,22 @@ static json_t *latency_of(const json_t *evidence)
     return rows;
 }
 
+static void sum_up(json_t *variant)
+{
+    const json_t *evidence = json_object_get(variant, "evidence");
+    json_object_set_new(variant, "accuracy", accuracy_of(evidence));
+    json_object_set_new(variant, "latency", latency_of(evidence));
+}
+
+enum mlo_status mlo_view_measured(struct mlo_db_conn *conn, int64_t project_id, json_t *const *variants,
+                                  size_t count, struct mlo_error *err)
+{
+    enum mlo_status status = mlo_variant_measured(conn, project_id, variants, count, err);
+    for (size_t i = 0; status == MLO_OK && i < count; i++)
+        sum_up(variants[i]);
+    return status;
+}
+
 enum mlo_status mlo_view_variants(struct mlo_db_conn *conn, int64_t version_id, json_t **out,
                                   struct mlo_error *err)
 {
@@ -121,14 +137,12 @@ enum mlo_status mlo_view_variants(struct mlo_db_conn *conn, int64_t version_id, 
         return status;
     json_array_foreach(*out, i, item)
     {
-        const json_t *evidence = json_object_get(item, "evidence");
         double size = (double)mlo_json_i64(item, "size", 0);
         if (i == 0)
             source_size = size;
         json_object_set_new(item, "size_ratio",
                             source_size > 0 ? json_real(size / source_size) : json_null());
-        json_object_set_new(item, "accuracy", accuracy_of(evidence));
-        json_object_set_new(item, "latency", latency_of(evidence));
+        sum_up(item);
     }
     return MLO_OK;
 }

@@ -10,6 +10,9 @@
  * (docs/api.md). */
 MLO_MUST_USE enum mlo_status mlo_view_variants(struct mlo_db_conn *conn, int64_t version_id, json_t **out,
                                                struct mlo_error *err);
+/* Gives rows of mlo_variant_choice their evidence, accuracy and latency likewise, in one statement. */
+MLO_MUST_USE enum mlo_status mlo_view_measured(struct mlo_db_conn *conn, int64_t project_id,
+                                               json_t *const *variants, size_t count, struct mlo_error *err);
 /* A run with its jobs; a list of runs. */
 MLO_MUST_USE enum mlo_status mlo_view_run(struct mlo_db_conn *conn, int64_t project, int64_t run,
                                           json_t **out, struct mlo_error *err);
@@ -19,6 +22,11 @@ MLO_MUST_USE enum mlo_status mlo_view_runs(struct mlo_db_conn *conn, const struc
 MLO_MUST_USE enum mlo_status mlo_view_audit_verify(struct mlo_db_conn *conn, int64_t project,
                                                    const struct mlo_audit_head *remembered, json_t **out,
                                                    struct mlo_error *err);
+
+/* Answers with the events of the run that {p} and {id} name as a stream, with ?after= and Last-Event-ID as the API
+ * has them; besides them `log`, without a number, when its steps wrote something. Who asks for no stream, a person, is
+ * sent to the page of the run (h_runs.c). */
+MLO_MUST_USE enum mlo_status mlo_view_run_stream(struct mlo_request *req, struct mlo_error *err);
 
 /* Adds a version to the model of that name, which is made where there is none, in one transaction: a refused
  * version leaves no empty model (h_models.c). */

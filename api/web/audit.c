@@ -65,6 +65,9 @@ out:
     return status;
 }
 
+/* Of a change; the export and the API have all of it. */
+enum { SHOWN_BYTES = 500 };
+
 static void change(struct mlo_buf *out, const json_t *entry)
 {
     const json_t *before = json_object_get(entry, "before"), *after = json_object_get(entry, "after");
@@ -74,9 +77,9 @@ static void change(struct mlo_buf *out, const json_t *entry)
         return;
     }
     HTML(out, "<details><summary>before / after</summary><div class=\"change\"><div><small>before</small>");
-    mlo_piece_json(out, before);
+    mlo_piece_json(out, before, SHOWN_BYTES);
     HTML(out, "</div><div><small>after</small>");
-    mlo_piece_json(out, after);
+    mlo_piece_json(out, after, SHOWN_BYTES);
     HTML(out, "</div></div></details>");
 }
 

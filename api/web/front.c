@@ -119,6 +119,8 @@ static void row(struct mlo_buf *out, const json_t *run, const json_t *point)
     HTML(out, "</td></tr>");
 }
 
+enum { ROWS_MAX = 40 };
+
 void mlo_piece_front(struct mlo_buf *out, const json_t *run)
 {
     const json_t *search = json_object_get(run, "search"), *points = json_object_get(search, "points"),
@@ -139,8 +141,19 @@ void mlo_piece_front(struct mlo_buf *out, const json_t *run)
         "<div class=\"scroll\"><table><thead><tr><th>Candidate</th><th>State</th><th>Goal</th>"
         "<th class=\"n\">Drop, points</th><th class=\"n\">On evaluation data</th><th class=\"n\">p50, µs</th>"
         "<th class=\"n\">of the source's</th><th class=\"n\">Size</th><th>Artifact</th></tr></thead><tbody>");
+    size_t rows = 0, left_out = 0;
     for (int front = 1; front >= 0; front--)
-        json_array_foreach((json_t *)points, i, point) if (mlo_json_bool(point, "front", false) == front)
-            row(out, run, point);
-    HTML(out, "</tbody></table></div></section>");
+        json_array_foreach((json_t *)points, i, point)
+        {
+            if (mlo_json_bool(point, "front", false) != front)
+                continue;
+            if (rows++ < ROWS_MAX)
+                row(out, run, point);
+            else
+                left_out++;
+        }
+    HTML(out, "</tbody></table></div>");
+    if (left_out)
+        HTML(out, "<p class=\"muted\">%zu more candidates are not shown; the API lists all.</p>", left_out);
+    HTML(out, "</section>");
 }

@@ -4,7 +4,8 @@
 
 #include "api/web/web_impl.h"
 
-#define NODES_MAX 80
+/* A page stays under 100 KB whatever was derived from a model. */
+enum { NODES_MAX = 60, EDGES_MAX = 120, TITLE_NAMES = 4, SAID_NAMES = 5 };
 #define BOX_W 190
 #define BOX_H 48
 #define GAP_X 120
@@ -30,6 +31,38 @@ static struct node *find(struct graph *graph, const char *digest)
         if (strcmp(graph->nodes[i].digest, digest) == 0)
             return &graph->nodes[i];
     return NULL;
+}
+
+static void add_node(struct graph *graph, const json_t *index, const char *digest)
+{
+    const json_t *json = json_object_get(index, digest);
+    if (!json || graph->count == NODES_MAX || find(graph, digest))
+        return;
+    graph->nodes[graph->count++] =
+        (struct node){.json = json,
+                      .digest = mlo_text(json, "digest"),
+                      .dataset = strcmp(mlo_text(json, "type"), "dataset") == 0};
+}
+
+/* The root and what is nearest to it, as far as there is room. */
+static void choose_nodes(struct graph *graph, const json_t *lineage)
+{
+    const json_t *edges = json_object_get(lineage, "edges"), *item;
+    json_t *index = json_object();
+    size_t i;
+    json_array_foreach(json_object_get(lineage, "nodes"), i, item)
+        json_object_set(index, mlo_text(item, "digest"), (json_t *)item);
+    add_node(graph, index, mlo_text(lineage, "root"));
+    for (size_t n = 0; n < graph->count; n++) {
+        json_array_foreach((json_t *)edges, i, item)
+        {
+            if (strcmp(mlo_text(item, "child"), graph->nodes[n].digest) == 0)
+                add_node(graph, index, mlo_text(item, "parent"));
+            else if (strcmp(mlo_text(item, "parent"), graph->nodes[n].digest) == 0)
+                add_node(graph, index, mlo_text(item, "child"));
+        }
+    }
+    json_decref(index);
 }
 
 /* What is calibrated or selected with stands left of the first that used it; what is evaluated on, below all,
@@ -138,11 +171,10 @@ static void draw_edge(struct mlo_buf *out, const struct node *from, const struct
     HTML(out, "<text class=\"label\" x=\"%d\" y=\"%d\">%s</text>", label_x, label_y, label);
 }
 
-/* "cnn@1/int8-cpu" of "fashion/cnn@1/int8-cpu"; a digest where there is no name. Cut to what fits in a box.
- */
-static void node_title(const struct node *node, char out[32])
+/* "cnn@1/int8-cpu" of the name "fashion/cnn@1/int8-cpu"; a digest where it is NULL. Cut to what fits in a
+ * box. */
+static void node_title(const struct node *node, const char *name, char out[32])
 {
-    const char *name = json_string_value(json_array_get(json_object_get(node->json, "names"), 0));
     const char *slash = name ? strchr(name, '/') : NULL;
     const char *text = slash ? slash + 1 : name;
     char hex[13];
@@ -156,19 +188,24 @@ static void node_title(const struct node *node, char out[32])
         snprintf(out, 32, "%s", text);
 }
 
-static void draw_node(struct mlo_buf *out, const struct node *node, const char *root)
+/* The root has the name under which it was asked for, whatever else it is called. */
+static void draw_node(struct mlo_buf *out, const struct node *node, const char *root, const char *root_name)
 {
     char title[32], size[32] = "";
     const json_t *names = json_object_get(node->json, "names"), *bytes = json_object_get(node->json, "size");
-    const char *type = mlo_text(node->json, "type");
+    const char *type = mlo_text(node->json, "type"), *name = json_string_value(json_array_get(names, 0));
+    bool is_root = strcmp(root, node->digest) == 0;
+    size_t count = (size_t)mlo_json_i64(node->json, "names_count", 0),
+           told = MLO_MIN(json_array_size(names), (size_t)TITLE_NAMES);
     int x = left_of(node), y = top_of(node);
-    node_title(node, title);
+    node_title(node, is_root ? root_name : name, title);
     if (json_is_integer(bytes))
         mlo_str_size((uint64_t)json_integer_value(bytes), size);
-    HTML(out, "<g class=\"node %s%s\"><title>%s", type,
-         root && strcmp(root, node->digest) == 0 ? " root" : "", node->digest);
-    for (size_t i = 0; i < json_array_size(names); i++)
+    HTML(out, "<g class=\"node %s%s\"><title>%s", type, is_root ? " root" : "", node->digest);
+    for (size_t i = 0; i < told; i++)
         HTML(out, "\n%s", json_string_value(json_array_get(names, i)));
+    if (count > told)
+        HTML(out, "\n… (%zu names%s)", count, count == MLO_LINEAGE_COUNTED ? " or more" : "");
     HTML(out, "</title><rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" rx=\"%d\"/>", x, y, BOX_W, BOX_H,
          node->dataset ? BOX_H / 2 : 6);
     HTML(out, "<text class=\"name\" x=\"%d\" y=\"%d\">%s</text>", x + BOX_W / 2, y + 21, title);
@@ -176,23 +213,36 @@ static void draw_node(struct mlo_buf *out, const struct node *node, const char *
          size[0] ? " · " : "", size);
 }
 
-void mlo_piece_lineage(struct mlo_buf *out, const json_t *lineage)
+/* What else the root's bytes are called. */
+static void other_names(struct mlo_buf *out, const char *project, const json_t *root, const char *root_name)
+{
+    const json_t *names = json_object_get(root, "names"), *item;
+    long long count = (long long)mlo_json_i64(root, "names_count", 0);
+    size_t i, said = 0;
+    if (count < 2)
+        return;
+    HTML(out, "<p class=\"muted\" id=\"also\">The same bytes are also ");
+    json_array_foreach((json_t *)names, i, item)
+    {
+        if (said == SAID_NAMES || strcmp(json_string_value(item), root_name) == 0)
+            continue;
+        HTML(out, "%s%s", said ? ", " : "", json_string_value(item));
+        said++;
+    }
+    HTML(out, "%s: <a href=\"/names/%s/%s\">all %lld%s names</a></p>", (long long)said + 1 < count ? " …" : "",
+         project, mlo_text(root, "digest"), count, count == MLO_LINEAGE_COUNTED ? " or more" : "");
+}
+
+void mlo_piece_lineage(struct mlo_buf *out, const char *project, const char *name, const json_t *lineage)
 {
     const json_t *nodes = json_object_get(lineage, "nodes"), *edges = json_object_get(lineage, "edges"),
                  *item;
+    const char *root = mlo_text(lineage, "root");
     struct graph *graph = calloc(1, sizeof *graph);
-    size_t i;
+    size_t i, drawn = 0, left_out = 0;
     if (!graph)
         return;
-    json_array_foreach((json_t *)nodes, i, item)
-    {
-        if (graph->count == NODES_MAX)
-            break;
-        graph->nodes[graph->count++] =
-            (struct node){.json = item,
-                          .digest = mlo_text(item, "digest"),
-                          .dataset = strcmp(mlo_text(item, "type"), "dataset") == 0};
-    }
+    choose_nodes(graph, lineage);
     place(graph, edges);
     int width = 2 * PAD + graph->columns * (BOX_W + GAP_X) - GAP_X,
         height = 2 * PAD + graph->rows * (BOX_H + GAP_Y) - GAP_Y;
@@ -208,15 +258,69 @@ void mlo_piece_lineage(struct mlo_buf *out, const json_t *lineage)
     {
         const struct node *child = find(graph, mlo_text(item, "child")),
                           *parent = find(graph, mlo_text(item, "parent"));
-        if (child && parent)
+        if (child && parent && drawn < EDGES_MAX) {
             draw_edge(out, parent, child, item);
+            drawn++;
+        } else {
+            left_out += child && parent;
+        }
     }
     for (size_t n = 0; n < graph->count; n++)
-        draw_node(out, &graph->nodes[n], mlo_json_str(lineage, "root", NULL));
-    if (graph->count)
+        draw_node(out, &graph->nodes[n], root, name);
+    if (graph->count) {
         HTML(out, "</svg></div>");
-    if (json_array_size(nodes) > NODES_MAX)
-        HTML(out, "<p class=\"muted\">%zu more are not drawn; the API lists all.</p>",
-             json_array_size(nodes) - NODES_MAX);
+        other_names(out, project, graph->nodes[0].json, name);
+    }
+    if (json_array_size(nodes) > graph->count || left_out)
+        HTML(out, "<p class=\"muted\">%zu more and %zu arrows are not drawn; the API lists all.</p>",
+             json_array_size(nodes) - graph->count, left_out);
     free(graph);
+}
+
+enum mlo_status page_names(struct mlo_request *req, struct mlo_error *err)
+{
+    struct mlo_buf *out = &req->out;
+    const char *p = mlo_request_param(req, "p"), *digest = mlo_request_param(req, "digest");
+    struct mlo_digest artifact;
+    struct mlo_page page;
+    json_t *names = NULL, *item;
+    int64_t project;
+    size_t i;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_page(req, &page, err));
+    MLO_TRY(mlo_request_digest(req, &artifact, err));
+    MLO_TRY(mlo_request_project(req, &project, err));
+    MLO_TRY(mlo_lineage_names(req->conn, project, &artifact, &page, &names, err));
+    mlo_page_begin(req, "Names of an artifact", "models");
+    HTML(out,
+         "<p class=\"eyebrow\"><a href=\"/\">Models</a> / %s</p><h1>Variants of the same bytes</h1>"
+         "<p class=\"lead\"><code class=\"whole\">%s</code></p><section class=\"panel\">",
+         p, digest);
+    if (json_array_size(json_object_get(names, "items"))) {
+        HTML(out, "<div class=\"scroll\"><table id=\"names\"><thead><tr><th>Variant</th><th>By</th>"
+                  "<th class=\"n\">Since</th></tr></thead><tbody>");
+        json_array_foreach(json_object_get(names, "items"), i, item)
+        {
+            const char *model = mlo_text(item, "model"), *variant = mlo_text(item, "variant");
+            long long version = (long long)mlo_json_i64(item, "version", 0);
+            if (mlo_json_bool(item, "deleted", false))
+                HTML(out, "<tr><td>%s@%lld/%s <span class=\"badge off\">deleted</span>", model, version,
+                     variant);
+            else
+                HTML(out, "<tr><td><a href=\"/variant/%s/%s/%lld/%s\">%s@%lld/<b>%s</b></a>", p, model,
+                     version, variant, model, version, variant);
+            HTML(out, "</td><td>%s</td><td class=\"n\">", mlo_text(item, "named_by"));
+            mlo_piece_time(out, mlo_json_str(item, "named_at", NULL));
+            HTML(out, "</td></tr>");
+        }
+        HTML(out, "</tbody></table></div>");
+    } else {
+        HTML(out, "<p class=\"empty\">No variant of this project is these bytes now.</p>");
+    }
+    mlo_piece_next(req, names);
+    HTML(out, "</section>");
+    MLO_TRY(mlo_page_end(req, 200, err));
+out:
+    json_decref(names);
+    return status;
 }

@@ -246,8 +246,11 @@ static enum mlo_status draw(struct mlo_request *req, const struct model_view *vi
     if (view->variants)
         MLO_TRY(mlo_piece_signature(req, &view->version, err));
     if (view->lineage && json_array_size(json_object_get(view->lineage, "nodes")) > 0) {
+        char name[360];
+        snprintf(name, sizeof name, "%s/%s@%lld/" MLO_VARIANT_SOURCE, view->project, view->model,
+                 (long long)view->version.number);
         HTML(out, "<h2>Lineage</h2><section class=\"panel\">");
-        mlo_piece_lineage(out, view->lineage);
+        mlo_piece_lineage(out, view->project, name, view->lineage);
         HTML(out, "</section>");
     }
     if (view->variants)

@@ -122,15 +122,21 @@ void mlo_piece_progress(struct mlo_buf *out, double fraction)
          percent, percent);
 }
 
-void mlo_piece_json(struct mlo_buf *out, const json_t *value)
+void mlo_piece_json(struct mlo_buf *out, const json_t *value, size_t most)
 {
     if (!value || json_is_null(value) || (json_is_object(value) && json_object_size(value) == 0)) {
         HTML(out, DASH);
         return;
     }
     char *text = json_dumps(value, JSON_INDENT(1) | JSON_ENCODE_ANY | JSON_SORT_KEYS);
+    bool cut = text && strlen(text) > most;
+    if (cut) {
+        while (((unsigned char)text[most] & 0xc0) == 0x80) /* not within a character */
+            most--;
+        text[most] = '\0';
+    }
     if (text)
-        HTML(out, "<pre>%s</pre>", text);
+        HTML(out, "<pre>%s%s</pre>", text, cut ? "\n…" : "");
     free(text);
 }
 
@@ -157,10 +163,28 @@ void mlo_piece_params(struct mlo_buf *out, const json_t *params)
     }
 }
 
+json_t *mlo_page_part(const struct mlo_request *req, const json_t *items, size_t most)
+{
+    const char *cursor = mlo_request_query(req, "cursor");
+    json_t *part = json_array(), *next = json_null();
+    char text[24];
+    int64_t from = 0;
+    if (!cursor || !mlo_str_to_i64(cursor, &from) || from < 0 || (size_t)from > json_array_size(items))
+        from = 0;
+    size_t end = MLO_MIN((size_t)from + most, json_array_size(items));
+    for (size_t i = (size_t)from; i < end; i++)
+        json_array_append(part, json_array_get(items, i));
+    if (end < json_array_size(items)) {
+        snprintf(text, sizeof text, "%zu", end);
+        next = json_string(text);
+    }
+    return json_pack("{s:o, s:o}", "items", part, "next", next);
+}
+
 void mlo_piece_next(struct mlo_request *req, const json_t *list)
 {
-    static const char *const kept[] = {"q",      "version", "stage", "state", "who",  "action",
-                                       "object", "filter",  "order", "since", "until"};
+    static const char *const kept[] = {"q",      "version", "stage", "state", "who",   "action",
+                                       "object", "filter",  "order", "since", "until", "project"};
     const char *next = mlo_json_str(list, "next", NULL);
     if (!next)
         return;
@@ -173,5 +197,5 @@ void mlo_piece_next(struct mlo_request *req, const json_t *list)
         if (value)
             HTML(&req->out, "<input type=\"hidden\" name=\"%s\" value=\"%s\">", kept[i], value);
     }
-    HTML(&req->out, "<button>Older</button></form>");
+    HTML(&req->out, "<button>More</button></form>");
 }

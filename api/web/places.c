@@ -40,7 +40,7 @@ enum mlo_status page_projects(struct mlo_request *req, struct mlo_error *err)
     if (all)
         HTML(out, " <a href=\"/workers\">Workers</a>");
     if (all && req->who.role >= MLO_ADMIN)
-        HTML(out, " <a href=\"/tokens\">Tokens and members</a>");
+        HTML(out, " <a href=\"/tokens\">Tokens</a>");
     HTML(out, "</p><section class=\"panel\"><div class=\"scroll\"><table "
               "id=\"projects\"><thead><tr><th>Project</th>"
               "<th class=\"n\">Models</th><th class=\"n\">Datasets</th><th "
@@ -56,11 +56,9 @@ enum mlo_status page_projects(struct mlo_request *req, struct mlo_error *err)
         mlo_piece_time(out, mlo_json_str(item, "created_at", NULL));
         HTML(out,
              "</td><td><a href=\"/search/%s\">Search</a> · <a href=\"/usage/%s\">Queue and usage</a> · "
-             "<a href=\"/schedules/%s\">Schedules</a> · <a href=\"/audit/%s\">Audit log</a>",
-             name, name, name, name);
-        if (all && req->who.role >= MLO_ADMIN)
-            HTML(out, " · <a href=\"/tokens?project=%s\">Members</a>", name);
-        HTML(out, "</td></tr>");
+             "<a href=\"/schedules/%s\">Schedules</a> · <a href=\"/audit/%s\">Audit log</a> · "
+             "<a href=\"/members/%s\">Members</a></td></tr>",
+             name, name, name, name, name);
     }
     HTML(out, "</tbody></table></div>");
     if (!json_array_size(json_object_get(projects, "items")))
@@ -106,7 +104,7 @@ enum mlo_status page_datasets(struct mlo_request *req, struct mlo_error *err)
             HTML(out, "</td><td>");
             if (json_object_size(json_object_get(item, "metadata"))) {
                 HTML(out, "<details><summary>Metadata</summary>");
-                mlo_piece_json(out, json_object_get(item, "metadata"));
+                mlo_piece_json(out, json_object_get(item, "metadata"), 800);
                 HTML(out, "</details>");
             }
             HTML(out, "</td></tr>");

@@ -5,7 +5,7 @@
 #include "api/web/web_impl.h"
 
 /* So much of all attempts together is on the page, and of one at least and at most; bytes. */
-enum { LOG_ALL = 40 << 10, LOG_LEAST = 1 << 10, LOG_MOST = 16 << 10 };
+enum { LOG_ALL = 32 << 10, LOG_LEAST = 1 << 10, LOG_MOST = 16 << 10 };
 
 /* The last `most` bytes of a text, whole lines where there are any. */
 static const char *end_of(const char *text, size_t size, size_t most)

@@ -204,10 +204,18 @@ enum mlo_status mlo_page_run_id(const struct mlo_request *req, int64_t *out, str
     return mlo_error_set(err, MLO_ENOTFOUND, "there is no run '%.60s'", mlo_request_param(req, "id"));
 }
 
+enum mlo_status page_run_events(struct mlo_request *req, struct mlo_error *err)
+{
+    return mlo_view_run_stream(req, err);
+}
+
+/* Of a search, which may have hundreds. */
+enum { JOBS_A_PAGE = 16 };
+
 enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_buf *out = &req->out;
-    json_t *run = NULL, *log = NULL, *trace = NULL, *job;
+    json_t *run = NULL, *log = NULL, *trace = NULL, *jobs = NULL, *times = NULL, *job;
     int64_t project, id;
     size_t i;
     char title[64];
@@ -217,6 +225,9 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_view_run(req->conn, project, id, &run, err));
     MLO_TRY(mlo_run_log(req->conn, id, 0, &log, err));
     MLO_TRY(mlo_run_trace(req->conn, project, id, &trace, err));
+    jobs = mlo_page_part(req, json_object_get(run, "jobs"), JOBS_A_PAGE);
+    times = mlo_page_part(req, json_object_get(trace, "jobs"), JOBS_A_PAGE); /* of the same jobs */
+    json_object_set(trace, "jobs", json_object_get(times, "items"));
     const char *state = mlo_text(run, "state");
     bool open = strcmp(state, "queued") == 0 || strcmp(state, "running") == 0;
     snprintf(title, sizeof title, "Run #%lld", (long long)id);
@@ -225,7 +236,8 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
         HTML(out, "<noscript><meta http-equiv=\"refresh\" content=\"3\"></noscript>");
     HTML(out, "<div id=\"live\">");
     if (open)
-        HTML(out, "<span hidden data-live=\"1000\"></span>");
+        HTML(out, "<span hidden data-live=\"1000\" data-after=\"%lld\"></span>",
+             (long long)mlo_json_i64(run, "event_seq", 0));
     HTML(out,
          "<p class=\"eyebrow\"><a href=\"/runs\">Runs</a> / #%lld</p><h1>%s <span class=\"muted\">on</span> ",
          (long long)id, mlo_json_str(run, "recipe", mlo_text(json_object_get(run, "recipe"), "name")));
@@ -240,9 +252,10 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
               "id=\"jobs\"><thead><tr><th>Step</th>"
               "<th>Kind</th><th>State</th><th>Progress</th><th>Worker</th><th class=\"n\">Started</th>"
               "<th class=\"n\">Took</th><th>Artifact</th></tr></thead><tbody>");
-    json_array_foreach(json_object_get(run, "jobs"), i, job)
+    json_array_foreach(json_object_get(jobs, "items"), i, job)
         job_row(out, run, job, json_object_get(run, "error"));
     HTML(out, "</tbody></table></div>");
+    mlo_piece_next(req, jobs);
     mlo_piece_dag(out, json_object_get(run, "jobs"));
     HTML(out, "</section>");
     expectations(out, json_object_get(run, "expectations"));
@@ -266,6 +279,8 @@ out:
     json_decref(run);
     json_decref(log);
     json_decref(trace);
+    json_decref(jobs);
+    json_decref(times);
     return status;
 }
 

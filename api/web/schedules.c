@@ -64,11 +64,13 @@ static void schedule_row(struct mlo_request *req, const json_t *schedule, enum m
     HTML(out, "</td></tr>");
 }
 
+enum { ROWS_A_PAGE = 40 };
+
 enum mlo_status page_schedules(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_buf *out = &req->out;
-    json_t *schedules = NULL, *schedule;
+    json_t *schedules = NULL, *part = NULL, *schedule;
     int64_t project;
     size_t i;
     enum mlo_status status;
@@ -90,12 +92,16 @@ enum mlo_status page_schedules(struct mlo_request *req, struct mlo_error *err)
                   "id=\"schedules\"><thead><tr><th>Schedule</th><th>Measures</th><th>When</th>"
                   "<th>Next</th><th>Last</th><th class=\"n\">Good</th><th class=\"n\">Failed</th>"
                   "<th class=\"n\">Skipped</th><th></th></tr></thead><tbody>");
-        json_array_foreach(schedules, i, schedule) schedule_row(req, schedule, actor.role);
+        part = mlo_page_part(req, schedules, ROWS_A_PAGE);
+        json_array_foreach(json_object_get(part, "items"), i, schedule)
+            schedule_row(req, schedule, actor.role);
         HTML(out, "</tbody></table></div>");
+        mlo_piece_next(req, part);
     }
     HTML(out, "</section>");
     MLO_TRY(mlo_page_end(req, 200, err));
 out:
+    json_decref(part);
     json_decref(schedules);
     return status;
 }

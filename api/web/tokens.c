@@ -3,7 +3,9 @@
 
 #include "api/web/web_impl.h"
 
-/* The project whose members are asked for; "" for all. */
+enum { ROWS_A_PAGE = 50 };
+
+/* The project whose tokens are asked for; "" for all. */
 static const char *shown_project(struct mlo_request *req)
 {
     const char *query = mlo_request_query(req, "project"),
@@ -61,7 +63,7 @@ static void make_form(struct mlo_request *req, const json_t *projects)
     size_t i;
     HTML(out,
          "<h2>%s</h2><section class=\"panel\"><form class=\"filters\" method=\"post\" action=\"/tokens\">",
-         *shown ? "Add a member" : "Make a token");
+         *shown ? "Make a token that is no member's" : "Make a token");
     mlo_page_csrf_field(req);
     HTML(out, "<input type=\"hidden\" name=\"members_of\" value=\"%s\">", shown);
     HTML(out, "<label class=\"wide\">Name<input name=\"name\" required maxlength=\"200\" "
@@ -99,24 +101,25 @@ static enum mlo_status draw_tokens(struct mlo_request *req, const char *made, in
     struct mlo_db_conn *conn;
     struct mlo_page page = {.limit = 200};
     const char *shown = shown_project(req);
-    json_t *tokens = NULL, *projects = NULL, *item;
+    json_t *tokens = NULL, *projects = NULL, *part = NULL, *shown_tokens = json_array(), *item;
     size_t i;
     enum mlo_status status;
     MLO_TRY(mlo_request_db(req, &conn, err));
     MLO_TRY(mlo_token_list(conn, 0, &tokens, err));
+    json_array_foreach(tokens, i, item) if (is_shown(item, shown)) json_array_append(shown_tokens, item);
+    part = mlo_page_part(req, shown_tokens, ROWS_A_PAGE);
     MLO_TRY(mlo_project_list(conn, &actor, &page, &projects, err));
-    mlo_page_begin(req, *shown ? "Members" : "Tokens and members", "projects");
+    mlo_page_begin(req, "Tokens", "projects");
     if (*shown)
         HTML(out,
-             "<p class=\"eyebrow\"><a href=\"/projects\">Projects</a> / <a href=\"/tokens\">Tokens and "
-             "members</a></p>"
-             "<h1>Members of %s</h1><p class=\"lead\">Whose token works in this project, with those that "
-             "work in all. "
-             "Another role is another token: add it, and revoke the old one.</p>",
-             shown);
+             "<p class=\"eyebrow\"><a href=\"/projects\">Projects</a> / <a href=\"/tokens\">Tokens</a></p>"
+             "<h1>Tokens that work in %s</h1><p class=\"lead\">Those of its <a "
+             "href=\"/members/%s\">members</a>, those that are bound to it, and those that work in all.</p>",
+             shown, shown);
     else
-        HTML(out, "<p class=\"eyebrow\"><a href=\"/projects\">Projects</a></p><h1>Tokens and members</h1>"
-                  "<p class=\"lead\">Who holds a token has its role in its project, or in all.</p>");
+        HTML(out, "<p class=\"eyebrow\"><a href=\"/projects\">Projects</a></p><h1>Tokens</h1>"
+                  "<p class=\"lead\">Who holds a token has its role in its project, or in all. The members of "
+                  "a project have theirs on its page of members.</p>");
     if (made)
         HTML(out,
              "<section class=\"panel\" role=\"status\"><p>The token, shown this once; keep it now:</p><pre "
@@ -127,11 +130,15 @@ static enum mlo_status draw_tokens(struct mlo_request *req, const char *made, in
               "class=\"scroll\"><table "
               "id=\"tokens\"><thead><tr><th>Name</th><th>Role</th><th>Project</th><th class=\"n\">Made"
               "</th><th class=\"n\">Last used</th><th class=\"n\">Expires</th><th></th></tr></thead><tbody>");
-    json_array_foreach(tokens, i, item) if (is_shown(item, shown)) token_row(req, item);
-    HTML(out, "</tbody></table></div></section>");
+    json_array_foreach(json_object_get(part, "items"), i, item) token_row(req, item);
+    HTML(out, "</tbody></table></div>");
+    mlo_piece_next(req, part);
+    HTML(out, "</section>");
     make_form(req, json_object_get(projects, "items"));
     MLO_TRY(mlo_page_end(req, http_status, err));
 out:
+    json_decref(part);
+    json_decref(shown_tokens);
     json_decref(tokens);
     json_decref(projects);
     return status;
@@ -147,15 +154,26 @@ out:
     return status;
 }
 
+enum mlo_status mlo_page_token_life(struct mlo_request *req, int64_t *expires_at_us, struct mlo_error *err)
+{
+    const char *text = mlo_request_form(req, "days");
+    int64_t days = 0;
+    if (text && text[0] && (!mlo_str_to_i64(text, &days) || days < 1 || days > 36500))
+        return mlo_error_set(
+            err, MLO_EINVAL, "a token lives for 1 to 36500 days, or with nothing there for ever, not '%.20s'",
+            text);
+    *expires_at_us = days ? mlo_clock_utc_us() + days * 86400 * 1000000 : 0;
+    return MLO_OK;
+}
+
 enum mlo_status page_token_make(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
     const char *name = mlo_request_form(req, "name"), *role = mlo_request_form(req, "role"),
-               *project = mlo_request_form(req, "project"), *days_text = mlo_request_form(req, "days");
+               *project = mlo_request_form(req, "project");
     struct mlo_token_request token = {.name = name ? name : ""};
     struct mlo_db_conn *conn;
     char text[MLO_TOKEN_TEXT_SIZE] = "";
-    int64_t days = 0;
     enum mlo_status status;
     MLO_TRY(mlo_page_csrf_check(req, err));
     MLO_TRY(mlo_actor_require(&actor, 0, MLO_ADMIN, err));
@@ -163,16 +181,10 @@ enum mlo_status page_token_make(struct mlo_request *req, struct mlo_error *err)
         status = mlo_error_set(err, MLO_EINVAL, "there is no role '%.60s'", role ? role : "");
         goto out;
     }
-    if (days_text && days_text[0] && (!mlo_str_to_i64(days_text, &days) || days < 1 || days > 36500)) {
-        status = mlo_error_set(
-            err, MLO_EINVAL, "a token lives for 1 to 36500 days, or with nothing there for ever, not '%.20s'",
-            days_text);
-        goto out;
-    }
+    MLO_TRY(mlo_page_token_life(req, &token.expires_at_us, err));
     MLO_TRY(mlo_request_db(req, &conn, err));
     if (project && project[0])
         MLO_TRY(mlo_project_find(conn, &actor, project, MLO_ADMIN, &token.project_id, err));
-    token.expires_at_us = days ? mlo_clock_utc_us() + days * 86400 * 1000000 : 0;
     MLO_TRY(mlo_token_make(conn, &actor, &token, text, NULL, err));
     MLO_TRY(draw_tokens(req, text, 201, err));
 out:

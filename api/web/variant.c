@@ -5,7 +5,7 @@
 
 #include "api/web/web_impl.h"
 
-enum { COMPARED_MAX = 5, VERSIONS_MAX = 5 };
+enum { COMPARED_MAX = 5, VERSIONS_OFFERED = 5, OPTIONS_MAX = 100 };
 
 /* --- one variant -----------------------------------------------------------------------------------------
  */
@@ -177,12 +177,14 @@ static void draw_variant(struct mlo_request *req, const struct mlo_version_info 
     if (json_object_size(json_object_get(variant, "report"))) {
         HTML(out, "<h2>What the step did</h2><section class=\"panel\"><details><summary>As it was "
                   "recorded</summary>");
-        mlo_piece_json(out, json_object_get(variant, "report"));
+        mlo_piece_json(out, json_object_get(variant, "report"), 16 << 10);
         HTML(out, "</details></section>");
     }
     if (lineage) {
+        char whole[480];
+        snprintf(whole, sizeof whole, "%s/%s@%lld/%s", p, m, v, name);
         HTML(out, "<h2>Lineage</h2><section class=\"panel\">");
-        mlo_piece_lineage(out, lineage);
+        mlo_piece_lineage(out, p, whole, lineage);
         HTML(out, "</section>");
     }
     HTML(out, "<h2>What the name pointed at</h2><section class=\"panel\"><div class=\"scroll\"><table "
@@ -245,68 +247,65 @@ out:
 
 struct compared {
     const char *names[COMPARED_MAX]; /* "3/int8-cpu", as asked for */
-    const json_t *rows[COMPARED_MAX];
+    json_t *rows[COMPARED_MAX];      /* of `choice` */
     size_t count;
-    json_t *versions[VERSIONS_MAX]; /* the variants of those that are offered */
-    int64_t numbers[VERSIONS_MAX];
-    size_t version_count;
+    json_t *choice; /* the variants of the newest versions, and of those that were asked for */
 };
 
-static enum mlo_status offer_version(struct mlo_request *req, int64_t model, int64_t number,
-                                     struct compared *c, struct mlo_error *err)
+/* "3/int8-cpu" as 3 and "int8-cpu". */
+static enum mlo_status parse_compared(const char *text, int64_t *version, const char **variant,
+                                      struct mlo_error *err)
 {
-    struct mlo_version_info version;
-    for (size_t i = 0; i < c->version_count; i++)
-        if (c->numbers[i] == number)
-            return MLO_OK;
-    if (c->version_count == VERSIONS_MAX)
-        return MLO_OK;
-    enum mlo_status status = mlo_version_find(req->conn, model, number, &version, err);
-    if (status == MLO_OK)
-        status = mlo_view_variants(req->conn, version.id, &c->versions[c->version_count], err);
-    if (status == MLO_OK)
-        c->numbers[c->version_count++] = number;
-    return status;
+    const char *slash = strchr(text, '/');
+    char digits[24] = "";
+    if (slash && (size_t)(slash - text) < sizeof digits)
+        snprintf(digits, sizeof digits, "%.*s", (int)(slash - text), text);
+    if (!mlo_str_to_i64(digits, version) || *version < 1) {
+        mlo_error_set(err, MLO_EINVAL, "'%.100s' names no variant of this model", text);
+        mlo_error_hint(err, "VERSION/VARIANT, as in 1/source");
+        return MLO_EINVAL;
+    }
+    *variant = slash + 1;
+    return MLO_OK;
 }
 
-/* The variants that are asked for as ?a=3/int8-cpu&b=…, at most five; their versions are offered first. */
-static enum mlo_status find_compared(struct mlo_request *req, int64_t model, struct compared *c,
-                                     struct mlo_error *err)
+static json_t *choice_named(const json_t *choice, int64_t version, const char *variant)
 {
-    enum mlo_status status = MLO_OK;
-    struct mlo_page few = {.limit = VERSIONS_MAX};
-    json_t *list = NULL, *item;
+    json_t *item;
     size_t i;
-    for (i = 0; i < COMPARED_MAX; i++) {
-        const char key[] = {(char)('a' + i), '\0'}, *text = mlo_request_query(req, key),
-                   *slash = text ? strchr(text, '/') : NULL;
-        char digits[24] = "";
-        int64_t number;
+    json_array_foreach((json_t *)choice, i, item) if (mlo_json_i64(item, "version", 0) == version &&
+                                                      strcmp(mlo_text(item, "variant"), variant) == 0)
+        return item;
+    return NULL;
+}
+
+/* The variants that are asked for as ?a=3/int8-cpu&b=…, at most five, and those that are offered: two
+ * statements, however many they are. */
+static enum mlo_status find_compared(struct mlo_request *req, int64_t project, int64_t model,
+                                     struct compared *c, struct mlo_error *err)
+{
+    int64_t versions[COMPARED_MAX];
+    const char *variants[COMPARED_MAX];
+    enum mlo_status status;
+    for (size_t i = 0; i < COMPARED_MAX; i++) {
+        const char key[] = {(char)('a' + i), '\0'}, *text = mlo_request_query(req, key);
         if (!text)
             continue;
-        if (slash && (size_t)(slash - text) < sizeof digits)
-            snprintf(digits, sizeof digits, "%.*s", (int)(slash - text), text);
-        if (!mlo_str_to_i64(digits, &number) || number < 1) {
-            status = mlo_error_set(err, MLO_EINVAL, "'%.100s' names no variant of this model", text);
-            mlo_error_hint(err, "VERSION/VARIANT, as in 1/source");
-            goto out;
-        }
-        MLO_TRY(offer_version(req, model, number, c, err));
-        for (size_t v = 0; v < c->version_count; v++)
-            if (c->numbers[v] == number)
-                c->rows[c->count] = mlo_page_variant_named(c->versions[v], slash + 1);
-        if (!c->rows[c->count]) {
-            status = mlo_error_set(err, MLO_ENOTFOUND, "version %lld has no variant '%.100s'",
-                                   (long long)number, slash + 1);
-            goto out;
-        }
+        MLO_TRY(parse_compared(text, &versions[c->count], &variants[c->count], err));
         c->names[c->count++] = text;
     }
-    MLO_TRY(mlo_version_list(req->conn, model, &few, &list, err));
-    json_array_foreach(json_object_get(list, "items"), i, item)
-        MLO_TRY(offer_version(req, model, mlo_json_i64(item, "version", 0), c, err));
+    MLO_TRY(mlo_variant_choice(req->conn, model, versions, c->count, VERSIONS_OFFERED, &c->choice, err));
+    for (size_t i = 0; i < c->count; i++) {
+        c->rows[i] = choice_named(c->choice, versions[i], variants[i]);
+        if (!c->rows[i]) {
+            status = mlo_error_set(err, MLO_ENOTFOUND, "version %lld has no variant '%.100s'",
+                                   (long long)versions[i], variants[i]);
+            goto out;
+        }
+    }
+    if (c->count)
+        MLO_TRY(mlo_view_measured(req->conn, project, c->rows, c->count, err));
 out:
-    json_decref(list);
     return status;
 }
 
@@ -316,24 +315,29 @@ static void chooser(struct mlo_request *req, const struct compared *c)
     HTML(out, "<form class=\"filters\" method=\"get\">");
     for (size_t i = 0; i < COMPARED_MAX; i++) {
         const char *chosen = i < c->count ? c->names[i] : "";
+        const json_t *item;
+        size_t n;
         HTML(out, "<label>%s<select name=\"%c\"><option value=\"\">none</option>", i ? "and" : "Compare",
              (int)('a' + i));
-        for (size_t v = 0; v < c->version_count; v++) {
-            const json_t *item;
-            size_t n;
-            json_array_foreach(c->versions[v], n, item)
-            {
-                char text[160];
-                snprintf(text, sizeof text, "%lld/%s", (long long)c->numbers[v], mlo_text(item, "variant"));
-                HTML(out, "<option value=\"%s\"", text);
-                if (strcmp(text, chosen) == 0)
-                    HTML(out, " selected");
-                HTML(out, ">%s</option>", text);
-            }
+        json_array_foreach(c->choice, n, item)
+        {
+            char text[160];
+            if (n >= OPTIONS_MAX && item != (i < c->count ? c->rows[i] : NULL))
+                continue;
+            snprintf(text, sizeof text, "%lld/%s", (long long)mlo_json_i64(item, "version", 0),
+                     mlo_text(item, "variant"));
+            HTML(out, "<option value=\"%s\"", text);
+            if (strcmp(text, chosen) == 0)
+                HTML(out, " selected");
+            HTML(out, ">%s</option>", text);
         }
         HTML(out, "</select></label>");
     }
     HTML(out, "<button>Compare</button></form>");
+    if (json_array_size(c->choice) > OPTIONS_MAX)
+        HTML(out, "<p class=\"muted\">%zu more variants are not offered here: the page of each has a link "
+                  "Compare.</p>",
+             json_array_size(c->choice) - OPTIONS_MAX);
 }
 
 /* One row for every metric and load: what they were measured under, and each variant's newest number. */
@@ -387,7 +391,7 @@ static void side_by_side(struct mlo_request *req, const struct compared *c)
     json_t *plotted = json_array();
     HTML(out, "<section class=\"panel\"><div class=\"scroll\"><table id=\"compared\"><thead><tr><th></th>");
     for (size_t i = 0; i < c->count; i++) {
-        json_t *copy = json_copy((json_t *)c->rows[i]);
+        json_t *copy = json_copy(c->rows[i]);
         json_object_set_new(copy, "variant", json_string(c->names[i]));
         json_array_append_new(plotted, copy);
         HTML(out, "<th class=\"n\"><a href=\"/variant/%s/%s/%s\">%s</a></th>", p, m, c->names[i],
@@ -432,7 +436,7 @@ enum mlo_status page_compare(struct mlo_request *req, struct mlo_error *err)
     char title[256];
     enum mlo_status status;
     MLO_TRY(mlo_request_model(req, &project, &model, err));
-    MLO_TRY(find_compared(req, model, &c, err));
+    MLO_TRY(find_compared(req, project, model, &c, err));
     snprintf(title, sizeof title, "Compare %s/%s", p, m);
     mlo_page_begin(req, title, "models");
     HTML(&req->out, "<p class=\"eyebrow\"><a href=\"/models/%s/%s\">%s/%s</a></p><h1>Compare variants</h1>",
@@ -442,7 +446,6 @@ enum mlo_status page_compare(struct mlo_request *req, struct mlo_error *err)
         side_by_side(req, &c);
     MLO_TRY(mlo_page_end(req, 200, err));
 out:
-    for (size_t i = 0; i < c.version_count; i++)
-        json_decref(c.versions[i]);
+    json_decref(c.choice);
     return status;
 }

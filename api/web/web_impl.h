@@ -51,13 +51,16 @@ void mlo_piece_model(struct mlo_buf *out, const char *project, const char *model
 void mlo_piece_variants(struct mlo_buf *out, const json_t *variants, bool digests);
 /* The bar and number of a progress from 0 to 1. */
 void mlo_piece_progress(struct mlo_buf *out, double fraction);
-/* A JSON value, readable; at most some lines are shown at once. */
-void mlo_piece_json(struct mlo_buf *out, const json_t *value);
+/* A JSON value, readable: at most so many bytes of it. */
+void mlo_piece_json(struct mlo_buf *out, const json_t *value, size_t most);
 /* What a number was measured under besides machine and data, in words: "batch 1, 1 thread"; of evidence's
  * "params".
  */
 void mlo_piece_params(struct mlo_buf *out, const json_t *params);
-/* "Older" when the list has more: a link to the same page with the cursor. */
+/* What a page shows of a list that is there as a whole, from ?cursor= on: {"items", "next"}, for mlo_piece_next.
+ * New reference; NULL: no memory. */
+json_t *mlo_page_part(const struct mlo_request *req, const json_t *items, size_t most);
+/* "More" when the list has more: a link to the same page with the cursor. */
 void mlo_piece_next(struct mlo_request *req, const json_t *list);
 /* Accuracy against latency of the variants of mlo_view_variants, with the Pareto front; nothing where fewer
  * than two have both (charts.c). */
@@ -65,8 +68,9 @@ void mlo_piece_variant_plot(struct mlo_buf *out, const json_t *variants);
 /* A run's jobs and what they need of each other as an SVG; nothing for one job alone or for very many
  * (dag.c). */
 void mlo_piece_dag(struct mlo_buf *out, const json_t *jobs);
-/* The lineage graph as an SVG (lineage.c). */
-void mlo_piece_lineage(struct mlo_buf *out, const json_t *lineage);
+/* The lineage graph as an SVG, as much of it as a page has room for; its root is `name`, PROJECT/MODEL@V/VARIANT
+ * (lineage.c). */
+void mlo_piece_lineage(struct mlo_buf *out, const char *project, const char *name, const json_t *lineage);
 /* Rows of the promotion log (promotions.c); with `models`, a column that names the model. */
 void mlo_piece_moves(struct mlo_buf *out, const json_t *items, bool models);
 /* What a version takes and gives; nothing where nobody said or read it (signature.c). */
@@ -116,6 +120,9 @@ void mlo_piece_gates(struct mlo_buf *out, const json_t *decision);
 MLO_MUST_USE enum mlo_status mlo_piece_governance(struct mlo_request *req, int64_t model,
                                                   struct mlo_error *err);
 
+/* When a token ends that a form asks for so many days for; 0: never (tokens.c). MLO_EINVAL. */
+MLO_MUST_USE enum mlo_status mlo_page_token_life(struct mlo_request *req, int64_t *expires_at_us,
+                                                 struct mlo_error *err);
 /* A form that says what to promote; checks its CSRF field (promotions.c). Stays where it is: it points into
  * itself. */
 #define MLO_FORM_CHOICES 16
@@ -140,11 +147,13 @@ mlo_handler_fn page_comment;
 mlo_handler_fn page_upload, page_upload_post, page_submit, page_submit_post;
 extern const struct mlo_upload_body mlo_page_upload_body; /* upload.c */
 mlo_handler_fn page_model, page_search, page_promote, page_rollback, page_promotions;
-mlo_handler_fn page_release, page_variant, page_compare, page_projects, page_datasets, page_tokens,
+mlo_handler_fn page_release, page_variant, page_names, page_compare, page_projects, page_datasets, page_tokens,
     page_token_make, page_token_revoke;
+mlo_handler_fn page_members, page_member, page_member_set, page_member_token, page_member_revoke,
+    page_member_remove;
 mlo_handler_fn page_workers, page_worker_wish;
 mlo_handler_fn page_schedules, page_schedule_change;
-mlo_handler_fn page_usage, page_run_requeue, page_runs, page_run, page_run_log, page_run_cancel,
+mlo_handler_fn page_usage, page_run_requeue, page_runs, page_run, page_run_events, page_run_log, page_run_cancel,
     page_audit_index, page_audit, page_audit_export;
 /* The filters of the audit page, of the query (audit_export.c). */
 void mlo_page_audit_filter(const struct mlo_request *req, struct mlo_audit_filter *out);

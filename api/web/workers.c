@@ -109,12 +109,14 @@ static void stuck(struct mlo_buf *out, const json_t *kinds)
     HTML(out, "</tbody></table></section>");
 }
 
+enum { ROWS_A_PAGE = 40 };
+
 enum mlo_status page_workers(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_buf *out = &req->out;
     struct mlo_db_conn *conn;
-    json_t *workers = NULL, *worker, *kinds = NULL;
+    json_t *workers = NULL, *part = NULL, *worker, *kinds = NULL;
     size_t i;
     enum mlo_status status;
     MLO_TRY(mlo_actor_require(&actor, 0, MLO_VIEWER, err));
@@ -133,14 +135,17 @@ enum mlo_status page_workers(struct mlo_request *req, struct mlo_error *err)
             "id=\"workers\"><thead><tr><th>Worker</th><th>State</th><th>Targets</th><th>A job can have</th>"
             "<th class=\"n\">Jobs</th><th>Isolation lacks</th><th class=\"n\">Seen</th><th></th></tr></thead>"
             "<tbody>");
-        json_array_foreach(json_object_get(workers, "items"), i, worker)
+        part = mlo_page_part(req, json_object_get(workers, "items"), ROWS_A_PAGE);
+        json_array_foreach(json_object_get(part, "items"), i, worker)
             worker_row(req, worker, actor.role >= MLO_ADMIN && actor.project_id == 0);
         HTML(out, "</tbody></table></div>");
+        mlo_piece_next(req, part);
     }
     HTML(out, "</section>");
     stuck(out, kinds);
     MLO_TRY(mlo_page_end(req, 200, err));
 out:
+    json_decref(part);
     json_decref(workers);
     json_decref(kinds);
     return status;

@@ -5,7 +5,7 @@
 
 #include "pipeline/service/waits_impl.h"
 
-enum { S_RUN, S_JOBS, S_LIST, S_EVENTS, S_RUN_STATE, S_MARKS, S_QUEUE, S_TARGETS, S_DEPTHS, S_WORKERS };
+enum { S_RUN, S_JOBS, S_LIST, S_EVENTS, S_RUN_STATE, S_MARKS, S_LOG_MARKS, S_QUEUE, S_TARGETS, S_DEPTHS, S_WORKERS };
 
 #define UTC(column) "to_char(" column " at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"')"
 
@@ -80,6 +80,10 @@ const struct mlo_sql MLO_READS_SQL[] = {
                   3},
     [S_RUN_STATE] = {"reads_run_state", "select state, event_seq from run where id = $1", 1},
     [S_MARKS] = {"reads_marks", "select id, event_seq from run where id = any($1::bigint[]) order by id", 1},
+    [S_LOG_MARKS] = {"reads_log_marks",
+                     "select j.run, count(*) from job j join attempt_log l on l.job = j.id "
+                     "where j.run = any($1::bigint[]) group by j.run order by j.run",
+                     1},
     [S_QUEUE] = {"reads_queue",
                  "select count(*) filter (where state = 'ready') as queued, "
                  "  count(*) filter (where state = 'running') as running, "
@@ -249,8 +253,8 @@ out:
     return status;
 }
 
-enum mlo_status mlo_run_marks(struct mlo_db_conn *conn, const int64_t *runs, size_t count, int64_t *marks,
-                              struct mlo_error *err)
+static enum mlo_status read_marks(struct mlo_db_conn *conn, const struct mlo_sql *sql, const int64_t *runs,
+                                  size_t count, int64_t *marks, struct mlo_error *err)
 {
     enum mlo_status status;
     struct mlo_params p = MLO_PARAMS_INIT;
@@ -259,7 +263,7 @@ enum mlo_status mlo_run_marks(struct mlo_db_conn *conn, const int64_t *runs, siz
     for (size_t i = 0; i < count; i++)
         mlo_array_i64(&ids, runs[i]);
     MLO_TRY(mlo_param_array(&p, &ids, err));
-    MLO_TRY(mlo_db_exec(conn, &MLO_READS_SQL[S_MARKS], &p, &rows, err));
+    MLO_TRY(mlo_db_exec(conn, sql, &p, &rows, err));
     int row = 0, found = mlo_rows_count(&rows);
     for (size_t i = 0; i < count; i++) { /* both ascend */
         while (row < found && mlo_rows_i64(&rows, row, 0) < runs[i])
@@ -270,6 +274,18 @@ out:
     mlo_array_clear(&ids);
     mlo_rows_clear(&rows);
     return status;
+}
+
+enum mlo_status mlo_run_marks(struct mlo_db_conn *conn, const int64_t *runs, size_t count, int64_t *marks,
+                              struct mlo_error *err)
+{
+    return read_marks(conn, &MLO_READS_SQL[S_MARKS], runs, count, marks, err);
+}
+
+enum mlo_status mlo_run_log_marks(struct mlo_db_conn *conn, const int64_t *runs, size_t count, int64_t *marks,
+                                  struct mlo_error *err)
+{
+    return read_marks(conn, &MLO_READS_SQL[S_LOG_MARKS], runs, count, marks, err);
 }
 
 enum mlo_status mlo_queue_overview(struct mlo_db_conn *conn, json_t **out, struct mlo_error *err)

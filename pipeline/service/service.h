@@ -135,6 +135,9 @@ MLO_MUST_USE enum mlo_status mlo_run_events(struct mlo_db_conn *conn, int64_t ru
  * statement, for who follows many of them. */
 MLO_MUST_USE enum mlo_status mlo_run_marks(struct mlo_db_conn *conn, const int64_t *runs, size_t count,
                                            int64_t *marks, struct mlo_error *err);
+/* Likewise how many parts of a log the steps of each have written. */
+MLO_MUST_USE enum mlo_status mlo_run_log_marks(struct mlo_db_conn *conn, const int64_t *runs, size_t count,
+                                               int64_t *marks, struct mlo_error *err);
 
 /* Where a run's time went; all *_s are seconds since it was submitted, "seconds" is its end or now:
  * {"run","project","model","version","recipe","state","submitted_at","submitted_us","seconds","jobs":[{"job",

@@ -1,22 +1,28 @@
 #!/usr/bin/python3
-"""A proxy that breaks connections: cutter.py HOST:PORT BYTES cut|stall. It prints its own port.
+"""A proxy that breaks connections: cutter.py HOST:PORT BYTES cut|stall|lose|slow. It prints its own port.
 
-Of each connection it hands on BYTES of what the server sends, then it closes it (cut) or sends nothing more (stall).
+Of each connection it hands on BYTES of what the server sends, then it closes it (cut) or sends nothing more (stall). Or it
+loses the first answer (lose): the server has given it, and the first connection closes without a word of it. Or it hands
+on BYTES ten times a second (slow).
 """
 import socket
 import sys
 import threading
+import time
 
 
 def hand_on(source, target, most, then):
-    left = most
+    pause, left = (0.1, 1 << 62) if then == "slow" else (0, most)
     try:
-        while left and (data := source.recv(min(left, 1 << 16))):
+        if not most and then == "lose":
+            source.recv(1 << 16)
+        while left and (data := source.recv(min(left, most, 1 << 16))):
             target.sendall(data)
             left -= len(data)
+            time.sleep(pause)
     except OSError:
         pass
-    if left or then == "cut":  # the other side ended, or it is to
+    if left or then != "stall":  # the other side ended, or it is to
         for end in (source, target):
             try:
                 end.shutdown(socket.SHUT_RDWR)
@@ -28,11 +34,14 @@ def main():
     host, port = sys.argv[1].rsplit(":", 1)
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
+    how, most = sys.argv[3], int(sys.argv[2])
     while True:
         client, _ = listener.accept()
         server = socket.create_connection((host, int(port)))
         threading.Thread(target=hand_on, args=(client, server, 1 << 62, "cut"), daemon=True).start()
-        threading.Thread(target=hand_on, args=(server, client, int(sys.argv[2]), sys.argv[3]), daemon=True).start()
+        threading.Thread(target=hand_on, args=(server, client, most, how), daemon=True).start()
+        if how == "lose":
+            most = 1 << 62
 
 
 main()

@@ -4,6 +4,7 @@ shells themselves, as somebody sees it who presses the tabulator.
 
 Needs MLOPT (path of the program). What a shell or a checker is missing for is said and left out.
 """
+import contextlib
 import fcntl
 import http.server
 import json
@@ -24,6 +25,7 @@ import time
 MLOPT = os.environ["MLOPT"]
 SOURCE = os.environ.get("MLOPT_SOURCE_DIR", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 MODEL = os.path.join(SOURCE, "deploy/models/fashion_cnn.onnx")
+CUTTER = os.path.join(SOURCE, "tests/e2e/cutter.py")
 PATIENCE = 120  # seconds, for a state
 
 
@@ -209,6 +211,41 @@ def wait_for(path, process, log):
         raise AssertionError("the service did not start:\n" + file.read())
 
 
+@contextlib.contextmanager
+def through(env, *how):
+    """The server behind a proxy that does to connections what cutter.py says."""
+    with subprocess.Popen([sys.executable, CUTTER, env["MLOPT_URL"].split("//")[1], *how], stdout=subprocess.PIPE, text=True) as proxy:
+        try:
+            yield dict(env, MLOPT_URL="http://127.0.0.1:" + proxy.stdout.readline().strip())
+        finally:
+            proxy.kill()
+
+
+def check_transfer(work, env):
+    """A file that takes its time shows how much came, how fast, and how long it will take."""
+    with through(env, "49152", "slow") as there:
+        terminal = Terminal([MLOPT, "pull", "shop/net@1", "--out", work], there)
+        assert terminal.end() == 0, terminal.seen
+    drawn = re.findall(r"\r\033\[K([^\r\n]+)", terminal.seen)
+    assert any(re.search(r"\[[#.]{24}\] +\d+%.*[kM]B of 1\.20 MB, [\d.]+ [kM]?B/s", line) for line in drawn), terminal.seen
+    assert any(re.search(r"\d s left", line) for line in drawn), drawn
+
+
+def check_lost_secrets(env):
+    """An answer with a secret that gets lost comes again without it: that is said, with what to do."""
+    plain(["members", "set", "shop", "ci", "--service", "--role", "viewer"], env)
+    ask = {"made": ["webhooks", "add", "shop", "https://hooks.invalid/in"], "new secret": ["webhooks", "rotate", "shop", "1"],
+           "its text was lost": ["members", "token", "shop", "ci"]}
+    hints = {"made": "mlopt webhooks rotate shop 1", "new secret": "mlopt webhooks rotate shop 1",
+             "its text was lost": "mlopt members revoke shop ci "}
+    for said, verb in ask.items():
+        with through(env, "0", "lose") as there:
+            lost = plain(verb, there, 1)
+        assert said in lost.stderr and "lost" in lost.stderr and "hint: " in lost.stderr and hints[said] in lost.stderr, lost.stderr
+    assert plain(["webhooks", "list", "shop"], env).stdout.count("hooks.invalid") == 1
+    assert len(plain(["webhooks", "rotate", "shop", "1"], env).stdout.strip()) > 20
+
+
 def check_questions(work, env):
     """Production asks; without a terminal, --yes is needed; Ctrl-C ends with 130."""
     data, log = os.path.join(work, "data"), os.path.join(work, "up.log")
@@ -237,6 +274,8 @@ def check_questions(work, env):
         assert missing.stderr.startswith("error: there is no run 99") and "hint: mlopt runs" in missing.stderr, missing.stderr
         denied = plain(["models"], dict(env, MLOPT_TOKEN="mlopt_wrong"), 4)
         assert re.search(r"^request-id: \S+$", denied.stderr, re.M), denied.stderr
+        check_lost_secrets(env)
+        check_transfer(work, env)
         # a pipe that closes early is an error with a message, not a signal
         assert plain(["-o", "json", "models"], env).stdout.startswith("[")
         reader, writer = os.pipe()

@@ -89,6 +89,15 @@ static json_t *settings(const struct mlo_cli *cli, const char *url)
     return body;
 }
 
+/* The answer of before, which broke off, came again without the secret, which is kept nowhere. */
+static enum mlo_status secret_lost(const struct mlo_cli *cli, const char *what, const char *id,
+                                   struct mlo_error *err)
+{
+    mlo_error_set(err, MLO_EIO, "%s, and the secret was lost with the answer", what);
+    mlo_error_hint(err, "make another: mlopt webhooks rotate %s %s", cli->args[0], id);
+    return MLO_EIO;
+}
+
 static enum mlo_status add_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     json_t *body = settings(cli, cli->args[1]), *webhook = NULL;
@@ -96,6 +105,10 @@ static enum mlo_status add_run(struct mlo_cli *cli, struct mlo_error *err)
     enum mlo_status status = call(cli, "POST", "", body, &webhook, err);
     if (status == MLO_OK)
         status = print_one(cli, webhook, err);
+    if (status == MLO_OK && !mlo_json_str(webhook, "secret", NULL)) {
+        char id[24];
+        status = secret_lost(cli, "the webhook was made", text_of(mlo_json_i64(webhook, "id", 0), id), err);
+    }
     json_decref(body);
     json_decref(webhook);
     return status;
@@ -128,6 +141,10 @@ static enum mlo_status rotate_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_cli_int(cli, "overlap", 86400, 0, 30 * 86400, &overlap_s, err));
     json_object_set_new(body, "overlap_s", json_integer(overlap_s));
     MLO_TRY(call(cli, "POST", "/secrets", body, &answer, err));
+    if (!mlo_json_str(answer, "secret", NULL)) {
+        status = secret_lost(cli, "there is a new secret", cli->args[1], err);
+        goto out;
+    }
     status = cli->json ? mlo_cli_print_json(answer, err)
                        : mlo_cli_print(err, "%s\n", mlo_json_str(answer, "secret", ""));
 out:

@@ -1,4 +1,5 @@
-// Follows a run while it goes on. The page works without it: then it is loaded again every three seconds.
+// Follows a run while it goes on, by its stream of events. The page works without it: then it is loaded again every
+// three seconds.
 "use strict";
 (function () {
   // What is new of an attempt's text is appended, so that what was opened, scrolled to or selected stays so. Offsets
@@ -40,18 +41,56 @@
     logs(next);
     ["live"].concat(goesOn ? [] : ["times", "after"]).forEach(function (id) { replace(id, next); });
   }
-  function every() {
-    var mark = document.querySelector("#live [data-live]");
-    if (!mark) return;
-    window.setTimeout(function () {
-      if (document.hidden) return every();
-      window.fetch(window.location.href, { credentials: "same-origin" })
-        .then(function (answer) { return answer.ok ? answer.text() : null; })
-        .then(function (text) { if (text !== null) take(text); })
-        .catch(function () {})
-        .then(every);
-    }, Number(mark.dataset.live));
+  // REST: between two looks, whatever happens. SLOW: so often the clocks on the page are set, while a stream tells of
+  // the rest; without one the page says how often (data-live).
+  var REST = 400, SLOW = 10000, stream = null, looking = false, more = false, timer = 0;
+  function mark() { return document.querySelector("#live [data-live]"); }
+  function look() {
+    if (looking) { more = true; return; }
+    looking = true;
+    more = false;
+    window.fetch(window.location.href, { credentials: "same-origin" })
+      .then(function (answer) { return answer.ok ? answer.text() : null; })
+      .then(function (text) { if (text !== null) take(text); })
+      .catch(function () {})
+      .then(function () {
+        window.setTimeout(function () {
+          looking = false;
+          if (more) look(); else wait();
+        }, REST);
+      });
   }
+  function wait() {
+    var here = mark();
+    window.clearTimeout(timer);
+    if (!here) return leave();
+    if (!document.hidden) timer = window.setTimeout(look, stream ? SLOW : Number(here.dataset.live));
+  }
+  function leave() {
+    if (stream) stream.close();
+    stream = null;
+  }
+  // A tab that is not seen keeps no connection: a browser has few of them to one server.
+  function follow() {
+    var here = mark();
+    if (!here || document.hidden) return;
+    if (window.EventSource) {
+      stream = new window.EventSource(window.location.pathname + "/events?after=" + here.dataset.after);
+      ["run", "job", "progress", "log", "end"].forEach(function (kind) { stream.addEventListener(kind, look); });
+      stream.addEventListener("error", function () {
+        if (!stream || stream.readyState !== window.EventSource.CLOSED) return; // it connects again by itself
+        leave();
+        wait();
+      });
+    }
+    wait();
+  }
+  document.addEventListener("visibilitychange", function () {
+    leave();
+    if (document.hidden || !mark()) return;
+    look();
+    follow();
+  });
   document.querySelectorAll("#logs details[open] pre").forEach(function (pre) { pre.scrollTop = pre.scrollHeight; });
-  every();
+  follow();
 })();

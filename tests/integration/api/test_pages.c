@@ -203,6 +203,7 @@ static void test_pages__nothing_that_a_user_wrote_becomes_markup(void **state)
         "/datasets",
         "/tokens",
         "/tokens?project=%3Cscript%3E",
+        "/members/demo",
         "/upload?project=%3Cscript%3E&model=%22%3E%3Cscript%3E",
         "/submit/demo/cnn?recipe=%3Cscript%3E&set=%3C/textarea%3E%3Cscript%3E",
         "/audit"};
@@ -681,6 +682,181 @@ static void test_pages__tokens_are_made_shown_once_and_revoked(void **state)
     reply_clear(&reply);
 }
 
+/* By the rules of the API: a project's admin for that project, everybody else reads. */
+static void test_pages__members_are_their_projects(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    const struct mlo_actor system = MLO_ACTOR_SYSTEM;
+    char admin[MLO_TOKEN_TEXT_SIZE], elsewhere[MLO_TOKEN_TEXT_SIZE], made[MLO_TOKEN_TEXT_SIZE], csrf[96],
+        body[320];
+    int64_t other;
+    assert_mlo_ok(mlo_project_ensure(api->pg->conn, &system, "other", &other, &err), &err);
+    assert_mlo_ok(
+        mlo_token_create(api->pg->conn, &system, "ada", MLO_ADMIN, api->project, 0, admin, NULL, &err), &err);
+    assert_mlo_ok(
+        mlo_token_create(api->pg->conn, &system, "eve", MLO_ADMIN, other, 0, elsewhere, NULL, &err), &err);
+    const char *const *cookie = session(api, admin);
+    api_call(api, &reply, "GET", "/projects", NULL, NULL, cookie);
+    assert_holds(mlo_buf_str(&reply.body), "/members/demo");
+    api_call(api, &reply, "GET", "/tokens", NULL, NULL, cookie); /* the installation's are not its */
+    assert_http(&reply, 403);
+    api_call(api, &reply, "GET", "/members/other", NULL, NULL, cookie);
+    assert_http(&reply, 404);
+    api_call(api, &reply, "GET", "/members/demo", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    reply_field(&reply, "csrf", csrf);
+    static const struct {
+        const char *fields;
+        int http;
+    } sets[] = {
+        {"name=rosa&role=king", 422},
+        {"name=rosa&role=viewer&staging=admin", 422},
+        {"name=%3Cb%3E&role=viewer", 422},
+        {"name=ci&kind=service&role=submitter&description=%3Cb%3Ebuilds", 303},
+        {"name=rosa&kind=person&role=viewer&staging=promoter&reason=new", 303},
+        {"name=rosa&kind=person&role=submitter&staging=promoter", 303}, /* changed */
+        {"name=rosa&kind=service&role=submitter", 409},                 /* another kind */
+    };
+    for (size_t i = 0; i < MLO_COUNT(sets); i++) {
+        snprintf(body, sizeof body, "csrf=%s&%s", csrf, sets[i].fields);
+        api_call(api, &reply, "POST", "/members/demo", NULL, body, cookie);
+        assert_http(&reply, sets[i].http);
+    }
+    snprintf(body, sizeof body, "csrf=%064d&name=mallory&role=admin", 0);
+    api_call(api, &reply, "POST", "/members/demo", NULL, body, cookie);
+    assert_http(&reply, 403);
+    api_call(api, &reply, "GET", "/members/demo", NULL, NULL, cookie);
+    assert_holds(mlo_buf_str(&reply.body), "promoter of staging");
+    assert_holds(mlo_buf_str(&reply.body), "&lt;b&gt;builds");
+    assert_null(strstr(mlo_buf_str(&reply.body), "mallory"));
+    /* a token, shown this once, for less than its member may; revoked; and gone with its member */
+    snprintf(body, sizeof body, "csrf=%s&token_name=laptop&may=read&days=30", csrf);
+    api_call(api, &reply, "POST", "/members/demo/rosa/token", NULL, body, cookie);
+    assert_http(&reply, 201);
+    const char *text = strstr(mlo_buf_str(&reply.body), "mlopt_");
+    assert_non_null(text);
+    snprintf(made, sizeof made, "%.*s", (int)strcspn(text, "<"), text);
+    api_call(api, &reply, "GET", "/v1/me", made, NULL, NULL);
+    assert_http(&reply, 200);
+    assert_string_equal(mlo_json_str(reply.json, "role", ""), "viewer");
+    assert_string_equal(mlo_json_str(reply.json, "kind", ""), "person");
+    api_call(api, &reply, "GET", "/members/demo/rosa", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_null(strstr(mlo_buf_str(&reply.body), made));
+    reply_field(&reply, "id", body);
+    long long id = atoll(body);
+    snprintf(body, sizeof body, "csrf=%s&id=%lld", csrf, id);
+    api_call(api, &reply, "POST", "/members/demo/ci/revoke", NULL, body, cookie); /* another's */
+    assert_http(&reply, 404);
+    api_call(api, &reply, "POST", "/members/demo/rosa/revoke", NULL, body, cookie);
+    assert_http(&reply, 303);
+    api_call(api, &reply, "GET", "/v1/me", made, NULL, NULL);
+    assert_http(&reply, 401);
+    snprintf(body, sizeof body, "csrf=%s&reason=left", csrf);
+    api_call(api, &reply, "POST", "/members/demo/rosa/remove", NULL, body, cookie);
+    assert_http(&reply, 303);
+    api_call(api, &reply, "GET", "/members/demo/rosa", NULL, NULL, cookie);
+    assert_http(&reply, 404);
+    /* who may only read sees who is there; another project's admin nothing */
+    cookie = session(api, api->token[MLO_VIEWER]);
+    api_call(api, &reply, "GET", "/members/demo/ci", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_null(strstr(mlo_buf_str(&reply.body), "/members/demo/ci/token"));
+    api_call(api, &reply, "POST", "/members/demo/ci/remove", NULL, body, cookie);
+    assert_http(&reply, 403);
+    cookie = session(api, elsewhere);
+    api_call(api, &reply, "GET", "/members/demo", NULL, NULL, cookie);
+    assert_http(&reply, 404);
+    reply_clear(&reply);
+}
+
+/* Bytes that thousands of versions are, and hundreds of variants of one: pages stay small, the root is drawn, and the
+ * rest is a page further. */
+static void test_pages__lineage_is_bounded(void **state)
+{
+    enum { VERSIONS = 3000 };
+    static const char *const paths[] = {"/models/demo/cnn?version=2", "/variant/demo/cnn/2/source"};
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    struct mlo_db_conn *conn;
+    char path[320], digest[MLO_DIGEST_TEXT_SIZE];
+    size_t seen = 0;
+    api_version(api, "cnn", "one", "");
+    api_version(api, "cnn", "another", "");
+    assert_mlo_ok(mlo_db_acquire(api->pg->owner, &conn, &err), &err);
+    assert_mlo_ok(
+        mlo_db_exec_text(
+            conn,
+            "with copied as (insert into mlopt.version (model_id, number, manifest_digest, manifest, created_by) "
+            "select model_id, number + n, manifest_digest, manifest, 'test' from mlopt.version, "
+            "generate_series(1, 3000) n where number = 2 returning id) insert into mlopt.variant (version_id, "
+            "name, artifact, size, named_by) select c.id, 'source', va.artifact, va.size, 'test' from copied c, "
+            "mlopt.variant va join mlopt.version v on v.id = va.version_id where v.number = 2; "
+            "insert into mlopt.lineage_edge (project_id, child, parent, kind) select m.project_id, "
+            "sha256(convert_to(n::text, 'UTF8')), va.artifact, 'derived-from' from mlopt.variant va join "
+            "mlopt.version v on v.id = va.version_id join mlopt.model m on m.id = v.model_id, "
+            "generate_series(1, 400) n where v.number = 2; "
+            "update mlopt.model set next_version = 3003; analyze mlopt.variant; analyze mlopt.version",
+            &err),
+        &err);
+    mlo_db_release(conn);
+    const char *const *cookie = session(api, api->token[MLO_VIEWER]);
+    for (size_t i = 0; i < MLO_COUNT(paths); i++) {
+        api_call(api, &reply, "GET", paths[i], NULL, NULL, cookie);
+        assert_http(&reply, 200);
+        assert_in_range(reply.body.len, 1, 100000);
+        assert_holds(mlo_buf_str(&reply.body), "class=\"node artifact root\"");
+        assert_holds(mlo_buf_str(&reply.body), ">cnn@2/source</text>");
+        assert_holds(mlo_buf_str(&reply.body), "all 1000 or more names");
+        assert_holds(mlo_buf_str(&reply.body), "are not drawn");
+    }
+    api_call(api, &reply, "GET", "/v1/projects/demo/models/cnn/versions/2/lineage", api->token[MLO_VIEWER], NULL,
+             NULL);
+    assert_http(&reply, 200);
+    snprintf(digest, sizeof digest, "%s", mlo_json_str(reply.json, "root", ""));
+    json_t *node;
+    size_t i;
+    json_array_foreach(json_object_get(reply.json, "nodes"), i, node)
+        if (strcmp(mlo_json_str(node, "digest", ""), digest) == 0) {
+            assert_int_equal(json_array_size(json_object_get(node, "names")), MLO_LINEAGE_NAMES);
+            assert_int_equal(mlo_json_i64(node, "names_count", 0), MLO_LINEAGE_COUNTED);
+            assert_string_equal(json_string_value(json_array_get(json_object_get(node, "names"), 0)),
+                                "demo/cnn@2/source");
+        }
+    snprintf(path, sizeof path, "/names/demo/%s", digest);
+    api_call(api, &reply, "GET", path, NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_in_range(reply.body.len, 1, 100000);
+    assert_holds(mlo_buf_str(&reply.body), "/variant/demo/cnn/3002/source");
+    assert_holds(mlo_buf_str(&reply.body), "name=\"cursor\"");
+    /* each of them once */
+    snprintf(path, sizeof path, "/v1/projects/demo/artifacts/%s/names?limit=500", digest);
+    for (;;) {
+        api_call(api, &reply, "GET", path, api->token[MLO_VIEWER], NULL, NULL);
+        assert_http(&reply, 200);
+        const json_t *items = json_object_get(reply.json, "items");
+        for (i = 0; i < json_array_size(items); i++, seen++)
+            assert_int_equal(mlo_json_i64(json_array_get(items, i), "version", 0), VERSIONS + 2 - (int)seen);
+        if (json_is_null(json_object_get(reply.json, "next")))
+            break;
+        snprintf(path, sizeof path, "/v1/projects/demo/artifacts/%s/names?limit=500&cursor=%s", digest,
+                 mlo_json_str(reply.json, "next", ""));
+    }
+    assert_int_equal(seen, VERSIONS + 1);
+    api_call(api, &reply, "GET", "/v1/projects/demo/artifacts/sha256:0/names", api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 422);
+    /* what is compared is offered from few versions, and an old one is found by its number */
+    api_call(api, &reply, "GET", "/compare/demo/cnn?a=1/source&b=2/source", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_in_range(reply.body.len, 1, 20000);
+    assert_holds(mlo_buf_str(&reply.body), "<option value=\"1/source\" selected>");
+    assert_holds(mlo_buf_str(&reply.body), "<option value=\"3002/source\">");
+    reply_clear(&reply);
+}
+
 static void test_pages__the_audit_log_is_exported(void **state)
 {
     struct api *api = *state;
@@ -777,6 +953,8 @@ int main(void)
         API_TEST(test_pages__a_recipe_is_submitted_by_a_form),
         API_TEST(test_pages__variants_side_by_side),
         API_TEST(test_pages__tokens_are_made_shown_once_and_revoked),
+        API_TEST(test_pages__members_are_their_projects),
+        API_TEST(test_pages__lineage_is_bounded),
         API_TEST(test_pages__the_audit_log_is_exported),
         API_TEST(test_pages__assets_are_served),
     };

@@ -23,19 +23,23 @@ static void cancel(struct api *api)
     reply_clear(&reply);
 }
 
-/* Asks for the stream on a connection of its own, yours to read and close. */
-static int ask_as(struct api *api, const char *token, const char *more)
+/* Asks for a stream on a connection of its own, yours to read and close. */
+static int ask_for(struct api *api, const char *path, const char *sign_in, const char *token, const char *more)
 {
     struct mlo_buf request = MLO_BUF_INIT;
     int fd = api_connect(api);
     mlo_buf_printf(&request,
-                   "GET " RUN
-                   "/events HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: Bearer %s\r\n"
+                   "GET %s/events HTTP/1.1\r\nHost: a\r\nConnection: close\r\n%s%s\r\n"
                    "Accept: text/event-stream\r\n%s\r\n",
-                   token, more);
+                   path, sign_in, token, more);
     assert_true(mlo_fs_write_full(fd, request.data, request.len));
     mlo_buf_clear(&request);
     return fd;
+}
+
+static int ask_as(struct api *api, const char *token, const char *more)
+{
+    return ask_for(api, RUN, "Authorization: Bearer ", token, more);
 }
 
 static int ask(struct api *api, const char *more)
@@ -165,12 +169,57 @@ static void test_run_stream__ends_with_the_server(void **state)
     reply_clear(&reply);
 }
 
+/* The page's own: by the session, and it is told of what the steps write, too. */
+static void test_run_stream__of_a_page_tells_of_the_log(void **state)
+{
+    struct api *api = *state;
+    struct mlo_error err = {0};
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct reply reply = {0};
+    struct mlo_db_conn *conn;
+    char cookie[160];
+    submit(api);
+    int fd = ask_for(api, "/runs/demo/1", "Cookie: mlopt_session=", api->token[MLO_VIEWER], "");
+    read_until(fd, &text, "id: 1\nevent: run\ndata: {");
+    assert_holds(mlo_buf_str(&text), "Content-Type: text/event-stream\r\n");
+    assert_null(strstr(mlo_buf_str(&text), "event: log"));
+    assert_mlo_ok(mlo_db_acquire(api->pg->owner, &conn, &err), &err);
+    assert_mlo_ok(
+        mlo_db_exec_text(conn,
+                         "insert into mlopt.attempt (job, number, worker, token) select id, 1, 'w', "
+                         "gen_random_uuid() from mlopt.job where run = 1 order by id limit 1; "
+                         "insert into mlopt.attempt_log (job, number, part, text) select job, 1, 0, 'news' "
+                         "from mlopt.attempt",
+                         &err),
+        &err);
+    mlo_db_release(conn);
+    read_until(fd, &text, "event: log\ndata: {}\n\n");
+    cancel(api);
+    assert_true(api_read_to_end(fd, &text));
+    close(fd);
+    assert_holds(mlo_buf_str(&text), "event: end\ndata: {\"state\":\"cancelled\"}\n\n");
+    /* a person who follows the address is at the run; and nobody is told without a session */
+    snprintf(cookie, sizeof cookie, "Cookie: mlopt_session=%s", api->token[MLO_VIEWER]);
+    const char *const session[] = {cookie, NULL}, *const stream[] = {"Accept: text/event-stream", cookie, NULL};
+    api_call(api, &reply, "GET", "/runs/demo/1/events", NULL, NULL, session);
+    assert_http(&reply, 303);
+    assert_holds(mlo_buf_str(&reply.headers), "Location: /runs/demo/1\r\n");
+    api_call(api, &reply, "GET", "/runs/demo/2/events", NULL, NULL, stream);
+    assert_http(&reply, 404);
+    api_call(api, &reply, "GET", "/runs/demo/1/events", api->token[MLO_VIEWER], NULL, NULL);
+    assert_http(&reply, 303);
+    assert_holds(mlo_buf_str(&reply.headers), "Location: /login");
+    reply_clear(&reply);
+    mlo_buf_clear(&text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         API_TEST(test_run_stream__goes_on_until_the_run_ends),
         API_TEST(test_run_stream__goes_on_from_where_the_client_was),
         API_TEST(test_run_stream__ends_with_its_token),
+        API_TEST(test_run_stream__of_a_page_tells_of_the_log),
         API_TEST(test_run_stream__ends_with_the_server),
     };
     API_MAIN(tests);
