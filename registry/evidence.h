@@ -46,7 +46,8 @@ MLO_MUST_USE enum mlo_status mlo_lineage_add(struct mlo_db_conn *conn, int64_t p
 #define MLO_LINEAGE_COUNTED 1000
 /* All ancestors and descendants within the project:
  * {"nodes":[{digest, type:"artifact"|"dataset"|"intermediate", names:["fashion/cnn@1/source"…], names_count,
- *  size}], "edges":[{child, parent, kind, derivation, step, at}], "root": digest}. MLO_ENOTFOUND when unknown. */
+ *  size}], "edges":[{child, parent, kind, derivation, step, at}], "root": digest}. MLO_ENOTFOUND when
+ * unknown. */
 MLO_MUST_USE enum mlo_status mlo_lineage_get(struct mlo_db_conn *conn, int64_t project_id,
                                              const struct mlo_digest *digest, json_t **out,
                                              struct mlo_error *err);

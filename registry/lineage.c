@@ -29,30 +29,41 @@ const struct mlo_sql mlo_sql_lineage[] = {
                      6},
     [LINEAGE_NODES] =
         {"lineage_nodes",
-         FAMILY ", named AS (SELECT f.digest, (SELECT json_agg(t.name ORDER BY t.id) FROM (SELECT va.id, "
-                "p.name || '/' || m.name || '@' || v.number || '/' || va.name AS name " NAMED(
-                    "f.digest") "ORDER BY va.id LIMIT " FIRST_NAMES ") t) AS artifacts, "
-                                "(SELECT count(*) FROM (SELECT 1 " NAMED(
-                                    "f.digest") "LIMIT " MOST_NAMES
-                                                ") t) AS artifacts_count, "
-                "(SELECT json_agg(t.name ORDER BY t.id) FROM (SELECT dv.id, "
-                "p.name || '/' || d.name || '@' || dv.number AS name FROM dataset_version dv "
-                "JOIN dataset d ON d.id = dv.dataset_id JOIN project p ON p.id = d.project_id "
-                "WHERE dv.manifest_digest = f.digest AND d.project_id = $1 ORDER BY dv.id LIMIT " FIRST_NAMES
-                ") t) AS datasets, (SELECT count(*) FROM (SELECT 1 FROM dataset_version dv JOIN dataset d ON "
-                "d.id = dv.dataset_id WHERE dv.manifest_digest = f.digest AND d.project_id = $1 "
-                "LIMIT " MOST_NAMES ") t) AS datasets_count FROM family f) "
-                "SELECT n.digest, CASE WHEN n.datasets IS NOT NULL THEN 'dataset' "
-                "WHEN n.artifacts IS NOT NULL THEN 'artifact' ELSE 'intermediate' END AS type, "
-                "coalesce(n.datasets, n.artifacts, '[]'::json) AS names, "
-                "CASE WHEN n.datasets IS NOT NULL THEN n.datasets_count ELSE n.artifacts_count END AS "
-                "names_count, "
-                "coalesce((SELECT b.size FROM project_blob pb JOIN blob b USING (digest) "
-                "WHERE pb.project_id = $1 AND pb.digest = n.digest), "
-                "(SELECT sum(b.size)::bigint FROM dataset_blob b JOIN dataset_version dv "
-                "ON dv.id = b.dataset_version_id JOIN dataset d ON d.id = dv.dataset_id "
-                "WHERE dv.manifest_digest = n.digest AND d.project_id = $1 GROUP BY dv.id LIMIT 1)) AS size "
-                "FROM named n ORDER BY n.digest",
+         FAMILY
+         ", named AS (SELECT f.digest, (SELECT json_agg(t.name ORDER BY t.id) FROM (SELECT va.id, "
+         "p.name || '/' || m.name || '@' || v.number || '/' || va.name AS name " NAMED(
+             "f.digest") "ORDER BY va.id LIMIT " FIRST_NAMES ") t) AS artifacts, "
+                         "(SELECT count(*) FROM (SELECT 1 " NAMED(
+                             "f.digest") "LIMIT " MOST_NAMES ") t) AS artifacts_count, "
+                                         "(SELECT json_agg(t.name ORDER BY t.id) FROM (SELECT dv.id, "
+                                         "p.name || '/' || d.name || '@' || dv.number AS name FROM "
+                                         "dataset_version dv "
+                                         "JOIN dataset d ON d.id = dv.dataset_id JOIN project p ON p.id = "
+                                         "d.project_id "
+                                         "WHERE dv.manifest_digest = f.digest AND d.project_id = $1 ORDER BY "
+                                         "dv.id LIMIT " FIRST_NAMES
+                                         ") t) AS datasets, (SELECT count(*) FROM (SELECT 1 FROM "
+                                         "dataset_version dv JOIN dataset d ON "
+                                         "d.id = dv.dataset_id WHERE dv.manifest_digest = f.digest AND "
+                                         "d.project_id = $1 "
+                                         "LIMIT " MOST_NAMES ") t) AS datasets_count FROM family f) "
+                                         "SELECT n.digest, CASE WHEN n.datasets IS NOT NULL THEN 'dataset' "
+                                         "WHEN n.artifacts IS NOT NULL THEN 'artifact' ELSE 'intermediate' "
+                                         "END AS type, "
+                                         "coalesce(n.datasets, n.artifacts, '[]'::json) AS names, "
+                                         "CASE WHEN n.datasets IS NOT NULL THEN n.datasets_count ELSE "
+                                         "n.artifacts_count END AS "
+                                         "names_count, "
+                                         "coalesce((SELECT b.size FROM project_blob pb JOIN blob b USING "
+                                         "(digest) "
+                                         "WHERE pb.project_id = $1 AND pb.digest = n.digest), "
+                                         "(SELECT sum(b.size)::bigint FROM dataset_blob b JOIN "
+                                         "dataset_version dv "
+                                         "ON dv.id = b.dataset_version_id JOIN dataset d ON d.id = "
+                                         "dv.dataset_id "
+                                         "WHERE dv.manifest_digest = n.digest AND d.project_id = $1 GROUP BY "
+                                         "dv.id LIMIT 1)) AS size "
+                                         "FROM named n ORDER BY n.digest",
          2},
     [LINEAGE_EDGES] =
         {"lineage_edges",

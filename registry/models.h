@@ -220,9 +220,9 @@ MLO_MUST_USE enum mlo_status mlo_variant_find(struct mlo_db_conn *conn, int64_t 
  * mlo_evidence_list], plans:[as in mlo_variant_plans], reports:[as in mlo_variant_reports]}. */
 MLO_MUST_USE enum mlo_status mlo_variant_list(struct mlo_db_conn *conn, int64_t version_id, json_t **out,
                                               struct mlo_error *err);
-/* What can be compared, in one statement: the variants of the model's newest versions, `newest` of them, and of
- * those that `numbers` names. Array, the newest version and in it `source` first: {version, variant, artifact,
- * size}. */
+/* What can be compared, in one statement: the variants of the model's newest versions, `newest` of them, and
+ * of those that `numbers` names. Array, the newest version and in it `source` first: {version, variant,
+ * artifact, size}. */
 MLO_MUST_USE enum mlo_status mlo_variant_choice(struct mlo_db_conn *conn, int64_t model_id,
                                                 const int64_t *numbers, size_t count, int newest,
                                                 json_t **out, struct mlo_error *err);

@@ -5,8 +5,16 @@
 
 #include <string.h>
 
-enum { VARIANT_ADD, VARIANT_FIND, VARIANT_OWNER, VARIANT_LIST, VARIANT_EVIDENCE, VARIANT_HISTORY,
-       VARIANT_CHOICE, VARIANT_MEASURED };
+enum {
+    VARIANT_ADD,
+    VARIANT_FIND,
+    VARIANT_OWNER,
+    VARIANT_LIST,
+    VARIANT_EVIDENCE,
+    VARIANT_HISTORY,
+    VARIANT_CHOICE,
+    VARIANT_MEASURED
+};
 
 /* The newest of each kind of evidence of a project ($1), on the artifacts that are `which`. */
 #define NEWEST_EVIDENCE(which)                                                                               \
@@ -37,9 +45,8 @@ const struct mlo_sql mlo_sql_variant[] = {
          "d.key = va.derivation "
          "ORDER BY va.name <> 'source', va.name",
          1},
-    [VARIANT_EVIDENCE] =
-        {"variant_evidence",
-         NEWEST_EVIDENCE("IN (SELECT artifact FROM variant WHERE version_id = $2)"), 2},
+    [VARIANT_EVIDENCE] = {"variant_evidence",
+                          NEWEST_EVIDENCE("IN (SELECT artifact FROM variant WHERE version_id = $2)"), 2},
     [VARIANT_HISTORY] = {"variant_history",
                          "SELECT artifact, size, derivation, run_id, named_at, named_by FROM variant "
                          "WHERE version_id = $1 AND name = $2 ORDER BY id DESC",

@@ -27,8 +27,9 @@ MLO_MUST_USE enum mlo_status mlo_request_token_stage(const json_t *body, const c
 mlo_handler_fn h_upload_begin, h_upload_get, h_upload_append, h_upload_finish,
     h_upload_drop;                                                                     /* h_uploads.c */
 mlo_handler_fn h_models, h_model, h_version_create, h_versions, h_version, h_variants; /* h_models.c */
-mlo_handler_fn h_evidence, h_lineage, h_artifact_names, h_variant_artifact, h_variant_report;            /* h_evidence.c */
-mlo_handler_fn h_dataset_create, h_datasets, h_dataset, h_dataset_version;             /* h_datasets.c */
+mlo_handler_fn h_evidence, h_lineage, h_artifact_names, h_variant_artifact,
+    h_variant_report;                                                      /* h_evidence.c */
+mlo_handler_fn h_dataset_create, h_datasets, h_dataset, h_dataset_version; /* h_datasets.c */
 mlo_handler_fn h_run_create, h_run_batch, h_runs_cancel, h_runs, h_run, h_run_events, h_run_log, h_run_trace,
     h_run_cancel, h_run_requeue, h_plan;                                              /* h_runs.c */
 mlo_handler_fn h_project_queue, h_project_queue_change, h_usage;                      /* h_queue.c */
@@ -60,7 +61,8 @@ MLO_MUST_USE enum mlo_status mlo_request_recipe(const json_t *body, struct mlo_r
                                                 struct mlo_error *err);
 
 /* run_stream.c: whether the client rather has a stream of events, and such an answer: what happened in the
- * run after the event `after`, and what happens, until it ends; with `logs`, that its steps wrote something. */
+ * run after the event `after`, and what happens, until it ends; with `logs`, that its steps wrote something.
+ */
 bool mlo_wants_stream(const struct mlo_request *req);
 MLO_MUST_USE enum mlo_status mlo_reply_run_stream(struct mlo_request *req, int64_t run, int64_t after,
                                                   bool logs, struct mlo_error *err);

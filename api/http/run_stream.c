@@ -20,10 +20,10 @@ struct mlo_stream {
     struct mlo_stream *next, **link; /* of http->streams */
     char *token;
     int64_t token_id, run, after;
-    int64_t mark;        /* the run's last event, for all that is known; under the server's lock */
-    bool logs;           /* it is told of what the steps write, too */
+    int64_t mark;               /* the run's last event, for all that is known; under the server's lock */
+    bool logs;                  /* it is told of what the steps write, too */
     int64_t log_mark, log_told; /* parts of the log, as `mark`; told of */
-    struct mlo_buf text; /* not yet sent, from `sent` on */
+    struct mlo_buf text;        /* not yet sent, from `sent` on */
     size_t sent;
     uint64_t began_ns, wrote_ns, checked_ns;
     bool ended;
@@ -81,8 +81,8 @@ static int by_id(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The runs that are followed, or those whose logs are, ascending, each once, and room for a mark of each; yours.
- * NULL: none, or no memory. Under the lock. */
+/* The runs that are followed, or those whose logs are, ascending, each once, and room for a mark of each;
+ * yours. NULL: none, or no memory. Under the lock. */
 static int64_t *runs_followed(const struct mlo_http *http, bool logs, size_t *count)
 {
     size_t open = 0;
@@ -147,7 +147,8 @@ static void look_for_all(struct mlo_http *http)
     free(logs);
 }
 
-/* Whether something happened behind what was sent; then it is taken as known. *wrote: the steps wrote something.
+/* Whether something happened behind what was sent; then it is taken as known. *wrote: the steps wrote
+ * something.
  */
 static bool has_news(struct mlo_stream *s, bool *wrote)
 {

@@ -23,9 +23,9 @@ MLO_MUST_USE enum mlo_status mlo_view_audit_verify(struct mlo_db_conn *conn, int
                                                    const struct mlo_audit_head *remembered, json_t **out,
                                                    struct mlo_error *err);
 
-/* Answers with the events of the run that {p} and {id} name as a stream, with ?after= and Last-Event-ID as the API
- * has them; besides them `log`, without a number, when its steps wrote something. Who asks for no stream, a person, is
- * sent to the page of the run (h_runs.c). */
+/* Answers with the events of the run that {p} and {id} name as a stream, with ?after= and Last-Event-ID as
+ * the API has them; besides them `log`, without a number, when its steps wrote something. Who asks for no
+ * stream, a person, is sent to the page of the run (h_runs.c). */
 MLO_MUST_USE enum mlo_status mlo_view_run_stream(struct mlo_request *req, struct mlo_error *err);
 
 /* Adds a version to the model of that name, which is made where there is none, in one transaction: a refused

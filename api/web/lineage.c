@@ -33,36 +33,49 @@ static struct node *find(struct graph *graph, const char *digest)
     return NULL;
 }
 
-static void add_node(struct graph *graph, const json_t *index, const char *digest)
+static void add_node(struct graph *graph, const json_t *index, const char *digest, size_t most)
 {
     const json_t *json = json_object_get(index, digest);
-    if (!json || graph->count == NODES_MAX || find(graph, digest))
+    if (!json || graph->count >= most || find(graph, digest))
         return;
-    graph->nodes[graph->count++] =
-        (struct node){.json = json,
-                      .digest = mlo_text(json, "digest"),
-                      .dataset = strcmp(mlo_text(json, "type"), "dataset") == 0};
+    graph->nodes[graph->count++] = (struct node){.json = json,
+                                                 .digest = mlo_text(json, "digest"),
+                                                 .dataset = strcmp(mlo_text(json, "type"), "dataset") == 0};
 }
 
-/* The root and what is nearest to it, as far as there is room. */
-static void choose_nodes(struct graph *graph, const json_t *lineage)
+/* What the nodes that are there came from, or that and what came from them, the nearest first. */
+static void add_nearest(struct graph *graph, const json_t *index, const json_t *edges, bool down, size_t most)
+{
+    const json_t *edge;
+    size_t i;
+    for (size_t n = 0; n < graph->count && graph->count < most; n++) {
+        json_array_foreach((json_t *)edges, i, edge)
+        {
+            if (strcmp(mlo_text(edge, "child"), graph->nodes[n].digest) == 0)
+                add_node(graph, index, mlo_text(edge, "parent"), most);
+            else if (down && strcmp(mlo_text(edge, "parent"), graph->nodes[n].digest) == 0)
+                add_node(graph, index, mlo_text(edge, "child"), most);
+        }
+    }
+}
+
+/* The root, what it came from, and what else is near to it, as far as there is room; and the edges between
+ * these, yours. */
+static json_t *choose(struct graph *graph, const json_t *lineage)
 {
     const json_t *edges = json_object_get(lineage, "edges"), *item;
-    json_t *index = json_object();
+    json_t *index = json_object(), *near = json_array();
     size_t i;
     json_array_foreach(json_object_get(lineage, "nodes"), i, item)
         json_object_set(index, mlo_text(item, "digest"), (json_t *)item);
-    add_node(graph, index, mlo_text(lineage, "root"));
-    for (size_t n = 0; n < graph->count; n++) {
-        json_array_foreach((json_t *)edges, i, item)
-        {
-            if (strcmp(mlo_text(item, "child"), graph->nodes[n].digest) == 0)
-                add_node(graph, index, mlo_text(item, "parent"));
-            else if (strcmp(mlo_text(item, "parent"), graph->nodes[n].digest) == 0)
-                add_node(graph, index, mlo_text(item, "child"));
-        }
-    }
+    add_node(graph, index, mlo_text(lineage, "root"), 1);
+    add_nearest(graph, index, edges, false, NODES_MAX / 2);
+    add_nearest(graph, index, edges, true, NODES_MAX);
+    json_array_foreach((json_t *)edges, i, item) if (find(graph, mlo_text(item, "child")) &&
+                                                     find(graph, mlo_text(item, "parent")))
+        json_array_append(near, (json_t *)item);
     json_decref(index);
+    return near;
 }
 
 /* What is calibrated or selected with stands left of the first that used it; what is evaluated on, below all,
@@ -229,20 +242,21 @@ static void other_names(struct mlo_buf *out, const char *project, const json_t *
         HTML(out, "%s%s", said ? ", " : "", json_string_value(item));
         said++;
     }
-    HTML(out, "%s: <a href=\"/names/%s/%s\">all %lld%s names</a></p>", (long long)said + 1 < count ? " …" : "",
-         project, mlo_text(root, "digest"), count, count == MLO_LINEAGE_COUNTED ? " or more" : "");
+    HTML(out, "%s: <a href=\"/names/%s/%s\">all %lld%s names</a></p>",
+         (long long)said + 1 < count ? " …" : "", project, mlo_text(root, "digest"), count,
+         count == MLO_LINEAGE_COUNTED ? " or more" : "");
 }
 
 void mlo_piece_lineage(struct mlo_buf *out, const char *project, const char *name, const json_t *lineage)
 {
-    const json_t *nodes = json_object_get(lineage, "nodes"), *edges = json_object_get(lineage, "edges"),
-                 *item;
+    const json_t *nodes = json_object_get(lineage, "nodes"), *item;
     const char *root = mlo_text(lineage, "root");
     struct graph *graph = calloc(1, sizeof *graph);
-    size_t i, drawn = 0, left_out = 0;
+    size_t i;
     if (!graph)
         return;
-    choose_nodes(graph, lineage);
+    json_t *edges = choose(graph, lineage);
+    size_t drawn = MLO_MIN(json_array_size(edges), (size_t)EDGES_MAX);
     place(graph, edges);
     int width = 2 * PAD + graph->columns * (BOX_W + GAP_X) - GAP_X,
         height = 2 * PAD + graph->rows * (BOX_H + GAP_Y) - GAP_Y;
@@ -254,16 +268,9 @@ void mlo_piece_lineage(struct mlo_buf *out, const char *project, const char *nam
              "markerWidth=\"7\" "
              "markerHeight=\"7\" orient=\"auto\"><path d=\"M0 0L8 4L0 8z\"/></marker></defs>",
              width, height, width, height);
-    json_array_foreach((json_t *)edges, i, item)
-    {
-        const struct node *child = find(graph, mlo_text(item, "child")),
-                          *parent = find(graph, mlo_text(item, "parent"));
-        if (child && parent && drawn < EDGES_MAX) {
-            draw_edge(out, parent, child, item);
-            drawn++;
-        } else {
-            left_out += child && parent;
-        }
+    for (i = 0; i < drawn; i++) {
+        item = json_array_get(edges, i);
+        draw_edge(out, find(graph, mlo_text(item, "parent")), find(graph, mlo_text(item, "child")), item);
     }
     for (size_t n = 0; n < graph->count; n++)
         draw_node(out, &graph->nodes[n], root, name);
@@ -271,9 +278,10 @@ void mlo_piece_lineage(struct mlo_buf *out, const char *project, const char *nam
         HTML(out, "</svg></div>");
         other_names(out, project, graph->nodes[0].json, name);
     }
-    if (json_array_size(nodes) > graph->count || left_out)
+    if (json_array_size(nodes) > graph->count || json_array_size(edges) > drawn)
         HTML(out, "<p class=\"muted\">%zu more and %zu arrows are not drawn; the API lists all.</p>",
-             json_array_size(nodes) - graph->count, left_out);
+             json_array_size(nodes) - graph->count, json_array_size(edges) - drawn);
+    json_decref(edges);
     free(graph);
 }
 

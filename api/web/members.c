@@ -1,5 +1,5 @@
-/* The members of a project: people and service accounts, their roles and their tokens. Who may read the project sees
- * who they are; its admins change them, by the rules of the API. */
+/* The members of a project: people and service accounts, their roles and their tokens. Who may read the
+ * project sees who they are; its admins change them, by the rules of the API. */
 #include <string.h>
 
 #include "api/web/web_impl.h"
@@ -55,8 +55,8 @@ static void choice(struct mlo_buf *out, const char *label, const char *field, co
 /* `member` NULL: a new one. */
 static void settings_form(struct mlo_request *req, const json_t *member)
 {
-    static const char *const kinds[] = {"person", "service", NULL},
-                             *const in_stage[] = {"promoter", "approver", NULL};
+    static const char *const kinds[] = {"person", "service", NULL}, *const in_stage[] = {"promoter",
+                                                                                         "approver", NULL};
     struct mlo_buf *out = &req->out;
     const json_t *stages = json_object_get(member, "stages");
     const char *roles[MLO_ROLE_COUNT + 1] = {0};
@@ -107,7 +107,8 @@ enum mlo_status page_members(struct mlo_request *req, struct mlo_error *err)
     snprintf(title, sizeof title, "Members of %.100s", p);
     mlo_page_begin(req, title, "projects");
     HTML(out,
-         "<p class=\"eyebrow\"><a href=\"/projects\">Projects</a> / %s</p><h1>%s</h1><p class=\"lead\">Who acts "
+         "<p class=\"eyebrow\"><a href=\"/projects\">Projects</a> / %s</p><h1>%s</h1><p class=\"lead\">Who "
+         "acts "
          "in this project by tokens of its own. A member has its role here, and may have a higher one for a "
          "stage alone.</p>",
          p, title);
@@ -115,9 +116,10 @@ enum mlo_status page_members(struct mlo_request *req, struct mlo_error *err)
         HTML(out, "<p class=\"links\"><a href=\"/tokens?project=%s\">All tokens that work here</a></p>", p);
     HTML(out, "<section class=\"panel\">");
     if (json_array_size(members)) {
-        HTML(out, "<div class=\"scroll\"><table id=\"members\"><thead><tr><th>Name</th><th>Kind</th><th>Role</th>"
-                  "<th class=\"n\">Tokens</th><th class=\"n\">Last used</th><th class=\"n\">Since</th></tr>"
-                  "</thead><tbody>");
+        HTML(out,
+             "<div class=\"scroll\"><table id=\"members\"><thead><tr><th>Name</th><th>Kind</th><th>Role</th>"
+             "<th class=\"n\">Tokens</th><th class=\"n\">Last used</th><th class=\"n\">Since</th></tr>"
+             "</thead><tbody>");
         json_array_foreach(json_object_get(part, "items"), i, member) member_row(out, p, member);
         HTML(out, "</tbody></table></div>");
         mlo_piece_next(req, part);
@@ -149,7 +151,8 @@ static void token_row(struct mlo_request *req, const json_t *token)
     struct mlo_buf *out = &req->out;
     const char *revoked = mlo_json_str(token, "revoked_at", NULL);
     HTML(out, "<tr><td><b>%s</b><br><small><code>%s…</code></small></td><td>%s", mlo_text(token, "name"),
-         mlo_text(token, "prefix"), strcmp(mlo_text(token, "role"), "viewer") == 0 ? "reads" : "as the member");
+         mlo_text(token, "prefix"),
+         strcmp(mlo_text(token, "role"), "viewer") == 0 ? "reads" : "as the member");
     if (mlo_text(token, "stage")[0])
         HTML(out, "<br><small>%s alone</small>", mlo_text(token, "stage"));
     HTML(out, "</td><td class=\"n\">");
@@ -178,9 +181,10 @@ static void tokens_of(struct mlo_request *req, const json_t *tokens)
     size_t i;
     HTML(out, "<h2>Tokens</h2><section class=\"panel\">");
     if (json_array_size(tokens)) {
-        HTML(out, "<div class=\"scroll\"><table id=\"tokens\"><thead><tr><th>Name</th><th>May</th><th "
-                  "class=\"n\">Made</th><th class=\"n\">Last used</th><th class=\"n\">Expires</th><th></th></tr>"
-                  "</thead><tbody>");
+        HTML(out,
+             "<div class=\"scroll\"><table id=\"tokens\"><thead><tr><th>Name</th><th>May</th><th "
+             "class=\"n\">Made</th><th class=\"n\">Last used</th><th class=\"n\">Expires</th><th></th></tr>"
+             "</thead><tbody>");
         json_array_foreach(json_object_get(part, "items"), i, token) token_row(req, token);
         HTML(out, "</tbody></table></div>");
         mlo_piece_next(req, part);
@@ -193,7 +197,8 @@ static void tokens_of(struct mlo_request *req, const json_t *tokens)
               "member</option><option value=\"read\">only read</option><option value=\"staging\">act in "
               "staging alone</option><option value=\"production\">act in production "
               "alone</option></select></label><label>Days<input name=\"days\" type=\"number\" min=\"1\" "
-              "max=\"36500\" value=\"90\"></label><button class=\"primary\">Make a token</button></form></section>");
+              "max=\"36500\" value=\"90\"></label><button class=\"primary\">Make a "
+              "token</button></form></section>");
     json_decref(part);
 }
 
@@ -223,7 +228,9 @@ static enum mlo_status draw_member(struct mlo_request *req, const char *made, in
              "<section class=\"panel\" role=\"status\"><p>The token, shown this once; keep it now:</p><pre "
              "id=\"made\" tabindex=\"0\">%s</pre></section>",
              made);
-    HTML(out, "<section class=\"panel\"><dl class=\"facts\"><div><dt>Kind</dt><dd>%s</dd></div><div><dt>Role</dt><dd>%s",
+    HTML(out,
+         "<section class=\"panel\"><dl "
+         "class=\"facts\"><div><dt>Kind</dt><dd>%s</dd></div><div><dt>Role</dt><dd>%s",
          kind_of(member), mlo_text(member, "role"));
     stage_roles(out, member);
     HTML(out, "</dd></div><div><dt>In logs</dt><dd>%s</dd></div><div><dt>Since</dt><dd>",

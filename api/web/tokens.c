@@ -117,9 +117,10 @@ static enum mlo_status draw_tokens(struct mlo_request *req, const char *made, in
              "href=\"/members/%s\">members</a>, those that are bound to it, and those that work in all.</p>",
              shown, shown);
     else
-        HTML(out, "<p class=\"eyebrow\"><a href=\"/projects\">Projects</a></p><h1>Tokens</h1>"
-                  "<p class=\"lead\">Who holds a token has its role in its project, or in all. The members of "
-                  "a project have theirs on its page of members.</p>");
+        HTML(out,
+             "<p class=\"eyebrow\"><a href=\"/projects\">Projects</a></p><h1>Tokens</h1>"
+             "<p class=\"lead\">Who holds a token has its role in its project, or in all. The members of "
+             "a project have theirs on its page of members.</p>");
     if (made)
         HTML(out,
              "<section class=\"panel\" role=\"status\"><p>The token, shown this once; keep it now:</p><pre "
@@ -159,9 +160,9 @@ enum mlo_status mlo_page_token_life(struct mlo_request *req, int64_t *expires_at
     const char *text = mlo_request_form(req, "days");
     int64_t days = 0;
     if (text && text[0] && (!mlo_str_to_i64(text, &days) || days < 1 || days > 36500))
-        return mlo_error_set(
-            err, MLO_EINVAL, "a token lives for 1 to 36500 days, or with nothing there for ever, not '%.20s'",
-            text);
+        return mlo_error_set(err, MLO_EINVAL,
+                             "a token lives for 1 to 36500 days, or with nothing there for ever, not '%.20s'",
+                             text);
     *expires_at_us = days ? mlo_clock_utc_us() + days * 86400 * 1000000 : 0;
     return MLO_OK;
 }

@@ -273,9 +273,9 @@ static json_t *choice_named(const json_t *choice, int64_t version, const char *v
 {
     json_t *item;
     size_t i;
-    json_array_foreach((json_t *)choice, i, item) if (mlo_json_i64(item, "version", 0) == version &&
-                                                      strcmp(mlo_text(item, "variant"), variant) == 0)
-        return item;
+    json_array_foreach((json_t *)choice, i,
+                       item) if (mlo_json_i64(item, "version", 0) == version &&
+                                 strcmp(mlo_text(item, "variant"), variant) == 0) return item;
     return NULL;
 }
 
@@ -335,8 +335,9 @@ static void chooser(struct mlo_request *req, const struct compared *c)
     }
     HTML(out, "<button>Compare</button></form>");
     if (json_array_size(c->choice) > OPTIONS_MAX)
-        HTML(out, "<p class=\"muted\">%zu more variants are not offered here: the page of each has a link "
-                  "Compare.</p>",
+        HTML(out,
+             "<p class=\"muted\">%zu more variants are not offered here: the page of each has a link "
+             "Compare.</p>",
              json_array_size(c->choice) - OPTIONS_MAX);
 }
 

@@ -57,8 +57,8 @@ void mlo_piece_json(struct mlo_buf *out, const json_t *value, size_t most);
  * "params".
  */
 void mlo_piece_params(struct mlo_buf *out, const json_t *params);
-/* What a page shows of a list that is there as a whole, from ?cursor= on: {"items", "next"}, for mlo_piece_next.
- * New reference; NULL: no memory. */
+/* What a page shows of a list that is there as a whole, from ?cursor= on: {"items", "next"}, for
+ * mlo_piece_next. New reference; NULL: no memory. */
 json_t *mlo_page_part(const struct mlo_request *req, const json_t *items, size_t most);
 /* "More" when the list has more: a link to the same page with the cursor. */
 void mlo_piece_next(struct mlo_request *req, const json_t *list);
@@ -68,8 +68,8 @@ void mlo_piece_variant_plot(struct mlo_buf *out, const json_t *variants);
 /* A run's jobs and what they need of each other as an SVG; nothing for one job alone or for very many
  * (dag.c). */
 void mlo_piece_dag(struct mlo_buf *out, const json_t *jobs);
-/* The lineage graph as an SVG, as much of it as a page has room for; its root is `name`, PROJECT/MODEL@V/VARIANT
- * (lineage.c). */
+/* The lineage graph as an SVG, as much of it as a page has room for; its root is `name`,
+ * PROJECT/MODEL@V/VARIANT (lineage.c). */
 void mlo_piece_lineage(struct mlo_buf *out, const char *project, const char *name, const json_t *lineage);
 /* Rows of the promotion log (promotions.c); with `models`, a column that names the model. */
 void mlo_piece_moves(struct mlo_buf *out, const json_t *items, bool models);
@@ -147,14 +147,14 @@ mlo_handler_fn page_comment;
 mlo_handler_fn page_upload, page_upload_post, page_submit, page_submit_post;
 extern const struct mlo_upload_body mlo_page_upload_body; /* upload.c */
 mlo_handler_fn page_model, page_search, page_promote, page_rollback, page_promotions;
-mlo_handler_fn page_release, page_variant, page_names, page_compare, page_projects, page_datasets, page_tokens,
-    page_token_make, page_token_revoke;
+mlo_handler_fn page_release, page_variant, page_names, page_compare, page_projects, page_datasets,
+    page_tokens, page_token_make, page_token_revoke;
 mlo_handler_fn page_members, page_member, page_member_set, page_member_token, page_member_revoke,
     page_member_remove;
 mlo_handler_fn page_workers, page_worker_wish;
 mlo_handler_fn page_schedules, page_schedule_change;
-mlo_handler_fn page_usage, page_run_requeue, page_runs, page_run, page_run_events, page_run_log, page_run_cancel,
-    page_audit_index, page_audit, page_audit_export;
+mlo_handler_fn page_usage, page_run_requeue, page_runs, page_run, page_run_events, page_run_log,
+    page_run_cancel, page_audit_index, page_audit, page_audit_export;
 /* The filters of the audit page, of the query (audit_export.c). */
 void mlo_page_audit_filter(const struct mlo_request *req, struct mlo_audit_filter *out);
 

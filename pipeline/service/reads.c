@@ -5,7 +5,19 @@
 
 #include "pipeline/service/waits_impl.h"
 
-enum { S_RUN, S_JOBS, S_LIST, S_EVENTS, S_RUN_STATE, S_MARKS, S_LOG_MARKS, S_QUEUE, S_TARGETS, S_DEPTHS, S_WORKERS };
+enum {
+    S_RUN,
+    S_JOBS,
+    S_LIST,
+    S_EVENTS,
+    S_RUN_STATE,
+    S_MARKS,
+    S_LOG_MARKS,
+    S_QUEUE,
+    S_TARGETS,
+    S_DEPTHS,
+    S_WORKERS
+};
 
 #define UTC(column) "to_char(" column " at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"')"
 

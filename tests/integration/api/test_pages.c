@@ -695,8 +695,8 @@ static void test_pages__members_are_their_projects(void **state)
     assert_mlo_ok(mlo_project_ensure(api->pg->conn, &system, "other", &other, &err), &err);
     assert_mlo_ok(
         mlo_token_create(api->pg->conn, &system, "ada", MLO_ADMIN, api->project, 0, admin, NULL, &err), &err);
-    assert_mlo_ok(
-        mlo_token_create(api->pg->conn, &system, "eve", MLO_ADMIN, other, 0, elsewhere, NULL, &err), &err);
+    assert_mlo_ok(mlo_token_create(api->pg->conn, &system, "eve", MLO_ADMIN, other, 0, elsewhere, NULL, &err),
+                  &err);
     const char *const *cookie = session(api, admin);
     api_call(api, &reply, "GET", "/projects", NULL, NULL, cookie);
     assert_holds(mlo_buf_str(&reply.body), "/members/demo");
@@ -772,8 +772,8 @@ static void test_pages__members_are_their_projects(void **state)
     reply_clear(&reply);
 }
 
-/* Bytes that thousands of versions are, and hundreds of variants of one: pages stay small, the root is drawn, and the
- * rest is a page further. */
+/* Bytes that thousands of versions are, and hundreds of variants of one: pages stay small, the root is drawn,
+ * and the rest is a page further. */
 static void test_pages__lineage_is_bounded(void **state)
 {
     enum { VERSIONS = 3000 };
@@ -790,10 +790,13 @@ static void test_pages__lineage_is_bounded(void **state)
     assert_mlo_ok(
         mlo_db_exec_text(
             conn,
-            "with copied as (insert into mlopt.version (model_id, number, manifest_digest, manifest, created_by) "
+            "with copied as (insert into mlopt.version (model_id, number, manifest_digest, manifest, "
+            "created_by) "
             "select model_id, number + n, manifest_digest, manifest, 'test' from mlopt.version, "
-            "generate_series(1, 3000) n where number = 2 returning id) insert into mlopt.variant (version_id, "
-            "name, artifact, size, named_by) select c.id, 'source', va.artifact, va.size, 'test' from copied c, "
+            "generate_series(1, 3000) n where number = 2 returning id) insert into mlopt.variant "
+            "(version_id, "
+            "name, artifact, size, named_by) select c.id, 'source', va.artifact, va.size, 'test' from copied "
+            "c, "
             "mlopt.variant va join mlopt.version v on v.id = va.version_id where v.number = 2; "
             "insert into mlopt.lineage_edge (project_id, child, parent, kind) select m.project_id, "
             "sha256(convert_to(n::text, 'UTF8')), va.artifact, 'derived-from' from mlopt.variant va join "
@@ -813,19 +816,20 @@ static void test_pages__lineage_is_bounded(void **state)
         assert_holds(mlo_buf_str(&reply.body), "all 1000 or more names");
         assert_holds(mlo_buf_str(&reply.body), "are not drawn");
     }
-    api_call(api, &reply, "GET", "/v1/projects/demo/models/cnn/versions/2/lineage", api->token[MLO_VIEWER], NULL,
-             NULL);
+    api_call(api, &reply, "GET", "/v1/projects/demo/models/cnn/versions/2/lineage", api->token[MLO_VIEWER],
+             NULL, NULL);
     assert_http(&reply, 200);
     snprintf(digest, sizeof digest, "%s", mlo_json_str(reply.json, "root", ""));
     json_t *node;
     size_t i;
-    json_array_foreach(json_object_get(reply.json, "nodes"), i, node)
-        if (strcmp(mlo_json_str(node, "digest", ""), digest) == 0) {
-            assert_int_equal(json_array_size(json_object_get(node, "names")), MLO_LINEAGE_NAMES);
-            assert_int_equal(mlo_json_i64(node, "names_count", 0), MLO_LINEAGE_COUNTED);
-            assert_string_equal(json_string_value(json_array_get(json_object_get(node, "names"), 0)),
-                                "demo/cnn@2/source");
-        }
+    json_array_foreach(json_object_get(reply.json, "nodes"), i,
+                       node) if (strcmp(mlo_json_str(node, "digest", ""), digest) == 0)
+    {
+        assert_int_equal(json_array_size(json_object_get(node, "names")), MLO_LINEAGE_NAMES);
+        assert_int_equal(mlo_json_i64(node, "names_count", 0), MLO_LINEAGE_COUNTED);
+        assert_string_equal(json_string_value(json_array_get(json_object_get(node, "names"), 0)),
+                            "demo/cnn@2/source");
+    }
     snprintf(path, sizeof path, "/names/demo/%s", digest);
     api_call(api, &reply, "GET", path, NULL, NULL, cookie);
     assert_http(&reply, 200);
@@ -846,7 +850,8 @@ static void test_pages__lineage_is_bounded(void **state)
                  mlo_json_str(reply.json, "next", ""));
     }
     assert_int_equal(seen, VERSIONS + 1);
-    api_call(api, &reply, "GET", "/v1/projects/demo/artifacts/sha256:0/names", api->token[MLO_VIEWER], NULL, NULL);
+    api_call(api, &reply, "GET", "/v1/projects/demo/artifacts/sha256:0/names", api->token[MLO_VIEWER], NULL,
+             NULL);
     assert_http(&reply, 422);
     /* what is compared is offered from few versions, and an old one is found by its number */
     api_call(api, &reply, "GET", "/compare/demo/cnn?a=1/source&b=2/source", NULL, NULL, cookie);

@@ -24,7 +24,8 @@ static void cancel(struct api *api)
 }
 
 /* Asks for a stream on a connection of its own, yours to read and close. */
-static int ask_for(struct api *api, const char *path, const char *sign_in, const char *token, const char *more)
+static int ask_for(struct api *api, const char *path, const char *sign_in, const char *token,
+                   const char *more)
 {
     struct mlo_buf request = MLO_BUF_INIT;
     int fd = api_connect(api);
@@ -200,7 +201,8 @@ static void test_run_stream__of_a_page_tells_of_the_log(void **state)
     assert_holds(mlo_buf_str(&text), "event: end\ndata: {\"state\":\"cancelled\"}\n\n");
     /* a person who follows the address is at the run; and nobody is told without a session */
     snprintf(cookie, sizeof cookie, "Cookie: mlopt_session=%s", api->token[MLO_VIEWER]);
-    const char *const session[] = {cookie, NULL}, *const stream[] = {"Accept: text/event-stream", cookie, NULL};
+    const char *const session[] = {cookie, NULL}, *const stream[] = {"Accept: text/event-stream", cookie,
+                                                                     NULL};
     api_call(api, &reply, "GET", "/runs/demo/1/events", NULL, NULL, session);
     assert_http(&reply, 303);
     assert_holds(mlo_buf_str(&reply.headers), "Location: /runs/demo/1\r\n");
