@@ -6,8 +6,8 @@
  * After each: what was acknowledged is there, nothing happened twice that must not, every event of the audit
  * log reached the webhook and every promotion the ledger, and `mlopt audit verify` and `mlopt fsck --bytes`
  * find nothing. A run takes some of the steps, from a random first one that is printed (MLOPT_FAULT_SEED sets
- * it); MLOPT_FAULT_ALL=1 takes all, which takes minutes. An argument chooses among the three faults
- * ("*server*", "*cut*", "*postgresql*"), which can be run beside each other. */
+ * it); MLOPT_FAULT_ALL=1 takes all, MLOPT_FAULT_ALL=2/3 every third from the second on. An argument chooses
+ * among the three faults ("*server*", "*cut*", "*postgresql*"). So the parts can be run beside each other. */
 #include "tests/fault/server_fixture.h"
 
 /* OCCURRENCES: of one step, so that a poll of the background is not counted forever. */
@@ -289,7 +289,15 @@ struct target {
     long occurrence;
 };
 
-/* The steps of the round before; those of PostgreSQL only, where the fault is its end. Yours. */
+static int by_text(const void *a, const void *b)
+{
+    const struct target *one = a, *two = b;
+    int order = strcmp(one->text, two->text);
+    return order ? order : (one->occurrence > two->occurrence) - (one->occurrence < two->occurrence);
+}
+
+/* The steps of the round before, in an order that does not depend on it; those of PostgreSQL only, where the
+ * fault is its end. Yours. */
 static struct target *targets_of(const struct fault_plan *p, enum fault_kind kind, size_t *count)
 {
     struct target *all = calloc(FAULT_STEPS_MAX * OCCURRENCES, sizeof *all);
@@ -302,6 +310,7 @@ static struct target *targets_of(const struct fault_plan *p, enum fault_kind kin
             snprintf(all[n].text, sizeof all[n].text, "%s", p->steps[i].text);
             all[n++].occurrence = o;
         }
+    qsort(all, n, sizeof *all, by_text);
     *count = n;
     return all;
 }
@@ -328,7 +337,9 @@ static void campaign(struct pg_fixture *f, const char *name, enum fault_kind kin
     struct service s;
     const char *all = getenv("MLOPT_FAULT_ALL"), *seed_text = getenv("MLOPT_FAULT_SEED");
     int64_t seed = mlo_clock_utc_us() / 1000;
-    size_t count, missed = 0, done = 0;
+    size_t count, missed = 0, done = 0, part = 1, parts = 1;
+    if (all && sscanf(all, "%zu/%zu", &part, &parts) == 2)
+        assert_true(part >= 1 && part <= parts);
     if (seed_text)
         mlo_str_to_i64(seed_text, &seed);
     service_open(&s, f);
@@ -336,8 +347,8 @@ static void campaign(struct pg_fixture *f, const char *name, enum fault_kind kin
     one(&s, name, 0, FAULT_NONE, "", 0); /* passes all steps: which are there? */
     struct target *targets = targets_of(s.plan, kind, &count);
     assert_true(count > 60);
-    double stride = all ? 1 : (double)count / (double)MLO_MIN(some, count);
-    double first = all ? 0 : (double)(seed % 1000) / 1000 * stride;
+    double stride = all ? (double)parts : (double)count / (double)MLO_MIN(some, count);
+    double first = all ? (double)(part - 1) : (double)(seed % 1000) / 1000 * stride;
     print_message("%s: %zu steps, every %.1f from %.1f (MLOPT_FAULT_SEED=%lld)\n", name, count, stride, first,
                   (long long)seed);
     for (double at = first; at < (double)count; at += stride) {
