@@ -22,10 +22,10 @@ enum mlo_status h_dataset_create(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_dataset_info info;
-    struct mlo_upload_body body;
+    struct mlo_upload_request body;
     int64_t project;
     enum mlo_status status;
-    MLO_TRY(mlo_upload_body_read(req, &body, err));
+    MLO_TRY(mlo_upload_request_read(req, &body, err));
     MLO_TRY(mlo_request_project(req, &project, err));
     const struct mlo_dataset_content content = {.description = body.description,
                                                 .metadata = body.metadata,

@@ -76,11 +76,11 @@ out:
     return status;
 }
 
-enum mlo_status mlo_upload_body_read(struct mlo_request *req, struct mlo_upload_body *out,
-                                     struct mlo_error *err)
+enum mlo_status mlo_upload_request_read(struct mlo_request *req, struct mlo_upload_request *out,
+                                        struct mlo_error *err)
 {
     enum mlo_status status;
-    *out = (struct mlo_upload_body){.files = mlo_arena_alloc(req->arena, sizeof *out->files)};
+    *out = (struct mlo_upload_request){.files = mlo_arena_alloc(req->arena, sizeof *out->files)};
     if (!out->files)
         return mlo_error_nomem(err);
     MLO_TRY(mlo_request_json(req, &out->json, err));
@@ -219,10 +219,10 @@ enum mlo_status h_version_create(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_version_info info;
-    struct mlo_upload_body body;
+    struct mlo_upload_request body;
     int64_t project;
     enum mlo_status status;
-    MLO_TRY(mlo_upload_body_read(req, &body, err));
+    MLO_TRY(mlo_upload_request_read(req, &body, err));
     MLO_TRY(mlo_request_project(req, &project, err));
     if (json_object_size(body.metadata))
         MLO_TRY(add_metadata(req, project, body.metadata, body.files, err));

@@ -95,15 +95,14 @@ struct mlo_files {
     struct mlo_manifest_blob blobs[MLO_FILES_MAX];
     size_t count;
 };
-/* What the body of an upload has beside what only models or only datasets have. All of it is the request's.
- */
-struct mlo_upload_body {
+/* What uploads of models and of datasets say alike; borrowed from the request. */
+struct mlo_upload_request {
     json_t *json, *metadata; /* an object, or NULL */
     const char *description; /* "" when it is not said */
     struct mlo_files *files;
 };
-MLO_MUST_USE enum mlo_status mlo_upload_body_read(struct mlo_request *req, struct mlo_upload_body *out,
-                                                  struct mlo_error *err);
+MLO_MUST_USE enum mlo_status mlo_upload_request_read(struct mlo_request *req, struct mlo_upload_request *out,
+                                                     struct mlo_error *err);
 /* Renames the member `from` of an object to `to`, when it is there. */
 void mlo_json_rename(json_t *object, const char *from, const char *to);
 
