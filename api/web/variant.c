@@ -24,7 +24,7 @@ static void measured(struct mlo_buf *out, const json_t *row, const char *key)
         char size[32];
         HTML(out, "%s", mlo_str_size((uint64_t)value, size));
     } else
-        HTML(out, "%.5g", value);
+        HTML(out, "%.5g%s", value, strcmp(mlo_text(row, "unit"), "samples/s") == 0 ? " samples/s" : "");
 }
 
 static void interval(struct mlo_buf *out, const json_t *row)
