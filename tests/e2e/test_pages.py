@@ -403,10 +403,11 @@ def check_moves(stand, run):
         upload(stand, "the same again")
         promote(stand, "production", "source", "staging looked good")
     moves = len(stand.all("table.moves tbody tr"))
-    stand.one("form.back input[name=reason]").send_keys("practising <b>the way</b> back")
+    why = "practising the way back" if os.environ.get("MLOPT_SHOTS") else "practising <b>the way</b> back"
+    stand.one("form.back input[name=reason]").send_keys(why)
     stand.press("form.back button")
     rows = stand.all("table.moves tbody tr")
-    assert len(rows) == moves + 1 and "rollback" in rows[0].text and "<b>the way</b>" in rows[0].text, rows[0].text
+    assert len(rows) == moves + 1 and "rollback" in rows[0].text and why in rows[0].text, rows[0].text
     stand.press("form.filters button")  # what is in force now
     assert "held" in stand.one(".answer").text, stand.one("main").text
     stand.shot("promotions")
