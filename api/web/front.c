@@ -126,15 +126,19 @@ void mlo_piece_front(struct mlo_buf *out, const json_t *run)
     const json_t *search = json_object_get(run, "search"), *points = json_object_get(search, "points"),
                  *point;
     const json_t *used = json_object_get(search, "used");
+    double cost = mlo_json_f64(used, "cost", 0);
     size_t i;
     if (!search)
         return;
     HTML(out,
          "<h2>Front</h2><section class=\"panel\" id=\"front\"><p><code>%s</code>: %s%s%s. %lld jobs, %.0f "
-         "s.</p>",
+         "s",
          mlo_text(search, "goal"), mlo_text(search, "why"), mlo_text(search, "stopped")[0] ? "; " : "",
          mlo_text(search, "stopped"), (long long)mlo_json_i64(used, "jobs", 0),
          mlo_json_f64(used, "elapsed_s", 0));
+    if (cost > 0)
+        HTML(out, ", a cost of %.4g", cost);
+    HTML(out, ".</p>");
     picture(out, points);
     HTML(
         out,

@@ -70,9 +70,11 @@ static enum mlo_status resolve_dataset(struct mlo_db_conn *conn, struct mlo_run_
         status = mlo_dataset_find(conn, plan->project, ref.name, ref.version, &info, err);
     if (status == MLO_ENOTFOUND && err) {
         if (strcmp(ref.project, plan->project_name) == 0)
-            mlo_error_set(err, MLO_ENOTFOUND, "there is no dataset '%s'", text);
-        mlo_error_hint(err, "push it with `mlopt data push %s FILE…`, or name another one in the recipe",
-                       text);
+            mlo_error_set(err, MLO_ENOTFOUND, "there is no dataset '%s'", full);
+        mlo_error_hint(err,
+                       "push it with `mlopt data push %s FILE…`, or name another one in the recipe, or by "
+                       "--set data.%s=NAME",
+                       full, role);
     }
     MLO_TRY(status);
     snprintf(name, sizeof name, "%s/%s", ref.project, ref.name);

@@ -48,7 +48,8 @@ const struct mlo_sql MLO_SEARCH_SQL[] = {
         {"search_so_far",
          "select extract(epoch from clock_timestamp() - r.started_at)::float8, (select "
          "  coalesce(sum(a.cpu_s), 0)::float8 from attempt a join job x on x.id = a.job where x.run = "
-         "r.id), s.size from job j join run r on r.id = j.run join blob s on s.digest = r.source "
+         "r.id), s.size, (select coalesce(sum(a.gpu_s), 0)::float8 from attempt a join job x on x.id = a.job "
+         "  where x.run = r.id) from job j join run r on r.id = j.run join blob s on s.digest = r.source "
          "where j.id = $1",
          1},
     [S_JOBS] = {"search_jobs",
@@ -111,9 +112,9 @@ enum mlo_status mlo_search_so_far(struct mlo_db_conn *conn, int64_t job, json_t 
     }
     for (int i = 0; i < mlo_rows_count(&rows); i++)
         MLO_TRY(job_so_far(&rows, i, jobs, err));
-    *out = json_pack("{s:f, s:f, s:I, s:O}", "elapsed_s", mlo_rows_f64(&run, 0, 0), "cpu_s",
-                     mlo_rows_f64(&run, 0, 1), "source_bytes", (json_int_t)mlo_rows_i64(&run, 0, 2), "jobs",
-                     jobs);
+    *out = json_pack("{s:f, s:f, s:f, s:I, s:O}", "elapsed_s", mlo_rows_f64(&run, 0, 0), "cpu_s",
+                     mlo_rows_f64(&run, 0, 1), "gpu_s", mlo_rows_f64(&run, 0, 3), "source_bytes",
+                     (json_int_t)mlo_rows_i64(&run, 0, 2), "jobs", jobs);
     if (!*out)
         status = mlo_error_nomem(err);
 out:

@@ -21,7 +21,8 @@ bool mlo_point_dominates(const struct mlo_search_point *a, const struct mlo_sear
             return false;
         better = better || ours < theirs;
     }
-    return better;
+    double ours = a->axis[MLO_AXIS_DROP].high, theirs = b->axis[MLO_AXIS_DROP].high;
+    return ours <= theirs && (better || ours < theirs);
 }
 
 void mlo_points_rank(const struct mlo_search_point *points, size_t count, int *rank)

@@ -37,7 +37,8 @@ struct mlo_search_point {
 };
 /* Whether all axes are known. */
 bool mlo_point_whole(const struct mlo_search_point *point);
-/* Whether `a` is nowhere worse than `b` and somewhere better, by values. Of two that are equal on all axes
+/* Whether `a` is nowhere worse than `b` and somewhere better, by values, and of the drop by the bound against
+ * it as well: what is known to lose nothing is not beaten by what only seems so. Of two that are equal
  * neither dominates. */
 bool mlo_point_dominates(const struct mlo_search_point *a, const struct mlo_search_point *b);
 /* The front: rank[i] is 0 where nothing dominates point i, 1 where only those of rank 0 do, and so on; -1 for
@@ -60,7 +61,7 @@ int mlo_goal_order(const struct mlo_goal *goal, const struct mlo_search_point *a
  * ------------------------------------------------------------------------ */
 
 /* All candidates of a search's (resolved) options, in the order in which they are listed: [{"name","shape",
- * "form","precision","share","sparsity","round","threads","between","steps":[{"step","options"
+ * "form","precision","share","of_weights","sparsity","round","threads","between","steps":[{"step","options"
  * (resolved)}]}]. Those that come to the same are one. With the option foresee, behind them those whose share
  * of pruning lies between two that are listed, as many as there is room for. MLO_EINVAL for a value that a
  * knob does not have, and for two that come to one name; MLO_ETOOBIG for more than MLO_SEARCH_CANDIDATES.
@@ -75,10 +76,10 @@ MLO_MUST_USE enum mlo_status mlo_search_check(const json_t *options, struct mlo_
 /* Names the form of a search's decisions (docs/search.md). */
 #define MLO_SEARCH_FORMAT "mlopt-search-1"
 /* What comes next. `run` is what the run did so far:
- *   {"elapsed_s","cpu_s","source_bytes","jobs":[{"step","state","spec":{"options","candidate","rung"},
+ *   {"elapsed_s","cpu_s","gpu_s","source_bytes","jobs":[{"step","state","spec":{"options","candidate","rung"},
  *    "output" (digest or null),"size" (of it, or null),"result":{"report","observations"},"error"}]}
  * in order. *out (yours):
- *   {"format","goal","metric","rung","used":{"jobs","elapsed_s","cpu_s"},"points":[…],"front":[name…],
+ *   {"format","goal","metric","rung","used":{"jobs","elapsed_s","cpu_s","gpu_s","cost"},"points":[…],"front":[name…],
  *    "best","met","done","why","next":[{"candidate","rung","input" (digest, or null: the upload),"steps":
  *    [{"step","options"}]}]}
  * with done: nothing is next. */

@@ -1,5 +1,6 @@
 /* What a search does next: candidates that were not tried, as long as the budgets last; then those that are
- * worth it on all of the select data; then the front on the evaluation data; then the end. */
+ * worth it on all of the select data, where they were not yet; then the front on the evaluation data; then
+ * the end. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,17 +9,18 @@
 #include "pipeline/steps/search_impl.h"
 #include "pipeline/steps/step_impl.h"
 
-/* Shares of the budgets of time that may be used when a rung's jobs are planned: what is left is for those
- * after it. */
+/* Shares of the budgets of time and money that may be used when a rung's jobs are planned: what is left is
+ * for those after it. */
 static const double RUNG_SHARE[] = {
     [MLO_RUNG_SCREEN] = 0.65, [MLO_RUNG_SELECT] = 0.85, [MLO_RUNG_EVALUATE] = 1e9};
 enum { KEPT_LEAST = 3, SURVIVOR_TIMES = 2 /* as many rounds for those that are kept */ };
 
+/* 0: none. */
 static double budget_s(const json_t *options, const char *key)
 {
     uint64_t seconds = 0;
     const char *text = mlo_json_str(options, key, "none");
-    return mlo_str_to_seconds(text, &seconds) ? (double)seconds : INFINITY;
+    return mlo_str_to_seconds(text, &seconds) ? (double)seconds : 0;
 }
 
 /* Which budget keeps a rung from beginning (more); NULL: none. `more`: of what was used, what it would take.
@@ -26,9 +28,18 @@ static double budget_s(const json_t *options, const char *key)
 static const char *out_of(const struct mlo_search_state *s, int rung, double more)
 {
     double share = RUNG_SHARE[rung];
-    if (s->elapsed_s + more * s->elapsed_s > share * budget_s(s->options, "time"))
-        return "time";
-    return s->cpu_s + more * s->cpu_s > share * budget_s(s->options, "cpu") ? "cpu" : NULL;
+    const struct {
+        const char *name;
+        double used, budget;
+    } budgets[] = {
+        {"time", s->elapsed_s, budget_s(s->options, "time")},
+        {"cpu", s->cpu_s, budget_s(s->options, "cpu")},
+        {"cost", s->cost, mlo_json_f64(s->options, "cost", 0)},
+    };
+    for (size_t i = 0; i < MLO_COUNT(budgets); i++)
+        if (budgets[i].budget > 0 && budgets[i].used + more * budgets[i].used > share * budgets[i].budget)
+            return budgets[i].name;
+    return NULL;
 }
 
 static size_t kept_of(const struct mlo_search_state *s, size_t tried)
@@ -37,10 +48,23 @@ static size_t kept_of(const struct mlo_search_state *s, size_t tried)
     return MLO_MIN(tried, MLO_MAX(share, (size_t)KEPT_LEAST));
 }
 
+/* Whether all that was measured was judged on all of the data: then there is no second rung. */
+static bool judged_on_all(const struct mlo_search_state *s)
+{
+    size_t known = 0, whole = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        known += mlo_search_measured(&s->all[i]);
+        whole += mlo_search_measured(&s->all[i]) && s->all[i].screened >= MLO_RUNG_SELECT;
+    }
+    return known > 0 && whole == known;
+}
+
 /* Jobs that the rungs after the first take when so many were tried; those that choose among them. */
 static int64_t later_jobs(const struct mlo_search_state *s, size_t tried)
 {
-    int64_t kept = (int64_t)kept_of(s, tried), front = mlo_json_i64(s->options, "front", 5);
+    int64_t kept = (int64_t)kept_of(s, tried), front = mlo_json_i64(s->options, "front", 1);
+    if (judged_on_all(s))
+        return MLO_MIN((int64_t)tried, front) + 2;
     return kept + MLO_MIN(kept, front) + 3;
 }
 
@@ -79,11 +103,12 @@ static json_t *trial(const struct mlo_search_state *s, const struct mlo_search_c
                      int times)
 {
     json_t *out = judged(s);
-    json_t *more = json_pack("{s:I, s:[I], s:I, s:I, s:f, s:I}", "samples", (json_int_t)samples, "batch",
-                             (json_int_t)mlo_json_i64(s->options, "batch", 1), "threads",
-                             (json_int_t)c->threads, "source_threads", (json_int_t)s->source_threads,
-                             "seconds", times * mlo_json_f64(s->options, "seconds", 1.5), "rounds",
-                             (json_int_t)MLO_MIN(times * mlo_json_i64(s->options, "rounds", 12), 1000));
+    double seconds = times * mlo_json_f64(s->options, "seconds", 1.5); /* of each of two models */
+    json_t *more = json_pack(
+        "{s:I, s:f, s:[I], s:I, s:I, s:f, s:I}", "samples", (json_int_t)samples, "all_within",
+        samples ? 2 * seconds : 0.0, "batch", (json_int_t)mlo_json_i64(s->options, "batch", 1), "threads",
+        (json_int_t)c->threads, "source_threads", (json_int_t)s->source_threads, "seconds", seconds, "rounds",
+        (json_int_t)MLO_MIN(times * mlo_json_i64(s->options, "rounds", 12), 1000));
     if (!out || !more || json_object_update(out, more) != 0) {
         json_decref(out);
         out = NULL;
@@ -123,7 +148,7 @@ out:
 static size_t pick(const struct mlo_search_state *s, const bool *planned, size_t together)
 {
     if (mlo_json_bool(s->options, "foresee", false))
-        return mlo_search_pick(s, planned, MLO_MAX(together / 2, (size_t)1));
+        return mlo_search_pick(s, planned, together);
     for (size_t i = 0; i < s->count; i++)
         if (!s->all[i].begun && !planned[i])
             return i;
@@ -259,7 +284,7 @@ static size_t ordered(struct mlo_search_state *s, size_t *order, int *rank)
 /* How many are kept of so many: those that are to be, and more where jobs would be left over. */
 static size_t keepable(const struct mlo_search_state *s, size_t count)
 {
-    int64_t budget = mlo_json_i64(s->options, "jobs", 0), front = mlo_json_i64(s->options, "front", 5);
+    int64_t budget = mlo_json_i64(s->options, "jobs", 0), front = mlo_json_i64(s->options, "front", 1);
     size_t keep = kept_of(s, count);
     /* this choice, the two after it, and what of them is evaluated */
     while (keep < count && s->used_jobs + 3 + (int64_t)keep + 1 + MLO_MIN((int64_t)keep + 1, front) <= budget)
@@ -267,29 +292,37 @@ static size_t keepable(const struct mlo_search_state *s, size_t count)
     return keep;
 }
 
-/* Who is kept after the first rung, and why the others are not. */
-static void halve(struct mlo_search_state *s, const size_t *order, const int *rank, size_t count)
+/* Who misses the goal for certain, while others, of which as much is known, may keep it. */
+static void mark_missed(struct mlo_search_state *s, const size_t *order, size_t count)
 {
-    size_t keep = keepable(s, count), hopeful = 0, among[MLO_SEARCH_CANDIDATES], kept[MLO_SEARCH_CANDIDATES],
-           n = 0;
-    bool chosen = s->last_rung > MLO_RUNG_SCREEN; /* already, on what was known then */
+    size_t hopeful = 0;
+    int furthest = 0;
     for (size_t k = 0; k < count; k++)
-        hopeful += mlo_goal_held(&s->goal, &s->all[order[k]].point, true) == s->goal.count;
-    for (size_t k = 0; k < count; k++)
-        if (hopeful == 0 || mlo_goal_held(&s->goal, &s->all[order[k]].point, true) == s->goal.count)
-            among[n++] = order[k];
-    n = mlo_search_spread(s, among, n, keep, kept);
-    for (size_t k = 0; k < n && !chosen; k++)
-        s->all[kept[k]].kept = true;
+        furthest = MLO_MAX(furthest, s->all[order[k]].screened);
     for (size_t k = 0; k < count; k++) {
         struct mlo_search_candidate *c = &s->all[order[k]];
-        bool hope = mlo_goal_held(&s->goal, &c->point, true) == s->goal.count;
-        if (chosen)
-            c->kept = c->begun > MLO_RUNG_SCREEN;
-        if (!c->kept)
-            c->why = !hope && hopeful     ? "even by the better end of its intervals it misses the goal"
-                     : rank[order[k]] > 0 ? "others are better on every axis"
-                                          : "others of the front reach more, or are nearer to the goal";
+        c->missed = mlo_goal_held(&s->goal, &c->point, true) < s->goal.count;
+        hopeful += !c->missed && c->screened == furthest;
+    }
+    for (size_t k = 0; k < count && !hopeful; k++)
+        s->all[order[k]].missed = false;
+}
+
+/* Who is kept after the first rung. Those that were judged on all of the data need no second one. */
+static void halve(struct mlo_search_state *s, const size_t *order, size_t count)
+{
+    size_t among[MLO_SEARCH_CANDIDATES], kept[MLO_SEARCH_CANDIDATES], n = 0;
+    bool chosen = s->last_rung > MLO_RUNG_SCREEN; /* already, on what was known then */
+    for (size_t k = 0; k < count; k++) {
+        struct mlo_search_candidate *c = &s->all[order[k]];
+        c->kept = !c->missed && (c->screened >= MLO_RUNG_SELECT || (chosen && c->begun > MLO_RUNG_SCREEN));
+        if (!c->missed)
+            among[n++] = order[k];
+    }
+    if (!chosen && !judged_on_all(s)) {
+        n = mlo_search_spread(s, among, n, keepable(s, count), kept);
+        for (size_t k = 0; k < n; k++)
+            s->all[kept[k]].kept = true;
     }
 }
 
@@ -300,9 +333,10 @@ static void mark_front(struct mlo_search_state *s, const size_t *order, size_t c
     struct mlo_search_point *points = calloc(s->count, sizeof *points);
     int *own = malloc(s->count * sizeof *own);
     for (size_t k = 0; k < count; k++)
-        furthest = MLO_MAX(furthest, s->all[order[k]].screened);
+        if (!s->all[order[k]].missed)
+            furthest = MLO_MAX(furthest, s->all[order[k]].screened);
     for (size_t k = 0; points && own && k < count; k++)
-        if (s->all[order[k]].screened == furthest)
+        if (s->all[order[k]].screened == furthest && !s->all[order[k]].missed)
             points[order[k]] = s->all[order[k]].point;
     if (points && own) {
         mlo_points_rank(points, s->count, own);
@@ -313,15 +347,37 @@ static void mark_front(struct mlo_search_state *s, const size_t *order, size_t c
     free(own);
 }
 
+/* Why the others are not on the front. */
+static void tell_dropped(struct mlo_search_state *s, const size_t *order, const int *rank, size_t count)
+{
+    for (size_t k = 0; k < count; k++) {
+        struct mlo_search_candidate *c = &s->all[order[k]];
+        bool beaten = rank[order[k]] > 0 || (c->kept && c->screened >= MLO_RUNG_SELECT);
+        c->kept = c->kept && (c->front || c->screened < MLO_RUNG_SELECT);
+        if (!c->kept)
+            c->why = c->missed ? "even by the better end of its intervals it misses the goal"
+                     : beaten  ? "others are better on every axis"
+                               : "others of the front reach more, or are nearer to the goal";
+    }
+}
+
+/* How many points of the front are judged: as many as are to be, where the budget has jobs for them; this
+ * choice and the last one are two. */
+static size_t judged_most(const struct mlo_search_state *s)
+{
+    int64_t budget = mlo_json_i64(s->options, "jobs", 0), front = mlo_json_i64(s->options, "front", 1);
+    return (size_t)MLO_MAX(budget ? MLO_MIN(front, budget - s->used_jobs - 2) : front, 1);
+}
+
 /* Those that a rung takes; of the front the nearest to the goal, as the end names it, and then what reaches
  * most beside it. */
 static size_t taken(const struct mlo_search_state *s, const size_t *order, size_t count, int rung,
                     size_t *out)
 {
-    size_t n = 0, front[MLO_SEARCH_CANDIDATES], all = (size_t)mlo_json_i64(s->options, "front", 5);
+    size_t n = 0, front[MLO_SEARCH_CANDIDATES];
     for (size_t k = 0; k < count; k++) {
         const struct mlo_search_candidate *c = &s->all[order[k]];
-        if (rung == MLO_RUNG_SELECT && c->kept)
+        if (rung == MLO_RUNG_SELECT && c->kept && c->screened < MLO_RUNG_SELECT)
             out[n++] = order[k];
         if (rung == MLO_RUNG_SELECT || !c->front)
             continue;
@@ -330,7 +386,7 @@ static size_t taken(const struct mlo_search_state *s, const size_t *order, size_
             front[at] = front[at - 1];
         front[at] = order[k];
     }
-    return rung == MLO_RUNG_SELECT ? n : mlo_search_spread(s, front, n, all, out);
+    return rung == MLO_RUNG_SELECT ? n : mlo_search_spread(s, front, n, judged_most(s), out);
 }
 
 static enum mlo_status plan_rung(struct mlo_search_state *s, const size_t *order, size_t count, int rung,
@@ -388,12 +444,14 @@ static enum mlo_status tell(struct mlo_search_state *s, const size_t *order, siz
         snprintf(why, sizeof why, "nothing of the front could be judged on the evaluation data");
     else
         snprintf(why, sizeof why, "no candidate could be made and measured%.220s", reason.message);
-    *out = json_pack("{s:s, s:s, s:s, s:i, s:{s:I, s:f, s:f}, s:I, s:O, s:O, s:s?, s:b, s:b, s:s, s:s, s:O}",
+    *out = json_pack("{s:s, s:s, s:s, s:i, s:{s:I, s:f, s:f, s:f, s:f}, s:I, s:O, s:O, s:s?, s:b, s:b, s:s, "
+                     "s:s, s:O}",
                      "format", MLO_SEARCH_FORMAT, "goal", mlo_json_str(s->options, "goal", ""), "metric",
                      s->metric.name, "rung", rung, "used", "jobs", (json_int_t)s->used_jobs, "elapsed_s",
-                     s->elapsed_s, "cpu_s", s->cpu_s, "source_bytes", (json_int_t)s->source_bytes, "points",
-                     points, "front", front, "best", best ? best->name : NULL, "met", met, "done", done,
-                     "why", why, "stopped", stopped, "next", next);
+                     s->elapsed_s, "cpu_s", s->cpu_s, "gpu_s", s->gpu_s, "cost", s->cost, "source_bytes",
+                     (json_int_t)s->source_bytes, "points", points, "front", front, "best",
+                     best ? best->name : NULL, "met", met, "done", done, "why", why, "stopped", stopped,
+                     "next", next);
     json_decref(points);
     json_decref(front);
     return *out ? MLO_OK : mlo_error_nomem(err);
@@ -418,8 +476,10 @@ enum mlo_status mlo_search_decide(const json_t *options, const json_t *run, json
         MLO_TRY(plan_screen(&s, next, stopped, sizeof stopped, err));
     else
         MLO_TRY(tell_untried(&s, stopped, sizeof stopped, err));
-    halve(&s, order, rank, count);
+    mark_missed(&s, order, count);
+    halve(&s, order, count);
     mark_front(&s, order, count);
+    tell_dropped(&s, order, rank, count);
     if (json_array_size(next) == 0 && s.last_rung == MLO_RUNG_SCREEN) {
         rung = MLO_RUNG_SELECT;
         const char *spent = out_of(&s, rung, 0);

@@ -7,7 +7,8 @@
 
 #include "pipeline/steps/search_impl.h"
 
-static const double CERTAIN = 0.05;  /* of it: more than measurements err */
+static const double CERTAIN = 0.05; /* of it: more than measurements err */
+static const double SURE = 0.001;
 static const double WORTH_IT = 0.01; /* of the volume that is reached: what adds less is not tried */
 /* What is foreseen to be so much better than the best objective so far is tried first. */
 static const double FASTER = 0.98, LESS_DROP = 0.001;
@@ -126,7 +127,7 @@ static struct effect of_shape(const struct mlo_search_state *s, const struct bas
     for (size_t i = 0; i < s->count; i++) {
         const struct mlo_search_candidate *o = &s->all[i];
         bool nearer = o->share < c->share ? o->share > below : o->share > c->share && o->share < above;
-        if (!nearer || (o->round != c->round && o->share > 0))
+        if (!nearer || (o->share > 0 && (o->round != c->round || o->of_weights != c->of_weights)))
             continue;
         struct effect e = of_measured_shape(s, b, o->shape);
         if (e.known && o->share < c->share) {
@@ -306,6 +307,47 @@ static double bits_of(const struct mlo_search_candidate *c)
     return p->sparse ? p->bits + 32 * (1 - c->sparsity) : p->bits;
 }
 
+static bool is_sparse(const struct mlo_search_candidate *c)
+{
+    return mlo_search_precision_find(c->precision)->sparse;
+}
+
+/* Whether a form alone is computed as floats with fewer bits of all weights: the more, the less is lost. */
+static bool is_plain(const struct mlo_search_state *s, const struct mlo_search_candidate *c)
+{
+    return !*c->shape && c->threads == s->source_threads && bits_of(c) > 0 && !is_sparse(c);
+}
+
+/* Known to lose nothing: but for two samples, and for a tenth of a point. */
+static bool is_sure(const struct mlo_search_candidate *c)
+{
+    return c->point.axis[MLO_AXIS_DROP].high <= MLO_MAX(SURE, 4 / (double)MLO_MAX(c->samples, 1));
+}
+
+/* A search has something that loses nothing, and the smallest such: as long as nothing that was measured is
+ * known to, the form that has the next more bits is tried. */
+static bool is_next_surer(const struct mlo_search_state *s, const struct mlo_search_candidate *c,
+                          const bool *planned)
+{
+    double most = 0;
+    if (!is_plain(s, c))
+        return false;
+    for (size_t i = 0; i < s->count; i++) {
+        const struct mlo_search_candidate *o = &s->all[i];
+        if (!is_plain(s, o))
+            continue;
+        if (planned[i] || (mlo_search_measured(o) && is_sure(o)))
+            return false;
+        most = mlo_search_measured(o) ? MLO_MAX(most, bits_of(o)) : most;
+    }
+    for (size_t i = 0; i < s->count; i++) {
+        const struct mlo_search_candidate *o = &s->all[i];
+        if (is_plain(s, o) && !o->begun && bits_of(o) > most && bits_of(o) < bits_of(c))
+            return false;
+    }
+    return most > 0 && bits_of(c) > most;
+}
+
 /* Whether a form that stands alone can add to the front, at the best that is known of it beforehand: no drop,
  * the source's speed, and no smaller than what was measured of forms with no more bits. */
 static bool hopeless(const struct mlo_search_state *s, const struct mlo_search_candidate *c,
@@ -333,7 +375,8 @@ static size_t pick_alone(const struct mlo_search_state *s, const struct base *b,
 {
     for (size_t i = 0; i < s->count; i++) {
         const struct mlo_search_candidate *c = &s->all[i];
-        *waits = *waits || (planned[i] && stands_alone(b, c));
+        /* a share of weights tells nothing of those of multiply-adds, nor a form that is tried to be sure */
+        *waits = *waits || (planned[i] && stands_alone(b, c) && !c->of_weights && !hopeless(s, c, planned));
         if (c->begun || planned[i] || !stands_alone(b, c))
             continue;
         /* where integers are no faster, what floats promise comes first */
@@ -341,7 +384,7 @@ static size_t pick_alone(const struct mlo_search_state *s, const struct base *b,
             continue;
         int off = told_off(s, c, planned);
         *waits = *waits || off < 0;
-        if (off == 0 && !hopeless(s, c, planned))
+        if (off == 0 && (!hopeless(s, c, planned) || is_next_surer(s, c, planned)))
             return i;
     }
     return s->count;

@@ -36,6 +36,9 @@ struct mlo_search_precision {
 const struct mlo_search_precision *mlo_search_precision_find(const char *name);
 /* A share of the weights or of the multiply-adds, "30%", as a fraction; negative where it is none. */
 double mlo_search_share(const char *text);
+/* A value of the knob prune: 0 of "none", else the share that goes, "30%" of the multiply-adds, or "30% of
+ * weights"; negative where it is none of these. */
+double mlo_search_pruned(const char *text, bool *of_weights);
 /* Whether all values of a knob are such as it has: MLO_EINVAL names the one that is not. */
 MLO_MUST_USE enum mlo_status mlo_search_check_knob(const json_t *options, enum mlo_search_knob knob,
                                                    struct mlo_error *err);
@@ -47,7 +50,8 @@ MLO_MUST_USE enum mlo_status mlo_search_check_knob(const json_t *options, enum m
 struct mlo_search_candidate {
     const char *name, *artifact, *made_by, *why;
     const char *shape, *form, *precision;
-    double share;    /* of the multiply-adds that go */
+    double share; /* of the multiply-adds that go, or of the weights */
+    bool of_weights;
     double sparsity; /* of the weights that are zero */
     int64_t round;   /* of channels */
     int64_t threads; /* that it is timed with */
@@ -55,9 +59,11 @@ struct mlo_search_candidate {
     const json_t *steps;
     struct mlo_search_point point;
     struct mlo_bounded accuracy, evaluated, evaluated_drop;
-    int begun, screened; /* the last rung of which it has jobs, and of which its accuracy is */
-    int64_t samples;     /* that its accuracy is of */
+    int begun;       /* the last rung of which it has jobs */
+    int screened;    /* MLO_RUNG_SELECT where its accuracy is of all of the data, whichever rung that was */
+    int64_t samples; /* that its accuracy is of */
     bool failed, kept, front;
+    bool missed; /* it misses the goal even by the better end of its intervals, and others do not */
 };
 
 struct mlo_search_state {
@@ -67,7 +73,7 @@ struct mlo_search_state {
     json_t *space;
     struct mlo_search_candidate *all;
     size_t count;
-    double elapsed_s, cpu_s, source_bytes;
+    double elapsed_s, cpu_s, gpu_s, cost, source_bytes; /* cost: by the prices of the options */
     bool plain_integers;    /* the machine has no instructions for products of small integers */
     int64_t source_threads; /* that the source is timed with: the first of the list */
     int64_t used_jobs;

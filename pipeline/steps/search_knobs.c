@@ -35,7 +35,7 @@ static const struct mlo_search_precision PRECISIONS[] = {
     /* those of Conv too, which have 8 bits above */
     {.name = "int4-all",
      .step = "round-weights",
-     .options = "{\"type\":\"int4\",\"block\":128,\"form\":\"qdq\",\"rounding\":\"gptq\","
+     .options = "{\"type\":\"int4\",\"block\":128,\"form\":\"qdq\",\"rounding\":\"gptq\",\"sweeps\":20,"
                 "\"convolution_bits\":\"4\"}",
      .bits = 4},
     /* dense kernels multiply zeros like other numbers */
@@ -60,6 +60,21 @@ double mlo_search_share(const char *text)
         return -1;
     snprintf(number, sizeof number, "%.*s", (int)n - 1, text);
     return mlo_str_to_f64(number, &share) && share > 0 && share < 100 ? share / 100 : -1;
+}
+
+static const char OF_WEIGHTS[] = " of weights";
+
+double mlo_search_pruned(const char *text, bool *of_weights)
+{
+    char share[32];
+    *of_weights = mlo_str_ends(text, OF_WEIGHTS);
+    if (strcmp(text, "none") == 0)
+        return 0;
+    size_t n = strlen(text) - (*of_weights ? strlen(OF_WEIGHTS) : 0);
+    if (n >= sizeof share)
+        return -1;
+    snprintf(share, sizeof share, "%.*s", (int)n, text);
+    return mlo_search_share(share);
 }
 
 static enum mlo_status bad_value(struct mlo_error *err, enum mlo_search_knob knob, const char *value,
@@ -103,9 +118,11 @@ enum mlo_status mlo_search_check_knob(const json_t *options, enum mlo_search_kno
         return bad_value(err, knob, "", "name one value at least; none, where it should not be used");
     for (size_t i = 0; i < json_array_size(list); i++) {
         const char *value = json_string_value(json_array_get(list, i));
-        if (knob == MLO_KNOB_PRUNE && strcmp(value, "none") != 0 && mlo_search_share(value) < 0)
-            return bad_value(err, knob, value,
-                             "write none, or the share of the multiply-adds that goes: 30%");
+        bool of_weights;
+        if (knob == MLO_KNOB_PRUNE && mlo_search_pruned(value, &of_weights) < 0)
+            return bad_value(
+                err, knob, value,
+                "write none, or the share of the multiply-adds that goes: 30%; or 30% of weights");
         if (knob == MLO_KNOB_PRECISION && !mlo_search_precision_find(value))
             return bad_precision(err, value);
         if (knob == MLO_KNOB_SPARSITY && strcmp(value, "2:4") != 0 && mlo_search_share(value) < 0)

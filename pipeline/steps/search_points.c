@@ -38,6 +38,13 @@ static struct mlo_bounded ratio_of(const json_t *seen)
     return bounded(json_object_get(json_object_get(seen, "against"), "ratio"));
 }
 
+/* Whether it is of all there is: a trial that asked for more samples than that says so by how many it had. */
+static bool is_whole(const json_t *seen)
+{
+    int64_t first = mlo_json_i64(json_object_get(seen, "params"), "samples", 0);
+    return first == 0 || mlo_json_i64(seen, "n", 0) < first;
+}
+
 static void take_observation(const struct mlo_search_state *s, struct mlo_search_candidate *c,
                              const json_t *seen, int rung, const char *step)
 {
@@ -50,7 +57,7 @@ static void take_observation(const struct mlo_search_state *s, struct mlo_search
     if (judged && strcmp(metric, s->metric.name) == 0) {
         c->point.axis[MLO_AXIS_DROP] = drop_of(&s->metric, seen);
         c->accuracy = bounded(seen);
-        c->screened = rung;
+        c->screened = is_whole(seen) ? MLO_RUNG_SELECT : rung;
         c->samples = mlo_json_i64(seen, "n", 0);
     } else if (strcmp(step, "evaluate") == 0 && strcmp(metric, s->metric.name) == 0) {
         c->evaluated_drop = drop_of(&s->metric, seen);
@@ -132,8 +139,12 @@ enum mlo_status mlo_search_state_init(struct mlo_search_state *s, const json_t *
         .run = run,
         .elapsed_s = mlo_json_f64(run, "elapsed_s", 0),
         .cpu_s = mlo_json_f64(run, "cpu_s", 0),
+        .gpu_s = mlo_json_f64(run, "gpu_s", 0),
         .source_bytes = (double)mlo_json_i64(run, "source_bytes", 0),
         .source_threads = json_integer_value(json_array_get(json_object_get(options, "threads"), 0))};
+    s->cost =
+        (s->cpu_s * mlo_json_f64(options, "cpu_hour", 0) + s->gpu_s * mlo_json_f64(options, "gpu_hour", 0)) /
+        3600;
     MLO_TRY(mlo_goal_parse(mlo_json_str(options, "goal", ""), &s->goal, err));
     MLO_TRY(mlo_metric_find(mlo_json_str(options, "metric", ""), &s->metric, err));
     MLO_TRY(mlo_search_space(options, &s->space, err));
@@ -149,6 +160,7 @@ enum mlo_status mlo_search_state_init(struct mlo_search_state *s, const json_t *
                                                   .form = mlo_json_str(row, "form", ""),
                                                   .precision = mlo_json_str(row, "precision", ""),
                                                   .share = mlo_json_f64(row, "share", 0),
+                                                  .of_weights = mlo_json_bool(row, "of_weights", false),
                                                   .sparsity = mlo_json_f64(row, "sparsity", 0),
                                                   .round = mlo_json_i64(row, "round", 0),
                                                   .threads = mlo_json_i64(row, "threads", 1),

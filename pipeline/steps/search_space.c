@@ -57,9 +57,15 @@ static enum mlo_status add_shape(const struct combination *c, json_t *steps, cha
     add_name(name, size, "prune", c->prune);
     if (c->round != c->first_round)
         add_number(name, size, "round", c->round);
+    char remove[40];
+    snprintf(remove, sizeof remove, "%.*s", (int)strcspn(c->prune, " "), c->prune);
     json_t *given =
-        json_pack("{s:s, s:s, s:s, s:s, s:I}", "remove", c->prune, "criterion", "second-order", "ratios",
+        json_pack("{s:s, s:s, s:s, s:s, s:I}", "remove", remove, "criterion", "second-order", "ratios",
                   "sensitivity", "reconstruct", "least-squares", "round", (json_int_t)c->round);
+    if (given && strchr(c->prune, ' ') && json_object_set_new(given, "of", json_string("weights")) != 0) {
+        json_decref(given);
+        given = NULL;
+    }
     /* wide kernels want two blocks of channels on both sides (docs/pruning.md) */
     if (given && c->round >= 16 &&
         json_object_set_new(given, "min_channels", json_integer(2 * c->round)) != 0) {
@@ -108,7 +114,8 @@ static enum mlo_status make_candidate(const json_t *options, const struct combin
 {
     enum mlo_status status;
     char shape[96] = "", form[96] = "", name[96] = "";
-    double share = mlo_search_share(c->prune), sparsity = mlo_search_share(c->sparsity);
+    bool of_weights;
+    double share = mlo_search_pruned(c->prune, &of_weights), sparsity = mlo_search_share(c->sparsity);
     if (sparsity < 0)
         sparsity = 0.5; /* 2:4 */
     json_t *steps = json_array();
@@ -121,10 +128,10 @@ static enum mlo_status make_candidate(const json_t *options, const struct combin
     add_name(name, sizeof name, "", form);
     if (c->threads != c->first_threads)
         add_number(name, sizeof name, "threads", c->threads);
-    *out = json_pack("{s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:b, s:O}", "name", name, "shape", shape,
-                     "form", form, "precision", c->precision, "share", MLO_MAX(share, 0.0), "sparsity",
-                     sparsity, "round", (json_int_t)c->round, "threads", (json_int_t)c->threads, "between",
-                     c->between, "steps", steps);
+    *out = json_pack("{s:s, s:s, s:s, s:s, s:f, s:b, s:f, s:I, s:I, s:b, s:O}", "name", name, "shape", shape,
+                     "form", form, "precision", c->precision, "share", MLO_MAX(share, 0.0), "of_weights",
+                     of_weights, "sparsity", sparsity, "round", (json_int_t)c->round, "threads",
+                     (json_int_t)c->threads, "between", c->between, "steps", steps);
     if (!*out)
         status = mlo_error_nomem(err);
 out:
@@ -243,13 +250,17 @@ static int by_number(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The shares that are listed, and 0 for none, in order. */
+/* The shares of multiply-adds that are listed, and 0 for none, in order. */
 static size_t listed_shares(const json_t *options, double shares[SHARES])
 {
     const json_t *list = json_object_get(options, mlo_search_knob_names[MLO_KNOB_PRUNE]);
     size_t n = 0;
-    for (size_t i = 0; i < json_array_size(list) && n < SHARES / 4; i++)
-        shares[n++] = MLO_MAX(mlo_search_share(json_string_value(json_array_get(list, i))), 0.0);
+    for (size_t i = 0; i < json_array_size(list) && n < SHARES / 4; i++) {
+        bool of_weights;
+        double share = mlo_search_pruned(json_string_value(json_array_get(list, i)), &of_weights);
+        if (!of_weights)
+            shares[n++] = MLO_MAX(share, 0.0);
+    }
     qsort(shares, n, sizeof shares[0], by_number);
     return n;
 }
@@ -354,6 +365,13 @@ enum mlo_status mlo_search_check(const json_t *options, struct mlo_error *err)
         status = mlo_error_set(err, MLO_EINVAL, "the search's %s budget '%.40s' is no time", times[i], text);
         mlo_error_where(err, "option '%s'", times[i]);
         mlo_error_hint(err, "write 30m, 2h or 1h30m, or none");
+        goto out;
+    }
+    if (mlo_json_f64(options, "cost", 0) > 0 && mlo_json_f64(options, "cpu_hour", 0) == 0 &&
+        mlo_json_f64(options, "gpu_hour", 0) == 0) {
+        status = mlo_error_set(err, MLO_EINVAL, "the search has a budget of money, and nothing has a price");
+        mlo_error_where(err, "option 'cost'");
+        mlo_error_hint(err, "say what an hour costs: cpu_hour: 0.04, gpu_hour: 2.5");
         goto out;
     }
     MLO_TRY(mlo_search_space(options, &space, err));

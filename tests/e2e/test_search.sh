@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A search by its commands: the one line that submits it, the front and its page, a point that is promoted, and what is
-# said of goals that nobody can meet and of data without labels.
+# said of goals that nobody can meet and of data without labels; one whose front is read and promoted while it goes on,
+# and which goes on after a restart.
 set -euo pipefail
 . "$(dirname "$0")/e2e.sh"
 cd "$work"
@@ -31,6 +32,27 @@ expect 0 curl -sf -b cookies "$MLOPT_URL/runs/fashion/$run"
 grep -q 'class="point front' "$work/stdout" || fail "no picture of the front"
 grep -q "the table below says the same" "$work/stdout" || fail "the picture names no table"
 ! grep -q ' style=' "$work/stdout" || fail "the page's policy allows no style attributes"
+
+# --- while it goes on ------------------------------------------------------------------------------------------------
+expect 0 "$MLOPT" submit fashion/cnn --goal 'accuracy_drop<=9pt, min size' "${quick[@]}" --set search.foresee=false \
+    --set search.together=1 --set 'search.prune=[none, 20%, 40%]' --set 'search.precision=[float, int8-weights, fp16]' -o json
+run=$(json "d['run']['id']")
+has_front() {
+    "$MLOPT" runs "$run" -o json >"$work/stdout" && holds "d['state'] in ('queued', 'running')" &&
+        [ -n "$(json "(d.get('search') or {}).get('front') or ''")" ]
+}
+wait_until "a first point of the front" has_front
+holds "not d['search']['done']"
+first=$(json "d['search']['front'][0]")
+tried=$(json "sum(p['rung'] > 0 for p in d['search']['points'])")
+expect 0 "$MLOPT" promote fashion/cnn@1 --variant any="search-$first" --to staging --reason 'so far' --yes
+stop_up
+start_up --workers 1
+expect 0 "$MLOPT" watch "$run"
+expect 0 "$MLOPT" runs "$run" -o json
+holds "d['state'] == 'succeeded' and d['search']['done'] and d['search']['met']"
+holds "sum(p['rung'] > 0 for p in d['search']['points']) == 9 > $tried"
+expect 0 "$MLOPT" pull fashion/cnn@staging --out promoted
 
 # --- what cannot be ---------------------------------------------------------------------------------------------------
 expect 6 "$MLOPT" submit fashion/cnn --goal 'size<=100, min size' --budget 20 "${quick[@]}" \

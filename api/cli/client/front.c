@@ -43,11 +43,14 @@ enum mlo_status mlo_client_print_front(const json_t *run, struct mlo_error *err)
         json_array_foreach(json_object_get(search, "points"), i,
                            point) if (mlo_json_bool(point, "front", false) == front) add_row(&table, point);
     enum mlo_status status = mlo_table_print_take(&table, err);
+    char priced[48] = "";
+    if (mlo_json_f64(used, "cost", 0) > 0)
+        snprintf(priced, sizeof priced, ", a cost of %.4g", mlo_json_f64(used, "cost", 0));
     if (status == MLO_OK)
         status =
-            mlo_cli_print(err, "%s: %s%s%s (%lld jobs, %.0f s)\n", mlo_json_str(search, "goal", ""),
+            mlo_cli_print(err, "%s: %s%s%s (%lld jobs, %.0f s%s)\n", mlo_json_str(search, "goal", ""),
                           mlo_json_str(search, "why", ""), *mlo_json_str(search, "stopped", "") ? "; " : "",
                           mlo_json_str(search, "stopped", ""), (long long)mlo_json_i64(used, "jobs", 0),
-                          mlo_json_f64(used, "elapsed_s", 0));
+                          mlo_json_f64(used, "elapsed_s", 0), priced);
     return status;
 }

@@ -281,9 +281,12 @@ static inline json_t *micro_result(const char *dir, const char *step, const char
                   micro_observation("variant", ratio ? "latency.p50" : "top1", 0.9 - drop, ratio));
     bool trial = strcmp(step, "trial") == 0;
     if (trial || strcmp(step, "screen") == 0)
-        for (size_t i = 0; i < 2; i++)
-            json_object_set_new(json_array_get(json_object_get(out, "observations"), i), "data_role",
-                                json_string("select"));
+        for (size_t i = 0; i < 2; i++) {
+            json_t *seen = json_array_get(json_object_get(out, "observations"), i);
+            json_object_set_new(seen, "data_role", json_string("select"));
+            if (trial) /* of a part of the data */
+                json_object_set_new(json_object_get(seen, "params"), "samples", json_integer(100));
+        }
     if (trial) /* which times as well */
         json_array_append_new(json_object_get(out, "observations"),
                               micro_observation("variant", "latency.p50", 0.9 - drop, true));

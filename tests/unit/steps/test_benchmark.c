@@ -120,6 +120,33 @@ static void test_trial__judges_and_times_and_does_not_profile(void **state)
     timed_clear(&t);
 }
 
+/* A part of the four samples where judging all of them would take long, by what the source was timed at. */
+static void test_trial__judges_all_where_that_is_cheap(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        const char *options;
+        int64_t judged;
+    } cases[] = {{"\"samples\":2", 2},
+                 {"\"samples\":2,\"all_within\":1e-9", 2},
+                 {"\"samples\":2,\"all_within\":100", 4},
+                 {"\"samples\":0", 4}};
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        struct timed t;
+        char options[200];
+        const json_t *rows[FILES_MAX] = {NULL};
+        snprintf(options, sizeof options,
+                 "{\"metrics\":[\"agreement\"],\"compare_to\":\"source\",\"seconds\":0.05,\"rounds\":2,%s}",
+                 cases[i].options);
+        time_it(&t, "trial", options);
+        assert_int_equal(seen_of(&t, "agreement", rows), 1);
+        assert_int_equal(mlo_json_i64(rows[0], "n", 0), cases[i].judged);
+        assert_int_equal(mlo_json_i64(json_object_get(rows[0], "params"), "samples", 0),
+                         cases[i].judged == 2 ? 2 : 0);
+        timed_clear(&t);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 2 && strcmp(argv[1], "bench-child") == 0) {
@@ -129,6 +156,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_benchmark__profiles_the_variant_as_it_was_timed),
         cmocka_unit_test(test_trial__judges_and_times_and_does_not_profile),
+        cmocka_unit_test(test_trial__judges_all_where_that_is_cheap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -96,6 +96,12 @@ static void test_pareto__ties_and_intervals(void **state)
     p[1].axis[MLO_AXIS_DROP] = wide(0.01, 0.008);
     p[3].axis[MLO_AXIS_DROP] = wide(0.02, 0.008);
     assert_true(mlo_point_dominates(&p[1], &p[3]));
+    /* but what surely loses nothing is not beaten by what may lose something */
+    p[1].axis[MLO_AXIS_DROP] = wide(0.019, 0.008);
+    p[3].axis[MLO_AXIS_DROP] = wide(0.02, 0.001);
+    assert_false(mlo_point_dominates(&p[1], &p[3]));
+    p[1].axis[MLO_AXIS_DROP] = exact(0.01);
+    p[3].axis[MLO_AXIS_DROP] = wide(0.02, 0.008);
     /* what was not measured is of no rank, and stands in nobody's way; neither does what is no number */
     p[0].axis[MLO_AXIS_LATENCY].known = false;
     p[4].axis[MLO_AXIS_DROP] = exact(NAN);
@@ -186,6 +192,35 @@ static void test_space__is_each_combination_once(void **state)
     json_decref(options);
 }
 
+/* Shares of multiply-adds have others between them; a share of weights stands for itself. */
+static void test_space__prunes_weights_too(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_error err = {0};
+    json_t *space = NULL, *one,
+           *options =
+               options_of("{\"prune\":[\"none\",\"40%\",\"33% of weights\"],\"precision\":[\"float\"]}");
+    size_t i, found = 0, between = 0;
+    assert_ok(mlo_search_space(options, &space, &err));
+    json_array_foreach(space, i, one)
+    {
+        const json_t *given = json_object_get(json_array_get(json_object_get(one, "steps"), 0), "options");
+        bool of_weights = strcmp(mlo_json_str(given, "of", ""), "weights") == 0;
+        between += mlo_json_bool(one, "between", false);
+        assert_int_equal(mlo_json_bool(one, "of_weights", false), of_weights);
+        if (!of_weights)
+            continue;
+        found++;
+        assert_string_equal(mlo_json_str(one, "name", ""), "prune33ofweights-float");
+        assert_string_equal(mlo_json_str(given, "remove", ""), "33%");
+        assert_true(fabs(mlo_json_f64(one, "share", 0) - 0.33) < 1e-12);
+    }
+    assert_int_equal(found, 1);
+    assert_int_equal(between, 3); /* 10%, 20%, 30% */
+    json_decref(space);
+    json_decref(options);
+}
+
 /* A precision that a recipe has too is made by its steps: what it made is found again. */
 static void test_space__makes_what_the_recipe_makes(void **state)
 {
@@ -221,6 +256,15 @@ static json_t *seen(const char *metric, const char *kind, double against, double
     return json_pack("{s:s, s:s, s:f, s:f, s:f, s:i, s:{s:s, s:o}}", "subject", "variant", "metric", metric,
                      "value", value, "low", value, "high", value, "n", 100, "against", "subject", "source",
                      kind, bounds(against));
+}
+
+/* Of the first samples alone, as long as a rung does not ask for all. */
+static json_t *lost(double drop, int rung)
+{
+    json_t *out = seen("top1", "difference", -drop, 0.9);
+    if (rung == MLO_RUNG_SCREEN)
+        json_object_set_new(out, "params", json_pack("{s:i}", "samples", 100));
+    return out;
 }
 
 /* Whether a step was done before, behind the same steps: then it is reused. `path` tells what came of it. */
@@ -264,7 +308,7 @@ static void work(json_t *run, const json_t *decision, const char *failing)
             bool fails = failing && strcmp(failing, name) == 0;
             json_t *all = json_array();
             if (strcmp(what, "trial") == 0 || strcmp(what, "evaluate") == 0)
-                json_array_append_new(all, seen("top1", "difference", -0.001 * (double)n, 0.9));
+                json_array_append_new(all, lost(0.001 * (double)n, (int)mlo_json_i64(block, "rung", 0)));
             if (strcmp(what, "trial") == 0) {
                 json_array_append_new(all, seen("latency.p50", "ratio", 1 / (double)(n + 1), 100));
                 json_array_append_new(all, seen("latency.p99", "ratio", 1 / (double)(n + 1), 120));
@@ -443,11 +487,12 @@ static void test_decide__names_nothing_that_was_not_evaluated(void **state)
     "\"goal\":\"accuracy_drop<=0.8pt, min latency\",\"prune\":[\"none\",\"25%\",\"50%\"],"                   \
     "\"precision\":[\"float\",\"int8-weights\",\"int8-dynamic\"]"
 
-/* What goes otherwise: candidates whose names hold this fail, and later rungs measure so many times the
- * latency. */
+/* What goes otherwise: candidates whose names hold this fail, later rungs measure so many times the latency,
+ * and all are judged on all of the data at once. */
 struct world {
     const char *failing;
     double later;
+    bool whole;
 };
 
 /* A world in which shape and form know nothing of each other: two points are lost by pruning all of it, and a
@@ -472,7 +517,7 @@ static void work_apart(json_t *run, const json_t *decision, struct world w)
             const char *what = mlo_json_str(step, "step", "");
             json_t *all = json_array();
             if (strcmp(what, "trial") == 0 || strcmp(what, "evaluate") == 0)
-                json_array_append_new(all, seen("top1", "difference", -drop, 0.9));
+                json_array_append_new(all, lost(drop, w.whole ? 0 : (int)mlo_json_i64(block, "rung", 0)));
             if (strcmp(what, "trial") == 0) {
                 json_array_append_new(all, seen("latency.p50", "ratio", latency, 100 * latency));
                 json_array_append_new(all, seen("latency.p99", "ratio", latency, 150 * latency));
@@ -616,6 +661,110 @@ static void test_foresee__blames_no_budget_for_what_later_rungs_say(void **state
     json_decref(options);
 }
 
+/* Where all of the data was judged on at once there is no second rung: its jobs try more. */
+static void test_decide__has_no_second_rung_where_there_is_no_more_data(void **state)
+{
+    MLO_UNUSED(state);
+    json_t *ends[2], *runs[2];
+    json_t *options = options_of("{\"jobs\":20," WORLD "}");
+    for (int whole = 0; whole < 2; whole++) {
+        runs[whole] = new_run();
+        ends[whole] = search_apart(options, runs[whole], (struct world){.whole = whole == 1});
+        assert_true(json_array_size(json_object_get(runs[whole], "jobs")) + 1 <= 20);
+    }
+    assert_true(blocks_in(runs[0], "trial", MLO_RUNG_SELECT) > 0);
+    assert_int_equal(blocks_in(runs[1], "trial", MLO_RUNG_SELECT), 0);
+    assert_true(blocks_in(runs[1], "trial", MLO_RUNG_SCREEN) > blocks_in(runs[0], "trial", MLO_RUNG_SCREEN));
+    assert_int_equal(blocks_in(runs[1], "evaluate", MLO_RUNG_EVALUATE),
+                     json_array_size(json_object_get(ends[1], "front")));
+    /* what surely misses the goal is not of the front, however fast it is */
+    const json_t *half = point_named(ends[1], "prune50-float");
+    assert_false(mlo_json_bool(half, "front", true));
+    assert_non_null(strstr(mlo_json_str(half, "why", ""), "misses the goal"));
+    for (int whole = 0; whole < 2; whole++) {
+        json_decref(ends[whole]);
+        json_decref(runs[whole]);
+    }
+    json_decref(options);
+}
+
+/* Weights of more bits are tried until something surely loses nothing, and no further. */
+static void test_foresee__finds_the_smallest_that_loses_nothing(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        const char *name;
+        double drop;
+        int size;
+    } forms[] = {{"int4-all", 0.003, 150}, {"int8-weights", 0.002, 300}, {"fp16", 0, 500}, {"float", 0, 990}};
+    json_t *options =
+               options_of("{\"together\":1,\"goal\":\"accuracy_drop<=5pt\",\"precision\":[\"int4-all\","
+                          "\"float\",\"fp16\",\"int8-weights\"]}"),
+           *run = new_run(), *now;
+    for (now = decide(options, run); !mlo_json_bool(now, "done", false); now = decide(options, run)) {
+        json_t *block = json_array_get(json_object_get(now, "next"), 0), *jobs = json_object_get(run, "jobs");
+        const char *name = mlo_json_str(block, "candidate", "");
+        size_t i;
+        json_array_foreach(json_object_get(now, "next"), i, block)
+        {
+            size_t k = 0;
+            name = mlo_json_str(block, "candidate", "");
+            while (strcmp(forms[k].name, name) != 0)
+                k++;
+            json_t *judged = lost(forms[k].drop, 0);
+            json_object_set_new(judged, "n", json_integer(10000));
+            json_array_append_new(jobs, json_pack("{s:s, s:s, s:{s:s, s:i}, s:s, s:i}", "step", "optimize",
+                                                  "state", "succeeded", "spec", "candidate", name, "rung",
+                                                  MLO_RUNG_SCREEN, "output", name, "size", forms[k].size));
+            json_array_append_new(
+                jobs, json_pack("{s:s, s:s, s:{s:s, s:O}, s:{s:[o, o, o]}}", "step",
+                                mlo_json_i64(block, "rung", 0) == MLO_RUNG_EVALUATE ? "evaluate" : "trial",
+                                "state", "succeeded", "spec", "candidate", name, "rung",
+                                json_object_get(block, "rung"), "result", "observations", judged,
+                                seen("latency.p50", "ratio", 1, 100), seen("latency.p99", "ratio", 1, 120)));
+        }
+        json_decref(now);
+    }
+    assert_string_equal(mlo_json_str(point_named(now, "float"), "state", ""), "not tried");
+    assert_true(mlo_json_bool(point_named(now, "fp16"), "front", false));
+    assert_true(mlo_json_bool(point_named(now, "int8-weights"), "front", false));
+    json_decref(now);
+    json_decref(run);
+    json_decref(options);
+}
+
+/* An hour of processors costs 2, one of GPUs 10: it has used 1 and 5. */
+static void test_decide__keeps_a_budget_of_money(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        double cost;
+        bool ends;
+    } cases[] = {{100, false}, {7, true}};
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        json_t *options = options_of("{\"cpu_hour\":2,\"gpu_hour\":10,\"together\":1," SIX "}"),
+               *run = new_run(), *now;
+        json_object_set_new(options, "cost", json_real(cases[i].cost));
+        work(run, now = decide(options, run), NULL);
+        json_decref(now);
+        json_object_set_new(run, "cpu_s", json_real(1800));
+        json_object_set_new(run, "gpu_s", json_real(1800));
+        now = decide(options, run);
+        assert_true(fabs(mlo_json_f64(json_object_get(now, "used"), "cost", 0) - 6) < 1e-9);
+        assert_int_equal(mlo_json_i64(now, "rung", 0), cases[i].ends ? MLO_RUNG_EVALUATE : MLO_RUNG_SCREEN);
+        assert_int_equal(strstr(mlo_json_str(now, "stopped", ""), "the budget of cost") != NULL,
+                         cases[i].ends);
+        json_decref(now);
+        json_decref(run);
+        json_decref(options);
+    }
+    struct mlo_error err = {0};
+    json_t *options = options_of("{\"cost\":5}");
+    assert_int_equal(mlo_search_check(options, &err), MLO_EINVAL);
+    assert_non_null(strstr(err.hint, "cpu_hour"));
+    json_decref(options);
+}
+
 static void test_volume__is_of_what_is_reached(void **state)
 {
     MLO_UNUSED(state);
@@ -668,6 +817,7 @@ int main(void)
         cmocka_unit_test(test_pareto__ties_and_intervals),
         cmocka_unit_test(test_goal__orders_points),
         cmocka_unit_test(test_space__is_each_combination_once),
+        cmocka_unit_test(test_space__prunes_weights_too),
         cmocka_unit_test(test_space__makes_what_the_recipe_makes),
         cmocka_unit_test(test_decide__halves_and_ends_on_the_front),
         cmocka_unit_test(test_decide__keeps_budgets),
@@ -677,6 +827,9 @@ int main(void)
         cmocka_unit_test(test_foresee__is_what_comes_of_it),
         cmocka_unit_test(test_foresee__goes_on_where_what_is_first_fails),
         cmocka_unit_test(test_foresee__blames_no_budget_for_what_later_rungs_say),
+        cmocka_unit_test(test_decide__has_no_second_rung_where_there_is_no_more_data),
+        cmocka_unit_test(test_foresee__finds_the_smallest_that_loses_nothing),
+        cmocka_unit_test(test_decide__keeps_a_budget_of_money),
         cmocka_unit_test(test_volume__is_of_what_is_reached),
         cmocka_unit_test(test_decide__why_is_cut_as_text),
     };
