@@ -154,9 +154,9 @@ static json_t *group_json(const struct prune *p, int g)
         if (makes)
             json_array_append_new(nodes, json_string(w->node->name));
     }
-    return json_pack("{s:s,s:i,s:i,s:i,s:f,s:o}", "node", group->maker ? group->maker->node->name : "",
+    return json_pack("{s:s,s:i,s:i,s:i,s:f,s:f,s:o}", "node", group->maker ? group->maker->node->name : "",
                      "from", group->count, "to", group->count - group->removed, "block", group->block,
-                     "error", group->error[group->removed], "nodes", nodes);
+                     "error", group->error[group->removed], "weight", group->weight, "nodes", nodes);
 }
 
 /* By node, with nothing gone; their sums. */
@@ -270,15 +270,15 @@ static enum mlo_status check_finite(const struct prune *p, struct mlo_error *err
     return MLO_OK;
 }
 
-enum mlo_status mlo_prune_model(struct mlo_model *model, const json_t *options, const struct mlo_stats *stats,
-                                struct mlo_arena *arena, struct mlo_pass_context *ctx,
-                                struct mlo_prune_result *out, struct mlo_error *err)
+enum mlo_status mlo_prune_rank_model(struct mlo_model *model, const json_t *options,
+                                     const struct mlo_stats *stats, struct mlo_arena *arena,
+                                     struct mlo_pass_context *ctx, struct mlo_prune_ranking *out,
+                                     struct mlo_error *err)
 {
     enum mlo_status status;
     struct prune_settings s;
     struct prune *p;
-    struct costs costs;
-    *out = (struct mlo_prune_result){0};
+    *out = (struct mlo_prune_ranking){0};
     MLO_TRY(read_settings(options, stats && stats->gram_count > 0, &s, err));
     MLO_TRY(mlo_pass_refuse_quantized(model->graph, err));
     MLO_TRY(mlo_pass_check_named(model->graph, json_object_get(options, "exclude"), err));
@@ -286,25 +286,109 @@ enum mlo_status mlo_prune_model(struct mlo_model *model, const json_t *options, 
     MLO_TRY(mlo_prune_analyse(model->graph, json_object_get(options, "exclude"), arena, &p, err));
     MLO_TRY(check_groups(p, err));
     MLO_TRY(check_finite(p, err));
-    MLO_TRY(mlo_prune_macs(model, p, arena, &costs.macs, err));
-    MLO_TRY(mlo_prune_weights(p, arena, &costs.weights, err));
     MLO_TRY(mlo_prune_rank_units(p, &s, stats, ctx, err));
-    costs.macs_before = mlo_prune_cost(p, costs.macs);
-    costs.weights_before = mlo_prune_cost(p, costs.weights);
-    MLO_TRY(mlo_prune_spend(p, &s, strcmp(s.of, OF[1]) == 0 ? costs.weights : costs.macs, err));
-    MLO_TRY(make_report(p, &s, &costs, &out->report, err));
-    MLO_TRY(note_kept(p, arena, out, err));
+    out->criterion = s.criterion;
+    out->count = p->group_count;
+    out->groups = mlo_arena_calloc(arena, (size_t)p->group_count + 1, sizeof *out->groups);
+    if (!out->groups)
+        return mlo_error_nomem(err);
     for (int g = 0; g < p->group_count; g++)
-        ctx->changes += p->groups[g].removed;
+        out->groups[g] =
+            (struct mlo_prune_group){p->groups[g].count, p->groups[g].order, p->groups[g].error, 1};
+out:
+    return status;
+}
+
+/* The groups of the model, as they were ranked in it or in one that it is a clone of. */
+static enum mlo_status as_ranked(struct mlo_model *model, const json_t *options,
+                                 const struct mlo_prune_ranking *ranking, struct mlo_arena *arena,
+                                 struct prune_settings *s, struct prune **out, struct mlo_error *err)
+{
+    enum mlo_status status;
+    MLO_TRY(read_settings(options, false, s, err));
+    s->criterion = ranking->criterion;
+    MLO_TRY(mlo_prune_analyse(model->graph, json_object_get(options, "exclude"), arena, out, err));
+    bool same = (*out)->group_count == ranking->count;
+    for (int g = 0; same && g < ranking->count; g++) {
+        struct prune_group *group = &(*out)->groups[g];
+        same = group->count == ranking->groups[g].count;
+        group->order = ranking->groups[g].order;
+        group->error = ranking->groups[g].error;
+        group->weight = ranking->groups[g].weight;
+    }
+    if (!same)
+        status = mlo_error_set(err, MLO_EINTERNAL, "another model was ranked");
+out:
+    return status;
+}
+
+static enum mlo_status apply(struct mlo_model *model, const struct prune *p, struct mlo_arena *arena,
+                             struct mlo_prune_result *out, struct mlo_error *err)
+{
+    enum mlo_status status;
+    MLO_TRY(note_kept(p, arena, out, err));
     MLO_TRY(mlo_prune_apply(p, err));
     mlo_graph_remove_unused_values(model->graph);
     MLO_TRY(mlo_graph_infer(model->graph, err));
     MLO_TRY(mlo_graph_verify(model->graph, err));
 out:
+    return status;
+}
+
+enum mlo_status mlo_prune_probe(struct mlo_model *model, const json_t *options,
+                                const struct mlo_prune_ranking *ranking, int g, struct mlo_arena *arena,
+                                struct mlo_prune_result *out, double *error, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct prune_settings s;
+    struct prune *p;
+    *out = (struct mlo_prune_result){0};
+    MLO_TRY(as_ranked(model, options, ranking, arena, &s, &p, err));
+    mlo_prune_halve(p, &s, g);
+    *error = p->groups[g].error[p->groups[g].removed];
+    MLO_TRY(apply(model, p, arena, out, err));
+out:
+    return status;
+}
+
+enum mlo_status mlo_prune_take(struct mlo_model *model, const json_t *options,
+                               const struct mlo_prune_ranking *ranking, struct mlo_arena *arena,
+                               struct mlo_pass_context *ctx, struct mlo_prune_result *out,
+                               struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct prune_settings s;
+    struct prune *p;
+    struct costs costs;
+    *out = (struct mlo_prune_result){0};
+    MLO_TRY(as_ranked(model, options, ranking, arena, &s, &p, err));
+    MLO_TRY(mlo_prune_macs(model, p, arena, &costs.macs, err));
+    MLO_TRY(mlo_prune_weights(p, arena, &costs.weights, err));
+    costs.macs_before = mlo_prune_cost(p, costs.macs);
+    costs.weights_before = mlo_prune_cost(p, costs.weights);
+    MLO_TRY(mlo_prune_spend(p, &s, strcmp(s.of, OF[1]) == 0 ? costs.weights : costs.macs, err));
+    MLO_TRY(make_report(p, &s, &costs, &out->report, err));
+    for (int g = 0; g < p->group_count; g++)
+        ctx->changes += p->groups[g].removed;
+    MLO_TRY(apply(model, p, arena, out, err));
+out:
     if (status != MLO_OK) {
         json_decref(out->report);
         out->report = NULL;
     }
+    return status;
+}
+
+enum mlo_status mlo_prune_model(struct mlo_model *model, const json_t *options, const struct mlo_stats *stats,
+                                struct mlo_arena *arena, struct mlo_pass_context *ctx,
+                                struct mlo_prune_result *out, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_prune_ranking ranking;
+    *out = (struct mlo_prune_result){0};
+    MLO_TRY(mlo_prune_rank_model(model, options, stats, arena, ctx, &ranking, err));
+    MLO_TRY(mlo_prune_take(model, options, &ranking, arena, ctx, out, err));
+out:
     return status;
 }
 

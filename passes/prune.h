@@ -17,10 +17,23 @@ struct mlo_prune_kept {
 };
 struct mlo_prune_result {
     /* {"criterion","ratios","macs":{"before","after","removed"},"groups":[{"node","from","to","block","error",
-     *  "nodes":[…]}],"left":[{"node","channels","why"}]}; yours */
+     *  "weight","nodes":[…]}],"left":[{"node","channels","why"}]}; yours */
     json_t *report;
     const struct mlo_prune_kept *kept; /* in the arena */
     size_t kept_count;
+};
+
+/* The groups of a model, ranked; in the arena. */
+struct mlo_prune_group {
+    int count;
+    int *order;    /* its units by number, those that go first in front */
+    double *error; /* [count + 1]: of the first k gone, in the criterion's terms */
+    double weight; /* what that counts next to other groups, where ratios follow from it; 1 */
+};
+struct mlo_prune_ranking {
+    const char *criterion;
+    struct mlo_prune_group *groups;
+    int count;
 };
 
 /* What the criterion of these (resolved) options wants observed: nothing for norms of weights; else Gram
@@ -29,9 +42,32 @@ struct mlo_prune_result {
 MLO_MUST_USE enum mlo_status mlo_prune_wanted(const struct mlo_model *model, const json_t *options,
                                               struct mlo_stats_wants *wants, struct mlo_error *err);
 
-/* Prunes a typed model in place, with resolved options; it is inferred anew. `stats` may be NULL where the
- * criterion wants nothing. MLO_ECONFLICT for a model with integers; MLO_EINVAL where so much cannot go, or
- * where nothing can. On failure the model is in an undefined but freeable state. */
+/* Turns channels that go through nothing but sums and averages into others that say the same and are ordered
+ * by what those that read them see (full Gram matrices in `stats`, which are not those of the model any more
+ * where *count, the groups that were turned, is not 0). The model computes what it did, but for rounding. */
+MLO_MUST_USE enum mlo_status mlo_prune_turn(struct mlo_model *model, const json_t *options,
+                                            const struct mlo_stats *stats, struct mlo_pass_context *ctx,
+                                            int *count, struct mlo_error *err);
+
+/* Ranks the groups of a typed model, with resolved options; initializers are no longer listed as inputs.
+ * `stats` may be NULL where the criterion wants nothing. MLO_ECONFLICT for a model with integers; MLO_EINVAL
+ * where nothing can go. */
+MLO_MUST_USE enum mlo_status mlo_prune_rank_model(struct mlo_model *model, const json_t *options,
+                                                  const struct mlo_stats *stats, struct mlo_arena *arena,
+                                                  struct mlo_pass_context *ctx, struct mlo_prune_ranking *out,
+                                                  struct mlo_error *err);
+/* Prunes that model, or a clone of it, in place; it is inferred anew. MLO_EINVAL where so much cannot go. On
+ * failure the model is in an undefined but freeable state. */
+MLO_MUST_USE enum mlo_status mlo_prune_take(struct mlo_model *model, const json_t *options,
+                                            const struct mlo_prune_ranking *ranking, struct mlo_arena *arena,
+                                            struct mlo_pass_context *ctx, struct mlo_prune_result *out,
+                                            struct mlo_error *err);
+/* Takes about half of group `g` alone; *error is what the criterion says of that, 0 where none can go. */
+MLO_MUST_USE enum mlo_status mlo_prune_probe(struct mlo_model *model, const json_t *options,
+                                             const struct mlo_prune_ranking *ranking, int g,
+                                             struct mlo_arena *arena, struct mlo_prune_result *out,
+                                             double *error, struct mlo_error *err);
+/* Ranks, then takes. */
 MLO_MUST_USE enum mlo_status mlo_prune_model(struct mlo_model *model, const json_t *options,
                                              const struct mlo_stats *stats, struct mlo_arena *arena,
                                              struct mlo_pass_context *ctx, struct mlo_prune_result *out,
@@ -43,6 +79,7 @@ MLO_MUST_USE enum mlo_status mlo_prune_model(struct mlo_model *model, const json
  * make (mlo_gram_pair). */
 struct mlo_refit {
     double before, after; /* squared error of the outputs, over their squared deviations from the mean */
+    double total;         /* these */
     bool bias;            /* that is fitted too */
 };
 /* Why the node's weights cannot be fitted; NULL: they can. */
@@ -50,6 +87,9 @@ const char *mlo_refit_refuses(const struct mlo_node *node);
 /* Where the node's bias stands: the node itself, or the Add behind a MatMul; NULL: it has none, and gets
  * none. */
 struct mlo_node *mlo_refit_bias_node(struct mlo_node *node, int *input);
+/* Whether an activation gives one number for all that is below *low, or one for all above *high (else
+ * infinite): there, no fit has to meet what it should make. */
+bool mlo_refit_cuts(const struct mlo_node *activation, double *low, double *high);
 /* Weights that bring the outputs nearest to what they should be (least squares), drawn to those that are
  * there by `damp` times the mean of the diagonal; `weights` false: the bias alone. Ordered sums and an
  * ordered Cholesky factorization: equal bits everywhere. */

@@ -128,6 +128,15 @@ static void set_ratio(struct prune *p, const struct prune_settings *s, double ra
     }
 }
 
+void mlo_prune_halve(struct prune *p, const struct prune_settings *s, int group)
+{
+    struct prune_group *one = &p->groups[group];
+    for (int g = 0; g < p->group_count; g++)
+        set_removed(p, g, 0);
+    for (int after; one->removed < one->count / 2 && (after = next_removed(one, s)) >= 0;)
+        set_removed(p, group, after);
+}
+
 static void spend_evenly(struct prune *p, const struct prune_settings *s, const uint64_t *costs, double limit)
 {
     double low = 0, high = 1;
@@ -142,6 +151,18 @@ static void spend_evenly(struct prune *p, const struct prune_settings *s, const 
     set_ratio(p, s, high);
 }
 
+static double error_of(const struct prune_group *group, int removed)
+{
+    return group->weight * group->error[removed];
+}
+
+/* How many are gone when one step of them is back. */
+static int previous_removed(const struct prune_group *group, const struct prune_settings *s)
+{
+    int step = step_of(group, s), kept = group->count - group->removed;
+    return group->count - MLO_MIN((kept / step + 1) * step, group->count);
+}
+
 /* The last step may have saved more than was asked for: where a group can have one back within the limit, the
  * one whose error is worst gets it. */
 static void give_back(struct prune *p, const struct prune_settings *s, const uint64_t *costs, double limit)
@@ -151,11 +172,10 @@ static void give_back(struct prune *p, const struct prune_settings *s, const uin
         double most = 0;
         for (int g = 0; g < p->group_count; g++) {
             struct prune_group *group = &p->groups[g];
-            int before = group->removed, step = step_of(group, s), kept = group->count - before;
-            int after = group->count - MLO_MIN((kept / step + 1) * step, group->count);
+            int before = group->removed, after = previous_removed(group, s);
             if (before == 0)
                 continue;
-            double gain = group->error[before] - group->error[after];
+            double gain = error_of(group, before) - error_of(group, after);
             set_removed(p, g, after);
             bool fits = mlo_prune_cost(p, costs) <= limit;
             set_removed(p, g, before);
@@ -184,7 +204,7 @@ static void spend_by_error(struct prune *p, const struct prune_settings *s, cons
             int before = group->removed, after = next_removed(group, s);
             if (after < 0)
                 continue;
-            double error = group->error[after] - group->error[before];
+            double error = error_of(group, after) - error_of(group, before);
             set_removed(p, g, after);
             double saved = cost - mlo_prune_cost(p, costs);
             set_removed(p, g, before);
@@ -198,6 +218,59 @@ static void spend_by_error(struct prune *p, const struct prune_settings *s, cons
         if (best < 0)
             return;
         set_removed(p, best, best_removed);
+    }
+}
+
+/* As many steps as the limit allows come back to a group; what that gains. */
+static double restore(struct prune *p, const struct prune_settings *s, const uint64_t *costs, double limit,
+                      int g)
+{
+    struct prune_group *group = &p->groups[g];
+    int before = group->removed, fits = before;
+    while (group->removed > 0) {
+        set_removed(p, g, previous_removed(group, s));
+        if (mlo_prune_cost(p, costs) > limit)
+            break;
+        fits = group->removed;
+    }
+    set_removed(p, g, fits);
+    return error_of(group, before) - error_of(group, fits);
+}
+
+/* Steps are coarse, and one after the other is not the best of all: while one group can give a step for what
+ * another gets back, and all err less by it, the exchange that gains most is made. */
+static void exchange(struct prune *p, const struct prune_settings *s, const uint64_t *costs, double limit)
+{
+    enum { ROUNDS = 64 };
+    for (int round = 0; round < ROUNDS; round++) {
+        int best_from = -1, best_to = -1, from_removed = 0, to_removed = 0;
+        double most = 1e-9;
+        for (int a = 0; a < p->group_count; a++) {
+            int before_a = p->groups[a].removed, after_a = next_removed(&p->groups[a], s);
+            if (after_a < 0)
+                continue;
+            set_removed(p, a, after_a);
+            double lost = error_of(&p->groups[a], after_a) - error_of(&p->groups[a], before_a);
+            for (int b = 0; b < p->group_count; b++) {
+                int before_b = p->groups[b].removed;
+                if (b == a || before_b == 0 || error_of(&p->groups[b], before_b) <= lost)
+                    continue;
+                double gain = restore(p, s, costs, limit, b) - lost;
+                if (gain > most) {
+                    most = gain;
+                    best_from = a;
+                    best_to = b;
+                    from_removed = after_a;
+                    to_removed = p->groups[b].removed;
+                }
+                set_removed(p, b, before_b);
+            }
+            set_removed(p, a, before_a);
+        }
+        if (best_from < 0)
+            return;
+        set_removed(p, best_from, from_removed);
+        set_removed(p, best_to, to_removed);
     }
 }
 
@@ -231,6 +304,7 @@ enum mlo_status mlo_prune_spend(struct prune *p, const struct prune_settings *s,
     } else {
         spend_by_error(p, s, costs, limit);
         give_back(p, s, costs, limit);
+        exchange(p, s, costs, limit);
     }
     return MLO_OK;
 }

@@ -42,6 +42,7 @@ struct prune_group {       /* units with indices on the same axes: one is as goo
     int block;             /* indices of the making weights' axis that one unit has */
     int *order;            /* units, those that go first in front */
     double *error;         /* [count + 1]: of the first k gone */
+    double weight;         /* what that counts, next to other groups */
     int removed;
     const struct prune_weighted *maker;
 };
@@ -149,6 +150,8 @@ MLO_MUST_USE enum mlo_status mlo_prune_rank_units(struct prune *p, const struct 
  * without channels, with how much can go. */
 MLO_MUST_USE enum mlo_status mlo_prune_spend(struct prune *p, const struct prune_settings *s,
                                              const uint64_t *costs, struct mlo_error *err);
+/* Sets about half of one group gone, and no other; nothing where it has none to spare. */
+void mlo_prune_halve(struct prune *p, const struct prune_settings *s, int group);
 /* Takes what is gone out of weights, attributes and types. */
 MLO_MUST_USE enum mlo_status mlo_prune_apply(const struct prune *p, struct mlo_error *err);
 

@@ -1,6 +1,8 @@
 /* prune: takes channels, heads and neurons out of a float model, and fits what is behind them to what the
  * model made before. Constants, BatchNormalization and shapes are folded first: what is folded can be
  * followed. */
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "pipeline/steps/refit.h"
@@ -22,6 +24,12 @@ static bool reconstructs(const json_t *options)
     return strcmp(mlo_json_str(options, "reconstruct", "least-squares"), "none") != 0;
 }
 
+/* Where ratios follow from errors, and layers are fitted, it is tried what errors do to the outputs. */
+static bool weighs(const json_t *options)
+{
+    return reconstructs(options) && strcmp(mlo_json_str(options, "ratios", ""), "sensitivity") == 0;
+}
+
 static enum mlo_status check_data(const struct mlo_step_context *ctx, const struct mlo_stats_wants *wants,
                                   struct mlo_error *err)
 {
@@ -41,6 +49,130 @@ static enum mlo_status check_data(const struct mlo_step_context *ctx, const stru
     return MLO_EINVAL;
 }
 
+static struct mlo_refit_request refit_request(const struct mlo_step_context *ctx)
+{
+    return (struct mlo_refit_request){
+        .ctx = ctx,
+        .samples = mlo_json_i64(ctx->options, "samples", 512),
+        .weights = strcmp(mlo_json_str(ctx->options, "reconstruct", ""), "bias") != 0,
+        .damp = mlo_json_f64(ctx->options, "damp", 0),
+    };
+}
+
+/* --- what a group's errors weigh ------------------------------------------------------------------- */
+
+enum { PROBE_SAMPLES = 128 }; /* that a probe is fitted on and judged by */
+
+/* The squared difference of float outputs, as a share of what each varies by; the mean over them. */
+static double outputs_error(const struct mlo_tensor *was, const struct mlo_tensor *now, int count)
+{
+    double sum = 0;
+    int counted = 0;
+    for (int o = 0; o < count; o++) {
+        const float *x = was[o].data, *y = now[o].data;
+        size_t n = mlo_tensor_count(&was[o]);
+        double mean = 0, varies = 0, error = 0;
+        if (was[o].dtype != MLO_FLOAT32 || mlo_tensor_count(&now[o]) != n)
+            continue;
+        for (size_t i = 0; i < n; i++)
+            mean += (double)x[i] / (double)n;
+        for (size_t i = 0; i < n; i++) {
+            double d = (double)x[i] - (double)y[i], v = (double)x[i] - mean;
+            error += d * d;
+            varies += v * v;
+        }
+        if (varies > 0 && isfinite(error / varies)) {
+            sum += error / varies;
+            counted++;
+        }
+    }
+    return counted ? sum / counted : 0;
+}
+
+struct probing {
+    const struct mlo_step_context *ctx;
+    struct mlo_model *model;
+    struct mlo_dataset *dataset;
+    struct mlo_prune_ranking *ranking;
+    struct mlo_run_options run;
+    struct mlo_tensor *reference, *outputs;
+    int count; /* of outputs */
+};
+
+/* Half of a group goes, alone; what reads it is fitted. */
+static enum mlo_status probe(struct probing *b, int g, struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_model *copy = NULL;
+    struct mlo_prune_result result;
+    struct mlo_refit_request request = refit_request(b->ctx);
+    struct mlo_arena *arena = mlo_arena_new();
+    json_t *layers = json_array(), *notes = json_array();
+    double error, damage;
+    if (!arena || !layers || !notes) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
+    MLO_TRY(mlo_model_clone(b->model, &copy, err));
+    MLO_TRY(mlo_prune_probe(copy, b->ctx->options, b->ranking, g, arena, &result, &error, err));
+    if (!(error > 0))
+        goto out;
+    request.source = b->model;
+    request.pruned = copy;
+    request.result = &result;
+    request.dataset = b->dataset;
+    request.samples = MLO_MIN(request.samples, PROBE_SAMPLES);
+    request.direct = true;
+    MLO_TRY(mlo_step_refit(&request, layers, notes, err));
+    MLO_TRY(mlo_run_dataset(copy, b->dataset, &b->run, b->outputs, NULL, NULL, err));
+    damage = outputs_error(b->reference, b->outputs, b->count);
+    for (int i = 0; i < b->count; i++)
+        mlo_tensor_clear(&b->outputs[i]);
+    if (damage > 0)
+        b->ranking->groups[g].weight = damage / error;
+out:
+    json_decref(layers);
+    json_decref(notes);
+    mlo_model_free(copy);
+    mlo_arena_free(arena);
+    return status;
+}
+
+/* What the criterion calls the same error is not the same to the model: one layer's drowns, another's is what
+ * is left at the outputs. So each group is tried alone. */
+static enum mlo_status weigh(const struct mlo_step_context *ctx, struct mlo_model *model,
+                             struct mlo_dataset *dataset, struct mlo_prune_ranking *ranking,
+                             struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    int count = model->graph->output_count;
+    struct probing b = {
+        .ctx = ctx,
+        .model = model,
+        .dataset = dataset,
+        .ranking = ranking,
+        .run = {.threads = ctx->threads,
+                .batch = ctx->batch,
+                .numerics = MLO_NUMERICS_INVARIANT,
+                .samples = MLO_MIN(mlo_json_i64(ctx->options, "samples", 512), PROBE_SAMPLES)},
+        .count = count};
+    struct mlo_tensor *all = calloc(2 * (size_t)count + 1, sizeof *all);
+    if (!all)
+        return mlo_error_nomem(err);
+    b.reference = all;
+    b.outputs = all + count;
+    MLO_TRY(mlo_run_dataset(model, dataset, &b.run, b.reference, NULL, NULL, err));
+    for (int g = 0; g < ranking->count; g++) {
+        mlo_step_progress(ctx, 0.42 + 0.1 * g / ranking->count, "trying each group");
+        MLO_TRY(probe(&b, g, err));
+    }
+out:
+    for (int i = 0; i < count; i++)
+        mlo_tensor_clear(&b.reference[i]);
+    free(all);
+    return status;
+}
+
 /* Ranks, prunes and, where it is to, reconstructs. */
 static enum mlo_status prune(const struct mlo_step_context *ctx, struct mlo_model *model,
                              struct mlo_dataset *dataset, const struct mlo_stats *stats,
@@ -49,27 +181,26 @@ static enum mlo_status prune(const struct mlo_step_context *ctx, struct mlo_mode
     enum mlo_status status;
     struct mlo_model *source = NULL;
     struct mlo_prune_result result = {0};
+    struct mlo_prune_ranking ranking;
     struct mlo_arena *arena = mlo_arena_new();
     json_t *layers = json_array();
     if (!arena || !layers) {
         status = mlo_error_nomem(err);
         goto out;
     }
+    MLO_TRY(mlo_prune_rank_model(model, ctx->options, stats, arena, pass, &ranking, err));
+    if (weighs(ctx->options))
+        MLO_TRY(weigh(ctx, model, dataset, &ranking, err));
     MLO_TRY(mlo_model_clone(model, &source, err));
-    MLO_TRY(mlo_prune_model(model, ctx->options, stats, arena, pass, &result, err));
+    MLO_TRY(mlo_prune_take(model, ctx->options, &ranking, arena, pass, &result, err));
     if (reconstructs(ctx->options)) {
-        const struct mlo_refit_request request = {
-            .ctx = ctx,
-            .source = source,
-            .pruned = model,
-            .result = &result,
-            .dataset = dataset,
-            .samples = mlo_json_i64(ctx->options, "samples", 512),
-            .weights = strcmp(mlo_json_str(ctx->options, "reconstruct", ""), "bias") != 0,
-            .damp = mlo_json_f64(ctx->options, "damp", 0),
-            .from = 0.5,
-            .to = 0.98,
-        };
+        struct mlo_refit_request request = refit_request(ctx);
+        request.source = source;
+        request.pruned = model;
+        request.result = &result;
+        request.dataset = dataset;
+        request.from = 0.55;
+        request.to = 0.98;
         MLO_TRY(mlo_step_refit(&request, layers, pass->notes, err));
     }
     *report = result.report;
@@ -84,6 +215,26 @@ out:
     return status;
 }
 
+/* Turns what can be turned, and observes it anew. */
+static enum mlo_status turn(const struct mlo_step_context *ctx, struct mlo_step_changing *c,
+                            struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    const char *criterion = mlo_json_str(ctx->options, "criterion", "auto");
+    int count;
+    bool ranks = strcmp(criterion, "auto") == 0 || strcmp(criterion, "second-order") == 0;
+    if (!ranks || !reconstructs(ctx->options) || !c->stats.gram_count)
+        return MLO_OK;
+    MLO_TRY(mlo_prune_turn(c->model, ctx->options, &c->stats, &c->pass, &count, err));
+    if (count) {
+        mlo_stats_clear(&c->stats);
+        mlo_stats_init(&c->stats);
+        MLO_TRY(mlo_step_observe_grams(ctx, c->model, c->dataset, &c->wants, 0.3, 0.4, &c->stats, err));
+    }
+out:
+    return status;
+}
+
 static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_result *out,
                            struct mlo_error *err)
 {
@@ -95,7 +246,8 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     MLO_TRY(mlo_step_changing_init(&c, ctx, names, names_of(ctx->options, names), err));
     MLO_TRY(mlo_prune_wanted(c.model, ctx->options, &c.wants, err));
     MLO_TRY(check_data(ctx, &c.wants, err));
-    MLO_TRY(mlo_step_changing_observe(&c, ctx, 0.05, 0.4, err));
+    MLO_TRY(mlo_step_changing_observe(&c, ctx, 0.05, 0.3, err));
+    MLO_TRY(turn(ctx, &c, err));
     mlo_step_progress(ctx, 0.4, "ranking channels");
     MLO_TRY(prune(ctx, c.model, c.dataset, &c.stats, &c.pass, &c.report, err));
     MLO_TRY(mlo_step_changing_note(&c, "prune", err));
@@ -117,7 +269,7 @@ static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_er
 const struct mlo_step mlo_step_prune = {
     .name = "prune",
     .kind = MLO_STEP_DERIVE,
-    .revision = 2,
+    .revision = 3,
     .takes_calibrate = true,
     .options = mlo_prune_options,
     .run = run,

@@ -513,6 +513,45 @@ static void test_prune__a_share_of_the_weights(void **state)
     assert_true(removed[0][1] < removed[1][1]); /* not the same choice */
 }
 
+/* Two channels of `a` save 30 and err by 3, of `b` 20 and by 2.2: 40 are wanted, and the better rate in front
+ * would end at 50 and 5.2, where two steps of `b` err by 4.4. */
+static void test_prune__exchanges_what_a_coarse_step_took_too_much(void **state)
+{
+    MLO_UNUSED(state);
+    static const double ERRORS[][7] = {{0, 1.5, 3, 4.5, 6}, {0, 1.1, 2.2, 3.3, 4.4, 6, 8}};
+    struct mlo_error err = {0};
+    struct mlo_model *m = new_model(17);
+    struct mlo_value *a =
+        op(m, "Relu", "ra", op(m, "Gemm", "a", input(m, "x", -1, 12), ramp(m, "aw", 0.1f, 12, 4)));
+    struct mlo_value *b =
+        op(m, "Relu", "rb", op(m, "Gemm", "b", input(m, "z", -1, 7), ramp(m, "bw", 0.1f, 7, 6)));
+    finish(m, op(m, "Add", "y", op(m, "Gemm", "ya", a, ramp(m, "yaw", 0.1f, 4, 3)),
+                 op(m, "Gemm", "yb", b, ramp(m, "ybw", 0.1f, 6, 3))));
+    struct mlo_arena *arena = mlo_arena_new();
+    struct mlo_pass_context ctx = {.notes = json_array()};
+    struct mlo_prune_ranking ranking;
+    struct mlo_prune_result result = {0};
+    json_t *given = json_pack("{s:s,s:i}", "remove", "33%", "round", 2), *options;
+    assert_ok(mlo_options_resolve(mlo_prune_options, given, &options, &err));
+    assert_ok(mlo_prune_rank_model(m, options, NULL, arena, &ctx, &ranking, &err));
+    assert_int_equal(ranking.count, 2);
+    for (int g = 0; g < 2; g++)
+        for (int k = 0; k <= ranking.groups[g].count; k++)
+            ranking.groups[g].error[k] = ERRORS[ranking.groups[g].count == 6][k];
+    assert_ok(mlo_prune_take(m, options, &ranking, arena, &ctx, &result, &err));
+    for (int g = 0; g < 2; g++) {
+        const json_t *group = json_array_get(json_object_get(result.report, "groups"), (size_t)g);
+        bool of_a = strcmp(mlo_json_str(group, "node", ""), "a_node") == 0;
+        assert_int_equal(mlo_json_i64(group, "to", 0), of_a ? 4 : 2);
+    }
+    json_decref(result.report);
+    json_decref(ctx.notes);
+    json_decref(given);
+    json_decref(options);
+    mlo_arena_free(arena);
+    mlo_model_free(m);
+}
+
 static void test_prune__refuses_what_it_cannot_do(void **state)
 {
     MLO_UNUSED(state);
@@ -738,6 +777,7 @@ int main(void)
         cmocka_unit_test(test_prune__groups_on_channels_not_known_stay),
         cmocka_unit_test(test_prune__ranks_by_norms_what_no_batchnorm_scales),
         cmocka_unit_test(test_prune__a_share_of_the_weights),
+        cmocka_unit_test(test_prune__exchanges_what_a_coarse_step_took_too_much),
         cmocka_unit_test(test_prune__refuses_what_it_cannot_do),
         cmocka_unit_test(test_prune__random_nets_stay_valid_and_lose_zeros_only),
     };
