@@ -79,7 +79,6 @@ MLO_MUST_USE enum mlo_status mlo_prune_model(struct mlo_model *model, const json
  * make (mlo_gram_pair). */
 struct mlo_refit {
     double before, after; /* squared error of the outputs, over their squared deviations from the mean */
-    double total;         /* these */
     bool bias;            /* that is fitted too */
 };
 /* Why the node's weights cannot be fitted; NULL: they can. */
@@ -87,9 +86,6 @@ const char *mlo_refit_refuses(const struct mlo_node *node);
 /* Where the node's bias stands: the node itself, or the Add behind a MatMul; NULL: it has none, and gets
  * none. */
 struct mlo_node *mlo_refit_bias_node(struct mlo_node *node, int *input);
-/* Whether an activation gives one number for all that is below *low, or one for all above *high (else
- * infinite): there, no fit has to meet what it should make. */
-bool mlo_refit_cuts(const struct mlo_node *activation, double *low, double *high);
 /* Weights that bring the outputs nearest to what they should be (least squares), drawn to those that are
  * there by `damp` times the mean of the diagonal; `weights` false: the bias alone. Ordered sums and an
  * ordered Cholesky factorization: equal bits everywhere. */

@@ -42,34 +42,6 @@ struct mlo_node *mlo_refit_bias_node(struct mlo_node *node, int *input)
     return fits ? add : NULL;
 }
 
-static double bound_of(const struct mlo_node *clip, int i, const char *attr, double open)
-{
-    const struct mlo_tensor *t = mlo_node_fixed(clip, i);
-    if (mlo_node_input(clip, i))
-        return t ? mlo_tensor_get_f64(t, 0) : open;
-    return mlo_node_attr(clip, attr) ? (double)mlo_node_attr_f(clip, attr, 0) : open;
-}
-
-bool mlo_refit_cuts(const struct mlo_node *node, double *low, double *high)
-{
-    *low = -INFINITY;
-    *high = INFINITY;
-    if (mlo_node_is(node, "Relu")) {
-        *low = 0;
-    } else if (mlo_node_is(node, "Clip")) {
-        *low = bound_of(node, 1, "min", -INFINITY);
-        *high = bound_of(node, 2, "max", INFINITY);
-    } else if (mlo_node_is(node, "HardSwish")) {
-        *low = -3;
-    } else if (mlo_node_is(node, "HardSigmoid") && mlo_node_attr_f(node, "alpha", 0.2f) > 0) {
-        double alpha = (double)mlo_node_attr_f(node, "alpha", 0.2f);
-        double beta = (double)mlo_node_attr_f(node, "beta", 0.5f);
-        *low = -beta / alpha;
-        *high = (1 - beta) / alpha;
-    }
-    return *low > -INFINITY || *high < INFINITY;
-}
-
 /* One group: n inputs, m outputs; matrices lie by rows. */
 struct fit {
     size_t n, m;
@@ -252,10 +224,7 @@ enum mlo_status mlo_refit(struct mlo_node *node, const struct mlo_gram *pair, bo
         for (size_t o = 0; o < f.m; o++)
             bias[first + o] = (float)f.bias[o];
     }
-    *out = (struct mlo_refit){.before = total > 0 ? before / total : 0,
-                              .after = total > 0 ? after / total : 0,
-                              .total = total,
-                              .bias = biased != NULL};
+    *out = (struct mlo_refit){total > 0 ? before / total : 0, total > 0 ? after / total : 0, biased != NULL};
     if (!mlo_tensor_is_finite(&w) || !mlo_tensor_is_finite(&b)) {
         status = mlo_error_set(err, MLO_EUNSUPPORTED, "node '%s': its fit is not finite", node->name);
         goto out;

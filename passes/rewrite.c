@@ -63,7 +63,8 @@ enum mlo_status mlo_pass_check_named(const struct mlo_graph *graph, const json_t
             continue;
         status = mlo_error_set(err, MLO_EINVAL, "the model has no node '%s' to exclude", wanted);
         mlo_error_where(err, "option 'exclude'");
-        mlo_error_suggest(err, wanted, known, count);
+        if (!mlo_error_suggest(err, wanted, known, count))
+            mlo_error_hint(err, "'mlopt inspect --graph' shows the names of nodes");
         break;
     }
     free(known);

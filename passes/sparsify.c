@@ -123,6 +123,7 @@ static enum mlo_status read_settings(const json_t *options, struct settings *s, 
     if (!where)
         return MLO_OK;
     mlo_error_where(err, "option '%s'", where);
+    mlo_error_hint(err, s->groups ? "leave it out, or take the pattern 'unstructured'" : "write 4, 8 or 128");
     return MLO_EINVAL;
 }
 

@@ -1,6 +1,5 @@
 #include "pipeline/steps/refit.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,8 +9,7 @@ enum {
     ROWS_PER_INPUT = 16, /* rows that a fit is made on, for each unknown of an output */
     ROWS_MIN = 8192,
     BATCH = 8,
-    VALUES = 3,
-    SETTLE = 2, /* fits behind the first, to what the activation behind lets pass */
+    VALUES = 2,
 };
 
 /* A model cut down to what some of its values need, running. */
@@ -49,17 +47,12 @@ static enum mlo_status narrow(struct runner *r, const char *const names[VALUES],
     for (int i = 0; i < g->output_count; i++)
         g->outputs[i]->is_output = false;
     g->output_count = 0;
-    for (int i = 0; i < VALUES; i++) {
-        struct mlo_value *v = names[i] ? mlo_graph_value(g, names[i]) : NULL;
-        int same = 0;
-        if (!names[i])
-            continue;
+    for (int i = 0; i < VALUES && names[i]; i++) {
+        struct mlo_value *v = mlo_graph_value(g, names[i]);
         if (!v)
             return mlo_error_set(err, MLO_EINTERNAL, "there is no value '%s'", names[i]);
-        while (same < i && (!names[same] || strcmp(names[i], names[same]) != 0))
-            same++;
-        if (same < i) {
-            r->place[i] = r->place[same];
+        if (i > 0 && strcmp(names[i], names[0]) == 0) {
+            r->place[i] = r->place[0];
             continue;
         }
         r->place[i] = g->output_count;
@@ -99,12 +92,10 @@ out:
 /* One layer's fit. */
 struct layer {
     struct mlo_node *node;      /* of the pruned model */
-    const char *read[VALUES];   /* there: its input, what its outputs are added to, what the activation
-                                 * behind reads (or NULL) */
+    const char *read[VALUES];   /* there: its input, and what its outputs are added to (or NULL) */
     const char *target[VALUES]; /* in the source: what it should make, or the sum with it */
     const struct mlo_prune_kept *kept[MLO_MAX_RANK]; /* indices of the target's axes; NULL: all */
     bool joint;
-    double low, high; /* beyond these it is all the same to the activation behind */
 };
 
 /* --- which layers ---------------------------------------------------------------------------------- */
@@ -166,16 +157,6 @@ static void join_sum(const struct mlo_refit_request *q, struct layer *layer, con
     layer->joint = true;
 }
 
-/* Where an activation alone reads what is fitted. */
-static void find_cuts(const struct mlo_refit_request *q, struct layer *layer, const struct mlo_value *y)
-{
-    const struct mlo_value *v = layer->joint ? mlo_value_sole_user(y)->outputs[0] : y;
-    const struct mlo_node *user = mlo_value_sole_user(v);
-    if (!q->direct && q->weights && user && user->inputs[0] == v &&
-        mlo_refit_cuts(user, &layer->low, &layer->high))
-        layer->read[2] = v->name;
-}
-
 static void plan_layer(const struct mlo_refit_request *q, struct mlo_node *node, struct layer *layer)
 {
     int input;
@@ -186,7 +167,6 @@ static void plan_layer(const struct mlo_refit_request *q, struct mlo_node *node,
     for (int d = 0; d < y->type.rank; d++) /* rows may have gone as well as channels */
         layer->kept[d] = kept_of(q, y, d);
     join_sum(q, layer, y);
-    find_cuts(q, layer, y);
 }
 
 /* --- streaming ------------------------------------------------------------------------------------- */
@@ -210,11 +190,10 @@ static float *gather(const struct layer *layer, const struct mlo_tensor *whole, 
     return to;
 }
 
-/* What stayed of the target, less the other summand. With `made` (or NULL), what there is of it now: where
- * the target lies beyond a cut, anything beyond is as good, and what is there stays. */
+/* What stayed of the target, less the other summand. */
 static enum mlo_status target_of(const struct layer *layer, const struct mlo_tensor *whole,
-                                 const struct mlo_tensor *other, const struct mlo_tensor *made,
-                                 struct mlo_tensor *out, struct mlo_error *err)
+                                 const struct mlo_tensor *other, struct mlo_tensor *out,
+                                 struct mlo_error *err)
 {
     enum mlo_status status;
     int64_t dims[MLO_MAX_RANK];
@@ -227,18 +206,9 @@ static enum mlo_status target_of(const struct layer *layer, const struct mlo_ten
     MLO_TRY(mlo_tensor_init(out, MLO_FLOAT32, whole->rank, dims, err));
     float *to = out->data;
     gather(layer, whole, 0, whole->data, mlo_tensor_count(whole), to);
-    if ((other && mlo_tensor_count(other) != mlo_tensor_count(out)) ||
-        (made && mlo_tensor_count(made) != mlo_tensor_count(out))) {
+    if (other && mlo_tensor_count(other) != mlo_tensor_count(out)) {
         status = mlo_error_set(err, MLO_EINTERNAL, "the summands of '%s' differ in size", layer->node->name);
         goto out;
-    }
-    float low = (float)layer->low, high = (float)layer->high;
-    for (size_t i = 0; made && i < mlo_tensor_count(out); i++) {
-        float now = ((const float *)made->data)[i];
-        if (to[i] <= low)
-            to[i] = fminf(now, low);
-        else if (to[i] >= high)
-            to[i] = fmaxf(now, high);
     }
     for (size_t i = 0; other && i < mlo_tensor_count(out); i++)
         to[i] -= ((const float *)other->data)[i];
@@ -300,9 +270,8 @@ out:
     return status;
 }
 
-static enum mlo_status stream(const struct mlo_refit_request *q, const struct layer *layer, bool settle,
-                              int64_t batch, struct mlo_pool *pool, struct mlo_gram *pair,
-                              struct mlo_error *err)
+static enum mlo_status stream(const struct mlo_refit_request *q, const struct layer *layer, int64_t batch,
+                              struct mlo_pool *pool, struct mlo_gram *pair, struct mlo_error *err)
 {
     enum mlo_status status;
     struct runner was = {0}, now = {0};
@@ -313,15 +282,14 @@ static enum mlo_status stream(const struct mlo_refit_request *q, const struct la
     if (!in)
         return mlo_error_nomem(err);
     MLO_TRY(runner_open(&was, q, q->source, batch, layer->target, err));
-    const char *const read[VALUES] = {layer->read[0], layer->read[1], settle ? layer->read[2] : NULL};
-    MLO_TRY(runner_open(&now, q, q->pruned, batch, read, err));
+    MLO_TRY(runner_open(&now, q, q->pruned, batch, layer->read, err));
     for (int64_t at = 0; at < q->samples; at += batch) {
         int64_t got = MLO_MIN(batch, q->samples - at);
         MLO_TRY(read_batch(q, now.model, at, got, in, err));
         MLO_TRY(was.engine->run(was.program, in, was.out, err));
         MLO_TRY(now.engine->run(now.program, in, now.out, err));
-        MLO_TRY(target_of(layer, &was.out[was.place[0]], layer->joint ? &now.out[now.place[1]] : NULL,
-                          settle ? &now.out[now.place[2]] : NULL, &y, err));
+        MLO_TRY(
+            target_of(layer, &was.out[was.place[0]], layer->joint ? &now.out[now.place[1]] : NULL, &y, err));
         MLO_TRY(add_samples(layer, pair, &now.out[now.place[0]], &y, batch, got,
                             (size_t)MLO_MIN(rows, (int64_t)MLO_GRAM_ROWS), pool, err));
         mlo_tensor_clear(&y);
@@ -343,19 +311,12 @@ static enum mlo_status fit_layer(const struct mlo_refit_request *q, struct mlo_n
 {
     enum mlo_status status;
     struct layer layer;
-    struct mlo_gram pair = {0};
-    struct mlo_refit fit, again;
+    struct mlo_gram pair;
+    struct mlo_refit fit;
     plan_layer(q, node, &layer);
     MLO_TRY(mlo_gram_pair_init(&pair, node, err));
-    MLO_TRY(stream(q, &layer, false, batch, pool, &pair, err));
+    MLO_TRY(stream(q, &layer, batch, pool, &pair, err));
     MLO_TRY(mlo_refit(node, &pair, q->weights, q->damp, &fit, err));
-    for (int i = 0; i < SETTLE && layer.read[2]; i++) {
-        mlo_gram_pair_clear(&pair);
-        MLO_TRY(mlo_gram_pair_init(&pair, node, err));
-        MLO_TRY(stream(q, &layer, true, batch, pool, &pair, err));
-        MLO_TRY(mlo_refit(node, &pair, true, q->damp, &again, err));
-        fit.after = fit.total > 0 ? again.after * again.total / fit.total : 0;
-    }
     json_array_append_new(layers, json_pack("{s:s,s:f,s:f,s:s}", "node", node->name, "before", fit.before,
                                             "after", fit.after, "to", layer.joint ? "sum" : "output"));
 out:

@@ -16,12 +16,11 @@ struct mlo_refit_request {
     int64_t samples;
     bool weights; /* else biases alone */
     double damp;
-    bool direct;     /* those alone whose own inputs went, and once: a probe */
+    bool direct;     /* those alone whose own inputs went: a probe */
     double from, to; /* of the step's progress */
 };
 /* Fits all weighted nodes whose inputs changed. `layers` (an array) gets {"node","before","after","to"}:
- * squared errors over what the outputs vary by (`after` leaves out what the activation behind cuts off);
- * `notes`, what was left as it is, and why. */
+ * squared errors over what the outputs vary by; `notes`, what was left as it is, and why. */
 MLO_MUST_USE enum mlo_status mlo_step_refit(const struct mlo_refit_request *request, json_t *layers,
                                             json_t *notes, struct mlo_error *err);
 
