@@ -12,13 +12,13 @@ enum mlo_numerics {
 };
 
 /* Instruction sets, ordered: each includes the ones before. */
-enum mlo_isa { MLO_ISA_GENERIC, MLO_ISA_AVX2, MLO_ISA_AVX512, MLO_ISA_AVX512_VNNI };
+enum mlo_isa { MLO_ISA_GENERIC, MLO_ISA_AVX2, MLO_ISA_AVX512, MLO_ISA_AVX512_VNNI, MLO_ISA_AVX512_FP16 };
 /* The best this machine has, lowered by the environment variable MLOPT_ISA (generic, avx2, avx512,
- * avx512-vnni) when that is set. */
+ * avx512-vnni, avx512-fp16) when that is set. */
 enum mlo_isa mlo_isa_current(void);
 const char *mlo_isa_name(enum mlo_isa isa);
-/* MLO_EINVAL when MLOPT_ISA names no instruction set: compiling and probing say so, rather than run with
- * another one than was asked for. */
+/* MLO_EINVAL when MLOPT_ISA names no instruction set, or MLOPT_FP16 is none of its words: compiling and
+ * probing say so, rather than run with another one than was asked for. */
 MLO_MUST_USE enum mlo_status mlo_isa_check(struct mlo_error *err);
 
 struct mlo_compile_options {
@@ -177,7 +177,7 @@ MLO_MUST_USE enum mlo_status mlo_engine_find(const char *name, const struct mlo_
                                              struct mlo_error *err);
 
 /* The machine class that evidence belongs to: {"cpu","isa","cores","os"…} and its short name
- * ("amd-epyc-9b45/avx512-vnni"). *out is yours. */
+ * ("amd-epyc-9b45/avx512-vnni"; with MLOPT_FP16 that behind it). *out is yours. */
 MLO_MUST_USE enum mlo_status mlo_machine_describe(json_t **out, struct mlo_error *err);
 /* The short name of the class; written into the caller's buffer, which is returned. */
 char *mlo_machine_class(char *out, size_t size);

@@ -1,4 +1,5 @@
 /* The machine: instruction sets, CPU model, and the class that evidence belongs to. */
+#include <cpuid.h>
 #include <ctype.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -10,7 +11,7 @@
 #include "engines/engines_impl.h"
 #include "engines/nvml.h"
 
-static const char *const isa_names[] = {"generic", "avx2", "avx512", "avx512-vnni"};
+static const char *const isa_names[] = {"generic", "avx2", "avx512", "avx512-vnni", "avx512-fp16"};
 
 /* -1: none. Set by tests only, while no plan is being compiled. */
 static atomic_int override_isa = -1;
@@ -25,6 +26,13 @@ const char *mlo_isa_name(enum mlo_isa isa)
     return (size_t)isa < MLO_COUNT(isa_names) ? isa_names[isa] : "unknown";
 }
 
+/* For a CPU and an operating system with AVX-512. */
+static bool has_fp16(void)
+{
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx >> 23 & 1);
+}
+
 static enum mlo_isa machine_isa(void)
 {
     __builtin_cpu_init();
@@ -33,7 +41,9 @@ static enum mlo_isa machine_isa(void)
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
         return MLO_ISA_AVX2;
-    return __builtin_cpu_supports("avx512vnni") ? MLO_ISA_AVX512_VNNI : MLO_ISA_AVX512;
+    if (!__builtin_cpu_supports("avx512vnni"))
+        return MLO_ISA_AVX512;
+    return has_fp16() ? MLO_ISA_AVX512_FP16 : MLO_ISA_AVX512_VNNI;
 }
 
 enum mlo_isa mlo_isa_current(void)
@@ -49,19 +59,44 @@ enum mlo_isa mlo_isa_current(void)
     return have;
 }
 
+static const char *const fp16_names[] = {
+    [MLO_FP16_DEFAULT] = "", [MLO_FP16_OFF] = "off", [MLO_FP16_EMULATE] = "emulate"};
+
+enum mlo_fp16 mlo_fp16_asked(void)
+{
+    const char *env = getenv("MLOPT_FP16");
+    for (size_t i = 0; env && i < MLO_COUNT(fp16_names); i++)
+        if (strcmp(env, fp16_names[i]) == 0)
+            return (enum mlo_fp16)i;
+    return MLO_FP16_DEFAULT;
+}
+
+/* What is set to none of the names. */
+static bool is_misspelt(const char *env, const char *const *names, size_t count)
+{
+    bool known = !env || !*env;
+    for (size_t i = 0; env && i < count; i++)
+        known |= strcmp(env, names[i]) == 0;
+    return !known;
+}
+
 enum mlo_status mlo_isa_check(struct mlo_error *err)
 {
-    const char *env = getenv("MLOPT_ISA"), *near;
-    bool known = !env || !*env;
-    for (size_t i = 0; env && i < MLO_COUNT(isa_names); i++)
-        known |= strcmp(env, isa_names[i]) == 0;
-    if (known)
+    const char *isa = getenv("MLOPT_ISA"), *fp16 = getenv("MLOPT_FP16"), *near;
+    if (is_misspelt(fp16, fp16_names, MLO_COUNT(fp16_names))) {
+        mlo_error_set(err, MLO_EINVAL, "MLOPT_FP16 is '%.40s', which it cannot be", fp16);
+        mlo_error_hint(err,
+                       "off computes float16 models in float32, emulate gives what a CPU with FP16 gives; "
+                       "or unset it");
+        return MLO_EINVAL;
+    }
+    if (!is_misspelt(isa, isa_names, MLO_COUNT(isa_names)))
         return MLO_OK;
-    mlo_error_set(err, MLO_EINVAL, "MLOPT_ISA is '%.40s', which is no instruction set", env);
-    near = mlo_suggest(env, isa_names, MLO_COUNT(isa_names));
+    mlo_error_set(err, MLO_EINVAL, "MLOPT_ISA is '%.40s', which is no instruction set", isa);
+    near = mlo_suggest(isa, isa_names, MLO_COUNT(isa_names));
     mlo_error_hint(err,
-                   near ? "did you mean %s? There are generic, avx2, avx512 and avx512-vnni"
-                        : "there are generic, avx2, avx512 and avx512-vnni",
+                   near ? "did you mean %s? There are generic, avx2, avx512, avx512-vnni and avx512-fp16"
+                        : "there are generic, avx2, avx512, avx512-vnni and avx512-fp16",
                    near);
     return MLO_EINVAL;
 }
@@ -153,7 +188,8 @@ char *mlo_machine_class(char *out, size_t size)
     char model[256], name[128];
     cpu_model(model, sizeof model);
     slug(model, name, sizeof name);
-    snprintf(out, size, "%s/%s", name, mlo_isa_name(mlo_isa_current()));
+    const char *fp16 = fp16_names[mlo_fp16_asked()];
+    snprintf(out, size, "%s/%s%s%s", name, mlo_isa_name(mlo_isa_current()), *fp16 ? "-fp16-" : "", fp16);
     return out;
 }
 
@@ -161,13 +197,8 @@ static const char *const target_names[] = {
     "any",       "cpu",       "cpu:avx2",  "cpu:avx512", "cpu:avx512-vnni", "cpu:avx512-fp16", "cuda:sm80",
     "cuda:sm86", "cuda:sm89", "cuda:sm90", "cuda:sm100", "cuda:sm103",      "cuda:sm120"};
 /* Of processors: the first of target_names. */
-static const struct {
-    enum mlo_isa isa;
-    bool fp16;
-} cpu_targets[] = {
-    {MLO_ISA_GENERIC, false}, {MLO_ISA_GENERIC, false},     {MLO_ISA_AVX2, false},
-    {MLO_ISA_AVX512, false},  {MLO_ISA_AVX512_VNNI, false}, {MLO_ISA_AVX512, true},
-};
+static const enum mlo_isa cpu_targets[] = {MLO_ISA_GENERIC, MLO_ISA_GENERIC,     MLO_ISA_AVX2,
+                                           MLO_ISA_AVX512,  MLO_ISA_AVX512_VNNI, MLO_ISA_AVX512_FP16};
 
 const char *const *mlo_targets(size_t *count)
 {
@@ -212,20 +243,11 @@ static bool satisfies_gpu(int need)
     return false;
 }
 
-static bool has_fp16(void)
-{
-    unsigned eax = 7, ebx, ecx = 0, edx;
-    if (!__builtin_cpu_supports("avx512f"))
-        return false;
-    __asm__ volatile("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-    return edx >> 23 & 1;
-}
-
 bool mlo_machine_satisfies(const char *target)
 {
     for (size_t i = 0; i < MLO_COUNT(cpu_targets); i++)
         if (strcmp(target, target_names[i]) == 0)
-            return mlo_isa_current() >= cpu_targets[i].isa && (!cpu_targets[i].fp16 || has_fp16());
+            return mlo_isa_current() >= cpu_targets[i];
     int sm = mlo_cuda_target_sm(target);
     return sm && satisfies_gpu(sm);
 }

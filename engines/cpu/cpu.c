@@ -71,6 +71,7 @@ static enum mlo_status compile(const struct mlo_model *model, const struct mlo_c
         return mlo_error_nomem(err);
     plan->numerics = options->numerics;
     plan->isa = mlo_isa_current();
+    plan->half = plan->numerics == MLO_NUMERICS_FAST ? cpu_half_current() : CPU_HALF_NONE;
     plan->threads = options->threads ? options->threads : 1;
     plan->batch = options->batch;
     plan->constants = options->constants;
@@ -394,8 +395,9 @@ static enum mlo_status identity(json_t **out, struct mlo_error *err)
     enum mlo_status status = mlo_cpu_identity(&cpu, err);
     if (status != MLO_OK)
         return status;
-    *out = json_pack("{s:s, s:s, s:s, s:o, s:s}", "engine", "cpu", "version", version(), "revision",
-                     cpu_source_revision, "cpu", cpu, "isa", mlo_isa_name(mlo_isa_current()));
+    *out = json_pack("{s:s, s:s, s:s, s:o, s:s, s:s}", "engine", "cpu", "version", version(), "revision",
+                     cpu_source_revision, "cpu", cpu, "isa", mlo_isa_name(mlo_isa_current()), "fp16",
+                     cpu_half_name(cpu_half_current()));
     return *out ? MLO_OK : mlo_error_nomem(err);
 }
 

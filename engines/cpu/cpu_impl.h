@@ -28,6 +28,17 @@ struct cpu_slot {
     size_t offset; /* ARENA */
 };
 
+/* How products of models in float16 are computed. */
+enum cpu_half {
+    CPU_HALF_NONE,     /* in float32 */
+    CPU_HALF_NATIVE,   /* by AVX512-FP16 */
+    CPU_HALF_EMULATED, /* to the same bits, without such a CPU */
+};
+const char *cpu_half_name(enum cpu_half half); /* "no", "native", "emulated" */
+/* What a plan of the fast numerics that is made or restored now has: native where the CPU has the
+ * instructions and, asked at first use, they compute what they must; or what MLOPT_FP16 asks for. */
+enum cpu_half cpu_half_current(void);
+
 /* What a value is at run: bytes in row-major order, or channels last for rank 3 to 5. */
 enum cpu_layout { CPU_PLAIN, CPU_LAST, CPU_LAYOUTS };
 
@@ -87,6 +98,7 @@ struct mlo_plan {
     struct mlo_arena *arena; /* of everything below but slot and step data */
     enum mlo_numerics numerics;
     enum mlo_isa isa;
+    enum cpu_half half; /* of the fast numerics */
     unsigned threads;
     int64_t batch;
     struct mlo_constants *constants; /* of the session it belongs to, or NULL */

@@ -328,13 +328,14 @@ out:
 static enum mlo_status get_head(struct restorer *s, struct mlo_error *err)
 {
     struct mlo_plan *plan = s->plan;
-    uint32_t numerics = cpu_get_u32(&s->r), isa = cpu_get_u32(&s->r);
+    uint32_t numerics = cpu_get_u32(&s->r), isa = cpu_get_u32(&s->r), half = cpu_get_u32(&s->r);
     plan->threads = cpu_get_u32(&s->r);
     plan->batch = cpu_get_i64(&s->r);
     plan->arena_bytes = (size_t)cpu_get_u64(&s->r);
     plan->scratch_bytes = (size_t)cpu_get_u64(&s->r);
     plan->numerics = numerics == MLO_NUMERICS_FAST ? MLO_NUMERICS_FAST : MLO_NUMERICS_INVARIANT;
     plan->isa = mlo_isa_current();
+    plan->half = plan->numerics == MLO_NUMERICS_FAST ? cpu_half_current() : CPU_HALF_NONE;
     cpu_check(&s->r, numerics <= MLO_NUMERICS_INVARIANT && plan->threads >= 1 && plan->threads <= 4096,
               "its head is no plan's");
     cpu_check(&s->r, plan->scratch_bytes <= BYTES_MAX, "the scratch memory is too large");
@@ -342,6 +343,9 @@ static enum mlo_status get_head(struct restorer *s, struct mlo_error *err)
     if (status == MLO_OK && isa != (uint32_t)plan->isa)
         status = mlo_error_set(err, MLO_ESTALE, "the plan was made for %s, and this is %s",
                                mlo_isa_name((enum mlo_isa)isa), mlo_isa_name(plan->isa));
+    if (status == MLO_OK && half != (uint32_t)plan->half)
+        status = mlo_error_set(err, MLO_ESTALE, "the plan was made for %s FP16, and here is %s",
+                               cpu_half_name((enum cpu_half)half), cpu_half_name(plan->half));
     return status;
 }
 

@@ -198,6 +198,7 @@ enum mlo_status cpu_plan_save(const struct mlo_plan *plan, int fd, struct mlo_er
     find_used(&s);
     cpu_put_u32(&s.w, (uint32_t)plan->numerics);
     cpu_put_u32(&s.w, (uint32_t)plan->isa);
+    cpu_put_u32(&s.w, (uint32_t)plan->half);
     cpu_put_u32(&s.w, plan->threads);
     cpu_put_i64(&s.w, plan->batch);
     cpu_put_u64(&s.w, plan->arena_bytes);

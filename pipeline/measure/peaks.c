@@ -115,6 +115,7 @@ static const struct {
     [MLO_ISA_AVX2] = {f32_avx2, int8_avx2, read_avx2, 2 * 8, 2 * 32},
     [MLO_ISA_AVX512] = {f32_avx512, int8_avx2, read_avx512, 2 * 16, 2 * 32},
     [MLO_ISA_AVX512_VNNI] = {f32_avx512, int8_vnni, read_avx512, 2 * 16, 2 * 64},
+    [MLO_ISA_AVX512_FP16] = {f32_avx512, int8_vnni, read_avx512, 2 * 16, 2 * 64},
 };
 
 struct job {

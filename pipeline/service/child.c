@@ -127,9 +127,10 @@ static bool drain(const struct mlo_child *child, int fd, struct lines *lines)
  * The step runs what somebody uploaded: it gets what it needs, and no address, password or token. */
 static bool passed_on(const char *variable)
 {
-    static const char *const beginnings[] = {
-        "PATH=", "TZ=",     "LANG=",      "LC_",   "OMP_",  "GOMP_",  "DNNL_", "ONEDNN_", "MALLOC_",  "LD_",
-        "CUDA_", "NVIDIA_", "MLOPT_ISA=", "ASAN_", "LSAN_", "UBSAN_", "TSAN_", "GCOV_",   "VALGRIND_"};
+    static const char *const beginnings[] = {"PATH=", "TZ=",     "LANG=",      "LC_",         "OMP_",
+                                             "GOMP_", "DNNL_",   "ONEDNN_",    "MALLOC_",     "LD_",
+                                             "CUDA_", "NVIDIA_", "MLOPT_ISA=", "MLOPT_FP16=", "ASAN_",
+                                             "LSAN_", "UBSAN_",  "TSAN_",      "GCOV_",       "VALGRIND_"};
     for (size_t i = 0; i < MLO_COUNT(beginnings); i++)
         if (mlo_str_starts(variable, beginnings[i]))
             return true;

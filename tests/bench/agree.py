@@ -15,7 +15,7 @@ import numpy as np
 import measure
 import models
 
-ISAS = ("avx2", "avx512", "avx512-vnni")
+ISAS = ("avx2", "avx512", "avx512-vnni", "avx512-fp16")
 TOLERANCE = {"f32": 1e-4, "int8": 0.03}  # of the largest output: int8 may round a tie the other way
 
 

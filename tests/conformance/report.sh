@@ -18,7 +18,7 @@ report() {
 ONNX comes with tests of every operator and of small models. mlopt runs those that Debian packages (`libonnx-testdata`,
 of ONNX 1.12) on its graph evaluator, which is the `reference` engine, with ONNX's own tolerances: 1e-3 relative, 1e-7
 absolute, types and shapes exactly. The same tests run on the `cpu` engine, fast and invariant numerics, with the kernels for AVX2,
-AVX-512 and AVX-512 VNNI each (`conformance.cpu.*`), and on the evaluator after each model was written and read again, optimized, or
+AVX-512, AVX-512 VNNI and AVX512-FP16 each (`conformance.cpu.*`; FP16 emulated, too, with the models made float16), and on the evaluator after each model was written and read again, optimized, or
 raised to opset 13, 17, 21 and 23: what passes and what does not is the same there. `ctest -L conformance` runs
 them all; a test that is listed below and begins to pass is an error, so the list only shrinks. `tests/conformance/report.sh --write` makes this page.
 

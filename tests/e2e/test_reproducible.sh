@@ -29,6 +29,7 @@ options='{"scheme": "int8", "form": "qdq", "calibrator": "percentile", "percenti
 isas="avx2"
 grep -qw avx512bw /proc/cpuinfo && isas="avx2 avx512"
 grep -qw avx512_vnni /proc/cpuinfo && isas="$isas avx512-vnni"
+grep -qw avx512_fp16 /proc/cpuinfo && isas="$isas avx512-fp16"
 expected="" runs=0
 for isa in $isas; do
     for threads in 1 2; do

@@ -99,7 +99,7 @@ F16C static void eight(const void *x, enum mlo_dtype from, size_t count, void *y
 }
 
 /* By cpuid, since not every compiler's __builtin_cpu_supports knows the name. */
-static bool has_f16c(void)
+bool fast_has_f16c(void)
 {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
@@ -107,7 +107,7 @@ static bool has_f16c(void)
 
 fast_convert_fn *fast_convert_for(enum mlo_isa isa)
 {
-    return isa >= MLO_ISA_AVX2 && has_f16c() ? eight : plain;
+    return isa >= MLO_ISA_AVX2 && fast_has_f16c() ? eight : plain;
 }
 
 /* By way of double, as the reference goes. */

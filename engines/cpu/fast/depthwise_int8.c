@@ -230,7 +230,7 @@ const struct cpu_step_class fast_depthwise8_class = {.name = "depthwise",
 
 bool depthwise8_supports(const struct mlo_plan *plan, const struct tile_product *p)
 {
-    return plan->isa >= MLO_ISA_AVX512_VNNI && p->type != TILE_F32 && p->in_channels == 1 &&
+    return plan->isa >= MLO_ISA_AVX512_VNNI && tile_is_int8(p) && p->in_channels == 1 &&
            p->out_channels == 1 && p->in[0] == 1 && p->out[0] == 1 && p->kernel[0] == 1 && p->pad[0] == 0 &&
            p->batch >= 1 && p->in[1] >= 1 && p->in[2] >= 1 && p->out[1] >= 1 && p->out[2] >= 1 &&
            p->kernel[1] >= 1 && p->kernel[1] <= DEPTHWISE8_ROWS_MAX && p->kernel[2] >= 1 &&

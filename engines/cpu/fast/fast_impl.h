@@ -81,6 +81,8 @@ MLO_MUST_USE enum mlo_status fast_value(struct mlo_plan *plan, const struct mlo_
 MLO_MUST_USE enum mlo_status fast_qvalue(struct mlo_plan *plan, const struct mlo_value *value,
                                          enum cpu_layout layout, int *slot, struct mlo_error *err);
 bool fast_is_quantized(const struct mlo_plan *plan, const struct mlo_value *value);
+/* The model has it in float16 (what computes it here has float32). */
+bool fast_is_float16(const struct mlo_plan *plan, const struct mlo_value *value);
 bool fast_is_available(const struct mlo_plan *plan, const struct mlo_value *value);
 /* The layout in which the value is already (its bytes when quantized is set); channels last when both. */
 enum cpu_layout fast_layout(const struct mlo_plan *plan, const struct mlo_value *value, bool quantized);
@@ -256,6 +258,7 @@ bool fast_reduced_axes(const struct mlo_node *node, int rank, bool reduced[MLO_M
 /* Between float32, float16 and bfloat16, to nearest even. */
 typedef void fast_convert_fn(const void *x, enum mlo_dtype from, size_t count, void *y, enum mlo_dtype to);
 fast_convert_fn *fast_convert_for(enum mlo_isa isa);
+bool fast_has_f16c(void);
 
 /* --- qsteps.c and qkernels.c: own kernels on 8-bit values ---------------------------------------------- */
 

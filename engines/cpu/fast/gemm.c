@@ -96,7 +96,7 @@ static struct tile_product geometry(const struct gemm *g)
                                  .residual = -1};
 }
 
-/* The same by own kernels, in float32. */
+/* The same by own kernels, in float32 or FP16. */
 static enum mlo_status emit_tile(struct mlo_plan *plan, const struct gemm *g, const struct fast_chain *chain,
                                  const struct fast_product *r, bool *done, struct mlo_error *err)
 {
@@ -106,12 +106,13 @@ static enum mlo_status emit_tile(struct mlo_plan *plan, const struct gemm *g, co
     p.weights = r->weights;
     p.weights_bytes = (size_t)(g->n * g->k) * sizeof(float);
     p.bias = r->bias;
+    p.half = fast_is_float16(plan, g->w);
     p.epilogue.y_dtype = MLO_FLOAT32;
     if (!tile_chain(chain, &p) || !tile_supports(plan, &p))
         return MLO_OK;
     MLO_TRY(tile_slots(plan, g->x, CPU_PLAIN, chain, &p, err));
     struct cpu_step *step;
-    MLO_TRY(tile_emit(plan, g->node, &p, &step, err));
+    MLO_TRY((tile_half_supports(plan, &p) ? tile_half_emit : tile_emit)(plan, g->node, &p, &step, err));
     MLO_TRY(fast_chain_take(plan, chain, step, err));
     fast_set(plan, chain->end, CPU_PLAIN, p.y);
     *done = true;

@@ -86,7 +86,7 @@ static bool wants_f32(const struct mlo_use *use, const struct mlo_graph *g)
     return use->node->graph == g && converts(use->node);
 }
 
-static enum mlo_status convert(struct mlo_value *v, struct mlo_error *err)
+static enum mlo_status convert(struct mlo_plan *plan, struct mlo_value *v, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_graph *g = v->graph;
@@ -98,6 +98,7 @@ static enum mlo_status convert(struct mlo_value *v, struct mlo_error *err)
         split |= wants_f32(&v->uses[i], g) != f32;
     if (split) {
         MLO_TRY(twin_of(v, f32 ? half : MLO_FLOAT32, &twin, err));
+        plan->stored[twin->index] = half;
         for (int i = 0; i < v->use_count;) {
             struct mlo_use use = v->uses[i];
             if (wants_f32(&use, g) == f32)
@@ -132,16 +133,16 @@ enum mlo_status norm_half(struct mlo_plan *plan, struct mlo_error *err)
         any = is_half(g->values[i]);
     if (!any)
         return MLO_OK;
-    plan->stored = mlo_arena_calloc(plan->arena, (size_t)count, sizeof *plan->stored);
+    plan->stored = mlo_arena_calloc(plan->arena, 2 * (size_t)count, sizeof *plan->stored); /* with twins */
     if (!plan->stored)
         return mlo_error_nomem(err);
-    plan->stored_count = count;
+    plan->stored_count = 2 * count;
     for (int i = 0; i < count; i++) {
         struct mlo_value *v = g->values[i];
         if (!is_half(v))
             continue;
         plan->stored[i] = v->type.dtype;
-        MLO_TRY(convert(v, err));
+        MLO_TRY(convert(plan, v, err));
     }
     for (int i = 0; i < g->node_count; i++) { /* what were casts to half precision */
         struct mlo_node *n = g->nodes[i];

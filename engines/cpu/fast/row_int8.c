@@ -22,7 +22,7 @@ const struct row8_kernels *row8_kernels_for(enum mlo_isa isa)
 
 bool row8_supports(const struct mlo_plan *plan, const struct tile_product *p)
 {
-    bool one = p->type != TILE_F32 && p->batch == 1 && p->groups == 1;
+    bool one = tile_is_int8(p) && p->batch == 1 && p->groups == 1;
     for (int i = 0; i < 3; i++)
         one &= p->in[i] == 1 && p->out[i] == 1 && p->kernel[i] == 1 && p->pad[i] == 0;
     return one && row8_kernels_for(plan->isa) && p->in_channels >= 1 && p->in_channels <= ROW8_DEPTH_MAX &&

@@ -1,13 +1,15 @@
 /* Own products at run: the kernels of the machine over tiles of rows and panels of columns. Padding is made
  * by a copy of x with its border, so that every row of the output reads the same table of taps. */
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "engines/cpu/fast/tile_f16_impl.h"
 #include "engines/cpu/fast/tiling_impl.h"
 #include "engines/cpu/image_impl.h"
 
-enum { COPIED_A_CYCLE = 16 }; /* bytes */
+enum { COPIED_A_CYCLE = 16 /* bytes */, LARGEST_PART = 4096 };
 
 struct call {
     const struct tiling *s;
@@ -22,6 +24,8 @@ struct call {
     const char *source; /* what the border is put around, in `bordered` */
     tile_interleave_fn *interleave;
     char *bordered;
+    float x_scale; /* FP16: what x is multiplied by */
+    atomic_uint largest;
 };
 
 /* Index: a line of pixels of the bordered copy. */
@@ -31,7 +35,7 @@ static void copy_lines(void *arg, size_t begin, size_t end, unsigned worker)
     const struct call *call = arg;
     const struct border *b = &call->s->border;
     size_t line_bytes = b->to[2] * b->pixel_bytes, lead = MLO_MIN(b->pad[2], b->to[2]) * b->pixel_bytes;
-    size_t body = MLO_MIN(b->from[2] * b->pixel_bytes, line_bytes - lead);
+    size_t body = MLO_MIN(b->from[2] * b->pixel_bytes, line_bytes - lead), pixels = body / b->pixel_bytes;
     for (size_t i = begin; i < end; i++) {
         char *to = call->bordered + i * line_bytes;
         size_t h = i % b->to[1] - b->pad[1], d = i / b->to[1] % b->to[0] - b->pad[0];
@@ -41,18 +45,46 @@ static void copy_lines(void *arg, size_t begin, size_t end, unsigned worker)
         }
         size_t image = i / b->to[1] / b->to[0];
         const char *from =
-            call->source + ((image * b->from[0] + d) * b->from[1] + h) * b->from[2] * b->pixel_bytes;
+            call->source + ((image * b->from[0] + d) * b->from[1] + h) * b->from[2] * b->source_bytes;
         memset(to, b->fill, lead);
         if (call->s->product.planar) {
             size_t planes = b->pixel_bytes / sizeof(float), plane = b->from[0] * b->from[1] * b->from[2];
             const float *x = (const float *)(const void *)call->source + image * planes * plane +
                              (d * b->from[1] + h) * b->from[2];
-            call->interleave(x, plane, planes, body / b->pixel_bytes, (float *)(void *)(to + lead));
+            call->interleave(x, plane, planes, pixels, (float *)(void *)(to + lead));
+        } else if (call->s->product.type == TILE_F16) {
+            tile_f16_rows((const float *)(const void *)from, pixels, b->source_bytes / sizeof(float),
+                          b->pixel_bytes / sizeof(uint16_t), call->x_scale, (uint16_t *)(void *)(to + lead));
         } else {
             memcpy(to + lead, from, body);
         }
         memset(to + lead + body, b->fill, line_bytes - lead - body);
     }
+}
+
+/* Index: a part of x, of LARGEST_PART floats. */
+static void find_largest(void *arg, size_t begin, size_t end, unsigned worker)
+{
+    MLO_UNUSED(worker);
+    struct call *call = arg;
+    const struct border *b = &call->s->border;
+    size_t count = b->images * b->from[0] * b->from[1] * b->from[2] * (b->source_bytes / sizeof(float));
+    size_t first = begin * LARGEST_PART, last = MLO_MIN(end * LARGEST_PART, count);
+    uint32_t found = tile_f16_largest((const float *)(const void *)call->source + first, last - first);
+    unsigned most = atomic_load(&call->largest);
+    while (found > most && !atomic_compare_exchange_weak(&call->largest, &most, found))
+        ;
+}
+
+/* The values of x as FP16 has room for them. */
+static void scale_x(struct call *call, struct mlo_program *program)
+{
+    const struct border *b = &call->s->border;
+    size_t bytes = b->images * b->from[0] * b->from[1] * b->from[2] * b->source_bytes;
+    size_t parts = (bytes / sizeof(float) + LARGEST_PART - 1) / LARGEST_PART;
+    mlo_pool_run(program->pool, parts, fast_grain(program->pool, parts, bytes / COPIED_A_CYCLE), find_largest,
+                 call);
+    call->x_scale = tile_f16_scale(atomic_load(&call->largest));
 }
 
 static const char *line_at(const struct call *call, size_t line)
@@ -132,6 +164,7 @@ static void run_panel(const struct call *call, size_t index, size_t next, size_t
     epilogue.bias = from ? zeros : call->bias + panel.padded_first;
     epilogue.scale = call->scale ? call->scale + panel.padded_first : NULL;
     epilogue.init = call->init ? call->init + panel.padded_first : NULL;
+    epilogue.unit = 1.0f / call->x_scale;
     if (!last) { /* the sums are not complete */
         epilogue.low = -INFINITY;
         epilogue.high = INFINITY;
@@ -220,7 +253,7 @@ static enum mlo_status tile_run(struct mlo_program *program, const struct cpu_st
     for (int i = 0; i < IN_COUNT; i++)
         at[i] = step->in[i] >= 0 ? program->at[step->in[i]] : NULL;
     struct call call = {.s = s,
-                        .kernels = tiling_kernels(s->product.type, program->plan->isa),
+                        .kernels = tiling_kernels(s->product.type, program->plan),
                         .math = fast_math_kernels_for(program->plan->isa),
                         .x = at[IN_X],
                         .panels = at[IN_PANELS],
@@ -231,7 +264,10 @@ static enum mlo_status tile_run(struct mlo_program *program, const struct cpu_st
                         .y = program->at[step->out[0]],
                         .source = at[IN_X],
                         .interleave = tile_interleave_for(program->plan->isa),
-                        .bordered = program->scratch};
+                        .bordered = program->scratch,
+                        .x_scale = 1.0f};
+    if (s->product.type == TILE_F16)
+        scale_x(&call, program);
     if (s->border.copy) {
         call.x = call.bordered;
         size_t lines = s->border.images * s->border.to[0] * s->border.to[1];
@@ -265,7 +301,7 @@ static enum mlo_status tile_restore(struct mlo_plan *plan, struct cpu_step *step
     tile_product_restore(r, &p);
     if (!cpu_check(r, (p.type == TILE_F32) == (step->in[IN_SCALE] < 0), "a step has other operands"))
         return cpu_reader_status(r, err);
-    size_t x_element = p.type == TILE_F32 ? sizeof(float) : 1, batch = (size_t)p.batch;
+    size_t x_element = tile_is_int8(&p) ? 1 : sizeof(float), batch = (size_t)p.batch;
     size_t in_channels = (size_t)(p.groups * p.in_channels),
            out_channels = (size_t)(p.groups * p.out_channels);
     int64_t reach[3];
@@ -273,7 +309,8 @@ static enum mlo_status tile_restore(struct mlo_plan *plan, struct cpu_step *step
         reach[i] = (p.out[i] - 1) * p.stride[i] + (p.kernel[i] - 1) * p.dilation[i] + 1;
     size_t rows = tile_volume(p.out, batch, 1), elements = cpu_product(rows, out_channels, 1);
     size_t border = cpu_product(tile_volume(reach, batch, in_channels), x_element, 1);
-    size_t weights = cpu_product(tile_volume(p.kernel, in_channels, (size_t)p.out_channels), x_element, 1);
+    size_t weights = cpu_product(tile_volume(p.kernel, in_channels, (size_t)p.out_channels),
+                                 p.type == TILE_F16 ? sizeof(uint16_t) : x_element, 1);
     bool small = weights < SIZE_MAX / 128 && border < SIZE_MAX / 128 && elements < SIZE_MAX / 128;
     if (!cpu_check(r, tile_supports(plan, &p) && small, "there are no kernels for a product") ||
         !cpu_slot_holds(r, plan, step->in[IN_X],

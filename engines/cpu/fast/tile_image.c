@@ -98,7 +98,7 @@ void tile_product_restore(struct cpu_reader *r, struct tile_product *p)
           (p->residual < 0) == (p->epilogue.residual_dtype == MLO_DTYPE_NONE) &&
           (p->residual < 0 || is_number(p->epilogue.residual_dtype)) &&
           (!posts || p->epilogue.y_dtype == MLO_FLOAT32 || p->y_scale > 0.0f);
-    if (p->type == TILE_F32)
+    if (p->type == TILE_F32 || p->type == TILE_F16)
         ok &= p->epilogue.y_dtype == MLO_FLOAT32 &&
               (p->residual < 0 || p->epilogue.residual_dtype == MLO_FLOAT32);
     cpu_check(r, ok, "a product is none that there is");

@@ -4,7 +4,8 @@
  *
  * A row of the output is a pixel (channels last) or a sample; a column is an output channel. Weights are
  * packed into *panels* of `width` columns, [tap][depth][width] groups, zero where a column or a depth does
- * not exist. A group is what one lane multiplies at a time: a float; four bytes (u8 or s8 times s8). */
+ * not exist. A group is what one lane multiplies at a time: a float; four bytes (u8 or s8 times s8). In FP16
+ * (tile_f16_impl.h) it is two halves, for two lanes. */
 #ifndef MLO_ENGINES_CPU_FAST_TILE_IMPL_H
 #define MLO_ENGINES_CPU_FAST_TILE_IMPL_H
 
@@ -32,10 +33,12 @@ struct tile_swish {
  * <= TILE_SCALE_MAX and |bias[j]| <= TILE_BIAS_MAX, so that no result leaves the range of int32.
  * With `swish`, which only kernels that say so know, the result is x = sum * scale[j] + bias[j] in its own
  * units, then x sigmoid(alpha x), then bytes by division, rounding and the zero point; there is no residual,
- * no `inner` and no clamp but the range of the type. */
+ * no `inner` and no clamp but the range of the type. FP16: sum * unit * scale[j] + bias[j], then as float32.
+ */
 struct tile_epilogue {
     const float *bias;   /* by column of the panel, padded to its width; never NULL */
-    const float *scale;  /* int8 only: the same */
+    const float *scale;  /* int8 and FP16 only: the same */
+    float unit;          /* FP16 only: the driver's, a power of two that x was divided by */
     const int32_t *init; /* int8 only: what the integer sums begin with (terms of zero points); or NULL */
     float low, high;
     bool inner; /* int8 with a residual of bytes only */
@@ -73,7 +76,10 @@ typedef void tile_fn(const struct tile *t);
 struct tile_kernels {
     const char *name;   /* for describe: "avx512 f32" */
     size_t group_bytes; /* 4 */
-    size_t group_depth; /* elements in a group: 1 float, 4 bytes */
+    size_t group_depth; /* elements in a group: 1 float, 4 bytes, 2 halves */
+    /* The channels of x are padded to whole groups: what lies beyond may not be multiplied by 0 where it may
+     * be infinite. */
+    bool whole_groups;
     int width_count;
     size_t widths[4];       /* columns of a panel, ascending, at most TILE_WIDTH_MAX */
     int rows_max[4];        /* by width: the most rows a tile has, at most TILE_ROWS_MAX */
@@ -93,7 +99,8 @@ const struct tile_kernels *tile_kernels_s8s8(enum mlo_isa isa);
 
 /* --- the driver: tile_plan.c plans and emits, tile.c runs --------------------------------------------- */
 
-enum tile_type { TILE_F32, TILE_U8S8, TILE_S8S8, TILE_TYPES };
+/* TILE_F16: x, bias, residual and y are float32, x is rounded to halves in the copy with border. */
+enum tile_type { TILE_F32, TILE_U8S8, TILE_S8S8, TILE_F16, TILE_TYPES };
 enum { TILE_POSTS_MAX = 4, TILE_PLANES_MAX = 4 };
 
 /* An activation that is more than a clamp: done on a tile's rows of floats while they are in the cache, or by
@@ -114,9 +121,10 @@ struct tile_product {
     const void *weights;
     size_t weights_bytes, w_out, w_in, w_tap;
     const float *bias;   /* by output channel of all groups, or NULL: 0 */
-    const float *scale;  /* int8 only: the same, not NULL */
+    const float *scale;  /* int8 and FP16 only: the same, not NULL */
     const int32_t *init; /* int8 only: the same, or NULL */
     uint8_t fill;        /* bytes in the padding: int8's zero point */
+    bool half;           /* float32: the model has float16 here */
     /* x is row-major: its planes become channels last in the copy with border. float32 of one group and 2 to
      * TILE_PLANES_MAX channels. */
     bool planar;
@@ -130,6 +138,11 @@ struct tile_product {
     int x, residual, y; /* slots: channels last; residual -1: none */
 };
 
+/* Its sums are of integers. */
+static inline bool tile_is_int8(const struct tile_product *p)
+{
+    return p->type == TILE_U8S8 || p->type == TILE_S8S8;
+}
 /* The geometry and type are ones that there are kernels for. Slots and arrays need not be there yet. */
 bool tile_supports(const struct mlo_plan *plan, const struct tile_product *p);
 /* What the kernels of int8 are to do behind the sums, where that is swish and nothing else. */
@@ -138,6 +151,11 @@ bool tile_product_swish(const struct tile_product *p, struct tile_swish *out);
 MLO_MUST_USE enum mlo_status tile_emit(struct mlo_plan *plan, const struct mlo_node *node,
                                        const struct tile_product *p, struct cpu_step **step,
                                        struct mlo_error *err);
+/* The same for a float32 product with `half` that FP16 kernels are to compute (tile_half.c). */
+bool tile_half_supports(const struct mlo_plan *plan, const struct tile_product *p);
+MLO_MUST_USE enum mlo_status tile_half_emit(struct mlo_plan *plan, const struct mlo_node *node,
+                                            const struct tile_product *p, struct cpu_step **step,
+                                            struct mlo_error *err);
 /* Sets the epilogue's clamp and residual and the posts from a float chain: [residual] then activations.
  * False where there is more in it. */
 bool tile_chain(const struct fast_chain *chain, struct tile_product *out);
@@ -182,7 +200,8 @@ struct tile_panels {
     int width_index, tail_index;
     size_t taps, depth; /* depth in groups, padded */
     size_t group_bytes, group_depth;
-    size_t tap_elements, channels; /* unpadded depth of a tap; it covers tap_elements / channels positions */
+    size_t tap_elements, channels; /* (channels: see whole_groups) unpadded depth of a tap; it covers
+                                      tap_elements / channels positions */
 };
 void tile_panels_init(struct tile_panels *out, const struct tile_kernels *kernels,
                       const struct tile_product *p);

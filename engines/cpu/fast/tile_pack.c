@@ -8,9 +8,12 @@ void tile_panels_init(struct tile_panels *out, const struct tile_kernels *kernel
 {
     size_t positions = (size_t)(p->kernel[0] * p->kernel[1] * p->kernel[2]), row = (size_t)p->kernel[2];
     bool rows = p->groups == 1 && p->dilation[2] == 1; /* a kernel row's elements are neighbours */
+    size_t channels = (size_t)p->in_channels, whole = kernels->group_depth;
+    if (kernels->whole_groups)
+        channels = (channels + whole - 1) / whole * whole;
     *out = (struct tile_panels){.groups = (size_t)p->groups,
                                 .columns = (size_t)p->out_channels,
-                                .channels = (size_t)p->in_channels,
+                                .channels = channels,
                                 .group_bytes = kernels->group_bytes,
                                 .group_depth = kernels->group_depth};
     out->taps = rows ? positions / row : positions;
@@ -70,8 +73,8 @@ static void pack_panel(const struct tile_panels *panels, const struct tile_produ
         for (size_t column = 0; column < panel->columns; column++) {
             const char *from = (const char *)p->weights +
                                (panel->group * panels->columns + panel->first + column) * p->w_out * element;
-            for (size_t d = 0, t = 0; t < positions; t++)
-                for (size_t c = 0; c < panels->channels; c++, d++) {
+            for (size_t t = 0; t < positions; t++)
+                for (size_t c = 0, d = t * panels->channels; c < (size_t)p->in_channels; c++, d++) {
                     char *to = out + (d / panels->group_depth * width + column) * panels->group_bytes +
                                d % panels->group_depth * element;
                     memcpy(to, from + (c * p->w_in + (tap * positions + t) * p->w_tap) * element, element);

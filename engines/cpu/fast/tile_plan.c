@@ -4,19 +4,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engines/cpu/fast/tile_f16_impl.h"
 #include "engines/cpu/fast/tiling_impl.h"
 
 /* What one pass over the panels works on should leave room in a second-level cache of 1 MB. */
 enum { BLOCK_BYTES = 384 * 1024, LINES_BYTES = 24 * 1024, BLOCK_DEPTH = 1024 };
 
-const struct tile_kernels *tiling_kernels(enum tile_type type, enum mlo_isa isa)
+const struct tile_kernels *tiling_kernels(enum tile_type type, const struct mlo_plan *plan)
 {
     static const struct tile_kernels *(*const tables[TILE_TYPES])(enum mlo_isa isa) = {
         [TILE_F32] = tile_kernels_f32,
         [TILE_U8S8] = tile_kernels_u8s8,
         [TILE_S8S8] = tile_kernels_s8s8,
     };
-    return tables[type](isa);
+    return type == TILE_F16 ? tile_kernels_f16(plan->half) : tables[type](plan->isa);
 }
 
 enum mlo_status tile_slots(struct mlo_plan *plan, const struct mlo_value *x, enum cpu_layout layout,
@@ -63,12 +64,14 @@ void tile_conv_geometry(const struct mlo_window *w, const struct fast_shape *x,
 
 bool tile_supports(const struct mlo_plan *plan, const struct tile_product *p)
 {
-    const struct tile_kernels *kernels = tiling_kernels(p->type, plan->isa);
+    const struct tile_kernels *kernels = tiling_kernels(p->type, plan);
     if (!kernels || p->batch < 1 || p->groups < 1 || p->in_channels < 1 || p->out_channels < 1)
         return false;
     for (int i = 0; i < 3; i++)
         if (p->in[i] < 1 || p->out[i] < 1 || p->kernel[i] < 1)
             return false;
+    if (kernels->whole_groups && p->groups > 1 && (size_t)p->in_channels % kernels->group_depth)
+        return false;
     /* groups of few channels would multiply padding */
     return p->groups == 1 || (size_t)p->out_channels * 2 > kernels->widths[0];
 }
@@ -133,7 +136,7 @@ bool tile_product_swish(const struct tile_product *p, struct tile_swish *out)
 {
     const struct tile_epilogue *e = &p->epilogue;
     *out = (struct tile_swish){p->posts[0].alpha, p->y_scale, e->y_zero_point};
-    return p->type != TILE_F32 && p->post_count == 1 && p->posts[0].fn == FAST_MATH_SWISH &&
+    return tile_is_int8(p) && p->post_count == 1 && p->posts[0].fn == FAST_MATH_SWISH &&
            e->y_dtype != MLO_FLOAT32 && e->residual_dtype == MLO_DTYPE_NONE && !e->inner &&
            e->low == -INFINITY && e->high == INFINITY;
 }
@@ -143,9 +146,13 @@ static void plan_source(struct tiling *s, bool roomy, size_t element)
 {
     const struct tile_product *p = &s->product;
     struct border *b = &s->border;
-    size_t pixel = (size_t)(p->groups * p->in_channels) * element, pitch[3];
-    *b =
-        (struct border){.copy = p->planar, .images = (size_t)p->batch, .pixel_bytes = pixel, .fill = p->fill};
+    size_t pixel = (size_t)p->groups * s->panels.channels * element, pitch[3];
+    bool half = p->type == TILE_F16;
+    *b = (struct border){.copy = p->planar || half,
+                         .images = (size_t)p->batch,
+                         .pixel_bytes = pixel,
+                         .source_bytes = half ? (size_t)(p->groups * p->in_channels) * sizeof(float) : pixel,
+                         .fill = p->fill};
     for (int i = 0; i < 3; i++) {
         int64_t reach = (p->out[i] - 1) * p->stride[i] + (p->kernel[i] - 1) * p->dilation[i] + 1;
         b->from[i] = (size_t)p->in[i];
@@ -161,7 +168,7 @@ static void plan_source(struct tiling *s, bool roomy, size_t element)
     size_t line = pitch[2] * pixel, plane = pitch[1] * line, image = pitch[0] * plane;
     b->bytes = b->copy ? image * b->images : 0;
     s->x_stride = (size_t)p->stride[2] * pixel;
-    s->x_group = (size_t)p->in_channels * element;
+    s->x_group = s->panels.channels * element;
     s->counts[0] = (size_t)p->out[0];
     s->counts[1] = (size_t)p->out[1];
     s->steps[0] = image;
@@ -244,14 +251,14 @@ static void plan_tiles(struct tiling *s, const struct tile_kernels *kernels, uns
     /* int8 panels that stay in the second-level cache are read again soon enough: rather keep what a pass
      * writes, in parts of lines, in the first level */
     size_t out_bytes = (s->y_stride + s->residual_stride) * rows / s->tiles;
-    if (s->product.type != TILE_F32 && tile_panels_bytes(panels) <= BLOCK_BYTES * 3 / 2)
+    if (tile_is_int8(&s->product) && tile_panels_bytes(panels) <= BLOCK_BYTES * 3 / 2)
         s->block_tiles = MLO_MAX(LINES_BYTES / (tile_bytes + out_bytes), (size_t)2);
     plan_split(s, kernels->widths[0], threads, s->product.groups * row_bytes * rows * element);
 }
 
 struct tiling *tiling_new(const struct mlo_plan *plan, const struct tile_product *product, bool roomy)
 {
-    const struct tile_kernels *kernels = tiling_kernels(product->type, plan->isa);
+    const struct tile_kernels *kernels = tiling_kernels(product->type, plan);
     struct tile_panels panels;
     tile_panels_init(&panels, kernels, product);
     struct tiling *s = calloc(1, sizeof *s + panels.taps * sizeof s->taps[0]);
@@ -293,7 +300,8 @@ static int panels_slot(struct mlo_plan *plan, const struct tile_panels *n, const
     struct packing packing = {n, p};
     uint64_t params[] = {n->groups,      n->columns,  n->width, n->tail, n->taps, n->tap_elements,
                          n->group_depth, n->channels, p->w_out, p->w_in, p->w_tap};
-    struct cpu_const_key key = {.kind = p->type == TILE_F32 ? "tile f32" : "tile int8",
+    static const char *const kinds[TILE_TYPES] = {"tile f32", "tile int8", "tile int8", "tile f16"};
+    struct cpu_const_key key = {.kind = kinds[p->type],
                                 .source = p->weights,
                                 .source_bytes = p->weights_bytes,
                                 .params = params,
@@ -315,7 +323,8 @@ static int columns_slot(struct mlo_plan *plan, const struct tile_panels *panels,
 enum mlo_status tile_emit(struct mlo_plan *plan, const struct mlo_node *node, const struct tile_product *p,
                           struct cpu_step **out, struct mlo_error *err)
 {
-    const struct tile_kernels *kernels = tiling_kernels(p->type, plan->isa);
+    static const char *const precisions[TILE_TYPES] = {"f32", "int8", "int8", "f16"};
+    const struct tile_kernels *kernels = tiling_kernels(p->type, plan);
     struct tiling *s = tiling_new(plan, p, plan->slots[p->x].kind == CPU_SLOT_ARENA);
     struct cpu_step *step = s ? cpu_step_new(plan, &fast_tile_class, node, IN_COUNT, 1) : NULL;
     if (!step) {
@@ -335,7 +344,7 @@ enum mlo_status tile_emit(struct mlo_plan *plan, const struct mlo_node *node, co
         step->begins_as = p->residual;
     step->out[0] = p->y;
     step->impl = mlo_arena_printf(plan->arena, "tile:%s", kernels->name);
-    step->precision = p->type == TILE_F32 ? "f32" : "int8";
+    step->precision = precisions[p->type];
     *out = step;
     if (step->in[IN_PANELS] < 0 || step->in[IN_BIAS] < 0 || !step->impl ||
         (p->scale && step->in[IN_SCALE] < 0) || (p->init && step->in[IN_INIT] < 0))

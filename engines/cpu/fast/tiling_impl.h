@@ -13,6 +13,7 @@ struct border {
     size_t images;
     size_t from[3], to[3], pad[3]; /* pixels by dim: of x, with border (or cut), in front */
     size_t pixel_bytes, bytes;     /* of a pixel, of all */
+    size_t source_bytes;           /* of a pixel of x */
     uint8_t fill;
 };
 
@@ -35,7 +36,9 @@ struct tiling {
     ptrdiff_t taps[];
 };
 
-const struct tile_kernels *tiling_kernels(enum tile_type type, enum mlo_isa isa);
+/* NULL: none. */
+const struct tile_kernels *tiling_kernels(enum tile_type type, const struct mlo_plan *plan);
+
 /* A new tiling; `roomy`: 64 bytes behind x may be read. NULL: no memory. The product's numbers are positive
  * where they must be and small enough for their products not to overflow. */
 struct tiling *tiling_new(const struct mlo_plan *plan, const struct tile_product *product, bool roomy);

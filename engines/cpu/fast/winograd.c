@@ -45,7 +45,7 @@ bool winograd_supports(const struct mlo_plan *plan, const struct tile_product *p
            p->out_channels % ALIGNMENT == 0 && p->in_channels * p->out_channels <= MOST_WEIGHTS &&
            p->out[1] >= 4 && p->out[2] >= 4 &&
            (p->out[1] * p->out[2] >= LEAST_PIXELS || p->in_channels * p->out_channels <= FEW_WEIGHTS) &&
-           tiling_kernels(TILE_F32, plan->isa);
+           tiling_kernels(TILE_F32, plan);
 }
 
 static void set_sizes(struct winograd *w, const struct mlo_plan *plan, const struct tile_product *p)
@@ -57,7 +57,7 @@ static void set_sizes(struct winograd *w, const struct mlo_plan *plan, const str
     w->product = *p;
     w->product.weights = NULL;
     w->product.bias = NULL;
-    tile_panels_init(&w->panels, tiling_kernels(TILE_F32, plan->isa), &plane);
+    tile_panels_init(&w->panels, tiling_kernels(TILE_F32, plan), &plane);
     w->high = (size_t)(p->out[1] + 1) / 2;
     w->wide = (size_t)(p->out[2] + 1) / 2;
     w->tiles = w->high * w->wide * (size_t)p->batch;
@@ -196,7 +196,7 @@ static enum mlo_status winograd_run(struct mlo_program *program, const struct cp
     const struct winograd *w = step->data;
     struct winograd_call call = {.w = w,
                                  .kernels = kernels_of(program->plan->isa),
-                                 .tiles = tiling_kernels(TILE_F32, program->plan->isa),
+                                 .tiles = tiling_kernels(TILE_F32, program->plan),
                                  .math = fast_math_kernels_for(program->plan->isa),
                                  .x = program->at[step->in[W_X]],
                                  .panels = program->at[step->in[W_PANELS]],

@@ -3,10 +3,11 @@
  *
  *   conformance.graph.onnx_backend CATEGORY     runs the tests of a category as cases
  *   conformance.graph.onnx_backend --engine NAME [invariant]    all categories on an engine
+ *   conformance.graph.onnx_backend --engine cpu fast float16    the same, made float16, where FP16 is used
  *   conformance.graph.onnx_backend --round-trip | --optimize | --raise N    all categories on the evaluator,
  * after the model was written and read again, optimized, or raised to that opset
- *   conformance.graph.onnx_backend --cuda-plan  what the cuda engine's lowering accepts, interpreted on the
- * CPU conformance.graph.onnx_backend --table      runs all and prints the table of docs/conformance.md
+ *   conformance.graph.onnx_backend --cuda-plan  what the cuda engine's lowering accepts, interpreted
+ *   conformance.graph.onnx_backend --table      runs all and prints the table of docs/conformance.md
  *   conformance.graph.onnx_backend --folder DIR runs tests of another ONNX (newer_onnx.py), prints what fails
  *   conformance.graph.onnx_backend              checks the list
  *
@@ -160,6 +161,27 @@ static bool read_file(const char *folder, const char *what, int index, const str
     return ok;
 }
 
+/* Of models that were made float16: of the largest element. Three layers of values that are rounded to 11
+ * bits, the first of them of sums of runs of 32 (engines/cpu/fast/tile_f16_impl.h), stay far below. */
+#define HALF_TOLERANCE 0x1p-7
+static bool halved;
+
+static bool near(const struct mlo_tensor *got, const struct mlo_tensor *want, char *why, size_t size)
+{
+    size_t count = mlo_tensor_count(want);
+    double largest = 0;
+    for (size_t i = 0; i < count; i++)
+        largest = fmax(largest, fabs(mlo_tensor_get_f64(want, i)));
+    for (size_t i = 0; i < count; i++) {
+        double x = mlo_tensor_get_f64(got, i), y = mlo_tensor_get_f64(want, i);
+        if (!(fabs(x - y) <= HALF_TOLERANCE * largest)) {
+            snprintf(why, size, "element %zu is %.9g, not %.9g, the largest %.9g", i, x, y, largest);
+            return false;
+        }
+    }
+    return true;
+}
+
 /* ONNX's own: relative 1e-3, absolute 1e-7; types and shapes exactly. */
 static bool same(const struct mlo_tensor *got, const struct mlo_tensor *want, char *why, size_t size)
 {
@@ -174,6 +196,8 @@ static bool same(const struct mlo_tensor *got, const struct mlo_tensor *want, ch
         snprintf(why, size, "elements of type %s cannot be compared", mlo_dtype_name(want->dtype));
         return false;
     }
+    if (halved && want->dtype == MLO_FLOAT32)
+        return near(got, want, why, size);
     for (size_t i = 0; i < count; i++) {
         if (mlo_holds_values(want->dtype)) {
             if (!same(&mlo_values(got)[i], &mlo_values(want)[i], why, size))
@@ -226,6 +250,27 @@ static bool run_on_evaluator(const struct mlo_graph *graph, const struct mlo_ten
 static const struct mlo_engine *tested; /* NULL: the graph evaluator */
 static enum mlo_numerics tested_numerics;
 
+/* Tests of which some step was in FP16: how many; what has none says nothing about it. */
+enum { HALVED_LEAST = 1 }; /* it only grows */
+static int in_fp16;
+static bool without_fp16;
+
+static enum mlo_status look_for_fp16(const struct mlo_plan *plan, struct mlo_error *err)
+{
+    json_t *described = NULL, *node;
+    size_t i;
+    enum mlo_status status = tested->describe(plan, &described, err);
+    without_fp16 = true;
+    json_array_foreach(json_object_get(described, "nodes"), i, node)
+    {
+        if (strcmp(mlo_json_str(node, "precision", ""), "f16") == 0)
+            without_fp16 = false;
+    }
+    in_fp16 += !without_fp16;
+    json_decref(described);
+    return status;
+}
+
 /* On an engine: shapes that the model leaves open are those of the data. */
 static bool run_on_engine(const struct mlo_engine *engine, struct mlo_model *model,
                           const struct mlo_tensor *inputs, struct mlo_tensor *outputs, struct mlo_error *err)
@@ -250,6 +295,10 @@ static bool run_on_engine(const struct mlo_engine *engine, struct mlo_model *mod
             type->dims[d] = (struct mlo_dim){.value = inputs[i].dims[d]};
     }
     MLO_TRY(engine->compile(model, &options, &plan, err));
+    if (halved)
+        MLO_TRY(look_for_fp16(plan, err));
+    if (without_fp16)
+        goto out;
     MLO_TRY(plan_copy(engine, plan, &copy, err)); /* what can be a file is run out of one */
     MLO_TRY(engine->load(copy.plan ? copy.plan : plan, &program, err));
     MLO_TRY(engine->run(program, fed, outputs, err));
@@ -296,7 +345,7 @@ static bool run_on_schedule(struct mlo_model *model, const struct mlo_tensor *in
 }
 
 /* What is done to a model between reading and running it. */
-static enum { AS_READ, WRITTEN, OPTIMIZED, RAISED } treatment;
+static enum { AS_READ, WRITTEN, OPTIMIZED, RAISED, HALVED } treatment;
 static char raise_options[32];
 
 /* *refused: it cannot be treated so, which is no failure. */
@@ -325,6 +374,10 @@ static bool treat(struct mlo_model **model, bool *refused, struct mlo_error *err
         requests[0] = (struct mlo_pass_request){"raise-opset", options};
         status = mlo_passes_run(*model, requests, 1, &driver, err);
         *refused = status == MLO_EUNSUPPORTED;
+    } else if (treatment == HALVED) {
+        requests[0].name = "to-float16";
+        status = mlo_passes_run(*model, requests, 1, &driver, err);
+        *refused = status == MLO_EUNSUPPORTED;
     }
 out:
     json_decref(options);
@@ -340,6 +393,7 @@ static bool try_test(const char *folder, char *why, size_t size)
     struct mlo_tensor inputs[INPUTS_MAX] = {0}, outputs[OUTPUTS_MAX] = {0};
     struct mlo_error err = {0};
     bool passed = false, refused = false;
+    without_fp16 = false;
     why[0] = '\0';
     snprintf(path, sizeof path, "%s/model.onnx", folder);
     if (mlo_onnx_load(path, &model, &err) != MLO_OK ||
@@ -353,7 +407,7 @@ static bool try_test(const char *folder, char *why, size_t size)
         goto out;
     }
     passed = true;
-    for (int i = 0; i < model->graph->output_count && passed; i++) {
+    for (int i = 0; i < model->graph->output_count && passed && !without_fp16; i++) {
         struct mlo_tensor want = {0};
         if (!read_file(folder, "output", i, &model->graph->outputs[i]->type, false, &want, &err)) {
             snprintf(why, size, "output %d: %s", i, err.message);
@@ -549,6 +603,30 @@ static int run_all(void)
     return failed;
 }
 
+/* All models that can be in float16, as such, in FP16. */
+static int run_halves(void)
+{
+    treatment = HALVED;
+    halved = true;
+    int failed = 0;
+    for (size_t c = 0; c < MLO_COUNT(categories); c++) {
+        int count;
+        char **names = tests_of(DATA, categories[c], &count), why[1024], folder[512];
+        for (int i = 0; i < count; i++) {
+            snprintf(folder, sizeof folder, DATA "/%.200s", names[i]);
+            if (reason_of(names[i]) || try_test(folder, why, sizeof why))
+                continue;
+            failed++;
+            printf("FAILED %s: %s\n", names[i], why);
+        }
+        free_tests(names, count);
+    }
+    printf("%d have steps in FP16, %d wrong\n", in_fp16, failed);
+    if (in_fp16 < HALVED_LEAST)
+        printf("at least %d had before\n", HALVED_LEAST);
+    return failed != 0 || in_fp16 < HALVED_LEAST;
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest list_tests[] = {cmocka_unit_test(test_onnx_backend__list_names_tests)};
@@ -574,7 +652,7 @@ int main(int argc, char **argv)
             printf("%s\n", err.message);
             return 77;
         }
-        return run_all();
+        return argc > 4 && strcmp(argv[4], "float16") == 0 ? run_halves() : run_all();
     }
     if (set_treatment(argc, argv))
         return run_all();

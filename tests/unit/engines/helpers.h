@@ -329,7 +329,8 @@ static inline void fail_with_plan(const json_t *description, const char *what, c
 }
 
 /* What kernels are chosen by; an override above the machine is the machine. */
-static const enum mlo_isa test_isas[] = {MLO_ISA_AVX2, MLO_ISA_AVX512, MLO_ISA_AVX512_VNNI};
+static const enum mlo_isa test_isas[] = {MLO_ISA_AVX2, MLO_ISA_AVX512, MLO_ISA_AVX512_VNNI,
+                                         MLO_ISA_AVX512_FP16};
 
 static inline void need_isa(enum mlo_isa isa)
 {
