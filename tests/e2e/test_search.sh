@@ -36,7 +36,7 @@ grep -q "the table below says the same" "$work/stdout" || fail "the picture name
 # --- while it goes on ------------------------------------------------------------------------------------------------
 expect 0 "$MLOPT" submit fashion/cnn --goal 'accuracy_drop<=9pt, min size' "${quick[@]}" --set search.foresee=false \
     --set search.together=1 --set search.prune=none --set 'search.precision=[float, int8-weights, fp16]' -o json
-run=$(json "d['run']['id']")
+run=$(json "d['id']")
 has_front() {
     "$MLOPT" runs "$run" -o json >"$work/stdout" && holds "d['state'] in ('queued', 'running')" &&
         [ -n "$(json "(d.get('search') or {}).get('front') or ''")" ]
