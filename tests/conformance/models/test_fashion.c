@@ -1,5 +1,5 @@
-/* The trained example model and its int8 and float16 variants as wholes: the cpu engine decides as the
- * reference engine does, and as accurately as it should on Fashion-MNIST. MLOPT_ISA chooses the kernels. */
+/* The trained example model and its int8 variant as wholes: the cpu engine decides as the reference engine
+ * does, and as accurately as it should on Fashion-MNIST. MLOPT_ISA chooses the kernels. */
 #include "tests/cm.h"
 
 #include <math.h>
@@ -23,48 +23,39 @@ enum {
     IMAGES_JUDGED = 1000,
 #ifdef MLOPT_SANITIZED /* the same code eight times slower: less of the same arithmetic */
     REFERENCE_IMAGES = 4,
-    IMAGES_COMPARED = 200,
-    IMAGES_EMULATED = 50
+    IMAGES_COMPARED = 200
 #else
     REFERENCE_IMAGES = 16,
-    IMAGES_COMPARED = IMAGES_JUDGED,
-    IMAGES_EMULATED = 500
+    IMAGES_COMPARED = IMAGES_JUDGED
 #endif
 };
 
 struct fixture {
-    char folder[64], int8[96], half[96];
+    char folder[64], int8[96];
 };
-
-static bool make(const char *recipe, const char *path)
-{
-    struct mlo_error err = {0};
-    int code = 0;
-    const char *argv[] = {getenv("MLOPT"), "quantize", SOURCE,        "--data",  TRAIN,
-                          "--limit",       "64",       "--normalize", NORMALIZE, "--recipe",
-                          recipe,          "--out",    path,          "-q",      NULL};
-    struct mlo_process_options options = MLO_PROCESS_OPTIONS_INIT;
-    options.argv = argv;
-    return mlo_process_run(&options, 250000, 0, NULL, &code, &err) == MLO_OK && code == 0;
-}
 
 static int set_up(void **state)
 {
     static struct fixture f;
+    struct mlo_error err = {0};
+    int code = 0;
+    const char *program = getenv("MLOPT");
     snprintf(f.folder, sizeof f.folder, "/tmp/mlopt-fashion.XXXXXX");
-    if (!getenv("MLOPT") || !mkdtemp(f.folder))
+    if (!program || !mkdtemp(f.folder))
         return 1;
     snprintf(f.int8, sizeof f.int8, "%s/int8.onnx", f.folder);
-    snprintf(f.half, sizeof f.half, "%s/half.onnx", f.folder);
+    const char *argv[] = {program,   "quantize", SOURCE,     "--data", TRAIN,  "--limit", "64", "--normalize",
+                          NORMALIZE, "--recipe", "int8-cpu", "--out",  f.int8, "-q",      NULL};
+    struct mlo_process_options options = MLO_PROCESS_OPTIONS_INIT;
+    options.argv = argv;
     *state = &f;
-    return !make("int8-cpu", f.int8) || !make("fp16", f.half);
+    return mlo_process_run(&options, 250000, 0, NULL, &code, &err) != MLO_OK || code != 0;
 }
 
 static int tear_down(void **state)
 {
     struct fixture *f = *state;
     unlink(f->int8);
-    unlink(f->half);
     rmdir(f->folder);
     return 0;
 }
@@ -178,32 +169,12 @@ static void test_fashion__accuracy_is_that_of_the_model(void **state)
     mlo_tensor_clear(&int8);
 }
 
-/* In FP16, whether the machine has it or not, and in float32: the emulated kernels' bits are the CPU's. */
-static void test_fashion__float16_decides_as_the_source(void **state)
-{
-    const struct fixture *f = *state;
-    static const char *const ways[] = {"emulate", "off"};
-    struct mlo_tensor want = {0}, got[MLO_COUNT(ways)] = {{0}};
-    logits(SOURCE, "cpu", MLO_NUMERICS_INVARIANT, IMAGES_EMULATED, 8, &want, NULL);
-    for (size_t i = 0; i < MLO_COUNT(ways); i++) {
-        assert_int_equal(setenv("MLOPT_FP16", ways[i], 1), 0);
-        logits(f->half, "cpu", MLO_NUMERICS_FAST, IMAGES_EMULATED, 8, &got[i], NULL);
-        agree(&got[i], &want, 0.005, ways[i]);
-    }
-    assert_int_equal(unsetenv("MLOPT_FP16"), 0);
-    assert_memory_not_equal(got[0].data, got[1].data, got[0].size_bytes);
-    for (size_t i = 0; i < MLO_COUNT(ways); i++)
-        mlo_tensor_clear(&got[i]);
-    mlo_tensor_clear(&want);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fashion__source_decides_as_reference),
         cmocka_unit_test(test_fashion__int8_decides_as_reference),
         cmocka_unit_test(test_fashion__accuracy_is_that_of_the_model),
-        cmocka_unit_test(test_fashion__float16_decides_as_the_source),
     };
     if (!mlo_fs_exists(IMAGES)) {
         print_message("dataset-fashion-mnist is not installed\n");
