@@ -22,12 +22,20 @@ struct cleanup {
 struct mlo_arena {
     struct chunk *chunks;
     struct cleanup *cleanups;
-    size_t used;
+    size_t used, chunk_size;
 };
 
 struct mlo_arena *mlo_arena_new(void)
 {
-    return calloc(1, sizeof(struct mlo_arena));
+    return mlo_arena_new_of(CHUNK_SIZE);
+}
+
+struct mlo_arena *mlo_arena_new_of(size_t chunk_bytes)
+{
+    struct mlo_arena *arena = calloc(1, sizeof *arena);
+    if (arena)
+        arena->chunk_size = chunk_bytes;
+    return arena;
 }
 
 void mlo_arena_free(struct mlo_arena *arena)
@@ -84,13 +92,13 @@ void *mlo_arena_aligned(struct mlo_arena *arena, size_t align, size_t size)
             return p;
         }
     }
-    size_t want = size + align > CHUNK_SIZE / 4 ? size + align : CHUNK_SIZE;
+    size_t want = size + align > arena->chunk_size / 4 ? size + align : arena->chunk_size;
     struct chunk *fresh = add_chunk(arena, want);
     if (!fresh)
         return NULL;
     size_t pad = -(uintptr_t)fresh->bytes & (align - 1);
     fresh->used = pad + size;
-    if (want != CHUNK_SIZE && c) { /* keep filling the half-empty chunk that came before */
+    if (want != arena->chunk_size && c) { /* keep filling the half-empty chunk that came before */
         fresh->next = c->next;
         c->next = fresh;
         arena->chunks = c;

@@ -14,6 +14,9 @@ struct mlo_arena;
 
 /* A new, empty arena; NULL when out of memory. */
 struct mlo_arena *mlo_arena_new(void);
+/* The same, that takes so many bytes at a time from the heap, and zeroes them (else 64 KiB): for what is
+ * small and comes often. */
+struct mlo_arena *mlo_arena_new_of(size_t chunk_bytes);
 /* Frees the arena and all that was allocated from it. NULL is allowed. */
 void mlo_arena_free(struct mlo_arena *arena);
 

@@ -1,5 +1,6 @@
 /* Statements, parameters and rows. */
 #include "registry/db_impl.h"
+#include "registry/gather.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -209,6 +210,25 @@ json_t *mlo_rows_json(const struct mlo_rows *rows, int row)
         }
     }
     return object;
+}
+
+void mlo_rows_json_text(const struct mlo_rows *rows, int row, int first, struct mlo_buf *out)
+{
+    for (int c = first; c < PQnfields(rows->result); c++) {
+        Oid type = PQftype(rows->result, c);
+        mlo_buf_printf(out, "%c\"%s\":", c == first ? '{' : ',', PQfname(rows->result, c));
+        if ((type == OID_JSON || type == OID_JSONB) && !mlo_rows_null(rows, row, c)) {
+            mlo_buf_puts(out, mlo_rows_text(rows, row, c));
+            continue;
+        }
+        json_t *value = cell_json(rows, row, c);
+        if (value)
+            mlo_json_canonical(value, out);
+        else
+            out->failed = true;
+        json_decref(value);
+    }
+    mlo_buf_putc(out, '}');
 }
 
 json_t *mlo_rows_json_all(const struct mlo_rows *rows)

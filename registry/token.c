@@ -1,13 +1,22 @@
 /* Tokens: "mlopt_" + 32 random bytes in base64url; only their SHA-256 is kept. */
 #include "registry/audit.h"
 #include "registry/sql_impl.h"
+#include "registry/together.h"
 
 #include <string.h>
 
 #define PREFIX "mlopt_"
 enum { SECRET_BYTES = 32, SECRET_CHARS = 43, SHOWN_CHARS = 12 };
 
-enum { TOKEN_ADD, TOKEN_FIND, TOKEN_USED, TOKEN_REVOKE, TOKEN_GET, TOKEN_LIST };
+enum { TOKEN_ADD, TOKEN_FIND, TOKEN_FIND_EACH, TOKEN_USED, TOKEN_REVOKE, TOKEN_GET, TOKEN_LIST };
+
+/* What read_principal reads. */
+#define FOUND                                                                                                \
+    "t.id, t.name, t.role, t.project_id, t.hash, t.revoked_at IS NOT NULL OR m.removed_at IS NOT NULL, "     \
+    "coalesce(t.expires_at <= now(), false), t.may_rollback, t.stage, m.kind, m.name, m.role, "              \
+    "m.staging_role, m.production_role, m.may_approve, p.name, "                                             \
+    "t.last_used_at IS NULL OR t.last_used_at < now() - interval '1 minute' "
+#define ITS_MEMBER "LEFT JOIN member m ON m.id = t.member_id LEFT JOIN project p ON p.id = m.project_id "
 
 const struct mlo_sql mlo_sql_token[] = {
     [TOKEN_ADD] =
@@ -16,15 +25,12 @@ const struct mlo_sql mlo_sql_token[] = {
          "member_id, stage) VALUES ($1, $2, $3, $4, $5, $6, to_timestamp($7::double precision / 1e6), "
          "$8::boolean, $9, $10) RETURNING id",
          10},
-    [TOKEN_FIND] =
-        {"token_find",
-         "SELECT t.id, t.name, t.role, t.project_id, t.hash, t.revoked_at IS NOT NULL "
-         "OR m.removed_at IS NOT NULL, coalesce(t.expires_at <= now(), false), t.may_rollback, "
-         "t.stage, m.kind, m.name, m.role, m.staging_role, m.production_role, m.may_approve, p.name, "
-         "t.last_used_at IS NULL OR t.last_used_at < now() - interval '1 minute' "
-         "FROM token t LEFT JOIN member m ON m.id = t.member_id "
-         "LEFT JOIN project p ON p.id = m.project_id WHERE t.hash IN ($1, $2)",
-         2},
+    [TOKEN_FIND] = {"token_find", "SELECT " FOUND "FROM token t " ITS_MEMBER "WHERE t.hash IN ($1, $2)", 2},
+    [TOKEN_FIND_EACH] = {"token_find_each",
+                         "SELECT n.i, " FOUND "FROM unnest($1::text[], $2::text[]) WITH ORDINALITY "
+                         "AS n(plain, scoped, i) JOIN token t ON t.hash = ANY (ARRAY[decode(n.plain, 'hex'), "
+                         "decode(n.scoped, 'hex')]) " ITS_MEMBER,
+                         2},
     [TOKEN_USED] = {"token_used",
                     "UPDATE token SET last_used_at = now() WHERE id = $1 "
                     "AND (last_used_at IS NULL OR last_used_at < now() - interval '1 minute')",
@@ -211,18 +217,16 @@ out:
     return mlo_db_end(conn, status, err);
 }
 
-/* The most of what was granted in a stage, as the columns say; NULL: as in the project. */
-static enum mlo_role stage_role(const struct mlo_rows *rows, int column, enum mlo_role role)
-{
-    enum mlo_role granted;
-    return mlo_role_parse(mlo_rows_text(rows, 0, column), &granted) ? MLO_MAX(role, granted) : role;
-}
-
-/* Columns of token_find. */
+/* FOUND. */
 enum {
-    NAME = 1,
-    ROLE = 2,
-    ROLLBACK = 7,
+    ID,
+    NAME,
+    ROLE,
+    BOUND_TO,
+    HASH,
+    REVOKED,
+    EXPIRED,
+    ROLLBACK,
     STAGE,
     KIND,
     MEMBER,
@@ -234,38 +238,65 @@ enum {
     STALE /* its last use was noted more than a minute ago */
 };
 
+/* A row with FOUND from a column on. */
+struct found {
+    const struct mlo_rows *rows;
+    int row, first;
+};
+
+static const char *text_of(const struct found *f, int column)
+{
+    return mlo_rows_text(f->rows, f->row, f->first + column);
+}
+
+static bool bool_of(const struct found *f, int column)
+{
+    return mlo_rows_bool(f->rows, f->row, f->first + column);
+}
+
+static int64_t id_of(const struct found *f, int column)
+{
+    return mlo_rows_i64(f->rows, f->row, f->first + column);
+}
+
+/* The most of what was granted in a stage, as the columns say; NULL: as in the project. */
+static enum mlo_role stage_role(const struct found *f, int column, enum mlo_role role)
+{
+    enum mlo_role granted;
+    return mlo_role_parse(text_of(f, column), &granted) ? MLO_MAX(role, granted) : role;
+}
+
 /* What the row of a good token stands for. False: a role that this program does not know. */
-static bool read_principal(const struct mlo_rows *rows, struct mlo_principal *out)
+static bool read_principal(const struct found *f, struct mlo_principal *out)
 {
     enum mlo_role most, role;
     memset(out, 0, sizeof *out);
-    out->token_id = mlo_rows_i64(rows, 0, 0);
-    out->project_id = mlo_rows_i64(rows, 0, 3);
-    out->rollback = mlo_rows_null(rows, 0, ROLLBACK)   ? MLO_RIGHT_BY_ROLE
-                    : mlo_rows_bool(rows, 0, ROLLBACK) ? MLO_RIGHT_GRANTED
-                                                       : MLO_RIGHT_WITHHELD;
-    if (!mlo_role_parse(mlo_rows_text(rows, 0, ROLE), &most))
+    out->token_id = id_of(f, ID);
+    out->project_id = id_of(f, BOUND_TO);
+    out->rollback = !text_of(f, ROLLBACK)  ? MLO_RIGHT_BY_ROLE
+                    : bool_of(f, ROLLBACK) ? MLO_RIGHT_GRANTED
+                                           : MLO_RIGHT_WITHHELD;
+    if (!mlo_role_parse(text_of(f, ROLE), &most))
         return false;
     role = most;
-    if (mlo_rows_null(rows, 0, KIND)) {
-        snprintf(out->name, sizeof out->name, "%s", mlo_rows_text(rows, 0, NAME));
+    const char *kind = text_of(f, KIND);
+    if (!kind) {
+        snprintf(out->name, sizeof out->name, "%s", text_of(f, NAME));
     } else {
-        bool service = strcmp(mlo_rows_text(rows, 0, KIND), "service") == 0;
-        if (!mlo_role_parse(mlo_rows_text(rows, 0, MEMBER_ROLE), &role))
+        bool service = strcmp(kind, "service") == 0;
+        if (!mlo_role_parse(text_of(f, MEMBER_ROLE), &role))
             return false;
         out->kind = service ? MLO_KIND_SERVICE : MLO_KIND_PERSON;
-        out->may_approve = mlo_rows_bool(rows, 0, APPROVE);
+        out->may_approve = bool_of(f, APPROVE);
         snprintf(out->name, sizeof out->name, "%s%s%s%s", service ? "service:" : "",
-                 service ? mlo_rows_text(rows, 0, PROJECT) : "", service ? "/" : "",
-                 mlo_rows_text(rows, 0, MEMBER));
+                 service ? text_of(f, PROJECT) : "", service ? "/" : "", text_of(f, MEMBER));
     }
-    const char *only = mlo_rows_text(rows, 0, STAGE);
+    const char *only = text_of(f, STAGE);
     snprintf(out->only_stage, sizeof out->only_stage, "%s", only ? only : "");
     size_t count;
     const char *const *stages = mlo_stage_names(&count);
     for (size_t i = 0; i < count; i++) {
-        enum mlo_role granted =
-            stage_role(rows, i == mlo_stage_index("staging") ? STAGING : PRODUCTION, role);
+        enum mlo_role granted = stage_role(f, i == mlo_stage_index("staging") ? STAGING : PRODUCTION, role);
         bool here = !only || strcmp(only, stages[i]) == 0;
         out->stage_role[i] = here ? MLO_MIN(granted, most) : MLO_VIEWER;
     }
@@ -273,47 +304,91 @@ static bool read_principal(const struct mlo_rows *rows, struct mlo_principal *ou
     return true;
 }
 
+static bool is_token(const char *text, struct mlo_error *err)
+{
+    if (text && mlo_str_starts(text, PREFIX) && strlen(text) == strlen(PREFIX) + SECRET_CHARS)
+        return true;
+    mlo_error_set(err, MLO_EAUTH, "that is not a token");
+    mlo_error_hint(err, "a token begins with " PREFIX " and has %zu characters",
+                   strlen(PREFIX) + SECRET_CHARS);
+    return false;
+}
+
+/* The row that a token's hashes found, `f->row` -1 for none, is one of it, and good. */
+static enum mlo_status judge(const struct found *f, const struct mlo_digest hash[2],
+                             struct mlo_principal *out, struct mlo_error *err)
+{
+    struct mlo_digest stored;
+    bool found = f->row >= 0 && mlo_rows_digest(f->rows, f->row, f->first + HASH, &stored);
+    bool plain = found && mlo_equal_constant_time(&hash[0], &stored, sizeof stored);
+    bool bound = found && mlo_equal_constant_time(&hash[1], &stored, sizeof stored);
+    if (!(plain || bound) || bool_of(f, REVOKED))
+        return mlo_error_set(err, MLO_EAUTH, "the token is unknown or was revoked");
+    if (bool_of(f, EXPIRED))
+        return mlo_error_set(err, MLO_EAUTH, "the token has expired");
+    if (!read_principal(f, out))
+        return mlo_error_set(err, MLO_EINTERNAL, "token %lld has an unknown role", (long long)id_of(f, ID));
+    return MLO_OK;
+}
+
+/* To the minute: a read asks for no write. */
+static enum mlo_status note_use(struct mlo_db_conn *conn, int64_t id, struct mlo_error *err)
+{
+    struct mlo_params used = MLO_PARAMS_INIT;
+    mlo_param_i64(&used, id);
+    return mlo_db_exec(conn, &mlo_sql_token[TOKEN_USED], &used, NULL, err);
+}
+
 enum mlo_status mlo_token_check(struct mlo_db_conn *conn, const char *text, struct mlo_principal *out,
                                 struct mlo_error *err)
 {
-    struct mlo_params p = MLO_PARAMS_INIT, used = MLO_PARAMS_INIT;
+    struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
-    struct mlo_digest hash[2], stored;
-    bool found, plain, bound;
+    struct mlo_digest hash[2];
+    struct found found = {&rows, -1, 0};
     enum mlo_status status = MLO_OK;
-    if (!text || !mlo_str_starts(text, PREFIX) || strlen(text) != strlen(PREFIX) + SECRET_CHARS) {
-        mlo_error_set(err, MLO_EAUTH, "that is not a token");
-        mlo_error_hint(err, "a token begins with " PREFIX " and has %zu characters",
-                       strlen(PREFIX) + SECRET_CHARS);
+    if (!is_token(text, err))
         return MLO_EAUTH;
-    }
     for (int scoped = 0; scoped < 2; scoped++) {
         hash_of(text, scoped, &hash[scoped]);
         mlo_param_digest(&p, &hash[scoped]);
     }
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_token[TOKEN_FIND], &p, &rows, err));
-    found = mlo_rows_count(&rows) != 0 && mlo_rows_digest(&rows, 0, 4, &stored);
-    plain = found && mlo_equal_constant_time(&hash[0], &stored, sizeof stored);
-    bound = found && mlo_equal_constant_time(&hash[1], &stored, sizeof stored);
-    if (!(plain || bound) || mlo_rows_bool(&rows, 0, 5)) {
-        status = mlo_error_set(err, MLO_EAUTH, "the token is unknown or was revoked");
-        goto out;
-    }
-    if (mlo_rows_bool(&rows, 0, 6)) {
-        status = mlo_error_set(err, MLO_EAUTH, "the token has expired");
-        goto out;
-    }
-    if (!read_principal(&rows, out)) {
-        status = mlo_error_set(err, MLO_EINTERNAL, "token %lld has an unknown role",
-                               (long long)mlo_rows_i64(&rows, 0, 0));
-        goto out;
-    }
-    if (mlo_rows_bool(&rows, 0, STALE)) { /* to the minute: a read asks for no write */
-        mlo_param_i64(&used, out->token_id);
-        MLO_TRY(mlo_db_exec(conn, &mlo_sql_token[TOKEN_USED], &used, NULL, err));
-    }
+    found.row = mlo_rows_count(&rows) ? 0 : -1;
+    MLO_TRY(judge(&found, hash, out, err));
+    if (bool_of(&found, STALE))
+        MLO_TRY(note_use(conn, out->token_id, err));
 out:
     mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_token_ask(const char *text, struct mlo_token_question *out, struct mlo_error *err)
+{
+    if (!is_token(text, err))
+        return MLO_EAUTH;
+    for (int scoped = 0; scoped < 2; scoped++) {
+        hash_of(text, scoped, &out->hash[scoped]);
+        mlo_digest_hex(&out->hash[scoped], out->hex[scoped]);
+    }
+    out->ask =
+        (struct mlo_gather_ask){.sql = &mlo_sql_token[TOKEN_FIND_EACH], .values = {out->hex[0], out->hex[1]}};
+    return MLO_OK;
+}
+
+enum mlo_status mlo_token_answer(struct mlo_db *db, const struct mlo_token_question *question,
+                                 struct mlo_principal *out, struct mlo_error *err)
+{
+    const struct found found = {&question->ask.rows, question->ask.row, 1};
+    struct mlo_db_conn *conn;
+    enum mlo_status status = judge(&found, question->hash, out, err);
+    if (status != MLO_OK || !bool_of(&found, STALE))
+        return status;
+    status = mlo_db_acquire(db, &conn, err);
+    if (status == MLO_OK) {
+        status = note_use(conn, out->token_id, err);
+        mlo_db_release(conn);
+    }
     return status;
 }
 

@@ -3,6 +3,7 @@
 #include "registry/release_impl.h"
 #include "registry/signature.h"
 #include "registry/sql_impl.h"
+#include "registry/together.h"
 
 #include <string.h>
 
@@ -15,6 +16,7 @@ enum {
     VERSION_FIND,
     VERSION_LOCATE,
     VERSION_GET,
+    VERSION_READ_EACH,
     VERSION_LIST
 };
 
@@ -34,6 +36,13 @@ enum {
     "CASE WHEN " number "::bigint IS NULL THEN (SELECT l.number FROM version l WHERE l.model_id = " model    \
     " AND l.deletion_id IS NULL AND l.archived_at IS NULL ORDER BY l.number DESC LIMIT 1) ELSE " number      \
     " END"
+
+/* What is shown of one. */
+#define SHOWN                                                                                                \
+    "v.id, p.name AS project, m.name AS model, v.number AS version, v.manifest_digest, v.description, "      \
+    "v.created_at, v.created_by, " STATE                                                                     \
+    ", " MLO_FACTS_JSON("v.manifest") ", " MLO_FILES_JSON("version_blob", "version_id", "v.id") " "
+enum { FOUND_COLUMNS = 9 };
 
 const struct mlo_sql mlo_sql_version[] = {
     [VERSION_LOCK] = {"version_lock",
@@ -67,16 +76,18 @@ const struct mlo_sql mlo_sql_version[] = {
                         "v.model_id = m.id " ITS_MODEL "WHERE p.name = $1 AND m.name = $2 AND "
                         "m.deletion_id IS NULL AND v.number = " NUMBERED("m.id", "$3"),
                         3},
-    [VERSION_GET] =
-        {"version_get",
-         "SELECT v.id, p.name AS project, m.name AS model, v.number AS version, v.manifest_digest, "
-         "v.description, v.created_at, v.created_by, " STATE
-         ", " MLO_FACTS_JSON("v.manifest") ", " MLO_FILES_JSON(
-             "version_blob", "version_id",
-             "v.id") " "
-                     "FROM version v JOIN model m ON m.id = v.model_id JOIN project p ON p.id = m.project_id "
-                     "WHERE v.id = $1",
-         1},
+    [VERSION_GET] = {"version_get",
+                     "SELECT " SHOWN
+                     "FROM version v JOIN model m ON m.id = v.model_id JOIN project p ON p.id = "
+                     "m.project_id WHERE v.id = $1",
+                     1},
+    [VERSION_READ_EACH] =
+        {"version_read_each",
+         "SELECT n.i, " FOUND ", " SHOWN "FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY "
+         "AS n(project, model, number, i) JOIN project p ON p.name = n.project JOIN model m ON "
+         "m.project_id = p.id AND m.name = n.model AND m.deletion_id IS NULL JOIN version v ON "
+         "v.model_id = m.id AND v.number = " NUMBERED("m.id", "n.number::bigint") " " ITS_MODEL,
+         3},
     [VERSION_LIST] =
         {"version_list",
          "SELECT v.number AS cursor_key, v.id, p.name AS project, m.name AS model, v.number AS version, "
@@ -243,17 +254,19 @@ enum mlo_status mlo_version_ahead(struct mlo_db_conn *conn, int64_t model_id, in
     return mlo_db_ahead(conn, &mlo_sql_version[VERSION_FIND], &p, err);
 }
 
-static enum mlo_status read_info(const struct mlo_rows *rows, struct mlo_version_info *out,
-                                 struct mlo_error *err)
+/* FOUND, from a column on. */
+static enum mlo_status read_info(const struct mlo_rows *rows, int row, int first,
+                                 struct mlo_version_info *out, struct mlo_error *err)
 {
-    out->id = mlo_rows_i64(rows, 0, 0);
-    out->number = mlo_rows_i64(rows, 0, 1);
-    out->model_id = mlo_rows_i64(rows, 0, 2);
-    out->project_id = mlo_rows_i64(rows, 0, 3);
-    out->artifact_size = (uint64_t)mlo_rows_i64(rows, 0, 6);
-    out->archived = mlo_rows_bool(rows, 0, 7);
-    out->deleted = mlo_rows_bool(rows, 0, 8);
-    if (!mlo_rows_digest(rows, 0, 4, &out->manifest) || !mlo_rows_digest(rows, 0, 5, &out->artifact))
+    out->id = mlo_rows_i64(rows, row, first);
+    out->number = mlo_rows_i64(rows, row, first + 1);
+    out->model_id = mlo_rows_i64(rows, row, first + 2);
+    out->project_id = mlo_rows_i64(rows, row, first + 3);
+    out->artifact_size = (uint64_t)mlo_rows_i64(rows, row, first + 6);
+    out->archived = mlo_rows_bool(rows, row, first + 7);
+    out->deleted = mlo_rows_bool(rows, row, first + 8);
+    if (!mlo_rows_digest(rows, row, first + 4, &out->manifest) ||
+        !mlo_rows_digest(rows, row, first + 5, &out->artifact))
         return mlo_error_set(err, MLO_EINTERNAL, "version %lld has no digests", (long long)out->number);
     return MLO_OK;
 }
@@ -281,7 +294,7 @@ enum mlo_status mlo_version_find_any(struct mlo_db_conn *conn, int64_t model_id,
                      ? mlo_error_set(err, MLO_ENOTFOUND, "the model has no version %lld", (long long)number)
                      : mlo_error_set(err, MLO_ENOTFOUND, "the model has no version");
     if (status == MLO_OK)
-        status = read_info(&rows, out, err);
+        status = read_info(&rows, 0, 0, out, err);
     mlo_rows_clear(&rows);
     return status;
 }
@@ -320,7 +333,7 @@ enum mlo_status mlo_version_locate(struct mlo_db_conn *conn, const struct mlo_ac
     enum mlo_status status = mlo_db_exec(conn, &mlo_sql_version[VERSION_LOCATE], &p, &rows, err);
     bool found = status == MLO_OK && mlo_rows_count(&rows) == 1;
     if (found)
-        status = read_info(&rows, out, err);
+        status = read_info(&rows, 0, 0, out, err);
     mlo_rows_clear(&rows);
     if (status != MLO_OK)
         return status;
@@ -344,6 +357,28 @@ enum mlo_status mlo_version_get(struct mlo_db_conn *conn, int64_t version_id, js
     struct mlo_params p = MLO_PARAMS_INIT;
     mlo_param_i64(&p, version_id);
     return mlo_sql_object(conn, &mlo_sql_version[VERSION_GET], &p, out, err);
+}
+
+struct mlo_gather_ask mlo_version_ask(const char *project, const char *model, const char *number)
+{
+    return (struct mlo_gather_ask){.sql = &mlo_sql_version[VERSION_READ_EACH],
+                                   .values = {project, model, number}};
+}
+
+enum mlo_status mlo_version_answer(const struct mlo_gather_ask *ask, const struct mlo_actor *actor,
+                                   enum mlo_role role, struct mlo_version_info *info, struct mlo_buf *out,
+                                   struct mlo_error *err)
+{
+    memset(info, 0, sizeof *info);
+    if (ask->row < 0)
+        return mlo_error_set(err, MLO_ENOTFOUND, "there is no such version");
+    enum mlo_status status = read_info(&ask->rows, ask->row, 1, info, err);
+    if (status == MLO_OK)
+        status = mlo_project_admit(actor, info->project_id, ask->values[0], role, err);
+    if (status != MLO_OK)
+        return status;
+    mlo_rows_json_text(&ask->rows, ask->row, 1 + FOUND_COLUMNS, out);
+    return mlo_buf_ok(out) ? MLO_OK : mlo_error_nomem(err);
 }
 
 enum mlo_status mlo_version_list(struct mlo_db_conn *conn, int64_t model_id, const struct mlo_page *page,

@@ -17,11 +17,30 @@ void mlo_request_db_release(struct mlo_request *req)
     req->conn = NULL;
 }
 
+/* In one round trip with other requests, and with no connection of its own. */
+static enum mlo_status identify_together(struct mlo_request *req, const char *token,
+                                         struct mlo_principal *who, struct mlo_error *err)
+{
+    struct mlo_request_state *state = req->state;
+    enum mlo_status status;
+    MLO_TRY(mlo_token_ask(token, &state->token, err));
+    state->asks[MLO_ASK_TOKEN] = state->token.ask;
+    MLO_TRY(mlo_gather_read(req->http->gather, state->asks, MLO_ASKS, err));
+    state->gathered = true;
+    state->token.ask = state->asks[MLO_ASK_TOKEN];
+    MLO_TRY(mlo_token_answer(req->http->options.db, &state->token, who, err));
+out:
+    return status;
+}
+
 enum mlo_status mlo_http_identify(struct mlo_request *req, const char *token, struct mlo_principal *who,
                                   struct mlo_error *err)
 {
     struct mlo_db_conn *conn;
     enum mlo_status status;
+    if (req->route->gathered && req->state->bodiless &&
+        mlo_names_ask(req, &req->state->asks[MLO_ASK_VERSION]))
+        return identify_together(req, token, who, err);
     MLO_TRY(mlo_request_db(req, &conn, err));
     if (req->state->bodiless)
         MLO_TRY(mlo_names_ahead(req, conn, err));

@@ -158,46 +158,44 @@ out:
     return status;
 }
 
-/* A version as the API shows it: files, and the metadata inside. */
-static enum mlo_status view_version(struct mlo_request *req, int64_t version_id, json_t **out,
-                                    struct mlo_error *err)
+/* Adds to a version as the registry shows it what its metadata file says. */
+static enum mlo_status add_metadata_of(struct mlo_request *req, json_t *version, struct mlo_error *err)
 {
     struct mlo_buf text = MLO_BUF_INIT;
     struct mlo_digest digest;
     json_t *metadata = NULL;
-    enum mlo_status status;
-    MLO_TRY(mlo_version_get(req->conn, version_id, out, err));
-    const json_t *blob = blob_named(json_object_get(*out, "files"), METADATA_FILE);
+    enum mlo_status status = MLO_OK;
+    const json_t *blob = blob_named(json_object_get(version, "files"), METADATA_FILE);
     if (blob && strcmp(mlo_json_str(blob, "role", ""), METADATA_ROLE) == 0 &&
         mlo_digest_parse(mlo_json_str(blob, "digest", ""), &digest)) {
         status = mlo_request_blob(req, &digest, METADATA_MAX, &text, err);
         if (status == MLO_OK)
             status = mlo_json_parse(mlo_buf_str(&text), text.len, METADATA_FILE, &metadata, err);
-        else if (status == MLO_ENOTFOUND && !json_is_null(json_object_get(*out, "deletion")))
+        else if (status == MLO_ENOTFOUND && !json_is_null(json_object_get(version, "deletion")))
             status = MLO_OK; /* a tombstone's bytes may be gone */
         if (status != MLO_OK)
             goto out;
     }
-    json_object_set_new(*out, "metadata", metadata ? metadata : json_object());
+    json_object_set_new(version, "metadata", metadata ? metadata : json_object());
 out:
     mlo_buf_clear(&text);
     return status;
 }
 
-static enum mlo_status reply_version(struct mlo_request *req, int http_status, int64_t version_id,
+/* Takes over `version`, as the registry shows it. */
+static enum mlo_status reply_version(struct mlo_request *req, int http_status, json_t *version,
                                      struct mlo_error *err)
 {
-    json_t *value = NULL;
     enum mlo_status status;
-    MLO_TRY(view_version(req, version_id, &value, err));
+    MLO_TRY(add_metadata_of(req, version, err));
     if (http_status == 201)
         mlo_reply_header(req, "Location", "/v1/projects/%s/models/%s/versions/%lld",
                          mlo_request_param(req, "p"), mlo_request_param(req, "m"),
-                         (long long)mlo_json_i64(value, "version", 0));
-    status = mlo_reply_json(req, http_status, value, err);
-    value = NULL;
+                         (long long)mlo_json_i64(version, "version", 0));
+    status = mlo_reply_json(req, http_status, version, err);
+    version = NULL;
 out:
-    json_decref(value);
+    json_decref(version);
     return status;
 }
 
@@ -220,6 +218,7 @@ enum mlo_status h_version_create(struct mlo_request *req, struct mlo_error *err)
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_version_info info;
     struct mlo_upload_request body;
+    json_t *value = NULL;
     int64_t project;
     enum mlo_status status;
     MLO_TRY(mlo_upload_request_read(req, &body, err));
@@ -234,7 +233,8 @@ enum mlo_status h_version_create(struct mlo_request *req, struct mlo_error *err)
                                       .blobs = body.files->blobs,
                                       .count = body.files->count},
         &info, err));
-    MLO_TRY(reply_version(req, info.created ? 201 : 200, info.id, err));
+    MLO_TRY(mlo_version_get(req->conn, info.id, &value, err));
+    MLO_TRY(reply_version(req, info.created ? 201 : 200, value, err));
 out:
     return status;
 }
@@ -253,12 +253,19 @@ out:
     return status;
 }
 
+/* Most have no metadata file: their text goes out as it was read. */
 enum mlo_status h_version(struct mlo_request *req, struct mlo_error *err)
 {
-    struct mlo_version_info info;
+    json_t *value;
     enum mlo_status status;
-    MLO_TRY(mlo_request_version_any(req, &info, err));
-    MLO_TRY(reply_version(req, 200, info.id, err));
+    MLO_TRY(mlo_request_version_read(req, &req->out, err));
+    if (strstr(mlo_buf_str(&req->out), "\"" METADATA_FILE "\"")) {
+        MLO_TRY(mlo_json_parse(mlo_buf_str(&req->out), req->out.len, "version", &value, err));
+        return reply_version(req, 200, value, err);
+    }
+    req->out.len--; /* the brace */
+    mlo_buf_puts(&req->out, ",\"metadata\":{}}\n");
+    status = mlo_reply_out(req, 200, "application/json", err);
 out:
     return status;
 }

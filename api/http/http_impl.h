@@ -8,6 +8,7 @@
 
 #include "api/http/http.h"
 #include "api/http/tls.h"
+#include "registry/together.h"
 
 #define MLO_LOGIN_CODES 16
 #define MLO_STREAMS_PER_TOKEN 64 /* open at a time, at one server */
@@ -40,6 +41,7 @@ struct mlo_http {
     struct mlo_traffic *traffic;
     struct mlo_rate *rate; /* NULL: no limit */
     struct mlo_tls *tls;   /* NULL: plain HTTP */
+    struct mlo_gather *gather;
     struct mlo_service_metrics *metrics;
     struct MHD_Daemon *metrics_daemon; /* of the address for metrics alone, or NULL */
     uint16_t metrics_port;
@@ -53,12 +55,15 @@ struct mlo_http {
     struct mlo_connection *connections;
     struct mlo_login_code codes[MLO_LOGIN_CODES];
     size_t next_code;
-    struct mlo_stream *streams; /* run_stream.c's, those that are open */
-    uint64_t streams_looked_ns; /* when one of them looked for all */
-    bool streams_looking;
+    struct mlo_stream *streams;        /* run_stream.c's, those that are open */
+    uint64_t streams_looked_ns;        /* when one of them looked for all */
+    struct mlo_stream *streams_looker; /* the one that does */
     pthread_t reaper;
     bool reaper_started;
 };
+
+/* What is asked together with other requests. */
+enum { MLO_ASK_TOKEN, MLO_ASK_VERSION, MLO_ASKS };
 
 struct mlo_request_state {
     bool refused; /* an answer was made before the body: what still arrives is dropped */
@@ -75,6 +80,10 @@ struct mlo_request_state {
     struct MHD_Response *response; /* in place of req->out and req->file; NULL: none */
     bool checks;                   /* req->file is a whole blob that nobody has checked yet */
     struct mlo_digest digest;      /* of it */
+    bool gathered;                 /* `asks` were answered */
+    struct mlo_gather_ask asks[MLO_ASKS];
+    struct mlo_token_question token;
+    char number[24];
 };
 
 /* ready.c: what /readyz says. It is looked at by a thread of its own, when somebody asks and the last look is
@@ -139,6 +148,8 @@ MLO_MUST_USE enum mlo_status mlo_request_authorize(struct mlo_request *req, stru
  * waited for is sure to come. Nothing of it is told before who asks is known. */
 MLO_MUST_USE enum mlo_status mlo_names_ahead(struct mlo_request *req, struct mlo_db_conn *conn,
                                              struct mlo_error *err);
+/* For a row that is `gathered`: the question of the version that the path names. False: it names none. */
+bool mlo_names_ask(struct mlo_request *req, struct mlo_gather_ask *out);
 
 /* reply.c: an error that only HTTP knows (405, 415, 416), as a problem; hint "": none. */
 void mlo_reply_http_problem(struct mlo_request *req, int status, const char *code, const char *title,

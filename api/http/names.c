@@ -66,15 +66,50 @@ out:
     return status;
 }
 
+/* Whether the path has a version's names, as far as one can see. */
+static bool names_version(struct mlo_request *req, int64_t *number)
+{
+    const char *version = mlo_request_param(req, "v");
+    return req->route->kind == MLO_ROUTE_API && mlo_name_valid(mlo_request_param(req, "p")) &&
+           mlo_name_valid(mlo_request_param(req, "m")) && version && version_number(version, number);
+}
+
 enum mlo_status mlo_names_ahead(struct mlo_request *req, struct mlo_db_conn *conn, struct mlo_error *err)
 {
-    const char *project = mlo_request_param(req, "p"), *model = mlo_request_param(req, "m"),
-               *version = mlo_request_param(req, "v");
     int64_t number;
-    if (req->route->kind != MLO_ROUTE_API || !mlo_name_valid(project) || !mlo_name_valid(model) || !version ||
-        !version_number(version, &number))
+    if (!names_version(req, &number))
         return MLO_OK;
-    return mlo_version_locate_ahead(conn, project, model, number, err);
+    return mlo_version_locate_ahead(conn, mlo_request_param(req, "p"), mlo_request_param(req, "m"), number,
+                                    err);
+}
+
+bool mlo_names_ask(struct mlo_request *req, struct mlo_gather_ask *out)
+{
+    char *text = req->state->number;
+    int64_t number;
+    if (!names_version(req, &number))
+        return false;
+    snprintf(text, sizeof req->state->number, "%lld", (long long)number);
+    *out = mlo_version_ask(mlo_request_param(req, "p"), mlo_request_param(req, "m"), number ? text : NULL);
+    return true;
+}
+
+enum mlo_status mlo_request_version_read(struct mlo_request *req, struct mlo_buf *out, struct mlo_error *err)
+{
+    const struct mlo_gather_ask *ask = &req->state->asks[MLO_ASK_VERSION];
+    struct mlo_actor actor = mlo_request_actor(req);
+    struct mlo_version_info info;
+    json_t *value = NULL;
+    enum mlo_status status;
+    if (req->state->gathered && ask->row >= 0)
+        return mlo_version_answer(ask, &actor, role_of(req->route), &info, out, err);
+    MLO_TRY(find_version(req, true, &info, err)); /* or what there is not, in words */
+    MLO_TRY(mlo_version_get(req->conn, info.id, &value, err));
+    mlo_json_canonical(value, out);
+    status = mlo_buf_ok(out) ? MLO_OK : mlo_error_nomem(err);
+out:
+    json_decref(value);
+    return status;
 }
 
 enum mlo_status mlo_request_version(struct mlo_request *req, struct mlo_version_info *out,

@@ -13,6 +13,9 @@
  * is closed may never see the answer. One that waits for "100 Continue" gets its answer at once. */
 #define DRAIN_AT_MOST ((uint64_t)8 << 20)
 
+/* Most requests need less, and are many: what is taken is zeroed for each. */
+#define ARENA_BYTES ((size_t)8 << 10)
+
 struct header_facts {
     int lengths, encodings, hosts, authorizations, cookies;
     bool bad;
@@ -89,7 +92,7 @@ static const char *peer_address(struct mlo_request *req)
 static struct mlo_request *request_new(struct mlo_http *http, struct MHD_Connection *connection,
                                        const char *url, const char *method)
 {
-    struct mlo_arena *arena = mlo_arena_new();
+    struct mlo_arena *arena = mlo_arena_new_of(ARENA_BYTES);
     struct mlo_request *req = arena ? mlo_arena_alloc(arena, sizeof *req) : NULL;
     if (!req || !(req->state = mlo_arena_alloc(arena, sizeof *req->state))) {
         mlo_arena_free(arena);
@@ -399,6 +402,7 @@ void mlo_request_completed(void *cls, struct MHD_Connection *connection, void **
     mlo_traffic_count(http, req, code == MHD_REQUEST_TERMINATED_COMPLETED_OK);
     log_access(req, code);
     mlo_reply_reset(req);
+    mlo_gather_clear(req->state->asks, MLO_ASKS);
     mlo_buf_clear(&req->body);
     json_decref(req->state->json);
     json_decref(req->state->members);

@@ -48,9 +48,11 @@ struct mlo_route {
                            nothing */
     bool dry;           /* "dry_run": true in its body has no effect, and no key */
     const char *secret; /* the member of the answer that is shown this once and never kept; NULL: none */
-    bool by_stage;      /* it may be had for a stage alone: the registry asks which */
-    uint64_t max_body;  /* bytes; 0: the request has no body */
-    const char *docs;   /* one sentence, for people */
+    bool gathered; /* a GET of a version that many ask for all the time: the token and all of the version are
+                      read in one round trip with those of other requests (registry/gather.h) */
+    bool by_stage; /* it may be had for a stage alone: the registry asks which */
+    uint64_t max_body;                    /* bytes; 0: the request has no body */
+    const char *docs;                     /* one sentence, for people */
     const struct mlo_upload_body *upload; /* or NULL: the body is collected in req->body */
     enum mlo_route_kind kind;
 };
@@ -145,6 +147,10 @@ MLO_MUST_USE enum mlo_status mlo_request_digest(const struct mlo_request *req, s
 /* A deleted one too: for what stays of it. */
 MLO_MUST_USE enum mlo_status mlo_request_version_any(struct mlo_request *req, struct mlo_version_info *out,
                                                      struct mlo_error *err);
+
+/* Appends all that is shown of the version that the path names, deleted or not (mlo_version_get), as JSON. */
+MLO_MUST_USE enum mlo_status mlo_request_version_read(struct mlo_request *req, struct mlo_buf *out,
+                                                      struct mlo_error *err);
 
 /* --- answering --------------------------------------------------------------------------------- */
 

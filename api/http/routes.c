@@ -13,6 +13,11 @@
     {                                                                                                        \
         .method = "GET", .path = path_, .handler = handler_, .role = MLO_VIEWER, .docs = docs_               \
     }
+#define READ_OFTEN(path_, handler_, docs_)                                                                   \
+    {                                                                                                        \
+        .method = "GET", .path = path_, .handler = handler_, .role = MLO_VIEWER, .gathered = true,           \
+        .docs = docs_                                                                                        \
+    }
 /* What creates or acts takes effect once under an Idempotency-Key… */
 #define POST(path_, role_, handler_, docs_)                                                                  \
     {                                                                                                        \
@@ -166,7 +171,7 @@ static const struct mlo_route ROUTES[] = {
     READ(M "/versions", h_versions, "The versions of a model, newest first."),
     POST(M "/versions", MLO_SUBMITTER, h_version_create,
          "Adds a version out of uploaded blobs; makes the model when absent."),
-    READ(V, h_version, "A version with its files."),
+    READ_OFTEN(V, h_version, "A version with its files."),
     READ(V "/variants", h_variants, "The variants of a version with size, accuracy and latency as measured."),
     READ(V "/evidence", h_evidence, "What was measured."),
     READ(V "/lineage", h_lineage, "What an artifact came from, and what came from it."),

@@ -1,8 +1,11 @@
-/* Projects, models, versions, variants, datasets, derivations, evidence, lineage, tokens, idempotency. */
+/* Projects, models, versions, variants, datasets, derivations, evidence, lineage, tokens, idempotency; reads
+ * together. */
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 
+#include "registry/together.h"
 #include "tests/pg_fixture.h"
 
 static const struct mlo_actor root = MLO_ACTOR_SYSTEM;
@@ -100,6 +103,35 @@ static void test_blobs__a_digest_grants_nothing(void **state)
     assert_mlo_status(mlo_lineage_get(f->conn, mine, &b.digest, &json, &f->err), MLO_ENOTFOUND, &f->err);
 }
 
+/* What is read together with others is what is read alone. `number` NULL: the latest. */
+static void read_together(struct pg_fixture *f, const char *number, const struct mlo_version_info *expected)
+{
+    struct mlo_gather *gather;
+    struct mlo_gather_ask asks[2] = {mlo_version_ask("fashion", "cnn", number),
+                                     mlo_version_ask("fashion", "none", number)};
+    const struct mlo_actor elsewhere = {.name = "x", .project_id = 999999};
+    struct mlo_version_info info;
+    struct mlo_buf text = MLO_BUF_INIT;
+    json_t *alone, *together;
+    assert_mlo_ok(mlo_gather_new(f->server, &gather, &f->err), &f->err);
+    assert_mlo_ok(mlo_gather_read(gather, asks, 2, &f->err), &f->err);
+    assert_mlo_ok(mlo_version_answer(&asks[0], &root, MLO_VIEWER, &info, &text, &f->err), &f->err);
+    assert_mlo_ok(mlo_json_parse(mlo_buf_str(&text), text.len, "text", &together, &f->err), &f->err);
+    assert_mlo_ok(mlo_version_get(f->conn, info.id, &alone, &f->err), &f->err);
+    assert_int_equal(info.id, expected->id);
+    assert_true(mlo_digest_eq(&info.artifact, &expected->artifact) && info.number == expected->number);
+    assert_true(json_equal(alone, together));
+    json_decref(alone);
+    json_decref(together);
+    assert_mlo_status(mlo_version_answer(&asks[0], &elsewhere, MLO_VIEWER, &info, &text, &f->err),
+                      MLO_ENOTFOUND, &f->err);
+    assert_mlo_status(mlo_version_answer(&asks[1], &root, MLO_VIEWER, &info, &text, &f->err), MLO_ENOTFOUND,
+                      &f->err);
+    mlo_buf_clear(&text);
+    mlo_gather_clear(asks, 2);
+    mlo_gather_free(gather);
+}
+
 static void test_version__manifest_and_source(void **state)
 {
     struct pg_fixture *f = *state;
@@ -110,6 +142,8 @@ static void test_version__manifest_and_source(void **state)
     assert_true(one.created && one.number == 1);
     assert_true(!again.created && again.id == one.id);
     assert_true(two.created && two.number == 2);
+    read_together(f, "1", &one);
+    read_together(f, NULL, &two);
     struct mlo_variant_info source;
     assert_mlo_ok(mlo_variant_find(f->conn, two.id, "source", &source, &f->err), &f->err);
     struct mlo_digest expected = digest_of("second");
@@ -333,6 +367,33 @@ static void test_variant__derived_measured_and_traced(void **state)
     json_decref(derivation);
 }
 
+/* The check of a token, which is the same when it is asked together with others. */
+static enum mlo_status check_both(struct pg_fixture *f, const char *text, struct mlo_principal *who)
+{
+    struct mlo_gather *gather;
+    struct mlo_token_question question;
+    struct mlo_principal together;
+    struct mlo_error err = {0};
+    enum mlo_status alone = mlo_token_check(f->conn, text, who, &f->err),
+                    status = mlo_token_ask(text, &question, &err);
+    if (status == MLO_OK) {
+        assert_mlo_ok(mlo_gather_new(f->server, &gather, &err), &err);
+        assert_mlo_ok(mlo_gather_read(gather, &question.ask, 1, &err), &err);
+        status = mlo_token_answer(f->server, &question, &together, &err);
+        mlo_gather_clear(&question.ask, 1);
+        mlo_gather_free(gather);
+    }
+    if (status != alone) { /* it expired in between */
+        assert_int_equal(status, MLO_EAUTH);
+        return MLO_EAUTH;
+    }
+    if (alone == MLO_OK)
+        assert_memory_equal(who, &together, sizeof together);
+    else
+        assert_string_equal(err.message, f->err.message);
+    return alone;
+}
+
 static void test_token__life(void **state)
 {
     struct pg_fixture *f = *state;
@@ -342,14 +403,14 @@ static void test_token__life(void **state)
     json_t *list;
     assert_mlo_ok(mlo_token_create(f->conn, &root, "ci", MLO_PROMOTER, p, 0, text, &id, &f->err), &f->err);
     assert_int_equal(strlen(text), 49);
-    assert_mlo_ok(mlo_token_check(f->conn, text, &who, &f->err), &f->err);
+    assert_mlo_ok(check_both(f, text, &who), &f->err);
     assert_true(who.token_id == id && who.project_id == p && who.role == MLO_PROMOTER);
     assert_string_equal(who.name, "ci");
     memcpy(other, text, sizeof other);
     other[20] = other[20] == 'A' ? 'B' : 'A';
-    assert_mlo_status(mlo_token_check(f->conn, other, &who, &f->err), MLO_EAUTH, &f->err);
-    assert_mlo_status(mlo_token_check(f->conn, "mlopt_x", &who, &f->err), MLO_EAUTH, &f->err);
-    assert_mlo_status(mlo_token_check(f->conn, NULL, &who, &f->err), MLO_EAUTH, &f->err);
+    assert_mlo_status(check_both(f, other, &who), MLO_EAUTH, &f->err);
+    assert_mlo_status(check_both(f, "mlopt_x", &who), MLO_EAUTH, &f->err);
+    assert_mlo_status(check_both(f, NULL, &who), MLO_EAUTH, &f->err);
     /* the text itself is nowhere in the database */
     assert_mlo_ok(mlo_token_list(f->conn, 0, &list, &f->err), &f->err);
     char *dump = json_dumps(list, 0);
@@ -373,16 +434,16 @@ static void test_token__life(void **state)
                                        &f->err),
                       &f->err);
     }
-    assert_mlo_ok(mlo_token_check(f->conn, late, &who, &f->err), &f->err);
-    for (int i = 0; i < 6000 && mlo_token_check(f->conn, other, &who, &f->err) == MLO_OK; i++)
+    assert_mlo_ok(check_both(f, late, &who), &f->err);
+    for (int i = 0; i < 6000 && check_both(f, other, &who) == MLO_OK; i++)
         mlo_clock_sleep_ms(20);
-    assert_mlo_ok(mlo_token_check(f->conn, late, &who, &f->err), &f->err);
-    assert_mlo_status(mlo_token_check(f->conn, other, &who, &f->err), MLO_EAUTH, &f->err);
+    assert_mlo_ok(check_both(f, late, &who), &f->err);
+    assert_mlo_status(check_both(f, other, &who), MLO_EAUTH, &f->err);
     assert_non_null(strstr(f->err.message, "expired"));
 
     assert_mlo_ok(mlo_token_revoke(f->conn, &root, id, &f->err), &f->err);
     assert_mlo_ok(mlo_token_revoke(f->conn, &root, id, &f->err), &f->err);
-    assert_mlo_status(mlo_token_check(f->conn, text, &who, &f->err), MLO_EAUTH, &f->err);
+    assert_mlo_status(check_both(f, text, &who), MLO_EAUTH, &f->err);
     assert_mlo_status(mlo_token_revoke(f->conn, &root, 9999, &f->err), MLO_ENOTFOUND, &f->err);
 }
 
@@ -465,6 +526,115 @@ static void test_target__implications(void **state)
     assert_true(mlo_target_valid("cpu:neon"));
 }
 
+/* --- reads together ---------------------------------------------------------------------------- */
+
+enum { GATHERERS = 12, GATHERINGS = 100, LANES_HELD = 2 };
+
+static const struct mlo_sql gathered[] = {
+    {"t_gather",
+     "SELECT n.i, n.a || n.b, cardinality($1::text[]) FROM unnest($1::text[], $2::text[]) WITH "
+     "ORDINALITY AS n(a, b, i) WHERE n.a <> 'none' ORDER BY n.i DESC",
+     2},
+    {"t_gather_slow",
+     "SELECT n.i, pg_advisory_lock_shared(9) IS NULL, pg_advisory_unlock_shared(9) FROM "
+     "unnest($1::text[]) WITH ORDINALITY AS n(a, i)",
+     1},
+    {"t_gather_number", "SELECT n.i, n.a::bigint FROM unnest($1::text[]) WITH ORDINALITY AS n(a, i)", 1},
+};
+
+struct gatherer {
+    struct mlo_gather *gather;
+    const struct mlo_sql *sql;
+    _Atomic int *begun;
+    int number;
+    int64_t most; /* questions that one statement answered */
+    bool wrong;
+    pthread_t thread;
+};
+
+static void *gather_main(void *arg)
+{
+    struct gatherer *g = arg;
+    struct mlo_error err = {0};
+    char text[32];
+    atomic_fetch_add(g->begun, 1);
+    for (int i = 0; i < GATHERINGS && !g->wrong; i++) {
+        bool none = i % 10 == 9, twice = i % 3 == 0;
+        snprintf(text, sizeof text, "%d.", twice ? i : g->number * 1000 + i);
+        struct mlo_gather_ask asks[2] = {{.sql = g->sql, .values = {none ? "none" : text, "x"}},
+                                         {.sql = g->sql, .values = {text, NULL}}};
+        g->wrong =
+            mlo_gather_read(g->gather, asks, 2, &err) != MLO_OK || (asks[0].row < 0) != none ||
+            asks[1].row < 0 || !mlo_rows_null(&asks[1].rows, asks[1].row, 1) ||
+            (!none && (strncmp(mlo_rows_text(&asks[0].rows, asks[0].row, 1), text, strlen(text)) != 0));
+        if (!g->wrong)
+            g->most = MLO_MAX(g->most, mlo_rows_i64(&asks[1].rows, asks[1].row, 2));
+        mlo_gather_clear(asks, 2);
+    }
+    return NULL;
+}
+
+static void *gather_slowly(void *arg)
+{
+    struct gatherer *g = arg;
+    struct mlo_error err = {0};
+    struct mlo_gather_ask ask = {.sql = g->sql, .values = {"x"}};
+    atomic_fetch_add(g->begun, 1);
+    g->wrong = mlo_gather_read(g->gather, &ask, 1, &err) != MLO_OK || ask.row != 0;
+    mlo_gather_clear(&ask, 1);
+    return NULL;
+}
+
+static void gather_start(struct gatherer *g, void *(*main)(void *))
+{
+    int before = atomic_load(g->begun);
+    assert_int_equal(pthread_create(&g->thread, NULL, main, g), 0);
+    while (atomic_load(g->begun) == before)
+        mlo_clock_sleep_ms(1);
+}
+
+static void test_gather__each_gets_its_own_and_one_statement_answers_many(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct gatherer all[LANES_HELD + GATHERERS];
+    _Atomic int begun = 0;
+    struct mlo_gather *gather;
+    int64_t most = 0;
+    assert_mlo_ok(mlo_gather_new(f->server, &gather, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(f->conn, "SELECT pg_advisory_lock(9)", &f->err), &f->err);
+    for (int i = 0; i < LANES_HELD + GATHERERS; i++) {
+        bool slow = i < LANES_HELD;
+        all[i] =
+            (struct gatherer){.gather = gather, .sql = &gathered[slow ? 1 : 0], .begun = &begun, .number = i};
+        gather_start(&all[i], slow ? gather_slowly : gather_main);
+        mlo_clock_sleep_ms(slow ? 20 : 5); /* the others wait behind these */
+    }
+    assert_mlo_ok(mlo_db_exec_text(f->conn, "SELECT pg_advisory_unlock(9)", &f->err), &f->err);
+    for (int i = 0; i < LANES_HELD + GATHERERS; i++) {
+        pthread_join(all[i].thread, NULL);
+        assert_false(all[i].wrong);
+        most = MLO_MAX(most, all[i].most);
+    }
+    assert_true(most > 2); /* more than one thread's */
+    mlo_gather_free(gather);
+}
+
+static void test_gather__a_failure_is_told_and_over(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_gather *gather;
+    struct mlo_gather_ask ask = {.sql = &gathered[2], .values = {"seven"}};
+    assert_mlo_ok(mlo_gather_new(f->server, &gather, &f->err), &f->err);
+    assert_mlo_status(mlo_gather_read(gather, &ask, 1, &f->err), MLO_EINVAL, &f->err);
+    assert_non_null(strstr(f->err.message, "t_gather_number"));
+    mlo_gather_clear(&ask, 1);
+    ask.values[0] = "7";
+    assert_mlo_ok(mlo_gather_read(gather, &ask, 1, &f->err), &f->err);
+    assert_int_equal(mlo_rows_i64(&ask.rows, ask.row, 1), 7);
+    mlo_gather_clear(&ask, 1);
+    mlo_gather_free(gather);
+}
+
 #define WITH_DB(test) cmocka_unit_test_setup_teardown(test, pg_fixture_setup, pg_fixture_teardown)
 
 int main(void)
@@ -478,6 +648,8 @@ int main(void)
         WITH_DB(test_variant__derived_measured_and_traced),
         WITH_DB(test_token__life),
         WITH_DB(test_idempotency__replays_and_refuses),
+        WITH_DB(test_gather__each_gets_its_own_and_one_statement_answers_many),
+        WITH_DB(test_gather__a_failure_is_told_and_over),
         cmocka_unit_test(test_ref__forms),
         cmocka_unit_test(test_target__implications),
     };
