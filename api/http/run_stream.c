@@ -1,9 +1,10 @@
 /* The events of a run as a stream (text/event-stream of the HTML standard): each with its number as id, so
  * that a client that comes again says with Last-Event-ID where it was. One of the connections' threads now
- * and then asks for all streams whether something happened, in one statement; a thread reads the events of
- * its own run when something did. No connection to the database is held between. */
+ * and then asks for all streams whether something happened, in one statement; the others sleep until
+ * something did, and then read the events of their own run. No connection to the database is held between. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "api/http/handlers_impl.h"
 #include "base/accept.h"
@@ -11,6 +12,8 @@
 /* LOOK: between two looks for all. ALIVE: a line that says nothing, so that a client that went away is
  * noticed; and the token is checked again. LIFE: then the client comes again. */
 enum { LOOK_MS = 250, ALIVE_S = 10, LIFE_S = 15 * 60, AT_ONCE = 200, BLOCK = 8192 };
+#define NS_OF_S ((uint64_t)1000000000)
+#define NS_OF_MS ((uint64_t)1000000)
 
 /* Look, whatever was found for all: at first, and when that failed. */
 #define UNKNOWN INT64_MAX
@@ -23,7 +26,9 @@ struct mlo_stream {
     int64_t mark;               /* the run's last event, for all that is known; under the server's lock */
     bool logs;                  /* it is told of what the steps write, too */
     int64_t log_mark, log_told; /* parts of the log, as `mark`; told of */
-    struct mlo_buf text;        /* not yet sent, from `sent` on */
+    bool waiting;               /* on `news`; under the same lock */
+    pthread_cond_t news;
+    struct mlo_buf text; /* not yet sent, from `sent` on */
     size_t sent;
     uint64_t began_ns, wrote_ns, checked_ns;
     bool ended;
@@ -63,6 +68,7 @@ static void stream_free(void *cls)
         explicit_bzero(s->token, strlen(s->token));
     free(s->token);
     mlo_buf_clear(&s->text);
+    pthread_cond_destroy(&s->news);
     free(s);
 }
 
@@ -110,22 +116,23 @@ static const int64_t *mark_of(const int64_t *runs, size_t count, int64_t run)
     return found ? found + count : NULL;
 }
 
-/* One of the streams asks, for all, what was the last that happened; the others find it in their marks. */
+static bool has_mark(const struct mlo_stream *s)
+{
+    return s->mark > s->after || s->log_mark > s->log_told;
+}
+
+/* One of the streams asks, for all, what was the last that happened, and wakes those that it concerns. Under
+ * the lock, but for the time in which it asks. */
 static void look_for_all(struct mlo_http *http)
 {
     struct mlo_error err = {0};
     struct mlo_db_conn *conn;
     size_t count, log_count;
-    pthread_mutex_lock(&http->lock);
-    uint64_t now = mlo_clock_ns();
-    bool mine = !http->streams_looking && now - http->streams_looked_ns >= LOOK_MS * 1000000ull;
-    int64_t *runs = mine ? runs_followed(http, false, &count) : NULL,
-            *logs = runs ? runs_followed(http, true, &log_count) : NULL;
-    http->streams_looking = http->streams_looking || runs;
+    int64_t *runs = runs_followed(http, false, &count), *logs = runs_followed(http, true, &log_count);
+    enum mlo_status status = MLO_ENOMEM;
     pthread_mutex_unlock(&http->lock);
-    if (!runs)
-        return;
-    enum mlo_status status = mlo_db_acquire(http->options.db, &conn, &err);
+    if (runs)
+        status = mlo_db_acquire(http->options.db, &conn, &err);
     if (status == MLO_OK) {
         status = mlo_run_marks(conn, runs, count, runs + count, &err);
         if (status == MLO_OK && logs)
@@ -139,17 +146,59 @@ static void look_for_all(struct mlo_http *http)
             s->mark = status == MLO_OK ? *mark : UNKNOWN;
         if (log_mark && s->logs && status == MLO_OK)
             s->log_mark = *log_mark;
+        if (s->waiting && (has_mark(s) || mlo_http_draining(http)))
+            pthread_cond_signal(&s->news);
     }
     http->streams_looked_ns = mlo_clock_ns();
-    http->streams_looking = false;
-    pthread_mutex_unlock(&http->lock);
     free(runs);
     free(logs);
 }
 
+/* The next one that waits looks for all. */
+static void hand_over(struct mlo_http *http)
+{
+    struct mlo_stream *s = http->streams;
+    http->streams_looker = NULL;
+    while (s && !s->waiting)
+        s = s->next;
+    if (s)
+        pthread_cond_signal(&s->news);
+}
+
+static void sleep_until(struct mlo_stream *s, uint64_t ns)
+{
+    const struct timespec at = {.tv_sec = (time_t)(ns / NS_OF_S), .tv_nsec = (long)(ns % NS_OF_S)};
+    pthread_cond_timedwait(&s->news, &s->http->lock, &at);
+}
+
+/* Until something happened, or a line is due that says nothing. */
+static void wait_for_news(struct mlo_stream *s)
+{
+    struct mlo_http *http = s->http;
+    uint64_t until = MLO_MIN(s->wrote_ns, s->checked_ns) + ALIVE_S * NS_OF_S + NS_OF_MS;
+    pthread_mutex_lock(&http->lock);
+    s->waiting = true;
+    while (!has_mark(s) && !mlo_http_draining(http) && mlo_clock_ns() < until) {
+        if (!http->streams_looker)
+            http->streams_looker = s;
+        if (http->streams_looker == s) {
+            uint64_t due = http->streams_looked_ns + LOOK_MS * NS_OF_MS;
+            if (mlo_clock_ns() < due)
+                sleep_until(s, MLO_MIN(due, until));
+            else
+                look_for_all(http);
+        } else {
+            sleep_until(s, until);
+        }
+    }
+    s->waiting = false;
+    if (http->streams_looker == s)
+        hand_over(http);
+    pthread_mutex_unlock(&http->lock);
+}
+
 /* Whether something happened behind what was sent; then it is taken as known. *wrote: the steps wrote
- * something.
- */
+ * something. */
 static bool has_news(struct mlo_stream *s, bool *wrote)
 {
     pthread_mutex_lock(&s->http->lock);
@@ -189,7 +238,7 @@ static void look(struct mlo_stream *s)
     struct mlo_db_conn *conn;
     json_t *found = NULL;
     uint64_t now = mlo_clock_ns();
-    bool wrote, news = has_news(s, &wrote), check = now - s->checked_ns > (uint64_t)ALIVE_S * 1000000000;
+    bool wrote, news = has_news(s, &wrote), check = now - s->checked_ns > ALIVE_S * NS_OF_S;
     if (wrote) /* without an id: where the client is to go on stays */
         mlo_buf_puts(&s->text, "event: log\ndata: {}\n\n");
     if (!news && !check)
@@ -217,17 +266,15 @@ static ssize_t stream_read(void *cls, uint64_t at, char *out, size_t most)
     MLO_UNUSED(at);
     while (s->sent == s->text.len) {
         uint64_t now = mlo_clock_ns();
-        if (s->ended || mlo_http_draining(s->http) || now - s->began_ns > (uint64_t)LIFE_S * 1000000000)
+        if (s->ended || mlo_http_draining(s->http) || now - s->began_ns > LIFE_S * NS_OF_S)
             return MHD_CONTENT_READER_END_OF_STREAM;
         mlo_buf_reset(&s->text);
         s->sent = 0;
         look(s);
-        if (s->text.len == 0 && now - s->wrote_ns > (uint64_t)ALIVE_S * 1000000000)
+        if (s->text.len == 0 && now - s->wrote_ns > ALIVE_S * NS_OF_S)
             mlo_buf_puts(&s->text, ":\n\n");
-        if (s->text.len == 0 && !s->ended) {
-            mlo_clock_sleep_ms(LOOK_MS);
-            look_for_all(s->http);
-        }
+        if (s->text.len == 0 && !s->ended)
+            wait_for_news(s);
     }
     size_t n = MLO_MIN(most, s->text.len - s->sent);
     memcpy(out, s->text.data + s->sent, n);
@@ -247,8 +294,13 @@ enum mlo_status mlo_reply_run_stream(struct mlo_request *req, int64_t run, int64
     struct mlo_stream *s = calloc(1, sizeof *s);
     if (!s)
         return mlo_error_nomem(err);
+    pthread_condattr_t monotonic;
     *s = (struct mlo_stream){
         .http = req->http, .run = run, .after = after, .logs = logs, .began_ns = mlo_clock_ns()};
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->news, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     s->wrote_ns = s->checked_ns = s->began_ns;
     s->mark = UNKNOWN;
     s->token_id = req->who.token_id;

@@ -1,18 +1,19 @@
 /* A server under load: reads at half the rate that it can do, with uploads, pages and runs beside them, lose
- * no request, and the server does not grow.
+ * no request, and the server does not grow; and a thousand open streams of events.
  *
  * MLOPT_SOAK_SECONDS (default 6) makes the load longer: 600 is the long form (tests/README.md). */
 #include "tests/servers_fixture.h"
 
 #include <dirent.h>
+#include <sys/resource.h>
 
 #define PROJECT "/v1/projects/demo"
 #define MODEL PROJECT "/models/cnn"
 
 #ifdef MLOPT_SANITIZED
-enum { READERS = 8, MEMORY_COUNTS = 0 }; /* a sanitizer keeps what was freed */
+enum { READERS = 8, STREAMS = 100, MEMORY_COUNTS = 0 }; /* a sanitizer keeps what was freed */
 #else
-enum { READERS = 64, MEMORY_COUNTS = 1 };
+enum { READERS = 64, STREAMS = 1000, MEMORY_COUNTS = 1 };
 #endif
 enum { MOST_CONNECTIONS = 16 + 4 }; /* to the database: the pool, and what looks after the service */
 enum { UPLOADERS = 2, TOP_MS = 1500, SAMPLE_MS = 100, MOST_KB = 60 << 10 };
@@ -404,6 +405,107 @@ static void test_load__half_of_the_top_for_long_changes_nothing(void **state)
     mlo_buf_clear(&model);
 }
 
+/* --- open streams
+ * --------------------------------------------------------------------------------------------
+ */
+
+/* WAVE: asked for at a time, so that a server that gets little of the machine is not asked for all within the
+ * seconds that it gives a request's headers. */
+enum { WAVE = 50, PER_TOKEN = 64, STREAMS_MOST_KB = 100000 };
+
+/* Reads on until `part` has come. */
+static void stream_until(int fd, struct mlo_buf *text, const char *part)
+{
+    char piece[2048];
+    while (!strstr(mlo_buf_str(text), part)) {
+        ssize_t n = recv(fd, piece, sizeof piece, 0);
+        if (n <= 0)
+            fail_msg("no '%s' in: %s", part, mlo_buf_str(text));
+        mlo_buf_append(text, piece, (size_t)n);
+    }
+}
+
+static void expect(int fd, const char *part)
+{
+    struct mlo_buf text = MLO_BUF_INIT;
+    stream_until(fd, &text, part);
+    mlo_buf_clear(&text);
+}
+
+static int stream_open(const struct servers *all, const char *token)
+{
+    struct mlo_buf request = MLO_BUF_INIT;
+    int fd = connect_to(all->of[0].port);
+    assert_true(fd >= 0);
+    mlo_buf_printf(&request,
+                   "GET " PROJECT "/runs/1/events HTTP/1.1\r\nHost: mlopt\r\nAuthorization: Bearer %s\r\n"
+                   "Accept: text/event-stream\r\n\r\n",
+                   token);
+    assert_int_equal(send(fd, request.data, request.len, MSG_NOSIGNAL), request.len);
+    mlo_buf_clear(&request);
+    return fd;
+}
+
+static void more_files(rlim_t count)
+{
+    struct rlimit limit;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit.rlim_cur = MLO_MIN(MLO_MAX(limit.rlim_cur, count), limit.rlim_max);
+    assert_true(limit.rlim_cur >= count);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+static void test_load__a_thousand_open_streams_are_cheap(void **state)
+{
+    struct servers *all = *state;
+    const struct mlo_actor system = MLO_ACTOR_SYSTEM;
+    struct mlo_buf model = MLO_BUF_INIT;
+    struct mlo_error err = {0};
+    char token[MLO_TOKEN_TEXT_SIZE] = "";
+    static int fds[STREAMS];
+    static const char run[] = "{\"model\":\"cnn\",\"recipe\":\"name: r\\nsteps:\\n  - optimize: {}\\n\"}";
+    more_files(STREAMS + 200);
+    assert_mlo_ok(mlo_fs_read(MLOPT_SOURCE_DIR "/deploy/models/fashion_student.onnx", 1 << 20, &model, &err),
+                  &err);
+    server_start(all, 0, (const char *const[]){"--log-level", "warn", NULL});
+    struct client c = {
+        .all = all, .wire = WIRE_INIT(all->of[0].port), .model = model.data, .model_size = model.len};
+    /* no worker takes it */
+    if (!upload_to(&c, "cnn") || !ask(&c, MLO_SUBMITTER, "POST", PROJECT "/runs", run, sizeof run - 1, 201))
+        fail_msg("%s", c.wrong);
+    for (int i = 0; i < STREAMS; i += WAVE) {
+        int end = MLO_MIN(i + WAVE, STREAMS);
+        for (int k = i; k < end; k++) {
+            if (k % PER_TOKEN == 0)
+                assert_mlo_ok(
+                    mlo_token_create(all->pg->conn, &system, "t", MLO_VIEWER, 0, 0, token, NULL, &err), &err);
+            fds[k] = stream_open(all, token);
+        }
+        for (int k = i; k < end; k++)
+            expect(fds[k], "id: 1\n");
+    }
+    long kb = memory_kb(all->of[0].pid);
+    int64_t connections = database_connections(all, "");
+    wire_close(&c.wire); /* it may have been idle for too long */
+    if (!read_round(&c)) /* what else is asked is answered */
+        fail_msg("%s", c.wrong);
+    if (!ask(&c, MLO_SUBMITTER, "POST", PROJECT "/runs/1/cancel", "{}", 2, 200))
+        fail_msg("%s", c.wrong);
+    for (int k = 0; k < STREAMS; k++) {
+        expect(fds[k], "event: end\n");
+        close(fds[k]);
+    }
+    printf("%d streams: %ld KB, %lld connections to the database\n", STREAMS, kb, (long long)connections);
+    assert_true(connections <= MOST_CONNECTIONS);
+    if (MEMORY_COUNTS)
+        assert_true(kb < STREAMS_MOST_KB);
+    wire_close(&c.wire);
+    wire_clear(&c.a);
+    mlo_buf_clear(&model);
+    kill(all->of[0].pid, SIGTERM);
+    server_ended(all, 0);
+}
+
 #define SERVERS_TEST(name) cmocka_unit_test_setup_teardown(name, servers_setup, servers_teardown)
 
 int main(void)
@@ -411,6 +513,7 @@ int main(void)
     setvbuf(stdout, NULL, _IOLBF, 0);
     const struct CMUnitTest tests[] = {
         SERVERS_TEST(test_load__half_of_the_top_for_long_changes_nothing),
+        SERVERS_TEST(test_load__a_thousand_open_streams_are_cheap),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
 }
