@@ -165,6 +165,34 @@ def fill_mlflow(db, models):
         print(f"MLflow: {models * VERSIONS} versions, {models * VERSIONS * len(TAGS)} tags", file=sys.stderr)
 
 
+def start_mlflow(connect, socket, work, log, models):
+    """MLflow's server with two workers on a database of its own in the same PostgreSQL (`connect` gives a connection to one by its
+    name, `socket` is its folder), filled: a Server with its `port` and `process`."""
+    connect("postgres").cursor().execute("CREATE DATABASE mlflow")
+    port = 20000 + os.getpid() % 20000
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"postgresql+psycopg2://mlopt_admin@/mlflow?host={socket}",
+         "--default-artifact-root", f"{work}/artifacts", "--host", "127.0.0.1", "--port", str(port), "--workers", "2"],
+        stdout=log, stderr=log, env=dict(os.environ, MLFLOW_DISABLE_TELEMETRY="true"))
+    server = Server(port, {})
+    server.port, server.process = port, process
+
+    def there():
+        try:
+            return server("GET", "/health") is not None
+        except OSError:
+            server.connection.close()
+            return False
+    try:
+        wait("MLflow", there, process)
+        fill_mlflow(connect("mlflow"), models)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    return server
+
+
 def q(**arguments):
     return urllib.parse.urlencode({k: v for k, v in arguments.items() if v})
 
@@ -254,23 +282,8 @@ def run(a, work, children):
     fill_mlopt(connect("mlopt"), a.models)
     mlflow = None
     if a.mlflow:
-        connect("postgres").cursor().execute("CREATE DATABASE mlflow")
-        free = 20000 + os.getpid() % 20000
-        server = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"postgresql+psycopg2://mlopt_admin@/mlflow?host={socket}",
-             "--default-artifact-root", f"{work}/artifacts", "--host", "127.0.0.1", "--port", str(free), "--workers", "2"],
-            stdout=log, stderr=log, env=dict(os.environ, MLFLOW_DISABLE_TELEMETRY="true"))
-        children.append(server)
-        mlflow = Server(free, {})
-
-        def there():
-            try:
-                return mlflow("GET", "/health") is not None
-            except OSError:
-                mlflow.connection.close()
-                return False
-        wait("MLflow", there, server)
-        fill_mlflow(connect("mlflow"), a.models)
+        mlflow = start_mlflow(connect, socket, work, log, a.models)
+        children.append(mlflow.process)
 
     if a.realtime:
         burst["pids"] = [child.pid for child in children]

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The HTTP server at 2,000 models x 50 versions: reads of a version over 64 kept connections (wrk), with --mlflow next to MLflow's
-server on the same PostgreSQL, in turn; the pages, how long the server takes and how many bytes they have; memory and connections to
-the database under load and after it.
+server on the same PostgreSQL, in turn, and the searches of MLflow's client; the same reads at half the rate; the pages, how long the
+server takes and how many bytes they have; memory and connections to the database under load and after it.
 
-    tests/bench/server.py --mlopt build/mlopt [--mlflow] [--models 2000] [--rounds 7] [--seconds 4] [--long 60] [--realtime] [--json FILE]
+    tests/bench/server.py --mlopt build/mlopt [--mlflow] [--models 2000] [--rounds 7] [--seconds 4] [--long 60] [--json FILE]
 
 Needs wrk (Debian's) and psycopg2; with --mlflow, MLflow (requirements-mlflow.txt). The data set is registry.py's."""
 import argparse
@@ -22,13 +22,17 @@ import time
 import psycopg2
 
 import registry
-from registry import VERSIONS, Server, fill_mlflow, fill_mlopt, schedule, wait
+from registry import VERSIONS, Server, fill_mlopt, q, wait
 
 LUA = """
 local models, prefix, middle = %d, %s, %s
+local pause = tonumber(os.getenv("PAUSE_MS"))
 local thread = 1
 function setup(t) t:set("seed", thread) thread = thread + 1 end
 function init(args) math.randomseed(seed * 7919) end
+if pause > 0 then
+  function delay() return math.random(0, math.floor(2 * pause)) end
+end
 function request()
   return wrk.format("GET", prefix .. math.random(0, models - 1) .. middle .. math.random(1, %d))
 end
@@ -38,6 +42,13 @@ function done(summary, latency, requests)
     latency:percentile(99), latency.max, e.connect + e.read + e.write + e.status + e.timeout))
 end
 """
+# what MLflow's client searches: the call, its arguments for a number below that of models, and what stands before a model's name
+SEARCHES = {"models, the first 100": ("registered-models", lambda n, at: {}),
+            "models, LIKE": ("registered-models", lambda n, at: {"filter": f"name LIKE '{at}net{n % 100}%'"}),
+            "a model by its name": ("registered-models", lambda n, at: {"filter": f"name = '{at}net{n}'"}),
+            "a model's versions": ("model-versions", lambda n, at: {"filter": f"name = '{at}net{n}'", "max_results": 50}),
+            "versions by a tag": ("model-versions", lambda n, at: {"filter": f"tags.team = 't{n % 20}'", "max_results": 50}),
+            "versions by a rare tag": ("model-versions", lambda n, at: {"filter": f"tags.ticket = 't{n % 10000}'", "max_results": 50})}
 PAGES = {"home": "/", "home, searched": "/?q=net19", "a model": "/models/bench/net7", "a version": "/models/bench/net7?version=3",
          "busy model": "/models/bench/busy", "promotion log": "/promotions/bench/busy", "in force at a time":
          "/promotions/bench/busy?stage=production&at=2030-01-01T00:00:00Z", "release": "/release/bench/busy/2", "runs": "/runs",
@@ -86,10 +97,10 @@ class Wrk:
         for header in headers:
             self.command += ["-H", header]
 
-    def __call__(self, connections, seconds, realtime=False):
-        before = ["chrt", "-f", "10"] if realtime else []
-        run = subprocess.run(before + self.command + ["-t", "1", "-c", str(connections), "-d", f"{seconds}s", "--timeout", "60s"],
-                             capture_output=True, text=True)
+    def __call__(self, connections, seconds, pause_ms=0.0):
+        """`pause_ms`: the mean of what a connection waits before each request."""
+        run = subprocess.run(self.command + ["-t", "1", "-c", str(connections), "-d", f"{seconds}s", "--timeout", "60s"],
+                             capture_output=True, text=True, env=dict(os.environ, PAUSE_MS=str(pause_ms)))
         found = re.search(r"RESULT (\S+) (\S+) (\S+) (\S+) (\S+) (\S+)", run.stdout)
         if not found:
             sys.exit(f"wrk: {run.stdout} {run.stderr}")
@@ -130,9 +141,8 @@ def main():
     parser.add_argument("--models", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=int, default=4, help="of a round")
+    parser.add_argument("--searches", type=int, default=12, help="of each kind, where MLflow's server is asked the same")
     parser.add_argument("--long", type=int, default=60, help="seconds of load before memory is read for the last time")
-    parser.add_argument("--realtime", action="store_true",
-                        help="in the real-time class while it measures, on a machine that others keep busy (needs root)")
     parser.add_argument("--json")
     a = parser.parse_args()
     if not shutil.which("wrk"):
@@ -178,54 +188,47 @@ def run(a, work, children):
         c.execute("VACUUM ANALYZE")
     servers = {"mlopt": Wrk(work, "mlopt", port, a.models, "/v1/projects/bench/models/net", "/versions/",
                             ["Authorization: Bearer " + token])}
-    pids = [up.pid]
     if a.mlflow:
-        connect("postgres").cursor().execute("CREATE DATABASE mlflow")
-        free = 20000 + os.getpid() % 20000
-        peer = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"postgresql+psycopg2://mlopt_admin@/mlflow?host={socket}",
-             "--default-artifact-root", f"{work}/artifacts", "--host", "127.0.0.1", "--port", str(free), "--workers", "2"],
-            stdout=log, stderr=log, env=dict(os.environ, MLFLOW_DISABLE_TELEMETRY="true"))
-        children.append(peer)
-        mlflow = Server(free, {})
+        mlflow = registry.start_mlflow(connect, socket, work, log, a.models)
+        children.append(mlflow.process)
+        servers["MLflow"] = Wrk(work, "mlflow", mlflow.port, a.models, "/api/2.0/mlflow/model-versions/get?name=net", "&version=", [])
 
-        def there():
-            try:
-                return mlflow("GET", "/health") is not None
-            except OSError:
-                mlflow.connection.close()
-                return False
-        wait("MLflow", there, peer)
-        fill_mlflow(connect("mlflow"), a.models)
-        pids.append(peer.pid)
-        servers["MLflow"] = Wrk(work, "mlflow", free, a.models, "/api/2.0/mlflow/model-versions/get?name=net", "&version=", [])
-
-    result = {"load": os.getloadavg()[0], "pages": {}, "reads": {name: [] for name in servers}}
-    urgent = lambda: a.realtime and (registry.burst.update(pids=pids), schedule(os.SCHED_FIFO, 10))
-    relax = lambda: a.realtime and schedule(os.SCHED_OTHER, 0)
+    result = {"load": os.getloadavg()[0], "pages": {}, "reads": {name: [] for name in servers}, "searches": {}}
 
     # --- pages, each first on a connection to the database that has not prepared its statements
     cookie = sign_in(port, token)
     for name, path in PAGES.items():
-        urgent()
         first, size = page(port, path, cookie)
         again = [page(port, path, cookie)[0] for _ in range(20)]
-        relax()
         result["pages"][name] = {"first": first, "p50": statistics.median(again), "max": max(again), "bytes": size}
+
+    # --- MLflow's searches of both, in turn
+    for what, (call, arguments) in SEARCHES.items() if a.mlflow else ():
+        took, found = {"mlopt": [], "MLflow": []}, {}
+        for i in range(a.searches + 1):
+            for who, server, at in (("mlopt", ask, "bench."), ("MLflow", mlflow, "")):
+                n = i * 7919 % a.models
+                answer, _, ms = server("GET", f"/api/2.0/mlflow/{call}/search?" + q(**arguments(n, at)))
+                found.setdefault(i, set()).add(len(answer.get("registered_models", answer.get("model_versions", []))))
+                if i:  # the first prepares statements
+                    took[who].append(ms)
+        if any(len(counts) != 1 for counts in found.values()) or not any(max(counts) for counts in found.values()):
+            sys.exit(f"{what}: the servers found {found}")
+        result["searches"][what] = {who: {"p50": statistics.median(ms), "max": max(ms)} for who, ms in took.items()}
 
     # --- reads of a version, the servers in turn
     connections = []
     for i in range(a.rounds + 1):
         for name, wrk in servers.items():
-            urgent()
-            figures = wrk(64, a.seconds, a.realtime)
-            relax()
+            figures = wrk(64, a.seconds)
             if i:  # the first prepares statements
                 result["reads"][name].append(figures)
             time.sleep(0.5)
         with db.cursor() as c:
             c.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'mlopt server%'")
             connections.append(c.fetchone()[0])
+    top = statistics.median(r["rate"] for r in result["reads"]["mlopt"])
+    result["reads"]["mlopt, at half the rate"] = [servers["mlopt"](64, a.seconds, 2 * 64e3 / top) for _ in range(a.rounds)]
     under_load = memory_mb(up.pid)
     if a.long:
         servers["mlopt"](64, a.long)
@@ -248,6 +251,12 @@ def show(a, result):
     print("\n| page | first ms | p50 ms | largest of 20 | KB |\n|---|---:|---:|---:|---:|")
     for name, p in result["pages"].items():
         print(f"| {name} | {p['first']:.1f} | {p['p50']:.1f} | {p['max']:.1f} | {p['bytes'] / 1000:.1f} |")
+    if result["searches"]:
+        print("\n| MLflow's searches | mlopt p50, max (ms) | MLflow p50, max (ms) | MLflow / mlopt, medians |\n|---|---:|---:|---:|")
+    for what, by in result["searches"].items():
+        ours, theirs = by["mlopt"], by["MLflow"]
+        print(f"| {what} | {ours['p50']:.1f}, {ours['max']:.1f} | {theirs['p50']:.1f}, {theirs['max']:.1f} | "
+              f"{theirs['p50'] / ours['p50']:.1f} |")
     m = result["memory"]
     print(f"\nserver's memory: {m['at rest']:.1f} MB at rest, {m['after reads']:.1f} MB after the reads, {m['after long']:.1f} MB after "
           f"{a.long} s more, {m['peak']:.1f} MB at most; {result['connections']} connections to the database at most")
