@@ -172,6 +172,24 @@ static inline void run_victim(struct campaign *c, scenario_fn *scenario, const c
         fail_msg("%s, fault at %ld: the process ended with %x", tag, at, (unsigned)wait_status);
 }
 
+/* A killed process's connections end when PostgreSQL has noticed: until then they hold locks, and who comes
+ * next leaves those rows for later. */
+static inline void wait_for_connections(const struct campaign *c)
+{
+    uint64_t until = mlo_clock_ns() + 300 * 1000000000ull;
+    PGconn *pg = PQconnectdb(c->admin);
+    for (bool there = true; there;) {
+        PGresult *r = PQexec(pg, "SELECT 1 FROM pg_stat_activity WHERE application_name = 'victim'");
+        there = PQresultStatus(r) != PGRES_TUPLES_OK || PQntuples(r) > 0;
+        PQclear(r);
+        if (there && mlo_clock_ns() > until)
+            fail_msg("the killed process's connections do not end: %s", PQerrorMessage(pg));
+        if (there)
+            mlo_clock_sleep_ms(5);
+    }
+    PQfinish(pg);
+}
+
 /* --- what holds after each --------------------------------------------------------------------------- */
 
 static inline void look_at_histories(struct campaign *c)
@@ -236,6 +254,7 @@ static inline void one(struct campaign *c, const struct plan *plan, enum fault k
     snprintf(tag, sizeof tag, "%s-%ld", plan->name, at);
     plan->before(c, tag);
     run_victim(c, plan->scenario, tag, kind, at, acks, steps);
+    wait_for_connections(c);
     if (*steps && kind != FAULT_CUT)
         assert_string_equal(acks, plan->all_acks);
     plan->after(c, tag, acks);
