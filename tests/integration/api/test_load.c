@@ -500,7 +500,7 @@ static void test_load__a_thousand_open_streams_are_cheap(void **state)
     if (MEMORY_COUNTS)
         assert_true(kb < STREAMS_MOST_KB);
     wire_close(&c.wire);
-    wire_clear(&c.a);
+    reply_clear(&c.a);
     mlo_buf_clear(&model);
     kill(all->of[0].pid, SIGTERM);
     server_ended(all, 0);
