@@ -297,7 +297,7 @@ static bool make_weights(void *arg, void *out)
         for (size_t i = 0; i < in; i++)
             transform_weights((const float *)p->weights + o * p->w_out + i * p->w_in, p->w_tap,
                               all + o * in + i, plane);
-    struct tile_product one = {.w_out = in, .w_in = 1, .w_tap = 1};
+    struct tile_product one = {.in_channels = p->in_channels, .w_out = in, .w_in = 1, .w_tap = 1};
     for (size_t e = 0; e < WINOGRAD_PLANES; e++) {
         one.weights = all + e * plane;
         tile_pack(&request->w->panels, &one, (char *)out + e * tile_panels_bytes(&request->w->panels));
