@@ -57,6 +57,7 @@ struct mlo_http {
     size_t next_code;
     struct mlo_stream *streams;        /* run_stream.c's, those that are open */
     uint64_t streams_looked_ns;        /* when one of them looked for all */
+    uint64_t streams_counted_ns;       /* when what their runs' steps wrote was counted, too */
     struct mlo_stream *streams_looker; /* the one that does */
     pthread_t reaper;
     bool reaper_started;

@@ -9,9 +9,10 @@
 #include "api/http/handlers_impl.h"
 #include "base/accept.h"
 
-/* LOOK: between two looks for all. ALIVE: a line that says nothing, so that a client that went away is
- * noticed; and the token is checked again. LIFE: then the client comes again. */
-enum { LOOK_MS = 250, ALIVE_S = 10, LIFE_S = 15 * 60, AT_ONCE = 200, BLOCK = 8192 };
+/* LOOK: between two looks for all; LOGS: those that count what was written, too. ALIVE: a line that says
+ * nothing, so that a client that went away is noticed; and the token is checked again. LIFE: then the client
+ * comes again. */
+enum { LOOK_MS = 250, LOGS_MS = 1000, ALIVE_S = 10, LIFE_S = 15 * 60, AT_ONCE = 200, BLOCK = 8192 };
 #define NS_OF_S ((uint64_t)1000000000)
 #define NS_OF_MS ((uint64_t)1000000)
 
@@ -127,9 +128,14 @@ static void look_for_all(struct mlo_http *http)
 {
     struct mlo_error err = {0};
     struct mlo_db_conn *conn;
-    size_t count, log_count;
-    int64_t *runs = runs_followed(http, false, &count), *logs = runs_followed(http, true, &log_count);
+    const uint64_t now = mlo_clock_ns();
+    const bool logs_due = now - http->streams_counted_ns >= LOGS_MS * NS_OF_MS;
+    size_t count, log_count = 0;
+    int64_t *runs = runs_followed(http, false, &count),
+            *logs = logs_due ? runs_followed(http, true, &log_count) : NULL;
     enum mlo_status status = MLO_ENOMEM;
+    if (logs)
+        http->streams_counted_ns = now;
     pthread_mutex_unlock(&http->lock);
     if (runs)
         status = mlo_db_acquire(http->options.db, &conn, &err);
@@ -154,7 +160,8 @@ static void look_for_all(struct mlo_http *http)
     free(logs);
 }
 
-/* The next one that waits looks for all. */
+/* The next one that waits looks for all; one that leaves instead, because it was woken for itself, hands over
+ * again. */
 static void hand_over(struct mlo_http *http)
 {
     struct mlo_stream *s = http->streams;
@@ -192,7 +199,7 @@ static void wait_for_news(struct mlo_stream *s)
         }
     }
     s->waiting = false;
-    if (http->streams_looker == s)
+    if (!http->streams_looker || http->streams_looker == s)
         hand_over(http);
     pthread_mutex_unlock(&http->lock);
 }
@@ -209,6 +216,15 @@ static bool has_news(struct mlo_stream *s, bool *wrote)
         s->mark = 0;
     pthread_mutex_unlock(&s->http->lock);
     return news;
+}
+
+/* Nothing was there of what should have been: it is looked for with the others, not at once again. */
+static void forget_news(struct mlo_stream *s)
+{
+    pthread_mutex_lock(&s->http->lock);
+    if (s->mark != UNKNOWN)
+        s->mark = s->after;
+    pthread_mutex_unlock(&s->http->lock);
 }
 
 static void read_events(struct mlo_stream *s, const json_t *found)
@@ -254,8 +270,12 @@ static void look(struct mlo_stream *s)
             status = mlo_run_events(conn, s->run, s->after, AT_ONCE, &found, &err);
         mlo_db_release(conn);
     }
-    if (status == MLO_OK && found)
+    if (status == MLO_OK && found) {
+        const int64_t before = s->after;
         read_events(s, found);
+        if (s->after == before)
+            forget_news(s);
+    }
     s->ended = s->ended || status != MLO_OK;
     json_decref(found);
 }

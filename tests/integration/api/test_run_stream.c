@@ -1,26 +1,43 @@
 /* Events of a run as a stream: while it runs, to its end, and from where a client was. */
 #include "tests/integration/api/api_fixture.h"
 
-#define RUN "/v1/projects/demo/runs/1"
+#include <time.h>
 
-static void submit(struct api *api)
+#define RUN_OF(number) "/v1/projects/demo/runs/" #number
+#define RUN RUN_OF(1)
+
+enum { SOON_S = 3 }; /* well below the time after which a stream that nobody wakes says that it is there */
+
+static void submit_another(struct api *api, int64_t number)
 {
     struct reply reply = {0};
-    api_version(api, "cnn", "a model", "");
     api_call(api, &reply, "POST", "/v1/projects/demo/runs", api->token[MLO_SUBMITTER],
              "{\"model\": \"cnn\", \"recipe\": \"name: mine\\nsteps:\\n  - benchmark: {batch: [1]}\\n\"}",
              NULL);
     assert_http(&reply, 201);
-    assert_int_equal(mlo_json_i64(reply.json, "id", 0), 1);
+    assert_int_equal(mlo_json_i64(reply.json, "id", 0), number);
+    reply_clear(&reply);
+}
+
+static void submit(struct api *api)
+{
+    api_version(api, "cnn", "a model", "");
+    submit_another(api, 1);
+}
+
+static void cancel_run(struct api *api, const char *path)
+{
+    struct reply reply = {0};
+    char cancel[64];
+    snprintf(cancel, sizeof cancel, "%s/cancel", path);
+    api_call(api, &reply, "POST", cancel, api->token[MLO_SUBMITTER], "{}", NULL);
+    assert_http(&reply, 200);
     reply_clear(&reply);
 }
 
 static void cancel(struct api *api)
 {
-    struct reply reply = {0};
-    api_call(api, &reply, "POST", RUN "/cancel", api->token[MLO_SUBMITTER], "{}", NULL);
-    assert_http(&reply, 200);
-    reply_clear(&reply);
+    cancel_run(api, RUN);
 }
 
 /* Asks for a stream on a connection of its own, yours to read and close. */
@@ -162,12 +179,72 @@ static void test_run_stream__ends_with_the_server(void **state)
     assert_holds(mlo_json_str(reply.json, "hint", ""), "close one");
     api_call(api, &reply, "GET", RUN, api->token[MLO_VIEWER], NULL, NULL);
     assert_http(&reply, 200);
+    const uint64_t began_ns = mlo_clock_ns();
     mlo_http_drain(api->http);
     for (int i = 0; i < MANY; i++) {
         assert_true(api_read_to_end(fds[i], NULL));
         close(fds[i]);
     }
+    assert_true(mlo_clock_ns() - began_ns < SOON_S * (uint64_t)1000000000);
     reply_clear(&reply);
+}
+
+/* Who looks for all leaves with what it found, and who is woken to look in its place may leave for the same
+ * reason: the others are told all the same. */
+static void test_run_stream__is_told_when_others_end(void **state)
+{
+    struct api *api = *state;
+    int fds[4];
+    const char *const of[] = {RUN_OF(3), RUN_OF(2), RUN_OF(1), RUN_OF(1)}; /* the newest is woken first */
+    submit(api);
+    submit_another(api, 2);
+    submit_another(api, 3);
+    for (size_t i = 0; i < MLO_COUNT(of); i++) {
+        struct mlo_buf text = MLO_BUF_INIT;
+        fds[i] = ask_for(api, of[i], "Authorization: Bearer ", api->token[MLO_VIEWER], "");
+        read_until(fds[i], &text, "id: 1\n");
+        mlo_buf_clear(&text);
+    }
+    static const struct {
+        const char *run;
+        int first, last;
+    } ends[] = {{RUN_OF(3), 0, 0}, {RUN_OF(1), 2, 3}, {RUN_OF(2), 1, 1}};
+    for (size_t i = 0; i < MLO_COUNT(ends); i++) {
+        const uint64_t began_ns = mlo_clock_ns();
+        cancel_run(api, ends[i].run);
+        for (int k = ends[i].first; k <= ends[i].last; k++) {
+            assert_true(api_read_to_end(fds[k], NULL));
+            close(fds[k]);
+        }
+        assert_true(mlo_clock_ns() - began_ns < SOON_S * (uint64_t)1000000000);
+    }
+}
+
+/* A run that says it has an event more than there is: that is looked for now and then, not all the time. */
+static void test_run_stream__waits_for_what_is_not_there(void **state)
+{
+    struct api *api = *state;
+    struct mlo_error err = {0};
+    struct mlo_buf text = MLO_BUF_INIT;
+    struct mlo_db_conn *conn;
+    submit(api);
+    int fd = ask(api, "");
+    read_until(fd, &text, "id: 1\n");
+    assert_mlo_ok(mlo_db_acquire(api->pg->owner, &conn, &err), &err);
+    assert_mlo_ok(mlo_db_exec_text(conn, "update mlopt.run set event_seq = event_seq + 1", &err), &err);
+    mlo_clock_sleep_ms(300); /* it is seen */
+    const clock_t began = clock();
+    mlo_clock_sleep_ms(1000);
+    assert_true(clock() - began < CLOCKS_PER_SEC / 4);
+    assert_mlo_ok(mlo_db_exec_text(conn,
+                                   "insert into mlopt.run_event (run, seq, kind, data) select id, event_seq, "
+                                   "'run', '{}' from mlopt.run",
+                                   &err),
+                  &err);
+    mlo_db_release(conn);
+    read_until(fd, &text, "id: 2\n");
+    close(fd);
+    mlo_buf_clear(&text);
 }
 
 /* The page's own: by the session, and it is told of what the steps write, too. */
@@ -221,6 +298,8 @@ int main(void)
         API_TEST(test_run_stream__goes_on_until_the_run_ends),
         API_TEST(test_run_stream__goes_on_from_where_the_client_was),
         API_TEST(test_run_stream__ends_with_its_token),
+        API_TEST(test_run_stream__is_told_when_others_end),
+        API_TEST(test_run_stream__waits_for_what_is_not_there),
         API_TEST(test_run_stream__of_a_page_tells_of_the_log),
         API_TEST(test_run_stream__ends_with_the_server),
     };
