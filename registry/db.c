@@ -301,6 +301,11 @@ bool mlo_db_retryable(const struct mlo_db_conn *conn)
     return strcmp(conn->sqlstate, "40001") == 0 || strcmp(conn->sqlstate, "40P01") == 0;
 }
 
+bool mlo_db_lost(const struct mlo_db_conn *conn)
+{
+    return !conn->silent && (conn->broken || mlo_str_starts(conn->sqlstate, "57P"));
+}
+
 /* --- errors ------------------------------------------------------------------------------------ */
 
 static const struct {

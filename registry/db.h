@@ -63,6 +63,9 @@ void mlo_db_unhurried(struct mlo_db_conn *conn, bool unhurried);
 const char *mlo_db_sqlstate(const struct mlo_db_conn *conn);
 /* Whether the last failure was a deadlock or a serialisation failure: running the transaction again helps. */
 bool mlo_db_retryable(const struct mlo_db_conn *conn);
+/* Whether the last failure was that the connection ended, at once and not for want of an answer: reading the
+ * same again on another one helps, unless PostgreSQL has stopped. */
+bool mlo_db_lost(const struct mlo_db_conn *conn);
 
 /* --- statements ------------------------------------------------------------------------------------------
  */

@@ -107,21 +107,37 @@ static enum mlo_status make_params(struct group *group, struct mlo_error *err)
     return status;
 }
 
-/* All statements in one round trip: the first is waited for, the others travel with it. */
-static enum mlo_status ask_all(struct mlo_gather *gather, struct group *groups, size_t count,
-                               struct mlo_error *err)
+/* All statements in one round trip: the first is waited for, the others travel with it. *lost: the connection
+ * ended. */
+static enum mlo_status ask_once(struct mlo_gather *gather, struct group *groups, size_t count, bool *lost,
+                                struct mlo_error *err)
 {
     struct mlo_db_conn *conn;
     enum mlo_status status = mlo_db_acquire(gather->db, &conn, err);
+    *lost = false;
     if (status != MLO_OK)
         return status;
-    for (size_t i = 0; i < count && status == MLO_OK; i++)
-        status = make_params(&groups[i], err);
     for (size_t i = 1; i < count && status == MLO_OK; i++)
         status = mlo_db_ahead(conn, groups[i].sql, &groups[i].params, err);
     for (size_t i = 0; i < count && status == MLO_OK; i++)
         status = mlo_db_exec(conn, groups[i].sql, &groups[i].params, &groups[i].rows, err);
+    *lost = status != MLO_OK && mlo_db_lost(conn);
     mlo_db_release(conn);
+    return status;
+}
+
+/* They only read: where a connection ended under them, another one is asked, before that fails many. */
+static enum mlo_status ask_all(struct mlo_gather *gather, struct group *groups, size_t count,
+                               struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK;
+    bool lost = false;
+    for (size_t i = 0; i < count && status == MLO_OK; i++)
+        status = make_params(&groups[i], err);
+    if (status == MLO_OK)
+        status = ask_once(gather, groups, count, &lost, err);
+    if (lost)
+        status = ask_once(gather, groups, count, &lost, err);
     return status;
 }
 
@@ -220,10 +236,27 @@ static void take(struct mlo_gather *gather, struct visit *self)
     pthread_mutex_unlock(&gather->lock);
 }
 
-/* The next who waits leads, or the lane ends. */
-static void pass_on(struct mlo_gather *gather)
+/* With the post each is its thread's again. */
+static void wake(struct visit *first)
 {
+    for (struct visit *v = first, *next; v; v = next) {
+        next = v->next;
+        sem_post(&v->wake);
+    }
+}
+
+/* The next who waits leads, or the lane ends. Where there was no answer to be had, all who wait are told so:
+ * each round would take as long to find it out, behind the others. */
+static void pass_on(struct mlo_gather *gather, const struct visit *done)
+{
+    const bool none = done->status == MLO_EUNAVAILABLE || done->status == MLO_ETIMEOUT;
+    struct visit *failed = NULL;
     pthread_mutex_lock(&gather->lock);
+    if (none) {
+        failed = gather->waiting;
+        gather->waiting = NULL;
+        gather->end = &gather->waiting;
+    }
     struct visit *next = gather->waiting;
     if (next) {
         gather->waiting = next->next;
@@ -237,17 +270,19 @@ static void pass_on(struct mlo_gather *gather)
     pthread_mutex_unlock(&gather->lock);
     if (next)
         sem_post(&next->wake);
+    for (struct visit *v = failed; v; v = v->next) {
+        v->status = done->status;
+        v->err = done->err;
+    }
+    wake(failed);
 }
 
 static void lead(struct mlo_gather *gather, struct visit *self)
 {
     take(gather, self);
     serve(gather, self);
-    pass_on(gather);
-    for (struct visit *v = self->next, *next; v; v = next) {
-        next = v->next; /* with the post it is its thread's again */
-        sem_post(&v->wake);
-    }
+    pass_on(gather, self);
+    wake(self->next);
 }
 
 enum mlo_status mlo_gather_read(struct mlo_gather *gather, struct mlo_gather_ask *asks, size_t count,

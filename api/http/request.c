@@ -196,7 +196,8 @@ static void end_upload(struct mlo_request *req)
 static enum MHD_Result send_answer(struct mlo_request *req)
 {
     struct MHD_Response *response;
-    end_upload(req); /* who reads the answer finds nothing half-done behind it */
+    end_upload(req);                              /* who reads the answer finds nothing half-done behind it */
+    mlo_gather_clear(req->state->asks, MLO_ASKS); /* shared with others, who may read theirs slowly */
     if (req->state->response) {
         response = req->state->response;
         req->state->response = NULL;

@@ -549,6 +549,7 @@ struct gatherer {
     int number;
     int64_t most; /* questions that one statement answered */
     bool wrong;
+    enum mlo_status status; /* of gather_slowly and gather_behind */
     pthread_t thread;
 };
 
@@ -580,7 +581,47 @@ static void *gather_slowly(void *arg)
     struct mlo_error err = {0};
     struct mlo_gather_ask ask = {.sql = g->sql, .values = {"x"}};
     atomic_fetch_add(g->begun, 1);
-    g->wrong = mlo_gather_read(g->gather, &ask, 1, &err) != MLO_OK || ask.row != 0;
+    g->status = mlo_gather_read(g->gather, &ask, 1, &err);
+    g->wrong = g->status != MLO_OK || ask.row != 0;
+    mlo_gather_clear(&ask, 1);
+    return NULL;
+}
+
+static const struct mlo_sql holders[] = {
+    {"t_holders", "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 9 AND NOT granted",
+     0},
+    {"t_holders_end",
+     "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_locks WHERE locktype = 'advisory' AND objid = 9 "
+     "AND NOT granted",
+     0},
+};
+
+static int64_t count_holders(struct pg_fixture *f, bool end)
+{
+    struct mlo_rows rows = {0};
+    assert_mlo_ok(mlo_db_exec(f->conn, &holders[end], NULL, &rows, &f->err), &f->err);
+    int64_t count = mlo_rows_i64(&rows, 0, 0);
+    mlo_rows_clear(&rows);
+    return count;
+}
+
+/* Ends the connections of both lanes, when both hang on the lock. */
+static void end_lanes(struct pg_fixture *f)
+{
+    while (count_holders(f, false) < LANES_HELD)
+        mlo_clock_sleep_ms(5);
+    assert_int_equal(count_holders(f, true), LANES_HELD);
+}
+
+/* Asks once, behind those. */
+static void *gather_behind(void *arg)
+{
+    struct gatherer *g = arg;
+    struct mlo_error err = {0};
+    struct mlo_gather_ask ask = {.sql = g->sql, .values = {"5"}};
+    atomic_fetch_add(g->begun, 1);
+    g->status = mlo_gather_read(g->gather, &ask, 1, &err);
+    g->wrong = g->status != MLO_OK || ask.row != 0 || mlo_rows_i64(&ask.rows, ask.row, 1) != 5;
     mlo_gather_clear(&ask, 1);
     return NULL;
 }
@@ -619,6 +660,46 @@ static void test_gather__each_gets_its_own_and_one_statement_answers_many(void *
     mlo_gather_free(gather);
 }
 
+/* `times`: how often both connections end before the lock is free. Returns how many failed. */
+static int gather_over_ends(struct pg_fixture *f, int times)
+{
+    struct gatherer all[LANES_HELD + GATHERERS];
+    _Atomic int begun = 0;
+    struct mlo_gather *gather;
+    int failed = 0;
+    assert_mlo_ok(mlo_gather_new(f->server, &gather, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(f->conn, "SELECT pg_advisory_lock(9)", &f->err), &f->err);
+    for (int i = 0; i < LANES_HELD + GATHERERS; i++) {
+        all[i] =
+            (struct gatherer){.gather = gather, .sql = &gathered[i < LANES_HELD ? 1 : 2], .begun = &begun};
+        gather_start(&all[i], i < LANES_HELD ? gather_slowly : gather_behind);
+        mlo_clock_sleep_ms(i < LANES_HELD ? 20 : 5);
+    }
+    for (int i = 0; i < times; i++)
+        end_lanes(f);
+    while (times < 2 && count_holders(f, false) < LANES_HELD) /* they ask again */
+        mlo_clock_sleep_ms(5);
+    assert_mlo_ok(mlo_db_exec_text(f->conn, "SELECT pg_advisory_unlock(9)", &f->err), &f->err);
+    for (int i = 0; i < LANES_HELD + GATHERERS; i++) {
+        pthread_join(all[i].thread, NULL);
+        assert_true(all[i].status == MLO_EUNAVAILABLE || !all[i].wrong);
+        failed += all[i].status != MLO_OK;
+    }
+    struct mlo_gather_ask ask = {.sql = &gathered[2], .values = {"8"}};
+    assert_mlo_ok(mlo_gather_read(gather, &ask, 1, &f->err), &f->err);
+    assert_int_equal(mlo_rows_i64(&ask.rows, ask.row, 1), 8);
+    mlo_gather_clear(&ask, 1);
+    mlo_gather_free(gather);
+    return failed;
+}
+
+static void test_gather__a_connection_that_ends_is_replaced_once(void **state)
+{
+    assert_int_equal(gather_over_ends(*state, 1), 0);
+    /* both lanes, and who waited behind them */
+    assert_true(gather_over_ends(*state, 2) > LANES_HELD);
+}
+
 static void test_gather__a_failure_is_told_and_over(void **state)
 {
     struct pg_fixture *f = *state;
@@ -649,6 +730,7 @@ int main(void)
         WITH_DB(test_token__life),
         WITH_DB(test_idempotency__replays_and_refuses),
         WITH_DB(test_gather__each_gets_its_own_and_one_statement_answers_many),
+        WITH_DB(test_gather__a_connection_that_ends_is_replaced_once),
         WITH_DB(test_gather__a_failure_is_told_and_over),
         cmocka_unit_test(test_ref__forms),
         cmocka_unit_test(test_target__implications),
