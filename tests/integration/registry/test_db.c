@@ -520,10 +520,10 @@ static void blank_own_revokes(char *plain)
  * migrations/README.md. */
 static void test_migrate__additive_ones_take_nothing_away(void **state)
 {
-    static const char *const refused[] = {"drop table",   "drop column", "drop function",  "drop view",
-                                          "drop trigger", "rename",      "revoke",         "set not null",
-                                          "alter column", "truncate",    "add constraint", "add check",
-                                          "add foreign",  "add unique"};
+    static const char *const refused[] = {"drop table",   "drop column",  "drop function", "drop view",
+                                          "drop trigger", "drop index",   "rename",        "revoke",
+                                          "set not null", "alter column", "truncate",      "add constraint",
+                                          "add check",    "add foreign",  "add unique"};
     size_t count;
     const struct mlo_migration *all = mlo_migrations(&count);
     MLO_UNUSED(state);
