@@ -10,6 +10,8 @@ enum {
     CATALOG_MODELS_FALLING, /* by name */
     CATALOG_VERSIONS,
     CATALOG_VERSIONS_FALLING,
+    CATALOG_VERSIONS_TAGGED,
+    CATALOG_VERSIONS_TAGGED_FALLING,
     CATALOG_VERSIONS_OF
 };
 
@@ -119,17 +121,19 @@ enum {
 #define VERSION_TABLES                                                                                       \
     "version v JOIN model m ON m.id = v.model_id JOIN project p ON p.id = m.project_id"
 
-/* Those with the tag $10 of the text $11, by the index: a condition that few fit is not asked of all. */
+/* Those with the tag $10 of the text $11, by the index: a condition that few fit is not asked of all. It
+ * stands alone: as a part of an OR it would be. */
 #define TAGGED                                                                                               \
-    "($10::text IS NULL OR v.id IN (SELECT x.version_id FROM fact_name n JOIN version_fact x ON "            \
-    "x.name_id = n.id WHERE n.kind = 'tag' AND n.name = $10 AND x.text = $11::text))"
+    "v.id IN (SELECT x.version_id FROM fact_name n JOIN version_fact x ON x.name_id = n.id "                 \
+    "WHERE ($1::bigint IS NULL OR n.project_id = $1) AND n.kind = 'tag' AND n.name = $10::text "             \
+    "AND x.text = $11::text) AND "
 
-#define VERSION_PAGE(behind, order)                                                                          \
+#define VERSION_PAGE(first, behind, order)                                                                   \
     "SELECT c.number AS key, " VERSION_COLUMNS "FROM (SELECT * FROM (SELECT v.id, " NAME " AS name, "        \
     "-v.number AS version, CASE $4::int WHEN 1 THEN v.number WHEN 2 THEN " MICROSECONDS("v.created_at")      \
     " WHEN 3 THEN " MICROSECONDS(VERSION_CHANGED) " ELSE 0 END * $5::bigint AS number FROM " VERSION_TABLES  \
     " WHERE v.deletion_id IS NULL AND m.deletion_id IS NULL AND ($1::bigint IS NULL OR m.project_id = $1) "  \
-    "AND ($2::bigint IS NULL OR v.model_id = $2) AND " TAGGED " AND " VERSION_FITS ") c WHERE " behind       \
+    "AND ($2::bigint IS NULL OR v.model_id = $2) AND " first VERSION_FITS ") c WHERE " behind                \
     " ORDER BY " order                                                                                       \
     " LIMIT $9) c JOIN version v ON v.id = c.id JOIN model m ON m.id = v.model_id "                          \
     "JOIN project p ON p.id = m.project_id ORDER BY " order
@@ -149,9 +153,13 @@ const struct mlo_sql mlo_sql_catalog[] = {
          MODEL_PAGE("c.number >= $6::bigint AND $8::bigint IS NOT NULL AND ($7::text IS NULL OR c.name < $7)",
                     "c.name DESC"),
          9},
-    [CATALOG_VERSIONS] = {"catalog_versions", VERSION_PAGE(RISING, "c.number, c.name, c.version"), 11},
-    [CATALOG_VERSIONS_FALLING] = {"catalog_versions_falling", VERSION_PAGE(FALLING, "c.name DESC, c.version"),
-                                  11},
+    [CATALOG_VERSIONS] = {"catalog_versions", VERSION_PAGE("", RISING, "c.number, c.name, c.version"), 9},
+    [CATALOG_VERSIONS_FALLING] = {"catalog_versions_falling",
+                                  VERSION_PAGE("", FALLING, "c.name DESC, c.version"), 9},
+    [CATALOG_VERSIONS_TAGGED] = {"catalog_versions_tagged",
+                                 VERSION_PAGE(TAGGED, RISING, "c.number, c.name, c.version"), 11},
+    [CATALOG_VERSIONS_TAGGED_FALLING] = {"catalog_versions_tagged_falling",
+                                         VERSION_PAGE(TAGGED, FALLING, "c.name DESC, c.version"), 11},
     [CATALOG_VERSIONS_OF] = {"catalog_versions_of",
                              "SELECT " VERSION_COLUMNS "FROM " VERSION_TABLES
                              " WHERE v.id = ANY ($1::bigint[]) ORDER BY v.id",
@@ -220,8 +228,9 @@ static enum mlo_status run_page(struct mlo_db_conn *conn, const struct mlo_actor
     mlo_param_text(&p, after ? after->name : falling ? NULL : "");
     mlo_param_i64(&p, after ? -after->version : INT64_MIN);
     mlo_param_i64(&p, what->limit + 1);
-    if (statement == CATALOG_VERSIONS) {
-        const json_t *tag = indexed(what->conditions);
+    const json_t *tag = statement == CATALOG_VERSIONS ? indexed(what->conditions) : NULL;
+    if (tag) {
+        statement = CATALOG_VERSIONS_TAGGED;
         mlo_param_text(&p, mlo_json_str(tag, "key", NULL));
         mlo_param_text(&p, mlo_json_str(tag, "text", NULL));
     }

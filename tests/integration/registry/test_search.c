@@ -505,6 +505,9 @@ static void test_search__walks_indexes(void **state)
         {"search_counts", "'[]', 5000", "version_fact_text"},
         {"search_end_id_desc", "1, '', 0, 1000, 5000", "version_fact_text"},
         {"search_end_number_asc", "1, 1, 1000, 0, 5000", "version_fact_number"},
+        {"catalog_versions_tagged", "1, NULL, '[]', 1, 1, 0, '', 0, 51, '', '7'", "version_fact_text"},
+        {"catalog_versions_tagged_falling", "NULL, NULL, '[]', 1, 1, 0, '', 0, 51, '', '7'",
+         "version_fact_text"},
     };
     struct pg_fixture *f = *state;
     struct mlo_db_conn *owner;
@@ -517,10 +520,11 @@ static void test_search__walks_indexes(void **state)
             "INSERT INTO version (model_id, number, manifest_digest, manifest, created_by) SELECT m.id, n, "
             "sha256(n::text::bytea), '{}', 'me' FROM model m, generate_series(1, 20000) n;"
             "INSERT INTO fact_name (project_id, kind, name) SELECT id, k, '' FROM project, "
-            "(VALUES ('version'), ('metric'), ('licence')) v (k);"
+            "(VALUES ('version'), ('metric'), ('licence'), ('tag')) v (k);"
             "INSERT INTO version_fact (version_id, name_id, text, number) SELECT v.id, n.id, CASE n.kind "
             "WHEN "
-            "'licence' THEN (v.number % 5)::text ELSE '' END, CASE n.kind WHEN 'version' THEN v.number WHEN "
+            "'licence' THEN (v.number % 5)::text WHEN 'tag' THEN v.number::text ELSE '' END, CASE n.kind "
+            "WHEN 'version' THEN v.number WHEN "
             "'metric' THEN v.number % 777 END FROM version v, fact_name n;"
             "ANALYZE version_fact, version, fact_name, model, project",
             &f->err),
