@@ -99,8 +99,10 @@ const struct mlo_sql mlo_sql_stage[] = {
          "SELECT mv.id AS cursor_key, " MOVE_COLUMNS " FROM " MOVE_TABLES
          " WHERE ($1::bigint IS NULL OR m.project_id = $1) "
          "AND ($2::bigint IS NULL OR m.project_id = $2) AND ($3::bigint IS NULL OR mv.model_id = $3) "
-         "AND ($4::text IS NULL OR mv.stage = $4) AND mv.id < $5 ORDER BY mv.id DESC LIMIT $6",
-         6},
+         "AND ($4::text IS NULL OR mv.stage = $4) AND ($5::bigint IS NULL OR (SELECT x.id FROM release x "
+         "WHERE x.model_id = $3 AND x.seq = $5) IN (mv.from_release, mv.to_release)) AND mv.id < $6 "
+         "ORDER BY mv.id DESC LIMIT $7",
+         7},
     [STAGE_MOVE_GET] = {"stage_move_get", "SELECT " MOVE_COLUMNS " FROM " MOVE_TABLES " WHERE mv.id = $1", 1},
     [STAGE_AT] = {"stage_at",
                   "SELECT " MOVE_COLUMNS " FROM " MOVE_TABLES " WHERE mv.model_id = $1 AND mv.stage = $2 "
@@ -419,6 +421,7 @@ enum mlo_status mlo_stage_history(struct mlo_db_conn *conn, const struct mlo_act
     mlo_param_id(&p, filter ? filter->project_id : 0);
     mlo_param_id(&p, filter ? filter->model_id : 0);
     mlo_param_text(&p, filter ? filter->stage : NULL);
+    mlo_param_id(&p, filter ? filter->release : 0);
     return mlo_page_newest(conn, &mlo_sql_stage[STAGE_HISTORY], &p, page, out, err);
 }
 

@@ -80,6 +80,7 @@ struct mlo_history_filter {
     int64_t project_id; /* 0: all in the actor's scope */
     int64_t model_id;   /* 0: all of the project */
     const char *stage;  /* NULL: all */
+    int64_t release;    /* the number of one of the model's: moves that put it in or took it away; 0: all */
 };
 /* The promotion log, newest first: {id, project, model, stage, generation, kind, from:{release, version,
  * variants}|null, to:{…}, actor, via, reason, request_id, at, audit_seq}. */

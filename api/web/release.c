@@ -29,7 +29,8 @@ static json_t *side(const json_t *move, const char *which, int64_t number)
 static enum mlo_status find_moves(struct mlo_request *req, struct release_view *v, struct mlo_error *err)
 {
     const struct mlo_actor actor = mlo_request_actor(req);
-    const struct mlo_history_filter filter = {.project_id = v->project, .model_id = v->model};
+    const struct mlo_history_filter filter = {
+        .project_id = v->project, .model_id = v->model, .release = v->number};
     struct mlo_page page = {.limit = MOVES_A_PAGE};
     enum mlo_status status = MLO_OK;
     for (int n = 0; n < PAGES_MAX && (n == 0 || page.cursor); n++) {

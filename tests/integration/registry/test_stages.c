@@ -184,6 +184,16 @@ static void test_stage__history_tells_who_and_when(void **state)
     assert_int_equal(json_array_size(json_object_get(one, "items")), 1);
     json_decref(one);
     json_decref(history);
+    static const struct {
+        int64_t release;
+        size_t moves;
+    } of[] = {{1, 3}, {2, 2}, {99, 0}}; /* the first one was put there, replaced, and put back */
+    for (size_t i = 0; i < MLO_COUNT(of); i++) {
+        struct mlo_history_filter by_release = {.model_id = s.model_id, .release = of[i].release};
+        assert_mlo_ok(mlo_stage_history(f->conn, &root, &by_release, NULL, &history, &f->err), &f->err);
+        assert_int_equal(json_array_size(json_object_get(history, "items")), of[i].moves);
+        json_decref(history);
+    }
 
     assert_mlo_ok(mlo_stage_at(f->conn, s.model_id, "production", middle, &then, &f->err), &f->err);
     assert_int_equal(mlo_json_i64(json_object_get(then, "to"), "version", 0), 1);
