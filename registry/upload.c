@@ -206,18 +206,24 @@ static enum mlo_status same_row(struct mlo_db_conn *conn, const struct mlo_uploa
 }
 
 /* The row is looked at again while the store keeps others from appending (a store of files; of S3 what two
- * wrote at once has two names). */
+ * wrote at once has two names); and where the bytes are gone or others, which they also are when somebody
+ * else went on, or finished, between the row and the store. */
 enum mlo_status mlo_upload_piece_open(struct mlo_db_conn *conn, struct mlo_blob_store *store,
                                       struct mlo_upload *upload, struct mlo_blob_piece **piece,
                                       struct mlo_error *err)
 {
     bool same;
-    enum mlo_status status = mlo_blob_piece_open(store, &upload->session, piece, err);
-    if (status != MLO_OK)
+    struct mlo_error why = {0};
+    enum mlo_status status = mlo_blob_piece_open(store, &upload->session, piece, err), looked;
+    if (status != MLO_OK && status != MLO_ENOTFOUND && status != MLO_EDIGEST)
         return status;
-    status = same_row(conn, upload, false, &same, err);
-    if (status == MLO_OK && !same)
+    looked = same_row(conn, upload, false, &same, &why);
+    if (looked == MLO_OK && !same)
         status = elsewhere(upload, upload->session.size_bytes, err);
+    if (looked != MLO_OK && status == MLO_OK) {
+        *err = why;
+        status = looked;
+    }
     if (status != MLO_OK) {
         mlo_blob_piece_free(*piece);
         *piece = NULL;

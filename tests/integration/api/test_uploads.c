@@ -277,6 +277,10 @@ static void test_uploads__a_late_one_writes_over_nothing(void **state)
     finish(api, &reply, path, "012345");
     assert_http(&reply, 201);
     assert_blob(api, "012345");
+    /* the bytes have gone to the blob: that is no reason to begin again */
+    assert_mlo_status(mlo_upload_piece_open(api->pg->conn, api->blobs, &current, &piece, &err), MLO_ECONFLICT,
+                      &err);
+    assert_null(piece);
     reply_clear(&reply);
 }
 
@@ -300,6 +304,8 @@ static void test_uploads__finishing_twice_ends_well(void **state)
     patch(api, &reply, path, NULL, "lost");
     char *file = mlo_fs_join(api->dir, "blobs/uploads", strrchr(path, '/') + 1, NULL);
     assert_int_equal(unlink(file), 0);
+    patch(api, &reply, path, NULL, "more");
+    assert_http(&reply, 404);
     finish(api, &reply, path, "lost");
     assert_http(&reply, 404);
     free(file);
