@@ -43,7 +43,7 @@
   }
   // REST: between two looks, whatever happens. SLOW: so often the clocks on the page are set, while a stream tells of
   // the rest; without one the page says how often (data-live).
-  var REST = 400, SLOW = 10000, stream = null, looking = false, more = false, timer = 0;
+  var REST = 1000, SLOW = 10000, stream = null, looking = false, more = false, timer = 0;
   function mark() { return document.querySelector("#live [data-live]"); }
   function look() {
     if (looking) { more = true; return; }
@@ -62,11 +62,12 @@
   }
   function wait() {
     var here = mark();
-    window.clearTimeout(timer);
     if (!here) return leave();
+    window.clearTimeout(timer);
     if (!document.hidden) timer = window.setTimeout(look, stream ? SLOW : Number(here.dataset.live));
   }
   function leave() {
+    window.clearTimeout(timer);
     if (stream) stream.close();
     stream = null;
   }
