@@ -3,6 +3,10 @@
 
 enum { LINEAGE_ADD, LINEAGE_NODES, LINEAGE_EDGES, LINEAGE_NAMES };
 
+/* The most that is told bounds what is written out, not what is read: an artifact's variants are found by its
+ * bytes, those of other projects with them, and looked through until enough of this project are found. What
+ * thousands of versions elsewhere share is slow here too. */
+
 /* The variants of the project that an artifact is now: what a name pointed at before does not count. */
 #define NAMED(digest)                                                                                        \
     "FROM variant va JOIN version v ON v.id = va.version_id JOIN model m ON m.id = v.model_id "              \
