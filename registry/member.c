@@ -1,5 +1,6 @@
 #include "registry/member.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "registry/audit.h"
@@ -154,6 +155,50 @@ static enum mlo_status change(struct mlo_db_conn *conn, int64_t id, const struct
     return mlo_db_exec(conn, &mlo_sql_member[M_CHANGE], &p, NULL, err);
 }
 
+void mlo_member_mark(const json_t *member, char out[MLO_DIGEST_TEXT_SIZE])
+{
+    static const char *const fields[] = {"name",    "kind",        "role",      "stages",
+                                         "approve", "description", "created_at"};
+    struct mlo_digest digest;
+    json_t *seen = json_array();
+    for (size_t i = 0; i < MLO_COUNT(fields); i++)
+        json_array_append(seen, json_object_get(member, fields[i]));
+    char *text = member ? json_dumps(seen, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+    out[0] = '\0';
+    if (text) {
+        mlo_digest_of(text, strlen(text), &digest);
+        mlo_digest_text(&digest, out);
+    }
+    free(text);
+    json_decref(seen);
+}
+
+/* Under the lock of its row. */
+static enum mlo_status check_seen(struct mlo_db_conn *conn, int64_t project_id, const char *name,
+                                  const char *seen, bool is_there, struct mlo_error *err)
+{
+    char mark[MLO_DIGEST_TEXT_SIZE];
+    json_t *member = NULL;
+    enum mlo_status status = is_there ? mlo_member_get(conn, project_id, name, &member, err) : MLO_OK;
+    if (status != MLO_OK)
+        return status;
+    mlo_member_mark(member, mark);
+    json_decref(member);
+    if (strcmp(mark, seen) == 0)
+        return MLO_OK;
+    if (!*seen) {
+        mlo_error_set(err, MLO_ECONFLICT, "the project has a member '%s' already", name);
+        mlo_error_hint(err, "change it on its own page, or take another name");
+    } else if (is_there) {
+        mlo_error_set(err, MLO_ECONFLICT, "the member '%s' was changed meanwhile", name);
+        mlo_error_hint(err, "open its page again: it shows what the member may now");
+    } else {
+        mlo_error_set(err, MLO_ECONFLICT, "the member '%s' was removed meanwhile", name);
+        mlo_error_hint(err, "the members' page shows who is there, and adds it again");
+    }
+    return MLO_ECONFLICT;
+}
+
 enum mlo_status mlo_member_set(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t project_id,
                                const char *name, const struct mlo_member_settings *s, bool *made,
                                json_t **out, struct mlo_error *err)
@@ -170,6 +215,8 @@ enum mlo_status mlo_member_set(struct mlo_db_conn *conn, const struct mlo_actor 
         return status;
     MLO_TRY(lock(conn, project_id, name, &rows, &id, err));
     *made = id == 0;
+    if (s->seen)
+        MLO_TRY(check_seen(conn, project_id, name, s->seen, id != 0, err));
     if (id && strcmp(mlo_rows_text(&rows, 0, 1), mlo_kind_name(s->kind)) != 0) {
         status =
             mlo_error_set(err, MLO_ECONFLICT, "the member '%s' is a %s", name, mlo_rows_text(&rows, 0, 1));

@@ -17,11 +17,18 @@ struct mlo_member_settings {
     bool may_approve;        /* of a service account alone */
     const char *description; /* NULL: "" */
     const char *reason;      /* for the audit log, or NULL */
+    /* What somebody saw who decided this: the member's mark, "" where there was none; MLO_ECONFLICT where
+     * that is so no more. NULL: whatever it was. */
+    const char *seen;
 };
+
+/* A mark of what a member is, of an object of mlo_member_get: another one with any of its settings, and for
+ * one that was added again under the name of one before. "" for NULL. */
+void mlo_member_mark(const json_t *member, char out[MLO_DIGEST_TEXT_SIZE]);
 
 /* Adds a member, or changes one (an act of the project's admin); its tokens have the new roles from their
  * next request on. *made: it was not there. *out is as mlo_member_get's. MLO_EINVAL, MLO_ECONFLICT for
- * another kind. */
+ * another kind, or where it is not what was seen. */
 MLO_MUST_USE enum mlo_status mlo_member_set(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                             int64_t project_id, const char *name,
                                             const struct mlo_member_settings *settings, bool *made,

@@ -45,6 +45,7 @@ const struct mlo_sql mlo_sql_token[] = {
         {"token_list",
          "SELECT t.id, t.prefix, t.name, "
          "CASE WHEN t.role = 'admin' THEN coalesce(m.role, t.role) ELSE t.role END AS role, "
+         "t.role = 'viewer' AS read_only, "
          "t.may_rollback, p.name AS project, m.name AS member, coalesce(m.kind, 'token') AS kind, "
          "t.stage, t.created_at, t.created_by, t.expires_at, t.revoked_at, t.last_used_at "
          "FROM token t LEFT JOIN project p ON p.id = t.project_id "

@@ -60,6 +60,7 @@ static void settings_form(struct mlo_request *req, const json_t *member)
     struct mlo_buf *out = &req->out;
     const json_t *stages = json_object_get(member, "stages");
     const char *roles[MLO_ROLE_COUNT + 1] = {0};
+    char seen[MLO_DIGEST_TEXT_SIZE];
     for (int r = 0; r < MLO_ROLE_COUNT; r++)
         roles[r] = mlo_role_name((enum mlo_role)r);
     HTML(out,
@@ -67,6 +68,8 @@ static void settings_form(struct mlo_request *req, const json_t *member)
          "action=\"/members/%s\">",
          member ? "What it may" : "Add a member", mlo_request_param(req, "p"));
     mlo_page_csrf_field(req);
+    mlo_member_mark(member, seen);
+    HTML(out, "<input type=\"hidden\" name=\"seen\" value=\"%s\">", seen);
     if (member)
         HTML(out,
              "<input type=\"hidden\" name=\"name\" value=\"%s\"><input type=\"hidden\" name=\"kind\" "
@@ -151,8 +154,7 @@ static void token_row(struct mlo_request *req, const json_t *token)
     struct mlo_buf *out = &req->out;
     const char *revoked = mlo_json_str(token, "revoked_at", NULL);
     HTML(out, "<tr><td><b>%s</b><br><small><code>%s…</code></small></td><td>%s", mlo_text(token, "name"),
-         mlo_text(token, "prefix"),
-         strcmp(mlo_text(token, "role"), "viewer") == 0 ? "reads" : "as the member");
+         mlo_text(token, "prefix"), mlo_json_bool(token, "read_only", false) ? "reads" : "as the member");
     if (mlo_text(token, "stage")[0])
         HTML(out, "<br><small>%s alone</small>", mlo_text(token, "stage"));
     HTML(out, "</td><td class=\"n\">");
@@ -178,7 +180,10 @@ static void tokens_of(struct mlo_request *req, const json_t *tokens)
 {
     struct mlo_buf *out = &req->out;
     json_t *part = mlo_page_part(req, tokens, ROWS_A_PAGE), *token;
+    char path[256]; /* of the page, also where it answers the form */
     size_t i;
+    snprintf(path, sizeof path, "/members/%.110s/%.110s", mlo_request_param(req, "p"),
+             mlo_request_param(req, "name"));
     HTML(out, "<h2>Tokens</h2><section class=\"panel\">");
     if (json_array_size(tokens)) {
         HTML(out,
@@ -187,7 +192,7 @@ static void tokens_of(struct mlo_request *req, const json_t *tokens)
              "</thead><tbody>");
         json_array_foreach(json_object_get(part, "items"), i, token) token_row(req, token);
         HTML(out, "</tbody></table></div>");
-        mlo_piece_next(req, part);
+        mlo_piece_next_of(req, part, path, NULL);
     } else {
         HTML(out, "<p class=\"empty\">None yet: without one it cannot act.</p>");
     }
@@ -287,6 +292,7 @@ enum mlo_status page_member_set(struct mlo_request *req, struct mlo_error *err)
     const char *name = field(req, "name"), *kind = field(req, "kind"), *reason = field(req, "reason");
     struct mlo_member_settings settings = {
         .kind = strcmp(kind, "service") == 0 ? MLO_KIND_SERVICE : MLO_KIND_PERSON,
+        .seen = field(req, "seen"),
         .may_approve = *field(req, "approve") != '\0',
         .description = field(req, "description"),
         .reason = *reason ? reason : NULL,
@@ -298,6 +304,12 @@ enum mlo_status page_member_set(struct mlo_request *req, struct mlo_error *err)
     bool made;
     enum mlo_status status;
     MLO_TRY(mlo_page_csrf_check(req, err));
+    if (strcmp(kind, "person") != 0 && strcmp(kind, "service") != 0) {
+        status = mlo_error_set(err, MLO_EINVAL, "there is no kind of member '%.60s'", kind);
+        mlo_error_where(err, "field 'kind'");
+        mlo_error_hint(err, "person or service");
+        goto out;
+    }
     MLO_TRY(role_field(req, "role", &settings.role, err));
     stages = mlo_stage_names(&count);
     for (size_t i = 0; i < count; i++)

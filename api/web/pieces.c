@@ -163,16 +163,26 @@ void mlo_piece_params(struct mlo_buf *out, const json_t *params)
     }
 }
 
-json_t *mlo_page_part(const struct mlo_request *req, const json_t *items, size_t most)
+size_t mlo_page_from(const struct mlo_request *req, const json_t *items)
 {
     const char *cursor = mlo_request_query(req, "cursor");
-    json_t *part = json_array(), *next = json_null();
-    char text[24];
     int64_t from = 0;
     if (!cursor || !mlo_str_to_i64(cursor, &from) || from < 0 || (size_t)from > json_array_size(items))
         from = 0;
-    size_t end = MLO_MIN((size_t)from + most, json_array_size(items));
-    for (size_t i = (size_t)from; i < end; i++)
+    return (size_t)from;
+}
+
+json_t *mlo_page_part(const struct mlo_request *req, const json_t *items, size_t most)
+{
+    return mlo_page_part_of(items, mlo_page_from(req, items), most);
+}
+
+json_t *mlo_page_part_of(const json_t *items, size_t from, size_t most)
+{
+    json_t *part = json_array(), *next = json_null();
+    char text[24];
+    size_t end = MLO_MIN(from + most, json_array_size(items));
+    for (size_t i = from; i < end; i++)
         json_array_append(part, json_array_get(items, i));
     if (end < json_array_size(items)) {
         snprintf(text, sizeof text, "%zu", end);
@@ -181,21 +191,30 @@ json_t *mlo_page_part(const struct mlo_request *req, const json_t *items, size_t
     return json_pack("{s:o, s:o}", "items", part, "next", next);
 }
 
-void mlo_piece_next(struct mlo_request *req, const json_t *list)
+static void hidden(struct mlo_buf *out, const char *name, const char *value)
 {
-    static const char *const kept[] = {"q",      "version", "stage", "state", "who",   "action",
-                                       "object", "filter",  "order", "since", "until", "project"};
+    if (value)
+        HTML(out, "<input type=\"hidden\" name=\"%s\" value=\"%s\">", name, value);
+}
+
+void mlo_piece_next_of(struct mlo_request *req, const json_t *list, const char *path, const char *project)
+{
+    static const char *const kept[] = {"q",      "version", "stage", "state", "who",  "action",
+                                       "object", "filter",  "order", "since", "until"};
     const char *next = mlo_json_str(list, "next", NULL);
     if (!next)
         return;
     HTML(&req->out,
          "<form class=\"more\" method=\"get\" action=\"%s\"><input type=\"hidden\" name=\"cursor\" "
          "value=\"%s\">",
-         req->path, next);
-    for (size_t i = 0; i < MLO_COUNT(kept); i++) {
-        const char *value = mlo_request_query(req, kept[i]);
-        if (value)
-            HTML(&req->out, "<input type=\"hidden\" name=\"%s\" value=\"%s\">", kept[i], value);
-    }
+         path, next);
+    for (size_t i = 0; i < MLO_COUNT(kept); i++)
+        hidden(&req->out, kept[i], mlo_request_query(req, kept[i]));
+    hidden(&req->out, "project", project);
     HTML(&req->out, "<button>More</button></form>");
+}
+
+void mlo_piece_next(struct mlo_request *req, const json_t *list)
+{
+    mlo_piece_next_of(req, list, req->path, mlo_request_query(req, "project"));
 }

@@ -133,7 +133,7 @@ static enum mlo_status draw_tokens(struct mlo_request *req, const char *made, in
               "</th><th class=\"n\">Last used</th><th class=\"n\">Expires</th><th></th></tr></thead><tbody>");
     json_array_foreach(json_object_get(part, "items"), i, item) token_row(req, item);
     HTML(out, "</tbody></table></div>");
-    mlo_piece_next(req, part);
+    mlo_piece_next_of(req, part, "/tokens", *shown ? shown : NULL);
     HTML(out, "</section>");
     make_form(req, json_object_get(projects, "items"));
     MLO_TRY(mlo_page_end(req, http_status, err));

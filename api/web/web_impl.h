@@ -60,8 +60,14 @@ void mlo_piece_params(struct mlo_buf *out, const json_t *params);
 /* What a page shows of a list that is there as a whole, from ?cursor= on: {"items", "next"}, for
  * mlo_piece_next. New reference; NULL: no memory. */
 json_t *mlo_page_part(const struct mlo_request *req, const json_t *items, size_t most);
+/* The same from the item `from` on; and the item that ?cursor= names (the first: without one, or for one
+ * that names none). */
+json_t *mlo_page_part_of(const json_t *items, size_t from, size_t most);
+size_t mlo_page_from(const struct mlo_request *req, const json_t *items);
 /* "More" when the list has more: a link to the same page with the cursor. */
 void mlo_piece_next(struct mlo_request *req, const json_t *list);
+/* The same on a page that answers a form: `path` is the page's, and `project`, or NULL, its ?project=. */
+void mlo_piece_next_of(struct mlo_request *req, const json_t *list, const char *path, const char *project);
 /* Accuracy against latency of the variants of mlo_view_variants, with the Pareto front; nothing where fewer
  * than two have both (charts.c). */
 void mlo_piece_variant_plot(struct mlo_buf *out, const json_t *variants);

@@ -682,6 +682,114 @@ static void test_pages__tokens_are_made_shown_once_and_revoked(void **state)
     reply_clear(&reply);
 }
 
+/* What the page that answers a form says of more: a form to the page itself, with these fields. */
+static void assert_more(const struct reply *reply, const char *path, const char *fields)
+{
+    char mark[200];
+    const char *at;
+    snprintf(mark, sizeof mark, "<form class=\"more\" method=\"get\" action=\"%s\">", path);
+    at = strstr(mlo_buf_str(&reply->body), mark);
+    if (!at)
+        fail_msg("no %s", mark);
+    snprintf(mark, sizeof mark, "<input type=\"hidden\" name=\"cursor\" value=\"50\">%s", fields);
+    at += strcspn(at, ">") + 1;
+    if (!mlo_str_starts(at, mark))
+        fail_msg("no %s at: %.200s", mark, at);
+}
+
+static void test_pages__lists_go_on_behind_a_form(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    struct mlo_db_conn *conn;
+    char csrf[96], body[256];
+    const char *const *cookie = session(api, api->token[MLO_ADMIN]);
+    api_call(api, &reply, "PUT", "/v1/projects/demo/members/rosa", api->token[MLO_ADMIN],
+             "{\"role\": \"viewer\"}", NULL);
+    assert_http(&reply, 201);
+    assert_mlo_ok(mlo_db_acquire(api->pg->owner, &conn, &err), &err);
+    assert_mlo_ok(mlo_db_exec_text(conn,
+                                   "insert into mlopt.token (hash, prefix, name, role, project_id, "
+                                   "created_by, member_id) select sha256(n::text::bytea), 'x', 't' || n, "
+                                   "'viewer', m.project_id, 'test', m.id from mlopt.member m, "
+                                   "generate_series(1, 50) n",
+                                   &err),
+                  &err);
+    mlo_db_release(conn);
+    api_call(api, &reply, "GET", "/members/demo/rosa", NULL, NULL, cookie);
+    reply_field(&reply, "csrf", csrf);
+    snprintf(body, sizeof body, "csrf=%s&token_name=one-more&may=read&days=30", csrf);
+    api_call(api, &reply, "POST", "/members/demo/rosa/token", NULL, body, cookie);
+    assert_http(&reply, 201);
+    assert_more(&reply, "/members/demo/rosa", "<button>More");
+    api_call(api, &reply, "GET", "/members/demo/rosa?cursor=50", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.body), "<b>t1</b>");
+    snprintf(body, sizeof body, "csrf=%s&name=last&role=viewer&project=&days=30&members_of=demo", csrf);
+    api_call(api, &reply, "POST", "/tokens", NULL, body, cookie);
+    assert_http(&reply, 201);
+    assert_more(&reply, "/tokens", "<input type=\"hidden\" name=\"project\" value=\"demo\"><button>More");
+    reply_clear(&reply);
+}
+
+/* What changes members, by whoever may not: without the session's field, with a role that is too low, from
+ * another project. Nothing of it is done. */
+static void test_pages__members_are_changed_by_their_admins_alone(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    const struct mlo_actor system = MLO_ACTOR_SYSTEM;
+    char body[320], csrf[96], tokens[2][MLO_TOKEN_TEXT_SIZE];
+    int64_t other, id;
+    api_call(api, &reply, "PUT", "/v1/projects/demo/members/rosa", api->token[MLO_ADMIN],
+             "{\"role\": \"viewer\"}", NULL);
+    assert_http(&reply, 201);
+    api_call(api, &reply, "POST", "/v1/projects/demo/members/rosa/tokens", api->token[MLO_ADMIN],
+             "{\"name\": \"kept\"}", NULL);
+    assert_http(&reply, 201);
+    id = mlo_json_i64(reply.json, "id", 0);
+    assert_mlo_ok(mlo_project_ensure(api->pg->conn, &system, "other", &other, &err), &err);
+    assert_mlo_ok(
+        mlo_token_create(api->pg->conn, &system, "ada", MLO_ADMIN, api->project, 0, tokens[0], NULL, &err),
+        &err);
+    assert_mlo_ok(mlo_token_create(api->pg->conn, &system, "eve", MLO_ADMIN, other, 0, tokens[1], NULL, &err),
+                  &err);
+    const struct {
+        const char *token, *page; /* page: whose field is sent; NULL: none */
+        int http;
+    } whos[] = {{tokens[0], NULL, 403},
+                {api->token[MLO_VIEWER], "/members/demo", 403},
+                {tokens[1], "/members/other", 404}};
+    static const struct {
+        const char *path, *fields;
+    } posts[] = {{"/members/demo", "name=mallory&kind=person&role=admin&seen="},
+                 {"/members/demo/rosa/token", "token_name=stolen&may=&days=1"},
+                 {"/members/demo/rosa/revoke", ""},
+                 {"/members/demo/rosa/remove", "reason=x"}};
+    for (size_t w = 0; w < MLO_COUNT(whos); w++) {
+        const char *const *cookie = session(api, whos[w].token);
+        snprintf(csrf, sizeof csrf, "%064d", 0);
+        if (whos[w].page) {
+            api_call(api, &reply, "GET", whos[w].page, NULL, NULL, cookie);
+            reply_field(&reply, "csrf", csrf);
+        }
+        for (size_t i = 0; i < MLO_COUNT(posts); i++) {
+            snprintf(body, sizeof body, "csrf=%s&id=%lld&%s", csrf, (long long)id, posts[i].fields);
+            api_call(api, &reply, "POST", posts[i].path, NULL, body, cookie);
+            assert_http(&reply, whos[w].http);
+        }
+    }
+    api_call(api, &reply, "GET", "/v1/projects/demo/members", api->token[MLO_ADMIN], NULL, NULL);
+    assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 1);
+    api_call(api, &reply, "GET", "/v1/projects/demo/members/rosa/tokens", api->token[MLO_ADMIN], NULL, NULL);
+    assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 1);
+    assert_true(
+        json_is_null(json_object_get(json_array_get(json_object_get(reply.json, "items"), 0), "revoked_at")));
+    reply_clear(&reply);
+}
+
 /* By the rules of the API: a project's admin for that project, everybody else reads. */
 static void test_pages__members_are_their_projects(void **state)
 {
@@ -690,7 +798,7 @@ static void test_pages__members_are_their_projects(void **state)
     struct mlo_error err = {0};
     const struct mlo_actor system = MLO_ACTOR_SYSTEM;
     char admin[MLO_TOKEN_TEXT_SIZE], elsewhere[MLO_TOKEN_TEXT_SIZE], made[MLO_TOKEN_TEXT_SIZE], csrf[96],
-        body[320];
+        seen[96], body[512];
     int64_t other;
     assert_mlo_ok(mlo_project_ensure(api->pg->conn, &system, "other", &other, &err), &err);
     assert_mlo_ok(
@@ -713,24 +821,51 @@ static void test_pages__members_are_their_projects(void **state)
     } sets[] = {
         {"name=rosa&role=king", 422},
         {"name=rosa&role=viewer&staging=admin", 422},
-        {"name=%3Cb%3E&role=viewer", 422},
+        {"name=%3Cb%3E&kind=person&role=viewer", 422},
+        {"name=rosa&kind=robot&role=viewer", 422},
+        {"name=rosa&role=viewer", 422},
         {"name=ci&kind=service&role=submitter&description=%3Cb%3Ebuilds", 303},
         {"name=rosa&kind=person&role=viewer&staging=promoter&reason=new", 303},
-        {"name=rosa&kind=person&role=submitter&staging=promoter", 303}, /* changed */
-        {"name=rosa&kind=service&role=submitter", 409},                 /* another kind */
+        {"name=rosa&kind=person&role=admin", 409}, /* is there already */
+        {"name=rosa&kind=service&role=submitter", 409},
     };
     for (size_t i = 0; i < MLO_COUNT(sets); i++) {
-        snprintf(body, sizeof body, "csrf=%s&%s", csrf, sets[i].fields);
+        snprintf(body, sizeof body, "csrf=%s&seen=&%s", csrf, sets[i].fields);
         api_call(api, &reply, "POST", "/members/demo", NULL, body, cookie);
         assert_http(&reply, sets[i].http);
     }
-    snprintf(body, sizeof body, "csrf=%064d&name=mallory&role=admin", 0);
+    assert_holds(mlo_buf_str(&reply.body), "change it on its own page");
+    /* a form changes what it showed, and a stale one nothing: it would grant again what was taken away */
+    api_call(api, &reply, "GET", "/members/demo/rosa", NULL, NULL, cookie);
+    reply_field(&reply, "seen", seen);
+    static const struct {
+        const char *fields;
+        int http;
+    } changes[] = {
+        {"kind=service&role=submitter", 409}, /* another kind */
+        {"kind=person&role=viewer&staging=promoter&description=tests", 303},
+        {"kind=person&role=admin", 409},
+    };
+    for (size_t i = 0; i < MLO_COUNT(changes); i++) {
+        snprintf(body, sizeof body, "csrf=%s&name=rosa&seen=%s&%s", csrf, seen, changes[i].fields);
+        api_call(api, &reply, "POST", "/members/demo", NULL, body, cookie);
+        assert_http(&reply, changes[i].http);
+    }
+    assert_holds(mlo_buf_str(&reply.body), "was changed meanwhile");
+    snprintf(body, sizeof body, "csrf=%s&name=nobody&seen=%s&kind=person&role=viewer", csrf, seen);
     api_call(api, &reply, "POST", "/members/demo", NULL, body, cookie);
-    assert_http(&reply, 403);
+    assert_http(&reply, 409);
+    assert_holds(mlo_buf_str(&reply.body), "was removed meanwhile");
     api_call(api, &reply, "GET", "/members/demo", NULL, NULL, cookie);
     assert_holds(mlo_buf_str(&reply.body), "promoter of staging");
     assert_holds(mlo_buf_str(&reply.body), "&lt;b&gt;builds");
-    assert_null(strstr(mlo_buf_str(&reply.body), "mallory"));
+    assert_null(strstr(mlo_buf_str(&reply.body), "nobody"));
+    /* a token of a viewer who promotes to staging is for more than reading */
+    snprintf(body, sizeof body, "csrf=%s&token_name=desk&may=&days=30", csrf);
+    api_call(api, &reply, "POST", "/members/demo/rosa/token", NULL, body, cookie);
+    assert_http(&reply, 201);
+    assert_holds(mlo_buf_str(&reply.body), "</code></small></td><td>as the member");
+    assert_null(strstr(mlo_buf_str(&reply.body), "<td>reads"));
     /* a token, shown this once, for less than its member may; revoked; and gone with its member */
     snprintf(body, sizeof body, "csrf=%s&token_name=laptop&may=read&days=30", csrf);
     api_call(api, &reply, "POST", "/members/demo/rosa/token", NULL, body, cookie);
@@ -745,6 +880,7 @@ static void test_pages__members_are_their_projects(void **state)
     api_call(api, &reply, "GET", "/members/demo/rosa", NULL, NULL, cookie);
     assert_http(&reply, 200);
     assert_null(strstr(mlo_buf_str(&reply.body), made));
+    assert_holds(mlo_buf_str(&reply.body), "</code></small></td><td>reads");
     reply_field(&reply, "id", body);
     long long id = atoll(body);
     snprintf(body, sizeof body, "csrf=%s&id=%lld", csrf, id);
@@ -958,6 +1094,8 @@ int main(void)
         API_TEST(test_pages__a_recipe_is_submitted_by_a_form),
         API_TEST(test_pages__variants_side_by_side),
         API_TEST(test_pages__tokens_are_made_shown_once_and_revoked),
+        API_TEST(test_pages__lists_go_on_behind_a_form),
+        API_TEST(test_pages__members_are_changed_by_their_admins_alone),
         API_TEST(test_pages__members_are_their_projects),
         API_TEST(test_pages__lineage_is_bounded),
         API_TEST(test_pages__the_audit_log_is_exported),
