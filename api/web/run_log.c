@@ -1,11 +1,12 @@
 /* What the steps of a run wrote: the end of each attempt's text on the page of the run, all of it as a text.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "api/web/web_impl.h"
 
-/* So much of all attempts together is on the page, and of one at least and at most; bytes. */
-enum { LOG_ALL = 32 << 10, LOG_LEAST = 1 << 10, LOG_MOST = 16 << 10 };
+/* So much of all attempts together is on the page, and of one at most, in bytes; and so many attempts. */
+enum { LOG_ALL = 32 << 10, LOG_MOST = 16 << 10, LOG_ATTEMPTS = 32 };
 
 /* The last `most` bytes of a text, whole lines where there are any. */
 static const char *end_of(const char *text, size_t size, size_t most)
@@ -34,14 +35,39 @@ static bool goes_on(const json_t *run, const json_t *item)
     return false;
 }
 
+static int by_newest(const void *a, const void *b)
+{
+    const json_t *const *one = a, *const *two = b;
+    return strcmp(mlo_text(*two, "last_at"), mlo_text(*one, "last_at"));
+}
+
+/* Those that wrote last, in the order of `items`, at most LOG_ATTEMPTS. New reference. */
+static json_t *newest_of(const json_t *items)
+{
+    size_t count = json_array_size(items), shown = MLO_MIN(count, (size_t)LOG_ATTEMPTS);
+    const json_t **by_time = calloc(MLO_MAX(count, (size_t)1), sizeof(const json_t *));
+    json_t *out = json_array();
+    if (!by_time)
+        return out;
+    for (size_t i = 0; i < count; i++)
+        by_time[i] = json_array_get(items, i);
+    qsort(by_time, count, sizeof(const json_t *), by_newest);
+    for (size_t i = 0; i < count; i++)
+        for (size_t k = 0; k < shown; k++)
+            if (by_time[k] == json_array_get(items, i))
+                json_array_append(out, json_array_get(items, i));
+    free(by_time);
+    return out;
+}
+
 void mlo_piece_log(struct mlo_buf *out, const json_t *run, const json_t *items, bool open)
 {
-    size_t count = json_array_size(items), i;
-    size_t most =
-        MLO_MIN(MLO_MAX((size_t)LOG_ALL / MLO_MAX(count, (size_t)1), (size_t)LOG_LEAST), (size_t)LOG_MOST);
+    json_t *newest = newest_of(items);
+    size_t count = json_array_size(newest), left_out = json_array_size(items) - count, i;
+    size_t most = MLO_MIN((size_t)LOG_ALL / MLO_MAX(count, (size_t)1), (size_t)LOG_MOST);
     const json_t *item;
     HTML(out, "<h2>Logs</h2><section class=\"panel\" id=\"logs\">");
-    json_array_foreach((json_t *)items, i, item)
+    json_array_foreach(newest, i, item)
     {
         const char *text = mlo_text(item, "text"), *shown = end_of(text, strlen(text), most);
         long long job = (long long)mlo_json_i64(item, "job", 0),
@@ -55,8 +81,14 @@ void mlo_piece_log(struct mlo_buf *out, const json_t *run, const json_t *items, 
         HTML(out, "<pre tabindex=\"0\" role=\"log\" aria-label=\"%s, attempt %lld\">\n%s</pre></details>",
              mlo_text(item, "name"), attempt, shown);
     }
+    json_decref(newest);
+    if (left_out)
+        HTML(out, "<p class=\"all\">The %zu attempts that wrote last; %zu more are left out here. ", count,
+             left_out);
+    else if (count)
+        HTML(out, "<p class=\"all\">");
     if (count)
-        HTML(out, "<p class=\"all\"><a href=\"/runs/%s/%lld/log\">All of it as text</a></p></section>",
+        HTML(out, "<a href=\"/runs/%s/%lld/log\">All of it as text</a></p></section>",
              mlo_text(run, "project"), (long long)mlo_json_i64(run, "id", 0));
     else
         HTML(out, "<p class=\"all muted\">%s</p></section>",

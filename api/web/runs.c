@@ -212,6 +212,23 @@ enum mlo_status page_run_events(struct mlo_request *req, struct mlo_error *err)
 /* Of a search, which may have hundreds. */
 enum { JOBS_A_PAGE = 16 };
 
+/* Where the page begins: at the cursor, else with the part that has the first job which goes on, waits or
+ * failed. */
+static size_t first_shown(const struct mlo_request *req, const json_t *jobs)
+{
+    const json_t *job;
+    size_t i;
+    if (mlo_request_query(req, "cursor"))
+        return mlo_page_from(req, jobs);
+    json_array_foreach((json_t *)jobs, i, job)
+    {
+        const char *state = mlo_text(job, "state");
+        if (strcmp(state, "succeeded") != 0 && strcmp(state, "cancelled") != 0)
+            return i / JOBS_A_PAGE * JOBS_A_PAGE;
+    }
+    return 0;
+}
+
 enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_buf *out = &req->out;
@@ -225,8 +242,9 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_view_run(req->conn, project, id, &run, err));
     MLO_TRY(mlo_run_log(req->conn, id, 0, &log, err));
     MLO_TRY(mlo_run_trace(req->conn, project, id, &trace, err));
-    jobs = mlo_page_part(req, json_object_get(run, "jobs"), JOBS_A_PAGE);
-    times = mlo_page_part(req, json_object_get(trace, "jobs"), JOBS_A_PAGE); /* of the same jobs */
+    size_t from = first_shown(req, json_object_get(run, "jobs"));
+    jobs = mlo_page_part_of(json_object_get(run, "jobs"), from, JOBS_A_PAGE);
+    times = mlo_page_part_of(json_object_get(trace, "jobs"), from, JOBS_A_PAGE); /* of the same jobs */
     json_object_set(trace, "jobs", json_object_get(times, "items"));
     const char *state = mlo_text(run, "state");
     bool open = strcmp(state, "queued") == 0 || strcmp(state, "running") == 0;
@@ -255,6 +273,9 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
     json_array_foreach(json_object_get(jobs, "items"), i, job)
         job_row(out, run, job, json_object_get(run, "error"));
     HTML(out, "</tbody></table></div>");
+    if (from)
+        HTML(out, "<p class=\"links\"><a href=\"/runs/%s/%lld?cursor=0\">The %zu jobs before</a></p>",
+             mlo_text(run, "project"), (long long)id, from);
     mlo_piece_next(req, jobs);
     mlo_piece_dag(out, json_object_get(run, "jobs"));
     HTML(out, "</section>");

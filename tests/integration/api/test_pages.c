@@ -546,6 +546,50 @@ static void test_pages__a_model_is_uploaded_by_a_form(void **state)
     reply_clear(&reply);
 }
 
+/* Run 1 gets forty jobs before its own, each with an attempt that wrote, the first the newest, and is looked
+ * at. */
+static void look_at_a_long_run(struct api *api, const char *const *cookie)
+{
+    struct reply reply = {0};
+    struct mlo_error err = {0};
+    struct mlo_db_conn *conn;
+    assert_mlo_ok(mlo_db_acquire(api->pg->owner, &conn, &err), &err);
+    assert_mlo_ok(
+        mlo_db_exec_text(
+            conn,
+            "update mlopt.job set position = position + 1000 where run = 1; "
+            "insert into mlopt.job overriding system value select (jsonb_populate_record(null::mlopt.job, "
+            "to_jsonb(j) || jsonb_build_object('id', 1000 + n, 'position', n, 'name', 'early-' || n, "
+            "'state', "
+            "'succeeded'))).* from mlopt.job j, generate_series(0, 39) n where j.run = 1 and j.position = "
+            "1000; "
+            "update mlopt.job set position = position - 960 where run = 1 and position >= 1000; "
+            "insert into mlopt.attempt (job, number, token, worker) select id, 1, gen_random_uuid(), 'w' "
+            "from "
+            "mlopt.job where id >= 1000; "
+            "insert into mlopt.attempt_log (job, number, part, at, text) select id, 1, 0, now() - id * "
+            "interval '1 hour', repeat('x', 5000) from mlopt.job where id >= 1000",
+            &err),
+        &err);
+    mlo_db_release(conn);
+    api_call(api, &reply, "GET", "/runs/demo/1", NULL, NULL, cookie); /* where it is */
+    assert_http(&reply, 200);
+    assert_in_range(reply.body.len, 1, 100000);
+    assert_holds(mlo_buf_str(&reply.body), "<td><b>early-39</b>");
+    assert_null(strstr(mlo_buf_str(&reply.body), "<td><b>early-31</b>"));
+    assert_holds(mlo_buf_str(&reply.body), "<a href=\"/runs/demo/1?cursor=0\">The 32 jobs before</a>");
+    assert_holds(mlo_buf_str(&reply.body), "id=\"log-1031-1\"");
+    assert_null(strstr(mlo_buf_str(&reply.body), "id=\"log-1032-1\""));
+    assert_holds(mlo_buf_str(&reply.body), "The 32 attempts that wrote last; 8 more are left out here.");
+    api_call(api, &reply, "GET", "/runs/demo/1?cursor=0", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.body), "<td><b>early-0</b>");
+    assert_null(strstr(mlo_buf_str(&reply.body), "<td><b>early-16</b>"));
+    api_call(api, &reply, "GET", "/runs/demo/1/log", NULL, NULL, cookie);
+    assert_in_range(reply.body.len, 200000, 300000); /* all of it */
+    reply_clear(&reply);
+}
+
 static void test_pages__a_recipe_is_submitted_by_a_form(void **state)
 {
     struct api *api = *state;
@@ -600,6 +644,7 @@ static void test_pages__a_recipe_is_submitted_by_a_form(void **state)
     assert_holds(mlo_buf_str(&reply.headers), "text/plain");
     api_call(api, &reply, "GET", "/runs/demo/2/log", NULL, NULL, cookie);
     assert_http(&reply, 404);
+    look_at_a_long_run(api, cookie);
     cookie = session(api, api->token[MLO_VIEWER]);
     api_call(api, &reply, "POST", "/submit/demo/cnn", NULL, body, cookie);
     assert_http(&reply, 403);
