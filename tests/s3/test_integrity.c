@@ -1,9 +1,23 @@
 /* What the S3 server, or something before it, changes is found before anything is acknowledged: the client of
  * the API gets an error that names it, the database knows no blob, and the same upload works afterwards. */
+#include "registry/s3_sign.h"
 #include "tests/integration/api/api_fixture.h"
 #include "tests/s3/proxy.h"
 
 enum { SMALL = 100000, PARTS = (9 << 20) + 5 /* two of them */ };
+
+/* Requests whose headers say that their bytes are not signed, seen before TLS. */
+static atomic_int unsigned_requests;
+
+struct curl_slist *__real_curl_slist_append(struct curl_slist *list, const char *text);
+struct curl_slist *__wrap_curl_slist_append(struct curl_slist *list, const char *text);
+
+struct curl_slist *__wrap_curl_slist_append(struct curl_slist *list, const char *text)
+{
+    if (strcmp(text, "x-amz-content-sha256: " MLO_S3_UNSIGNED) == 0)
+        atomic_fetch_add(&unsigned_requests, 1);
+    return __real_curl_slist_append(list, text);
+}
 
 static int setup_at(void **state, const char *endpoint, const char *more)
 {
@@ -124,10 +138,35 @@ static void test_integrity__tls_finds_what_was_changed(void **state)
     free(text);
 }
 
-/* Parts that are not signed over their bytes: TLS is what finds it. */
+static void test_integrity__signed_parts_are_signed_over_tls(void **state)
+{
+    atomic_store(&unsigned_requests, 0);
+    test_integrity__tls_finds_what_was_changed(state);
+    assert_int_equal(atomic_load(&unsigned_requests), 0);
+}
+
+/* Parts that are not signed over their bytes: TLS is what finds it. Whatever is no part is signed. */
 static void test_integrity__unsigned_parts_are_left_to_tls(void **state)
 {
-    test_integrity__tls_finds_what_was_changed(state);
+    struct api *api = *state;
+    struct reply reply = {0};
+    static const struct {
+        size_t size;
+        int parts;
+    } cases[] = {{SMALL, 0}, {PARTS, 2}};
+    atomic_store(&unsigned_requests, 0);
+    test_integrity__tls_finds_what_was_changed(state); /* first: new connections, whose bytes it counts */
+    assert_int_equal(atomic_load(&unsigned_requests), cases[1].parts + 1); /* one of them twice */
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        char path[160];
+        char *text = text_of(cases[i].size, (unsigned)i + 50, path);
+        atomic_store(&unsigned_requests, 0);
+        api_call(api, &reply, "PUT", path, api->token[MLO_SUBMITTER], text, NULL);
+        assert_http(&reply, 201);
+        assert_int_equal(atomic_load(&unsigned_requests), cases[i].parts);
+        free(text);
+    }
+    reply_clear(&reply);
 }
 
 /* The gateway sends an answer's head and body apart: where the head is acknowledged late, each of them waits
@@ -153,7 +192,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_integrity__what_was_changed_is_never_acknowledged),
-        cmocka_unit_test_setup_teardown(test_integrity__tls_finds_what_was_changed, setup_tls, api_teardown),
+        cmocka_unit_test_setup_teardown(test_integrity__signed_parts_are_signed_over_tls, setup_tls,
+                                        api_teardown),
         cmocka_unit_test_setup_teardown(test_integrity__unsigned_parts_are_left_to_tls, setup_unsigned,
                                         api_teardown),
         cmocka_unit_test(test_integrity__answers_on_a_kept_connection_come_at_once),
