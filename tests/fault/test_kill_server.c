@@ -6,8 +6,9 @@
  * After each: what was acknowledged is there, nothing happened twice that must not, every event of the audit
  * log reached the webhook and every promotion the ledger, and `mlopt audit verify` and `mlopt fsck --bytes`
  * find nothing. A run takes some of the steps, from a random first one that is printed (MLOPT_FAULT_SEED sets
- * it); MLOPT_FAULT_ALL=1 takes all, MLOPT_FAULT_ALL=2/3 every third from the second on. An argument chooses
- * among the three faults ("*server*", "*cut*", "*postgresql*"). So the parts can be run beside each other. */
+ * it); MLOPT_FAULT_ALL=1 takes all, MLOPT_FAULT_ALL=2/3 the second third (each step is in one of them). An
+ * argument chooses among the three faults ("*server*", "*cut*", "*postgresql*"). So the parts can be run
+ * beside each other. */
 #include "tests/fault/server_fixture.h"
 
 /* OCCURRENCES: of one step, so that a poll of the background is not counted forever. */
@@ -296,9 +297,24 @@ static int by_text(const void *a, const void *b)
     return order ? order : (one->occurrence > two->occurrence) - (one->occurrence < two->occurrence);
 }
 
-/* The steps of the round before, in an order that does not depend on it; those of PostgreSQL only, where the
- * fault is its end. Yours. */
-static struct target *targets_of(const struct fault_plan *p, enum fault_kind kind, size_t *count)
+/* Which of the parts it is in, from 0: by what it is, since processes that take a part each have lists of
+ * their own, whose numbers differ by the steps that the background happened to make. */
+static size_t part_of(const struct target *t, size_t parts)
+{
+    char name[FAULT_STEP_TEXT + 24];
+    struct mlo_digest digest;
+    size_t number = 0;
+    snprintf(name, sizeof name, "%s %ld", t->text, t->occurrence);
+    mlo_digest_of(name, strlen(name), &digest);
+    for (size_t i = 0; i < 4; i++)
+        number = number << 8 | digest.bytes[i];
+    return number % parts;
+}
+
+/* The steps of the round before that are in this part of `parts` (from 0), in an order that does not depend
+ * on it; those of PostgreSQL only, where the fault is its end. Yours. */
+static struct target *targets_of(const struct fault_plan *p, enum fault_kind kind, size_t part, size_t parts,
+                                 size_t *count)
 {
     struct target *all = calloc(FAULT_STEPS_MAX * OCCURRENCES, sizeof *all);
     size_t n = 0, steps = atomic_load(&p->count);
@@ -308,7 +324,8 @@ static struct target *targets_of(const struct fault_plan *p, enum fault_kind kin
             if (kind != FAULT_KILL && !strstr(p->steps[i].text, "PQ"))
                 continue;
             snprintf(all[n].text, sizeof all[n].text, "%s", p->steps[i].text);
-            all[n++].occurrence = o;
+            all[n].occurrence = o;
+            n += part_of(&all[n], parts) == part;
         }
     qsort(all, n, sizeof *all, by_text);
     *count = n;
@@ -345,10 +362,10 @@ static void campaign(struct pg_fixture *f, const char *name, enum fault_kind kin
     service_open(&s, f);
     open_demo(&s);
     one(&s, name, 0, FAULT_NONE, "", 0); /* passes all steps: which are there? */
-    struct target *targets = targets_of(s.plan, kind, &count);
-    assert_true(count > 60);
-    double stride = all ? (double)parts : (double)count / (double)MLO_MIN(some, count);
-    double first = all ? (double)(part - 1) : (double)(seed % 1000) / 1000 * stride;
+    struct target *targets = targets_of(s.plan, kind, part - 1, parts, &count);
+    assert_true(count * parts > 60);
+    double stride = all ? 1 : (double)count / (double)MLO_MIN(some, count);
+    double first = all ? 0 : (double)(seed % 1000) / 1000 * stride;
     print_message("%s: %zu steps, every %.1f from %.1f (MLOPT_FAULT_SEED=%lld)\n", name, count, stride, first,
                   (long long)seed);
     for (double at = first; at < (double)count; at += stride) {
