@@ -326,10 +326,11 @@ static void chooser(struct mlo_request *req, const struct compared *c)
                 continue;
             snprintf(text, sizeof text, "%lld/%s", (long long)mlo_json_i64(item, "version", 0),
                      mlo_text(item, "variant"));
-            HTML(out, "<option value=\"%s\"", text);
+            /* no value: it is the text, and twice would be 100 KB of long names */
             if (strcmp(text, chosen) == 0)
-                HTML(out, " selected");
-            HTML(out, ">%s</option>", text);
+                HTML(out, "<option selected>%s</option>", text);
+            else
+                HTML(out, "<option>%s</option>", text);
         }
         HTML(out, "</select></label>");
     }
