@@ -482,12 +482,13 @@ enum mlo_status mlo_search_decide(const json_t *options, const json_t *run, json
     tell_dropped(&s, order, rank, count);
     if (json_array_size(next) == 0 && s.last_rung == MLO_RUNG_SCREEN) {
         rung = MLO_RUNG_SELECT;
-        const char *spent = out_of(&s, rung, 0);
-        if (spent)
+        MLO_TRY(plan_rung(&s, order, count, rung, next, err));
+        const char *spent = json_array_size(next) ? out_of(&s, rung, 0) : NULL;
+        if (spent) {
             snprintf(stopped, sizeof stopped,
                      "the budget of %s ended the search on a part of the select data", spent);
-        else
-            MLO_TRY(plan_rung(&s, order, count, rung, next, err));
+            json_array_clear(next);
+        }
     }
     if (json_array_size(next) == 0 && s.last_rung < MLO_RUNG_EVALUATE) {
         rung = MLO_RUNG_EVALUATE;

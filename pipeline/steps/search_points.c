@@ -74,9 +74,16 @@ static void take_observation(const struct mlo_search_state *s, struct mlo_search
 /* What is known of the machine that timed it. */
 static void take_machine(struct mlo_search_state *s, const json_t *seen)
 {
-    const char *isa = mlo_json_str(json_object_get(seen, "machine"), "isa", NULL);
-    if (isa)
-        s->plain_integers = strstr(isa, "vnni") == NULL;
+    const json_t *targets = json_object_get(json_object_get(seen, "machine"), "targets"), *target;
+    size_t i;
+    if (!json_is_array(targets))
+        return;
+    s->plain_integers = true;
+    json_array_foreach(targets, i, target)
+    {
+        if (mlo_str_eq(json_string_value(target), "cpu:avx512-vnni"))
+            s->plain_integers = false;
+    }
 }
 
 static struct mlo_search_candidate *find(struct mlo_search_state *s, const char *name)

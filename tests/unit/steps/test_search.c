@@ -765,6 +765,60 @@ static void test_decide__keeps_a_budget_of_money(void **state)
     json_decref(options);
 }
 
+/* Nothing is left to do on the rest of the data where there is none: no budget is to blame for that. */
+static void test_decide__blames_no_budget_where_all_was_judged(void **state)
+{
+    MLO_UNUSED(state);
+    json_t *options = options_of("{\"time\":\"1000s\"," WORLD "}"), *run = new_run(),
+           *end = search_apart(options, run, (struct world){.whole = true});
+    assert_string_equal(mlo_json_str(end, "stopped", "?"), "");
+    assert_true(blocks_in(run, "evaluate", MLO_RUNG_EVALUATE) > 0);
+    /* as it was when its screen ended, with all of the time used */
+    json_t *jobs = json_object_get(run, "jobs");
+    for (size_t i = json_array_size(jobs); i-- > 0;)
+        if (strcmp(mlo_json_str(json_array_get(jobs, i), "step", ""), "evaluate") == 0)
+            json_array_remove(jobs, i);
+    json_object_set_new(run, "elapsed_s", json_real(990));
+    json_decref(end);
+    end = decide(options, run);
+    assert_int_equal(mlo_json_i64(end, "rung", 0), MLO_RUNG_EVALUATE);
+    assert_null(strstr(mlo_json_str(end, "stopped", "?"), "a part of the select data"));
+    json_decref(end);
+    json_decref(run);
+    json_decref(options);
+}
+
+/* Whether it has instructions for products of small integers is told by the targets that a machine fits. */
+static void test_points__know_which_machines_multiply_integers(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        const char *isa, *target;
+        bool plain;
+    } cases[] = {{"avx2", "cpu:avx2", true},
+                 {"avx512", "cpu:avx512", true},
+                 {"avx512-vnni", "cpu:avx512-vnni", false},
+                 {"avx512-fp16", "cpu:avx512-vnni", false}};
+    json_t *options = options_of("{\"precision\":[\"float\"]}");
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        struct mlo_error err = {0};
+        struct mlo_search_state s;
+        json_t *run = new_run(), *one = seen("latency.p50", "ratio", 1, 100);
+        json_object_set_new(
+            one, "machine",
+            json_pack("{s:s, s:[s, s]}", "isa", cases[i].isa, "targets", "any", cases[i].target));
+        json_array_append_new(json_object_get(run, "jobs"),
+                              json_pack("{s:s, s:s, s:{s:s, s:i}, s:{s:[o]}}", "step", "trial", "state",
+                                        "succeeded", "spec", "candidate", "float", "rung", MLO_RUNG_SCREEN,
+                                        "result", "observations", one));
+        assert_ok(mlo_search_state_init(&s, options, run, &err));
+        assert_int_equal(s.plain_integers, cases[i].plain);
+        mlo_search_state_clear(&s);
+        json_decref(run);
+    }
+    json_decref(options);
+}
+
 static void test_volume__is_of_what_is_reached(void **state)
 {
     MLO_UNUSED(state);
@@ -830,6 +884,8 @@ int main(void)
         cmocka_unit_test(test_decide__has_no_second_rung_where_there_is_no_more_data),
         cmocka_unit_test(test_foresee__finds_the_smallest_that_loses_nothing),
         cmocka_unit_test(test_decide__keeps_a_budget_of_money),
+        cmocka_unit_test(test_decide__blames_no_budget_where_all_was_judged),
+        cmocka_unit_test(test_points__know_which_machines_multiply_integers),
         cmocka_unit_test(test_volume__is_of_what_is_reached),
         cmocka_unit_test(test_decide__why_is_cut_as_text),
     };
