@@ -105,6 +105,8 @@ static enum mlo_status compile(const struct mlo_model *model, const struct mlo_c
     plan->input_count = mlo_engine_inputs(g, plan->inputs);
     MLO_TRY(init_values(plan, err));
     MLO_TRY(plan->numerics == MLO_NUMERICS_FAST ? cpu_fast_lower(plan, err) : cpu_invariant_lower(plan, err));
+    if (!plan->has_half)
+        plan->half = CPU_HALF_NONE;
     cpu_plan_memory(plan);
     *out = plan;
     plan = NULL;

@@ -335,7 +335,8 @@ static enum mlo_status get_head(struct restorer *s, struct mlo_error *err)
     plan->scratch_bytes = (size_t)cpu_get_u64(&s->r);
     plan->numerics = numerics == MLO_NUMERICS_FAST ? MLO_NUMERICS_FAST : MLO_NUMERICS_INVARIANT;
     plan->isa = mlo_isa_current();
-    plan->half = plan->numerics == MLO_NUMERICS_FAST ? cpu_half_current() : CPU_HALF_NONE;
+    enum cpu_half here = plan->numerics == MLO_NUMERICS_FAST ? cpu_half_current() : CPU_HALF_NONE;
+    plan->half = half == CPU_HALF_NONE ? CPU_HALF_NONE : here; /* without products in FP16: on any */
     cpu_check(&s->r, numerics <= MLO_NUMERICS_INVARIANT && plan->threads >= 1 && plan->threads <= 4096,
               "its head is no plan's");
     cpu_check(&s->r, plan->scratch_bytes <= BYTES_MAX, "the scratch memory is too large");
@@ -345,7 +346,7 @@ static enum mlo_status get_head(struct restorer *s, struct mlo_error *err)
                                mlo_isa_name((enum mlo_isa)isa), mlo_isa_name(plan->isa));
     if (status == MLO_OK && half != (uint32_t)plan->half)
         status = mlo_error_set(err, MLO_ESTALE, "the plan was made for %s FP16, and here is %s",
-                               cpu_half_name((enum cpu_half)half), cpu_half_name(plan->half));
+                               cpu_half_name((enum cpu_half)half), cpu_half_name(here));
     return status;
 }
 

@@ -95,6 +95,7 @@ enum mlo_status tile_half_emit(struct mlo_plan *plan, const struct mlo_node *nod
     half.weights = halves;
     half.weights_bytes = count * sizeof *halves;
     half.scale = up;
+    plan->has_half = true;
     MLO_TRY(tile_emit(plan, node, &half, step, err));
 out:
     free(down);

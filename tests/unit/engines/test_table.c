@@ -43,8 +43,12 @@ static void test_isa__environment_lowers_and_never_raises(void **state)
     enum mlo_isa best = mlo_isa_current();
     setenv("MLOPT_ISA", "generic", 1);
     assert_int_equal(mlo_isa_current(), MLO_ISA_GENERIC);
-    setenv("MLOPT_ISA", "avx512-vnni", 1);
+    setenv("MLOPT_ISA", mlo_isa_name(best), 1);
     assert_int_equal(mlo_isa_current(), best);
+    setenv("MLOPT_ISA", "avx512-fp16", 1);
+    assert_int_equal(mlo_isa_current(), best);
+    setenv("MLOPT_ISA", "avx512-vnni", 1);
+    assert_int_equal(mlo_isa_current(), MLO_MIN(best, MLO_ISA_AVX512_VNNI));
     setenv("MLOPT_ISA", "avx2", 1);
     assert_true(mlo_isa_current() <= MLO_ISA_AVX2);
     if (best >= MLO_ISA_AVX2) {

@@ -416,6 +416,26 @@ static void test_plan__is_not_restored_for_other_arithmetic(void **state)
     set_fp16(NULL);
 }
 
+/* One without products in FP16 is of no such arithmetic. */
+static void test_plan__without_halves_is_restored_for_any(void **state)
+{
+    MLO_UNUSED(state);
+    const struct mlo_engine *e;
+    struct mlo_plan *plan = NULL;
+    struct plan_copy copy;
+    need_fp16("emulate");
+    struct net n = gemm_net(MLO_FLOAT32, 4, 24, 20, 0);
+    MUST(mlo_engine_find("cpu", &e, err));
+    MUST(e->compile(n.model, &two_threads, &plan, err));
+    set_fp16("off");
+    MUST(plan_copy(e, plan, &copy, err));
+    assert_non_null(copy.plan);
+    plan_copy_free(e, &copy);
+    e->free_plan(plan);
+    mlo_model_free(n.model);
+    set_fp16(NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -428,6 +448,7 @@ int main(void)
         cmocka_unit_test(test_dispatch__only_fast_float16),
         cmocka_unit_test(test_dispatch__a_misspelt_environment_is_an_error),
         cmocka_unit_test(test_plan__is_not_restored_for_other_arithmetic),
+        cmocka_unit_test(test_plan__without_halves_is_restored_for_any),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
