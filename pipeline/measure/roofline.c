@@ -103,11 +103,14 @@ static double bandwidth(const struct mlo_peaks *peaks, uint64_t bytes)
 static void place(const struct group *g, json_t *node, const struct mlo_peaks *peaks, uint64_t working_set)
 {
     double us = mlo_json_f64(node, "us", 0);
-    bool int8 = strcmp(mlo_json_str(node, "precision", ""), "int8") == 0;
+    const char *precision = mlo_json_str(node, "precision", "");
     uint64_t bytes = g->weight_bytes + g->other_bytes;
     if (!g->known || us <= 0 || !bytes)
         return;
-    double compute = (double)g->flops / (int8 ? peaks->int8_ops : peaks->f32_ops);
+    double ops = strcmp(precision, "int8") == 0  ? peaks->int8_ops
+                 : strcmp(precision, "f16") == 0 ? 2 * peaks->f32_ops /* of twice as many lanes */
+                                                 : peaks->f32_ops;
+    double compute = (double)g->flops / ops;
     double memory = (double)g->weight_bytes / bandwidth(peaks, working_set) +
                     (double)g->other_bytes / bandwidth(peaks, g->other_bytes);
     double least = MLO_MAX(compute, memory);
