@@ -83,7 +83,7 @@ static const struct mlo_pass table[] = {
         .run = mlo_pass_prune,
         .requires = MLO_PROP_TYPED,
         .options = mlo_prune_options,
-        .revision = 1,
+        .revision = 2,
         .description = "Channels, heads and neurons that matter least go, with all that depends on them",
     },
     {
