@@ -253,8 +253,7 @@ static enum mlo_status check_groups(const struct prune *p, struct mlo_error *err
     return MLO_EINVAL;
 }
 
-/* A norm of NaN or infinity orders nothing, and no fit follows from it. */
-static enum mlo_status check_finite(const struct prune *p, struct mlo_error *err)
+enum mlo_status mlo_prune_check_finite(const struct prune *p, struct mlo_error *err)
 {
     for (int k = 0; k < p->weighted_count; k++) {
         const struct mlo_node *node = p->weighted[k].node;
@@ -285,7 +284,7 @@ enum mlo_status mlo_prune_rank_model(struct mlo_model *model, const json_t *opti
     mlo_pass_unlist_initializers(model);
     MLO_TRY(mlo_prune_analyse(model->graph, json_object_get(options, "exclude"), arena, &p, err));
     MLO_TRY(check_groups(p, err));
-    MLO_TRY(check_finite(p, err));
+    MLO_TRY(mlo_prune_check_finite(p, err));
     MLO_TRY(mlo_prune_rank_units(p, &s, stats, ctx, err));
     out->criterion = s.criterion;
     out->count = p->group_count;

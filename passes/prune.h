@@ -44,10 +44,13 @@ MLO_MUST_USE enum mlo_status mlo_prune_wanted(const struct mlo_model *model, con
 
 /* Turns channels that go through nothing but sums and averages into others that say the same and are ordered
  * by what those that read them see (full Gram matrices in `stats`, which are not those of the model any more
- * where *count, the groups that were turned, is not 0). The model computes what it did, but for rounding. */
+ * where *count, the groups that were turned, is not 0). The model computes what it did, but for rounding.
+ * `tell` (or NULL) hears of each group before it is looked at. MLO_EINVAL where weights are no numbers. */
+typedef void mlo_prune_tell_fn(void *arg, int group, int groups);
 MLO_MUST_USE enum mlo_status mlo_prune_turn(struct mlo_model *model, const json_t *options,
                                             const struct mlo_stats *stats, struct mlo_pass_context *ctx,
-                                            int *count, struct mlo_error *err);
+                                            mlo_prune_tell_fn *tell, void *arg, int *count,
+                                            struct mlo_error *err);
 
 /* Ranks the groups of a typed model, with resolved options; initializers are no longer listed as inputs.
  * `stats` may be NULL where the criterion wants nothing. MLO_ECONFLICT for a model with integers; MLO_EINVAL

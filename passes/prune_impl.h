@@ -73,6 +73,8 @@ struct prune {
 MLO_MUST_USE enum mlo_status mlo_prune_analyse(struct mlo_graph *graph, const json_t *exclude,
                                                struct mlo_arena *arena, struct prune **out,
                                                struct mlo_error *err);
+/* A norm of NaN or infinity orders nothing, and no fit follows from it: MLO_EINVAL, naming the weights. */
+MLO_MUST_USE enum mlo_status mlo_prune_check_finite(const struct prune *p, struct mlo_error *err);
 /* Why no channel of the node can go; NULL: some can. */
 const struct prune_reason *mlo_prune_left(const struct prune *p, const struct prune_weighted *w);
 

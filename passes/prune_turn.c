@@ -143,12 +143,16 @@ static bool add_reader(const struct stream *s, const struct prune_weighted *w, c
                 double both = mlo_gram_at(gram, 0, (int64_t)p, (int64_t)q);
                 mine[i * n + j] += (both - gram->sum[p] * gram->sum[q] / (double)gram->rows) /
                                    (double)gram->rows / (double)kernel;
-                for (size_t o = 0; o < outs; o++) {
-                    double wp = (double)x[rows_first ? p * outs + o : o * dim + p],
-                           wq = (double)x[rows_first ? q * outs + o : o * dim + q];
-                    seen[i * n + j] += wp * wq;
-                }
+                for (size_t o = 0; o < outs && rows_first; o++)
+                    seen[i * n + j] += (double)x[p * outs + o] * (double)x[q * outs + o];
             }
+    for (size_t o = 0; o < outs && !rows_first; o++) { /* an output's weights are neighbours */
+        const float *row = x + o * dim;
+        for (size_t i = 0; i < n; i++)
+            for (size_t j = 0; j < n; j++)
+                for (size_t k = 0; k < kernel; k++)
+                    seen[i * n + j] += (double)row[i * kernel + k] * (double)row[j * kernel + k];
+    }
     for (size_t i = 0; i < n * n; i++)
         energy += mine[i] * seen[i];
     for (size_t i = 0; i < n; i++)
@@ -356,7 +360,8 @@ out:
 }
 
 enum mlo_status mlo_prune_turn(struct mlo_model *model, const json_t *options, const struct mlo_stats *stats,
-                               struct mlo_pass_context *ctx, int *count, struct mlo_error *err)
+                               struct mlo_pass_context *ctx, mlo_prune_tell_fn *tell, void *arg, int *count,
+                               struct mlo_error *err)
 {
     enum mlo_status status;
     struct prune *p;
@@ -365,8 +370,11 @@ enum mlo_status mlo_prune_turn(struct mlo_model *model, const json_t *options, c
     if (!arena)
         return mlo_error_nomem(err);
     MLO_TRY(mlo_prune_analyse(model->graph, json_object_get(options, "exclude"), arena, &p, err));
+    MLO_TRY(mlo_prune_check_finite(p, err));
     for (int g = 0; g < p->group_count; g++) {
         bool turned;
+        if (tell)
+            tell(arg, g, p->group_count);
         MLO_TRY(turn_group(p, g, stats, &turned, err));
         if (!turned)
             continue;

@@ -63,7 +63,14 @@ static struct mlo_refit_request refit_request(const struct mlo_step_context *ctx
 
 enum { PROBE_SAMPLES = 128 }; /* that a probe is fitted on and judged by */
 
-/* The squared difference of float outputs, as a share of what each varies by; the mean over them. */
+/* Of what the criterion says of all of a group: where less goes there is nothing to divide by but rounding.
+ */
+static const double ERROR_LEAST = 1e-9;
+/* So much more than any other group weighs one without half of which outputs are no numbers. */
+static const double RUINOUS = 1e6;
+
+/* The squared difference of float outputs, as a share of what each varies by; the mean over them. Infinite
+ * where one is no number any more, NaN where none can tell. */
 static double outputs_error(const struct mlo_tensor *was, const struct mlo_tensor *now, int count)
 {
     double sum = 0;
@@ -81,12 +88,14 @@ static double outputs_error(const struct mlo_tensor *was, const struct mlo_tenso
             error += d * d;
             varies += v * v;
         }
-        if (varies > 0 && isfinite(error / varies)) {
-            sum += error / varies;
-            counted++;
-        }
+        if (!(varies > 0) || !isfinite(varies))
+            continue;
+        if (!isfinite(error))
+            return INFINITY;
+        sum += error / varies;
+        counted++;
     }
-    return counted ? sum / counted : 0;
+    return counted ? sum / counted : NAN;
 }
 
 struct probing {
@@ -99,8 +108,23 @@ struct probing {
     int count; /* of outputs */
 };
 
-/* Half of a group goes, alone; what reads it is fitted. */
-static enum mlo_status probe(struct probing *b, int g, struct mlo_error *err)
+/* As mlo_run_dataset; *told is why it cannot be told what the outputs are. */
+static enum mlo_status outputs_of(const struct probing *b, const struct mlo_model *model,
+                                  struct mlo_tensor *outputs, struct mlo_error *told, struct mlo_error *err)
+{
+    *told = (struct mlo_error){0};
+    enum mlo_status status = mlo_run_dataset(model, b->dataset, &b->run, outputs, NULL, NULL, told);
+    if (status == MLO_EUNSUPPORTED || status == MLO_ETOOBIG)
+        return MLO_OK;
+    if (status != MLO_OK && err)
+        *err = *told;
+    *told = (struct mlo_error){0};
+    return status;
+}
+
+/* Half of a group goes, alone; what reads it is fitted. *weight is what that does to the outputs for each
+ * unit of the criterion's error; NaN where it cannot be told. */
+static enum mlo_status probe(struct probing *b, int g, double *weight, struct mlo_error *err)
 {
     enum mlo_status status;
     struct mlo_model *copy = NULL;
@@ -108,14 +132,17 @@ static enum mlo_status probe(struct probing *b, int g, struct mlo_error *err)
     struct mlo_refit_request request = refit_request(b->ctx);
     struct mlo_arena *arena = mlo_arena_new();
     json_t *layers = json_array(), *notes = json_array();
-    double error, damage;
+    struct mlo_error told;
+    const struct mlo_prune_group *group = &b->ranking->groups[g];
+    double error;
+    *weight = NAN;
     if (!arena || !layers || !notes) {
         status = mlo_error_nomem(err);
         goto out;
     }
     MLO_TRY(mlo_model_clone(b->model, &copy, err));
     MLO_TRY(mlo_prune_probe(copy, b->ctx->options, b->ranking, g, arena, &result, &error, err));
-    if (!(error > 0))
+    if (!(error > ERROR_LEAST * group->error[group->count]))
         goto out;
     request.source = b->model;
     request.pruned = copy;
@@ -124,12 +151,11 @@ static enum mlo_status probe(struct probing *b, int g, struct mlo_error *err)
     request.samples = MLO_MIN(request.samples, PROBE_SAMPLES);
     request.direct = true;
     MLO_TRY(mlo_step_refit(&request, layers, notes, err));
-    MLO_TRY(mlo_run_dataset(copy, b->dataset, &b->run, b->outputs, NULL, NULL, err));
-    damage = outputs_error(b->reference, b->outputs, b->count);
+    MLO_TRY(outputs_of(b, copy, b->outputs, &told, err));
+    if (!*told.message)
+        *weight = outputs_error(b->reference, b->outputs, b->count) / error;
     for (int i = 0; i < b->count; i++)
         mlo_tensor_clear(&b->outputs[i]);
-    if (damage > 0)
-        b->ranking->groups[g].weight = damage / error;
 out:
     json_decref(layers);
     json_decref(notes);
@@ -138,10 +164,28 @@ out:
     return status;
 }
 
+/* Weights on one scale: a group that no probe could tell of is as the others are. */
+static void settle(struct mlo_prune_ranking *ranking, const double *weights)
+{
+    double sum = 0, most = 0;
+    int known = 0;
+    for (int g = 0; g < ranking->count; g++)
+        if (isfinite(weights[g])) {
+            sum += weights[g];
+            most = MLO_MAX(most, weights[g]);
+            known++;
+        }
+    for (int g = 0; g < ranking->count; g++)
+        ranking->groups[g].weight = isfinite(weights[g]) ? weights[g]
+                                    : isinf(weights[g])  ? RUINOUS * (most > 0 ? most : 1)
+                                    : sum > 0            ? sum / known
+                                                         : 1;
+}
+
 /* What the criterion calls the same error is not the same to the model: one layer's drowns, another's is what
  * is left at the outputs. So each group is tried alone. */
 static enum mlo_status weigh(const struct mlo_step_context *ctx, struct mlo_model *model,
-                             struct mlo_dataset *dataset, struct mlo_prune_ranking *ranking,
+                             struct mlo_dataset *dataset, struct mlo_prune_ranking *ranking, json_t *notes,
                              struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -156,20 +200,33 @@ static enum mlo_status weigh(const struct mlo_step_context *ctx, struct mlo_mode
                 .numerics = MLO_NUMERICS_INVARIANT,
                 .samples = MLO_MIN(mlo_json_i64(ctx->options, "samples", 512), PROBE_SAMPLES)},
         .count = count};
+    struct mlo_error told;
     struct mlo_tensor *all = calloc(2 * (size_t)count + 1, sizeof *all);
-    if (!all)
-        return mlo_error_nomem(err);
+    double *weights = calloc((size_t)ranking->count + 1, sizeof *weights);
+    if (!all || !weights) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
     b.reference = all;
     b.outputs = all + count;
-    MLO_TRY(mlo_run_dataset(model, dataset, &b.run, b.reference, NULL, NULL, err));
+    MLO_TRY(outputs_of(&b, model, b.reference, &told, err));
+    if (*told.message) { /* ratios follow from errors alone then */
+        json_array_append_new(notes, json_pack("{s:s,s:s+}", "node", "", "note",
+                                               "errors of all groups count alike, what outputs suffer is "
+                                               "not tried: ",
+                                               told.message));
+        goto out;
+    }
     for (int g = 0; g < ranking->count; g++) {
         mlo_step_progress(ctx, 0.42 + 0.1 * g / ranking->count, "trying each group");
-        MLO_TRY(probe(&b, g, err));
+        MLO_TRY(probe(&b, g, &weights[g], err));
     }
+    settle(ranking, weights);
 out:
-    for (int i = 0; i < count; i++)
-        mlo_tensor_clear(&b.reference[i]);
+    for (int i = 0; all && i < count; i++)
+        mlo_tensor_clear(&all[i]);
     free(all);
+    free(weights);
     return status;
 }
 
@@ -190,7 +247,7 @@ static enum mlo_status prune(const struct mlo_step_context *ctx, struct mlo_mode
     }
     MLO_TRY(mlo_prune_rank_model(model, ctx->options, stats, arena, pass, &ranking, err));
     if (weighs(ctx->options))
-        MLO_TRY(weigh(ctx, model, dataset, &ranking, err));
+        MLO_TRY(weigh(ctx, model, dataset, &ranking, pass->notes, err));
     MLO_TRY(mlo_model_clone(model, &source, err));
     MLO_TRY(mlo_prune_take(model, ctx->options, &ranking, arena, pass, &result, err));
     if (reconstructs(ctx->options)) {
@@ -215,6 +272,11 @@ out:
     return status;
 }
 
+static void tell_turning(void *arg, int group, int groups)
+{
+    mlo_step_progress(arg, 0.25 + 0.05 * group / groups, "turning channels");
+}
+
 /* Turns what can be turned, and observes it anew. */
 static enum mlo_status turn(const struct mlo_step_context *ctx, struct mlo_step_changing *c,
                             struct mlo_error *err)
@@ -225,7 +287,8 @@ static enum mlo_status turn(const struct mlo_step_context *ctx, struct mlo_step_
     bool ranks = strcmp(criterion, "auto") == 0 || strcmp(criterion, "second-order") == 0;
     if (!ranks || !reconstructs(ctx->options) || !c->stats.gram_count)
         return MLO_OK;
-    MLO_TRY(mlo_prune_turn(c->model, ctx->options, &c->stats, &c->pass, &count, err));
+    MLO_TRY(
+        mlo_prune_turn(c->model, ctx->options, &c->stats, &c->pass, tell_turning, (void *)ctx, &count, err));
     if (count) {
         mlo_stats_clear(&c->stats);
         mlo_stats_init(&c->stats);
@@ -246,7 +309,7 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     MLO_TRY(mlo_step_changing_init(&c, ctx, names, names_of(ctx->options, names), err));
     MLO_TRY(mlo_prune_wanted(c.model, ctx->options, &c.wants, err));
     MLO_TRY(check_data(ctx, &c.wants, err));
-    MLO_TRY(mlo_step_changing_observe(&c, ctx, 0.05, 0.3, err));
+    MLO_TRY(mlo_step_changing_observe(&c, ctx, 0.05, 0.25, err));
     MLO_TRY(turn(ctx, &c, err));
     mlo_step_progress(ctx, 0.4, "ranking channels");
     MLO_TRY(prune(ctx, c.model, c.dataset, &c.stats, &c.pass, &c.report, err));

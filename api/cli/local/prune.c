@@ -111,14 +111,16 @@ void mlo_local_note_left(const struct mlo_cli *cli, const json_t *report, const 
     const json_t *left = json_object_get(json_object_get(report, section), "left"), *one;
     size_t i, k;
     json_t *row;
+    const char *node;
     json_array_foreach((json_t *)left, i, row)
         mlo_cli_note(cli, "%s: %s: %s", mlo_json_str(row, "node", ""), kept, mlo_json_str(row, "why", ""));
     json_array_foreach(json_object_get(report, "passes"), i, one)
     {
         json_array_foreach(json_object_get(one, "notes"), k, row)
         {
+            node = mlo_json_str(row, "node", "");
             if (strcmp(mlo_json_str(one, "pass", ""), pass) == 0)
-                mlo_cli_note(cli, "%s: %s", mlo_json_str(row, "node", ""), mlo_json_str(row, "note", ""));
+                mlo_cli_note(cli, "%s%s%s", node, *node ? ": " : "", mlo_json_str(row, "note", ""));
         }
     }
 }

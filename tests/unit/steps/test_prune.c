@@ -216,6 +216,82 @@ static void test_prune_step__takes_more_where_outputs_suffer_less(void **state)
     mlo_model_free(m);
 }
 
+/* The report's row of the group that a node makes. */
+static const json_t *group_of(const struct run *r, const char *node)
+{
+    const json_t *row;
+    size_t i;
+    json_array_foreach(json_object_get(json_object_get(r->result.report, "pruning"), "groups"), i, row)
+    {
+        if (strcmp(mlo_json_str(row, "node", ""), node) == 0)
+            return row;
+    }
+    fail_msg("no group of '%s'", node);
+    return NULL;
+}
+
+/* Four branches: as they come; half of what is hidden is read by nothing, which errs by nothing; seen
+ * nowhere; with a root that has no number where a fit is a little below zero. */
+static void test_prune_step__weighs_all_groups_on_one_scale(void **state)
+{
+    MLO_UNUSED(state);
+    enum { PLAIN, IDLE, UNSEEN, ROOT, BRANCHES };
+    struct mlo_model *m = new_model(17);
+    struct mlo_error err = {0};
+    struct run r;
+    struct mlo_value *x = input(m, "x", -1, 6), *out[BRANCHES];
+    for (int i = 0; i < BRANCHES; i++) {
+        char w[2][8], v[3][8];
+        for (int k = 0; k < 2; k++)
+            snprintf(w[k], sizeof w[k], "w%d%d", i, k);
+        for (int k = 0; k < 3; k++)
+            snprintf(v[k], sizeof v[k], "%c%d", "hry"[k], i);
+        struct mlo_value *first = noise(m, w[0], 1, 1, 6, 8),
+                         *second = noise(m, w[1], 1, 2, 8, i == ROOT ? 8 : 3);
+        for (int k = 0; k < 8 * 3 && i == IDLE; k++)
+            ((float *)second->constant->data)[k] *= k / 3 < 4;
+        for (int k = 0; k < 8 * 8 && i == ROOT; k++)
+            ((float *)second->constant->data)[k] = k / 8 == k % 8;
+        struct mlo_value *h = op(m, "Relu", v[1], op(m, "Gemm", v[0], x, first));
+        out[i] = op(m, "Gemm", v[2], h, second);
+    }
+    out[UNSEEN] = op(m, "Mul", "none", op(m, "Relu", "u", out[UNSEEN]), floats(m, "zeros", LIST(0, 0, 0), 3));
+    assert_ok(mlo_graph_add_output(m->graph, op(m, "Sqrt", "root", out[ROOT]), &err));
+    finish(m, op(m, "Add", "y", op(m, "Add", "s", out[PLAIN], out[IDLE]), out[UNSEEN]));
+    run_step(&r, m, 100, "{\"remove\": \"30%\", \"round\": 1}", 1, 0);
+    if (r.status != MLO_OK)
+        fail_msg("%s", r.err.message);
+    double plain = mlo_json_f64(group_of(&r, "h0_node"), "weight", -1);
+    assert_true(plain > 0 && isfinite(plain));
+    assert_true(mlo_json_f64(group_of(&r, "h2_node"), "weight", -1) == 0);
+    assert_true(mlo_json_f64(group_of(&r, "h1_node"), "weight", -1) == plain / 2); /* the mean */
+    assert_true(mlo_json_f64(group_of(&r, "h3_node"), "weight", -1) == 1e6 * plain);
+    assert_int_equal(mlo_json_i64(group_of(&r, "h2_node"), "to", 0), 1);
+    assert_int_equal(mlo_json_i64(group_of(&r, "h3_node"), "to", 0), 8);
+    clear(&r);
+    mlo_model_free(m);
+}
+
+/* One number of all samples: what it suffers cannot be told sample by sample. */
+static void test_prune_step__prunes_where_outputs_have_no_rows(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_model *m = redundant();
+    struct mlo_error err = {0};
+    struct run r;
+    assert_ok(mlo_graph_add_output(m->graph, op(m, "ReduceMean", "mean", m->graph->outputs[0]), &err));
+    assert_ok(mlo_graph_infer(m->graph, &err));
+    run_step(&r, m, 40, "{\"remove\": \"50%\", \"round\": 1}", 1, 0);
+    if (r.status != MLO_OK)
+        fail_msg("%s", r.err.message);
+    assert_true(has_note(json_object_get(r.result.report, "passes"), "", "'mean' is "));
+    assert_true(has_note(json_object_get(r.result.report, "passes"), "", "no row per sample"));
+    assert_true(mlo_json_f64(group_of(&r, "c_node"), "weight", -1) == 1);
+    assert_int_equal(mlo_json_i64(group_of(&r, "c_node"), "to", 0), 4);
+    clear(&r);
+    mlo_model_free(m);
+}
+
 /* A stream of six channels, made twice and summed, read by a Conv and behind an average; with an op on it (or
  * a number that is added to all channels) it stays as it is. */
 static struct mlo_model *stream(const char *on_it)
@@ -286,6 +362,12 @@ static void observe_noise(const struct mlo_model *m, const json_t *options, stru
     mlo_stats_wants_clear(&wants);
 }
 
+static void hear(void *arg, int group, int groups)
+{
+    assert_int_equal(group, (*(int *)arg)++);
+    assert_true(group < groups);
+}
+
 static void test_prune_turn__leaves_the_function_as_it_was(void **state)
 {
     MLO_UNUSED(state);
@@ -294,12 +376,13 @@ static void test_prune_turn__leaves_the_function_as_it_was(void **state)
     struct mlo_stats stats;
     struct mlo_pass_context ctx = {.notes = json_array()};
     json_t *given = json_object(), *options = NULL;
-    int count;
+    int count, heard = 0;
     assert_ok(mlo_options_resolve(mlo_prune_options, given, &options, &err));
     assert_ok(mlo_graph_infer(turned->graph, &err));
     observe_noise(turned, options, &stats);
-    assert_ok(mlo_prune_turn(turned, options, &stats, &ctx, &count, &err));
+    assert_ok(mlo_prune_turn(turned, options, &stats, &ctx, hear, &heard, &count, &err));
     assert_int_equal(count, 1);
+    assert_true(heard > 1);
     double off = deviation(m, turned);
     if (!(off < 2e-5))
         fail_msg("the turned model is off by %g", off);
@@ -313,8 +396,12 @@ static void test_prune_turn__leaves_the_function_as_it_was(void **state)
     m = stream("Add");
     assert_ok(mlo_graph_infer(m->graph, &err));
     observe_noise(m, options, &stats);
-    assert_ok(mlo_prune_turn(m, options, &stats, &ctx, &count, &err));
+    assert_ok(mlo_prune_turn(m, options, &stats, &ctx, NULL, NULL, &count, &err));
     assert_int_equal(count, 0);
+    /* weights that are no numbers are named as they are, and not by what a turn makes of them */
+    ((float *)node_named(m, "q_node")->inputs[1]->constant->data)[3] = NAN;
+    assert_int_equal(mlo_prune_turn(m, options, &stats, &ctx, NULL, NULL, &count, &err), MLO_EINVAL);
+    assert_non_null(strstr(err.message, "'wq' hold NaN"));
     mlo_stats_clear(&stats);
     mlo_model_free(m);
     json_decref(ctx.notes);
@@ -422,6 +509,8 @@ int main(void)
         cmocka_unit_test(test_prune_step__turns_channels_that_nothing_but_sums_touch),
         cmocka_unit_test(test_prune_turn__leaves_the_function_as_it_was),
         cmocka_unit_test(test_prune_step__takes_more_where_outputs_suffer_less),
+        cmocka_unit_test(test_prune_step__weighs_all_groups_on_one_scale),
+        cmocka_unit_test(test_prune_step__prunes_where_outputs_have_no_rows),
         cmocka_unit_test(test_prune_step__layers_are_fitted_to_sums_in_order),
         cmocka_unit_test(test_prune_step__ranks_by_norms_what_nothing_observes),
         cmocka_unit_test(test_prune_step__fits_where_rows_went_too),
