@@ -349,8 +349,8 @@ def check_variant(stand, run):
         stand.one("#profile details summary").click()
         stand.shot("variant")
     stand.go("/compare/fashion/cnn")
-    Select(stand.one("select[name=a]")).select_by_value("1/source")
-    Select(stand.one("select[name=b]")).select_by_value("1/" + name)
+    Select(stand.one("select[name=a]")).select_by_visible_text("1/source")
+    Select(stand.one("select[name=b]")).select_by_visible_text("1/" + name)
     stand.press("form.filters button")
     assert [a.text for a in stand.all("#compared thead a")] == ["1/source", "1/" + name], stand.one("main").text
     if run:
