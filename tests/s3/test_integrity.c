@@ -156,7 +156,8 @@ static void test_integrity__unsigned_parts_are_left_to_tls(void **state)
     } cases[] = {{SMALL, 0}, {PARTS, 2}};
     atomic_store(&unsigned_requests, 0);
     test_integrity__tls_finds_what_was_changed(state); /* first: new connections, whose bytes it counts */
-    assert_int_equal(atomic_load(&unsigned_requests), cases[1].parts + 1); /* one of them twice */
+    /* one of them is sent twice; where libcurl does that by itself, its headers are made once */
+    assert_in_range(atomic_load(&unsigned_requests), cases[1].parts, cases[1].parts + 1);
     for (size_t i = 0; i < MLO_COUNT(cases); i++) {
         char path[160];
         char *text = text_of(cases[i].size, (unsigned)i + 50, path);
