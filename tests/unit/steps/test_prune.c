@@ -194,7 +194,7 @@ static void test_prune_step__takes_more_where_outputs_suffer_less(void **state)
     struct mlo_value *x = input(m, "x", -1, 6), *sum[2];
     static const float SIZES[] = {1, 0.01f};
     for (int i = 0; i < 2; i++) {
-        char w[2][8], v[3][8];
+        char w[2][32], v[3][16];
         for (int k = 0; k < 2; k++)
             snprintf(w[k], sizeof w[k], "w%d%d", i, k);
         for (int k = 0; k < 3; k++)
@@ -241,7 +241,7 @@ static void test_prune_step__weighs_all_groups_on_one_scale(void **state)
     struct run r;
     struct mlo_value *x = input(m, "x", -1, 6), *out[BRANCHES];
     for (int i = 0; i < BRANCHES; i++) {
-        char w[2][8], v[3][8];
+        char w[2][32], v[3][16];
         for (int k = 0; k < 2; k++)
             snprintf(w[k], sizeof w[k], "w%d%d", i, k);
         for (int k = 0; k < 3; k++)
