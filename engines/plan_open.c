@@ -73,7 +73,7 @@ static enum mlo_status map(int fd, const struct plan_head *sealed, struct mlo_pl
     MLO_TRY(check_model(file->fingerprint, options, err));
     status = file->engine->restore((const char *)file->bytes + head.head_bytes,
                                    file->size - (size_t)head.head_bytes, &file->plan, err);
-    if (status == MLO_EFORMAT && err) {
+    if ((status == MLO_EFORMAT || status == MLO_ESTALE) && err) {
         err->hint[0] = '\0'; /* of whom reads models */
         mlo_error_hint(err, "compile the model again: mlopt compile MODEL.onnx --out FILE.plan");
     }

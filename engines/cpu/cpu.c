@@ -390,16 +390,16 @@ static const struct mlo_model *interface(const struct mlo_plan *plan)
 }
 
 /* What a saved plan is bound to: the processor (oneDNN chooses by its caches and cores too), the instruction
- * set that was used of it, and this very engine. */
+ * set that was used of it, and this very engine. FP16 binds only plans that have such products: their own
+ * head says so (restore.c). */
 static enum mlo_status identity(json_t **out, struct mlo_error *err)
 {
     json_t *cpu = NULL;
     enum mlo_status status = mlo_cpu_identity(&cpu, err);
     if (status != MLO_OK)
         return status;
-    *out = json_pack("{s:s, s:s, s:s, s:o, s:s, s:s}", "engine", "cpu", "version", version(), "revision",
-                     cpu_source_revision, "cpu", cpu, "isa", mlo_isa_name(mlo_isa_current()), "fp16",
-                     cpu_half_name(cpu_half_current()));
+    *out = json_pack("{s:s, s:s, s:s, s:o, s:s}", "engine", "cpu", "version", version(), "revision",
+                     cpu_source_revision, "cpu", cpu, "isa", mlo_isa_name(mlo_isa_current()));
     return *out ? MLO_OK : mlo_error_nomem(err);
 }
 

@@ -98,9 +98,8 @@ struct mlo_plan {
     struct mlo_arena *arena; /* of everything below but slot and step data */
     enum mlo_numerics numerics;
     enum mlo_isa isa;
-    enum cpu_half
-        half;      /* of the fast numerics; once made: of what it has of that, NONE where it has nothing */
-    bool has_half; /* while lowering: a product in FP16 was emitted */
+    enum cpu_half half; /* of the fast numerics; once made: NONE where it has no such product */
+    bool has_half;      /* while lowering: a product in FP16 was emitted */
     unsigned threads;
     int64_t batch;
     struct mlo_constants *constants; /* of the session it belongs to, or NULL */

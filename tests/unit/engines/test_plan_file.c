@@ -521,6 +521,19 @@ static void test_plan__machine_must_be_described_in_full(void **state)
     mlo_plan_info_clear(&info);
 }
 
+/* Of FP16 only the engine's part tells, and only where a plan has such products: what is restored is
+ * test_tile_f16.c's. */
+static void test_plan__machine_is_described_without_fp16(void **state)
+{
+    struct place *p = *state;
+    struct mlo_plan_info info;
+    MUST(mlo_plan_inspect(p->plan, false, &info, err));
+    const json_t *machine = json_object_get(info.fingerprint, "machine");
+    assert_non_null(json_object_get(machine, "isa"));
+    assert_null(json_object_get(machine, "fp16"));
+    mlo_plan_info_clear(&info);
+}
+
 /* Files have the rights that the user's mask leaves, private folders none for others, whatever it is; and
  * what other threads create meanwhile is not touched: the mask is never changed. */
 static void test_plan__rights_follow_the_mask(void **state)
@@ -639,6 +652,7 @@ int main(void)
         CASE(test_plan__of_another_instruction_set_is_stale),
         CASE(test_plan__of_another_engine_or_machine_is_stale),
         CASE(test_plan__machine_must_be_described_in_full),
+        CASE(test_plan__machine_is_described_without_fp16),
         CASE(test_plan__rights_follow_the_mask),
         CASE(test_plan__unfinished_copies_are_dropped),
         CASE(test_plan__of_another_model_is_stale),
