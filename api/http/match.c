@@ -11,22 +11,26 @@ static size_t segment_length(const char *text)
 }
 
 /* Whether `path` has the shape of `pattern`; *literals counts equal literal segments (the more, the better).
- */
+ * One walk over both without calls: each request asks this of each route. */
 static bool path_fits(const char *pattern, const char *path, int *literals)
 {
     *literals = 0;
     for (;;) {
-        size_t m = segment_length(pattern), n = segment_length(path);
-        if (m && pattern[0] == '{') {
-            if (n == 0)
+        if (*pattern == '{') {
+            if (!*path || *path == '/')
                 return false;
+            while (*pattern && *pattern != '/')
+                pattern++;
+            while (*path && *path != '/')
+                path++;
         } else {
-            if (m != n || memcmp(pattern, path, n) != 0)
+            for (; *pattern && *pattern != '/'; pattern++, path++)
+                if (*path != *pattern)
+                    return false;
+            if (*path && *path != '/')
                 return false;
             ++*literals;
         }
-        pattern += m;
-        path += n;
         if (!*pattern || !*path)
             return *pattern == *path;
         pattern++;
