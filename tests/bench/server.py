@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The HTTP server at 2,000 models x 50 versions: reads of a version over 64 kept connections (wrk), with --mlflow next to MLflow's
-server on the same PostgreSQL, in turn, and the searches of MLflow's client; the same reads at half the rate; the pages, how long the
+server on the same PostgreSQL, in turn, and the searches of MLflow's client; the same reads at half the rate, each round next to one
+of a server that answers the same bytes and does nothing for it: what the machine itself adds to the p99; the pages, how long the
 server takes and how many bytes they have; memory and connections to the database under load and after it.
 
     tests/bench/server.py --mlopt build/mlopt [--mlflow] [--models 2000] [--rounds 7] [--seconds 4] [--long 60] [--json FILE]
@@ -41,6 +42,25 @@ function done(summary, latency, requests)
   io.write(string.format("RESULT %%d %%d %%f %%f %%f %%d\\n", summary.requests, summary.duration, latency:percentile(50),
     latency:percentile(99), latency.max, e.connect + e.read + e.write + e.status + e.timeout))
 end
+"""
+# one thread that answers whatever comes with the same bytes
+IDLE = """
+import selectors, socket, sys
+body = sys.stdin.buffer.read()
+answer = b"HTTP/1.1 200 OK\\r\\nContent-Type: application/json\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(body) + body
+ear = socket.create_server(("127.0.0.1", 0), backlog=128)
+print(ear.getsockname()[1], flush=True)
+look = selectors.DefaultSelector()
+look.register(ear, selectors.EVENT_READ)
+while True:
+    for key, _ in look.select():
+        if key.fileobj is ear:
+            look.register(ear.accept()[0], selectors.EVENT_READ)
+        elif key.fileobj.recv(8192):
+            key.fileobj.sendall(answer)
+        else:
+            look.unregister(key.fileobj)
+            key.fileobj.close()
 """
 # what MLflow's client searches: the call, its arguments for a number below that of models, and what stands before a model's name
 SEARCHES = {"models, the first 100": ("registered-models", lambda n, at: {}),
@@ -228,7 +248,15 @@ def run(a, work, children):
             c.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'mlopt server%'")
             connections.append(c.fetchone()[0])
     top = statistics.median(r["rate"] for r in result["reads"]["mlopt"])
-    result["reads"]["mlopt, at half the rate"] = [servers["mlopt"](64, a.seconds, 2 * 64e3 / top) for _ in range(a.rounds)]
+    idle = subprocess.Popen([sys.executable, "-c", IDLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    children.append(idle)
+    idle.stdin.write(json.dumps(ask("GET", "/v1/projects/bench/models/net7/versions/3")[0]).encode())
+    idle.stdin.close()
+    paced = {"mlopt, at half the rate": servers["mlopt"],
+             "the same bytes, at half the rate": Wrk(work, "idle", int(idle.stdout.readline()), a.models, "/net", "/", [])}
+    for _ in range(a.rounds):
+        for name, wrk in paced.items():
+            result["reads"].setdefault(name, []).append(wrk(64, a.seconds, 2 * 64e3 / top))
     under_load = memory_mb(up.pid)
     if a.long:
         servers["mlopt"](64, a.long)
@@ -239,12 +267,13 @@ def run(a, work, children):
 
 def show(a, result):
     print(f"load of the machine before it: {result['load']:.1f}\n")
-    print("| 64 connections | reads/s | p50 ms | p99 ms | largest p99 |\n|---|---:|---:|---:|---:|")
+    print("| 64 connections | reads/s | p50 ms | p99 ms | p99, of the best and the worst round |\n|---|---:|---:|---:|---:|")
     middle = {}
     for name, rounds in result["reads"].items():
         middle[name] = {key: statistics.median(r[key] for r in rounds) for key in ("rate", "p50", "p99")}
         m = middle[name]
-        print(f"| {name} | {m['rate']:.0f} | {m['p50']:.2f} | {m['p99']:.2f} | {max(r['p99'] for r in rounds):.2f} |")
+        p99 = sorted(r["p99"] for r in rounds)
+        print(f"| {name} | {m['rate']:.0f} | {m['p50']:.2f} | {m['p99']:.2f} | {p99[0]:.2f}, {p99[-1]:.2f} |")
     if "MLflow" in middle:
         ratios = sorted(o["rate"] / t["rate"] for o, t in zip(result["reads"]["mlopt"], result["reads"]["MLflow"]))
         print(f"\nrate over MLflow's, by round: {ratios[0]:.0f} to {ratios[-1]:.0f}, median {statistics.median(ratios):.0f}")
