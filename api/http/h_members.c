@@ -118,23 +118,12 @@ out:
     return status;
 }
 
-/* Project and member of the path. */
-static enum mlo_status named(struct mlo_request *req, int64_t *project, int64_t *member, char principal[240],
-                             struct mlo_error *err)
-{
-    enum mlo_status status;
-    MLO_TRY(mlo_request_project(req, project, err));
-    MLO_TRY(mlo_member_find(req->conn, *project, mlo_request_param(req, "name"), member, principal, err));
-out:
-    return status;
-}
-
 enum mlo_status h_member_tokens(struct mlo_request *req, struct mlo_error *err)
 {
     json_t *items = NULL;
-    int64_t project, member;
+    int64_t member;
     enum mlo_status status;
-    MLO_TRY(named(req, &project, &member, NULL, err));
+    MLO_TRY(mlo_request_member(req, NULL, &member, NULL, err));
     MLO_TRY(mlo_token_list_of(req->conn, member, &items, err));
     MLO_TRY(mlo_reply_json(req, 200, mlo_list_of(items), err));
 out:
@@ -180,7 +169,7 @@ enum mlo_status h_member_token_create(struct mlo_request *req, struct mlo_error 
         MLO_TRY(mlo_json_get_bool(body, "read_only", &no, &read_only, err));
     MLO_TRY(mlo_request_token_life(body, &token.expires_at_us, err));
     MLO_TRY(mlo_request_token_stage(body, &token.stage, err));
-    MLO_TRY(named(req, &token.project_id, &token.member, principal, err));
+    MLO_TRY(mlo_request_member(req, &token.project_id, &token.member, principal, err));
     token.member_name = principal;
     if (read_only)
         token.role = MLO_VIEWER;
@@ -196,16 +185,21 @@ out:
     return status;
 }
 
-enum mlo_status h_member_token_revoke(struct mlo_request *req, struct mlo_error *err)
+enum mlo_status mlo_view_member_token_revoke(struct mlo_request *req, const char *id, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
-    int64_t project, member, id = 0;
+    int64_t member, number;
     enum mlo_status status;
-    MLO_TRY(named(req, &project, &member, NULL, err));
-    if (!mlo_str_to_i64(mlo_request_param(req, "id"), &id))
-        id = 0; /* none has it */
-    MLO_TRY(mlo_token_revoke_of(req->conn, &actor, member, id, err));
-    MLO_TRY(mlo_reply_empty(req, 204));
+    MLO_TRY(mlo_request_member(req, NULL, &member, NULL, err));
+    if (!mlo_str_to_i64(id, &number))
+        number = 0; /* none has it */
+    MLO_TRY(mlo_token_revoke_of(req->conn, &actor, member, number, err));
 out:
     return status;
+}
+
+enum mlo_status h_member_token_revoke(struct mlo_request *req, struct mlo_error *err)
+{
+    enum mlo_status status = mlo_view_member_token_revoke(req, mlo_request_param(req, "id"), err);
+    return status == MLO_OK ? mlo_reply_empty(req, 204) : status;
 }

@@ -39,6 +39,19 @@ out:
     return status;
 }
 
+enum mlo_status mlo_request_member(struct mlo_request *req, int64_t *project, int64_t *out,
+                                   char principal[240], struct mlo_error *err)
+{
+    int64_t project_id;
+    enum mlo_status status;
+    MLO_TRY(mlo_request_project(req, &project_id, err));
+    MLO_TRY(mlo_member_find(req->conn, project_id, mlo_request_param(req, "name"), out, principal, err));
+    if (project)
+        *project = project_id;
+out:
+    return status;
+}
+
 /* The number that {v} says, 0 for `latest`. */
 static bool version_number(const char *text, int64_t *out)
 {

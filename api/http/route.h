@@ -140,6 +140,9 @@ MLO_MUST_USE enum mlo_status mlo_request_model(struct mlo_request *req, int64_t 
                                                struct mlo_error *err);
 MLO_MUST_USE enum mlo_status mlo_request_version(struct mlo_request *req, struct mlo_version_info *out,
                                                  struct mlo_error *err);
+/* The member that {p} and {name} name, and what logs call it; `project` and `principal` may be NULL. */
+MLO_MUST_USE enum mlo_status mlo_request_member(struct mlo_request *req, int64_t *project, int64_t *out,
+                                                char principal[240], struct mlo_error *err);
 
 /* The digest that {digest} is. MLO_EINVAL. */
 MLO_MUST_USE enum mlo_status mlo_request_digest(const struct mlo_request *req, struct mlo_digest *out,

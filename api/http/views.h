@@ -54,6 +54,10 @@ MLO_MUST_USE enum mlo_status mlo_view_move(struct mlo_request *req, const struct
 
 /* Revokes the token that {id} names, for an admin of the installation (h_projects.c). */
 MLO_MUST_USE enum mlo_status mlo_view_token_revoke(struct mlo_request *req, struct mlo_error *err);
+/* Revokes the token of this number, a text, of the member that {p} and {name} name; MLO_ENOTFOUND when it is
+ * not that member's (h_members.c). */
+MLO_MUST_USE enum mlo_status mlo_view_member_token_revoke(struct mlo_request *req, const char *id,
+                                                          struct mlo_error *err);
 
 /* The newest report of the variant that {p}, {m}, {v} and {name} name (of one run: ?run=ID). */
 struct mlo_report_blob {

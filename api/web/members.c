@@ -323,18 +323,6 @@ out:
     return status;
 }
 
-/* Project and member of the path, of a form of this session. */
-static enum mlo_status named(struct mlo_request *req, int64_t *project, int64_t *member, char principal[240],
-                             struct mlo_error *err)
-{
-    enum mlo_status status;
-    MLO_TRY(mlo_page_csrf_check(req, err));
-    MLO_TRY(mlo_request_project(req, project, err));
-    MLO_TRY(mlo_member_find(req->conn, *project, mlo_request_param(req, "name"), member, principal, err));
-out:
-    return status;
-}
-
 enum mlo_status page_member_token(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
@@ -342,7 +330,8 @@ enum mlo_status page_member_token(struct mlo_request *req, struct mlo_error *err
     struct mlo_token_request token = {.name = field(req, "token_name"), .role = MLO_ADMIN};
     char text[MLO_TOKEN_TEXT_SIZE] = "", principal[240];
     enum mlo_status status;
-    MLO_TRY(named(req, &token.project_id, &token.member, principal, err));
+    MLO_TRY(mlo_page_csrf_check(req, err));
+    MLO_TRY(mlo_request_member(req, &token.project_id, &token.member, principal, err));
     MLO_TRY(mlo_page_token_life(req, &token.expires_at_us, err));
     token.member_name = principal;
     if (strcmp(may, "read") == 0)
@@ -358,13 +347,9 @@ out:
 
 enum mlo_status page_member_revoke(struct mlo_request *req, struct mlo_error *err)
 {
-    struct mlo_actor actor = mlo_request_actor(req);
-    int64_t project, member, id = 0;
     enum mlo_status status;
-    MLO_TRY(named(req, &project, &member, NULL, err));
-    if (!mlo_str_to_i64(field(req, "id"), &id))
-        id = 0; /* none has it */
-    MLO_TRY(mlo_token_revoke_of(req->conn, &actor, member, id, err));
+    MLO_TRY(mlo_page_csrf_check(req, err));
+    MLO_TRY(mlo_view_member_token_revoke(req, field(req, "id"), err));
     MLO_TRY(mlo_reply_redirect(req, "/members/%s/%s", mlo_request_param(req, "p"),
                                mlo_request_param(req, "name")));
 out:
@@ -375,9 +360,10 @@ enum mlo_status page_member_remove(struct mlo_request *req, struct mlo_error *er
 {
     struct mlo_actor actor = mlo_request_actor(req);
     const char *reason = field(req, "reason");
-    int64_t project, member;
+    int64_t project;
     enum mlo_status status;
-    MLO_TRY(named(req, &project, &member, NULL, err));
+    MLO_TRY(mlo_page_csrf_check(req, err));
+    MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(mlo_member_remove(req->conn, &actor, project, mlo_request_param(req, "name"),
                               *reason ? reason : NULL, err));
     MLO_TRY(mlo_reply_redirect(req, "/members/%s", mlo_request_param(req, "p")));
