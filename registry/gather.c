@@ -19,6 +19,7 @@ struct visit {
     struct visit *next;
     sem_t wake;
     bool leads; /* woken to ask, not to read */
+    bool none;  /* of who led: there was no answer to be had, by whatever question */
     enum mlo_status status;
     struct mlo_error err;
 };
@@ -108,13 +109,14 @@ static enum mlo_status make_params(struct group *group, struct mlo_error *err)
 }
 
 /* All statements in one round trip: the first is waited for, the others travel with it. *lost: the connection
- * ended. */
+ * ended. *none: there was none, or no answer on it. */
 static enum mlo_status ask_once(struct mlo_gather *gather, struct group *groups, size_t count, bool *lost,
-                                struct mlo_error *err)
+                                bool *none, struct mlo_error *err)
 {
     struct mlo_db_conn *conn;
     enum mlo_status status = mlo_db_acquire(gather->db, &conn, err);
     *lost = false;
+    *none = status != MLO_OK;
     if (status != MLO_OK)
         return status;
     for (size_t i = 1; i < count && status == MLO_OK; i++)
@@ -122,12 +124,13 @@ static enum mlo_status ask_once(struct mlo_gather *gather, struct group *groups,
     for (size_t i = 0; i < count && status == MLO_OK; i++)
         status = mlo_db_exec(conn, groups[i].sql, &groups[i].params, &groups[i].rows, err);
     *lost = status != MLO_OK && mlo_db_lost(conn);
+    *none = status == MLO_EUNAVAILABLE;
     mlo_db_release(conn);
     return status;
 }
 
 /* They only read: where a connection ended under them, another one is asked, before that fails many. */
-static enum mlo_status ask_all(struct mlo_gather *gather, struct group *groups, size_t count,
+static enum mlo_status ask_all(struct mlo_gather *gather, struct group *groups, size_t count, bool *none,
                                struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -135,9 +138,9 @@ static enum mlo_status ask_all(struct mlo_gather *gather, struct group *groups, 
     for (size_t i = 0; i < count && status == MLO_OK; i++)
         status = make_params(&groups[i], err);
     if (status == MLO_OK)
-        status = ask_once(gather, groups, count, &lost, err);
+        status = ask_once(gather, groups, count, &lost, none, err);
     if (lost)
-        status = ask_once(gather, groups, count, &lost, err);
+        status = ask_once(gather, groups, count, &lost, none, err);
     return status;
 }
 
@@ -202,7 +205,7 @@ static void serve(struct mlo_gather *gather, struct visit *first)
                 status = mlo_error_set(&err, MLO_EINTERNAL, "more than %d kinds of questions", KINDS);
         }
     if (status == MLO_OK)
-        status = ask_all(gather, groups, count, &err);
+        status = ask_all(gather, groups, count, &first->none, &err);
     for (size_t i = 0; i < count; i++) {
         if (status == MLO_OK)
             status = share(&groups[i], first, &err);
@@ -246,13 +249,13 @@ static void wake(struct visit *first)
 }
 
 /* The next who waits leads, or the lane ends. Where there was no answer to be had, all who wait are told so:
- * each round would take as long to find it out, behind the others. */
+ * each round would take as long to find it out, behind the others. A statement that failed, of its time too,
+ * says nothing about theirs. */
 static void pass_on(struct mlo_gather *gather, const struct visit *done)
 {
-    const bool none = done->status == MLO_EUNAVAILABLE || done->status == MLO_ETIMEOUT;
     struct visit *failed = NULL;
     pthread_mutex_lock(&gather->lock);
-    if (none) {
+    if (done->none) {
         failed = gather->waiting;
         gather->waiting = NULL;
         gather->end = &gather->waiting;

@@ -29,8 +29,8 @@ MLO_MUST_USE enum mlo_status mlo_gather_new(struct mlo_db *db, struct mlo_gather
 void mlo_gather_free(struct mlo_gather *gather); /* NULL is allowed; nobody reads any more */
 
 /* Asks `count` questions at once, in one transaction, and fills `rows` and `row` of each. The failure is that
- * of the pool or of a statement, for all who asked with them; where PostgreSQL or a connection is not to be
- * had (MLO_EUNAVAILABLE, MLO_ETIMEOUT), also for all who wait meanwhile. A connection that ends under it is
+ * of the pool or of a statement, for all who asked with them; where the pool has no connection, or PostgreSQL
+ * does not answer (MLO_EUNAVAILABLE), also for all who wait meanwhile. A connection that ends under it is
  * replaced once. Holds one only where it is this thread that asks for all. Statements only read. */
 MLO_MUST_USE enum mlo_status mlo_gather_read(struct mlo_gather *gather, struct mlo_gather_ask *asks,
                                              size_t count, struct mlo_error *err);

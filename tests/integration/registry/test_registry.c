@@ -594,23 +594,33 @@ static const struct mlo_sql holders[] = {
      "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_locks WHERE locktype = 'advisory' AND objid = 9 "
      "AND NOT granted",
      0},
+    {"t_holders_cancel_one",
+     "SELECT count(pg_cancel_backend(pid)) FROM (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND "
+     "objid = 9 AND NOT granted LIMIT 1) AS one",
+     0},
 };
+enum to_holders { HOLDERS_COUNT, HOLDERS_END, HOLDERS_CANCEL_ONE };
 
-static int64_t count_holders(struct pg_fixture *f, bool end)
+static int64_t count_holders(struct pg_fixture *f, enum to_holders what)
 {
     struct mlo_rows rows = {0};
-    assert_mlo_ok(mlo_db_exec(f->conn, &holders[end], NULL, &rows, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec(f->conn, &holders[what], NULL, &rows, &f->err), &f->err);
     int64_t count = mlo_rows_i64(&rows, 0, 0);
     mlo_rows_clear(&rows);
     return count;
 }
 
+static void wait_for_lanes(struct pg_fixture *f)
+{
+    while (count_holders(f, HOLDERS_COUNT) < LANES_HELD)
+        mlo_clock_sleep_ms(5);
+}
+
 /* Ends the connections of both lanes, when both hang on the lock. */
 static void end_lanes(struct pg_fixture *f)
 {
-    while (count_holders(f, false) < LANES_HELD)
-        mlo_clock_sleep_ms(5);
-    assert_int_equal(count_holders(f, true), LANES_HELD);
+    wait_for_lanes(f);
+    assert_int_equal(count_holders(f, HOLDERS_END), LANES_HELD);
 }
 
 /* Asks once, behind those. */
@@ -660,6 +670,20 @@ static void test_gather__each_gets_its_own_and_one_statement_answers_many(void *
     mlo_gather_free(gather);
 }
 
+/* Both lanes are made to hang on the lock, and the others wait behind them. */
+static void gather_hold(struct pg_fixture *f, struct mlo_gather **gather, _Atomic int *begun,
+                        struct gatherer all[LANES_HELD + GATHERERS])
+{
+    assert_mlo_ok(mlo_gather_new(f->server, gather, &f->err), &f->err);
+    assert_mlo_ok(mlo_db_exec_text(f->conn, "SELECT pg_advisory_lock(9)", &f->err), &f->err);
+    for (int i = 0; i < LANES_HELD + GATHERERS; i++) {
+        all[i] =
+            (struct gatherer){.gather = *gather, .sql = &gathered[i < LANES_HELD ? 1 : 2], .begun = begun};
+        gather_start(&all[i], i < LANES_HELD ? gather_slowly : gather_behind);
+        mlo_clock_sleep_ms(i < LANES_HELD ? 20 : 5);
+    }
+}
+
 /* `times`: how often both connections end before the lock is free. Returns how many failed. */
 static int gather_over_ends(struct pg_fixture *f, int times)
 {
@@ -667,18 +691,11 @@ static int gather_over_ends(struct pg_fixture *f, int times)
     _Atomic int begun = 0;
     struct mlo_gather *gather;
     int failed = 0;
-    assert_mlo_ok(mlo_gather_new(f->server, &gather, &f->err), &f->err);
-    assert_mlo_ok(mlo_db_exec_text(f->conn, "SELECT pg_advisory_lock(9)", &f->err), &f->err);
-    for (int i = 0; i < LANES_HELD + GATHERERS; i++) {
-        all[i] =
-            (struct gatherer){.gather = gather, .sql = &gathered[i < LANES_HELD ? 1 : 2], .begun = &begun};
-        gather_start(&all[i], i < LANES_HELD ? gather_slowly : gather_behind);
-        mlo_clock_sleep_ms(i < LANES_HELD ? 20 : 5);
-    }
+    gather_hold(f, &gather, &begun, all);
     for (int i = 0; i < times; i++)
         end_lanes(f);
-    while (times < 2 && count_holders(f, false) < LANES_HELD) /* they ask again */
-        mlo_clock_sleep_ms(5);
+    if (times < 2)
+        wait_for_lanes(f); /* they ask again */
     assert_mlo_ok(mlo_db_exec_text(f->conn, "SELECT pg_advisory_unlock(9)", &f->err), &f->err);
     for (int i = 0; i < LANES_HELD + GATHERERS; i++) {
         pthread_join(all[i].thread, NULL);
@@ -698,6 +715,32 @@ static void test_gather__a_connection_that_ends_is_replaced_once(void **state)
     assert_int_equal(gather_over_ends(*state, 1), 0);
     /* both lanes, and who waited behind them */
     assert_true(gather_over_ends(*state, 2) > LANES_HELD);
+}
+
+/* A statement that ran out of its time fails those who asked with it: who waits is answered by the lane that
+ * it held, while the other one still hangs. */
+static void test_gather__a_cancelled_statement_is_not_that_of_who_waits(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct gatherer all[LANES_HELD + GATHERERS];
+    _Atomic int begun = 0;
+    struct mlo_gather *gather;
+    int cancelled = 0;
+    gather_hold(f, &gather, &begun, all);
+    wait_for_lanes(f);
+    assert_int_equal(count_holders(f, HOLDERS_CANCEL_ONE), 1);
+    for (int i = LANES_HELD; i < LANES_HELD + GATHERERS; i++)
+        pthread_join(all[i].thread, NULL);
+    assert_mlo_ok(mlo_db_exec_text(f->conn, "SELECT pg_advisory_unlock(9)", &f->err), &f->err);
+    for (int i = 0; i < LANES_HELD; i++) {
+        pthread_join(all[i].thread, NULL);
+        assert_true(all[i].status == MLO_ETIMEOUT || !all[i].wrong);
+        cancelled += all[i].status == MLO_ETIMEOUT;
+    }
+    assert_int_equal(cancelled, 1);
+    for (int i = LANES_HELD; i < LANES_HELD + GATHERERS; i++)
+        assert_false(all[i].wrong);
+    mlo_gather_free(gather);
 }
 
 static void test_gather__a_failure_is_told_and_over(void **state)
@@ -731,6 +774,7 @@ int main(void)
         WITH_DB(test_idempotency__replays_and_refuses),
         WITH_DB(test_gather__each_gets_its_own_and_one_statement_answers_many),
         WITH_DB(test_gather__a_connection_that_ends_is_replaced_once),
+        WITH_DB(test_gather__a_cancelled_statement_is_not_that_of_who_waits),
         WITH_DB(test_gather__a_failure_is_told_and_over),
         cmocka_unit_test(test_ref__forms),
         cmocka_unit_test(test_target__implications),
