@@ -184,6 +184,8 @@ static enum mlo_status check_seen(struct mlo_db_conn *conn, int64_t project_id, 
         return status;
     mlo_member_mark(member, mark);
     json_decref(member);
+    if (is_there && !*mark) /* not that of nobody */
+        return mlo_error_nomem(err);
     if (strcmp(mark, seen) == 0)
         return MLO_OK;
     if (!*seen) {

@@ -23,7 +23,7 @@ struct mlo_member_settings {
 };
 
 /* A mark of what a member is, of an object of mlo_member_get: another one with any of its settings, and for
- * one that was added again under the name of one before. "" for NULL. */
+ * one that was added again under the name of one before. "" for NULL, and where there is no memory for it. */
 void mlo_member_mark(const json_t *member, char out[MLO_DIGEST_TEXT_SIZE]);
 
 /* Adds a member, or changes one (an act of the project's admin); its tokens have the new roles from their

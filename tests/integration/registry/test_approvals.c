@@ -1,4 +1,4 @@
-/* Approvals, quarantine, and the right to roll back. */
+/* Approvals, quarantine, the right to roll back, and members who were seen otherwise. */
 #include <pthread.h>
 #include <string.h>
 
@@ -336,6 +336,46 @@ static void test_rollback__of_many_at_once_one_wins(void **state)
     json_decref(list);
 }
 
+static int allocations_left; /* of jansson's; then one fails */
+
+static void *allocate(size_t size)
+{
+    return allocations_left-- == 0 ? NULL : malloc(size);
+}
+
+/* Wherever the memory ends: a member whose mark cannot be made is not taken for one who is not there, whom a
+ * form would add. */
+static void test_member__without_memory_is_not_nobody(void **state)
+{
+    struct pg_fixture *f = *state;
+    struct mlo_member_settings settings = {.kind = MLO_KIND_PERSON, .role = MLO_VIEWER};
+    int64_t project;
+    bool made, failed = true;
+    json_t *member;
+    json_malloc_t malloc_before;
+    json_free_t free_before;
+    assert_mlo_ok(mlo_project_ensure(f->conn, &root, "fashion", &project, &f->err), &f->err);
+    assert_mlo_ok(mlo_member_set(f->conn, &root, project, "rosa", &settings, &made, &member, &f->err),
+                  &f->err);
+    json_decref(member);
+    settings.role = MLO_ADMIN;
+    settings.seen = "";
+    json_get_alloc_funcs(&malloc_before, &free_before);
+    for (int fine = 0; failed; fine++) {
+        allocations_left = fine;
+        json_set_alloc_funcs(allocate, free);
+        enum mlo_status status =
+            mlo_member_set(f->conn, &root, project, "rosa", &settings, &made, &member, &f->err);
+        json_set_alloc_funcs(malloc_before, free_before);
+        failed = allocations_left < 0;
+        if (status != MLO_ECONFLICT && !(failed && status == MLO_ENOMEM))
+            fail_msg("%s after %d allocations", mlo_status_info(status)->code, fine);
+    }
+    assert_mlo_ok(mlo_member_get(f->conn, project, "rosa", &member, &f->err), &f->err);
+    assert_string_equal(mlo_json_str(member, "role", ""), "viewer");
+    json_decref(member);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, pg_fixture_setup, pg_fixture_teardown)
 
 int main(void)
@@ -347,6 +387,7 @@ int main(void)
         TEST(test_rollback__is_a_right_of_its_own),
         TEST(test_rollback__of_many_at_once_one_wins),
         TEST(test_history__the_server_cannot_change_it),
+        TEST(test_member__without_memory_is_not_nobody),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
 }
