@@ -205,22 +205,60 @@ static enum mlo_status same_row(struct mlo_db_conn *conn, const struct mlo_uploa
     return status;
 }
 
+/* Gone from where uploads are, and not because it was published. */
+static enum mlo_status is_lost(struct mlo_blob_store *store, const struct mlo_upload *upload, bool *lost,
+                               struct mlo_error *err)
+{
+    struct mlo_digest digest;
+    struct mlo_blob_direct direct;
+    struct mlo_error seen = {0};
+    *lost = false;
+    enum mlo_status status = mlo_blob_session_check(store, &upload->session, &seen);
+    if (status == MLO_OK)
+        return MLO_OK;
+    if (status != MLO_ENOTFOUND && status != MLO_EDIGEST) {
+        if (err)
+            *err = seen;
+        return status;
+    }
+    *lost = mlo_blob_direct_info(store, &upload->session, &direct) &&
+            upload->session.size_bytes != direct.size_bytes;
+    if (*lost) /* not verified to its end: what its hash says so far was never published */
+        return MLO_OK;
+    MLO_TRY(mlo_blob_session_digest(&upload->session, &digest, err));
+    status = mlo_blob_size(store, &digest, NULL, &seen);
+    *lost = status == MLO_ENOTFOUND;
+    if (*lost)
+        return MLO_OK;
+    if (status != MLO_OK && err)
+        *err = seen;
+out:
+    return status;
+}
+
 /* The row is looked at again while the store keeps others from appending (a store of files; of S3 what two
  * wrote at once has two names); and where the bytes are gone or others, which they also are when somebody
- * else went on, or finished, between the row and the store. */
+ * else went on, or finished, between the row and the store. Who finishes moves the bytes before the row goes:
+ * where that says the same, bytes that are gone are looked for where they are put (others they do not become
+ * by that, and by beginning again an empty upload loses nothing). */
 enum mlo_status mlo_upload_piece_open(struct mlo_db_conn *conn, struct mlo_blob_store *store,
                                       struct mlo_upload *upload, struct mlo_blob_piece **piece,
                                       struct mlo_error *err)
 {
-    bool same;
+    bool same, found = false;
     struct mlo_error why = {0};
     enum mlo_status status = mlo_blob_piece_open(store, &upload->session, piece, err), looked;
     if (status != MLO_OK && status != MLO_ENOTFOUND && status != MLO_EDIGEST)
         return status;
     looked = same_row(conn, upload, false, &same, &why);
-    if (looked == MLO_OK && !same)
+    if (looked == MLO_OK && same && status == MLO_ENOTFOUND && upload->session.size_bytes) {
+        bool lost;
+        looked = is_lost(store, upload, &lost, &why);
+        found = !lost;
+    }
+    if (looked == MLO_OK && (!same || found))
         status = elsewhere(upload, upload->session.size_bytes, err);
-    if (looked != MLO_OK && status == MLO_OK) {
+    if (looked != MLO_OK && status != MLO_EDIGEST) {
         *err = why;
         status = looked;
     }
@@ -274,37 +312,6 @@ enum mlo_status mlo_upload_finish(struct mlo_db_conn *conn, struct mlo_blob_stor
     enum mlo_status status;
     MLO_TRY(mlo_upload_publish(store, actor, upload, expected, err));
     MLO_TRY(mlo_upload_record(conn, store, actor, upload, expected, err));
-out:
-    return status;
-}
-
-/* Gone from where uploads are, and not because it was published. */
-static enum mlo_status is_lost(struct mlo_blob_store *store, const struct mlo_upload *upload, bool *lost,
-                               struct mlo_error *err)
-{
-    struct mlo_digest digest;
-    struct mlo_blob_direct direct;
-    struct mlo_error seen = {0};
-    *lost = false;
-    enum mlo_status status = mlo_blob_session_check(store, &upload->session, &seen);
-    if (status == MLO_OK)
-        return MLO_OK;
-    if (status != MLO_ENOTFOUND && status != MLO_EDIGEST) {
-        if (err)
-            *err = seen;
-        return status;
-    }
-    *lost = mlo_blob_direct_info(store, &upload->session, &direct) &&
-            upload->session.size_bytes != direct.size_bytes;
-    if (*lost) /* not verified to its end: what its hash says so far was never published */
-        return MLO_OK;
-    MLO_TRY(mlo_blob_session_digest(&upload->session, &digest, err));
-    status = mlo_blob_size(store, &digest, NULL, &seen);
-    *lost = status == MLO_ENOTFOUND;
-    if (*lost)
-        return MLO_OK;
-    if (status != MLO_OK && err)
-        *err = seen;
 out:
     return status;
 }

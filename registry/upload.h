@@ -29,8 +29,8 @@ MLO_MUST_USE enum mlo_status mlo_upload_begin_direct(struct mlo_db_conn *conn, s
 MLO_MUST_USE enum mlo_status mlo_upload_find(struct mlo_db_conn *conn, int64_t project_id, const char *id,
                                              struct mlo_upload *out, struct mlo_error *err);
 /* Opens it to append to, as it was found. MLO_ECONFLICT when it does not stand there any more, or another
- * request appends to it: what that one was told is kept must not be written over. *piece:
- * mlo_blob_piece_free. */
+ * request appends to it (what that one was told is kept must not be written over), or finishes it;
+ * MLO_ENOTFOUND when the store has lost its bytes. *piece: mlo_blob_piece_free. */
 MLO_MUST_USE enum mlo_status mlo_upload_piece_open(struct mlo_db_conn *conn, struct mlo_blob_store *store,
                                                    struct mlo_upload *upload, struct mlo_blob_piece **piece,
                                                    struct mlo_error *err);

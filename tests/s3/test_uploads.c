@@ -72,7 +72,12 @@ static void test_uploads__pieces_that_fill_parts(void **state)
     assert_mlo_ok(mlo_upload_find(p->pg->conn, p->project, upload.session.id, &upload, &err), &err);
     assert_int_equal(upload.session.size_bytes, LARGE);
     assert_mlo_ok(mlo_blob_session_check(p->store, &upload.session, &err), &err);
-    assert_mlo_ok(mlo_upload_finish(p->pg->conn, p->store, &root, &upload, &p->digest, &err), &err);
+    struct mlo_blob_piece *late = NULL;
+    assert_mlo_ok(mlo_upload_publish(p->store, &root, &upload, &p->digest, &err), &err);
+    assert_mlo_status(mlo_upload_piece_open(p->pg->conn, p->store, &upload, &late, &err), MLO_ECONFLICT,
+                      &err); /* it is not lost: somebody finishes it */
+    assert_null(late);
+    assert_mlo_ok(mlo_upload_record(p->pg->conn, p->store, &root, &upload, &p->digest, &err), &err);
     assert_mlo_status(mlo_blob_session_check(p->store, &upload.session, &err), MLO_ENOTFOUND, &err);
     assert_mlo_ok(mlo_blob_check(p->store, &p->digest, NULL, &err), &err);
     assert_mlo_ok(mlo_blob_linked(p->pg->conn, p->project, &p->digest, NULL, &err), &err);
