@@ -62,6 +62,32 @@ resume client
 interrupt server
 resume server
 
+# uploads METHOD PATH [OPTION…]: asks for it as the client does.
+uploads() {
+    curl -sf -X "$1" -H "Authorization: Bearer $MLOPT_TOKEN" "${@:3}" "$MLOPT_URL/v1/projects/demo/$2"
+}
+
+# an upload whose bytes the store has lost, or that a server of before does not find, while its row says how far it is:
+# it is begun again, where the next piece is refused, and where the end is
+lost=$(((32 << 20) + 5))
+for arrived in 5 $lost; do
+    head -c $lost /dev/urandom >lost.bin
+    digest=sha256:$(sha256sum lost.bin | cut -d' ' -f1)
+    note=$HOME/.local/state/mlopt/uploads/$(printf '%s demo %s' "$MLOPT_URL" "$digest" | sha256sum | cut -c1-32)
+    uploads POST uploads >state.json
+    id=$(json "d['id']" state.json)
+    head -c $arrived lost.bin | uploads PATCH "uploads/$id" --data-binary @- >state.json
+    [ "$(json "d['offset']" state.json)" = $arrived ] || fail "$(cat state.json)"
+    printf %s "$id" >"$note"
+    rm "data/blobs/uploads/$id"
+    expect 0 "$MLOPT" push demo/lost "$model" lost.bin
+    says "upload $id"
+    says "beginning the upload again"
+    uploads GET "blobs/$digest" | cmp - lost.bin
+    ! uploads GET "uploads/$id" || fail "the upload without bytes is still there"
+    [ ! -e "$note" ] || fail "the client still remembers the upload"
+done
+
 # cutter BYTES HOW: a proxy in front of the server; sets $through.
 cutter() {
     rm -f cutter.port

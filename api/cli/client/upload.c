@@ -254,6 +254,29 @@ static enum mlo_status finish(struct sender *s, const char *digest, struct mlo_e
     return status;
 }
 
+/* In the session that was remembered, or in a new one. */
+static enum mlo_status send_in_session(struct sender *s, const char *digest, struct mlo_error *err)
+{
+    enum mlo_status status;
+    MLO_TRY(open_session(s, err));
+    MLO_TRY(s->direct ? send_direct(s, err) : send_pieces(s, err));
+    MLO_TRY(finish(s, digest, err));
+out:
+    return status;
+}
+
+/* Nothing can be added to it, though the server may still know it. */
+static void forget_session(struct sender *s)
+{
+    struct mlo_error ignored = {0};
+    enum mlo_status status = ask(s, "DELETE", "", NULL, &ignored);
+    if (status != MLO_OK && status != MLO_ENOTFOUND)
+        mlo_cli_note(mlo_client_cli(s->client), "upload %s is left behind; it expires by itself", s->id);
+    if (s->note)
+        unlink(s->note);
+    s->id[0] = '\0';
+}
+
 static enum mlo_status send_whole(struct sender *s, const char *digest, struct mlo_error *err)
 {
     struct mlo_buf path = MLO_BUF_INIT;
@@ -272,6 +295,7 @@ enum mlo_status mlo_client_send_file(struct mlo_client *client, const char *proj
 {
     enum mlo_status status = MLO_OK;
     struct sender s = {.client = client, .project = project};
+    struct mlo_error own = {0};
     char text[MLO_DIGEST_TEXT_SIZE];
     struct stat st;
     mlo_cli_progress_start(&s.progress, mlo_client_cli(client), mlo_fs_basename(file));
@@ -287,15 +311,20 @@ enum mlo_status mlo_client_send_file(struct mlo_client *client, const char *proj
         goto out;
     }
     MLO_TRY(find_note(&s, digest, err));
-    MLO_TRY(open_session(&s, err));
-    MLO_TRY(s.direct ? send_direct(&s, err) : send_pieces(&s, err));
-    status = finish(&s, text, err);
+    status = send_in_session(&s, text, &own);
+    if (status == MLO_ENOTFOUND && s.id[0]) { /* the store lost its bytes, or somebody else ended it */
+        mlo_cli_note(mlo_client_cli(client), "%s; beginning the upload again", own.message);
+        forget_session(&s);
+        status = send_in_session(&s, text, &own);
+    }
+    if (status != MLO_OK && err)
+        *err = own;
     if (status == MLO_EDIGEST) { /* what lies there is of no use */
         struct mlo_error dropping = {0};
         if (ask(&s, "DELETE", "", NULL, &dropping) != MLO_OK)
             mlo_error_hint(err, "upload %s could not be dropped; it expires by itself", s.id);
     }
-    if (s.note && (status == MLO_OK || status == MLO_EDIGEST))
+    if (s.note && (status == MLO_OK || status == MLO_EDIGEST || status == MLO_ENOTFOUND))
         unlink(s.note);
 out:
     mlo_cli_progress_end(&s.progress);
