@@ -113,9 +113,10 @@ enum mlo_role mlo_principal_most(const struct mlo_principal *who);
  * tell which of unknown and revoked it was). Notes the use, at most once a minute. */
 MLO_MUST_USE enum mlo_status mlo_token_check(struct mlo_db_conn *conn, const char *text,
                                              struct mlo_principal *out, struct mlo_error *err);
-/* Array of {id, prefix, name, role, may_rollback (null: as the role says), project, member (null: none),
- * kind, stage (null: any), created_at, created_by, expires_at, revoked_at, last_used_at}, newest first.
- * project_id 0: all. `role` is the most that it has outside of stages. */
+/* Array of {id, prefix, name, role, read_only, may_rollback (null: as the role says), project, member (null:
+ * none), kind, stage (null: any), created_at, created_by, expires_at, revoked_at, last_used_at}, newest
+ * first. project_id 0: all. `role` is the most that it has outside of stages; `read_only`: it was made a
+ * viewer's, whatever its member may. */
 MLO_MUST_USE enum mlo_status mlo_token_list(struct mlo_db_conn *conn, int64_t project_id, json_t **out,
                                             struct mlo_error *err);
 /* The same of a member. */
