@@ -1,6 +1,5 @@
 /* What the steps of a run wrote: the end of each attempt's text on the page of the run, all of it as a text.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "api/web/web_impl.h"
@@ -21,70 +20,38 @@ static const char *end_of(const char *text, size_t size, size_t most)
     return at;
 }
 
-/* Whether this attempt is the one that a job of the run is at. */
-static bool goes_on(const json_t *run, const json_t *item)
+enum mlo_status mlo_page_log(struct mlo_db_conn *conn, int64_t run, json_t **out, struct mlo_error *err)
 {
-    const json_t *job;
-    size_t i;
-    json_array_foreach(json_object_get(run, "jobs"), i, job)
-    {
-        if (mlo_json_i64(job, "id", 0) == mlo_json_i64(item, "job", -1))
-            return strcmp(mlo_text(job, "state"), "running") == 0 &&
-                   mlo_json_i64(job, "attempt", 0) == mlo_json_i64(item, "attempt", -1);
-    }
-    return false;
+    return mlo_run_log_ends(conn, run, LOG_ATTEMPTS, LOG_ALL, out, err);
 }
 
-static int by_newest(const void *a, const void *b)
+void mlo_piece_log(struct mlo_buf *out, const json_t *run, const json_t *log, bool open)
 {
-    const json_t *const *one = a, *const *two = b;
-    return strcmp(mlo_text(*two, "last_at"), mlo_text(*one, "last_at"));
-}
-
-/* Those that wrote last, in the order of `items`, at most LOG_ATTEMPTS. New reference. */
-static json_t *newest_of(const json_t *items)
-{
-    size_t count = json_array_size(items), shown = MLO_MIN(count, (size_t)LOG_ATTEMPTS);
-    const json_t **by_time = calloc(MLO_MAX(count, (size_t)1), sizeof(const json_t *));
-    json_t *out = json_array();
-    if (!by_time)
-        return out;
-    for (size_t i = 0; i < count; i++)
-        by_time[i] = json_array_get(items, i);
-    qsort(by_time, count, sizeof(const json_t *), by_newest);
-    for (size_t i = 0; i < count; i++)
-        for (size_t k = 0; k < shown; k++)
-            if (by_time[k] == json_array_get(items, i))
-                json_array_append(out, json_array_get(items, i));
-    free(by_time);
-    return out;
-}
-
-void mlo_piece_log(struct mlo_buf *out, const json_t *run, const json_t *items, bool open)
-{
-    json_t *newest = newest_of(items);
-    size_t count = json_array_size(newest), left_out = json_array_size(items) - count, i;
+    const json_t *items = json_object_get(log, "items"), *item;
+    size_t count = json_array_size(items), i;
     size_t most = MLO_MIN((size_t)LOG_ALL / MLO_MAX(count, (size_t)1), (size_t)LOG_MOST);
-    const json_t *item;
+    long long left_out = (long long)mlo_json_i64(log, "left_out", 0);
     HTML(out, "<h2>Logs</h2><section class=\"panel\" id=\"logs\">");
-    json_array_foreach(newest, i, item)
+    json_array_foreach((json_t *)items, i, item)
     {
         const char *text = mlo_text(item, "text"), *shown = end_of(text, strlen(text), most);
+        long long bytes = (long long)mlo_json_i64(item, "bytes", 0),
+                  before = bytes - (long long)strlen(shown); /* of them that are left out */
         long long job = (long long)mlo_json_i64(item, "job", 0),
                   attempt = (long long)mlo_json_i64(item, "attempt", 0);
-        HTML(out, "<details id=\"log-%lld-%lld\" data-end=\"%zu\"%s><summary>%s, attempt %lld</summary>", job,
-             attempt, strlen(text), goes_on(run, item) ? " open" : "", mlo_text(item, "name"), attempt);
-        if (shown > text)
-            HTML(out, "<p class=\"muted\"><small>The first %zu bytes are left out here.</small></p>",
-                 (size_t)(shown - text));
+        HTML(out, "<details id=\"log-%lld-%lld\" data-end=\"%lld\"%s><summary>%s, attempt %lld</summary>",
+             job, attempt, bytes, mlo_json_bool(item, "runs", false) ? " open" : "", mlo_text(item, "name"),
+             attempt);
+        if (before > 0)
+            HTML(out, "<p class=\"muted\"><small>The first %lld bytes are left out here.</small></p>",
+                 before);
         /* the line feed that a <pre> begins with is not part of it */
         HTML(out, "<pre tabindex=\"0\" role=\"log\" aria-label=\"%s, attempt %lld\">\n%s</pre></details>",
              mlo_text(item, "name"), attempt, shown);
     }
-    json_decref(newest);
-    if (left_out)
-        HTML(out, "<p class=\"all\">The %zu attempts that wrote last; %zu more are left out here. ", count,
-             left_out);
+    if (left_out > 0)
+        HTML(out, "<p class=\"all\">The %zu attempts that go on or wrote last; %lld more are left out here. ",
+             count, left_out);
     else if (count)
         HTML(out, "<p class=\"all\">");
     if (count)

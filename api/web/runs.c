@@ -240,7 +240,7 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_page_run_id(req, &id, err));
     MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(mlo_view_run(req->conn, project, id, &run, err));
-    MLO_TRY(mlo_run_log(req->conn, id, 0, &log, err));
+    MLO_TRY(mlo_page_log(req->conn, id, &log, err));
     MLO_TRY(mlo_run_trace(req->conn, project, id, &trace, err));
     size_t from = first_shown(req, json_object_get(run, "jobs"));
     jobs = mlo_page_part_of(json_object_get(run, "jobs"), from, JOBS_A_PAGE);
@@ -287,7 +287,7 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
                                         stays open */
     mlo_piece_trace_table(out, trace);
     HTML(out, "</div>");
-    mlo_piece_log(out, run, json_object_get(log, "items"), open);
+    mlo_piece_log(out, run, log, open);
     HTML(out, "<div id=\"after\">");
     if (open && req->who.role >= MLO_SUBMITTER) {
         change_form(req, id, "cancel", "Cancel this run");

@@ -93,9 +93,11 @@ void mlo_piece_runs(struct mlo_buf *out, const json_t *items);
 /* The number of the run that {id} names (runs.c). */
 MLO_MUST_USE enum mlo_status mlo_page_run_id(const struct mlo_request *req, int64_t *out,
                                              struct mlo_error *err);
-/* What the steps of a run wrote, `items` of mlo_run_log: the end of each attempt's text; `open`: the run goes
- * on, and live.js appends to it (run_log.c). */
-void mlo_piece_log(struct mlo_buf *out, const json_t *run, const json_t *items, bool open);
+/* What the steps of a run wrote, as much of it as its page shows, for mlo_piece_log (run_log.c). */
+MLO_MUST_USE enum mlo_status mlo_page_log(struct mlo_db_conn *conn, int64_t run, json_t **out,
+                                          struct mlo_error *err);
+/* The end of each attempt's text; `open`: the run goes on, and live.js appends to it. */
+void mlo_piece_log(struct mlo_buf *out, const json_t *run, const json_t *log, bool open);
 
 /* What a search found so far, of a run that is one: as a picture, and as a table (front.c). */
 void mlo_piece_front(struct mlo_buf *out, const json_t *run);

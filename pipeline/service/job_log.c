@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { S_APPEND, S_READ };
+enum { S_APPEND, S_READ, S_ENDS };
 
 const struct mlo_sql MLO_JOB_LOG_SQL[] = {
     [S_APPEND] =
@@ -21,6 +21,25 @@ const struct mlo_sql MLO_JOB_LOG_SQL[] = {
          "from job j join attempt_log l on l.job = j.id where j.run = $1 and ($2::bigint = 0 or j.id = $2) "
          "group by j.id, l.number order by j.position, l.number",
          2},
+    /* An attempt's last part tells when it wrote, by one look into the index; and no more of a text is read
+     * than is shown: its length is beside it. */
+    [S_ENDS] =
+        {"job_log_ends",
+         "with logged as (select j.id as job, j.position, coalesce(j.name, j.step) as name, a.number, "
+         "    j.state = 'running' and a.token = j.token as runs, l.at "
+         "  from job j join attempt a on a.job = j.id cross join lateral (select at from attempt_log "
+         "    where job = a.job and number = a.number order by part desc limit 1) l where j.run = $1), "
+         "newest as (select *, count(*) over () as found from logged order by runs desc, at desc, job, "
+         "  number limit $2), "
+         "share as (select $3::bigint / greatest(count(*), 1) as bytes from newest) "
+         "select n.job, n.name, n.number as attempt, n.runs, e.bytes, e.text, n.found from newest n "
+         "cross join lateral (select sum(size)::bigint as bytes, "
+         "    string_agg(p.text, '' order by p.part) filter (where p.up_to - p.size < share.bytes) as text "
+         "  from (select part, text, octet_length(text) as size, "
+         "      sum(octet_length(text)) over (order by part desc rows unbounded preceding) as up_to "
+         "    from attempt_log where job = n.job and number = n.number) p, share) e "
+         "order by n.position, n.number",
+         3},
 };
 const size_t MLO_JOB_LOG_SQL_COUNT = MLO_COUNT(MLO_JOB_LOG_SQL);
 
@@ -155,6 +174,34 @@ enum mlo_status mlo_run_log(struct mlo_db_conn *conn, int64_t run, int64_t job, 
     MLO_TRY(mlo_db_exec(conn, &MLO_JOB_LOG_SQL[S_READ], &p, &rows, err));
     items = mlo_rows_json_all(&rows);
     if (!items || !(*out = json_pack("{s:O, s:n}", "items", items, "next")))
+        status = mlo_error_nomem(err);
+out:
+    json_decref(items);
+    mlo_rows_clear(&rows);
+    return status;
+}
+
+enum mlo_status mlo_run_log_ends(struct mlo_db_conn *conn, int64_t run, int most, int64_t bytes, json_t **out,
+                                 struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct mlo_rows rows = {0};
+    struct mlo_params p = MLO_PARAMS_INIT;
+    json_t *items = NULL, *item;
+    int64_t found = 0;
+    size_t i;
+    mlo_param_i64(&p, run);
+    mlo_param_i64(&p, most);
+    mlo_param_i64(&p, bytes);
+    MLO_TRY(mlo_db_exec(conn, &MLO_JOB_LOG_SQL[S_ENDS], &p, &rows, err));
+    items = mlo_rows_json_all(&rows);
+    json_array_foreach(items, i, item)
+    {
+        found = mlo_json_i64(item, "found", 0);
+        json_object_del(item, "found");
+    }
+    if (!items || !(*out = json_pack("{s:O, s:I}", "items", items, "left_out",
+                                     (json_int_t)(found - (int64_t)json_array_size(items)))))
         status = mlo_error_nomem(err);
 out:
     json_decref(items);

@@ -93,7 +93,9 @@ const struct mlo_sql MLO_READS_SQL[] = {
     [S_RUN_STATE] = {"reads_run_state", "select state, event_seq from run where id = $1", 1},
     [S_MARKS] = {"reads_marks", "select id, event_seq from run where id = any($1::bigint[]) order by id", 1},
     [S_LOG_MARKS] = {"reads_log_marks",
-                     "select j.run, count(*) from job j join attempt_log l on l.job = j.id "
+                     "select j.run, sum(l.part + 1)::bigint from job j join attempt a on a.job = j.id "
+                     "cross join lateral (select part from attempt_log where job = a.job and number = "
+                     "a.number order by part desc limit 1) l "
                      "where j.run = any($1::bigint[]) group by j.run order by j.run",
                      1},
     [S_QUEUE] = {"reads_queue",

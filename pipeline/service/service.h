@@ -160,6 +160,12 @@ json_t *mlo_trace_otlp(const json_t *trace, const char *version);
  * end of each attempt. */
 MLO_MUST_USE enum mlo_status mlo_run_log(struct mlo_db_conn *conn, int64_t run, int64_t job, json_t **out,
                                          struct mlo_error *err);
+/* {"items":[{"job","name","attempt","runs" (it goes on),"bytes" (of all its text),"text"}],"left_out"}: of at
+ * most `most` attempts, by job and number, the last whole parts that make up their share of `bytes`: so much
+ * of it at least where there is so much, and less than a part (64 KiB) more. Those that go on come before
+ * others, and then those that wrote last; "left_out" is how many more wrote something. */
+MLO_MUST_USE enum mlo_status mlo_run_log_ends(struct mlo_db_conn *conn, int64_t run, int most, int64_t bytes,
+                                              json_t **out, struct mlo_error *err);
 
 /* {"queued","running","blocked","failed","oldest_queued_s", "expired" (leases), "workers" (active),
  *  "targets":[{"target","queued","workers"}], "stuck":[{"queued","job","run","target","memory_bytes",

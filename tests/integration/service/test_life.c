@@ -137,6 +137,36 @@ static bool log_is(struct service_fixture *f, int64_t run, const char *step, int
     return is;
 }
 
+/* So many attempts are told of, each by the end of its text, and so many are not; `runs`: they go on. */
+static void assert_ends(struct service_fixture *f, int64_t run, int most, int64_t bytes, size_t count,
+                        int left_out, bool runs)
+{
+    json_t *ends = NULL, *log = NULL, *item, *whole;
+    size_t i, k, found = 0;
+    assert_mlo_ok(mlo_run_log_ends(f->pg->conn, run, most, bytes, &ends, &f->err), &f->err);
+    assert_mlo_ok(mlo_run_log(f->pg->conn, run, 0, &log, &f->err), &f->err);
+    assert_int_equal(json_array_size(json_object_get(ends, "items")), count);
+    assert_int_equal(mlo_json_i64(ends, "left_out", -1), left_out);
+    json_array_foreach(json_object_get(log, "items"), k, whole)
+        json_array_foreach(json_object_get(ends, "items"), i, item)
+    {
+        if (!json_equal(json_object_get(item, "job"), json_object_get(whole, "job")) ||
+            !json_equal(json_object_get(item, "attempt"), json_object_get(whole, "attempt")))
+            continue;
+        const char *all = mlo_json_str(whole, "text", ""), *text = mlo_json_str(item, "text", "");
+        size_t size = strlen(text), share = (size_t)bytes / count;
+        assert_int_equal(mlo_json_i64(item, "bytes", 0), strlen(all));
+        assert_in_range(size, MLO_MIN(share, strlen(all)), share + (64 << 10));
+        assert_string_equal(text, all + strlen(all) - size);
+        assert_string_equal(mlo_json_str(item, "name", ""), mlo_json_str(whole, "name", "-"));
+        assert_int_equal(json_is_true(json_object_get(item, "runs")), runs);
+        found++;
+    }
+    assert_int_equal(found, count);
+    json_decref(ends);
+    json_decref(log);
+}
+
 static void test_life__sends_what_steps_write(void **state)
 {
     struct service_fixture *f = *state;
@@ -151,10 +181,14 @@ static void test_life__sends_what_steps_write(void **state)
     /* while it runs; without what a terminal would obey, or a database refuse */
     wait_until(log_is(f, run, "optimize", 1, "h\xc3\xa9llo ?[31m?<b> 1\n"));
     assert_run(f, run, 0, "state", "running");
+    assert_ends(f, run, 2, 8000, 1, 0, true);
     release_steps(f);
     wait_run(f, run);
     stop_worker(&w);
     assert_run(f, run, -1, "state", "succeeded");
+    assert_ends(f, run, 2, 8000, 2, 2, false);
+    assert_ends(f, run, 32, 32 << 10, 4, 0, false);
+    assert_ends(f, run + 1, 32, 32 << 10, 0, 0, false);
     assert_true(log_is(f, run, "quantize", 1, "about to crash\n")); /* each attempt has its own */
     assert_true(log_is(f, run, "quantize", 2, "again 1\n"));
     char *text = log_of(f, run, "evaluate", 1); /* 660,000 bytes of it: the beginning and the end are kept */
