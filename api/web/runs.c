@@ -212,21 +212,29 @@ enum mlo_status page_run_events(struct mlo_request *req, struct mlo_error *err)
 /* Of a search, which may have hundreds. */
 enum { JOBS_A_PAGE = 16 };
 
-/* Where the page begins: at the cursor, else with the part that has the first job which goes on, waits or
- * failed. */
-static size_t first_shown(const struct mlo_request *req, const json_t *jobs)
+/* Where the page begins: at the cursor, else with the part that has the first job which goes on or waits,
+ * else with that of the first which failed: a search goes on without what failed. When the run ends and has
+ * not failed, whoever followed it stays at what was ?shown=. */
+static size_t first_shown(const struct mlo_request *req, const json_t *run)
 {
-    const json_t *job;
-    size_t i;
+    const json_t *jobs = json_object_get(run, "jobs"), *job;
+    const char *shown = mlo_request_query(req, "shown");
+    size_t i, count = json_array_size(jobs), failed = count;
+    int64_t from;
     if (mlo_request_query(req, "cursor"))
         return mlo_page_from(req, jobs);
     json_array_foreach((json_t *)jobs, i, job)
     {
         const char *state = mlo_text(job, "state");
-        if (strcmp(state, "succeeded") != 0 && strcmp(state, "cancelled") != 0)
+        if (strcmp(state, "failed") == 0)
+            failed = MLO_MIN(failed, i);
+        else if (strcmp(state, "succeeded") != 0 && strcmp(state, "cancelled") != 0)
             return i / JOBS_A_PAGE * JOBS_A_PAGE;
     }
-    return 0;
+    if (shown && strcmp(mlo_text(run, "state"), "failed") != 0 && mlo_str_to_i64(shown, &from) && from >= 0 &&
+        (size_t)from < count)
+        return (size_t)from;
+    return failed < count ? failed / JOBS_A_PAGE * JOBS_A_PAGE : 0;
 }
 
 enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
@@ -242,7 +250,7 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_view_run(req->conn, project, id, &run, err));
     MLO_TRY(mlo_page_log(req->conn, id, &log, err));
     MLO_TRY(mlo_run_trace(req->conn, project, id, &trace, err));
-    size_t from = first_shown(req, json_object_get(run, "jobs"));
+    size_t from = first_shown(req, run);
     jobs = mlo_page_part_of(json_object_get(run, "jobs"), from, JOBS_A_PAGE);
     times = mlo_page_part_of(json_object_get(trace, "jobs"), from, JOBS_A_PAGE); /* of the same jobs */
     json_object_set(trace, "jobs", json_object_get(times, "items"));
@@ -252,7 +260,7 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
     mlo_page_begin(req, title, "runs");
     if (open) /* live.js refreshes the part inside; without it the whole page is loaded again */
         HTML(out, "<noscript><meta http-equiv=\"refresh\" content=\"3\"></noscript>");
-    HTML(out, "<div id=\"live\">");
+    HTML(out, "<div id=\"live\" data-from=\"%zu\">", from);
     if (open)
         HTML(out, "<span hidden data-live=\"1000\" data-after=\"%lld\"></span>",
              (long long)mlo_json_i64(run, "event_seq", 0));
@@ -283,8 +291,8 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
     HTML(out, "<h2>Time</h2><section class=\"panel\">");
     mlo_piece_trace(out, trace);
     HTML(out, "</section></div>");
-    HTML(out, "<div id=\"times\">"); /* live.js takes these afresh once, at the end: what somebody opened
-                                        stays open */
+    /* live.js takes these afresh when they are of other jobs, and at the end: not under somebody who reads */
+    HTML(out, "<div id=\"times\" data-from=\"%zu\">", from);
     mlo_piece_trace_table(out, trace);
     HTML(out, "</div>");
     mlo_piece_log(out, run, log, open);

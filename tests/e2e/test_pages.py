@@ -248,15 +248,19 @@ def check_home(stand, run):
     stand.shot("home")
 
 
-def write_log(stand, job, part, text):
-    """What a step writes on stderr, as its worker keeps it. False: there is no psql."""
+def as_owner(stand, script, text=""):
+    """What the page is not led to otherwise; `text` is :'t' of the script. False: there is no psql."""
     psql = shutil.which("psql") or next(iter(sorted(glob.glob("/usr/lib/postgresql/*/bin/psql"))), None)
     if not psql:
         return False
-    subprocess.run([psql, "-X", "-q", "-h", os.path.join(stand.data, "pg/socket"), "-U", "mlopt_owner", "-d", "mlopt", "-v", "ON_ERROR_STOP=1",
-                    "-v", f"t={text}"], input=f"insert into mlopt.attempt_log (job, number, part, text) values ({job}, 1, {part}, :'t');\n",
-                   text=True, check=True, timeout=PATIENCE)
+    subprocess.run([psql, "-X", "-q", "-1", "-h", os.path.join(stand.data, "pg/socket"), "-U", "mlopt_owner", "-d", "mlopt", "-v", "ON_ERROR_STOP=1",
+                    "-v", f"t={text}"], input=script + ";\n", text=True, check=True, timeout=PATIENCE)
     return True
+
+
+def write_log(stand, job, part, text):
+    """What a step writes on stderr, as its worker keeps it. False: there is no psql."""
+    return as_owner(stand, f"insert into mlopt.attempt_log (job, number, part, text) values ({job}, 1, {part}, :'t')", text)
 
 
 def check_log(stand, run):
@@ -295,6 +299,28 @@ def check_log(stand, run):
     write_log(stand, job, 103, "and on\n")
     wait.until(lambda browser: browser.execute_script(text, pre).endswith("and on\n"))
     stand.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", without)
+    stand.go(f"/runs/fashion/{run}")
+    check_many_jobs(stand, run, job)
+
+
+def check_many_jobs(stand, run, job):
+    """What goes on is further back than a page of jobs: picture and table of times go there together, and the table stays open."""
+    shown = """return ["live", "times"].map(id => document.getElementById(id).dataset.from).concat(
+        document.querySelector(".waterfall .job").textContent, document.querySelector("#trace tbody td").textContent,
+        document.getElementById("trace").open, document.activeElement.matches("#trace > summary"))"""
+    names = [j["name"] for j in json.loads(stand.run("runs", str(run), "-o", "json"))["jobs"]]
+    stand.browser.execute_script("document.getElementById('trace').open = true; document.querySelector('#trace > summary').focus()")
+    assert stand.browser.execute_script(shown) == ["0", "0", names[0], names[0], True, True], stand.browser.execute_script(shown)
+    as_owner(stand, f"""update mlopt.job set position = position + 1000 where run = {run};
+        insert into mlopt.job overriding system value select (jsonb_populate_record(null::mlopt.job, to_jsonb(j) ||
+            jsonb_build_object('id', 1000000 + n, 'position', n, 'name', 'early-' || n))).*
+            from mlopt.job j, generate_series(0, 15) n where j.run = {run} and j.position = 1000;
+        update mlopt.job set position = position - 984 where run = {run} and position >= 1000""")
+    write_log(stand, job, 104, "further back\n")
+    there = ["16", "16", names[0], names[0], True, True]
+    WebDriverWait(stand.browser, PATIENCE, 0.1).until(lambda browser: browser.execute_script(shown) == there)
+    as_owner(stand, f"""delete from mlopt.job where id >= 1000000; update mlopt.job set position = position + 1000 where run = {run};
+        update mlopt.job set position = position - 1016 where run = {run}""")
 
 
 def check_live_run(stand, run):

@@ -25,21 +25,37 @@
     });
     now.querySelector(".all").replaceWith(document.adoptNode(then.querySelector(".all")));
   }
-  // Puts a part in the place of the old one; what was scrolled sideways and what had the focus stays so.
+  // Puts a part in the place of the old one; what was opened, scrolled sideways or had the focus stays so.
   function replace(id, next) {
     var now = document.getElementById(id), then = next.getElementById(id), chosen = window.getSelection();
     if (!now || !then || (!chosen.isCollapsed && now.contains(chosen.anchorNode))) return;
     var moved = Array.from(now.querySelectorAll(".scroll"), function (e) { return e.scrollLeft; });
-    var focus = now.contains(document.activeElement) && document.activeElement.getAttribute("href");
+    var opened = Array.from(now.querySelectorAll("details[id][open]"), function (e) { return "#" + e.id; });
+    var focus = now.contains(document.activeElement) && document.activeElement, held = null;
+    if (focus && focus.matches("details[id] > summary")) held = "#" + focus.parentNode.id + " > summary";
+    else if (focus && focus.hasAttribute("href")) held = 'a[href="' + CSS.escape(focus.getAttribute("href")) + '"]';
     now.replaceWith(document.adoptNode(then));
+    opened.forEach(function (details) { var e = then.querySelector(details); if (e) e.open = true; });
     then.querySelectorAll(".scroll").forEach(function (e, i) { e.scrollLeft = moved[i] || 0; });
-    var link = focus && then.querySelector('a[href="' + CSS.escape(focus) + '"]');
-    if (link) link.focus({ preventScroll: true });
+    var same = held && then.querySelector(held);
+    if (same) same.focus({ preventScroll: true });
+  }
+  // The first job that a part of the page has, of a run with many.
+  function first(id) {
+    var part = document.getElementById(id);
+    return part && part.dataset.from;
   }
   function take(text) {
     var next = new DOMParser().parseFromString(text, "text/html"), goesOn = next.querySelector("#live [data-live]");
     logs(next);
-    ["live"].concat(goesOn ? [] : ["times", "after"]).forEach(function (id) { replace(id, next); });
+    replace("live", next);
+    if (!goesOn || first("times") !== first("live")) replace("times", next);
+    if (!goesOn) replace("after", next);
+  }
+  function address() {
+    var url = new URL(window.location.href);
+    if (first("live")) url.searchParams.set("shown", first("live"));
+    return url;
   }
   // REST: between two looks, whatever happens. SLOW: so often the clocks on the page are set, while a stream tells of
   // the rest; without one the page says how often (data-live).
@@ -49,7 +65,7 @@
     if (looking) { more = true; return; }
     looking = true;
     more = false;
-    window.fetch(window.location.href, { credentials: "same-origin" })
+    window.fetch(address(), { credentials: "same-origin" })
       .then(function (answer) { return answer.ok ? answer.text() : null; })
       .then(function (text) { if (text !== null) take(text); })
       .catch(function () {})

@@ -116,8 +116,8 @@ static void test_page_forms__a_model_is_uploaded_by_a_form(void **state)
     reply_clear(&reply);
 }
 
-/* Run 1 gets forty jobs before its own, each with an attempt that wrote, the first the newest, and is looked
- * at. */
+/* Run 1 gets forty jobs before its own, each with an attempt that wrote, the first the newest: all are done,
+ * but that one failed and the last goes on. It is looked at, and when it has ended. */
 static void look_at_a_long_run(struct api *api, const char *const *cookie)
 {
     struct reply reply = {0};
@@ -138,25 +138,56 @@ static void look_at_a_long_run(struct api *api, const char *const *cookie)
             "from "
             "mlopt.job where id >= 1000; "
             "insert into mlopt.attempt_log (job, number, part, at, text) select id, 1, 0, now() - id * "
-            "interval '1 hour', repeat('x', 5000) from mlopt.job where id >= 1000",
+            "interval '1 hour', repeat('x', 5000) from mlopt.job where id >= 1000; "
+            "update mlopt.job set state = 'failed' where id = 1020; "
+            "update mlopt.job j set state = 'running', token = a.token, lease_until = now() + interval '1 "
+            "day' "
+            "from mlopt.attempt a where a.job = j.id and j.id = 1039",
             &err),
         &err);
-    mlo_db_release(conn);
-    api_call(api, &reply, "GET", "/runs/demo/1", NULL, NULL, cookie); /* where it is */
+    api_call(api, &reply, "GET", "/runs/demo/1", NULL, NULL, cookie); /* where it is, not where it failed */
     assert_http(&reply, 200);
     assert_in_range(reply.body.len, 1, 100000);
     assert_holds(mlo_buf_str(&reply.body), "<td><b>early-39</b>");
     assert_null(strstr(mlo_buf_str(&reply.body), "<td><b>early-31</b>"));
     assert_holds(mlo_buf_str(&reply.body), "<a href=\"/runs/demo/1?cursor=0\">The 32 jobs before</a>");
-    assert_holds(mlo_buf_str(&reply.body), "id=\"log-1031-1\"");
-    assert_null(strstr(mlo_buf_str(&reply.body), "id=\"log-1032-1\""));
-    assert_holds(mlo_buf_str(&reply.body), "The 32 attempts that go on or wrote last; 8 more are left out here.");
+    assert_holds(mlo_buf_str(&reply.body), "<div id=\"live\" data-from=\"32\">");
+    assert_holds(mlo_buf_str(&reply.body), "<div id=\"times\" data-from=\"32\">");
+    assert_holds(mlo_buf_str(&reply.body),
+                 "id=\"log-1030-1\" data-end=\"5000\"><summary>early-30, attempt 1<");
+    assert_holds(mlo_buf_str(&reply.body), "<small>The first 3976 bytes are left out here.</small>");
+    assert_null(strstr(mlo_buf_str(&reply.body), "id=\"log-1031-1\""));
+    /* what goes on is there however long it is quiet */
+    assert_holds(mlo_buf_str(&reply.body), "id=\"log-1039-1\" data-end=\"5000\" open>");
+    assert_holds(mlo_buf_str(&reply.body),
+                 "The 32 attempts that go on or wrote last; 8 more are left out here.");
     api_call(api, &reply, "GET", "/runs/demo/1?cursor=0", NULL, NULL, cookie);
     assert_http(&reply, 200);
     assert_holds(mlo_buf_str(&reply.body), "<td><b>early-0</b>");
     assert_null(strstr(mlo_buf_str(&reply.body), "<td><b>early-16</b>"));
     api_call(api, &reply, "GET", "/runs/demo/1/log", NULL, NULL, cookie);
     assert_in_range(reply.body.len, 200000, 300000); /* all of it */
+    /* over: what failed first, unless somebody followed it to an end that is good all the same */
+    static const struct {
+        const char *state, *path, *from;
+    } ends[] = {{"succeeded", "/runs/demo/1", "16"},         {"succeeded", "/runs/demo/1?shown=32", "32"},
+                {"succeeded", "/runs/demo/1?shown=x", "16"}, {"succeeded", "/runs/demo/1?shown=999", "16"},
+                {"failed", "/runs/demo/1?shown=32", "16"},   {"failed", "/runs/demo/1?cursor=32", "32"}};
+    char sql[512], from[64];
+    for (size_t i = 0; i < MLO_COUNT(ends); i++) {
+        snprintf(
+            sql, sizeof sql,
+            "update mlopt.job set state = 'succeeded', token = null, lease_until = null where run = 1 and "
+            "state <> 'failed'; update mlopt.run set state = '%s', finished_at = now() where id = 1",
+            ends[i].state);
+        assert_mlo_ok(mlo_db_exec_text(conn, sql, &err), &err);
+        api_call(api, &reply, "GET", ends[i].path, NULL, NULL, cookie);
+        assert_http(&reply, 200);
+        snprintf(from, sizeof from, "<div id=\"times\" data-from=\"%s\">", ends[i].from);
+        assert_holds(mlo_buf_str(&reply.body), from);
+        assert_null(strstr(mlo_buf_str(&reply.body), " open><summary>"));
+    }
+    mlo_db_release(conn);
     reply_clear(&reply);
 }
 
