@@ -173,27 +173,36 @@ void mlo_member_mark(const json_t *member, char out[MLO_DIGEST_TEXT_SIZE])
     json_decref(seen);
 }
 
-/* Under the lock of its row. */
-static enum mlo_status check_seen(struct mlo_db_conn *conn, int64_t project_id, const char *name,
-                                  const char *seen, bool is_there, struct mlo_error *err)
+enum mlo_status mlo_member_check(struct mlo_db_conn *conn, int64_t project_id, const char *name,
+                                 const char *seen, struct mlo_error *err)
 {
     char mark[MLO_DIGEST_TEXT_SIZE];
     json_t *member = NULL;
-    enum mlo_status status = is_there ? mlo_member_get(conn, project_id, name, &member, err) : MLO_OK;
+    enum mlo_status status = mlo_member_get(conn, project_id, name, &member, err);
     if (status != MLO_OK)
         return status;
     mlo_member_mark(member, mark);
     json_decref(member);
-    if (is_there && !*mark) /* not that of nobody */
+    if (!*mark)
         return mlo_error_nomem(err);
     if (strcmp(mark, seen) == 0)
         return MLO_OK;
-    if (!*seen) {
+    mlo_error_set(err, MLO_ECONFLICT, "the member '%s' was changed meanwhile", name);
+    mlo_error_hint(err, "open its page again: it shows what the member may now");
+    return MLO_ECONFLICT;
+}
+
+/* Under the lock of its row. */
+static enum mlo_status check_seen(struct mlo_db_conn *conn, int64_t project_id, const char *name,
+                                  const char *seen, bool is_there, struct mlo_error *err)
+{
+    if (is_there && *seen)
+        return mlo_member_check(conn, project_id, name, seen, err);
+    if (!is_there && !*seen)
+        return MLO_OK;
+    if (is_there) {
         mlo_error_set(err, MLO_ECONFLICT, "the project has a member '%s' already", name);
         mlo_error_hint(err, "change it on its own page, or take another name");
-    } else if (is_there) {
-        mlo_error_set(err, MLO_ECONFLICT, "the member '%s' was changed meanwhile", name);
-        mlo_error_hint(err, "open its page again: it shows what the member may now");
     } else {
         mlo_error_set(err, MLO_ECONFLICT, "the member '%s' was removed meanwhile", name);
         mlo_error_hint(err, "the members' page shows who is there, and adds it again");
@@ -240,7 +249,8 @@ out:
 }
 
 enum mlo_status mlo_member_remove(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t project_id,
-                                  const char *name, const char *reason, struct mlo_error *err)
+                                  const char *name, const char *seen, const char *reason,
+                                  struct mlo_error *err)
 {
     struct mlo_rows rows = {0}, revoked = {0};
     struct mlo_params p = MLO_PARAMS_INIT;
@@ -254,6 +264,8 @@ enum mlo_status mlo_member_remove(struct mlo_db_conn *conn, const struct mlo_act
         goto out;
     }
     MLO_TRY(mlo_actor_require_person(actor, err));
+    if (seen)
+        MLO_TRY(mlo_member_check(conn, project_id, name, seen, err));
     mlo_param_i64(&p, id);
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_member[M_REMOVE], &p, NULL, err));
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_member[M_REVOKE], &p, &revoked, err));

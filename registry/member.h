@@ -33,10 +33,15 @@ MLO_MUST_USE enum mlo_status mlo_member_set(struct mlo_db_conn *conn, const stru
                                             int64_t project_id, const char *name,
                                             const struct mlo_member_settings *settings, bool *made,
                                             json_t **out, struct mlo_error *err);
-/* Removes one: its tokens are revoked with it. MLO_ENOTFOUND. */
+/* MLO_ECONFLICT where the mark of a member is not `seen`: it is not what somebody saw who decides now.
+ * MLO_ENOTFOUND. */
+MLO_MUST_USE enum mlo_status mlo_member_check(struct mlo_db_conn *conn, int64_t project_id, const char *name,
+                                              const char *seen, struct mlo_error *err);
+/* Removes one: its tokens are revoked with it. `seen`: as of mlo_member_check, or NULL: whatever it is.
+ * MLO_ENOTFOUND, MLO_ECONFLICT. */
 MLO_MUST_USE enum mlo_status mlo_member_remove(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                                               int64_t project_id, const char *name, const char *reason,
-                                               struct mlo_error *err);
+                                               int64_t project_id, const char *name, const char *seen,
+                                               const char *reason, struct mlo_error *err);
 /* {name, kind, principal (as logs name it), role, stages: {staging, production} (null: as in the project),
  * approve (null: by its role), description, created_at, created_by, tokens (those that live), last_used_at
  * (null: never)}. */

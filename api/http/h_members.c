@@ -111,7 +111,7 @@ enum mlo_status h_member_remove(struct mlo_request *req, struct mlo_error *err)
     int64_t project;
     enum mlo_status status;
     MLO_TRY(mlo_request_project(req, &project, err));
-    MLO_TRY(mlo_member_remove(req->conn, &actor, project, mlo_request_param(req, "name"),
+    MLO_TRY(mlo_member_remove(req->conn, &actor, project, mlo_request_param(req, "name"), NULL,
                               mlo_request_query(req, "reason"), err));
     MLO_TRY(mlo_reply_empty(req, 204));
 out:

@@ -52,6 +52,14 @@ static void choice(struct mlo_buf *out, const char *label, const char *field, co
     HTML(out, "</select></label>");
 }
 
+/* What the form shows of a member, for mlo_member_check; NULL: that there is none. */
+static void seen_field(struct mlo_request *req, const json_t *member)
+{
+    char seen[MLO_DIGEST_TEXT_SIZE];
+    mlo_member_mark(member, seen);
+    HTML(&req->out, "<input type=\"hidden\" name=\"seen\" value=\"%s\">", seen);
+}
+
 /* `member` NULL: a new one. */
 static void settings_form(struct mlo_request *req, const json_t *member)
 {
@@ -60,7 +68,6 @@ static void settings_form(struct mlo_request *req, const json_t *member)
     struct mlo_buf *out = &req->out;
     const json_t *stages = json_object_get(member, "stages");
     const char *roles[MLO_ROLE_COUNT + 1] = {0};
-    char seen[MLO_DIGEST_TEXT_SIZE];
     for (int r = 0; r < MLO_ROLE_COUNT; r++)
         roles[r] = mlo_role_name((enum mlo_role)r);
     HTML(out,
@@ -68,8 +75,7 @@ static void settings_form(struct mlo_request *req, const json_t *member)
          "action=\"/members/%s\">",
          member ? "What it may" : "Add a member", mlo_request_param(req, "p"));
     mlo_page_csrf_field(req);
-    mlo_member_mark(member, seen);
-    HTML(out, "<input type=\"hidden\" name=\"seen\" value=\"%s\">", seen);
+    seen_field(req, member);
     if (member)
         HTML(out,
              "<input type=\"hidden\" name=\"name\" value=\"%s\"><input type=\"hidden\" name=\"kind\" "
@@ -176,7 +182,7 @@ static void token_row(struct mlo_request *req, const json_t *token)
     HTML(out, "</td></tr>");
 }
 
-static void tokens_of(struct mlo_request *req, const json_t *tokens)
+static void tokens_of(struct mlo_request *req, const json_t *member, const json_t *tokens)
 {
     struct mlo_buf *out = &req->out;
     json_t *part = mlo_page_part(req, tokens, ROWS_A_PAGE), *token;
@@ -197,6 +203,7 @@ static void tokens_of(struct mlo_request *req, const json_t *tokens)
         HTML(out, "<p class=\"empty\">None yet: without one it cannot act.</p>");
     }
     form_begin(req, "filters", "token");
+    seen_field(req, member);
     HTML(out, "<label class=\"wide\">Name<input name=\"token_name\" required maxlength=\"200\" "
               "autocomplete=\"off\"></label><label>May<select name=\"may\"><option value=\"\">as the "
               "member</option><option value=\"read\">only read</option><option value=\"staging\">act in "
@@ -248,9 +255,10 @@ static enum mlo_status draw_member(struct mlo_request *req, const char *made, in
         HTML(out, "<p>%s</p>", mlo_text(member, "description"));
     HTML(out, "</section>");
     if (admin) {
-        tokens_of(req, tokens);
+        tokens_of(req, member, tokens);
         settings_form(req, member);
         form_begin(req, "inline", "remove");
+        seen_field(req, member);
         HTML(out, "<input name=\"reason\" maxlength=\"500\" placeholder=\"Why (optional)\" "
                   "aria-label=\"Why\"><button class=\"danger\">Remove, with its tokens</button></form>");
     }
@@ -332,6 +340,8 @@ enum mlo_status page_member_token(struct mlo_request *req, struct mlo_error *err
     enum mlo_status status;
     MLO_TRY(mlo_page_csrf_check(req, err));
     MLO_TRY(mlo_request_member(req, &token.project_id, &token.member, principal, err));
+    MLO_TRY(mlo_member_check(req->conn, token.project_id, mlo_request_param(req, "name"), field(req, "seen"),
+                             err));
     MLO_TRY(mlo_page_token_life(req, &token.expires_at_us, err));
     token.member_name = principal;
     if (strcmp(may, "read") == 0)
@@ -364,7 +374,7 @@ enum mlo_status page_member_remove(struct mlo_request *req, struct mlo_error *er
     enum mlo_status status;
     MLO_TRY(mlo_page_csrf_check(req, err));
     MLO_TRY(mlo_request_project(req, &project, err));
-    MLO_TRY(mlo_member_remove(req->conn, &actor, project, mlo_request_param(req, "name"),
+    MLO_TRY(mlo_member_remove(req->conn, &actor, project, mlo_request_param(req, "name"), field(req, "seen"),
                               *reason ? reason : NULL, err));
     MLO_TRY(mlo_reply_redirect(req, "/members/%s", mlo_request_param(req, "p")));
 out:

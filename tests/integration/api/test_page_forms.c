@@ -380,13 +380,28 @@ static void test_page_forms__members_are_their_projects(void **state)
     assert_holds(mlo_buf_str(&reply.body), "&lt;b&gt;builds");
     assert_null(strstr(mlo_buf_str(&reply.body), "nobody"));
     /* a token of a viewer who promotes to staging is for more than reading */
-    snprintf(body, sizeof body, "csrf=%s&token_name=desk&may=&days=30", csrf);
+    static const char *const stale[] = {"token", "remove"}; /* `seen` is of before she was changed */
+    for (size_t i = 0; i < MLO_COUNT(stale); i++) {
+        char path[64];
+        snprintf(path, sizeof path, "/members/demo/rosa/%s", stale[i]);
+        snprintf(body, sizeof body, "csrf=%s&seen=%s&token_name=desk&may=&days=30", csrf, seen);
+        api_call(api, &reply, "POST", path, NULL, body, cookie);
+        assert_http(&reply, 409);
+        assert_holds(mlo_buf_str(&reply.body), "was changed meanwhile");
+        snprintf(body, sizeof body, "csrf=%s&token_name=desk&may=&days=30", csrf);
+        api_call(api, &reply, "POST", path, NULL, body, cookie); /* nor without it */
+        assert_http(&reply, 409);
+    }
+    api_call(api, &reply, "GET", "/members/demo/rosa", NULL, NULL, cookie);
+    reply_field(&reply, "seen", seen);
+    assert_null(strstr(mlo_buf_str(&reply.body), ">desk<"));
+    snprintf(body, sizeof body, "csrf=%s&seen=%s&token_name=desk&may=&days=30", csrf, seen);
     api_call(api, &reply, "POST", "/members/demo/rosa/token", NULL, body, cookie);
     assert_http(&reply, 201);
     assert_holds(mlo_buf_str(&reply.body), "</code></small></td><td>as the member");
     assert_null(strstr(mlo_buf_str(&reply.body), "<td>reads"));
     /* a token, shown this once, for less than its member may; revoked; and gone with its member */
-    snprintf(body, sizeof body, "csrf=%s&token_name=laptop&may=read&days=30", csrf);
+    snprintf(body, sizeof body, "csrf=%s&seen=%s&token_name=laptop&may=read&days=30", csrf, seen);
     api_call(api, &reply, "POST", "/members/demo/rosa/token", NULL, body, cookie);
     assert_http(&reply, 201);
     const char *text = strstr(mlo_buf_str(&reply.body), "mlopt_");
@@ -409,11 +424,23 @@ static void test_page_forms__members_are_their_projects(void **state)
     assert_http(&reply, 303);
     api_call(api, &reply, "GET", "/v1/me", made, NULL, NULL);
     assert_http(&reply, 401);
-    snprintf(body, sizeof body, "csrf=%s&reason=left", csrf);
+    /* another one under her name is not who the forms were shown for */
+    snprintf(body, sizeof body, "csrf=%s&seen=%s&reason=left", csrf, seen);
     api_call(api, &reply, "POST", "/members/demo/rosa/remove", NULL, body, cookie);
     assert_http(&reply, 303);
     api_call(api, &reply, "GET", "/members/demo/rosa", NULL, NULL, cookie);
     assert_http(&reply, 404);
+    api_call(api, &reply, "PUT", "/v1/projects/demo/members/rosa", admin,
+             "{\"role\": \"viewer\", \"stages\": {\"staging\": \"promoter\"}, \"description\": \"tests\"}",
+             NULL);
+    assert_http(&reply, 201);
+    api_call(api, &reply, "POST", "/members/demo/rosa/remove", NULL, body, cookie);
+    assert_http(&reply, 409);
+    snprintf(body, sizeof body, "csrf=%s&seen=%s&token_name=again&may=&days=30", csrf, seen);
+    api_call(api, &reply, "POST", "/members/demo/rosa/token", NULL, body, cookie);
+    assert_http(&reply, 409);
+    api_call(api, &reply, "GET", "/v1/projects/demo/members/rosa/tokens", admin, NULL, NULL);
+    assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 0);
     /* who may only read sees who is there; another project's admin nothing */
     cookie = session(api, api->token[MLO_VIEWER]);
     api_call(api, &reply, "GET", "/members/demo/ci", NULL, NULL, cookie);

@@ -164,7 +164,7 @@ static void test_pages__lists_go_on_behind_a_form(void **state)
     struct reply reply = {0};
     struct mlo_error err = {0};
     struct mlo_db_conn *conn;
-    char csrf[96], body[256];
+    char csrf[96], seen[96], body[256];
     const char *const *cookie = session(api, api->token[MLO_ADMIN]);
     api_call(api, &reply, "PUT", "/v1/projects/demo/members/rosa", api->token[MLO_ADMIN],
              "{\"role\": \"viewer\"}", NULL);
@@ -180,7 +180,8 @@ static void test_pages__lists_go_on_behind_a_form(void **state)
     mlo_db_release(conn);
     api_call(api, &reply, "GET", "/members/demo/rosa", NULL, NULL, cookie);
     reply_field(&reply, "csrf", csrf);
-    snprintf(body, sizeof body, "csrf=%s&token_name=one-more&may=read&days=30", csrf);
+    reply_field(&reply, "seen", seen);
+    snprintf(body, sizeof body, "csrf=%s&seen=%s&token_name=one-more&may=read&days=30", csrf, seen);
     api_call(api, &reply, "POST", "/members/demo/rosa/token", NULL, body, cookie);
     assert_http(&reply, 201);
     assert_more(&reply, "/members/demo/rosa", "<button>More");
