@@ -36,23 +36,28 @@ enum {
     "jsonb_to_recordset($1::jsonb) AS q (i bigint, f bigint, lo text, hi text, low double precision, "       \
     "high double precision, no boolean)"
 
-/* Whether a candidate c fits them all. */
+/* Whether a candidate c fits them all: each is asked in the index where the facts of one name lie together,
+ * as candidates lie all over the others. A version that is "between" itself makes the planner take that one
+ * for a text. */
+#define ONE_OF "EXISTS (SELECT FROM version_fact x WHERE x.name_id = q.f AND "
 #define FITS                                                                                                 \
-    "NOT EXISTS (SELECT 1 FROM " RANGES " WHERE q.no = EXISTS (SELECT 1 FROM version_fact x WHERE "          \
-    "x.version_id = c.version_id AND x.name_id = q.f AND CASE WHEN q.lo IS NULL THEN "                       \
-    "x.number BETWEEN q.low AND q.high ELSE x.text BETWEEN q.lo AND q.hi END))"
+    "NOT EXISTS (SELECT FROM " RANGES " WHERE q.no = CASE "                                                  \
+    "WHEN q.lo IS NULL THEN " ONE_OF "x.version_id = c.version_id AND x.number BETWEEN q.low AND q.high) "   \
+    "WHEN q.lo = q.hi THEN " ONE_OF "x.text = q.lo AND x.version_id BETWEEN c.version_id AND c.version_id) " \
+    "ELSE " ONE_OF "x.version_id = c.version_id AND x.text BETWEEN q.lo AND q.hi) END)"
 
 /* A page ($2 rows) of candidates that fit, and what is shown of them. `order` is by c or w. What was deleted
- * is marked, and left out of the answer: its facts stay history. */
+ * is marked, and left out of the answer: its facts stay history. Found first, then shown: next to what the
+ * planner thinks that finding costs, it would not care how the rest is read. */
 #define PAGE(candidates, order_c, order_w)                                                                   \
-    "SELECT w.number AS cursor_number, w.version_id AS cursor_id, v.id, p.name AS project, m.name AS "       \
-    "model, "                                                                                                \
+    "WITH w AS MATERIALIZED (SELECT c.version_id, c.number FROM (" candidates ") c WHERE " FITS              \
+    " ORDER BY " order_c " LIMIT $2) SELECT w.number AS cursor_number, w.version_id AS cursor_id, v.id, "    \
+    "p.name AS project, m.name AS model, "                                                                   \
     "(v.deletion_id IS NOT NULL OR m.deletion_id IS NOT NULL) AS deleted, v.number AS version, "             \
     "v.manifest_digest, v.description, v.created_at, v.created_by, " MLO_FACTS_JSON(                         \
-        "v.manifest") " FROM (SELECT c.version_id, c.number FROM (" candidates ") c WHERE " FITS             \
-                      " ORDER BY " order_c " LIMIT $2) w JOIN version v ON v.id = w.version_id "             \
-                      "JOIN model m ON m.id = v.model_id JOIN project p ON p.id = m.project_id ORDER "       \
-                      "BY " order_w
+        "v.manifest") " FROM w JOIN version v ON v.id = w.version_id JOIN model m ON m.id = v.model_id "     \
+                      "JOIN "                                                                                \
+                      "project p ON p.id = m.project_id ORDER BY " order_w
 
 /* By creation, among those with the text $b under the name $a, from the version $c on, before $d; $e at most.
  * Compared and ordered as rows, so that the index of texts is the only one that it can walk. */
@@ -62,12 +67,13 @@ enum {
     " > (" a "::bigint, " b "::text, " low "::bigint) AND " ROW_OF " < (" a ", " b ", " high                 \
     "::bigint) ORDER BY name_id " direction ", text " direction ", version_id " direction " LIMIT " limit
 /* By the number under the name $a, behind the number $b of the version $c, up to the number $d; $e at most.
+ * As rows, too: the index of numbers by version, which has all of it in another order, is then none to walk.
  */
 #define BY_NUMBER(a, b, c, d, limit, compare, ends, direction)                                               \
-    "SELECT version_id, number FROM version_fact WHERE name_id = " a                                         \
-    "::bigint AND (number, version_id) " compare " (" b "::double precision, " c                             \
-    "::bigint) AND number " ends " " d "::double precision ORDER BY number " direction                       \
-    ", version_id " direction " LIMIT " limit
+    "SELECT version_id, number, name_id FROM version_fact WHERE number IS NOT NULL AND (name_id, number, "   \
+    "version_id) " compare " (" a "::bigint, " b "::double precision, " c                                    \
+    "::bigint) AND (name_id, number) " ends " (" a ", " d "::double precision) ORDER BY name_id " direction  \
+    ", number " direction ", version_id " direction " LIMIT " limit
 /* Those in the range ($3 the name; $4, $5 or $6, $7). */
 #define FEW_OF                                                                                               \
     "(SELECT version_id FROM version_fact WHERE name_id = $3::bigint AND text BETWEEN $4::text AND "         \
@@ -81,7 +87,7 @@ enum {
          "w.version_id " direction)
 #define PAGE_BY_NUMBER(compare, ends, direction)                                                             \
     PAGE(BY_NUMBER("$3", "$4", "$5", "$6", "$7", compare, ends, direction),                                  \
-         "c.number " direction ", c.version_id " direction,                                                  \
+         "c.name_id " direction ", c.number " direction ", c.version_id " direction,                         \
          "w.number " direction ", w.version_id " direction)
 /* The last of the candidates that a page looked at. */
 #define END_BY_ID(direction) BY_ID("$1", "$2", "$3", "$4", "1 OFFSET $5::bigint - 1", direction)
@@ -263,15 +269,22 @@ out:
     return status;
 }
 
-/* The ranges but `without` (may be NULL) for a statement. */
-static enum mlo_status ranges_json(const struct run *r, const struct mlo_search_range *without,
-                                   struct mlo_buf *out, struct mlo_error *err)
+/* Whether all candidates fit it: they are walked by it, or within it (walk_bounds). */
+static bool walked(const struct run *r, const struct mlo_search_range *range)
+{
+    return range == r->leader || (r->query.order_kind && !r->few && range->number && !range->negated &&
+                                  range->name_id == r->query.order_id);
+}
+
+/* The ranges for a statement; `asked`: but those that all candidates fit. */
+static enum mlo_status ranges_json(const struct run *r, bool asked, struct mlo_buf *out,
+                                   struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     json_t *list = json_array(), *row;
     for (size_t i = 0; i < r->query.count; i++) {
         const struct mlo_search_range *range = &r->query.ranges[i];
-        if (range == without || !range->name_id)
+        if (!range->name_id || (asked && walked(r, range)))
             continue;
         row = json_pack("{s:I, s:I, s:b}", "i", (json_int_t)i, "f", (json_int_t)range->name_id, "no",
                         range->negated);
@@ -301,43 +314,45 @@ static bool one_text(const struct mlo_search_range *range)
     return !range->negated && !range->number && strcmp(range->lo, range->hi) == 0;
 }
 
+/* What drops the most is asked first: of a candidate nothing more is asked then. */
+static int by_count(const void *a, const void *b)
+{
+    const struct mlo_search_range *x = a, *y = b;
+    if (x->negated != y->negated)
+        return x->negated ? 1 : -1;
+    if (x->count != y->count)
+        return x->count < y->count ? -1 : 1;
+    return one_text(y) - one_text(x);
+}
+
 /* The range that the fewest versions fit: few enough to take them all, or the one to walk by creation. */
 static enum mlo_status choose(struct run *r, struct mlo_error *err)
 {
+    struct mlo_search_range *ranges = r->query.ranges;
     struct mlo_params p = MLO_PARAMS_INIT;
     struct mlo_rows rows = {0};
     struct mlo_buf text = MLO_BUF_INIT;
     enum mlo_status status = MLO_OK;
-    int64_t least = r->look + 1, least_text = r->look + 1;
     size_t leading = 0;
-    const struct mlo_search_range *only = NULL, *fewest = NULL, *walked = NULL;
     for (size_t i = 0; i < r->query.count; i++)
-        if (!r->query.ranges[i].negated && ++leading == 1)
-            only = &r->query.ranges[i];
+        leading += !ranges[i].negated;
     if (leading == 0)
         return MLO_OK;
-    if (leading == r->query.count && leading == 1 && !r->query.order_kind && one_text(only)) {
-        r->leader = only; /* the walk finds nothing else */
+    if (r->query.count == 1 && !r->query.order_kind && one_text(ranges)) {
+        r->leader = ranges; /* the walk finds nothing else */
         return MLO_OK;
     }
-    MLO_TRY(ranges_json(r, NULL, &text, err));
+    MLO_TRY(ranges_json(r, false, &text, err));
     mlo_param_text(&p, mlo_buf_str(&text));
     mlo_param_i64(&p, r->look);
     MLO_TRY(mlo_db_exec(r->conn, &mlo_sql_search[SEARCH_COUNTS], &p, &rows, err));
-    for (int row = 0; row < mlo_rows_count(&rows); row++) {
-        const struct mlo_search_range *range = &r->query.ranges[mlo_rows_i64(&rows, row, 0)];
-        int64_t n = mlo_rows_i64(&rows, row, 1);
-        if (n < least) {
-            least = n;
-            fewest = range;
-        }
-        if (one_text(range) && n < least_text) {
-            least_text = n;
-            walked = range;
-        }
-    }
-    r->few = (double)least <= FEW_OF_LOOK * (double)r->look;
-    r->leader = r->few ? fewest : r->query.order_kind ? NULL : walked;
+    for (int row = 0; row < mlo_rows_count(&rows); row++)
+        ranges[mlo_rows_i64(&rows, row, 0)].count = mlo_rows_i64(&rows, row, 1);
+    qsort(ranges, r->query.count, sizeof *ranges, by_count);
+    r->few = (double)ranges->count <= FEW_OF_LOOK * (double)r->look;
+    for (size_t i = 0; i < leading && !r->leader; i++)
+        if (r->few || (!r->query.order_kind && one_text(&ranges[i])))
+            r->leader = &ranges[i];
 out:
     mlo_buf_clear(&text);
     mlo_rows_clear(&rows);
@@ -467,7 +482,7 @@ static enum mlo_status run_page(const struct run *r, json_t **out, struct mlo_er
         return status;
     if (outermost) /* the page and its end of one moment */
         MLO_TRY(mlo_db_exec_text(r->conn, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY", err));
-    MLO_TRY(ranges_json(r, r->leader, &text, err));
+    MLO_TRY(ranges_json(r, true, &text, err));
     mlo_param_text(&p, mlo_buf_str(&text));
     mlo_param_i64(&p, r->limit + 1);
     if (r->few) {

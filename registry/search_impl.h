@@ -14,6 +14,7 @@ struct mlo_search_range {
     double low, high;
     char lo[MLO_FACT_TEXT_MAX + 8], hi[MLO_FACT_TEXT_MAX + 8];
     int64_t name_id; /* found later; 0: the project has no such name */
+    int64_t count;   /* later: how many versions it fits, at most as many as a page looks at */
 };
 
 struct mlo_search_query {

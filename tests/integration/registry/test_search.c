@@ -491,27 +491,25 @@ static void explain(struct pg_fixture *f, PGconn *pg, const struct mlo_sql *sql,
     assert_mlo_ok(mlo_db_exec_text(f->conn, "DEALLOCATE explained", &f->err), &f->err);
 }
 
-static void test_search__walks_indexes(void **state)
+/* How often an index was gone into so far, by all sessions that are idle now. */
+static int64_t scans(struct pg_fixture *f, const char *index)
 {
-    static const struct {
-        const char *name, *arguments, *index;
-    } cases[] = {
-        {"search_id_desc", "'[]', 51, 1, '', 0, 1000, 5000", "version_fact_text"},
-        {"search_id_asc", "'[]', 51, 1, '', 0, 1000, 5000", "version_fact_text"},
-        {"search_number_desc", "'[]', 51, 1, 1, 1000, 0, 5000", "version_fact_number"},
-        {"search_number_asc", "'[]', 51, 1, 1, 1000, 0, 5000", "version_fact_number"},
-        {"search_few_id", "'[]', 51, 1, 'a', 'b', NULL, NULL, 1, 1000", "version_fact_text"},
-        {"search_few_number", "'[]', 51, 1, NULL, NULL, 0, 1, 1, 1000, 2, 1", "version_fact_number"},
-        {"search_counts", "'[]', 5000", "version_fact_text"},
-        {"search_end_id_desc", "1, '', 0, 1000, 5000", "version_fact_text"},
-        {"search_end_number_asc", "1, 1, 1000, 0, 5000", "version_fact_number"},
-        {"catalog_versions_tagged", "1, NULL, '[]', 1, 1, 0, '', 0, 51, '', '7'", "version_fact_text"},
-        {"catalog_versions_tagged_falling", "NULL, NULL, '[]', 1, 1, 0, '', 0, 51, '', '7'",
-         "version_fact_text"},
-    };
-    struct pg_fixture *f = *state;
+    struct mlo_buf text = MLO_BUF_INIT;
+    assert_mlo_ok(mlo_db_exec_text(f->conn, "SELECT pg_stat_force_next_flush()", &f->err), &f->err);
+    mlo_buf_printf(&text, "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = '%s'", index);
+    PGresult *result = PQexec(mlo_db_pg(f->conn), mlo_buf_str(&text));
+    int64_t n = -1;
+    if (PQntuples(result) != 1 || !mlo_str_to_i64(PQgetvalue(result, 0, 0), &n))
+        fail_msg("%s is no index: %s", index, PQresultErrorMessage(result));
+    PQclear(result);
+    mlo_buf_clear(&text);
+    return n;
+}
+
+/* 20,000 versions with their number, as a tag as well, a metric of 777 values and a licence of five. */
+static void fill(struct pg_fixture *f)
+{
     struct mlo_db_conn *owner;
-    project(f, "demo");
     assert_mlo_ok(mlo_db_acquire(f->owner, &owner, &f->err), &f->err);
     assert_mlo_ok(
         mlo_db_exec_text(
@@ -519,8 +517,8 @@ static void test_search__walks_indexes(void **state)
             "INSERT INTO model (project_id, name, created_by) SELECT id, 'net', 'me' FROM project;"
             "INSERT INTO version (model_id, number, manifest_digest, manifest, created_by) SELECT m.id, n, "
             "sha256(n::text::bytea), '{}', 'me' FROM model m, generate_series(1, 20000) n;"
-            "INSERT INTO fact_name (project_id, kind, name) SELECT id, k, '' FROM project, "
-            "(VALUES ('version'), ('metric'), ('licence'), ('tag')) v (k);"
+            "INSERT INTO fact_name (project_id, kind, name) SELECT id, k, n FROM project, "
+            "(VALUES ('version', ''), ('metric', 'm'), ('licence', ''), ('tag', 't')) v (k, n);"
             "INSERT INTO version_fact (version_id, name_id, text, number) SELECT v.id, n.id, CASE n.kind "
             "WHEN "
             "'licence' THEN (v.number % 5)::text WHEN 'tag' THEN v.number::text ELSE '' END, CASE n.kind "
@@ -530,6 +528,31 @@ static void test_search__walks_indexes(void **state)
             &f->err),
         &f->err);
     mlo_db_release(owner);
+}
+
+static void test_search__walks_indexes(void **state)
+{
+    static const char *const asked[] = {"version_fact_text", "version_fact_version", "version_fact_pkey"};
+    static const struct {
+        const char *name, *arguments, *index;
+        bool asks; /* of what it walks, whether the rest fits */
+    } cases[] = {
+        {"search_id_desc", "'[]', 51, 1, '', 0, 1000, 5000", "version_fact_text", true},
+        {"search_id_asc", "'[]', 51, 1, '', 0, 1000, 5000", "version_fact_text", true},
+        {"search_number_desc", "'[]', 51, 1, 1, 1000, 0, 5000", "version_fact_number", true},
+        {"search_number_asc", "'[]', 51, 1, 1, 1000, 0, 5000", "version_fact_number", true},
+        {"search_few_id", "'[]', 51, 1, 'a', 'b', NULL, NULL, 1, 1000", "version_fact_text", true},
+        {"search_few_number", "'[]', 51, 1, NULL, NULL, 0, 1, 1, 1000, 2, 1", "version_fact_number", true},
+        {"search_counts", "'[]', 5000", "version_fact_text", false},
+        {"search_end_id_desc", "1, '', 0, 1000, 5000", "version_fact_text", false},
+        {"search_end_number_asc", "1, 1, 1000, 0, 5000", "version_fact_number", false},
+        {"catalog_versions_tagged", "1, NULL, '[]', 1, 1, 0, '', 0, 51, '', '7'", "version_fact_text", false},
+        {"catalog_versions_tagged_falling", "NULL, NULL, '[]', 1, 1, 0, '', 0, 51, '', '7'",
+         "version_fact_text", false},
+    };
+    struct pg_fixture *f = *state;
+    project(f, "demo");
+    fill(f);
     assert_mlo_ok(mlo_db_exec_text(f->conn, "SET plan_cache_mode = force_generic_plan", &f->err), &f->err);
     size_t tables;
     const struct mlo_sql_table *table = mlo_registry_sql(&tables);
@@ -539,11 +562,44 @@ static void test_search__walks_indexes(void **state)
             for (size_t s = 0; s < table[t].count; s++)
                 if (strcmp(table[t].statements[s].name, cases[i].name) == 0)
                     explain(f, mlo_db_pg(f->conn), &table[t].statements[s], cases[i].arguments, &plan);
-        if (!strstr(mlo_buf_str(&plan), cases[i].index) || strstr(mlo_buf_str(&plan), "Seq Scan on version"))
+        bool walks =
+            strstr(mlo_buf_str(&plan), cases[i].index) && !strstr(mlo_buf_str(&plan), "Seq Scan on version");
+        for (size_t j = 0; j < MLO_COUNT(asked) && cases[i].asks; j++)
+            walks = walks && strstr(mlo_buf_str(&plan), asked[j]);
+        if (!walks)
             fail_msg("%s does not walk %s:\n%s", cases[i].name, cases[i].index, mlo_buf_str(&plan));
         mlo_buf_clear(&plan);
     }
     assert_mlo_ok(mlo_db_exec_text(f->conn, "RESET plan_cache_mode", &f->err), &f->err);
+}
+
+static void test_search__asks_little_of_what_it_walks(void **state)
+{
+    static const struct {
+        const char *filter;
+        int64_t texts, numbers; /* how many versions it may ask for each, of a page of 50 */
+    } cases[] = {
+        {"metric.m >= 0 and licence = 3", 300, 60}, /* a fifth has the licence, so it is asked first */
+        {"licence = 3 and metric.m >= 0", 300, 60},
+        {"version >= 9 and licence = 3", 300, 0}, /* that is where the walk begins */
+    };
+    struct pg_fixture *f = *state;
+    int64_t p = project(f, "demo");
+    json_t *list;
+    fill(f);
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        const struct mlo_search search = {.project_id = p, .filter = cases[i].filter, .order = "version:asc"};
+        const struct mlo_page page = {.limit = 50};
+        int64_t texts = scans(f, "version_fact_text"), numbers = scans(f, "version_fact_version");
+        assert_mlo_ok(mlo_version_search(f->conn, &search, &page, &list, &f->err), &f->err);
+        assert_int_equal(json_array_size(json_object_get(list, "items")), 50);
+        json_decref(list);
+        texts = scans(f, "version_fact_text") - texts;
+        numbers = scans(f, "version_fact_version") - numbers;
+        if (texts < 50 || texts > cases[i].texts || numbers > cases[i].numbers)
+            fail_msg("'%s' asked for %lld texts and %lld numbers", cases[i].filter, (long long)texts,
+                     (long long)numbers);
+    }
 }
 
 int main(void)
@@ -560,6 +616,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_search__datasets_by_name_and_version, pg_fixture_setup,
                                         pg_fixture_teardown),
         cmocka_unit_test_setup_teardown(test_search__walks_indexes, pg_fixture_setup, pg_fixture_teardown),
+        cmocka_unit_test_setup_teardown(test_search__asks_little_of_what_it_walks, pg_fixture_setup,
+                                        pg_fixture_teardown),
     };
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
 }
