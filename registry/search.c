@@ -38,11 +38,12 @@ enum {
 
 /* Whether a candidate c fits them all: each is asked in the index where the facts of one name lie together,
  * as candidates lie all over the others. A version that is "between" itself makes the planner take that one
- * for a text. */
+ * for a text; the one for a number holds versions above 0, so that who does not say so cannot walk it. */
 #define ONE_OF "EXISTS (SELECT FROM version_fact x WHERE x.name_id = q.f AND "
 #define FITS                                                                                                 \
     "NOT EXISTS (SELECT FROM " RANGES " WHERE q.no = CASE "                                                  \
-    "WHEN q.lo IS NULL THEN " ONE_OF "x.version_id = c.version_id AND x.number BETWEEN q.low AND q.high) "   \
+    "WHEN q.lo IS NULL THEN " ONE_OF                                                                         \
+    "x.version_id = c.version_id AND x.version_id > 0 AND x.number BETWEEN q.low AND q.high) "               \
     "WHEN q.lo = q.hi THEN " ONE_OF "x.text = q.lo AND x.version_id BETWEEN c.version_id AND c.version_id) " \
     "ELSE " ONE_OF "x.version_id = c.version_id AND x.text BETWEEN q.lo AND q.hi) END)"
 
@@ -67,13 +68,12 @@ enum {
     " > (" a "::bigint, " b "::text, " low "::bigint) AND " ROW_OF " < (" a ", " b ", " high                 \
     "::bigint) ORDER BY name_id " direction ", text " direction ", version_id " direction " LIMIT " limit
 /* By the number under the name $a, behind the number $b of the version $c, up to the number $d; $e at most.
- * As rows, too: the index of numbers by version, which has all of it in another order, is then none to walk.
  */
 #define BY_NUMBER(a, b, c, d, limit, compare, ends, direction)                                               \
-    "SELECT version_id, number, name_id FROM version_fact WHERE number IS NOT NULL AND (name_id, number, "   \
-    "version_id) " compare " (" a "::bigint, " b "::double precision, " c                                    \
-    "::bigint) AND (name_id, number) " ends " (" a ", " d "::double precision) ORDER BY name_id " direction  \
-    ", number " direction ", version_id " direction " LIMIT " limit
+    "SELECT version_id, number FROM version_fact WHERE name_id = " a                                         \
+    "::bigint AND (number, version_id) " compare " (" b "::double precision, " c                             \
+    "::bigint) AND number " ends " " d "::double precision ORDER BY number " direction                       \
+    ", version_id " direction " LIMIT " limit
 /* Those in the range ($3 the name; $4, $5 or $6, $7). */
 #define FEW_OF                                                                                               \
     "(SELECT version_id FROM version_fact WHERE name_id = $3::bigint AND text BETWEEN $4::text AND "         \
@@ -87,7 +87,7 @@ enum {
          "w.version_id " direction)
 #define PAGE_BY_NUMBER(compare, ends, direction)                                                             \
     PAGE(BY_NUMBER("$3", "$4", "$5", "$6", "$7", compare, ends, direction),                                  \
-         "c.name_id " direction ", c.number " direction ", c.version_id " direction,                         \
+         "c.number " direction ", c.version_id " direction,                                                  \
          "w.number " direction ", w.version_id " direction)
 /* The last of the candidates that a page looked at. */
 #define END_BY_ID(direction) BY_ID("$1", "$2", "$3", "$4", "1 OFFSET $5::bigint - 1", direction)
@@ -121,7 +121,8 @@ const struct mlo_sql mlo_sql_search[] = {
         {"search_few_number",
          PAGE("SELECT d.version_id, o.number FROM " FEW_OF
               " d JOIN version_fact o ON o.version_id = d.version_id AND o.name_id = $10::bigint "
-              "AND o.number IS NOT NULL WHERE ($8::bigint * o.number, $8::bigint * d.version_id) > "
+              "AND o.number IS NOT NULL AND o.version_id > 0 WHERE ($8::bigint * o.number, $8::bigint * "
+              "d.version_id) > "
               "($8::bigint * $11::double precision, $8::bigint * $9::bigint)",
               "$8::bigint * c.number, $8::bigint * c.version_id",
               "$8::bigint * w.number, $8::bigint * w.version_id"),

@@ -562,8 +562,10 @@ static void test_search__walks_indexes(void **state)
             for (size_t s = 0; s < table[t].count; s++)
                 if (strcmp(table[t].statements[s].name, cases[i].name) == 0)
                     explain(f, mlo_db_pg(f->conn), &table[t].statements[s], cases[i].arguments, &plan);
-        bool walks =
-            strstr(mlo_buf_str(&plan), cases[i].index) && !strstr(mlo_buf_str(&plan), "Seq Scan on version");
+        bool walks = strstr(mlo_buf_str(&plan), cases[i].index) &&
+                     !strstr(mlo_buf_str(&plan), "Seq Scan on version") &&
+                     !strstr(mlo_buf_str(&plan), "Sort Key: version_fact") &&
+                     !strstr(mlo_buf_str(&plan), "Gather");
         for (size_t j = 0; j < MLO_COUNT(asked) && cases[i].asks; j++)
             walks = walks && strstr(mlo_buf_str(&plan), asked[j]);
         if (!walks)
