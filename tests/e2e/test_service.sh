@@ -59,6 +59,23 @@ printf 'name: mine\ntarget: any\nsteps:\n  - optimise: {}\n' >typo.yaml
 expect 1 "$MLOPT" submit fashion/cnn --recipe typo.yaml
 says "typo.yaml:4"
 expect 3 "$MLOPT" submit fashion/cnn@9 --recipe short.yaml
+# a dry run refuses the same, says what would run, of many models too, and submits nothing
+expect 1 "$MLOPT" submit fashion/cnn --recipe typo.yaml --dry-run
+says "typo.yaml:4"
+expect 3 "$MLOPT" submit fashion/cnn@9 --recipe short.yaml --dry-run
+expect 0 "$MLOPT" submit fashion/cnn --recipe short.yaml --wait --dry-run -o json
+holds "[j['step'] for j in d['jobs']] == ['optimize', 'quantize', 'evaluate', 'benchmark', 'report'] and d['on'] == 'fashion/cnn@1'"
+cp stdout planned
+expect 0 "$MLOPT" plan fashion/cnn --recipe short.yaml -o json
+cmp -s stdout planned || fail "plan and submit --dry-run differ"
+expect 3 "$MLOPT" submit fashion/cnn@9 fashion/none fashion/cnn --recipe short.yaml --dry-run
+says "2 of 3 were not planned"
+shows "fashion/cnn@1  "
+expect 3 "$MLOPT" submit fashion/none fashion/cnn@1 --recipe short.yaml --dry-run -o json
+holds "d[0]['problem']['code'] == 'not-found' and d[1]['plan']['variant'] == 'short'"
+expect 2 "$MLOPT" submit fashion/cnn shop/cnn --recipe short.yaml --dry-run
+expect 0 "$MLOPT" runs -o json
+holds "d == []"
 expect 0 "$MLOPT" submit fashion/cnn --recipe short.yaml --wait --timeout 1500 -o json
 holds "d['run']['state'] == 'succeeded' and not any(j['reused'] for j in d['run']['jobs'])"
 holds "[v['variant'] for v in d['variants']] == ['source', 'short']"
@@ -220,6 +237,8 @@ expect 0 "$MLOPT" comment fashion/cnn@1 -o json
 holds "[(c['release'], c['text']) for c in d] == [(2, 'watch p99'), (None, 'trained without the night images')]"
 expect 0 "$MLOPT" pull fashion/cnn@production --target cpu:avx2 --out pulled -o json
 holds "d[0]['digest'] == '$first'"
+expect 0 "$MLOPT" rollback fashion/cnn --stage production --reason 'practising' --dry-run
+shows "(would be a rollback, generation 3)"
 expect 0 "$MLOPT" rollback fashion/cnn --stage production --reason 'practising' --yes -o json
 holds "d['kind'] == 'rollback' and d['generation'] == 3"
 expect 5 "$MLOPT" rollback fashion/cnn --stage production --reason 'nothing before' --yes

@@ -31,6 +31,16 @@ extern const struct mlo_cli_verb mlo_verb_members_list, mlo_verb_members_set, ml
         "ca-file", 0, "FILE", "trust this certificate too, or what it signed (MLOPT_CA_FILE)"                \
     }
 
+/* What mlo_client_add_recipe reads, with those of a search. */
+#define MLO_OPTIONS_RECIPE                                                                                   \
+    {"recipe", 0, "FILE|NAME", "a recipe file, or one that is built in (int8-cpu)"},                         \
+        {"goal", 0, "GOAL", "of a search: 'accuracy_drop<=0.5pt, min latency' (without --recipe: search)"},  \
+        {"budget", 0, "TIME|JOBS", "of a search: 30m, or a number of jobs"},                                 \
+    {                                                                                                        \
+        "set", 0, "STEP.OPTION=VALUE", "changes an option of the recipe, or a dataset: data.ROLE=NAME",      \
+            NULL, true                                                                                       \
+    }
+
 /* What mlo_client_facts reads. */
 #define MLO_OPTIONS_FACTS                                                                                    \
     {"code", 0, "DIR", "the training code: remote, commit and dirtiness of this checkout"},                  \
@@ -177,6 +187,15 @@ MLO_MUST_USE enum mlo_status mlo_client_upload(struct mlo_client *client, const 
 
 /* `submit` of several models of a project: with what `body` says of how, in one request. */
 MLO_MUST_USE enum mlo_status mlo_client_submit_many(struct mlo_cli *cli, json_t *body, struct mlo_error *err);
+/* `plan` and `submit --dry-run`, of one model or of several of a project: each stands for itself. */
+MLO_MUST_USE enum mlo_status mlo_client_plan(struct mlo_cli *cli, struct mlo_error *err);
+/* The arguments, which are of one project, as "models": [{"model", "version" (absent: the latest)}] of the
+ * object `body`. MLO_EUSAGE where they are of two. */
+MLO_MUST_USE enum mlo_status mlo_client_read_models(const struct mlo_cli *cli, char project[104],
+                                                    json_t *body, struct mlo_error *err);
+/* MLO_OK, or that of the first item with a "problem": {"code", "detail", "hint"}; `verb`: what it was not. */
+MLO_MUST_USE enum mlo_status mlo_client_many_outcome(const json_t *items, const char *verb,
+                                                     struct mlo_error *err);
 /* `cancel` of several runs: one request a project. */
 MLO_MUST_USE enum mlo_status mlo_client_cancel_many(struct mlo_cli *cli, struct mlo_error *err);
 

@@ -42,7 +42,7 @@ static enum mlo_status print_items(const struct mlo_cli *cli, const json_t *item
     return mlo_table_print_take(&table, err);
 }
 
-static enum mlo_status outcome(const json_t *items, const char *verb, struct mlo_error *err)
+enum mlo_status mlo_client_many_outcome(const json_t *items, const char *verb, struct mlo_error *err)
 {
     const json_t *first;
     size_t failed = count_failed(items, &first);
@@ -56,9 +56,8 @@ static enum mlo_status outcome(const json_t *items, const char *verb, struct mlo
     return status;
 }
 
-/* {"models": [{"model", "version"}]} of the arguments, which are of one project. */
-static enum mlo_status read_models(const struct mlo_cli *cli, char project[104], json_t *body,
-                                   struct mlo_error *err)
+enum mlo_status mlo_client_read_models(const struct mlo_cli *cli, char project[104], json_t *body,
+                                       struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     json_t *models = json_array();
@@ -97,14 +96,14 @@ enum mlo_status mlo_client_submit_many(struct mlo_cli *cli, json_t *body, struct
     char project[104] = "";
     const char *header;
     enum mlo_status status;
-    MLO_TRY(read_models(cli, project, body, err));
+    MLO_TRY(mlo_client_read_models(cli, project, body, err));
     MLO_TRY(mlo_client_key(cli, &key, &header, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
     mlo_client_path(&path, "/v1/projects/%s/runs/batch", project);
     MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), header, body, &response, err));
     const json_t *items = json_object_get(response.json, "items");
     MLO_TRY(print_items(cli, items, err));
-    MLO_TRY(outcome(items, "submitted", err));
+    MLO_TRY(mlo_client_many_outcome(items, "submitted", err));
 out:
     mlo_response_clear(&response);
     mlo_buf_clear(&path);
@@ -165,7 +164,7 @@ enum mlo_status mlo_client_cancel_many(struct mlo_cli *cli, struct mlo_error *er
     struct mlo_error own = {0};
     enum mlo_status printed = json_array_size(done) ? print_items(cli, done, &own) : MLO_OK;
     if (status == MLO_OK) {
-        status = printed == MLO_OK ? outcome(done, "cancelled", &own) : printed;
+        status = printed == MLO_OK ? mlo_client_many_outcome(done, "cancelled", &own) : printed;
         *err = own;
     }
 out:

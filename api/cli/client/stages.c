@@ -261,6 +261,7 @@ static enum mlo_status rollback_run(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_client_ref ref;
     struct mlo_response stage = {0}, moved = {0};
     const char *name = NULL, *reason = NULL;
+    bool dry_run = mlo_cli_has(cli, "dry-run");
     json_t *body = NULL;
     int64_t to;
     MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
@@ -270,15 +271,16 @@ static enum mlo_status rollback_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_cli_int(cli, "to", 0, 1, INT64_MAX, &to, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
     MLO_TRY(mlo_client_read_stage(client, &ref, name, &stage, err));
-    MLO_TRY(confirm_production(cli, &ref, name, stage.json, "Roll back", err));
-    body = json_pack("{s:s,s:o,s:s}", "stage", name, "to", to ? json_integer(to) : json_null(), "reason",
-                     reason);
+    if (!dry_run)
+        MLO_TRY(confirm_production(cli, &ref, name, stage.json, "Roll back", err));
+    body = json_pack("{s:s,s:o,s:s,s:b}", "stage", name, "to", to ? json_integer(to) : json_null(), "reason",
+                     reason, "dry_run", dry_run);
     if (!body) {
         status = mlo_error_set(err, MLO_EUSAGE, "--reason is not UTF-8");
         goto out;
     }
     MLO_TRY(mlo_client_move(client, &ref, "rollbacks", stage.etag, body, &moved, err));
-    MLO_TRY(print_move(cli, &ref, moved.json, false, err));
+    MLO_TRY(print_move(cli, &ref, moved.json, dry_run, err));
 out:
     json_decref(body);
     mlo_response_clear(&stage);
@@ -346,6 +348,7 @@ static const struct mlo_cli_option rollback_options[] = {
     {"stage", 0, "STAGE", "staging or production"},
     {"reason", 0, "TEXT", "why; the log keeps it"},
     {"to", 0, "RELEASE", "to this release (default: the one that the present one replaced)"},
+    {"dry-run", 0, NULL, "say what would be brought back, move nothing"},
     {"yes", 'y', NULL, "do not ask before production"},
     MLO_OPTION_URL,
     {NULL},

@@ -330,6 +330,8 @@ static enum mlo_status submit_run(struct mlo_cli *cli, struct mlo_error *err)
     const char *version;
     json_t *body = NULL, *run = NULL;
     int64_t timeout;
+    if (mlo_cli_has(cli, "dry-run"))
+        return mlo_client_plan(cli, err);
     if (cli->arg_count > 1 && mlo_cli_has(cli, "wait"))
         return mlo_error_set(err, MLO_EUSAGE, "--wait follows one run: submit one, or `mlopt watch` each");
     if (cli->arg_count > 1) {
@@ -367,111 +369,9 @@ out:
     return status;
 }
 
-/* --- plan ------------------------------------------------------------------------------------------- */
-
-static const char *seconds_text(const json_t *row, char out[48])
-{
-    const json_t *each = json_object_get(row, "estimate_s");
-    double s = json_number_value(each);
-    if (mlo_json_bool(row, "cached", false))
-        snprintf(out, 48, "0");
-    else if (!json_is_number(each))
-        snprintf(out, 48, "?");
-    else
-        snprintf(out, 48, s < 60 ? "%.1f s" : "%.0f min", s < 60 ? s : s / 60);
-    return out;
-}
-
-static const char *needs_text(const json_t *resources, char *out, size_t size)
-{
-    char memory[32], gpus[64] = "", limit[32] = "";
-    int64_t count = mlo_json_i64(resources, "gpus", 0), timeout_s = mlo_json_i64(resources, "timeout_s", 0);
-    const char *gpu = mlo_json_str(resources, "gpu", NULL);
-    if (count)
-        snprintf(gpus, sizeof gpus, ", %lld %s", (long long)count, gpu ? gpu : count == 1 ? "GPU" : "GPUs");
-    if (timeout_s)
-        snprintf(limit, sizeof limit, ", %lld s at most", (long long)timeout_s);
-    snprintf(out, size, "%s%s%s", mlo_str_size((uint64_t)mlo_json_i64(resources, "memory_bytes", 0), memory),
-             gpus, limit);
-    return out;
-}
-
-static enum mlo_status print_plan(const json_t *plan, struct mlo_error *err)
-{
-    struct mlo_table table;
-    const json_t *row;
-    size_t i;
-    char seconds[48], runs[24];
-    mlo_table_init(&table, "job>|step|kind|on|needs|known|takes about>|of runs>|derivation");
-    json_array_foreach(json_object_get(plan, "jobs"), i, row)
-    {
-        char position[24], derivation[24], needs[96];
-        snprintf(position, sizeof position, "%lld", (long long)mlo_json_i64(row, "position", 0));
-        snprintf(runs, sizeof runs, "%lld", (long long)mlo_json_i64(row, "estimate_of", 0));
-        snprintf(derivation, sizeof derivation, "%.19s", mlo_json_str(row, "derivation", ""));
-        mlo_table_row(&table, position, mlo_json_str(row, "step", ""), mlo_json_str(row, "kind", ""),
-                      mlo_json_str(row, "target", ""),
-                      needs_text(json_object_get(row, "resources"), needs, sizeof needs),
-                      mlo_json_bool(row, "cached", false) ? "cached" : "", seconds_text(row, seconds), runs,
-                      derivation);
-    }
-    enum mlo_status status = mlo_table_print_take(&table, err);
-    if (status == MLO_OK)
-        status = mlo_cli_print(
-            err, "%s: about %s%s\n", mlo_json_str(plan, "on", ""), seconds_text(plan, seconds),
-            json_is_null(json_object_get(plan, "estimate_s")) ? " (a step never ran on a model of this size)"
-                                                              : "");
-    return status;
-}
-
-static enum mlo_status plan_run(struct mlo_cli *cli, struct mlo_error *err)
-{
-    enum mlo_status status = MLO_OK;
-    struct mlo_client *client = NULL;
-    struct mlo_client_ref ref;
-    struct mlo_response response = {0};
-    struct mlo_buf path = MLO_BUF_INIT;
-    const char *version;
-    json_t *body = NULL;
-    MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
-    MLO_TRY(mlo_client_ref_plain(&ref, true, false, err));
-    MLO_TRY(mlo_client_ref_version(&ref, &version, err));
-    MLO_TRY(request_body(cli, &ref, &body, err));
-    MLO_TRY(mlo_client_open(cli, &client, err));
-    mlo_client_path(&path, "/v1/projects/%s/plans", ref.project);
-    MLO_TRY(mlo_client_call(client, "POST", mlo_buf_str(&path), NULL, body, &response, err));
-    MLO_TRY(cli->json ? mlo_cli_print_json(response.json, err) : print_plan(response.json, err));
-out:
-    json_decref(body);
-    mlo_response_clear(&response);
-    mlo_buf_clear(&path);
-    mlo_client_close(client);
-    return status;
-}
-
-#define OPTIONS_RECIPE                                                                                       \
-    {"recipe", 0, "FILE|NAME", "a recipe file, or one that is built in (int8-cpu)"},                         \
-        {"goal", 0, "GOAL", "of a search: 'accuracy_drop<=0.5pt, min latency' (without --recipe: search)"},  \
-        {"budget", 0, "TIME|JOBS", "of a search: 30m, or a number of jobs"},                                 \
-    {                                                                                                        \
-        "set", 0, "STEP.OPTION=VALUE", "changes an option of the recipe, or a dataset: data.ROLE=NAME",      \
-            NULL, true                                                                                       \
-    }
-
-static const struct mlo_cli_option plan_options[] = {OPTIONS_RECIPE, MLO_OPTION_URL, {NULL}};
-const struct mlo_cli_verb mlo_verb_plan = {
-    .name = "plan",
-    .group = "Runs",
-    .run = plan_run,
-    .options = plan_options,
-    .positional = "PROJECT/MODEL[@V] --recipe FILE|NAME",
-    .min_args = 1,
-    .max_args = 1,
-    .help = "what submitting would do: its steps, what is cached, how long it takes",
-};
-
 static const struct mlo_cli_option options[] = {
-    OPTIONS_RECIPE,
+    MLO_OPTIONS_RECIPE,
+    {"dry-run", 0, NULL, "submit nothing: say what would run, as `mlopt plan` does"},
     {"wait", 0, NULL, "follow the run to its end; exit code 6 when it fails"},
     {"timeout", 0, "S", "with --wait: exit code 7 after S seconds; the run goes on"},
     {"idempotency-key", 0, "KEY", "for a day, the same key gives the same run"},
