@@ -37,7 +37,8 @@ void mlo_piece_gates(struct mlo_buf *out, const json_t *decision)
         if (mlo_json_i64(row, "line", 0))
             HTML(out, ", %s policy, line %lld", mlo_text(row, "scope"),
                  (long long)mlo_json_i64(row, "line", 0));
-        HTML(out, "</small></td><td><span class=\"target\">%s</span> %s</td><td class=\"n\">",
+        HTML(out,
+             "</small></td><td class=\"nowrap\"><span class=\"target\">%s</span> %s</td><td class=\"n\">",
              mlo_text(row, "target"), mlo_text(row, "variant"));
         number(out, row, "value");
         if (judged && !json_equal(json_object_get(row, "low"), json_object_get(row, "high"))) {
@@ -52,9 +53,11 @@ void mlo_piece_gates(struct mlo_buf *out, const json_t *decision)
         HTML(out, "</td><td class=\"n nowrap\">%s ", mlo_text(row, "op"));
         number(out, row, "limit");
         HTML(out, "</td><td class=\"reason\">%s", mlo_text(row, "why"));
-        if (mlo_text(row, "measured_at")[0])
-            HTML(out, "<br><small>%s, %s, %s</small>", mlo_text(row, "engine"),
-                 mlo_text(row, "machine_class"), mlo_text(row, "measured_at"));
+        if (mlo_text(row, "measured_at")[0]) {
+            HTML(out, "<br><small>%s, %s, ", mlo_text(row, "engine"), mlo_text(row, "machine_class"));
+            mlo_piece_time(out, mlo_text(row, "measured_at"));
+            HTML(out, "</small>");
+        }
         HTML(out, "</td></tr>");
     }
     HTML(out, "</tbody></table></div>");

@@ -82,8 +82,9 @@ static void variant_rows(struct mlo_buf *out, const struct model_view *view)
         const json_t *latency = json_object_get(item, "latency");
         const char *name = mlo_text(item, "variant");
         size_t rows = MLO_MAX(json_array_size(latency), (size_t)1);
-        HTML(out, "<tr><td rowspan=\"%zu\"><a href=\"/variant/%s/%s/%lld/%s\"><b>%s</b></a><br><small>", rows,
-             view->project, view->model, (long long)view->version.number, name, name);
+        HTML(out,
+             "<tbody><tr><td rowspan=\"%zu\"><a href=\"/variant/%s/%s/%lld/%s\"><b>%s</b></a><br><small>",
+             rows, view->project, view->model, (long long)view->version.number, name, name);
         mlo_piece_digest(out, mlo_text(item, "artifact"));
         HTML(out, "</small></td><td rowspan=\"%zu\" class=\"n\">", rows);
         mlo_piece_size(out, json_object_get(item, "size"));
@@ -105,6 +106,7 @@ static void variant_rows(struct mlo_buf *out, const struct model_view *view)
             latency_cells(out, json_array_get(latency, r));
             HTML(out, "</tr>");
         }
+        HTML(out, "</tbody>");
     }
 }
 
@@ -230,10 +232,10 @@ static enum mlo_status draw(struct mlo_request *req, const struct model_view *vi
              "id=\"variants\">"
              "<thead><tr><th>Variant</th><th class=\"n\">Size</th><th class=\"n\">Accuracy</th>"
              "<th class=\"n\">Batch × threads</th><th class=\"n\">p50</th><th class=\"n\">p99</th>"
-             "<th class=\"n\">p50 / source</th><th></th></tr></thead><tbody>",
+             "<th class=\"n\">p50 / source</th><th></th></tr></thead>",
              (long long)view->version.number);
         variant_rows(out, view);
-        HTML(out, "</tbody></table></div>");
+        HTML(out, "</table></div>");
         mlo_piece_variant_plot(out, view->variants);
         HTML(out, "</section>");
     }

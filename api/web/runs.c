@@ -100,10 +100,13 @@ static void job_row(struct mlo_buf *out, const json_t *run, const json_t *job, c
     mlo_piece_progress(out, mlo_json_f64(job, "progress", 0));
     HTML(out, "</td><td>%s</td><td class=\"n\">", mlo_text(job, "worker"));
     mlo_piece_time(out, mlo_json_str(job, "started_at", NULL));
-    if (isnan(seconds) || reused)
+    if (isnan(seconds) || reused) {
         HTML(out, "</td><td class=\"n muted\">–</td><td>");
-    else
-        HTML(out, "</td><td class=\"n\">%.1f&nbsp;s</td><td>", seconds);
+    } else {
+        HTML(out, "</td><td class=\"n\">");
+        mlo_piece_duration(out, seconds);
+        HTML(out, "</td><td>");
+    }
     if (strcmp(mlo_text(job, "step"), "report") == 0 && strcmp(mlo_text(job, "state"), "succeeded") == 0)
         HTML(out, "<a href=\"/report/%s/%s/%lld/%s?run=%lld\">Report</a>", mlo_text(run, "project"),
              mlo_text(run, "model"), (long long)mlo_json_i64(run, "version", 0), mlo_text(run, "variant"),

@@ -5,7 +5,7 @@
 
 #include "api/web/web_impl.h"
 
-enum { LABEL_W = 180, CHART_W = 720, ROW_H = 28, BAR_H = 16, TOP = 26, RIGHT = 60, TICKS_MAX = 12 };
+enum { LABEL_W = 180, CHART_W = 720, ROW_H = 28, BAR_H = 16, TOP = 26, RIGHT = 84, TICKS_MAX = 12 };
 
 void mlo_piece_duration(struct mlo_buf *out, double s)
 {

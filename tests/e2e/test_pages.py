@@ -1,9 +1,12 @@
 #!/usr/bin/python3
 """The pages in a real browser, on a real service: `mlopt up` with a model, a run and moves.
 
-Needs MLOPT (path of the program). MLOPT_SHOTS=DIR also takes screenshots there. MLOPT_AXE=FILE, an axe.min.js (in the
-package axe-playwright-python of PyPI, say), has accessibility checked by axe-core, too. Skipped only where chromium or its
-driver is not installed.
+Needs MLOPT (path of the program). MLOPT_SHOTS=DIR also takes screenshots there: those of docs/images, and every page as
+light-…, dark-… and narrow-… to be looked at. MLOPT_AXE=FILE, an axe.min.js (in the package axe-playwright-python of PyPI,
+say), has accessibility checked by axe-core, too. Skipped only where chromium or its driver is not installed.
+
+`test_pages.py --example` tests nothing: with MLOPT_SHOTS it takes the pictures whose numbers should be those of a whole
+evaluation, of a service that runs and has the example of deploy/quickstart.sh (MLOPT_URL, MLOPT_TOKEN).
 """
 import glob
 import json
@@ -162,6 +165,8 @@ class Stand:
     def close(self):
         if self.browser:
             self.browser.quit()
+        if not self.up:
+            return
         if self.up.poll() is None:
             self.up.send_signal(signal.SIGINT)
             try:
@@ -169,6 +174,15 @@ class Stand:
             except subprocess.TimeoutExpired:
                 self.up.kill()
         self.log.close()
+
+
+class Example(Stand):
+    """A service that runs already, and has the example."""
+
+    def __init__(self, work):
+        self.work, self.mlopt, self.up, self.log = work, os.environ["MLOPT"], None, None
+        self.url, self.token = os.environ["MLOPT_URL"], os.environ["MLOPT_TOKEN"]
+        self.browser = None
 
 
 def fill(stand):
@@ -494,7 +508,8 @@ def check_gates(stand, run):
     """A gate refuses until somebody else approves what was shown; another is a claim that does not hold."""
     policy = os.path.join(stand.work, "gates.yaml")
     with open(policy, "w", encoding="utf-8") as file:
-        file.write("stages:\n  production:\n    - approvals: 1\n      role: approver\n")
+        file.write("stages:\n  production:\n" + ("    - evidence: top1 >= source - 5pt\n" if run else "") +
+                   "    - approvals: 1\n      role: approver\n")
     stand.run("policy", "set", "fashion/cnn", policy, "--reason", "four eyes")
     anna, paul = make_token(stand, "anna", "approver"), make_token(stand, "paul", "promoter")
     assert {"anna", "paul"} <= {cell.text.split("\n")[0] for cell in stand.all("#tokens tbody td:first-child")}
@@ -528,6 +543,9 @@ def check_gates(stand, run):
     ask("button.primary")
     assert "The gates refused" in stand.one("[role=alert]").text and stand.all("#gates tr.refuses"), stand.one("main").text
     assert "Not while a gate refuses" in stand.one("main").text
+    found = []
+    axe_of(stand, "gates", found)  # an answer to a form has no address
+    assert not found, found
     stand.shot("gates")
     sign_in(stand, anna)
     ask_by_keyboard("button.plain")  # looks at the gates
@@ -588,7 +606,8 @@ def pages(run):
     return ["/", "/models/fashion/cnn", f"/variant/fashion/cnn/1/{last}", f"/compare/fashion/cnn?a=1/source&b=1/{last}",
             "/promotions/fashion/cnn", "/release/fashion/cnn/1", "/runs", "/projects", "/datasets", "/tokens", "/tokens?project=fashion",
             "/members/fashion", "/members/fashion/rosa", "/workers", "/usage/fashion", "/schedules/fashion", "/search/fashion", "/audit", "/audit/fashion", "/upload",
-            "/submit/fashion/cnn"] + ([f"/runs/fashion/{run}"] if run else [])
+            "/submit/fashion/cnn", "/audit/-", "/login", "/docs/api", "/docs/api/schemas"] + (
+                [f"/runs/fashion/{run}", f"/report/fashion/cnn/1/{last}"] if run else [])
 
 
 def check_size_and_keys(stand, run):
@@ -604,6 +623,14 @@ def check_size_and_keys(stand, run):
         assert not wrong, (page, wrong)
 
 
+def shot_all(stand, run, folder, width=1240):
+    """Each page, to be looked at: pictures of an address without what is special in a file's name."""
+    if os.environ.get("MLOPT_SHOTS"):
+        for page in pages(run):
+            stand.go(page)
+            stand.shot(f"{folder}-{page.strip('/').translate(str.maketrans('/?&=', '----')) or 'home'}", width)
+
+
 def check_narrow(stand, run):
     """At 380 px nothing but tables and pictures scrolls sideways."""
     stand.size(380, 800)
@@ -613,41 +640,51 @@ def check_narrow(stand, run):
         assert width <= 380, (name, width)
     stand.go("/models/fashion/cnn")
     stand.shot("model-narrow", 380)
+    shot_all(stand, run, "narrow", 380)
     stand.size(1240, 860)
 
 
-def check_axe(stand, run):
-    """No serious finding of axe-core on any page, in both colours."""
+def axe_of(stand, what, found):
+    """What axe-core finds serious on the page that is open, added to `found`; nothing where there is no axe-core."""
     path = os.environ.get("MLOPT_AXE")
     if not path:
-        print("MLOPT_AXE is not set: axe-core did not look at the pages")
         return
     with open(path, encoding="utf-8") as file:
-        axe = file.read()
-    found = []
-    for scheme in ("light", "dark"):
+        stand.browser.execute_script(file.read())
+    result = stand.browser.execute_async_script("var done = arguments[0]; axe.run().then(done, function (e) { done({error: String(e)}); });")
+    assert "violations" in result, (what, result)
+    found += [(what, v["id"], v["impact"], v["nodes"][0]["html"][:160], v["nodes"][0]["failureSummary"][:200])
+              for v in result["violations"] if v["impact"] in ("serious", "critical")]
+
+
+def check_axe(stand, run):
+    """No serious finding of axe-core on any page, in both colours, wide and narrow."""
+    if not os.environ.get("MLOPT_AXE"):
+        print("MLOPT_AXE is not set: axe-core did not look at the pages")
+        return
+    found, looked = [], 0
+    for scheme, width in (("light", 1240), ("dark", 1240), ("light", 380)):
         stand.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+        stand.size(width, 860)
         for page in pages(run):
             stand.go(page)
-            stand.browser.execute_script(axe)
-            result = stand.browser.execute_async_script("var done = arguments[0]; axe.run().then(done, function (e) { done({error: String(e)}); });")
-            assert "violations" in result, (page, result)
-            found += [(scheme, page, v["id"], v["impact"], v["nodes"][0]["html"][:160], v["nodes"][0]["failureSummary"][:200])
-                      for v in result["violations"] if v["impact"] in ("serious", "critical")]
+            axe_of(stand, (scheme, width, page), found)
+            looked += 1
     stand.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    stand.size(1240, 860)
     assert not found, "\n".join(map(str, found))
+    print(f"axe-core looked {looked} times: nothing serious")
 
 
-def check_dark(stand):
+def check_dark(stand, run):
     stand.go("/")
     light = stand.browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-    stand.shot("models")
+    shot_all(stand, run, "light")
     stand.browser.execute_cdp_cmd("Emulation.setEmulatedMedia",
                                   {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
     dark = stand.browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert light != dark, dark
-    stand.go("/promotions/fashion/cnn")
-    stand.shot("promotions-dark")
+    shot_all(stand, run, "dark")
 
 
 def check_sign_out(stand):
@@ -658,11 +695,32 @@ def check_sign_out(stand):
     assert "/login" in stand.browser.current_url
 
 
+def show_example(work):
+    stand = Example(work)
+    try:
+        stand.open_browser()
+        sign_in(stand, stand.token)
+        for name, page, width in (("model", "/models/fashion/cnn", 1240), ("model-narrow", "/models/fashion/cnn", 380),
+                                  ("variant", "/variant/fashion/cnn/1/int8-cpu", 1240), ("run", "/runs/fashion/1", 1240),
+                                  ("compare", "/compare/fashion/cnn?a=1/source&b=1/int8-cpu", 1240)):
+            stand.size(width, 860)
+            stand.go(page)
+            stand.shot(name, width)
+        stand.go("/promotions/fashion/cnn")
+        stand.press("form.filters button")  # what is in force now
+        stand.shot("promotions")
+    finally:
+        stand.close()
+
+
 def main():
     work = tempfile.mkdtemp(prefix="mlopt-pages-")
     os.chmod(work, 0o755)  # PostgreSQL runs as another user when this one is root
     stand = None
     try:
+        if "--example" in sys.argv:
+            show_example(work)
+            return
         stand = Stand(work)
         run = fill(stand)
         stand.open_browser()
@@ -683,7 +741,7 @@ def main():
         check_size_and_keys(stand, run)
         check_narrow(stand, run)
         check_axe(stand, run)
-        check_dark(stand)
+        check_dark(stand, run)
         check_sign_out(stand)
         bad = [line for line in stand.browser.get_log("browser")
                if line["level"] == "SEVERE" and "401" not in line["message"] and "409" not in line["message"] and "422" not in line["message"]]
