@@ -55,7 +55,8 @@ enum mlo_status page_projects(struct mlo_request *req, struct mlo_error *err)
              (long long)mlo_json_i64(item, "models", 0), (long long)mlo_json_i64(item, "datasets", 0));
         mlo_piece_time(out, mlo_json_str(item, "created_at", NULL));
         HTML(out,
-             "</td><td><a href=\"/search/%s\">Search</a> · <a href=\"/usage/%s\">Queue and usage</a> · "
+             "</td><td class=\"nowrap\"><a href=\"/search/%s\">Search</a> · <a href=\"/usage/%s\">Queue and "
+             "usage</a> · "
              "<a href=\"/schedules/%s\">Schedules</a> · <a href=\"/audit/%s\">Audit log</a> · "
              "<a href=\"/members/%s\">Members</a></td></tr>",
              name, name, name, name, name);

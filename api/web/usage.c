@@ -60,7 +60,8 @@ enum mlo_status page_usage(struct mlo_request *req, struct mlo_error *err)
     json_array_foreach(months, i, row)
     {
         HTML(out,
-             "<tr><td>%s</td><td class=\"n\">%lld</td><td class=\"n\">%lld</td><td class=\"n\">%lld</td>",
+             "<tr><td class=\"nowrap\">%s</td><td class=\"n\">%lld</td><td class=\"n\">%lld</td><td "
+             "class=\"n\">%lld</td>",
              mlo_text(row, "month"), (long long)mlo_json_i64(row, "attempts", 0),
              (long long)mlo_json_i64(row, "reused", 0), (long long)mlo_json_i64(row, "failed", 0));
         HTML(out, "<td class=\"n\">%.2f</td><td class=\"n\">%.2f</td><td class=\"n\">%.2f</td>",
