@@ -8,11 +8,15 @@ enum { LINEAGE_ADD, LINEAGE_NODES, LINEAGE_EDGES, LINEAGE_NAMES };
  * thousands of versions elsewhere share is slow here too. */
 
 /* The variants of the project that an artifact is now: what a name pointed at before does not count. */
-#define NAMED(digest)                                                                                        \
-    "FROM variant va JOIN version v ON v.id = va.version_id JOIN model m ON m.id = v.model_id "              \
-    "JOIN project p ON p.id = m.project_id WHERE va.artifact = " digest " AND m.project_id = $1 "            \
+#define NAMED(variants, wanted)                                                                              \
+    "FROM " variants " va JOIN version v ON v.id = va.version_id JOIN model m ON m.id = v.model_id "         \
+    "JOIN project p ON p.id = m.project_id WHERE " wanted "m.project_id = $1 "                               \
     "AND NOT EXISTS (SELECT 1 FROM variant newer WHERE newer.version_id = va.version_id "                    \
     "AND newer.name = va.name AND newer.id > va.id) "
+/* Of one of a family: its variants first. The planner, which sees what most variants are, would go through
+ * all versions for each of the family. */
+#define NAMED_OF_FAMILY                                                                                      \
+    NAMED("(SELECT id, version_id, name FROM variant WHERE artifact = f.digest OFFSET 0)", "")
 #define TEXT_OF(number) #number
 #define TEXT(number) TEXT_OF(number)
 #define FIRST_NAMES TEXT(MLO_LINEAGE_NAMES)
@@ -31,44 +35,43 @@ const struct mlo_sql mlo_sql_lineage[] = {
                      "INSERT INTO lineage_edge (project_id, child, parent, kind, derivation, run_id) "
                      "VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING",
                      6},
-    [LINEAGE_NODES] =
-        {"lineage_nodes",
-         FAMILY
-         ", named AS (SELECT f.digest, (SELECT json_agg(t.name ORDER BY t.id) FROM (SELECT va.id, "
-         "p.name || '/' || m.name || '@' || v.number || '/' || va.name AS name " NAMED(
-             "f.digest") "ORDER BY va.id LIMIT " FIRST_NAMES ") t) AS artifacts, "
-                         "(SELECT count(*) FROM (SELECT 1 " NAMED(
-                             "f.digest") "LIMIT " MOST_NAMES ") t) AS artifacts_count, "
-                                         "(SELECT json_agg(t.name ORDER BY t.id) FROM (SELECT dv.id, "
-                                         "p.name || '/' || d.name || '@' || dv.number AS name FROM "
-                                         "dataset_version dv "
-                                         "JOIN dataset d ON d.id = dv.dataset_id JOIN project p ON p.id = "
-                                         "d.project_id "
-                                         "WHERE dv.manifest_digest = f.digest AND d.project_id = $1 ORDER BY "
-                                         "dv.id LIMIT " FIRST_NAMES
-                                         ") t) AS datasets, (SELECT count(*) FROM (SELECT 1 FROM "
-                                         "dataset_version dv JOIN dataset d ON "
-                                         "d.id = dv.dataset_id WHERE dv.manifest_digest = f.digest AND "
-                                         "d.project_id = $1 "
-                                         "LIMIT " MOST_NAMES ") t) AS datasets_count FROM family f) "
-                                         "SELECT n.digest, CASE WHEN n.datasets IS NOT NULL THEN 'dataset' "
-                                         "WHEN n.artifacts IS NOT NULL THEN 'artifact' ELSE 'intermediate' "
-                                         "END AS type, "
-                                         "coalesce(n.datasets, n.artifacts, '[]'::json) AS names, "
-                                         "CASE WHEN n.datasets IS NOT NULL THEN n.datasets_count ELSE "
-                                         "n.artifacts_count END AS "
-                                         "names_count, "
-                                         "coalesce((SELECT b.size FROM project_blob pb JOIN blob b USING "
-                                         "(digest) "
-                                         "WHERE pb.project_id = $1 AND pb.digest = n.digest), "
-                                         "(SELECT sum(b.size)::bigint FROM dataset_blob b JOIN "
-                                         "dataset_version dv "
-                                         "ON dv.id = b.dataset_version_id JOIN dataset d ON d.id = "
-                                         "dv.dataset_id "
-                                         "WHERE dv.manifest_digest = n.digest AND d.project_id = $1 GROUP BY "
-                                         "dv.id LIMIT 1)) AS size "
-                                         "FROM named n ORDER BY n.digest",
-         2},
+    [LINEAGE_NODES] = {"lineage_nodes",
+                       FAMILY
+                       ", named AS MATERIALIZED (SELECT f.digest, (SELECT json_agg(t.name ORDER BY t.id) "
+                       "FROM (SELECT va.id, "
+                       "p.name || '/' || m.name || '@' || v.number || '/' || va.name AS name " NAMED_OF_FAMILY
+                       "ORDER BY va.id LIMIT " FIRST_NAMES ") t) AS artifacts, "
+                       "(SELECT count(*) FROM (SELECT 1 " NAMED_OF_FAMILY "LIMIT " MOST_NAMES
+                       ") t) AS artifacts_count, "
+                       "(SELECT json_agg(t.name ORDER BY t.id) FROM (SELECT dv.id, "
+                       "p.name || '/' || d.name || '@' || dv.number AS name FROM "
+                       "dataset_version dv "
+                       "JOIN dataset d ON d.id = dv.dataset_id JOIN project p ON p.id = "
+                       "d.project_id "
+                       "WHERE dv.manifest_digest = f.digest AND d.project_id = $1 ORDER BY "
+                       "dv.id LIMIT " FIRST_NAMES ") t) AS datasets, (SELECT count(*) FROM (SELECT 1 FROM "
+                       "dataset_version dv JOIN dataset d ON "
+                       "d.id = dv.dataset_id WHERE dv.manifest_digest = f.digest AND "
+                       "d.project_id = $1 "
+                       "LIMIT " MOST_NAMES ") t) AS datasets_count FROM family f) "
+                       "SELECT n.digest, CASE WHEN n.datasets IS NOT NULL THEN 'dataset' "
+                       "WHEN n.artifacts IS NOT NULL THEN 'artifact' ELSE 'intermediate' "
+                       "END AS type, "
+                       "coalesce(n.datasets, n.artifacts, '[]'::json) AS names, "
+                       "CASE WHEN n.datasets IS NOT NULL THEN n.datasets_count ELSE "
+                       "n.artifacts_count END AS "
+                       "names_count, "
+                       "coalesce((SELECT b.size FROM project_blob pb JOIN blob b USING "
+                       "(digest) "
+                       "WHERE pb.project_id = $1 AND pb.digest = n.digest), "
+                       "(SELECT sum(b.size)::bigint FROM dataset_blob b JOIN "
+                       "dataset_version dv "
+                       "ON dv.id = b.dataset_version_id JOIN dataset d ON d.id = "
+                       "dv.dataset_id "
+                       "WHERE dv.manifest_digest = n.digest AND d.project_id = $1 GROUP BY "
+                       "dv.id LIMIT 1)) AS size "
+                       "FROM named n ORDER BY n.digest",
+                       2},
     [LINEAGE_EDGES] =
         {"lineage_edges",
          FAMILY "SELECT e.child, e.parent, e.kind, e.derivation, d.step, e.run_id, e.at FROM lineage_edge e "
@@ -79,7 +82,9 @@ const struct mlo_sql mlo_sql_lineage[] = {
     [LINEAGE_NAMES] = {"lineage_names",
                        "SELECT va.id AS cursor_key, p.name AS project, m.name AS model, v.number AS version, "
                        "va.name AS variant, va.named_at, va.named_by, va.deletion_id IS NOT NULL AS "
-                       "deleted " NAMED("$2::bytea") "AND va.id < $3 ORDER BY va.id DESC LIMIT $4",
+                       "deleted " NAMED(
+                           "variant",
+                           "va.artifact = $2::bytea AND ") "AND va.id < $3 ORDER BY va.id DESC LIMIT $4",
                        4},
 };
 const size_t mlo_sql_lineage_count = MLO_COUNT(mlo_sql_lineage);
