@@ -86,7 +86,7 @@ static void part_verdict(struct mlo_buf *out, const json_t *verdict)
     if (!json_array_size(verdict))
         return;
     HTML(out, "<h2>Verdict</h2><section class=\"panel\"><div "
-              "class=\"scroll\"><table><thead><tr><th>Condition</th><th>Holds</th><th>Why "
+              "class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>Condition</th><th>Holds</th><th>Why "
               "not</th></tr></thead><tbody>");
     json_array_foreach((json_t *)verdict, i, row)
     {
@@ -111,7 +111,8 @@ static void part_accuracy(struct mlo_buf *out, const json_t *r)
         HTML(out, "<p class=\"muted\">Nothing was measured: the data have no labels.</p></section>");
         return;
     }
-    HTML(out, "<div class=\"scroll\"><table><thead><tr><th>Metric</th><th class=\"n\">Teacher</th><th "
+    HTML(out, "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>Metric</th><th "
+              "class=\"n\">Teacher</th><th "
               "class=\"n\">Student</th><th class=\"n\">Student − teacher, paired</th><th "
               "class=\"n\">McNemar&nbsp;p</th></tr></thead><tbody>");
     json_array_foreach(json_object_get(r, "metrics"), i, row)
@@ -151,9 +152,9 @@ static void part_distances(struct mlo_buf *out, const json_t *r)
                  "of the student under the teacher's softened labels, nats"},
                 {"cosine", "Cosine", "of the outputs, mean over samples"},
                 {"mse", "Mean squared difference", "of the outputs"}};
-    HTML(out,
-         "<h2>How near the outputs are</h2><section class=\"panel\"><div "
-         "class=\"scroll\"><table><thead><tr><th>Measure</th><th class=\"n\">Value</th></tr></thead><tbody>");
+    HTML(out, "<h2>How near the outputs are</h2><section class=\"panel\"><div "
+              "class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>Measure</th><th "
+              "class=\"n\">Value</th></tr></thead><tbody>");
     for (size_t i = 0; i < MLO_COUNT(rows); i++) {
         const json_t *row = distance(r, rows[i].metric);
         if (!row)
@@ -176,7 +177,8 @@ static void part_missing(struct mlo_buf *out, const json_t *missing)
     size_t i;
     if (!json_array_size(missing))
         return;
-    HTML(out, "<h2>Not measured</h2><section class=\"panel\"><div class=\"scroll\"><table><thead><tr>"
+    HTML(out, "<h2>Not measured</h2><section class=\"panel\"><div class=\"scroll\" "
+              "tabindex=\"0\"><table><thead><tr>"
               "<th>Measure</th><th>Why not</th></tr></thead><tbody>");
     json_array_foreach((json_t *)missing, i, row)
         HTML(out, "<tr><td class=\"nowrap\"><code>%s</code></td><td class=\"why\">%s</td></tr>",
@@ -195,7 +197,8 @@ static void part_latency(struct mlo_buf *out, const json_t *r)
     if (!json_array_size(list))
         return;
     HTML(out, "<h2>Latency</h2><section class=\"panel\"><div "
-              "class=\"scroll\"><table><thead><tr><th>Batch</th><th></th><th class=\"n\">Teacher</th><th "
+              "class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>Batch</th><th></th><th "
+              "class=\"n\">Teacher</th><th "
               "class=\"n\">Student</th><th class=\"n\">Student ÷ teacher</th></tr></thead><tbody>");
     json_array_foreach((json_t *)list, i, row)
     {

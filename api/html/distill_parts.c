@@ -52,11 +52,11 @@ void mlo_distill_part_calibration(struct mlo_buf *out, const json_t *r)
     const json_t *calibration = json_object_get(r, "calibration");
     if (!json_is_object(calibration))
         return;
-    HTML(out,
-         "<h2>Calibration</h2><section class=\"panel\"><div class=\"scroll\"><table><thead><tr><th>Expected "
-         "calibration error</th><th class=\"n\">Teacher</th><th class=\"n\">Student</th><th "
-         "class=\"n\">Student − "
-         "teacher</th></tr></thead><tbody>");
+    HTML(out, "<h2>Calibration</h2><section class=\"panel\"><div class=\"scroll\" "
+              "tabindex=\"0\"><table><thead><tr><th>Expected "
+              "calibration error</th><th class=\"n\">Teacher</th><th class=\"n\">Student</th><th "
+              "class=\"n\">Student − "
+              "teacher</th></tr></thead><tbody>");
     for (size_t k = 0; k < MLO_COUNT(schemes); k++) {
         HTML(out, "<tr><td>%lld %s</td>", (long long)mlo_json_i64(calibration, "bins", 0), schemes[k][1]);
         for (size_t s = 0; s < 2; s++) {
@@ -135,7 +135,8 @@ void mlo_distill_part_groups(struct mlo_buf *out, const json_t *r, const char *m
     for (size_t i = 0; i < count; i++) /* a row without samples is no comparison */
         compared += !isnan(mlo_distill_number(json_array_get(list, i), "p_holm"));
     HTML(out,
-         "<h2>%s</h2><section class=\"panel\"><div class=\"scroll\"><table><thead><tr><th>%s</th><th "
+         "<h2>%s</h2><section class=\"panel\"><div class=\"scroll\" "
+         "tabindex=\"0\"><table><thead><tr><th>%s</th><th "
          "class=\"n\">Samples</th><th class=\"n\">Teacher</th><th class=\"n\">Student</th><th "
          "class=\"n\">Student − "
          "teacher</th><th class=\"n\">p&nbsp;(Holm)</th><th class=\"n\">Agreement</th><th "
@@ -164,7 +165,7 @@ static void matrix(struct mlo_buf *out, const json_t *list, int classes)
     double most = 1;
     json_array_foreach((json_t *)list, i, pair) most = fmax(most, (double)mlo_json_i64(pair, "count", 0));
     HTML(out,
-         "<div class=\"scroll\"><svg class=\"matrix\" width=\"%d\" height=\"%d\" role=\"img\" "
+         "<div class=\"scroll\" tabindex=\"0\"><svg class=\"matrix\" width=\"%d\" height=\"%d\" role=\"img\" "
          "aria-label=\"disagreement by class\">",
          LEFT + CELL * classes + 2, TOP + CELL * classes + 2);
     for (int c = 0; c < classes; c++)
@@ -209,9 +210,10 @@ void mlo_distill_part_confusion(struct mlo_buf *out, const json_t *r)
     if (json_array_size(list) && classes <= MATRIX_MOST)
         matrix(out, list, classes);
     if (json_array_size(list))
-        HTML(out, "<div class=\"scroll\"><table><thead><tr><th>Teacher</th><th>Student</th><th "
-                  "class=\"n\">Samples</th><th class=\"n\">Teacher right</th><th class=\"n\">Student "
-                  "right</th></tr></thead><tbody>");
+        HTML(out,
+             "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>Teacher</th><th>Student</th><th "
+             "class=\"n\">Samples</th><th class=\"n\">Teacher right</th><th class=\"n\">Student "
+             "right</th></tr></thead><tbody>");
     json_array_foreach((json_t *)list, i, pair)
     {
         if (i == PAIRS)
@@ -248,7 +250,7 @@ void mlo_distill_part_farthest(struct mlo_buf *out, const json_t *r)
     if (!json_array_size(list))
         return;
     HTML(out, "<h2>Samples where they differ most</h2><section class=\"panel\"><div "
-              "class=\"scroll\"><table><thead><tr><th class=\"n\">Sample</th>");
+              "class=\"scroll\" tabindex=\"0\"><table><thead><tr><th class=\"n\">Sample</th>");
     if (classes)
         HTML(out, "<th>Label</th><th>Teacher</th><th>Student</th>");
     if (sliced)

@@ -274,7 +274,7 @@ void mlo_plot_scatter(struct mlo_buf *out, const struct mlo_plot *plot)
         shown++;
     }
     /* an image hides what is in it from screen readers: not where there are links */
-    HTML(out, "<div class=\"scroll\"><svg class=\"plot\" role=\"%s\" aria-label=\"%s\"",
+    HTML(out, "<div class=\"scroll\" tabindex=\"0\"><svg class=\"plot\" role=\"%s\" aria-label=\"%s\"",
          links ? "group" : "img", plot->label);
     HTML(out, " width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\">", WIDTH, HEIGHT, WIDTH, HEIGHT);
     axes(out, d);

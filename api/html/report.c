@@ -168,7 +168,8 @@ static void part_accuracy(struct mlo_buf *out, const json_t *report)
         HTML(out, "<p class=\"muted\">Nothing was measured: there was no data.</p></section>");
         return;
     }
-    HTML(out, "<div class=\"scroll\"><table><thead><tr><th>Metric</th><th class=\"n\">Source</th><th "
+    HTML(out, "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>Metric</th><th "
+              "class=\"n\">Source</th><th "
               "class=\"n\">Variant</th><th class=\"n\">Difference, paired</th><th "
               "class=\"n\">McNemar&nbsp;p</th></tr></thead><tbody>");
     json_array_foreach(json_object_get(accuracy, "metrics"), i, metric)
@@ -213,7 +214,7 @@ static void part_steps(struct mlo_buf *out, const json_t *steps)
     json_t *step;
     size_t i;
     HTML(out, "<h2>How it was made</h2><section class=\"panel\"><div "
-              "class=\"scroll\"><table><thead><tr><th>Step</th>"
+              "class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>Step</th>"
               "<th>Options</th></tr></thead><tbody>");
     json_array_foreach((json_t *)steps, i, step)
     {
@@ -267,7 +268,7 @@ static void part_deviation(struct mlo_buf *out, const json_t *deviation)
     HTML(out,
          "<p>Made without data, so compared with the source on %lld made-up samples (seed %lld): it tells a "
          "variant that is broken from one that is not, and nothing of its accuracy.</p><div "
-         "class=\"scroll\"><table><thead><tr><th>Output</th><th>Cosine</th><th>Signal to "
+         "class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>Output</th><th>Cosine</th><th>Signal to "
          "noise</th><th>Largest "
          "difference</th><th>Equal</th></tr></thead><tbody>",
          (long long)mlo_json_i64(deviation, "samples", 0), (long long)mlo_json_i64(deviation, "seed", 0));
@@ -283,7 +284,7 @@ static void note_row(struct mlo_buf *out, const json_t *note)
 
 static void note_rows(struct mlo_buf *out, const json_t *notes, size_t from, size_t to)
 {
-    HTML(out, "<div class=\"scroll\"><table><thead><tr><th>Step</th><th>Node or "
+    HTML(out, "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>Step</th><th>Node or "
               "value</th><th>Note</th></tr></thead>"
               "<tbody>");
     for (size_t i = from; i < to; i++)

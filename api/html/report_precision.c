@@ -56,7 +56,8 @@ static void bar(struct mlo_buf *out, const json_t *sums, double macs)
 
 static void sums_table(struct mlo_buf *out, const json_t *sums, double macs)
 {
-    HTML(out, "<div class=\"scroll\"><table><thead><tr><th>Runs in</th><th class=\"n\">Nodes</th><th "
+    HTML(out, "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>Runs in</th><th "
+              "class=\"n\">Nodes</th><th "
               "class=\"n\">Multiply-adds</th><th class=\"n\">Weights</th></tr></thead><tbody>");
     for (size_t k = 0; k < MLO_COUNT(KINDS); k++) {
         const json_t *sum = json_object_get(sums, KINDS[k].word);
@@ -95,7 +96,7 @@ static void node_row(struct mlo_buf *out, const json_t *node, double macs)
 
 static void node_rows(struct mlo_buf *out, const struct row *nodes, size_t from, size_t to, double macs)
 {
-    HTML(out, "<div class=\"scroll\"><table "
+    HTML(out, "<div class=\"scroll\" tabindex=\"0\"><table "
               "class=\"nodes\"><thead><tr><th>Node</th><th>Op</th><th>Precision</th><th "
               "class=\"n\">Multiply-adds</th><th>Why</th></tr></thead><tbody>");
     for (size_t i = from; i < to; i++)

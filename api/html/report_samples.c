@@ -66,7 +66,7 @@ static void sample_rows(struct mlo_buf *out, const json_t *samples, const json_t
 {
     bool predicts = json_is_object(json_object_get(json_array_get(samples, 0), "source"));
     size_t count = MLO_MIN(json_array_size(samples), (size_t)MLO_PAGE_ROWS);
-    HTML(out, "<div class=\"scroll\"><table><thead><tr><th class=\"n\">Sample</th>");
+    HTML(out, "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th class=\"n\">Sample</th>");
     if (predicts)
         HTML(out, "<th>Label</th><th>Source</th><th>Variant</th>");
     HTML(out, "<th class=\"n\">Deviation</th><th>Where</th></tr></thead><tbody>");

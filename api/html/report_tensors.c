@@ -127,9 +127,9 @@ static void tensor_row(struct mlo_buf *out, const json_t *t)
 
 static void tensor_rows(struct mlo_buf *out, const json_t *tensors, size_t from, size_t to)
 {
-    HTML(out,
-         "<div class=\"scroll\"><table class=\"tensors\"><thead><tr><th>Tensor</th><th class=\"n\">SQNR</th>"
-         "<th>Values</th><th class=\"n\">From, to</th></tr></thead><tbody>");
+    HTML(out, "<div class=\"scroll\" tabindex=\"0\"><table class=\"tensors\"><thead><tr><th>Tensor</th><th "
+              "class=\"n\">SQNR</th>"
+              "<th>Values</th><th class=\"n\">From, to</th></tr></thead><tbody>");
     for (size_t i = from; i < to; i++)
         tensor_row(out, json_array_get(tensors, i));
     HTML(out, "</tbody></table></div>");

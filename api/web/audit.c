@@ -164,7 +164,7 @@ enum mlo_status page_audit(struct mlo_request *req, struct mlo_error *err)
          field_time(filter.since, false, since), field_time(filter.until, true, until));
     if (json_array_size(json_object_get(entries, "items"))) {
         HTML(out,
-             "<div class=\"scroll\"><table id=\"audit\"><thead><tr><th "
+             "<div class=\"scroll\" tabindex=\"0\"><table id=\"audit\"><thead><tr><th "
              "class=\"n\">Nr</th><th>Time</th><th>Who</th>"
              "<th>Action</th><th>Object</th><th>Reason</th><th>Change</th><th>Hash</th></tr></thead><tbody>");
         rows(out, json_object_get(entries, "items"));

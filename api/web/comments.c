@@ -7,7 +7,8 @@ static void rows(struct mlo_buf *out, const json_t *items)
 {
     const json_t *item;
     size_t i;
-    HTML(out, "<div class=\"scroll\"><table id=\"comments\"><thead><tr><th>Time</th><th>On</th><th>Who</th>"
+    HTML(out, "<div class=\"scroll\" tabindex=\"0\"><table "
+              "id=\"comments\"><thead><tr><th>Time</th><th>On</th><th>Who</th>"
               "<th>Comment</th></tr></thead><tbody>");
     json_array_foreach((json_t *)items, i, item)
     {

@@ -128,7 +128,8 @@ void mlo_piece_dag(struct mlo_buf *out, const json_t *jobs)
     int width = 2 * PAD + d->columns * (BOX_W + GAP_X) - GAP_X,
         height = 2 * PAD + d->rows * (BOX_H + GAP_Y) - GAP_Y;
     HTML(out,
-         "<div class=\"scroll\"><svg class=\"dag\" role=\"img\" aria-label=\"Which job needs which; the "
+         "<div class=\"scroll\" tabindex=\"0\"><svg class=\"dag\" role=\"img\" aria-label=\"Which job needs "
+         "which; the "
          "table says what each "
          "does\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\"><defs><marker id=\"needs\" viewBox=\"0 0 8 "
          "8\" refX=\"7\" "

@@ -106,9 +106,9 @@ static void parameters(struct mlo_buf *out, const json_t *contract, const json_t
     size_t i;
     if (!json_array_size(list))
         return;
-    HTML(out,
-         "<div class=\"scroll\"><table><thead><tr><th>Parameter</th><th>In</th><th>Value</th><th>Example</th>"
-         "</tr></thead><tbody>");
+    HTML(out, "<div class=\"scroll\" "
+              "tabindex=\"0\"><table><thead><tr><th>Parameter</th><th>In</th><th>Value</th><th>Example</th>"
+              "</tr></thead><tbody>");
     json_array_foreach((json_t *)list, i, item)
     {
         const char *shared = ref_name(item);
@@ -147,7 +147,8 @@ static void responses(struct mlo_buf *out, const json_t *contract, const json_t 
 {
     const char *status;
     json_t *item;
-    HTML(out, "<div class=\"scroll\"><table><thead><tr><th>Status</th><th>Answer</th></tr></thead><tbody>");
+    HTML(out, "<div class=\"scroll\" "
+              "tabindex=\"0\"><table><thead><tr><th>Status</th><th>Answer</th></tr></thead><tbody>");
     json_object_foreach((json_t *)list, status, item)
     {
         const char *shared = ref_name(item);
@@ -217,7 +218,8 @@ enum mlo_status page_docs(struct mlo_request *req, struct mlo_error *err)
     json_array_foreach(json_object_get(contract, "tags"), i, tag)
     {
         HTML(out,
-             "<section class=\"panel\"><h2><a href=\"/docs/api/%s\">%s</a></h2><div class=\"scroll\"><table>"
+             "<section class=\"panel\"><h2><a href=\"/docs/api/%s\">%s</a></h2><div class=\"scroll\" "
+             "tabindex=\"0\"><table>"
              "<thead><tr><th>Method</th><th>Address</th><th>What</th><th>Role</th></tr></thead><tbody>",
              mlo_text(tag, "name"), mlo_text(tag, "description"));
         operations(out, contract, mlo_text(tag, "name"), false);

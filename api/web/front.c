@@ -142,7 +142,7 @@ void mlo_piece_front(struct mlo_buf *out, const json_t *run)
     picture(out, points);
     HTML(
         out,
-        "<div class=\"scroll\"><table><thead><tr><th>Candidate</th><th>State</th><th>Goal</th>"
+        "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>Candidate</th><th>State</th><th>Goal</th>"
         "<th class=\"n\">Drop, points</th><th class=\"n\">On evaluation data</th><th class=\"n\">p50, µs</th>"
         "<th class=\"n\">of the source's</th><th class=\"n\">Size</th><th>Artifact</th></tr></thead><tbody>");
     size_t rows = 0, left_out = 0;

@@ -23,7 +23,8 @@ void mlo_piece_gates(struct mlo_buf *out, const json_t *decision)
     }
     HTML(
         out,
-        "<div class=\"scroll\"><table class=\"gates\"><thead><tr><th></th><th>Condition</th><th>Variant</th>"
+        "<div class=\"scroll\" tabindex=\"0\"><table "
+        "class=\"gates\"><thead><tr><th></th><th>Condition</th><th>Variant</th>"
         "<th class=\"n\">Value, interval</th><th class=\"n\">Bound</th><th class=\"n\">Limit</th><th>Why</th>"
         "</tr></thead><tbody>");
     json_array_foreach(json_object_get(decision, "conditions"), i, row)
@@ -203,10 +204,9 @@ static void refusals(struct mlo_buf *out, const json_t *items)
 {
     const json_t *item, *row;
     size_t i, j;
-    HTML(
-        out,
-        "<div class=\"scroll\"><table><thead><tr><th>Time</th><th>Stage</th><th>Decision</th><th>Version</th>"
-        "<th>What refuses</th><th>Who</th></tr></thead><tbody>");
+    HTML(out, "<div class=\"scroll\" "
+              "tabindex=\"0\"><table><thead><tr><th>Time</th><th>Stage</th><th>Decision</th><th>Version</th>"
+              "<th>What refuses</th><th>Who</th></tr></thead><tbody>");
     json_array_foreach((json_t *)items, i, item)
     {
         bool accepted = strcmp(mlo_text(item, "verdict"), "accepted") == 0;

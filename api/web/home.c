@@ -69,7 +69,8 @@ static void waiting(struct mlo_buf *out, const json_t *depths)
             continue;
         if (!shown++)
             HTML(out,
-                 "<h2>What waits</h2><section class=\"panel\"><div class=\"scroll\"><table id=\"waiting\">"
+                 "<h2>What waits</h2><section class=\"panel\"><div class=\"scroll\" tabindex=\"0\"><table "
+                 "id=\"waiting\">"
                  "<thead><tr><th>Project</th><th>For a worker with</th><th class=\"n\">Waiting</th>"
                  "<th class=\"n\">The oldest waits for</th><th class=\"n\">Running</th></tr></thead><tbody>");
         HTML(out,
@@ -125,10 +126,10 @@ enum mlo_status page_home(struct mlo_request *req, struct mlo_error *err)
         HTML(out, "<a class=\"button\" href=\"/upload\">Upload a model</a>");
     HTML(out, "</form><section class=\"panel\">");
     if (json_array_size(json_object_get(models, "items"))) {
-        HTML(
-            out,
-            "<div class=\"scroll\"><table id=\"models\"><thead><tr><th>Model</th><th class=\"n\">Version</th>"
-            "<th>Staging</th><th>Production</th><th class=\"n\">Since</th><th></th></tr></thead><tbody>");
+        HTML(out,
+             "<div class=\"scroll\" tabindex=\"0\"><table id=\"models\"><thead><tr><th>Model</th><th "
+             "class=\"n\">Version</th>"
+             "<th>Staging</th><th>Production</th><th class=\"n\">Since</th><th></th></tr></thead><tbody>");
         model_rows(out, json_object_get(models, "items"));
         HTML(out, "</tbody></table></div>");
         mlo_piece_next(req, models);

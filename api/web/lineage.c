@@ -262,7 +262,8 @@ void mlo_piece_lineage(struct mlo_buf *out, const char *project, const char *nam
         height = 2 * PAD + graph->rows * (BOX_H + GAP_Y) - GAP_Y;
     if (graph->count)
         HTML(out,
-             "<div class=\"scroll\"><svg class=\"lineage\" role=\"img\" aria-label=\"Lineage\" width=\"%d\" "
+             "<div class=\"scroll\" tabindex=\"0\"><svg class=\"lineage\" role=\"img\" "
+             "aria-label=\"Lineage\" width=\"%d\" "
              "height=\"%d\" "
              "viewBox=\"0 0 %d %d\"><defs><marker id=\"tip\" viewBox=\"0 0 8 8\" refX=\"7\" refY=\"4\" "
              "markerWidth=\"7\" "
@@ -305,8 +306,9 @@ enum mlo_status page_names(struct mlo_request *req, struct mlo_error *err)
          "<p class=\"lead\"><code class=\"whole\">%s</code></p><section class=\"panel\">",
          p, digest);
     if (json_array_size(json_object_get(names, "items"))) {
-        HTML(out, "<div class=\"scroll\"><table id=\"names\"><thead><tr><th>Variant</th><th>By</th>"
-                  "<th class=\"n\">Since</th></tr></thead><tbody>");
+        HTML(out,
+             "<div class=\"scroll\" tabindex=\"0\"><table id=\"names\"><thead><tr><th>Variant</th><th>By</th>"
+             "<th class=\"n\">Since</th></tr></thead><tbody>");
         json_array_foreach(json_object_get(names, "items"), i, item)
         {
             const char *model = mlo_text(item, "model"), *variant = mlo_text(item, "variant");

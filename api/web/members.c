@@ -125,10 +125,10 @@ enum mlo_status page_members(struct mlo_request *req, struct mlo_error *err)
         HTML(out, "<p class=\"links\"><a href=\"/tokens?project=%s\">All tokens that work here</a></p>", p);
     HTML(out, "<section class=\"panel\">");
     if (json_array_size(members)) {
-        HTML(out,
-             "<div class=\"scroll\"><table id=\"members\"><thead><tr><th>Name</th><th>Kind</th><th>Role</th>"
-             "<th class=\"n\">Tokens</th><th class=\"n\">Last used</th><th class=\"n\">Since</th></tr>"
-             "</thead><tbody>");
+        HTML(out, "<div class=\"scroll\" tabindex=\"0\"><table "
+                  "id=\"members\"><thead><tr><th>Name</th><th>Kind</th><th>Role</th>"
+                  "<th class=\"n\">Tokens</th><th class=\"n\">Last used</th><th class=\"n\">Since</th></tr>"
+                  "</thead><tbody>");
         json_array_foreach(json_object_get(part, "items"), i, member) member_row(out, p, member);
         HTML(out, "</tbody></table></div>");
         mlo_piece_next(req, part);
@@ -193,7 +193,8 @@ static void tokens_of(struct mlo_request *req, const json_t *member, const json_
     HTML(out, "<h2>Tokens</h2><section class=\"panel\">");
     if (json_array_size(tokens)) {
         HTML(out,
-             "<div class=\"scroll\"><table id=\"tokens\"><thead><tr><th>Name</th><th>May</th><th "
+             "<div class=\"scroll\" tabindex=\"0\"><table "
+             "id=\"tokens\"><thead><tr><th>Name</th><th>May</th><th "
              "class=\"n\">Made</th><th class=\"n\">Last used</th><th class=\"n\">Expires</th><th></th></tr>"
              "</thead><tbody>");
         json_array_foreach(json_object_get(part, "items"), i, token) token_row(req, token);

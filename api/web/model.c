@@ -228,7 +228,8 @@ static enum mlo_status draw(struct mlo_request *req, const struct model_view *vi
     HTML(out, "</p>");
     if (view->variants) {
         HTML(out,
-             "<h2>Variants of version %lld</h2><section class=\"panel\"><div class=\"scroll\"><table "
+             "<h2>Variants of version %lld</h2><section class=\"panel\"><div class=\"scroll\" "
+             "tabindex=\"0\"><table "
              "id=\"variants\">"
              "<thead><tr><th>Variant</th><th class=\"n\">Size</th><th class=\"n\">Accuracy</th>"
              "<th class=\"n\">Batch × threads</th><th class=\"n\">p50</th><th class=\"n\">p99</th>"
@@ -259,11 +260,11 @@ static enum mlo_status draw(struct mlo_request *req, const struct model_view *vi
         MLO_TRY(mlo_piece_comments(req, &view->version, err));
     if (view->variants && mlo_principal_most(&req->who) >= MLO_PROMOTER)
         promote_form(req, view);
-    HTML(out,
-         "<h2>Versions</h2><section class=\"panel\"><div class=\"scroll\"><table><thead><tr><th>Version</th>"
-         "<th>Description</th><th class=\"n\">Variants</th><th>Manifest</th><th>By</th><th "
-         "class=\"n\">Uploaded</th>"
-         "</tr></thead><tbody>");
+    HTML(out, "<h2>Versions</h2><section class=\"panel\"><div class=\"scroll\" "
+              "tabindex=\"0\"><table><thead><tr><th>Version</th>"
+              "<th>Description</th><th class=\"n\">Variants</th><th>Manifest</th><th>By</th><th "
+              "class=\"n\">Uploaded</th>"
+              "</tr></thead><tbody>");
     version_rows(out, view);
     HTML(out, "</tbody></table></div>");
     mlo_piece_next(req, view->versions);

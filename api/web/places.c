@@ -41,7 +41,7 @@ enum mlo_status page_projects(struct mlo_request *req, struct mlo_error *err)
         HTML(out, " <a href=\"/workers\">Workers</a>");
     if (all && req->who.role >= MLO_ADMIN)
         HTML(out, " <a href=\"/tokens\">Tokens</a>");
-    HTML(out, "</p><section class=\"panel\"><div class=\"scroll\"><table "
+    HTML(out, "</p><section class=\"panel\"><div class=\"scroll\" tabindex=\"0\"><table "
               "id=\"projects\"><thead><tr><th>Project</th>"
               "<th class=\"n\">Models</th><th class=\"n\">Datasets</th><th "
               "class=\"n\">Since</th><th></th></tr></thead><tbody>");
@@ -85,11 +85,12 @@ enum mlo_status page_datasets(struct mlo_request *req, struct mlo_error *err)
     HTML(out, "<p class=\"eyebrow\"><a href=\"/projects\">Projects</a></p><h1>Datasets</h1><section "
               "class=\"panel\">");
     if (json_array_size(json_object_get(sets, "items"))) {
-        HTML(out, "<div class=\"scroll\"><table id=\"datasets\"><thead><tr><th>Dataset</th><th "
-                  "class=\"n\">Version</th>"
-                  "<th class=\"n\">Size</th><th>Digest</th><th>By</th><th class=\"n\">Uploaded</th><th>About "
-                  "it</th></tr>"
-                  "</thead><tbody>");
+        HTML(out,
+             "<div class=\"scroll\" tabindex=\"0\"><table id=\"datasets\"><thead><tr><th>Dataset</th><th "
+             "class=\"n\">Version</th>"
+             "<th class=\"n\">Size</th><th>Digest</th><th>By</th><th class=\"n\">Uploaded</th><th>About "
+             "it</th></tr>"
+             "</thead><tbody>");
         json_array_foreach(json_object_get(sets, "items"), i, item)
         {
             HTML(out, "<tr><td>%s/<b>%s</b>", mlo_text(item, "project"), mlo_text(item, "dataset"));

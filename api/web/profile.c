@@ -151,7 +151,7 @@ static void shares_table(struct mlo_buf *out, const json_t *nodes, double total)
     }
     qsort(shares, count, sizeof *shares, shares_by_time);
     HTML(out,
-         "<div class=\"scroll\"><table "
+         "<div class=\"scroll\" tabindex=\"0\"><table "
          "id=\"shares\"><thead><tr><th>Op</th><th>Implementation</th><th>Precision</th>"
          "<th class=\"n\">Nodes</th><th class=\"n\">Time</th><th class=\"n\">Share</th></tr></thead><tbody>");
     for (i = 0; i < count; i++) {
@@ -262,7 +262,7 @@ void mlo_piece_profile(struct mlo_request *req, const struct mlo_profile_view *v
     bars(out, sorted, count, total);
     HTML(out,
          "<details><summary>Every node: how it runs, and why it is not in integers</summary><div "
-         "class=\"scroll\">"
+         "class=\"scroll\" tabindex=\"0\">"
          "<table id=\"nodes\"><thead><tr><th>Node</th><th>Op</th><th>Implementation</th><th>Precision</th>"
          "<th class=\"n\">Time</th><th class=\"n\">Share</th><th>Why no integers</th></tr></thead><tbody>");
     /* in the order of the plan, unless these would be too many: then the slowest */

@@ -24,7 +24,7 @@ void mlo_piece_moves(struct mlo_buf *out, const json_t *items, bool models)
 {
     const json_t *item;
     size_t i;
-    HTML(out, "<div class=\"scroll\"><table class=\"moves\"><thead><tr><th>Time</th>");
+    HTML(out, "<div class=\"scroll\" tabindex=\"0\"><table class=\"moves\"><thead><tr><th>Time</th>");
     if (models)
         HTML(out, "<th>Model</th>");
     HTML(out, "<th>Stage</th><th>Move</th><th>From → to</th><th>Variants per "

@@ -119,7 +119,7 @@ static void parts(struct mlo_buf *out, const struct release_view *v)
     const json_t *part;
     size_t i;
     HTML(out,
-         "<section class=\"panel\"><div class=\"scroll\"><table "
+         "<section class=\"panel\"><div class=\"scroll\" tabindex=\"0\"><table "
          "id=\"parts\"><thead><tr><th>Target</th><th>Variant</th>"
          "<th>Artifact</th><th class=\"n\">Size</th><th class=\"n\">Accuracy</th><th class=\"n\">p50</th>"
          "<th class=\"n\">p99</th></tr></thead><tbody>");

@@ -8,9 +8,9 @@ void mlo_piece_runs(struct mlo_buf *out, const json_t *items)
 {
     const json_t *item;
     size_t i;
-    HTML(out,
-         "<div class=\"scroll\"><table><thead><tr><th>Run</th><th>Model</th><th>Recipe</th><th>State</th>"
-         "<th>Progress</th><th>By</th><th class=\"n\">Submitted</th></tr></thead><tbody>");
+    HTML(out, "<div class=\"scroll\" "
+              "tabindex=\"0\"><table><thead><tr><th>Run</th><th>Model</th><th>Recipe</th><th>State</th>"
+              "<th>Progress</th><th>By</th><th class=\"n\">Submitted</th></tr></thead><tbody>");
     json_array_foreach((json_t *)items, i, item)
     {
         const char *project = mlo_text(item, "project"), *model = mlo_text(item, "model");
@@ -277,7 +277,7 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
     error_box(out, json_object_get(run, "error"));
     HTML(out, "</section>");
     mlo_piece_front(out, run);
-    HTML(out, "<h2>Jobs</h2><section class=\"panel\"><div class=\"scroll\"><table "
+    HTML(out, "<h2>Jobs</h2><section class=\"panel\"><div class=\"scroll\" tabindex=\"0\"><table "
               "id=\"jobs\"><thead><tr><th>Step</th>"
               "<th>Kind</th><th>State</th><th>Progress</th><th>Worker</th><th class=\"n\">Started</th>"
               "<th class=\"n\">Took</th><th>Artifact</th></tr></thead><tbody>");

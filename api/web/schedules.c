@@ -83,12 +83,13 @@ enum mlo_status page_schedules(struct mlo_request *req, struct mlo_error *err)
          mlo_request_param(req, "p"), mlo_request_param(req, "p"));
     if (json_array_size(schedules) == 0) {
         HTML(out,
-             "<p class=\"empty\">Nothing is measured again by the clock. Begin:</p><pre>mlopt schedule add "
+             "<p class=\"empty\">Nothing is measured again by the clock. Begin:</p><pre tabindex=\"0\">mlopt "
+             "schedule add "
              "%s/MODEL "
              "--name nightly --cron &#39;0 3 * * *&#39; --recipe watch.yaml</pre>",
              mlo_request_param(req, "p"));
     } else {
-        HTML(out, "<div class=\"scroll\"><table "
+        HTML(out, "<div class=\"scroll\" tabindex=\"0\"><table "
                   "id=\"schedules\"><thead><tr><th>Schedule</th><th>Measures</th><th>When</th>"
                   "<th>Next</th><th>Last</th><th class=\"n\">Good</th><th class=\"n\">Failed</th>"
                   "<th class=\"n\">Skipped</th><th></th></tr></thead><tbody>");

@@ -30,7 +30,7 @@ void mlo_piece_facts(struct mlo_buf *out, const json_t *facts)
     const json_t *code = json_object_get(facts, "code");
     json_t *item;
     size_t i;
-    HTML(out, "<div class=\"scroll\"><table id=\"facts\"><tbody>");
+    HTML(out, "<div class=\"scroll\" tabindex=\"0\"><table id=\"facts\"><tbody>");
     if (code) {
         HTML(out, "<tr><td>Code</td><td>%s</td><td class=\"n\"><code>%s</code>%s</td></tr>",
              mlo_text(code, "remote"), mlo_text(code, "commit"),
@@ -132,7 +132,8 @@ enum mlo_status page_search(struct mlo_request *req, struct mlo_error *err)
             HTML(out, "<p class=\"muted\">%s</p>", wrong.hint);
     } else {
         const json_t *items = json_object_get(found, "items");
-        HTML(out, "<div class=\"scroll\"><table id=\"found\"><thead><tr><th>Version</th><th>Commit</th>"
+        HTML(out, "<div class=\"scroll\" tabindex=\"0\"><table "
+                  "id=\"found\"><thead><tr><th>Version</th><th>Commit</th>"
                   "<th>Metrics</th><th>Tags</th><th class=\"n\">Uploaded</th></tr></thead><tbody>");
         found_rows(out, items);
         HTML(out, "</tbody></table></div>");

@@ -55,7 +55,8 @@ enum mlo_status mlo_piece_signature(struct mlo_request *req, const struct mlo_ve
          (long long)version->number);
     if (mlo_text(found, "difference")[0])
         HTML(out, "<p><span class=\"badge bad\">differs</span> %s</p>", mlo_text(found, "difference"));
-    HTML(out, "<div class=\"scroll\"><table id=\"signature\"><thead><tr><th></th><th>Name</th><th>Type and "
+    HTML(out, "<div class=\"scroll\" tabindex=\"0\"><table "
+              "id=\"signature\"><thead><tr><th></th><th>Name</th><th>Type and "
               "shape</th></tr></thead><tbody>");
     rows(out, "input", json_object_get(shown, "inputs"));
     rows(out, "output", json_object_get(shown, "outputs"));

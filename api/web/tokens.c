@@ -128,7 +128,7 @@ static enum mlo_status draw_tokens(struct mlo_request *req, const char *made, in
              made);
     HTML(out, "<section "
               "class=\"panel\"><div "
-              "class=\"scroll\"><table "
+              "class=\"scroll\" tabindex=\"0\"><table "
               "id=\"tokens\"><thead><tr><th>Name</th><th>Role</th><th>Project</th><th class=\"n\">Made"
               "</th><th class=\"n\">Last used</th><th class=\"n\">Expires</th><th></th></tr></thead><tbody>");
     json_array_foreach(json_object_get(part, "items"), i, item) token_row(req, item);

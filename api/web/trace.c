@@ -159,7 +159,8 @@ void mlo_piece_trace(struct mlo_buf *out, const json_t *trace)
     if (!json_array_size(jobs))
         return;
     HTML(out,
-         "<div class=\"scroll\"><svg class=\"waterfall\" role=\"img\" aria-label=\"Where the time of the run "
+         "<div class=\"scroll\" tabindex=\"0\"><svg class=\"waterfall\" role=\"img\" aria-label=\"Where the "
+         "time of the run "
          "went; the "
          "table below says the same\" width=\"%d\" height=\"%d\" viewBox=\"0 0 %d %d\">",
          LABEL_W + CHART_W + RIGHT, height, LABEL_W + CHART_W + RIGHT, height);
@@ -188,7 +189,7 @@ void mlo_piece_trace_table(struct mlo_buf *out, const json_t *trace)
     const json_t *job, *span, *phase;
     size_t i, s, p;
     HTML(out, "<section class=\"panel\"><details id=\"trace\"><summary>As a table</summary><div "
-              "class=\"scroll\"><table><thead><tr><th>Job</th>"
+              "class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>Job</th>"
               "<th>What</th><th class=\"n\">Attempt</th><th class=\"n\">After</th><th "
               "class=\"n\">Took</th><th>Outcome</th>"
               "<th>Worker</th></tr></thead><tbody>");

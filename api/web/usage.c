@@ -50,7 +50,7 @@ enum mlo_status page_usage(struct mlo_request *req, struct mlo_error *err)
     HTML(out, "<p class=\"eyebrow\"><a href=\"/runs\">Runs</a> / %s</p><h1>Usage of %s</h1>",
          mlo_request_param(req, "p"), mlo_request_param(req, "p"));
     share(out, queue);
-    HTML(out, "<h2>By month</h2><section class=\"panel\"><div class=\"scroll\"><table "
+    HTML(out, "<h2>By month</h2><section class=\"panel\"><div class=\"scroll\" tabindex=\"0\"><table "
               "id=\"usage\"><thead><tr><th>Month</th>"
               "<th class=\"n\">Attempts</th><th class=\"n\">Reused</th><th class=\"n\">Failed</th><th "
               "class=\"n\">Hours</th>"

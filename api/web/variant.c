@@ -154,7 +154,8 @@ static void draw_variant(struct mlo_request *req, const struct mlo_version_info 
     HTML(out, "<h2>Evidence</h2><section class=\"panel\">");
     if (json_array_size(json_object_get(variant, "evidence"))) {
         HTML(out,
-             "<div class=\"scroll\"><table id=\"evidence\"><thead><tr><th>Metric</th><th class=\"n\">Value, "
+             "<div class=\"scroll\" tabindex=\"0\"><table id=\"evidence\"><thead><tr><th>Metric</th><th "
+             "class=\"n\">Value, "
              "interval</th>"
              "<th class=\"n\">Samples</th><th class=\"n\">Against the source</th><th>Data</th><th>Engine</th>"
              "<th>Protocol</th><th class=\"n\">Run, time</th></tr></thead><tbody>");
@@ -166,7 +167,7 @@ static void draw_variant(struct mlo_request *req, const struct mlo_version_info 
     HTML(out, "</section>");
     mlo_piece_profile(req, profile, v, name);
     if (json_array_size(json_object_get(variant, "plans"))) {
-        HTML(out, "<h2>Plans</h2><section class=\"panel\"><div class=\"scroll\"><table "
+        HTML(out, "<h2>Plans</h2><section class=\"panel\"><div class=\"scroll\" tabindex=\"0\"><table "
                   "id=\"plans\"><thead><tr><th>Machine</th>"
                   "<th>Made for</th><th class=\"n\">Size</th><th>Digest</th><th>Signer</th><th "
                   "class=\"n\">Made</th>"
@@ -187,7 +188,8 @@ static void draw_variant(struct mlo_request *req, const struct mlo_version_info 
         mlo_piece_lineage(out, p, whole, lineage);
         HTML(out, "</section>");
     }
-    HTML(out, "<h2>What the name pointed at</h2><section class=\"panel\"><div class=\"scroll\"><table "
+    HTML(out, "<h2>What the name pointed at</h2><section class=\"panel\"><div class=\"scroll\" "
+              "tabindex=\"0\"><table "
               "id=\"names\"><thead><tr>"
               "<th>Artifact</th><th class=\"n\">Size</th><th>Derivation</th><th>By</th><th "
               "class=\"n\">Since</th></tr>"
@@ -391,7 +393,8 @@ static void side_by_side(struct mlo_request *req, const struct compared *c)
     const char *p = mlo_request_param(req, "p"), *m = mlo_request_param(req, "m");
     struct mlo_buf *out = &req->out;
     json_t *plotted = json_array();
-    HTML(out, "<section class=\"panel\"><div class=\"scroll\"><table id=\"compared\"><thead><tr><th></th>");
+    HTML(out, "<section class=\"panel\"><div class=\"scroll\" tabindex=\"0\"><table "
+              "id=\"compared\"><thead><tr><th></th>");
     for (size_t i = 0; i < c->count; i++) {
         json_t *copy = json_copy(c->rows[i]);
         json_object_set_new(copy, "variant", json_string(c->names[i]));

@@ -131,7 +131,7 @@ enum mlo_status page_workers(struct mlo_request *req, struct mlo_error *err)
     } else {
         HTML(
             out,
-            "<div class=\"scroll\"><table "
+            "<div class=\"scroll\" tabindex=\"0\"><table "
             "id=\"workers\"><thead><tr><th>Worker</th><th>State</th><th>Targets</th><th>A job can have</th>"
             "<th class=\"n\">Jobs</th><th>Isolation lacks</th><th class=\"n\">Seen</th><th></th></tr></thead>"
             "<tbody>");
