@@ -149,9 +149,10 @@ struct mlo_engine {
      * the engine compiles for this machine only. */
     enum mlo_status (*can_compile)(const char *target, struct mlo_error *err);
     /* Instead of `identity` for a plan's fingerprint: what the machine must have that the plan was compiled
-     * for. A member that it leaves out may be anything where the plan is restored (the name of the GPU, where
-     * nothing was measured on one). */
+     * for. It may leave out `may_lack`, which may then be anything where the plan is restored (the name of
+     * the GPU, where nothing was measured on one; FP16, of which the plan has nothing). */
     enum mlo_status (*identity_of)(const struct mlo_plan *plan, json_t **out, struct mlo_error *err);
+    const char *may_lack;
     /* What of the engine's parts is on this machine; finding nothing is no error:
      * {"parts":[{"name","kind":"plugin"|"driver"|"library","found":bool,"version","path","why","for":
      * "compile"|"run"}], "gpus":[{"name","uuid","sm":90,"multiprocessors","memory_bytes"}]}; programs run on

@@ -90,8 +90,10 @@ enum mlo_status mlo_plan_check_machine(const json_t *fingerprint, const struct m
     if (strcmp(mlopt, MLOPT_VERSION) != 0)
         mlo_buf_printf(&text, "mlopt %s (here: %s)", mlopt, MLOPT_VERSION);
     explain("machine", machine, here, &text);
-    /* what was said agrees, but not all was: right only for an engine whose plans may leave something open */
-    if (!text.len && !(*engine)->identity_of && !json_equal(machine, here))
+    const char *open = (*engine)->may_lack;
+    if (open && !json_object_get(machine, open))
+        json_object_del(here, open);
+    if (!text.len && !json_equal(machine, here)) /* what was said agrees, but not all was */
         mlo_buf_puts(&text, "a machine that it does not describe in full");
     if (text.len) {
         status = mlo_error_set(err, MLO_ESTALE, "the plan was made for %s", mlo_buf_str(&text));

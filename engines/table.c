@@ -17,7 +17,8 @@ static bool complete(const struct mlo_engine *e)
 {
     return e->name && e->name[0] && e->version && e->probe && e->compile && e->load && e->run && e->observe &&
            e->describe && e->unload && e->free_plan && !e->save == !e->restore && !e->save == !e->interface &&
-           !e->save == !e->identity && (!e->identity_of || e->identity) && !e->can_compile == !e->inventory;
+           !e->save == !e->identity && (!e->identity_of || e->identity) && !e->identity_of == !e->may_lack &&
+           !e->can_compile == !e->inventory;
 }
 
 /* A row with a hole is a bug that a test shows; the table then stays empty instead of crashing later. */

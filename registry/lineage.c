@@ -14,9 +14,9 @@ enum { LINEAGE_ADD, LINEAGE_NODES, LINEAGE_EDGES, LINEAGE_NAMES };
     "AND NOT EXISTS (SELECT 1 FROM variant newer WHERE newer.version_id = va.version_id "                    \
     "AND newer.name = va.name AND newer.id > va.id) "
 /* Of one of a family: its variants first. The planner, which sees what most variants are, would go through
- * all versions for each of the family. */
+ * all versions for each of the family. In the index's order, so that a limit ends it. */
 #define NAMED_OF_FAMILY                                                                                      \
-    NAMED("(SELECT id, version_id, name FROM variant WHERE artifact = f.digest OFFSET 0)", "")
+    NAMED("(SELECT id, version_id, name FROM variant WHERE artifact = f.digest ORDER BY id OFFSET 0)", "")
 #define TEXT_OF(number) #number
 #define TEXT(number) TEXT_OF(number)
 #define FIRST_NAMES TEXT(MLO_LINEAGE_NAMES)

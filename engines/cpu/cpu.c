@@ -390,17 +390,25 @@ static const struct mlo_model *interface(const struct mlo_plan *plan)
 }
 
 /* What a saved plan is bound to: the processor (oneDNN chooses by its caches and cores too), the instruction
- * set that was used of it, and this very engine. FP16 binds only plans that have such products: their own
- * head says so (restore.c). */
+ * set that was used of it, this very engine, and by what products in FP16 are computed. */
 static enum mlo_status identity(json_t **out, struct mlo_error *err)
 {
     json_t *cpu = NULL;
     enum mlo_status status = mlo_cpu_identity(&cpu, err);
     if (status != MLO_OK)
         return status;
-    *out = json_pack("{s:s, s:s, s:s, s:o, s:s}", "engine", "cpu", "version", version(), "revision",
-                     cpu_source_revision, "cpu", cpu, "isa", mlo_isa_name(mlo_isa_current()));
+    *out = json_pack("{s:s, s:s, s:s, s:o, s:s, s:s}", "engine", "cpu", "version", version(), "revision",
+                     cpu_source_revision, "cpu", cpu, "isa", mlo_isa_name(mlo_isa_current()), "fp16",
+                     cpu_half_name(cpu_half_current()));
     return *out ? MLO_OK : mlo_error_nomem(err);
+}
+
+static enum mlo_status identity_of(const struct mlo_plan *plan, json_t **out, struct mlo_error *err)
+{
+    enum mlo_status status = identity(out, err);
+    if (status == MLO_OK && plan->half == CPU_HALF_NONE) /* it has no such products */
+        json_object_del(*out, "fp16");
+    return status;
 }
 
 const struct mlo_engine mlo_engine_cpu = {
@@ -420,4 +428,6 @@ const struct mlo_engine mlo_engine_cpu = {
     .restore = cpu_plan_restore,
     .interface = interface,
     .identity = identity,
+    .identity_of = identity_of,
+    .may_lack = "fp16",
 };

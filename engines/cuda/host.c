@@ -256,6 +256,7 @@ const struct mlo_engine mlo_engine_cuda = {
     .identity = identity,
     .can_compile = can_compile,
     .identity_of = identity_of,
+    .may_lack = "gpu",
     .inventory = inventory,
     .tune = tune,
     .measure = measure,

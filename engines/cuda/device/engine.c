@@ -172,6 +172,7 @@ const struct mlo_engine cuda_engine = {
     .identity = identity,
     .can_compile = can_compile,
     .identity_of = identity_of,
+    .may_lack = "gpu",
     .inventory = cuda_inventory,
     .tune = cuda_program_tune,
     .measure = cuda_program_measure,

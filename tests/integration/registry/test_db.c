@@ -549,11 +549,20 @@ static const char *changes_table(const char *at)
 {
     char *statement = strndup(at, strcspn(at, ";"));
     assert_non_null(statement);
-    const char *why = NULL;
-    if (strcasestr(statement, " alter "))
-        why = "alter table … alter";
-    else if (strcasestr(statement, " not null") && !strcasestr(statement, " default "))
-        why = "alter table … not null";
+    const char *why = strcasestr(statement, " alter ") ? "alter table … alter" : NULL;
+    int depth = 0;
+    for (char *c = statement, *action = c; !why; c++) { /* a comma outside parentheses ends an action */
+        depth += (*c == '(') - (*c == ')');
+        if (*c && (*c != ',' || depth))
+            continue;
+        bool last = !*c;
+        *c = '\0';
+        if (strcasestr(action, " not null") && !strcasestr(action, " default "))
+            why = "alter table … not null";
+        if (last)
+            break;
+        action = c + 1;
+    }
     free(statement);
     return why;
 }
@@ -588,6 +597,8 @@ static const struct {
 } taken_away[] = {
     {"ALTER TABLE t ADD COLUMN c int; ALTER TABLE u ADD d int NOT NULL DEFAULT 0;", NULL},
     {"CREATE TABLE u (d int DEFAULT 0); ALTER TABLE t ADD c int NOT NULL;", "alter table … not null"},
+    {"ALTER TABLE t ADD c int NOT NULL, ADD d numeric(4, 2) DEFAULT 0;", "alter table … not null"},
+    {"ALTER TABLE t ADD c numeric(4, 2) NOT NULL DEFAULT 0, ADD d int;", NULL},
     {"CREATE FUNCTION f() …; CREATE FUNCTION g(i integer) …; REVOKE ALL ON FUNCTION f(), g(integer) FROM "
      "PUBLIC;",
      NULL},

@@ -521,16 +521,21 @@ static void test_plan__machine_must_be_described_in_full(void **state)
     mlo_plan_info_clear(&info);
 }
 
-/* Of FP16 only the engine's part tells, and only where a plan has such products: what is restored is
- * test_tile_f16.c's. */
-static void test_plan__machine_is_described_without_fp16(void **state)
+/* One without products in FP16 says nothing of them, and fits whatever computes those; one with them does
+ * not. */
+static void test_plan__machine_has_fp16_only_for_its_products(void **state)
 {
     struct place *p = *state;
     struct mlo_plan_info info;
+    const struct mlo_engine *engine;
+    struct mlo_error problem = {0};
     MUST(mlo_plan_inspect(p->plan, false, &info, err));
-    const json_t *machine = json_object_get(info.fingerprint, "machine");
-    assert_non_null(json_object_get(machine, "isa"));
+    json_t *machine = json_object_get(info.fingerprint, "machine");
     assert_null(json_object_get(machine, "fp16"));
+    MUST(mlo_plan_check_machine(info.fingerprint, &engine, err));
+    assert_int_equal(json_object_set_new(machine, "fp16", json_string("another")), 0);
+    assert_int_equal(mlo_plan_check_machine(info.fingerprint, &engine, &problem), MLO_ESTALE);
+    assert_non_null(strstr(problem.message, "fp16 another"));
     mlo_plan_info_clear(&info);
 }
 
@@ -652,7 +657,7 @@ int main(void)
         CASE(test_plan__of_another_instruction_set_is_stale),
         CASE(test_plan__of_another_engine_or_machine_is_stale),
         CASE(test_plan__machine_must_be_described_in_full),
-        CASE(test_plan__machine_is_described_without_fp16),
+        CASE(test_plan__machine_has_fp16_only_for_its_products),
         CASE(test_plan__rights_follow_the_mask),
         CASE(test_plan__unfinished_copies_are_dropped),
         CASE(test_plan__of_another_model_is_stale),
