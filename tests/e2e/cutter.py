@@ -1,22 +1,41 @@
 #!/usr/bin/python3
-"""A proxy that breaks connections: cutter.py HOST:PORT BYTES cut|stall|lose|slow. It prints its own port.
+"""A proxy that breaks connections: cutter.py HOST:PORT BYTES cut|stall|lose|slow [TEXT COMMAND]. It prints its own port.
 
 Of each connection it hands on BYTES of what the server sends, then it closes it (cut) or sends nothing more (stall). Or it
-loses the first answer (lose): the server has given it, and the first connection closes without a word of it. Or it hands
+loses the first answer (lose): the server has given it, and the first connection closes without a word of it; with TEXT
+it is the first good answer to a request that has TEXT in it, and COMMAND runs before the connection closes. Or it hands
 on BYTES ten times a second (slow).
 """
 import socket
+import subprocess
 import sys
 import threading
 import time
 
+asked, lost = threading.Event(), threading.Event()
+text, command = (sys.argv[4].encode(), sys.argv[5]) if len(sys.argv) > 4 else (None, None)
 
-def hand_on(source, target, most, then):
+
+def loses(data, to_server):
+    """Whether these bytes are of the answer that is lost. The server's word to go on (100) is none."""
+    if to_server and text in data and not lost.is_set():
+        asked.set()
+    if to_server or not asked.is_set() or b"HTTP/1.1 20" not in data:
+        return False
+    asked.clear()
+    lost.set()
+    subprocess.run(command, shell=True, check=True)
+    return True
+
+
+def hand_on(source, target, most, then, to_server=False):
     pause, left = (0.1, 1 << 62) if then == "slow" else (0, most)
     try:
-        if not most and then == "lose":
+        if not most and then == "lose" and not text:
             source.recv(1 << 16)
         while left and (data := source.recv(min(left, most, 1 << 16))):
+            if text and loses(data, to_server):
+                break
             target.sendall(data)
             left -= len(data)
             time.sleep(pause)
@@ -38,7 +57,7 @@ def main():
     while True:
         client, _ = listener.accept()
         server = socket.create_connection((host, int(port)))
-        threading.Thread(target=hand_on, args=(client, server, 1 << 62, "cut"), daemon=True).start()
+        threading.Thread(target=hand_on, args=(client, server, 1 << 62, "cut", True), daemon=True).start()
         threading.Thread(target=hand_on, args=(server, client, most, how), daemon=True).start()
         if how == "lose":
             most = 1 << 62

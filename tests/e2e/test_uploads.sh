@@ -98,6 +98,30 @@ cutter() {
 }
 address=${MLOPT_URL#http://} # of the server that was started last
 
+# an upload that is finished while its pusher does not hear of it, by its own request or by another push, is not sent
+# again; and a session that another push has begun by now stays remembered
+for request in PUT PATCH; do
+    head -c $lost /dev/urandom >finished.bin
+    digest=sha256:$(sha256sum finished.bin | cut -d' ' -f1)
+    uploads POST uploads >state.json
+    id=$(json "d['id']" state.json)
+    head -c $piece finished.bin | uploads PATCH "uploads/$id" --data-binary @- >state.json
+    command="printf another >note"
+    [ $request = PUT ] ||
+        command+=" && curl -sf -X PUT -H 'Authorization: Bearer $MLOPT_TOKEN' '$MLOPT_URL/v1/projects/demo/uploads/$id?digest=$digest'"
+    cutter $((1 << 30)) lose "$request /v1/projects/demo/uploads/$id" "{ $command; } >&2"
+    note=$HOME/.local/state/mlopt/uploads/$(printf '%s demo %s' "$through" "$digest" | sha256sum | cut -c1-32)
+    printf %s "$id" >"$note"
+    ln -sf "$note" note
+    expect 0 "$MLOPT" push demo/finished "$model" finished.bin --url "$through"
+    ! grep -F "beginning the upload again" stderr || fail "what was finished was sent again"
+    uploads GET "blobs/$digest" | cmp - finished.bin
+    ! uploads GET "uploads/$id" >state.json || fail "the answer to $request was not lost: $(cat state.json)"
+    [ "$(cat "$note")" = another ] || fail "the session of another push is forgotten"
+    rm "$note"
+    kill $cutter_pid && wait $cutter_pid 2>/dev/null || true
+done
+
 # no connection carries more than 60 of the 200 MB: each goes on behind the one before
 cutter $((60 << 20)) cut
 expect 0 "$MLOPT" pull demo/large --out cut --url "$through"

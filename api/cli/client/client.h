@@ -137,8 +137,14 @@ MLO_MUST_USE enum mlo_status mlo_client_send_part(struct mlo_client *client, con
                                                   const char *path, const struct mlo_client_part *part,
                                                   struct mlo_cli_progress *progress, struct mlo_response *out,
                                                   struct mlo_error *err);
+/* Whether the project has the blob, undamaged: it need not be sent. */
+MLO_MUST_USE enum mlo_status mlo_client_has_blob(struct mlo_client *client, const char *project,
+                                                 const struct mlo_digest *digest, bool *there,
+                                                 struct mlo_error *err);
 /* The file's bytes become the blob `digest` of the project: in one request, or, when it is large, in pieces;
- * those that arrived before this or an earlier process of the same user was cut off are not sent again. */
+ * those that arrived before this or an earlier process of the same user was cut off are not sent again, and
+ * nothing is when the upload was finished meanwhile (its answer was lost, or another process sent the file).
+ */
 MLO_MUST_USE enum mlo_status mlo_client_send_file(struct mlo_client *client, const char *project,
                                                   const char *file, const struct mlo_digest *digest,
                                                   struct mlo_error *err);

@@ -196,6 +196,18 @@ static enum mlo_status look_up(struct mlo_client *client, const char *project,
     return status;
 }
 
+enum mlo_status mlo_client_has_blob(struct mlo_client *client, const char *project,
+                                    const struct mlo_digest *digest, bool *there, struct mlo_error *err)
+{
+    const struct mlo_client_file file = {.digest = *digest};
+    struct mlo_response response = {0};
+    enum mlo_status status = look_up(client, project, &file, 1, &response, err);
+    *there = status == MLO_OK &&
+             mlo_json_bool(json_array_get(json_object_get(response.json, "items"), 0), "there", false);
+    mlo_response_clear(&response);
+    return status;
+}
+
 enum mlo_status mlo_client_upload(struct mlo_client *client, const char *project,
                                   struct mlo_client_file *files, size_t count, json_t *rows,
                                   struct mlo_error *err)

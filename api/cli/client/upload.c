@@ -15,10 +15,12 @@
 struct sender {
     struct mlo_client *client;
     const char *project;
+    struct mlo_digest digest;
     struct mlo_client_part part;
     struct mlo_cli_progress progress;
     char *note;      /* the file that remembers the session */
     char id[64];     /* of the session; "" when there is none */
+    bool there;      /* the project has the bytes: nothing is left to do */
     long http;       /* of the last answer about it */
     uint64_t offset; /* where it stands */
     json_t *direct;  /* parts that go to the bucket, as the server says; NULL: pieces */
@@ -46,12 +48,13 @@ static enum mlo_status find_note(struct sender *s, const struct mlo_digest *dige
     return MLO_OK;
 }
 
-static void read_note(struct sender *s)
+static void read_note(const struct sender *s, char id[64])
 {
     struct mlo_buf text = MLO_BUF_INIT;
     struct mlo_error ignored = {0};
+    id[0] = '\0';
     if (s->note && mlo_fs_read(s->note, sizeof s->id - 1, &text, &ignored) == MLO_OK)
-        snprintf(s->id, sizeof s->id, "%s", mlo_buf_str(&text));
+        snprintf(id, sizeof s->id, "%s", mlo_buf_str(&text));
     mlo_buf_clear(&text);
 }
 
@@ -59,6 +62,15 @@ static void write_note(const struct sender *s)
 {
     struct mlo_error ignored = {0};
     if (s->note && mlo_fs_write_atomic(s->note, s->id, strlen(s->id), &ignored) != MLO_OK)
+        unlink(s->note);
+}
+
+/* That of our session: another push of the same file may have begun one by now. */
+static void drop_note(const struct sender *s)
+{
+    char id[sizeof s->id];
+    read_note(s, id);
+    if (id[0] && strcmp(id, s->id) == 0)
         unlink(s->note);
 }
 
@@ -100,6 +112,7 @@ static enum mlo_status ask(struct sender *s, const char *method, const char *que
 static enum mlo_status begin_session(struct sender *s, bool direct, struct mlo_error *err)
 {
     json_t *body = json_pack("{s:b, s:I}", "direct", direct, "size", (json_int_t)s->part.file_size);
+    drop_note(s);
     s->id[0] = '\0';
     s->offset = 0;
     enum mlo_status status = body ? ask(s, "POST", "", body, err) : mlo_error_nomem(err);
@@ -109,12 +122,24 @@ static enum mlo_status begin_session(struct sender *s, bool direct, struct mlo_e
     return status;
 }
 
-/* Goes on with the session that was remembered, or begins one. */
+/* Of a session that is gone: lost or dropped, or finished, by our request whose answer was lost or by another
+ * push of the same file. */
+static enum mlo_status look_whether_there(struct sender *s, struct mlo_error *err)
+{
+    return s->id[0] ? mlo_client_has_blob(s->client, s->project, &s->digest, &s->there, err) : MLO_OK;
+}
+
+/* Goes on with the session that was remembered, or begins one where the bytes are not there. */
 static enum mlo_status open_session(struct sender *s, struct mlo_error *err)
 {
     struct mlo_error own = {0};
-    read_note(s);
+    read_note(s, s->id);
     enum mlo_status status = s->id[0] ? ask(s, "GET", "", NULL, &own) : MLO_ENOTFOUND;
+    if (status == MLO_ENOTFOUND) {
+        enum mlo_status looked = look_whether_there(s, err);
+        if (looked != MLO_OK || s->there)
+            return looked;
+    }
     uint64_t size = status == MLO_OK && s->direct ? (uint64_t)mlo_json_i64(s->direct, "size", 0) : 0;
     if (status == MLO_ENOTFOUND || (status == MLO_OK && s->offset > s->part.file_size) ||
         (size && size != s->part.file_size))
@@ -156,8 +181,11 @@ static enum mlo_status send_pieces(struct sender *s, struct mlo_error *err)
         status = send_piece(s, &own);
         while (passing(status) && ++tries < TRIES) {
             mlo_clock_sleep_ms(200u << tries);
-            if (ask(s, "GET", "", NULL, &asked) == MLO_OK)
-                status = MLO_OK;
+            enum mlo_status stands = ask(s, "GET", "", NULL, &asked);
+            if (stands == MLO_OK || stands == MLO_ENOTFOUND) {
+                status = stands;
+                own = asked;
+            }
         }
         if (s->offset > before)
             tries = 0;
@@ -172,7 +200,8 @@ static enum mlo_status send_pieces(struct sender *s, struct mlo_error *err)
     return status;
 }
 
-/* The end: the bytes become the blob. Of parts in the bucket the server reads a while, and is asked again. */
+/* The end: the bytes become the blob. Of parts in the bucket the server reads a while, and is asked again; so
+ * it is when the answer was lost (where it finished, the session is gone then). */
 static enum mlo_status finish_once(struct sender *s, const char *digest, struct mlo_error *err)
 {
     char query[96], done[32], all[32], text[96];
@@ -188,7 +217,7 @@ static enum mlo_status finish_once(struct sender *s, const char *digest, struct 
                      mlo_str_size(s->part.file_size, all));
             mlo_cli_progress(&s->progress, (double)s->offset / (double)s->part.file_size, text);
             tries = s->offset > before ? 0 : tries;
-        } else if (!s->direct || !passing(status) || ++tries >= TRIES) {
+        } else if (!passing(status) || ++tries >= TRIES) {
             if (err)
                 *err = own;
             return status;
@@ -216,7 +245,7 @@ static enum mlo_status send_indirectly(struct sender *s, const char *why, struct
 static enum mlo_status send_direct(struct sender *s, struct mlo_error *err)
 {
     struct mlo_buf path = MLO_BUF_INIT;
-    struct mlo_error own = {0}, ignored = {0};
+    struct mlo_error own = {0}, asked = {0};
     bool some = false;
     enum mlo_status status = MLO_OK;
     session_path(s, &path);
@@ -228,7 +257,11 @@ static enum mlo_status send_direct(struct sender *s, struct mlo_error *err)
         if (!passing(status) || !some || ++tries >= TRIES)
             break;
         mlo_clock_sleep_ms(200u << tries);
-        (void)!ask(s, "GET", "", NULL, &ignored); /* what has arrived by now */
+        if (ask(s, "GET", "", NULL, &asked) == MLO_ENOTFOUND) { /* else: what has arrived by now */
+            status = MLO_ENOTFOUND;
+            own = asked;
+            break;
+        }
     }
     mlo_buf_clear(&path);
     if (status == MLO_EUNSUPPORTED || (status == MLO_EUNAVAILABLE && !some))
@@ -259,6 +292,8 @@ static enum mlo_status send_in_session(struct sender *s, const char *digest, str
 {
     enum mlo_status status;
     MLO_TRY(open_session(s, err));
+    if (s->there)
+        goto out;
     MLO_TRY(s->direct ? send_direct(s, err) : send_pieces(s, err));
     MLO_TRY(finish(s, digest, err));
 out:
@@ -272,9 +307,20 @@ static void forget_session(struct sender *s)
     enum mlo_status status = ask(s, "DELETE", "", NULL, &ignored);
     if (status != MLO_OK && status != MLO_ENOTFOUND)
         mlo_cli_note(mlo_client_cli(s->client), "upload %s is left behind; it expires by itself", s->id);
-    if (s->note)
-        unlink(s->note);
+    drop_note(s);
     s->id[0] = '\0';
+}
+
+/* The session that was sent to is gone; *err says why, and then of what is done about it. */
+static enum mlo_status go_on_without(struct sender *s, const char *digest, struct mlo_error *err)
+{
+    struct mlo_error gone = *err;
+    enum mlo_status status = look_whether_there(s, err);
+    if (status != MLO_OK || s->there)
+        return status;
+    mlo_cli_note(mlo_client_cli(s->client), "%s; beginning the upload again", gone.message);
+    forget_session(s);
+    return send_in_session(s, digest, err);
 }
 
 static enum mlo_status send_whole(struct sender *s, const char *digest, struct mlo_error *err)
@@ -294,7 +340,7 @@ enum mlo_status mlo_client_send_file(struct mlo_client *client, const char *proj
                                      const struct mlo_digest *digest, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
-    struct sender s = {.client = client, .project = project};
+    struct sender s = {.client = client, .project = project, .digest = *digest};
     struct mlo_error own = {0};
     char text[MLO_DIGEST_TEXT_SIZE];
     struct stat st;
@@ -312,11 +358,8 @@ enum mlo_status mlo_client_send_file(struct mlo_client *client, const char *proj
     }
     MLO_TRY(find_note(&s, digest, err));
     status = send_in_session(&s, text, &own);
-    if (status == MLO_ENOTFOUND && s.id[0]) { /* the store lost its bytes, or somebody else ended it */
-        mlo_cli_note(mlo_client_cli(client), "%s; beginning the upload again", own.message);
-        forget_session(&s);
-        status = send_in_session(&s, text, &own);
-    }
+    if (status == MLO_ENOTFOUND && s.id[0])
+        status = go_on_without(&s, text, &own);
     if (status != MLO_OK && err)
         *err = own;
     if (status == MLO_EDIGEST) { /* what lies there is of no use */
@@ -324,8 +367,8 @@ enum mlo_status mlo_client_send_file(struct mlo_client *client, const char *proj
         if (ask(&s, "DELETE", "", NULL, &dropping) != MLO_OK)
             mlo_error_hint(err, "upload %s could not be dropped; it expires by itself", s.id);
     }
-    if (s.note && (status == MLO_OK || status == MLO_EDIGEST || status == MLO_ENOTFOUND))
-        unlink(s.note);
+    if (status == MLO_OK || status == MLO_EDIGEST || status == MLO_ENOTFOUND)
+        drop_note(&s);
 out:
     mlo_cli_progress_end(&s.progress);
     if (s.part.fd >= 0)
