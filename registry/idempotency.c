@@ -36,6 +36,28 @@ const struct mlo_sql mlo_sql_idempotency[] = {
 };
 const size_t mlo_sql_idempotency_count = MLO_COUNT(mlo_sql_idempotency);
 
+enum mlo_status mlo_idempotency_key(const char *text, const char **key, size_t *length, struct mlo_error *err)
+{
+    size_t size = strlen(text), bad = 0;
+    if (size > 1 && text[0] == '"' && text[size - 1] == '"') {
+        text++;
+        size -= 2;
+    }
+    for (size_t i = 0; i < size; i++)
+        bad += text[i] < 0x20 || text[i] > 0x7e || text[i] == '"' || text[i] == '\\';
+    *key = text;
+    *length = size;
+    if (size && size <= MLO_IDEMPOTENCY_KEY_MAX && !bad)
+        return MLO_OK;
+    mlo_error_set(err, MLO_EINVAL,
+                  bad ? "an Idempotency-Key is plain text without quotes and backslashes inside"
+                      : "an Idempotency-Key has 1 to %d characters",
+                  MLO_IDEMPOTENCY_KEY_MAX);
+    mlo_error_where(err, "header Idempotency-Key");
+    mlo_error_hint(err, "a random UUID is a good one");
+    return MLO_EINVAL;
+}
+
 void mlo_idempotent_answer_clear(struct mlo_idempotent_answer *answer)
 {
     json_decref(answer->headers);

@@ -21,6 +21,11 @@ struct mlo_idempotent {
     struct mlo_digest body;
 };
 
+/* The key in the value of an Idempotency-Key header, which is a quoted string as the draft has it, or bare:
+ * *key is in `text`, *length long. MLO_EINVAL: it is none. */
+MLO_MUST_USE enum mlo_status mlo_idempotency_key(const char *text, const char **key, size_t *length,
+                                                 struct mlo_error *err);
+
 /* What it was answered. Zero-initialise; clear when done. */
 struct mlo_idempotent_answer {
     int http_status;

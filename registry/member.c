@@ -248,6 +248,31 @@ out:
     return status;
 }
 
+enum mlo_status mlo_member_token(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t project_id,
+                                 const char *name, const char *seen, const struct mlo_token_request *token,
+                                 char text[MLO_TOKEN_TEXT_SIZE], struct mlo_error *err)
+{
+    struct mlo_rows rows = {0};
+    struct mlo_token_request its = *token;
+    char principal[240];
+    int64_t id;
+    enum mlo_status status = mlo_actor_require(actor, project_id, MLO_ADMIN, err);
+    if (status != MLO_OK || (status = mlo_db_begin(conn, err)) != MLO_OK)
+        return status;
+    MLO_TRY(lock(conn, project_id, name, &rows, &id, err)); /* so it stays as it was seen */
+    MLO_TRY(mlo_member_check(conn, project_id, name, seen, err));
+    MLO_TRY(mlo_member_find(conn, project_id, name, &its.member, principal, err));
+    its.project_id = project_id;
+    its.member_name = principal;
+    MLO_TRY(mlo_token_make(conn, actor, &its, text, NULL, err));
+out:
+    mlo_rows_clear(&rows);
+    status = mlo_db_end(conn, status, err);
+    if (status != MLO_OK)
+        explicit_bzero(text, MLO_TOKEN_TEXT_SIZE);
+    return status;
+}
+
 enum mlo_status mlo_member_remove(struct mlo_db_conn *conn, const struct mlo_actor *actor, int64_t project_id,
                                   const char *name, const char *seen, const char *reason,
                                   struct mlo_error *err)

@@ -401,7 +401,6 @@ out:
 
 enum mlo_status h_run_batch(struct mlo_request *req, struct mlo_error *err)
 {
-    enum { BATCH_MAX = 50 };
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_run_request request = {.actor = &actor};
     struct mlo_recipe *recipe = NULL;
@@ -409,7 +408,7 @@ enum mlo_status h_run_batch(struct mlo_request *req, struct mlo_error *err)
     json_t *body, *items = json_array();
     enum mlo_status status;
     MLO_TRY(mlo_request_json(req, &body, err));
-    MLO_TRY(mlo_request_items(body, "models", BATCH_MAX, &models, err));
+    MLO_TRY(mlo_request_items(body, "models", MLO_RUN_BATCH_MAX, &models, err));
     MLO_TRY(read_how(body, &recipe, &request, err));
     MLO_TRY(mlo_request_project(req, &request.project, err));
     MLO_TRY(mlo_db_begin(req->conn, err));

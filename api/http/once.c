@@ -13,29 +13,14 @@ enum { TRIES = 4 };
 /* Only these of a handler's headers are part of the answer. */
 static const char *const KEPT[] = {"Location", "ETag"};
 
-/* The header's value: a quoted string as the draft has it, or bare. */
 static enum mlo_status read_key(struct mlo_request *req, const char *text, const char **key,
                                 struct mlo_error *err)
 {
-    size_t length = strlen(text), bad = 0;
-    if (length > 1 && text[0] == '"' && text[length - 1] == '"') {
-        text = mlo_arena_strndup(req->arena, text + 1, length - 2);
-        if (!text)
-            return mlo_error_nomem(err);
-        length -= 2;
-    }
-    for (size_t i = 0; i < length; i++)
-        bad += text[i] < 0x20 || text[i] > 0x7e || text[i] == '"' || text[i] == '\\';
-    *key = text;
-    if (length && length <= MLO_IDEMPOTENCY_KEY_MAX && !bad)
-        return MLO_OK;
-    mlo_error_set(err, MLO_EINVAL,
-                  bad ? "an Idempotency-Key is plain text without quotes and backslashes inside"
-                      : "an Idempotency-Key has 1 to %d characters",
-                  MLO_IDEMPOTENCY_KEY_MAX);
-    mlo_error_where(err, "header Idempotency-Key");
-    mlo_error_hint(err, "a random UUID is a good one");
-    return MLO_EINVAL;
+    size_t length;
+    enum mlo_status status = mlo_idempotency_key(text, key, &length, err);
+    if (status == MLO_OK && !(*key = mlo_arena_strndup(req->arena, *key, length)))
+        status = mlo_error_nomem(err);
+    return status;
 }
 
 static void reply_other(struct mlo_request *req, const struct mlo_idempotent *request)

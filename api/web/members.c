@@ -337,19 +337,18 @@ enum mlo_status page_member_token(struct mlo_request *req, struct mlo_error *err
     struct mlo_actor actor = mlo_request_actor(req);
     const char *may = field(req, "may");
     struct mlo_token_request token = {.name = field(req, "token_name"), .role = MLO_ADMIN};
-    char text[MLO_TOKEN_TEXT_SIZE] = "", principal[240];
+    char text[MLO_TOKEN_TEXT_SIZE] = "";
+    int64_t project;
     enum mlo_status status;
     MLO_TRY(mlo_page_csrf_check(req, err));
-    MLO_TRY(mlo_request_member(req, &token.project_id, &token.member, principal, err));
-    MLO_TRY(mlo_member_check(req->conn, token.project_id, mlo_request_param(req, "name"), field(req, "seen"),
-                             err));
+    MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(mlo_page_token_life(req, &token.expires_at_us, err));
-    token.member_name = principal;
     if (strcmp(may, "read") == 0)
         token.role = MLO_VIEWER;
     else if (*may)
         token.stage = may;
-    MLO_TRY(mlo_token_make(req->conn, &actor, &token, text, NULL, err));
+    MLO_TRY(mlo_member_token(req->conn, &actor, project, mlo_request_param(req, "name"), field(req, "seen"),
+                             &token, text, err));
     MLO_TRY(draw_member(req, text, 201, err));
 out:
     explicit_bzero(text, sizeof text);

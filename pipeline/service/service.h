@@ -40,6 +40,8 @@ void mlo_queue_wake_hold(const struct mlo_db_conn *conn);
 /* conn NULL: it is gone, with its transaction. */
 void mlo_queue_wake_release(struct mlo_db_conn *conn, bool committed);
 
+enum { MLO_RUN_BATCH_MAX = 50 }; /* models in one submission of many (RunBatch of api/openapi.yaml) */
+
 /* Plans the DAG and inserts it in one transaction. The recipe's dataset names are resolved to versions
  * ("NAME" is the latest, "NAME@V" that one) that the project may read. MLO_ENOTFOUND names the missing
  * dataset and where the recipe names it. */

@@ -73,7 +73,21 @@ says "2 of 3 were not planned"
 shows "fashion/cnn@1  "
 expect 3 "$MLOPT" submit fashion/none fashion/cnn@1 --recipe short.yaml --dry-run -o json
 holds "d[0]['problem']['code'] == 'not-found' and d[1]['plan']['variant'] == 'short'"
-expect 2 "$MLOPT" submit fashion/cnn shop/cnn --recipe short.yaml --dry-run
+holds "[(i['version'], i['status']) for i in d] == [(None, 404), (1, 200)]"
+expect 0 "$MLOPT" submit fashion/cnn fashion/cnn@1 --recipe short.yaml --dry-run -o json
+holds "[i['version'] for i in d] == [1, 1]" # the latest is named
+expect 1 "$MLOPT" submit fashion/cnn fashion/cnn@1 --recipe typo.yaml --dry-run
+says "typo.yaml:4"
+for how in '' --dry-run; do
+    expect 2 "$MLOPT" submit fashion/cnn shop/cnn --recipe short.yaml $how
+    expect 2 "$MLOPT" submit fashion/cnn fashion/cnn@1 --recipe short.yaml --wait $how
+    says "--wait follows one run"
+    expect 2 "$MLOPT" submit fashion/cnn --recipe short.yaml --timeout soon $how
+    expect 1 "$MLOPT" submit fashion/cnn --recipe short.yaml --idempotency-key 'a"b' $how
+    says "plain text without quotes"
+    expect 2 "$MLOPT" submit $(printf 'fashion/cnn %.0s' {1..51}) --recipe short.yaml $how
+    says "at most 50 at a time"
+done
 expect 0 "$MLOPT" runs -o json
 holds "d == []"
 expect 0 "$MLOPT" submit fashion/cnn --recipe short.yaml --wait --timeout 1500 -o json

@@ -98,8 +98,8 @@ struct mlo_response {
 void mlo_response_clear(struct mlo_response *response);
 
 #define MLO_CLIENT_KEY "Idempotency-Key: "
-/* The header that --idempotency-key says, in *out; *header is NULL without it. MLO_EUSAGE: it breaks a line.
- */
+/* The header that --idempotency-key says, in *out; *header is NULL without it. MLO_EUSAGE: it breaks a line;
+ * MLO_EINVAL: the server would refuse it. */
 MLO_MUST_USE enum mlo_status mlo_client_key(const struct mlo_cli *cli, struct mlo_buf *out,
                                             const char **header, struct mlo_error *err);
 /* One request with a JSON body (NULL: none) and a JSON answer. `header` ("If-Match: …") may be NULL. An
@@ -196,10 +196,11 @@ MLO_MUST_USE enum mlo_status mlo_client_submit_many(struct mlo_cli *cli, json_t 
 /* `plan` and `submit --dry-run`, of one model or of several of a project: each stands for itself. */
 MLO_MUST_USE enum mlo_status mlo_client_plan(struct mlo_cli *cli, struct mlo_error *err);
 /* The arguments, which are of one project, as "models": [{"model", "version" (absent: the latest)}] of the
- * object `body`. MLO_EUSAGE where they are of two. */
+ * object `body`. MLO_EUSAGE where they are of two, or more than one submission takes. */
 MLO_MUST_USE enum mlo_status mlo_client_read_models(const struct mlo_cli *cli, char project[104],
                                                     json_t *body, struct mlo_error *err);
-/* MLO_OK, or that of the first item with a "problem": {"code", "detail", "hint"}; `verb`: what it was not. */
+/* MLO_OK, or that of the first item with a "problem": {"code", "detail", "where", "hint"}; `verb`: what it
+ * was not. */
 MLO_MUST_USE enum mlo_status mlo_client_many_outcome(const json_t *items, const char *verb,
                                                      struct mlo_error *err);
 /* `cancel` of several runs: one request a project. */

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "api/cli/client/http_impl.h"
+#include "registry/idempotency.h"
 
 #ifndef MLOPT_VERSION
 #define MLOPT_VERSION "0"
@@ -504,6 +505,11 @@ enum mlo_status mlo_client_key(const struct mlo_cli *cli, struct mlo_buf *out, c
         return MLO_OK;
     if (strpbrk(key, "\r\n"))
         return mlo_error_set(err, MLO_EUSAGE, "--idempotency-key holds a line break");
+    const char *bare;
+    size_t length;
+    enum mlo_status status = mlo_idempotency_key(key, &bare, &length, err);
+    if (status != MLO_OK)
+        return status;
     mlo_buf_printf(out, MLO_CLIENT_KEY "%s", key);
     *header = mlo_buf_str(out);
     return mlo_buf_ok(out) ? MLO_OK : mlo_error_nomem(err);

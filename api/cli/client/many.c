@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "api/cli/client/client.h"
+#include "pipeline/service/service.h"
 
 /* How many of the items failed; *first is the problem of the first. */
 static size_t count_failed(const json_t *items, const json_t **first)
@@ -51,6 +52,8 @@ enum mlo_status mlo_client_many_outcome(const json_t *items, const char *verb, s
     enum mlo_status status = mlo_status_from_code(mlo_json_str(first, "code", ""));
     mlo_error_set(err, status, "%zu of %zu were not %s: %s", failed, json_array_size(items), verb,
                   mlo_json_str(first, "detail", ""));
+    if (mlo_json_str(first, "where", NULL))
+        mlo_error_where(err, "%s", mlo_json_str(first, "where", ""));
     if (mlo_json_str(first, "hint", NULL))
         mlo_error_hint(err, "%s", mlo_json_str(first, "hint", ""));
     return status;
@@ -60,6 +63,11 @@ enum mlo_status mlo_client_read_models(const struct mlo_cli *cli, char project[1
                                        struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
+    if (cli->arg_count > MLO_RUN_BATCH_MAX) {
+        mlo_error_set(err, MLO_EUSAGE, "%d models are too many for one submission", cli->arg_count);
+        mlo_error_hint(err, "submit at most %d at a time", MLO_RUN_BATCH_MAX);
+        return MLO_EUSAGE;
+    }
     json_t *models = json_array();
     if (json_object_set_new(body, "models", models) != 0)
         return mlo_error_nomem(err);

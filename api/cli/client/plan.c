@@ -98,22 +98,61 @@ static enum mlo_status ask(struct mlo_client *client, const char *path, const js
     return status;
 }
 
-/* {"model", "version", "plan"}, or "problem" in place of the plan: as the items of a submission of many. */
+/* As an item of a submission of many says it. */
+static json_t *problem_of(const struct mlo_error *why, const struct mlo_status_info *info)
+{
+    return json_pack("{s:s, s:s, s:i, s:s, s:s, s:s*, s:s*, s:b}", "type", "about:blank", "title", info->text,
+                     "status", info->http, "code", info->code, "detail", why->message, "where",
+                     *why->where ? why->where : NULL, "hint", *why->hint ? why->hint : NULL, "retry",
+                     info->retry);
+}
+
+/* {"model", "version", "status", "plan"}, or "problem" in place of the plan: as the items of a submission of
+ * many.
+ */
 static enum mlo_status ask_item(struct mlo_client *client, const char *path, const json_t *how, json_t *item,
                                 struct mlo_error *err)
 {
     struct mlo_error why = {0};
     json_t *plan = NULL;
+    int64_t version = 0;
     enum mlo_status status = ask(client, path, how, item, &plan, &why);
     const struct mlo_status_info *info = mlo_status_info(status);
     if (status != MLO_OK && (info->retry || status == MLO_EAUTH)) { /* it is so for all of them */
         *err = why;
         return status;
     }
-    const char *name = status == MLO_OK ? "plan" : "problem";
+    const char *at = strrchr(mlo_json_str(plan, "on", ""), '@'); /* the latest, where none was asked for */
+    bool known = at && mlo_str_to_i64(at + 1, &version);
+    if (known || !json_object_get(item, "version"))
+        json_object_set_new(item, "version", known ? json_integer(version) : json_null());
+    bool set = json_object_set_new(item, "status", json_integer(status == MLO_OK ? 200 : info->http)) == 0;
+    set = json_object_set_new(item, status == MLO_OK ? "plan" : "problem",
+                              status == MLO_OK ? plan : problem_of(&why, info)) == 0 &&
+          set;
+    return set ? MLO_OK : mlo_error_nomem(err);
+}
+
+/* Of several models, each for itself; where the server lets go of one, those before it are shown. */
+static enum mlo_status plan_many(struct mlo_cli *cli, struct mlo_client *client, const char *path,
+                                 const json_t *how, json_t *models, struct mlo_error *err)
+{
+    enum mlo_status status = MLO_OK, printed = MLO_OK;
+    struct mlo_error own = {0};
+    size_t done = 0;
+    while (done < json_array_size(models) &&
+           (status = ask_item(client, path, how, json_array_get(models, done), err)) == MLO_OK)
+        done++;
+    while (json_array_size(models) > done)
+        json_array_remove(models, json_array_size(models) - 1);
+    if (done)
+        printed = cli->json ? mlo_cli_print_json(models, &own) : print_items(models, &own);
     if (status != MLO_OK)
-        plan = json_pack("{s:s, s:s, s:s}", "code", info->code, "detail", why.message, "hint", why.hint);
-    return json_object_set_new(item, name, plan) == 0 ? MLO_OK : mlo_error_nomem(err);
+        return status;
+    cli->request_id[0] = '\0'; /* the last answer's; what failed may be another's */
+    status = printed == MLO_OK ? mlo_client_many_outcome(models, "planned", &own) : printed;
+    *err = own;
+    return status;
 }
 
 enum mlo_status mlo_client_plan(struct mlo_cli *cli, struct mlo_error *err)
@@ -122,8 +161,7 @@ enum mlo_status mlo_client_plan(struct mlo_cli *cli, struct mlo_error *err)
     struct mlo_client *client = NULL;
     struct mlo_buf path = MLO_BUF_INIT;
     char project[104] = "";
-    json_t *how = json_object(), *request = json_object(), *plan = NULL, *item;
-    size_t i;
+    json_t *how = json_object(), *request = json_object(), *plan = NULL;
     MLO_TRY(mlo_client_read_models(cli, project, request, err));
     MLO_TRY(mlo_client_add_recipe(cli, true, how, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
@@ -134,10 +172,7 @@ enum mlo_status mlo_client_plan(struct mlo_cli *cli, struct mlo_error *err)
         MLO_TRY(cli->json ? mlo_cli_print_json(plan, err) : print_plan(plan, err));
         goto out;
     }
-    json_array_foreach(models, i, item) MLO_TRY(ask_item(client, mlo_buf_str(&path), how, item, err));
-    MLO_TRY(cli->json ? mlo_cli_print_json(models, err) : print_items(models, err));
-    cli->request_id[0] = '\0'; /* the last answer's; what failed may be another's */
-    MLO_TRY(mlo_client_many_outcome(models, "planned", err));
+    status = plan_many(cli, client, mlo_buf_str(&path), how, models, err);
 out:
     json_decref(how);
     json_decref(request);

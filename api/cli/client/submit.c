@@ -284,18 +284,14 @@ out:
     return status;
 }
 
-static enum mlo_status post_run(const struct mlo_cli *cli, struct mlo_client *client,
-                                const struct mlo_client_ref *ref, const json_t *body,
-                                struct mlo_response *response, struct mlo_error *err)
+static enum mlo_status post_run(struct mlo_client *client, const struct mlo_client_ref *ref,
+                                const char *header, const json_t *body, struct mlo_response *response,
+                                struct mlo_error *err)
 {
-    struct mlo_buf path = MLO_BUF_INIT, key = MLO_BUF_INIT;
-    const char *header;
+    struct mlo_buf path = MLO_BUF_INIT;
     mlo_client_path(&path, "/v1/projects/%s/runs", ref->project);
-    enum mlo_status status = mlo_client_key(cli, &key, &header, err);
-    if (status == MLO_OK)
-        status = mlo_client_call(client, "POST", mlo_buf_str(&path), header, body, response, err);
+    enum mlo_status status = mlo_client_call(client, "POST", mlo_buf_str(&path), header, body, response, err);
     mlo_buf_clear(&path);
-    mlo_buf_clear(&key);
     return status;
 }
 
@@ -330,10 +326,16 @@ static enum mlo_status submit_run(struct mlo_cli *cli, struct mlo_error *err)
     const char *version;
     json_t *body = NULL, *run = NULL;
     int64_t timeout;
-    if (mlo_cli_has(cli, "dry-run"))
-        return mlo_client_plan(cli, err);
+    struct mlo_buf key = MLO_BUF_INIT;
+    const char *header;
     if (cli->arg_count > 1 && mlo_cli_has(cli, "wait"))
         return mlo_error_set(err, MLO_EUSAGE, "--wait follows one run: submit one, or `mlopt watch` each");
+    MLO_TRY(mlo_cli_int(cli, "timeout", 0, 1, 1 << 30, &timeout, err));
+    MLO_TRY(mlo_client_key(cli, &key, &header, err));
+    if (mlo_cli_has(cli, "dry-run")) {
+        status = mlo_client_plan(cli, err);
+        goto out;
+    }
     if (cli->arg_count > 1) {
         MLO_TRY(mlo_client_add_recipe(cli, true, body = json_object(), err));
         status = mlo_client_submit_many(cli, body, err);
@@ -342,10 +344,9 @@ static enum mlo_status submit_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_client_ref_parse(cli->args[0], &ref, err));
     MLO_TRY(mlo_client_ref_plain(&ref, true, false, err));
     MLO_TRY(mlo_client_ref_version(&ref, &version, err));
-    MLO_TRY(mlo_cli_int(cli, "timeout", 0, 1, 1 << 30, &timeout, err));
     MLO_TRY(request_body(cli, &ref, &body, err));
     MLO_TRY(mlo_client_open(cli, &client, err));
-    MLO_TRY(post_run(cli, client, &ref, body, &response, err));
+    MLO_TRY(post_run(client, &ref, header, body, &response, err));
     int64_t id = mlo_json_i64(response.json, "id", 0);
     if (!mlo_cli_has(cli, "wait")) {
         MLO_TRY(cli->json ? mlo_cli_print_json(response.json, err)
@@ -362,6 +363,7 @@ static enum mlo_status submit_run(struct mlo_cli *cli, struct mlo_error *err)
     cli->request_id[0] = '\0'; /* the requests went well: it is the run that may have failed */
     MLO_TRY(mlo_client_run_outcome(run, err));
 out:
+    mlo_buf_clear(&key);
     json_decref(body);
     json_decref(run);
     mlo_response_clear(&response);
