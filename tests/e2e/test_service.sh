@@ -78,6 +78,13 @@ expect 0 "$MLOPT" submit fashion/cnn fashion/cnn@1 --recipe short.yaml --dry-run
 holds "[i['version'] for i in d] == [1, 1]" # the latest is named
 expect 1 "$MLOPT" submit fashion/cnn fashion/cnn@1 --recipe typo.yaml --dry-run
 says "typo.yaml:4"
+# a plan that breaks off leaves those before it: the refusal gets through, each try of the longer plan is cut
+python3 "${MLOPT_SOURCE_DIR:-$OLDPWD}/tests/e2e/cutter.py" "${MLOPT_URL#http://}" 1200 cut >port 2>/dev/null &
+cutter=$!
+wait_until "the cutter's port" test -s port
+MLOPT_URL=http://127.0.0.1:$(cat port) expect 1 "$MLOPT" submit fashion/none fashion/cnn --recipe short.yaml --dry-run -o json
+kill $cutter
+holds "[(i['model'], i['status']) for i in d] == [('none', 404)]"
 for how in '' --dry-run; do
     expect 2 "$MLOPT" submit fashion/cnn shop/cnn --recipe short.yaml $how
     expect 2 "$MLOPT" submit fashion/cnn fashion/cnn@1 --recipe short.yaml --wait $how
