@@ -173,8 +173,9 @@ void mlo_member_mark(const json_t *member, char out[MLO_DIGEST_TEXT_SIZE])
     json_decref(seen);
 }
 
-enum mlo_status mlo_member_check(struct mlo_db_conn *conn, int64_t project_id, const char *name,
-                                 const char *seen, struct mlo_error *err)
+/* Under the lock of its row: that its mark is what was seen. */
+static enum mlo_status check_mark(struct mlo_db_conn *conn, int64_t project_id, const char *name,
+                                  const char *seen, struct mlo_error *err)
 {
     char mark[MLO_DIGEST_TEXT_SIZE];
     json_t *member = NULL;
@@ -192,12 +193,12 @@ enum mlo_status mlo_member_check(struct mlo_db_conn *conn, int64_t project_id, c
     return MLO_ECONFLICT;
 }
 
-/* Under the lock of its row. */
+/* The same, of one who may not be there: then nobody was seen. */
 static enum mlo_status check_seen(struct mlo_db_conn *conn, int64_t project_id, const char *name,
                                   const char *seen, bool is_there, struct mlo_error *err)
 {
     if (is_there && *seen)
-        return mlo_member_check(conn, project_id, name, seen, err);
+        return check_mark(conn, project_id, name, seen, err);
     if (!is_there && !*seen)
         return MLO_OK;
     if (is_there) {
@@ -260,7 +261,7 @@ enum mlo_status mlo_member_token(struct mlo_db_conn *conn, const struct mlo_acto
     if (status != MLO_OK || (status = mlo_db_begin(conn, err)) != MLO_OK)
         return status;
     MLO_TRY(lock(conn, project_id, name, &rows, &id, err)); /* so it stays as it was seen */
-    MLO_TRY(mlo_member_check(conn, project_id, name, seen, err));
+    MLO_TRY(check_mark(conn, project_id, name, seen, err));
     MLO_TRY(mlo_member_find(conn, project_id, name, &its.member, principal, err));
     its.project_id = project_id;
     its.member_name = principal;
@@ -290,7 +291,7 @@ enum mlo_status mlo_member_remove(struct mlo_db_conn *conn, const struct mlo_act
     }
     MLO_TRY(mlo_actor_require_person(actor, err));
     if (seen)
-        MLO_TRY(mlo_member_check(conn, project_id, name, seen, err));
+        MLO_TRY(check_mark(conn, project_id, name, seen, err));
     mlo_param_i64(&p, id);
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_member[M_REMOVE], &p, NULL, err));
     MLO_TRY(mlo_db_exec(conn, &mlo_sql_member[M_REVOKE], &p, &revoked, err));

@@ -33,19 +33,15 @@ MLO_MUST_USE enum mlo_status mlo_member_set(struct mlo_db_conn *conn, const stru
                                             int64_t project_id, const char *name,
                                             const struct mlo_member_settings *settings, bool *made,
                                             json_t **out, struct mlo_error *err);
-/* MLO_ECONFLICT where the mark of a member is not `seen`: it is not what somebody saw who decides now.
- * MLO_ENOTFOUND. */
-MLO_MUST_USE enum mlo_status mlo_member_check(struct mlo_db_conn *conn, int64_t project_id, const char *name,
-                                              const char *seen, struct mlo_error *err);
-/* mlo_token_make of a member's token, by who saw `seen` (as of mlo_member_check) of it: a member that is
- * changed meanwhile gets none. `token` says all but whose it is: project_id, member and member_name are not
- * read. MLO_ENOTFOUND, MLO_ECONFLICT. */
+/* mlo_token_make of a member's token, by who saw the mark `seen` of it: MLO_ECONFLICT where it has another
+ * one by now. `token` says all but whose it is: project_id, member and member_name are not
+ * read. MLO_ENOTFOUND. */
 MLO_MUST_USE enum mlo_status mlo_member_token(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                               int64_t project_id, const char *name, const char *seen,
                                               const struct mlo_token_request *token,
                                               char text[MLO_TOKEN_TEXT_SIZE], struct mlo_error *err);
-/* Removes one: its tokens are revoked with it. `seen`: as of mlo_member_check, or NULL: whatever it is.
- * MLO_ENOTFOUND, MLO_ECONFLICT. */
+/* Removes one: its tokens are revoked with it. `seen`: as of mlo_member_token, or NULL: whatever its
+ * mark is. MLO_ENOTFOUND, MLO_ECONFLICT. */
 MLO_MUST_USE enum mlo_status mlo_member_remove(struct mlo_db_conn *conn, const struct mlo_actor *actor,
                                                int64_t project_id, const char *name, const char *seen,
                                                const char *reason, struct mlo_error *err);

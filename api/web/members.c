@@ -52,7 +52,7 @@ static void choice(struct mlo_buf *out, const char *label, const char *field, co
     HTML(out, "</select></label>");
 }
 
-/* What the form shows of a member, for mlo_member_check; NULL: that there is none. */
+/* What the form shows of a member, for mlo_member_set and its like; NULL: that there is none. */
 static void seen_field(struct mlo_request *req, const json_t *member)
 {
     char seen[MLO_DIGEST_TEXT_SIZE];

@@ -100,6 +100,7 @@ clean_up() {
         kill -TERM "$up_pid" 2>/dev/null || true
         wait "$up_pid" 2>/dev/null || true
     fi
+    jobs -p | xargs -r kill 2>/dev/null || true # what a script that failed left beside it
     rm -rf "$work"
 }
 trap clean_up EXIT
