@@ -191,34 +191,29 @@ static void give_back(struct prune *p, const struct prune_settings *s, const uin
     }
 }
 
-/* Again and again the step that errs least for what it saves. */
-static void spend_by_error(struct prune *p, const struct prune_settings *s, const uint64_t *costs,
-                           double limit)
+/* The step that errs least for what it saves, of the groups that are not done; -1: there is none. */
+static int best_step(struct prune *p, const struct prune_settings *s, const uint64_t *costs, const bool *done,
+                     int *removed)
 {
-    double cost;
-    while ((cost = mlo_prune_cost(p, costs)) > limit) {
-        int best = -1, best_removed = 0;
-        double best_rate = 0;
-        for (int g = 0; g < p->group_count; g++) {
-            struct prune_group *group = &p->groups[g];
-            int before = group->removed, after = next_removed(group, s);
-            if (after < 0)
-                continue;
-            double error = error_of(group, after) - error_of(group, before);
-            set_removed(p, g, after);
-            double saved = cost - mlo_prune_cost(p, costs);
-            set_removed(p, g, before);
-            double rate = saved > 0 ? error / saved : HUGE_VAL;
-            if (best < 0 || rate < best_rate) {
-                best = g;
-                best_rate = rate;
-                best_removed = after;
-            }
+    int best = -1;
+    double best_rate = 0, cost = mlo_prune_cost(p, costs);
+    for (int g = 0; g < p->group_count; g++) {
+        struct prune_group *group = &p->groups[g];
+        int before = group->removed, after = done[g] ? -1 : next_removed(group, s);
+        if (after < 0)
+            continue;
+        double error = error_of(group, after) - error_of(group, before);
+        set_removed(p, g, after);
+        double saved = cost - mlo_prune_cost(p, costs);
+        set_removed(p, g, before);
+        double rate = saved > 0 ? error / saved : HUGE_VAL;
+        if (best < 0 || rate < best_rate) {
+            best = g;
+            best_rate = rate;
+            *removed = after;
         }
-        if (best < 0)
-            return;
-        set_removed(p, best, best_removed);
     }
+    return best;
 }
 
 /* As many steps as the limit allows come back to a group; what that gains. */
@@ -274,6 +269,60 @@ static void exchange(struct prune *p, const struct prune_settings *s, const uint
     }
 }
 
+static double error_now(const struct prune *p)
+{
+    double error = 0;
+    for (int g = 0; g < p->group_count; g++)
+        error += error_of(&p->groups[g], p->groups[g].removed);
+    return error;
+}
+
+static void note(const struct prune *p, int *removed)
+{
+    for (int g = 0; g < p->group_count; g++)
+        removed[g] = p->groups[g].removed;
+}
+
+static void go_back(struct prune *p, const int *removed)
+{
+    for (int g = 0; g < p->group_count; g++)
+        if (p->groups[g].removed != removed[g])
+            set_removed(p, g, removed[g]);
+}
+
+/* Again and again the step that errs least for what it saves. One that reaches the limit may be coarse and
+ * save far more than was asked for, at an error to match: what it comes to is kept, and the others go on
+ * without that group, until none can. Of all that reached the limit, that which errs least. */
+static enum mlo_status spend_by_error(struct prune *p, const struct prune_settings *s, const uint64_t *costs,
+                                      double limit, struct mlo_error *err)
+{
+    size_t count = (size_t)p->group_count;
+    bool *done = mlo_arena_calloc(p->arena, count, sizeof *done);
+    int *before = mlo_arena_calloc(p->arena, count, sizeof *before);
+    int *best = mlo_arena_calloc(p->arena, count, sizeof *best);
+    double least = HUGE_VAL;
+    if (!done || !before || !best)
+        return mlo_error_nomem(err);
+    for (int g, removed; (g = best_step(p, s, costs, done, &removed)) >= 0;) {
+        note(p, before);
+        set_removed(p, g, removed);
+        if (mlo_prune_cost(p, costs) > limit)
+            continue;
+        give_back(p, s, costs, limit);
+        exchange(p, s, costs, limit);
+        double error = error_now(p);
+        if (error < least) {
+            least = error;
+            note(p, best);
+        }
+        go_back(p, before);
+        done[g] = true;
+    }
+    if (least < HUGE_VAL) /* else all that can go is gone, and the limit is reached but for rounding */
+        go_back(p, best);
+    return MLO_OK;
+}
+
 enum mlo_status mlo_prune_spend(struct prune *p, const struct prune_settings *s, const uint64_t *costs,
                                 struct mlo_error *err)
 {
@@ -302,9 +351,7 @@ enum mlo_status mlo_prune_spend(struct prune *p, const struct prune_settings *s,
     if (strcmp(s->ratios, "uniform") == 0) {
         spend_evenly(p, s, costs, limit);
     } else {
-        spend_by_error(p, s, costs, limit);
-        give_back(p, s, costs, limit);
-        exchange(p, s, costs, limit);
+        return spend_by_error(p, s, costs, limit, err);
     }
     return MLO_OK;
 }

@@ -9,7 +9,10 @@
  *
  * The paper updates the remaining weights by rows of the Cholesky factor of the inverse of H = G + damp. With
  * H = R R^T, R upper triangular, the same choice is: round w_i + (sum over j < i of R_ji e_j) / R_ii, where
- * e_j is the error that column j was left with. So the inverse is never made. */
+ * e_j is the error that column j was left with. So the inverse is never made.
+ *
+ * Weights that are zero stay zero, whatever others were left with: they were pruned, and what a sparse model
+ * saves, or a pattern of 2:4 promises, must outlast its quantization. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -77,7 +80,8 @@ static void round_slab(const struct mlo_weight_grid *grid, size_t first, size_t 
             double rii = l[(n - 1 - i) * n + (n - 1 - i)];
             for (size_t r = 0; r < count; r++) {
                 size_t row = first + r, at = row * n + column;
-                int chosen = mlo_grid_nearest(grid, row, column, (double)w[at] + shift[i * SLAB + r] / rii);
+                double good = w[at] == 0 ? 0 : shift[i * SLAB + r] / rii;
+                int chosen = mlo_grid_nearest(grid, row, column, (double)w[at] + good);
                 q[at] = (int16_t)chosen;
                 error[i * SLAB + r] = (double)w[at] - mlo_grid_value(grid, row, column, chosen);
             }
@@ -97,6 +101,8 @@ static bool descend(const struct mlo_weight_grid *grid, size_t row, const float 
     size_t n = grid->columns;
     bool changed = false;
     for (size_t i = 0; i < n; i++) {
+        if (w[i] == 0)
+            continue;
         double hii = h[i * n + i], others = slope[i] - hii * error[i];
         int chosen = mlo_grid_nearest(grid, row, i, (double)w[i] + others / hii);
         if (chosen == q[i])

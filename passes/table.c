@@ -83,7 +83,7 @@ static const struct mlo_pass table[] = {
         .run = mlo_pass_prune,
         .requires = MLO_PROP_TYPED,
         .options = mlo_prune_options,
-        .revision = 2,
+        .revision = 3,
         .description = "Channels, heads and neurons that matter least go, with all that depends on them",
     },
     {
@@ -93,7 +93,7 @@ static const struct mlo_pass table[] = {
         .establishes = MLO_PROP_QUANTIZED | MLO_PROP_NO_DEAD,
         .needs_stats = true,
         .options = mlo_quantize_options,
-        .revision = 7,
+        .revision = 8,
         .description =
             "Static quantization: QuantizeLinear and DequantizeLinear pairs, integer weights and biases",
     },
@@ -111,7 +111,7 @@ static const struct mlo_pass table[] = {
         .run = mlo_pass_quantize_weights,
         .requires = MLO_PROP_TYPED,
         .options = mlo_quantize_weights_options,
-        .revision = 1,
+        .revision = 2,
         .description = "Weights alone in 8 or 4 bits, in blocks; activations stay float",
     },
     {

@@ -51,9 +51,11 @@ static enum mlo_status check_data(const struct mlo_step_context *ctx, const stru
 
 static struct mlo_refit_request refit_request(const struct mlo_step_context *ctx)
 {
+    int64_t samples = mlo_json_i64(ctx->options, "samples", 512);
     return (struct mlo_refit_request){
         .ctx = ctx,
-        .samples = mlo_json_i64(ctx->options, "samples", 512),
+        .samples = samples,
+        .spread = samples,
         .weights = strcmp(mlo_json_str(ctx->options, "reconstruct", ""), "bias") != 0,
         .damp = mlo_json_f64(ctx->options, "damp", 0),
     };
@@ -61,7 +63,13 @@ static struct mlo_refit_request refit_request(const struct mlo_step_context *ctx
 
 /* --- what a group's errors weigh ------------------------------------------------------------------- */
 
-enum { PROBE_SAMPLES = 128 }; /* that a probe is fitted on and judged by */
+/* A probe is judged by samples that nothing was fitted on: a layer that reads more than it sees rows makes
+ * those rows good, whatever went, and no others. */
+enum {
+    PROBE_SAMPLES =
+        128,         /* that judge a probe, and that the rows of its fit come from, where each has enough */
+    PROBE_SHARE = 4, /* of all that are there, one in so many judges at most */
+};
 
 /* Of what the criterion says of all of a group: where less goes there is nothing to divide by but rounding.
  */
@@ -108,6 +116,12 @@ struct probing {
     int count; /* of outputs */
 };
 
+static int64_t judging(const struct mlo_step_context *ctx, const struct mlo_dataset *dataset)
+{
+    int64_t there = MLO_MIN(mlo_json_i64(ctx->options, "samples", 512), mlo_dataset_count(dataset));
+    return MLO_MAX(MLO_MIN(PROBE_SAMPLES, there / PROBE_SHARE), 1);
+}
+
 /* As mlo_run_dataset; *told is why it cannot be told what the outputs are. */
 static enum mlo_status outputs_of(const struct probing *b, const struct mlo_model *model,
                                   struct mlo_tensor *outputs, struct mlo_error *told, struct mlo_error *err)
@@ -148,7 +162,9 @@ static enum mlo_status probe(struct probing *b, int g, double *weight, struct ml
     request.pruned = copy;
     request.result = &result;
     request.dataset = b->dataset;
-    request.samples = MLO_MIN(request.samples, PROBE_SAMPLES);
+    request.first = b->run.samples;
+    request.samples -= request.first;
+    request.spread = PROBE_SAMPLES;
     request.direct = true;
     MLO_TRY(mlo_step_refit(&request, layers, notes, err));
     MLO_TRY(outputs_of(b, copy, b->outputs, &told, err));
@@ -190,16 +206,15 @@ static enum mlo_status weigh(const struct mlo_step_context *ctx, struct mlo_mode
 {
     enum mlo_status status = MLO_OK;
     int count = model->graph->output_count;
-    struct probing b = {
-        .ctx = ctx,
-        .model = model,
-        .dataset = dataset,
-        .ranking = ranking,
-        .run = {.threads = ctx->threads,
-                .batch = ctx->batch,
-                .numerics = MLO_NUMERICS_INVARIANT,
-                .samples = MLO_MIN(mlo_json_i64(ctx->options, "samples", 512), PROBE_SAMPLES)},
-        .count = count};
+    struct probing b = {.ctx = ctx,
+                        .model = model,
+                        .dataset = dataset,
+                        .ranking = ranking,
+                        .run = {.threads = ctx->threads,
+                                .batch = ctx->batch,
+                                .numerics = MLO_NUMERICS_INVARIANT,
+                                .samples = judging(ctx, dataset)},
+                        .count = count};
     struct mlo_error told;
     struct mlo_tensor *all = calloc(2 * (size_t)count + 1, sizeof *all);
     double *weights = calloc((size_t)ranking->count + 1, sizeof *weights);
@@ -332,7 +347,7 @@ static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_er
 const struct mlo_step mlo_step_prune = {
     .name = "prune",
     .kind = MLO_STEP_DERIVE,
-    .revision = 3,
+    .revision = 4,
     .takes_calibrate = true,
     .options = mlo_prune_options,
     .run = run,

@@ -278,13 +278,14 @@ static enum mlo_status stream(const struct mlo_refit_request *q, const struct la
     struct mlo_tensor y = {0};
     int slots = q->pruned->graph->input_count;
     struct mlo_tensor *in = calloc((size_t)slots + 1, sizeof *in);
-    int64_t rows = MLO_MAX(ROWS_PER_INPUT * pair->dim, ROWS_MIN) / q->samples + 1;
+    int64_t needed = MLO_MAX(ROWS_PER_INPUT * pair->dim, ROWS_MIN), rows = needed / q->spread + 1;
+    int64_t end = q->first + q->samples;
     if (!in)
         return mlo_error_nomem(err);
     MLO_TRY(runner_open(&was, q, q->source, batch, layer->target, err));
     MLO_TRY(runner_open(&now, q, q->pruned, batch, layer->read, err));
-    for (int64_t at = 0; at < q->samples; at += batch) {
-        int64_t got = MLO_MIN(batch, q->samples - at);
+    for (int64_t at = q->first; at < end && (int64_t)pair->rows < needed; at += batch) {
+        int64_t got = MLO_MIN(batch, end - at);
         MLO_TRY(read_batch(q, now.model, at, got, in, err));
         MLO_TRY(was.engine->run(was.program, in, was.out, err));
         MLO_TRY(now.engine->run(now.program, in, now.out, err));
@@ -343,7 +344,8 @@ enum mlo_status mlo_step_refit(const struct mlo_refit_request *request, json_t *
         status = mlo_error_set(err, MLO_EINTERNAL, "the pruned model has other nodes than its source");
         goto out;
     }
-    q.samples = MLO_MIN(q.samples, mlo_dataset_count(q.dataset));
+    q.samples = MLO_MIN(q.samples, mlo_dataset_count(q.dataset) - q.first);
+    q.spread = MLO_MAX(MLO_MIN(q.spread, q.samples), 1);
     MLO_TRY(mlo_model_fixed_batch(q.pruned, &batch, err));
     batch = batch ? batch : BATCH;
     mark_changed(&q, changed);

@@ -13,8 +13,9 @@ struct mlo_refit_request {
     struct mlo_model *pruned;
     const struct mlo_prune_result *result;
     struct mlo_dataset *dataset;
-    int64_t samples;
-    bool weights; /* else biases alone */
+    int64_t first, samples; /* of the dataset: one, and how many from it on at most */
+    int64_t spread;         /* how many of them the rows of a fit come from, where each has enough */
+    bool weights;           /* else biases alone */
     double damp;
     bool direct;     /* those alone whose own inputs went: a probe */
     double from, to; /* of the step's progress */

@@ -513,36 +513,47 @@ static void test_prune__a_share_of_the_weights(void **state)
     assert_true(removed[0][1] < removed[1][1]); /* not the same choice */
 }
 
-/* Two channels of `a` save 30 and err by 3, of `b` 20 and by 2.2: 40 are wanted, and the better rate in front
- * would end at 50 and 5.2, where two steps of `b` err by 4.4. */
-static void test_prune__exchanges_what_a_coarse_step_took_too_much(void **state)
+/* Two layers beside each other, of so many channels that cost so much each, and what `share` takes of them
+ * for these errors. */
+struct spending {
+    int channels[2], cost[2];
+    const double *errors[2];
+    const char *share;
+    int round, left[2];
+};
+
+static void spend(const struct spending *t)
 {
-    MLO_UNUSED(state);
-    static const double ERRORS[][7] = {{0, 1.5, 3, 4.5, 6}, {0, 1.1, 2.2, 3.3, 4.4, 6, 8}};
     struct mlo_error err = {0};
     struct mlo_model *m = new_model(17);
-    struct mlo_value *a =
-        op(m, "Relu", "ra", op(m, "Gemm", "a", input(m, "x", -1, 12), ramp(m, "aw", 0.1f, 12, 4)));
-    struct mlo_value *b =
-        op(m, "Relu", "rb", op(m, "Gemm", "b", input(m, "z", -1, 7), ramp(m, "bw", 0.1f, 7, 6)));
-    finish(m, op(m, "Add", "y", op(m, "Gemm", "ya", a, ramp(m, "yaw", 0.1f, 4, 3)),
-                 op(m, "Gemm", "yb", b, ramp(m, "ybw", 0.1f, 6, 3))));
+    struct mlo_value *out[2];
+    for (int k = 0; k < 2; k++) {
+        char names[6][8];
+        for (size_t i = 0; i < MLO_COUNT(names); i++)
+            snprintf(names[i], sizeof names[i], "%c%d", "xwhrvs"[i], k);
+        int reads = t->cost[k] - 3;
+        struct mlo_value *w = ramp(m, names[1], 0.1f, reads, t->channels[k]),
+                         *h = op(m, "Gemm", names[2], input(m, names[0], -1, reads), w);
+        out[k] =
+            op(m, "Gemm", names[5], op(m, "Relu", names[3], h), ramp(m, names[4], 0.1f, t->channels[k], 3));
+    }
+    finish(m, op(m, "Add", "y", out[0], out[1]));
     struct mlo_arena *arena = mlo_arena_new();
     struct mlo_pass_context ctx = {.notes = json_array()};
     struct mlo_prune_ranking ranking;
     struct mlo_prune_result result = {0};
-    json_t *given = json_pack("{s:s,s:i}", "remove", "33%", "round", 2), *options;
+    json_t *given = json_pack("{s:s,s:i}", "remove", t->share, "round", t->round), *options;
     assert_ok(mlo_options_resolve(mlo_prune_options, given, &options, &err));
     assert_ok(mlo_prune_rank_model(m, options, NULL, arena, &ctx, &ranking, &err));
     assert_int_equal(ranking.count, 2);
     for (int g = 0; g < 2; g++)
         for (int k = 0; k <= ranking.groups[g].count; k++)
-            ranking.groups[g].error[k] = ERRORS[ranking.groups[g].count == 6][k];
+            ranking.groups[g].error[k] = t->errors[ranking.groups[g].count == t->channels[1]][k];
     assert_ok(mlo_prune_take(m, options, &ranking, arena, &ctx, &result, &err));
-    for (int g = 0; g < 2; g++) {
-        const json_t *group = json_array_get(json_object_get(result.report, "groups"), (size_t)g);
-        bool of_a = strcmp(mlo_json_str(group, "node", ""), "a_node") == 0;
-        assert_int_equal(mlo_json_i64(group, "to", 0), of_a ? 4 : 2);
+    for (size_t g = 0; g < 2; g++) {
+        const json_t *group = json_array_get(json_object_get(result.report, "groups"), g);
+        bool second = strcmp(mlo_json_str(group, "node", ""), "h1_node") == 0;
+        assert_int_equal(mlo_json_i64(group, "to", 0), t->left[second]);
     }
     json_decref(result.report);
     json_decref(ctx.notes);
@@ -550,6 +561,27 @@ static void test_prune__exchanges_what_a_coarse_step_took_too_much(void **state)
     json_decref(options);
     mlo_arena_free(arena);
     mlo_model_free(m);
+}
+
+/* Two channels of the first save 30 and err by 3, of the second 20 and by 2.2: 40 are wanted, and the better
+ * rate in front would end at 50 and 5.2, where two steps of the second err by 4.4. */
+static void test_prune__exchanges_what_a_coarse_step_took_too_much(void **state)
+{
+    MLO_UNUSED(state);
+    static const double FIRST[] = {0, 1.5, 3, 4.5, 6}, SECOND[] = {0, 1.1, 2.2, 3.3, 4.4, 6, 8};
+    static const struct spending T = {{4, 6}, {15, 10}, {FIRST, SECOND}, "33%", 2, {4, 2}};
+    spend(&T);
+}
+
+/* 60 are wanted. Three channels of the second go for nearly nothing, then one of the first is the better
+ * rate, and with it 70 are gone: 60 with one given back, at an error of 1.2. No exchange of one step for one
+ * brings back the first's channel, that is worth four of the second: six of these err by 1.08. */
+static void test_prune__goes_on_without_what_a_coarse_step_took_too_much(void **state)
+{
+    MLO_UNUSED(state);
+    static const double FIRST[] = {0, 1, 3}, SECOND[] = {0, 0.1, 0.2, 0.3, 0.56, 0.82, 1.08, 1.34, 1.6, 3, 5};
+    static const struct spending T = {{2, 10}, {40, 10}, {FIRST, SECOND}, "33.3%", 1, {2, 4}};
+    spend(&T);
 }
 
 static void test_prune__refuses_what_it_cannot_do(void **state)
@@ -778,6 +810,7 @@ int main(void)
         cmocka_unit_test(test_prune__ranks_by_norms_what_no_batchnorm_scales),
         cmocka_unit_test(test_prune__a_share_of_the_weights),
         cmocka_unit_test(test_prune__exchanges_what_a_coarse_step_took_too_much),
+        cmocka_unit_test(test_prune__goes_on_without_what_a_coarse_step_took_too_much),
         cmocka_unit_test(test_prune__refuses_what_it_cannot_do),
         cmocka_unit_test(test_prune__random_nets_stay_valid_and_lose_zeros_only),
     };

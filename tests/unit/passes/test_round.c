@@ -112,6 +112,25 @@ static void test_gptq__a_sweep_looks_back(void **state)
     layer_free(&l);
 }
 
+/* What was pruned stays zero: the 0.4 that the first weight is left with counts 1.6 at the others, 0.8 each,
+ * for which the second goes to 1 unless it was none, and the third takes all then. */
+static void test_round__zeros_stay_zeros(void **state)
+{
+    MLO_UNUSED(state);
+    struct layer l;
+    int16_t q[3];
+    layer_new(&l, 3, LIST(4, 1, 1), 1);
+    for (int method = MLO_ROUND_GPTQ; method <= MLO_ROUND_ADAROUND; method++)
+        for (int64_t sweeps = 0; sweeps < 2; sweeps++) {
+            const struct mlo_rounding how = {(enum mlo_rounding_method)method, 0.01, false, sweeps};
+            round_as(how, 1, 3, LIST(0.4f, 0.01f, 0.1f), &one, l.gram, q);
+            assert_int_equal(q[1], 1);
+            round_as(how, 1, 3, LIST(0.4f, 0, 0.1f), &one, l.gram, q);
+            assert_true(q[0] == 0 && q[1] == 0 && q[2] == (method == MLO_ROUND_GPTQ ? 2 : 1));
+        }
+    layer_free(&l);
+}
+
 enum { N = 41, ROWS = 5, SAMPLES = 90 };
 
 static void correlated(float *x, uint32_t seed)
@@ -320,6 +339,7 @@ int main(void)
         cmocka_unit_test(test_round__unrelated_inputs_are_rounded_to_the_nearest),
         cmocka_unit_test(test_round__act_order_begins_with_the_largest_input),
         cmocka_unit_test(test_gptq__a_sweep_looks_back),
+        cmocka_unit_test(test_round__zeros_stay_zeros),
         cmocka_unit_test(test_gptq__sweeps_end_where_no_weight_can_be_better),
         cmocka_unit_test(test_gptq__chooses_what_the_paper_s_formulas_choose),
         cmocka_unit_test(test_adaround__ends_where_no_flip_helps),

@@ -272,6 +272,26 @@ static void test_prune_step__weighs_all_groups_on_one_scale(void **state)
     mlo_model_free(m);
 }
 
+/* A Gemm that reads 288 numbers is fitted to the rows of fewer samples without an error, whatever channels
+ * went: on others it shows what their going does. */
+static void test_prune_step__judges_by_what_nothing_was_fitted_on(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_model *m = new_model(17);
+    struct run r;
+    struct mlo_value *a = op(m, "Conv", "a", input(m, "x", -1, 2, 8, 8), noise(m, "wa", 0.5f, 1, 8, 2, 3, 3));
+    struct mlo_value *f = op(m, "Flatten", "f", op(m, "Relu", "ra", a));
+    finish(m, op(m, "Gemm", "y", f, noise(m, "wy", 0.1f, 2, 288, 3)));
+    run_step(&r, m, 180, "{\"remove\": \"40%\", \"round\": 1}", 1, 0);
+    if (r.status != MLO_OK)
+        fail_msg("%s", r.err.message);
+    double weight = mlo_json_f64(group_of(&r, "a_node"), "weight", 0);
+    if (!(weight > 0.1))
+        fail_msg("half of all that is seen counts %g", weight);
+    clear(&r);
+    mlo_model_free(m);
+}
+
 /* One number of all samples: what it suffers cannot be told sample by sample. */
 static void test_prune_step__prunes_where_outputs_have_no_rows(void **state)
 {
@@ -510,6 +530,7 @@ int main(void)
         cmocka_unit_test(test_prune_turn__leaves_the_function_as_it_was),
         cmocka_unit_test(test_prune_step__takes_more_where_outputs_suffer_less),
         cmocka_unit_test(test_prune_step__weighs_all_groups_on_one_scale),
+        cmocka_unit_test(test_prune_step__judges_by_what_nothing_was_fitted_on),
         cmocka_unit_test(test_prune_step__prunes_where_outputs_have_no_rows),
         cmocka_unit_test(test_prune_step__layers_are_fitted_to_sums_in_order),
         cmocka_unit_test(test_prune_step__ranks_by_norms_what_nothing_observes),
