@@ -1,7 +1,8 @@
 /* Processes that are killed at their n-th step, or cut off from PostgreSQL there, and what holds afterwards.
  * A step is a call that changes a file or talks to PostgreSQL: the linker puts kill_point() before and behind
  * each of them (--wrap, tests/CMakeLists.txt); a program may add calls of its own. A run takes some of the
- * steps, from a random first one that is printed (MLOPT_FAULT_SEED sets it); MLOPT_FAULT_ALL=1 takes all.
+ * steps, from a random first one that is printed (MLOPT_FAULT_SEED sets it); MLOPT_FAULT_ALL=1 takes all,
+ * MLOPT_FAULT_ALL=2/3 the second third.
  *
  * After each: the audit chains and the ledger verify, and what the plan looks at. */
 #ifndef MLO_TESTS_KILL_FIXTURE_H
@@ -19,6 +20,7 @@
 #ifndef KILL_STEPS
 #define KILL_STEPS 8 /* of a plan, in a short run */
 #endif
+enum { KILL_RENEW = 64 }; /* steps with one database */
 
 /* --- the points ------------------------------------------------------------------------------------ */
 
@@ -261,25 +263,44 @@ static inline void one(struct campaign *c, const struct plan *plan, enum fault k
     look_at_histories(c);
 }
 
-static inline void campaign(struct pg_fixture *f, const struct plan *plan, enum fault kind)
+/* Begins anew with an empty database: what is looked at after each step is all that there is, and would take
+ * ever longer. */
+static inline void renew_campaign(struct campaign *c, void **state, const struct plan *plan)
+{
+    close_campaign(c);
+    assert_int_equal(pg_fixture_teardown(state), 0);
+    assert_int_equal(pg_fixture_setup(state), 0);
+    open_campaign(c, *state, plan->blobs);
+    if (plan->begin)
+        plan->begin(c);
+}
+
+static inline void campaign(void **state, const struct plan *plan, enum fault kind)
 {
     struct campaign c;
     const char *all = getenv("MLOPT_FAULT_ALL"), *seed_text = getenv("MLOPT_FAULT_SEED");
     int64_t seed = mlo_clock_utc_us() / 1000;
-    long steps, ignored;
-    open_campaign(&c, f, plan->blobs);
+    long steps, ignored, part = 1, parts = 1, taken = 0;
+    if (all && sscanf(all, "%ld/%ld", &part, &parts) == 2)
+        assert_true(part >= 1 && part <= parts);
+    open_campaign(&c, *state, plan->blobs);
     if (plan->begin)
         plan->begin(&c);
     one(&c, plan, kind, 1000000, &steps); /* passes all points: how many are there? */
     assert_true(steps > 20);
     if (seed_text)
         mlo_str_to_i64(seed_text, &seed);
-    double stride = all ? 1 : (double)steps / KILL_STEPS;
-    double first = all ? 0 : (double)(seed % 1000) / 1000 * stride;
-    print_message("%s: %ld steps, every %.1f from %.1f (MLOPT_FAULT_SEED=%lld)\n", plan->name, steps,
-                  stride > 1 ? stride : 1, first, (long long)seed);
-    for (double at = first; at<(double)steps; at += stride> 1 ? stride : 1)
+    double stride = all ? (double)parts : (double)steps / KILL_STEPS;
+    double first = all ? (double)(part - 1) : (double)(seed % 1000) / 1000 * stride;
+    stride = MLO_MAX(stride, 1.0);
+    print_message("%s: %ld steps, every %.1f from %.1f (MLOPT_FAULT_SEED=%lld)\n", plan->name, steps, stride,
+                  first, (long long)seed);
+    for (double at = first; at < (double)steps; at += stride) {
+        if (++taken % KILL_RENEW == 0)
+            renew_campaign(&c, state, plan);
         one(&c, plan, kind, (long)at, &ignored);
+    }
+    print_message("%s: %ld steps were taken\n", plan->name, taken);
     close_campaign(&c);
 }
 

@@ -23,7 +23,7 @@ static inline void upkeep_open_at(struct upkeep *u, struct pg_fixture *f, const 
 {
     struct mlo_buf url = MLO_BUF_INIT;
     *u = (struct upkeep){.f = f};
-    assert_mlo_ok(mlo_fs_tempdir("/tmp", "mlopt-upkeep-", &u->dir, &f->err), &f->err);
+    assert_mlo_ok(mlo_fs_tempdir(NULL, "mlopt-upkeep-", &u->dir, &f->err), &f->err);
     u->root = mlo_fs_join(u->dir, "blobs", NULL);
     mlo_buf_printf(&url, "file:%s", u->root);
     assert_mlo_ok(mlo_blob_store_open(blobs ? blobs : mlo_buf_str(&url), &u->blobs, &f->err), &f->err);

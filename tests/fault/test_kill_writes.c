@@ -204,32 +204,32 @@ static void begin_staged(struct campaign *c)
 static void test_kill__at_each_step_of_uploads(void **state)
 {
     const struct plan plan = {"uploads", uploads, begin_staged, before_uploads, after_uploads, "pwv", NULL};
-    campaign(*state, &plan, FAULT_KILL);
+    campaign(state, &plan, FAULT_KILL);
 }
 
 static void test_kill__at_each_step_of_promotions_and_their_ledger(void **state)
 {
     const struct plan plan = {"promotions",     promotions, begin_staged, before_promotions,
                               after_promotions, "mm",       NULL};
-    campaign(*state, &plan, FAULT_KILL);
+    campaign(state, &plan, FAULT_KILL);
 }
 
 static void test_kill__at_each_step_of_garbage_collection(void **state)
 {
     const struct plan plan = {"gc", collecting, begin_staged, before_collecting, after_collecting, "d", NULL};
-    campaign(*state, &plan, FAULT_KILL);
+    campaign(state, &plan, FAULT_KILL);
 }
 
 static void test_cut__postgresql_at_each_step_of_garbage_collection(void **state)
 {
     const struct plan plan = {"gc-cut",         collecting, begin_staged, before_collecting,
                               after_collecting, "d",        NULL};
-    campaign(*state, &plan, FAULT_CUT);
+    campaign(state, &plan, FAULT_CUT);
 }
 
 #define T(name) cmocka_unit_test_setup_teardown(name, pg_fixture_setup, pg_fixture_teardown)
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         T(test_kill__at_each_step_of_uploads),
@@ -237,5 +237,7 @@ int main(void)
         T(test_kill__at_each_step_of_garbage_collection),
         T(test_cut__postgresql_at_each_step_of_garbage_collection),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
 }

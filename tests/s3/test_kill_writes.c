@@ -229,7 +229,7 @@ static void test_kill__at_each_step_of_uploads_to_s3(void **state)
     snprintf(url, sizeof url, "s3:kill/x?endpoint=%s", s3_server.endpoint);
     mlo_s3_close(s3_fixture_open("kill"));
     const struct plan plan = {"s3", uploads, NULL, before, after, "sdipv", url};
-    campaign(*state, &plan, FAULT_KILL);
+    campaign(state, &plan, FAULT_KILL);
 }
 
 /* The step that a short run may miss: the rest was sent as the last part, and nothing was completed. */
