@@ -15,6 +15,7 @@ struct mlo_blob_hash {
     pthread_cond_t changed;
     unsigned taken, filled; /* slots so far, by the thread and by the writer */
     bool ended;
+    size_t fill; /* of the slot that is being filled: the writer's own */
     size_t sizes[SLOTS];
     unsigned char bytes[SLOTS][SLOT_BYTES];
 };
@@ -57,24 +58,31 @@ static struct mlo_blob_hash *start(struct mlo_hasher *hasher)
     return NULL;
 }
 
+/* The slot that was filled last is the thread's. A wake-up costs more than the copy of what a connection
+ * gives at a time: only full slots, and the last one, are handed over. */
+static void hand_over(struct mlo_blob_hash *h)
+{
+    pthread_mutex_lock(&h->lock);
+    h->filled++;
+    pthread_cond_signal(&h->changed);
+    while (h->filled - h->taken == SLOTS)
+        pthread_cond_wait(&h->changed, &h->lock);
+    pthread_mutex_unlock(&h->lock);
+    h->fill = 0;
+}
+
 static void update(struct mlo_blob_hash *h, const void *bytes, size_t size)
 {
     const unsigned char *at = bytes;
     while (size > 0) {
-        size_t n = MLO_MIN(size, (size_t)SLOT_BYTES);
-        pthread_mutex_lock(&h->lock);
-        while (h->filled - h->taken == SLOTS)
-            pthread_cond_wait(&h->changed, &h->lock);
-        pthread_mutex_unlock(&h->lock);
         unsigned slot = h->filled % SLOTS; /* only this side changes `filled` */
-        memcpy(h->bytes[slot], at, n);
-        h->sizes[slot] = n;
-        pthread_mutex_lock(&h->lock);
-        h->filled++;
-        pthread_cond_signal(&h->changed);
-        pthread_mutex_unlock(&h->lock);
+        size_t n = MLO_MIN(size, SLOT_BYTES - h->fill);
+        memcpy(h->bytes[slot] + h->fill, at, n);
+        h->sizes[slot] = h->fill += n;
         at += n;
         size -= n;
+        if (h->fill == SLOT_BYTES)
+            hand_over(h);
     }
 }
 
@@ -95,6 +103,8 @@ void mlo_blob_hash_end(struct mlo_blob_hash **beside)
     *beside = NULL;
     if (!h)
         return;
+    if (h->fill)
+        hand_over(h);
     pthread_mutex_lock(&h->lock);
     h->ended = true;
     pthread_cond_signal(&h->changed);
