@@ -116,7 +116,8 @@ static void export_form(struct mlo_request *req, const char *name)
             HTML(out, "<input type=\"hidden\" name=\"%s\" value=\"%s\">", kept[i], value);
     }
     HTML(out, "<button name=\"format\" value=\"csv\">Export as CSV</button> <button name=\"format\" "
-              "value=\"json\">as JSON</button></form>");
+              "value=\"json\">as JSON</button> <button name=\"format\" value=\"jsonl\">as JSON lines</button>"
+              "</form>");
 }
 
 /* A bound as a datetime-local field takes it: to the second, which means all of that second. */

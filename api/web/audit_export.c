@@ -1,4 +1,5 @@
-/* The audit log as a file, under the filters of its page: CSV for a spreadsheet, JSON with the exact texts.
+/* The audit log as a file, under the filters of its page: CSV for a spreadsheet, JSON with the exact texts,
+ * as one document or a line an entry.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -29,8 +30,16 @@ static void cell(struct mlo_buf *out, const char *text)
     mlo_buf_putc(out, '"');
 }
 
-static void csv_row(struct mlo_buf *out, const json_t *entry)
+static void csv_head(struct mlo_buf *out)
 {
+    for (size_t c = 0; c < MLO_COUNT(COLUMNS); c++)
+        mlo_buf_printf(out, "%s%s", c ? "," : "", COLUMNS[c]);
+    mlo_buf_puts(out, "\r\n");
+}
+
+static void csv_row(struct mlo_buf *out, const json_t *entry, bool first)
+{
+    MLO_UNUSED(first);
     for (size_t c = 0; c < MLO_COUNT(COLUMNS); c++) {
         const json_t *value = json_object_get(entry, COLUMNS[c]);
         if (c)
@@ -49,15 +58,49 @@ static void csv_row(struct mlo_buf *out, const json_t *entry)
     mlo_buf_puts(out, "\r\n");
 }
 
-static void json_row(struct mlo_buf *out, const json_t *entry, bool first)
+static void put_json(struct mlo_buf *out, const json_t *entry)
 {
     char *text = json_dumps(entry, JSON_COMPACT);
     if (text)
-        mlo_buf_printf(out, "%s%s", first ? "" : ",\n", text);
+        mlo_buf_puts(out, text);
     else
         out->failed = true;
     free(text);
 }
+
+static void json_head(struct mlo_buf *out)
+{
+    mlo_buf_puts(out, "{\"items\":[");
+}
+
+static void json_row(struct mlo_buf *out, const json_t *entry, bool first)
+{
+    mlo_buf_puts(out, first ? "" : ",\n");
+    put_json(out, entry);
+}
+
+static void json_foot(struct mlo_buf *out)
+{
+    mlo_buf_puts(out, "]}\n");
+}
+
+static void line_row(struct mlo_buf *out, const json_t *entry, bool first)
+{
+    MLO_UNUSED(first);
+    put_json(out, entry);
+    mlo_buf_putc(out, '\n');
+}
+
+static const struct format {
+    const char *name, *type; /* the file name's end, too */
+    void (*head)(struct mlo_buf *out);
+    void (*row)(struct mlo_buf *out, const json_t *entry, bool first);
+    void (*foot)(struct mlo_buf *out);
+} FORMATS[] = {
+    {"csv", "text/csv; charset=utf-8; header=present", csv_head, csv_row, NULL},
+    {"json", "application/json", json_head, json_row, json_foot},
+    {"jsonl", "application/jsonl", NULL, line_row, NULL},
+};
 
 void mlo_page_audit_filter(const struct mlo_request *req, struct mlo_audit_filter *out)
 {
@@ -95,7 +138,7 @@ out:
 }
 
 static enum mlo_status write_entries(struct mlo_request *req, struct mlo_db_conn *conn, int64_t project,
-                                     bool csv, struct mlo_error *err)
+                                     const struct format *format, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_audit_filter filter;
@@ -112,10 +155,7 @@ static enum mlo_status write_entries(struct mlo_request *req, struct mlo_db_conn
         MLO_TRY(mlo_audit_list(conn, project, &filter, &page, &entries, err));
         json_array_foreach(json_object_get(entries, "items"), i, item)
         {
-            if (csv)
-                csv_row(out, item);
-            else
-                json_row(out, item, first);
+            format->row(out, item, first);
             first = false;
         }
         if (out->len > EXPORT_MAX) {
@@ -141,39 +181,42 @@ out:
     return status;
 }
 
+static enum mlo_status choose_format(const char *name, const struct format **out, struct mlo_error *err)
+{
+    for (size_t i = 0; i < MLO_COUNT(FORMATS); i++) {
+        *out = &FORMATS[i];
+        if (!name || strcmp(FORMATS[i].name, name) == 0)
+            return MLO_OK;
+    }
+    mlo_error_set(err, MLO_EINVAL, "there is no format '%.40s'", name);
+    mlo_error_hint(err, "csv, json or jsonl");
+    return MLO_EINVAL;
+}
+
 enum mlo_status page_audit_export(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
-    const char *name = mlo_request_param(req, "p"), *format = mlo_request_query(req, "format");
-    bool installation = strcmp(name, "-") == 0, csv = !format || strcmp(format, "csv") == 0;
+    const char *name = mlo_request_param(req, "p");
+    bool installation = strcmp(name, "-") == 0;
+    const struct format *format;
     struct mlo_db_conn *conn;
     int64_t project = 0;
     enum mlo_status status;
-    if (!csv && strcmp(format, "json") != 0) {
-        status = mlo_error_set(err, MLO_EINVAL, "there is no format '%.40s'", format);
-        mlo_error_hint(err, "csv or json");
-        goto out;
-    }
+    MLO_TRY(choose_format(mlo_request_query(req, "format"), &format, err));
     MLO_TRY(mlo_request_db(req, &conn, err));
     if (installation)
         MLO_TRY(mlo_actor_require(&actor, 0, MLO_ADMIN, err));
     else
         MLO_TRY(mlo_request_project(req, &project, err));
     mlo_buf_reset(&req->out);
-    if (csv) {
-        for (size_t c = 0; c < MLO_COUNT(COLUMNS); c++)
-            mlo_buf_printf(&req->out, "%s%s", c ? "," : "", COLUMNS[c]);
-        mlo_buf_puts(&req->out, "\r\n");
-    } else {
-        mlo_buf_puts(&req->out, "{\"items\":[");
-    }
-    MLO_TRY(write_entries(req, conn, project, csv, err));
-    if (!csv)
-        mlo_buf_puts(&req->out, "]}\n");
+    if (format->head)
+        format->head(&req->out);
+    MLO_TRY(write_entries(req, conn, project, format, err));
+    if (format->foot)
+        format->foot(&req->out);
     mlo_reply_header(req, "Content-Disposition", "attachment; filename=\"audit-%s.%s\"",
-                     installation ? "installation" : name, csv ? "csv" : "json");
-    MLO_TRY(
-        mlo_reply_out(req, 200, csv ? "text/csv; charset=utf-8; header=present" : "application/json", err));
+                     installation ? "installation" : name, format->name);
+    MLO_TRY(mlo_reply_out(req, 200, format->type, err));
 out:
     return status;
 }

@@ -103,7 +103,7 @@ static const struct mlo_route ROUTES[] = {
     FORM("/workers/{id}/{what}", MLO_ADMIN, page_worker_wish, "Pauses, resumes or drains a worker."),
     PAGE("/audit", page_audit_index, "The audit logs there are."),
     PAGE("/audit/{p}", page_audit, "The audit log of a project."),
-    PAGE("/audit/{p}/export", page_audit_export, "The same as a file: format=csv or json."),
+    PAGE("/audit/{p}/export", page_audit_export, "The same as a file: format=csv, json or jsonl."),
 };
 
 const struct mlo_http_module *mlo_web_module(void)

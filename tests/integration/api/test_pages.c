@@ -322,6 +322,19 @@ static void test_pages__the_audit_log_is_exported(void **state)
                         "=1+1, \"so\"");
     assert_holds(mlo_json_str(json_array_get(json_object_get(reply.json, "items"), 0), "hash", ""),
                  "sha256:");
+    size_t entries = json_array_size(json_object_get(reply.json, "items")), lines = 0;
+    json_t *items = json_incref(json_object_get(reply.json, "items"));
+    api_call(api, &reply, "GET", "/audit/demo/export?format=jsonl", NULL, NULL, cookie);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.headers), "filename=\"audit-demo.jsonl\"");
+    char *next = NULL;
+    for (char *line = strtok_r(reply.body.data, "\n", &next); line; line = strtok_r(NULL, "\n", &next)) {
+        json_t *entry = json_loads(line, 0, NULL);
+        assert_true(json_equal(entry, json_array_get(items, lines++)));
+        json_decref(entry);
+    }
+    assert_int_equal(lines, entries);
+    json_decref(items);
     api_call(api, &reply, "GET", "/audit/demo/export?format=json&until=2001-01-01", NULL, NULL, cookie);
     assert_int_equal(json_array_size(json_object_get(reply.json, "items")), 0);
     api_call(api, &reply, "GET", "/audit/demo?since=2026-01-31T12:00&until=2101-01-31", NULL, NULL, cookie);
