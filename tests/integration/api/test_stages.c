@@ -124,8 +124,8 @@ static void test_stages__of_many_at_once_one_wins(void **state)
 {
     struct api *api = *state;
     struct reply reply = {0};
-    struct racer racers[16];
-    pthread_t threads[16];
+    struct racer racers[100];
+    pthread_t threads[100];
     int won = 0, stale = 0;
     api_version(api, "cnn", "one", "");
     api_version(api, "cnn", "two", "");
