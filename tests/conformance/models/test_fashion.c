@@ -1,5 +1,5 @@
-/* The trained example model and its int8 variant as wholes: the cpu engine decides as the reference engine
- * does, and as accurately as it should on Fashion-MNIST. MLOPT_ISA chooses the kernels. */
+/* The trained example model and its int8 and float16 variants as wholes: the cpu engine decides as the
+ * reference engine does, and as accurately as it should on Fashion-MNIST. MLOPT_ISA chooses the kernels. */
 #include "tests/cm.h"
 
 #include <math.h>
@@ -23,39 +23,53 @@ enum {
     IMAGES_JUDGED = 1000,
 #ifdef MLOPT_SANITIZED /* the same code eight times slower: less of the same arithmetic */
     REFERENCE_IMAGES = 4,
+    IMAGES_IN_HALVES = 24,
     IMAGES_COMPARED = 200
 #else
     REFERENCE_IMAGES = 16,
+    IMAGES_IN_HALVES = 200,
     IMAGES_COMPARED = IMAGES_JUDGED
 #endif
 };
 
+/* Of the largest logit: roundings to 11 bits in each of 14 layers, and to 8 in none. */
+#define HALF_TOLERANCE 0.004
+
 struct fixture {
-    char folder[64], int8[96];
+    char folder[64], int8[96], half[96];
 };
+
+static bool made(const char *const argv[])
+{
+    struct mlo_error err = {0};
+    int code = 0;
+    struct mlo_process_options options = MLO_PROCESS_OPTIONS_INIT;
+    options.argv = argv;
+    return mlo_process_run(&options, 250000, 0, NULL, &code, &err) == MLO_OK && code == 0;
+}
 
 static int set_up(void **state)
 {
     static struct fixture f;
-    struct mlo_error err = {0};
-    int code = 0;
     const char *program = getenv("MLOPT");
     snprintf(f.folder, sizeof f.folder, "/tmp/mlopt-fashion.XXXXXX");
     if (!program || !mkdtemp(f.folder))
         return 1;
     snprintf(f.int8, sizeof f.int8, "%s/int8.onnx", f.folder);
-    const char *argv[] = {program,   "quantize", SOURCE,     "--data", TRAIN,  "--limit", "64", "--normalize",
-                          NORMALIZE, "--recipe", "int8-cpu", "--out",  f.int8, "-q",      NULL};
-    struct mlo_process_options options = MLO_PROCESS_OPTIONS_INIT;
-    options.argv = argv;
+    snprintf(f.half, sizeof f.half, "%s/half.onnx", f.folder);
     *state = &f;
-    return mlo_process_run(&options, 250000, 0, NULL, &code, &err) != MLO_OK || code != 0;
+    return !made((const char *[]){program, "quantize", SOURCE, "--data", TRAIN, "--limit", "64",
+                                  "--normalize", NORMALIZE, "--recipe", "int8-cpu", "--out", f.int8, "-q",
+                                  NULL}) ||
+           !made((const char *[]){program, "quantize", SOURCE, "--recipe", "fp16", "--out", f.half, "-q",
+                                  NULL});
 }
 
 static int tear_down(void **state)
 {
     struct fixture *f = *state;
     unlink(f->int8);
+    unlink(f->half);
     rmdir(f->folder);
     return 0;
 }
@@ -169,12 +183,39 @@ static void test_fashion__accuracy_is_that_of_the_model(void **state)
     mlo_tensor_clear(&int8);
 }
 
+/* In the arithmetic of a CPU with FP16, by its instructions too where they are: the same bits. */
+static void test_fashion__float16_in_fp16_decides_as_float32(void **state)
+{
+    const struct fixture *f = *state;
+    struct mlo_tensor want = {0}, got = {0}, native = {0};
+    if (getenv("MLOPT_ISA_CASE"))
+        skip(); /* emulated, it is the same whatever the case */
+    assert_int_equal(setenv("MLOPT_FP16", "emulate", 1), 0);
+    logits(SOURCE, "reference", MLO_NUMERICS_FAST, REFERENCE_IMAGES, REFERENCE_IMAGES, &want, NULL);
+    logits(f->half, "cpu", MLO_NUMERICS_FAST, REFERENCE_IMAGES, 1, &got, NULL);
+    agree(&got, &want, HALF_TOLERANCE, "float16 in FP16 and the reference's float32");
+    mlo_tensor_clear(&want);
+    mlo_tensor_clear(&got);
+    logits(SOURCE, "cpu", MLO_NUMERICS_FAST, IMAGES_IN_HALVES, 8, &want, NULL);
+    logits(f->half, "cpu", MLO_NUMERICS_FAST, IMAGES_IN_HALVES, 8, &got, NULL);
+    agree(&got, &want, HALF_TOLERANCE, "float16 in FP16 and float32");
+    assert_int_equal(unsetenv("MLOPT_FP16"), 0);
+    if (mlo_isa_current() >= MLO_ISA_AVX512_FP16) {
+        logits(f->half, "cpu", MLO_NUMERICS_FAST, IMAGES_IN_HALVES, 8, &native, NULL);
+        assert_memory_equal(native.data, got.data, mlo_tensor_count(&got) * sizeof(float));
+        mlo_tensor_clear(&native);
+    }
+    mlo_tensor_clear(&want);
+    mlo_tensor_clear(&got);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fashion__source_decides_as_reference),
         cmocka_unit_test(test_fashion__int8_decides_as_reference),
         cmocka_unit_test(test_fashion__accuracy_is_that_of_the_model),
+        cmocka_unit_test(test_fashion__float16_in_fp16_decides_as_float32),
     };
     if (!mlo_fs_exists(IMAGES)) {
         print_message("dataset-fashion-mnist is not installed\n");
