@@ -447,6 +447,29 @@ if [ -w /dev/full ]; then
     [ $code = 1 ] || fail "writing to a full disk ended with $code"
     says "No space left"
 fi
+
+# --- a reader that has enough ------------------------------------------------------------------------------------------------
+head_of() { # FIRST-LINE COMMAND…: silent, with the line and whatever is behind it
+    local want=$1 got code
+    shift
+    got=$("$@" 2>stderr | head -1) || true # head's code, or SIGPIPE's where the other was slower
+    case $got in $want) ;; *) fail "$* | head -1 shows '$got'" ;; esac
+    [ ! -s stderr ] || fail "$* | head -1 says on stderr: $(cat stderr)"
+    exec {gone}> >(:) && wait $! # a pipe that nobody reads any more, for certain
+    code=0
+    "$@" >&"$gone" 2>stderr || code=$?
+    exec {gone}>&-
+    [ "$code" = 141 ] || fail "$* ended with $code where nobody reads"
+    [ ! -s stderr ] || fail "$* says, where nobody reads: $(cat stderr)"
+}
+head_of '*fashion_cnn.onnx*' "$MLOPT" inspect "$model"
+head_of '{' "$MLOPT" inspect "$model" -o json
+head_of '*fashion_cnn.onnx*' "$MLOPT" inspect "$model" --nodes
+head_of 'the models are the same' "$MLOPT" diff "$model" "$model"
+head_of 'engine *' "$MLOPT" engines
+head_of 'mlopt:*' "$MLOPT" --help
+head_of '# bash completion*' "$MLOPT" completion bash
+
 # a signal leaves nothing behind
 "$MLOPT" quantize "$model" --data $train --limit 20000 --normalize "$normalize" --recipe int8-cpu --threads 1 \
     --out out.onnx 2>stderr &

@@ -14,21 +14,26 @@ bool mlo_cli_colour(FILE *stream)
     return (!no || !*no) && term && strcmp(term, "dumb") != 0 && isatty(fileno(stream));
 }
 
-static enum mlo_status flush_stdout(struct mlo_error *err)
+/* Why standard output could not be written, of the first time: the stream remembers only that it was so. */
+static int stdout_errno;
+
+bool mlo_cli_reader_gone(void)
 {
-    errno = 0;
-    if (fflush(stdout) == 0 && !ferror(stdout))
-        return MLO_OK;
-    return mlo_error_errno(err, errno ? errno : EIO, "cannot write to standard output");
+    return stdout_errno == EPIPE;
 }
 
 enum mlo_status mlo_cli_print(struct mlo_error *err, const char *fmt, ...)
 {
     va_list args;
     va_start(args, fmt);
-    vfprintf(stdout, fmt, args);
+    errno = 0;
+    bool written = vfprintf(stdout, fmt, args) >= 0 && fflush(stdout) == 0;
     va_end(args);
-    return flush_stdout(err);
+    if (written && !ferror(stdout))
+        return MLO_OK;
+    if (!stdout_errno)
+        stdout_errno = errno ? errno : EIO;
+    return mlo_error_errno(err, stdout_errno, "cannot write to standard output");
 }
 
 enum mlo_status mlo_cli_print_json(const json_t *value, struct mlo_error *err)

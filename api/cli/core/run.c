@@ -34,7 +34,7 @@ int mlo_cli_main(const struct mlo_cli_verb *const *verbs, size_t count, int argc
     struct mlo_error err = {0};
     struct mlo_buf text = MLO_BUF_INIT;
     signal(SIGCHLD, SIG_DFL); /* ignored by who started us, it would keep from us how children end */
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of the write, with a message */
+    signal(SIGPIPE, SIG_IGN); /* the write fails instead, and what was begun is cleaned up */
     enum mlo_status status = mlo_cli_parse(&cli, verbs, count, argc, argv, &err);
     if (status != MLO_OK)
         goto out;
@@ -61,8 +61,15 @@ int mlo_cli_main(const struct mlo_cli_verb *const *verbs, size_t count, int argc
 out:
     mlo_buf_clear(&text);
     int code = 0;
-    if (status != MLO_OK)
+    bool reader_gone = status != MLO_OK && mlo_cli_reader_gone();
+    if (reader_gone)
+        code = 128 + SIGPIPE;
+    else if (status != MLO_OK)
         code = report(&cli, status, &err);
     mlo_cli_clear(&cli);
+    if (reader_gone) { /* silently, as any filter whose reader has enough */
+        signal(SIGPIPE, SIG_DFL);
+        raise(SIGPIPE);
+    }
     return code;
 }
