@@ -138,9 +138,11 @@ void mlo_table_clear(struct mlo_table *table);
 
 /* Prints a JSON value to stdout, indented, with a final newline. */
 MLO_MUST_USE enum mlo_status mlo_cli_print_json(const json_t *value, struct mlo_error *err);
-/* Prints text to stdout, which nothing else writes; MLO_EIO when that fails (a full disk behind a redirection). */
+/* Prints text to stdout, which nothing else writes; MLO_EIO when that fails (a full disk behind a
+ * redirection). */
 MLO_MUST_USE enum mlo_status mlo_cli_print(struct mlo_error *err, const char *fmt, ...) MLO_PRINTF(2, 3);
-/* Whether a print failed since who reads stdout has closed it (`| head`): the program then ends as any other does, by SIGPIPE. */
+/* Whether a print failed since who reads stdout has closed it (`| head`): the program then ends as any other
+ * does, by SIGPIPE. */
 bool mlo_cli_reader_gone(void);
 /* A note for people on stderr, unless --quiet. */
 void mlo_cli_note(const struct mlo_cli *cli, const char *fmt, ...) MLO_PRINTF(2, 3);
