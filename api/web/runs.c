@@ -212,8 +212,8 @@ enum mlo_status page_run_events(struct mlo_request *req, struct mlo_error *err)
     return mlo_view_run_stream(req, err);
 }
 
-/* Of a search, which may have hundreds. */
-enum { JOBS_A_PAGE = 16 };
+/* Of a search, which may have hundreds; and of a job that is tried again and again, its newest attempts. */
+enum { JOBS_A_PAGE = 16, ATTEMPTS_A_JOB = 10 };
 
 /* Where the page begins: at the cursor, else with the part that has the first job which goes on or waits,
  * else with that of the first which failed: a search goes on without what failed. When the run ends and has
@@ -243,7 +243,7 @@ static size_t first_shown(const struct mlo_request *req, const json_t *run)
 enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_buf *out = &req->out;
-    json_t *run = NULL, *log = NULL, *trace = NULL, *jobs = NULL, *times = NULL, *job;
+    json_t *run = NULL, *log = NULL, *trace = NULL, *jobs = NULL, *job;
     int64_t project, id;
     size_t i;
     char title[64];
@@ -252,11 +252,11 @@ enum mlo_status page_run(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_request_project(req, &project, err));
     MLO_TRY(mlo_view_run(req->conn, project, id, &run, err));
     MLO_TRY(mlo_page_log(req->conn, id, &log, err));
-    MLO_TRY(mlo_run_trace(req->conn, project, id, &trace, err));
     size_t from = first_shown(req, run);
+    const struct mlo_trace_part part = {
+        .from = (int64_t)from, .jobs = JOBS_A_PAGE, .attempts = ATTEMPTS_A_JOB}; /* of the same jobs */
+    MLO_TRY(mlo_run_trace_part(req->conn, project, id, &part, &trace, err));
     jobs = mlo_page_part_of(json_object_get(run, "jobs"), from, JOBS_A_PAGE);
-    times = mlo_page_part_of(json_object_get(trace, "jobs"), from, JOBS_A_PAGE); /* of the same jobs */
-    json_object_set(trace, "jobs", json_object_get(times, "items"));
     const char *state = mlo_text(run, "state");
     bool open = strcmp(state, "queued") == 0 || strcmp(state, "running") == 0;
     snprintf(title, sizeof title, "Run #%lld", (long long)id);
@@ -312,7 +312,6 @@ out:
     json_decref(log);
     json_decref(trace);
     json_decref(jobs);
-    json_decref(times);
     return status;
 }
 

@@ -195,6 +195,12 @@ void mlo_piece_trace_table(struct mlo_buf *out, const json_t *trace)
               "<th>Worker</th></tr></thead><tbody>");
     json_array_foreach(json_object_get(trace, "jobs"), i, job)
     {
+        if (mlo_json_i64(job, "earlier", 0))
+            HTML(out,
+                 "<tr><td>%s</td><td colspan=\"6\" class=\"muted\">%lld attempts before: mlopt runs trace "
+                 "%lld</td></tr>",
+                 mlo_text(job, "name"), (long long)mlo_json_i64(job, "earlier", 0),
+                 (long long)mlo_json_i64(trace, "run", 0));
         json_array_foreach(json_object_get(job, "spans"), s, span)
         {
             bool attempt = strcmp(mlo_text(span, "kind"), "attempt") == 0;

@@ -151,6 +151,16 @@ MLO_MUST_USE enum mlo_status mlo_run_log_marks(struct mlo_db_conn *conn, const i
  * MLO_ENOTFOUND when the project has no such run. */
 MLO_MUST_USE enum mlo_status mlo_run_trace(struct mlo_db_conn *conn, int64_t project, int64_t run,
                                            json_t **out, struct mlo_error *err);
+/* The same of a part, for a page: the jobs from the place `from` on (0: the first), `jobs` of them at most,
+ * and of each its newest attempts. A job that had more has "earlier": how many; its spans then begin with the
+ * first attempt that is told. */
+struct mlo_trace_part {
+    int64_t from;
+    int jobs, attempts;
+};
+MLO_MUST_USE enum mlo_status mlo_run_trace_part(struct mlo_db_conn *conn, int64_t project, int64_t run,
+                                                const struct mlo_trace_part *part, json_t **out,
+                                                struct mlo_error *err);
 /* The same as OpenTelemetry's JSON of spans (OTLP 1.0, one resourceSpans): a span each for the run, jobs,
  * attempts, waits and phases. Ids follow from the run, so that the same run is the same trace. New reference;
  * NULL: no memory. */

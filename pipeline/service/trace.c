@@ -1,6 +1,7 @@
 /* Where a run's time went: a job waits for others (blocked), for a worker (queued), and is tried; an attempt
  * has phases, which its worker tells. Times are seconds since the run was submitted, by the database's clock;
  * phases are durations of the worker's own. */
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,16 +35,18 @@ const struct mlo_sql MLO_TRACE_SQL[] = {
          "select j.id, j.position, j.name, j.step, j.state, " SINCE("j.created_at") ", " SINCE(
              "j.ready_at") ", " SINCE("j.finished_at") ", exists (select from job_dep d where d.job = j.id) "
                                                        "from job j join run r on r.id = j.run where "
-                                                       "r.id = $1 order by j.position",
-         1},
+                                                       "r.id = $1 order by j.position offset $2 limit $3",
+         3},
     [S_ATTEMPTS] = {"trace_attempts",
                     "select a.job, a.number, a.worker, " SINCE("a.started_at") ", " SINCE(
                         "a.ended_at") ", a.outcome, a.phases, substring(a.error from '\"code\": "
                                       "?\"([a-z0-9-]{1,40})\"') "
-                                      "from attempt a join job j on j.id = a.job join run r on r.id = j.run "
-                                      "where r.id = $1 "
+                                      "from (select id, position, run from job where run = $1 "
+                                      "order by position offset $2 limit $3) j join run r on r.id = j.run "
+                                      "cross join lateral (select * from attempt where job = j.id "
+                                      "order by number desc limit $4) a "
                                       "order by j.position, a.number limit 5000",
-                    1},
+                    4},
 };
 const size_t MLO_TRACE_SQL_COUNT = MLO_COUNT(MLO_TRACE_SQL);
 
@@ -163,17 +166,29 @@ out:
     return status;
 }
 
+/* `limit`: how many attempts of a job were asked for. Where there are more, the first of them that is told
+ * has no beginning of its wait, and "earlier" is how many there are before it. */
 static enum mlo_status job_trace(const struct mlo_rows *jobs, int j, const struct mlo_rows *attempts, int *a,
-                                 double now, json_t **out, struct mlo_error *err)
+                                 int limit, double now, json_t **out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     json_t *spans = json_array(), *span;
     const char *state = mlo_rows_text(jobs, j, J_STATE);
     double at = mlo_rows_f64(jobs, j, J_CREATED);
     bool first = true;
+    int64_t earlier = 0;
+    int begin = *a;
     if (!spans)
         return mlo_error_nomem(err);
-    for (; *a < mlo_rows_count(attempts) && mlo_rows_i64(attempts, *a, A_JOB) == mlo_rows_i64(jobs, j, J_ID);
+    while (*a < mlo_rows_count(attempts) && mlo_rows_i64(attempts, *a, A_JOB) == mlo_rows_i64(jobs, j, J_ID))
+        ++*a;
+    if (*a - begin == limit && mlo_rows_i64(attempts, begin, A_NUMBER) > 1) {
+        earlier = mlo_rows_i64(attempts, begin, A_NUMBER) - 1;
+        at = mlo_rows_f64(attempts, begin, A_FROM);
+        first = false;
+    }
+    for (*a = begin;
+         *a < mlo_rows_count(attempts) && mlo_rows_i64(attempts, *a, A_JOB) == mlo_rows_i64(jobs, j, J_ID);
          ++*a) {
         double from = mlo_rows_f64(attempts, *a, A_FROM);
         bool open = mlo_rows_null(attempts, *a, A_TO);
@@ -206,7 +221,7 @@ static enum mlo_status job_trace(const struct mlo_rows *jobs, int j, const struc
                      : strcmp(state, "ready") == 0 ? "queued"
                                                    : state,
                      "spans", spans);
-    if (!*out)
+    if (!*out || (earlier && json_object_set_new(*out, "earlier", json_integer(earlier)) < 0))
         status = mlo_error_nomem(err);
 out:
     json_decref(spans);
@@ -215,6 +230,13 @@ out:
 
 enum mlo_status mlo_run_trace(struct mlo_db_conn *conn, int64_t project, int64_t run, json_t **out,
                               struct mlo_error *err)
+{
+    static const struct mlo_trace_part all = {.jobs = INT_MAX, .attempts = INT_MAX};
+    return mlo_run_trace_part(conn, project, run, &all, out, err);
+}
+
+enum mlo_status mlo_run_trace_part(struct mlo_db_conn *conn, int64_t project, int64_t run,
+                                   const struct mlo_trace_part *part, json_t **out, struct mlo_error *err)
 {
     enum mlo_status status;
     struct mlo_rows head = {0}, jobs = {0}, attempts = {0};
@@ -229,7 +251,10 @@ enum mlo_status mlo_run_trace(struct mlo_db_conn *conn, int64_t project, int64_t
         goto out;
     }
     p.count = 1;
+    mlo_param_i64(&p, part->from);
+    mlo_param_i64(&p, part->jobs);
     MLO_TRY(mlo_db_exec(conn, &MLO_TRACE_SQL[S_JOBS], &p, &jobs, err));
+    mlo_param_i64(&p, part->attempts);
     MLO_TRY(mlo_db_exec(conn, &MLO_TRACE_SQL[S_ATTEMPTS], &p, &attempts, err));
     trace = mlo_rows_json(&head, 0);
     list = json_array();
@@ -239,7 +264,7 @@ enum mlo_status mlo_run_trace(struct mlo_db_conn *conn, int64_t project, int64_t
     }
     double now = mlo_json_f64(trace, "seconds", 0);
     for (int j = 0; j < mlo_rows_count(&jobs); j++) {
-        MLO_TRY(job_trace(&jobs, j, &attempts, &a, now, &job, err));
+        MLO_TRY(job_trace(&jobs, j, &attempts, &a, part->attempts, now, &job, err));
         json_array_append_new(list, job);
     }
     json_object_set(trace, "jobs", list);

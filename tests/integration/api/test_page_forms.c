@@ -142,7 +142,9 @@ static void look_at_a_long_run(struct api *api, const char *const *cookie)
             "update mlopt.job set state = 'failed' where id = 1020; "
             "update mlopt.job j set state = 'running', token = a.token, lease_until = now() + interval '1 "
             "day' "
-            "from mlopt.attempt a where a.job = j.id and j.id = 1039",
+            "from mlopt.attempt a where a.job = j.id and j.id = 1039; "
+            "insert into mlopt.attempt (job, number, token, worker, ended_at, outcome) "
+            "select 1033, n, gen_random_uuid(), 'w', now(), 'lost' from generate_series(2, 30) n",
             &err),
         &err);
     api_call(api, &reply, "GET", "/runs/demo/1", NULL, NULL, cookie); /* where it is, not where it failed */
@@ -153,6 +155,11 @@ static void look_at_a_long_run(struct api *api, const char *const *cookie)
     assert_holds(mlo_buf_str(&reply.body), "<a href=\"/runs/demo/1?cursor=0\">The 32 jobs before</a>");
     assert_holds(mlo_buf_str(&reply.body), "<div id=\"live\" data-from=\"32\">");
     assert_holds(mlo_buf_str(&reply.body), "<div id=\"times\" data-from=\"32\">");
+    /* of a job that was tried again and again, the newest attempts */
+    assert_holds(mlo_buf_str(&reply.body), "<td>early-33</td><td colspan=\"6\" class=\"muted\">20 attempts "
+                                           "before: mlopt runs trace 1</td>");
+    assert_holds(mlo_buf_str(&reply.body), "early-33: attempt 21, ");
+    assert_null(strstr(mlo_buf_str(&reply.body), "early-33: attempt 20, "));
     assert_holds(mlo_buf_str(&reply.body),
                  "id=\"log-1030-1\" data-end=\"5000\"><summary>early-30, attempt 1<");
     assert_holds(mlo_buf_str(&reply.body), "<small>The first 3976 bytes are left out here.</small>");

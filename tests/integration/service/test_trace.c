@@ -117,6 +117,48 @@ static void test_trace__shows_lost_attempts_and_what_goes_on(void **state)
                       &f->err);
 }
 
+/* Of a job that was tried again and again, and of a run of many jobs: no more than was asked for. */
+static void test_trace__a_part_is_bounded(void **state)
+{
+    struct service_fixture *f = *state;
+    char text[256];
+    json_t *part = NULL, *jobs;
+    int64_t run = submit(f, f->version, RECIPE_TINY, 0);
+    char sql[400];
+    snprintf(sql, sizeof sql,
+             "insert into attempt (job, number, token, worker, started_at, ended_at, outcome) "
+             "select j.id, n, gen_random_uuid(), 'w', j.created_at + n * interval '10 us', "
+             "j.created_at + n * interval '10 us', 'lost' from job j, generate_series(1, 30) n "
+             "where j.run = %lld and j.position < 2",
+             (long long)run);
+    pg_fixture_number(f->pg->owner, sql);
+    json_t *whole = trace_of(f, run);
+    struct mlo_trace_part ask = {.from = 1, .jobs = 2, .attempts = 3};
+    assert_mlo_ok(mlo_run_trace_part(f->pg->conn, f->project, run, &ask, &part, &f->err), &f->err);
+    assert_sound(whole);
+    assert_sound(part);
+    jobs = json_object_get(part, "jobs");
+    assert_int_equal(json_array_size(json_object_get(whole, "jobs")), 4);
+    assert_null(json_object_get(json_array_get(json_object_get(whole, "jobs"), 1), "earlier"));
+    assert_int_equal(json_array_size(jobs), 2);
+    for (size_t i = 0; i < 2; i++)
+        assert_int_equal(mlo_json_i64(json_array_get(jobs, i), "position", -1), (long)i + 1);
+    assert_int_equal(mlo_json_i64(json_array_get(jobs, 0), "earlier", 0), 27);
+    assert_string_equal(kinds(part, 0, text),
+                        "attempt(lost) queued attempt(lost) queued attempt(lost) queued…");
+    assert_null(json_object_get(json_array_get(jobs, 1), "earlier"));
+    json_decref(part);
+    ask = (struct mlo_trace_part){.from = 0, .jobs = 1, .attempts = 30}; /* as many as there are */
+    assert_mlo_ok(mlo_run_trace_part(f->pg->conn, f->project, run, &ask, &part, &f->err), &f->err);
+    jobs = json_object_get(part, "jobs");
+    assert_null(json_object_get(json_array_get(jobs, 0), "earlier"));
+    assert_int_equal(
+        json_array_size(json_object_get(json_array_get(jobs, 0), "spans")),
+        json_array_size(json_object_get(json_array_get(json_object_get(whole, "jobs"), 0), "spans")));
+    json_decref(part);
+    json_decref(whole);
+}
+
 /* A worker's word is checked: form, order, and that it does not leave the attempt. */
 static void test_trace__believes_no_worker(void **state)
 {
@@ -252,6 +294,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         SERVICE_TEST(test_trace__tells_the_phases_of_what_a_worker_did),
         SERVICE_TEST(test_trace__shows_lost_attempts_and_what_goes_on),
+        SERVICE_TEST(test_trace__a_part_is_bounded),
         SERVICE_TEST(test_trace__believes_no_worker),
         SERVICE_TEST(test_trace__is_opentelemetry_s),
         SERVICE_TEST(test_trace__a_worker_writes_its_metrics),
