@@ -35,10 +35,12 @@ static const float largest_half = 65504.0f;
 static const float smallest_half = 0x1p-25f; /* up to here numbers become 0 */
 
 /* Ops that stay in float32. Sums and positions along an axis that half floats cannot count, random numbers,
- * ops whose type is not that of their inputs, and what no runtime computes in halves. */
+ * ops whose type is not that of their inputs, and what no runtime computes in halves or ONNX defines for
+ * none. */
 static const char *const float_only[] = {
     "Bernoulli",
     "BlackmanWindow",
+    "Celu",
     "Constant",
     "ConstantOfShape",
     "CumSum",
@@ -47,10 +49,13 @@ static const char *const float_only[] = {
     "HammingWindow",
     "HannWindow",
     "If",
+    "IsInf",
     "Loop",
+    "MeanVarianceNormalization",
     "MelWeightMatrix",
     "Multinomial",
     "NonMaxSuppression",
+    "OneHot",
     "Optional",
     "OptionalGetElement",
     "RandomNormal",
@@ -67,6 +72,7 @@ static const char *const float_only[] = {
     "SequenceInsert",
     "SequenceMap",
     "SplitToSequence",
+    "TfIdfVectorizer",
     "ConcatFromSequence",
     "ConvInteger",
     "DequantizeLinear",
@@ -76,6 +82,10 @@ static const char *const float_only[] = {
     "QLinearMatMul",
     "QuantizeLinear",
     "Upsample",
+};
+/* What ONNX (to opset 23) defines for float16 and not for bfloat16. */
+static const char *const no_bfloat16[] = {
+    "Compress", "Einsum", "OptionalHasElement", "ReverseSequence", "Shrink", "TopK", "Unique",
 };
 /* Ops of com.microsoft that take halves. */
 static const char *const microsoft_half[] = {
@@ -132,9 +142,11 @@ static bool computes_shapes(const struct mlo_node *node)
 }
 
 /* Why the node stays in float32, other than by options and numbers; NULL: it need not. */
-static const char *obstacle(const struct mlo_node *node)
+static const char *obstacle(const struct mlo_node *node, enum mlo_dtype type)
 {
     bool onnx = node->domain[0] == '\0';
+    if (onnx && type == MLO_BFLOAT16 && mlo_str_among(node->op_type, no_bfloat16, MLO_COUNT(no_bfloat16)))
+        return "ONNX has no form of it in bfloat16";
     if (onnx ? mlo_str_among(node->op_type, float_only, MLO_COUNT(float_only))
              : strcmp(node->domain, "com.microsoft") != 0 ||
                    !mlo_str_among(node->op_type, microsoft_half, MLO_COUNT(microsoft_half)))
@@ -262,7 +274,7 @@ static enum mlo_status choose(struct convert *c, struct mlo_error *err)
         const struct mlo_node *node = c->graph->nodes[n];
         if (!touches_floats(node) || (json_array_size(only) > 0 && !mlo_pass_is_named(only, node->name)))
             continue;
-        const char *why = is_asked_for(keep, node) ? "it is kept by the options" : obstacle(node);
+        const char *why = is_asked_for(keep, node) ? "it is kept by the options" : obstacle(node, c->type);
         c->half[n] = true;
         if (why)
             keep_node(c, node, why);

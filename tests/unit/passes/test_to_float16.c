@@ -60,6 +60,31 @@ static void test_to_float16__computes_nearly_the_same(void **state)
     }
 }
 
+/* Ops that ONNX has in float32 and double alone, or with float16 and without bfloat16. */
+static void test_to_float16__ops_without_a_form_in_halves_stay(void **state)
+{
+    static const struct {
+        const char *op;
+        bool float16;
+    } ops[] = {{"Celu", false}, {"MeanVarianceNormalization", false}, {"Shrink", true}, {"Selu", true}};
+    static const char *const options[] = {"{\"type\": \"float16\"}", "{\"type\": \"bfloat16\"}"};
+    MLO_UNUSED(state);
+    for (size_t i = 0; i < MLO_COUNT(ops); i++)
+        for (int b = 0; b < 2; b++) {
+            struct mlo_error err = {0};
+            struct mlo_model *m = new_model(13);
+            struct mlo_value *r = op(m, "Relu", "r", input(m, "x", 1, 2, 4, 4));
+            bool half = ops[i].float16 && (!b || strcmp(ops[i].op, "Selu") == 0);
+            finish(m, op(m, "Neg", "y", op(m, ops[i].op, "o", r)));
+            assert_ok(run_pass(m, "to-float16", options[b], NULL, NULL, &err));
+            assert_int_equal(type_of(m, "r"), b ? MLO_BFLOAT16 : MLO_FLOAT16);
+            if ((type_of(m, "o") != MLO_FLOAT32) != half)
+                fail_msg("%s in %s is %s", ops[i].op, options[b], mlo_dtype_name(type_of(m, "o")));
+            assert_int_equal(count_ops(m, "Cast"), half ? 2 : 4);
+            mlo_model_free(m);
+        }
+}
+
 static void test_to_float16__inputs_and_outputs_too(void **state)
 {
     MLO_UNUSED(state);
@@ -229,6 +254,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_to_float16__gemm_by_hand),
         cmocka_unit_test(test_to_float16__computes_nearly_the_same),
+        cmocka_unit_test(test_to_float16__ops_without_a_form_in_halves_stay),
         cmocka_unit_test(test_to_float16__inputs_and_outputs_too),
         cmocka_unit_test(test_to_float16__keeps_nodes_by_name_and_by_op),
         cmocka_unit_test(test_to_float16__numbers_beyond_65504_stay_float32),
