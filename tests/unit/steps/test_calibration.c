@@ -12,13 +12,6 @@ enum { SAMPLES = 23, SIDE = 12 };
 
 static char *g_dir, *g_data, *g_model, *g_kept;
 
-/* Valgrind is some fifty times slower, and sees the same code in less of the same arithmetic. */
-static bool in_short(void)
-{
-    const char *valgrind = getenv("MLOPT_VALGRIND");
-    return valgrind && strcmp(valgrind, "short") == 0;
-}
-
 static char *path_of(const char *name)
 {
     char *path = mlo_fs_join(g_dir, name, NULL);

@@ -144,7 +144,7 @@ static void test_steps__give_equal_bytes_everywhere(void **state)
     char *source = save_net("source.onnx");
     for (size_t c = 0; c < MLO_COUNT(CASES); c++) {
         struct mlo_digest first = {{0}}, digest;
-        for (size_t h = 0; h < MLO_COUNT(HOWS); h++) {
+        for (size_t h = 0; h < (in_short() ? 2 : MLO_COUNT(HOWS)); h++) {
             struct mlo_error err = {0};
             char *made = run_step(CASES[c].step, CASES[c].options, source, &HOWS[h], NULL);
             assert_ok(mlo_digest_of_file(made, &digest, NULL, &err));
