@@ -8,7 +8,7 @@ PACKAGES_RUN="postgresql-15 dataset-fashion-mnist"
 PACKAGES_PROGRAM="libprotobuf-c1 libdnnl2 libzip4 zlib1g libseccomp2 libjansson4 libssl3 libyaml-0-2 libpq5 libexpat1 libmicrohttpd12 libgnutls30
  libcurl4 libgit2-1.5 ca-certificates"
 PACKAGES_WORKER="gcc libc6-dev"
-PACKAGES_TEST="libcmocka-dev libonnx-testdata ccache valgrind clang libomp-dev clang-format curl jq procps python3 python3-numpy python3-onnx python3-yaml
+PACKAGES_TEST="libcmocka-dev libonnx-testdata ccache lld valgrind clang clang-tools libomp-dev clang-format curl jq procps python3 python3-numpy python3-onnx python3-yaml
  chromium chromium-driver python3-selenium fonts-dejavu-core
  man-db zsh fish openssl
  ceph-mon ceph-osd ceph-common ceph-base radosgw python3-swift git openssh-client systemd prometheus"

@@ -21,8 +21,8 @@ require_debian12
 install_missing $PACKAGES_BUILD $PACKAGES_RUN $PACKAGES_TEST
 
 jobs=$(nproc)
-# Tests wait for a third of their time, for a server's start or a bound that is to pass: one more at a time uses that.
-test_jobs=$((jobs + 1))
+# Most tests wait for much of their time, for a server's answer or a bound that is to pass: more at a time use that.
+test_jobs=$((jobs * 2))
 # What two of the builds compile alike is compiled once; who has a ccache of one's own keeps it.
 if [ -z "${CMAKE_C_COMPILER_LAUNCHER:-}" ] && command -v ccache >/dev/null; then
     export CMAKE_C_COMPILER_LAUNCHER=ccache CCACHE_DIR="$PWD/build-cache" CCACHE_MAXSIZE=2G \
