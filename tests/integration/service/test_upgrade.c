@@ -358,6 +358,14 @@ static void upgrade_from(struct service_fixture *f, PGconn *source, size_t n)
     free(kept);
 }
 
+/* With sanitizers each fourth schema and the last: the steps between them are SQL's alone, and every build
+ * without runs them. */
+#ifdef MLOPT_SANITIZED
+enum { SCHEMAS_APART = 4 };
+#else
+enum { SCHEMAS_APART = 1 };
+#endif
+
 static void test_upgrade__from_every_schema_keeps_data_and_history(void **state)
 {
     struct service_fixture *f = *state;
@@ -368,7 +376,7 @@ static void test_upgrade__from_every_schema_keeps_data_and_history(void **state)
     PGresult *r = ask(source, "select count(*) from mlopt.ledger_commit");
     assert_true(strtol(PQgetvalue(r, 0, 0), NULL, 10) >= 5);
     PQclear(r);
-    for (size_t n = 1; n < count; n++)
+    for (size_t n = 1 + (count - 2) % SCHEMAS_APART; n < count; n += SCHEMAS_APART)
         upgrade_from(f, source, n);
     PQfinish(source);
 }
