@@ -292,34 +292,45 @@ static void go_back(struct prune *p, const int *removed)
 
 /* Again and again the step that errs least for what it saves. One that reaches the limit may be coarse and
  * save far more than was asked for, at an error to match: what it comes to is kept, and the others go on
- * without that group, until none can. Of all that reached the limit, that which errs least. */
+ * without that group, until none can. The first end and the one that errs least are bettered by exchanges;
+ * what errs least then is it. */
 static enum mlo_status spend_by_error(struct prune *p, const struct prune_settings *s, const uint64_t *costs,
                                       double limit, struct mlo_error *err)
 {
+    enum { BEFORE, FIRST, LEAST, STATES };
     size_t count = (size_t)p->group_count;
     bool *done = mlo_arena_calloc(p->arena, count, sizeof *done);
-    int *before = mlo_arena_calloc(p->arena, count, sizeof *before);
-    int *best = mlo_arena_calloc(p->arena, count, sizeof *best);
-    double least = HUGE_VAL;
-    if (!done || !before || !best)
+    int *state[STATES];
+    double error[STATES] = {HUGE_VAL, HUGE_VAL, HUGE_VAL};
+    bool allocated = done != NULL;
+    for (int k = 0; k < STATES; k++) {
+        state[k] = mlo_arena_calloc(p->arena, count, sizeof *state[k]);
+        allocated = allocated && state[k];
+    }
+    if (!allocated)
         return mlo_error_nomem(err);
     for (int g, removed; (g = best_step(p, s, costs, done, &removed)) >= 0;) {
-        note(p, before);
+        note(p, state[BEFORE]);
         set_removed(p, g, removed);
         if (mlo_prune_cost(p, costs) > limit)
             continue;
         give_back(p, s, costs, limit);
-        exchange(p, s, costs, limit);
-        double error = error_now(p);
-        if (error < least) {
-            least = error;
-            note(p, best);
+        int k = error[FIRST] < HUGE_VAL ? LEAST : FIRST;
+        if (error_now(p) < error[k]) {
+            error[k] = error_now(p);
+            note(p, state[k]);
         }
-        go_back(p, before);
+        go_back(p, state[BEFORE]);
         done[g] = true;
     }
-    if (least < HUGE_VAL) /* else all that can go is gone, and the limit is reached but for rounding */
-        go_back(p, best);
+    for (int k = FIRST; k < STATES && error[k] < HUGE_VAL; k++) {
+        go_back(p, state[k]);
+        exchange(p, s, costs, limit);
+        error[k] = error_now(p);
+        note(p, state[k]);
+    }
+    if (error[FIRST] < HUGE_VAL) /* else all that can go is gone, and the limit is reached but for rounding */
+        go_back(p, state[error[LEAST] < error[FIRST] ? LEAST : FIRST]);
     return MLO_OK;
 }
 

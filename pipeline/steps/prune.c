@@ -119,7 +119,7 @@ struct probing {
 static int64_t judging(const struct mlo_step_context *ctx, const struct mlo_dataset *dataset)
 {
     int64_t there = MLO_MIN(mlo_json_i64(ctx->options, "samples", 512), mlo_dataset_count(dataset));
-    return MLO_MAX(MLO_MIN(PROBE_SAMPLES, there / PROBE_SHARE), 1);
+    return MLO_MAX(MLO_MIN(PROBE_SAMPLES, there / PROBE_SHARE), MLO_MIN(there, 2));
 }
 
 /* As mlo_run_dataset; *told is why it cannot be told what the outputs are. */
@@ -232,10 +232,17 @@ static enum mlo_status weigh(const struct mlo_step_context *ctx, struct mlo_mode
                                                told.message));
         goto out;
     }
+    bool any = false;
     for (int g = 0; g < ranking->count; g++) {
         mlo_step_progress(ctx, 0.42 + 0.1 * g / ranking->count, "trying each group");
         MLO_TRY(probe(&b, g, &weights[g], err));
+        any = any || !isnan(weights[g]);
     }
+    if (!any)
+        json_array_append_new(notes,
+                              json_pack("{s:s,s:s}", "node", "", "note",
+                                        "errors of all groups count alike: no group could be tried, or "
+                                        "the model's outputs do not vary"));
     settle(ranking, weights);
 out:
     for (int i = 0; all && i < count; i++)

@@ -216,9 +216,21 @@ out:
     return status;
 }
 
-static enum mlo_status add_samples(const struct layer *layer, struct mlo_gram *pair,
-                                   const struct mlo_tensor *x, const struct mlo_tensor *y, int64_t batch,
-                                   int64_t got, size_t rows, struct mlo_pool *pool, struct mlo_error *err)
+static int64_t rows_needed(const struct mlo_gram *pair)
+{
+    return MLO_MAX(ROWS_PER_INPUT * pair->dim, ROWS_MIN);
+}
+
+/* A fit reads all samples; a probe no more than it needs. */
+static bool wants_rows(const struct mlo_refit_request *q, const struct mlo_gram *pair)
+{
+    return !q->direct || (int64_t)pair->rows < rows_needed(pair);
+}
+
+static enum mlo_status add_samples(const struct mlo_refit_request *q, const struct layer *layer,
+                                   struct mlo_gram *pair, const struct mlo_tensor *x,
+                                   const struct mlo_tensor *y, int64_t batch, int64_t got, size_t rows,
+                                   struct mlo_pool *pool, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_tensor a = *x, b = *y;
@@ -228,7 +240,7 @@ static enum mlo_status add_samples(const struct layer *layer, struct mlo_gram *p
     a.dims[0] /= batch;
     b.dims[0] /= batch;
     a.owned = b.owned = false;
-    for (int64_t s = 0; s < got && status == MLO_OK; s++) {
+    for (int64_t s = 0; s < got && status == MLO_OK && wants_rows(q, pair); s++) {
         a.data = (float *)x->data + (size_t)s * per_a;
         b.data = (float *)y->data + (size_t)s * per_b;
         status = mlo_gram_pair_add(pair, layer->node, &a, &b, rows, pool, err);
@@ -278,20 +290,19 @@ static enum mlo_status stream(const struct mlo_refit_request *q, const struct la
     struct mlo_tensor y = {0};
     int slots = q->pruned->graph->input_count;
     struct mlo_tensor *in = calloc((size_t)slots + 1, sizeof *in);
-    int64_t needed = MLO_MAX(ROWS_PER_INPUT * pair->dim, ROWS_MIN), rows = needed / q->spread + 1;
-    int64_t end = q->first + q->samples;
+    int64_t rows = rows_needed(pair) / q->spread + 1, end = q->first + q->samples;
     if (!in)
         return mlo_error_nomem(err);
     MLO_TRY(runner_open(&was, q, q->source, batch, layer->target, err));
     MLO_TRY(runner_open(&now, q, q->pruned, batch, layer->read, err));
-    for (int64_t at = q->first; at < end && (int64_t)pair->rows < needed; at += batch) {
+    for (int64_t at = q->first; at < end && wants_rows(q, pair); at += batch) {
         int64_t got = MLO_MIN(batch, end - at);
         MLO_TRY(read_batch(q, now.model, at, got, in, err));
         MLO_TRY(was.engine->run(was.program, in, was.out, err));
         MLO_TRY(now.engine->run(now.program, in, now.out, err));
         MLO_TRY(
             target_of(layer, &was.out[was.place[0]], layer->joint ? &now.out[now.place[1]] : NULL, &y, err));
-        MLO_TRY(add_samples(layer, pair, &now.out[now.place[0]], &y, batch, got,
+        MLO_TRY(add_samples(q, layer, pair, &now.out[now.place[0]], &y, batch, got,
                             (size_t)MLO_MIN(rows, (int64_t)MLO_GRAM_ROWS), pool, err));
         mlo_tensor_clear(&y);
         for (int i = 0; i < slots; i++)
