@@ -15,6 +15,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include "tests/fault_parts.h"
 #include "tests/upkeep_fixture.h"
 
 #ifndef KILL_STEPS
@@ -278,11 +279,10 @@ static inline void renew_campaign(struct campaign *c, void **state, const struct
 static inline void campaign(void **state, const struct plan *plan, enum fault kind)
 {
     struct campaign c;
-    const char *all = getenv("MLOPT_FAULT_ALL"), *seed_text = getenv("MLOPT_FAULT_SEED");
+    const char *seed_text = getenv("MLOPT_FAULT_SEED");
     int64_t seed = mlo_clock_utc_us() / 1000;
-    long steps, ignored, part = 1, parts = 1, taken = 0;
-    if (all && sscanf(all, "%ld/%ld", &part, &parts) == 2)
-        assert_true(part >= 1 && part <= parts);
+    long steps, seen, part, parts, taken = 0, struck = 0;
+    bool all = fault_takes_all(&part, &parts);
     open_campaign(&c, *state, plan->blobs);
     if (plan->begin)
         plan->begin(&c);
@@ -298,9 +298,10 @@ static inline void campaign(void **state, const struct plan *plan, enum fault ki
     for (double at = first; at < (double)steps; at += stride) {
         if (++taken % KILL_RENEW == 0)
             renew_campaign(&c, state, plan);
-        one(&c, plan, kind, (long)at, &ignored);
+        one(&c, plan, kind, (long)at, &seen);
+        struck += seen == 0 || seen > (long)at; /* killed at it, or cut there and gone on */
     }
-    print_message("%s: %ld steps were taken\n", plan->name, taken);
+    print_message("%s: %ld steps were taken, %ld struck\n", plan->name, taken, struck);
     close_campaign(&c);
 }
 

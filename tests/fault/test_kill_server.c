@@ -10,6 +10,7 @@
  * argument chooses among the three faults ("*server*", "*cut*", "*postgresql*"). So the parts can be run
  * beside each other. */
 #include "tests/fault/server_fixture.h"
+#include "tests/fault_parts.h"
 
 /* OCCURRENCES: of one step, so that a poll of the background is not counted forever. */
 enum { KILLS = 6, CUTS = 2, DATABASE_KILLS = 2, OCCURRENCES = 3, NEARBY = 8 };
@@ -352,18 +353,18 @@ static void open_demo(struct service *s)
 static void campaign(struct pg_fixture *f, const char *name, enum fault_kind kind, size_t some)
 {
     struct service s;
-    const char *all = getenv("MLOPT_FAULT_ALL"), *seed_text = getenv("MLOPT_FAULT_SEED");
+    const char *seed_text = getenv("MLOPT_FAULT_SEED");
     int64_t seed = mlo_clock_utc_us() / 1000;
-    size_t count, missed = 0, done = 0, part = 1, parts = 1;
-    if (all && sscanf(all, "%zu/%zu", &part, &parts) == 2)
-        assert_true(part >= 1 && part <= parts);
+    size_t count, missed = 0, done = 0;
+    long part, parts;
+    bool all = fault_takes_all(&part, &parts);
     if (seed_text)
         mlo_str_to_i64(seed_text, &seed);
     service_open(&s, f);
     open_demo(&s);
     one(&s, name, 0, FAULT_NONE, "", 0); /* passes all steps: which are there? */
-    struct target *targets = targets_of(s.plan, kind, part - 1, parts, &count);
-    assert_true(count * parts > 60);
+    struct target *targets = targets_of(s.plan, kind, (size_t)part - 1, (size_t)parts, &count);
+    assert_true(count * (size_t)parts > 60);
     double stride = all ? 1 : (double)count / (double)MLO_MIN(some, count);
     double first = all ? 0 : (double)(seed % 1000) / 1000 * stride;
     print_message("%s: %zu steps, every %.1f from %.1f (MLOPT_FAULT_SEED=%lld)\n", name, count, stride, first,

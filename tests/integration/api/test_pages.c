@@ -327,6 +327,11 @@ static void test_pages__the_audit_log_is_exported(void **state)
     api_call(api, &reply, "GET", "/audit/demo/export?format=jsonl", NULL, NULL, cookie);
     assert_http(&reply, 200);
     assert_holds(mlo_buf_str(&reply.headers), "filename=\"audit-demo.jsonl\"");
+    assert_holds(mlo_buf_str(&reply.headers), "Content-Type: application/jsonl");
+    size_t ends = 0; /* an empty line is none of the format's */
+    for (const char *at = reply.body.data; (at = strchr(at, '\n')); at++)
+        ends++;
+    assert_int_equal(ends, entries);
     char *next = NULL;
     for (char *line = strtok_r(reply.body.data, "\n", &next); line; line = strtok_r(NULL, "\n", &next)) {
         json_t *entry = json_loads(line, 0, NULL);
