@@ -21,8 +21,9 @@ require_debian12
 install_missing $PACKAGES_BUILD $PACKAGES_RUN $PACKAGES_TEST
 
 jobs=$(nproc)
-# Most tests wait for much of their time, for a server's answer or a bound that is to pass: more at a time use that.
-test_jobs=$((jobs * 2))
+# Most tests wait for much of their time, for a server's answer or a bound that is to pass: more at a time use that. Beyond some
+# eight more than processors, it is memory that they use.
+test_jobs=$((jobs * 2 < jobs + 8 ? jobs * 2 : jobs + 8))
 # What two of the builds compile alike is compiled once; who has a ccache of one's own keeps it.
 if [ -z "${CMAKE_C_COMPILER_LAUNCHER:-}" ] && command -v ccache >/dev/null; then
     export CMAKE_C_COMPILER_LAUNCHER=ccache CCACHE_DIR="$PWD/build-cache" CCACHE_MAXSIZE=2G \
@@ -30,9 +31,9 @@ if [ -z "${CMAKE_C_COMPILER_LAUNCHER:-}" ] && command -v ccache >/dev/null; then
 fi
 passed=0 failed=0 failures="" skipped=""
 # Databases and data folders of tests live in memory where there is room and programs may run from it: half of their time
-# was the disk's. Who has set TMPDIR has chosen.
-shm=""
-if [ -z "${TMPDIR:-}" ] && [ -w /dev/shm ] && [ "$(df -Pk /dev/shm | awk 'END { print $4 }')" -gt 6000000 ] &&
+# was the disk's. Room is 400 MB for each that runs at a time, and 6 GB at least. Who has set TMPDIR has chosen.
+shm="" shm_kb=$((test_jobs * 400000 > 6000000 ? test_jobs * 400000 : 6000000))
+if [ -z "${TMPDIR:-}" ] && [ -w /dev/shm ] && [ "$(df -Pk /dev/shm | awk 'END { print $4 }')" -gt "$shm_kb" ] &&
     ! findmnt -n -o OPTIONS -T /dev/shm | grep -qw noexec; then
     shm=$(mktemp -d /dev/shm/mlopt-test-XXXXXX) && chmod 711 "$shm" && export TMPDIR=$shm
 fi

@@ -10,18 +10,12 @@
 #ifndef MLO_TESTS_PG_FIXTURE_H
 #define MLO_TESTS_PG_FIXTURE_H
 
-#include <errno.h>
-#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -54,7 +48,39 @@ struct pg_fixture {
 
 static struct mlo_embedded *pg_fixture_server;
 static char *pg_fixture_dir;
-static bool pg_fixture_migrated; /* the server has the database "migrated" */
+
+/* Group setup: starts the server in a folder under /tmp. */
+static inline int pg_fixture_start(void **state)
+{
+    struct mlo_error err = {0};
+    MLO_UNUSED(state);
+    if (mlo_fs_tempdir(NULL, "mlopt-pg-", &pg_fixture_dir, &err) != MLO_OK ||
+        chmod(pg_fixture_dir, 0755) != 0) {
+        print_error("no folder for PostgreSQL: %s\n", err.message);
+        return -1;
+    }
+    char *dir = mlo_fs_join(pg_fixture_dir, "pg", NULL);
+    struct mlo_embedded_options options = {.dir = dir, .no_fsync = true};
+    enum mlo_status status = mlo_embedded_start(&options, &pg_fixture_server, &err);
+    free(dir);
+    if (status != MLO_OK) {
+        print_error("PostgreSQL does not start: %s (%s)\n", err.message, err.where);
+        return -1;
+    }
+    return 0;
+}
+
+/* Group teardown. */
+static inline int pg_fixture_stop(void **state)
+{
+    MLO_UNUSED(state);
+    mlo_embedded_stop(pg_fixture_server);
+    mlo_fs_remove_tree(pg_fixture_dir);
+    free(pg_fixture_dir);
+    pg_fixture_server = NULL;
+    pg_fixture_dir = NULL;
+    return 0;
+}
 
 /* A pool for this role (MLO_ROLE_SERVER …) on this test's database. Yours (mlo_db_close). */
 static inline struct mlo_db *pg_fixture_pool(const struct pg_fixture *f, const char *role,
@@ -70,157 +96,6 @@ static inline struct mlo_db *pg_fixture_pool(const struct pg_fixture *f, const c
     assert_mlo_ok(mlo_db_open(&options, &db, &err), &err);
     free(conninfo);
     return db;
-}
-
-/* The server's database "migrated", which those of the tests are copies of. */
-static inline void pg_fixture_migrate(void)
-{
-    struct pg_fixture f = {.pg = pg_fixture_server, .database = "migrated"};
-    struct mlo_db_conn *owner;
-    if (pg_fixture_migrated)
-        return;
-    char *admin = mlo_embedded_conninfo(f.pg, NULL, "postgres");
-    assert_mlo_ok(mlo_db_bootstrap(admin, f.database, &f.err), &f.err);
-    free(admin);
-    f.owner = pg_fixture_pool(&f, MLO_ROLE_OWNER, 1);
-    assert_mlo_ok(mlo_db_acquire(f.owner, &owner, &f.err), &f.err);
-    assert_mlo_ok(mlo_migrate(owner, NULL, &f.err), &f.err);
-    mlo_db_release(owner);
-    mlo_db_close(f.owner);
-    pg_fixture_migrated = true;
-}
-
-/* A server of its own in a folder under /tmp, on the cluster that is there or a new one. */
-static inline int pg_fixture_launch(void)
-{
-    struct mlo_error err = {0};
-    char *dir = mlo_fs_join(pg_fixture_dir, "pg", NULL);
-    struct mlo_embedded_options options = {.dir = dir, .no_fsync = true};
-    enum mlo_status status = mlo_embedded_start(&options, &pg_fixture_server, &err);
-    free(dir);
-    if (status != MLO_OK)
-        print_error("PostgreSQL does not start: %s (%s)\n", err.message, err.where);
-    return status == MLO_OK ? 0 : -1;
-}
-
-static inline bool pg_fixture_copy(const char *from, const char *to)
-{
-    struct mlo_error err = {0};
-    struct mlo_process_options options = MLO_PROCESS_OPTIONS_INIT;
-    const char *argv[] = {"/bin/cp", "-a", from, to, NULL};
-    int code = -1;
-    options.argv = argv;
-    return mlo_process_run(&options, 0, 0, NULL, &code, &err) == MLO_OK && code == 0;
-}
-
-/* Where a cluster with the database "migrated" is kept for the programs of this build: beside them, by the
- * migrations and the library that makes roles and databases. NULL: it is not known. */
-static inline char *pg_fixture_kept(void)
-{
-    char program[4096];
-    struct stat library;
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    char *slash = length > 0 ? memrchr(program, '/', (size_t)length) : NULL;
-    if (!slash)
-        return NULL;
-    *slash = '\0';
-    char *archive = mlo_fs_join(program, "..", "registry", "libmlopt_registry.a", NULL), *kept = NULL;
-    if (stat(archive, &library) == 0) {
-        size_t count;
-        const struct mlo_migration *migrations = mlo_migrations(&count);
-        struct mlo_buf key = MLO_BUF_INIT;
-        struct mlo_digest digest;
-        char hex[MLO_DIGEST_TEXT_SIZE];
-        mlo_buf_append(&key, &library.st_mtim, sizeof library.st_mtim);
-        for (size_t i = 0; i < count; i++)
-            mlo_buf_append(&key, migrations[i].text, migrations[i].size + 1);
-        mlo_digest_of(key.data, key.len, &digest);
-        kept = mlo_fs_join(program, "pg-template", mlo_digest_hex(&digest, hex), NULL);
-        mlo_buf_clear(&key);
-    }
-    free(archive);
-    return kept;
-}
-
-/* The program's cluster is a copy of the kept one, which the first program of a build makes: initdb and the
- * migrations take more of the processor than many a program's tests. */
-static inline bool pg_fixture_bring(const char *kept, const char *cluster, const char *pg)
-{
-    struct mlo_error err = {0};
-    if (mlo_fs_exists(kept))
-        return mlo_fs_mkdirs(pg, &err) == MLO_OK && pg_fixture_copy(kept, cluster);
-    char *folder = strndup(kept, (size_t)(strrchr(kept, '/') - kept)),
-         *fresh = mlo_fs_join(folder, "new", NULL);
-    mlo_fs_remove_tree(folder); /* of an older build, or one that was ended while it made one */
-    bool made = mlo_fs_mkdirs(folder, &err) == MLO_OK && pg_fixture_launch() == 0;
-    if (made) {
-        pg_fixture_migrate();
-        mlo_embedded_stop(pg_fixture_server);
-        pg_fixture_server = NULL;
-        made = pg_fixture_copy(cluster, fresh) && rename(fresh, kept) == 0;
-    }
-    free(fresh);
-    free(folder);
-    return made;
-}
-
-/* One program of a build at a time: a descriptor, or -1. */
-static inline int pg_fixture_lock(const char *kept)
-{
-    char *path = NULL;
-    if (asprintf(&path, "%.*s.lock", (int)(strrchr(kept, '/') - kept), kept) < 0)
-        path = NULL;
-    int fd = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
-    if (fd >= 0 && flock(fd, LOCK_EX) != 0) {
-        close(fd);
-        fd = -1;
-    }
-    free(path);
-    return fd;
-}
-
-/* With a build that cannot be written to, each makes its own. */
-static inline int pg_fixture_begin(const char *kept)
-{
-    char *pg = mlo_fs_join(pg_fixture_dir, "pg", NULL), *cluster = mlo_fs_join(pg, "cluster", NULL);
-    int lock = pg_fixture_lock(kept);
-    bool there = lock < 0 || pg_fixture_bring(kept, cluster, pg);
-    if (!there)
-        print_error("there is no cluster from %s: %s\n", kept, strerror(errno));
-    pg_fixture_migrated = lock >= 0 && there;
-    if (lock >= 0)
-        close(lock);
-    free(cluster);
-    free(pg);
-    return there ? pg_fixture_launch() : -1;
-}
-
-/* Group setup: starts the server in a folder under /tmp. */
-static inline int pg_fixture_start(void **state)
-{
-    struct mlo_error err = {0};
-    MLO_UNUSED(state);
-    if (mlo_fs_tempdir(NULL, "mlopt-pg-", &pg_fixture_dir, &err) != MLO_OK ||
-        chmod(pg_fixture_dir, 0755) != 0) {
-        print_error("no folder for PostgreSQL: %s\n", err.message);
-        return -1;
-    }
-    char *kept = pg_fixture_kept();
-    int code = kept ? pg_fixture_begin(kept) : pg_fixture_launch();
-    free(kept);
-    return code;
-}
-
-/* Group teardown. */
-static inline int pg_fixture_stop(void **state)
-{
-    MLO_UNUSED(state);
-    mlo_embedded_stop(pg_fixture_server);
-    mlo_fs_remove_tree(pg_fixture_dir);
-    free(pg_fixture_dir);
-    pg_fixture_server = NULL;
-    pg_fixture_dir = NULL;
-    return 0;
 }
 
 static inline struct pg_fixture *pg_fixture_new(void)
@@ -266,6 +141,25 @@ static inline int pg_fixture_setup_empty(void **state)
     assert_mlo_ok(mlo_db_bootstrap(admin, f->database, &f->err), &f->err);
     free(admin);
     return pg_fixture_open(f, state);
+}
+
+/* The program's database "migrated", which those of its tests are copies of. */
+static inline void pg_fixture_migrate(void)
+{
+    static bool done;
+    struct pg_fixture f = {.pg = pg_fixture_server, .database = "migrated"};
+    struct mlo_db_conn *owner;
+    if (done)
+        return;
+    char *admin = mlo_embedded_conninfo(f.pg, NULL, "postgres");
+    assert_mlo_ok(mlo_db_bootstrap(admin, f.database, &f.err), &f.err);
+    free(admin);
+    f.owner = pg_fixture_pool(&f, MLO_ROLE_OWNER, 1);
+    assert_mlo_ok(mlo_db_acquire(f.owner, &owner, &f.err), &f.err);
+    assert_mlo_ok(mlo_migrate(owner, NULL, &f.err), &f.err);
+    mlo_db_release(owner);
+    mlo_db_close(f.owner);
+    done = true;
 }
 
 /* Test setup: the migrated schema, and f->conn as the server. */
