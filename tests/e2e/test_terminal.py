@@ -84,6 +84,17 @@ def plain(args, env, code=0, text_in=None):
     return done
 
 
+def unread(args, env):
+    """Who reads its output has closed it before it writes anything."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        return subprocess.run([MLOPT, *args], env=env, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE, text=True,
+                              timeout=PATIENCE, check=False)
+    finally:
+        os.close(writer)
+
+
 # --- what is made from the table of verbs ---------------------------------------------------------------------------
 
 def check_man(work, env):
@@ -242,7 +253,12 @@ def check_lost_secrets(env):
         with through(env, "0", "lose") as there:
             lost = plain(verb, there, 1)
         assert said in lost.stderr and "lost" in lost.stderr and "hint: " in lost.stderr and hints[said] in lost.stderr, lost.stderr
-    assert plain(["webhooks", "list", "shop"], env).stdout.count("hooks.invalid") == 1
+        # nobody reads what it prints: others end without a word then
+        for json_too in ([], ["-o", "json"]):
+            lost = unread([*json_too, *verb], env)
+            assert lost.returncode == 1 and said in lost.stderr and "was lost: cannot write to standard output: Broken pipe" in lost.stderr, lost
+            assert re.search(r"hint: .*mlopt (webhooks rotate shop \d+|members revoke shop ci \d+)$", lost.stderr, re.M), lost
+    assert plain(["webhooks", "list", "shop"], env).stdout.count("hooks.invalid") == 3
     assert len(plain(["webhooks", "rotate", "shop", "1"], env).stdout.strip()) > 20
 
 
@@ -278,11 +294,11 @@ def check_questions(work, env):
         check_transfer(work, env)
         # a pipe that closes early ends it as it ends other programs: without a word
         assert plain(["-o", "json", "models"], env).stdout.startswith("[")
-        reader, writer = os.pipe()
-        os.close(reader)
-        done = subprocess.run([MLOPT, "models"], env=env, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
-        os.close(writer)
+        done = unread(["models"], env)
         assert done.returncode == -signal.SIGPIPE and done.stderr == "", done
+        # not so a service, which others count on
+        done = unread(["up", "--data", os.path.join(work, "unread"), "--listen", "127.0.0.1:0", "--workers", "0"], env)
+        assert done.returncode == 1 and "error: cannot write to standard output: Broken pipe" in done.stderr, done
         if os.path.exists("/dev/full"):
             with open("/dev/full", "w", encoding="utf-8") as full:
                 done = subprocess.run([MLOPT, "models"], env=env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)

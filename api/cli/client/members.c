@@ -107,6 +107,15 @@ static enum mlo_status remove_run(struct mlo_cli *cli, struct mlo_error *err)
     return status;
 }
 
+/* The token is live, its text is kept nowhere, and nobody has it: why is in *err. */
+static void token_lost(const struct mlo_cli *cli, const json_t *answer, struct mlo_error *err)
+{
+    const long long id = (long long)mlo_json_i64(answer, "id", 0);
+    mlo_error_prefix(err, "token %lld of %s was made, and its text was lost", id, cli->args[1]);
+    mlo_error_hint(err, "revoke it, and make another: mlopt members revoke %s %s %lld", cli->args[0],
+                   cli->args[1], id);
+}
+
 static enum mlo_status token_run(struct mlo_cli *cli, struct mlo_error *err)
 {
     json_t *body = NULL, *answer = NULL;
@@ -117,20 +126,15 @@ static enum mlo_status token_run(struct mlo_cli *cli, struct mlo_error *err)
     body = json_pack("{s:s, s:I, s:b, s:s*}", "name", name ? name : "mlopt members token", "expires_days",
                      (json_int_t)days, "read_only", mlo_cli_has(cli, "read-only"), "stage", stage);
     MLO_TRY(call(cli, "POST", "/tokens", body, &answer, err));
-    if (!mlo_json_str(answer, "token", NULL)) { /* the answer of before, which broke off */
-        const long long id = (long long)mlo_json_i64(answer, "id", 0);
-        status =
-            mlo_error_set(err, MLO_EIO, "token %lld of %s was made, and its text was lost with the answer",
-                          id, cli->args[1]);
-        mlo_error_hint(err, "revoke it, and make another: mlopt members revoke %s %s %lld", cli->args[0],
-                       cli->args[1], id);
-        goto out;
-    }
-    if (cli->json)
+    if (!mlo_json_str(answer, "token", NULL)) /* the answer of before, which broke off */
+        status = mlo_error_set(err, MLO_EIO, "the answer with it broke off");
+    else if (cli->json)
         status = mlo_cli_print_json(answer, err);
     else /* alone on its line, so that it can go into a file */
         status = mlo_cli_print(err, "%s\n", mlo_json_str(answer, "token", ""));
-    if (status == MLO_OK && !cli->json)
+    if (status != MLO_OK)
+        token_lost(cli, answer, err);
+    else if (!cli->json)
         mlo_cli_note(cli, "token %lld of %s, shown this once%s", (long long)mlo_json_i64(answer, "id", 0),
                      cli->args[1], days ? "" : "; it never expires");
 out:
@@ -239,6 +243,7 @@ const struct mlo_cli_verb mlo_verb_members_token = {
     .min_args = 2,
     .max_args = 2,
     .help = "make a token for a member: its text alone on stdout, this once",
+    .flags = MLO_CLI_TELLS_ONCE,
 };
 const struct mlo_cli_verb mlo_verb_members_tokens = {
     .name = "members tokens",

@@ -89,13 +89,18 @@ static json_t *settings(const struct mlo_cli *cli, const char *url)
     return body;
 }
 
-/* The answer of before, which broke off, came again without the secret, which is kept nowhere. */
-static enum mlo_status secret_lost(const struct mlo_cli *cli, const char *what, const char *id,
-                                   struct mlo_error *err)
+/* The answer of before, which broke off, came again without the secret. */
+static enum mlo_status secret_is_there(const json_t *answer, struct mlo_error *err)
 {
-    mlo_error_set(err, MLO_EIO, "%s, and the secret was lost with the answer", what);
+    return mlo_json_str(answer, "secret", NULL) ? MLO_OK
+                                                : mlo_error_set(err, MLO_EIO, "the answer with it broke off");
+}
+
+/* The secret signs from now on, is kept nowhere that can be read, and nobody has it: why is in *err. */
+static void secret_lost(const struct mlo_cli *cli, const char *what, const char *id, struct mlo_error *err)
+{
+    mlo_error_prefix(err, "%s, and the secret was lost", what);
     mlo_error_hint(err, "make another: mlopt webhooks rotate %s %s", cli->args[0], id);
-    return MLO_EIO;
 }
 
 static enum mlo_status add_run(struct mlo_cli *cli, struct mlo_error *err)
@@ -103,11 +108,13 @@ static enum mlo_status add_run(struct mlo_cli *cli, struct mlo_error *err)
     json_t *body = settings(cli, cli->args[1]), *webhook = NULL;
     cli->arg_count = 1;
     enum mlo_status status = call(cli, "POST", "", body, &webhook, err);
-    if (status == MLO_OK)
-        status = print_one(cli, webhook, err);
-    if (status == MLO_OK && !mlo_json_str(webhook, "secret", NULL)) {
+    if (status == MLO_OK) {
         char id[24];
-        status = secret_lost(cli, "the webhook was made", text_of(mlo_json_i64(webhook, "id", 0), id), err);
+        status = print_one(cli, webhook, err);
+        if (status == MLO_OK)
+            status = secret_is_there(webhook, err);
+        if (status != MLO_OK)
+            secret_lost(cli, "the webhook was made", text_of(mlo_json_i64(webhook, "id", 0), id), err);
     }
     json_decref(body);
     json_decref(webhook);
@@ -141,12 +148,12 @@ static enum mlo_status rotate_run(struct mlo_cli *cli, struct mlo_error *err)
     MLO_TRY(mlo_cli_int(cli, "overlap", 86400, 0, 30 * 86400, &overlap_s, err));
     json_object_set_new(body, "overlap_s", json_integer(overlap_s));
     MLO_TRY(call(cli, "POST", "/secrets", body, &answer, err));
-    if (!mlo_json_str(answer, "secret", NULL)) {
-        status = secret_lost(cli, "there is a new secret", cli->args[1], err);
-        goto out;
-    }
-    status = cli->json ? mlo_cli_print_json(answer, err)
-                       : mlo_cli_print(err, "%s\n", mlo_json_str(answer, "secret", ""));
+    status = secret_is_there(answer, err);
+    if (status == MLO_OK)
+        status = cli->json ? mlo_cli_print_json(answer, err)
+                           : mlo_cli_print(err, "%s\n", mlo_json_str(answer, "secret", ""));
+    if (status != MLO_OK)
+        secret_lost(cli, "there is a new secret", cli->args[1], err);
 out:
     json_decref(body);
     json_decref(answer);
@@ -307,7 +314,7 @@ static const struct mlo_cli_option deliveries_options[] = {
     {NULL},
 };
 
-#define VERB(id, name_, run_, options_, positional_, least, most, help_)                                     \
+#define VERB(id, name_, run_, options_, positional_, least, most, help_, flags_)                             \
     const struct mlo_cli_verb mlo_verb_webhooks_##id = {.name = "webhooks " name_,                           \
                                                         .group = "Releases",                                 \
                                                         .run = run_,                                         \
@@ -315,15 +322,18 @@ static const struct mlo_cli_option deliveries_options[] = {
                                                         .positional = positional_,                           \
                                                         .min_args = least,                                   \
                                                         .max_args = most,                                    \
-                                                        .help = help_}
+                                                        .help = help_,                                       \
+                                                        .flags = flags_}
 
-VERB(list, "list", list_run, url_options, "PROJECT", 1, 1, "the webhooks of a project");
-VERB(add, "add", add_run, add_options, "PROJECT URL", 2, 2, "tell a server of what happens in a project");
-VERB(set, "set", set_run, set_options, "PROJECT ID", 2, 2, "show or change a webhook, pause or enable it");
-VERB(remove, "remove", remove_run, url_options, "PROJECT ID", 2, 2, "remove a webhook");
-VERB(rotate, "rotate", rotate_run, rotate_options, "PROJECT ID", 2, 2, "a new secret for a webhook");
-VERB(ping, "ping", ping_run, url_options, "PROJECT ID", 2, 2, "send a webhook something to try it");
+VERB(list, "list", list_run, url_options, "PROJECT", 1, 1, "the webhooks of a project", 0);
+VERB(add, "add", add_run, add_options, "PROJECT URL", 2, 2, "tell a server of what happens in a project",
+     MLO_CLI_TELLS_ONCE);
+VERB(set, "set", set_run, set_options, "PROJECT ID", 2, 2, "show or change a webhook, pause or enable it", 0);
+VERB(remove, "remove", remove_run, url_options, "PROJECT ID", 2, 2, "remove a webhook", 0);
+VERB(rotate, "rotate", rotate_run, rotate_options, "PROJECT ID", 2, 2, "a new secret for a webhook",
+     MLO_CLI_TELLS_ONCE);
+VERB(ping, "ping", ping_run, url_options, "PROJECT ID", 2, 2, "send a webhook something to try it", 0);
 VERB(deliveries, "deliveries", deliveries_run, deliveries_options, "PROJECT ID [DELIVERY]", 2, 3,
-     "what was sent to a webhook, and what became of it");
-VERB(replay, "replay", replay_run, url_options, "PROJECT ID DELIVERY", 3, 3, "send a delivery again");
-VERB(events, "events", events_run, NULL, "", 0, 0, "what webhooks can be told of");
+     "what was sent to a webhook, and what became of it", 0);
+VERB(replay, "replay", replay_run, url_options, "PROJECT ID DELIVERY", 3, 3, "send a delivery again", 0);
+VERB(events, "events", events_run, NULL, "", 0, 0, "what webhooks can be told of", 0);

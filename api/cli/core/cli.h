@@ -26,6 +26,7 @@ typedef enum mlo_status mlo_cli_run_fn(struct mlo_cli *cli, struct mlo_error *er
 enum mlo_cli_verb_flags {
     MLO_CLI_OWN_SIGNALS = 1, /* the verb handles SIGINT and SIGTERM itself */
     MLO_CLI_HIDDEN = 2,      /* not in help or completion: the program calls itself with it */
+    MLO_CLI_TELLS_ONCE = 4,  /* prints what cannot be asked for again (a new token's text) */
 };
 
 struct mlo_cli_verb {
@@ -142,7 +143,8 @@ MLO_MUST_USE enum mlo_status mlo_cli_print_json(const json_t *value, struct mlo_
  * redirection). */
 MLO_MUST_USE enum mlo_status mlo_cli_print(struct mlo_error *err, const char *fmt, ...) MLO_PRINTF(2, 3);
 /* Whether a print failed since who reads stdout has closed it (`| head`): the program then ends as any other
- * does, by SIGPIPE. */
+ * does, by SIGPIPE. Not so a verb that MLO_CLI_TELLS_ONCE or is a service (MLO_CLI_OWN_SIGNALS): what it did
+ * is more than its output, so its error is reported. */
 bool mlo_cli_reader_gone(void);
 /* A note for people on stderr, unless --quiet. */
 void mlo_cli_note(const struct mlo_cli *cli, const char *fmt, ...) MLO_PRINTF(2, 3);

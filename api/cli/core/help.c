@@ -44,6 +44,7 @@ const struct mlo_cli_exit_code *mlo_cli_exit_codes(void)
         {8, "refused by a gate"},
         {9, "the engine or the device that was asked for is not on this machine"},
         {130, "interrupted"},
+        {141, "who read its output has closed it"},
         {143, "terminated"},
         {0, NULL},
     };

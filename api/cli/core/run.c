@@ -33,6 +33,7 @@ int mlo_cli_main(const struct mlo_cli_verb *const *verbs, size_t count, int argc
     struct mlo_cli cli;
     struct mlo_error err = {0};
     struct mlo_buf text = MLO_BUF_INIT;
+    bool may_end_silently = true;
     signal(SIGCHLD, SIG_DFL); /* ignored by who started us, it would keep from us how children end */
     signal(SIGPIPE, SIG_IGN); /* the write fails instead, and what was begun is cleaned up */
     enum mlo_status status = mlo_cli_parse(&cli, verbs, count, argc, argv, &err);
@@ -54,6 +55,7 @@ int mlo_cli_main(const struct mlo_cli_verb *const *verbs, size_t count, int argc
             return mlo_status_info(MLO_EUSAGE)->exit_code;
         }
     } else {
+        may_end_silently = !(cli.verb->flags & (MLO_CLI_OWN_SIGNALS | MLO_CLI_TELLS_ONCE));
         if (!(cli.verb->flags & MLO_CLI_OWN_SIGNALS))
             MLO_TRY(mlo_cli_signals_start(&err));
         status = cli.verb->run(&cli, &err);
@@ -61,7 +63,7 @@ int mlo_cli_main(const struct mlo_cli_verb *const *verbs, size_t count, int argc
 out:
     mlo_buf_clear(&text);
     int code = 0;
-    bool reader_gone = status != MLO_OK && mlo_cli_reader_gone();
+    bool reader_gone = status != MLO_OK && may_end_silently && mlo_cli_reader_gone();
     if (reader_gone)
         code = 128 + SIGPIPE;
     else if (status != MLO_OK)

@@ -1,4 +1,6 @@
 /* The command line: verbs, options, errors, help, completion. */
+#include <signal.h>
+
 #include "tests/cm.h"
 
 #include "api/cli/core/cli.h"
@@ -247,16 +249,23 @@ static void test_completion__is_made_from_the_table(void **state)
     mlo_buf_clear(&text);
 }
 
-/* How a program can end is in the list that help and man page print. */
+static void assert_listed(int code)
+{
+    for (const struct mlo_cli_exit_code *c = mlo_cli_exit_codes(); c->text; c++)
+        if (c->code == code)
+            return;
+    fail_msg("exit code %d is not listed", code);
+}
+
+/* How a program can end, by itself or by a signal, is in the list that help and man page print. */
 static void test_exit_codes__are_all_listed(void **state)
 {
+    static const int signals[] = {SIGINT, SIGPIPE, SIGTERM};
     MLO_UNUSED(state);
-    for (int s = 0; s < MLO_STATUS_COUNT; s++) {
-        bool listed = false;
-        for (const struct mlo_cli_exit_code *c = mlo_cli_exit_codes(); c->text; c++)
-            listed = listed || c->code == mlo_status_info((enum mlo_status)s)->exit_code;
-        assert_true(listed);
-    }
+    for (int s = 0; s < MLO_STATUS_COUNT; s++)
+        assert_listed(mlo_status_info((enum mlo_status)s)->exit_code);
+    for (size_t i = 0; i < MLO_COUNT(signals); i++)
+        assert_listed(128 + signals[i]);
 }
 
 int main(void)
