@@ -123,8 +123,11 @@ static void job_row(struct mlo_buf *out, const json_t *job, double scale, int to
         worked += attempt ? to - from : 0;
     }
     HTML(out, "<text class=\"took\" x=\"%.1f\" y=\"%d\">", LABEL_W + end * scale + 6, top + 18);
-    if (worked > 0)
+    if (worked > 0) {
+        if (mlo_json_i64(job, "earlier", 0)) /* attempts that are not shown took their time as well */
+            HTML(out, "≥&nbsp;");
         mlo_piece_duration(out, worked);
+    }
     HTML(out, "</text>");
 }
 

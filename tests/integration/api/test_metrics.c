@@ -234,6 +234,16 @@ static void test_metrics__a_run_has_a_trace(void **state)
     assert_holds(mlo_buf_str(&reply.body), "<svg class=\"waterfall\"");
     assert_holds(mlo_buf_str(&reply.body), "class=\"failed attempt\"");
     assert_holds(mlo_buf_str(&reply.body), "<details id=\"trace\">");
+    assert_null(strstr(mlo_buf_str(&reply.body), "≥"));
+    /* of many attempts the last ten are shown: the job took no less than they did */
+    pg_fixture_number(api->pg->owner,
+                      "insert into attempt (job, number, token, worker, started_at, ended_at, outcome) "
+                      "select j.id, n, gen_random_uuid(), 'w', j.created_at + n * interval '1 s', "
+                      "j.created_at + n * interval '1 s' + interval '0.5 s', 'lost' from job j, "
+                      "generate_series(11, 30) n where j.run = 1 and j.position = 0");
+    api_call(api, &reply, "GET", "/runs/demo/1", NULL, NULL, session);
+    assert_http(&reply, 200);
+    assert_holds(mlo_buf_str(&reply.body), ">≥&nbsp;5.00&nbsp;s</text>");
     reply_clear(&reply);
 }
 
