@@ -35,8 +35,8 @@ static const float largest_half = 65504.0f;
 static const float smallest_half = 0x1p-25f; /* up to here numbers become 0 */
 
 /* Ops that stay in float32. Sums and positions along an axis that half floats cannot count, random numbers,
- * ops whose type is not that of their inputs, and what no runtime computes in halves or ONNX defines for
- * none. */
+ * ops whose type is not that of their inputs, what ONNX defines for no halves (Celu to opset 27, IsInf to
+ * opset 19), and what it does define for them and runtimes lack (MeanVarianceNormalization, OneHot). */
 static const char *const float_only[] = {
     "Bernoulli",
     "BlackmanWindow",
