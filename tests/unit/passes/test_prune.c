@@ -528,7 +528,7 @@ static void spend(const struct spending *t)
     struct mlo_model *m = new_model(17);
     struct mlo_value *out[2];
     for (int k = 0; k < 2; k++) {
-        char names[6][8];
+        char names[6][16];
         for (size_t i = 0; i < MLO_COUNT(names); i++)
             snprintf(names[i], sizeof names[i], "%c%d", "xwhrvs"[i], k);
         int reads = t->cost[k] - 3;
