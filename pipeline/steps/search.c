@@ -186,7 +186,7 @@ out:
 const struct mlo_step mlo_step_search = {
     .name = "search",
     .kind = MLO_STEP_OBSERVE,
-    .revision = 3,
+    .revision = 4,
     .needs_calibrate = true,
     .needs_select = true,
     .needs_evaluate = true,

@@ -390,6 +390,36 @@ static size_t pick_alone(const struct mlo_search_state *s, const struct base *b,
     return s->count;
 }
 
+/* What keeps the goal with the best objective is what a search is asked for. Of its shape the form with the
+ * next more bits is tried, however little that promises: what few bits lose beside it is measured, not
+ * foreseen. */
+static size_t pick_gentler(const struct mlo_search_state *s, const bool *planned)
+{
+    const struct mlo_search_candidate *best = NULL, *gentler = NULL;
+    struct mlo_search_point p;
+    double least = INFINITY;
+    for (size_t i = 0; i < s->count; i++) {
+        if (!mlo_search_measured(&s->all[i]))
+            continue;
+        p = by_value(s->all[i].point);
+        if (keeps_goal(s, &p) && p.axis[s->goal.objective].value < least) {
+            least = p.axis[s->goal.objective].value;
+            best = &s->all[i];
+        }
+    }
+    if (!best || !*best->shape || bits_of(best) == 0)
+        return s->count;
+    for (size_t i = 0; i < s->count; i++) {
+        const struct mlo_search_candidate *c = &s->all[i];
+        if (strcmp(c->shape, best->shape) == 0 && c->threads == best->threads && !is_sparse(c) &&
+            bits_of(c) > bits_of(best) && (!gentler || bits_of(c) < bits_of(gentler)) &&
+            mlo_search_foresee(s, c, &p))
+            gentler = c;
+    }
+    size_t chosen = gentler ? (size_t)(gentler - s->all) : s->count;
+    return gentler && !gentler->begun && !planned[chosen] ? chosen : s->count;
+}
+
 size_t mlo_search_pick(const struct mlo_search_state *s, const bool *planned, size_t most)
 {
     struct base b = base_of(s);
@@ -403,6 +433,8 @@ size_t mlo_search_pick(const struct mlo_search_state *s, const bool *planned, si
     if (next < s->count || waits) /* what is alone tells more of the others than they do */
         return next;
     next = pick_foreseen(s, planned);
+    if (next == s->count)
+        next = pick_gentler(s, planned);
     return next < s->count || guesses > 0 ? next : pick_alone(s, &b, planned, true, &waits);
 }
 
