@@ -1,5 +1,4 @@
 /* What all backends share: the choice by URL, hashing on the way, checked reads. */
-#include "registry/blob_hash_impl.h"
 #include "registry/blob_impl.h"
 
 #include <errno.h>
@@ -50,32 +49,34 @@ enum mlo_status mlo_blob_writer_open(struct mlo_blob_store *store, struct mlo_bl
     return mlo_blob_writer_open_expecting(store, NULL, 0, out, err);
 }
 
+static enum mlo_status write_to_store(void *arg, const void *bytes, size_t size, struct mlo_error *err)
+{
+    struct mlo_blob_writer *writer = arg;
+    return writer->store->backend->write(writer, bytes, size, err);
+}
+
 enum mlo_status mlo_blob_writer_open_expecting(struct mlo_blob_store *store,
                                                const struct mlo_digest *expected, uint64_t size_bytes,
                                                struct mlo_blob_writer **out, struct mlo_error *err)
 {
     *out = NULL;
     struct mlo_blob_writer *writer = calloc(1, sizeof *writer);
-    struct mlo_hasher *hasher = mlo_hasher_new();
-    if (!writer || !hasher) {
-        free(writer);
-        mlo_hasher_free(hasher);
+    if (!writer)
         return mlo_error_nomem(err);
-    }
+    enum mlo_status status = MLO_OK;
+    MLO_TRY(mlo_blob_intake_open(&writer->in, write_to_store, writer, err));
     writer->store = store;
-    writer->hasher = hasher;
     writer->expects = expected != NULL;
     if (expected)
         writer->expected = *expected;
     writer->expected_size = size_bytes;
-    enum mlo_status status = store->backend->begin(writer, err);
-    if (status != MLO_OK) {
-        mlo_hasher_free(hasher);
-        free(writer);
-        return status;
-    }
+    MLO_TRY(store->backend->begin(writer, err));
     *out = writer;
     return MLO_OK;
+out:
+    mlo_blob_intake_close(&writer->in);
+    free(writer);
+    return status;
 }
 
 enum mlo_status mlo_blob_writer_write(struct mlo_blob_writer *writer, const void *bytes, size_t size,
@@ -83,28 +84,23 @@ enum mlo_status mlo_blob_writer_write(struct mlo_blob_writer *writer, const void
 {
     if (writer->spent)
         return mlo_error_set(err, MLO_EINTERNAL, "the writer of a blob was used after its end");
-    mlo_blob_hash_add(&writer->beside, writer->hasher, writer->size_bytes, bytes, size);
-    writer->size_bytes += size;
-    enum mlo_status status = writer->store->backend->write(writer, bytes, size, err);
-    if (status != MLO_OK) {
-        writer->spent = true;
-        return status;
-    }
-    return MLO_OK;
+    enum mlo_status status = mlo_blob_intake_add(&writer->in, bytes, size, err);
+    writer->spent = status != MLO_OK;
+    return status;
 }
 
 uint64_t mlo_blob_writer_size(const struct mlo_blob_writer *writer)
 {
-    return writer->size_bytes;
+    return writer->in.size_bytes;
 }
 
 void mlo_blob_writer_digest(struct mlo_blob_writer *writer, struct mlo_digest *out)
 {
     struct mlo_hash_state state;
-    mlo_blob_hash_end(&writer->beside);
-    mlo_hasher_save(writer->hasher, &state);
-    mlo_hasher_final(writer->hasher, out);
-    mlo_hasher_restore(writer->hasher, &state);
+    (void)!mlo_blob_intake_settle(&writer->in, NULL); /* what was not written fails with the next call */
+    mlo_hasher_save(writer->in.hasher, &state);
+    mlo_hasher_final(writer->in.hasher, out);
+    mlo_hasher_restore(writer->in.hasher, &state);
 }
 
 static enum mlo_status wrong_digest(const struct mlo_digest *expected, const struct mlo_digest *got,
@@ -122,8 +118,10 @@ enum mlo_status mlo_blob_writer_commit(struct mlo_blob_writer *writer, const str
     if (writer->spent)
         return mlo_error_set(err, MLO_EINTERNAL, "the writer of a blob was used after its end");
     writer->spent = true;
-    mlo_blob_hash_end(&writer->beside);
-    mlo_hasher_final(writer->hasher, &computed);
+    enum mlo_status status = mlo_blob_intake_settle(&writer->in, err);
+    if (status != MLO_OK)
+        return status;
+    mlo_hasher_final(writer->in.hasher, &computed);
     if (!expected && writer->expects)
         expected = &writer->expected;
     if (expected && !mlo_digest_eq(expected, &computed)) {
@@ -132,11 +130,11 @@ enum mlo_status mlo_blob_writer_commit(struct mlo_blob_writer *writer, const str
                        "the bytes changed on the way, or the digest is of another file: send them again");
         return MLO_EDIGEST;
     }
-    enum mlo_status status = writer->store->backend->finish(writer, &computed, err);
+    status = writer->store->backend->finish(writer, &computed, err);
     if (status == MLO_OK && digest)
         *digest = computed;
     if (status == MLO_OK && size_bytes)
-        *size_bytes = writer->size_bytes;
+        *size_bytes = writer->in.size_bytes;
     return status;
 }
 
@@ -144,9 +142,8 @@ void mlo_blob_writer_free(struct mlo_blob_writer *writer)
 {
     if (!writer)
         return;
+    mlo_blob_intake_close(&writer->in);
     writer->store->backend->end(writer);
-    mlo_blob_hash_end(&writer->beside);
-    mlo_hasher_free(writer->hasher);
     free(writer);
 }
 

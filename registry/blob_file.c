@@ -325,8 +325,8 @@ static enum mlo_status file_session_begin(struct mlo_blob_store *store, struct m
 
 struct file_piece {
     int fd;
-    bool begun;        /* what lay behind the end is cut off */
-    uint64_t unsynced; /* bytes whose writing the kernel was not told to begin */
+    bool begun;             /* what lay behind the end is cut off */
+    uint64_t end, unsynced; /* unsynced: bytes whose writing the kernel was not told to begin */
 };
 
 /* Whether the path still leads to the file that is open and locked: before it was locked it may have been
@@ -372,6 +372,7 @@ static enum mlo_status file_piece_open(struct mlo_blob_piece *piece, struct mlo_
         return status;
     }
     p->fd = fd;
+    p->end = session->size_bytes;
     piece->state = p;
     return MLO_OK;
 }
@@ -385,7 +386,8 @@ static enum mlo_status file_piece_write(struct mlo_blob_piece *piece, const void
     p->begun = true;
     if (!mlo_fs_write_full(p->fd, bytes, size))
         return write_failed(piece->store->state, err);
-    wrote(p->fd, piece->session->size_bytes + piece->size_bytes + size, size, &p->unsynced);
+    p->end += size;
+    wrote(p->fd, p->end, size, &p->unsynced);
     return MLO_OK;
 }
 

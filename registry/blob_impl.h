@@ -3,10 +3,8 @@
 #define MLO_REGISTRY_BLOB_IMPL_H
 
 #include "registry/blob_direct.h"
+#include "registry/blob_intake_impl.h"
 #include "registry/blob_upkeep.h"
-
-/* Takes the next bytes of a blob; a failure ends the reading. */
-typedef enum mlo_status mlo_blob_sink_fn(void *arg, const void *bytes, size_t size, struct mlo_error *err);
 
 struct mlo_blob_backend {
     const char *scheme; /* of the URL: "file" */
@@ -15,6 +13,7 @@ struct mlo_blob_backend {
     void (*close)(struct mlo_blob_store *store);
     /* Sets writer->state. */
     enum mlo_status (*begin)(struct mlo_blob_writer *writer, struct mlo_error *err);
+    /* By one thread at a time, which may be another one than the other calls'. */
     enum mlo_status (*write)(struct mlo_blob_writer *writer, const void *bytes, size_t size,
                              struct mlo_error *err);
     /* Durable and visible as `digest`, or nothing. */
@@ -27,6 +26,7 @@ struct mlo_blob_backend {
                                      struct mlo_error *err);
     /* Sets piece->state; what lies behind session->size_bytes is nobody's. */
     enum mlo_status (*piece_open)(struct mlo_blob_piece *piece, struct mlo_error *err);
+    /* As write. */
     enum mlo_status (*piece_write)(struct mlo_blob_piece *piece, const void *bytes, size_t size,
                                    struct mlo_error *err);
     enum mlo_status (*piece_commit)(struct mlo_blob_piece *piece, struct mlo_error *err);
@@ -95,9 +95,7 @@ struct mlo_blob_store {
 
 struct mlo_blob_writer {
     struct mlo_blob_store *store;
-    struct mlo_hasher *hasher;
-    struct mlo_blob_hash *beside; /* of a large one: the hasher's thread */
-    uint64_t size_bytes;
+    struct mlo_blob_intake in;
     bool spent; /* committed or failed */
     bool expects;
     struct mlo_digest expected; /* when it expects */
@@ -108,10 +106,8 @@ struct mlo_blob_writer {
 struct mlo_blob_piece {
     struct mlo_blob_store *store;
     struct mlo_blob_session *session;
-    struct mlo_hasher *hasher;
-    struct mlo_blob_hash *beside;
-    uint64_t size_bytes; /* written */
-    bool spent;          /* committed or failed */
+    struct mlo_blob_intake in;
+    bool spent; /* committed or failed */
     void *state;
 };
 

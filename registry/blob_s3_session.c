@@ -261,7 +261,7 @@ enum mlo_status mlo_blob_s3_piece_commit(struct mlo_blob_piece *piece, struct ml
     const struct mlo_s3_part *parts = mlo_blob_s3_parts_stored(p->parts, &count);
     if (size) {
         mlo_digest_of(rest, size, &digest);
-        name_rest(session->size_bytes + piece->size_bytes, &digest, name);
+        name_rest(session->size_bytes + piece->in.size_bytes, &digest, name);
         key = rest_key(p->key, name);
         if (!key) {
             status = mlo_error_nomem(err);

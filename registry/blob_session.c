@@ -1,5 +1,4 @@
 /* Sessions, as all backends share them: the hash goes on from piece to piece, whichever server takes it. */
-#include "registry/blob_hash_impl.h"
 #include "registry/blob_impl.h"
 
 #include <stdlib.h>
@@ -26,17 +25,21 @@ enum mlo_status mlo_blob_session_begin(struct mlo_blob_store *store, struct mlo_
     return status == MLO_OK ? store->backend->session_begin(store, out, err) : status;
 }
 
+static enum mlo_status write_to_store(void *arg, const void *bytes, size_t size, struct mlo_error *err)
+{
+    struct mlo_blob_piece *piece = arg;
+    return piece->store->backend->piece_write(piece, bytes, size, err);
+}
+
 enum mlo_status mlo_blob_piece_open(struct mlo_blob_store *store, struct mlo_blob_session *session,
                                     struct mlo_blob_piece **out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_blob_piece *piece = calloc(1, sizeof *piece);
-    struct mlo_hasher *hasher = mlo_hasher_new();
     *out = NULL;
-    if (!piece || !hasher) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
+    if (!piece)
+        return mlo_error_nomem(err);
+    MLO_TRY(mlo_blob_intake_open(&piece->in, write_to_store, piece, err));
     if (mlo_blob_direct_info(store, session, NULL)) {
         status = mlo_error_set(err, MLO_ECONFLICT, "the parts of upload %s go to the bucket", session->id);
         mlo_error_hint(err, "ask for their addresses, or begin an upload in pieces");
@@ -44,19 +47,18 @@ enum mlo_status mlo_blob_piece_open(struct mlo_blob_store *store, struct mlo_blo
     }
     piece->store = store;
     piece->session = session;
-    mlo_hasher_restore(hasher, &session->hash);
-    if (mlo_hasher_size(hasher) != session->size_bytes) {
+    mlo_hasher_restore(piece->in.hasher, &session->hash);
+    if (mlo_hasher_size(piece->in.hasher) != session->size_bytes) {
         status = mlo_error_set(err, MLO_EINTERNAL, "upload %s: its hash is of %llu bytes, not of %llu",
-                               session->id, (unsigned long long)mlo_hasher_size(hasher),
+                               session->id, (unsigned long long)mlo_hasher_size(piece->in.hasher),
                                (unsigned long long)session->size_bytes);
         goto out;
     }
     MLO_TRY(store->backend->piece_open(piece, err));
-    piece->hasher = hasher;
     *out = piece;
     return MLO_OK;
 out:
-    mlo_hasher_free(hasher);
+    mlo_blob_intake_close(&piece->in);
     free(piece);
     return status;
 }
@@ -66,14 +68,9 @@ enum mlo_status mlo_blob_piece_write(struct mlo_blob_piece *piece, const void *b
 {
     if (piece->spent)
         return mlo_error_set(err, MLO_EINTERNAL, "a piece of an upload was used after its end");
-    mlo_blob_hash_add(&piece->beside, piece->hasher, piece->size_bytes, bytes, size);
-    enum mlo_status status = piece->store->backend->piece_write(piece, bytes, size, err);
-    if (status != MLO_OK) {
-        piece->spent = true;
-        return status;
-    }
-    piece->size_bytes += size;
-    return MLO_OK;
+    enum mlo_status status = mlo_blob_intake_add(&piece->in, bytes, size, err);
+    piece->spent = status != MLO_OK;
+    return status;
 }
 
 enum mlo_status mlo_blob_piece_commit(struct mlo_blob_piece *piece, struct mlo_error *err)
@@ -81,22 +78,21 @@ enum mlo_status mlo_blob_piece_commit(struct mlo_blob_piece *piece, struct mlo_e
     if (piece->spent)
         return mlo_error_set(err, MLO_EINTERNAL, "a piece of an upload was used after its end");
     piece->spent = true;
-    enum mlo_status status = piece->store->backend->piece_commit(piece, err);
-    if (status != MLO_OK)
-        return status;
-    mlo_blob_hash_end(&piece->beside);
-    piece->session->size_bytes += piece->size_bytes;
-    mlo_hasher_save(piece->hasher, &piece->session->hash);
-    return MLO_OK;
+    enum mlo_status status = MLO_OK;
+    MLO_TRY(mlo_blob_intake_settle(&piece->in, err));
+    MLO_TRY(piece->store->backend->piece_commit(piece, err));
+    piece->session->size_bytes += piece->in.size_bytes;
+    mlo_hasher_save(piece->in.hasher, &piece->session->hash);
+out:
+    return status;
 }
 
 void mlo_blob_piece_free(struct mlo_blob_piece *piece)
 {
     if (!piece)
         return;
+    mlo_blob_intake_close(&piece->in);
     piece->store->backend->piece_end(piece);
-    mlo_blob_hash_end(&piece->beside);
-    mlo_hasher_free(piece->hasher);
     free(piece);
 }
 

@@ -328,50 +328,92 @@ static void test_blob__written_twice_is_one_file(void **state)
     free(path);
 }
 
-/* Writes 4 MiB; the status of the failure. */
-static enum mlo_status write_much(struct place *p)
+/* Writes so many pieces of 64 KiB; the status of the failure. A digest that is asked for at the end is that
+ * of all bytes, also of those that found no room. */
+static enum mlo_status write_much(struct place *p, int pieces, bool asks)
 {
     struct mlo_blob_writer *w;
     static char piece[1 << 16];
+    struct mlo_digest all, asked;
+    struct mlo_hasher *hasher = mlo_hasher_new();
     enum mlo_status status = mlo_blob_writer_open(p->store, &w, &p->err);
-    for (int i = 0; status == MLO_OK && i < 64; i++)
+    for (int i = 0; status == MLO_OK && i < pieces; i++) {
         status = mlo_blob_writer_write(w, piece, sizeof piece, &p->err);
+        mlo_hasher_update(hasher, piece, sizeof piece);
+    }
+    mlo_hasher_final(hasher, &all);
+    mlo_hasher_free(hasher);
+    if (status == MLO_OK && asks) {
+        mlo_blob_writer_digest(w, &asked);
+        assert_true(mlo_digest_eq(&asked, &all));
+    }
     if (status == MLO_OK)
         status = mlo_blob_writer_commit(w, NULL, NULL, NULL, &p->err);
     mlo_blob_writer_free(w);
     return status;
 }
 
+/* An upload's piece: what found no room does not count. */
+static enum mlo_status append_much(struct place *p, int pieces)
+{
+    struct mlo_blob_session session;
+    struct mlo_blob_piece *piece;
+    static char bytes[1 << 16];
+    assert_ok(mlo_blob_session_begin(p->store, &session, &p->err), &p->err);
+    enum mlo_status status = mlo_blob_piece_open(p->store, &session, &piece, &p->err);
+    for (int i = 0; status == MLO_OK && i < pieces; i++)
+        status = mlo_blob_piece_write(piece, bytes, sizeof bytes, &p->err);
+    if (status == MLO_OK)
+        status = mlo_blob_piece_commit(piece, &p->err);
+    mlo_blob_piece_free(piece);
+    assert_int_equal(session.size_bytes, 0);
+    struct mlo_error err = {0};
+    assert_ok(mlo_blob_session_drop(p->store, &session, &err), &err);
+    return status;
+}
+
+/* A disk of so many MiB, which pieces of 64 KiB do not fit on. `asks`: the writer's digest before the end. */
+static void full_disk(struct place *p, int mib, int pieces, bool asks)
+{
+    static const char *const folders[] = {"incoming", "sha256", "uploads"};
+    char size[32];
+    struct rlimit old, small;
+    snprintf(size, sizeof size, "size=%dm", mib);
+    bool mounted = mount("tmpfs", p->root, "tmpfs", 0, size) == 0;
+    for (size_t i = 0; mounted && i < MLO_COUNT(folders); i++) {
+        char *folder = mlo_fs_join(p->root, folders[i], NULL);
+        assert_int_equal(mkdir(folder, 0755), 0);
+        free(folder);
+    }
+    if (!mounted) { /* no right to: a limit on the size of files stands in */
+        assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+        small = old;
+        small.rlim_cur = (rlim_t)mib << 20;
+        signal(SIGXFSZ, SIG_IGN);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    }
+    p->err = (struct mlo_error){0};
+    enum mlo_status written = write_much(p, pieces, asks);
+    bool told = p->err.hint[0] != '\0';
+    enum mlo_status appended = append_much(p, pieces);
+    size_t left = count_files(p, "incoming/*") + count_files(p, "sha256/*") + count_files(p, "uploads/*");
+    if (mounted)
+        assert_int_equal(umount2(p->root, MNT_DETACH), 0);
+    else
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_int_equal(written, MLO_ENOSPC);
+    assert_int_equal(appended, MLO_ENOSPC);
+    assert_true(told);
+    assert_int_equal(left, 0);
+}
+
+/* At once; by the thread of a large upload, in the middle and with its last bytes. */
 static void test_blob__full_disk_leaves_nothing(void **state)
 {
-    struct place *p = *state;
-    bool mounted = mount("tmpfs", p->root, "tmpfs", 0, "size=1m") == 0;
-    if (mounted) {
-        char *incoming = mlo_fs_join(p->root, "incoming", NULL),
-             *shards = mlo_fs_join(p->root, "sha256", NULL);
-        assert_int_equal(mkdir(incoming, 0755), 0);
-        assert_int_equal(mkdir(shards, 0755), 0);
-        free(incoming);
-        free(shards);
-        enum mlo_status status = write_much(p);
-        size_t left = count_files(p, "incoming/*") + count_files(p, "sha256/*");
-        assert_int_equal(umount2(p->root, MNT_DETACH), 0);
-        assert_int_equal(status, MLO_ENOSPC);
-        assert_int_equal(left, 0);
-        assert_true(p->err.hint[0] != '\0');
-        return;
-    }
-    /* no right to mount: a limit on the size of files stands in */
-    struct rlimit old, small;
-    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
-    small = old;
-    small.rlim_cur = 1 << 20;
-    signal(SIGXFSZ, SIG_IGN);
-    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
-    enum mlo_status status = write_much(p);
-    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
-    assert_int_equal(status, MLO_ENOSPC);
-    assert_int_equal(count_files(p, "incoming/*") + count_files(p, "sha256/*"), 0);
+    full_disk(*state, 1, 64, false);
+    full_disk(*state, 6, 192, false);
+    full_disk(*state, 6, 97, false);
+    full_disk(*state, 6, 97, true);
 }
 
 static void test_blob__leavings_of_the_killed_are_swept(void **state)
