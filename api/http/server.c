@@ -144,8 +144,7 @@ static size_t unescape(void *cls, struct MHD_Connection *connection, char *text)
 
 /* What a connection reads into. The library zeroes half of it when a request's headers are in, and all of it
  * behind a request: that is time of each, and memory of each open one (with 256 KiB a thousand streams of
- * events had 192 MB). With 32 KiB an upload of 100 MB took 1.3 times as long, in waking up
- * (tests/bench/upload.py). */
+ * events had 192 MB). Uploads gain little by more, and lose as little by 32 KiB (docs/performance.md). */
 #define CONNECTION_BYTES ((size_t)64 << 10)
 
 static enum mlo_status listen_on(struct mlo_http *http, struct mlo_error *err)
