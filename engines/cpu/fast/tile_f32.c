@@ -311,6 +311,7 @@ static const struct tile_kernels avx2 = {.name = "avx2 f32",
                                          .width_count = 2,
                                          .widths = {8, 16},
                                          .rows_max = {12, 6},
+                                         .narrow_tail = true,
                                          .run = {run_256_1, run_256_2}};
 
 const struct tile_kernels *tile_kernels_f32(enum mlo_isa isa)

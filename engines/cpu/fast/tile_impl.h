@@ -84,6 +84,7 @@ struct tile_kernels {
     size_t widths[4];       /* columns of a panel, ascending, at most TILE_WIDTH_MAX */
     int rows_max[4];        /* by width: the most rows a tile has, at most TILE_ROWS_MAX */
     tile_fn *const *run[4]; /* by width: [rows - 1] */
+    bool narrow_tail; /* wide panels and a narrow one for the rest are faster than narrow ones for all */
     /* Quantizes rows of a tile: `width` floats each, one behind the other, of which `columns` are written. By
      * a product with 1 / scale; a NaN becomes the lowest value. NULL for kernels of floats. */
     void (*quantize)(const float *x, size_t rows, size_t width, size_t columns, const struct cpu_qparams *q,

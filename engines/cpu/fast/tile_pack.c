@@ -19,9 +19,8 @@ void tile_panels_init(struct tile_panels *out, const struct tile_kernels *kernel
     out->taps = rows ? positions / row : positions;
     out->tap_elements = out->channels * (rows ? row : 1);
     out->depth = (out->tap_elements + out->group_depth - 1) / out->group_depth;
-    /* The width with the least padding; of equals one for all columns, then the widest, whose tiles read
-     * less.
-     */
+    /* The width with the least padding; of equals one for all columns, unless the kernels say otherwise, then
+     * the widest, whose tiles read less. */
     size_t least = SIZE_MAX;
     for (int i = kernels->width_count - 1; i >= 0; i--) {
         size_t width = kernels->widths[i], full = out->columns / width, rest = out->columns % width;
@@ -30,7 +29,7 @@ void tile_panels_init(struct tile_panels *out, const struct tile_kernels *kernel
             if (kernels->widths[k] >= rest)
                 tail = k;
         size_t padded = full * width + (rest ? kernels->widths[tail] : 0);
-        size_t cost = 2 * padded + (rest && tail != i);
+        size_t cost = 2 * padded + (rest && tail != i && !kernels->narrow_tail);
         if (cost >= least)
             continue;
         least = cost;
