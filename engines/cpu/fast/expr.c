@@ -113,7 +113,9 @@ static struct reg load(const struct expr_kernels *kernels, const struct expr_pro
     }
     if (dtype == MLO_FLOAT32 && !splat && (rows == 1 || stride == (ptrdiff_t)(n * sizeof(float))))
         return (struct reg){(const float *)(const void *)x, false};
-    for (size_t r = 0; r < rows; r++, x += stride) {
+    size_t own =
+        stride ? rows : 1; /* the same row each time is brought once, and repeated in larger pieces */
+    for (size_t r = 0; r < own; r++, x += stride) {
         float *y = buffer + r * n;
         if (splat) {
             float v = one(x, dtype);
@@ -125,6 +127,8 @@ static struct reg load(const struct expr_kernels *kernels, const struct expr_pro
             (dtype == MLO_UINT8 ? kernels->load_u8 : kernels->load_s8)(x, n, y);
         }
     }
+    for (size_t done = own * n, all = rows * n; done < all; done += MLO_MIN(done, all - done))
+        memcpy(buffer + done, buffer, MLO_MIN(done, all - done) * sizeof *buffer);
     return (struct reg){buffer, false};
 }
 
