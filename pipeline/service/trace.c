@@ -166,10 +166,10 @@ out:
     return status;
 }
 
-/* `limit`: how many attempts of a job were asked for. Where there are more, the first of them that is told
- * has no beginning of its wait, and "earlier" is how many there are before it. */
+/* Attempts are numbered from 1 on: those before the first that was read are not told of ("earlier" is how
+ * many), and so the wait before that one has no beginning. */
 static enum mlo_status job_trace(const struct mlo_rows *jobs, int j, const struct mlo_rows *attempts, int *a,
-                                 int limit, double now, json_t **out, struct mlo_error *err)
+                                 double now, json_t **out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     json_t *spans = json_array(), *span;
@@ -177,25 +177,19 @@ static enum mlo_status job_trace(const struct mlo_rows *jobs, int j, const struc
     double at = mlo_rows_f64(jobs, j, J_CREATED);
     bool first = true;
     int64_t earlier = 0;
-    int begin = *a;
     if (!spans)
         return mlo_error_nomem(err);
-    while (*a < mlo_rows_count(attempts) && mlo_rows_i64(attempts, *a, A_JOB) == mlo_rows_i64(jobs, j, J_ID))
-        ++*a;
-    if (*a - begin == limit && mlo_rows_i64(attempts, begin, A_NUMBER) > 1) {
-        earlier = mlo_rows_i64(attempts, begin, A_NUMBER) - 1;
-        at = mlo_rows_f64(attempts, begin, A_FROM);
-        first = false;
-    }
-    for (*a = begin;
-         *a < mlo_rows_count(attempts) && mlo_rows_i64(attempts, *a, A_JOB) == mlo_rows_i64(jobs, j, J_ID);
+    for (; *a < mlo_rows_count(attempts) && mlo_rows_i64(attempts, *a, A_JOB) == mlo_rows_i64(jobs, j, J_ID);
          ++*a) {
         double from = mlo_rows_f64(attempts, *a, A_FROM);
         bool open = mlo_rows_null(attempts, *a, A_TO);
         double to = open ? now : mlo_rows_f64(attempts, *a, A_TO);
         const char *outcome = mlo_rows_text(attempts, *a, A_OUTCOME),
                    *code = mlo_rows_text(attempts, *a, A_CODE);
-        MLO_TRY(add_wait(spans, jobs, j, at, from, first, false, err));
+        if (first)
+            earlier = mlo_rows_i64(attempts, *a, A_NUMBER) - 1;
+        if (!first || earlier == 0)
+            MLO_TRY(add_wait(spans, jobs, j, at, from, first, false, err));
         MLO_TRY(add(spans, "attempt", from, MLO_MAX(from, to), open, &span, err));
         if (strcmp(state, "reused") == 0 && mlo_str_eq(outcome, "succeeded"))
             outcome = "reused";
@@ -264,7 +258,7 @@ enum mlo_status mlo_run_trace_part(struct mlo_db_conn *conn, int64_t project, in
     }
     double now = mlo_json_f64(trace, "seconds", 0);
     for (int j = 0; j < mlo_rows_count(&jobs); j++) {
-        MLO_TRY(job_trace(&jobs, j, &attempts, &a, part->attempts, now, &job, err));
+        MLO_TRY(job_trace(&jobs, j, &attempts, &a, now, &job, err));
         json_array_append_new(list, job);
     }
     json_object_set(trace, "jobs", list);
