@@ -139,6 +139,12 @@ out:
 
 /* --- report ---------------------------------------------------------------------------------------- */
 
+/* JSON has none that are not finite: null. */
+static json_t *number(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
 static json_t *group_json(const struct prune *p, int g)
 {
     const struct prune_group *group = &p->groups[g];
@@ -154,9 +160,10 @@ static json_t *group_json(const struct prune *p, int g)
         if (makes)
             json_array_append_new(nodes, json_string(w->node->name));
     }
-    return json_pack("{s:s,s:i,s:i,s:i,s:f,s:f,s:o}", "node", group->maker ? group->maker->node->name : "",
+    return json_pack("{s:s,s:i,s:i,s:i,s:o,s:o,s:o}", "node", group->maker ? group->maker->node->name : "",
                      "from", group->count, "to", group->count - group->removed, "block", group->block,
-                     "error", group->error[group->removed], "weight", group->weight, "nodes", nodes);
+                     "error", number(group->error[group->removed]), "weight", number(group->weight), "nodes",
+                     nodes);
 }
 
 /* By node, with nothing gone; their sums. */

@@ -151,9 +151,11 @@ static void spend_evenly(struct prune *p, const struct prune_settings *s, const 
     set_ratio(p, s, high);
 }
 
+/* One that is no number is worse than any other. */
 static double error_of(const struct prune_group *group, int removed)
 {
-    return group->weight * group->error[removed];
+    double error = group->weight * group->error[removed];
+    return isnan(error) ? HUGE_VAL : error;
 }
 
 /* How many are gone when one step of them is back. */
@@ -206,7 +208,7 @@ static int best_step(struct prune *p, const struct prune_settings *s, const uint
         set_removed(p, g, after);
         double saved = cost - mlo_prune_cost(p, costs);
         set_removed(p, g, before);
-        double rate = saved > 0 ? error / saved : HUGE_VAL;
+        double rate = saved > 0 && error < HUGE_VAL ? error / saved : HUGE_VAL;
         if (best < 0 || rate < best_rate) {
             best = g;
             best_rate = rate;
@@ -300,7 +302,7 @@ static enum mlo_status spend_by_error(struct prune *p, const struct prune_settin
     enum { BEFORE, FIRST, LEAST, STATES };
     size_t count = (size_t)p->group_count;
     bool *done = mlo_arena_calloc(p->arena, count, sizeof *done);
-    int *state[STATES];
+    int *state[STATES], last = BEFORE; /* of the ends that were found */
     double error[STATES] = {HUGE_VAL, HUGE_VAL, HUGE_VAL};
     bool allocated = done != NULL;
     for (int k = 0; k < STATES; k++) {
@@ -315,21 +317,23 @@ static enum mlo_status spend_by_error(struct prune *p, const struct prune_settin
         if (mlo_prune_cost(p, costs) > limit)
             continue;
         give_back(p, s, costs, limit);
-        int k = error[FIRST] < HUGE_VAL ? LEAST : FIRST;
-        if (error_now(p) < error[k]) {
-            error[k] = error_now(p);
+        int k = last == BEFORE ? FIRST : LEAST;
+        double now = error_now(p);
+        if (k == FIRST || now < error[k]) {
+            error[k] = now;
             note(p, state[k]);
+            last = k;
         }
         go_back(p, state[BEFORE]);
         done[g] = true;
     }
-    for (int k = FIRST; k < STATES && error[k] < HUGE_VAL; k++) {
+    for (int k = FIRST; k <= last; k++) {
         go_back(p, state[k]);
         exchange(p, s, costs, limit);
         error[k] = error_now(p);
         note(p, state[k]);
     }
-    if (error[FIRST] < HUGE_VAL) /* else all that can go is gone, and the limit is reached but for rounding */
+    if (last != BEFORE) /* else all that can go is gone, and the limit is reached but for rounding */
         go_back(p, state[error[LEAST] < error[FIRST] ? LEAST : FIRST]);
     return MLO_OK;
 }
@@ -359,10 +363,8 @@ enum mlo_status mlo_prune_spend(struct prune *p, const struct prune_settings *s,
     }
     for (int g = 0; g < p->group_count; g++)
         set_removed(p, g, 0);
-    if (strcmp(s->ratios, "uniform") == 0) {
-        spend_evenly(p, s, costs, limit);
-    } else {
+    if (strcmp(s->ratios, "uniform") != 0)
         return spend_by_error(p, s, costs, limit, err);
-    }
+    spend_evenly(p, s, costs, limit);
     return MLO_OK;
 }

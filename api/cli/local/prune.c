@@ -1,3 +1,4 @@
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -143,7 +144,7 @@ static enum mlo_status print_pruning(const struct mlo_cli *cli, const json_t *re
             snprintf(node + strlen(node), sizeof node - strlen(node), " and %zu more", more - 1);
         snprintf(from, sizeof from, "%lld", (long long)mlo_json_i64(row, "from", 0));
         snprintf(to, sizeof to, "%lld", (long long)mlo_json_i64(row, "to", 0));
-        snprintf(error, sizeof error, "%.4f", mlo_json_f64(row, "error", 0));
+        snprintf(error, sizeof error, "%.4f", mlo_json_f64(row, "error", NAN));
         mlo_table_row(&table, node, from, to, error);
     }
     MLO_TRY(mlo_table_print_take(&table, err));

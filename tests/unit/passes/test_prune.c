@@ -584,6 +584,21 @@ static void test_prune__goes_on_without_what_a_coarse_step_took_too_much(void **
     spend(&T);
 }
 
+/* What no number tells of goes last, and no less than was asked for goes: 40 of 120 are wanted, and the other
+ * has 32 to give. Where both are such: 72. */
+static void test_prune__an_error_that_is_no_number_does_not_end_the_budget(void **state)
+{
+    MLO_UNUSED(state);
+    static const double NONE[] = {0, NAN, NAN, NAN, NAN, NAN}, SOME[] = {0, 1, 2, 3, 4, 5};
+    static const struct spending T[] = {
+        {{4, 5}, {20, 8}, {NONE, SOME}, "33.3%", 1, {3, 2}},
+        {{5, 4}, {8, 20}, {SOME, NONE}, "33.3%", 1, {2, 3}},
+        {{4, 5}, {20, 8}, {NONE, NONE}, "60%", 1, {1, 3}},
+    };
+    for (size_t i = 0; i < MLO_COUNT(T); i++)
+        spend(&T[i]);
+}
+
 static void test_prune__refuses_what_it_cannot_do(void **state)
 {
     MLO_UNUSED(state);
@@ -811,6 +826,7 @@ int main(void)
         cmocka_unit_test(test_prune__a_share_of_the_weights),
         cmocka_unit_test(test_prune__exchanges_what_a_coarse_step_took_too_much),
         cmocka_unit_test(test_prune__goes_on_without_what_a_coarse_step_took_too_much),
+        cmocka_unit_test(test_prune__an_error_that_is_no_number_does_not_end_the_budget),
         cmocka_unit_test(test_prune__refuses_what_it_cannot_do),
         cmocka_unit_test(test_prune__random_nets_stay_valid_and_lose_zeros_only),
     };
