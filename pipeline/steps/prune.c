@@ -49,13 +49,16 @@ static enum mlo_status check_data(const struct mlo_step_context *ctx, const stru
     return MLO_EINVAL;
 }
 
+static int64_t samples_asked(const struct mlo_step_context *ctx)
+{
+    return mlo_json_i64(ctx->options, "samples", 512);
+}
+
 static struct mlo_refit_request refit_request(const struct mlo_step_context *ctx)
 {
-    int64_t samples = mlo_json_i64(ctx->options, "samples", 512);
     return (struct mlo_refit_request){
         .ctx = ctx,
-        .samples = samples,
-        .spread = samples,
+        .samples = samples_asked(ctx),
         .weights = strcmp(mlo_json_str(ctx->options, "reconstruct", ""), "bias") != 0,
         .damp = mlo_json_f64(ctx->options, "damp", 0),
     };
@@ -118,7 +121,7 @@ struct probing {
 
 static int64_t judging(const struct mlo_step_context *ctx, const struct mlo_dataset *dataset)
 {
-    int64_t there = MLO_MIN(mlo_json_i64(ctx->options, "samples", 512), mlo_dataset_count(dataset));
+    int64_t there = MLO_MIN(samples_asked(ctx), mlo_dataset_count(dataset));
     return MLO_MAX(MLO_MIN(PROBE_SAMPLES, there / PROBE_SHARE), MLO_MIN(there, 2));
 }
 
@@ -164,8 +167,7 @@ static enum mlo_status probe(struct probing *b, int g, double *weight, struct ml
     request.dataset = b->dataset;
     request.first = b->run.samples;
     request.samples -= request.first;
-    request.spread = PROBE_SAMPLES;
-    request.direct = true;
+    request.probe = PROBE_SAMPLES;
     MLO_TRY(mlo_step_refit(&request, layers, notes, err));
     MLO_TRY(outputs_of(b, copy, b->outputs, &told, err));
     if (!*told.message)

@@ -116,7 +116,7 @@ static void mark_changed(const struct mlo_refit_request *q, bool *changed)
     for (int n = 0; n < now->node_count; n++) {
         const struct mlo_node *node = now->nodes[n];
         changed[n] = reads(node) != reads(was->nodes[n]);
-        for (int i = 0; i < node->input_count && !q->direct; i++)
+        for (int i = 0; i < node->input_count && !q->probe; i++)
             if (node->inputs[i] && node->inputs[i]->producer)
                 changed[n] = changed[n] || changed[node->inputs[i]->producer->index];
     }
@@ -224,7 +224,7 @@ static int64_t rows_needed(const struct mlo_gram *pair)
 /* A fit reads all samples; a probe no more than it needs. */
 static bool wants_rows(const struct mlo_refit_request *q, const struct mlo_gram *pair)
 {
-    return !q->direct || (int64_t)pair->rows < rows_needed(pair);
+    return !q->probe || (int64_t)pair->rows < rows_needed(pair);
 }
 
 static enum mlo_status add_samples(const struct mlo_refit_request *q, const struct layer *layer,
@@ -290,7 +290,9 @@ static enum mlo_status stream(const struct mlo_refit_request *q, const struct la
     struct mlo_tensor y = {0};
     int slots = q->pruned->graph->input_count;
     struct mlo_tensor *in = calloc((size_t)slots + 1, sizeof *in);
-    int64_t rows = rows_needed(pair) / q->spread + 1, end = q->first + q->samples;
+    int64_t end = q->first + q->samples;
+    int64_t givers = q->probe ? MLO_MIN(q->probe, q->samples) : q->samples;
+    int64_t rows = rows_needed(pair) / MLO_MAX(givers, 1) + 1;
     if (!in)
         return mlo_error_nomem(err);
     MLO_TRY(runner_open(&was, q, q->source, batch, layer->target, err));
@@ -356,7 +358,6 @@ enum mlo_status mlo_step_refit(const struct mlo_refit_request *request, json_t *
         goto out;
     }
     q.samples = MLO_MIN(q.samples, mlo_dataset_count(q.dataset) - q.first);
-    q.spread = MLO_MAX(MLO_MIN(q.spread, q.samples), 1);
     MLO_TRY(mlo_model_fixed_batch(q.pruned, &batch, err));
     batch = batch ? batch : BATCH;
     mark_changed(&q, changed);
@@ -373,7 +374,7 @@ enum mlo_status mlo_step_refit(const struct mlo_refit_request *request, json_t *
                                   json_pack("{s:s,s:s+}", "node", node->name, "note", "not fitted: ", why));
             continue;
         }
-        if (!q.direct)
+        if (!q.probe)
             mlo_step_progress(q.ctx, q.from + (q.to - q.from) * n / g->node_count, "fitting layers");
         struct mlo_error told = {0};
         status = fit_layer(&q, node, batch, pool, layers, &told);

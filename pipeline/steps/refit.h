@@ -14,10 +14,10 @@ struct mlo_refit_request {
     const struct mlo_prune_result *result;
     struct mlo_dataset *dataset;
     int64_t first, samples; /* of the dataset: one, and how many from it on at most */
-    int64_t spread;         /* how many of them the rows of a fit come from, where each has enough */
     bool weights;           /* else biases alone */
     double damp;
-    bool direct;     /* those alone whose own inputs went: a probe */
+    int64_t probe; /* > 0: only layers whose own inputs went are fitted, on no more rows than that needs, and
+                    * so many samples give these, where each has enough; 0: all layers, on all samples */
     double from, to; /* of the step's progress */
 };
 /* Fits all weighted nodes whose inputs changed. `layers` (an array) gets {"node","before","after","to"}:
