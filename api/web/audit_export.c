@@ -11,9 +11,7 @@
 /* So many entries are read for one answer, whatever the filters leave of them. */
 enum { EXPORT_READ_MAX = 100000 };
 
-static const char *const COLUMNS[] = {"seq",        "at",        "who",    "via",    "address",
-                                      "request_id", "action",    "object", "reason", "before",
-                                      "after",      "prev_hash", "hash"};
+#define COLUMNS "seq,at,who,via,address,request_id,action,object,reason,before,after,prev_hash,hash"
 
 /* RFC 4180. What a spreadsheet would take for a formula gets an apostrophe in front: the texts are what users
  * wrote. */
@@ -30,20 +28,11 @@ static void cell(struct mlo_buf *out, const char *text)
     mlo_buf_putc(out, '"');
 }
 
-static void csv_head(struct mlo_buf *out)
+static void csv_row(struct mlo_buf *out, const json_t *entry)
 {
-    for (size_t c = 0; c < MLO_COUNT(COLUMNS); c++)
-        mlo_buf_printf(out, "%s%s", c ? "," : "", COLUMNS[c]);
-    mlo_buf_puts(out, "\r\n");
-}
-
-static void csv_row(struct mlo_buf *out, const json_t *entry, bool first)
-{
-    MLO_UNUSED(first);
-    for (size_t c = 0; c < MLO_COUNT(COLUMNS); c++) {
-        const json_t *value = json_object_get(entry, COLUMNS[c]);
-        if (c)
-            mlo_buf_putc(out, ',');
+    for (const char *name = COLUMNS, *comma; name; name = comma ? comma + 1 : NULL) {
+        comma = strchr(name, ',');
+        const json_t *value = json_object_getn(entry, name, comma ? (size_t)(comma - name) : strlen(name));
         if (json_is_string(value)) {
             cell(out, json_string_value(value));
         } else if (json_is_integer(value)) {
@@ -54,11 +43,11 @@ static void csv_row(struct mlo_buf *out, const json_t *entry, bool first)
             cell(out, mlo_buf_str(&text));
             mlo_buf_clear(&text);
         }
+        mlo_buf_puts(out, comma ? "," : "");
     }
-    mlo_buf_puts(out, "\r\n");
 }
 
-static void put_json(struct mlo_buf *out, const json_t *entry)
+static void json_row(struct mlo_buf *out, const json_t *entry)
 {
     char *text = json_dumps(entry, JSON_COMPACT);
     if (text)
@@ -68,38 +57,15 @@ static void put_json(struct mlo_buf *out, const json_t *entry)
     free(text);
 }
 
-static void json_head(struct mlo_buf *out)
-{
-    mlo_buf_puts(out, "{\"items\":[");
-}
-
-static void json_row(struct mlo_buf *out, const json_t *entry, bool first)
-{
-    mlo_buf_puts(out, first ? "" : ",\n");
-    put_json(out, entry);
-}
-
-static void json_foot(struct mlo_buf *out)
-{
-    mlo_buf_puts(out, "]}\n");
-}
-
-static void line_row(struct mlo_buf *out, const json_t *entry, bool first)
-{
-    MLO_UNUSED(first);
-    put_json(out, entry);
-    mlo_buf_putc(out, '\n');
-}
-
 static const struct format {
     const char *name, *type; /* the file name's end, too */
-    void (*head)(struct mlo_buf *out);
-    void (*row)(struct mlo_buf *out, const json_t *entry, bool first);
-    void (*foot)(struct mlo_buf *out);
+    const char *head;
+    void (*row)(struct mlo_buf *out, const json_t *entry);
+    const char *between, *end, *foot; /* two rows; of each row; of the file */
 } FORMATS[] = {
-    {"csv", "text/csv; charset=utf-8; header=present", csv_head, csv_row, NULL},
-    {"json", "application/json", json_head, json_row, json_foot},
-    {"jsonl", "application/jsonl", NULL, line_row, NULL},
+    {"csv", "text/csv; charset=utf-8; header=present", COLUMNS "\r\n", csv_row, "", "\r\n", ""},
+    {"json", "application/json", "{\"items\":[", json_row, ",\n", "", "]}\n"},
+    {"jsonl", "application/jsonl", "", json_row, "", "\n", ""},
 };
 
 void mlo_page_audit_filter(const struct mlo_request *req, struct mlo_audit_filter *out)
@@ -155,7 +121,9 @@ static enum mlo_status write_entries(struct mlo_request *req, struct mlo_db_conn
         MLO_TRY(mlo_audit_list(conn, project, &filter, &page, &entries, err));
         json_array_foreach(json_object_get(entries, "items"), i, item)
         {
-            format->row(out, item, first);
+            mlo_buf_puts(out, first ? "" : format->between);
+            format->row(out, item);
+            mlo_buf_puts(out, format->end);
             first = false;
         }
         if (out->len > EXPORT_MAX) {
@@ -209,11 +177,9 @@ enum mlo_status page_audit_export(struct mlo_request *req, struct mlo_error *err
     else
         MLO_TRY(mlo_request_project(req, &project, err));
     mlo_buf_reset(&req->out);
-    if (format->head)
-        format->head(&req->out);
+    mlo_buf_puts(&req->out, format->head);
     MLO_TRY(write_entries(req, conn, project, format, err));
-    if (format->foot)
-        format->foot(&req->out);
+    mlo_buf_puts(&req->out, format->foot);
     mlo_reply_header(req, "Content-Disposition", "attachment; filename=\"audit-%s.%s\"",
                      installation ? "installation" : name, format->name);
     MLO_TRY(mlo_reply_out(req, 200, format->type, err));
