@@ -395,7 +395,7 @@ static size_t pick_alone(const struct mlo_search_state *s, const struct base *b,
  * foreseen. */
 static size_t pick_gentler(const struct mlo_search_state *s, const bool *planned)
 {
-    const struct mlo_search_candidate *best = NULL, *gentler = NULL;
+    size_t best = s->count, chosen = s->count;
     struct mlo_search_point p;
     double least = INFINITY;
     for (size_t i = 0; i < s->count; i++) {
@@ -404,20 +404,22 @@ static size_t pick_gentler(const struct mlo_search_state *s, const bool *planned
         p = by_value(s->all[i].point);
         if (keeps_goal(s, &p) && p.axis[s->goal.objective].value < least) {
             least = p.axis[s->goal.objective].value;
-            best = &s->all[i];
+            best = i;
         }
     }
-    if (!best || !*best->shape || bits_of(best) == 0)
+    if (best == s->count)
+        return s->count;
+    const struct mlo_search_candidate *b = &s->all[best];
+    if (!*b->shape || bits_of(b) == 0)
         return s->count;
     for (size_t i = 0; i < s->count; i++) {
         const struct mlo_search_candidate *c = &s->all[i];
-        if (strcmp(c->shape, best->shape) == 0 && c->threads == best->threads && !is_sparse(c) &&
-            bits_of(c) > bits_of(best) && (!gentler || bits_of(c) < bits_of(gentler)) &&
+        if (strcmp(c->shape, b->shape) == 0 && c->threads == b->threads && !is_sparse(c) &&
+            bits_of(c) > bits_of(b) && (chosen == s->count || bits_of(c) < bits_of(&s->all[chosen])) &&
             mlo_search_foresee(s, c, &p))
-            gentler = c;
+            chosen = i;
     }
-    size_t chosen = gentler ? (size_t)(gentler - s->all) : s->count;
-    return gentler && !gentler->begun && !planned[chosen] ? chosen : s->count;
+    return chosen < s->count && !s->all[chosen].begun && !planned[chosen] ? chosen : s->count;
 }
 
 size_t mlo_search_pick(const struct mlo_search_state *s, const bool *planned, size_t most)
