@@ -314,26 +314,25 @@ static const struct mlo_cli_option deliveries_options[] = {
     {NULL},
 };
 
-#define VERB(id, name_, run_, options_, positional_, least, most, help_, flags_)                             \
-    const struct mlo_cli_verb mlo_verb_webhooks_##id = {.name = "webhooks " name_,                           \
+/* Behind the options: help, and what else the verb has. */
+#define VERB(id, options_, positional_, least, most, ...)                                                    \
+    const struct mlo_cli_verb mlo_verb_webhooks_##id = {.name = "webhooks " #id,                             \
                                                         .group = "Releases",                                 \
-                                                        .run = run_,                                         \
+                                                        .run = id##_run,                                     \
                                                         .options = options_,                                 \
                                                         .positional = positional_,                           \
                                                         .min_args = least,                                   \
                                                         .max_args = most,                                    \
-                                                        .help = help_,                                       \
-                                                        .flags = flags_}
+                                                        .help = __VA_ARGS__}
 
-VERB(list, "list", list_run, url_options, "PROJECT", 1, 1, "the webhooks of a project", 0);
-VERB(add, "add", add_run, add_options, "PROJECT URL", 2, 2, "tell a server of what happens in a project",
-     MLO_CLI_TELLS_ONCE);
-VERB(set, "set", set_run, set_options, "PROJECT ID", 2, 2, "show or change a webhook, pause or enable it", 0);
-VERB(remove, "remove", remove_run, url_options, "PROJECT ID", 2, 2, "remove a webhook", 0);
-VERB(rotate, "rotate", rotate_run, rotate_options, "PROJECT ID", 2, 2, "a new secret for a webhook",
-     MLO_CLI_TELLS_ONCE);
-VERB(ping, "ping", ping_run, url_options, "PROJECT ID", 2, 2, "send a webhook something to try it", 0);
-VERB(deliveries, "deliveries", deliveries_run, deliveries_options, "PROJECT ID [DELIVERY]", 2, 3,
-     "what was sent to a webhook, and what became of it", 0);
-VERB(replay, "replay", replay_run, url_options, "PROJECT ID DELIVERY", 3, 3, "send a delivery again", 0);
-VERB(events, "events", events_run, NULL, "", 0, 0, "what webhooks can be told of", 0);
+VERB(list, url_options, "PROJECT", 1, 1, "the webhooks of a project");
+VERB(add, add_options, "PROJECT URL", 2, 2, "tell a server of what happens in a project",
+     .flags = MLO_CLI_TELLS_ONCE);
+VERB(set, set_options, "PROJECT ID", 2, 2, "show or change a webhook, pause or enable it");
+VERB(remove, url_options, "PROJECT ID", 2, 2, "remove a webhook");
+VERB(rotate, rotate_options, "PROJECT ID", 2, 2, "a new secret for a webhook", .flags = MLO_CLI_TELLS_ONCE);
+VERB(ping, url_options, "PROJECT ID", 2, 2, "send a webhook something to try it");
+VERB(deliveries, deliveries_options, "PROJECT ID [DELIVERY]", 2, 3,
+     "what was sent to a webhook, and what became of it");
+VERB(replay, url_options, "PROJECT ID DELIVERY", 3, 3, "send a delivery again");
+VERB(events, NULL, "", 0, 0, "what webhooks can be told of");
