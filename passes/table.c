@@ -160,7 +160,7 @@ static const struct mlo_pass table[] = {
         .run = mlo_pass_to_float16,
         .requires = MLO_PROP_TYPED,
         .options = mlo_to_float16_options,
-        .revision = 2,
+        .revision = 3,
         .description = "Weights and arithmetic in float16 or bfloat16, but what must stay in float32",
     },
     {

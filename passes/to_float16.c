@@ -1,6 +1,7 @@
 /* Weights and arithmetic in float16 or bfloat16. Nodes of the list below, and those that are asked for, stay
  * in float32 between Casts, and so does what a half float cannot hold (Micikevicius et al. 2018, "Mixed
  * Precision Training", is where the range is discussed). */
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,9 +84,15 @@ static const char *const float_only[] = {
     "QuantizeLinear",
     "Upsample",
 };
-/* What ONNX (to opset 23) defines for float16 and not for bfloat16. */
-static const char *const no_bfloat16[] = {
-    "Compress", "Einsum", "OptionalHasElement", "ReverseSequence", "Shrink", "TopK", "Unique",
+/* What ONNX defines for float16 and came to bfloat16 behind BFLOAT16_OPSET only: the opset; NEVER: not in any
+ * to 28. */
+enum { BFLOAT16_OPSET = 22, FLOAT16_OPSET = 13, NEVER = INT_MAX };
+static const struct {
+    const char *op_type;
+    int since;
+} late_bfloat16[] = {
+    {"Compress", 28}, {"Einsum", 28}, {"OptionalHasElement", 28}, {"ReverseSequence", 28}, {"Shrink", NEVER},
+    {"TopK", 24},     {"Unique", 28},
 };
 /* Ops of com.microsoft that take halves. */
 static const char *const microsoft_half[] = {
@@ -98,6 +105,7 @@ struct convert {
     struct mlo_pass_context *ctx;
     struct mlo_arena *arena;
     enum mlo_dtype type;
+    int64_t opset;
     bool keep_io;
     bool *half; /* by node index, as it was */
     int node_count;
@@ -141,12 +149,20 @@ static bool computes_shapes(const struct mlo_node *node)
     return false;
 }
 
+static bool has_bfloat16(const struct mlo_node *node, int64_t opset)
+{
+    for (size_t i = 0; i < MLO_COUNT(late_bfloat16); i++)
+        if (mlo_node_is(node, late_bfloat16[i].op_type))
+            return opset >= late_bfloat16[i].since;
+    return true;
+}
+
 /* Why the node stays in float32, other than by options and numbers; NULL: it need not. */
-static const char *obstacle(const struct mlo_node *node, enum mlo_dtype type)
+static const char *obstacle(const struct convert *c, const struct mlo_node *node)
 {
     bool onnx = node->domain[0] == '\0';
-    if (onnx && type == MLO_BFLOAT16 && mlo_str_among(node->op_type, no_bfloat16, MLO_COUNT(no_bfloat16)))
-        return "ONNX has no form of it in bfloat16";
+    if (c->type == MLO_BFLOAT16 && !has_bfloat16(node, c->opset))
+        return "ONNX has no form of it in bfloat16 at the model's opset";
     if (onnx ? mlo_str_among(node->op_type, float_only, MLO_COUNT(float_only))
              : strcmp(node->domain, "com.microsoft") != 0 ||
                    !mlo_str_among(node->op_type, microsoft_half, MLO_COUNT(microsoft_half)))
@@ -274,7 +290,7 @@ static enum mlo_status choose(struct convert *c, struct mlo_error *err)
         const struct mlo_node *node = c->graph->nodes[n];
         if (!touches_floats(node) || (json_array_size(only) > 0 && !mlo_pass_is_named(only, node->name)))
             continue;
-        const char *why = is_asked_for(keep, node) ? "it is kept by the options" : obstacle(node, c->type);
+        const char *why = is_asked_for(keep, node) ? "it is kept by the options" : obstacle(c, node);
         c->half[n] = true;
         if (why)
             keep_node(c, node, why);
@@ -481,8 +497,11 @@ enum mlo_status mlo_pass_to_float16(struct mlo_model *model, struct mlo_pass_con
         return mlo_error_nomem(err);
     c.type = mlo_dtype_parse(mlo_json_str(ctx->options, "type", "float16"));
     c.keep_io = mlo_json_bool(ctx->options, "keep_io", true);
-    /* bfloat16 came to convolutions in opset 22, float16 to what is left of older ops by 13. */
-    MLO_TRY(mlo_pass_raise_opset_to(model, c.type == MLO_BFLOAT16 ? 22 : 13, &prepare, err));
+    /* bfloat16 came to convolutions and most functions in opset 22, float16 to what is left of older ops by
+     * 13. */
+    MLO_TRY(mlo_pass_raise_opset_to(model, c.type == MLO_BFLOAT16 ? BFLOAT16_OPSET : FLOAT16_OPSET, &prepare,
+                                    err));
+    c.opset = mlo_model_opset(model, "");
     MLO_TRY(mlo_pass_remove_dead(model, &prepare, err));
     MLO_TRY(mlo_graph_infer(model->graph, err));
     MLO_TRY(index_nodes(&c, err));

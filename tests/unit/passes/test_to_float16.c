@@ -86,6 +86,37 @@ static void test_to_float16__ops_that_cannot_be_counted_on_in_halves_stay(void *
         }
 }
 
+/* ReverseSequence came to bfloat16 in opset 28. */
+static void test_to_float16__ops_become_bfloat16_from_their_opset_on(void **state)
+{
+    static const struct {
+        int64_t opset, after;
+        bool half;
+    } cases[] = {{13, 22, false}, {27, 27, false}, {28, 28, true}};
+    MLO_UNUSED(state);
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        struct mlo_error err = {0};
+        json_t *report = NULL;
+        struct mlo_model *m = new_model(cases[i].opset), *before = new_model(cases[i].opset);
+        for (int k = 0; k < 2; k++) {
+            struct mlo_model *to = k ? m : before;
+            struct mlo_value *x = op(to, "Relu", "r", input(to, "x", 2, 3));
+            finish(to, op(to, "ReverseSequence", "y", x, ints(to, "lengths", 1, 2, 2)));
+        }
+        assert_ok(run_pass(m, "to-float16", "{\"type\": \"bfloat16\"}", NULL, &report, &err));
+        assert_int_equal(mlo_model_opset(m, ""), cases[i].after);
+        assert_int_equal(type_of(m, "r"), MLO_BFLOAT16);
+        assert_int_equal(m->graph->outputs[0]->producer->inputs[0]->type.dtype,
+                         cases[i].half ? MLO_BFLOAT16 : MLO_FLOAT32);
+        assert_int_equal(has_note(report, "y_node", "no form of it in bfloat16 at the model's opset"),
+                         !cases[i].half);
+        assert_true(deviation(before, m) < 0.01);
+        json_decref(report);
+        mlo_model_free(m);
+        mlo_model_free(before);
+    }
+}
+
 static void test_to_float16__inputs_and_outputs_too(void **state)
 {
     MLO_UNUSED(state);
@@ -256,6 +287,7 @@ int main(void)
         cmocka_unit_test(test_to_float16__gemm_by_hand),
         cmocka_unit_test(test_to_float16__computes_nearly_the_same),
         cmocka_unit_test(test_to_float16__ops_that_cannot_be_counted_on_in_halves_stay),
+        cmocka_unit_test(test_to_float16__ops_become_bfloat16_from_their_opset_on),
         cmocka_unit_test(test_to_float16__inputs_and_outputs_too),
         cmocka_unit_test(test_to_float16__keeps_nodes_by_name_and_by_op),
         cmocka_unit_test(test_to_float16__numbers_beyond_65504_stay_float32),
