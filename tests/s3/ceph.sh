@@ -10,8 +10,9 @@
 #
 # Takes commands, one a line ("restart rgw", "restart all", "explain"), and answers "ok". A daemon that ends by itself, or
 # is waited for too long, is named at once in a line "failed: ...", with the logs' ends on standard error, and all ends.
+# Where another process took a port in between, it begins again with others; later, it waits for the port.
 set -u
-dir=$1 store=${2:-memstore}
+self=$(realpath "$0") dir=$1 store=${2:-memstore} attempt=${3:-1} ready=""
 for program in ceph-mon ceph-osd radosgw radosgw-admin ceph ceph-authtool monmaptool openssl curl; do
     command -v $program >/dev/null || { echo "skip $program is not installed"; exit 77; }
 done
@@ -19,14 +20,12 @@ mkdir -p "$dir"/{mon,osd,rgw,run,log} && cd "$dir" || exit 1
 dir=$PWD
 
 # Free ports below the ephemeral ones, so that no connection of somebody else's sits on them.
-free_port() {
-    local p
-    while :; do
-        p=$((12000 + (RANDOM << 2 ^ RANDOM) % 20000))
-        (exec 3<>/dev/tcp/127.0.0.1/$p) 2>/dev/null || { echo $p; return; }
-    done
-}
-v2=$(free_port) v1=$(free_port) port=$(free_port) tls=$(free_port)
+ports=()
+while [ ${#ports[@]} -lt 4 ]; do
+    p=$((12000 + SRANDOM % 20000))
+    [[ " ${ports[*]} " == *" $p "* ]] || (exec 3<>/dev/tcp/127.0.0.1/$p) 2>/dev/null || ports+=("$p")
+done
+read -r v2 v1 port tls <<<"${ports[*]}"
 
 cat >ceph.conf <<CONF
 [global]
@@ -36,12 +35,14 @@ mon host = [v2:127.0.0.1:$v2,v1:127.0.0.1:$v1]
 public network = 127.0.0.0/8
 ms bind ipv6 = false
 ms public type = async+posix
+ms bind retry count = 1
 auth allow insecure global id reclaim = false
 keyring = $dir/admin.keyring
 run dir = $dir/run
 crash dir = $dir/log
 admin socket = $dir/run/\$name.asok
 log file = $dir/log/\$name.log
+log flush on exit = true
 pid file =
 osd pool default size = 1
 osd pool default min size = 1
@@ -116,20 +117,34 @@ fail() { # what happened
     exit 1
 }
 running() { [ -s "run/$1.pid" ] && kill -0 "$(<"run/$1.pid")" 2>/dev/null; }
-supervise() { # a daemon that should run and does not is the end
+begin_again() { # in an emptied folder, with other ports
+    stop
+    trap - INT TERM # what is ignored would stay so
+    rm -rf mon osd rgw run log admin ceph.conf monmap tls.* ./*.keyring
+    exec "$BASH" "$self" "$dir" "$store" $((attempt + 1))
+}
+supervise() { # a daemon that should run and does not is the end, but where another has its port
     local name code
     for name in mon osd rgw; do
         [ -s run/$name.pid ] && ! running $name || continue
         wait "$(<run/$name.pid)" 2>/dev/null
         code=$?
+        if [ $code = 98 ] || grep -qs 'Address already in use' log/$name.out; then # 98: the same, of rgw
+            echo "another process took a port of the S3 server's $name" >&2
+            [ -n "$ready" ] || [ "$attempt" -ge 10 ] || begin_again
+            mv log/$name.out log/$name.taken
+            sleep 0.5
+            start $name
+            continue
+        fi
         fail "the S3 server's $name has ended by itself with exit code $code"
     done
 }
-start() { # name, command…: the folder knows its process, and what it prints
-    local name=$1
-    shift
-    "$@" </dev/null >>"log/$name.out" 2>&1 &
-    echo $! >"run/$name.pid"
+declare -A daemons=([mon]="ceph-mon -f -i a" [osd]="ceph-osd -f -i 0" [rgw]="radosgw -f -n client.rgw")
+start() { # name: the folder knows its process, and what it prints
+    # shellcheck disable=SC2086
+    ${daemons[$1]} </dev/null >>"log/$1.out" 2>&1 &
+    echo $! >"run/$1.pid"
 }
 end_now() { # name…: as a power cut would
     local name pid
@@ -154,17 +169,17 @@ set_up() { # command…: one that must succeed
     timeout $patience "$@" >>log/setup.out 2>&1 || { tail -n 5 log/setup.out >&2; fail "'$*' did not succeed"; }
 }
 mon_up() {
-    start mon ceph-mon -f -i a
+    start mon
     until_true "the S3 server's mon" ceph --connect-timeout 5 -s
 }
 osd_is_up() { ceph --connect-timeout 5 osd stat | grep -q ' 1 up'; }
 osd_up() {
-    start osd ceph-osd -f -i 0
+    start osd
     until_true "the S3 server's osd" osd_is_up
 }
-rgw_up() {
-    start rgw radosgw -f -n client.rgw
-    until_true "the S3 server's rgw" curl -s -m 5 -o /dev/null "http://127.0.0.1:$port/"
+rgw_up() { # by its certificate: at a port that was taken another cluster's may answer
+    start rgw
+    until_true "the S3 server's rgw" curl -s -m 5 -o /dev/null --cacert tls.crt "https://127.0.0.1:$tls/"
 }
 
 deadline=$((SECONDS + patience))
@@ -184,6 +199,7 @@ set_up ceph auth get-or-create client.rgw mon 'allow *' osd 'allow *' -o rgw/key
 osd_up
 rgw_up
 set_up radosgw-admin user create --uid=test --display-name=Test --access-key=AKIDTEST --secret-key=testsecret
+ready=yes
 echo "ready $port $tls"
 
 patience=110
