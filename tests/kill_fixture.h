@@ -279,15 +279,13 @@ static inline void renew_campaign(struct campaign *c, void **state, const struct
 static inline void campaign(void **state, const struct plan *plan, enum fault kind)
 {
     struct campaign c;
-    const char *seed_text = getenv("MLOPT_FAULT_SEED");
-    int64_t seed = mlo_clock_utc_us() / 1000;
-    long steps, seen, part, parts, taken = 0, struck = 0;
+    int64_t seed = fault_seed();
+    size_t part, parts;
+    long steps, seen, taken = 0, struck = 0;
     bool all = fault_takes_all(&part, &parts);
     begin_campaign(&c, *state, plan);
     one(&c, plan, kind, 1000000, &steps); /* passes all points: how many are there? */
     assert_true(steps > 20);
-    if (seed_text)
-        mlo_str_to_i64(seed_text, &seed);
     double stride = all ? (double)parts : (double)steps / KILL_STEPS;
     double first = all ? (double)(part - 1) : (double)(seed % 1000) / 1000 * stride;
     stride = MLO_MAX(stride, 1.0);

@@ -353,18 +353,14 @@ static void open_demo(struct service *s)
 static void campaign(struct pg_fixture *f, const char *name, enum fault_kind kind, size_t some)
 {
     struct service s;
-    const char *seed_text = getenv("MLOPT_FAULT_SEED");
-    int64_t seed = mlo_clock_utc_us() / 1000;
-    size_t count, missed = 0, done = 0;
-    long part, parts;
+    int64_t seed = fault_seed();
+    size_t count, part, parts, missed = 0, done = 0;
     bool all = fault_takes_all(&part, &parts);
-    if (seed_text)
-        mlo_str_to_i64(seed_text, &seed);
     service_open(&s, f);
     open_demo(&s);
     one(&s, name, 0, FAULT_NONE, "", 0); /* passes all steps: which are there? */
-    struct target *targets = targets_of(s.plan, kind, (size_t)part - 1, (size_t)parts, &count);
-    assert_true(count * (size_t)parts > 60);
+    struct target *targets = targets_of(s.plan, kind, part - 1, parts, &count);
+    assert_true(count * parts > 60);
     double stride = all ? 1 : (double)count / (double)MLO_MIN(some, count);
     double first = all ? 0 : (double)(seed % 1000) / 1000 * stride;
     print_message("%s: %zu steps, every %.1f from %.1f (MLOPT_FAULT_SEED=%lld)\n", name, count, stride, first,

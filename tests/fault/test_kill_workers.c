@@ -2,6 +2,7 @@
  * again, SIGTERM, database connections cut. Afterwards every run is complete or honestly failed, each effect
  * is there once, and nothing is left behind. The seed is printed; MLOPT_FAULT_SEED replays its decisions,
  * MLOPT_FAULT_SECONDS makes it longer. */
+#include "tests/fault_parts.h"
 #include "tests/integration/service/service_fixture.h"
 
 enum { WORKERS = 3, VERSIONS = 4, RUNS = 24, CAMPAIGN_LEASE_MS = 1000 };
@@ -17,13 +18,6 @@ static unsigned random_below(unsigned n)
     random_state ^= random_state >> 7;
     random_state ^= random_state << 17;
     return (unsigned)((random_state >> 32) % n);
-}
-
-static int64_t from_environment(const char *name, int64_t fallback)
-{
-    int64_t n = fallback;
-    const char *text = getenv(name);
-    return text && mlo_str_to_i64(text, &n) ? n : fallback;
 }
 
 static void end_process(pid_t pid, int sig)
@@ -135,12 +129,14 @@ static void check_invariants(struct service_fixture *f)
 static void test_campaign__leaves_every_run_complete_or_failed(void **state)
 {
     struct service_fixture *f = *state;
-    int64_t seed = from_environment("MLOPT_FAULT_SEED", (int64_t)(mlo_clock_ns() % 1000000));
-    int64_t seconds = from_environment("MLOPT_FAULT_SECONDS", 10);
+    const char *longer = getenv("MLOPT_FAULT_SECONDS");
+    int64_t seed = fault_seed(), seconds = 10;
     int64_t versions[VERSIONS], runs[RUNS];
     unsigned injected[FAULT_COUNT] = {0};
     pid_t workers[WORKERS];
     random_state = (uint64_t)seed * 2654435761u + 1;
+    if (longer && !mlo_str_to_i64(longer, &seconds))
+        fail_msg("MLOPT_FAULT_SECONDS=%s: a number of seconds", longer);
     printf("seed %lld (replay with MLOPT_FAULT_SEED)\n", (long long)seed);
     for (int i = 0; i < VERSIONS; i++) {
         char name[16], orders[256];
