@@ -9,13 +9,19 @@ for tool in clang jq; do
 done
 [ -f "$commands" ] || { echo "skipped: there is no $commands" && exit 77; }
 
-files=$(jq -r '[.[].file] | unique | .[]' "$commands")
+without=""
 if ! echo '#include <omp.h>' | clang -fopenmp -fsyntax-only -x c - 2>/dev/null; then
     echo "clang has no omp.h (apt-get install libomp-dev): left out are"
     without=$(grep -rlE '#include <omp\.h>' --include=*.c "${MLOPT_SOURCE_DIR:-.}/engines")
     echo "$without"
-    files=$(printf '%s\n' "$files" | grep -vF "$without")
 fi
+# What several programs compile alike is looked at once.
+once=$(mktemp -d) || exit 1
+trap 'rm -rf "$once"' EXIT
+jq --arg without "$without" '($without | split("\n")) as $without
+    | map(select(.file as $file | any($without[]; . as $part | $file | contains($part)) | not)
+        | del(.output) | .command |= sub(" -o [^ ]+ -c "; " -c ")) | unique' "$commands" >"$once/compile_commands.json"
+files=$(jq -r '[.[].file] | unique | .[]' "$once/compile_commands.json")
 count=$(printf '%s\n' "$files" | wc -l)
 [ "$count" -gt 1 ] || { echo "there is no C file in $commands" && exit 1; }
 jobs=$(nproc)
@@ -25,12 +31,11 @@ if command -v clang-check >/dev/null; then
     extra=()
     for flag in $quiet; do extra+=("--extra-arg=$flag"); done
     share=$(((count + 8 * jobs - 1) / (8 * jobs)))
-    printf '%s\n' "$files" | tr '\n' '\0' | xargs -0 -n "$share" -P "$jobs" clang-check -p "${commands%/*}" "${extra[@]}"
+    printf '%s\n' "$files" | tr '\n' '\0' | xargs -0 -n "$share" -P "$jobs" clang-check -p "$once" "${extra[@]}"
 else
-    # Each file once: the build's own command, with another compiler that writes nothing.
-    jq -r --arg clang "clang $quiet -fsyntax-only" --arg files "$files" '($files | split("\n")) as $wanted
-        | unique_by(.file) | .[] | select(.file as $file | $wanted | index($file))
-        | "cd \(.directory | @sh) && \(.command | sub("^.*? -"; $clang + " -") | sub(" -o [^ ]+ -c "; " "))"' "$commands" |
+    # The build's own commands, with another compiler that writes nothing.
+    jq -r --arg clang "clang $quiet -fsyntax-only" '.[]
+        | "cd \(.directory | @sh) && \(.command | sub("^.*? -"; $clang + " -"))"' "$once/compile_commands.json" |
         tr '\n' '\0' | xargs -0 -n 1 -P "$jobs" sh -c
 fi || {
     echo "clang does not accept some of $count files (above)"
