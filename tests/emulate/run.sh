@@ -49,9 +49,9 @@ root=$work/root cd=$work/cd
 mkdir -p "$root"/{bin,dev,proc,sys,tmp} "$cd" || exit 2
 
 # --- the image ---------------------------------------------------------------------------------------------------
-bring() { # PATH: it, what it links to, and the libraries of what is a program, where they are here
+bring() { # PATH: it, not as a link; and of a program, or a library, those libraries that it finds here (of a folder's files, none)
     local path library
-    path=$(realpath -s "$1") || return 1
+    path=$(realpath -s "$1") || die "there is no $1"
     [ -e "$path" ] || die "there is no $1"
     mkdir -p "$root${path%/*}"
     [ -e "$root$path" ] || cp -rL "$path" "$root$path" || exit 2
@@ -64,7 +64,7 @@ bring() { # PATH: it, what it links to, and the libraries of what is a program, 
 for file in "${files[@]}"; do bring "$file"; done
 for line; do
     for word in $line; do # the first that is no VAR=VALUE
-        [[ $word == *=* ]] || { bring "$word" && break; }
+        [[ $word == *=* ]] || { bring "$word"; break; }
     done
     printf '%s\n' "$line" >>"$root/commands"
 done
