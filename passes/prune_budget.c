@@ -151,11 +151,11 @@ static void spend_evenly(struct prune *p, const struct prune_settings *s, const 
     set_ratio(p, s, high);
 }
 
-/* One that is no number is worse than any other. */
+/* One that is no number is worse than any other, and the worse the more is gone. */
 static double error_of(const struct prune_group *group, int removed)
 {
     double error = group->weight * group->error[removed];
-    return isnan(error) ? HUGE_VAL : error;
+    return isfinite(error) ? error : 1e200 * (1 + removed);
 }
 
 /* How many are gone when one step of them is back. */
@@ -208,7 +208,7 @@ static int best_step(struct prune *p, const struct prune_settings *s, const uint
         set_removed(p, g, after);
         double saved = cost - mlo_prune_cost(p, costs);
         set_removed(p, g, before);
-        double rate = saved > 0 && error < HUGE_VAL ? error / saved : HUGE_VAL;
+        double rate = saved > 0 ? error / saved : HUGE_VAL;
         if (best < 0 || rate < best_rate) {
             best = g;
             best_rate = rate;

@@ -135,8 +135,9 @@ struct ranked {
 static int lighter(const void *a, const void *b)
 {
     const struct ranked *x = a, *y = b;
-    if (x->worth != y->worth)
-        return x->worth < y->worth ? -1 : 1;
+    double worth = isnan(x->worth) ? HUGE_VAL : x->worth, other = isnan(y->worth) ? HUGE_VAL : y->worth;
+    if (worth != other)
+        return worth < other ? -1 : 1;
     return x->unit < y->unit ? -1 : 1;
 }
 

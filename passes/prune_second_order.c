@@ -4,6 +4,7 @@
  * Optimal Brain Surgeon"); one unit after the other goes, the cheapest first. Plain loops in a fixed order.
  */
 #include <float.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -299,6 +300,8 @@ enum mlo_status mlo_prune_second_order(struct prune *p, struct prune_group *grou
             double cost = 0;
             for (size_t k = 0; !out[u] && k < count; k++)
                 cost += price(&readers[k], u, rows, b, y);
+            if (isnan(cost))
+                cost = HUGE_VAL;
             if (!out[u] && (best < 0 || cost < least)) {
                 best = u;
                 least = cost;

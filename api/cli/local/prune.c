@@ -144,7 +144,8 @@ static enum mlo_status print_pruning(const struct mlo_cli *cli, const json_t *re
             snprintf(node + strlen(node), sizeof node - strlen(node), " and %zu more", more - 1);
         snprintf(from, sizeof from, "%lld", (long long)mlo_json_i64(row, "from", 0));
         snprintf(to, sizeof to, "%lld", (long long)mlo_json_i64(row, "to", 0));
-        snprintf(error, sizeof error, "%.4f", mlo_json_f64(row, "error", NAN));
+        double errs = mlo_json_f64(row, "error", NAN);
+        snprintf(error, sizeof error, isfinite(errs) ? "%.4f" : "not finite", errs);
         mlo_table_row(&table, node, from, to, error);
     }
     MLO_TRY(mlo_table_print_take(&table, err));

@@ -594,6 +594,7 @@ static void test_prune__an_error_that_is_no_number_does_not_end_the_budget(void 
         {{4, 5}, {20, 8}, {NONE, SOME}, "33.3%", 1, {3, 2}},
         {{5, 4}, {8, 20}, {SOME, NONE}, "33.3%", 1, {2, 3}},
         {{4, 5}, {20, 8}, {NONE, NONE}, "60%", 1, {1, 3}},
+        {{4, 5}, {20, 8}, {NONE, NONE}, "33.3%", 1, {2, 5}},
     };
     for (size_t i = 0; i < MLO_COUNT(T); i++)
         spend(&T[i]);
