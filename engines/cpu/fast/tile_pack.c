@@ -29,7 +29,7 @@ void tile_panels_init(struct tile_panels *out, const struct tile_kernels *kernel
             if (kernels->widths[k] >= rest)
                 tail = k;
         size_t padded = full * width + (rest ? kernels->widths[tail] : 0);
-        size_t cost = 2 * padded + (rest && tail != i && !kernels->narrow_tail);
+        size_t cost = 2 * padded + (rest && tail != i && !(kernels->narrow_tail && full));
         if (cost >= least)
             continue;
         least = cost;
