@@ -97,7 +97,7 @@ uint64_t mlo_blob_writer_size(const struct mlo_blob_writer *writer)
 void mlo_blob_writer_digest(struct mlo_blob_writer *writer, struct mlo_digest *out)
 {
     struct mlo_hash_state state;
-    (void)!mlo_blob_intake_settle(&writer->in, NULL); /* what was not written fails with the next call */
+    (void)!mlo_blob_intake_settle(&writer->in, NULL); /* the next call says what was not written */
     mlo_hasher_save(writer->in.hasher, &state);
     mlo_hasher_final(writer->in.hasher, out);
     mlo_hasher_restore(writer->in.hasher, &state);

@@ -24,15 +24,18 @@ MLO_MUST_USE enum mlo_status mlo_blob_writer_open_expecting(struct mlo_blob_stor
                                                             const struct mlo_digest *expected,
                                                             uint64_t size_bytes, struct mlo_blob_writer **out,
                                                             struct mlo_error *err);
-/* MLO_ENOSPC when the disk is full. After a failure only mlo_blob_writer_free is allowed. */
+/* MLO_ENOSPC when the disk is full. A large blob's bytes are written behind the caller: a failure may be that
+ * of earlier ones, or come with the commit. After a failure only mlo_blob_writer_free is allowed. */
 MLO_MUST_USE enum mlo_status mlo_blob_writer_write(struct mlo_blob_writer *writer, const void *bytes,
                                                    size_t size, struct mlo_error *err);
 /* Bytes so far. */
 uint64_t mlo_blob_writer_size(const struct mlo_blob_writer *writer);
-/* The digest of the bytes so far; of a writer that is spent: not to be asked. */
+/* The digest of the bytes so far, when the store has them all: it may wait, as a write may. Of a writer that
+ * is spent: not to be asked. */
 void mlo_blob_writer_digest(struct mlo_blob_writer *writer, struct mlo_digest *out);
-/* Makes it durable and visible under its digest. With `expected`, other bytes are MLO_EDIGEST and nothing is
- * kept. `digest` and `size_bytes` may be NULL. The writer is then spent: free it. */
+/* Makes it durable and visible under its digest, or says why some of it could not be written. With
+ * `expected`, other bytes are MLO_EDIGEST and nothing is kept. `digest` and `size_bytes` may be NULL. The
+ * writer is then spent: free it. */
 MLO_MUST_USE enum mlo_status mlo_blob_writer_commit(struct mlo_blob_writer *writer,
                                                     const struct mlo_digest *expected,
                                                     struct mlo_digest *digest, uint64_t *size_bytes,

@@ -125,8 +125,8 @@ static enum mlo_status finish_file(struct page_upload *u, struct mlo_error *err)
     enum mlo_status status = MLO_OK;
     if (!u->writer)
         return MLO_OK;
-    MLO_TRY(mlo_request_db(u->req, &conn, err));
-    mlo_blob_writer_digest(u->writer, &file->digest); /* what the project has already is nothing more */
+    mlo_blob_writer_digest(u->writer, &file->digest);
+    MLO_TRY(mlo_request_db(u->req, &conn, err)); /* what the project has already is nothing more */
     MLO_TRY(mlo_storage_check_blob(conn, u->project, &file->digest, mlo_blob_writer_size(u->writer), err));
     mlo_request_db_release(u->req);
     MLO_TRY(mlo_blob_writer_commit(u->writer, &file->digest, NULL, &file->size, err));

@@ -6,7 +6,7 @@
 #include "registry/blob.h"
 #include "tests/s3_fixture.h"
 
-enum { LARGE = 20 << 20, WRITERS = 8, MORE_S = 80 };
+enum { LARGE = 20 << 20, WRITERS = 8, MORE_S = 80, STEP = 256 << 10 /* as a connection gives bytes */ };
 
 static struct mlo_blob_store *open_store(const char *more)
 {
@@ -28,7 +28,14 @@ static enum mlo_status put_seeded(struct mlo_blob_store *store, unsigned seed, s
         seed = seed * 1664525u + 1013904223u;
         bytes[i] = (char)(seed >> 24);
     }
-    enum mlo_status status = mlo_blob_put_bytes(store, bytes, size, digest, err);
+    struct mlo_blob_writer *w = NULL;
+    enum mlo_status status;
+    MLO_TRY(mlo_blob_writer_open(store, &w, err));
+    for (size_t at = 0; at < size; at += STEP)
+        MLO_TRY(mlo_blob_writer_write(w, bytes + at, MLO_MIN(size - at, (size_t)STEP), err));
+    MLO_TRY(mlo_blob_writer_commit(w, NULL, digest, NULL, err));
+out:
+    mlo_blob_writer_free(w);
     free(bytes);
     return status;
 }

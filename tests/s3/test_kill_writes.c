@@ -12,7 +12,7 @@
 #include "tests/kill_fixture.h"
 #include "tests/s3_fixture.h"
 
-enum { SMALL = 50000, PARTS = (8 << 20) + 100 /* two */ };
+enum { SMALL = 50000, PARTS = (8 << 20) + 100 /* two */, STEP = 256 << 10 };
 
 /* --- points at requests ----------------------------------------------------------------------------------
  */
@@ -68,7 +68,8 @@ static enum mlo_status write_blob(struct victim *v, const char *kind, size_t siz
     char *bytes = bytes_of(v->tag, kind, size, digest);
     enum mlo_status status;
     MLO_TRY(mlo_blob_writer_open_expecting(v->blobs, told ? digest : NULL, told ? size : 0, &w, &v->err));
-    MLO_TRY(mlo_blob_writer_write(w, bytes, size, &v->err));
+    for (size_t at = 0; at < size; at += STEP) /* as a connection gives them */
+        MLO_TRY(mlo_blob_writer_write(w, bytes + at, MLO_MIN(size - at, (size_t)STEP), &v->err));
     MLO_TRY(mlo_blob_writer_commit(w, digest, NULL, NULL, &v->err));
     MLO_TRY(mlo_blob_record_stored(v->conn, v->blobs, &root, v->project, digest, size, &v->err));
 out:
@@ -86,7 +87,8 @@ static enum mlo_status append(struct mlo_db_conn *conn, struct mlo_blob_store *b
     enum mlo_status status = mlo_upload_piece_open(conn, blobs, upload, &piece, err);
     if (status != MLO_OK)
         return status;
-    MLO_TRY(mlo_blob_piece_write(piece, bytes + from, to - from, err));
+    for (size_t at = from; at < to; at += STEP)
+        MLO_TRY(mlo_blob_piece_write(piece, bytes + at, MLO_MIN(to - at, (size_t)STEP), err));
     MLO_TRY(mlo_blob_piece_commit(piece, err));
     MLO_TRY(mlo_upload_keep(conn, upload, from, err));
 out:

@@ -4,7 +4,7 @@
 #include "tests/pg_fixture.h"
 #include "tests/s3/proxy.h"
 
-enum { LARGE = (20 << 20) + 54321 };
+enum { LARGE = (20 << 20) + 54321, STEP = 256 << 10 };
 
 static const struct mlo_actor root = MLO_ACTOR_SYSTEM;
 
@@ -54,7 +54,10 @@ static void send_piece(struct place *p, const char *id, size_t size)
     assert_mlo_ok(mlo_upload_find(p->pg->conn, p->project, id, &upload, &err), &err);
     uint64_t from = upload.session.size_bytes;
     assert_mlo_ok(mlo_upload_piece_open(p->pg->conn, p->store, &upload, &piece, &err), &err);
-    assert_mlo_ok(mlo_blob_piece_write(piece, p->bytes + from, MLO_MIN(size, LARGE - from), &err), &err);
+    uint64_t to = from + MLO_MIN(size, LARGE - from);
+    for (uint64_t at = from; at < to; at += STEP) /* as a connection gives them */
+        assert_mlo_ok(mlo_blob_piece_write(piece, p->bytes + at, MLO_MIN((uint64_t)STEP, to - at), &err),
+                      &err);
     assert_mlo_ok(mlo_blob_piece_commit(piece, &err), &err);
     mlo_blob_piece_free(piece);
     assert_mlo_ok(mlo_upload_keep(p->pg->conn, &upload, from, &err), &err);

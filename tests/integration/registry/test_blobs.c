@@ -203,6 +203,7 @@ static void test_blob__large_ones_hash_the_same(void **state)
                 assert_ok(mlo_blob_writer_commit(w, NULL, &digest, &size, &p->err), &p->err);
                 assert_true(size == sizes[s]);
                 assert_true(mlo_digest_eq(&digest, &expected));
+                assert_ok(mlo_blob_check(p->store, &digest, NULL, &p->err), &p->err);
             }
             mlo_blob_writer_free(w);
             assert_true(mlo_blob_exists(p->store, &expected) == !give_up);
