@@ -35,7 +35,6 @@ mon host = [v2:127.0.0.1:$v2,v1:127.0.0.1:$v1]
 public network = 127.0.0.0/8
 ms bind ipv6 = false
 ms public type = async+posix
-ms bind retry count = 1
 auth allow insecure global id reclaim = false
 keyring = $dir/admin.keyring
 run dir = $dir/run
@@ -56,6 +55,7 @@ mon data avail crit = 1
 paxos propose interval = 0.02
 paxos min wait = 0.01
 [mon]
+ms bind retry count = 1
 mon data = $dir/mon
 keyring = $dir/mon.keyring
 [osd]
@@ -166,7 +166,7 @@ until_true() { # what it is, command…
     done
 }
 set_up() { # command…: one that must succeed
-    timeout $patience "$@" >>log/setup.out 2>&1 || { tail -n 5 log/setup.out >&2; fail "'$*' did not succeed"; }
+    timeout $patience "$@" >>log/setup.out 2>&1 || { supervise; tail -n 5 log/setup.out >&2; fail "'$*' did not succeed"; }
 }
 mon_up() {
     start mon
