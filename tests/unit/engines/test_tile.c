@@ -3,6 +3,8 @@
 #include "engines/cpu/fast/fast_impl.h"
 #include "helpers.h"
 
+#include "tests/isa_case.h"
+
 struct shape {
     int64_t in, out, groups;
     int64_t size[2], kernel[2], stride[2], pads[4], dilation[2];
@@ -365,6 +367,8 @@ int main(void)
 {
     if (TEST_ISA[0] && setenv("MLOPT_ISA", TEST_ISA, 1) != 0)
         return 1;
+    if (TEST_ISA[0] && isa_case_is_elsewhere())
+        return ISA_CASE_SKIP;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_conv__geometry),
         cmocka_unit_test(test_depthwise__geometry),
