@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs the test packages, builds, and runs the whole suite. The last line is "N passed, N failed".
-#   deploy/test.sh            everything: -Werror build, ASan+UBSan build, valgrind on unit tests
+#   deploy/test.sh            everything: -Werror build, ASan+UBSan build, valgrind on the unit tests of what reads files
 #   deploy/test.sh --quick    the -Werror build's tests only
-#   deploy/test.sh --long     also valgrind on the engines' and the integration tests and on longer cases, and the long fault campaign
+#   deploy/test.sh --long     also valgrind on all other unit tests, on the integration tests and on longer cases, and the long fault campaign
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . deploy/packages.sh
@@ -113,9 +113,10 @@ if [ $mode != quick ]; then
     # the very bytes that were run above.
     targets="mlopt mlopt_shared unit.steps.memory" build build-toolchain "${release[@]}" -DMLOPT_SERVICE=OFF &&
         suite toolchain build-toolchain -R '^unit[.]steps[.]memory$'
-    # valgrind sees AVX2 only, and runs code some fifty times slower: here what reads bytes and builds graphs. The engines'
-    # arithmetic, and the servers that the sanitizers have just run, are for the long form.
-    label='unit\.(base|graph|passes|measure|steps|cli|html)'
+    # valgrind sees AVX2 only, and runs code some fifty times slower: here what reads bytes from outside and builds graphs of them
+    # or writes them into pages. Arithmetic, and the servers, which the sanitizers have just run, are for the long form.
+    label='unit\.(base|graph|html|cli|measure\.(dataset|metric|npz|postprocess|run|synthetic)|passes\.golden'
+    label+='|steps\.(quantize_data|recipe|report|signature))'
     [ $mode = long ] && label='unit|integration' && export MLOPT_VALGRIND=long
     stage valgrind
     if [ -x build-test/mlopt ]; then
