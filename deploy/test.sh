@@ -38,6 +38,9 @@ if [ -z "${TMPDIR:-}" ] && [ -w /dev/shm ] && [ "$(df -Pk /dev/shm | awk 'END { 
     shm=$(mktemp -d /dev/shm/mlopt-test-XXXXXX) && chmod 711 "$shm" && export TMPDIR=$shm
 fi
 out=$(mktemp -d)
+# The cluster that the programs with a database begin with is made once (tests/pg_fixture.h); PostgreSQL's user goes there.
+chmod 711 "$out"
+export MLOPT_TEST_CLUSTERS=$out/clusters
 trap 'rm -rf "$out" ${shm:+"$shm"}' EXIT
 
 # stage NAME: the heading, and how long the one before took.

@@ -244,9 +244,11 @@ def check_submit(stand):
     until = time.monotonic() + PATIENCE
     while not any(job["attempts"] for job in json.loads(stand.run("runs", str(run), "-o", "json"))["jobs"]):
         assert time.monotonic() < until, "no job was begun"
+        time.sleep(0.1)
     stand.run("queue", "set", "fashion", "--pause")
     while any(job["state"] == "running" for job in json.loads(stand.run("runs", str(run), "-o", "json"))["jobs"]):
         assert time.monotonic() < until, "the first job does not end"
+        time.sleep(0.1)
     return run
 
 
