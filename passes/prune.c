@@ -104,6 +104,32 @@ static bool in_group(const struct prune *p, const struct mlo_value *v, int axis)
     return false;
 }
 
+static enum mlo_status want_gram(struct mlo_stats_wants *wants, const struct prune_weighted *w, bool full,
+                                 struct mlo_error *err)
+{
+    int64_t groups, dim;
+    if (!mlo_prune_has_gram(w) || mlo_gram_shape(w->node, &groups, &dim))
+        return MLO_OK;
+    struct mlo_stats_want want = {
+        .name = w->node->inputs[0]->name, .gram = w->node, .full = full && dim <= MLO_PRUNE_DIM_MAX};
+    return mlo_stats_wants_add(wants, &want) ? MLO_OK : mlo_error_nomem(err);
+}
+
+/* Heads are turned by what makes their queries, keys and values. */
+static enum mlo_status want_attention(struct prune *p, const json_t *options, struct mlo_stats_wants *wants,
+                                      struct mlo_error *err)
+{
+    enum mlo_status status;
+    struct prune_attention found;
+    struct mlo_prune_turned list = {0};
+    MLO_TRY(mlo_prune_find_attention(p, json_object_get(options, "exclude"), NULL, &found, &list, err));
+    for (int i = 0; i < found.count; i++)
+        for (int s = 0; s < 2; s++)
+            MLO_TRY(want_gram(wants, &p->weighted[found.pairs[i].part[s].maker], true, err));
+out:
+    return status;
+}
+
 enum mlo_status mlo_prune_wanted(const struct mlo_model *model, const json_t *options,
                                  struct mlo_stats_wants *wants, struct mlo_error *err)
 {
@@ -118,20 +144,14 @@ enum mlo_status mlo_prune_wanted(const struct mlo_model *model, const json_t *op
     if (!full && strcmp(s.criterion, "activation") != 0)
         goto out;
     MLO_TRY(mlo_pass_refuse_quantized(model->graph, err));
-    MLO_TRY(mlo_prune_analyse(model->graph, json_object_get(options, "exclude"), arena, &p, err));
+    MLO_TRY(mlo_prune_analyse(model->graph, json_object_get(options, "exclude"), NULL, arena, &p, err));
     for (int k = 0; k < p->weighted_count; k++) {
         const struct prune_weighted *w = &p->weighted[k];
-        int64_t groups, dim;
-        if (!mlo_prune_has_gram(w) || mlo_gram_shape(w->node, &groups, &dim) ||
-            !in_group(p, w->node->inputs[0], w->x_axis))
-            continue;
-        struct mlo_stats_want want = {
-            .name = w->node->inputs[0]->name, .gram = w->node, .full = full && dim <= MLO_PRUNE_DIM_MAX};
-        if (!mlo_stats_wants_add(wants, &want)) {
-            status = mlo_error_nomem(err);
-            goto out;
-        }
+        if (in_group(p, w->node->inputs[0], w->x_axis))
+            MLO_TRY(want_gram(wants, w, full, err));
     }
+    if (full)
+        MLO_TRY(want_attention(p, options, wants, err));
 out:
     mlo_arena_free(arena);
     return status;
@@ -277,19 +297,22 @@ enum mlo_status mlo_prune_check_finite(const struct prune *p, struct mlo_error *
 }
 
 enum mlo_status mlo_prune_rank_model(struct mlo_model *model, const json_t *options,
-                                     const struct mlo_stats *stats, struct mlo_arena *arena,
-                                     struct mlo_pass_context *ctx, struct mlo_prune_ranking *out,
-                                     struct mlo_error *err)
+                                     const struct mlo_stats *stats, const struct mlo_prune_turned *turned,
+                                     struct mlo_arena *arena, struct mlo_pass_context *ctx,
+                                     struct mlo_prune_ranking *out, struct mlo_error *err)
 {
     enum mlo_status status;
     struct prune_settings s;
     struct prune *p;
     *out = (struct mlo_prune_ranking){0};
+    if (turned)
+        out->turned = *turned;
     MLO_TRY(read_settings(options, stats && stats->gram_count > 0, &s, err));
     MLO_TRY(mlo_pass_refuse_quantized(model->graph, err));
     MLO_TRY(mlo_pass_check_named(model->graph, json_object_get(options, "exclude"), err));
     mlo_pass_unlist_initializers(model);
-    MLO_TRY(mlo_prune_analyse(model->graph, json_object_get(options, "exclude"), arena, &p, err));
+    MLO_TRY(
+        mlo_prune_analyse(model->graph, json_object_get(options, "exclude"), &out->turned, arena, &p, err));
     MLO_TRY(check_groups(p, err));
     MLO_TRY(mlo_prune_check_finite(p, err));
     MLO_TRY(mlo_prune_rank_units(p, &s, stats, ctx, err));
@@ -313,7 +336,8 @@ static enum mlo_status as_ranked(struct mlo_model *model, const json_t *options,
     enum mlo_status status;
     MLO_TRY(read_settings(options, false, s, err));
     s->criterion = ranking->criterion;
-    MLO_TRY(mlo_prune_analyse(model->graph, json_object_get(options, "exclude"), arena, out, err));
+    MLO_TRY(mlo_prune_analyse(model->graph, json_object_get(options, "exclude"), &ranking->turned, arena, out,
+                              err));
     bool same = (*out)->group_count == ranking->count;
     for (int g = 0; same && g < ranking->count; g++) {
         struct prune_group *group = &(*out)->groups[g];
@@ -392,7 +416,7 @@ enum mlo_status mlo_prune_model(struct mlo_model *model, const json_t *options, 
     enum mlo_status status;
     struct mlo_prune_ranking ranking;
     *out = (struct mlo_prune_result){0};
-    MLO_TRY(mlo_prune_rank_model(model, options, stats, arena, ctx, &ranking, err));
+    MLO_TRY(mlo_prune_rank_model(model, options, stats, NULL, arena, ctx, &ranking, err));
     MLO_TRY(mlo_prune_take(model, options, &ranking, arena, ctx, out, err));
 out:
     return status;

@@ -23,6 +23,18 @@ struct mlo_prune_result {
     size_t kept_count;
 };
 
+/* What was turned. Of heads that were, an index of the width can go (of all alike), instead of a whole one.
+ */
+struct mlo_prune_width {
+    const char *value; /* that a Reshape makes, [.., heads, width] */
+    double *seen; /* [width]: the share of the products of queries and keys that an index is; NULL: none */
+};
+struct mlo_prune_turned {
+    int groups; /* of channels, and heads */
+    struct mlo_prune_width *widths;
+    int count;
+};
+
 /* The groups of a model, ranked; in the arena. */
 struct mlo_prune_group {
     int count;
@@ -34,6 +46,7 @@ struct mlo_prune_ranking {
     const char *criterion;
     struct mlo_prune_group *groups;
     int count;
+    struct mlo_prune_turned turned; /* of the model that was ranked */
 };
 
 /* What the criterion of these (resolved) options wants observed: nothing for norms of weights; else Gram
@@ -42,23 +55,25 @@ struct mlo_prune_ranking {
 MLO_MUST_USE enum mlo_status mlo_prune_wanted(const struct mlo_model *model, const json_t *options,
                                               struct mlo_stats_wants *wants, struct mlo_error *err);
 
-/* Turns channels that go through nothing but sums and averages into others that say the same and are ordered
- * by what those that read them see (full Gram matrices in `stats`, which are not those of the model any more
- * where *count, the groups that were turned, is not 0). The model computes what it did, but for rounding.
- * `tell` (or NULL) hears of each group before it is looked at. MLO_EINVAL where weights are no numbers. */
+/* Turns channels that go through nothing but sums and averages, and the width of attention heads, into others
+ * that say the same and are ordered by what those that read them see (full Gram matrices in `stats`, which
+ * are not those of the model any more where anything was turned). The model computes what it did, but for
+ * rounding. `tell` (or NULL) hears of each group before it is looked at. *out is in the arena, and names
+ * values as the model does. MLO_EINVAL where weights are no numbers. */
 typedef void mlo_prune_tell_fn(void *arg, int group, int groups);
 MLO_MUST_USE enum mlo_status mlo_prune_turn(struct mlo_model *model, const json_t *options,
                                             const struct mlo_stats *stats, struct mlo_pass_context *ctx,
-                                            mlo_prune_tell_fn *tell, void *arg, int *count,
-                                            struct mlo_error *err);
+                                            mlo_prune_tell_fn *tell, void *arg, struct mlo_arena *arena,
+                                            struct mlo_prune_turned *out, struct mlo_error *err);
 
 /* Ranks the groups of a typed model, with resolved options; initializers are no longer listed as inputs.
- * `stats` may be NULL where the criterion wants nothing. MLO_ECONFLICT for a model with integers; MLO_EINVAL
- * where nothing can go. */
+ * `stats` may be NULL where the criterion wants nothing, `turned` where nothing was. MLO_ECONFLICT for a
+ * model with integers; MLO_EINVAL where nothing can go. */
 MLO_MUST_USE enum mlo_status mlo_prune_rank_model(struct mlo_model *model, const json_t *options,
-                                                  const struct mlo_stats *stats, struct mlo_arena *arena,
-                                                  struct mlo_pass_context *ctx, struct mlo_prune_ranking *out,
-                                                  struct mlo_error *err);
+                                                  const struct mlo_stats *stats,
+                                                  const struct mlo_prune_turned *turned,
+                                                  struct mlo_arena *arena, struct mlo_pass_context *ctx,
+                                                  struct mlo_prune_ranking *out, struct mlo_error *err);
 /* Prunes that model, or a clone of it, in place; it is inferred anew. MLO_EINVAL where so much cannot go. On
  * failure the model is in an undefined but freeable state. */
 MLO_MUST_USE enum mlo_status mlo_prune_take(struct mlo_model *model, const json_t *options,

@@ -96,9 +96,11 @@ static void set_removed(struct prune *p, int g, int removed)
     group->removed = removed;
 }
 
-/* Heads and blocks count one by one, channels in steps. */
+/* Heads and blocks count one by one, channels in steps; of a head's width there are at least four. */
 static int step_of(const struct prune_group *group, const struct prune_settings *s)
 {
+    if (group->inside)
+        return MLO_MAX(MLO_MIN(s->round, group->count / 4), 1);
     return group->block > 1 ? 1 : s->round;
 }
 

@@ -9,6 +9,7 @@
 #define MLO_PASSES_PRUNE_IMPL_H
 
 #include "passes/passes_impl.h"
+#include "passes/prune.h"
 
 /* A node that multiplies with constant weights (or looks rows of a table up), for costs and criteria. */
 struct prune_weighted {
@@ -32,13 +33,17 @@ struct prune_unit {
     int slots;
     int group;
     uint64_t hash;
+    bool inside;       /* an index of the width of heads */
     bool makes, reads; /* it has an index of weights that make channels; that read them */
     double worth;
+    double
+        seen; /* share of the products of queries and keys that it is, where it is an index of turned heads */
     bool ranked; /* something was there to tell its worth by */
 };
 
 struct prune_group {       /* units with indices on the same axes: one is as good as another */
     int first_unit, count; /* of order */
+    bool inside;           /* indices of the width of heads */
     int block;             /* indices of the making weights' axis that one unit has */
     int *order;            /* units, those that go first in front */
     double *error;         /* [count + 1]: of the first k gone */
@@ -48,6 +53,7 @@ struct prune_group {       /* units with indices on the same axes: one is as goo
 };
 
 struct prune {
+    const struct mlo_prune_turned *turned; /* or NULL */
     struct mlo_graph *graph;
     struct mlo_arena *arena;
     struct prune_axes *axes; /* by value index */
@@ -69,10 +75,11 @@ struct prune {
     bool *gone; /* by unit */
 };
 
-/* Finds slots, units and groups of a typed graph. *out is in the arena. */
+/* Finds slots, units and groups of a typed graph. *out is in the arena. `turned` (or NULL): heads of which an
+ * index of the width goes, instead of whole ones. */
 MLO_MUST_USE enum mlo_status mlo_prune_analyse(struct mlo_graph *graph, const json_t *exclude,
-                                               struct mlo_arena *arena, struct prune **out,
-                                               struct mlo_error *err);
+                                               const struct mlo_prune_turned *turned, struct mlo_arena *arena,
+                                               struct prune **out, struct mlo_error *err);
 /* A norm of NaN or infinity orders nothing, and no fit follows from it: MLO_EINVAL, naming the weights. */
 MLO_MUST_USE enum mlo_status mlo_prune_check_finite(const struct prune *p, struct mlo_error *err);
 /* Why no channel of the node can go; NULL: some can. */
@@ -165,7 +172,52 @@ enum { MLO_PRUNE_DIM_MAX = 2304 /* of matrices that are inverted: 42 MB */ };
 MLO_MUST_USE enum mlo_status mlo_prune_second_order(struct prune *p, struct prune_group *group,
                                                     const struct mlo_stats *stats, bool *done,
                                                     struct mlo_error *err);
+const struct prune_weighted *mlo_prune_weighted_of(const struct prune *p, const struct mlo_node *node);
+/* Whether the axes that this value is split into have turned heads. */
+bool mlo_prune_is_turned(const struct prune *p, const struct mlo_value *v);
 /* The channel of input 0 that element `row` of group g of the node's Gram matrix belongs to. */
 int64_t mlo_prune_gram_channel(const struct prune_weighted *w, int64_t g, int64_t row);
+
+/* --- turning ------------------------------------------------------------------------------------- */
+
+enum { MLO_PRUNE_TURN_MAX = 512 /* channels of a group, or width of heads, that are turned */ };
+/* Of channels with covariance c (overwritten), which those that read them see as x^T a x: others that say the
+ * same, uncorrelated and ordered by what is seen of each, the most in front. x = t z and z = inverse x; all
+ * [n][n]; b[3] is scratch, and has what is seen of z_j in b[1] at [j][j]. */
+void mlo_prune_choose(double *c, const double *a, double *t, double *inverse, double *b[3], size_t n);
+/* Indices first + [0, n) along an axis of a constant: out[j] = sum of m[j][i] x[i], or of m[i][j] x[i]. */
+MLO_MUST_USE enum mlo_status mlo_prune_turn_axis(struct mlo_value *v, int axis, int64_t first, size_t n,
+                                                 const double *m, bool transposed, struct mlo_error *err);
+
+/* What one side of a product reads: of head h, columns offset + h x stride + [0, width) of what weights make.
+ */
+struct prune_part {
+    int maker;                     /* of p->weighted */
+    const struct mlo_value *split; /* where heads and width became axes, the width the last */
+    int64_t offset, heads, stride, width;
+};
+/* Two that are turned against each other: queries and keys, or (both parts the same) values and the weights
+ * that read [heads x width] of them. */
+struct prune_pair {
+    const struct mlo_node *node;
+    const struct prune_weighted *reader; /* NULL: queries and keys */
+    struct prune_part part[2];
+    bool has[2];
+    int head_axis[2]; /* from the end; 0: one head, without an axis */
+};
+struct prune_attention {
+    struct prune_pair *pairs;
+    int count;
+};
+/* Attention of the graph whose heads can be turned, and lose indices of their width; `stats`, or NULL before
+ * anything was observed. In p's arena; *list is what is split. */
+MLO_MUST_USE enum mlo_status mlo_prune_find_attention(struct prune *p, const json_t *exclude,
+                                                      const struct mlo_stats *stats,
+                                                      struct prune_attention *out,
+                                                      struct mlo_prune_turned *list, struct mlo_error *err);
+/* Turns all of them, and says in *list what queries and keys see of each index. */
+MLO_MUST_USE enum mlo_status mlo_prune_turn_heads(struct prune *p, const json_t *exclude,
+                                                  const struct mlo_stats *stats, struct mlo_pass_context *ctx,
+                                                  struct mlo_prune_turned *list, struct mlo_error *err);
 
 #endif

@@ -46,8 +46,9 @@ static void segment(struct prune *p, const struct mlo_node *node, const struct m
     if (n == 1 && m == 1) {
         mlo_prune_link(p, node, x, in[0], y, out[0]);
     } else if (n == 1 && m > 1) {
-        int chosen = out[MLO_MIN(p->choice[node->index], m - 1)];
-        p->choices[node->index] = m;
+        bool inside = mlo_prune_is_turned(p, y);
+        int chosen = out[inside ? m - 1 : MLO_MIN(p->choice[node->index], m - 1)];
+        p->choices[node->index] = inside ? 0 : m;
         p->split[node->index] = y;
         p->split_axis[node->index] = chosen;
         link_part(p, x, in[0], y, ob, oe, chosen);

@@ -249,7 +249,7 @@ static enum mlo_status find_readers(struct prune *p, const struct prune_group *g
                 goto out;
         }
     }
-    *whole = *count > 0;
+    *whole = *count > 0 || group->inside; /* queries and keys read each other, and no weights them */
 out:
     free(place);
     free(unit);
@@ -297,7 +297,7 @@ enum mlo_status mlo_prune_second_order(struct prune *p, struct prune_group *grou
         int best = -1;
         double least = 0;
         for (int u = 0; u < group->count; u++) {
-            double cost = 0;
+            double cost = p->units[first[u]].seen;
             for (size_t k = 0; !out[u] && k < count; k++)
                 cost += price(&readers[k], u, rows, b, y);
             if (isnan(cost))

@@ -14,7 +14,7 @@
 
 #define FLOOR 1e-3 /* share of the mean variance that each channel has at least */
 
-enum { CHANNELS_MAX = 512, SWEEPS = 40 };
+enum { SWEEPS = 40 };
 
 /* --- which groups ---------------------------------------------------------------------------------- */
 
@@ -35,14 +35,6 @@ static int has_axis(const struct stream *s, const struct mlo_value *v, int axis)
         same += i < s->n && u >= 0 && u == s->unit[i];
     }
     return some == 0 ? 0 : same == s->n && dim == s->n ? 1 : -1;
-}
-
-static const struct prune_weighted *weighted_of(const struct prune *p, const struct mlo_node *node)
-{
-    for (int k = 0; k < p->weighted_count; k++)
-        if (p->weighted[k].node == node)
-            return &p->weighted[k];
-    return NULL;
 }
 
 static bool is_product(const struct mlo_node *node)
@@ -72,7 +64,7 @@ static bool sums(const struct stream *s, const struct mlo_node *node, int axis)
 /* Whether a node may have the group's channels on that axis of its output, or of its input number `in`. */
 static bool allows(const struct stream *s, const struct mlo_node *node, int in, int axis)
 {
-    const struct prune_weighted *w = weighted_of(s->p, node);
+    const struct prune_weighted *w = mlo_prune_weighted_of(s->p, node);
     if (in < 0 && is_product(node)) {
         const struct mlo_value *bias = mlo_node_is(node, "MatMul") ? NULL : mlo_node_input(node, 2);
         return w && w->weight == 1 && w->out_axis == axis &&
@@ -215,11 +207,9 @@ static void multiply(const double *x, const double *y, bool transposed, double *
         }
 }
 
-/* t and its inverse of c (overwritten) and a; b0, b1, b2 are scratch of the same size. */
-static void choose(double *c, const double *a, double *t, double *inverse, double *b0, double *b1, double *b2,
-                   size_t n)
+void mlo_prune_choose(double *c, const double *a, double *t, double *inverse, double *b[3], size_t n)
 {
-    double mean = 0;
+    double mean = 0, *b0 = b[0], *b1 = b[1], *b2 = b[2];
     for (size_t i = 0; i < n; i++)
         mean += c[i * n + i] / (double)n;
     for (size_t i = 0; i < n; i++)
@@ -266,27 +256,28 @@ static void choose(double *c, const double *a, double *t, double *inverse, doubl
 
 /* --- taking them ----------------------------------------------------------------------------------- */
 
-/* Along an axis of a constant: out[j] = sum of m[j][i] x[i], or of m[i][j] x[i]. */
-static enum mlo_status turn(struct mlo_value *v, int axis, const double *m, bool transposed,
-                            struct mlo_error *err)
+enum mlo_status mlo_prune_turn_axis(struct mlo_value *v, int axis, int64_t first, size_t n, const double *m,
+                                    bool transposed, struct mlo_error *err)
 {
     enum mlo_status status;
     struct mlo_tensor now = {0};
-    size_t n = (size_t)v->constant->dims[axis], inner = 1;
+    size_t dim = (size_t)v->constant->dims[axis], inner = 1;
     for (int d = axis + 1; d < v->constant->rank; d++)
         inner *= (size_t)v->constant->dims[d];
-    size_t outer = mlo_tensor_count(v->constant) / n / inner;
+    size_t outer = mlo_tensor_count(v->constant) / dim / inner;
     MLO_TRY(mlo_tensor_copy(v->constant, &now, err));
     const float *x = v->constant->data;
     float *y = now.data;
-    for (size_t o = 0; o < outer; o++)
+    for (size_t o = 0; o < outer; o++) {
+        size_t at = o * dim + (size_t)first;
         for (size_t j = 0; j < n; j++)
             for (size_t k = 0; k < inner; k++) {
                 double sum = 0;
                 for (size_t i = 0; i < n; i++)
-                    sum += m[transposed ? i * n + j : j * n + i] * (double)x[(o * n + i) * inner + k];
-                y[(o * n + j) * inner + k] = (float)sum;
+                    sum += m[transposed ? i * n + j : j * n + i] * (double)x[(at + i) * inner + k];
+                y[(at + j) * inner + k] = (float)sum;
             }
+    }
     if (!mlo_tensor_is_finite(&now)) {
         status = mlo_error_set(err, MLO_EINVAL, "the turned weights of '%.200s' are not finite", v->name);
         goto out;
@@ -306,9 +297,9 @@ static enum mlo_status turn_all(const struct stream *s, const double *t, const d
         for (int a = 0; v->constant && a < mlo_prune_rank(v); a++) {
             if (has_axis(s, v, a) != 1)
                 continue;
-            const struct prune_weighted *w = weighted_of(s->p, v->uses[0].node);
+            const struct prune_weighted *w = mlo_prune_weighted_of(s->p, v->uses[0].node);
             bool reads = w && w->node->inputs[1] == v && a == w->w_in;
-            MLO_TRY(turn(v, a, reads ? t : inverse, reads, err));
+            MLO_TRY(mlo_prune_turn_axis(v, a, 0, (size_t)s->n, reads ? t : inverse, reads, err));
         }
     }
 out:
@@ -324,7 +315,7 @@ static enum mlo_status turn_group(struct prune *p, int g, const struct mlo_stats
     size_t square = (size_t)group->count * (size_t)group->count, readers = 0;
     double *all = NULL;
     *turned = false;
-    if (group->block != 1 || group->count < 2 || group->count > CHANNELS_MAX || !is_linear(&s))
+    if (group->block != 1 || group->count < 2 || group->count > MLO_PRUNE_TURN_MAX || !is_linear(&s))
         return MLO_OK;
     all = calloc(7 * square + 1, sizeof *all);
     if (!all)
@@ -350,8 +341,8 @@ static enum mlo_status turn_group(struct prune *p, int g, const struct mlo_stats
     if (!readers || !(trace > 0) || !(energy > 0) || !isfinite(trace) || !isfinite(energy))
         goto out;
     double *t = all + 2 * square, *inverse = all + 3 * square;
-    choose(all, all + square, t, inverse, all + 4 * square, all + 5 * square, all + 6 * square,
-           (size_t)group->count);
+    double *scratch[] = {all + 4 * square, all + 5 * square, all + 6 * square};
+    mlo_prune_choose(all, all + square, t, inverse, scratch, (size_t)group->count);
     MLO_TRY(turn_all(&s, t, inverse, err));
     *turned = true;
 out:
@@ -360,16 +351,14 @@ out:
 }
 
 enum mlo_status mlo_prune_turn(struct mlo_model *model, const json_t *options, const struct mlo_stats *stats,
-                               struct mlo_pass_context *ctx, mlo_prune_tell_fn *tell, void *arg, int *count,
-                               struct mlo_error *err)
+                               struct mlo_pass_context *ctx, mlo_prune_tell_fn *tell, void *arg,
+                               struct mlo_arena *arena, struct mlo_prune_turned *out, struct mlo_error *err)
 {
     enum mlo_status status;
     struct prune *p;
-    struct mlo_arena *arena = mlo_arena_new();
-    *count = 0;
-    if (!arena)
-        return mlo_error_nomem(err);
-    MLO_TRY(mlo_prune_analyse(model->graph, json_object_get(options, "exclude"), arena, &p, err));
+    const json_t *exclude = json_object_get(options, "exclude");
+    *out = (struct mlo_prune_turned){0};
+    MLO_TRY(mlo_prune_analyse(model->graph, exclude, NULL, arena, &p, err));
     MLO_TRY(mlo_prune_check_finite(p, err));
     for (int g = 0; g < p->group_count; g++) {
         bool turned;
@@ -378,14 +367,14 @@ enum mlo_status mlo_prune_turn(struct mlo_model *model, const json_t *options, c
         MLO_TRY(turn_group(p, g, stats, &turned, err));
         if (!turned)
             continue;
-        ++*count;
+        out->groups++;
         if (p->groups[g].maker)
             mlo_pass_note(
                 ctx, p->groups[g].maker->node->name,
                 "its %d channels are turned: nothing but sums stand between them and what reads them",
                 p->groups[g].count);
     }
+    MLO_TRY(mlo_prune_turn_heads(p, exclude, stats, ctx, out, err));
 out:
-    mlo_arena_free(arena);
     return status;
 }

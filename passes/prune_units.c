@@ -279,8 +279,44 @@ static bool choose_again(struct prune *p)
 
 /* --- units and groups ------------------------------------------------------------------------------ */
 
+bool mlo_prune_is_turned(const struct prune *p, const struct mlo_value *v)
+{
+    for (int i = 0; p->turned && i < p->turned->count; i++)
+        if (strcmp(p->turned->widths[i].value, v->name) == 0)
+            return true;
+    return false;
+}
+
+const struct prune_weighted *mlo_prune_weighted_of(const struct prune *p, const struct mlo_node *node)
+{
+    for (int k = 0; k < p->weighted_count; k++)
+        if (p->weighted[k].node == node)
+            return &p->weighted[k];
+    return NULL;
+}
+
+/* Of turned heads: a product of queries and keys reads an index of the width. */
+static void mark_turned(struct prune *p)
+{
+    for (int n = 0; n < p->graph->value_count && p->turned; n++)
+        for (int i = 0; i < p->turned->count; i++) {
+            const struct mlo_value *v = p->graph->values[n];
+            const struct mlo_prune_width *width = &p->turned->widths[i];
+            int axis = mlo_prune_rank(v) - 1;
+            for (int64_t k = 0; strcmp(width->value, v->name) == 0 && k < mlo_prune_dim(v, axis); k++) {
+                int unit = mlo_prune_unit_at(p, v, axis, k);
+                if (unit < 0)
+                    continue;
+                p->units[unit].inside = true;
+                p->units[unit].reads |= width->seen != NULL;
+                p->units[unit].seen += width->seen ? width->seen[k] : 0;
+            }
+        }
+}
+
 static void mark_roles(struct prune *p)
 {
+    mark_turned(p);
     for (int k = 0; k < p->weighted_count; k++) {
         const struct prune_weighted *w = &p->weighted[k];
         const struct mlo_value *weights = w->node->inputs[w->weight];
@@ -376,6 +412,7 @@ static enum mlo_status find_groups(struct prune *p, struct mlo_error *err)
         for (int u = group->first_unit; u < p->unit_count; u++)
             if (p->units[u].group == g)
                 group->order[n++] = u;
+        group->inside = p->units[group->first_unit].inside;
         describe(p, group);
     }
     return MLO_OK;
@@ -420,7 +457,8 @@ static enum mlo_status number_slots(struct prune *p, struct mlo_error *err)
     return MLO_OK;
 }
 
-enum mlo_status mlo_prune_analyse(struct mlo_graph *graph, const json_t *exclude, struct mlo_arena *arena,
+enum mlo_status mlo_prune_analyse(struct mlo_graph *graph, const json_t *exclude,
+                                  const struct mlo_prune_turned *turned, struct mlo_arena *arena,
                                   struct prune **out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -431,6 +469,7 @@ enum mlo_status mlo_prune_analyse(struct mlo_graph *graph, const json_t *exclude
         goto out;
     }
     p->graph = graph;
+    p->turned = turned;
     p->arena = arena;
     p->value_count = graph->value_count;
     MLO_TRY(number_slots(p, err));

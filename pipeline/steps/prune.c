@@ -257,7 +257,8 @@ out:
 /* Ranks, prunes and, where it is to, reconstructs. */
 static enum mlo_status prune(const struct mlo_step_context *ctx, struct mlo_model *model,
                              struct mlo_dataset *dataset, const struct mlo_stats *stats,
-                             struct mlo_pass_context *pass, json_t **report, struct mlo_error *err)
+                             const struct mlo_prune_turned *turned, struct mlo_pass_context *pass,
+                             json_t **report, struct mlo_error *err)
 {
     enum mlo_status status;
     struct mlo_model *source = NULL;
@@ -269,7 +270,7 @@ static enum mlo_status prune(const struct mlo_step_context *ctx, struct mlo_mode
         status = mlo_error_nomem(err);
         goto out;
     }
-    MLO_TRY(mlo_prune_rank_model(model, ctx->options, stats, arena, pass, &ranking, err));
+    MLO_TRY(mlo_prune_rank_model(model, ctx->options, stats, turned, arena, pass, &ranking, err));
     if (weighs(ctx->options))
         MLO_TRY(weigh(ctx, model, dataset, &ranking, pass->notes, err));
     MLO_TRY(mlo_model_clone(model, &source, err));
@@ -303,17 +304,16 @@ static void tell_turning(void *arg, int group, int groups)
 
 /* Turns what can be turned, and observes it anew. */
 static enum mlo_status turn(const struct mlo_step_context *ctx, struct mlo_step_changing *c,
-                            struct mlo_error *err)
+                            struct mlo_arena *arena, struct mlo_prune_turned *turned, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const char *criterion = mlo_json_str(ctx->options, "criterion", "auto");
-    int count;
     bool ranks = strcmp(criterion, "auto") == 0 || strcmp(criterion, "second-order") == 0;
     if (!ranks || !reconstructs(ctx->options) || !c->stats.gram_count)
         return MLO_OK;
-    MLO_TRY(
-        mlo_prune_turn(c->model, ctx->options, &c->stats, &c->pass, tell_turning, (void *)ctx, &count, err));
-    if (count) {
+    MLO_TRY(mlo_prune_turn(c->model, ctx->options, &c->stats, &c->pass, tell_turning, (void *)ctx, arena,
+                           turned, err));
+    if (turned->groups) {
         mlo_stats_clear(&c->stats);
         mlo_stats_init(&c->stats);
         MLO_TRY(mlo_step_observe_grams(ctx, c->model, c->dataset, &c->wants, 0.3, 0.4, &c->stats, err));
@@ -329,20 +329,27 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
     struct mlo_step_changing c = {0};
     struct mlo_pass_request last = {"remove-dead", NULL};
     struct mlo_pass_driver driver = {0};
+    struct mlo_prune_turned turned = {0};
+    struct mlo_arena *arena = mlo_arena_new();
     const char *names[MLO_STEP_FOLDING];
+    if (!arena) {
+        status = mlo_error_nomem(err);
+        goto out;
+    }
     MLO_TRY(mlo_step_changing_init(&c, ctx, names, names_of(ctx->options, names), err));
     MLO_TRY(mlo_prune_wanted(c.model, ctx->options, &c.wants, err));
     MLO_TRY(check_data(ctx, &c.wants, err));
     MLO_TRY(mlo_step_changing_observe(&c, ctx, 0.05, 0.25, err));
-    MLO_TRY(turn(ctx, &c, err));
+    MLO_TRY(turn(ctx, &c, arena, &turned, err));
     mlo_step_progress(ctx, 0.4, "ranking channels");
-    MLO_TRY(prune(ctx, c.model, c.dataset, &c.stats, &c.pass, &c.report, err));
+    MLO_TRY(prune(ctx, c.model, c.dataset, &c.stats, &turned, &c.pass, &c.report, err));
     MLO_TRY(mlo_step_changing_note(&c, "prune", err));
     MLO_TRY(
         mlo_passes_run(c.model, &last, 1, &driver, err)); /* shapes that were computed and are stated now */
     MLO_TRY(mlo_step_changing_save(&c, ctx, "pruning", out, err));
 out:
     mlo_step_changing_clear(&c);
+    mlo_arena_free(arena);
     json_decref(driver.report);
     return status;
 }
@@ -356,7 +363,7 @@ static enum mlo_status passes(const json_t *options, json_t **out, struct mlo_er
 const struct mlo_step mlo_step_prune = {
     .name = "prune",
     .kind = MLO_STEP_DERIVE,
-    .revision = 4,
+    .revision = 5,
     .takes_calibrate = true,
     .options = mlo_prune_options,
     .run = run,

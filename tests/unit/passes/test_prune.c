@@ -163,26 +163,27 @@ static void build_embedding(struct mlo_model *m)
     finish(m, op(m, "MatMul", "y", op(m, "Relu", "r", e), ramp(m, "w", 0.1f, 4, 3)));
 }
 
-static struct mlo_value *heads(struct mlo_model *m, const char *name, struct mlo_value *x, int64_t p1,
-                               int64_t p2, int64_t p3)
+/* Eight columns as heads of that width: of width 2, every second head is zero; else every second index. */
+static struct mlo_value *heads(struct mlo_model *m, const char *name, struct mlo_value *x, int64_t width,
+                               int64_t p1, int64_t p2, int64_t p3)
 {
     char a[32], b[32], c[32], d[32];
     snprintf(a, sizeof a, "%s_w", name);
     snprintf(b, sizeof b, "%s_p", name);
     snprintf(c, sizeof c, "%s_shape", name);
     snprintf(d, sizeof d, "%s_r", name);
-    struct mlo_value *p = op(m, "MatMul", b, x, holes(m, a, 0.1f, 1, 2, 4, 8));
-    struct mlo_value *t = op(m, "Transpose", name, op(m, "Reshape", d, p, ints(m, c, 0, 3, 4, 2)));
+    struct mlo_value *p = op(m, "MatMul", b, x, holes(m, a, 0.1f, 1, width == 2 ? 2 : 1, 4, 8));
+    struct mlo_value *t =
+        op(m, "Transpose", name, op(m, "Reshape", d, p, ints(m, c, 0, 3, 8 / width, width)));
     set_ints(t, "perm", 0, p1, p2, p3);
     return t;
 }
 
-/* Four heads of width 2, as units of Q, K, V and of what reads them. */
-static void build_attention(struct mlo_model *m)
+static void attention(struct mlo_model *m, int64_t width)
 {
     struct mlo_value *x = input(m, "x", -1, 3, 4);
-    struct mlo_value *q = heads(m, "q", x, 2, 1, 3), *k = heads(m, "k", x, 2, 3, 1),
-                     *v = heads(m, "v", x, 2, 1, 3);
+    struct mlo_value *q = heads(m, "q", x, width, 2, 1, 3), *k = heads(m, "k", x, width, 2, 3, 1),
+                     *v = heads(m, "v", x, width, 2, 1, 3);
     struct mlo_value *s = op(m, "Softmax", "s", op(m, "MatMul", "qk", q, k));
     struct mlo_value *c = op(m, "Transpose", "c", op(m, "MatMul", "sv", s, v));
     set_ints(c, "perm", 0, 2, 1, 3);
@@ -190,12 +191,24 @@ static void build_attention(struct mlo_model *m)
                  ramp(m, "o", 0.1f, 8, 4)));
 }
 
-/* Q, K and V out of one product: of [3, heads, width], the heads. */
-static void build_packed_attention(struct mlo_model *m)
+/* Four heads of width 2, as units of Q, K, V and of what reads them. */
+static void build_attention(struct mlo_model *m)
+{
+    attention(m, 2);
+}
+
+/* Two heads of width 4: indices of it are units of Q and K, others of V and what reads it. */
+static void build_attention_widths(struct mlo_model *m)
+{
+    attention(m, 4);
+}
+
+static void packed_attention(struct mlo_model *m, int64_t width)
 {
     struct mlo_value *x = input(m, "x", -1, 3, 4), *part[3];
-    struct mlo_value *p = op(m, "MatMul", "p", x, holes(m, "qkv", 0.1f, 1, 2, 4, 24));
-    struct mlo_value *t = op(m, "Transpose", "t", op(m, "Reshape", "r", p, ints(m, "split", 0, 3, 3, 4, 2)));
+    struct mlo_value *p = op(m, "MatMul", "p", x, holes(m, "qkv", 0.1f, 1, width == 2 ? 2 : 1, 4, 24));
+    struct mlo_value *t =
+        op(m, "Transpose", "t", op(m, "Reshape", "r", p, ints(m, "split", 0, 3, 3, 8 / width, width)));
     set_ints(t, "perm", 2, 0, 3, 1, 4);
     for (int i = 0; i < 3; i++) {
         char name[32], index[32];
@@ -215,6 +228,18 @@ static void build_packed_attention(struct mlo_model *m)
     set_ints(c, "perm", 0, 2, 1, 3);
     finish(m, op(m, "MatMul", "y", op(m, "Reshape", "joined", c, ints(m, "shape", 0, 3, 8)),
                  ramp(m, "o", 0.1f, 8, 4)));
+}
+
+/* Q, K and V out of one product: of [3, heads, width], the heads. */
+static void build_packed_attention(struct mlo_model *m)
+{
+    packed_attention(m, 2);
+}
+
+/* Where heads are turned, an index of the width is one unit of all three. */
+static void build_packed_attention_widths(struct mlo_model *m)
+{
+    packed_attention(m, 4);
 }
 
 /* What LayerNormalization reads stays whole; the neurons behind it go. */
@@ -350,6 +375,56 @@ static void test_prune__a_golden_pair_for_each_rule(void **state)
         mlo_model_free(before);
         mlo_model_free(after);
     }
+}
+
+/* Widths are units where heads were turned, which is said of each value that has them as an axis. */
+static void test_prune__a_golden_pair_for_the_width_of_heads(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        const char *name;
+        void (*build)(struct mlo_model *m);
+        const char *turned[3];
+        int groups;
+    } cases[] = {
+        {"prune-attention-widths", build_attention_widths, {"q_r", "k_r", "v_r"}, 2},
+        {"prune-packed-attention-widths", build_packed_attention_widths, {"r"}, 1},
+    };
+    json_t *given = json_pack("{s:s,s:s,s:i}", "remove", "30%", "ratios", "uniform", "round", 1), *options;
+    struct mlo_error err = {0};
+    assert_ok(mlo_options_resolve(mlo_prune_options, given, &options, &err));
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        double seen[4] = {0.4, 0.3, 0.2, 0.1};
+        struct mlo_prune_width widths[3] = {{0}};
+        struct mlo_prune_turned turned = {.widths = widths};
+        struct mlo_model *before = new_model(17), *after = new_model(17);
+        struct mlo_arena *arena = mlo_arena_new();
+        struct mlo_pass_context ctx = {.notes = json_array()};
+        struct mlo_prune_ranking ranking;
+        struct mlo_prune_result result = {0};
+        for (; turned.count < 3 && cases[i].turned[turned.count]; turned.count++)
+            widths[turned.count] = (struct mlo_prune_width){.value = cases[i].turned[turned.count],
+                                                            .seen = turned.count ? NULL : seen};
+        cases[i].build(before);
+        cases[i].build(after);
+        compare_golden(cases[i].name, "before", before);
+        assert_ok(mlo_graph_infer(after->graph, &err));
+        assert_ok(mlo_prune_rank_model(after, options, NULL, &turned, arena, &ctx, &ranking, &err));
+        assert_int_equal(ranking.count, cases[i].groups);
+        assert_ok(mlo_prune_take(after, options, &ranking, arena, &ctx, &result, &err));
+        assert_int_equal(ctx.changes, 2 * cases[i].groups);
+        compare_golden(cases[i].name, "after", after);
+        double worst = deviation(before, after);
+        if (worst > 1e-5)
+            fail_msg("%s: outputs differ by %g", cases[i].name, worst);
+        json_decref(result.report);
+        json_decref(ctx.notes);
+        mlo_arena_free(arena);
+        mlo_model_free(before);
+        mlo_model_free(after);
+    }
+    json_decref(options);
+    json_decref(given);
 }
 
 /* --- what is left alone ---------------------------------------------------------------------------- */
@@ -544,7 +619,7 @@ static void spend(const struct spending *t)
     struct mlo_prune_result result = {0};
     json_t *given = json_pack("{s:s,s:i}", "remove", t->share, "round", t->round), *options;
     assert_ok(mlo_options_resolve(mlo_prune_options, given, &options, &err));
-    assert_ok(mlo_prune_rank_model(m, options, NULL, arena, &ctx, &ranking, &err));
+    assert_ok(mlo_prune_rank_model(m, options, NULL, NULL, arena, &ctx, &ranking, &err));
     assert_int_equal(ranking.count, 2);
     for (int g = 0; g < 2; g++)
         for (int k = 0; k <= ranking.groups[g].count; k++)
@@ -819,6 +894,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_prune__a_golden_pair_for_each_rule),
+        cmocka_unit_test(test_prune__a_golden_pair_for_the_width_of_heads),
         cmocka_unit_test(test_prune__names_what_it_left_alone_and_why),
         cmocka_unit_test(test_prune__cuts_names_between_characters),
         cmocka_unit_test(test_prune__leaves_what_layernorm_shares),

@@ -372,6 +372,66 @@ static void test_prune_step__turns_channels_that_nothing_but_sums_touch(void **s
     }
 }
 
+/* With `full`, weights without a pattern; else each four columns (a head's) say what two would. */
+static struct mlo_value *narrow(struct mlo_model *m, const char *name, uint32_t seed, int64_t rows,
+                                int64_t columns, bool full)
+{
+    struct mlo_value *w = noise(m, name, 0.4f, seed, rows, columns);
+    float *x = w->constant->data;
+    for (int64_t r = 0; r < rows && !full; r++)
+        for (int64_t c = 0; c < columns; c += 4) {
+            float *at = x + r * columns + c;
+            at[2] = at[0] - 0.5f * at[1];
+            at[3] = 0.8f * at[0] + at[1];
+        }
+    return w;
+}
+
+/* Two heads of width 4, out of one product or of three; `on` is an op on the queries, or none. */
+static struct mlo_model *attention(bool packed, const char *on, bool full)
+{
+    struct mlo_model *m = new_model(17);
+    struct mlo_value *x = input(m, "x", -1, 5, 8), *part[3], *t = NULL;
+    if (packed) {
+        struct mlo_value *p = op(m, "Add", "b", op(m, "MatMul", "p", x, narrow(m, "wp", 3, 8, 24, full)),
+                                 narrow(m, "bp", 11, 1, 24, full));
+        t = op(m, "Transpose", "t", op(m, "Reshape", "r", p, ints(m, "shape", 0, 5, 3, 2, 4)));
+        set_ints(t, "perm", 2, 0, 3, 1, 4);
+    }
+    for (int i = 0; i < 3; i++) {
+        char n[7][16];
+        for (size_t k = 0; k < MLO_COUNT(n); k++)
+            snprintf(n[k], sizeof n[k], "%c%d", "wpbrsti"[k], i);
+        if (packed) {
+            struct mlo_tensor at = {0};
+            struct mlo_error err = {0};
+            assert_ok(mlo_tensor_init(&at, MLO_INT64, 0, NULL, &err));
+            *(int64_t *)at.data = i;
+            part[i] = op(m, "Gather", n[5], t, constant_take(m, n[6], &at));
+        } else {
+            uint32_t seed = 3 + 2 * (uint32_t)i;
+            struct mlo_value *p = op(m, "MatMul", n[1], x, narrow(m, n[0], seed, 8, 8, full));
+            p = op(m, "Add", n[2], p, narrow(m, n[6], seed + 8, 1, 8, full));
+            part[i] = op(m, "Transpose", n[5], op(m, "Reshape", n[3], p, ints(m, n[4], 0, 5, 2, 4)));
+            set_ints(part[i], "perm", 0, 2, 1, 3);
+        }
+    }
+    if (strcmp(on, "Add") == 0) /* a position, say */
+        part[0] = op(m, "Add", "on", part[0], noise(m, "place", 0.3f, 17, 5, 4));
+    else if (strcmp(on, "Mul") == 0)
+        part[0] = op(m, "Mul", "on", part[0], floats(m, "half", LIST(0.5), 1));
+    else if (*on)
+        part[0] = op(m, on, "on", part[0]);
+    struct mlo_value *k = op(m, "Transpose", "k", part[1]);
+    set_ints(k, "perm", 0, 1, 3, 2);
+    struct mlo_value *s = op(m, "Softmax", "s", op(m, "MatMul", "qk", part[0], k));
+    struct mlo_value *c = op(m, "Transpose", "c", op(m, "MatMul", "sv", s, part[2]));
+    set_ints(c, "perm", 0, 2, 1, 3);
+    finish(m, op(m, "MatMul", "y", op(m, "Reshape", "joined", c, ints(m, "whole", 0, 5, 8)),
+                 noise(m, "wo", 0.5f, 23, 8, 6)));
+    return m;
+}
+
 /* Gram matrices of all that the options want, of rows without a pattern. */
 static void observe_noise(const struct mlo_model *m, const json_t *options, struct mlo_stats *stats)
 {
@@ -383,10 +443,12 @@ static void observe_noise(const struct mlo_model *m, const json_t *options, stru
     for (size_t w = 0; w < wants.count; w++) {
         const struct mlo_node *node = wants.list[w].gram;
         struct mlo_gram *gram = mlo_stats_get_gram(stats, node, true);
-        const struct mlo_dim *dims = node->inputs[0]->type.dims;
+        const struct mlo_type *type = &node->inputs[0]->type;
+        int64_t dims[MLO_MAX_RANK] = {1};
         struct mlo_tensor x = {0};
-        assert_ok(
-            mlo_tensor_init(&x, MLO_FLOAT32, 4, DIMS(1, dims[1].value, dims[2].value, dims[3].value), &err));
+        for (int d = 1; d < type->rank; d++)
+            dims[d] = type->dims[d].value;
+        assert_ok(mlo_tensor_init(&x, MLO_FLOAT32, type->rank, dims, &err));
         for (int s = 0; s < 40; s++) {
             for (size_t k = 0; k < mlo_tensor_count(&x); k++)
                 ((float *)x.data)[k] = noise_at(&seed);
@@ -412,12 +474,15 @@ static void test_prune_turn__leaves_the_function_as_it_was(void **state)
     struct mlo_stats stats;
     struct mlo_pass_context ctx = {.notes = json_array()};
     json_t *given = json_object(), *options = NULL;
-    int count, heard = 0;
+    struct mlo_arena *arena = mlo_arena_new();
+    struct mlo_prune_turned out;
+    int heard = 0;
     assert_ok(mlo_options_resolve(mlo_prune_options, given, &options, &err));
     assert_ok(mlo_graph_infer(turned->graph, &err));
     observe_noise(turned, options, &stats);
-    assert_ok(mlo_prune_turn(turned, options, &stats, &ctx, hear, &heard, &count, &err));
-    assert_int_equal(count, 1);
+    assert_ok(mlo_prune_turn(turned, options, &stats, &ctx, hear, &heard, arena, &out, &err));
+    assert_int_equal(out.groups, 1);
+    assert_int_equal(out.count, 0);
     assert_true(heard > 1);
     double off = deviation(m, turned);
     if (!(off < 2e-5))
@@ -432,17 +497,99 @@ static void test_prune_turn__leaves_the_function_as_it_was(void **state)
     m = stream("Add");
     assert_ok(mlo_graph_infer(m->graph, &err));
     observe_noise(m, options, &stats);
-    assert_ok(mlo_prune_turn(m, options, &stats, &ctx, NULL, NULL, &count, &err));
-    assert_int_equal(count, 0);
+    assert_ok(mlo_prune_turn(m, options, &stats, &ctx, NULL, NULL, arena, &out, &err));
+    assert_int_equal(out.groups, 0);
     /* weights that are no numbers are named as they are, and not by what a turn makes of them */
     ((float *)node_named(m, "q_node")->inputs[1]->constant->data)[3] = NAN;
-    assert_int_equal(mlo_prune_turn(m, options, &stats, &ctx, NULL, NULL, &count, &err), MLO_EINVAL);
+    assert_int_equal(mlo_prune_turn(m, options, &stats, &ctx, NULL, NULL, arena, &out, &err), MLO_EINVAL);
     assert_non_null(strstr(err.message, "'wq' hold NaN"));
     mlo_stats_clear(&stats);
     mlo_model_free(m);
+    mlo_arena_free(arena);
     json_decref(ctx.notes);
     json_decref(options);
     json_decref(given);
+}
+
+/* Heads are turned where nothing but moves and numbers stand between weights and products; elsewhere they
+ * stay what can go. */
+static void test_prune_turn__turns_what_is_inside_heads(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        bool packed;
+        const char *on, *exclude;
+        int widths, units;
+    } CASES[] = {{true, "", "[]", 1, 4},     {false, "", "[]", 3, 8},    {true, "Mul", "[]", 1, 4},
+                 {false, "Mul", "[]", 3, 8}, {true, "Tanh", "[]", 0, 2}, {false, "Tanh", "[]", 0, 2},
+                 {true, "Add", "[]", 0, 2},  {false, "Add", "[]", 0, 2}, {false, "", "[\"p2_node\"]", 2, 4}};
+    for (size_t i = 0; i < MLO_COUNT(CASES); i++) {
+        struct mlo_error err = {0};
+        struct mlo_model *m = attention(CASES[i].packed, CASES[i].on, true),
+                         *turned = attention(CASES[i].packed, CASES[i].on, true);
+        struct mlo_arena *arena = mlo_arena_new();
+        struct mlo_pass_context ctx = {.notes = json_array()};
+        struct mlo_prune_turned out;
+        struct mlo_prune_ranking ranking;
+        struct mlo_stats stats;
+        json_t *given = json_pack("{s:o}", "exclude", json_loads(CASES[i].exclude, 0, NULL)), *options;
+        assert_ok(mlo_options_resolve(mlo_prune_options, given, &options, &err));
+        assert_ok(mlo_graph_infer(turned->graph, &err));
+        observe_noise(turned, options, &stats);
+        assert_ok(mlo_prune_turn(turned, options, &stats, &ctx, NULL, NULL, arena, &out, &err));
+        if (out.count != CASES[i].widths)
+            fail_msg("case %zu: %d widths, %d turned", i, out.count, out.groups);
+        double off = deviation(m, turned);
+        if (!(off < 2e-5))
+            fail_msg("case %zu: the turned model is off by %g", i, off);
+        if (out.count) { /* of queries and keys, the most is seen of the first */
+            const double *seen = out.widths[0].seen;
+            assert_non_null(seen);
+            assert_true(seen[0] > seen[1] && seen[1] > seen[2] && seen[2] > seen[3]);
+            assert_true(fabs(seen[0] + seen[1] + seen[2] + seen[3] - 1) < 1e-12);
+        }
+        assert_ok(mlo_prune_rank_model(turned, options, &stats, &out, arena, &ctx, &ranking, &err));
+        int units = 0; /* indices of the width, or heads */
+        for (int g = 0; g < ranking.count; g++)
+            units += ranking.groups[g].count;
+        if (units != CASES[i].units)
+            fail_msg("case %zu: %d units", i, units);
+        mlo_stats_clear(&stats);
+        mlo_arena_free(arena);
+        json_decref(ctx.notes);
+        json_decref(options);
+        json_decref(given);
+        mlo_model_free(m);
+        mlo_model_free(turned);
+    }
+}
+
+/* Every index of the heads is in use, and two of four say all: no head and no index could go as they are. */
+static void test_prune_step__takes_what_heads_do_not_need(void **state)
+{
+    MLO_UNUSED(state);
+    for (int packed = 0; packed < 2; packed++) {
+        struct mlo_model *m = attention(packed, "", false);
+        char first[MLO_DIGEST_TEXT_SIZE], text[MLO_DIGEST_TEXT_SIZE];
+        for (unsigned threads = 1; threads <= 3; threads += 2) {
+            struct run r;
+            run_step(&r, m, 40, "{\"remove\": \"50%\", \"damp\": 0}", threads, threads == 1 ? 0 : 7);
+            if (r.status != MLO_OK)
+                fail_msg("%s", r.err.message);
+            digest_of(&r, threads == 1 ? first : text);
+            struct mlo_model *pruned = load_result(&r);
+            assert_int_equal(node_named(pruned, "y_node")->inputs[1]->type.dims[0].value, 4);
+            assert_int_equal(mlo_graph_value(pruned->graph, packed ? "wp" : "w0")->type.dims[1].value,
+                             packed ? 12 : 4);
+            double worst = deviation(m, pruned);
+            if (!(worst < 2e-4))
+                fail_msg("outputs differ by %g", worst);
+            mlo_model_free(pruned);
+            clear(&r);
+        }
+        assert_string_equal(first, text);
+        mlo_model_free(m);
+    }
 }
 
 /* Of what a ConvTranspose alone reads there is no matrix: channels without weights go first, and not those
@@ -544,6 +691,8 @@ int main(void)
         cmocka_unit_test(test_prune_step__what_is_rounded_behind_it_has_the_same_bytes),
         cmocka_unit_test(test_prune_step__turns_channels_that_nothing_but_sums_touch),
         cmocka_unit_test(test_prune_turn__leaves_the_function_as_it_was),
+        cmocka_unit_test(test_prune_turn__turns_what_is_inside_heads),
+        cmocka_unit_test(test_prune_step__takes_what_heads_do_not_need),
         cmocka_unit_test(test_prune_step__takes_more_where_outputs_suffer_less),
         cmocka_unit_test(test_prune_step__weighs_all_groups_on_one_scale),
         cmocka_unit_test(test_prune_step__judges_by_what_nothing_was_fitted_on),
