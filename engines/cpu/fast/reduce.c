@@ -102,14 +102,20 @@ const struct cpu_step_class fast_reduce_class = {.name = "reduction",
 
 /* --- lowering ------------------------------------------------------------------------------------------- */
 
-static const char *const kinds[FAST_REDUCTIONS] = {
-    [FAST_REDUCE_MEAN] = "ReduceMean",
-    [FAST_REDUCE_SUM] = "ReduceSum",
-    [FAST_REDUCE_MAX] = "ReduceMax",
-    [FAST_REDUCE_MIN] = "ReduceMin",
-    [FAST_REDUCE_L1] = "ReduceL1",
-    [FAST_REDUCE_L2] = "ReduceL2",
-    [FAST_REDUCE_SUM_SQUARE] = "ReduceSumSquare",
+static const struct {
+    const char *op_type;
+    enum fast_reduction kind;
+    bool pool; /* over all axes behind the channels */
+} kinds[] = {
+    {"ReduceMean", FAST_REDUCE_MEAN, false},
+    {"ReduceSum", FAST_REDUCE_SUM, false},
+    {"ReduceMax", FAST_REDUCE_MAX, false},
+    {"ReduceMin", FAST_REDUCE_MIN, false},
+    {"ReduceL1", FAST_REDUCE_L1, false},
+    {"ReduceL2", FAST_REDUCE_L2, false},
+    {"ReduceSumSquare", FAST_REDUCE_SUM_SQUARE, false},
+    {"GlobalAveragePool", FAST_REDUCE_MEAN, true},
+    {"GlobalMaxPool", FAST_REDUCE_MAX, true},
 };
 
 bool fast_reduced_axes(const struct mlo_node *node, int rank, bool reduced[MLO_MAX_RANK])
@@ -133,6 +139,13 @@ bool fast_reduced_axes(const struct mlo_node *node, int rank, bool reduced[MLO_M
         reduced[axis] = true;
     }
     return true;
+}
+
+static bool pooled_axes(int rank, bool reduced[MLO_MAX_RANK])
+{
+    for (int i = 0; i < MLO_MAX_RANK; i++)
+        reduced[i] = i >= 2 && i < rank;
+    return rank > 2;
 }
 
 /* False where what is reduced does not lie together in that layout, or the result would have none that has a
@@ -181,12 +194,16 @@ enum mlo_status fast_lower_reduce(struct mlo_plan *plan, const struct mlo_node *
     struct reduce_data found = {.kind = FAST_REDUCTIONS};
     enum cpu_layout from, to;
     int slot;
-    for (int k = 0; k < FAST_REDUCTIONS; k++)
-        if (mlo_node_is(node, kinds[k]))
-            found.kind = (enum fast_reduction)k;
+    bool pool = false;
+    for (size_t k = 0; k < MLO_COUNT(kinds); k++)
+        if (mlo_node_is(node, kinds[k].op_type)) {
+            found.kind = kinds[k].kind;
+            pool = kinds[k].pool;
+        }
     if (found.kind == FAST_REDUCTIONS || node->inputs[0]->type.dtype != MLO_FLOAT32 ||
         !fast_shape(node->inputs[0], &x) || !fast_shape(node->outputs[0], &y) || x.count == 0 || x.rank < 1 ||
-        !fast_is_available(plan, node->inputs[0]) || !fast_reduced_axes(node, x.rank, reduced))
+        !fast_is_available(plan, node->inputs[0]) ||
+        !(pool ? pooled_axes(x.rank, reduced) : fast_reduced_axes(node, x.rank, reduced)))
         return MLO_OK;
     const struct cpu_value *v = &plan->values[node->inputs[0]->index];
     bool bytes = v->slot[CPU_PLAIN] < 0 && v->slot[CPU_LAST] < 0, keeps = y.rank == x.rank;

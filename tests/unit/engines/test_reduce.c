@@ -137,6 +137,34 @@ static void test_reduce__channels_last(void **state)
             }
 }
 
+/* The same kernels over all axes behind the channels, in both layouts. */
+static void test_reduce__global_pools(void **state)
+{
+    MLO_UNUSED(state);
+    static const char *const pools[] = {"GlobalAveragePool", "GlobalMaxPool"};
+    static const int64_t channels[] = {1, 8, 19, 64, 131};
+    for (size_t k = 0; k < MLO_COUNT(channels) * 2; k++)
+        for (int rank = 3; rank <= 5; rank++)
+            for (int how = 0; how < (rank == 4 ? 5 : 1); how++)
+                for (int last = 0; last < (rank == 4 && how == 0 ? 2 : 1); last++) {
+                    char what[96];
+                    struct net n = net_new(3);
+                    int64_t dims[] = {2, channels[k / 2], 5, 7, 3};
+                    struct mlo_value *x = net_input(&n, "x", rank, dims);
+                    snprintf(what, sizeof what, "%s of %lld channels, rank %d, data %d, last %d",
+                             pools[k % 2], (long long)dims[1], rank, how, last);
+                    if (last)
+                        x = net_conv(&n, x, &(struct conv_spec){dims[1], 19, 1, 1, 0, 1, 1, 5, true});
+                    net_finish(&n, net_op(&n, pools[k % 2], x, NULL, NULL));
+                    struct mlo_tensor in = random_tensor(rank, dims, 5);
+                    spoil(&in, how);
+                    bool small = mlo_tensor_count(&in) <= 16384; /* the library has the others */
+                    compare(&n, &in, how == 4 ? 1e-3 : 1e-5, small ? "reduction" : NULL, what);
+                    mlo_tensor_clear(&in);
+                    mlo_model_free(n.model);
+                }
+}
+
 static void test_softmax__rows_of_all_widths(void **state)
 {
     MLO_UNUSED(state);
@@ -186,6 +214,7 @@ int main(void)
         cmocka_unit_test(test_reduce__rows_and_columns_of_all_sizes),
         cmocka_unit_test(test_reduce__long_and_split),
         cmocka_unit_test(test_reduce__channels_last),
+        cmocka_unit_test(test_reduce__global_pools),
         cmocka_unit_test(test_softmax__rows_of_all_widths),
         cmocka_unit_test(test_softmax__axes),
     };
