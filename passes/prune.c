@@ -7,6 +7,7 @@
 #include "passes/prune_impl.h"
 
 static const char *const CRITERIA[] = {"auto", "second-order", "activation", "l2", "l1", "bn-scale", NULL};
+static const char *const HEADS[] = {"narrow", "whole", NULL};
 static const char *const OF[] = {"multiply-adds", "weights", NULL};
 static const char *const RATIOS[] = {"sensitivity", "uniform", NULL};
 static const char *const RECONSTRUCT[] = {"least-squares", "bias", "none", NULL};
@@ -47,6 +48,13 @@ const struct mlo_option_spec mlo_prune_options[] = {
      .min = 1,
      .max = 1 << 20,
      .description = "At least so many channels stay in a group"},
+    {.name = "heads",
+     .type = MLO_OPT_STRING,
+     .fallback = "narrow",
+     .choices = HEADS,
+     .description =
+         "Of attention heads: narrow: indices of the width of all, where they can be turned; whole: "
+         "whole ones go"},
     MLO_OPTION_EXCLUDE,
     {.name = "freeze_initializers",
      .type = MLO_OPT_BOOL,
@@ -76,6 +84,11 @@ const struct mlo_option_spec mlo_prune_options[] = {
                     "output has more than one position is ranked by at most 96"},
     {NULL},
 };
+
+bool mlo_prune_keeps_heads(const json_t *options)
+{
+    return strcmp(mlo_json_str(options, "heads", HEADS[0]), HEADS[1]) == 0;
+}
 
 static enum mlo_status read_settings(const json_t *options, bool observed, struct prune_settings *out,
                                      struct mlo_error *err)
@@ -130,7 +143,7 @@ out:
     return status;
 }
 
-enum mlo_status mlo_prune_wanted(const struct mlo_model *model, const json_t *options,
+enum mlo_status mlo_prune_wanted(const struct mlo_model *model, const json_t *options, bool turns,
                                  struct mlo_stats_wants *wants, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
@@ -150,7 +163,7 @@ enum mlo_status mlo_prune_wanted(const struct mlo_model *model, const json_t *op
         if (in_group(p, w->node->inputs[0], w->x_axis))
             MLO_TRY(want_gram(wants, w, full, err));
     }
-    if (full)
+    if (full && turns && !mlo_prune_keeps_heads(options))
         MLO_TRY(want_attention(p, options, wants, err));
 out:
     mlo_arena_free(arena);

@@ -27,6 +27,7 @@ struct mlo_prune_result {
  */
 struct mlo_prune_width {
     const char *value; /* that a Reshape makes, [.., heads, width] */
+    int64_t width;
     double *seen; /* [width]: the share of the products of queries and keys that an index is; NULL: none */
 };
 struct mlo_prune_turned {
@@ -49,11 +50,12 @@ struct mlo_prune_ranking {
     struct mlo_prune_turned turned; /* of the model that was ranked */
 };
 
-/* What the criterion of these (resolved) options wants observed: nothing for norms of weights; else Gram
- * matrices of what weighted nodes read, diagonals alone for `activation`. Adds to `wants`, whose names are
- * the model's. */
+/* What the criterion of these (resolved) options wants observed, for turning as well or for ranking alone:
+ * nothing for norms of weights; else Gram matrices of what weighted nodes read, diagonals alone for
+ * `activation`. Adds to `wants`, whose names are the model's. */
 MLO_MUST_USE enum mlo_status mlo_prune_wanted(const struct mlo_model *model, const json_t *options,
-                                              struct mlo_stats_wants *wants, struct mlo_error *err);
+                                              bool turns, struct mlo_stats_wants *wants,
+                                              struct mlo_error *err);
 
 /* Turns channels that go through nothing but sums and averages, and the width of attention heads, into others
  * that say the same and are ordered by what those that read them see (full Gram matrices in `stats`, which

@@ -7,6 +7,8 @@
 
 #include "passes/prune_impl.h"
 
+enum { DEPTH_MAX = 64 /* nodes that a value is followed through */ };
+
 struct view {
     const struct mlo_value *value, *split; /* split: what the columns' axis was first made several axes of */
     int maker;                             /* of the analysis' weighted */
@@ -15,6 +17,7 @@ struct view {
     bool attended, merged;                 /* behind V's product; heads and width one axis again */
     struct prune_part part;                /* where it is attended */
     int head_axis;                         /* likewise */
+    int depth;
 };
 
 struct walking {
@@ -197,7 +200,8 @@ static bool move_split(const struct prune *p, const struct view *from, const str
     int64_t axis = mlo_node_attr_i(node, "axis", 0), begin = 0;
     MLO_UNUSED(p);
     axis += axis < 0 ? rank : 0;
-    if (node->inputs[0] != from->value || axis < 0 || axis >= rank || from->attended)
+    if (node->inputs[0] != from->value || axis < 0 || axis >= rank || from->attended ||
+        (mlo_node_input(node, 1) && !mlo_node_fixed(node, 1)))
         return false;
     for (int i = 0; i < node->output_count && node->outputs[i] != to->value; i++) {
         int64_t d = node->outputs[i] ? mlo_prune_dim(node->outputs[i], (int)axis) : -1;
@@ -205,9 +209,12 @@ static bool move_split(const struct prune *p, const struct view *from, const str
             return false;
         begin += d;
     }
+    int64_t size = mlo_prune_dim(to->value, (int)axis);
+    if (size < 1 || begin + size > mlo_prune_dim(from->value, (int)axis))
+        return false;
     memcpy(to->stride, from->stride, sizeof to->stride);
     to->offset = from->offset + begin * from->stride[axis];
-    if (mlo_prune_dim(to->value, (int)axis) == 1)
+    if (size == 1)
         to->stride[axis] = 0;
     return true;
 }
@@ -239,6 +246,20 @@ static const struct {
 
 /* --- products --------------------------------------------------------------------------------------- */
 
+static int64_t columns_of(const struct prune *p, int maker)
+{
+    const struct prune_weighted *w = &p->weighted[maker];
+    return mlo_prune_dim(w->node->outputs[0], w->out_axis);
+}
+
+/* Sizes may be what a file says of them. */
+static bool is_within(const struct prune_part *part, int64_t columns)
+{
+    return part->heads >= 1 && part->heads <= columns && part->width >= 1 && part->width <= columns &&
+           part->stride >= 0 && part->stride <= columns && part->offset >= 0 && part->offset <= columns &&
+           part->offset + (part->heads - 1) * part->stride + part->width <= columns;
+}
+
 /* Heads are a batch of the product, the width is that axis; nothing else of the columns is there. */
 static bool read_part(const struct walking *k, const struct view *v, int width_axis, struct prune_part *out,
                       int *head_axis)
@@ -261,8 +282,8 @@ static bool read_part(const struct walking *k, const struct view *v, int width_a
                                .stride = head < 0 ? 0 : v->stride[head],
                                .width = mlo_prune_dim(x, width_axis)};
     *head_axis = head < 0 ? 0 : rank - head; /* from the end */
-    if (out->width != mlo_prune_dim(v->split, last_axis(v->split)) || out->heads < 1 ||
-        out->width > MLO_PRUNE_TURN_MAX)
+    if (out->width != mlo_prune_dim(v->split, last_axis(v->split)) || out->width > MLO_PRUNE_TURN_MAX ||
+        !is_within(out, columns_of(k->p, v->maker)))
         return false;
     for (int64_t h = 0; h < out->heads; h++)
         for (int64_t i = 0; i < out->width; i++) {
@@ -290,6 +311,11 @@ static bool read_by_weights(struct walking *k, const struct view *v, const struc
     if (!w || w->weight != 1 || w->x_axis != last_axis(v->value) || !observed(k, w) ||
         !own(k->p, node->inputs[1]) || !v->attended || !(v->merged || v->part.heads == 1) || !is_flat(v))
         return false;
+    for (int i = 0; i < k->out->count; i++) { /* another reads it, too: each would turn it */
+        const struct prune_pair *pair = &k->out->pairs[i];
+        if (pair->reader && pair->part[0].maker == v->maker && pair->part[0].offset == v->part.offset)
+            return false;
+    }
     struct prune_pair *pair = pair_of(k->out, node);
     pair->reader = w;
     pair->part[0] = pair->part[1] = v->part;
@@ -297,18 +323,43 @@ static bool read_by_weights(struct walking *k, const struct view *v, const struc
     return true;
 }
 
+/* Whether all that reads scores is a Softmax over their last axis, behind numbers and masks. */
+static bool softens(const struct mlo_value *scores, int depth)
+{
+    if (scores->is_output || !scores->use_count || depth > DEPTH_MAX)
+        return false;
+    for (int u = 0; u < scores->use_count; u++) {
+        const struct mlo_node *node = scores->uses[u].node;
+        int64_t axis = mlo_node_attr_i(node, "axis", -1);
+        int at = scores->uses[u].index;
+        const struct mlo_value *other = at < 2 ? mlo_node_input(node, 1 - at) : NULL;
+        if (mlo_node_is(node, "Softmax") && (axis == -1 || axis == last_axis(scores)))
+            continue;
+        bool scales = (mlo_node_is(node, "Mul") || mlo_node_is(node, "Div")) && is_number(other) &&
+                      (at == 0 || mlo_node_is(node, "Mul"));
+        if (!scales && !mlo_node_is(node, "Add") && !mlo_node_is(node, "Where"))
+            return false;
+        if (!softens(node->outputs[0], depth + 1))
+            return false;
+    }
+    return true;
+}
+
 static bool follow(struct walking *k, const struct view *v);
 
-static bool multiplied(struct walking *k, const struct view *v, const struct mlo_node *node)
+static bool multiplied(struct walking *k, const struct view *v, const struct mlo_node *node, int side)
 {
-    int last = last_axis(v->value), side = node->inputs[0] == v->value ? 0 : 1;
+    int last = last_axis(v->value);
+    if (side > 1) /* added by a Gemm */
+        return false;
     const struct mlo_value *other = node->inputs[1 - side], *y = node->outputs[0];
     if (other == v->value || node->inputs[side] != v->value)
         return false;
     if (other->constant || v->attended)
         return side == 0 && read_by_weights(k, v, node);
     if (side == 1 && v->stride[last]) { /* the columns stay: V */
-        struct view to = {.value = y, .split = v->split, .maker = v->maker, .attended = true};
+        struct view to = {
+            .value = y, .split = v->split, .maker = v->maker, .attended = true, .depth = v->depth + 1};
         int move = y->type.rank - v->value->type.rank;
         if (move < 0 || y->is_output || !read_part(k, v, last, &to.part, &to.head_axis))
             return false;
@@ -320,6 +371,7 @@ static bool multiplied(struct walking *k, const struct view *v, const struct mlo
     if (pair->has[side] || last < 1)
         return false;
     pair->has[side] = true;
+    pair->softened = softens(y, 0);
     return read_part(k, v, last - side, &pair->part[side], &pair->head_axis[side]);
 }
 
@@ -327,7 +379,7 @@ static bool multiplied(struct walking *k, const struct view *v, const struct mlo
 static bool follow(struct walking *k, const struct view *v)
 {
     const struct mlo_value *x = v->value;
-    if (x->is_output || x->type.rank < 1 || x->type.rank > MLO_MAX_RANK)
+    if (x->is_output || x->type.rank < 1 || x->type.rank > MLO_MAX_RANK || v->depth > DEPTH_MAX)
         return false;
     for (int u = 0; u < x->use_count; u++) {
         const struct mlo_node *node = x->uses[u].node;
@@ -337,7 +389,7 @@ static bool follow(struct walking *k, const struct view *v)
         if (mlo_node_is(node, "Shape"))
             continue;
         if (mlo_node_is(node, "MatMul") || mlo_node_is(node, "Gemm")) {
-            if (!multiplied(k, v, node))
+            if (!multiplied(k, v, node, x->uses[u].index))
                 return false;
             continue;
         }
@@ -347,6 +399,7 @@ static bool follow(struct walking *k, const struct view *v)
         for (int o = 0; o < node->output_count; o++) {
             struct view to = *v;
             to.value = node->outputs[o];
+            to.depth = v->depth + 1;
             memset(to.stride, 0, sizeof to.stride);
             if (!move || !to.value || to.value->type.rank < 1 || !move(k->p, v, node, &to) || !follow(k, &to))
                 return false;
@@ -363,8 +416,8 @@ static bool walk_maker(struct walking *k, int m)
     const struct mlo_value *y = w->node->outputs[0], *bias = mlo_node_input(w->node, 2);
     struct view v = {.value = y, .maker = m};
     int64_t columns = mlo_prune_dim(y, w->out_axis);
-    if (w->weight != 1 || w->out_axis != last_axis(y) || !observed(k, w) || columns < 2 ||
-        !own(k->p, w->node->inputs[1]) || mlo_node_is(w->node, "Conv") ||
+    if (w->weight != 1 || mlo_refit_refuses(w->node) || w->out_axis != last_axis(y) || !observed(k, w) ||
+        columns < 2 || !own(k->p, w->node->inputs[1]) || mlo_node_is(w->node, "Conv") ||
         mlo_prune_dim(w->node->inputs[1], w->w_out) != columns)
         return false;
     if (bias && (!own(k->p, bias) || (int64_t)mlo_tensor_count(bias->constant) != columns ||
@@ -391,7 +444,7 @@ static int add_split(struct mlo_prune_turned *list, const struct mlo_value *v)
     for (int i = 0; i < list->count; i++)
         if (strcmp(list->widths[i].value, v->name) == 0)
             return i;
-    list->widths[list->count] = (struct mlo_prune_width){.value = v->name};
+    list->widths[list->count] = (struct mlo_prune_width){v->name, mlo_prune_dim(v, last_axis(v)), NULL};
     return list->count++;
 }
 
@@ -496,6 +549,13 @@ enum mlo_status mlo_prune_find_attention(struct prune *p, const json_t *exclude,
             return mlo_error_nomem(err);
         k.failed[m] = !walk_maker(&k, m);
     }
+    /* what was observed of a reader is not so any more when it makes parts itself */
+    for (int i = 0; i < out->count; i++)
+        for (int j = 0; j < 2 * out->count; j++) {
+            const struct prune_pair *pair = &out->pairs[j / 2];
+            if (pair->has[j % 2] && &p->weighted[pair->part[j % 2].maker] == out->pairs[i].reader)
+                k.failed[pair->part[j % 2].maker] = true;
+        }
     for (bool again = true; again;) {
         struct prune *trial;
         again = false;

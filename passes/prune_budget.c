@@ -359,8 +359,11 @@ enum mlo_status mlo_prune_spend(struct prune *p, const struct prune_settings *s,
                       "most %.1f%% can, from %d groups",
                       s->remove * 100, s->of, floor((1 - least / whole) * 1000) / 10, p->group_count);
         mlo_error_where(err, "option 'remove'");
-        mlo_error_hint(err, "ask for less, or round to fewer channels (round: %d, min_channels: %d)",
-                       s->round, s->min_channels);
+        mlo_error_hint(
+            err,
+            "ask for less, or round to fewer channels (round: %d, min_channels: %d); of many heads "
+            "more can go as a whole (heads: whole)",
+            s->round, s->min_channels);
         return MLO_EINVAL;
     }
     for (int g = 0; g < p->group_count; g++)

@@ -180,6 +180,8 @@ int64_t mlo_prune_gram_channel(const struct prune_weighted *w, int64_t g, int64_
 
 /* --- turning ------------------------------------------------------------------------------------- */
 
+/* Whether these options want heads to go as a whole. */
+bool mlo_prune_keeps_heads(const json_t *options);
 enum { MLO_PRUNE_TURN_MAX = 512 /* channels of a group, or width of heads, that are turned */ };
 /* Of channels with covariance c (overwritten), which those that read them see as x^T a x: others that say the
  * same, uncorrelated and ordered by what is seen of each, the most in front. x = t z and z = inverse x; all
@@ -203,6 +205,7 @@ struct prune_pair {
     const struct prune_weighted *reader; /* NULL: queries and keys */
     struct prune_part part[2];
     bool has[2];
+    bool softened;    /* queries and keys: by a Softmax over the keys */
     int head_axis[2]; /* from the end; 0: one head, without an axis */
 };
 struct prune_attention {

@@ -350,6 +350,25 @@ out:
     return status;
 }
 
+/* A copy in the arena. */
+static enum mlo_status keep_turned(const struct mlo_prune_turned *from, struct mlo_arena *arena,
+                                   struct mlo_prune_turned *out, struct mlo_error *err)
+{
+    *out = *from;
+    out->widths = mlo_arena_calloc(arena, (size_t)from->count + 1, sizeof *out->widths);
+    for (int i = 0; out->widths && i < from->count; i++) {
+        struct mlo_prune_width *to = &out->widths[i];
+        *to = from->widths[i];
+        if (!to->seen)
+            continue;
+        to->seen = mlo_arena_calloc(arena, (size_t)to->width, sizeof *to->seen);
+        if (!to->seen)
+            return mlo_error_nomem(err);
+        memcpy(to->seen, from->widths[i].seen, (size_t)to->width * sizeof *to->seen);
+    }
+    return out->widths ? MLO_OK : mlo_error_nomem(err);
+}
+
 enum mlo_status mlo_prune_turn(struct mlo_model *model, const json_t *options, const struct mlo_stats *stats,
                                struct mlo_pass_context *ctx, mlo_prune_tell_fn *tell, void *arg,
                                struct mlo_arena *arena, struct mlo_prune_turned *out, struct mlo_error *err)
@@ -357,9 +376,17 @@ enum mlo_status mlo_prune_turn(struct mlo_model *model, const json_t *options, c
     enum mlo_status status;
     struct prune *p;
     const json_t *exclude = json_object_get(options, "exclude");
+    struct mlo_prune_turned heads = {0};
+    struct mlo_arena *own = mlo_arena_new(); /* of analyses: they are large */
     *out = (struct mlo_prune_turned){0};
-    MLO_TRY(mlo_prune_analyse(model->graph, exclude, NULL, arena, &p, err));
+    if (!own)
+        return mlo_error_nomem(err);
+    MLO_TRY(mlo_prune_analyse(model->graph, exclude, NULL, own, &p, err));
     MLO_TRY(mlo_prune_check_finite(p, err));
+    /* before the streams that they read, of which something else would be observed then */
+    if (!mlo_prune_keeps_heads(options))
+        MLO_TRY(mlo_prune_turn_heads(p, exclude, stats, ctx, &heads, err));
+    MLO_TRY(keep_turned(&heads, arena, out, err));
     for (int g = 0; g < p->group_count; g++) {
         bool turned;
         if (tell)
@@ -374,7 +401,7 @@ enum mlo_status mlo_prune_turn(struct mlo_model *model, const json_t *options, c
                 "its %d channels are turned: nothing but sums stand between them and what reads them",
                 p->groups[g].count);
     }
-    MLO_TRY(mlo_prune_turn_heads(p, exclude, stats, ctx, out, err));
 out:
+    mlo_arena_free(own);
     return status;
 }

@@ -2,8 +2,9 @@
  * (T^T k) is too; of values only what weights W read of them, W v = (W T)(T^-1 v). Keys, or W, are to the
  * other side what readers are to a stream of channels, so the same choice makes what is seen of each index
  * independent of the others and orders it: dropping the last ones loses the least squares of Q K^T (singular
- * values of C_q^1/2 C_k^1/2), of what values bring to the output. Keys count about their means: what is added
- * to all scores of a query is nothing to a Softmax. Each head has a T of its own. Plain loops, fixed order.
+ * values of C_q^1/2 C_k^1/2), of what values bring to the output. Keys count about their means in front of a
+ * Softmax over them, to which what is added to all scores of a query is nothing. Each head has a T of its
+ * own. Plain loops, fixed order.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -11,12 +12,15 @@
 
 #include "passes/prune.h"
 #include "passes/prune_impl.h"
+#include "passes/round_impl.h"
 
 struct turning {
     struct prune *p;
     const struct mlo_stats *stats;
     double *c, *a, *t, *inverse, *scratch[3]; /* [n][n] */
     size_t n;
+    double *seen; /* [n]: sums of what queries and keys see of each index, squared */
+    int heads;    /* that were turned */
 };
 
 /* What makes columns of a part: weights, and bias or NULL. */
@@ -46,34 +50,36 @@ static double weight_at(const struct making *m, size_t row, size_t column)
 }
 
 /* Second moments of the columns [first, first + n), about their means or not, from those of what they are
- * made of. */
+ * made of: W^T G W. */
 static bool moments(const struct making *m, size_t first, size_t n, bool centred, double *out)
 {
     size_t dim = (size_t)m->gram->dim;
-    double rows = (double)m->gram->rows, *gw = calloc(dim * n + n + 1, sizeof *gw), *mean = gw + dim * n;
+    double rows = (double)m->gram->rows, *w = calloc((dim + 2) * n + 1, sizeof *w), *gw = w + dim * n,
+           *mean = gw + n;
     const float *bias = m->bias ? m->bias->constant->data : NULL;
-    if (!gw)
+    if (!w)
         return false;
     for (size_t r = 0; r < dim; r++)
-        for (size_t k = 0; k < dim; k++) {
-            double g = mlo_gram_at(m->gram, 0, (int64_t)r, (int64_t)k) / rows -
-                       (m->gram->sum[r] / rows) * (m->gram->sum[k] / rows);
-            for (size_t j = 0; j < n; j++)
-                gw[r * n + j] += g * weight_at(m, k, first + j);
-        }
-    for (size_t j = 0; j < n; j++) {
-        mean[j] = bias ? (double)bias[first + j] : 0;
-        for (size_t r = 0; r < dim; r++)
-            mean[j] += m->gram->sum[r] / rows * weight_at(m, r, first + j);
-    }
+        for (size_t j = 0; j < n; j++)
+            w[r * n + j] = weight_at(m, r, first + j);
+    for (size_t j = 0; bias && j < n; j++)
+        mean[j] = (double)bias[first + j];
+    for (size_t r = 0; r < dim; r++)
+        mlo_add_scaled(mean, w + r * n, m->gram->sum[r] / rows, n);
     for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < n; j++) {
-            double sum = centred ? 0 : mean[i] * mean[j];
-            for (size_t r = 0; r < dim; r++)
-                sum += weight_at(m, r, first + i) * gw[r * n + j];
-            out[i * n + j] = sum;
-        }
-    free(gw);
+        for (size_t j = 0; j < n; j++)
+            out[i * n + j] = centred ? 0 : mean[i] * mean[j];
+    for (size_t r = 0; r < dim; r++) {
+        memset(gw, 0, n * sizeof *gw);
+        for (size_t k = 0; k < dim; k++)
+            mlo_add_scaled(gw, w + k * n,
+                           mlo_gram_at(m->gram, 0, (int64_t)r, (int64_t)k) / rows -
+                               (m->gram->sum[r] / rows) * (m->gram->sum[k] / rows),
+                           n);
+        for (size_t i = 0; i < n; i++)
+            mlo_add_scaled(out + i * n, gw, w[r * n + i], n);
+    }
+    free(w);
     return true;
 }
 
@@ -117,9 +123,8 @@ out:
     return status;
 }
 
-/* `seen` (or NULL) gets what of the head's products each index is, squared. */
-static enum mlo_status turn_head(const struct turning *t, const struct prune_pair *pair, int64_t head,
-                                 double *seen, struct mlo_error *err)
+static enum mlo_status turn_head(struct turning *t, const struct prune_pair *pair, int64_t head,
+                                 struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     const struct prune_part *one = &pair->part[0], *other = &pair->part[1];
@@ -129,14 +134,15 @@ static enum mlo_status turn_head(const struct turning *t, const struct prune_pai
     if (pair->reader) {
         second = (size_t)head * n;
         readings(pair->reader, mlo_stats_find_gram(t->stats, pair->reader->node), second, n, t->c, t->a);
-    } else if (!moments(&from, first, n, false, t->c) || !moments(&to, second, n, true, t->a)) {
+    } else if (!moments(&from, first, n, false, t->c) || !moments(&to, second, n, pair->softened, t->a)) {
         return mlo_error_nomem(err);
     }
     if (!varies(t->c, n) || !varies(t->a, n)) /* there is no order in what is never seen */
         return MLO_OK;
     mlo_prune_choose(t->c, t->a, t->t, t->inverse, (double **)t->scratch, n);
-    for (size_t i = 0; i < n && seen; i++)
-        seen[i] += fmax(t->scratch[1][i * (n + 1)], 0);
+    for (size_t i = 0; i < n; i++)
+        t->seen[i] += fmax(t->scratch[1][i * (n + 1)], 0);
+    t->heads++;
     MLO_TRY(turn_made(&from, first, n, t->inverse, false, err));
     if (pair->reader)
         MLO_TRY(mlo_prune_turn_axis(pair->reader->node->inputs[1], pair->reader->w_in, (int64_t)second, n,
@@ -147,12 +153,14 @@ out:
     return status;
 }
 
+/* *heads: so many were. `seen` (or NULL) gets each index's share of the products of queries and keys. */
 static enum mlo_status turn_pair(struct prune *p, const struct mlo_stats *stats,
-                                 const struct prune_pair *pair, double *seen, struct mlo_error *err)
+                                 const struct prune_pair *pair, double *seen, int *heads,
+                                 struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     size_t n = (size_t)pair->part[0].width, square = n * n;
-    double *all = calloc(7 * square + 1, sizeof *all), sum = 0;
+    double *all = calloc(7 * square + n, sizeof *all), sum = 0;
     if (!all)
         return mlo_error_nomem(err);
     struct turning t = {p,
@@ -162,14 +170,17 @@ static enum mlo_status turn_pair(struct prune *p, const struct mlo_stats *stats,
                         all + 2 * square,
                         all + 3 * square,
                         {all + 4 * square, all + 5 * square, all + 6 * square},
-                        n};
+                        n,
+                        all + 7 * square,
+                        0};
     for (int64_t h = 0; h < pair->part[0].heads; h++)
-        MLO_TRY(turn_head(&t, pair, h, seen, err));
-    for (size_t i = 0; seen && i < n; i++)
-        sum += seen[i];
-    for (size_t i = 0; seen && i < n; i++)
-        seen[i] = sum > 0 ? seen[i] / sum : 0;
+        MLO_TRY(turn_head(&t, pair, h, err));
+    for (size_t i = 0; i < n; i++)
+        sum += t.seen[i];
+    for (size_t i = 0; seen && sum > 0 && i < n; i++)
+        seen[i] += t.seen[i] / sum;
 out:
+    *heads = t.heads;
     free(all);
     return status;
 }
@@ -188,12 +199,14 @@ enum mlo_status mlo_prune_turn_heads(struct prune *p, const json_t *exclude, con
         for (int k = 0; k < list->count && !pair->reader; k++)
             if (strcmp(list->widths[k].value, part->split->name) == 0)
                 seen = list->widths[k].seen;
-        MLO_TRY(turn_pair(p, stats, pair, seen, err));
+        int heads;
+        MLO_TRY(turn_pair(p, stats, pair, seen, &heads, err));
+        if (!heads)
+            continue;
         list->groups++;
         mlo_pass_note(ctx, p->weighted[part->maker].node->name,
-                      "%s of %lld heads are turned: indices of their width of %lld can go, instead of heads",
-                      pair->reader ? "values" : "queries and keys", (long long)part->heads,
-                      (long long)part->width);
+                      "%s of %d heads are turned: indices of their width of %lld can go, instead of heads",
+                      pair->reader ? "values" : "queries and keys", heads, (long long)part->width);
     }
 out:
     return status;

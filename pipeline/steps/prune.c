@@ -316,6 +316,9 @@ static enum mlo_status turn(const struct mlo_step_context *ctx, struct mlo_step_
     if (turned->groups) {
         mlo_stats_clear(&c->stats);
         mlo_stats_init(&c->stats);
+        mlo_stats_wants_clear(&c->wants);
+        c->wants = (struct mlo_stats_wants){0};
+        MLO_TRY(mlo_prune_wanted(c->model, ctx->options, false, &c->wants, err));
         MLO_TRY(mlo_step_observe_grams(ctx, c->model, c->dataset, &c->wants, 0.3, 0.4, &c->stats, err));
     }
 out:
@@ -337,7 +340,7 @@ static enum mlo_status run(const struct mlo_step_context *ctx, struct mlo_step_r
         goto out;
     }
     MLO_TRY(mlo_step_changing_init(&c, ctx, names, names_of(ctx->options, names), err));
-    MLO_TRY(mlo_prune_wanted(c.model, ctx->options, &c.wants, err));
+    MLO_TRY(mlo_prune_wanted(c.model, ctx->options, true, &c.wants, err));
     MLO_TRY(check_data(ctx, &c.wants, err));
     MLO_TRY(mlo_step_changing_observe(&c, ctx, 0.05, 0.25, err));
     MLO_TRY(turn(ctx, &c, arena, &turned, err));

@@ -24,6 +24,7 @@ static const struct {
     {"ratios", "ratios", "prune"},
     {"round", "round", "prune"},
     {"min-channels", "min_channels", "prune"},
+    {"heads", "heads", "prune"},
     {"reconstruct", "reconstruct", "prune"},
     {"sparsity", "sparsity", "sparsify"},
     {"scope", "scope", "sparsify"},

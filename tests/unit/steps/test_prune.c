@@ -439,7 +439,7 @@ static void observe_noise(const struct mlo_model *m, const json_t *options, stru
     struct mlo_stats_wants wants = {0};
     uint32_t seed = 3;
     mlo_stats_init(stats);
-    assert_ok(mlo_prune_wanted(m, options, &wants, &err));
+    assert_ok(mlo_prune_wanted(m, options, true, &wants, &err));
     for (size_t w = 0; w < wants.count; w++) {
         const struct mlo_node *node = wants.list[w].gram;
         struct mlo_gram *gram = mlo_stats_get_gram(stats, node, true);
