@@ -290,6 +290,8 @@ static const struct mlo_cli_option options_table[] = {
     {"reconstruct", 0, "HOW", "how layers behind are fitted on the data: least-squares, bias, none"},
     {"round", 0, "N", "what stays of a group is a multiple of N (8)"},
     {"min-channels", 0, "N", "at least so many stay in a group (1)"},
+    {"heads", 0, "HOW",
+     "attention heads: narrow: each loses width, where it can be turned (with data); whole: whole ones go"},
     {"exclude", 0, "NODE[,NODE…]", "nodes that stay as they are"},
     {"freeze-initializers", 0, NULL, "weights that are listed as inputs too become constants"},
     {"samples", 0, "N", "samples that layers are observed and fitted on (512)"},
