@@ -387,57 +387,228 @@ static struct mlo_value *narrow(struct mlo_model *m, const char *name, uint32_t 
     return w;
 }
 
-/* Two heads of width 4, out of one product or of three; `on` is an op on the queries, or none. */
-static struct mlo_model *attention(bool packed, const char *on, bool full)
+/* How an attention differs from one of two heads of width 4, with Q, K and V by a MatMul and an Add each. */
+enum {
+    PACKED = 1,          /* out of one product, a Gather for each */
+    SPLIT = 1 << 1,      /* out of one product, by a Split */
+    SIZES = 1 << 2,      /* whose sizes are an input, and types claim far more columns than there are */
+    FIFTH = 1 << 3,      /* of the axis of three, in front of the heads */
+    GATE = 1 << 4,       /* what is attended is read by two products */
+    EMBED = 1 << 5,      /* a product in front */
+    IDLE = 1 << 6,       /* its last channel is 0, and all that the last index of the queries reads */
+    RELU = 1 << 7,       /* no Softmax */
+    LEVEL = 1 << 8,      /* index 0 of all keys is a large number */
+    GEMM = 1 << 9,       /* products are Gemm */
+    TRANS_B = 1 << 10,   /* with transB */
+    ALPHA = 1 << 11,     /* with alpha */
+    BETA = 1 << 12,      /* with beta */
+    NUMBERS = 1 << 13,   /* a Div, Mul on queries, keys, what is attended */
+    ONE = 1 << 14,       /* head */
+    CROSS = 1 << 15,     /* keys and values of another input */
+    SAME = 1 << 16,      /* values are the keys */
+    TIED = 1 << 17,      /* keys by the queries' weights */
+    LONG = 1 << 18,      /* 200 Muls on queries */
+    ADDS_BACK = 1 << 19, /* what is attended is added to what is made of it: C of the Gemm */
+    SELF = 1 << 20,      /* keys are the queries */
+    TIED_BIAS = 1 << 21, /* keys with the queries' bias */
+    MASK = 1 << 22,      /* an Add and a Div in front of the Softmax */
+    ACROSS = 1 << 23,    /* which is over queries */
+};
+enum { CLAIMED = 1 << 16 /* columns */ };
+
+static void transpose(struct mlo_value *w)
+{
+    struct mlo_error err = {0};
+    struct mlo_tensor t = {0};
+    int64_t rows = w->constant->dims[0], columns = w->constant->dims[1];
+    assert_ok(mlo_tensor_init(&t, MLO_FLOAT32, 2, DIMS(columns, rows), &err));
+    for (int64_t e = 0; e < rows * columns; e++)
+        ((float *)t.data)[e % columns * rows + e / columns] = ((const float *)w->constant->data)[e];
+    assert_ok(mlo_value_set_constant_take(w, &t, &err));
+}
+
+/* x W + b, by nodes that are called as `name` says. */
+static struct mlo_value *product(struct mlo_model *m, unsigned how, const char *name, struct mlo_value *x,
+                                 struct mlo_value *w, struct mlo_value *b)
+{
+    char made[32];
+    if (how & GEMM) {
+        if (how & TRANS_B)
+            transpose(w);
+        struct mlo_value *y = op(m, "Gemm", name, x, w, b);
+        if (how & TRANS_B)
+            assert_true(mlo_node_set_i(y->producer, "transB", 1));
+        if (how & ALPHA)
+            assert_true(mlo_node_set_f(y->producer, "alpha", 0.5f));
+        if (how & BETA)
+            assert_true(mlo_node_set_f(y->producer, "beta", 0.5f));
+        return y;
+    }
+    snprintf(made, sizeof made, "%s_b", name);
+    return op(m, "Add", made, op(m, "MatMul", name, x, w), b);
+}
+
+/* Q, K and V of three times 8 columns, by Split. */
+static void split_three(struct mlo_model *m, unsigned how, struct mlo_value *p, int axis,
+                        struct mlo_value *part[3])
+{
+    struct mlo_type claim = {.dtype = MLO_FLOAT32, .rank = 3, .dims = {{-1, "batch"}, {5}, {CLAIMED}}};
+    struct mlo_value *in[2] = {p, how & SIZES ? input_of(m, "sizes", MLO_INT64, 1, DIMS(3)) : NULL};
+    for (int i = 0; i < 3; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "third%d", i);
+        part[i] = mlo_graph_add_value(m->graph, name, how & SIZES ? &claim : NULL);
+    }
+    struct mlo_node *node =
+        mlo_graph_add_node(m->graph, NULL, "", "Split", "split", in, how & SIZES ? 2 : 1, part, 3);
+    assert_true(node && mlo_node_set_i(node, "axis", axis));
+}
+
+/* Q, K and V out of one product: in axes [.., tokens, heads, width], but by a Gather with heads in front. */
+static void parts_of_one(struct mlo_model *m, unsigned how, struct mlo_value *x, const int64_t sizes[4],
+                         bool full, struct mlo_value *part[3])
+{
+    struct mlo_value *p =
+        product(m, how, "p", x, narrow(m, "wp", 3, 8, 24, full), narrow(m, "bp", 11, 1, 24, full));
+    if (how & SPLIT && !(how & FIFTH)) {
+        split_three(m, how, p, how & GEMM ? 1 : 2, part);
+        return;
+    }
+    p = op(m, "Reshape", "r", p, ints(m, "shape", sizes[0], sizes[1], 3, sizes[2], sizes[3]));
+    if (how & SPLIT) {
+        split_three(m, how, p, 2, part);
+        return;
+    }
+    p = op(m, "Transpose", "t", p);
+    set_ints(p, "perm", 2, 0, 3, 1, 4);
+    for (int i = 0; i < 3; i++) {
+        char name[2][16];
+        struct mlo_tensor at = {0};
+        struct mlo_error err = {0};
+        snprintf(name[0], sizeof name[0], "t%d", i);
+        snprintf(name[1], sizeof name[1], "i%d", i);
+        assert_ok(mlo_tensor_init(&at, MLO_INT64, 0, NULL, &err));
+        *(int64_t *)at.data = i;
+        part[i] = op(m, "Gather", name[0], p, constant_take(m, name[1], &at));
+    }
+}
+
+/* One of them by a product of its own. */
+static struct mlo_value *part_apart(struct mlo_model *m, unsigned how, struct mlo_value *x, int i, bool full)
+{
+    char n[3][16];
+    if (i == 1 && how & SELF)
+        return mlo_graph_value(m->graph, "p0_b");
+    if (i == 2 && how & SAME)
+        return mlo_graph_value(m->graph, "p1_b");
+    for (size_t k = 0; k < MLO_COUNT(n); k++)
+        snprintf(n[k], sizeof n[k], "%c%d", "wpi"[k], i);
+    uint32_t seed = 3 + 2 * (uint32_t)i;
+    struct mlo_value *w =
+        i == 1 && how & TIED ? mlo_graph_value(m->graph, "w0") : narrow(m, n[0], seed, 8, 8, full);
+    struct mlo_value *b =
+        i == 1 && how & TIED_BIAS ? mlo_graph_value(m->graph, "i0") : narrow(m, n[2], seed + 8, 1, 8, full);
+    float *by = w->constant->data, *add = b->constant->data;
+    for (int e = 0; e < 64; e++) {
+        bool level = i == 1 && how & LEVEL && e % 4 == 0,
+             idle = i == 0 && how & IDLE && e % 4 == 3 && e / 8 < 7;
+        by[e] = level || idle ? 0 : by[e];
+        add[e % 8] = level ? 4 : idle ? 0 : add[e % 8];
+    }
+    return product(m, how, n[1], x, w, b);
+}
+
+/* What is between queries and scores; `on` is an op, or none. */
+static struct mlo_value *on_queries(struct mlo_model *m, unsigned how, const char *on, struct mlo_value *q)
+{
+    if (strcmp(on, "Add") == 0) /* a position, say */
+        q = op(m, "Add", "on", q, noise(m, "place", 0.3f, 17, 5, 4));
+    else if (strcmp(on, "Mul") == 0)
+        q = op(m, "Mul", "on", q, floats(m, "half", LIST(0.5), 1));
+    else if (*on)
+        q = op(m, on, "on", q);
+    for (int i = 0; i < 200 && how & LONG; i++) {
+        char n[2][16];
+        snprintf(n[0], sizeof n[0], "long%d", i);
+        snprintf(n[1], sizeof n[1], "by%d", i);
+        q = op(m, "Mul", n[0], q, scalar(m, n[1], i % 2 ? 2 : 0.5f));
+    }
+    return how & NUMBERS ? op(m, "Div", "div", q, scalar(m, "root", 2)) : q;
+}
+
+/* What reads the heads. */
+static struct mlo_value *behind(struct mlo_model *m, unsigned how, struct mlo_value *c)
+{
+    c = op(m, "Reshape", "joined", c, how & GEMM ? ints(m, "whole", 5, 8) : ints(m, "whole", 0, 5, 8));
+    struct mlo_value *w = noise(m, "wo", 0.5f, 23, 8, how & ADDS_BACK ? 8 : 6);
+    if (how & ADDS_BACK)
+        return op(m, "Gemm", "y", c, w, c);
+    if (how & GEMM)
+        return product(m, how, "y", c, w, noise(m, "bo", 0.5f, 43, 6));
+    struct mlo_value *y = op(m, "MatMul", "y", c, w);
+    if (!(how & GATE))
+        return y;
+    return op(m, "Mul", "gated", y,
+              op(m, "Sigmoid", "open", op(m, "MatMul", "g", c, noise(m, "wg", 0.5f, 37, 8, 6))));
+}
+
+static struct mlo_model *attention(unsigned how, const char *on, bool full)
 {
     struct mlo_model *m = new_model(17);
-    struct mlo_value *x = input(m, "x", -1, 5, 8), *part[3], *t = NULL;
-    if (packed) {
-        struct mlo_value *p = op(m, "Add", "b", op(m, "MatMul", "p", x, narrow(m, "wp", 3, 8, 24, full)),
-                                 narrow(m, "bp", 11, 1, 24, full));
-        t = op(m, "Transpose", "t", op(m, "Reshape", "r", p, ints(m, "shape", 0, 5, 3, 2, 4)));
-        set_ints(t, "perm", 2, 0, 3, 1, 4);
+    const int64_t batch = how & GEMM ? 1 : -1, heads = how & SIZES ? CLAIMED / 4 : how & ONE ? 1 : 2;
+    const int64_t sizes[4] = {batch < 0 ? 0 : batch, 5, heads, how & ONE ? 8 : 4};
+    struct mlo_value *x = input(m, "x", batch, 5, 8), *part[3];
+    struct mlo_value *other = how & CROSS ? input(m, "z", batch, 5, 8) : NULL;
+    if (how & GEMM)
+        x = op(m, "Reshape", "flat", x, ints(m, "rows", 5, 8));
+    if (how & EMBED) {
+        struct mlo_value *w = noise(m, "we", 0.4f, 29, 8, 8), *b = noise(m, "be", 0.2f, 31, 8);
+        for (int i = 0; i < 8 && how & IDLE; i++)
+            ((float *)w->constant->data)[8 * i + 7] = ((float *)b->constant->data)[7] = 0;
+        x = product(m, how, "e", x, w, b);
     }
-    for (int i = 0; i < 3; i++) {
-        char n[7][16];
+    if (how & (PACKED | SPLIT))
+        parts_of_one(m, how, x, sizes, full, part);
+    for (int i = 0; i < 3 && !(how & PACKED); i++) {
+        char n[3][16];
         for (size_t k = 0; k < MLO_COUNT(n); k++)
-            snprintf(n[k], sizeof n[k], "%c%d", "wpbrsti"[k], i);
-        if (packed) {
-            struct mlo_tensor at = {0};
-            struct mlo_error err = {0};
-            assert_ok(mlo_tensor_init(&at, MLO_INT64, 0, NULL, &err));
-            *(int64_t *)at.data = i;
-            part[i] = op(m, "Gather", n[5], t, constant_take(m, n[6], &at));
-        } else {
-            uint32_t seed = 3 + 2 * (uint32_t)i;
-            struct mlo_value *p = op(m, "MatMul", n[1], x, narrow(m, n[0], seed, 8, 8, full));
-            p = op(m, "Add", n[2], p, narrow(m, n[6], seed + 8, 1, 8, full));
-            part[i] = op(m, "Transpose", n[5], op(m, "Reshape", n[3], p, ints(m, n[4], 0, 5, 2, 4)));
-            set_ints(part[i], "perm", 0, 2, 1, 3);
-        }
+            snprintf(n[k], sizeof n[k], "%c%d", "rst"[k], i);
+        if (!(how & SPLIT))
+            part[i] = part_apart(m, how, i && other ? other : x, i, full);
+        if (how & FIFTH)
+            part[i] = op(m, "Squeeze", n[0], part[i], ints(m, n[1], 2));
+        else
+            part[i] = op(m, "Reshape", n[0], part[i], ints_of(m, n[1], 4, sizes));
+        part[i] = op(m, "Transpose", n[2], part[i]);
+        set_ints(part[i], "perm", 0, 2, 1, 3);
     }
-    if (strcmp(on, "Add") == 0) /* a position, say */
-        part[0] = op(m, "Add", "on", part[0], noise(m, "place", 0.3f, 17, 5, 4));
-    else if (strcmp(on, "Mul") == 0)
-        part[0] = op(m, "Mul", "on", part[0], floats(m, "half", LIST(0.5), 1));
-    else if (*on)
-        part[0] = op(m, on, "on", part[0]);
+    part[0] = on_queries(m, how, on, part[0]);
+    if (how & NUMBERS)
+        part[1] = op(m, "Mul", "mul", scalar(m, "twice", 2), part[1]);
     struct mlo_value *k = op(m, "Transpose", "k", part[1]);
     set_ints(k, "perm", 0, 1, 3, 2);
-    struct mlo_value *s = op(m, "Softmax", "s", op(m, "MatMul", "qk", part[0], k));
-    struct mlo_value *c = op(m, "Transpose", "c", op(m, "MatMul", "sv", s, part[2]));
+    struct mlo_value *s = op(m, "MatMul", "qk", part[0], k);
+    if (how & MASK)
+        s = op(m, "Add", "mask", noise(m, "hides", 1, 41, 5, 5), op(m, "Div", "d", s, scalar(m, "by", 2)));
+    s = op(m, how & RELU ? "Relu" : "Softmax", "s", s);
+    if (how & ACROSS)
+        assert_true(mlo_node_set_i(s->producer, "axis", 2));
+    struct mlo_value *c = op(m, "MatMul", "sv", s, part[2]);
+    if (how & NUMBERS)
+        c = op(m, "Mul", "more", c, scalar(m, "thrice", 3));
+    c = op(m, "Transpose", "c", c);
     set_ints(c, "perm", 0, 2, 1, 3);
-    finish(m, op(m, "MatMul", "y", op(m, "Reshape", "joined", c, ints(m, "whole", 0, 5, 8)),
-                 noise(m, "wo", 0.5f, 23, 8, 6)));
+    finish(m, how & SIZES ? c : behind(m, how, c));
     return m;
 }
 
-/* Gram matrices of all that the options want, of rows without a pattern. */
-static void observe_noise(const struct mlo_model *m, const json_t *options, struct mlo_stats *stats)
+/* Gram matrices of all that the options want, of rows without a pattern; `idle`: of eight channels, each is
+ * less than the one before, and the last is 0. */
+static void observe_noise(const struct mlo_model *m, const json_t *options, bool idle,
+                          struct mlo_stats *stats)
 {
     struct mlo_error err = {0};
     struct mlo_stats_wants wants = {0};
-    uint32_t seed = 3;
     mlo_stats_init(stats);
     assert_ok(mlo_prune_wanted(m, options, true, &wants, &err));
     for (size_t w = 0; w < wants.count; w++) {
@@ -446,12 +617,13 @@ static void observe_noise(const struct mlo_model *m, const json_t *options, stru
         const struct mlo_type *type = &node->inputs[0]->type;
         int64_t dims[MLO_MAX_RANK] = {1};
         struct mlo_tensor x = {0};
+        uint32_t seed = 3; /* what reads the same sees the same */
         for (int d = 1; d < type->rank; d++)
             dims[d] = type->dims[d].value;
         assert_ok(mlo_tensor_init(&x, MLO_FLOAT32, type->rank, dims, &err));
         for (int s = 0; s < 40; s++) {
             for (size_t k = 0; k < mlo_tensor_count(&x); k++)
-                ((float *)x.data)[k] = noise_at(&seed);
+                ((float *)x.data)[k] = noise_at(&seed) * (idle ? (float)(7 - k % 8) : 1);
             assert_ok(mlo_gram_add(gram, node, &x, NULL, &err));
         }
         mlo_tensor_clear(&x);
@@ -479,7 +651,7 @@ static void test_prune_turn__leaves_the_function_as_it_was(void **state)
     int heard = 0;
     assert_ok(mlo_options_resolve(mlo_prune_options, given, &options, &err));
     assert_ok(mlo_graph_infer(turned->graph, &err));
-    observe_noise(turned, options, &stats);
+    observe_noise(turned, options, false, &stats);
     assert_ok(mlo_prune_turn(turned, options, &stats, &ctx, hear, &heard, arena, &out, &err));
     assert_int_equal(out.groups, 1);
     assert_int_equal(out.count, 0);
@@ -496,7 +668,7 @@ static void test_prune_turn__leaves_the_function_as_it_was(void **state)
     /* a number for all channels is not one behind the turn */
     m = stream("Add");
     assert_ok(mlo_graph_infer(m->graph, &err));
-    observe_noise(m, options, &stats);
+    observe_noise(m, options, false, &stats);
     assert_ok(mlo_prune_turn(m, options, &stats, &ctx, NULL, NULL, arena, &out, &err));
     assert_int_equal(out.groups, 0);
     /* weights that are no numbers are named as they are, and not by what a turn makes of them */
@@ -517,39 +689,88 @@ static void test_prune_turn__turns_what_is_inside_heads(void **state)
 {
     MLO_UNUSED(state);
     static const struct {
-        bool packed;
-        const char *on, *exclude;
+        unsigned how;
+        const char *on;
         int widths, units;
-    } CASES[] = {{true, "", "[]", 1, 4},     {false, "", "[]", 3, 8},    {true, "Mul", "[]", 1, 4},
-                 {false, "Mul", "[]", 3, 8}, {true, "Tanh", "[]", 0, 2}, {false, "Tanh", "[]", 0, 2},
-                 {true, "Add", "[]", 0, 2},  {false, "Add", "[]", 0, 2}, {false, "", "[\"p2_node\"]", 2, 4}};
+        double most, least; /* share of the first index at least, of the last one at most; 0: any */
+        const char *options;
+    } CASES[] = {
+        {PACKED, "", 1, 4},
+        {0, "", 3, 8},
+        {PACKED, "Mul", 1, 4},
+        {0, "Mul", 3, 8},
+        {PACKED, "Tanh", 0, 2},
+        {0, "Tanh", 0, 2},
+        {PACKED, "Add", 0, 2},
+        {0, "Add", 0, 2},
+        {0, "", 2, 4, .options = "{\"exclude\": [\"p2_node\"]}"},
+        {0, "", 0, 2, .options = "{\"heads\": \"whole\"}"},
+        {SPLIT, "", 3, 8},
+        {SPLIT | FIFTH, "", 1, 4},
+        {SPLIT | SIZES, "", 0, 0},
+        {GATE, "", 0, 2},
+        {GATE | PACKED, "", 0, 2},
+        {EMBED, "", 3, 16},
+        {EMBED | PACKED, "", 1, 12},
+        {EMBED | IDLE, "", 3, 16, .least = 1e-3},
+        {RELU, "", 3, 8},
+        {RELU | LEVEL, "", 3, 8, .most = 0.9},
+        {ACROSS | LEVEL, "", 3, 8, .most = 0.9},
+        {LEVEL, "", 3, 8, .least = 1e-9},
+        {MASK | LEVEL, "", 3, 8, .least = 1e-9},
+        {GEMM, "", 3, 8},
+        {GEMM | TRANS_B, "", 3, 8},
+        {GEMM | TRANS_B | PACKED, "", 1, 4},
+        {GEMM | SPLIT, "", 3, 8},
+        {GEMM | ALPHA, "", 0, 2},
+        {GEMM | BETA, "", 0, 2},
+        {GEMM | ADDS_BACK, "", 2, 4},
+        {NUMBERS, "", 3, 8},
+        {NUMBERS | PACKED, "Identity", 1, 4},
+        {ONE, "", 0, 8}, /* columns that make no axis of heads are channels */
+        {ONE | PACKED, "", 1, 8},
+        {CROSS, "", 3, 8},
+        {SAME, "", 0, 2},
+        {SELF, "", 0, 2},
+        {TIED, "", 0, 2},
+        {TIED_BIAS, "", 0, 2},
+        {LONG, "", 0, 2},
+    };
     for (size_t i = 0; i < MLO_COUNT(CASES); i++) {
         struct mlo_error err = {0};
-        struct mlo_model *m = attention(CASES[i].packed, CASES[i].on, true),
-                         *turned = attention(CASES[i].packed, CASES[i].on, true);
+        struct mlo_model *m = attention(CASES[i].how, CASES[i].on, true),
+                         *turned = attention(CASES[i].how, CASES[i].on, true);
         struct mlo_arena *arena = mlo_arena_new();
         struct mlo_pass_context ctx = {.notes = json_array()};
         struct mlo_prune_turned out;
         struct mlo_prune_ranking ranking;
         struct mlo_stats stats;
-        json_t *given = json_pack("{s:o}", "exclude", json_loads(CASES[i].exclude, 0, NULL)), *options;
+        json_t *given = json_loads(CASES[i].options ? CASES[i].options : "{}", 0, NULL), *options;
         assert_ok(mlo_options_resolve(mlo_prune_options, given, &options, &err));
         assert_ok(mlo_graph_infer(turned->graph, &err));
-        observe_noise(turned, options, &stats);
+        observe_noise(turned, options, CASES[i].how & IDLE, &stats);
         assert_ok(mlo_prune_turn(turned, options, &stats, &ctx, NULL, NULL, arena, &out, &err));
         if (out.count != CASES[i].widths)
             fail_msg("case %zu: %d widths, %d turned", i, out.count, out.groups);
-        double off = deviation(m, turned);
+        double off = CASES[i].how & SIZES ? 0 : deviation(m, turned);
         if (!(off < 2e-5))
             fail_msg("case %zu: the turned model is off by %g", i, off);
-        if (out.count) { /* of queries and keys, the most is seen of the first */
+        if (out.count && out.widths[0].seen) { /* of queries and keys, the most is seen of the first */
             const double *seen = out.widths[0].seen;
-            assert_non_null(seen);
-            assert_true(seen[0] > seen[1] && seen[1] > seen[2] && seen[2] > seen[3]);
-            assert_true(fabs(seen[0] + seen[1] + seen[2] + seen[3] - 1) < 1e-12);
+            int width = CASES[i].how & ONE ? 8 : 4;
+            double sum = 0;
+            for (int j = 0; j < width; j++) {
+                assert_true(j == 0 || seen[j - 1] > seen[j]);
+                sum += seen[j];
+            }
+            assert_true(fabs(sum - 1) < 1e-12);
+            if (!(seen[0] >= CASES[i].most) || (CASES[i].least > 0 && !(seen[width - 1] < CASES[i].least)))
+                fail_msg("case %zu: of the first %g is seen, of the last %g", i, seen[0], seen[width - 1]);
         }
-        assert_ok(mlo_prune_rank_model(turned, options, &stats, &out, arena, &ctx, &ranking, &err));
-        int units = 0; /* indices of the width, or heads */
+        int units = 0; /* indices of the width, or heads; none: it says that nothing can go */
+        enum mlo_status ranked =
+            mlo_prune_rank_model(turned, options, &stats, &out, arena, &ctx, &ranking, &err);
+        assert_int_equal(ranked, CASES[i].units ? MLO_OK : MLO_EINVAL);
         for (int g = 0; g < ranking.count; g++)
             units += ranking.groups[g].count;
         if (units != CASES[i].units)
@@ -561,6 +782,40 @@ static void test_prune_turn__turns_what_is_inside_heads(void **state)
         json_decref(given);
         mlo_model_free(m);
         mlo_model_free(turned);
+    }
+}
+
+/* What queries and keys see is of what was observed, whether or not the channels in front are turned, too. */
+static void test_prune_turn__orders_heads_by_what_was_observed(void **state)
+{
+    MLO_UNUSED(state);
+    static const char *const OPTIONS[] = {"{\"exclude\": [\"e_node\"]}", "{}"};
+    double first[4];
+    for (int i = 0; i < 2; i++) {
+        struct mlo_error err = {0};
+        struct mlo_model *m = attention(EMBED | IDLE, "", true);
+        struct mlo_arena *arena = mlo_arena_new();
+        struct mlo_pass_context ctx = {.notes = json_array()};
+        struct mlo_prune_turned out;
+        struct mlo_stats stats;
+        json_t *given = json_loads(OPTIONS[i], 0, NULL), *options;
+        assert_ok(mlo_options_resolve(mlo_prune_options, given, &options, &err));
+        observe_noise(m, options, true, &stats);
+        assert_ok(mlo_prune_turn(m, options, &stats, &ctx, NULL, NULL, arena, &out, &err));
+        assert_int_equal(out.groups, 2 + i); /* queries and keys, values; and the channels in front */
+        const double *seen = out.widths[0].seen;
+        assert_non_null(seen);
+        for (int j = 0; j < 4; j++) {
+            if (i && !(fabs(seen[j] - first[j]) < 1e-9))
+                fail_msg("of index %d %g is seen, and not %g", j, seen[j], first[j]);
+            first[j] = seen[j];
+        }
+        mlo_stats_clear(&stats);
+        mlo_arena_free(arena);
+        json_decref(ctx.notes);
+        json_decref(options);
+        json_decref(given);
+        mlo_model_free(m);
     }
 }
 
@@ -590,6 +845,28 @@ static void test_prune_step__takes_what_heads_do_not_need(void **state)
         assert_string_equal(first, text);
         mlo_model_free(m);
     }
+}
+
+/* The channels in front of the heads are turned as well: an index that nothing is seen of is still told. */
+static void test_prune_step__turns_heads_and_the_channels_in_front_of_them(void **state)
+{
+    MLO_UNUSED(state);
+    struct mlo_model *m = attention(EMBED | IDLE, "", true);
+    struct run r;
+    run_step(&r, m, 40, "{\"remove\": \"10%\", \"round\": 1, \"damp\": 0}", 1, 0);
+    if (r.status != MLO_OK)
+        fail_msg("%s", r.err.message);
+    const json_t *passes = json_object_get(r.result.report, "passes");
+    assert_true(has_note(passes, "e_node", "8 channels are turned"));
+    assert_true(has_note(passes, "p0_node", "queries and keys of 2 heads are turned"));
+    struct mlo_model *pruned = load_result(&r);
+    assert_int_equal(mlo_graph_value(pruned->graph, "w0")->type.dims[1].value, 6);
+    double worst = deviation(m, pruned);
+    if (!(worst < 2e-4))
+        fail_msg("outputs differ by %g", worst);
+    mlo_model_free(pruned);
+    clear(&r);
+    mlo_model_free(m);
 }
 
 /* Of what a ConvTranspose alone reads there is no matrix: channels without weights go first, and not those
@@ -692,7 +969,9 @@ int main(void)
         cmocka_unit_test(test_prune_step__turns_channels_that_nothing_but_sums_touch),
         cmocka_unit_test(test_prune_turn__leaves_the_function_as_it_was),
         cmocka_unit_test(test_prune_turn__turns_what_is_inside_heads),
+        cmocka_unit_test(test_prune_turn__orders_heads_by_what_was_observed),
         cmocka_unit_test(test_prune_step__takes_what_heads_do_not_need),
+        cmocka_unit_test(test_prune_step__turns_heads_and_the_channels_in_front_of_them),
         cmocka_unit_test(test_prune_step__takes_more_where_outputs_suffer_less),
         cmocka_unit_test(test_prune_step__weighs_all_groups_on_one_scale),
         cmocka_unit_test(test_prune_step__judges_by_what_nothing_was_fitted_on),
