@@ -330,7 +330,7 @@ static bool softens(const struct mlo_value *scores, int depth)
         return false;
     for (int u = 0; u < scores->use_count; u++) {
         const struct mlo_node *node = scores->uses[u].node;
-        int64_t axis = mlo_node_attr_i(node, "axis", -1);
+        int64_t axis = mlo_node_attr_i(node, "axis", node->version < 13 ? 1 : -1);
         int at = scores->uses[u].index;
         const struct mlo_value *other = at < 2 ? mlo_node_input(node, 1 - at) : NULL;
         if (mlo_node_is(node, "Softmax") && (axis == -1 || axis == last_axis(scores)))

@@ -413,6 +413,7 @@ enum {
     TIED_BIAS = 1 << 21, /* keys with the queries' bias */
     MASK = 1 << 22,      /* an Add and a Div in front of the Softmax */
     ACROSS = 1 << 23,    /* which is over queries */
+    OLD = 1 << 24,       /* of opset 11, where a Softmax is over all axes from the first on */
 };
 enum { CLAIMED = 1 << 16 /* columns */ };
 
@@ -554,7 +555,7 @@ static struct mlo_value *behind(struct mlo_model *m, unsigned how, struct mlo_va
 
 static struct mlo_model *attention(unsigned how, const char *on, bool full)
 {
-    struct mlo_model *m = new_model(17);
+    struct mlo_model *m = new_model(how & OLD ? 11 : 17);
     const int64_t batch = how & GEMM ? 1 : -1, heads = how & SIZES ? CLAIMED / 4 : how & ONE ? 1 : 2;
     const int64_t sizes[4] = {batch < 0 ? 0 : batch, 5, heads, how & ONE ? 8 : 4};
     struct mlo_value *x = input(m, "x", batch, 5, 8), *part[3];
@@ -716,6 +717,7 @@ static void test_prune_turn__turns_what_is_inside_heads(void **state)
         {RELU, "", 3, 8},
         {RELU | LEVEL, "", 3, 8, .most = 0.9},
         {ACROSS | LEVEL, "", 3, 8, .most = 0.9},
+        {OLD | LEVEL, "", 3, 8, .most = 0.9},
         {LEVEL, "", 3, 8, .least = 1e-9},
         {MASK | LEVEL, "", 3, 8, .least = 1e-9},
         {GEMM, "", 3, 8},
