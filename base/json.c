@@ -255,3 +255,8 @@ bool mlo_json_bool(const json_t *object, const char *key, bool fallback)
     const json_t *v = json_object_get(object, key);
     return json_is_boolean(v) ? json_is_true(v) : fallback;
 }
+
+json_t *mlo_json_finite(double number)
+{
+    return isfinite(number) ? json_real(number) : json_null();
+}

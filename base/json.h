@@ -46,4 +46,7 @@ int64_t mlo_json_i64(const json_t *object, const char *key, int64_t fallback);
 double mlo_json_f64(const json_t *object, const char *key, double fallback);
 bool mlo_json_bool(const json_t *object, const char *key, bool fallback);
 
+/* The number, or null where JSON has none: for NaN and infinities. Yours; NULL: out of memory. */
+json_t *mlo_json_finite(double number);
+
 #endif

@@ -1,6 +1,5 @@
 #include "passes/prune.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -172,12 +171,6 @@ out:
 
 /* --- report ---------------------------------------------------------------------------------------- */
 
-/* JSON has none that are not finite: null. */
-static json_t *number(double x)
-{
-    return isfinite(x) ? json_real(x) : json_null();
-}
-
 static json_t *group_json(const struct prune *p, int g)
 {
     const struct prune_group *group = &p->groups[g];
@@ -195,8 +188,8 @@ static json_t *group_json(const struct prune *p, int g)
     }
     return json_pack("{s:s,s:i,s:i,s:i,s:o,s:o,s:o}", "node", group->maker ? group->maker->node->name : "",
                      "from", group->count, "to", group->count - group->removed, "block", group->block,
-                     "error", number(group->error[group->removed]), "weight", number(group->weight), "nodes",
-                     nodes);
+                     "error", mlo_json_finite(group->error[group->removed]), "weight",
+                     mlo_json_finite(group->weight), "nodes", nodes);
 }
 
 /* By node, with nothing gone; their sums. */

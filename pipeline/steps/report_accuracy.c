@@ -225,29 +225,23 @@ static int worst_first(const void *a, const void *b)
     return x->index < y->index ? -1 : x->index > y->index;
 }
 
-/* JSON has no infinity: what is not finite is told as null. */
-static json_t *number(double x)
-{
-    return isfinite(x) ? json_real(x) : json_null();
-}
-
 static json_t *sample_json(const struct judged *j, const struct samples *all, const struct sample *s,
                            const struct mlo_graph *graph)
 {
     MLO_UNUSED(j);
     json_t *row = json_pack("{s:I,s:o,s:s,s:I,s:o,s:o}", "sample", (json_int_t)s->index, "deviation",
-                            number(s->deviation), "output", graph->outputs[s->output]->name, "element",
-                            (json_int_t)s->element, "source_value", number(s->before), "variant_value",
-                            number(s->after));
+                            mlo_json_finite(s->deviation), "output", graph->outputs[s->output]->name,
+                            "element", (json_int_t)s->element, "source_value", mlo_json_finite(s->before),
+                            "variant_value", mlo_json_finite(s->after));
     if (row && s->label >= 0)
         json_object_set_new(row, "label", json_integer(s->label));
     if (row && all->classes) {
-        json_object_set_new(
-            row, "source",
-            json_pack("{s:I,s:o}", "class", (json_int_t)s->class_before, "score", number(s->score_before)));
-        json_object_set_new(
-            row, "variant",
-            json_pack("{s:I,s:o}", "class", (json_int_t)s->class_after, "score", number(s->score_after)));
+        json_object_set_new(row, "source",
+                            json_pack("{s:I,s:o}", "class", (json_int_t)s->class_before, "score",
+                                      mlo_json_finite(s->score_before)));
+        json_object_set_new(row, "variant",
+                            json_pack("{s:I,s:o}", "class", (json_int_t)s->class_after, "score",
+                                      mlo_json_finite(s->score_after)));
     }
     return row;
 }

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -220,6 +221,20 @@ static void test_json__getters_name_the_field(void **state)
     const char *s;
     assert_int_equal(mlo_json_get_str(o, "none", NULL, &s, &err), MLO_EINVAL);
     json_decref(o);
+}
+
+static void test_json__has_null_for_what_is_not_finite(void **state)
+{
+    MLO_UNUSED(state);
+    static const double NUMBERS[] = {0, -1.5, 1e308, NAN, INFINITY, -INFINITY};
+    for (size_t i = 0; i < MLO_COUNT(NUMBERS); i++) {
+        json_t *v = mlo_json_finite(NUMBERS[i]);
+        if (i < 3)
+            assert_true(json_is_real(v) && json_real_value(v) == NUMBERS[i]);
+        else
+            assert_true(json_is_null(v));
+        json_decref(v);
+    }
 }
 
 static void test_fs__bounds_reads_and_writes_atomically(void **state)
@@ -591,6 +606,7 @@ int main(void)
         cmocka_unit_test(test_hash__goes_on_from_a_saved_state),
         cmocka_unit_test(test_json__canonical_text_is_sorted_and_shortest),
         cmocka_unit_test(test_json__getters_name_the_field),
+        cmocka_unit_test(test_json__has_null_for_what_is_not_finite),
         cmocka_unit_test(test_fs__bounds_reads_and_writes_atomically),
         cmocka_unit_test(test_fs__removes_what_hides),
         cmocka_unit_test(test_fs__removes_what_is_deep_and_locked),
