@@ -135,9 +135,8 @@ struct ranked {
 static int lighter(const void *a, const void *b)
 {
     const struct ranked *x = a, *y = b;
-    double worth = isnan(x->worth) ? HUGE_VAL : x->worth, other = isnan(y->worth) ? HUGE_VAL : y->worth;
-    if (worth != other)
-        return worth < other ? -1 : 1;
+    if (x->worth != y->worth)
+        return x->worth < y->worth ? -1 : 1;
     return x->unit < y->unit ? -1 : 1;
 }
 
@@ -146,8 +145,10 @@ static enum mlo_status order_group(struct prune *p, struct prune_group *group, s
     struct ranked *list = malloc(((size_t)group->count + 1) * sizeof *list);
     if (!list)
         return mlo_error_nomem(err);
-    for (int i = 0; i < group->count; i++)
-        list[i] = (struct ranked){group->order[i], p->units[group->order[i]].worth};
+    for (int i = 0; i < group->count; i++) {
+        double worth = p->units[group->order[i]].worth;
+        list[i] = (struct ranked){group->order[i], isnan(worth) ? HUGE_VAL : worth}; /* goes last */
+    }
     qsort(list, (size_t)group->count, sizeof *list, lighter);
     for (int i = 0; i < group->count; i++) {
         group->order[i] = list[i].unit;
