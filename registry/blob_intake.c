@@ -129,7 +129,8 @@ enum mlo_status mlo_blob_intake_open(struct mlo_blob_intake *in, mlo_blob_sink_f
 enum mlo_status mlo_blob_intake_add(struct mlo_blob_intake *in, const void *bytes, size_t size,
                                     struct mlo_error *err)
 {
-    if (in->failed.status != MLO_OK) /* said by no call yet: where a digest was asked for */
+    /* said by no call yet: where a digest was asked for. While there is a thread, hand_over() asks. */
+    if (!in->beside && in->failed.status != MLO_OK)
         return mlo_blob_intake_settle(in, err);
     if (!in->beside && in->size_bytes >= BESIDE_FROM)
         in->beside = start(in);
