@@ -134,7 +134,8 @@ static enum mlo_status want_attention(struct prune *p, const json_t *options, st
     enum mlo_status status;
     struct prune_attention found;
     struct mlo_prune_turned list = {0};
-    MLO_TRY(mlo_prune_find_attention(p, json_object_get(options, "exclude"), NULL, &found, &list, err));
+    const json_t *exclude = json_object_get(options, "exclude");
+    MLO_TRY(mlo_prune_find_attention(p, exclude, NULL, p->arena, &found, &list, err));
     for (int i = 0; i < found.count; i++)
         for (int s = 0; s < 2; s++)
             MLO_TRY(want_gram(wants, &p->weighted[found.pairs[i].part[s].maker], true, err));

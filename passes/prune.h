@@ -27,7 +27,6 @@ struct mlo_prune_result {
  */
 struct mlo_prune_width {
     const char *value; /* that a Reshape makes, [.., heads, width] */
-    int64_t width;
     double *seen; /* [width]: the share of the products of queries and keys that an index is; NULL: none */
 };
 struct mlo_prune_turned {

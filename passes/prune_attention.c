@@ -2,7 +2,6 @@
  * reads the product behind V: an index can go from Q and K, or from V and its reader, in all heads alike. So
  * values are followed from the weights that make them; of each it is known which columns of the weights its
  * axes count. Anything but moves, a number for all and the two products leaves heads as what can go. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "passes/prune_impl.h"
@@ -16,7 +15,6 @@ struct view {
     int64_t stride[MLO_MAX_RANK];          /* columns that an index of the axis steps by; 0: it counts none */
     bool attended, merged;                 /* behind V's product; heads and width one axis again */
     struct prune_part part;                /* where it is attended */
-    int head_axis;                         /* likewise */
     int depth;
 };
 
@@ -24,8 +22,7 @@ struct walking {
     struct prune *p;
     struct prune_attention *out;
     const struct mlo_stats *stats; /* or NULL */
-    bool *failed;                  /* by maker */
-    bool **claimed;                /* by maker: columns that a product reads */
+    bool *claimed;                 /* by column of the maker that is followed: a product reads it */
 };
 
 static bool own(const struct prune *p, const struct mlo_value *v)
@@ -46,6 +43,12 @@ static bool observed(const struct walking *k, const struct prune_weighted *w)
         return false;
     const struct mlo_gram *gram = k->stats ? mlo_stats_find_gram(k->stats, w->node) : NULL;
     return !k->stats || (gram && gram->full && gram->rows > 0 && gram->groups == 1);
+}
+
+static int64_t columns_of(const struct prune *p, int maker)
+{
+    const struct prune_weighted *w = &p->weighted[maker];
+    return mlo_prune_dim(w->node->outputs[0], w->out_axis);
 }
 
 static int last_axis(const struct mlo_value *v)
@@ -223,12 +226,9 @@ static bool move_split(const struct prune *p, const struct view *from, const str
 static bool move_bias(const struct prune *p, const struct view *from, const struct mlo_node *node,
                       struct view *to)
 {
-    struct prune_weighted *w = &p->weighted[from->maker];
-    int64_t columns = mlo_prune_dim(w->node->outputs[0], w->out_axis);
+    struct mlo_node *maker = (struct mlo_node *)p->weighted[from->maker].node;
     const struct mlo_value *other = node->inputs[node->inputs[0] == from->value ? 1 : 0];
-    if (from->split || mlo_refit_bias_node((struct mlo_node *)w->node, &(int){0}) != node || !own(p, other) ||
-        (int64_t)mlo_tensor_count(other->constant) != columns ||
-        mlo_prune_dim(other, last_axis(other)) != columns)
+    if (from->split || mlo_refit_bias_node(maker, &(int){0}) != node || !own(p, other))
         return false;
     memcpy(to->stride, from->stride, sizeof to->stride);
     return to->value->type.rank == from->value->type.rank;
@@ -246,12 +246,6 @@ static const struct {
 
 /* --- products --------------------------------------------------------------------------------------- */
 
-static int64_t columns_of(const struct prune *p, int maker)
-{
-    const struct prune_weighted *w = &p->weighted[maker];
-    return mlo_prune_dim(w->node->outputs[0], w->out_axis);
-}
-
 /* Sizes may be what a file says of them. */
 static bool is_within(const struct prune_part *part, int64_t columns)
 {
@@ -261,8 +255,7 @@ static bool is_within(const struct prune_part *part, int64_t columns)
 }
 
 /* Heads are a batch of the product, the width is that axis; nothing else of the columns is there. */
-static bool read_part(const struct walking *k, const struct view *v, int width_axis, struct prune_part *out,
-                      int *head_axis)
+static bool read_part(const struct walking *k, const struct view *v, int width_axis, struct prune_part *out)
 {
     const struct mlo_value *x = v->value;
     int rank = x->type.rank, head = -1;
@@ -280,14 +273,14 @@ static bool read_part(const struct walking *k, const struct view *v, int width_a
                                .offset = v->offset,
                                .heads = head < 0 ? 1 : mlo_prune_dim(x, head),
                                .stride = head < 0 ? 0 : v->stride[head],
-                               .width = mlo_prune_dim(x, width_axis)};
-    *head_axis = head < 0 ? 0 : rank - head; /* from the end */
+                               .width = mlo_prune_dim(x, width_axis),
+                               .head_axis = head < 0 ? 0 : rank - head};
     if (out->width != mlo_prune_dim(v->split, last_axis(v->split)) || out->width > MLO_PRUNE_TURN_MAX ||
         !is_within(out, columns_of(k->p, v->maker)))
         return false;
     for (int64_t h = 0; h < out->heads; h++)
         for (int64_t i = 0; i < out->width; i++) {
-            bool *claimed = &k->claimed[v->maker][out->offset + h * out->stride + i];
+            bool *claimed = &k->claimed[out->offset + h * out->stride + i];
             if (*claimed)
                 return false;
             *claimed = true;
@@ -319,7 +312,6 @@ static bool read_by_weights(struct walking *k, const struct view *v, const struc
     struct prune_pair *pair = pair_of(k->out, node);
     pair->reader = w;
     pair->part[0] = pair->part[1] = v->part;
-    pair->has[0] = pair->has[1] = true;
     return true;
 }
 
@@ -361,18 +353,17 @@ static bool multiplied(struct walking *k, const struct view *v, const struct mlo
         struct view to = {
             .value = y, .split = v->split, .maker = v->maker, .attended = true, .depth = v->depth + 1};
         int move = y->type.rank - v->value->type.rank;
-        if (move < 0 || y->is_output || !read_part(k, v, last, &to.part, &to.head_axis))
+        if (move < 0 || y->is_output || !read_part(k, v, last, &to.part))
             return false;
         for (int a = 0; a < v->value->type.rank; a++)
             to.stride[a + move] = v->stride[a];
         return follow(k, &to);
     }
     struct prune_pair *pair = pair_of(k->out, node);
-    if (pair->has[side] || last < 1)
+    if (pair->part[side].split || last < 1)
         return false;
-    pair->has[side] = true;
     pair->softened = softens(y, 0);
-    return read_part(k, v, last - side, &pair->part[side], &pair->head_axis[side]);
+    return read_part(k, v, last - side, &pair->part[side]);
 }
 
 /* False where something is not understood. */
@@ -415,7 +406,7 @@ static bool walk_maker(struct walking *k, int m)
     const struct prune_weighted *w = &k->p->weighted[m];
     const struct mlo_value *y = w->node->outputs[0], *bias = mlo_node_input(w->node, 2);
     struct view v = {.value = y, .maker = m};
-    int64_t columns = mlo_prune_dim(y, w->out_axis);
+    int64_t columns = columns_of(k->p, m);
     if (w->weight != 1 || mlo_refit_refuses(w->node) || w->out_axis != last_axis(y) || !observed(k, w) ||
         columns < 2 || !own(k->p, w->node->inputs[1]) || mlo_node_is(w->node, "Conv") ||
         mlo_prune_dim(w->node->inputs[1], w->w_out) != columns)
@@ -427,7 +418,7 @@ static bool walk_maker(struct walking *k, int m)
     if (!follow(k, &v))
         return false;
     for (int64_t c = 0; c < columns; c++)
-        if (!k->claimed[m][c])
+        if (!k->claimed[c])
             return false;
     return true;
 }
@@ -435,17 +426,18 @@ static bool walk_maker(struct walking *k, int m)
 static bool pair_whole(const struct prune_pair *pair, const bool *failed)
 {
     const struct prune_part *a = &pair->part[0], *b = &pair->part[1];
-    return pair->has[0] && pair->has[1] && !failed[a->maker] && !failed[b->maker] && a->heads == b->heads &&
-           a->width == b->width && pair->head_axis[0] == pair->head_axis[1];
+    return a->split && b->split && !failed[a->maker] && !failed[b->maker] && a->heads == b->heads &&
+           a->width == b->width && a->head_axis == b->head_axis;
 }
 
-static int add_split(struct mlo_prune_turned *list, const struct mlo_value *v)
+static struct mlo_prune_width *add_split(struct mlo_prune_turned *list, const struct mlo_value *v)
 {
-    for (int i = 0; i < list->count; i++)
-        if (strcmp(list->widths[i].value, v->name) == 0)
-            return i;
-    list->widths[list->count] = (struct mlo_prune_width){v->name, mlo_prune_dim(v, last_axis(v)), NULL};
-    return list->count++;
+    struct mlo_prune_width *width = mlo_prune_width_of(list, v);
+    if (!width) {
+        width = &list->widths[list->count++];
+        *width = (struct mlo_prune_width){v->name, NULL};
+    }
+    return width;
 }
 
 /* Pairs that are whole stay, and what they split is listed. */
@@ -458,7 +450,7 @@ static bool keep_whole(struct prune_attention *all, bool *failed)
             if (pair_whole(pair, failed))
                 continue;
             for (int s = 0; s < 2; s++)
-                if (pair->has[s])
+                if (pair->part[s].split)
                     failed[pair->part[s].maker] = true;
             *pair = all->pairs[--all->count];
             again = true;
@@ -468,29 +460,21 @@ static bool keep_whole(struct prune_attention *all, bool *failed)
     return all->count > 0;
 }
 
-static enum mlo_status list_splits(struct prune *p, const struct prune_attention *all,
+static enum mlo_status list_splits(const struct prune_attention *all, struct mlo_arena *arena,
                                    struct mlo_prune_turned *out, struct mlo_error *err)
 {
     out->count = 0;
     for (int i = 0; i < all->count; i++)
         for (int s = 0; s < 2; s++) {
             const struct prune_part *part = &all->pairs[i].part[s];
-            struct mlo_prune_width *width = &out->widths[add_split(out, part->split)];
+            struct mlo_prune_width *width = add_split(out, part->split);
             if (all->pairs[i].reader || s || width->seen)
                 continue;
-            width->seen = mlo_arena_calloc(p->arena, (size_t)part->width, sizeof *width->seen);
+            width->seen = mlo_arena_calloc(arena, (size_t)part->width, sizeof *width->seen);
             if (!width->seen)
                 return mlo_error_nomem(err);
         }
     return MLO_OK;
-}
-
-static bool is_listed(const struct mlo_prune_turned *list, const struct mlo_value *v)
-{
-    for (int i = 0; v && i < list->count; i++)
-        if (strcmp(list->widths[i].value, v->name) == 0)
-            return true;
-    return false;
 }
 
 static int group_at(const struct prune *p, const struct mlo_value *v, int axis, int64_t i)
@@ -515,21 +499,25 @@ static bool can_go(const struct prune *trial, const struct mlo_value *v)
 static bool shares_heads(const struct prune *p, const struct mlo_prune_turned *list,
                          const struct mlo_value *v)
 {
-    for (int a = 0; a < last_axis(v); a++)
-        for (int n = 0; n < p->graph->node_count; n++)
-            for (int64_t i = 0; p->choices[n] && i < mlo_prune_dim(v, a); i++) {
-                const struct mlo_value *other = p->split[n];
+    for (int n = 0; n < p->graph->node_count; n++) {
+        const struct mlo_value *other = p->split[n];
+        if (!p->choices[n] || mlo_prune_width_of(list, other))
+            continue;
+        for (int a = 0; a < last_axis(v); a++)
+            for (int64_t i = 0; i < mlo_prune_dim(v, a); i++) {
                 int unit = mlo_prune_unit_at(p, v, a, i);
                 for (int64_t j = 0; unit >= 0 && j < mlo_prune_dim(other, p->split_axis[n]); j++)
-                    if (mlo_prune_unit_at(p, other, p->split_axis[n], j) == unit && !is_listed(list, other))
+                    if (mlo_prune_unit_at(p, other, p->split_axis[n], j) == unit)
                         return true;
             }
+    }
     return false;
 }
 
 enum mlo_status mlo_prune_find_attention(struct prune *p, const json_t *exclude,
-                                         const struct mlo_stats *stats, struct prune_attention *out,
-                                         struct mlo_prune_turned *list, struct mlo_error *err)
+                                         const struct mlo_stats *stats, struct mlo_arena *arena,
+                                         struct prune_attention *out, struct mlo_prune_turned *list,
+                                         struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     size_t makers = (size_t)p->weighted_count + 1, nodes = (size_t)p->graph->node_count + 1;
@@ -537,41 +525,36 @@ enum mlo_status mlo_prune_find_attention(struct prune *p, const json_t *exclude,
     *out = (struct prune_attention){0};
     list->count = 0;
     out->pairs = mlo_arena_calloc(p->arena, nodes, sizeof *out->pairs);
-    list->widths = mlo_arena_calloc(p->arena, 2 * nodes, sizeof *list->widths);
-    k.failed = mlo_arena_calloc(p->arena, makers, sizeof *k.failed);
-    k.claimed = mlo_arena_calloc(p->arena, makers, sizeof *k.claimed);
-    if (!out->pairs || !list->widths || !k.failed || !k.claimed)
+    list->widths = mlo_arena_calloc(arena, 2 * nodes, sizeof *list->widths);
+    bool *failed = mlo_arena_calloc(p->arena, makers, sizeof *failed);
+    if (!out->pairs || !list->widths || !failed)
         return mlo_error_nomem(err);
     for (int m = 0; m < p->weighted_count; m++) {
-        int64_t columns = mlo_prune_dim(p->weighted[m].node->outputs[0], p->weighted[m].out_axis);
-        k.claimed[m] = mlo_arena_calloc(p->arena, (size_t)MLO_MAX(columns, 1), sizeof **k.claimed);
-        if (!k.claimed[m])
+        k.claimed = mlo_arena_calloc(p->arena, (size_t)MLO_MAX(columns_of(p, m), 1), sizeof *k.claimed);
+        if (!k.claimed)
             return mlo_error_nomem(err);
-        k.failed[m] = !walk_maker(&k, m);
+        failed[m] = !walk_maker(&k, m);
     }
     /* what was observed of a reader is not so any more when it makes parts itself */
     for (int i = 0; i < out->count; i++)
-        for (int j = 0; j < 2 * out->count; j++) {
-            const struct prune_pair *pair = &out->pairs[j / 2];
-            if (pair->has[j % 2] && &p->weighted[pair->part[j % 2].maker] == out->pairs[i].reader)
-                k.failed[pair->part[j % 2].maker] = true;
-        }
+        if (out->pairs[i].reader)
+            failed[out->pairs[i].reader - p->weighted] = true;
     for (bool again = true; again;) {
         struct prune *trial;
         again = false;
-        if (!keep_whole(out, k.failed)) {
+        if (!keep_whole(out, failed)) {
             list->count = 0;
             break;
         }
-        MLO_TRY(list_splits(p, out, list, err));
+        MLO_TRY(list_splits(out, arena, list, err));
         MLO_TRY(mlo_prune_analyse(p->graph, exclude, list, p->arena, &trial, err));
         for (int i = 0; i < out->count; i++)
             for (int s = 0; s < 2; s++) {
                 const struct prune_part *part = &out->pairs[i].part[s];
-                if (k.failed[part->maker] ||
+                if (failed[part->maker] ||
                     (can_go(trial, part->split) && !shares_heads(p, list, part->split)))
                     continue;
-                k.failed[part->maker] = again = true;
+                failed[part->maker] = again = true;
             }
     }
 out:

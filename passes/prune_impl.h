@@ -173,8 +173,8 @@ MLO_MUST_USE enum mlo_status mlo_prune_second_order(struct prune *p, struct prun
                                                     const struct mlo_stats *stats, bool *done,
                                                     struct mlo_error *err);
 const struct prune_weighted *mlo_prune_weighted_of(const struct prune *p, const struct mlo_node *node);
-/* Whether the axes that this value is split into have turned heads. */
-bool mlo_prune_is_turned(const struct prune *p, const struct mlo_value *v);
+/* What is said of the heads that this value is split into; NULL: they are not turned. */
+struct mlo_prune_width *mlo_prune_width_of(const struct mlo_prune_turned *turned, const struct mlo_value *v);
 /* The channel of input 0 that element `row` of group g of the node's Gram matrix belongs to. */
 int64_t mlo_prune_gram_channel(const struct prune_weighted *w, int64_t g, int64_t row);
 
@@ -187,6 +187,8 @@ enum { MLO_PRUNE_TURN_MAX = 512 /* channels of a group, or width of heads, that 
  * same, uncorrelated and ordered by what is seen of each, the most in front. x = t z and z = inverse x; all
  * [n][n]; b[3] is scratch, and has what is seen of z_j in b[1] at [j][j]. */
 void mlo_prune_choose(double *c, const double *a, double *t, double *inverse, double *b[3], size_t n);
+/* Whether the diagonal of m[n][n] has a positive, finite sum: else there is no order in what it tells. */
+bool mlo_prune_varies(const double *m, size_t n);
 /* Indices first + [0, n) along an axis of a constant: out[j] = sum of m[j][i] x[i], or of m[i][j] x[i]. */
 MLO_MUST_USE enum mlo_status mlo_prune_turn_axis(struct mlo_value *v, int axis, int64_t first, size_t n,
                                                  const double *m, bool transposed, struct mlo_error *err);
@@ -197,6 +199,7 @@ struct prune_part {
     int maker;                     /* of p->weighted */
     const struct mlo_value *split; /* where heads and width became axes, the width the last */
     int64_t offset, heads, stride, width;
+    int head_axis; /* from the end; 0: one head, without an axis */
 };
 /* Two that are turned against each other: queries and keys, or (both parts the same) values and the weights
  * that read [heads x width] of them. */
@@ -204,23 +207,22 @@ struct prune_pair {
     const struct mlo_node *node;
     const struct prune_weighted *reader; /* NULL: queries and keys */
     struct prune_part part[2];
-    bool has[2];
-    bool softened;    /* queries and keys: by a Softmax over the keys */
-    int head_axis[2]; /* from the end; 0: one head, without an axis */
+    bool softened; /* queries and keys: by a Softmax over the keys */
 };
 struct prune_attention {
     struct prune_pair *pairs;
     int count;
 };
 /* Attention of the graph whose heads can be turned, and lose indices of their width; `stats`, or NULL before
- * anything was observed. In p's arena; *list is what is split. */
+ * anything was observed. *out is in p's arena; *list, in the other, is what is split. */
 MLO_MUST_USE enum mlo_status mlo_prune_find_attention(struct prune *p, const json_t *exclude,
-                                                      const struct mlo_stats *stats,
+                                                      const struct mlo_stats *stats, struct mlo_arena *arena,
                                                       struct prune_attention *out,
                                                       struct mlo_prune_turned *list, struct mlo_error *err);
 /* Turns all of them, and says in *list what queries and keys see of each index. */
 MLO_MUST_USE enum mlo_status mlo_prune_turn_heads(struct prune *p, const json_t *exclude,
                                                   const struct mlo_stats *stats, struct mlo_pass_context *ctx,
-                                                  struct mlo_prune_turned *list, struct mlo_error *err);
+                                                  struct mlo_arena *arena, struct mlo_prune_turned *list,
+                                                  struct mlo_error *err);
 
 #endif

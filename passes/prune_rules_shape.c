@@ -46,7 +46,7 @@ static void segment(struct prune *p, const struct mlo_node *node, const struct m
     if (n == 1 && m == 1) {
         mlo_prune_link(p, node, x, in[0], y, out[0]);
     } else if (n == 1 && m > 1) {
-        bool inside = mlo_prune_is_turned(p, y);
+        bool inside = mlo_prune_width_of(p->turned, y) != NULL;
         int chosen = out[inside ? m - 1 : MLO_MIN(p->choice[node->index], m - 1)];
         p->choices[node->index] = inside ? 0 : m;
         p->split[node->index] = y;

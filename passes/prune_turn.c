@@ -306,6 +306,14 @@ out:
     return status;
 }
 
+bool mlo_prune_varies(const double *m, size_t n)
+{
+    double trace = 0;
+    for (size_t i = 0; i < n; i++)
+        trace += m[i * (n + 1)];
+    return trace > 0 && isfinite(trace);
+}
+
 static enum mlo_status turn_group(struct prune *p, int g, const struct mlo_stats *stats, bool *turned,
                                   struct mlo_error *err)
 {
@@ -333,12 +341,8 @@ static enum mlo_status turn_group(struct prune *p, int g, const struct mlo_stats
         }
         readers++;
     }
-    double trace = 0, energy = 0;
-    for (size_t i = 0; i < (size_t)group->count; i++) {
-        trace += all[i * ((size_t)group->count + 1)];
-        energy += all[square + i * ((size_t)group->count + 1)];
-    }
-    if (!readers || !(trace > 0) || !(energy > 0) || !isfinite(trace) || !isfinite(energy))
+    if (!readers || !mlo_prune_varies(all, (size_t)group->count) ||
+        !mlo_prune_varies(all + square, (size_t)group->count))
         goto out;
     double *t = all + 2 * square, *inverse = all + 3 * square;
     double *scratch[] = {all + 4 * square, all + 5 * square, all + 6 * square};
@@ -350,25 +354,6 @@ out:
     return status;
 }
 
-/* A copy in the arena. */
-static enum mlo_status keep_turned(const struct mlo_prune_turned *from, struct mlo_arena *arena,
-                                   struct mlo_prune_turned *out, struct mlo_error *err)
-{
-    *out = *from;
-    out->widths = mlo_arena_calloc(arena, (size_t)from->count + 1, sizeof *out->widths);
-    for (int i = 0; out->widths && i < from->count; i++) {
-        struct mlo_prune_width *to = &out->widths[i];
-        *to = from->widths[i];
-        if (!to->seen)
-            continue;
-        to->seen = mlo_arena_calloc(arena, (size_t)to->width, sizeof *to->seen);
-        if (!to->seen)
-            return mlo_error_nomem(err);
-        memcpy(to->seen, from->widths[i].seen, (size_t)to->width * sizeof *to->seen);
-    }
-    return out->widths ? MLO_OK : mlo_error_nomem(err);
-}
-
 enum mlo_status mlo_prune_turn(struct mlo_model *model, const json_t *options, const struct mlo_stats *stats,
                                struct mlo_pass_context *ctx, mlo_prune_tell_fn *tell, void *arg,
                                struct mlo_arena *arena, struct mlo_prune_turned *out, struct mlo_error *err)
@@ -376,7 +361,6 @@ enum mlo_status mlo_prune_turn(struct mlo_model *model, const json_t *options, c
     enum mlo_status status;
     struct prune *p;
     const json_t *exclude = json_object_get(options, "exclude");
-    struct mlo_prune_turned heads = {0};
     struct mlo_arena *own = mlo_arena_new(); /* of analyses: they are large */
     *out = (struct mlo_prune_turned){0};
     if (!own)
@@ -385,8 +369,7 @@ enum mlo_status mlo_prune_turn(struct mlo_model *model, const json_t *options, c
     MLO_TRY(mlo_prune_check_finite(p, err));
     /* before the streams that they read, of which something else would be observed then */
     if (!mlo_prune_keeps_heads(options))
-        MLO_TRY(mlo_prune_turn_heads(p, exclude, stats, ctx, &heads, err));
-    MLO_TRY(keep_turned(&heads, arena, out, err));
+        MLO_TRY(mlo_prune_turn_heads(p, exclude, stats, ctx, arena, out, err));
     for (int g = 0; g < p->group_count; g++) {
         bool turned;
         if (tell)

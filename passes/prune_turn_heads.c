@@ -14,15 +14,6 @@
 #include "passes/prune_impl.h"
 #include "passes/round_impl.h"
 
-struct turning {
-    struct prune *p;
-    const struct mlo_stats *stats;
-    double *c, *a, *t, *inverse, *scratch[3]; /* [n][n] */
-    size_t n;
-    double *seen; /* [n]: sums of what queries and keys see of each index, squared */
-    int heads;    /* that were turned */
-};
-
 /* What makes columns of a part: weights, and bias or NULL. */
 struct making {
     const struct prune_weighted *w;
@@ -31,15 +22,26 @@ struct making {
     size_t columns;
 };
 
-static struct making making_of(const struct turning *t, const struct prune_part *part)
+struct turning {
+    const struct prune_pair *pair;
+    struct making from, to;                   /* what makes its parts; of values both the same */
+    const struct mlo_gram *read;              /* by its reader, or NULL */
+    double *c, *a, *t, *inverse, *scratch[3]; /* [n][n] */
+    size_t n;
+    double *seen; /* [n]: sums of what queries and keys see of each index, squared */
+    int heads;    /* that were turned */
+};
+
+static struct making making_of(const struct prune *p, const struct mlo_stats *stats,
+                               const struct prune_part *part)
 {
-    const struct prune_weighted *w = &t->p->weighted[part->maker];
+    const struct prune_weighted *w = &p->weighted[part->maker];
     int input;
     struct mlo_node *biased = mlo_refit_bias_node((struct mlo_node *)w->node, &input);
     return (struct making){.w = w,
                            .weights = w->node->inputs[1],
                            .bias = biased ? mlo_node_input(biased, input) : NULL,
-                           .gram = mlo_stats_find_gram(t->stats, w->node),
+                           .gram = mlo_stats_find_gram(stats, w->node),
                            .columns = (size_t)mlo_prune_dim(w->node->outputs[0], w->out_axis)};
 }
 
@@ -103,14 +105,6 @@ static void readings(const struct prune_weighted *w, const struct mlo_gram *gram
         }
 }
 
-static bool varies(const double *m, size_t n)
-{
-    double trace = 0;
-    for (size_t i = 0; i < n; i++)
-        trace += m[i * (n + 1)];
-    return trace > 0 && isfinite(trace);
-}
-
 static enum mlo_status turn_made(const struct making *m, size_t first, size_t n, const double *by,
                                  bool transposed, struct mlo_error *err)
 {
@@ -123,32 +117,32 @@ out:
     return status;
 }
 
-static enum mlo_status turn_head(struct turning *t, const struct prune_pair *pair, int64_t head,
-                                 struct mlo_error *err)
+static enum mlo_status turn_head(struct turning *t, int64_t head, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
+    const struct prune_pair *pair = t->pair;
     const struct prune_part *one = &pair->part[0], *other = &pair->part[1];
-    struct making from = making_of(t, one), to = making_of(t, other);
     size_t first = (size_t)(one->offset + head * one->stride), n = t->n,
            second = (size_t)(other->offset + head * other->stride);
     if (pair->reader) {
         second = (size_t)head * n;
-        readings(pair->reader, mlo_stats_find_gram(t->stats, pair->reader->node), second, n, t->c, t->a);
-    } else if (!moments(&from, first, n, false, t->c) || !moments(&to, second, n, pair->softened, t->a)) {
+        readings(pair->reader, t->read, second, n, t->c, t->a);
+    } else if (!moments(&t->from, first, n, false, t->c) ||
+               !moments(&t->to, second, n, pair->softened, t->a)) {
         return mlo_error_nomem(err);
     }
-    if (!varies(t->c, n) || !varies(t->a, n)) /* there is no order in what is never seen */
+    if (!mlo_prune_varies(t->c, n) || !mlo_prune_varies(t->a, n)) /* never seen: no order */
         return MLO_OK;
-    mlo_prune_choose(t->c, t->a, t->t, t->inverse, (double **)t->scratch, n);
+    mlo_prune_choose(t->c, t->a, t->t, t->inverse, t->scratch, n);
     for (size_t i = 0; i < n; i++)
         t->seen[i] += fmax(t->scratch[1][i * (n + 1)], 0);
     t->heads++;
-    MLO_TRY(turn_made(&from, first, n, t->inverse, false, err));
+    MLO_TRY(turn_made(&t->from, first, n, t->inverse, false, err));
     if (pair->reader)
         MLO_TRY(mlo_prune_turn_axis(pair->reader->node->inputs[1], pair->reader->w_in, (int64_t)second, n,
                                     t->t, true, err));
     else
-        MLO_TRY(turn_made(&to, second, n, t->t, true, err));
+        MLO_TRY(turn_made(&t->to, second, n, t->t, true, err));
 out:
     return status;
 }
@@ -163,18 +157,21 @@ static enum mlo_status turn_pair(struct prune *p, const struct mlo_stats *stats,
     double *all = calloc(7 * square + n, sizeof *all), sum = 0;
     if (!all)
         return mlo_error_nomem(err);
-    struct turning t = {p,
-                        stats,
-                        all,
-                        all + square,
-                        all + 2 * square,
-                        all + 3 * square,
-                        {all + 4 * square, all + 5 * square, all + 6 * square},
-                        n,
-                        all + 7 * square,
-                        0};
+    struct turning t = {
+        .pair = pair,
+        .from = making_of(p, stats, &pair->part[0]),
+        .to = making_of(p, stats, &pair->part[1]),
+        .read = pair->reader ? mlo_stats_find_gram(stats, pair->reader->node) : NULL,
+        .c = all,
+        .a = all + square,
+        .t = all + 2 * square,
+        .inverse = all + 3 * square,
+        .scratch = {all + 4 * square, all + 5 * square, all + 6 * square},
+        .n = n,
+        .seen = all + 7 * square,
+    };
     for (int64_t h = 0; h < pair->part[0].heads; h++)
-        MLO_TRY(turn_head(&t, pair, h, err));
+        MLO_TRY(turn_head(&t, h, err));
     for (size_t i = 0; i < n; i++)
         sum += t.seen[i];
     for (size_t i = 0; seen && sum > 0 && i < n; i++)
@@ -186,19 +183,16 @@ out:
 }
 
 enum mlo_status mlo_prune_turn_heads(struct prune *p, const json_t *exclude, const struct mlo_stats *stats,
-                                     struct mlo_pass_context *ctx, struct mlo_prune_turned *list,
-                                     struct mlo_error *err)
+                                     struct mlo_pass_context *ctx, struct mlo_arena *arena,
+                                     struct mlo_prune_turned *list, struct mlo_error *err)
 {
     enum mlo_status status;
     struct prune_attention found;
-    MLO_TRY(mlo_prune_find_attention(p, exclude, stats, &found, list, err));
+    MLO_TRY(mlo_prune_find_attention(p, exclude, stats, arena, &found, list, err));
     for (int i = 0; i < found.count; i++) {
         const struct prune_pair *pair = &found.pairs[i];
         const struct prune_part *part = &pair->part[0];
-        double *seen = NULL;
-        for (int k = 0; k < list->count && !pair->reader; k++)
-            if (strcmp(list->widths[k].value, part->split->name) == 0)
-                seen = list->widths[k].seen;
+        double *seen = pair->reader ? NULL : mlo_prune_width_of(list, part->split)->seen;
         int heads;
         MLO_TRY(turn_pair(p, stats, pair, seen, &heads, err));
         if (!heads)

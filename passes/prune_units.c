@@ -279,12 +279,12 @@ static bool choose_again(struct prune *p)
 
 /* --- units and groups ------------------------------------------------------------------------------ */
 
-bool mlo_prune_is_turned(const struct prune *p, const struct mlo_value *v)
+struct mlo_prune_width *mlo_prune_width_of(const struct mlo_prune_turned *turned, const struct mlo_value *v)
 {
-    for (int i = 0; p->turned && i < p->turned->count; i++)
-        if (strcmp(p->turned->widths[i].value, v->name) == 0)
-            return true;
-    return false;
+    for (int i = 0; turned && i < turned->count; i++)
+        if (strcmp(turned->widths[i].value, v->name) == 0)
+            return &turned->widths[i];
+    return NULL;
 }
 
 const struct prune_weighted *mlo_prune_weighted_of(const struct prune *p, const struct mlo_node *node)
@@ -298,20 +298,19 @@ const struct prune_weighted *mlo_prune_weighted_of(const struct prune *p, const 
 /* Of turned heads: a product of queries and keys reads an index of the width. */
 static void mark_turned(struct prune *p)
 {
-    for (int n = 0; n < p->graph->value_count && p->turned; n++)
-        for (int i = 0; i < p->turned->count; i++) {
-            const struct mlo_value *v = p->graph->values[n];
-            const struct mlo_prune_width *width = &p->turned->widths[i];
-            int axis = mlo_prune_rank(v) - 1;
-            for (int64_t k = 0; strcmp(width->value, v->name) == 0 && k < mlo_prune_dim(v, axis); k++) {
-                int unit = mlo_prune_unit_at(p, v, axis, k);
-                if (unit < 0)
-                    continue;
-                p->units[unit].inside = true;
-                p->units[unit].reads |= width->seen != NULL;
-                p->units[unit].seen += width->seen ? width->seen[k] : 0;
-            }
+    for (int n = 0; n < p->graph->value_count; n++) {
+        const struct mlo_value *v = p->graph->values[n];
+        const struct mlo_prune_width *width = mlo_prune_width_of(p->turned, v);
+        int axis = mlo_prune_rank(v) - 1;
+        for (int64_t k = 0; width && k < mlo_prune_dim(v, axis); k++) {
+            int unit = mlo_prune_unit_at(p, v, axis, k);
+            if (unit < 0)
+                continue;
+            p->units[unit].inside = true;
+            p->units[unit].reads |= width->seen != NULL;
+            p->units[unit].seen += width->seen ? width->seen[k] : 0;
         }
+    }
 }
 
 static void mark_roles(struct prune *p)

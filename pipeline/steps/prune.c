@@ -317,7 +317,6 @@ static enum mlo_status turn(const struct mlo_step_context *ctx, struct mlo_step_
         mlo_stats_clear(&c->stats);
         mlo_stats_init(&c->stats);
         mlo_stats_wants_clear(&c->wants);
-        c->wants = (struct mlo_stats_wants){0};
         MLO_TRY(mlo_prune_wanted(c->model, ctx->options, false, &c->wants, err));
         MLO_TRY(mlo_step_observe_grams(ctx, c->model, c->dataset, &c->wants, 0.3, 0.4, &c->stats, err));
     }

@@ -46,6 +46,7 @@ enum {
     MASK = 1 << 22,      /* an Add and a Div in front of the Softmax */
     ACROSS = 1 << 23,    /* which is over queries */
     OLD = 1 << 24,       /* of opset 11, where a Softmax is over all axes from the first on */
+    BARE = 1 << 25,      /* one more behind it, of one head that no Reshape makes an axis of */
 };
 enum { CLAIMED = 1 << 16 /* columns */ };
 
@@ -187,6 +188,16 @@ static inline struct mlo_value *behind(struct mlo_model *m, unsigned how, struct
               op(m, "Sigmoid", "open", op(m, "MatMul", "g", c, noise(m, "wg", 0.5f, 37, 8, 6))));
 }
 
+/* Attention of x to itself by as few nodes as there can be. */
+static inline struct mlo_value *bare(struct mlo_model *m, struct mlo_value *x)
+{
+    struct mlo_value *q = op(m, "MatMul", "bare_q", x, noise(m, "bare_wq", 0.4f, 47, 6, 4));
+    struct mlo_value *k = op(m, "MatMul", "bare_k", x, noise(m, "bare_wk", 0.4f, 53, 6, 4));
+    k = op(m, "Transpose", "bare_t", k);
+    set_ints(k, "perm", 0, 2, 1);
+    return op(m, "MatMul", "bare_sv", op(m, "Softmax", "bare_s", op(m, "MatMul", "bare_qk", q, k)), x);
+}
+
 static inline struct mlo_model *attention(unsigned how, const char *on, bool full)
 {
     struct mlo_model *m = new_model(how & OLD ? 11 : 17);
@@ -233,7 +244,8 @@ static inline struct mlo_model *attention(unsigned how, const char *on, bool ful
         c = op(m, "Mul", "more", c, scalar(m, "thrice", 3));
     c = op(m, "Transpose", "c", c);
     set_ints(c, "perm", 0, 2, 1, 3);
-    finish(m, how & SIZES ? c : behind(m, how, c));
+    c = how & SIZES ? c : behind(m, how, c);
+    finish(m, how & BARE ? bare(m, c) : c);
     return m;
 }
 

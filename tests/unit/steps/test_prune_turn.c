@@ -174,6 +174,7 @@ static void test_prune_turn__turns_what_is_inside_heads(void **state)
         {NUMBERS | PACKED, "Identity", 1, 4},
         {ONE, "", 0, 8}, /* columns that make no axis of heads are channels */
         {ONE | PACKED, "", 1, 8},
+        {BARE, "", 3, 8}, /* no weights read its columns; the heads in front are none the worse */
         {CROSS, "", 3, 8},
         {SAME, "", 0, 2},
         {SELF, "", 0, 2},
