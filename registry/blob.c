@@ -55,9 +55,9 @@ static enum mlo_status write_to_store(void *arg, const void *bytes, size_t size,
     return writer->store->backend->write(writer, bytes, size, err);
 }
 
-enum mlo_status mlo_blob_writer_open_expecting(struct mlo_blob_store *store,
-                                               const struct mlo_digest *expected, uint64_t size_bytes,
-                                               struct mlo_blob_writer **out, struct mlo_error *err)
+static enum mlo_status open_writer(struct mlo_blob_store *store, const struct mlo_digest *expected,
+                                   uint64_t size_bytes, bool may_pass, struct mlo_blob_writer **out,
+                                   struct mlo_error *err)
 {
     *out = NULL;
     struct mlo_blob_writer *writer = calloc(1, sizeof *writer);
@@ -70,6 +70,7 @@ enum mlo_status mlo_blob_writer_open_expecting(struct mlo_blob_store *store,
     if (expected)
         writer->expected = *expected;
     writer->expected_size = size_bytes;
+    writer->may_pass = may_pass;
     MLO_TRY(store->backend->begin(writer, err));
     *out = writer;
     return MLO_OK;
@@ -79,12 +80,35 @@ out:
     return status;
 }
 
+enum mlo_status mlo_blob_writer_open_expecting(struct mlo_blob_store *store,
+                                               const struct mlo_digest *expected, uint64_t size_bytes,
+                                               struct mlo_blob_writer **out, struct mlo_error *err)
+{
+    return open_writer(store, expected, size_bytes, false, out, err);
+}
+
+enum mlo_status mlo_blob_writer_open_passing(struct mlo_blob_store *store, const struct mlo_digest *expected,
+                                             uint64_t size_bytes, struct mlo_blob_writer **out,
+                                             struct mlo_error *err)
+{
+    return open_writer(store, expected, size_bytes, true, out, err);
+}
+
+/* Past the hash: the store's server computes it. */
+static enum mlo_status pass(struct mlo_blob_writer *writer, const void *bytes, size_t size,
+                            struct mlo_error *err)
+{
+    writer->in.size_bytes += size;
+    return write_to_store(writer, bytes, size, err);
+}
+
 enum mlo_status mlo_blob_writer_write(struct mlo_blob_writer *writer, const void *bytes, size_t size,
                                       struct mlo_error *err)
 {
     if (writer->spent)
         return mlo_error_set(err, MLO_EINTERNAL, "the writer of a blob was used after its end");
-    enum mlo_status status = mlo_blob_intake_add(&writer->in, bytes, size, err);
+    enum mlo_status status =
+        writer->passes ? pass(writer, bytes, size, err) : mlo_blob_intake_add(&writer->in, bytes, size, err);
     writer->spent = status != MLO_OK;
     return status;
 }
@@ -111,26 +135,53 @@ static enum mlo_status wrong_digest(const struct mlo_digest *expected, const str
                          mlo_digest_text(expected, b));
 }
 
-enum mlo_status mlo_blob_writer_commit(struct mlo_blob_writer *writer, const struct mlo_digest *expected,
-                                       struct mlo_digest *digest, uint64_t *size_bytes, struct mlo_error *err)
+static enum mlo_status send_again(struct mlo_error *err)
 {
-    struct mlo_digest computed;
-    if (writer->spent)
-        return mlo_error_set(err, MLO_EINTERNAL, "the writer of a blob was used after its end");
-    writer->spent = true;
+    mlo_error_hint(err, "the bytes changed on the way, or the digest is of another file: send them again");
+    return MLO_EDIGEST;
+}
+
+/* Whoever checked them says only that they are others. */
+static enum mlo_status finish_passing(struct mlo_blob_writer *writer, struct mlo_error *err)
+{
+    char text[MLO_DIGEST_TEXT_SIZE];
+    enum mlo_status status = writer->store->backend->finish(writer, &writer->expected, err);
+    if (status != MLO_EDIGEST)
+        return status;
+    mlo_error_set(err, status, "the bytes do not hash to %s", mlo_digest_text(&writer->expected, text));
+    return send_again(err);
+}
+
+static enum mlo_status finish_hashed(struct mlo_blob_writer *writer, const struct mlo_digest *expected,
+                                     struct mlo_digest *computed, struct mlo_error *err)
+{
     enum mlo_status status = mlo_blob_intake_settle(&writer->in, err);
     if (status != MLO_OK)
         return status;
-    mlo_hasher_final(writer->in.hasher, &computed);
+    mlo_hasher_final(writer->in.hasher, computed);
+    if (expected && !mlo_digest_eq(expected, computed)) {
+        wrong_digest(expected, computed, err);
+        return send_again(err);
+    }
+    return writer->store->backend->finish(writer, computed, err);
+}
+
+enum mlo_status mlo_blob_writer_commit(struct mlo_blob_writer *writer, const struct mlo_digest *expected,
+                                       struct mlo_digest *digest, uint64_t *size_bytes, struct mlo_error *err)
+{
+    struct mlo_digest computed = writer->expected;
+    enum mlo_status status;
+    if (writer->spent)
+        return mlo_error_set(err, MLO_EINTERNAL, "the writer of a blob was used after its end");
+    writer->spent = true;
     if (!expected && writer->expects)
         expected = &writer->expected;
-    if (expected && !mlo_digest_eq(expected, &computed)) {
-        wrong_digest(expected, &computed, err);
-        mlo_error_hint(err,
-                       "the bytes changed on the way, or the digest is of another file: send them again");
-        return MLO_EDIGEST;
-    }
-    status = writer->store->backend->finish(writer, &computed, err);
+    if (!writer->passes)
+        status = finish_hashed(writer, expected, &computed, err);
+    else if (mlo_digest_eq(expected, &computed))
+        status = finish_passing(writer, err);
+    else
+        status = mlo_error_set(err, MLO_EINTERNAL, "a blob passed under one digest and is to have another");
     if (status == MLO_OK && digest)
         *digest = computed;
     if (status == MLO_OK && size_bytes)

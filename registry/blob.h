@@ -24,6 +24,13 @@ MLO_MUST_USE enum mlo_status mlo_blob_writer_open_expecting(struct mlo_blob_stor
                                                             const struct mlo_digest *expected,
                                                             uint64_t size_bytes, struct mlo_blob_writer **out,
                                                             struct mlo_error *err);
+/* The same for a caller who can send all of it again, as one PUT of a client: a store of objects passes a
+ * large blob on as it comes, in one request that its server checks against the digest; what fails midway is
+ * not tried again here. */
+MLO_MUST_USE enum mlo_status mlo_blob_writer_open_passing(struct mlo_blob_store *store,
+                                                          const struct mlo_digest *expected,
+                                                          uint64_t size_bytes, struct mlo_blob_writer **out,
+                                                          struct mlo_error *err);
 /* MLO_ENOSPC when the disk is full. A large blob's bytes are written behind the caller: a failure may be that
  * of earlier ones, or come with the commit. After a failure only mlo_blob_writer_free is allowed. */
 MLO_MUST_USE enum mlo_status mlo_blob_writer_write(struct mlo_blob_writer *writer, const void *bytes,
@@ -31,7 +38,7 @@ MLO_MUST_USE enum mlo_status mlo_blob_writer_write(struct mlo_blob_writer *write
 /* Bytes so far. */
 uint64_t mlo_blob_writer_size(const struct mlo_blob_writer *writer);
 /* The digest of the bytes so far, when the store has them all: it may wait, as a write may. Of a writer that
- * is spent: not to be asked. */
+ * is spent, or passes: not to be asked. */
 void mlo_blob_writer_digest(struct mlo_blob_writer *writer, struct mlo_digest *out);
 /* Makes it durable and visible under its digest, or says why some of it could not be written. With
  * `expected`, other bytes are MLO_EDIGEST and nothing is kept. `digest` and `size_bytes` may be NULL. The

@@ -11,12 +11,12 @@ struct mlo_blob_backend {
     /* `place` is what follows "scheme:". Sets store->state. */
     enum mlo_status (*open)(struct mlo_blob_store *store, const char *place, struct mlo_error *err);
     void (*close)(struct mlo_blob_store *store);
-    /* Sets writer->state. */
+    /* Sets writer->state; and `passes`, where it may. */
     enum mlo_status (*begin)(struct mlo_blob_writer *writer, struct mlo_error *err);
     /* By one thread at a time, which may be another one than the other calls'. */
     enum mlo_status (*write)(struct mlo_blob_writer *writer, const void *bytes, size_t size,
                              struct mlo_error *err);
-    /* Durable and visible as `digest`, or nothing. */
+    /* Durable and visible as `digest`, or nothing: MLO_EDIGEST of what passes and has another one. */
     enum mlo_status (*finish)(struct mlo_blob_writer *writer, const struct mlo_digest *digest,
                               struct mlo_error *err);
     /* Drops what was not finished, frees writer->state. */
@@ -100,6 +100,8 @@ struct mlo_blob_writer {
     bool expects;
     struct mlo_digest expected; /* when it expects */
     uint64_t expected_size;     /* 0: not known */
+    bool may_pass;              /* it expects, and the caller can send all bytes again */
+    bool passes;                /* they go on at once and are checked there: none is hashed here */
     void *state;
 };
 

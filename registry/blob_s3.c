@@ -32,7 +32,7 @@ char *mlo_blob_s3_key(const struct mlo_blob_s3 *s, const struct mlo_digest *dige
 
 struct settings {
     char *place; /* everything points into it */
-    const char *prefix, *scratch, *cache, *cache_size, *timeout, *attempts, *redirect, *direct;
+    const char *prefix, *scratch, *cache, *cache_size, *timeout, *attempts, *redirect, *direct, *uploads;
     struct mlo_s3_options s3;
 };
 
@@ -79,6 +79,7 @@ static enum mlo_status take_parameter(struct settings *set, char *text, struct m
         {"attempts", &set->attempts},
         {"redirect", &set->redirect},
         {"direct", &set->direct},
+        {"uploads", &set->uploads},
     };
     const char *names[MLO_COUNT(known)];
     char *equals = strchr(text, '=');
@@ -97,9 +98,10 @@ static enum mlo_status take_parameter(struct settings *set, char *text, struct m
     if (near)
         mlo_error_hint(err, "did you mean %s=…?", near);
     else
-        mlo_error_hint(
-            err, "settings: endpoint, region, style, ca, credentials, profile, encryption, kms_key, "
-                 "customer_key, payload, scratch, cache, cache_size, timeout, attempts, redirect, direct");
+        mlo_error_hint(err,
+                       "settings: endpoint, region, style, ca, credentials, profile, encryption, kms_key, "
+                       "customer_key, payload, uploads, scratch, cache, cache_size, timeout, attempts, "
+                       "redirect, direct");
     return MLO_EINVAL;
 }
 
@@ -203,6 +205,16 @@ static enum mlo_status check_folder(const char *name, const char *path, struct m
     return mlo_fs_mkdirs_private(path, err);
 }
 
+static enum mlo_status take_uploads(struct mlo_blob_s3 *s, const char *uploads, struct mlo_error *err)
+{
+    s->streams = !mlo_str_eq(uploads, "parts");
+    if (!uploads || !s->streams || strcmp(uploads, "stream") == 0)
+        return MLO_OK;
+    mlo_error_set(err, MLO_EINVAL, "uploads=%.40s is neither stream nor parts", uploads);
+    mlo_error_hint(err, "stream: a blob's bytes go on as they come; parts: in parts, tried again one by one");
+    return MLO_EINVAL;
+}
+
 static enum mlo_status s3_open(struct mlo_blob_store *store, const char *place, struct mlo_error *err)
 {
     struct settings set = {0};
@@ -214,6 +226,7 @@ static enum mlo_status s3_open(struct mlo_blob_store *store, const char *place, 
         return mlo_error_nomem(err);
     store->state = s;
     MLO_TRY(parse_place(place, &set, &cache_mb, err));
+    MLO_TRY(take_uploads(s, set.uploads, err));
     MLO_TRY(check_folder("scratch", set.scratch, err));
     MLO_TRY(check_folder("cache", set.cache, err));
     size_t n = strlen(set.prefix);

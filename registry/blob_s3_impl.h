@@ -24,6 +24,8 @@ struct mlo_blob_s3 {
     char *cache;            /* or NULL: a folder that keeps read blobs */
     uint64_t cache_bytes;
     atomic_ullong memory; /* of writers' parts, now */
+    bool streams;         /* blobs go on as they come, where the S3 server checks them */
+    atomic_int checks;    /* does it? 0: not asked yet, 1: yes, -1: no */
 };
 
 /* The key of a blob, or of something else by its name ("incoming/…"). Yours (free); NULL: out of memory. */
@@ -97,6 +99,19 @@ enum mlo_status mlo_blob_s3_leftovers(struct mlo_blob_store *store, mlo_blob_lef
                                       struct mlo_error *err);
 enum mlo_status mlo_blob_s3_leftover_drop(struct mlo_blob_store *store, const struct mlo_blob_leftover *left,
                                           bool *removed, struct mlo_error *err);
+
+/* blob_s3_pass.c: a blob of a known digest and size as one request, sent on as it comes, in memory of one
+ * block. Used by one thread at a time. */
+struct mlo_blob_s3_pass;
+/* *out is NULL where that is not for this blob or this S3 server. *out is yours; key is copied. */
+enum mlo_status mlo_blob_s3_pass_new(struct mlo_blob_s3 *s, const char *key, const struct mlo_digest *digest,
+                                     uint64_t size_bytes, struct mlo_blob_s3_pass **out,
+                                     struct mlo_error *err);
+enum mlo_status mlo_blob_s3_pass_write(struct mlo_blob_s3_pass *p, const void *bytes, size_t size,
+                                       struct mlo_error *err);
+/* Only now the server gets the last of them, and makes the object. MLO_EDIGEST: they are others. */
+enum mlo_status mlo_blob_s3_pass_finish(struct mlo_blob_s3_pass *p, struct mlo_error *err);
+void mlo_blob_s3_pass_free(struct mlo_blob_s3_pass *p); /* NULL is fine */
 
 /* blob_s3_parts.c: a multipart upload of one key by threads, in bounded memory. Used by one thread. */
 struct mlo_blob_s3_parts;

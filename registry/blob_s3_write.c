@@ -1,12 +1,13 @@
-/* Writing a blob to S3: a small one is one PUT under its digest. A large one goes in parts; when its digest
- * was told ahead, to its place, else to a place of its own, from where the server copies it. Either way
- * nothing is seen under the digest before all of it is there. */
+/* Writing a blob to S3: a small one is one PUT under its digest; so is a large one that may pass. Others go
+ * in parts; when the digest was told ahead, to its place, else to a place of its own, from where the server
+ * copies it. Either way nothing is seen under the digest before all of it is there. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "registry/blob_s3_impl.h"
 
 struct s3_writer {
+    struct mlo_blob_s3_pass *pass; /* or in parts */
     struct mlo_blob_s3_parts *parts;
     char *key;
     bool direct; /* the key is the blob's own */
@@ -24,15 +25,18 @@ enum mlo_status mlo_blob_s3_begin(struct mlo_blob_writer *writer, struct mlo_err
     mlo_hex(random, sizeof random, name);
     w->direct = writer->expects;
     w->key = w->direct ? mlo_blob_s3_key(s, &writer->expected) : mlo_blob_s3_name(s, "incoming", name);
-    enum mlo_status status =
-        w->key ? mlo_blob_s3_parts_new(s, w->key, NULL, NULL, 0, writer->expected_size, &w->parts, err)
-               : mlo_error_nomem(err);
+    enum mlo_status status = w->key ? MLO_OK : mlo_error_nomem(err);
+    if (status == MLO_OK && writer->may_pass)
+        status = mlo_blob_s3_pass_new(s, w->key, &writer->expected, writer->expected_size, &w->pass, err);
+    if (status == MLO_OK && !w->pass)
+        status = mlo_blob_s3_parts_new(s, w->key, NULL, NULL, 0, writer->expected_size, &w->parts, err);
     if (status != MLO_OK) {
         free(w->key);
         free(w);
         return status;
     }
     writer->state = w;
+    writer->passes = w->pass != NULL;
     return MLO_OK;
 }
 
@@ -40,7 +44,8 @@ enum mlo_status mlo_blob_s3_write(struct mlo_blob_writer *writer, const void *by
                                   struct mlo_error *err)
 {
     struct s3_writer *w = writer->state;
-    return mlo_blob_s3_parts_write(w->parts, bytes, size, err);
+    return w->pass ? mlo_blob_s3_pass_write(w->pass, bytes, size, err)
+                   : mlo_blob_s3_parts_write(w->parts, bytes, size, err);
 }
 
 enum mlo_status mlo_blob_s3_publish(const struct mlo_blob_s3 *s, const char *from,
@@ -66,6 +71,8 @@ enum mlo_status mlo_blob_s3_finish(struct mlo_blob_writer *writer, const struct 
     struct s3_writer *w = writer->state;
     enum mlo_status status;
     char *key = NULL;
+    if (w->pass)
+        return mlo_blob_s3_pass_finish(w->pass, err);
     if (mlo_blob_s3_parts_upload(w->parts)) {
         MLO_TRY(mlo_blob_s3_parts_complete(w->parts, err));
         if (!w->direct)
@@ -88,6 +95,7 @@ out:
 void mlo_blob_s3_end(struct mlo_blob_writer *writer)
 {
     struct s3_writer *w = writer->state;
+    mlo_blob_s3_pass_free(w->pass);
     mlo_blob_s3_parts_free(w->parts, true);
     free(w->key);
     free(w);

@@ -14,7 +14,7 @@ enum {
     MLO_S3_PARTS_MAX = 10000,
     MLO_S3_PART_MIN = 5 << 20, /* but for the last one */
 };
-#define MLO_S3_OBJECT_COPY_MAX (5ull << 30) /* above it, a copy is made in parts */
+#define MLO_S3_OBJECT_MAX (5ull << 30) /* of one request; above it, objects and copies are made in parts */
 
 /* Texts are copied. NULL or 0 is the default in brackets. */
 struct mlo_s3_options {
@@ -73,6 +73,28 @@ typedef enum mlo_status mlo_s3_sink_fn(void *arg, const void *bytes, size_t size
 MLO_MUST_USE enum mlo_status mlo_s3_get(struct mlo_s3 *s3, const char *key, uint64_t offset, uint64_t length,
                                         uint64_t max_bytes, mlo_s3_sink_fn *sink, void *arg,
                                         struct mlo_s3_object *out, struct mlo_error *err);
+
+/* An object as one request, up to MLO_S3_OBJECT_MAX, whose bytes come while it is under way and are kept
+ * nowhere. Used by one thread at a time. */
+struct mlo_s3_stream;
+/* Asks whether the server takes it, again where a refusal may pass; from here on a failure is final. The
+ * request is signed over `digest`: a server that looks (mlo_s3_checks_digests) makes the object of bytes that
+ * hash to it, or none. *out is yours. */
+MLO_MUST_USE enum mlo_status mlo_s3_stream_open(struct mlo_s3 *s3, const char *key,
+                                                const struct mlo_digest *digest, uint64_t size_bytes,
+                                                struct mlo_s3_stream **out, struct mlo_error *err);
+/* Waits until they are sent. With the last of size_bytes the server may make the object. MLO_EINVAL for more
+ * than these. */
+MLO_MUST_USE enum mlo_status mlo_s3_stream_write(struct mlo_s3_stream *stream, const void *bytes, size_t size,
+                                                 struct mlo_error *err);
+/* Waits for the answer. MLO_EDIGEST for bytes of another digest, MLO_EINVAL when some are missing. */
+MLO_MUST_USE enum mlo_status mlo_s3_stream_finish(struct mlo_s3_stream *stream, struct mlo_error *err);
+/* One that was not finished makes no object. NULL is fine. */
+void mlo_s3_stream_free(struct mlo_s3_stream *stream);
+/* Whether the server refuses a body that is not that of its signature, as S3 is to: asked with a small object
+ * under `key`, which is not there afterwards. */
+MLO_MUST_USE enum mlo_status mlo_s3_checks_digests(struct mlo_s3 *s3, const char *key, bool *checks,
+                                                   struct mlo_error *err);
 
 /* Multipart. Parts are numbered 1 … MLO_S3_PARTS_MAX. */
 struct mlo_s3_part {

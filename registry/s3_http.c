@@ -13,7 +13,6 @@ enum {
     BACKOFF_MAX_MS = 10000,
     BUFFER_BYTES =
         512 << 10, /* curl's, to send and to receive: 64 KiB cost a third of the speed on loopback */
-    HEADERS_MAX = 24,
 };
 
 void mlo_s3_call_clear(struct mlo_s3_call *call)
@@ -64,17 +63,10 @@ static int on_seek(void *arg, curl_off_t offset, int origin)
     return CURL_SEEKFUNC_OK;
 }
 
-struct transfer {
-    struct mlo_s3_call *call;
-    CURL *curl;
-    curl_socket_t kept; /* of the connection that the handle has from its last request */
-    bool begun;
-};
-
 /* A server that sends the head of an answer, then its body, with Nagle's algorithm on (Ceph's gateway as it
  * comes), holds the body back until the head is acknowledged. On a connection that is kept the kernel does so
  * 40 ms later: it is told to do it now. Where curl took another connection this changes nothing. */
-static void acknowledge(const struct transfer *t)
+static void acknowledge(const struct mlo_s3_transfer *t)
 {
     int one = 1;
     if (t->kept != CURL_SOCKET_BAD)
@@ -83,7 +75,7 @@ static void acknowledge(const struct transfer *t)
 
 static size_t on_body(char *bytes, size_t size, size_t count, void *arg)
 {
-    struct transfer *t = arg;
+    struct mlo_s3_transfer *t = arg;
     struct mlo_s3_call *call = t->call;
     size_t n = size * count;
     long http = 0;
@@ -131,7 +123,7 @@ static void take_range(struct mlo_s3_call *call, const char *value)
 
 static size_t on_header(char *line, size_t size, size_t count, void *arg)
 {
-    struct transfer *t = arg;
+    struct mlo_s3_transfer *t = arg;
     struct mlo_s3_call *call = t->call;
     size_t n = size * count, name;
     char value[256];
@@ -173,20 +165,12 @@ static size_t on_header(char *line, size_t size, size_t count, void *arg)
 
 /* --- the request -------------------------------------------------------------------------------- */
 
-struct request {
-    struct mlo_s3_pair headers[HEADERS_MAX];
-    size_t header_count;
-    struct curl_slist *list;
-    struct mlo_buf url, path, authorization, line;
-    char time[MLO_S3_TIME_SIZE], hash[MLO_DIGEST_TEXT_SIZE];
-};
-
-static void add(struct request *r, const char *name, const char *value)
+static void add(struct mlo_s3_message *r, const char *name, const char *value)
 {
     r->headers[r->header_count++] = (struct mlo_s3_pair){name, value};
 }
 
-static void add_encryption(struct request *r, const struct mlo_s3 *s3, enum mlo_s3_crypt crypt)
+static void add_encryption(struct mlo_s3_message *r, const struct mlo_s3 *s3, enum mlo_s3_crypt crypt)
 {
     if (crypt == MLO_S3_CRYPT_NONE)
         return;
@@ -206,7 +190,7 @@ static void add_encryption(struct request *r, const struct mlo_s3 *s3, enum mlo_
     }
 }
 
-static bool list_header(struct request *r, const char *name, const char *value)
+static bool list_header(struct mlo_s3_message *r, const char *name, const char *value)
 {
     mlo_buf_reset(&r->line);
     mlo_buf_printf(&r->line, "%s: %s", name, value);
@@ -218,8 +202,8 @@ static bool list_header(struct request *r, const char *name, const char *value)
 }
 
 /* The address and the signed headers. */
-static enum mlo_status make_request(const struct mlo_s3 *s3, const struct mlo_s3_call *call,
-                                    struct request *r, struct mlo_error *err)
+static enum mlo_status make_message(const struct mlo_s3 *s3, const struct mlo_s3_call *call,
+                                    struct mlo_s3_message *r, struct mlo_error *err)
 {
     const struct mlo_s3_keys keys = {s3->access_key, s3->secret_key, s3->session_token};
     struct mlo_digest digest;
@@ -262,23 +246,15 @@ static enum mlo_status make_request(const struct mlo_s3 *s3, const struct mlo_s3
         return status;
     bool ok = mlo_buf_ok(&r->url) && mlo_buf_ok(&r->path) &&
               list_header(r, "Authorization", mlo_buf_str(&r->authorization)) &&
-              list_header(r, "Host", s3->host) && list_header(r, "Expect", "");
+              list_header(r, "Host", s3->host) &&
+              list_header(r, "Expect", call->asks_first ? "100-continue" : "");
     for (size_t i = 0; ok && i < r->header_count; i++)
         ok = list_header(r, r->headers[i].name, r->headers[i].value);
     return ok ? MLO_OK : mlo_error_nomem(err);
 }
 
-static void clear_request(struct request *r)
-{
-    curl_slist_free_all(r->list);
-    mlo_buf_clear(&r->url);
-    mlo_buf_clear(&r->path);
-    mlo_buf_clear(&r->authorization);
-    mlo_buf_clear(&r->line);
-}
-
-static void set_options(const struct mlo_s3 *s3, const struct mlo_s3_call *call, const struct request *r,
-                        CURL *curl, bool fresh)
+static void set_options(const struct mlo_s3 *s3, const struct mlo_s3_call *call,
+                        const struct mlo_s3_message *r, CURL *curl, bool fresh)
 {
     uint32_t stall_ms = MLO_MAX(call->stall_ms, s3->stall_ms);
     curl_easy_setopt(curl, CURLOPT_URL, mlo_buf_str(&r->url));
@@ -308,51 +284,78 @@ static void set_options(const struct mlo_s3 *s3, const struct mlo_s3_call *call,
     }
 }
 
-enum mlo_status mlo_s3_attempt(struct mlo_s3 *s3, struct mlo_s3_call *call, bool fresh, bool *retry,
-                               struct mlo_error *err)
+enum mlo_status mlo_s3_transfer_begin(struct mlo_s3_transfer *t, struct mlo_s3 *s3, struct mlo_s3_call *call,
+                                      bool fresh, struct mlo_error *err)
 {
-    struct request r = {0};
-    struct transfer t = {.call = call, .kept = CURL_SOCKET_BAD};
-    char detail[CURL_ERROR_SIZE] = "";
-    enum mlo_status status;
-    *retry = false;
+    *t = (struct mlo_s3_transfer){.s3 = s3, .call = call, .kept = CURL_SOCKET_BAD};
     forget_answer(call);
     call->sent = 0;
-    CURL *curl = t.curl = take_handle(s3);
+    CURL *curl = t->curl = take_handle(s3);
     if (!curl)
         return mlo_error_nomem(err);
-    MLO_TRY(make_request(s3, call, &r, err));
-    set_options(s3, call, &r, curl, fresh);
-    curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, detail);
+    enum mlo_status status = make_message(s3, call, &t->message, err);
+    if (status != MLO_OK)
+        return status;
+    set_options(s3, call, &t->message, curl, fresh);
+    curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, t->detail);
     curl_easy_setopt(curl, CURLOPT_READFUNCTION, on_send);
     curl_easy_setopt(curl, CURLOPT_READDATA, call);
     curl_easy_setopt(curl, CURLOPT_SEEKFUNCTION, on_seek);
     curl_easy_setopt(curl, CURLOPT_SEEKDATA, call);
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, on_body);
-    curl_easy_setopt(curl, CURLOPT_WRITEDATA, &t);
+    curl_easy_setopt(curl, CURLOPT_WRITEDATA, t);
     curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, on_header);
-    curl_easy_setopt(curl, CURLOPT_HEADERDATA, &t);
-    if (!fresh && curl_easy_getinfo(curl, CURLINFO_ACTIVESOCKET, &t.kept) != CURLE_OK)
-        t.kept = CURL_SOCKET_BAD;
-    CURLcode code = curl_easy_perform(curl);
+    curl_easy_setopt(curl, CURLOPT_HEADERDATA, t);
+    if (!fresh && curl_easy_getinfo(curl, CURLINFO_ACTIVESOCKET, &t->kept) != CURLE_OK)
+        t->kept = CURL_SOCKET_BAD;
+    return MLO_OK;
+}
+
+enum mlo_status mlo_s3_transfer_result(struct mlo_s3_transfer *t, CURLcode code, bool *retry,
+                                       struct mlo_error *err)
+{
+    struct mlo_s3_call *call = t->call;
+    *retry = false;
     if (code == CURLE_OK && !call->headers_whole)
         code = CURLE_PARTIAL_FILE; /* to curl an answer may end amid its headers */
-    curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &call->http);
+    curl_easy_getinfo(t->curl, CURLINFO_RESPONSE_CODE, &call->http);
     if (call->sink_error.status != MLO_OK) {
-        status = call->sink_error.status;
         if (err)
             *err = call->sink_error;
-    } else if (call->too_big) {
-        status = mlo_error_set(err, MLO_EFORMAT, "the S3 server %s answers with more than %d bytes", s3->base,
-                               MLO_S3_ANSWER_MAX);
-    } else if (code != CURLE_OK && call->http < 300) {
-        status = mlo_s3_curl_failed(s3, call, code, detail, retry, err);
-    } else if (call->http >= 300) {
-        status = mlo_s3_refused(s3, call, retry, err); /* also when it cut the upload short to say so */
+        return call->sink_error.status;
     }
-out:
-    clear_request(&r);
-    give_handle(s3, curl);
+    if (call->too_big)
+        return mlo_error_set(err, MLO_EFORMAT, "the S3 server %s answers with more than %d bytes",
+                             t->s3->base, MLO_S3_ANSWER_MAX);
+    if (code != CURLE_OK && call->http < 300)
+        return mlo_s3_curl_failed(t->s3, call, code, t->detail, retry, err);
+    if (call->http >= 300) /* also when it cut the upload short to say so */
+        return mlo_s3_refused(t->s3, call, retry, err);
+    return MLO_OK;
+}
+
+void mlo_s3_transfer_end(struct mlo_s3_transfer *t)
+{
+    struct mlo_s3_message *r = &t->message;
+    curl_slist_free_all(r->list);
+    mlo_buf_clear(&r->url);
+    mlo_buf_clear(&r->path);
+    mlo_buf_clear(&r->authorization);
+    mlo_buf_clear(&r->line);
+    if (t->curl)
+        give_handle(t->s3, t->curl);
+    *t = (struct mlo_s3_transfer){0};
+}
+
+enum mlo_status mlo_s3_attempt(struct mlo_s3 *s3, struct mlo_s3_call *call, bool fresh, bool *retry,
+                               struct mlo_error *err)
+{
+    struct mlo_s3_transfer t;
+    *retry = false;
+    enum mlo_status status = mlo_s3_transfer_begin(&t, s3, call, fresh, err);
+    if (status == MLO_OK)
+        status = mlo_s3_transfer_result(&t, curl_easy_perform(t.curl), retry, err);
+    mlo_s3_transfer_end(&t);
     return status;
 }
 

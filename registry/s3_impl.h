@@ -46,6 +46,7 @@ struct mlo_s3_call {
     size_t body_size;
     const struct mlo_digest *digest; /* of the body, or NULL */
     bool unsigned_body;
+    bool asks_first;      /* whether the server wants the body: a refusal comes before a byte of it */
     uint32_t stall_ms;    /* 0: the client's */
     uint32_t budget_ms;   /* for the whole of an attempt; 0: as long as bytes move */
     mlo_s3_sink_fn *sink; /* for the body of a good answer; NULL: it goes to `answer` */
@@ -77,6 +78,32 @@ static inline void mlo_s3_call_header(struct mlo_s3_call *call, const char *name
     call->headers[call->header_count++] = (struct mlo_s3_pair){name, value};
 }
 
+/* A request as it goes out. */
+struct mlo_s3_message {
+    struct mlo_s3_pair headers[24];
+    size_t header_count;
+    struct curl_slist *list;
+    struct mlo_buf url, path, authorization, line;
+    char time[MLO_S3_TIME_SIZE], hash[MLO_DIGEST_TEXT_SIZE];
+};
+
+/* One try of a call. */
+struct mlo_s3_transfer {
+    struct mlo_s3 *s3;
+    struct mlo_s3_call *call;
+    CURL *curl;
+    curl_socket_t kept; /* of the connection that the handle has from its last request */
+    bool begun;
+    struct mlo_s3_message message;
+    char detail[CURL_ERROR_SIZE];
+};
+/* Makes the handle ready, signed at this time; result() says how its end is to be taken (*retry: a failure
+ * that may pass); end() whenever begin() was called. fresh: on a new connection. */
+enum mlo_status mlo_s3_transfer_begin(struct mlo_s3_transfer *t, struct mlo_s3 *s3, struct mlo_s3_call *call,
+                                      bool fresh, struct mlo_error *err);
+enum mlo_status mlo_s3_transfer_result(struct mlo_s3_transfer *t, CURLcode code, bool *retry,
+                                       struct mlo_error *err);
+void mlo_s3_transfer_end(struct mlo_s3_transfer *t);
 /* One try. *retry: the failure may pass. */
 enum mlo_status mlo_s3_attempt(struct mlo_s3 *s3, struct mlo_s3_call *call, bool fresh, bool *retry,
                                struct mlo_error *err);

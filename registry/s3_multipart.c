@@ -348,7 +348,7 @@ static enum mlo_status copy(struct mlo_s3 *s3, const char *source, const struct 
     char etag[MLO_S3_ETAG_SIZE];
     struct wanted w = {"ETag", etag, sizeof etag};
     enum mlo_status status;
-    if (object->size_bytes > MLO_S3_OBJECT_COPY_MAX)
+    if (object->size_bytes > MLO_S3_OBJECT_MAX)
         return copy_parts(s3, source, object, conditional, to, err);
     mlo_s3_call_header(&call, "x-amz-copy-source", source);
     if (conditional)

@@ -39,8 +39,8 @@ static enum mlo_status put_begin(struct mlo_request *req, struct mlo_error *err)
         if (status == MLO_ENOTFOUND)
             MLO_TRY(mlo_storage_check(req->conn, upload->project, (uint64_t)bytes, err));
         /* also when another project has the bytes: only who really has them may link them */
-        status = mlo_blob_writer_open_expecting(req->http->options.blobs, &upload->expected, 0,
-                                                &upload->writer, err);
+        status = mlo_blob_writer_open_passing(req->http->options.blobs, &upload->expected, (uint64_t)bytes,
+                                              &upload->writer, err);
     }
 out:
     mlo_request_db_release(req); /* an upload may take long */

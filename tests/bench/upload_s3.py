@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Uploads through a server that keeps its blobs in S3, beside a plain PUT of the same file by curl, in turn.
 
-    tests/bench/upload_s3.py BUILD [--mb 100 --mb 400] [--rounds 5] [--tls [--unsigned]] [--apart] [--dir FOLDER]
+    tests/bench/upload_s3.py BUILD [--mb 100 --mb 400] [--rounds 5] [--tls [--unsigned] | --relay] [--apart] [--dir FOLDER]
     tests/bench/upload_s3.py BUILD --memory 5120
 
 BUILD is a build folder. Ceph's gateway (tests/s3/ceph.sh, its store in memory) and a server (`mlopt up`) in front of it run
@@ -13,12 +13,17 @@ on this machine; the file is in the page cache. Sides of a round, in an order th
 
 --tls: everybody talks to the gateway by https; --unsigned: our parts are not signed over their SHA-256 then
 (payload=unsigned), as curl's body is not in "plain". --apart: the gateway's processes run on the first core, all others on the
-second, as if it were another machine. --memory MB as in upload.py; the gateway's store is on disk then.
+second, as if it were another machine. --relay adds what any server in between costs at least:
+
+    relay    curl's signed put, its digest known before, through a process that passes bytes on as they come: no HTTP, no
+             hash, no row of its own
+
+--memory MB as in upload.py; the gateway's store is on disk then.
 
 A ratio is plain (signed) time / upload time, so 0.8 is 80% of curl's rate; its interval is a bootstrap over rounds.
 Processor seconds of each process stand beside it: with few cores they are what the time goes to.
 """
-import argparse, os, shutil, statistics, subprocess, tempfile, time
+import argparse, multiprocessing, os, shutil, socket, statistics, subprocess, tempfile, threading, time
 
 import upload
 
@@ -55,6 +60,12 @@ class Gateway:
         digest = subprocess.run(["openssl", "dgst", "-sha256", "-r", path], check=True, capture_output=True, text=True).stdout.split()[0]
         self.curl("-H", "x-amz-content-sha256: " + digest, "-T", path, "%s/speed/signed/%s" % (self.url, name))
 
+    def put_relayed(self, port):
+        def put(path, name):
+            through = "%s:127.0.0.1:%d" % (self.url.split("://")[1], port)
+            self.curl("--connect-to", through, "-H", "x-amz-content-sha256: " + name, "-T", path, "%s/speed/relay/%s" % (self.url, name))
+        return put
+
     def address(self):
         """For --blobs."""
         return "s3:speed/store?endpoint=%s&region=us-east-1%s" % (self.url, ("&ca=" + self.trust[1] if self.trust else "") + self.more)
@@ -77,6 +88,34 @@ class Gateway:
         self.process.wait()
 
 
+def pass_on(source, to):
+    buffer = memoryview(bytearray(64 << 10))
+    while n := source.recv_into(buffer):
+        to.sendall(buffer[:n])
+    to.shutdown(socket.SHUT_WR)
+
+
+def relay(listener, port):
+    while True:
+        client = listener.accept()[0]
+        server = socket.create_connection(("127.0.0.1", port))
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        answers = threading.Thread(target=pass_on, args=(server, client))
+        answers.start()
+        pass_on(client, server)
+        answers.join()
+        client.close()
+        server.close()
+
+
+class Relay:
+    def __init__(self, port):
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        self.process = multiprocessing.Process(target=relay, args=(listener, port), daemon=True)
+        self.process.start()
+
+
 def processor(pid):
     with open("/proc/%d/stat" % pid) as stat:
         fields = stat.read().rsplit(")", 1)[1].split()
@@ -93,21 +132,25 @@ def measured(call, args, pids):
     return took, used
 
 
-def one_size(server, gateway, folder, megabytes, rounds):
+def one_size(server, gateway, between, folder, megabytes, rounds):
     path, size = folder + "/file", megabytes << 20
     pids = {"mlopt": server.process.pid, "gateway": gateway.pid("rgw"), "osd": gateway.pid("osd")}
     sides = {"upload": server.put, "plain": gateway.put, "signed": gateway.put_signed}
+    if between:
+        pids["relay"] = between.process.pid
+        sides["relay"] = gateway.put_relayed(between.port)
     times, used = {side: [] for side in sides}, {side: [] for side in sides}
     for turn in range(rounds):
         digest = upload.write_random(path, size)
         order = list(sides)
-        order = order[turn % 3:] + order[:turn % 3]
+        first = turn % len(order)
+        order = order[first:] + order[:first]
         for side in order if turn % 2 else order[::-1]:
             took, cpu = measured(sides[side], (path, digest), pids)
             times[side].append(took)
             used[side].append(cpu)
-        for name in ("plain/" + digest, "signed/" + digest, "store/sha256/%s/%s/%s" % (digest[:2], digest[2:4], digest)):
-            gateway.remove(name)
+        for side in sides:
+            gateway.remove(side + "/" + digest if side != "upload" else "store/sha256/%s/%s/%s" % (digest[:2], digest[2:4], digest))
         gateway.forget()
     print("%d MB, n = %d" % (megabytes, rounds))
     for side in sides:
@@ -116,7 +159,10 @@ def one_size(server, gateway, folder, megabytes, rounds):
         ratio = ""
         if side != "upload":
             ratios = [p / o for o, p in zip(times["upload"], times[side])]
-            ratio = ", ratio %.2f [%.2f, %.2f]" % ((statistics.median(ratios),) + upload.interval(ratios))
+            ratio = ", upload %.2f [%.2f, %.2f] of it" % ((statistics.median(ratios),) + upload.interval(ratios))
+        if side == "relay":
+            ratios = [p / o for o, p in zip(times["relay"], times["plain"])]
+            ratio += ", relay %.2f [%.2f, %.2f] of plain" % ((statistics.median(ratios),) + upload.interval(ratios))
         print("  %-7s %.3f s, %4.0f MB/s; processor seconds: %s%s" % (side, took, size / took / 1e6, cpu, ratio), flush=True)
 
 
@@ -127,10 +173,13 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--unsigned", action="store_true")
+    parser.add_argument("--relay", action="store_true")
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--memory", type=int)
     parser.add_argument("--dir", default="/var/tmp")
     args = parser.parse_args()
+    if args.relay and args.tls:
+        parser.error("--relay is for http")
     folder = tempfile.mkdtemp(prefix="mlopt-upload-", dir=args.dir)
     os.chmod(folder, 0o755)
     os.environ.update(KEYS)
@@ -143,8 +192,9 @@ def main():
         if args.memory:
             upload.memory(server, os.path.abspath(args.build), folder, args.memory)
             return
+        between = Relay(int(gateway.url.rsplit(":", 1)[1])) if args.relay else None
         for megabytes in args.mb or [100, 400]:
-            one_size(server, gateway, folder, megabytes, args.rounds)
+            one_size(server, gateway, between, folder, megabytes, args.rounds)
         print("server's peak memory: %s KB" % server.memory())
     finally:
         if server:

@@ -23,6 +23,7 @@ enum s3_fault {
     S3_FAULT_MUTE,        /* the connection is taken, and nothing comes */
     S3_FAULT_BUSY,        /* 503 SlowDown, at once */
     S3_FAULT_LOST_ANSWER, /* the request arrives, its answer does not */
+    S3_FAULT_BLIND,       /* 200 to bytes that are not those that were signed, when asked so */
 };
 
 static struct {
@@ -81,6 +82,11 @@ static inline bool s3_proxy_pass(int from, int to, bool answer, size_t *seen)
     if (!answer && s3_proxy.seldom[0] && memmem(piece, size, s3_proxy.seldom, strlen(s3_proxy.seldom))) {
         s3_proxy.seldom[0] = '\0';
         s3_proxy.then();
+    }
+    static const char taken[] = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+    if (!answer && memmem(piece, size, "is this looked at?", 18) && s3_proxy_strikes(S3_FAULT_BLIND)) {
+        (void)!write(from, taken, sizeof taken - 1);
+        return false;
     }
     bool inside = s3_proxy.after >= begin && s3_proxy.after < *seen;
     if (!answer && memmem(piece, MLO_MIN(size, (size_t)1024), " HTTP/1.1\r\n", 11) &&

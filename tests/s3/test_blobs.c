@@ -136,6 +136,24 @@ static void assert_large(struct mlo_blob_store *store, const char *bytes, const 
     mlo_buf_clear(&got);
 }
 
+/* As put_large, as the PUT of a client who says `size`; commits when `whole`. */
+static enum mlo_status pass_large(struct mlo_blob_store *store, const char *bytes,
+                                  const struct mlo_digest *digest, uint64_t size, bool whole,
+                                  struct mlo_error *err)
+{
+    struct mlo_blob_writer *w = NULL;
+    enum mlo_status status;
+    bool there = mlo_blob_exists(store, digest);
+    MLO_TRY(mlo_blob_writer_open_passing(store, digest, size, &w, err));
+    MLO_TRY(write_all(w, bytes, LARGE, err));
+    assert_int_equal(mlo_blob_exists(store, digest), there); /* all of it was written, and is not seen yet */
+    if (whole)
+        MLO_TRY(mlo_blob_writer_commit(w, digest, NULL, NULL, err));
+out:
+    mlo_blob_writer_free(w);
+    return status;
+}
+
 /* --- writing and reading ---------------------------------------------------------------------------- */
 
 static void test_blob_s3__write_and_read(void **state)
@@ -198,6 +216,73 @@ static void test_blob_s3__large_ones_go_in_parts(void **state)
     assert_holds(p, 1, 0, 0);
     free(copy);
     free(path);
+    free(bytes);
+}
+
+/* Requests with bytes since the last time. */
+static int puts_since(void)
+{
+    return atomic_exchange(&s3_proxy.puts, 0);
+}
+
+static void test_blob_s3__known_ones_pass_in_one_request(void **state)
+{
+    struct place *p = *state;
+    struct mlo_error err = {0};
+    struct mlo_digest digest, other;
+    char *bytes = large_bytes();
+    struct mlo_blob_store *store = open_store(p, s3_proxy.endpoint, "");
+    mlo_digest_of(bytes, LARGE, &digest);
+    mlo_digest_of("other", 5, &other);
+    puts_since();
+    assert_ok(pass_large(store, bytes, &digest, LARGE, true, &err));
+    assert_int_equal(puts_since(), 2); /* before it the server was asked whether it looks at digests */
+    assert_large(store, bytes, &digest);
+    assert_holds(p, 1, 0, 0);
+    assert_ok(pass_large(store, bytes, &other, LARGE, false, &err)); /* abandoned */
+    assert_int_equal(puts_since(), 1);
+    assert_int_equal(pass_large(store, bytes, &other, LARGE, true, &err), MLO_EDIGEST);
+    assert_contains(err.message, "the bytes do not hash to sha256:");
+    assert_contains(err.hint, "send them again");
+    assert_int_equal(pass_large(store, bytes, &other, LARGE - 1, true, &err), MLO_EINVAL);
+    assert_contains(err.message, "more bytes come than");
+    assert_int_equal(pass_large(store, bytes, &other, LARGE + 1, true, &err), MLO_EINVAL);
+    assert_contains(err.message, "1 bytes of the");
+    assert_holds(p, 1, 0, 0);
+    puts_since();
+    assert_ok(mlo_s3_delete(p->s3, tally(p).key, &err));
+    assert_ok(pass_large(store, bytes, &digest, 0, true, &err)); /* of a size that is not known */
+    assert_int_equal(puts_since(), 3);
+    mlo_blob_store_close(store);
+    store = open_store(p, s3_proxy.endpoint, "&uploads=parts");
+    assert_ok(pass_large(store, bytes, &digest, LARGE, true, &err));
+    assert_int_equal(puts_since(), 3);
+    mlo_blob_store_close(store);
+    assert_large(p->store, bytes, &digest);
+    assert_holds(p, 1, 0, 0);
+    free(bytes);
+}
+
+/* Of a server that takes bytes whatever their digest, nothing is left to check: they go in parts, and are
+ * hashed here. */
+static void test_blob_s3__a_server_that_does_not_look_gets_parts(void **state)
+{
+    struct place *p = *state;
+    struct mlo_error err = {0};
+    struct mlo_digest digest;
+    char *bytes = large_bytes();
+    struct mlo_blob_store *store = open_store(p, s3_proxy.endpoint, "");
+    mlo_digest_of(bytes, LARGE, &digest);
+    s3_proxy_set(S3_FAULT_BLIND, 1, 0);
+    puts_since();
+    assert_ok(pass_large(store, bytes, &digest, LARGE, true, &err));
+    s3_proxy_assert_struck();
+    assert_int_equal(puts_since(), 1 + 3);
+    assert_ok(pass_large(store, bytes, &digest, LARGE, true, &err));
+    assert_int_equal(puts_since(), 3); /* asked once */
+    assert_large(p->store, bytes, &digest);
+    assert_holds(p, 1, 0, 0);
+    mlo_blob_store_close(store);
     free(bytes);
 }
 
@@ -362,6 +447,7 @@ static void test_blob_s3__addresses(void **state)
         {"s3:bucket?endpoint", "did you mean endpoint=…?"},
         {"s3:bucket?timeout=soon", "s3:bucket/prefix?"},
         {"s3:bucket?style=square", "style=path"},
+        {"s3:bucket?uploads=whole", "stream: "},
         {"s3:bucket?scratch=relative", "s3:bucket/prefix?"},
     };
     for (size_t i = 0; i < MLO_COUNT(bad); i++) {
@@ -369,7 +455,7 @@ static void test_blob_s3__addresses(void **state)
         enum mlo_status status = mlo_blob_store_open(bad[i].url, &store, &err);
         if (status != MLO_EINVAL)
             fail_msg("%s: %s", bad[i].url, err.message);
-        if (i != 6)
+        if (i != 7)
             assert_contains(err.hint, bad[i].hint);
     }
     assert_int_equal(
@@ -581,6 +667,43 @@ static void test_blob_s3__survives_what_passes(void **state)
     free(bytes);
 }
 
+/* What passes is tried again until its first byte is asked for. A failure behind that is final, leaves
+ * nothing, and the same bytes are taken afterwards. */
+static void test_blob_s3__what_passes_fails_once(void **state)
+{
+    struct place *p = *state;
+    struct mlo_error err = {0};
+    struct mlo_digest digest;
+    char *bytes = large_bytes();
+    static const struct {
+        enum s3_fault fault;
+        int times;
+        size_t after;
+        enum mlo_status status;
+    } cases[] = {{S3_FAULT_BUSY, 4, 0, MLO_OK},
+                 {S3_FAULT_CUT_REQUEST, 3, 100, MLO_OK},
+                 {S3_FAULT_CUT_REQUEST, 1, 5000000, MLO_EUNAVAILABLE},
+                 {S3_FAULT_CUT_REQUEST, 1, LARGE,
+                  MLO_EUNAVAILABLE}, /* in the last block: its end is behind the head's */
+                 {S3_FAULT_FLIP_REQUEST, 1, 5000000, MLO_EDIGEST}};
+    mlo_digest_of(bytes, LARGE, &digest);
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        struct mlo_blob_store *store = open_store(p, s3_proxy.endpoint, "&timeout=20");
+        s3_proxy_set(cases[i].fault, cases[i].times, cases[i].after);
+        enum mlo_status status = pass_large(store, bytes, &digest, LARGE, true, &err);
+        if (status != cases[i].status)
+            fail_msg("%zu: %s: %s", i, mlo_status_info(status)->code, err.message);
+        s3_proxy_assert_struck();
+        mlo_clock_sleep_ms(status == MLO_OK ? 0 : 200); /* the gateway ends what was cut */
+        assert_holds(p, status == MLO_OK, 0, 0);
+        assert_ok(pass_large(store, bytes, &digest, LARGE, true, &err));
+        assert_large(p->store, bytes, &digest);
+        assert_ok(mlo_s3_delete(p->s3, tally(p).key, &err));
+        mlo_blob_store_close(store);
+    }
+    free(bytes);
+}
+
 /* What was changed on the way is not stored, and not handed out. */
 static void test_blob_s3__finds_what_was_changed_on_the_way(void **state)
 {
@@ -682,6 +805,8 @@ int main(int argc, char **argv)
         WITH_STORE(test_blob_s3__memory_is_bounded), /* first: the peak is this test's */
         WITH_STORE(test_blob_s3__write_and_read),
         WITH_STORE(test_blob_s3__large_ones_go_in_parts),
+        WITH_STORE(test_blob_s3__known_ones_pass_in_one_request),
+        WITH_STORE(test_blob_s3__a_server_that_does_not_look_gets_parts),
         WITH_STORE(test_blob_s3__wrong_digest_leaves_nothing),
         WITH_STORE(test_blob_s3__damage_is_found),
         WITH_STORE(test_blob_s3__is_walked_removed_and_put_aside),
@@ -693,6 +818,7 @@ int main(int argc, char **argv)
         WITH_STORE(test_blob_s3__rests_that_cross_do_not_meet),
         WITH_STORE(test_blob_s3__a_rest_of_before_is_taken),
         WITH_STORE(test_blob_s3__survives_what_passes),
+        WITH_STORE(test_blob_s3__what_passes_fails_once),
         WITH_STORE(test_blob_s3__finds_what_was_changed_on_the_way),
         WITH_STORE(test_blob_s3__a_dead_connection_is_given_up),
     };

@@ -20,7 +20,8 @@ static struct mlo_blob_store *open_store(const char *more)
     return store;
 }
 
-static enum mlo_status put_seeded(struct mlo_blob_store *store, unsigned seed, size_t size,
+/* passing: as the PUT of a client, which a large blob goes through in one request. */
+static enum mlo_status put_seeded(struct mlo_blob_store *store, unsigned seed, size_t size, bool passing,
                                   struct mlo_digest *digest, struct mlo_error *err)
 {
     char *bytes = malloc(size);
@@ -30,7 +31,11 @@ static enum mlo_status put_seeded(struct mlo_blob_store *store, unsigned seed, s
     }
     struct mlo_blob_writer *w = NULL;
     enum mlo_status status;
-    MLO_TRY(mlo_blob_writer_open(store, &w, err));
+    mlo_digest_of(bytes, size, digest);
+    if (passing)
+        MLO_TRY(mlo_blob_writer_open_passing(store, digest, size, &w, err));
+    else
+        MLO_TRY(mlo_blob_writer_open(store, &w, err));
     for (size_t at = 0; at < size; at += STEP)
         MLO_TRY(mlo_blob_writer_write(w, bytes + at, MLO_MIN(size - at, (size_t)STEP), err));
     MLO_TRY(mlo_blob_writer_commit(w, NULL, digest, NULL, err));
@@ -62,7 +67,7 @@ static void *write_some(void *arg)
 {
     struct writer *w = arg;
     for (int i = 0; i < 5 && w->status == MLO_OK; i++)
-        w->status = put_seeded(w->store, w->seed + (unsigned)i, 3 << 20, &w->digest, &w->err);
+        w->status = put_seeded(w->store, w->seed + (unsigned)i, 3 << 20, false, &w->digest, &w->err);
     return NULL;
 }
 
@@ -101,19 +106,22 @@ static void test_s3_faults__a_full_quota_is_no_space(void **state)
     enum mlo_status small = MLO_OK, large;
     /* the gateway counts now and then */
     for (int i = 0; i < 600 && small == MLO_OK; i++) {
-        small = put_seeded(store, 7000 + (unsigned)i, 1 << 20, &digest, &err);
+        small = put_seeded(store, 7000 + (unsigned)i, 1 << 20, false, &digest, &err);
         mlo_clock_sleep_ms(small == MLO_OK ? 100 : 0);
     }
     assert_int_equal(small, MLO_ENOSPC);
     assert_contains(err.message, "403 QuotaExceeded");
     assert_contains(err.hint, "quota");
-    large = put_seeded(store, 8000, LARGE, &digest, &err);
-    assert_int_equal(large, MLO_ENOSPC);
-    assert_false(mlo_blob_exists(store, &digest));
+    for (int passing = 0; passing < 2; passing++) {
+        large = put_seeded(store, 8000, LARGE, passing, &digest, &err);
+        assert_int_equal(large, MLO_ENOSPC);
+        assert_contains(err.hint, "quota");
+        assert_false(mlo_blob_exists(store, &digest));
+    }
     s3_fixture_admin("radosgw-admin quota disable --quota-scope=user --uid=test");
     enum mlo_status again = MLO_ENOSPC;
     for (int i = 0; i < 600 && again == MLO_ENOSPC; i++) {
-        again = put_seeded(store, 8000, LARGE, &digest, &err);
+        again = put_seeded(store, 8000, LARGE, true, &digest, &err);
         mlo_clock_sleep_ms(again == MLO_OK ? 0 : 100);
     }
     if (again != MLO_OK)
@@ -138,18 +146,21 @@ static void test_s3_faults__a_hanging_server_is_given_up_and_works_again(void **
     struct mlo_digest digest, large;
     struct mlo_blob_store *store = open_store("&timeout=2&attempts=2");
     mlo_digest_of("hello", 5, &digest);
+    assert_ok(
+        put_seeded(store, 2, LARGE, true, &large, &err)); /* it is known that the server checks digests */
     pid_t osd = s3_fixture_pid("osd");
     assert_int_equal(kill(osd, SIGSTOP), 0);
     assert_int_equal(mlo_blob_put_bytes(store, "hello", 5, NULL, &err), MLO_ETIMEOUT);
     assert_contains(err.message, "after 2 attempts");
     assert_contains(err.hint, "hangs");
-    assert_int_equal(put_seeded(store, 1, LARGE, &large, &err), MLO_ETIMEOUT);
+    assert_int_equal(put_seeded(store, 1, LARGE, false, &large, &err), MLO_ETIMEOUT);
+    assert_int_equal(put_seeded(store, 1, LARGE, true, &large, &err), MLO_ETIMEOUT);
     assert_int_equal(kill(osd, SIGCONT), 0);
     mlo_blob_store_close(store);
     store = open_store("&timeout=15&attempts=5");
     assert_ok(mlo_blob_put_bytes(store, "hello", 5, NULL, &err));
     assert_readable(store, &digest);
-    assert_ok(put_seeded(store, 1, LARGE, &large, &err));
+    assert_ok(put_seeded(store, 1, LARGE, true, &large, &err));
     assert_readable(store, &large);
     mlo_blob_store_close(store);
 }
@@ -177,7 +188,7 @@ static void *keep_writing(void *arg)
         pthread_mutex_unlock(&s->lock);
         if (stop)
             break;
-        enum mlo_status status = put_seeded(s->store, seed, size, &digest, &err);
+        enum mlo_status status = put_seeded(s->store, seed, size, seed % 2, &digest, &err);
         pthread_mutex_lock(&s->lock);
         if (status == MLO_OK)
             s->done[s->count++] = digest;

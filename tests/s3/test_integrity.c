@@ -33,10 +33,10 @@ static int setup_at(void **state, const char *endpoint, const char *more)
     return failed;
 }
 
-static int setup(void **state)
+static int setup_with(void **state, const char *more)
 {
     s3_proxy.to = s3_server.port;
-    return setup_at(state, s3_proxy.endpoint, "");
+    return setup_at(state, s3_proxy.endpoint, more);
 }
 
 static int setup_tls_with(void **state, const char *more)
@@ -50,12 +50,12 @@ static int setup_tls_with(void **state, const char *more)
 
 static int setup_tls(void **state)
 {
-    return setup_tls_with(state, "");
+    return setup_tls_with(state, "&uploads=parts");
 }
 
 static int setup_unsigned(void **state)
 {
-    return setup_tls_with(state, "&payload=unsigned");
+    return setup_tls_with(state, "&uploads=parts&payload=unsigned");
 }
 
 /* A text, yours, and its blob's address. */
@@ -86,21 +86,24 @@ static void assert_stored(struct api *api, const char *path, const char *text)
 static void test_integrity__what_was_changed_is_never_acknowledged(void **state)
 {
     static const struct {
+        const char *more;
         enum s3_fault fault;
         size_t size, after;
         const char *says;
     } cases[] = {
-        {S3_FAULT_ETAG, SMALL, 0, "MD5"},                 /* of the object */
-        {S3_FAULT_ETAG, PARTS, 0, "InvalidPart"},         /* of a part */
-        {S3_FAULT_ETAG, PARTS, 2, "of parts that make"},  /* of what the parts became */
-        {S3_FAULT_FLIP_REQUEST, SMALL, SMALL / 2, "400"}, /* a bit of the object's bytes */
-        {S3_FAULT_FLIP_REQUEST, PARTS, 4 << 20, "400"},   /* of a part's */
+        {"", S3_FAULT_ETAG, SMALL, 0, "MD5"},                              /* of the object */
+        {"&uploads=parts", S3_FAULT_ETAG, PARTS, 0, "InvalidPart"},        /* of a part */
+        {"&uploads=parts", S3_FAULT_ETAG, PARTS, 2, "of parts that make"}, /* of what the parts became */
+        {"", S3_FAULT_FLIP_REQUEST, SMALL, SMALL / 2, "400"},              /* a bit of the object's bytes */
+        {"&uploads=parts", S3_FAULT_FLIP_REQUEST, PARTS, 4 << 20, "400"},  /* of a part's */
+        {"", S3_FAULT_FLIP_REQUEST, PARTS, 4 << 20, "do not hash to"},     /* of what passes */
     };
     for (size_t i = 0; i < MLO_COUNT(cases); i++) {
         struct reply reply = {0};
         char path[160];
         char *text = text_of(cases[i].size, (unsigned)i + 1, path);
-        assert_int_equal(setup(state), 0); /* new connections, whose bytes `after` counts */
+        assert_int_equal(setup_with(state, cases[i].more),
+                         0); /* new connections, whose bytes `after` counts */
         struct api *api = *state;
         s3_proxy_set(cases[i].fault, 1, cases[i].after);
         api_call(api, &reply, "PUT", path, api->token[MLO_SUBMITTER], text, NULL);
@@ -134,6 +137,33 @@ static void test_integrity__tls_finds_what_was_changed(void **state)
     s3_proxy_set(S3_FAULT_FLIP_ANSWER, 1, 2 << 20);
     assert_stored(api, path, text);
     s3_proxy_assert_struck();
+    reply_clear(&reply);
+    free(text);
+}
+
+static int setup_passing(void **state)
+{
+    return setup_tls_with(state, "&payload=unsigned"); /* which is for parts */
+}
+
+/* What passes is not kept, so nothing of it can be sent again: the client does. */
+static void test_integrity__what_passes_is_for_the_client_to_repeat(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char path[160];
+    char *text = text_of(PARTS, 78, path);
+    atomic_store(&unsigned_requests, 0);
+    s3_proxy_set(S3_FAULT_FLIP_REQUEST, 1, 4 << 20);
+    api_call(api, &reply, "PUT", path, api->token[MLO_SUBMITTER], text, NULL);
+    s3_proxy_assert_struck();
+    assert_http(&reply, 503);
+    api_call(api, &reply, "HEAD", path, api->token[MLO_SUBMITTER], NULL, NULL);
+    assert_int_equal(reply.status, 404);
+    api_call(api, &reply, "PUT", path, api->token[MLO_SUBMITTER], text, NULL);
+    assert_http(&reply, 201);
+    assert_stored(api, path, text);
+    assert_int_equal(atomic_load(&unsigned_requests), 0);
     reply_clear(&reply);
     free(text);
 }
@@ -193,6 +223,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_integrity__what_was_changed_is_never_acknowledged),
+        cmocka_unit_test_setup_teardown(test_integrity__what_passes_is_for_the_client_to_repeat,
+                                        setup_passing, api_teardown),
         cmocka_unit_test_setup_teardown(test_integrity__signed_parts_are_signed_over_tls, setup_tls,
                                         api_teardown),
         cmocka_unit_test_setup_teardown(test_integrity__unsigned_parts_are_left_to_tls, setup_unsigned,

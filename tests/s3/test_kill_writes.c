@@ -1,7 +1,7 @@
 /* SIGKILL at every step of uploads whose store is S3: before, amid and behind every request to it, and before
  * and behind every call of PostgreSQL. An upload is a small blob, one in parts under its own name, one in
- * parts whose digest is known only at its end (copied on the server), one in pieces, and a version of all of
- * them.
+ * parts whose digest is known only at its end (copied on the server), one that passes in one request, one in
+ * pieces, and a version of all of them.
  *
  * After each: what was acknowledged is there, no row is without its bytes, the audit chains verify, an upload
  * in pieces goes on where it stands, and fsck and gc leave nothing behind: no blob of nobody, no unfinished
@@ -9,6 +9,7 @@
 #define KILL_STEPS 4
 #include <curl/curl.h>
 
+#include "registry/s3_client.h"
 #include "tests/kill_fixture.h"
 #include "tests/s3_fixture.h"
 
@@ -19,6 +20,10 @@ enum { SMALL = 50000, PARTS = (8 << 20) + 100 /* two */, STEP = 256 << 10 };
 
 CURLcode __real_curl_easy_perform(CURL *curl);
 CURLcode __wrap_curl_easy_perform(CURL *curl);
+CURLMcode __real_curl_multi_add_handle(CURLM *multi, CURL *curl);
+CURLMcode __wrap_curl_multi_add_handle(CURLM *multi, CURL *curl);
+enum mlo_status __real_mlo_s3_stream_finish(struct mlo_s3_stream *stream, struct mlo_error *err);
+enum mlo_status __wrap_mlo_s3_stream_finish(struct mlo_s3_stream *stream, struct mlo_error *err);
 
 /* Once a request, when a piece of its body is on its way. */
 static int amid(void *arg, curl_off_t down_total, curl_off_t down, curl_off_t up_total, curl_off_t up)
@@ -33,14 +38,37 @@ static int amid(void *arg, curl_off_t down_total, curl_off_t down, curl_off_t up
     return 0;
 }
 
+static void watch(CURL *curl, bool *passed)
+{
+    *passed = false;
+    if (fault == FAULT_NONE)
+        return;
+    curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
+    curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, amid);
+    curl_easy_setopt(curl, CURLOPT_XFERINFODATA, passed);
+}
+
+/* A request that goes on between calls: before its head, amid its body, before its end and behind it. */
+CURLMcode __wrap_curl_multi_add_handle(CURLM *multi, CURL *curl)
+{
+    static bool passed;
+    watch(curl, &passed);
+    kill_point();
+    return __real_curl_multi_add_handle(multi, curl);
+}
+
+enum mlo_status __wrap_mlo_s3_stream_finish(struct mlo_s3_stream *stream, struct mlo_error *err)
+{
+    kill_point();
+    enum mlo_status status = __real_mlo_s3_stream_finish(stream, err);
+    kill_point();
+    return status;
+}
+
 CURLcode __wrap_curl_easy_perform(CURL *curl)
 {
-    bool passed = false;
-    if (fault != FAULT_NONE) {
-        curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
-        curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, amid);
-        curl_easy_setopt(curl, CURLOPT_XFERINFODATA, &passed);
-    }
+    bool passed;
+    watch(curl, &passed);
     kill_point();
     CURLcode code = __real_curl_easy_perform(curl);
     kill_point();
@@ -61,13 +89,18 @@ static char *bytes_of(const char *tag, const char *kind, size_t size, struct mlo
     return bytes;
 }
 
-static enum mlo_status write_blob(struct victim *v, const char *kind, size_t size, bool told,
+enum told { NOTHING, DIGEST, PASSING };
+
+static enum mlo_status write_blob(struct victim *v, const char *kind, size_t size, enum told told,
                                   struct mlo_digest *digest)
 {
     struct mlo_blob_writer *w = NULL;
     char *bytes = bytes_of(v->tag, kind, size, digest);
     enum mlo_status status;
-    MLO_TRY(mlo_blob_writer_open_expecting(v->blobs, told ? digest : NULL, told ? size : 0, &w, &v->err));
+    if (told == PASSING)
+        MLO_TRY(mlo_blob_writer_open_passing(v->blobs, digest, size, &w, &v->err));
+    else
+        MLO_TRY(mlo_blob_writer_open_expecting(v->blobs, told ? digest : NULL, told ? size : 0, &w, &v->err));
     for (size_t at = 0; at < size; at += STEP) /* as a connection gives them */
         MLO_TRY(mlo_blob_writer_write(w, bytes + at, MLO_MIN(size - at, (size_t)STEP), &v->err));
     MLO_TRY(mlo_blob_writer_commit(w, digest, NULL, NULL, &v->err));
@@ -96,24 +129,27 @@ out:
     return status;
 }
 
-/* 's', 'd', 'i', 'p': the blobs, as above; 'v': the version. */
+/* 's', 'd', 'i', 'o', 'p': the blobs, as above; 'v': the version. */
 static enum mlo_status uploads(struct victim *v)
 {
     struct mlo_manifest_blob files[] = {{.role = "model", .name = "m.onnx"},
                                         {.role = "data", .name = "one"},
                                         {.role = "data", .name = "two"},
-                                        {.role = "data", .name = "three"}};
+                                        {.role = "data", .name = "three"},
+                                        {.role = "data", .name = "four"}};
     struct mlo_upload upload;
     struct mlo_version_info version;
     int64_t model;
     char *bytes = bytes_of(v->tag, "pieces", PARTS, &files[3].digest);
     enum mlo_status status;
-    MLO_TRY(write_blob(v, "small", SMALL, true, &files[0].digest));
+    MLO_TRY(write_blob(v, "small", SMALL, DIGEST, &files[0].digest));
     acknowledge(v, 's');
-    MLO_TRY(write_blob(v, "direct", PARTS, true, &files[1].digest));
+    MLO_TRY(write_blob(v, "direct", PARTS, DIGEST, &files[1].digest));
     acknowledge(v, 'd');
-    MLO_TRY(write_blob(v, "incoming", PARTS, false, &files[2].digest));
+    MLO_TRY(write_blob(v, "incoming", PARTS, NOTHING, &files[2].digest));
     acknowledge(v, 'i');
+    MLO_TRY(write_blob(v, "one", PARTS, PASSING, &files[4].digest));
+    acknowledge(v, 'o');
     MLO_TRY(mlo_upload_begin(v->conn, v->blobs, &root, v->project, &upload, &v->err));
     MLO_TRY(append(v->conn, v->blobs, &upload, bytes, SMALL, &v->err));
     MLO_TRY(append(v->conn, v->blobs, &upload, bytes, PARTS, &v->err));
@@ -207,8 +243,11 @@ static void after(struct campaign *c, const char *tag, const char *acks)
         char ack;
         const char *kind;
         size_t size;
-    } blobs[] = {
-        {'s', "small", SMALL}, {'d', "direct", PARTS}, {'i', "incoming", PARTS}, {'p', "pieces", PARTS}};
+    } blobs[] = {{'s', "small", SMALL},
+                 {'d', "direct", PARTS},
+                 {'i', "incoming", PARTS},
+                 {'o', "one", PARTS},
+                 {'p', "pieces", PARTS}};
     struct pg_fixture *f = c->u.f;
     struct mlo_version_info version;
     int64_t id;
@@ -230,7 +269,7 @@ static void test_kill__at_each_step_of_uploads_to_s3(void **state)
     char url[200];
     snprintf(url, sizeof url, "s3:kill/x?endpoint=%s", s3_server.endpoint);
     mlo_s3_close(s3_fixture_open("kill"));
-    const struct plan plan = {"s3", uploads, NULL, before, after, "sdipv", url};
+    const struct plan plan = {"s3", uploads, NULL, before, after, "sdiopv", url};
     campaign(state, &plan, FAULT_KILL);
 }
 

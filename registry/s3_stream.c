@@ -1,0 +1,221 @@
+/* An object as one request whose bytes come while it is under way. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "registry/s3_impl.h"
+
+struct mlo_s3_stream {
+    struct mlo_s3 *s3;
+    char *key;
+    struct mlo_digest digest;
+    struct mlo_s3_call call;
+    struct mlo_s3_transfer transfer;
+    CURLM *multi;
+    const unsigned char *bytes; /* the caller's, that are to go now */
+    size_t size;
+    bool wanted; /* the server has seen the head, and wants the bytes */
+    bool ended;
+    CURLcode code; /* how it ended */
+};
+
+static size_t on_send(char *to, size_t size, size_t count, void *arg)
+{
+    struct mlo_s3_stream *s = arg;
+    size_t n = MLO_MIN(size * count, s->size);
+    s->wanted = true;
+    if (n == 0)
+        return s->call.sent < s->call.body_size ? CURL_READFUNC_PAUSE : 0;
+    memcpy(to, s->bytes, n);
+    s->bytes += n;
+    s->size -= n;
+    s->call.sent += n;
+    return n;
+}
+
+/* What was sent is nowhere any more. */
+static int on_seek(void *arg, curl_off_t offset, int origin)
+{
+    const struct mlo_s3_stream *s = arg;
+    return origin == SEEK_SET && offset == 0 && s->call.sent == 0 ? CURL_SEEKFUNC_OK : CURL_SEEKFUNC_FAIL;
+}
+
+static bool is_wanted(const struct mlo_s3_stream *s)
+{
+    return s->wanted;
+}
+
+static bool is_sent(const struct mlo_s3_stream *s)
+{
+    return s->size == 0;
+}
+
+static bool is_ended(const struct mlo_s3_stream *s)
+{
+    return s->ended;
+}
+
+static void end(struct mlo_s3_stream *s, CURLcode code)
+{
+    s->ended = true;
+    s->code = code;
+}
+
+/* Moves bytes until that holds or the request has ended, which it does when none moves for too long. */
+static void drive(struct mlo_s3_stream *s, bool (*until)(const struct mlo_s3_stream *s))
+{
+    size_t sent = s->call.sent;
+    uint64_t since = mlo_clock_ns();
+    int running, left;
+    while (!s->ended) {
+        CURLMcode failed = curl_multi_perform(s->multi, &running);
+        for (const CURLMsg *m; (m = curl_multi_info_read(s->multi, &left));)
+            if (m->msg == CURLMSG_DONE)
+                end(s, m->data.result);
+        if (failed != CURLM_OK && !s->ended)
+            end(s, CURLE_FAILED_INIT);
+        if (until(s))
+            return;
+        if (s->call.sent != sent) {
+            sent = s->call.sent;
+            since = mlo_clock_ns();
+        } else if (mlo_clock_ns() - since > s->s3->stall_ms * 1000000ull) {
+            end(s, CURLE_OPERATION_TIMEDOUT);
+        }
+        if (!s->ended)
+            curl_multi_poll(s->multi, NULL, 0, 1000, NULL);
+    }
+}
+
+static void stop(struct mlo_s3_stream *s)
+{
+    if (s->transfer.curl)
+        curl_multi_remove_handle(s->multi, s->transfer.curl);
+    mlo_s3_transfer_end(&s->transfer);
+}
+
+static enum mlo_status result(struct mlo_s3_stream *s, bool *retry, struct mlo_error *err)
+{
+    return mlo_s3_transfer_result(&s->transfer, s->code, retry, err);
+}
+
+static enum mlo_status ask(struct mlo_s3_stream *s, bool fresh, bool *retry, struct mlo_error *err)
+{
+    *retry = s->wanted = s->ended = false;
+    enum mlo_status status = mlo_s3_transfer_begin(&s->transfer, s->s3, &s->call, fresh, err);
+    CURL *curl = s->transfer.curl;
+    if (status != MLO_OK)
+        return status;
+    s->transfer.kept = CURL_SOCKET_BAD;                  /* connections are the multi handle's */
+    curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 0L); /* whoever sends to us may be slow */
+    curl_easy_setopt(curl, CURLOPT_READFUNCTION, on_send);
+    curl_easy_setopt(curl, CURLOPT_READDATA, s);
+    curl_easy_setopt(curl, CURLOPT_SEEKFUNCTION, on_seek);
+    curl_easy_setopt(curl, CURLOPT_SEEKDATA, s);
+    if (curl_multi_add_handle(s->multi, curl) != CURLM_OK)
+        return mlo_error_nomem(err);
+    drive(s, is_wanted);
+    return s->ended ? result(s, retry, err) : MLO_OK;
+}
+
+enum mlo_status mlo_s3_stream_open(struct mlo_s3 *s3, const char *key, const struct mlo_digest *digest,
+                                   uint64_t size_bytes, struct mlo_s3_stream **out, struct mlo_error *err)
+{
+    struct mlo_s3_stream *s = calloc(1, sizeof *s);
+    enum mlo_status status;
+    *out = NULL;
+    if (!s)
+        return mlo_error_nomem(err);
+    s->s3 = s3;
+    s->digest = *digest;
+    s->key = strdup(key);
+    s->multi = curl_multi_init();
+    s->call = (struct mlo_s3_call){.method = "PUT",
+                                   .key = s->key,
+                                   .crypt = MLO_S3_CRYPT_WRITE,
+                                   .body_size = size_bytes,
+                                   .digest = &s->digest,
+                                   .asks_first = true};
+    status = s->key && s->multi ? MLO_OK : mlo_error_nomem(err);
+    for (uint32_t n = 1; status == MLO_OK; n++) {
+        bool retry;
+        status = ask(s, n > 1, &retry, err);
+        if (status == MLO_OK) {
+            *out = s;
+            return MLO_OK;
+        }
+        if (retry && n < s3->attempts) {
+            stop(s);
+            mlo_s3_backoff(n);
+            status = MLO_OK;
+        } else if (retry) {
+            mlo_error_prefix(err, "after %u attempts", n);
+        }
+    }
+    mlo_s3_stream_free(s);
+    return status;
+}
+
+/* It ended before it was to. */
+static enum mlo_status ended(struct mlo_s3_stream *s, struct mlo_error *err)
+{
+    bool retry;
+    enum mlo_status status = result(s, &retry, err);
+    return status != MLO_OK ? status
+                            : mlo_error_set(err, MLO_EFORMAT,
+                                            "the S3 server answers a PUT before it has all of its bytes");
+}
+
+enum mlo_status mlo_s3_stream_write(struct mlo_s3_stream *s, const void *bytes, size_t size,
+                                    struct mlo_error *err)
+{
+    if (size > s->call.body_size - s->call.sent)
+        return mlo_error_set(err, MLO_EINVAL, "more bytes come than the %zu that were announced",
+                             s->call.body_size);
+    s->bytes = bytes;
+    s->size = size;
+    if (size && !s->ended) {
+        curl_easy_pause(s->transfer.curl, CURLPAUSE_CONT);
+        drive(s, is_sent);
+    }
+    return s->size ? ended(s, err) : MLO_OK;
+}
+
+enum mlo_status mlo_s3_stream_finish(struct mlo_s3_stream *s, struct mlo_error *err)
+{
+    bool retry;
+    if (s->call.sent < s->call.body_size)
+        return mlo_error_set(err, MLO_EINVAL, "%zu bytes of the %zu that were announced did not come",
+                             s->call.body_size - s->call.sent, s->call.body_size);
+    drive(s, is_ended);
+    return result(s, &retry, err);
+}
+
+void mlo_s3_stream_free(struct mlo_s3_stream *s)
+{
+    if (!s)
+        return;
+    stop(s);
+    curl_multi_cleanup(s->multi);
+    mlo_s3_call_clear(&s->call);
+    free(s->key);
+    free(s);
+}
+
+enum mlo_status mlo_s3_checks_digests(struct mlo_s3 *s3, const char *key, bool *checks, struct mlo_error *err)
+{
+    struct mlo_digest other;
+    struct mlo_s3_call call = {.method = "PUT",
+                               .key = key,
+                               .crypt = MLO_S3_CRYPT_WRITE,
+                               .body = "is this looked at?",
+                               .body_size = 18,
+                               .digest = &other};
+    *checks = false;
+    mlo_digest_of("no", 2, &other);
+    enum mlo_status status = mlo_s3_perform(s3, &call, err);
+    mlo_s3_call_clear(&call);
+    if (status == MLO_OK)
+        return mlo_s3_delete(s3, key, err);
+    *checks = status == MLO_EDIGEST;
+    return *checks ? MLO_OK : status;
+}
