@@ -38,6 +38,7 @@ static enum mlo_status put_begin(struct mlo_request *req, struct mlo_error *err)
             bytes = 0; /* then it is known at the end */
         if (status == MLO_ENOTFOUND)
             MLO_TRY(mlo_storage_check(req->conn, upload->project, (uint64_t)bytes, err));
+        mlo_request_db_release(req); /* the store may have to be waited for */
         /* also when another project has the bytes: only who really has them may link them */
         status = mlo_blob_writer_open_passing(req->http->options.blobs, &upload->expected, (uint64_t)bytes,
                                               &upload->writer, err);

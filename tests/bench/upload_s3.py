@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Uploads through a server that keeps its blobs in S3, beside a plain PUT of the same file by curl, in turn.
 
-    tests/bench/upload_s3.py BUILD [--mb 100 --mb 400] [--rounds 5] [--tls [--unsigned] | --relay] [--apart] [--dir FOLDER]
+    tests/bench/upload_s3.py BUILD [--mb 100 --mb 400] [--rounds 5] [--tls] [--parts [--unsigned]] [--relay] [--apart] [--dir FOLDER]
     tests/bench/upload_s3.py BUILD --memory 5120
 
 BUILD is a build folder. Ceph's gateway (tests/s3/ceph.sh, its store in memory) and a server (`mlopt up`) in front of it run
@@ -11,8 +11,8 @@ on this machine; the file is in the page cache. Sides of a round, in an order th
     plain    curl puts it to the gateway as one object, signed by curl itself (the body's hash is not)
     signed   the same with the body's SHA-256 in the signature, computed by openssl in that time, and checked by S3
 
---tls: everybody talks to the gateway by https; --unsigned: our parts are not signed over their SHA-256 then
-(payload=unsigned), as curl's body is not in "plain". --apart: the gateway's processes run on the first core, all others on the
+--tls: everybody talks to the gateway by https. --parts: our upload goes in parts (uploads=parts); --unsigned: these are not
+signed over their SHA-256 then (payload=unsigned), as curl's body is not in "plain". --apart: the gateway's processes run on the first core, all others on the
 second, as if it were another machine. --relay adds what any server in between costs at least:
 
     relay    curl's signed put, its digest known before, through a process that passes bytes on as they come: no HTTP, no
@@ -33,7 +33,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Gateway:
-    def __init__(self, folder, tls, unsigned=False, store="memstore"):
+    def __init__(self, folder, tls, more="", store="memstore"):
         source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "s3", "ceph.sh")
         self.folder = folder + "/ceph"
         self.process = subprocess.Popen(["bash", source, self.folder, store], stdin=subprocess.PIPE,
@@ -42,7 +42,7 @@ class Gateway:
         if line[:1] != ["ready"]:
             raise SystemExit("no S3 server: " + " ".join(line))
         self.url = "https://127.0.0.1:" + line[2] if tls else "http://127.0.0.1:" + line[1]
-        self.more = "&payload=unsigned" if unsigned else ""
+        self.more = more
         self.trust = ["--cacert", self.folder + "/tls.crt"] if tls else []
         self.curl("-H", UNSIGNED, "-X", "PUT", self.url + "/speed")
 
@@ -172,6 +172,7 @@ def main():
     parser.add_argument("--mb", type=int, action="append")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--parts", action="store_true")
     parser.add_argument("--unsigned", action="store_true")
     parser.add_argument("--relay", action="store_true")
     parser.add_argument("--apart", action="store_true")
@@ -180,10 +181,11 @@ def main():
     args = parser.parse_args()
     if args.relay and args.tls:
         parser.error("--relay is for http")
+    more = ("&uploads=parts" if args.parts else "") + ("&payload=unsigned" if args.unsigned else "")
     folder = tempfile.mkdtemp(prefix="mlopt-upload-", dir=args.dir)
     os.chmod(folder, 0o755)
     os.environ.update(KEYS)
-    gateway = Gateway(folder, args.tls, args.unsigned, "bluestore" if args.memory else "memstore")
+    gateway = Gateway(folder, args.tls, more, "bluestore" if args.memory else "memstore")
     server = None
     if args.apart:
         gateway.keep_apart()

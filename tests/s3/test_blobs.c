@@ -248,9 +248,13 @@ static void test_blob_s3__known_ones_pass_in_one_request(void **state)
     assert_contains(err.message, "more bytes come than");
     assert_int_equal(pass_large(store, bytes, &other, LARGE + 1, true, &err), MLO_EINVAL);
     assert_contains(err.message, "1 bytes of the");
+    bytes[LARGE - 1] ^= 1; /* other bytes for a blob that is there: it stays as it is */
+    assert_int_equal(pass_large(store, bytes, &digest, LARGE, true, &err), MLO_EDIGEST);
+    bytes[LARGE - 1] ^= 1;
+    assert_large(store, bytes, &digest);
     assert_holds(p, 1, 0, 0);
-    puts_since();
     assert_ok(mlo_s3_delete(p->s3, tally(p).key, &err));
+    puts_since();
     assert_ok(pass_large(store, bytes, &digest, 0, true, &err)); /* of a size that is not known */
     assert_int_equal(puts_since(), 3);
     mlo_blob_store_close(store);
