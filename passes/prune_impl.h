@@ -196,8 +196,9 @@ MLO_MUST_USE enum mlo_status mlo_prune_turn_axis(struct mlo_value *v, int axis, 
 /* What one side of a product reads: of head h, columns offset + h x stride + [0, width) of what weights make.
  */
 struct prune_part {
-    int maker;                     /* of p->weighted */
-    const struct mlo_value *split; /* where heads and width became axes, the width the last */
+    int maker; /* of p->weighted */
+    const struct mlo_value
+        *split; /* where heads and width became axes, the width the last; NULL: this side is not there */
     int64_t offset, heads, stride, width;
     int head_axis; /* from the end; 0: one head, without an axis */
 };

@@ -207,11 +207,11 @@ static enum mlo_status check_folder(const char *name, const char *path, struct m
 
 static enum mlo_status take_uploads(struct mlo_blob_s3 *s, const char *uploads, struct mlo_error *err)
 {
-    s->streams = !mlo_str_eq(uploads, "parts");
-    if (!uploads || !s->streams || strcmp(uploads, "stream") == 0)
+    s->streams = mlo_str_eq(uploads, "stream");
+    if (!uploads || s->streams || strcmp(uploads, "parts") == 0)
         return MLO_OK;
-    mlo_error_set(err, MLO_EINVAL, "uploads=%.40s is neither stream nor parts", uploads);
-    mlo_error_hint(err, "stream: a blob's bytes go on as they come; parts: in parts, tried again one by one");
+    mlo_error_set(err, MLO_EINVAL, "uploads=%.40s is neither parts nor stream", uploads);
+    mlo_error_hint(err, "parts: each is tried again by itself; stream: a client's bytes go on as they come");
     return MLO_EINVAL;
 }
 

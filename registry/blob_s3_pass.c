@@ -6,9 +6,13 @@
 #include "registry/blob_s3_impl.h"
 
 enum { BLOCK = 256 << 10 /* what goes out at a time: fewer and larger records and system calls */ };
+#define LATE_NS                                                                                              \
+    2000000000ull /* of a slow client what is there goes: the S3 server does not wait for long               \
+                   */
 
 struct mlo_blob_s3_pass {
     struct mlo_s3_stream *stream;
+    uint64_t sent_ns; /* when some went out */
     size_t fill;
     unsigned char block[BLOCK];
 };
@@ -42,6 +46,7 @@ enum mlo_status mlo_blob_s3_pass_new(struct mlo_blob_s3 *s, const char *key, con
     if (!p)
         return mlo_error_nomem(err);
     p->fill = 0;
+    p->sent_ns = mlo_clock_ns();
     enum mlo_status status = mlo_s3_stream_open(s->s3, key, digest, size_bytes, &p->stream, err);
     if (status != MLO_OK)
         free(p);
@@ -50,30 +55,37 @@ enum mlo_status mlo_blob_s3_pass_new(struct mlo_blob_s3 *s, const char *key, con
     return status;
 }
 
-/* A full block goes when a byte behind it is there: the last one is for who finishes. */
+/* All but the last `keep` bytes of the block. */
+static enum mlo_status send_block(struct mlo_blob_s3_pass *p, size_t keep, struct mlo_error *err)
+{
+    enum mlo_status status = mlo_s3_stream_write(p->stream, p->block, p->fill - keep, err);
+    memmove(p->block, p->block + p->fill - keep, keep);
+    p->fill = keep;
+    p->sent_ns = mlo_clock_ns();
+    return status;
+}
+
+/* A full block goes when a byte behind it is there: the last byte is for who finishes. */
 enum mlo_status mlo_blob_s3_pass_write(struct mlo_blob_s3_pass *p, const void *bytes, size_t size,
                                        struct mlo_error *err)
 {
     const unsigned char *from = bytes;
     while (size) {
-        if (p->fill == BLOCK) {
-            enum mlo_status status = mlo_s3_stream_write(p->stream, p->block, BLOCK, err);
-            if (status != MLO_OK)
-                return status;
-            p->fill = 0;
-        }
+        enum mlo_status status = p->fill == BLOCK ? send_block(p, 0, err) : MLO_OK;
+        if (status != MLO_OK)
+            return status;
         size_t n = MLO_MIN(size, BLOCK - p->fill);
         memcpy(p->block + p->fill, from, n);
         p->fill += n;
         from += n;
         size -= n;
     }
-    return MLO_OK;
+    return p->fill > 1 && mlo_clock_ns() - p->sent_ns > LATE_NS ? send_block(p, 1, err) : MLO_OK;
 }
 
 enum mlo_status mlo_blob_s3_pass_finish(struct mlo_blob_s3_pass *p, struct mlo_error *err)
 {
-    enum mlo_status status = mlo_s3_stream_write(p->stream, p->block, p->fill, err);
+    enum mlo_status status = send_block(p, 0, err);
     return status == MLO_OK ? mlo_s3_stream_finish(p->stream, err) : status;
 }
 

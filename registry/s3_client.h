@@ -77,9 +77,9 @@ MLO_MUST_USE enum mlo_status mlo_s3_get(struct mlo_s3 *s3, const char *key, uint
 /* An object as one request, up to MLO_S3_OBJECT_MAX, whose bytes come while it is under way and are kept
  * nowhere. Used by one thread at a time. */
 struct mlo_s3_stream;
-/* Asks whether the server takes it, again where a refusal may pass; from here on a failure is final. The
- * request is signed over `digest`: a server that looks (mlo_s3_checks_digests) makes the object of bytes that
- * hash to it, or none. *out is yours. */
+/* Asks whether the server takes it, again where a refusal may pass, until it wants the bytes or has said
+ * nothing for 10 s; from here on a failure is final. The request is signed over `digest`: a server that looks
+ * (mlo_s3_checks_digests) makes the object of bytes that hash to it, or none. *out is yours. */
 MLO_MUST_USE enum mlo_status mlo_s3_stream_open(struct mlo_s3 *s3, const char *key,
                                                 const struct mlo_digest *digest, uint64_t size_bytes,
                                                 struct mlo_s3_stream **out, struct mlo_error *err);
@@ -87,12 +87,14 @@ MLO_MUST_USE enum mlo_status mlo_s3_stream_open(struct mlo_s3 *s3, const char *k
  * than these. */
 MLO_MUST_USE enum mlo_status mlo_s3_stream_write(struct mlo_s3_stream *stream, const void *bytes, size_t size,
                                                  struct mlo_error *err);
-/* Waits for the answer. MLO_EDIGEST for bytes of another digest, MLO_EINVAL when some are missing. */
+/* Waits for the answer, and asks whether the object is there with all of them. MLO_EDIGEST for bytes of
+ * another digest, MLO_EINVAL when some are missing. */
 MLO_MUST_USE enum mlo_status mlo_s3_stream_finish(struct mlo_s3_stream *stream, struct mlo_error *err);
-/* One that was not finished makes no object. NULL is fine. */
+/* One that did not get its last byte makes no object. NULL is fine. */
 void mlo_s3_stream_free(struct mlo_s3_stream *stream);
-/* Whether the server refuses a body that is not that of its signature, as S3 is to: asked with a small object
- * under `key`, which is not there afterwards. */
+/* Whether the server refuses a body that is not that of its signature, as S3 is to: asked once, with a small
+ * object under `key`, which is not there afterwards. Not for whatever reason is false, too; a failure that
+ * may pass is one. */
 MLO_MUST_USE enum mlo_status mlo_s3_checks_digests(struct mlo_s3 *s3, const char *key, bool *checks,
                                                    struct mlo_error *err);
 

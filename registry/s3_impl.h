@@ -46,8 +46,8 @@ struct mlo_s3_call {
     size_t body_size;
     const struct mlo_digest *digest; /* of the body, or NULL */
     bool unsigned_body;
-    bool asks_first;      /* whether the server wants the body: a refusal comes before a byte of it */
-    uint32_t stall_ms;    /* 0: the client's */
+    bool asks_first;   /* "Expect: 100-continue": what the server refuses at once costs no byte of the body */
+    uint32_t stall_ms; /* 0: the client's */
     uint32_t budget_ms;   /* for the whole of an attempt; 0: as long as bytes move */
     mlo_s3_sink_fn *sink; /* for the body of a good answer; NULL: it goes to `answer` */
     void *sink_arg;

@@ -4,6 +4,9 @@
 
 #include "registry/s3_impl.h"
 
+#define ANSWER_STALLS 4u /* it may work on an object in silence for longer than it may stop to take bytes */
+#define WANTED_MS 10000u /* a server that does not say that it wants the bytes gets them then */
+
 struct mlo_s3_stream {
     struct mlo_s3 *s3;
     char *key;
@@ -60,10 +63,18 @@ static void end(struct mlo_s3_stream *s, CURLcode code)
     s->code = code;
 }
 
-/* Moves bytes until that holds or the request has ended, which it does when none moves for too long. */
-static void drive(struct mlo_s3_stream *s, bool (*until)(const struct mlo_s3_stream *s))
+/* Bytes that the kernel has taken. */
+static curl_off_t gone(const struct mlo_s3_stream *s)
 {
-    size_t sent = s->call.sent;
+    curl_off_t bytes = 0;
+    curl_easy_getinfo(s->transfer.curl, CURLINFO_SIZE_UPLOAD_T, &bytes);
+    return bytes;
+}
+
+/* Moves bytes until that holds or the request has ended, which it does when none moves for stall_ms. */
+static void drive(struct mlo_s3_stream *s, bool (*until)(const struct mlo_s3_stream *s), uint32_t stall_ms)
+{
+    curl_off_t before = gone(s);
     uint64_t since = mlo_clock_ns();
     int running, left;
     while (!s->ended) {
@@ -71,18 +82,18 @@ static void drive(struct mlo_s3_stream *s, bool (*until)(const struct mlo_s3_str
         for (const CURLMsg *m; (m = curl_multi_info_read(s->multi, &left));)
             if (m->msg == CURLMSG_DONE)
                 end(s, m->data.result);
+        if (failed == CURLM_OK && !s->ended && !until(s))
+            failed = curl_multi_poll(s->multi, NULL, 0, 1000, NULL);
         if (failed != CURLM_OK && !s->ended)
             end(s, CURLE_FAILED_INIT);
         if (until(s))
             return;
-        if (s->call.sent != sent) {
-            sent = s->call.sent;
+        curl_off_t now = gone(s);
+        if (now != before)
             since = mlo_clock_ns();
-        } else if (mlo_clock_ns() - since > s->s3->stall_ms * 1000000ull) {
+        else if (mlo_clock_ns() - since > stall_ms * 1000000ull && !s->ended)
             end(s, CURLE_OPERATION_TIMEDOUT);
-        }
-        if (!s->ended)
-            curl_multi_poll(s->multi, NULL, 0, 1000, NULL);
+        before = now;
     }
 }
 
@@ -113,7 +124,9 @@ static enum mlo_status ask(struct mlo_s3_stream *s, bool fresh, bool *retry, str
     curl_easy_setopt(curl, CURLOPT_SEEKDATA, s);
     if (curl_multi_add_handle(s->multi, curl) != CURLM_OK)
         return mlo_error_nomem(err);
-    drive(s, is_wanted);
+    /* an overloaded server answers late, and what it refuses now can be asked for again */
+    curl_easy_setopt(curl, CURLOPT_EXPECT_100_TIMEOUT_MS, (long)MLO_MIN(s->s3->stall_ms, WANTED_MS));
+    drive(s, is_wanted, s->s3->stall_ms);
     return s->ended ? result(s, retry, err) : MLO_OK;
 }
 
@@ -155,14 +168,33 @@ enum mlo_status mlo_s3_stream_open(struct mlo_s3 *s3, const char *key, const str
     return status;
 }
 
-/* It ended before it was to. */
-static enum mlo_status ended(struct mlo_s3_stream *s, struct mlo_error *err)
+/* Of bytes that are on their way, or were, nothing is tried again. */
+static enum mlo_status final_result(struct mlo_s3_stream *s, struct mlo_error *err)
 {
     bool retry;
     enum mlo_status status = result(s, &retry, err);
-    return status != MLO_OK ? status
-                            : mlo_error_set(err, MLO_EFORMAT,
-                                            "the S3 server answers a PUT before it has all of its bytes");
+    if (retry)
+        mlo_error_hint(err,
+                       "send it again: with uploads=stream the bytes are not kept here (uploads=parts does "
+                       "it by itself)");
+    return status;
+}
+
+/* A good answer names the object, and the object has all bytes: whoever says 200 without it made none. */
+static enum mlo_status check_made(struct mlo_s3_stream *s, struct mlo_error *err)
+{
+    struct mlo_s3_object made;
+    enum mlo_status status = MLO_OK;
+    bool named = *s->call.object.etag && !s->call.answer.len;
+    if (named)
+        status = mlo_s3_head(s->s3, s->key, &made, err);
+    if (status != MLO_OK || (named && made.size_bytes == s->call.body_size))
+        return status;
+    mlo_error_set(err, MLO_EFORMAT, "the S3 server took %zu bytes and %s", s->call.body_size,
+                  named ? "has an object of another size" : "names no object that it made of them");
+    mlo_error_where(err, "s3://%s/%s", s->s3->bucket, s->key);
+    mlo_error_hint(err, "what stands before the S3 server may have answered: read its log");
+    return MLO_EFORMAT;
 }
 
 enum mlo_status mlo_s3_stream_write(struct mlo_s3_stream *s, const void *bytes, size_t size,
@@ -174,20 +206,27 @@ enum mlo_status mlo_s3_stream_write(struct mlo_s3_stream *s, const void *bytes, 
     s->bytes = bytes;
     s->size = size;
     if (size && !s->ended) {
-        curl_easy_pause(s->transfer.curl, CURLPAUSE_CONT);
-        drive(s, is_sent);
+        CURLcode code = curl_easy_pause(s->transfer.curl, CURLPAUSE_CONT);
+        if (code != CURLE_OK)
+            end(s, code);
+        drive(s, is_sent, s->s3->stall_ms);
     }
-    return s->size ? ended(s, err) : MLO_OK;
+    if (!s->size)
+        return MLO_OK;
+    enum mlo_status status = final_result(s, err);
+    return status != MLO_OK ? status
+                            : mlo_error_set(err, MLO_EFORMAT,
+                                            "the S3 server answers a PUT before it has all of its bytes");
 }
 
 enum mlo_status mlo_s3_stream_finish(struct mlo_s3_stream *s, struct mlo_error *err)
 {
-    bool retry;
     if (s->call.sent < s->call.body_size)
         return mlo_error_set(err, MLO_EINVAL, "%zu bytes of the %zu that were announced did not come",
                              s->call.body_size - s->call.sent, s->call.body_size);
-    drive(s, is_ended);
-    return result(s, &retry, err);
+    drive(s, is_ended, ANSWER_STALLS * s->s3->stall_ms);
+    enum mlo_status status = final_result(s, err);
+    return status == MLO_OK ? check_made(s, err) : status;
 }
 
 void mlo_s3_stream_free(struct mlo_s3_stream *s)
@@ -212,10 +251,11 @@ enum mlo_status mlo_s3_checks_digests(struct mlo_s3 *s3, const char *key, bool *
                                .digest = &other};
     *checks = false;
     mlo_digest_of("no", 2, &other);
-    enum mlo_status status = mlo_s3_perform(s3, &call, err);
+    bool passes;
+    enum mlo_status status = mlo_s3_attempt(s3, &call, false, &passes, err);
     mlo_s3_call_clear(&call);
     if (status == MLO_OK)
         return mlo_s3_delete(s3, key, err);
     *checks = status == MLO_EDIGEST;
-    return *checks ? MLO_OK : status;
+    return passes ? status : MLO_OK;
 }

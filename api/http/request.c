@@ -133,6 +133,13 @@ static bool ambiguous(const struct header_facts *facts)
            facts->hosts != 1 || facts->authorizations > 1 || facts->cookies > 1;
 }
 
+/* While an upload waits for the store, its client is not the idle one. */
+static void wait_for_store(const struct mlo_request *req, bool waits)
+{
+    MHD_set_connection_option(req->connection, MHD_CONNECTION_OPTION_TIMEOUT,
+                              waits ? 0u : (unsigned)req->http->options.idle_timeout_s);
+}
+
 /* What headers alone can decide. On refusal the answer is ready and state->refused set. */
 static void admit(struct mlo_request *req, const struct header_facts *facts)
 {
@@ -176,7 +183,10 @@ static void admit(struct mlo_request *req, const struct header_facts *facts)
     }
     if (req->route->upload) {
         req->state->upload_begun = true;
-        if (req->route->upload->begin(req, &err) != MLO_OK)
+        wait_for_store(req, true);
+        enum mlo_status begun = req->route->upload->begin(req, &err);
+        wait_for_store(req, false);
+        if (begun != MLO_OK)
             goto refuse;
     }
     return;
@@ -290,7 +300,9 @@ static void take_body(struct mlo_request *req, const char *bytes, size_t size)
                 mlo_error_set(&err, MLO_ETOOBIG, "the body has more than the %llu bytes that are taken here",
                               (unsigned long long)most);
         } else if (req->route->upload) {
+            wait_for_store(req, true);
             status = req->route->upload->data(req, bytes, size, &err);
+            wait_for_store(req, false);
         } else {
             mlo_buf_append(&req->body, bytes, size);
             if (!mlo_buf_ok(&req->body))

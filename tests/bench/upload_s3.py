@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Uploads through a server that keeps its blobs in S3, beside a plain PUT of the same file by curl, in turn.
 
-    tests/bench/upload_s3.py BUILD [--mb 100 --mb 400] [--rounds 5] [--tls] [--parts [--unsigned]] [--relay] [--apart] [--dir FOLDER]
+    tests/bench/upload_s3.py BUILD [--mb 100 --mb 400] [--rounds 5] [--tls] [--stream | --unsigned] [--relay] [--apart] [--dir FOLDER]
     tests/bench/upload_s3.py BUILD --memory 5120
 
 BUILD is a build folder. Ceph's gateway (tests/s3/ceph.sh, its store in memory) and a server (`mlopt up`) in front of it run
@@ -11,8 +11,8 @@ on this machine; the file is in the page cache. Sides of a round, in an order th
     plain    curl puts it to the gateway as one object, signed by curl itself (the body's hash is not)
     signed   the same with the body's SHA-256 in the signature, computed by openssl in that time, and checked by S3
 
---tls: everybody talks to the gateway by https. --parts: our upload goes in parts (uploads=parts); --unsigned: these are not
-signed over their SHA-256 then (payload=unsigned), as curl's body is not in "plain". --apart: the gateway's processes run on the first core, all others on the
+--tls: everybody talks to the gateway by https. --stream: our upload goes on in one request (uploads=stream), else in parts;
+--unsigned: these are not signed over their SHA-256 then (payload=unsigned), as curl's body is not in "plain". --apart: the gateway's processes run on the first core, all others on the
 second, as if it were another machine. --relay adds what any server in between costs at least:
 
     relay    curl's signed put, its digest known before, through a process that passes bytes on as they come: no HTTP, no
@@ -172,16 +172,18 @@ def main():
     parser.add_argument("--mb", type=int, action="append")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tls", action="store_true")
-    parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--stream", action="store_true")
     parser.add_argument("--unsigned", action="store_true")
     parser.add_argument("--relay", action="store_true")
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--memory", type=int)
     parser.add_argument("--dir", default="/var/tmp")
     args = parser.parse_args()
+    if args.unsigned and (args.stream or not args.tls):
+        parser.error("--unsigned is for parts over https")
     if args.relay and args.tls:
         parser.error("--relay is for http")
-    more = ("&uploads=parts" if args.parts else "") + ("&payload=unsigned" if args.unsigned else "")
+    more = ("&uploads=stream" if args.stream else "") + ("&payload=unsigned" if args.unsigned else "")
     folder = tempfile.mkdtemp(prefix="mlopt-upload-", dir=args.dir)
     os.chmod(folder, 0o755)
     os.environ.update(KEYS)

@@ -22,6 +22,9 @@ enum s3_fault {
     S3_FAULT_ETAG,        /* the first digit of an ETag header; the first `after` ones are let through */
     S3_FAULT_MUTE,        /* the connection is taken, and nothing comes */
     S3_FAULT_BUSY,        /* 503 SlowDown, at once */
+    S3_FAULT_BUSY_LATE,   /* the same after 1.5 s */
+    S3_FAULT_REFUSED,     /* the same when `after` bytes have come */
+    S3_FAULT_TAKEN,       /* 200 then, and nothing is passed on */
     S3_FAULT_LOST_ANSWER, /* the request arrives, its answer does not */
     S3_FAULT_BLIND,       /* 200 to bytes that are not those that were signed, when asked so */
 };
@@ -89,9 +92,18 @@ static inline bool s3_proxy_pass(int from, int to, bool answer, size_t *seen)
         return false;
     }
     bool inside = s3_proxy.after >= begin && s3_proxy.after < *seen;
-    if (!answer && memmem(piece, MLO_MIN(size, (size_t)1024), " HTTP/1.1\r\n", 11) &&
-        s3_proxy_strikes(S3_FAULT_BUSY)) {
+    bool late = false, head = !answer && memmem(piece, MLO_MIN(size, (size_t)1024), " HTTP/1.1\r\n", 11);
+    if (head && (s3_proxy_strikes(S3_FAULT_BUSY) || (late = s3_proxy_strikes(S3_FAULT_BUSY_LATE)))) {
+        mlo_clock_sleep_ms(late ? 1500 : 0);
         (void)!write(from, busy, sizeof busy - 1);
+        return false;
+    }
+    if (!answer && inside && s3_proxy_strikes(S3_FAULT_REFUSED)) {
+        (void)!write(from, busy, sizeof busy - 1);
+        return false;
+    }
+    if (!answer && inside && s3_proxy_strikes(S3_FAULT_TAKEN)) {
+        (void)!write(from, taken, sizeof taken - 1);
         return false;
     }
     if (inside && s3_proxy_strikes(answer ? S3_FAULT_CUT_ANSWER : S3_FAULT_CUT_REQUEST)) {

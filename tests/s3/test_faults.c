@@ -100,7 +100,7 @@ static void test_s3_faults__a_full_quota_is_no_space(void **state)
     MLO_UNUSED(state);
     struct mlo_error err = {0};
     struct mlo_digest digest;
-    struct mlo_blob_store *store = open_store("");
+    struct mlo_blob_store *store = open_store("&uploads=stream");
     s3_fixture_admin("radosgw-admin quota set --quota-scope=user --uid=test --max-size=1048576");
     s3_fixture_admin("radosgw-admin quota enable --quota-scope=user --uid=test");
     enum mlo_status small = MLO_OK, large;
@@ -144,7 +144,7 @@ static void test_s3_faults__a_hanging_server_is_given_up_and_works_again(void **
     MLO_UNUSED(state);
     struct mlo_error err = {0};
     struct mlo_digest digest, large;
-    struct mlo_blob_store *store = open_store("&timeout=2&attempts=2");
+    struct mlo_blob_store *store = open_store("&timeout=2&attempts=2&uploads=stream");
     mlo_digest_of("hello", 5, &digest);
     assert_ok(
         put_seeded(store, 2, LARGE, true, &large, &err)); /* it is known that the server checks digests */
@@ -157,7 +157,7 @@ static void test_s3_faults__a_hanging_server_is_given_up_and_works_again(void **
     assert_int_equal(put_seeded(store, 1, LARGE, true, &large, &err), MLO_ETIMEOUT);
     assert_int_equal(kill(osd, SIGCONT), 0);
     mlo_blob_store_close(store);
-    store = open_store("&timeout=15&attempts=5");
+    store = open_store("&timeout=15&attempts=5&uploads=stream");
     assert_ok(mlo_blob_put_bytes(store, "hello", 5, NULL, &err));
     assert_readable(store, &digest);
     assert_ok(put_seeded(store, 1, LARGE, true, &large, &err));
@@ -219,7 +219,8 @@ static bool more_came(struct stream *s, unsigned more)
 static void test_s3_faults__killed_amid_writes_it_lost_nothing_acknowledged(void **state)
 {
     MLO_UNUSED(state);
-    struct stream s = {.store = open_store("&timeout=5&attempts=6"), .lock = PTHREAD_MUTEX_INITIALIZER};
+    struct stream s = {.store = open_store("&timeout=5&attempts=6&uploads=stream"),
+                       .lock = PTHREAD_MUTEX_INITIALIZER};
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, keep_writing, &s), 0);
     bool came = more_came(&s, 5);

@@ -50,12 +50,12 @@ static int setup_tls_with(void **state, const char *more)
 
 static int setup_tls(void **state)
 {
-    return setup_tls_with(state, "&uploads=parts");
+    return setup_tls_with(state, "");
 }
 
 static int setup_unsigned(void **state)
 {
-    return setup_tls_with(state, "&uploads=parts&payload=unsigned");
+    return setup_tls_with(state, "&payload=unsigned");
 }
 
 /* A text, yours, and its blob's address. */
@@ -91,12 +91,12 @@ static void test_integrity__what_was_changed_is_never_acknowledged(void **state)
         size_t size, after;
         const char *says;
     } cases[] = {
-        {"", S3_FAULT_ETAG, SMALL, 0, "MD5"},                              /* of the object */
-        {"&uploads=parts", S3_FAULT_ETAG, PARTS, 0, "InvalidPart"},        /* of a part */
-        {"&uploads=parts", S3_FAULT_ETAG, PARTS, 2, "of parts that make"}, /* of what the parts became */
-        {"", S3_FAULT_FLIP_REQUEST, SMALL, SMALL / 2, "400"},              /* a bit of the object's bytes */
-        {"&uploads=parts", S3_FAULT_FLIP_REQUEST, PARTS, 4 << 20, "400"},  /* of a part's */
-        {"", S3_FAULT_FLIP_REQUEST, PARTS, 4 << 20, "do not hash to"},     /* of what passes */
+        {"", S3_FAULT_ETAG, SMALL, 0, "MD5"},                 /* of the object */
+        {"", S3_FAULT_ETAG, PARTS, 0, "InvalidPart"},         /* of a part */
+        {"", S3_FAULT_ETAG, PARTS, 2, "of parts that make"},  /* of what the parts became */
+        {"", S3_FAULT_FLIP_REQUEST, SMALL, SMALL / 2, "400"}, /* a bit of the object's bytes */
+        {"", S3_FAULT_FLIP_REQUEST, PARTS, 4 << 20, "400"},   /* of a part's */
+        {"&uploads=stream", S3_FAULT_FLIP_REQUEST, PARTS, 4 << 20, "do not hash to"}, /* of what passes */
     };
     for (size_t i = 0; i < MLO_COUNT(cases); i++) {
         struct reply reply = {0};
@@ -143,7 +143,7 @@ static void test_integrity__tls_finds_what_was_changed(void **state)
 
 static int setup_passing(void **state)
 {
-    return setup_tls_with(state, "&payload=unsigned"); /* which is for parts */
+    return setup_tls_with(state, "&uploads=stream&payload=unsigned"); /* which is for parts */
 }
 
 /* What passes is not kept, so nothing of it can be sent again: the client does. */
@@ -164,6 +164,40 @@ static void test_integrity__what_passes_is_for_the_client_to_repeat(void **state
     assert_http(&reply, 201);
     assert_stored(api, path, text);
     assert_int_equal(atomic_load(&unsigned_requests), 0);
+    reply_clear(&reply);
+    free(text);
+}
+
+static int setup_mute(void **state)
+{
+    int failed = setup_with(state, "&uploads=stream&timeout=4");
+    struct api *api = *state;
+    struct mlo_error err = {0};
+    const struct mlo_http_options options = {.db = api->pg->server,
+                                             .blobs = api->blobs,
+                                             .max_blob_bytes = 64 << 20,
+                                             .header_timeout_ms = API_PATIENCE_S * 1000,
+                                             .idle_timeout_s = 2,
+                                             .quiet = true};
+    mlo_http_stop(api->http, 0);
+    assert_mlo_ok(mlo_http_start(&options, &api->http, &err), &err);
+    return failed;
+}
+
+/* The server waits for the store, twice its idle timeout, before it asks for the first byte. */
+static void test_integrity__waiting_for_the_store_is_not_the_clients_idleness(void **state)
+{
+    struct api *api = *state;
+    struct reply reply = {0};
+    char path[160];
+    char *text = text_of(PARTS, 79, path);
+    s3_proxy_set(S3_FAULT_MUTE, 1, 0);
+    uint64_t began = mlo_clock_ns();
+    api_try(api, &reply, "PUT", path, api->token[MLO_SUBMITTER], text, NULL);
+    assert_http(&reply, 201);
+    s3_proxy_assert_struck();
+    assert_true(mlo_clock_ns() - began > 3500000000ull);
+    assert_stored(api, path, text);
     reply_clear(&reply);
     free(text);
 }
@@ -225,6 +259,8 @@ int main(void)
         cmocka_unit_test(test_integrity__what_was_changed_is_never_acknowledged),
         cmocka_unit_test_setup_teardown(test_integrity__what_passes_is_for_the_client_to_repeat,
                                         setup_passing, api_teardown),
+        cmocka_unit_test_setup_teardown(test_integrity__waiting_for_the_store_is_not_the_clients_idleness,
+                                        setup_mute, api_teardown),
         cmocka_unit_test_setup_teardown(test_integrity__signed_parts_are_signed_over_tls, setup_tls,
                                         api_teardown),
         cmocka_unit_test_setup_teardown(test_integrity__unsigned_parts_are_left_to_tls, setup_unsigned,

@@ -267,7 +267,7 @@ static void after(struct campaign *c, const char *tag, const char *acks)
 static void test_kill__at_each_step_of_uploads_to_s3(void **state)
 {
     char url[200];
-    snprintf(url, sizeof url, "s3:kill/x?endpoint=%s", s3_server.endpoint);
+    snprintf(url, sizeof url, "s3:kill/x?endpoint=%s&uploads=stream", s3_server.endpoint);
     mlo_s3_close(s3_fixture_open("kill"));
     const struct plan plan = {"s3", uploads, NULL, before, after, "sdiopv", url};
     campaign(state, &plan, FAULT_KILL);

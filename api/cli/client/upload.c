@@ -329,9 +329,15 @@ static enum mlo_status send_whole(struct sender *s, const char *digest, struct m
     struct mlo_response response = {0};
     s->part.size = s->part.file_size;
     mlo_client_path(&path, "/v1/projects/%s/blobs/%s", s->project, digest);
-    enum mlo_status status =
-        mlo_client_send_part(s->client, "PUT", mlo_buf_str(&path), &s->part, &s->progress, &response, err);
-    mlo_response_clear(&response);
+    enum mlo_status status;
+    for (int tries = 1;; tries++) {
+        status = mlo_client_send_part(s->client, "PUT", mlo_buf_str(&path), &s->part, &s->progress, &response,
+                                      err);
+        mlo_response_clear(&response);
+        if (!mlo_status_info(status)->retry || tries == TRIES)
+            break;
+        mlo_clock_sleep_ms(200u << tries);
+    }
     mlo_buf_clear(&path);
     return status;
 }
