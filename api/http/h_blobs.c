@@ -26,28 +26,27 @@ static enum mlo_status put_begin(struct mlo_request *req, struct mlo_error *err)
     MLO_TRY(mlo_request_digest(req, &upload->expected, err));
     MLO_TRY(mlo_request_project(req, &upload->project, err));
     status = mlo_blob_linked(req->conn, upload->project, &upload->expected, NULL, err);
-    if (status == MLO_OK) /* what is there may be damaged: these bytes take its place */
+    bool linked = status == MLO_OK;
+    const char *length = mlo_request_header(req, "Content-Length");
+    int64_t bytes = 0;
+    if (!length || !mlo_str_to_i64(length, &bytes) || bytes < 0)
+        bytes = 0; /* then it is known at the end */
+    if (linked)    /* what is there may be damaged: these bytes take its place */
         MLO_TRY(mlo_blob_reported(req->conn, &upload->expected, &reported, err));
-    bool linked = status == MLO_OK && !reported;
-    if (linked)
-        mlo_request_db_release(req); /* the store may have to be waited for */
-    if (linked && mlo_blob_exists(req->http->options.blobs, &upload->expected)) {
+    else if (status == MLO_ENOTFOUND)
+        MLO_TRY(mlo_storage_check(req->conn, upload->project, (uint64_t)bytes, err));
+    else
+        goto out;
+    mlo_request_db_release(req); /* the store may have to be waited for */
+    if (linked && !reported && mlo_blob_exists(req->http->options.blobs, &upload->expected)) {
         upload->hasher = mlo_hasher_new();
         status = upload->hasher ? MLO_OK : mlo_error_nomem(err);
-    } else if (status == MLO_OK || status == MLO_ENOTFOUND) {
-        const char *length = mlo_request_header(req, "Content-Length");
-        int64_t bytes = 0;
-        if (!length || !mlo_str_to_i64(length, &bytes) || bytes < 0)
-            bytes = 0; /* then it is known at the end */
-        if (status == MLO_ENOTFOUND)
-            MLO_TRY(mlo_storage_check(req->conn, upload->project, (uint64_t)bytes, err));
-        mlo_request_db_release(req);
-        /* also when another project has the bytes: only who really has them may link them */
+    } else { /* also when another project has the bytes: only who really has them may link them */
         status = mlo_blob_writer_open_passing(req->http->options.blobs, &upload->expected, (uint64_t)bytes,
                                               &upload->writer, err);
     }
 out:
-    mlo_request_db_release(req); /* an upload may take long */
+    mlo_request_db_release(req);
     return status;
 }
 
