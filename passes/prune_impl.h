@@ -197,8 +197,8 @@ MLO_MUST_USE enum mlo_status mlo_prune_turn_axis(struct mlo_value *v, int axis, 
  */
 struct prune_part {
     int maker; /* of p->weighted */
-    const struct mlo_value
-        *split; /* where heads and width became axes, the width the last; NULL: this side is not there */
+    /* Where heads and width became axes, the width the last. NULL: this side is not there. */
+    const struct mlo_value *split;
     int64_t offset, heads, stride, width;
     int head_axis; /* from the end; 0: one head, without an axis */
 };
