@@ -20,6 +20,15 @@ char *mlo_blob_s3_name(const struct mlo_blob_s3 *s, const char *folder, const ch
     return mlo_buf_take(&key);
 }
 
+char *mlo_blob_s3_incoming(const struct mlo_blob_s3 *s)
+{
+    uint8_t random[16];
+    char name[33];
+    mlo_random_bytes(random, sizeof random);
+    mlo_hex(random, sizeof random, name);
+    return mlo_blob_s3_name(s, "incoming", name);
+}
+
 char *mlo_blob_s3_key(const struct mlo_blob_s3 *s, const struct mlo_digest *digest)
 {
     char hex[MLO_DIGEST_TEXT_SIZE], name[MLO_DIGEST_TEXT_SIZE + 8];

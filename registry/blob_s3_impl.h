@@ -31,6 +31,8 @@ struct mlo_blob_s3 {
 /* The key of a blob, or of something else by its name ("incoming/…"). Yours (free); NULL: out of memory. */
 char *mlo_blob_s3_key(const struct mlo_blob_s3 *s, const struct mlo_digest *digest);
 char *mlo_blob_s3_name(const struct mlo_blob_s3 *s, const char *folder, const char *name);
+/* "incoming/" and a random name. */
+char *mlo_blob_s3_incoming(const struct mlo_blob_s3 *s);
 
 enum mlo_status mlo_blob_s3_begin(struct mlo_blob_writer *writer, struct mlo_error *err);
 enum mlo_status mlo_blob_s3_write(struct mlo_blob_writer *writer, const void *bytes, size_t size,

@@ -6,9 +6,8 @@
 #include "registry/blob_s3_impl.h"
 
 enum { BLOCK = 256 << 10 /* what goes out at a time: fewer and larger records and system calls */ };
-#define LATE_NS                                                                                              \
-    2000000000ull /* of a slow client what is there goes: the S3 server does not wait for long               \
-                   */
+/* What is there goes by then, of a slow client: the S3 server does not wait for long. */
+#define LATE_NS 2000000000ull
 
 struct mlo_blob_s3_pass {
     struct mlo_s3_stream *stream;
@@ -20,15 +19,11 @@ struct mlo_blob_s3_pass {
 /* Asked once; a server that cannot be asked is asked again for the next blob. */
 static bool server_checks(struct mlo_blob_s3 *s)
 {
-    uint8_t random[16];
-    char name[33], *key;
     bool checks = false;
     int known = atomic_load(&s->checks);
     if (known)
         return known > 0;
-    mlo_random_bytes(random, sizeof random);
-    mlo_hex(random, sizeof random, name);
-    key = mlo_blob_s3_name(s, "incoming", name);
+    char *key = mlo_blob_s3_incoming(s);
     if (key && mlo_s3_checks_digests(s->s3, key, &checks, NULL) == MLO_OK)
         atomic_store(&s->checks, checks ? 1 : -1);
     free(key);

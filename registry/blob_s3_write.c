@@ -17,14 +17,10 @@ enum mlo_status mlo_blob_s3_begin(struct mlo_blob_writer *writer, struct mlo_err
 {
     struct mlo_blob_s3 *s = writer->store->state;
     struct s3_writer *w = calloc(1, sizeof *w);
-    uint8_t random[16];
-    char name[33];
     if (!w)
         return mlo_error_nomem(err);
-    mlo_random_bytes(random, sizeof random);
-    mlo_hex(random, sizeof random, name);
     w->direct = writer->expects;
-    w->key = w->direct ? mlo_blob_s3_key(s, &writer->expected) : mlo_blob_s3_name(s, "incoming", name);
+    w->key = w->direct ? mlo_blob_s3_key(s, &writer->expected) : mlo_blob_s3_incoming(s);
     enum mlo_status status = w->key ? MLO_OK : mlo_error_nomem(err);
     if (status == MLO_OK && writer->may_pass)
         status = mlo_blob_s3_pass_new(s, w->key, &writer->expected, writer->expected_size, &w->pass, err);

@@ -712,6 +712,31 @@ static void test_blob_s3__what_passes_fails_once(void **state)
     free(bytes);
 }
 
+/* The few bytes that a slow client has sent do not wait for those that fill a block. */
+static void test_blob_s3__a_slow_clients_bytes_go_on(void **state)
+{
+    struct place *p = *state;
+    struct mlo_error err = {0};
+    struct mlo_digest digest;
+    struct mlo_blob_writer *w;
+    struct mlo_blob_store *store = open_store(p, s3_proxy.endpoint, "&uploads=stream");
+    char *bytes = large_bytes();
+    mlo_digest_of(bytes, LARGE, &digest);
+    assert_ok(mlo_blob_writer_open_passing(store, &digest, LARGE, &w, &err));
+    s3_proxy_set(S3_FAULT_CUT_REQUEST, 1, 30000); /* far behind the head */
+    assert_ok(mlo_blob_writer_write(w, bytes, 50000, &err));
+    assert_int_equal(atomic_load(&s3_proxy.times), 1);
+    mlo_clock_sleep_ms(2100);
+    assert_ok(mlo_blob_writer_write(w, bytes + 50000, 1, &err));
+    for (int i = 0; i < 1000 && atomic_load(&s3_proxy.times); i++)
+        mlo_clock_sleep_ms(10);
+    s3_proxy_assert_struck();
+    mlo_blob_writer_free(w);
+    assert_holds(p, 0, 0, 0);
+    mlo_blob_store_close(store);
+    free(bytes);
+}
+
 /* What was changed on the way is not stored, and not handed out. */
 static void test_blob_s3__finds_what_was_changed_on_the_way(void **state)
 {
@@ -827,6 +852,7 @@ int main(int argc, char **argv)
         WITH_STORE(test_blob_s3__a_rest_of_before_is_taken),
         WITH_STORE(test_blob_s3__survives_what_passes),
         WITH_STORE(test_blob_s3__what_passes_fails_once),
+        WITH_STORE(test_blob_s3__a_slow_clients_bytes_go_on),
         WITH_STORE(test_blob_s3__finds_what_was_changed_on_the_way),
         WITH_STORE(test_blob_s3__a_dead_connection_is_given_up),
     };
