@@ -93,12 +93,16 @@ static void step(const char *side, const char *call, const char *what)
 {
     char text[FAULT_STEP_TEXT];
     int e = errno;
-    if (!what || !plan || inside || !atomic_load(&plan->armed))
+    if (!what || !plan || inside)
         return;
     inside = true;
-    snprintf(text, sizeof text, "%s %s %s", side, call, what);
-    if (counted(text))
-        strike();
+    atomic_fetch_add(&plan->going, 1);
+    if (atomic_load(&plan->armed)) {
+        snprintf(text, sizeof text, "%s %s %s", side, call, what);
+        if (counted(text))
+            strike();
+    }
+    atomic_fetch_sub(&plan->going, 1);
     inside = false;
     errno = e;
 }

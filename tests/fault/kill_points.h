@@ -29,8 +29,9 @@ struct fault_plan {
     char at[FAULT_STEP_TEXT]; /* the step, and its occurrence, 0 the first */
     long occurrence;
     _Atomic int struck;
-    char admin[512]; /* conninfo of the superuser */
-    pid_t database;  /* of the postmaster */
+    _Atomic int going; /* threads at a step; disarmed and 0: nothing strikes anymore */
+    char admin[512];   /* conninfo of the superuser */
+    pid_t database;    /* of the postmaster */
     _Atomic size_t count;
     struct fault_step steps[FAULT_STEPS_MAX];
 };

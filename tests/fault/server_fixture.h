@@ -71,6 +71,7 @@ static inline bool service_try_start(struct service *s)
     struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
     o.argv = argv, o.env = env, o.stdout_fd = out[1], o.stderr_fd = log;
     o.die_with_parent = true, o.death_signal = SIGKILL;
+    atomic_store(&s->plan->going, 0); /* those of the one before are no more */
     assert_mlo_ok(mlo_process_start(&o, &s->pid, &err), &err);
     close(out[1]);
     close(log);

@@ -273,6 +273,18 @@ static void arm(struct service *s, enum fault_kind kind, const char *at, long oc
     atomic_store(&p->armed, 1);
 }
 
+/* From here on nothing strikes, and what struck at the last moment has been healed: a step of the background
+ * may come when the traffic is over. */
+static void disarm(struct service *s)
+{
+    atomic_store(&s->plan->armed, 0);
+    do {
+        service_heal(s);
+        mlo_clock_sleep_ms(1);
+    } while (atomic_load(&s->plan->going));
+    service_heal(s);
+}
+
 /* Whether the fault struck: a step of the background may not come in one round. */
 static bool one(struct service *s, const char *name, size_t number, enum fault_kind kind, const char *at,
                 long occurrence)
@@ -281,7 +293,7 @@ static bool one(struct service *s, const char *name, size_t number, enum fault_k
     snprintf(r.tag, sizeof r.tag, "%s-%zu", name, number);
     arm(s, kind, at, occurrence);
     traffic(s, &r);
-    atomic_store(&s->plan->armed, 0);
+    disarm(s);
     check(s, &r);
     return atomic_load(&s->plan->struck) != 0;
 }
