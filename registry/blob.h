@@ -89,8 +89,9 @@ MLO_MUST_USE enum mlo_status mlo_blob_piece_commit(struct mlo_blob_piece *piece,
 /* Ends it and lets others append; what was not committed does not count. NULL is allowed. */
 void mlo_blob_piece_free(struct mlo_blob_piece *piece);
 
-/* The digest of the session's bytes so far. */
-MLO_MUST_USE enum mlo_status mlo_blob_session_digest(const struct mlo_blob_session *session,
+/* The digest of the session's bytes so far; of a direct one that is whole, that which it is for. */
+MLO_MUST_USE enum mlo_status mlo_blob_session_digest(struct mlo_blob_store *store,
+                                                     const struct mlo_blob_session *session,
                                                      struct mlo_digest *out, struct mlo_error *err);
 /* Makes the session's bytes visible under their digest, durably; the session is gone then. Again, after it
  * was done: MLO_OK as well. MLO_ENOTFOUND when neither is there. */

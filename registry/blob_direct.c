@@ -11,7 +11,8 @@ static enum mlo_status not_here(struct mlo_error *err)
 }
 
 enum mlo_status mlo_blob_direct_begin(struct mlo_blob_store *store, uint64_t size_bytes,
-                                      struct mlo_blob_session *out, struct mlo_error *err)
+                                      const struct mlo_digest *digest, struct mlo_blob_session *out,
+                                      struct mlo_error *err)
 {
     enum mlo_status status = mlo_blob_session_new(out, err);
     if (status != MLO_OK)
@@ -20,7 +21,7 @@ enum mlo_status mlo_blob_direct_begin(struct mlo_blob_store *store, uint64_t siz
         return not_here(err);
     if (size_bytes == 0)
         return mlo_error_set(err, MLO_EUNSUPPORTED, "nothing needs no parts");
-    return store->backend->direct_begin(store, size_bytes, out, err);
+    return store->backend->direct_begin(store, size_bytes, digest, out, err);
 }
 
 bool mlo_blob_direct_info(struct mlo_blob_store *store, const struct mlo_blob_session *session,
@@ -55,17 +56,26 @@ enum mlo_status mlo_blob_direct_arrived(struct mlo_blob_store *store, const stru
     return status;
 }
 
+void mlo_blob_part_address_clear(struct mlo_blob_part_address *address)
+{
+    for (size_t i = 0; i < address->header_count; i++)
+        free(address->headers[i].value);
+    free(address->url);
+    memset(address, 0, sizeof *address);
+}
+
 enum mlo_status mlo_blob_direct_address(struct mlo_blob_store *store, const struct mlo_blob_session *session,
-                                        int number, const char *md5, char **url, struct mlo_error *err)
+                                        int number, const char *md5, struct mlo_blob_part_address *out,
+                                        struct mlo_error *err)
 {
     struct mlo_blob_direct direct;
-    *url = NULL;
+    memset(out, 0, sizeof *out);
     if (!mlo_blob_direct_info(store, session, &direct))
         return not_here(err);
     if (number < 1 || number > direct.parts)
         return mlo_error_set(err, MLO_EINVAL, "there is no part %d: they are numbered 1 to %d", number,
                              direct.parts);
-    return store->backend->direct_address(store, session, number, md5, url, err);
+    return store->backend->direct_address(store, session, number, md5, out, err);
 }
 
 enum mlo_status mlo_blob_direct_verify(struct mlo_blob_store *store, struct mlo_blob_session *session,

@@ -41,12 +41,14 @@ struct mlo_blob_backend {
                                     struct mlo_error *err);
     /* Direct uploads: as in blob_direct.h. `info` may get NULL. All NULL: there are none. */
     enum mlo_status (*direct_begin)(struct mlo_blob_store *store, uint64_t size_bytes,
-                                    struct mlo_blob_session *session, struct mlo_error *err);
+                                    const struct mlo_digest *digest, struct mlo_blob_session *session,
+                                    struct mlo_error *err);
     bool (*direct_info)(const struct mlo_blob_session *session, struct mlo_blob_direct *out);
     enum mlo_status (*direct_arrived)(struct mlo_blob_store *store, const struct mlo_blob_session *session,
                                       bool *arrived, struct mlo_error *err);
     enum mlo_status (*direct_address)(struct mlo_blob_store *store, const struct mlo_blob_session *session,
-                                      int number, const char *md5, char **url, struct mlo_error *err);
+                                      int number, const char *md5, struct mlo_blob_part_address *out,
+                                      struct mlo_error *err);
     enum mlo_status (*direct_verify)(struct mlo_blob_store *store, struct mlo_blob_session *session,
                                      uint32_t budget_ms, bool *done, struct mlo_error *err);
     enum mlo_status (*direct_publish)(struct mlo_blob_store *store, const struct mlo_blob_session *session,

@@ -9,11 +9,13 @@ enum mlo_status mlo_blob_s3_open_outside(struct mlo_blob_s3 *s, const struct mlo
 {
     struct mlo_s3_options outside = *inside;
     outside.payload = NULL; /* this one sends nothing */
-    s->direct = direct && strcmp(direct, "yes") == 0;
+    s->direct_parts = mlo_str_eq(direct, "parts");
+    s->direct = s->direct_parts || mlo_str_eq(direct, "yes");
     if (direct && !s->direct && strcmp(direct, "no") != 0)
-        return mlo_error_set(err, MLO_EINVAL, "direct=%.40s is neither no nor yes", direct);
+        return mlo_error_set(err, MLO_EINVAL, "direct=%.40s is neither no, yes nor parts", direct);
     if (s->direct && (!redirect || strcmp(redirect, "no") == 0)) {
-        mlo_error_set(err, MLO_EINVAL, "direct=yes needs the address at which clients reach the bucket");
+        mlo_error_set(err, MLO_EINVAL, "direct=%s needs the address at which clients reach the bucket",
+                      direct);
         mlo_error_hint(err, "add redirect=yes, or redirect=https://host");
         return MLO_EINVAL;
     }

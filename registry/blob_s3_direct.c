@@ -1,6 +1,7 @@
 /* Direct uploads on S3: a multipart upload of <prefix>uploads/<id>, whose parts clients PUT by presigned
  * addresses. The place is "direct UPLOAD SIZE ETAG", ETAG "-" until the object was made of the parts: from
- * then on nobody but us can change it, and what is read, and copied in the end, must still have that ETag. */
+ * then on nobody but us can change it, and what is read, and copied in the end, must still have that ETag.
+ * Whole ones (blob_s3_whole.c) have no upload and no ETag. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,6 +27,9 @@ static void set_direct(uint64_t size, struct mlo_blob_direct *out)
 static bool read_place(const struct mlo_blob_session *session, struct place *out)
 {
     unsigned long long size;
+    memset(out, 0, sizeof *out);
+    if (mlo_blob_s3_whole_info(session, &out->direct))
+        return true;
     if (sscanf(session->place, "direct %139s %llu %79s", out->upload, &size, out->etag) != 3)
         return false;
     set_direct(size, &out->direct);
@@ -64,7 +68,8 @@ bool mlo_blob_s3_direct_info(const struct mlo_blob_session *session, struct mlo_
 }
 
 enum mlo_status mlo_blob_s3_direct_begin(struct mlo_blob_store *store, uint64_t size_bytes,
-                                         struct mlo_blob_session *session, struct mlo_error *err)
+                                         const struct mlo_digest *digest, struct mlo_blob_session *session,
+                                         struct mlo_error *err)
 {
     struct mlo_blob_s3 *s = store->state;
     struct place place = {.etag = "-"};
@@ -78,6 +83,8 @@ enum mlo_status mlo_blob_s3_direct_begin(struct mlo_blob_store *store, uint64_t 
         return mlo_error_nomem(err);
     const struct mlo_s3_grant grant = {.key = key, .expires_s = 1};
     MLO_TRY(mlo_s3_presign_url(s->outside, &grant, &url, err)); /* not with a customer's key: said before */
+    if (digest && mlo_blob_s3_whole_begin(s, size_bytes, digest, session))
+        goto out;
     MLO_TRY(mlo_s3_multipart_create(s->s3, key, &upload, err));
     if (strlen(upload) >= UPLOAD_MAX || strchr(upload, ' ')) {
         status = mlo_error_set(err, MLO_EUNSUPPORTED, "the S3 server's name of an upload has %zu bytes",
@@ -94,25 +101,52 @@ out:
     return status;
 }
 
+static enum mlo_status sign_address(struct mlo_s3 *s3, const struct mlo_s3_grant *grant,
+                                    struct mlo_blob_part_address *out, struct mlo_error *err)
+{
+    struct mlo_s3_headers headers;
+    _Static_assert(MLO_COUNT(headers.items) <= MLO_COUNT(out->headers), "all of them fit");
+    mlo_s3_grant_headers(s3, grant, &headers);
+    for (size_t i = 0; i < headers.count; i++) {
+        out->headers[i].name = headers.items[i].name;
+        out->headers[i].value = strdup(headers.items[i].value);
+        out->header_count++;
+        if (!out->headers[i].value)
+            return mlo_error_nomem(err);
+    }
+    return mlo_s3_presign_url(s3, grant, &out->url, err);
+}
+
 enum mlo_status mlo_blob_s3_direct_address(struct mlo_blob_store *store,
                                            const struct mlo_blob_session *session, int number,
-                                           const char *md5, char **url, struct mlo_error *err)
+                                           const char *md5, struct mlo_blob_part_address *out,
+                                           struct mlo_error *err)
 {
     struct mlo_blob_s3 *s = store->state;
     struct place place;
-    char *key;
-    enum mlo_status status = open_place(store, session, &place, &key, err);
-    if (status != MLO_OK)
-        return status;
-    const struct mlo_s3_grant grant = {.key = key,
-                                       .upload = place.upload,
-                                       .number = number,
-                                       .md5 = md5,
-                                       .size_bytes = mlo_blob_direct_part_size(&place.direct, number),
-                                       .expires_s = MLO_BLOB_PART_ADDRESS_S};
-    status = s->outside && s->direct
-                 ? mlo_s3_presign_url(s->outside, &grant, url, err)
-                 : mlo_error_set(err, MLO_EUNSUPPORTED, "clients do not write to the bucket");
+    char *key, *blob = NULL;
+    enum mlo_status status;
+    MLO_TRY(open_place(store, session, &place, &key, err));
+    struct mlo_s3_grant grant = {.key = key,
+                                 .upload = place.upload,
+                                 .number = number,
+                                 .md5 = md5,
+                                 .size_bytes = mlo_blob_direct_part_size(&place.direct, number),
+                                 .expires_s = MLO_BLOB_PART_ADDRESS_S};
+    if (place.direct.whole) {
+        grant.key = blob = mlo_blob_s3_key(s, &place.direct.digest);
+        grant.upload = grant.md5 = NULL;
+        grant.digest = &place.direct.digest;
+        grant.mark = session->id;
+    }
+    if (!grant.key)
+        status = mlo_error_nomem(err);
+    else if (!s->outside || !s->direct)
+        status = mlo_error_set(err, MLO_EUNSUPPORTED, "clients do not write to the bucket");
+    else
+        status = sign_address(s->outside, &grant, out, err);
+out:
+    free(blob);
     free(key);
     return status;
 }
@@ -127,7 +161,9 @@ enum mlo_status mlo_blob_s3_direct_arrived(struct mlo_blob_store *store,
     size_t count = 0;
     char *key;
     enum mlo_status status = open_place(store, session, &place, &key, err);
-    if (status == MLO_OK && strcmp(place.etag, "-") != 0)
+    if (status == MLO_OK && place.direct.whole)
+        status = mlo_blob_s3_whole_arrived(s, session, &place.direct, &arrived[1], err);
+    else if (status == MLO_OK && strcmp(place.etag, "-") != 0)
         memset(arrived, true, ((size_t)place.direct.parts + 1) * sizeof *arrived);
     else if (status == MLO_OK)
         status = mlo_s3_multipart_parts(s->s3, key, place.upload, &parts, &count, err);
@@ -154,7 +190,9 @@ enum mlo_status mlo_blob_s3_direct_check(struct mlo_blob_store *store, const str
     size_t count;
     char *key;
     enum mlo_status status = open_place(store, session, &place, &key, err);
-    if (status == MLO_OK)
+    if (status == MLO_OK && place.direct.whole)
+        status = mlo_blob_s3_whole_check(s, session, &place.direct, err);
+    else if (status == MLO_OK)
         status = mlo_s3_multipart_parts(s->s3, key, place.upload, &parts, &count, err);
     free(parts);
     free(key);
@@ -259,6 +297,11 @@ enum mlo_status mlo_blob_s3_direct_verify(struct mlo_blob_store *store, struct m
     char *key;
     enum mlo_status status;
     MLO_TRY(open_place(store, session, &place, &key, err));
+    if (place.direct.whole) {
+        status = mlo_blob_s3_whole_verify(s, session, &place.direct, err);
+        *done = status == MLO_OK;
+        goto out;
+    }
     if (!hasher) {
         status = mlo_error_nomem(err);
         goto out;
@@ -297,10 +340,13 @@ enum mlo_status mlo_blob_s3_direct_publish(struct mlo_blob_store *store,
     char *key, *blob = NULL;
     enum mlo_status status;
     MLO_TRY(open_place(store, session, &place, &key, err));
-    if (strcmp(place.etag, "-") == 0 || session->size_bytes != place.direct.size_bytes) {
+    if (session->size_bytes != place.direct.size_bytes ||
+        (!place.direct.whole && strcmp(place.etag, "-") == 0)) {
         status = mlo_error_set(err, MLO_EINTERNAL, "upload %s was not verified", session->id);
         goto out;
     }
+    if (place.direct.whole) /* it is where it belongs */
+        goto out;
     blob = mlo_blob_s3_key(s, digest);
     if (!blob) {
         status = mlo_error_nomem(err);
@@ -323,9 +369,10 @@ enum mlo_status mlo_blob_s3_direct_drop(struct mlo_blob_store *store, const stru
     struct place place;
     char *key;
     enum mlo_status status = open_place(store, session, &place, &key, err);
-    if (status == MLO_OK)
+    bool parts = !place.direct.whole; /* a whole one may be somebody's blob by now: else fsck finds it */
+    if (status == MLO_OK && parts)
         status = mlo_s3_multipart_abort(s->s3, key, place.upload, err);
-    if (status == MLO_OK)
+    if (status == MLO_OK && parts)
         status = mlo_s3_delete(s->s3, key, err);
     free(key);
     return status;

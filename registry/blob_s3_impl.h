@@ -19,13 +19,15 @@ struct mlo_blob_s3 {
     struct mlo_s3 *s3;
     struct mlo_s3 *outside; /* the same bucket by the address that clients reach; NULL: they do not */
     bool direct;            /* and they may write there what the server hands out addresses for */
+    bool direct_parts;      /* in parts always */
     char *prefix;           /* "" or ends with a slash */
     char *scratch;          /* where an open blob's bytes are */
     char *cache;            /* or NULL: a folder that keeps read blobs */
     uint64_t cache_bytes;
-    atomic_ullong memory; /* of writers' parts, now */
-    bool streams;         /* blobs go on as they come, where the S3 server checks them */
-    atomic_int checks;    /* does it? 0: not asked yet, 1: yes, -1: no */
+    atomic_ullong memory;        /* of writers' parts, now */
+    bool streams;                /* blobs go on as they come, where the S3 server checks them */
+    atomic_int checks;           /* does it? 0: not asked yet, 1: yes, -1: no */
+    atomic_int checks_presigned; /* the same of what clients write */
 };
 
 /* The key of a blob, or of something else by its name ("incoming/…"). Yours (free); NULL: out of memory. */
@@ -48,14 +50,15 @@ enum mlo_status mlo_blob_s3_publish(const struct mlo_blob_s3 *s, const char *fro
 /* blob_s3_address.c */
 enum mlo_status mlo_blob_s3_address(struct mlo_blob_store *store, const struct mlo_digest *digest,
                                     const char *file_name, char **url, struct mlo_error *err);
-/* Sets s->outside as the setting `redirect` says ("no", "yes", or an endpoint), and s->direct as `direct`
- * does ("no", "yes"); NULL is "no". */
+/* Sets s->outside as the setting `redirect` says ("no", "yes", or an endpoint), and s->direct… as `direct`
+ * does ("no", "yes", "parts"); NULL is "no". */
 enum mlo_status mlo_blob_s3_open_outside(struct mlo_blob_s3 *s, const struct mlo_s3_options *inside,
                                          const char *redirect, const char *direct, struct mlo_error *err);
 
 /* blob_s3_direct.c */
 enum mlo_status mlo_blob_s3_direct_begin(struct mlo_blob_store *store, uint64_t size_bytes,
-                                         struct mlo_blob_session *session, struct mlo_error *err);
+                                         const struct mlo_digest *digest, struct mlo_blob_session *session,
+                                         struct mlo_error *err);
 bool mlo_blob_s3_direct_info(const struct mlo_blob_session *session, struct mlo_blob_direct *out);
 /* Whether the server has the upload of its parts. */
 enum mlo_status mlo_blob_s3_direct_check(struct mlo_blob_store *store, const struct mlo_blob_session *session,
@@ -65,7 +68,8 @@ enum mlo_status mlo_blob_s3_direct_arrived(struct mlo_blob_store *store,
                                            struct mlo_error *err);
 enum mlo_status mlo_blob_s3_direct_address(struct mlo_blob_store *store,
                                            const struct mlo_blob_session *session, int number,
-                                           const char *md5, char **url, struct mlo_error *err);
+                                           const char *md5, struct mlo_blob_part_address *out,
+                                           struct mlo_error *err);
 enum mlo_status mlo_blob_s3_direct_verify(struct mlo_blob_store *store, struct mlo_blob_session *session,
                                           uint32_t budget_ms, bool *done, struct mlo_error *err);
 enum mlo_status mlo_blob_s3_direct_publish(struct mlo_blob_store *store,
@@ -73,6 +77,21 @@ enum mlo_status mlo_blob_s3_direct_publish(struct mlo_blob_store *store,
                                            const struct mlo_digest *digest, struct mlo_error *err);
 enum mlo_status mlo_blob_s3_direct_drop(struct mlo_blob_store *store, const struct mlo_blob_session *session,
                                         struct mlo_error *err);
+
+/* blob_s3_whole.c: direct uploads of one request, which the S3 server checks. */
+/* false where that is not for this blob or this S3 server. */
+bool mlo_blob_s3_whole_begin(struct mlo_blob_s3 *s, uint64_t size_bytes, const struct mlo_digest *digest,
+                             struct mlo_blob_session *session);
+bool mlo_blob_s3_whole_info(const struct mlo_blob_session *session, struct mlo_blob_direct *out);
+/* Whether its bytes have come in this session, or had when it was verified. */
+enum mlo_status mlo_blob_s3_whole_arrived(struct mlo_blob_s3 *s, const struct mlo_blob_session *session,
+                                          const struct mlo_blob_direct *direct, bool *arrived,
+                                          struct mlo_error *err);
+/* MLO_ENOTFOUND when they were verified and are gone. */
+enum mlo_status mlo_blob_s3_whole_check(struct mlo_blob_s3 *s, const struct mlo_blob_session *session,
+                                        const struct mlo_blob_direct *direct, struct mlo_error *err);
+enum mlo_status mlo_blob_s3_whole_verify(struct mlo_blob_s3 *s, struct mlo_blob_session *session,
+                                         const struct mlo_blob_direct *direct, struct mlo_error *err);
 
 /* blob_s3_session.c */
 enum mlo_status mlo_blob_s3_session_begin(struct mlo_blob_store *store, struct mlo_blob_session *session,

@@ -96,9 +96,14 @@ void mlo_blob_piece_free(struct mlo_blob_piece *piece)
     free(piece);
 }
 
-enum mlo_status mlo_blob_session_digest(const struct mlo_blob_session *session, struct mlo_digest *out,
-                                        struct mlo_error *err)
+enum mlo_status mlo_blob_session_digest(struct mlo_blob_store *store, const struct mlo_blob_session *session,
+                                        struct mlo_digest *out, struct mlo_error *err)
 {
+    struct mlo_blob_direct direct;
+    if (mlo_blob_direct_info(store, session, &direct) && direct.whole) {
+        *out = direct.digest;
+        return MLO_OK;
+    }
     struct mlo_hasher *hasher = mlo_hasher_new();
     if (!hasher)
         return mlo_error_nomem(err);
@@ -118,7 +123,7 @@ enum mlo_status mlo_blob_session_publish(struct mlo_blob_store *store, const str
                                          struct mlo_error *err)
 {
     struct mlo_digest digest;
-    enum mlo_status status = mlo_blob_session_digest(session, &digest, err);
+    enum mlo_status status = mlo_blob_session_digest(store, session, &digest, err);
     if (status != MLO_OK)
         return status;
     status = mlo_blob_direct_info(store, session, NULL)

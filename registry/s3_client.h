@@ -7,7 +7,7 @@
 #ifndef MLO_REGISTRY_S3_CLIENT_H
 #define MLO_REGISTRY_S3_CLIENT_H
 
-#include "base/base.h"
+#include "registry/s3_sign.h"
 
 enum {
     MLO_S3_ETAG_SIZE = 80,
@@ -48,6 +48,7 @@ struct mlo_s3_object {
     uint64_t size_bytes;
     char etag[MLO_S3_ETAG_SIZE]; /* with its quotes, as the server gave it */
     char modified[40];           /* as the server gave it */
+    char mark[40];               /* of who wrote it by an address with one (mlo_s3_grant); else "" */
 };
 
 /* Is the bucket there, and may we use it? MLO_ENOTFOUND, MLO_EUNAVAILABLE. */
@@ -97,6 +98,12 @@ void mlo_s3_stream_free(struct mlo_s3_stream *stream);
  * may pass is one. */
 MLO_MUST_USE enum mlo_status mlo_s3_checks_digests(struct mlo_s3 *s3, const char *key, bool *checks,
                                                    struct mlo_error *err);
+/* The same for addresses to write by (mlo_s3_grant with a digest): whether the server refuses other bytes
+ * than these, and does not take a header that nobody signed, which names another object to copy, instead of
+ * bytes. Both keys are absent afterwards. */
+MLO_MUST_USE enum mlo_status mlo_s3_checks_presigned(struct mlo_s3 *s3, const char *key,
+                                                     const char *other_key, bool *checks,
+                                                     struct mlo_error *err);
 
 /* Multipart. Parts are numbered 1 … MLO_S3_PARTS_MAX. */
 struct mlo_s3_part {
@@ -149,17 +156,30 @@ MLO_MUST_USE enum mlo_status mlo_s3_list_uploads(struct mlo_s3 *s3, const char *
 MLO_MUST_USE enum mlo_status mlo_s3_ping(struct mlo_s3 *s3, const char *prefix, uint32_t budget_ms,
                                          struct mlo_error *err);
 
-/* What a presigned address is good for: GET of one object, or PUT of one part of an upload. */
+/* What a presigned address is good for: GET of one object; PUT of one part of an upload; or PUT of one object
+ * that the server makes of bytes with a digest, or not at all (where mlo_s3_checks_presigned says so). */
 struct mlo_s3_grant {
     const char *key;
-    const char *upload;  /* NULL: the object is read */
-    int number;          /* of the part */
-    const char *md5;     /* of the part, in base64: it must come with this header, and is checked; or NULL */
-    uint64_t size_bytes; /* of the part: it must have it; 0: any */
+    const char *upload; /* a part of it is written, `number` */
+    int number;
+    const char *md5;                 /* of the part, in base64: checked; or NULL */
+    const struct mlo_digest *digest; /* the object is written: the SHA-256 that its bytes have */
+    const char *mark;                /* with a digest: goes with the object, for mlo_s3_head */
+    uint64_t size_bytes;             /* of what is written: it must have it; 0: any */
     /* For reading, or NULL: what S3 answers in these headers. */
     const char *content_type, *disposition, *cache_control;
     uint32_t expires_s; /* 1 … MLO_S3_EXPIRY_MAX_S */
 };
+enum { MLO_S3_GRANT_HEADERS = 5 };
+struct mlo_s3_headers {
+    struct mlo_s3_pair items[MLO_S3_GRANT_HEADERS];
+    size_t count;
+    char hex[MLO_DIGEST_TEXT_SIZE]; /* within */
+};
+/* The headers that must come with the address, beside Content-Length, as they are signed. Their texts are
+ * borrowed from all three. */
+void mlo_s3_grant_headers(const struct mlo_s3 *s3, const struct mlo_s3_grant *grant,
+                          struct mlo_s3_headers *out);
 /* An address that anyone may use for so long, without keys, for exactly that. *url is yours (free).
  * MLO_EUNSUPPORTED with a customer's encryption key, which would have to be given away. */
 MLO_MUST_USE enum mlo_status mlo_s3_presign_url(struct mlo_s3 *s3, const struct mlo_s3_grant *grant,

@@ -150,6 +150,8 @@ static size_t on_header(char *line, size_t size, size_t count, void *arg)
         call->object.size_bytes = strtoull(value, NULL, 10), call->has_length = true;
     else if (IS("last-modified"))
         take_text(call->object.modified, sizeof call->object.modified, value, strlen(value));
+    else if (IS(MLO_S3_MARK))
+        take_text(call->object.mark, sizeof call->object.mark, value, strlen(value));
     else if (IS("content-range"))
         take_range(call, value);
     else if (IS("x-amz-request-id"))
@@ -199,6 +201,17 @@ static bool list_header(struct mlo_s3_message *r, const char *name, const char *
     if (longer)
         r->list = longer;
     return longer != NULL;
+}
+
+/* To an address that says who may. */
+static enum mlo_status make_presigned(const struct mlo_s3 *s3, const struct mlo_s3_call *call,
+                                      struct mlo_s3_message *r, struct mlo_error *err)
+{
+    mlo_buf_puts(&r->url, call->address);
+    bool ok = mlo_buf_ok(&r->url) && list_header(r, "Host", s3->host) && list_header(r, "Expect", "");
+    for (size_t i = 0; ok && i < call->header_count; i++)
+        ok = list_header(r, call->headers[i].name, call->headers[i].value);
+    return ok ? MLO_OK : mlo_error_nomem(err);
 }
 
 /* The address and the signed headers. */
@@ -293,7 +306,8 @@ enum mlo_status mlo_s3_transfer_begin(struct mlo_s3_transfer *t, struct mlo_s3 *
     CURL *curl = t->curl = take_handle(s3);
     if (!curl)
         return mlo_error_nomem(err);
-    enum mlo_status status = make_message(s3, call, &t->message, err);
+    enum mlo_status status =
+        call->address ? make_presigned(s3, call, &t->message, err) : make_message(s3, call, &t->message, err);
     if (status != MLO_OK)
         return status;
     set_options(s3, call, &t->message, curl, fresh);

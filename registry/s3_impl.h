@@ -14,6 +14,8 @@ enum {
     MLO_S3_SLOW_STALL_MS = 600000, /* for what the server works on in silence: copies, completing */
 };
 
+#define MLO_S3_MARK "x-amz-meta-mlopt-mark" /* user-defined metadata: S3 gives it back as it came */
+
 struct mlo_s3 {
     char *bucket, *base, *host, *path; /* "https://host:port", Host header, "" or "/bucket" */
     char *region, *ca_file;
@@ -45,6 +47,7 @@ struct mlo_s3_call {
     const void *body;
     size_t body_size;
     const struct mlo_digest *digest; /* of the body, or NULL */
+    const char *address; /* presigned: it goes there, with these headers and no signature; or NULL */
     bool unsigned_body;
     bool asks_first;   /* "Expect: 100-continue": what the server refuses at once costs no byte of the body */
     uint32_t stall_ms; /* 0: the client's */

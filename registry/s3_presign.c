@@ -3,6 +3,26 @@
 
 #include "registry/s3_impl.h"
 
+static void need(struct mlo_s3_headers *out, const char *name, const char *value)
+{
+    if (value)
+        out->items[out->count++] = (struct mlo_s3_pair){name, value};
+}
+
+void mlo_s3_grant_headers(const struct mlo_s3 *s3, const struct mlo_s3_grant *grant,
+                          struct mlo_s3_headers *out)
+{
+    out->count = 0;
+    need(out, "Content-MD5", grant->md5);
+    if (!grant->digest)
+        return;
+    need(out, "x-amz-content-sha256", mlo_digest_hex(grant->digest, out->hex));
+    need(out, MLO_S3_MARK, grant->mark);
+    need(out, "x-amz-server-side-encryption", s3->encryption);
+    if (s3->encryption)
+        need(out, "x-amz-server-side-encryption-aws-kms-key-id", s3->kms_key);
+}
+
 enum mlo_status mlo_s3_presign_url(struct mlo_s3 *s3, const struct mlo_s3_grant *grant, char **url,
                                    struct mlo_error *err)
 {
@@ -14,9 +34,11 @@ enum mlo_status mlo_s3_presign_url(struct mlo_s3 *s3, const struct mlo_s3_grant 
                                          {"response-content-disposition", grant->disposition},
                                          {"response-cache-control", grant->cache_control}};
     struct mlo_s3_pair given[MLO_COUNT(answer)];
-    struct mlo_s3_pair headers[2];
+    struct mlo_s3_headers needed;
+    struct mlo_s3_pair headers[MLO_S3_GRANT_HEADERS + 1];
     char length[24];
     size_t count = 0, header_count = 0;
+    bool writes = grant->upload || grant->digest;
     enum mlo_status status;
     *url = NULL;
     if (s3->customer_key)
@@ -29,19 +51,21 @@ enum mlo_status mlo_s3_presign_url(struct mlo_s3 *s3, const struct mlo_s3_grant 
     snprintf(length, sizeof length, "%llu", (unsigned long long)grant->size_bytes);
     if (grant->size_bytes)
         headers[header_count++] = (struct mlo_s3_pair){"content-length", length};
-    if (grant->md5)
-        headers[header_count++] = (struct mlo_s3_pair){"content-md5", grant->md5};
+    mlo_s3_grant_headers(s3, grant, &needed);
+    for (size_t i = 0; i < needed.count; i++)
+        headers[header_count++] = needed.items[i];
     mlo_buf_printf(&path, "%s/", s3->path);
     mlo_s3_encode(&path, grant->key, true);
     mlo_buf_printf(&text, "%s%s?", s3->base, mlo_buf_str(&path));
     const struct mlo_s3_request request = {
-        .method = grant->upload ? "PUT" : "GET",
+        .method = writes ? "PUT" : "GET",
         .host = s3->host,
         .path = mlo_buf_str(&path),
         .query = grant->upload ? part : given,
         .query_count = grant->upload ? MLO_COUNT(part) : count,
         .headers = headers,
         .header_count = header_count,
+        .payload_hash = grant->digest ? needed.hex : NULL,
         .region = s3->region,
         .utc_s = mlo_clock_utc_us() / 1000000,
     };

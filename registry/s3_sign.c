@@ -1,5 +1,6 @@
 #include "registry/s3_sign.h"
 
+#include <ctype.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
@@ -116,6 +117,8 @@ static bool make_headers(const struct mlo_s3_request *request, struct item *item
     for (size_t i = 0; i < n; i++) {
         items[i].name = strdup(request->headers[i].name);
         items[i].value = trimmed(request->headers[i].value);
+        for (char *c = items[i].name; c && *c; c++)
+            *c = (char)tolower((unsigned char)*c);
     }
     items[n].name = strdup("host");
     items[n].value = strdup(request->host);
@@ -231,7 +234,7 @@ enum mlo_status mlo_s3_presign(const struct mlo_s3_request *request, const struc
     struct canonical c = {.header_count = request->header_count + 1};
     struct mlo_buf scope = MLO_BUF_INIT, credential = MLO_BUF_INIT, names = MLO_BUF_INIT;
     char time[MLO_S3_TIME_SIZE], hex[65], expires[12];
-    struct mlo_s3_request unsigned_payload = *request;
+    struct mlo_s3_request signable = *request;
     size_t n = request->query_count;
     enum mlo_status status = check_counts(request, err);
     if (status != MLO_OK)
@@ -256,9 +259,10 @@ enum mlo_status mlo_s3_presign(const struct mlo_s3_request *request, const struc
     if (keys->session_token)
         pairs[n++] = (struct mlo_s3_pair){"X-Amz-Security-Token", keys->session_token};
     c.query_count = n;
-    unsigned_payload.payload_hash = MLO_S3_UNSIGNED;
-    ok = ok && make_query(pairs, n, c.query) &&
-         signature(&unsigned_payload, keys, &c, time, mlo_buf_str(&scope), hex);
+    if (!signable.payload_hash)
+        signable.payload_hash = MLO_S3_UNSIGNED;
+    ok =
+        ok && make_query(pairs, n, c.query) && signature(&signable, keys, &c, time, mlo_buf_str(&scope), hex);
     if (ok) {
         put_query(query, c.query, c.query_count);
         mlo_buf_printf(query, "&X-Amz-Signature=%s", hex);

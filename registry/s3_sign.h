@@ -25,9 +25,10 @@ struct mlo_s3_request {
     const char *path;                /* encoded, as on the wire: mlo_s3_encode */
     const struct mlo_s3_pair *query; /* not encoded; any order; a NULL value is an empty one */
     size_t query_count;
-    const struct mlo_s3_pair *headers; /* to be signed besides host; names in lower case; any order */
+    const struct mlo_s3_pair *headers; /* to be signed besides host; any order */
     size_t header_count;
-    const char *payload_hash; /* lowercase hex SHA-256 of the body, or MLO_S3_UNSIGNED */
+    const char
+        *payload_hash; /* lowercase hex SHA-256 of the body, or MLO_S3_UNSIGNED; presigned: NULL is that */
     const char *region;
     int64_t utc_s; /* the time of the signature: seconds since 1970 */
 };
@@ -46,7 +47,7 @@ MLO_MUST_USE enum mlo_status mlo_s3_sign(const struct mlo_s3_request *request, c
                                          struct mlo_buf *authorization, struct mlo_error *err);
 /* Appends the query of a presigned address: the request's own parameters and the X-Amz-* ones, the signature
  * last. expires_s: 1 … MLO_S3_EXPIRY_MAX_S (MLO_EINVAL). Whoever uses the address must send the signed
- * headers. */
+ * headers; with a payload hash these must hold x-amz-content-sha256. */
 MLO_MUST_USE enum mlo_status mlo_s3_presign(const struct mlo_s3_request *request,
                                             const struct mlo_s3_keys *keys, uint32_t expires_s,
                                             struct mlo_buf *query, struct mlo_error *err);

@@ -239,23 +239,3 @@ void mlo_s3_stream_free(struct mlo_s3_stream *s)
     free(s->key);
     free(s);
 }
-
-enum mlo_status mlo_s3_checks_digests(struct mlo_s3 *s3, const char *key, bool *checks, struct mlo_error *err)
-{
-    struct mlo_digest other;
-    struct mlo_s3_call call = {.method = "PUT",
-                               .key = key,
-                               .crypt = MLO_S3_CRYPT_WRITE,
-                               .body = "is this looked at?",
-                               .body_size = 18,
-                               .digest = &other};
-    *checks = false;
-    mlo_digest_of("no", 2, &other);
-    bool passes;
-    enum mlo_status status = mlo_s3_attempt(s3, &call, false, &passes, err);
-    mlo_s3_call_clear(&call);
-    if (status == MLO_OK)
-        return mlo_s3_delete(s3, key, err);
-    *checks = status == MLO_EDIGEST;
-    return passes ? status : MLO_OK;
-}

@@ -70,7 +70,7 @@ enum mlo_status mlo_upload_sweep(struct mlo_db_conn *conn, struct mlo_blob_store
 
 static enum mlo_status begin(struct mlo_db_conn *conn, struct mlo_blob_store *store,
                              const struct mlo_actor *actor, int64_t project_id, const uint64_t *direct_size,
-                             struct mlo_upload *out, struct mlo_error *err)
+                             const struct mlo_digest *digest, struct mlo_upload *out, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
     enum mlo_status status = mlo_actor_require(actor, project_id, MLO_SUBMITTER, err);
@@ -78,7 +78,7 @@ static enum mlo_status begin(struct mlo_db_conn *conn, struct mlo_blob_store *st
     if (status != MLO_OK)
         return status;
     MLO_TRY(mlo_upload_sweep(conn, store, NULL, err));
-    MLO_TRY(direct_size ? mlo_blob_direct_begin(store, *direct_size, &out->session, err)
+    MLO_TRY(direct_size ? mlo_blob_direct_begin(store, *direct_size, digest, &out->session, err)
                         : mlo_blob_session_begin(store, &out->session, err));
     mlo_param_text(&p, out->session.id);
     mlo_param_i64(&p, project_id);
@@ -102,17 +102,18 @@ enum mlo_status mlo_upload_begin(struct mlo_db_conn *conn, struct mlo_blob_store
                                  const struct mlo_actor *actor, int64_t project_id, struct mlo_upload *out,
                                  struct mlo_error *err)
 {
-    return begin(conn, store, actor, project_id, NULL, out, err);
+    return begin(conn, store, actor, project_id, NULL, NULL, out, err);
 }
 
 enum mlo_status mlo_upload_begin_direct(struct mlo_db_conn *conn, struct mlo_blob_store *store,
                                         const struct mlo_actor *actor, int64_t project_id,
-                                        uint64_t size_bytes, struct mlo_upload *out, struct mlo_error *err)
+                                        uint64_t size_bytes, const struct mlo_digest *digest,
+                                        struct mlo_upload *out, struct mlo_error *err)
 {
     if (size_bytes > MLO_UPLOAD_BYTES_MAX)
         return mlo_error_set(err, MLO_ETOOBIG, "an upload holds at most %llu bytes",
                              (unsigned long long)MLO_UPLOAD_BYTES_MAX);
-    return begin(conn, store, actor, project_id, &size_bytes, out, err);
+    return begin(conn, store, actor, project_id, &size_bytes, digest, out, err);
 }
 
 /* The columns of UPLOAD_COLUMNS. */
@@ -225,7 +226,7 @@ static enum mlo_status is_lost(struct mlo_blob_store *store, const struct mlo_up
             upload->session.size_bytes != direct.size_bytes;
     if (*lost) /* not verified to its end: what its hash says so far was never published */
         return MLO_OK;
-    MLO_TRY(mlo_blob_session_digest(&upload->session, &digest, err));
+    MLO_TRY(mlo_blob_session_digest(store, &upload->session, &digest, err));
     status = mlo_blob_size(store, &digest, NULL, &seen);
     *lost = status == MLO_ENOTFOUND;
     if (*lost)
@@ -277,7 +278,7 @@ enum mlo_status mlo_upload_publish(struct mlo_blob_store *store, const struct ml
     char a[MLO_DIGEST_TEXT_SIZE], b[MLO_DIGEST_TEXT_SIZE];
     enum mlo_status status;
     MLO_TRY(mlo_actor_require(actor, upload->project_id, MLO_SUBMITTER, err));
-    MLO_TRY(mlo_blob_session_digest(&upload->session, &digest, err));
+    MLO_TRY(mlo_blob_session_digest(store, &upload->session, &digest, err));
     if (!mlo_digest_eq(&digest, expected)) {
         mlo_error_set(err, MLO_EDIGEST, "the %llu bytes hash to %s, not to %s",
                       (unsigned long long)upload->session.size_bytes, mlo_digest_text(&digest, a),

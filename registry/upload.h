@@ -19,12 +19,12 @@ struct mlo_upload {
 MLO_MUST_USE enum mlo_status mlo_upload_begin(struct mlo_db_conn *conn, struct mlo_blob_store *store,
                                               const struct mlo_actor *actor, int64_t project_id,
                                               struct mlo_upload *out, struct mlo_error *err);
-/* The same for so many bytes whose parts go straight to the bucket (blob_direct.h); MLO_EUNSUPPORTED where
- * the store has no such uploads. */
+/* The same for so many bytes that go straight to the bucket (blob_direct.h; digest: theirs, or NULL);
+ * MLO_EUNSUPPORTED where the store has no such uploads. */
 MLO_MUST_USE enum mlo_status mlo_upload_begin_direct(struct mlo_db_conn *conn, struct mlo_blob_store *store,
                                                      const struct mlo_actor *actor, int64_t project_id,
-                                                     uint64_t size_bytes, struct mlo_upload *out,
-                                                     struct mlo_error *err);
+                                                     uint64_t size_bytes, const struct mlo_digest *digest,
+                                                     struct mlo_upload *out, struct mlo_error *err);
 /* MLO_ENOTFOUND when the project has none of that id (any more). */
 MLO_MUST_USE enum mlo_status mlo_upload_find(struct mlo_db_conn *conn, int64_t project_id, const char *id,
                                              struct mlo_upload *out, struct mlo_error *err);

@@ -32,12 +32,15 @@ enum mlo_status mlo_direct_state(struct mlo_request *req, const struct mlo_uploa
     struct mlo_blob_store *store = req->http->options.blobs;
     struct mlo_blob_direct direct;
     bool *arrived = NULL;
+    char digest[MLO_DIGEST_TEXT_SIZE];
     enum mlo_status status = MLO_OK;
     if (!mlo_blob_direct_info(store, &upload->session, &direct))
         return MLO_OK;
     json_t *member = json_pack("{s:I, s:I, s:i, s:I}", "size", (json_int_t)direct.size_bytes, "part_size",
                                (json_int_t)direct.part_size_bytes, "parts", direct.parts, "verified",
                                (json_int_t)upload->session.size_bytes);
+    if (direct.whole)
+        json_object_set_new(member, "digest", json_string(mlo_digest_text(&direct.digest, digest)));
     if (ask) {
         mlo_request_db_release(req);
         MLO_TRY(mlo_blob_direct_arrived(store, &upload->session, &arrived, err));
@@ -82,38 +85,52 @@ enum mlo_status mlo_direct_verify(struct mlo_request *req, struct mlo_upload *up
     return status;
 }
 
-/* One part of the request: {"number", "md5"}. */
+static enum mlo_status check_md5(const char *md5, struct mlo_error *err)
+{
+    if (strlen(md5) == MD5_TEXT &&
+        strspn(md5, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+                    "=") == MD5_TEXT)
+        return MLO_OK;
+    mlo_error_set(err, MLO_EINVAL, "'%.40s' is no MD5", md5);
+    mlo_error_where(err, "field 'md5'");
+    mlo_error_hint(err, "the 16 bytes of the part's MD5 in base64, as in Content-MD5");
+    return MLO_EINVAL;
+}
+
+/* One part of the request: {"number", "md5"}, of a whole {"number"}. */
 static enum mlo_status part_address(struct mlo_request *req, const struct mlo_upload *upload,
                                     const struct mlo_blob_direct *direct, const json_t *part, json_t *items,
                                     struct mlo_error *err)
 {
-    const char *md5;
-    char *url = NULL;
+    const char *md5 = NULL;
+    struct mlo_blob_part_address address = {0};
+    json_t *item = NULL, *headers;
     int64_t number;
     enum mlo_status status;
     MLO_TRY(mlo_json_get_i64(part, "number", NULL, &number, err));
-    MLO_TRY(mlo_json_get_str(part, "md5", NULL, &md5, err));
-    if (strlen(md5) != MD5_TEXT ||
-        strspn(md5, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-                    "=") != MD5_TEXT) {
-        status = mlo_error_set(err, MLO_EINVAL, "'%.40s' is no MD5", md5);
-        mlo_error_where(err, "field 'md5'");
-        mlo_error_hint(err, "the 16 bytes of the part's MD5 in base64, as in Content-MD5");
-        goto out;
+    if (!direct->whole) {
+        MLO_TRY(mlo_json_get_str(part, "md5", NULL, &md5, err));
+        MLO_TRY(check_md5(md5, err));
     }
     if (number < 1 || number > direct->parts) {
         status = mlo_error_set(err, MLO_EINVAL, "there is no part %lld: they are numbered 1 to %d",
                                (long long)number, direct->parts);
         goto out;
     }
-    MLO_TRY(mlo_blob_direct_address(req->http->options.blobs, &upload->session, (int)number, md5, &url, err));
-    json_t *item = json_pack("{s:I, s:I, s:s, s:{s:s}}", "number", (json_int_t)number, "size",
-                             (json_int_t)mlo_blob_direct_part_size(direct, (int)number), "url", url,
-                             "headers", "Content-MD5", md5);
-    if (!item || json_array_append_new(items, item) != 0)
+    MLO_TRY(
+        mlo_blob_direct_address(req->http->options.blobs, &upload->session, (int)number, md5, &address, err));
+    item =
+        json_pack("{s:I, s:I, s:s, s:{}}", "number", (json_int_t)number, "size",
+                  (json_int_t)mlo_blob_direct_part_size(direct, (int)number), "url", address.url, "headers");
+    headers = json_object_get(item, "headers");
+    for (size_t i = 0; i < address.header_count; i++)
+        if (json_object_set_new(headers, address.headers[i].name, json_string(address.headers[i].value)) != 0)
+            status = mlo_error_nomem(err);
+    if (json_array_append(items, item) != 0)
         status = mlo_error_nomem(err);
 out:
-    free(url);
+    json_decref(item);
+    mlo_blob_part_address_clear(&address);
     return status;
 }
 

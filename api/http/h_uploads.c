@@ -46,6 +46,8 @@ enum mlo_status h_upload_begin(struct mlo_request *req, struct mlo_error *err)
     bool direct = false;
     const bool no = false;
     const int64_t none = 0;
+    const char *text = "";
+    struct mlo_digest digest;
     int64_t project, size = 0;
     enum mlo_status status;
     MLO_TRY(mlo_request_project(req, &project, err));
@@ -57,10 +59,17 @@ enum mlo_status h_upload_begin(struct mlo_request *req, struct mlo_error *err)
             status = mlo_error_set(err, MLO_EINVAL, "'size' is no number of bytes");
             goto out;
         }
+        MLO_TRY(mlo_json_get_str(body, "digest", "", &text, err));
+        if (*text && (!mlo_str_starts(text, "sha256:") || !mlo_digest_parse(text, &digest))) {
+            status = mlo_error_set(err, MLO_EINVAL, "'%.80s' is no digest", text);
+            mlo_error_where(err, "field 'digest'");
+            mlo_error_hint(err, "a digest is sha256: and 64 lowercase hex digits");
+            goto out;
+        }
     }
     MLO_TRY(mlo_storage_check(req->conn, project, (uint64_t)size, err));
     status = direct ? mlo_upload_begin_direct(req->conn, req->http->options.blobs, &actor, project,
-                                              (uint64_t)size, &upload, err)
+                                              (uint64_t)size, *text ? &digest : NULL, &upload, err)
                     : MLO_EUNSUPPORTED;
     if (status == MLO_EUNSUPPORTED) /* not offered, or not asked for */
         status = mlo_upload_begin(req->conn, req->http->options.blobs, &actor, project, &upload, err);

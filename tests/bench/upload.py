@@ -75,6 +75,7 @@ class Server:
         text = answer.read()
         if answer.status >= 300:
             raise SystemExit("%s %s: %d %s" % (method, path, answer.status, text))
+        return text
 
     def put(self, path, digest):
         subprocess.run(["curl", "-sSf", "-o", "/dev/null", "-T", path, "-H", "Authorization: Bearer " + self.token,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Uploads through a server that keeps its blobs in S3, beside a plain PUT of the same file by curl, in turn.
 
-    tests/bench/upload_s3.py BUILD [--mb 100 --mb 400] [--rounds 5] [--tls] [--stream | --unsigned] [--relay] [--apart] [--dir FOLDER]
+    tests/bench/upload_s3.py BUILD [--mb 100 --mb 400] [--rounds 5] [--tls] [--stream | --unsigned | --direct] [--relay] [--apart] [--dir FOLDER]
     tests/bench/upload_s3.py BUILD --memory 5120
 
 BUILD is a build folder. Ceph's gateway (tests/s3/ceph.sh, its store in memory) and a server (`mlopt up`) in front of it run
@@ -12,7 +12,8 @@ on this machine; the file is in the page cache. Sides of a round, in an order th
     signed   the same with the body's SHA-256 in the signature, computed by openssl in that time, and checked by S3
 
 --tls: everybody talks to the gateway by https. --stream: our upload goes on in one request (uploads=stream), else in parts;
---unsigned: these are not signed over their SHA-256 then (payload=unsigned), as curl's body is not in "plain". --apart: the gateway's processes run on the first core, all others on the
+--direct: it goes to the bucket by an address that the server
+hands out (direct=yes): three requests to the server, and curl's PUT, whose digest the gateway checks. --unsigned: parts are not signed over their SHA-256 then (payload=unsigned), as curl's body is not in "plain". --apart: the gateway's processes run on the first core, all others on the
 second, as if it were another machine. --relay adds what any server in between costs at least:
 
     relay    curl's signed put, its digest known before, through a process that passes bytes on as they come: no HTTP, no
@@ -23,7 +24,7 @@ second, as if it were another machine. --relay adds what any server in between c
 A ratio is plain (signed) time / upload time, so 0.8 is 80% of curl's rate; its interval is a bootstrap over rounds.
 Processor seconds of each process stand beside it: with few cores they are what the time goes to.
 """
-import argparse, multiprocessing, os, shutil, socket, statistics, subprocess, tempfile, threading, time
+import argparse, json, multiprocessing, os, shutil, socket, statistics, subprocess, tempfile, threading, time
 
 import upload
 
@@ -86,6 +87,22 @@ class Gateway:
     def stop(self):
         self.process.stdin.close()
         self.process.wait()
+
+
+def put_direct(server):
+    """An upload of one request by the bucket's address, as `mlopt push` does it; the digest is known before."""
+    def put(path, digest):
+        connection, digest = server.connection(), "sha256:" + digest
+        call = lambda method, path, body: json.loads(server.call(method, "/v1/projects/speed/uploads" + path, body and json.dumps(body), "application/json", connection))
+        upload = call("POST", "", {"direct": True, "size": os.path.getsize(path), "digest": digest})
+        if "digest" not in upload["direct"]:
+            raise SystemExit("the server offers parts only")
+        part = call("POST", "/%s/parts" % upload["id"], {"parts": [{"number": 1}]})["items"][0]
+        headers = [word for name, value in part["headers"].items() for word in ("-H", "%s: %s" % (name, value))]
+        subprocess.run(["curl", "-sSf", "-o", "/dev/null", "-T", path] + headers + server.trust + [part["url"]], check=True)
+        call("PUT", "/%s?digest=%s" % (upload["id"], digest), None)
+        connection.close()
+    return put
 
 
 def pass_on(source, to):
@@ -174,6 +191,7 @@ def main():
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--unsigned", action="store_true")
+    parser.add_argument("--direct", action="store_true")
     parser.add_argument("--relay", action="store_true")
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--memory", type=int)
@@ -181,9 +199,11 @@ def main():
     args = parser.parse_args()
     if args.unsigned and (args.stream or not args.tls):
         parser.error("--unsigned is for parts over https")
+    if args.direct and (args.stream or args.unsigned):
+        parser.error("--direct goes past what --stream and --unsigned are about")
     if args.relay and args.tls:
         parser.error("--relay is for http")
-    more = ("&uploads=stream" if args.stream else "") + ("&payload=unsigned" if args.unsigned else "")
+    more = ("&uploads=stream" if args.stream else "") + ("&payload=unsigned" if args.unsigned else "") + ("&redirect=yes&direct=yes" if args.direct else "")
     folder = tempfile.mkdtemp(prefix="mlopt-upload-", dir=args.dir)
     os.chmod(folder, 0o755)
     os.environ.update(KEYS)
@@ -193,6 +213,9 @@ def main():
         gateway.keep_apart()
     try:
         server = upload.Server(os.path.abspath(args.build), folder, gateway.address())
+        if args.direct:
+            server.trust = gateway.trust
+            server.put = put_direct(server)
         if args.memory:
             upload.memory(server, os.path.abspath(args.build), folder, args.memory)
             return

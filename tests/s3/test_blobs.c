@@ -512,7 +512,7 @@ static void test_blob_s3__in_pieces(void **state)
         assert_ok(append(store, &session, "", 0, true, &err));
     }
     assert_int_equal(session.size_bytes, LARGE);
-    assert_ok(mlo_blob_session_digest(&session, &digest, &err));
+    assert_ok(mlo_blob_session_digest(p->store, &session, &digest, &err));
     assert_true(mlo_digest_eq(&digest, &expected));
     assert_false(mlo_blob_exists(p->store, &digest));
     assert_ok(mlo_blob_session_publish(other, &session, &err));

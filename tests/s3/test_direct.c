@@ -1,6 +1,6 @@
 /* Uploads whose parts go straight to the bucket: what an address is good for, that nothing is a blob before
  * it was read back, and `mlopt push` with it. */
-#include "tests/s3/proxy.h"
+#include "tests/s3/direct_fixture.h"
 
 #include <openssl/evp.h>
 
@@ -8,40 +8,23 @@
 #include "registry/gc.h"
 #include "registry/upload.h"
 
-#include "tests/integration/api/api_fixture.h"
-
-enum { PART = 8 << 20, SIZE = 2 * PART + 1000003, PUSHED = 41 << 20 };
-#define UPLOADS "/v1/projects/demo/uploads"
-
-static char g_url[256], g_bucket[32], *g_bytes; /* PUSHED of them */
-
-static int start(void **state, const char *more)
-{
-    static int number;
-    snprintf(g_bucket, sizeof g_bucket, "direct-%d", ++number);
-    mlo_s3_close(s3_fixture_open(g_bucket));
-    snprintf(g_url, sizeof g_url, "s3:%s/here?endpoint=%s%s", g_bucket, s3_server.endpoint, more);
-    s3_proxy_set(S3_FAULT_NONE, 0, 0);
-    atomic_store(&s3_proxy.authorized, 0);
-    atomic_store(&s3_proxy.puts, 0);
-    return api_setup_with(state, g_url, 0);
-}
+enum { PART = 8 << 20, SIZE = 2 * PART + 1000003 };
 
 static int setup(void **state)
 {
-    return start(state, "&redirect=yes&direct=yes");
+    return start(state, "&redirect=yes&direct=parts");
 }
 
 static int setup_outside(void **state)
 {
     char more[128];
-    snprintf(more, sizeof more, "&direct=yes&redirect=%s", s3_proxy.endpoint);
+    snprintf(more, sizeof more, "&direct=parts&redirect=%s", s3_proxy.endpoint);
     return start(state, more);
 }
 
 static int setup_nowhere(void **state)
 {
-    return start(state, "&direct=yes&redirect=http://127.0.0.1:1");
+    return start(state, "&direct=parts&redirect=http://127.0.0.1:1");
 }
 
 static int setup_downloads_only(void **state)
@@ -57,49 +40,12 @@ static void md5_of(const char *bytes, size_t size, char out[32])
     EVP_EncodeBlock((unsigned char *)out, sum, (int)n);
 }
 
-struct source {
-    const char *bytes;
-    size_t left;
-};
-
-static size_t from_source(char *to, size_t one, size_t count, void *arg)
+/* Of one part; `md5` NULL: without that header. */
+static long put_with(const char *url, const char *bytes, size_t size, const char *md5)
 {
-    struct source *s = arg;
-    size_t n = MLO_MIN(one * count, s->left);
-    memcpy(to, s->bytes, n);
-    s->bytes += n;
-    s->left -= n;
-    return n;
-}
-
-/* PUT by anybody, without a token; `md5` NULL: without that header. The status. */
-static long put(const char *url, const char *bytes, size_t size, const char *md5)
-{
-    struct source source = {bytes, size};
-    struct curl_slist *headers = curl_slist_append(NULL, "Expect:");
-    struct mlo_buf ignored = MLO_BUF_INIT;
     char header[64];
-    CURL *curl = curl_easy_init();
-    long http = 0;
     snprintf(header, sizeof header, "Content-MD5: %s", md5 ? md5 : "");
-    if (md5)
-        headers = curl_slist_append(headers, header);
-    curl_easy_setopt(curl, CURLOPT_URL, url);
-    curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
-    curl_easy_setopt(curl, CURLOPT_TIMEOUT, (long)API_PATIENCE_S);
-    curl_easy_setopt(curl, CURLOPT_UPLOAD, 1L);
-    curl_easy_setopt(curl, CURLOPT_INFILESIZE_LARGE, (curl_off_t)size);
-    curl_easy_setopt(curl, CURLOPT_READFUNCTION, from_source);
-    curl_easy_setopt(curl, CURLOPT_READDATA, &source);
-    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
-    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, reply_take);
-    curl_easy_setopt(curl, CURLOPT_WRITEDATA, &ignored);
-    (void)!curl_easy_perform(curl); /* a refusal may come while it is sent */
-    curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &http);
-    curl_slist_free_all(headers);
-    curl_easy_cleanup(curl);
-    mlo_buf_clear(&ignored);
-    return http;
+    return put(url, bytes, size, (const char *const[]){md5 ? header : NULL, NULL});
 }
 
 /* Begins a direct upload of SIZE bytes; its path. */
@@ -140,48 +86,8 @@ static void put_part(struct api *api, const char *path, int number)
 {
     size_t first = (size_t)(number - 1) * PART;
     char md5[32], *url = address(api, path, number, md5);
-    assert_int_equal(put(url, g_bytes + first, MLO_MIN((size_t)PART, SIZE - first), md5), 200);
+    assert_int_equal(put_with(url, g_bytes + first, MLO_MIN((size_t)PART, SIZE - first), md5), 200);
     free(url);
-}
-
-static void finish(struct api *api, struct reply *reply, const char *path, const struct mlo_digest *digest)
-{
-    char url[256], text[MLO_DIGEST_TEXT_SIZE];
-    snprintf(url, sizeof url, "%s?digest=%s", path, mlo_digest_text(digest, text));
-    do
-        api_call(api, reply, "PUT", url, api->token[MLO_SUBMITTER], NULL, NULL);
-    while (reply->status == 202);
-}
-
-static long head_blob(struct api *api, const struct mlo_digest *digest)
-{
-    struct reply reply = {0};
-    char path[256], text[MLO_DIGEST_TEXT_SIZE];
-    snprintf(path, sizeof path, "/v1/projects/demo/blobs/%s", mlo_digest_text(digest, text));
-    api_call(api, &reply, "HEAD", path, api->token[MLO_VIEWER], NULL, NULL);
-    long http = reply.status;
-    reply_clear(&reply);
-    return http;
-}
-
-static enum mlo_status count_entry(void *arg, const struct mlo_s3_entry *entry, struct mlo_error *err)
-{
-    MLO_UNUSED(err);
-    if (!mlo_str_starts(entry->key, "here/sha256/"))
-        ++*(int *)arg;
-    return MLO_OK;
-}
-
-/* Objects that are no blobs, and uploads that go on. */
-static int leftovers(void)
-{
-    struct mlo_error err = {0};
-    struct mlo_s3 *s3 = s3_fixture_open(g_bucket);
-    int n = 0;
-    assert_ok(mlo_s3_list(s3, "", count_entry, &n, &err));
-    assert_ok(mlo_s3_list_uploads(s3, "", count_entry, &n, &err));
-    mlo_s3_close(s3);
-    return n;
 }
 
 static void test_direct__parts_become_a_blob_when_they_were_read_back(void **state)
@@ -236,10 +142,10 @@ static void test_direct__an_address_is_for_exactly_that(void **state)
     begin(api, path);
     char *url = address(api, path, 1, md5);
     md5_of(g_bytes + 1, PART, wrong);
-    assert_int_equal(put(url, g_bytes + 1, PART, md5), 400);   /* S3 itself looks */
-    assert_int_equal(put(url, g_bytes + 1, PART, wrong), 403); /* another MD5 was signed */
-    assert_int_equal(put(url, g_bytes, PART, NULL), 403);      /* as was that there is one */
-    assert_int_equal(put(url, g_bytes, PART - 1, md5), 403);   /* and the size */
+    assert_int_equal(put_with(url, g_bytes + 1, PART, md5), 400);   /* S3 itself looks */
+    assert_int_equal(put_with(url, g_bytes + 1, PART, wrong), 403); /* another MD5 was signed */
+    assert_int_equal(put_with(url, g_bytes, PART, NULL), 403);      /* as was that there is one */
+    assert_int_equal(put_with(url, g_bytes, PART - 1, md5), 403);   /* and the size */
     snprintf(parts, sizeof parts, "%s/parts", path);
     static const char *const bad[] = {
         "{\"parts\": []}",
@@ -268,7 +174,7 @@ static void test_direct__an_address_is_for_exactly_that(void **state)
     mlo_digest_of("x", 1, &digest);
     finish(api, &reply, path, &digest);
     assert_http(&reply, 422); /* the object is made */
-    assert_int_not_equal(put(url, g_bytes, PART, md5), 200);
+    assert_int_not_equal(put_with(url, g_bytes, PART, md5), 200);
     api_call(api, &reply, "DELETE", path, api->token[MLO_SUBMITTER], NULL, NULL);
     assert_http(&reply, 204);
     assert_int_equal(leftovers(), 0);
@@ -320,7 +226,7 @@ static void test_direct__verifying_goes_on(void **state)
             steps++;
         }
         assert_true(steps > 0);
-        assert_mlo_ok(mlo_blob_session_digest(&upload.session, &got, &err), &err);
+        assert_mlo_ok(mlo_blob_session_digest(api->blobs, &upload.session, &got, &err), &err);
         assert_true(mlo_digest_eq(&got, &digest));
         finish(api, &reply, path, &digest);
         assert_http(&reply, 201);
@@ -372,51 +278,6 @@ static void test_direct__not_unless_told_to(void **state)
 }
 
 /* --- mlopt push ----------------------------------------------------------------------------------------- */
-
-/* Begins to push a model with a document of PUSHED bytes. */
-static pid_t push(struct api *api, int *log)
-{
-    struct mlo_error err = {0};
-    struct mlo_process_options o = MLO_PROCESS_OPTIONS_INIT;
-    char url[64], token[128], home[160], *file = mlo_fs_join(api->dir, "large.txt", NULL);
-    char *path = mlo_fs_join(api->dir, "log", NULL);
-    const char *const argv[] = {
-        getenv("MLOPT"), "push", "demo/cnn", MLOPT_SOURCE_DIR "/deploy/models/fashion_cnn.onnx", file, NULL};
-    const char *const env[] = {url, token, home, "XDG_STATE_HOME", "LC_ALL=C", NULL};
-    pid_t pid;
-    snprintf(url, sizeof url, "MLOPT_URL=http://127.0.0.1:%u", mlo_http_port(api->http));
-    snprintf(token, sizeof token, "MLOPT_TOKEN=%s", api->token[MLO_SUBMITTER]);
-    snprintf(home, sizeof home, "HOME=%s", api->dir);
-    if (access(file, F_OK) != 0)
-        assert_mlo_ok(mlo_fs_write_atomic(file, g_bytes, PUSHED, &err), &err);
-    *log = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    o.argv = argv;
-    o.env = env;
-    o.stderr_fd = *log;
-    assert_mlo_ok(mlo_process_start(&o, &pid, &err), &err);
-    free(file);
-    free(path);
-    return pid;
-}
-
-/* It ended well, and the document is there; `said` gets its log. */
-static void assert_pushed(struct api *api, pid_t pid, int log, char said[4096])
-{
-    struct mlo_error err = {0};
-    struct mlo_digest digest;
-    int how;
-    assert_int_equal(waitpid(pid, &how, 0), pid);
-    ssize_t n = pread(log, said, 4095, 0);
-    said[MLO_MAX(n, 0)] = '\0';
-    close(log);
-    if (how != 0)
-        fail_msg("push: %d: %s", how, said);
-    mlo_digest_of(g_bytes, PUSHED, &digest);
-    assert_mlo_ok(mlo_blob_check(api->blobs, &digest, NULL, &err), &err);
-    assert_int_equal(head_blob(api, &digest), 200);
-    assert_int_equal(leftovers(), 0);
-    assert_null(strstr(said, "X-Amz-"));
-}
 
 static void test_direct__push_sends_parts_without_its_token(void **state)
 {
@@ -528,8 +389,6 @@ static void test_direct__push_goes_round_a_store_that_lets_parts_be_replaced(voi
     api->blobs->backend = ceph;
     reply_clear(&reply);
 }
-
-#define WITH(test, setup_) cmocka_unit_test_setup_teardown(test, setup_, api_teardown)
 
 static struct {
     struct mlo_blob_store *store;
@@ -732,11 +591,7 @@ int main(void)
         WITH(test_direct__push_goes_on_through_a_server_that_ended_it, setup_outside),
         WITH(test_direct__push_goes_round_a_store_that_lets_parts_be_replaced, setup_outside),
     };
-    g_bytes = malloc(PUSHED);
-    mlo_random_bytes(g_bytes, PUSHED);
-    curl_global_init(CURL_GLOBAL_DEFAULT);
-    s3_fixture_start("memstore");
-    s3_proxy_start();
+    direct_fixture_start();
     int failed = cmocka_run_group_tests(tests, pg_fixture_start, pg_fixture_stop);
     free(g_bytes);
     return s3_fixture_end(failed);

@@ -1,5 +1,5 @@
-/* Direct uploads: parts straight to the bucket. One thread, several transfers at a time (curl's multi
- * interface). */
+/* Direct uploads: parts straight to the bucket, or one that is the whole file. One thread, several transfers
+ * at a time (curl's multi interface). */
 #include "api/cli/client/direct.h"
 
 #include <errno.h>
@@ -30,6 +30,7 @@ struct parts {
     const char *session;
     int fd, count;
     uint64_t size, part_size, arrived_bytes;
+    bool whole;    /* one part, whose digest the bucket's server knows */
     bool *arrived; /* [1 … count], also what is on its way */
     CURLM *multi;
     struct slot slots[PARALLEL];
@@ -51,6 +52,7 @@ static enum mlo_status read_state(struct parts *p, const json_t *state, bool *so
     p->size = (uint64_t)mlo_json_i64(state, "size", 0);
     p->part_size = (uint64_t)mlo_json_i64(state, "part_size", 0);
     p->count = (int)mlo_json_i64(state, "parts", 0);
+    p->whole = json_object_get(state, "digest") != NULL;
     if (p->count < 1 || p->count > 10000 || !p->part_size ||
         (uint64_t)(p->count - 1) * p->part_size >= p->size || (uint64_t)p->count * p->part_size < p->size)
         return mlo_error_set(err, MLO_EFORMAT, "the server's parts make no whole");
@@ -140,15 +142,35 @@ static void end_slot(struct parts *p, struct slot *slot)
     p->busy--;
 }
 
+/* As the server says, who has signed them. */
+static enum mlo_status add_headers(struct slot *slot, const json_t *headers, struct mlo_error *err)
+{
+    struct mlo_buf line = MLO_BUF_INIT;
+    json_t *value;
+    const char *name;
+    bool ok = mlo_add_header(&slot->headers, "Expect:");
+    json_object_foreach((json_t *)headers, name, value)
+    {
+        mlo_buf_reset(&line);
+        mlo_buf_printf(&line, "%s: %s", name, json_is_string(value) ? json_string_value(value) : "");
+        if (strpbrk(mlo_buf_str(&line), "\r\n")) {
+            mlo_buf_clear(&line);
+            return mlo_error_set(err, MLO_EFORMAT, "the server wants a header of several lines");
+        }
+        ok = ok && mlo_buf_ok(&line) && mlo_add_header(&slot->headers, mlo_buf_str(&line));
+    }
+    mlo_buf_clear(&line);
+    return ok ? MLO_OK : mlo_error_nomem(err);
+}
+
 /* Sends one part to the address that the server gave. */
 static enum mlo_status begin_part(struct parts *p, struct slot *slot, const json_t *item, int number,
-                                  const char *md5, struct mlo_error *err)
+                                  struct mlo_error *err)
 {
     const char *url = mlo_json_str(item, "url", "");
-    char host[128], header[64];
+    char host[128];
     if (!mlo_client_may_go(p->client, url, host, p->why))
         return mlo_error_set(err, MLO_EUNAVAILABLE, "%s", p->why);
-    snprintf(header, sizeof header, "Content-MD5: %s", md5);
     slot->curl = curl_easy_init();
     if (!slot->curl)
         return mlo_error_nomem(err);
@@ -157,9 +179,10 @@ static enum mlo_status begin_part(struct parts *p, struct slot *slot, const json
     slot->first = (uint64_t)(number - 1) * p->part_size;
     slot->size = size_of(p, number);
     slot->sending = (struct mlo_sending){p->fd, slot->first, slot->size};
-    if (!mlo_add_header(&slot->headers, header) || !mlo_add_header(&slot->headers, "Expect:")) {
+    enum mlo_status status = add_headers(slot, json_object_get(item, "headers"), err);
+    if (status != MLO_OK) {
         end_slot(p, slot);
-        return mlo_error_nomem(err);
+        return status;
     }
     curl_easy_setopt(slot->curl, CURLOPT_URL, url);
     curl_easy_setopt(slot->curl, CURLOPT_PRIVATE, slot);
@@ -191,20 +214,23 @@ static enum mlo_status next_part(struct parts *p, struct slot *slot, int number,
 {
     struct mlo_buf path = MLO_BUF_INIT;
     struct mlo_response response = {0};
-    json_t *body = NULL;
+    json_t *part = json_pack("{s:i}", "number", number), *body = NULL;
     char md5[32];
-    enum mlo_status status;
-    MLO_TRY(md5_of(p, number, md5, err));
-    body = json_pack("{s:[{s:i, s:s}]}", "parts", "number", number, "md5", md5);
+    enum mlo_status status = MLO_OK;
+    if (!p->whole) {
+        MLO_TRY(md5_of(p, number, md5, err));
+        json_object_set_new(part, "md5", json_string(md5));
+    }
+    body = json_pack("{s:[O]}", "parts", part);
     mlo_buf_printf(&path, "%s/parts", p->session);
     if (!body || !mlo_buf_ok(&path)) {
         status = mlo_error_nomem(err);
         goto out;
     }
     MLO_TRY(mlo_client_call(p->client, "POST", mlo_buf_str(&path), NULL, body, &response, err));
-    MLO_TRY(
-        begin_part(p, slot, json_array_get(json_object_get(response.json, "items"), 0), number, md5, err));
+    MLO_TRY(begin_part(p, slot, json_array_get(json_object_get(response.json, "items"), 0), number, err));
 out:
+    json_decref(part);
     json_decref(body);
     mlo_response_clear(&response);
     mlo_buf_clear(&path);
@@ -228,8 +254,8 @@ static void end_part(struct parts *p, struct slot *slot, CURLcode code, bool *so
             snprintf(p->why, sizeof p->why, "%s answered %ld to part %d", host, http, slot->number);
         else
             snprintf(p->why, sizeof p->why, "%s: %s", host, curl_easy_strerror(code));
-        p->arrived[slot->number] = false; /* once more, by a new address */
-        p->failures++;
+        p->arrived[slot->number] = false;                      /* once more, by a new address */
+        p->failures += p->whole && http == 400 ? FAILURES : 1; /* other bytes stay others */
     }
     end_slot(p, slot);
 }

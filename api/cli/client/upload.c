@@ -11,6 +11,9 @@
 /* A larger file goes in pieces: what a broken connection costs is one of them at the most. */
 #define PIECE_BYTES ((uint64_t)32 << 20)
 #define TRIES 6 /* without a byte of progress */
+/* Up to here a file goes into a bucket as one request, where that is offered: nothing is read back then.
+ * Larger ones go in parts, as a broken connection costs all of a request. */
+#define WHOLE_BYTES ((uint64_t)256 << 20)
 
 struct sender {
     struct mlo_client *client;
@@ -111,7 +114,10 @@ static enum mlo_status ask(struct sender *s, const char *method, const char *que
 
 static enum mlo_status begin_session(struct sender *s, bool direct, struct mlo_error *err)
 {
-    json_t *body = json_pack("{s:b, s:I}", "direct", direct, "size", (json_int_t)s->part.file_size);
+    char digest[MLO_DIGEST_TEXT_SIZE];
+    bool whole = direct && s->part.file_size <= WHOLE_BYTES;
+    json_t *body = json_pack("{s:b, s:I, s:s*}", "direct", direct, "size", (json_int_t)s->part.file_size,
+                             "digest", whole ? mlo_digest_text(&s->digest, digest) : NULL);
     drop_note(s);
     s->id[0] = '\0';
     s->offset = 0;
@@ -200,6 +206,12 @@ static enum mlo_status send_pieces(struct sender *s, struct mlo_error *err)
     return status;
 }
 
+/* One request, whose digest the bucket's server looks at. */
+static bool is_whole(const struct sender *s)
+{
+    return json_object_get(s->direct, "digest") != NULL;
+}
+
 /* The end: the bytes become the blob. Of parts in the bucket the server reads a while, and is asked again; so
  * it is when the answer was lost (where it finished, the session is gone then). */
 static enum mlo_status finish_once(struct sender *s, const char *digest, struct mlo_error *err)
@@ -217,7 +229,7 @@ static enum mlo_status finish_once(struct sender *s, const char *digest, struct 
                      mlo_str_size(s->part.file_size, all));
             mlo_cli_progress(&s->progress, (double)s->offset / (double)s->part.file_size, text);
             tries = s->offset > before ? 0 : tries;
-        } else if (!passing(status) || ++tries >= TRIES) {
+        } else if (!passing(status) || (status == MLO_ECONFLICT && is_whole(s)) || ++tries >= TRIES) {
             if (err)
                 *err = own;
             return status;
@@ -273,11 +285,26 @@ static enum mlo_status send_direct(struct sender *s, struct mlo_error *err)
     return status;
 }
 
+/* Where the same file was pushed by somebody else at the same time, his came last: once more. */
+static enum mlo_status send_again(struct sender *s, const char *digest, struct mlo_error *err)
+{
+    enum mlo_status status;
+    MLO_TRY(ask(s, "GET", "", NULL, err));
+    MLO_TRY(send_direct(s, err));
+    MLO_TRY(finish_once(s, digest, err));
+out:
+    return status;
+}
+
 /* The server may find only now that direct uploads do not go with its store, or were switched off. */
 static enum mlo_status finish(struct sender *s, const char *digest, struct mlo_error *err)
 {
     struct mlo_error own = {0};
     enum mlo_status status = finish_once(s, digest, &own);
+    for (int tries = 0; status == MLO_ECONFLICT && is_whole(s) && tries < TRIES; tries++) {
+        own = (struct mlo_error){0};
+        status = send_again(s, digest, &own);
+    }
     if (status == MLO_EUNSUPPORTED && s->direct) {
         status = send_indirectly(s, own.message, err);
         return status == MLO_OK ? finish_once(s, digest, err) : status;
