@@ -1,7 +1,7 @@
 /* SIGKILL at every step of uploads whose store is S3: before, amid and behind every request to it, and before
  * and behind every call of PostgreSQL. An upload is a small blob, one in parts under its own name, one in
- * parts whose digest is known only at its end (copied on the server), one that passes in one request, one in
- * pieces, and a version of all of them.
+ * parts whose digest is known only at its end (copied on the server), one that passes in one request, one
+ * that goes past us into the bucket, one in pieces, and a version of all of them.
  *
  * After each: what was acknowledged is there, no row is without its bytes, the audit chains verify, an upload
  * in pieces goes on where it stands, and fsck and gc leave nothing behind: no blob of nobody, no unfinished
@@ -129,14 +129,76 @@ out:
     return status;
 }
 
-/* 's', 'd', 'i', 'o', 'p': the blobs, as above; 'v': the version. */
+/* The client's part: the bytes to the bucket. */
+static enum mlo_status put_by_address(struct mlo_blob_store *blobs, const struct mlo_upload *upload,
+                                      const char *bytes, struct mlo_error *err)
+{
+    struct mlo_blob_part_address address;
+    struct curl_slist *headers = curl_slist_append(NULL, "Expect:");
+    CURL *curl = curl_easy_init();
+    long http = 0;
+    char line[256];
+    enum mlo_status status;
+    MLO_TRY(mlo_blob_direct_address(blobs, &upload->session, 1, NULL, &address, err));
+    for (size_t i = 0; i < address.header_count; i++) {
+        snprintf(line, sizeof line, "%s: %s", address.headers[i].name, address.headers[i].value);
+        headers = curl_slist_append(headers, line);
+    }
+    curl_easy_setopt(curl, CURLOPT_URL, address.url);
+    curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
+    curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, "PUT");
+    curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE, (long)PARTS);
+    curl_easy_setopt(curl, CURLOPT_POSTFIELDS, bytes);
+    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
+    if (curl_easy_perform(curl) == CURLE_OK)
+        curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &http);
+    if (http != 200)
+        status = mlo_error_set(err, MLO_EUNAVAILABLE, "the bucket answers %ld", http);
+out:
+    mlo_blob_part_address_clear(&address);
+    curl_slist_free_all(headers);
+    curl_easy_cleanup(curl);
+    return status;
+}
+
+/* From wherever it stands to its end. */
+static enum mlo_status bring_whole(struct mlo_db_conn *conn, struct mlo_blob_store *blobs,
+                                   struct mlo_upload *upload, const char *bytes,
+                                   const struct mlo_digest *digest, struct mlo_error *err)
+{
+    uint64_t before = upload->session.size_bytes;
+    bool *arrived = NULL, done;
+    enum mlo_status status;
+    MLO_TRY(mlo_blob_direct_arrived(blobs, &upload->session, &arrived, err));
+    if (!arrived[1])
+        MLO_TRY(put_by_address(blobs, upload, bytes, err));
+    MLO_TRY(mlo_blob_direct_verify(blobs, &upload->session, 0, &done, err));
+    MLO_TRY(mlo_upload_keep(conn, upload, before, err));
+    MLO_TRY(mlo_upload_finish(conn, blobs, &root, upload, digest, err));
+out:
+    free(arrived);
+    return status;
+}
+
+static enum mlo_status upload_whole(struct victim *v, struct mlo_digest *digest)
+{
+    struct mlo_upload upload;
+    char *bytes = bytes_of(v->tag, "whole", PARTS, digest);
+    enum mlo_status status;
+    MLO_TRY(mlo_upload_begin_direct(v->conn, v->blobs, &root, v->project, PARTS, digest, &upload, &v->err));
+    MLO_TRY(bring_whole(v->conn, v->blobs, &upload, bytes, digest, &v->err));
+out:
+    free(bytes);
+    return status;
+}
+
+/* 's', 'd', 'i', 'o', 'w', 'p': the blobs, as above; 'v': the version. */
 static enum mlo_status uploads(struct victim *v)
 {
-    struct mlo_manifest_blob files[] = {{.role = "model", .name = "m.onnx"},
-                                        {.role = "data", .name = "one"},
-                                        {.role = "data", .name = "two"},
-                                        {.role = "data", .name = "three"},
-                                        {.role = "data", .name = "four"}};
+    struct mlo_manifest_blob files[] = {
+        {.role = "model", .name = "m.onnx"}, {.role = "data", .name = "one"},
+        {.role = "data", .name = "two"},     {.role = "data", .name = "three"},
+        {.role = "data", .name = "four"},    {.role = "data", .name = "five"}};
     struct mlo_upload upload;
     struct mlo_version_info version;
     int64_t model;
@@ -150,6 +212,8 @@ static enum mlo_status uploads(struct victim *v)
     acknowledge(v, 'i');
     MLO_TRY(write_blob(v, "one", PARTS, PASSING, &files[4].digest));
     acknowledge(v, 'o');
+    MLO_TRY(upload_whole(v, &files[5].digest));
+    acknowledge(v, 'w');
     MLO_TRY(mlo_upload_begin(v->conn, v->blobs, &root, v->project, &upload, &v->err));
     MLO_TRY(append(v->conn, v->blobs, &upload, bytes, SMALL, &v->err));
     MLO_TRY(append(v->conn, v->blobs, &upload, bytes, PARTS, &v->err));
@@ -181,21 +245,26 @@ static void assert_there(struct campaign *c, const char *tag, const char *kind, 
     assert_mlo_ok(mlo_blob_check(c->u.blobs, &digest, NULL, &f->err), &f->err);
 }
 
-/* The session that the victim left, if it did: the client sends what is missing. */
-static bool go_on(struct campaign *c, const char *tag)
+/* The session that the victim left, if it did: the client sends what is missing. Which one it was: 'p', 'w';
+ * 0: none. */
+static char go_on(struct campaign *c, const char *tag)
 {
     struct pg_fixture *f = c->u.f;
     struct mlo_upload upload;
     struct mlo_digest digest;
     PGresult *r = PQexec(mlo_db_pg(f->conn), "SELECT id FROM upload");
     assert_true(PQresultStatus(r) == PGRES_TUPLES_OK && PQntuples(r) <= 1);
-    bool left = PQntuples(r) == 1;
-    if (left) {
-        char *bytes = bytes_of(tag, "pieces", PARTS, &digest);
+    char left = 0;
+    if (PQntuples(r) == 1) {
         assert_mlo_ok(mlo_upload_find(f->conn, c->u.project, PQgetvalue(r, 0, 0), &upload, &f->err), &f->err);
-        if (upload.session.size_bytes < PARTS)
+        left = mlo_blob_direct_info(c->u.blobs, &upload.session, NULL) ? 'w' : 'p';
+        char *bytes = bytes_of(tag, left == 'w' ? "whole" : "pieces", PARTS, &digest);
+        if (left == 'w')
+            assert_mlo_ok(bring_whole(f->conn, c->u.blobs, &upload, bytes, &digest, &f->err), &f->err);
+        else if (upload.session.size_bytes < PARTS)
             assert_mlo_ok(append(f->conn, c->u.blobs, &upload, bytes, PARTS, &f->err), &f->err);
-        assert_mlo_ok(mlo_upload_finish(f->conn, c->u.blobs, &root, &upload, &digest, &f->err), &f->err);
+        if (left == 'p')
+            assert_mlo_ok(mlo_upload_finish(f->conn, c->u.blobs, &root, &upload, &digest, &f->err), &f->err);
         free(bytes);
     }
     PQclear(r);
@@ -243,18 +312,15 @@ static void after(struct campaign *c, const char *tag, const char *acks)
         char ack;
         const char *kind;
         size_t size;
-    } blobs[] = {{'s', "small", SMALL},
-                 {'d', "direct", PARTS},
-                 {'i', "incoming", PARTS},
-                 {'o', "one", PARTS},
-                 {'p', "pieces", PARTS}};
+    } blobs[] = {{'s', "small", SMALL}, {'d', "direct", PARTS}, {'i', "incoming", PARTS},
+                 {'o', "one", PARTS},   {'w', "whole", PARTS},  {'p', "pieces", PARTS}};
     struct pg_fixture *f = c->u.f;
     struct mlo_version_info version;
     int64_t id;
-    bool went_on = go_on(c, tag);
-    assert_false(went_on && strchr(acks, 'p'));
+    char went_on = go_on(c, tag);
+    assert_false(went_on && strchr(acks, went_on));
     for (size_t i = 0; i < MLO_COUNT(blobs); i++)
-        if (strchr(acks, blobs[i].ack) || (blobs[i].ack == 'p' && went_on))
+        if (strchr(acks, blobs[i].ack) || blobs[i].ack == went_on)
             assert_there(c, tag, blobs[i].kind, blobs[i].size);
     bool there = mlo_model_find(f->conn, c->u.project, tag, &id, &f->err) == MLO_OK &&
                  mlo_version_find(f->conn, id, 1, &version, &f->err) == MLO_OK;
@@ -267,9 +333,10 @@ static void after(struct campaign *c, const char *tag, const char *acks)
 static void test_kill__at_each_step_of_uploads_to_s3(void **state)
 {
     char url[200];
-    snprintf(url, sizeof url, "s3:kill/x?endpoint=%s&uploads=stream", s3_server.endpoint);
+    snprintf(url, sizeof url, "s3:kill/x?endpoint=%s&uploads=stream&redirect=yes&direct=yes",
+             s3_server.endpoint);
     mlo_s3_close(s3_fixture_open("kill"));
-    const struct plan plan = {"s3", uploads, NULL, before, after, "sdiopv", url};
+    const struct plan plan = {"s3", uploads, NULL, before, after, "sdiowpv", url};
     campaign(state, &plan, FAULT_KILL);
 }
 

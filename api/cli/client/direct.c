@@ -286,8 +286,9 @@ static enum mlo_status drive(struct parts *p, bool *some, struct mlo_error *err)
         MLO_TRY(fill(p, &from, err));
         if (!p->busy)
             break;
+        /* what has ended is looked at before anything is waited for */
         if (curl_multi_perform(p->multi, &running) != CURLM_OK ||
-            curl_multi_poll(p->multi, NULL, 0, 200, NULL) != CURLM_OK) {
+            (running == p->busy && curl_multi_poll(p->multi, NULL, 0, 200, NULL) != CURLM_OK)) {
             status = mlo_error_set(err, MLO_EUNAVAILABLE, "libcurl cannot go on");
             goto out;
         }
