@@ -99,7 +99,7 @@ def put_direct(server):
             raise SystemExit("the server offers parts only")
         part = call("POST", "/%s/parts" % upload["id"], {"parts": [{"number": 1}]})["items"][0]
         headers = [word for name, value in part["headers"].items() for word in ("-H", "%s: %s" % (name, value))]
-        subprocess.run(["curl", "-sSf", "-o", "/dev/null", "-T", path] + headers + server.trust + [part["url"]], check=True)
+        subprocess.run(["curl", "-sSf", "-o", "/dev/null", "-H", "Expect:", "-T", path] + headers + server.trust + [part["url"]], check=True)
         call("PUT", "/%s?digest=%s" % (upload["id"], digest), None)
         connection.close()
     return put

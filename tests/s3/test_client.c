@@ -489,6 +489,19 @@ static void test_s3__presigned_addresses(void **state)
     mlo_buf_clear(&got);
 }
 
+/* Ceph looks at what comes by an address, and copies nothing in its place; Swift knows no address with a
+ * digest. */
+static void test_s3__looks_at_what_comes_by_an_address(void **state)
+{
+    struct mlo_s3 *s3 = *state;
+    struct mlo_error err = {0};
+    bool checks;
+    assert_ok(mlo_s3_checks_presigned(s3, "looked at", "copied", &checks, &err));
+    assert_int_equal(checks, !s3_server.swift);
+    assert_int_equal(mlo_s3_head(s3, "looked at", NULL, &err), MLO_ENOTFOUND);
+    assert_int_equal(mlo_s3_head(s3, "copied", NULL, &err), MLO_ENOTFOUND);
+}
+
 static int setup(void **state)
 {
     *state = s3_fixture_open("client");
@@ -520,6 +533,7 @@ int main(int argc, char **argv)
         WITH_CLIENT(test_s3__tls_and_virtual_style),
         WITH_CLIENT(test_s3__encryption),
         WITH_CLIENT(test_s3__presigned_addresses),
+        WITH_CLIENT(test_s3__looks_at_what_comes_by_an_address),
     };
     s3_fixture_choose(argc, argv);
     s3_fixture_start("memstore");
