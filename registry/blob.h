@@ -89,7 +89,7 @@ MLO_MUST_USE enum mlo_status mlo_blob_piece_commit(struct mlo_blob_piece *piece,
 /* Ends it and lets others append; what was not committed does not count. NULL is allowed. */
 void mlo_blob_piece_free(struct mlo_blob_piece *piece);
 
-/* The digest of the session's bytes so far; of a direct one that is whole, that which it is for. */
+/* The digest of the session's bytes so far; of a direct one that is whole, that which they will have. */
 MLO_MUST_USE enum mlo_status mlo_blob_session_digest(struct mlo_blob_store *store,
                                                      const struct mlo_blob_session *session,
                                                      struct mlo_digest *out, struct mlo_error *err);

@@ -1,16 +1,15 @@
 /* Uploads whose bytes go past us, straight into the store's bucket (docs/storage.md says why it is like
- * this): in parts that the store's own server checks against their MD5; they lie where no blob is looked for
- * until all of them were read back once and hashed, and only then are they copied, on the server, to the
- * place of the digest that they really have. Or whole, where the digest is told ahead and that server checks
- * it: it makes the blob's object of bytes that have the digest, or none, marked as this session's, so that
- * nobody gets a blob by a digest alone. Such a session is begun, found, kept and dropped as any other
- * (blob.h, upload.h); its size_bytes is what was verified. */
+ * this): in parts that the store's own server checks against their MD5, and that are read back once and
+ * hashed when all of them are there; or whole, where the digest is told ahead and that server makes an object
+ * of bytes that have it, or none. Either way they lie where no blob is looked for, and are copied, on the
+ * server, to the place of the digest that they really have. Such a session is begun, found, kept and dropped
+ * as any other (blob.h, upload.h); its size_bytes is what was verified. */
 #ifndef MLO_REGISTRY_BLOB_DIRECT_H
 #define MLO_REGISTRY_BLOB_DIRECT_H
 
 #include "registry/blob.h"
 
-enum { MLO_BLOB_PART_ADDRESS_S = 900, MLO_BLOB_PART_HEADERS = 5 };
+enum { MLO_BLOB_PART_ADDRESS_S = 900, MLO_BLOB_PART_HEADERS = 4 };
 
 struct mlo_blob_direct {
     uint64_t size_bytes;      /* of the whole */
@@ -50,9 +49,9 @@ MLO_MUST_USE enum mlo_status mlo_blob_direct_address(struct mlo_blob_store *stor
                                                      const struct mlo_blob_session *session, int number,
                                                      const char *md5, struct mlo_blob_part_address *out,
                                                      struct mlo_error *err);
-/* Reads on from session->size_bytes for about budget_ms and hashes (of a whole: asks whether it is there):
- * keep the session after it, whatever it says. *done: all was read. MLO_ECONFLICT when parts are missing,
- * MLO_EDIGEST when what was read before has changed. */
+/* Reads on from session->size_bytes for about budget_ms and hashes (a whole was checked before: only whether
+ * it is there): keep the session after it, whatever it says. *done: all was read. MLO_ECONFLICT when parts
+ * are missing, MLO_EDIGEST when what was read before has changed. */
 MLO_MUST_USE enum mlo_status mlo_blob_direct_verify(struct mlo_blob_store *store,
                                                     struct mlo_blob_session *session, uint32_t budget_ms,
                                                     bool *done, struct mlo_error *err);

@@ -1,7 +1,10 @@
 /* Direct uploads on S3: a multipart upload of <prefix>uploads/<id>, whose parts clients PUT by presigned
  * addresses. The place is "direct UPLOAD SIZE ETAG", ETAG "-" until the object was made of the parts: from
  * then on nobody but us can change it, and what is read, and copied in the end, must still have that ETag.
- * Whole ones (blob_s3_whole.c) have no upload and no ETag. */
+ *
+ * Or one PUT of that object, "whole DIGEST SIZE ETAG", which the S3 server makes of bytes with that digest or
+ * not at all: nothing is read. It is not the blob's own object that a client writes: S3 servers take headers
+ * that nobody signed (a key to encrypt with, who may read it, how it is encoded), and a copy drops them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,19 +30,24 @@ static void set_direct(uint64_t size, struct mlo_blob_direct *out)
 static bool read_place(const struct mlo_blob_session *session, struct place *out)
 {
     unsigned long long size;
+    char kind[8];
     memset(out, 0, sizeof *out);
-    if (mlo_blob_s3_whole_info(session, &out->direct))
-        return true;
-    if (sscanf(session->place, "direct %139s %llu %79s", out->upload, &size, out->etag) != 3)
+    if (sscanf(session->place, "%7s %139s %llu %79s", kind, out->upload, &size, out->etag) != 4)
         return false;
+    if (strcmp(kind, "whole") == 0 && mlo_digest_parse(out->upload, &out->direct.digest)) {
+        out->direct.size_bytes = out->direct.part_size_bytes = size;
+        out->direct.parts = 1;
+        out->direct.whole = true;
+        return true;
+    }
     set_direct(size, &out->direct);
-    return true;
+    return strcmp(kind, "direct") == 0;
 }
 
 static void write_place(struct mlo_blob_session *session, const struct place *place)
 {
-    snprintf(session->place, sizeof session->place, "direct %s %llu %s", place->upload,
-             (unsigned long long)place->direct.size_bytes, place->etag);
+    snprintf(session->place, sizeof session->place, "%s %s %llu %s", place->direct.whole ? "whole" : "direct",
+             place->upload, (unsigned long long)place->direct.size_bytes, place->etag);
 }
 
 static char *session_key(const struct mlo_blob_s3 *s, const struct mlo_blob_session *session)
@@ -67,6 +75,21 @@ bool mlo_blob_s3_direct_info(const struct mlo_blob_session *session, struct mlo_
     return true;
 }
 
+/* Whether the S3 server looks at what it is sent by an address; asked until it has said so. */
+static bool server_checks(struct mlo_blob_s3 *s)
+{
+    bool checks = false;
+    int known = atomic_load(&s->checks_presigned);
+    if (known)
+        return known > 0;
+    char *key = mlo_blob_s3_incoming(s), *other = mlo_blob_s3_incoming(s);
+    if (key && other && mlo_s3_checks_presigned(s->s3, key, other, &checks, NULL) == MLO_OK)
+        atomic_store(&s->checks_presigned, checks ? 1 : -1);
+    free(key);
+    free(other);
+    return checks;
+}
+
 enum mlo_status mlo_blob_s3_direct_begin(struct mlo_blob_store *store, uint64_t size_bytes,
                                          const struct mlo_digest *digest, struct mlo_blob_session *session,
                                          struct mlo_error *err)
@@ -83,8 +106,12 @@ enum mlo_status mlo_blob_s3_direct_begin(struct mlo_blob_store *store, uint64_t 
         return mlo_error_nomem(err);
     const struct mlo_s3_grant grant = {.key = key, .expires_s = 1};
     MLO_TRY(mlo_s3_presign_url(s->outside, &grant, &url, err)); /* not with a customer's key: said before */
-    if (digest && mlo_blob_s3_whole_begin(s, size_bytes, digest, session))
+    if (digest && !s->direct_parts && size_bytes <= MLO_S3_OBJECT_MAX && server_checks(s)) {
+        place.direct.whole = true;
+        mlo_digest_text(digest, place.upload);
+        write_place(session, &place);
         goto out;
+    }
     MLO_TRY(mlo_s3_multipart_create(s->s3, key, &upload, err));
     if (strlen(upload) >= UPLOAD_MAX || strchr(upload, ' ')) {
         status = mlo_error_set(err, MLO_EUNSUPPORTED, "the S3 server's name of an upload has %zu bytes",
@@ -124,30 +151,35 @@ enum mlo_status mlo_blob_s3_direct_address(struct mlo_blob_store *store,
 {
     struct mlo_blob_s3 *s = store->state;
     struct place place;
-    char *key, *blob = NULL;
-    enum mlo_status status;
-    MLO_TRY(open_place(store, session, &place, &key, err));
-    struct mlo_s3_grant grant = {.key = key,
-                                 .upload = place.upload,
-                                 .number = number,
-                                 .md5 = md5,
-                                 .size_bytes = mlo_blob_direct_part_size(&place.direct, number),
-                                 .expires_s = MLO_BLOB_PART_ADDRESS_S};
-    if (place.direct.whole) {
-        grant.key = blob = mlo_blob_s3_key(s, &place.direct.digest);
-        grant.upload = grant.md5 = NULL;
-        grant.digest = &place.direct.digest;
-        grant.mark = session->id;
-    }
-    if (!grant.key)
-        status = mlo_error_nomem(err);
-    else if (!s->outside || !s->direct)
-        status = mlo_error_set(err, MLO_EUNSUPPORTED, "clients do not write to the bucket");
-    else
-        status = sign_address(s->outside, &grant, out, err);
-out:
-    free(blob);
+    char *key;
+    enum mlo_status status = open_place(store, session, &place, &key, err);
+    if (status != MLO_OK)
+        return status;
+    bool whole = place.direct.whole;
+    const struct mlo_s3_grant grant = {.key = key,
+                                       .upload = whole ? NULL : place.upload,
+                                       .number = number,
+                                       .md5 = whole ? NULL : md5,
+                                       .digest = whole ? &place.direct.digest : NULL,
+                                       .size_bytes = mlo_blob_direct_part_size(&place.direct, number),
+                                       .expires_s = MLO_BLOB_PART_ADDRESS_S};
+    status = s->outside && s->direct
+                 ? sign_address(s->outside, &grant, out, err)
+                 : mlo_error_set(err, MLO_EUNSUPPORTED, "clients do not write to the bucket");
     free(key);
+    return status;
+}
+
+static enum mlo_status whole_arrived(struct mlo_blob_s3 *s, const char *key, bool *arrived,
+                                     struct mlo_error *err)
+{
+    struct mlo_error absent = {0};
+    enum mlo_status status = mlo_s3_head(s->s3, key, NULL, &absent);
+    *arrived = status == MLO_OK;
+    if (status == MLO_ENOTFOUND)
+        return MLO_OK;
+    if (status != MLO_OK && err)
+        *err = absent;
     return status;
 }
 
@@ -161,10 +193,10 @@ enum mlo_status mlo_blob_s3_direct_arrived(struct mlo_blob_store *store,
     size_t count = 0;
     char *key;
     enum mlo_status status = open_place(store, session, &place, &key, err);
-    if (status == MLO_OK && place.direct.whole)
-        status = mlo_blob_s3_whole_arrived(s, session, &place.direct, &arrived[1], err);
-    else if (status == MLO_OK && strcmp(place.etag, "-") != 0)
+    if (status == MLO_OK && strcmp(place.etag, "-") != 0)
         memset(arrived, true, ((size_t)place.direct.parts + 1) * sizeof *arrived);
+    else if (status == MLO_OK && place.direct.whole)
+        status = whole_arrived(s, key, &arrived[1], err);
     else if (status == MLO_OK)
         status = mlo_s3_multipart_parts(s->s3, key, place.upload, &parts, &count, err);
     if (status == MLO_ENOTFOUND && mlo_s3_head(s->s3, key, NULL, NULL) == MLO_OK) {
@@ -190,8 +222,10 @@ enum mlo_status mlo_blob_s3_direct_check(struct mlo_blob_store *store, const str
     size_t count;
     char *key;
     enum mlo_status status = open_place(store, session, &place, &key, err);
-    if (status == MLO_OK && place.direct.whole)
-        status = mlo_blob_s3_whole_check(s, session, &place.direct, err);
+    if (status == MLO_OK && place.direct.whole) /* which is not there: it was, or nothing has come yet */
+        status = session->size_bytes
+                     ? mlo_error_set(err, MLO_ENOTFOUND, "the bytes of upload %s are gone", session->id)
+                     : MLO_OK;
     else if (status == MLO_OK)
         status = mlo_s3_multipart_parts(s->s3, key, place.upload, &parts, &count, err);
     free(parts);
@@ -237,36 +271,44 @@ static enum mlo_status check_closed(struct mlo_blob_s3 *s, const char *key, cons
     return MLO_EUNSUPPORTED;
 }
 
-/* The object of the parts; what is done already is not done again. */
-static enum mlo_status make_object(struct mlo_blob_s3 *s, const char *key, struct place *place,
-                                   struct mlo_error *err)
+/* The object of the parts, where it is not there: what is done already is not done again. */
+static enum mlo_status complete(struct mlo_blob_s3 *s, const char *key, const struct place *place,
+                                struct mlo_s3_object *object, struct mlo_error *err)
 {
     struct mlo_s3_part *parts = NULL;
-    struct mlo_s3_object object;
-    struct mlo_error absent = {0};
     size_t count = 0;
-    enum mlo_status status = mlo_s3_head(s->s3, key, &object, &absent);
-    if (status == MLO_ENOTFOUND) {
-        MLO_TRY(mlo_s3_multipart_parts(s->s3, key, place->upload, &parts, &count, err));
-        MLO_TRY(missing(&place->direct, parts, count, err));
-        MLO_TRY(mlo_s3_multipart_complete(s->s3, key, place->upload, parts, count, err));
-        MLO_TRY(mlo_s3_head(s->s3, key, &object, err));
-    } else if (status != MLO_OK) {
-        if (err)
-            *err = absent;
-        goto out;
-    }
-    if (object.size_bytes != place->direct.size_bytes || !*object.etag || strchr(object.etag, ' ')) {
-        status = mlo_error_set(err, MLO_EDIGEST, "the S3 server made an object of %llu bytes, not of %llu",
-                               (unsigned long long)object.size_bytes,
-                               (unsigned long long)place->direct.size_bytes);
-        goto out;
-    }
-    MLO_TRY(check_closed(s, key, place, err));
-    snprintf(place->etag, sizeof place->etag, "%s", object.etag);
+    enum mlo_status status;
+    if (place->direct.whole)
+        return missing(&place->direct, NULL, 0, err);
+    MLO_TRY(mlo_s3_multipart_parts(s->s3, key, place->upload, &parts, &count, err));
+    MLO_TRY(missing(&place->direct, parts, count, err));
+    MLO_TRY(mlo_s3_multipart_complete(s->s3, key, place->upload, parts, count, err));
+    MLO_TRY(mlo_s3_head(s->s3, key, object, err));
 out:
     free(parts);
     return status;
+}
+
+static enum mlo_status make_object(struct mlo_blob_s3 *s, const char *key, struct place *place,
+                                   struct mlo_error *err)
+{
+    struct mlo_s3_object object;
+    struct mlo_error absent = {0};
+    enum mlo_status status = mlo_s3_head(s->s3, key, &object, &absent);
+    if (status == MLO_ENOTFOUND)
+        status = complete(s, key, place, &object, err);
+    else if (status != MLO_OK && err)
+        *err = absent;
+    if (status != MLO_OK)
+        return status;
+    if (object.size_bytes != place->direct.size_bytes || !*object.etag || strchr(object.etag, ' '))
+        return mlo_error_set(err, MLO_EDIGEST, "the S3 server made an object of %llu bytes, not of %llu",
+                             (unsigned long long)object.size_bytes,
+                             (unsigned long long)place->direct.size_bytes);
+    if (!place->direct.whole && (status = check_closed(s, key, place, err)) != MLO_OK)
+        return status;
+    snprintf(place->etag, sizeof place->etag, "%s", object.etag);
+    return MLO_OK;
 }
 
 static enum mlo_status check_etag(const struct mlo_blob_session *session, const struct place *place,
@@ -297,11 +339,6 @@ enum mlo_status mlo_blob_s3_direct_verify(struct mlo_blob_store *store, struct m
     char *key;
     enum mlo_status status;
     MLO_TRY(open_place(store, session, &place, &key, err));
-    if (place.direct.whole) {
-        status = mlo_blob_s3_whole_verify(s, session, &place.direct, err);
-        *done = status == MLO_OK;
-        goto out;
-    }
     if (!hasher) {
         status = mlo_error_nomem(err);
         goto out;
@@ -311,6 +348,8 @@ enum mlo_status mlo_blob_s3_direct_verify(struct mlo_blob_store *store, struct m
         MLO_TRY(make_object(s, key, &place, err));
         write_place(session, &place);
     }
+    if (place.direct.whole)
+        session->size_bytes = place.direct.size_bytes; /* the S3 server has looked at them */
     for (*done = false; session->size_bytes < place.direct.size_bytes;) {
         struct mlo_s3_object object;
         uint64_t left = place.direct.size_bytes - session->size_bytes, step = MLO_MIN(left, STEP_BYTES);
@@ -340,13 +379,10 @@ enum mlo_status mlo_blob_s3_direct_publish(struct mlo_blob_store *store,
     char *key, *blob = NULL;
     enum mlo_status status;
     MLO_TRY(open_place(store, session, &place, &key, err));
-    if (session->size_bytes != place.direct.size_bytes ||
-        (!place.direct.whole && strcmp(place.etag, "-") == 0)) {
+    if (strcmp(place.etag, "-") == 0 || session->size_bytes != place.direct.size_bytes) {
         status = mlo_error_set(err, MLO_EINTERNAL, "upload %s was not verified", session->id);
         goto out;
     }
-    if (place.direct.whole) /* it is where it belongs */
-        goto out;
     blob = mlo_blob_s3_key(s, digest);
     if (!blob) {
         status = mlo_error_nomem(err);
@@ -369,10 +405,9 @@ enum mlo_status mlo_blob_s3_direct_drop(struct mlo_blob_store *store, const stru
     struct place place;
     char *key;
     enum mlo_status status = open_place(store, session, &place, &key, err);
-    bool parts = !place.direct.whole; /* a whole one may be somebody's blob by now: else fsck finds it */
-    if (status == MLO_OK && parts)
+    if (status == MLO_OK && !place.direct.whole)
         status = mlo_s3_multipart_abort(s->s3, key, place.upload, err);
-    if (status == MLO_OK && parts)
+    if (status == MLO_OK)
         status = mlo_s3_delete(s->s3, key, err);
     free(key);
     return status;

@@ -78,21 +78,6 @@ enum mlo_status mlo_blob_s3_direct_publish(struct mlo_blob_store *store,
 enum mlo_status mlo_blob_s3_direct_drop(struct mlo_blob_store *store, const struct mlo_blob_session *session,
                                         struct mlo_error *err);
 
-/* blob_s3_whole.c: direct uploads of one request, which the S3 server checks. */
-/* false where that is not for this blob or this S3 server. */
-bool mlo_blob_s3_whole_begin(struct mlo_blob_s3 *s, uint64_t size_bytes, const struct mlo_digest *digest,
-                             struct mlo_blob_session *session);
-bool mlo_blob_s3_whole_info(const struct mlo_blob_session *session, struct mlo_blob_direct *out);
-/* Whether its bytes have come in this session, or had when it was verified. */
-enum mlo_status mlo_blob_s3_whole_arrived(struct mlo_blob_s3 *s, const struct mlo_blob_session *session,
-                                          const struct mlo_blob_direct *direct, bool *arrived,
-                                          struct mlo_error *err);
-/* MLO_ENOTFOUND when they were verified and are gone. */
-enum mlo_status mlo_blob_s3_whole_check(struct mlo_blob_s3 *s, const struct mlo_blob_session *session,
-                                        const struct mlo_blob_direct *direct, struct mlo_error *err);
-enum mlo_status mlo_blob_s3_whole_verify(struct mlo_blob_s3 *s, struct mlo_blob_session *session,
-                                         const struct mlo_blob_direct *direct, struct mlo_error *err);
-
 /* blob_s3_session.c */
 enum mlo_status mlo_blob_s3_session_begin(struct mlo_blob_store *store, struct mlo_blob_session *session,
                                           struct mlo_error *err);

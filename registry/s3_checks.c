@@ -28,16 +28,17 @@ enum mlo_status mlo_s3_checks_digests(struct mlo_s3 *s3, const char *key, bool *
     return passes ? status : MLO_OK;
 }
 
-/* Other bytes than those that the address is for; with `source`, and a header that names it. */
-static enum mlo_status put_other(struct mlo_s3 *s3, const struct mlo_s3_grant *grant, const char *source,
-                                 bool *passes, struct mlo_error *err)
+/* Bytes by the address; with `source`, and a header that names it. *http: how it was answered, 0: it was not.
+ */
+static enum mlo_status put_by(struct mlo_s3 *s3, const struct mlo_s3_grant *grant, const char *bytes,
+                              const char *source, long *http, struct mlo_error *err)
 {
-    struct mlo_s3_call call = {.method = "PUT", .key = grant->key, .body = TEXT, .body_size = SIZE};
+    struct mlo_s3_call call = {.method = "PUT", .key = grant->key, .body = bytes, .body_size = SIZE};
     struct mlo_s3_headers headers;
     struct mlo_buf from = MLO_BUF_INIT;
     char *url = NULL;
+    bool passes;
     enum mlo_status status;
-    *passes = false;
     MLO_TRY(mlo_s3_presign_url(s3, grant, &url, err));
     call.address = url;
     mlo_s3_grant_headers(s3, grant, &headers);
@@ -46,61 +47,60 @@ static enum mlo_status put_other(struct mlo_s3 *s3, const struct mlo_s3_grant *g
     if (source) {
         mlo_buf_printf(&from, "/%s/", s3->bucket);
         mlo_s3_encode(&from, source, true);
-        if (!mlo_buf_ok(&from)) {
-            status = mlo_error_nomem(err);
-            goto out;
-        }
         mlo_s3_call_header(&call, "x-amz-copy-source", mlo_buf_str(&from));
     }
-    status = mlo_s3_attempt(s3, &call, false, passes, err);
+    status = mlo_buf_ok(&from) ? mlo_s3_attempt(s3, &call, false, &passes, err) : mlo_error_nomem(err);
 out:
+    *http = call.http;
     mlo_s3_call_clear(&call);
     mlo_buf_clear(&from);
     free(url);
     return status;
 }
 
-/* Refused for good, the first time for the bytes; and nothing is there. */
+static enum mlo_status fail(const struct mlo_error *why, struct mlo_error *err)
+{
+    if (err)
+        *err = *why;
+    return why->status;
+}
+
+/* Three times: other bytes, which it must refuse for what they are; a copy in their place, which it must
+ * refuse somehow; and the right ones. Any other answer says nothing. */
 static enum mlo_status ask_presigned(struct mlo_s3 *s3, const struct mlo_s3_grant *grant, const char *source,
                                      bool *checks, struct mlo_error *err)
 {
-    struct mlo_error refused = {0};
-    bool passes;
-    enum mlo_status status = put_other(s3, grant, source, &passes, &refused);
-    *checks = source ? status != MLO_OK : status == MLO_EDIGEST;
-    if (status != MLO_OK && passes) {
-        *checks = false;
-        if (err)
-            *err = refused;
-        return status;
-    }
-    if (!*checks)
+    struct mlo_error refused = {0}, absent = {0};
+    long http;
+    if (put_by(s3, grant, TEXT, NULL, &http, &refused) == MLO_OK)
         return MLO_OK;
-    status = mlo_s3_head(s3, grant->key, NULL, &refused);
-    *checks = status == MLO_ENOTFOUND;
-    if (status != MLO_OK && status != MLO_ENOTFOUND && err)
-        *err = refused;
-    return status == MLO_ENOTFOUND ? MLO_OK : status;
+    if (refused.status != MLO_EDIGEST)
+        return fail(&refused, err);
+    if (put_by(s3, grant, TEXT, source, &http, &refused) == MLO_OK)
+        return MLO_OK;
+    if (http != 400 && http != 403 && http != 501)
+        return fail(&refused, err);
+    enum mlo_status status = mlo_s3_head(s3, grant->key, NULL, &absent);
+    if (status != MLO_ENOTFOUND)
+        return status == MLO_OK ? MLO_OK : fail(&absent, err);
+    status = put_by(s3, grant, OTHER, NULL, &http, err);
+    *checks = status == MLO_OK;
+    return status;
 }
 
 enum mlo_status mlo_s3_checks_presigned(struct mlo_s3 *s3, const char *key, const char *other_key,
                                         bool *checks, struct mlo_error *err)
 {
     struct mlo_digest digest;
-    const struct mlo_s3_grant grant = {
-        .key = key, .digest = &digest, .mark = "none", .size_bytes = SIZE, .expires_s = 60};
-    enum mlo_status status, removed;
+    const struct mlo_s3_grant grant = {.key = key, .digest = &digest, .size_bytes = SIZE, .expires_s = 60};
+    struct mlo_error ignored = {0};
+    enum mlo_status status;
     *checks = false;
     mlo_digest_of(OTHER, SIZE, &digest);
-    MLO_TRY(ask_presigned(s3, &grant, NULL, checks, err));
-    if (*checks) {
-        MLO_TRY(mlo_s3_put(s3, other_key, OTHER, SIZE, &digest, err));
-        MLO_TRY(ask_presigned(s3, &grant, other_key, checks, err));
-    }
+    MLO_TRY(mlo_s3_put(s3, other_key, OTHER, SIZE, &digest, err));
+    MLO_TRY(ask_presigned(s3, &grant, other_key, checks, err));
 out:
-    removed = mlo_s3_delete(s3, key, status == MLO_OK ? err : NULL);
-    if (removed == MLO_OK)
-        removed = mlo_s3_delete(s3, other_key, status == MLO_OK ? err : NULL);
-    *checks = *checks && status == MLO_OK && removed == MLO_OK;
-    return status != MLO_OK ? status : removed;
+    (void)!mlo_s3_delete(s3, key, &ignored); /* else it is swept with what killed servers left */
+    (void)!mlo_s3_delete(s3, other_key, &ignored);
+    return status;
 }

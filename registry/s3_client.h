@@ -48,7 +48,6 @@ struct mlo_s3_object {
     uint64_t size_bytes;
     char etag[MLO_S3_ETAG_SIZE]; /* with its quotes, as the server gave it */
     char modified[40];           /* as the server gave it */
-    char mark[40];               /* of who wrote it by an address with one (mlo_s3_grant); else "" */
 };
 
 /* Is the bucket there, and may we use it? MLO_ENOTFOUND, MLO_EUNAVAILABLE. */
@@ -98,9 +97,9 @@ void mlo_s3_stream_free(struct mlo_s3_stream *stream);
  * may pass is one. */
 MLO_MUST_USE enum mlo_status mlo_s3_checks_digests(struct mlo_s3 *s3, const char *key, bool *checks,
                                                    struct mlo_error *err);
-/* The same for addresses to write by (mlo_s3_grant with a digest): whether the server refuses other bytes
- * than these, and does not take a header that nobody signed, which names another object to copy, instead of
- * bytes. Both keys are absent afterwards. */
+/* The same for addresses to write by (mlo_s3_grant with a digest): whether the server takes these bytes,
+ * refuses others, and refuses a header that nobody signed, which names another object to be copied in their
+ * place. Of both keys nothing is left. A failure says nothing of it. */
 MLO_MUST_USE enum mlo_status mlo_s3_checks_presigned(struct mlo_s3 *s3, const char *key,
                                                      const char *other_key, bool *checks,
                                                      struct mlo_error *err);
@@ -164,13 +163,12 @@ struct mlo_s3_grant {
     int number;
     const char *md5;                 /* of the part, in base64: checked; or NULL */
     const struct mlo_digest *digest; /* the object is written: the SHA-256 that its bytes have */
-    const char *mark;                /* with a digest: goes with the object, for mlo_s3_head */
     uint64_t size_bytes;             /* of what is written: it must have it; 0: any */
     /* For reading, or NULL: what S3 answers in these headers. */
     const char *content_type, *disposition, *cache_control;
     uint32_t expires_s; /* 1 … MLO_S3_EXPIRY_MAX_S */
 };
-enum { MLO_S3_GRANT_HEADERS = 5 };
+enum { MLO_S3_GRANT_HEADERS = 4 };
 struct mlo_s3_headers {
     struct mlo_s3_pair items[MLO_S3_GRANT_HEADERS];
     size_t count;

@@ -150,8 +150,6 @@ static size_t on_header(char *line, size_t size, size_t count, void *arg)
         call->object.size_bytes = strtoull(value, NULL, 10), call->has_length = true;
     else if (IS("last-modified"))
         take_text(call->object.modified, sizeof call->object.modified, value, strlen(value));
-    else if (IS(MLO_S3_MARK))
-        take_text(call->object.mark, sizeof call->object.mark, value, strlen(value));
     else if (IS("content-range"))
         take_range(call, value);
     else if (IS("x-amz-request-id"))

@@ -14,8 +14,6 @@ enum {
     MLO_S3_SLOW_STALL_MS = 600000, /* for what the server works on in silence: copies, completing */
 };
 
-#define MLO_S3_MARK "x-amz-meta-mlopt-mark" /* user-defined metadata: S3 gives it back as it came */
-
 struct mlo_s3 {
     char *bucket, *base, *host, *path; /* "https://host:port", Host header, "" or "/bucket" */
     char *region, *ca_file;

@@ -351,6 +351,8 @@ static enum mlo_status copy(struct mlo_s3 *s3, const char *source, const struct 
     if (object->size_bytes > MLO_S3_OBJECT_MAX)
         return copy_parts(s3, source, object, conditional, to, err);
     mlo_s3_call_header(&call, "x-amz-copy-source", source);
+    /* by none: who wrote the source may have sent some */
+    mlo_s3_call_header(&call, "x-amz-metadata-directive", "REPLACE");
     if (conditional)
         mlo_s3_call_header(&call, "x-amz-copy-source-if-match", object->etag);
     MLO_TRY(perform_slowly(s3, &call, &w, err));

@@ -17,7 +17,6 @@ void mlo_s3_grant_headers(const struct mlo_s3 *s3, const struct mlo_s3_grant *gr
     if (!grant->digest)
         return;
     need(out, "x-amz-content-sha256", mlo_digest_hex(grant->digest, out->hex));
-    need(out, MLO_S3_MARK, grant->mark);
     need(out, "x-amz-server-side-encryption", s3->encryption);
     if (s3->encryption)
         need(out, "x-amz-server-side-encryption-aws-kms-key-id", s3->kms_key);

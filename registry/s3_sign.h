@@ -27,8 +27,8 @@ struct mlo_s3_request {
     size_t query_count;
     const struct mlo_s3_pair *headers; /* to be signed besides host; any order */
     size_t header_count;
-    const char
-        *payload_hash; /* lowercase hex SHA-256 of the body, or MLO_S3_UNSIGNED; presigned: NULL is that */
+    /* lowercase hex SHA-256 of the body, or MLO_S3_UNSIGNED, which NULL is for a presigned address */
+    const char *payload_hash;
     const char *region;
     int64_t utc_s; /* the time of the signature: seconds since 1970 */
 };

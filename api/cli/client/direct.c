@@ -12,7 +12,8 @@
 
 enum {
     PARALLEL = 4,
-    FAILURES = 8, /* in a row, after which it is given up */
+    FAILURES = 8,       /* in a row, after which it is given up */
+    FAILURES_WHOLE = 3, /* each costs the whole file */
     MD5_PIECE = 1 << 18,
 };
 
@@ -254,8 +255,8 @@ static void end_part(struct parts *p, struct slot *slot, CURLcode code, bool *so
             snprintf(p->why, sizeof p->why, "%s answered %ld to part %d", host, http, slot->number);
         else
             snprintf(p->why, sizeof p->why, "%s: %s", host, curl_easy_strerror(code));
-        p->arrived[slot->number] = false;                      /* once more, by a new address */
-        p->failures += p->whole && http == 400 ? FAILURES : 1; /* other bytes stay others */
+        p->arrived[slot->number] = false; /* once more, by a new address */
+        p->failures++;
     }
     end_slot(p, slot);
 }
@@ -300,7 +301,7 @@ static enum mlo_status drive(struct parts *p, bool *some, struct mlo_error *err)
                 end_part(p, (struct slot *)(void *)slot, message->data.result, some);
             }
         show(p);
-        if (p->failures >= FAILURES) {
+        if (p->failures >= (p->whole ? FAILURES_WHOLE : FAILURES)) {
             status = mlo_error_set(err, MLO_EUNAVAILABLE, "%s", p->why);
             goto out;
         }

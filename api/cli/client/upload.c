@@ -206,12 +206,6 @@ static enum mlo_status send_pieces(struct sender *s, struct mlo_error *err)
     return status;
 }
 
-/* One request, whose digest the bucket's server looks at. */
-static bool is_whole(const struct sender *s)
-{
-    return json_object_get(s->direct, "digest") != NULL;
-}
-
 /* The end: the bytes become the blob. Of parts in the bucket the server reads a while, and is asked again; so
  * it is when the answer was lost (where it finished, the session is gone then). */
 static enum mlo_status finish_once(struct sender *s, const char *digest, struct mlo_error *err)
@@ -229,7 +223,7 @@ static enum mlo_status finish_once(struct sender *s, const char *digest, struct 
                      mlo_str_size(s->part.file_size, all));
             mlo_cli_progress(&s->progress, (double)s->offset / (double)s->part.file_size, text);
             tries = s->offset > before ? 0 : tries;
-        } else if (!passing(status) || (status == MLO_ECONFLICT && is_whole(s)) || ++tries >= TRIES) {
+        } else if (!passing(status) || ++tries >= TRIES) {
             if (err)
                 *err = own;
             return status;
@@ -285,26 +279,11 @@ static enum mlo_status send_direct(struct sender *s, struct mlo_error *err)
     return status;
 }
 
-/* Where the same file was pushed by somebody else at the same time, his came last: once more. */
-static enum mlo_status send_again(struct sender *s, const char *digest, struct mlo_error *err)
-{
-    enum mlo_status status;
-    MLO_TRY(ask(s, "GET", "", NULL, err));
-    MLO_TRY(send_direct(s, err));
-    MLO_TRY(finish_once(s, digest, err));
-out:
-    return status;
-}
-
 /* The server may find only now that direct uploads do not go with its store, or were switched off. */
 static enum mlo_status finish(struct sender *s, const char *digest, struct mlo_error *err)
 {
     struct mlo_error own = {0};
     enum mlo_status status = finish_once(s, digest, &own);
-    for (int tries = 0; status == MLO_ECONFLICT && is_whole(s) && tries < TRIES; tries++) {
-        own = (struct mlo_error){0};
-        status = send_again(s, digest, &own);
-    }
     if (status == MLO_EUNSUPPORTED && s->direct) {
         status = send_indirectly(s, own.message, err);
         return status == MLO_OK ? finish_once(s, digest, err) : status;
