@@ -390,7 +390,7 @@ enum mlo_status mlo_blob_s3_direct_publish(struct mlo_blob_store *store,
     }
     MLO_TRY(mlo_s3_head(s->s3, key, &object, err));
     MLO_TRY(check_etag(session, &place, &object, err));
-    MLO_TRY(mlo_s3_copy(s->s3, key, &object, blob, err));
+    MLO_TRY(mlo_blob_s3_copy(s, key, &object, blob, digest, err));
     (void)!mlo_s3_delete(s->s3, key, NULL); /* else fsck finds it */
 out:
     free(blob);

@@ -44,8 +44,12 @@ enum mlo_status mlo_blob_s3_finish(struct mlo_blob_writer *writer, const struct 
 void mlo_blob_s3_end(struct mlo_blob_writer *writer);
 
 /* Gives the object `from` its blob's name, and removes it. */
-enum mlo_status mlo_blob_s3_publish(const struct mlo_blob_s3 *s, const char *from,
-                                    const struct mlo_digest *digest, struct mlo_error *err);
+enum mlo_status mlo_blob_s3_publish(struct mlo_blob_s3 *s, const char *from, const struct mlo_digest *digest,
+                                    struct mlo_error *err);
+/* blob_s3_copy.c: the object `from`, as mlo_s3_head said of it, under another name as well. digest: of its
+ * bytes, or NULL: they are damaged. */
+enum mlo_status mlo_blob_s3_copy(struct mlo_blob_s3 *s, const char *from, const struct mlo_s3_object *object,
+                                 const char *to, const struct mlo_digest *digest, struct mlo_error *err);
 
 /* blob_s3_address.c */
 enum mlo_status mlo_blob_s3_address(struct mlo_blob_store *store, const struct mlo_digest *digest,

@@ -83,7 +83,7 @@ enum mlo_status mlo_blob_s3_put_aside(struct mlo_blob_store *store, const struct
         goto out;
     }
     MLO_TRY(mlo_s3_head(s->s3, key, &object, err));
-    MLO_TRY(mlo_s3_copy(s->s3, key, &object, to, err));
+    MLO_TRY(mlo_blob_s3_copy(s, key, &object, to, NULL, err));
     MLO_TRY(mlo_s3_delete(s->s3, key, err));
     uncache(s, digest);
 out:

@@ -44,8 +44,8 @@ enum mlo_status mlo_blob_s3_write(struct mlo_blob_writer *writer, const void *by
                    : mlo_blob_s3_parts_write(w->parts, bytes, size, err);
 }
 
-enum mlo_status mlo_blob_s3_publish(const struct mlo_blob_s3 *s, const char *from,
-                                    const struct mlo_digest *digest, struct mlo_error *err)
+enum mlo_status mlo_blob_s3_publish(struct mlo_blob_s3 *s, const char *from, const struct mlo_digest *digest,
+                                    struct mlo_error *err)
 {
     struct mlo_s3_object object;
     enum mlo_status status;
@@ -53,7 +53,7 @@ enum mlo_status mlo_blob_s3_publish(const struct mlo_blob_s3 *s, const char *fro
     if (!key)
         return mlo_error_nomem(err);
     MLO_TRY(mlo_s3_head(s->s3, from, &object, err));
-    MLO_TRY(mlo_s3_copy(s->s3, from, &object, key, err));
+    MLO_TRY(mlo_blob_s3_copy(s, from, &object, key, digest, err));
     (void)!mlo_s3_delete(s->s3, from, NULL); /* else the sweep finds it */
 out:
     free(key);

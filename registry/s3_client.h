@@ -132,7 +132,7 @@ MLO_MUST_USE enum mlo_status mlo_s3_multipart_parts(struct mlo_s3 *s3, const cha
                                                     struct mlo_error *err);
 /* A copy on the server, in one request or in parts. `object` is what mlo_s3_head said of the source: a source
  * that has changed since is MLO_EPRECONDITION on Amazon (Ceph 16 does not look; of Swift it is asked before
- * and after). */
+ * and after). MLO_EUNSUPPORTED: it copies no such object (Ceph 16: none that it has encrypted). */
 MLO_MUST_USE enum mlo_status mlo_s3_copy(struct mlo_s3 *s3, const char *from,
                                          const struct mlo_s3_object *object, const char *to,
                                          struct mlo_error *err);

@@ -50,7 +50,7 @@ static const struct row rows[] = {
      "what stands before the S3 server takes no 'Expect: 100-continue': use uploads=parts"},
     {NULL, 429, MLO_EUNAVAILABLE, true, "the S3 server limits requests: try again later"},
     {NULL, 500, MLO_EUNAVAILABLE, true, "the S3 server failed: try again later, read its log"},
-    {NULL, 501, MLO_EUNAVAILABLE, false, "the S3 server does not know this kind of request"},
+    {NULL, 501, MLO_EUNSUPPORTED, false, "the S3 server does not know this kind of request"},
     {NULL, 502, MLO_EUNAVAILABLE, true, "what stands before the S3 server cannot reach it"},
     {NULL, 503, MLO_EUNAVAILABLE, true, "the S3 server is overloaded or starting: try again later"},
     {NULL, 504, MLO_EUNAVAILABLE, true, "what stands before the S3 server waited too long for it"},

@@ -43,10 +43,10 @@ enum mlo_status h_upload_begin(struct mlo_request *req, struct mlo_error *err)
     struct mlo_actor actor = mlo_request_actor(req);
     struct mlo_upload upload;
     json_t *body;
-    bool direct = false;
+    bool direct = false, told = false;
     const bool no = false;
     const int64_t none = 0;
-    const char *text = "";
+    const char *text;
     struct mlo_digest digest;
     int64_t project, size = 0;
     enum mlo_status status;
@@ -59,8 +59,10 @@ enum mlo_status h_upload_begin(struct mlo_request *req, struct mlo_error *err)
             status = mlo_error_set(err, MLO_EINVAL, "'size' is no number of bytes");
             goto out;
         }
-        MLO_TRY(mlo_json_get_str(body, "digest", "", &text, err));
-        if (*text && (!mlo_str_starts(text, "sha256:") || !mlo_digest_parse(text, &digest))) {
+        told = json_object_get(body, "digest") != NULL;
+        if (told)
+            MLO_TRY(mlo_json_get_str(body, "digest", NULL, &text, err));
+        if (told && (!mlo_str_starts(text, "sha256:") || !mlo_digest_parse(text, &digest))) {
             status = mlo_error_set(err, MLO_EINVAL, "'%.80s' is no digest", text);
             mlo_error_where(err, "field 'digest'");
             mlo_error_hint(err, "a digest is sha256: and 64 lowercase hex digits");
@@ -69,7 +71,7 @@ enum mlo_status h_upload_begin(struct mlo_request *req, struct mlo_error *err)
     }
     MLO_TRY(mlo_storage_check(req->conn, project, (uint64_t)size, err));
     status = direct ? mlo_upload_begin_direct(req->conn, req->http->options.blobs, &actor, project,
-                                              (uint64_t)size, *text ? &digest : NULL, &upload, err)
+                                              (uint64_t)size, told ? &digest : NULL, &upload, err)
                     : MLO_EUNSUPPORTED;
     if (status == MLO_EUNSUPPORTED) /* not offered, or not asked for */
         status = mlo_upload_begin(req->conn, req->http->options.blobs, &actor, project, &upload, err);

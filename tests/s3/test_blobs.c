@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include "registry/blob.h"
+#include "registry/blob_impl.h"
 #include "registry/blob_upkeep.h"
 #include "tests/s3/proxy.h"
 
@@ -524,6 +525,39 @@ static void test_blob_s3__in_pieces(void **state)
     free(bytes);
 }
 
+/* Ceph 16 copies nothing that it has encrypted: large and small ones go through us, and damaged ones aside.
+ */
+static void test_blob_s3__in_pieces_encrypted_by_the_server(void **state)
+{
+    struct place *p = *state;
+    struct mlo_error err = {0};
+    struct mlo_blob_session session;
+    struct mlo_digest digest;
+    struct mlo_buf got = MLO_BUF_INIT;
+    char *bytes = large_bytes();
+    if (s3_server.swift)
+        skip();
+    struct mlo_blob_store *store = open_store(p, s3_server.endpoint, "&encryption=aws:kms&kms_key=testkey");
+    static const size_t sizes[] = {LARGE, 5};
+    for (size_t i = 0; i < MLO_COUNT(sizes); i++) {
+        assert_ok(mlo_blob_session_begin(store, &session, &err));
+        assert_ok(append(store, &session, bytes, sizes[i], true, &err));
+        assert_ok(mlo_blob_session_digest(store, &session, &digest, &err));
+        assert_ok(mlo_blob_session_publish(store, &session, &err));
+        mlo_buf_reset(&got);
+        assert_ok(mlo_blob_read(p->store, &digest, LARGE, &got, &err));
+        assert_int_equal(got.len, sizes[i]);
+        assert_memory_equal(got.data, bytes, sizes[i]);
+        assert_holds(p, (int)i + 1, 0, 0);
+    }
+    assert_ok(store->backend->put_aside(store, &digest, "aside", &err));
+    assert_holds(p, 1, 1, 0);
+    assert_false(mlo_blob_exists(store, &digest));
+    mlo_buf_clear(&got);
+    mlo_blob_store_close(store);
+    free(bytes);
+}
+
 static void test_blob_s3__small_and_dropped_sessions(void **state)
 {
     struct place *p = *state;
@@ -846,6 +880,7 @@ int main(int argc, char **argv)
         WITH_STORE(test_blob_s3__a_cache_keeps_what_was_read),
         WITH_STORE(test_blob_s3__addresses),
         WITH_STORE(test_blob_s3__in_pieces),
+        WITH_STORE(test_blob_s3__in_pieces_encrypted_by_the_server),
         WITH_STORE(test_blob_s3__small_and_dropped_sessions),
         WITH_STORE(test_blob_s3__pieces_that_cross_are_found),
         WITH_STORE(test_blob_s3__rests_that_cross_do_not_meet),

@@ -202,9 +202,12 @@ static void test_whole__an_address_is_for_exactly_that(void **state)
     assert_int_equal(put(address.url, g_bytes, SIZE, address.headers), 200); /* an answer was lost */
     finish(api, &reply, path, &digest);
     assert_http(&reply, 201);
-    api_call(api, &reply, "POST", UPLOADS, api->token[MLO_SUBMITTER],
-             "{\"direct\": true, \"size\": 10, \"digest\": \"sha256:12\"}", NULL);
-    assert_http(&reply, 422);
+    static const char *const bad[] = {"\"sha256:12\"", "\"\"", "null", "7"};
+    for (size_t i = 0; i < MLO_COUNT(bad); i++) {
+        snprintf(other, sizeof other, "{\"direct\": true, \"size\": 10, \"digest\": %s}", bad[i]);
+        api_call(api, &reply, "POST", UPLOADS, api->token[MLO_SUBMITTER], other, NULL);
+        assert_http(&reply, 422);
+    }
     reply_clear(&reply);
 }
 
@@ -407,8 +410,12 @@ static void test_whole__abandoned_ones_go(void **state)
 static void test_whole__encrypted_by_the_bucket(void **state)
 {
     struct api *api = *state;
+    struct mlo_error err = {0};
+    struct reply reply = {0};
+    struct mlo_digest digest;
     struct address address;
     char path[128];
+    mlo_digest_of(g_bytes, SIZE, &digest);
     begin(api, path);
     get_address(api, path, api->token[MLO_SUBMITTER], &address);
     assert_non_null(address.headers[2]);
@@ -420,6 +427,11 @@ static void test_whole__encrypted_by_the_bucket(void **state)
     assert_arrived(api, path, "[]");
     assert_int_equal(put(address.url, g_bytes, SIZE, address.headers), 200);
     assert_arrived(api, path, "[[1,1]]");
+    finish(api, &reply, path, &digest);
+    assert_http(&reply, 201);
+    assert_mlo_ok(mlo_blob_check(api->blobs, &digest, NULL, &err), &err);
+    assert_int_equal(leftovers(), 0);
+    reply_clear(&reply);
 }
 
 /* One that takes what it should not take gets parts. */
