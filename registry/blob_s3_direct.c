@@ -34,14 +34,13 @@ static bool read_place(const struct mlo_blob_session *session, struct place *out
     memset(out, 0, sizeof *out);
     if (sscanf(session->place, "%7s %139s %llu %79s", kind, out->upload, &size, out->etag) != 4)
         return false;
-    if (strcmp(kind, "whole") == 0 && mlo_digest_parse(out->upload, &out->direct.digest)) {
-        out->direct.size_bytes = out->direct.part_size_bytes = size;
-        out->direct.parts = 1;
-        out->direct.whole = true;
-        return true;
-    }
     set_direct(size, &out->direct);
-    return strcmp(kind, "direct") == 0;
+    if (strcmp(kind, "direct") == 0)
+        return true;
+    out->direct.part_size_bytes = size;
+    out->direct.parts = 1;
+    out->direct.whole = true;
+    return strcmp(kind, "whole") == 0 && mlo_digest_parse(out->upload, &out->direct.digest);
 }
 
 static void write_place(struct mlo_blob_session *session, const struct place *place)

@@ -28,8 +28,7 @@ enum mlo_status mlo_s3_checks_digests(struct mlo_s3 *s3, const char *key, bool *
     return passes ? status : MLO_OK;
 }
 
-/* Bytes by the address; with `source`, and a header that names it. *http: how it was answered, 0: it was not.
- */
+/* Bytes by the address; with `source`, and a header that names it. *http: of the answer, 0: there is none. */
 static enum mlo_status put_by(struct mlo_s3 *s3, const struct mlo_s3_grant *grant, const char *bytes,
                               const char *source, long *http, struct mlo_error *err)
 {

@@ -260,10 +260,9 @@ enum mlo_status h_blob_lookup(struct mlo_request *req, struct mlo_error *err)
         struct mlo_error absent = {0};
         uint64_t size = 0;
         const char *text = json_is_string(item) ? json_string_value(item) : "";
-        if (!mlo_str_starts(text, "sha256:") || !mlo_digest_parse(text, &digest)) {
-            status = mlo_error_set(err, MLO_EINVAL, "'%.80s' is no digest", text);
+        status = mlo_read_digest(text, &digest, err);
+        if (status != MLO_OK) {
             mlo_error_where(err, "field 'digests[%zu]'", i);
-            mlo_error_hint(err, "a digest is sha256: and 64 lowercase hex digits");
             goto out;
         }
         status = look_up(req, project, &digest, true, &size, &absent);

@@ -64,11 +64,7 @@ static enum mlo_status read_files(const json_t *body, struct mlo_files *out, str
             goto out;
         }
         blob->said_bytes = (uint64_t)MLO_MAX(said, 0);
-        if (!mlo_str_starts(digest, "sha256:") || !mlo_digest_parse(digest, &blob->digest)) {
-            status = mlo_error_set(err, MLO_EINVAL, "'%.80s' is no digest", digest);
-            mlo_error_hint(err, "a digest is sha256: and 64 lowercase hex digits");
-            goto out;
-        }
+        MLO_TRY(mlo_read_digest(digest, &blob->digest, err));
     }
 out:
     if (status != MLO_OK)

@@ -38,6 +38,15 @@ static enum mlo_status reply_state(struct mlo_request *req, int http, const stru
     return mlo_reply_json(req, http, state, err);
 }
 
+static enum mlo_status read_digest(const json_t *body, struct mlo_digest *out, struct mlo_error *err)
+{
+    const char *text;
+    enum mlo_status status = mlo_json_get_str(body, "digest", NULL, &text, err);
+    if (status == MLO_OK && (status = mlo_read_digest(text, out, err)) != MLO_OK)
+        mlo_error_where(err, "field 'digest'");
+    return status;
+}
+
 enum mlo_status h_upload_begin(struct mlo_request *req, struct mlo_error *err)
 {
     struct mlo_actor actor = mlo_request_actor(req);
@@ -46,7 +55,6 @@ enum mlo_status h_upload_begin(struct mlo_request *req, struct mlo_error *err)
     bool direct = false, told = false;
     const bool no = false;
     const int64_t none = 0;
-    const char *text;
     struct mlo_digest digest;
     int64_t project, size = 0;
     enum mlo_status status;
@@ -61,13 +69,7 @@ enum mlo_status h_upload_begin(struct mlo_request *req, struct mlo_error *err)
         }
         told = json_object_get(body, "digest") != NULL;
         if (told)
-            MLO_TRY(mlo_json_get_str(body, "digest", NULL, &text, err));
-        if (told && (!mlo_str_starts(text, "sha256:") || !mlo_digest_parse(text, &digest))) {
-            status = mlo_error_set(err, MLO_EINVAL, "'%.80s' is no digest", text);
-            mlo_error_where(err, "field 'digest'");
-            mlo_error_hint(err, "a digest is sha256: and 64 lowercase hex digits");
-            goto out;
-        }
+            MLO_TRY(read_digest(body, &digest, err));
     }
     MLO_TRY(mlo_storage_check(req->conn, project, (uint64_t)size, err));
     status = direct ? mlo_upload_begin_direct(req->conn, req->http->options.blobs, &actor, project,

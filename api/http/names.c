@@ -137,14 +137,20 @@ enum mlo_status mlo_request_version_any(struct mlo_request *req, struct mlo_vers
     return find_version(req, true, out, err);
 }
 
-enum mlo_status mlo_request_digest(const struct mlo_request *req, struct mlo_digest *out,
-                                   struct mlo_error *err)
+enum mlo_status mlo_read_digest(const char *text, struct mlo_digest *out, struct mlo_error *err)
 {
-    const char *text = mlo_request_param(req, "digest");
     if (mlo_str_starts(text, "sha256:") && mlo_digest_parse(text, out))
         return MLO_OK;
     mlo_error_set(err, MLO_EINVAL, "'%.80s' is no digest", text);
-    mlo_error_where(err, "path");
     mlo_error_hint(err, "a digest is sha256: and 64 lowercase hex digits");
     return MLO_EINVAL;
+}
+
+enum mlo_status mlo_request_digest(const struct mlo_request *req, struct mlo_digest *out,
+                                   struct mlo_error *err)
+{
+    enum mlo_status status = mlo_read_digest(mlo_request_param(req, "digest"), out, err);
+    if (status != MLO_OK)
+        mlo_error_where(err, "path");
+    return status;
 }

@@ -144,6 +144,8 @@ MLO_MUST_USE enum mlo_status mlo_request_version(struct mlo_request *req, struct
 MLO_MUST_USE enum mlo_status mlo_request_member(struct mlo_request *req, int64_t *project, int64_t *out,
                                                 char principal[240], struct mlo_error *err);
 
+/* "sha256:…", as the API writes a digest. MLO_EINVAL, for the caller to say where. */
+MLO_MUST_USE enum mlo_status mlo_read_digest(const char *text, struct mlo_digest *out, struct mlo_error *err);
 /* The digest that {digest} is. MLO_EINVAL. */
 MLO_MUST_USE enum mlo_status mlo_request_digest(const struct mlo_request *req, struct mlo_digest *out,
                                                 struct mlo_error *err);
