@@ -11,10 +11,13 @@ on this machine; the file is in the page cache. Sides of a round, in an order th
     plain    curl puts it to the gateway as one object, signed by curl itself (the body's hash is not)
     signed   the same with the body's SHA-256 in the signature, computed by openssl in that time, and checked by S3
 
---tls: everybody talks to the gateway by https. --stream: our upload goes on in one request (uploads=stream), else in parts;
---direct: it goes to the bucket by an address that the server
-hands out (direct=yes): three requests to the server, and curl's PUT, whose digest the gateway checks. --unsigned: parts are not signed over their SHA-256 then (payload=unsigned), as curl's body is not in "plain". --apart: the gateway's processes run on the first core, all others on the
-second, as if it were another machine. --relay adds what any server in between costs at least:
+--tls: everybody talks to the gateway by https.
+--stream: our upload goes on in one request (uploads=stream), else in parts.
+--unsigned: these are not signed over their SHA-256 then (payload=unsigned), as curl's body is not in "plain".
+--direct: curl puts it into the bucket by an address that the server hands out (direct=yes); with the three requests to
+the server for it. The gateway checks the digest.
+--apart: the gateway's processes run on the first core, all others on the second, as if it were another machine.
+--relay adds what any server in between costs at least:
 
     relay    curl's signed put, its digest known before, through a process that passes bytes on as they come: no HTTP, no
              hash, no row of its own
@@ -93,7 +96,11 @@ def put_direct(server):
     """An upload of one request by the bucket's address, as `mlopt push` does it; the digest is known before."""
     def put(path, digest):
         connection, digest = server.connection(), "sha256:" + digest
-        call = lambda method, path, body: json.loads(server.call(method, "/v1/projects/speed/uploads" + path, body and json.dumps(body), "application/json", connection))
+
+        def call(method, rest, body):
+            body = body and json.dumps(body)
+            return json.loads(server.call(method, "/v1/projects/speed/uploads" + rest, body, "application/json", connection))
+
         upload = call("POST", "", {"direct": True, "size": os.path.getsize(path), "digest": digest})
         if "digest" not in upload["direct"]:
             raise SystemExit("the server offers parts only")

@@ -3,6 +3,7 @@
 #define MLO_TESTS_S3_DIRECT_FIXTURE_H
 
 #include "tests/s3/proxy.h"
+#include "tests/s3/put.h"
 
 #include "tests/integration/api/api_fixture.h"
 
@@ -23,57 +24,20 @@ static inline int start(void **state, const char *more)
     return api_setup_with(state, g_url, 0);
 }
 
-struct source {
-    const char *bytes;
-    size_t left;
-};
-
-static inline size_t from_source(char *to, size_t one, size_t count, void *arg)
+static inline void finish_as(struct api *api, struct reply *reply, const char *path,
+                             const struct mlo_digest *digest, const char *token)
 {
-    struct source *s = arg;
-    size_t n = MLO_MIN(one * count, s->left);
-    memcpy(to, s->bytes, n);
-    s->bytes += n;
-    s->left -= n;
-    return n;
-}
-
-/* PUT by anybody, without a token; `headers` end with NULL. The status. */
-static inline long put(const char *url, const char *bytes, size_t size, const char *const *headers)
-{
-    struct source source = {bytes, size};
-    struct curl_slist *list = curl_slist_append(NULL, "Expect:");
-    struct mlo_buf ignored = MLO_BUF_INIT;
-    CURL *curl = curl_easy_init();
-    long http = 0;
-    while (*headers)
-        list = curl_slist_append(list, *headers++);
-    curl_easy_setopt(curl, CURLOPT_URL, url);
-    curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
-    curl_easy_setopt(curl, CURLOPT_TIMEOUT, (long)API_PATIENCE_S);
-    curl_easy_setopt(curl, CURLOPT_UPLOAD, 1L);
-    curl_easy_setopt(curl, CURLOPT_INFILESIZE_LARGE, (curl_off_t)size);
-    curl_easy_setopt(curl, CURLOPT_READFUNCTION, from_source);
-    curl_easy_setopt(curl, CURLOPT_READDATA, &source);
-    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, list);
-    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, reply_take);
-    curl_easy_setopt(curl, CURLOPT_WRITEDATA, &ignored);
-    (void)!curl_easy_perform(curl); /* a refusal may come while it is sent */
-    curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &http);
-    curl_slist_free_all(list);
-    curl_easy_cleanup(curl);
-    mlo_buf_clear(&ignored);
-    return http;
+    char url[256], text[MLO_DIGEST_TEXT_SIZE];
+    snprintf(url, sizeof url, "%s?digest=%s", path, mlo_digest_text(digest, text));
+    do
+        api_call(api, reply, "PUT", url, token, NULL, NULL);
+    while (reply->status == 202);
 }
 
 static inline void finish(struct api *api, struct reply *reply, const char *path,
                           const struct mlo_digest *digest)
 {
-    char url[256], text[MLO_DIGEST_TEXT_SIZE];
-    snprintf(url, sizeof url, "%s?digest=%s", path, mlo_digest_text(digest, text));
-    do
-        api_call(api, reply, "PUT", url, api->token[MLO_SUBMITTER], NULL, NULL);
-    while (reply->status == 202);
+    finish_as(api, reply, path, digest, api->token[MLO_SUBMITTER]);
 }
 
 static inline long head_blob(struct api *api, const struct mlo_digest *digest)

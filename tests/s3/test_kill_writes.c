@@ -11,6 +11,7 @@
 
 #include "registry/s3_client.h"
 #include "tests/kill_fixture.h"
+#include "tests/s3/put.h"
 #include "tests/s3_fixture.h"
 
 enum { SMALL = 50000, PARTS = (8 << 20) + 100 /* two */, STEP = 256 << 10 };
@@ -134,30 +135,18 @@ static enum mlo_status put_by_address(struct mlo_blob_store *blobs, const struct
                                       const char *bytes, struct mlo_error *err)
 {
     struct mlo_blob_part_address address;
-    struct curl_slist *headers = curl_slist_append(NULL, "Expect:");
-    CURL *curl = curl_easy_init();
-    long http = 0;
-    char line[256];
+    char lines[MLO_BLOB_PART_HEADERS][256];
+    const char *headers[MLO_BLOB_PART_HEADERS + 1] = {NULL};
     enum mlo_status status;
     MLO_TRY(mlo_blob_direct_address(blobs, &upload->session, 1, NULL, &address, err));
     for (size_t i = 0; i < address.header_count; i++) {
-        snprintf(line, sizeof line, "%s: %s", address.headers[i].name, address.headers[i].value);
-        headers = curl_slist_append(headers, line);
+        snprintf(lines[i], sizeof lines[i], "%s: %s", address.headers[i].name, address.headers[i].value);
+        headers[i] = lines[i];
     }
-    curl_easy_setopt(curl, CURLOPT_URL, address.url);
-    curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
-    curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, "PUT");
-    curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE, (long)PARTS);
-    curl_easy_setopt(curl, CURLOPT_POSTFIELDS, bytes);
-    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
-    if (curl_easy_perform(curl) == CURLE_OK)
-        curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &http);
-    if (http != 200)
-        status = mlo_error_set(err, MLO_EUNAVAILABLE, "the bucket answers %ld", http);
+    if (put(address.url, bytes, PARTS, headers) != 200)
+        status = mlo_error_set(err, MLO_EUNAVAILABLE, "the bucket does not take it");
 out:
     mlo_blob_part_address_clear(&address);
-    curl_slist_free_all(headers);
-    curl_easy_cleanup(curl);
     return status;
 }
 

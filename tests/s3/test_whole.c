@@ -120,15 +120,6 @@ static void send_whole(struct api *api, const char *path, const char *token)
     assert_int_equal(put(address.url, g_bytes, SIZE, address.headers), 200);
 }
 
-static void finish_in(struct api *api, struct reply *reply, const char *path, const char *token)
-{
-    struct mlo_digest digest;
-    char url[256], text[MLO_DIGEST_TEXT_SIZE];
-    mlo_digest_of(g_bytes, SIZE, &digest);
-    snprintf(url, sizeof url, "%s?digest=%s", path, mlo_digest_text(&digest, text));
-    api_call(api, reply, "PUT", url, token, NULL, NULL);
-}
-
 static void assert_arrived(struct api *api, const char *path, const char *what)
 {
     struct reply reply = {0};
@@ -141,7 +132,7 @@ static void assert_arrived(struct api *api, const char *path, const char *what)
     reply_clear(&reply);
 }
 
-static void test_whole__becomes_a_blob_without_being_read_back(void **state)
+static void test_whole__becomes_a_blob(void **state)
 {
     struct api *api = *state;
     struct mlo_error err = {0};
@@ -233,7 +224,7 @@ static void test_whole__a_digest_alone_is_worth_nothing(void **state)
         mlo_token_create(api->pg->conn, &system, "stranger", MLO_ADMIN, project, 0, stranger, NULL, &err),
         &err);
     begin_in(api, "other", stranger, path);
-    finish_in(api, &reply, path, stranger);
+    finish_as(api, &reply, path, &digest, stranger);
     assert_http(&reply, 409);
     get_address(api, path, stranger, &address);
     mlo_digest_hex(&digest, text);
@@ -241,15 +232,15 @@ static void test_whole__a_digest_alone_is_worth_nothing(void **state)
              text);
     const char *const headers[] = {address.headers[0], copy, "x-amz-metadata-directive: REPLACE", NULL};
     assert_int_not_equal(put(address.url, g_bytes + 1, SIZE, headers), 200);
-    finish_in(api, &reply, path, stranger);
+    finish_as(api, &reply, path, &digest, stranger);
     assert_http(&reply, 409);
     assert_int_equal(put(address.url, g_bytes + 1, SIZE, address.headers), 400);
-    finish_in(api, &reply, path, stranger);
+    finish_as(api, &reply, path, &digest, stranger);
     assert_http(&reply, 409);
     assert_int_equal(pg_fixture_number(api->pg->owner, "select count(*) from project_blob"), 1);
     assert_mlo_ok(mlo_blob_check(api->blobs, &digest, NULL, &err), &err); /* it is as it was */
     send_whole(api, path, stranger);
-    finish_in(api, &reply, path, stranger);
+    finish_as(api, &reply, path, &digest, stranger);
     assert_http(&reply, 201);
     assert_int_equal(pg_fixture_number(api->pg->owner, "select count(*) from project_blob"), 2);
     reply_clear(&reply);
@@ -290,7 +281,7 @@ static void test_whole__what_else_a_client_sends_does_not_count(void **state)
         get_address(api, path, stranger, &address);
         const char *const headers[] = {address.headers[0], more[i][0], more[i][1], more[i][2], NULL};
         assert_int_equal(put(address.url, g_bytes, SIZE, headers), 200);
-        finish_in(api, &reply, path, stranger);
+        finish_as(api, &reply, path, &digest, stranger);
         if (i == 0)
             assert_http(&reply, 201);
         else /* whose key nobody here has */
@@ -333,13 +324,14 @@ static void test_whole__two_at_the_same_time(void **state)
 }
 
 /* Bytes that were seen and are gone do not become a row. */
-static void test_whole__what_is_gone_is_lost(void **state)
+static void test_whole__is_not_read_back_and_what_is_gone_is_lost(void **state)
 {
     struct api *api = *state;
     struct mlo_error err = {0};
     struct reply reply = {0};
     struct mlo_digest digest;
     struct mlo_upload upload;
+    struct mlo_hash_state before;
     struct mlo_s3 *s3 = s3_fixture_open(g_bucket);
     char path[128], key[96];
     bool done;
@@ -348,8 +340,10 @@ static void test_whole__what_is_gone_is_lost(void **state)
     assert_mlo_ok(mlo_upload_find(api->pg->conn, api->project, strrchr(path, '/') + 1, &upload, &err), &err);
     assert_mlo_ok(mlo_blob_session_check(api->blobs, &upload.session, &err), &err); /* nothing to be lost */
     send_whole(api, path, api->token[MLO_SUBMITTER]);
+    before = upload.session.hash;
     assert_mlo_ok(mlo_blob_direct_verify(api->blobs, &upload.session, 0, &done, &err), &err);
     assert_true(done);
+    assert_memory_equal(&upload.session.hash, &before, sizeof before); /* nothing was read back */
     assert_mlo_ok(mlo_upload_keep(api->pg->conn, &upload, 0, &err), &err);
     assert_mlo_ok(mlo_blob_session_check(api->blobs, &upload.session, &err), &err);
     snprintf(key, sizeof key, "here/uploads/%s", upload.session.id);
@@ -531,12 +525,12 @@ static void test_whole__push_goes_round_a_bucket_that_it_cannot_reach(void **sta
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        WITH(test_whole__becomes_a_blob_without_being_read_back, setup),
+        WITH(test_whole__becomes_a_blob, setup),
         WITH(test_whole__an_address_is_for_exactly_that, setup),
         WITH(test_whole__a_digest_alone_is_worth_nothing, setup),
         WITH(test_whole__what_else_a_client_sends_does_not_count, setup),
         WITH(test_whole__two_at_the_same_time, setup),
-        WITH(test_whole__what_is_gone_is_lost, setup),
+        WITH(test_whole__is_not_read_back_and_what_is_gone_is_lost, setup),
         WITH(test_whole__abandoned_ones_go, setup),
         WITH(test_whole__encrypted_by_the_bucket, setup_encrypted),
         WITH(test_whole__not_where_the_bucket_does_not_look, setup),
