@@ -114,13 +114,12 @@ enum mlo_status h_upload_finish(struct mlo_request *req, struct mlo_error *err)
     struct mlo_db_conn *conn;
     char text[MLO_DIGEST_TEXT_SIZE];
     bool done;
-    enum mlo_status status;
     const char *digest = mlo_request_query(req, "digest");
-    if (!digest || !mlo_str_starts(digest, "sha256:") || !mlo_digest_parse(digest, &expected)) {
-        mlo_error_set(err, MLO_EINVAL, "finishing an upload needs ?digest=sha256:…");
+    enum mlo_status status = mlo_read_digest(digest ? digest : "", &expected, err);
+    if (status != MLO_OK) {
+        mlo_error_prefix(err, "finishing an upload needs ?digest=sha256:…");
         mlo_error_where(err, "query argument 'digest'");
-        mlo_error_hint(err, "a digest is sha256: and 64 lowercase hex digits");
-        return MLO_EINVAL;
+        return status;
     }
     MLO_TRY(find(req, &upload, err));
     MLO_TRY(mlo_direct_verify(req, &upload, &done, err));

@@ -3,7 +3,6 @@
 #define MLO_TESTS_S3_PUT_H
 
 #include <curl/curl.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
@@ -24,18 +23,12 @@ static inline size_t from_source(char *to, size_t one, size_t count, void *arg)
     return n;
 }
 
-static inline size_t to_nowhere(char *bytes, size_t one, size_t count, void *arg)
-{
-    MLO_UNUSED(bytes);
-    MLO_UNUSED(arg);
-    return one * count;
-}
-
 /* `headers` end with NULL. The status, 0: there was no answer. */
 static inline long put(const char *url, const char *bytes, size_t size, const char *const *headers)
 {
     struct source source = {bytes, size};
     struct curl_slist *list = curl_slist_append(NULL, "Expect:");
+    struct mlo_buf ignored = MLO_BUF_INIT;
     CURL *curl = curl_easy_init();
     long http = 0;
     while (*headers)
@@ -48,11 +41,13 @@ static inline long put(const char *url, const char *bytes, size_t size, const ch
     curl_easy_setopt(curl, CURLOPT_READFUNCTION, from_source);
     curl_easy_setopt(curl, CURLOPT_READDATA, &source);
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, list);
-    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, to_nowhere);
+    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, reply_take);
+    curl_easy_setopt(curl, CURLOPT_WRITEDATA, &ignored);
     (void)!curl_easy_perform(curl); /* a refusal may come while it is sent */
     curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &http);
     curl_slist_free_all(list);
     curl_easy_cleanup(curl);
+    mlo_buf_clear(&ignored);
     return http;
 }
 

@@ -3,6 +3,7 @@
 #include <curl/curl.h>
 #include <sys/stat.h>
 
+#include "tests/s3/put.h"
 #include "tests/s3_fixture.h"
 
 enum { PART = 5 << 20, TAIL = 1000003 };
@@ -415,70 +416,41 @@ static void test_s3__encryption(void **state)
 
 /* --- presigned ----------------------------------------------------------------------------------- */
 
-static size_t into_buf(char *bytes, size_t size, size_t count, void *arg)
+static long get(const char *url, struct reply *reply)
 {
-    mlo_buf_append(arg, bytes, size * count);
-    return size * count;
-}
-
-static size_t from_text(char *to, size_t size, size_t count, void *arg)
-{
-    const char **text = arg;
-    size_t n = MLO_MIN(size * count, strlen(*text));
-    memcpy(to, *text, n);
-    *text += n;
-    return n;
-}
-
-static long ask(const char *url, const char *body, struct mlo_buf *out)
-{
-    CURL *curl = curl_easy_init();
-    long http = 0;
-    curl_easy_setopt(curl, CURLOPT_URL, url);
-    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, into_buf);
-    curl_easy_setopt(curl, CURLOPT_WRITEDATA, out);
-    if (body) {
-        curl_easy_setopt(curl, CURLOPT_UPLOAD, 1L);
-        curl_easy_setopt(curl, CURLOPT_READFUNCTION, from_text);
-        curl_easy_setopt(curl, CURLOPT_READDATA, &body);
-        curl_easy_setopt(curl, CURLOPT_INFILESIZE_LARGE, (curl_off_t)strlen(body));
-    }
-    assert_int_equal(curl_easy_perform(curl), CURLE_OK);
-    curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &http);
-    curl_easy_cleanup(curl);
-    return http;
+    assert_int_equal(reply_fetch(reply, "GET", url, NULL, NULL, NULL, NULL), CURLE_OK);
+    return reply->status;
 }
 
 static void test_s3__presigned_addresses(void **state)
 {
     struct mlo_s3 *s3 = *state;
     struct mlo_error err = {0};
-    struct mlo_buf got = MLO_BUF_INIT;
+    struct reply reply = {0};
+    const char *const none[] = {NULL};
     struct mlo_s3_part *parts;
     char *url, *upload;
     size_t count;
     assert_ok(mlo_s3_put(s3, "for all/to read", "hello", 5, NULL, &err));
     struct mlo_s3_grant grant = {.key = "for all/to read", .expires_s = 60};
     assert_ok(mlo_s3_presign_url(s3, &grant, &url, &err));
-    assert_int_equal(ask(url, NULL, &got), 200);
-    assert_string_equal(mlo_buf_str(&got), "hello");
-    assert_int_not_equal(ask(url, "written by somebody", &got), 200); /* to read, and nothing else */
+    assert_int_equal(get(url, &reply), 200);
+    assert_string_equal(mlo_buf_str(&reply.body), "hello");
+    assert_int_equal(put(url, "written by somebody", 19, none), 403); /* to read, and nothing else */
     assert_object(s3, "for all/to read", "hello", 5);
     url[strlen(url) - 1] ^= 1; /* the signature */
-    assert_int_equal(ask(url, NULL, &got), 403);
+    assert_int_equal(get(url, &reply), 403);
     free(url);
     grant.expires_s = 1;
     assert_ok(mlo_s3_presign_url(s3, &grant, &url, &err));
-    for (int i = 0; i < 600 && ask(url, NULL, &got) == 200; i++) /* until it has expired */
+    for (int i = 0; i < 600 && get(url, &reply) == 200; i++) /* until it has expired */
         mlo_clock_sleep_ms(100);
-    mlo_buf_reset(&got);
-    assert_int_equal(ask(url, NULL, &got), 403);
+    assert_int_equal(get(url, &reply), 403);
     free(url);
     assert_ok(mlo_s3_multipart_create(s3, "by parts", &upload, &err));
     grant = (struct mlo_s3_grant){.key = "by parts", .upload = upload, .number = 1, .expires_s = 60};
     assert_ok(mlo_s3_presign_url(s3, &grant, &url, &err));
-    mlo_buf_reset(&got);
-    assert_int_equal(ask(url, "sent by somebody", &got), 200);
+    assert_int_equal(put(url, "sent by somebody", 16, none), 200);
     assert_ok(mlo_s3_multipart_parts(s3, "by parts", upload, &parts, &count, &err));
     assert_int_equal(count, 1);
     assert_ok(mlo_s3_multipart_complete(s3, "by parts", upload, parts, count, &err));
@@ -486,7 +458,7 @@ static void test_s3__presigned_addresses(void **state)
     free(parts);
     free(url);
     free(upload);
-    mlo_buf_clear(&got);
+    reply_clear(&reply);
 }
 
 /* Ceph looks at what comes by an address, and copies nothing in its place; Swift knows no address with a
