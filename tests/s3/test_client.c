@@ -1,6 +1,5 @@
 /* The S3 client against a real server: objects, ranges, multipart uploads, copies, lists, encryption, TLS,
  * refusals. */
-#include <curl/curl.h>
 #include <sys/stat.h>
 
 #include "tests/s3/put.h"
