@@ -41,39 +41,34 @@ enum mlo_status mlo_json_save_file(const json_t *value, const char *path, struct
     return status;
 }
 
+static bool is_plain(unsigned char c)
+{
+    return c >= 0x20 && c != '"' && c != '\\';
+}
+
+static void canonical_escape(unsigned char c, struct mlo_buf *out)
+{
+    static const char named[] = "\"\"\\\\\bb\ff\nn\rr\tt"; /* what is escaped, and by which letter */
+    mlo_buf_putc(out, '\\');
+    for (size_t i = 0; i + 1 < sizeof named; i += 2)
+        if ((unsigned char)named[i] == c) {
+            mlo_buf_putc(out, named[i + 1]);
+            return;
+        }
+    mlo_buf_printf(out, "u%04x", c);
+}
+
 static void canonical_string(const char *text, size_t size, struct mlo_buf *out)
 {
     mlo_buf_putc(out, '"');
-    for (size_t i = 0; i < size; i++) {
-        unsigned char c = (unsigned char)text[i];
-        switch (c) {
-        case '"':
-            mlo_buf_puts(out, "\\\"");
-            break;
-        case '\\':
-            mlo_buf_puts(out, "\\\\");
-            break;
-        case '\b':
-            mlo_buf_puts(out, "\\b");
-            break;
-        case '\f':
-            mlo_buf_puts(out, "\\f");
-            break;
-        case '\n':
-            mlo_buf_puts(out, "\\n");
-            break;
-        case '\r':
-            mlo_buf_puts(out, "\\r");
-            break;
-        case '\t':
-            mlo_buf_puts(out, "\\t");
-            break;
-        default:
-            if (c < 0x20)
-                mlo_buf_printf(out, "\\u%04x", c);
-            else
-                mlo_buf_putc(out, (char)c);
-        }
+    for (size_t i = 0; i < size;) {
+        size_t run = i;
+        while (run < size && is_plain((unsigned char)text[run]))
+            run++;
+        mlo_buf_append(out, text + i, run - i);
+        if (run < size)
+            canonical_escape((unsigned char)text[run++], out);
+        i = run;
     }
     mlo_buf_putc(out, '"');
 }

@@ -219,29 +219,23 @@ out:
 /* --- the record -------------------------------------------------------------------------------- */
 
 enum mlo_status mlo_decision_queue(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                                   const struct mlo_gate_case *c, const json_t *decision, bool accepted,
+                                   const struct mlo_gate_case *c, const char *decision, bool accepted,
                                    const char *reason, struct mlo_rows *rows, struct mlo_error *err)
 {
     struct mlo_params p = MLO_PARAMS_INIT;
-    struct mlo_buf text = MLO_BUF_INIT;
-    mlo_json_canonical(decision, &text);
     mlo_param_i64(&p, c->model_id);
     mlo_param_text(&p, c->stage);
     mlo_param_i64(&p, c->generation);
     mlo_param_bool(&p, accepted);
     mlo_param_digest(&p, &c->content->digest);
     mlo_param_digest(&p, &c->shown);
-    mlo_param_text(&p, mlo_buf_str(&text));
+    mlo_param_text(&p, decision);
     mlo_param_text(&p, actor->name);
     mlo_param_text(&p, actor->via ? actor->via : "system");
     mlo_param_text(&p, reason ? reason : "");
     mlo_param_text(&p, actor->request_id ? actor->request_id : "");
     mlo_param_i64(&p, c->project_id);
-    enum mlo_status status = mlo_buf_ok(&text)
-                                 ? mlo_db_queue(conn, &mlo_sql_gate[DECISION_ADD], &p, rows, err)
-                                 : mlo_error_nomem(err);
-    mlo_buf_clear(&text);
-    return status;
+    return mlo_db_queue(conn, &mlo_sql_gate[DECISION_ADD], &p, rows, err);
 }
 
 /* The document with the columns beside it. */

@@ -21,7 +21,8 @@ const struct mlo_sql mlo_sql_gate_evidence[] = {
          "dv.dataset_id WHERE dv.manifest_digest = e.dataset AND d.project_id = $1 "
          "ORDER BY dv.id DESC LIMIT 1), e.data_role, e.engine, e.machine_class, e.protocol, "
          "extract(epoch FROM clock_timestamp() - e.at)::double precision, "
-         "to_char(e.at, 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') FROM evidence e WHERE e.id = ANY(ARRAY(SELECT max(id) "
+         "to_char(e.at, 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') FROM evidence e WHERE e.id = ANY(ARRAY(SELECT "
+         "max(id) "
          "FROM evidence WHERE project_id = $1 AND artifact = ANY($2::bytea[]) AND metric = ANY($3::text[]) "
          "GROUP BY artifact, metric, params, dataset, data_role, engine, machine_class, protocol, baseline, "
          "comparison)) ORDER BY e.id DESC LIMIT 5000",

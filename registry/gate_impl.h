@@ -119,9 +119,10 @@ enum mlo_status mlo_gate_quarantine_ahead(struct mlo_gate_case *c, struct mlo_er
 /* Adds the newest evidence of each variant to what is shown: any new one voids an approval. */
 enum mlo_status mlo_gate_newest(struct mlo_gate_case *c, struct mlo_error *err);
 
-/* Queues the record of a decision, behind that of its audit entry; `rows` will hold its id. */
+/* Queues the record of a decision, its canonical JSON, behind that of its audit entry; `rows` will hold its
+ * id. */
 enum mlo_status mlo_decision_queue(struct mlo_db_conn *conn, const struct mlo_actor *actor,
-                                   const struct mlo_gate_case *c, const json_t *decision, bool accepted,
+                                   const struct mlo_gate_case *c, const char *decision, bool accepted,
                                    const char *reason, struct mlo_rows *rows, struct mlo_error *err);
 
 /* Reads ahead what judging asks for first: policies, and what the stages hold. */

@@ -9,6 +9,7 @@
 struct decision {
     struct mlo_gate_case c;
     json_t *document;
+    struct mlo_buf text; /* of it, canonical: what is kept, and what the digest is of */
     bool accepted;
     char digest[MLO_DIGEST_TEXT_SIZE];
 };
@@ -21,18 +22,22 @@ static enum mlo_status judge(struct mlo_db_conn *conn, const struct mlo_pointer 
     struct mlo_digest digest;
     mlo_gate_case_init(&out->c, conn, at, version, content);
     enum mlo_status status = mlo_gates_judge(&out->c, &out->document, &out->accepted, err);
-    if (status == MLO_OK)
-        status = mlo_json_digest(out->document, &digest, err);
-    if (status == MLO_OK)
-        mlo_digest_text(&digest, out->digest);
-    return status;
+    if (status != MLO_OK)
+        return status;
+    mlo_json_canonical(out->document, &out->text);
+    if (!mlo_buf_ok(&out->text))
+        return mlo_error_nomem(err);
+    mlo_digest_of(mlo_buf_str(&out->text), out->text.len, &digest);
+    mlo_digest_text(&digest, out->digest);
+    return MLO_OK;
 }
 
 /* Queues the decision; its digest stands in the audit entry queued before it. */
 static enum mlo_status keep(struct mlo_db_conn *conn, const struct mlo_actor *actor, const struct decision *d,
                             const char *reason, struct mlo_move_rows *rows, struct mlo_error *err)
 {
-    return mlo_decision_queue(conn, actor, &d->c, d->document, d->accepted, reason, &rows->decision, err);
+    return mlo_decision_queue(conn, actor, &d->c, mlo_buf_str(&d->text), d->accepted, reason, &rows->decision,
+                              err);
 }
 
 /* What it was numbered with. */
@@ -118,7 +123,7 @@ enum mlo_status mlo_stage_promote(struct mlo_db_conn *conn, const struct mlo_act
     struct mlo_version_info version;
     struct mlo_release release;
     struct mlo_release_content content = {0};
-    struct decision decision = {.accepted = true};
+    struct decision decision = {.text = MLO_BUF_INIT, .accepted = true};
     struct mlo_move_to to = {.kind = "promotion", .action = "stage.promote", .reason = promotion->reason};
     struct mlo_move_rows rows = {0};
     memset(out, 0, sizeof *out);
@@ -173,6 +178,7 @@ out:
     if (promotion->decision && (status == MLO_OK || status == MLO_EGATE))
         *promotion->decision = json_incref(decision.document);
     json_decref(decision.document);
+    mlo_buf_clear(&decision.text);
     mlo_release_content_clear(&content);
     return mlo_stage_answer(conn, status, err);
 }

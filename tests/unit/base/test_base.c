@@ -194,12 +194,15 @@ static void test_json__canonical_text_is_sorted_and_shortest(void **state)
     struct mlo_error err = {0};
     json_t *v;
     static const char TEXT[] =
-        "{\"b\": [1, 0.1, -0.0, 1e300, true, null], \"a\": \"x\\u0001\\\"\\n\", \"A\": {}}";
+        "{\"b\": [1, 0.1, -0.0, 1e300, true, null], \"a\": \"x\\u0001\\\"\\n\", \"A\": {}, "
+        "\"c\": \"\\\\\\/\\b\\f\\r\\t\\u001f\\u0020\\u007f\\u00fcber\"}";
     assert_ok(mlo_json_parse(TEXT, strlen(TEXT), "test", &v, &err));
     struct mlo_buf out = MLO_BUF_INIT;
     mlo_json_canonical(v, &out);
     assert_string_equal(mlo_buf_str(&out),
-                        "{\"A\":{},\"a\":\"x\\u0001\\\"\\n\",\"b\":[1,0.1,0,1e+300,true,null]}");
+                        "{\"A\":{},\"a\":\"x\\u0001\\\"\\n\",\"b\":[1,0.1,0,1e+300,true,null],"
+                        "\"c\":\"\\\\/\\b\\f\\r\\t\\u001f \x7f\xc3\xbc"
+                        "ber\"}");
     mlo_buf_clear(&out);
     json_decref(v);
     assert_int_equal(mlo_json_parse("{\"a\":1,\"a\":2}", 13, "test", &v, &err), MLO_EFORMAT);
