@@ -3,7 +3,8 @@
 A ratio is the peer's latency over mlopt's: above 1, mlopt is faster. Each engine has one process in every round, in turn; a
 process counts with the median of its calls, the ratio with its median over rounds and the 95% bootstrap interval over rounds. A
 target holds by the lower bound. On int8 rows each runtime has the int8 model that it runs best: the one of `mlopt quantize`, or one
-of ONNX Runtime's own quantizer. mlopt runs the plan of `mlopt compile`; "load" is the time from the file to a program that can run.
+of ONNX Runtime's own quantizer. On fp16 rows mlopt has the float16 model of `mlopt quantize --recipe fp16`, and a peer its best
+float: that model or the float32 one. mlopt runs the plan of `mlopt compile`; "load" is the time from the file to a program that can run.
 """
 import argparse
 import datetime
@@ -17,13 +18,13 @@ import measure
 import models
 import peers as quantizers
 
-F32_TOLERANCE, INT8_COSINE = 1e-3, 0.99
+F32_TOLERANCE, FP16_TOLERANCE, INT8_COSINE = 1e-3, 1e-2, 0.99
 INT8_SHARE = 0.8  # of the time of the heavy nodes; an engine that runs less in int8 is no int8 peer
 # Ratios to ONNX Runtime; "small" stands for every model given by --model. No row may be below FLOOR.
 TARGETS = {
-    ("resnet50", "f32"): 1.05, ("resnet50", "int8"): 1.30, ("resnet50", "bf16"): 1.5,
-    ("mobilenetv2", "f32"): 1.15, ("mobilenetv2", "int8"): 1.40, ("mobilenetv2", "bf16"): 1.2,
-    ("bert", "f32"): 1.20, ("bert", "int8"): 1.50, ("bert", "bf16"): 1.9,
+    ("resnet50", "f32"): 1.05, ("resnet50", "int8"): 1.30, ("resnet50", "fp16"): 1.5,
+    ("mobilenetv2", "f32"): 1.15, ("mobilenetv2", "int8"): 1.40, ("mobilenetv2", "fp16"): 1.2,
+    ("bert", "f32"): 1.20, ("bert", "int8"): 1.50, ("bert", "fp16"): 1.9,
     ("small", "f32"): 1.5, ("small", "int8"): 1.5,
 }
 FLOOR = 1.0
@@ -56,10 +57,19 @@ class Subject:
             measure.mlopt("quantize", self.path, "--data", self.file("-calib.npz"), "--recipe", "int8-cpu", "--limit", 4, "--out", out)
         return out
 
+    def ours_half(self):
+        out = self.file("-fp16.onnx")
+        if not os.path.exists(out):
+            measure.mlopt("quantize", self.path, "--recipe", "fp16", "--out", out)
+        return out
+
     def candidates(self, precision):
         """{"mlopt": path, "static": path, …}; without "mlopt" when it does not quantize."""
         if precision == "f32":
             return quantizers.float_candidates(self.path, self.file(""))
+        if precision == "fp16":
+            found = quantizers.float_candidates(self.path, self.file(""))
+            return {"mlopt": self.ours_half(), "float32": found.pop("mlopt"), **found}
         found = {}
         try:
             found["mlopt"] = self.ours_int8()
@@ -86,7 +96,7 @@ def choose(subject, precision, engines, o):
             continue
         tried = []
         for name, path in models_of.items():
-            if name != "mlopt" and (engine == "cpu" or (engine != "ort" and precision == "f32")):
+            if name != "mlopt" and (engine == "cpu" or (engine != "ort" and name == "fused")):
                 continue
             try:
                 one = {"name": name, "path": path, "int8": measure.heavy_int8(path, engine)}
@@ -113,6 +123,15 @@ def check_f32(subject, chosen):
             fail("%s f32: the outputs of cpu and %s differ by %.2g of the largest" % (subject.name, engine, deviation))
         if chosen[engine]["int8"]["nodes"]:
             fail("%s f32: %s runs int8" % (subject.name, engine))
+    return found
+
+
+def check_fp16(subject, chosen):
+    """The float16 model's outputs next to the float32 model's."""
+    path, data, out = chosen["cpu"]["path"], subject.file("-test.npz"), subject.file("-out.npz")
+    found = {"float32": measure.deviation(measure.outputs(path, data, "cpu", out), measure.outputs(subject.path, data, "cpu", out))}
+    if found["float32"] > FP16_TOLERANCE:
+        fail("%s fp16: the outputs differ from float32's by %.2g of the largest" % (subject.name, found["float32"]))
     return found
 
 
@@ -143,6 +162,8 @@ def measure_row(subject, precision, threads, engines, o):
     if o.checks and threads == o.threads[0]:
         if precision == "int8":
             row["same_file_cosine"] = check_int8(subject, chosen, o.reference)
+        elif precision == "fp16":
+            row["deviation"] = check_fp16(subject, chosen)
         else:
             row["deviation"] = check_f32(subject, chosen)
     row["models"] = {e: {k: one[k] for k in ("name", "int8", "cosine")} for e, one in chosen.items()}
@@ -201,7 +222,7 @@ def table(rows, peers):
 def notes(rows):
     """Once for each model and precision: what ran, and how it agrees."""
     lines, seen = [], set()
-    words = {"mlopt": "mlopt quantize", "fused": "ORT's transformer optimizer"}
+    words = {"mlopt": "mlopt quantize", "float32": "the float32 model", "fused": "ORT's transformer optimizer"}
     for row in rows:
         if (row["model"], row["precision"]) in seen:
             continue
@@ -209,12 +230,14 @@ def notes(rows):
         parts = []
         for e, one in row["models"].items():
             text = e
-            if row["precision"] == "int8" or one["name"] != "mlopt":
+            if row["precision"] == "fp16" and e == "cpu":
+                text += " differs from float32 by %.1g of the largest output" % row.get("deviation", {}).get("float32", float("nan"))
+            elif row["precision"] != "f32" or one["name"] != "mlopt":
                 text += " runs the file of " + words.get(one["name"], "ORT's %s quantizer" % one["name"])
             if row["precision"] == "int8":
                 text += ", %d of %d heavy nodes in int8 (%.0f%% of their time), cosine to float %.4f" % (
                     one["int8"]["nodes"], one["int8"]["of"], 100 * one["int8"]["share"], one["cosine"])
-            elif e != "cpu":
+            elif e != "cpu" and row["precision"] == "f32":
                 text += " differs from cpu by %.1g of the largest output" % row.get("deviation", {}).get(e, float("nan"))
             if text != "cpu":
                 parts.append(text)
@@ -240,7 +263,7 @@ def parse():
     p.add_argument("--quick", action="store_true", help="two models, one thread, few rounds")
     p.add_argument("--models", type=words, help="of models.py; with --model and without this, none")
     p.add_argument("--model", action="append", default=[], metavar="PATH[,DIM=SIZE…]", help="a model of your own; open dimensions get sizes")
-    p.add_argument("--precisions", type=words, default=["f32", "int8"])
+    p.add_argument("--precisions", type=words, default=["f32", "int8", "fp16"])
     p.add_argument("--threads", type=words)
     p.add_argument("--peers", type=words, default=["ort", "openvino"])
     p.add_argument("--seconds", type=float, default=0.8, help="measuring time of a process")

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engines/cpu/fast/tile_f16_impl.h"
+#include "engines/cpu/fast/tile_fixed_impl.h"
 #include "engines/cpu/fast/tiling_impl.h"
 #include "engines/cpu/image_impl.h"
 
@@ -26,14 +27,30 @@ struct call {
     char *bordered;
     float x_scale; /* FP16: what x is multiplied by */
     atomic_uint largest;
+    tile_fixed_line_fn *fixed_line;
+    float *units;        /* fixed point: behind the copy */
+    atomic_bool special; /* fixed point: x has values that are not finite */
 };
+
+/* Pixels of the copy as numbers of one unit, which fixed point has. */
+static float to_numbers(struct call *call, const char *from, size_t pixels, char *to)
+{
+    const struct border *b = &call->s->border;
+    bool special = false;
+    float unit = call->fixed_line((const float *)(const void *)from, pixels, b->source_bytes / sizeof(float),
+                                  b->pixel_bytes / sizeof(int16_t), (int16_t *)(void *)to, &special);
+    if (special)
+        atomic_store(&call->special, true);
+    return unit;
+}
 
 /* Index: a line of pixels of the bordered copy. */
 static void copy_lines(void *arg, size_t begin, size_t end, unsigned worker)
 {
     MLO_UNUSED(worker);
-    const struct call *call = arg;
+    struct call *call = arg;
     const struct border *b = &call->s->border;
+    const bool fixed = call->s->product.type == TILE_FIXED;
     size_t line_bytes = b->to[2] * b->pixel_bytes, lead = MLO_MIN(b->pad[2], b->to[2]) * b->pixel_bytes;
     size_t body = MLO_MIN(b->from[2] * b->pixel_bytes, line_bytes - lead), pixels = body / b->pixel_bytes;
     for (size_t i = begin; i < end; i++) {
@@ -41,6 +58,8 @@ static void copy_lines(void *arg, size_t begin, size_t end, unsigned worker)
         size_t h = i % b->to[1] - b->pad[1], d = i / b->to[1] % b->to[0] - b->pad[0];
         if (h >= b->from[1] || d >= b->from[0]) { /* in front: wraps around to a large number */
             memset(to, b->fill, line_bytes);
+            if (fixed)
+                call->units[i] = 0.0f;
             continue;
         }
         size_t image = i / b->to[1] / b->to[0];
@@ -52,6 +71,8 @@ static void copy_lines(void *arg, size_t begin, size_t end, unsigned worker)
             const float *x = (const float *)(const void *)call->source + image * planes * plane +
                              (d * b->from[1] + h) * b->from[2];
             call->interleave(x, plane, planes, pixels, (float *)(void *)(to + lead));
+        } else if (fixed) {
+            call->units[i] = to_numbers(call, from, pixels, to + lead);
         } else if (call->s->product.type == TILE_F16) {
             tile_f16_rows((const float *)(const void *)from, pixels, b->source_bytes / sizeof(float),
                           b->pixel_bytes / sizeof(uint16_t), call->x_scale, (uint16_t *)(void *)(to + lead));
@@ -59,6 +80,22 @@ static void copy_lines(void *arg, size_t begin, size_t end, unsigned worker)
             memcpy(to + lead, from, body);
         }
         memset(to + lead + body, b->fill, line_bytes - lead - body);
+    }
+}
+
+/* Index: pixels that share a unit. */
+static void narrow_pixels(void *arg, size_t begin, size_t end, unsigned worker)
+{
+    MLO_UNUSED(worker);
+    struct call *call = arg;
+    const struct border *b = &call->s->border;
+    size_t count = b->images * b->to[0] * b->to[1] * b->to[2];
+    for (size_t i = begin; i < end; i++) {
+        size_t first = i * b->shared, last = MLO_MIN(first + b->shared, count);
+        float unit = to_numbers(call, call->source + first * b->source_bytes, last - first,
+                                call->bordered + first * b->pixel_bytes);
+        for (size_t p = first; p < last; p++)
+            call->units[p] = unit;
     }
 }
 
@@ -85,6 +122,17 @@ static void scale_x(struct call *call, struct mlo_program *program)
     mlo_pool_run(program->pool, parts, fast_grain(program->pool, parts, bytes / COPIED_A_CYCLE), find_largest,
                  call);
     call->x_scale = tile_f16_scale(atomic_load(&call->largest));
+}
+
+/* x as the kernels read it. */
+static void copy_x(struct call *call, struct mlo_program *program)
+{
+    const struct border *b = &call->s->border;
+    size_t lines = b->images * b->to[0] * b->to[1], pixels = lines * b->to[2];
+    size_t parts = b->by_pixel ? (pixels + b->shared - 1) / b->shared : lines;
+    mlo_pool_run(program->pool, parts,
+                 fast_grain(program->pool, parts, pixels * b->pixel_bytes / COPIED_A_CYCLE),
+                 b->by_pixel ? narrow_pixels : copy_lines, call);
 }
 
 static const char *line_at(const struct call *call, size_t line)
@@ -151,6 +199,20 @@ static void run_posts(const struct call *call, const struct tile *t, size_t rows
     }
 }
 
+/* The units of the tile's rows. */
+static void find_units(const struct call *call, size_t first, size_t rows, struct tile *t)
+{
+    const struct border *b = &call->s->border;
+    if (b->by_pixel) {
+        t->units0 = call->units + first;
+        t->units1 = t->units0 + (rows + 1) / 2;
+    } else {
+        size_t line_bytes = b->to[2] * b->pixel_bytes;
+        t->units0 = call->units + fast_quotient((size_t)(t->x0 - call->x), line_bytes);
+        t->units1 = call->units + fast_quotient((size_t)(t->x1 - call->x), line_bytes);
+    }
+}
+
 /* Tiles [begin, end) of one panel, for groups of depth [from, to) of it; `next` is the panel after it. */
 static void run_panel(const struct call *call, size_t index, size_t next, size_t begin, size_t end,
                       size_t from, size_t to)
@@ -181,11 +243,17 @@ static void run_panel(const struct call *call, size_t index, size_t next, size_t
                      .residual_stride = from ? s->y_stride : s->residual_stride,
                      .columns = panel.columns,
                      .epilogue = &epilogue,
+                     .run = s->product.run,
+                     .width = width,
+                     .unit_taps = s->unit_taps,
+                     .unit_step = s->border.by_pixel,
                      .ahead = call->panels + tile_panel_at(&s->panels, next).offset_bytes +
                               from * width * s->panels.group_bytes};
     size_t ahead_step = s->panels.taps * t.depth * 64;
     size_t x_offset = panel.group * s->x_group + from * s->panels.group_bytes;
-    tile_fn *const *run = call->kernels->run[panel.width_index];
+    const bool fixed = s->product.type == TILE_FIXED;
+    tile_fn *const *run =
+        fixed && atomic_load(&call->special) ? call->kernels->careful : call->kernels->run[panel.width_index];
     struct cursor cursor = cursor_at(call, begin);
     float stage[TILE_ROWS_MAX * TILE_WIDTH_MAX] __attribute__((aligned(64)));
     struct tile_swish swish;
@@ -201,6 +269,8 @@ static void run_panel(const struct call *call, size_t index, size_t next, size_t
     }
     for (size_t i = begin; i < end; i++) {
         size_t first, rows = place(call, &cursor, &first, &t);
+        if (fixed)
+            find_units(call, first, rows, &t);
         t.x0 += x_offset;
         t.x1 += x_offset;
         char *y = call->y + first * s->y_stride + column * s->y_element;
@@ -265,15 +335,14 @@ static enum mlo_status tile_run(struct mlo_program *program, const struct cpu_st
                         .source = at[IN_X],
                         .interleave = tile_interleave_for(program->plan->isa),
                         .bordered = program->scratch,
-                        .x_scale = 1.0f};
+                        .x_scale = 1.0f,
+                        .fixed_line = tile_fixed_line_for(program->plan->isa),
+                        .units = (float *)(void *)(program->scratch + s->border.units_offset)};
     if (s->product.type == TILE_F16)
         scale_x(&call, program);
     if (s->border.copy) {
         call.x = call.bordered;
-        size_t lines = s->border.images * s->border.to[0] * s->border.to[1];
-        size_t bytes = lines * s->border.to[2] * s->border.pixel_bytes;
-        mlo_pool_run(program->pool, lines, fast_grain(program->pool, lines, bytes / COPIED_A_CYCLE),
-                     copy_lines, &call);
+        copy_x(&call, program);
     }
     mlo_pool_run(program->pool, s->split_tiles * s->split_panels, 1, run_parts, &call);
     return MLO_OK;
@@ -310,7 +379,7 @@ static enum mlo_status tile_restore(struct mlo_plan *plan, struct cpu_step *step
     size_t rows = tile_volume(p.out, batch, 1), elements = cpu_product(rows, out_channels, 1);
     size_t border = cpu_product(tile_volume(reach, batch, in_channels), x_element, 1);
     size_t weights = cpu_product(tile_volume(p.kernel, in_channels, (size_t)p.out_channels),
-                                 p.type == TILE_F16 ? sizeof(uint16_t) : x_element, 1);
+                                 tile_is_narrowed(&p) ? sizeof(uint16_t) : x_element, 1);
     bool small = weights < SIZE_MAX / 128 && border < SIZE_MAX / 128 && elements < SIZE_MAX / 128;
     if (!cpu_check(r, tile_supports(plan, &p) && small, "there are no kernels for a product") ||
         !cpu_slot_holds(r, plan, step->in[IN_X],

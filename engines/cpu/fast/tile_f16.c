@@ -7,8 +7,10 @@
 
 #include "engines/cpu/fast/tile_f16_impl.h"
 
-static const char *const half_names[] = {
-    [CPU_HALF_NONE] = "no", [CPU_HALF_NATIVE] = "native", [CPU_HALF_EMULATED] = "emulated"};
+static const char *const half_names[] = {[CPU_HALF_NONE] = "no",
+                                         [CPU_HALF_NATIVE] = "native",
+                                         [CPU_HALF_EMULATED] = "emulated",
+                                         [CPU_HALF_FIXED] = "fixed-point"};
 
 const char *cpu_half_name(enum cpu_half half)
 {
@@ -124,10 +126,14 @@ enum cpu_half cpu_half_current(void)
     enum mlo_isa isa = mlo_isa_current();
     if (asked == MLO_FP16_EMULATE)
         return isa >= MLO_ISA_AVX2 && fast_has_f16c() ? CPU_HALF_EMULATED : CPU_HALF_NONE;
-    if (asked == MLO_FP16_OFF || isa < MLO_ISA_AVX512_FP16)
+    if (asked == MLO_FP16_FIXED)
+        return isa >= MLO_ISA_AVX2 ? CPU_HALF_FIXED : CPU_HALF_NONE;
+    if (asked == MLO_FP16_OFF || isa < MLO_ISA_AVX512_VNNI)
         return CPU_HALF_NONE;
+    if (isa < MLO_ISA_AVX512_FP16)
+        return CPU_HALF_FIXED;
     pthread_once(&native_checked, check_native);
-    return native_agrees ? CPU_HALF_NATIVE : CPU_HALF_NONE;
+    return native_agrees ? CPU_HALF_NATIVE : CPU_HALF_FIXED;
 }
 
 /* --- values ------------------------------------------------------------------------------------------- */

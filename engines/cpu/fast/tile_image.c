@@ -16,6 +16,7 @@ void tile_product_save(struct cpu_writer *w, const struct tile_product *p)
     }
     cpu_put_u32(w, p->fill);
     cpu_put_u32(w, p->planar);
+    cpu_put_u32(w, p->run);
     cpu_put_f32(w, e->low);
     cpu_put_f32(w, e->high);
     cpu_put_u32(w, e->inner);
@@ -80,6 +81,8 @@ void tile_product_restore(struct cpu_reader *r, struct tile_product *p)
     }
     p->fill = (uint8_t)cpu_get_u32(r);
     p->planar = cpu_get_u32(r) != 0;
+    p->run = cpu_get_u32(r);
+    ok &= p->run > 0 || p->type != TILE_FIXED;
     ok &= !p->planar ||
           (p->type == TILE_F32 && p->groups == 1 && p->in_channels > 1 && p->in_channels <= TILE_PLANES_MAX);
     get_epilogue(r, &p->epilogue);
@@ -98,7 +101,7 @@ void tile_product_restore(struct cpu_reader *r, struct tile_product *p)
           (p->residual < 0) == (p->epilogue.residual_dtype == MLO_DTYPE_NONE) &&
           (p->residual < 0 || is_number(p->epilogue.residual_dtype)) &&
           (!posts || p->epilogue.y_dtype == MLO_FLOAT32 || p->y_scale > 0.0f);
-    if (p->type == TILE_F32 || p->type == TILE_F16)
+    if (!tile_is_int8(p))
         ok &= p->epilogue.y_dtype == MLO_FLOAT32 &&
               (p->residual < 0 || p->epilogue.residual_dtype == MLO_FLOAT32);
     cpu_check(r, ok, "a product is none that there is");

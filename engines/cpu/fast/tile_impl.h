@@ -4,8 +4,8 @@
  *
  * A row of the output is a pixel (channels last) or a sample; a column is an output channel. Weights are
  * packed into *panels* of `width` columns, [tap][depth][width] groups, zero where a column or a depth does
- * not exist. A group is what one lane multiplies at a time: a float; four bytes (u8 or s8 times s8). In FP16
- * (tile_f16_impl.h) it is two halves, for two lanes. */
+ * not exist. A group is what one lane multiplies at a time: a float; four bytes (u8 or s8 times s8); two
+ * numbers of 16 bits (tile_fixed_impl.h). In FP16 (tile_f16_impl.h) it is two halves, for two lanes. */
 #ifndef MLO_ENGINES_CPU_FAST_TILE_IMPL_H
 #define MLO_ENGINES_CPU_FAST_TILE_IMPL_H
 
@@ -33,11 +33,12 @@ struct tile_swish {
  * <= TILE_SCALE_MAX and |bias[j]| <= TILE_BIAS_MAX, so that no result leaves the range of int32.
  * With `swish`, which only kernels that say so know, the result is x = sum * scale[j] + bias[j] in its own
  * units, then x sigmoid(alpha x), then bytes by division, rounding and the zero point; there is no residual,
- * no `inner` and no clamp but the range of the type. FP16: sum * unit * scale[j] + bias[j], then as float32.
+ * no `inner` and no clamp but the range of the type. FP16: sum * unit * scale[j] + bias[j], then as float32;
+ * fixed point: sum * scale[j] + bias[j], the units being in the sum.
  */
 struct tile_epilogue {
     const float *bias;   /* by column of the panel, padded to its width; never NULL */
-    const float *scale;  /* int8 and FP16 only: the same */
+    const float *scale;  /* all but float32: the same */
     float unit;          /* FP16 only: the driver's, a power of two that x was divided by */
     const int32_t *init; /* int8 only: what the integer sums begin with (terms of zero points); or NULL */
     float low, high;
@@ -69,6 +70,13 @@ struct tile {
     /* A hint: from here on a line of 64 bytes may be prefetched for each group of depth (the panel that comes
      * next). Never NULL. */
     const char *ahead;
+    /* Fixed point only (tile_fixed_impl.h). Row i of those at x0 (x1) has, for tap k, the unit
+     * units0[unit_taps[k] + i * unit_step] (units1). */
+    size_t run; /* groups that integers may add up */
+    size_t width;
+    const float *units0, *units1;
+    const ptrdiff_t *unit_taps;
+    size_t unit_step;
 };
 typedef void tile_fn(const struct tile *t);
 
@@ -76,7 +84,7 @@ typedef void tile_fn(const struct tile *t);
 struct tile_kernels {
     const char *name;   /* for describe: "avx512 f32" */
     size_t group_bytes; /* 4 */
-    size_t group_depth; /* elements in a group: 1 float, 4 bytes, 2 halves */
+    size_t group_depth; /* elements in a group: 1 float, 4 bytes, 2 numbers of 16 bits */
     /* The channels of x are padded to whole groups: what lies beyond may not be multiplied by 0 where it may
      * be infinite. */
     bool whole_groups;
@@ -89,7 +97,8 @@ struct tile_kernels {
      * a product with 1 / scale; a NaN becomes the lowest value. NULL for kernels of floats. */
     void (*quantize)(const float *x, size_t rows, size_t width, size_t columns, const struct cpu_qparams *q,
                      char *y, size_t y_stride);
-    bool swish; /* they know the epilogue's `swish` */
+    bool swish;              /* they know the epilogue's `swish` */
+    tile_fn *const *careful; /* fixed point only: [rows - 1], for values of x that are not finite */
 };
 /* NULL: none for that instruction set (int8 without VNNI). */
 const struct tile_kernels *tile_kernels_f32(enum mlo_isa isa);
@@ -100,8 +109,9 @@ const struct tile_kernels *tile_kernels_s8s8(enum mlo_isa isa);
 
 /* --- the driver: tile_plan.c plans and emits, tile.c runs --------------------------------------------- */
 
-/* TILE_F16: x, bias, residual and y are float32, x is rounded to halves in the copy with border. */
-enum tile_type { TILE_F32, TILE_U8S8, TILE_S8S8, TILE_F16, TILE_TYPES };
+/* TILE_F16, TILE_FIXED: x, bias, residual and y are float32, x becomes halves or numbers of 16 bits in the
+ * copy with border. */
+enum tile_type { TILE_F32, TILE_U8S8, TILE_S8S8, TILE_F16, TILE_FIXED, TILE_TYPES };
 enum { TILE_POSTS_MAX = 4, TILE_PLANES_MAX = 4 };
 
 /* An activation that is more than a clamp: done on a tile's rows of floats while they are in the cache, or by
@@ -122,10 +132,11 @@ struct tile_product {
     const void *weights;
     size_t weights_bytes, w_out, w_in, w_tap;
     const float *bias;   /* by output channel of all groups, or NULL: 0 */
-    const float *scale;  /* int8 and FP16 only: the same, not NULL */
+    const float *scale;  /* all but float32: the same, not NULL */
     const int32_t *init; /* int8 only: the same, or NULL */
     uint8_t fill;        /* bytes in the padding: int8's zero point */
     bool half;           /* float32: the model has float16 here */
+    uint32_t run;        /* fixed point only: the tile's */
     /* x is row-major: its planes become channels last in the copy with border. float32 of one group and 2 to
      * TILE_PLANES_MAX channels. */
     bool planar;
@@ -139,7 +150,12 @@ struct tile_product {
     int x, residual, y; /* slots: channels last; residual -1: none */
 };
 
-/* Its sums are of integers. */
+/* Its x is made 16 bits wide from float32. */
+static inline bool tile_is_narrowed(const struct tile_product *p)
+{
+    return p->type == TILE_F16 || p->type == TILE_FIXED;
+}
+/* Its values are bytes. */
 static inline bool tile_is_int8(const struct tile_product *p)
 {
     return p->type == TILE_U8S8 || p->type == TILE_S8S8;

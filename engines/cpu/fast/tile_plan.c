@@ -5,10 +5,11 @@
 #include <string.h>
 
 #include "engines/cpu/fast/tile_f16_impl.h"
+#include "engines/cpu/fast/tile_fixed_impl.h"
 #include "engines/cpu/fast/tiling_impl.h"
 
 /* What one pass over the panels works on should leave room in a second-level cache of 1 MB. */
-enum { BLOCK_BYTES = 384 * 1024, LINES_BYTES = 24 * 1024, BLOCK_DEPTH = 1024 };
+enum { SHORT_DEPTH = 32, BLOCK_BYTES = 384 * 1024, LINES_BYTES = 24 * 1024, BLOCK_DEPTH = 1024 };
 
 const struct tile_kernels *tiling_kernels(enum tile_type type, const struct mlo_plan *plan)
 {
@@ -16,6 +17,7 @@ const struct tile_kernels *tiling_kernels(enum tile_type type, const struct mlo_
         [TILE_F32] = tile_kernels_f32,
         [TILE_U8S8] = tile_kernels_u8s8,
         [TILE_S8S8] = tile_kernels_s8s8,
+        [TILE_FIXED] = tile_kernels_fixed,
     };
     return type == TILE_F16 ? tile_kernels_f16(plan->half) : tables[type](plan->isa);
 }
@@ -71,6 +73,9 @@ bool tile_supports(const struct mlo_plan *plan, const struct tile_product *p)
         if (p->in[i] < 1 || p->out[i] < 1 || p->kernel[i] < 1)
             return false;
     if (kernels->whole_groups && p->groups > 1 && (size_t)p->in_channels % kernels->group_depth)
+        return false;
+    /* a tap's sums have a unit, so that short ones are no faster than float32 */
+    if (p->type == TILE_FIXED && p->in_channels * p->kernel[2] < SHORT_DEPTH)
         return false;
     /* groups of few channels would multiply padding */
     return p->groups == 1 || (size_t)p->out_channels * 2 > kernels->widths[0];
@@ -141,18 +146,40 @@ bool tile_product_swish(const struct tile_product *p, struct tile_swish *out)
            e->low == -INFINITY && e->high == INFINITY;
 }
 
+/* Every output reads the pixel of x that is in its own place. */
+static bool is_plain(const struct tile_product *p)
+{
+    bool plain = true;
+    for (int i = 0; i < 3; i++)
+        plain &= p->kernel[i] == 1 && p->stride[i] == 1 && p->pad[i] == 0 && p->in[i] == p->out[i];
+    return plain;
+}
+
+/* Where the units of x are, behind its copy. */
+static void plan_units(struct tiling *s)
+{
+    enum { SHARED_ELEMENTS = 256, ALIGNMENT = 64 };
+    struct border *b = &s->border;
+    size_t channels = b->source_bytes / sizeof(float), lines = b->images * b->to[0] * b->to[1];
+    b->shared = MLO_MAX(SHARED_ELEMENTS / channels, (size_t)1);
+    b->units_offset = (b->bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    b->bytes = b->units_offset + (b->by_pixel ? lines * b->to[2] : lines) * sizeof(float);
+}
+
 /* Where the border is, and how rows are found in x. */
 static void plan_source(struct tiling *s, bool roomy, size_t element)
 {
     const struct tile_product *p = &s->product;
     struct border *b = &s->border;
     size_t pixel = (size_t)p->groups * s->panels.channels * element, pitch[3];
-    bool half = p->type == TILE_F16;
-    *b = (struct border){.copy = p->planar || half,
+    bool narrowed = tile_is_narrowed(p), fixed = p->type == TILE_FIXED;
+    *b = (struct border){.copy = p->planar || narrowed,
                          .images = (size_t)p->batch,
                          .pixel_bytes = pixel,
-                         .source_bytes = half ? (size_t)(p->groups * p->in_channels) * sizeof(float) : pixel,
-                         .fill = p->fill};
+                         .source_bytes =
+                             narrowed ? (size_t)(p->groups * p->in_channels) * sizeof(float) : pixel,
+                         .fill = p->fill,
+                         .by_pixel = fixed && is_plain(p)};
     for (int i = 0; i < 3; i++) {
         int64_t reach = (p->out[i] - 1) * p->stride[i] + (p->kernel[i] - 1) * p->dilation[i] + 1;
         b->from[i] = (size_t)p->in[i];
@@ -176,20 +203,26 @@ static void plan_source(struct tiling *s, bool roomy, size_t element)
     s->steps[2] = (size_t)p->stride[1] * line;
     s->line_rows = (size_t)p->out[2];
     s->lines = (size_t)(p->batch * p->out[0] * p->out[1]);
-    /* lines that follow each other as rows do are one */
+    /* lines that follow each other as rows do are one, but where each has its unit */
     size_t run = s->line_rows * s->x_stride;
-    if ((p->out[1] == 1 || s->steps[2] == run) && (p->out[0] == 1 || s->steps[1] == run * s->counts[1]) &&
+    if ((!fixed || b->by_pixel) && (p->out[1] == 1 || s->steps[2] == run) &&
+        (p->out[0] == 1 || s->steps[1] == run * s->counts[1]) &&
         (p->batch == 1 || s->steps[0] == run * s->counts[1] * s->counts[0])) {
         s->line_rows *= s->lines;
         s->lines = s->counts[0] = s->counts[1] = 1;
     }
+    if (fixed)
+        plan_units(s);
     size_t columns = s->panels.taps / (size_t)(p->kernel[0] * p->kernel[1]), n = 0;
+    ptrdiff_t *unit_taps = s->taps + s->panels.taps;
+    s->unit_taps = unit_taps;
     for (int64_t d = 0; d < p->kernel[0]; d++)
         for (int64_t h = 0; h < p->kernel[1]; h++)
-            for (size_t w = 0; w < columns; w++)
-                s->taps[n++] =
-                    (ptrdiff_t)((size_t)(d * p->dilation[0]) * plane + (size_t)(h * p->dilation[1]) * line +
-                                w * (size_t)p->dilation[2] * pixel);
+            for (size_t w = 0; w < columns; w++, n++) {
+                size_t lines = (size_t)(d * p->dilation[0]) * pitch[1] + (size_t)(h * p->dilation[1]);
+                s->taps[n] = (ptrdiff_t)(lines * line + w * (size_t)p->dilation[2] * pixel);
+                unit_taps[n] = b->by_pixel ? 0 : (ptrdiff_t)lines;
+            }
 }
 
 static size_t ceil_div(size_t a, size_t b)
@@ -261,7 +294,7 @@ struct tiling *tiling_new(const struct mlo_plan *plan, const struct tile_product
     const struct tile_kernels *kernels = tiling_kernels(product->type, plan);
     struct tile_panels panels;
     tile_panels_init(&panels, kernels, product);
-    struct tiling *s = calloc(1, sizeof *s + panels.taps * sizeof s->taps[0]);
+    struct tiling *s = calloc(1, sizeof *s + 2 * panels.taps * sizeof s->taps[0]);
     if (!s)
         return NULL;
     size_t element = kernels->group_bytes / kernels->group_depth;
@@ -300,7 +333,8 @@ static int panels_slot(struct mlo_plan *plan, const struct tile_panels *n, const
     struct packing packing = {n, p};
     uint64_t params[] = {n->groups,      n->columns,  n->width, n->tail, n->taps, n->tap_elements,
                          n->group_depth, n->channels, p->w_out, p->w_in, p->w_tap};
-    static const char *const kinds[TILE_TYPES] = {"tile f32", "tile int8", "tile int8", "tile f16"};
+    static const char *const kinds[TILE_TYPES] = {"tile f32", "tile int8", "tile int8", "tile f16",
+                                                  "tile fixed16"};
     struct cpu_const_key key = {.kind = kinds[p->type],
                                 .source = p->weights,
                                 .source_bytes = p->weights_bytes,
@@ -323,7 +357,7 @@ static int columns_slot(struct mlo_plan *plan, const struct tile_panels *panels,
 enum mlo_status tile_emit(struct mlo_plan *plan, const struct mlo_node *node, const struct tile_product *p,
                           struct cpu_step **out, struct mlo_error *err)
 {
-    static const char *const precisions[TILE_TYPES] = {"f32", "int8", "int8", "f16"};
+    static const char *const precisions[TILE_TYPES] = {"f32", "int8", "int8", "f16", "fixed16"};
     const struct tile_kernels *kernels = tiling_kernels(p->type, plan);
     struct tiling *s = tiling_new(plan, p, plan->slots[p->x].kind == CPU_SLOT_ARENA);
     struct cpu_step *step = s ? cpu_step_new(plan, &fast_tile_class, node, IN_COUNT, 1) : NULL;

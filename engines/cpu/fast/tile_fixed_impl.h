@@ -1,0 +1,50 @@
+/* Private to products in 16-bit fixed point: how models that are stored in float16 are computed where the CPU
+ * multiplies pairs of 16-bit integers twice as fast as float32 (AVX-512 VNNI; AVX2) and has no FP16.
+ *
+ * Values of x are numbers of at most TILE_FIXED_X times a unit, which is that of a line of pixels (of some
+ * pixels, where an output reads one): the largest of its finite values / TILE_FIXED_X. Weights are numbers of
+ * at most TILE_FIXED_W times their column's scale. Products are summed in int32, exactly: as many as cannot
+ * leave its range for any x (the step's `run`, which follows from the weights), then in float32 times the
+ * unit.
+ *
+ * Against the exact sum of the products of the operands: with X the largest |x| of the output's lines and W
+ * the largest |w| of its column, both operands err by half a unit, so the error is at most
+ * sum |w| X / (2 TILE_FIXED_X) + sum |x| W / (2 TILE_FIXED_W) + (a term of both) + what adding
+ * ceil(depth / run) float32 numbers rounds. Rounded to float16 instead, |x| and |w| err by 2^-12 of
+ * themselves: fixed point errs less than that on values above an eighth of the line's (half of the column's)
+ * largest one, and more on values that are smaller: so an error is small next to the sum's largest terms.
+ *
+ * Values that are infinite or NaN are codes of their own; a step that meets one in x is computed by kernels
+ * that know them (`careful`), in float32. An infinity times a weight that rounds to 0 is NaN. */
+#ifndef MLO_ENGINES_CPU_FAST_TILE_FIXED_IMPL_H
+#define MLO_ENGINES_CPU_FAST_TILE_FIXED_IMPL_H
+
+#include "engines/cpu/fast/tile_impl.h"
+
+enum {
+    TILE_FIXED_X = 16383,
+    TILE_FIXED_W = 4095,
+    TILE_FIXED_INFINITE = INT16_MAX, /* and its negative */
+    TILE_FIXED_NAN = INT16_MIN,
+    TILE_FIXED_BLOCK = 16, /* elements; as many products never leave int32 */
+};
+_Static_assert(2LL * TILE_FIXED_BLOCK * TILE_FIXED_W * TILE_FIXED_X <= INT32_MAX, "a run of two blocks");
+
+/* What a line with smaller values than these has for its largest: their quotient must be finite. */
+#define TILE_FIXED_LEAST 0x1p-100f
+
+/* NULL: there are none for that instruction set. */
+const struct tile_kernels *tile_kernels_fixed(enum mlo_isa isa);
+extern const struct tile_kernels tile_fixed_avx2, tile_fixed_vnni;
+
+/* `pixels` times `channels` floats, one behind the other, as numbers of a unit, which is returned; a pixel is
+ * followed by zeros up to `padded`. Sets *special where there is a value that is not finite. */
+typedef float tile_fixed_line_fn(const float *x, size_t pixels, size_t channels, size_t padded, int16_t *out,
+                                 bool *special);
+tile_fixed_line_fn *tile_fixed_line_for(enum mlo_isa isa);
+tile_fixed_line_fn tile_fixed_line_avx2, tile_fixed_line_avx512;
+
+/* Tiles of 1 to TILE_ROWS_MAX rows and any width, for x with codes. */
+extern tile_fn *const tile_fixed_careful[TILE_ROWS_MAX];
+
+#endif
