@@ -83,20 +83,15 @@ static void copy_lines(void *arg, size_t begin, size_t end, unsigned worker)
     }
 }
 
-/* Index: pixels that share a unit. */
+/* Index: a pixel. */
 static void narrow_pixels(void *arg, size_t begin, size_t end, unsigned worker)
 {
     MLO_UNUSED(worker);
     struct call *call = arg;
     const struct border *b = &call->s->border;
-    size_t count = b->images * b->to[0] * b->to[1] * b->to[2];
-    for (size_t i = begin; i < end; i++) {
-        size_t first = i * b->shared, last = MLO_MIN(first + b->shared, count);
-        float unit = to_numbers(call, call->source + first * b->source_bytes, last - first,
-                                call->bordered + first * b->pixel_bytes);
-        for (size_t p = first; p < last; p++)
-            call->units[p] = unit;
-    }
+    for (size_t i = begin; i < end; i++)
+        call->units[i] =
+            to_numbers(call, call->source + i * b->source_bytes, 1, call->bordered + i * b->pixel_bytes);
 }
 
 /* Index: a part of x, of LARGEST_PART floats. */
@@ -129,7 +124,7 @@ static void copy_x(struct call *call, struct mlo_program *program)
 {
     const struct border *b = &call->s->border;
     size_t lines = b->images * b->to[0] * b->to[1], pixels = lines * b->to[2];
-    size_t parts = b->by_pixel ? (pixels + b->shared - 1) / b->shared : lines;
+    size_t parts = b->by_pixel ? pixels : lines;
     mlo_pool_run(program->pool, parts,
                  fast_grain(program->pool, parts, pixels * b->pixel_bytes / COPIED_A_CYCLE),
                  b->by_pixel ? narrow_pixels : copy_lines, call);

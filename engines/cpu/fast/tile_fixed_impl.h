@@ -1,11 +1,11 @@
 /* Private to products in 16-bit fixed point: how models that are stored in float16 are computed where the CPU
  * multiplies pairs of 16-bit integers twice as fast as float32 (AVX-512 VNNI; AVX2) and has no FP16.
  *
- * Values of x are numbers of at most TILE_FIXED_X times a unit, which is that of a line of pixels (of some
- * pixels, where an output reads one): the largest of its finite values / TILE_FIXED_X. Weights are numbers of
- * at most TILE_FIXED_W times their column's scale. Products are summed in int32, exactly: as many as cannot
- * leave its range for any x (the step's `run`, which follows from the weights), then in float32 times the
- * unit.
+ * Values of x are numbers of at most TILE_FIXED_X times a unit, which is that of a pixel or row where an
+ * output reads one of them, else of a line of pixels: the largest of its finite values / TILE_FIXED_X.
+ * Weights are numbers of at most TILE_FIXED_W times their column's scale. Products are summed in int32,
+ * exactly: as many as cannot leave its range for any x (the step's `run`, which follows from the weights),
+ * then in float32 times the unit.
  *
  * Against the exact sum of the products of the operands: with X the largest |x| of the output's lines and W
  * the largest |w| of its column, both operands err by half a unit, so the error is at most

@@ -9,7 +9,7 @@
 #include "engines/cpu/fast/tiling_impl.h"
 
 /* What one pass over the panels works on should leave room in a second-level cache of 1 MB. */
-enum { SHORT_DEPTH = 32, BLOCK_BYTES = 384 * 1024, LINES_BYTES = 24 * 1024, BLOCK_DEPTH = 1024 };
+enum { SHORT_DEPTH = 64, BLOCK_BYTES = 384 * 1024, LINES_BYTES = 24 * 1024, BLOCK_DEPTH = 1024 };
 
 const struct tile_kernels *tiling_kernels(enum tile_type type, const struct mlo_plan *plan)
 {
@@ -158,10 +158,9 @@ static bool is_plain(const struct tile_product *p)
 /* Where the units of x are, behind its copy. */
 static void plan_units(struct tiling *s)
 {
-    enum { SHARED_ELEMENTS = 256, ALIGNMENT = 64 };
+    enum { ALIGNMENT = 64 };
     struct border *b = &s->border;
-    size_t channels = b->source_bytes / sizeof(float), lines = b->images * b->to[0] * b->to[1];
-    b->shared = MLO_MAX(SHARED_ELEMENTS / channels, (size_t)1);
+    size_t lines = b->images * b->to[0] * b->to[1];
     b->units_offset = (b->bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     b->bytes = b->units_offset + (b->by_pixel ? lines * b->to[2] : lines) * sizeof(float);
 }

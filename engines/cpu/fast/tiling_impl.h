@@ -15,10 +15,10 @@ struct border {
     size_t pixel_bytes, bytes;     /* of a pixel, of all */
     size_t source_bytes;           /* of a pixel of x */
     uint8_t fill;
-    /* Fixed point: the units stand behind the copy, one for each line of it, or, where an output reads one
-     * pixel, one for each pixel, of which `shared` that follow each other have the same. */
+    /* Fixed point: units stand behind the copy, one for each of its pixels where an output reads one pixel, else one
+     * for each line. */
     bool by_pixel;
-    size_t shared, units_offset;
+    size_t units_offset;
 };
 
 struct tiling {

@@ -43,6 +43,8 @@ enum {
 /* Of the largest logit, for runs of 32 sums that are rounded to 11 bits in each layer: 2,000 images stay
  * below half of it. */
 #define HALF_TOLERANCE 0.004
+/* In fixed point sums are exact, and what is rounded are values, to 14 bits. */
+#define FIXED_TOLERANCE 0.002
 
 struct fixture {
     char folder[64], int8[96], half[96];
@@ -193,42 +195,52 @@ static void test_fashion__accuracy_is_that_of_the_model(void **state)
     mlo_tensor_clear(&int8);
 }
 
-/* In the arithmetic of a CPU with FP16, by its instructions too where they are: the same bits. */
-static void test_fashion__float16_in_fp16_decides_as_float32(void **state)
+/* In FP16 as a CPU with it computes (`how` "emulate"), or in fixed point ("fixed"): not float32's bits, and
+ * near. */
+static void decides_as_float32(const struct fixture *f, const char *how, double tolerance)
 {
-    const struct fixture *f = *state;
     struct mlo_tensor want = {0}, got = {0}, other = {0};
-    if (getenv("MLOPT_ISA_CASE"))
-        skip(); /* emulated, it is the same whatever the case */
-    assert_int_equal(setenv("MLOPT_FP16", "emulate", 1), 0);
+    if (getenv("MLOPT_ISA_CASE") && strcmp(how, "emulate") == 0)
+        skip(); /* it is the same whatever the case */
+    assert_int_equal(setenv("MLOPT_FP16", how, 1), 0);
     if (cpu_half_current() == CPU_HALF_NONE) {
         assert_int_equal(unsetenv("MLOPT_FP16"), 0);
-        print_message("left out: FP16 cannot be emulated with the kernels of %s\n",
+        print_message("left out: %s needs other kernels than those of %s\n", how,
                       mlo_isa_name(mlo_isa_current()));
         skip();
     }
     logits(SOURCE, "reference", MLO_NUMERICS_FAST, REFERENCE_IMAGES, REFERENCE_IMAGES, &want, NULL);
     logits(f->half, "cpu", MLO_NUMERICS_FAST, REFERENCE_IMAGES, 1, &got, NULL);
-    agree(&got, &want, HALF_TOLERANCE, "float16 in FP16 and the reference's float32");
+    agree(&got, &want, tolerance, "float16 and the reference's float32");
     assert_int_equal(setenv("MLOPT_FP16", "off", 1), 0);
     logits(f->half, "cpu", MLO_NUMERICS_FAST, REFERENCE_IMAGES, 1, &other, NULL);
-    assert_memory_not_equal(other.data, got.data,
-                            mlo_tensor_count(&got) * sizeof(float)); /* it was in FP16 */
-    assert_int_equal(setenv("MLOPT_FP16", "emulate", 1), 0);
+    assert_memory_not_equal(other.data, got.data, mlo_tensor_count(&got) * sizeof(float));
+    assert_int_equal(setenv("MLOPT_FP16", how, 1), 0);
     mlo_tensor_clear(&want);
     mlo_tensor_clear(&got);
     mlo_tensor_clear(&other);
     logits(SOURCE, "cpu", MLO_NUMERICS_FAST, IMAGES_IN_HALVES, 8, &want, NULL);
     logits(f->half, "cpu", MLO_NUMERICS_FAST, IMAGES_IN_HALVES, 8, &got, NULL);
-    agree(&got, &want, HALF_TOLERANCE, "float16 in FP16 and float32");
+    agree(&got, &want, tolerance, "float16 and float32");
     assert_int_equal(unsetenv("MLOPT_FP16"), 0);
-    if (mlo_isa_current() >= MLO_ISA_AVX512_FP16) {
+    /* by its instructions, where they are, the same bits */
+    if (strcmp(how, "emulate") == 0 && mlo_isa_current() >= MLO_ISA_AVX512_FP16) {
         logits(f->half, "cpu", MLO_NUMERICS_FAST, IMAGES_IN_HALVES, 8, &other, NULL);
         assert_memory_equal(other.data, got.data, mlo_tensor_count(&got) * sizeof(float));
         mlo_tensor_clear(&other);
     }
     mlo_tensor_clear(&want);
     mlo_tensor_clear(&got);
+}
+
+static void test_fashion__float16_in_fp16_decides_as_float32(void **state)
+{
+    decides_as_float32(*state, "emulate", HALF_TOLERANCE);
+}
+
+static void test_fashion__float16_in_fixed_point_decides_as_float32(void **state)
+{
+    decides_as_float32(*state, "fixed", FIXED_TOLERANCE);
 }
 
 int main(void)
@@ -238,6 +250,7 @@ int main(void)
         cmocka_unit_test(test_fashion__int8_decides_as_reference),
         cmocka_unit_test(test_fashion__accuracy_is_that_of_the_model),
         cmocka_unit_test(test_fashion__float16_in_fp16_decides_as_float32),
+        cmocka_unit_test(test_fashion__float16_in_fixed_point_decides_as_float32),
     };
     if (!mlo_fs_exists(IMAGES)) {
         print_message("dataset-fashion-mnist is not installed\n");

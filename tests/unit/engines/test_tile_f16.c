@@ -2,23 +2,7 @@
  * than theirs; what a whole model gives against float64, within the bounds that tile_f16_impl.h derives; the
  * machine's own instructions against the emulated kernels, where it has them. */
 #include "engines/cpu/fast/tile_f16_impl.h"
-#include "helpers.h"
-
-static const struct mlo_compile_options two_threads = {.threads = 2};
-
-/* NULL: as the machine is. */
-static void set_fp16(const char *how)
-{
-    assert_int_equal(how ? setenv("MLOPT_FP16", how, 1) : unsetenv("MLOPT_FP16"), 0);
-}
-
-static void need_fp16(const char *how)
-{
-    need_isa(MLO_ISA_AVX2);
-    set_fp16(how);
-    if (cpu_half_current() == CPU_HALF_NONE)
-        skip();
-}
+#include "half_nets.h"
 
 /* --- arithmetic -------------------------------------------------------------------------------------------
  */
@@ -143,200 +127,52 @@ static void test_kernel__known_answers_tell_another_arithmetic(void **state)
 /* --- models -----------------------------------------------------------------------------------------------
  */
 
-struct shape {
-    int64_t batch, in, out, groups;
-    int64_t size[2], kernel[2], stride[2], pads[4], dilation[2];
-};
-
-static int64_t out_size(const struct shape *s, int i)
+static double bound(const struct sums *sums, double depth, double amplitude)
 {
-    return (s->size[i] + s->pads[i] + s->pads[i + 2] - (s->kernel[i] - 1) * s->dilation[i] - 1) /
-               s->stride[i] +
-           1;
+    return (1.02 * TILE_F16_RUN * 0x1p-11 + depth * 0x1p-24) * sums->absolute + depth * 0x1p-22 * amplitude;
 }
 
-/* The sum and the sum of absolute values of one output. */
-static void exact(const struct shape *s, const struct mlo_tensor *x, const struct mlo_tensor *w,
-                  const int64_t at[4], double *sum, double *absolute)
+static struct promise promise(void)
 {
-    int64_t in = s->in / s->groups, group = at[1] / (s->out / s->groups);
-    *sum = *absolute = 0;
-    for (int64_t i = 0; i < in; i++)
-        for (int64_t p = 0; p < s->kernel[0] * s->kernel[1]; p++) {
-            int64_t h = at[2] * s->stride[0] - s->pads[0] + p / s->kernel[1] * s->dilation[0];
-            int64_t v = at[3] * s->stride[1] - s->pads[1] + p % s->kernel[1] * s->dilation[1];
-            if (h < 0 || h >= s->size[0] || v < 0 || v >= s->size[1])
-                continue;
-            size_t from = (size_t)(((at[0] * s->in + group * in + i) * s->size[0] + h) * s->size[1] + v);
-            double product =
-                mlo_tensor_get_f64(x, from) *
-                mlo_tensor_get_f64(w, (size_t)((at[1] * in + i) * s->kernel[0] * s->kernel[1] + p));
-            *sum += product;
-            *absolute += fabs(product);
-        }
+    return (struct promise){.precision = "f16", .bound = bound, .typical = sqrt(TILE_F16_RUN) * 0x1p-11};
 }
 
-/* Every output is within the bound, and all together are nearer by far. */
-static void check_conv(const struct shape *s, double amplitude, const char *what)
+static void check_all_convs(const char *how)
 {
-    const double u = 0x1p-11;
-    struct net n = net_new(5);
-    int64_t xd[] = {s->batch, s->in, s->size[0], s->size[1]},
-            wd[] = {s->out, s->in / s->groups, s->kernel[0], s->kernel[1]};
-    struct mlo_value *weights = net_numbers(&n, MLO_FLOAT16, 4, wd, -amplitude, amplitude);
-    struct mlo_node *node = net_node(&n, "Conv", net_input_of(&n, MLO_FLOAT16, "x", 4, xd), weights, NULL);
-    assert_true(mlo_node_set_ints(node, "strides", s->stride, 2));
-    assert_true(mlo_node_set_ints(node, "pads", s->pads, 4));
-    assert_true(mlo_node_set_ints(node, "dilations", s->dilation, 2));
-    assert_true(mlo_node_set_i(node, "group", s->groups));
-    net_finish(&n, net_cast(&n, node->outputs[0], MLO_FLOAT32));
-    struct mlo_tensor x = random_tensor_of(MLO_FLOAT16, 4, xd, 7);
-    json_t *d = NULL;
-    struct mlo_tensor y = run_model("cpu", n.model, &two_threads, &x, &d);
-    if (count_nodes(d, "Conv", "precision", "f16") != 1)
-        fail_with_plan(d, what, "it is not in FP16");
-    json_decref(d);
-    double depth = (double)(wd[1] * wd[2] * wd[3]), squares = 0, errors = 0;
-    int64_t sizes[] = {s->batch, s->out, out_size(s, 0), out_size(s, 1)};
-    size_t count = mlo_tensor_count(&y);
-    assert_int_equal(count, (size_t)(sizes[0] * sizes[1] * sizes[2] * sizes[3]));
-    for (size_t i = 0; i < count; i++) {
-        int64_t at[4], rest = (int64_t)i;
-        for (int k = 3; k >= 0; k--, rest /= sizes[k + 1])
-            at[k] = rest % sizes[k];
-        double sum, absolute, got = mlo_tensor_get_f64(&y, i);
-        exact(s, &x, weights->constant, at, &sum, &absolute);
-        double bound = (1.02 * TILE_F16_RUN * u + depth * 0x1p-24) * absolute + depth * 0x1p-22 * amplitude;
-        if (!(fabs(got - sum) <= bound))
-            fail_msg("%s: element %zu is %.9g, exact is %.9g, the bound %g", what, i, got, sum, bound);
-        squares += sum * sum;
-        errors += (got - sum) * (got - sum);
-    }
-    if (errors > squares * TILE_F16_RUN * u * u)
-        fail_msg("%s: the error is %g of the result", what, sqrt(errors / squares));
-    mlo_tensor_clear(&x);
-    mlo_tensor_clear(&y);
-    mlo_model_free(n.model);
-}
-
-static const struct shape shapes[] = {
-    {1, 64, 96, 1, {6, 9}, {1, 1}, {1, 1}, {0, 0, 0, 0}, {1, 1}},
-    {2, 40, 24, 1, {8, 8}, {1, 1}, {2, 2}, {0, 0, 0, 0}, {1, 1}}, /* strided rows */
-    {2, 3, 20, 1, {9, 11}, {3, 3}, {1, 1}, {1, 1, 1, 1}, {1, 1}}, /* an odd number of channels */
-    {1, 3, 16, 1, {20, 53}, {7, 7}, {2, 2}, {3, 3, 3, 3}, {1, 1}},
-    {1, 1, 17, 1, {9, 8}, {5, 2}, {2, 1}, {2, 0, 1, 3}, {1, 1}},    /* one; uneven padding */
-    {3, 16, 33, 1, {7, 5}, {3, 3}, {1, 1}, {1, 1, 1, 1}, {1, 1}},   /* two lines a tile, an odd one left */
-    {1, 33, 48, 1, {14, 14}, {3, 3}, {1, 1}, {2, 2, 2, 2}, {2, 2}}, /* dilation */
-    {2, 32, 64, 2, {6, 6}, {3, 3}, {1, 1}, {1, 1, 1, 1}, {1, 1}},   /* groups */
-    {1, 64, 64, 1, {12, 12}, {3, 3}, {1, 1}, {1, 1, 1, 1}, {1, 1}}, /* what float32 does by Winograd */
-    {1, 4, 1, 1, {5, 5}, {5, 5}, {1, 1}, {0, 0, 0, 0}, {1, 1}},     /* one output */
-    {1, 3, 8, 1, {3, 3}, {3, 3}, {3, 3}, {4, 4, 4, 4}, {1, 1}},     /* outputs of padding only */
-    {1, 600, 20, 1, {1, 3}, {1, 1}, {1, 1}, {0, 0, 0, 0}, {1, 1}},  /* deep */
-};
-
-static void check_convs(const char *how)
-{
+    struct promise promised = promise();
     need_fp16(how);
-    for (size_t i = 0; i < MLO_COUNT(shapes); i++) {
-        char what[64];
-        snprintf(what, sizeof what, "conv %zu", i);
-        check_conv(&shapes[i], 0.5, what);
-    }
-    check_conv(&shapes[0], 3e-4, "weights of which many are subnormal");
-    check_conv(&shapes[0], 60000, "large weights");
+    if (cpu_half_current() == CPU_HALF_FIXED)
+        skip();
+    check_convs(&promised);
     set_fp16(NULL);
 }
 
 static void test_conv__is_within_the_bound(void **state)
 {
     MLO_UNUSED(state);
-    check_convs("emulate");
+    check_all_convs("emulate");
 }
 
 static void test_conv__is_within_the_bound_natively(void **state)
 {
     MLO_UNUSED(state);
-    check_convs(NULL);
+    check_all_convs(NULL);
 }
 
-/* y = x w of those sizes, with a bias, a residual and activations by `form`. */
-static struct net gemm_net(enum mlo_dtype dtype, int64_t rows, int64_t depth, int64_t columns, int form)
-{
-    struct net n = net_new((uint32_t)(rows + columns));
-    struct mlo_value *x = net_input_of(&n, dtype, "x", 2, (int64_t[]){rows, depth});
-    struct mlo_value *y =
-        net_op(&n, "MatMul", x, net_numbers(&n, dtype, 2, (int64_t[]){depth, columns}, -0.5, 0.5), NULL);
-    if (form & 1)
-        y = net_op(&n, "Add", y, net_numbers(&n, dtype, 1, &columns, -1, 1), NULL);
-    if (form & 2)
-        y = net_op(&n, "Relu", depth == columns ? net_op(&n, "Add", y, x, NULL) : y, NULL, NULL);
-    if (form & 4)
-        y = net_op(&n, "Mul", y, net_op(&n, "Sigmoid", y, NULL, NULL), NULL);
-    net_finish(&n, y);
-    return n;
-}
-
-/* Every number of rows and remainder of columns, and what is fused behind: nearer to the reference than the
- * reference's own roundings of values are. */
+/* Every number of rows and remainder of columns, and what is fused behind. */
 static void test_gemm__rows_columns_and_what_follows(void **state)
 {
     MLO_UNUSED(state);
-    static const int64_t columns[] = {1, 15, 16, 17, 32, 33, 70};
     need_fp16("emulate");
-    for (int64_t rows = 1; rows <= 30; rows++)
-        for (size_t c = 0; c < MLO_COUNT(columns); c++) {
-            char what[64];
-            int64_t depth = rows % 3 ? 1 + (rows * 7 + (int64_t)c * 5) % 40 : columns[c];
-            snprintf(what, sizeof what, "gemm %lld x %lld x %lld", (long long)rows, (long long)columns[c],
-                     (long long)depth);
-            struct net n = gemm_net(MLO_FLOAT16, rows, depth, columns[c], (int)(c % 8));
-            struct mlo_tensor in = random_tensor_of(MLO_FLOAT16, 2, (int64_t[]){rows, depth}, 9);
-            json_t *d = NULL;
-            assert_engines_agree(&n, &two_threads, &in, 6e-3f, what, &d);
-            if (count_nodes(d, NULL, "precision", "f16") != 1)
-                fail_with_plan(d, what, "it is not in FP16");
-            json_decref(d);
-            mlo_tensor_clear(&in);
-            mlo_model_free(n.model);
-        }
+    check_gemms("f16", 1, 0);
     set_fp16(NULL);
 }
 
-/* Infinities and NaN pass where they should and nowhere else, with an odd depth too, whose groups lie next to
- * other rows'. What is finite in the model stays so, though its products leave a half's range. */
 static void test_gemm__edge_values(void **state)
 {
     MLO_UNUSED(state);
-    static const double edges[] = {INFINITY, -INFINITY, NAN, 0x1p-24, 65504, -65504, -0.0};
-    enum { ROWS = 29, DEPTH = 19, COLUMNS = 37 };
-    int64_t dims[] = {ROWS, DEPTH};
     need_fp16("emulate");
-    for (int large = 0; large < 2; large++) {
-        struct net n = gemm_net(MLO_FLOAT16, ROWS, DEPTH, COLUMNS, 0);
-        struct mlo_tensor in = random_tensor_of(MLO_FLOAT16, 2, dims, 9);
-        for (size_t i = 0; i < MLO_COUNT(edges); i++)
-            mlo_tensor_set_f64(&in, (3 * i + 1) * DEPTH + i, edges[i]);
-        for (int i = 0; large && i < ROWS * DEPTH; i += 2) /* of both signs */
-            mlo_tensor_set_f64(&in, (size_t)i, i % 4 ? 40000 : -40000);
-        struct mlo_tensor want = run_model("reference", n.model, &two_threads, &in, NULL);
-        struct mlo_tensor got = run_model("cpu", n.model, &two_threads, &in, NULL);
-        for (size_t i = 0; i < mlo_tensor_count(&want); i++) {
-            double a = mlo_tensor_get_f64(&got, i), b = mlo_tensor_get_f64(&want, i), size = 1;
-            for (size_t k = 0; k < DEPTH; k++) {
-                double v = mlo_tensor_get_f64(&in, i / COLUMNS * DEPTH + k);
-                size += isfinite(v) ? fabs(v) : 0;
-            }
-            bool near_the_end = isinf(a) != isinf(b) && fabs(isinf(a) ? b : a) > 60000;
-            if (!near_the_end && (isfinite(b) ? !(fabs(a - b) <= 0.01 * size)
-                                  : isnan(b)  ? !isnan(a)
-                                              : a != b))
-                fail_msg("large %d, element %zu: %g, the reference has %g", large, i, a, b);
-        }
-        mlo_tensor_clear(&want);
-        mlo_tensor_clear(&got);
-        mlo_tensor_clear(&in);
-        mlo_model_free(n.model);
-    }
+    check_edge_values(19);
     set_fp16(NULL);
 }
 
