@@ -100,6 +100,14 @@ static double bandwidth(const struct mlo_peaks *peaks, uint64_t bytes)
     return peaks->levels[MLO_PEAK_LEVELS - 1].bytes_per_s;
 }
 
+static double ops_of(const struct mlo_peaks *peaks, const char *precision)
+{
+    if (strcmp(precision, "int8") == 0)
+        return peaks->int8_ops;
+    bool narrow = strcmp(precision, "f16") == 0 || strcmp(precision, "fixed16") == 0; /* twice as many at a time */
+    return narrow ? 2 * peaks->f32_ops : peaks->f32_ops;
+}
+
 static void place(const struct group *g, json_t *node, const struct mlo_peaks *peaks, uint64_t working_set)
 {
     double us = mlo_json_f64(node, "us", 0);
@@ -107,9 +115,7 @@ static void place(const struct group *g, json_t *node, const struct mlo_peaks *p
     uint64_t bytes = g->weight_bytes + g->other_bytes;
     if (!g->known || us <= 0 || !bytes)
         return;
-    double ops = strcmp(precision, "int8") == 0  ? peaks->int8_ops
-                 : strcmp(precision, "f16") == 0 ? 2 * peaks->f32_ops /* of twice as many lanes */
-                                                 : peaks->f32_ops;
+    double ops = ops_of(peaks, precision);
     double compute = (double)g->flops / ops;
     double memory = (double)g->weight_bytes / bandwidth(peaks, working_set) +
                     (double)g->other_bytes / bandwidth(peaks, g->other_bytes);

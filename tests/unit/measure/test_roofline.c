@@ -47,10 +47,13 @@ static void test_roofline__is_the_larger_of_computing_and_moving(void **state)
     assert_null(json_object_get(json_array_get(nodes, 2), "peak")); /* a reorder is no node of the graph */
     assert_int_equal(mlo_json_i64(p, "working_set_bytes", 0), 1000 + 4 * 64 * 64);
     assert_int_equal(json_array_size(json_object_get(json_object_get(p, "peaks"), "levels")), 3);
-    /* halves are twice as many to a register */
-    json_object_set_new((json_t *)fused, "precision", json_string("f16"));
-    assert_ok(mlo_roofline(p, m, &peaks, &err));
-    assert_float_equal(mlo_json_f64(fused, "peak", 0), (2 * 4 * 64 * 64 + 4 * 64) / 2e9 / 50e-6, 1e-9);
+    /* numbers of 16 bits are twice as many to a register */
+    static const char *const narrow[] = {"f16", "fixed16"};
+    for (size_t i = 0; i < MLO_COUNT(narrow); i++) {
+        json_object_set_new((json_t *)fused, "precision", json_string(narrow[i]));
+        assert_ok(mlo_roofline(p, m, &peaks, &err));
+        assert_float_equal(mlo_json_f64(fused, "peak", 0), (2 * 4 * 64 * 64 + 4 * 64) / 2e9 / 50e-6, 1e-9);
+    }
     json_decref(p);
     mlo_model_free(m);
 }
