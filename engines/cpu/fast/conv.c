@@ -105,7 +105,7 @@ out:
     return status;
 }
 
-/* Own kernels for float32, and for float16 where the CPU has FP16: the first that can. */
+/* Own kernels for float32, and for models of 16 bits where there is something faster: the first that can. */
 static const struct {
     bool (*supports)(const struct mlo_plan *plan, const struct tile_product *p);
     enum mlo_status (*emit)(struct mlo_plan *plan, const struct mlo_node *node, const struct tile_product *p,
@@ -134,7 +134,7 @@ static enum mlo_status emit_tile(struct mlo_plan *plan, const struct conv *c, co
                              .weights = r->weights,
                              .weights_bytes = c->ws.count * sizeof(float),
                              .bias = r->bias,
-                             .half = fast_is_float16(plan, c->node->inputs[1]),
+                             .half = fast_is_half(plan, c->node->inputs[1]),
                              .epilogue = {.y_dtype = MLO_FLOAT32},
                              .residual = -1};
     tile_conv_geometry(&c->window, &c->xs, &c->ws, c->groups, &p);

@@ -81,8 +81,10 @@ MLO_MUST_USE enum mlo_status fast_value(struct mlo_plan *plan, const struct mlo_
 MLO_MUST_USE enum mlo_status fast_qvalue(struct mlo_plan *plan, const struct mlo_value *value,
                                          enum cpu_layout layout, int *slot, struct mlo_error *err);
 bool fast_is_quantized(const struct mlo_plan *plan, const struct mlo_value *value);
-/* The model has it in float16 (what computes it here has float32). */
-bool fast_is_float16(const struct mlo_plan *plan, const struct mlo_value *value);
+/* The model has it in 16 bits that a product here need not have more of: in float16, or in bfloat16, too,
+ * which has a range that fixed point allows for and FP16 does not. (What computes it otherwise has float32.)
+ */
+bool fast_is_half(const struct mlo_plan *plan, const struct mlo_value *value);
 bool fast_is_available(const struct mlo_plan *plan, const struct mlo_value *value);
 /* The layout in which the value is already (its bytes when quantized is set); channels last when both. */
 enum cpu_layout fast_layout(const struct mlo_plan *plan, const struct mlo_value *value, bool quantized);

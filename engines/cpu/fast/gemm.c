@@ -96,7 +96,7 @@ static struct tile_product geometry(const struct gemm *g)
                                  .residual = -1};
 }
 
-/* The same by own kernels, in float32 or FP16. */
+/* The same by own kernels, in float32, FP16 or fixed point. */
 static enum mlo_status emit_tile(struct mlo_plan *plan, const struct gemm *g, const struct fast_chain *chain,
                                  const struct fast_product *r, bool *done, struct mlo_error *err)
 {
@@ -106,7 +106,7 @@ static enum mlo_status emit_tile(struct mlo_plan *plan, const struct gemm *g, co
     p.weights = r->weights;
     p.weights_bytes = (size_t)(g->n * g->k) * sizeof(float);
     p.bias = r->bias;
-    p.half = fast_is_float16(plan, g->w);
+    p.half = fast_is_half(plan, g->w);
     p.epilogue.y_dtype = MLO_FLOAT32;
     if (!tile_chain(chain, &p) || !tile_supports(plan, &p))
         return MLO_OK;

@@ -1,14 +1,16 @@
-/* Products of models that are stored in float16, in FP16 or in 16-bit fixed point: their weights. */
+/* Products of models that are stored in 16 bits, in FP16 or in 16-bit fixed point: their weights. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "engines/cpu/fast/tile_f16_impl.h"
 #include "engines/cpu/fast/tile_fixed_impl.h"
 
-bool fast_is_float16(const struct mlo_plan *plan, const struct mlo_value *value)
+bool fast_is_half(const struct mlo_plan *plan, const struct mlo_value *value)
 {
-    return value->graph == plan->model->graph && value->index < plan->stored_count &&
-           plan->stored[value->index] == MLO_FLOAT16;
+    if (value->graph != plan->model->graph || value->index >= plan->stored_count)
+        return false;
+    enum mlo_dtype stored = plan->stored[value->index];
+    return stored == MLO_FLOAT16 || (stored == MLO_BFLOAT16 && plan->half == CPU_HALF_FIXED);
 }
 
 static enum tile_type half_type(const struct mlo_plan *plan)

@@ -135,7 +135,7 @@ struct tile_product {
     const float *scale;  /* all but float32: the same, not NULL */
     const int32_t *init; /* int8 only: the same, or NULL */
     uint8_t fill;        /* bytes in the padding: int8's zero point */
-    bool half;           /* float32: the model has float16 here */
+    bool half;           /* float32: fast_is_half of the weights */
     uint32_t run;        /* fixed point only: the tile's */
     /* x is row-major: its planes become channels last in the copy with border. float32 of one group and 2 to
      * TILE_PLANES_MAX channels. */

@@ -274,6 +274,46 @@ static void test_gemm__edge_values(void **state)
     set_fp16(NULL);
 }
 
+/* bfloat16 has float32's range: weights and rows far outside of float16's. */
+static void test_gemm__bfloat16_of_any_size(void **state)
+{
+    MLO_UNUSED(state);
+    enum { DEEP = 90, OUT = 21, LINES = 5 };
+    need_fp16("fixed");
+    for (int e = -60; e <= 60; e += 30) {
+        struct net n = net_new(2);
+        int64_t xd[] = {LINES, DEEP}, wd[] = {DEEP, OUT};
+        float size = ldexpf(1.0f, e);
+        struct mlo_value *w = net_numbers(&n, MLO_BFLOAT16, 2, wd, -size, size);
+        struct mlo_node *node = net_node(&n, "MatMul", net_input_of(&n, MLO_BFLOAT16, "x", 2, xd), w, NULL);
+        net_finish(&n, net_cast(&n, node->outputs[0], MLO_FLOAT32));
+        struct mlo_tensor x = random_tensor_of(MLO_BFLOAT16, 2, xd, 7);
+        for (size_t i = 0; i < mlo_tensor_count(&x); i++)
+            mlo_tensor_set_f64(&x, i, ldexp(mlo_tensor_get_f64(&x, i), -e + (int)(i / DEEP) * 4));
+        json_t *d = NULL;
+        struct mlo_tensor y = run_model("cpu", n.model, &two_threads, &x, &d);
+        if (count_nodes(d, NULL, "precision", "fixed16") != 1)
+            fail_with_plan(d, "bfloat16", "it is in another precision");
+        json_decref(d);
+        for (size_t i = 0; i < mlo_tensor_count(&y); i++) {
+            double sum = 0, absolute = 0;
+            for (size_t k = 0; k < DEEP; k++) {
+                double p = mlo_tensor_get_f64(&x, i / OUT * DEEP + k) *
+                           mlo_tensor_get_f64(w->constant, k * OUT + i % OUT);
+                sum += p;
+                absolute += fabs(p);
+            }
+            double got = mlo_tensor_get_f64(&y, i);
+            if (!(fabs(got - sum) <= 5e-4 * absolute))
+                fail_msg("2^%d, element %zu: %g, exact %g of %g", e, i, got, sum, absolute);
+        }
+        mlo_tensor_clear(&x);
+        mlo_tensor_clear(&y);
+        mlo_model_free(n.model);
+    }
+    set_fp16(NULL);
+}
+
 /* A row's or line's own size is what its errors are measured by, whatever is elsewhere. */
 static void check_size_of_its_own(bool conv)
 {
@@ -385,7 +425,7 @@ static int in_fixed(enum mlo_dtype dtype, enum mlo_numerics numerics, double wei
     return count;
 }
 
-static void test_dispatch__only_fast_float16_of_finite_weights(void **state)
+static void test_dispatch__only_fast_halves_of_finite_weights(void **state)
 {
     MLO_UNUSED(state);
     need_fp16("fixed");
@@ -394,7 +434,7 @@ static void test_dispatch__only_fast_float16_of_finite_weights(void **state)
     assert_int_equal(in_fixed(MLO_FLOAT16, MLO_NUMERICS_FAST, NAN), 0);
     assert_int_equal(in_fixed(MLO_FLOAT16, MLO_NUMERICS_INVARIANT, 0), 0);
     assert_int_equal(in_fixed(MLO_FLOAT32, MLO_NUMERICS_FAST, 0), 0);
-    assert_int_equal(in_fixed(MLO_BFLOAT16, MLO_NUMERICS_FAST, 0), 0);
+    assert_int_equal(in_fixed(MLO_BFLOAT16, MLO_NUMERICS_FAST, 0), 1);
     set_fp16("off");
     assert_int_equal(in_fixed(MLO_FLOAT16, MLO_NUMERICS_FAST, 0), 0);
     set_fp16(NULL);
@@ -414,9 +454,10 @@ int main(void)
         cmocka_unit_test(test_conv__is_within_the_bound),
         cmocka_unit_test(test_gemm__rows_columns_and_what_follows),
         cmocka_unit_test(test_gemm__edge_values),
+        cmocka_unit_test(test_gemm__bfloat16_of_any_size),
         cmocka_unit_test(test_units__are_those_of_lines_and_rows),
         cmocka_unit_test(test_run__ends_before_integers_overflow),
-        cmocka_unit_test(test_dispatch__only_fast_float16_of_finite_weights),
+        cmocka_unit_test(test_dispatch__only_fast_halves_of_finite_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
