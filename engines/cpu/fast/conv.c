@@ -105,6 +105,12 @@ out:
     return status;
 }
 
+static bool half_supports(const struct mlo_plan *plan, const struct tile_product *p)
+{
+    /* fixed point is no faster than what Winograd leaves of the sums */
+    return !(plan->half == CPU_HALF_FIXED && winograd_supports(plan, p)) && tile_half_supports(plan, p);
+}
+
 /* Own kernels for float32, and for models of 16 bits where there is something faster: the first that can. */
 static const struct {
     bool (*supports)(const struct mlo_plan *plan, const struct tile_product *p);
@@ -112,7 +118,7 @@ static const struct {
                             struct cpu_step **step, struct mlo_error *err);
 } ways[] = {
     {depthwise_supports, depthwise_emit},
-    {tile_half_supports, tile_half_emit},
+    {half_supports, tile_half_emit},
     {winograd_supports, winograd_emit},
     {tile_supports, tile_emit},
 };

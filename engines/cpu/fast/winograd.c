@@ -1,9 +1,8 @@
-/* 3x3 convolutions by Winograd's F(2x2, 3x3): blocks of 4x4 pixels are transformed into a row of 16 planes
- * each, planes are multiplied by the transformed weights with the kernels of own products, and the sums
- * transformed back. The transforms of values are sums without factors, so little precision is lost: against
- * sums in double, of 256 channels of 14x14 in [-1, 1), the largest error is 1.6e-6 of outputs up to 2.5 (root
- * mean square 2.7e-7); that of direct sums is 6e-7 (1.2e-7). An infinity or NaN reaches all four outputs of a
- * block. */
+/* 3x3 convolutions by Winograd's F(2x2, 3x3) or F(4x4, 3x3): blocks of 4x4 (6x6) pixels are transformed into
+ * a row of 16 (36) planes each, planes are multiplied by the transformed weights with the kernels of own
+ * products, and the sums transformed back. Little precision is lost: against sums in double, of 256 channels
+ * of 14x14 in [-1, 1), outputs up to 1.6, the largest error of 2x2 is 1.0e-6 (root mean square 1.9e-7), of
+ * 4x4 5.8e-6 (5.9e-7). An infinity or NaN reaches all outputs of a block. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,16 +18,18 @@ enum { PART_BYTES = 1024 * 1024, ALIGNMENT = 16, LANES = 16 };
 
 struct winograd {
     struct tile_product product; /* without its pointers */
-    struct tile_panels panels;   /* of one plane's product */
-    size_t high, wide, tiles;    /* blocks by image, and in all */
-    size_t cycles;               /* that one thread takes, about */
+    enum winograd_form form;
+    size_t step, side, planes; /* outputs and pixels of a block along each dim; side * side */
+    struct tile_panels panels; /* of one plane's product */
+    size_t high, wide, tiles;  /* blocks by image, and in all */
+    size_t cycles;             /* that one thread takes, about */
     size_t parts;
     size_t in_plane, out_plane, part_floats; /* floats of a plane of a part, and of all its planes */
 };
 
-static const struct winograd_kernels *kernels_of(enum mlo_isa isa)
+static const struct winograd_kernels *kernels_of(enum mlo_isa isa, enum winograd_form form)
 {
-    return isa >= MLO_ISA_AVX512 ? &winograd_avx512 : &winograd_avx2;
+    return isa >= MLO_ISA_AVX512 ? &winograd_avx512[form] : &winograd_avx2[form];
 }
 
 /* Measured over the shapes of ResNet-50 and of small nets: few blocks (images of 7x7 and less) do not pay for
@@ -48,6 +49,34 @@ bool winograd_supports(const struct mlo_plan *plan, const struct tile_product *p
            tiling_kernels(TILE_F32, plan);
 }
 
+static const size_t form_steps[WINOGRAD_FORMS] = {[WINOGRAD_2] = 2, [WINOGRAD_4] = 4};
+
+static size_t blocks_of(const struct tile_product *p, enum winograd_form form)
+{
+    size_t step = form_steps[form], blocks = (size_t)p->batch;
+    for (int i = 1; i < 3; i++)
+        blocks *= ((size_t)p->out[i] + step - 1) / step;
+    return blocks;
+}
+
+/* What one thread takes: products, and the transforms. */
+static size_t cycles_of(const struct tile_product *p, enum winograd_form form)
+{
+    size_t side = form_steps[form] + 2, in = (size_t)p->in_channels, out = (size_t)p->out_channels;
+    return blocks_of(p, form) * side * side * (in * out / 2 + 4 * (in + out)) / LANES;
+}
+
+/* Large blocks, but where too much of them would lie outside of the image, and where there are too few for
+ * reading weights that are 4 times as large: measured over images of 4x4 to 20x20 with 32 to 256 channels. */
+static enum winograd_form form_of(const struct tile_product *p)
+{
+    enum { LEAST_BLOCKS = 16, FEW_BLOCKS = 4, FEW_WEIGHTS = 64 * 64 };
+    size_t least = p->in_channels * p->out_channels > FEW_WEIGHTS ? LEAST_BLOCKS : FEW_BLOCKS;
+    return blocks_of(p, WINOGRAD_4) >= least && cycles_of(p, WINOGRAD_4) < cycles_of(p, WINOGRAD_2)
+               ? WINOGRAD_4
+               : WINOGRAD_2;
+}
+
 static void set_sizes(struct winograd *w, const struct mlo_plan *plan, const struct tile_product *p)
 {
     struct tile_product plane = {
@@ -58,12 +87,15 @@ static void set_sizes(struct winograd *w, const struct mlo_plan *plan, const str
     w->product.weights = NULL;
     w->product.bias = NULL;
     tile_panels_init(&w->panels, tiling_kernels(TILE_F32, plan), &plane);
-    w->high = (size_t)(p->out[1] + 1) / 2;
-    w->wide = (size_t)(p->out[2] + 1) / 2;
+    w->form = form_of(p);
+    w->step = form_steps[w->form];
+    w->side = w->step + 2;
+    w->planes = w->side * w->side;
+    w->high = ((size_t)p->out[1] + w->step - 1) / w->step;
+    w->wide = ((size_t)p->out[2] + w->step - 1) / w->step;
     w->tiles = w->high * w->wide * (size_t)p->batch;
-    size_t each = WINOGRAD_PLANES * (in + out) * sizeof(float);
-    /* products, and the transforms */
-    w->cycles = w->tiles * WINOGRAD_PLANES * (in * out / 2 + 4 * (in + out)) / LANES;
+    size_t each = w->planes * (in + out) * sizeof(float);
+    w->cycles = cycles_of(p, w->form);
     size_t threads = fast_sharing(plan->threads, w->cycles);
     size_t most = MLO_MAX(PART_BYTES / each, (size_t)48);
     w->parts = (w->tiles + most - 1) / most;
@@ -72,7 +104,7 @@ static void set_sizes(struct winograd *w, const struct mlo_plan *plan, const str
     /* planes begin in different lines of the first-level cache */
     w->in_plane = rows * in + 16;
     w->out_plane = rows * out + 16;
-    w->part_floats = WINOGRAD_PLANES * (w->in_plane + w->out_plane);
+    w->part_floats = w->planes * (w->in_plane + w->out_plane);
 }
 
 struct winograd_call {
@@ -89,8 +121,8 @@ struct winograd_call {
 static void locate(const struct winograd *w, size_t tile, int64_t *image, int64_t *h, int64_t *col)
 {
     *image = (int64_t)(tile / w->wide / w->high);
-    *h = 2 * (int64_t)(tile / w->wide % w->high);
-    *col = 2 * (int64_t)(tile % w->wide);
+    *h = (int64_t)(w->step * (tile / w->wide % w->high));
+    *col = (int64_t)(w->step * (tile % w->wide));
 }
 
 static void to_planes(const struct winograd_call *call, size_t tile, float *planes)
@@ -100,11 +132,13 @@ static void to_planes(const struct winograd_call *call, size_t tile, float *plan
     int64_t image, h, col;
     locate(w, tile, &image, &h, &col);
     struct winograd_source s = {.channels = (size_t)p->in_channels, .planes = planes, .plane = w->in_plane};
-    for (int i = 0; i < WINOGRAD_PLANES; i++) {
-        int64_t r = h - p->pad[1] + i / 4, c = col - p->pad[2] + i % 4;
-        if (r >= 0 && r < p->in[1] && c >= 0 && c < p->in[2])
-            s.x[i] = call->x + ((image * p->in[1] + r) * p->in[2] + c) * p->in_channels;
-    }
+    const int side = (int)w->side;
+    for (int i = 0; i < side; i++)
+        for (int j = 0; j < side; j++) {
+            int64_t r = h - p->pad[1] + i, c = col - p->pad[2] + j;
+            if (r >= 0 && r < p->in[1] && c >= 0 && c < p->in[2])
+                s.x[i * side + j] = call->x + ((image * p->in[1] + r) * p->in[2] + c) * p->in_channels;
+        }
     call->kernels->source(&s);
 }
 
@@ -120,15 +154,17 @@ static void from_planes(const struct winograd_call *call, size_t tile, const flo
                                 .bias = call->bias,
                                 .low = p->epilogue.low,
                                 .high = p->epilogue.high};
-    for (int i = 0; i < 4; i++) {
-        if (h + i / 2 >= p->out[1] || col + i % 2 >= p->out[2])
+    const int step = (int)w->step;
+    for (int i = 0; i < step * step; i++) {
+        int64_t line = h + i / step, pixel = col + i % step;
+        if (line >= p->out[1] || pixel >= p->out[2])
             continue;
-        int64_t at = ((image * p->out[1] + h + i / 2) * p->out[2] + col + i % 2) * p->out_channels;
+        int64_t at = ((image * p->out[1] + line) * p->out[2] + pixel) * p->out_channels;
         r.y[i] = call->y + at;
         r.residual[i] = call->residual ? call->residual + at : NULL;
     }
     call->kernels->result(&r);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < step * step; i++)
         for (int k = 0; r.y[i] && k < p->post_count; k++)
             call->math->fn[p->posts[k].fn](r.y[i], r.channels, p->posts[k].alpha, p->posts[k].beta, r.y[i]);
 }
@@ -175,12 +211,12 @@ static void run_parts(void *arg, size_t begin, size_t end, unsigned worker)
     const struct winograd *w = call->w;
     size_t in = (size_t)w->product.in_channels, out = (size_t)w->product.out_channels,
            panels = tile_panels_bytes(&w->panels);
-    float *sources = call->scratch + worker * w->part_floats, *sums = sources + WINOGRAD_PLANES * w->in_plane;
+    float *sources = call->scratch + worker * w->part_floats, *sums = sources + w->planes * w->in_plane;
     for (size_t i = begin; i < end; i++) {
         size_t first = w->tiles * i / w->parts, rows = w->tiles * (i + 1) / w->parts - first;
         for (size_t t = 0; t < rows; t++)
             to_planes(call, first + t, sources + t * in);
-        for (size_t e = 0; e < WINOGRAD_PLANES; e++)
+        for (size_t e = 0; e < w->planes; e++)
             multiply(call, call->panels + e * panels, sources + e * w->in_plane, sums + e * w->out_plane,
                      rows);
         for (size_t t = 0; t < rows; t++)
@@ -195,7 +231,7 @@ static enum mlo_status winograd_run(struct mlo_program *program, const struct cp
     MLO_UNUSED(err);
     const struct winograd *w = step->data;
     struct winograd_call call = {.w = w,
-                                 .kernels = kernels_of(program->plan->isa),
+                                 .kernels = kernels_of(program->plan->isa, w->form),
                                  .tiles = tiling_kernels(TILE_F32, program->plan),
                                  .math = fast_math_kernels_for(program->plan->isa),
                                  .x = program->at[step->in[W_X]],
@@ -244,7 +280,7 @@ static enum mlo_status winograd_restore(struct mlo_plan *plan, struct cpu_step *
     step->data = w;
     set_sizes(w, plan, &p);
     plan->product_cycles += w->cycles;
-    if (cpu_slot_holds(r, plan, step->in[W_PANELS], WINOGRAD_PLANES * tile_panels_bytes(&w->panels)) &&
+    if (cpu_slot_holds(r, plan, step->in[W_PANELS], w->planes * tile_panels_bytes(&w->panels)) &&
         cpu_slot_holds(r, plan, step->in[W_BIAS], (size_t)p.out_channels * sizeof(float)) &&
         cpu_check(r, scratch_bytes(w, plan) <= plan->scratch_bytes, "planes do not fit the scratch memory") &&
         p.residual >= 0)
@@ -262,21 +298,39 @@ const struct cpu_step_class fast_winograd_class = {.name = "winograd",
 /* --- weights ----------------------------------------------------------------------------------------------
  */
 
-/* G g G^T in double, rounded once: `out` has its 16 numbers `step` apart. */
-static void transform_weights(const float *g, size_t tap, float *out, size_t step)
+/* G of each form: a row for each point, divided by its distances from the others. */
+static const double weights_2[][3] = {{1, 0, 0}, {0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {0, 0, 1}};
+#define ROW(p, by)                                                                                           \
+    {                                                                                                        \
+        1 / (by), (p) / (by), (p) * (p) / (by)                                                               \
+    }
+#define A2 (0.75 * 0.75)
+#define B2 (1.5 * 1.5)
+static const double weights_4[][3] = {ROW(0, A2 *B2),
+                                      ROW(0.75, 2 * A2 * (A2 - B2)),
+                                      ROW(-0.75, 2 * A2 * (A2 - B2)),
+                                      ROW(1.5, 2 * B2 * (B2 - A2)),
+                                      ROW(-1.5, 2 * B2 * (B2 - A2)),
+                                      {0, 0, 1}};
+static const double (*const form_weights[WINOGRAD_FORMS])[3] = {
+    [WINOGRAD_2] = weights_2, [WINOGRAD_4] = weights_4};
+
+/* G g G^T in double, rounded once: `out` has its numbers `step` apart. */
+static void transform_weights(const struct winograd *w, const float *g, size_t tap, float *out, size_t step)
 {
-    static const double m[4][3] = {{1, 0, 0}, {0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {0, 0, 1}};
-    double half[4][3] = {{0}};
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 3; j++)
-            for (int k = 0; k < 3; k++)
-                half[i][j] += m[i][k] * (double)g[(size_t)(k * 3 + j) * tap];
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++) {
+    enum { SIDE_MAX = 6 };
+    const double(*m)[3] = form_weights[w->form];
+    double half[SIDE_MAX][3] = {{0}};
+    for (size_t i = 0; i < w->side; i++)
+        for (size_t j = 0; j < 3; j++)
+            for (size_t k = 0; k < 3; k++)
+                half[i][j] += m[i][k] * (double)g[(k * 3 + j) * tap];
+    for (size_t i = 0; i < w->side; i++)
+        for (size_t j = 0; j < w->side; j++) {
             double sum = 0;
             for (int k = 0; k < 3; k++)
                 sum += half[i][k] * m[j][k];
-            out[(size_t)(i * 4 + j) * step] = (float)sum;
+            out[(i * w->side + j) * step] = (float)sum;
         }
 }
 
@@ -290,15 +344,16 @@ static bool make_weights(void *arg, void *out)
     const struct weights_request *request = arg;
     const struct tile_product *p = request->product;
     size_t in = (size_t)p->in_channels, plane = in * (size_t)p->out_channels;
-    float *all = malloc(WINOGRAD_PLANES * plane * sizeof *all);
+    const size_t planes = request->w->planes;
+    float *all = malloc(planes * plane * sizeof *all);
     if (!all)
         return false;
     for (size_t o = 0; o < (size_t)p->out_channels; o++)
         for (size_t i = 0; i < in; i++)
-            transform_weights((const float *)p->weights + o * p->w_out + i * p->w_in, p->w_tap,
+            transform_weights(request->w, (const float *)p->weights + o * p->w_out + i * p->w_in, p->w_tap,
                               all + o * in + i, plane);
     struct tile_product one = {.in_channels = p->in_channels, .w_out = in, .w_in = 1, .w_tap = 1};
-    for (size_t e = 0; e < WINOGRAD_PLANES; e++) {
+    for (size_t e = 0; e < planes; e++) {
         one.weights = all + e * plane;
         tile_pack(&request->w->panels, &one, (char *)out + e * tile_panels_bytes(&request->w->panels));
     }
@@ -326,8 +381,9 @@ enum mlo_status winograd_emit(struct mlo_plan *plan, const struct mlo_node *node
         memcpy(bias, p->bias, bias_bytes);
     plan->scratch_bytes = MLO_MAX(plan->scratch_bytes, scratch_bytes(w, plan));
     struct weights_request request = {w, p};
-    uint64_t params[] = {
-        w->panels.columns, w->panels.channels, w->panels.width, w->panels.tail, p->w_out, p->w_in, p->w_tap};
+    uint64_t params[] = {w->step,         w->panels.columns, w->panels.channels,
+                         w->panels.width, w->panels.tail,    p->w_out,
+                         p->w_in,         p->w_tap};
     struct cpu_const_key key = {.kind = "winograd f32",
                                 .source = p->weights,
                                 .source_bytes = p->weights_bytes,
@@ -335,11 +391,12 @@ enum mlo_status winograd_emit(struct mlo_plan *plan, const struct mlo_node *node
                                 .params_bytes = sizeof params};
     step->in[W_X] = p->x;
     step->in[W_PANELS] =
-        cpu_shared_const(plan, &key, WINOGRAD_PLANES * tile_panels_bytes(&w->panels), make_weights, &request);
+        cpu_shared_const(plan, &key, w->planes * tile_panels_bytes(&w->panels), make_weights, &request);
     step->in[W_BIAS] = cpu_slot_const_take(plan, bias, bias_bytes);
     step->in[W_RESIDUAL] = p->residual;
     step->out[0] = p->y;
-    step->impl = mlo_arena_printf(plan->arena, "winograd:%s", kernels_of(plan->isa)->name);
+    step->impl = mlo_arena_printf(plan->arena, "winograd %zux%zu:%s", w->step, w->step,
+                                  kernels_of(plan->isa, w->form)->name);
     *out = step;
     return step->in[W_PANELS] < 0 || step->in[W_BIAS] < 0 || !step->impl ? mlo_error_nomem(err) : MLO_OK;
 }

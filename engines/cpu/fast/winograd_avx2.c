@@ -13,4 +13,5 @@
 
 #include "engines/cpu/fast/simd_end.inc"
 
-const struct winograd_kernels winograd_avx2 = {"avx2 f32", source, result};
+const struct winograd_kernels winograd_avx2[WINOGRAD_FORMS] = {
+    [WINOGRAD_2] = {"avx2 f32", source2, result2}, [WINOGRAD_4] = {"avx2 f32", source4, result4}};

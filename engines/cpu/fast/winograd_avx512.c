@@ -13,4 +13,5 @@
 
 #include "engines/cpu/fast/simd_end.inc"
 
-const struct winograd_kernels winograd_avx512 = {"avx512 f32", source, result};
+const struct winograd_kernels winograd_avx512[WINOGRAD_FORMS] = {
+    [WINOGRAD_2] = {"avx512 f32", source2, result2}, [WINOGRAD_4] = {"avx512 f32", source4, result4}};

@@ -227,10 +227,12 @@ static double bound(const struct sums *sums, double depth, double amplitude)
            (depth / 8 + 4) * 0x1p-24 * (sums->absolute + amplitude);
 }
 
-/* Short sums stay in float32. */
+/* Short sums stay in float32, and what Winograd's algorithm takes. */
 static bool takes(const struct shape *s)
 {
-    return s->in / s->groups * s->kernel[1] >= 64;
+    bool winograd = s->kernel[0] == 3 && s->kernel[1] == 3 && s->stride[0] == 1 && s->dilation[0] == 1 &&
+                    s->groups == 1 && s->in % 16 == 0 && s->out % 16 == 0 && s->in >= 32;
+    return !winograd && s->in / s->groups * s->kernel[1] >= 64;
 }
 
 static const struct promise promised = {
