@@ -104,7 +104,8 @@ static double ops_of(const struct mlo_peaks *peaks, const char *precision)
 {
     if (strcmp(precision, "int8") == 0)
         return peaks->int8_ops;
-    bool narrow = strcmp(precision, "f16") == 0 || strcmp(precision, "fixed16") == 0; /* twice as many at a time */
+    bool narrow =
+        strcmp(precision, "f16") == 0 || strcmp(precision, "fixed16") == 0; /* twice as many at a time */
     return narrow ? 2 * peaks->f32_ops : peaks->f32_ops;
 }
 

@@ -15,8 +15,8 @@ struct border {
     size_t pixel_bytes, bytes;     /* of a pixel, of all */
     size_t source_bytes;           /* of a pixel of x */
     uint8_t fill;
-    /* Fixed point: units stand behind the copy, one for each of its pixels where an output reads one pixel, else one
-     * for each line. */
+    /* Fixed point: units stand behind the copy, one for each of its pixels where an output reads one pixel,
+     * else one for each line. */
     bool by_pixel;
     size_t units_offset;
 };
@@ -37,7 +37,7 @@ struct tiling {
     size_t block_depth;               /* groups of depth of a pass: all, or a part where there is one tap */
     size_t split_tiles, split_panels; /* parts for threads */
     size_t cycles;                    /* that one thread takes, right to a factor of two */
-    const ptrdiff_t *unit_taps; /* fixed point: by tap, in units */
+    const ptrdiff_t *unit_taps;       /* fixed point: by tap, in units */
     ptrdiff_t taps[];
 };
 
