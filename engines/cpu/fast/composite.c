@@ -4,12 +4,21 @@
 
 #include "engines/cpu/fast/fast_impl.h"
 
-/* A constant of one element that is `expected` but for float rounding. */
-static bool is_number(const struct mlo_value *value, double expected)
+/* The number as a model that stores it in that type has it. */
+static double rounded(double number, enum mlo_dtype stored)
+{
+    return stored == MLO_FLOAT16    ? (double)mlo_f16_to_f32(mlo_f32_to_f16((float)number))
+           : stored == MLO_BFLOAT16 ? (double)mlo_bf16_to_f32(mlo_f32_to_bf16((float)number))
+                                    : number;
+}
+
+/* A constant of one element that is `expected` but for rounding. */
+static bool is_number(const struct mlo_plan *plan, const struct mlo_value *value, double expected)
 {
     const struct mlo_tensor *t = value ? value->constant : NULL;
-    return t && t->dtype == MLO_FLOAT32 && mlo_tensor_count(t) == 1 &&
-           fabs(mlo_tensor_get_f64(t, 0) - expected) <= 1e-6;
+    if (!t || t->dtype != MLO_FLOAT32 || mlo_tensor_count(t) != 1)
+        return false;
+    return fabs(mlo_tensor_get_f64(t, 0) - rounded(expected, fast_stored(plan, value))) <= 1e-6;
 }
 
 /* The operand of a node with two that is not `value`. */
@@ -18,14 +27,15 @@ static struct mlo_value *other_operand(const struct mlo_node *node, const struct
     return node->inputs[node->inputs[0] == value];
 }
 
-static bool is_scaling(const struct mlo_node *node, const struct mlo_value *x, double factor)
+static bool is_scaling(const struct mlo_plan *plan, const struct mlo_node *node, const struct mlo_value *x,
+                       double factor)
 {
     if (!node || (!mlo_node_is(node, "Mul") && !mlo_node_is(node, "Div")))
         return false;
     if (mlo_node_is(node, "Div"))
-        return node->inputs[0] == x && is_number(node->inputs[1], 1 / factor);
-    return (node->inputs[0] == x && is_number(node->inputs[1], factor)) ||
-           (node->inputs[1] == x && is_number(node->inputs[0], factor));
+        return node->inputs[0] == x && is_number(plan, node->inputs[1], 1 / factor);
+    return (node->inputs[0] == x && is_number(plan, node->inputs[1], factor)) ||
+           (node->inputs[1] == x && is_number(plan, node->inputs[0], factor));
 }
 
 static bool is_product(const struct mlo_node *node, const struct mlo_value *a, const struct mlo_value *b)
@@ -58,27 +68,27 @@ static bool swish(const struct mlo_plan *plan, const struct mlo_value *x, const 
 static bool gelu(const struct mlo_plan *plan, const struct mlo_value *x, const struct mlo_node *first,
                  struct fast_composite *out)
 {
-    if (!is_scaling(first, x, sqrt(0.5)))
+    if (!is_scaling(plan, first, x, sqrt(0.5)))
         return false;
     const struct mlo_node *erf = fast_reader(plan, first->outputs[0]);
     if (!erf || !mlo_node_is(erf, "Erf"))
         return false;
     const struct mlo_node *add = fast_reader(plan, erf->outputs[0]);
-    if (!add || !mlo_node_is(add, "Add") || !is_number(other_operand(add, erf->outputs[0]), 1.0))
+    if (!add || !mlo_node_is(add, "Add") || !is_number(plan, other_operand(add, erf->outputs[0]), 1.0))
         return false;
     const struct mlo_value *sum = add->outputs[0];
     const struct mlo_node *mul = fast_reader(plan, sum);
     if (!mul || (!mlo_node_is(mul, "Mul") && !mlo_node_is(mul, "Div")))
         return false;
     const struct mlo_node *last = fast_reader(plan, mul->outputs[0]);
-    if ((is_product(mul, sum, x) && is_scaling(last, mul->outputs[0], 0.5)) ||
-        (is_scaling(mul, sum, 0.5) && is_product(last, mul->outputs[0], x))) {
+    if ((is_product(mul, sum, x) && is_scaling(plan, last, mul->outputs[0], 0.5)) ||
+        (is_scaling(plan, mul, sum, 0.5) && is_product(last, mul->outputs[0], x))) {
         const struct mlo_node *nodes[] = {first, erf, add, mul, last};
         return take(out, dnnl_eltwise_gelu_erf, 0.0f, 5, nodes);
     }
     const struct mlo_value *half = mlo_node_is(mul, "Mul") ? other_operand(mul, sum) : NULL;
     const struct mlo_node *scaled = half ? half->producer : NULL;
-    if (scaled && fast_reader(plan, half) == mul && is_scaling(scaled, x, 0.5)) {
+    if (scaled && fast_reader(plan, half) == mul && is_scaling(plan, scaled, x, 0.5)) {
         const struct mlo_node *nodes[] = {first, erf, add, scaled, mul};
         return take(out, dnnl_eltwise_gelu_erf, 0.0f, 5, nodes);
     }

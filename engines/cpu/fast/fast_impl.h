@@ -81,6 +81,9 @@ MLO_MUST_USE enum mlo_status fast_value(struct mlo_plan *plan, const struct mlo_
 MLO_MUST_USE enum mlo_status fast_qvalue(struct mlo_plan *plan, const struct mlo_value *value,
                                          enum cpu_layout layout, int *slot, struct mlo_error *err);
 bool fast_is_quantized(const struct mlo_plan *plan, const struct mlo_value *value);
+/* The 16-bit type that the model has the value in (what computes it here has float32); MLO_DTYPE_NONE:
+ * another. */
+enum mlo_dtype fast_stored(const struct mlo_plan *plan, const struct mlo_value *value);
 /* The model has it in 16 bits that a product here need not have more of: in float16, or in bfloat16, too,
  * which has a range that fixed point allows for and FP16 does not. (What computes it otherwise has float32.)
  */

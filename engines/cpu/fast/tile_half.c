@@ -5,11 +5,15 @@
 #include "engines/cpu/fast/tile_f16_impl.h"
 #include "engines/cpu/fast/tile_fixed_impl.h"
 
+enum mlo_dtype fast_stored(const struct mlo_plan *plan, const struct mlo_value *value)
+{
+    bool known = value->graph == plan->model->graph && value->index < plan->stored_count;
+    return known ? plan->stored[value->index] : MLO_DTYPE_NONE;
+}
+
 bool fast_is_half(const struct mlo_plan *plan, const struct mlo_value *value)
 {
-    if (value->graph != plan->model->graph || value->index >= plan->stored_count)
-        return false;
-    enum mlo_dtype stored = plan->stored[value->index];
+    enum mlo_dtype stored = fast_stored(plan, value);
     return stored == MLO_FLOAT16 || (stored == MLO_BFLOAT16 && plan->half == CPU_HALF_FIXED);
 }
 

@@ -68,6 +68,36 @@ static void test_net__nodes_that_keep_their_type(void **state)
     }
 }
 
+/* GELU spelled out with factors that are rounded as all numbers of the model are is one step with what is
+ * before it. */
+static void test_net__rounded_gelu_is_one_activation(void **state)
+{
+    MLO_UNUSED(state);
+    for (size_t h = 0; h < 2; h++)
+        for (int form = 0; form < 2; form++) {
+            enum mlo_dtype half = halves[h];
+            struct net n = net_new(3);
+            int64_t xd[] = {4, 24};
+            struct mlo_value *x = net_op(&n, "MatMul", net_input_of(&n, half, "x", 2, xd),
+                                         around_0(&n, half, 2, (int64_t[]){24, 40}, 0.5), NULL);
+            struct mlo_value *root = net_scalar(&n, half, form ? sqrt(0.5) : sqrt(2.0));
+            struct mlo_value *y =
+                net_op(&n, "Erf", net_op(&n, form ? "Mul" : "Div", x, root, NULL), NULL, NULL);
+            y = net_op(&n, "Mul", x, net_op(&n, "Add", y, net_scalar(&n, half, 1.0), NULL), NULL);
+            net_finish(&n, net_op(&n, "Mul", y, net_scalar(&n, half, 0.5), NULL));
+            struct mlo_tensor in = random_tensor_of(half, 2, xd, 5);
+            json_t *d = NULL;
+            assert_engines_agree(&n, &one_thread, &in, half == MLO_FLOAT16 ? 3e-3f : 3e-2f, "gelu", &d);
+            const char *precision = half == MLO_FLOAT16 ? "f32 (float16 storage)" : "f32 (bfloat16 storage)";
+            if (count_nodes(d, "MatMul", "precision", precision) != 1 ||
+                count_nodes(d, "Mul", "precision", precision) + count_nodes(d, "Div", "precision", precision))
+                fail_with_plan(d, "gelu", "it is a step of its own");
+            json_decref(d);
+            mlo_tensor_clear(&in);
+            mlo_model_free(n.model);
+        }
+}
+
 static void check_cast(struct mlo_tensor *x, enum mlo_dtype to)
 {
     struct net n = net_new(1);
@@ -121,6 +151,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_net__runs_in_float32),
         cmocka_unit_test(test_net__nodes_that_keep_their_type),
+        cmocka_unit_test(test_net__rounded_gelu_is_one_activation),
         cmocka_unit_test(test_cast__every_half_and_floats_around_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
