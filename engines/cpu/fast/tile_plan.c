@@ -9,7 +9,7 @@
 #include "engines/cpu/fast/tiling_impl.h"
 
 /* What one pass over the panels works on should leave room in a second-level cache of 1 MB. */
-enum { SHORT_DEPTH = 32, BLOCK_BYTES = 384 * 1024, LINES_BYTES = 24 * 1024, BLOCK_DEPTH = 1024 };
+enum { SHORT_DEPTH = 32, BLOCK_BYTES = 384 * 1024, LINES_BYTES = 192 * 1024, BLOCK_DEPTH = 1024 };
 
 const struct tile_kernels *tiling_kernels(enum tile_type type, const struct mlo_plan *plan)
 {
@@ -281,11 +281,12 @@ static void plan_tiles(struct tiling *s, const struct tile_kernels *kernels, uns
     size_t tile_bytes = MLO_MAX(row_bytes * rows / s->tiles, (size_t)1);
     tile_bytes = MLO_MAX(tile_bytes * s->block_depth / panels->depth, (size_t)1);
     s->block_tiles = MLO_MAX((size_t)BLOCK_BYTES / tile_bytes, (size_t)4);
-    /* int8 panels that stay in the second-level cache are read again soon enough: rather keep what a pass
-     * writes, in parts of lines, in the first level */
+    /* int8 panels that stay in the second-level cache are read again soon enough: rather keep there what a
+     * pass writes, in parts of lines, though a pass of few tiles costs more than it saves */
     size_t out_bytes = (s->y_stride + s->residual_stride) * rows / s->tiles;
     if (tile_is_int8(&s->product) && tile_panels_bytes(panels) <= BLOCK_BYTES * 3 / 2)
         s->block_tiles = MLO_MAX(LINES_BYTES / (tile_bytes + out_bytes), (size_t)2);
+    s->block_tiles = MLO_MIN(s->block_tiles, (size_t)TILING_BLOCK_MAX);
     plan_split(s, kernels->widths[0], threads, s->product.groups * row_bytes * rows * element);
 }
 

@@ -7,6 +7,8 @@
 
 enum { IN_X, IN_PANELS, IN_BIAS, IN_SCALE, IN_INIT, IN_RESIDUAL, IN_COUNT };
 
+enum { TILING_BLOCK_MAX = 128 }; /* tiles: where they are is found once for all panels */
+
 /* The source with its border, in scratch memory. */
 struct border {
     bool copy;
