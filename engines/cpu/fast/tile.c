@@ -14,9 +14,6 @@ enum { COPIED_A_CYCLE = 16 /* bytes */, LARGEST_PART = 4096 };
 
 struct call {
     const struct tiling *s;
-    struct tile_epilogue epilogue; /* that of all panels, without the pointers */
-    struct tile_swish swish;
-    bool staged; /* rows of floats go through posts before they are quantized */
     const struct tile_kernels *kernels;
     const struct fast_math_kernels *math;
     const char *x; /* with border */
@@ -246,12 +243,14 @@ static void run_panel(const struct call *call, size_t index, size_t next, const 
     static const float zeros[64];
     const struct tiling *s = call->s;
     const struct tile_panel panel = tile_panel_at(&s->panels, index), after = tile_panel_at(&s->panels, next);
-    struct tile_epilogue epilogue = call->epilogue;
+    struct tile_epilogue epilogue = s->epilogue;
     bool last = to == s->panels.depth;
     size_t width = call->kernels->widths[panel.width_index];
     epilogue.bias = from ? zeros : call->bias + panel.padded_first;
     epilogue.scale = call->scale ? call->scale + panel.padded_first : NULL;
     epilogue.init = call->init ? call->init + panel.padded_first : NULL;
+    if (s->product.type == TILE_F16)
+        epilogue.unit = 1.0f / call->x_scale;
     if (!last) { /* the sums are not complete */
         epilogue.low = -INFINITY;
         epilogue.high = INFINITY;
@@ -273,14 +272,15 @@ static void run_panel(const struct call *call, size_t index, size_t next, const 
                      .unit_taps = s->unit_taps,
                      .unit_step = s->border.by_pixel,
                      .ahead = call->panels + after.offset_bytes + from * width * s->panels.group_bytes};
-    fetch_columns(call, &after);
+    if (next != index)
+        fetch_columns(call, &after);
     size_t ahead_step = s->panels.taps * t.depth * 64;
     size_t x_offset = panel.group * s->x_group + from * s->panels.group_bytes;
     const bool fixed = s->product.type == TILE_FIXED;
     tile_fn *const *run =
         fixed && atomic_load(&call->special) ? call->kernels->careful : call->kernels->run[panel.width_index];
     float stage[TILE_ROWS_MAX * TILE_WIDTH_MAX] __attribute__((aligned(64)));
-    const bool staged = call->staged, posts = last && s->product.post_count && !epilogue.swish;
+    const bool staged = s->staged, posts = last && s->product.post_count && !epilogue.swish;
     const struct cpu_qparams q = {s->product.y_scale, epilogue.y_zero_point, s->product.epilogue.y_dtype};
     if (staged) {
         memset(stage, 0, sizeof stage);
@@ -340,21 +340,6 @@ static void run_parts(void *arg, size_t begin, size_t end, unsigned worker)
     }
 }
 
-static void find_epilogue(struct call *call)
-{
-    const struct tile_product *p = &call->s->product;
-    struct tile_epilogue *e = &call->epilogue;
-    *e = p->epilogue;
-    e->unit = 1.0f / call->x_scale;
-    if (p->post_count && call->kernels->swish && tile_product_swish(p, &call->swish))
-        e->swish = &call->swish;
-    call->staged = p->post_count && e->y_dtype != MLO_FLOAT32 && !e->swish;
-    if (call->staged)
-        e->y_dtype = MLO_FLOAT32;
-    if (call->kernels->prepare)
-        call->kernels->prepare(e);
-}
-
 static enum mlo_status tile_run(struct mlo_program *program, const struct cpu_step *step, void *state,
                                 struct mlo_error *err)
 {
@@ -386,7 +371,6 @@ static enum mlo_status tile_run(struct mlo_program *program, const struct cpu_st
         call.x = call.bordered;
         copy_x(&call, program);
     }
-    find_epilogue(&call);
     mlo_pool_run(program->pool, s->split_tiles * s->split_panels, 1, run_parts, &call);
     return MLO_OK;
 }

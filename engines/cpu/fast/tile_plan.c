@@ -290,6 +290,21 @@ static void plan_tiles(struct tiling *s, const struct tile_kernels *kernels, uns
     plan_split(s, kernels->widths[0], threads, s->product.groups * row_bytes * rows * element);
 }
 
+static void plan_epilogue(struct tiling *s, const struct tile_kernels *kernels)
+{
+    const struct tile_product *p = &s->product;
+    struct tile_epilogue *e = &s->epilogue;
+    *e = p->epilogue;
+    e->unit = 1.0f;
+    if (p->post_count && kernels->swish && tile_product_swish(p, &s->swish))
+        e->swish = &s->swish;
+    s->staged = p->post_count && e->y_dtype != MLO_FLOAT32 && !e->swish;
+    if (s->staged)
+        e->y_dtype = MLO_FLOAT32;
+    if (kernels->prepare)
+        kernels->prepare(e);
+}
+
 struct tiling *tiling_new(const struct mlo_plan *plan, const struct tile_product *product, bool roomy)
 {
     const struct tile_kernels *kernels = tiling_kernels(product->type, plan);
@@ -312,6 +327,7 @@ struct tiling *tiling_new(const struct mlo_plan *plan, const struct tile_product
         s->residual_element = mlo_dtype_info(product->epilogue.residual_dtype)->bits / 8;
         s->residual_stride = panels.groups * panels.columns * s->residual_element;
     }
+    plan_epilogue(s, kernels);
     plan_source(s, roomy, element);
     plan_tiles(s, kernels, plan->threads, element);
     return s;

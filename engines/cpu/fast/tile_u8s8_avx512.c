@@ -3,6 +3,8 @@
  *
  * vpdpbusd multiplies unsigned by signed bytes. int8 rows are made unsigned by x ^ 0x80 = x + 128; `init`
  * then holds -128 times the sum of the column's weights besides the other terms. */
+#include <math.h>
+
 #include "engines/cpu/fast/swish_avx512_impl.h"
 #include "engines/cpu/fast/tile_dots_avx512_impl.h"
 
@@ -21,12 +23,6 @@ static inline uint64_t mask_of(size_t columns, size_t j, size_t n)
 /* How a nearly whole tile of bytes ends, besides the kinds of residual; PLAIN: the output has all of uint8's
  * values, and zero point 0, as behind Relu. */
 enum { PLAIN = RESIDUALS, PLAIN_INNER_U8, SWISH_BYTES };
-
-/* From what is rounded to how far it is above the lowest byte. */
-static inline int32_t shift_of(const struct tile_epilogue *e)
-{
-    return e->y_zero_point - (int32_t)e->low;
-}
 
 static enum residual residual_of(const struct tile_epilogue *e)
 {
@@ -49,12 +45,15 @@ static void prepare(struct tile_epilogue *e)
     if (e->swish) {
         r.finish = SWISH_BYTES;
     } else if (e->y_dtype != MLO_FLOAT32) {
-        const int32_t shift = shift_of(e), span = (int32_t)MLO_MAX(e->high - e->low, 0.0f);
+        /* a plan's file may say anything */
+        const int32_t low = (int32_t)fminf(fmaxf(e->low, -128.0f), 255.0f),
+                      high = (int32_t)fminf(fmaxf(e->high, -128.0f), 255.0f), shift = e->y_zero_point - low,
+                      span = MLO_MAX(high - low, 0);
         r.shift = (int32_t)((uint32_t)(uint16_t)shift * 0x10001u);
         r.span = (int32_t)((uint32_t)(uint8_t)span * 0x1010101u);
-        r.low_bytes = (int32_t)((uint32_t)(uint8_t)(int32_t)e->low * 0x1010101u);
+        r.low_bytes = (int32_t)((uint32_t)(uint8_t)low * 0x1010101u);
         r.high = e->high - (float)e->y_zero_point;
-        const bool plain = shift == 0 && e->low == 0.0f && span == UINT8_MAX;
+        const bool plain = shift == 0 && low == 0 && span == UINT8_MAX;
         if (plain && kind == NONE)
             r.finish = PLAIN;
         if (plain && kind == INNER_U8)

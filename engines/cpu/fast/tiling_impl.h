@@ -24,7 +24,10 @@ struct border {
 };
 
 struct tiling {
-    struct tile_product product; /* without its pointers */
+    struct tile_product product;   /* without its pointers */
+    struct tile_epilogue epilogue; /* the product's, as the kernels have it; without what columns have */
+    struct tile_swish swish;
+    bool staged; /* rows of floats go through posts before they are quantized */
     struct tile_panels panels;
     struct border border;
     /* Rows of the output lie in lines: runs of rows that are x_stride apart in x. */
@@ -39,7 +42,7 @@ struct tiling {
     size_t block_depth;               /* groups of depth of a pass: all, or a part where there is one tap */
     size_t split_tiles, split_panels; /* parts for threads */
     size_t cycles;                    /* that one thread takes, right to a factor of two */
-    const ptrdiff_t *unit_taps; /* fixed point: by tap, in units */
+    const ptrdiff_t *unit_taps;       /* fixed point: by tap, in units */
     ptrdiff_t taps[];
 };
 
