@@ -53,16 +53,21 @@ static void copy_lines(void *arg, size_t begin, size_t end, unsigned worker)
     const bool fixed = call->s->product.type == TILE_FIXED;
     size_t line_bytes = b->to[2] * b->pixel_bytes, lead = MLO_MIN(b->pad[2], b->to[2]) * b->pixel_bytes;
     size_t body = MLO_MIN(b->from[2] * b->pixel_bytes, line_bytes - lead), pixels = body / b->pixel_bytes;
-    for (size_t i = begin; i < end; i++) {
+    size_t slice = begin / b->to[1], line = begin - slice * b->to[1];
+    for (size_t i = begin; i < end; i++, line++) {
         char *to = call->bordered + i * line_bytes;
-        size_t h = i % b->to[1] - b->pad[1], d = i / b->to[1] % b->to[0] - b->pad[0];
+        if (line == b->to[1]) {
+            line = 0;
+            slice++;
+        }
+        const size_t image = fast_quotient(slice, b->to[0]);
+        size_t h = line - b->pad[1], d = slice - image * b->to[0] - b->pad[0];
         if (h >= b->from[1] || d >= b->from[0]) { /* in front: wraps around to a large number */
             memset(to, b->fill, line_bytes);
             if (fixed)
                 call->units[i] = 0.0f;
             continue;
         }
-        size_t image = i / b->to[1] / b->to[0];
         const char *from =
             call->source + ((image * b->from[0] + d) * b->from[1] + h) * b->from[2] * b->source_bytes;
         memset(to, b->fill, lead);
@@ -152,29 +157,34 @@ static struct cursor cursor_at(const struct call *call, size_t i)
         .line = line, .part = s->tiles_per_line ? i - line * s->tiles_per_line : 0, .x = line_at(call, line)};
 }
 
-/* Rows of the cursor's tile: how many, and where they begin in y (first) and in x; moves on to the next. */
-static size_t place(const struct call *call, struct cursor *c, size_t *first, struct tile *t)
+/* Where a tile reads and writes: its halves in x, its first row and how many. */
+struct spot {
+    const char *x0, *x1;
+    size_t first, rows;
+};
+
+/* The cursor's tile; moves on to the next. */
+static struct spot place(const struct call *call, struct cursor *c)
 {
     const struct tiling *s = call->s;
-    size_t rows = s->line_rows, line = c->line + 1;
-    *first = c->line * s->line_rows;
-    t->x0 = c->x;
+    struct spot spot = {.x0 = c->x, .first = c->line * s->line_rows, .rows = s->line_rows};
+    size_t line = c->line + 1;
     if (s->tiles_per_line) {
         size_t begin = c->part * s->part_rows + MLO_MIN(c->part, s->longer_parts);
-        rows = s->part_rows + (c->part < s->longer_parts);
-        *first += begin;
-        t->x0 += begin * s->x_stride;
+        spot.rows = s->part_rows + (c->part < s->longer_parts);
+        spot.first += begin;
+        spot.x0 += begin * s->x_stride;
         if (++c->part < s->tiles_per_line)
             line = c->line;
     } else if (line < s->lines) {
-        t->x1 = line_at(call, line++);
-        rows *= 2;
+        spot.x1 = line_at(call, line++);
+        spot.rows *= 2;
     }
-    if (rows != 2 * s->line_rows || s->tiles_per_line)
-        t->x1 = t->x0 + (rows + 1) / 2 * s->x_stride;
+    if (!spot.x1)
+        spot.x1 = spot.x0 + (spot.rows + 1) / 2 * s->x_stride;
     if (line != c->line && line < s->lines)
         *c = (struct cursor){.line = line, .x = line_at(call, line)};
-    return rows;
+    return spot;
 }
 
 /* On the tile's rows in y, or on all that is in `stage`. */
@@ -208,20 +218,34 @@ static void find_units(const struct call *call, size_t first, size_t rows, struc
     }
 }
 
-/* Tiles [begin, end) of one panel, for groups of depth [from, to) of it; `next` is the panel after it. */
-static void run_panel(const struct call *call, size_t index, size_t next, size_t begin, size_t end,
-                      size_t from, size_t to)
+/* What the next panel begins and ends with is read once a step, so that nothing else has brought it near. */
+static void fetch_columns(const struct call *call, const struct tile_panel *panel)
+{
+    enum { LINE_FLOATS = 16 };
+    for (size_t i = panel->padded_first; i < panel->padded_first + panel->columns; i += LINE_FLOATS) {
+        __builtin_prefetch(call->bias + i);
+        if (call->scale)
+            __builtin_prefetch(call->scale + i);
+        if (call->init)
+            __builtin_prefetch(call->init + i);
+    }
+}
+
+/* Tiles of one panel, for groups of depth [from, to) of it; `next` is the panel after it. */
+static void run_panel(const struct call *call, size_t index, size_t next, const struct spot *spots,
+                      size_t count, size_t from, size_t to)
 {
     static const float zeros[64];
     const struct tiling *s = call->s;
-    struct tile_panel panel = tile_panel_at(&s->panels, index);
-    struct tile_epilogue epilogue = s->product.epilogue;
+    const struct tile_panel panel = tile_panel_at(&s->panels, index), after = tile_panel_at(&s->panels, next);
+    struct tile_epilogue epilogue = s->epilogue;
     bool last = to == s->panels.depth;
     size_t width = call->kernels->widths[panel.width_index];
     epilogue.bias = from ? zeros : call->bias + panel.padded_first;
     epilogue.scale = call->scale ? call->scale + panel.padded_first : NULL;
     epilogue.init = call->init ? call->init + panel.padded_first : NULL;
-    epilogue.unit = 1.0f / call->x_scale;
+    if (s->product.type == TILE_F16)
+        epilogue.unit = 1.0f / call->x_scale;
     if (!last) { /* the sums are not complete */
         epilogue.low = -INFINITY;
         epilogue.high = INFINITY;
@@ -242,44 +266,41 @@ static void run_panel(const struct call *call, size_t index, size_t next, size_t
                      .width = width,
                      .unit_taps = s->unit_taps,
                      .unit_step = s->border.by_pixel,
-                     .ahead = call->panels + tile_panel_at(&s->panels, next).offset_bytes +
-                              from * width * s->panels.group_bytes};
+                     .ahead = call->panels + after.offset_bytes + from * width * s->panels.group_bytes};
+    if (next != index)
+        fetch_columns(call, &after);
     size_t ahead_step = s->panels.taps * t.depth * 64;
     size_t x_offset = panel.group * s->x_group + from * s->panels.group_bytes;
     const bool fixed = s->product.type == TILE_FIXED;
     tile_fn *const *run =
         fixed && atomic_load(&call->special) ? call->kernels->careful : call->kernels->run[panel.width_index];
-    struct cursor cursor = cursor_at(call, begin);
     float stage[TILE_ROWS_MAX * TILE_WIDTH_MAX] __attribute__((aligned(64)));
-    struct tile_swish swish;
-    bool fused = s->product.post_count && call->kernels->swish && tile_product_swish(&s->product, &swish);
-    bool staged = s->product.post_count && epilogue.y_dtype != MLO_FLOAT32 && !fused;
-    struct cpu_qparams q = {s->product.y_scale, epilogue.y_zero_point, epilogue.y_dtype};
-    epilogue.swish = fused ? &swish : NULL;
+    const bool staged = s->staged, posts = last && s->product.post_count && !epilogue.swish;
+    const struct cpu_qparams q = {s->product.y_scale, epilogue.y_zero_point, s->product.epilogue.y_dtype};
     if (staged) {
         memset(stage, 0, sizeof stage);
-        epilogue.y_dtype = MLO_FLOAT32;
         t.y_stride = width * sizeof(float);
         t.columns = width;
     }
-    for (size_t i = begin; i < end; i++) {
-        size_t first, rows = place(call, &cursor, &first, &t);
+    const size_t step = s->y_stride, residual_step = s->residual_stride;
+    char *y = call->y + column * s->y_element;
+    const char *residual = call->residual ? call->residual + column * s->residual_element : NULL;
+    for (size_t i = 0; i < count; i++) {
+        const size_t first = spots[i].first, rows = spots[i].rows;
+        t.x0 = spots[i].x0;
+        t.x1 = spots[i].x1;
         if (fixed)
             find_units(call, first, rows, &t);
         t.x0 += x_offset;
         t.x1 += x_offset;
-        char *y = call->y + first * s->y_stride + column * s->y_element;
-        t.y = staged ? (char *)stage : y;
-        t.residual = from ? t.y
-                     : call->residual
-                         ? call->residual + first * s->residual_stride + column * s->residual_element
-                         : NULL;
+        t.y = staged ? (char *)stage : y + first * step;
+        t.residual = from ? t.y : residual ? residual + first * residual_step : NULL;
         run[rows - 1](&t);
-        t.ahead = i - begin < 3 ? t.ahead + ahead_step : t.panel;
-        if (last && s->product.post_count && !fused)
+        t.ahead = i < 3 ? t.ahead + ahead_step : t.panel;
+        if (posts)
             run_posts(call, &t, rows, staged ? stage : NULL, width);
         if (staged)
-            call->kernels->quantize(stage, rows, width, panel.columns, &q, y, s->y_stride);
+            call->kernels->quantize(stage, rows, width, panel.columns, &q, y + first * step, step);
     }
 }
 
@@ -300,11 +321,17 @@ static void run_parts(void *arg, size_t begin, size_t end, unsigned worker)
         size_t r = fast_quotient(i, s->split_panels), c = i - r * s->split_panels;
         size_t t0 = part_begin(s->tiles, r, s->split_tiles), t1 = part_begin(s->tiles, r + 1, s->split_tiles);
         size_t p0 = part_begin(panels, c, s->split_panels), p1 = part_begin(panels, c + 1, s->split_panels);
-        for (size_t t = t0; t < t1; t += s->block_tiles)
+        struct cursor cursor = cursor_at(call, t0);
+        struct spot spots[TILING_BLOCK_MAX];
+        for (size_t t = t0; t < t1; t += s->block_tiles) {
+            size_t count = MLO_MIN(s->block_tiles, t1 - t);
+            for (size_t n = 0; n < count; n++)
+                spots[n] = place(call, &cursor);
             for (size_t k = 0; k < depth; k += s->block_depth)
                 for (size_t p = p0; p < p1; p++)
-                    run_panel(call, p, p + 1 < p1 ? p + 1 : p0, t, MLO_MIN(t + s->block_tiles, t1), k,
+                    run_panel(call, p, p + 1 < p1 ? p + 1 : p0, spots, count, k,
                               MLO_MIN(k + s->block_depth, depth));
+        }
     }
 }
 

@@ -22,6 +22,13 @@ struct tile_swish {
     int32_t zero_point;
 };
 
+/* What follows from the rest of an epilogue, found once for a step. */
+struct tile_ready {
+    float residual_shift, high;
+    int32_t shift, span, low_bytes; /* repeated in 32 bits; see bytes_of */
+    int finish;
+};
+
 /* What happens to the sums of a panel's columns, in this order: bias is where the sum begins (float32), or is
  * added to it after `scale` (int8: sum * scale[j] + bias[j], in units of the output when that is quantized);
  * with `inner`, what the graph quantizes before the residual is added: the units of scale and bias are those
@@ -50,6 +57,7 @@ struct tile_epilogue {
     enum mlo_dtype y_dtype;         /* MLO_FLOAT32, MLO_UINT8, MLO_INT8 */
     int32_t y_zero_point;           /* bytes only: -128 to 255 */
     const struct tile_swish *swish; /* or NULL; the driver's */
+    struct tile_ready ready;        /* int8 only: by the kernels' `prepare` */
 };
 
 /* One call of a kernel: `rows` x `columns` outputs. The first (rows + 1) / 2 rows begin at x0, the others at
@@ -97,6 +105,8 @@ struct tile_kernels {
      * a product with 1 / scale; a NaN becomes the lowest value. NULL for kernels of floats. */
     void (*quantize)(const float *x, size_t rows, size_t width, size_t columns, const struct cpu_qparams *q,
                      char *y, size_t y_stride);
+    /* Fills in e->ready from what holds for all columns; or NULL. */
+    void (*prepare)(struct tile_epilogue *e);
     bool swish;              /* they know the epilogue's `swish` */
     tile_fn *const *careful; /* fixed point only: [rows - 1], for values of x that are not finite */
 };

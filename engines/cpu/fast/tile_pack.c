@@ -3,6 +3,18 @@
 
 #include "engines/cpu/fast/tile_impl.h"
 
+/* Rows that lie next to each other in x, which tiles divide. */
+static size_t line_of(const struct tile_product *p)
+{
+    size_t rows = (size_t)p->batch;
+    bool plain = true;
+    for (int i = 0; i < 3; i++) {
+        plain &= p->kernel[i] == 1 && p->stride[i] == 1 && p->pad[i] == 0 && p->in[i] == p->out[i];
+        rows *= (size_t)p->out[i];
+    }
+    return plain ? rows : (size_t)p->out[2];
+}
+
 void tile_panels_init(struct tile_panels *out, const struct tile_kernels *kernels,
                       const struct tile_product *p)
 {
@@ -20,8 +32,9 @@ void tile_panels_init(struct tile_panels *out, const struct tile_kernels *kernel
     out->tap_elements = out->channels * (rows ? row : 1);
     out->depth = (out->tap_elements + out->group_depth - 1) / out->group_depth;
     /* The width with the least padding; of equals one for all columns, unless the kernels say otherwise, then
-     * the widest, whose tiles read less. */
-    size_t least = SIZE_MAX;
+     * (int8) that of the fewest tiles, since a short line may be one tile of narrow panels and two of wide
+     * ones; then the widest, whose tiles read less. */
+    size_t least = SIZE_MAX, least_tiles = SIZE_MAX, line = line_of(p);
     for (int i = kernels->width_count - 1; i >= 0; i--) {
         size_t width = kernels->widths[i], full = out->columns / width, rest = out->columns % width;
         int tail = i;
@@ -30,9 +43,12 @@ void tile_panels_init(struct tile_panels *out, const struct tile_kernels *kernel
                 tail = k;
         size_t padded = full * width + (rest ? kernels->widths[tail] : 0);
         size_t cost = 2 * padded + (rest && tail != i && !(kernels->narrow_tail && full));
-        if (cost >= least)
+        size_t rows_max = (size_t)kernels->rows_max[i],
+               tiles = tile_is_int8(p) ? (full + (rest != 0)) * ((line + rows_max - 1) / rows_max) : 0;
+        if (cost > least || (cost == least && tiles >= least_tiles))
             continue;
         least = cost;
+        least_tiles = tiles;
         out->width_index = i;
         out->tail_index = rest ? tail : i;
         out->width = width;

@@ -9,7 +9,7 @@
 #include "engines/cpu/fast/tiling_impl.h"
 
 /* What one pass over the panels works on should leave room in a second-level cache of 1 MB. */
-enum { SHORT_DEPTH = 64, BLOCK_BYTES = 384 * 1024, LINES_BYTES = 24 * 1024, BLOCK_DEPTH = 1024 };
+enum { SHORT_DEPTH = 64, BLOCK_BYTES = 384 * 1024, LINES_BYTES = 192 * 1024, BLOCK_DEPTH = 1024 };
 
 const struct tile_kernels *tiling_kernels(enum tile_type type, const struct mlo_plan *plan)
 {
@@ -280,12 +280,28 @@ static void plan_tiles(struct tiling *s, const struct tile_kernels *kernels, uns
     size_t tile_bytes = MLO_MAX(row_bytes * rows / s->tiles, (size_t)1);
     tile_bytes = MLO_MAX(tile_bytes * s->block_depth / panels->depth, (size_t)1);
     s->block_tiles = MLO_MAX((size_t)BLOCK_BYTES / tile_bytes, (size_t)4);
-    /* int8 panels that stay in the second-level cache are read again soon enough: rather keep what a pass
-     * writes, in parts of lines, in the first level */
+    /* int8 panels that stay in the second-level cache are read again soon enough: rather keep there what a
+     * pass writes, in parts of lines, though a pass of few tiles costs more than it saves */
     size_t out_bytes = (s->y_stride + s->residual_stride) * rows / s->tiles;
     if (tile_is_int8(&s->product) && tile_panels_bytes(panels) <= BLOCK_BYTES * 3 / 2)
         s->block_tiles = MLO_MAX(LINES_BYTES / (tile_bytes + out_bytes), (size_t)2);
+    s->block_tiles = MLO_MIN(s->block_tiles, (size_t)TILING_BLOCK_MAX);
     plan_split(s, kernels->widths[0], threads, s->product.groups * row_bytes * rows * element);
+}
+
+static void plan_epilogue(struct tiling *s, const struct tile_kernels *kernels)
+{
+    const struct tile_product *p = &s->product;
+    struct tile_epilogue *e = &s->epilogue;
+    *e = p->epilogue;
+    e->unit = 1.0f;
+    if (p->post_count && kernels->swish && tile_product_swish(p, &s->swish))
+        e->swish = &s->swish;
+    s->staged = p->post_count && e->y_dtype != MLO_FLOAT32 && !e->swish;
+    if (s->staged)
+        e->y_dtype = MLO_FLOAT32;
+    if (kernels->prepare)
+        kernels->prepare(e);
 }
 
 struct tiling *tiling_new(const struct mlo_plan *plan, const struct tile_product *product, bool roomy)
@@ -310,6 +326,7 @@ struct tiling *tiling_new(const struct mlo_plan *plan, const struct tile_product
         s->residual_element = mlo_dtype_info(product->epilogue.residual_dtype)->bits / 8;
         s->residual_stride = panels.groups * panels.columns * s->residual_element;
     }
+    plan_epilogue(s, kernels);
     plan_source(s, roomy, element);
     plan_tiles(s, kernels, plan->threads, element);
     return s;

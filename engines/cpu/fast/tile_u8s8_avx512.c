@@ -3,6 +3,8 @@
  *
  * vpdpbusd multiplies unsigned by signed bytes. int8 rows are made unsigned by x ^ 0x80 = x + 128; `init`
  * then holds -128 times the sum of the column's weights besides the other terms. */
+#include <math.h>
+
 #include "engines/cpu/fast/swish_avx512_impl.h"
 #include "engines/cpu/fast/tile_dots_avx512_impl.h"
 
@@ -18,6 +20,48 @@ static inline uint64_t mask_of(size_t columns, size_t j, size_t n)
     return (UINT64_C(1) << count) - 1;
 }
 
+/* How a nearly whole tile of bytes ends, besides the kinds of residual; PLAIN: the output has all of uint8's
+ * values, and zero point 0, as behind Relu. */
+enum { PLAIN = RESIDUALS, PLAIN_INNER_U8, SWISH_BYTES };
+
+static enum residual residual_of(const struct tile_epilogue *e)
+{
+    if (e->residual_dtype == MLO_FLOAT32)
+        return FLOATS;
+    if (e->residual_dtype == MLO_UINT8)
+        return e->inner ? INNER_U8 : U8;
+    if (e->residual_dtype == MLO_INT8)
+        return e->inner ? INNER_S8 : S8;
+    return NONE;
+}
+
+static void prepare(struct tile_epilogue *e)
+{
+    const enum residual kind = residual_of(e);
+    struct tile_ready r = {.residual_shift =
+                               e->residual_shift - (float)e->residual_zero_point * e->residual_scale,
+                           .high = e->high,
+                           .finish = (int)kind};
+    if (e->swish) {
+        r.finish = SWISH_BYTES;
+    } else if (e->y_dtype != MLO_FLOAT32) {
+        /* a plan's file may say anything */
+        const int32_t low = (int32_t)fminf(fmaxf(e->low, -128.0f), 255.0f),
+                      high = (int32_t)fminf(fmaxf(e->high, -128.0f), 255.0f), shift = e->y_zero_point - low,
+                      span = MLO_MAX(high - low, 0);
+        r.shift = (int32_t)((uint32_t)(uint16_t)shift * 0x10001u);
+        r.span = (int32_t)((uint32_t)(uint8_t)span * 0x1010101u);
+        r.low_bytes = (int32_t)((uint32_t)(uint8_t)low * 0x1010101u);
+        r.high = e->high - (float)e->y_zero_point;
+        const bool plain = shift == 0 && low == 0 && span == UINT8_MAX;
+        if (plain && kind == NONE)
+            r.finish = PLAIN;
+        if (plain && kind == INNER_U8)
+            r.finish = PLAIN_INNER_U8;
+    }
+    e->ready = r;
+}
+
 struct pass {
     __m512 scale[3], bias[3], residual_scale, residual_shift, inner_low, inner_high, inner_scale;
     __m512 low, high;
@@ -25,13 +69,7 @@ struct pass {
     __mmask16 mask[3];
 };
 
-/* From what is rounded to how far it is above the lowest byte. */
-static inline int32_t shift_of(const struct tile_epilogue *e)
-{
-    return e->y_zero_point - (int32_t)e->low;
-}
-
-INLINE struct pass pass_of(const struct tile *t, size_t v)
+INLINE struct pass pass_of(const struct tile *t, size_t v, bool whole)
 {
     const struct tile_epilogue *e = t->epilogue;
     struct pass p = {
@@ -39,27 +77,22 @@ INLINE struct pass pass_of(const struct tile *t, size_t v)
         .inner_high = _mm512_set1_ps(e->inner_high),
         .inner_scale = _mm512_set1_ps(e->inner_scale),
         .residual_scale = _mm512_set1_ps(e->residual_scale),
-        .residual_shift =
-            _mm512_set1_ps(e->residual_shift - (float)e->residual_zero_point * e->residual_scale),
+        .residual_shift = _mm512_set1_ps(e->ready.residual_shift),
         .low = _mm512_set1_ps(e->low),
-        .high = _mm512_set1_ps(e->high),
+        .high = _mm512_set1_ps(e->ready.high),
+        .shift = _mm512_set1_epi32(e->ready.shift),
+        .span = _mm512_set1_epi32(e->ready.span),
+        .low_bytes = _mm512_set1_epi32(e->ready.low_bytes),
     };
-    if (e->y_dtype != MLO_FLOAT32) {
-        p.shift = _mm512_set1_epi16((short)shift_of(e));
-        p.span = _mm512_set1_epi8((char)(int32_t)MLO_MAX(e->high - e->low, 0.0f));
-        p.low_bytes = _mm512_set1_epi8((char)(int32_t)e->low);
-        p.high = _mm512_set1_ps(e->high - (float)e->y_zero_point);
-    }
     UNROLL for (size_t j = 0; j < v; j++)
     {
         p.scale[j] = _mm512_loadu_ps(e->scale + 16 * j);
         p.bias[j] = _mm512_loadu_ps(e->bias + 16 * j);
-        p.mask[j] = (__mmask16)mask_of(t->columns, 16 * j, 16);
+        p.mask[j] = whole ? UINT16_MAX : (__mmask16)mask_of(t->columns, 16 * j, 16);
     }
     return p;
 }
 
-/* Masked, so that what is not there is not read either; the intrinsics take two instructions for that. */
 INLINE __m512i widened_u8(const char *from, __mmask16 mask)
 {
     __m512i wide;
@@ -96,19 +129,19 @@ INLINE __m512 finished(const struct pass *p, enum residual kind, __m512i sums, s
 }
 
 /* Four vectors as bytes in order: rounded, then moved so that the lowest byte is 0 and saturated above it,
- * for bytes of either sign; without `shifted` that is where they are. A NaN becomes the lowest value: so do
- * its 32 bits as an integer. */
-INLINE __m512i bytes_of(const struct pass *p, bool shifted, __m512 a, __m512 b, __m512 c, __m512 d)
+ * for bytes of either sign; if `plain`, that is where they are, up to 255. A NaN becomes the lowest value: so
+ * do its 32 bits as an integer. */
+INLINE __m512i bytes_of(const struct pass *p, bool plain, __m512 a, __m512 b, __m512 c, __m512 d)
 {
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     __m512i ab = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
     __m512i cd = _mm512_packs_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d));
-    if (shifted) {
+    if (!plain) {
         ab = _mm512_adds_epi16(ab, p->shift);
         cd = _mm512_adds_epi16(cd, p->shift);
     }
     __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packus_epi16(ab, cd));
-    return _mm512_add_epi8(p->low_bytes, _mm512_min_epu8(p->span, bytes));
+    return plain ? bytes : _mm512_add_epi8(p->low_bytes, _mm512_min_epu8(p->span, bytes));
 }
 
 /* Bytes of four vectors, of rows from `first` on: one row of three, two of two, four of one. */
@@ -132,13 +165,14 @@ INLINE void store_rows(const struct tile *t, size_t v, size_t first, size_t rows
         _mm_mask_storeu_epi8(y + 3 * t->y_stride, (__mmask16)mask, _mm512_extracti32x4_epi32(bytes, 3));
 }
 
-/* Rows of bytes, four vectors at a time: one row of three, two of two, four of one. */
-INLINE void to_bytes(const struct tile *t, size_t v, size_t low, size_t rows, enum residual kind,
-                     bool shifted, const __m512i sums[SUMS_MAX])
+/* Rows of bytes, four vectors at a time: one row of three, two of two, four of one. `plain`: see bytes_of;
+ * there are all columns. */
+INLINE void to_bytes(const struct tile *t, size_t v, size_t low, size_t rows, enum residual kind, bool plain,
+                     const __m512i sums[SUMS_MAX])
 {
-    const struct pass p = pass_of(t, v);
+    const struct pass p = pass_of(t, v, plain);
     const size_t at_once = v == 3 ? 1 : 4 / v;
-    const __mmask64 mask = mask_of(t->columns, 0, 16 * v);
+    const __mmask64 mask = plain ? (UINT64_C(1) << 16 * v) - 1 : mask_of(t->columns, 0, 16 * v);
     UNROLL for (size_t first = 0; first < rows; first += at_once)
     {
         __m512 f[4];
@@ -148,7 +182,7 @@ INLINE void to_bytes(const struct tile *t, size_t v, size_t low, size_t rows, en
             f[i] = finished(&p, kind, sums[index_of(v, low, r, j)], j,
                             kind == NONE ? NULL : t->residual + r * t->residual_stride);
         }
-        __m512i bytes = bytes_of(&p, shifted, f[0], f[1], f[2], v == 3 ? f[0] : f[3]);
+        __m512i bytes = bytes_of(&p, plain, f[0], f[1], f[2], v == 3 ? f[0] : f[3]);
         store_rows(t, v, first, rows, mask, bytes);
     }
 }
@@ -158,7 +192,7 @@ INLINE void to_bytes(const struct tile *t, size_t v, size_t low, size_t rows, en
 INLINE void rest_to_bytes(const struct tile *t, const __m512i *sums, size_t rows, size_t v,
                           enum residual kind)
 {
-    const struct pass p = pass_of(t, v);
+    const struct pass p = pass_of(t, v, false);
     for (size_t r = 0; r < rows; r++) {
         __m512 f[4];
         const char *residual = kind == NONE ? NULL : t->residual + r * t->residual_stride;
@@ -170,7 +204,7 @@ INLINE void rest_to_bytes(const struct tile *t, const __m512i *sums, size_t rows
         }
         for (size_t j = v; j < 4; j++)
             f[j] = f[0];
-        __m512i bytes = bytes_of(&p, true, f[0], f[1], f[2], f[3]);
+        __m512i bytes = bytes_of(&p, false, f[0], f[1], f[2], f[3]);
         _mm512_mask_storeu_epi8(t->y + r * t->y_stride, mask_of(t->columns, 0, 16 * v), bytes);
     }
 }
@@ -178,7 +212,7 @@ INLINE void rest_to_bytes(const struct tile *t, const __m512i *sums, size_t rows
 INLINE void rest_to_floats(const struct tile *t, const __m512i *sums, size_t rows, size_t v,
                            enum residual kind)
 {
-    const struct pass p = pass_of(t, v);
+    const struct pass p = pass_of(t, v, false);
     for (size_t r = 0; r < rows; r++) {
         const char *residual = kind == NONE ? NULL : t->residual + r * t->residual_stride;
         UNROLL for (size_t j = 0; j < v; j++)
@@ -262,36 +296,31 @@ static rest_fn *const rests[2][3][RESIDUALS] = {
 INLINE void finish(const struct tile *t, size_t v, size_t low, size_t rows, const __m512i sums[SUMS_MAX])
 {
     const struct tile_epilogue *e = t->epilogue;
-    enum residual kind = NONE;
-    if (e->residual_dtype == MLO_FLOAT32)
-        kind = FLOATS;
-    else if (e->residual_dtype == MLO_UINT8)
-        kind = e->inner ? INNER_U8 : U8;
-    else if (e->residual_dtype == MLO_INT8)
-        kind = e->inner ? INNER_S8 : S8;
-    if (e->swish) {
-        kind = RESIDUALS;
-    } else if (v * rows >= 10 && e->y_dtype != MLO_FLOAT32) { /* nearly whole tiles, as nets have them */
-        if (kind == NONE && shift_of(e) == 0)                 /* behind Relu */
-            return to_bytes(t, v, low, rows, NONE, false, sums);
-        if (kind == NONE)
+    const int how = e->ready.finish;
+    if (v * rows >= 10 && e->y_dtype != MLO_FLOAT32) { /* nearly whole tiles, as nets have them */
+        const bool whole = t->columns == 16 * v;
+        if (whole && how == PLAIN)
             return to_bytes(t, v, low, rows, NONE, true, sums);
-        if (kind == U8)
-            return to_bytes(t, v, low, rows, U8, true, sums);
-        if (kind == S8)
-            return to_bytes(t, v, low, rows, S8, true, sums);
-        if (kind == INNER_U8)
+        if (whole && how == PLAIN_INNER_U8)
             return to_bytes(t, v, low, rows, INNER_U8, true, sums);
-        if (kind == INNER_S8)
-            return to_bytes(t, v, low, rows, INNER_S8, true, sums);
+        if (how == NONE || how == PLAIN)
+            return to_bytes(t, v, low, rows, NONE, false, sums);
+        if (how == U8)
+            return to_bytes(t, v, low, rows, U8, false, sums);
+        if (how == S8)
+            return to_bytes(t, v, low, rows, S8, false, sums);
+        if (how == INNER_U8 || how == PLAIN_INNER_U8)
+            return to_bytes(t, v, low, rows, INNER_U8, false, sums);
+        if (how == INNER_S8)
+            return to_bytes(t, v, low, rows, INNER_S8, false, sums);
     }
     __m512i buffer[SUMS_MAX];
     UNROLL for (size_t r = 0; r < rows; r++) UNROLL for (size_t j = 0; j < v; j++) buffer[r * v + j] =
         sums[index_of(v, low, r, j)];
-    if (e->swish)
+    if (how == SWISH_BYTES)
         swishes[v - 1](t, buffer, rows);
     else
-        rests[e->y_dtype == MLO_FLOAT32][v - 1][kind](t, buffer, rows);
+        rests[e->y_dtype == MLO_FLOAT32][v - 1][residual_of(e)](t, buffer, rows);
 }
 
 /* --- tiles ------------------------------------------------------------------------------------------- */
@@ -344,6 +373,7 @@ TARGET static void quantize(const float *x, size_t rows, size_t width, size_t co
         .widths = {16, 32, 48},                                                                              \
         .rows_max = {14, 7, 5},                                                                              \
         .quantize = quantize,                                                                                \
+        .prepare = prepare,                                                                                  \
         .swish = true,                                                                                       \
         .run = {tiles_##x##_1, tiles_##x##_2, tiles_##x##_3},                                                \
     };

@@ -7,6 +7,8 @@
 
 enum { IN_X, IN_PANELS, IN_BIAS, IN_SCALE, IN_INIT, IN_RESIDUAL, IN_COUNT };
 
+enum { TILING_BLOCK_MAX = 128 }; /* tiles: where they are is found once for all panels */
+
 /* The source with its border, in scratch memory. */
 struct border {
     bool copy;
@@ -22,7 +24,10 @@ struct border {
 };
 
 struct tiling {
-    struct tile_product product; /* without its pointers */
+    struct tile_product product;   /* without its pointers */
+    struct tile_epilogue epilogue; /* the product's, as the kernels have it; without what columns have */
+    struct tile_swish swish;
+    bool staged; /* rows of floats go through posts before they are quantized */
     struct tile_panels panels;
     struct border border;
     /* Rows of the output lie in lines: runs of rows that are x_stride apart in x. */

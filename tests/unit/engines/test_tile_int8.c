@@ -153,7 +153,7 @@ static void fill(struct sample *s, const struct tile_kernels *k, int width, size
         .inner_high = (float)any(1, 127),
         .inner_scale = powers ? 0.5f : 0.71f,
         .y_dtype = y,
-        .y_zero_point = y == MLO_INT8 ? any(-128, 127) : any(0, 255),
+        .y_zero_point = y == MLO_INT8 ? any(-128, 127) : any(0, 1) * any(0, 255),
     };
     if (y == MLO_FLOAT32 || any(0, 2) == 0) {
         s->e.low = y == MLO_FLOAT32 && any(0, 1) ? -INFINITY : (float)any(0, 20);
@@ -191,6 +191,7 @@ static void check_all(const struct tile_kernels *k, bool x_signed)
         for (int rows = 1; rows <= k->rows_max[w]; rows++)
             for (int i = 0; i < 150; i++) {
                 fill(&s, k, w, (size_t)rows, x_signed);
+                k->prepare(&s.e);
                 check(&s, k->run[w][rows - 1], k->name);
             }
     }
@@ -245,6 +246,7 @@ static void swish_all(const struct tile_kernels *k, bool x_signed)
                                              .high = INFINITY,
                                              .y_dtype = y,
                                              .swish = &swish};
+                k->prepare(&s.e);
                 s.t.residual = NULL;
                 s.bias[1] = INFINITY;
                 s.bias[2] = -INFINITY; /* x * 0 is a NaN */
