@@ -313,6 +313,76 @@ static void run_parts(void *arg, size_t begin, size_t end, unsigned worker)
     }
 }
 
+/* Of x with its border: what lines [begin, end) of the output read. */
+static void border_of(const struct tiling *s, size_t begin, size_t end, size_t *first, size_t *last)
+{
+    const struct tile_product *p = &s->product;
+    size_t image = begin / s->counts[1], stride = (size_t)p->stride[1];
+    size_t reach = (size_t)((p->kernel[1] - 1) * p->dilation[1]) + 1;
+    *first = image * s->border.to[1] + (begin - image * s->counts[1]) * stride;
+    *last = *first + (end - begin - 1) * stride + reach;
+}
+
+size_t tiling_border_bytes(const struct tiling *s, size_t lines)
+{
+    size_t first = 0, last = 0;
+    if (s->border.copy && lines > 0)
+        border_of(s, 0, lines, &first, &last);
+    return last * s->border.to[2] * s->border.pixel_bytes;
+}
+
+/* Of a product whose lines follow each other without a border: `lines` of them as one. */
+union run_of_lines {
+    struct tiling tiling;
+    char bytes[sizeof(struct tiling) + 2 * sizeof(ptrdiff_t)];
+};
+static void as_one_line(const struct tiling *s, size_t lines, union run_of_lines *out)
+{
+    memcpy(out, s, sizeof *out);
+    struct tiling *one = &out->tiling;
+    one->line_rows = lines * s->line_rows;
+    one->lines = one->counts[0] = one->counts[1] = 1;
+    one->tiles = one->tiles_per_line = (one->line_rows + s->rows_max - 1) / s->rows_max;
+    one->part_rows = one->line_rows / one->tiles;
+    one->longer_parts = one->line_rows % one->tiles;
+}
+
+void tiling_run_lines(const struct mlo_plan *plan, const struct tiling *s, const struct tiling_lines *at,
+                      size_t begin, size_t end)
+{
+    size_t panels = s->panels.groups * s->panels.per_group, first, last;
+    union run_of_lines one;
+    struct call call = {.s = s,
+                        .kernels = tiling_kernels(TILE_F32, plan),
+                        .math = fast_math_kernels_for(plan->isa),
+                        .x = at->x,
+                        .panels = at->panels,
+                        .bias = at->bias,
+                        .residual = at->residual,
+                        .y = at->y,
+                        .source = at->x,
+                        .interleave = tile_interleave_for(plan->isa),
+                        .x_scale = 1.0f};
+    size_t tile = begin * s->tiles_per_line, end_tile = end * s->tiles_per_line;
+    if (s->border.copy) {
+        border_of(s, begin, end, &first, &last);
+        call.bordered = (char *)((uintptr_t)at->border - first * s->border.to[2] * s->border.pixel_bytes);
+        call.x = call.bordered;
+        copy_lines(&call, first, last, 0);
+    } else if (tiling_is_plain(&s->product)) {
+        as_one_line(s, end - begin, &one);
+        size_t rows = begin * s->line_rows;
+        call.s = &one.tiling;
+        call.x += rows * s->x_stride;
+        call.y += rows * s->y_stride;
+        call.residual = at->residual ? at->residual + rows * s->residual_stride : NULL;
+        tile = 0;
+        end_tile = one.tiling.tiles;
+    }
+    for (size_t p = 0; p < panels; p++)
+        run_panel(&call, p, p + 1 < panels ? p + 1 : 0, tile, end_tile, 0, s->panels.depth);
+}
+
 static enum mlo_status tile_run(struct mlo_program *program, const struct cpu_step *step, void *state,
                                 struct mlo_error *err)
 {
