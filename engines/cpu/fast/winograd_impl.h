@@ -9,6 +9,8 @@ enum { WINOGRAD_PLANES = 16 };
 
 /* 4x4 pixels of the source -> one row of each plane. Distances in floats. */
 struct winograd_source {
+    const float *inside; /* all pixels are there: the first; lines are `line` apart. Or NULL: */
+    size_t line;
     const float *x[WINOGRAD_PLANES]; /* the pixels; NULL: padding */
     size_t channels;
     float *planes; /* of the tile, in the first plane */
