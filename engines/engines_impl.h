@@ -18,6 +18,8 @@ enum mlo_fp16 { MLO_FP16_DEFAULT, MLO_FP16_OFF, MLO_FP16_EMULATE, MLO_FP16_FIXED
 enum mlo_fp16 mlo_fp16_asked(void);
 /* For tests: the cpu engine splits work among threads however little it is. */
 extern bool mlo_cpu_splits_all;
+/* For tests: its convolutions that can be computed line by line are, however small. */
+extern bool mlo_cpu_joins_all;
 
 /* 64-byte aligned, zeroed memory (free). One vector may be read beyond its end. NULL: out of memory. */
 void *mlo_engine_aligned(size_t size_bytes);

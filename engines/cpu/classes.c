@@ -19,6 +19,7 @@
     CLASS(fast_gather_class)                                                                                 \
     CLASS(fast_integer_class)                                                                                \
     CLASS(fast_interleave_class)                                                                             \
+    CLASS(fast_lines_class)                                                                                  \
     CLASS(fast_norm_class)                                                                                   \
     CLASS(fast_packed_class)                                                                                 \
     CLASS(fast_prim_class)                                                                                   \

@@ -139,6 +139,21 @@ static const struct depthwise_kernels *kernels_of(enum mlo_isa isa)
     return isa >= MLO_ISA_AVX512 ? &depthwise_avx512 : &depthwise_avx2;
 }
 
+void depthwise_run_lines(const struct mlo_plan *plan, const struct tile_product *p, const float *x,
+                         const float *weights, const float *bias, const float *residual, float *y,
+                         size_t begin, size_t end)
+{
+    struct depthwise_call call = {.p = p,
+                                  .kernels = kernels_of(plan->isa),
+                                  .math = fast_math_kernels_for(plan->isa),
+                                  .x = x,
+                                  .w = weights,
+                                  .bias = bias,
+                                  .residual = residual,
+                                  .y = y};
+    run_lines(&call, begin, end, 0);
+}
+
 static enum mlo_status depthwise_run(struct mlo_program *program, const struct cpu_step *step, void *state,
                                      struct mlo_error *err)
 {

@@ -38,5 +38,11 @@ bool depthwise_supports(const struct mlo_plan *plan, const struct tile_product *
 MLO_MUST_USE enum mlo_status depthwise_emit(struct mlo_plan *plan, const struct mlo_node *node,
                                             const struct tile_product *p, struct cpu_step **step,
                                             struct mlo_error *err);
+/* Lines [begin, end) of the output, by packed weights. Only the lines that are read and written need be
+ * there: x and y are where the first line would be. residual: NULL, or where y is. */
+void depthwise_run_lines(const struct mlo_plan *plan, const struct tile_product *p, const float *x,
+                         const float *weights, const float *bias, const float *residual, float *y,
+                         size_t begin, size_t end);
+extern const struct cpu_step_class fast_depthwise_class;
 
 #endif

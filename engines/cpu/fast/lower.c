@@ -1,6 +1,7 @@
 /* Lowering for the fast numerics: each node is offered to a table of lowerings; what none takes is
  * interpreted. */
 #include "engines/cpu/fast/fast_impl.h"
+#include "engines/cpu/fast/lines_impl.h"
 #include "engines/cpu/fast/normalise_impl.h"
 
 /* Nodes that change a shape, not the bytes in row-major order. */
@@ -186,6 +187,8 @@ enum mlo_status cpu_fast_lower(struct mlo_plan *plan, struct mlo_error *err)
     enum mlo_status status = lower_all(plan, err);
     if (status == MLO_OK)
         status = norm_label_half(plan, err);
+    if (status == MLO_OK)
+        status = fast_join_lines(plan, err);
     cpu_fast_leave(token);
     return status;
 }

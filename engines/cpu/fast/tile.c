@@ -310,29 +310,105 @@ static size_t part_begin(size_t count, size_t i, size_t parts)
     return i == 0 ? 0 : i == parts ? count : count * i / parts;
 }
 
+/* Tiles [t0, t1) of panels [p0, p1). */
+static void run_tiles(const struct call *call, size_t t0, size_t t1, size_t p0, size_t p1)
+{
+    const struct tiling *s = call->s;
+    size_t depth = s->panels.depth;
+    struct cursor cursor = cursor_at(call, t0);
+    struct spot spots[TILING_BLOCK_MAX];
+    for (size_t t = t0; t < t1; t += s->block_tiles) {
+        size_t count = MLO_MIN(s->block_tiles, t1 - t);
+        for (size_t n = 0; n < count; n++)
+            spots[n] = place(call, &cursor);
+        for (size_t k = 0; k < depth; k += s->block_depth)
+            for (size_t p = p0; p < p1; p++)
+                run_panel(call, p, p + 1 < p1 ? p + 1 : p0, spots, count, k,
+                          MLO_MIN(k + s->block_depth, depth));
+    }
+}
+
 /* Index: a part, which is a range of tiles times a range of panels. */
 static void run_parts(void *arg, size_t begin, size_t end, unsigned worker)
 {
     MLO_UNUSED(worker);
     const struct call *call = arg;
     const struct tiling *s = call->s;
-    size_t panels = s->panels.groups * s->panels.per_group, depth = s->panels.depth;
+    size_t panels = s->panels.groups * s->panels.per_group;
     for (size_t i = begin; i < end; i++) {
         size_t r = fast_quotient(i, s->split_panels), c = i - r * s->split_panels;
-        size_t t0 = part_begin(s->tiles, r, s->split_tiles), t1 = part_begin(s->tiles, r + 1, s->split_tiles);
-        size_t p0 = part_begin(panels, c, s->split_panels), p1 = part_begin(panels, c + 1, s->split_panels);
-        struct cursor cursor = cursor_at(call, t0);
-        struct spot spots[TILING_BLOCK_MAX];
-        for (size_t t = t0; t < t1; t += s->block_tiles) {
-            size_t count = MLO_MIN(s->block_tiles, t1 - t);
-            for (size_t n = 0; n < count; n++)
-                spots[n] = place(call, &cursor);
-            for (size_t k = 0; k < depth; k += s->block_depth)
-                for (size_t p = p0; p < p1; p++)
-                    run_panel(call, p, p + 1 < p1 ? p + 1 : p0, spots, count, k,
-                              MLO_MIN(k + s->block_depth, depth));
-        }
+        run_tiles(call, part_begin(s->tiles, r, s->split_tiles), part_begin(s->tiles, r + 1, s->split_tiles),
+                  part_begin(panels, c, s->split_panels), part_begin(panels, c + 1, s->split_panels));
     }
+}
+
+/* Of x with its border: what lines [begin, end) of the output read. */
+static void border_of(const struct tiling *s, size_t begin, size_t end, size_t *first, size_t *last)
+{
+    const struct tile_product *p = &s->product;
+    size_t image = begin / s->counts[1], stride = (size_t)p->stride[1];
+    size_t reach = (size_t)((p->kernel[1] - 1) * p->dilation[1]) + 1;
+    *first = image * s->border.to[1] + (begin - image * s->counts[1]) * stride;
+    *last = *first + (end - begin - 1) * stride + reach;
+}
+
+size_t tiling_border_bytes(const struct tiling *s, size_t lines)
+{
+    size_t first = 0, last = 0;
+    if (s->border.copy && lines > 0)
+        border_of(s, 0, lines, &first, &last);
+    return last * s->border.to[2] * s->border.pixel_bytes;
+}
+
+/* Of a product whose lines follow each other without a border: `lines` of them as one. */
+union run_of_lines {
+    struct tiling tiling;
+    char bytes[sizeof(struct tiling) + 2 * sizeof(ptrdiff_t)];
+};
+static void as_one_line(const struct tiling *s, size_t lines, union run_of_lines *out)
+{
+    memcpy(out, s, sizeof *out);
+    struct tiling *one = &out->tiling;
+    one->line_rows = lines * s->line_rows;
+    one->lines = one->counts[0] = one->counts[1] = 1;
+    one->tiles = one->tiles_per_line = (one->line_rows + s->rows_max - 1) / s->rows_max;
+    one->part_rows = one->line_rows / one->tiles;
+    one->longer_parts = one->line_rows % one->tiles;
+}
+
+void tiling_run_lines(const struct mlo_plan *plan, const struct tiling *s, const struct tiling_lines *at,
+                      size_t begin, size_t end)
+{
+    size_t first, last;
+    union run_of_lines one;
+    struct call call = {.s = s,
+                        .kernels = tiling_kernels(TILE_F32, plan),
+                        .math = fast_math_kernels_for(plan->isa),
+                        .x = at->x,
+                        .panels = at->panels,
+                        .bias = at->bias,
+                        .residual = at->residual,
+                        .y = at->y,
+                        .source = at->x,
+                        .interleave = tile_interleave_for(plan->isa),
+                        .x_scale = 1.0f};
+    size_t tile = begin * s->tiles_per_line, end_tile = end * s->tiles_per_line;
+    if (s->border.copy) {
+        border_of(s, begin, end, &first, &last);
+        call.bordered = (char *)((uintptr_t)at->border - first * s->border.to[2] * s->border.pixel_bytes);
+        call.x = call.bordered;
+        copy_lines(&call, first, last, 0);
+    } else if (tiling_is_plain(&s->product)) {
+        as_one_line(s, end - begin, &one);
+        size_t rows = begin * s->line_rows;
+        call.s = &one.tiling;
+        call.x += rows * s->x_stride;
+        call.y += rows * s->y_stride;
+        call.residual = at->residual ? at->residual + rows * s->residual_stride : NULL;
+        tile = 0;
+        end_tile = one.tiling.tiles;
+    }
+    run_tiles(&call, tile, end_tile, 0, s->panels.groups * s->panels.per_group);
 }
 
 static enum mlo_status tile_run(struct mlo_program *program, const struct cpu_step *step, void *state,

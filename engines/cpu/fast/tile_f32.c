@@ -194,6 +194,7 @@ static const struct tile_kernels avx512 = {.name = "avx512 f32",
                                            .width_count = 2,
                                            .widths = {16, 32},
                                            .rows_max = {14, 14},
+                                           .narrow_tail = true,
                                            .run = {run_512_1, run_512_2}};
 
 /* --- AVX2 ----------------------------------------------------------------------------------------------- */

@@ -146,8 +146,7 @@ bool tile_product_swish(const struct tile_product *p, struct tile_swish *out)
            e->low == -INFINITY && e->high == INFINITY;
 }
 
-/* Every output reads the pixel of x that is in its own place. */
-static bool is_plain(const struct tile_product *p)
+bool tiling_is_plain(const struct tile_product *p)
 {
     bool plain = true;
     for (int i = 0; i < 3; i++)
@@ -178,7 +177,7 @@ static void plan_source(struct tiling *s, bool roomy, size_t element)
                          .source_bytes =
                              narrowed ? (size_t)(p->groups * p->in_channels) * sizeof(float) : pixel,
                          .fill = p->fill,
-                         .by_pixel = fixed && is_plain(p)};
+                         .by_pixel = fixed && tiling_is_plain(p)};
     for (int i = 0; i < 3; i++) {
         int64_t reach = (p->out[i] - 1) * p->stride[i] + (p->kernel[i] - 1) * p->dilation[i] + 1;
         b->from[i] = (size_t)p->in[i];
@@ -204,7 +203,7 @@ static void plan_source(struct tiling *s, bool roomy, size_t element)
     s->lines = (size_t)(p->batch * p->out[0] * p->out[1]);
     /* lines that follow each other as rows do are one, but where each has its unit */
     size_t run = s->line_rows * s->x_stride;
-    if ((!fixed || b->by_pixel) && (p->out[1] == 1 || s->steps[2] == run) &&
+    if (!s->by_line && (!fixed || b->by_pixel) && (p->out[1] == 1 || s->steps[2] == run) &&
         (p->out[0] == 1 || s->steps[1] == run * s->counts[1]) &&
         (p->batch == 1 || s->steps[0] == run * s->counts[1] * s->counts[0])) {
         s->line_rows *= s->lines;
@@ -304,7 +303,8 @@ static void plan_epilogue(struct tiling *s, const struct tile_kernels *kernels)
         kernels->prepare(e);
 }
 
-struct tiling *tiling_new(const struct mlo_plan *plan, const struct tile_product *product, bool roomy)
+static struct tiling *new_tiling(const struct mlo_plan *plan, const struct tile_product *product, bool roomy,
+                                 bool by_line)
 {
     const struct tile_kernels *kernels = tiling_kernels(product->type, plan);
     struct tile_panels panels;
@@ -313,6 +313,7 @@ struct tiling *tiling_new(const struct mlo_plan *plan, const struct tile_product
     if (!s)
         return NULL;
     size_t element = kernels->group_bytes / kernels->group_depth;
+    s->by_line = by_line;
     s->product = *product;
     s->product.weights = NULL;
     s->product.bias = s->product.scale = NULL;
@@ -330,6 +331,20 @@ struct tiling *tiling_new(const struct mlo_plan *plan, const struct tile_product
     plan_source(s, roomy, element);
     plan_tiles(s, kernels, plan->threads, element);
     return s;
+}
+
+struct tiling *tiling_new(const struct mlo_plan *plan, const struct tile_product *product, bool roomy)
+{
+    return new_tiling(plan, product, roomy, false);
+}
+
+struct tiling *tiling_new_by_line(const struct mlo_plan *plan, const struct tile_product *product)
+{
+    struct tiling *s = new_tiling(plan, product, true, true);
+    if (s && s->tiles_per_line)
+        return s;
+    free(s);
+    return NULL;
 }
 
 struct packing {

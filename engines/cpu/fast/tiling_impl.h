@@ -30,6 +30,7 @@ struct tiling {
     bool staged; /* rows of floats go through posts before they are quantized */
     struct tile_panels panels;
     struct border border;
+    bool by_line; /* a tile is of one line of the output: lines.c asks for some of them */
     /* Rows of the output lie in lines: runs of rows that are x_stride apart in x. */
     size_t lines, line_rows;
     size_t counts[2]; /* lines by depth and height (the slowest is the image) */
@@ -49,9 +50,26 @@ struct tiling {
 /* NULL: none. */
 const struct tile_kernels *tiling_kernels(enum tile_type type, const struct mlo_plan *plan);
 
+/* Every output reads the pixel of x that is in its own place. */
+bool tiling_is_plain(const struct tile_product *p);
 /* A new tiling; `roomy`: 64 bytes behind x may be read. NULL: no memory. The product's numbers are positive
  * where they must be and small enough for their products not to overflow. */
 struct tiling *tiling_new(const struct mlo_plan *plan, const struct tile_product *product, bool roomy);
+/* The same by lines; NULL also where they are too short. */
+struct tiling *tiling_new_by_line(const struct mlo_plan *plan, const struct tile_product *product);
+/* Where the operands of a tiling by lines are. Only the lines that are read and written need be there:
+ * `x` and `y` are where the first line would be. */
+struct tiling_lines {
+    const void *x;
+    const char *panels, *residual;
+    const float *bias;
+    char *y,
+        *border; /* border: room for the lines of x that `lines` of the output read, where there is one */
+};
+size_t tiling_border_bytes(const struct tiling *s, size_t lines);
+/* Lines [begin, end) of the output, which are of one image. */
+void tiling_run_lines(const struct mlo_plan *plan, const struct tiling *s, const struct tiling_lines *at,
+                      size_t begin, size_t end);
 extern const struct cpu_step_class fast_tile_class;
 
 /* --- tile_image.c: products in a plan's file ------------------------------------------------------------ */

@@ -117,37 +117,55 @@ struct winograd_call {
     float *y, *scratch;
 };
 
-/* Where block `tile` begins in the output. */
-static void locate(const struct winograd *w, size_t tile, int64_t *image, int64_t *h, int64_t *col)
+/* Where a block begins in the output. */
+struct block {
+    int64_t image, h, col;
+};
+
+static struct block block_at(const struct winograd *w, size_t tile)
 {
-    *image = (int64_t)(tile / w->wide / w->high);
-    *h = (int64_t)(w->step * (tile / w->wide % w->high));
-    *col = (int64_t)(w->step * (tile % w->wide));
+    return (struct block){.image = (int64_t)(tile / w->wide / w->high),
+                          .h = (int64_t)(w->step * (tile / w->wide % w->high)),
+                          .col = (int64_t)(w->step * (tile % w->wide))};
 }
 
-static void to_planes(const struct winograd_call *call, size_t tile, float *planes)
+static void next_block(const struct winograd *w, struct block *b)
+{
+    if ((size_t)(b->col += (int64_t)w->step) < w->step * w->wide)
+        return;
+    b->col = 0;
+    if ((size_t)(b->h += (int64_t)w->step) < w->step * w->high)
+        return;
+    b->h = 0;
+    b->image++;
+}
+
+static void to_planes(const struct winograd_call *call, const struct block *b, float *planes)
 {
     const struct winograd *w = call->w;
     const struct tile_product *p = &w->product;
-    int64_t image, h, col;
-    locate(w, tile, &image, &h, &col);
+    int64_t r = b->h - p->pad[1], c = b->col - p->pad[2], line = p->in[2] * p->in_channels;
+    int64_t at = (b->image * p->in[1] + r) * line + c * p->in_channels;
     struct winograd_source s = {.channels = (size_t)p->in_channels, .planes = planes, .plane = w->in_plane};
     const int side = (int)w->side;
-    for (int i = 0; i < side; i++)
-        for (int j = 0; j < side; j++) {
-            int64_t r = h - p->pad[1] + i, c = col - p->pad[2] + j;
-            if (r >= 0 && r < p->in[1] && c >= 0 && c < p->in[2])
-                s.x[i * side + j] = call->x + ((image * p->in[1] + r) * p->in[2] + c) * p->in_channels;
-        }
+    if (r >= 0 && c >= 0 && r + side <= p->in[1] && c + side <= p->in[2]) {
+        s.inside = call->x + at;
+        s.line = (size_t)line;
+    } else {
+        for (int i = 0; i < side; i++)
+            for (int j = 0; j < side; j++)
+                if (r + i >= 0 && r + i < p->in[1] && c + j >= 0 && c + j < p->in[2])
+                    s.x[i * side + j] = call->x + (at + i * line + j * p->in_channels);
+    }
     call->kernels->source(&s);
 }
 
-static void from_planes(const struct winograd_call *call, size_t tile, const float *planes)
+static void from_planes(const struct winograd_call *call, const struct block *b, const float *planes)
 {
     const struct winograd *w = call->w;
     const struct tile_product *p = &w->product;
-    int64_t image, h, col;
-    locate(w, tile, &image, &h, &col);
+    int64_t line = p->out[2] * p->out_channels,
+            first = (b->image * p->out[1] + b->h) * line + b->col * p->out_channels;
     struct winograd_result r = {.planes = planes,
                                 .plane = w->out_plane,
                                 .channels = (size_t)p->out_channels,
@@ -156,15 +174,14 @@ static void from_planes(const struct winograd_call *call, size_t tile, const flo
                                 .high = p->epilogue.high};
     const int step = (int)w->step;
     for (int i = 0; i < step * step; i++) {
-        int64_t line = h + i / step, pixel = col + i % step;
-        if (line >= p->out[1] || pixel >= p->out[2])
+        if (b->h + i / step >= p->out[1] || b->col + i % step >= p->out[2])
             continue;
-        int64_t at = ((image * p->out[1] + line) * p->out[2] + pixel) * p->out_channels;
+        int64_t at = first + i / step * line + i % step * p->out_channels;
         r.y[i] = call->y + at;
         r.residual[i] = call->residual ? call->residual + at : NULL;
     }
     call->kernels->result(&r);
-    for (int i = 0; i < step * step; i++)
+    for (int i = 0; i < step * step && p->post_count; i++)
         for (int k = 0; r.y[i] && k < p->post_count; k++)
             call->math->fn[p->posts[k].fn](r.y[i], r.channels, p->posts[k].alpha, p->posts[k].beta, r.y[i]);
 }
@@ -214,13 +231,14 @@ static void run_parts(void *arg, size_t begin, size_t end, unsigned worker)
     float *sources = call->scratch + worker * w->part_floats, *sums = sources + w->planes * w->in_plane;
     for (size_t i = begin; i < end; i++) {
         size_t first = w->tiles * i / w->parts, rows = w->tiles * (i + 1) / w->parts - first;
-        for (size_t t = 0; t < rows; t++)
-            to_planes(call, first + t, sources + t * in);
+        struct block from = block_at(w, first), to = from;
+        for (size_t t = 0; t < rows; t++, next_block(w, &from))
+            to_planes(call, &from, sources + t * in);
         for (size_t e = 0; e < w->planes; e++)
             multiply(call, call->panels + e * panels, sources + e * w->in_plane, sums + e * w->out_plane,
                      rows);
-        for (size_t t = 0; t < rows; t++)
-            from_planes(call, first + t, sums + t * out);
+        for (size_t t = 0; t < rows; t++, next_block(w, &to))
+            from_planes(call, &to, sums + t * out);
     }
 }
 

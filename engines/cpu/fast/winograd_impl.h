@@ -14,6 +14,8 @@ enum { WINOGRAD_PLANES_MAX = 36, WINOGRAD_OUTPUTS_MAX = 16 };
 
 /* 4x4 (6x6) pixels of the source -> one row of each plane. Distances in floats. */
 struct winograd_source {
+    const float *inside; /* all pixels are there: the first; lines are `line` apart. Or NULL: */
+    size_t line;
     const float *x[WINOGRAD_PLANES_MAX]; /* the pixels; NULL: padding */
     size_t channels;
     float *planes; /* of the tile, in the first plane */
