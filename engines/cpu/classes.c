@@ -31,6 +31,7 @@
     CLASS(fast_softmax_class)                                                                                \
     CLASS(fast_table_class)                                                                                  \
     CLASS(fast_tile_class)                                                                                   \
+    CLASS(fast_transpose_class)                                                                              \
     CLASS(fast_unfold_class)                                                                                 \
     CLASS(fast_winograd_class)
 /* clang-format on */

@@ -11,7 +11,7 @@
 #include "engines/cpu/cpu_impl.h"
 #include "tests/fuzz/fuzz.h"
 
-enum { MODELS = 3, HEAD_BYTES = 32, ARENA_MAX = 1 << 24, CHANGES_MAX = 64 };
+enum { MODELS = 5, HEAD_BYTES = 32, ARENA_MAX = 1 << 24, CHANGES_MAX = 64 };
 
 struct base {
     char *bytes; /* as saved */
@@ -21,14 +21,19 @@ struct base {
 static const struct mlo_engine *engine;
 static struct base bases[MODELS];
 
-static struct mlo_value *floats(struct mlo_graph *g, int rank, const int64_t *dims)
+static struct mlo_value *numbers(struct mlo_graph *g, enum mlo_dtype dtype, int rank, const int64_t *dims)
 {
     struct mlo_tensor t = {0};
     struct mlo_error err = {0};
-    FUZZ_CHECK(mlo_tensor_init(&t, MLO_FLOAT32, rank, dims, &err) == MLO_OK, "%s", err.message);
+    FUZZ_CHECK(mlo_tensor_init(&t, dtype, rank, dims, &err) == MLO_OK, "%s", err.message);
     for (size_t i = 0; i < mlo_tensor_count(&t); i++)
-        ((float *)t.data)[i] = (float)(i * 7 % 11) / 8.0f - 0.5f;
+        mlo_tensor_set_f64(&t, i, (double)(i * 7 % 11) / 8 - 0.5);
     return mlo_graph_add_constant_take(g, "c", &t);
+}
+
+static struct mlo_value *floats(struct mlo_graph *g, int rank, const int64_t *dims)
+{
+    return numbers(g, MLO_FLOAT32, rank, dims);
 }
 
 static struct mlo_value *op(struct mlo_graph *g, const char *name, struct mlo_value *a, struct mlo_value *b)
@@ -71,13 +76,14 @@ static struct mlo_value *int8_product(struct mlo_graph *g, struct mlo_value *x, 
 }
 
 /* 0: a convolution, what follows it, and an interpreted node; 1: products and a normalization; 2: int8
- * products of one row. */
+ * products of one row; 3: a convolution by Winograd's algorithm, with a residual; 4: one of a float16 model,
+ * in fixed point. */
 static struct mlo_model *make_model(int which)
 {
     struct mlo_model *model;
     struct mlo_error err = {0};
-    struct mlo_type type = {.dtype = MLO_FLOAT32, .rank = which ? 2 : 4};
-    static const int64_t dims[MODELS][4] = {{1, 4, 5, 5}, {3, 8}, {1, 20}};
+    static const int64_t dims[MODELS][4] = {{1, 4, 5, 5}, {3, 8}, {1, 20}, {1, 32, 7, 9}, {1, 24, 5, 6}};
+    struct mlo_type type = {.dtype = which == 4 ? MLO_FLOAT16 : MLO_FLOAT32, .rank = dims[which][2] ? 4 : 2};
     FUZZ_CHECK(mlo_model_new(17, &model, &err) == MLO_OK, "%s", err.message);
     struct mlo_graph *g = model->graph;
     for (int i = 0; i < type.rank; i++)
@@ -90,6 +96,13 @@ static struct mlo_model *make_model(int which)
         mlo_node_set_ints(y->producer, "kernel_shape", (int64_t[]){2, 2}, 2);
         y = op(g, "Softmax", op(g, "Mod", y, floats(g, 1, (int64_t[]){1})), NULL);
         mlo_node_set_i(g->nodes[g->node_count - 2], "fmod", 1);
+    } else if (which == 3) {
+        y = op(g, "Conv", x, floats(g, 4, (int64_t[]){32, 32, 3, 3}));
+        mlo_node_set_ints(y->producer, "pads", (int64_t[]){1, 1, 1, 1}, 4);
+        y = op(g, "Relu", op(g, "Add", y, op(g, "Relu", x, NULL)), NULL);
+    } else if (which == 4) {
+        y = op(g, "Conv", x, numbers(g, MLO_FLOAT16, 4, (int64_t[]){20, 24, 3, 3}));
+        mlo_node_set_ints(y->producer, "pads", (int64_t[]){1, 0, 1, 1}, 4);
     } else if (which == 2) {
         y = op(g, "Relu", int8_product(g, x, 20, 24), NULL);
         y = op(g, "Sigmoid", int8_product(g, y, 24, 5), NULL);
@@ -108,6 +121,7 @@ static void start(void)
     struct mlo_error err = {0};
     if (engine)
         return;
+    FUZZ_CHECK(setenv("MLOPT_FP16", "fixed", 1) == 0, "no memory");
     FUZZ_CHECK(mlo_engine_find("cpu", &engine, &err) == MLO_OK, "%s", err.message);
     for (int i = 0; i < MODELS; i++) {
         struct mlo_model *model = make_model(i);

@@ -68,6 +68,19 @@ static bool adds_unaligned(const struct mlo_plan *plan, const struct conv *c, co
     return plan->isa < MLO_ISA_AVX2 && chain->residual && c->groups > 1 && c->ys.dims[1] % 4 != 0;
 }
 
+/* With AVX-512, oneDNN 2.6 adds wrongly, or where it may not, to what a convolution of groups makes of
+ * padding alone. */
+static bool adds_to_padding(const struct conv *c, const struct fast_chain *chain)
+{
+    const struct mlo_window *w = &c->window;
+    bool found = false;
+    for (int i = 0; i < w->spatial; i++) {
+        int64_t reach = (w->kernel[i] - 1) * w->dilation[i] + 1;
+        found |= w->pad_begin[i] >= reach || w->pad_end[i] >= reach;
+    }
+    return found && chain->residual && c->groups > 1;
+}
+
 /* Emits the step; *done stays false where oneDNN has no good implementation. */
 static enum mlo_status emit(struct mlo_plan *plan, const struct conv *c, const struct fast_chain *chain,
                             const struct fast_product *request, bool *done, struct mlo_error *err)
@@ -83,7 +96,7 @@ static enum mlo_status emit(struct mlo_plan *plan, const struct conv *c, const s
     p.layout = CPU_LAST;
     p.chain = chain;
     p.columns = c->ys.dims[1];
-    if (adds_unaligned(plan, c, chain))
+    if (adds_unaligned(plan, c, chain) || adds_to_padding(c, chain))
         return MLO_OK;
     dnnl_primitive_attr_t attr = fast_product_attr(&p);
     bool ok = attr && geometry(c, strides, dilations, begin, end) &&

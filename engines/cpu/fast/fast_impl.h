@@ -319,6 +319,19 @@ enum fast_reduction {
     FAST_REDUCTIONS
 };
 
+/* --- transpose.c ------------------------------------------------------------------------------------------
+ */
+
+/* Worth it: blocks of a few rows would be mostly empty. */
+static inline bool fast_turns(size_t rows, size_t columns)
+{
+    return rows > 4 && columns > 4;
+}
+/* The step that turns each of `count` matrices of floats, rows x columns, that lie behind each other. */
+MLO_MUST_USE enum mlo_status fast_emit_transpose(struct mlo_plan *plan, const struct mlo_node *node, int from,
+                                                 int to, size_t count, size_t rows, size_t columns,
+                                                 struct cpu_step **step, struct mlo_error *err);
+
 struct fast_row_kernels {
     /* y = (x - mean(x)) / sqrt(var(x) + epsilon) * scale + bias over n floats; bias may be NULL */
     void (*normalize)(const float *x, size_t n, const float *scale, const float *bias, float epsilon,
@@ -329,6 +342,8 @@ struct fast_row_kernels {
     void (*reduce_rows[FAST_REDUCTIONS])(const float *x, size_t rows, size_t n, float *y);
     /* Over n > 0 rows that are `step` apart, one result for each of `width` columns. */
     void (*reduce_columns[FAST_REDUCTIONS])(const float *x, size_t n, size_t step, size_t width, float *y);
+    /* y[c * rows + r] = x[r * step + c] for r < rows, c < columns; they do not overlap. */
+    void (*transpose)(const float *x, size_t step, size_t rows, size_t columns, float *y);
 };
 extern const struct fast_row_kernels fast_row_kernels_avx2, fast_row_kernels_avx512;
 const struct fast_row_kernels *fast_row_kernels_for(enum mlo_isa isa);

@@ -1,4 +1,5 @@
-/* Own steps on rows of floats: layer normalization; and transposition by oneDNN's reorder. */
+/* Own steps on rows of floats: layer normalization; and transposition: of matrices by an own step, else by
+ * oneDNN's reorder. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -167,6 +168,35 @@ static bool transpose_is_name(struct mlo_plan *plan, const struct mlo_value *in,
     return known;
 }
 
+/* Whether it turns matrices: axes of the input, those of one element left out, [outer, a, b] -> [outer, b,
+ * a], where a and b may be several axes each. */
+static bool turns_matrices(const struct fast_shape *x, const int64_t *perm, size_t *count, size_t *rows,
+                           size_t *columns)
+{
+    int order[MLO_MAX_RANK], n = 0, same = 0;
+    for (int i = 0; i < x->rank; i++) {
+        int p = (int)(perm ? perm[i] : x->rank - 1 - i);
+        if (x->dims[p] != 1)
+            order[n++] = p;
+    }
+    int axes[MLO_MAX_RANK], m = 0;
+    for (int i = 0; i < x->rank; i++)
+        if (x->dims[i] != 1)
+            axes[m++] = i;
+    while (same < n && order[same] == axes[same])
+        same++;
+    int first = same; /* where the second group begins in the input */
+    while (first < n && axes[first] != order[same])
+        first++;
+    for (int i = same; i < n; i++)
+        if (order[i] != axes[same + (i - same + first - same) % (n - same)])
+            return false;
+    *count = *rows = *columns = 1;
+    for (int i = 0; i < n; i++)
+        *(i < same ? count : i < first ? rows : columns) *= (size_t)x->dims[axes[i]];
+    return same < n;
+}
+
 enum mlo_status fast_lower_transpose(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
                                      struct mlo_error *err)
 {
@@ -206,7 +236,14 @@ enum mlo_status fast_lower_transpose(struct mlo_plan *plan, const struct mlo_nod
     else
         MLO_TRY(fast_value(plan, in, CPU_PLAIN, &from, err));
     int to = from;
-    if (!view) {
+    size_t matrices, rows, columns;
+    if (!view && type == dnnl_f32 && !bytes && turns_matrices(&x, perm, &matrices, &rows, &columns) &&
+        fast_turns(rows, columns)) {
+        struct cpu_step *step;
+        if ((to = fast_new_slot(plan, out, false)) < 0)
+            return mlo_error_nomem(err);
+        MLO_TRY(fast_emit_transpose(plan, node, from, to, matrices, rows, columns, &step, err));
+    } else if (!view) {
         dnnl_memory_desc_t a, b;
         dnnl_primitive_desc_t pd = NULL;
         struct cpu_step *step;

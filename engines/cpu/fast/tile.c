@@ -29,17 +29,16 @@ struct call {
     atomic_uint largest;
     tile_fixed_line_fn *fixed_line;
     float *units;        /* fixed point: behind the copy */
-    atomic_bool special; /* fixed point: x has values that are not finite */
+    atomic_bool special; /* fixed point: a line of x is */
 };
 
 /* Pixels of the copy as numbers of one unit, which fixed point has. */
 static float to_numbers(struct call *call, const char *from, size_t pixels, char *to)
 {
     const struct border *b = &call->s->border;
-    bool special = false;
     float unit = call->fixed_line((const float *)(const void *)from, pixels, b->source_bytes / sizeof(float),
-                                  b->pixel_bytes / sizeof(int16_t), (int16_t *)(void *)to, &special);
-    if (special)
+                                  b->pixel_bytes / sizeof(int16_t), (int16_t *)(void *)to);
+    if (unit < 0)
         atomic_store(&call->special, true);
     return unit;
 }
@@ -218,6 +217,24 @@ static void find_units(const struct call *call, size_t first, size_t rows, struc
     }
 }
 
+/* A tile in fixed point row by row, since some lines of x are special. */
+static void run_rows(const struct tile *t, size_t rows, tile_fn *plain)
+{
+    const size_t low = (rows + 1) / 2;
+    for (size_t r = 0; r < rows; r++) {
+        const size_t i = r < low ? r : r - low;
+        struct tile one = *t;
+        bool special = false;
+        one.x0 = (r < low ? t->x0 : t->x1) + i * t->x_stride;
+        one.units0 = (r < low ? t->units0 : t->units1) + i * t->unit_step;
+        one.y += r * t->y_stride;
+        one.residual = t->residual ? t->residual + r * t->residual_stride : NULL;
+        for (size_t tap = 0; tap < t->tap_count; tap++)
+            special |= one.units0[t->unit_taps[tap]] < 0;
+        (special ? tile_fixed_careful : plain)(&one);
+    }
+}
+
 /* What the next panel begins and ends with is read once a step, so that nothing else has brought it near. */
 static void fetch_columns(const struct call *call, const struct tile_panel *panel)
 {
@@ -271,9 +288,8 @@ static void run_panel(const struct call *call, size_t index, size_t next, const 
         fetch_columns(call, &after);
     size_t ahead_step = s->panels.taps * t.depth * 64;
     size_t x_offset = panel.group * s->x_group + from * s->panels.group_bytes;
-    const bool fixed = s->product.type == TILE_FIXED;
-    tile_fn *const *run =
-        fixed && atomic_load(&call->special) ? call->kernels->careful : call->kernels->run[panel.width_index];
+    const bool fixed = s->product.type == TILE_FIXED, special = fixed && atomic_load(&call->special);
+    tile_fn *const *run = call->kernels->run[panel.width_index];
     float stage[TILE_ROWS_MAX * TILE_WIDTH_MAX] __attribute__((aligned(64)));
     const bool staged = s->staged, posts = last && s->product.post_count && !epilogue.swish;
     const struct cpu_qparams q = {s->product.y_scale, epilogue.y_zero_point, s->product.epilogue.y_dtype};
@@ -295,7 +311,10 @@ static void run_panel(const struct call *call, size_t index, size_t next, const 
         t.x1 += x_offset;
         t.y = staged ? (char *)stage : y + first * step;
         t.residual = from ? t.y : residual ? residual + first * residual_step : NULL;
-        run[rows - 1](&t);
+        if (special)
+            run_rows(&t, rows, run[0]);
+        else
+            run[rows - 1](&t);
         t.ahead = i < 3 ? t.ahead + ahead_step : t.panel;
         if (posts)
             run_posts(call, &t, rows, staged ? stage : NULL, width);

@@ -108,7 +108,6 @@ const struct tile_kernels tile_fixed_avx2 = {
     .width_count = 1,
     .widths = {WIDTH},
     .rows_max = {ROWS},
-    .careful = tile_fixed_careful,
     .run = {tiles},
 };
 
@@ -155,8 +154,7 @@ TARGET static int16_t number_of(float x, float factor)
     return (int16_t)_mm_cvtss_si32(_mm_set_ss(x * factor));
 }
 
-TARGET float tile_fixed_line_avx2(const float *x, size_t pixels, size_t channels, size_t padded, int16_t *out,
-                                  bool *special)
+TARGET float tile_fixed_line_avx2(const float *x, size_t pixels, size_t channels, size_t padded, int16_t *out)
 {
     bool odd;
     const float largest = fmaxf(largest_of(x, pixels * channels, &odd), TILE_FIXED_LEAST),
@@ -180,6 +178,6 @@ TARGET float tile_fixed_line_avx2(const float *x, size_t pixels, size_t channels
         for (; i < padded; i++)
             out[i] = 0;
     }
-    *special |= odd;
-    return largest / TILE_FIXED_X;
+    const float unit = largest / TILE_FIXED_X;
+    return odd || largest > TILE_FIXED_MOST ? -unit : unit;
 }

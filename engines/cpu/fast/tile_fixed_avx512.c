@@ -110,7 +110,6 @@ const struct tile_kernels tile_fixed_vnni = {
     .width_count = 3,
     .widths = {16, 32, WIDTH_MAX},
     .rows_max = {14, 7, 5},
-    .careful = tile_fixed_careful,
     .run = {tiles_I16_1, tiles_I16_2, tiles_I16_3},
 };
 
@@ -150,7 +149,7 @@ TARGET static float largest_of(const float *x, size_t n)
 }
 
 TARGET float tile_fixed_line_avx512(const float *x, size_t pixels, size_t channels, size_t padded,
-                                    int16_t *out, bool *special)
+                                    int16_t *out)
 {
     const float largest = fmaxf(largest_of(x, pixels * channels), TILE_FIXED_LEAST);
     const __m512 factor = _mm512_set1_ps(TILE_FIXED_X / largest);
@@ -175,6 +174,6 @@ TARGET float tile_fixed_line_avx512(const float *x, size_t pixels, size_t channe
             _mm512_mask_cvtepi32_storeu_epi16(out + i, all, n);
         }
     }
-    *special |= odd != 0;
-    return largest / TILE_FIXED_X;
+    const float unit = largest / TILE_FIXED_X;
+    return odd || largest > TILE_FIXED_MOST ? -unit : unit;
 }

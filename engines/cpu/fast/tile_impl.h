@@ -107,8 +107,7 @@ struct tile_kernels {
                      char *y, size_t y_stride);
     /* Fills in e->ready from what holds for all columns; or NULL. */
     void (*prepare)(struct tile_epilogue *e);
-    bool swish;              /* they know the epilogue's `swish` */
-    tile_fn *const *careful; /* fixed point only: [rows - 1], for values of x that are not finite */
+    bool swish; /* they know the epilogue's `swish` */
 };
 /* NULL: none for that instruction set (int8 without VNNI). */
 const struct tile_kernels *tile_kernels_f32(enum mlo_isa isa);

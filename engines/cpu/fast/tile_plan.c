@@ -75,7 +75,9 @@ bool tile_supports(const struct mlo_plan *plan, const struct tile_product *p)
     if (kernels->whole_groups && p->groups > 1 && (size_t)p->in_channels % kernels->group_depth)
         return false;
     /* a tap's sums have a unit, so that short ones are no faster than float32 */
-    if (p->type == TILE_FIXED && p->in_channels * p->kernel[2] < SHORT_DEPTH)
+    struct tile_panels panels;
+    tile_panels_init(&panels, kernels, p);
+    if (p->type == TILE_FIXED && panels.tap_elements / panels.channels * (size_t)p->in_channels < SHORT_DEPTH)
         return false;
     /* groups of few channels would multiply padding */
     return p->groups == 1 || (size_t)p->out_channels * 2 > kernels->widths[0];

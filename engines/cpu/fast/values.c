@@ -97,6 +97,18 @@ static enum mlo_status reorder(struct mlo_plan *plan, const struct mlo_value *va
         return fast_emit_interleave(plan, slots[from], s.dims[0], (int64_t)s.count / s.dims[0] / s.dims[1],
                                     s.dims[1], slots[to], err);
     }
+    const size_t channels = (size_t)s.dims[1],
+                 pixels = s.count / MLO_MAX((size_t)(s.dims[0] * s.dims[1]), (size_t)1);
+    if (type == dnnl_f32 && fast_turns(channels, pixels)) {
+        struct cpu_step *turn;
+        int turned = fast_new_slot(plan, value, false);
+        if (turned < 0)
+            return mlo_error_nomem(err);
+        const bool last = to == CPU_LAST;
+        slots[to] = turned;
+        return fast_emit_transpose(plan, NULL, slots[from], turned, (size_t)s.dims[0],
+                                   last ? channels : pixels, last ? pixels : channels, &turn, err);
+    }
     dnnl_primitive_attr_t attr = fast_attr();
     if (!fast_engine() || !attr || !fast_md(&a, s.rank, s.dims, type, from) ||
         !fast_md(&b, s.rank, s.dims, type, to) ||

@@ -285,7 +285,7 @@ static enum mlo_status winograd_restore(struct mlo_plan *plan, struct cpu_step *
         return cpu_reader_status(r, err);
     p.residual = step->in[W_RESIDUAL];
     tile_product_restore(r, &p);
-    if (!cpu_check(r, winograd_supports(plan, &p), "there are no kernels for a convolution"))
+    if (cpu_failed(r) || !cpu_check(r, winograd_supports(plan, &p), "there are no kernels for a convolution"))
         return cpu_reader_status(r, err);
     size_t batch = cpu_product((size_t)p.batch, sizeof(float), 1);
     size_t x = cpu_product(tile_volume(p.in, (size_t)p.in_channels, 1), batch, 1),

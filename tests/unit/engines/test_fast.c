@@ -173,6 +173,33 @@ static struct mlo_value *norm(struct net *n, struct mlo_value *x, int64_t channe
     return net_node_of(n, "", "BatchNormalization", in, 5)->outputs[0];
 }
 
+/* Outputs that only padding reaches, of few channels a group, behind which something is added. */
+static void test_conv__adds_to_what_groups_make_of_padding(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        int64_t x[4], w[4], y[4], groups, strides[2], pads[4], dilations[2];
+    } cases[] = {
+        {{1, 387, 16, 6}, {6, 129, 1, 2}, {1, 6, 22, 3}, 3, {1, 2}, {3, 0, 3, 1}, {1, 1}},
+        {{2, 256, 9, 17}, {4, 64, 1, 4}, {2, 4, 12, 13}, 4, {1, 1}, {1, 1, 2, 1}, {3, 2}},
+    };
+    for (size_t i = 0; i < MLO_COUNT(cases); i++) {
+        struct net n = net_new(7);
+        struct mlo_node *node =
+            net_node(&n, "Conv", net_input(&n, "x", 4, cases[i].x), net_floats(&n, 4, cases[i].w, 0.2f),
+                     net_floats(&n, 1, &cases[i].w[0], 1.0f));
+        assert_true(mlo_node_set_ints(node, "pads", cases[i].pads, 4));
+        assert_true(mlo_node_set_ints(node, "strides", cases[i].strides, 2));
+        assert_true(mlo_node_set_ints(node, "dilations", cases[i].dilations, 2));
+        assert_true(mlo_node_set_i(node, "group", cases[i].groups));
+        net_finish(&n, net_op(&n, "Add", node->outputs[0], net_floats(&n, 4, cases[i].y, 1.0f), NULL));
+        struct mlo_tensor in = random_tensor(4, cases[i].x, 3);
+        compare(n.model, 0, &in, 1e-4f, "padding alone");
+        mlo_tensor_clear(&in);
+        mlo_model_free(n.model);
+    }
+}
+
 /* Residual blocks with BatchNormalization, pooling and a classifier; `seen` is an inner value. */
 static struct net residual_net(struct mlo_value **seen)
 {
@@ -405,6 +432,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_conv__agrees_with_reference_over_shapes),
+        cmocka_unit_test(test_conv__adds_to_what_groups_make_of_padding),
         cmocka_unit_test(test_conv__takes_a_constant_sum_as_its_bias),
         cmocka_unit_test(test_gemm__agrees_with_reference),
         cmocka_unit_test(test_matmul__agrees_with_reference),

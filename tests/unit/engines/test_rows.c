@@ -260,6 +260,49 @@ static void test_transpose__agrees_over_permutations(void **state)
         }
 }
 
+/* Matrices of every remainder of rows and columns, among axes that stay, are several or have one element. */
+static void test_transpose__turns_matrices(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        int rank;
+        int64_t dims[5], perm[5];
+        bool own;
+    } cases[] = {
+        {2, {16, 16}, {1, 0}, true},
+        {2, {1, 7}, {1, 0}, false}, /* a view */
+        {2, {33, 50}, {1, 0}, true},
+        {3, {3, 48, 32}, {0, 2, 1}, false}, /* another layout of the same */
+        {3, {5, 48, 32}, {1, 2, 0}, true},
+        {4, {3, 2, 5, 9}, {0, 1, 3, 2}, true},
+        {4, {1, 7, 17, 31}, {0, 1, 3, 2}, true},
+        {4, {2, 3, 4, 5}, {2, 3, 0, 1}, true},
+        {4, {3, 1, 19, 8}, {3, 1, 0, 2}, true},
+        {4, {2, 6, 5, 9}, {0, 2, 1, 3}, false},
+        {3, {4, 5, 6}, {2, 1, 0}, false},
+        {5, {2, 3, 1, 15, 20}, {0, 1, 4, 2, 3}, true},
+    };
+    for (size_t i = 0; i < MLO_COUNT(cases); i++)
+        for (unsigned threads = 1; threads <= 3; threads += 2) {
+            char what[64];
+            struct net n = net_new(4);
+            struct mlo_node *t =
+                net_node(&n, "Transpose", net_input(&n, "x", cases[i].rank, cases[i].dims), NULL, NULL);
+            assert_true(mlo_node_set_ints(t, "perm", cases[i].perm, (size_t)cases[i].rank));
+            net_finish(&n, net_op(&n, "Sin", t->outputs[0], NULL, NULL));
+            struct mlo_tensor x = random_tensor(cases[i].rank, cases[i].dims, 3);
+            struct mlo_compile_options o = {.numerics = MLO_NUMERICS_FAST, .threads = threads, .batch = 1};
+            json_t *d = NULL;
+            snprintf(what, sizeof what, "transpose %zu, %u threads", i, threads);
+            assert_engines_agree(&n, &o, &x, 1e-6f, what, &d);
+            if ((count_nodes(d, "Transpose", "impl", "transpose") == 1) != cases[i].own)
+                fail_with_plan(d, what, "another kernel than expected");
+            json_decref(d);
+            mlo_tensor_clear(&x);
+            mlo_model_free(n.model);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -269,6 +312,7 @@ int main(void)
         cmocka_unit_test(test_layer_norm__agrees_over_widths),
         cmocka_unit_test(test_layer_norm__in_several_nodes),
         cmocka_unit_test(test_transpose__agrees_over_permutations),
+        cmocka_unit_test(test_transpose__turns_matrices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
