@@ -87,9 +87,9 @@ enum mlo_status mlo_isa_check(struct mlo_error *err)
     const char *isa = getenv("MLOPT_ISA"), *fp16 = getenv("MLOPT_FP16"), *near;
     if (is_misspelt(fp16, fp16_names, MLO_COUNT(fp16_names))) {
         mlo_error_set(err, MLO_EINVAL, "MLOPT_FP16 is '%.40s', which it cannot be", fp16);
-        mlo_error_hint(
-            err, "off computes float16 models in float32, fixed in 16-bit fixed point, emulate gives what a "
-                 "CPU with FP16 gives; or unset it");
+        mlo_error_hint(err, "off computes models of 16-bit floats in float32, fixed in 16-bit fixed point, "
+                            "emulate gives what a "
+                            "CPU with FP16 gives; or unset it");
         return MLO_EINVAL;
     }
     if (!is_misspelt(isa, isa_names, MLO_COUNT(isa_names)))

@@ -390,7 +390,7 @@ static const struct mlo_model *interface(const struct mlo_plan *plan)
 }
 
 /* What a saved plan is bound to: the processor (oneDNN chooses by its caches and cores too), the instruction
- * set that was used of it, this very engine, and by what products in FP16 are computed. */
+ * set that was used of it, this very engine, and by what products of models in 16 bits are computed. */
 static enum mlo_status identity(json_t **out, struct mlo_error *err)
 {
     json_t *cpu = NULL;

@@ -345,8 +345,9 @@ static enum mlo_status get_head(struct restorer *s, struct mlo_error *err)
         status = mlo_error_set(err, MLO_ESTALE, "the plan was made for %s, and this is %s",
                                mlo_isa_name((enum mlo_isa)isa), mlo_isa_name(plan->isa));
     if (status == MLO_OK && half != (uint32_t)plan->half)
-        status = mlo_error_set(err, MLO_ESTALE, "the plan was made for %s FP16, and here is %s",
-                               cpu_half_name((enum cpu_half)half), cpu_half_name(here));
+        status =
+            mlo_error_set(err, MLO_ESTALE, "the plan has 16-bit products by %s arithmetic, and here is %s",
+                          cpu_half_name((enum cpu_half)half), cpu_half_name(here));
     return status;
 }
 

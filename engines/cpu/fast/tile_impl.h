@@ -177,7 +177,7 @@ bool tile_product_swish(const struct tile_product *p, struct tile_swish *out);
 MLO_MUST_USE enum mlo_status tile_emit(struct mlo_plan *plan, const struct mlo_node *node,
                                        const struct tile_product *p, struct cpu_step **step,
                                        struct mlo_error *err);
-/* The same for a float32 product with `half` that FP16 kernels are to compute (tile_half.c). */
+/* The same for a float32 product with `half` that FP16 or fixed point is to compute (tile_half.c). */
 bool tile_half_supports(const struct mlo_plan *plan, const struct tile_product *p);
 MLO_MUST_USE enum mlo_status tile_half_emit(struct mlo_plan *plan, const struct mlo_node *node,
                                             const struct tile_product *p, struct cpu_step **step,

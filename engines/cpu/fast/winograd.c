@@ -12,8 +12,8 @@
 #include "engines/cpu/image_impl.h"
 
 enum { W_X, W_PANELS, W_BIAS, W_RESIDUAL, W_COUNT };
-/* Bytes of the planes that a part of the work has, at most about; what columns and depths are multiples of.
- */
+/* Bytes of the planes that a part of the work has, about, or as many as 48 blocks take; what columns and
+ * depths are multiples of. */
 enum { PART_BYTES = 1024 * 1024, ALIGNMENT = 16, LANES = 16 };
 
 struct winograd {
@@ -33,8 +33,8 @@ static const struct winograd_kernels *kernels_of(enum mlo_isa isa, enum winograd
 }
 
 /* Measured over the shapes of ResNet-50 and of small nets: few blocks (images of 7x7 and less) do not pay for
- * reading weights that are 16/9 as large where these fill the second-level cache, and 16 channels not for the
- * transforms. */
+ * reading weights that are 16/9 as large (of 2x2) where these fill the second-level cache, and 16 channels
+ * not for the transforms. */
 bool winograd_supports(const struct mlo_plan *plan, const struct tile_product *p)
 {
     enum { LEAST_CHANNELS = 32, LEAST_PIXELS = 144, FEW_WEIGHTS = 128 * 128, MOST_WEIGHTS = 300 * 300 };
@@ -318,18 +318,13 @@ const struct cpu_step_class fast_winograd_class = {.name = "winograd",
 
 /* G of each form: a row for each point, divided by its distances from the others. */
 static const double weights_2[][3] = {{1, 0, 0}, {0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {0, 0, 1}};
-#define ROW(p, by)                                                                                           \
-    {                                                                                                        \
-        1 / (by), (p) / (by), (p) * (p) / (by)                                                               \
-    }
-#define A2 (0.75 * 0.75)
-#define B2 (1.5 * 1.5)
-static const double weights_4[][3] = {ROW(0, A2 *B2),
-                                      ROW(0.75, 2 * A2 * (A2 - B2)),
-                                      ROW(-0.75, 2 * A2 * (A2 - B2)),
-                                      ROW(1.5, 2 * B2 * (B2 - A2)),
-                                      ROW(-1.5, 2 * B2 * (B2 - A2)),
-                                      {0, 0, 1}};
+#define A ((double)WINOGRAD_A)
+#define B ((double)WINOGRAD_B)
+#define TO_A (2 * A * A * (A * A - B * B)) /* a product of distances */
+#define TO_B (2 * B * B * (B * B - A * A))
+static const double weights_4[][3] = {{1 / (A * A * B * B), 0, 0},        {1 / TO_A, A / TO_A, A *A / TO_A},
+                                      {1 / TO_A, -A / TO_A, A *A / TO_A}, {1 / TO_B, B / TO_B, B *B / TO_B},
+                                      {1 / TO_B, -B / TO_B, B *B / TO_B}, {0, 0, 1}};
 static const double (*const form_weights[WINOGRAD_FORMS])[3] = {
     [WINOGRAD_2] = weights_2, [WINOGRAD_4] = weights_4};
 

@@ -14,4 +14,5 @@
 #include "engines/cpu/fast/simd_end.inc"
 
 const struct winograd_kernels winograd_avx512[WINOGRAD_FORMS] = {
-    [WINOGRAD_2] = {"avx512 f32", source2, result2}, [WINOGRAD_4] = {"avx512 f32", source4, result4}};
+    [WINOGRAD_2] = {"avx512 f32", winograd_source_2, winograd_result_2},
+    [WINOGRAD_4] = {"avx512 f32", winograd_source_4, winograd_result_4}};

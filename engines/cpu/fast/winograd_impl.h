@@ -2,13 +2,18 @@
  * Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015: 16 products for 4 outputs
  * instead of 36, and 36 for 16 instead of 144.
  *
- * F(4x4, 3x3) evaluates at 0, +-3/4, +-3/2 and infinity instead of the usual 0, +-1, +-2: its errors are a
- * third then (on points that are fractions of powers of two: Barabasz et al., "Error Analysis and Improving
- * the Accuracy of Winograd Convolution for Deep Neural Networks", 2020). All factors are exact. */
+ * F(4x4, 3x3) evaluates at 0, +-3/4, +-3/2 and infinity instead of the usual 0, +-1, +-2: its largest error
+ * is a third then, its root mean square a half (on choosing points: Barabasz et al., "Error Analysis and
+ * Improving the Accuracy of Winograd Convolution for Deep Neural Networks", 2020). The factors of x and of
+ * sums are exact. */
 #ifndef MLO_ENGINES_CPU_FAST_WINOGRAD_IMPL_H
 #define MLO_ENGINES_CPU_FAST_WINOGRAD_IMPL_H
 
 #include "engines/cpu/fast/tile_impl.h"
+
+/* The points of F(4x4, 3x3): +-A and +-B. */
+#define WINOGRAD_A 0.75f
+#define WINOGRAD_B 1.5f
 
 enum { WINOGRAD_PLANES_MAX = 36, WINOGRAD_OUTPUTS_MAX = 16 };
 
