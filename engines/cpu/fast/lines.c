@@ -13,8 +13,15 @@
 enum { STAGES_MAX = 3, OPERANDS = 3 /* of a stage: */, L_WEIGHTS = 0, L_BIAS, L_RESIDUAL, ALIGNMENT = 64 };
 /* Measured with a second-level cache of 1 MB on MobileNetV2, whose blocks are three such steps: more of them
  * need more lines that are read twice. Bytes of buffers that a thread has, about; of a value that is worth
- * not being written; of weights that are read again for each few lines. */
-enum { BUFFER_BYTES = 400 * 1024, LEAST_BYTES = 512 * 1024, WEIGHTS_BYTES = 128 * 1024 };
+ * not being written, and of each thread's share of one where there are several (which compute lines at their
+ * borders twice: with two, shares of 0.8 to 2.4 MB lost 5%); of weights that are read again for each few
+ * lines. */
+enum {
+    BUFFER_BYTES = 400 * 1024,
+    LEAST_BYTES = 512 * 1024,
+    LEAST_SHARED_BYTES = 4 * 1024 * 1024,
+    WEIGHTS_BYTES = 128 * 1024
+};
 
 bool mlo_cpu_joins_all;
 
@@ -111,8 +118,9 @@ static struct lines *lines_new(const struct mlo_plan *plan, const struct tile_pr
             break;
         strip++;
     }
-    /* all of them alike */
-    size_t strips = (high + strip - 1) / strip;
+    /* all of them alike, and as many for each thread */
+    size_t strips = (high + strip - 1) / strip, threads = fast_sharing(plan->threads, l->cycles);
+    strips = MLO_MIN((strips + threads - 1) / threads * threads, high);
     set_strip(l, (high + strips - 1) / strips);
     l->strips = (high + l->strip - 1) / l->strip;
     return l;
@@ -268,15 +276,15 @@ static size_t weights_bytes(const struct mlo_plan *plan, const struct cpu_step *
 /* How many steps from `at` on are to be one. */
 static int length_at(const struct mlo_plan *plan, int at)
 {
+    const size_t least = plan->threads == 1 ? LEAST_BYTES : LEAST_SHARED_BYTES * plan->threads;
     int count = 0;
     for (int i = at; i < plan->step_count && count < STAGES_MAX; i++, count++) {
         const struct tile_product *p = product_of(&plan->steps[i]);
         if (!p || !can_join(plan, p, count == 0) ||
             (weights_bytes(plan, &plan->steps[i]) > WEIGHTS_BYTES && !mlo_cpu_joins_all))
             break;
-        if (count > 0 &&
-            (!is_private(plan, i - 1) || !follows(product_of(&plan->steps[i - 1]), p) ||
-             (plan->slots[plan->steps[i - 1].out[0]].size_bytes < LEAST_BYTES && !mlo_cpu_joins_all)))
+        if (count > 0 && (!is_private(plan, i - 1) || !follows(product_of(&plan->steps[i - 1]), p) ||
+                          (plan->slots[plan->steps[i - 1].out[0]].size_bytes < least && !mlo_cpu_joins_all)))
             break;
     }
     return count;
