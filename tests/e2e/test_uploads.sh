@@ -48,7 +48,7 @@ resume() {
     [ "$arrived" -ge $piece ] || fail "only $arrived bytes of the upload count"
     expect 0 "$MLOPT" push demo/large "$model" weights.bin --progress json
     first=$(python3 -c 'import json, sys
-print(int(min(l["fraction"] for l in map(json.loads, sys.stdin) if l["what"] == "weights.bin") * int(sys.argv[1])))' $size <stderr)
+print(round(min(l["fraction"] for l in map(json.loads, sys.stdin) if l["what"] == "weights.bin") * int(sys.argv[1])))' $size <stderr)
     [ "$first" -ge "$arrived" ] || fail "$arrived of $size bytes were there, and it was sent from $first on"
     echo "after the kill of the $1: $arrived of $size bytes were there and were not sent again"
     ! find data -path '*/uploads/*' -type f | grep -q . || fail "the session is still there"
@@ -145,7 +145,7 @@ cmp weights.bin killed/weights.bin
 first=$(python3 -c 'import json, sys
 size = int(sys.argv[1])
 lines = [json.loads(l) for l in sys.stdin if l.startswith("{")]
-print(int(min(l["fraction"] for l in lines if " of %.1f MB" % (size / 1e6) in l["message"]) * size))' $size <stderr)
+print(round(min(l["fraction"] for l in lines if " of %.1f MB" % (size / 1e6) in l["message"]) * size))' $size <stderr)
 [ "$first" -ge "$arrived" ] || fail "$arrived bytes were there, and it was fetched from $first on"
 echo "after the kill of the client: $arrived of $size bytes were there and were not fetched again"
 
