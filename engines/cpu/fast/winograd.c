@@ -66,13 +66,14 @@ static size_t cycles_of(const struct tile_product *p, enum winograd_form form)
     return blocks_of(p, form) * side * side * (in * out / 2 + 4 * (in + out)) / LANES;
 }
 
-/* Large blocks, but where too much of them would lie outside of the image, and where there are too few for
+/* Large blocks, but where too much of them would lie outside of the image, and where a thread has too few for
  * reading weights that are 4 times as large: measured over images of 4x4 to 20x20 with 32 to 256 channels. */
-static enum winograd_form form_of(const struct tile_product *p)
+static enum winograd_form form_of(const struct mlo_plan *plan, const struct tile_product *p)
 {
     enum { LEAST_BLOCKS = 16, FEW_BLOCKS = 4, FEW_WEIGHTS = 64 * 64 };
     size_t least = p->in_channels * p->out_channels > FEW_WEIGHTS ? LEAST_BLOCKS : FEW_BLOCKS;
-    return blocks_of(p, WINOGRAD_4) >= least && cycles_of(p, WINOGRAD_4) < cycles_of(p, WINOGRAD_2)
+    size_t threads = fast_sharing(plan->threads, cycles_of(p, WINOGRAD_4));
+    return blocks_of(p, WINOGRAD_4) >= least * threads && cycles_of(p, WINOGRAD_4) < cycles_of(p, WINOGRAD_2)
                ? WINOGRAD_4
                : WINOGRAD_2;
 }
@@ -87,7 +88,7 @@ static void set_sizes(struct winograd *w, const struct mlo_plan *plan, const str
     w->product.weights = NULL;
     w->product.bias = NULL;
     tile_panels_init(&w->panels, tiling_kernels(TILE_F32, plan), &plane);
-    w->form = form_of(p);
+    w->form = form_of(plan, p);
     w->step = form_steps[w->form];
     w->side = w->step + 2;
     w->planes = w->side * w->side;
