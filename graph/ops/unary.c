@@ -233,6 +233,15 @@ static enum mlo_status clip(const struct mlo_tensor *x, const struct mlo_tensor 
     }
     double lo = low ? mlo_tensor_get_f64(low, 0) : -INFINITY,
            hi = high ? mlo_tensor_get_f64(high, 0) : INFINITY;
+    if (x->dtype == MLO_FLOAT32) { /* the same comparisons, without the way to double and back */
+        const float *from = x->data, least = (float)lo, most = (float)hi;
+        float *to = y->data;
+        for (size_t i = 0; i < count; i++) {
+            float v = from[i] < least ? least : from[i];
+            to[i] = v > most ? most : v;
+        }
+        return MLO_OK;
+    }
     for (size_t i = 0; i < count; i++) {
         double v = mlo_tensor_get_f64(x, i);
         v = v < lo ? lo : v;
