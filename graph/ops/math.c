@@ -1,5 +1,6 @@
 /* Elementary functions from additions, multiplications and divisions only. */
 #include <math.h>
+#include <string.h>
 
 #include "graph/ops/ops_impl.h"
 
@@ -20,6 +21,35 @@ double mlo_math_exp(double x)
     for (int n = 14; n >= 1; n--)
         sum = 1 + sum * r / n;
     return ldexp(sum, (int)k);
+}
+
+void mlo_math_exps(double *x, size_t n)
+{
+    enum { TOGETHER = 8 };
+    for (size_t i = 0; i < n; i += TOGETHER) {
+        double k[TOGETHER], r[TOGETHER], sum[TOGETHER];
+        bool plain = n - i >= TOGETHER; /* results are normal numbers */
+        for (size_t j = 0; plain && j < TOGETHER; j++)
+            plain = x[i + j] >= -700 && x[i + j] <= 700;
+        for (size_t j = i; !plain && j < n && j < i + TOGETHER; j++)
+            x[j] = mlo_math_exp(x[j]);
+        if (!plain)
+            continue;
+        for (size_t j = 0; j < TOGETHER; j++) {
+            k[j] = floor(x[i + j] * 1.4426950408889634 + 0.5);
+            r[j] = (x[i + j] - k[j] * ln2_high) - k[j] * ln2_low;
+            sum[j] = 1;
+        }
+        for (int m = 14; m >= 1; m--)
+            for (size_t j = 0; j < TOGETHER; j++)
+                sum[j] = 1 + sum[j] * r[j] / m;
+        for (size_t j = 0; j < TOGETHER; j++) {
+            const uint64_t bits = (uint64_t)(1023 + (int64_t)k[j]) << 52; /* 2^k: such a product is exact */
+            double power;
+            memcpy(&power, &bits, sizeof power);
+            x[i + j] = sum[j] * power;
+        }
+    }
 }
 
 /* x = m 2^k, m in [sqrt(1/2), sqrt(2)); ln m = 2 atanh((m-1)/(m+1)). */

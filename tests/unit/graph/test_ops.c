@@ -407,9 +407,37 @@ static void test_ops__scatter_refuses_indices_outside(void **state)
     bench_free(&b);
 }
 
+/* Many at a time are what they are one by one, bit for bit, wherever special ones stand among them. */
+static void test_exps__are_exp_one_by_one(void **state)
+{
+    (void)state;
+    enum { COUNT = 4099 };
+    static const double special[] = {NAN, -NAN, INFINITY, -INFINITY, 0.0,    -0.0,
+                                     700, -700, 709.7,    -745,      -745.5, 1e-320};
+    static double x[COUNT], many[COUNT];
+    uint64_t seed = 1;
+    for (size_t i = 0; i < COUNT; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        double at = (double)(seed >> 11) / 9007199254740992.0 - 0.5;
+        x[i] = i % 3 ? at * 40 : at * 1460;
+        if (seed % 61 == 0)
+            x[i] = special[seed / 61 % (sizeof special / sizeof *special)];
+    }
+    for (size_t n = 0; n < 20; n++) {
+        memcpy(many, x, sizeof x);
+        mlo_math_exps(many + n, COUNT - 2 * n);
+        for (size_t i = 0; i < COUNT; i++) {
+            double one = i < n || i >= COUNT - n ? x[i] : mlo_math_exp(x[i]);
+            if (memcmp(&one, &many[i], sizeof one) != 0)
+                fail_msg("exp %.17g is %.17g, and %.17g among others", x[i], one, many[i]);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_exps__are_exp_one_by_one),
         cmocka_unit_test(test_ops__elementary_functions_are_accurate),
         cmocka_unit_test(test_ops__nbits_unpacks_low_nibbles_first),
         cmocka_unit_test(test_ops__qlinear_add_requantizes),
