@@ -119,7 +119,8 @@ void mlo_op_moments(const struct mlo_tensor *x, size_t first, size_t count, doub
  * depend on no machine and no C library (whose own are chosen by the CPU at run time). Relative error below
  * 1e-13. */
 double mlo_math_exp(double x);
-/* x[i] = mlo_math_exp(x[i]), the same bits, some at a time: the divisions of one number wait for each other. */
+/* x[i] = mlo_math_exp(x[i]), the same bits, some at a time: the divisions of one number wait for each other.
+ */
 void mlo_math_exps(double *x, size_t n);
 double mlo_math_log(double x);
 double mlo_math_tanh(double x);
