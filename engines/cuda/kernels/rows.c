@@ -7,12 +7,12 @@
     "BATCH", "CHANNELS", "IN_D", "IN_H", "IN_W", "OUT_D", "OUT_H", "OUT_W", "KERNEL_D", "KERNEL_H",          \
         "KERNEL_W", "STRIDE_D", "STRIDE_H", "STRIDE_W", "DILATION_D", "DILATION_H", "DILATION_W", "PAD_D",   \
         "PAD_H", "PAD_W", "PAD_AFTER_D", "PAD_AFTER_H", "PAD_AFTER_W"
-#define PRODUCT                                                                                              \
-    GEOMETRY, "ACTIVATION", "HAS_RESIDUAL", "HAS_BIAS", "HAS_SCALE", "FILTERS", "GROUPS", "X_ZERO",          \
-        "BY_FILTER", "BIAS_OF_Y"
+#define EPILOGUE "ACTIVATION", "HAS_RESIDUAL", "HAS_BIAS", "HAS_SCALE"
+#define PRODUCT GEOMETRY, EPILOGUE, "FILTERS", "GROUPS", "X_ZERO", "BY_FILTER", "BIAS_OF_Y"
+#define DEPTHWISE GEOMETRY, EPILOGUE, "X_CLIPPED", NULL, "X_ZERO", NULL, "BIAS_OF_Y"
 #define PRODUCT_FLOATS                                                                                       \
     {                                                                                                        \
-        "LOW", "HIGH", "RESIDUAL_SCALE", "Y_SCALE"                                                           \
+        "LOW", "HIGH", "RESIDUAL_SCALE", "Y_SCALE", "X_LOW", "X_HIGH"                                        \
     }
 #define PRODUCT_TYPES                                                                                        \
     {                                                                                                        \
@@ -81,7 +81,7 @@ static const struct cuda_kernel rows[] = {
     {.name = "depthwise",
      .text = "kernel_depthwise.inc",
      .before = "epilogue.inc",
-     .numbers = {PRODUCT},
+     .numbers = {DEPTHWISE},
      .floats = PRODUCT_FLOATS,
      .types = PRODUCT_TYPES,
      .parameters = PRODUCT_PARAMETERS,

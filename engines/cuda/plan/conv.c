@@ -23,6 +23,8 @@ struct convolution {
     struct product_numbers numbers;
     struct place px, py, pr;
     enum mlo_dtype dtype, y_dtype;
+    bool x_clipped; /* x is what a Clip reads, which the kernel does */
+    float x_low, x_high;
     const struct mlo_value *residual; /* read as it is */
     double residual_scale;
 };
@@ -114,7 +116,8 @@ static enum mlo_status prepare_result(struct lower *l, struct convolution *v, bo
     enum mlo_status status = MLO_OK;
     struct mlo_tensor own = {0};
     const struct mlo_value *bias = mlo_node_input(v->node, 2);
-    struct epilogue_wish wish = {.axis = 1, .columns = v->k, .may_quantize = v->int8, .takes_bytes = v->int8};
+    struct epilogue_wish wish = {
+        .axis = 1, .columns = v->k, .conv = !kernel, .may_quantize = v->int8, .takes_bytes = v->int8};
     if (bias && !product_constant(l, bias, &own))
         return lower_unsupported(v->node, err, "its bias is no constant");
     epilogue_follow(l, v->node->outputs[0], &wish, &v->e);
@@ -304,6 +307,20 @@ static int pack_for_kernel(struct lower *l, const struct convolution *v, bool tr
     return pack(l, &w, &p);
 }
 
+/* A Clip that nobody has computed yet costs a depthwise convolution less than a pass over its input. */
+static void read_before_clip(const struct lower *l, struct convolution *v)
+{
+    double low, high;
+    const struct mlo_node *node = v->x->producer;
+    if (!node || !mlo_node_is(node, "Clip") || !l->pending[node->index] || lower_is_placed(l, v->x) ||
+        !lower_is_placed(l, node->inputs[0]) || lower_is_shown(l, v->x) || !epilogue_clip(node, &low, &high))
+        return;
+    v->x = node->inputs[0];
+    v->x_clipped = true;
+    v->x_low = (float)low;
+    v->x_high = (float)high;
+}
+
 static enum mlo_status with_kernel(struct lower *l, struct convolution *v, const char *row,
                                    struct mlo_error *err)
 {
@@ -312,6 +329,8 @@ static enum mlo_status with_kernel(struct lower *l, struct convolution *v, const
     struct cuda_step *step;
     bool depthwise = strcmp(row, "depthwise") == 0;
     MLO_TRY(prepare_result(l, v, true, err));
+    if (depthwise && !v->int8)
+        read_before_clip(l, v);
     MLO_TRY(product_demand(l, v->x, WANT_LAST, &v->px, err));
     int w = pack_for_kernel(l, v, strcmp(row, "conv_transpose") == 0), x = lower_slot_at(l, &v->px);
     MLO_TRY(lower_kernel(l, v->node, row, &use, &step, err));
@@ -320,7 +339,11 @@ static enum mlo_status with_kernel(struct lower *l, struct convolution *v, const
     use->n[24] = v->residual != NULL;
     use->n[25] = v->numbers.bias >= 0;
     use->n[26] = v->numbers.scale >= 0;
-    if (!depthwise) {
+    if (depthwise) {
+        use->n[27] = v->x_clipped;
+        use->f[4] = v->x_low;
+        use->f[5] = v->x_high;
+    } else {
         use->n[27] = v->k;
         use->n[28] = v->groups;
     }

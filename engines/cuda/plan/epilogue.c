@@ -140,6 +140,14 @@ static const struct {
 } activations[] = {
     {"Relu", CUDA_ACT_RELU, true}, {"Sigmoid", CUDA_ACT_SIGMOID, false}, {"Tanh", CUDA_ACT_TANH, false}};
 
+bool epilogue_clip(const struct mlo_node *node, double *low, double *high)
+{
+    *low = (double)mlo_node_attr_f(node, "min", -FLT_MAX);
+    *high = (double)mlo_node_attr_f(node, "max", FLT_MAX);
+    return (!mlo_node_input(node, 1) || lower_number(node->inputs[1], low)) &&
+           (!mlo_node_input(node, 2) || lower_number(node->inputs[2], high));
+}
+
 static bool activation(const struct mlo_node *node, bool gemm, bool exact, struct epilogue *e)
 {
     for (size_t i = 0; i < MLO_COUNT(activations); i++)
@@ -153,15 +161,10 @@ static bool activation(const struct mlo_node *node, bool gemm, bool exact, struc
         e->activation = tanh ? CUDA_ACT_GELU_TANH : CUDA_ACT_GELU;
         return tanh || !exact;
     }
-    if (mlo_node_is(node, "Clip") && !gemm) {
-        double low, high;
-        e->low = mlo_node_attr_f(node, "min", -FLT_MAX);
-        e->high = mlo_node_attr_f(node, "max", FLT_MAX);
-        if ((mlo_node_input(node, 1) && !lower_number(node->inputs[1], &low)) ||
-            (mlo_node_input(node, 2) && !lower_number(node->inputs[2], &high)))
-            return false;
-        e->low = mlo_node_input(node, 1) ? (float)low : e->low;
-        e->high = mlo_node_input(node, 2) ? (float)high : e->high;
+    double low, high;
+    if (!gemm && mlo_node_is(node, "Clip") && epilogue_clip(node, &low, &high)) {
+        e->low = (float)low;
+        e->high = (float)high;
         e->activation = CUDA_ACT_CLIP;
         return true;
     }
@@ -187,8 +190,8 @@ static bool is_homogeneous(enum cuda_activation a)
     return a == CUDA_ACT_NONE || a == CUDA_ACT_RELU || a == CUDA_ACT_CLIP;
 }
 
-void epilogue_follow(struct lower *l, const struct mlo_value *start, const struct epilogue_wish *wish,
-                     struct epilogue *out)
+static void follow(struct lower *l, const struct mlo_value *start, const struct epilogue_wish *wish,
+                   struct epilogue *out)
 {
     *out = (struct epilogue){.end = start};
     /* The product's library rounds GELU as its tanh form: within float16, but not within float32. */
@@ -196,17 +199,18 @@ void epilogue_follow(struct lower *l, const struct mlo_value *start, const struc
     while (out->node_count + 5 < EPILOGUE_NODES) {
         const struct mlo_value *v = out->end;
         struct epilogue next = *out;
-        if (out->activation == CUDA_ACT_NONE && !exact && spelled(l, v, wish->gemm, &next)) {
+        if (out->activation == CUDA_ACT_NONE && !exact && !wish->no_activation &&
+            spelled(l, v, wish->gemm, &next)) {
             *out = next;
             continue;
         }
         const struct mlo_node *node = lower_reader(l, v);
         if (!node || node->graph != l->g || node->inputs[0] == NULL)
             return;
-        bool free = out->activation == CUDA_ACT_NONE;
+        bool free = out->activation == CUDA_ACT_NONE, acts = free && !wish->no_activation;
         if (free && add(l, node, v, wish, &next)) {
             take(&next, node);
-        } else if (free && node->inputs[0] == v && activation(node, wish->gemm, exact, &next)) {
+        } else if (acts && node->inputs[0] == v && activation(node, wish->gemm, exact, &next)) {
             take(&next, node);
         } else if (may_widen(wish, out) && is_widening(node) && lower_is_float(v->type.dtype)) {
             take(&next, node);
@@ -225,6 +229,29 @@ void epilogue_follow(struct lower *l, const struct mlo_value *start, const struc
         }
         *out = next;
     }
+}
+
+/* What is cut off at the ends of int8 anyway is no Clip. */
+static void absorb_clip(struct epilogue *e)
+{
+    bool low = (double)e->low <= -128.0 * (double)e->scale,
+         high = (double)e->high >= 127.0 * (double)e->scale;
+    if (e->activation == CUDA_ACT_CLIP && e->quantized && high && (low || e->low == 0))
+        e->activation = low ? CUDA_ACT_NONE : CUDA_ACT_RELU;
+}
+
+void epilogue_follow(struct lower *l, const struct mlo_value *start, const struct epilogue_wish *wish,
+                     struct epilogue *out)
+{
+    follow(l, start, wish, out);
+    absorb_clip(out);
+    if (!wish->conv || out->activation == CUDA_ACT_NONE || out->activation == CUDA_ACT_RELU)
+        return;
+    /* The only engine of cuDNN's that computes another activation does not use the matrix units: ten times as
+     * slow as a convolution and a pass over its result. */
+    struct epilogue_wish less = *wish;
+    less.no_activation = true;
+    follow(l, start, &less, out);
 }
 
 enum mlo_status epilogue_take(struct lower *l, const struct epilogue *e, struct cuda_step *step,

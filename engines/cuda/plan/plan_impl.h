@@ -220,12 +220,16 @@ struct epilogue {
 struct epilogue_wish {
     int axis; /* of the columns, which a bias has one of each */
     int64_t columns;
-    bool gemm;  /* only what cuBLASLt computes */
+    bool gemm; /* only what cuBLASLt computes */
+    bool conv; /* only what cuDNN's convolutions with matrix units compute: ReLU */
+    bool no_activation;
     bool chain; /* a chain computes it: any activation, and quantization after it */
     bool may_quantize;
     bool takes_bytes; /* a residual may be int8 */
     bool keeps_type;  /* the result has no more bits than `start` */
 };
+/* The bounds of a Clip, where they are constants. */
+bool epilogue_clip(const struct mlo_node *node, double *low, double *high);
 /* Follows the only readers of `start`. */
 void epilogue_follow(struct lower *l, const struct mlo_value *start, const struct epilogue_wish *wish,
                      struct epilogue *out);

@@ -376,6 +376,8 @@ struct window_in {
     void *y;
     enum mlo_dtype x_dtype, w_dtype, y_dtype;
     bool k_first; /* w is k x taps x c/groups, else taps x c/groups x k */
+    bool clipped; /* x, before it is multiplied */
+    double x_low, x_high;
 };
 
 /* All channels last. */
@@ -399,8 +401,10 @@ static inline void convolve(const struct window_in *v, const struct epilogue_in 
                     }
                     for (int64_t c = 0; inside && c < cg; c++) {
                         int64_t w = v->k_first ? (k * taps + t) * cg + c : (t * cg + c) * v->k + k;
-                        sum += element(v->x, v->x_dtype, place * v->c + k / kg * cg + c) *
-                               element(v->w, v->w_dtype, w);
+                        double x = element(v->x, v->x_dtype, place * v->c + k / kg * cg + c);
+                        if (v->clipped)
+                            x = x < v->x_low ? v->x_low : x > v->x_high ? v->x_high : x;
+                        sum += x * element(v->w, v->w_dtype, w);
                     }
                 }
                 put(v->y, v->y_dtype, at, finish_sum(e, sum, k, at));
@@ -472,6 +476,9 @@ static inline void run_conv_kernel(const struct machine *m, const struct cuda_st
                             .low = u->f[0],
                             .high = u->f[1]};
     v.w = slot_at(m, step->in[1]);
+    v.clipped = depthwise && u->n[27];
+    v.x_low = (double)u->f[4];
+    v.x_high = (double)u->f[5];
     v.k = depthwise ? v.c : u->n[27];
     v.groups = depthwise ? v.c : u->n[28];
     v.x_dtype = u->types[0];

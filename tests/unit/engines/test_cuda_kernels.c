@@ -113,7 +113,9 @@ struct window {
     enum cuda_activation activation;
     bool residual, bias, scale, by_filter;
     int64_t zero;
+    bool clipped; /* of a depthwise one: what it reads */
 };
+enum { X_LOW = -1, X_HIGH = 2 };
 
 static void geometry(int64_t *n, const int64_t *x, const int64_t *y, const struct window *s)
 {
@@ -153,6 +155,10 @@ static struct mlo_tensor reference_conv(const struct window *s, const struct mlo
     struct mlo_tensor in[2] = {converted(x, MLO_FLOAT32), converted(w, MLO_FLOAT32)};
     for (size_t i = 0; s->zero && i < mlo_tensor_count(&in[0]); i++)
         ((float *)in[0].data)[i] -= (float)s->zero;
+    for (size_t i = 0; s->clipped && i < mlo_tensor_count(&in[0]); i++) {
+        float *v = (float *)in[0].data + i;
+        *v = *v < X_LOW ? X_LOW : *v > X_HIGH ? X_HIGH : *v;
+    }
     struct mlo_value *vx = net_input(&n, "x", 4, in[0].dims), *vw = net_input(&n, "w", 4, in[1].dims);
     struct mlo_node *node = net_node(&n, transposed ? "ConvTranspose" : "Conv", vx, vw, NULL);
     struct conv_spec spec = {.kernel = s->kernel,
@@ -204,9 +210,17 @@ static void check_conv(const struct window *s)
     struct cuda_kernel_use use = {.kernel = cuda_kernel_find(s->row), .types = {s->x, s->w, s->y, s->y}};
     assert_non_null(use.kernel);
     geometry(use.n, x.dims, sums.dims, s);
-    const int64_t rest[] = {s->activation, s->residual, s->bias, s->scale,
-                            s->filters,    s->groups,   s->zero, s->by_filter};
+    const int64_t rest[] = {s->activation,
+                            s->residual,
+                            s->bias,
+                            s->scale,
+                            depthwise ? s->clipped : s->filters,
+                            depthwise ? 0 : s->groups,
+                            s->zero,
+                            s->by_filter};
     memcpy(use.n + 23, rest, sizeof rest);
+    use.f[4] = X_LOW;
+    use.f[5] = X_HIGH;
     use.f[1] = 6;
     use.f[2] = 0.5f;
     use.f[3] = cuda_type_is_whole(s->y) ? 4 : 1;
@@ -236,6 +250,10 @@ static const struct window windows[] = {
      .bias = true},
     {"depthwise", 24, 24, 24, 9, 8, 3, 2, 1, 1, MLO_FLOAT16, MLO_FLOAT16, MLO_FLOAT16, CUDA_ACT_SWISH,
      .bias = true, .scale = true},
+    {"depthwise", 16, 16, 16, 9, 8, 3, 1, 1, 1, MLO_FLOAT16, MLO_FLOAT16, MLO_FLOAT16, CUDA_ACT_CLIP,
+     .bias = true, .clipped = true},
+    {"depthwise", 5, 5, 5, 8, 9, 5, 2, 2, 1, MLO_FLOAT32, MLO_FLOAT32, MLO_FLOAT32, CUDA_ACT_NONE,
+     .residual = true, .clipped = true},
     {"depthwise", 7, 7, 7, 6, 10, 5, 1, 2, 1, MLO_FLOAT32, MLO_FLOAT32, MLO_FLOAT32, CUDA_ACT_NONE,
      .residual = true},
     {"depthwise", 16, 16, 16, 7, 9, 3, 1, 2, 2, MLO_BFLOAT16, MLO_BFLOAT16, MLO_BFLOAT16, CUDA_ACT_RELU,
@@ -840,7 +858,7 @@ static void check_rows(const struct nvrtc *n, int sm, enum mlo_dtype dtype)
         const int64_t x[] = {32, 96, 56, 56};
         snprintf(what, sizeof what, "%s %s", name, mlo_dtype_name(dtype));
         geometry(use.n, x, x, &s);
-        const int64_t rest[] = {CUDA_ACT_SWISH, 1, 1, 1, 96, strcmp(name, "depthwise") == 0 ? 96 : 1, 0, 0};
+        const int64_t rest[] = {CUDA_ACT_SWISH, 1, 1, 1, strcmp(name, "depthwise") == 0 ? 1 : 96, 1, 0, 0};
         memcpy(use.n + 23, rest, sizeof rest);
         for (size_t k = 0; k < MLO_COUNT(shapes); k++)
             if (strcmp(name, shapes[k].name) == 0) {
