@@ -218,9 +218,10 @@ struct cuda_step {
     int in[CUDA_STEP_SLOTS], out[CUDA_STEP_SLOTS]; /* slots, in the order that the kind says */
     int in_count, out_count;
     int replaces; /* index into in[]: out[0] may lie where that slot ends its life; -1: none */
+    double ops; /* arithmetic operations of a restored chain or own kernel, of which only the image is left */
     union {
-        struct cuda_chain *chain;
-        struct cuda_kernel_use *kernel;
+        struct cuda_chain *chain;       /* NULL: restored */
+        struct cuda_kernel_use *kernel; /* NULL: restored */
         struct cuda_conv *conv;
         struct cuda_attention *attention;
         struct cuda_gemm *gemm;

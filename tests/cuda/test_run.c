@@ -1,5 +1,6 @@
 /* Whole programs of own kernels, on a driver that runs them on the CPU: results against the reference engine,
  * memory, the order of launches, graphs, failures, and plans as files. */
+#include "engines/cuda/tune/tune.h"
 #include "tests/cuda/cuda_case.h"
 
 #include <elf.h>
@@ -352,6 +353,20 @@ static struct saved save(const struct mlo_plan *plan)
     return s;
 }
 
+/* Arithmetic operations and bytes of each step, for the floors. */
+static json_t *costs_of(const struct mlo_plan *plan)
+{
+    json_t *costs = json_array();
+    for (int i = 0; i < plan->schedule->step_count; i++) {
+        struct cuda_cost c;
+        cuda_step_cost(plan->schedule, &plan->schedule->steps[i], &c);
+        assert_true(c.ops > 0);
+        json_array_append_new(
+            costs, json_pack("[f, i, f, f, f]", c.ops, c.rate, c.read_bytes, c.weight_bytes, c.write_bytes));
+    }
+    return costs;
+}
+
 static void test_save__restores_what_runs_alike(void **state)
 {
     MLO_UNUSED(state);
@@ -359,10 +374,14 @@ static void test_save__restores_what_runs_alike(void **state)
     for (size_t i = 0; i < MLO_COUNT(nets); i++) {
         struct mlo_plan *plan = compile(nets[i].model, NULL, 0), *again;
         struct saved s = save(plan);
-        json_t *before, *after;
+        json_t *before, *after, *costs = costs_of(plan), *restored;
         MUST(cuda_engine.describe(plan, &before, err));
         cuda_engine.free_plan(plan);
         MUST(cuda_engine.restore(s.bytes, s.size, &again, err));
+        restored = costs_of(again);
+        assert_true(json_equal(costs, restored));
+        json_decref(costs);
+        json_decref(restored);
         MUST(cuda_engine.describe(again, &after, err));
         assert_true(json_equal(before, after));
         assert_int_equal(cuda_engine.interface(again)->graph->input_count, 1);

@@ -75,7 +75,6 @@ struct cuda_device;
 struct mlo_plan {
     struct cuda_schedule *schedule;
     int sm;
-    bool is_restored;          /* chains and kernels have images only */
     char nvrtc[32], cudnn[32]; /* versions that made the images; "" where none did */
     char gpu[128];             /* that its choices were measured on; "": none were */
     struct cuda_work *works;

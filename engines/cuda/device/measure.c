@@ -210,7 +210,7 @@ static void add_floor(const struct mlo_program *program, json_t *out)
     struct mlo_buf profile = MLO_BUF_INIT;
     struct cuda_peaks peaks;
     json_t *device = NULL, *floor = NULL;
-    if (!program->plan->is_restored && cuda_profile(program->device->gpu.sm, &profile, NULL) == MLO_OK &&
+    if (cuda_profile(program->device->gpu.sm, &profile, NULL) == MLO_OK &&
         mlo_json_parse(mlo_buf_str(&profile), profile.len, "the GPU's description", &device, NULL) ==
             MLO_OK &&
         cuda_peaks_read(device, &peaks, NULL) == MLO_OK &&

@@ -6,6 +6,7 @@
 
 #include "engines/cpu/fields_impl.h"
 #include "engines/cuda/device/device_impl.h"
+#include "engines/cuda/tune/tune.h"
 
 #define MAGIC 0x5543504cu /* "LPCU" */
 enum { SLOTS_MAX = 1 << 20, STEPS_MAX = 1 << 20, ENDS_MAX = 1 << 16, FUSED_MAX = 1 << 12 };
@@ -105,8 +106,12 @@ static void put_step(const struct mlo_plan *plan, int index, struct cpu_writer *
         cpu_put_u64(w, step->copy_bytes);
         break;
     case CUDA_STEP_CHAIN:
-    case CUDA_STEP_KERNEL:
-        break; /* all of it is in the image */
+    case CUDA_STEP_KERNEL: { /* all else is in the image */
+        struct cuda_cost cost;
+        cuda_step_cost(plan->schedule, step, &cost);
+        cpu_put_u64(w, (uint64_t)cost.ops);
+        break;
+    }
     }
 }
 
@@ -456,6 +461,7 @@ static void get_body(struct restorer *s, struct cuda_step *step)
         break;
     case CUDA_STEP_CHAIN:
     case CUDA_STEP_KERNEL:
+        step->ops = (double)cpu_get_u64(&s->r);
         break;
     }
     cpu_check(&s->r, ok, "a step does not fit its slots");
@@ -593,7 +599,6 @@ enum mlo_status cuda_plan_restore(const void *bytes, size_t size, struct mlo_pla
     memcpy(s.plan->nvrtc, nvrtc, sizeof nvrtc);
     memcpy(s.plan->cudnn, cudnn, sizeof cudnn);
     memcpy(s.plan->gpu, gpu, sizeof gpu);
-    s.plan->is_restored = true;
     MLO_TRY(get_works(&s, err));
     MLO_TRY(get_steps(&s, err));
     *out = s.plan;

@@ -46,11 +46,15 @@ static double step_ops(const struct cuda_step *step)
     }
     case CUDA_STEP_CHAIN: {
         double points = 1;
+        if (!step->chain)
+            return step->ops;
         for (int i = 0; i < step->chain->rank; i++)
             points *= (double)step->chain->dims[i];
         return points * step->chain->count;
     }
     case CUDA_STEP_KERNEL:
+        if (!step->kernel)
+            return step->ops;
         return step->node ? 2 * (double)mlo_node_macs(step->node) : 0;
     case CUDA_STEP_COPY:
         break;
