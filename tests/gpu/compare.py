@@ -14,8 +14,16 @@ import nets  # noqa: E402
 ORDER = [("resnet50", 128), ("bert_base", 32), ("mobilenet_v2", 128), ("resnet50", 1), ("bert_base", 1), ("mobilenet_v2", 1),
          ("resnet50", 32), ("bert_base", 128), ("mobilenet_v2", 32)]
 ROUNDS = 5
-# Of the largest output: what float16 storage between layers may do; int8 is judged by its direction.
-FP16_ERROR, FP32_ERROR, INT8_COSINE = 2e-2, 5e-3, 0.98
+# Of the largest output: what float16 storage between layers may do; what is quantized is judged by its direction.
+FP16_ERROR, FP32_ERROR, QUANTIZED_COSINE = 2e-2, 5e-3, 0.98
+# What is quantized, for which target; everything else is float16 then.
+QUANTIZED = {"int8": "mlopt-cuda", "fp8": "mlopt-cuda-fp8"}
+RECIPE = """name: %s
+data: {calibrate: gpu/calibration}
+steps:
+  - quantize: {target: %s}
+  - to-float16: {}
+"""
 # How many times as fast as torch.compile it is to be, on an H200.
 TARGETS = {("fp16", 1): 1.2, ("fp16", 128): 1.0}
 
@@ -33,13 +41,16 @@ class Ours:
         stem = os.path.join(options.work, "%s-%s" % (name, precision))
         self.model = stem + ".onnx"
         if not os.path.exists(self.model):
-            if precision == "int8":
-                plain, data = os.path.join(options.work, name + "-f32.onnx"), os.path.join(options.work, name + ".npz")
+            if precision in QUANTIZED:
+                base = os.path.join(options.work, name)
+                plain, data, recipe = base + "-f32.onnx", base + ".npz", stem + ".yaml"
                 net = nets.NETS[name]()
                 with open(plain, "wb") as f:
                     f.write(net.onnx())
+                with open(recipe, "w") as f:
+                    f.write(RECIPE % (precision, QUANTIZED[precision]))
                 np.savez(data, **{net.input: net.sample(8, seed=7)})
-                run([self.mlopt, "quantize", plain, "--data", data, "--out", self.model])
+                run([self.mlopt, "quantize", plain, "--data", data, "--recipe", recipe, "--out", self.model])
             else:
                 net = nets.NETS[name]()
                 with open(self.model, "wb") as f:
@@ -150,7 +161,7 @@ def check(options, name, precision):
         return {"ok": False, "error": "not finite"}
     cosine = float((got * want).sum() / (np.linalg.norm(got) * np.linalg.norm(want)))
     error = float(np.abs(got - want).max() / np.abs(want).max())
-    ok = cosine >= INT8_COSINE if precision == "int8" else error <= (FP16_ERROR if precision == "fp16" else FP32_ERROR)
+    ok = cosine >= QUANTIZED_COSINE if precision in QUANTIZED else error <= (FP16_ERROR if precision == "fp16" else FP32_ERROR)
     return {"ok": ok, "error": error, "cosine": cosine}
 
 
@@ -164,7 +175,7 @@ def measure(options, name, batch, precision):
     ours, theirs = Ours(options, name, batch, precision), None
     row = {"model": name, "batch": batch, "precision": precision, "compile_seconds": ours.compile_seconds, "ours_us": [], "torch_us": []}
     try:
-        if precision == "fp16":
+        if precision == "fp16" and options.peer:
             theirs = Theirs(options, name, batch)
             row["torch_compile_seconds"] = theirs.compile_seconds
         for i in range(ROUNDS):  # A B, B A, …
@@ -216,9 +227,10 @@ def main():
     parser.add_argument("--target", required=True)
     parser.add_argument("--until", type=float, default=0, help="seconds since 1970: no row begins later than a minute before")
     parser.add_argument("--models", default="resnet50,mobilenet_v2,bert_base")
-    parser.add_argument("--precisions", default="fp16,int8")
+    parser.add_argument("--precisions", default="fp16,f32,int8,fp8", help="fp8: BERT alone, whose products can be")
     parser.add_argument("--batches", default="1,32,128")
     parser.add_argument("--seconds", type=float, default=0.5, help="of each side in each round")
+    parser.add_argument("--no-peer", dest="peer", action="store_false", help="no torch.compile")
     parser.add_argument("--tune", type=float, default=0, help="seconds of tuning before each row; 0: heuristics")
     options = parser.parse_args()
     os.makedirs(options.work, exist_ok=True)
@@ -242,6 +254,8 @@ def main():
     late = lambda: options.until and time.time() > options.until - 60
     for precision in precisions:
         for name in models:
+            if precision == "fp8" and name != "bert_base":
+                continue
             known = [c for c in results["checks"] if (c["model"], c["precision"]) == (name, precision) and c.get("ok")]
             if known:
                 continue
@@ -260,7 +274,7 @@ def main():
             save()
     for precision in precisions:
         for name, batch in ORDER:
-            if name not in models or batch not in batches:
+            if name not in models or batch not in batches or (precision == "fp8" and name != "bert_base"):
                 continue
             if any((r["model"], r["batch"], r["precision"]) == (name, batch, precision) for r in results["rows"]):
                 continue

@@ -161,14 +161,26 @@ static enum mlo_status place_all(struct cuda_schedule *s, struct mlo_error *err)
     return MLO_OK;
 }
 
+/* What lowering made and then had no use for is on no device. */
+static void drop_constant(struct cuda_slot *slot)
+{
+    if (slot->owned)
+        free((void *)(uintptr_t)slot->data);
+    slot->data = NULL;
+    slot->owned = false;
+    slot->size_bytes = 0;
+}
+
 static void place_constants(struct cuda_schedule *s)
 {
     for (int i = 0; i < s->slot_count; i++) {
         struct cuda_slot *slot = &s->slots[i];
-        if (slot->kind == CUDA_SLOT_CONST && slot->root == i && slot->first >= 0) {
-            slot->offset = s->constant_bytes;
-            s->constant_bytes += aligned(slot->size_bytes);
-        }
+        if (slot->kind != CUDA_SLOT_CONST || slot->root != i)
+            continue;
+        if (slot->first < 0)
+            drop_constant(slot);
+        slot->offset = s->constant_bytes;
+        s->constant_bytes += aligned(slot->size_bytes);
     }
 }
 
@@ -220,7 +232,8 @@ static enum mlo_status wrong(const struct cuda_schedule *s, int slot, int step, 
 
 static bool overlap(const struct cuda_slot *a, const struct cuda_slot *b)
 {
-    return a->offset < b->offset + b->size_bytes && b->offset < a->offset + a->size_bytes;
+    return a->size_bytes && b->size_bytes && a->offset < b->offset + b->size_bytes &&
+           b->offset < a->offset + a->size_bytes;
 }
 
 /* Live ranges are taken from the steps again, not from what the plan says. */
@@ -279,6 +292,10 @@ enum mlo_status cuda_memory_verify(const struct cuda_schedule *s, struct mlo_err
             const struct cuda_slot *x = &s->slots[a], *y = &s->slots[b];
             bool used = in_arena(x) && in_arena(y) && !x->is_part && !y->is_part &&
                         writer[a] <= s->step_count && writer[b] <= s->step_count;
+            bool constants =
+                x->kind == CUDA_SLOT_CONST && y->kind == CUDA_SLOT_CONST && !x->is_part && !y->is_part;
+            if (constants && overlap(x, y))
+                MLO_TRY(wrong(s, a, -1, "shares memory with another constant", err));
             if (!used || !overlap(x, y))
                 continue;
             int end_a = MLO_MAX(reader[a], writer[a]), end_b = MLO_MAX(reader[b], writer[b]);

@@ -9,15 +9,13 @@
 
 struct machine {
     const struct cuda_schedule *s;
-    char *arena;
+    char *arena, *constants; /* as on a device */
 };
 
 static inline void *slot_at(const struct machine *m, int slot)
 {
     const struct cuda_slot *at = &m->s->slots[slot];
-    if (at->kind == CUDA_SLOT_CONST)
-        return (void *)(uintptr_t)at->data;
-    return m->arena + at->offset;
+    return (at->kind == CUDA_SLOT_CONST ? m->constants : m->arena) + at->offset;
 }
 
 static inline struct mlo_tensor as_tensor(const void *data, enum mlo_dtype dtype)
@@ -649,9 +647,13 @@ static inline bool run_kernel(const struct machine *m, const struct cuda_step *s
 static inline bool interpret_with(const struct cuda_schedule *s, bool by_kernels,
                                   const struct mlo_tensor *inputs, struct mlo_tensor *outputs)
 {
-    struct machine m = {.s = s, .arena = malloc(s->arena_bytes + 1)};
+    struct machine m = {
+        .s = s, .arena = malloc(s->arena_bytes + 1), .constants = malloc(s->constant_bytes + 1)};
     bool ok = true;
-    assert_non_null(m.arena);
+    assert_true(m.arena && m.constants);
+    for (int i = 0; i < s->slot_count; i++) /* all that there are, in the order in which a device gets them */
+        if (s->slots[i].kind == CUDA_SLOT_CONST && !s->slots[i].is_part && s->slots[i].size_bytes)
+            memcpy(m.constants + s->slots[i].offset, s->slots[i].data, s->slots[i].size_bytes);
     memset(m.arena, 0xff, s->arena_bytes + 1); /* NaN in every type of floats */
     for (int i = 0; i < s->slot_count; i++)
         if (s->slots[i].kind == CUDA_SLOT_INPUT && !s->slots[i].is_part) {
@@ -691,6 +693,7 @@ static inline bool interpret_with(const struct cuda_schedule *s, bool by_kernels
         memcpy(outputs[i].data, slot_at(&m, s->output_slots[i]), outputs[i].size_bytes);
     }
     free(m.arena);
+    free(m.constants);
     return ok;
 }
 

@@ -80,7 +80,8 @@ out:
     cuda_schedule_free(s);
 }
 
-static void each_net(const char *precision, double tolerance)
+/* target: that they are quantized for; NULL: they are not. */
+static void each_net(const char *precision, const char *target, double tolerance)
 {
     for (size_t i = 0; i < MLO_COUNT(paths); i++) {
         char path[512], what[256];
@@ -101,9 +102,11 @@ static void each_net(const char *precision, double tolerance)
         }
         if (strcmp(precision, "float16") == 0)
             run_pass(model, "to-float16", NULL, NULL);
-        if (strcmp(precision, "int8") == 0) {
+        if (target) {
+            char options[64];
+            snprintf(options, sizeof options, "{\"target\": \"%s\"}", target);
             observe_all(model, &in, &stats);
-            run_pass(model, "quantize", "{\"target\": \"mlopt-cuda\"}", &stats);
+            run_pass(model, "quantize", options, &stats);
             mlo_stats_clear(&stats);
         }
         agrees(model, &in, tolerance, what);
@@ -115,20 +118,27 @@ static void each_net(const char *precision, double tolerance)
 static void test_cuda_nets__float32(void **state)
 {
     MLO_UNUSED(state);
-    each_net("float32", 1e-4);
+    each_net("float32", NULL, 1e-4);
 }
 
 static void test_cuda_nets__float16(void **state)
 {
     MLO_UNUSED(state);
-    each_net("float16", 2e-2);
+    each_net("float16", NULL, 2e-2);
 }
 
 /* A tie that rounds to the other side goes on through the layers: some steps of the result. */
 static void test_cuda_nets__int8(void **state)
 {
     MLO_UNUSED(state);
-    each_net("int8", 5e-2);
+    each_net("int8", "mlopt-cuda", 5e-2);
+}
+
+/* Quantized for a processor: bytes that matrix units do not multiply as they are. */
+static void test_cuda_nets__uint8(void **state)
+{
+    MLO_UNUSED(state);
+    each_net("uint8", "mlopt-cpu", 5e-2);
 }
 
 int main(void)
@@ -137,6 +147,7 @@ int main(void)
         cmocka_unit_test(test_cuda_nets__float32),
         cmocka_unit_test(test_cuda_nets__float16),
         cmocka_unit_test(test_cuda_nets__int8),
+        cmocka_unit_test(test_cuda_nets__uint8),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
