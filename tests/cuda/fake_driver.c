@@ -158,14 +158,24 @@ CUresult cuDeviceGetUuid(CUuuid *id, CUdevice device)
 
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
 {
+    static const struct {
+        CUdevice_attribute attribute;
+        int value;
+    } facts[] = {{CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 132},
+                 {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 2048},
+                 {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 1980000},
+                 {CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, 2619000},
+                 {CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, 5120},
+                 {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 50 << 20}};
     const char *sm = getenv("FAKE_CUDA_SM");
     int number = sm ? (int)strtol(sm, NULL, 10) : 90;
     (void)device;
-    *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR         ? number / 10
-             : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR       ? number % 10
-             : attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT           ? 132
-             : attribute == CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR ? 2048
-                                                                               : 1000;
+    *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR   ? number / 10
+             : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR ? number % 10
+                                                                         : 1000;
+    for (size_t i = 0; i < sizeof facts / sizeof *facts; i++)
+        if (facts[i].attribute == attribute)
+            *value = facts[i].value;
     return CUDA_SUCCESS;
 }
 

@@ -538,6 +538,13 @@ static void test_measure__times_the_whole_the_copies_and_each_step(void **state)
     assert_int_equal(json_array_size(json_object_get(out, "steps")), plan->schedule->step_count);
     assert_true(mlo_json_f64(json_array_get(json_object_get(out, "steps"), 0), "us", 0) == 250);
     assert_int_equal(mlo_json_i64(out, "arena_bytes", -1), plan->schedule->arena_bytes);
+    const json_t *floor = json_object_get(out, "floor"); /* by the driver's clocks and bus */
+    assert_true(mlo_json_f64(floor, "floor_us", 0) > 0);
+    assert_string_equal(mlo_json_str(floor, "device", ""), plan->device->gpu.name);
+    struct cuda_peaks peaks;
+    MUST(cuda_device_peaks(&plan->device->gpu, &peaks, err));
+    assert_true(peaks.memory == 2 * 2619e6 * 5120 / 8);
+    assert_true(peaks.ops[CUDA_RATE_F16] == 4096 * 1980e6 * 132);
     MUST(cuda_engine.profile(program, in, 3, &profile, err));
     assert_true(mlo_json_f64(json_array_get(json_object_get(profile, "nodes"), 0), "us", 0) == 250);
     json_decref(out);

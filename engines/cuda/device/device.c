@@ -12,6 +12,7 @@ static const struct {
     {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, offsetof(struct cuda_gpu, multiprocessors)},
     {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, offsetof(struct cuda_gpu, clock_khz)},
     {CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, offsetof(struct cuda_gpu, memory_clock_khz)},
+    {CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, offsetof(struct cuda_gpu, memory_bus_bits)},
     {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, offsetof(struct cuda_gpu, l2_bytes)},
 };
 

@@ -116,12 +116,16 @@ MLO_MUST_USE enum mlo_status cuda_plan_restore(const void *bytes, size_t size, s
 /* --- devices (device.c) --------------------------------------------------------------------------------- */
 
 struct cuda_gpu {
-    int index, sm, multiprocessors, driver, clock_khz, memory_clock_khz, l2_bytes;
+    int index, sm, multiprocessors, driver, clock_khz, memory_clock_khz, memory_bus_bits, l2_bytes;
     char name[128], uuid[48]; /* uuid: "GPU-…", as the driver's management library has it */
     size_t memory_bytes;
 };
 /* The device that programs run on ($CUDA_VISIBLE_DEVICES' first). MLO_EUNAVAILABLE: there is none. */
 MLO_MUST_USE enum mlo_status cuda_gpu_find(struct cuda_gpu *out, struct mlo_error *err);
+/* peaks.c: what it can do at most (engines/cuda/tune/tune.h). */
+struct cuda_peaks;
+MLO_MUST_USE enum mlo_status cuda_device_peaks(const struct cuda_gpu *gpu, struct cuda_peaks *out,
+                                               struct mlo_error *err);
 MLO_MUST_USE enum mlo_status cuda_inventory(json_t **out, struct mlo_error *err);
 
 /* A plan on the device, shared by its programs. */

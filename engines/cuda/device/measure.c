@@ -207,18 +207,12 @@ static json_t *step_rows(const struct mlo_program *program, const double *us)
 
 static void add_floor(const struct mlo_program *program, json_t *out)
 {
-    struct mlo_buf profile = MLO_BUF_INIT;
     struct cuda_peaks peaks;
-    json_t *device = NULL, *floor = NULL;
-    if (cuda_profile(program->device->gpu.sm, &profile, NULL) == MLO_OK &&
-        mlo_json_parse(mlo_buf_str(&profile), profile.len, "the GPU's description", &device, NULL) ==
-            MLO_OK &&
-        cuda_peaks_read(device, &peaks, NULL) == MLO_OK &&
+    json_t *floor = NULL;
+    if (cuda_device_peaks(&program->device->gpu, &peaks, NULL) == MLO_OK &&
         cuda_floor_report(program->plan->schedule, &peaks, json_object_get(out, "steps"), &floor, NULL) ==
             MLO_OK)
         json_object_set_new(out, "floor", floor);
-    json_decref(device);
-    mlo_buf_clear(&profile);
 }
 
 static json_t *device_json(const struct cuda_gpu *g)

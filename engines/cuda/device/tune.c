@@ -443,19 +443,6 @@ static enum mlo_status recover(void *arg, struct mlo_error *err)
     return MLO_EUNAVAILABLE;
 }
 
-static bool read_peaks(int sm, struct cuda_peaks *out)
-{
-    struct mlo_buf text = MLO_BUF_INIT;
-    json_t *device = NULL;
-    bool read =
-        cuda_profile(sm, &text, NULL) == MLO_OK &&
-        mlo_json_parse(mlo_buf_str(&text), text.len, "the GPU's description", &device, NULL) == MLO_OK &&
-        cuda_peaks_read(device, out, NULL) == MLO_OK;
-    json_decref(device);
-    mlo_buf_clear(&text);
-    return read;
-}
-
 enum mlo_status cuda_program_tune(const struct mlo_model *model, const struct mlo_compile_options *options,
                                   const struct mlo_tuning_request *request, json_t **out,
                                   struct mlo_error *err)
@@ -485,7 +472,7 @@ enum mlo_status cuda_program_tune(const struct mlo_model *model, const struct ml
         MLO_TRY(cuda_program_load(b.plan, &b.program, err));
     }
     MLO_TRY(cuda_engine.identity_of(b.plan, &machine, err));
-    bool known = read_peaks(b.plan->sm, &peaks);
+    bool known = b.program && cuda_device_peaks(&b.program->device->gpu, &peaks, NULL) == MLO_OK;
     b.l2_bytes = known ? peaks.l2_bytes : 0;
     json_object_set_new(machine, "version", json_string(cuda_engine.version()));
     if (b.program) {
