@@ -128,11 +128,16 @@ static bool is_exact_enough(struct dnn_scope *s, cudnnBackendDescriptor_t engine
             return false;
     cudnnBackendBehaviorNote_t needs[NOTES_MAX];
     count = dnn_get(s, engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE, NOTES_MAX, needs);
-    for (int64_t i = 0; i < MLO_MIN(count, NOTES_MAX); i++)
+    bool compiled = false;
+    for (int64_t i = 0; i < MLO_MIN(count, NOTES_MAX); i++) {
+        compiled |= needs[i] == CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION;
         if (needs[i] == CUDNN_BEHAVIOR_NOTE_REQUIRES_FILTER_INT8x32_REORDER ||
             needs[i] == CUDNN_BEHAVIOR_NOTE_REQUIRES_BIAS_INT8x32_REORDER)
             return false; /* weights lie otherwise here */
-    return true;
+    }
+    /* Precompiled ones take a product by a tensor for one by a number, which they read on the host: 9.19's
+     * engine 11 ends the process. */
+    return compiled || step->kind != CUDA_STEP_CONV || !step->conv->has_scale;
 }
 
 static cudnnBackendDescriptor_t engine_of(struct dnn_scope *s, cudnnBackendDescriptor_t config)

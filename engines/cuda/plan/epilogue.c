@@ -207,7 +207,9 @@ static void follow(struct lower *l, const struct mlo_value *start, const struct 
         const struct mlo_node *node = lower_reader(l, v);
         if (!node || node->graph != l->g || node->inputs[0] == NULL)
             return;
-        bool free = out->activation == CUDA_ACT_NONE, acts = free && !wish->no_activation;
+        bool free = out->activation == CUDA_ACT_NONE;
+        /* Of int8, residual and activation together were not seen to run on any GPU (device/dnn_plan.c). */
+        bool acts = free && !wish->no_activation && !(wish->conv && wish->may_quantize && out->residual);
         if (free && add(l, node, v, wish, &next)) {
             take(&next, node);
         } else if (acts && node->inputs[0] == v && activation(node, wish->gemm, exact, &next)) {

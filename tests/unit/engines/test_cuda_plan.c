@@ -605,9 +605,9 @@ static void test_cuda_plan__int8(void **state)
     net_finish(&n, net_op(&n, "Add", y, net_floats(&n, 1, (int64_t[]){32}, 0.5f), NULL));
     struct mlo_tensor in = random_tensor(4, (int64_t[]){2, 3, 12, 12}, 3);
     struct cuda_schedule *s = agrees(&n, 2, true, &in, 0.02, "an int8 net");
-    /* quantize; the stem with room for more channels; depthwise by an own kernel; the mean; the product, and
-     * what makes numbers of its sums */
-    expect(s, 2, 1, 0, 3, 1);
+    /* quantize; the stem with room for more channels; what is behind a residual; depthwise by an own kernel;
+     * the mean; the product, and what makes numbers of its sums */
+    expect(s, 2, 1, 0, 4, 1);
     for (int i = 0; i < s->step_count; i++)
         if (s->steps[i].kind != CUDA_STEP_CHAIN)
             assert_string_equal(s->steps[i].precision, "int8");
