@@ -97,14 +97,19 @@ with torch.inference_mode():
     print(json.dumps({"compile_seconds": time.time() - begin, "torch": torch.__version__}), flush=True)
     for line in sys.stdin:
         a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        us, end = [], time.time() + seconds
-        for _ in range(20):
-            compiled(x)
-        while time.time() < end or len(us) < 20:
-            a.record(); compiled(x); b.record(); b.synchronize()
-            us.append(1000 * a.elapsed_time(b))
-        us.sort()
-        print(json.dumps({"p50_us": us[len(us) // 2], "p99_us": us[int(0.99 * (len(us) - 1))]}), flush=True)
+        answer = {}
+        for name, calls in (("one_us", 1), ("many_us", 16)):  # 16 behind each other hide what Python takes where the GPU takes longer
+            us, end = [], time.time() + seconds / 2
+            for _ in range(20):
+                compiled(x)
+            while time.time() < end or len(us) < 10:
+                a.record()
+                for _ in range(calls):
+                    compiled(x)
+                b.record(); b.synchronize()
+                us.append(1000 * a.elapsed_time(b) / calls)
+            answer[name] = sorted(us)[len(us) // 2]
+        print(json.dumps(answer), flush=True)
 """
 
 
@@ -184,7 +189,9 @@ def measure(options, name, batch, precision):
                     last = ours.measure()
                     row["ours_us"].append(last["replay"]["p50_us"]["value"])
                 elif theirs:
-                    row["torch_us"].append(theirs.measure()["p50_us"])
+                    answer = theirs.measure()
+                    row["torch_us"].append(min(answer.values()))
+                    row.setdefault("torch_one_us", []).append(answer["one_us"])
     finally:
         if theirs:
             theirs.close()

@@ -41,6 +41,36 @@ step() {
     fi
 }
 
+# parts NAME LIMIT COMMAND…: a process for each processor, each with its share of the cases (tests/part.h)
+parts() {
+    local name=$1 limit=$2 rest i bad=0 count
+    shift 2
+    count=$(nproc) rest=$(left)
+    [ "$count" -le 16 ] || count=16
+    [ "$limit" -gt "$rest" ] && limit=$rest
+    if [ "$limit" -lt 10 ]; then
+        say "$name: left out, no time"
+        return 0
+    fi
+    say "$name, in $count parts"
+    for i in $(seq "$count"); do
+        (MLOPT_PART=$i/$count timeout -k 5 "$limit" "$@"; echo "rc $?") >"$out/$name-$i.log" 2>&1 &
+    done
+    wait
+    for i in $(seq "$count"); do
+        case $(tail -n 1 "$out/$name-$i.log") in
+        "rc 0") ;;
+        *)
+            bad=$((bad + 1))
+            tail -n 25 "$out/$name-$i.log"
+            ;;
+        esac
+    done
+    grep -h "left out\|^no kernel" "$out/$name"-[0-9]*.log >"$out/$name-left-out.txt"
+    echo "$((count - bad)) of $count parts passed; $(wc -l <"$out/$name-left-out.txt") cases have no kernel"
+    [ $bad = 0 ] || { echo "FAILED: $name"; failed=1; }
+}
+
 # --- packages that the box lacks: unpacked, not installed ---
 root=$PWD/build-gpu/root
 if [ -z "$built" ] && ls tests/gpu/packages/*.deb >/dev/null 2>&1; then
@@ -90,7 +120,7 @@ if [ -z "$built" ]; then
     cmake -S . -B $built "${generator[@]}" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DMLOPT_SERVICE=OFF -DMLOPT_CUDA=AUTO "${options[@]}" \
         >"$out/configure.log" 2>&1 || { tail -n 30 "$out/configure.log"; echo "FAILED: configuring"; exit 1; }
     grep "cuda engine" "$out/configure.log"
-    targets=(mlopt conformance.exports.exports unit.engines.cuda_tune unit.engines.cuda_found)
+    targets=(mlopt conformance.exports.exports conformance.graph.onnx_backend unit.engines.cuda_tune unit.engines.cuda_found)
     grep -q "plugin is built" "$out/configure.log" && targets+=(mlopt_engine_cuda)
     cmake --build $built -j "$(nproc)" --target "${targets[@]}" >"$out/build.log" 2>&1 ||
         { grep -E "error|FAILED" "$out/build.log" | head -30; echo "FAILED: building"; exit 1; }
@@ -123,14 +153,21 @@ sm=$($python -c "import json,sys; print(json.load(open(sys.argv[1]))['found']['g
 
 # --- every op: outputs poisoned, against the reference engine's and stored values ---
 for folder in ops exports; do
-    step "kernels-$folder" 120 env MLOPT_EXPORTS="$PWD/tests/conformance/$folder" MLOPT_EXPORTS_ENGINE=cuda \
+    parts "kernels-$folder" 120 env MLOPT_EXPORTS="$PWD/tests/conformance/$folder" MLOPT_EXPORTS_ENGINE=cuda \
         "$built/tests/conformance.exports.exports"
 done
+onnx=$root/usr/share/libonnx-testdata/data
+[ -d "$onnx" ] || onnx=/usr/share/libonnx-testdata/data
+if [ -d "$onnx" ]; then
+    parts kernels-onnx 150 env MLOPT_ONNX_DATA="$onnx" "$built/tests/conformance.graph.onnx_backend" --gpu
+else
+    say "ONNX's own tests: left out, libonnx-testdata is not here"
+fi
 sanitizer=$(command -v compute-sanitizer || ls "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer" 2>/dev/null)
 if [ -n "$sanitizer" ]; then # graphs off, so that it says which kernel
-    step memcheck 100 env MLOPT_CUDA_GRAPHS=off MLOPT_EXPORTS="$PWD/tests/conformance/ops" MLOPT_EXPORTS_ENGINE=cuda \
+    parts memcheck 100 env MLOPT_CUDA_GRAPHS=off MLOPT_EXPORTS="$PWD/tests/conformance/ops" MLOPT_EXPORTS_ENGINE=cuda \
         "$sanitizer" --tool memcheck --error-exitcode 9 "$built/tests/conformance.exports.exports"
-    step racecheck 60 env MLOPT_CUDA_GRAPHS=off MLOPT_EXPORTS="$PWD/tests/conformance/exports" MLOPT_EXPORTS_ENGINE=cuda \
+    parts racecheck 60 env MLOPT_CUDA_GRAPHS=off MLOPT_EXPORTS="$PWD/tests/conformance/exports" MLOPT_EXPORTS_ENGINE=cuda \
         "$sanitizer" --tool racecheck --error-exitcode 9 "$built/tests/conformance.exports.exports"
 else
     say "compute-sanitizer: left out, it is not here"
