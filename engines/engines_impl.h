@@ -12,10 +12,10 @@ extern const struct mlo_engine mlo_engine_reference, mlo_engine_cpu, mlo_engine_
 void mlo_isa_override(int isa);
 
 /* What the environment variable MLOPT_FP16 asks of the cpu engine, for models in float16 (fixed point: and
- * bfloat16): to compute them in float32 (off), to compute what a CPU with FP16 instructions does (emulate),
- * to take 16-bit fixed point (fixed), or what it does by itself (unset, or a text that mlo_isa_check
- * refuses). */
-enum mlo_fp16 { MLO_FP16_DEFAULT, MLO_FP16_OFF, MLO_FP16_EMULATE, MLO_FP16_FIXED };
+ * bfloat16): to compute them in float32 (off), by FP16 instructions where the CPU has them (native), to
+ * compute what these give on any (emulate), to take 16-bit fixed point (fixed), or what it does by itself
+ * (unset, or a text that mlo_isa_check refuses). */
+enum mlo_fp16 { MLO_FP16_DEFAULT, MLO_FP16_OFF, MLO_FP16_NATIVE, MLO_FP16_EMULATE, MLO_FP16_FIXED };
 enum mlo_fp16 mlo_fp16_asked(void);
 /* For tests: the cpu engine splits work among threads however little it is. */
 extern bool mlo_cpu_splits_all;

@@ -61,6 +61,7 @@ enum mlo_isa mlo_isa_current(void)
 
 static const char *const fp16_names[] = {[MLO_FP16_DEFAULT] = "",
                                          [MLO_FP16_OFF] = "off",
+                                         [MLO_FP16_NATIVE] = "native",
                                          [MLO_FP16_EMULATE] = "emulate",
                                          [MLO_FP16_FIXED] = "fixed"};
 
@@ -88,8 +89,8 @@ enum mlo_status mlo_isa_check(struct mlo_error *err)
     if (is_misspelt(fp16, fp16_names, MLO_COUNT(fp16_names))) {
         mlo_error_set(err, MLO_EINVAL, "MLOPT_FP16 is '%.40s', which it cannot be", fp16);
         mlo_error_hint(err, "off computes models of 16-bit floats in float32, fixed in 16-bit fixed point, "
-                            "emulate gives what a "
-                            "CPU with FP16 gives; or unset it");
+                            "native by the CPU's FP16 instructions where it has them, emulate gives what "
+                            "these give; or unset it");
         return MLO_EINVAL;
     }
     if (!is_misspelt(isa, isa_names, MLO_COUNT(isa_names)))

@@ -36,9 +36,9 @@ enum cpu_half {
     CPU_HALF_FIXED,    /* in 16-bit fixed point (fast/tile_fixed_impl.h) */
 };
 const char *cpu_half_name(enum cpu_half half); /* "no", "native", "emulated", "fixed-point" */
-/* What a plan of the fast numerics that is made or restored now has: native where the CPU has the
- * instructions and, asked at first use, they compute what they must; else fixed point where that is fast; or
- * what MLOPT_FP16 asks for. */
+/* What a plan of the fast numerics that is made or restored now has: fixed point where that is fast, or what
+ * MLOPT_FP16 asks for. Native only where the CPU has the instructions and, asked at first use, they compute
+ * what they must. */
 enum cpu_half cpu_half_current(void);
 
 /* What a value is at run: bytes in row-major order, or channels last for rank 3 to 5. */

@@ -130,7 +130,7 @@ enum cpu_half cpu_half_current(void)
         return isa >= MLO_ISA_AVX2 ? CPU_HALF_FIXED : CPU_HALF_NONE;
     if (asked == MLO_FP16_OFF || isa < MLO_ISA_AVX512_VNNI)
         return CPU_HALF_NONE;
-    if (isa < MLO_ISA_AVX512_FP16)
+    if (asked != MLO_FP16_NATIVE || isa < MLO_ISA_AVX512_FP16) /* no slower, and nearer to float32 */
         return CPU_HALF_FIXED;
     pthread_once(&native_checked, check_native);
     return native_agrees ? CPU_HALF_NATIVE : CPU_HALF_FIXED;

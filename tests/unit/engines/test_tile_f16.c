@@ -141,8 +141,10 @@ static void check_all_convs(const char *how)
 {
     struct promise promised = promise();
     need_fp16(how);
-    if (cpu_half_current() == CPU_HALF_FIXED)
+    if (cpu_half_current() == CPU_HALF_FIXED) {
+        set_fp16(NULL);
         skip();
+    }
     check_convs(&promised);
     set_fp16(NULL);
 }
@@ -156,7 +158,7 @@ static void test_conv__is_within_the_bound(void **state)
 static void test_conv__is_within_the_bound_natively(void **state)
 {
     MLO_UNUSED(state);
-    check_all_convs(NULL);
+    check_all_convs("native");
 }
 
 /* Every number of rows and remainder of columns, and what is fused behind. */
@@ -205,10 +207,13 @@ static void test_dispatch__only_fast_float16(void **state)
     set_fp16("off");
     assert_int_equal(in_fp16(MLO_FLOAT16, MLO_NUMERICS_FAST), 0);
     set_fp16(NULL);
+    assert_int_equal(in_fp16(MLO_FLOAT16, MLO_NUMERICS_FAST), 0);
+    set_fp16("native");
     assert_int_equal(in_fp16(MLO_FLOAT16, MLO_NUMERICS_FAST), mlo_isa_current() >= MLO_ISA_AVX512_FP16);
     mlo_isa_override(MLO_ISA_AVX512_VNNI);
     assert_int_equal(in_fp16(MLO_FLOAT16, MLO_NUMERICS_FAST), 0);
     mlo_isa_override(-1);
+    set_fp16(NULL);
 }
 
 static void test_dispatch__a_misspelt_environment_is_an_error(void **state)
