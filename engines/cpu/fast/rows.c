@@ -173,13 +173,12 @@ static bool transpose_is_name(struct mlo_plan *plan, const struct mlo_value *in,
 static bool turns_matrices(const struct fast_shape *x, const int64_t *perm, size_t *count, size_t *rows,
                            size_t *columns)
 {
-    int order[MLO_MAX_RANK], n = 0, same = 0;
+    int order[MLO_MAX_RANK] = {0}, axes[MLO_MAX_RANK] = {0}, n = 0, m = 0, same = 0;
     for (int i = 0; i < x->rank; i++) {
         int p = (int)(perm ? perm[i] : x->rank - 1 - i);
         if (x->dims[p] != 1)
             order[n++] = p;
     }
-    int axes[MLO_MAX_RANK], m = 0;
     for (int i = 0; i < x->rank; i++)
         if (x->dims[i] != 1)
             axes[m++] = i;
