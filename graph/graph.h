@@ -10,6 +10,7 @@
 #include "graph/model.h"
 #include "graph/onnx.h"
 #include "graph/op.h"
+#include "graph/scalar.h"
 #include "graph/stats.h"
 #include "graph/tensor.h"
 

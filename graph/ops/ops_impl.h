@@ -13,6 +13,7 @@
 #include "graph/expr.h"
 #include "graph/model_impl.h"
 #include "graph/op.h"
+#include "graph/scalar.h"
 
 struct mlo_op_family {
     const struct mlo_op *rows;
@@ -117,8 +118,7 @@ void mlo_op_moments(const struct mlo_tensor *x, size_t first, size_t count, doub
 
 /* Elementary functions in double, from additions, multiplications and divisions only, so that their bits
  * depend on no machine and no C library (whose own are chosen by the CPU at run time). Relative error below
- * 1e-13. */
-double mlo_math_exp(double x);
+ * 1e-13. mlo_math_exp is in scalar.h. */
 /* x[i] = mlo_math_exp(x[i]), the same bits, some at a time: the divisions of one number wait for each other.
  */
 void mlo_math_exps(double *x, size_t n);

@@ -5,9 +5,7 @@
 
 #include "graph/ops/ops_impl.h"
 
-/* `a` and `b` are attributes, as the row of `functions` says. */
-typedef double unary_fn(double x, double a, double b);
-
+/* The functions' `a` and `b` are attributes, as the row of `functions` says. */
 static double fn_relu(double x, double a, double b)
 {
     MLO_UNUSED(a), MLO_UNUSED(b);
@@ -154,7 +152,7 @@ static void many_sigmoids(const float *x, size_t n, float *y)
 /* Sorted by op name; since 1 default first where a default changed. */
 static const struct function {
     const char *op;
-    unary_fn *fn;
+    mlo_scalar_fn *fn;
     const char *a_name, *b_name;                      /* attributes, or NULL */
     float a, b;                                       /* their defaults */
     bool integers;                                    /* defined for integers too */
@@ -185,7 +183,7 @@ static const struct function {
     {"ThresholdedRelu", fn_thresholded_relu, "alpha", NULL, 1, 0, false},
 };
 
-static enum mlo_status apply(unary_fn *fn, double a, double b, bool integers, const struct mlo_tensor *x,
+static enum mlo_status apply(mlo_scalar_fn *fn, double a, double b, bool integers, const struct mlo_tensor *x,
                              struct mlo_tensor *y, struct mlo_error *err)
 {
     const struct mlo_dtype_info *info = mlo_dtype_info(x->dtype);
@@ -205,23 +203,44 @@ static enum mlo_status apply(unary_fn *fn, double a, double b, bool integers, co
     return MLO_OK;
 }
 
+static const struct function *function_of(const struct mlo_node *node)
+{
+    for (size_t i = 0; i < MLO_COUNT(functions); i++)
+        if (strcmp(functions[i].op, node->op_type) == 0)
+            return &functions[i];
+    return NULL;
+}
+
+static struct mlo_scalar scalar_of(const struct function *f, const struct mlo_node *node)
+{
+    return (struct mlo_scalar){.fn = f->fn,
+                               .a = f->a_name ? mlo_node_attr_f(node, f->a_name, f->a) : 0,
+                               .b = f->b_name ? mlo_node_attr_f(node, f->b_name, f->b) : 0};
+}
+
 static enum mlo_status eval_unary(const struct mlo_node *node, const struct mlo_tensor *const *in,
                                   struct mlo_tensor *const *out, struct mlo_error *err)
 {
     enum mlo_status status = mlo_op_alloc(node, in, out, err);
-    for (size_t i = 0; status == MLO_OK && i < MLO_COUNT(functions); i++) {
-        const struct function *f = &functions[i];
-        if (strcmp(f->op, node->op_type) != 0)
-            continue;
-        double a = f->a_name ? mlo_node_attr_f(node, f->a_name, f->a) : 0;
-        double b = f->b_name ? mlo_node_attr_f(node, f->b_name, f->b) : 0;
-        if (f->many && in[0]->dtype == MLO_FLOAT32) {
-            f->many(in[0]->data, mlo_tensor_count(in[0]), out[0]->data);
-            return MLO_OK;
-        }
-        return apply(f->fn, a, b, f->integers, in[0], out[0], err);
+    const struct function *f = function_of(node);
+    if (status != MLO_OK)
+        return status;
+    if (!f)
+        return mlo_error_set(err, MLO_EINTERNAL, "no function for %s", node->op_type);
+    if (f->many && in[0]->dtype == MLO_FLOAT32) {
+        f->many(in[0]->data, mlo_tensor_count(in[0]), out[0]->data);
+        return MLO_OK;
     }
-    return status != MLO_OK ? status : mlo_error_set(err, MLO_EINTERNAL, "no function for %s", node->op_type);
+    struct mlo_scalar s = scalar_of(f, node);
+    return apply(s.fn, s.a, s.b, f->integers, in[0], out[0], err);
+}
+
+bool mlo_node_scalar(const struct mlo_node *node, struct mlo_scalar *out)
+{
+    const struct function *f = node->op && node->op->eval == eval_unary ? function_of(node) : NULL;
+    if (f)
+        *out = scalar_of(f, node);
+    return f != NULL;
 }
 
 static enum mlo_status eval_gelu(const struct mlo_node *node, const struct mlo_tensor *const *in,

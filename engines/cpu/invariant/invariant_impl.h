@@ -6,6 +6,7 @@
 #define MLO_ENGINES_CPU_INVARIANT_IMPL_H
 
 #include "engines/cpu/cpu_impl.h"
+#include "engines/cpu/invariant/lanes_impl.h"
 
 enum { INV_MAX_MR = 8, INV_MAX_NR = 48 };
 
@@ -48,17 +49,13 @@ size_t inv_packed_rows(const struct inv_kernels *kernels, size_t rows);
 size_t inv_packed_columns(const struct inv_kernels *kernels, size_t columns);
 
 /* Each emits steps for the node and sets *done, or leaves it alone (other types, unusual forms). */
-enum mlo_status inv_lower_conv(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
-                               struct mlo_error *err);
-enum mlo_status inv_lower_gemm(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
-                               struct mlo_error *err);
-enum mlo_status inv_lower_pool(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
-                               struct mlo_error *err);
-enum mlo_status inv_lower_quantize(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
-                                   struct mlo_error *err);
-enum mlo_status inv_lower_normalise(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
-                                    struct mlo_error *err);
-enum mlo_status inv_lower_simple(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
-                                 struct mlo_error *err);
+typedef enum mlo_status inv_lower_fn(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
+                                     struct mlo_error *err);
+inv_lower_fn inv_lower_conv, inv_lower_gemm, inv_lower_pool, inv_lower_quantize, inv_lower_normalise,
+    inv_lower_unary, inv_lower_binary, inv_lower_lines, inv_lower_view, inv_lower_transpose;
+/* Emits a step of one result over the node's first inputs, with a new slot for it; takes `data` (malloc). */
+MLO_MUST_USE enum mlo_status inv_emit(struct mlo_plan *plan, const struct cpu_step_class *cls,
+                                      const struct mlo_node *node, int inputs, void *data,
+                                      struct mlo_error *err);
 
 #endif

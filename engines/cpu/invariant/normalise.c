@@ -5,15 +5,11 @@
 
 #include "engines/cpu/invariant/invariant_impl.h"
 
-/* What an element of a channel becomes: (x - mean) * scale + bias. */
-struct channel {
-    double mean, scale, bias;
-};
-
 struct norm {
     size_t planes, size; /* samples times channels, and elements of one */
     size_t channels;
-    struct channel channel[];
+    const struct inv_lanes *lanes;
+    struct inv_affine channel[];
 };
 
 struct norm_call {
@@ -22,19 +18,14 @@ struct norm_call {
     float *y;
 };
 
-/* Index: a plane. Not on FMA units, which would round once less: no target attribute here. */
+/* Index: a plane. */
 static void run_planes(void *arg, size_t begin, size_t end, unsigned worker)
 {
     MLO_UNUSED(worker);
     const struct norm_call *call = arg;
     const struct norm *n = call->n;
-    for (size_t i = begin; i < end; i++) {
-        const struct channel c = n->channel[i % n->channels];
-        const float *restrict x = call->x + i * n->size;
-        float *restrict y = call->y + i * n->size;
-        for (size_t k = 0; k < n->size; k++)
-            y[k] = (float)(((double)x[k] - c.mean) * c.scale + c.bias);
-    }
+    for (size_t i = begin; i < end; i++)
+        n->lanes->affine(n->size, &n->channel[i % n->channels], call->x + i * n->size, call->y + i * n->size);
 }
 
 static enum mlo_status norm_run(struct mlo_program *program, const struct cpu_step *step, void *state,
@@ -69,10 +60,10 @@ static struct norm *norm_of(const struct mlo_node *node, const int64_t *dims, si
     n->planes = images * channels;
     n->size = count / n->planes;
     for (size_t c = 0; c < channels; c++)
-        n->channel[c] = (struct channel){.mean = mlo_tensor_get_f64(t[3], c),
-                                         .scale = mlo_tensor_get_f64(t[1], c) /
-                                                  sqrt(mlo_tensor_get_f64(t[4], c) + epsilon),
-                                         .bias = mlo_tensor_get_f64(t[2], c)};
+        n->channel[c] = (struct inv_affine){.mean = mlo_tensor_get_f64(t[3], c),
+                                            .scale = mlo_tensor_get_f64(t[1], c) /
+                                                     sqrt(mlo_tensor_get_f64(t[4], c) + epsilon),
+                                            .bias = mlo_tensor_get_f64(t[2], c)};
     return n;
 }
 
@@ -89,6 +80,7 @@ enum mlo_status inv_lower_normalise(struct mlo_plan *plan, const struct mlo_node
     struct norm *n = norm_of(node, x, count, &failed);
     if (!n)
         return failed ? mlo_error_nomem(err) : MLO_OK;
+    n->lanes = inv_lanes_for(plan->isa);
     cpu_value_bytes(out, &bytes);
     int slot = cpu_slot_new(plan, CPU_SLOT_ARENA, bytes);
     struct cpu_step *step = slot < 0 ? NULL : cpu_step_new(plan, &norm_class, node, 1, 1);

@@ -7,6 +7,7 @@
 
 /* One-dimensional pooling has a height of 1. */
 struct pool {
+    const struct inv_lanes *lanes;
     int64_t planes, in[2], out[2], kernel[2], stride[2], dilation[2], pad[2];
 };
 
@@ -45,10 +46,9 @@ static void run_rows(void *arg, size_t begin, size_t end, unsigned worker)
                 inside(p, 1, kw, &from, &to);
                 const float *x =
                     call->x + (plane * p->in[0] + h) * p->in[1] - p->pad[1] + kw * p->dilation[1];
-                for (int64_t j = from; j < to; j++) {
-                    float v = x[j * p->stride[1]];
-                    y[j] = v > y[j] || v != v ? v : y[j];
-                }
+                if (from < to)
+                    p->lanes->most((size_t)(to - from), (size_t)p->stride[1], x + from * p->stride[1],
+                                   y + from);
             }
         }
     }
@@ -89,7 +89,7 @@ enum mlo_status inv_lower_pool(struct mlo_plan *plan, const struct mlo_node *nod
         free(p);
         return mlo_error_nomem(err);
     }
-    *p = (struct pool){x[0] * x[1], {1, 1}, {1, 1}, {1, 1}, {1, 1}, {1, 1}, {0, 0}};
+    *p = (struct pool){inv_lanes_for(plan->isa), x[0] * x[1], {1, 1}, {1, 1}, {1, 1}, {1, 1}, {1, 1}, {0, 0}};
     for (int d = 0; d < spatial; d++) {
         int to = d + 2 - spatial;
         p->in[to] = x[2 + d];

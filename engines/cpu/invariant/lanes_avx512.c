@@ -1,0 +1,20 @@
+/* Elementwise kernels for AVX-512. */
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "engines/cpu/invariant/lanes_impl.h"
+
+#define SIMD_LANES 8
+#define SIMD_TARGET "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"
+#include "engines/cpu/fast/simd_begin.inc"
+
+#include "engines/cpu/invariant/loops.inc"
+
+#include "engines/cpu/invariant/doubles.inc"
+
+#include "engines/cpu/invariant/lanes.inc"
+
+#include "engines/cpu/fast/simd_end.inc"
+
+const struct inv_lanes inv_lanes_avx512 = INV_LANES;

@@ -1,0 +1,54 @@
+/* Elementwise kernels in plain C, and what the others fall back to. */
+#include <math.h>
+
+#include "engines/cpu/invariant/lanes_impl.h"
+
+#include "engines/cpu/invariant/loops.inc"
+
+void inv_each(const struct mlo_scalar *exact, size_t n, const float *x, float *y)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = (float)exact->fn(x[i], exact->a, exact->b);
+}
+
+double inv_softmax_sum(size_t n, double top, const float *x)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += mlo_math_exp((double)x[i] - top);
+    return sum;
+}
+
+static bool softmax(size_t n, const float *x, float *y)
+{
+    float top = -INFINITY;
+    bool nan = false;
+    for (size_t i = 0; i < n; i++) {
+        top = x[i] > top ? x[i] : top;
+        nan |= x[i] != x[i];
+    }
+    if (nan || isinf(top))
+        return false;
+    double sum = inv_softmax_sum(n, top, x);
+    for (size_t i = 0; i < n; i++)
+        y[i] = (float)(mlo_math_exp((double)x[i] - (double)top) / sum);
+    return true;
+}
+
+const struct inv_lanes inv_lanes_generic = {.binary = {add, sub, mul, divide},
+                                            .exp = inv_each,
+                                            .sigmoid = inv_each,
+                                            .tanh = inv_each,
+                                            .erf = inv_each,
+                                            .clip = clip,
+                                            .affine = affine,
+                                            .normalise = normalise,
+                                            .most = most,
+                                            .softmax = softmax};
+
+const struct inv_lanes *inv_lanes_for(enum mlo_isa isa)
+{
+    return isa >= MLO_ISA_AVX512 ? &inv_lanes_avx512
+           : isa >= MLO_ISA_AVX2 ? &inv_lanes_avx2
+                                 : &inv_lanes_generic;
+}

@@ -1,0 +1,41 @@
+/* Private to the invariant numerics: elementwise kernels and those of lines, with the very bits of the op
+ * table's rows, on each instruction set. */
+#ifndef MLO_ENGINES_CPU_INVARIANT_LANES_IMPL_H
+#define MLO_ENGINES_CPU_INVARIANT_LANES_IMPL_H
+
+#include "engines/cpu/cpu_impl.h"
+
+/* y[i] = a[i] . b[i]; an operand whose step is 0 is one number for all. */
+typedef void inv_binary_fn(size_t n, const float *a, size_t a_step, const float *b, size_t b_step, float *y);
+/* y[i] = (float)exact(x[i]), where x and y are apart. */
+typedef void inv_unary_fn(const struct mlo_scalar *exact, size_t n, const float *x, float *y);
+
+/* What an element becomes: (x - mean) * scale + bias, in double, rounded once. */
+struct inv_affine {
+    double mean, scale, bias;
+};
+
+enum inv_binary { INV_ADD, INV_SUB, INV_MUL, INV_DIV, INV_BINARIES };
+
+struct inv_lanes {
+    inv_binary_fn *binary[INV_BINARIES];
+    inv_unary_fn *exp, *sigmoid, *tanh, *erf;
+    void (*clip)(size_t n, float low, float high, const float *x, float *y); /* NaN stays */
+    void (*affine)(size_t n, const struct inv_affine *f, const float *x, float *y);
+    /* Layer normalisation of a line: ((x - mean) * inverse) * scale[i] + bias[i]; bias NULL: zeros. */
+    void (*normalise)(size_t n, double mean, double inverse, const float *scale, const float *bias,
+                      const float *x, float *y);
+    /* y[i] = x[i * step] > y[i] or NaN ? x[i * step] : y[i] */
+    void (*most)(size_t n, size_t step, const float *x, float *y);
+    /* Of one line; false: it holds NaN or its largest is infinite, and y is garbage. */
+    bool (*softmax)(size_t n, const float *x, float *y);
+};
+extern const struct inv_lanes inv_lanes_generic, inv_lanes_avx2, inv_lanes_avx512;
+const struct inv_lanes *inv_lanes_for(enum mlo_isa isa);
+
+/* One by one. */
+inv_unary_fn inv_each;
+/* The sum of e^(x - top) in the order of the elements, as the op table has it. */
+double inv_softmax_sum(size_t n, double top, const float *x);
+
+#endif
