@@ -1,12 +1,17 @@
 /* Convolution in the invariant numerics. Ordinary ones are a matrix product whose columns (output pixels of
- * the whole batch) are packed on the fly; those with few output channels per group (depthwise) go row by row.
- * Both run the same chain for an output. Weights are read where the model has them. Input that has a border,
- * or strides, is copied first: with zeros around it, and the columns of a row in as many phases as the stride
- * has columns, so that what neighbouring outputs multiply with a weight lies together. */
+ * the whole batch) are packed on the fly; those with few output channels per group (depthwise) go plane by plane.
+ * Both run the same chain for an output. Weights are read where the model has them.
+ *
+ * Input that has a border, or strides, is copied first: with zeros around it, and in as many parts as the strides
+ * have rows and columns, so that what neighbouring outputs multiply with a weight lies together, line by line of
+ * `pitch` floats. Where `pitch` is not much more than a row of outputs, the places between two rows are computed as
+ * if they were outputs (joined): a plane is one run of columns then. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "engines/cpu/invariant/invariant_impl.h"
+
+enum { PANELS = 4 }; /* that meet a block of weights one after the other */
 
 struct conv {
     const struct inv_kernels *kernels;
@@ -16,12 +21,13 @@ struct conv {
     size_t depth, rows; /* icg*kh*kw, and ocg rounded up to tiles */
     const float *weights;
     const float *bias; /* or NULL */
-    bool by_rows;      /* row by row */
-    /* Where columns are read: the input, or a copy in the program's scratch memory. */
-    bool copies;
-    int64_t height, phase; /* of a plane: lines, and columns of each phase in a line */
-    size_t line, plane;    /* floats from one to the next */
-    size_t *offsets;       /* [depth]: of an output's first input */
+    bool by_planes;    /* plane by plane */
+    /* Where columns are read: the input, or a copy in the program's scratch memory (by_planes: the worker's). */
+    bool copies, joined;
+    int64_t lines, pitch; /* of a part: lines, and floats from one to the next */
+    size_t part, plane;   /* floats of a part, and of all parts of a channel */
+    int64_t pixels;       /* of an output plane, with those in between when rows are joined */
+    size_t *offsets;      /* [depth]: of an output's first input */
 };
 
 struct conv_state {
@@ -41,6 +47,46 @@ static size_t channels_in(const struct conv *c)
     return (size_t)(c->groups * c->icg);
 }
 
+static size_t panels_of(const struct conv *c)
+{
+    return inv_packed_columns(c->kernels, (size_t)(c->n * c->pixels)) / (size_t)c->kernels->nr;
+}
+
+/* columns[j] = row[j * sw + q - pw], zeros where that is outside. */
+static void copy_columns(const struct conv *c, const float *row, int64_t q, float *columns)
+{
+    int64_t lead = MLO_MIN(MLO_MAX((c->pw - q + c->sw - 1) / c->sw, 0), c->pitch);
+    int64_t stop = c->iw - 1 + c->pw - q < 0 ? 0 : (c->iw - 1 + c->pw - q) / c->sw + 1;
+    stop = MLO_MAX(MLO_MIN(stop, c->pitch), lead);
+    for (int64_t j = 0; j < lead; j++)
+        columns[j] = 0;
+    const float *from = row + q - c->pw;
+    if (c->sw == 1)
+        memcpy(columns + lead, from + lead, (size_t)(stop - lead) * sizeof *columns);
+    else if (c->sw == 2)
+        for (int64_t j = lead; j < stop; j++)
+            columns[j] = from[2 * j];
+    else
+        for (int64_t j = lead; j < stop; j++)
+            columns[j] = from[j * c->sw];
+    for (int64_t j = stop; j < c->pitch; j++)
+        columns[j] = 0;
+}
+
+/* A channel's plane into its parts. */
+static void copy_plane(const struct conv *c, const float *x, float *to)
+{
+    for (int64_t h = 0; h < c->lines * c->sh; h++) {
+        float *line = to + (size_t)(h % c->sh * c->sw) * c->part + (size_t)(h / c->sh * c->pitch);
+        int64_t from_h = h - c->ph;
+        for (int64_t q = 0; q < c->sw; q++, line += c->part)
+            if (from_h < 0 || from_h >= c->ih)
+                memset(line, 0, (size_t)c->pitch * sizeof *line);
+            else
+                copy_columns(c, x + from_h * c->iw, q, line);
+    }
+}
+
 /* Index: a plane of the input. */
 static void copy_planes(void *arg, size_t begin, size_t end, unsigned worker)
 {
@@ -48,41 +94,20 @@ static void copy_planes(void *arg, size_t begin, size_t end, unsigned worker)
     const struct conv_call *call = arg;
     const struct conv *c = call->c;
     for (size_t i = begin; i < end; i++)
-        for (int64_t h = 0; h < c->height; h++) {
-            float *line = call->copy + i * c->plane + (size_t)h * c->line;
-            int64_t from_h = h - c->ph;
-            if (from_h < 0 || from_h >= c->ih) {
-                memset(line, 0, c->line * sizeof *line);
-                continue;
-            }
-            const float *row = call->x + (i * (size_t)c->ih + (size_t)from_h) * (size_t)c->iw;
-            for (int64_t q = 0; q < c->sw; q++, line += c->phase) {
-                /* column j is row[j * sw + q - pw]: the first and the last that are inside */
-                int64_t lead = MLO_MIN(MLO_MAX((c->pw - q + c->sw - 1) / c->sw, 0), c->phase);
-                int64_t stop = c->iw - 1 + c->pw - q < 0 ? 0 : (c->iw - 1 + c->pw - q) / c->sw + 1;
-                stop = MLO_MAX(MLO_MIN(stop, c->phase), lead);
-                memset(line, 0, (size_t)lead * sizeof *line);
-                if (c->sw == 1)
-                    memcpy(line + lead, row + lead - c->pw, (size_t)(stop - lead) * sizeof *line);
-                else
-                    for (int64_t j = lead; j < stop; j++)
-                        line[j] = row[j * c->sw + q - c->pw];
-                memset(line + stop, 0, (size_t)(c->phase - stop) * sizeof *line);
-            }
-        }
+        copy_plane(c, call->x + (int64_t)i * c->ih * c->iw, call->copy + i * c->plane);
 }
 
-/* The runs of output pixels that a panel holds, as what they read for the first k of the group. */
+/* The runs of pixels that a panel holds, as what they read for the first k of the group. */
 static int runs_of(const struct conv *c, const float *source, int64_t group, int64_t first,
                    struct inv_run *out)
 {
     int count = 0;
-    int64_t total = c->n * c->oh * c->ow, nr = c->kernels->nr;
+    int64_t total = c->n * c->pixels, nr = c->kernels->nr, width = c->joined ? c->pixels : c->ow;
     for (int64_t at = 0; at < nr && first < total;) {
-        int64_t ow = first % c->ow, row = first / c->ow, n = row / c->oh, oh = row % c->oh;
-        int64_t run = MLO_MIN(c->ow - ow, nr - at);
+        int64_t n = first / c->pixels, pixel = first % c->pixels;
+        int64_t run = MLO_MIN(width - pixel % width, nr - at);
         const float *from = source + ((size_t)n * channels_in(c) + (size_t)(group * c->icg)) * c->plane +
-                            (size_t)(oh * c->sh) * c->line + (size_t)ow;
+                            (size_t)(c->joined ? pixel : pixel / c->ow * c->pitch + pixel % c->ow);
         out[count++] = (struct inv_run){from, (size_t)at, (size_t)run};
         at += run;
         first += run;
@@ -100,15 +125,18 @@ static void start_tiles(const struct conv *c, int64_t group, float *tiles)
     }
 }
 
-/* Pixels from `first` on. */
+/* Pixels from `first` on: rows of those that are outputs. */
 static void store_tiles(const struct conv *c, int64_t group, int64_t first, const float *tiles, float *y)
 {
-    int64_t plane = c->oh * c->ow, total = c->n * plane, nr = c->kernels->nr;
+    int64_t plane = c->oh * c->ow, total = c->n * c->pixels, nr = c->kernels->nr;
+    int64_t width = c->joined ? c->pitch : c->pixels, row = c->joined ? c->ow : c->pixels;
     for (int64_t at = 0; at < nr && first < total;) {
-        int64_t n = first / plane, pixel = first % plane, run = MLO_MIN(plane - pixel, nr - at);
-        float *to = y + (n * c->groups + group) * c->ocg * plane + pixel;
-        for (int64_t r = 0; r < c->ocg; r++)
-            memcpy(to + r * plane, tiles + r * nr + at, (size_t)run * sizeof *y);
+        int64_t n = first / c->pixels, pixel = first % c->pixels, column = pixel % width;
+        int64_t run = MLO_MIN(MLO_MIN(width - column, c->pixels - pixel), nr - at);
+        int64_t outputs = MLO_MIN(row - column, run);
+        float *to = y + (n * c->groups + group) * c->ocg * plane + pixel / width * row + column;
+        for (int64_t r = 0; outputs > 0 && r < c->ocg; r++)
+            memcpy(to + r * plane, tiles + r * nr + at, (size_t)outputs * sizeof *y);
         at += run;
         first += run;
     }
@@ -122,45 +150,61 @@ static void run_panels(void *arg, size_t begin, size_t end, unsigned worker)
     const struct inv_kernels *kn = c->kernels;
     float *columns = call->state->columns + worker * call->state->columns_each;
     float *tiles = call->state->tiles + worker * call->state->tiles_each;
-    size_t panels = inv_packed_columns(kn, (size_t)(c->n * c->oh * c->ow)) / (size_t)kn->nr;
-    size_t mr = (size_t)kn->mr, nr = (size_t)kn->nr;
-    for (size_t i = begin; i < end; i++) {
-        struct inv_run runs[INV_MAX_NR];
-        int64_t group = (int64_t)(i / panels), first = (int64_t)(i % panels) * kn->nr;
-        int count = runs_of(c, call->source, group, first, runs);
-        start_tiles(c, group, tiles);
+    size_t total = (size_t)(c->n * c->pixels), panels = panels_of(c), mr = (size_t)kn->mr, nr = (size_t)kn->nr;
+    size_t column_size = (kn->block + 1) * nr, tile_size = c->rows * nr;
+    for (size_t i = begin, some; i < end; i += some) {
+        struct inv_run runs[PANELS][INV_MAX_NR];
+        int counts[PANELS];
+        inv_tile_fn *tile[PANELS];
+        int64_t group = (int64_t)(i / panels);
+        size_t first = i % panels;
+        some = MLO_MIN(MLO_MIN(end - i, panels - first), (size_t)PANELS);
+        for (size_t p = 0; p < some; p++) {
+            size_t at = (first + p) * nr;
+            counts[p] = runs_of(c, call->source, group, (int64_t)at, runs[p]);
+            tile[p] = inv_tile(kn, MLO_MIN(nr, total - at));
+            start_tiles(c, group, tiles + p * tile_size);
+        }
         for (size_t k0 = 0; k0 < c->depth; k0 += kn->block) {
             size_t depth = MLO_MIN(kn->block, c->depth - k0);
-            kn->columns(depth, c->offsets + k0, runs, count, call->end, columns);
+            for (size_t p = 0; p < some; p++)
+                kn->columns(depth, c->offsets + k0, runs[p], counts[p], call->end, columns + p * column_size);
             for (size_t r = 0; r < (size_t)c->ocg; r += mr) {
                 const float *rows[INV_MAX_MR];
                 inv_rows(kn, c->weights + ((size_t)(group * c->ocg) + r) * c->depth + k0, c->depth,
                          (size_t)c->ocg - r, rows);
-                kn->tile(depth, rows, columns, tiles + r * nr);
+                for (size_t p = 0; p < some; p++)
+                    tile[p](depth, rows, columns + p * column_size, tiles + p * tile_size + r * nr);
             }
         }
-        store_tiles(c, group, first, tiles, call->y);
+        for (size_t p = 0; p < some; p++)
+            store_tiles(c, group, (int64_t)((first + p) * nr), tiles + p * tile_size, call->y);
     }
 }
 
-/* Index: one output row (sample, channel, row). */
-static void run_rows(void *arg, size_t begin, size_t end, unsigned worker)
+/* Index: a group of one sample. */
+static void run_planes(void *arg, size_t begin, size_t end, unsigned worker)
 {
-    MLO_UNUSED(worker);
     const struct conv_call *call = arg;
     const struct conv *c = call->c;
-    int64_t channels = c->groups * c->ocg;
+    float *copy = call->state->columns + worker * call->state->columns_each;
+    float *out = call->state->tiles + worker * call->state->tiles_each;
     for (size_t i = begin; i < end; i++) {
-        int64_t oh = (int64_t)i % c->oh, oc = (int64_t)i / c->oh % channels,
-                n = (int64_t)i / c->oh / channels;
-        const float *from = call->source +
-                            ((size_t)n * channels_in(c) + (size_t)(oc / c->ocg * c->icg)) * c->plane +
-                            (size_t)(oh * c->sh) * c->line;
-        float *acc = call->y + (int64_t)i * c->ow;
-        for (int64_t j = 0; j < c->ow; j++)
-            acc[j] = c->bias ? c->bias[oc] : 0.0f;
-        for (size_t k = 0; k < c->depth; k++)
-            c->kernels->axpy((size_t)c->ow, c->weights[(size_t)oc * c->depth + k], from + c->offsets[k], acc);
+        for (int64_t ic = 0; ic < c->icg; ic++)
+            copy_plane(c, call->x + ((int64_t)i * c->icg + ic) * c->ih * c->iw, copy + (size_t)ic * c->plane);
+        for (int64_t o = 0; o < c->ocg; o++) {
+            size_t oc = i % (size_t)c->groups * (size_t)c->ocg + (size_t)o;
+            float *y = call->y + ((int64_t)i * c->ocg + o) * c->oh * c->ow;
+            const float *w = c->weights + oc * c->depth;
+            float start = c->bias ? c->bias[oc] : 0.0f;
+            if (c->joined)
+                c->kernels->taps(c->depth, c->offsets, w, start, (size_t)c->pixels, copy, out);
+            for (int64_t h = 0; h < c->oh; h++) {
+                if (!c->joined)
+                    c->kernels->taps(c->depth, c->offsets, w, start, (size_t)c->ow, copy + h * c->pitch, out);
+                memcpy(y + h * c->ow, c->joined ? out + h * c->pitch : out, (size_t)c->ow * sizeof *y);
+            }
+        }
     }
 }
 
@@ -181,9 +225,10 @@ static enum mlo_status conv_load(struct mlo_program *program, const struct cpu_s
     struct conv_state *s = calloc(1, sizeof *s);
     if (!s)
         return mlo_error_nomem(err);
-    size_t nr = (size_t)c->kernels->nr;
-    s->columns_each = c->by_rows ? 0 : (c->kernels->block + 1) * nr; /* the last run's rest goes beyond */
-    s->tiles_each = c->by_rows ? 0 : c->rows * nr;
+    size_t nr = (size_t)c->kernels->nr, some = MLO_MIN(panels_of(c), (size_t)PANELS);
+    /* Behind a panel's columns is the last run's rest; behind planes and outputs that of the last vectors. */
+    s->columns_each = c->by_planes ? (size_t)c->icg * c->plane + 8 * nr : some * (c->kernels->block + 1) * nr;
+    s->tiles_each = c->by_planes ? (size_t)(c->joined ? c->pixels : c->ow) + 8 * nr : some * c->rows * nr;
     s->columns = cpu_aligned(program->plan->threads * s->columns_each * sizeof(float));
     s->tiles = cpu_aligned(program->plan->threads * s->tiles_each * sizeof(float));
     if (!s->columns || !s->tiles) {
@@ -202,16 +247,16 @@ static enum mlo_status conv_run(struct mlo_program *program, const struct cpu_st
     const float *x = program->at[step->in[0]];
     size_t planes = (size_t)c->n * channels_in(c);
     struct conv_call call = {.c = c, .state = state, .x = x, .source = x, .y = program->at[step->out[0]]};
+    if (c->by_planes) {
+        mlo_pool_run(program->pool, (size_t)(c->n * c->groups), 1, run_planes, &call);
+        return MLO_OK;
+    }
     if (c->copies) {
         call.source = call.copy = (float *)program->scratch;
         mlo_pool_run(program->pool, planes, 1, copy_planes, &call);
     }
     call.end = call.source + planes * c->plane;
-    size_t panels = inv_packed_columns(c->kernels, (size_t)(c->n * c->oh * c->ow)) / (size_t)c->kernels->nr;
-    if (c->by_rows)
-        mlo_pool_run(program->pool, (size_t)(c->n * c->groups * c->ocg * c->oh), 8, run_rows, &call);
-    else
-        mlo_pool_run(program->pool, panels * (size_t)c->groups, 1, run_panels, &call);
+    mlo_pool_run(program->pool, panels_of(c) * (size_t)c->groups, 1, run_panels, &call);
     return MLO_OK;
 }
 
@@ -244,21 +289,25 @@ static void set_geometry(struct conv *c, const struct mlo_window *w)
         c->ih = c->oh = 1;
     }
     int64_t width = (c->ow - 1) * c->sw + (c->kw - 1) * c->dw + 1;
-    c->height = (c->oh - 1) * c->sh + (c->kh - 1) * c->dh + 1;
-    c->copies = !(c->sw == 1 && c->ph == 0 && c->pw == 0 && width <= c->iw && c->height <= c->ih);
-    c->phase = c->copies ? (width + c->sw - 1) / c->sw : c->iw;
-    c->height = c->copies ? c->height : c->ih;
-    c->line = (size_t)(c->phase * c->sw);
-    c->plane = (size_t)c->height * c->line;
+    int64_t height = (c->oh - 1) * c->sh + (c->kh - 1) * c->dh + 1;
+    c->copies = c->by_planes || !(c->sh == 1 && c->sw == 1 && c->ph == 0 && c->pw == 0 && width <= c->iw &&
+                                  height <= c->ih);
+    c->lines = c->copies ? (height + c->sh - 1) / c->sh : c->ih;
+    c->pitch = c->copies ? (width + c->sw - 1) / c->sw : c->iw;
+    c->part = (size_t)(c->lines * c->pitch);
+    c->plane = c->part * (size_t)(c->sh * c->sw);
+    c->joined = c->pitch - c->ow <= MLO_MAX(c->ow / 4, 4);
+    c->pixels = c->joined ? (c->oh - 1) * c->pitch + c->ow : c->oh * c->ow;
 }
 
 static bool set_offsets(struct conv *c)
 {
     c->offsets = calloc(c->depth + 1, sizeof *c->offsets);
     for (size_t k = 0; c->offsets && k < c->depth; k++) {
-        int64_t ic = (int64_t)k / (c->kh * c->kw), kh = (int64_t)k / c->kw % c->kh, kw = (int64_t)k % c->kw;
-        c->offsets[k] = (size_t)ic * c->plane + (size_t)(kh * c->dh) * c->line +
-                        (size_t)(kw * c->dw % c->sw * c->phase + kw * c->dw / c->sw);
+        int64_t ic = (int64_t)k / (c->kh * c->kw), h = (int64_t)k / c->kw % c->kh * c->dh,
+                w = (int64_t)k % c->kw * c->dw;
+        c->offsets[k] = (size_t)ic * c->plane + (size_t)(h % c->sh * c->sw + w % c->sw) * c->part +
+                        (size_t)(h / c->sh * c->pitch + w / c->sw);
     }
     return c->offsets != NULL;
 }
@@ -283,22 +332,22 @@ enum mlo_status inv_lower_conv(struct mlo_plan *plan, const struct mlo_node *nod
         status = mlo_error_nomem(err);
         goto out;
     }
-    set_geometry(c, &window);
     c->kernels = inv_kernels_for(plan->isa);
     c->n = x[0];
     c->groups = mlo_node_attr_i(node, "group", 1);
     c->icg = w->dims[1];
     c->ocg = w->dims[0] / c->groups;
-    c->depth = (size_t)(c->icg * c->kh * c->kw);
     c->rows = inv_packed_rows(c->kernels, (size_t)c->ocg);
     c->weights = w->data;
     c->bias = b ? b->data : NULL;
-    c->by_rows = c->groups > 1 && c->ocg < 4;
+    c->by_planes = c->groups > 1 && c->ocg < 4;
+    set_geometry(c, &window);
+    c->depth = (size_t)(c->icg * c->kh * c->kw);
     if (!set_offsets(c)) {
         status = mlo_error_nomem(err);
         goto out;
     }
-    if (c->copies)
+    if (c->copies && !c->by_planes)
         plan->scratch_bytes =
             MLO_MAX(plan->scratch_bytes, (size_t)c->n * channels_in(c) * c->plane * sizeof(float));
     size_t bytes;

@@ -16,23 +16,35 @@ struct inv_run {
     size_t at, count;
 };
 
+/* c continues its chains: c[i * nr + j] = fma(rows[i][k], b[k * nr + j], c[i * nr + j]) for k = 0 … depth-1. */
+typedef void inv_tile_fn(size_t depth, const float *const *rows, const float *b, float *c);
+
 /* One instruction set's kernels. */
 struct inv_kernels {
-    int mr, nr;   /* tile: rows and columns */
-    size_t block; /* of k: so that the columns of a block stay in the first-level cache */
-    /* c[mr][nr] continues its chains: c[i][j] = fma(rows[i][k], b[k][j], c[i][j]) for k = 0 … depth-1. */
-    void (*tile)(size_t depth, const float *const *rows, const float *b, float *c);
+    int mr, nr;          /* tile: rows and columns */
+    int lanes;           /* columns of a vector */
+    size_t block;        /* of k: so that the columns of a block stay in the first-level cache */
+    inv_tile_fn *tile[3]; /* mr rows; the first vector of columns, two, three: nr / lanes of them are there */
+    inv_tile_fn *row;    /* one row, nr columns */
     /* Packs columns: out[k][run.at + j] = run.from[offsets[k] + j] for all runs, which come in order of their
      * places and of their sources. Nothing at or behind `end` is read; what is behind the last run's columns
      * is garbage, also in the nr floats behind the last k. */
     void (*columns)(size_t depth, const size_t *offsets, const struct inv_run *runs, int run_count,
                     const float *end, float *out);
-    /* acc[i] = fma(w, x[i], acc[i]) */
-    void (*axpy)(size_t count, float w, const float *x, float *acc);
+    /* y[i] = the chain from `start` over fma(w[k], x[offsets[k] + i], …). `count` may be exceeded to whole vectors:
+     * so far x is read and y written. */
+    void (*taps)(size_t depth, const size_t *offsets, const float *w, float start, size_t count, const float *x,
+                 float *y);
 };
 
 extern const struct inv_kernels inv_generic, inv_avx2, inv_avx512;
 const struct inv_kernels *inv_kernels_for(enum mlo_isa isa);
+
+/* The kernel for so many columns of a tile. */
+static inline inv_tile_fn *inv_tile(const struct inv_kernels *kernels, size_t columns)
+{
+    return kernels->tile[(columns - 1) / (size_t)kernels->lanes];
+}
 
 /* The mr rows of a tile, k by k: the last of the matrix again where it has no more. */
 static inline void inv_rows(const struct inv_kernels *kernels, const float *a, size_t stride, size_t left,

@@ -14,17 +14,35 @@ static void tile(size_t depth, const float *const *rows, const float *b, float *
                 c[i * NR + j] = fmaf(rows[i][k], b[k * NR + j], c[i * NR + j]);
 }
 
+static void row(size_t depth, const float *const *rows, const float *b, float *c)
+{
+    for (size_t k = 0; k < depth; k++)
+        for (int j = 0; j < NR; j++)
+            c[j] = fmaf(rows[0][k], b[k * NR + j], c[j]);
+}
+
 #define INV_TARGET
 #include "engines/cpu/invariant/columns.inc"
 
-static void axpy(size_t count, float w, const float *x, float *acc)
+static void taps(size_t depth, const size_t *offsets, const float *w, float start, size_t count, const float *x,
+                 float *y)
 {
-    for (size_t i = 0; i < count; i++)
-        acc[i] = fmaf(w, x[i], acc[i]);
+    for (size_t i = 0; i < count; i++) {
+        float acc = start;
+        for (size_t k = 0; k < depth; k++)
+            acc = fmaf(w[k], x[offsets[k] + i], acc);
+        y[i] = acc;
+    }
 }
 
-const struct inv_kernels inv_generic = {
-    .mr = MR, .nr = NR, .block = 256, .tile = tile, .columns = columns, .axpy = axpy};
+const struct inv_kernels inv_generic = {.mr = MR,
+                                        .nr = NR,
+                                        .lanes = NR,
+                                        .block = 256,
+                                        .tile = {tile},
+                                        .row = row,
+                                        .columns = columns,
+                                        .taps = taps};
 
 const struct inv_kernels *inv_kernels_for(enum mlo_isa isa)
 {
