@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "engines/cpu/invariant/invariant_impl.h"
+#include "engines/cpu/invariant/post_impl.h"
 
 enum { PANELS = 4 }; /* that meet a block of weights one after the other */
 
@@ -28,6 +29,7 @@ struct conv {
     size_t part, plane;   /* floats of a part, and of all parts of a channel */
     int64_t pixels;       /* of an output plane, with those in between when rows are joined */
     size_t *offsets;      /* [depth]: of an output's first input */
+    struct inv_post post;
 };
 
 struct conv_state {
@@ -40,6 +42,7 @@ struct conv_call {
     const struct conv_state *state;
     const float *x, *source, *end; /* the input; what columns are read from */
     float *copy, *y;
+    const float *adds; /* or NULL */
 };
 
 static size_t channels_in(const struct conv *c)
@@ -115,32 +118,46 @@ static int runs_of(const struct conv *c, const float *source, int64_t group, int
     return count;
 }
 
-static void start_tiles(const struct conv *c, int64_t group, float *tiles)
+/* The outputs among the pixels from `first` on, and where they are in y's plane of the first channel. */
+static int pieces_of(const struct conv *c, int64_t first, int64_t width, struct inv_piece *out)
 {
-    int nr = c->kernels->nr;
-    for (size_t r = 0; r < c->rows; r++) {
-        float start = c->bias && (int64_t)r < c->ocg ? c->bias[group * c->ocg + (int64_t)r] : 0.0f;
-        for (int j = 0; j < nr; j++)
-            tiles[r * (size_t)nr + (size_t)j] = start;
-    }
-}
-
-/* Pixels from `first` on: rows of those that are outputs. */
-static void store_tiles(const struct conv *c, int64_t group, int64_t first, const float *tiles, float *y)
-{
-    int64_t plane = c->oh * c->ow, total = c->n * c->pixels, nr = c->kernels->nr;
-    int64_t width = c->joined ? c->pitch : c->pixels, row = c->joined ? c->ow : c->pixels;
-    for (int64_t at = 0; at < nr && first < total;) {
-        int64_t n = first / c->pixels, pixel = first % c->pixels, column = pixel % width;
-        int64_t run = MLO_MIN(MLO_MIN(width - column, c->pixels - pixel), nr - at);
+    int count = 0;
+    int64_t plane = c->oh * c->ow, total = MLO_MIN(c->n * c->pixels, first + width);
+    int64_t line = c->joined ? c->pitch : c->pixels, row = c->joined ? c->ow : c->pixels;
+    for (int64_t at = 0; first < total;) {
+        int64_t n = first / c->pixels, pixel = first % c->pixels, column = pixel % line;
+        int64_t run = MLO_MIN(MLO_MIN(line - column, c->pixels - pixel), total - first);
         int64_t outputs = MLO_MIN(row - column, run);
-        float *to = y + (n * c->groups + group) * c->ocg * plane + pixel / width * row + column;
-        for (int64_t r = 0; outputs > 0 && r < c->ocg; r++)
-            memcpy(to + r * plane, tiles + r * nr + at, (size_t)outputs * sizeof *y);
+        if (outputs > 0)
+            out[count++] = (struct inv_piece){
+                (size_t)at, (size_t)outputs,
+                (size_t)(n * c->groups * c->ocg * plane + pixel / line * row + column)};
         at += run;
         first += run;
     }
+    return count;
 }
+
+/* Rows of a tile, from the group's channel `first` on. */
+static void finish(const struct conv_call *call, int64_t group, size_t first, size_t rows, const float *tile,
+                   const struct inv_piece *pieces, int piece_count)
+{
+    const struct conv *c = call->c;
+    float buffers[2 * INV_MAX_NR];
+    size_t plane = (size_t)(c->oh * c->ow), nr = (size_t)c->kernels->nr;
+    for (size_t r = 0; r < rows; r++) {
+        size_t channel = (size_t)(group * c->ocg) + first + r, to = channel * plane;
+        inv_post_run(&c->post, channel, nr, tile + r * nr, pieces, piece_count,
+                     call->adds ? call->adds + to : NULL, call->y + to, buffers);
+    }
+}
+
+struct panel {
+    struct inv_run runs[INV_MAX_NR];
+    struct inv_piece pieces[INV_MAX_NR];
+    int run_count, piece_count;
+    inv_tile_fn *tile;
+};
 
 /* Index: a panel of columns of one group. */
 static void run_panels(void *arg, size_t begin, size_t end, unsigned worker)
@@ -152,33 +169,37 @@ static void run_panels(void *arg, size_t begin, size_t end, unsigned worker)
     float *tiles = call->state->tiles + worker * call->state->tiles_each;
     size_t total = (size_t)(c->n * c->pixels), panels = panels_of(c), mr = (size_t)kn->mr, nr = (size_t)kn->nr;
     size_t column_size = (kn->block + 1) * nr, tile_size = c->rows * nr;
+    struct panel panel[PANELS];
     for (size_t i = begin, some; i < end; i += some) {
-        struct inv_run runs[PANELS][INV_MAX_NR];
-        int counts[PANELS];
-        inv_tile_fn *tile[PANELS];
         int64_t group = (int64_t)(i / panels);
         size_t first = i % panels;
         some = MLO_MIN(MLO_MIN(end - i, panels - first), (size_t)PANELS);
         for (size_t p = 0; p < some; p++) {
             size_t at = (first + p) * nr;
-            counts[p] = runs_of(c, call->source, group, (int64_t)at, runs[p]);
-            tile[p] = inv_tile(kn, MLO_MIN(nr, total - at));
-            start_tiles(c, group, tiles + p * tile_size);
+            panel[p].run_count = runs_of(c, call->source, group, (int64_t)at, panel[p].runs);
+            panel[p].piece_count = pieces_of(c, (int64_t)at, kn->nr, panel[p].pieces);
+            panel[p].tile = inv_tile(kn, MLO_MIN(nr, total - at));
         }
         for (size_t k0 = 0; k0 < c->depth; k0 += kn->block) {
             size_t depth = MLO_MIN(kn->block, c->depth - k0);
             for (size_t p = 0; p < some; p++)
-                kn->columns(depth, c->offsets + k0, runs[p], counts[p], call->end, columns + p * column_size);
+                kn->columns(depth, c->offsets + k0, panel[p].runs, panel[p].run_count, call->end,
+                            columns + p * column_size);
             for (size_t r = 0; r < (size_t)c->ocg; r += mr) {
                 const float *rows[INV_MAX_MR];
-                inv_rows(kn, c->weights + ((size_t)(group * c->ocg) + r) * c->depth + k0, c->depth,
-                         (size_t)c->ocg - r, rows);
-                for (size_t p = 0; p < some; p++)
-                    tile[p](depth, rows, columns + p * column_size, tiles + p * tile_size + r * nr);
+                float start[INV_MAX_MR];
+                size_t left = MLO_MIN(mr, (size_t)c->ocg - r), channel = (size_t)(group * c->ocg) + r;
+                for (size_t j = 0; j < mr; j++)
+                    start[j] = c->bias && j < left ? c->bias[channel + j] : 0.0f;
+                inv_rows(kn, c->weights + channel * c->depth + k0, c->depth, left, rows);
+                for (size_t p = 0; p < some; p++) {
+                    float *tile = tiles + (c->depth > kn->block ? p * tile_size + r * nr : 0);
+                    panel[p].tile(depth, rows, columns + p * column_size, k0 ? NULL : start, tile);
+                    if (k0 + depth == c->depth)
+                        finish(call, group, r, left, tile, panel[p].pieces, panel[p].piece_count);
+                }
             }
         }
-        for (size_t p = 0; p < some; p++)
-            store_tiles(c, group, (int64_t)((first + p) * nr), tiles + p * tile_size, call->y);
     }
 }
 
@@ -189,20 +210,22 @@ static void run_planes(void *arg, size_t begin, size_t end, unsigned worker)
     const struct conv *c = call->c;
     float *copy = call->state->columns + worker * call->state->columns_each;
     float *out = call->state->tiles + worker * call->state->tiles_each;
+    size_t plane = (size_t)(c->oh * c->ow), room = call->state->tiles_each / 3;
     for (size_t i = begin; i < end; i++) {
         for (int64_t ic = 0; ic < c->icg; ic++)
             copy_plane(c, call->x + ((int64_t)i * c->icg + ic) * c->ih * c->iw, copy + (size_t)ic * c->plane);
         for (int64_t o = 0; o < c->ocg; o++) {
             size_t oc = i % (size_t)c->groups * (size_t)c->ocg + (size_t)o;
-            float *y = call->y + ((int64_t)i * c->ocg + o) * c->oh * c->ow;
+            float *y = call->y + (i * (size_t)c->ocg + (size_t)o) * plane;
             const float *w = c->weights + oc * c->depth;
             float start = c->bias ? c->bias[oc] : 0.0f;
-            if (c->joined)
-                c->kernels->taps(c->depth, c->offsets, w, start, (size_t)c->pixels, copy, out);
-            for (int64_t h = 0; h < c->oh; h++) {
-                if (!c->joined)
-                    c->kernels->taps(c->depth, c->offsets, w, start, (size_t)c->ow, copy + h * c->pitch, out);
-                memcpy(y + h * c->ow, c->joined ? out + h * c->pitch : out, (size_t)c->ow * sizeof *y);
+            size_t count = (size_t)(c->joined ? c->pixels : c->ow), lines = c->joined ? 1 : (size_t)c->oh;
+            for (size_t h = 0; h < lines; h++) {
+                c->kernels->taps(c->depth, c->offsets, w, start, count, copy + h * (size_t)c->pitch, out);
+                const float *line = inv_post_line(&c->post, oc, count, out, out + room);
+                for (size_t r = 0; r < (c->joined ? (size_t)c->oh : 1); r++)
+                    memcpy(y + (h + r) * (size_t)c->ow, line + r * (size_t)c->pitch,
+                           (size_t)c->ow * sizeof *y);
             }
         }
     }
@@ -228,7 +251,9 @@ static enum mlo_status conv_load(struct mlo_program *program, const struct cpu_s
     size_t nr = (size_t)c->kernels->nr, some = MLO_MIN(panels_of(c), (size_t)PANELS);
     /* Behind a panel's columns is the last run's rest; behind planes and outputs that of the last vectors. */
     s->columns_each = c->by_planes ? (size_t)c->icg * c->plane + 8 * nr : some * (c->kernels->block + 1) * nr;
-    s->tiles_each = c->by_planes ? (size_t)(c->joined ? c->pixels : c->ow) + 8 * nr : some * c->rows * nr;
+    s->tiles_each = c->by_planes                  ? 3 * ((size_t)(c->joined ? c->pixels : c->ow) + 8 * nr)
+                    : c->depth > c->kernels->block ? some * c->rows * nr
+                                                   : (size_t)c->kernels->mr * nr;
     s->columns = cpu_aligned(program->plan->threads * s->columns_each * sizeof(float));
     s->tiles = cpu_aligned(program->plan->threads * s->tiles_each * sizeof(float));
     if (!s->columns || !s->tiles) {
@@ -247,6 +272,8 @@ static enum mlo_status conv_run(struct mlo_program *program, const struct cpu_st
     const float *x = program->at[step->in[0]];
     size_t planes = (size_t)c->n * channels_in(c);
     struct conv_call call = {.c = c, .state = state, .x = x, .source = x, .y = program->at[step->out[0]]};
+    if (c->post.adds)
+        call.adds = program->at[step->in[1]];
     if (c->by_planes) {
         mlo_pool_run(program->pool, (size_t)(c->n * c->groups), 1, run_planes, &call);
         return MLO_OK;
@@ -263,8 +290,10 @@ static enum mlo_status conv_run(struct mlo_program *program, const struct cpu_st
 static void conv_free(void *data)
 {
     struct conv *c = data;
-    if (c)
+    if (c) {
         free(c->offsets);
+        free(c->post.channels);
+    }
     free(c);
 }
 
@@ -350,19 +379,28 @@ enum mlo_status inv_lower_conv(struct mlo_plan *plan, const struct mlo_node *nod
     if (c->copies && !c->by_planes)
         plan->scratch_bytes =
             MLO_MAX(plan->scratch_bytes, (size_t)c->n * channels_in(c) * c->plane * sizeof(float));
+    MLO_TRY(inv_post_find(plan, node, y, !c->by_planes, &c->post, err));
     size_t bytes;
+    struct mlo_value *result = c->post.result;
     cpu_value_bytes(out, &bytes);
-    int slot = cpu_slot_new(plan, CPU_SLOT_ARENA, bytes);
-    struct cpu_step *step = slot < 0 ? NULL : cpu_step_new(plan, &conv_class, node, 1, 1);
-    if (!step) {
+    int slot = cpu_slot_new(plan, CPU_SLOT_ARENA, bytes), operands = c->post.adds ? 2 : 1;
+    struct cpu_step *step = slot < 0 ? NULL : cpu_step_new(plan, &conv_class, node, operands, 1);
+    bool ok = step != NULL;
+    for (int i = 0; ok && i < c->post.node_count; i++) {
+        ok = cpu_step_fuse(plan, step, c->post.nodes[i]);
+        plan->done[c->post.nodes[i]->index] = true;
+    }
+    if (!ok) {
         status = mlo_error_nomem(err);
         goto out;
     }
     step->in[0] = cpu_value_plain(plan, in);
+    if (c->post.adds)
+        step->in[1] = cpu_value_plain(plan, c->post.adds);
     step->out[0] = slot;
     step->data = c;
     c = NULL;
-    plan->values[out->index].slot[CPU_PLAIN] = slot;
+    plan->values[result->index].slot[CPU_PLAIN] = slot;
     *done = true;
 out:
     conv_free(c);

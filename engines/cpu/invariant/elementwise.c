@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engines/cpu/invariant/invariant_impl.h"
+#include "engines/cpu/invariant/post_impl.h"
 
 enum { GRAIN = 16384 };
 
@@ -11,9 +12,7 @@ enum { GRAIN = 16384 };
 
 struct unary {
     const struct inv_lanes *lanes;
-    inv_unary_fn *many; /* NULL: clip */
-    struct mlo_scalar exact;
-    float low, high;
+    struct inv_act act;
     size_t count;
 };
 
@@ -28,10 +27,7 @@ static void run_unary(void *arg, size_t begin, size_t end, unsigned worker)
     MLO_UNUSED(worker);
     const struct unary_call *call = arg;
     const struct unary *u = call->u;
-    if (u->many)
-        u->many(&u->exact, end - begin, call->x + begin, call->y + begin);
-    else
-        u->lanes->clip(end - begin, u->low, u->high, call->x + begin, call->y + begin);
+    inv_act_run(u->lanes, &u->act, end - begin, call->x + begin, call->y + begin);
 }
 
 static enum mlo_status unary_run(struct mlo_program *program, const struct cpu_step *step, void *state,
@@ -64,22 +60,33 @@ static bool bound_of(const struct mlo_node *node, int i, float *out)
     return true;
 }
 
-static bool set_unary(struct unary *u, const struct mlo_node *node)
+bool inv_act_of(const struct inv_lanes *lanes, const struct mlo_node *node, struct inv_act *out)
 {
+    *out = (struct inv_act){.many = NULL};
     if (mlo_node_is(node, "Relu")) {
-        u->low = 0, u->high = INFINITY;
+        out->high = INFINITY;
         return true;
     }
     if (mlo_node_is(node, "Clip"))
-        return bound_of(node, 1, &u->low) && bound_of(node, 2, &u->high);
-    if (!mlo_node_scalar(node, &u->exact))
+        return bound_of(node, 1, &out->low) && bound_of(node, 2, &out->high);
+    if (!mlo_node_scalar(node, &out->exact))
         return false;
-    u->many = mlo_node_is(node, "Sigmoid") ? u->lanes->sigmoid
-              : mlo_node_is(node, "Tanh")  ? u->lanes->tanh
-              : mlo_node_is(node, "Erf")   ? u->lanes->erf
-              : mlo_node_is(node, "Exp")   ? u->lanes->exp
-                                           : inv_each;
+    out->many = mlo_node_is(node, "Sigmoid") ? lanes->sigmoid
+                : mlo_node_is(node, "Tanh")  ? lanes->tanh
+                : mlo_node_is(node, "Erf")   ? lanes->erf
+                : mlo_node_is(node, "Exp")   ? lanes->exp
+                                             : inv_each;
     return true;
+}
+
+void inv_act_run(const struct inv_lanes *lanes, const struct inv_act *act, size_t n, const float *x, float *y)
+{
+    if (!act->many)
+        lanes->clip(n, act->low, act->high, x, y);
+    else if (act->times)
+        lanes->times(act->many, &act->exact, n, x, y);
+    else
+        act->many(&act->exact, n, x, y);
 }
 
 enum mlo_status inv_lower_unary(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
@@ -87,7 +94,7 @@ enum mlo_status inv_lower_unary(struct mlo_plan *plan, const struct mlo_node *no
 {
     struct unary like = {.lanes = inv_lanes_for(plan->isa)};
     struct mlo_value *in = mlo_node_input(node, 0);
-    if (!in || node->output_count != 1 || !set_unary(&like, node) || in->type.dtype != MLO_FLOAT32 ||
+    if (!in || node->output_count != 1 || !inv_act_of(like.lanes, node, &like.act) || in->type.dtype != MLO_FLOAT32 ||
         !cpu_value_dims(in, NULL, &like.count))
         return MLO_OK;
     struct unary *u = malloc(sizeof *u);

@@ -48,7 +48,7 @@ static void run_columns(void *arg, size_t begin, size_t end, unsigned worker)
             const float *a[INV_MAX_MR];
             inv_rows(g->kernels, call->a + r * call->a_row, call->a_row, rows, a);
             inv_tile_fn *multiply = rows == 1 ? g->kernels->row : inv_tile(g->kernels, columns);
-            multiply(g->k, a, call->b + p * nr * g->k, tile);
+            multiply(g->k, a, call->b + p * nr * g->k, NULL, tile);
             for (size_t i = 0; i < rows; i++)
                 for (size_t j = 0; j < columns; j++) {
                     float v = tile[i * nr + j];

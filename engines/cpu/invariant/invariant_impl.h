@@ -16,8 +16,9 @@ struct inv_run {
     size_t at, count;
 };
 
-/* c continues its chains: c[i * nr + j] = fma(rows[i][k], b[k * nr + j], c[i * nr + j]) for k = 0 … depth-1. */
-typedef void inv_tile_fn(size_t depth, const float *const *rows, const float *b, float *c);
+/* c continues its chains: c[i * nr + j] = fma(rows[i][k], b[k * nr + j], c[i * nr + j]) for k = 0 … depth-1; or they
+ * start from start[i], unless that is NULL. */
+typedef void inv_tile_fn(size_t depth, const float *const *rows, const float *b, const float *start, float *c);
 
 /* One instruction set's kernels. */
 struct inv_kernels {
@@ -65,7 +66,7 @@ typedef enum mlo_status inv_lower_fn(struct mlo_plan *plan, const struct mlo_nod
                                      struct mlo_error *err);
 inv_lower_fn inv_lower_conv, inv_lower_gemm, inv_lower_pool, inv_lower_quantize, inv_lower_normalise,
     inv_lower_unary, inv_lower_binary, inv_lower_lines, inv_lower_view, inv_lower_transpose;
-/* Emits a step of one result over the node's first inputs, with a new slot for it; takes `data` (malloc). */
+/* Emits a step of one result over the node's first inputs, with a new slot for it; takes `data`. */
 MLO_MUST_USE enum mlo_status inv_emit(struct mlo_plan *plan, const struct cpu_step_class *cls,
                                       const struct mlo_node *node, int inputs, void *data,
                                       struct mlo_error *err);

@@ -12,6 +12,7 @@ typedef __m256 vf;
 #define v_load(p) _mm256_loadu_ps(p)
 #define v_store(p, a) _mm256_storeu_ps(p, a)
 #define v_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define v_hold(a) __asm__("" : "+x"(a))
 #include "engines/cpu/invariant/chains.inc"
 
 #include "engines/cpu/invariant/columns.inc"

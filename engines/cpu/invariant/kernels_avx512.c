@@ -12,6 +12,7 @@ typedef __m512 vf;
 #define v_load(p) _mm512_loadu_ps(p)
 #define v_store(p, a) _mm512_storeu_ps(p, a)
 #define v_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define v_hold(a) __asm__("" : "+v"(a))
 #include "engines/cpu/invariant/chains.inc"
 
 #include "engines/cpu/invariant/columns.inc"

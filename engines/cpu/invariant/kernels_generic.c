@@ -6,19 +6,25 @@
 
 enum { MR = 4, NR = 8 };
 
-static void tile(size_t depth, const float *const *rows, const float *b, float *c)
+static void tile_of(int rows, size_t depth, const float *const *a, const float *b, const float *start, float *c)
 {
+    for (int i = 0; start && i < rows; i++)
+        for (int j = 0; j < NR; j++)
+            c[i * NR + j] = start[i];
     for (size_t k = 0; k < depth; k++)
-        for (int i = 0; i < MR; i++)
+        for (int i = 0; i < rows; i++)
             for (int j = 0; j < NR; j++)
-                c[i * NR + j] = fmaf(rows[i][k], b[k * NR + j], c[i * NR + j]);
+                c[i * NR + j] = fmaf(a[i][k], b[k * NR + j], c[i * NR + j]);
 }
 
-static void row(size_t depth, const float *const *rows, const float *b, float *c)
+static void tile(size_t depth, const float *const *rows, const float *b, const float *start, float *c)
 {
-    for (size_t k = 0; k < depth; k++)
-        for (int j = 0; j < NR; j++)
-            c[j] = fmaf(rows[0][k], b[k * NR + j], c[j]);
+    tile_of(MR, depth, rows, b, start, c);
+}
+
+static void row(size_t depth, const float *const *rows, const float *b, const float *start, float *c)
+{
+    tile_of(1, depth, rows, b, start, c);
 }
 
 #define INV_TARGET

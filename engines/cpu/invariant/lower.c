@@ -1,7 +1,5 @@
 /* Lowering for the invariant numerics: every value stays in row-major order; what has no kernel here runs by
  * its op-table row, whose plain C is deterministic already. */
-#include <stdlib.h>
-
 #include "engines/cpu/invariant/invariant_impl.h"
 
 static inv_lower_fn *const lowerings[] = {
@@ -17,7 +15,7 @@ enum mlo_status inv_emit(struct mlo_plan *plan, const struct cpu_step_class *cls
     int slot = cpu_slot_new(plan, CPU_SLOT_ARENA, bytes);
     struct cpu_step *step = slot < 0 ? NULL : cpu_step_new(plan, cls, node, inputs, 1);
     if (!step) {
-        free(data);
+        cls->free_data(data);
         return mlo_error_nomem(err);
     }
     for (int i = 0; i < inputs; i++)
@@ -33,7 +31,7 @@ enum mlo_status cpu_invariant_lower(struct mlo_plan *plan, struct mlo_error *err
     enum mlo_status status = MLO_OK;
     const struct mlo_graph *g = plan->model->graph;
     for (int n = 0; n < g->node_count; n++) {
-        bool done = false;
+        bool done = plan->done[n];
         for (size_t i = 0; !done && i < MLO_COUNT(lowerings); i++)
             MLO_TRY(lowerings[i](plan, g->nodes[n], &done, err));
         if (!done)
