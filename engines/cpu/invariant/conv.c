@@ -1,11 +1,11 @@
 /* Convolution in the invariant numerics. Ordinary ones are a matrix product whose columns (output pixels of
- * the whole batch) are packed on the fly; those with few output channels per group (depthwise) go plane by plane.
- * Both run the same chain for an output. Weights are read where the model has them.
+ * the whole batch) are packed on the fly; those with few output channels per group (depthwise) go plane by
+ * plane. Both run the same chain for an output. Weights are read where the model has them.
  *
- * Input that has a border, or strides, is copied first: with zeros around it, and in as many parts as the strides
- * have rows and columns, so that what neighbouring outputs multiply with a weight lies together, line by line of
- * `pitch` floats. Where `pitch` is not much more than a row of outputs, the places between two rows are computed as
- * if they were outputs (joined): a plane is one run of columns then. */
+ * Input that has a border, or strides, is copied first: with zeros around it, and in as many parts as the
+ * strides have rows and columns, so that what neighbouring outputs multiply with a weight lies together, line
+ * by line of `pitch` floats. Where `pitch` is not much more than a row of outputs, the places between two
+ * rows are computed as if they were outputs (joined): a plane is one run of columns then. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,8 +23,10 @@ struct conv {
     const float *weights;
     const float *bias; /* or NULL */
     bool by_planes;    /* plane by plane */
-    /* Where columns are read: the input, or a copy in the program's scratch memory (by_planes: the worker's). */
+    /* Where columns are read: the input, or a copy in the program's scratch memory (by_planes: the worker's).
+     */
     bool copies, joined;
+    bool direct;          /* a panel that is one run is not packed */
     int64_t lines, pitch; /* of a part: lines, and floats from one to the next */
     size_t part, plane;   /* floats of a part, and of all parts of a channel */
     int64_t pixels;       /* of an output plane, with those in between when rows are joined */
@@ -55,39 +57,32 @@ static size_t panels_of(const struct conv *c)
     return inv_packed_columns(c->kernels, (size_t)(c->n * c->pixels)) / (size_t)c->kernels->nr;
 }
 
-/* columns[j] = row[j * sw + q - pw], zeros where that is outside. */
-static void copy_columns(const struct conv *c, const float *row, int64_t q, float *columns)
+/* Places p of a part, of `count`, for which p * stride + phase - pad is inside of [0, in). */
+static void inside(int64_t stride, int64_t phase, int64_t pad, int64_t in, int64_t count, int64_t *first,
+                   int64_t *end)
 {
-    int64_t lead = MLO_MIN(MLO_MAX((c->pw - q + c->sw - 1) / c->sw, 0), c->pitch);
-    int64_t stop = c->iw - 1 + c->pw - q < 0 ? 0 : (c->iw - 1 + c->pw - q) / c->sw + 1;
-    stop = MLO_MAX(MLO_MIN(stop, c->pitch), lead);
-    for (int64_t j = 0; j < lead; j++)
-        columns[j] = 0;
-    const float *from = row + q - c->pw;
-    if (c->sw == 1)
-        memcpy(columns + lead, from + lead, (size_t)(stop - lead) * sizeof *columns);
-    else if (c->sw == 2)
-        for (int64_t j = lead; j < stop; j++)
-            columns[j] = from[2 * j];
-    else
-        for (int64_t j = lead; j < stop; j++)
-            columns[j] = from[j * c->sw];
-    for (int64_t j = stop; j < c->pitch; j++)
-        columns[j] = 0;
+    int64_t shift = pad - phase;
+    *first = MLO_MIN(MLO_MAX((shift + stride - 1) / stride, 0), count);
+    *end = in + shift <= 0 ? 0 : (in + shift - 1) / stride + 1;
+    *end = MLO_MAX(MLO_MIN(*end, count), *first);
 }
 
-/* A channel's plane into its parts. */
+/* A channel's plane into its parts, which are zeros where it is not. */
 static void copy_plane(const struct conv *c, const float *x, float *to)
 {
-    for (int64_t h = 0; h < c->lines * c->sh; h++) {
-        float *line = to + (size_t)(h % c->sh * c->sw) * c->part + (size_t)(h / c->sh * c->pitch);
-        int64_t from_h = h - c->ph;
-        for (int64_t q = 0; q < c->sw; q++, line += c->part)
-            if (from_h < 0 || from_h >= c->ih)
-                memset(line, 0, (size_t)c->pitch * sizeof *line);
-            else
-                copy_columns(c, x + from_h * c->iw, q, line);
-    }
+    for (int64_t p = 0; p < c->sh; p++)
+        for (int64_t q = 0; q < c->sw; q++) {
+            int64_t line, end, column, stop;
+            inside(c->sh, p, c->ph, c->ih, c->lines, &line, &end);
+            inside(c->sw, q, c->pw, c->iw, c->pitch, &column, &stop);
+            if (line == end || column == stop)
+                continue;
+            const float *from = x + (line * c->sh + p - c->ph) * c->iw + column * c->sw + q - c->pw;
+            c->kernels->lines((size_t)(end - line), (size_t)(stop - column), (size_t)c->sw, from,
+                              (size_t)(c->sh * c->iw),
+                              to + (size_t)(p * c->sw + q) * c->part + (size_t)(line * c->pitch + column),
+                              (size_t)c->pitch);
+        }
 }
 
 /* Index: a plane of the input. */
@@ -96,8 +91,10 @@ static void copy_planes(void *arg, size_t begin, size_t end, unsigned worker)
     MLO_UNUSED(worker);
     const struct conv_call *call = arg;
     const struct conv *c = call->c;
-    for (size_t i = begin; i < end; i++)
+    for (size_t i = begin; i < end; i++) {
+        memset(call->copy + i * c->plane, 0, c->plane * sizeof *call->copy);
         copy_plane(c, call->x + (int64_t)i * c->ih * c->iw, call->copy + i * c->plane);
+    }
 }
 
 /* The runs of pixels that a panel holds, as what they read for the first k of the group. */
@@ -129,9 +126,9 @@ static int pieces_of(const struct conv *c, int64_t first, int64_t width, struct 
         int64_t run = MLO_MIN(MLO_MIN(line - column, c->pixels - pixel), total - first);
         int64_t outputs = MLO_MIN(row - column, run);
         if (outputs > 0)
-            out[count++] = (struct inv_piece){
-                (size_t)at, (size_t)outputs,
-                (size_t)(n * c->groups * c->ocg * plane + pixel / line * row + column)};
+            out[count++] =
+                (struct inv_piece){(size_t)at, (size_t)outputs,
+                                   (size_t)(n * c->groups * c->ocg * plane + pixel / line * row + column)};
         at += run;
         first += run;
     }
@@ -156,50 +153,88 @@ struct panel {
     struct inv_run runs[INV_MAX_NR];
     struct inv_piece pieces[INV_MAX_NR];
     int run_count, piece_count;
-    inv_tile_fn *tile;
+    size_t tile; /* which */
 };
+
+/* Rows of the group's weights from channel `first` on, and what their chains start from. */
+static size_t rows_of(const struct conv *c, int64_t group, size_t first, size_t k, const float **rows,
+                      float *start)
+{
+    size_t mr = (size_t)c->kernels->mr, left = MLO_MIN(mr, (size_t)c->ocg - first);
+    size_t channel = (size_t)(group * c->ocg) + first;
+    for (size_t j = 0; j < mr; j++)
+        start[j] = c->bias && j < left ? c->bias[channel + j] : 0.0f;
+    inv_rows(c->kernels, c->weights + channel * c->depth + k, c->depth, left, rows);
+    return left;
+}
+
+/* Panels whose columns are read where they are. */
+static void run_direct(const struct conv_call *call, int64_t group, const struct panel *panel, size_t some)
+{
+    const struct conv *c = call->c;
+    const float *rows[INV_MAX_MR];
+    float start[INV_MAX_MR], tile[INV_MAX_MR * INV_MAX_NR];
+    for (size_t r = 0, left; r < (size_t)c->ocg; r += left) {
+        left = rows_of(c, group, r, 0, rows, start);
+        for (size_t p = 0; p < some; p++) {
+            c->kernels->tile_at[panel[p].tile](c->depth, rows, panel[p].runs[0].from, c->offsets, start,
+                                               tile);
+            finish(call, group, r, left, tile, panel[p].pieces, panel[p].piece_count);
+        }
+    }
+}
+
+/* Panels whose columns are packed, block by block of k. */
+static void run_packed(const struct conv_call *call, int64_t group, const struct panel *panel, size_t some,
+                       unsigned worker)
+{
+    const struct conv *c = call->c;
+    const struct inv_kernels *kn = c->kernels;
+    float *columns = call->state->columns + worker * call->state->columns_each;
+    float *tiles = call->state->tiles + worker * call->state->tiles_each;
+    size_t nr = (size_t)kn->nr, column_size = (kn->block + 1) * nr, tile_size = c->rows * nr;
+    for (size_t k0 = 0; k0 < c->depth; k0 += kn->block) {
+        size_t depth = MLO_MIN(kn->block, c->depth - k0);
+        for (size_t p = 0; p < some; p++)
+            kn->columns(depth, c->offsets + k0, panel[p].runs, panel[p].run_count, call->end,
+                        columns + p * column_size);
+        for (size_t r = 0, left; r < (size_t)c->ocg; r += left) {
+            const float *rows[INV_MAX_MR];
+            float start[INV_MAX_MR];
+            left = rows_of(c, group, r, k0, rows, start);
+            for (size_t p = 0; p < some; p++) {
+                float *tile = tiles + (c->depth > kn->block ? p * tile_size + r * nr : 0);
+                kn->tile[panel[p].tile](depth, rows, columns + p * column_size, k0 ? NULL : start, tile);
+                if (k0 + depth == c->depth)
+                    finish(call, group, r, left, tile, panel[p].pieces, panel[p].piece_count);
+            }
+        }
+    }
+}
 
 /* Index: a panel of columns of one group. */
 static void run_panels(void *arg, size_t begin, size_t end, unsigned worker)
 {
     const struct conv_call *call = arg;
     const struct conv *c = call->c;
-    const struct inv_kernels *kn = c->kernels;
-    float *columns = call->state->columns + worker * call->state->columns_each;
-    float *tiles = call->state->tiles + worker * call->state->tiles_each;
-    size_t total = (size_t)(c->n * c->pixels), panels = panels_of(c), mr = (size_t)kn->mr, nr = (size_t)kn->nr;
-    size_t column_size = (kn->block + 1) * nr, tile_size = c->rows * nr;
+    size_t total = (size_t)(c->n * c->pixels), panels = panels_of(c), nr = (size_t)c->kernels->nr;
     struct panel panel[PANELS];
     for (size_t i = begin, some; i < end; i += some) {
         int64_t group = (int64_t)(i / panels);
         size_t first = i % panels;
+        bool direct = c->direct;
         some = MLO_MIN(MLO_MIN(end - i, panels - first), (size_t)PANELS);
         for (size_t p = 0; p < some; p++) {
             size_t at = (first + p) * nr;
             panel[p].run_count = runs_of(c, call->source, group, (int64_t)at, panel[p].runs);
-            panel[p].piece_count = pieces_of(c, (int64_t)at, kn->nr, panel[p].pieces);
-            panel[p].tile = inv_tile(kn, MLO_MIN(nr, total - at));
+            panel[p].piece_count = pieces_of(c, (int64_t)at, (int64_t)nr, panel[p].pieces);
+            panel[p].tile = inv_tile(c->kernels, MLO_MIN(nr, total - at));
+            direct &= panel[p].run_count == 1;
         }
-        for (size_t k0 = 0; k0 < c->depth; k0 += kn->block) {
-            size_t depth = MLO_MIN(kn->block, c->depth - k0);
-            for (size_t p = 0; p < some; p++)
-                kn->columns(depth, c->offsets + k0, panel[p].runs, panel[p].run_count, call->end,
-                            columns + p * column_size);
-            for (size_t r = 0; r < (size_t)c->ocg; r += mr) {
-                const float *rows[INV_MAX_MR];
-                float start[INV_MAX_MR];
-                size_t left = MLO_MIN(mr, (size_t)c->ocg - r), channel = (size_t)(group * c->ocg) + r;
-                for (size_t j = 0; j < mr; j++)
-                    start[j] = c->bias && j < left ? c->bias[channel + j] : 0.0f;
-                inv_rows(kn, c->weights + channel * c->depth + k0, c->depth, left, rows);
-                for (size_t p = 0; p < some; p++) {
-                    float *tile = tiles + (c->depth > kn->block ? p * tile_size + r * nr : 0);
-                    panel[p].tile(depth, rows, columns + p * column_size, k0 ? NULL : start, tile);
-                    if (k0 + depth == c->depth)
-                        finish(call, group, r, left, tile, panel[p].pieces, panel[p].piece_count);
-                }
-            }
-        }
+        if (direct)
+            run_direct(call, group, panel, some);
+        else
+            run_packed(call, group, panel, some, worker);
     }
 }
 
@@ -211,6 +246,7 @@ static void run_planes(void *arg, size_t begin, size_t end, unsigned worker)
     float *copy = call->state->columns + worker * call->state->columns_each;
     float *out = call->state->tiles + worker * call->state->tiles_each;
     size_t plane = (size_t)(c->oh * c->ow), room = call->state->tiles_each / 3;
+    memset(copy, 0, (size_t)c->icg * c->plane * sizeof *copy);
     for (size_t i = begin; i < end; i++) {
         for (int64_t ic = 0; ic < c->icg; ic++)
             copy_plane(c, call->x + ((int64_t)i * c->icg + ic) * c->ih * c->iw, copy + (size_t)ic * c->plane);
@@ -223,9 +259,8 @@ static void run_planes(void *arg, size_t begin, size_t end, unsigned worker)
             for (size_t h = 0; h < lines; h++) {
                 c->kernels->taps(c->depth, c->offsets, w, start, count, copy + h * (size_t)c->pitch, out);
                 const float *line = inv_post_line(&c->post, oc, count, out, out + room);
-                for (size_t r = 0; r < (c->joined ? (size_t)c->oh : 1); r++)
-                    memcpy(y + (h + r) * (size_t)c->ow, line + r * (size_t)c->pitch,
-                           (size_t)c->ow * sizeof *y);
+                c->kernels->lines(c->joined ? (size_t)c->oh : 1, (size_t)c->ow, 1, line, (size_t)c->pitch,
+                                  y + h * (size_t)c->ow, (size_t)c->ow);
             }
         }
     }
@@ -251,7 +286,7 @@ static enum mlo_status conv_load(struct mlo_program *program, const struct cpu_s
     size_t nr = (size_t)c->kernels->nr, some = MLO_MIN(panels_of(c), (size_t)PANELS);
     /* Behind a panel's columns is the last run's rest; behind planes and outputs that of the last vectors. */
     s->columns_each = c->by_planes ? (size_t)c->icg * c->plane + 8 * nr : some * (c->kernels->block + 1) * nr;
-    s->tiles_each = c->by_planes                  ? 3 * ((size_t)(c->joined ? c->pixels : c->ow) + 8 * nr)
+    s->tiles_each = c->by_planes                   ? 3 * ((size_t)(c->joined ? c->pixels : c->ow) + 8 * nr)
                     : c->depth > c->kernels->block ? some * c->rows * nr
                                                    : (size_t)c->kernels->mr * nr;
     s->columns = cpu_aligned(program->plan->threads * s->columns_each * sizeof(float));
@@ -319,13 +354,15 @@ static void set_geometry(struct conv *c, const struct mlo_window *w)
     }
     int64_t width = (c->ow - 1) * c->sw + (c->kw - 1) * c->dw + 1;
     int64_t height = (c->oh - 1) * c->sh + (c->kh - 1) * c->dh + 1;
-    c->copies = c->by_planes || !(c->sh == 1 && c->sw == 1 && c->ph == 0 && c->pw == 0 && width <= c->iw &&
-                                  height <= c->ih);
+    c->copies = c->by_planes ||
+                !(c->sh == 1 && c->sw == 1 && c->ph == 0 && c->pw == 0 && width <= c->iw && height <= c->ih);
     c->lines = c->copies ? (height + c->sh - 1) / c->sh : c->ih;
     c->pitch = c->copies ? (width + c->sw - 1) / c->sw : c->iw;
     c->part = (size_t)(c->lines * c->pitch);
     c->plane = c->part * (size_t)(c->sh * c->sw);
-    c->joined = c->pitch - c->ow <= MLO_MAX(c->ow / 4, 4);
+    /* Packing costs little beside many rows, which suffer from columns in between. */
+    c->joined = (c->by_planes || c->ocg <= 64) && c->pitch - c->ow <= MLO_MAX(c->ow / 4, 4);
+    c->direct = c->joined && c->copies && c->kh * c->kw > 1;
     c->pixels = c->joined ? (c->oh - 1) * c->pitch + c->ow : c->oh * c->ow;
 }
 
@@ -378,7 +415,8 @@ enum mlo_status inv_lower_conv(struct mlo_plan *plan, const struct mlo_node *nod
     }
     if (c->copies && !c->by_planes)
         plan->scratch_bytes =
-            MLO_MAX(plan->scratch_bytes, (size_t)c->n * channels_in(c) * c->plane * sizeof(float));
+            MLO_MAX(plan->scratch_bytes,
+                    ((size_t)c->n * channels_in(c) * c->plane + (size_t)c->kernels->nr) * sizeof(float));
     MLO_TRY(inv_post_find(plan, node, y, !c->by_planes, &c->post, err));
     size_t bytes;
     struct mlo_value *result = c->post.result;

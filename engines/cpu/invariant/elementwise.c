@@ -94,8 +94,8 @@ enum mlo_status inv_lower_unary(struct mlo_plan *plan, const struct mlo_node *no
 {
     struct unary like = {.lanes = inv_lanes_for(plan->isa)};
     struct mlo_value *in = mlo_node_input(node, 0);
-    if (!in || node->output_count != 1 || !inv_act_of(like.lanes, node, &like.act) || in->type.dtype != MLO_FLOAT32 ||
-        !cpu_value_dims(in, NULL, &like.count))
+    if (!in || node->output_count != 1 || !inv_act_of(like.lanes, node, &like.act) ||
+        in->type.dtype != MLO_FLOAT32 || !cpu_value_dims(in, NULL, &like.count))
         return MLO_OK;
     struct unary *u = malloc(sizeof *u);
     if (!u)

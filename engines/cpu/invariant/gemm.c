@@ -47,7 +47,8 @@ static void run_columns(void *arg, size_t begin, size_t end, unsigned worker)
                     tile[i * nr + j] = g->beta * call->c[(r + i) * g->c_row + (p * nr + j) * g->c_column];
             const float *a[INV_MAX_MR];
             inv_rows(g->kernels, call->a + r * call->a_row, call->a_row, rows, a);
-            inv_tile_fn *multiply = rows == 1 ? g->kernels->row : inv_tile(g->kernels, columns);
+            inv_tile_fn *multiply =
+                rows == 1 ? g->kernels->row : g->kernels->tile[inv_tile(g->kernels, columns)];
             multiply(g->k, a, call->b + p * nr * g->k, NULL, tile);
             for (size_t i = 0; i < rows; i++)
                 for (size_t j = 0; j < columns; j++) {

@@ -16,35 +16,43 @@ struct inv_run {
     size_t at, count;
 };
 
-/* c continues its chains: c[i * nr + j] = fma(rows[i][k], b[k * nr + j], c[i * nr + j]) for k = 0 … depth-1; or they
- * start from start[i], unless that is NULL. */
-typedef void inv_tile_fn(size_t depth, const float *const *rows, const float *b, const float *start, float *c);
+/* c continues its chains: c[i * nr + j] = fma(rows[i][k], b[k * nr + j], c[i * nr + j]) for k = 0 … depth-1;
+ * or they start from start[i], unless that is NULL. */
+typedef void inv_tile_fn(size_t depth, const float *const *rows, const float *b, const float *start,
+                         float *c);
+/* The same where column j of k is b[offsets[k] + j]. */
+typedef void inv_tile_at_fn(size_t depth, const float *const *rows, const float *b, const size_t *offsets,
+                            const float *start, float *c);
 
 /* One instruction set's kernels. */
 struct inv_kernels {
-    int mr, nr;          /* tile: rows and columns */
-    int lanes;           /* columns of a vector */
-    size_t block;        /* of k: so that the columns of a block stay in the first-level cache */
+    int mr, nr;           /* tile: rows and columns */
+    int lanes;            /* columns of a vector */
+    size_t block;         /* of k: so that the columns of a block stay in the first-level cache */
     inv_tile_fn *tile[3]; /* mr rows; the first vector of columns, two, three: nr / lanes of them are there */
-    inv_tile_fn *row;    /* one row, nr columns */
+    inv_tile_at_fn *tile_at[3]; /* the same */
+    inv_tile_fn *row;           /* one row, nr columns */
     /* Packs columns: out[k][run.at + j] = run.from[offsets[k] + j] for all runs, which come in order of their
      * places and of their sources. Nothing at or behind `end` is read; what is behind the last run's columns
      * is garbage, also in the nr floats behind the last k. */
     void (*columns)(size_t depth, const size_t *offsets, const struct inv_run *runs, int run_count,
                     const float *end, float *out);
-    /* y[i] = the chain from `start` over fma(w[k], x[offsets[k] + i], …). `count` may be exceeded to whole vectors:
-     * so far x is read and y written. */
-    void (*taps)(size_t depth, const size_t *offsets, const float *w, float start, size_t count, const float *x,
-                 float *y);
+    /* y[i] = the chain from `start` over fma(w[k], x[offsets[k] + i], …). `count` may be exceeded to whole
+     * vectors: so far x is read and y written. */
+    void (*taps)(size_t depth, const size_t *offsets, const float *w, float start, size_t count,
+                 const float *x, float *y);
+    /* y[i * y_pitch + j] = x[i * x_pitch + j * step] for j < count */
+    void (*lines)(size_t lines, size_t count, size_t step, const float *x, size_t x_pitch, float *y,
+                  size_t y_pitch);
 };
 
 extern const struct inv_kernels inv_generic, inv_avx2, inv_avx512;
 const struct inv_kernels *inv_kernels_for(enum mlo_isa isa);
 
-/* The kernel for so many columns of a tile. */
-static inline inv_tile_fn *inv_tile(const struct inv_kernels *kernels, size_t columns)
+/* Which tile is for so many columns. */
+static inline size_t inv_tile(const struct inv_kernels *kernels, size_t columns)
 {
-    return kernels->tile[(columns - 1) / (size_t)kernels->lanes];
+    return (columns - 1) / (size_t)kernels->lanes;
 }
 
 /* The mr rows of a tile, k by k: the last of the matrix again where it has no more. */

@@ -22,6 +22,8 @@ const struct inv_kernels inv_avx2 = {.mr = MR,
                                      .lanes = LANES,
                                      .block = 256,
                                      .tile = {tile_1, tile_2, tile_3},
+                                     .tile_at = {tile_at_1, tile_at_2, tile_at_3},
                                      .row = row,
                                      .columns = columns,
-                                     .taps = taps};
+                                     .taps = taps,
+                                     .lines = lines};

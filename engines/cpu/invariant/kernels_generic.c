@@ -4,9 +4,10 @@
 
 #include "engines/cpu/invariant/invariant_impl.h"
 
-enum { MR = 4, NR = 8 };
+enum { MR = 4, NR = 8, LANES = 8 };
 
-static void tile_of(int rows, size_t depth, const float *const *a, const float *b, const float *start, float *c)
+static void tile_of(int rows, size_t depth, const float *const *a, const float *b, const size_t *offsets,
+                    const float *start, float *c)
 {
     for (int i = 0; start && i < rows; i++)
         for (int j = 0; j < NR; j++)
@@ -14,24 +15,30 @@ static void tile_of(int rows, size_t depth, const float *const *a, const float *
     for (size_t k = 0; k < depth; k++)
         for (int i = 0; i < rows; i++)
             for (int j = 0; j < NR; j++)
-                c[i * NR + j] = fmaf(a[i][k], b[k * NR + j], c[i * NR + j]);
+                c[i * NR + j] = fmaf(a[i][k], b[(offsets ? offsets[k] : k * NR) + (size_t)j], c[i * NR + j]);
 }
 
 static void tile(size_t depth, const float *const *rows, const float *b, const float *start, float *c)
 {
-    tile_of(MR, depth, rows, b, start, c);
+    tile_of(MR, depth, rows, b, NULL, start, c);
+}
+
+static void tile_at(size_t depth, const float *const *rows, const float *b, const size_t *offsets,
+                    const float *start, float *c)
+{
+    tile_of(MR, depth, rows, b, offsets, start, c);
 }
 
 static void row(size_t depth, const float *const *rows, const float *b, const float *start, float *c)
 {
-    tile_of(1, depth, rows, b, start, c);
+    tile_of(1, depth, rows, b, NULL, start, c);
 }
 
 #define INV_TARGET
 #include "engines/cpu/invariant/columns.inc"
 
-static void taps(size_t depth, const size_t *offsets, const float *w, float start, size_t count, const float *x,
-                 float *y)
+static void taps(size_t depth, const size_t *offsets, const float *w, float start, size_t count,
+                 const float *x, float *y)
 {
     for (size_t i = 0; i < count; i++) {
         float acc = start;
@@ -43,12 +50,14 @@ static void taps(size_t depth, const size_t *offsets, const float *w, float star
 
 const struct inv_kernels inv_generic = {.mr = MR,
                                         .nr = NR,
-                                        .lanes = NR,
+                                        .lanes = LANES,
                                         .block = 256,
                                         .tile = {tile},
+                                        .tile_at = {tile_at},
                                         .row = row,
                                         .columns = columns,
-                                        .taps = taps};
+                                        .taps = taps,
+                                        .lines = lines};
 
 const struct inv_kernels *inv_kernels_for(enum mlo_isa isa)
 {

@@ -5,7 +5,8 @@
 #include <string.h>
 
 /* The only reader of a value that nobody else sees. */
-static const struct mlo_node *reader_of(const struct mlo_plan *plan, const struct mlo_value *v, int uses, int i)
+static const struct mlo_node *reader_of(const struct mlo_plan *plan, const struct mlo_value *v, int uses,
+                                        int i)
 {
     if (v->is_output || cpu_is_observed(plan, v) || v->use_count != uses)
         return NULL;
@@ -44,8 +45,7 @@ static bool find_swish(const struct mlo_plan *plan, struct inv_post *post)
     const struct mlo_node *a = reader_of(plan, x, 2, 0), *b = reader_of(plan, x, 2, 1);
     const struct mlo_node *sigmoid = a && mlo_node_is(a, "Sigmoid") ? a : b, *mul = sigmoid == a ? b : a;
     if (!a || !b || !mlo_node_is(sigmoid, "Sigmoid") || !mlo_node_is(mul, "Mul") || mul->input_count != 2 ||
-        reader_of(plan, sigmoid->outputs[0], 1, 0) != mul ||
-        !inv_act_of(post->lanes, sigmoid, &post->act))
+        reader_of(plan, sigmoid->outputs[0], 1, 0) != mul || !inv_act_of(post->lanes, sigmoid, &post->act))
         return false;
     post->act.times = true;
     take(post, sigmoid);

@@ -1,5 +1,5 @@
-/* Private to the invariant numerics: what is computed of a convolution's results while they are in the cache, with
- * the very bits that the nodes behind it give one after the other. */
+/* Private to the invariant numerics: what is computed of a convolution's results while they are in the cache,
+ * with the very bits that the nodes behind it give one after the other. */
 #ifndef MLO_ENGINES_CPU_INVARIANT_POST_IMPL_H
 #define MLO_ENGINES_CPU_INVARIANT_POST_IMPL_H
 
@@ -15,10 +15,11 @@ struct inv_act {
 /* That of a node; false: it is none, or its bounds are not constant. */
 bool inv_act_of(const struct inv_lanes *lanes, const struct mlo_node *node, struct inv_act *out);
 /* x and y are apart. */
-void inv_act_run(const struct inv_lanes *lanes, const struct inv_act *act, size_t n, const float *x, float *y);
+void inv_act_run(const struct inv_lanes *lanes, const struct inv_act *act, size_t n, const float *x,
+                 float *y);
 
-/* The channels of a BatchNormalization of constants over a value of these dims (free); NULL: it is no form that is
- * taken, or out of memory (*failed). */
+/* The channels of a BatchNormalization of constants over a value of these dims (free); NULL: it is no form
+ * that is taken, or out of memory (*failed). */
 struct inv_affine *inv_channels_of(const struct mlo_node *node, const int64_t *dims, bool *failed);
 
 /* In this order, each where it is wanted. */
@@ -43,12 +44,13 @@ MLO_MUST_USE enum mlo_status inv_post_find(const struct mlo_plan *plan, const st
 struct inv_piece {
     size_t at, count, to;
 };
-/* Finishes a line of n results of a channel and stores its pieces in y; what they are added to is in `adds` at the
- * same places. buffers: two of n floats. */
+/* Finishes a line of n results of a channel and stores its pieces in y; what they are added to is in `adds`
+ * at the same places. buffers: two of n floats. */
 void inv_post_run(const struct inv_post *post, size_t channel, size_t n, const float *line,
                   const struct inv_piece *pieces, int piece_count, const float *adds, float *y,
                   float *buffers);
-/* A line without the sum, into one of two buffers of n floats (or the line itself, when there is nothing to do). */
+/* A line without the sum, into one of two buffers of n floats (or the line itself, when there is nothing to
+ * do). */
 const float *inv_post_line(const struct inv_post *post, size_t channel, size_t n, const float *line,
                            float *buffers);
 
