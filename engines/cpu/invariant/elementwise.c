@@ -83,8 +83,6 @@ void inv_act_run(const struct inv_lanes *lanes, const struct inv_act *act, size_
 {
     if (!act->many)
         lanes->clip(n, act->low, act->high, x, y);
-    else if (act->times)
-        lanes->times(act->many, &act->exact, n, x, y);
     else
         act->many(&act->exact, n, x, y);
 }

@@ -11,6 +11,12 @@ void inv_each(const struct mlo_scalar *exact, size_t n, const float *x, float *y
         y[i] = (float)exact->fn(x[i], exact->a, exact->b);
 }
 
+static void swish(const struct mlo_scalar *exact, size_t n, const float *x, float *y)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = x[i] * (float)exact->fn(x[i], exact->a, exact->b);
+}
+
 double inv_softmax_sum(size_t n, double top, const float *x)
 {
     double sum = 0;
@@ -40,7 +46,7 @@ const struct inv_lanes inv_lanes_generic = {.binary = {add, sub, mul, divide},
                                             .sigmoid = inv_each,
                                             .tanh = inv_each,
                                             .erf = inv_each,
-                                            .times = times,
+                                            .swish = swish,
                                             .clip = clip,
                                             .affine = affine,
                                             .normalise = normalise,

@@ -20,8 +20,7 @@ enum inv_binary { INV_ADD, INV_SUB, INV_MUL, INV_DIV, INV_BINARIES };
 struct inv_lanes {
     inv_binary_fn *binary[INV_BINARIES];
     inv_unary_fn *exp, *sigmoid, *tanh, *erf;
-    /* y[i] = x[i] * (float)exact(x[i]) */
-    void (*times)(inv_unary_fn *fn, const struct mlo_scalar *exact, size_t n, const float *x, float *y);
+    inv_unary_fn *swish; /* y[i] = x[i] * (float)exact(x[i]), exact being Sigmoid's */
     void (*clip)(size_t n, float low, float high, const float *x, float *y); /* NaN stays */
     void (*affine)(size_t n, const struct inv_affine *f, const float *x, float *y);
     /* Layer normalisation of a line: ((x - mean) * inverse) * scale[i] + bias[i]; bias NULL: zeros. */

@@ -47,7 +47,7 @@ static bool find_swish(const struct mlo_plan *plan, struct inv_post *post)
     if (!a || !b || !mlo_node_is(sigmoid, "Sigmoid") || !mlo_node_is(mul, "Mul") || mul->input_count != 2 ||
         reader_of(plan, sigmoid->outputs[0], 1, 0) != mul || !inv_act_of(post->lanes, sigmoid, &post->act))
         return false;
-    post->act.times = true;
+    post->act.many = post->lanes->swish;
     take(post, sigmoid);
     take(post, mul);
     return true;

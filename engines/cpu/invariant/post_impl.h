@@ -10,7 +10,6 @@ struct inv_act {
     inv_unary_fn *many; /* NULL: between low and high */
     struct mlo_scalar exact;
     float low, high;
-    bool times; /* times the operand itself */
 };
 /* That of a node; false: it is none, or its bounds are not constant. */
 bool inv_act_of(const struct inv_lanes *lanes, const struct mlo_node *node, struct inv_act *out);
