@@ -67,20 +67,33 @@ static void inside(int64_t stride, int64_t phase, int64_t pad, int64_t in, int64
     *end = MLO_MAX(MLO_MIN(*end, count), *first);
 }
 
-/* A channel's plane into its parts, which are zeros where it is not. */
-static void copy_plane(const struct conv *c, const float *x, float *to)
+/* Whether a weight meets rows (or columns) of that phase. */
+static bool meets(int64_t kernel, int64_t dilation, int64_t stride, int64_t phase)
+{
+    bool met = false;
+    for (int64_t k = 0; k < MLO_MIN(kernel, stride); k++) /* then it begins again */
+        met |= k * dilation % stride == phase;
+    return met;
+}
+
+/* A channel's plane into its parts, with zeros around it; clean: they are there. */
+static void copy_plane(const struct conv *c, const float *x, bool clean, float *to)
 {
     for (int64_t p = 0; p < c->sh; p++)
         for (int64_t q = 0; q < c->sw; q++) {
             int64_t line, end, column, stop;
+            float *part = to + (size_t)(p * c->sw + q) * c->part;
+            if (!meets(c->kh, c->dh, c->sh, p) || !meets(c->kw, c->dw, c->sw, q))
+                continue;
             inside(c->sh, p, c->ph, c->ih, c->lines, &line, &end);
             inside(c->sw, q, c->pw, c->iw, c->pitch, &column, &stop);
+            if (!clean && (end - line) * (stop - column) < (int64_t)c->part)
+                memset(part, 0, c->part * sizeof *part);
             if (line == end || column == stop)
                 continue;
             const float *from = x + (line * c->sh + p - c->ph) * c->iw + column * c->sw + q - c->pw;
             c->kernels->lines((size_t)(end - line), (size_t)(stop - column), (size_t)c->sw, from,
-                              (size_t)(c->sh * c->iw),
-                              to + (size_t)(p * c->sw + q) * c->part + (size_t)(line * c->pitch + column),
+                              (size_t)(c->sh * c->iw), part + (size_t)(line * c->pitch + column),
                               (size_t)c->pitch);
         }
 }
@@ -91,10 +104,8 @@ static void copy_planes(void *arg, size_t begin, size_t end, unsigned worker)
     MLO_UNUSED(worker);
     const struct conv_call *call = arg;
     const struct conv *c = call->c;
-    for (size_t i = begin; i < end; i++) {
-        memset(call->copy + i * c->plane, 0, c->plane * sizeof *call->copy);
-        copy_plane(c, call->x + (int64_t)i * c->ih * c->iw, call->copy + i * c->plane);
-    }
+    for (size_t i = begin; i < end; i++)
+        copy_plane(c, call->x + (int64_t)i * c->ih * c->iw, false, call->copy + i * c->plane);
 }
 
 /* The runs of pixels that a panel holds, as what they read for the first k of the group. */
@@ -249,19 +260,22 @@ static void run_planes(void *arg, size_t begin, size_t end, unsigned worker)
     memset(copy, 0, (size_t)c->icg * c->plane * sizeof *copy);
     for (size_t i = begin; i < end; i++) {
         for (int64_t ic = 0; ic < c->icg; ic++)
-            copy_plane(c, call->x + ((int64_t)i * c->icg + ic) * c->ih * c->iw, copy + (size_t)ic * c->plane);
+            copy_plane(c, call->x + ((int64_t)i * c->icg + ic) * c->ih * c->iw, true,
+                       copy + (size_t)ic * c->plane);
         for (int64_t o = 0; o < c->ocg; o++) {
             size_t oc = i % (size_t)c->groups * (size_t)c->ocg + (size_t)o;
             float *y = call->y + (i * (size_t)c->ocg + (size_t)o) * plane;
             const float *w = c->weights + oc * c->depth;
             float start = c->bias ? c->bias[oc] : 0.0f;
             size_t count = (size_t)(c->joined ? c->pixels : c->ow), lines = c->joined ? 1 : (size_t)c->oh;
+            float *dense = inv_post_works(&c->post) ? out + room : y;
             for (size_t h = 0; h < lines; h++) {
                 c->kernels->taps(c->depth, c->offsets, w, start, count, copy + h * (size_t)c->pitch, out);
-                const float *line = inv_post_line(&c->post, oc, count, out, out + room);
-                c->kernels->lines(c->joined ? (size_t)c->oh : 1, (size_t)c->ow, 1, line, (size_t)c->pitch,
-                                  y + h * (size_t)c->ow, (size_t)c->ow);
+                c->kernels->lines(c->joined ? (size_t)c->oh : 1, (size_t)c->ow, 1, out, (size_t)c->pitch,
+                                  dense + h * (size_t)c->ow, (size_t)c->ow);
             }
+            if (dense != y)
+                inv_post_line(&c->post, oc, plane, dense, y, out + 2 * room);
         }
     }
 }
@@ -286,7 +300,7 @@ static enum mlo_status conv_load(struct mlo_program *program, const struct cpu_s
     size_t nr = (size_t)c->kernels->nr, some = MLO_MIN(panels_of(c), (size_t)PANELS);
     /* Behind a panel's columns is the last run's rest; behind planes and outputs that of the last vectors. */
     s->columns_each = c->by_planes ? (size_t)c->icg * c->plane + 8 * nr : some * (c->kernels->block + 1) * nr;
-    s->tiles_each = c->by_planes                   ? 3 * ((size_t)(c->joined ? c->pixels : c->ow) + 8 * nr)
+    s->tiles_each = c->by_planes                   ? 3 * ((size_t)MLO_MAX(c->pixels, c->oh * c->ow) + 8 * nr)
                     : c->depth > c->kernels->block ? some * c->rows * nr
                                                    : (size_t)c->kernels->mr * nr;
     s->columns = cpu_aligned(program->plan->threads * s->columns_each * sizeof(float));

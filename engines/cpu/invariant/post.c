@@ -112,17 +112,14 @@ void inv_post_run(const struct inv_post *post, size_t channel, size_t n, const f
         memcpy(y + pieces[i].to, line + pieces[i].at, pieces[i].count * sizeof *y);
 }
 
-const float *inv_post_line(const struct inv_post *post, size_t channel, size_t n, const float *line,
-                           float *buffers)
+void inv_post_line(const struct inv_post *post, size_t channel, size_t n, const float *x, float *y,
+                   float *buffer)
 {
     if (post->channels) {
-        post->lanes->affine(n, &post->channels[channel], line, buffers);
-        line = buffers;
-        buffers += n;
+        float *to = post->acts ? buffer : y;
+        post->lanes->affine(n, &post->channels[channel], x, to);
+        x = to;
     }
-    if (post->acts) {
-        inv_act_run(post->lanes, &post->act, n, line, buffers);
-        line = buffers;
-    }
-    return line;
+    if (post->acts)
+        inv_act_run(post->lanes, &post->act, n, x, y);
 }

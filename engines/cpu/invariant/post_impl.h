@@ -48,9 +48,12 @@ struct inv_piece {
 void inv_post_run(const struct inv_post *post, size_t channel, size_t n, const float *line,
                   const struct inv_piece *pieces, int piece_count, const float *adds, float *y,
                   float *buffers);
-/* A line without the sum, into one of two buffers of n floats (or the line itself, when there is nothing to
- * do). */
-const float *inv_post_line(const struct inv_post *post, size_t channel, size_t n, const float *line,
-                           float *buffers);
+/* Finishes n results of a channel, without the sum; x and y are apart. buffer: n floats. */
+void inv_post_line(const struct inv_post *post, size_t channel, size_t n, const float *x, float *y,
+                   float *buffer);
+static inline bool inv_post_works(const struct inv_post *post)
+{
+    return post->channels || post->acts;
+}
 
 #endif
