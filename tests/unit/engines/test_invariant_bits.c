@@ -1,0 +1,486 @@
+/* The kernels of the invariant numerics next to what they promise to equal: the op table's rows one element
+ * at a time, the documented chain, and the same nodes without fusion. To the last bit, on every instruction
+ * set. */
+#include "engines/cpu/invariant/lanes_impl.h"
+#include "helpers.h"
+
+static const float specials[] = {
+    0.0f,       -0.0f,       1.0f,      -1.0f,     0.05f,     -0.05f,       0.5f,          -0.5f,
+    3.9192059f, -3.9192059f, 5.9999f,   6.0f,      -6.0f,     22.5f,        -30.0f,        87.5f,
+    -87.5f,     88.7228394f, 88.72284f, -103.97f,  -104.0f,   199.0f,       200.0f,        -200.0f,
+    201.0f,     700.0f,      -700.0f,   -745.0f,   -10000.0f, 1e30f,        -1e30f,        1e-30f,
+    1e-38f,     1e-40f,      -1e-40f,   1e-45f,    -1e-45f,   3.402823e38f, -3.402823e38f, 1.1754944e-38f,
+    NAN,        -NAN,        INFINITY,  -INFINITY, 65504.0f,  1.00000012f,  0.99999994f,   0x1p-24f,
+    0x1p-12f,   0x1p-149f};
+
+enum { NUMBERS = 6 };
+/* What fills an input: numbers of a size, or (4) any bits at all, or (5) the special ones. */
+static void fill(float *x, size_t n, int kind, uint32_t seed)
+{
+    static const float amplitude[4] = {1, 8, 100, 1e-3f};
+    for (size_t i = 0; i < n; i++) {
+        net_random(&seed);
+        if (kind == 5) {
+            x[i] = specials[(seed >> 8) % MLO_COUNT(specials)];
+        } else if (kind == 4) {
+            uint32_t bits = seed ^ seed << 13;
+            bits |= bits << 1 > 0xff000000u ? 0x400000u : 0; /* no arithmetic results in a signalling NaN */
+            memcpy(&x[i], &bits, sizeof bits);
+        } else {
+            x[i] = amplitude[kind] * net_random(&seed);
+        }
+    }
+}
+
+static void assert_bits(const struct mlo_tensor *got, const struct mlo_tensor *want, const char *what,
+                        int isa)
+{
+    assert_true(mlo_tensor_same_shape(got, want) && got->dtype == want->dtype);
+    const uint32_t *a = got->data, *b = want->data;
+    for (size_t i = 0; i < want->size_bytes / 4; i++)
+        if (a[i] != b[i])
+            fail_msg("%s on %s: element %zu is %08x (%.9g), not %08x (%.9g)", what,
+                     mlo_isa_name((enum mlo_isa)isa), i, a[i], (double)((const float *)got->data)[i], b[i],
+                     (double)((const float *)want->data)[i]);
+}
+
+static struct mlo_tensor invariant(const struct mlo_model *model, int isa, unsigned threads,
+                                   const struct mlo_tensor *in, json_t **description)
+{
+    struct mlo_compile_options o = {.threads = threads, .numerics = MLO_NUMERICS_INVARIANT};
+    mlo_isa_override(isa);
+    struct mlo_tensor out = run_model("cpu", model, &o, in, description);
+    mlo_isa_override(-1);
+    return out;
+}
+
+/* The net of up to two inputs has the op table's bits for numbers of all kinds, by steps that are called
+ * `impl` (NULL: any). */
+static void check_bits(struct net *n, const char *impl, const char *what)
+{
+    struct mlo_tensor in[2] = {{0}, {0}};
+    int inputs = n->graph->input_count;
+    for (int i = 0; i < inputs; i++) {
+        const struct mlo_type *t = &n->graph->inputs[i]->type;
+        int64_t dims[MLO_MAX_RANK];
+        assert_true(mlo_type_static(t, dims));
+        MUST(mlo_tensor_init(&in[i], MLO_FLOAT32, t->rank, dims, err));
+    }
+    for (int kind = 0; kind < NUMBERS; kind++) {
+        for (int i = 0; i < inputs; i++)
+            fill(in[i].data, mlo_tensor_count(&in[i]), kind, (uint32_t)(kind * 7 + i * 3 + 1));
+        struct mlo_compile_options o = {.threads = 1};
+        struct mlo_tensor want = run_model("reference", n->model, &o, in, NULL);
+        for (int isa = MLO_ISA_GENERIC; isa <= MLO_ISA_AVX512; isa++)
+            for (unsigned threads = 1; threads <= 2; threads++) {
+                json_t *d = NULL;
+                struct mlo_tensor got = invariant(n->model, isa, threads, in, &d);
+                assert_bits(&got, &want, what, isa);
+                if (impl && count_nodes(d, NULL, "impl", impl) == 0)
+                    fail_with_plan(d, what, "no step is the one that is tested");
+                json_decref(d);
+                mlo_tensor_clear(&got);
+            }
+        mlo_tensor_clear(&want);
+    }
+    for (int i = 0; i < inputs; i++)
+        mlo_tensor_clear(&in[i]);
+    mlo_model_free(n->model);
+}
+
+static void test_unary__has_the_bits_of_the_op_table(void **state)
+{
+    MLO_UNUSED(state);
+    static const char *const ops[] = {"Sigmoid", "Tanh", "Erf", "Exp",  "Relu",        "Clip",
+                                      "Neg",     "Sqrt", "Log", "Celu", "HardSigmoid", "Softplus"};
+    static const int64_t sizes[] = {1, 3, 4, 7, 8, 15, 33, 67, 5000};
+    for (size_t i = 0; i < MLO_COUNT(ops); i++)
+        for (size_t s = 0; s < MLO_COUNT(sizes); s++) {
+            struct net n = net_new(1);
+            bool clip = strcmp(ops[i], "Clip") == 0;
+            struct mlo_value *x = net_input(&n, "x", 1, &sizes[s]);
+            net_finish(&n, net_op(&n, ops[i], x, clip ? net_scalar(&n, MLO_FLOAT32, -0.25) : NULL,
+                                  clip ? net_scalar(&n, MLO_FLOAT32, 6) : NULL));
+            check_bits(&n, "elementwise", ops[i]);
+        }
+}
+
+/* Enough of them that the op table is asked about some, and evenly over the floats between two. */
+static void test_unary__decides_the_last_bit_as_the_op_table(void **state)
+{
+    MLO_UNUSED(state);
+    static const struct {
+        const char *op;
+        float low, high;
+    } ranges[] = {
+        {"Sigmoid", 0x1p-20f, 120}, {"Tanh", 0x1p-14f, 24}, {"Erf", 0x1p-14f, 7}, {"Exp", 0x1p-20f, 120}};
+    const int64_t count = 60000;
+    for (size_t r = 0; r < MLO_COUNT(ranges); r++) {
+        struct net n = net_new(1);
+        net_finish(&n, net_op(&n, ranges[r].op, net_input(&n, "x", 1, &count), NULL, NULL));
+        struct mlo_tensor x = random_tensor(1, &count, 3);
+        uint32_t low, high;
+        memcpy(&low, &ranges[r].low, sizeof low);
+        memcpy(&high, &ranges[r].high, sizeof high);
+        for (int64_t i = 0; i < count; i++) {
+            uint32_t bits = low + (uint32_t)((uint64_t)(high - low) * (uint64_t)i / (uint64_t)count);
+            bits |= i % 2 ? 0x80000000u : 0;
+            memcpy((float *)x.data + i, &bits, sizeof bits);
+        }
+        struct mlo_compile_options o = {.threads = 1};
+        struct mlo_tensor want = run_model("reference", n.model, &o, &x, NULL);
+        for (int isa = MLO_ISA_AVX2; isa <= MLO_ISA_AVX512; isa++) {
+            struct mlo_tensor got = invariant(n.model, isa, 1, &x, NULL);
+            assert_bits(&got, &want, ranges[r].op, isa);
+            mlo_tensor_clear(&got);
+        }
+        mlo_tensor_clear(&want);
+        mlo_tensor_clear(&x);
+        mlo_model_free(n.model);
+    }
+}
+
+/* A function whose float is known, to tell which elements are asked about. */
+static int asked;
+static double ask(double x, double a, double b)
+{
+    MLO_UNUSED(x), MLO_UNUSED(a), MLO_UNUSED(b);
+    asked++;
+    return 42;
+}
+
+/* e^x is a middle of two floats to within 2^-40 there, so that neither is certain. */
+static void test_exp__asks_where_the_float_is_in_doubt(void **state)
+{
+    MLO_UNUSED(state);
+    const struct mlo_scalar scalar = {.fn = ask};
+    for (int isa = MLO_ISA_AVX2; isa <= MLO_ISA_AVX512 && isa <= (int)mlo_isa_current(); isa++) {
+        const struct inv_lanes *lanes = inv_lanes_for((enum mlo_isa)isa);
+        float x[64], y[64];
+        int doubtful = 0;
+        asked = 0;
+        for (uint32_t bits = 0x3f000000; doubtful < 8; bits++) { /* 1/2 and on */
+            float at;
+            memcpy(&at, &bits, sizeof at);
+            double e = mlo_math_exp((double)at);
+            if ((float)(e * (1 - 0x1p-41)) == (float)(e * (1 + 0x1p-41)))
+                continue;
+            for (int i = 0; i < 64; i++)
+                x[i] = i == doubtful * 7 ? at : 0;
+            lanes->exp(&scalar, 64, x, y);
+            assert_true(y[doubtful * 7] == 42);
+            doubtful++;
+        }
+        assert_int_equal(asked, 8);
+        x[0] = NAN;
+        lanes->sigmoid(&scalar, 64, x, y);
+        assert_true(y[0] == 42);
+    }
+}
+
+static void test_binary__has_the_bits_of_the_op_table(void **state)
+{
+    MLO_UNUSED(state);
+    static const char *const ops[] = {"Add", "Sub", "Mul", "Div"};
+    static const struct {
+        int ranks[2];
+        int64_t dims[2][4];
+    } shapes[] = {
+        {{1, 1}, {{7}, {7}}},
+        {{0, 0}, {{0}, {0}}},
+        {{1, 0}, {{37}, {0}}},
+        {{3, 1}, {{3, 5, 17}, {17}}},
+        {{3, 2}, {{3, 5, 17}, {5, 1}}},
+        {{3, 3}, {{3, 5, 17}, {3, 1, 17}}},
+        {{3, 1}, {{3, 5, 17}, {1}}},
+        {{4, 3}, {{2, 3, 4, 9}, {3, 1, 1}}},
+        {{4, 4}, {{2, 3, 4, 9}, {2, 3, 1, 1}}},
+        {{3, 2}, {{2, 1, 4}, {3, 1}}},
+        {{2, 2}, {{1, 19}, {5, 1}}},
+        {{4, 4}, {{2, 3, 1, 5}, {1, 1, 4, 1}}},
+        {{2, 1}, {{40, 1000}, {1000}}}, /* parts begin within a row */
+        {{3, 3}, {{40, 3, 333}, {40, 3, 1}}},
+    };
+    for (size_t i = 0; i < MLO_COUNT(ops); i++)
+        for (size_t s = 0; s < MLO_COUNT(shapes); s++)
+            for (int turned = 0; turned < 2; turned++) {
+                struct net n = net_new(1);
+                struct mlo_value *a = net_input(&n, "a", shapes[s].ranks[0], shapes[s].dims[0]);
+                struct mlo_value *b = net_input(&n, "b", shapes[s].ranks[1], shapes[s].dims[1]);
+                net_finish(&n, net_op(&n, ops[i], turned ? b : a, turned ? a : b, NULL));
+                check_bits(&n, "elementwise", ops[i]);
+            }
+}
+
+static void test_lines__have_the_bits_of_the_op_table(void **state)
+{
+    MLO_UNUSED(state);
+    static const int64_t shapes[][2] = {{1, 1},   {1, 5},  {7, 8},   {8, 9},
+                                        {17, 16}, {3, 33}, {9, 100}, {2, 5000}};
+    for (size_t s = 0; s < MLO_COUNT(shapes); s++) {
+        struct net n = net_new(2);
+        net_finish(&n, net_op(&n, "Softmax", net_input(&n, "x", 2, shapes[s]), NULL, NULL));
+        check_bits(&n, "lines", "Softmax");
+        n = net_of_opset(11, 2);
+        int64_t cut[3] = {shapes[s][0], shapes[s][1], 3};
+        net_finish(&n, net_op(&n, "Softmax", net_input(&n, "x", 3, cut), NULL, NULL));
+        check_bits(&n, "lines", "Softmax of matrices");
+        for (int bias = 0; bias < 2; bias++) {
+            n = net_new(2);
+            struct mlo_value *scale = net_floats(&n, 1, &shapes[s][1], 2);
+            struct mlo_value *x = net_input(&n, "x", 2, shapes[s]);
+            net_finish(&n, net_op(&n, "LayerNormalization", x, scale,
+                                  bias ? net_floats(&n, 1, &shapes[s][1], 1) : NULL));
+            check_bits(&n, "lines", "LayerNormalization");
+        }
+        n = net_new(2);
+        int64_t planes[4] = {1, shapes[s][0], 1, shapes[s][1]};
+        net_finish(&n, net_op(&n, "GlobalAveragePool", net_input(&n, "x", 4, planes), NULL, NULL));
+        check_bits(&n, "lines", "GlobalAveragePool");
+    }
+    struct net n = net_new(2);
+    struct mlo_node *middle =
+        net_node(&n, "Softmax", net_input(&n, "x", 3, (int64_t[]){3, 4, 5}), NULL, NULL);
+    assert_true(mlo_node_set_i(middle, "axis", 1));
+    net_finish(&n, middle->outputs[0]);
+    check_bits(&n, "reference", "Softmax of columns");
+}
+
+/* Masked places have next to nothing, and a line without any other NaN: the op table's way. */
+static void test_softmax__of_masked_lines(void **state)
+{
+    MLO_UNUSED(state);
+    struct net n = net_new(2);
+    int64_t dims[] = {6, 40};
+    net_finish(&n, net_op(&n, "Softmax", net_input(&n, "x", 2, dims), NULL, NULL));
+    struct mlo_tensor x = random_tensor(2, dims, 4);
+    float *v = x.data;
+    for (int i = 0; i < 40; i++) {
+        v[i] = i < 20 ? v[i] : -10000 + v[i];
+        v[40 + i] = i % 3 ? -INFINITY : v[40 + i];
+        v[80 + i] = 8 * v[80 + i] - (i > 30 ? 745 : 0);
+        v[120 + i] = i ? -3e38f : 3e38f;
+    }
+    for (int all = 0; all < 2; all++) {
+        struct mlo_compile_options o = {.threads = 1};
+        struct mlo_tensor want = run_model("reference", n.model, &o, &x, NULL);
+        for (int isa = MLO_ISA_GENERIC; isa <= MLO_ISA_AVX512; isa++) {
+            struct mlo_tensor got = invariant(n.model, isa, 2, &x, NULL);
+            assert_bits(&got, &want, "masked", isa);
+            mlo_tensor_clear(&got);
+        }
+        mlo_tensor_clear(&want);
+        for (int i = 0; i < 40; i++)
+            v[160 + i] = -INFINITY;
+    }
+    mlo_tensor_clear(&x);
+    mlo_model_free(n.model);
+}
+
+static void test_moves__have_the_bits_of_the_op_table(void **state)
+{
+    MLO_UNUSED(state);
+    static const int64_t perms[][4] = {{0, 1, 2, 3}, {3, 2, 1, 0}, {0, 2, 1, 3}, {0, 2, 3, 1}, {0, 3, 1, 2},
+                                       {1, 0, 3, 2}, {2, 3, 0, 1}, {3, 0, 1, 2}, {1, 2, 3, 0}};
+    static const int64_t dims[][4] = {{2, 3, 5, 7}, {1, 20, 1, 33}, {3, 1, 17, 16}, {1, 1, 1, 1}};
+    for (size_t p = 0; p < MLO_COUNT(perms); p++)
+        for (size_t s = 0; s < MLO_COUNT(dims); s++) {
+            struct net n = net_new(2);
+            struct mlo_node *t = net_node(&n, "Transpose", net_input(&n, "x", 4, dims[s]), NULL, NULL);
+            assert_true(mlo_node_set_ints(t, "perm", perms[p], 4));
+            struct mlo_value *flat = net_op(&n, "Flatten", t->outputs[0], NULL, NULL);
+            net_output(&n, t->outputs[0]); /* and what has the same memory */
+            net_finish(&n, net_op(&n, "Identity", flat, NULL, NULL));
+            check_bits(&n, "transpose", "Transpose");
+        }
+    struct net n = net_new(2);
+    struct mlo_value *x = net_input(&n, "x", 2, (int64_t[]){4, 6});
+    x = net_op(&n, "Reshape", x, net_ints(&n, 3, (int64_t[]){3, 2, 4}), NULL); /* of an input */
+    net_finish(&n, x);
+    check_bits(&n, NULL, "Reshape");
+}
+
+static void test_max_pool__has_the_bits_of_the_op_table(void **state)
+{
+    MLO_UNUSED(state);
+    for (int64_t stride = 1; stride <= 3; stride++)
+        for (int64_t kernel = 2; kernel <= 3; kernel++) {
+            struct net n = net_new(2);
+            struct mlo_value *x = net_input(&n, "x", 4, (int64_t[]){2, 3, 11, 37});
+            struct mlo_node *p = net_node(&n, "MaxPool", x, NULL, NULL);
+            assert_true(mlo_node_set_ints(p, "kernel_shape", (int64_t[]){kernel, kernel}, 2));
+            assert_true(mlo_node_set_ints(p, "strides", (int64_t[]){stride, stride}, 2));
+            assert_true(mlo_node_set_ints(p, "pads", (int64_t[]){1, 1, 1, 1}, 4));
+            net_finish(&n, p->outputs[0]);
+            check_bits(&n, "max pool", "MaxPool");
+        }
+}
+
+static const struct conv_spec convs[] = {
+    {3, 8, 3, 1, 1, 1, 1, 9, true},    {70, 9, 3, 1, 1, 1, 1, 6, true},    {8, 8, 1, 1, 0, 1, 1, 7, false},
+    {16, 24, 3, 2, 1, 1, 1, 11, true}, {3, 5, 5, 1, 2, 1, 1, 30, true},    {8, 12, 3, 1, 2, 2, 1, 12, true},
+    {16, 16, 3, 1, 1, 1, 4, 8, true},  {12, 12, 3, 1, 1, 1, 12, 9, true},  {10, 20, 3, 2, 1, 1, 10, 9, true},
+    {4, 70, 3, 1, 1, 1, 1, 7, true},   {9, 65, 1, 2, 0, 1, 1, 15, true},   {6, 6, 5, 1, 2, 1, 6, 14, false},
+    {6, 6, 5, 2, 2, 1, 6, 28, true},   {4, 4, 3, 1, 6, 6, 4, 8, true},     {4, 8, 3, 1, 6, 6, 1, 8, true},
+    {6, 12, 3, 3, 1, 1, 6, 20, true},  {12, 6, 3, 1, 0, 1, 3, 8, false},   {5, 1, 3, 1, 0, 1, 1, 60, true},
+    {3, 7, 7, 2, 3, 1, 1, 32, true},   {300, 40, 1, 1, 0, 1, 1, 5, true},  {8, 16, 3, 2, 0, 3, 8, 17, true},
+    {2, 3, 2, 3, 0, 2, 1, 20, true},   {130, 66, 3, 1, 1, 1, 1, 5, false}, {8, 8, 3, 1, 1, 1, 8, 1, true},
+};
+
+/* acc = bias; acc = fma(w, x, acc) over channel, row, column of the kernel, zeros in the border. */
+static void plain_conv(const struct conv_spec *s, int64_t batch, int64_t out, const float *x, const float *w,
+                       const float *bias, float *y)
+{
+    int64_t icg = s->ic / s->groups, ocg = s->oc / s->groups;
+    for (int64_t n = 0; n < batch; n++)
+        for (int64_t o = 0; o < s->oc; o++)
+            for (int64_t i = 0; i < out * out; i++) {
+                float acc = bias ? bias[o] : 0;
+                for (int64_t k = 0; k < icg * s->kernel * s->kernel; k++) {
+                    int64_t c = k / (s->kernel * s->kernel) + o / ocg * icg;
+                    int64_t h = i / out * s->stride - s->pad + k / s->kernel % s->kernel * s->dilation;
+                    int64_t v = i % out * s->stride - s->pad + k % s->kernel * s->dilation;
+                    bool inside = h >= 0 && h < s->size && v >= 0 && v < s->size;
+                    float at = inside ? x[((n * s->ic + c) * s->size + h) * s->size + v] : 0;
+                    acc = fmaf(w[o * icg * s->kernel * s->kernel + k], at, acc);
+                }
+                *y++ = acc;
+            }
+}
+
+static void test_conv__is_the_chain_in_all_its_forms(void **state)
+{
+    MLO_UNUSED(state);
+    for (size_t i = 0; i < MLO_COUNT(convs); i++)
+        for (int64_t batch = 1; batch <= 3; batch += 2) {
+            const struct conv_spec *s = &convs[i];
+            struct net n = net_new((uint32_t)i + 5);
+            int64_t dims[] = {batch, s->ic, s->size, s->size};
+            struct mlo_value *y = net_conv(&n, net_input(&n, "x", 4, dims), s);
+            net_finish(&n, y);
+            const struct mlo_value *const *in = (const struct mlo_value *const *)y->producer->inputs;
+            struct mlo_tensor x = random_tensor(4, dims, 11), want = {0};
+            int64_t to[MLO_MAX_RANK];
+            char what[32];
+            snprintf(what, sizeof what, "conv %zu, batch %d", i, (int)batch);
+            assert_true(mlo_type_static(&y->type, to));
+            MUST(mlo_tensor_init(&want, MLO_FLOAT32, 4, to, err));
+            plain_conv(s, batch, to[2], x.data, in[1]->constant->data, s->bias ? in[2]->constant->data : NULL,
+                       want.data);
+            for (int isa = MLO_ISA_GENERIC; isa <= MLO_ISA_AVX512; isa++)
+                for (unsigned threads = 1; threads <= 2; threads++) {
+                    struct mlo_tensor got = invariant(n.model, isa, threads, &x, NULL);
+                    assert_bits(&got, &want, what, isa);
+                    mlo_tensor_clear(&got);
+                }
+            mlo_tensor_clear(&want);
+            mlo_tensor_clear(&x);
+            mlo_model_free(n.model);
+        }
+}
+
+enum tail { RELU, CLIP, SIGMOID, SWISH, TURNED_SWISH, TAILS };
+
+/* Conv, BatchNormalization, Add and a function; every value an output, or only the last. *nodes: how many
+ * nodes were merged into others. */
+static struct mlo_tensor run_tail(const struct conv_spec *s, enum tail tail, int parts, bool apart, int isa,
+                                  int *merged)
+{
+    struct net n = net_new(77);
+    int64_t dims[] = {2, s->ic, s->size, s->size}, channels = s->oc;
+    struct mlo_value *in = net_input(&n, "x", 4, dims), *chain[8];
+    int count = 0;
+    struct mlo_value *y = chain[count++] = net_conv(&n, in, s);
+    MUST(mlo_graph_infer(n.graph, err));
+    int64_t to[MLO_MAX_RANK];
+    assert_true(mlo_type_static(&y->type, to));
+    if (parts & 1) {
+        struct mlo_value *operands[] = {
+            y, net_floats(&n, 1, &channels, 3.0f), net_floats(&n, 1, &channels, 0.5f),
+            net_floats(&n, 1, &channels, 0.7f), net_numbers(&n, MLO_FLOAT32, 1, &channels, 1e-6, 2.0)};
+        y = chain[count++] = net_node_of(&n, "", "BatchNormalization", operands, 5)->outputs[0];
+    }
+    if (parts & 2) {
+        struct mlo_value *other = net_floats(&n, 4, to, 1);
+        y = chain[count++] = net_op(&n, "Add", parts & 4 ? other : y, parts & 4 ? y : other, NULL);
+    }
+    if (tail == RELU)
+        y = net_op(&n, "Relu", y, NULL, NULL);
+    if (tail == CLIP)
+        y = net_op(&n, "Clip", y, net_scalar(&n, MLO_FLOAT32, 0), net_scalar(&n, MLO_FLOAT32, 0.75));
+    if (tail >= SIGMOID)
+        chain[count++] = net_op(&n, "Sigmoid", y, NULL, NULL);
+    if (tail == SIGMOID)
+        y = chain[--count];
+    if (tail >= SWISH)
+        y = net_op(&n, "Mul", tail == SWISH ? y : chain[count - 1], tail == SWISH ? chain[count - 1] : y,
+                   NULL);
+    net_output(&n, y);
+    const char *names[8];
+    for (int i = 0; i < count; i++)
+        names[i] = chain[i]->name;
+    MUST(mlo_graph_infer(n.graph, err));
+    struct mlo_tensor x = random_tensor(4, dims, 19);
+    ((float *)x.data)[1] = NAN;
+    ((float *)x.data)[4] = -INFINITY;
+    ((float *)x.data)[dims[1] * dims[2] * dims[3] - 1] = 1e-41f;
+    struct mlo_compile_options o = {.threads = 2,
+                                    .numerics = MLO_NUMERICS_INVARIANT,
+                                    .observe = names,
+                                    .observe_count = apart ? (size_t)count : 0};
+    json_t *d = NULL, *node;
+    size_t i;
+    mlo_isa_override(isa);
+    struct mlo_tensor out = run_model("cpu", n.model, &o, &x, &d);
+    mlo_isa_override(-1);
+    *merged = 0;
+    json_array_foreach(json_object_get(d, "nodes"), i, node) *merged +=
+        (int)json_array_size(json_object_get(node, "fused"));
+    json_decref(d);
+    mlo_tensor_clear(&x);
+    mlo_model_free(n.model);
+    return out;
+}
+
+static void test_conv__with_what_follows_has_the_bits_of_the_single_nodes(void **state)
+{
+    MLO_UNUSED(state);
+    for (size_t i = 0; i < MLO_COUNT(convs); i++)
+        for (int tail = 0; tail < TAILS; tail++)
+            for (int parts = 0; parts < 8; parts++) {
+                if ((parts & 6) == 4 || (i > 8 && (tail + parts + (int)i) % 3))
+                    continue;
+                int merged;
+                bool planes = convs[i].groups > 1 && convs[i].oc / convs[i].groups < 4;
+                int nodes = (parts & 1) + (parts >> 1 & 1) + (tail >= SWISH ? 2 : 1);
+                char what[48];
+                snprintf(what, sizeof what, "conv %zu, tail %d, parts %d", i, tail, parts);
+                struct mlo_tensor want =
+                    run_tail(&convs[i], (enum tail)tail, parts, true, MLO_ISA_GENERIC, &merged);
+                assert_int_equal(merged, 0);
+                for (int isa = MLO_ISA_GENERIC; isa <= MLO_ISA_AVX512; isa++) {
+                    struct mlo_tensor got = run_tail(&convs[i], (enum tail)tail, parts, false, isa, &merged);
+                    assert_bits(&got, &want, what, isa);
+                    assert_int_equal(merged, planes && parts & 2 ? parts & 1 : nodes);
+                    mlo_tensor_clear(&got);
+                }
+                mlo_tensor_clear(&want);
+            }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_unary__has_the_bits_of_the_op_table),
+        cmocka_unit_test(test_unary__decides_the_last_bit_as_the_op_table),
+        cmocka_unit_test(test_exp__asks_where_the_float_is_in_doubt),
+        cmocka_unit_test(test_binary__has_the_bits_of_the_op_table),
+        cmocka_unit_test(test_lines__have_the_bits_of_the_op_table),
+        cmocka_unit_test(test_softmax__of_masked_lines),
+        cmocka_unit_test(test_moves__have_the_bits_of_the_op_table),
+        cmocka_unit_test(test_max_pool__has_the_bits_of_the_op_table),
+        cmocka_unit_test(test_conv__is_the_chain_in_all_its_forms),
+        cmocka_unit_test(test_conv__with_what_follows_has_the_bits_of_the_single_nodes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
