@@ -31,6 +31,8 @@ struct conv {
     size_t part, plane;   /* floats of a part, and of all parts of a channel */
     int64_t pixels;       /* of an output plane, with those in between when rows are joined */
     size_t *offsets;      /* [depth]: of an output's first input */
+    bool scaled; /* the input is the product of two, the second of which has a number for each channel of a
+                    sample */
     struct inv_post post;
 };
 
@@ -44,7 +46,7 @@ struct conv_call {
     const struct conv_state *state;
     const float *x, *source, *end; /* the input; what columns are read from */
     float *copy, *y;
-    const float *adds; /* or NULL */
+    const float *adds, *scales; /* or NULL */
 };
 
 static size_t channels_in(const struct conv *c)
@@ -164,7 +166,8 @@ struct panel {
     struct inv_run runs[INV_MAX_NR];
     struct inv_piece pieces[INV_MAX_NR];
     int run_count, piece_count;
-    size_t tile; /* which */
+    int64_t first; /* pixel */
+    size_t tile;   /* which */
 };
 
 /* Rows of the group's weights from channel `first` on, and what their chains start from. */
@@ -195,6 +198,19 @@ static void run_direct(const struct conv_call *call, int64_t group, const struct
     }
 }
 
+/* What was packed of a panel, times the scales of each sample. */
+static void scale_columns(const struct conv_call *call, const struct panel *panel, size_t k, size_t depth,
+                          float *columns)
+{
+    const struct conv *c = call->c;
+    for (int r = 0; r < panel->run_count; r++) {
+        const struct inv_run *run = &panel->runs[r];
+        size_t sample = (size_t)((panel->first + (int64_t)run->at) / c->pixels);
+        c->kernels->scale(depth, call->scales + sample * channels_in(c) + k, run->at, run->at + run->count,
+                          r + 1 == panel->run_count, columns);
+    }
+}
+
 /* Panels whose columns are packed, block by block of k. */
 static void run_packed(const struct conv_call *call, int64_t group, const struct panel *panel, size_t some,
                        unsigned worker)
@@ -206,9 +222,12 @@ static void run_packed(const struct conv_call *call, int64_t group, const struct
     size_t nr = (size_t)kn->nr, column_size = (kn->block + 1) * nr, tile_size = c->rows * nr;
     for (size_t k0 = 0; k0 < c->depth; k0 += kn->block) {
         size_t depth = MLO_MIN(kn->block, c->depth - k0);
-        for (size_t p = 0; p < some; p++)
+        for (size_t p = 0; p < some; p++) {
             kn->columns(depth, c->offsets + k0, panel[p].runs, panel[p].run_count, call->end,
                         columns + p * column_size);
+            if (c->scaled)
+                scale_columns(call, &panel[p], k0, depth, columns + p * column_size);
+        }
         for (size_t r = 0, left; r < (size_t)c->ocg; r += left) {
             const float *rows[INV_MAX_MR];
             float start[INV_MAX_MR];
@@ -239,6 +258,7 @@ static void run_panels(void *arg, size_t begin, size_t end, unsigned worker)
             size_t at = (first + p) * nr;
             panel[p].run_count = runs_of(c, call->source, group, (int64_t)at, panel[p].runs);
             panel[p].piece_count = pieces_of(c, (int64_t)at, (int64_t)nr, panel[p].pieces);
+            panel[p].first = (int64_t)at;
             panel[p].tile = inv_tile(c->kernels, MLO_MIN(nr, total - at));
             direct &= panel[p].run_count == 1;
         }
@@ -323,6 +343,8 @@ static enum mlo_status conv_run(struct mlo_program *program, const struct cpu_st
     struct conv_call call = {.c = c, .state = state, .x = x, .source = x, .y = program->at[step->out[0]]};
     if (c->post.adds)
         call.adds = program->at[step->in[1]];
+    if (c->scaled)
+        call.scales = program->at[step->in[step->in_count - 1]];
     if (c->by_planes) {
         mlo_pool_run(program->pool, (size_t)(c->n * c->groups), 1, run_planes, &call);
         return MLO_OK;
@@ -431,13 +453,15 @@ enum mlo_status inv_lower_conv(struct mlo_plan *plan, const struct mlo_node *nod
         plan->scratch_bytes =
             MLO_MAX(plan->scratch_bytes,
                     ((size_t)c->n * channels_in(c) * c->plane + (size_t)c->kernels->nr) * sizeof(float));
+    const struct mlo_node *product = inv_scale_of(plan, in);
+    c->scaled = product != NULL;
     MLO_TRY(inv_post_find(plan, node, y, !c->by_planes, &c->post, err));
     size_t bytes;
     struct mlo_value *result = c->post.result;
     cpu_value_bytes(out, &bytes);
-    int slot = cpu_slot_new(plan, CPU_SLOT_ARENA, bytes), operands = c->post.adds ? 2 : 1;
+    int slot = cpu_slot_new(plan, CPU_SLOT_ARENA, bytes), operands = 1 + (c->post.adds != NULL) + c->scaled;
     struct cpu_step *step = slot < 0 ? NULL : cpu_step_new(plan, &conv_class, node, operands, 1);
-    bool ok = step != NULL;
+    bool ok = step != NULL && (!product || cpu_step_fuse(plan, step, product));
     for (int i = 0; ok && i < c->post.node_count; i++) {
         ok = cpu_step_fuse(plan, step, c->post.nodes[i]);
         plan->done[c->post.nodes[i]->index] = true;
@@ -446,7 +470,9 @@ enum mlo_status inv_lower_conv(struct mlo_plan *plan, const struct mlo_node *nod
         status = mlo_error_nomem(err);
         goto out;
     }
-    step->in[0] = cpu_value_plain(plan, in);
+    step->in[0] = cpu_value_plain(plan, product ? product->inputs[0] : in);
+    if (product)
+        step->in[operands - 1] = cpu_value_plain(plan, product->inputs[1]);
     if (c->post.adds)
         step->in[1] = cpu_value_plain(plan, c->post.adds);
     step->out[0] = slot;
@@ -457,4 +483,50 @@ enum mlo_status inv_lower_conv(struct mlo_plan *plan, const struct mlo_node *nod
 out:
     conv_free(c);
     return status;
+}
+
+/* Whether a Conv of one weight per pair of channels reads pixels where they are. */
+static bool is_pointwise(const struct mlo_node *node)
+{
+    struct mlo_window w;
+    struct mlo_error err = {0};
+    const struct mlo_tensor *weight = mlo_node_const(node, 1);
+    int64_t x[MLO_MAX_RANK];
+    if (!mlo_node_is(node, "Conv") || !weight || weight->dtype != MLO_FLOAT32 || weight->rank != 4 ||
+        mlo_tensor_count(weight) == 0 || (mlo_node_input(node, 2) && !mlo_node_const(node, 2)) ||
+        mlo_node_attr_i(node, "group", 1) != 1 || !cpu_value_dims(node->inputs[0], x, NULL) ||
+        mlo_window_init(&w, node, 2, x + 2, weight->dims + 2, &err) != MLO_OK)
+        return false;
+    for (int d = 0; d < 2; d++)
+        if (w.kernel[d] != 1 || w.stride[d] != 1 || w.pad_begin[d] || w.pad_end[d])
+            return false;
+    return true;
+}
+
+enum mlo_status inv_lower_scale(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
+                                struct mlo_error *err)
+{
+    int64_t x[MLO_MAX_RANK], w[MLO_MAX_RANK], y[MLO_MAX_RANK];
+    size_t count;
+    const struct mlo_value *out = node->outputs[0];
+    MLO_UNUSED(err);
+    if (!mlo_node_is(node, "Mul") || out->is_output || cpu_is_observed(plan, out) || out->use_count != 1)
+        return MLO_OK;
+    const struct mlo_node *reader = out->uses[0].node;
+    for (int i = 0; i < 2; i++)
+        if (node->inputs[i]->type.dtype != MLO_FLOAT32 || node->inputs[i]->type.rank != 4 ||
+            cpu_value_plain(plan, node->inputs[i]) < 0)
+            return MLO_OK;
+    if (!cpu_value_dims(node->inputs[0], x, NULL) || !cpu_value_dims(node->inputs[1], w, NULL) ||
+        !cpu_value_dims(out, y, &count) || count == 0 || memcmp(x, y, 4 * sizeof *x) != 0 || w[0] != x[0] ||
+        w[1] != x[1] || w[2] != 1 || w[3] != 1 || reader->graph != plan->model->graph ||
+        reader->inputs[0] != out || !is_pointwise(reader))
+        return MLO_OK;
+    *done = true;
+    return MLO_OK;
+}
+
+const struct mlo_node *inv_scale_of(const struct mlo_plan *plan, const struct mlo_value *value)
+{
+    return cpu_value_plain(plan, value) < 0 ? value->producer : NULL;
 }

@@ -41,6 +41,9 @@ struct inv_kernels {
      * vectors: so far x is read and y written. */
     void (*taps)(size_t depth, const size_t *offsets, const float *w, float start, size_t count,
                  const float *x, float *y);
+    /* Packed columns: those from `at` to `end` of each k times w[k], where of two NaN the column's stays.
+     * What is behind `end`, to a whole vector, is garbage then when `end` is the last run's. */
+    void (*scale)(size_t depth, const float *w, size_t at, size_t end, bool last, float *columns);
     /* y[i * y_pitch + j] = x[i * x_pitch + j * step] for j < count */
     void (*lines)(size_t lines, size_t count, size_t step, const float *x, size_t x_pitch, float *y,
                   size_t y_pitch);
@@ -73,7 +76,10 @@ size_t inv_packed_columns(const struct inv_kernels *kernels, size_t columns);
 typedef enum mlo_status inv_lower_fn(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
                                      struct mlo_error *err);
 inv_lower_fn inv_lower_conv, inv_lower_gemm, inv_lower_pool, inv_lower_quantize, inv_lower_normalise,
-    inv_lower_unary, inv_lower_binary, inv_lower_lines, inv_lower_view, inv_lower_transpose;
+    inv_lower_unary, inv_lower_scale, inv_lower_binary, inv_lower_lines, inv_lower_view, inv_lower_transpose;
+/* The Mul behind a value that inv_lower_scale left to the convolution that reads it; NULL: the value is
+ * there. */
+const struct mlo_node *inv_scale_of(const struct mlo_plan *plan, const struct mlo_value *value);
 /* Emits a step of one result over the node's first inputs, with a new slot for it; takes `data`. */
 MLO_MUST_USE enum mlo_status inv_emit(struct mlo_plan *plan, const struct cpu_step_class *cls,
                                       const struct mlo_node *node, int inputs, void *data,

@@ -26,4 +26,5 @@ const struct inv_kernels inv_avx512 = {.mr = MR,
                                        .row = row,
                                        .columns = columns,
                                        .taps = taps,
+                                       .scale = scale,
                                        .lines = lines};

@@ -57,6 +57,7 @@ const struct inv_kernels inv_generic = {.mr = MR,
                                         .row = row,
                                         .columns = columns,
                                         .taps = taps,
+                                        .scale = scale,
                                         .lines = lines};
 
 const struct inv_kernels *inv_kernels_for(enum mlo_isa isa)

@@ -2,9 +2,10 @@
  * its op-table row, whose plain C is deterministic already. */
 #include "engines/cpu/invariant/invariant_impl.h"
 
-static inv_lower_fn *const lowerings[] = {
-    inv_lower_conv,  inv_lower_gemm,   inv_lower_pool,  inv_lower_quantize, inv_lower_normalise,
-    inv_lower_unary, inv_lower_binary, inv_lower_lines, inv_lower_view,     inv_lower_transpose};
+static inv_lower_fn *const lowerings[] = {inv_lower_conv,     inv_lower_gemm,      inv_lower_pool,
+                                          inv_lower_quantize, inv_lower_normalise, inv_lower_unary,
+                                          inv_lower_scale,    inv_lower_binary,    inv_lower_lines,
+                                          inv_lower_view,     inv_lower_transpose};
 
 enum mlo_status inv_emit(struct mlo_plan *plan, const struct cpu_step_class *cls, const struct mlo_node *node,
                          int inputs, void *data, struct mlo_error *err)

@@ -468,6 +468,47 @@ static void test_conv__with_what_follows_has_the_bits_of_the_single_nodes(void *
             }
 }
 
+/* A product with a number for each channel, computed while a pointwise convolution packs its columns. */
+static void test_scale__within_a_convolution_has_the_bits_of_the_single_nodes(void **state)
+{
+    MLO_UNUSED(state);
+    static const int64_t sizes[][4] = {
+        {1, 5, 7, 3}, {3, 8, 2, 2}, {2, 130, 1, 40}, {4, 3, 1, 1}, {2, 9, 11, 13}};
+    for (size_t s = 0; s < MLO_COUNT(sizes); s++)
+        for (int kind = 0; kind < NUMBERS - 1; kind++) {
+            struct net n = net_new(6);
+            const int64_t *dims = sizes[s];
+            struct mlo_value *x = net_input(&n, "x", 4, dims);
+            struct mlo_value *g = net_input(&n, "g", 4, (int64_t[]){dims[0], dims[1], 1, 1});
+            struct mlo_value *product = net_op(&n, "Mul", x, g, NULL);
+            struct mlo_value *w = net_floats(&n, 4, (int64_t[]){11, dims[1], 1, 1}, 1);
+            net_finish(&n, net_op(&n, "Conv", product, w, NULL));
+            struct mlo_tensor in[2] = {random_tensor(4, dims, 1),
+                                       random_tensor(4, (int64_t[]){dims[0], dims[1], 1, 1}, 2)};
+            for (int i = 0; i < 2 && kind < 4; i++)
+                fill(in[i].data, mlo_tensor_count(&in[i]), kind, (uint32_t)kind + 5);
+            ((float *)in[0].data)[1] = NAN;
+            ((float *)in[1].data)[2] = kind == 4 ? -NAN : INFINITY;
+            const char *name = product->name;
+            for (int isa = MLO_ISA_GENERIC; isa <= MLO_ISA_AVX512; isa++) {
+                struct mlo_compile_options o = {
+                    .numerics = MLO_NUMERICS_INVARIANT, .observe = &name, .observe_count = 1};
+                json_t *d = NULL;
+                mlo_isa_override(isa);
+                struct mlo_tensor want = run_model("cpu", n.model, &o, in, NULL);
+                struct mlo_tensor got = invariant(n.model, isa, 2, in, &d);
+                assert_int_equal(json_array_size(json_object_get(d, "nodes")), 1);
+                assert_bits(&got, &want, "scaled", isa);
+                json_decref(d);
+                mlo_tensor_clear(&want);
+                mlo_tensor_clear(&got);
+            }
+            mlo_tensor_clear(&in[0]);
+            mlo_tensor_clear(&in[1]);
+            mlo_model_free(n.model);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -481,6 +522,7 @@ int main(void)
         cmocka_unit_test(test_max_pool__has_the_bits_of_the_op_table),
         cmocka_unit_test(test_conv__is_the_chain_in_all_its_forms),
         cmocka_unit_test(test_conv__with_what_follows_has_the_bits_of_the_single_nodes),
+        cmocka_unit_test(test_scale__within_a_convolution_has_the_bits_of_the_single_nodes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
