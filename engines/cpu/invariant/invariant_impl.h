@@ -42,7 +42,7 @@ struct inv_kernels {
     void (*taps)(size_t depth, const size_t *offsets, const float *w, float start, size_t count,
                  const float *x, float *y);
     /* Packed columns: those from `at` to `end` of each k times w[k], where of two NaN the column's stays.
-     * What is behind `end`, to a whole vector, is garbage then when `end` is the last run's. */
+     * What is behind the last run is garbage and may become other garbage. */
     void (*scale)(size_t depth, const float *w, size_t at, size_t end, bool last, float *columns);
     /* y[i * y_pitch + j] = x[i * x_pitch + j * step] for j < count */
     void (*lines)(size_t lines, size_t count, size_t step, const float *x, size_t x_pitch, float *y,
