@@ -41,6 +41,27 @@ static bool softmax(size_t n, const float *x, float *y)
     return true;
 }
 
+static void sums(size_t n, const float *x, const double *mean, double *sum)
+{
+    MLO_UNUSED(mean);
+    for (size_t k = 0; k < INV_LINES; k++)
+        sum[k] = 0;
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < INV_LINES; k++)
+            sum[k] += (double)x[k * n + i];
+}
+
+static void squares(size_t n, const float *x, const double *mean, double *sum)
+{
+    for (size_t k = 0; k < INV_LINES; k++)
+        sum[k] = 0;
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < INV_LINES; k++) {
+            double d = (double)x[k * n + i] - mean[k];
+            sum[k] += d * d;
+        }
+}
+
 const struct inv_lanes inv_lanes_generic = {.binary = {add, sub, mul, divide},
                                             .exp = inv_each,
                                             .sigmoid = inv_each,
@@ -51,6 +72,8 @@ const struct inv_lanes inv_lanes_generic = {.binary = {add, sub, mul, divide},
                                             .affine = affine,
                                             .normalise = normalise,
                                             .most = most,
+                                            .sums = sums,
+                                            .squares = squares,
                                             .softmax = softmax};
 
 const struct inv_lanes *inv_lanes_for(enum mlo_isa isa)

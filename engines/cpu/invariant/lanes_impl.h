@@ -15,6 +15,8 @@ struct inv_affine {
     double mean, scale, bias;
 };
 
+enum { INV_LINES = 8 }; /* added up at a time, so that one does not wait for itself */
+
 enum inv_binary { INV_ADD, INV_SUB, INV_MUL, INV_DIV, INV_BINARIES };
 
 struct inv_lanes {
@@ -28,6 +30,10 @@ struct inv_lanes {
                       const float *x, float *y);
     /* y[i] = x[i * step] > y[i] or NaN ? x[i * step] : y[i] */
     void (*most)(size_t n, size_t step, const float *x, float *y);
+    /* Of INV_LINES lines of n elements, one behind the other: the sum of each in the order of its elements,
+     * or that of the squared distances from mean[line]. `sums` does not look at mean. */
+    void (*sums)(size_t n, const float *x, const double *mean, double *sum);
+    void (*squares)(size_t n, const float *x, const double *mean, double *sum);
     /* Of one line; false: it holds NaN or its largest is infinite, and y is garbage. */
     bool (*softmax)(size_t n, const float *x, float *y);
 };

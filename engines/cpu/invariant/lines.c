@@ -9,7 +9,7 @@
 
 #include "engines/cpu/invariant/invariant_impl.h"
 
-enum { TOGETHER = 8, BLOCK = 8, GRAIN = 16384 };
+enum { TOGETHER = INV_LINES, GRAIN = 16384 };
 
 struct lines {
     const struct inv_lanes *lanes;
@@ -25,35 +25,23 @@ struct lines_call {
     atomic_bool *nan; /* the row is asked */
 };
 
-/* Sums of d(x) over each of up to TOGETHER lines. Blocks are turned, so that a vector has an element of each
- * line. */
-#define DEFINE_SUMS(name, d)                                                                                 \
-    static void name(size_t lines, size_t n, const float *x, const double *mean, double *sum)                \
-    {                                                                                                        \
-        double s[TOGETHER] = {0};                                                                            \
-        size_t whole = lines == TOGETHER ? n / BLOCK * BLOCK : 0;                                            \
-        MLO_UNUSED(mean);                                                                                    \
-        for (size_t i = 0; i < whole; i += BLOCK) {                                                          \
-            float turned[BLOCK][TOGETHER];                                                                   \
-            for (size_t k = 0; k < TOGETHER; k++)                                                            \
-                for (size_t j = 0; j < BLOCK; j++)                                                           \
-                    turned[j][k] = x[k * n + i + j];                                                         \
-            for (size_t j = 0; j < BLOCK; j++)                                                               \
-                for (size_t k = 0; k < TOGETHER; k++)                                                        \
-                    s[k] += d(turned[j][k], k);                                                              \
-        }                                                                                                    \
-        for (size_t k = 0; k < lines; k++)                                                                   \
-            for (size_t i = whole; i < n; i++)                                                               \
-                s[k] += d(x[k * n + i], k);                                                                  \
-        memcpy(sum, s, lines * sizeof *s);                                                                   \
+/* mean NULL: sums, else those of squared distances. The last lines are added up one by one. */
+static void add_up(const struct inv_lanes *lanes, size_t lines, size_t n, const float *x, const double *mean,
+                   double *sum)
+{
+    if (lines == TOGETHER) {
+        (mean ? lanes->squares : lanes->sums)(n, x, mean, sum);
+        return;
     }
-#define ITSELF(v, k) (double)(v)
-#define SQUARE(v, k) ((double)(v)-mean[k]) * ((double)(v)-mean[k])
-
-/* clang-format off */
-DEFINE_SUMS(sums, ITSELF)
-DEFINE_SUMS(squares, SQUARE)
-/* clang-format on */
+    for (size_t k = 0; k < lines; k++) {
+        double s = 0;
+        for (size_t i = 0; i < n; i++) {
+            double d = (double)x[k * n + i] - (mean ? mean[k] : 0);
+            s += mean ? d * d : (double)x[k * n + i];
+        }
+        sum[k] = s;
+    }
+}
 
 static void average(void *arg, size_t begin, size_t end, unsigned worker)
 {
@@ -63,7 +51,7 @@ static void average(void *arg, size_t begin, size_t end, unsigned worker)
     double sum[TOGETHER];
     for (size_t i = begin, lines; i < end; i += lines) {
         lines = MLO_MIN(end - i, (size_t)TOGETHER);
-        sums(lines, n, call->x + i * n, NULL, sum);
+        add_up(call->l->lanes, lines, n, call->x + i * n, NULL, sum);
         for (size_t k = 0; k < lines; k++)
             call->y[i + k] = (float)(sum[k] / (double)n);
         for (size_t k = 0; k < lines; k++)
@@ -81,10 +69,10 @@ static void layer_norm(void *arg, size_t begin, size_t end, unsigned worker)
     for (size_t i = begin, lines; i < end; i += lines) {
         lines = MLO_MIN(end - i, (size_t)TOGETHER);
         const float *x = call->x + i * n;
-        sums(lines, n, x, NULL, mean);
+        add_up(call->l->lanes, lines, n, x, NULL, mean);
         for (size_t k = 0; k < lines; k++)
             mean[k] /= (double)n;
-        squares(lines, n, x, mean, variance);
+        add_up(call->l->lanes, lines, n, x, mean, variance);
         for (size_t k = 0; k < lines; k++)
             if (isnan(variance[k]))
                 atomic_store(call->nan, true);
