@@ -12,7 +12,10 @@
 #include "engines/cpu/invariant/invariant_impl.h"
 #include "engines/cpu/invariant/post_impl.h"
 
-enum { PANELS = 4 }; /* that meet a block of weights one after the other */
+enum {
+    PANELS = 4, /* that meet a block of weights one after the other */
+    LONG = 28,  /* a line that is worth a call of its own */
+};
 
 struct conv {
     const struct inv_kernels *kernels;
@@ -288,13 +291,18 @@ static void run_planes(void *arg, size_t begin, size_t end, unsigned worker)
             const float *w = c->weights + oc * c->depth;
             float start = c->bias ? c->bias[oc] : 0.0f;
             size_t count = (size_t)(c->joined ? c->pixels : c->ow), lines = c->joined ? 1 : (size_t)c->oh;
-            float *dense = inv_post_works(&c->post) ? out + room : y;
+            bool works = inv_post_works(&c->post), by_line = works && c->ow >= LONG;
+            float *dense = works ? out + room : y;
             for (size_t h = 0; h < lines; h++) {
                 c->kernels->taps(c->depth, c->offsets, w, start, count, copy + h * (size_t)c->pitch, out);
-                c->kernels->lines(c->joined ? (size_t)c->oh : 1, (size_t)c->ow, 1, out, (size_t)c->pitch,
-                                  dense + h * (size_t)c->ow, (size_t)c->ow);
+                size_t outputs = c->joined ? (size_t)c->oh : 1, width = (size_t)c->ow;
+                for (size_t r = 0; by_line && r < outputs; r++)
+                    inv_post_line(&c->post, oc, width, out + r * (size_t)c->pitch, y + (h + r) * width,
+                                  dense);
+                if (!by_line)
+                    c->kernels->lines(outputs, width, 1, out, (size_t)c->pitch, dense + h * width, width);
             }
-            if (dense != y)
+            if (works && !by_line)
                 inv_post_line(&c->post, oc, plane, dense, y, out + 2 * room);
         }
     }
@@ -398,6 +406,7 @@ static void set_geometry(struct conv *c, const struct mlo_window *w)
     c->plane = c->part * (size_t)(c->sh * c->sw);
     /* Packing costs little beside many rows, which suffer from columns in between. */
     c->joined = (c->by_planes || c->ocg <= 64) && c->pitch - c->ow <= MLO_MAX(c->ow / 4, 4);
+    /* Few rows: packing would write and read more than they gain. */
     c->direct = c->joined && c->copies && c->kh * c->kw > 1;
     c->pixels = c->joined ? (c->oh - 1) * c->pitch + c->ow : c->oh * c->ow;
 }
