@@ -3,7 +3,22 @@
 #ifndef MLO_ENGINES_CPU_INVARIANT_LANES_IMPL_H
 #define MLO_ENGINES_CPU_INVARIANT_LANES_IMPL_H
 
+#include <string.h>
+
 #include "engines/cpu/cpu_impl.h"
+
+/* Of two NaN the first one stays, as in the op table: instructions keep the first operand, but a compiler may
+ * turn the operands of + and * round. Made quiet by hand: a + a behind the condition is merged with other
+ * sums, and then -b may stand for b. */
+static inline __attribute__((always_inline)) float inv_first_nan(float a, float result)
+{
+    uint32_t bits;
+    float quiet;
+    memcpy(&bits, &a, sizeof bits);
+    bits |= 0x400000;
+    memcpy(&quiet, &bits, sizeof quiet);
+    return a != a ? quiet : result;
+}
 
 /* y[i] = a[i] . b[i]; an operand whose step is 0 is one number for all. */
 typedef void inv_binary_fn(size_t n, const float *a, size_t a_step, const float *b, size_t b_step, float *y);
