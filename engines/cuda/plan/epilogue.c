@@ -233,12 +233,13 @@ static void follow(struct lower *l, const struct mlo_value *start, const struct 
     }
 }
 
-/* What is cut off at the ends of int8 anyway is no Clip. */
+/* What is cut off at the ends of int8 anyway is no Clip; float8 holds more. */
 static void absorb_clip(struct epilogue *e)
 {
+    bool bytes = e->quantized && e->end->type.dtype == MLO_INT8;
     bool low = (double)e->low <= -128.0 * (double)e->scale,
          high = (double)e->high >= 127.0 * (double)e->scale;
-    if (e->activation == CUDA_ACT_CLIP && e->quantized && high && (low || e->low == 0))
+    if (e->activation == CUDA_ACT_CLIP && bytes && high && (low || e->low == 0))
         e->activation = low ? CUDA_ACT_NONE : CUDA_ACT_RELU;
 }
 

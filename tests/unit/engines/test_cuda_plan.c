@@ -398,6 +398,26 @@ static void test_cuda_plan__float8_products(void **state)
     }
 }
 
+/* A Clip between what int8 and what float8 holds. */
+static void test_cuda_plan__float8_behind_a_clip(void **state)
+{
+    MLO_UNUSED(state);
+    static const double bounds[][2] = {{0, 2}, {-3, 2}};
+    for (size_t b = 0; b < MLO_COUNT(bounds); b++) {
+        struct net n = net_of_opset(19, 11);
+        struct mlo_value *y = pair8(&n, MLO_FLOAT32, net_input(&n, "x", 2, (int64_t[]){5, 32}), 0.01);
+        y = net_op(&n, "MatMul", y, weights_float8(&n, MLO_FLOAT32, (int64_t[]){32, 48}, false), NULL);
+        y = net_op(&n, "Add", y, net_floats(&n, 1, (int64_t[]){48}, 5.0f), NULL);
+        y = net_op(&n, "Clip", y, net_scalar(&n, MLO_FLOAT32, bounds[b][0]),
+                   net_scalar(&n, MLO_FLOAT32, bounds[b][1]));
+        net_finish(&n, pair8(&n, MLO_FLOAT32, y, 0.0125));
+        struct mlo_tensor in = random_tensor(2, (int64_t[]){5, 32}, 3);
+        cuda_schedule_free(agrees(&n, 0, true, &in, 0.08, "float8 behind a Clip"));
+        mlo_tensor_clear(&in);
+        mlo_model_free(n.model);
+    }
+}
+
 /* Columns that the matrix units do not take are multiplied in floats, and the step says so. */
 static void test_cuda_plan__float8_of_odd_columns_is_multiplied_in_floats(void **state)
 {
@@ -753,6 +773,7 @@ int main(void)
         cmocka_unit_test(test_cuda_plan__int8),
         cmocka_unit_test(test_cuda_plan__int8_product),
         cmocka_unit_test(test_cuda_plan__float8_products),
+        cmocka_unit_test(test_cuda_plan__float8_behind_a_clip),
         cmocka_unit_test(test_cuda_plan__float8_of_odd_columns_is_multiplied_in_floats),
         cmocka_unit_test(test_cuda_plan__float8_conversions_are_exact),
         cmocka_unit_test(test_cuda_plan__float8_needs_sm_89),
