@@ -379,8 +379,9 @@ static void conv_free(void *data)
 static const struct cpu_step_class conv_class = {
     .name = "fma-chain", .load = conv_load, .run = conv_run, .unload = conv_unload, .free_data = conv_free};
 
-/* Geometry with heights of 1 in front for one-dimensional ones. */
-static void set_geometry(struct conv *c, const struct mlo_window *w)
+/* Geometry with heights of 1 in front for one-dimensional ones; false: the weights lie so far apart that a
+ * copy of the input, with its border, would be of no possible size. */
+static bool set_geometry(struct conv *c, const struct mlo_window *w)
 {
     int last = w->spatial - 1;
     c->ih = c->oh = c->kh = c->sh = c->dh = 1;
@@ -402,13 +403,30 @@ static void set_geometry(struct conv *c, const struct mlo_window *w)
                 !(c->sh == 1 && c->sw == 1 && c->ph == 0 && c->pw == 0 && width <= c->iw && height <= c->ih);
     c->lines = c->copies ? (height + c->sh - 1) / c->sh : c->ih;
     c->pitch = c->copies ? (width + c->sw - 1) / c->sw : c->iw;
-    c->part = (size_t)(c->lines * c->pitch);
-    c->plane = c->part * (size_t)(c->sh * c->sw);
+    int64_t part, plane, group;
+    if (__builtin_mul_overflow(c->lines, c->pitch, &part) ||
+        __builtin_mul_overflow(part, c->sh * c->sw, &plane) ||
+        (c->copies && (__builtin_mul_overflow(plane, c->icg, &group) || group > MLO_MAX_DIM)))
+        return false;
+    c->part = (size_t)part;
+    c->plane = (size_t)plane;
     /* Packing costs little beside many rows, which suffer from columns in between. */
     c->joined = (c->by_planes || c->ocg <= 64) && c->pitch - c->ow <= MLO_MAX(c->ow / 4, 4);
     /* Few rows: packing would write and read more than they gain. */
     c->direct = c->joined && c->copies && c->kh * c->kw > 1;
     c->pixels = c->joined ? (c->oh - 1) * c->pitch + c->ow : c->oh * c->ow;
+    return true;
+}
+
+/* SIZE_MAX: no memory is as large. */
+static size_t copy_bytes(const struct conv *c)
+{
+    size_t planes = (size_t)c->n * channels_in(c), count, bytes;
+    return __builtin_mul_overflow(planes, c->plane, &count) ||
+                   __builtin_add_overflow(count, (size_t)c->kernels->nr, &count) ||
+                   __builtin_mul_overflow(count, sizeof(float), &bytes)
+               ? SIZE_MAX
+               : bytes;
 }
 
 static bool set_offsets(struct conv *c)
@@ -452,16 +470,15 @@ enum mlo_status inv_lower_conv(struct mlo_plan *plan, const struct mlo_node *nod
     c->weights = w->data;
     c->bias = b ? b->data : NULL;
     c->by_planes = c->groups > 1 && c->ocg < 4;
-    set_geometry(c, &window);
+    if (!set_geometry(c, &window))
+        goto out;
     c->depth = (size_t)(c->icg * c->kh * c->kw);
     if (!set_offsets(c)) {
         status = mlo_error_nomem(err);
         goto out;
     }
     if (c->copies && !c->by_planes)
-        plan->scratch_bytes =
-            MLO_MAX(plan->scratch_bytes,
-                    ((size_t)c->n * channels_in(c) * c->plane + (size_t)c->kernels->nr) * sizeof(float));
+        plan->scratch_bytes = MLO_MAX(plan->scratch_bytes, copy_bytes(c));
     const struct mlo_node *product = inv_scale_of(plan, in);
     c->scaled = product != NULL;
     MLO_TRY(inv_post_find(plan, node, y, !c->by_planes, &c->post, err));

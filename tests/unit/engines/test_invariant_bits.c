@@ -379,6 +379,24 @@ static void test_conv__is_the_chain_in_all_its_forms(void **state)
         }
 }
 
+/* Weights whose distance, with the border that it needs, is beyond what can be copied: left to the row. */
+static void test_conv__of_weights_far_apart_is_left_to_its_row(void **state)
+{
+    MLO_UNUSED(state);
+    const int64_t apart = ((int64_t)1 << 30) - 1; /* 2^32 lines of 2^32 columns */
+    for (int64_t channels = 1; channels <= 2; channels++) {
+        struct net n = net_new(1);
+        struct mlo_value *x = net_input(&n, "x", 4, (int64_t[]){1, channels, 4, 4});
+        struct mlo_value *w = net_floats(&n, 4, (int64_t[]){channels, 1, 5, 5}, 1);
+        struct mlo_node *conv = net_node(&n, "Conv", x, w, NULL);
+        assert_true(mlo_node_set_ints(conv, "dilations", (int64_t[]){apart, apart}, 2));
+        assert_true(mlo_node_set_i(conv, "group", channels));
+        assert_true(mlo_node_set_s(conv, "auto_pad", "SAME_UPPER"));
+        net_finish(&n, conv->outputs[0]);
+        check_bits(&n, "reference", "Conv");
+    }
+}
+
 enum tail { RELU, CLIP, SIGMOID, SWISH, TURNED_SWISH, TAILS };
 
 /* Conv, BatchNormalization, Add and a function; every value an output, or only the last. *nodes: how many
@@ -521,6 +539,7 @@ int main(void)
         cmocka_unit_test(test_moves__have_the_bits_of_the_op_table),
         cmocka_unit_test(test_max_pool__has_the_bits_of_the_op_table),
         cmocka_unit_test(test_conv__is_the_chain_in_all_its_forms),
+        cmocka_unit_test(test_conv__of_weights_far_apart_is_left_to_its_row),
         cmocka_unit_test(test_conv__with_what_follows_has_the_bits_of_the_single_nodes),
         cmocka_unit_test(test_scale__within_a_convolution_has_the_bits_of_the_single_nodes),
     };
