@@ -17,6 +17,9 @@ enum mlo_status inv_lower_view(struct mlo_plan *plan, const struct mlo_node *nod
     if (!known)
         return MLO_OK;
     const struct mlo_value *in = mlo_node_input(node, 0), *out = node->outputs[0];
+    const struct mlo_value *how = mlo_node_input(node, 1);
+    if (how && !how->constant && !how->known) /* its row sees at run whether the stated shape is the one */
+        return MLO_OK;
     if (!in || in->constant || !out || in->type.dtype != out->type.dtype ||
         mlo_holds_values(in->type.dtype) || !cpu_value_dims(in, NULL, &a) || !cpu_value_dims(out, NULL, &b) ||
         a != b || cpu_value_plain(plan, in) < 0)

@@ -300,6 +300,36 @@ static void test_moves__have_the_bits_of_the_op_table(void **state)
     check_bits(&n, NULL, "Reshape");
 }
 
+/* A shape that is known at run only need not be the one that the file states. */
+static void test_reshape__of_a_fed_shape_is_checked(void **state)
+{
+    MLO_UNUSED(state);
+    struct net n = net_new(2);
+    struct mlo_value *x = net_input(&n, "x", 2, (int64_t[]){3, 4});
+    struct mlo_value *shape = net_input_of(&n, MLO_INT64, "shape", 1, (int64_t[]){2});
+    struct mlo_value *y = net_op(&n, "Reshape", x, shape, NULL);
+    y->type = net_type(MLO_FLOAT32, 2, (int64_t[]){6, 2});
+    net_finish(&n, y);
+    int64_t fed[2] = {6, 2};
+    struct mlo_tensor in[2] = {random_tensor(2, (int64_t[]){3, 4}, 3),
+                               {.dtype = MLO_INT64, .rank = 1, .dims = {2}, .data = fed, .size_bytes = 16}};
+    struct mlo_tensor got = invariant(n.model, MLO_ISA_AVX2, 1, in, NULL), out = {0};
+    assert_memory_equal(got.data, in[0].data, in[0].size_bytes);
+    struct mlo_compile_options o = {.numerics = MLO_NUMERICS_INVARIANT};
+    struct mlo_error problem = {0};
+    struct mlo_plan *plan;
+    struct mlo_program *program;
+    MUST(mlo_engine_cpu.compile(n.model, &o, &plan, err));
+    MUST(mlo_engine_cpu.load(plan, &program, err));
+    fed[0] = 4, fed[1] = 3;
+    assert_int_equal(mlo_engine_cpu.run(program, in, &out, &problem), MLO_EFORMAT);
+    mlo_engine_cpu.unload(program);
+    mlo_engine_cpu.free_plan(plan);
+    mlo_tensor_clear(&in[0]);
+    mlo_tensor_clear(&got);
+    mlo_model_free(n.model);
+}
+
 static void test_max_pool__has_the_bits_of_the_op_table(void **state)
 {
     MLO_UNUSED(state);
@@ -537,6 +567,7 @@ int main(void)
         cmocka_unit_test(test_lines__have_the_bits_of_the_op_table),
         cmocka_unit_test(test_softmax__of_masked_lines),
         cmocka_unit_test(test_moves__have_the_bits_of_the_op_table),
+        cmocka_unit_test(test_reshape__of_a_fed_shape_is_checked),
         cmocka_unit_test(test_max_pool__has_the_bits_of_the_op_table),
         cmocka_unit_test(test_conv__is_the_chain_in_all_its_forms),
         cmocka_unit_test(test_conv__of_weights_far_apart_is_left_to_its_row),
