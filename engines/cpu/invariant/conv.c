@@ -392,6 +392,8 @@ static bool set_geometry(struct conv *c, const struct mlo_window *w)
     }
     c->iw = w->in[last], c->ow = w->out[last], c->kw = w->kernel[last];
     c->sw = w->stride[last], c->dw = w->dilation[last], c->pw = w->pad_begin[last];
+    c->sh = c->oh > 1 ? c->sh : 1; /* nobody takes it, and there would be as many parts */
+    c->sw = c->ow > 1 ? c->sw : 1;
     bool at_once = c->sh == 1 && c->sw == 1 && c->ph == 0 && c->pw == 0;
     if (at_once && c->kh == 1 && c->kw == 1 && c->oh == c->ih && c->ow == c->iw) {
         c->iw = c->ow = c->ih * c->iw; /* a plane is one row */
