@@ -156,6 +156,21 @@ bool tiling_is_plain(const struct tile_product *p)
     return plain;
 }
 
+/* Whether x with its border, were it copied, would be of a possible size: weights may lie anyhow far apart.
+ */
+static bool border_is_possible(const struct tiling *s, size_t element)
+{
+    const struct tile_product *p = &s->product;
+    const size_t most = (size_t)1 << 46;
+    size_t bytes = (size_t)p->groups * s->panels.channels * element;
+    bool fits = !__builtin_mul_overflow(bytes, (size_t)p->batch, &bytes);
+    for (int i = 0; i < 3; i++) {
+        int64_t reach = (p->out[i] - 1) * p->stride[i] + (p->kernel[i] - 1) * p->dilation[i] + 1;
+        fits = fits && !__builtin_mul_overflow(bytes, (size_t)reach, &bytes);
+    }
+    return fits && bytes <= most;
+}
+
 /* Where the units of x are, behind its copy. */
 static void plan_units(struct tiling *s)
 {
@@ -330,6 +345,10 @@ static struct tiling *new_tiling(const struct mlo_plan *plan, const struct tile_
         s->residual_stride = panels.groups * panels.columns * s->residual_element;
     }
     plan_epilogue(s, kernels);
+    if (!border_is_possible(s, element)) {
+        free(s);
+        return NULL;
+    }
     plan_source(s, roomy, element);
     plan_tiles(s, kernels, plan->threads, element);
     return s;

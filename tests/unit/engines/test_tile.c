@@ -365,6 +365,24 @@ static void test_threads__small_plans_are_the_callers_alone(void **state)
     assert_int_equal(threads_of_conv(16, 16), 2);
 }
 
+/* Weights so far apart that the size of x with its border overflows: 2^32 lines of 2^32 columns. */
+static void test_tile__of_weights_far_apart_is_refused(void **state)
+{
+    MLO_UNUSED(state);
+    const int64_t apart = ((int64_t)1 << 30) - 1;
+    struct net n = net_new(1);
+    struct mlo_value *x = net_input(&n, "x", 4, (int64_t[]){1, 1, 4, 4});
+    struct mlo_node *conv = net_node(&n, "Conv", x, net_floats(&n, 4, (int64_t[]){1, 1, 5, 5}, 1), NULL);
+    assert_true(mlo_node_set_ints(conv, "dilations", (int64_t[]){apart, apart}, 2));
+    assert_true(mlo_node_set_s(conv, "auto_pad", "SAME_UPPER"));
+    net_finish(&n, conv->outputs[0]);
+    struct mlo_compile_options o = {.threads = 1};
+    struct mlo_error problem = {0};
+    struct mlo_plan *plan;
+    assert_int_equal(mlo_engine_cpu.compile(n.model, &o, &plan, &problem), MLO_ENOMEM);
+    mlo_model_free(n.model);
+}
+
 int main(void)
 {
     if (TEST_ISA[0] && setenv("MLOPT_ISA", TEST_ISA, 1) != 0)
@@ -384,6 +402,7 @@ int main(void)
         cmocka_unit_test(test_gemm__parts_of_the_depth),
         cmocka_unit_test(test_gemm__beta_without_a_bias),
         cmocka_unit_test(test_threads__small_plans_are_the_callers_alone),
+        cmocka_unit_test(test_tile__of_weights_far_apart_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
