@@ -156,7 +156,7 @@ static void finish(const struct conv_call *call, int64_t group, size_t first, si
                    const struct inv_piece *pieces, int piece_count)
 {
     const struct conv *c = call->c;
-    float buffers[2 * INV_MAX_NR];
+    float buffers[2 * INV_MAX_NR] = {0}; /* functions see the places between two lines, too */
     size_t plane = (size_t)(c->oh * c->ow), nr = (size_t)c->kernels->nr;
     for (size_t r = 0; r < rows; r++) {
         size_t channel = (size_t)(group * c->ocg) + first + r, to = channel * plane;
