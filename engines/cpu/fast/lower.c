@@ -18,8 +18,11 @@ enum mlo_status fast_lower_view(struct mlo_plan *plan, const struct mlo_node *no
     int slot;
     for (int i = 1; i < node->output_count; i++)
         known &= node->outputs[i] == NULL;
-    if (mlo_node_is(node, "Dropout") && node->input_count > 2 && node->inputs[2])
-        known &= node->inputs[2]->constant != NULL; /* else its kernel sees at run whether it trains */
+    const struct mlo_value *how = mlo_node_input(node, 1);
+    if (mlo_node_is(node, "Dropout"))
+        how = mlo_node_input(node, 2);
+    /* Else its kernel sees at run whether the stated shape is the one, and whether it trains. */
+    known &= !how || how->constant || (how->known && !mlo_node_is(node, "Dropout"));
     if (!known || !fast_shape(node->inputs[0], &a) || !fast_shape(node->outputs[0], &b) ||
         a.count != b.count || mlo_node_attr_i(node, "training_mode", 0))
         return MLO_OK;
