@@ -69,7 +69,8 @@ static void probe_contract(struct probe *p, const json_t *contract, unsigned mos
             probed++;
             if (strcmp(c.of->method, "HEAD") == 0) /* a GET whose answer has no body */
                 continue;
-            if (strstr(c.of->path, "/uploads/{id}")) {
+            if (strstr(c.of->path, "/uploads/{id}")) { /* whatever limit a request before has set */
+                as_admin(p->api, &reply, "PUT", DEMO "/queue", "{\"storage_bytes\": null}", NULL, 200);
                 as_admin(p->api, &reply, "POST", DEMO "/uploads", "{}", NULL, 201);
                 snprintf(c.upload, sizeof c.upload, "%s", mlo_json_str(reply.json, "id", "?"));
             }
