@@ -248,13 +248,30 @@ static void fetch_columns(const struct call *call, const struct tile_panel *pane
     }
 }
 
-/* Tiles of one panel, for groups of depth [from, to) of it; `next` is the panel after it. */
-static void run_panel(const struct call *call, size_t index, size_t next, const struct spot *spots,
+/* What is read after a panel. */
+struct upcoming {
+    const char *at;
+    size_t bytes;
+};
+
+/* Groups of depth from `from` on, as many as a part has, of a panel of the call's. */
+static struct upcoming upcoming_panel(const struct call *call, size_t index, size_t from)
+{
+    const struct tile_panels *panels = &call->s->panels;
+    const struct tile_panel panel = tile_panel_at(panels, index);
+    const size_t group = call->kernels->widths[panel.width_index] * panels->group_bytes;
+    return (struct upcoming){call->panels + panel.offset_bytes + from * group,
+                             panels->taps * MLO_MIN(call->s->block_depth, panels->depth - from) * group};
+}
+
+/* Tiles of one panel, for groups of depth [from, to) of it. */
+static void run_panel(const struct call *call, size_t index, struct upcoming next, const struct spot *spots,
                       size_t count, size_t from, size_t to)
 {
+    enum { LINE = 64 };
     static const float zeros[64];
     const struct tiling *s = call->s;
-    const struct tile_panel panel = tile_panel_at(&s->panels, index), after = tile_panel_at(&s->panels, next);
+    const struct tile_panel panel = tile_panel_at(&s->panels, index);
     struct tile_epilogue epilogue = s->epilogue;
     bool last = to == s->panels.depth;
     size_t width = call->kernels->widths[panel.width_index];
@@ -283,10 +300,10 @@ static void run_panel(const struct call *call, size_t index, size_t next, const 
                      .width = width,
                      .unit_taps = s->unit_taps,
                      .unit_step = s->border.by_pixel,
-                     .ahead = call->panels + after.offset_bytes + from * width * s->panels.group_bytes};
-    if (next != index)
-        fetch_columns(call, &after);
-    size_t ahead_step = s->panels.taps * t.depth * 64;
+                     .ahead = next.at};
+    /* a little with each tile: all at once would keep waiting what this panel reads */
+    const size_t groups = s->panels.taps * t.depth, per_pass = count * groups;
+    t.ahead_step = MLO_MIN((next.bytes + per_pass - 1) / per_pass, (size_t)LINE);
     size_t x_offset = panel.group * s->x_group + from * s->panels.group_bytes;
     const bool fixed = s->product.type == TILE_FIXED, special = fixed && atomic_load(&call->special);
     tile_fn *const *run = call->kernels->run[panel.width_index];
@@ -315,7 +332,7 @@ static void run_panel(const struct call *call, size_t index, size_t next, const 
             run_rows(&t, rows, run[0]);
         else
             run[rows - 1](&t);
-        t.ahead = i < 3 ? t.ahead + ahead_step : t.panel;
+        t.ahead += groups * t.ahead_step;
         if (posts)
             run_posts(call, &t, rows, staged ? stage : NULL, width);
         if (staged)
@@ -340,10 +357,19 @@ static void run_tiles(const struct call *call, size_t t0, size_t t1, size_t p0, 
         size_t count = MLO_MIN(s->block_tiles, t1 - t);
         for (size_t n = 0; n < count; n++)
             spots[n] = place(call, &cursor);
-        for (size_t k = 0; k < depth; k += s->block_depth)
-            for (size_t p = p0; p < p1; p++)
-                run_panel(call, p, p + 1 < p1 ? p + 1 : p0, spots, count, k,
-                          MLO_MIN(k + s->block_depth, depth));
+        for (size_t k = 0; k < depth; k += s->block_depth) {
+            const size_t end = MLO_MIN(k + s->block_depth, depth);
+            for (size_t p = p0; p < p1; p++) {
+                if (p0 + 1 < p1) { /* another panel's numbers */
+                    const struct tile_panel after = tile_panel_at(&s->panels, p + 1 < p1 ? p + 1 : p0);
+                    fetch_columns(call, &after);
+                }
+                run_panel(call, p,
+                          p + 1 < p1 ? upcoming_panel(call, p + 1, k)
+                                     : upcoming_panel(call, p0, end < depth ? end : 0),
+                          spots, count, k, end);
+            }
+        }
     }
 }
 

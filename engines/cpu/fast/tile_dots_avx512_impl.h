@@ -70,6 +70,10 @@ enum { SUMS_MAX = 15, BYTES_MAX = 48 };
 #define MOVE(w, a) "vmovdqa64 %%zmm" #w ",%" #a "\n\t"
 #define LOAD(from, d, v, j, w) "vmovdqu64 64*(" #d "*" #v "+" #j ")(%[" from "]),%%zmm" #w "\n\t"
 #define GET(d, at) "vpbroadcastd 4*" #d at ",%%zmm30\n\t"
+/* zmm31, where there is one: 0x80808080 */
+#define FLIPS_U8 ""
+#define FLIPS_S8 "mov $0x80808080,%k[n]\n\tvpbroadcastd %k[n],%%zmm31\n\t"
+#define FLIPS_I16 ""
 #define FLIP "vpxord %%zmm31,%%zmm30,%%zmm30\n\t"
 
 #define DOTS_U8_1(d, at, a) GET(d, at) DOT(29, a)
@@ -88,11 +92,10 @@ enum { SUMS_MAX = 15, BYTES_MAX = 48 };
 #define LOAD_2(from, d) LOAD(from, d, 2, 0, 28) LOAD(from, d, 2, 1, 29)
 #define LOAD_3(from, d) LOAD(from, d, 3, 0, 27) LOAD(from, d, 3, 1, 28) LOAD(from, d, 3, 2, 29)
 
-#define AHEAD(d) "prefetcht1 64*" #d "(%[from])\n\t"
+#define AHEAD "prefetcht1 (%[from])\n\tadd %[step],%[from]\n\t"
 #define GROUP(x, v, low, high, d)                                                                            \
-    AHEAD(d) LOAD_##v("w", d) LOW##v##_##low(DOTS_##x##_##v, d) HIGH##v##_##high(DOTS_##x##_##v, d)
+    AHEAD LOAD_##v("w", d) LOW##v##_##low(DOTS_##x##_##v, d) HIGH##v##_##high(DOTS_##x##_##v, d)
 
-static const int32_t flip = INT32_C(-2139062144); /* 0x80808080 */
 static const int32_t no_init[BYTES_MAX] __attribute__((aligned(64)));
 
 /* What the loop over taps reads from the tile, one field at a time: a load of two that were just written one
@@ -110,7 +113,7 @@ _Static_assert(offsetof(struct tile, x0) == 0 && offsetof(struct tile, x1) == 8 
         const ptrdiff_t *tap = t->taps, *end = tap + t->tap_count;                                           \
         const void *from = t->epilogue->init ? t->epilogue->init : no_init;                                  \
         size_t s = t->x_stride, s3 = 3 * s, s5 = 5 * s, n;                                                   \
-        __asm__ volatile("vpbroadcastd %[flip],%%zmm31\n\t"                                                  \
+        __asm__ volatile(FLIPS_##x                                                                                      \
             LOAD_##v("from", 0) LOW##v##_##low(BEGIN_##v, 0) HIGH##v##_##high(BEGIN_##v, 0)                  \
             "mov 104(%[t]),%[from]\n\t" /* what is ahead */                                                   \
             "1:\n\t" /* each tap */                                                                          \
@@ -128,7 +131,6 @@ _Static_assert(offsetof(struct tile, x0) == 0 && offsetof(struct tile, x1) == 8 
             "add $16,%[b0]\n\t"                                                                              \
             "add $16,%[b1]\n\t"                                                                              \
             "add $256*" #v ",%[w]\n\t"                                                                       \
-            "add $256,%[from]\n\t"                                                                           \
             "sub $4,%[n]\n\t"                                                                                \
             "jae 2b\n"                                                                                       \
             "3:\n\t"                                                                                         \
@@ -139,7 +141,6 @@ _Static_assert(offsetof(struct tile, x0) == 0 && offsetof(struct tile, x1) == 8 
             "add $4,%[b0]\n\t"                                                                               \
             "add $4,%[b1]\n\t"                                                                               \
             "add $64*" #v ",%[w]\n\t"                                                                        \
-            "add $64,%[from]\n\t"                                                                            \
             "sub $1,%[n]\n\t"                                                                                \
             "jnz 4b\n"                                                                                       \
             "5:\n\t"                                                                                         \
@@ -150,7 +151,7 @@ _Static_assert(offsetof(struct tile, x0) == 0 && offsetof(struct tile, x1) == 8 
               "=&v"(a[7]), "=&v"(a[8]), "=&v"(a[9]), "=&v"(a[10]), "=&v"(a[11]), "=&v"(a[12]), "=&v"(a[13]), \
               "=&v"(a[14]), [w] "+r"(w), [tap] "+r"(tap), [from] "+r"(from), [b0] "=&r"(b0),                 \
               [b1] "=&r"(b1), [n] "=&r"(n)                                                                   \
-            : [t] "r"(t), [end] "m"(end), [s] "r"(s), [s3] "r"(s3), [s5] "r"(s5), [flip] "m"(flip)                          \
+            : [t] "r"(t), [end] "m"(end), [s] "r"(s), [s3] "r"(s3), [s5] "r"(s5), [step] "r"(t->ahead_step) \
             : "memory", "cc", "zmm27", "zmm28", "zmm29", "zmm30", "zmm31");                                  \
     }
 /* clang-format on */

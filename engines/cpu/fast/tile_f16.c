@@ -102,7 +102,8 @@ bool tile_f16_agrees(const struct tile_kernels *kernels)
                                      .y_stride = CHECK_WIDTH * sizeof(float),
                                      .columns = both[0]->widths[width],
                                      .epilogue = &e,
-                                     .ahead = (const char *)c->w};
+                                     .ahead = (const char *)c->w,
+                                     .ahead_step = 64};
                     both[k]->run[width][rows - 1](&t);
                 }
                 agrees = same(c->y[0], c->y[1], MLO_COUNT(c->y[0]));

@@ -54,6 +54,7 @@ BODY("avx512f") void tile_512(const struct tile *t, const int rows, const int ve
     const size_t half = (size_t)(rows + 1) / 2;
     const float *panel = t->panel;
     const char *ahead = t->ahead;
+    const size_t ahead_step = t->ahead_step;
 #pragma GCC unroll 14
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
@@ -72,7 +73,7 @@ BODY("avx512f") void tile_512(const struct tile *t, const int rows, const int ve
         for (size_t k = 0; k < t->depth; k++) {
             __m512 w[VECTORS_512];
             _mm_prefetch(ahead, _MM_HINT_T1);
-            ahead += 64;
+            ahead += ahead_step;
 #pragma GCC unroll 2
             for (int j = 0; j < vectors; j++)
                 w[j] = _mm512_loadu_ps(panel + j * 16);
@@ -243,6 +244,7 @@ BODY("avx2,fma") void tile_256(const struct tile *t, const int rows, const int v
     const size_t half = (size_t)(rows + 1) / 2;
     const float *panel = t->panel;
     const char *ahead = t->ahead;
+    const size_t ahead_step = t->ahead_step;
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
@@ -254,7 +256,7 @@ BODY("avx2,fma") void tile_256(const struct tile *t, const int rows, const int v
         for (size_t k = 0; k < t->depth; k++) {
             __m256 w[VECTORS_256];
             _mm_prefetch(ahead, _MM_HINT_T1);
-            ahead += 64;
+            ahead += ahead_step;
 #pragma GCC unroll 2
             for (int j = 0; j < vectors; j++)
                 w[j] = _mm256_loadu_ps(panel + j * 8);

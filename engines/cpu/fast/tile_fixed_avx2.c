@@ -61,7 +61,7 @@ INLINE void tile_rows(const struct tile *t, const size_t rows)
             __m256i acc[ROWS][2];
             n = MLO_MIN(t->depth - k, step);
             UNROLL for (size_t r = 0; r < rows; r++) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
-            for (size_t g = 0; g < n; g++, a += 4, b += 4, panel += 64, ahead += 64) {
+            for (size_t g = 0; g < n; g++, a += 4, b += 4, panel += 64, ahead += t->ahead_step) {
                 const __m256i w0 = _mm256_load_si256((const __m256i *)(const void *)panel),
                               w1 = _mm256_load_si256((const __m256i *)(const void *)(panel + 32));
                 _mm_prefetch(ahead, _MM_HINT_T1);

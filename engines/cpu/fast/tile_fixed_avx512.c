@@ -95,7 +95,7 @@ static finish_fn *const finishes[2][3] = {{plain_1, plain_2, plain_3}, {added_1,
                 sums_##x##_##v##_##low##_##high(&part, a);                                                   \
                 add_to(t, t->unit_taps[tap], v, low, low + high, a, sums);                                   \
                 panel += 64 * v * part.depth;                                                                \
-                part.ahead += 64 * part.depth;                                                               \
+                part.ahead += t->ahead_step * part.depth;                                                    \
             }                                                                                                \
         }                                                                                                    \
         finishes[t->epilogue->residual_dtype != MLO_DTYPE_NONE][v - 1](t, low + high, sums);                 \

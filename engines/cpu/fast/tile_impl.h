@@ -75,9 +75,11 @@ struct tile {
     size_t y_stride, residual_stride; /* bytes from row to row */
     size_t columns;                   /* at most the panel's width; what lies beyond is not written */
     const struct tile_epilogue *epilogue;
-    /* A hint: from here on a line of 64 bytes may be prefetched for each group of depth (the panel that comes
-     * next). Never NULL. */
+    /* A hint: what may be prefetched with the first group of depth (of the panel that comes next), and how
+     * many bytes further it is with each group: at most 64, and so few that all tiles of a panel together
+     * reach the end of the next. Never NULL. */
     const char *ahead;
+    size_t ahead_step;
     /* Fixed point only (tile_fixed_impl.h). Row i of those at x0 (x1) has, for tap k, the unit
      * units0[unit_taps[k] + i * unit_step] (units1). */
     size_t run; /* groups that integers may add up */

@@ -193,6 +193,7 @@ static void multiply(const struct winograd_call *call, const char *panels, const
 {
     static const float zeros[64];
     static const ptrdiff_t taps[1];
+    enum { LINE = 64 };
     const struct winograd *w = call->w;
     const struct tile_epilogue epilogue = {
         .bias = zeros, .low = -INFINITY, .high = INFINITY, .y_dtype = MLO_FLOAT32};
@@ -210,14 +211,16 @@ static void multiply(const struct winograd_call *call, const char *panels, const
                          .columns = panel.columns,
                          .epilogue = &epilogue};
         /* the next panel, or the next plane's first */
-        t.ahead = (const char *)t.panel + call->tiles->widths[panel.width_index] * depth * sizeof(float);
+        const size_t group = call->tiles->widths[panel.width_index] * sizeof(float);
+        t.ahead = (const char *)t.panel + group * depth;
+        t.ahead_step = MLO_MIN((group + count - 1) / count, (size_t)LINE);
         for (size_t k = 0; k < count; k++) {
             size_t begin = rows * k / count, end = rows * (k + 1) / count;
             t.x0 = (const char *)(x + begin * depth);
             t.x1 = t.x0 + (end - begin + 1) / 2 * t.x_stride;
             t.y = (char *)(y + begin * w->panels.columns + panel.first);
             call->tiles->run[panel.width_index][end - begin - 1](&t);
-            t.ahead = k < 3 ? t.ahead + depth * 64 : t.panel;
+            t.ahead += depth * t.ahead_step;
         }
     }
 }
