@@ -191,9 +191,10 @@ enum mlo_status mlo_peaks_measure(unsigned threads, struct mlo_peaks *out, struc
     if ((size_t)isa >= MLO_COUNT(kernels) || !kernels[isa].f32)
         return mlo_error_set(err, MLO_EUNAVAILABLE, "peaks are measured with AVX2 or better; this is '%s'",
                              mlo_isa_name(isa));
-    /* a level is read by half, so that it surely holds it; memory by what no cache holds */
+    /* A level is read by half, so that it surely holds it, and a third one that other machines share by no
+     * more than models have; memory by what no cache holds. */
     size_t far = MLO_MIN(MLO_MAX(3 * l3, (size_t)64 << 20), (size_t)384 << 20);
-    size_t per_thread[MLO_PEAK_LEVELS] = {l2 / 2, l3 / 2 / threads, far / threads};
+    size_t per_thread[MLO_PEAK_LEVELS] = {l2 / 2, MLO_MIN(l3 / 2 / threads, 8 * l2), far / threads};
     struct job job = {.sink = calloc((size_t)threads * 16, sizeof *job.sink)};
     struct mlo_pool *pool = mlo_pool_new(threads);
     char *memory = NULL;
