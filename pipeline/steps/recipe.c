@@ -206,7 +206,7 @@ static enum mlo_status needs_data(struct reader *r, const struct mlo_recipe_step
         {step->needs_evaluate, r->recipe->evaluate, "evaluate"},
     };
     for (size_t i = 0; i < MLO_COUNT(rows); i++) {
-        if (rows[i].needed && !rows[i].dataset) {
+        if (rows[i].needed && !rows[i].dataset && !r->recipe->of_files) {
             enum mlo_status status =
                 bad(r, line, "the step '%s' needs a dataset for the role '%s', and the recipe names none",
                     step->name, rows[i].role);
@@ -509,8 +509,8 @@ static enum mlo_status make_canonical(struct mlo_recipe *recipe, struct mlo_erro
     return MLO_OK;
 }
 
-enum mlo_status mlo_recipe_parse(const char *text, size_t size, const char *name, struct mlo_recipe **out,
-                                 struct mlo_error *err)
+static enum mlo_status parse(const char *text, size_t size, const char *name, bool of_files,
+                             struct mlo_recipe **out, struct mlo_error *err)
 {
     enum mlo_status status = MLO_OK;
     struct mlo_yaml *root;
@@ -522,6 +522,7 @@ enum mlo_status mlo_recipe_parse(const char *text, size_t size, const char *name
         return mlo_error_nomem(err);
     }
     recipe->arena = arena;
+    recipe->of_files = of_files;
     struct reader r = {recipe, mlo_arena_strdup(arena, name), err};
     if (size > MAX_TEXT) {
         status =
@@ -552,6 +553,18 @@ enum mlo_status mlo_recipe_parse(const char *text, size_t size, const char *name
 out:
     mlo_recipe_free(recipe);
     return status;
+}
+
+enum mlo_status mlo_recipe_parse(const char *text, size_t size, const char *name, struct mlo_recipe **out,
+                                 struct mlo_error *err)
+{
+    return parse(text, size, name, false, out, err);
+}
+
+enum mlo_status mlo_recipe_parse_of_files(const char *text, size_t size, const char *name,
+                                          struct mlo_recipe **out, struct mlo_error *err)
+{
+    return parse(text, size, name, true, out, err);
 }
 
 void mlo_recipe_free(struct mlo_recipe *recipe)

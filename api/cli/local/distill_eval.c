@@ -141,7 +141,7 @@ static enum mlo_status take_recipe(const struct mlo_cli *cli, struct mlo_recipe 
     if (!name)
         return MLO_OK;
     MLO_TRY(mlo_local_recipe_text(name, &text, &builtin, err));
-    MLO_TRY(mlo_recipe_parse(mlo_buf_str(&text), text.len, name, recipe, err));
+    MLO_TRY(mlo_recipe_parse_of_files(mlo_buf_str(&text), text.len, name, recipe, err));
     for (size_t i = 0; i < (*recipe)->step_count && !found; i++)
         if (strcmp((*recipe)->steps[i].name, "distill-eval") == 0)
             found = json_object_update(options, (*recipe)->steps[i].options) == 0;

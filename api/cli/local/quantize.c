@@ -108,7 +108,7 @@ static enum mlo_status load_recipe(const struct mlo_cli *cli, const struct deriv
         name = whole ? scheme : what->recipe;
     MLO_TRY(mlo_local_recipe_text(name, &text, &builtin, err));
     snprintf(label, sizeof label, "%s%s", name, builtin ? ".yaml" : "");
-    MLO_TRY(mlo_recipe_parse(mlo_buf_str(&text), text.len, label, &recipe, err));
+    MLO_TRY(mlo_recipe_parse_of_files(mlo_buf_str(&text), text.len, label, &recipe, err));
     for (size_t i = 0; !what->fixed && (assignment = mlo_cli_opt_at(cli, "set", i)); i++)
         MLO_TRY(mlo_recipe_set(recipe, assignment, err));
     for (size_t i = 0; i < MLO_COUNT(what->flags) && what->flags[i]; i++)

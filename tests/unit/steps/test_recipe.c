@@ -348,6 +348,21 @@ static void test_recipe__expectations_read_the_variants_bounds(void **state)
     mlo_recipe_free(r);
 }
 
+/* A command that is given files needs no names for them; a setting later asks for none either. */
+static void test_recipe__of_files_names_no_datasets(void **state)
+{
+    static const char text[] = "name: a\nsteps: [quantize, evaluate]\n";
+    struct mlo_error err = {0};
+    struct mlo_recipe *recipe = NULL;
+    MLO_UNUSED(state);
+    assert_int_not_equal(mlo_recipe_parse(text, strlen(text), "r.yaml", &recipe, &err), MLO_OK);
+    assert_int_equal(mlo_recipe_parse_of_files(text, strlen(text), "r.yaml", &recipe, &err), MLO_OK);
+    assert_null(recipe->calibrate);
+    assert_int_equal(mlo_recipe_set(recipe, "quantize.accuracy_drop=\"0.5pt\"", &err), MLO_OK);
+    assert_int_equal(mlo_recipe_check_data(recipe, &err), MLO_OK);
+    mlo_recipe_free(recipe);
+}
+
 static void test_steps__table_is_complete(void **state)
 {
     MLO_UNUSED(state);
@@ -520,6 +535,7 @@ int main(void)
         cmocka_unit_test(test_recipe__set_changes_one_option),
         cmocka_unit_test(test_recipe__options_of_a_step_fit_each_other),
         cmocka_unit_test(test_recipe__expectations_read_the_variants_bounds),
+        cmocka_unit_test(test_recipe__of_files_names_no_datasets),
         cmocka_unit_test(test_steps__table_is_complete),
         cmocka_unit_test(test_recipe__a_model_stands_before_the_metrics),
         cmocka_unit_test(test_steps__derivation_names_what_selects_by_a_metric),
