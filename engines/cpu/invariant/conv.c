@@ -151,27 +151,24 @@ static int pieces_of(const struct conv *c, int64_t first, int64_t width, struct 
     return count;
 }
 
-/* Rows of a tile, from the group's channel `first` on. */
-static void finish(const struct conv_call *call, int64_t group, size_t first, size_t rows, const float *tile,
-                   const struct inv_piece *pieces, int piece_count)
-{
-    const struct conv *c = call->c;
-    float buffers[2 * INV_MAX_NR] = {0}; /* functions see the places between two lines, too */
-    size_t plane = (size_t)(c->oh * c->ow), nr = (size_t)c->kernels->nr;
-    for (size_t r = 0; r < rows; r++) {
-        size_t channel = (size_t)(group * c->ocg) + first + r, to = channel * plane;
-        inv_post_run(&c->post, channel, nr, tile + r * nr, pieces, piece_count,
-                     call->adds ? call->adds + to : NULL, call->y + to, buffers);
-    }
-}
-
 struct panel {
     struct inv_run runs[INV_MAX_NR];
     struct inv_piece pieces[INV_MAX_NR];
     int run_count, piece_count;
     int64_t first; /* pixel */
-    size_t tile;   /* which */
+    size_t columns;
 };
+
+/* Rows of a tile, from the group's channel `first` on. */
+static void finish(const struct conv_call *call, int64_t group, size_t first, size_t rows, const float *tile,
+                   const struct panel *panel)
+{
+    const struct conv *c = call->c;
+    float buffers[2 * INV_MAX_TILE + INV_BEHIND];
+    size_t plane = (size_t)(c->oh * c->ow), channel = (size_t)(group * c->ocg) + first, to = channel * plane;
+    inv_post_tile(&c->post, channel, rows, (size_t)c->kernels->nr, panel->columns, tile, panel->pieces,
+                  panel->piece_count, call->adds ? call->adds + to : NULL, call->y + to, plane, buffers);
+}
 
 /* Rows of the group's weights from channel `first` on, and what their chains start from. */
 static size_t rows_of(const struct conv *c, int64_t group, size_t first, size_t k, const float **rows,
@@ -190,13 +187,13 @@ static void run_direct(const struct conv_call *call, int64_t group, const struct
 {
     const struct conv *c = call->c;
     const float *rows[INV_MAX_MR];
-    float start[INV_MAX_MR], tile[INV_MAX_MR * INV_MAX_NR];
+    float start[INV_MAX_MR], tile[INV_MAX_TILE + INV_BEHIND];
     for (size_t r = 0, left; r < (size_t)c->ocg; r += left) {
         left = rows_of(c, group, r, 0, rows, start);
         for (size_t p = 0; p < some; p++) {
-            c->kernels->tile_at[panel[p].tile](c->depth, rows, panel[p].runs[0].from, c->offsets, start,
-                                               tile);
-            finish(call, group, r, left, tile, panel[p].pieces, panel[p].piece_count);
+            size_t which = inv_tile(c->kernels, panel[p].columns);
+            c->kernels->tile_at[which](c->depth, rows, panel[p].runs[0].from, c->offsets, start, tile);
+            finish(call, group, r, left, tile, &panel[p]);
         }
     }
 }
@@ -237,9 +234,10 @@ static void run_packed(const struct conv_call *call, int64_t group, const struct
             left = rows_of(c, group, r, k0, rows, start);
             for (size_t p = 0; p < some; p++) {
                 float *tile = tiles + (c->depth > kn->block ? p * tile_size + r * nr : 0);
-                kn->tile[panel[p].tile](depth, rows, columns + p * column_size, k0 ? NULL : start, tile);
+                size_t which = inv_tile(kn, panel[p].columns);
+                kn->tile[which](depth, rows, columns + p * column_size, k0 ? NULL : start, tile);
                 if (k0 + depth == c->depth)
-                    finish(call, group, r, left, tile, panel[p].pieces, panel[p].piece_count);
+                    finish(call, group, r, left, tile, &panel[p]);
             }
         }
     }
@@ -262,7 +260,7 @@ static void run_panels(void *arg, size_t begin, size_t end, unsigned worker)
             panel[p].run_count = runs_of(c, call->source, group, (int64_t)at, panel[p].runs);
             panel[p].piece_count = pieces_of(c, (int64_t)at, (int64_t)nr, panel[p].pieces);
             panel[p].first = (int64_t)at;
-            panel[p].tile = inv_tile(c->kernels, MLO_MIN(nr, total - at));
+            panel[p].columns = MLO_MIN(nr, total - at);
             direct &= panel[p].run_count == 1;
         }
         if (direct)
@@ -279,7 +277,7 @@ static void run_planes(void *arg, size_t begin, size_t end, unsigned worker)
     const struct conv *c = call->c;
     float *copy = call->state->columns + worker * call->state->columns_each;
     float *out = call->state->tiles + worker * call->state->tiles_each;
-    size_t plane = (size_t)(c->oh * c->ow), room = call->state->tiles_each / 3;
+    size_t plane = (size_t)(c->oh * c->ow), room = (call->state->tiles_each - INV_BEHIND) / 3;
     memset(copy, 0, (size_t)c->icg * c->plane * sizeof *copy);
     for (size_t i = begin; i < end; i++) {
         for (int64_t ic = 0; ic < c->icg; ic++)
@@ -331,6 +329,7 @@ static enum mlo_status conv_load(struct mlo_program *program, const struct cpu_s
     s->tiles_each = c->by_planes                   ? 3 * ((size_t)MLO_MAX(c->pixels, c->oh * c->ow) + 8 * nr)
                     : c->depth > c->kernels->block ? some * c->rows * nr
                                                    : (size_t)c->kernels->mr * nr;
+    s->tiles_each += INV_BEHIND;
     s->columns = cpu_aligned(program->plan->threads * s->columns_each * sizeof(float));
     s->tiles = cpu_aligned(program->plan->threads * s->tiles_each * sizeof(float));
     if (!s->columns || !s->tiles) {
@@ -405,18 +404,23 @@ static bool set_geometry(struct conv *c, const struct mlo_window *w)
                 !(c->sh == 1 && c->sw == 1 && c->ph == 0 && c->pw == 0 && width <= c->iw && height <= c->ih);
     c->lines = c->copies ? (height + c->sh - 1) / c->sh : c->ih;
     c->pitch = c->copies ? (width + c->sw - 1) / c->sw : c->iw;
-    int64_t part, plane, group;
-    if (__builtin_mul_overflow(c->lines, c->pitch, &part) ||
+    int64_t part, plane, group, shared = 0;
+    if (c->copies && c->sw == 1) /* zeros behind a line and before the next one are the same */
+        shared = MLO_MAX(MLO_MIN(MLO_MIN(c->pw, width - c->pw - c->iw), width - c->ow), 0);
+    c->pitch -= shared;
+    if (__builtin_mul_overflow(c->lines, c->pitch, &part) || __builtin_add_overflow(part, shared, &part) ||
         __builtin_mul_overflow(part, c->sh * c->sw, &plane) ||
         (c->copies && (__builtin_mul_overflow(plane, c->icg, &group) || group > MLO_MAX_DIM)))
         return false;
     c->part = (size_t)part;
     c->plane = (size_t)plane;
-    /* Packing costs little beside many rows, which suffer from columns in between. */
-    c->joined = (c->by_planes || c->ocg <= 64) && c->pitch - c->ow <= MLO_MAX(c->ow / 4, 4);
+    /* Packing costs little beside many rows, which suffer from vectors of columns in between. */
+    int64_t lanes = c->kernels->lanes, joined = (c->oh - 1) * c->pitch + c->ow;
+    bool as_many = (c->n * joined - 1) / lanes == (c->n * c->oh * c->ow - 1) / lanes;
+    c->joined = (c->by_planes || c->ocg <= 64 || as_many) && c->pitch - c->ow <= MLO_MAX(c->ow / 4, 4);
     /* Few rows: packing would write and read more than they gain. */
     c->direct = c->joined && c->copies && c->kh * c->kw > 1;
-    c->pixels = c->joined ? (c->oh - 1) * c->pitch + c->ow : c->oh * c->ow;
+    c->pixels = c->joined ? joined : c->oh * c->ow;
     return true;
 }
 

@@ -13,6 +13,8 @@
 
 #include "engines/cpu/invariant/doubles.inc"
 
+#include "engines/cpu/invariant/finish.inc"
+
 #include "engines/cpu/invariant/sigmoid.inc"
 
 #include "engines/cpu/invariant/lanes.inc"

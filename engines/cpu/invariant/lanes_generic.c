@@ -11,6 +11,32 @@ void inv_each(const struct mlo_scalar *exact, size_t n, const float *x, float *y
         y[i] = (float)exact->fn(x[i], exact->a, exact->b);
 }
 
+static void windows(const struct inv_windows *w, size_t n, const float *x, const float *end, float *y)
+{
+    MLO_UNUSED(end);
+    windows_each(w, n, x, y);
+}
+
+static void finish(const struct inv_tail *tail, size_t lines, const float *x, size_t pitch,
+                   const struct inv_piece *pieces, int piece_count, float *y, size_t plane)
+{
+    for (size_t r = 0; r < lines; r++)
+        for (int i = 0; i < piece_count; i++) {
+            const struct inv_piece *p = &pieces[i];
+            for (size_t j = 0; j < p->count; j++) {
+                float v, from = x[r * pitch + p->at + j];
+                v = from;
+                if (tail->channels)
+                    affine(1, &tail->channels[r], &from, &v);
+                if (tail->adds) {
+                    float a = tail->adds[r * plane + p->to + j];
+                    v = tail->adds_left ? inv_first_nan(a, a + v) : inv_first_nan(v, v + a);
+                }
+                clip(1, tail->low, tail->high, &v, &y[r * plane + p->to + j]);
+            }
+        }
+}
+
 static void swish(const struct mlo_scalar *exact, size_t n, const float *x, float *y)
 {
     for (size_t i = 0; i < n; i++)
@@ -70,8 +96,10 @@ const struct inv_lanes inv_lanes_generic = {.binary = {add, sub, mul, divide},
                                             .swish = swish,
                                             .clip = clip,
                                             .affine = affine,
+                                            .finish = finish,
                                             .normalise = normalise,
                                             .most = most,
+                                            .windows = windows,
                                             .sums = sums,
                                             .squares = squares,
                                             .softmax = softmax};

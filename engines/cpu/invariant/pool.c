@@ -26,31 +26,56 @@ static void inside(const struct pool *p, int d, int64_t k, int64_t *begin, int64
     *end = MLO_MAX(MLO_MIN(*end, p->out[d]), *begin);
 }
 
+/* Outputs [from, to) of a row, some of whose taps are outside. */
+static void run_border(const struct pool *p, const struct inv_windows *w, const float *row, int64_t from,
+                       int64_t to, float *y)
+{
+    for (int64_t j = from; j < to; j++)
+        y[j] = -INFINITY;
+    for (size_t kh = 0; from < to && kh < w->rows; kh++)
+        for (int64_t kw = 0; kw < p->kernel[1]; kw++) {
+            int64_t begin, end, at = kw * p->dilation[1] - p->pad[1];
+            inside(p, 1, kw, &begin, &end);
+            begin = MLO_MAX(begin, from), end = MLO_MIN(end, to);
+            if (begin < end)
+                p->lanes->most((size_t)(end - begin), (size_t)p->stride[1],
+                               row + (int64_t)(kh * w->row_step) + at + begin * p->stride[1], y + begin);
+        }
+}
+
 /* Index: an output row (plane, row). */
 static void run_rows(void *arg, size_t begin, size_t end, unsigned worker)
 {
     MLO_UNUSED(worker);
     const struct pool_call *call = arg;
     const struct pool *p = call->p;
+    int64_t first, last, k, ends[2], middle[2] = {0, 0};
+    struct inv_windows w = {.step = (size_t)p->stride[1],
+                            .row_step = (size_t)(p->dilation[0] * p->in[1]),
+                            .taps = (size_t)p->kernel[1],
+                            .tap_step = (size_t)p->dilation[1]};
+    inside(p, 1, 0, &middle[0], &ends[0]);
+    inside(p, 1, p->kernel[1] - 1, &ends[1], &middle[1]);
+    middle[1] = MLO_MAX(MLO_MIN(middle[1], ends[0]), middle[0]);
+    if (p->stride[1] > 2)
+        middle[1] = middle[0];
     for (size_t i = begin; i < end; i++) {
         int64_t oh = (int64_t)i % p->out[0], plane = (int64_t)i / p->out[0];
+        int64_t top = oh * p->stride[0] - p->pad[0];
+        for (first = 0; first < p->kernel[0] && top + first * p->dilation[0] < 0;)
+            first++;
+        for (last = p->kernel[0]; last > first && top + (last - 1) * p->dilation[0] >= p->in[0];)
+            last--;
+        w.rows = (size_t)(last - first);
         float *y = call->y + (int64_t)i * p->out[1];
-        for (int64_t j = 0; j < p->out[1]; j++)
-            y[j] = -INFINITY;
-        for (int64_t kh = 0; kh < p->kernel[0]; kh++) {
-            int64_t h = oh * p->stride[0] - p->pad[0] + kh * p->dilation[0];
-            if (h < 0 || h >= p->in[0])
-                continue;
-            for (int64_t kw = 0; kw < p->kernel[1]; kw++) {
-                int64_t from, to;
-                inside(p, 1, kw, &from, &to);
-                const float *x =
-                    call->x + (plane * p->in[0] + h) * p->in[1] - p->pad[1] + kw * p->dilation[1];
-                if (from < to)
-                    p->lanes->most((size_t)(to - from), (size_t)p->stride[1], x + from * p->stride[1],
-                                   y + from);
-            }
-        }
+        k = (plane * p->in[0] + top + first * p->dilation[0]) * p->in[1];
+        bool some = w.rows > 0 && middle[0] < middle[1];
+        if (some)
+            p->lanes->windows(&w, (size_t)(middle[1] - middle[0]),
+                              call->x + k + middle[0] * p->stride[1] - p->pad[1],
+                              call->x + p->planes * p->in[0] * p->in[1], y + middle[0]);
+        run_border(p, &w, call->x + k, 0, some ? middle[0] : p->out[1], y);
+        run_border(p, &w, call->x + k, some ? middle[1] : p->out[1], p->out[1], y);
     }
 }
 

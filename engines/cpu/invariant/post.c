@@ -1,6 +1,7 @@
 /* What is computed of a convolution's results while they are in the cache. */
 #include "engines/cpu/invariant/post_impl.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -80,36 +81,39 @@ enum mlo_status inv_post_find(const struct mlo_plan *plan, const struct mlo_node
     return MLO_OK;
 }
 
-void inv_post_run(const struct inv_post *post, size_t channel, size_t n, const float *line,
-                  const struct inv_piece *pieces, int piece_count, const float *adds, float *y,
-                  float *buffers)
+void inv_post_tile(const struct inv_post *post, size_t channel, size_t lines, size_t n, size_t columns,
+                   const float *x, const struct inv_piece *pieces, int piece_count, const float *adds,
+                   float *y, size_t plane, float *buffer)
 {
-    float *next = buffers, *other = buffers + n, *swap;
-    if (post->channels) {
-        post->lanes->affine(n, &post->channels[channel], line, next);
-        line = next;
-        swap = next, next = other, other = swap;
-    }
-    if (post->adds) {
-        for (int i = 0; i < piece_count; i++) {
-            const struct inv_piece *p = &pieces[i];
-            const float *a = line + p->at, *b = adds + p->to;
-            post->lanes->binary[INV_ADD](p->count, post->adds_left ? b : a, 1, post->adds_left ? a : b, 1,
-                                         next + p->at);
-        }
-        line = next;
-        next = other;
-    }
-    if (post->acts && piece_count == 1) {
-        inv_act_run(post->lanes, &post->act, pieces->count, line + pieces->at, y + pieces->to);
+    const struct inv_lanes *lanes = post->lanes;
+    const struct inv_act *act = &post->act;
+    const struct inv_tail as_is = {.low = -INFINITY, .high = INFINITY};
+    struct inv_tail tail = as_is;
+    tail.channels = post->channels ? post->channels + channel : NULL;
+    tail.adds = adds;
+    tail.adds_left = post->adds_left;
+    if (post->acts && !act->many)
+        tail.low = act->low, tail.high = act->high;
+    if (!post->acts || !act->many || adds) {
+        lanes->finish(&tail, lines, x, n, pieces, piece_count, y, plane);
+        for (size_t r = 0; adds && act->many && r < lines; r++)
+            for (int i = 0; i < piece_count; i++) {
+                float *to = y + r * plane + pieces[i].to;
+                memcpy(buffer, to, pieces[i].count * sizeof *to);
+                act->many(&act->exact, pieces[i].count, buffer, to);
+            }
         return;
     }
-    if (post->acts) {
-        inv_act_run(post->lanes, &post->act, n, line, next);
-        line = next;
+    float *out = buffer + lines * n;
+    if (post->channels) {
+        lanes->finish(&tail, lines, x, n, &(struct inv_piece){0, columns, 0}, 1, buffer, n);
+        x = buffer;
     }
-    for (int i = 0; i < piece_count; i++)
-        memcpy(y + pieces[i].to, line + pieces[i].at, pieces[i].count * sizeof *y);
+    for (size_t r = 0, some; r < lines; r += some) { /* many at once, where there is nothing in between */
+        some = columns == n ? lines : 1;
+        act->many(&act->exact, (some - 1) * n + columns, x + r * n, out + r * n);
+    }
+    lanes->finish(&as_is, lines, out, n, pieces, piece_count, y, plane);
 }
 
 void inv_post_line(const struct inv_post *post, size_t channel, size_t n, const float *x, float *y,

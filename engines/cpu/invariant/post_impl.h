@@ -39,15 +39,12 @@ MLO_MUST_USE enum mlo_status inv_post_find(const struct mlo_plan *plan, const st
                                            const int64_t *dims, bool may_add, struct inv_post *out,
                                            struct mlo_error *err);
 
-/* Part of a line of results, and where it goes in the plane (and batch). */
-struct inv_piece {
-    size_t at, count, to;
-};
-/* Finishes a line of n results of a channel and stores its pieces in y; what they are added to is in `adds`
- * at the same places. buffers: two of n floats. */
-void inv_post_run(const struct inv_post *post, size_t channel, size_t n, const float *line,
-                  const struct inv_piece *pieces, int piece_count, const float *adds, float *y,
-                  float *buffers);
+/* Finishes lines of n results, of the channels from the first on, and stores their pieces in planes of y;
+ * what they are added to is in `adds` at the same places. Of `columns` of a line there are results. buffer:
+ * twice as large as the lines; behind all of them a vector may be read. */
+void inv_post_tile(const struct inv_post *post, size_t channel, size_t lines, size_t n, size_t columns,
+                   const float *x, const struct inv_piece *pieces, int piece_count, const float *adds,
+                   float *y, size_t plane, float *buffer);
 /* Finishes n results of a channel, without the sum; x and y are apart. buffer: n floats. */
 void inv_post_line(const struct inv_post *post, size_t channel, size_t n, const float *x, float *y,
                    float *buffer);
