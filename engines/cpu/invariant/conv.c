@@ -13,8 +13,19 @@
 #include "engines/cpu/invariant/post_impl.h"
 
 enum {
-    PANELS = 4, /* that meet a block of weights one after the other */
-    LONG = 28,  /* a line that is worth a call of its own */
+    PANELS = 4,       /* that meet a block of weights one after the other */
+    LONG = 28,        /* a line that is worth a call of its own */
+    SHORT = 16,       /* one that a border makes noticeably longer */
+    SPREAD = 1 << 18, /* floats of a sample's group */
+};
+
+/* A copy of some of a plane: lines of `count` floats, beside zeros when they are bordered. */
+struct part {
+    size_t at;                          /* in the copies of a plane */
+    size_t zeros_before, first, behind; /* zeros in front; the first line, and behind the last one */
+    size_t lines, column, count;
+    int64_t from; /* in the plane */
+    bool bordered;
 };
 
 struct conv {
@@ -29,11 +40,15 @@ struct conv {
     /* Where columns are read: the input, or a copy in the program's scratch memory (by_planes: the worker's).
      */
     bool copies, joined;
+    bool spread;          /* a part for each column of the kernel: lines need no border beside them */
+    int64_t across;       /* parts for a phase of lines */
     bool direct;          /* a panel that is one run is not packed */
     int64_t lines, pitch; /* of a part: lines, and floats from one to the next */
     size_t part, plane;   /* floats of a part, and of all parts of a channel */
-    int64_t pixels;       /* of an output plane, with those in between when rows are joined */
-    size_t *offsets;      /* [depth]: of an output's first input */
+    struct part *parts;   /* those that weights meet */
+    int part_count;
+    int64_t pixels;  /* of an output plane, with those in between when rows are joined */
+    size_t *offsets; /* [depth]: of an output's first input */
     bool scaled; /* the input is the product of two, the second of which has a number for each channel of a
                     sample */
     struct inv_post post;
@@ -62,45 +77,23 @@ static size_t panels_of(const struct conv *c)
     return inv_packed_columns(c->kernels, (size_t)(c->n * c->pixels)) / (size_t)c->kernels->nr;
 }
 
-/* Places p of a part, of `count`, for which p * stride + phase - pad is inside of [0, in). */
-static void inside(int64_t stride, int64_t phase, int64_t pad, int64_t in, int64_t count, int64_t *first,
-                   int64_t *end)
-{
-    int64_t shift = pad - phase;
-    *first = MLO_MIN(MLO_MAX((shift + stride - 1) / stride, 0), count);
-    *end = in + shift <= 0 ? 0 : (in + shift - 1) / stride + 1;
-    *end = MLO_MAX(MLO_MIN(*end, count), *first);
-}
-
-/* Whether a weight meets rows (or columns) of that phase. */
-static bool meets(int64_t kernel, int64_t dilation, int64_t stride, int64_t phase)
-{
-    bool met = false;
-    for (int64_t k = 0; k < MLO_MIN(kernel, stride); k++) /* then it begins again */
-        met |= k * dilation % stride == phase;
-    return met;
-}
-
 /* A channel's plane into its parts, with zeros around it; clean: they are there. */
 static void copy_plane(const struct conv *c, const float *x, bool clean, float *to)
 {
-    for (int64_t p = 0; p < c->sh; p++)
-        for (int64_t q = 0; q < c->sw; q++) {
-            int64_t line, end, column, stop;
-            float *part = to + (size_t)(p * c->sw + q) * c->part;
-            if (!meets(c->kh, c->dh, c->sh, p) || !meets(c->kw, c->dw, c->sw, q))
-                continue;
-            inside(c->sh, p, c->ph, c->ih, c->lines, &line, &end);
-            inside(c->sw, q, c->pw, c->iw, c->pitch, &column, &stop);
-            if (!clean && (end - line) * (stop - column) < (int64_t)c->part)
-                memset(part, 0, c->part * sizeof *part);
-            if (line == end || column == stop)
-                continue;
-            const float *from = x + (line * c->sh + p - c->ph) * c->iw + column * c->sw + q - c->pw;
-            c->kernels->lines((size_t)(end - line), (size_t)(stop - column), (size_t)c->sw, from,
-                              (size_t)(c->sh * c->iw), part + (size_t)(line * c->pitch + column),
-                              (size_t)c->pitch);
-        }
+    for (int i = 0; i < c->part_count; i++) {
+        const struct part *p = &c->parts[i];
+        float *part = to + p->at;
+        if (!clean)
+            memset(part, 0, p->zeros_before * sizeof *part);
+        if (p->bordered)
+            c->kernels->bordered(p->lines, p->column, p->count, (size_t)c->pitch, x + p->from,
+                                 (size_t)(c->sh * c->iw), part + p->first);
+        else
+            c->kernels->lines(p->lines, p->count, (size_t)c->sw, x + p->from, (size_t)(c->sh * c->iw),
+                              part + p->first + p->column, (size_t)c->pitch);
+        if (!clean)
+            memset(part + p->behind, 0, (c->part - p->behind) * sizeof *part);
+    }
 }
 
 /* Index: a plane of the input. */
@@ -113,15 +106,25 @@ static void copy_planes(void *arg, size_t begin, size_t end, unsigned worker)
         copy_plane(c, call->x + (int64_t)i * c->ih * c->iw, false, call->copy + i * c->plane);
 }
 
+/* The first pixel of a panel: all have three vectors, but rather two and two than three and a single one,
+ * whose products wait for each other. */
+static int64_t panel_at(const struct conv *c, size_t i)
+{
+    size_t nr = (size_t)c->kernels->nr, lanes = (size_t)c->kernels->lanes;
+    size_t total = (size_t)(c->n * c->pixels), rest = (total + lanes - 1) / lanes % (nr / lanes);
+    bool evens = nr > 2 * lanes && rest == 1 && i > 0 && i + 1 == panels_of(c);
+    return (int64_t)MLO_MIN(i * nr - (evens ? lanes : 0), total);
+}
+
 /* The runs of pixels that a panel holds, as what they read for the first k of the group. */
-static int runs_of(const struct conv *c, const float *source, int64_t group, int64_t first,
+static int runs_of(const struct conv *c, const float *source, int64_t group, int64_t first, int64_t columns,
                    struct inv_run *out)
 {
     int count = 0;
-    int64_t total = c->n * c->pixels, nr = c->kernels->nr, width = c->joined ? c->pixels : c->ow;
-    for (int64_t at = 0; at < nr && first < total;) {
+    int64_t width = c->joined ? c->pixels : c->ow;
+    for (int64_t at = 0; at < columns;) {
         int64_t n = first / c->pixels, pixel = first % c->pixels;
-        int64_t run = MLO_MIN(width - pixel % width, nr - at);
+        int64_t run = MLO_MIN(width - pixel % width, columns - at);
         const float *from = source + ((size_t)n * channels_in(c) + (size_t)(group * c->icg)) * c->plane +
                             (size_t)(c->joined ? pixel : pixel / c->ow * c->pitch + pixel % c->ow);
         out[count++] = (struct inv_run){from, (size_t)at, (size_t)run};
@@ -248,7 +251,7 @@ static void run_panels(void *arg, size_t begin, size_t end, unsigned worker)
 {
     const struct conv_call *call = arg;
     const struct conv *c = call->c;
-    size_t total = (size_t)(c->n * c->pixels), panels = panels_of(c), nr = (size_t)c->kernels->nr;
+    size_t panels = panels_of(c);
     struct panel panel[PANELS];
     for (size_t i = begin, some; i < end; i += some) {
         int64_t group = (int64_t)(i / panels);
@@ -256,11 +259,11 @@ static void run_panels(void *arg, size_t begin, size_t end, unsigned worker)
         bool direct = c->direct;
         some = MLO_MIN(MLO_MIN(end - i, panels - first), (size_t)PANELS);
         for (size_t p = 0; p < some; p++) {
-            size_t at = (first + p) * nr;
-            panel[p].run_count = runs_of(c, call->source, group, (int64_t)at, panel[p].runs);
-            panel[p].piece_count = pieces_of(c, (int64_t)at, (int64_t)nr, panel[p].pieces);
-            panel[p].first = (int64_t)at;
-            panel[p].columns = MLO_MIN(nr, total - at);
+            int64_t at = panel_at(c, first + p), columns = panel_at(c, first + p + 1) - at;
+            panel[p].run_count = runs_of(c, call->source, group, at, columns, panel[p].runs);
+            panel[p].piece_count = pieces_of(c, at, columns, panel[p].pieces);
+            panel[p].first = at;
+            panel[p].columns = (size_t)columns;
             direct &= panel[p].run_count == 1;
         }
         if (direct)
@@ -370,6 +373,7 @@ static void conv_free(void *data)
     struct conv *c = data;
     if (c) {
         free(c->offsets);
+        free(c->parts);
         free(c->post.channels);
     }
     free(c);
@@ -377,6 +381,18 @@ static void conv_free(void *data)
 
 static const struct cpu_step_class conv_class = {
     .name = "fma-chain", .load = conv_load, .run = conv_run, .unload = conv_unload, .free_data = conv_free};
+
+/* Whether a plane's outputs, beside each other, take fewer vectors than joined lines, and their copies stay
+ * in the second-level cache. */
+static bool may_spread(const struct conv *c)
+{
+    int64_t lanes = c->kernels->lanes, joined = c->n * ((c->oh - 1) * c->pitch + c->ow), size = SPREAD;
+    int64_t most[] = {c->lines, c->sh, c->ow, c->kw, c->icg};
+    for (size_t i = 0; i < MLO_COUNT(most); i++)
+        size /= MLO_MAX(most[i], 1);
+    return c->copies && !c->by_planes && c->sw == 1 && c->ow <= SHORT && size > 0 &&
+           (c->n * c->oh * c->ow - 1) / lanes < (joined - 1) / lanes;
+}
 
 /* Geometry with heights of 1 in front for one-dimensional ones; false: the weights lie so far apart that a
  * copy of the input, with its border, would be of no possible size. */
@@ -405,11 +421,18 @@ static bool set_geometry(struct conv *c, const struct mlo_window *w)
     c->lines = c->copies ? (height + c->sh - 1) / c->sh : c->ih;
     c->pitch = c->copies ? (width + c->sw - 1) / c->sw : c->iw;
     int64_t part, plane, group, shared = 0;
+    c->across = c->sw;
     if (c->copies && c->sw == 1) /* zeros behind a line and before the next one are the same */
         shared = MLO_MAX(MLO_MIN(MLO_MIN(c->pw, width - c->pw - c->iw), width - c->ow), 0);
     c->pitch -= shared;
+    c->spread = may_spread(c);
+    if (c->spread) {
+        c->across = c->kw;
+        c->pitch = c->ow;
+        shared = 0;
+    }
     if (__builtin_mul_overflow(c->lines, c->pitch, &part) || __builtin_add_overflow(part, shared, &part) ||
-        __builtin_mul_overflow(part, c->sh * c->sw, &plane) ||
+        __builtin_mul_overflow(part, c->sh * c->across, &plane) ||
         (c->copies && (__builtin_mul_overflow(plane, c->icg, &group) || group > MLO_MAX_DIM)))
         return false;
     c->part = (size_t)part;
@@ -419,7 +442,7 @@ static bool set_geometry(struct conv *c, const struct mlo_window *w)
     bool as_many = (c->n * joined - 1) / lanes == (c->n * c->oh * c->ow - 1) / lanes;
     c->joined = (c->by_planes || c->ocg <= 64 || as_many) && c->pitch - c->ow <= MLO_MAX(c->ow / 4, 4);
     /* Few rows: packing would write and read more than they gain. */
-    c->direct = c->joined && c->copies && c->kh * c->kw > 1;
+    c->direct = c->joined && c->copies;
     c->pixels = c->joined ? joined : c->oh * c->ow;
     return true;
 }
@@ -435,14 +458,66 @@ static size_t copy_bytes(const struct conv *c)
                : bytes;
 }
 
+/* Places p of a part, of `count`, for which p * stride + phase - pad is inside of [0, in). */
+static void inside(int64_t stride, int64_t phase, int64_t pad, int64_t in, int64_t count, int64_t *first,
+                   int64_t *end)
+{
+    int64_t shift = pad - phase;
+    *first = MLO_MIN(MLO_MAX((shift + stride - 1) / stride, 0), count);
+    *end = in + shift <= 0 ? 0 : (in + shift - 1) / stride + 1;
+    *end = MLO_MAX(MLO_MIN(*end, count), *first);
+}
+
+/* Whether a weight meets rows (or columns) of that phase. */
+static bool meets(int64_t kernel, int64_t dilation, int64_t stride, int64_t phase)
+{
+    bool met = false;
+    for (int64_t k = 0; k < MLO_MIN(kernel, stride); k++) /* then it begins again */
+        met |= k * dilation % stride == phase;
+    return met;
+}
+
+static void set_part(const struct conv *c, int64_t p, int64_t i, struct part *out)
+{
+    int64_t line, end, column, stop, q = c->spread ? i * c->dw : i;
+    inside(c->sh, p, c->ph, c->ih, c->lines, &line, &end);
+    inside(c->sw, q, c->pw, c->iw, c->pitch, &column, &stop);
+    if (line == end || column == stop)
+        line = end = column = stop = 0;
+    bool bordered = c->sw == 1, zeros = bordered || (end - line) * (stop - column) < (int64_t)c->part;
+    size_t first = (size_t)(line * c->pitch), behind = (size_t)(end * c->pitch);
+    *out = (struct part){.at = (size_t)(p * c->across + i) * c->part,
+                         .zeros_before = !zeros     ? 0
+                                         : bordered ? first
+                                                    : c->part,
+                         .first = first,
+                         .behind = bordered ? behind : c->part,
+                         .lines = (size_t)(end - line),
+                         .column = (size_t)column,
+                         .count = (size_t)(stop - column),
+                         .from = (line * c->sh + p - c->ph) * c->iw + column * c->sw + q - c->pw,
+                         .bordered = bordered};
+}
+
+static bool set_parts(struct conv *c)
+{
+    c->parts = calloc((size_t)(MLO_MIN(c->sh, c->kh) * c->kw + 1), sizeof *c->parts);
+    for (int64_t p = 0; c->parts && p < c->sh; p++)
+        for (int64_t i = 0; i < c->across; i++)
+            if (meets(c->kh, c->dh, c->sh, p) && (c->spread || meets(c->kw, c->dw, c->sw, i)))
+                set_part(c, p, i, &c->parts[c->part_count++]);
+    return c->parts != NULL;
+}
+
 static bool set_offsets(struct conv *c)
 {
     c->offsets = calloc(c->depth + 1, sizeof *c->offsets);
     for (size_t k = 0; c->offsets && k < c->depth; k++) {
         int64_t ic = (int64_t)k / (c->kh * c->kw), h = (int64_t)k / c->kw % c->kh * c->dh,
                 w = (int64_t)k % c->kw * c->dw;
-        c->offsets[k] = (size_t)ic * c->plane + (size_t)(h % c->sh * c->sw + w % c->sw) * c->part +
-                        (size_t)(h / c->sh * c->pitch + w / c->sw);
+        int64_t beside = c->spread ? (int64_t)k % c->kw : w % c->sw, column = c->spread ? 0 : w / c->sw;
+        c->offsets[k] = (size_t)ic * c->plane + (size_t)(h % c->sh * c->across + beside) * c->part +
+                        (size_t)(h / c->sh * c->pitch + column);
     }
     return c->offsets != NULL;
 }
@@ -479,7 +554,7 @@ enum mlo_status inv_lower_conv(struct mlo_plan *plan, const struct mlo_node *nod
     if (!set_geometry(c, &window))
         goto out;
     c->depth = (size_t)(c->icg * c->kh * c->kw);
-    if (!set_offsets(c)) {
+    if (!set_offsets(c) || !set_parts(c)) {
         status = mlo_error_nomem(err);
         goto out;
     }
@@ -515,50 +590,4 @@ enum mlo_status inv_lower_conv(struct mlo_plan *plan, const struct mlo_node *nod
 out:
     conv_free(c);
     return status;
-}
-
-/* Whether a Conv of one weight per pair of channels reads pixels where they are. */
-static bool is_pointwise(const struct mlo_node *node)
-{
-    struct mlo_window w;
-    struct mlo_error err = {0};
-    const struct mlo_tensor *weight = mlo_node_const(node, 1);
-    int64_t x[MLO_MAX_RANK];
-    if (!mlo_node_is(node, "Conv") || !weight || weight->dtype != MLO_FLOAT32 || weight->rank != 4 ||
-        mlo_tensor_count(weight) == 0 || (mlo_node_input(node, 2) && !mlo_node_const(node, 2)) ||
-        mlo_node_attr_i(node, "group", 1) != 1 || !cpu_value_dims(node->inputs[0], x, NULL) ||
-        mlo_window_init(&w, node, 2, x + 2, weight->dims + 2, &err) != MLO_OK)
-        return false;
-    for (int d = 0; d < 2; d++)
-        if (w.kernel[d] != 1 || w.stride[d] != 1 || w.pad_begin[d] || w.pad_end[d])
-            return false;
-    return true;
-}
-
-enum mlo_status inv_lower_scale(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
-                                struct mlo_error *err)
-{
-    int64_t x[MLO_MAX_RANK], w[MLO_MAX_RANK], y[MLO_MAX_RANK];
-    size_t count;
-    const struct mlo_value *out = node->outputs[0];
-    MLO_UNUSED(err);
-    if (!mlo_node_is(node, "Mul") || out->is_output || cpu_is_observed(plan, out) || out->use_count != 1)
-        return MLO_OK;
-    const struct mlo_node *reader = out->uses[0].node;
-    for (int i = 0; i < 2; i++)
-        if (node->inputs[i]->type.dtype != MLO_FLOAT32 || node->inputs[i]->type.rank != 4 ||
-            cpu_value_plain(plan, node->inputs[i]) < 0)
-            return MLO_OK;
-    if (!cpu_value_dims(node->inputs[0], x, NULL) || !cpu_value_dims(node->inputs[1], w, NULL) ||
-        !cpu_value_dims(out, y, &count) || count == 0 || memcmp(x, y, 4 * sizeof *x) != 0 || w[0] != x[0] ||
-        w[1] != x[1] || w[2] != 1 || w[3] != 1 || reader->graph != plan->model->graph ||
-        reader->inputs[0] != out || !is_pointwise(reader))
-        return MLO_OK;
-    *done = true;
-    return MLO_OK;
-}
-
-const struct mlo_node *inv_scale_of(const struct mlo_plan *plan, const struct mlo_value *value)
-{
-    return cpu_value_plain(plan, value) < 0 ? value->producer : NULL;
 }

@@ -44,6 +44,9 @@ struct inv_kernels {
     /* Packed columns: those from `at` to `end` of each k times w[k], where of two NaN the column's stays.
      * What is behind the last run is garbage and may become other garbage. */
     void (*scale)(size_t depth, const float *w, size_t at, size_t end, bool last, float *columns);
+    /* Lines of `pitch` floats, one behind the other: `before` zeros, `count` floats of x, and zeros. */
+    void (*bordered)(size_t lines, size_t before, size_t count, size_t pitch, const float *x, size_t x_pitch,
+                     float *y);
     /* y[i * y_pitch + j] = x[i * x_pitch + j * step] for j < count */
     void (*lines)(size_t lines, size_t count, size_t step, const float *x, size_t x_pitch, float *y,
                   size_t y_pitch);

@@ -11,6 +11,13 @@ typedef __m256 vf;
 #define v_set(x) _mm256_set1_ps(x)
 #define v_load(p) _mm256_loadu_ps(p)
 #define v_store(p, a) _mm256_storeu_ps(p, a)
+typedef __m256i vm; /* of a vector's places */
+#define v_places _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)
+#define v_between(first, end)                                                                                \
+    _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)(first)), v_places),                       \
+                        _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(end)), v_places))
+#define v_load_of(m, p) _mm256_maskload_ps(p, m)
+#define v_store_of(m, p, a) _mm256_maskstore_ps(p, m, a)
 #define v_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define v_hold(a) __asm__("" : "+x"(a))
 #include "engines/cpu/invariant/chains.inc"
@@ -27,4 +34,5 @@ const struct inv_kernels inv_avx2 = {.mr = MR,
                                      .columns = columns,
                                      .taps = taps,
                                      .scale = scale,
+                                     .bordered = bordered,
                                      .lines = lines};

@@ -37,6 +37,14 @@ static void row(size_t depth, const float *const *rows, const float *b, const fl
 #define INV_TARGET
 #include "engines/cpu/invariant/columns.inc"
 
+static void bordered(size_t lines, size_t before, size_t count, size_t pitch, const float *x, size_t x_pitch,
+                     float *y)
+{
+    for (size_t i = 0; i < lines; i++, x += x_pitch, y += pitch)
+        for (size_t j = 0; j < pitch; j++)
+            y[j] = j >= before && j < before + count ? x[j - before] : 0.0f;
+}
+
 static void taps(size_t depth, const size_t *offsets, const float *w, float start, size_t count,
                  const float *x, float *y)
 {
@@ -58,6 +66,7 @@ const struct inv_kernels inv_generic = {.mr = MR,
                                         .columns = columns,
                                         .taps = taps,
                                         .scale = scale,
+                                        .bordered = bordered,
                                         .lines = lines};
 
 const struct inv_kernels *inv_kernels_for(enum mlo_isa isa)

@@ -87,13 +87,13 @@ void inv_post_tile(const struct inv_post *post, size_t channel, size_t lines, si
 {
     const struct inv_lanes *lanes = post->lanes;
     const struct inv_act *act = &post->act;
-    const struct inv_tail as_is = {.low = -INFINITY, .high = INFINITY};
-    struct inv_tail tail = as_is;
-    tail.channels = post->channels ? post->channels + channel : NULL;
-    tail.adds = adds;
-    tail.adds_left = post->adds_left;
-    if (post->acts && !act->many)
-        tail.low = act->low, tail.high = act->high;
+    static const struct inv_tail as_is = {.low = -INFINITY, .high = INFINITY};
+    bool clips = post->acts && !act->many;
+    const struct inv_tail tail = {.channels = post->channels ? post->channels + channel : NULL,
+                                  .adds = adds,
+                                  .adds_left = post->adds_left,
+                                  .low = clips ? act->low : as_is.low,
+                                  .high = clips ? act->high : as_is.high};
     if (!post->acts || !act->many || adds) {
         lanes->finish(&tail, lines, x, n, pieces, piece_count, y, plane);
         for (size_t r = 0; adds && act->many && r < lines; r++)
