@@ -192,9 +192,11 @@ enum mlo_status mlo_peaks_measure(unsigned threads, struct mlo_peaks *out, struc
         return mlo_error_set(err, MLO_EUNAVAILABLE, "peaks are measured with AVX2 or better; this is '%s'",
                              mlo_isa_name(isa));
     /* A level is read by half, so that it surely holds it, and a third one that other machines share by no
-     * more than models have; memory by what no cache holds. */
+     * more than models have beside each other (a few times the second level); memory by what no cache holds.
+     */
     size_t far = MLO_MIN(MLO_MAX(3 * l3, (size_t)64 << 20), (size_t)384 << 20);
-    size_t per_thread[MLO_PEAK_LEVELS] = {l2 / 2, MLO_MIN(l3 / 2 / threads, 8 * l2), far / threads};
+    size_t per_thread[MLO_PEAK_LEVELS] = {l2 / 2, MLO_MIN(MLO_MIN(l3 / 2, far) / threads, 8 * l2),
+                                          far / threads};
     struct job job = {.sink = calloc((size_t)threads * 16, sizeof *job.sink)};
     struct mlo_pool *pool = mlo_pool_new(threads);
     char *memory = NULL;

@@ -15,6 +15,7 @@ struct reader {
     struct mlo_recipe *recipe;
     const char *name; /* of the file, for errors */
     struct mlo_error *err;
+    bool of_files; /* roles need no datasets */
 };
 
 static enum mlo_status bad(struct reader *r, int line, const char *fmt, ...) MLO_PRINTF(3, 4);
@@ -206,7 +207,7 @@ static enum mlo_status needs_data(struct reader *r, const struct mlo_recipe_step
         {step->needs_evaluate, r->recipe->evaluate, "evaluate"},
     };
     for (size_t i = 0; i < MLO_COUNT(rows); i++) {
-        if (rows[i].needed && !rows[i].dataset && !r->recipe->of_files) {
+        if (rows[i].needed && !rows[i].dataset) {
             enum mlo_status status =
                 bad(r, line, "the step '%s' needs a dataset for the role '%s', and the recipe names none",
                     step->name, rows[i].role);
@@ -308,7 +309,7 @@ static enum mlo_status alone(struct reader *r)
 
 enum mlo_status mlo_recipe_check_data(const struct mlo_recipe *recipe, struct mlo_error *err)
 {
-    struct reader r = {(struct mlo_recipe *)recipe, recipe->name, err};
+    struct reader r = {.recipe = (struct mlo_recipe *)recipe, .name = recipe->name, .err = err};
     enum mlo_status judged = judges(&r, recipe->step_count ? recipe->steps[0].line : 1);
     if (judged == MLO_OK) /* again: options are set after it was parsed */
         judged = alone(&r);
@@ -389,7 +390,8 @@ static enum mlo_status read_step(struct reader *r, const struct mlo_yaml *item)
     slot->line = item->line;
     r->recipe->step_count++;
     MLO_TRY(read_needs(r, item, at, &slot->needs));
-    MLO_TRY(needs_data(r, slot));
+    if (!r->of_files)
+        MLO_TRY(needs_data(r, slot));
     MLO_TRY(select_apart(r, slot));
 out:
     json_decref(given);
@@ -522,8 +524,7 @@ static enum mlo_status parse(const char *text, size_t size, const char *name, bo
         return mlo_error_nomem(err);
     }
     recipe->arena = arena;
-    recipe->of_files = of_files;
-    struct reader r = {recipe, mlo_arena_strdup(arena, name), err};
+    struct reader r = {recipe, mlo_arena_strdup(arena, name), err, of_files};
     if (size > MAX_TEXT) {
         status =
             mlo_error_set(err, MLO_ETOOBIG, "%s has %zu bytes; a recipe may have %d", name, size, MAX_TEXT);

@@ -31,7 +31,6 @@ struct mlo_recipe {
     struct mlo_arena *arena;
     const char *name, *target;
     const char *calibrate, *select, *evaluate; /* dataset names by role; NULL when absent */
-    bool of_files;                             /* mlo_recipe_parse_of_files */
     const char
         *postprocess; /* a model between outputs and metrics, for all roles; NULL: what datasets name */
     struct mlo_recipe_step *steps;
@@ -46,7 +45,7 @@ struct mlo_recipe {
  * options are errors with line and nearest known word. *out is yours. */
 MLO_MUST_USE enum mlo_status mlo_recipe_parse(const char *text, size_t size, const char *name,
                                               struct mlo_recipe **out, struct mlo_error *err);
-/* The same for a command that is given its data as files: the recipe need not name datasets. */
+/* The same for a command that is given its data as files: no role need be named. */
 MLO_MUST_USE enum mlo_status mlo_recipe_parse_of_files(const char *text, size_t size, const char *name,
                                                        struct mlo_recipe **out, struct mlo_error *err);
 void mlo_recipe_free(struct mlo_recipe *recipe);

@@ -64,13 +64,12 @@ enum { SUMS_MAX = 15, BYTES_MAX = 48 };
 #define HIGH3_1(M, d) M(d, A0("b1"), 9, 10, 11)
 #define HIGH3_2(M, d) HIGH3_1(M, d) M(d, A1("b1"), 12, 13, 14)
 
-/* zmm27 to 29: weights of a group; zmm30: a group of a row; zmm31: 0x80… */
+/* zmm27 to 29: weights of a group; zmm30: a group of a row; zmm31: 0x80…, for bytes with sign */
 #define DOT(w, a) "vpdpbusd %%zmm" #w ",%%zmm30,%" #a "\n\t"
 #define DOT16(w, a) "vpdpwssd %%zmm" #w ",%%zmm30,%" #a "\n\t"
 #define MOVE(w, a) "vmovdqa64 %%zmm" #w ",%" #a "\n\t"
 #define LOAD(from, d, v, j, w) "vmovdqu64 64*(" #d "*" #v "+" #j ")(%[" from "]),%%zmm" #w "\n\t"
 #define GET(d, at) "vpbroadcastd 4*" #d at ",%%zmm30\n\t"
-/* zmm31, where there is one: 0x80808080 */
 #define FLIPS_U8 ""
 #define FLIPS_S8 "mov $0x80808080,%k[n]\n\tvpbroadcastd %k[n],%%zmm31\n\t"
 #define FLIPS_I16 ""
@@ -113,7 +112,7 @@ _Static_assert(offsetof(struct tile, x0) == 0 && offsetof(struct tile, x1) == 8 
         const ptrdiff_t *tap = t->taps, *end = tap + t->tap_count;                                           \
         const void *from = t->epilogue->init ? t->epilogue->init : no_init;                                  \
         size_t s = t->x_stride, s3 = 3 * s, s5 = 5 * s, n;                                                   \
-        __asm__ volatile(FLIPS_##x                                                                                      \
+        __asm__ volatile(FLIPS_##x                                                                           \
             LOAD_##v("from", 0) LOW##v##_##low(BEGIN_##v, 0) HIGH##v##_##high(BEGIN_##v, 0)                  \
             "mov 104(%[t]),%[from]\n\t" /* what is ahead */                                                   \
             "1:\n\t" /* each tap */                                                                          \
@@ -151,7 +150,8 @@ _Static_assert(offsetof(struct tile, x0) == 0 && offsetof(struct tile, x1) == 8 
               "=&v"(a[7]), "=&v"(a[8]), "=&v"(a[9]), "=&v"(a[10]), "=&v"(a[11]), "=&v"(a[12]), "=&v"(a[13]), \
               "=&v"(a[14]), [w] "+r"(w), [tap] "+r"(tap), [from] "+r"(from), [b0] "=&r"(b0),                 \
               [b1] "=&r"(b1), [n] "=&r"(n)                                                                   \
-            : [t] "r"(t), [end] "m"(end), [s] "r"(s), [s3] "r"(s3), [s5] "r"(s5), [step] "r"(t->ahead_step) \
+            : [t] "r"(t), [end] "m"(end), [s] "r"(s), [s3] "r"(s3), [s5] "r"(s5),                      \
+              [step] "r"(t->ahead_step)                                                                      \
             : "memory", "cc", "zmm27", "zmm28", "zmm29", "zmm30", "zmm31");                                  \
     }
 /* clang-format on */

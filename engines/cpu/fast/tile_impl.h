@@ -76,8 +76,8 @@ struct tile {
     size_t columns;                   /* at most the panel's width; what lies beyond is not written */
     const struct tile_epilogue *epilogue;
     /* A hint: what may be prefetched with the first group of depth (of the panel that comes next), and how
-     * many bytes further it is with each group: at most 64, and so few that all tiles of a panel together
-     * reach the end of the next. Never NULL. */
+     * many bytes further it is with each group: just enough for all tiles of a panel together to reach the
+     * next one's end, but 64 at most. Never NULL. */
     const char *ahead;
     size_t ahead_step;
     /* Fixed point only (tile_fixed_impl.h). Row i of those at x0 (x1) has, for tap k, the unit

@@ -1,62 +1,21 @@
 /* Convolution in the invariant numerics. Ordinary ones are a matrix product whose columns (output pixels of
  * the whole batch) are packed on the fly; those with few output channels per group (depthwise) go plane by
- * plane. Both run the same chain for an output. Weights are read where the model has them.
- *
- * Input that has a border, or strides, is copied first: with zeros around it, and in as many parts as the
- * strides have rows and columns, so that what neighbouring outputs multiply with a weight lies together, line
- * by line of `pitch` floats. Where `pitch` is not much more than a row of outputs, the places between two
- * rows are computed as if they were outputs (joined): a plane is one run of columns then. */
+ * plane. Both run the same chain for an output. Weights are read where the model has them, x where
+ * conv_impl.h says. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "engines/cpu/invariant/invariant_impl.h"
-#include "engines/cpu/invariant/post_impl.h"
+#include "engines/cpu/invariant/conv_impl.h"
 
 enum {
-    PANELS = 4,       /* that meet a block of weights one after the other */
-    LONG = 28,        /* a line that is worth a call of its own */
-    SHORT = 16,       /* one that a border makes noticeably longer */
-    SPREAD = 1 << 18, /* floats of a sample's group */
-};
-
-/* A copy of some of a plane: lines of `count` floats, beside zeros when they are bordered. */
-struct part {
-    size_t at;                          /* in the copies of a plane */
-    size_t zeros_before, first, behind; /* zeros in front; the first line, and behind the last one */
-    size_t lines, column, count;
-    int64_t from; /* in the plane */
-    bool bordered;
-};
-
-struct conv {
-    const struct inv_kernels *kernels;
-    int64_t n, groups, icg, ocg;    /* channels per group */
-    int64_t ih, iw, oh, ow, kh, kw; /* one-dimensional ones have height 1 */
-    int64_t sh, sw, dh, dw, ph, pw;
-    size_t depth, rows; /* icg*kh*kw, and ocg rounded up to tiles */
-    const float *weights;
-    const float *bias; /* or NULL */
-    bool by_planes;    /* plane by plane */
-    /* Where columns are read: the input, or a copy in the program's scratch memory (by_planes: the worker's).
-     */
-    bool copies, joined;
-    bool spread;          /* a part for each column of the kernel: lines need no border beside them */
-    int64_t across;       /* parts for a phase of lines */
-    bool direct;          /* a panel that is one run is not packed */
-    int64_t lines, pitch; /* of a part: lines, and floats from one to the next */
-    size_t part, plane;   /* floats of a part, and of all parts of a channel */
-    struct part *parts;   /* those that weights meet */
-    int part_count;
-    int64_t pixels;  /* of an output plane, with those in between when rows are joined */
-    size_t *offsets; /* [depth]: of an output's first input */
-    bool scaled; /* the input is the product of two, the second of which has a number for each channel of a
-                    sample */
-    struct inv_post post;
+    PANELS = 4, /* that meet a block of weights one after the other */
+    LONG = 28,  /* a line that is worth a call of its own */
 };
 
 struct conv_state {
     float *columns, *tiles; /* per worker */
     size_t columns_each, tiles_each;
+    size_t room; /* by_planes: of each of the three that tiles are */
 };
 
 struct conv_call {
@@ -66,11 +25,6 @@ struct conv_call {
     float *copy, *y;
     const float *adds, *scales; /* or NULL */
 };
-
-static size_t channels_in(const struct conv *c)
-{
-    return (size_t)(c->groups * c->icg);
-}
 
 static size_t panels_of(const struct conv *c)
 {
@@ -106,8 +60,9 @@ static void copy_planes(void *arg, size_t begin, size_t end, unsigned worker)
         copy_plane(c, call->x + (int64_t)i * c->ih * c->iw, false, call->copy + i * c->plane);
 }
 
-/* The first pixel of a panel: all have three vectors, but rather two and two than three and a single one,
- * whose products wait for each other. */
+/* The first pixel of a panel. Panels are `nr` wide; where that leaves the last one a single vector, whose
+ * products would wait for each other, the last two share what there is (two vectors each, of three and one).
+ */
 static int64_t panel_at(const struct conv *c, size_t i)
 {
     size_t nr = (size_t)c->kernels->nr, lanes = (size_t)c->kernels->lanes;
@@ -125,7 +80,8 @@ static int runs_of(const struct conv *c, const float *source, int64_t group, int
     for (int64_t at = 0; at < columns;) {
         int64_t n = first / c->pixels, pixel = first % c->pixels;
         int64_t run = MLO_MIN(width - pixel % width, columns - at);
-        const float *from = source + ((size_t)n * channels_in(c) + (size_t)(group * c->icg)) * c->plane +
+        const float *from = source +
+                            ((size_t)n * inv_conv_channels(c) + (size_t)(group * c->icg)) * c->plane +
                             (size_t)(c->joined ? pixel : pixel / c->ow * c->pitch + pixel % c->ow);
         out[count++] = (struct inv_run){from, (size_t)at, (size_t)run};
         at += run;
@@ -139,7 +95,8 @@ static int pieces_of(const struct conv *c, int64_t first, int64_t width, struct 
 {
     int count = 0;
     int64_t plane = c->oh * c->ow, total = MLO_MIN(c->n * c->pixels, first + width);
-    int64_t line = c->joined ? c->pitch : c->pixels, row = c->joined ? c->ow : c->pixels;
+    bool gaps = c->joined && c->pitch > c->ow;
+    int64_t line = gaps ? c->pitch : c->pixels, row = gaps ? c->ow : c->pixels;
     for (int64_t at = 0; first < total;) {
         int64_t n = first / c->pixels, pixel = first % c->pixels, column = pixel % line;
         int64_t run = MLO_MIN(MLO_MIN(line - column, c->pixels - pixel), total - first);
@@ -167,7 +124,7 @@ static void finish(const struct conv_call *call, int64_t group, size_t first, si
                    const struct panel *panel)
 {
     const struct conv *c = call->c;
-    float buffers[2 * INV_MAX_TILE + INV_BEHIND];
+    float buffers[2 * INV_MAX_TILE + INV_BEHIND] __attribute__((aligned(64)));
     size_t plane = (size_t)(c->oh * c->ow), channel = (size_t)(group * c->ocg) + first, to = channel * plane;
     inv_post_tile(&c->post, channel, rows, (size_t)c->kernels->nr, panel->columns, tile, panel->pieces,
                   panel->piece_count, call->adds ? call->adds + to : NULL, call->y + to, plane, buffers);
@@ -190,7 +147,7 @@ static void run_direct(const struct conv_call *call, int64_t group, const struct
 {
     const struct conv *c = call->c;
     const float *rows[INV_MAX_MR];
-    float start[INV_MAX_MR], tile[INV_MAX_TILE + INV_BEHIND];
+    float start[INV_MAX_MR], tile[INV_MAX_TILE + INV_BEHIND] __attribute__((aligned(64)));
     for (size_t r = 0, left; r < (size_t)c->ocg; r += left) {
         left = rows_of(c, group, r, 0, rows, start);
         for (size_t p = 0; p < some; p++) {
@@ -209,8 +166,8 @@ static void scale_columns(const struct conv_call *call, const struct panel *pane
     for (int r = 0; r < panel->run_count; r++) {
         const struct inv_run *run = &panel->runs[r];
         size_t sample = (size_t)((panel->first + (int64_t)run->at) / c->pixels);
-        c->kernels->scale(depth, call->scales + sample * channels_in(c) + k, run->at, run->at + run->count,
-                          r + 1 == panel->run_count, columns);
+        c->kernels->scale(depth, call->scales + sample * inv_conv_channels(c) + k, run->at,
+                          run->at + run->count, r + 1 == panel->run_count, columns);
     }
 }
 
@@ -280,7 +237,7 @@ static void run_planes(void *arg, size_t begin, size_t end, unsigned worker)
     const struct conv *c = call->c;
     float *copy = call->state->columns + worker * call->state->columns_each;
     float *out = call->state->tiles + worker * call->state->tiles_each;
-    size_t plane = (size_t)(c->oh * c->ow), room = (call->state->tiles_each - INV_BEHIND) / 3;
+    size_t plane = (size_t)(c->oh * c->ow), room = call->state->room;
     memset(copy, 0, (size_t)c->icg * c->plane * sizeof *copy);
     for (size_t i = begin; i < end; i++) {
         for (int64_t ic = 0; ic < c->icg; ic++)
@@ -319,6 +276,12 @@ static void conv_unload(void *state)
     free(s);
 }
 
+static size_t whole_lines(size_t floats)
+{
+    enum { LINE_FLOATS = 16 };
+    return (floats + LINE_FLOATS - 1) / LINE_FLOATS * LINE_FLOATS;
+}
+
 static enum mlo_status conv_load(struct mlo_program *program, const struct cpu_step *step, void **state,
                                  struct mlo_error *err)
 {
@@ -328,11 +291,13 @@ static enum mlo_status conv_load(struct mlo_program *program, const struct cpu_s
         return mlo_error_nomem(err);
     size_t nr = (size_t)c->kernels->nr, some = MLO_MIN(panels_of(c), (size_t)PANELS);
     /* Behind a panel's columns is the last run's rest; behind planes and outputs that of the last vectors. */
+    s->room = (size_t)MLO_MAX(c->pixels, c->oh * c->ow) + 8 * nr;
     s->columns_each = c->by_planes ? (size_t)c->icg * c->plane + 8 * nr : some * (c->kernels->block + 1) * nr;
-    s->tiles_each = c->by_planes                   ? 3 * ((size_t)MLO_MAX(c->pixels, c->oh * c->ow) + 8 * nr)
+    s->tiles_each = c->by_planes                   ? 3 * s->room
                     : c->depth > c->kernels->block ? some * c->rows * nr
                                                    : (size_t)c->kernels->mr * nr;
-    s->tiles_each += INV_BEHIND;
+    s->columns_each = whole_lines(s->columns_each); /* of one worker each */
+    s->tiles_each = whole_lines(s->tiles_each + INV_BEHIND);
     s->columns = cpu_aligned(program->plan->threads * s->columns_each * sizeof(float));
     s->tiles = cpu_aligned(program->plan->threads * s->tiles_each * sizeof(float));
     if (!s->columns || !s->tiles) {
@@ -349,7 +314,7 @@ static enum mlo_status conv_run(struct mlo_program *program, const struct cpu_st
     MLO_UNUSED(err);
     const struct conv *c = step->data;
     const float *x = program->at[step->in[0]];
-    size_t planes = (size_t)c->n * channels_in(c);
+    size_t planes = (size_t)c->n * inv_conv_channels(c);
     struct conv_call call = {.c = c, .state = state, .x = x, .source = x, .y = program->at[step->out[0]]};
     if (c->post.adds)
         call.adds = program->at[step->in[1]];
@@ -382,146 +347,6 @@ static void conv_free(void *data)
 static const struct cpu_step_class conv_class = {
     .name = "fma-chain", .load = conv_load, .run = conv_run, .unload = conv_unload, .free_data = conv_free};
 
-/* Whether a plane's outputs, beside each other, take fewer vectors than joined lines, and their copies stay
- * in the second-level cache. */
-static bool may_spread(const struct conv *c)
-{
-    int64_t lanes = c->kernels->lanes, joined = c->n * ((c->oh - 1) * c->pitch + c->ow), size = SPREAD;
-    int64_t most[] = {c->lines, c->sh, c->ow, c->kw, c->icg};
-    for (size_t i = 0; i < MLO_COUNT(most); i++)
-        size /= MLO_MAX(most[i], 1);
-    return c->copies && !c->by_planes && c->sw == 1 && c->ow <= SHORT && size > 0 &&
-           (c->n * c->oh * c->ow - 1) / lanes < (joined - 1) / lanes;
-}
-
-/* Geometry with heights of 1 in front for one-dimensional ones; false: the weights lie so far apart that a
- * copy of the input, with its border, would be of no possible size. */
-static bool set_geometry(struct conv *c, const struct mlo_window *w)
-{
-    int last = w->spatial - 1;
-    c->ih = c->oh = c->kh = c->sh = c->dh = 1;
-    c->ph = 0;
-    if (w->spatial == 2) {
-        c->ih = w->in[0], c->oh = w->out[0], c->kh = w->kernel[0];
-        c->sh = w->stride[0], c->dh = w->dilation[0], c->ph = w->pad_begin[0];
-    }
-    c->iw = w->in[last], c->ow = w->out[last], c->kw = w->kernel[last];
-    c->sw = w->stride[last], c->dw = w->dilation[last], c->pw = w->pad_begin[last];
-    c->sh = c->oh > 1 ? c->sh : 1; /* nobody takes it, and there would be as many parts */
-    c->sw = c->ow > 1 ? c->sw : 1;
-    bool at_once = c->sh == 1 && c->sw == 1 && c->ph == 0 && c->pw == 0;
-    if (at_once && c->kh == 1 && c->kw == 1 && c->oh == c->ih && c->ow == c->iw) {
-        c->iw = c->ow = c->ih * c->iw; /* a plane is one row */
-        c->ih = c->oh = 1;
-    }
-    int64_t width = (c->ow - 1) * c->sw + (c->kw - 1) * c->dw + 1;
-    int64_t height = (c->oh - 1) * c->sh + (c->kh - 1) * c->dh + 1;
-    c->copies = c->by_planes ||
-                !(c->sh == 1 && c->sw == 1 && c->ph == 0 && c->pw == 0 && width <= c->iw && height <= c->ih);
-    c->lines = c->copies ? (height + c->sh - 1) / c->sh : c->ih;
-    c->pitch = c->copies ? (width + c->sw - 1) / c->sw : c->iw;
-    int64_t part, plane, group, shared = 0;
-    c->across = c->sw;
-    if (c->copies && c->sw == 1) /* zeros behind a line and before the next one are the same */
-        shared = MLO_MAX(MLO_MIN(MLO_MIN(c->pw, width - c->pw - c->iw), width - c->ow), 0);
-    c->pitch -= shared;
-    c->spread = may_spread(c);
-    if (c->spread) {
-        c->across = c->kw;
-        c->pitch = c->ow;
-        shared = 0;
-    }
-    if (__builtin_mul_overflow(c->lines, c->pitch, &part) || __builtin_add_overflow(part, shared, &part) ||
-        __builtin_mul_overflow(part, c->sh * c->across, &plane) ||
-        (c->copies && (__builtin_mul_overflow(plane, c->icg, &group) || group > MLO_MAX_DIM)))
-        return false;
-    c->part = (size_t)part;
-    c->plane = (size_t)plane;
-    /* Packing costs little beside many rows, which suffer from vectors of columns in between. */
-    int64_t lanes = c->kernels->lanes, joined = (c->oh - 1) * c->pitch + c->ow;
-    bool as_many = (c->n * joined - 1) / lanes == (c->n * c->oh * c->ow - 1) / lanes;
-    c->joined = (c->by_planes || c->ocg <= 64 || as_many) && c->pitch - c->ow <= MLO_MAX(c->ow / 4, 4);
-    /* Few rows: packing would write and read more than they gain. */
-    c->direct = c->joined && c->copies;
-    c->pixels = c->joined ? joined : c->oh * c->ow;
-    return true;
-}
-
-/* SIZE_MAX: no memory is as large. */
-static size_t copy_bytes(const struct conv *c)
-{
-    size_t planes = (size_t)c->n * channels_in(c), count, bytes;
-    return __builtin_mul_overflow(planes, c->plane, &count) ||
-                   __builtin_add_overflow(count, (size_t)c->kernels->nr, &count) ||
-                   __builtin_mul_overflow(count, sizeof(float), &bytes)
-               ? SIZE_MAX
-               : bytes;
-}
-
-/* Places p of a part, of `count`, for which p * stride + phase - pad is inside of [0, in). */
-static void inside(int64_t stride, int64_t phase, int64_t pad, int64_t in, int64_t count, int64_t *first,
-                   int64_t *end)
-{
-    int64_t shift = pad - phase;
-    *first = MLO_MIN(MLO_MAX((shift + stride - 1) / stride, 0), count);
-    *end = in + shift <= 0 ? 0 : (in + shift - 1) / stride + 1;
-    *end = MLO_MAX(MLO_MIN(*end, count), *first);
-}
-
-/* Whether a weight meets rows (or columns) of that phase. */
-static bool meets(int64_t kernel, int64_t dilation, int64_t stride, int64_t phase)
-{
-    bool met = false;
-    for (int64_t k = 0; k < MLO_MIN(kernel, stride); k++) /* then it begins again */
-        met |= k * dilation % stride == phase;
-    return met;
-}
-
-static void set_part(const struct conv *c, int64_t p, int64_t i, struct part *out)
-{
-    int64_t line, end, column, stop, q = c->spread ? i * c->dw : i;
-    inside(c->sh, p, c->ph, c->ih, c->lines, &line, &end);
-    inside(c->sw, q, c->pw, c->iw, c->pitch, &column, &stop);
-    if (line == end || column == stop)
-        line = end = column = stop = 0;
-    bool bordered = c->sw == 1, zeros = bordered || (end - line) * (stop - column) < (int64_t)c->part;
-    size_t first = (size_t)(line * c->pitch), behind = (size_t)(end * c->pitch);
-    *out = (struct part){.at = (size_t)(p * c->across + i) * c->part,
-                         .zeros_before = !zeros     ? 0
-                                         : bordered ? first
-                                                    : c->part,
-                         .first = first,
-                         .behind = bordered ? behind : c->part,
-                         .lines = (size_t)(end - line),
-                         .column = (size_t)column,
-                         .count = (size_t)(stop - column),
-                         .from = (line * c->sh + p - c->ph) * c->iw + column * c->sw + q - c->pw,
-                         .bordered = bordered};
-}
-
-static bool set_parts(struct conv *c)
-{
-    c->parts = calloc((size_t)(MLO_MIN(c->sh, c->kh) * c->kw + 1), sizeof *c->parts);
-    for (int64_t p = 0; c->parts && p < c->sh; p++)
-        for (int64_t i = 0; i < c->across; i++)
-            if (meets(c->kh, c->dh, c->sh, p) && (c->spread || meets(c->kw, c->dw, c->sw, i)))
-                set_part(c, p, i, &c->parts[c->part_count++]);
-    return c->parts != NULL;
-}
-
-static bool set_offsets(struct conv *c)
-{
-    c->offsets = calloc(c->depth + 1, sizeof *c->offsets);
-    for (size_t k = 0; c->offsets && k < c->depth; k++) {
-        int64_t ic = (int64_t)k / (c->kh * c->kw), h = (int64_t)k / c->kw % c->kh * c->dh,
-                w = (int64_t)k % c->kw * c->dw;
-        int64_t beside = c->spread ? (int64_t)k % c->kw : w % c->sw, column = c->spread ? 0 : w / c->sw;
-        c->offsets[k] = (size_t)ic * c->plane + (size_t)(h % c->sh * c->across + beside) * c->part +
-                        (size_t)(h / c->sh * c->pitch + column);
-    }
-    return c->offsets != NULL;
-}
-
 enum mlo_status inv_lower_conv(struct mlo_plan *plan, const struct mlo_node *node, bool *done,
                                struct mlo_error *err)
 {
@@ -551,15 +376,14 @@ enum mlo_status inv_lower_conv(struct mlo_plan *plan, const struct mlo_node *nod
     c->weights = w->data;
     c->bias = b ? b->data : NULL;
     c->by_planes = c->groups > 1 && c->ocg < 4;
-    if (!set_geometry(c, &window))
+    if (!inv_conv_shape(c, &window))
         goto out;
-    c->depth = (size_t)(c->icg * c->kh * c->kw);
-    if (!set_offsets(c) || !set_parts(c)) {
+    if (!inv_conv_places(c)) {
         status = mlo_error_nomem(err);
         goto out;
     }
     if (c->copies && !c->by_planes)
-        plan->scratch_bytes = MLO_MAX(plan->scratch_bytes, copy_bytes(c));
+        plan->scratch_bytes = MLO_MAX(plan->scratch_bytes, inv_conv_copy_bytes(c));
     const struct mlo_node *product = inv_scale_of(plan, in);
     c->scaled = product != NULL;
     MLO_TRY(inv_post_find(plan, node, y, !c->by_planes, &c->post, err));

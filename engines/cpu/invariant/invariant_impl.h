@@ -8,7 +8,7 @@
 #include "engines/cpu/cpu_impl.h"
 #include "engines/cpu/invariant/lanes_impl.h"
 
-enum { INV_MAX_MR = 8, INV_MAX_NR = 48, INV_MAX_TILE = INV_MAX_MR * INV_MAX_NR, INV_BEHIND = 8 };
+enum { INV_MAX_MR = 8, INV_MAX_NR = 48, INV_MAX_TILE = INV_MAX_MR * INV_MAX_NR, INV_BEHIND = 16 };
 
 /* Values that lie together, and their place among the columns of a panel. */
 struct inv_run {

@@ -51,7 +51,7 @@ static void run_rows(void *arg, size_t begin, size_t end, unsigned worker)
     const struct pool *p = call->p;
     int64_t first, last, k, ends[2], middle[2] = {0, 0};
     struct inv_windows w = {.step = (size_t)p->stride[1],
-                            .row_step = (size_t)(p->dilation[0] * p->in[1]),
+                            .row_step = p->kernel[0] > 1 ? (size_t)(p->dilation[0] * p->in[1]) : 0,
                             .taps = (size_t)p->kernel[1],
                             .tap_step = (size_t)p->dilation[1]};
     inside(p, 1, 0, &middle[0], &ends[0]);

@@ -1,92 +1,10 @@
 /* The kernels of the invariant numerics next to what they promise to equal: the op table's rows one element
  * at a time, the documented chain, and the same nodes without fusion. To the last bit, on every instruction
  * set. */
+#include <fenv.h>
+
 #include "engines/cpu/invariant/lanes_impl.h"
-#include "helpers.h"
-
-static const float specials[] = {
-    0.0f,       -0.0f,       1.0f,      -1.0f,     0.05f,     -0.05f,       0.5f,          -0.5f,
-    3.9192059f, -3.9192059f, 5.9999f,   6.0f,      -6.0f,     22.5f,        -30.0f,        87.5f,
-    -87.5f,     88.7228394f, 88.72284f, -103.97f,  -104.0f,   199.0f,       200.0f,        -200.0f,
-    201.0f,     700.0f,      -700.0f,   -745.0f,   -10000.0f, 1e30f,        -1e30f,        1e-30f,
-    1e-38f,     1e-40f,      -1e-40f,   1e-45f,    -1e-45f,   3.402823e38f, -3.402823e38f, 1.1754944e-38f,
-    NAN,        -NAN,        INFINITY,  -INFINITY, 65504.0f,  1.00000012f,  0.99999994f,   0x1p-24f,
-    0x1p-12f,   0x1p-149f};
-
-enum { NUMBERS = 6 };
-/* What fills an input: numbers of a size, or (4) any bits at all, or (5) the special ones. */
-static void fill(float *x, size_t n, int kind, uint32_t seed)
-{
-    static const float amplitude[4] = {1, 8, 100, 1e-3f};
-    for (size_t i = 0; i < n; i++) {
-        net_random(&seed);
-        if (kind == 5) {
-            x[i] = specials[(seed >> 8) % MLO_COUNT(specials)];
-        } else if (kind == 4) {
-            uint32_t bits = seed ^ seed << 13;
-            bits |= bits << 1 > 0xff000000u ? 0x400000u : 0; /* no arithmetic results in a signalling NaN */
-            memcpy(&x[i], &bits, sizeof bits);
-        } else {
-            x[i] = amplitude[kind] * net_random(&seed);
-        }
-    }
-}
-
-static void assert_bits(const struct mlo_tensor *got, const struct mlo_tensor *want, const char *what,
-                        int isa)
-{
-    assert_true(mlo_tensor_same_shape(got, want) && got->dtype == want->dtype);
-    const uint32_t *a = got->data, *b = want->data;
-    for (size_t i = 0; i < want->size_bytes / 4; i++)
-        if (a[i] != b[i])
-            fail_msg("%s on %s: element %zu is %08x (%.9g), not %08x (%.9g)", what,
-                     mlo_isa_name((enum mlo_isa)isa), i, a[i], (double)((const float *)got->data)[i], b[i],
-                     (double)((const float *)want->data)[i]);
-}
-
-static struct mlo_tensor invariant(const struct mlo_model *model, int isa, unsigned threads,
-                                   const struct mlo_tensor *in, json_t **description)
-{
-    struct mlo_compile_options o = {.threads = threads, .numerics = MLO_NUMERICS_INVARIANT};
-    mlo_isa_override(isa);
-    struct mlo_tensor out = run_model("cpu", model, &o, in, description);
-    mlo_isa_override(-1);
-    return out;
-}
-
-/* The net of up to two inputs has the op table's bits for numbers of all kinds, by steps that are called
- * `impl` (NULL: any). */
-static void check_bits(struct net *n, const char *impl, const char *what)
-{
-    struct mlo_tensor in[2] = {{0}, {0}};
-    int inputs = n->graph->input_count;
-    for (int i = 0; i < inputs; i++) {
-        const struct mlo_type *t = &n->graph->inputs[i]->type;
-        int64_t dims[MLO_MAX_RANK];
-        assert_true(mlo_type_static(t, dims));
-        MUST(mlo_tensor_init(&in[i], MLO_FLOAT32, t->rank, dims, err));
-    }
-    for (int kind = 0; kind < NUMBERS; kind++) {
-        for (int i = 0; i < inputs; i++)
-            fill(in[i].data, mlo_tensor_count(&in[i]), kind, (uint32_t)(kind * 7 + i * 3 + 1));
-        struct mlo_compile_options o = {.threads = 1};
-        struct mlo_tensor want = run_model("reference", n->model, &o, in, NULL);
-        for (int isa = MLO_ISA_GENERIC; isa <= MLO_ISA_AVX512; isa++)
-            for (unsigned threads = 1; threads <= 2; threads++) {
-                json_t *d = NULL;
-                struct mlo_tensor got = invariant(n->model, isa, threads, in, &d);
-                assert_bits(&got, &want, what, isa);
-                if (impl && count_nodes(d, NULL, "impl", impl) == 0)
-                    fail_with_plan(d, what, "no step is the one that is tested");
-                json_decref(d);
-                mlo_tensor_clear(&got);
-            }
-        mlo_tensor_clear(&want);
-    }
-    for (int i = 0; i < inputs; i++)
-        mlo_tensor_clear(&in[i]);
-    mlo_model_free(n->model);
-}
+#include "invariant_helpers.h"
 
 static void test_unary__has_the_bits_of_the_op_table(void **state)
 {
@@ -175,6 +93,72 @@ static void test_exp__asks_where_the_float_is_in_doubt(void **state)
         x[0] = NAN;
         lanes->sigmoid(&scalar, 64, x, y);
         assert_true(y[0] == 42);
+    }
+}
+
+/* Sigmoid, swish, Tanh, Erf and e^x of floats that are `step` apart, against the op table one by one. With
+ * MLOPT_FLOATS=all that is each of them, in some minutes. */
+static void test_unary__has_the_bits_of_the_op_table_everywhere(void **state)
+{
+    MLO_UNUSED(state);
+    enum { SOME = 4096 };
+    const char *floats = getenv("MLOPT_FLOATS");
+    const uint64_t step = floats && strcmp(floats, "all") == 0 ? 1 : 65521;
+    static const char *const ops[] = {"Sigmoid", "Tanh", "Erf", "Exp"};
+    static float x[SOME], y[SOME], swish[SOME];
+    for (size_t op = 0; op < MLO_COUNT(ops); op++) {
+        struct net n = net_new(1);
+        struct mlo_value *out = net_op(&n, ops[op], net_input(&n, "x", 1, (int64_t[]){1}), NULL, NULL);
+        struct mlo_scalar exact;
+        net_finish(&n, out);
+        assert_true(mlo_node_scalar(out->producer, &exact));
+        for (uint64_t at = 0; at < UINT64_C(1) << 32; at += SOME * step) {
+            for (uint64_t i = 0; i < SOME; i++) {
+                uint32_t bits = (uint32_t)(at + i * step);
+                bits |= bits << 1 > 0xff000000u ? 0x400000u : 0; /* as in fill */
+                memcpy(&x[i], &bits, sizeof bits);
+            }
+            for (int isa = MLO_ISA_AVX2; isa <= MLO_ISA_AVX512 && isa <= (int)mlo_isa_current(); isa++) {
+                const struct inv_lanes *lanes = inv_lanes_for((enum mlo_isa)isa);
+                inv_unary_fn *const many[] = {lanes->sigmoid, lanes->tanh, lanes->erf, lanes->exp};
+                many[op](&exact, SOME, x, y);
+                if (op == 0)
+                    lanes->swish(&exact, SOME, x, swish);
+                for (int i = 0; i < SOME; i++) {
+                    const float want = (float)exact.fn((double)x[i], exact.a, exact.b), times = x[i] * want;
+                    if (memcmp(&y[i], &want, sizeof want) != 0 ||
+                        (op == 0 && memcmp(&swish[i], &times, sizeof times) != 0))
+                        fail_msg("%s of %a on %s: %a (swish %a), not %a", ops[op], (double)x[i],
+                                 mlo_isa_name((enum mlo_isa)isa), (double)y[i], (double)swish[i],
+                                 (double)want);
+                }
+            }
+        }
+        mlo_model_free(n.model);
+    }
+}
+
+/* Programs that the library runs in may round otherwise: the bits are theirs then, the memory is not. */
+static void test_unary__writes_no_more_in_any_rounding_mode(void **state)
+{
+    MLO_UNUSED(state);
+    static const int modes[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+    const struct mlo_scalar scalar = {.fn = ask};
+    for (int isa = MLO_ISA_GENERIC; isa <= MLO_ISA_AVX512 && isa <= (int)mlo_isa_current(); isa++) {
+        const struct inv_lanes *lanes = inv_lanes_for((enum mlo_isa)isa);
+        inv_unary_fn *const many[] = {lanes->sigmoid, lanes->swish, lanes->tanh, lanes->erf, lanes->exp};
+        for (size_t f = 0; f < MLO_COUNT(many); f++)
+            for (size_t mode = 0; mode < MLO_COUNT(modes); mode++)
+                for (size_t count = 1; count <= 20; count++) {
+                    float x[20], y[64];
+                    for (int i = 0; i < 64; i++)
+                        y[i] = 7, x[i % 20] = 1;
+                    fesetround(modes[mode]);
+                    many[f](&scalar, count, x, y);
+                    fesetround(FE_TONEAREST);
+                    for (size_t i = count; i < 64; i++)
+                        assert_true(y[i] == 7);
+                }
     }
 }
 
@@ -332,22 +316,6 @@ static void test_reshape__of_a_fed_shape_is_checked(void **state)
     mlo_model_free(n.model);
 }
 
-static void test_max_pool__has_the_bits_of_the_op_table(void **state)
-{
-    MLO_UNUSED(state);
-    for (int64_t stride = 1; stride <= 3; stride++)
-        for (int64_t kernel = 2; kernel <= 3; kernel++) {
-            struct net n = net_new(2);
-            struct mlo_value *x = net_input(&n, "x", 4, (int64_t[]){2, 3, 11, 37});
-            struct mlo_node *p = net_node(&n, "MaxPool", x, NULL, NULL);
-            assert_true(mlo_node_set_ints(p, "kernel_shape", (int64_t[]){kernel, kernel}, 2));
-            assert_true(mlo_node_set_ints(p, "strides", (int64_t[]){stride, stride}, 2));
-            assert_true(mlo_node_set_ints(p, "pads", (int64_t[]){1, 1, 1, 1}, 4));
-            net_finish(&n, p->outputs[0]);
-            check_bits(&n, "max pool", "MaxPool");
-        }
-}
-
 static const struct conv_spec convs[] = {
     {3, 8, 3, 1, 1, 1, 1, 9, true},        {70, 9, 3, 1, 1, 1, 1, 6, true},
     {8, 8, 1, 1, 0, 1, 1, 7, false},       {16, 24, 3, 2, 1, 1, 1, 11, true},
@@ -419,24 +387,6 @@ static void test_conv__is_the_chain_in_all_its_forms(void **state)
             mlo_tensor_clear(&x);
             mlo_model_free(n.model);
         }
-}
-
-/* Weights whose distance, with the border that it needs, is beyond what can be copied: left to the row. */
-static void test_conv__of_weights_far_apart_is_left_to_its_row(void **state)
-{
-    MLO_UNUSED(state);
-    const int64_t apart = ((int64_t)1 << 30) - 1; /* 2^32 lines of 2^32 columns */
-    for (int64_t channels = 1; channels <= 2; channels++) {
-        struct net n = net_new(1);
-        struct mlo_value *x = net_input(&n, "x", 4, (int64_t[]){1, channels, 4, 4});
-        struct mlo_value *w = net_floats(&n, 4, (int64_t[]){channels, 1, 5, 5}, 1);
-        struct mlo_node *conv = net_node(&n, "Conv", x, w, NULL);
-        assert_true(mlo_node_set_ints(conv, "dilations", (int64_t[]){apart, apart}, 2));
-        assert_true(mlo_node_set_i(conv, "group", channels));
-        assert_true(mlo_node_set_s(conv, "auto_pad", "SAME_UPPER"));
-        net_finish(&n, conv->outputs[0]);
-        check_bits(&n, "reference", "Conv");
-    }
 }
 
 enum tail { RELU, CLIP, SIGMOID, SWISH, TURNED_SWISH, TAILS };
@@ -575,14 +525,14 @@ int main(void)
         cmocka_unit_test(test_unary__has_the_bits_of_the_op_table),
         cmocka_unit_test(test_unary__decides_the_last_bit_as_the_op_table),
         cmocka_unit_test(test_exp__asks_where_the_float_is_in_doubt),
+        cmocka_unit_test(test_unary__has_the_bits_of_the_op_table_everywhere),
+        cmocka_unit_test(test_unary__writes_no_more_in_any_rounding_mode),
         cmocka_unit_test(test_binary__has_the_bits_of_the_op_table),
         cmocka_unit_test(test_lines__have_the_bits_of_the_op_table),
         cmocka_unit_test(test_softmax__of_masked_lines),
         cmocka_unit_test(test_moves__have_the_bits_of_the_op_table),
         cmocka_unit_test(test_reshape__of_a_fed_shape_is_checked),
-        cmocka_unit_test(test_max_pool__has_the_bits_of_the_op_table),
         cmocka_unit_test(test_conv__is_the_chain_in_all_its_forms),
-        cmocka_unit_test(test_conv__of_weights_far_apart_is_left_to_its_row),
         cmocka_unit_test(test_conv__with_what_follows_has_the_bits_of_the_single_nodes),
         cmocka_unit_test(test_scale__within_a_convolution_has_the_bits_of_the_single_nodes),
     };

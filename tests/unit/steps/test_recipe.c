@@ -348,7 +348,7 @@ static void test_recipe__expectations_read_the_variants_bounds(void **state)
     mlo_recipe_free(r);
 }
 
-/* A command that is given files needs no names for them; a setting later asks for none either. */
+/* A command that is given files needs no names for them; a run does. */
 static void test_recipe__of_files_names_no_datasets(void **state)
 {
     static const char text[] = "name: a\nsteps: [quantize, evaluate]\n";
@@ -359,7 +359,8 @@ static void test_recipe__of_files_names_no_datasets(void **state)
     assert_int_equal(mlo_recipe_parse_of_files(text, strlen(text), "r.yaml", &recipe, &err), MLO_OK);
     assert_null(recipe->calibrate);
     assert_int_equal(mlo_recipe_set(recipe, "quantize.accuracy_drop=\"0.5pt\"", &err), MLO_OK);
-    assert_int_equal(mlo_recipe_check_data(recipe, &err), MLO_OK);
+    assert_int_not_equal(mlo_recipe_check_data(recipe, &err), MLO_OK);
+    assert_non_null(strstr(err.message, "needs a dataset"));
     mlo_recipe_free(recipe);
 }
 
