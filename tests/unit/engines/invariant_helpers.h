@@ -54,6 +54,18 @@ static inline struct mlo_tensor invariant(const struct mlo_model *model, int isa
     return out;
 }
 
+/* On every instruction set, with one thread and with two. */
+static inline void assert_everywhere(const struct mlo_model *model, const struct mlo_tensor *in,
+                                     const struct mlo_tensor *want, const char *what)
+{
+    for (int isa = MLO_ISA_GENERIC; isa <= MLO_ISA_AVX512; isa++)
+        for (unsigned threads = 1; threads <= 2; threads++) {
+            struct mlo_tensor got = invariant(model, isa, threads, in, NULL);
+            assert_bits(&got, want, what, isa);
+            mlo_tensor_clear(&got);
+        }
+}
+
 /* The net of up to two inputs has the op table's bits for numbers of all kinds, by steps that are called
  * `impl` (NULL: any). */
 static inline void check_bits(struct net *n, const char *impl, const char *what)
