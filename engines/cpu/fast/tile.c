@@ -360,14 +360,13 @@ static void run_tiles(const struct call *call, size_t t0, size_t t1, size_t p0, 
         for (size_t k = 0; k < depth; k += s->block_depth) {
             const size_t end = MLO_MIN(k + s->block_depth, depth);
             for (size_t p = p0; p < p1; p++) {
-                if (p0 + 1 < p1) { /* another panel's numbers */
-                    const struct tile_panel after = tile_panel_at(&s->panels, p + 1 < p1 ? p + 1 : p0);
-                    fetch_columns(call, &after);
+                const bool goes_on = p + 1 < p1; /* else the first one again, of what comes then */
+                const size_t after = goes_on ? p + 1 : p0, from = goes_on ? k : end < depth ? end : 0;
+                if (after != p) {
+                    const struct tile_panel panel = tile_panel_at(&s->panels, after);
+                    fetch_columns(call, &panel);
                 }
-                run_panel(call, p,
-                          p + 1 < p1 ? upcoming_panel(call, p + 1, k)
-                                     : upcoming_panel(call, p0, end < depth ? end : 0),
-                          spots, count, k, end);
+                run_panel(call, p, upcoming_panel(call, after, from), spots, count, k, end);
             }
         }
     }
