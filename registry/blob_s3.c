@@ -175,9 +175,17 @@ static enum mlo_status sweep_entry(void *arg, const struct mlo_s3_entry *entry, 
         return MLO_OK;
     if (!entry->upload)
         return mlo_s3_delete(sweep->s->s3, entry->key, err);
-    if (mlo_str_starts(name, "incoming/") || mlo_str_starts(name, "sha256/"))
-        return mlo_s3_multipart_abort(sweep->s->s3, entry->key, entry->upload, err);
-    return MLO_OK;
+    if (!mlo_str_starts(name, "incoming/") && !mlo_str_starts(name, "sha256/"))
+        return MLO_OK;
+    char newest[MLO_S3_MODIFIED_SIZE];
+    bool made;
+    enum mlo_status status =
+        mlo_s3_multipart_look(sweep->s->s3, entry->key, entry->upload, &made, newest, err);
+    if (status == MLO_ENOTFOUND)
+        return MLO_OK;
+    return status != MLO_OK || made || strcmp(newest, sweep->before) >= 0
+               ? status
+               : mlo_s3_multipart_abort(sweep->s->s3, entry->key, entry->upload, err);
 }
 
 /* Best effort: a server that does not let us list still stores. */

@@ -281,7 +281,7 @@ static enum mlo_status complete(struct mlo_blob_s3 *s, const char *key, const st
         return missing(&place->direct, NULL, 0, err);
     MLO_TRY(mlo_s3_multipart_parts(s->s3, key, place->upload, &parts, &count, err));
     MLO_TRY(missing(&place->direct, parts, count, err));
-    MLO_TRY(mlo_s3_multipart_complete(s->s3, key, place->upload, parts, count, err));
+    MLO_TRY(mlo_s3_multipart_complete(s->s3, key, place->upload, parts, count, NULL, err));
     MLO_TRY(mlo_s3_head(s->s3, key, object, err));
 out:
     free(parts);

@@ -142,7 +142,7 @@ const struct mlo_s3_part *mlo_blob_s3_parts_stored(const struct mlo_blob_s3_part
 const char *mlo_blob_s3_parts_upload(const struct mlo_blob_s3_parts *p);
 /* The rest as the last part, waits, makes the object. Needs an upload. */
 enum mlo_status mlo_blob_s3_parts_complete(struct mlo_blob_s3_parts *p, struct mlo_error *err);
-/* Ends the threads; `abort`: and the upload, when it was not completed. NULL is fine. */
+/* Ends the threads; `abort`: and the upload, unless it was completed or may have been. NULL is fine. */
 void mlo_blob_s3_parts_free(struct mlo_blob_s3_parts *p, bool abort);
 
 #endif

@@ -19,7 +19,7 @@ struct mlo_blob_s3_parts {
     size_t fill, part_size;
     struct mlo_s3_part *parts; /* of MLO_S3_PARTS_MAX */
     size_t count;              /* handed over */
-    bool completed;
+    bool spent;                /* completed, or perhaps: the parts may be the object's */
 
     pthread_mutex_t lock; /* of all below */
     pthread_cond_t changed;
@@ -217,9 +217,11 @@ enum mlo_status mlo_blob_s3_parts_complete(struct mlo_blob_s3_parts *p, struct m
     enum mlo_status status = p->fill ? hand_over(p, err) : MLO_OK;
     if (status == MLO_OK)
         status = wait_for_threads(p, err);
-    if (status == MLO_OK)
-        status = mlo_s3_multipart_complete(p->store->s3, p->key, p->upload, p->parts, p->count, err);
-    p->completed = status == MLO_OK;
+    if (status != MLO_OK)
+        return status;
+    bool refused;
+    status = mlo_s3_multipart_complete(p->store->s3, p->key, p->upload, p->parts, p->count, &refused, err);
+    p->spent = status == MLO_OK || !refused;
     return status;
 }
 
@@ -256,13 +258,13 @@ void mlo_blob_s3_parts_free(struct mlo_blob_s3_parts *p, bool abort)
         return;
     pthread_mutex_lock(&p->lock);
     p->stop = true;
-    if (p->failed == MLO_OK && !p->completed)
+    if (p->failed == MLO_OK && !p->spent)
         p->failed = MLO_ECANCELLED; /* what no thread has taken is not sent any more */
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
     for (size_t i = 0; i < p->thread_count; i++)
         pthread_join(p->threads[i], NULL);
-    if (abort && p->upload && !p->completed)
+    if (abort && p->upload && !p->spent)
         (void)!mlo_s3_multipart_abort(p->store->s3, p->key, p->upload, NULL); /* else the sweep finds it */
     drop_buffer(p, p->buffer);
     drop_buffer(p, p->job);

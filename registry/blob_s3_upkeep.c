@@ -116,6 +116,20 @@ static void session_of(const char *name, struct mlo_blob_leftover *left)
         snprintf(left->session, sizeof left->session, "%.32s", name + strlen("uploads/"));
 }
 
+/* A writer's. It is as old as its newest part, and what the object under its key may be made of is nobody's
+ * to remove. (Of a session's the database knows whether somebody goes on, and no blob is made of it in
+ * place.) */
+static enum mlo_status look_at_upload(const struct mlo_blob_s3 *s, const struct mlo_s3_entry *object,
+                                      struct mlo_blob_leftover *left, struct mlo_error *err)
+{
+    char newest[MLO_S3_MODIFIED_SIZE];
+    enum mlo_status status =
+        mlo_s3_multipart_look(s->s3, object->key, object->upload, &left->alive, newest, err);
+    if (status == MLO_OK && *newest)
+        left->modified_us = MLO_MAX(left->modified_us, modified_us(newest));
+    return status;
+}
+
 static enum mlo_status rest_object(void *arg, const struct mlo_s3_entry *object, struct mlo_error *err)
 {
     const struct rest *r = arg;
@@ -128,6 +142,11 @@ static enum mlo_status rest_object(void *arg, const struct mlo_s3_entry *object,
         if (mlo_str_starts(left.name, folders[i].folder))
             left.kind = folders[i].kind;
     session_of(left.name, &left);
+    if (object->upload && !*left.session) {
+        enum mlo_status status = look_at_upload(r->s, object, &left, err);
+        if (status != MLO_OK)
+            return status == MLO_ENOTFOUND ? MLO_OK : status; /* it was ended meanwhile */
+    }
     return r->fn(r->arg, &left, err);
 }
 

@@ -31,6 +31,17 @@ static enum mlo_status write_to_store(void *arg, const void *bytes, size_t size,
     return piece->store->backend->piece_write(piece, bytes, size, err);
 }
 
+static enum mlo_status restore_hash(const struct mlo_blob_session *session, struct mlo_hasher *hasher,
+                                    struct mlo_error *err)
+{
+    mlo_hasher_restore(hasher, &session->hash);
+    if (mlo_hasher_size(hasher) == session->size_bytes)
+        return MLO_OK;
+    return mlo_error_set(err, MLO_EINTERNAL, "upload %s: its hash is of %llu bytes, not of %llu", session->id,
+                         (unsigned long long)mlo_hasher_size(hasher),
+                         (unsigned long long)session->size_bytes);
+}
+
 enum mlo_status mlo_blob_piece_open(struct mlo_blob_store *store, struct mlo_blob_session *session,
                                     struct mlo_blob_piece **out, struct mlo_error *err)
 {
@@ -47,13 +58,7 @@ enum mlo_status mlo_blob_piece_open(struct mlo_blob_store *store, struct mlo_blo
     }
     piece->store = store;
     piece->session = session;
-    mlo_hasher_restore(piece->in.hasher, &session->hash);
-    if (mlo_hasher_size(piece->in.hasher) != session->size_bytes) {
-        status = mlo_error_set(err, MLO_EINTERNAL, "upload %s: its hash is of %llu bytes, not of %llu",
-                               session->id, (unsigned long long)mlo_hasher_size(piece->in.hasher),
-                               (unsigned long long)session->size_bytes);
-        goto out;
-    }
+    MLO_TRY(restore_hash(session, piece->in.hasher, err));
     MLO_TRY(store->backend->piece_open(piece, err));
     *out = piece;
     return MLO_OK;
@@ -107,10 +112,11 @@ enum mlo_status mlo_blob_session_digest(struct mlo_blob_store *store, const stru
     struct mlo_hasher *hasher = mlo_hasher_new();
     if (!hasher)
         return mlo_error_nomem(err);
-    mlo_hasher_restore(hasher, &session->hash);
-    mlo_hasher_final(hasher, out);
+    enum mlo_status status = restore_hash(session, hasher, err);
+    if (status == MLO_OK)
+        mlo_hasher_final(hasher, out);
     mlo_hasher_free(hasher);
-    return MLO_OK;
+    return status;
 }
 
 enum mlo_status mlo_blob_session_check(struct mlo_blob_store *store, const struct mlo_blob_session *session,

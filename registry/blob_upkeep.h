@@ -46,7 +46,7 @@ struct mlo_blob_leftover {
     char session[MLO_BLOB_SESSION_ID_SIZE]; /* "": of none */
     uint64_t size_bytes;
     int64_t modified_us;
-    bool alive; /* its writer works on it now */
+    bool alive; /* its writer works on it now, or a blob may be made of it */
 };
 typedef enum mlo_status mlo_blob_leftover_fn(void *arg, const struct mlo_blob_leftover *left,
                                              struct mlo_error *err);

@@ -11,6 +11,7 @@
 
 enum {
     MLO_S3_ETAG_SIZE = 80,
+    MLO_S3_MODIFIED_SIZE = 40, /* ISO 8601 */
     MLO_S3_PARTS_MAX = 10000,
     MLO_S3_PART_MIN = 5 << 20, /* but for the last one */
 };
@@ -119,10 +120,11 @@ MLO_MUST_USE enum mlo_status mlo_s3_multipart_put(struct mlo_s3 *s3, const char 
                                                   struct mlo_s3_part *part, struct mlo_error *err);
 /* Makes the object of the parts, which are sorted by number; then asks whether it is what it should be: size,
  * and the ETag that follows from the parts' (MLO_EDIGEST). Asked twice (an answer was lost) it succeeds once
- * more. */
+ * more. *refused (may be NULL), after a failure: the server has said no. Else it may still do it, or have
+ * done it, and the upload must not be aborted (as mlo_s3_multipart_look says). */
 MLO_MUST_USE enum mlo_status mlo_s3_multipart_complete(struct mlo_s3 *s3, const char *key, const char *upload,
                                                        const struct mlo_s3_part *parts, size_t count,
-                                                       struct mlo_error *err);
+                                                       bool *refused, struct mlo_error *err);
 /* An ended one is fine. */
 MLO_MUST_USE enum mlo_status mlo_s3_multipart_abort(struct mlo_s3 *s3, const char *key, const char *upload,
                                                     struct mlo_error *err);
@@ -130,6 +132,13 @@ MLO_MUST_USE enum mlo_status mlo_s3_multipart_abort(struct mlo_s3 *s3, const cha
 MLO_MUST_USE enum mlo_status mlo_s3_multipart_parts(struct mlo_s3 *s3, const char *key, const char *upload,
                                                     struct mlo_s3_part **parts, size_t *count,
                                                     struct mlo_error *err);
+/* What an upload that nobody completed has: when its newest part came ("": none has), and whether the object
+ * under its key may be made of these parts. A server that was killed while completing leaves both: who aborts
+ * such an upload takes the object's bytes away (Ceph up to 18, its tracker 68982). MLO_ENOTFOUND when it was
+ * ended. */
+MLO_MUST_USE enum mlo_status mlo_s3_multipart_look(struct mlo_s3 *s3, const char *key, const char *upload,
+                                                   bool *made, char newest[MLO_S3_MODIFIED_SIZE],
+                                                   struct mlo_error *err);
 /* A copy on the server, in one request or in parts. `object` is what mlo_s3_head said of the source: a source
  * that has changed since is MLO_EPRECONDITION on Amazon (Ceph 16 does not look; of Swift it is asked before
  * and after). MLO_EUNSUPPORTED: it copies no such object (Ceph 16: none that it has encrypted). */

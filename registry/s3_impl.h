@@ -110,6 +110,10 @@ enum mlo_status mlo_s3_attempt(struct mlo_s3 *s3, struct mlo_s3_call *call, bool
                                struct mlo_error *err);
 /* Tries until it succeeds, cannot, or the attempts are used up. */
 enum mlo_status mlo_s3_perform(struct mlo_s3 *s3, struct mlo_s3_call *call, struct mlo_error *err);
+/* The same of what S3 takes its time for, and may answer with an error in the body of a good answer: the text
+ * of the answer's element `name`. */
+enum mlo_status mlo_s3_perform_slowly(struct mlo_s3 *s3, struct mlo_s3_call *call, const char *name,
+                                      char *text, size_t size, struct mlo_error *err);
 /* Sleeps before attempt `n` (1: the second), with full jitter. */
 void mlo_s3_backoff(uint32_t n);
 

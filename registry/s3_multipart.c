@@ -1,4 +1,4 @@
-/* Multipart uploads, and copies on the server. */
+/* Multipart uploads. */
 #include <openssl/evp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +6,6 @@
 #include "registry/s3_impl.h"
 
 enum { LIST_PAGES_MAX = 64 };
-#define COPY_PART_BYTES (1ull << 30)
 
 /* The text of one element, wherever it is. */
 struct wanted {
@@ -29,22 +28,27 @@ static enum mlo_status on_wanted(void *arg, const char *parent, const char *name
     return MLO_OK;
 }
 
-/* A call whose good answer may still hold an error (S3 begins to answer before it is done). */
-static enum mlo_status perform_slowly(struct mlo_s3 *s3, struct mlo_s3_call *call, struct wanted *w,
-                                      struct mlo_error *err)
+/* One attempt at a call whose good answer may still hold an error (S3 begins to answer before it is done). */
+static enum mlo_status attempt_slowly(struct mlo_s3 *s3, struct mlo_s3_call *call, struct wanted *w,
+                                      bool fresh, bool *retry, struct mlo_error *err)
 {
     call->stall_ms = MLO_S3_SLOW_STALL_MS;
+    w->found = w->refused = false;
+    enum mlo_status status = mlo_s3_attempt(s3, call, fresh, retry, err);
+    if (status != MLO_OK || (status = mlo_s3_xml(&call->answer, on_wanted, w, err)) != MLO_OK)
+        return status;
+    if (w->refused)
+        return mlo_s3_refused(s3, call, retry, err);
+    return w->found ? MLO_OK : mlo_error_set(err, MLO_EFORMAT, "the S3 server's answer has no %s", w->name);
+}
+
+enum mlo_status mlo_s3_perform_slowly(struct mlo_s3 *s3, struct mlo_s3_call *call, const char *name,
+                                      char *text, size_t size, struct mlo_error *err)
+{
+    struct wanted w = {name, text, size};
     for (uint32_t n = 1;; n++) {
         bool retry;
-        enum mlo_status status = mlo_s3_attempt(s3, call, n > 1, &retry, err);
-        w->found = w->refused = false;
-        if (status == MLO_OK) {
-            status = mlo_s3_xml(&call->answer, on_wanted, w, err);
-            if (status == MLO_OK && w->refused)
-                status = mlo_s3_refused(s3, call, &retry, err);
-            else if (status == MLO_OK && !w->found)
-                status = mlo_error_set(err, MLO_EFORMAT, "the S3 server's answer has no %s", w->name);
-        }
+        enum mlo_status status = attempt_slowly(s3, call, &w, n > 1, &retry, err);
         if (status == MLO_OK || !retry || n == s3->attempts)
             return status;
         mlo_s3_backoff(n);
@@ -152,49 +156,71 @@ static bool joined_etag(const struct mlo_s3_part *parts, size_t count, char out[
     return ok;
 }
 
-/* Is the object what the parts make? */
-static enum mlo_status check_made(struct mlo_s3 *s3, const char *key, const struct mlo_s3_part *parts,
-                                  size_t count, struct mlo_error *err)
+/* Is the object what the parts make? `strict`: an ETag of another kind than theirs says no, not nothing. */
+static enum mlo_status compare_made(struct mlo_s3 *s3, const struct mlo_s3_call *call,
+                                    const struct mlo_s3_part *parts, size_t count, bool strict,
+                                    struct mlo_error *err)
 {
-    struct mlo_s3_call call = {.method = "HEAD", .key = key, .crypt = MLO_S3_CRYPT_USE};
     char etag[MLO_S3_ETAG_SIZE];
     uint64_t size = 0;
-    enum mlo_status status;
+    enum mlo_status status = MLO_OK;
     for (size_t i = 0; i < count; i++)
         size += parts[i].size_bytes;
-    MLO_TRY(mlo_s3_perform(s3, &call, err));
-    bool plain = !call.encrypted && !s3->customer_key && joined_etag(parts, count, etag);
-    if (!call.has_length || call.object.size_bytes != size)
+    bool plain = !call->encrypted && !s3->customer_key && joined_etag(parts, count, etag);
+    if (!call->has_length || call->object.size_bytes != size)
         status = mlo_error_set(err, MLO_EDIGEST, "S3 made an object of %llu bytes of parts that have %llu",
-                               (unsigned long long)call.object.size_bytes, (unsigned long long)size);
-    else if (plain && strchr(call.object.etag, '-') && strcmp(call.object.etag, etag) != 0)
+                               (unsigned long long)call->object.size_bytes, (unsigned long long)size);
+    else if (plain && (strict || strchr(call->object.etag, '-')) && strcmp(call->object.etag, etag) != 0)
         status = mlo_error_set(err, MLO_EDIGEST, "S3 made the object %s of parts that make %s",
-                               call.object.etag, etag);
+                               call->object.etag, etag);
     if (status != MLO_OK) {
-        mlo_error_where(err, "s3://%s/%s", s3->bucket, key);
+        mlo_error_where(err, "s3://%s/%s", s3->bucket, call->key);
         mlo_error_hint(err, "another upload to the same key may have come between: try again");
     }
-out:
+    return status;
+}
+
+/* Asks for it; `once`: whoever asks comes again by himself. */
+static enum mlo_status check_made(struct mlo_s3 *s3, const char *key, const struct mlo_s3_part *parts,
+                                  size_t count, bool strict, bool once, struct mlo_error *err)
+{
+    struct mlo_s3_call call = {.method = "HEAD", .key = key, .crypt = MLO_S3_CRYPT_USE};
+    bool retry;
+    enum mlo_status status =
+        once ? mlo_s3_attempt(s3, &call, false, &retry, err) : mlo_s3_perform(s3, &call, err);
+    if (status == MLO_OK)
+        status = compare_made(s3, &call, parts, count, strict, err);
     mlo_s3_call_clear(&call);
     return status;
 }
 
+static void write_parts(struct mlo_buf *body, const struct mlo_s3_part *parts, size_t count)
+{
+    mlo_buf_puts(body, "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">");
+    for (size_t i = 0; i < count; i++) {
+        mlo_buf_printf(body, "<Part><PartNumber>%d</PartNumber><ETag>", parts[i].number);
+        mlo_s3_xml_escape(body, parts[i].etag);
+        mlo_buf_puts(body, "</ETag></Part>");
+    }
+    mlo_buf_puts(body, "</CompleteMultipartUpload>");
+}
+
+/* An earlier attempt, whose answer was lost, may have done it. Amazon says then that there is no such upload,
+ * Ceph sometimes that it is being completed; and what Ceph was killed in the middle of it does again when its
+ * lock is over, ten minutes later, and frees the parts that the object is made of. So nothing is completed
+ * again before the object was looked for, not by libcurl either, which sends again what a kept connection
+ * broke at. */
 enum mlo_status mlo_s3_multipart_complete(struct mlo_s3 *s3, const char *key, const char *upload,
-                                          const struct mlo_s3_part *parts, size_t count,
+                                          const struct mlo_s3_part *parts, size_t count, bool *refused,
                                           struct mlo_error *err)
 {
     struct mlo_s3_call call = {.method = "POST", .key = key, .crypt = MLO_S3_CRYPT_USE};
     struct mlo_buf body = MLO_BUF_INIT;
     char etag[MLO_S3_ETAG_SIZE];
     struct wanted w = {"ETag", etag, sizeof etag};
-    enum mlo_status status;
-    mlo_buf_puts(&body, "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">");
-    for (size_t i = 0; i < count; i++) {
-        mlo_buf_printf(&body, "<Part><PartNumber>%d</PartNumber><ETag>", parts[i].number);
-        mlo_s3_xml_escape(&body, parts[i].etag);
-        mlo_buf_puts(&body, "</ETag></Part>");
-    }
-    mlo_buf_puts(&body, "</CompleteMultipartUpload>");
+    enum mlo_status status = MLO_OK, looked = MLO_ENOTFOUND;
+    bool retry = false, no = false;
+    write_parts(&body, parts, count);
     if (!mlo_buf_ok(&body)) {
         status = mlo_error_nomem(err);
         goto out;
@@ -202,17 +228,27 @@ enum mlo_status mlo_s3_multipart_complete(struct mlo_s3 *s3, const char *key, co
     call.body = mlo_buf_str(&body);
     call.body_size = body.len;
     mlo_s3_call_query(&call, "uploadId", upload);
-    status = perform_slowly(s3, &call, &w, err);
-    if (status == MLO_OK) {
-        MLO_TRY(check_made(s3, key, parts, count, err));
-    } else if (status == MLO_ENOTFOUND || mlo_status_info(status)->retry) {
-        /* An earlier request, whose answer was lost, may have done it. Amazon says then that there is no such
-         * upload, Ceph sometimes that it is being completed. */
+    for (uint32_t n = 1;; n++) {
         struct mlo_error ignored = {0};
-        if (check_made(s3, key, parts, count, &ignored) == MLO_OK)
+        if (looked == MLO_ENOTFOUND || looked == MLO_EDIGEST)
+            status = attempt_slowly(s3, &call, &w, true, &retry, err);
+        no = n == 1 && status != MLO_OK && !retry && (w.refused || call.http >= 300);
+        if (status == MLO_OK) {
+            MLO_TRY(check_made(s3, key, parts, count, false, false, err));
+            goto out;
+        }
+        if (status != MLO_ENOTFOUND && !mlo_status_info(status)->retry)
+            goto out;
+        looked = check_made(s3, key, parts, count, true, retry && n < s3->attempts, &ignored);
+        if (looked == MLO_OK)
             status = MLO_OK;
+        if (looked == MLO_OK || !retry || n == s3->attempts)
+            goto out;
+        mlo_s3_backoff(n);
     }
 out:
+    if (refused)
+        *refused = no;
     mlo_s3_call_clear(&call);
     mlo_buf_clear(&body);
     return status;
@@ -225,6 +261,7 @@ struct listing {
     size_t count, cap;
     bool truncated;
     char next[16];
+    char newest[MLO_S3_MODIFIED_SIZE];
 };
 
 static enum mlo_status on_part(void *arg, const char *parent, const char *name, const char *text,
@@ -238,6 +275,8 @@ static enum mlo_status on_part(void *arg, const char *parent, const char *name, 
             l->now.number = (int)number;
         else if (strcmp(name, "Size") == 0 && mlo_str_to_i64(text, &number) && number >= 0)
             l->now.size_bytes = (uint64_t)number;
+        else if (strcmp(name, "LastModified") == 0 && strcmp(text, l->newest) > 0)
+            snprintf(l->newest, sizeof l->newest, "%s", text);
         else if (strcmp(name, "ETag") == 0)
             /* with quotes, as in headers: Ceph leaves them out here */
             snprintf(l->now.etag, sizeof l->now.etag, *text == '"' ? "%.78s" : "\"%.76s\"", text);
@@ -266,140 +305,65 @@ static enum mlo_status on_part(void *arg, const char *parent, const char *name, 
     return MLO_OK;
 }
 
+/* l->parts is the caller's (free), whatever comes back. */
+static enum mlo_status list_parts(struct mlo_s3 *s3, const char *key, const char *upload, struct listing *l,
+                                  struct mlo_error *err)
+{
+    for (int page = 0; page == 0 || (l->truncated && *l->next); page++) {
+        struct mlo_s3_call call = {.method = "GET", .key = key};
+        char marker[sizeof l->next];
+        if (page == LIST_PAGES_MAX)
+            return mlo_error_set(err, MLO_EFORMAT, "the S3 server's list of parts does not end");
+        memcpy(marker, l->next, sizeof marker);
+        mlo_s3_call_query(&call, "uploadId", upload);
+        if (*marker)
+            mlo_s3_call_query(&call, "part-number-marker", marker);
+        l->truncated = false;
+        *l->next = '\0';
+        enum mlo_status status = mlo_s3_perform(s3, &call, err);
+        if (status == MLO_OK)
+            status = mlo_s3_xml(&call.answer, on_part, l, err);
+        mlo_s3_call_clear(&call);
+        if (status != MLO_OK)
+            return status;
+    }
+    return MLO_OK;
+}
+
 enum mlo_status mlo_s3_multipart_parts(struct mlo_s3 *s3, const char *key, const char *upload,
                                        struct mlo_s3_part **parts, size_t *count, struct mlo_error *err)
 {
     struct listing l = {0};
-    enum mlo_status status = MLO_OK;
-    *parts = NULL;
-    *count = 0;
-    for (int page = 0; page == 0 || (l.truncated && *l.next); page++) {
-        struct mlo_s3_call call = {.method = "GET", .key = key};
-        char marker[16];
-        if (page == LIST_PAGES_MAX) {
-            status = mlo_error_set(err, MLO_EFORMAT, "the S3 server's list of parts does not end");
-            goto out;
-        }
-        memcpy(marker, l.next, sizeof marker);
-        mlo_s3_call_query(&call, "uploadId", upload);
-        if (*marker)
-            mlo_s3_call_query(&call, "part-number-marker", marker);
-        l.truncated = false;
-        *l.next = '\0';
-        status = mlo_s3_perform(s3, &call, err);
-        if (status == MLO_OK)
-            status = mlo_s3_xml(&call.answer, on_part, &l, err);
-        mlo_s3_call_clear(&call);
-        if (status != MLO_OK)
-            goto out;
-    }
-    *parts = l.parts;
-    *count = l.count;
-    l.parts = NULL;
-out:
-    free(l.parts);
+    enum mlo_status status = list_parts(s3, key, upload, &l, err);
+    *parts = status == MLO_OK ? l.parts : NULL;
+    *count = status == MLO_OK ? l.count : 0;
+    if (status != MLO_OK)
+        free(l.parts);
     return status;
 }
 
-/* --- copies on the server ------------------------------------------------------------------------ */
-
-static enum mlo_status copy_parts(struct mlo_s3 *s3, const char *source, const struct mlo_s3_object *object,
-                                  bool conditional, const char *to, struct mlo_error *err)
+enum mlo_status mlo_s3_multipart_look(struct mlo_s3 *s3, const char *key, const char *upload, bool *made,
+                                      char newest[MLO_S3_MODIFIED_SIZE], struct mlo_error *err)
 {
-    size_t count = (size_t)((object->size_bytes + COPY_PART_BYTES - 1) / COPY_PART_BYTES);
-    struct mlo_s3_part *parts = calloc(count, sizeof *parts);
-    char *upload = NULL;
-    enum mlo_status status = parts ? MLO_OK : mlo_error_nomem(err);
-    if (status == MLO_OK)
-        status = mlo_s3_multipart_create(s3, to, &upload, err);
-    for (size_t i = 0; status == MLO_OK && i < count; i++) {
-        struct mlo_s3_call call = {.method = "PUT", .key = to, .crypt = MLO_S3_CRYPT_COPY};
-        struct wanted w = {"ETag", parts[i].etag, sizeof parts[i].etag};
-        uint64_t first = i * COPY_PART_BYTES, size = MLO_MIN(COPY_PART_BYTES, object->size_bytes - first);
-        char digits[12], range[64];
-        snprintf(digits, sizeof digits, "%zu", i + 1);
-        snprintf(range, sizeof range, "bytes=%llu-%llu", (unsigned long long)first,
-                 (unsigned long long)(first + size - 1));
-        mlo_s3_call_query(&call, "partNumber", digits);
-        mlo_s3_call_query(&call, "uploadId", upload);
-        mlo_s3_call_header(&call, "x-amz-copy-source", source);
-        mlo_s3_call_header(&call, "x-amz-copy-source-range", range);
-        if (conditional)
-            mlo_s3_call_header(&call, "x-amz-copy-source-if-match", object->etag);
-        parts[i].number = (int)i + 1;
-        parts[i].size_bytes = size;
-        status = perform_slowly(s3, &call, &w, err);
-        mlo_s3_call_clear(&call);
-    }
-    if (status == MLO_OK)
-        status = mlo_s3_multipart_complete(s3, to, upload, parts, count, err);
-    if (status != MLO_OK && upload)
-        (void)!mlo_s3_multipart_abort(s3, to, upload, NULL);
-    free(upload);
-    free(parts);
-    return status;
-}
-
-static enum mlo_status copy(struct mlo_s3 *s3, const char *source, const struct mlo_s3_object *object,
-                            bool conditional, const char *to, struct mlo_error *err)
-{
-    struct mlo_s3_call call = {.method = "PUT", .key = to, .crypt = MLO_S3_CRYPT_COPY};
-    struct mlo_s3_object made;
+    struct mlo_s3_call call = {.method = "HEAD", .key = key, .crypt = MLO_S3_CRYPT_USE};
+    struct listing l = {0};
+    struct mlo_error absent = {0};
     char etag[MLO_S3_ETAG_SIZE];
-    struct wanted w = {"ETag", etag, sizeof etag};
     enum mlo_status status;
-    if (object->size_bytes > MLO_S3_OBJECT_MAX)
-        return copy_parts(s3, source, object, conditional, to, err);
-    mlo_s3_call_header(&call, "x-amz-copy-source", source);
-    /* by none: who wrote the source may have sent some */
-    mlo_s3_call_header(&call, "x-amz-metadata-directive", "REPLACE");
-    if (conditional)
-        mlo_s3_call_header(&call, "x-amz-copy-source-if-match", object->etag);
-    MLO_TRY(perform_slowly(s3, &call, &w, err));
-    MLO_TRY(mlo_s3_head(s3, to, &made, err));
-    if (made.size_bytes != object->size_bytes)
-        status = mlo_error_set(err, MLO_EDIGEST, "S3 made a copy of %llu bytes of an object of %llu",
-                               (unsigned long long)made.size_bytes, (unsigned long long)object->size_bytes);
+    *made = false;
+    *newest = '\0';
+    MLO_TRY(list_parts(s3, key, upload, &l, err));
+    memcpy(newest, l.newest, sizeof l.newest);
+    status = mlo_s3_perform(s3, &call, &absent);
+    if (status == MLO_OK)
+        *made = l.count && (call.encrypted || s3->customer_key || !joined_etag(l.parts, l.count, etag) ||
+                            strcmp(call.object.etag, etag) == 0);
+    else if (status == MLO_ENOTFOUND)
+        status = MLO_OK;
+    else if (err)
+        *err = absent;
 out:
     mlo_s3_call_clear(&call);
-    return status;
-}
-
-static enum mlo_status check_same(struct mlo_s3 *s3, const char *key, const struct mlo_s3_object *object,
-                                  struct mlo_error *err)
-{
-    struct mlo_s3_object now;
-    enum mlo_status status = mlo_s3_head(s3, key, &now, err);
-    if (status == MLO_OK && (now.size_bytes != object->size_bytes || strcmp(now.etag, object->etag) != 0)) {
-        status = mlo_error_set(err, MLO_EPRECONDITION, "the object changed while it was copied");
-        mlo_error_where(err, "s3://%s/%s", s3->bucket, key);
-    }
-    return status;
-}
-
-enum mlo_status mlo_s3_copy(struct mlo_s3 *s3, const char *from, const struct mlo_s3_object *object,
-                            const char *to, struct mlo_error *err)
-{
-    struct mlo_buf source = MLO_BUF_INIT;
-    struct mlo_error own = {0};
-    enum mlo_status status;
-    mlo_buf_printf(&source, "/%s/", s3->bucket);
-    mlo_s3_encode(&source, from, true);
-    if (!mlo_buf_ok(&source)) {
-        status = mlo_error_nomem(err);
-        goto out;
-    }
-    status = copy(s3, mlo_buf_str(&source), object, true, to, &own);
-    if (status == MLO_EPRECONDITION && strchr(object->etag, '-')) {
-        /* Swift compares the condition with an ETag that it tells nobody when the object was made of parts:
-         * it is asked before and after instead. */
-        MLO_TRY(check_same(s3, from, object, err));
-        MLO_TRY(copy(s3, mlo_buf_str(&source), object, false, to, err));
-        MLO_TRY(check_same(s3, from, object, err));
-    } else if (status != MLO_OK && err) {
-        *err = own;
-    }
-out:
-    mlo_buf_clear(&source);
+    free(l.parts);
     return status;
 }

@@ -37,7 +37,7 @@ static struct {
     size_t after;
     atomic_int times, connections, etags;
     atomic_int authorized; /* requests with keys or a token in their headers */
-    atomic_int puts;
+    atomic_int puts, completes;
     char seldom[32];    /* text of a request: before it goes on, once, `then` is called */
     void (*then)(void); /* ("": never) */
 } s3_proxy;
@@ -82,6 +82,8 @@ static inline bool s3_proxy_pass(int from, int to, bool answer, size_t *seen)
         atomic_fetch_add(&s3_proxy.authorized, 1);
     if (!answer && size > 5 && memcmp(piece, "PUT /", 5) == 0)
         atomic_fetch_add(&s3_proxy.puts, 1);
+    if (!answer && memmem(piece, size, "<CompleteMultipartUpload", 24))
+        atomic_fetch_add(&s3_proxy.completes, 1);
     if (!answer && s3_proxy.seldom[0] && memmem(piece, size, s3_proxy.seldom, strlen(s3_proxy.seldom))) {
         s3_proxy.seldom[0] = '\0';
         s3_proxy.then();

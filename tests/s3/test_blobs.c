@@ -341,7 +341,7 @@ static void test_blob_s3__damage_is_found(void **state)
 
 struct walk {
     struct mlo_digest digest;
-    int blobs, kinds[MLO_LEFTOVER_KINDS];
+    int blobs, kinds[MLO_LEFTOVER_KINDS], alive;
     struct mlo_blob_store *drop; /* removes what it sees, but for the quarantine */
     char session[MLO_BLOB_SESSION_ID_SIZE];
 };
@@ -360,6 +360,10 @@ static enum mlo_status on_blob(void *arg, const struct mlo_blob_entry *entry, st
 static enum mlo_status on_rest(void *arg, const struct mlo_blob_leftover *left, struct mlo_error *err)
 {
     struct walk *w = arg;
+    if (left->alive) {
+        w->alive++;
+        return MLO_OK;
+    }
     w->kinds[left->kind]++;
     if (*left->session)
         snprintf(w->session, sizeof w->session, "%s", left->session);
@@ -401,6 +405,111 @@ static void test_blob_s3__is_walked_removed_and_put_aside(void **state)
     assert_ok(mlo_blob_leftovers(p->store, on_rest, &w, &err));
     assert_int_equal(w.kinds[MLO_LEFTOVER_QUARANTINE], 1);
     assert_int_equal(w.kinds[MLO_LEFTOVER_MULTIPART], 0);
+}
+
+/* Begins one of the first `size` bytes, in parts as the store makes them. */
+static void leave_upload(struct place *p, const char *key, const char *bytes, size_t size)
+{
+    struct mlo_error err = {0};
+    struct mlo_s3_part part;
+    char *upload;
+    int number = 0;
+    assert_ok(mlo_s3_multipart_create(p->s3, key, &upload, &err));
+    for (size_t at = 0; at < size; at += PART)
+        assert_ok(mlo_s3_multipart_put(p->s3, key, upload, ++number, bytes + at,
+                                       MLO_MIN(size - at, (size_t)PART), &part, &err));
+    free(upload);
+}
+
+/* Of an S3 server that was killed while it completed an upload the object is there, and the upload as well;
+ * on Ceph the bytes go with the upload. Such a one cannot be told from another with the same parts: both stay
+ * as long as the object. */
+static void test_blob_s3__an_upload_that_a_blob_may_be_made_of_is_left(void **state)
+{
+    struct place *p = *state;
+    struct mlo_error err = {0};
+    struct mlo_digest digest;
+    char *bytes = large_bytes();
+    assert_ok(put_large(p->store, bytes, true, &digest, &err));
+    struct tally t = tally(p);
+    assert_int_equal(t.blobs, 1);
+    leave_upload(p, t.key, bytes, LARGE);
+    leave_upload(p, t.key, bytes, 2 * PART);                   /* too few parts */
+    leave_upload(p, t.key, bytes, 0);                          /* none */
+    leave_upload(p, "models/sha256/ab/cd/abcd", bytes, LARGE); /* of an object that is not there */
+    leave_upload(p, "models/incoming/abcd", bytes, LARGE);
+    assert_holds(p, 1, 0, 5);
+    struct walk w = {.drop = p->store};
+    assert_ok(mlo_blob_leftovers(p->store, on_rest, &w, &err));
+    assert_int_equal(w.kinds[MLO_LEFTOVER_MULTIPART], 4);
+    assert_int_equal(w.alive, 1);
+    assert_holds(p, 1, 0, 1);
+    assert_large(p->store, bytes, &digest);
+    assert_ok(mlo_blob_remove(p->store, &digest, &err));
+    w = (struct walk){.drop = p->store};
+    assert_ok(mlo_blob_leftovers(p->store, on_rest, &w, &err));
+    assert_int_equal(w.kinds[MLO_LEFTOVER_MULTIPART], 1);
+    assert_int_equal(w.alive, 0);
+    assert_holds(p, 0, 0, 0);
+    free(bytes);
+}
+
+static void lose_answer(void)
+{
+    s3_proxy_set(S3_FAULT_LOST_ANSWER, 1, 0);
+}
+
+/* Ceph would free what the object is made of. */
+static void test_blob_s3__nothing_is_completed_twice(void **state)
+{
+    struct place *p = *state;
+    struct mlo_error err = {0};
+    struct mlo_digest digest;
+    struct mlo_blob_store *store = open_store(p, s3_proxy.endpoint, "");
+    char *bytes = large_bytes();
+    for (int expecting = 0; expecting < 2; expecting++) {
+        atomic_store(&s3_proxy.completes, 0);
+        s3_proxy.then = lose_answer;
+        snprintf(s3_proxy.seldom, sizeof s3_proxy.seldom, "?uploadId=");
+        assert_ok(put_large(store, bytes, expecting, &digest, &err));
+        s3_proxy_assert_struck();
+        assert_int_equal(atomic_load(&s3_proxy.completes), 1);
+        assert_large(p->store, bytes, &digest);
+        assert_holds(p, 1, 0, 0);
+        assert_ok(mlo_blob_remove(p->store, &digest, &err));
+    }
+    mlo_blob_store_close(store);
+    free(bytes);
+}
+
+static void be_busy(void)
+{
+    s3_proxy_set(S3_FAULT_BUSY, 1000, 0);
+}
+
+/* An S3 server that did not say whether it has completed an upload may do so yet: aborting it then could take
+ * the object's bytes. */
+static void test_blob_s3__what_may_be_completed_is_not_aborted(void **state)
+{
+    struct place *p = *state;
+    struct mlo_error err = {0};
+    struct mlo_digest digest;
+    struct mlo_blob_store *store = open_store(p, s3_proxy.endpoint, "&attempts=2");
+    char *bytes = large_bytes();
+    for (int expecting = 0; expecting < 2; expecting++) {
+        s3_proxy.then = be_busy;
+        snprintf(s3_proxy.seldom, sizeof s3_proxy.seldom, "?uploadId=");
+        assert_int_equal(put_large(store, bytes, expecting, &digest, &err), MLO_EUNAVAILABLE);
+        assert_true(atomic_load(&s3_proxy.times) < 1000);
+        s3_proxy_set(S3_FAULT_NONE, 0, 0);
+        assert_holds(p, 0, 0, 1);
+        struct walk w = {.drop = p->store};
+        assert_ok(mlo_blob_leftovers(p->store, on_rest, &w, &err));
+        assert_int_equal(w.kinds[MLO_LEFTOVER_MULTIPART], 1);
+        assert_holds(p, 0, 0, 0);
+    }
+    mlo_blob_store_close(store);
+    free(bytes);
 }
 
 static void test_blob_s3__a_cache_keeps_what_was_read(void **state)
@@ -877,6 +986,9 @@ int main(int argc, char **argv)
         WITH_STORE(test_blob_s3__wrong_digest_leaves_nothing),
         WITH_STORE(test_blob_s3__damage_is_found),
         WITH_STORE(test_blob_s3__is_walked_removed_and_put_aside),
+        WITH_STORE(test_blob_s3__an_upload_that_a_blob_may_be_made_of_is_left),
+        WITH_STORE(test_blob_s3__nothing_is_completed_twice),
+        WITH_STORE(test_blob_s3__what_may_be_completed_is_not_aborted),
         WITH_STORE(test_blob_s3__a_cache_keeps_what_was_read),
         WITH_STORE(test_blob_s3__addresses),
         WITH_STORE(test_blob_s3__in_pieces),

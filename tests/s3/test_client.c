@@ -135,12 +135,12 @@ static void test_s3__multipart(void **state)
     }
     free(there);
     assert_int_equal(mlo_s3_head(s3, "big", NULL, &err), MLO_ENOTFOUND);
-    assert_ok(mlo_s3_multipart_complete(s3, "big", upload, parts, 3, &err));
+    assert_ok(mlo_s3_multipart_complete(s3, "big", upload, parts, 3, NULL, &err));
     assert_object(s3, "big", bytes, size);
     /* once more, as if the answer had been lost; and of parts that are not what is there */
-    assert_ok(mlo_s3_multipart_complete(s3, "big", upload, parts, 3, &err));
+    assert_ok(mlo_s3_multipart_complete(s3, "big", upload, parts, 3, NULL, &err));
     parts[0].etag[1] ^= 1;
-    assert_int_not_equal(mlo_s3_multipart_complete(s3, "big", upload, parts, 3, &err), MLO_OK);
+    assert_int_not_equal(mlo_s3_multipart_complete(s3, "big", upload, parts, 3, NULL, &err), MLO_OK);
     /* Swift keeps the parts of an object as long as that */
     assert_int_equal(mlo_s3_multipart_parts(s3, "big", upload, &there, &count, &err),
                      s3_server.swift ? MLO_OK : MLO_ENOTFOUND);
@@ -176,7 +176,7 @@ static void test_s3__wrong_part_is_refused(void **state)
     assert_ok(mlo_s3_multipart_create(s3, "wrong-part", &upload, &err));
     assert_ok(mlo_s3_multipart_put(s3, "wrong-part", upload, 1, "bytes", 5, &part, &err));
     part.etag[5] = part.etag[5] == 'a' ? 'b' : 'a';
-    assert_int_equal(mlo_s3_multipart_complete(s3, "wrong-part", upload, &part, 1, &err), MLO_EDIGEST);
+    assert_int_equal(mlo_s3_multipart_complete(s3, "wrong-part", upload, &part, 1, NULL, &err), MLO_EDIGEST);
     assert_contains(err.message, "InvalidPart");
     assert_int_equal(mlo_s3_head(s3, "wrong-part", NULL, &err), MLO_ENOTFOUND);
     assert_ok(mlo_s3_multipart_abort(s3, "wrong-part", upload, &err));
@@ -395,7 +395,7 @@ static void test_s3__encryption(void **state)
     assert_object(s3, "secret", "hello", 5);
     assert_ok(mlo_s3_multipart_create(s3, "secret big", &upload, &err));
     put_parts(s3, "secret big", upload, bytes, parts);
-    assert_ok(mlo_s3_multipart_complete(s3, "secret big", upload, parts, 3, &err));
+    assert_ok(mlo_s3_multipart_complete(s3, "secret big", upload, parts, 3, NULL, &err));
     assert_object(s3, "secret big", bytes, 2 * (size_t)PART + TAIL);
     /* without the key there is nothing to read */
     assert_int_not_equal(mlo_s3_get(*state, "secret", 0, UINT64_MAX, 99, collect, &got, &object, &err),
@@ -452,7 +452,7 @@ static void test_s3__presigned_addresses(void **state)
     assert_int_equal(put(url, "sent by somebody", 16, none), 200);
     assert_ok(mlo_s3_multipart_parts(s3, "by parts", upload, &parts, &count, &err));
     assert_int_equal(count, 1);
-    assert_ok(mlo_s3_multipart_complete(s3, "by parts", upload, parts, count, &err));
+    assert_ok(mlo_s3_multipart_complete(s3, "by parts", upload, parts, count, NULL, &err));
     assert_object(s3, "by parts", "sent by somebody", 16);
     free(parts);
     free(url);
