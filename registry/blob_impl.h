@@ -85,6 +85,9 @@ struct mlo_blob_backend {
                                  const char *name, struct mlo_error *err);
     enum mlo_status (*leftovers)(struct mlo_blob_store *store, mlo_blob_leftover_fn *fn, void *arg,
                                  struct mlo_error *err);
+    /* NULL: the walk tells all. */
+    enum mlo_status (*leftover_look)(struct mlo_blob_store *store, struct mlo_blob_leftover *left,
+                                     struct mlo_error *err);
     enum mlo_status (*leftover_drop)(struct mlo_blob_store *store, const struct mlo_blob_leftover *left,
                                      bool *removed, struct mlo_error *err);
 };

@@ -486,5 +486,6 @@ const struct mlo_blob_backend mlo_blob_backend_s3 = {
     .remove = mlo_blob_s3_remove,
     .put_aside = mlo_blob_s3_put_aside,
     .leftovers = mlo_blob_s3_leftovers,
+    .leftover_look = mlo_blob_s3_leftover_look,
     .leftover_drop = mlo_blob_s3_leftover_drop,
 };

@@ -266,7 +266,8 @@ static enum mlo_status check_closed(struct mlo_blob_s3 *s, const char *key, cons
         return status;
     mlo_error_set(err, MLO_EUNSUPPORTED,
                   "this S3 server lets parts be replaced after the object was made of them");
-    mlo_error_hint(err, "set direct=no in the store's address; OpenStack Swift does so");
+    mlo_error_hint(err, "on Ceph: it was killed while it made the object, drop this upload and begin again; "
+                        "on OpenStack Swift: set direct=no in the store's address");
     return MLO_EUNSUPPORTED;
 }
 

@@ -107,6 +107,8 @@ enum mlo_status mlo_blob_s3_put_aside(struct mlo_blob_store *store, const struct
                                       const char *name, struct mlo_error *err);
 enum mlo_status mlo_blob_s3_leftovers(struct mlo_blob_store *store, mlo_blob_leftover_fn *fn, void *arg,
                                       struct mlo_error *err);
+enum mlo_status mlo_blob_s3_leftover_look(struct mlo_blob_store *store, struct mlo_blob_leftover *left,
+                                          struct mlo_error *err);
 enum mlo_status mlo_blob_s3_leftover_drop(struct mlo_blob_store *store, const struct mlo_blob_leftover *left,
                                           bool *removed, struct mlo_error *err);
 

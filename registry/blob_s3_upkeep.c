@@ -116,20 +116,6 @@ static void session_of(const char *name, struct mlo_blob_leftover *left)
         snprintf(left->session, sizeof left->session, "%.32s", name + strlen("uploads/"));
 }
 
-/* A writer's. It is as old as its newest part, and what the object under its key may be made of is nobody's
- * to remove. (Of a session's the database knows whether somebody goes on, and no blob is made of it in
- * place.) */
-static enum mlo_status look_at_upload(const struct mlo_blob_s3 *s, const struct mlo_s3_entry *object,
-                                      struct mlo_blob_leftover *left, struct mlo_error *err)
-{
-    char newest[MLO_S3_MODIFIED_SIZE];
-    enum mlo_status status =
-        mlo_s3_multipart_look(s->s3, object->key, object->upload, &left->alive, newest, err);
-    if (status == MLO_OK && *newest)
-        left->modified_us = MLO_MAX(left->modified_us, modified_us(newest));
-    return status;
-}
-
 static enum mlo_status rest_object(void *arg, const struct mlo_s3_entry *object, struct mlo_error *err)
 {
     const struct rest *r = arg;
@@ -142,11 +128,6 @@ static enum mlo_status rest_object(void *arg, const struct mlo_s3_entry *object,
         if (mlo_str_starts(left.name, folders[i].folder))
             left.kind = folders[i].kind;
     session_of(left.name, &left);
-    if (object->upload && !*left.session) {
-        enum mlo_status status = look_at_upload(r->s, object, &left, err);
-        if (status != MLO_OK)
-            return status == MLO_ENOTFOUND ? MLO_OK : status; /* it was ended meanwhile */
-    }
     return r->fn(r->arg, &left, err);
 }
 
@@ -166,20 +147,40 @@ enum mlo_status mlo_blob_s3_leftovers(struct mlo_blob_store *store, mlo_blob_lef
     return status == MLO_OK ? mlo_s3_list_uploads(s->s3, s->prefix, rest_object, &r, err) : status;
 }
 
+static char *leftover_key(const struct mlo_blob_s3 *s, const struct mlo_blob_leftover *left)
+{
+    struct mlo_buf key = MLO_BUF_INIT;
+    mlo_buf_printf(&key, "%s%s", s->prefix, left->name);
+    return mlo_buf_take(&key);
+}
+
+/* Of a session's upload the database knows whether somebody goes on, and no blob is made of it in place. */
+enum mlo_status mlo_blob_s3_leftover_look(struct mlo_blob_store *store, struct mlo_blob_leftover *left,
+                                          struct mlo_error *err)
+{
+    const struct mlo_blob_s3 *s = store->state;
+    char newest[MLO_S3_MODIFIED_SIZE], *key;
+    if (!left->upload || *left->session)
+        return MLO_OK;
+    key = leftover_key(s, left);
+    if (!key)
+        return mlo_error_nomem(err);
+    enum mlo_status status = mlo_s3_multipart_look(s->s3, key, left->upload, &left->alive, newest, err);
+    if (status == MLO_OK && *newest)
+        left->modified_us = MLO_MAX(left->modified_us, modified_us(newest));
+    free(key);
+    return status;
+}
+
 enum mlo_status mlo_blob_s3_leftover_drop(struct mlo_blob_store *store, const struct mlo_blob_leftover *left,
                                           bool *removed, struct mlo_error *err)
 {
     struct mlo_blob_s3 *s = store->state;
-    struct mlo_buf key = MLO_BUF_INIT;
-    mlo_buf_printf(&key, "%s%s", s->prefix, left->name);
-    enum mlo_status status = MLO_OK;
-    if (!mlo_buf_ok(&key))
-        status = mlo_error_nomem(err);
-    else if (left->upload)
-        status = mlo_s3_multipart_abort(s->s3, mlo_buf_str(&key), left->upload, err);
-    else
-        status = mlo_s3_delete(s->s3, mlo_buf_str(&key), err);
+    char *key = leftover_key(s, left);
+    enum mlo_status status = !key           ? mlo_error_nomem(err)
+                             : left->upload ? mlo_s3_multipart_abort(s->s3, key, left->upload, err)
+                                            : mlo_s3_delete(s->s3, key, err);
     *removed = status == MLO_OK;
-    mlo_buf_clear(&key);
+    free(key);
     return status;
 }

@@ -63,6 +63,12 @@ enum mlo_status mlo_blob_leftovers(struct mlo_blob_store *store, mlo_blob_leftov
     return store->backend->leftovers(store, fn, arg, err);
 }
 
+enum mlo_status mlo_blob_leftover_look(struct mlo_blob_store *store, struct mlo_blob_leftover *left,
+                                       struct mlo_error *err)
+{
+    return store->backend->leftover_look ? store->backend->leftover_look(store, left, err) : MLO_OK;
+}
+
 enum mlo_status mlo_blob_leftover_drop(struct mlo_blob_store *store, const struct mlo_blob_leftover *left,
                                        bool *removed, struct mlo_error *err)
 {

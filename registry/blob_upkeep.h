@@ -46,13 +46,18 @@ struct mlo_blob_leftover {
     char session[MLO_BLOB_SESSION_ID_SIZE]; /* "": of none */
     uint64_t size_bytes;
     int64_t modified_us;
-    bool alive; /* its writer works on it now, or a blob may be made of it */
+    bool alive; /* its writer works on it now, or a blob may be made of it: it is nobody's to remove */
 };
 typedef enum mlo_status mlo_blob_leftover_fn(void *arg, const struct mlo_blob_leftover *left,
                                              struct mlo_error *err);
 MLO_MUST_USE enum mlo_status mlo_blob_leftovers(struct mlo_blob_store *store, mlo_blob_leftover_fn *fn,
                                                 void *arg, struct mlo_error *err);
-/* Removes it, unless its writer lives (*removed false). `removed` may be NULL. */
+/* What the walk does not tell, since it costs questions: of a writer's upload to S3 its age is that of its
+ * newest part, and `alive` says whether a blob may be made of it. MLO_ENOTFOUND when it is gone. */
+MLO_MUST_USE enum mlo_status mlo_blob_leftover_look(struct mlo_blob_store *store,
+                                                    struct mlo_blob_leftover *left, struct mlo_error *err);
+/* Removes it, unless a file's writer lives (*removed false). Of an upload to S3 mlo_blob_leftover_look is to
+ * be asked before. `removed` may be NULL. */
 MLO_MUST_USE enum mlo_status mlo_blob_leftover_drop(struct mlo_blob_store *store,
                                                     const struct mlo_blob_leftover *left, bool *removed,
                                                     struct mlo_error *err);

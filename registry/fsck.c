@@ -344,6 +344,10 @@ static enum mlo_status look_at_leftover(struct fsck *f, const struct mlo_blob_le
         if (status != MLO_ENOTFOUND)
             return status; /* somebody may go on with it */
     }
+    struct mlo_blob_leftover looked = *left;
+    status = mlo_blob_leftover_look(f->o->blobs, &looked, err);
+    if (status != MLO_OK || looked.alive || age_s(f, looked.modified_us) < f->o->grace_s)
+        return status == MLO_ENOTFOUND ? MLO_OK : status;
     status = f->o->repair ? mlo_blob_leftover_drop(f->o->blobs, left, &removed, err) : MLO_OK;
     if (status != MLO_OK || (f->o->repair && !removed))
         return status;

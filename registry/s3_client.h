@@ -47,8 +47,8 @@ void mlo_s3_close(struct mlo_s3 *s3); /* NULL is fine */
 
 struct mlo_s3_object {
     uint64_t size_bytes;
-    char etag[MLO_S3_ETAG_SIZE]; /* with its quotes, as the server gave it */
-    char modified[40];           /* as the server gave it */
+    char etag[MLO_S3_ETAG_SIZE];         /* with its quotes, as the server gave it */
+    char modified[MLO_S3_MODIFIED_SIZE]; /* as the server gave it */
 };
 
 /* Is the bucket there, and may we use it? MLO_ENOTFOUND, MLO_EUNAVAILABLE. */
@@ -119,9 +119,10 @@ MLO_MUST_USE enum mlo_status mlo_s3_multipart_put(struct mlo_s3 *s3, const char 
                                                   int number, const void *bytes, size_t size,
                                                   struct mlo_s3_part *part, struct mlo_error *err);
 /* Makes the object of the parts, which are sorted by number; then asks whether it is what it should be: size,
- * and the ETag that follows from the parts' (MLO_EDIGEST). Asked twice (an answer was lost) it succeeds once
- * more. *refused (may be NULL), after a failure: the server has said no. Else it may still do it, or have
- * done it, and the upload must not be aborted (as mlo_s3_multipart_look says). */
+ * and the ETag that follows from the parts' (MLO_EDIGEST). What an earlier attempt has done counts. Who asks
+ * for it again by another call looks for the object first. *refused (may be NULL), after a failure: the
+ * server has said no. Else it may still do it, or have done it, and the upload must not be aborted (as
+ * mlo_s3_multipart_look says). */
 MLO_MUST_USE enum mlo_status mlo_s3_multipart_complete(struct mlo_s3 *s3, const char *key, const char *upload,
                                                        const struct mlo_s3_part *parts, size_t count,
                                                        bool *refused, struct mlo_error *err);

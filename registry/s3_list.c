@@ -9,7 +9,7 @@ enum { TEXT_MAX = 1100 }; /* a key has at most 1,024 bytes */
 
 struct walk {
     const char *element; /* "Contents" or "Upload" */
-    char key[TEXT_MAX], upload[TEXT_MAX], modified[40];
+    char key[TEXT_MAX], upload[TEXT_MAX], modified[MLO_S3_MODIFIED_SIZE];
     uint64_t size_bytes;
     bool truncated;
     char *next_key, *next_upload; /* where the next page begins */

@@ -194,6 +194,13 @@ static enum mlo_status check_made(struct mlo_s3 *s3, const char *key, const stru
     return status;
 }
 
+static enum mlo_status fail(const struct mlo_error *why, struct mlo_error *err)
+{
+    if (err)
+        *err = *why;
+    return why->status;
+}
+
 static void write_parts(struct mlo_buf *body, const struct mlo_s3_part *parts, size_t count)
 {
     mlo_buf_puts(body, "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">");
@@ -229,22 +236,29 @@ enum mlo_status mlo_s3_multipart_complete(struct mlo_s3 *s3, const char *key, co
     call.body_size = body.len;
     mlo_s3_call_query(&call, "uploadId", upload);
     for (uint32_t n = 1;; n++) {
-        struct mlo_error ignored = {0};
+        struct mlo_error seen = {0};
         if (looked == MLO_ENOTFOUND || looked == MLO_EDIGEST)
             status = attempt_slowly(s3, &call, &w, true, &retry, err);
-        no = n == 1 && status != MLO_OK && !retry && (w.refused || call.http >= 300);
         if (status == MLO_OK) {
             MLO_TRY(check_made(s3, key, parts, count, false, false, err));
             goto out;
         }
-        if (status != MLO_ENOTFOUND && !mlo_status_info(status)->retry)
+        no = n == 1 && !retry && status != MLO_EFORMAT && (w.refused || call.http >= 300);
+        if (no && status != MLO_ENOTFOUND)
             goto out;
-        looked = check_made(s3, key, parts, count, true, retry && n < s3->attempts, &ignored);
+        bool last = !retry || n == s3->attempts;
+        if (!last)
+            mlo_s3_backoff(n);
+        looked = check_made(s3, key, parts, count, true, !last, &seen);
         if (looked == MLO_OK)
             status = MLO_OK;
-        if (looked == MLO_OK || !retry || n == s3->attempts)
+        if (looked == MLO_OK || last) {
+            if (status == MLO_ENOTFOUND && looked != MLO_ENOTFOUND && looked != MLO_EDIGEST) {
+                status = fail(&seen, err); /* nobody knows */
+                no = false;
+            }
             goto out;
-        mlo_s3_backoff(n);
+        }
     }
 out:
     if (refused)
@@ -347,21 +361,17 @@ enum mlo_status mlo_s3_multipart_look(struct mlo_s3 *s3, const char *key, const 
 {
     struct mlo_s3_call call = {.method = "HEAD", .key = key, .crypt = MLO_S3_CRYPT_USE};
     struct listing l = {0};
-    struct mlo_error absent = {0};
-    char etag[MLO_S3_ETAG_SIZE];
+    struct mlo_error seen = {0};
     enum mlo_status status;
     *made = false;
     *newest = '\0';
     MLO_TRY(list_parts(s3, key, upload, &l, err));
     memcpy(newest, l.newest, sizeof l.newest);
-    status = mlo_s3_perform(s3, &call, &absent);
-    if (status == MLO_OK)
-        *made = l.count && (call.encrypted || s3->customer_key || !joined_etag(l.parts, l.count, etag) ||
-                            strcmp(call.object.etag, etag) == 0);
-    else if (status == MLO_ENOTFOUND)
-        status = MLO_OK;
-    else if (err)
-        *err = absent;
+    enum mlo_status there = mlo_s3_perform(s3, &call, &seen);
+    if (there == MLO_OK)
+        there = compare_made(s3, &call, l.parts, l.count, true, &seen);
+    /* Also where HEAD says nothing of it: what is not known is left. */
+    *made = l.count && there != MLO_ENOTFOUND && (there != MLO_EDIGEST || !call.has_length);
 out:
     mlo_s3_call_clear(&call);
     free(l.parts);
