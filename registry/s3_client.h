@@ -135,8 +135,8 @@ MLO_MUST_USE enum mlo_status mlo_s3_multipart_parts(struct mlo_s3 *s3, const cha
                                                     struct mlo_error *err);
 /* What an upload that nobody completed has: when its newest part came ("": none has), and whether the object
  * under its key may be made of these parts. A server that was killed while completing leaves both: who aborts
- * such an upload takes the object's bytes away (Ceph up to 18, its tracker 68982). MLO_ENOTFOUND when it was
- * ended. */
+ * such an upload takes the object's bytes away (Ceph 16; its tracker 68982 names 17.2.8). MLO_ENOTFOUND when
+ * it was ended. */
 MLO_MUST_USE enum mlo_status mlo_s3_multipart_look(struct mlo_s3 *s3, const char *key, const char *upload,
                                                    bool *made, char newest[MLO_S3_MODIFIED_SIZE],
                                                    struct mlo_error *err);
