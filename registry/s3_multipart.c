@@ -194,13 +194,6 @@ static enum mlo_status check_made(struct mlo_s3 *s3, const char *key, const stru
     return status;
 }
 
-static enum mlo_status fail(const struct mlo_error *why, struct mlo_error *err)
-{
-    if (err)
-        *err = *why;
-    return why->status;
-}
-
 static void write_parts(struct mlo_buf *body, const struct mlo_s3_part *parts, size_t count)
 {
     mlo_buf_puts(body, "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">");
@@ -254,7 +247,9 @@ enum mlo_status mlo_s3_multipart_complete(struct mlo_s3 *s3, const char *key, co
             status = MLO_OK;
         if (looked == MLO_OK || last) {
             if (status == MLO_ENOTFOUND && looked != MLO_ENOTFOUND && looked != MLO_EDIGEST) {
-                status = fail(&seen, err); /* nobody knows */
+                if (err)
+                    *err = seen;
+                status = looked; /* nobody knows */
                 no = false;
             }
             goto out;
